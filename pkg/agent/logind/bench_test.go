@@ -1,0 +1,447 @@
+//go:build linux
+
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package logind_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+	"k8s.io/klog/v2/ktesting"
+
+	"haulout.dev/haulout/pkg/agent/logind"
+	"haulout.dev/haulout/pkg/agent/shutdown"
+)
+
+const (
+	patience = 30 * time.Second
+	poll     = 5 * time.Millisecond
+
+	loginName = "org.freedesktop.login1"
+	loginPath = dbus.ObjectPath("/org/freedesktop/login1")
+	login     = "org.freedesktop.login1.Manager"
+
+	etcDropIns = "/etc/systemd/logind.conf.d"
+)
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	for !condition() {
+		select {
+		case <-deadline:
+			t.Fatalf("after %s still not: %s", patience, what)
+		case <-time.After(poll):
+		}
+	}
+}
+
+// bench is a bus with a logind and the systemd that it needs.
+type bench struct {
+	t            *testing.T
+	dbus, logind *exec.Cmd
+	conn         *dbus.Conn
+	systemd      *fakeSystemd
+}
+
+func newBench(t *testing.T) *bench {
+	b := &bench{t: t}
+	b.startBus()
+	b.startLogind()
+	return b
+}
+
+// startBus starts the daemon of the bus, and the fake systemd on it.
+func (b *bench) startBus() {
+	b.t.Helper()
+	_ = os.Remove("/run/dbus/system_bus_socket")
+	b.dbus = exec.Command("dbus-daemon", "--system", "--nofork", "--nopidfile", "--print-address=1")
+	b.dbus.Stderr = os.Stderr
+	out, err := b.dbus.StdoutPipe()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := b.dbus.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	// It prints its address when it can be reached.
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		b.t.Fatalf("dbus-daemon did not start: %v", err)
+	}
+	if b.conn, err = dbus.SystemBusPrivate(); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := b.conn.Auth(nil); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := b.conn.Hello(); err != nil {
+		b.t.Fatal(err)
+	}
+	b.systemd = &fakeSystemd{bench: b, conn: b.conn, started: make(chan string, 16)}
+	b.systemd.export()
+}
+
+func (b *bench) startLogind() {
+	b.t.Helper()
+	b.logind = exec.Command(logindPath)
+	b.logind.Env = append(os.Environ(), "SYSTEMD_LOG_TARGET=console", "SYSTEMD_LOG_LEVEL=info")
+	b.logind.Stdout, b.logind.Stderr = os.Stdout, os.Stderr
+	if err := b.logind.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	eventually(b.t, "logind is on the bus", func() bool {
+		var has bool
+		err := b.conn.BusObject().Call("org.freedesktop.DBus.NameHasOwner", 0, loginName).Store(&has)
+		return err == nil && has
+	})
+}
+
+// kill ends a process as a crash does.
+func (b *bench) kill(cmd *exec.Cmd) {
+	b.t.Helper()
+	if err := cmd.Process.Kill(); err != nil {
+		b.t.Fatal(err)
+	}
+	_ = cmd.Wait()
+}
+
+func (b *bench) restartLogind() {
+	b.t.Helper()
+	b.kill(b.logind)
+	b.startLogind()
+}
+
+// restartBus restarts the bus, and logind as systemd would: that of systemd 252 hangs without it.
+func (b *bench) restartBus() {
+	b.t.Helper()
+	b.kill(b.dbus)
+	b.kill(b.logind)
+	b.startBus()
+	b.startLogind()
+}
+
+// call calls a method of logind.
+func (b *bench) call(method string, args ...any) *dbus.Call {
+	b.t.Helper()
+	call := b.conn.Object(loginName, loginPath).Call(login+"."+method, 0, args...)
+	if call.Err != nil {
+		b.t.Fatalf("%s: %v", method, call.Err)
+	}
+	return call
+}
+
+func (b *bench) reboot() {
+	b.t.Helper()
+	b.call("Reboot", false)
+}
+
+// property reads a property of logind. As logind has one thread, it has handled everything that
+// came before.
+func (b *bench) property(name string) any {
+	b.t.Helper()
+	value, err := b.conn.Object(loginName, loginPath).GetProperty(login + "." + name)
+	if err != nil {
+		b.t.Fatalf("read %s: %v", name, err)
+	}
+	return value.Value()
+}
+
+type inhibitor struct {
+	What, Who, Why, Mode string
+	UID, PID             uint32
+}
+
+// locks returns logind's locks of a program.
+func (b *bench) locks(who string) []inhibitor {
+	b.t.Helper()
+	var all, found []inhibitor
+	if err := b.call("ListInhibitors").Store(&all); err != nil {
+		b.t.Fatal(err)
+	}
+	for _, one := range all {
+		if one.Who == who {
+			found = append(found, one)
+		}
+	}
+	return found
+}
+
+// inhibit takes a lock for another program.
+func (b *bench) inhibit(who string) *os.File {
+	b.t.Helper()
+	var fd dbus.UnixFD
+	if err := b.call("Inhibit", "shutdown", who, "test", "delay").Store(&fd); err != nil {
+		b.t.Fatal(err)
+	}
+	return os.NewFile(uintptr(fd), who)
+}
+
+// mustWait fails if the machine went down.
+func (b *bench) mustWait() {
+	b.t.Helper()
+	if b.property("PreparingForShutdown") != true {
+		b.t.Fatal("no shutdown is pending")
+	}
+	select {
+	case unit := <-b.systemd.started:
+		b.t.Fatalf("logind did not wait and started %s", unit)
+	default:
+	}
+}
+
+// mustGoDown waits until the machine goes down.
+func (b *bench) mustGoDown(want string) {
+	b.t.Helper()
+	select {
+	case unit := <-b.systemd.started:
+		if unit != want {
+			b.t.Fatalf("logind started %s, want %s", unit, want)
+		}
+	case <-time.After(patience):
+		b.t.Fatalf("logind did not start %s", want)
+	}
+}
+
+// configure writes a configuration file of logind.
+func (b *bench) configure(path, delay string) {
+	b.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("[Login]\nInhibitDelayMaxSec="+delay+"\n"), 0o644); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// sighup lets logind read its configuration.
+func (b *bench) sighup() {
+	b.t.Helper()
+	if err := b.logind.Process.Signal(syscall.SIGHUP); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// fakeSystemd is what logind and the agent ask of systemd.
+type fakeSystemd struct {
+	bench *bench
+	conn  *dbus.Conn
+	// started are the targets that logind started: the machine goes down.
+	started chan string
+
+	mu   sync.Mutex
+	jobs []job
+	fail bool
+}
+
+type job struct {
+	ID             uint32
+	Unit, Type, St string
+	Path, UnitPath dbus.ObjectPath
+}
+
+const (
+	systemdPath    = dbus.ObjectPath("/org/freedesktop/systemd1")
+	systemdManager = "org.freedesktop.systemd1.Manager"
+)
+
+func (f *fakeSystemd) export() {
+	t := f.bench.t
+	t.Helper()
+	if err := f.conn.Export(f, systemdPath, systemdManager); err != nil {
+		t.Fatal(err)
+	}
+	for _, target := range []string{"reboot", "poweroff", "halt", "kexec"} {
+		path := dbus.ObjectPath("/org/freedesktop/systemd1/unit/" + target + "_2etarget")
+		if err := f.conn.Export(loaded{}, path, "org.freedesktop.DBus.Properties"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := f.conn.RequestName("org.freedesktop.systemd1", dbus.NameFlagDoNotQueue); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Subscribe is called before the jobs are watched.
+func (f *fakeSystemd) Subscribe() *dbus.Error { return nil }
+
+// StartUnit is called when the shutdown begins.
+func (f *fakeSystemd) StartUnit(unit, _ string) (dbus.ObjectPath, *dbus.Error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.started <- unit
+	if f.fail {
+		return "", dbus.NewError("org.freedesktop.systemd1.TransactionIsDestructive", []any{"refused by the test"})
+	}
+	id := uint32(len(f.jobs) + 1)
+	path := dbus.ObjectPath(fmt.Sprintf("%s/job/%d", systemdPath, id))
+	f.jobs = append(f.jobs, job{ID: id, Unit: unit, Type: "start", St: "running", Path: path, UnitPath: "/"})
+	return path, nil
+}
+
+// ListJobs lists the jobs that are not cancelled.
+func (f *fakeSystemd) ListJobs() ([]job, *dbus.Error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.jobs, nil
+}
+
+// KillUnit sends the signal to logind, which is the only unit.
+func (f *fakeSystemd) KillUnit(unit, who string, signal int32) *dbus.Error {
+	if unit != "systemd-logind.service" || who != "all" {
+		return dbus.NewError("org.freedesktop.systemd1.NoSuchUnit", []any{unit})
+	}
+	if err := f.bench.logind.Process.Signal(syscall.Signal(signal)); err != nil {
+		return dbus.MakeFailedError(err)
+	}
+	return nil
+}
+
+// cancelJob cancels the shutdown that has begun.
+func (f *fakeSystemd) cancelJob() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	last := f.jobs[len(f.jobs)-1]
+	f.jobs = f.jobs[:len(f.jobs)-1]
+	if err := f.conn.Emit(systemdPath, systemdManager+".JobRemoved", last.ID, last.Path, last.Unit, "canceled"); err != nil {
+		f.bench.t.Fatal(err)
+	}
+}
+
+func (f *fakeSystemd) refuse(refuse bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail = refuse
+}
+
+// loaded are the properties of a target.
+type loaded struct{}
+
+// Get returns LoadState, the only property that logind reads.
+func (loaded) Get(_, _ string) (dbus.Variant, *dbus.Error) {
+	return dbus.MakeVariant("loaded"), nil
+}
+
+// config returns the configuration of a Manager with short periods.
+func config(modify ...func(*logind.Config)) logind.Config {
+	c := logind.Config{Delay: time.Minute, RetryPeriod: 20 * time.Millisecond, ResyncPeriod: 50 * time.Millisecond}
+	for _, m := range modify {
+		m(&c)
+	}
+	return c
+}
+
+// agent is a Manager that runs, and what it told.
+type agent struct {
+	*logind.Manager
+	t *testing.T
+	// told is written to after each change.
+	told chan struct{}
+}
+
+// start runs a Manager until the test ends.
+func start(t *testing.T, c logind.Config) *agent {
+	t.Helper()
+	a := &agent{Manager: logind.New(c), t: t, told: make(chan struct{}, 1)}
+	_, ctx := ktesting.NewTestContext(t)
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() {
+		done <- a.Run(ctx, func() {
+			select {
+			case a.told <- struct{}{}:
+			default:
+			}
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run returned %v", err)
+		}
+	})
+	return a
+}
+
+// until waits for a state. It reads the state only after changed was called, so that a change
+// without a call fails the test.
+func (a *agent) until(what string, condition func(shutdown.MachineState) bool) shutdown.MachineState {
+	a.t.Helper()
+	deadline := time.After(patience)
+	for {
+		if state := a.State(); condition(state) {
+			return state
+		}
+		select {
+		case <-a.told:
+		case <-deadline:
+			a.t.Fatalf("after %s still not: %s; state %+v", patience, what, a.State())
+		}
+	}
+}
+
+func locked(s shutdown.MachineState) bool { return s.LockHeld && len(s.Problems) == 0 }
+
+func pending(s shutdown.MachineState) bool { return s.ShuttingDown }
+
+func idle(s shutdown.MachineState) bool { return s.Known && !s.ShuttingDown && s.LockHeld }
+
+// hold runs a Manager in a process of its own, and prints its state after each change.
+func hold() error {
+	manager := logind.New(config())
+	var mu sync.Mutex
+	out := json.NewEncoder(os.Stdout)
+	return manager.Run(context.Background(), func() {
+		mu.Lock()
+		defer mu.Unlock()
+		_ = out.Encode(manager.State())
+	})
+}
+
+// startHolder starts such a process and waits until it is in a state.
+func (b *bench) startHolder(condition func(shutdown.MachineState) bool) (*exec.Cmd, shutdown.MachineState) {
+	b.t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleVariable+"="+roleHolder)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	var state shutdown.MachineState
+	for lines := json.NewDecoder(out); !condition(state); {
+		state = shutdown.MachineState{}
+		if err := lines.Decode(&state); err != nil {
+			b.t.Fatalf("the holder ended: %v", err)
+		}
+	}
+	return cmd, state
+}

@@ -1,0 +1,237 @@
+//go:build linux
+
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package logind
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+
+	"haulout.dev/haulout/pkg/agent/systemd"
+)
+
+const (
+	loginName      = "org.freedesktop.login1"
+	loginPath      = dbus.ObjectPath("/org/freedesktop/login1")
+	loginInterface = "org.freedesktop.login1.Manager"
+	busInterface   = "org.freedesktop.DBus"
+	// unit is the name of logind's service.
+	unit = "systemd-logind.service"
+
+	whatShutdown = "shutdown"
+	modeDelay    = "delay"
+
+	// infinity is systemd's number for it.
+	infinity = math.MaxUint64
+)
+
+// errInProgress is logind's answer to a request for a lock while a shutdown is pending.
+var errInProgress = errors.New("a shutdown is pending")
+
+// client speaks with one logind after the other over one connection to the bus.
+type client struct {
+	conn    *dbus.Conn
+	timeout time.Duration
+	// owner is logind's unique name on the bus; identity is unique over all buses.
+	owner, identity string
+	login           dbus.BusObject
+}
+
+// inhibitor is a lock in logind's list.
+type inhibitor struct {
+	What, Who, Why, Mode string
+	UID, PID             uint32
+}
+
+func (i inhibitor) delays(what string) bool {
+	return slices.Contains(strings.Split(i.What, ":"), what)
+}
+
+// subscribe asks the bus for the signals of logind, and of its start and end. It names the sender:
+// other clients may send signals of the same name.
+func (c *client) subscribe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	for _, member := range []string{"PrepareForShutdown", "PrepareForShutdownWithMetadata"} {
+		if err := c.conn.AddMatchSignalContext(ctx, dbus.WithMatchSender(loginName), dbus.WithMatchObjectPath(loginPath),
+			dbus.WithMatchInterface(loginInterface), dbus.WithMatchMember(member)); err != nil {
+			return fmt.Errorf("subscribe to %s: %w", member, err)
+		}
+	}
+	if err := c.conn.AddMatchSignalContext(ctx, dbus.WithMatchSender(busInterface), dbus.WithMatchInterface(busInterface),
+		dbus.WithMatchMember("NameOwnerChanged"), dbus.WithMatchArg(0, loginName)); err != nil {
+		return fmt.Errorf("subscribe to restarts of logind: %w", err)
+	}
+	return nil
+}
+
+// findOwner finds the logind that now runs. All calls go to its unique name, so that an answer
+// never comes from another one than the identity says.
+func (c *client) findOwner(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	bus := c.conn.BusObject()
+	var owner, id string
+	if err := bus.CallWithContext(ctx, busInterface+".GetNameOwner", 0, loginName).Store(&owner); err != nil {
+		// Where the bus can start logind, it is also what a request to shut down would do.
+		if started := bus.CallWithContext(ctx, busInterface+".StartServiceByName", 0, loginName, uint32(0)).Err; started != nil {
+			return fmt.Errorf("find logind on the bus: %w", err)
+		}
+		if err := bus.CallWithContext(ctx, busInterface+".GetNameOwner", 0, loginName).Store(&owner); err != nil {
+			return fmt.Errorf("find logind on the bus: %w", err)
+		}
+	}
+	if err := bus.CallWithContext(ctx, busInterface+".GetId", 0).Store(&id); err != nil {
+		return fmt.Errorf("read the identity of the bus: %w", err)
+	}
+	c.owner, c.identity = owner, id+owner
+	c.login = c.conn.Object(owner, loginPath)
+	return nil
+}
+
+// preparing reports whether a shutdown is pending or under way.
+func (c *client) preparing(ctx context.Context) (bool, error) {
+	return loginProperty[bool](ctx, c, "PreparingForShutdown")
+}
+
+// delay returns InhibitDelayMaxUSec.
+func (c *client) delay(ctx context.Context) (uint64, error) {
+	return loginProperty[uint64](ctx, c, "InhibitDelayMaxUSec")
+}
+
+func loginProperty[T any](ctx context.Context, c *client, name string) (T, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	var variant dbus.Variant
+	var value T
+	err := c.login.CallWithContext(ctx, busInterface+".Properties.Get", 0, loginInterface, name).Store(&variant)
+	if err == nil {
+		err = variant.Store(&value)
+	}
+	if err != nil {
+		return value, fmt.Errorf("read %s of logind: %w", name, err)
+	}
+	return value, nil
+}
+
+// inhibitors lists the locks.
+func (c *client) inhibitors(ctx context.Context) ([]inhibitor, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	var list []inhibitor
+	if err := c.login.CallWithContext(ctx, loginInterface+".ListInhibitors", 0).Store(&list); err != nil {
+		return nil, fmt.Errorf("list the locks of logind: %w", err)
+	}
+	return list, nil
+}
+
+// inhibit takes a lock.
+func (c *client) inhibit(ctx context.Context) (*os.File, error) {
+	done := make(chan *dbus.Call, 1)
+	// Without a context: the file descriptor of an answer that comes after it has ended would stay
+	// open in this process, unknown to it, and delay every shutdown.
+	c.login.Go(loginInterface+".Inhibit", 0, done, whatShutdown, Who, "Pods leave the node in order", modeDelay)
+	timer := time.NewTimer(c.timeout)
+	defer timer.Stop()
+	var call *dbus.Call
+	select {
+	case call = <-done:
+	case <-ctx.Done():
+	case <-timer.C:
+	}
+	if call == nil {
+		// Closing the connection ends the call, if it is not answered in this moment.
+		c.conn.Close()
+		call = <-done
+	}
+	var fd dbus.UnixFD
+	err := call.Store(&fd)
+	var remote dbus.Error
+	switch {
+	case errors.As(err, &remote) && remote.Name == "org.freedesktop.login1.OperationInProgress":
+		return nil, errInProgress
+	case err != nil:
+		return nil, fmt.Errorf("take a shutdown lock: %w", err)
+	default:
+		return os.NewFile(uintptr(fd), StoreName), nil
+	}
+}
+
+// kind returns the kind of the pending shutdown, or "" if it cannot be told. logind does not say
+// it before systemd 255, so it is known for those that were scheduled, and those that systemd has
+// begun.
+func (c *client) kind(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	scheduled, err := loginProperty[struct {
+		Type string
+		USec uint64
+	}](ctx, c, "ScheduledShutdown")
+	// One that is still to come is not the one that is pending.
+	if err == nil && scheduled.Type != "" && scheduled.USec <= uint64(time.Now().UnixMicro()) {
+		return kindOf(scheduled.Type)
+	}
+	kind, err := systemd.NewClient(c.conn).ShutdownJob(ctx)
+	if err != nil {
+		return ""
+	}
+	return kind
+}
+
+// kindOf maps what logind calls a shutdown.
+func kindOf(action string) string {
+	switch action {
+	case "reboot", "kexec", "soft-reboot":
+		return systemd.KindReboot
+	case "poweroff", "power-off", "halt":
+		return systemd.KindPowerOff
+	default:
+		return ""
+	}
+}
+
+// parsePrepare returns what a signal says: that a shutdown begins, that it was cancelled, or (nil)
+// nothing of that; and its kind, if known.
+func parsePrepare(signal *dbus.Signal) (begins *bool, kind string) {
+	var begin bool
+	switch signal.Name {
+	case loginInterface + ".PrepareForShutdown":
+		if dbus.Store(signal.Body, &begin) != nil {
+			return nil, ""
+		}
+	case loginInterface + ".PrepareForShutdownWithMetadata":
+		var metadata map[string]dbus.Variant
+		if dbus.Store(signal.Body, &begin, &metadata) != nil {
+			return nil, ""
+		}
+		if action, ok := metadata["type"].Value().(string); ok {
+			kind = kindOf(action)
+		}
+	default:
+		return nil, ""
+	}
+	return &begin, kind
+}

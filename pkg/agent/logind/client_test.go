@@ -1,0 +1,82 @@
+//go:build linux
+
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package logind
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/godbus/dbus/v5"
+	"k8s.io/utils/ptr"
+)
+
+func TestParsePrepare(t *testing.T) {
+	metadata := func(action any) map[string]dbus.Variant {
+		return map[string]dbus.Variant{"type": dbus.MakeVariant(action)}
+	}
+	for name, test := range map[string]struct {
+		member     string
+		body       []any
+		wantBegins *bool
+		wantKind   string
+	}{
+		"a shutdown begins":                     {member: "PrepareForShutdown", body: []any{true}, wantBegins: ptr.To(true)},
+		"a shutdown was cancelled":              {member: "PrepareForShutdown", body: []any{false}, wantBegins: ptr.To(false)},
+		"a reboot begins (systemd 255)":         {member: "PrepareForShutdownWithMetadata", body: []any{true, metadata("reboot")}, wantBegins: ptr.To(true), wantKind: "reboot"},
+		"a soft reboot begins":                  {member: "PrepareForShutdownWithMetadata", body: []any{true, metadata("soft-reboot")}, wantBegins: ptr.To(true), wantKind: "reboot"},
+		"the machine is switched off":           {member: "PrepareForShutdownWithMetadata", body: []any{true, metadata("power-off")}, wantBegins: ptr.To(true), wantKind: "poweroff"},
+		"an unknown kind":                       {member: "PrepareForShutdownWithMetadata", body: []any{true, metadata("dance")}, wantBegins: ptr.To(true)},
+		"a kind that is no text":                {member: "PrepareForShutdownWithMetadata", body: []any{true, metadata(uint32(7))}, wantBegins: ptr.To(true)},
+		"no metadata":                           {member: "PrepareForShutdownWithMetadata", body: []any{true, map[string]dbus.Variant{}}, wantBegins: ptr.To(true)},
+		"another signal":                        {member: "PrepareForSleep", body: []any{true}},
+		"a body of another type says nothing":   {member: "PrepareForShutdown", body: []any{"yes"}},
+		"an empty body says nothing":            {member: "PrepareForShutdown"},
+		"metadata of another type says nothing": {member: "PrepareForShutdownWithMetadata", body: []any{true, "reboot"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			begins, kind := parsePrepare(&dbus.Signal{Name: loginInterface + "." + test.member, Body: test.body})
+			if !ptr.Equal(begins, test.wantBegins) || kind != test.wantKind {
+				t.Errorf("got %v and kind %q, want %v and %q", ptr.Deref(begins, false), kind, ptr.Deref(test.wantBegins, false), test.wantKind)
+			}
+		})
+	}
+}
+
+func TestOpenLockRefuses(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "1.ref"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, path := range map[string]string{
+		"a path in another directory":  filepath.Join(dir, "1.ref"),
+		"a path out of the directory":  inhibitDir + "/../x.ref",
+		"the description of a lock":    inhibitDir + "/1",
+		"a lock that does not exist":   inhibitDir + "/no-such-lock.ref",
+		"a path that is not absolute":  "1.ref",
+		"the directory of locks alone": inhibitDir,
+	} {
+		t.Run(name, func(t *testing.T) {
+			if file, err := openLock(path); err == nil {
+				file.Close()
+				t.Errorf("opened %s", path)
+			}
+		})
+	}
+}

@@ -1,0 +1,230 @@
+//go:build linux
+
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package logind
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/systemd"
+)
+
+const (
+	// DropInName is the name of the agent's configuration file for logind. It must sort after those
+	// of other programs, like unattended-upgrades-logind-maxdelay.conf.
+	DropInName = "zz-haulout-node-agent.conf"
+
+	// reloadTimeout limits how long logind may take to apply a new configuration.
+	reloadTimeout = 3 * time.Second
+	reloadPoll    = 50 * time.Millisecond
+)
+
+// dropInDirs are where the agent's configuration file may be. On a machine with a read-only /etc
+// it is written to /run, for this boot.
+var dropInDirs = []string{"/etc/systemd/logind.conf.d", "/run/systemd/logind.conf.d"}
+
+// reloadKey is a logind with a configuration. It is reloaded once for each.
+type reloadKey struct {
+	identity, content string
+	winner            setting
+}
+
+// setDelay stores the delay that logind said it allows. That of a pending shutdown is fixed when
+// it begins: the lowest value is kept that logind can have used.
+func (m *Manager) setDelay(usec uint64, preparing bool) {
+	delay := m.cfg.Delay
+	if usec != infinity {
+		delay = toDuration(usec)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case m.state.Delay == 0 || !preparing && !m.state.ShuttingDown:
+		m.state.Delay = delay
+	case !m.state.ShuttingDown:
+		m.state.Delay = min(m.state.Delay, delay)
+	}
+}
+
+// ensureDelay raises logind's longest delay to the configured one, and returns the delay that
+// logind then allows.
+func (m *Manager) ensureDelay(ctx context.Context, c *client, current uint64) (uint64, error) {
+	content := dropIn(m.cfg.Delay)
+	existing := m.existingDropIn()
+	lacking := func(usec uint64) bool { return usec == infinity || toDuration(usec) < seconds(m.cfg.Delay) }
+	// A file from before with another delay is replaced too: the configured delay may have become
+	// lower. What others have set higher stays.
+	stale := existing != "" && existing != content
+	var failed error
+	if lacking(current) || stale {
+		if existing != content {
+			failed = m.writeDropIn(content)
+		}
+		winner, err := effectiveSetting(m.cfg.Root)
+		if err != nil && failed == nil {
+			failed = err
+		}
+		key := reloadKey{identity: c.identity, content: content, winner: winner}
+		if m.reloaded != key {
+			if current, err = m.reload(ctx, c, current); err != nil {
+				failed = err
+			} else {
+				m.reloaded = key
+			}
+			klog.FromContext(ctx).Info("Reloaded logind", "wanted", m.cfg.Delay, "delay", formatUSec(current))
+		}
+	}
+	text := ""
+	if lacking(current) {
+		text = m.delayProblem(current, failed)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.problems.delay = text
+	return current, ctx.Err()
+}
+
+// reload lets logind read its configuration, and waits until its delay has changed or the time for
+// that is over.
+func (m *Manager) reload(ctx context.Context, c *client, before uint64) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, reloadTimeout+c.timeout)
+	defer cancel()
+	if err := systemd.NewClient(c.conn).KillUnit(ctx, unit, syscall.SIGHUP); err != nil {
+		return before, fmt.Errorf("reload logind: %w", err)
+	}
+	for end := time.Now().Add(reloadTimeout); ; {
+		now, err := c.delay(ctx)
+		if err != nil {
+			return before, err
+		}
+		if now != before || time.Now().After(end) {
+			return now, nil
+		}
+		select {
+		case <-ctx.Done():
+			return before, ctx.Err()
+		case <-time.After(reloadPoll):
+		}
+	}
+}
+
+// delayProblem says why logind allows less than the configured delay.
+func (m *Manager) delayProblem(usec uint64, failed error) string {
+	text := fmt.Sprintf("logind delays a shutdown for at most %s, not %s", formatUSec(usec), m.cfg.Delay)
+	if usec == infinity {
+		text = "logind has InhibitDelayMaxSec=infinity, with which it may not delay a shutdown at all"
+	}
+	winner, err := effectiveSetting(m.cfg.Root)
+	switch {
+	case failed != nil:
+		return fmt.Sprintf("%s: %v.", text, failed)
+	case err == nil && winner.path != "" && filepath.Base(winner.path) != DropInName:
+		return fmt.Sprintf("%s: InhibitDelayMaxSec=%s in %s has precedence over %s.", text, winner.value, winner.path, DropInName)
+	default:
+		return text + ": it did not apply " + filepath.Join(dropInDirs[0], DropInName) + "."
+	}
+}
+
+// existingDropIn returns the content of the agent's configuration file, "" if there is none.
+func (m *Manager) existingDropIn() string {
+	for _, dir := range dropInDirs {
+		if content, err := os.ReadFile(filepath.Join("/", m.cfg.Root, dir, DropInName)); err == nil {
+			return string(content)
+		}
+	}
+	return ""
+}
+
+func (m *Manager) writeDropIn(content string) error {
+	var errs []error
+	for _, dir := range dropInDirs {
+		err := writeFile(filepath.Join("/", m.cfg.Root, dir, DropInName), content)
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func writeFile(path, content string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	// logind reads *.conf, so the unfinished file has another name.
+	temporary := path + ".tmp"
+	if err := os.WriteFile(temporary, []byte(content), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}
+
+// RemoveDropIn removes the agent's configuration file for logind, and lets logind read its
+// configuration again if there was one.
+func RemoveDropIn(ctx context.Context, client *systemd.Client, root string) error {
+	removed := false
+	for _, dir := range dropInDirs {
+		switch err := os.Remove(filepath.Join("/", root, dir, DropInName)); {
+		case err == nil:
+			removed = true
+		case !errors.Is(err, fs.ErrNotExist):
+			return fmt.Errorf("remove the configuration of logind: %w", err)
+		}
+	}
+	if !removed {
+		return nil
+	}
+	return client.KillUnit(ctx, unit, syscall.SIGHUP)
+}
+
+// dropIn returns the content of the agent's configuration file. The number must be finite: systemd
+// 252 fails to delay a shutdown with infinity.
+func dropIn(delay time.Duration) string {
+	return fmt.Sprintf("# Written by haulout-node-agent, which delays shutdowns until the pods have left.\n"+
+		"[Login]\nInhibitDelayMaxSec=%d\n", int64(seconds(delay)/time.Second))
+}
+
+// seconds rounds up to whole seconds.
+func seconds(delay time.Duration) time.Duration {
+	return (delay + time.Second - 1).Truncate(time.Second)
+}
+
+// toDuration converts microseconds, which can be more than a Duration has room for.
+func toDuration(usec uint64) time.Duration {
+	if usec > math.MaxInt64/uint64(time.Microsecond) {
+		return math.MaxInt64
+	}
+	return time.Duration(usec) * time.Microsecond
+}
+
+func formatUSec(usec uint64) string {
+	if usec == infinity {
+		return "infinity"
+	}
+	return toDuration(usec).String()
+}

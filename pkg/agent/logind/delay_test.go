@@ -1,0 +1,160 @@
+//go:build linux
+
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package logind_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"haulout.dev/haulout/pkg/agent/logind"
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/agent/systemd"
+)
+
+const ownDropIn = etcDropIns + "/" + logind.DropInName
+
+func TestDelayIsRaised(t *testing.T) {
+	for name, test := range map[string]struct {
+		// files are configuration files of logind with their InhibitDelayMaxSec.
+		files     map[string]string
+		wantDelay time.Duration
+		// wantFile reports whether the agent writes its own file.
+		wantFile bool
+		// wantProblem are parts of the only problem.
+		wantProblem []string
+	}{
+		"logind's default is raised": {
+			wantDelay: time.Minute, wantFile: true,
+		},
+		"a file that sorts before ours is overridden": {
+			files:     map[string]string{etcDropIns + "/unattended-upgrades-logind-maxdelay.conf": "30"},
+			wantDelay: time.Minute, wantFile: true,
+		},
+		"infinity is overridden": {
+			files:     map[string]string{"/etc/systemd/logind.conf": "infinity"},
+			wantDelay: time.Minute, wantFile: true,
+		},
+		"what the administrator set higher stays": {
+			files:     map[string]string{"/etc/systemd/logind.conf": "1h"},
+			wantDelay: time.Hour,
+		},
+		"a file that sorts after ours decides": {
+			files:     map[string]string{etcDropIns + "/zzz-last.conf": "30"},
+			wantDelay: 30 * time.Second, wantFile: true,
+			wantProblem: []string{"at most 30s, not 1m0s", "InhibitDelayMaxSec=30 in " + etcDropIns + "/zzz-last.conf has precedence"},
+		},
+		"infinity in a file that sorts after ours decides": {
+			files:     map[string]string{"/run/systemd/logind.conf.d/zzz-last.conf": "infinity"},
+			wantDelay: time.Minute, wantFile: true,
+			wantProblem: []string{"infinity", "/run/systemd/logind.conf.d/zzz-last.conf has precedence"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withLogind(t, func(t *testing.T, b *bench) {
+				for path, delay := range test.files {
+					b.configure(path, delay)
+				}
+				b.restartLogind()
+				a := start(t, config())
+				state := a.until("the delay is as wanted", func(s shutdown.MachineState) bool {
+					return s.LockHeld && s.Delay == test.wantDelay && (len(s.Problems) > 0) == (test.wantProblem != nil)
+				})
+				for _, part := range test.wantProblem {
+					if len(state.Problems) != 1 || !strings.Contains(state.Problems[0], part) {
+						t.Errorf("problems %q, want one that says %q", state.Problems, part)
+					}
+				}
+				if _, err := os.Stat(ownDropIn); (err == nil) != test.wantFile {
+					t.Errorf("the agent's configuration file: %v, want one: %t", err, test.wantFile)
+				}
+				usec := b.property("InhibitDelayMaxUSec").(uint64)
+				if test.wantProblem == nil && time.Duration(usec)*time.Microsecond != test.wantDelay {
+					t.Errorf("InhibitDelayMaxUSec is %d, want %s", usec, test.wantDelay)
+				}
+				for path := range test.files {
+					if err := os.Remove(path); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if test.wantProblem != nil {
+					a.until("without the other file, the delay is raised", func(s shutdown.MachineState) bool {
+						return s.Delay == time.Minute && len(s.Problems) == 0
+					})
+				}
+			})
+		})
+	}
+}
+
+func TestLowerConfiguredDelayIsApplied(t *testing.T) {
+	withLogind(t, func(t *testing.T, b *bench) {
+		b.configure(ownDropIn, "3600")
+		b.restartLogind()
+		a := start(t, config())
+		a.until("the delay of the last configuration is replaced", func(s shutdown.MachineState) bool {
+			return locked(s) && s.Delay == time.Minute
+		})
+	})
+}
+
+func TestReadOnlyEtc(t *testing.T) {
+	withLogind(t, func(t *testing.T, b *bench) {
+		if err := unix.Mount("", "/etc/systemd", "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+			t.Fatal(err)
+		}
+		a := start(t, config())
+		a.until("the delay is raised", func(s shutdown.MachineState) bool { return locked(s) && s.Delay == time.Minute })
+		if _, err := os.Stat(filepath.Join("/run/systemd/logind.conf.d", logind.DropInName)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRemoveDropIn(t *testing.T) {
+	withLogind(t, func(t *testing.T, b *bench) {
+		a := start(t, config(func(c *logind.Config) { c.ResyncPeriod = time.Hour }))
+		a.until("the delay is raised", func(s shutdown.MachineState) bool { return locked(s) && s.Delay == time.Minute })
+		for range 2 { // the second one finds nothing
+			if err := logind.RemoveDropIn(t.Context(), systemd.NewClient(b.conn), ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, "logind has its own delay again", func() bool { return b.property("InhibitDelayMaxUSec") == uint64(5_000_000) })
+		if _, err := os.Stat(ownDropIn); !os.IsNotExist(err) {
+			t.Errorf("the file is still there: %v", err)
+		}
+	})
+}
+
+func TestKubeletWithALockIsReported(t *testing.T) {
+	withLogind(t, func(t *testing.T, b *bench) {
+		kubelet := b.inhibit("kubelet")
+		a := start(t, config())
+		a.until("the kubelet's lock is reported", func(s shutdown.MachineState) bool {
+			return s.LockHeld && hasProblem(s, "shutdownGracePeriod")
+		})
+		kubelet.Close()
+		a.until("the problem ends with the lock", locked)
+	})
+}

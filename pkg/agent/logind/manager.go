@@ -1,0 +1,395 @@
+//go:build linux
+
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package logind
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/agent/systemd"
+)
+
+const (
+	// Who is the name of the agent in logind's list of locks.
+	Who = "haulout-node-agent"
+	// StoreName is the name of the lock in systemd's store for file descriptors.
+	StoreName = "inhibit"
+
+	defaultRetryPeriod  = time.Second
+	defaultResyncPeriod = 20 * time.Second
+	defaultCallTimeout  = 10 * time.Second
+)
+
+// Store keeps a copy of the lock that outlives the process, as systemd.Notifier does.
+type Store interface {
+	Add(name string, file *os.File) error
+	Remove(name string) error
+}
+
+// Resume is what an earlier process of this boot knew.
+type Resume struct {
+	// LockPath is the path of the lock's pipe.
+	LockPath string
+	// Since and Deadline are those of the pending shutdown, zero if there was none.
+	Since, Deadline time.Time
+}
+
+// Config is the configuration of a Manager.
+type Config struct {
+	// Root is the directory where the root of the host is mounted, or "".
+	Root string
+	// Delay is the longest delay of a shutdown that logind must allow.
+	Delay time.Duration
+	// Resume is what an earlier process of this boot knew.
+	Resume Resume
+	// Stored are the copies of the lock from systemd's store. The Manager closes them.
+	Stored []*os.File
+	// Store keeps a copy of the lock. If nil, there is none.
+	Store Store
+	// RetryPeriod is the time between two attempts to reach logind, 1s if zero; half as much again
+	// is added at random.
+	RetryPeriod time.Duration
+	// ResyncPeriod is the time after which everything is read again without a signal, 20s if zero.
+	ResyncPeriod time.Duration
+	// CallTimeout limits each call of logind, 10s if zero. A logind that has lost its bus may live on
+	// and not answer.
+	CallTimeout time.Duration
+}
+
+// Manager holds the lock and reports shutdowns. It implements shutdown.Machine.
+type Manager struct {
+	cfg     Config
+	changed func()
+
+	mu    sync.Mutex
+	state shutdown.MachineState
+	// published is the state of which the last call of changed told.
+	published shutdown.MachineState
+	// lock is nil if no lock is held.
+	lock *os.File
+	// released reports that the lock was closed by Release during the pending shutdown.
+	released bool
+	// stored reports whether systemd's store may have a copy of the lock.
+	stored bool
+	// stopping reports that systemd ends this service because the system goes down. Then it does not
+	// matter any more what logind says.
+	stopping bool
+	problems problems
+
+	// The rest belongs to the goroutine of Run.
+
+	// detectedBy is the identity of the logind that announced the pending shutdown.
+	detectedBy string
+	// reloaded is what logind had last been reloaded for.
+	reloaded reloadKey
+}
+
+var _ shutdown.Machine = &Manager{}
+
+// problems are sentences about what keeps the agent from delaying shutdowns, "" for none.
+type problems struct {
+	bus, lock, store, delay, kubelet string
+}
+
+func (p problems) list() []string {
+	var list []string
+	for _, problem := range []string{p.bus, p.lock, p.store, p.delay, p.kubelet} {
+		if problem != "" {
+			list = append(list, problem)
+		}
+	}
+	return list
+}
+
+// New returns a Manager, which does nothing before Run.
+func New(cfg Config) *Manager {
+	if cfg.RetryPeriod == 0 {
+		cfg.RetryPeriod = defaultRetryPeriod
+	}
+	if cfg.ResyncPeriod == 0 {
+		cfg.ResyncPeriod = defaultResyncPeriod
+	}
+	if cfg.CallTimeout == 0 {
+		cfg.CallTimeout = defaultCallTimeout
+	}
+	return &Manager{cfg: cfg}
+}
+
+// Run holds the lock and watches logind until ctx ends. It calls changed after each change of the
+// State. It leaves the lock open: a process that ends must not let a pending shutdown go on.
+func (m *Manager) Run(ctx context.Context, changed func()) error {
+	m.changed = changed
+	m.adopt(ctx)
+	m.publish()
+	for {
+		err := m.session(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		m.busProblem(ctx, err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait.Jitter(m.cfg.RetryPeriod, 0.5)):
+		}
+	}
+}
+
+// State returns the last known state of the machine.
+func (m *Manager) State() shutdown.MachineState {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.snapshot()
+}
+
+func (m *Manager) snapshot() shutdown.MachineState {
+	state := m.state
+	state.Problems = m.problems.list()
+	state.LockHeld = m.lock != nil
+	if !state.LockHeld {
+		state.LockPath = ""
+	}
+	return state
+}
+
+// Release lets the pending shutdown go on. Without one it does nothing.
+func (m *Manager) Release(ctx context.Context) error {
+	defer m.publish()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.state.ShuttingDown {
+		return nil
+	}
+	m.released = true
+	if m.lock != nil {
+		m.lock.Close()
+		m.lock = nil
+		klog.FromContext(ctx).Info("Released the shutdown lock", "path", m.state.LockPath)
+	}
+	if m.stored {
+		if err := m.cfg.Store.Remove(StoreName); err != nil {
+			return fmt.Errorf("remove the shutdown lock from systemd's store: %w", err)
+		}
+		m.stored = false
+	}
+	return nil
+}
+
+// Stopping reports to the Manager that systemd stops this service because the system goes down,
+// and kills it after limit. Either logind was bypassed (`systemctl start reboot.target`) or its
+// delay is over. From now on the shutdown cannot be cancelled.
+func (m *Manager) Stopping(kind string, limit time.Duration) {
+	defer m.publish()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	if !m.state.ShuttingDown {
+		m.state.Since = now
+	}
+	m.stopping, m.state.Known, m.state.ShuttingDown, m.state.Forgotten = true, true, true, false
+	m.state.Deadline = now.Add(limit)
+	if kind != "" {
+		m.state.Kind = kind
+	}
+}
+
+// session watches logind over one connection to the bus.
+func (m *Manager) session(ctx context.Context) error {
+	conn, err := systemd.ConnectBus(ctx, m.cfg.Root)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	signals := make(chan *dbus.Signal, 16)
+	conn.Signal(signals)
+	c := &client{conn: conn, timeout: m.cfg.CallTimeout}
+	// Before anything is read: what changes after the reading must give a signal.
+	if err := c.subscribe(ctx); err != nil {
+		return err
+	}
+	for {
+		pause := m.cfg.ResyncPeriod
+		err := m.sync(ctx, c)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			if !conn.Connected() {
+				return err
+			}
+			pause = wait.Jitter(m.cfg.RetryPeriod, 0.5)
+		}
+		m.busProblem(ctx, err)
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return nil
+		case signal, open := <-signals:
+			timer.Stop()
+			if !open {
+				return errors.New("connection to the bus lost")
+			}
+			m.handle(c, signal)
+		case <-timer.C:
+		}
+	}
+}
+
+// handle takes from a signal what the sync after it cannot read. logind's owner is compared here
+// too, because a signal that is sent to this client alone reaches it whatever it subscribed to.
+func (m *Manager) handle(c *client, signal *dbus.Signal) {
+	if signal.Sender != c.owner {
+		return
+	}
+	begins, kind := parsePrepare(signal)
+	if begins == nil {
+		return
+	}
+	if *begins {
+		m.observe(true, c.identity)
+		m.setKind(kind)
+	} else {
+		m.observe(false, c.identity)
+	}
+	m.publish()
+}
+
+// sync reads everything from logind, and takes the lock and raises the delay if needed.
+func (m *Manager) sync(ctx context.Context, c *client) error {
+	defer m.publish()
+	if err := c.findOwner(ctx); err != nil {
+		return err
+	}
+	delay, err := c.delay(ctx)
+	if err != nil {
+		return err
+	}
+	preparing, err := c.preparing(ctx)
+	if err != nil {
+		return err
+	}
+	m.setDelay(delay, preparing)
+	m.observe(preparing, c.identity)
+	if err := m.ensureLock(ctx, c, preparing); err != nil {
+		return err
+	}
+	if !preparing {
+		raised, err := m.ensureDelay(ctx, c, delay)
+		if err != nil {
+			return err
+		}
+		// A shutdown that began in the meantime would be counted with the delay from before it.
+		if preparing, err = c.preparing(ctx); err != nil {
+			return err
+		}
+		m.setDelay(raised, preparing)
+		m.observe(preparing, c.identity)
+	}
+	if preparing {
+		m.setKind(c.kind(ctx))
+	}
+	return nil
+}
+
+// observe stores whether a shutdown is pending, as the logind of that identity says.
+func (m *Manager) observe(preparing bool, identity string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.state.Known = true
+	if m.stopping {
+		return
+	}
+	switch {
+	case preparing && !m.state.ShuttingDown:
+		m.state.ShuttingDown, m.state.Forgotten = true, false
+		m.state.Since, m.state.Deadline = m.resumed(time.Now())
+		m.detectedBy = identity
+	case preparing:
+		// The same shutdown, or another one after a restart of logind.
+		m.detectedBy = identity
+	case m.state.ShuttingDown:
+		m.state.ShuttingDown, m.released = false, false
+		// A logind that cancels a shutdown is the one that announced it.
+		m.state.Forgotten = m.detectedBy != identity
+		m.state.Since, m.state.Deadline, m.state.Kind = time.Time{}, time.Time{}, ""
+	}
+	// Only the first shutdown that this process sees can be one that an earlier process saw.
+	m.cfg.Resume.Since, m.cfg.Resume.Deadline = time.Time{}, time.Time{}
+}
+
+// resumed returns the start and the deadline of a shutdown that is first seen now.
+func (m *Manager) resumed(now time.Time) (since, deadline time.Time) {
+	since, deadline = m.cfg.Resume.Since, m.cfg.Resume.Deadline
+	latest := now.Add(m.state.Delay)
+	switch {
+	case since.IsZero() || deadline.IsZero():
+		return now, latest
+	case deadline.After(latest) || since.After(now):
+		// The clock was set back.
+		return now, latest
+	default:
+		return since, deadline
+	}
+}
+
+func (m *Manager) setKind(kind string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if kind != "" && m.state.ShuttingDown {
+		m.state.Kind = kind
+	}
+}
+
+// busProblem stores why logind cannot be reached, nil if it can.
+func (m *Manager) busProblem(ctx context.Context, err error) {
+	text := ""
+	if err != nil {
+		text = fmt.Sprintf("logind cannot be reached: %v.", err)
+	}
+	m.mu.Lock()
+	if text != "" && text != m.problems.bus {
+		klog.FromContext(ctx).Error(err, "Cannot reach logind, trying again")
+	}
+	m.problems.bus = text
+	m.mu.Unlock()
+	m.publish()
+}
+
+// publish calls changed if the State has changed since the last call.
+func (m *Manager) publish() {
+	m.mu.Lock()
+	state := m.snapshot()
+	same := reflect.DeepEqual(state, m.published)
+	m.published = state
+	m.mu.Unlock()
+	if !same && m.changed != nil {
+		m.changed()
+	}
+}

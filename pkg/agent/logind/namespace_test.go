@@ -1,0 +1,138 @@
+//go:build linux
+
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package logind_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// The tests need a machine of their own. Each runs the test binary again in new namespaces, where
+// /run, /etc/systemd and /var/lib/systemd are empty and the processes end with the test. Nothing
+// that happens there reaches the machine.
+
+// roleVariable tells the test binary what it is started for.
+const roleVariable = "HAULOUT_LOGIND_TEST_ROLE"
+
+const (
+	roleNamespace = "namespace"
+	roleHolder    = "holder"
+
+	logindPath = "/lib/systemd/systemd-logind"
+)
+
+func TestMain(m *testing.M) {
+	switch role := os.Getenv(roleVariable); role {
+	case roleNamespace:
+		if err := hideMachine(); err != nil {
+			fmt.Fprintln(os.Stderr, "prepare the namespaces:", err)
+			os.Exit(1)
+		}
+	case roleHolder:
+		if err := hold(); err != nil {
+			fmt.Fprintln(os.Stderr, "hold a lock:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// hideMachine is called in the new namespaces.
+func hideMachine() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make the mounts private: %w", err)
+	}
+	if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+		return fmt.Errorf("mount /proc: %w", err)
+	}
+	for _, dir := range []string{"/run", "/etc/systemd", "/var/lib/systemd"} {
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "mode=755"); err != nil {
+			return fmt.Errorf("mount %s: %w", dir, err)
+		}
+	}
+	for _, dir := range []string{"dbus", "systemd/inhibit", "systemd/seats", "systemd/sessions", "systemd/users", "systemd/shutdown", "systemd/system"} {
+		if err := os.MkdirAll("/run/"+dir, 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withLogind runs a test with a real logind, in new namespaces.
+func withLogind(t *testing.T, test func(*testing.T, *bench)) {
+	if os.Getenv(roleVariable) == roleNamespace {
+		test(t, newBench(t))
+		return
+	}
+	t.Parallel()
+	if err := canRun(); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("This machine cannot run a logind: %v", err)
+		}
+		t.Skipf("This machine cannot run a logind: %v", err) //nolint:forbidigo // with CI set, it fails
+	}
+	// The parent that PDEATHSIG means is a thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	pattern := "^" + strings.ReplaceAll(regexp.QuoteMeta(t.Name()), "/", "$/^") + "$"
+	cmd := exec.Command(os.Args[0], "-test.run="+pattern, "-test.count=1", "-test.timeout=100s", "-test.v")
+	cmd.Env = append(os.Environ(), roleVariable+"="+roleNamespace)
+	cmd.SysProcAttr = newNamespaces()
+	output, err := cmd.CombinedOutput()
+	// A pattern that matches no test passes too.
+	if err != nil || !strings.Contains(string(output), "--- PASS: "+t.Name()+" (") {
+		t.Errorf("in the namespaces: %v\n%s", err, output)
+	}
+}
+
+func newNamespaces() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWIPC,
+		Pdeathsig:  unix.SIGKILL,
+	}
+}
+
+// canRun returns what the machine lacks.
+func canRun() error {
+	if os.Getuid() != 0 {
+		return errors.New("the tests must run as root")
+	}
+	if _, err := exec.LookPath("dbus-daemon"); err != nil {
+		return fmt.Errorf("Debian's package dbus is not installed: %w", err)
+	}
+	if _, err := os.Stat(logindPath); err != nil {
+		return fmt.Errorf("Debian's package systemd is not installed: %w", err)
+	}
+	cmd := exec.Command("/bin/true")
+	cmd.SysProcAttr = newNamespaces()
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("new namespaces: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,71 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+//go:build linux
+
+package systemd
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+)
+
+// connectTimeout limits how long the daemon of the bus may take to greet a client.
+const connectTimeout = 10 * time.Second
+
+// ConnectBus connects to the system bus, until ctx ends or the connection is closed. Signals are
+// delivered in their order. root is the directory where the root of the host is mounted; for the
+// process' own root it is "".
+func ConnectBus(ctx context.Context, root string) (*dbus.Conn, error) {
+	return connect(root, func(opts ...dbus.ConnOption) (*dbus.Conn, error) {
+		opts = append(opts, dbus.WithContext(ctx))
+		if root == "" {
+			return dbus.SystemBusPrivate(opts...)
+		}
+		return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(filepath.Join(root, "run/dbus/system_bus_socket")), opts...)
+	}, (*dbus.Conn).Hello)
+}
+
+// connectPrivate connects to the socket on which systemd answers root without a bus.
+func connectPrivate(ctx context.Context, root string) (*dbus.Conn, error) {
+	return connect(root, func(opts ...dbus.ConnOption) (*dbus.Conn, error) {
+		path := filepath.Join("/", root, "run/systemd/private")
+		return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(path), append(opts, dbus.WithContext(ctx))...)
+	}, func(*dbus.Conn) error { return nil })
+}
+
+func connect(root string, dial func(...dbus.ConnOption) (*dbus.Conn, error), hello func(*dbus.Conn) error) (*dbus.Conn, error) {
+	conn, err := dial(dbus.WithSignalHandler(dbus.NewSequentialSignalHandler()))
+	if err != nil {
+		return nil, fmt.Errorf("connect to the bus of %s: %w", filepath.Join("/", root), err)
+	}
+	// Neither call takes a context, and a daemon that was stopped answers never.
+	limit := time.AfterFunc(connectTimeout, func() { conn.Close() })
+	defer limit.Stop()
+	if err := conn.Auth(nil); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("authenticate to the bus: %w", err)
+	}
+	if err := hello(conn); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("register with the bus: %w", err)
+	}
+	return conn, nil
+}

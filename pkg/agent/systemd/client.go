@@ -1,0 +1,310 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+//go:build linux
+
+package systemd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"syscall"
+
+	"github.com/godbus/dbus/v5"
+)
+
+const (
+	busName          = "org.freedesktop.systemd1"
+	managerPath      = dbus.ObjectPath("/org/freedesktop/systemd1")
+	managerInterface = "org.freedesktop.systemd1.Manager"
+	unitInterface    = "org.freedesktop.systemd1.Unit"
+	serviceInterface = "org.freedesktop.systemd1.Service"
+	propertiesGet    = "org.freedesktop.DBus.Properties.Get"
+
+	errNoSuchUnit = "org.freedesktop.systemd1.NoSuchUnit"
+	errNoSuchFile = "org.freedesktop.DBus.Error.FileNotFound"
+	errNotLoaded  = "org.freedesktop.systemd1.UnitNotLoaded"
+)
+
+// Kinds of a shutdown.
+const (
+	// KindReboot is a shutdown after which the machine starts again.
+	KindReboot = "reboot"
+	// KindPowerOff is a shutdown after which the machine stays down.
+	KindPowerOff = "poweroff"
+)
+
+// shutdownTargets are the units that end the system, and the kind of shutdown that each is.
+var shutdownTargets = map[string]string{
+	"reboot.target":      KindReboot,
+	"kexec.target":       KindReboot,
+	"soft-reboot.target": KindReboot,
+	"poweroff.target":    KindPowerOff,
+	"halt.target":        KindPowerOff,
+}
+
+// Client is a client of systemd's D-Bus interface. It is safe for concurrent use.
+type Client struct {
+	conn    *dbus.Conn
+	owned   bool
+	manager dbus.BusObject
+}
+
+// UnitState is what systemd knows about a unit.
+type UnitState struct {
+	// Load is loaded, not-found, masked, bad-setting or error.
+	Load string
+	// Active is active, reloading, inactive, failed, activating or deactivating.
+	Active string
+	// File is enabled, disabled, static, masked and so on, or "" if there is no unit file.
+	File string
+	// MainPID is the process ID of a service, 0 if it does not run.
+	MainPID uint32
+}
+
+// Exists reports whether there is a unit of that name.
+func (s UnitState) Exists() bool {
+	return s.Load != "not-found"
+}
+
+// NewClient returns a client that uses a connection to the system bus. Close leaves the connection
+// open.
+func NewClient(conn *dbus.Conn) *Client {
+	return &Client{conn: conn, manager: conn.Object(busName, managerPath)}
+}
+
+// Dial connects to systemd: over the system bus, or to systemd's own socket if the bus does not
+// answer. root is the directory where the root of the host is mounted, or "". The connection ends
+// with ctx or by Close.
+func Dial(ctx context.Context, root string) (*Client, error) {
+	conn, err := ConnectBus(ctx, root)
+	if err != nil {
+		var direct error
+		if conn, direct = connectPrivate(ctx, root); direct != nil {
+			return nil, errors.Join(err, direct)
+		}
+	}
+	c := NewClient(conn)
+	c.owned = true
+	return c, nil
+}
+
+// Close closes the connection that Dial opened.
+func (c *Client) Close() error {
+	if !c.owned {
+		return nil
+	}
+	return c.conn.Close()
+}
+
+// SystemState returns the state of the system: running, degraded, stopping and so on.
+func (c *Client) SystemState(ctx context.Context) (string, error) {
+	state, err := property[string](ctx, c.manager, managerInterface, "SystemState")
+	if err != nil {
+		return "", fmt.Errorf("read the state of the system: %w", err)
+	}
+	return state, nil
+}
+
+// ShutdownJob returns the kind of the shutdown that systemd carries out, or "" if it does not.
+func (c *Client) ShutdownJob(ctx context.Context) (string, error) {
+	var jobs []struct {
+		ID               uint32
+		Unit, Type, Stat string
+		Job, Object      dbus.ObjectPath
+	}
+	if err := c.manager.CallWithContext(ctx, managerInterface+".ListJobs", 0).Store(&jobs); err != nil {
+		return "", fmt.Errorf("list the jobs of systemd: %w", err)
+	}
+	for _, job := range jobs {
+		if kind := shutdownTargets[job.Unit]; kind != "" && job.Type == "start" {
+			return kind, nil
+		}
+	}
+	return "", nil
+}
+
+// Unit returns the state of a unit. A unit that does not exist is not an error.
+func (c *Client) Unit(ctx context.Context, name string) (UnitState, error) {
+	var object dbus.ObjectPath
+	if err := c.manager.CallWithContext(ctx, managerInterface+".LoadUnit", 0, name).Store(&object); err != nil {
+		return UnitState{}, fmt.Errorf("load unit %s: %w", name, err)
+	}
+	unit := c.conn.Object(busName, object)
+	var state UnitState
+	for key, value := range map[string]*string{"LoadState": &state.Load, "ActiveState": &state.Active, "UnitFileState": &state.File} {
+		read, err := property[string](ctx, unit, unitInterface, key)
+		if err != nil {
+			return UnitState{}, fmt.Errorf("read %s of unit %s: %w", key, name, err)
+		}
+		*value = read
+	}
+	if path.Ext(name) == ".service" {
+		pid, err := property[uint32](ctx, unit, serviceInterface, "MainPID")
+		if err != nil {
+			return UnitState{}, fmt.Errorf("read MainPID of unit %s: %w", name, err)
+		}
+		state.MainPID = pid
+	}
+	return state, nil
+}
+
+// ActiveState returns the ActiveState of a unit, which is inactive if there is no such unit.
+func (c *Client) ActiveState(ctx context.Context, name string) (string, error) {
+	state, err := c.Unit(ctx, name)
+	return state.Active, err
+}
+
+// StartUnit starts a unit and waits until it has started.
+func (c *Client) StartUnit(ctx context.Context, name string) error {
+	return c.runJob(ctx, "StartUnit", name)
+}
+
+// RestartUnit restarts a unit, or starts it, and waits until it has started.
+func (c *Client) RestartUnit(ctx context.Context, name string) error {
+	return c.runJob(ctx, "RestartUnit", name)
+}
+
+// StopUnit stops a unit and waits until it has stopped. A unit that does not exist is stopped.
+func (c *Client) StopUnit(ctx context.Context, name string) error {
+	err := c.runJob(ctx, "StopUnit", name)
+	if isError(err, errNoSuchUnit, errNotLoaded) {
+		return nil
+	}
+	return err
+}
+
+// KillUnit sends a signal to all processes of a unit.
+func (c *Client) KillUnit(ctx context.Context, name string, signal syscall.Signal) error {
+	if err := c.manager.CallWithContext(ctx, managerInterface+".KillUnit", 0, name, "all", int32(signal)).Err; err != nil {
+		return fmt.Errorf("send %s to unit %s: %w", signal, name, err)
+	}
+	return nil
+}
+
+// ResetFailed lets systemd forget that a unit failed.
+func (c *Client) ResetFailed(ctx context.Context, name string) error {
+	err := c.manager.CallWithContext(ctx, managerInterface+".ResetFailedUnit", 0, name).Err
+	if err != nil && !isError(err, errNoSuchUnit, errNotLoaded) {
+		return fmt.Errorf("reset unit %s: %w", name, err)
+	}
+	return nil
+}
+
+// Reload lets systemd read all unit files again.
+func (c *Client) Reload(ctx context.Context) error {
+	if err := c.manager.CallWithContext(ctx, managerInterface+".Reload", 0).Err; err != nil {
+		return fmt.Errorf("let systemd read its unit files: %w", err)
+	}
+	return nil
+}
+
+// EnableUnit lets systemd start a unit at boot.
+func (c *Client) EnableUnit(ctx context.Context, name string) error {
+	// Not only for this boot (false), and links that point elsewhere are replaced (true).
+	if err := c.manager.CallWithContext(ctx, managerInterface+".EnableUnitFiles", 0, []string{name}, false, true).Err; err != nil {
+		return fmt.Errorf("enable unit %s: %w", name, err)
+	}
+	return nil
+}
+
+// DisableUnit undoes EnableUnit. A unit that does not exist is disabled.
+func (c *Client) DisableUnit(ctx context.Context, name string) error {
+	err := c.manager.CallWithContext(ctx, managerInterface+".DisableUnitFiles", 0, []string{name}, false).Err
+	if err != nil && !isError(err, errNoSuchUnit, errNoSuchFile) {
+		return fmt.Errorf("disable unit %s: %w", name, err)
+	}
+	return nil
+}
+
+// runJob calls a method that makes a job, and waits until the job is done.
+func (c *Client) runJob(ctx context.Context, method, name string) error {
+	signals := make(chan *dbus.Signal, 16)
+	c.conn.Signal(signals)
+	defer c.conn.RemoveSignal(signals)
+	// systemd's own socket has no bus behind it that could filter, and answers AddMatch with an error.
+	if len(c.conn.Names()) > 0 {
+		match := []dbus.MatchOption{dbus.WithMatchSender(busName), dbus.WithMatchObjectPath(managerPath),
+			dbus.WithMatchInterface(managerInterface), dbus.WithMatchMember("JobRemoved")}
+		if err := c.conn.AddMatchSignalContext(ctx, match...); err != nil {
+			return fmt.Errorf("watch the jobs of systemd: %w", err)
+		}
+		defer c.conn.RemoveMatchSignal(match...)
+	}
+	// systemd sends the signals of jobs only to buses with a subscriber.
+	if err := c.manager.CallWithContext(ctx, managerInterface+".Subscribe", 0).Err; err != nil &&
+		!isError(err, "org.freedesktop.systemd1.AlreadySubscribed") {
+		return fmt.Errorf("subscribe to systemd: %w", err)
+	}
+	var job dbus.ObjectPath
+	if err := c.manager.CallWithContext(ctx, managerInterface+"."+method, 0, name, "replace").Store(&job); err != nil {
+		return fmt.Errorf("%s %s: %w", method, name, err)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s %s: %w", method, name, ctx.Err())
+		case signal, open := <-signals:
+			if !open {
+				return fmt.Errorf("%s %s: connection to systemd lost", method, name)
+			}
+			result, ours := jobResult(signal, job)
+			switch {
+			case !ours:
+			case result == "done":
+				return nil
+			default:
+				return fmt.Errorf("%s %s: job ended as %q, see `journalctl -u %s`", method, name, result, name)
+			}
+		}
+	}
+}
+
+// jobResult returns how a job ended, if that is what the signal says.
+func jobResult(signal *dbus.Signal, job dbus.ObjectPath) (string, bool) {
+	var id uint32
+	var removed dbus.ObjectPath
+	var unit, result string
+	if signal.Name != managerInterface+".JobRemoved" || dbus.Store(signal.Body, &id, &removed, &unit, &result) != nil {
+		return "", false
+	}
+	return result, removed == job
+}
+
+func property[T any](ctx context.Context, object dbus.BusObject, iface, name string) (T, error) {
+	var variant dbus.Variant
+	var value T
+	if err := object.CallWithContext(ctx, propertiesGet, 0, iface, name).Store(&variant); err != nil {
+		return value, err
+	}
+	err := variant.Store(&value)
+	return value, err
+}
+
+func isError(err error, names ...string) bool {
+	var remote dbus.Error
+	if !errors.As(err, &remote) {
+		return false
+	}
+	for _, name := range names {
+		if remote.Name == name {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,144 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+//go:build linux
+
+package systemd
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// notifyTimeout limits how long a notification waits for systemd.
+const notifyTimeout = 5 * time.Second
+
+// Notifier sends notifications to the systemd that supervises this process (sd_notify). Without
+// one, every method does nothing and returns nil.
+type Notifier struct {
+	socket string
+}
+
+// NewNotifier returns the Notifier of this process, by the environment variable NOTIFY_SOCKET.
+func NewNotifier() *Notifier {
+	return &Notifier{socket: os.Getenv("NOTIFY_SOCKET")}
+}
+
+// Supervised reports whether a systemd receives the notifications.
+func (n *Notifier) Supervised() bool {
+	return n.socket != ""
+}
+
+// Ready reports that the service has started.
+func (n *Notifier) Ready(status string) error {
+	return n.send("READY=1\nSTATUS="+oneLine(status), nil)
+}
+
+// Status sets the line of text that `systemctl status` shows.
+func (n *Notifier) Status(status string) error {
+	return n.send("STATUS="+oneLine(status), nil)
+}
+
+// Stopping reports that the service has begun to stop.
+func (n *Notifier) Stopping(status string) error {
+	return n.send("STOPPING=1\nSTATUS="+oneLine(status), nil)
+}
+
+// Add puts a copy of the file into systemd's store, which outlives this process: the next start of
+// the service finds it through ListenFDs. It returns when systemd has the copy.
+func (n *Notifier) Add(name string, file *os.File) error {
+	// Without FDPOLL=0, systemd drops a pipe when its reader closes it. logind does that while it
+	// restarts.
+	if err := n.sendFile("FDSTORE=1\nFDPOLL=0\nFDNAME="+name, file); err != nil {
+		return err
+	}
+	return n.barrier()
+}
+
+// Remove closes the copies of that name in systemd's store. It returns when they are closed.
+func (n *Notifier) Remove(name string) error {
+	if err := n.send("FDSTOREREMOVE=1\nFDNAME="+name, nil); err != nil {
+		return err
+	}
+	return n.barrier()
+}
+
+// barrier waits until systemd has handled all notifications before this one.
+func (n *Notifier) barrier() error {
+	if n.socket == "" {
+		return nil
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make a pipe: %w", err)
+	}
+	defer reader.Close()
+	err = n.sendFile("BARRIER=1", writer)
+	writer.Close()
+	if err != nil {
+		return err
+	}
+	// systemd closes its copy of the writing end when it comes to this notification.
+	if err := reader.SetReadDeadline(time.Now().Add(notifyTimeout)); err != nil {
+		return fmt.Errorf("limit the wait for systemd: %w", err)
+	}
+	if _, err := reader.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("systemd did not handle the notification within %s", notifyTimeout)
+	}
+	return nil
+}
+
+func (n *Notifier) sendFile(text string, file *os.File) error {
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("notify systemd: %w", err)
+	}
+	var sent error
+	if err := raw.Control(func(fd uintptr) { sent = n.send(text, unix.UnixRights(int(fd))) }); err != nil {
+		return fmt.Errorf("notify systemd: %w", err)
+	}
+	return sent
+}
+
+// send sends one datagram. net.UnixConn cannot: it refuses an address on a connected socket, and
+// sends no rights without one.
+func (n *Notifier) send(text string, rights []byte) error {
+	if n.socket == "" {
+		return nil
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("notify systemd: %w", err)
+	}
+	defer unix.Close(fd)
+	limit := unix.NsecToTimeval(notifyTimeout.Nanoseconds())
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit); err != nil {
+		return fmt.Errorf("notify systemd: %w", err)
+	}
+	if err := unix.Sendmsg(fd, []byte(text), rights, &unix.SockaddrUnix{Name: n.socket}, unix.MSG_NOSIGNAL); err != nil {
+		return fmt.Errorf("notify systemd on %s: %w", n.socket, err)
+	}
+	return nil
+}
+
+func oneLine(text string) string {
+	return strings.ReplaceAll(text, "\n", " ")
+}
