@@ -1,0 +1,174 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package staticpods
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// Annotations of the kubelet on mirror pods.
+const (
+	annotationConfigSource = "kubernetes.io/config.source"
+	sourceURL              = "http"
+)
+
+// patience is how long after the end of its grace period a pod is not yet late: the kubelet removes
+// the mirror pod some seconds after the containers.
+const patience = 10 * time.Second
+
+// situation is what the Keeper knows about a pod that has to leave.
+type situation struct {
+	now time.Time
+	// namespace and name are those of the pod, dir is the static pod folder.
+	namespace, name, dir string
+	// pod is the pod in the API; nil if there is none.
+	pod *corev1.Pod
+	// isMirror: it is the mirror pod of a static pod of this node.
+	isMirror bool
+	// targeting are the maintenances in stage Drain that target the pod.
+	targeting []Maintenance
+	// parked are the entries of the index, manifests is the number of manifests in the folder.
+	parked    []Entry
+	manifests int
+	// running: a container of the pod runs.
+	running bool
+	// instance is the process of the kubelet, empty if unknown.
+	instance string
+	// latency is how long the kubelet may take to see a change of the folder.
+	latency time.Duration
+	// unhealthy is why the kubelet is not healthy, refusal is why the pod must not be stopped. They
+	// are known only if the pod could be parked otherwise.
+	unhealthy error
+	refusal   *Refusal
+}
+
+// step is what is to be done next about a pod.
+type step int
+
+const (
+	// stepLeave leaves the Evacuation alone.
+	stepLeave step = iota
+	// stepWait waits for something other than the pod's end.
+	stepWait
+	// stepGiveUp reports that the pod cannot be stopped.
+	stepGiveUp
+	// stepPark parks the manifests.
+	stepPark
+	// stepWatch waits for the pod's end.
+	stepWatch
+	// stepDone: the pod has stopped and is gone.
+	stepDone
+)
+
+// decision is a step with what to report.
+type decision struct {
+	step    step
+	message string
+	// expected is when the pod is expected to have stopped (stepWatch).
+	expected time.Time
+	// late: the pod should have stopped some time ago.
+	late bool
+	// restarted: the kubelet was restarted while the pod was terminating, or maybe was.
+	restarted bool
+}
+
+// decide returns what to do about a pod that has to leave.
+func decide(s situation) decision {
+	switch {
+	case len(s.parked) > 0 && !s.parked[0].Restoring:
+		return watch(s)
+	case !s.isMirror || len(s.targeting) == 0:
+		// KEP-4212: the kubelet does not react without a maintenance that targets the pod.
+		return decision{step: stepLeave}
+	case s.pod.Annotations[annotationConfigSource] == sourceURL:
+		return decision{step: stepGiveUp, message: fmt.Sprintf(
+			"static pod %s/%s comes from the kubelet's staticPodURL, which the node agent cannot change; remove it from what the URL serves", s.namespace, s.name)}
+	case s.manifests == 0:
+		return decision{step: stepWait, message: fmt.Sprintf(
+			"%s has no manifest of static pod %s/%s, so it cannot be parked; the kubelet stops the pod if the manifest was removed", s.dir, s.namespace, s.name)}
+	case s.refusal != nil && s.refusal.Final:
+		return decision{step: stepGiveUp, message: s.refusal.Message}
+	case s.refusal != nil:
+		return decision{step: stepWait, message: s.refusal.Message}
+	case s.unhealthy != nil:
+		return decision{step: stepWait, message: fmt.Sprintf(
+			"static pod %s/%s is stopped once the kubelet is healthy, which otherwise could kill its containers: %v", s.namespace, s.name, s.unhealthy)}
+	}
+	return decision{step: stepPark}
+}
+
+// watch decides about a pod whose manifest is parked.
+func watch(s situation) decision {
+	d := decision{step: stepWatch}
+	stopped := true
+	var since time.Time
+	var grace time.Duration
+	for i := range s.parked {
+		e := &s.parked[i]
+		if e.ParkedAt.After(since) {
+			since = e.ParkedAt
+		}
+		grace = max(grace, time.Duration(e.GracePeriodSeconds)*time.Second)
+		if !e.Stopped {
+			stopped = false
+			d.restarted = d.restarted || e.KubeletInstance != "" && s.instance != "" && e.KubeletInstance != s.instance
+		}
+	}
+	if since.After(s.now) {
+		since = s.now // the clock was set back
+	}
+	isGone := s.pod == nil || s.pod.Annotations[corev1.MirrorPodAnnotationKey] == ""
+	if isGone && !s.running && s.manifests == 0 {
+		d.step = stepDone
+		d.message = fmt.Sprintf("static pod %s/%s has stopped; its manifest is parked", s.namespace, s.name)
+		d.restarted = d.restarted && !stopped
+		return d
+	}
+	d.expected = since.Add(grace + s.latency)
+	d.late = s.now.After(d.expected.Add(patience))
+	d.message = fmt.Sprintf("the kubelet is terminating static pod %s/%s due to node maintenance%s; its manifest is parked",
+		s.namespace, s.name, maintenanceOf(s))
+	if d.late {
+		d.message += fmt.Sprintf("; it should have stopped at %s, check its containers and the kubelet", d.expected.UTC().Format(time.RFC3339))
+	}
+	if d.restarted {
+		d.message += "; the kubelet was restarted meanwhile, so the containers may have been killed without their grace period"
+	}
+	return d
+}
+
+// maintenanceOf describes the maintenance that a pod is parked for.
+func maintenanceOf(s situation) string {
+	list := s.targeting
+	if len(list) == 0 {
+		list = s.parked[0].Maintenances
+	}
+	switch {
+	case len(list) == 0 || list[0].Name == "":
+		return ""
+	case list[0].reason == "":
+		return " " + list[0].Name
+	}
+	return fmt.Sprintf(" %s (%s)", list[0].Name, list[0].reason)
+}
+
+// errNoAPI is the error if the Kubernetes API does not answer.
+var errNoAPI = errors.New("the Kubernetes API does not answer")

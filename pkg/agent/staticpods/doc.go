@@ -1,0 +1,37 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package staticpods stops static pods and keeps them stopped: it is the evacuator kubelet.k8s.io.
+//
+// A static pod runs as long as its manifest is in the kubelet's static pod folder. So the Keeper
+// moves ("parks") the manifest to a folder beside it, on the same mount:
+//
+//	<parent>/manifests/web.yaml  ->  <parent>/.nm-parked/<UID of the NodeMaintenance>/web.yaml
+//
+// <parent>/.nm-parked/index.json has an entry for each parked manifest. The kubelet then terminates
+// the pod within its grace period, and does not start it again after a restart of the kubelet, of the
+// agent or of the machine: nothing has to be done for that. The Keeper holds the pod: a manifest of it
+// that a tool puts into the folder is parked as well. When no NodeMaintenance in stage Drain targets
+// the pod any more, the manifests return to their paths, and the pod gets the UID that it had.
+//
+// All changes can be interrupted at any point. An entry is in the index before its manifest is moved,
+// and every operation first brings the index in line with what is on the disk: an entry without a
+// parked manifest is dropped, and a parked manifest without an entry gets one, made from its path and
+// its content.
+//
+// Only the commands of the Keeper while the kubelet is healthy move a manifest away: a kubelet that
+// starts without the manifest of a running pod kills its containers immediately.
+package staticpods

@@ -1,0 +1,256 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package staticpods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/evacuator"
+)
+
+const (
+	// longestBeat is the maximum time between two heartbeats while a pod terminates, and
+	// beatsPerDeadline is their number within the deadline of the Evacuation.
+	longestBeat      = 10 * time.Second
+	beatsPerDeadline = 4
+)
+
+// evacuation is the work on one Evacuation.
+type evacuation struct {
+	*evacuator.Evacuation
+	keeper *Keeper
+	key    types.NamespacedName
+	// said is the last reported message, at the time of the last report.
+	said string
+	at   time.Time
+	// restarted: the event of a restarted kubelet was reported.
+	restarted bool
+}
+
+// evacuate is the handler of the class kubelet.k8s.io.
+func (k *Keeper) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
+	w := &evacuation{Evacuation: e, keeper: k, key: types.NamespacedName{Namespace: e.Namespace, Name: e.PodName}}
+	// The evacuation may have been cancelled.
+	defer wake(k.decided)
+	logger := klog.FromContext(ctx)
+	for {
+		pause := k.poll
+		s, err := w.gather(ctx)
+		if err != nil {
+			staticPodErrors.Inc()
+			logger.Error(err, "Cannot observe the static pod, will retry")
+		} else {
+			d := decide(s)
+			over, err := w.act(ctx, s, d)
+			if over || err != nil {
+				return err
+			}
+			if d.step == stepLeave || d.step == stepWait {
+				pause = k.relist
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-k.clock.After(pause):
+		}
+	}
+}
+
+// gather observes all that decide needs.
+func (w *evacuation) gather(ctx context.Context) (situation, error) {
+	k := w.keeper
+	s := situation{now: k.clock.Now(), namespace: w.key.Namespace, name: w.key.Name, dir: k.folder.dir}
+	if k.PollingOnly {
+		s.latency = pollingLatency
+	}
+	var err error
+	if s.pod, err = w.pod(ctx); err != nil {
+		return s, err
+	}
+	s.isMirror = s.pod != nil && isMirrorPod(s.pod, k.NodeName)
+	entries, err := k.folder.entries()
+	if err != nil {
+		return s, err
+	}
+	for i := range entries {
+		if entries[i].Pod() == w.key {
+			s.parked = append(s.parked, entries[i])
+		}
+	}
+	if len(s.parked) == 0 && !s.isMirror {
+		return s, nil
+	}
+	manifests, err := k.folder.manifestsOf(w.key)
+	if err != nil {
+		return s, err
+	}
+	s.manifests = len(manifests)
+	if s.isMirror {
+		list, err := k.maintenances(ctx)
+		if err == nil {
+			s.targeting, err = targeting(list, k.NodeName, priorityOf(s.pod), s.pod.Labels)
+		}
+		if err != nil && len(s.parked) == 0 {
+			return s, err
+		}
+	}
+	if len(s.parked) > 0 {
+		s.instance = k.instance(ctx)
+		s.running, err = w.running(ctx, s)
+		return s, err
+	}
+	if len(s.targeting) > 0 && s.manifests > 0 {
+		s.unhealthy = k.Kubelet.Check(ctx)
+		s.refusal = k.Guard.Check(ctx, s.pod)
+	}
+	return s, nil
+}
+
+// pod returns the pod in the API; nil if there is none.
+func (w *evacuation) pod(ctx context.Context) (*corev1.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	pod, err := w.keeper.Kube.CoreV1().Pods(w.key.Namespace).Get(ctx, w.key.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the pod: %w", err)
+	}
+	return pod, nil
+}
+
+// running reports whether a container of the pod runs.
+func (w *evacuation) running(ctx context.Context, s situation) (bool, error) {
+	uids := map[types.UID]struct{}{}
+	if s.isMirror {
+		uids[types.UID(s.pod.Annotations[corev1.MirrorPodAnnotationKey])] = struct{}{}
+	}
+	for i := range s.parked {
+		for _, uid := range s.parked[i].StaticUIDs {
+			uids[uid] = struct{}{}
+		}
+	}
+	for uid := range uids {
+		running, err := w.keeper.Containers.Running(ctx, string(uid))
+		if err != nil {
+			return false, fmt.Errorf("ask the container runtime: %w", err)
+		}
+		if running {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// act does what was decided. It reports whether the work is over.
+func (w *evacuation) act(ctx context.Context, s situation, d decision) (over bool, err error) {
+	k := w.keeper
+	switch d.step {
+	case stepLeave:
+		return false, nil
+	case stepGiveUp:
+		k.Event(corev1.EventTypeWarning, EventNotStopped, d.message)
+		return true, errors.New(d.message)
+	case stepWait:
+		if s.refusal != nil && d.message != w.said {
+			k.Event(corev1.EventTypeWarning, EventNotStopped, d.message)
+		}
+		w.report(ctx, d)
+		return false, nil
+	case stepPark:
+		return false, w.park(ctx, s)
+	}
+	if d.restarted && !w.restarted {
+		w.restarted = true
+		k.Event(corev1.EventTypeWarning, EventKubeletRestarted, fmt.Sprintf(
+			"The kubelet was restarted while static pod %s was terminating, so its containers may have been killed without their grace period", w.key))
+	}
+	w.report(ctx, d)
+	if d.step == stepWatch {
+		if s.manifests > 0 {
+			wake(k.held)
+		}
+		return false, nil
+	}
+	if err := k.folder.change(w.key, func(e *Entry) { e.Stopped = true }); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot store that the static pod has stopped")
+	}
+	return true, w.AwaitDeparture(ctx)
+}
+
+// park parks the pod's manifests, and reports why if it cannot.
+func (w *evacuation) park(ctx context.Context, s situation) error {
+	k := w.keeper
+	parked, err := k.folder.park(s.pod, s.targeting, k.instance(ctx))
+	for range parked {
+		manifestMoves.WithLabelValues(moveParked).Inc()
+	}
+	if err != nil {
+		staticPodErrors.Inc()
+		klog.FromContext(ctx).Error(err, "Cannot park the manifests of the static pod, will retry")
+		if !errors.Is(err, errNoManifest) {
+			// The next reconciliation checks the folder again.
+			k.setProblem(ctx, err)
+		}
+		w.report(ctx, decision{message: fmt.Sprintf("static pod %s cannot be stopped: %v", w.key, err)})
+		return nil
+	}
+	klog.FromContext(ctx).Info("Manifests parked", "files", parked, "maintenance", s.targeting[0].Name)
+	k.Event(corev1.EventTypeNormal, EventParked, fmt.Sprintf("Static pod %s is stopped for NodeMaintenance %s", w.key, s.targeting[0].Name))
+	s.now = k.clock.Now()
+	s.parked = []Entry{{ParkedAt: s.now, GracePeriodSeconds: int64(gracePeriodOf(s.pod).Seconds()), Maintenances: s.targeting}}
+	s.manifests, s.running = 0, true
+	w.report(ctx, decide(s))
+	return nil
+}
+
+// report writes a new message, or a heartbeat while the pod is expected to stop.
+func (w *evacuation) report(ctx context.Context, d decision) {
+	k := w.keeper
+	isDue := d.step == stepWatch && !d.late && k.clock.Since(w.at) >= w.interval()
+	if d.message == w.said && !isDue {
+		return
+	}
+	err := w.Report(ctx, evacuator.Progress{Message: d.message, ExpectedFinish: d.expected})
+	if err != nil {
+		if ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Cannot report on the Evacuation, will retry")
+		}
+		return
+	}
+	w.said, w.at = d.message, k.clock.Now()
+}
+
+// interval is the time between two heartbeats.
+func (w *evacuation) interval() time.Duration {
+	deadline := longestBeat * beatsPerDeadline
+	if seconds := w.Object().Spec.ProgressDeadlineSeconds; seconds != nil {
+		deadline = time.Duration(*seconds) * time.Second
+	}
+	return min(longestBeat, deadline/beatsPerDeadline)
+}

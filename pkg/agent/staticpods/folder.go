@@ -1,0 +1,554 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package staticpods
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Names in the parent of the static pod folder.
+const (
+	// parkingName is the parking folder. Its name begins with a dot for a kubelet whose static pod
+	// folder is the parent of another one.
+	parkingName = ".nm-parked"
+	// indexName, lockName and archiveName are in the parking folder.
+	indexName, lockName, archiveName = "index.json", ".lock", "archive"
+	// probeName is the name of the file of the test rename. The kubelet ignores it because of the
+	// dot.
+	probeName = ".haulout-probe"
+)
+
+// errNoManifest is the error for a pod without a manifest in the folder.
+var errNoManifest = errors.New("the static pod folder has no manifest of the pod")
+
+// folder is the static pod folder with its parking folder. Its methods are safe for concurrent use,
+// also by several processes.
+type folder struct {
+	files fileSystem
+	// dir is the static pod folder without symbolic links, empty if there is none.
+	dir string
+	// parking is the parking folder.
+	parking string
+	// node is the name of the node, empty if it is unknown (then new entries have no pod).
+	node string
+	now  func() time.Time
+}
+
+// newFolder returns the folder of a path. The path may be a symbolic link: the parking folder is
+// beside the folder to which it points, since it has to be on the same mount.
+func newFolder(files fileSystem, dir, node string, now func() time.Time) *folder {
+	f := &folder{files: files, node: node, now: now}
+	if dir == "" {
+		return f
+	}
+	if resolved, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = resolved
+	}
+	f.dir = filepath.Clean(dir)
+	f.parking = filepath.Join(filepath.Dir(f.dir), parkingName)
+	return f
+}
+
+// manifest is a file of the static pod folder that the kubelet runs.
+type manifest struct {
+	path string
+	pod  *corev1.Pod
+}
+
+// manifests returns the manifests in the static pod folder. Like the kubelet, it ignores names that
+// begin with a dot, subfolders and files that are no pods. All other names are manifests, also those
+// of backups.
+func (f *folder) manifests() ([]manifest, error) {
+	if f.dir == "" {
+		return nil, nil
+	}
+	entries, err := f.files.ReadDir(f.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var found []manifest
+	for _, entry := range entries {
+		if isIgnored(entry.Name()) || entry.IsDir() {
+			continue
+		}
+		path := filepath.Join(f.dir, entry.Name())
+		data, err := f.files.ReadFile(path)
+		if err != nil {
+			continue // the kubelet cannot read it either, or it has just gone
+		}
+		if pod, err := parseManifest(data, f.node); err == nil {
+			found = append(found, manifest{path, pod})
+		}
+	}
+	return found, nil
+}
+
+// manifestsOf returns the manifests of a pod: there may be several, of which the kubelet runs one.
+func (f *folder) manifestsOf(key types.NamespacedName) ([]manifest, error) {
+	all, err := f.manifests()
+	return slices.DeleteFunc(all, func(m manifest) bool { return m.pod.Namespace != key.Namespace || m.pod.Name != key.Name }), err
+}
+
+// begin locks the parking folder and returns the index as it is on the disk.
+func (f *folder) begin() (*index, func(), error) {
+	if f.parking == "" {
+		return &index{}, func() {}, nil
+	}
+	if _, err := f.files.Lstat(f.parking); errors.Is(err, fs.ErrNotExist) {
+		return &index{}, func() {}, nil
+	}
+	unlock, err := lock(filepath.Join(f.parking, lockName))
+	if err != nil {
+		return nil, nil, fmt.Errorf("lock the parking folder: %w", err)
+	}
+	i, err := f.load()
+	if err != nil {
+		unlock()
+		return nil, nil, err
+	}
+	return i, unlock, nil
+}
+
+// load reads the index and brings it in line with the parking folder.
+func (f *folder) load() (*index, error) {
+	name := filepath.Join(f.parking, indexName)
+	i := &index{}
+	data, err := f.files.ReadFile(name)
+	if err == nil {
+		if i, err = parseIndex(data); err != nil {
+			// Keep it for people. The entries are made again from the files.
+			aside := name + ".damaged-" + f.now().UTC().Format("20060102T150405")
+			if err := f.files.Rename(name, aside); err != nil {
+				return nil, err
+			}
+			i = &index{}
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	parked, err := f.parked()
+	if err != nil {
+		return nil, err
+	}
+	before := len(i.Entries)
+	// Never moved, or restored already.
+	i.Entries = slices.DeleteFunc(i.Entries, func(e *Entry) bool { return !slices.Contains(parked, e.File) })
+	changed := before != len(i.Entries)
+	for _, file := range parked {
+		e := i.file(file)
+		if e == nil {
+			e = &Entry{
+				File: file, Origin: filepath.Join(f.dir, filepath.Base(file)), ParkedAt: f.now(),
+				Maintenances: []Maintenance{{UID: types.UID(filepath.Dir(filepath.FromSlash(file)))}},
+			}
+			i.Entries = append(i.Entries, e)
+			changed = true
+		}
+		changed = f.refresh(e) || changed
+	}
+	if changed {
+		// A full disk must not prevent a restore, and the next process finds the same again.
+		_ = f.save(i)
+	}
+	return i, nil
+}
+
+// parked returns the files below the folders of the parking folder.
+func (f *folder) parked() ([]string, error) {
+	folders, err := f.files.ReadDir(f.parking)
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, below := range folders {
+		if !below.IsDir() || below.Name() == archiveName {
+			continue
+		}
+		files, err := f.files.ReadDir(filepath.Join(f.parking, below.Name()))
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range files {
+			if !file.IsDir() {
+				found = append(found, below.Name()+"/"+file.Name())
+			}
+		}
+	}
+	return found, nil
+}
+
+// refresh reads a parked manifest again if it is not the one that the entry describes.
+func (f *folder) refresh(e *Entry) bool {
+	path := f.path(e)
+	info, err := f.files.Lstat(path)
+	if err != nil {
+		return false
+	}
+	link := ""
+	if info.Mode()&fs.ModeSymlink != 0 {
+		if link, err = f.files.Readlink(path); err != nil {
+			return false
+		}
+		// The link has its meaning at its origin.
+		path = link
+		if !filepath.IsAbs(link) {
+			path = filepath.Join(filepath.Dir(e.Origin), link)
+		}
+	}
+	data, err := f.files.ReadFile(path)
+	if err != nil {
+		return false
+	}
+	hash := hashOf(data)
+	if hash == e.SHA256 && link == e.Link && (e.Name != "" || f.node == "") {
+		return false
+	}
+	changed := hash != e.SHA256 || link != e.Link
+	e.SHA256, e.Link, e.Mode = hash, link, info.Mode().String()
+	// What is known from the mirror pod is better: the API server fills in the priority.
+	if e.Name == "" && f.node != "" {
+		if pod, err := parseManifest(data, f.node); err == nil {
+			e.describe(pod)
+			changed = true
+		}
+	}
+	return changed
+}
+
+// path returns where a parked manifest is.
+func (f *folder) path(e *Entry) string {
+	return filepath.Join(f.parking, filepath.FromSlash(e.File))
+}
+
+func (f *folder) save(i *index) error {
+	data, err := i.bytes()
+	if err != nil {
+		return err
+	}
+	if err := save(f.files, filepath.Join(f.parking, indexName), data); err != nil {
+		return fmt.Errorf("write the index of the parked manifests: %w", err)
+	}
+	return nil
+}
+
+// entries returns copies of the entries of the index.
+func (f *folder) entries() ([]Entry, error) {
+	i, unlock, err := f.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	found := make([]Entry, 0, len(i.Entries))
+	for _, e := range i.Entries {
+		found = append(found, *e)
+	}
+	return found, nil
+}
+
+// change changes the entries of a pod in the index.
+func (f *folder) change(key types.NamespacedName, mod func(*Entry)) error {
+	i, unlock, err := f.begin()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	entries := i.pod(key)
+	if len(entries) == 0 {
+		return nil
+	}
+	for _, e := range entries {
+		mod(e)
+	}
+	return f.save(i)
+}
+
+// park moves all manifests of a pod to the folder of the first of the maintenances. The pod is the
+// mirror pod.
+func (f *folder) park(pod *corev1.Pod, maintenances []Maintenance, instance string) ([]string, error) {
+	if len(maintenances) == 0 || !isFolderName(string(maintenances[0].UID)) {
+		return nil, fmt.Errorf("the UID %q of the maintenance must be the name of a folder", maintenances)
+	}
+	if err := f.files.MkdirAll(f.parking, 0o700); err != nil {
+		return nil, err
+	}
+	i, unlock, err := f.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	manifests, err := f.manifestsOf(types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name})
+	if err != nil {
+		return nil, err
+	}
+	if len(manifests) == 0 {
+		return nil, fmt.Errorf("%w %s/%s", errNoManifest, pod.Namespace, pod.Name)
+	}
+	return f.move(i, string(maintenances[0].UID), manifests, func(e *Entry) {
+		e.describe(pod)
+		e.Maintenances, e.ParkedAt, e.KubeletInstance, e.Stopped = maintenances, f.now(), instance, false
+	})
+}
+
+// reappeared returns the manifests in the static pod folder of pods that are parked.
+func (f *folder) reappeared(i *index) (map[types.NamespacedName][]manifest, error) {
+	held := map[types.NamespacedName][]manifest{}
+	if len(i.Entries) == 0 {
+		return held, nil
+	}
+	all, err := f.manifests()
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range all {
+		key := types.NamespacedName{Namespace: m.pod.Namespace, Name: m.pod.Name}
+		entries := i.pod(key)
+		if len(entries) > 0 && !slices.ContainsFunc(entries, func(e *Entry) bool { return e.Restoring }) {
+			held[key] = append(held[key], m)
+		}
+	}
+	return held, nil
+}
+
+// hold parks the manifests of parked pods that are in the static pod folder again, if the check
+// allows it. The newest manifest replaces a parked one of the same path.
+func (f *folder) hold(check func() (instance string, err error)) ([]Entry, error) {
+	i, unlock, err := f.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	held, err := f.reappeared(i)
+	if err != nil || len(held) == 0 {
+		return nil, err
+	}
+	instance, err := check()
+	if err != nil {
+		return nil, err
+	}
+	var done []Entry
+	var errs []error
+	for key, manifests := range held {
+		first := *i.pod(key)[0]
+		_, err := f.move(i, filepath.Dir(filepath.FromSlash(first.File)), manifests, func(e *Entry) {
+			e.describe(manifests[0].pod)
+			e.StaticUIDs, e.Priority, e.Maintenances = first.StaticUIDs, first.Priority, first.Maintenances
+			e.ParkedAt, e.KubeletInstance, e.Stopped = f.now(), instance, false
+		})
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		done = append(done, first)
+	}
+	return done, errors.Join(errs...)
+}
+
+// move moves manifests of one pod to a folder of the parking folder and returns their names. The
+// index has their entries before it moves the first one.
+func (f *folder) move(i *index, to string, manifests []manifest, describe func(*Entry)) ([]string, error) {
+	if err := f.files.MkdirAll(filepath.Join(f.parking, to), 0o700); err != nil {
+		return nil, err
+	}
+	if err := f.files.Sync(f.parking); err != nil {
+		return nil, err
+	}
+	for _, m := range manifests {
+		file := to + "/" + filepath.Base(m.path)
+		e := i.file(file)
+		if e != nil && (e.Namespace != m.pod.Namespace || e.Name != m.pod.Name) {
+			// The path was that of another pod, whose manifest was replaced in the folder.
+			if _, err := f.archive(i, e); err != nil {
+				return nil, err
+			}
+			e = nil
+		}
+		if e == nil {
+			e = &Entry{File: file, Origin: m.path}
+			i.Entries = append(i.Entries, e)
+		}
+		describe(e)
+	}
+	if err := f.save(i); err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, m := range manifests {
+		name := filepath.Base(m.path)
+		switch err := f.files.Rename(m.path, filepath.Join(f.parking, to, name)); {
+		case isCrossDevice(err):
+			return names, f.crossDevice(err)
+		case errors.Is(err, fs.ErrNotExist):
+			continue // it has just gone
+		case err != nil:
+			return names, fmt.Errorf("park the manifest %s: %w", m.path, err)
+		}
+		names = append(names, name)
+	}
+	return names, errors.Join(f.files.Sync(f.dir), f.files.Sync(filepath.Join(f.parking, to)))
+}
+
+func (f *folder) crossDevice(err error) error {
+	return fmt.Errorf("%s and %s must be on one mount; mount their parent folder instead of the static pod folder: %w", f.dir, f.parking, err)
+}
+
+// restored is a manifest that was restored, or kept in the archive because its path is in use.
+type restored struct {
+	Entry
+	archived string
+}
+
+// restore returns the selected manifests to their paths.
+func (f *folder) restore(selected func(*Entry) bool) ([]restored, error) {
+	i, unlock, err := f.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	var todo []*Entry
+	for _, e := range i.Entries {
+		if selected(e) {
+			e.Restoring = true
+			todo = append(todo, e)
+		}
+	}
+	if len(todo) == 0 {
+		return nil, nil
+	}
+	// After a crash the restore continues, and the manifests restored so far are not held. It must
+	// work on a full disk, too.
+	_ = f.save(i)
+	var done []restored
+	var errs []error
+	for _, e := range todo {
+		archived, err := f.restoreOne(i, e)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		done = append(done, restored{*e, archived})
+	}
+	errs = append(errs, f.syncAll(done))
+	_ = f.save(i)
+	for _, e := range done {
+		// Fails while there are other files in it.
+		_ = f.files.Remove(filepath.Dir(f.path(&e.Entry)))
+	}
+	return done, errors.Join(errs...)
+}
+
+// restoreOne restores a manifest and returns where it is instead, if not at its path.
+func (f *folder) restoreOne(i *index, e *Entry) (archived string, err error) {
+	switch err := f.files.RenameNew(f.path(e), e.Origin); {
+	case errors.Is(err, fs.ErrExist):
+		// A newer manifest is there.
+		return f.archive(i, e)
+	case isCrossDevice(err):
+		return "", f.crossDevice(err)
+	case err != nil:
+		return "", fmt.Errorf("restore the manifest %s: %w", e.Origin, err)
+	}
+	i.Entries = slices.DeleteFunc(i.Entries, func(other *Entry) bool { return other == e })
+	return "", nil
+}
+
+// archive moves a parked manifest to the archive.
+func (f *folder) archive(i *index, e *Entry) (string, error) {
+	dir := filepath.Join(f.parking, archiveName)
+	if err := f.files.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	name := filepath.Join(dir, filepath.Base(f.path(e)))
+	for n := 0; ; n++ {
+		target := name
+		if n > 0 {
+			target += "." + strconv.Itoa(n)
+		}
+		err := f.files.RenameNew(f.path(e), target)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err == nil {
+			i.Entries = slices.DeleteFunc(i.Entries, func(other *Entry) bool { return other == e })
+		}
+		return target, err
+	}
+}
+
+// syncAll writes the folders of restored manifests to the disk.
+func (f *folder) syncAll(done []restored) error {
+	dirs := map[string]struct{}{}
+	for _, e := range done {
+		dirs[filepath.Dir(f.path(&e.Entry))] = struct{}{}
+		dirs[filepath.Dir(e.Origin)] = struct{}{}
+		if e.archived != "" {
+			dirs[filepath.Dir(e.archived)] = struct{}{}
+		}
+	}
+	var errs []error
+	for dir := range dirs {
+		errs = append(errs, f.files.Sync(dir))
+	}
+	return errors.Join(errs...)
+}
+
+// probe checks by a test rename that manifests can be moved.
+func (f *folder) probe() error {
+	if f.dir == "" {
+		return nil
+	}
+	switch info, err := f.files.Lstat(f.dir); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil // no static pods
+	case err != nil:
+		return err
+	case !info.IsDir():
+		return fmt.Errorf("the static pod path %s is a single file; it must be a folder", f.dir)
+	}
+	if err := f.files.MkdirAll(f.parking, 0o700); err != nil {
+		return err
+	}
+	from, to := filepath.Join(f.parking, probeName), filepath.Join(f.dir, probeName)
+	if err := f.files.WriteFile(from, nil, 0o600); err != nil {
+		return err
+	}
+	if err := f.files.Rename(from, to); err != nil {
+		err = errors.Join(err, f.files.Remove(from))
+		if isCrossDevice(err) {
+			return f.crossDevice(err)
+		}
+		return err
+	}
+	return f.files.Remove(to)
+}
+
+// isFolderName reports whether a text is a safe name of a folder for one maintenance.
+func isFolderName(name string) bool {
+	return name != archiveName && !isIgnored(name) && !strings.ContainsAny(name, `/\`) && filepath.IsLocal(name)
+}

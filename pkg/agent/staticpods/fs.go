@@ -1,0 +1,110 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package staticpods
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+)
+
+// maxManifest is the size in bytes above which the kubelet does not read a manifest.
+const maxManifest = 10 << 20
+
+// fileSystem is what the package does with files. Tests make it fail at each step.
+type fileSystem interface {
+	ReadDir(name string) ([]fs.DirEntry, error)
+	Lstat(name string) (fs.FileInfo, error)
+	Readlink(name string) (string, error)
+	// ReadFile reads a regular file, or the one that a link points to, of at most 10 MB.
+	ReadFile(name string) ([]byte, error)
+	MkdirAll(name string, mode fs.FileMode) error
+	// WriteFile writes a file to the disk. A failure may leave a part of it.
+	WriteFile(name string, data []byte, mode fs.FileMode) error
+	// Rename moves a file and replaces the target.
+	Rename(from, to string) error
+	// RenameNew moves a file; an existing target is the error fs.ErrExist.
+	RenameNew(from, to string) error
+	Remove(name string) error
+	// Sync writes the entries of a folder to the disk.
+	Sync(dir string) error
+}
+
+// osFiles are the files of the operating system.
+type osFiles struct{}
+
+func (osFiles) ReadDir(name string) ([]fs.DirEntry, error)   { return os.ReadDir(name) }
+func (osFiles) Lstat(name string) (fs.FileInfo, error)       { return os.Lstat(name) }
+func (osFiles) Readlink(name string) (string, error)         { return os.Readlink(name) }
+func (osFiles) MkdirAll(name string, mode fs.FileMode) error { return os.MkdirAll(name, mode) }
+func (osFiles) Rename(from, to string) error                 { return os.Rename(from, to) }
+func (osFiles) RenameNew(from, to string) error              { return renameNew(from, to) }
+func (osFiles) Remove(name string) error                     { return os.Remove(name) }
+
+func (osFiles) ReadFile(name string) ([]byte, error) {
+	// Opening a named pipe would block.
+	info, err := os.Stat(name)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: not a regular file", name)
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxManifest+1))
+	if err == nil && len(data) > maxManifest {
+		return nil, fmt.Errorf("%s: larger than %d bytes, the maximum of the kubelet", name, maxManifest)
+	}
+	return data, err
+}
+
+func (osFiles) WriteFile(name string, data []byte, mode fs.FileMode) error {
+	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	if err == nil {
+		err = file.Sync()
+	}
+	return errors.Join(err, file.Close())
+}
+
+// save replaces a file by another content: after a crash it has the old or the new one.
+func save(files fileSystem, name string, data []byte) error {
+	temporary := name + ".tmp"
+	if err := files.WriteFile(temporary, data, 0o600); err != nil {
+		return err
+	}
+	if err := files.Rename(temporary, name); err != nil {
+		return err
+	}
+	return files.Sync(filepath.Dir(name))
+}
+
+// isCrossDevice reports whether a rename failed because source and target are on different mounts.
+func isCrossDevice(err error) bool {
+	return errors.Is(err, errCrossDevice) || errors.Is(err, syscall.EXDEV)
+}

@@ -1,0 +1,178 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package staticpods
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// indexVersion is the version of the format of the index.
+const indexVersion = 1
+
+// Maintenance identifies a NodeMaintenance.
+type Maintenance struct {
+	Name string    `json:"name,omitempty"`
+	UID  types.UID `json:"uid"`
+	// reason is for messages.
+	reason string
+}
+
+// Entry is a parked manifest in the index.
+type Entry struct {
+	// File is the path of the parked manifest in the parking folder, with slashes.
+	File string `json:"file"`
+	// Origin is the path from which it was moved.
+	Origin string `json:"origin"`
+	// SHA256 is the checksum of its content, Link the target if it is a symbolic link, and Mode its
+	// permissions. They are for people: the file is moved, not copied.
+	SHA256 string `json:"sha256,omitempty"`
+	Link   string `json:"link,omitempty"`
+	Mode   string `json:"mode,omitempty"`
+	// Namespace and Name are those of the pod in the API; empty if the file is no manifest.
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name,omitempty"`
+	// StaticUIDs are the UIDs of the pod that the kubelet and the container runtime know.
+	StaticUIDs []types.UID `json:"staticUIDs,omitempty"`
+	// Priority, Labels and GracePeriodSeconds are those of the pod.
+	Priority           int32             `json:"priority"`
+	Labels             map[string]string `json:"labels,omitempty"`
+	GracePeriodSeconds int64             `json:"gracePeriodSeconds"`
+	// ServesAPI: clients may reach the API through the pod. Without the API for too long, the agent
+	// restores it.
+	ServesAPI bool `json:"servesAPI,omitempty"`
+	// Maintenances are those that target the pod, as last seen.
+	Maintenances []Maintenance `json:"maintenances"`
+	// ParkedAt is when the manifest was moved.
+	ParkedAt time.Time `json:"parkedAt"`
+	// KubeletInstance is the process of the kubelet at that time, empty if unknown.
+	KubeletInstance string `json:"kubeletInstance,omitempty"`
+	// Stopped: the pod has stopped since.
+	Stopped bool `json:"stopped,omitempty"`
+	// Restoring: the manifest is about to return.
+	Restoring bool `json:"restoring,omitempty"`
+}
+
+// Pod returns the key of the pod.
+func (e *Entry) Pod() types.NamespacedName {
+	return types.NamespacedName{Namespace: e.Namespace, Name: e.Name}
+}
+
+// describe copies what an entry has about its pod.
+func (e *Entry) describe(pod *corev1.Pod) {
+	e.Namespace, e.Name, e.Labels = pod.Namespace, pod.Name, pod.Labels
+	e.Priority, e.GracePeriodSeconds, e.ServesAPI = priorityOf(pod), int64(gracePeriodOf(pod).Seconds()), mayServeAPI(pod)
+	if uid := types.UID(pod.Annotations[corev1.MirrorPodAnnotationKey]); uid != "" && !slices.Contains(e.StaticUIDs, uid) {
+		e.StaticUIDs = append(e.StaticUIDs, uid)
+	}
+}
+
+// index is what the file has.
+type index struct {
+	Version int      `json:"version"`
+	Entries []*Entry `json:"entries"`
+}
+
+func parseIndex(data []byte) (*index, error) {
+	i := &index{}
+	if err := json.Unmarshal(data, i); err != nil {
+		return nil, err
+	}
+	if i.Version != indexVersion {
+		return nil, fmt.Errorf("version %d, must be %d", i.Version, indexVersion)
+	}
+	if slices.Contains(i.Entries, nil) {
+		return nil, fmt.Errorf("an entry is null")
+	}
+	return i, nil
+}
+
+func (i *index) bytes() ([]byte, error) {
+	i.Version = indexVersion
+	slices.SortFunc(i.Entries, func(a, b *Entry) int {
+		if c := a.ParkedAt.Compare(b.ParkedAt); c != 0 {
+			return c
+		}
+		if a.File < b.File {
+			return -1
+		}
+		return 1
+	})
+	return json.MarshalIndent(i, "", "  ")
+}
+
+// file returns the entry of a parked file, or nil.
+func (i *index) file(name string) *Entry {
+	for _, e := range i.Entries {
+		if e.File == name {
+			return e
+		}
+	}
+	return nil
+}
+
+// pod returns the entries of a pod.
+func (i *index) pod(key types.NamespacedName) []*Entry {
+	var entries []*Entry
+	for _, e := range i.Entries {
+		if e.Pod() == key {
+			entries = append(entries, e)
+		}
+	}
+	return entries
+}
+
+// targeting returns the maintenances in stage Drain that ask a static pod to leave the node.
+func targeting(list []maintenancev1alpha1.NodeMaintenance, node string, priority int32, labels map[string]string) ([]Maintenance, error) {
+	var found []Maintenance
+	for i := range list {
+		nm := &list[i]
+		if nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain {
+			continue
+		}
+		for _, status := range nm.Status.NodeStatuses {
+			if status.NodeRef.Name != node {
+				continue
+			}
+			targets, err := drainplan.CompileTargets(status.DrainTargets)
+			if err != nil {
+				return nil, fmt.Errorf("drain targets of NodeMaintenance %s: %w", nm.Name, err)
+			}
+			if targets.Cover(drainplan.Pod{Type: maintenancev1alpha1.PodTypeStatic, Priority: priority, Labels: labels}) {
+				found = append(found, Maintenance{Name: nm.Name, UID: nm.UID, reason: nm.Spec.Reason})
+			}
+		}
+	}
+	return found, nil
+}
+
+// isMirrorPod reports whether a pod is the mirror pod of a static pod of the node.
+func isMirrorPod(pod *corev1.Pod, node string) bool {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	return pod.Annotations[corev1.MirrorPodAnnotationKey] != "" && pod.Spec.NodeName == node &&
+		owner != nil && owner.APIVersion == "v1" && owner.Kind == "Node" && owner.Name == node
+}

@@ -1,0 +1,87 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package staticpods
+
+import (
+	"cmp"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Restored is the result of a restore.
+type Restored struct {
+	Entry
+	// Archived is where the manifest is if its path is in use by a newer one; else empty.
+	Archived string
+}
+
+// List returns the parked manifests of a static pod folder. It needs no API, and no agent.
+func List(dir string) ([]Entry, error) {
+	return newFolder(osFiles{}, dir, "", time.Now).entries()
+}
+
+// Restore restores the parked manifests of the named pods: each name is <pod>, <namespace>/<pod> or
+// the name of the file. It needs no API, and no agent. An agent that runs parks the pods again if a
+// NodeMaintenance in stage Drain still asks them to leave.
+func Restore(dir string, names []string) ([]Restored, error) {
+	f := newFolder(osFiles{}, dir, "", time.Now)
+	entries, err := f.entries()
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		if !slices.ContainsFunc(entries, func(e Entry) bool { return e.isNamed(name) }) {
+			return nil, fmt.Errorf("no parked static pod or manifest %q; parked are: %s", name, cmp.Or(strings.Join(namesOf(entries), ", "), "none"))
+		}
+	}
+	return f.restoreNow(func(e *Entry) bool { return slices.ContainsFunc(names, e.isNamed) })
+}
+
+// RestoreAll restores all parked manifests, see Restore.
+func RestoreAll(dir string) ([]Restored, error) {
+	return newFolder(osFiles{}, dir, "", time.Now).restoreNow(func(*Entry) bool { return true })
+}
+
+func (f *folder) restoreNow(selected func(*Entry) bool) ([]Restored, error) {
+	done, err := f.restore(selected)
+	results := make([]Restored, 0, len(done))
+	for _, e := range done {
+		results = append(results, Restored{Entry: e.Entry, Archived: e.archived})
+	}
+	return results, err
+}
+
+func (e *Entry) isNamed(name string) bool {
+	return name == e.Name || name == e.Namespace+"/"+e.Name || name == path.Base(e.File)
+}
+
+func namesOf(entries []Entry) []string {
+	var names []string
+	for _, e := range entries {
+		name := e.Namespace + "/" + e.Name
+		if e.Name == "" {
+			name = path.Base(e.File)
+		}
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
