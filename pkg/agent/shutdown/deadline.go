@@ -25,9 +25,11 @@ import (
 // The wall clock can be set during a shutdown, so the manager keeps the deadline on the monotonic
 // clock. Only after a restart of the agent it has to trust a stored time, within limits.
 
-// remainingOf returns the time until the deadline of a machine, as the wall clock shows it now.
+// remainingOf returns the time until the deadline of a machine, as the wall clock shows it now. A
+// deadline that is over when it is seen first says nothing: the machine still runs, so the clock
+// was set.
 func remainingOf(machine *MachineState, wall time.Time, longest time.Duration) time.Duration {
-	if machine.Deadline.IsZero() {
+	if machine.Deadline.IsZero() || !machine.Deadline.After(wall) {
 		if machine.Delay > 0 {
 			return min(machine.Delay, longest)
 		}

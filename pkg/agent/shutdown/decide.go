@@ -307,6 +307,9 @@ func (d *decision) shutdown(s *settings, in *input) {
 	if !active(st.Phase) {
 		d.detect(in)
 	}
+	if st.Signal.Kind == "" {
+		st.Signal.Kind = in.machine.Kind // logind tells it after the signal
+	}
 	if st.Phase == state.Releasing || st.Phase == state.Down {
 		// A restarted agent may have taken the lock again before it knew that it had released it.
 		d.release = !in.releasedHere || st.Phase == state.Releasing || in.machine.LockHeld

@@ -1,0 +1,326 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cluster
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	"k8s.io/client-go/kubernetes"
+	kubescheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+	haulscheme "haulout.dev/haulout/pkg/generated/clientset/versioned/scheme"
+)
+
+const (
+	nodeName = "worker-1"
+	ownUser  = "system:node:worker-1"
+	boot     = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
+	ownName  = "shutdown-worker-1-1b4e28ba"
+	pageLen  = 2
+)
+
+// api is an API server with what the client uses: the paths, the codecs, the preconditions and the
+// errors are those of the real one, its storage is a map.
+type api struct {
+	t      *testing.T
+	server *httptest.Server
+	client *Client
+	config *rest.Config
+	events *record.FakeRecorder
+
+	mu      sync.Mutex
+	objects map[string]runtime.Object
+	version int
+	// requests are "VERB path" in order; patches are the bodies of patches by path.
+	requests []string
+	patches  map[string][]byte
+	// before is called, without the lock, before a request is handled; it may answer it.
+	before func(verb, path string) *apierrors.StatusError
+	// finalizer keeps deleted maintenances, as the server does until the nodes are released.
+	finalizer bool
+}
+
+func newAPI(t *testing.T, objects ...runtime.Object) *api {
+	t.Helper()
+	a := &api{t: t, objects: map[string]runtime.Object{}, patches: map[string][]byte{}, events: record.NewFakeRecorder(10)}
+	for _, object := range objects {
+		a.put(pathOf(object), object)
+	}
+	a.server = httptest.NewServer(http.HandlerFunc(a.serve))
+	t.Cleanup(a.server.Close)
+	config := &rest.Config{Host: a.server.URL, QPS: -1, ContentConfig: rest.ContentConfig{
+		ContentType: "application/vnd.kubernetes.protobuf", AcceptContentTypes: "application/vnd.kubernetes.protobuf,application/json",
+	}}
+	client, err := New(Config{
+		NodeName: nodeName, Host: kubernetes.NewForConfigOrDie(config), Maintenance: versioned.NewForConfigOrDie(config), Recorder: a.events,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.client, a.config = client, config
+	return a
+}
+
+func (a *api) clientset() versioned.Interface {
+	return versioned.NewForConfigOrDie(a.config)
+}
+
+func pathOf(object runtime.Object) string {
+	accessor, err := meta.Accessor(object)
+	if err != nil {
+		panic(err)
+	}
+	switch object.(type) {
+	case *corev1.Node:
+		return "/api/v1/nodes/" + accessor.GetName()
+	case *corev1.Pod:
+		return "/api/v1/namespaces/" + accessor.GetNamespace() + "/pods/" + accessor.GetName()
+	}
+	return maintenancesPath + "/" + accessor.GetName()
+}
+
+var maintenancesPath = "/apis/" + maintenancev1alpha1.SchemeGroupVersion.String() + "/nodemaintenances"
+
+// put stores an object as a new version.
+func (a *api) put(path string, object runtime.Object) {
+	object = object.DeepCopyObject()
+	accessor, err := meta.Accessor(object)
+	if err != nil {
+		panic(err)
+	}
+	a.version++
+	accessor.SetResourceVersion(strconv.Itoa(a.version))
+	if accessor.GetUID() == "" {
+		accessor.SetUID(types.UID(fmt.Sprintf("uid-%d", a.version)))
+	}
+	a.objects[path] = object
+}
+
+// maintenance returns a stored maintenance, nil if there is none.
+func (a *api) maintenance(name string) *maintenancev1alpha1.NodeMaintenance {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	nm, _ := a.objects[maintenancesPath+"/"+name].(*maintenancev1alpha1.NodeMaintenance)
+	return nm
+}
+
+func (a *api) pod(name string) *corev1.Pod {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	pod, _ := a.objects["/api/v1/namespaces/default/pods/"+name].(*corev1.Pod)
+	return pod
+}
+
+func (a *api) node() *corev1.Node {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	node, _ := a.objects["/api/v1/nodes/"+nodeName].(*corev1.Node)
+	return node
+}
+
+// count returns how many requests start with a prefix.
+func (a *api) count(prefix string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := 0
+	for _, request := range a.requests {
+		if strings.HasPrefix(request, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+func (a *api) serve(w http.ResponseWriter, r *http.Request) {
+	a.mu.Lock()
+	before := a.before
+	a.requests = append(a.requests, r.Method+" "+r.URL.Path)
+	a.mu.Unlock()
+	if before != nil {
+		if err := before(r.Method, r.URL.Path); err != nil {
+			answer(w, int(err.ErrStatus.Code), &err.ErrStatus)
+			return
+		}
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		a.t.Error(err)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	object, code, failure := a.handle(r, body)
+	if failure != nil {
+		answer(w, int(failure.ErrStatus.Code), &failure.ErrStatus)
+		return
+	}
+	answer(w, code, object)
+}
+
+func answer(w http.ResponseWriter, code int, object runtime.Object) {
+	group := corev1.SchemeGroupVersion
+	codecs := kubescheme.Codecs
+	switch object.(type) {
+	case *maintenancev1alpha1.NodeMaintenance, *maintenancev1alpha1.NodeMaintenanceList:
+		group, codecs = maintenancev1alpha1.SchemeGroupVersion, haulscheme.Codecs
+	case *authenticationv1.SelfSubjectReview:
+		group = authenticationv1.SchemeGroupVersion
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_, _ = w.Write([]byte(runtime.EncodeOrDie(codecs.LegacyCodec(group), object)))
+}
+
+func (a *api) handle(r *http.Request, body []byte) (runtime.Object, int, *apierrors.StatusError) {
+	path, status := strings.CutSuffix(r.URL.Path, "/status")
+	switch {
+	case r.Method == http.MethodPost && path == maintenancesPath:
+		return a.create(body)
+	case r.Method == http.MethodGet && path == maintenancesPath:
+		return a.list(r.URL.Query().Get("continue"))
+	case r.Method == http.MethodPost && path == "/apis/authentication.k8s.io/v1/selfsubjectreviews":
+		return &authenticationv1.SelfSubjectReview{
+			Status: authenticationv1.SelfSubjectReviewStatus{UserInfo: authenticationv1.UserInfo{Username: ownUser}},
+		}, http.StatusCreated, nil
+	}
+	object := a.objects[path]
+	if object == nil {
+		return nil, 0, apierrors.NewNotFound(schema.GroupResource{Resource: "objects"}, path)
+	}
+	switch r.Method {
+	case http.MethodGet:
+		return object, http.StatusOK, nil
+	case http.MethodDelete:
+		return a.remove(path, object.(*maintenancev1alpha1.NodeMaintenance), body)
+	case http.MethodPatch:
+		if _, isMaintenance := object.(*maintenancev1alpha1.NodeMaintenance); status == isMaintenance {
+			a.t.Errorf("patch of %s: the agent writes the status of nodes and pods, and the spec of maintenances", r.URL.Path)
+		}
+		return a.patch(path, object, r.Header.Get("Content-Type"), body)
+	}
+	return nil, 0, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: "objects"}, r.Method)
+}
+
+func (a *api) create(body []byte) (runtime.Object, int, *apierrors.StatusError) {
+	object, _, err := haulscheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+	if err != nil {
+		return nil, 0, apierrors.NewBadRequest(err.Error())
+	}
+	nm := object.(*maintenancev1alpha1.NodeMaintenance)
+	path := maintenancesPath + "/" + nm.Name
+	if a.objects[path] != nil {
+		return nil, 0, apierrors.NewAlreadyExists(maintenancev1alpha1.Resource("nodemaintenances"), nm.Name)
+	}
+	nm.Generation = 1
+	nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: ownUser}
+	a.put(path, nm)
+	return a.objects[path], http.StatusCreated, nil
+}
+
+// list returns pages of pageLen, whatever the client asks for.
+func (a *api) list(from string) (runtime.Object, int, *apierrors.StatusError) {
+	var paths []string
+	for path := range a.objects {
+		if strings.HasPrefix(path, maintenancesPath+"/") && path > from {
+			paths = append(paths, path)
+		}
+	}
+	slices.Sort(paths)
+	list := &maintenancev1alpha1.NodeMaintenanceList{}
+	for i, path := range paths {
+		if i == pageLen {
+			list.Continue = paths[i-1]
+			break
+		}
+		list.Items = append(list.Items, *a.objects[path].(*maintenancev1alpha1.NodeMaintenance))
+	}
+	return list, http.StatusOK, nil
+}
+
+func (a *api) remove(path string, nm *maintenancev1alpha1.NodeMaintenance, body []byte) (runtime.Object, int, *apierrors.StatusError) {
+	options := &metav1.DeleteOptions{}
+	if _, _, err := haulscheme.Codecs.UniversalDeserializer().Decode(body, nil, options); err != nil {
+		return nil, 0, apierrors.NewBadRequest(err.Error())
+	}
+	if p := options.Preconditions; p == nil || p.UID == nil || *p.UID != nm.UID {
+		return nil, 0, apierrors.NewConflict(maintenancev1alpha1.Resource("nodemaintenances"), nm.Name, fmt.Errorf("the UID is %s", nm.UID))
+	}
+	if a.finalizer {
+		deleted := nm.DeepCopy()
+		now := metav1.Now()
+		deleted.DeletionTimestamp = &now
+		a.put(path, deleted)
+	} else {
+		delete(a.objects, path)
+	}
+	return nm, http.StatusOK, nil
+}
+
+// patch applies a patch; a UID or a resource version in it is a precondition, as in the real server.
+func (a *api) patch(path string, object runtime.Object, contentType string, body []byte) (runtime.Object, int, *apierrors.StatusError) {
+	a.patches[path] = body
+	var partial metav1.PartialObjectMetadata
+	if err := json.Unmarshal(body, &partial); err != nil {
+		return nil, 0, apierrors.NewBadRequest(err.Error())
+	}
+	accessor, err := meta.Accessor(object)
+	if err != nil {
+		return nil, 0, apierrors.NewInternalError(err)
+	}
+	if partial.UID != "" && partial.UID != accessor.GetUID() || partial.ResourceVersion != "" && partial.ResourceVersion != accessor.GetResourceVersion() {
+		return nil, 0, apierrors.NewConflict(schema.GroupResource{Resource: "objects"}, accessor.GetName(), fmt.Errorf("the precondition failed"))
+	}
+	before, err := json.Marshal(object)
+	if err != nil {
+		return nil, 0, apierrors.NewInternalError(err)
+	}
+	// Haulout's API knows no other patch than the merge patch; for one without lists they are equal.
+	if _, isMaintenance := object.(*maintenancev1alpha1.NodeMaintenance); isMaintenance != (contentType == string(types.MergePatchType)) {
+		return nil, 0, apierrors.NewBadRequest("unexpected type of patch " + contentType)
+	}
+	after, err := strategicpatch.StrategicMergePatch(before, body, object)
+	if err != nil {
+		return nil, 0, apierrors.NewBadRequest(err.Error())
+	}
+	changed := object.DeepCopyObject()
+	if err := json.Unmarshal(after, changed); err != nil {
+		return nil, 0, apierrors.NewInternalError(err)
+	}
+	a.put(path, changed)
+	return a.objects[path], http.StatusOK, nil
+}

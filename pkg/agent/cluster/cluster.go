@@ -1,0 +1,135 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package cluster is the API as the shutdown of a node needs it: its NodeMaintenance, the
+// conditions and events of its Node, and the status of pods that ended without the API.
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+	maintenanceclient "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
+)
+
+// component is the name of the agent in events.
+const component = "haulout-node-agent"
+
+// Config has the dependencies of a Client.
+type Config struct {
+	// NodeName is the name of the node.
+	NodeName string
+	// Host is a client of the API of Kubernetes, Maintenance one of Haulout's. Their requests must
+	// not be limited to few in a second: after an API outage, every pod of the node is reported.
+	Host        kubernetes.Interface
+	Maintenance versioned.Interface
+	// Recorder records events, see NewRecorder.
+	Recorder record.EventRecorder
+}
+
+// Client implements shutdown.Cluster.
+type Client struct {
+	node         string
+	host         kubernetes.Interface
+	maintenances maintenanceclient.NodeMaintenanceInterface
+	recorder     record.EventRecorder
+
+	mu   sync.Mutex
+	user string
+}
+
+var _ shutdown.Cluster = &Client{}
+
+// New returns a Client.
+func New(config Config) (*Client, error) {
+	if config.NodeName == "" || config.Host == nil || config.Maintenance == nil || config.Recorder == nil {
+		return nil, errors.New("the name of the node, two clients and a recorder are required")
+	}
+	return &Client{
+		node: config.NodeName, host: config.Host, recorder: config.Recorder,
+		maintenances: config.Maintenance.MaintenanceV1alpha1().NodeMaintenances(),
+	}, nil
+}
+
+// NewRecorder returns a recorder that writes events until the context ends.
+func NewRecorder(ctx context.Context, host kubernetes.Interface, node string) record.EventRecorder {
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: host.CoreV1().Events("")})
+	broadcaster.StartStructuredLogging(3)
+	return broadcaster.NewRecorder(scheme.Scheme, corev1.EventSource{Component: component, Host: node})
+}
+
+// Event records an event about the node.
+func (c *Client) Event(eventType, reason, message string) {
+	// As in the kubelet's events, the UID is the name: kubectl describe node finds them by it.
+	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: c.node, UID: types.UID(c.node)}
+	c.recorder.Event(ref, eventType, reason, message)
+}
+
+// ownUser returns the name of the user as whom the agent is authenticated.
+func (c *Client) ownUser(ctx context.Context) (string, error) {
+	c.mu.Lock()
+	user := c.user
+	c.mu.Unlock()
+	if user != "" {
+		return user, nil
+	}
+	review, err := c.host.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("find out the own user: %w", err)
+	}
+	user = review.Status.UserInfo.Username
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.user = user
+	return user, nil
+}
+
+// objectGone reports whether an object does not exist, in contrast to an API that does not exist.
+func objectGone(err error) bool {
+	return apierrors.IsNotFound(err) && !apiMissing(err)
+}
+
+// apiMissing reports whether the server does not know the kind at all.
+func apiMissing(err error) bool {
+	return apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
+}
+
+// refused adds shutdown.ErrRefused to an error with which the API says no, and will say no again.
+func refused(err error) error {
+	switch {
+	case apiMissing(err):
+		return fmt.Errorf("%w: Haulout is not installed in the cluster: %w", shutdown.ErrRefused, err)
+	case apierrors.IsForbidden(err), apierrors.IsInvalid(err), apierrors.IsBadRequest(err), apierrors.IsUnauthorized(err),
+		apierrors.IsMethodNotSupported(err):
+		return fmt.Errorf("%w: %w", shutdown.ErrRefused, err)
+	}
+	return err
+}

@@ -1,0 +1,280 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const (
+	// pageSize limits how many maintenances one request lists.
+	pageSize = 100
+	// patchAttempts is how often a patch is tried against newer versions of the object: the server
+	// writes the status of a maintenance often while it drains.
+	patchAttempts = 5
+)
+
+// EnsureMaintenance creates or adopts the maintenance of a shutdown.
+func (c *Client) EnsureMaintenance(ctx context.Context, request shutdown.MaintenanceRequest) (state.MaintenanceRef, error) {
+	want := c.build(request)
+	for range 2 {
+		created, err := c.maintenances.Create(ctx, want, metav1.CreateOptions{})
+		if err == nil {
+			klog.FromContext(ctx).Info("Created the maintenance of the shutdown", "nodeMaintenance", klog.KObj(created))
+			return refOf(created), nil
+		}
+		if !apierrors.IsAlreadyExists(err) {
+			return state.MaintenanceRef{}, refused(fmt.Errorf("create NodeMaintenance %s: %w", want.Name, err))
+		}
+		old, err := c.maintenances.Get(ctx, want.Name, metav1.GetOptions{})
+		if objectGone(err) {
+			continue // removed between the two requests
+		}
+		if err != nil {
+			return state.MaintenanceRef{}, refused(fmt.Errorf("get NodeMaintenance %s: %w", want.Name, err))
+		}
+		if err := c.mayAdopt(ctx, old, want); err != nil {
+			return state.MaintenanceRef{}, err
+		}
+		if maintenancev1alpha1.IsDraining(old) {
+			return refOf(old), nil
+		}
+		if err := c.remove(ctx, old); err != nil {
+			return state.MaintenanceRef{}, err
+		}
+	}
+	return state.MaintenanceRef{}, fmt.Errorf("NodeMaintenance %s of an earlier shutdown still exists, although it is deleted: the server releases the node first", want.Name)
+}
+
+// build returns the maintenance of a shutdown.
+func (c *Client) build(request shutdown.MaintenanceRequest) *maintenancev1alpha1.NodeMaintenance {
+	return &maintenancev1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        protocol.ShutdownName(c.node, request.BootID),
+			Annotations: map[string]string{maintenancev1alpha1.AnnotationBootID: request.BootID},
+		},
+		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
+			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchFields: []corev1.NodeSelectorRequirement{{
+					Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{c.node},
+				}},
+			}}},
+			Stage:     maintenancev1alpha1.NodeMaintenanceStageDrain,
+			DrainPlan: request.DrainPlan,
+			Reason:    request.Reason,
+		},
+	}
+}
+
+// mayAdopt returns an error that says what is in the way if an existing maintenance is not one that
+// this agent has created for this boot.
+func (c *Client) mayAdopt(ctx context.Context, old, want *maintenancev1alpha1.NodeMaintenance) error {
+	inTheWay := func(format string, args ...any) error {
+		return fmt.Errorf("%w: NodeMaintenance %s exists, and %s; delete it", shutdown.ErrRefused, old.Name, fmt.Sprintf(format, args...))
+	}
+	boot := want.Annotations[maintenancev1alpha1.AnnotationBootID]
+	if got := old.Annotations[maintenancev1alpha1.AnnotationBootID]; got != boot {
+		return inTheWay("its annotation %s is %q and not %q", maintenancev1alpha1.AnnotationBootID, got, boot)
+	}
+	if !apiequality.Semantic.DeepEqual(old.Spec.NodeSelector, want.Spec.NodeSelector) {
+		return inTheWay("it does not select node %s alone by its name", c.node)
+	}
+	if maintenancev1alpha1.IsDraining(old) {
+		return nil // who advanced it does not matter
+	}
+	if !maintenancev1alpha1.IsEnding(old) {
+		return inTheWay("its stage is %s and not Drain", old.Spec.Stage)
+	}
+	own, err := c.requestedBySelf(ctx, old)
+	if err == nil && !own {
+		err = inTheWay("user %s has completed it", requester(old))
+	}
+	return err
+}
+
+// remove deletes the completed maintenance of an earlier shutdown of this boot: a stage never moves
+// back.
+func (c *Client) remove(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+	if nm.DeletionTimestamp != nil {
+		return nil
+	}
+	err := c.maintenances.Delete(ctx, nm.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(nm.UID))})
+	if err != nil && !objectGone(err) {
+		return refused(fmt.Errorf("delete NodeMaintenance %s of an earlier shutdown: %w", nm.Name, err))
+	}
+	return nil
+}
+
+func refOf(nm *maintenancev1alpha1.NodeMaintenance) state.MaintenanceRef {
+	return state.MaintenanceRef{Name: nm.Name, UID: nm.UID}
+}
+
+func requester(nm *maintenancev1alpha1.NodeMaintenance) string {
+	if nm.Spec.RequestedBy == nil {
+		return ""
+	}
+	return nm.Spec.RequestedBy.Username
+}
+
+// requestedBySelf reports whether this agent is the last that has changed the stage or the nodes of
+// a maintenance.
+func (c *Client) requestedBySelf(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (bool, error) {
+	user, err := c.ownUser(ctx)
+	return user != "" && requester(nm) == user, err
+}
+
+// Drain returns how far the drain of the node is.
+func (c *Client) Drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.DrainState, error) {
+	nm, err := c.maintenances.Get(ctx, ref.Name, metav1.GetOptions{})
+	if objectGone(err) {
+		return shutdown.DrainState{Ended: true}, nil
+	}
+	if err != nil {
+		return shutdown.DrainState{}, refused(fmt.Errorf("get NodeMaintenance %s: %w", ref.Name, err))
+	}
+	if ref.UID != "" && nm.UID != ref.UID || !maintenancev1alpha1.IsDraining(nm) {
+		return shutdown.DrainState{Ended: true}, nil
+	}
+	var drain shutdown.DrainState
+	condition := meta.FindStatusCondition(nm.Status.Conditions, maintenancev1alpha1.ConditionDrained)
+	if condition != nil && condition.ObservedGeneration >= nm.Generation {
+		if condition.Reason == maintenancev1alpha1.ReasonNotAuthorized {
+			return shutdown.DrainState{}, fmt.Errorf("%w: NodeMaintenance %s: %s", shutdown.ErrRefused, ref.Name, condition.Message)
+		}
+		drain.Drained = condition.Status == metav1.ConditionTrue
+		drain.Message = condition.Message
+	}
+	for i := range nm.Status.NodeStatuses {
+		if node := &nm.Status.NodeStatuses[i]; node.NodeRef.Name == c.node {
+			drain.PodsLeft = int(node.PodsPendingEvacuation + node.PodsEvacuating)
+			drain.PodsKept = int(node.PodsKept)
+			if node.DrainMessage != "" {
+				drain.Message = node.DrainMessage
+			}
+		}
+	}
+	return drain, nil
+}
+
+// Complete ends the maintenance of a cancelled shutdown.
+func (c *Client) Complete(ctx context.Context, ref state.MaintenanceRef) error {
+	var err error
+	for range patchAttempts {
+		var nm *maintenancev1alpha1.NodeMaintenance
+		nm, err = c.maintenances.Get(ctx, ref.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil // also if Haulout was uninstalled
+		}
+		if err != nil {
+			return fmt.Errorf("get NodeMaintenance %s: %w", ref.Name, err)
+		}
+		if ref.UID != "" && nm.UID != ref.UID {
+			return nil
+		}
+		own, ownErr := c.isOwn(ctx, nm)
+		if ownErr != nil {
+			return ownErr
+		}
+		if !own {
+			klog.FromContext(ctx).Info("Leaving a maintenance that is not this agent's", "nodeMaintenance", klog.KObj(nm), "requestedBy", requester(nm))
+			return nil
+		}
+		if err = c.complete(ctx, nm); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+	return err
+}
+
+// complete moves one maintenance to stage Complete if it still is as it was read.
+func (c *Client) complete(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+	if maintenancev1alpha1.IsEnding(nm) {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": nm.UID, "resourceVersion": nm.ResourceVersion},
+		"spec":     map[string]any{"stage": maintenancev1alpha1.NodeMaintenanceStageComplete},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = c.maintenances.Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if err != nil && !objectGone(err) {
+		return fmt.Errorf("complete NodeMaintenance %s: %w", nm.Name, err)
+	}
+	klog.FromContext(ctx).Info("Completed the maintenance of a shutdown", "nodeMaintenance", klog.KObj(nm))
+	return nil
+}
+
+// isOwn reports whether this agent, in this or another boot, has created a maintenance, and no
+// other user has changed it since.
+func (c *Client) isOwn(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (bool, error) {
+	boot := nm.Annotations[maintenancev1alpha1.AnnotationBootID]
+	if boot == "" || nm.Name != protocol.ShutdownName(c.node, boot) {
+		return false, nil
+	}
+	return c.requestedBySelf(ctx, nm)
+}
+
+// CompleteOlder completes the maintenances of earlier boots.
+func (c *Client) CompleteOlder(ctx context.Context, bootID string) (completed int, err error) {
+	var errs []error
+	options := metav1.ListOptions{Limit: pageSize}
+	for {
+		page, err := c.maintenances.List(ctx, options)
+		if err != nil {
+			return completed, errors.Join(append(errs, fmt.Errorf("list NodeMaintenances: %w", err))...)
+		}
+		for i := range page.Items {
+			nm := &page.Items[i]
+			if nm.Annotations[maintenancev1alpha1.AnnotationBootID] == bootID || maintenancev1alpha1.IsEnding(nm) {
+				continue
+			}
+			own, err := c.isOwn(ctx, nm)
+			if err == nil && own {
+				err = c.Complete(ctx, refOf(nm))
+			}
+			switch {
+			case err != nil:
+				errs = append(errs, err)
+			case own:
+				completed++
+			}
+		}
+		if page.Continue == "" {
+			return completed, errors.Join(errs...)
+		}
+		options.Continue = page.Continue
+	}
+}

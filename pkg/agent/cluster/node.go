@@ -1,0 +1,60 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// SetCondition writes a condition of the node.
+func (c *Client) SetCondition(ctx context.Context, condition corev1.NodeCondition) error {
+	node, err := c.host.CoreV1().Nodes().Get(ctx, c.node, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("get node %s: %w", c.node, err)
+	}
+	now := metav1.NewTime(time.Now())
+	condition.LastHeartbeatTime = now
+	if condition.LastTransitionTime.IsZero() {
+		condition.LastTransitionTime = now
+		for _, old := range node.Status.Conditions {
+			if old.Type == condition.Type && old.Status == condition.Status && !old.LastTransitionTime.IsZero() {
+				condition.LastTransitionTime = old.LastTransitionTime
+			}
+		}
+	}
+	// The kubelet writes its own conditions: the patch merges by type, and changes only this one. A
+	// node that was recreated in the meantime is another one.
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": node.UID},
+		"status":   map[string]any{"conditions": []corev1.NodeCondition{condition}},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = c.host.CoreV1().Nodes().Patch(ctx, c.node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil {
+		return fmt.Errorf("write condition %s of node %s: %w", condition.Type, c.node, err)
+	}
+	return nil
+}

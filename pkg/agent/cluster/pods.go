@@ -1,0 +1,135 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+const (
+	// The status that the kubelet gives to the pods that it ends during a shutdown.
+	killedReason  = "Terminated"
+	killedMessage = "Pod was terminated in response to imminent node shutdown."
+	// reportWorkers is how many pods are reported at the same time.
+	reportWorkers = 8
+)
+
+// ReportKilled sets the phase of pods that were ended on the node to Failed.
+func (c *Client) ReportKilled(ctx context.Context, pods []state.KilledPod, since time.Time) ([]state.KilledPod, error) {
+	errs := make([]error, len(pods))
+	var group errgroup.Group
+	group.SetLimit(reportWorkers)
+	for i := range pods {
+		group.Go(func() error {
+			errs[i] = c.reportPod(ctx, &pods[i], since)
+			return nil
+		})
+	}
+	_ = group.Wait()
+	var reported []state.KilledPod
+	for i, err := range errs {
+		if err == nil {
+			pod := pods[i]
+			pod.Reported = true
+			reported = append(reported, pod)
+		}
+	}
+	return reported, errors.Join(errs...)
+}
+
+// reportPod reports one pod. A pod that needs no report is no error.
+func (c *Client) reportPod(ctx context.Context, killed *state.KilledPod, since time.Time) error {
+	var err error
+	for range patchAttempts {
+		var pod *corev1.Pod
+		pod, err = c.host.CoreV1().Pods(killed.Namespace).Get(ctx, killed.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("get pod %s/%s: %w", killed.Namespace, killed.Name, err)
+		}
+		if why := needsNoReport(pod, killed, c.node, since); why != "" {
+			klog.FromContext(ctx).V(2).Info("A pod that was ended on the node needs no report", "pod", klog.KObj(pod), "why", why)
+			return nil
+		}
+		// A conflict is another pod of this name, or another write at the same time: look again.
+		if err = c.patchKilled(ctx, killed); !apierrors.IsConflict(err) {
+			return err
+		}
+	}
+	return err
+}
+
+// patchKilled writes the status of one pod, if it still has the same UID.
+func (c *Client) patchKilled(ctx context.Context, killed *state.KilledPod) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": killed.UID},
+		"status": map[string]any{
+			"phase": corev1.PodFailed, "reason": killedReason, "message": killedMessage,
+			"conditions": []map[string]any{{
+				"type": corev1.DisruptionTarget, "status": corev1.ConditionTrue, "reason": corev1.PodReasonTerminationByKubelet,
+				"message": killedMessage, "lastTransitionTime": metav1.NewTime(time.Now()),
+			}},
+		},
+	})
+	if err != nil {
+		return err
+	}
+	_, err = c.host.CoreV1().Pods(killed.Namespace).Patch(ctx, killed.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("report pod %s/%s as terminated: %w", killed.Namespace, killed.Name, err)
+	}
+	return nil
+}
+
+// needsNoReport returns why a pod is left alone, empty if it has to be reported.
+func needsNoReport(pod *corev1.Pod, killed *state.KilledPod, node string, since time.Time) string {
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		return "the kubelet reports static pods"
+	}
+	switch {
+	case pod.UID != killed.UID:
+		return "it was replaced"
+	case pod.Spec.NodeName != node:
+		return "it is on another node"
+	case pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded:
+		return "it has ended"
+	}
+	if since.IsZero() {
+		return ""
+	}
+	for i := range pod.Status.ContainerStatuses {
+		if running := pod.Status.ContainerStatuses[i].State.Running; running != nil && running.StartedAt.After(since) {
+			return "it runs again"
+		}
+	}
+	return ""
+}
