@@ -14,8 +14,6 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-//go:build linux
-
 // Package systemd speaks with systemd as one of its services (notifications and the store for file
 // descriptors) and as a client of its D-Bus interface (units, jobs and the state of the system).
 package systemd

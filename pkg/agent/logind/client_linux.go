@@ -1,5 +1,3 @@
-//go:build linux
-
 /*
 Copyright The Haulout Authors.
 
@@ -110,6 +108,21 @@ func (c *client) findOwner(ctx context.Context) error {
 	c.owner, c.identity = owner, id+owner
 	c.login = c.conn.Object(owner, loginPath)
 	return nil
+}
+
+// Pending reports whether a shutdown is pending or under way, for programs that hold no lock. root
+// is the directory where the root of the host is mounted, or "".
+func Pending(ctx context.Context, root string) (bool, error) {
+	conn, err := systemd.ConnectBus(ctx, root)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	c := &client{conn: conn, timeout: defaultCallTimeout}
+	if err := c.findOwner(ctx); err != nil {
+		return false, err
+	}
+	return c.preparing(ctx)
 }
 
 // preparing reports whether a shutdown is pending or under way.

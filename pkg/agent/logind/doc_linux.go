@@ -1,5 +1,3 @@
-//go:build linux
-
 /*
 Copyright The Haulout Authors.
 

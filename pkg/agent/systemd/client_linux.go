@@ -14,8 +14,6 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-//go:build linux
-
 package systemd
 
 import (
@@ -123,6 +121,12 @@ func (c *Client) SystemState(ctx context.Context) (string, error) {
 
 // ShutdownJob returns the kind of the shutdown that systemd carries out, or "" if it does not.
 func (c *Client) ShutdownJob(ctx context.Context) (string, error) {
+	target, err := c.shutdownTarget(ctx)
+	return shutdownTargets[target], err
+}
+
+// shutdownTarget returns the unit that systemd starts to end the system, or "".
+func (c *Client) shutdownTarget(ctx context.Context) (string, error) {
 	var jobs []struct {
 		ID               uint32
 		Unit, Type, Stat string
@@ -132,8 +136,8 @@ func (c *Client) ShutdownJob(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("list the jobs of systemd: %w", err)
 	}
 	for _, job := range jobs {
-		if kind := shutdownTargets[job.Unit]; kind != "" && job.Type == "start" {
-			return kind, nil
+		if shutdownTargets[job.Unit] != "" && job.Type == "start" {
+			return job.Unit, nil
 		}
 	}
 	return "", nil
@@ -141,11 +145,10 @@ func (c *Client) ShutdownJob(ctx context.Context) (string, error) {
 
 // Unit returns the state of a unit. A unit that does not exist is not an error.
 func (c *Client) Unit(ctx context.Context, name string) (UnitState, error) {
-	var object dbus.ObjectPath
-	if err := c.manager.CallWithContext(ctx, managerInterface+".LoadUnit", 0, name).Store(&object); err != nil {
-		return UnitState{}, fmt.Errorf("load unit %s: %w", name, err)
+	unit, err := c.load(ctx, name)
+	if err != nil {
+		return UnitState{}, err
 	}
-	unit := c.conn.Object(busName, object)
 	var state UnitState
 	for key, value := range map[string]*string{"LoadState": &state.Load, "ActiveState": &state.Active, "UnitFileState": &state.File} {
 		read, err := property[string](ctx, unit, unitInterface, key)
@@ -162,6 +165,14 @@ func (c *Client) Unit(ctx context.Context, name string) (UnitState, error) {
 		state.MainPID = pid
 	}
 	return state, nil
+}
+
+func (c *Client) load(ctx context.Context, name string) (dbus.BusObject, error) {
+	var object dbus.ObjectPath
+	if err := c.manager.CallWithContext(ctx, managerInterface+".LoadUnit", 0, name).Store(&object); err != nil {
+		return nil, fmt.Errorf("load unit %s: %w", name, err)
+	}
+	return c.conn.Object(busName, object), nil
 }
 
 // ActiveState returns the ActiveState of a unit, which is inactive if there is no such unit.

@@ -1,0 +1,332 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package install
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/logind"
+	"haulout.dev/haulout/pkg/agent/systemd"
+)
+
+const (
+	// Unit is the name of the agent's service.
+	Unit = "haulout-node-agent.service"
+	// DefaultBinary is where the program is installed.
+	DefaultBinary = "/usr/local/bin/haulout-node-agent"
+	// UnitPath is the path of the unit file.
+	UnitPath = "/etc/systemd/system/" + Unit
+
+	// restartMarker exists while a change is on the disk that the running agent does not have. A
+	// reboot removes it, and is a restart too.
+	restartMarker = "/run/haulout-node-agent.restart"
+)
+
+// ErrShutdownPending is returned by Uninstall: without the agent, the machine would go down
+// immediately, with all its pods.
+var ErrShutdownPending = errors.New("a shutdown is pending and waits for the agent")
+
+// Options describe the service.
+type Options struct {
+	// Root is the directory where the root of the host is mounted, or "".
+	Root string
+	// Source is the path of the program that is installed, as this process sees it; this program
+	// itself if empty.
+	Source string
+	// Binary is the path of the program on the host, DefaultBinary if empty.
+	Binary string
+	// Args are the arguments of the program.
+	Args []string
+	// Files are written to the host, for example the configuration.
+	Files []File
+	// KubeletUnit is the kubelet's unit, kubelet.service if empty.
+	KubeletUnit string
+	// MaxDelay is how long systemd waits for the agent when the system goes down.
+	MaxDelay time.Duration
+}
+
+// File is a file on the host.
+type File struct {
+	// Path is its path on the host.
+	Path string
+	// Content is all that is in it.
+	Content []byte
+	// Mode are its permissions.
+	Mode fs.FileMode
+}
+
+// Status describes an installed service.
+type Status struct {
+	systemd.UnitState
+	// RestartPending reports that a change was installed that the running agent does not have.
+	RestartPending bool
+}
+
+// Install installs or updates the service, and starts or restarts it if that is needed. It reports
+// whether anything was changed. If it fails half-way, the next call does the rest.
+func Install(ctx context.Context, o Options) (changed bool, err error) {
+	if err := o.complete(); err != nil {
+		return false, err
+	}
+	unit, err := unitFile(&o)
+	if err != nil {
+		return false, err
+	}
+	client, err := systemd.Dial(ctx, o.Root)
+	if err != nil {
+		return false, err
+	}
+	defer client.Close()
+	for _, file := range append(o.Files, File{Path: UnitPath, Content: []byte(unit), Mode: 0o644}) {
+		written, err := o.write(ctx, file.Path, file.Mode, func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(file.Content)), nil })
+		if err != nil {
+			return changed, err
+		}
+		changed = changed || written
+	}
+	written, err := o.write(ctx, o.Binary, 0o755, o.openSource)
+	if err != nil {
+		return changed, err
+	}
+	started, err := o.start(ctx, client)
+	return changed || written || started, err
+}
+
+// start enables the unit, and starts or restarts it if the agent does not run with what is
+// installed.
+func (o *Options) start(ctx context.Context, client *systemd.Client) (bool, error) {
+	restart := o.restartPending()
+	if restart {
+		if err := client.Reload(ctx); err != nil {
+			return false, err
+		}
+	}
+	state, err := client.Unit(ctx, Unit)
+	if err != nil {
+		return false, err
+	}
+	changed := false
+	if state.File != "enabled" {
+		if err := client.EnableUnit(ctx, Unit); err != nil {
+			return false, err
+		}
+		if err := client.Reload(ctx); err != nil {
+			return false, err
+		}
+		changed = true
+	}
+	if !restart && state.Active == "active" {
+		return changed, nil
+	}
+	klog.FromContext(ctx).Info("Starting the node agent", "unit", Unit, "wasActive", state.Active)
+	// A shutdown that is pending keeps waiting: systemd has the lock in the meantime.
+	if err := client.RestartUnit(ctx, Unit); err != nil {
+		return changed, err
+	}
+	return true, removeAll(o.path(restartMarker))
+}
+
+// Uninstall stops and removes the service: its unit, its program and its configuration of logind.
+// The agent's own configuration and state stay.
+func Uninstall(ctx context.Context, o Options) error {
+	if err := o.complete(); err != nil {
+		return err
+	}
+	pending, err := logind.Pending(ctx, o.Root)
+	if err != nil {
+		// Without a logind, no shutdown can wait for the agent.
+		klog.FromContext(ctx).Error(err, "Cannot ask logind whether a shutdown is pending")
+	}
+	if pending {
+		return ErrShutdownPending
+	}
+	client, err := systemd.Dial(ctx, o.Root)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if err := client.StopUnit(ctx, Unit); err != nil {
+		return err
+	}
+	if err := client.DisableUnit(ctx, Unit); err != nil {
+		return err
+	}
+	if err := removeAll(o.path(UnitPath), o.path(o.Binary), o.path(restartMarker)); err != nil {
+		return err
+	}
+	if err := client.Reload(ctx); err != nil {
+		return err
+	}
+	if err := client.ResetFailed(ctx, Unit); err != nil {
+		return err
+	}
+	return logind.RemoveDropIn(ctx, client, o.Root)
+}
+
+// GetStatus returns what systemd knows of the service on the host whose root is mounted at root,
+// or on this one if root is "".
+func GetStatus(ctx context.Context, root string) (Status, error) {
+	o := Options{Root: root}
+	if err := o.complete(); err != nil {
+		return Status{}, err
+	}
+	client, err := systemd.Dial(ctx, o.Root)
+	if err != nil {
+		return Status{}, err
+	}
+	defer client.Close()
+	state, err := client.Unit(ctx, Unit)
+	return Status{UnitState: state, RestartPending: o.restartPending()}, err
+}
+
+func (o *Options) path(path string) string {
+	return filepath.Join("/", o.Root, path)
+}
+
+func (o *Options) restartPending() bool {
+	_, err := os.Stat(o.path(restartMarker))
+	return err == nil
+}
+
+func (o *Options) openSource() (io.ReadCloser, error) {
+	source := o.Source
+	if source == "" {
+		// Not os.Executable: its path is wrong once the file has been replaced.
+		source = "/proc/self/exe"
+	}
+	return os.Open(source)
+}
+
+// write replaces a file of the host if it differs, and reports whether it did.
+func (o *Options) write(ctx context.Context, path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (bool, error) {
+	same, err := o.same(path, mode, open)
+	if err != nil {
+		return false, fmt.Errorf("compare %s: %w", path, err)
+	}
+	if same {
+		return false, nil
+	}
+	// Before the change: if this process ends after it, the next one must still restart the agent.
+	if err := os.WriteFile(o.path(restartMarker), nil, 0o644); err != nil {
+		return false, fmt.Errorf("note that a restart is needed: %w", err)
+	}
+	if err := replace(o.path(path), mode, open); err != nil {
+		return false, fmt.Errorf("install %s: %w", path, err)
+	}
+	klog.FromContext(ctx).Info("Installed a file", "path", path)
+	return true, nil
+}
+
+// same reports whether the host has a file with that content and mode.
+func (o *Options) same(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (bool, error) {
+	installed, err := os.Open(o.path(path))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer installed.Close()
+	info, err := installed.Stat()
+	if err != nil {
+		return false, err
+	}
+	source, err := open()
+	if err != nil {
+		return false, err
+	}
+	defer source.Close()
+	if info.Mode() != mode {
+		return false, nil
+	}
+	return sameContent(installed, source)
+}
+
+func sameContent(a, b io.Reader) (bool, error) {
+	blockA, blockB := make([]byte, 1<<16), make([]byte, 1<<16)
+	for {
+		readA, errA := io.ReadFull(a, blockA)
+		readB, errB := io.ReadFull(b, blockB)
+		for _, err := range []error{errA, errB} {
+			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+				return false, err
+			}
+		}
+		if !bytes.Equal(blockA[:readA], blockB[:readB]) {
+			return false, nil
+		}
+		if errA != nil {
+			return true, nil
+		}
+	}
+}
+
+// replace writes a file beside the path and renames it, so that the path always has a whole file,
+// and a program that runs keeps its own.
+func replace(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (err error) {
+	source, err := open()
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	// The name has no suffix that systemd reads.
+	temporary, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		temporary.Close()
+		if err != nil {
+			os.Remove(temporary.Name())
+		}
+	}()
+	if _, err := io.Copy(temporary, source); err != nil {
+		return err
+	}
+	if err := temporary.Chmod(mode); err != nil {
+		return err
+	}
+	if err := temporary.Sync(); err != nil {
+		return err
+	}
+	if err := temporary.Close(); err != nil {
+		return err
+	}
+	return os.Rename(temporary.Name(), path)
+}
+
+func removeAll(paths ...string) error {
+	for _, path := range paths {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}

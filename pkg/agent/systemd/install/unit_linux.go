@@ -1,0 +1,104 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package install
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"text/template"
+	"time"
+)
+
+// unitTemplate is the unit file. The lines that need a reason have it, as administrators read it.
+var unitTemplate = template.Must(template.New("unit").Funcs(template.FuncMap{"quote": quote}).Parse(
+	`# Written by haulout-node-agent install, which overwrites all changes. Use a drop-in:
+# systemctl edit {{.Unit}}
+[Unit]
+Description=Haulout node agent
+# systemd stops units in the opposite order: the agent must end before the pods and the network do.
+After={{.KubeletUnit}} containerd.service crio.service dbus.service systemd-logind.service network-online.target
+Wants=network-online.target
+# Without an agent, a shutdown does not wait: it is started again however often it ends.
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+ExecStart={{range $i, $word := .Command}}{{if $i}} {{end}}{{quote $word}}{{end}}
+Restart=always
+RestartSec=200ms
+# systemd keeps the shutdown lock while the agent is restarted.
+FileDescriptorStoreMax=8
+# A shutdown that goes around logind waits this long for the agent.
+TimeoutStopSec={{.StopSeconds}}
+KillMode=mixed
+OOMScoreAdjust=-999
+
+[Install]
+WantedBy=multi-user.target
+`))
+
+// unitFile returns the content of the unit file.
+func unitFile(o *Options) (string, error) {
+	var text strings.Builder
+	err := unitTemplate.Execute(&text, struct {
+		Unit, KubeletUnit string
+		Command           []string
+		StopSeconds       int64
+	}{
+		Unit: Unit, KubeletUnit: o.KubeletUnit,
+		Command:     append([]string{o.Binary}, o.Args...),
+		StopSeconds: int64((o.MaxDelay + time.Second - 1) / time.Second),
+	})
+	if err != nil {
+		return "", fmt.Errorf("write the unit file: %w", err)
+	}
+	return text.String(), nil
+}
+
+// quote writes a word of a command so that systemd reads it unchanged.
+func quote(word string) string {
+	word = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`, "%", "%%", "$", "$$").Replace(word)
+	if word == "" || strings.ContainsAny(word, " \t'\\\";") {
+		return `"` + word + `"`
+	}
+	return word
+}
+
+// complete fills in the defaults, and returns what is wrong with the options.
+func (o *Options) complete() error {
+	if o.Root == "/" {
+		o.Root = ""
+	}
+	for field, value := range map[*string]string{&o.Binary: DefaultBinary, &o.KubeletUnit: "kubelet.service"} {
+		if *field == "" {
+			*field = value
+		}
+	}
+	if !filepath.IsAbs(o.Binary) || filepath.Clean(o.Binary) != o.Binary {
+		return fmt.Errorf("path of the program %q: must be absolute and have no . or .. in it", o.Binary)
+	}
+	if strings.ContainsAny(o.KubeletUnit, " \t\n%") || filepath.Ext(o.KubeletUnit) == "" {
+		return fmt.Errorf("unit of the kubelet %q: must be the name of one unit with its suffix, like kubelet.service", o.KubeletUnit)
+	}
+	for i := range o.Files {
+		if path := o.Files[i].Path; !filepath.IsAbs(path) || filepath.Clean(path) != path {
+			return fmt.Errorf("path of the file %q: must be absolute and have no . or .. in it", path)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,111 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package systemd
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+)
+
+// Service is a unit that is started and stopped. Each call makes a connection of its own, so that
+// a restart of the bus does not matter.
+type Service struct {
+	// Root is the directory where the root of the host is mounted, or "".
+	Root string
+	// Unit is the name of the unit, with its suffix.
+	Unit string
+}
+
+// Start starts the unit and waits until it has started.
+func (s Service) Start(ctx context.Context) error {
+	return s.do(ctx, (*Client).StartUnit)
+}
+
+// Stop stops the unit and waits until it has stopped.
+func (s Service) Stop(ctx context.Context) error {
+	return s.do(ctx, (*Client).StopUnit)
+}
+
+// ActiveState returns the ActiveState of the unit.
+func (s Service) ActiveState(ctx context.Context) (string, error) {
+	var state string
+	err := s.do(ctx, func(c *Client, ctx context.Context, unit string) (err error) {
+		state, err = c.ActiveState(ctx, unit)
+		return err
+	})
+	return state, err
+}
+
+func (s Service) do(ctx context.Context, act func(*Client, context.Context, string) error) error {
+	client, err := Dial(ctx, s.Root)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	return act(client, ctx, s.Unit)
+}
+
+// Ending is why and how systemd ends the system.
+type Ending struct {
+	// Stopping reports that the system goes down.
+	Stopping bool
+	// Kind is KindReboot, KindPowerOff, or "" if it is not known.
+	Kind string
+	// Limit is how long systemd waits for the unit that was asked about: until it kills the unit, or
+	// until it ends the system whatever still runs (30 minutes in the targets of systemd itself).
+	Limit time.Duration
+}
+
+// Ending tells a service that systemd stops whether it stops because the system goes down, and how
+// much time there is.
+func (c *Client) Ending(ctx context.Context, name string) (Ending, error) {
+	state, err := c.SystemState(ctx)
+	if err != nil || state != "stopping" {
+		return Ending{}, err
+	}
+	ending := Ending{Stopping: true}
+	ending.Limit, err = c.timeout(ctx, name, serviceInterface, "TimeoutStopUSec")
+	if err != nil {
+		return ending, err
+	}
+	target, err := c.shutdownTarget(ctx)
+	if err != nil || target == "" {
+		return ending, err
+	}
+	ending.Kind = shutdownTargets[target]
+	limit, err := c.timeout(ctx, target, unitInterface, "JobTimeoutUSec")
+	ending.Limit = min(ending.Limit, limit)
+	return ending, err
+}
+
+// timeout reads a property that is a number of microseconds, or infinity.
+func (c *Client) timeout(ctx context.Context, name, iface, key string) (time.Duration, error) {
+	object, err := c.load(ctx, name)
+	if err != nil {
+		return math.MaxInt64, err
+	}
+	usec, err := property[uint64](ctx, object, iface, key)
+	if err != nil {
+		return math.MaxInt64, fmt.Errorf("read %s of unit %s: %w", key, name, err)
+	}
+	if usec > math.MaxInt64/uint64(time.Microsecond) {
+		return math.MaxInt64, nil
+	}
+	return time.Duration(usec) * time.Microsecond, nil
+}
