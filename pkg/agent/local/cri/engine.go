@@ -129,7 +129,8 @@ func (e *Engine) Resume(ctx context.Context) error {
 // have ended since the last call. Static pods are ended and not passed to next: the status of their
 // mirror pods belongs to the kubelet, which would not restart them if it was Failed.
 //
-// A pod that has not ended when the time of its bucket is over does not hold up the later ones. If
+// A pod that has not ended when the time of its bucket is over does not hold up the later ones, and
+// after the last bucket it is no error: the shutdown must not wait for it any longer. If
 // a deadline is too short for the table, the earlier buckets lose time before the later ones lose
 // their last 2 seconds. A zero deadline is none. If the runtime cannot be reached, End waits for it
 // as long as the deadline leaves enough time for the buckets, then goes on with the next bucket,
@@ -161,18 +162,20 @@ func (e *Engine) End(ctx context.Context, resume state.Local, deadline time.Time
 		return fmt.Errorf("stop the kubelet: %w", err)
 	}
 	err := r.buckets(runCtx)
-	overdue, left := runCtx.Err() != nil, r.busy()
+	left := r.left()
 	cancel()
 	r.pods.Wait()
 	r.reportRest()
 	switch {
+	case r.progress.Done:
+		// The buckets are over, whatever has happened since.
 	case ctx.Err() != nil:
 		return fmt.Errorf("ending pods was interrupted: %w", ctx.Err())
-	case overdue:
+	case r.overdue():
 		return fmt.Errorf("deadline is over and %d pods have not ended", left)
 	case err != nil:
 		return err
 	}
-	klog.FromContext(ctx).Info("Ended the pods of the node", "bucket", r.progress.Bucket, "done", r.progress.Done)
+	klog.FromContext(ctx).Info("Ended the pods of the node", "bucket", r.progress.Bucket, "done", r.progress.Done, "podsLeft", left)
 	return nil
 }

@@ -84,6 +84,15 @@ func (n *node) newEngine(t *testing.T, table buckets.Table) *Engine {
 	return e
 }
 
+// tableOf returns a table whose buckets all have the same time.
+func tableOf(period time.Duration, priorities ...int32) buckets.Table {
+	var t buckets.Table
+	for _, p := range priorities {
+		t = append(t, buckets.Bucket{Priority: p, Period: period})
+	}
+	return t
+}
+
 func (n *node) next(local agentstate.Local, killed []agentstate.KilledPod) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -128,7 +137,7 @@ func (n *node) stops() []string {
 
 func TestPodsEndBucketByBucket(t *testing.T) {
 	t.Parallel()
-	table := buckets.Table{{Priority: 0, Period: 20 * time.Second}, {Priority: 1000, Period: 20 * time.Second}, {Priority: 2000000000, Period: 20 * time.Second}}
+	table := tableOf(20*time.Second, 0, 1000, 2000000000)
 	static := newPod("etcd-n1", 2000001000, namespace("kube-system"), ends(100*time.Millisecond))
 	static.static = true
 	dns := newPod("dns", 0, namespace("kube-system"), unknown)
@@ -165,7 +174,7 @@ func TestPodsEndBucketByBucket(t *testing.T) {
 
 func TestEmptyBucketsAreSkipped(t *testing.T) {
 	t.Parallel()
-	table := buckets.Table{{Priority: 0, Period: time.Hour}, {Priority: 10, Period: time.Hour}, {Priority: 20, Period: time.Hour}, {Priority: 30, Period: time.Hour}}
+	table := tableOf(time.Hour, 0, 10, 20, 30)
 	n := newNode(t, table, newPod("web", 10))
 	n.end(t)
 	want := []progress{{Bucket: 2, Killed: []string{"web"}}, {Bucket: 4, Done: true}}
@@ -194,7 +203,7 @@ func TestABucketDoesNotWaitLongerThanItsPeriod(t *testing.T) {
 
 func TestAContainerThatIgnoresTheSignalIsKilledInItsBucket(t *testing.T) {
 	t.Parallel()
-	table := buckets.Table{{Priority: 0, Period: 2 * time.Second}, {Priority: 1000, Period: 2 * time.Second}}
+	table := tableOf(2*time.Second, 0, 1000)
 	n := newNode(t, table, newPod("stubborn", 0, ends(-1)), newPod("last", 1000, ends(-1)))
 	began := time.Now()
 	n.end(t)
@@ -211,14 +220,16 @@ func TestAContainerThatIgnoresTheSignalIsKilledInItsBucket(t *testing.T) {
 
 func TestAPodThatAppearsMeanwhileEndsInItsTurn(t *testing.T) {
 	t.Parallel()
-	table := buckets.Table{{Priority: 0, Period: 20 * time.Second}, {Priority: 1000, Period: 20 * time.Second}, {Priority: 2000, Period: 20 * time.Second}}
+	table := tableOf(20*time.Second, 0, 1000, 2000)
 	n := newNode(t, table, newPod("a", 0, ends(300*time.Millisecond)), newPod("b", 1000, ends(300*time.Millisecond)))
 	var once sync.Once
 	n.onStop = func(string) {
 		once.Do(func() { n.known.add(n.add(newPod("late-a", 0), newPod("late-c", 2000))...) })
 	}
 	n.end(t)
-	want := []progress{{Bucket: 1, Killed: []string{"a", "late-a"}}, {Bucket: 2, Killed: []string{"b"}}, {Bucket: 3, Done: true, Killed: []string{"late-c"}}}
+	want := []progress{
+		{Bucket: 1, Killed: []string{"a", "late-a"}}, {Bucket: 2, Killed: []string{"b"}}, {Bucket: 3, Done: true, Killed: []string{"late-c"}},
+	}
 	if diff := cmp.Diff(want, n.reported()); diff != "" {
 		t.Errorf("progress (-want +got):\n%s", diff)
 	}
@@ -226,7 +237,7 @@ func TestAPodThatAppearsMeanwhileEndsInItsTurn(t *testing.T) {
 
 func TestTheRuntimeDiesAndComesBack(t *testing.T) {
 	t.Parallel()
-	table := buckets.Table{{Priority: 0, Period: 20 * time.Second}, {Priority: 1000, Period: 20 * time.Second}}
+	table := tableOf(20*time.Second, 0, 1000)
 	n := newNode(t, table, newPod("a", 0, ends(500*time.Millisecond), preStop(execHook("flush"))), newPod("b", 1000))
 	var once sync.Once
 	n.onStop = func(string) {
@@ -253,7 +264,7 @@ func TestTheRuntimeDiesAndComesBack(t *testing.T) {
 
 func TestTheRuntimeIsDownAtFirst(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, buckets.Table{{Priority: 0, Period: 500 * time.Millisecond}, {Priority: 1000, Period: 10 * time.Second}}, newPod("a", 0), newPod("b", 1000))
+	n := newNode(t, tableOf(500*time.Millisecond, 0, 1000), newPod("a", 0), newPod("b", 1000))
 	n.die()
 	done := make(chan error, 1)
 	began := time.Now()
@@ -274,7 +285,7 @@ func TestTheRuntimeIsDownAtFirst(t *testing.T) {
 
 func TestTheRuntimeNeverAnswers(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, buckets.Table{{Priority: 0, Period: 100 * time.Millisecond}, {Priority: 1000, Period: 100 * time.Millisecond}}, newPod("a", 0))
+	n := newNode(t, tableOf(100*time.Millisecond, 0, 1000), newPod("a", 0))
 	n.die()
 	began := time.Now()
 	if err := n.engine.End(t.Context(), agentstate.Local{}, time.Time{}, n.next); err == nil {
@@ -290,7 +301,7 @@ func TestTheRuntimeNeverAnswers(t *testing.T) {
 
 func TestNextStopsBetweenBuckets(t *testing.T) {
 	t.Parallel()
-	table := buckets.Table{{Priority: 0, Period: 20 * time.Second}, {Priority: 1000, Period: 20 * time.Second}}
+	table := tableOf(20*time.Second, 0, 1000)
 	n := newNode(t, table, newPod("a", 0), newPod("b", 1000))
 	n.stopAfter = 0
 	n.end(t)
@@ -322,7 +333,7 @@ func TestNextStopsWhileAPodIsKilled(t *testing.T) {
 
 func TestResumeAfterACrash(t *testing.T) {
 	t.Parallel()
-	table := buckets.Table{{Priority: 0, Period: 20 * time.Second}, {Priority: 1000, Period: 20 * time.Second}, {Priority: 2000, Period: 20 * time.Second}}
+	table := tableOf(20*time.Second, 0, 1000, 2000)
 	early := newPod("ended-before", 1000, inState(runtimeapi.ContainerState_CONTAINER_EXITED), func(s *podSpec) {
 		s.notReady, s.containers[0].finished = true, time.Now().Add(-time.Hour)
 	})
@@ -372,7 +383,7 @@ func TestResumeAfterACrash(t *testing.T) {
 
 func TestAFinishedRunIsNotRepeated(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, buckets.Table{{Priority: 0, Period: time.Second}}, newPod("a", 0))
+	n := newNode(t, tableOf(time.Second, 0), newPod("a", 0))
 	if err := n.engine.End(t.Context(), agentstate.Local{Bucket: 1, Done: true}, time.Time{}, n.next); err != nil {
 		t.Fatal(err)
 	}
@@ -383,7 +394,7 @@ func TestAFinishedRunIsNotRepeated(t *testing.T) {
 
 func TestAShorterTableEndsAllPods(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, buckets.Table{{Priority: 0, Period: 20 * time.Second}}, newPod("a", 0))
+	n := newNode(t, tableOf(20*time.Second, 0), newPod("a", 0))
 	if err := n.engine.End(t.Context(), agentstate.Local{Started: time.Now(), Bucket: 4}, time.Time{}, n.next); err != nil {
 		t.Fatal(err)
 	}
@@ -394,7 +405,7 @@ func TestAShorterTableEndsAllPods(t *testing.T) {
 
 func TestAShortDeadlineLeavesTimeForEveryBucket(t *testing.T) {
 	t.Parallel()
-	table := buckets.Table{{Priority: 0, Period: time.Minute}, {Priority: 1000, Period: time.Minute}, {Priority: 2000, Period: time.Minute}, {Priority: 3000, Period: time.Minute}}
+	table := tableOf(time.Minute, 0, 1000, 2000, 3000)
 	n := newNode(t, table, newPod("a", 0, ends(-1)), newPod("b", 1000, ends(-1)), newPod("d", 3000, ends(time.Second)))
 	deadline := time.Now().Add(5 * time.Second)
 	if err := n.engine.End(t.Context(), agentstate.Local{}, deadline, n.next); err != nil {
@@ -421,19 +432,34 @@ func TestAShortDeadlineLeavesTimeForEveryBucket(t *testing.T) {
 
 func TestDeadlineIsOver(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, buckets.Table{{Priority: 0, Period: time.Minute}}, newPod("a", 0, ends(-1)))
+	n := newNode(t, tableOf(time.Minute, 0), newPod("a", 0, ends(-1)))
 	if err := n.engine.End(t.Context(), agentstate.Local{}, time.Now().Add(-time.Second), n.next); err == nil {
 		t.Error("got no error for a deadline in the past")
 	}
 	if n.kubelet.stops != 0 {
 		t.Error("the kubelet was stopped for nothing")
 	}
-	began := time.Now()
-	if err := n.engine.End(t.Context(), agentstate.Local{}, began.Add(500*time.Millisecond), n.next); err == nil {
-		t.Error("got no error for a pod that has not ended at the deadline")
+}
+
+func TestDeadlineEndsTheLastBucket(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, tableOf(time.Minute, 0, 1000), newPod("a", 0, ends(-1)), newPod("b", 1000, ends(-1)))
+	deadline := time.Now().Add(700 * time.Millisecond)
+	// The caller's context may end at the same time.
+	ctx, cancel := context.WithDeadline(t.Context(), deadline)
+	defer cancel()
+	if err := n.engine.End(ctx, agentstate.Local{}, deadline, n.next); err != nil {
+		t.Error(err)
 	}
-	if took := time.Since(began); took > 500*time.Millisecond+slow {
-		t.Errorf("returned after %s, want 500ms", took)
+	if late := time.Since(deadline); late < -slow || late > slow {
+		t.Errorf("returned %s after the deadline, want at it", late)
+	}
+	// There is no time to wait for the first bucket, but it is asked to end.
+	if got := n.stops(); len(got) != 2 {
+		t.Errorf("stopped %v, want both", got)
+	}
+	if diff := cmp.Diff([]progress{{Bucket: 1}, {Bucket: 2, Done: true}}, n.reported()); diff != "" {
+		t.Errorf("progress (-want +got):\n%s", diff)
 	}
 }
 
@@ -461,7 +487,7 @@ func TestSandboxesThatCannotBeStopped(t *testing.T) {
 
 func TestAnInterruptedRunReportsWhatHasEnded(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, buckets.Table{{Priority: 0, Period: time.Minute}, {Priority: 1000, Period: time.Minute}}, newPod("quick", 0), newPod("slow", 0, ends(-1)))
+	n := newNode(t, tableOf(time.Minute, 0, 1000), newPod("quick", 0), newPod("slow", 0, ends(-1)))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan error, 1)
@@ -481,7 +507,7 @@ func TestAnInterruptedRunReportsWhatHasEnded(t *testing.T) {
 func TestTheKubeletCannotBeStopped(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("no bus")
-	n := newNode(t, buckets.Table{{Priority: 0, Period: time.Minute}}, newPod("a", 0))
+	n := newNode(t, tableOf(time.Minute, 0), newPod("a", 0))
 	n.kubelet.stopErr = broken
 	if err := n.engine.End(t.Context(), agentstate.Local{}, time.Time{}, n.next); !errors.Is(err, broken) {
 		t.Errorf("got error %v, want %v", err, broken)
@@ -494,7 +520,7 @@ func TestTheKubeletCannotBeStopped(t *testing.T) {
 func TestResume(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("no bus")
-	n := newNode(t, buckets.Table{{Priority: 0, Period: time.Minute}})
+	n := newNode(t, tableOf(time.Minute, 0))
 	n.kubelet.runErr = broken
 	if err := n.engine.Resume(t.Context()); !errors.Is(err, broken) {
 		t.Errorf("got error %v, want %v", err, broken)

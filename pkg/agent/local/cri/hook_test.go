@@ -28,8 +28,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-
-	"haulout.dev/haulout/pkg/agent/buckets"
 )
 
 func execHook(command ...string) corev1.LifecycleHandler {
@@ -66,7 +64,9 @@ func hookServer(t *testing.T, encrypted bool) (port int, last func() *http.Reque
 func get(port intstr.IntOrString, mods ...func(*corev1.HTTPGetAction)) corev1.LifecycleHandler {
 	action := &corev1.HTTPGetAction{Path: "/bye?now=1", Port: port}
 	for _, mod := range mods {
-		mod(action)
+		if mod != nil {
+			mod(action)
+		}
 	}
 	return corev1.LifecycleHandler{HTTPGet: action}
 }
@@ -76,25 +76,27 @@ func local(s *podSpec) { s.ip = "127.0.0.1" }
 func TestHTTPHooks(t *testing.T) {
 	t.Parallel()
 	secret := func(a *corev1.HTTPGetAction) {
-		a.HTTPHeaders = []corev1.HTTPHeader{{Name: "Host", Value: "shop.example.com"}, {Name: "authorization", Value: "Bearer x"}, {Name: "X-List", Value: "1"}, {Name: "X-List", Value: "2"}}
+		a.HTTPHeaders = []corev1.HTTPHeader{
+			{Name: "Host", Value: "shop.example.com"}, {Name: "authorization", Value: "Bearer x"}, {Name: "X-List", Value: "1"}, {Name: "X-List", Value: "2"},
+		}
 	}
 	https := func(a *corev1.HTTPGetAction) { a.Scheme = corev1.URISchemeHTTPS }
 	tests := []struct {
 		name      string
 		encrypted bool
-		mods      []func(*corev1.HTTPGetAction)
+		mod       func(*corev1.HTTPGetAction)
 		pod       func(*podSpec)
 		named     bool
 		want      bool
 		token     string
 	}{
-		{name: "by the address of the pod", pod: local, mods: []func(*corev1.HTTPGetAction){secret}, want: true, token: "Bearer x"},
-		{name: "by the name of a port", pod: local, named: true, mods: []func(*corev1.HTTPGetAction){secret}, want: true, token: "Bearer x"},
-		{name: "in the network of the node", pod: func(s *podSpec) { s.hostNetwork = true }, mods: []func(*corev1.HTTPGetAction){secret}, want: true, token: "Bearer x"},
-		{name: "by its own host", pod: func(*podSpec) {}, mods: []func(*corev1.HTTPGetAction){secret, func(a *corev1.HTTPGetAction) { a.Host = "127.0.0.1" }}, want: true, token: "Bearer x"},
-		{name: "encrypted with any certificate", encrypted: true, pod: local, mods: []func(*corev1.HTTPGetAction){secret, https}, want: true, token: "Bearer x"},
-		{name: "encrypted for a server that is not", pod: local, mods: []func(*corev1.HTTPGetAction){secret, https}, want: true},
-		{name: "a pod without an address", pod: func(*podSpec) {}, mods: []func(*corev1.HTTPGetAction){secret}},
+		{name: "by the address of the pod", pod: local, want: true, token: "Bearer x"},
+		{name: "by the name of a port", pod: local, named: true, want: true, token: "Bearer x"},
+		{name: "in the network of the node", pod: func(s *podSpec) { s.hostNetwork = true }, want: true, token: "Bearer x"},
+		{name: "by its own host", pod: func(*podSpec) {}, mod: func(a *corev1.HTTPGetAction) { a.Host = "127.0.0.1" }, want: true, token: "Bearer x"},
+		{name: "encrypted with any certificate", encrypted: true, pod: local, mod: https, want: true, token: "Bearer x"},
+		{name: "encrypted for a server that is not", pod: local, mod: https, want: true},
+		{name: "a pod without an address", pod: func(*podSpec) {}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -104,9 +106,9 @@ func TestHTTPHooks(t *testing.T) {
 			if tt.named {
 				at = intstr.FromString("web")
 			}
-			pod := newPod("p", 0, tt.pod, preStop(get(at, tt.mods...)))
+			pod := newPod("p", 0, tt.pod, preStop(get(at, secret, tt.mod)))
 			pod.containers[0].ports = []corev1.ContainerPort{{Name: "other", ContainerPort: 1}, {Name: "web", ContainerPort: int32(port)}}
-			n := newNode(t, buckets.Table{{Priority: 0, Period: 20 * time.Second}}, pod)
+			n := newNode(t, tableOf(20*time.Second, 0), pod)
 			n.end(t)
 			n.of(t, exited, "p")
 			request := last()
@@ -143,20 +145,28 @@ func TestHooksTakeFromTheGrace(t *testing.T) {
 	}{
 		{name: "a sleep", mods: []func(*podSpec){grace("6"), preStop(sleepHook(1))}, waits: time.Second, timeout: 5 * time.Second},
 		{name: "a sleep longer than the grace", mods: []func(*podSpec){grace("1"), preStop(sleepHook(60))}, waits: time.Second, timeout: 2 * time.Second},
-		{name: "a sleep longer than the bucket", mods: []func(*podSpec){grace("600"), preStop(sleepHook(600))}, waits: 2 * time.Second, timeout: 2 * time.Second},
-		{name: "a command", waits: time.Second, timeout: 5 * time.Second, mods: []func(*podSpec){grace("6"), preStop(execHook("flush", "all")), func(s *podSpec) {
-			s.containers[0].exec = time.Second
-		}}},
-		{name: "a command that does not end", waits: time.Second, timeout: 2 * time.Second, mods: []func(*podSpec){grace("1"), preStop(execHook("flush", "all")), func(s *podSpec) {
-			s.containers[0].exec = time.Minute
-		}}},
+		{name: "a sleep longer than the bucket", waits: 2 * time.Second, timeout: 2 * time.Second, mods: []func(*podSpec){
+			grace("600"), preStop(sleepHook(600)),
+		}},
+		{name: "a command", waits: time.Second, timeout: 5 * time.Second, mods: []func(*podSpec){
+			grace("6"), preStop(execHook("flush", "all")), func(s *podSpec) { s.containers[0].exec = time.Second },
+		}},
+		{name: "a command that does not end", waits: time.Second, timeout: 2 * time.Second, mods: []func(*podSpec){
+			grace("1"), preStop(execHook("flush", "all")), func(s *podSpec) { s.containers[0].exec = time.Minute },
+		}},
 		{name: "a command that fails", timeout: 6 * time.Second, mods: []func(*podSpec){grace("6"), preStop(execHook("flush", "all")), func(s *podSpec) {
 			s.containers[0].code = 1
 		}}},
-		{name: "a server that does not answer", waits: time.Second, timeout: 2 * time.Second, mods: []func(*podSpec){grace("1"), local, preStop(get(deaf))}},
+		{name: "a server that does not answer", waits: time.Second, timeout: 2 * time.Second, mods: []func(*podSpec){
+			grace("1"), local, preStop(get(deaf)),
+		}},
 		{name: "a port without a number", timeout: 6 * time.Second, mods: []func(*podSpec){grace("6"), local, preStop(get(intstr.FromString("missing")))}},
-		{name: "a hook of another kind", timeout: 6 * time.Second, mods: []func(*podSpec){grace("6"), preStop(corev1.LifecycleHandler{TCPSocket: &corev1.TCPSocketAction{}})}},
-		{name: "a hook that cannot be read", timeout: 6 * time.Second, mods: []func(*podSpec){grace("6"), func(s *podSpec) { s.containers[0].rawHook = "{" }}},
+		{name: "a hook of another kind", timeout: 6 * time.Second, mods: []func(*podSpec){
+			grace("6"), preStop(corev1.LifecycleHandler{TCPSocket: &corev1.TCPSocketAction{}}),
+		}},
+		{name: "a hook that cannot be read", timeout: 6 * time.Second, mods: []func(*podSpec){
+			grace("6"), func(s *podSpec) { s.containers[0].rawHook = "{" },
+		}},
 		{name: "no hook without grace", timeout: 2 * time.Second, mods: []func(*podSpec){grace("0"), preStop(sleepHook(60))}},
 	}
 	for _, tt := range tests {
@@ -166,7 +176,7 @@ func TestHooksTakeFromTheGrace(t *testing.T) {
 			if tt.waits == 2*time.Second {
 				period = tt.waits
 			}
-			n := newNode(t, buckets.Table{{Priority: 0, Period: period}}, newPod("p", 0, tt.mods...))
+			n := newNode(t, tableOf(period, 0), newPod("p", 0, tt.mods...))
 			began := time.Now()
 			n.end(t)
 			stop := n.of(t, stopAsked, "p")
@@ -185,7 +195,7 @@ func TestHooksTakeFromTheGrace(t *testing.T) {
 
 func TestACommandRunsInItsContainerForTheTimeThatIsLeft(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, buckets.Table{{Priority: 0, Period: 20 * time.Second}}, newPod("p", 0, grace("6"), preStop(execHook("flush", "all"))))
+	n := newNode(t, tableOf(20*time.Second, 0), newPod("p", 0, grace("6"), preStop(execHook("flush", "all"))))
 	n.end(t)
 	run := n.of(t, "exec [flush all]", "p")
 	if run.timeout < 6*time.Second || run.timeout > 7*time.Second {

@@ -83,7 +83,7 @@ func (r *run) recoverKilled(ctx context.Context, list []*pod) bool {
 		r.mu.Lock()
 		e, known := r.endings[p.uid]
 		if !known {
-			e = &ending{bucket: bucket}
+			e = &ending{bucket: bucket, ended: true}
 			r.endings[p.uid] = e
 		}
 		e.ran = true

@@ -52,12 +52,14 @@ func TestGrace(t *testing.T) {
 			s.GracePeriod = 4 * time.Second
 		})},
 		{name: "the default of the API if none is known", pod: newPod("p", -7, grace(""), unknown), want: 20 * time.Second},
-		{name: "nonsense in the annotation", pod: newPod("p", 0, grace("soon"), func(s *podSpec) { s.GracePeriod = 5 * time.Second }), want: 5 * time.Second},
+		{name: "nonsense in the annotation", want: 5 * time.Second, pod: newPod("p", 0, grace("soon"), func(s *podSpec) {
+			s.GracePeriod = 5 * time.Second
+		})},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, buckets.Table{{Priority: 0, Period: 20 * time.Second}}, tt.pod)
+			n := newNode(t, tableOf(20*time.Second, 0), tt.pod)
 			deadline := time.Time{}
 			if tt.deadline > 0 {
 				deadline = time.Now().Add(tt.deadline)
@@ -94,8 +96,11 @@ func TestWhatIsRecorded(t *testing.T) {
 		stopped, removed, recorded bool
 	}{
 		{name: "a running pod", pod: newPod("p", 0), stopped: true, removed: true, recorded: true},
-		{name: "a container of unknown state may run", pod: newPod("p", 0, inState(runtimeapi.ContainerState_CONTAINER_UNKNOWN)), stopped: true, removed: true, recorded: true},
-		{name: "a running container in a sandbox that has died", stopped: true, recorded: true, pod: newPod("p", 0, func(s *podSpec) { s.notReady = true })},
+		{name: "a container of unknown state may run", stopped: true, removed: true, recorded: true,
+			pod: newPod("p", 0, inState(runtimeapi.ContainerState_CONTAINER_UNKNOWN))},
+		{name: "a running container in a sandbox that has died", stopped: true, recorded: true, pod: newPod("p", 0, func(s *podSpec) {
+			s.notReady = true
+		})},
 		{name: "a container between two starts", removed: true, pod: newPod("p", 0, inState(runtimeapi.ContainerState_CONTAINER_EXITED), func(s *podSpec) {
 			s.containers[0].finished = long
 		})},
@@ -110,7 +115,7 @@ func TestWhatIsRecorded(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, buckets.Table{{Priority: 0, Period: 20 * time.Second}}, tt.pod)
+			n := newNode(t, tableOf(20*time.Second, 0), tt.pod)
 			if err := n.engine.End(t.Context(), agentstate.Local{Started: time.Now()}, time.Time{}, n.next); err != nil {
 				t.Fatal(err)
 			}
@@ -124,7 +129,7 @@ func TestWhatIsRecorded(t *testing.T) {
 
 func TestKilledPodsHaveTheirUID(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, buckets.Table{{Priority: 0, Period: 20 * time.Second}}, newPod("a", 0))
+	n := newNode(t, tableOf(20*time.Second, 0), newPod("a", 0))
 	var killed []agentstate.KilledPod
 	err := n.engine.End(t.Context(), agentstate.Local{}, time.Time{}, func(_ agentstate.Local, k []agentstate.KilledPod) bool {
 		killed = append(killed, k...)
@@ -148,7 +153,7 @@ func TestSidecarsEndLast(t *testing.T) {
 			s.containers = append(s.containers, containerSpec{name: name, state: running, ends: 100 * time.Millisecond, grace: "30"})
 		}
 	})
-	n := newNode(t, buckets.Table{{Priority: 0, Period: 20 * time.Second}}, pod)
+	n := newNode(t, tableOf(20*time.Second, 0), pod)
 	n.end(t)
 	var order []string
 	for _, e := range n.happened(exited) {
@@ -248,7 +253,9 @@ func TestGroupNeedsNoLabels(t *testing.T) {
 	sandboxes := []*runtimeapi.PodSandbox{{Id: "s1", Metadata: &runtimeapi.PodSandboxMetadata{Name: "debug", Namespace: "default"}}}
 	containers := []*runtimeapi.Container{
 		{Id: "c1", PodSandboxId: "s1", State: running, Metadata: &runtimeapi.ContainerMetadata{Name: "shell"}},
-		{Id: "c2", PodSandboxId: "gone", State: running, Labels: map[string]string{labelPodUID: "u2", labelPodName: "orphan", labelPodNamespace: "kube-system"}},
+		{Id: "c2", PodSandboxId: "gone", State: running, Labels: map[string]string{
+			labelPodUID: "u2", labelPodName: "orphan", labelPodNamespace: "kube-system",
+		}},
 	}
 	list := group(containers, sandboxes, pods.NewIndex(nil), buckets.Table{{Priority: 0}, {Priority: 2000000000}})
 	var got []string

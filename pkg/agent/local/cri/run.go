@@ -65,8 +65,9 @@ type ending struct {
 	active bool
 	// retry is the earliest time for another attempt after one that failed.
 	retry time.Time
-	// ran is true if a container was running; recorded, if the pod was passed to next or will be.
-	ran, recorded bool
+	// ran is true if a container was running, ended if all have ended, and recorded if the pod was
+	// passed to next or will be.
+	ran, ended, recorded bool
 }
 
 func newRun(e *Engine, resume state.Local, next func(state.Local, []state.KilledPod) bool) *run {
@@ -84,6 +85,9 @@ func (r *run) buckets(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	last := len(r.table) - 1
 	for i := r.first; i <= last; i++ {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		if i > r.first {
 			// A person or a tool may have started it.
 			if err := r.engine.config.Kubelet.Stop(ctx); err != nil {
@@ -92,9 +96,7 @@ func (r *run) buckets(ctx context.Context) error {
 		}
 		occupied, err := r.bucket(ctx, i)
 		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case err != nil && i == last:
+		case err != nil && (i == last || ctx.Err() != nil):
 			return err
 		case err != nil:
 			logger.Error(err, "Runtime does not answer, going on with the next bucket", "bucket", i)
@@ -136,16 +138,22 @@ func (r *run) bucket(ctx context.Context, index int) (occupied bool, err error) 
 		due := r.due(list, index)
 		r.begin(ctx, due, index, end)
 		if r.active(index) == 0 && !r.awaited(due, index) {
-			logger.Info("No pods of the bucket are left")
+			if occupied {
+				logger.Info("Pods of the bucket have ended")
+			}
 			return occupied, nil
 		}
 		if !occupied {
 			logger.Info("Ending the pods of the bucket", "pods", len(due), "time", time.Until(end).Round(time.Millisecond))
 		}
 		occupied = true
-		if list, err = r.lookAgain(ctx, index, look.C, over.C); err != nil || list == nil {
-			logger.Info("Time of the bucket is over", "pods", r.active(index))
+		list, err = r.lookAgain(ctx, index, look.C, over.C)
+		switch {
+		case err != nil:
 			return true, err
+		case list == nil:
+			logger.Info("Time of the bucket is over, going on without its pods", "pods", r.active(index))
+			return true, nil
 		}
 	}
 }
@@ -156,6 +164,9 @@ func (r *run) lookAgain(ctx context.Context, index int, look, over <-chan time.T
 	for {
 		select {
 		case <-ctx.Done():
+			if r.overdue() {
+				return nil, nil
+			}
 			return nil, ctx.Err()
 		case <-over:
 			return nil, nil
@@ -171,6 +182,12 @@ func (r *run) lookAgain(ctx context.Context, index int, look, over <-chan time.T
 		}
 		klog.FromContext(ctx).V(2).Info("Runtime does not answer", "bucket", index, "err", err)
 	}
+}
+
+// overdue reports whether the deadline is over. The context of the caller can end for the same
+// deadline and its timer be a little earlier.
+func (r *run) overdue() bool {
+	return !r.deadline.IsZero() && time.Until(r.deadline) < 10*time.Millisecond
 }
 
 // awaitRuntime returns the pods as soon as the runtime answers. It waits as long as the deadline
@@ -266,7 +283,7 @@ func (r *run) end(ctx context.Context, p *pod, e *ending, until time.Time) {
 		logger.Error(err, "Pod has not ended")
 	}
 	r.mu.Lock()
-	e.active = false
+	e.active, e.ended = false, err == nil
 	if err != nil {
 		e.retry = time.Now().Add(listInterval)
 	}
@@ -285,6 +302,11 @@ func (r *run) active(index int) int {
 // busy returns how many pods are being ended.
 func (r *run) busy() int {
 	return r.count(func(e *ending) bool { return e.active })
+}
+
+// left returns how many pods were asked to end and have not.
+func (r *run) left() int {
+	return r.count(func(e *ending) bool { return !e.ended })
 }
 
 func (r *run) count(matches func(*ending) bool) int {
