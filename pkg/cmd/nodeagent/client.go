@@ -44,7 +44,8 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
 	}
 	config.UserAgent = "haulout-node-agent/" + version.Get()
-	config.QPS, config.Burst = 20, 40
+	// After an outage of the API, every pod of the node is reported.
+	config.QPS, config.Burst = 100, 200
 	return config, nil
 }
 

@@ -42,7 +42,7 @@ maintenances.`,
 		RunE:         func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	o.addFlags(cmd.PersistentFlags())
-	cmd.AddCommand(newStatusCommand(o), newConfigCommand(o))
+	cmd.AddCommand(newRunCommand(o), newStatusCommand(o), newStaticCommand(o), newConfigCommand(o))
 	return cmd
 }
 

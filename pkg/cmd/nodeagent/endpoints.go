@@ -56,6 +56,8 @@ type Report struct {
 	Engine string `json:"engine,omitempty"`
 	// StaticPodProblem is why static pods cannot be stopped and restarted, empty if they can.
 	StaticPodProblem string `json:"staticPodProblem,omitempty"`
+	// Parked are the paths of the parked manifests.
+	Parked []string `json:"parked,omitempty"`
 	// Shutdown is what the agent does.
 	Shutdown shutdown.Status `json:"shutdown"`
 }

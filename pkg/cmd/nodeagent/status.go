@@ -48,7 +48,7 @@ const (
 
 // errUnhealthy is the error of status for an agent that is not as it should be. What is wrong was
 // printed.
-var errUnhealthy = errors.New("the agent is not ready to delay a shutdown")
+var errUnhealthy = errors.New("the agent does not run, holds no lock or has problems")
 
 // snapshot is all that status finds out. Each part is independent of the others.
 type snapshot struct {
@@ -72,7 +72,8 @@ func newStatusCommand(o *Options) *cobra.Command {
 		Short: "Show what the agent does",
 		Long: `Show what the agent of this machine does: it asks the running agent, reads its
 state directory, and asks the API for the conditions of the node. What cannot be
-reached is named. The exit code is 0 if the agent runs and delays shutdowns.`,
+reached is named. The exit code is 0 if the agent runs, holds the lock that delays
+a shutdown and has no problems.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
@@ -197,7 +198,7 @@ func askNode(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, report *Re
 	return name, conditions, nil
 }
 
-// healthy reports whether the agent runs and would delay, or delays, a shutdown.
+// healthy reports whether the agent runs, would delay or delays a shutdown, and has no problems.
 func (s *snapshot) healthy() bool {
 	return s.Report != nil && s.Report.Shutdown.LockHeld && len(s.Report.Shutdown.Problems) == 0
 }
@@ -301,6 +302,9 @@ func (s *snapshot) printReport(line func(name, format string, args ...any), r *R
 		static = r.StaticPodProblem
 	}
 	line("Static pods", "%s", static)
+	for _, path := range r.Parked {
+		line("Parked", "%s", path)
+	}
 	for _, problem := range r.Shutdown.Problems {
 		line("Problem", "%s", problem)
 	}

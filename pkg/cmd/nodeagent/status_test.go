@@ -37,8 +37,8 @@ import (
 	"haulout.dev/haulout/pkg/agent/state"
 )
 
-// agent serves the endpoints of an agent with a report and returns its address.
-func agent(t *testing.T, report Report) string {
+// runningAgent serves the endpoints of an agent with a report and returns its address.
+func runningAgent(t *testing.T, report Report) string {
 	t.Helper()
 	server := httptest.NewServer(endpoints(func() Report { return report }))
 	t.Cleanup(server.Close)
@@ -186,7 +186,7 @@ func TestStatus(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			address := unreachable(t)
 			if test.report != nil {
-				address = agent(t, *test.report)
+				address = runningAgent(t, *test.report)
 			}
 			path := configFile(t, "nodeName: node-1\nmetricsBindAddress: \""+address+"\"\n")
 			args := []string{"status", "--config", path, "--state-directory", test.dir, "--kubeconfig", test.kubeconfig}
@@ -258,7 +258,7 @@ func TestReachable(t *testing.T) {
 }
 
 func TestEndpoints(t *testing.T) {
-	address := agent(t, healthyReport(draining()))
+	address := runningAgent(t, healthyReport(draining()))
 	for path, want := range map[string]string{
 		"/healthz": "ok\n",
 		"/metrics": "registered_metrics_total",

@@ -1,0 +1,327 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/buckets"
+	"haulout.dev/haulout/pkg/agent/cluster"
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/agent/kubelet"
+	"haulout.dev/haulout/pkg/agent/local/cri"
+	"haulout.dev/haulout/pkg/agent/local/pods"
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/agent/staticpods"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/pkg/version"
+)
+
+const (
+	// clientRetry is the pause before the agent looks again for the kubelet's kubeconfig.
+	clientRetry = 5 * time.Second
+	// statusPeriod is how often the service manager is told what the agent does.
+	statusPeriod = 2 * time.Second
+)
+
+// host is what differs between the operating systems.
+type host struct {
+	// machine delays the shutdown.
+	machine shutdown.Machine
+	// kubelet stops and starts the kubelet.
+	kubelet cri.Kubelet
+	// final: the kubelet cannot be started again once the machine shuts down.
+	final bool
+	// pollingOnly: changes of folders are not reported.
+	pollingOnly bool
+	// busEngine returns the engine KubeletBus, and what has to run for it. nil: there is none.
+	busEngine func(buckets.Table) (shutdown.Local, func(context.Context) error, error)
+	// status tells the service manager in one line what the agent does. The first call also tells it
+	// that the agent has started.
+	status func(line string)
+}
+
+// agent is a node agent that is ready to run.
+type agent struct {
+	config  *v1alpha1.NodeAgentConfiguration
+	host    *host
+	node    string
+	bootID  string
+	started time.Time
+
+	engine     shutdown.Local
+	manager    *shutdown.Manager
+	static     *staticPods
+	checkpoint *pods.Checkpoint
+	// parts run beside the manager until the context ends. An error of theirs ends the agent.
+	parts map[string]func(context.Context) error
+	// closers are called after everything has stopped.
+	closers []func() error
+}
+
+// start is what the agent knows before it has asked anyone.
+type start struct {
+	store  *state.Store
+	bootID string
+	// stored is the state of this boot, zero if there is none.
+	stored state.State
+}
+
+// begin opens the state directory, and makes this process its only agent.
+func begin(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*start, error) {
+	store, err := state.Open(c.StateDirectory)
+	if err != nil {
+		return nil, err
+	}
+	if err := store.Lock(); err != nil {
+		return nil, err
+	}
+	bootID, err := state.BootID()
+	if err != nil {
+		return nil, err
+	}
+	// The manager loads the state for itself and reports what is wrong with it.
+	stored, err := state.Read(c.StateDirectory)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read the state that an earlier process has stored")
+	}
+	if stored.BootID != bootID {
+		stored = state.State{}
+	}
+	return &start{store: store, bootID: bootID, stored: stored}, nil
+}
+
+// waitForClient returns how to reach the API and the name of the node. On a machine that has not
+// joined a cluster yet, it waits until it has.
+func waitForClient(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, status func(string)) (*rest.Config, string, error) {
+	last := ""
+	for {
+		config, err := restConfig(c.Kubeconfig)
+		if err == nil {
+			var node string
+			if node, err = nodeName(ctx, c, config); err == nil {
+				return config, node, nil
+			}
+		}
+		if err.Error() != last {
+			last = err.Error()
+			klog.FromContext(ctx).Error(err, "Waiting for a way to reach the API", "retryAfter", clientRetry)
+			status("waiting for a way to reach the API: " + last)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, "", ctx.Err()
+		case <-time.After(clientRetry):
+		}
+	}
+}
+
+// newAgent makes all parts of the agent and starts none.
+func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start, h *host, config *rest.Config, node string) (*agent, error) {
+	a := &agent{config: c, host: h, node: node, bootID: s.bootID, started: time.Now(), parts: map[string]func(context.Context) error{}}
+	kube, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	maintenance, err := versioned.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	client, err := cluster.New(cluster.Config{
+		NodeName: node, Host: kube, Maintenance: maintenance, Recorder: cluster.NewRecorder(ctx, kube, node),
+	})
+	if err != nil {
+		return nil, err
+	}
+	if a.checkpoint, err = pods.New(c.StateDirectory, kube, node); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read the stored pods of the node, starting without them")
+	}
+	table := buckets.New(c.ShutdownGracePeriodByPodPriority)
+	runtime, err := cri.New(cri.Config{Endpoint: c.RuntimeEndpoint, Table: table, Pods: a.checkpoint, Kubelet: h.kubelet, Final: h.final})
+	if err != nil {
+		return nil, fmt.Errorf("runtimeEndpoint %s: %w", c.RuntimeEndpoint, err)
+	}
+	a.closers = append(a.closers, runtime.Close)
+	if err := a.chooseEngine(runtime, table); err != nil {
+		return nil, err
+	}
+	a.static = &staticPods{
+		config: c, discover: discoverKubelet(c.KubeletConfig), found: a.checkpoint.SetStaticPodPath,
+		newKeeper: func(dir string, facts kubelet.Facts) (keeper, error) {
+			return staticpods.New(staticpods.Config{
+				Dir: dir, NodeName: node, Kubelet: kubelet.Health{Address: facts.HealthzAddress}, Containers: runtime,
+				Guard: staticpods.NewGuard(config, kube, node), Kube: kube, Maintenance: maintenance,
+				APILossRestorePeriod: c.APILossRestorePeriod.Duration, PollingOnly: h.pollingOnly,
+				Leaving: a.leaving, Event: client.Event,
+			})
+		},
+	}
+	a.manager, err = shutdown.New(shutdown.Config{
+		NodeName: node, BootID: s.bootID, Version: version.Get(),
+		Machine: &warnedMachine{Machine: h.machine, warnings: a.static.Warnings},
+		Cluster: client, Pods: a.checkpoint, Store: s.store, Local: a.engine, StaticPods: a.static, Buckets: table,
+		MaxShutdownDelay: c.MaxShutdownDelay.Duration, APIGracePeriod: c.APIGracePeriod.Duration,
+		CompleteAfterReboot: *c.CompleteAfterReboot, KeepForgotten: c.OnForgottenShutdown == v1alpha1.ForgottenShutdownKeep,
+	})
+	return a, err
+}
+
+// chooseEngine sets how pods end without the API.
+func (a *agent) chooseEngine(runtime *cri.Engine, table buckets.Table) error {
+	switch a.config.LocalEngine {
+	case v1alpha1.LocalEngineNone:
+	case v1alpha1.LocalEngineCRI:
+		a.engine = runtime
+	case v1alpha1.LocalEngineKubeletBus:
+		if a.host.busEngine == nil {
+			return errors.New("localEngine KubeletBus needs Linux: must be CRI or None")
+		}
+		engine, run, err := a.host.busEngine(table)
+		if err != nil {
+			return fmt.Errorf("localEngine KubeletBus: %w", err)
+		}
+		a.engine, a.parts["kubelet bus"] = engine, run
+	default:
+		return fmt.Errorf("localEngine is %q: must be CRI, KubeletBus or None", a.config.LocalEngine)
+	}
+	return nil
+}
+
+// leaving reports whether the machine shuts down.
+func (a *agent) leaving() bool {
+	switch a.manager.Status().State.Phase {
+	case state.Detected, state.Maintaining, state.LocalRun, state.Releasing, state.Down:
+		return true
+	}
+	return false
+}
+
+// run runs all parts until the context ends or one of them fails.
+func (a *agent) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var running sync.WaitGroup
+	part := func(name string, run func(context.Context) error) {
+		running.Go(func() {
+			if err := run(ctx); err != nil && ctx.Err() == nil {
+				cancel(fmt.Errorf("%s: %w", name, err))
+			}
+		})
+	}
+	part("shutdown", a.manager.Run)
+	part("pods", a.checkpoint.Run)
+	part("static pods", func(ctx context.Context) error { a.static.run(ctx); return nil })
+	part("status", func(ctx context.Context) error { a.tellStatus(ctx); return nil })
+	if address := *a.config.MetricsBindAddress; address != "" {
+		part("endpoints", func(ctx context.Context) error { serve(ctx, address, endpoints(a.report)); return nil })
+	}
+	for name, run := range a.parts {
+		part(name, run)
+	}
+	<-ctx.Done()
+	running.Wait()
+	var errs []error
+	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+		errs = append(errs, cause)
+	}
+	for _, closer := range a.closers {
+		errs = append(errs, closer())
+	}
+	return errors.Join(errs...)
+}
+
+// report returns what the agent tells about itself.
+func (a *agent) report() Report {
+	r := Report{
+		Version: version.Get(), Node: a.node, BootID: a.bootID, Started: a.started,
+		StaticPodProblem: a.static.Problem(), Shutdown: a.manager.Status(),
+	}
+	if a.engine != nil {
+		r.Engine = a.engine.Name()
+	}
+	entries, err := a.static.Parked()
+	for i := range entries {
+		r.Parked = append(r.Parked, entries[i].Origin)
+	}
+	if err != nil && r.StaticPodProblem == "" {
+		r.StaticPodProblem = err.Error()
+	}
+	return r
+}
+
+// tellStatus tells the service manager what the agent does, whenever that changes.
+func (a *agent) tellStatus(ctx context.Context) {
+	ticker := time.NewTicker(statusPeriod)
+	defer ticker.Stop()
+	last := ""
+	for {
+		status := a.manager.Status()
+		if line := statusLine(&status); line != last {
+			a.host.status(line)
+			last = line
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// statusLine is what `systemctl status` shows. It has no times, which would change it always.
+func statusLine(s *shutdown.Status) string {
+	line := string(s.State.Phase)
+	switch {
+	case s.State.Phase == "":
+		return "starting"
+	case s.State.Phase == state.Armed && s.LockHeld:
+		line = fmt.Sprintf("ready to delay a shutdown by %s", s.Delay)
+	case s.State.Phase == state.Armed:
+		line = "no lock is held, a shutdown is not delayed"
+	case s.State.Maintenance != nil:
+		line += ": NodeMaintenance " + s.State.Maintenance.Name
+	}
+	if len(s.Problems) > 0 {
+		line += "; " + s.Problems[0]
+		if more := len(s.Problems) - 1; more > 0 {
+			line += fmt.Sprintf(" (and %d more)", more)
+		}
+	}
+	return line
+}
+
+// warnedMachine adds warnings to the problems of a machine.
+type warnedMachine struct {
+	shutdown.Machine
+	warnings func() []string
+}
+
+// State returns the state of the machine with the warnings.
+func (m *warnedMachine) State() shutdown.MachineState {
+	s := m.Machine.State()
+	s.Problems = append(append([]string{}, s.Problems...), m.warnings()...)
+	return s
+}

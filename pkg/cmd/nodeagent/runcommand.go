@@ -1,0 +1,52 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"github.com/spf13/cobra"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/version"
+)
+
+// newRunCommand returns the command that is the service.
+func newRunCommand(o *Options) *cobra.Command {
+	logging := logsapi.NewLoggingConfiguration()
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Run the agent",
+		Long: `Run the agent until it is stopped. The service that 'install' creates runs this; it
+needs the rights of the machine's administrator.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := logsapi.ValidateAndApply(logging, nil); err != nil {
+				return err
+			}
+			defer logs.FlushLogs()
+			c, err := o.Load()
+			if err != nil {
+				return err
+			}
+			klog.FromContext(cmd.Context()).Info("Starting haulout-node-agent", "version", version.Get(), "goVersion", version.GoVersion())
+			return runService(cmd.Context(), c)
+		},
+	}
+	logsapi.AddFlags(logging, cmd.Flags())
+	return cmd
+}

@@ -1,0 +1,208 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/agent/kubelet"
+	"haulout.dev/haulout/pkg/agent/staticpods"
+)
+
+// discoverPeriod is how often the agent looks at what the kubelet is configured with. It is also the
+// pause after a failure.
+const discoverPeriod = 30 * time.Second
+
+// keeper is what parks the static pods of one folder; staticpods.Keeper implements it.
+type keeper interface {
+	Run(ctx context.Context) error
+	Problem() string
+	Parked() ([]staticpods.Entry, error)
+}
+
+// staticPods follows the kubelet's configuration, and runs a keeper for the folder that it names.
+// It implements shutdown.StaticPods.
+type staticPods struct {
+	config *v1alpha1.NodeAgentConfiguration
+	// discover returns the kubelet's configuration, and whether it is that of a running kubelet.
+	discover func(ctx context.Context) (facts kubelet.Facts, running bool, err error)
+	// newKeeper returns a keeper for a folder.
+	newKeeper func(dir string, facts kubelet.Facts) (keeper, error)
+	// found is called with each folder that is in use.
+	found func(dir string)
+
+	mu sync.Mutex
+	// failed is why there is no keeper; warnings are sentences about the kubelet's configuration.
+	failed   string
+	warnings []string
+	keeper   keeper
+	// current is what the keeper was made for.
+	current keeperKey
+}
+
+type keeperKey struct {
+	dir, healthz string
+}
+
+// discoverKubelet reads the kubelet's configuration.
+func discoverKubelet(configPath string) func(context.Context) (kubelet.Facts, bool, error) {
+	return func(ctx context.Context) (kubelet.Facts, bool, error) {
+		_, err := kubelet.Find(ctx)
+		running := err == nil
+		facts, err := kubelet.Discover(ctx, configPath, nil)
+		return facts, running, err
+	}
+}
+
+// Problem returns why static pods cannot be stopped and restarted now, empty if they can.
+func (s *staticPods) Problem() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.failed != "":
+		return s.failed
+	case s.keeper == nil:
+		return "the kubelet's folder of static pods is not known yet"
+	}
+	return s.keeper.Problem()
+}
+
+// Warnings returns sentences about the kubelet's configuration.
+func (s *staticPods) Warnings() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.warnings
+}
+
+// Parked returns the parked manifests.
+func (s *staticPods) Parked() ([]staticpods.Entry, error) {
+	s.mu.Lock()
+	k := s.keeper
+	s.mu.Unlock()
+	if k == nil {
+		return nil, nil
+	}
+	return k.Parked()
+}
+
+// run keeps a keeper running until the context ends.
+func (s *staticPods) run(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	stop := func() {}
+	defer func() { stop() }()
+	for {
+		if k, err := s.next(ctx); err != nil {
+			if s.fail(err) {
+				logger.Error(err, "Cannot find out the kubelet's static pods, trying again", "after", discoverPeriod)
+			}
+		} else if k != nil {
+			// Two keepers must not move manifests at the same time.
+			stop()
+			running.Wait()
+			keeping, cancel := context.WithCancel(ctx)
+			stop = cancel
+			running.Go(func() {
+				if err := k.Run(keeping); err != nil {
+					s.fail(err)
+					logger.Error(err, "Keeper of static pods failed")
+				}
+			})
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(discoverPeriod):
+		}
+	}
+}
+
+// fail stores why there is no keeper, and reports whether that is news.
+func (s *staticPods) fail(err error) bool {
+	text := "static pods cannot be stopped and restarted: " + err.Error()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changed := s.failed != text
+	s.failed = text
+	return changed
+}
+
+// next looks at the kubelet's configuration, and returns a keeper that has to replace the one that
+// runs, or nil. While no kubelet runs, its command line is unknown, and what its file says is not
+// taken for a change.
+func (s *staticPods) next(ctx context.Context) (keeper, error) {
+	facts, live, err := s.discover(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		if s.keeper != nil && s.failed == "" {
+			return nil, nil // what is known is good enough
+		}
+		return nil, err
+	}
+	dir := s.config.StaticPodPath
+	if dir == "" {
+		dir = facts.StaticPodPath
+	}
+	s.warnings = warnings(s.config, &facts)
+	key := keeperKey{dir: dir, healthz: facts.HealthzAddress}
+	if s.keeper != nil && s.failed == "" && (key == s.current || !live) {
+		return nil, nil
+	}
+	k, err := s.newKeeper(dir, facts)
+	if err != nil {
+		return nil, err
+	}
+	if s.keeper != nil && key.dir != s.current.dir {
+		klog.FromContext(ctx).Info("The kubelet has another folder of static pods; what is parked of the old one stays parked, "+
+			"restore it with: haulout-node-agent static restore --all --static-pod-path="+s.current.dir, "old", s.current.dir, "new", dir)
+	}
+	s.keeper, s.current, s.failed = k, key, ""
+	s.found(dir)
+	return k, nil
+}
+
+// warnings returns what in the kubelet's configuration does not fit the agent's.
+func warnings(c *v1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) []string {
+	var list []string
+	if facts.ContainerRuntimeEndpoint != "" && socketOf(facts.ContainerRuntimeEndpoint) != socketOf(c.RuntimeEndpoint) {
+		list = append(list, fmt.Sprintf("The kubelet's container runtime is at %s, and runtimeEndpoint of the agent is %s.",
+			facts.ContainerRuntimeEndpoint, c.RuntimeEndpoint))
+	}
+	if facts.StaticPodURL {
+		list = append(list, "The kubelet also reads static pods from a URL (staticPodURL), which cannot be stopped.")
+	}
+	return list
+}
+
+// socketOf returns the file of an endpoint. /var/run is a link to /run on most systems.
+func socketOf(endpoint string) string {
+	path := strings.TrimPrefix(endpoint, "unix://")
+	if resolved, err := filepath.EvalSymlinks(path); err == nil {
+		return resolved
+	}
+	return path
+}

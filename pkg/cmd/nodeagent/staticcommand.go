@@ -1,0 +1,172 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"haulout.dev/haulout/pkg/agent/kubelet"
+	"haulout.dev/haulout/pkg/agent/staticpods"
+)
+
+// newStaticCommand returns the commands about parked static pods. They work without the API and
+// without a running agent: an operator needs them when a parked pod is what is missing.
+func newStaticCommand(o *Options) *cobra.Command {
+	dir := ""
+	folder := func(cmd *cobra.Command) (string, error) {
+		if dir != "" {
+			return filepath.Abs(dir)
+		}
+		return staticPodFolder(cmd, o)
+	}
+	cmd := &cobra.Command{
+		Use:   "static",
+		Short: "List and restore parked static pods",
+		Long: `A maintenance stops static pods by moving their manifests out of the kubelet's
+folder: they are parked. These commands list and restore them. They need neither
+the API nor a running agent.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.PersistentFlags().StringVar(&dir, "static-pod-path", "", "Directory with the manifests of static pods. The default is that of the configuration, else the kubelet's.")
+	cmd.AddCommand(&cobra.Command{
+		Use:   "list",
+		Short: "List the parked static pods",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			dir, err := folder(cmd)
+			if err != nil {
+				return err
+			}
+			entries, err := staticpods.List(dir)
+			if err != nil {
+				return err
+			}
+			return printParked(cmd.OutOrStdout(), dir, entries)
+		},
+	}, newStaticRestoreCommand(folder))
+	return cmd
+}
+
+func newStaticRestoreCommand(folder func(*cobra.Command) (string, error)) *cobra.Command {
+	all := false
+	cmd := &cobra.Command{
+		Use:   "restore {--all | NAME...}",
+		Short: "Restore parked static pods",
+		Long: `Move manifests back into the kubelet's folder, so that the kubelet runs their pods
+again. NAME is the name of a pod, NAMESPACE/NAME, or the name of the file.
+
+A running agent parks a pod again if a NodeMaintenance in stage Drain still asks
+it to leave: complete that, or stop the agent first.`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, names []string) error {
+			if all == (len(names) > 0) {
+				return errors.New("name the static pods to restore, or give --all: exactly one of the two")
+			}
+			dir, err := folder(cmd)
+			if err != nil {
+				return err
+			}
+			var restored []staticpods.Restored
+			if all {
+				restored, err = staticpods.RestoreAll(dir)
+			} else {
+				restored, err = staticpods.Restore(dir, names)
+			}
+			// Some may have been restored before an error.
+			return errors.Join(printRestored(cmd.OutOrStdout(), restored), err)
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "Restore all parked static pods.")
+	return cmd
+}
+
+// staticPodFolder returns the configured folder, else the kubelet's.
+func staticPodFolder(cmd *cobra.Command, o *Options) (string, error) {
+	c, err := o.Load()
+	if err != nil {
+		return "", err
+	}
+	if c.StaticPodPath != "" {
+		return c.StaticPodPath, nil
+	}
+	facts, err := kubelet.Discover(cmd.Context(), c.KubeletConfig, nil)
+	if err != nil {
+		return "", fmt.Errorf("find the kubelet's folder of static pods, or set --static-pod-path: %w", err)
+	}
+	if facts.StaticPodPath == "" {
+		return "", errors.New("the kubelet has no folder of static pods: set --static-pod-path to look into another one")
+	}
+	return facts.StaticPodPath, nil
+}
+
+func printParked(out io.Writer, dir string, entries []staticpods.Entry) error {
+	if len(entries) == 0 {
+		_, err := fmt.Fprintf(out, "No static pods of %s are parked.\n", dir)
+		return err
+	}
+	w := tabwriter.NewWriter(out, 0, 8, 3, ' ', 0)
+	_, _ = fmt.Fprintln(w, "NAMESPACE\tNAME\tMANIFEST\tPARKED AT\tSTOPPED\tMAINTENANCES") // Flush returns the error
+	for i := range entries {
+		e := &entries[i]
+		names := ""
+		for j, m := range e.Maintenances {
+			if j > 0 {
+				names += ","
+			}
+			if names += m.Name; m.Name == "" {
+				names += string(m.UID)
+			}
+		}
+		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%t\t%s\n",
+			orDash(e.Namespace), orDash(e.Name), e.Origin, e.ParkedAt.Format(time.RFC3339), e.Stopped, orDash(names))
+	}
+	return w.Flush()
+}
+
+func printRestored(out io.Writer, restored []staticpods.Restored) error {
+	if len(restored) == 0 {
+		_, err := fmt.Fprintln(out, "Nothing was restored.")
+		return err
+	}
+	var errs []error
+	for i := range restored {
+		r := &restored[i]
+		var err error
+		if r.Archived != "" {
+			_, err = fmt.Fprintf(out, "%s is in use by a newer manifest; the parked one is kept as %s\n", r.Origin, r.Archived)
+		} else {
+			_, err = fmt.Fprintf(out, "%s restored\n", r.Origin)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+func orDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}

@@ -1,0 +1,90 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"context"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"k8s.io/klog/v2"
+)
+
+// stopper decides when a service that is asked to stop does so. If the whole system goes down, the
+// agent is stopped before the kubelet (the order of their units), and this is the last chance to
+// let the pods leave in order.
+type stopper struct {
+	// limit is the time after which systemd kills the service.
+	limit time.Duration
+	// machine and notifier are told that the system goes down.
+	machine interface {
+		Stopping(kind string, limit time.Duration)
+	}
+	notifier interface{ Stopping(status string) error }
+	// ask returns whether the system goes down.
+	ask func(context.Context) (goesDown bool, kind string, err error)
+	// down is closed when the shutdown was released. It is nil before the agent runs.
+	down atomic.Pointer[<-chan struct{}]
+}
+
+// wait returns when the agent has to end.
+func (s *stopper) wait(ctx context.Context, signals <-chan os.Signal) {
+	logger := klog.FromContext(ctx)
+	select {
+	case <-ctx.Done():
+		return
+	case received := <-signals:
+		logger.Info("Received a signal to stop", "signal", received.String())
+		if received != syscall.SIGTERM {
+			return
+		}
+	}
+	down := s.down.Load()
+	if down == nil {
+		return
+	}
+	goesDown, kind, err := s.ask(ctx)
+	if err != nil {
+		logger.Error(err, "Cannot ask systemd why the service stops")
+	}
+	if !goesDown {
+		return
+	}
+	logger.Info("The system goes down, ending after the pods have left", "kind", kind, "limit", s.limit)
+	s.machine.Stopping(kind, s.limit)
+	if err := s.notifier.Stopping("the system goes down, the pods leave first"); err != nil {
+		logger.Error(err, "Cannot tell systemd that the service stops")
+	}
+	timer := time.NewTimer(s.limit)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-*down:
+			return
+		case <-timer.C:
+			return
+		case received := <-signals:
+			if received != syscall.SIGTERM {
+				return
+			}
+		}
+	}
+}
