@@ -39,8 +39,9 @@ import (
 	"haulout.dev/haulout/pkg/host/inflight"
 )
 
-// builtInEvacuators are the classes of the built-in evacuators of this server.
-var builtInEvacuators = []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassDaemonSet}
+// builtInEvacuators are the classes of the built-in evacuators: those of this server and that of the
+// node agents, which acts only on nodes that have one.
+var builtInEvacuators = []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassDaemonSet, v1alpha1.EvacuatorClassKubelet}
 
 // EvacuatorOptions configure the evacuators that remove pods from their nodes before they are
 // evicted.
@@ -68,7 +69,8 @@ func defaultEvacuators() EvacuatorOptions {
 
 func (o *EvacuatorOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.BuiltIn, "evacuators", o.BuiltIn, fmt.Sprintf("Classes of the enabled built-in evacuators, comma separated: %s. "+
-		"Empty disables all of them, and pods only leave by eviction.", allowedEvacuators()))
+		"Static pods leave only with %s, and on nodes with a node agent. "+
+		"Empty disables all of them, and pods only leave by eviction.", allowedEvacuators(), v1alpha1.EvacuatorClassKubelet))
 	fs.DurationVar(&o.SurgeTimeout, "surge-timeout", o.SurgeTimeout, "How long a Deployment that was scaled up so that pods can leave may make no progress before "+
 		"these leave without replacements, if their disruption budgets allow it.")
 	fs.DurationVar(&o.VolumeDetachTimeout, "volume-detach-timeout", o.VolumeDetachTimeout,

@@ -106,7 +106,8 @@ func noEvacuator(s situation) *eviction.Blocker {
 	b := &eviction.Blocker{Reason: maintenancev1alpha1.ReasonNoEvacuator}
 	switch s.podType {
 	case maintenancev1alpha1.PodTypeStatic:
-		b.Message = "No evacuator is left that can remove the static pod, and evicting it would not stop it. Remove its manifest from the node, or run the node agent there."
+		b.Message = "No evacuator is left that can remove the static pod, and evicting it would not stop it. Move its manifest away on the node; " +
+			"or run the node agent there and delete this Evacuation, which a maintenance then requests again."
 	default:
 		b.Message = "No evacuator is left that can remove the DaemonSet pod, and its DaemonSet would immediately recreate an evicted one. " +
 			"Keep the DaemonSet off the node, or enable its evacuator."

@@ -195,13 +195,16 @@ func (d *decision) decideTurn(s situation) {
 			d.endCancelled(s, fmt.Sprintf("%s %s", active, why))
 			return
 		}
-		if why != "" {
+		if why != "" && !d.onlyAgentCanAct(s) {
 			d.handOver(s, why)
 		}
 	}
-	// The deadline of the new evacuator starts now.
+	// The deadline of the new evacuator starts now. That of a node agent may have passed: it stays
+	// active until it reports.
 	if isEvacuator(s.evacuation, d.status.ActiveEvacuatorClass) {
-		d.wakeAt(d.deadline(s).at)
+		if at := d.deadline(s).at; s.now.Before(at) {
+			d.wakeAt(at)
+		}
 	}
 	d.evict = s.pod.DeletionTimestamp == nil && !s.now.Before(heldUntil(s)) && (d.isUpForEviction(s) || d.isRequested(s))
 	d.decideCost(s)
@@ -284,6 +287,16 @@ func (d *decision) deadline(s situation) deadline {
 // waitsForDrain reports whether an evacuator acts only when the drain has reached the pod.
 func waitsForDrain(class string) bool {
 	return class == maintenancev1alpha1.EvacuatorClassDaemonSet || class == maintenancev1alpha1.EvacuatorClassKubelet
+}
+
+// onlyAgentCanAct reports whether the active evacuator is the node agent of a static pod, has not
+// declined, and is the last one. Nothing could remove the pod after it, since an eviction stops no
+// static pod: the agent stays active, so that it continues when it is back.
+func (d *decision) onlyAgentCanAct(s situation) bool {
+	class := d.status.ActiveEvacuatorClass
+	return class == maintenancev1alpha1.EvacuatorClassKubelet && !d.status.ActiveEvacuatorCompleted &&
+		s.podType == maintenancev1alpha1.PodTypeStatic &&
+		protocol.Next(s.evacuation.Spec.Evacuators, class) == maintenancev1alpha1.EvacuatorClassEviction
 }
 
 // restartClock moves the start of the deadline of an evacuator that waits for the drain to now.

@@ -76,7 +76,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 // isReplaced reports whether the DaemonSet would immediately recreate an evicted pod on the node.
 func isReplaced(pod *corev1.Pod, node *corev1.Node) bool {
 	builtIn := sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet)
-	return !drainplan.IsTainted(node) || drainplan.Left(pod, maintenancev1alpha1.PodTypeDaemonSet, builtIn) != ""
+	return !drainplan.IsTainted(node) || drainplan.Left(pod, maintenancev1alpha1.PodTypeDaemonSet, node, builtIn) != ""
 }
 
 // comebacks counts how often the pod was recreated on its node. The information is in the

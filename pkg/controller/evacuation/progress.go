@@ -69,6 +69,13 @@ func (d *decision) notProgressing(s situation, deadline deadline) *eviction.Bloc
 	if !deadline.reported {
 		silent = fmt.Sprintf("Evacuator %s has not reported since it became active at %s", active, deadline.since.UTC().Format(time.RFC3339))
 	}
+	if d.onlyAgentCanAct(s) && !protocol.IsWithdrawn(s.evacuation) {
+		return &eviction.Blocker{
+			Reason: maintenancev1alpha1.ReasonEvacuatorNotProgressing,
+			Message: fmt.Sprintf("%s. It is the node agent of node %s, and nothing else can remove a static pod: check that haulout-node-agent runs there "+
+				"and what it says about the pod, or move the manifest of the pod away.", silent, s.pod.Spec.NodeName),
+		}
+	}
 	end := fmt.Sprintf("%s becomes active", protocol.Next(s.evacuation.Spec.Evacuators, active))
 	if protocol.IsWithdrawn(s.evacuation) {
 		end = "the evacuation ends, as no instigator requests it any more,"

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
@@ -85,7 +86,8 @@ func (c *Controller) forget(node *corev1.Node) {
 // sameNode reports whether nothing has changed about a node that its cordon, taints and conditions
 // depend on, nor they themselves.
 func sameNode(a, b *corev1.Node) bool {
-	if a.UID != b.UID || a.Spec.Unschedulable != b.Spec.Unschedulable || !nodestate.SameTaints(a, b) || !nodemarks.Same(a, b) {
+	if a.UID != b.UID || a.Spec.Unschedulable != b.Spec.Unschedulable || !nodestate.SameTaints(a, b) || !nodemarks.Same(a, b) ||
+		protocol.HasNodeAgent(a) != protocol.HasNodeAgent(b) {
 		return false
 	}
 	for _, conditionType := range conditionTypes {

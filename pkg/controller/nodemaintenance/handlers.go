@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
@@ -102,7 +103,7 @@ func (c *Controller) nodeChanged(change selection.NodeChange) {
 // sameNode reports whether nothing has changed about a node that this controller reads.
 func sameNode(a, b *corev1.Node) bool {
 	return a.UID == b.UID && a.Spec.Unschedulable == b.Spec.Unschedulable && labels.Equals(a.Labels, b.Labels) && nodemarks.Same(a, b) &&
-		drainplan.IsTainted(a) == drainplan.IsTainted(b)
+		drainplan.IsTainted(a) == drainplan.IsTainted(b) && protocol.HasNodeAgent(a) == protocol.HasNodeAgent(b)
 }
 
 // stateChanged enqueues the maintenances of a node, and those that it still names although they do

@@ -77,8 +77,10 @@ type views struct {
 }
 
 type viewSlot struct {
-	// uid is that of the node that the view is about.
-	uid types.UID
+	// uid is that of the node that the view is about, and hasAgent whether it had a node agent,
+	// which decides whether its static pods are kept.
+	uid      types.UID
+	hasAgent bool
 	// changes counts the events of the node: a view that was begun before one of them is not kept.
 	changes uint64
 	view    *View
@@ -90,10 +92,11 @@ func newViews() *views {
 
 // of returns the view of a node, from build if none is kept.
 func (v *views) of(node *corev1.Node, build func(*corev1.Node) (*View, error)) (*View, error) {
+	hasAgent := protocol.HasNodeAgent(node)
 	v.mu.Lock()
 	slot := v.byNode[node.Name]
-	if slot == nil || slot.uid != node.UID {
-		slot = &viewSlot{uid: node.UID}
+	if slot == nil || slot.uid != node.UID || slot.hasAgent != hasAgent {
+		slot = &viewSlot{uid: node.UID, hasAgent: hasAgent}
 		v.byNode[node.Name] = slot
 	}
 	if kept := slot.view; kept != nil {
@@ -183,7 +186,7 @@ func (s *State) buildView(node *corev1.Node) (*View, error) {
 // Classify returns what a drain makes of a pod on a node.
 func (s *State) Classify(pod *corev1.Pod, node *corev1.Node) Pod {
 	plan := drainplan.PodOf(pod, node.UID)
-	live := Pod{Pod: pod, Plan: plan, Kept: drainplan.Left(pod, plan.Type, s.evacuators), Own: s.isOwn(pod)}
+	live := Pod{Pod: pod, Plan: plan, Kept: drainplan.Left(pod, plan.Type, node, s.evacuators), Own: s.isOwn(pod)}
 	live.Bound = pod.Spec.NodeName != ""
 	if pod.DeletionTimestamp != nil {
 		live.StopsAt = pod.DeletionTimestamp.Time

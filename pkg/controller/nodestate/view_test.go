@@ -22,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -46,5 +47,27 @@ func TestViewIsNotCachedAfterAnEventDuringItsBuild(t *testing.T) {
 	got, err = v.of(recreated, func(*corev1.Node) (*View, error) { return old, nil })
 	if err != nil || got != old {
 		t.Errorf("got %v, %v, want a new view for a recreated node", got, err)
+	}
+}
+
+// TestViewDependsOnTheNodeAgent has a worker build a view from a node that it has read before the
+// event of the node agent. The view must not be used for the newer node.
+func TestViewDependsOnTheNodeAgent(t *testing.T) {
+	v := newViews()
+	plain := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
+	withAgent := plain.DeepCopy()
+	withAgent.Status.Conditions = []corev1.NodeCondition{{Type: v1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue}}
+	for _, node := range []*corev1.Node{plain, withAgent, plain} {
+		want := &View{}
+		got, err := v.of(node, func(*corev1.Node) (*View, error) { return want, nil })
+		if err != nil || got != want {
+			t.Fatalf("got %v, %v, want a new view after the node agent has changed", got, err)
+		}
+		heartbeat := node.DeepCopy()
+		heartbeat.Status.Conditions = append(heartbeat.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeReady})
+		got, err = v.of(heartbeat, func(*corev1.Node) (*View, error) { return &View{}, nil })
+		if err != nil || got != want {
+			t.Fatalf("got %v, %v, want the same view after a heartbeat", got, err)
+		}
 	}
 }

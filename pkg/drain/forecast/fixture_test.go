@@ -159,6 +159,12 @@ func unreachable(n *corev1.Node) {
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
 }
 
+func withAgent(n *corev1.Node) {
+	n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{
+		Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue,
+	})
+}
+
 // pod returns a ready pod of the ReplicaSet rs in the namespace shop, with the label app.
 func pod(name, app, on string, modifiers ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
@@ -340,7 +346,9 @@ func (o owners) DaemonSet(_ context.Context, _, name string) (*appsv1.DaemonSet,
 	}, nil
 }
 
-func (o owners) Node(_ context.Context, name string) (*corev1.Node, error) { return node(name), nil }
+func (o owners) Node(_ context.Context, name string) (*corev1.Node, error) {
+	return node(name, withAgent), nil
+}
 
 // outline writes the waves in few words: a line for each wave, and one for each of its nodes.
 func outline(out *maintenancev1alpha1.NodeMaintenancePreview) []string {

@@ -154,6 +154,7 @@ func TestEvacuatorClasses(t *testing.T) {
 	for name, test := range map[string]struct {
 		evacuators []string
 		owners     owners
+		nodes      []*corev1.Node
 		pod        *corev1.Pod
 		want       []string
 	}{
@@ -204,7 +205,7 @@ func TestEvacuatorClasses(t *testing.T) {
 		},
 		"a static pod's": {
 			evacuators: []string{maintenancev1alpha1.EvacuatorClassKubelet},
-			owners:     owners{},
+			nodes:      []*corev1.Node{node("n1", withAgent)},
 			pod: pod(
 				"a", "web", "n1", annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", "n1"),
 			),
@@ -212,7 +213,7 @@ func TestEvacuatorClasses(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out := scene{evacuators: test.evacuators, owners: test.owners, pods: []*corev1.Pod{test.pod}}.preview(t)
+			out := scene{evacuators: test.evacuators, owners: test.owners, nodes: test.nodes, pods: []*corev1.Pod{test.pod}}.preview(t)
 			w := out.Waves[0]
 			if got := w.Nodes[0].Namespaces[0].Pods[0].EvacuatorClasses; !slices.Equal(got, test.want) {
 				t.Errorf("got %q, want %q", got, test.want)
@@ -255,6 +256,23 @@ func TestPodsLeft(t *testing.T) {
 	}
 	if n := out.Nodes; n[0].PodsKept != 2 || n[0].PodCount != 0 || n[1].PodsKept != 1 || n[1].PodCount != 1 {
 		t.Errorf("nodes are %+v", n)
+	}
+}
+
+func TestStaticPodsLeaveNodesWithAnAgent(t *testing.T) {
+	static := func(node string) []*corev1.Pod {
+		return pods(1, "proxy-"+node, node, annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", node))
+	}
+	out := scene{
+		evacuators: []string{maintenancev1alpha1.EvacuatorClassKubelet}, nodes: []*corev1.Node{node("n1", withAgent), node("n2")},
+		pods: slices.Concat(static("n1"), static("n2")),
+	}.preview(t)
+	if out.PodCount != 1 || len(out.Waves) != 1 || out.Waves[0].PodType != maintenancev1alpha1.PodTypeStatic ||
+		out.Waves[0].Nodes[0].Name != "n1" {
+		t.Errorf("%d pods leave in waves %+v, want the one of n1", out.PodCount, out.Waves)
+	}
+	if len(out.PodsKept) != 1 || out.PodsKept[0].Reason != "static pod" || out.PodsKept[0].Pods[0].Node != "n2" {
+		t.Errorf("kept are %+v, want the pod of n2", out.PodsKept)
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -84,11 +85,12 @@ func PodOf(pod *corev1.Pod, node types.UID) Pod {
 	return p
 }
 
-// Left returns why a pod of the given type is kept running, given the enabled built-in evacuators.
-func Left(pod *corev1.Pod, podType maintenancev1alpha1.PodType, evacuators sets.Set[string]) LeftReason {
+// Left returns why a pod of the given type on a node is kept running, given the enabled built-in
+// evacuators.
+func Left(pod *corev1.Pod, podType maintenancev1alpha1.PodType, node *corev1.Node, evacuators sets.Set[string]) LeftReason {
 	switch podType {
 	case maintenancev1alpha1.PodTypeStatic:
-		if !evacuators.Has(maintenancev1alpha1.EvacuatorClassKubelet) {
+		if !evacuators.Has(maintenancev1alpha1.EvacuatorClassKubelet) || !protocol.HasNodeAgent(node) {
 			return LeftStatic
 		}
 	case maintenancev1alpha1.PodTypeDaemonSet:

@@ -91,9 +91,15 @@ func TestTypeOf(t *testing.T) {
 func TestLeft(t *testing.T) {
 	none := sets.New[string]()
 	all := sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet, maintenancev1alpha1.EvacuatorClassKubelet)
+	nodeWith := func(status corev1.ConditionStatus) *corev1.Node {
+		return &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
+			{Type: maintenancev1alpha1.NodeConditionAgentReady, Status: status},
+		}}}
+	}
 	daemon := func(modify ...func(*corev1.Pod)) *corev1.Pod { return owned("apps/v1", "DaemonSet", "x", modify...) }
 	for name, test := range map[string]struct {
 		pod        *corev1.Pod
+		node       *corev1.Node
 		evacuators sets.Set[string]
 		want       LeftReason
 	}{
@@ -136,13 +142,33 @@ func TestLeft(t *testing.T) {
 		},
 		"a static pod without an agent stays": {
 			pod:        owned("v1", "Node", nodeUID, mirror),
+			evacuators: all,
+			want:       LeftStatic,
+		},
+		"a static pod with an agent that has stopped stays": {
+			pod:        owned("v1", "Node", nodeUID, mirror),
+			node:       nodeWith(corev1.ConditionFalse),
+			evacuators: all,
+			want:       LeftStatic,
+		},
+		"a static pod with an agent stays if the evacuator is disabled": {
+			pod:        owned("v1", "Node", nodeUID, mirror),
+			node:       nodeWith(corev1.ConditionTrue),
 			evacuators: none,
 			want:       LeftStatic,
 		},
-		"a static pod with an agent leaves": {pod: owned("v1", "Node", nodeUID, mirror), evacuators: all, want: ""},
+		"a static pod with an agent leaves": {
+			pod:        owned("v1", "Node", nodeUID, mirror),
+			node:       nodeWith(corev1.ConditionTrue),
+			evacuators: all,
+			want:       "",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := Left(test.pod, TypeOf(test.pod, nodeUID), test.evacuators); got != test.want {
+			if test.node == nil {
+				test.node = &corev1.Node{}
+			}
+			if got := Left(test.pod, TypeOf(test.pod, nodeUID), test.node, test.evacuators); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})

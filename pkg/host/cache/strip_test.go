@@ -27,9 +27,12 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func TestStrip(t *testing.T) {
+	agentReady := corev1.NodeCondition{Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue}
 	full := metav1.ObjectMeta{
 		Name:          "a",
 		UID:           "1",
@@ -70,13 +73,13 @@ func TestStrip(t *testing.T) {
 				Spec:       corev1.NodeSpec{Unschedulable: true},
 				Status: corev1.NodeStatus{
 					Images:     []corev1.ContainerImage{{}},
-					Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}},
+					Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}, agentReady},
 				},
 			},
 			want: &corev1.Node{
 				ObjectMeta: ours,
 				Spec:       corev1.NodeSpec{Unschedulable: true},
-				Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}}},
+				Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}, agentReady}},
 			},
 		},
 		"a volume attachment keeps its volume, its node, whether it is attached and why it cannot be": {

@@ -59,7 +59,13 @@ func TestAdmitEvacuators(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "agent", UID: "daemonset"},
 		Spec:       appsv1.DaemonSetSpec{Selector: selectWeb},
 	}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-7", UID: "node"}}
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "node-7", UID: "node"},
+		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
+			{Type: "maintenance.haulout.dev/NodeAgentReady", Status: corev1.ConditionTrue},
+		}},
+	}
+	plainNode := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-9", UID: "plain"}}
 	mirror := func(pod *corev1.Pod) {
 		metav1.SetMetaDataAnnotation(&pod.ObjectMeta, corev1.MirrorPodAnnotationKey, "hash")
 	}
@@ -159,6 +165,10 @@ func TestAdmitEvacuators(t *testing.T) {
 		"a mirror pod of a deleted node": {
 			builtIn: all,
 			pod:     pods(ownedBy("v1", "Node", "node-7", "old"), mirror),
+		},
+		"a static pod on a node without a node agent": {
+			builtIn: all,
+			pod:     pods(ownedBy("v1", "Node", "node-9", "plain"), mirror, func(p *corev1.Pod) { p.Spec.NodeName = "node-9" }),
 		},
 		"a mirror pod on another node": {
 			builtIn: all,
@@ -289,7 +299,7 @@ func TestAdmitEvacuators(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(
 				t, tt.builtIn, append(tt.allowed, deletePod), tt.pod, deployment, replicaSet, fixed, fixedReplicaSet,
-				daemonSet, node,
+				daemonSet, node, plainNode,
 			)
 			tt.user.object = newEvacuation(named(tt.named...))
 			warnings, err := f.admit(tt.user)

@@ -39,7 +39,7 @@ type Owners interface {
 	Deployment(ctx context.Context, namespace, name string) (*appsv1.Deployment, error)
 	// DaemonSet returns the DaemonSet with its selector.
 	DaemonSet(ctx context.Context, namespace, name string) (*appsv1.DaemonSet, error)
-	// Node returns the node.
+	// Node returns the node with its conditions.
 	Node(ctx context.Context, name string) (*corev1.Node, error)
 }
 
@@ -69,7 +69,8 @@ type BuiltIn struct {
 }
 
 // BuiltInOf returns the built-in evacuator of a pod, among the enabled ones. A user who can write a
-// pod can set any owner, so the owner has to exist, with that UID, and has to select the pod.
+// pod can set any owner, so the owner has to exist, with that UID, and has to select the pod. A
+// static pod only has an evacuator on a node with a node agent.
 // BuiltInOf reads the metadata of the pod and the name of its node.
 func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners Owners) (BuiltIn, error) {
 	owner := metav1.GetControllerOfNoCopy(pod)
@@ -103,7 +104,7 @@ func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners
 			return BuiltIn{}, nil
 		}
 		node, err := owners.Node(ctx, owner.Name)
-		if err != nil || node == nil || node.UID != owner.UID {
+		if err != nil || node == nil || node.UID != owner.UID || !HasNodeAgent(node) {
 			return BuiltIn{}, err
 		}
 		return BuiltIn{Class: maintenancev1alpha1.EvacuatorClassKubelet}, nil

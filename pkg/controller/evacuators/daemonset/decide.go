@@ -100,7 +100,7 @@ func decide(s situation) decision {
 	case s.askedBy == nil:
 		// It waits until the drain reaches the pod, which has no deadline.
 		return decision{}
-	case drainplan.Left(s.pod, podType, sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet)) == drainplan.LeftTolerant:
+	case drainplan.Left(s.pod, podType, s.node, sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet)) == drainplan.LeftTolerant:
 		return s.decline(fmt.Sprintf("The pod tolerates the taint %s: if it were evicted, its DaemonSet would replace it on the node immediately. It is left running.",
 			maintenancev1alpha1.TaintDrain))
 	case !drainplan.IsTainted(s.node):

@@ -99,7 +99,7 @@ func PodOf(pod *corev1.Pod, node *corev1.Node, builtIn sets.Set[string]) (Pod, b
 	p := Pod{
 		Namespace: pod.Namespace, Name: pod.Name, Node: node.Name, Labels: pod.Labels,
 		Type: planned.Type, Priority: planned.Priority,
-		Left:        drainplan.Left(pod, planned.Type, builtIn),
+		Left:        drainplan.Left(pod, planned.Type, node, builtIn),
 		Owner:       metav1.GetControllerOfNoCopy(pod),
 		Annotations: annotationsOf(pod),
 		Held:        planned.Type == maintenancev1alpha1.PodTypeDefault && pdb.Holds(pod),

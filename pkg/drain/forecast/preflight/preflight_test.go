@@ -107,7 +107,9 @@ func lettingUnreadyGo(b *policyv1.PodDisruptionBudget) {
 func TestFindings(t *testing.T) {
 	closed := []policyv1.PodDisruptionBudget{budget("closed", "web")}
 	for name, test := range map[string]struct {
-		pod        *corev1.Pod
+		pod *corev1.Pod
+		// agent is the status of the condition of the node agent.
+		agent      corev1.ConditionStatus
 		budgets    []policyv1.PodDisruptionBudget
 		evacuators []string
 		want       []string
@@ -165,7 +167,19 @@ func TestFindings(t *testing.T) {
 		},
 		"a static pod, with an agent": {
 			pod:        pod("web", mirror, ownedBy("v1", "Node", "uid-1")),
+			agent:      corev1.ConditionTrue,
 			evacuators: []string{maintenancev1alpha1.EvacuatorClassKubelet},
+		},
+		"a static pod, with an agent that has stopped": {
+			pod:        pod("web", mirror, ownedBy("v1", "Node", "uid-1")),
+			agent:      corev1.ConditionFalse,
+			evacuators: []string{maintenancev1alpha1.EvacuatorClassKubelet},
+			want:       []string{"LeftRunning static pod"},
+		},
+		"a static pod, with an agent and without the evacuator": {
+			pod:   pod("web", mirror, ownedBy("v1", "Node", "uid-1")),
+			agent: corev1.ConditionTrue,
+			want:  []string{"LeftRunning static pod"},
 		},
 		"the mirror annotation on any pod": {pod: pod("web", mirror, bare), want: []string{"NoController"}},
 		"a mirror of a node that is gone":  {pod: pod("web", mirror, ownedBy("v1", "Node", "uid-0"))},
@@ -187,6 +201,10 @@ func TestFindings(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string
+			node := node.DeepCopy()
+			if test.agent != "" {
+				node.Status.Conditions = []corev1.NodeCondition{{Type: maintenancev1alpha1.NodeConditionAgentReady, Status: test.agent}}
+			}
 			if p, staying := PodOf(test.pod, node, sets.New(test.evacuators...)); staying {
 				for _, f := range NewCheck(test.budgets).Pod(p) {
 					got = append(got, write(f))
