@@ -146,14 +146,11 @@ func (i *index) pod(key types.NamespacedName) []*Entry {
 	return entries
 }
 
-// targeting returns the maintenances in stage Drain that ask a static pod to leave the node.
+// targeting returns which of the maintenances in stage Drain ask a static pod to leave the node.
 func targeting(list []maintenancev1alpha1.NodeMaintenance, node string, priority int32, labels map[string]string) ([]Maintenance, error) {
 	var found []Maintenance
 	for i := range list {
 		nm := &list[i]
-		if nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain {
-			continue
-		}
 		for _, status := range nm.Status.NodeStatuses {
 			if status.NodeRef.Name != node {
 				continue

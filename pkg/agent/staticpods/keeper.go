@@ -271,7 +271,10 @@ func (k *Keeper) maintenances(ctx context.Context) ([]maintenancev1alpha1.NodeMa
 	if err != nil {
 		return nil, fmt.Errorf("list the NodeMaintenances in stage Drain: %w", err)
 	}
-	return list.Items, nil
+	// Not all servers know the field.
+	return slices.DeleteFunc(list.Items, func(nm maintenancev1alpha1.NodeMaintenance) bool {
+		return nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain
+	}), nil
 }
 
 // restoreUntargeted restores the entries whose pods no maintenance targets, and updates the others.

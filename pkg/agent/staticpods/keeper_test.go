@@ -1,0 +1,573 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package staticpods
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+)
+
+const complete = maintenancev1alpha1.NodeMaintenanceStageComplete
+
+// drained returns a world whose pod web was stopped for the maintenance update.
+func drained(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
+	w.add(evacuationOf("web"))
+	w.untilReported("has stopped")
+	w.editEvacuation("web", departed)
+	return w
+}
+
+func TestAStaticPodStaysStoppedAndComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web"), "manifests/db.yaml": manifestOf("db")}, drain("update", 1000))
+		uid := w.kubelet.uid("web")
+		w.add(evacuationOf("web"))
+		parked := w.untilReported("terminating static pod default/web-node-7 due to node maintenance update (new kernel)")
+		if want := w.start.Add(parked.at + 25*time.Second).Format(time.RFC3339); parked.finish != want {
+			t.Errorf("got the expected finish %s, want %s, after the latency of 20s and the grace period of 5s", parked.finish, want)
+		}
+		w.untilReported("has stopped")
+		w.editEvacuation("web", departed)
+		w.untilEvent("Normal StaticPodParked ")
+		before := []string{"run web", "run db", "TERM web", "stop web"}
+		slices.Sort(before[:2])
+
+		// Restarts of the kubelet, of the agent and of the machine.
+		w.kubelet.stop()
+		w.pass(time.Second)
+		w.kubelet.restart()
+		w.pass(time.Minute)
+		w.stop()
+		w.run()
+		w.pass(time.Minute)
+		got := w.kubelet.happened()
+		slices.Sort(got[:2])
+		if !slices.Equal(got, before) {
+			t.Errorf("got %v, want %v", got, before)
+		}
+		w.want(".nm-parked/uid-update/web.yaml", "manifests/db.yaml")
+
+		w.editMaintenance("update", inStage(complete))
+		w.until("the pod runs again", func() bool { return w.kubelet.uid("web") != "" })
+		if got := w.kubelet.uid("web"); got != uid {
+			t.Errorf("got the UID %s, want %s as before", got, uid)
+		}
+		w.want("manifests/web.yaml", "manifests/db.yaml")
+		w.wantEntries()
+		w.untilEvent("Normal StaticPodRestored ")
+	})
+}
+
+func TestABootedMachineKeepsItsPodsStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.stop()
+		w.kubelet.boot()
+		w.run()
+		w.wantHappened("run web", "TERM web", "stop web")
+	})
+}
+
+func TestAMaintenanceThatIsDeletedReleasesThePod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		if err := w.api.Tracker().Delete(maintenancesResource, "", "update"); err != nil {
+			t.Fatal(err)
+		}
+		w.wantHappened("run web", "TERM web", "stop web", "run web")
+	})
+}
+
+func TestANodeThatLeavesTheMaintenanceReleasesThePod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.editMaintenance("update", func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Status.NodeStatuses = nm.Status.NodeStatuses[:1] })
+		w.wantHappened("run web", "TERM web", "stop web", "run web")
+	})
+}
+
+func TestAnotherMaintenanceKeepsThePod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.add(drain("second", maintenancev1alpha1.MaxPodPriority))
+		w.pass(time.Minute)
+		w.editMaintenance("update", inStage(complete))
+		w.wantHappened("run web", "TERM web", "stop web")
+		entries, err := w.folder(osFiles{}).entries()
+		if err != nil || len(entries) != 1 || len(entries[0].Maintenances) != 1 || entries[0].Maintenances[0].Name != "second" {
+			t.Errorf("got %+v, %v, want the maintenance second", entries, err)
+		}
+		w.editMaintenance("second", inStage(complete))
+		w.wantHappened("run web", "TERM web", "stop web", "run web")
+	})
+}
+
+func TestPodsThatNoMaintenanceTargetsAreLeftAlone(t *testing.T) {
+	for name, nm := range map[string]*maintenancev1alpha1.NodeMaintenance{
+		"without a drain":                drain("update", 1000, inStage(maintenancev1alpha1.NodeMaintenanceStageCordon)),
+		"with a priority that is higher": drain("update", 999),
+		"on another node": drain("update", 1000, func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm.Status.NodeStatuses[1].NodeRef.Name = "node-8"
+		}),
+		"of another type": drain("update", 1000, func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm.Status.NodeStatuses[1].DrainTargets = nm.Status.NodeStatuses[1].DrainTargets[:1]
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, nm)
+				w.add(evacuationOf("web"))
+				w.pass(10 * time.Minute)
+				if got := w.reported(); len(got) != 0 {
+					t.Errorf("got the reports %+v, want none", got)
+				}
+				// The wave opens later.
+				w.editMaintenance("update", func(nm *maintenancev1alpha1.NodeMaintenance) { *nm = *drain("update", 1000) })
+				w.wantHappened("run web", "TERM web", "stop web")
+			})
+		})
+	}
+}
+
+func TestPodsThatAreNotStaticPodsOfTheNodeAreLeftAlone(t *testing.T) {
+	for name, mod := range map[string]func(*corev1.Pod){
+		"no mirror pod":              func(p *corev1.Pod) { p.Annotations = nil },
+		"a pod without the owner":    func(p *corev1.Pod) { p.OwnerReferences = nil },
+		"a pod of another node":      func(p *corev1.Pod) { p.Spec.NodeName = "node-8" },
+		"owned by another node":      func(p *corev1.Pod) { p.OwnerReferences[0].Name = "node-8" },
+		"owned by something else":    func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "ReplicaSet" },
+		"owned without a controller": func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, nil, drain("update", 1000))
+				w.write("other/web.yaml", manifestOf("web"))
+				if err := w.kube.Tracker().Add(mirror("web", mod)); err != nil {
+					t.Fatal(err)
+				}
+				w.add(evacuationOf("web"))
+				w.pass(time.Minute)
+				if got := w.reported(); len(got) != 0 {
+					t.Errorf("got the reports %+v, want none", got)
+				}
+			})
+		})
+	}
+}
+
+func TestAManifestIsNotMovedWhileTheKubeletIsUnhealthy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
+		w.kubelet.stop()
+		w.add(evacuationOf("web"))
+		w.untilReported("once the kubelet is healthy")
+		w.pass(time.Minute)
+		w.want("manifests/web.yaml")
+		if got := w.reported(); len(got) != 1 {
+			t.Errorf("got the reports %+v, want one without heartbeats", got)
+		}
+		w.kubelet.restart()
+		w.wantHappened("run web", "TERM web", "stop web")
+	})
+}
+
+func TestAManifestThatIsPutBackIsParkedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		newer := manifestOf("web", "  hostNetwork: true")
+		w.stop()
+		w.write("manifests/web.yaml", newer)
+		w.until("the pod runs again", func() bool { return w.kubelet.uid("web") != "" })
+		w.run()
+		w.wantHappened("run web", "TERM web", "stop web", "run web", "TERM web", "stop web")
+		w.want(".nm-parked/uid-update/web.yaml")
+		w.untilEvent("Warning StaticPodParkedAgain ")
+		if w.countEvents("(update)") == 0 {
+			t.Errorf("got the events %q, want one that names the maintenance", w.events)
+		}
+
+		// Not while the kubelet is down.
+		w.kubelet.stop()
+		w.write("manifests/copy.yaml", newer)
+		w.pass(time.Minute)
+		w.want(".nm-parked/uid-update/web.yaml", "manifests/copy.yaml")
+		w.kubelet.restart()
+		w.until("it is parked", func() bool { return slices.Contains(w.list(), ".nm-parked/uid-update/copy.yaml") })
+
+		w.remove(".nm-parked/uid-update/copy.yaml")
+		w.editMaintenance("update", inStage(complete))
+		w.until("the manifest is back", func() bool { return slices.Contains(w.list(), "manifests/web.yaml") })
+		if got := w.read("manifests/web.yaml"); got != newer {
+			t.Errorf("got %q, want the newest manifest", got)
+		}
+	})
+}
+
+func TestACancelledMaintenanceRestartsThePod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
+		uid := w.kubelet.uid("web")
+		w.add(evacuationOf("web"))
+		w.until("the pod is terminating", func() bool { return slices.Contains(w.kubelet.happened(), "TERM web") })
+		w.editMaintenance("update", inStage(complete))
+		w.editEvacuation("web", func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil })
+		w.wantHappened("run web", "TERM web", "stop web", "run web")
+		if got := w.kubelet.uid("web"); got != uid {
+			t.Errorf("got the UID %s, want %s as before", got, uid)
+		}
+	})
+}
+
+func TestAStaticPodFromAURLIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil, drain("update", 1000))
+		if err := w.kube.Tracker().Add(mirror("web", func(p *corev1.Pod) { p.Annotations[annotationConfigSource] = "http" })); err != nil {
+			t.Fatal(err)
+		}
+		w.add(evacuationOf("web"))
+		got := w.untilReported("default/web-node-7 comes from the kubelet's staticPodURL")
+		if !got.done || !strings.Contains(got.message, "kubelet.k8s.io gives up") {
+			t.Errorf("got %+v, want the evacuator to be done", got)
+		}
+		w.untilEvent("Warning StaticPodNotStopped ")
+	})
+}
+
+func TestAPodWithoutAManifestIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil, drain("update", 1000))
+		if err := w.kube.Tracker().Add(mirror("web")); err != nil {
+			t.Fatal(err)
+		}
+		w.add(evacuationOf("web"))
+		w.untilReported("has no manifest of static pod default/web-node-7")
+	})
+}
+
+func TestARestartOfTheKubeletDuringATerminationIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": text("web", "  priority: 1", "  terminationGracePeriodSeconds: 600")}, drain("update", 1000))
+		w.add(evacuationOf("web"))
+		w.untilReported("terminating")
+		w.until("the pod is terminating", func() bool { return slices.Contains(w.kubelet.happened(), "TERM web") })
+		w.kubelet.stop()
+		w.pass(time.Second)
+		w.kubelet.restart()
+		w.untilEvent("Warning KubeletRestartedDuringTermination ")
+		w.untilReported("has stopped")
+		w.wantHappened("run web", "TERM web", "KILL web")
+		if n := w.countEvents("KubeletRestartedDuringTermination"); n != 1 {
+			t.Errorf("got %d events, want one", n)
+		}
+	})
+}
+
+func TestARestartOfTheAgentDuringATermination(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
+		w.add(evacuationOf("web"))
+		w.untilReported("terminating")
+		w.stop()
+		w.run()
+		w.untilReported("has stopped")
+		w.wantHappened("run web", "TERM web", "stop web")
+		if n := w.countEvents("Kubelet"); n != 0 {
+			t.Errorf("got %d events of a restarted kubelet, want none", n)
+		}
+	})
+}
+
+func TestHeartbeatsWhileAPodTerminates(t *testing.T) {
+	for name, tc := range map[string]struct {
+		deadline int32
+		want     time.Duration
+	}{
+		"ten seconds apart":         {1800, 10 * time.Second},
+		"a quarter of the deadline": {16, 4 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, map[string]string{"manifests/web.yaml": text("web", "  priority: 1", "  terminationGracePeriodSeconds: 120")}, drain("update", 1000))
+				e := evacuationOf("web")
+				e.Spec.ProgressDeadlineSeconds = &tc.deadline
+				w.add(e)
+				w.untilReported("has stopped")
+				reports := w.reported()
+				for i := 1; i < len(reports); i++ {
+					if d := reports[i].at - reports[i-1].at; d > tc.want+pollPeriod {
+						t.Errorf("got reports %s apart, want %s", d, tc.want)
+					}
+				}
+				if least := int(2 * time.Minute / (tc.want + pollPeriod)); len(reports) < least {
+					t.Errorf("got %d reports, want at least %d", len(reports), least)
+				}
+			})
+		})
+	}
+}
+
+func TestALatePodIsNamedWithoutHeartbeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
+		// A kubelet that does not see the change.
+		w.kubelet.set(func(k *fakeKubelet) { k.down, k.unwell = false, false; k.every = time.Hour })
+		w.add(evacuationOf("web"))
+		w.untilReported("it should have stopped at")
+		before := len(w.reported())
+		w.pass(10 * time.Minute)
+		if got := w.reported(); len(got) != before {
+			t.Errorf("got the reports %+v, want none after the message", got[before:])
+		}
+	})
+}
+
+func TestAContainerThatRunsKeepsThePodFromBeingDone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": text("web", "  priority: 1", "  terminationGracePeriodSeconds: 120")}, drain("update", 1000))
+		w.add(evacuationOf("web"))
+		w.untilReported("terminating")
+		// A user deletes the mirror pod.
+		if err := w.kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "default", "web-node-7"); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(time.Minute)
+		// A runtime that does not answer is not a pod that has stopped.
+		w.kubelet.set(func(k *fakeKubelet) { k.runtime = errors.New("no runtime") })
+		w.pass(2 * time.Minute)
+		if slices.ContainsFunc(w.reported(), func(r report) bool { return strings.Contains(r.message, "has stopped") }) {
+			t.Errorf("got the reports %+v, want none that the pod has stopped", w.reported())
+		}
+		w.kubelet.set(func(k *fakeKubelet) { k.runtime = nil })
+		w.untilReported("has stopped")
+	})
+}
+
+func TestRefusals(t *testing.T) {
+	t.Run("that are final end the work", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
+			w.guard.set(&Refusal{Message: "the API is here", Final: true}, nil)
+			w.add(evacuationOf("web"))
+			if got := w.untilReported("the API is here"); !got.done {
+				t.Errorf("got %+v, want the evacuator to be done", got)
+			}
+			w.pass(time.Minute)
+			w.want("manifests/web.yaml")
+		})
+	})
+	t.Run("that are not final are waited for", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
+			w.guard.set(&Refusal{Message: "no other API server is ready"}, nil)
+			w.add(evacuationOf("web"))
+			w.untilReported("no other API server is ready")
+			w.pass(time.Minute)
+			w.want("manifests/web.yaml")
+			if n := w.countEvents("Warning StaticPodNotStopped"); n != 1 {
+				t.Errorf("got %d events, want one", n)
+			}
+			w.guard.set(nil, nil)
+			w.wantHappened("run web", "TERM web", "stop web")
+		})
+	})
+}
+
+func TestPodsOfTheAPIReturnWithoutIt(t *testing.T) {
+	const api = "  hostNetwork: true"
+	lost := errors.New("connection refused")
+	for name, tc := range map[string]struct {
+		happens func(*world)
+		want    bool
+	}{
+		"when it is lost for too long": {func(w *world) { w.setNoAPI(lost); w.guard.set(nil, lost); w.pass(10 * time.Minute) }, true},
+		"not before":                   {func(w *world) { w.setNoAPI(lost); w.guard.set(nil, lost); w.pass(4 * time.Minute) }, false},
+		"not while only ours is lost":  {func(w *world) { w.setNoAPI(lost); w.pass(10 * time.Minute) }, false},
+		"not while the machine goes down": {func(w *world) {
+			w.mu.Lock()
+			w.leaving = true
+			w.mu.Unlock()
+			w.setNoAPI(lost)
+			w.guard.set(nil, lost)
+			w.pass(10 * time.Minute)
+		}, false},
+		"not when it is lost twice for a short time": {func(w *world) {
+			for range 3 {
+				w.setNoAPI(lost)
+				w.guard.set(nil, lost)
+				w.pass(4 * time.Minute)
+				w.setNoAPI(nil)
+				w.guard.set(nil, nil)
+				w.pass(time.Minute)
+			}
+		}, false},
+		"after a boot": {func(w *world) {
+			w.stop()
+			w.setNoAPI(lost)
+			w.guard.set(nil, lost)
+			w.kubelet.boot()
+			w.run()
+			w.pass(10 * time.Minute)
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, map[string]string{"manifests/api.yaml": manifestOf("api", api), "manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
+				w.add(evacuationOf("web"))
+				w.add(evacuationOf("api"))
+				w.until("both are parked", func() bool { return w.kubelet.uid("web") == "" && w.kubelet.uid("api") == "" })
+				w.pass(time.Minute)
+				tc.happens(w)
+				if got := w.kubelet.uid("api") != ""; got != tc.want {
+					t.Errorf("the pod of the API runs: %t, want %t", got, tc.want)
+				}
+				if w.kubelet.uid("web") != "" {
+					t.Error("the other pod runs, too")
+				}
+				if n := w.countEvents("Warning StaticPodRestoredWithoutAPI"); n > 0 != tc.want {
+					t.Errorf("got %d events", n)
+				}
+			})
+		})
+	}
+}
+
+func TestNothingIsRestoredWithoutTheAPI(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.setNoAPI(errors.New("connection refused"))
+		w.guard.set(nil, errors.New("connection refused"))
+		w.stop()
+		w.run()
+		w.wantHappened("run web", "TERM web", "stop web")
+		// Holding needs no API.
+		w.write("manifests/web.yaml", manifestOf("web"))
+		w.until("it is parked", func() bool { return slices.Equal(w.list(), []string{".nm-parked/uid-update/web.yaml"}) })
+	})
+}
+
+func TestAFileThatIsNoManifestStaysAsLongAsItsMaintenance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil, drain("update", 1000))
+		w.write(".nm-parked/uid-update/notes", "{")
+		w.pass(time.Minute)
+		w.want(".nm-parked/uid-update/notes")
+		w.editMaintenance("update", inStage(complete))
+		w.until("it is restored", func() bool { return slices.Equal(w.list(), []string{"manifests/notes"}) })
+	})
+}
+
+func TestProblem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil)
+		w.stop()
+		w.remove("manifests")
+		w.write("manifests", manifestOf("web"))
+		k, err := New(Config{
+			Dir: w.dir(), NodeName: node, Kubelet: w.kubelet, Containers: w.kubelet, Guard: w.guard, Kube: w.kube, Maintenance: w.api,
+			APILossRestorePeriod: time.Minute,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if k.Problem() == "" {
+			t.Error("got no problem before the folder is checked")
+		}
+		k.reconcile(t.Context())
+		if got := k.Problem(); !strings.Contains(got, "single file") {
+			t.Errorf("got the problem %q", got)
+		}
+		w.remove("manifests")
+		w.mkdir("manifests")
+		k.reconcile(t.Context())
+		if got := k.Problem(); got != "" {
+			t.Errorf("got the problem %q, want none", got)
+		}
+	})
+}
+
+func TestBadConfigs(t *testing.T) {
+	good := func() Config {
+		k := &fakeKubelet{}
+		w := newTree(t, nil)
+		return Config{
+			Dir: w.dir(), NodeName: node, Kubelet: k, Containers: k, Guard: &fakeGuard{}, Kube: kubefake.NewClientset(), Maintenance: fake.NewClientset(),
+			APILossRestorePeriod: time.Minute,
+		}
+	}
+	if _, err := New(good()); err != nil {
+		t.Fatal(err)
+	}
+	for name, mod := range map[string]func(*Config){
+		"no node":       func(c *Config) { c.NodeName = "" },
+		"no kubelet":    func(c *Config) { c.Kubelet = nil },
+		"no containers": func(c *Config) { c.Containers = nil },
+		"no guard":      func(c *Config) { c.Guard = nil },
+		"no client":     func(c *Config) { c.Kube = nil },
+		"no period":     func(c *Config) { c.APILossRestorePeriod = 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			config := good()
+			mod(&config)
+			if _, err := New(config); err == nil {
+				t.Error("got no error")
+			}
+		})
+	}
+}
+
+func TestAStaticPodWhoseFolderIsOnAnotherMountIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
+		w.stop()
+		k, err := New(Config{
+			Dir: w.dir(), NodeName: node, Kubelet: w.kubelet, Containers: w.kubelet, Guard: w.guard, Kube: w.kube, Maintenance: w.api,
+			APILossRestorePeriod: time.Minute, PollingOnly: true,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		k.folder.files = onlyManifests{}
+		w.runKeeper(k)
+		w.add(evacuationOf("web"))
+		w.untilReported("must be on one mount")
+		w.want("manifests/web.yaml")
+	})
+}
+
+func TestMirrorPodThatWasRecreated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// The Evacuation has the UID of an older mirror pod of the same name.
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
+		e := evacuationOf("web")
+		e.Spec.PodRef.UID = types.UID("older")
+		w.add(e)
+		w.wantHappened("run web", "TERM web", "stop web")
+	})
+}

@@ -1,0 +1,331 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package staticpods
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	"haulout.dev/haulout/pkg/host/informertest"
+)
+
+// manifestOf returns a manifest of a pod with the priority 1000 that takes five seconds to end.
+func manifestOf(name string, more ...string) string {
+	return text(name, append([]string{"  priority: 1000", "  terminationGracePeriodSeconds: 5"}, more...)...)
+}
+
+// drain returns a NodeMaintenance in stage Drain that asks static pods up to a priority to leave the
+// node.
+func drain(name string, priority int32, mods ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
+	nm := &maintenancev1alpha1.NodeMaintenance{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
+		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: "new kernel"},
+		Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{
+			{NodeRef: maintenancev1alpha1.NodeReference{Name: "other"}},
+			{
+				NodeRef: maintenancev1alpha1.NodeReference{Name: node},
+				DrainTargets: []maintenancev1alpha1.DrainPlanEntry{
+					{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: maintenancev1alpha1.MaxPodPriority},
+					{PodType: maintenancev1alpha1.PodTypeStatic, PodPriority: priority},
+				},
+			},
+		}},
+	}
+	for _, mod := range mods {
+		mod(nm)
+	}
+	return nm
+}
+
+func inStage(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
+	return func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.Stage = stage }
+}
+
+// evacuationOf returns an Evacuation of a pod whose active class is the kubelet's.
+func evacuationOf(name string) *maintenancev1alpha1.Evacuation {
+	return &maintenancev1alpha1.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "default", Name: "evacuation-of-" + name, UID: types.UID("evacuation-" + name),
+			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+		},
+		Spec: maintenancev1alpha1.EvacuationSpec{
+			PodRef: maintenancev1alpha1.PodReference{Name: name + "-node-7", UID: "api-1"}, NodeName: node,
+			ProgressDeadlineSeconds: ptr.To[int32](1800),
+		},
+		Status: maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: maintenancev1alpha1.EvacuatorClassKubelet},
+	}
+}
+
+var (
+	maintenancesResource = maintenancev1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
+	evacuationsResource  = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
+)
+
+// fakeGuard answers as it is told.
+type fakeGuard struct {
+	mu      sync.Mutex
+	refusal *Refusal
+	lost    error
+}
+
+func (g *fakeGuard) Check(context.Context, *corev1.Pod) *Refusal {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.refusal
+}
+
+func (g *fakeGuard) Ready(context.Context) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.lost
+}
+
+func (g *fakeGuard) set(refusal *Refusal, lost error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.refusal, g.lost = refusal, lost
+}
+
+// report is a write to the status of an Evacuation.
+type report struct {
+	at      time.Duration
+	message string
+	// finish is the expected finish, and done the report that all was done.
+	finish string
+	done   bool
+}
+
+// world is a node with a kubelet and a Keeper, and an API, in a bubble of testing/synctest.
+type world struct {
+	*tree
+	kubelet *fakeKubelet
+	kube    *kubefake.Clientset
+	api     *fake.Clientset
+	guard   *fakeGuard
+	leaving bool
+	start   time.Time
+	// stop ends the Keeper.
+	stop func()
+
+	mu sync.Mutex
+	// noAPI answers all requests for maintenances.
+	noAPI   error
+	reports []report
+	events  []string
+}
+
+// newWorld returns a world in which the pods of the manifests run and have mirror pods.
+func newWorld(t *testing.T, files map[string]string, objects ...runtime.Object) *world {
+	t.Helper()
+	w := &world{
+		tree: newTree(t, files), kube: kubefake.NewClientset(), api: fake.NewClientset(objects...), guard: &fakeGuard{}, start: time.Now(),
+	}
+	w.kubelet = newFakeKubelet(t, w.dir(), w.kube)
+	w.api.PrependReactor("list", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if got := action.(clienttesting.ListActionImpl).ListOptions.FieldSelector; got != "spec.stage=Drain" {
+			t.Errorf("got a list of maintenances with the field selector %q", got)
+		}
+		return w.noAPI != nil, nil, w.noAPI
+	})
+	w.api.PrependReactor("patch", "evacuations", w.patched)
+	w.until("the pods run", func() bool { return len(w.kubelet.happened()) > 0 || len(files) == 0 })
+	w.run()
+	return w
+}
+
+// patched records a write.
+func (w *world) patched(action clienttesting.Action) (bool, runtime.Object, error) {
+	var body struct {
+		Status struct {
+			Message                      string `json:"message"`
+			ExpectedEvacuationFinishTime string `json:"expectedEvacuationFinishTime"`
+			ActiveEvacuatorCompleted     bool   `json:"activeEvacuatorCompleted"`
+		} `json:"status"`
+	}
+	if err := json.Unmarshal(action.(clienttesting.PatchActionImpl).Patch, &body); err != nil {
+		return true, nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.reports = append(w.reports, report{
+		at: time.Since(w.start), message: body.Status.Message, finish: body.Status.ExpectedEvacuationFinishTime, done: body.Status.ActiveEvacuatorCompleted,
+	})
+	return false, nil, nil
+}
+
+// run starts a Keeper.
+func (w *world) run() {
+	w.Helper()
+	k, err := New(Config{
+		Dir: w.dir(), NodeName: node, Kubelet: w.kubelet, Containers: w.kubelet, Guard: w.guard, Kube: w.kube, Maintenance: w.api,
+		APILossRestorePeriod: 5 * time.Minute, PollingOnly: true,
+		Leaving: func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.leaving },
+		Event: func(eventType, reason, message string) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.events = append(w.events, eventType+" "+reason+" "+message)
+		},
+	})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.runKeeper(k)
+}
+
+// runKeeper runs a Keeper until it is stopped or the test ends.
+func (w *world) runKeeper(k *Keeper) {
+	w.Helper()
+	watches := informertest.Count(w.api)
+	ctx, cancel := context.WithCancel(w.Context())
+	done := make(chan error)
+	go func() { done <- k.Run(ctx) }()
+	w.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			w.Error(err)
+		}
+	})
+	w.Cleanup(w.stop)
+	watches.Wait(w.T, 0, "evacuations")
+}
+
+func (w *world) until(what string, condition func() bool) {
+	w.Helper()
+	if !informertest.Until(100*time.Millisecond, condition) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.Fatalf("it never came to pass that %s\nkubelet: %v\nfiles: %v\nreports: %+v\nevents: %q", what, w.kubelet.happened(), w.list(), w.reports, w.events)
+	}
+}
+
+// pass lets time pass.
+func (w *world) pass(d time.Duration) {
+	w.Helper()
+	end := time.Now().Add(d)
+	w.until("time passes", func() bool { return !time.Now().Before(end) })
+}
+
+func (w *world) wantHappened(want ...string) {
+	w.Helper()
+	w.until(strings.Join(want, ", ")+" happened", func() bool { return slices.Equal(w.kubelet.happened(), want) })
+	w.pass(time.Minute)
+	if got := w.kubelet.happened(); !slices.Equal(got, want) {
+		w.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func (w *world) reported() []report {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.reports)
+}
+
+func (w *world) untilReported(part string) report {
+	w.Helper()
+	var found report
+	w.until("a report has "+part, func() bool {
+		i := slices.IndexFunc(w.reported(), func(r report) bool { return strings.Contains(r.message, part) })
+		if i >= 0 {
+			found = w.reported()[i]
+		}
+		return i >= 0
+	})
+	return found
+}
+
+func (w *world) untilEvent(part string) {
+	w.Helper()
+	w.until("an event has "+part, func() bool { return w.countEvents(part) > 0 })
+}
+
+func (w *world) countEvents(part string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n := 0
+	for _, e := range w.events {
+		if strings.Contains(e, part) {
+			n++
+		}
+	}
+	return n
+}
+
+// add creates an object of our API.
+func (w *world) add(object runtime.Object) {
+	w.Helper()
+	if err := w.api.Tracker().Add(object); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// editMaintenance changes a NodeMaintenance.
+func (w *world) editMaintenance(name string, mod func(*maintenancev1alpha1.NodeMaintenance)) {
+	w.Helper()
+	stored, err := w.api.Tracker().Get(maintenancesResource, "", name)
+	if err != nil {
+		w.Fatal(err)
+	}
+	nm := stored.(*maintenancev1alpha1.NodeMaintenance).DeepCopy()
+	mod(nm)
+	if err := w.api.Tracker().Update(maintenancesResource, nm, ""); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// editEvacuation changes an Evacuation.
+func (w *world) editEvacuation(name string, mod func(*maintenancev1alpha1.Evacuation)) {
+	w.Helper()
+	stored, err := w.api.Tracker().Get(evacuationsResource, "default", "evacuation-of-"+name)
+	if err != nil {
+		w.Fatal(err)
+	}
+	e := stored.(*maintenancev1alpha1.Evacuation).DeepCopy()
+	mod(e)
+	if err := w.api.Tracker().Update(evacuationsResource, e, "default"); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// departed does what the server does when the pod is gone.
+func departed(e *maintenancev1alpha1.Evacuation) {
+	e.Status.Conditions = []metav1.Condition{{
+		Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: maintenancev1alpha1.ReasonPodDeleted,
+	}}
+}
+
+func (w *world) setNoAPI(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.noAPI = err
+}
