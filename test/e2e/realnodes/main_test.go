@@ -32,6 +32,13 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
+	if os.Getenv(machineRole) != "" {
+		if err := runMachine(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	}
 	os.Setenv("REAL_NODES", "2")
 	os.Setenv("NODES", "0")
 	if why, err := framework.Check(); err != nil {

@@ -1,0 +1,477 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package realnodes
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+const (
+	agentProgram = "haulout-node-agent"
+	staticFolder = "/var/lib/kubelet/static-pods"
+	// maxDelay is how long the agent of the tests delays a shutdown.
+	maxDelay = 90 * time.Second
+)
+
+// agentConfig is the configuration of the agent: three buckets.
+const agentConfig = `apiVersion: nodeagent.haulout.dev/v1alpha1
+kind: NodeAgentConfiguration
+kubeconfig: %s
+maxShutdownDelay: %s
+apiGracePeriod: 4s
+shutdownGracePeriodByPodPriority:
+- {priority: 0, shutdownGracePeriodSeconds: 12}
+- {priority: 10000, shutdownGracePeriodSeconds: 8}
+- {priority: 2000000000, shutdownGracePeriodSeconds: 6}
+`
+
+// staticPod is the manifest of a static pod.
+const staticPod = `apiVersion: v1
+kind: Pod
+metadata: {name: helper, namespace: %s, labels: {app: helper}}
+spec:
+  priorityClassName: system-cluster-critical
+  terminationGracePeriodSeconds: 5
+  containers: [{name: app, image: "localhost/app:dev", imagePullPolicy: Never, args: [serve, "1"]}]
+`
+
+// TestNodeAgent runs the node agent with the real logind and kubelet of a node.
+func TestNodeAgent(t *testing.T) {
+	for _, program := range []string{"dbus-daemon", "busctl", "nsenter", "/lib/systemd/systemd-logind"} {
+		if _, err := exec.LookPath(program); err != nil {
+			if os.Getenv("CI") != "" {
+				t.Fatal(err)
+			}
+			t.Skipf("this machine lacks %s (Debian: packages dbus, systemd)", program)
+		}
+	}
+	c := start(t)
+	c.MustKubectl(t, "", "apply", "--filename="+filepath.Join(c.Root(), "artifacts", "node-agent", "rbac.yaml"))
+	m := startMachine(t, c, drained)
+	startAgent(t, m)
+	t.Run("shutdown drains the node", func(t *testing.T) { testShutdown(t, m) })
+	t.Run("static pods stay parked", func(t *testing.T) { testStaticPods(t, m) })
+	t.Run("shutdown without the API", func(t *testing.T) { testOffline(t, m) })
+	t.Run("the API returns in a shutdown", func(t *testing.T) { testAPIReturns(t, m) })
+}
+
+// startAgent starts the agent and waits until it holds the lock and the API knows of it.
+func startAgent(t *testing.T, m *machine) {
+	t.Helper()
+	config := filepath.Join(m.c.Dir(), "node-agent.yaml")
+	content := fmt.Sprintf(agentConfig, filepath.Join(m.c.Dir(), "pki", m.node+".kubeconfig"), maxDelay)
+	if err := os.WriteFile(config, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.start("node-agent", nil, filepath.Join(m.c.Root(), "bin", agentProgram), "run", "--config="+config)
+	framework.Eventually(t, "the node agent is ready", func(ctx context.Context) (bool, error) {
+		ready := nodeCondition(ctx, t, m, v1alpha1.NodeConditionAgentReady)
+		locks, err := os.ReadDir(m.path("/run/systemd/inhibit"))
+		return ready.Status == corev1.ConditionTrue && len(locks) > 0, err
+	})
+}
+
+func nodeCondition(ctx context.Context, t *testing.T, m *machine, kind corev1.NodeConditionType) corev1.NodeCondition {
+	t.Helper()
+	node, err := m.c.As(t).Kube.CoreV1().Nodes().Get(ctx, m.node, metav1.GetOptions{})
+	if err != nil {
+		return corev1.NodeCondition{}
+	}
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == kind {
+			return condition
+		}
+	}
+	return corev1.NodeCondition{}
+}
+
+// testShutdown reboots the machine. Pods leave by priority, replacements are there before, and only
+// then the machine goes down. After the boot the node serves again.
+func testShutdown(t *testing.T, m *machine) {
+	namespace := m.c.NewNamespace(t)
+	deployByPriority(t, m, namespace)
+	placeStatic(t, m, namespace)
+	seen := watchPods(t, m, namespace)
+
+	m.reboot()
+	shutdown := shutdownMaintenance(t, m)
+	framework.Eventually(t, "the node says that it shuts down", func(ctx context.Context) (bool, error) {
+		return nodeCondition(ctx, t, m, corev1.NodeGracefulNodeShutdownInProgress).Status == corev1.ConditionTrue, nil
+	})
+	m.untilDown(maxDelay)
+	if nm := getMaintenance(t, m, shutdown); !isDrained(nm) {
+		t.Errorf("the machine went down before the node was drained: %+v", nm.Status.Conditions)
+	}
+	left := seen()
+	if want := []string{"low", "high", "critical", "helper"}; !slices.Equal(left, want) {
+		t.Errorf("the pods left in the order %q, want %q", left, want)
+	}
+
+	m.powerCycle()
+	startAgent(t, m)
+	framework.Eventually(t, "the maintenance is completed after the boot", func(context.Context) (bool, error) {
+		return getMaintenance(t, m, shutdown).Spec.Stage == v1alpha1.NodeMaintenanceStageComplete, nil
+	})
+	framework.Eventually(t, "the node is schedulable and has its static pod", func(ctx context.Context) (bool, error) {
+		node, err := m.c.As(t).Kube.CoreV1().Nodes().Get(ctx, m.node, metav1.GetOptions{})
+		return err == nil && !node.Spec.Unschedulable && len(podsOn(t, m.c, namespace, m.node, "app=helper")) == 1, err
+	})
+	removeStatic(t, m, namespace)
+}
+
+// shutdownMaintenance waits for the maintenance of the shutdown and returns its name.
+func shutdownMaintenance(t *testing.T, m *machine) string {
+	t.Helper()
+	bootID, err := os.ReadFile(m.path("/run/boot_id"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := protocol.ShutdownName(m.node, strings.TrimSpace(string(bootID)))
+	framework.Eventually(t, "the shutdown is a NodeMaintenance", func(ctx context.Context) (bool, error) {
+		nm, err := m.c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+		return err == nil && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain, err
+	})
+	t.Cleanup(func() { m.c.Remove(t, name) })
+	return name
+}
+
+func getMaintenance(t *testing.T, m *machine, name string) *v1alpha1.NodeMaintenance {
+	t.Helper()
+	nm, err := m.c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nm
+}
+
+// deployByPriority creates a Deployment of one pod for each bucket, with a surge, and has the pod on
+// the node.
+func deployByPriority(t *testing.T, m *machine, namespace string) {
+	t.Helper()
+	for name, class := range map[string]string{
+		"low": m.c.PriorityClass(t, 100), "high": m.c.PriorityClass(t, 20000), "critical": "system-cluster-critical",
+	} {
+		m.c.MustKubectl(t, fmt.Sprintf(priorityWorkload, name, name, name, class), "--namespace="+namespace, "apply", "--filename=-")
+		ready(t, m.c, namespace, "app="+name, 1)
+		if on := podsOn(t, m.c, namespace, m.node, "app="+name); len(on) != 1 {
+			t.Fatalf("pod %s is not on %s", name, m.node)
+		}
+	}
+}
+
+// priorityWorkload prefers the node that is shut down.
+const priorityWorkload = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: %s}
+spec:
+  selector: {matchLabels: {app: %s}}
+  template:
+    metadata: {labels: {app: %s}}
+    spec:
+      priorityClassName: %s
+      terminationGracePeriodSeconds: 5
+      affinity:
+        nodeAffinity:
+          preferredDuringSchedulingIgnoredDuringExecution:
+          - {weight: 100, preference: {matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [real-2]}]}}
+      containers:
+      - name: app
+        image: localhost/app:dev
+        args: [serve, "1"]
+        env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
+        readinessProbe: {httpGet: {port: 8080}, periodSeconds: 1}
+`
+
+// watchPods watches the pods of a namespace. The returned function ends that, checks that each
+// Deployment's pod left while another one was ready, and returns the apps in the order in which
+// they left the node.
+func watchPods(t *testing.T, m *machine, namespace string) func() []string {
+	t.Helper()
+	pods := m.c.As(t).Kube.CoreV1().Pods(namespace)
+	list, err := pods.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	watcher, err := pods.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan []string, 1)
+	go func() {
+		now := map[string]*corev1.Pod{}
+		for i := range list.Items {
+			now[list.Items[i].Name] = &list.Items[i]
+		}
+		var left []string
+		for event := range watcher.ResultChan() {
+			pod, ok := event.Object.(*corev1.Pod)
+			if !ok {
+				continue
+			}
+			before, app := now[pod.Name], pod.Labels["app"]
+			now[pod.Name] = pod
+			if pod.Spec.NodeName != m.node || app == "helper" && event.Type != "DELETED" {
+				continue
+			}
+			if event.Type == "DELETED" {
+				left = append(left, app)
+			} else if before != nil && before.DeletionTimestamp == nil && pod.DeletionTimestamp != nil && !anyReady(now, app, pod.Name) {
+				t.Errorf("pod %s had to leave before its replacement was ready", pod.Name)
+			}
+		}
+		done <- left
+	}()
+	return func() []string {
+		watcher.Stop()
+		return <-done
+	}
+}
+
+func anyReady(pods map[string]*corev1.Pod, app, but string) bool {
+	for name, pod := range pods {
+		if name != but && pod.Labels["app"] == app && isReady(pod) {
+			return true
+		}
+	}
+	return false
+}
+
+// placeStatic writes the manifest of the static pod and waits until the pod runs.
+func placeStatic(t *testing.T, m *machine, namespace string) types.UID {
+	t.Helper()
+	writeStatic(t, m, namespace)
+	var uid types.UID
+	framework.Eventually(t, "the static pod runs", func(ctx context.Context) (bool, error) {
+		pod, err := m.c.As(t).Kube.CoreV1().Pods(namespace).Get(ctx, "helper-"+m.node, metav1.GetOptions{})
+		if err != nil || pod.Status.Phase != corev1.PodRunning {
+			return false, err
+		}
+		uid = types.UID(pod.Annotations[corev1.MirrorPodAnnotationKey])
+		return true, nil
+	})
+	return uid
+}
+
+func staticFile(m *machine) string { return m.path(filepath.Join(staticFolder, "helper.yaml")) }
+
+func writeStatic(t *testing.T, m *machine, namespace string) {
+	t.Helper()
+	// Renamed into the folder, as a careful user does: the kubelet reads a file once it is whole.
+	temporary := m.path(filepath.Join(filepath.Dir(staticFolder), "helper.tmp"))
+	if err := os.WriteFile(temporary, fmt.Appendf(nil, staticPod, namespace), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(temporary, staticFile(m)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func removeStatic(t *testing.T, m *machine, namespace string) {
+	t.Helper()
+	if err := os.Remove(staticFile(m)); err != nil {
+		t.Fatal(err)
+	}
+	staticPodsGone(t, m, namespace)
+}
+
+func staticPodsGone(t *testing.T, m *machine, namespace string) {
+	t.Helper()
+	framework.Eventually(t, "the static pod is gone", func(context.Context) (bool, error) {
+		return len(podsOn(t, m.c, namespace, m.node, "app=helper")) == 0, nil
+	})
+}
+
+// testStaticPods drains the node. The static pod stays stopped over restarts of the kubelet and the
+// agent, and when a tool puts its manifest back, and returns with the same UID.
+func testStaticPods(t *testing.T, m *machine) {
+	namespace := m.c.NewNamespace(t)
+	uid := placeStatic(t, m, namespace)
+	nm := beginDrain(t, m.c)
+	untilDrained(t, m.c, nm, namespace)
+	staticPodsGone(t, m, namespace)
+
+	signal(t, match{program: "kubelet", argument: "--hostname-override=" + m.node}, syscall.SIGKILL)
+	killAgent(t, m)
+	writeStatic(t, m, namespace)
+	startAgent(t, m)
+	framework.Eventually(t, "the manifest that was put back is parked again", func(context.Context) (bool, error) {
+		_, err := os.Stat(staticFile(m))
+		return os.IsNotExist(err), nil
+	})
+	staticPodsGone(t, m, namespace)
+	if got := getMaintenance(t, m, nm); !isDrained(got) {
+		t.Errorf("the maintenance is not drained any more: %+v", got.Status.Conditions)
+	}
+
+	complete(t, m.c, nm)
+	framework.Eventually(t, "the static pod runs again", func(ctx context.Context) (bool, error) {
+		pod, err := m.c.As(t).Kube.CoreV1().Pods(namespace).Get(ctx, "helper-"+m.node, metav1.GetOptions{})
+		return err == nil && pod.Status.Phase == corev1.PodRunning && types.UID(pod.Annotations[corev1.MirrorPodAnnotationKey]) == uid, err
+	})
+	removeStatic(t, m, namespace)
+}
+
+// killAgent kills the agent of the node.
+func killAgent(t *testing.T, m *machine) {
+	t.Helper()
+	signal(t, match{program: agentProgram, argument: "run"}, syscall.SIGKILL)
+}
+
+// testOffline freezes kube-apiserver while the node drains. The pods end on the node, by priority,
+// the machine goes down within its delay, and after the boot all run again.
+func testOffline(t *testing.T, m *machine) {
+	namespace := m.c.NewNamespace(t)
+	deployByPriority(t, m, namespace)
+	ended := logsOf(t, m, namespace, "low", "high", "critical")
+
+	m.c.Signal(t, "kube-apiserver", syscall.SIGSTOP)
+	m.reboot()
+	begin := time.Now()
+	m.untilDown(maxDelay)
+	took := time.Since(begin)
+	m.c.Signal(t, "kube-apiserver", syscall.SIGCONT)
+	if took > maxDelay-time.Second {
+		t.Errorf("the machine went down after %s, at its deadline: the pods had not ended", took)
+	}
+	if order := ended(); len(order) != 3 || !slices.IsSortedFunc(order, func(a, b stop) int { return a.at.Compare(b.at) }) {
+		t.Errorf("the containers exited after SIGTERM at %v, want all three in the order of their priorities", order)
+	}
+
+	m.powerCycle()
+	startAgent(t, m)
+	untilAllServe(t, m, namespace)
+}
+
+// testAPIReturns freezes kube-apiserver until the pods of the lowest priority have ended. The drain
+// goes on where the node has left it, and the pod that ended is reported.
+func testAPIReturns(t *testing.T, m *machine) {
+	namespace := m.c.NewNamespace(t)
+	deployByPriority(t, m, namespace)
+	low := podOn(t, m, namespace, "low")
+	ended := logsOf(t, m, namespace, "low")
+	seen := m.c.As(t).Kube.CoreV1().Pods(namespace)
+	watcher, err := seen.Watch(t.Context(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", low.Name).String()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.Stop()
+
+	m.c.Signal(t, "kube-apiserver", syscall.SIGSTOP)
+	m.reboot()
+	framework.EventuallyWithin(t, maxDelay, "the pod of the lowest priority ends", func(context.Context) (bool, error) {
+		return len(ended()) == 1, nil
+	})
+	m.c.Signal(t, "kube-apiserver", syscall.SIGCONT)
+	failed := false
+	for limit := time.After(maxDelay); !failed; {
+		select {
+		case event, open := <-watcher.ResultChan():
+			if !open {
+				t.Fatal("the watch ended before the pod was reported")
+			}
+			pod, ok := event.Object.(*corev1.Pod)
+			failed = ok && pod.UID == low.UID && pod.Status.Phase == corev1.PodFailed && pod.Status.Reason == "Terminated"
+		case <-limit:
+			t.Fatal("the pod that ended without the API was not reported")
+		}
+	}
+	shutdown := shutdownMaintenance(t, m)
+	m.untilDown(maxDelay)
+	if nm := getMaintenance(t, m, shutdown); !isDrained(nm) {
+		t.Errorf("the machine went down before the node was drained: %+v", nm.Status.Conditions)
+	}
+	m.powerCycle()
+	startAgent(t, m)
+	untilAllServe(t, m, namespace)
+}
+
+// untilAllServe waits until each app has a pod that is ready.
+func untilAllServe(t *testing.T, m *machine, namespace string) {
+	t.Helper()
+	for _, app := range []string{"low", "high", "critical"} {
+		framework.Eventually(t, app+" serves", func(ctx context.Context) (bool, error) {
+			list, err := m.c.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+			return err == nil && slices.ContainsFunc(list.Items, func(p corev1.Pod) bool { return isReady(&p) }), err
+		})
+	}
+}
+
+func podOn(t *testing.T, m *machine, namespace, app string) *corev1.Pod {
+	t.Helper()
+	list, err := m.c.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{
+		LabelSelector: "app=" + app, FieldSelector: fields.OneTermEqualSelector("spec.nodeName", m.node).String(),
+	})
+	if err != nil || len(list.Items) != 1 {
+		t.Fatalf("got %d pods %s on %s, error %v", len(list.Items), app, m.node, err)
+	}
+	return &list.Items[0]
+}
+
+// stop is when the container of an app exited.
+type stop struct {
+	app string
+	at  time.Time
+}
+
+// logsOf returns a function that reads from the logs of containers, which outlive them on the node,
+// when each exited.
+func logsOf(t *testing.T, m *machine, namespace string, apps ...string) func() []stop {
+	t.Helper()
+	folders := map[string]string{}
+	for _, app := range apps {
+		pod := podOn(t, m, namespace, app)
+		folders[app] = m.path(fmt.Sprintf("/var/log/pods/%s_%s_%s/app/0.log", namespace, pod.Name, pod.UID))
+	}
+	return func() []stop {
+		t.Helper()
+		var stops []stop
+		for _, app := range apps {
+			content, err := os.ReadFile(folders[app])
+			if err != nil {
+				t.Fatal(err)
+			}
+			for line := range strings.Lines(string(content)) {
+				if at, _, _ := strings.Cut(line, " "); strings.HasSuffix(strings.TrimSpace(line), " exit") {
+					when, err := time.Parse(time.RFC3339Nano, at)
+					if err != nil {
+						t.Fatal(err)
+					}
+					stops = append(stops, stop{app, when})
+				}
+			}
+		}
+		return stops
+	}
+}
