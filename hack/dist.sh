@@ -41,7 +41,7 @@ for archive in bin/krew/kubectl-maintenance_*.tar.gz; do
 done
 cp bin/krew/maintenance.yaml "${out}/kubectl-maintenance.krew.yaml"
 cp bin/chart/*.tgz "${out}/"
-pack haulout-manifests.tar.gz artifacts base overlays examples/rbac-maintenance-operator.yaml monitoring
+pack haulout-manifests.tar.gz artifacts base node-agent overlays examples/rbac-maintenance-operator.yaml monitoring
 (cd "${out}" && sha256sum -- * >SHA256SUMS)
 echo "Wrote ${out}:"
 ls -l "${out}" | awk 'NR > 1 { printf "%12d %s\n", $5, $9 }'

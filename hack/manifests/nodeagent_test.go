@@ -1,0 +1,151 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+
+	"haulout.dev/haulout/pkg/agent/config"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+)
+
+const nodeAgentFolder = "../../artifacts/node-agent"
+
+// nodeAgent returns the objects of artifacts/node-agent.
+func nodeAgent(t *testing.T) []runtime.Object {
+	t.Helper()
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), nodeAgentFolder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := built.AsYaml()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, errs := check(bytes.NewReader(text)); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	var objects []runtime.Object
+	decoder, documents := newDecoder(), yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+	for {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return objects
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		object, _, err := decoder.Decode(document, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects = append(objects, object)
+	}
+}
+
+func TestConfigurationOfTheNodeAgent(t *testing.T) {
+	if _, err := config.Load(nodeAgentFolder + "/config.yaml"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRightsOfNodes lists all rights that nodes get. Each is a right of every kubelet of a cluster,
+// so another one needs a row in docs/security.md.
+func TestRightsOfNodes(t *testing.T) {
+	var got []string
+	for _, object := range nodeAgent(t) {
+		switch o := object.(type) {
+		case *rbacv1.ClusterRole, *rbacv1.Role:
+			for _, rule := range rulesOf(object) {
+				namespace := object.(metav1.Object).GetNamespace()
+				got = append(got, fmt.Sprintf("%s %s %s %s", namespace, rule.APIGroups, rule.Resources, rule.Verbs))
+			}
+		case *rbacv1.ClusterRoleBinding:
+			wantNodes(t, o.Name, o.Subjects)
+		case *rbacv1.RoleBinding:
+			wantNodes(t, o.Name, o.Subjects)
+		}
+	}
+	want := []string{
+		" [maintenance.haulout.dev] [evacuations/status] [patch]",
+		" [maintenance.haulout.dev] [evacuations] [get list watch]",
+		" [maintenance.haulout.dev] [nodemaintenances] [get list watch create patch delete]",
+		"default [discovery.k8s.io] [endpointslices] [list]",
+	}
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("got rights %q, want %q", got, want)
+	}
+}
+
+func wantNodes(t *testing.T, name string, subjects []rbacv1.Subject) {
+	t.Helper()
+	if want := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: "system:nodes"}}; !slices.Equal(subjects, want) {
+		t.Errorf("the subjects of binding %s are %v, want %v", name, subjects, want)
+	}
+}
+
+// TestInstallerOfTheNodeAgent checks that the installer can be drained, gets the configuration, and
+// has no rights in the cluster.
+func TestInstallerOfTheNodeAgent(t *testing.T) {
+	objects := nodeAgent(t)
+	byName := map[string]runtime.Object{}
+	for _, object := range objects {
+		byName[object.GetObjectKind().GroupVersionKind().Kind+" "+object.(metav1.Object).GetName()] = object
+	}
+	d, ok := byName["DaemonSet haulout-node-agent"].(*appsv1.DaemonSet)
+	if !ok {
+		t.Fatal("there is no DaemonSet")
+	}
+	pod := &corev1.Pod{Spec: d.Spec.Template.Spec}
+	evacuators := sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet)
+	if left := drainplan.Left(pod, maintenancev1alpha1.PodTypeDaemonSet, &corev1.Node{}, evacuators); left != "" {
+		t.Errorf("a drain leaves the pods running: %s", left)
+	}
+	for _, volume := range pod.Spec.Volumes {
+		if volume.ConfigMap == nil {
+			continue
+		}
+		configMap, ok := byName["ConfigMap "+volume.ConfigMap.Name].(*corev1.ConfigMap)
+		if !ok || configMap.Data["config.yaml"] == "" || configMap.Namespace != d.Namespace {
+			t.Errorf("the ConfigMap %s has no config.yaml in namespace %s", volume.ConfigMap.Name, d.Namespace)
+		}
+	}
+	if _, ok := byName["ServiceAccount "+pod.Spec.ServiceAccountName]; !ok {
+		t.Errorf("there is no ServiceAccount %s", pod.Spec.ServiceAccountName)
+	}
+	if token := pod.Spec.AutomountServiceAccountToken; token == nil || *token {
+		t.Error("the installer gets a token")
+	}
+}
