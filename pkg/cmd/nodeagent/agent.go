@@ -43,6 +43,10 @@ import (
 const (
 	// clientRetry is the pause before the agent looks again for the kubelet's kubeconfig.
 	clientRetry = 5 * time.Second
+	// stopTimeout is how long an agent that has to end waits for its parts. An informer that cannot
+	// reach the API ends up to half a minute late, and after a restart of the service the machine
+	// should have its agent again soon.
+	stopTimeout = 2 * time.Second
 	// statusPeriod is how often the service manager is told what the agent does.
 	statusPeriod = 2 * time.Second
 )
@@ -242,7 +246,18 @@ func (a *agent) run(ctx context.Context) error {
 		part(name, run)
 	}
 	<-ctx.Done()
-	running.Wait()
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		running.Wait()
+	}()
+	timer := time.NewTimer(stopTimeout)
+	defer timer.Stop()
+	select {
+	case <-stopped:
+	case <-timer.C:
+		klog.FromContext(ctx).V(2).Info("Ending without some parts, which a new process can do without")
+	}
 	var errs []error
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 		errs = append(errs, cause)

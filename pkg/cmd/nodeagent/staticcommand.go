@@ -49,7 +49,8 @@ the API nor a running agent.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.PersistentFlags().StringVar(&dir, "static-pod-path", "", "Directory with the manifests of static pods. The default is that of the configuration, else the kubelet's.")
+	cmd.PersistentFlags().StringVar(&dir, "static-pod-path", "",
+		"Directory with the manifests of static pods. The default is that of the configuration, else the kubelet's.")
 	cmd.AddCommand(&cobra.Command{
 		Use:   "list",
 		Short: "List the parked static pods",

@@ -1,0 +1,406 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/agent/buckets"
+	"haulout.dev/haulout/pkg/agent/config"
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+// fakeMachine is a machine that is told when to shut down.
+type fakeMachine struct {
+	mu       sync.Mutex
+	state    shutdown.MachineState
+	changed  func()
+	released chan struct{}
+}
+
+func newFakeMachine() *fakeMachine {
+	return &fakeMachine{
+		state:    shutdown.MachineState{Known: true, LockHeld: true, LockPath: "/run/1.ref", Delay: time.Minute},
+		released: make(chan struct{}),
+	}
+}
+
+func (m *fakeMachine) Run(ctx context.Context, changed func()) error {
+	m.mu.Lock()
+	m.changed = changed
+	m.mu.Unlock()
+	changed()
+	<-ctx.Done()
+	return nil
+}
+
+func (m *fakeMachine) State() shutdown.MachineState {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state
+}
+
+func (m *fakeMachine) Release(context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.state.LockHeld {
+		m.state.LockHeld = false
+		close(m.released)
+	}
+	return nil
+}
+
+// shutDown asks for a reboot that happens after delay at the latest.
+func (m *fakeMachine) shutDown(delay time.Duration) {
+	m.mu.Lock()
+	now := time.Now()
+	m.state.ShuttingDown, m.state.Kind, m.state.Since, m.state.Deadline = true, "reboot", now, now.Add(delay)
+	changed := m.changed
+	m.mu.Unlock()
+	if changed != nil {
+		changed()
+	}
+}
+
+// noKubelet is a kubelet that must not be touched.
+type noKubelet struct{ t *testing.T }
+
+func (k noKubelet) Stop(context.Context) error {
+	k.t.Error("the kubelet was stopped")
+	return nil
+}
+
+func (k noKubelet) Start(context.Context) error {
+	k.t.Error("the kubelet was started")
+	return nil
+}
+
+// testConfig is a configuration on which an agent can run as any user.
+func testConfig(t *testing.T) *v1alpha1.NodeAgentConfiguration {
+	t.Helper()
+	dir := t.TempDir()
+	c := config.Default()
+	c.NodeName = "node-1"
+	c.Kubeconfig = kubeconfigFor(t, "http://"+unreachable(t), "")
+	c.KubeletConfig = filepath.Join(dir, "kubelet.yaml")
+	c.StateDirectory = filepath.Join(dir, "state")
+	c.RuntimeEndpoint = "unix://" + filepath.Join(dir, "cri.sock")
+	c.MetricsBindAddress = ptr.To(unreachable(t))
+	c.LocalEngine = v1alpha1.LocalEngineNone
+	c.ShutdownGracePeriodByPodPriority = []v1alpha1.ShutdownGracePeriodByPodPriority{{ShutdownGracePeriodSeconds: 1}}
+	c.APIGracePeriod = metav1.Duration{Duration: time.Second}
+	if err := os.WriteFile(c.KubeletConfig, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// statuses records what the service manager is told.
+type statuses struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (s *statuses) add(line string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lines = append(s.lines, line)
+}
+
+func (s *statuses) has(part string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Contains(strings.Join(s.lines, "\n"), part)
+}
+
+// startAgent runs an agent of a test until the test ends. It returns what stops it and its error.
+func startAgent(t *testing.T, c *v1alpha1.NodeAgentConfiguration, h *host) (stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	s, err := begin(ctx, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest, node, err := waitForClient(ctx, c, h.status)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := newAgent(ctx, c, s, h, rest, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- a.run(ctx) }()
+	stop = sync.OnceValue(func() error {
+		cancel()
+		return <-ended
+	})
+	t.Cleanup(func() { _ = stop() })
+	return stop
+}
+
+// eventually waits until a condition holds.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	timeout := time.After(30 * time.Second)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		select {
+		case <-timeout:
+			t.Fatalf("not within 30s: %s", what)
+		case <-tick.C:
+		}
+	}
+}
+
+// A whole agent without an API, and with no engine: the machine goes down shortly before the
+// deadline, everything is on the disk, and status shows it.
+func TestAgentGuidesAMachineThroughAShutdown(t *testing.T) {
+	c := testConfig(t)
+	machine, told := newFakeMachine(), &statuses{}
+	stop := startAgent(t, c, &host{machine: machine, kubelet: noKubelet{t}, status: told.add})
+	var report *Report
+	eventually(t, "the agent is armed", func() bool {
+		var err error
+		report, err = askAgent(t.Context(), *c.MetricsBindAddress)
+		return err == nil && report.Shutdown.State.Phase == state.Armed && told.has("ready to delay a shutdown")
+	})
+	if report.Node != "node-1" || !report.Shutdown.LockHeld || report.Engine != "" {
+		t.Errorf("the report is %+v", report)
+	}
+	machine.shutDown(8 * time.Second)
+	eventually(t, "the shutdown is on the disk", func() bool {
+		stored, err := state.Read(c.StateDirectory)
+		return err == nil && stored.Phase != state.Armed && stored.Signal.Kind == "reboot"
+	})
+	select {
+	case <-machine.released:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the shutdown was not released")
+	}
+	eventually(t, "the machine is down", func() bool {
+		stored, err := state.Read(c.StateDirectory)
+		return err == nil && stored.Phase == state.Down && told.has("Down")
+	})
+	began := time.Now()
+	if err := stop(); err != nil {
+		t.Errorf("the agent ends with %v", err)
+	}
+	// A restart of the service must not leave the machine without its agent for long.
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("the agent takes %v to end", took)
+	}
+	if _, err := askAgent(t.Context(), *c.MetricsBindAddress); err == nil {
+		t.Error("the endpoints are still there")
+	}
+}
+
+// An agent that is started again during a shutdown continues it.
+func TestAgentContinuesAfterARestart(t *testing.T) {
+	c := testConfig(t)
+	machine := newFakeMachine()
+	h := &host{machine: machine, kubelet: noKubelet{t}, status: func(string) {}}
+	machine.shutDown(time.Hour)
+	stop := startAgent(t, c, h)
+	eventually(t, "the shutdown is on the disk", func() bool {
+		stored, err := state.Read(c.StateDirectory)
+		return err == nil && stored.Phase == state.Detected
+	})
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	// The directory is locked until the process ends, so the second agent has a copy.
+	second := *c
+	second.StateDirectory = t.TempDir()
+	data, err := os.ReadFile(filepath.Join(c.StateDirectory, "state.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(second.StateDirectory, "state.json"), data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, err := begin(t.Context(), &second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.stored.Phase != state.Detected || s.stored.Signal.Kind != "reboot" {
+		t.Errorf("the second agent begins with %+v", s.stored)
+	}
+}
+
+func TestStateOfAnotherBootIsNotResumed(t *testing.T) {
+	c := testConfig(t)
+	store, err := state.Open(c.StateDirectory)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Save(draining()); err != nil { // of boot "b"
+		t.Fatal(err)
+	}
+	s, err := begin(t.Context(), c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.stored.Phase != "" || s.stored.LockPath != "" {
+		t.Errorf("the agent begins with %+v", s.stored)
+	}
+}
+
+func TestSecondAgentIsRefused(t *testing.T) {
+	c := testConfig(t)
+	if _, err := begin(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := begin(t.Context(), c); err == nil || !strings.Contains(err.Error(), "another haulout-node-agent") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+// A state that a newer agent has stored is not overwritten: the agent ends.
+func TestNewerStateEndsTheAgent(t *testing.T) {
+	c := testConfig(t)
+	if err := os.MkdirAll(c.StateDirectory, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(c.StateDirectory, "state.json"), []byte(`{"version":2}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	s, err := begin(ctx, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest, node, err := waitForClient(ctx, c, func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := newAgent(ctx, c, s, &host{machine: newFakeMachine(), kubelet: noKubelet{t}, status: func(string) {}}, rest, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var version *state.VersionError
+	if err := a.run(ctx); !errors.As(err, &version) {
+		t.Errorf("the agent ends with %v", err)
+	}
+}
+
+func TestEngines(t *testing.T) {
+	bus := func(buckets.Table) (shutdown.Local, func(context.Context) error, error) {
+		return nil, nil, errors.New("no bus")
+	}
+	for name, test := range map[string]struct {
+		engine  v1alpha1.LocalEngine
+		bus     func(buckets.Table) (shutdown.Local, func(context.Context) error, error)
+		want    string
+		refused string
+	}{
+		"CRI":                  {engine: v1alpha1.LocalEngineCRI, want: "CRI"},
+		"None":                 {engine: v1alpha1.LocalEngineNone},
+		"KubeletBus elsewhere": {engine: v1alpha1.LocalEngineKubeletBus, refused: "needs Linux"},
+		"KubeletBus fails":     {engine: v1alpha1.LocalEngineKubeletBus, bus: bus, refused: "no bus"},
+		"another":              {engine: "Docker", refused: "must be CRI, KubeletBus or None"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := testConfig(t)
+			c.LocalEngine = test.engine
+			s, err := begin(t.Context(), c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rest, node, err := waitForClient(t.Context(), c, func(string) {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			a, err := newAgent(t.Context(), c, s, &host{machine: newFakeMachine(), kubelet: noKubelet{t}, busEngine: test.bus}, rest, node)
+			if test.refused != "" {
+				if err == nil || !strings.Contains(err.Error(), test.refused) {
+					t.Errorf("the error is %v, want one that says %q", err, test.refused)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := a.report().Engine; got != test.want {
+				t.Errorf("the engine is %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// A machine that has not joined a cluster yet waits for its kubeconfig and says so.
+func TestAgentWaitsForItsKubeconfig(t *testing.T) {
+	c := testConfig(t)
+	kubeconfig := c.Kubeconfig
+	c.Kubeconfig = filepath.Join(t.TempDir(), "kubelet.conf")
+	told := &statuses{}
+	type answer struct {
+		node string
+		err  error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		_, node, err := waitForClient(t.Context(), c, told.add)
+		answers <- answer{node, err}
+	}()
+	eventually(t, "the status names the file", func() bool { return told.has(c.Kubeconfig) })
+	data, err := os.ReadFile(kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(c.Kubeconfig, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-answers; got.err != nil || got.node != "node-1" {
+		t.Errorf("the node is %q, %v", got.node, got.err)
+	}
+}
+
+func TestStatusLine(t *testing.T) {
+	armed := state.State{Phase: state.Armed}
+	for name, test := range map[string]struct {
+		status shutdown.Status
+		want   string
+	}{
+		"at the start":   {shutdown.Status{}, "starting"},
+		"armed":          {shutdown.Status{State: armed, LockHeld: true, Delay: time.Minute}, "ready to delay a shutdown by 1m0s"},
+		"without a lock": {shutdown.Status{State: armed, Problems: []string{"a", "b", "c"}}, "no lock is held, a shutdown is not delayed; a (and 2 more)"},
+		"a drain": {
+			shutdown.Status{State: state.State{Phase: state.Maintaining, Maintenance: &state.MaintenanceRef{Name: "m"}}, Problems: []string{"a"}},
+			"Maintaining: NodeMaintenance m; a",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := statusLine(&test.status); got != test.want {
+				t.Errorf("the line is %q, want %q", got, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,263 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"haulout.dev/haulout/pkg/agent/config"
+	"haulout.dev/haulout/pkg/agent/kubelet"
+	"haulout.dev/haulout/pkg/agent/staticpods"
+)
+
+// fakeKeeper runs until its context ends, or fails.
+type fakeKeeper struct {
+	dir     string
+	fail    error
+	problem string
+	mu      sync.Mutex
+	running bool
+}
+
+func (k *fakeKeeper) Run(ctx context.Context) error {
+	if k.fail != nil {
+		return k.fail
+	}
+	k.setRunning(true)
+	defer k.setRunning(false)
+	<-ctx.Done()
+	return nil
+}
+
+func (k *fakeKeeper) setRunning(running bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.running = running
+}
+
+func (k *fakeKeeper) isRunning() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.running
+}
+
+func (k *fakeKeeper) Problem() string { return k.problem }
+func (k *fakeKeeper) Parked() ([]staticpods.Entry, error) {
+	return []staticpods.Entry{{Origin: k.dir + "/a"}}, nil
+}
+
+// fakeNode is a kubelet whose configuration changes.
+type fakeNode struct {
+	mu    sync.Mutex
+	facts kubelet.Facts
+	live  bool
+	err   error
+
+	keepers []*fakeKeeper
+	// next is what the next keeper has, and newErr why there is none.
+	next   fakeKeeper
+	newErr error
+	found  []string
+}
+
+func (n *fakeNode) set(dir string, live bool, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.facts, n.live, n.err = kubelet.Facts{StaticPodPath: dir, HealthzAddress: "127.0.0.1:10248"}, live, err
+}
+
+func (n *fakeNode) discover(context.Context) (kubelet.Facts, bool, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.facts, n.live, n.err
+}
+
+func (n *fakeNode) newKeeper(dir string, _ kubelet.Facts) (keeper, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.newErr != nil {
+		return nil, n.newErr
+	}
+	k := &fakeKeeper{dir: dir, fail: n.next.fail, problem: n.next.problem}
+	n.keepers = append(n.keepers, k)
+	return k, nil
+}
+
+func (n *fakeNode) running() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var dirs []string
+	for _, k := range n.keepers {
+		if k.isRunning() {
+			dirs = append(dirs, k.dir)
+		}
+	}
+	return dirs
+}
+
+// step changes the node, waits until the agent has looked at it, and says what must be then.
+type step struct {
+	change  func(*fakeNode)
+	running []string
+	problem string
+}
+
+func TestStaticPodsFollowTheKubelet(t *testing.T) {
+	set := func(dir string, live bool, err error) func(*fakeNode) {
+		return func(n *fakeNode) { n.set(dir, live, err) }
+	}
+	broken := errors.New("no configuration")
+	for name, steps := range map[string][]step{
+		"a kubelet that stays": {
+			{set("/a", true, nil), []string{"/a"}, ""},
+			{set("/a", true, nil), []string{"/a"}, ""},
+		},
+		"a kubelet whose configuration comes later": {
+			{set("", false, broken), nil, "no configuration"},
+			{set("/a", true, nil), []string{"/a"}, ""},
+		},
+		"a kubelet that is configured again": {
+			{set("/a", true, nil), []string{"/a"}, ""},
+			{set("/b", true, nil), []string{"/b"}, ""},
+		},
+		"a kubelet that stops: its file may say something else than its flags": {
+			{set("/flag", true, nil), []string{"/flag"}, ""},
+			{set("/file", false, nil), []string{"/flag"}, ""},
+			{set("/flag", true, nil), []string{"/flag"}, ""},
+		},
+		"a kubelet that does not run yet": {
+			{set("/file", false, nil), []string{"/file"}, ""},
+			{set("/flag", true, nil), []string{"/flag"}, ""},
+		},
+		"a configuration that cannot be read for a while": {
+			{set("/a", true, nil), []string{"/a"}, ""},
+			{set("", false, broken), []string{"/a"}, ""},
+			{set("/a", true, nil), []string{"/a"}, ""},
+		},
+		"a keeper that cannot be made at first": {
+			{func(n *fakeNode) { n.set("/a", true, nil); n.newErr = broken }, nil, "no configuration"},
+			{func(n *fakeNode) { n.newErr = nil }, []string{"/a"}, ""},
+		},
+		"a keeper that fails is made again": {
+			{func(n *fakeNode) { n.set("/a", true, nil); n.next.fail = broken }, nil, "no configuration"},
+			{func(n *fakeNode) { n.next.fail = nil }, []string{"/a"}, ""},
+		},
+		"a keeper with a problem": {
+			{func(n *fakeNode) { n.set("/a", true, nil); n.next.problem = "another file system" }, []string{"/a"}, "another file system"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				node := &fakeNode{}
+				s := &staticPods{
+					config: config.Default(), discover: node.discover, newKeeper: node.newKeeper,
+					found: func(dir string) { node.found = append(node.found, dir) },
+				}
+				if s.Problem() == "" {
+					t.Error("static pods can be stopped before the kubelet is known")
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan struct{})
+				for i, step := range steps {
+					step.change(node)
+					if i == 0 {
+						go func() {
+							defer close(ended)
+							s.run(ctx)
+						}()
+					} else {
+						time.Sleep(discoverPeriod) //nolint:forbidigo // moves the clock of the bubble
+					}
+					synctest.Wait()
+					if got := node.running(); !slices.Equal(got, step.running) {
+						t.Errorf("step %d: keepers run for %v, want %v", i, got, step.running)
+					}
+					if got := s.Problem(); (got == "") != (step.problem == "") || !strings.Contains(got, step.problem) {
+						t.Errorf("step %d: the problem is %q, want %q", i, got, step.problem)
+					}
+					if n := len(step.running); n > 0 && node.found[len(node.found)-1] != step.running[n-1] {
+						t.Errorf("step %d: the pods are read from %v, want %v", i, node.found, step.running)
+					}
+				}
+				cancel()
+				<-ended
+				if got := node.running(); len(got) > 0 {
+					t.Errorf("keepers run after the end for %v", got)
+				}
+			})
+		})
+	}
+}
+
+func TestConfiguredFolderWins(t *testing.T) {
+	node := &fakeNode{}
+	node.set("/kubelet", true, nil)
+	c := config.Default()
+	c.StaticPodPath = "/configured"
+	s := &staticPods{config: c, discover: node.discover, newKeeper: node.newKeeper, found: func(string) {}}
+	if _, err := s.next(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := s.Parked()
+	if err != nil || len(entries) != 1 || entries[0].Origin != "/configured/a" {
+		t.Errorf("the parked manifests are %v, %v", entries, err)
+	}
+}
+
+func TestWarnings(t *testing.T) {
+	dir := t.TempDir()
+	socket, link := filepath.Join(dir, "socket"), filepath.Join(dir, "link")
+	if err := os.WriteFile(socket, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(socket, link); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		facts kubelet.Facts
+		want  []string
+	}{
+		"the same endpoint":                {kubelet.Facts{ContainerRuntimeEndpoint: "unix://" + socket}, nil},
+		"the same endpoint without scheme": {kubelet.Facts{ContainerRuntimeEndpoint: socket}, nil},
+		"the same socket by a link":        {kubelet.Facts{ContainerRuntimeEndpoint: "unix://" + link}, nil},
+		"another endpoint":                 {kubelet.Facts{ContainerRuntimeEndpoint: "unix:///run/crio/crio.sock"}, []string{"/run/crio/crio.sock"}},
+		"static pods from a URL":           {kubelet.Facts{StaticPodURL: true}, []string{"URL"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := config.Default()
+			c.RuntimeEndpoint = "unix://" + socket
+			got := warnings(c, &test.facts)
+			if len(got) != len(test.want) {
+				t.Fatalf("the warnings are %q, want %q", got, test.want)
+			}
+			for i, want := range test.want {
+				if !strings.Contains(got[i], want) {
+					t.Errorf("the warning does not name %q: %s", want, got[i])
+				}
+			}
+		})
+	}
+}

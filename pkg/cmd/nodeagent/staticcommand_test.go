@@ -1,0 +1,161 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// parkedFolder returns a folder of static pods of which two are parked.
+func parkedFolder(t *testing.T) string {
+	t.Helper()
+	parent := t.TempDir()
+	dir := filepath.Join(parent, "manifests")
+	for path, name := range map[string]string{
+		filepath.Join(dir, "running.yaml"):                           "running",
+		filepath.Join(parent, ".nm-parked", "uid-1", "proxy.yaml"):   "proxy",
+		filepath.Join(parent, ".nm-parked", "uid-1", "storage.yaml"): "storage",
+	} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		manifest := "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + "}\nspec: {containers: [{name: app, image: app}]}\n"
+		if err := os.WriteFile(path, []byte(manifest), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// names returns the names of the files in a folder, without those that begin with a dot.
+func names(t *testing.T, dir string) string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), ".") {
+			list = append(list, e.Name())
+		}
+	}
+	return strings.Join(list, " ")
+}
+
+func TestStaticListAndRestore(t *testing.T) {
+	for name, test := range map[string]struct {
+		args []string
+		// want and refused are parts of the output and of the error; files is the folder afterwards.
+		want, refused []string
+		files         string
+	}{
+		"list":        {args: []string{"list"}, want: []string{"NAMESPACE", "proxy.yaml", "storage.yaml", "uid-1"}, files: "running.yaml"},
+		"restore one": {args: []string{"restore", "proxy.yaml"}, want: []string{"proxy.yaml restored"}, files: "proxy.yaml running.yaml"},
+		"restore all": {
+			args: []string{"restore", "--all"}, want: []string{"proxy.yaml restored", "storage.yaml restored"},
+			files: "proxy.yaml running.yaml storage.yaml",
+		},
+		"restore none":      {args: []string{"restore"}, refused: []string{"--all"}, files: "running.yaml"},
+		"restore both ways": {args: []string{"restore", "--all", "proxy.yaml"}, refused: []string{"--all"}, files: "running.yaml"},
+		"restore an unknown one": {
+			args: []string{"restore", "proxy.yaml", "other"}, refused: []string{`"other"`, "proxy", "storage"}, files: "running.yaml",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := parkedFolder(t)
+			out, err := execute(t, append([]string{"static", "--static-pod-path", dir}, test.args...)...)
+			if (err != nil) != (len(test.refused) > 0) {
+				t.Fatalf("the error is %v\n%s", err, out)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(out, want) {
+					t.Errorf("the output has no %q:\n%s", want, out)
+				}
+			}
+			for _, want := range test.refused {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("the error has no %q: %v", want, err)
+				}
+			}
+			if got := names(t, dir); got != test.files {
+				t.Errorf("the folder has %s, want %s", got, test.files)
+			}
+		})
+	}
+}
+
+func TestRestoreKeepsANewerManifest(t *testing.T) {
+	dir := parkedFolder(t)
+	newer := filepath.Join(dir, "proxy.yaml")
+	if err := os.WriteFile(newer, []byte("newer"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := execute(t, "static", "restore", "--all", "--static-pod-path", dir)
+	if err != nil || !strings.Contains(out, "in use by a newer manifest") {
+		t.Errorf("the output is %q, %v", out, err)
+	}
+	if data, err := os.ReadFile(newer); err != nil || string(data) != "newer" {
+		t.Errorf("the newer manifest is %q, %v", data, err)
+	}
+	if out, err := execute(t, "static", "list", "--static-pod-path", dir); err != nil || !strings.Contains(out, "No static pods of "+dir+" are parked") {
+		t.Errorf("the output is %q, %v", out, err)
+	}
+	if out, err := execute(t, "static", "restore", "--all", "--static-pod-path", dir); err != nil || !strings.Contains(out, "Nothing was restored") {
+		t.Errorf("the output is %q, %v", out, err)
+	}
+}
+
+// Without the flag, the folder is that of the agent's configuration, else that of the kubelet's.
+func TestStaticPodFolder(t *testing.T) {
+	dir := parkedFolder(t)
+	kubeletConfig := filepath.Join(t.TempDir(), "kubelet.yaml")
+	content := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nstaticPodPath: " + dir + "\n"
+	if err := os.WriteFile(kubeletConfig, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	none := filepath.Join(t.TempDir(), "none.yaml")
+	if err := os.WriteFile(none, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		config  string
+		refused string
+	}{
+		"of the configuration":          {config: "staticPodPath: " + dir + "\nkubeletConfig: /none.yaml\n"},
+		"of the kubelet":                {config: "kubeletConfig: " + kubeletConfig + "\n"},
+		"of a kubelet that has none":    {config: "kubeletConfig: " + none + "\n", refused: "--static-pod-path"},
+		"of a kubelet that is not here": {config: "kubeletConfig: /none.yaml\n", refused: "--static-pod-path"},
+		"of a wrong configuration":      {config: "localEngine: Docker\n", refused: "localEngine"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, err := execute(t, "static", "list", "--config", configFile(t, test.config))
+			if test.refused != "" {
+				if err == nil || !strings.Contains(err.Error(), test.refused) {
+					t.Errorf("the error is %v, want one that names %s", err, test.refused)
+				}
+				return
+			}
+			if err != nil || !strings.Contains(out, "proxy.yaml") {
+				t.Errorf("the output is %q, %v", out, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,124 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// systemStop records what the stopper reports.
+type systemStop struct {
+	kind     string
+	limit    time.Duration
+	notified bool
+}
+
+func (s *systemStop) Stopping(kind string, limit time.Duration) { s.kind, s.limit = kind, limit }
+
+type stopNotifier struct{ *systemStop }
+
+func (n stopNotifier) Stopping(string) error {
+	n.notified = true
+	return nil
+}
+
+func TestStopper(t *testing.T) {
+	const limit = 30 * time.Minute
+	for name, test := range map[string]struct {
+		signal os.Signal
+		// notRunning: the agent waits for its kubeconfig.
+		notRunning bool
+		goesDown   bool
+		askErr     error
+		// released is when the shutdown is released, second when a second signal arrives; 0 is never.
+		released, second time.Duration
+		secondSignal     os.Signal
+		wantAfter        time.Duration
+		wantStopping     bool
+	}{
+		"the service is restarted":               {signal: syscall.SIGTERM},
+		"a user ends it with Ctrl-C":             {signal: os.Interrupt, goesDown: true},
+		"systemd cannot be asked":                {signal: syscall.SIGTERM, askErr: errors.New("no bus")},
+		"the system goes down before it has run": {signal: syscall.SIGTERM, notRunning: true, goesDown: true},
+		"the system goes down, the pods leave": {
+			signal: syscall.SIGTERM, goesDown: true,
+			released: time.Minute, wantAfter: time.Minute, wantStopping: true,
+		},
+		"the system goes down, the pods stay": {signal: syscall.SIGTERM, goesDown: true, wantAfter: limit, wantStopping: true},
+		"a kind that is unknown": {
+			signal: syscall.SIGTERM, goesDown: true, askErr: errors.New("no jobs"),
+			released: 1, wantAfter: 1, wantStopping: true,
+		},
+		"a second SIGTERM changes nothing": {
+			signal: syscall.SIGTERM, goesDown: true, second: time.Second, secondSignal: syscall.SIGTERM,
+			released: time.Minute, wantAfter: time.Minute, wantStopping: true,
+		},
+		"a user who does not want to wait": {
+			signal: syscall.SIGTERM, goesDown: true, second: time.Second, secondSignal: os.Interrupt,
+			released: time.Minute, wantAfter: time.Second, wantStopping: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				stop := &systemStop{}
+				s := &stopper{limit: limit, machine: stop, notifier: stopNotifier{stop}, ask: func(context.Context) (bool, string, error) {
+					return test.goesDown, "reboot", test.askErr
+				}}
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				down := make(chan struct{})
+				if !test.notRunning {
+					receive := (<-chan struct{})(down)
+					s.down.Store(&receive)
+				}
+				signals := make(chan os.Signal, 2)
+				signals <- test.signal
+				if test.released > 0 {
+					time.AfterFunc(test.released, func() { close(down) })
+				}
+				if test.second > 0 {
+					time.AfterFunc(test.second, func() { signals <- test.secondSignal })
+				}
+				began := time.Now()
+				s.wait(ctx, signals)
+				if took := time.Since(began); took != test.wantAfter {
+					t.Errorf("the agent ends after %v, want %v", took, test.wantAfter)
+				}
+				if stop.notified != test.wantStopping || (stop.limit == limit) != test.wantStopping {
+					t.Errorf("reported that the system goes down: %+v, want %v", *stop, test.wantStopping)
+				}
+				if test.wantStopping && stop.kind != "reboot" {
+					t.Errorf("the kind is %q, want reboot", stop.kind)
+				}
+			})
+		})
+	}
+}
+
+func TestStopperEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		(&stopper{}).wait(ctx, nil)
+	})
+}
