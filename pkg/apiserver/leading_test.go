@@ -120,7 +120,7 @@ func TestOneReplicaRunsControllersAndHandsOver(t *testing.T) {
 	})
 }
 
-func TestReplicaThatNeverLedLeavesAtOnce(t *testing.T) {
+func TestReplicaThatNeverLedLeavesImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := metav1.NewMicroTime(time.Now().Add(time.Hour))
 		other, seconds := "other", int32(3600)

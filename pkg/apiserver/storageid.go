@@ -113,7 +113,7 @@ func (s *Storage) revision(ctx context.Context) (int64, error) {
 		return revision, nil
 	}
 	if last := s.last.Load(); last > 0 {
-		klog.FromContext(ctx).Info("Storage does not tell its revision, the lease is renewed with the last one", "revision", last, "err", err)
+		klog.FromContext(ctx).Info("The storage did not return its revision; the lease is renewed with the last one", "revision", last, "err", err)
 		return last, nil
 	}
 	return 0, fmt.Errorf("read the revision of the storage: %w", err)

@@ -346,7 +346,7 @@ func TestDepartureIsAwaited(t *testing.T) {
 		want    error
 	}{
 		"and comes":                {complete(maintenancev1alpha1.ReasonPodDeleted), nil},
-		"and may be called off":    {withdrawn, ErrCancelled},
+		"and may be cancelled":     {withdrawn, ErrCancelled},
 		"and may become another's": {turnOf("b.example.com"), ErrTurnLost},
 	} {
 		t.Run(name, func(t *testing.T) {

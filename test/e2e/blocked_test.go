@@ -335,8 +335,8 @@ func blockedByReturn(t *testing.T, pool, node, namespace string) {
 	leaves(t, e)
 }
 
-// blockedByNamespace is the one that no Evacuation can tell of, as the namespace takes none: the
-// maintenance does.
+// blockedByNamespace is the reason that no Evacuation can have, since the namespace takes none: the
+// maintenance reports it.
 func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 	t.Helper()
 	const hold = "e2e.haulout.dev/hold"

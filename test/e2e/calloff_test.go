@@ -146,7 +146,7 @@ func TestCallingOff(t *testing.T) {
 			}
 			framework.Accept(t, putBack(), nil)
 
-			// The one that could not be called off goes on, with its evacuator only: when that one
+			// The one that could not be cancelled continues, with its evacuator only: when that one
 			// gives up, no pod is evicted.
 			report(t, turn, `{"activeEvacuatorCompleted":true}`)
 			framework.Eventually(
@@ -181,8 +181,8 @@ func TestCallingOff(t *testing.T) {
 	}
 }
 
-// TestIdleTouchesNothing makes an Idle maintenance and deletes it.
-func TestIdleTouchesNothing(t *testing.T) {
+// TestIdleChangesNothing makes an Idle maintenance and deletes it.
+func TestIdleChangesNothing(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	cluster.MustKubectl(t, "", "cordon", nodes[1])
 	kube := cluster.As(t).Kube
@@ -193,7 +193,7 @@ func TestIdleTouchesNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// What a kubelet writes again and again, and what kube-controller-manager makes of the
+			// What a kubelet writes periodically, and what kube-controller-manager makes of the
 			// cordon.
 			node.ResourceVersion, node.ManagedFields, node.Status = "", nil, corev1.NodeStatus{}
 			node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool {
@@ -387,9 +387,8 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 	}
 }
 
-// TestSomebodyUncordons has another writer make a node schedulable again and again in the middle of
-// a drain.
-func TestSomebodyUncordons(t *testing.T) {
+// TestAnotherWriterUncordons has another writer make a node schedulable repeatedly during a drain.
+func TestAnotherWriterUncordons(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 	unschedulable(t, true, nodes...)

@@ -92,8 +92,8 @@ func theNode(t *testing.T, name string) *corev1.Node {
 }
 
 // TestDaemonSetPodsLeaveInTheirWave drains nodes with DaemonSets: their pods leave after the
-// others, stay away while the drain lasts, and come back when it is complete. Those that tolerate
-// everything are left running. The server is killed in the middle, or the drain called off.
+// others, stay away while the drain lasts, and come back when it is complete. Pods that tolerate
+// everything are left running. The server is killed in the middle, or the drain is cancelled.
 func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)

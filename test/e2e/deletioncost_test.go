@@ -133,7 +133,7 @@ func TestScaleDownTakesThePodsThatWait(t *testing.T) {
 }
 
 // TestDeletionCostsComeBack ends drains in which pods wait, in every way, and once with a server
-// that is killed meanwhile.
+// that is killed during the drain.
 func TestDeletionCostsComeBack(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)

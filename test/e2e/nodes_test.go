@@ -69,7 +69,7 @@ func uncordonAlways(t *testing.T, node, manager string) (stop func()) {
 }
 
 // TestNodeThatCannotBeKeptCordonedHoldsOnlyItsOwnPods drains two nodes, one of which another client
-// makes schedulable again and again. That node is left out of the waves, which go on on the other.
+// keeps making schedulable. That node is left out of the waves, which go on on the other.
 func TestNodeThatCannotBeKeptCordonedHoldsOnlyItsOwnPods(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)

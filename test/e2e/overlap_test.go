@@ -41,7 +41,7 @@ type size struct {
 	// nodes is how many there are, drained how many three maintenances take out at a time, pods how
 	// many run there.
 	nodes, drained, pods int
-	// kills is how often the server is killed, cancellations how often drains are called off.
+	// kills is how often the server is killed, cancellations how often drains are cancelled.
 	kills, cancellations int
 	// patience is how long one step may take on a machine that is busy.
 	patience time.Duration
@@ -315,8 +315,8 @@ func allDrained(names ...string) func(*oracle.View) string {
 	}
 }
 
-// allPutBack is true once all of some maintenances have put back everything but the cordons that
-// were there before.
+// allPutBack is true once all of some maintenances have undone everything but the cordons that were
+// there before.
 func allPutBack(cordoned []string, names ...string) func(*oracle.View) string {
 	return func(v *oracle.View) string {
 		for _, name := range names {
@@ -410,7 +410,7 @@ func stage(t *testing.T, name string, stage v1alpha1.NodeMaintenanceStage) {
 }
 
 // TestOverlappingMaintenances drains a part of a fleet with three maintenances that share nodes,
-// undisturbed, then with a server that is killed, then called off. Each time a judge that sees only
+// undisturbed, then with a server that is killed, then cancelled. Each time a judge that sees only
 // the API looks whether anything was done that should not have been.
 func TestOverlappingMaintenances(t *testing.T) {
 	f := newFleet(t)

@@ -309,10 +309,10 @@ func surgeReported(e *v1alpha1.Evacuation) bool {
 }
 
 // TestStuckSurge drains pods whose replacements cannot start: their Evacuations are Blocked for
-// that, and nothing is left of the surge when the drain is called off.
+// that, and nothing is left of the surge when the drain is cancelled.
 func TestStuckSurge(t *testing.T) {
 	// stays checks that the pod was not evicted, and that all is as before when the evacuation is
-	// called off.
+	// cancelled.
 	stays := func(t *testing.T, namespace string, nm *v1alpha1.NodeMaintenance, e *v1alpha1.Evacuation) {
 		t.Helper()
 		if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
@@ -423,8 +423,8 @@ func TestStuckSurge(t *testing.T) {
 	})
 }
 
-// A GitOps tool that resets the number of replicas again and again gets its way, and the app never
-// has fewer than its manifest says.
+// A GitOps tool that keeps resetting the number of replicas gets its way, and the app never has
+// fewer than its manifest says.
 func TestSurgeAgainstGitOps(t *testing.T) {
 	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
@@ -448,7 +448,7 @@ func TestSurgeAgainstGitOps(t *testing.T) {
 	eventsReach(t, namespace, "web", map[string]int{
 		"SurgeStarted": resets, "SurgeDissolved": resets, "SurgeDeclined": 1,
 	})
-	// Until it is called off, the pod has the lowest deletion cost, since it is to leave.
+	// Until it is cancelled, the pod has the lowest deletion cost, since it is to leave.
 	if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
 		t.Context(), nm.Name, metav1.DeleteOptions{},
 	); err != nil {

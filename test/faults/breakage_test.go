@@ -127,7 +127,7 @@ func (b *breakage) rage(seed uint64, lasts time.Duration) {
 // breakOne has one thing go wrong for a while.
 func (b *breakage) breakOne(random *rand.Rand) {
 	faults := b.faults(random)
-	// The choices are made before anything is looked at, so that a seed makes the same ones again.
+	// The choices are made before anything is read, so that a seed makes the same ones again.
 	f := one(random, faults)
 	lasts := time.Duration(random.Int64N(int64(longest)))
 	pause := time.Duration(random.Int64N(int64(time.Second)))

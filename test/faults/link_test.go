@@ -48,7 +48,7 @@ type linkState int
 
 const (
 	passes linkState = iota
-	// refuses closes all connections, and new ones at once.
+	// refuses closes all connections, and new ones immediately.
 	refuses
 	// isSilent keeps connections open and passes nothing on until it passes again.
 	isSilent
@@ -97,7 +97,7 @@ func (l *link) connect(from net.Conn) {
 	l.copy(from, to)
 }
 
-// dial connects to the next address that somebody listens on; nil if there is none.
+// dial connects to the next address with a listener; nil if there is none.
 func (l *link) dial() net.Conn {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

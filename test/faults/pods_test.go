@@ -219,7 +219,7 @@ func (s *storm) makeNamespaces(ctx context.Context, _ *rand.Rand) error {
 }
 
 // askOnceMore has some more pods asked to leave, of which half are under budgets that allow none to
-// go. A storm may have brought nearly everything to an end that would have stood still, by a
+// go. A storm may have brought nearly everything to an end that would have been blocked, by a
 // namespace or a pod that was deleted, and may have closed no budget in time.
 func (s *storm) askOnceMore() {
 	s.t.Helper()

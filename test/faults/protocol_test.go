@@ -69,8 +69,8 @@ func start(t *testing.T) {
 
 // size is how long the storm is and how often the worst happens in it.
 type size struct {
-	// lasts is how long things are done with the server there, kills how often it is killed
-	// meanwhile.
+	// lasts is how long things are done with the server there, kills how often it is killed in that
+	// time.
 	lasts time.Duration
 	kills int
 }
@@ -234,7 +234,7 @@ func (s *storm) blow() {
 			steps++
 		}
 	})
-	// The others go on meanwhile.
+	// The others continue.
 	for _, at := range kills {
 		if !s.sleep(time.Until(begin.Add(at + s.away()))) {
 			return

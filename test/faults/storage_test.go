@@ -184,7 +184,7 @@ func (e *etcdCluster) client() (*clientv3.Client, error) {
 	return clientv3.New(config)
 }
 
-// freeAddress returns an address of the loopback interface on which nobody listens.
+// freeAddress returns an address of the loopback interface without a listener.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")

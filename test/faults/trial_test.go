@@ -48,7 +48,7 @@ const (
 
 // TestRandomFaults drains nodes while things go wrong that the seed chooses: processes are killed,
 // stopped and slowed down, connections are cut, silenced and delayed, the disk is full, a webhook
-// denies what the server writes. Then the drains finish, the nodes are put back, and an observer
+// denies what the server writes. Then the drains finish, the nodes are released, and an observer
 // has nothing to say: no budget was broken, no pod evicted that no maintenance asked for, no cordon
 // of others undone, no acknowledged write lost.
 func TestRandomFaults(t *testing.T) { testRandomFaults(t, false, 3, 60) }
@@ -211,7 +211,7 @@ func (x *trial) nudge() {
 	}
 }
 
-// act is what users do meanwhile: they begin the maintenances and may call one off.
+// act is what users do during the faults: they begin the maintenances and may call one off.
 func (x *trial) act() {
 	random := rand.New(rand.NewPCG(x.seed, breakers+1)) //nolint:gosec // nothing here is secret
 	for _, nm := range x.maintenances {

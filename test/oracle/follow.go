@@ -73,7 +73,7 @@ func Follow(ctx context.Context, r Resource) error {
 	if err != nil {
 		return fmt.Errorf("list %s: %w", r.Name, err)
 	}
-	// What it cannot mend is told to Fail; the rest would only fill the output of tests.
+	// What it cannot repair it reports to Fail; the rest would only fill the output of tests.
 	ctx = klog.NewContext(ctx, klog.Logger{})
 	go f.run(ctx, version)
 	return nil
@@ -123,7 +123,7 @@ func (f *follower) watch(ctx context.Context, version string) error {
 	return fmt.Errorf("the watch ended")
 }
 
-// list tells see how the objects differ from those that are known, and returns the version of the
+// list reports to see how the objects differ from the known ones, and returns the version of the
 // list.
 func (f *follower) list(ctx context.Context, see func(watch.Event)) (version string, err error) {
 	list, err := f.listWatch.ListWithContext(ctx, metav1.ListOptions{})

@@ -61,7 +61,7 @@ func (w *Witness) broken(before, e *v1alpha1.Evacuation, consecutive bool) []str
 		case is.ActiveEvacuatorClass != was.ActiveEvacuatorClass:
 			found = append(found, fmt.Sprintf("Forbid has outlived the turn of %s", was.ActiveEvacuatorClass))
 		case was.EvacuationCancellationPolicy != is.EvacuationCancellationPolicy && isWithdrawn(before):
-			found = append(found, "Forbid was set when nobody asked for it any more")
+			found = append(found, "Forbid was set when no instigator asked for it any more")
 		case !isEvacuator(e, is.ActiveEvacuatorClass):
 			found = append(
 				found,
@@ -83,7 +83,7 @@ func (w *Witness) brokenTurn(before, e *v1alpha1.Evacuation, consecutive bool) s
 	handOver := fmt.Sprintf("the turn went from %q to %q", was.ActiveEvacuatorClass, is.ActiveEvacuatorClass)
 	switch {
 	case to < 0:
-		return handOver + ", which is nobody"
+		return handOver + ", which is no evacuator"
 	case to < from:
 		return handOver + ", which comes before it"
 	case !consecutive:
@@ -91,7 +91,7 @@ func (w *Witness) brokenTurn(before, e *v1alpha1.Evacuation, consecutive bool) s
 	case to != from+1:
 		return fmt.Sprintf("%s, out of order: %s", handOver, strings.Join(order, ", "))
 	case isWithdrawn(before) && !heldByOthers(before):
-		return handOver + " although nobody asks for it any more"
+		return handOver + " although no instigator asks for it any more"
 	case from < 0 || was.ActiveEvacuatorCompleted:
 		return ""
 	}
@@ -169,7 +169,7 @@ func (w *Witness) Unsettled() []string {
 		case isComplete(e):
 		case isWithdrawn(e) && e.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid &&
 			!heldByOthers(e):
-			describe("is called off and still there")
+			describe("is cancelled and still there")
 		case isWithdrawn(e) && heldByOthers(e):
 		case blocked == nil || blocked.Status != metav1.ConditionTrue:
 			describe("has not ended and does not say why")

@@ -39,8 +39,7 @@ import (
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 )
 
-// overriddenReason is the reason of the event that tells of a maintenance whose order is not
-// followed.
+// overriddenReason is the reason of the event about a maintenance whose order is not followed.
 const overriddenReason = "DrainOrderOverridden"
 
 // Scope is what a Recorder looks at.
@@ -205,8 +204,8 @@ func (r *Recorder) seeHauloutAs(event watch.Event, isConsecutive bool) {
 	}
 }
 
-// place gives the events of Haulout's server their place in the history of the host cluster, those
-// that have come meanwhile together.
+// place gives the events of Haulout's server their place in the history of the host cluster, events
+// since the last version together.
 func (r *Recorder) place(ctx context.Context) {
 	for {
 		select {

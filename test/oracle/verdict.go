@@ -28,7 +28,7 @@ import (
 // ourPrefix starts the names of what Haulout writes on nodes.
 const ourPrefix = "maintenance.haulout.dev/"
 
-// nodeConditions are those that tell of maintenances (KEP-4212, "Node Conditions").
+// nodeConditions are the conditions about maintenances (KEP-4212, "Node Conditions").
 var nodeConditions = sets.New[corev1.NodeConditionType](
 	"MaintenancePlanned", "MaintenanceInProgress", "DrainInProgress", "Drained",
 )
@@ -54,7 +54,7 @@ func LeftOn(node *corev1.Node, cordoned bool) []string {
 	case node.Spec.Unschedulable && !cordoned:
 		found = append(found, fmt.Sprintf("node %s is not schedulable", node.Name))
 	case !node.Spec.Unschedulable && cordoned:
-		found = append(found, fmt.Sprintf("node %s is schedulable, although somebody else had cordoned it", node.Name))
+		found = append(found, fmt.Sprintf("node %s is schedulable, although another user had cordoned it", node.Name))
 	}
 	for name := range node.Annotations {
 		if strings.HasPrefix(name, ourPrefix) {

@@ -148,11 +148,11 @@ func TestRules(t *testing.T) {
 			states: []*v1alpha1.Evacuation{
 				evacuation(turn(first, 0), done, withdrawn), evacuation(turn(second, 20), withdrawn),
 			},
-			want: []string{"nobody asks"},
+			want: []string{"no instigator asks"},
 		},
 		"a class that no evacuator has": {
 			states: []*v1alpha1.Evacuation{evacuation(), evacuation(turn("x", 0))},
-			want:   []string{"nobody"},
+			want:   []string{"no evacuator"},
 		},
 		"a counter that falls": {
 			states: []*v1alpha1.Evacuation{evacuation(failed(2)), evacuation(failed(1))},
@@ -180,7 +180,7 @@ func TestRules(t *testing.T) {
 			states: []*v1alpha1.Evacuation{
 				evacuation(turn(first, 0), withdrawn), evacuation(turn(first, 1), withdrawn, forbid),
 			},
-			want: []string{"nobody asked"},
+			want: []string{"no instigator asked"},
 		},
 		"Forbid across a hand-over": {
 			states: []*v1alpha1.Evacuation{
@@ -259,7 +259,7 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 			uid:  podUID,
 			at:   41,
 		},
-		"after it was called off": {
+		"after it was cancelled": {
 			seen: append(upForEviction, seen{40, watch.Modified, evacuation(turn(evict, 20), withdrawn)}),
 			uid:  podUID,
 			at:   45,
@@ -369,14 +369,14 @@ func TestUnsettled(t *testing.T) {
 			e:    evacuation(turn(evict, 0), condition("Blocked", "BadMood")),
 			want: []string{"no reason"},
 		},
-		"it was called off": {
+		"it was cancelled": {
 			e:    evacuation(turn(evict, 0), withdrawn, condition("Blocked", "PodDisruptionBudget")),
-			want: []string{"called off"},
+			want: []string{"is cancelled"},
 		},
-		"it was called off, and a finalizer keeps it": {
+		"it was cancelled, and a finalizer keeps it": {
 			e: evacuation(func(e *v1alpha1.Evacuation) { e.Finalizers = []string{"example.com/other"} }),
 		},
-		"it was called off, and its evacuator forbids it": {
+		"it was cancelled, and its evacuator forbids it": {
 			e: evacuation(turn(first, 0), withdrawn, forbid, condition("Blocked", "EvacuatorNotProgressing")),
 		},
 	}

@@ -37,7 +37,7 @@ func (e *environment) newBlockersCommand() *cobra.Command {
 		Short: "See what is in the way, who must act and what they can do",
 		Long: `See which pods cannot leave their nodes, since when, what is in the way, who must act and what they can do.
 
-Before them come maintenances that do not move on, and nodes that are not cordoned, that the requester may not delete or
+Before them come maintenances without progress, and nodes that are not cordoned, that the requester may not delete or
 that the server fails to change, also where the status has no room for messages about single nodes.
 
 Below the pods, and apart, are those that are not blocked and wait for an evacuator whose last heartbeat is 10 seconds

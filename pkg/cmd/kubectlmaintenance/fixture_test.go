@@ -338,7 +338,7 @@ func evacuations() []runtime.Object {
 		),
 		evacuation("db", "postgres-0", "node-004", blocked(v1alpha1.ReasonPodFinalizer,
 			"The pod should have been gone at 2026-11-21T09:59:30Z and is held by the finalizers "+
-				"example.com/backup. Look after the controllers that put them on.",
+				"example.com/backup. Check the controllers that added them.",
 			30*time.Second)),
 		evacuation("batch", "job-7", "node-001", blocked(v1alpha1.ReasonNodeUnreachable,
 			"The kubelet of node node-001 does not answer, so the pod may still run.", 2*time.Hour)),

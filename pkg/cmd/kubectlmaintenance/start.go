@@ -97,7 +97,7 @@ var startStages = []string{string(v1alpha1.NodeMaintenanceStageIdle), string(v1a
 func (o *startOptions) addFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVarP(&o.selector, "selector", "l", "",
-		"Take the nodes with these labels, and those that get them later: =, ==, !=, in, notin, exists (-l pool=blue,zone in (a,b)).")
+		"Take the nodes with these labels, and nodes that get them later: =, ==, !=, in, notin, exists (-l pool=blue,zone in (a,b)).")
 	flags.StringVar(&o.newNodes, "new-nodes", string(v1alpha1.NewNodesPolicyIgnore),
 		"What to do with matching nodes that are created after the maintenance left stage Idle: Ignore (leave them alone) or Join (take them).")
 	flags.StringVar(&o.reason, "reason", "",

@@ -91,7 +91,7 @@ func (d *decision) decideTerminating(s situation) {
 	case len(s.pod.Finalizers) > 0:
 		d.setBlocked(s, &eviction.Blocker{
 			Reason: maintenancev1alpha1.ReasonPodFinalizer,
-			Message: fmt.Sprintf("The pod should have been gone at %s and is held by the finalizers %s. Look after the controllers that put them on.",
+			Message: fmt.Sprintf("The pod should have been gone at %s and is held by the finalizers %s. Check the controllers that added them.",
 				since, strings.Join(s.pod.Finalizers, ", ")),
 		})
 	default:

@@ -68,7 +68,7 @@ const (
 // resync is how often all Evacuations are reconciled without an event.
 const resync = 10 * time.Minute
 
-// withdrawalPatience is how soon an Evacuation is decided anew that no maintenance asks for any
+// withdrawalPatience is how soon an Evacuation is reconciled again that no maintenance asks for any
 // more and that has not been withdrawn.
 const withdrawalPatience = time.Second
 
@@ -240,7 +240,8 @@ func New(config Config) (*Controller, error) {
 // isWanted reports whether, according to the caches, the pod of an Evacuation still has to be
 // evicted. Where only maintenances asked for it, one of them still has to drain the node of the
 // pod: the controller of maintenances needs a moment to withdraw many Evacuations, and after a
-// change of the leader it may start later than this one. Until then the Evacuation is decided anew.
+// change of the leader it may start later than this one. Until then the Evacuation is reconciled
+// repeatedly.
 func (c *Controller) isWanted(r eviction.Request) bool {
 	evacuation, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name)
 	switch {

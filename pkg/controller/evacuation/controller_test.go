@@ -80,7 +80,7 @@ func TestPodIsNotEvictedForAMaintenanceThatIsOver(t *testing.T) {
 				nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions[0].Operator = corev1.NodeSelectorOpExists
 			},
 		},
-		"somebody else asks, too": {
+		"another instigator asks, too": {
 			change: func(nm *maintenancev1alpha1.NodeMaintenance) {
 				nm.Spec.Stage = maintenancev1alpha1.NodeMaintenanceStageComplete
 			},

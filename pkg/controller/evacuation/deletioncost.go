@@ -76,7 +76,7 @@ func (c *Controller) restoreCost(ctx context.Context, key types.NamespacedName) 
 	// Pods and Evacuations come from two API servers, and the cache of pods may be ahead.
 	evacuation, err := c.maintenance.MaintenanceV1alpha1().Evacuations(key.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("see whether pod %s is still asked to leave: %w", key, err)
+		return fmt.Errorf("read the Evacuation of pod %s: %w", key, err)
 	}
 	if err == nil && keepsLowered(evacuation) {
 		// The cache will show the Evacuation and, later, its deletion.

@@ -34,7 +34,7 @@ type verdict string
 const (
 	// verdictAccepted: the pod was asked to stop.
 	verdictAccepted verdict = "accepted"
-	// verdictGone: there is no such pod any more.
+	// verdictGone: the pod does not exist any more.
 	verdictGone verdict = "gone"
 	// verdictBudgetClosed: the budget allows no disruption. The only answer that counts as a failed
 	// eviction.

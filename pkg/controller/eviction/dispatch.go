@@ -187,8 +187,8 @@ func (q *Queue) begin(picked []call, it *item, p pass, now time.Time) []call {
 		q.place(it, now)
 		return picked
 	}
-	// First, so that whoever withdraws the Evacuation either finds the eviction in flight or has it
-	// not sent.
+	// First, so that a client that withdraws the Evacuation either finds the eviction in flight or
+	// prevents it.
 	q.underway.Add(inflight.Eviction{Evacuation: it.Evacuation, Pod: it.Pod, UID: it.UID})
 	if !q.wanted(it.Request) {
 		q.underway.Remove(it.UID)
@@ -431,7 +431,7 @@ func (q *Queue) leaveLane(it *item) {
 	}
 }
 
-// tidyLanes drops the lanes that nobody needs.
+// tidyLanes drops the lanes without pods and calls.
 func (q *Queue) tidyLanes(now time.Time) {
 	kept := q.ring[:0]
 	for _, l := range q.ring {

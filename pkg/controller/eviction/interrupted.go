@@ -27,7 +27,7 @@ import (
 // The API server evicts in two steps: it takes the pod's name into the status of the budget, then
 // it deletes the pod. Where it is interrupted between them, because its client was killed or it was
 // itself, the budget is used up and the pod is still there. The disruption controller forgets such
-// a name only after two minutes, and a budget of one stands still for as long. We take the second
+// a name only after two minutes, and a budget of one allows nothing for as long. We take the second
 // step ourselves: the budget has already paid for it.
 const (
 	// interruptedAfter is how long a name has to be listed with its pod untouched before the

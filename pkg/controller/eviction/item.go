@@ -72,7 +72,7 @@ type item struct {
 	due time.Time
 	// failures in a row, from which the next rest follows.
 	failures int
-	// restsForBudget: the rest ends at once when the budget opens.
+	// restsForBudget: the rest ends as soon as the budget opens.
 	restsForBudget bool
 
 	// lowerFailures counts how often its pod's deletion cost could not be lowered.

@@ -36,14 +36,15 @@ const (
 	// their budgets for nothing where the API server has enough to do: each has one at least.
 	laneAwake = 6
 	// asleepAfter is how long a call may take before it is taken to have met a conflict and to
-	// sleep in the API server. Another pod can be sent meanwhile: a call that sleeps costs nothing.
+	// sleep in the API server. Another pod can be sent during that time: a call that sleeps costs
+	// nothing.
 	asleepAfter = 80 * time.Millisecond
 	// conflictDelay is the least an eviction takes that met a conflict: the API server sleeps that
 	// long before it tries again.
 	conflictDelay = 400 * time.Millisecond
 
-	// unconfirmedFor is how long an accepted eviction is taken off what the budget's status allows,
-	// if the status never lists it.
+	// unconfirmedFor is how long an accepted eviction is subtracted from what the budget's status
+	// allows, if the status never lists it.
 	unconfirmedFor = 5 * time.Second
 
 	// blockedAfter is how long a budget has to allow nothing before its pods are called blocked,
@@ -207,7 +208,7 @@ type pass int
 
 const (
 	passNone pass = iota
-	// passFree: no budget stands in the way.
+	// passFree: the pod has no budget.
 	passFree
 	// passBudget: the budget has room.
 	passBudget

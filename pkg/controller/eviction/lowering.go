@@ -28,15 +28,15 @@ import (
 )
 
 // A ReplicaSet that is scaled down while one of its pods waits to be evicted would rather lose that
-// one than another that is started anew elsewhere a moment later. Pods that wait for longer than a
-// moment are therefore given the lowest deletion cost (KEP-2255). Their owners' cost comes back
-// when nobody asks for the eviction any more, which is not the queue's business: it may not live to
-// see that.
+// one than another whose replacement starts a moment later. Pods that wait for longer than a moment
+// are therefore given the lowest deletion cost (KEP-2255). Their owners' cost comes back when no
+// Evacuation asks for the eviction any more. The queue cannot do that: its process may have ended
+// by then.
 const (
 	// lowerAfter is how long a pod has to wait.
 	lowerAfter = 10 * time.Second
-	// lowerEvery is the time between two such writes: every change of a pod is looked at by its
-	// ReplicaSet and its budget.
+	// lowerEvery is the time between two such writes: every change of a pod makes the controllers
+	// of ReplicaSets and of budgets reconcile.
 	lowerEvery = 200 * time.Millisecond
 	// lowerAttempts is how often it is tried, lowerAfter apart.
 	lowerAttempts = 5

@@ -112,7 +112,7 @@ type Policy struct {
 	// MaxConcurrent bounds the evictions in flight, for all pods together.
 	MaxConcurrent int
 	// DeniedAfter is how long admission has to refuse a pod before the pod is called blocked.
-	// KubeVirt refuses to evict virtual machines and moves them meanwhile.
+	// KubeVirt refuses to evict virtual machines and migrates them in that time.
 	DeniedAfter time.Duration
 	// UnprotectedMaxUnavailable is how many pods of an owner without a budget may be missing, at
 	// least one; 100% bounds nothing.
@@ -151,8 +151,8 @@ type Queue struct {
 	items   map[types.NamespacedName]*item
 	byUID   map[types.UID]*item
 	// sent are the items that were removed after their eviction had been sent. A pod that is asked
-	// for again meanwhile, be it for another Evacuation, takes its item up again: its eviction must
-	// not be sent twice.
+	// to leave again, for the same or another Evacuation, gets its item back: its eviction must not
+	// be sent twice.
 	sent  map[types.UID]*item
 	free  *lane
 	lanes map[types.NamespacedName]*lane
@@ -344,8 +344,8 @@ func (q *Queue) Remove(evacuation types.NamespacedName) {
 	q.leaveLane(it)
 }
 
-// forget drops what is remembered of an eviction that was sent for an item that nobody wants any
-// more.
+// forget drops what is remembered of an eviction that was sent for an item that is no longer
+// requested.
 func (q *Queue) forget(it *item) {
 	if it.takenFrom != nil {
 		delete(it.takenFrom.taken, it.UID)

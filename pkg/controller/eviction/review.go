@@ -18,8 +18,8 @@ package eviction
 
 import "time"
 
-// review looks again at the members of the lanes in which somebody may have become blocked, or no
-// longer be, because time has passed.
+// review reports again on the members of the lanes in which a pod may have become blocked, or
+// unblocked, because time has passed.
 func (q *Queue) review(now time.Time) {
 	for _, l := range q.ring {
 		if l.reviewAt.IsZero() || now.Before(l.reviewAt) {

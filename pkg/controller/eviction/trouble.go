@@ -34,7 +34,7 @@ const (
 	failingAfter = time.Minute
 )
 
-// trouble is what stands in the way of one pod whatever its lane does.
+// trouble is what blocks one pod, whatever its lane does.
 type trouble struct {
 	Blocker
 	// from is when the pod is called blocked by it.

@@ -111,7 +111,7 @@ func (c *Controller) confirm(ctx context.Context, f facts, change nodeChange) er
 	for _, name := range slices.Sorted(maps.Keys(f.holders)) {
 		nm, err := c.maintenanceLister.Get(name)
 		if apierrors.IsNotFound(err) || err == nil && nm.UID != f.holders[name] {
-			continue // read live when its end was looked for
+			continue // gather has read live that it ended
 		}
 		if err != nil {
 			return err
@@ -259,7 +259,7 @@ func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *
 		return
 	}
 	cordonFights.Inc()
-	klog.FromContext(ctx).Info("A node is made schedulable again and again", "node", klog.KObj(node), "fieldManager", who)
+	klog.FromContext(ctx).Info("A node is made schedulable repeatedly", "node", klog.KObj(node), "fieldManager", who)
 	c.nodeEvent(node, nm, corev1.EventTypeWarning, EventCordonFight, actionCordon,
 		"%s keeps making the node schedulable while NodeMaintenance %s holds it; it is made unschedulable less often from now on", who, nm.Name)
 }

@@ -37,7 +37,7 @@ import (
 )
 
 // returnPatience is how long a node that was drained and got a pod again is shown as not drained at
-// least. Where pods are put there again and again, every one of them would be two writes.
+// least. Where new pods keep coming to the node, every one of them would cost two writes.
 const returnPatience = 30 * time.Second
 
 // confirmPatience is how long to wait for the cache after a live list showed pods that it does not.
@@ -184,7 +184,7 @@ func (c *Controller) covers(nm *maintenancev1alpha1.NodeMaintenance, node *corev
 // unconfirmed returns how long to wait before a node on which the cache shows no covered pod may be
 // called drained, and 0 if it may now. As for the maintenance as a whole, the scheduler has time to
 // bind what it had placed, and a live list confirms the cache; after that the cache is enough, for
-// the same maintenances, as long as the node is not seen cordoned anew.
+// the same maintenances, as long as the node is not cordoned a second time.
 func (c *Controller) unconfirmed(ctx context.Context, node *corev1.Node, holders []holder) (time.Duration, error) {
 	if !node.Spec.Unschedulable {
 		// There is nothing to wait for but an event. It is asked again, in case that was missed.

@@ -30,8 +30,8 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 )
 
-// conditionTypes are the conditions that this controller may put on nodes, in the order in
-// which it writes them.
+// conditionTypes are the conditions that this controller may add to nodes, in the order in which it
+// writes them.
 var conditionTypes = []corev1.NodeConditionType{
 	maintenancev1alpha1.NodeConditionMaintenancePlanned,
 	maintenancev1alpha1.NodeConditionMaintenanceInProgress,
@@ -51,8 +51,8 @@ type holder struct {
 	left bool
 }
 
-// ours returns a condition of the node if it is ours: the annotation says so, and nobody has put
-// another reason there since.
+// ours returns a condition of the node if it is ours: the annotation has it, and no other writer
+// has changed its reason since.
 func ours(record nodemarks.Conditions, node *corev1.Node, conditionType corev1.NodeConditionType) *corev1.NodeCondition {
 	condition := conditionOf(node, conditionType)
 	if condition == nil || !slices.Contains(record.Conditions, conditionType) || !strings.HasPrefix(condition.Reason, maintenancev1alpha1.NodeReasonPrefix) {
@@ -107,7 +107,7 @@ func decideConditions(node *corev1.Node, before nodemarks.Conditions, holders []
 		current, want := ours(before, node, conditionType), wanted[conditionType]
 		switch {
 		case current == nil && conditionOf(node, conditionType) != nil:
-			// Somebody else's.
+			// Another writer's.
 		case want.status == "":
 			if current != nil {
 				change.remove = append(change.remove, conditionType)

@@ -59,7 +59,7 @@ const (
 	// quietRetry is how soon a node is synced again that waits for an eviction in flight.
 	quietRetry = 50 * time.Millisecond
 	// releaseRetry is how soon a node is synced again that waits until its Evacuations are
-	// withdrawn, if no event tells of it before.
+	// withdrawn, if no event comes before.
 	releaseRetry = 5 * time.Second
 	// confirmationAge is how old the live read of a maintenance may be on which a cordon is based.
 	confirmationAge = time.Second
@@ -87,7 +87,7 @@ type Config struct {
 	// Recorder writes events into the host cluster.
 	Recorder events.EventRecorder
 	Clock    clock.WithTicker
-	// Liveness is told what the workers are busy with; nil tells nobody.
+	// Liveness learns what the workers are busy with; it may be nil.
 	Liveness *loop.Tracker
 	// Evacuators are the classes of the built-in evacuators that are on.
 	Evacuators sets.Set[string]
@@ -96,7 +96,7 @@ type Config struct {
 	StorageID string
 	// AdoptStorage is the ID of another storage whose annotations count as ours; empty is none.
 	AdoptStorage string
-	// AdvertisePlanned has a condition put on the nodes that maintenances in stage Idle select.
+	// AdvertisePlanned adds a condition to the nodes that maintenances in stage Idle select.
 	// Without it they touch no node.
 	AdvertisePlanned bool
 }
@@ -193,8 +193,8 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 	nodesWithForeignMarks.Set(0) // another replica counts from now on
 }
 
-// Sync brings a node to what it should be. The cache is enough for it: a write is refused if the
-// node has changed meanwhile, and then decided again from a live read.
+// Sync brings a node to what it should be. The cache is enough for it: if the node has changed
+// since, the API refuses the write, and the node is decided again from a live read.
 func (c *Controller) Sync(ctx context.Context, name string) error {
 	cached, exists, err := c.state.Nodes.Get(name)
 	if err != nil || !exists {

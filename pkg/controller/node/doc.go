@@ -19,8 +19,8 @@ limitations under the License.
 //
 // The key is a node. A sync gathers which maintenances hold the node, decides what it should look
 // like (decide, decideConditions: pure functions), and writes the difference, at most one write of
-// the node and one of its status. A write is refused if the node has changed meanwhile, and then
-// decided again.
+// the node and one of its status. If the node has changed since, the API refuses the write, and the
+// node is decided again.
 //
 // A node is released when no maintenance holds it and no Evacuation of ours is left on it; the
 // controller of maintenances withdraws these. The two controllers never call each other. They share

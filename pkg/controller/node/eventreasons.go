@@ -29,13 +29,14 @@ const (
 	EventCordoned = "NodeMaintenanceCordoned"
 	// EventUncordoned: a node was made schedulable again.
 	EventUncordoned = "NodeMaintenanceUncordoned"
-	// EventCordonRestored: somebody made a node schedulable in the middle of a maintenance, and it
-	// was set back.
+	// EventCordonRestored: a user or another controller made a node schedulable during a
+	// maintenance, and the node was made unschedulable again.
 	EventCordonRestored = "CordonRestored"
-	// EventCordonFight: somebody keeps making a node schedulable in the middle of a maintenance.
+	// EventCordonFight: a user or another controller keeps making a node schedulable during a
+	// maintenance.
 	EventCordonFight = "CordonFight"
-	// EventTaintRestored: somebody took the taint off a node in the middle of a maintenance that
-	// keeps DaemonSet pods off it.
+	// EventTaintRestored: a user or another controller removed the taint from a node during a
+	// maintenance that keeps DaemonSet pods away, and the taint was added again.
 	EventTaintRestored = "DrainTaintRestored"
 	// EventNodeMaintenanceStarted: a maintenance holds a node from now on.
 	EventNodeMaintenanceStarted = "NodeMaintenanceStarted"

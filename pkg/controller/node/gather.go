@@ -140,7 +140,7 @@ func (c *Controller) hasEnded(ctx context.Context, name string, uid types.UID, n
 			return true, nil
 		}
 		if err != nil {
-			return false, fmt.Errorf("look for maintenance %s, which node %s names: %w", name, node.Name, err)
+			return false, fmt.Errorf("read maintenance %s, which node %s names: %w", name, node.Name, err)
 		}
 		// The cache does not show it yet.
 		return maintenancev1alpha1.IsDone(nm), nil

@@ -31,7 +31,7 @@ var (
 	})
 	cordonFights = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "cordon_fights_total",
-		Help:           "Cordons that were undone and restored as in cordons_restored_total, of nodes that are made schedulable again and again.",
+		Help:           "Cordons that were undone and restored as in cordons_restored_total, of nodes that are made schedulable repeatedly.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	conditionWrites = metrics.NewCounter(&metrics.CounterOpts{

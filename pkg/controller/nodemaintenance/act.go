@@ -42,8 +42,8 @@ func (c *Controller) syncIdle(ctx context.Context, nm *maintenancev1alpha1.NodeM
 	return err
 }
 
-// hold takes the drain of a maintenance as far as it may go. The node reconciler keeps its nodes
-// cordoned meanwhile.
+// hold takes the drain of a maintenance as far as it may go. The controller of nodes keeps its
+// nodes cordoned.
 func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
 	if next := c.selection.ReleaseExpired(nm.Name); next > 0 {
 		c.queue.AddAfter(nm.Name, next)
@@ -91,7 +91,7 @@ func (e shownError) Unwrap() error { return e.error }
 func (c *Controller) drawLine(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
 	status := *nm.Status.DeepCopy()
 	if status.NewestNodeTimestamp = c.selection.NewestNode(); status.NewestNodeTimestamp.IsZero() {
-		// There is no node yet: all that come are new.
+		// The cluster has no node yet: all that join are new.
 		status.NewestNodeTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 	}
 	_, err := c.writeStatus(ctx, nm, status)
@@ -99,7 +99,7 @@ func (c *Controller) drawLine(ctx context.Context, nm *maintenancev1alpha1.NodeM
 }
 
 // touchedNodes returns the names of the nodes that a maintenance may have changed: those of its
-// status and those that bear its annotation.
+// status and those with its annotation.
 func (c *Controller) touchedNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.Set[string] {
 	names := make(sets.Set[string], len(nm.Status.NodeStatuses))
 	for i := range nm.Status.NodeStatuses {

@@ -144,7 +144,7 @@ func (c *Controller) announceFastForward(nm *maintenancev1alpha1.NodeMaintenance
 	}
 }
 
-// blockedDrain returns the condition Drained if it says that the drain stands still, or nil.
+// blockedDrain returns the condition Drained if its reason is that the drain is blocked, or nil.
 func blockedDrain(nm *maintenancev1alpha1.NodeMaintenance) *metav1.Condition {
 	drained := meta.FindStatusCondition(nm.Status.Conditions, maintenancev1alpha1.ConditionDrained)
 	if drained == nil || drained.Reason != maintenancev1alpha1.ReasonDrainBlocked {

@@ -187,7 +187,7 @@ func (c *Controller) dropFinalizer(ctx context.Context, nm *maintenancev1alpha1.
 		return fmt.Errorf("drop the finalizer: %w", err)
 	}
 	if err == nil {
-		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventCompleted, actionComplete, "Everything that the maintenance had changed is as before")
+		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventCompleted, actionComplete, "All changes of the maintenance to nodes are undone")
 	}
 	return nil
 }

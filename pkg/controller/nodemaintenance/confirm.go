@@ -40,8 +40,8 @@ func isDrained(nm *maintenancev1alpha1.NodeMaintenance) bool {
 
 // confirmDrained lets Drained become True only after the scheduler has had time to bind what it had
 // placed, and after a live list has confirmed the cache. Once this leader has confirmed it for
-// these nodes, and as long as none of them is seen cordoned anew, the cache is enough: every pod
-// that comes is an event.
+// these nodes, and as long as none of them is cordoned a second time, the cache is enough: every
+// pod that comes is an event.
 func (c *Controller) confirmDrained(ctx context.Context, g *gathered, status *maintenancev1alpha1.NodeMaintenanceStatus) error {
 	nm := g.subject.NodeMaintenance
 	if !meta.IsStatusConditionTrue(status.Conditions, maintenancev1alpha1.ConditionDrained) {
@@ -155,7 +155,7 @@ func (c *Controller) liveRemainder(ctx context.Context, g *gathered) (string, er
 	return "", err
 }
 
-// pageSize is how many pods a live list asks for at once.
+// pageSize is how many pods a page of a live list has.
 const pageSize = 1000
 
 func (c *Controller) liveRemainderOf(ctx context.Context, selector string, g *gathered, nodes map[string]*corev1.Node, plan drainplan.Targets) (string, error) {

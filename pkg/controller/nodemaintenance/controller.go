@@ -52,11 +52,11 @@ const Name = "nodemaintenance"
 
 const (
 	// debounce is how long events of pods, nodes and Evacuations are gathered before their
-	// maintenances are looked at. A maintenance that takes longer than that to look at waits for as
-	// long as it took last, up to maxDebounce, so that it leaves room for others.
+	// maintenances are reconciled. A maintenance whose sync takes longer than that waits for as
+	// long as the last one took, up to maxDebounce, so that it leaves room for others.
 	debounce    = 50 * time.Millisecond
 	maxDebounce = 2 * time.Second
-	// resync is how often everything is looked at although nothing happened.
+	// resync is how often everything is reconciled although nothing happened.
 	resync = 10 * time.Minute
 	// DefaultStallTimeout is how long nothing may move in a drain before it counts as stalled. It
 	// exceeds every other wait.
@@ -83,7 +83,7 @@ type Config struct {
 	Selection *selection.Selection
 	State     *nodestate.State
 	Rights    *noderights.Cache
-	// Liveness is told what the workers are busy with; nil tells nobody.
+	// Liveness learns what the workers are busy with; it may be nil.
 	Liveness *loop.Tracker
 	// StallTimeout is how long nothing may move in a drain before it counts as stalled; 0 is 15
 	// minutes.
@@ -196,7 +196,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	c.gauges.end()
 }
 
-// resync has everything looked at again: it only heals what was missed.
+// resync enqueues everything: it only heals what was missed.
 func (c *Controller) resync(context.Context) {
 	for _, obj := range c.maintenances() {
 		c.queue.Add(obj.Name)
@@ -310,7 +310,7 @@ func (c *costs) set(item string, took time.Duration) {
 	c.byItem[item] = min(took, maxDebounce)
 }
 
-// debounce returns how long to gather events before an item is looked at.
+// debounce returns how long to gather events before an item is reconciled.
 func (c *costs) debounce(item string) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -120,7 +120,7 @@ func TestStatusThatIsTooLargeHasNoMessages(t *testing.T) {
 		if i := slices.IndexFunc(conditions, func(c metav1.Condition) bool {
 			return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted && c.Status == metav1.ConditionTrue
 		}); i < 0 {
-			t.Errorf("got conditions %v, want one that tells of the omitted messages", conditions)
+			t.Errorf("got conditions %v, want one about the omitted messages", conditions)
 		}
 
 		f.maintenance.PrependReactor("update", "nodemaintenances", refuse(true))

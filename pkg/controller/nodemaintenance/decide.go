@@ -159,7 +159,7 @@ type drainedFacts struct {
 	finished       bool
 	remainder      *remainder
 	// attached does not hold Drained back, since volumes may stay attached until the node is off;
-	// whoever switches it off wants to know.
+	// the user who switches it off needs to know.
 	attached attachedVolumes
 }
 
@@ -211,7 +211,7 @@ func (r *remainder) isBlocked() bool {
 func (r *remainder) progress() string {
 	text := fmt.Sprintf("%s left, %d of them evacuating, %d blocked", plural(r.covered, "pod"), r.evacuating, len(r.blocked)+len(r.uncreatable))
 	if r.refused > 0 {
-		text += fmt.Sprintf("; %s cannot be evacuated because their namespace is being deleted: %s", plural(r.refused, "pod"), joinTop(r.refusedNamespaces))
+		text += fmt.Sprintf("; %s cannot be evacuated because of namespaces that are being deleted: %s", plural(r.refused, "pod"), joinTop(r.refusedNamespaces))
 	}
 	return text
 }

@@ -289,7 +289,7 @@ func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
 		).DrainMessage, "Evacuating; 1 pod of terminating namespaces: default/p"; got != want {
 			t.Errorf("got drainMessage %q, want %q", got, want)
 		}
-		want := "1 pod left, 0 of them evacuating, 0 blocked; 1 pod cannot be evacuated because their namespace is being deleted: default (1)"
+		want := "1 pod left, 0 of them evacuating, 0 blocked; 1 pod cannot be evacuated because of namespaces that are being deleted: default (1)"
 		if got := f.nm("m").Status.Conditions[0].Message; got != want {
 			t.Errorf("got message %q, want %q", got, want)
 		}

@@ -44,7 +44,7 @@ const (
 	stepNone evacuationStep = iota
 	// stepCreate: it has none.
 	stepCreate
-	// stepAdopt: somebody else asked for it; our finalizer joins.
+	// stepAdopt: another instigator has created it; our finalizer is added.
 	stepAdopt
 	// stepWait: it has one that is on its way out. When that is gone a new one is made.
 	stepWait
@@ -90,7 +90,7 @@ func (c *Controller) evacuate(ctx context.Context, g *gathered, l *decision) err
 }
 
 // due returns the pods that need an Evacuation on the nodes whose targets are stored by all
-// maintenances that drain them. The others of these maintenances are looked at at once.
+// maintenances that drain them. The others of these maintenances are enqueued immediately.
 func (c *Controller) due(g *gathered, l *decision) []*nodestate.Pod {
 	var behind sets.Set[string]
 	var work []*nodestate.Pod
@@ -130,7 +130,7 @@ func (c *Controller) behind(g *gathered, node *corev1.Node, targets drainplan.Ta
 	return late
 }
 
-// ownPodsAreNext reports whether nobody but pods of this server is left to leave.
+// ownPodsAreNext reports whether only pods of this server are left to leave.
 func ownPodsAreNext(counts []*nodeCount) bool {
 	for _, n := range counts {
 		if n.targeted > n.targetedOwn {
@@ -140,8 +140,8 @@ func ownPodsAreNext(counts []*nodeCount) bool {
 	return true
 }
 
-// withdrawUnwanted takes our finalizer off the Evacuations of pods that nobody wants gone: their
-// labels have changed, or their node is another one of the same name.
+// withdrawUnwanted removes our finalizer from the Evacuations of pods that no maintenance asks to
+// leave any more: their labels have changed, or their node is another one of the same name.
 func (c *Controller) withdrawUnwanted(ctx context.Context, g *gathered, l *decision) error {
 	var work []*maintenancev1alpha1.Evacuation
 	for i, node := range g.subject.nodes {
@@ -160,7 +160,7 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 		return nil
 	}
 	// Before the request, lest the event outrun the memory of it. The cache will show it; until
-	// then nobody tries again.
+	// then no sync tries again.
 	c.state.Requests.Remember(pod)
 	defer c.state.Requests.Answered(pod.UID)
 	if !c.isStillDraining(nm, controllercache.NodeOf(pod)) {
@@ -295,7 +295,7 @@ func (c *Controller) wanted(e *maintenancev1alpha1.Evacuation, nodeName string) 
 			continue
 		}
 		entries := targetsOf(nm, node)
-		// Of a pod that is gone nobody can say more than that its node is drained.
+		// Of a pod that is gone no more is known than that its node is drained.
 		if len(entries) > 0 && pod == nil {
 			return true
 		}

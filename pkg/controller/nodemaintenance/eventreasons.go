@@ -34,8 +34,8 @@ const (
 	// EventOrderOverridden: the plans of maintenances contradict each other, and the oldest one's
 	// order was followed.
 	EventOrderOverridden = "DrainOrderOverridden"
-	// EventDrainBlocked: no pod that is asked to leave is able to; the drain stands still. Sent
-	// when the condition Drained begins to say so.
+	// EventDrainBlocked: every pod that is asked to leave is blocked. Sent when the condition
+	// Drained begins to report it.
 	EventDrainBlocked = "DrainBlocked"
 	// EventStageStarted: a maintenance entered a stage.
 	EventStageStarted = "StageStarted"
@@ -46,12 +46,12 @@ const (
 	EventDrainForecast = "DrainForecast"
 	// EventDrainedNoLonger: the condition Drained was True and is not any more.
 	EventDrainedNoLonger = "DrainedNoLonger"
-	// EventNotProgressing: the maintenance does not move on, or something it needs keeps failing.
-	// Once for each text.
+	// EventNotProgressing: the condition Progressing became False: the maintenance makes no
+	// progress, or an operation that it needs keeps failing. Once for each text.
 	EventNotProgressing = "NotProgressing"
 	// EventDrained: the condition Drained became True.
 	EventDrained = "Drained"
-	// EventCompleted: everything that the maintenance had changed was put back.
+	// EventCompleted: all changes of the maintenance to nodes were undone.
 	EventCompleted = "Completed"
 	// EventStatusTooLarge: the status cannot be stored, not even without messages.
 	EventStatusTooLarge = "StatusTooLarge"

@@ -201,11 +201,11 @@ func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 }
 
 // whyExcluded returns why a node is outside the waves: it could not be cordoned for a minute, its
-// cordon is undone again and again, or the authorizer has not answered for a minute.
+// cordon is undone repeatedly, or the authorizer has not answered for a minute.
 func (c *Controller) whyExcluded(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node, holds bool, answer noderights.Answer) (string, time.Time) {
 	if since, fought := c.state.Cordons.Fought(node); fought {
 		c.queue.AddAfter(nm.Name, max(time.Second, nodestate.FightWindow-c.clock.Since(since)))
-		return "its cordon is undone again and again", since
+		return "its cordon is undone repeatedly", since
 	}
 	if node.Spec.Unschedulable && (holds || answer.Err == nil) {
 		return "", time.Time{}

@@ -123,7 +123,7 @@ func (c *Controller) nodeReleased(node string) {
 
 func (c *Controller) podChanged(old, pod *corev1.Pod) {
 	if old != nil && pod != nil && controllercache.NodeOf(old) != controllercache.NodeOf(pod) {
-		// What was asked of it for its old node may be nobody's wish.
+		// No maintenance may hold its new node, but its Evacuation is from the old one.
 		if e := c.state.EvacuationOf(pod); e != nil {
 			c.withdrawals.enqueue(e)
 		}

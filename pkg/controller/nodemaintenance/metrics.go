@@ -50,7 +50,7 @@ var (
 	}, []string{"stage"})
 	drainsBlocked = metrics.NewGauge(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "drains_blocked",
-		Help:           "NodeMaintenances that do not move on (condition Progressing is False).",
+		Help:           "NodeMaintenances that make no progress (condition Progressing is False).",
 		StabilityLevel: metrics.ALPHA,
 	})
 	syncErrors = metrics.NewCounter(&metrics.CounterOpts{

@@ -75,7 +75,7 @@ func TestGaugesAddMaintenancesUp(t *testing.T) {
 	want("nodes that are drained", nodesHeld.WithLabelValues("Drain"), 2)
 	want("start of the oldest drain", oldestStart.WithLabelValues("Drain"), 200)
 	want("start of the oldest Cordon stage", oldestStart.WithLabelValues("Cordon"), 0)
-	want("drains that do not move on", drainsBlocked, 1)
+	want("drains without progress", drainsBlocked, 1)
 	want("evacuating pods", podsByState.WithLabelValues("evacuating"), 4)
 	want("blocked pods", podsByState.WithLabelValues("blocked"), 3)
 	want("pending pods without those of Idle", podsByState.WithLabelValues("pending"), 1)
@@ -84,7 +84,7 @@ func TestGaugesAddMaintenancesUp(t *testing.T) {
 	all = slices.DeleteFunc(all, func(nm *maintenancev1alpha1.NodeMaintenance) bool { return nm == stuck })
 	g.update()
 	want("start of the oldest drain after the other was deleted", oldestStart.WithLabelValues("Drain"), 300)
-	want("drains that do not move on after it was deleted", drainsBlocked, 0)
+	want("drains without progress after it was deleted", drainsBlocked, 0)
 
 	g.end()
 	g.update()

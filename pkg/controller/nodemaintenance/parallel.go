@@ -28,12 +28,12 @@ import (
 // maxParallel bounds the calls that one maintenance has under way.
 const maxParallel = 16
 
-// roundTime is how long one sync may make a maintenance's requests. Then it looks again: a
-// cancellation must not wait for thousands of them.
+// roundTime is how long one sync may make a maintenance's requests. Then the state is gathered
+// again: a cancellation must not wait for thousands of them.
 const roundTime = time.Second
 
 // inRounds calls do for 0 … n-1, some at a time, until the time of a round is over. The rest is
-// left to the next sync, which follows at once.
+// left to the next sync, which follows immediately.
 func (c *Controller) inRounds(ctx context.Context, maintenance string, n int, do func(ctx context.Context, i int) error) error {
 	end := c.clock.Now().Add(roundTime)
 	var left atomic.Bool

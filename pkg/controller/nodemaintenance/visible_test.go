@@ -290,9 +290,9 @@ func (f *fixture) cachedMaintenances() {
 	})
 }
 
-// TestNodeThatIsUncordonedAgainAndAgainDelaysOnlyItsOwnPods has another client uncordon node two
-// again and again.
-func TestNodeThatIsUncordonedAgainAndAgainDelaysOnlyItsOwnPods(t *testing.T) {
+// TestNodeThatIsUncordonedRepeatedlyDelaysOnlyItsOwnPods has another client uncordon node two
+// repeatedly.
+func TestNodeThatIsUncordonedRepeatedlyDelaysOnlyItsOwnPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m", planning(upTo(1000))),
 			newPod("first", "one", 0), newPod("second", "one", 5000), newPod("other", "two", 0))
@@ -308,7 +308,7 @@ func TestNodeThatIsUncordonedAgainAndAgainDelaysOnlyItsOwnPods(t *testing.T) {
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
 		if got, want := f.nodeStatus(
 			"m", "two",
-		).DrainMessage, "Not drained: its cordon is undone again and again"; got != want {
+		).DrainMessage, "Not drained: its cordon is undone repeatedly"; got != want {
 			t.Errorf("got message %q, want %q", got, want)
 		}
 		f.wait(nodestate.FightWindow + time.Second)

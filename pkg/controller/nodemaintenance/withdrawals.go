@@ -36,7 +36,7 @@ import (
 // withdrawalWorkers bounds the Evacuations that are withdrawn at the same time.
 const withdrawalWorkers = 16
 
-// answerRetry is how soon an Evacuation is looked for again whose request is under way.
+// answerRetry is how soon an Evacuation is read again whose request is under way.
 const answerRetry = 50 * time.Millisecond
 
 // withdrawals has our finalizer removed from the Evacuations of pods whose node no maintenance
@@ -125,8 +125,9 @@ func (w *withdrawals) isStray(e *maintenancev1alpha1.Evacuation, node string) bo
 	return w.c.state.PodOf(e) != nil
 }
 
-// removeInstigator removes our finalizer from an Evacuation and, where nobody else asks for it and
-// nothing forbids it, deletes it. One whose evacuator cannot stop any more is left to it.
+// removeInstigator removes our finalizer from an Evacuation and, where no other instigator has
+// asked for it and nothing forbids it, deletes it. One whose evacuator cannot stop any more is left
+// to it.
 func (c *Controller) removeInstigator(ctx context.Context, e *maintenancev1alpha1.Evacuation) error {
 	rest := slices.DeleteFunc(slices.Clone(e.Finalizers), func(f string) bool {
 		return f == maintenancev1alpha1.FinalizerInstigatorNodeMaintenance

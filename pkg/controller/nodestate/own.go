@@ -25,9 +25,9 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 )
 
-// A server that drains nodes must not evict itself before the others have left: then nobody would
-// finish the drain. Its pods leave last of their wave and once; one that comes back to a held node
-// stays.
+// A server that drains nodes must not evict itself before the others have left: then no controller
+// would finish the drain. Its pods leave last of their wave and once; one that comes back to a held
+// node stays.
 
 // isOwn reports whether a pod is one of this server: its own one, or a replica that has the same
 // controller.

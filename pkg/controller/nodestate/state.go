@@ -61,7 +61,7 @@ type Config struct {
 	// leaves. MaintenanceInformers are those of our own API.
 	HostInformers        informers.SharedInformerFactory
 	MaintenanceInformers externalversions.SharedInformerFactory
-	// Selection tells of changes of nodes. The State subscribes to it, so make the State before
+	// Selection reports changes of nodes. The State subscribes to it, so make the State before
 	// others subscribe that need it.
 	Selection *selection.Selection
 	// Evictions are the evictions in flight.

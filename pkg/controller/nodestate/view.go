@@ -60,7 +60,7 @@ type View struct {
 	// Plan is the node as the planner sees it: without the pods that are left running.
 	Plan *drainplan.Node
 	// Recheck is when the next of its pods is to be kept, zero if none waits for that: no event
-	// tells of it.
+	// comes then.
 	Recheck time.Time
 }
 

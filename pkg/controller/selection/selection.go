@@ -72,7 +72,7 @@ type selected struct {
 	// under such a name joins.
 	held sets.Set[string]
 	// inherited are the nodes of the status that this leader found. They linger, too, if their
-	// labels stopped matching meanwhile.
+	// labels have stopped matching since.
 	inherited map[string]types.UID
 	// leaving are the nodes whose labels do not match any more, and since when.
 	leaving map[string]time.Time

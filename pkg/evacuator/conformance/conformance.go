@@ -371,14 +371,14 @@ func (s *subject) makesWay(ctx context.Context) error {
 		ended = e != nil && isComplete(e)
 		return e == nil || ended, nil
 	}
-	if err := s.follow(ctx, s.Patience, "the Evacuation that was called off is gone", goes); err != nil {
+	if err := s.follow(ctx, s.Patience, "the Evacuation that was cancelled is gone", goes); err != nil {
 		return err
 	}
 	if ended {
-		return fmt.Errorf("it brought the evacuation to an end while it was called off: %w", ErrUnexamined)
+		return fmt.Errorf("it completed the evacuation after its cancellation: %w", ErrUnexamined)
 	}
 	if err := s.stays(ctx); err != nil {
-		return fmt.Errorf("after the evacuation was called off: %w", err)
+		return fmt.Errorf("after the evacuation was cancelled: %w", err)
 	}
 	if err := s.ask(ctx); err != nil {
 		return err

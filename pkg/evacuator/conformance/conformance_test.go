@@ -45,7 +45,7 @@ var evacuations = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuatio
 type cluster struct {
 	kube *kubefake.Clientset
 	api  *fake.Clientset
-	// evacuate is the evacuator; its context ends when it is called off.
+	// evacuate is the evacuator; its context ends when the evacuation is cancelled.
 	evacuate func(context.Context, *task)
 
 	mu    sync.Mutex
@@ -135,7 +135,8 @@ func (t *task) remove() {
 	})
 }
 
-// works returns when some time has passed, and reports whether the evacuator is not called off.
+// works returns when some time has passed, and reports whether the evacuation has not been
+// cancelled.
 func works(ctx context.Context, d time.Duration) bool {
 	if ctx.Err() != nil {
 		return false
@@ -164,7 +165,7 @@ func TestCalledOff(t *testing.T) {
 			t.report()
 			time.AfterFunc(5*time.Second, t.remove)
 		}},
-		"a quick one that is called off in time passes": {evacuate: func(ctx context.Context, t *task) {
+		"a quick one that is cancelled in time passes": {evacuate: func(ctx context.Context, t *task) {
 			if works(ctx, 0) {
 				t.remove()
 			}
@@ -192,7 +193,7 @@ func TestCalledOff(t *testing.T) {
 			evacuate: func(_ context.Context, t *task) { t.forbid() },
 		},
 		"one that forbids it at the last moment is not examined": {
-			unexamined: true, says: "while it was called off", evacuate: func(_ context.Context, t *task) {
+			unexamined: true, says: "after its cancellation", evacuate: func(_ context.Context, t *task) {
 				t.report()
 				t.forbid()
 				time.AfterFunc(5*time.Second, t.remove)

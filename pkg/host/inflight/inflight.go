@@ -43,8 +43,8 @@ type Evictions struct {
 	all map[types.UID]Eviction
 }
 
-// Add notes that an eviction is about to be sent. Whoever withdraws an Evacuation first and then
-// finds no eviction here can be sure that none will be sent, provided that the sender adds it
+// Add notes that an eviction is about to be sent. A client that withdraws an Evacuation first and
+// then finds no eviction here can be sure that none will be sent, provided that the sender adds it
 // before it asks whether the Evacuation is still wanted.
 func (e *Evictions) Add(eviction Eviction) {
 	e.mu.Lock()

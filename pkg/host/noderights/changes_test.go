@@ -26,7 +26,7 @@ import (
 )
 
 // TestNodesAreToldOfARightThatChanges has a right change that is renewed in the background: no
-// caller asks meanwhile.
+// caller asks during that time.
 func TestNodesAreToldOfARightThatChanges(t *testing.T) {
 	for name, test := range map[string]struct {
 		host   *host

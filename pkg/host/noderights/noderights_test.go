@@ -306,7 +306,7 @@ func TestSilentAuthorizer(t *testing.T) {
 	})
 }
 
-// TestNodesAreToldOf counts how often the callback tells of a node whose answer was missing.
+// TestNodesAreToldOf counts how often the callback names a node whose answer was missing.
 func TestNodesAreToldOf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := may("", "a")

@@ -256,8 +256,8 @@ func benchPod(i int) corev1.Pod {
 }
 
 // BenchmarkPreview measures the preview of a maintenance of all nodes of a large cluster: the time
-// until it is there, with and without reading the owners, what is kept in memory meanwhile, and how
-// large it is. The host's part is to send pages that lie ready.
+// until it is there, with and without reading the owners, the additional memory, and how large it
+// is. The host's part is to send pages that lie ready.
 func BenchmarkPreview(b *testing.B) {
 	config := newLargeHost(b)
 	for name, evacuators := range map[string][]string{

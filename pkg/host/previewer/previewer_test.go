@@ -384,7 +384,7 @@ func TestOthers(t *testing.T) {
 	}
 }
 
-func TestAfterCompleteNobodyIsAsked(t *testing.T) {
+func TestAfterCompleteNoPodIsAskedToLeave(t *testing.T) {
 	for name, modify := range map[string]func(*maintenancev1alpha1.NodeMaintenance){
 		"in Complete": func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.Stage = complete },
 		"in deletion": func(nm *maintenancev1alpha1.NodeMaintenance) {

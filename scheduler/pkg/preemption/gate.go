@@ -51,7 +51,8 @@ const (
 	maxRefusalDelay = 5 * time.Minute
 
 	// pauseAfterRefusal is how long a pending pod pauses after its victims were refused before any
-	// was asked for: upstream tries it again at once, and an extender would put in the same pod.
+	// was asked for: upstream tries it again immediately, and an extender would put in the same
+	// pod.
 	pauseAfterRefusal = time.Second
 
 	// maxRemembered limits what the gate remembers of candidates, pending pods and refused pods.

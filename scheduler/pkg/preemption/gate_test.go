@@ -399,7 +399,7 @@ func TestRefusedPodIsHeldBack(t *testing.T) {
 	}
 }
 
-// TestPauseAfterRefusal keeps a pending pod whose set was refused from trying again at once.
+// TestPauseAfterRefusal keeps a pending pod whose set was refused from trying again immediately.
 func TestPauseAfterRefusal(t *testing.T) {
 	pod := runningPod("a", 10, ofClass("guarded"))
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}, pod)

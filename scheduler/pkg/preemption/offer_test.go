@@ -180,7 +180,7 @@ func TestOffer(t *testing.T) {
 	}
 }
 
-// TestOfferBreaksNoBudget makes random nodes and takes all that is offered at once, which is the
+// TestOfferBreaksNoBudget makes random nodes and takes all that is offered together, which is the
 // most that can be chosen: no budget of a guarded pod may lose more than it allows. A pod is only
 // held back if its budgets have too little room for it beside what is offered.
 func TestOfferBreaksNoBudget(t *testing.T) {

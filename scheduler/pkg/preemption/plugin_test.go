@@ -286,7 +286,7 @@ func TestChosenVictimsBreakNoBudget(t *testing.T) {
 	}
 }
 
-// TestPostFilter looks at the message and at who waits.
+// TestPostFilter checks the message and which pods wait.
 func TestPostFilter(t *testing.T) {
 	guarded := func(name string, options ...podOption) *corev1.Pod {
 		return runningPod(name, 10, append([]podOption{ofClass("guarded")}, options...)...)
@@ -430,7 +430,7 @@ func TestBothPluginsAreRefused(t *testing.T) {
 }
 
 // TestExtensionPoints fails when upstream's plugin gets another extension point, which ours then
-// has too, by embedding it: whoever raises the version has to look at what it does with budgets.
+// has too, by embedding it: the author of the upgrade has to check what it does with budgets.
 func TestExtensionPoints(t *testing.T) {
 	var got []string
 	for i := range reflect.TypeFor[*Plugin]().NumMethod() {

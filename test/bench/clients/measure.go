@@ -97,7 +97,8 @@ type goal struct {
 	Kept  bool    `json:"kept"`
 }
 
-// measure lets the clients run and reads what the server takes before, meanwhile and afterwards.
+// measure lets the clients run and reads what the server uses before, while they run, and
+// afterwards.
 func measure(ctx context.Context, s settings, c *devcluster.Cluster) (*report, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
 	if err != nil {

@@ -109,7 +109,7 @@ func bench(ctx context.Context, args []string, out io.Writer) (err error) {
 	return r.publish(out, s.json)
 }
 
-// line tells of a drain as soon as it is over.
+// line reports a drain as soon as it is over.
 func line(r *result) string {
 	text := fmt.Sprintf(
 		"%s, %s: %.1f s, %d calls, %d of them rejected", r.Workload, r.Contender, r.Seconds, r.Calls, r.Rejected,

@@ -79,8 +79,8 @@ func (c *cluster) drain(ctx context.Context, contender string, s settings) (effo
 	}
 }
 
-// kubectlDrain runs kubectl drain again until it succeeds, as somebody would at a terminal: it
-// gives up when the API server answers an eviction with an error that it does not know, as when two
+// kubectlDrain runs kubectl drain again until it succeeds, as a user would at a terminal: it gives
+// up when the API server answers an eviction with an error that it does not know, as when two
 // evictions are after one budget.
 func (c *cluster) kubectlDrain(ctx context.Context, timeout time.Duration, what string) (effort, error) {
 	var sum effort

@@ -95,8 +95,8 @@ func evict(ctx context.Context, kube kubernetes.Interface, namespace, name strin
 		Body(&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}).Do(ctx).Error()
 }
 
-// evictAll evicts all pods. One that was refused goes to the end of the queue, and whoever sent
-// that waits.
+// evictAll evicts all pods. One that was refused goes to the end of the queue, and its sender
+// waits.
 func evictAll(
 	ctx context.Context, pods []string, workers int, retry time.Duration, evict func(context.Context, string) error,
 ) error {

@@ -169,7 +169,7 @@ type summary struct {
 	Seconds       float64 `json:"seconds"`
 	DoneSeconds   float64 `json:"doneSeconds"`
 	PodsPerSecond float64 `json:"podsPerSecond"`
-	// Created is the median number of pods that came meanwhile.
+	// Created is the median number of pods that were created during the drain.
 	Created     float64 `json:"podsCreated"`
 	CallsPerPod float64 `json:"evictionCallsPerPod"`
 	// Rejected is the median number of calls, RejectedShare their part of all.

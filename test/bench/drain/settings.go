@@ -158,8 +158,8 @@ func (s settings) check() error {
 	return nil
 }
 
-// order returns the contenders in the order of a repetition, counted from 0: whoever was first is
-// last in the next, so that none of them always gets the cluster when it is youngest.
+// order returns the contenders in the order of a repetition, counted from 0: the first of one is
+// the last of the next, so that none of them always gets the cluster when it is youngest.
 func order(contenders []string, repetition int) []string {
 	first := repetition % len(contenders)
 	return slices.Concat(contenders[first:], contenders[:first])

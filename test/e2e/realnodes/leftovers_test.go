@@ -66,7 +66,7 @@ func processesOf(t *testing.T, text string) []string {
 	}
 	var found []string
 	for _, file := range files {
-		// A process that ends meanwhile has no command line.
+		// A process that has ended since has no command line.
 		content, _ := os.ReadFile(file)
 		if line := strings.ReplaceAll(string(content), "\x00", " "); strings.Contains(line, text) {
 			found = append(found, line)

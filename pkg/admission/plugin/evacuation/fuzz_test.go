@@ -31,7 +31,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
 )
 
-// FuzzAdmit creates generated Evacuations for a pod with a generated annotation and label. Nobody
+// FuzzAdmit creates generated Evacuations for a pod with a generated annotation and label. No user
 // may create one without the right to delete the pod, admission must complete each one that it
 // accepts, and a second run must change nothing.
 func FuzzAdmit(f *testing.F) {

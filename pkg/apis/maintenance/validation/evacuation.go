@@ -185,8 +185,8 @@ func validateConditions(conditions []metav1.Condition, path *field.Path) field.E
 // the eviction after all others, and that each stays active until it completes or its deadline
 // passes.
 //
-// An evacuator that waits for the drain to reach the pod has no deadline yet: the controller keeps
-// writing its activeEvacuatorSince meanwhile.
+// An evacuator that waits for the drain to reach the pod has no deadline yet: until then the
+// controller keeps writing its activeEvacuatorSince.
 func validateHandOver(evacuation, old *maintenance.Evacuation, turns Turns, path *field.Path) field.ErrorList {
 	class, oldClass := evacuation.Status.ActiveEvacuatorClass, old.Status.ActiveEvacuatorClass
 	if class == oldClass {

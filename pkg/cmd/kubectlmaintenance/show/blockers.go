@@ -105,7 +105,7 @@ var actions = map[string]action{
 		administrator + ", who can uncordon one of the nodes or add nodes that the other pods of the budget can run on", podsOf,
 	},
 	v1alpha1.ReasonSurgePending: {
-		ownerOfApp + ", who can make room for the pod that is to replace it or mend its image", podsOf,
+		ownerOfApp + ", who can make room for its replacement or correct the image", podsOf,
 	},
 	v1alpha1.ReasonEvacuatorNotProgressing: {"the operator of the evacuator %[4]s", "kubectl get evacuations -n %s -o wide"},
 	v1alpha1.ReasonEvacuationHeld:          {"the owner of the finalizers that the message names", finalizers},

@@ -85,7 +85,7 @@ func newClient(config clientv3.Config) (*clientv3.Client, error) {
 // Close closes the connection.
 func (m *Member) Close() { _ = m.client.Close() }
 
-// Snapshot writes a snapshot of the database, which Restore reads. The server goes on meanwhile.
+// Snapshot writes a snapshot of the database, which Restore reads, while the server runs.
 func (m *Member) Snapshot(ctx context.Context, to io.Writer) error {
 	answer, err := m.client.SnapshotWithVersion(ctx)
 	if err != nil {
@@ -144,8 +144,8 @@ func (m *Member) Status(ctx context.Context) (Status, error) {
 	return status, nil
 }
 
-// Defragment removes old versions from the database and returns their space to the volume. The
-// server answers no requests meanwhile. If the database was full and is not any more, it accepts
+// Defragment removes old versions from the database and returns their space to the volume. Until it
+// returns, the server answers no requests. If the database was full and is not any more, it accepts
 // writes again; if it still is, that is an error.
 func (m *Member) Defragment(ctx context.Context) error {
 	status, err := m.Status(ctx)

@@ -341,7 +341,7 @@ func TestDeclines(t *testing.T) {
 	}
 }
 
-func TestSeveralNodesAtOnce(t *testing.T) {
+func TestSeveralNodesAtTheSameTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first, second := newTestPod(
 			"web-0", leaves(ours), on("drained"), minOne(3, 3),

@@ -436,7 +436,7 @@ func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 	d.memory.delivered = s.now
 	for _, p := range chosen {
 		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, message: fmt.Sprintf(
-			"%d replicas are available in place of those that leave%s: "+
+			"%d replicas are available in place of the pods that leave%s: "+
 				"Deployment %s is scaled back from %d to %d, and this pod has the lowest deletion cost.",
 			len(chosen), p.purpose, s.deployment.Name, r.To, r.From)})
 		d.events = append(d.events, event{

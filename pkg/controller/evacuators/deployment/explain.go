@@ -121,7 +121,7 @@ func (s *situation) progressMessage() string {
 // trouble returns a sentence about what the surge waits for.
 func (s *situation) trouble() string {
 	if s.deployment == nil {
-		return "there is no Deployment."
+		return "its Deployment was not found."
 	}
 	if !s.target.record.isUp() {
 		return fmt.Sprintf("Deployment %s: %s.", s.deployment.Name, orElse(s.unsettled(), "it is about to be scaled up"))

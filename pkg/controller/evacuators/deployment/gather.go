@@ -197,7 +197,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 				purpose = purposes[p.Spec.NodeName]
 			}
 			s.pods = append(s.pods, pod{
-				// The Evacuation was read before: whoever withdraws it has it not sent any more.
+				// The Evacuation was read before: after its withdrawal no eviction is sent.
 				Pod: p, evacuation: evacuation, isEvicting: c.inFlight.Has(p.UID), staysUp: staysUp[p.Spec.NodeName], purpose: purpose, budgets: c.budgetsOf(p, budgets),
 			})
 		}
@@ -295,7 +295,7 @@ func (c *Controller) readClaims(ctx context.Context, s *situation) error {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("see how many nodes may use volume claim %s: %w", name, err)
+			return fmt.Errorf("read volume claim %s: %w", name, err)
 		}
 		if surge.OneNode(claim) {
 			s.oneNodeClaims = append(s.oneNodeClaims, name)

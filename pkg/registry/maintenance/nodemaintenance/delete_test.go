@@ -38,7 +38,7 @@ import (
 	"haulout.dev/haulout/pkg/registry/registrytest"
 )
 
-func TestDeleteIdleIsGoneAtOnce(t *testing.T) {
+func TestDeleteIdleIsGoneImmediately(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
 	for name, options := range map[string]*metav1.DeleteOptions{
 		"without options":                {},

@@ -76,7 +76,7 @@ func bobInfo() *authenticationv1.UserInfo {
 	return &authenticationv1.UserInfo{Username: "bob", UID: "2", Groups: []string{"system:authenticated"}}
 }
 
-// registry is the real storage with a clock that stands still.
+// registry is the real storage with a clock that only tests move.
 type registry struct {
 	t       testing.TB
 	storage Storage

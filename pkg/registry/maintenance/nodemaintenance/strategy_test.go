@@ -75,7 +75,7 @@ func TestCreate(t *testing.T) {
 			r := newRegistry(t, etcd)
 			in := newMaintenance(t, "a", atStage(test.stage), func(nm *v1alpha1.NodeMaintenance) {
 				nm.Finalizers = test.finalizers
-				nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "somebody else"}
+				nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "mallory"}
 				nm.Status.ObservedGeneration = 7
 				nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{
 					{NodeRef: v1alpha1.NodeReference{Name: "n"}},
