@@ -21,6 +21,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"k8s.io/kube-openapi/pkg/common"
 	"k8s.io/kube-openapi/pkg/validation/spec"
@@ -42,7 +43,7 @@ func writeAPIReference(w io.Writer, _ *source) error {
 
 func writeTypes(w io.Writer, definitions map[string]common.OpenAPIDefinition) error {
 	fmt.Fprint(w, "<!-- Written by hack/update-docs.sh from the API types. Do not edit. -->\n\n# API reference\n\n"+
-		"`maintenance.haulout.dev/v1alpha1`. How the objects behave is told in [api.md](api.md).\n")
+		"`maintenance.haulout.dev/v1alpha1`. [api.md](api.md) explains how the objects behave.\n")
 	shown := map[string]bool{}
 	for _, kind := range kinds {
 		queue := []string{typePrefix + kind}
@@ -70,7 +71,7 @@ func writeTypes(w io.Writer, definitions map[string]common.OpenAPIDefinition) er
 
 // writeType writes one type and returns those of ours that its fields refer to.
 func writeType(w io.Writer, name string, schema *spec.Schema) []string {
-	fmt.Fprintf(w, "\n## %s\n\n%s\n\n| field | type | |\n|---|---|---|\n", name, strings.TrimSpace(schema.Description))
+	fmt.Fprintf(w, "\n## %s\n\n%s\n\n| field | type | |\n|---|---|---|\n", name, wrapped(schema.Description))
 	var next []string
 	fields := make([]string, 0, len(schema.Properties))
 	for field := range schema.Properties {
@@ -94,7 +95,30 @@ func writeType(w io.Writer, name string, schema *spec.Schema) []string {
 	return next
 }
 
-// typeOf says how a reader would call the type of a field, and which type it refers to, if any.
+// columns is how wide a line of prose on a page may be; test/docs checks it.
+const columns = 100
+
+// wrapped returns a text in lines of at most that many columns.
+func wrapped(text string) string {
+	var out strings.Builder
+	column := 0
+	for _, word := range strings.Fields(text) {
+		switch width := utf8.RuneCountInString(word); {
+		case column == 0:
+			column = width
+		case column+1+width > columns:
+			out.WriteByte('\n')
+			column = width
+		default:
+			out.WriteByte(' ')
+			column += 1 + width
+		}
+		out.WriteString(word)
+	}
+	return out.String()
+}
+
+// typeOf returns how a page names the type of a field, and which type it refers to, if any.
 func typeOf(schema *spec.Schema) (kind, ref string) {
 	if ref := schema.Ref.String(); ref != "" {
 		return linkTo(ref), ref
@@ -119,7 +143,7 @@ func typeOf(schema *spec.Schema) (kind, ref string) {
 	return "any", ""
 }
 
-// linkTo names a type, with a link to where it is told about.
+// linkTo names a type, with a link to its section.
 func linkTo(ref string) string {
 	short := ref[strings.LastIndex(ref, ".")+1:]
 	if strings.HasPrefix(ref, typePrefix) {

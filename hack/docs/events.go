@@ -31,9 +31,15 @@ import (
 const eventsHeader = `<!-- Written by hack/update-docs.sh from the code. Do not edit. -->
 # Events
 
-Haulout tells of what changes, once for each change; the same again within minutes counts up the event that is there. They are events of the host cluster: ` +
-	"`kubectl describe node`, `kubectl describe pod`, `kubectl describe nodemaintenance`" + ` show those of an object, and ` + "`kubectl get events -A --field-selector reason=EvacuationBlocked`" + `
-all with a reason. Events about pods are in the pods' namespaces, those about nodes and NodeMaintenances in ` + "`default`" + `. A pod that leaves gets one, ` + "`Evicted` or `Replaced`" + `, which names the NodeMaintenance and its reason.
+Haulout sends one event for each change. If the same thing happens again within minutes, the count
+of that event rises. They are events of the host cluster. ` + "`kubectl describe`" + ` shows the events of a
+node, a pod or a NodeMaintenance; this shows all with a reason:
+
+` + "```sh\nkubectl get events -A --field-selector reason=EvacuationBlocked\n```" + `
+
+Events about pods are in the namespaces of the pods, events about nodes and NodeMaintenances are in
+` + "`default`. A pod that leaves gets one event, `Evicted` or `Replaced`" + `, with the NodeMaintenance and
+its reason.
 
 | reason | type | about | when |
 |---|---|---|---|
@@ -117,8 +123,7 @@ func eventsOf(code *source) ([]eventReason, error) {
 	return found, nil
 }
 
-// usesIn looks at the calls and literals of a package that have a reason beside the type of the
-// event.
+// usesIn finds the calls and literals of a package that have a reason beside the type of the event.
 func (s *source) usesIn(packageName string) map[string]eventReason {
 	uses := map[string]eventReason{}
 	for _, file := range s.files {

@@ -28,8 +28,9 @@ import (
 const metricsHeader = `<!-- Written by hack/update-docs.sh from the code. Do not edit. -->
 # Metrics
 
-Every replica serves them at ` + "`/metrics`" + `, to whoever may ` + "`get`" + ` that non-resource URL. The replica that leads counts; the others show zeros. What all servers on
-the Kubernetes libraries have is there, too: ` + "`apiserver_*`, `etcd_*`, `workqueue_*`, `rest_client_*`, `leader_election_master_status`, `process_*`, `go_*`" + `.
+Every replica serves them at ` + "`/metrics`" + `, to users with the verb ` + "`get`" + ` on that non-resource URL.
+The leader counts; the other replicas report zeros. The metrics that all servers on the Kubernetes
+libraries have are there, too: ` + "`apiserver_*`, `etcd_*`, `workqueue_*`, `rest_client_*`,\n`leader_election_master_status`, `process_*`, `go_*`" + `.
 
 Alert rules and a dashboard that use these are in [artifacts/monitoring](../artifacts/monitoring).
 

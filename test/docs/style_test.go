@@ -17,10 +17,16 @@ limitations under the License.
 package docs
 
 import (
+	"io/fs"
+	"os"
+	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 const (
@@ -29,23 +35,25 @@ const (
 	columns     = 100
 )
 
-// written returns the pages that are written by hand, without those of decisions, which are notes
-// of their day.
+// written returns all pages, and the manifests, rules and examples of artifacts.
 func written(t *testing.T) map[string]string {
 	t.Helper()
-	out := map[string]string{}
-	for name, text := range pages(t) {
-		generated := strings.HasPrefix(text, "<!-- Written by")
-		if !generated && !strings.HasPrefix(name, "docs/decisions/") {
-			out[name] = text
+	out := pages(t)
+	err := fs.WalkDir(os.DirFS(root), "artifacts", func(name string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			out[name] = read(t, name)
 		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 	return out
 }
 
-// prose returns what is wrong with the lines of a page, tables and blocks of code aside, by their
-// numbers.
-func prose(text string, wrong func(line string) string) map[int]string {
+// check returns what is wrong with the lines of a file, by their numbers. Code blocks of pages are
+// left out.
+func check(text string, wrong func(line string) string) map[int]string {
 	found := map[int]string{}
 	inFence := false
 	for i, line := range strings.Split(text, "\n") {
@@ -53,7 +61,7 @@ func prose(text string, wrong func(line string) string) map[int]string {
 			inFence = !inFence
 			continue
 		}
-		if inFence || strings.HasPrefix(line, "|") {
+		if inFence {
 			continue
 		}
 		if what := wrong(line); what != "" {
@@ -63,29 +71,45 @@ func prose(text string, wrong func(line string) string) map[int]string {
 	return found
 }
 
+// isTooWide returns what is wrong with a line that is not of a table.
 func isTooWide(line string) string {
-	if utf8.RuneCountInString(line) > columns {
+	if utf8.RuneCountInString(line) > columns && !strings.HasPrefix(line, "|") {
 		return "the line is too long"
 	}
 	return ""
 }
 
-// riddles are words that style.md has plainer ones for.
-var riddles = regexp.MustCompile(`(?i)\b(somebody|nobody|whoever|anew)\b`)
+// riddles are words for which the Kubernetes documentation has plainer ones: it names the actor and
+// the act.
+var riddles = regexp.MustCompile(`(?i)\b(` + strings.Join([]string{
+	// Actors without a name.
+	"somebody", "nobody", "whoever", "those (that|who)",
+	// Immediately, or at the same time; again, or recreated; since then, or until then.
+	"at once", "anew", "again and again", "meanwhile",
+	// Reconciled; removed, added; has, is in; heartbeat; converges, is blocked, makes progress.
+	"look(s|ed)? at again", "(took|taken|takes?|taking) off", "puts? on", "bears?", "stands? in", "signs? of life",
+	"comes? to rest", "st(an|oo)ds? still", "mov(es?|ed) on", "mends?",
+	// Reports whether; reports; cancels; not found; too late for what.
+	"says? whether", "tells? of", "call(s|ed|ing)? off", "there is no (node|pod|such)", "comes? too late", "is away",
+}, "|") + `)\b`)
 
 func isRiddle(line string) string {
 	if word := riddles.FindString(line); word != "" {
-		return "name the actor or the act instead of " + word
+		return "name the actor or the act instead of " + strconv.Quote(word)
 	}
 	return ""
 }
 
 func TestPagesAreEasyToRead(t *testing.T) {
 	for name, text := range written(t) {
-		for what, wrong := range map[string]func(string) string{"width": isTooWide, "words": isRiddle} {
-			for line, problem := range prose(text, wrong) {
-				t.Errorf("%s:%d (%s): %s", name, line, what, problem)
-			}
+		for line, problem := range check(text, isRiddle) {
+			t.Errorf("%s:%d: %s", name, line, problem)
+		}
+		if !strings.HasSuffix(name, ".md") {
+			continue
+		}
+		for line, problem := range check(text, isTooWide) {
+			t.Errorf("%s:%d: %s", name, line, problem)
 		}
 	}
 	if lines := strings.Count(read(t, "README.md"), "\n"); lines > readmeLines {
@@ -93,25 +117,57 @@ func TestPagesAreEasyToRead(t *testing.T) {
 	}
 }
 
-func TestProseIsLookedAt(t *testing.T) {
+func TestStyleChecksFindMistakes(t *testing.T) {
 	long := strings.Repeat("x", columns+1)
 	for name, test := range map[string]struct {
 		page  string
 		wrong func(string) string
 		want  int
 	}{
-		"a long line of prose":     {"# a\n" + long, isTooWide, 1},
-		"a long line of a table":   {"| " + long, isTooWide, 0},
-		"a long line of code":      {"```\n" + long + "\n```\n", isTooWide, 0},
-		"a line of wide letters":   {strings.Repeat("é", columns), isTooWide, 0},
-		"an actor without a name":  {"somebody did it", isRiddle, 1},
-		"the same within a word":   {"Nobodyish", isRiddle, 0},
-		"code that has such words": {"```\nsomebody\n```", isRiddle, 0},
+		"a long line of prose":      {"# a\n" + long, isTooWide, 1},
+		"a long line of a table":    {"| " + long, isTooWide, 0},
+		"a long line of code":       {"```\n" + long + "\n```\n", isTooWide, 0},
+		"a line of wide letters":    {strings.Repeat("é", columns), isTooWide, 0},
+		"an actor without a name":   {"somebody did it", isRiddle, 1},
+		"the same in a table":       {"| at once |", isRiddle, 1},
+		"an act that is a metaphor": {"the drain stood still", isRiddle, 1},
+		"the same within a word":    {"Nobodyish", isRiddle, 0},
+		"code that has such words":  {"```\nsomebody\n```", isRiddle, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := prose(test.page, test.wrong); len(got) != test.want {
+			if got := check(test.page, test.wrong); len(got) != test.want {
 				t.Errorf("got %v, want %d", got, test.want)
 			}
 		})
+	}
+}
+
+// TestSamplesAreWhatThePluginPrints compares each line of a sample with the files that the tests of
+// the plugin compare its output with.
+func TestSamplesAreWhatThePluginPrints(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(root, "pkg", "cmd", "kubectlmaintenance", "testdata", "*.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	printed := sets.New("...")
+	for _, file := range files {
+		for line := range strings.Lines(read(t, strings.TrimPrefix(file, root+"/"))) {
+			printed.Insert(strings.TrimSpace(line))
+		}
+	}
+	samples := 0
+	for _, match := range fence.FindAllStringSubmatch(read(t, "docs/kubectl-plugin.md"), -1) {
+		if !strings.HasPrefix(match[2], "$ kubectl maintenance") {
+			continue
+		}
+		samples++
+		for line := range strings.Lines(match[2]) {
+			if line = strings.TrimSpace(line); line != "" && !printed.Has(line) {
+				t.Errorf("the plugin does not print %q", line)
+			}
+		}
+	}
+	if samples < 5 {
+		t.Errorf("found %d samples only", samples)
 	}
 }

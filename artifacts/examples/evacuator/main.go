@@ -52,7 +52,7 @@ func (f *flusher) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
 		}
 		select { // where your app would flush a part
 		case <-time.After(f.takes / parts):
-		case <-ctx.Done(): // called off, the pod stays: where your app would go on as before
+		case <-ctx.Done(): // cancelled: the pod stays, and your app continues
 			return context.Cause(ctx)
 		}
 	}
