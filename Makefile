@@ -1,13 +1,15 @@
 # Everything here works on a machine that has Go, git and make. `make` alone lists the targets.
 
-# --- Versions of everything that is built or installed from elsewhere -------------------------------------------------
+# --- Versions of everything that is built or installed from elsewhere -----------------------------
 
-# The development cluster. k8s.io/* and etcd are pinned in test/cluster/go.mod; this is what the binaries call themselves.
+# The development cluster. k8s.io/* and etcd are pinned in test/cluster/go.mod; this is what the
+# binaries call themselves.
 KUBE_VERSION := v1.37.1
 KWOK_VERSION := v0.8.0
 
-# The tools of verify and update, which hack/lib.sh fetches through Go modules into bin/tools. None of them is in go.mod, where it would
-# decide on the versions of our own libraries. The code generators have the version of k8s.io/apimachinery.
+# The tools of verify and update, which hack/lib.sh fetches through Go modules into bin/tools. None
+# of them is in go.mod, where it would decide on the versions of our own libraries. The code
+# generators have the version of k8s.io/apimachinery.
 GOLANGCI_LINT_VERSION := v2.15.0
 KUBE_API_LINTER_VERSION := v0.0.0-20260716143926-092fe0c72997
 KUSTOMIZE_VERSION := v5.8.1
@@ -15,27 +17,30 @@ CYCLONEDX_GOMOD_VERSION := v1.10.0
 GOIMPORTS_VERSION := v0.38.0
 GOGO_PROTOBUF_VERSION := v1.3.2
 
-# --- What a user may set, on the command line or in the environment ---------------------------------------------------
+# --- What a user may set, on the command line or in the environment -------------------------------
 
-# The variables of the development cluster (NODES, CLUSTER_DIR, HAULOUT, FEATURE_GATES, ...) are read from the environment
-# by bin/cluster; make passes on those of its command line. `bin/cluster up --help` explains each.
+# The variables of the development cluster (NODES, CLUSTER_DIR, HAULOUT, FEATURE_GATES, ...) are
+# read from the environment by bin/cluster; make passes on those of its command line. `bin/cluster
+# up --help` explains each.
 
-# Without -trimpath, which a release adds: it would keep the compiled packages of our programs, of the control plane and
-# of the tests apart in Go's cache, and building the same libraries twice costs minutes.
+# Without -trimpath, which a release adds: it would keep the compiled packages of our programs, of
+# the control plane and of the tests apart in Go's cache, and building the same libraries twice
+# costs minutes.
 GO_BUILD_FLAGS ?= -buildvcs=false
 
-# Without C the programs are static, so that they run in an image without a file system. hack/test.sh turns C on for the race detector.
+# Without C the programs are static, so that they run in an image without a file system.
+# hack/test.sh turns C on for the race detector.
 export CGO_ENABLED ?= 0
 
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 
-# ----------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-# Each `go build` uses all cores by itself; two at once only need more memory.
+# Each `go build` uses all cores by itself; two at the same time only need more memory.
 .NOTPARALLEL:
 
 BIN := bin
@@ -66,7 +71,8 @@ plugin: ## Build the kubectl plugin, bin/kubectl-maintenance, with its shell com
 krew: ## Build archives of the plugin and a manifest for krew in bin/krew (PLATFORMS='linux/amd64', KREW_URI=https://...)
 	VERSION='$(VERSION)' hack/krew.sh
 
-# `make image` makes the image of a release; the development cluster needs that of this machine only.
+# `make image` makes the image of a release; the development cluster needs that of this machine
+# only.
 PLATFORMS ?= linux/amd64 linux/arm64
 IMAGE ?= localhost/haulout-apiserver:$(subst +,-,$(VERSION))
 IMAGE_TOOL := $(BIN)/image-tool
@@ -123,7 +129,7 @@ KUBE_STAMP := $(STAMPS)/kube-$(KUBE_VERSION)-$(GO_VERSION)
 KWOK_STAMP := $(STAMPS)/kwok-$(KWOK_VERSION)-$(GO_VERSION)
 CLUSTER_STAMP := $(STAMPS)/cluster-$(GO_VERSION)
 
-# A stamp says nothing about a binary that somebody has removed.
+# A stamp does not show that a binary has been removed since.
 ifneq ($(filter-out $(wildcard $(addprefix $(BIN)/,$(CLUSTER_BINARIES) cluster kwok-stages)),$(addprefix $(BIN)/,$(CLUSTER_BINARIES) cluster kwok-stages)),)
 $(KUBE_STAMP) $(KWOK_STAMP) $(CLUSTER_STAMP): missing
 endif
@@ -137,8 +143,8 @@ $(KUBE_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(wildcard $(CL
 		$(addprefix k8s.io/kubernetes/cmd/,$(KUBE_BINARIES)) ./cmd/etcd ./cmd/kubectl
 	@touch $@
 
-# kwok stays out of our module graph: it asks for other versions of the Kubernetes libraries. Its stages are part of its
-# module but not of its binary.
+# kwok stays out of our module graph: it asks for other versions of the Kubernetes libraries. Its
+# stages are part of its module but not of its binary.
 $(KWOK_STAMP):
 	@echo 'Building kwok $(KWOK_VERSION)'
 	@mkdir -p $(STAMPS)
@@ -161,7 +167,7 @@ $(CLUSTER_STAMP): $(CLUSTER_SOURCES)
 .PHONY: cluster-binaries
 cluster-binaries: $(CLUSTER_STAMP) $(KUBE_STAMP) $(KWOK_STAMP) ## Build the programs of the development cluster
 
-# --- Real nodes: kubelet and kube-proxy from the module of the control plane, the rest from one of its own ---
+# --- Real nodes: kubelet and kube-proxy from the module of the control plane, the rest from its own
 
 REALNODES_MODULE := test/realnodes
 NODE_PROGRAMS := $(BIN)/node
@@ -185,7 +191,8 @@ $(NODE_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(REALNODES_MOD
 		$(addprefix $(CNI_PACKAGE)/,main/bridge main/loopback ipam/host-local)
 	@touch $@
 
-# The images that every real node has: the sandbox of pods, the application of the tests, etcd, and our server.
+# The images that every real node has: the sandbox of pods, the application of the tests, etcd, and
+# our server.
 .PHONY: node-binaries
 node-binaries: $(NODE_STAMP) $(KUBE_STAMP) $(IMAGE_TOOL) build ## Build the programs and images of real nodes
 	@mkdir -p $(IMAGES)
@@ -210,7 +217,8 @@ ifeq ($(SCHEDULER),haulout)
 SCHEDULER_NEEDS := scheduler
 endif
 
-# Whoever runs the server by hand builds it by hand; a tree that does not compile must not keep the cluster from them.
+# Users who run the server by hand build it by hand; the cluster must start although the tree does
+# not compile.
 ifeq ($(filter false external,$(HAULOUT)),)
 CLUSTER_NEEDS := build
 endif
@@ -288,7 +296,8 @@ idle: cluster-binaries build ## Measure what 10,000 pods cost that cannot leave 
 
 ##@ Checks
 
-# What go test is told: RUN is a pattern of test names, COUNT how often each runs, the FLAGS anything else that it takes.
+# What go test is told: RUN is a pattern of test names, COUNT how often each runs, the FLAGS
+# anything else that it takes.
 RUN ?=
 COUNT ?= 1
 UNIT_FLAGS ?=
@@ -348,7 +357,7 @@ verify: ## Check generated code and pages, formatting, lint, manifests, go.mod a
 	@hack/verify.sh
 
 .PHONY: update
-update: ## Write generated code and pages, go.mod and licence headers anew, format everything
+update: ## Rewrite generated code and pages, go.mod and licence headers, format everything
 	hack/update-codegen.sh
 	hack/update-docs.sh
 	hack/update-boilerplate.sh

@@ -67,7 +67,7 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# check TEXT COMMAND... says whether a promise was kept.
+# check TEXT COMMAND... reports whether a promise was kept.
 failed=0
 check() {
 	local text="$1"

@@ -6,7 +6,8 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 MODULE="haulout.dev/haulout"
 # The Go modules of this repository, as folders.
 MODULES=(. hack/chart hack/image scheduler test/cluster test/monitoring test/realnodes)
-# A checkout that belongs to another user would stop each build with an error about its version control.
+# A checkout that belongs to another user would stop each build with an error about its version
+# control.
 export GOFLAGS="${GOFLAGS:+${GOFLAGS} }-buildvcs=false"
 
 # pinned NAME prints a version from the Makefile, where all of them stand.
@@ -17,17 +18,20 @@ pinned() {
 	echo "${version}"
 }
 
-# code_generator_version prints the version of the generators, which is that of the Kubernetes libraries.
+# code_generator_version prints the version of the generators, which is that of the Kubernetes
+# libraries.
 code_generator_version() {
 	(cd "${ROOT}" && go list -m -f '{{.Version}}' k8s.io/apimachinery)
 }
 
-# module_dir PATH VERSION prints the folder of a module in the module cache, fetching it first if need be.
+# module_dir PATH VERSION prints the folder of a module in the module cache, fetching it first if
+# need be.
 module_dir() {
 	go mod download -json "$1@$2" | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",\{0,1\}$/\1/p'
 }
 
-# tool NAME PACKAGE VERSION prints the path of a program. It is built first if bin/tools doesn't have that version, built by this Go.
+# tool NAME PACKAGE VERSION prints the path of a program. It is built first if bin/tools doesn't
+# have that version, built by this Go.
 tool() {
 	local folder
 	folder="${ROOT}/bin/tools/$1-$3-$(go env GOVERSION)"
@@ -63,7 +67,7 @@ hand_written_go() {
 	done < <(git -C "${ROOT}" ls-files -z --cached --others --exclude-standard '*.go')
 }
 
-# has_boilerplate FILE says whether a Go file begins with the licence header.
+# has_boilerplate FILE checks whether a Go file begins with the licence header.
 has_boilerplate() {
 	cmp --silent --bytes="$(stat --format=%s "${ROOT}/hack/boilerplate.go.txt")" "${ROOT}/hack/boilerplate.go.txt" "$1"
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs `go test` in the working directory, with the given arguments. Unlike it, this fails when no test ran: go test is content with a
-# pattern that matches nothing. What failed, and why, is said once more at the end, since a test that fails may show the whole state of a
-# cluster; and added to the file TEST_FAILURES, if that is set.
+# Runs `go test` in the working directory, with the given arguments. Unlike it, this fails when no
+# test ran: go test is content with a pattern that matches nothing. What failed, and why, is said
+# once more at the end, since a test that fails may show the whole state of a cluster; and added to
+# the file TEST_FAILURES, if that is set.
 set -o errexit -o nounset -o pipefail
 export GOFLAGS="${GOFLAGS:+${GOFLAGS} }-buildvcs=false"
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Writes all generated code anew: protobuf, deepcopy, defaults, conversion, validation, OpenAPI, clientset, listers, informers and apply
-# configurations; for the configuration file of the node agent, deepcopy and defaults. The generators come through Go modules; protoc is Debian's protobuf-compiler.
+# Regenerates all code: protobuf, deepcopy, defaults, conversion, validation, OpenAPI, clientset,
+# listers, informers and apply configurations; for the configuration file of the node agent, deepcopy
+# and defaults. The generators come through Go modules; protoc is Debian's protobuf-compiler.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 CODE_GENERATOR_VERSION="$(code_generator_version)"
@@ -19,8 +20,9 @@ KUBE_CODEGEN_READONLY_PKGS+=(
 	k8s.io/api/authentication/v1
 )
 
-# validation-gen v0.37 stumbles over meta/v1 when it is read-only (it looks for hand-written functions in the wrong package), so our types
-# mark fields of its types as opaque and it is left out here; their values are checked by hand-written validation.
+# validation-gen v0.37 stumbles over meta/v1 when it is read-only (it looks for hand-written
+# functions in the wrong package), so our types mark fields of its types as opaque and it is left
+# out here; their values are checked by hand-written validation.
 types_pkgs=("${KUBE_CODEGEN_READONLY_PKGS[@]}")
 KUBE_CODEGEN_READONLY_PKGS=("${types_pkgs[@]/#k8s.io\/apimachinery\/pkg\/apis\/meta\/v1/time}")
 kube::codegen::gen_helpers --boilerplate hack/boilerplate.go.txt pkg/apis

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Mends what the linters know to mend.
+# Applies the fixes that the linters offer.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lint="$(golangci_lint)"
 for module in "${MODULES[@]}"; do

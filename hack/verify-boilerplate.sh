@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Says which hand-written Go files lack the licence header of hack/boilerplate.go.txt.
+# Prints which hand-written Go files lack the licence header of hack/boilerplate.go.txt.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 lacking="$(hand_written_go | while IFS= read -r -d '' file; do has_boilerplate "${file}" || echo "${file}"; done)"

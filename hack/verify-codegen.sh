@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Generates all code anew in a copy of the tree and says where it differs from what is here. This tree is not touched.
+# Generates all code in a copy of the tree and prints where it differs from this tree, which is not
+# changed.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Says whether the pages of docs/ that come from the code are what hack/update-docs.sh would write.
+# Checks that the pages of docs/ that come from the code are what hack/update-docs.sh would write,
+# and that all pages keep the rules of test/docs.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 SCRATCH="$(mktemp -d)"
@@ -10,4 +11,5 @@ for page in "${SCRATCH}"/*.md; do
 	page="${page##*/}"
 	diff -u "docs/${page}" "${SCRATCH}/${page}" || { echo "docs/${page} is not up to date: run hack/update-docs.sh (make update)" >&2; failed=1; }
 done
+go test ./test/docs || failed=1
 [[ -z "${failed}" ]]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs golangci-lint over all modules, tests included, kube-api-linter over the API types, and has bash read the shell scripts.
+# Runs golangci-lint over all modules, tests included, kube-api-linter over the API types, and has
+# bash read the shell scripts.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lint="$(golangci_lint)"
 api_lint="$(kube_api_linter)"

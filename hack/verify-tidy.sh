@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Says whether `go mod tidy` would change a go.mod or go.sum, and whether the root module and test/cluster use the same versions of what
-# both build. test/monitoring builds hardly anything of it.
+# Checks whether `go mod tidy` would change a go.mod or go.sum, and whether the root module and
+# test/cluster use the same versions of what both build. test/monitoring builds hardly anything of
+# it.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 failed=
 for module in "${MODULES[@]}"; do

@@ -50,8 +50,8 @@ func main() {
 	fmt.Printf("%d checked\n", count)
 }
 
-// newDecoder returns a decoder of everything that stands in artifacts/, which refuses unknown and
-// repeated fields.
+// newDecoder returns a decoder of all manifests of artifacts/, which refuses unknown and repeated
+// fields.
 func newDecoder() runtime.Decoder {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
