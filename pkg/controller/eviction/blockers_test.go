@@ -35,9 +35,10 @@ func TestBlockers(t *testing.T) {
 		budgets []*policyv1.PodDisruptionBudget
 		answer  func(string) error
 		want    string
-		// maxCalls is the most evictions that the queue may send before it reports the blocker.
-		maxCalls int
-		failed   int32
+		// calls is how many evictions the queue sends before it reports the blocker, failed how many
+		// of them count as failed.
+		calls  int
+		failed int32
 	}{
 		"several budgets, in the cache": {
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 5), newBudget("other", 5)},
@@ -50,46 +51,46 @@ func TestBlockers(t *testing.T) {
 					Reason: policyv1.SyncFailedReason, Message: "no controller",
 				}}
 			})},
-			want: "PodDisruptionBudgetSyncFailed", maxCalls: 1, failed: 1,
+			want: "PodDisruptionBudgetSyncFailed", calls: 1, failed: 1,
 		},
 		"a budget whose status is negative": {
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", -1)}, want: "TooManyDisruptedPods", maxCalls: 1,
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", -1)}, want: "TooManyDisruptedPods", calls: 1,
 			failed: 1,
 		},
 		"a budget whose status is negative in the API server only": {
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 1)},
 			answer:  func(string) error { return tooManyDisrupted() },
-			want:    "TooManyDisruptedPods", maxCalls: 1,
+			want:    "TooManyDisruptedPods", calls: 1,
 		},
 		"a budget whose status is older than its spec": {
 			budgets: []*policyv1.PodDisruptionBudget{
 				newBudget("web", 5, func(b *policyv1.PodDisruptionBudget) { b.Generation = 2 }),
 			},
-			want: "PodDisruptionBudget", maxCalls: 1, failed: 1,
+			want: "PodDisruptionBudget", calls: 1, failed: 1,
 		},
 		"a budget with fewer healthy pods than desired, through no eviction": {
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, withHealthy(8))},
-			want:    "UnhealthyPodsHoldBudget", maxCalls: 1, failed: 1,
+			want:    "UnhealthyPodsHoldBudget", calls: 1, failed: 1,
 		},
 		"a pod that is not ready, under such a budget": {
 			pod:     newPod("web-0", notReady),
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, withHealthy(8))},
-			want:    "UnhealthyPodsHoldBudget", maxCalls: 1, failed: 1,
+			want:    "UnhealthyPodsHoldBudget", calls: 1, failed: 1,
 		},
 		"a budget with as many healthy pods as desired": {
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, want: "PodDisruptionBudget", maxCalls: 1,
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, want: "PodDisruptionBudget", calls: 1,
 			failed: 1,
 		},
 		"the server may not evict": {
 			answer: func(string) error { return apierrors.NewForbidden(podResource, "web-0", fmt.Errorf("RBAC")) },
-			want:   "EvictionForbidden", maxCalls: 1,
+			want:   "EvictionForbidden", calls: 1,
 		},
 		"an error": {
-			answer: func(string) error { return apierrors.NewBadRequest("name") }, want: "EvictionError", maxCalls: 1,
+			answer: func(string) error { return apierrors.NewBadRequest("name") }, want: "EvictionError", calls: 1,
 		},
 		"several budgets, in the API server only": {
 			answer: func(string) error { return severalBudgetsError() }, want: "MultiplePodDisruptionBudgets",
-			maxCalls: 1,
+			calls: 1,
 		},
 	}
 	for name, tc := range tests {
@@ -112,11 +113,11 @@ func TestBlockers(t *testing.T) {
 				if got := w.reason("web-0"); got != tc.want {
 					t.Errorf("got %s, want %s", got, tc.want)
 				}
-				if n := len(w.host.sent()); n > tc.maxCalls {
-					t.Errorf("got %d evictions, want at most %d", n, tc.maxCalls)
+				if n := len(w.host.sent()); n != tc.calls {
+					t.Errorf("got %d evictions, want %d", n, tc.calls)
 				}
-				if failed := w.state("web-0").FailedEvictions; failed > tc.failed {
-					t.Errorf("got %d failed evictions, want at most %d", failed, tc.failed)
+				if failed := w.state("web-0").FailedEvictions; failed != tc.failed {
+					t.Errorf("got %d failed evictions, want %d", failed, tc.failed)
 				}
 
 				// Without its blocker the pod is evicted.

@@ -18,6 +18,7 @@ package eviction
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -139,12 +140,27 @@ func TestFinishingEndsBeforeTheDisruptionControllerForgetsTheGrant(t *testing.T)
 }
 
 func TestCallOutlivesItsQueueForAWhile(t *testing.T) {
-	ctx, stop := context.WithCancel(t.Context())
-	call, done := untilFinished(ctx)
-	stop()
-	if err := call.Err(); err != nil {
-		t.Errorf("the call was canceled with its queue: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		call, done := untilFinished(ctx)
+		defer done()
+		stop()
+		stopped := time.Now()
+		select {
+		case <-call.Done():
+		case <-time.After(callTimeout):
+			t.Fatal("the call outlives its queue without an end")
+		}
+		if took := time.Since(stopped); took != finishGrace {
+			t.Errorf("the call ended %s after its queue, want %s", took, finishGrace)
+		}
+	})
+}
+
+func TestCallEndsWithItsAnswer(t *testing.T) {
+	call, done := untilFinished(t.Context())
 	done()
-	<-call.Done()
+	if !errors.Is(call.Err(), context.Canceled) {
+		t.Errorf("got error %v, want %v", call.Err(), context.Canceled)
+	}
 }

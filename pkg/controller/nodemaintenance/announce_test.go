@@ -114,9 +114,7 @@ func TestAuthorizerThatFailsForANodeStopsNoOther(t *testing.T) {
 		try := func() {
 			for range 3 {
 				f.cached()
-				if err := f.Controller.sync(f.ctx, "m"); err != nil {
-					t.Fatal(err)
-				}
+				f.syncOnce("m")
 				f.cached()
 				_ = f.reconcileNodes() // node two fails, which is what the test is about
 				f.wait(statusPace)

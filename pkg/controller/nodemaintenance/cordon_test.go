@@ -149,9 +149,7 @@ func TestCreatedAndImmediatelyDeleted(t *testing.T) {
 func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
-		if err := f.Controller.sync(f.ctx, "m"); err != nil {
-			t.Fatal(err)
-		}
+		f.syncOnce("m")
 		ended := newMaintenance("m")
 		atStage(stageComplete)(ended)
 		f.maintenance.PrependReactor(
@@ -353,23 +351,17 @@ func TestAuthorizerThatFailsStopsTheDrain(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.rights.err = errors.New("not reachable")
 		f.cached()
-		if err := f.Controller.sync(f.ctx, "m"); err != nil {
-			t.Fatal(err)
-		}
+		f.syncOnce("m")
 		f.authorized()
-		if err := f.reconcileNodes(); err == nil {
-			t.Error("no error")
+		if err := f.reconcileNodes(); !errors.Is(err, f.rights.err) {
+			t.Errorf("got error %v, want that of the authorizer", err)
 		}
 		f.wantCordon("one", false)
 		f.wantEvacuating()
-		if err := f.Controller.sync(f.ctx, "m"); err != nil {
-			t.Fatal(err)
-		}
+		f.syncOnce("m")
 		f.cached()
 		f.wait(nodestate.VisibleAfter)
-		if err := f.Controller.sync(f.ctx, "m"); err != nil {
-			t.Fatal(err)
-		}
+		f.syncOnce("m")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
 		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed)
 	})
@@ -474,30 +466,39 @@ func TestHeartbeatsDoNotStopTheCordon(t *testing.T) {
 			newNode("one", func(node *corev1.Node) { node.ResourceVersion = "1" }),
 			newMaintenance("m", createdAt(stageCordon)),
 		)
-		f.updateNode("one", func(node *corev1.Node) { node.ResourceVersion = "2" })
-		f.eventually(
-			"the selection has the latest version", func() bool { return f.selection.NodesOf("m")[0].ResourceVersion == "2" },
-		)
+		f.step("m")
+		f.wantCordon("one", true, "m")
+		f.updateNode("one", func(node *corev1.Node) { node.ResourceVersion, node.Spec.Unschedulable = "2", false })
+		f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if patch := string(action.(clienttesting.PatchAction).GetPatch()); !strings.Contains(patch, `"resourceVersion":"3"`) {
+				t.Errorf("got patch %s, want the latest resourceVersion", patch)
+			}
+			return false, nil, nil
+		})
+		f.cached()
+		f.updateNode("one", func(node *corev1.Node) { node.ResourceVersion = "3" })
+		f.eventually("the selection has the latest version", func() bool { return f.selection.NodesOf("m")[0].ResourceVersion == "3" })
+		f.step("m")
+		f.wantCordon("one", true, "m")
 	})
 }
 
 func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
+		refused := errors.New("no")
 		f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			if action.(clienttesting.PatchAction).GetName() == "two" {
-				return true, nil, errors.New("no")
+				return true, nil, refused
 			}
 			return false, nil, nil
 		})
 		try := func() {
 			f.cached()
-			if err := f.Controller.sync(f.ctx, "m"); err != nil {
-				t.Error(err)
-			}
+			f.syncOnce("m")
 			f.authorized()
-			if err := f.reconcileNodes(); err == nil {
-				t.Error("no error")
+			if err := f.reconcileNodes(); !errors.Is(err, refused) {
+				t.Errorf("got error %v, want %v", err, refused)
 			}
 			f.wait(statusPace)
 		}

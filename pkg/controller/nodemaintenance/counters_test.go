@@ -128,8 +128,8 @@ func TestStatusThatIsTooLargeHasNoMessages(t *testing.T) {
 		for range 2 {
 			f.wait(nodestate.VisibleAfter)
 			f.cached()
-			if err := f.Controller.timedSync(f.ctx, "m"); err == nil {
-				t.Error("no error")
+			if err := f.Controller.timedSync(f.ctx, "m"); !apierrors.IsRequestEntityTooLargeError(err) {
+				t.Errorf("got error %v, want that the status is too large", err)
 			}
 		}
 		f.wantEvent(EventStatusTooLarge)

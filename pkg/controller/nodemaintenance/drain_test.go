@@ -29,6 +29,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
@@ -126,9 +127,7 @@ func TestOrderOfWrites(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
 		for range 2 {
 			f.cached()
-			if err := f.Controller.sync(f.ctx, "m"); err != nil {
-				t.Fatal(err)
-			}
+			f.syncOnce("m")
 		}
 		f.wantEvacuating()
 		f.authorized()
@@ -139,20 +138,27 @@ func TestOrderOfWrites(t *testing.T) {
 		f.wantCordon("one", true, "m")
 		f.wantCordon("two", true, "m")
 		f.wantEvacuating()
+		created := 0
 		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
+			created++
 			// Not through the client, which is locked while a reactor runs.
-			stored, err := f.maintenance.Tracker().Get(
-				maintenancev1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", "m",
-			)
-			if err != nil || len(
-				stored.(*maintenancev1alpha1.NodeMaintenance).Status.NodeStatuses[0].DrainTargets,
-			) == 0 {
-				t.Error("an Evacuation is created before the targets are stored")
+			stored, err := f.maintenance.Tracker().Get(maintenancev1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", "m")
+			if err != nil {
+				t.Error(err)
+				return false, nil, nil
+			}
+			for _, node := range stored.(*maintenancev1alpha1.NodeMaintenance).Status.NodeStatuses {
+				if len(node.DrainTargets) == 0 {
+					t.Errorf("an Evacuation is created before the targets of node %s are stored", node.NodeRef.Name)
+				}
 			}
 			return false, nil, nil
 		})
 		f.step("m")
 		f.wantEvacuating("p")
+		if created != 1 {
+			t.Errorf("got %d requests to create an Evacuation, want 1", created)
+		}
 	})
 }
 
@@ -165,14 +171,10 @@ func TestDrainedNeedsALiveListWithoutPods(t *testing.T) {
 		f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, &corev1.PodList{Items: []corev1.Pod{*hidden}}, nil
 		})
-		if err := f.Controller.sync(f.ctx, "m"); err != nil {
-			t.Fatal(err)
-		}
+		f.syncOnce("m")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 		hidden.Status.Phase = corev1.PodSucceeded
-		if err := f.Controller.sync(f.ctx, "m"); err != nil {
-			t.Fatal(err)
-		}
+		f.syncOnce("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
 	})
 }
@@ -290,7 +292,7 @@ func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
 			t.Errorf("got drainMessage %q, want %q", got, want)
 		}
 		want := "1 pod left, 0 of them evacuating, 0 blocked; 1 pod cannot be evacuated because of namespaces that are being deleted: default (1)"
-		if got := f.nm("m").Status.Conditions[0].Message; got != want {
+		if got := meta.FindStatusCondition(f.nm("m").Status.Conditions, maintenancev1alpha1.ConditionDrained).Message; got != want {
 			t.Errorf("got message %q, want %q", got, want)
 		}
 	})

@@ -71,9 +71,7 @@ func TestNewLeaderGoesOnReleasing(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.cached()
-		if err := f.Controller.sync(f.ctx, "m"); err != nil {
-			t.Fatal(err)
-		}
+		f.syncOnce("m")
 		f.cached()
 		if got := f.nodeStatus("m", "one"); !maintenancev1alpha1.IsBeingReleased(&got) {
 			t.Fatalf("got status %+v of a node that the selector leaves out, want it to be released", got)

@@ -295,6 +295,14 @@ func (f *fixture) eventually(what string, condition func() bool) {
 	}
 }
 
+// syncOnce syncs a maintenance once.
+func (f *fixture) syncOnce(name string) {
+	f.t.Helper()
+	if err := f.Controller.sync(f.ctx, name); err != nil {
+		f.t.Fatalf("sync %q: %v", name, err)
+	}
+}
+
 // step syncs a maintenance until nothing changes any more.
 func (f *fixture) step(name string) {
 	f.t.Helper()
@@ -388,28 +396,29 @@ func (f *fixture) stored() string {
 	return string(data)
 }
 
-func pointers[T any](items []T) []*T {
-	out := make([]*T, len(items))
-	for i := range items {
-		out[i] = &items[i]
+// objects returns a function that takes the answer to a list and returns the objects in it.
+func objects[L, T any](f *fixture, items func(L) []T) func(L, error) []*T {
+	return func(list L, err error) []*T {
+		f.t.Helper()
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		var out []*T
+		for i := range items(list) {
+			out = append(out, &items(list)[i])
+		}
+		return out
 	}
-	return out
 }
 
 func (f *fixture) nodeList() []*corev1.Node {
-	list, err := f.host.CoreV1().Nodes().List(f.ctx, metav1.ListOptions{})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return pointers(list.Items)
+	f.t.Helper()
+	return objects(f, func(l *corev1.NodeList) []corev1.Node { return l.Items })(f.host.CoreV1().Nodes().List(f.ctx, metav1.ListOptions{}))
 }
 
 func (f *fixture) pods() []*corev1.Pod {
-	list, err := f.host.CoreV1().Pods("").List(f.ctx, metav1.ListOptions{})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return pointers(list.Items)
+	f.t.Helper()
+	return objects(f, func(l *corev1.PodList) []corev1.Pod { return l.Items })(f.host.CoreV1().Pods("").List(f.ctx, metav1.ListOptions{}))
 }
 
 func (f *fixture) cachedPods() []*corev1.Pod {
@@ -421,27 +430,21 @@ func (f *fixture) cachedPods() []*corev1.Pod {
 }
 
 func (f *fixture) volumeAttachments() []*storagev1.VolumeAttachment {
-	list, err := f.host.StorageV1().VolumeAttachments().List(f.ctx, metav1.ListOptions{})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return pointers(list.Items)
+	f.t.Helper()
+	return objects(f, func(l *storagev1.VolumeAttachmentList) []storagev1.VolumeAttachment { return l.Items })(
+		f.host.StorageV1().VolumeAttachments().List(f.ctx, metav1.ListOptions{}))
 }
 
 func (f *fixture) maintenanceList() []*maintenancev1alpha1.NodeMaintenance {
-	list, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().List(f.ctx, metav1.ListOptions{})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return pointers(list.Items)
+	f.t.Helper()
+	return objects(f, func(l *maintenancev1alpha1.NodeMaintenanceList) []maintenancev1alpha1.NodeMaintenance { return l.Items })(
+		f.maintenance.MaintenanceV1alpha1().NodeMaintenances().List(f.ctx, metav1.ListOptions{}))
 }
 
 func (f *fixture) evacuationList() []*maintenancev1alpha1.Evacuation {
-	list, err := f.maintenance.MaintenanceV1alpha1().Evacuations("").List(f.ctx, metav1.ListOptions{})
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return pointers(list.Items)
+	f.t.Helper()
+	return objects(f, func(l *maintenancev1alpha1.EvacuationList) []maintenancev1alpha1.Evacuation { return l.Items })(
+		f.maintenance.MaintenanceV1alpha1().Evacuations("").List(f.ctx, metav1.ListOptions{}))
 }
 
 func (f *fixture) node(name string) *corev1.Node {

@@ -48,12 +48,12 @@ func TestEvacuationsOfADeselectedNodeAreWithdrawn(t *testing.T) {
 		if err := f.withdraw(); err != nil {
 			t.Fatal(err)
 		}
-		if err := f.Controller.sync(f.ctx, "m"); err != nil {
+		f.syncOnce("m")
+		f.cached()
+		if err := f.withdraw(); err != nil {
 			t.Fatal(err)
 		}
-		if f.withdrawals.queue.Len() == 0 && f.state.HasOurs("one") {
-			t.Error("the Evacuations of the node were not withdrawn")
-		}
+		f.wantEvacuating()
 	})
 }
 

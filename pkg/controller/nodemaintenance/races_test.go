@@ -103,9 +103,7 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 			return true, watch.NewFake(), nil
 		})
 		f.restart()
-		if err := f.Controller.sync(f.ctx, "m"); err != nil {
-			t.Fatal(err)
-		}
+		f.syncOnce("m")
 		f.wantEvacuating("p", "q")
 		f.enter("m", stageComplete)
 		f.eventually("the maintenance is complete", func() bool {
@@ -361,22 +359,18 @@ func TestDeselectedNodesStayInTheStatusUntilTheyAreReleased(t *testing.T) {
 				if err := f.host.CoreV1().Pods("default").Delete(f.ctx, "gone", metav1.DeleteOptions{}); err != nil {
 					t.Fatal(err)
 				}
-				failing := true
+				failing, refused := true, errors.New("not now")
 				f.maintenance.PrependReactor("patch", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
-					return failing, nil, errors.New("not now")
+					return failing, nil, refused
 				})
 				leaves(f)
 				f.cached()
-				if err := f.Controller.sync(f.ctx, "m"); err != nil {
-					t.Fatal(err)
-				}
+				f.syncOnce("m")
 				f.wait(selection.Lingering)
 				f.cached()
-				if err := f.Controller.sync(f.ctx, "m"); err != nil {
-					t.Fatal(err)
-				}
-				if err := f.withdraw(); err == nil {
-					t.Error("no error")
+				f.syncOnce("m")
+				if err := f.withdraw(); !errors.Is(err, refused) {
+					t.Errorf("got error %v, want %v", err, refused)
 				}
 				if err := f.reconcileNodes(); err != nil {
 					t.Error(err)

@@ -218,9 +218,7 @@ func TestRefusedTaintIsReported(t *testing.T) {
 		failed := 0
 		try := func() {
 			f.authorized()
-			if err := f.Controller.sync(f.ctx, "m"); err != nil {
-				t.Error(err)
-			}
+			f.syncOnce("m")
 			f.authorized()
 			if err := f.reconcileNodes(); err != nil {
 				failed++
