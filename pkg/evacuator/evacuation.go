@@ -21,7 +21,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -33,6 +32,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 const (
@@ -135,7 +135,7 @@ func (e *Evacuation) observe(object *maintenancev1alpha1.Evacuation) {
 // Report writes the progress of the evacuation, which is also a heartbeat. It returns an error if
 // the write fails, or if the handler's context has ended.
 func (e *Evacuation) Report(ctx context.Context, p Progress) error {
-	p.Message = cut(p.Message)
+	p.Message = wording.Cut(p.Message, maxMessage)
 	e.mu.Lock()
 	e.progress = p
 	e.mu.Unlock()
@@ -195,7 +195,7 @@ func (e *Evacuation) work() {
 	}
 	status := map[string]any{"activeEvacuatorCompleted": true}
 	if err != nil {
-		status["message"] = cut(e.evacuator.Class + " gives up: " + err.Error())
+		status["message"] = wording.Cut(e.evacuator.Class+" gives up: "+err.Error(), maxMessage)
 	}
 	logger.Info("Evacuation ends, and the pod still exists", "error", err)
 	e.persist(func() error { return e.write(e.ctx, status) })
@@ -307,12 +307,4 @@ func timeOf(t time.Time) any {
 		return nil
 	}
 	return metav1.NewTime(t).UTC().Format(time.RFC3339)
-}
-
-// cut truncates a message to the limit of the API, at a character boundary.
-func cut(s string) string {
-	if len(s) <= maxMessage {
-		return s
-	}
-	return strings.ToValidUTF8(s[:maxMessage], "")
 }

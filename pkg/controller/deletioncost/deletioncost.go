@@ -33,10 +33,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 )
 
 const (
@@ -159,11 +161,11 @@ func write(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, de
 		}
 		_, conflict = pods.Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
 		if !apierrors.IsConflict(conflict) {
-			return ignoreNotFound(conflict)
+			return loop.IgnoreNotFound(conflict)
 		}
 		live, err := pods.Get(ctx, pod.Name, metav1.GetOptions{})
 		if err != nil {
-			return ignoreNotFound(err)
+			return loop.IgnoreNotFound(err)
 		}
 		if live.UID != pod.UID {
 			return nil
@@ -173,9 +175,12 @@ func write(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, de
 	return errors.Join(errors.New("other clients keep changing the object first"), conflict)
 }
 
-func ignoreNotFound(err error) error {
-	if apierrors.IsNotFound(err) {
-		return nil
+// IsOfReplicaSet reports whether a pod belongs to a ReplicaSet, whose controller reads the costs.
+func IsOfReplicaSet(pod *corev1.Pod) bool {
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil || owner.Kind != "ReplicaSet" {
+		return false
 	}
-	return err
+	gv, err := schema.ParseGroupVersion(owner.APIVersion)
+	return err == nil && gv.Group == "apps"
 }

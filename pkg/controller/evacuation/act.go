@@ -21,7 +21,6 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
@@ -30,6 +29,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/controller/loop"
 )
 
 // act applies a decision: first it withdraws evictions that must not be sent any more, then it
@@ -41,7 +41,7 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	}
 	evacuation, err := c.writeStatus(ctx, s, d)
 	if err != nil {
-		return ignoreNotFound(err)
+		return loop.IgnoreNotFound(err)
 	}
 	wrote := evacuation != s.evacuation
 	if wrote {
@@ -59,7 +59,7 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	}
 	if d.release != releaseNone {
 		if err := c.let(ctx, evacuation, d.release); err != nil {
-			return ignoreNotFound(err)
+			return loop.IgnoreNotFound(err)
 		}
 	}
 	if !wrote {
@@ -123,11 +123,4 @@ func (c *Controller) let(ctx context.Context, evacuation *maintenancev1alpha1.Ev
 	return client.Delete(ctx, evacuation.Name, metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: ptr.To(evacuation.UID), ResourceVersion: ptr.To(evacuation.ResourceVersion)},
 	})
-}
-
-func ignoreNotFound(err error) error {
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }

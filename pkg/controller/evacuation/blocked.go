@@ -26,7 +26,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
@@ -122,12 +124,12 @@ func (d *decision) setBlocked(s situation, b *eviction.Blocker) {
 		return
 	}
 	before := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked)
-	message := cut(b.Message, maxMessage)
+	message := wording.Cut(b.Message, maxMessage)
 	isNew := before == nil || before.Status != metav1.ConditionTrue || before.Reason != b.Reason ||
 		slices.Contains(eventPerText, b.Reason) && before.Message != message
 	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
 		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionTrue, Reason: b.Reason, Message: message,
-		LastTransitionTime: *stamp(s.now), ObservedGeneration: s.evacuation.Generation,
+		LastTransitionTime: *protocol.Timestamp(s.now), ObservedGeneration: s.evacuation.Generation,
 	})
 	if isNew {
 		d.events = append(d.events, event{corev1.EventTypeWarning, EventBlocked, actionEvacuate,
@@ -143,7 +145,7 @@ func (d *decision) clearBlocked(s situation) {
 	}
 	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
 		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: reasonNotBlocked,
-		LastTransitionTime: *stamp(s.now), ObservedGeneration: s.evacuation.Generation,
+		LastTransitionTime: *protocol.Timestamp(s.now), ObservedGeneration: s.evacuation.Generation,
 	})
 }
 

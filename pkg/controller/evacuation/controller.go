@@ -293,16 +293,15 @@ func (c *Controller) isHeldAndTargeted(evacuation *maintenancev1alpha1.Evacuatio
 // Run works until the context ends, and returns when the last write is done. The informers must
 // have been started.
 func (c *Controller) Run(ctx context.Context, workers int) {
-	logger := klog.FromContext(ctx).WithName(Name)
-	ctx = klog.NewContext(ctx, logger)
 	defer c.queue.ShutDown()
 	defer c.lowered.ShutDown()
 	defer c.waiting.ShutDown()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+	defer c.blocked.reset()
+	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
+	if !ok {
 		return
 	}
 	c.servingSince = c.clock.Now()
-	logger.Info("Controller starts", "workers", workers)
 	var wg sync.WaitGroup
 	wg.Go(func() { c.evictions.Run(ctx) })
 	wg.Go(func() { c.lowered.Run(ctx, 1, c.restoreCost) })
@@ -310,7 +309,6 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	wg.Go(func() { c.queue.Run(ctx, workers, c.sync) })
 	wait.UntilWithContext(ctx, c.resync, resync)
 	wg.Wait()
-	c.blocked.reset()
 }
 
 // resync enqueues all Evacuations, in case an event was missed.

@@ -19,7 +19,6 @@ package evacuation
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,6 +27,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
@@ -301,7 +301,7 @@ func (d *decision) onlyAgentCanAct(s situation) bool {
 
 // restartClock moves the start of the deadline of an evacuator that waits for the drain to now.
 func (d *decision) restartClock(s situation) {
-	d.status.ActiveEvacuatorSince = stamp(s.now)
+	d.status.ActiveEvacuatorSince = protocol.Timestamp(s.now)
 }
 
 // handOver makes the next evacuator active. why is what happened to the previous one. There is no
@@ -313,7 +313,7 @@ func (d *decision) handOver(s situation, why string) {
 	wasDone := d.status.ActiveEvacuatorCompleted
 	d.status.ActiveEvacuatorClass = to
 	d.status.ActiveEvacuatorCompleted = false
-	d.status.ActiveEvacuatorSince = stamp(s.now)
+	d.status.ActiveEvacuatorSince = protocol.Timestamp(s.now)
 	d.status.EvacuationProgressTimestamp = nil
 	d.status.ExpectedEvacuationFinishTime = nil
 	d.status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyAllow
@@ -344,7 +344,7 @@ func (d *decision) complete(s situation, reason, message string) {
 	d.clearBlocked(s)
 	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
 		Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason, Message: message,
-		LastTransitionTime: *stamp(s.now), ObservedGeneration: s.evacuation.Generation,
+		LastTransitionTime: *protocol.Timestamp(s.now), ObservedGeneration: s.evacuation.Generation,
 	})
 	d.countFailedEvictions(s)
 }
@@ -363,20 +363,5 @@ func (d *decision) wakeAt(t time.Time) {
 
 // turnMessage returns the message of a hand-over, truncated to the limit of the API.
 func turnMessage(class, account string) string {
-	return cut(protocol.TurnMessage(class, account), maxMessage)
-}
-
-// stamp returns a time with the precision that the API stores.
-func stamp(t time.Time) *metav1.Time {
-	at := metav1.NewTime(t)
-	at = at.Rfc3339Copy()
-	return &at
-}
-
-// cut truncates s to at most max bytes, at a character boundary.
-func cut(s string, max int) string {
-	if len(s) <= max {
-		return s
-	}
-	return strings.ToValidUTF8(s[:max], "")
+	return wording.Cut(protocol.TurnMessage(class, account), maxMessage)
 }

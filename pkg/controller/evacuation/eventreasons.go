@@ -21,6 +21,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 // Reasons of the events of this controller. A pod that leaves without problems gets one event: why
@@ -63,7 +64,7 @@ func (c *Controller) send(evacuation *maintenancev1alpha1.Evacuation, events []e
 				APIVersion: maintenancev1alpha1.SchemeGroupVersion.String(), Kind: "Evacuation",
 				Namespace: evacuation.Namespace, Name: evacuation.Name, UID: evacuation.UID, ResourceVersion: evacuation.ResourceVersion,
 			},
-			e.eventType, e.reason, e.action, "%s", cut(e.note, maxMessage))
+			e.eventType, e.reason, e.action, "%s", wording.Cut(e.note, maxMessage))
 	}
 }
 
@@ -74,7 +75,7 @@ func (c *Controller) sendBadDeletionCost(pod *corev1.Pod, value string) {
 		&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}, nil,
 		corev1.EventTypeWarning, EventBadDeletionCost, actionEvacuate,
 		"The annotation %s is %q, which is not a 32-bit integer in plain notation. It counts as 0 in the order of evictions.",
-		corev1.PodDeletionCost, cut(value, maxMessage/4))
+		corev1.PodDeletionCost, wording.Cut(value, maxMessage/4))
 }
 
 // sendEvicted tells the owner of a pod, which will soon be deleted, why it was evicted. It needs no
@@ -89,5 +90,5 @@ func (c *Controller) sendEvicted(pod *corev1.Pod) {
 		APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name,
 		UID: pod.UID, ResourceVersion: pod.ResourceVersion,
 	}
-	c.recorder.Eventf(about, nil, corev1.EventTypeNormal, EventEvicted, actionEvacuate, "%s", cut(note, maxMessage))
+	c.recorder.Eventf(about, nil, corev1.EventTypeNormal, EventEvicted, actionEvacuate, "%s", wording.Cut(note, maxMessage))
 }

@@ -58,7 +58,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 	if s.comebacks, err = c.comebacks(evacuation, pod); err != nil {
 		return s, err
 	}
-	s.nodeUnreachable = node != nil && readiness(node) == corev1.ConditionUnknown
+	s.nodeUnreachable = node != nil && controllercache.Readiness(node) == corev1.ConditionUnknown
 	if evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment {
 		s.surgeTimeout = c.surgeTimeout(pod)
 	}
@@ -153,13 +153,4 @@ func (c *Controller) askedBy(pod *corev1.Pod, node *corev1.Node) (*maintenancev1
 		return nil, err
 	}
 	return drainplan.AskedBy(pod, node, maintenances)
-}
-
-func readiness(node *corev1.Node) corev1.ConditionStatus {
-	for i := range node.Status.Conditions {
-		if node.Status.Conditions[i].Type == corev1.NodeReady {
-			return node.Status.Conditions[i].Status
-		}
-	}
-	return ""
 }

@@ -39,31 +39,23 @@ func keyOfPod(pod *corev1.Pod) types.NamespacedName {
 }
 
 func (c *Controller) watch(evacuations, pods, nodes cache.SharedIndexInformer) error {
-	for _, w := range []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{evacuations, cache.ResourceEventHandlerFuncs{
+	synced, err := controllercache.AddHandlers(
+		controllercache.Handled{Informer: evacuations, Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { c.evacuationChanged(obj.(*maintenancev1alpha1.Evacuation)) },
 			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj.(*maintenancev1alpha1.Evacuation)) },
 			DeleteFunc: c.evacuationGone,
 		}},
-		{pods, controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
+		controllercache.Handled{Informer: pods, Handler: controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { c.podAdded(obj.(*corev1.Pod)) },
 			UpdateFunc: func(old, obj any) { c.podChanged(old.(*corev1.Pod), obj.(*corev1.Pod)) },
 			DeleteFunc: c.podGone,
 		})},
-		{nodes, cache.ResourceEventHandlerFuncs{
+		controllercache.Handled{Informer: nodes, Handler: cache.ResourceEventHandlerFuncs{
 			UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) },
 		}},
-	} {
-		registration, err := w.informer.AddEventHandler(w.handler)
-		if err != nil {
-			return err
-		}
-		c.synced = append(c.synced, registration.HasSynced)
-	}
-	return nil
+	)
+	c.synced = append(c.synced, synced...)
+	return err
 }
 
 func (c *Controller) evacuationChanged(evacuation *maintenancev1alpha1.Evacuation) {
@@ -141,7 +133,7 @@ func (c *Controller) podGone(obj any) {
 
 // nodeChanged enqueues the Evacuations of a node whose kubelet becomes unreachable or reachable.
 func (c *Controller) nodeChanged(old, node *corev1.Node) {
-	if readiness(old) == readiness(node) {
+	if controllercache.Readiness(old) == controllercache.Readiness(node) {
 		return
 	}
 	keys, err := c.evacuationIndexer.IndexKeys(controllercache.EvacuationsByNode, node.Name)

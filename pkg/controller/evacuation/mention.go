@@ -21,6 +21,8 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/controller/loop"
 )
 
 // isForPeople reports whether a decision has a message or an event for the owner of the pod. Only
@@ -37,11 +39,11 @@ func (d *decision) mention(nm *maintenancev1alpha1.NodeMaintenance) {
 	}
 	suffix := protocol.LeavesFor(protocol.Mention(nm))
 	if d.handedOver {
-		d.status.Message = cut(d.status.Message, maxMessage-len(suffix)) + suffix
+		d.status.Message = wording.Cut(d.status.Message, maxMessage-len(suffix)) + suffix
 	}
 	for i := range d.events {
 		if d.events[i].reason != EventCancelled {
-			d.events[i].note = cut(d.events[i].note, maxMessage-len(suffix)) + suffix
+			d.events[i].note = wording.Cut(d.events[i].note, maxMessage-len(suffix)) + suffix
 		}
 	}
 }
@@ -50,7 +52,7 @@ func (d *decision) mention(nm *maintenancev1alpha1.NodeMaintenance) {
 func (c *Controller) asker(pod *corev1.Pod) (*maintenancev1alpha1.NodeMaintenance, error) {
 	node, err := c.nodeLister.Get(pod.Spec.NodeName)
 	if err != nil {
-		return nil, ignoreNotFound(err)
+		return nil, loop.IgnoreNotFound(err)
 	}
 	return c.askedBy(pod, node)
 }

@@ -26,6 +26,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 const mentioned = " The pod leaves for NodeMaintenance kernel-2026-11 (kernel update)."
@@ -80,7 +81,7 @@ func TestMention(t *testing.T) {
 		"a long message is cut before the name of the maintenance": {
 			decision:  decision{handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: long}},
 			nm:        nm,
-			status:    cut(long, maxMessage-len(mentioned)) + mentioned,
+			status:    wording.Cut(long, maxMessage-len(mentioned)) + mentioned,
 			forPeople: true,
 		},
 		"a decision without a message": {decision: decision{}},

@@ -18,6 +18,7 @@ package evacuation
 
 import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 // quoteQueue copies the queue's message about a pod that waits and is not blocked. While an
@@ -26,5 +27,5 @@ func (d *decision) quoteQueue(s situation) {
 	if !d.evict || s.eviction.Message == "" || d.status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassEviction {
 		return
 	}
-	d.status.Message = cut(s.eviction.Message, maxMessage)
+	d.status.Message = wording.Cut(s.eviction.Message, maxMessage)
 }

@@ -24,12 +24,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/deletioncost"
+	"haulout.dev/haulout/pkg/controller/loop"
 )
 
 // A pod of a ReplicaSet that waits with the evacuator of Deployments gets the lowest deletion cost,
@@ -49,7 +48,7 @@ const (
 func (d *decision) decideCost(s situation) {
 	since := d.status.ActiveEvacuatorSince
 	if !waitsForSurge(&d.status) || since == nil || s.pod.DeletionTimestamp != nil ||
-		!isOfReplicaSet(s.pod) || !deletioncost.CanLower(s.pod) {
+		!deletioncost.IsOfReplicaSet(s.pod) || !deletioncost.CanLower(s.pod) {
 		return
 	}
 	if at := since.Add(lowerAfter); s.now.Before(at) {
@@ -61,15 +60,6 @@ func (d *decision) decideCost(s situation) {
 
 func waitsForSurge(status *maintenancev1alpha1.EvacuationStatus) bool {
 	return status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment && !status.ActiveEvacuatorCompleted
-}
-
-func isOfReplicaSet(pod *corev1.Pod) bool {
-	owner := metav1.GetControllerOfNoCopy(pod)
-	if owner == nil || owner.Kind != "ReplicaSet" {
-		return false
-	}
-	gv, err := schema.ParseGroupVersion(owner.APIVersion)
-	return err == nil && gv.Group == "apps"
 }
 
 // pace spreads writes over time: each has its own time slot.
@@ -118,14 +108,14 @@ func (c *Controller) lowerCost(ctx context.Context, key types.NamespacedName) er
 	defer c.pace.done(key)
 	pod, err := c.podLister.Pods(key.Namespace).Get(key.Name)
 	if err != nil {
-		return ignoreNotFound(err)
+		return loop.IgnoreNotFound(err)
 	}
 	if pod.DeletionTimestamp != nil || !deletioncost.CanLower(pod) {
 		return nil
 	}
 	evacuation, err := c.evacuationLister.Evacuations(key.Namespace).Get(keyOfPod(pod).Name)
 	if err != nil {
-		return ignoreNotFound(err)
+		return loop.IgnoreNotFound(err)
 	}
 	if !keepsLowered(evacuation) || !waitsForSurge(&evacuation.Status) {
 		return nil

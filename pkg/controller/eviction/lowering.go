@@ -21,8 +21,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"haulout.dev/haulout/pkg/controller/deletioncost"
 )
@@ -103,7 +101,7 @@ func (q *Queue) pickLowered(now time.Time) (*item, *corev1.Pod) {
 
 // lowerable returns an item's pod if it is one whose cost can and should be lowered.
 func (q *Queue) lowerable(it *item) *corev1.Pod {
-	if pod := q.cached(it); pod != nil && canBeAsked(pod) && isOfReplicaSet(pod) && deletioncost.CanLower(pod) {
+	if pod := q.cached(it); pod != nil && canBeAsked(pod) && deletioncost.IsOfReplicaSet(pod) && deletioncost.CanLower(pod) {
 		return pod
 	}
 	return nil
@@ -124,15 +122,6 @@ func (q *Queue) firstDue() *item {
 		}
 	}
 	return first
-}
-
-func isOfReplicaSet(pod *corev1.Pod) bool {
-	owner := metav1.GetControllerOfNoCopy(pod)
-	if owner == nil || owner.Kind != "ReplicaSet" {
-		return false
-	}
-	gv, err := schema.ParseGroupVersion(owner.APIVersion)
-	return err == nil && gv.Group == "apps"
 }
 
 // lower gives a pod the lowest deletion cost, without the lock.

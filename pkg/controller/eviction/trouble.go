@@ -17,10 +17,10 @@ limitations under the License.
 package eviction
 
 import (
-	"strings"
 	"time"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 const (
@@ -55,31 +55,31 @@ func (it *item) settle(a answer, deniedAfter time.Duration, now time.Time) {
 	case verdictBudgetStale:
 		// The lane waits in its stead.
 	case verdictDenied:
-		it.denial = sentence(a.message)
+		it.denial = wording.Sentence(a.message)
 		it.block(it.deniedSince.Add(deniedAfter), maintenancev1alpha1.ReasonEvictionDenied, "The eviction is refused: "+it.denial+
 			" It is tried again. Ask who runs the webhook or the policy, or delete the pod by hand.")
 		it.rest(now, maxBudgetRest, false)
 	case verdictOverloaded:
 		it.block(it.failingSince.Add(failingAfter), maintenancev1alpha1.ReasonEvictionError,
-			"kube-apiserver answers that it cannot evict the pod now: "+sentence(a.message)+" It is tried again. Check kube-apiserver.")
+			"kube-apiserver answers that it cannot evict the pod now: "+wording.Sentence(a.message)+" It is tried again. Check kube-apiserver.")
 		it.rest(now, maxOverloadRest, false)
 		it.due = latest(it.due, now.Add(a.retryAfter))
 	case verdictUnknown:
 		it.block(it.failingSince.Add(failingAfter), maintenancev1alpha1.ReasonEvictionError,
-			"The eviction gets no answer in time, and the pod is still there: "+sentence(a.message)+
+			"The eviction gets no answer in time, and the pod is still there: "+wording.Sentence(a.message)+
 				" It is tried again. Check kube-apiserver, and that admission webhooks for pods/eviction are quick.")
 		it.rest(now, maxTroubleRest, false)
 	case verdictTooManyDisruptedPods:
-		it.trouble = &trouble{Blocker: *tooManyDisruptedPods(sentence(a.message))}
+		it.trouble = &trouble{Blocker: *tooManyDisruptedPods(wording.Sentence(a.message))}
 		it.rest(now, maxBudgetRest, true)
 	case verdictNamespaceTerminating:
 		it.block(it.failingSince.Add(failingAfter), maintenancev1alpha1.ReasonEvictionError,
 			"The namespace is being deleted, in which pods cannot be evicted, and the pod has not been deleted with it: "+
-				sentence(a.message)+" Check the namespace's conditions, or delete the pod by hand.")
+				wording.Sentence(a.message)+" Check the namespace's conditions, or delete the pod by hand.")
 		it.rest(now, maxTroubleRest, false)
 	case verdictForbidden:
 		it.block(now, maintenancev1alpha1.ReasonEvictionForbidden,
-			"The eviction is forbidden: "+sentence(a.message)+" Grant the server the right, or delete the pod by hand.")
+			"The eviction is forbidden: "+wording.Sentence(a.message)+" Grant the server the right, or delete the pod by hand.")
 		it.rest(now, maxTroubleRest, false)
 	case verdictSeveralBudgets:
 		it.block(now, maintenancev1alpha1.ReasonMultiplePodDisruptionBudgets,
@@ -87,7 +87,7 @@ func (it *item) settle(a answer, deniedAfter time.Duration, now time.Time) {
 				"Change their selectors or delete all but one.")
 		it.rest(now, maxTroubleRest, false)
 	case verdictFailed:
-		it.block(now, maintenancev1alpha1.ReasonEvictionError, "The eviction fails: "+sentence(a.message)+" It is tried again.")
+		it.block(now, maintenancev1alpha1.ReasonEvictionError, "The eviction fails: "+wording.Sentence(a.message)+" It is tried again.")
 		it.rest(now, maxTroubleRest, false)
 	default:
 		it.rest(now, maxTroubleRest, false)
@@ -136,11 +136,6 @@ func (it *item) inherit(b *Blocker, deniedAfter time.Duration, now time.Time) {
 		return
 	}
 	it.trouble = &trouble{Blocker: *b}
-}
-
-// sentence ends what the API server says with a full stop; it often leaves that out.
-func sentence(s string) string {
-	return strings.TrimRight(s, ". ") + "."
 }
 
 // rest puts the pod's next eviction off, each time for twice as long.

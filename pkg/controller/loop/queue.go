@@ -27,6 +27,7 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -134,4 +135,25 @@ func IsOnlyConflict(err error) bool {
 		return apierrors.IsConflict(err)
 	}
 	return len(all) > 0 && !slices.ContainsFunc(all, func(one error) bool { return !IsOnlyConflict(one) })
+}
+
+// IgnoreNotFound returns nil for the error that an object does not exist, and other errors as they
+// are.
+func IgnoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// Start names the logger of a controller, waits for its caches, and logs that it starts. It reports
+// false if the context ended before that.
+func Start(ctx context.Context, name string, workers int, synced ...cache.InformerSynced) (context.Context, bool) {
+	logger := klog.FromContext(ctx).WithName(name)
+	ctx = klog.NewContext(ctx, logger)
+	if !cache.WaitForNamedCacheSyncWithContext(ctx, synced...) || ctx.Err() != nil {
+		return ctx, false
+	}
+	logger.Info("Controller starts", "workers", workers)
+	return ctx, true
 }

@@ -153,7 +153,7 @@ func (c *Controller) mayMakeSchedulable(ctx context.Context, f facts) (bool, err
 	nm := f.makesSchedulable
 	answer := c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{f.node})[f.node.Name]
 	if answer.Err != nil {
-		return false, ignoreAsking(fmt.Errorf("ask whether user %q may delete node %s: %w", usernameOf(nm), f.node.Name, answer.Err))
+		return false, ignoreAsking(fmt.Errorf("ask whether user %q may delete node %s: %w", maintenancev1alpha1.RequesterOf(nm), f.node.Name, answer.Err))
 	}
 	if !answer.Allowed && f.node.Spec.Unschedulable {
 		c.nodeEvent(f.node, nm, corev1.EventTypeWarning, EventNotAuthorized, actionUncordon,

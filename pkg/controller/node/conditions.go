@@ -146,7 +146,7 @@ func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, 
 		answer := c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{node})[node.Name]
 		if planned && answer.Err != nil {
 			unanswered = errors.Join(
-				unanswered, fmt.Errorf("ask whether user %q may delete node %s: %w", usernameOf(nm), node.Name, answer.Err),
+				unanswered, fmt.Errorf("ask whether user %q may delete node %s: %w", maintenancev1alpha1.RequesterOf(nm), node.Name, answer.Err),
 			)
 			answer.Allowed = record.StageOf(nm.Name, nm.UID) != ""
 		}

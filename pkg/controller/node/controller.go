@@ -36,7 +36,6 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
@@ -179,13 +178,11 @@ func New(config Config) (*Controller, error) {
 // Run works until the context ends, and returns when the last write is done. The informers must
 // have been started. How many nodes are synced at the same time does not depend on the argument.
 func (c *Controller) Run(ctx context.Context, _ int) {
-	logger := klog.FromContext(ctx).WithName(Name)
-	ctx = klog.NewContext(ctx, logger)
 	defer c.queue.ShutDown()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) || ctx.Err() != nil {
+	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
+	if !ok {
 		return
 	}
-	logger.Info("Controller starts", "workers", workers)
 	var wg sync.WaitGroup
 	wg.Go(func() { c.queue.Run(ctx, workers, c.Sync) })
 	wait.UntilWithContext(ctx, c.enqueueAll, resync)
@@ -283,11 +280,4 @@ func ignoreAsking(err error) error {
 		return nil
 	}
 	return err
-}
-
-func usernameOf(nm *maintenancev1alpha1.NodeMaintenance) string {
-	if nm.Spec.RequestedBy == nil {
-		return ""
-	}
-	return nm.Spec.RequestedBy.Username
 }

@@ -68,7 +68,7 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 		case errors.Is(answer.Err, noderights.ErrAsking):
 			f.undecided = true
 		default:
-			errs = append(errs, fmt.Errorf("ask whether user %q may delete node %s: %w", usernameOf(nm), node.Name, answer.Err))
+			errs = append(errs, fmt.Errorf("ask whether user %q may delete node %s: %w", maintenancev1alpha1.RequesterOf(nm), node.Name, answer.Err))
 		}
 		f.mayWork = f.mayWork || answer.Allowed && (holds || !answer.Stale)
 		holds = holds || answer.Allowed && !answer.Stale

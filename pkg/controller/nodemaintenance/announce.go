@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -72,7 +73,7 @@ func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, writte
 		// The last waves of a plan are often empty.
 		if !isDrained(written) {
 			c.maintenanceEvent(nm, corev1.EventTypeNormal, EventWaveStarted, actionDrain,
-				"%s pods up to priority %d are asked to leave %s", wave.PodType, wave.PodPriority, plural(len(g.subject.nodes), "node"))
+				"%s pods up to priority %d are asked to leave %s", wave.PodType, wave.PodPriority, wording.Count(len(g.subject.nodes), "node"))
 		}
 	}
 	c.announceProgressing(nm, written)

@@ -178,15 +178,13 @@ func New(config Config) (*Controller, error) {
 // Run works until the context ends, and returns when the last write is done. The informers must
 // have been started.
 func (c *Controller) Run(ctx context.Context, workers int) {
-	logger := klog.FromContext(ctx).WithName(Name)
-	ctx = klog.NewContext(ctx, logger)
 	defer c.queue.ShutDown()
 	defer c.withdrawals.queue.ShutDown()
 	defer c.forecasts.queue.ShutDown()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) || ctx.Err() != nil {
+	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
+	if !ok {
 		return
 	}
-	logger.Info("Controller starts", "workers", workers)
 	var wg sync.WaitGroup
 	wg.Go(func() { c.queue.Run(ctx, workers, c.timedSync) })
 	wg.Go(func() { c.withdrawals.queue.Run(ctx, withdrawalWorkers, c.withdrawals.sync) })

@@ -26,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
@@ -142,11 +143,11 @@ func (n *nodeCount) messageOf(planned string) string {
 			names = append(names, pod.Namespace+"/"+pod.Name)
 		}
 		slices.Sort(names)
-		add(plural(len(names), "pod") + " of terminating namespaces: " + strings.Join(names, ", "))
+		add(wording.Count(len(names), "pod") + " of terminating namespaces: " + strings.Join(names, ", "))
 	}
 	if len(n.uncreatable) > 0 {
 		pod := n.uncreatable[0]
-		add(fmt.Sprintf("no Evacuation for %s, such as %s/%s: %s", plural(len(n.uncreatable), "pod"), pod.namespace, pod.name, pod.why))
+		add(fmt.Sprintf("no Evacuation for %s, such as %s/%s: %s", wording.Count(len(n.uncreatable), "pod"), pod.namespace, pod.name, pod.why))
 	}
 	return message
 }

@@ -27,6 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -182,12 +183,12 @@ func decideDrained(f drainedFacts) verdict {
 		return no(maintenancev1alpha1.ReasonNoNodes, "The selector matches no node")
 	case f.refused > 0:
 		return no(maintenancev1alpha1.ReasonNotAuthorized, "User %q may not delete %s, which stay as they are; %s",
-			f.username, plural(f.refused, "selected node"), r.progress())
+			f.username, wording.Count(f.refused, "selected node"), r.progress())
 	case len(f.excluded) > 0:
 		return no(maintenancev1alpha1.ReasonNodeNotCordoned, "%s outside the drain, such as %s: %s; %s",
 			pluralIs(len(f.excluded), "node"), f.excluded[0].node.Name, f.excluded[0].why, r.progress())
 	case len(f.uncordoned) > 0:
-		return no(maintenancev1alpha1.ReasonDrainInProgress, "Waiting for %s to be cordoned; %s", plural(len(f.uncordoned), "node"), r.progress())
+		return no(maintenancev1alpha1.ReasonDrainInProgress, "Waiting for %s to be cordoned; %s", wording.Count(len(f.uncordoned), "node"), r.progress())
 	case !f.finished && r.isBlocked():
 		return no(maintenancev1alpha1.ReasonDrainBlocked, "No pod is able to leave: %s; %s", r.worst(), r.progress())
 	case !f.finished && f.stalledSince != nil:
@@ -196,9 +197,9 @@ func decideDrained(f drainedFacts) verdict {
 		return no(maintenancev1alpha1.ReasonDrainInProgress, "%s", capitalize(r.progress()))
 	case len(r.left) > 0:
 		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
-			fmt.Sprintf("All pods have left %s but those left running on purpose: %s", plural(f.nodes, "node"), joinTop(r.left)) + f.attached.remark()}
+			fmt.Sprintf("All pods have left %s but those left running on purpose: %s", wording.Count(f.nodes, "node"), joinTop(r.left)) + f.attached.remark()}
 	default:
-		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", plural(f.nodes, "node")) + f.attached.remark()}
+		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", wording.Count(f.nodes, "node")) + f.attached.remark()}
 	}
 }
 
@@ -209,9 +210,9 @@ func (r *remainder) isBlocked() bool {
 }
 
 func (r *remainder) progress() string {
-	text := fmt.Sprintf("%s left, %d of them evacuating, %d blocked", plural(r.covered, "pod"), r.evacuating, len(r.blocked)+len(r.uncreatable))
+	text := fmt.Sprintf("%s left, %d of them evacuating, %d blocked", wording.Count(r.covered, "pod"), r.evacuating, len(r.blocked)+len(r.uncreatable))
 	if r.refused > 0 {
-		text += fmt.Sprintf("; %s cannot be evacuated because of namespaces that are being deleted: %s", plural(r.refused, "pod"), joinTop(r.refusedNamespaces))
+		text += fmt.Sprintf("; %s cannot be evacuated because of namespaces that are being deleted: %s", wording.Count(r.refused, "pod"), joinTop(r.refusedNamespaces))
 	}
 	return text
 }
@@ -252,13 +253,6 @@ func joinTop(counts map[string]int) string {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return text
-}
-
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }
 
 func capitalize(s string) string {

@@ -30,6 +30,7 @@ import (
 	"k8s.io/klog/v2"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
 )
 
@@ -126,7 +127,7 @@ func describeBlocker(b *maintenancev1alpha1.PreviewBlocker) string {
 	case len(b.Pods) > 0:
 		about = ", such as " + b.Pods[0].Namespace + "/" + b.Pods[0].Name
 	}
-	return fmt.Sprintf("%s%s: %s (%s)", plural(int(b.PodCount), "pod"), about, b.Reason, b.Effect)
+	return fmt.Sprintf("%s%s: %s (%s)", wording.Count(int(b.PodCount), "pod"), about, b.Reason, b.Effect)
 }
 
 func (f *forecasts) has(uid types.UID) bool {

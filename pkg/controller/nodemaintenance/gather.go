@@ -269,14 +269,7 @@ func (c *Controller) keptEntries(m *member) []maintenancev1alpha1.NodeMaintenanc
 // registered again under its name it joins.
 const MessageNodeGone = "Node is gone"
 
-func (m *member) username() string { return usernameOf(m.NodeMaintenance) }
-
-func usernameOf(nm *maintenancev1alpha1.NodeMaintenance) string {
-	if nm.Spec.RequestedBy == nil {
-		return ""
-	}
-	return nm.Spec.RequestedBy.Username
-}
+func (m *member) username() string { return maintenancev1alpha1.RequesterOf(m.NodeMaintenance) }
 
 // world is what the planner is asked about.
 func (c *Controller) world(g *gathered) drainplan.World {

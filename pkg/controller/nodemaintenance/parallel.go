@@ -18,11 +18,11 @@ package nodemaintenance
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/client-go/util/workqueue"
 )
 
 // maxParallel bounds the calls that one maintenance has under way.
@@ -56,35 +56,7 @@ func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) 
 	if n == 0 {
 		return nil
 	}
-	var (
-		mu   sync.Mutex
-		errs []error
-		next int
-		wg   sync.WaitGroup
-	)
-	take := func() (int, bool) {
-		mu.Lock()
-		defer mu.Unlock()
-		if next == n || ctx.Err() != nil {
-			return 0, false
-		}
-		next++
-		return next - 1, true
-	}
-	for range min(n, maxParallel) {
-		wg.Go(func() {
-			for i, ok := take(); ok; i, ok = take() {
-				if err := do(ctx, i); err != nil {
-					mu.Lock()
-					errs = append(errs, err)
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if ctx.Err() != nil {
-		errs = append(errs, ctx.Err())
-	}
-	return utilerrors.NewAggregate(errs)
+	errs := make([]error, n, n+1)
+	workqueue.ParallelizeUntil(ctx, maxParallel, n, func(i int) { errs[i] = do(ctx, i) })
+	return utilerrors.NewAggregate(append(errs, ctx.Err()))
 }

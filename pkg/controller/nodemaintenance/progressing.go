@@ -28,6 +28,7 @@ import (
 	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
@@ -210,9 +211,9 @@ func progressVerdict(f progressFacts) verdict {
 
 func pluralIs(n int, noun string) string {
 	if n == 1 {
-		return plural(n, noun) + " is"
+		return wording.Count(n, noun) + " is"
 	}
-	return plural(n, noun) + " are"
+	return wording.Count(n, noun) + " are"
 }
 
 // setProgressing sets the condition.

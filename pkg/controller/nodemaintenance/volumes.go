@@ -21,6 +21,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 // attachedByNode is the index of VolumeAttachments by the node that the volume is attached to.
@@ -81,5 +83,5 @@ func (a attachedVolumes) remark() string {
 	if a.volumes == 1 {
 		are = "is"
 	}
-	return fmt.Sprintf("; %s %s still attached to %s", plural(a.volumes, "volume"), are, plural(a.nodes, "node"))
+	return fmt.Sprintf("; %s %s still attached to %s", wording.Count(a.volumes, "volume"), are, wording.Count(a.nodes, "node"))
 }

@@ -31,6 +31,7 @@ import (
 	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -70,7 +71,7 @@ func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.No
 		// Trying again, less and less often, does not make it smaller, but has what failed shown in
 		// the status that is stored.
 		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventStatusTooLarge, actionDrain,
-			"The status of %s is too large to be stored: select fewer nodes per NodeMaintenance or use fewer pod selectors", plural(len(next.Status.NodeStatuses), "node"))
+			"The status of %s is too large to be stored: select fewer nodes per NodeMaintenance or use fewer pod selectors", wording.Count(len(next.Status.NodeStatuses), "node"))
 		return nil, fmt.Errorf("write status: %d bytes are too large to be stored: %w", next.Size(), err)
 	}
 	if err != nil {

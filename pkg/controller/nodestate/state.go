@@ -151,18 +151,13 @@ func New(config Config) (*State, error) {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
 	config.Selection.Subscribe(selection.Subscriber{Node: s.nodeChanged, Maintenance: s.maintenanceChanged})
-	for _, w := range []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{pods, controllercache.UnpackedPods(controllercache.HandlerOf(s.podChanged))},
-		{evacuations, controllercache.HandlerOf(s.evacuationChanged)},
-	} {
-		registration, err := w.informer.AddEventHandler(w.handler)
-		if err != nil {
-			return nil, fmt.Errorf("watch what is on nodes: %w", err)
-		}
-		s.synced = append(s.synced, registration.HasSynced)
+	var err error
+	s.synced, err = controllercache.AddHandlers(
+		controllercache.Handled{Informer: pods, Handler: controllercache.UnpackedPods(controllercache.HandlerOf(s.podChanged))},
+		controllercache.Handled{Informer: evacuations, Handler: controllercache.HandlerOf(s.evacuationChanged)},
+	)
+	if err != nil {
+		return nil, fmt.Errorf("watch what is on nodes: %w", err)
 	}
 	return s, nil
 }

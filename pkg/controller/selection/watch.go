@@ -58,18 +58,13 @@ type NodeChange struct {
 // New makes the index and registers its handlers; the informers must not run yet.
 func New(nodes, maintenances cache.SharedIndexInformer, clock clock.PassiveClock) (*Selection, error) {
 	s := newSelection(clock)
-	for _, w := range []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{maintenances, controllercache.HandlerOf(s.maintenanceChanged)},
-		{nodes, controllercache.HandlerOf(s.nodeChanged)},
-	} {
-		registration, err := w.informer.AddEventHandler(w.handler)
-		if err != nil {
-			return nil, fmt.Errorf("watch what selects nodes: %w", err)
-		}
-		s.synced = append(s.synced, registration.HasSynced)
+	var err error
+	s.synced, err = controllercache.AddHandlers(
+		controllercache.Handled{Informer: maintenances, Handler: controllercache.HandlerOf(s.maintenanceChanged)},
+		controllercache.Handled{Informer: nodes, Handler: controllercache.HandlerOf(s.nodeChanged)},
+	)
+	if err != nil {
+		return nil, fmt.Errorf("watch what selects nodes: %w", err)
 	}
 	return s, nil
 }

@@ -21,6 +21,7 @@ import (
 	"encoding/binary"
 	"slices"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -160,7 +161,7 @@ func (g *group) membership(m *progress, known map[key]int) membership {
 func (g *group) find(e *maintenancev1alpha1.DrainPlanEntry, after int) int {
 	for i := range g.keys {
 		k := (after + 1 + i) % len(g.keys)
-		if g.keys[k].podType == e.PodType && sameSelector(g.keys[k].planKey.selector, e.PodSelector) {
+		if g.keys[k].podType == e.PodType && planorder.SameSelector(g.keys[k].planKey.selector, e.PodSelector) {
 			return k
 		}
 	}

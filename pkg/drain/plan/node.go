@@ -18,13 +18,11 @@ package plan
 
 import (
 	"cmp"
-	"maps"
 	"math"
 	"slices"
 	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
+	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -170,19 +168,9 @@ func SameEntries(a, b []maintenancev1alpha1.DrainPlanEntry) bool {
 		return true
 	}
 	for i := range a {
-		if a[i].PodPriority != b[i].PodPriority || a[i].PodType != b[i].PodType || !sameSelector(a[i].PodSelector, b[i].PodSelector) {
+		if a[i].PodPriority != b[i].PodPriority || a[i].PodType != b[i].PodType || !planorder.SameSelector(a[i].PodSelector, b[i].PodSelector) {
 			return false
 		}
 	}
 	return true
-}
-
-func sameSelector(a, b *metav1.LabelSelector) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return a == b || maps.Equal(a.MatchLabels, b.MatchLabels) &&
-		slices.EqualFunc(a.MatchExpressions, b.MatchExpressions, func(a, b metav1.LabelSelectorRequirement) bool {
-			return a.Key == b.Key && a.Operator == b.Operator && slices.Equal(a.Values, b.Values)
-		})
 }

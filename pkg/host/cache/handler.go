@@ -60,3 +60,23 @@ func isAnother(old, obj any) bool {
 	now, err := meta.Accessor(obj)
 	return err == nil && before.GetUID() != now.GetUID()
 }
+
+// Handled is an informer and the handler of its events.
+type Handled struct {
+	Informer cache.SharedIndexInformer
+	Handler  cache.ResourceEventHandler
+}
+
+// AddHandlers adds handlers to informers. It returns what reports whether each has had all that its
+// informer had when it started.
+func AddHandlers(all ...Handled) ([]cache.InformerSynced, error) {
+	var synced []cache.InformerSynced
+	for _, h := range all {
+		registration, err := h.Informer.AddEventHandler(h.Handler)
+		if err != nil {
+			return nil, err
+		}
+		synced = append(synced, registration.HasSynced)
+	}
+	return synced, nil
+}

@@ -19,6 +19,7 @@ limitations under the License.
 package planorder
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -156,4 +157,15 @@ func term(key, operator string, values []string) string {
 	sorted := slices.Clone(values)
 	slices.Sort(sorted)
 	return key + " " + operator + " (" + strings.Join(slices.Compact(sorted), ",") + ")"
+}
+
+// SameSelector compares two selectors without canonicalizing them, which is cheap.
+func SameSelector(a, b *metav1.LabelSelector) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a == b || maps.Equal(a.MatchLabels, b.MatchLabels) &&
+		slices.EqualFunc(a.MatchExpressions, b.MatchExpressions, func(a, b metav1.LabelSelectorRequirement) bool {
+			return a.Key == b.Key && a.Operator == b.Operator && slices.Equal(a.Values, b.Values)
+		})
 }

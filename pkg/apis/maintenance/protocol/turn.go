@@ -95,3 +95,9 @@ func TurnMessage(class, account string) string {
 	}
 	return "Evacuator " + class + " is active: " + account + "."
 }
+
+// Timestamp returns a time with the precision that the API stores.
+func Timestamp(t time.Time) *metav1.Time {
+	at := metav1.NewTime(t).Rfc3339Copy()
+	return &at
+}

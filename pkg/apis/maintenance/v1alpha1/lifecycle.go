@@ -103,3 +103,11 @@ func NodeStatusOf(nm *NodeMaintenance, node NodeReference) *NodeMaintenanceNodeS
 	}
 	return nil
 }
+
+// RequesterOf returns the name of the user who requested a maintenance, "" if it is not known.
+func RequesterOf(nm *NodeMaintenance) string {
+	if nm.Spec.RequestedBy == nil {
+		return ""
+	}
+	return nm.Spec.RequestedBy.Username
+}

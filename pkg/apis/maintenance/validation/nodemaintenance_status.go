@@ -18,13 +18,11 @@ package validation
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -160,15 +158,5 @@ func covers(highest map[targetKey]int32, target *maintenance.DrainPlanEntry) boo
 
 // sameTarget compares field by field without canonicalizing selectors, which is cheap.
 func sameTarget(a, b maintenance.DrainPlanEntry) bool {
-	return a.PodType == b.PodType && a.PodPriority == b.PodPriority && sameSelector(a.PodSelector, b.PodSelector)
-}
-
-func sameSelector(a, b *metav1.LabelSelector) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return maps.Equal(a.MatchLabels, b.MatchLabels) &&
-		slices.EqualFunc(a.MatchExpressions, b.MatchExpressions, func(x, y metav1.LabelSelectorRequirement) bool {
-			return x.Key == y.Key && x.Operator == y.Operator && slices.Equal(x.Values, y.Values)
-		})
+	return a.PodType == b.PodType && a.PodPriority == b.PodPriority && planorder.SameSelector(a.PodSelector, b.PodSelector)
 }

@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
@@ -208,7 +209,7 @@ func Blockers(blockers []Blocker, obstacles []Obstacle, waiting []Blocker, now t
 		lines = []screen.Line{plain("Nothing is blocked.")}
 	}
 	lines = append(append(lines, screen.Line{}), waitingGroups(waiting, now, o)...)
-	return append(lines, line(screen.Heading, "%s waiting for evacuators that report no progress.", plural(len(waiting), "pod")))
+	return append(lines, line(screen.Heading, "%s waiting for evacuators that report no progress.", wording.Count(len(waiting), "pod")))
 }
 
 func blocked(blockers []Blocker, obstacles []Obstacle, now time.Time, o Options) []screen.Line {
@@ -220,7 +221,7 @@ func blocked(blockers []Blocker, obstacles []Obstacle, now time.Time, o Options)
 		return lines[:len(lines)-1]
 	}
 	for _, g := range groups(blockers) {
-		lines = append(lines, line(screen.Warning, "%s: %s", g.first.Reason, plural(len(g.all), "pod")))
+		lines = append(lines, line(screen.Warning, "%s: %s", g.first.Reason, wording.Count(len(g.all), "pod")))
 		rows := [][]string{{"NAMESPACE", "POD", "NODE", "BLOCKED FOR"}}
 		shown := o.cut(len(g.all), podsShown)
 		for i := range g.all[:shown] {
@@ -229,7 +230,7 @@ func blocked(blockers []Blocker, obstacles []Obstacle, now time.Time, o Options)
 		}
 		lines = append(lines, g.lines(rows, shown, o)...)
 	}
-	return append(lines, line(screen.Heading, "%s cannot leave.", plural(len(blockers), "pod")))
+	return append(lines, line(screen.Heading, "%s cannot leave.", wording.Count(len(blockers), "pod")))
 }
 
 // BlockerTable shows Blockers with one row for each pod, after the rows of the obstacles.
@@ -248,5 +249,5 @@ func more(count int, noun, indent string) []screen.Line {
 	if count <= 0 {
 		return nil
 	}
-	return []screen.Line{line(screen.Faint, "%s... and %s (-o wide lists all)", indent, plural(count, "more "+noun))}
+	return []screen.Line{line(screen.Faint, "%s... and %s (-o wide lists all)", indent, wording.Count(count, "more "+noun))}
 }

@@ -27,6 +27,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
@@ -98,7 +99,7 @@ func momentOf(e *eventsv1.Event, nm *v1alpha1.NodeMaintenance) Moment {
 		m.Object = e.Regarding.Kind + "/" + e.Regarding.Name
 	}
 	if e.Series != nil && e.Series.Count > 1 {
-		m.Detail += " (" + plural(e.Series.Count, "time") + ")"
+		m.Detail += " (" + wording.Count(e.Series.Count, "time") + ")"
 	}
 	return m
 }

@@ -21,6 +21,7 @@ import (
 	"strings"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
@@ -39,7 +40,7 @@ var effects = map[v1alpha1.PreviewEffect]struct {
 // each pod, then the pods that are kept.
 func Preview(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 	lines := []screen.Line{line(screen.Heading, "%s to leave %s, %d are kept. Nothing has been touched.",
-		havePods(p.PodCount), plural(p.NodeCount, "node"), p.PodsKeptCount), {}}
+		havePods(p.PodCount), wording.Count(p.NodeCount, "node"), p.PodsKeptCount), {}}
 	if p.Stage == v1alpha1.NodeMaintenanceStageComplete {
 		lines[0] = line(screen.Heading, "%s is complete: no pod has to leave.", p.Name)
 	}
@@ -97,11 +98,11 @@ func PreviewWarnings(p *v1alpha1.NodeMaintenancePreview, name string, o Options)
 		}
 	}
 	if rest := count - warningsShown + int(p.BlockersOmitted); count > warningsShown {
-		lines = append(lines, line(screen.Faint, "  ... and %s (kubectl maintenance preview %s)", plural(rest, "more cause"), name))
+		lines = append(lines, line(screen.Faint, "  ... and %s (kubectl maintenance preview %s)", wording.Count(rest, "more cause"), name))
 	}
 	if p.NodesRefused > 0 {
 		lines = append(lines, line(screen.Bad,
-			"  NotAuthorized: the requester may not delete %s, which will be neither cordoned nor drained", plural(p.NodesRefused, "node")))
+			"  NotAuthorized: the requester may not delete %s, which will be neither cordoned nor drained", wording.Count(p.NodesRefused, "node")))
 	}
 	if len(lines) == 0 {
 		return nil
@@ -114,7 +115,7 @@ func previewBlocker(b *v1alpha1.PreviewBlocker, o Options) []screen.Line {
 	if !known {
 		effect.text = string(b.Effect)
 	}
-	lines := []screen.Line{line(effect.style, "  %s: %s %s", b.Reason, plural(b.PodCount, "pod"), effect.text)}
+	lines := []screen.Line{line(effect.style, "  %s: %s %s", b.Reason, wording.Count(b.PodCount, "pod"), effect.text)}
 	lines = append(lines, wrap("    ", b.Message, o.columns(), screen.Plain)...)
 	if len(b.Pods) == 0 {
 		return lines
@@ -163,7 +164,7 @@ func previewWave(w *v1alpha1.PreviewWave, o Options) []screen.Line {
 	for _, e := range w.Evacuators {
 		by = append(by, fmt.Sprintf("%s %d", handler(e.EvacuatorClass), e.PodCount))
 	}
-	title := fmt.Sprintf("WAVE %d  %s  %s on %s", w.Index+1, entry, plural(w.PodCount, "pod"), plural(w.NodeCount, "node"))
+	title := fmt.Sprintf("WAVE %d  %s  %s on %s", w.Index+1, entry, wording.Count(w.PodCount, "pod"), wording.Count(w.NodeCount, "node"))
 	if len(by) > 0 {
 		title += ", by " + strings.Join(by, ", ")
 	}
@@ -197,7 +198,7 @@ func previewWave(w *v1alpha1.PreviewWave, o Options) []screen.Line {
 func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 	var lines []screen.Line
 	for _, left := range p.PodsKept {
-		lines = append(lines, plain("KEPT  %s: %s", left.Reason, plural(left.PodCount, "pod")))
+		lines = append(lines, plain("KEPT  %s: %s", left.Reason, wording.Count(left.PodCount, "pod")))
 		if o.Wide {
 			for _, pod := range left.Pods {
 				lines = append(lines, line(screen.Faint, "  %s/%s (%s)", pod.Namespace, pod.Name, pod.Node))
@@ -206,7 +207,7 @@ func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 		}
 	}
 	for _, other := range p.Maintenances {
-		text := fmt.Sprintf("OTHER MAINTENANCE  %s in stage %s holds %s of these", other.Name, other.Stage, plural(other.NodeCount, "node"))
+		text := fmt.Sprintf("OTHER MAINTENANCE  %s in stage %s holds %s of these", other.Name, other.Stage, wording.Count(other.NodeCount, "node"))
 		if other.NodesFastForwarded > 0 {
 			text += fmt.Sprintf(" and is further on %d", other.NodesFastForwarded)
 		}
@@ -218,7 +219,7 @@ func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 		}
 	}
 	if p.NodesUnchecked > 0 {
-		lines = append(lines, line(screen.Faint, "The right to delete %s was not checked; the drain checks it.", plural(p.NodesUnchecked, "node")))
+		lines = append(lines, line(screen.Faint, "The right to delete %s was not checked; the drain checks it.", wording.Count(p.NodesUnchecked, "node")))
 	}
 	return lines
 }

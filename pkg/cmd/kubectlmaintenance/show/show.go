@@ -148,14 +148,6 @@ func wrap(indent, text string, columns int, style screen.Style) []screen.Line {
 	return lines
 }
 
-// plural returns a number with its noun.
-func plural[N int | int32 | int64](n N, noun string) string {
-	if n == 1 {
-		return fmt.Sprintf("1 %s", noun)
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
-
 // ago returns how long something has lasted, as kubectl writes ages.
 func ago(now, since time.Time) string {
 	if since.IsZero() {

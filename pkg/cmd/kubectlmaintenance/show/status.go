@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
@@ -65,7 +66,7 @@ func (f *Facts) title() screen.Line {
 	if at, ok := Entered(nm, nm.Spec.Stage); ok && !at.IsZero() {
 		text += " for " + ago(f.Now, at)
 	}
-	text += ", " + plural(len(nm.Status.NodeStatuses), "node")
+	text += ", " + wording.Count(len(nm.Status.NodeStatuses), "node")
 	if nm.Spec.NewNodes == v1alpha1.NewNodesPolicyJoin {
 		text += ", new nodes join"
 	}
@@ -91,7 +92,7 @@ func (f *Facts) blockerLines(o Options) []screen.Line {
 	if len(blockers) == 0 {
 		return nil
 	}
-	lines := []screen.Line{line(screen.Bad, "  BLOCKED  %s", plural(len(blockers), "pod"))}
+	lines := []screen.Line{line(screen.Bad, "  BLOCKED  %s", wording.Count(len(blockers), "pod"))}
 	return append(lines, f.groupLines(blockers, o)...)
 }
 
@@ -114,7 +115,7 @@ func (f *Facts) groupLines(blockers []Blocker, o Options) []screen.Line {
 		lines = append(lines, plain("           who: %s", g.first.WhoUntil()))
 	}
 	if rest := len(all) - shown; rest > 0 {
-		lines = append(lines, line(screen.Faint, "           ... and %s: kubectl maintenance blockers %s", plural(rest, "more cause"), f.Maintenance.Name))
+		lines = append(lines, line(screen.Faint, "           ... and %s: kubectl maintenance blockers %s", wording.Count(rest, "more cause"), f.Maintenance.Name))
 	}
 	return append(lines, screen.Line{})
 }
@@ -130,14 +131,14 @@ func (f *Facts) waveLines(c count) []screen.Line {
 			lines = append(lines, waveLine(w))
 		}
 	case target != nil:
-		lines = append(lines, plain("  WAVE     %s  %s leaving, %d for later waves", Entry(*target), plural(c.evacuating, "pod"), c.pending))
+		lines = append(lines, plain("  WAVE     %s  %s leaving, %d for later waves", Entry(*target), wording.Count(c.evacuating, "pod"), c.pending))
 	}
 	return append(lines, screen.Line{})
 }
 
 // waveLine shows one wave. Only a watch that has seen its start knows its initial number of pods.
 func waveLine(w Wave) screen.Line {
-	text, style, state := plural(w.Left, "pod")+" left", screen.Faint, "later"
+	text, style, state := wording.Count(w.Left, "pod")+" left", screen.Faint, "later"
 	if w.Total > w.Left {
 		text = fmt.Sprintf("%d of %d gone", w.Total-w.Left, w.Total)
 	}
@@ -153,7 +154,7 @@ func waveLine(w Wave) screen.Line {
 // progress returns a bar, or the number of remaining pods if it is not known how many have left.
 func (f *Facts) progress(gone, left int, what string) string {
 	if !f.knowsGone() {
-		return plural(left, "pod") + " left"
+		return wording.Count(left, "pod") + " left"
 	}
 	return fmt.Sprintf("%s %d of %d%s", screen.Bar(gone, gone+left, barColumns), gone, gone+left, what)
 }
@@ -257,11 +258,11 @@ func Summary(f Facts) string {
 		stuck = ", " + condition.Reason
 	}
 	if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain {
-		return fmt.Sprintf("%s: %s, %s%s", nm.Name, Stage(nm), plural(c.nodes, "node"), stuck)
+		return fmt.Sprintf("%s: %s, %s%s", nm.Name, Stage(nm), wording.Count(c.nodes, "node"), stuck)
 	}
-	text := fmt.Sprintf("%s: %d of %s drained", nm.Name, c.drained, plural(c.nodes, "node"))
+	text := fmt.Sprintf("%s: %d of %s drained", nm.Name, c.drained, wording.Count(c.nodes, "node"))
 	if f.knowsGone() {
-		text += fmt.Sprintf(", %d of %s gone", c.gone, plural(c.gone+c.left(), "pod"))
+		text += fmt.Sprintf(", %d of %s gone", c.gone, wording.Count(c.gone+c.left(), "pod"))
 	}
 	if c.evacuating+c.pending > 0 {
 		text += fmt.Sprintf(", %d leaving, %d for later waves", c.evacuating, c.pending)

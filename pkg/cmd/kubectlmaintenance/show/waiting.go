@@ -25,6 +25,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
@@ -117,7 +118,7 @@ func waitingMessage(e *v1alpha1.Evacuation, t protocol.Turn) string {
 func waitingGroups(waiting []Blocker, now time.Time, o Options) []screen.Line {
 	var lines []screen.Line
 	for _, g := range groups(waiting) {
-		lines = append(lines, line(screen.Heading, "Waiting for evacuator %s: %s", g.first.evacuator, plural(len(g.all), "pod")))
+		lines = append(lines, line(screen.Heading, "Waiting for evacuator %s: %s", g.first.evacuator, wording.Count(len(g.all), "pod")))
 		rows := [][]string{{"NAMESPACE", "POD", "NODE", "NO PROGRESS FOR", "DEADLINE"}}
 		shown := o.cut(len(g.all), podsShown)
 		for i := range g.all[:shown] {
@@ -136,6 +137,6 @@ func (f *Facts) waitingLines(o Options) []screen.Line {
 	if len(waiting) == 0 {
 		return nil
 	}
-	lines := []screen.Line{line(screen.Heading, "  WAITING  %s, for evacuators that report no progress", plural(len(waiting), "pod"))}
+	lines := []screen.Line{line(screen.Heading, "  WAITING  %s, for evacuators that report no progress", wording.Count(len(waiting), "pod"))}
 	return append(lines, f.groupLines(waiting, o)...)
 }

@@ -149,13 +149,11 @@ func New(config Config) (*Controller, error) {
 // Run works until the context ends, and returns when the last write is done. The informers must
 // have been started.
 func (c *Controller) Run(ctx context.Context, workers int) {
-	logger := klog.FromContext(ctx).WithName(Name)
-	ctx = klog.NewContext(ctx, logger)
 	defer c.queue.ShutDown()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
+	if !ok {
 		return
 	}
-	logger.Info("Controller starts", "workers", workers)
 	c.queue.Run(ctx, workers, c.sync)
 }
 

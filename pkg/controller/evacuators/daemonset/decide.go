@@ -23,11 +23,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -148,8 +148,8 @@ func (s *situation) decideVolumes() decision {
 		}
 	}
 	d.status = status.DeepCopy()
-	d.status.EvacuationProgressTimestamp = stamp(s.now)
-	d.status.Message = cut(message, maxMessage)
+	d.status.EvacuationProgressTimestamp = protocol.Timestamp(s.now)
+	d.status.Message = wording.Cut(message, maxMessage)
 	if next := s.now.Add(s.beat()); next.Before(d.wake) {
 		d.wake = next
 	}
@@ -190,7 +190,7 @@ func (s *situation) decideStopping() decision {
 func (s *situation) decline(why string) decision {
 	status := s.evacuation.Status.DeepCopy()
 	status.ActiveEvacuatorCompleted = true
-	status.EvacuationProgressTimestamp = stamp(s.now)
+	status.EvacuationProgressTimestamp = protocol.Timestamp(s.now)
 	status.Message = why
 	return decision{status: status}
 }
@@ -199,22 +199,8 @@ func (s *situation) decline(why string) decision {
 // reports by other users; its own evacuators set them themselves.
 func (s *situation) report(expected time.Time, message string) *maintenancev1alpha1.EvacuationStatus {
 	status := s.evacuation.Status.DeepCopy()
-	status.EvacuationProgressTimestamp = stamp(s.now)
-	status.ExpectedEvacuationFinishTime = stamp(expected)
-	status.Message = cut(message, maxMessage)
+	status.EvacuationProgressTimestamp = protocol.Timestamp(s.now)
+	status.ExpectedEvacuationFinishTime = protocol.Timestamp(expected)
+	status.Message = wording.Cut(message, maxMessage)
 	return status
-}
-
-// stamp returns a time with the precision that the API stores.
-func stamp(t time.Time) *metav1.Time {
-	at := metav1.NewTime(t).Rfc3339Copy()
-	return &at
-}
-
-// cut truncates s to at most max bytes, at a character boundary.
-func cut(s string, max int) string {
-	if len(s) <= max {
-		return s
-	}
-	return strings.ToValidUTF8(s[:max], "")
 }

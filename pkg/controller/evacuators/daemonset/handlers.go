@@ -42,21 +42,18 @@ func indexByNode(obj any) ([]string, error) {
 }
 
 func (c *Controller) watch(evacuations, maintenances, pods, nodes cache.SharedIndexInformer) error {
-	for _, w := range []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{evacuations, cache.ResourceEventHandlerFuncs{
+	synced, err := controllercache.AddHandlers(
+		controllercache.Handled{Informer: evacuations, Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    c.evacuationChanged,
 			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj) },
 		}},
-		{maintenances, cache.ResourceEventHandlerFuncs{
+		controllercache.Handled{Informer: maintenances, Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc: func(obj any) { c.targetsChanged(nil, obj.(*maintenancev1alpha1.NodeMaintenance)) },
 			UpdateFunc: func(old, obj any) {
 				c.targetsChanged(old.(*maintenancev1alpha1.NodeMaintenance), obj.(*maintenancev1alpha1.NodeMaintenance))
 			},
 		}},
-		{pods, controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
+		controllercache.Handled{Informer: pods, Handler: controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
 			AddFunc: func(obj any) { c.enqueueFor(obj.(*corev1.Pod)) },
 			UpdateFunc: func(_, obj any) {
 				if pod := obj.(*corev1.Pod); drainplan.TypeOf(pod, "") == maintenancev1alpha1.PodTypeDaemonSet {
@@ -64,24 +61,19 @@ func (c *Controller) watch(evacuations, maintenances, pods, nodes cache.SharedIn
 				}
 			},
 		})},
-		{nodes, cache.ResourceEventHandlerFuncs{
+		controllercache.Handled{Informer: nodes, Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc: func(obj any) { c.mark(obj.(*corev1.Node).Name) },
 			UpdateFunc: func(old, obj any) {
 				before, node := old.(*corev1.Node), obj.(*corev1.Node)
 				tainted := drainplan.IsTainted(node) && !drainplan.IsTainted(before)
-				if tainted || readiness(node) != readiness(before) || !slices.Equal(before.Status.VolumesInUse, node.Status.VolumesInUse) {
+				if tainted || controllercache.Readiness(node) != controllercache.Readiness(before) || !slices.Equal(before.Status.VolumesInUse, node.Status.VolumesInUse) {
 					c.mark(node.Name)
 				}
 			},
 		}},
-	} {
-		registration, err := w.informer.AddEventHandler(w.handler)
-		if err != nil {
-			return err
-		}
-		c.synced = append(c.synced, registration.HasSynced)
-	}
-	return nil
+	)
+	c.synced = append(c.synced, synced...)
+	return err
 }
 
 func (c *Controller) evacuationChanged(obj any) {

@@ -86,7 +86,7 @@ func (v *volumesOfNodes) set(node types.UID, known knownVolumes) {
 // Evacuation of a DaemonSet pod. The zero time means no wait: a node that is not ready unmounts
 // nothing.
 func (c *Controller) volumesUntil(node *corev1.Node, evacuation *maintenancev1alpha1.Evacuation) time.Time {
-	if c.volumeDetachTimeout < 0 || readiness(node) != corev1.ConditionTrue || !hasCSIVolume(node) {
+	if c.volumeDetachTimeout < 0 || controllercache.Readiness(node) != corev1.ConditionTrue || !hasCSIVolume(node) {
 		return time.Time{}
 	}
 	first := evacuation.CreationTimestamp.Time
@@ -165,13 +165,4 @@ func (c *Controller) volumesOf(ctx context.Context, claims []types.NamespacedNam
 		}
 	}
 	return used
-}
-
-func readiness(node *corev1.Node) corev1.ConditionStatus {
-	for i := range node.Status.Conditions {
-		if node.Status.Conditions[i].Type == corev1.NodeReady {
-			return node.Status.Conditions[i].Status
-		}
-	}
-	return ""
 }

@@ -36,6 +36,8 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/controller/loop"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
@@ -113,7 +115,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 	if change.value != nil && s.target.record.isUp() {
 		ours, err := c.isOurs(ctx, object, field)
 		if err != nil {
-			return ignoreNotFound(err)
+			return loop.IgnoreNotFound(err)
 		}
 		if !ours {
 			change = scaling{}
@@ -133,14 +135,14 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 	if s.target.autoscaler != nil {
 		written, err := c.host.AutoscalingV2().HorizontalPodAutoscalers(key.Namespace).Patch(ctx, object.GetName(), types.MergePatchType, patch, options)
 		if err != nil {
-			return ignoreNotFound(err)
+			return loop.IgnoreNotFound(err)
 		}
 		c.known.wrote(key, nil, stripped(written), change.record)
 		return nil
 	}
 	written, err := c.host.AppsV1().Deployments(key.Namespace).Patch(ctx, object.GetName(), types.MergePatchType, patch, options)
 	if err != nil {
-		return ignoreNotFound(err)
+		return loop.IgnoreNotFound(err)
 	}
 	c.known.wrote(key, stripped(written), nil, change.record)
 	return nil
@@ -212,7 +214,7 @@ func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field str
 // scale-down cannot be decided again once it is done.
 func (c *Controller) report(ctx context.Context, now time.Time, r report) error {
 	client, current := c.maintenance.MaintenanceV1alpha1().Evacuations(r.evacuation.Namespace), r.evacuation
-	return ignoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
+	return loop.IgnoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		written := current.DeepCopy()
 		r.writeTo(&written.Status, now)
 		if equality.Semantic.DeepEqual(current.Status, written.Status) {
@@ -235,7 +237,7 @@ func (c *Controller) report(ctx context.Context, now time.Time, r report) error 
 }
 
 func (r *report) writeTo(status *maintenancev1alpha1.EvacuationStatus, now time.Time) {
-	status.Message = cut(r.message, maxMessage)
+	status.Message = wording.Cut(r.message, maxMessage)
 	if r.progress {
 		at := metav1.NewTime(now)
 		at = at.Rfc3339Copy()
@@ -245,11 +247,4 @@ func (r *report) writeTo(status *maintenancev1alpha1.EvacuationStatus, now time.
 		status.ExpectedEvacuationFinishTime = r.expected
 	}
 	status.ActiveEvacuatorCompleted = status.ActiveEvacuatorCompleted || r.completed
-}
-
-func ignoreNotFound(err error) error {
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	return err
 }

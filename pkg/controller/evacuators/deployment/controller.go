@@ -39,7 +39,6 @@ import (
 	policylisters "k8s.io/client-go/listers/policy/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/controller/loop"
@@ -190,14 +189,12 @@ func New(config Config) (*Controller, error) {
 // Run works until the context ends, and returns when the last write is done. The informers must
 // have been started.
 func (c *Controller) Run(ctx context.Context, workers int) {
-	logger := klog.FromContext(ctx).WithName(Name)
-	ctx = klog.NewContext(ctx, logger)
 	defer c.queue.ShutDown()
-	if !cache.WaitForNamedCacheSyncWithContext(ctx, c.synced...) {
+	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
+	if !ok {
 		return
 	}
 	c.servingSince = c.clock.Now()
-	logger.Info("Controller starts", "workers", workers)
 	c.queue.Run(ctx, workers, c.sync)
 }
 

@@ -26,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
@@ -160,7 +161,7 @@ func (s *situation) trouble() string {
 // whyMissing returns why there are fewer replacements than there should be.
 func (s *situation) whyMissing() string {
 	if failure := replicaFailure(s.deployment); failure != "" {
-		return "no surge pod can be created" + sentence(failure)
+		return "no surge pod can be created" + wording.Sentence(failure)
 	}
 	if a := s.target.autoscaler; a != nil && surge.Replicas(s.deployment) < s.target.record.To {
 		return fmt.Sprintf("HorizontalPodAutoscaler %s has not scaled the Deployment yet.", a.Name)
@@ -173,16 +174,16 @@ func (s *situation) explain(p *pod, step int) string {
 	case stepCreated:
 		for i := range p.Status.Conditions {
 			if c := &p.Status.Conditions[i]; c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-				return fmt.Sprintf("surge pod %s is Pending%s", p.Name, sentence(": "+c.Message))
+				return fmt.Sprintf("surge pod %s is Pending%s", p.Name, wording.Sentence(": "+c.Message))
 			}
 		}
 		return fmt.Sprintf("surge pod %s is Pending: no node has been chosen yet.", p.Name)
 	case stepScheduled:
 		if volume, ok := strings.CutPrefix(s.waiting[p.Name], "volume "); ok {
-			return fmt.Sprintf("surge pod %s on node %s waits for volume %s", p.Name, p.Spec.NodeName, sentence(volume))
+			return fmt.Sprintf("surge pod %s on node %s waits for volume %s", p.Name, p.Spec.NodeName, wording.Sentence(volume))
 		}
 		if waiting := s.waiting[p.Name]; waiting != "" {
-			return fmt.Sprintf("surge pod %s on node %s is not ready%s", p.Name, p.Spec.NodeName, sentence(": "+waiting))
+			return fmt.Sprintf("surge pod %s on node %s is not ready%s", p.Name, p.Spec.NodeName, wording.Sentence(": "+waiting))
 		}
 		return fmt.Sprintf("surge pod %s on node %s is not ready.", p.Name, p.Spec.NodeName)
 	case stepReady:
@@ -194,7 +195,7 @@ func (s *situation) explain(p *pod, step int) string {
 
 // purposeOf returns a phrase with the NodeMaintenance that a pod leaves for and its reason.
 func purposeOf(name, reason string) string {
-	reason = strings.TrimSpace(cut(strings.Map(func(r rune) rune {
+	reason = strings.TrimSpace(wording.Cut(strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return -1
 		}
@@ -211,17 +212,4 @@ func orElse(s, otherwise string) string {
 		return otherwise
 	}
 	return s
-}
-
-// sentence ends a text from another component with exactly one full stop.
-func sentence(s string) string {
-	return strings.TrimRight(s, ". ") + "."
-}
-
-// cut truncates s to at most limit bytes, at a character boundary.
-func cut(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	return strings.ToValidUTF8(s[:limit], "")
 }

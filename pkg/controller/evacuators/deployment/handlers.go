@@ -90,24 +90,16 @@ type handled struct {
 }
 
 func (c *Controller) watch(h handled) error {
-	for _, w := range []struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{h.evacuations, changes(c.evacuationChanged)},
-		{h.deployments, changes(c.deploymentChanged)},
-		{h.autoscalers, changes(c.autoscalerChanged)},
-		{h.pods, controllercache.UnpackedPods(changes(c.podChanged))},
-		{h.nodes, cache.ResourceEventHandlerFuncs{UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) }}},
-		{h.budgets, changes(c.budgetChanged)},
-	} {
-		registration, err := w.informer.AddEventHandler(w.handler)
-		if err != nil {
-			return err
-		}
-		c.synced = append(c.synced, registration.HasSynced)
-	}
-	return nil
+	synced, err := controllercache.AddHandlers(
+		controllercache.Handled{Informer: h.evacuations, Handler: changes(c.evacuationChanged)},
+		controllercache.Handled{Informer: h.deployments, Handler: changes(c.deploymentChanged)},
+		controllercache.Handled{Informer: h.autoscalers, Handler: changes(c.autoscalerChanged)},
+		controllercache.Handled{Informer: h.pods, Handler: controllercache.UnpackedPods(changes(c.podChanged))},
+		controllercache.Handled{Informer: h.nodes, Handler: cache.ResourceEventHandlerFuncs{UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) }}},
+		controllercache.Handled{Informer: h.budgets, Handler: changes(c.budgetChanged)},
+	)
+	c.synced = append(c.synced, synced...)
+	return err
 }
 
 const (

@@ -24,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 // sayEvery is the minimum interval of reports to the same Evacuation, sayEach limits the reports
@@ -73,7 +74,7 @@ func (d *decision) tell(
 			continue
 		}
 		text := message(p)
-		if reported && !progress && p.evacuation.Status.Message == cut(text, maxMessage) {
+		if reported && !progress && p.evacuation.Status.Message == wording.Cut(text, maxMessage) {
 			continue
 		}
 		if reported && held {

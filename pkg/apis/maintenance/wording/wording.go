@@ -1,0 +1,44 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package wording shapes the messages of statuses, conditions and events.
+package wording
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Cut truncates a text to at most limit bytes, at a character boundary.
+func Cut(text string, limit int) string {
+	if len(text) <= limit {
+		return text
+	}
+	return strings.ToValidUTF8(text[:limit], "")
+}
+
+// Sentence returns a text with one full stop at its end.
+func Sentence(text string) string {
+	return strings.TrimRight(text, ". ") + "."
+}
+
+// Count returns a number with its noun: "1 pod", "2 pods".
+func Count[N int | int32 | int64](n N, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}

@@ -1,0 +1,37 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package wording
+
+import "testing"
+
+func TestWording(t *testing.T) {
+	for name, tc := range map[string]struct{ got, want string }{
+		"a short text stays":          {Cut("abc", 3), "abc"},
+		"a long text is cut":          {Cut("abcd", 3), "abc"},
+		"no character is cut in two":  {Cut("aéé", 4), "aé"},
+		"a sentence gets a full stop": {Sentence("no room"), "no room."},
+		"and has only one":            {Sentence("no room. "), "no room."},
+		"one thing":                   {Count(1, "pod"), "1 pod"},
+		"several things":              {Count(int32(0), "pod"), "0 pods"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tc.got != tc.want {
+				t.Errorf("got %q, want %q", tc.got, tc.want)
+			}
+		})
+	}
+}
