@@ -35,6 +35,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // drained waits until a maintenance is drained.
@@ -155,10 +156,7 @@ func (a *availability) tell(format string, args ...any) {
 }
 
 func (a *availability) see(pod *corev1.Pod, deleted bool) {
-	up := !deleted && pod.DeletionTimestamp == nil &&
-		slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-		})
+	up := !deleted && pod.DeletionTimestamp == nil && oracle.IsReady(pod)
 	a.tell("pod %s on %q: %s, available %t, leaving %t, gone %t, %v",
 		pod.Name, pod.Spec.NodeName, pod.ResourceVersion, up, pod.DeletionTimestamp != nil, deleted, pod.Annotations)
 	a.mu.Lock()

@@ -225,9 +225,7 @@ func (f *fleet) readyPods(ctx context.Context, t *testing.T) (map[string]int, er
 	ready := map[string]int{}
 	for i := range list.Items {
 		p := &list.Items[i]
-		if p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
-		}) {
+		if p.DeletionTimestamp == nil && oracle.IsReady(p) {
 			ready[p.Labels["app"]]++
 		}
 	}

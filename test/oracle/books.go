@@ -134,7 +134,7 @@ func (b *Books) Observe(event watch.EventType, p *corev1.Pod) {
 	}
 	deleted := event == watch.Deleted
 	known.asked = known.asked || deleted || p.DeletionTimestamp != nil
-	b.setHealthy(known, isReady(p) && !isFinished(p) && !known.asked)
+	b.setHealthy(known, IsReady(p) && !isFinished(p) && !known.asked)
 	if deleted {
 		delete(b.pods, p.UID)
 	}
@@ -220,7 +220,8 @@ func (b *Books) Missed() []string {
 	return found
 }
 
-func isReady(p *corev1.Pod) bool {
+// IsReady reports whether the condition Ready of a pod is True.
+func IsReady(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})

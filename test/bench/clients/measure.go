@@ -18,14 +18,12 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"math"
 	"net"
-	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -39,6 +37,7 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 
 	"haulout.dev/haulout/test/bench/internal/devcluster"
+	"haulout.dev/haulout/test/bench/internal/goals"
 	"haulout.dev/haulout/test/bench/internal/usage"
 )
 
@@ -66,10 +65,10 @@ type report struct {
 	Calls   map[string]call `json:"calls"`
 	// Before, During and After are the server after clients were there for a first time, at its
 	// fullest, and at its emptiest after they were gone again.
-	Before usageOf `json:"before"`
-	During usageOf `json:"during"`
-	After  usageOf `json:"after"`
-	Goals  []goal  `json:"goals"`
+	Before usageOf      `json:"before"`
+	During usageOf      `json:"during"`
+	After  usageOf      `json:"after"`
+	Goals  []goals.Goal `json:"goals"`
 }
 
 // call is how long the answers to one kind of request took, in milliseconds. Of a watch it is the
@@ -87,14 +86,6 @@ type call struct {
 type usageOf struct {
 	Goroutines float64 `json:"goroutines"`
 	HeapBytes  float64 `json:"heapBytes"`
-}
-
-// goal is a measured value and its upper bound.
-type goal struct {
-	Text  string  `json:"text"`
-	Value float64 `json:"value"`
-	Bound float64 `json:"bound"`
-	Kept  bool    `json:"kept"`
 }
 
 // measure lets the clients run and reads what the server uses before, while they run, and
@@ -198,17 +189,14 @@ func (r *report) judge() {
 	for _, c := range r.Calls {
 		failed += c.Errors
 	}
-	for _, g := range []goal{
+	r.Goals = goals.Judge([]goals.Goal{
 		{Text: "errors", Value: float64(failed)},
 		{
 			Text: "goroutines afterwards, of those before", Value: r.After.Goroutines / r.Before.Goroutines,
 			Bound: maxGoroutines,
 		},
 		{Text: "heap afterwards, of that before", Value: r.After.HeapBytes / r.Before.HeapBytes, Bound: maxMemory},
-	} {
-		g.Kept = g.Value <= g.Bound
-		r.Goals = append(r.Goals, g)
-	}
+	}...)
 }
 
 // publish prints the figures and writes the file.
@@ -226,20 +214,9 @@ func (r *report) publish(out io.Writer, file string) error {
 	}{{"before", r.Before}, {"with clients, at most", r.During}, {"afterwards, at least", r.After}} {
 		fmt.Fprintf(table, "%s\t%.0f\t%.0f MB\n", row.when, row.Goroutines, row.HeapBytes/1e6)
 	}
-	fmt.Fprintln(table, "\nGOAL\tMEASURED\tWANTED\tRESULT")
-	for _, g := range r.Goals {
-		result := "kept"
-		if !g.Kept {
-			result = "MISSED"
-		}
-		fmt.Fprintf(table, "%s\t%.2f\t<= %.4g\t%s\n", g.Text, g.Value, g.Bound, result)
-	}
+	goals.Print(table, r.Goals)
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	content, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(file, append(content, '\n'), 0o644)
+	return goals.WriteReport(file, r)
 }

@@ -230,7 +230,7 @@ func (c *cluster) startWorkload(ctx context.Context, w workload) error {
 		}
 		ready := 0
 		for i := range pods.Items {
-			if slices.Contains(c.drained, pods.Items[i].Spec.NodeName) && serves(&pods.Items[i]) {
+			if slices.Contains(c.drained, pods.Items[i].Spec.NodeName) && oracle.IsReady(&pods.Items[i]) {
 				ready++
 			}
 		}
@@ -248,12 +248,6 @@ func (c *cluster) startWorkload(ctx context.Context, w workload) error {
 			}
 		}
 		return missing(nil, closed, "budgets are not up to date")
-	})
-}
-
-func serves(p *corev1.Pod) bool {
-	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 }
 

@@ -33,6 +33,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/test/bench/internal/devcluster"
+	"haulout.dev/haulout/test/bench/internal/usage"
 )
 
 // podsPerNode is the number of pods for which a simulated node has room.
@@ -118,7 +119,7 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 		}
 	}
 	fmt.Fprintf(out, "Wait for %v, then measure for %v\n", s.settle, s.duration)
-	if err := pause(ctx, s.settle); err != nil {
+	if err := usage.Pause(ctx, s.settle); err != nil {
 		return err
 	}
 	r, err := c.measure(ctx, s)
@@ -126,13 +127,4 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 		return err
 	}
 	return r.publish(out, s.json)
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
 }

@@ -24,7 +24,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -34,6 +33,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
+	"haulout.dev/haulout/test/bench/internal/goals"
 	"haulout.dev/haulout/test/bench/internal/usage"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -54,35 +54,27 @@ const (
 
 // report is the content of the JSON file.
 type report struct {
-	CPUs       int       `json:"cpus"`
-	Started    time.Time `json:"started"`
-	Pods       int       `json:"pods"`
-	Budgets    int       `json:"budgets"`
-	Nodes      int       `json:"nodes"`
-	Seconds    float64   `json:"seconds"`
-	Settled    float64   `json:"settledSeconds"`
-	ServerCPU  float64   `json:"hauloutAPIServerCPU"`
-	HostCPU    float64   `json:"kubeAPIServerCPU"`
-	PeakBytes  int64     `json:"hauloutAPIServerPeakBytes"`
-	PerSecond  float64   `json:"requestsPerSecond"`
-	Evictions  float64   `json:"evictionsPerMinute"`
-	Requests   []request `json:"requests"`
-	EvacsStill int       `json:"evacuations"`
-	Goals      []goal    `json:"goals"`
+	CPUs       int          `json:"cpus"`
+	Started    time.Time    `json:"started"`
+	Pods       int          `json:"pods"`
+	Budgets    int          `json:"budgets"`
+	Nodes      int          `json:"nodes"`
+	Seconds    float64      `json:"seconds"`
+	Settled    float64      `json:"settledSeconds"`
+	ServerCPU  float64      `json:"hauloutAPIServerCPU"`
+	HostCPU    float64      `json:"kubeAPIServerCPU"`
+	PeakBytes  int64        `json:"hauloutAPIServerPeakBytes"`
+	PerSecond  float64      `json:"requestsPerSecond"`
+	Evictions  float64      `json:"evictionsPerMinute"`
+	Requests   []request    `json:"requests"`
+	EvacsStill int          `json:"evacuations"`
+	Goals      []goals.Goal `json:"goals"`
 }
 
 // request is how often haulout-apiserver sent a kind of request.
 type request struct {
 	Kind  string `json:"kind"`
 	Count int    `json:"count"`
-}
-
-// goal is a measured value and its upper bound.
-type goal struct {
-	Text  string  `json:"text"`
-	Value float64 `json:"value"`
-	Bound float64 `json:"bound"`
-	Kept  bool    `json:"kept"`
 }
 
 // measure measures for a while the processor time and the requests of haulout-apiserver.
@@ -100,7 +92,7 @@ func (c *cluster) measure(ctx context.Context, s settings) (*report, error) {
 		return nil, err
 	}
 	started := time.Now()
-	if err := pause(ctx, s.duration); err != nil {
+	if err := usage.Pause(ctx, s.duration); err != nil {
 		return nil, err
 	}
 	costs, err := meter.Read()
@@ -186,14 +178,11 @@ func kindOf(event *auditv1.Event) string {
 }
 
 func (r *report) judge() {
-	for _, g := range []goal{
+	r.Goals = goals.Judge([]goals.Goal{
 		{Text: "processor time, in percent of one", Value: r.ServerCPU * 100, Bound: maxCPU * 100},
 		{Text: "requests to kube-apiserver in a second", Value: r.PerSecond, Bound: maxRequests},
 		{Text: "evictions in a minute", Value: r.Evictions, Bound: maxEvictions},
-	} {
-		g.Kept = g.Value <= g.Bound
-		r.Goals = append(r.Goals, g)
-	}
+	}...)
 }
 
 // publish prints the figures and writes the file.
@@ -203,14 +192,7 @@ func (r *report) publish(out io.Writer, file string) error {
 	for _, q := range r.Requests {
 		fmt.Fprintf(table, "%s\t%d\n", q.Kind, q.Count)
 	}
-	fmt.Fprintln(table, "\nGOAL\tMEASURED\tWANTED\tRESULT")
-	for _, g := range r.Goals {
-		result := "kept"
-		if !g.Kept {
-			result = "MISSED"
-		}
-		fmt.Fprintf(table, "%s\t%.2f\t<= %.4g\t%s\n", g.Text, g.Value, g.Bound, result)
-	}
+	goals.Print(table, r.Goals)
 	if err := table.Flush(); err != nil {
 		return err
 	}
@@ -218,9 +200,5 @@ func (r *report) publish(out io.Writer, file string) error {
 		out, "\n%d Evacuations under %d closed budgets; kube-apiserver uses %.1f%% of a processor.\n",
 		r.EvacsStill, r.Budgets, r.HostCPU*100,
 	)
-	content, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(file, append(content, '\n'), 0o644)
+	return goals.WriteReport(file, r)
 }

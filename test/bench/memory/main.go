@@ -34,6 +34,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"haulout.dev/haulout/test/bench/internal/devcluster"
+	"haulout.dev/haulout/test/bench/internal/usage"
 	"haulout.dev/haulout/test/internal/program"
 )
 
@@ -117,11 +118,11 @@ func (c *cluster) measure(ctx context.Context, s settings) error {
 		do   func(context.Context) error
 	}{
 		{"all pods known", func(ctx context.Context) error { return c.know(ctx, s) }},
-		{"a minute later", func(ctx context.Context) error { return pause(ctx, time.Minute) }},
+		{"a minute later", func(ctx context.Context) error { return usage.Pause(ctx, time.Minute) }},
 		{fmt.Sprintf("%d nodes draining", s.drain), func(ctx context.Context) error { return c.drain(ctx, s) }},
-		{"a minute later", func(ctx context.Context) error { return pause(ctx, time.Minute) }},
+		{"a minute later", func(ctx context.Context) error { return usage.Pause(ctx, time.Minute) }},
 		{"cancelled", c.cancel},
-		{"a minute later", func(ctx context.Context) error { return pause(ctx, time.Minute) }},
+		{"a minute later", func(ctx context.Context) error { return usage.Pause(ctx, time.Minute) }},
 	} {
 		started := time.Now()
 		if err := step.do(ctx); err != nil {
@@ -137,15 +138,6 @@ func (c *cluster) measure(ctx context.Context, s settings) error {
 		)
 	}
 	return nil
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
 }
 
 // manage runs bin/cluster.

@@ -64,6 +64,23 @@ type Clients struct {
 	Haulout clientset.Interface
 }
 
+// Run runs the tests of a package on a cluster, which it starts and stops.
+func Run(m *testing.M, cluster **Cluster) (code int) {
+	started, err := Start()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	*cluster = started
+	defer func() {
+		if err := started.Stop(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}()
+	return m.Run()
+}
+
 // Start brings up a development cluster, or uses the one that E2E_CLUSTER_DIR names.
 func Start() (*Cluster, error) {
 	_, file, _, _ := runtime.Caller(0)

@@ -19,7 +19,6 @@ limitations under the License.
 package preemption
 
 import (
-	"fmt"
 	"os"
 	"testing"
 
@@ -29,22 +28,7 @@ import (
 var cluster *framework.Cluster
 
 func TestMain(m *testing.M) {
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) (code int) {
 	os.Setenv("SCHEDULER", "haulout")
 	os.Setenv("NODES", "0")
-	var err error
-	if cluster, err = framework.Start(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer func() {
-		if err := cluster.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}()
-	return m.Run()
+	os.Exit(framework.Run(m, &cluster))
 }

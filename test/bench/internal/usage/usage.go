@@ -20,6 +20,7 @@ package usage
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -178,4 +179,14 @@ func (m *Meter) Read() (map[string]Cost, error) {
 		out[name] = Cost{CPU: cpu - m.before[name], Peak: memory.Peak}
 	}
 	return out, nil
+}
+
+// Pause waits before figures are read.
+func Pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
 }

@@ -1,0 +1,62 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package goals compares measured values with their bounds and writes reports of measurements.
+package goals
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+)
+
+// Goal is a measured value and its upper bound.
+type Goal struct {
+	Text  string  `json:"text"`
+	Value float64 `json:"value"`
+	Bound float64 `json:"bound"`
+	Kept  bool    `json:"kept"`
+}
+
+// Judge returns the goals with the answer whether each is kept.
+func Judge(all ...Goal) []Goal {
+	for i := range all {
+		all[i].Kept = all[i].Value <= all[i].Bound
+	}
+	return all
+}
+
+// Print adds the goals to a table of a tabwriter.
+func Print(table io.Writer, all []Goal) {
+	fmt.Fprintln(table, "\nGOAL\tMEASURED\tWANTED\tRESULT")
+	for _, g := range all {
+		result := "kept"
+		if !g.Kept {
+			result = "MISSED"
+		}
+		fmt.Fprintf(table, "%s\t%.2f\t<= %.4g\t%s\n", g.Text, g.Value, g.Bound, result)
+	}
+}
+
+// WriteReport writes a report as JSON.
+func WriteReport(file string, report any) error {
+	content, err := json.MarshalIndent(report, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, append(content, '\n'), 0o644)
+}
