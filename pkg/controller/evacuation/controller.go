@@ -19,6 +19,11 @@ limitations under the License.
 //
 // A sync gathers all that is known, decides with a pure function, and acts. All state that has to
 // survive is in the status of the objects, so a new leader continues from there.
+//
+// Kept in memory, and droppable at any time: which pods a watch has reported as deleted (departed;
+// without it they are read live), what was found out about budgets (facts; found out again), which
+// Evacuations cannot be written (failures; shown a minute later), when costs may be written next
+// (pace), and the reasons that the gauge of blocked Evacuations counts (blocked).
 package evacuation
 
 import (

@@ -28,5 +28,6 @@ limitations under the License.
 // (package nodestate) and who may delete which node (package noderights).
 //
 // Kept in memory, and droppable at any time: for whom a node was confirmed as drained (confirmed
-// again by a live list), and which maintenances were read a moment ago.
+// again by a live list), which maintenances were read a moment ago (read again), and which storages
+// have left marks on nodes (one more event for each).
 package node

@@ -26,12 +26,20 @@ limitations under the License.
 // finalizer. Evacuations that no maintenance wants any more are withdrawn by a loop whose key is an
 // Evacuation (withdrawals.go).
 //
-// What the controller needs to go on after a crash is in the API: the status, the annotations on
+// What the controller needs to continue after a crash is in the API: the status, the annotations on
 // the nodes, the finalizer on the Evacuations. What it keeps in memory may be dropped at any time:
-// its own writes that the cache does not show yet (loop.Latest), what is known about nodes (package
-// nodestate), and for each maintenance the planner, the counts of its nodes, when its status was
-// written, what fails and since when, and what the preview found. Without it a sync works longer,
-// asks once more, or waits once more.
+//
+//   - latest: its own writes that the cache does not show yet. Without them a write conflicts.
+//   - written: when each status was written, so that counters wait. Without it one is written early.
+//   - confirmed: the nodes that a live list has confirmed as drained. Without it they are listed
+//     again.
+//   - costs: how long each sync took, for its pause. Without it one sync runs without a pause.
+//   - problems: what fails and since when. Without it a failure is shown a minute later.
+//   - forecasts: what the preview found. Without it the preview is read again.
+//   - What is known about nodes and shared with the controller of nodes: packages selection,
+//     nodestate and noderights.
+//
+// The planner keeps nothing: every sync plans from what it has gathered.
 //
 // Limits: DaemonSet and static pods are left running unless their evacuator is enabled. A
 // maintenance that was fast-forwarded or overridden is told so by its messages and an event on

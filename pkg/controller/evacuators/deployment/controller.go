@@ -22,6 +22,10 @@ limitations under the License.
 // that has to survive a crash is in the API: the replica count and the record of its change are
 // written together, and reverted together. The evacuator never reverts a replica count that a user
 // or another controller has changed since.
+//
+// Kept in memory, and droppable at any time: which Deployments have leaving pods, with this
+// process's last writes to them and when each was reported on (tracked), and which budgets match
+// which pods (matcher).
 package deployment
 
 import (
