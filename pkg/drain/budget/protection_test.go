@@ -18,6 +18,7 @@ package budget
 
 import (
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -72,8 +73,17 @@ func TestUsesUp(t *testing.T) {
 	always := func(b *policyv1.PodDisruptionBudget) {
 		b.Spec.UnhealthyPodEvictionPolicy = ptr.To(policyv1.AlwaysAllow)
 	}
-	disrupted := func(b *policyv1.PodDisruptionBudget) {
-		b.Status.DisruptedPods = map[string]metav1.Time{"web-1": metav1.Now()}
+	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	// granted lists the pod's name as evicted so long ago.
+	granted := func(ago time.Duration) func(*policyv1.PodDisruptionBudget) {
+		return func(b *policyv1.PodDisruptionBudget) {
+			b.Status.DisruptedPods = map[string]metav1.Time{"web-1": metav1.NewTime(now.Add(-ago))}
+		}
+	}
+	createdBefore := func(age time.Duration) *corev1.Pod {
+		pod := ready(corev1.ConditionTrue)
+		pod.CreationTimestamp = metav1.NewTime(now.Add(-age))
+		return pod
 	}
 	short := computed(3, 3, 0)
 	for name, test := range map[string]struct {
@@ -84,7 +94,10 @@ func TestUsesUp(t *testing.T) {
 		"ready":                             {ready(corev1.ConditionTrue), nil, true},
 		"pending":                           {pending, nil, false},
 		"terminating":                       {terminating, nil, false},
-		"evicted, but not terminating yet":  {ready(corev1.ConditionTrue), []func(*policyv1.PodDisruptionBudget){disrupted}, false},
+		"evicted, but not terminating yet":  {createdBefore(time.Hour), []func(*policyv1.PodDisruptionBudget){granted(time.Second)}, false},
+		"evicted, and not deleted for long": {createdBefore(time.Hour), []func(*policyv1.PodDisruptionBudget){granted(2 * time.Minute)}, true},
+		"recreated after an eviction":       {createdBefore(30 * time.Second), []func(*policyv1.PodDisruptionBudget){granted(time.Minute)}, true},
+		"recreated in the same second":      {createdBefore(time.Minute), []func(*policyv1.PodDisruptionBudget){granted(time.Minute)}, true},
 		"not ready, and enough others are":  {ready(corev1.ConditionFalse), []func(*policyv1.PodDisruptionBudget){short}, false},
 		"not ready, and too few others are": {ready(corev1.ConditionFalse), []func(*policyv1.PodDisruptionBudget){short, healthy(2)}, true},
 		"not ready, with a budget that ignores it": {
@@ -94,7 +107,7 @@ func TestUsesUp(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := UsesUp(budget("web", test.budget...), test.pod); got != test.want {
+			if got := UsesUp(budget("web", test.budget...), test.pod, now); got != test.want {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})

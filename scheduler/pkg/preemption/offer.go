@@ -19,6 +19,7 @@ package preemption
 import (
 	"maps"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -38,6 +39,7 @@ type rules struct {
 	budgets    *budget.Index
 	// refused reports whether the Eviction API has refused the pod lately.
 	refused func(types.UID) bool
+	now     time.Time
 }
 
 // restrict reports whether budgets can hold back any pod at all. If not, everything is upstream's.
@@ -57,7 +59,7 @@ type protection struct {
 func (r *rules) protectionOf(pod *corev1.Pod) protection {
 	p := protection{selecting: r.budgets.Of(pod)}
 	for _, b := range p.selecting {
-		if budget.UsesUp(b, pod) {
+		if budget.UsesUp(b, pod, r.now) {
 			p.used = append(p.used, b)
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -45,8 +46,14 @@ func TestOffer(t *testing.T) {
 		return runningPod(name, 10, append([]podOption{ofClass("guarded")}, options...)...)
 	}
 	all := budgetOf("all", 5, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector = &metav1.LabelSelector{} })
-	disrupted := func(b *policyv1.PodDisruptionBudget) {
-		b.Status.DisruptedPods = map[string]metav1.Time{"a": metav1.Now()}
+	// disrupted lists an eviction of pod a that was granted so long ago.
+	disrupted := func(ago time.Duration) budgetOption {
+		return func(b *policyv1.PodDisruptionBudget) {
+			b.Status.DisruptedPods = map[string]metav1.Time{"a": metav1.NewTime(clockTime.Add(-ago))}
+		}
+	}
+	created := func(ago time.Duration) podOption {
+		return func(pod *corev1.Pod) { pod.CreationTimestamp = metav1.NewTime(clockTime.Add(-ago)) }
 	}
 	failed := func(b *policyv1.PodDisruptionBudget) {
 		b.Status.Conditions = []metav1.Condition{{
@@ -138,8 +145,13 @@ func TestOffer(t *testing.T) {
 			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0)},
 		},
 		"evicted already": {
-			victims: [][]*corev1.Pod{{guarded("a")}},
-			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0, disrupted)},
+			victims: [][]*corev1.Pod{{guarded("a", created(time.Hour))}},
+			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0, disrupted(time.Second))},
+		},
+		"an earlier pod of the name was evicted": {
+			victims: [][]*corev1.Pod{{guarded("a", created(30*time.Second))}},
+			budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0, disrupted(time.Minute))},
+			held:    "a",
 		},
 		"refused lately": {
 			victims: [][]*corev1.Pod{{guarded("a")}, {guarded("b", startedAfter(1))}},

@@ -38,6 +38,9 @@ import (
 // started is when the first pods were started; a pod with a higher number started later.
 var started = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
+// clockTime is the time at which the rules apply.
+var clockTime = started.Add(time.Hour)
+
 type podOption func(*corev1.Pod)
 
 // runningPod returns a ready pod of 1 CPU on node n1.
@@ -117,6 +120,7 @@ func rulesFor(priority int32, budgets []*policyv1.PodDisruptionBudget, refused .
 		thresholds: newThresholds(classes, noThreshold, func(*corev1.Pod) []string { return nil },
 			func(c *schedulingv1.PriorityClass, err error) { panic(fmt.Sprint(c.Name, err)) }),
 		budgets: budget.NewIndex(budgets),
+		now:     clockTime,
 		refused: func(uid types.UID) bool {
 			for _, name := range refused {
 				if uid == types.UID("uid-"+name) {
