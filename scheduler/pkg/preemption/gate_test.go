@@ -23,6 +23,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -35,11 +36,11 @@ import (
 	"k8s.io/client-go/informers"
 	clientset "k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	extenderv1 "k8s.io/kube-scheduler/extender/v1"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 	testingclock "k8s.io/utils/clock/testing"
 )
@@ -50,15 +51,35 @@ type fakeHandle struct {
 	client    *fake.Clientset
 	informers informers.SharedInformerFactory
 	recorder  *events.FakeRecorder
+	// api is the client that the code under test gets; nil means client.
+	api clientset.Interface
 	// unbound are pods that wait in Permit.
 	unbound map[types.UID]bool
+	// nominated has the nodes of nominated pods.
+	nominated map[types.UID]string
 	// activated has the name of each pod that was activated.
 	activated chan string
 }
 
 type unboundPod struct{ fwk.WaitingPod }
 
-func (h *fakeHandle) ClientSet() clientset.Interface                         { return h.client }
+func (h *fakeHandle) ClientSet() clientset.Interface {
+	if h.api != nil {
+		return h.api
+	}
+	return h.client
+}
+
+func (h *fakeHandle) NominatedPodsForNode(node string) []fwk.PodInfo {
+	var infos []fwk.PodInfo
+	for uid, name := range h.nominated {
+		if name == node {
+			infos = append(infos, &framework.PodInfo{Pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: uid}}})
+		}
+	}
+	return infos
+}
+
 func (h *fakeHandle) SharedInformerFactory() informers.SharedInformerFactory { return h.informers }
 func (h *fakeHandle) EventRecorder() events.EventRecorderLogger              { return h.recorder }
 func (h *fakeHandle) GetPodInPreBind(types.UID) fwk.PodInPreBind             { return nil }
@@ -84,6 +105,7 @@ func newFakeHandle(t *testing.T, objects ...runtime.Object) *fakeHandle {
 		informers: informers.NewSharedInformerFactory(client, 0),
 		recorder:  events.NewFakeRecorder(100),
 		unbound:   map[types.UID]bool{},
+		nominated: map[types.UID]string{},
 		activated: make(chan string, 1000),
 	}
 }
@@ -145,18 +167,6 @@ func newGateWorld(t *testing.T, budgets []*policyv1.PodDisruptionBudget, pods ..
 	}
 	handle := newFakeHandle(t, objects...)
 	w := &gateWorld{handle: handle, clock: testingclock.NewFakePassiveClock(started), answer: func(string) error { return nil }}
-	handle.client.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		if action.GetSubresource() != "eviction" {
-			return false, nil, nil
-		}
-		eviction := action.(clienttesting.CreateAction).GetObject().(*policyv1.Eviction)
-		w.called("evict " + eviction.Name)
-		uid := eviction.DeleteOptions.Preconditions.UID
-		if *uid != types.UID("uid-"+eviction.Name) || eviction.Annotations[evictNowAnnotation] != "preemption" {
-			t.Errorf("got the eviction %+v", eviction)
-		}
-		return true, nil, w.answer(eviction.Name)
-	})
 	waiting, err := newWaitingRoom(t.Context(), handle)
 	if err != nil {
 		t.Fatal(err)
@@ -171,6 +181,15 @@ func newGateWorld(t *testing.T, budgets []*policyv1.PodDisruptionBudget, pods ..
 		return r, nil
 	}, original, waiting)
 	w.gate.clock = w.clock
+	w.gate.evictPod = func(_ context.Context, eviction *policyv1.Eviction) error {
+		w.called("evict " + eviction.Name)
+		uid := eviction.DeleteOptions.Preconditions.UID
+		if *uid != types.UID("uid-"+eviction.Name) || eviction.Annotations[evictNowAnnotation] != "preemption" {
+			t.Errorf("got the eviction %+v", eviction)
+		}
+		return w.answer(eviction.Name)
+	}
+	registerMetrics()
 	handle.start(t)
 	return w
 }
@@ -322,24 +341,100 @@ func TestEvictedPodIsMarked(t *testing.T) {
 	t.Errorf("got the conditions %+v", now.Status.Conditions)
 }
 
+func onAnyNode(string) bool { return true }
+
 // TestPodWaitsForItsVictims keeps a pod from further victims while one is not gone.
 func TestPodWaitsForItsVictims(t *testing.T) {
 	pod := runningPod("a", 10, ofClass("guarded"))
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, pod)
 	preemptor := preemptorOf(100)
-	if eligible, why := w.eligible(preemptor.UID()); !eligible {
+	if eligible, why := w.eligible(preemptor.UID(), onAnyNode); !eligible {
 		t.Fatalf("not eligible before: %s", why)
 	}
 	if err := w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptor); err != nil {
 		t.Fatal(err)
 	}
-	if eligible, _ := w.eligible(preemptor.UID()); eligible {
+	if eligible, _ := w.eligible(preemptor.UID(), onAnyNode); eligible {
 		t.Error("eligible although its victim is not gone")
 	}
 	if err := w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the pod is eligible", func() bool { eligible, _ := w.eligible(preemptor.UID()); return eligible })
+	waitFor(t, "the pod is eligible", func() bool { eligible, _ := w.eligible(preemptor.UID(), onAnyNode); return eligible })
+}
+
+// TestPartOfTheVictimsIsEvicted has the second of two victims refused: the pending pod may look for
+// others, although the first is leaving, and is tried again.
+func TestPartOfTheVictimsIsEvicted(t *testing.T) {
+	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofClass("guarded"))}
+	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}, append(pods, preemptorOf(100).Pod)...)
+	w.answer = func(pod string) error {
+		if pod == "b" {
+			return apierrors.NewInternalError(errors.New("broken"))
+		}
+		return nil
+	}
+	if err := w.preemptAll(t, &fakeCandidate{victims: pods}, preemptorOf(100)); err == nil {
+		t.Fatal("the eviction was not refused")
+	}
+	w.wantCalls(t, "evict a", "evict b")
+	if eligible, why := w.eligible(preemptorOf(100).UID(), onAnyNode); !eligible {
+		t.Error(why)
+	}
+	now, err := w.handle.client.CoreV1().Pods("shop").Get(t.Context(), "a", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, condition := range now.Status.Conditions {
+		if condition.Type == corev1.DisruptionTarget {
+			t.Errorf("upstream would wait for the victim: %+v", condition)
+		}
+	}
+	if got := <-w.handle.activated; got != "pending" {
+		t.Errorf("%s was activated", got)
+	}
+}
+
+// TestRunsEnd forgets a candidate when the executor is done with it, and lets no later call open
+// the gate again.
+func TestRunsEnd(t *testing.T) {
+	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofClass("guarded"))}
+	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}, pods...)
+	ctx, cancel := context.WithCancel(t.Context())
+	c := &fakeCandidate{victims: pods}
+	if _, err := w.preempt(ctx, c, preemptorOf(100), pods[0], Name); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	waitFor(t, "the run is forgotten", func() bool {
+		w.gate.mu.Lock()
+		defer w.gate.mu.Unlock()
+		return len(w.runs) == 0
+	})
+	if _, err := w.preempt(ctx, c, preemptorOf(100), pods[1], Name); !errors.Is(err, context.Canceled) {
+		t.Errorf("got error %v", err)
+	}
+	w.wantCalls(t, "evict a", "evict b")
+}
+
+// TestNoAnswer ends an eviction that is not answered, as a refusal.
+func TestNoAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pod := runningPod("a", 10, ofClass("guarded"))
+		w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, pod)
+		w.evictPod = func(ctx context.Context, _ *policyv1.Eviction) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		begun := time.Now()
+		err := w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptorOf(100))
+		if !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != evictionTimeout {
+			t.Errorf("got error %v after %s", err, time.Since(begun))
+		}
+		if !w.isRefused(pod.UID) {
+			t.Error("the victim is not held back")
+		}
+	})
 }
 
 // TestLastVictimIsGoneBeforeItsTurn activates the pending pod: the event of its victim was dropped.
@@ -388,6 +483,12 @@ func TestRefusedPodIsHeldBack(t *testing.T) {
 			t.Errorf("held back for more than %d s", want)
 		}
 	}
+	w.clock.SetTime(w.clock.Now().Add(maxRefusalDelay))
+	refuse()
+	w.clock.SetTime(w.clock.Now().Add(refusalDelay))
+	if w.isRefused(pod.UID) {
+		t.Error("a refusal counts that was long ago")
+	}
 	refuse()
 	w.waiting.opened(types.NamespacedName{Namespace: "shop", Name: "db"})
 	if !w.isRefused(pod.UID) {
@@ -407,11 +508,11 @@ func TestPauseAfterRefusal(t *testing.T) {
 	if err := w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptor); err == nil {
 		t.Fatal("the set was not refused")
 	}
-	if eligible, _ := w.eligible(preemptor.UID()); eligible {
+	if eligible, _ := w.eligible(preemptor.UID(), onAnyNode); eligible {
 		t.Error("eligible at once")
 	}
 	w.clock.SetTime(w.clock.Now().Add(pauseAfterRefusal))
-	if eligible, why := w.eligible(preemptor.UID()); !eligible {
+	if eligible, why := w.eligible(preemptor.UID(), onAnyNode); !eligible {
 		t.Errorf("not eligible after the pause: %s", why)
 	}
 }

@@ -23,6 +23,7 @@ package preemption
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -175,7 +176,7 @@ func (p *Plugin) rules(priority int32) (*rules, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &rules{priority: priority, refused: p.gate.isRefused}
+	r := &rules{priority: priority, refused: p.gate.isRefused, now: p.gate.clock.Now()}
 	bad := 0
 	r.thresholds = newThresholds(classes, p.otherwise, p.groups.classes, func(class *schedulingv1.PriorityClass, err error) {
 		bad++
@@ -234,16 +235,29 @@ func (p *Plugin) conclude(restricted, success bool, held heldPods, w waiter) {
 	p.waiting.leave(w.uid)
 }
 
-// PodEligibleToPreemptOthers also lets a pod wait that had victims evicted which are not gone yet:
-// upstream recognizes them by a condition that arrives late.
+// PodEligibleToPreemptOthers also has a pod wait for victims that were evicted for it and are not
+// gone yet: upstream recognizes them by a condition that arrives late.
 func (p *Plugin) PodEligibleToPreemptOthers(ctx context.Context, pod *corev1.Pod, nominated *fwk.Status) (bool, string) {
 	if eligible, why := p.DefaultPreemption.PodEligibleToPreemptOthers(ctx, pod, nominated); !eligible {
 		return false, why
 	}
-	if pod.Status.NominatedNodeName != "" && nominated.Code() == fwk.UnschedulableAndUnresolvable {
-		return true, ""
+	return p.gate.eligible(pod.UID, func(node string) bool {
+		if node == pod.Status.NominatedNodeName && nominated.Code() == fwk.UnschedulableAndUnresolvable {
+			return false
+		}
+		return p.isNominated(node, pod)
+	})
+}
+
+// isNominated reports whether one of the pods is nominated for the node. It asks the scheduler's
+// memory, since the status of the pod is late.
+func (p *Plugin) isNominated(node string, pods ...*corev1.Pod) bool {
+	for _, info := range p.handle.NominatedPodsForNode(node) {
+		if slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return pod.UID == info.GetPod().UID }) {
+			return true
+		}
 	}
-	return p.gate.eligible(pod.UID)
+	return false
 }
 
 // SelectVictimsOnNode has upstream choose among the victims that budgets do not hold back.

@@ -125,13 +125,20 @@ func (noActivator) Activate(klog.Logger, map[string]*corev1.Pod) {}
 // plugin returns our plugin for the cluster.
 func (c cluster) plugin(t testing.TB, ctx context.Context) *Plugin {
 	t.Helper()
-	f := c.framework(t, ctx, c.client(true))
-	p, err := New(ctx, nil, f)
+	return pluginOf(t, ctx, c.framework(t, ctx, c.client(true)))
+}
+
+// pluginOf returns our plugin on a framework whose informers it starts. All evictions succeed.
+func pluginOf(t testing.TB, ctx context.Context, f framework.Framework) *Plugin {
+	t.Helper()
+	made, err := New(ctx, nil, f)
 	if err != nil {
 		t.Fatal(err)
 	}
+	p := made.(*Plugin)
+	p.gate.evictPod = func(context.Context, *policyv1.Eviction) error { return nil }
 	startInformers(t, ctx, f)
-	return p.(*Plugin)
+	return p
 }
 
 func startInformers(t testing.TB, ctx context.Context, f framework.Framework) {
@@ -342,12 +349,7 @@ func TestPostFilter(t *testing.T) {
 			informed := c
 			informed.pods = append(slices.Clone(c.pods), pending)
 			f := c.framework(t, ctx, informed.client(true))
-			made, err := New(ctx, nil, f)
-			if err != nil {
-				t.Fatal(err)
-			}
-			startInformers(t, ctx, f)
-			p := made.(*Plugin)
+			p := pluginOf(t, ctx, f)
 			statuses := framework.NewDefaultNodeToStatus()
 			for _, each := range c.nodes {
 				statuses.Set(each.Name, fwk.NewStatus(fwk.Unschedulable, "Insufficient cpu"))
@@ -442,5 +444,51 @@ func TestExtensionPoints(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got the methods %q, want %q", got, want)
+	}
+}
+
+// TestWaitsForItsVictims has a pod wait for the victim that was evicted for it on a node, as long as
+// the pod is nominated for the node and the node may take it.
+func TestWaitsForItsVictims(t *testing.T) {
+	pending := runningPod("pending", 100, onNode(""))
+	pending.Status = corev1.PodStatus{Phase: corev1.PodPending}
+	for name, test := range map[string]struct {
+		// nominated is the node in the scheduler's memory, and status that in the pod.
+		nominated, status string
+		code              fwk.Code
+		waits             bool
+	}{
+		"nominated":                        {"n1", "n1", fwk.Unschedulable, true},
+		"nominated, the status comes late": {"n1", "", fwk.UnschedulableAndUnresolvable, true},
+		"the node is cordoned":             {"n1", "n1", fwk.UnschedulableAndUnresolvable, false},
+		"the nomination was withdrawn":     {"", "", fwk.UnschedulableAndUnresolvable, false},
+		"nominated for another node":       {"n2", "n2", fwk.Unschedulable, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			a := runningPod("a", 10, ofClass("guarded"))
+			c := cluster{
+				pods: []*corev1.Pod{a}, nodes: []*corev1.Node{node("n1", 1), node("n2", 1)},
+				budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, classes: []*schedulingv1.PriorityClass{class("guarded", "1000")},
+			}
+			informed := c
+			informed.pods = append(slices.Clone(c.pods), pending)
+			f := c.framework(t, ctx, informed.client(true))
+			p := pluginOf(t, ctx, f)
+			if _, err := p.gate.preempt(ctx, &fakeCandidate{victims: []*corev1.Pod{a}}, fakePreemptor{Pod: pending}, a, Name); err != nil {
+				t.Fatal(err)
+			}
+			now := pending.DeepCopy()
+			now.Status.NominatedNodeName = test.status
+			info, err := framework.NewPodInfo(now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.AddNominatedPod(klog.FromContext(ctx), info, &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride, NominatedNodeName: test.nominated})
+			eligible, why := p.PodEligibleToPreemptOthers(ctx, now, fwk.NewStatus(test.code))
+			if eligible == test.waits {
+				t.Errorf("eligible: %v %s", eligible, why)
+			}
+		})
 	}
 }

@@ -1,0 +1,87 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
+)
+
+// TestMemoryIsBounded refuses more pods than it remembers, and forgets the one that is free first.
+func TestMemoryIsBounded(t *testing.T) {
+	clock := testingclock.NewFakePassiveClock(started)
+	m := newMemory(nil)
+	m.clock = clock
+	uid := func(i int) types.UID { return types.UID(fmt.Sprint(i)) }
+	for i := range maxRefusals + 1 {
+		m.refuse(uid(i), nil)
+		clock.SetTime(clock.Now().Add(time.Microsecond))
+	}
+	if len(m.refused) != maxRefusals || m.refused[uid(0)] != nil || m.refused[uid(maxRefusals)] == nil {
+		t.Errorf("%d refusals are remembered; the first and last: %v, %v", len(m.refused), m.refused[uid(0)], m.refused[uid(maxRefusals)])
+	}
+	clock.SetTime(clock.Now().Add(refusalDelay + maxRefusalDelay))
+	m.refuse("new", nil)
+	if len(m.refused) != 1 {
+		t.Errorf("%d refusals are remembered that were long ago", len(m.refused)-1)
+	}
+	m.pause("p1", clock.Now().Add(time.Second))
+	clock.SetTime(clock.Now().Add(time.Second))
+	m.pause("p2", clock.Now().Add(time.Second))
+	if len(m.paused) != 1 {
+		t.Errorf("%d pauses are remembered, want 1", len(m.paused))
+	}
+}
+
+// TestLeavingPodIsForgotten forgets victims that are gone, also one that is gone before it is
+// remembered: no event follows.
+func TestLeavingPodIsForgotten(t *testing.T) {
+	a, b := runningPod("a", 10), runningPod("b", 10)
+	w := newGateWorld(t, nil, a)
+	w.addLeaving("p", a)
+	w.addLeaving("p", b)
+	if len(w.leaving) != 1 {
+		t.Errorf("%d victims are remembered, want 1: the other is gone", len(w.leaving))
+	}
+	if err := w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the victim is forgotten", func() bool {
+		w.memory.mu.Lock()
+		defer w.memory.mu.Unlock()
+		return len(w.leaving) == 0
+	})
+}
+
+// TestEligibleByNode asks for the node of each victim, and for the preemptor's own victims only.
+func TestEligibleByNode(t *testing.T) {
+	pods := []*corev1.Pod{runningPod("a", 10, onNode("n1")), runningPod("b", 10, onNode("n2"))}
+	w := newGateWorld(t, nil, pods...)
+	w.addLeaving("p", pods[0])
+	w.addLeaving("q", pods[1])
+	for node, want := range map[string]bool{"n1": false, "n2": true} {
+		if got, _ := w.eligible("p", func(name string) bool { return name == node }); got != want {
+			t.Errorf("nominated for %s: got %v", node, got)
+		}
+	}
+}
