@@ -45,6 +45,8 @@ func (p *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleStat
 ) (result *fwk.PodGroupPostFilterResult, status *fwk.Status) {
 	defer func() { metrics.WorkloadPreemptionAttempts.WithLabelValues(status.Code().String()).Inc() }()
 	object, uid, priority := describe(group)
+	search := p.waiting.begin()
+	defer p.waiting.end(search)
 	r, err := p.rules(priority)
 	if err != nil {
 		return nil, fwk.AsStatus(err)
@@ -69,7 +71,8 @@ func (p *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleStat
 		handle = maskedHandle{Handle: p.handle, masks: masks}
 	}
 	result, status = upstream.NewPodGroupEvaluator(handle, p.Executor, p.features).Preempt(ctx, group, schedule)
-	p.conclude(r.restrict(), status.IsSuccess(), held, waiter{uid: uid, priority: priority, pods: group.GetUnscheduledPods()})
+	p.conclude(search, waiter{uid: uid, priority: priority, pods: group.GetUnscheduledPods()},
+		outcome{searched: true, found: status.IsSuccess(), restricted: r.restrict(), held: held})
 	if !status.IsSuccess() && held.any() {
 		heldBackEvent(ctx, p.handle, object, held)
 	}

@@ -219,17 +219,20 @@ type heldPods struct {
 	pods      sets.Set[types.UID]
 }
 
-// heldOf describes the guarded pods among the pods.
+// heldOf describes the guarded pods among the pods. For a victim of several pods it needs all of
+// them: the budget of another pod may hold it back.
 func (r *rules) heldOf(pods []*corev1.Pod) heldPods {
 	held := heldPods{threshold: noThreshold, budgets: sets.New[types.NamespacedName](), pods: sets.New[types.UID]()}
 	for _, pod := range pods {
 		p := r.protectionOf(pod)
-		if !p.guarded {
-			continue
+		budgets := p.used
+		if p.guarded {
+			// A pod of several budgets is free when all but one are gone.
+			budgets = p.selecting
+			held.threshold = max(held.threshold, r.thresholds.of(pod))
+			held.pods.Insert(pod.UID)
 		}
-		held.threshold = max(held.threshold, r.thresholds.of(pod))
-		held.pods.Insert(pod.UID)
-		for _, b := range p.selecting {
+		for _, b := range budgets {
 			held.budgets.Insert(budget.NameOf(b))
 		}
 	}

@@ -198,6 +198,8 @@ func (p *Plugin) rules(priority int32) (*rules, error) {
 type attempt struct {
 	*rules
 	diagnoses atomic.Int32
+	// searched is set when the pod is found eligible.
+	searched bool
 
 	mu   sync.Mutex
 	held heldPods
@@ -207,32 +209,50 @@ type attemptKey struct{}
 
 // PostFilter looks for a node on which the pod fits if other pods go.
 func (p *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, m fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
+	search := p.waiting.begin()
+	defer p.waiting.end(search)
 	r, err := p.rules(corev1helpers.PodPriority(pod))
 	if err != nil {
 		return nil, fwk.AsStatus(err)
 	}
 	a := &attempt{rules: r}
 	result, status := p.DefaultPreemption.PostFilter(context.WithValue(ctx, attemptKey{}, a), state, pod, m)
-	p.conclude(a.restrict(), status.IsSuccess(), a.held, waiter{uid: pod.UID, priority: a.priority, pods: []*corev1.Pod{pod}})
+	p.conclude(search, waiter{uid: pod.UID, priority: a.priority, pods: []*corev1.Pod{pod}}, outcome{
+		searched: a.searched && status.Code() != fwk.Error, found: status.IsSuccess(), restricted: a.restrict(), held: a.held,
+	})
 	return result, status
 }
 
+// outcome is how an attempt ended.
+type outcome struct {
+	// searched is false if the attempt ended before victims were looked for, or with an error.
+	searched bool
+	// found means that victims were found.
+	found bool
+	// restricted means that budgets could hold back pods.
+	restricted bool
+	// held are the pods that are in the way.
+	held heldPods
+}
+
 // conclude counts the attempt, and remembers who waits for a budget.
-func (p *Plugin) conclude(restricted, success bool, held heldPods, w waiter) {
+func (p *Plugin) conclude(search *search, who waiter, o outcome) {
 	switch {
-	case !success && held.any():
-		attempts.WithLabelValues(resultHeldBack).Inc()
-		p.waiting.enter(w, held.budgets)
-		if until, refused := p.gate.refusedUntil(held.pods); refused {
-			p.waiting.wakeAt(w.uid, w.pods, until)
-		}
-		return
-	case success && restricted:
+	case !o.searched:
+		p.waiting.stay(who.uid)
+	case o.found && o.restricted:
 		attempts.WithLabelValues(resultWithinBudgets).Inc()
+		p.waiting.leaveWithVictims(who.uid)
+	case !o.found && o.held.any():
+		attempts.WithLabelValues(resultHeldBack).Inc()
+		p.waiting.enter(search, who, o.held.budgets)
+		if until, refused := p.gate.refusedUntil(o.held.pods); refused {
+			p.waiting.wakeAt(who.uid, who.pods, until)
+		}
 	default:
 		attempts.WithLabelValues(resultUnrestricted).Inc()
+		p.waiting.leave(who.uid)
 	}
-	p.waiting.leave(w.uid)
 }
 
 // PodEligibleToPreemptOthers also has a pod wait for victims that were evicted for it and are not
@@ -241,12 +261,16 @@ func (p *Plugin) PodEligibleToPreemptOthers(ctx context.Context, pod *corev1.Pod
 	if eligible, why := p.DefaultPreemption.PodEligibleToPreemptOthers(ctx, pod, nominated); !eligible {
 		return false, why
 	}
-	return p.gate.eligible(pod.UID, func(node string) bool {
+	eligible, why := p.gate.eligible(pod.UID, func(node string) bool {
 		if node == pod.Status.NominatedNodeName && nominated.Code() == fwk.UnschedulableAndUnresolvable {
 			return false
 		}
 		return p.isNominated(node, pod)
 	})
+	if a, ok := ctx.Value(attemptKey{}).(*attempt); ok {
+		a.searched = eligible
+	}
+	return eligible, why
 }
 
 // isNominated reports whether one of the pods is nominated for the node. It asks the scheduler's
@@ -288,21 +312,23 @@ func (p *Plugin) SelectVictimsOnNode(ctx context.Context, state fwk.CycleState, 
 	if status.IsSuccess() || status.Code() == fwk.Error {
 		return pods, violations, status
 	}
-	inTheWay := a.heldOf(podsOf(held))
+	// Any of these may help when its budget opens, and any of those in the way is named.
+	all := a.heldOf(podsOf(held))
+	inTheWay := all
 	if diagnose {
-		all, _, allStatus := choose(ctx, freshState, preemptor, freshNode, victims, budgets)
-		if !allStatus.IsSuccess() {
+		chosen, _, chosenStatus := choose(ctx, freshState, preemptor, freshNode, victims, budgets)
+		if !chosenStatus.IsSuccess() {
 			// Budgets make no difference here.
-			return nil, 0, allStatus
+			return nil, 0, chosenStatus
 		}
 		// If it chose none of them, they are all in the way: together they leave too little.
-		if chosen := a.heldOf(among(all, inTheWay)); chosen.any() {
-			inTheWay = chosen
+		if named := a.heldOf(among(chosen, all)); named.any() {
+			inTheWay = named
 		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.held.add(inTheWay)
+	a.held.add(all)
 	// The text has no names, so that upstream counts the nodes with equal texts.
 	return nil, 0, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf(
 		"node(s) with pods that PodDisruptionBudgets protect; preempting them takes priority %d", inTheWay.threshold))

@@ -17,19 +17,18 @@ limitations under the License.
 package preemption
 
 import (
+	"cmp"
 	"context"
-	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	schedulingv1 "k8s.io/api/scheduling/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
+	policylisters "k8s.io/client-go/listers/policy/v1"
 	"k8s.io/client-go/util/workqueue"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/utils/clock"
@@ -43,7 +42,19 @@ const (
 	maxWaiting = 10_000
 	// wakeInterval is the shortest time between two calls for the same pod.
 	wakeInterval = time.Second
+	// trialTimeout is how long a waiter that was woken keeps the next one from being woken. Its
+	// attempt may never come to a search for victims, for example because it fits by then.
+	trialTimeout = 10 * time.Second
+	// settleTime is how long after a waiter found victims the next one is woken: until then, the
+	// budget does not show what the first has used up.
+	settleTime = 2 * time.Second
 )
+
+// anyBudget is a name for all budgets: it opens when a PriorityClass changes.
+var anyBudget = types.NamespacedName{}
+
+// expired is the key in the queue for trials that end by time.
+const expired types.UID = ""
 
 // waiter is a pending pod, or a group of them, that waits for a budget.
 type waiter struct {
@@ -52,64 +63,81 @@ type waiter struct {
 	pods     []*corev1.Pod
 
 	budgets sets.Set[types.NamespacedName]
+	// due are the budgets that have opened since its last attempt.
+	due sets.Set[types.NamespacedName]
 	// woken is when it was last woken.
 	woken time.Time
 }
 
+// opening is what is left of a budget that has opened.
+type opening struct {
+	// left is how many waiters may be tried at the same time: as many as the budget has room for.
+	left int
+	// all means that each waiter is tried, one after the other, whatever room the budget has: pods
+	// may be free of it.
+	all bool
+}
+
+// trial is the attempt of a waiter that was woken because a budget opened.
+type trial struct {
+	budget types.NamespacedName
+	ends   time.Time
+}
+
+// search is a search for victims that is under way. It has the budgets that opened since it began,
+// and whether for all: it may have read them before.
+type search struct {
+	opened map[types.NamespacedName]bool
+}
+
 // waitingRoom has the pods that budgets hold up and has the scheduler try them again when a budget
-// opens: the scheduling queue does not know that budgets hold up pods. It lives in memory only; a
-// new leader tries every pending pod anyway.
+// opens: the scheduling queue does not know that budgets hold up pods. The most important waiter is
+// tried first. If its attempt fails, or does not use the budget up, the next one follows. The room
+// is in memory only; a new leader tries every pending pod anyway.
 type waitingRoom struct {
-	handle fwk.Handle
-	pods   corelisters.PodLister
-	clock  clock.PassiveClock
-	queue  workqueue.TypedDelayingInterface[types.UID]
-	// opened is called for each budget that allows more disruptions than before, and gone for each
-	// pod that is deleted.
+	handle    fwk.Handle
+	pods      corelisters.PodLister
+	disrupted policylisters.PodDisruptionBudgetLister
+	clock     clock.PassiveClock
+	queue     workqueue.TypedDelayingInterface[types.UID]
+	// opened is called for each budget that has changed for the better, and gone for each pod that
+	// is deleted.
 	opened func(types.NamespacedName)
 	gone   func(types.UID)
 
 	mu      sync.Mutex
 	waiters map[types.UID]*waiter
+	// ofPod has the waiter of each pod.
+	ofPod    map[types.UID]types.UID
+	openings map[types.NamespacedName]*opening
+	trials   map[types.UID]trial
+	searches sets.Set[*search]
 	// timed has the pods that wait for a time.
 	timed map[types.UID][]*corev1.Pod
+	// counted is this room's part of the gauge, which rooms of other profiles share.
+	counted int
 }
 
 // newWaitingRoom returns an empty room that watches budgets, PriorityClasses and pods.
 func newWaitingRoom(ctx context.Context, handle fwk.Handle) (*waitingRoom, error) {
 	informers := handle.SharedInformerFactory()
 	w := &waitingRoom{
-		handle:  handle,
-		pods:    informers.Core().V1().Pods().Lister(),
-		clock:   clock.RealClock{},
-		queue:   workqueue.NewTypedDelayingQueue[types.UID](),
-		opened:  func(types.NamespacedName) {},
-		gone:    func(types.UID) {},
-		waiters: map[types.UID]*waiter{},
-		timed:   map[types.UID][]*corev1.Pod{},
+		handle:    handle,
+		pods:      informers.Core().V1().Pods().Lister(),
+		disrupted: informers.Policy().V1().PodDisruptionBudgets().Lister(),
+		clock:     clock.RealClock{},
+		queue:     workqueue.NewTypedDelayingQueue[types.UID](),
+		opened:    func(types.NamespacedName) {},
+		gone:      func(types.UID) {},
+		waiters:   map[types.UID]*waiter{},
+		ofPod:     map[types.UID]types.UID{},
+		openings:  map[types.NamespacedName]*opening{},
+		trials:    map[types.UID]trial{},
+		searches:  sets.New[*search](),
+		timed:     map[types.UID][]*corev1.Pod{},
 	}
-	handlers := map[string]struct {
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandlerFuncs
-	}{
-		"PodDisruptionBudgets": {informers.Policy().V1().PodDisruptionBudgets().Informer(), cache.ResourceEventHandlerFuncs{
-			UpdateFunc: w.budgetChanged,
-			DeleteFunc: w.budgetGone,
-		}},
-		"PriorityClasses": {informers.Scheduling().V1().PriorityClasses().Informer(), cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { w.classChanged() },
-			UpdateFunc: w.classUpdated,
-			DeleteFunc: func(any) { w.classChanged() },
-		}},
-		"Pods": {informers.Core().V1().Pods().Informer(), cache.ResourceEventHandlerFuncs{
-			UpdateFunc: w.podUpdated,
-			DeleteFunc: w.podGone,
-		}},
-	}
-	for kind, each := range handlers {
-		if _, err := each.informer.AddEventHandler(each.handler); err != nil {
-			return nil, fmt.Errorf("watch %s: %w", kind, err)
-		}
+	if err := w.watch(informers); err != nil {
+		return nil, err
 	}
 	go func() {
 		<-ctx.Done()
@@ -119,18 +147,58 @@ func newWaitingRoom(ctx context.Context, handle fwk.Handle) (*waitingRoom, error
 	return w, nil
 }
 
-// enter has the pods wait for the budgets.
-func (w *waitingRoom) enter(who waiter, budgets sets.Set[types.NamespacedName]) {
+// begin is called before a search reads budgets, and end after its result is known.
+func (w *waitingRoom) begin() *search {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	who.budgets = budgets
-	if known, ok := w.waiters[who.uid]; ok {
+	s := &search{opened: map[types.NamespacedName]bool{}}
+	w.searches.Insert(s)
+	return s
+}
+
+func (w *waitingRoom) end(s *search) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.searches.Delete(s)
+}
+
+// enter has a pod or group wait for the budgets that its search has found in the way. A budget that
+// has opened since the search began counts as opened now.
+func (w *waitingRoom) enter(s *search, who waiter, budgets sets.Set[types.NamespacedName]) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	defer w.wakeNext()
+	if known := w.waiters[who.uid]; known != nil {
 		who.woken = known.woken
-	} else if len(w.waiters) >= maxWaiting && !w.makeRoom(who.priority) {
+	}
+	w.endTrial(who.uid)
+	w.remove(who.uid)
+	// The lister changes before the handlers are called, which remove the pods that are in it now.
+	who.pods = slices.DeleteFunc(slices.Clone(who.pods), func(pod *corev1.Pod) bool { return w.pending(pod) == nil })
+	if len(who.pods) == 0 || len(w.waiters) >= maxWaiting && !w.makeRoom(who.priority) {
 		return
 	}
+	who.budgets, who.due = budgets.Clone().Insert(anyBudget), sets.New[types.NamespacedName]()
 	w.waiters[who.uid] = &who
-	waitingPods.Set(float64(len(w.waiters)))
+	for _, pod := range who.pods {
+		w.ofPod[pod.UID] = who.uid
+	}
+	w.count()
+	for name, all := range s.opened {
+		if who.budgets.Has(name) {
+			who.due.Insert(name)
+			w.reopen(name, all)
+		}
+	}
+}
+
+// pending returns the pod as it is now, or nil if it is gone or bound.
+func (w *waitingRoom) pending(known *corev1.Pod) *corev1.Pod {
+	pod, err := w.pods.Pods(known.Namespace).Get(known.Name)
+	if err != nil || pod.UID != known.UID || pod.Spec.NodeName != "" {
+		return nil
+	}
+	return pod
 }
 
 // makeRoom removes the least important waiter if it is less important than the priority.
@@ -144,16 +212,71 @@ func (w *waitingRoom) makeRoom(priority int32) bool {
 	if least.priority >= priority {
 		return false
 	}
-	delete(w.waiters, least.uid)
+	w.remove(least.uid)
 	return true
 }
 
-// leave ends the wait of a pod or group.
+// leave ends the wait of a pod or group that no budget holds up.
 func (w *waitingRoom) leave(uid types.UID) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.waiters, uid)
-	waitingPods.Set(float64(len(w.waiters)))
+	w.remove(uid)
+	w.endTrial(uid)
+	w.wakeNext()
+}
+
+// leaveWithVictims ends the wait of a pod or group that uses up budgets.
+func (w *waitingRoom) leaveWithVictims(uid types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.remove(uid)
+	if t, tried := w.trials[uid]; tried {
+		t.ends = w.clock.Now().Add(settleTime)
+		w.trials[uid] = t
+		w.queue.AddAfter(expired, settleTime)
+	}
+}
+
+// stay ends an attempt that did not come to a search.
+func (w *waitingRoom) stay(uid types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.endTrial(uid)
+	w.wakeNext()
+}
+
+// leavePod forgets a pod that is bound or gone, and its waiter if that has no other.
+func (w *waitingRoom) leavePod(pod types.UID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.timed, pod)
+	uid, waits := w.ofPod[pod]
+	if !waits {
+		return
+	}
+	delete(w.ofPod, pod)
+	who := w.waiters[uid]
+	who.pods = slices.DeleteFunc(slices.Clone(who.pods), func(each *corev1.Pod) bool { return each.UID == pod })
+	if len(who.pods) == 0 {
+		w.remove(uid)
+		w.endTrial(uid)
+		w.wakeNext()
+	}
+}
+
+func (w *waitingRoom) remove(uid types.UID) {
+	if who := w.waiters[uid]; who != nil {
+		for _, pod := range who.pods {
+			delete(w.ofPod, pod.UID)
+		}
+		delete(w.waiters, uid)
+		w.count()
+	}
+}
+
+func (w *waitingRoom) count() {
+	waitingPods.Add(float64(len(w.waiters) - w.counted))
+	w.counted = len(w.waiters)
 }
 
 // wakeAt has a pod or group tried again at a time.
@@ -164,23 +287,122 @@ func (w *waitingRoom) wakeAt(uid types.UID, pods []*corev1.Pod, at time.Time) {
 	w.queue.AddAfter(uid, at.Sub(w.clock.Now()))
 }
 
-// wake has the n most important of those tried again that match; all of them if n is negative.
-func (w *waitingRoom) wake(n int, matches func(*waiter) bool) {
+// open has the waiters of a budget tried again that has opened: as many as it has room for, or all
+// of them.
+func (w *waitingRoom) open(name types.NamespacedName, all bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var chosen []*waiter
+	for s := range w.searches {
+		s.opened[name] = s.opened[name] || all
+	}
+	awaited := false
 	for _, each := range w.waiters {
-		if matches(each) {
-			chosen = append(chosen, each)
+		if each.budgets.Has(name) {
+			each.due.Insert(name)
+			awaited = true
 		}
 	}
-	slices.SortFunc(chosen, func(x, y *waiter) int { return int(int64(y.priority) - int64(x.priority)) })
-	if n >= 0 && len(chosen) > n {
-		chosen = chosen[:n]
+	if awaited {
+		w.reopen(name, all)
+		w.wakeNext()
 	}
-	for _, each := range chosen {
-		w.queue.AddAfter(each.uid, wakeInterval-w.clock.Since(each.woken))
+}
+
+func (w *waitingRoom) reopen(name types.NamespacedName, all bool) {
+	o := w.openings[name]
+	if o == nil {
+		o = &opening{}
+		w.openings[name] = o
 	}
+	o.all = o.all || all
+	o.left = w.room(name)
+	if o.all {
+		o.left = max(o.left, 1)
+	}
+	for _, t := range w.trials {
+		if t.budget == name && o.left > 0 {
+			o.left--
+		}
+	}
+}
+
+func (w *waitingRoom) room(name types.NamespacedName) int {
+	b, err := w.disrupted.PodDisruptionBudgets(name.Namespace).Get(name.Name)
+	if err != nil {
+		return 0
+	}
+	return budget.Room(b)
+}
+
+// endTrial lets the next waiter have the place of one that was tried.
+func (w *waitingRoom) endTrial(uid types.UID) {
+	t, tried := w.trials[uid]
+	if !tried {
+		return
+	}
+	delete(w.trials, uid)
+	if o := w.openings[t.budget]; o != nil {
+		o.left++
+	}
+}
+
+// wakeNext wakes the most important of the waiters that are due, as many as the openings allow.
+func (w *waitingRoom) wakeNext() {
+	if len(w.openings) == 0 {
+		return
+	}
+	var due []*waiter
+	for _, each := range w.waiters {
+		if len(each.due) > 0 {
+			due = append(due, each)
+		}
+	}
+	slices.SortFunc(due, func(x, y *waiter) int {
+		return cmp.Or(cmp.Compare(y.priority, x.priority), x.woken.Compare(y.woken))
+	})
+	awaited := sets.New[types.NamespacedName]()
+	for _, each := range due {
+		if _, tried := w.trials[each.uid]; !tried {
+			w.try(each)
+		}
+		awaited = awaited.Union(each.due)
+	}
+	maps.DeleteFunc(w.openings, func(name types.NamespacedName, _ *opening) bool { return !awaited.Has(name) })
+}
+
+// try wakes a waiter if one of its budgets has a place for it.
+func (w *waitingRoom) try(who *waiter) {
+	for name := range who.due {
+		o := w.openings[name]
+		if o == nil || o.left == 0 || !o.all && w.room(name) == 0 {
+			continue
+		}
+		o.left--
+		who.due.Clear()
+		delay := max(0, wakeInterval-w.clock.Since(who.woken))
+		w.trials[who.uid] = trial{budget: name, ends: w.clock.Now().Add(delay + trialTimeout)}
+		w.queue.AddAfter(who.uid, delay)
+		w.queue.AddAfter(expired, delay+trialTimeout)
+		return
+	}
+}
+
+// endTrials ends the trials whose time is over.
+func (w *waitingRoom) endTrials() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var next time.Time
+	for uid, t := range w.trials {
+		if !w.clock.Now().Before(t.ends) {
+			w.endTrial(uid)
+		} else if next.IsZero() || t.ends.Before(next) {
+			next = t.ends
+		}
+	}
+	if !next.IsZero() {
+		w.queue.AddAfter(expired, next.Sub(w.clock.Now()))
+	}
+	w.wakeNext()
 }
 
 // run activates pods until the queue is shut down.
@@ -190,16 +412,19 @@ func (w *waitingRoom) run(ctx context.Context) {
 		if stopped {
 			return
 		}
-		w.activate(ctx, uid)
+		if uid == expired {
+			w.endTrials()
+		} else {
+			w.activate(ctx, uid)
+		}
 		w.queue.Done(uid)
 	}
 }
 
 func (w *waitingRoom) activate(ctx context.Context, uid types.UID) {
 	pods := map[string]*corev1.Pod{}
-	for _, known := range w.due(uid) {
-		pod, err := w.pods.Pods(known.Namespace).Get(known.Name)
-		if err == nil && pod.UID == known.UID && pod.Spec.NodeName == "" {
+	for _, known := range w.dueNow(uid) {
+		if pod := w.pending(known); pod != nil {
 			pods[pod.Namespace+"/"+pod.Name] = pod
 		}
 	}
@@ -211,9 +436,9 @@ func (w *waitingRoom) activate(ctx context.Context, uid types.UID) {
 	w.handle.Activate(logger(ctx), pods)
 }
 
-// due returns the pods to activate, and notes that they are. It returns none if they were activated
-// less than a wakeInterval ago, and queues them again.
-func (w *waitingRoom) due(uid types.UID) []*corev1.Pod {
+// dueNow returns the pods to activate, and notes that they are. It returns none if they were
+// activated less than a wakeInterval ago, and queues them again.
+func (w *waitingRoom) dueNow(uid types.UID) []*corev1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	pods := w.timed[uid]
@@ -228,68 +453,4 @@ func (w *waitingRoom) due(uid types.UID) []*corev1.Pod {
 	}
 	who.woken = w.clock.Now()
 	return who.pods
-}
-
-func (w *waitingRoom) budgetChanged(before, after any) {
-	earlier, ok := before.(*policyv1.PodDisruptionBudget)
-	later, okToo := after.(*policyv1.PodDisruptionBudget)
-	if !ok || !okToo {
-		return
-	}
-	name := budget.NameOf(later)
-	waits := func(each *waiter) bool { return each.budgets.Has(name) }
-	if earlier.UID != later.UID || earlier.Generation != later.Generation {
-		w.opened(name)
-		w.wake(-1, waits)
-		return
-	}
-	if n := budget.Room(later) - budget.Room(earlier); n > 0 {
-		w.opened(name)
-		w.wake(n, waits)
-	}
-}
-
-func (w *waitingRoom) budgetGone(object any) {
-	if tombstone, ok := object.(cache.DeletedFinalStateUnknown); ok {
-		object = tombstone.Obj
-	}
-	if b, ok := object.(*policyv1.PodDisruptionBudget); ok {
-		name := budget.NameOf(b)
-		w.opened(name)
-		w.wake(-1, func(each *waiter) bool { return each.budgets.Has(name) })
-	}
-}
-
-func (w *waitingRoom) classChanged() {
-	w.wake(-1, func(*waiter) bool { return true })
-}
-
-func (w *waitingRoom) classUpdated(before, after any) {
-	earlier, ok := before.(*schedulingv1.PriorityClass)
-	later, okToo := after.(*schedulingv1.PriorityClass)
-	if ok && okToo && earlier.Annotations[ThresholdAnnotation] != later.Annotations[ThresholdAnnotation] {
-		w.classChanged()
-	}
-}
-
-// podUpdated notices that a pod has found a node.
-func (w *waitingRoom) podUpdated(before, after any) {
-	earlier, ok := before.(*corev1.Pod)
-	later, okToo := after.(*corev1.Pod)
-	if ok && okToo && earlier.Spec.NodeName == "" && later.Spec.NodeName != "" {
-		w.leave(later.UID)
-	}
-}
-
-func (w *waitingRoom) podGone(object any) {
-	if tombstone, ok := object.(cache.DeletedFinalStateUnknown); ok {
-		object = tombstone.Obj
-	}
-	if pod, ok := object.(*corev1.Pod); ok {
-		w.leave(pod.UID)
-		w.mu.Lock()
-		delete(w.timed, pod.UID)
-		w.mu.Unlock()
-		w.gone(pod.UID)
-	}
 }
