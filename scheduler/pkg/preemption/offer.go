@@ -83,9 +83,13 @@ func (left rooms) of(b *policyv1.PodDisruptionBudget) int {
 	return budget.Room(b)
 }
 
-// take subtracts the disruptions, but never below zero.
-func (left rooms) take(b *policyv1.PodDisruptionBudget, n int) {
-	left[budget.NameOf(b)] = max(0, left.of(b)-n)
+// takeAll subtracts the disruptions of a unit, but never below zero.
+func (left rooms) takeAll(unit []protection) {
+	for _, p := range unit {
+		for _, b := range p.used {
+			left[budget.NameOf(b)] = max(0, left.of(b)-1)
+		}
+	}
 }
 
 // unit is a possible victim with what budgets are to its pods.
@@ -100,8 +104,7 @@ type unit[V upstream.Victim] struct {
 // The result only depends on the arguments.
 func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
 	var possible []unit[V]
-	// guarding are the budgets that must not break.
-	guarding := sets.New[types.NamespacedName]()
+	guarded := false
 	for _, victim := range victims {
 		if victim.Priority() >= r.priority {
 			// Not a possible victim, which upstream finds out too.
@@ -112,28 +115,19 @@ func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
 		for _, pod := range victim.Pods() {
 			p := r.protectionOf(pod.GetPod())
 			u.protections = append(u.protections, p)
-			if p.guarded {
-				u.guarded = true
-				for _, b := range p.used {
-					guarding.Insert(budget.NameOf(b))
-				}
-			}
+			u.guarded = u.guarded || p.guarded
 		}
+		guarded = guarded || u.guarded
 		possible = append(possible, u)
 	}
-	if len(guarding) == 0 {
+	if !guarded {
 		return victims, nil
 	}
 	// Victims that are not guarded may be chosen too, and then use up the same budgets.
 	left := rooms{}
 	for _, u := range possible {
-		if u.guarded {
-			continue
-		}
-		for _, p := range u.protections {
-			for _, b := range p.used {
-				left.take(b, 1)
-			}
+		if !u.guarded {
+			left.takeAll(u.protections)
 		}
 	}
 	// The least important come first, so that what the budgets allow goes to them.
@@ -146,8 +140,10 @@ func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
 		}
 		return 0
 	})
+	// kept are the budgets of the guarded pods that are offered, which must not break.
+	kept := sets.New[types.NamespacedName]()
 	for _, u := range possible {
-		if u.guarded && !take(r, u, left, guarding) {
+		if u.guarded && !take(r, u, left, kept) {
 			held = append(held, u.victim)
 			continue
 		}
@@ -156,27 +152,31 @@ func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
 	return offered, held
 }
 
-// take uses up the budgets of a unit with guarded pods, if these can be evicted and all guarding
-// budgets have room for the whole unit.
-func take[V upstream.Victim](r *rules, u unit[V], left rooms, guarding sets.Set[types.NamespacedName]) bool {
-	needed := map[types.NamespacedName]int{}
+// take uses up the budgets of a unit with guarded pods, if these can be evicted and the budgets
+// that are kept, to which theirs are added, have room for the whole unit.
+func take[V upstream.Victim](r *rules, u unit[V], left rooms, kept sets.Set[types.NamespacedName]) bool {
+	own, needed := sets.New[types.NamespacedName](), map[types.NamespacedName]int{}
 	for i, p := range u.protections {
 		if p.guarded && !r.evictable(u.victim.Pods()[i].GetPod(), p) {
 			return false
 		}
 		for _, b := range p.used {
-			name := budget.NameOf(b)
-			needed[name]++
-			if guarding.Has(name) && needed[name] > left.of(b) {
-				return false
+			needed[budget.NameOf(b)]++
+			if p.guarded {
+				own.Insert(budget.NameOf(b))
 			}
 		}
 	}
 	for _, p := range u.protections {
 		for _, b := range p.used {
-			left.take(b, 1)
+			name := budget.NameOf(b)
+			if (own.Has(name) || kept.Has(name)) && needed[name] > left.of(b) {
+				return false
+			}
 		}
 	}
+	left.takeAll(u.protections)
+	maps.Copy(kept, own)
 	return true
 }
 

@@ -30,11 +30,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
@@ -42,6 +44,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/features"
 	internalcache "k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	internalqueue "k8s.io/kubernetes/pkg/scheduler/backend/queue"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
@@ -62,10 +65,13 @@ type cluster struct {
 	nodes   []*corev1.Node
 	budgets []*policyv1.PodDisruptionBudget
 	classes []*schedulingv1.PriorityClass
+	groups  []*schedulingv1beta1.PodGroup
 }
 
+func quantity(n int) *resource.Quantity { return resource.NewQuantity(int64(n), resource.DecimalSI) }
+
 func node(name string, cpu int) *corev1.Node {
-	capacity := corev1.ResourceList{corev1.ResourceCPU: *resource.NewQuantity(int64(cpu), resource.DecimalSI), corev1.ResourcePods: resource.MustParse("110")}
+	capacity := corev1.ResourceList{corev1.ResourceCPU: *quantity(cpu), corev1.ResourcePods: resource.MustParse("110")}
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{Capacity: capacity, Allocatable: capacity}}
 }
 
@@ -95,7 +101,11 @@ func (c cluster) framework(t testing.TB, ctx context.Context, client *fake.Clien
 	t.Helper()
 	metrics.Register()
 	factory := informers.NewSharedInformerFactory(client, 0)
-	snapshot := internalcache.NewTestSnapshotWithPodGroups(c.pods, c.nodes, nil)
+	snapshot := internalcache.NewTestSnapshotWithPodGroups(c.pods, c.nodes, c.groups)
+	groups := internalcache.New(ctx, nil, utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload), false)
+	for _, group := range c.groups {
+		groups.AddPodGroup(group)
+	}
 	f, err := testingframework.NewFramework(ctx, append([]testingframework.RegisterPluginFunc{
 		testingframework.RegisterQueueSortPlugin(queuesort.Name, queuesort.New),
 		testingframework.RegisterPluginAsExtensions(noderesources.Name, frameworkruntime.FactoryAdapter(feature.Features{}, noderesources.NewFit), "Filter", "PreFilter"),
@@ -110,7 +120,7 @@ func (c cluster) framework(t testing.TB, ctx context.Context, client *fake.Clien
 		frameworkruntime.WithWaitingPods(frameworkruntime.NewWaitingPodsMap()),
 		frameworkruntime.WithPodsInPreBind(frameworkruntime.NewPodsInPreBindMap()),
 		frameworkruntime.WithPodActivator(noActivator{}),
-		frameworkruntime.WithPodGroupManager(internalcache.New(ctx, nil, false, false)),
+		frameworkruntime.WithPodGroupManager(groups),
 	)
 	if err != nil {
 		t.Fatal(err)
@@ -180,12 +190,9 @@ func dryRun(t testing.TB, ctx context.Context, ev *upstream.Evaluator, pod *core
 	return victims, statuses
 }
 
-// randomCluster makes three nodes full of pods, of which some classes have thresholds if guarded.
-func randomCluster(random *rand.Rand, guarded bool) cluster {
+// randomCluster makes three nodes full of pods, of classes without thresholds.
+func randomCluster(random *rand.Rand) cluster {
 	c := cluster{classes: []*schedulingv1.PriorityClass{class("plain", ""), class("guarded", ""), class("higher", "")}}
-	if guarded {
-		c.classes[1], c.classes[2] = class("guarded", "1000"), class("higher", "2000")
-	}
 	apps := []string{"web", "db", "cache"}
 	for _, app := range apps {
 		if random.IntN(4) > 0 {
@@ -210,7 +217,7 @@ func randomCluster(random *rand.Rand, guarded bool) cluster {
 
 func pendingPod(random *rand.Rand) *corev1.Pod {
 	pod := runningPod("pending", []int32{50, 100, 1500}[random.IntN(3)], onNode(""))
-	pod.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU] = *resource.NewQuantity(1+random.Int64N(3), resource.DecimalSI)
+	pod.Spec.Containers[0].Resources.Requests[corev1.ResourceCPU] = *quantity(1 + random.IntN(3))
 	pod.Status = corev1.PodStatus{Phase: corev1.PodPending}
 	return pod
 }
@@ -219,7 +226,7 @@ func pendingPod(random *rand.Rand) *corev1.Pod {
 func TestUpstreamWithoutThresholds(t *testing.T) {
 	for seed := range uint64(100) {
 		random := rand.New(rand.NewPCG(seed, 1))
-		c, pod := randomCluster(random, false), pendingPod(random)
+		c, pod := randomCluster(random), pendingPod(random)
 		ctx, cancel := context.WithCancel(t.Context())
 		p := c.plugin(t, ctx)
 		f := c.framework(t, ctx, c.client(true))
@@ -244,56 +251,7 @@ func TestUpstreamWithoutThresholds(t *testing.T) {
 	}
 }
 
-// TestChosenVictimsBreakNoBudget has upstream choose among what we offer. A node is only refused
-// for budgets where upstream alone would have found victims.
-func TestChosenVictimsBreakNoBudget(t *testing.T) {
-	refused, chosen := 0, 0
-	for seed := range uint64(200) {
-		random := rand.New(rand.NewPCG(seed, 2))
-		c, pod := randomCluster(random, true), pendingPod(random)
-		ctx, cancel := context.WithCancel(t.Context())
-		p := c.plugin(t, ctx)
-		r, err := p.rules(*pod.Spec.Priority)
-		if err != nil {
-			t.Fatal(err)
-		}
-		victims, statuses := dryRun(t, context.WithValue(ctx, attemptKey{}, &attempt{rules: r}), p.Evaluator, pod, c)
-		unrestricted := *r
-		unrestricted.thresholds = thresholds{otherwise: noThreshold}
-		without, _ := dryRun(t, context.WithValue(ctx, attemptKey{}, &attempt{rules: &unrestricted}), p.Evaluator, pod, c)
-		if r.restrict() {
-			for name, text := range victims {
-				chosen++
-				var pods []*corev1.Pod
-				for _, each := range c.pods {
-					if slices.Contains(strings.Fields(strings.NewReplacer("[", " ", "]", " ").Replace(text)), each.Name) {
-						pods = append(pods, each)
-					}
-				}
-				if broken, why := r.breaks(pods); broken != nil {
-					t.Errorf("seed %d, node %s: %s of %s: %s", seed, name, broken.Name, text, why)
-				}
-			}
-			for name, message := range statuses {
-				if !strings.Contains(message, "PodDisruptionBudgets protect") {
-					continue
-				}
-				refused++
-				if without[name] == "" {
-					t.Errorf("seed %d, node %s: refused for budgets, but upstream finds no victims either", seed, name)
-				}
-			}
-		} else if !reflect.DeepEqual(victims, without) {
-			t.Errorf("seed %d: got %v, upstream has %v", seed, victims, without)
-		}
-		cancel()
-	}
-	if refused == 0 || chosen == 0 {
-		t.Errorf("%d nodes were refused and %d had victims: the worlds test nothing", refused, chosen)
-	}
-}
-
-// TestPostFilter checks the message and which pods wait.
+// TestPostFilter looks at the message and at who waits.
 func TestPostFilter(t *testing.T) {
 	guarded := func(name string, options ...podOption) *corev1.Pod {
 		return runningPod(name, 10, append([]podOption{ofClass("guarded")}, options...)...)
@@ -308,7 +266,20 @@ func TestPostFilter(t *testing.T) {
 		want    string
 		node    string
 		waits   bool
+		// budgets are those that the pod waits for, if they are not web alone.
+		budgets []string
 	}{
+		"either of two would suffice": {
+			cluster: cluster{
+				pods:    []*corev1.Pod{guarded("a"), guarded("b", ofApp("db"), startedAfter(1))},
+				nodes:   []*corev1.Node{node("n1", 2)},
+				budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0), budgetOf("db", 0)},
+			},
+			want: "preemption: 0/1 nodes are available: 1 node(s) with pods that PodDisruptionBudgets protect; " +
+				"preempting them takes priority 1000.",
+			waits:   true,
+			budgets: []string{"db", "web"},
+		},
 		"held back": {
 			cluster: cluster{pods: []*corev1.Pod{guarded("a")}, nodes: []*corev1.Node{node("n1", 1)}, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}},
 			want: "preemption: 0/1 nodes are available: 1 node(s) with pods that PodDisruptionBudgets protect; " +
@@ -368,7 +339,15 @@ func TestPostFilter(t *testing.T) {
 			p.waiting.mu.Lock()
 			defer p.waiting.mu.Unlock()
 			if got := len(p.waiting.waiters) == 1; got != test.waits {
-				t.Errorf("got %d waiting pods, want %v", len(p.waiting.waiters), test.waits)
+				t.Fatalf("got %d waiting pods, want %v", len(p.waiting.waiters), test.waits)
+			}
+			for _, name := range test.budgets {
+				if !p.waiting.waiters[pending.UID].budgets.Has(types.NamespacedName{Namespace: "shop", Name: name}) {
+					t.Errorf("the pod does not wait for %s", name)
+				}
+			}
+			if len(p.waiting.searches) > 0 {
+				t.Error("the search has not ended")
 			}
 		})
 	}
@@ -432,7 +411,7 @@ func TestBothPluginsAreRefused(t *testing.T) {
 }
 
 // TestExtensionPoints fails when upstream's plugin gets another extension point, which ours then
-// has too, by embedding it: the author of the upgrade has to check what it does with budgets.
+// has too, by embedding it: whoever raises the version has to look at what it does with budgets.
 func TestExtensionPoints(t *testing.T) {
 	var got []string
 	for i := range reflect.TypeFor[*Plugin]().NumMethod() {
