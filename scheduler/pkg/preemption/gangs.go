@@ -20,22 +20,16 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	schedulingv1alpha3 "k8s.io/api/scheduling/v1alpha3"
-	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	fwk "k8s.io/kube-scheduler/framework"
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 	"k8s.io/kubernetes/pkg/scheduler/metrics"
 	"k8s.io/kubernetes/pkg/scheduler/util"
-
-	"haulout.dev/haulout/pkg/drain/budget"
+	"k8s.io/utils/ptr"
 )
 
 // PodGroupPostFilter looks for victims in the whole cluster so that all pods of a group fit. It
@@ -44,37 +38,52 @@ import (
 func (p *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleState, group fwk.PodGroupInfo, schedule fwk.PodGroupSchedulingFunc,
 ) (result *fwk.PodGroupPostFilterResult, status *fwk.Status) {
 	defer func() { metrics.WorkloadPreemptionAttempts.WithLabelValues(status.Code().String()).Inc() }()
-	object, uid, priority := describe(group)
+	object, who := describe(group)
+	if result, status := p.groupWaits(who); status != nil {
+		return result, status
+	}
 	search := p.waiting.begin()
 	defer p.waiting.end(search)
-	r, err := p.rules(priority)
+	r, err := p.rules(who.priority)
 	if err != nil {
 		return nil, fwk.AsStatus(err)
 	}
-	lister := p.handle.MutableSnapshotSharedLister()
-	if err := lister.StartMutations(); err != nil {
-		return nil, fwk.AsStatus(fmt.Errorf("begin to change the snapshot for a group: %w", err))
-	}
-	defer func() {
-		if err := lister.EndMutations(); err != nil {
-			result, status = nil, fwk.AsStatus(fmt.Errorf("undo the changes of the snapshot for a group: %w", err))
+	o := outcome{restricted: r.restrict()}
+	err = p.mutate(func(lister fwk.MutableSnapshotSharedLister) error {
+		handle := p.handle
+		if o.restricted {
+			masked, held, err := p.mask(ctx, r, lister)
+			if err != nil {
+				return err
+			}
+			handle, o.held = maskedHandle{Handle: p.handle, masked: masked}, held
 		}
-	}()
-	handle, held := p.handle, heldPods{}
-	if r.restrict() {
-		pods, err := scheduledPods(lister)
-		if err != nil {
-			return nil, fwk.AsStatus(err)
-		}
-		var masks *masks
-		masks, held = p.mask(r, pods)
-		handle = maskedHandle{Handle: p.handle, masks: masks}
+		called := false
+		result, status = upstream.NewPodGroupEvaluator(handle, p.Executor, p.features).Preempt(ctx, group,
+			func(ctx context.Context) (*fwk.PodGroupAssignments, *fwk.Status) {
+				called = true
+				return schedule(ctx)
+			})
+		// A group that must not preempt, or whose preemption goes on, ends before that.
+		o.searched = status.Code() != fwk.Error && (called || status.Code() == fwk.UnschedulableAndUnresolvable)
+		return nil
+	})
+	if err == nil && o.searched && !status.IsSuccess() && o.held.any() {
+		err = p.mutate(func(fwk.MutableSnapshotSharedLister) error {
+			if !p.fitsWithAll(ctx, group, schedule) {
+				// Budgets make no difference here.
+				o.held = heldPods{}
+			}
+			return nil
+		})
 	}
-	result, status = upstream.NewPodGroupEvaluator(handle, p.Executor, p.features).Preempt(ctx, group, schedule)
-	p.conclude(search, waiter{uid: uid, priority: priority, pods: group.GetUnscheduledPods()},
-		outcome{searched: true, found: status.IsSuccess(), restricted: r.restrict(), held: held})
-	if !status.IsSuccess() && held.any() {
-		heldBackEvent(ctx, p.handle, object, held)
+	if err != nil {
+		return nil, fwk.AsStatus(err)
+	}
+	o.found = status.IsSuccess()
+	p.conclude(search, who, o)
+	if o.searched && !o.found && o.held.any() {
+		heldBackEvent(ctx, p.handle, object, o.held)
 	}
 	if message := status.Message(); message != "" {
 		status = fwk.NewStatus(status.Code(), "pod group preemption: "+message)
@@ -82,175 +91,118 @@ func (p *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleStat
 	return result, status
 }
 
-// describe returns the root object of the group, its UID and its priority.
-func describe(group fwk.PodGroupInfo) (runtime.Object, types.UID, int32) {
+// mutate calls change in a session that changes the snapshot, and undoes the changes.
+func (p *Plugin) mutate(change func(fwk.MutableSnapshotSharedLister) error) error {
+	lister := p.handle.MutableSnapshotSharedLister()
+	if err := lister.StartMutations(); err != nil {
+		return fmt.Errorf("begin to change the snapshot for a group: %w", err)
+	}
+	err := change(lister)
+	if undone := lister.EndMutations(); undone != nil {
+		return fmt.Errorf("undo the changes of the snapshot for a group: %w", undone)
+	}
+	return err
+}
+
+// groupWaits returns a status if the group does not look for victims now: those it has are leaving,
+// which upstream learns late, or were refused a moment ago.
+func (p *Plugin) groupWaits(who waiter) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
+	if p.gate.awaitsVictims(who.uid, func(node string) bool { return p.isNominated(node, who.pods...) }) {
+		// As for upstream, success keeps the nominations.
+		nominations := map[types.NamespacedName]*fwk.NominatingInfo{}
+		for _, pod := range who.pods {
+			nominations[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}] = &fwk.NominatingInfo{NominatingMode: fwk.ModeNoop}
+		}
+		return &fwk.PodGroupPostFilterResult{NominatingInfos: nominations},
+			fwk.NewStatus(fwk.Success, "pod group preemption: pods that were evicted for the group are not gone yet")
+	}
+	if p.gate.isPaused(who.uid) {
+		return nil, fwk.NewStatus(fwk.Unschedulable, "pod group preemption: not eligible because its victims were refused a moment ago.")
+	}
+	return nil, nil
+}
+
+// fitsWithAll reports whether the group fits if all less important pods go, whatever their budgets.
+// It runs upstream's search up to that question, and no further.
+func (p *Plugin) fitsWithAll(ctx context.Context, group fwk.PodGroupInfo, schedule fwk.PodGroupSchedulingFunc) bool {
+	fits := false
+	upstream.NewPodGroupEvaluator(p.handle, p.Executor, p.features).Preempt(ctx, group,
+		func(ctx context.Context) (*fwk.PodGroupAssignments, *fwk.Status) {
+			_, status := schedule(ctx)
+			fits = status.IsSuccess()
+			return nil, fwk.NewStatus(fwk.Unschedulable)
+		})
+	return fits
+}
+
+// describe returns the root object of the group, and the group as a waiter.
+func describe(group fwk.PodGroupInfo) (runtime.Object, waiter) {
+	pods := group.GetUnscheduledPods()
 	if composite := group.GetCompositePodGroup(); composite != nil {
-		return composite, composite.UID, util.CompositePodGroupPriority(composite)
+		return composite, waiter{uid: composite.UID, priority: util.CompositePodGroupPriority(composite), pods: pods}
 	}
 	single := group.GetPodGroup()
-	return single, single.UID, util.PodGroupPriority(single)
+	return single, waiter{uid: single.UID, priority: util.PodGroupPriority(single), pods: pods}
 }
 
-func scheduledPods(lister fwk.SharedLister) ([]*corev1.Pod, error) {
+// mask returns the pods that are held back in the whole cluster, by the rule of one node.
+func (p *Plugin) mask(ctx context.Context, r *rules, lister fwk.SharedLister) (sets.Set[types.UID], heldPods, error) {
 	nodes, err := lister.NodeInfos().List()
 	if err != nil {
-		return nil, err
+		return nil, heldPods{}, err
 	}
-	var pods []*corev1.Pod
-	for _, node := range nodes {
-		for _, pod := range node.GetPods() {
-			pods = append(pods, pod.GetPod())
-		}
+	victims, err := p.Evaluator.GetVictimsOnNode(ctx, wholeCluster{nodes: nodes})
+	if err != nil {
+		return nil, heldPods{}, err
 	}
-	return pods, nil
-}
-
-// masks are the pods and groups that no group may preempt. Keys are namespace and name.
-type masks struct {
-	pods              sets.Set[types.UID]
-	groups, composite sets.Set[types.NamespacedName]
-}
-
-// mask chooses, for the whole cluster, which pods are held back: of each budget all guarded pods
-// but as many of the least important ones as it has room for; all of them if it also selects pods
-// that are not guarded, since these may be chosen as well.
-func (p *Plugin) mask(r *rules, pods []*corev1.Pod) (*masks, heldPods) {
-	held := p.heldFromGroups(r, pods)
-	m := &masks{pods: sets.New[types.UID](), groups: sets.New[types.NamespacedName](), composite: sets.New[types.NamespacedName]()}
-	for _, pod := range held {
-		m.pods.Insert(pod.UID)
-		p.groups.visit(pod, func(group types.NamespacedName, composite bool, _ string) {
-			if composite {
-				m.composite.Insert(group)
-			} else {
-				m.groups.Insert(group)
-			}
-		})
-	}
-	return m, r.heldOf(held)
-}
-
-func (p *Plugin) heldFromGroups(r *rules, pods []*corev1.Pod) []*corev1.Pod {
-	type candidates struct {
-		guarded []*corev1.Pod
-		mixed   bool
-		room    int
-	}
-	byBudget := map[types.NamespacedName]*candidates{}
-	var held []*corev1.Pod
+	_, held := offer(r, victims)
+	pods, masked := podsOf(held), sets.New[types.UID]()
 	for _, pod := range pods {
-		if p.effectivePriority(pod) >= r.priority {
-			continue
-		}
-		protection := r.protectionOf(pod)
-		if protection.guarded && !r.evictable(pod, protection) {
-			held = append(held, pod)
-			continue
-		}
-		for _, b := range protection.used {
-			name := budget.NameOf(b)
-			if byBudget[name] == nil {
-				byBudget[name] = &candidates{room: budget.Room(b)}
-			}
-			if protection.guarded {
-				byBudget[name].guarded = append(byBudget[name].guarded, pod)
-			} else {
-				byBudget[name].mixed = true
-			}
-		}
+		masked.Insert(pod.UID)
 	}
-	for _, c := range byBudget {
-		slices.SortFunc(c.guarded, func(x, y *corev1.Pod) int { return p.compareImportance(x, y) })
-		free := min(c.room, len(c.guarded))
-		if c.mixed {
-			free = 0
-		}
-		held = append(held, c.guarded[free:]...)
-	}
-	return held
+	return masked, r.heldOf(pods), nil
 }
 
-// effectivePriority is the priority that upstream compares: that of the pod's root group.
-func (p *Plugin) effectivePriority(pod *corev1.Pod) int32 {
-	lister := p.handle.MutableSnapshotSharedLister()
-	if !p.features.EnableCompositePodGroup {
-		return upstream.GetPodPriority(pod, lister.PodGroups(), nil)
-	}
-	return upstream.GetPodPriority(pod, lister.PodGroups(), lister.CompositePodGroups())
+// wholeCluster is a node with the pods of all nodes: upstream finds the victims on it.
+type wholeCluster struct {
+	fwk.NodeInfo
+	nodes []fwk.NodeInfo
 }
 
-// compareImportance orders the least important pod first: lower priority, then later start.
-func (p *Plugin) compareImportance(x, y *corev1.Pod) int {
-	if px, py := corev1helpers.PodPriority(x), corev1helpers.PodPriority(y); px != py {
-		return int(int64(px) - int64(py))
+func (c wholeCluster) GetPods() []fwk.PodInfo {
+	var pods []fwk.PodInfo
+	for _, node := range c.nodes {
+		pods = append(pods, node.GetPods()...)
 	}
-	sx, sy := util.GetPodStartTime(x), util.GetPodStartTime(y)
-	if !sx.Equal(sy) {
-		return sy.Compare(sx.Time)
-	}
-	return strings.Compare(string(x.UID), string(y.UID))
+	return pods
 }
 
-// maskedHandle is a Handle whose snapshot shows masked pods and groups with the highest priority.
+// maskedHandle is a Handle whose snapshot shows the masked pods with the highest priority.
 type maskedHandle struct {
 	fwk.Handle
-	masks *masks
+	masked sets.Set[types.UID]
 }
 
 func (h maskedHandle) MutableSnapshotSharedLister() fwk.MutableSnapshotSharedLister {
-	return maskedLister{h.Handle.MutableSnapshotSharedLister(), h.masks}
+	return maskedLister{h.Handle.MutableSnapshotSharedLister(), h.masked}
+}
+
+func (h maskedHandle) SnapshotSharedLister() fwk.SharedLister {
+	return h.MutableSnapshotSharedLister()
 }
 
 type maskedLister struct {
 	fwk.MutableSnapshotSharedLister
-	masks *masks
+	masked sets.Set[types.UID]
 }
 
 func (l maskedLister) NodeInfos() fwk.NodeInfoLister {
-	return maskedNodes{l.MutableSnapshotSharedLister.NodeInfos(), l.masks}
-}
-
-func (l maskedLister) PodGroups() fwk.PodGroupLister {
-	return maskedGroups{l.MutableSnapshotSharedLister.PodGroups(), l.masks}
-}
-
-func (l maskedLister) CompositePodGroups() fwk.CompositePodGroupLister {
-	return maskedComposites{l.MutableSnapshotSharedLister.CompositePodGroups(), l.masks}
-}
-
-type maskedGroups struct {
-	fwk.PodGroupLister
-	masks *masks
-}
-
-func (l maskedGroups) Get(namespace, name string) (*schedulingv1beta1.PodGroup, error) {
-	group, err := l.PodGroupLister.Get(namespace, name)
-	if err != nil || group == nil || !l.masks.groups.Has(types.NamespacedName{Namespace: namespace, Name: name}) {
-		return group, err
-	}
-	masked := group.DeepCopy()
-	masked.Spec.Priority = highest()
-	return masked, nil
-}
-
-type maskedComposites struct {
-	fwk.CompositePodGroupLister
-	masks *masks
-}
-
-func (l maskedComposites) Get(namespace, name string) (*schedulingv1alpha3.CompositePodGroup, error) {
-	group, err := l.CompositePodGroupLister.Get(namespace, name)
-	if err != nil || group == nil || !l.masks.composite.Has(types.NamespacedName{Namespace: namespace, Name: name}) {
-		return group, err
-	}
-	masked := group.DeepCopy()
-	masked.Spec.Priority = highest()
-	return masked, nil
+	return maskedNodes{l.MutableSnapshotSharedLister.NodeInfos(), l.masked}
 }
 
 type maskedNodes struct {
 	fwk.NodeInfoLister
-	masks *masks
+	masked sets.Set[types.UID]
 }
 
 func (l maskedNodes) List() ([]fwk.NodeInfo, error) {
@@ -272,7 +224,7 @@ func (l maskedNodes) HavePodsWithRequiredNonHostScopedAntiAffinityList() ([]fwk.
 func (l maskedNodes) wrap(nodes []fwk.NodeInfo, err error) ([]fwk.NodeInfo, error) {
 	masked := make([]fwk.NodeInfo, 0, len(nodes))
 	for _, node := range nodes {
-		masked = append(masked, maskedNode{node, l.masks})
+		masked = append(masked, maskedNode{node, l.masked})
 	}
 	return masked, err
 }
@@ -282,23 +234,36 @@ func (l maskedNodes) Get(name string) (fwk.NodeInfo, error) {
 	if err != nil {
 		return nil, err
 	}
-	return maskedNode{node, l.masks}, nil
+	return maskedNode{node, l.masked}, nil
 }
 
 type maskedNode struct {
 	fwk.NodeInfo
-	masks *masks
+	masked sets.Set[types.UID]
 }
 
-// GetPods returns copies of the masked pods with the highest priority. Their order is that of the
-// node.
-func (n maskedNode) GetPods() []fwk.PodInfo {
-	pods := n.NodeInfo.GetPods()
+func (n maskedNode) GetPods() []fwk.PodInfo { return n.mask(n.NodeInfo.GetPods()) }
+
+func (n maskedNode) GetPodsWithAffinity() []fwk.PodInfo {
+	return n.mask(n.NodeInfo.GetPodsWithAffinity())
+}
+
+func (n maskedNode) GetPodsWithRequiredAntiAffinity() []fwk.PodInfo {
+	return n.mask(n.NodeInfo.GetPodsWithRequiredAntiAffinity())
+}
+
+func (n maskedNode) GetPodsWithRequiredNonHostScopedAntiAffinity() []fwk.PodInfo {
+	return n.mask(n.NodeInfo.GetPodsWithRequiredNonHostScopedAntiAffinity())
+}
+
+// mask returns copies of the masked pods with the highest priority, and without a group, from which
+// upstream would take the priority. Others of the group may be victims. The order stays.
+func (n maskedNode) mask(pods []fwk.PodInfo) []fwk.PodInfo {
 	masked := make([]fwk.PodInfo, 0, len(pods))
 	for _, info := range pods {
-		if pod := info.GetPod(); n.masks.pods.Has(pod.UID) {
+		if pod := info.GetPod(); n.masked.Has(pod.UID) {
 			top := *pod
-			top.Spec.Priority = highest()
+			top.Spec.Priority, top.Spec.SchedulingGroup = ptr.To[int32](math.MaxInt32), nil
 			info = maskedPod{info, &top}
 		}
 		masked = append(masked, info)
@@ -308,7 +273,7 @@ func (n maskedNode) GetPods() []fwk.PodInfo {
 
 // Snapshot keeps the masks: filters get copies of nodes.
 func (n maskedNode) Snapshot() fwk.NodeInfo {
-	return maskedNode{n.NodeInfo.Snapshot(), n.masks}
+	return maskedNode{n.NodeInfo.Snapshot(), n.masked}
 }
 
 type maskedPod struct {
@@ -317,8 +282,3 @@ type maskedPod struct {
 }
 
 func (p maskedPod) GetPod() *corev1.Pod { return p.pod }
-
-func highest() *int32 {
-	priority := int32(math.MaxInt32)
-	return &priority
-}

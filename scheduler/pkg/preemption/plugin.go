@@ -36,7 +36,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	policylisters "k8s.io/client-go/listers/policy/v1"
 	schedulinglisters "k8s.io/client-go/listers/scheduling/v1"
@@ -351,42 +350,34 @@ type groups struct {
 	features feature.Features
 }
 
-// classes returns the names of the PriorityClasses of all groups that the pod belongs to.
+// classes returns the names of the PriorityClasses of all groups that the pod belongs to. It stops
+// at a group that does not exist.
 func (g groups) classes(pod *corev1.Pod) []string {
-	var classes []string
-	g.visit(pod, func(_ types.NamespacedName, _ bool, class string) { classes = append(classes, class) })
-	return classes
-}
-
-// visit calls visit for the pod's group and for all groups above it, with their PriorityClass. It
-// stops at a group that does not exist.
-func (g groups) visit(pod *corev1.Pod, visit func(name types.NamespacedName, composite bool, class string)) {
 	if !g.features.EnableGenericWorkload || pod.Spec.SchedulingGroup == nil || pod.Spec.SchedulingGroup.PodGroupName == nil {
-		return
+		return nil
 	}
 	manager := g.handle.PodGroupManager()
-	name := types.NamespacedName{Namespace: pod.Namespace, Name: *pod.Spec.SchedulingGroup.PodGroupName}
-	group, err := manager.PodGroups().Get(name.Namespace, name.Name)
+	group, err := manager.PodGroups().Get(pod.Namespace, *pod.Spec.SchedulingGroup.PodGroupName)
 	if err != nil {
-		return
+		return nil
 	}
-	visit(name, false, group.Spec.PriorityClassName)
+	classes := []string{group.Spec.PriorityClassName}
 	if !g.features.EnableCompositePodGroup {
-		return
+		return classes
 	}
 	parent := group.Spec.ParentCompositePodGroupName
 	for range schedulingv1beta1.WorkloadMaxTreeDepth {
 		if parent == nil {
-			return
+			break
 		}
-		name.Name = *parent
-		composite, err := manager.CompositePodGroups().Get(name.Namespace, name.Name)
+		composite, err := manager.CompositePodGroups().Get(pod.Namespace, *parent)
 		if err != nil {
-			return
+			break
 		}
-		visit(name, true, composite.Spec.PriorityClassName)
+		classes = append(classes, composite.Spec.PriorityClassName)
 		parent = composite.Spec.ParentCompositePodGroupName
 	}
+	return classes
 }
 
 // logger returns the logger of what happens outside of a call of the framework.
