@@ -17,12 +17,16 @@ limitations under the License.
 package preemption
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/ptr"
 )
 
@@ -140,4 +144,65 @@ func TestThresholdOfPod(t *testing.T) {
 			t.Errorf("priority %d: got %v, want %v", priority, got, want)
 		}
 	}
+}
+
+// TestBadThresholds sends one event for each malformed value, when it counts; the gauge follows the
+// classes.
+func TestBadThresholds(t *testing.T) {
+	ctx := t.Context()
+	pending := runningPod("pending", 100, onNode(""))
+	c := cluster{pods: []*corev1.Pod{pending}, nodes: []*corev1.Node{node("n1", 1)}, classes: []*schedulingv1.PriorityClass{class("c", "many"), class("d", "1000")}}
+	f := c.framework(t, ctx, c.client(true))
+	p := pluginOf(t, ctx, f)
+	recorder := f.EventRecorder().(*events.FakeRecorder)
+	wantGauge := func(want float64) {
+		t.Helper()
+		waitFor(t, "the gauge changes", func() bool { got, _ := testutil.GetGaugeMetricValue(badThresholdClasses); return got == want })
+	}
+	wantEvents := func(want ...string) {
+		t.Helper()
+		for range 3 {
+			r, err := p.rules(100)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := r.thresholds.ofClass("c"); len(want) > 0 && got != maxThreshold {
+				t.Errorf("it counts as %d", got)
+			}
+		}
+		var got []string
+		for len(recorder.Events) > 0 {
+			got = append(got, <-recorder.Events)
+		}
+		if !slices.EqualFunc(got, want, func(got, want string) bool {
+			return strings.HasPrefix(got, "Warning BadPreemptionThreshold") && strings.Contains(got, want)
+		}) {
+			t.Errorf("got the events %q, want %q", got, want)
+		}
+	}
+	change := func(threshold string) {
+		t.Helper()
+		if _, err := f.ClientSet().SchedulingV1().PriorityClasses().Update(ctx, class("c", threshold), metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, "the class changes", func() bool {
+			now, err := p.classes.Get("c")
+			return err == nil && now.Annotations[ThresholdAnnotation] == threshold
+		})
+	}
+	wantGauge(1)
+	if len(recorder.Events) > 0 {
+		t.Error("an event was sent before the threshold counted")
+	}
+	wantEvents(`got "many"`)
+	wantEvents()
+	change("1.5")
+	wantEvents(`got "1.5"`)
+	wantGauge(1)
+	change("1500")
+	wantGauge(0)
+	wantEvents()
+	change("1.5")
+	wantGauge(1)
+	wantEvents(`got "1.5"`)
 }

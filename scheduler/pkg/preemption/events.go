@@ -19,11 +19,16 @@ package preemption
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	schedulinglisters "k8s.io/client-go/listers/scheduling/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
@@ -80,8 +85,39 @@ type badThresholds struct {
 	reported map[string]string
 }
 
-func newBadThresholds(handle fwk.Handle) *badThresholds {
-	return &badThresholds{handle: handle, reported: map[string]string{}}
+// newBadThresholds returns a badThresholds that keeps the gauge of malformed ones. Their events are
+// sent when they count, by the scheduler that leads.
+func newBadThresholds(handle fwk.Handle) (*badThresholds, error) {
+	b := &badThresholds{handle: handle, reported: map[string]string{}}
+	classes := handle.SharedInformerFactory().Scheduling().V1().PriorityClasses()
+	changed := func() { b.update(classes.Lister()) }
+	_, err := classes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { changed() },
+		UpdateFunc: func(any, any) { changed() },
+		DeleteFunc: func(any) { changed() },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch PriorityClasses: %w", err)
+	}
+	return b, nil
+}
+
+// update counts the malformed thresholds, and forgets the reports of those that are no more.
+func (b *badThresholds) update(classes schedulinglisters.PriorityClassLister) {
+	all, err := classes.List(labels.Everything())
+	if err != nil {
+		return
+	}
+	bad := sets.New[string]()
+	for _, class := range all {
+		if _, _, err := thresholdOf(class); err != nil {
+			bad.Insert(class.Name)
+		}
+	}
+	badThresholdClasses.Set(float64(len(bad)))
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	maps.DeleteFunc(b.reported, func(name, _ string) bool { return !bad.Has(name) })
 }
 
 func (b *badThresholds) report(class *schedulingv1.PriorityClass, err error) {

@@ -31,7 +31,6 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	schedulingv1 "k8s.io/api/scheduling/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -111,9 +110,11 @@ func New(ctx context.Context, given runtime.Object, handle fwk.Handle) (fwk.Plug
 		classes:           informers.Scheduling().V1().PriorityClasses().Lister(),
 		budgets:           informers.Policy().V1().PodDisruptionBudgets().Lister(),
 		groups:            groups{handle: handle, features: features},
-		bad:               newBadThresholds(handle),
 	}
 	registerMetrics()
+	if p.bad, err = newBadThresholds(handle); err != nil {
+		return nil, err
+	}
 	if p.waiting, err = newWaitingRoom(ctx, handle); err != nil {
 		return nil, err
 	}
@@ -176,12 +177,7 @@ func (p *Plugin) rules(priority int32) (*rules, error) {
 		return nil, err
 	}
 	r := &rules{priority: priority, refused: p.gate.isRefused, now: p.gate.clock.Now()}
-	bad := 0
-	r.thresholds = newThresholds(classes, p.otherwise, p.groups.classes, func(class *schedulingv1.PriorityClass, err error) {
-		bad++
-		p.bad.report(class, err)
-	})
-	badThresholdClasses.Set(float64(bad))
+	r.thresholds = newThresholds(classes, p.otherwise, p.groups.classes, p.bad.report)
 	if !r.restrict() {
 		return r, nil
 	}
