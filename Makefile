@@ -59,8 +59,12 @@ help: ## List the targets
 LDFLAGS := -X haulout.dev/haulout/pkg/version.gitVersion=$(VERSION)
 
 .PHONY: build
-build: plugin ## Build bin/haulout-apiserver and bin/kubectl-maintenance
+build: plugin node-agent ## Build bin/haulout-apiserver, bin/haulout-node-agent and bin/kubectl-maintenance
 	go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/haulout-apiserver ./cmd/apiserver
+
+.PHONY: node-agent
+node-agent: ## Build bin/haulout-node-agent, which runs on the nodes
+	go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/haulout-node-agent ./cmd/node-agent
 
 .PHONY: plugin
 plugin: ## Build the kubectl plugin, bin/kubectl-maintenance, with its shell completion
@@ -75,23 +79,30 @@ krew: ## Build archives of the plugin and a manifest for krew in bin/krew (PLATF
 # only.
 PLATFORMS ?= linux/amd64 linux/arm64
 IMAGE ?= localhost/haulout-apiserver:$(subst +,-,$(VERSION))
+AGENT_IMAGE ?= localhost/haulout-node-agent:$(subst +,-,$(VERSION))
 IMAGE_TOOL := $(BIN)/image-tool
-IMAGE_LABELS := --label=org.opencontainers.image.title=haulout-apiserver --label=org.opencontainers.image.version=$(VERSION) \
+IMAGE_LABELS = --label=org.opencontainers.image.title=$(1) --label=org.opencontainers.image.version=$(VERSION) \
 	--label=org.opencontainers.image.licenses=Apache-2.0 --label=org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null)
 
 $(IMAGE_TOOL): $(wildcard hack/image/*.go) hack/image/go.mod hack/image/go.sum
 	cd hack/image && go build $(GO_BUILD_FLAGS) -o ../../$@ .
 
-.PHONY: image
-image: $(IMAGE_TOOL) ## Make the image of haulout-apiserver in bin/image (PLATFORMS='linux/amd64', IMAGE=name:tag); needs no container engine
+# make_image PROGRAM, FOLDER in cmd, TAG
+define make_image
 	@for platform in $(PLATFORMS); do \
-		echo "Building haulout-apiserver for $$platform"; \
+		echo "Building $(1) for $$platform"; \
 		GOOS=$${platform%/*} GOARCH=$${platform#*/} CGO_ENABLED=0 go build $(GO_BUILD_FLAGS) -trimpath -ldflags '-s -w $(LDFLAGS)' \
-			-o $(BIN)/image/$$platform/haulout-apiserver ./cmd/apiserver; \
+			-o $(BIN)/image/$$platform/$(1) ./cmd/$(2); \
 	done
-	$(IMAGE_TOOL) --tag='$(IMAGE)' --layout=$(BIN)/image/layout --archives=$(BIN)/image $(IMAGE_LABELS) \
+	$(IMAGE_TOOL) --tag='$(3)' --layout=$(BIN)/image/$(1) --archives=$(BIN)/image $(call IMAGE_LABELS,$(1)) \
 		--created="$$(git log -1 --format=%cI 2>/dev/null || echo 1970-01-01T00:00:00Z)" \
-		$(foreach platform,$(PLATFORMS),--program=$(platform)=$(BIN)/image/$(platform)/haulout-apiserver)
+		$(foreach platform,$(PLATFORMS),--program=$(platform)=$(BIN)/image/$(platform)/$(1))
+endef
+
+.PHONY: image
+image: $(IMAGE_TOOL) ## Make the images of haulout-apiserver and haulout-node-agent in bin/image (PLATFORMS='linux/amd64', IMAGE=name:tag, AGENT_IMAGE=name:tag); needs no container engine
+	$(call make_image,haulout-apiserver,apiserver,$(IMAGE))
+	$(call make_image,haulout-node-agent,node-agent,$(AGENT_IMAGE))
 
 CHART_TOOL := $(BIN)/chart-tool
 

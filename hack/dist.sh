@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Collects in bin/dist what a release has: archives of the server and of the kubectl plugin, images,
+# Collects in bin/dist what a release has: archives of the server, the node agent and the kubectl plugin, images,
 # the chart, manifests, a list of the modules in each program (CycloneDX), and checksums. `make
 # dist` has built all but the archives.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -22,16 +22,18 @@ bill() {
 	"${cyclonedx}" bin -json -noserial -notimestamp -std -version "${VERSION}" -output "${out}/$2.cdx.json" "$1"
 }
 
-for platform in ${PLATFORMS}; do
-	name="haulout-apiserver_${platform/\//_}"
-	folder="$(mktemp -d)"
-	cp LICENSE "bin/image/${platform}/haulout-apiserver" "${folder}/"
-	pack "${name}.tar.gz" "${folder}" .
-	rm -rf "${folder}"
-	bill "bin/image/${platform}/haulout-apiserver" "${name}"
-	gzip -n <"bin/image/haulout-apiserver-${platform#*/}.tar" >"${out}/${name/apiserver/apiserver-image}.tar.gz"
+for program in haulout-apiserver haulout-node-agent; do
+	for platform in ${PLATFORMS}; do
+		name="${program}_${platform/\//_}"
+		folder="$(mktemp -d)"
+		cp LICENSE "bin/image/${platform}/${program}" "${folder}/"
+		pack "${name}.tar.gz" "${folder}" .
+		rm -rf "${folder}"
+		bill "bin/image/${platform}/${program}" "${name}"
+		gzip -n <"bin/image/${program}-${platform#*/}.tar" >"${out}/${name/"${program}"/"${program}-image"}.tar.gz"
+	done
+	pack "${program}-image.oci.tar.gz" "bin/image/${program}" .
 done
-pack haulout-apiserver-image.oci.tar.gz bin/image/layout .
 for archive in bin/krew/kubectl-maintenance_*.tar.gz; do
 	cp "${archive}" "${out}/"
 	name="$(basename "${archive}" .tar.gz)"
