@@ -89,10 +89,10 @@ type Config struct {
 	// NodeName limits the evacuator to the pods of one node, for a program that runs on each node;
 	// empty means all nodes.
 	NodeName string
-	// HandlerReportsFirst: the library writes nothing before the handler's first Report. It is for a
-	// handler that may have to leave an Evacuation alone. Without it, the library reports immediately
-	// that the evacuator runs; with it, the next evacuator becomes active if the handler does not
-	// report within the server's --evacuator-start-deadline.
+	// HandlerReportsFirst: the library writes nothing before the handler's first Report. It is for
+	// a handler that may have to leave an Evacuation alone. Without it, the library reports
+	// immediately that the evacuator runs; with it, the next evacuator becomes active if the
+	// handler does not report within the server's --evacuator-start-deadline.
 	HandlerReportsFirst bool
 	// Clock is the clock; nil means the real one.
 	Clock clock.Clock

@@ -52,8 +52,8 @@ type configuration struct {
 	FeatureGates             map[string]bool `json:"featureGates"`
 }
 
-// loadConfig reads the configuration file and the drop-ins in the directory, in the kubelet's order.
-// An empty path is left out.
+// loadConfig reads the configuration file and the drop-ins in the directory, in the kubelet's
+// order. An empty path is left out.
 func loadConfig(path, dropIns string) (*configuration, error) {
 	merged := map[string]any{}
 	if path != "" {
@@ -181,8 +181,8 @@ func (c *configuration) shutsDownGracefully() bool {
 	return false
 }
 
-// parseFlags returns the values of the flags in a command line, without the program's name. The last
-// one of several wins, as in the kubelet.
+// parseFlags returns the values of the flags in a command line, without the program's name. The
+// last one of several wins, as in the kubelet.
 func parseFlags(args []string) map[string]string {
 	flags := map[string]string{}
 	for i := 1; i < len(args); i++ {

@@ -14,8 +14,8 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Package kubelet finds out what the kubelet of this node is configured with, whether it is healthy,
-// and whether it was restarted.
+// Package kubelet finds out what the kubelet of this node is configured with, whether it is
+// healthy, and whether it was restarted.
 package kubelet
 
 import (
@@ -44,8 +44,8 @@ var ErrNotRunning = errors.New("no process of the kubelet found")
 
 // Facts are the parts of the kubelet's configuration that the node agent needs.
 type Facts struct {
-	// StaticPodPath is the absolute path of the static pod folder (or of the single manifest); empty
-	// if the kubelet runs no static pods from files.
+	// StaticPodPath is the absolute path of the static pod folder (or of the single manifest);
+	// empty if the kubelet runs no static pods from files.
 	StaticPodPath string
 	// StaticPodURL: the kubelet also reads static pods from a URL.
 	StaticPodURL bool
@@ -53,7 +53,8 @@ type Facts struct {
 	ShutdownGrace bool
 	// HealthzAddress is the host and port of the endpoint /healthz; empty if it is disabled.
 	HealthzAddress string
-	// CgroupDriver is "cgroupfs" or "systemd". The runtime may tell the kubelet to use the other one.
+	// CgroupDriver is "cgroupfs" or "systemd". The runtime may tell the kubelet to use the other
+	// one.
 	CgroupDriver string
 	// ContainerRuntimeEndpoint is the endpoint of the CRI.
 	ContainerRuntimeEndpoint string
@@ -61,8 +62,8 @@ type Facts struct {
 	NodeName string
 }
 
-// Discover returns the facts from the kubelet's command line and the files that it names. If args is
-// nil, it reads the command line of the running kubelet; if there is none, or it names no
+// Discover returns the facts from the kubelet's command line and the files that it names. If args
+// is nil, it reads the command line of the running kubelet; if there is none, or it names no
 // configuration file, it reads the file configPath.
 func Discover(ctx context.Context, configPath string, args []string) (Facts, error) {
 	dir := ""

@@ -17,7 +17,6 @@ limitations under the License.
 package kubelet
 
 import (
-	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -180,10 +179,12 @@ func TestBadConfigurations(t *testing.T) {
 		args  []string
 		want  string
 	}{
-		"a missing file":           {args: []string{"--config=DIR/config.yaml"}, want: "config.yaml"},
-		"a missing folder":         {args: []string{"--config-dir=DIR/d"}, want: "drop-ins"},
-		"text":                     {files: map[string]string{"c": "{"}, args: []string{"--config=DIR/c"}, want: "/c: "},
-		"another kind":             {files: map[string]string{"c": "apiVersion: v1\nkind: Pod\n"}, args: []string{"--config=DIR/c"}, want: "KubeletConfiguration"},
+		"a missing file":   {args: []string{"--config=DIR/config.yaml"}, want: "config.yaml"},
+		"a missing folder": {args: []string{"--config-dir=DIR/d"}, want: "drop-ins"},
+		"text":             {files: map[string]string{"c": "{"}, args: []string{"--config=DIR/c"}, want: "/c: "},
+		"another kind": {
+			files: map[string]string{"c": "apiVersion: v1\nkind: Pod\n"}, args: []string{"--config=DIR/c"}, want: "KubeletConfiguration",
+		},
 		"a drop-in without a kind": {files: map[string]string{"d/a.conf": "staticPodPath: /a\n"}, args: []string{"--config-dir=DIR/d"}, want: "a.conf"},
 		"a field of another type":  {files: map[string]string{"c": header + "healthzPort: many\n"}, args: []string{"--config=DIR/c"}, want: "healthzPort"},
 		"a flag that is no number": {args: []string{"--healthz-port=many"}, want: "--healthz-port"},
@@ -213,7 +214,7 @@ func TestDiscoverNamesTheHost(t *testing.T) {
 }
 
 func TestHealthOfADisabledEndpoint(t *testing.T) {
-	if err := (Health{}).Check(context.Background()); err == nil || !strings.Contains(err.Error(), "healthzPort") {
+	if err := (Health{}).Check(t.Context()); err == nil || !strings.Contains(err.Error(), "healthzPort") {
 		t.Errorf("got %v, want an error that names healthzPort", err)
 	}
 }

@@ -45,7 +45,8 @@ func (h Health) Check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// A connection of its own each time: a kept one would outlive a kubelet in the middle of its end.
+	// A connection of its own each time: a kept one would outlive a kubelet in the middle of its
+	// end.
 	transport := &http.Transport{DisableKeepAlives: true}
 	response, err := (&http.Client{Transport: transport}).Do(request)
 	if err != nil {

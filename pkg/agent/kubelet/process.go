@@ -30,8 +30,8 @@ type Process struct {
 	ID string
 	// Started is when the process was started, by the clock of now.
 	Started time.Time
-	// Args is the command line with the program's name, and Dir the working directory. Both are empty
-	// where the system does not tell.
+	// Args is the command line with the program's name, and Dir the working directory. Both are
+	// empty where the system does not tell.
 	Args []string
 	Dir  string
 }

@@ -115,8 +115,8 @@ func (c crashing) Sync(dir string) error {
 	return c.osFiles.Sync(dir)
 }
 
-// contents returns how often each text occurs in the files below the parent, apart from those of the
-// parking folder itself.
+// contents returns how often each text occurs in the files below the parent, apart from those of
+// the parking folder itself.
 func (w *tree) contents() map[string]int {
 	found := map[string]int{}
 	for _, name := range w.list() {
@@ -136,17 +136,16 @@ func (w *tree) contents() map[string]int {
 	return found
 }
 
-// TestCrashes lets a process die at each step of what it does with files. The next one has to come to
-// the same end, and between them no manifest may be lost or be there twice.
+// TestCrashes lets a process die at each step of what it does with files. The next one has to come
+// to the same end, and between them no manifest may be lost or be there twice.
 func TestCrashes(t *testing.T) {
 	first := map[string]string{
 		"manifests/a.yaml": text("web", "  priority: 1"), "manifests/b.yaml": text("web", "  priority: 2"),
 		"manifests/c.yaml": "-> ../sources/web.yaml", "sources/web.yaml": text("web", "  priority: 3"), "manifests/db.yaml": text("db"),
 	}
-	parkedAll := func(t *testing.T, w *tree) {
-		t.Helper()
+	parkedAll := func(w *tree) {
 		if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, ""); err != nil {
-			t.Fatal(err)
+			w.Fatal(err)
 		}
 	}
 	parked := []string{
@@ -157,7 +156,7 @@ func TestCrashes(t *testing.T) {
 		"uid-update/c.yaml <- manifests/c.yaml default/web-node-7",
 	}
 	for name, tc := range map[string]struct {
-		prepare func(*testing.T, *tree)
+		prepare func(*tree)
 		// run is what the process does that dies, and again do the next ones: what the Keeper does.
 		run, again func(*folder) error
 		// replaces are the texts that a newer one at their path may replace.
@@ -170,8 +169,8 @@ func TestCrashes(t *testing.T) {
 			again: parkAgain, want: parked, entries: entries,
 		},
 		"hold": {
-			prepare: func(t *testing.T, w *tree) {
-				parkedAll(t, w)
+			prepare: func(w *tree) {
+				parkedAll(w)
 				w.write("manifests/a.yaml", text("web", "  priority: 4"))
 				w.write("manifests/d.yaml", text("web", "  priority: 5"))
 			},
@@ -188,8 +187,8 @@ func TestCrashes(t *testing.T) {
 			want:    []string{"manifests/a.yaml", "manifests/b.yaml", "manifests/c.yaml", "manifests/db.yaml", "sources/web.yaml"},
 		},
 		"restore beside a newer manifest": {
-			prepare: func(t *testing.T, w *tree) {
-				parkedAll(t, w)
+			prepare: func(w *tree) {
+				parkedAll(w)
 				w.write("manifests/b.yaml", text("web", "  priority: 9"))
 			},
 			run: func(f *folder) error { _, err := f.restore(all); return err },
@@ -200,8 +199,8 @@ func TestCrashes(t *testing.T) {
 			},
 		},
 		"park at the path of another pod": {
-			prepare: func(t *testing.T, w *tree) {
-				parkedAll(t, w)
+			prepare: func(w *tree) {
+				parkedAll(w)
 				w.write("manifests/a.yaml", text("api"))
 			},
 			run:   func(f *folder) error { _, err := f.park(mirror("api"), forUpdate, ""); return err },
@@ -213,8 +212,8 @@ func TestCrashes(t *testing.T) {
 			},
 		},
 		"a damaged index": {
-			prepare: func(t *testing.T, w *tree) {
-				parkedAll(t, w)
+			prepare: func(w *tree) {
+				parkedAll(w)
 				w.write(".nm-parked/index.json", "damaged")
 			},
 			run:   func(f *folder) error { _, err := f.entries(); return err },
@@ -229,7 +228,7 @@ func TestCrashes(t *testing.T) {
 				t.Run(fmt.Sprint(n), func(t *testing.T) {
 					w := newTree(t, first)
 					if tc.prepare != nil {
-						tc.prepare(t, w)
+						tc.prepare(w)
 					}
 					before := w.contents()
 					left := n
@@ -271,8 +270,8 @@ func (w *tree) leftovers() []string {
 	return slices.DeleteFunc(w.list(), func(name string) bool { return name != ".nm-parked/index.json.tmp" })
 }
 
-// wantContents checks that each text is there as often as before, apart from those that may have been
-// replaced.
+// wantContents checks that each text is there as often as before, apart from those that may have
+// been replaced.
 func (w *tree) wantContents(before map[string]int, replaces []string) {
 	w.Helper()
 	now := w.contents()
@@ -283,8 +282,8 @@ func (w *tree) wantContents(before map[string]int, replaces []string) {
 	}
 }
 
-// parkAgain does what the Keeper does for a pod that has to leave: it parks it, unless a manifest of
-// it is parked, and holds it.
+// parkAgain does what the Keeper does for a pod that has to leave: it parks it, unless a manifest
+// of it is parked, and holds it.
 func parkAgain(f *folder) error { return parkUnlessParked(f, "web") }
 
 func parkUnlessParked(f *folder, name string) error {

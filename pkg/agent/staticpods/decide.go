@@ -100,10 +100,12 @@ func decide(s situation) decision {
 		return decision{step: stepLeave}
 	case s.pod.Annotations[annotationConfigSource] == sourceURL:
 		return decision{step: stepGiveUp, message: fmt.Sprintf(
-			"static pod %s/%s comes from the kubelet's staticPodURL, which the node agent cannot change; remove it from what the URL serves", s.namespace, s.name)}
+			"static pod %s/%s comes from the kubelet's staticPodURL, which the node agent cannot change; remove it from what the URL serves",
+			s.namespace, s.name)}
 	case s.manifests == 0:
 		return decision{step: stepWait, message: fmt.Sprintf(
-			"%s has no manifest of static pod %s/%s, so it cannot be parked; the kubelet stops the pod if the manifest was removed", s.dir, s.namespace, s.name)}
+			"%s has no manifest of static pod %s/%s, so it cannot be parked; the kubelet stops the pod if the manifest was removed",
+			s.dir, s.namespace, s.name)}
 	case s.refusal != nil && s.refusal.Final:
 		return decision{step: stepGiveUp, message: s.refusal.Message}
 	case s.refusal != nil:

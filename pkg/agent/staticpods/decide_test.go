@@ -68,7 +68,8 @@ func TestDecide(t *testing.T) {
 			situation: situationOf(func(s *situation) { s.unhealthy = errors.New("refused") }), step: stepWait, message: "healthy",
 		},
 		"give up what is refused for good": {
-			situation: situationOf(func(s *situation) { s.refusal = &Refusal{Message: "it is the API", Final: true} }), step: stepGiveUp, message: "it is the API",
+			situation: situationOf(func(s *situation) { s.refusal = &Refusal{Message: "it is the API", Final: true} }),
+			step:      stepGiveUp, message: "it is the API",
 		},
 		"wait while it is refused": {
 			situation: situationOf(func(s *situation) { s.refusal, s.unhealthy = &Refusal{Message: "it is the API"}, errors.New("refused") }),

@@ -23,8 +23,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -130,18 +130,23 @@ func (w *evacuation) gather(ctx context.Context) (situation, error) {
 	return s, nil
 }
 
-// pod returns the pod in the API; nil if there is none.
+// pod returns the pod in the API; nil if there is none on this node. It lists: a node may not get a
+// pod that does not exist, and would be told that this is forbidden.
 func (w *evacuation) pod(ctx context.Context) (*corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	pod, err := w.keeper.Kube.CoreV1().Pods(w.key.Namespace).Get(ctx, w.key.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
+	list, err := w.keeper.Kube.CoreV1().Pods(w.key.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.AndSelectors(
+		fields.OneTermEqualSelector("spec.nodeName", w.keeper.NodeName), fields.OneTermEqualSelector("metadata.name", w.key.Name),
+	).String()})
 	if err != nil {
 		return nil, fmt.Errorf("read the pod: %w", err)
 	}
-	return pod, nil
+	for i := range list.Items {
+		if list.Items[i].Name == w.key.Name {
+			return &list.Items[i], nil
+		}
+	}
+	return nil, nil
 }
 
 // running reports whether a container of the pod runs.

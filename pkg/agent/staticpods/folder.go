@@ -80,8 +80,8 @@ type manifest struct {
 }
 
 // manifests returns the manifests in the static pod folder. Like the kubelet, it ignores names that
-// begin with a dot, subfolders and files that are no pods. All other names are manifests, also those
-// of backups.
+// begin with a dot, subfolders and files that are no pods. All other names are manifests, also
+// those of backups.
 func (f *folder) manifests() ([]manifest, error) {
 	if f.dir == "" {
 		return nil, nil
@@ -292,8 +292,12 @@ func (f *folder) change(key types.NamespacedName, mod func(*Entry)) error {
 // park moves all manifests of a pod to the folder of the first of the maintenances. The pod is the
 // mirror pod.
 func (f *folder) park(pod *corev1.Pod, maintenances []Maintenance, instance string) ([]string, error) {
-	if len(maintenances) == 0 || !isFolderName(string(maintenances[0].UID)) {
-		return nil, fmt.Errorf("the UID %q of the maintenance must be the name of a folder", maintenances)
+	if len(maintenances) == 0 {
+		return nil, errors.New("a maintenance is required")
+	}
+	to := string(maintenances[0].UID)
+	if !isFolderName(to) {
+		return nil, fmt.Errorf("the UID %q of the maintenance must be the name of a folder", to)
 	}
 	if err := f.files.MkdirAll(f.parking, 0o700); err != nil {
 		return nil, err
@@ -310,7 +314,7 @@ func (f *folder) park(pod *corev1.Pod, maintenances []Maintenance, instance stri
 	if len(manifests) == 0 {
 		return nil, fmt.Errorf("%w %s/%s", errNoManifest, pod.Namespace, pod.Name)
 	}
-	return f.move(i, string(maintenances[0].UID), manifests, func(e *Entry) {
+	return f.move(i, to, manifests, func(e *Entry) {
 		e.describe(pod)
 		e.Maintenances, e.ParkedAt, e.KubeletInstance, e.Stopped = maintenances, f.now(), instance, false
 	})

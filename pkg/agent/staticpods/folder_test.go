@@ -311,7 +311,7 @@ func TestParkRefuses(t *testing.T) {
 		pod          string
 		want         string
 	}{
-		"no maintenance":               {nil, "web", "must be the name of a folder"},
+		"no maintenance":               {nil, "web", "a maintenance is required"},
 		"a maintenance above":          {[]Maintenance{{UID: "../manifests"}}, "web", "must be the name of a folder"},
 		"a maintenance in a subfolder": {[]Maintenance{{UID: "a/b"}}, "web", "must be the name of a folder"},
 		"a maintenance without UID":    {[]Maintenance{{Name: "a"}}, "web", "must be the name of a folder"},

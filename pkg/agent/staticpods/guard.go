@@ -59,8 +59,8 @@ type Guard interface {
 
 // apiGuard is a Guard for the API server of a client configuration.
 //
-// A program of the API (kube-apiserver, etcd), or a pod with a port of the node, which may be a proxy
-// or a keeper of the API's address, may be stopped if
+// A program of the API (kube-apiserver, etcd), or a pod with a port of the node, which may be a
+// proxy or a keeper of the API's address, may be stopped if
 //   - the address of the client configuration does not lead to this node alone: the kubelet and the
 //     agent could not reach any other API server, and
 //   - for a program of the API: another endpoint of the API, on another node, is ready, and
@@ -76,9 +76,10 @@ type apiGuard struct {
 
 // NewGuard returns the Guard for the API server of a client configuration.
 func NewGuard(config *rest.Config, kube kubernetes.Interface, nodeName string) Guard {
-	return &apiGuard{config: config, kube: kube, node: nodeName, own: ownAddresses, resolve: func(ctx context.Context, host string) ([]netip.Addr, error) {
+	resolve := func(ctx context.Context, host string) ([]netip.Addr, error) {
 		return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	}}
+	}
+	return &apiGuard{config: config, kube: kube, node: nodeName, own: ownAddresses, resolve: resolve}
 }
 
 // Ready returns an error if the Kubernetes API does not answer.
@@ -124,8 +125,9 @@ func (g *apiGuard) Check(ctx context.Context, pod *corev1.Pod) *Refusal {
 	}
 	refuse := func(final bool, format string, args ...any) *Refusal {
 		return &Refusal{
-			Final:   final,
-			Message: fmt.Sprintf("static pod %s/%s is not stopped, because the node could lose the API: ", pod.Namespace, pod.Name) + fmt.Sprintf(format, args...),
+			Final: final,
+			Message: fmt.Sprintf("static pod %s/%s is not stopped, because the node could lose the API: %s",
+				pod.Namespace, pod.Name, fmt.Sprintf(format, args...)),
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, 3*guardTimeout)
@@ -207,6 +209,9 @@ func (g *apiGuard) others(ctx context.Context, own []netip.Addr) (known, ready i
 		slice := &slices.Items[i]
 		for _, port := range slice.Ports {
 			for _, endpoint := range slice.Endpoints {
+				if endpoint.NodeName != nil && *endpoint.NodeName == g.node {
+					continue
+				}
 				for _, text := range endpoint.Addresses {
 					if address, err := netip.ParseAddr(text); err == nil && port.Port != nil && !isOwn(address, own) {
 						endpoints.Insert(net.JoinHostPort(address.String(), strconv.Itoa(int(*port.Port))))
@@ -232,8 +237,8 @@ func (g *apiGuard) configOf(endpoint string) *rest.Config {
 	return config
 }
 
-// initialMembers returns the number of members in the manifest of an etcd, 0 if it has none: those at
-// the time when it joined.
+// initialMembers returns the number of members in the manifest of an etcd, 0 if it has none: those
+// at the time when it joined.
 func initialMembers(pod *corev1.Pod) int {
 	for _, container := range pod.Spec.Containers {
 		for _, arg := range append(container.Command, container.Args...) {

@@ -18,6 +18,7 @@ package staticpods
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -27,8 +28,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-
-	"crypto/tls"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -95,14 +94,20 @@ func (s *apiServers) config(host string) *rest.Config {
 	}
 }
 
-// endpointsOf returns the EndpointSlice of the API.
+// endpointsOf returns the EndpointSlice of the API; the node of an address may follow it after an
+// @.
 func endpointsOf(addresses ...string) runtime.Object {
 	slice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
 		Ports:      []discoveryv1.EndpointPort{{Port: ptr.To[int32](6443)}, {}},
 	}
 	for _, address := range addresses {
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}})
+		address, host, _ := strings.Cut(address, "@")
+		endpoint := discoveryv1.Endpoint{Addresses: []string{address}}
+		if host != "" {
+			endpoint.NodeName = &host
+		}
+		slice.Endpoints = append(slice.Endpoints, endpoint)
 	}
 	return slice
 }
@@ -154,6 +159,10 @@ func TestGuard(t *testing.T) {
 		},
 		"an API server of several": {
 			pod: apiServer, host: "10.0.0.100:6443", endpoints: three, servers: map[string]int{"10.0.0.3:6443": ready},
+		},
+		"an API server on another address of the node": {
+			pod: apiServer, host: "10.0.0.100:6443", endpoints: []string{"10.0.0.2@" + node}, servers: map[string]int{"10.0.0.2:6443": ready},
+			want: "no other API server is ready (of 0)",
 		},
 		"an API server of several that are not ready": {
 			pod: apiServer, host: "10.0.0.100:6443", endpoints: three, want: "no other",

@@ -18,6 +18,7 @@ package staticpods
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -26,9 +27,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	drainplan "haulout.dev/haulout/pkg/drain/plan"
-
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 // indexVersion is the version of the format of the index.
@@ -106,7 +106,7 @@ func parseIndex(data []byte) (*index, error) {
 		return nil, fmt.Errorf("version %d, must be %d", i.Version, indexVersion)
 	}
 	if slices.Contains(i.Entries, nil) {
-		return nil, fmt.Errorf("an entry is null")
+		return nil, errors.New("an entry is null")
 	}
 	return i, nil
 }

@@ -46,7 +46,8 @@ const (
 	EventParkedAgain = "StaticPodParkedAgain"
 	// EventRestored: the manifests of static pods returned.
 	EventRestored = "StaticPodRestored"
-	// EventRestoredWithoutAPI: the manifests of static pods returned because the API did not answer.
+	// EventRestoredWithoutAPI: the manifests of static pods returned because the API did not
+	// answer.
 	EventRestoredWithoutAPI = "StaticPodRestoredWithoutAPI"
 	// EventNotStopped: a static pod cannot be stopped.
 	EventNotStopped = "StaticPodNotStopped"
@@ -55,8 +56,8 @@ const (
 )
 
 const (
-	// relistPeriod is how often the Keeper lists the folder and the maintenances while manifests are
-	// parked.
+	// relistPeriod is how often the Keeper lists the folder and the maintenances while manifests
+	// are parked.
 	relistPeriod = 10 * time.Second
 	// pollPeriod is how often it checks a terminating pod.
 	pollPeriod = 2 * time.Second
@@ -69,8 +70,8 @@ const (
 
 // Containers knows the containers of the node.
 type Containers interface {
-	// Running reports whether a container of the pod with the UID that the kubelet and the container
-	// runtime know runs.
+	// Running reports whether a container of the pod with the UID that the kubelet and the
+	// container runtime know runs.
 	Running(ctx context.Context, podUID string) (bool, error)
 }
 
@@ -95,8 +96,8 @@ type Config struct {
 	// Kube and Maintenance are clients with the kubelet's identity.
 	Kube        kubernetes.Interface
 	Maintenance versioned.Interface
-	// APILossRestorePeriod is how long the Kubernetes API may be gone before the Keeper restores the
-	// static pods that may serve it.
+	// APILossRestorePeriod is how long the Kubernetes API may be gone before the Keeper restores
+	// the static pods that may serve it.
 	APILossRestorePeriod time.Duration
 	// PollingOnly: the Keeper does not watch the folder, and the kubelet does not either (Windows).
 	PollingOnly bool
@@ -192,8 +193,8 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// Problem returns why static pods cannot be stopped and restarted now, empty if they can. It does not
-// block.
+// Problem returns why static pods cannot be stopped and restarted now, empty if they can. It does
+// not block.
 func (k *Keeper) Problem() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -316,8 +317,8 @@ func (k *Keeper) targeting(e *Entry, list []maintenancev1alpha1.NodeMaintenance)
 	return found, nil
 }
 
-// restoreWithoutAPI restores the pods that may serve the API if it has been gone for too long: a node
-// that parked a part of the control plane must not wait forever for an API that waits for it.
+// restoreWithoutAPI restores the pods that may serve the API if it has been gone for too long: a
+// node that parked a part of the control plane must not wait forever for an API that waits for it.
 func (k *Keeper) restoreWithoutAPI(ctx context.Context, entries []Entry) {
 	if !slices.ContainsFunc(entries, func(e Entry) bool { return e.ServesAPI }) {
 		return
@@ -351,7 +352,8 @@ func (k *Keeper) restore(ctx context.Context, selected func(*Entry) bool, eventT
 		logger.Info("Manifest restored", "pod", klog.KRef(e.Namespace, e.Name), "path", e.Origin, "reason", reason, "archived", e.archived)
 		if e.archived != "" {
 			manifestMoves.WithLabelValues(moveArchived).Inc()
-			k.Event(eventType, reason, fmt.Sprintf("Static pod %s/%s runs with the newer manifest in %s; the parked one is kept as %s", e.Namespace, e.Name, e.Origin, e.archived))
+			k.Event(eventType, reason, fmt.Sprintf("Static pod %s/%s runs with the newer manifest in %s; the parked one is kept as %s",
+				e.Namespace, e.Name, e.Origin, e.archived))
 			continue
 		}
 		manifestMoves.WithLabelValues(moveRestored).Inc()

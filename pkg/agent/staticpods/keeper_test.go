@@ -18,6 +18,7 @@ package staticpods
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -31,6 +32,11 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 )
+
+// slow returns a manifest of a pod that takes some seconds to end.
+func slow(name string, seconds int) string {
+	return text(name, "  priority: 1", fmt.Sprint("  terminationGracePeriodSeconds: ", seconds))
+}
 
 const complete = maintenancev1alpha1.NodeMaintenanceStageComplete
 
@@ -273,7 +279,7 @@ func TestAPodWithoutAManifestIsReported(t *testing.T) {
 
 func TestARestartOfTheKubeletDuringATerminationIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, map[string]string{"manifests/web.yaml": text("web", "  priority: 1", "  terminationGracePeriodSeconds: 600")}, drain("update", 1000))
+		w := newWorld(t, map[string]string{"manifests/web.yaml": slow("web", 600)}, drain("update", 1000))
 		w.add(evacuationOf("web"))
 		w.untilReported("terminating")
 		w.until("the pod is terminating", func() bool { return slices.Contains(w.kubelet.happened(), "TERM web") })
@@ -314,7 +320,7 @@ func TestHeartbeatsWhileAPodTerminates(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, map[string]string{"manifests/web.yaml": text("web", "  priority: 1", "  terminationGracePeriodSeconds: 120")}, drain("update", 1000))
+				w := newWorld(t, map[string]string{"manifests/web.yaml": slow("web", 120)}, drain("update", 1000))
 				e := evacuationOf("web")
 				e.Spec.ProgressDeadlineSeconds = &tc.deadline
 				w.add(e)
@@ -350,7 +356,7 @@ func TestALatePodIsNamedWithoutHeartbeats(t *testing.T) {
 
 func TestAContainerThatRunsKeepsThePodFromBeingDone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, map[string]string{"manifests/web.yaml": text("web", "  priority: 1", "  terminationGracePeriodSeconds: 120")}, drain("update", 1000))
+		w := newWorld(t, map[string]string{"manifests/web.yaml": slow("web", 120)}, drain("update", 1000))
 		w.add(evacuationOf("web"))
 		w.untilReported("terminating")
 		// A user deletes the mirror pod.

@@ -35,8 +35,9 @@ import (
 )
 
 // fakeKubelet does with the static pod folder what the kubelet does: it runs the pods of the
-// manifests, terminates those whose manifest is gone within their grace period, removes the mirror pod
-// a second later, and, started while containers run whose manifest is gone, kills them immediately.
+// manifests, terminates those whose manifest is gone within their grace period, removes the mirror
+// pod a second later, and, started while containers run whose manifest is gone, kills them
+// immediately.
 type fakeKubelet struct {
 	t    *testing.T
 	dir  string

@@ -77,7 +77,8 @@ func gracePeriodOf(pod *corev1.Pod) time.Duration {
 	return defaultGracePeriod
 }
 
-// isIgnored reports whether the kubelet ignores a file of the static pod folder because of its name.
+// isIgnored reports whether the kubelet ignores a file of the static pod folder because of its
+// name.
 func isIgnored(name string) bool { return strings.HasPrefix(name, ".") }
 
 func hashOf(data []byte) string {
@@ -119,8 +120,8 @@ func imageName(image string) string {
 	return name
 }
 
-// mayServeAPI reports whether clients of the API may reach it through the pod: it is a program of the
-// API, or a proxy or a keeper of its address, which need the network of the node.
+// mayServeAPI reports whether clients of the API may reach it through the pod: it is a program of
+// the API, or a proxy or a keeper of its address, which need the network of the node.
 func mayServeAPI(pod *corev1.Pod) bool {
 	if programOf(pod) != "" {
 		return true

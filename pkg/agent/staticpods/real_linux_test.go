@@ -37,8 +37,8 @@ import (
 // envParent is the parent of a static pod folder that is a mount of its own.
 const envParent = "HAULOUT_TEST_PARENT"
 
-// TestABindMountIsNamed runs in a mount namespace of its own, where the static pod folder is another
-// mount of the same file system.
+// TestABindMountIsNamed runs in a mount namespace of its own, where the static pod folder is
+// another mount of the same file system.
 func TestABindMountIsNamed(t *testing.T) {
 	if parent := os.Getenv(envParent); parent != "" {
 		w := &tree{T: t, root: parent}
@@ -73,7 +73,7 @@ func TestABindMountIsNamed(t *testing.T) {
 		if os.Getenv("CI") != "" {
 			t.Fatalf("mount namespaces are not allowed: %v", err)
 		}
-		t.Skipf("mount namespaces are not allowed: %v", err)
+		t.Skipf("mount namespaces are not allowed: %v", err) //nolint:forbidigo // with CI set, it fails
 	}
 	if err != nil || !strings.Contains(string(output), "--- PASS: TestABindMountIsNamed") {
 		t.Fatalf("%v:\n%s", err, output)

@@ -18,7 +18,7 @@ package staticpods
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"path/filepath"
 
 	"github.com/fsnotify/fsnotify"
@@ -64,7 +64,7 @@ func watchOnce(ctx context.Context, dir string, changed func()) error {
 			case !ok:
 				return nil
 			case event.Name == dir && event.Has(fsnotify.Remove|fsnotify.Rename):
-				return fmt.Errorf("the folder was removed")
+				return errors.New("the folder was removed")
 			case isIgnored(filepath.Base(event.Name)) || event.Op == fsnotify.Remove || event.Op == fsnotify.Rename:
 				continue // nothing new
 			}

@@ -19,6 +19,7 @@ package staticpods
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -26,6 +27,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -43,8 +45,8 @@ func manifestOf(name string, more ...string) string {
 	return text(name, append([]string{"  priority: 1000", "  terminationGracePeriodSeconds: 5"}, more...)...)
 }
 
-// drain returns a NodeMaintenance in stage Drain that asks static pods up to a priority to leave the
-// node.
+// drain returns a NodeMaintenance in stage Drain that asks static pods up to a priority to leave
+// the node.
 func drain(name string, priority int32, mods ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
 	nm := &maintenancev1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
@@ -159,6 +161,17 @@ func newWorld(t *testing.T, files map[string]string, objects ...runtime.Object) 
 		return w.noAPI != nil, nil, w.noAPI
 	})
 	w.api.PrependReactor("patch", "evacuations", w.patched)
+	// What the node authorizer does.
+	w.kube.PrependReactor("get", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), action.(clienttesting.GetAction).GetName(), errors.New("no relationship found"))
+	})
+	w.kube.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		selector := action.(clienttesting.ListActionImpl).ListOptions.FieldSelector
+		if !strings.Contains(selector, "spec.nodeName="+node) {
+			return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("can only list pods with spec.nodeName field selector"))
+		}
+		return false, nil, nil
+	})
 	w.until("the pods run", func() bool { return len(w.kubelet.happened()) > 0 || len(files) == 0 })
 	w.run()
 	return w
@@ -225,7 +238,8 @@ func (w *world) until(what string, condition func() bool) {
 	if !informertest.Until(100*time.Millisecond, condition) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.Fatalf("it never came to pass that %s\nkubelet: %v\nfiles: %v\nreports: %+v\nevents: %q", what, w.kubelet.happened(), w.list(), w.reports, w.events)
+		w.Fatalf("it never came to pass that %s\nkubelet: %v\nfiles: %v\nreports: %+v\nevents: %q",
+			what, w.kubelet.happened(), w.list(), w.reports, w.events)
 	}
 }
 
