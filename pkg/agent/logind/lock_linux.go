@@ -91,6 +91,8 @@ func openLock(path string) (*os.File, error) {
 }
 
 // lockPath returns the path of the pipe that an open lock is. It fails if logind has removed it.
+// The link in /proc/self/fd does not tell: the file was opened in logind's own mount namespace, and
+// when that ends with its logind, the link is /NUMBER.ref.
 func lockPath(file *os.File) (string, error) {
 	opened, err := file.Stat()
 	if err != nil {
@@ -99,31 +101,16 @@ func lockPath(file *os.File) (string, error) {
 	if opened.Mode().Type() != os.ModeNamedPipe {
 		return "", fmt.Errorf("file %s is not a named pipe", file.Name())
 	}
-	path, err := linkOf(file)
+	paths, err := filepath.Glob(inhibitDir + "/*.ref")
 	if err != nil {
 		return "", err
 	}
-	named, err := os.Stat(path)
-	if err != nil {
-		return "", fmt.Errorf("logind has removed the lock: %w", err)
+	for _, path := range paths {
+		if named, err := os.Stat(path); err == nil && os.SameFile(opened, named) {
+			return path, nil
+		}
 	}
-	if !os.SameFile(opened, named) {
-		return "", fmt.Errorf("logind has given %s to another lock", path)
-	}
-	return path, nil
-}
-
-func linkOf(file *os.File) (string, error) {
-	raw, err := file.SyscallConn()
-	if err != nil {
-		return "", err
-	}
-	var path string
-	var read error
-	if err := raw.Control(func(fd uintptr) { path, read = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)) }); err != nil {
-		return "", err
-	}
-	return path, read
+	return "", fmt.Errorf("logind has removed the pipe from %s", inhibitDir)
 }
 
 // ensureLock takes a lock if there is none, or if logind does not know ours. A lock that is held
@@ -156,11 +143,14 @@ func (m *Manager) needsLock(ctx context.Context, inhibitors []inhibitor, prepari
 	m.problems.kubelet = kubeletProblem(inhibitors)
 	if m.lock != nil {
 		_, err := lockPath(m.lock)
-		if err == nil && listed(inhibitors) {
+		if err == nil && !listed(inhibitors) {
+			err = errors.New("logind does not list it")
+		}
+		if err == nil {
 			m.problems.lock = ""
 			return false
 		}
-		klog.FromContext(ctx).Info("logind has lost the shutdown lock", "path", m.state.LockPath)
+		klog.FromContext(ctx).Error(err, "The shutdown lock is lost", "path", m.state.LockPath)
 		m.lock.Close()
 		m.lock = nil
 	}
@@ -169,7 +159,7 @@ func (m *Manager) needsLock(ctx context.Context, inhibitors []inhibitor, prepari
 
 // setLock stores a new lock.
 func (m *Manager) setLock(ctx context.Context, file *os.File) {
-	path, err := linkOf(file)
+	path, err := lockPath(file)
 	if err != nil {
 		// Only what survives a crash needs the path.
 		klog.FromContext(ctx).Error(err, "Cannot find the path of the shutdown lock")

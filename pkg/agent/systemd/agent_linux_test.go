@@ -1,0 +1,110 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package systemd_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"haulout.dev/haulout/pkg/agent/logind"
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/agent/systemd/install"
+)
+
+const logName = "agent.log"
+
+// record is a line that the agent of the tests writes after each change.
+type record struct {
+	PID    int
+	Args   []string
+	State  shutdown.MachineState
+	Ending systemd.Ending
+	// Kubelet is the state of kubelet.service when the agent got SIGTERM.
+	Kubelet string
+}
+
+// runAgent is a service that holds the lock, as the node agent does, without a cluster. SIGUSR1
+// stands for the end of the drain.
+func runAgent() error {
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGUSR1)
+	log, err := os.OpenFile(filepath.Join(shareDir, logName), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	stored, err := systemd.ListenFDs()
+	if err != nil {
+		return err
+	}
+	notifier := systemd.NewNotifier()
+	manager := logind.New(logind.Config{
+		Delay: 20 * time.Minute, Stored: stored[logind.StoreName], Store: notifier,
+		RetryPeriod: 20 * time.Millisecond, ResyncPeriod: 100 * time.Millisecond,
+	})
+	current := record{PID: os.Getpid(), Args: os.Args}
+	var mu sync.Mutex
+	write := func(modify func()) {
+		mu.Lock()
+		defer mu.Unlock()
+		modify()
+		current.State = manager.State()
+		_ = json.NewEncoder(log).Encode(current)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() { _ = manager.Run(ctx, func() { write(func() {}) }) }()
+	if err := notifier.Ready("holds the lock"); err != nil {
+		return err
+	}
+	for got := range signals {
+		if got == unix.SIGUSR1 {
+			if err := manager.Release(ctx); err != nil {
+				return err
+			}
+			if current.Ending.Stopping {
+				return nil
+			}
+			continue
+		}
+		client, err := systemd.Dial(ctx, "")
+		if err != nil {
+			return err
+		}
+		ending, err := client.Ending(ctx, install.Unit)
+		if err != nil {
+			return err
+		}
+		if !ending.Stopping || !manager.State().LockHeld {
+			return nil
+		}
+		kubelet, err := client.ActiveState(ctx, "kubelet.service")
+		if err != nil {
+			return err
+		}
+		write(func() { current.Ending, current.Kubelet = ending, kubelet })
+		manager.Stopping(ending.Kind, ending.Limit)
+	}
+	return nil
+}

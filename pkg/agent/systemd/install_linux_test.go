@@ -1,0 +1,255 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package systemd_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"haulout.dev/haulout/pkg/agent/logind"
+	"haulout.dev/haulout/pkg/agent/systemd/install"
+)
+
+func held(r record) bool { return r.State.LockHeld && len(r.State.Problems) == 0 }
+
+func pending(r record) bool { return r.State.ShuttingDown }
+
+func TestKilledAgentKeepsTheShutdownWaiting(t *testing.T) {
+	for name, test := range map[string]struct {
+		method string
+		want   syscall.Signal
+	}{
+		// The kernel gives these signals to the init of a PID namespace instead.
+		"reboot":   {method: "Reboot", want: syscall.SIGHUP},
+		"poweroff": {method: "PowerOff", want: syscall.SIGINT},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := bootMachine(t)
+			m.install(true)
+			first := m.until("the lock is held", held)
+			m.login(test.method, false)
+			last := m.until("a shutdown is pending", pending)
+			for range 2 {
+				m.kill(syscall.SIGKILL)
+				last = m.until("another process holds the lock", func(r record) bool { return r.PID != last.PID && pending(r) && held(r) })
+				if last.State.LockPath != first.State.LockPath {
+					t.Errorf("it holds %s, want %s", last.State.LockPath, first.State.LockPath)
+				}
+			}
+			// An update in this moment.
+			m.install(true, withFile("new"))
+			m.until("the new agent holds the lock", func(r record) bool { return r.PID != last.PID && pending(r) && held(r) })
+			m.mustRun()
+			m.kill(syscall.SIGUSR1)
+			m.mustEnd(test.want)
+		})
+	}
+}
+
+func TestRestartsOfLogindAndOfTheBus(t *testing.T) {
+	for _, unit := range []string{"systemd-logind.service", "dbus.service"} {
+		t.Run(unit, func(t *testing.T) {
+			m := bootMachine(t)
+			m.install(true)
+			first := m.until("the lock is held", held)
+			m.login("Reboot", false)
+			m.until("a shutdown is pending", pending)
+			// The restart of the bus cuts the connection on which it was asked for.
+			if err := m.client().RestartUnit(t.Context(), unit); err != nil && unit != "dbus.service" {
+				t.Fatal(err)
+			}
+			last := m.until("the shutdown is forgotten, the lock held", func(r record) bool { return r.State.Forgotten && held(r) })
+			// systemd must not have dropped its copy when the old logind closed the pipe.
+			m.kill(syscall.SIGKILL)
+			last = m.until("another process holds the lock", func(r record) bool { return r.PID != last.PID && held(r) })
+			if last.State.LockPath != first.State.LockPath {
+				t.Errorf("it holds %s, want %s", last.State.LockPath, first.State.LockPath)
+			}
+			m.login("Reboot", false)
+			m.until("the next shutdown is pending", pending)
+			m.kill(syscall.SIGUSR1)
+			m.mustEnd(syscall.SIGHUP)
+		})
+	}
+}
+
+func TestShutdownAroundLogind(t *testing.T) {
+	for name, test := range map[string]struct {
+		target    string
+		delay     time.Duration
+		wantKind  string
+		wantLimit time.Duration
+		want      syscall.Signal
+	}{
+		"reboot":                              {target: "reboot.target", delay: 10 * time.Minute, wantKind: "reboot", wantLimit: 10 * time.Minute, want: syscall.SIGHUP},
+		"poweroff, a delay above systemd's":   {target: "poweroff.target", delay: time.Hour, wantKind: "poweroff", wantLimit: 30 * time.Minute, want: syscall.SIGINT},
+		"halt, which has no limit of its own": {target: "halt.target", delay: time.Hour, wantKind: "poweroff", wantLimit: time.Hour, want: syscall.SIGINT},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := bootMachine(t)
+			if err := m.service("kubelet.service").Start(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			m.install(true, func(o *install.Options) { o.MaxDelay = test.delay })
+			m.until("the lock is held", held)
+			m.startTarget(test.target)
+			stopped := m.until("systemd stops the agent", func(r record) bool { return r.Ending.Stopping && pending(r) })
+			if stopped.Ending.Kind != test.wantKind || stopped.Ending.Limit != test.wantLimit || stopped.Kubelet != "active" {
+				t.Errorf("the agent saw %+v and the kubelet %s, want %s within %s and the kubelet active",
+					stopped.Ending, stopped.Kubelet, test.wantKind, test.wantLimit)
+			}
+			// As long as the agent works, the pods have their kubelet.
+			if state, err := m.service("kubelet.service").ActiveState(t.Context()); err != nil || state != "active" {
+				t.Errorf("the kubelet is %s, %v, want active", state, err)
+			}
+			m.kill(syscall.SIGUSR1)
+			m.mustEnd(test.want)
+		})
+	}
+}
+
+func TestInstallUpdateUninstall(t *testing.T) {
+	m := bootMachine(t)
+	if status := m.status(); status.Exists() {
+		t.Errorf("before the installation the status is %+v", status)
+	}
+	odd := []string{"run", "--text=100% of $HOME; \"it's\" \\ here", ""}
+	withArgs := func(o *install.Options) { o.Args = odd }
+	m.install(true, withArgs)
+	first := m.until("the lock is held", held)
+	if strings.Join(first.Args[1:], "|") != strings.Join(odd, "|") {
+		t.Errorf("the agent got the arguments %q, want %q", first.Args[1:], odd)
+	}
+	status := m.status()
+	if status.Active != "active" || status.File != "enabled" || status.MainPID == 0 || status.RestartPending {
+		t.Errorf("status %+v, want an enabled unit that is active", status)
+	}
+	m.install(false, withArgs)
+	if again := m.status(); again.MainPID != status.MainPID {
+		t.Error("an installation without changes has restarted the agent")
+	}
+	last := first
+	restarted := func(what string, modify ...func(*install.Options)) {
+		t.Helper()
+		m.install(true, modify...)
+		last = m.until(what+" restarts the agent", func(r record) bool { return r.PID != last.PID && held(r) })
+		if last.State.LockPath != first.State.LockPath {
+			t.Errorf("%s: the agent holds the lock %s, want %s", what, last.State.LockPath, first.State.LockPath)
+		}
+	}
+	restarted("another command line")
+	restarted("a changed file", withFile("1"))
+	program := otherProgram(t)
+	withProgram := func(o *install.Options) { o.Source = program }
+	restarted("another program", withFile("1"), withProgram)
+	// An update that ended before the restart.
+	if err := os.WriteFile(m.root+"/run/haulout-node-agent.restart", nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	restarted("the rest of an update", withFile("1"), withProgram)
+	if err := m.service(install.Unit).Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m.install(true, withFile("1"), withProgram)
+	last = m.until("a stopped agent is started", func(r record) bool { return r.PID != last.PID && held(r) })
+
+	m.login("Reboot", false)
+	m.until("a shutdown is pending", pending)
+	if err := install.Uninstall(t.Context(), m.options()); !errors.Is(err, install.ErrShutdownPending) {
+		t.Errorf("during a shutdown, Uninstall returned %v, want %v", err, install.ErrShutdownPending)
+	}
+	m.mustRun()
+}
+
+func TestUninstall(t *testing.T) {
+	m := bootMachine(t)
+	m.install(true, withFile("stays"))
+	m.until("the lock is held", held)
+	dropIn := filepath.Join(m.root, "etc/systemd/logind.conf.d", logind.DropInName)
+	if _, err := os.Stat(dropIn); err != nil {
+		t.Error(err)
+	}
+	for range 2 { // the second one finds nothing
+		if err := install.Uninstall(t.Context(), m.options()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{
+		m.root + install.UnitPath, m.root + install.DefaultBinary, dropIn, m.root + "/etc/systemd/system/multi-user.target.wants/" + install.Unit,
+	} {
+		if _, err := os.Lstat(path); !os.IsNotExist(err) {
+			t.Errorf("%s is still there: %v", path, err)
+		}
+	}
+	if _, err := os.Stat(m.root + configPath); err != nil {
+		t.Errorf("the configuration is gone: %v", err)
+	}
+	if status := m.status(); status.Exists() || status.Active != "inactive" {
+		t.Errorf("status %+v, want no unit", status)
+	}
+	// Nothing delays a shutdown any more.
+	m.login("Reboot", false)
+	m.mustEnd(syscall.SIGHUP)
+}
+
+func TestInstallOfABrokenProgram(t *testing.T) {
+	m := bootMachine(t)
+	if _, err := install.Install(t.Context(), m.options(func(o *install.Options) { o.Source = "/bin/false" })); err == nil {
+		t.Fatal("installed a program that does not start")
+	}
+	if !m.status().RestartPending {
+		t.Error("the failed installation is forgotten")
+	}
+	m.install(true)
+	m.until("the lock is held", held)
+}
+
+const configPath = "/etc/haulout/node agent.yaml"
+
+func withFile(content string) func(*install.Options) {
+	return func(o *install.Options) {
+		o.Files = []install.File{{Path: configPath, Content: []byte(content), Mode: 0o600}}
+	}
+}
+
+// otherProgram returns a program that differs from this one and does the same.
+func otherProgram(t *testing.T) string {
+	t.Helper()
+	program, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(path, append(program, "another version"...), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func (m *machine) status() install.Status {
+	m.t.Helper()
+	status, err := install.GetStatus(m.t.Context(), m.root)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return status
+}

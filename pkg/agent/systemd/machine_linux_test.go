@@ -1,0 +1,370 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package systemd_test
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
+
+	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/agent/systemd/install"
+)
+
+// The tests boot a machine: a systemd as the first process of new namespaces, with a logind, a bus
+// and a root of its own. What happens there does not reach the real machine.
+
+const (
+	workVariable  = "HAULOUT_SYSTEMD_TEST_WORK"
+	shareVariable = "HAULOUT_SYSTEMD_TEST_SHARE"
+
+	patience = 60 * time.Second
+	poll     = 10 * time.Millisecond
+)
+
+func TestMain(m *testing.M) {
+	var err error
+	switch {
+	case os.Getenv(workVariable) != "":
+		err = boot(os.Getenv(workVariable), os.Getenv(shareVariable))
+	case len(os.Args) > 1 && os.Args[1] == "run":
+		// The test binary is what the tests install as the agent.
+		err = runAgent()
+	default:
+		os.Exit(m.Run())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// machine is a machine that a test has booted.
+type machine struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	ended chan struct{}
+	// root is a path of its root on the real machine.
+	root  string
+	share string
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	for !condition() {
+		select {
+		case <-deadline:
+			t.Fatalf("after %s still not: %s", patience, what)
+		case <-time.After(poll):
+		}
+	}
+}
+
+// bootMachine boots a machine and waits until it runs. It ends with the test.
+func bootMachine(t *testing.T) *machine {
+	t.Helper()
+	group, err := newGroup()
+	if err == nil {
+		err = canBoot()
+	}
+	if err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatalf("This machine cannot run another systemd: %v", err)
+		}
+		t.Skipf("This machine cannot run another systemd: %v", err) //nolint:forbidigo // with CI set, it fails
+	}
+	t.Cleanup(func() { removeGroup(t, group) })
+	m := &machine{t: t, ended: make(chan struct{}), share: t.TempDir()}
+	m.start(group, t.TempDir())
+	deadline := time.After(patience)
+	for !m.booted() {
+		select {
+		case <-m.ended:
+			t.Fatalf("the machine ended: %v", m.cmd.ProcessState)
+		case <-deadline:
+			t.Fatal("the machine does not boot")
+		case <-time.After(poll):
+		}
+	}
+	m.openRoot()
+	eventually(t, "logind runs", func() bool {
+		state, err := m.service("systemd-logind.service").ActiveState(t.Context())
+		return err == nil && state == "active"
+	})
+	return m
+}
+
+func (m *machine) start(group *os.File, work string) {
+	m.t.Helper()
+	console := filepath.Join(m.share, "console")
+	if err := os.WriteFile(console, nil, 0o600); err != nil {
+		m.t.Fatal(err)
+	}
+	m.cmd = exec.Command("/proc/self/exe")
+	m.cmd.Env = append(os.Environ(), workVariable+"="+work, shareVariable+"="+m.share)
+	m.cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWNET,
+		Pdeathsig:  unix.SIGKILL, UseCgroupFD: true, CgroupFD: int(group.Fd()),
+	}
+	var stderr bytes.Buffer
+	m.cmd.Stderr = &stderr
+	started := make(chan error)
+	go func() {
+		// The parent that PDEATHSIG means is a thread.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer close(m.ended)
+		err := m.cmd.Start()
+		started <- err
+		if err == nil {
+			_ = m.cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() {
+		_ = m.cmd.Process.Kill()
+		<-m.ended
+		if m.t.Failed() {
+			log, _ := os.ReadFile(console)
+			m.t.Logf("console of the machine:\n%s%s", log, stderr.Bytes())
+			log, _ = os.ReadFile(filepath.Join(m.share, logName))
+			m.t.Logf("log of the agent:\n%s", log)
+		}
+	})
+}
+
+// booted reports whether the process has changed its root. Before that, it has the root of the real
+// machine, whose systemd must never be asked.
+func (m *machine) booted() bool {
+	_, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", m.cmd.Process.Pid, rootMarker))
+	return err == nil
+}
+
+// openRoot keeps the root open, so that its path stays valid.
+func (m *machine) openRoot() {
+	m.t.Helper()
+	root, err := os.Open(fmt.Sprintf("/proc/%d/root", m.cmd.Process.Pid))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { root.Close() })
+	m.root = fmt.Sprintf("/proc/self/fd/%d", root.Fd())
+	if _, err := os.Stat(m.root + rootMarker); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+func (m *machine) service(unit string) systemd.Service {
+	return systemd.Service{Root: m.root, Unit: unit}
+}
+
+func (m *machine) client() *systemd.Client {
+	m.t.Helper()
+	client, err := systemd.Dial(m.t.Context(), m.root)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	m.t.Cleanup(func() { client.Close() })
+	return client
+}
+
+// login calls a method of logind.
+func (m *machine) login(method string, args ...any) {
+	m.t.Helper()
+	conn, err := systemd.ConnectBus(m.t.Context(), m.root)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer conn.Close()
+	object := conn.Object("org.freedesktop.login1", "/org/freedesktop/login1")
+	if err := object.Call("org.freedesktop.login1.Manager."+method, 0, args...).Err; err != nil {
+		m.t.Fatalf("%s: %v", method, err)
+	}
+}
+
+// startTarget starts a unit without waiting, as `systemctl start --no-block` does.
+func (m *machine) startTarget(unit string) {
+	m.t.Helper()
+	conn, err := systemd.ConnectBus(m.t.Context(), m.root)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer conn.Close()
+	var job dbus.ObjectPath
+	object := conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1")
+	if err := object.Call("org.freedesktop.systemd1.Manager.StartUnit", 0, unit, "replace-irreversibly").Store(&job); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// mustEnd waits until the machine goes down, with the signal that the kernel then gives its init.
+func (m *machine) mustEnd(want syscall.Signal) {
+	m.t.Helper()
+	select {
+	case <-m.ended:
+	case <-time.After(patience):
+		m.t.Fatal("the machine does not go down")
+	}
+	if status, ok := m.cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != want {
+		m.t.Errorf("the machine ended by %v, want %v", m.cmd.ProcessState, want)
+	}
+}
+
+// mustRun fails if the machine went down.
+func (m *machine) mustRun() {
+	m.t.Helper()
+	select {
+	case <-m.ended:
+		m.t.Fatalf("the machine went down: %v", m.cmd.ProcessState)
+	default:
+	}
+}
+
+// options are those with which the tests install the agent.
+func (m *machine) options(modify ...func(*install.Options)) install.Options {
+	o := install.Options{Root: m.root, Args: []string{"run"}, MaxDelay: 20 * time.Minute}
+	for _, f := range modify {
+		f(&o)
+	}
+	return o
+}
+
+// install installs the agent, and fails unless it changes something as expected.
+func (m *machine) install(wantChanged bool, modify ...func(*install.Options)) {
+	m.t.Helper()
+	changed, err := install.Install(m.t.Context(), m.options(modify...))
+	if err != nil || changed != wantChanged {
+		m.t.Fatalf("installed, changed: %t, %v; want changed: %t", changed, err, wantChanged)
+	}
+}
+
+// kill sends a signal to the agent.
+func (m *machine) kill(signal syscall.Signal) {
+	m.t.Helper()
+	if err := m.client().KillUnit(m.t.Context(), install.Unit, signal); err != nil {
+		m.t.Fatal(err)
+	}
+}
+
+// records returns what all processes of the agent wrote.
+func (m *machine) records() []record {
+	m.t.Helper()
+	content, err := os.ReadFile(filepath.Join(m.share, logName))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		m.t.Fatal(err)
+	}
+	var records []record
+	for lines := bufio.NewScanner(bytes.NewReader(content)); lines.Scan(); {
+		var r record
+		// The last line may be unfinished.
+		if json.Unmarshal(lines.Bytes(), &r) == nil {
+			records = append(records, r)
+		}
+	}
+	return records
+}
+
+// until waits until the last thing that the agent wrote is as wanted.
+func (m *machine) until(what string, condition func(record) bool) record {
+	m.t.Helper()
+	var last record
+	eventually(m.t, what, func() bool {
+		m.mustRun()
+		records := m.records()
+		if len(records) == 0 {
+			return false
+		}
+		last = records[len(records)-1]
+		return condition(last)
+	})
+	return last
+}
+
+// newGroup makes a cgroup for a machine.
+func newGroup() (*os.File, error) {
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(mounts)) {
+		before, after, _ := strings.Cut(line, " - ")
+		if fields := strings.Fields(before); strings.HasPrefix(after, "cgroup2 ") && len(fields) > 4 {
+			dir, err := os.MkdirTemp(fields[4], "haulout-test-")
+			if err != nil {
+				return nil, err
+			}
+			return os.Open(dir)
+		}
+	}
+	return nil, errors.New("no cgroup2 is mounted")
+}
+
+// removeGroup removes a cgroup with all groups in it, when their processes have ended.
+func removeGroup(t *testing.T, group *os.File) {
+	t.Helper()
+	defer group.Close()
+	eventually(t, "the cgroup of the machine is empty", func() bool {
+		var dirs []string
+		if err := filepath.WalkDir(group.Name(), func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && entry.IsDir() {
+				dirs = append(dirs, path)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		// The innermost ones first.
+		for _, dir := range slices.Backward(dirs) {
+			if err := unix.Rmdir(dir); err != nil {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// canBoot returns what the machine lacks.
+func canBoot() error {
+	if os.Getuid() != 0 {
+		return errors.New("the tests must run as root")
+	}
+	for path, name := range map[string]string{systemdBinary: "systemd", "/lib/systemd/systemd-logind": "systemd", "/usr/bin/dbus-daemon": "dbus"} {
+		if _, err := os.Stat(path); err != nil {
+			return fmt.Errorf("Debian's package %s is not installed: %w", name, err)
+		}
+	}
+	return nil
+}
