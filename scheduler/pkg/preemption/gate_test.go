@@ -395,6 +395,19 @@ func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 	}
 }
 
+// TestSeveralBudgets refuses a set with a pod that several budgets select, without a call: an
+// extender put it in, or a second budget was created since it was chosen.
+func TestSeveralBudgets(t *testing.T) {
+	all := budgetOf("all", 5, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector = &metav1.LabelSelector{} })
+	victims := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofApp("other"))}
+	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 5), all}, victims...)
+	if err := w.preemptAll(t, &fakeCandidate{victims: victims}, preemptorOf(100)); err == nil {
+		t.Error("the set was not refused")
+	}
+	w.wantCalls(t)
+	w.wantLastEvent(t, "The pod is selected by the PodDisruptionBudgets web, all")
+}
+
 // TestRunsEnd forgets a candidate when the executor is done with it, and lets no later call open
 // the gate again.
 func TestRunsEnd(t *testing.T) {

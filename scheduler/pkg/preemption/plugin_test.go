@@ -42,6 +42,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
@@ -329,7 +330,22 @@ func TestPostFilter(t *testing.T) {
 			if _, status, _ := f.RunPreFilterPlugins(ctx, state, pending); !status.IsSuccess() {
 				t.Fatal(status.AsError())
 			}
+			counted := func() (n float64) {
+				for _, result := range []string{resultUnrestricted, resultWithinBudgets, resultHeldBack} {
+					value, err := testutil.GetCounterMetricValue(attempts.WithLabelValues(result))
+					if err != nil {
+						t.Fatal(err)
+					}
+					n += value
+				}
+				return n
+			}
+			before := counted()
 			result, status := p.PostFilter(ctx, state, pending, statuses)
+			// A pod that may not search makes no attempt.
+			if got, want := counted()-before, float64(1-strings.Count(test.want, "not eligible")); got != want {
+				t.Errorf("%v attempts were counted, want %v", got, want)
+			}
 			if got := status.Message(); test.want != "" && got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}

@@ -95,11 +95,11 @@ type search struct {
 // tried first. If its attempt fails, or does not use the budget up, the next one follows. The room
 // is in memory only; a new leader tries every pending pod anyway.
 type waitingRoom struct {
-	handle    fwk.Handle
-	pods      corelisters.PodLister
-	disrupted policylisters.PodDisruptionBudgetLister
-	clock     clock.PassiveClock
-	queue     workqueue.TypedDelayingInterface[types.UID]
+	handle  fwk.Handle
+	pods    corelisters.PodLister
+	budgets policylisters.PodDisruptionBudgetLister
+	clock   clock.PassiveClock
+	queue   workqueue.TypedDelayingInterface[types.UID]
 	// opened is called for each budget that has changed for the better, and gone for each pod that
 	// is deleted.
 	opened func(types.NamespacedName)
@@ -122,19 +122,19 @@ type waitingRoom struct {
 func newWaitingRoom(ctx context.Context, handle fwk.Handle) (*waitingRoom, error) {
 	informers := handle.SharedInformerFactory()
 	w := &waitingRoom{
-		handle:    handle,
-		pods:      informers.Core().V1().Pods().Lister(),
-		disrupted: informers.Policy().V1().PodDisruptionBudgets().Lister(),
-		clock:     clock.RealClock{},
-		queue:     workqueue.NewTypedDelayingQueue[types.UID](),
-		opened:    func(types.NamespacedName) {},
-		gone:      func(types.UID) {},
-		waiters:   map[types.UID]*waiter{},
-		ofPod:     map[types.UID]types.UID{},
-		openings:  map[types.NamespacedName]*opening{},
-		trials:    map[types.UID]trial{},
-		searches:  sets.New[*search](),
-		timed:     map[types.UID][]*corev1.Pod{},
+		handle:   handle,
+		pods:     informers.Core().V1().Pods().Lister(),
+		budgets:  informers.Policy().V1().PodDisruptionBudgets().Lister(),
+		clock:    clock.RealClock{},
+		queue:    workqueue.NewTypedDelayingQueue[types.UID](),
+		opened:   func(types.NamespacedName) {},
+		gone:     func(types.UID) {},
+		waiters:  map[types.UID]*waiter{},
+		ofPod:    map[types.UID]types.UID{},
+		openings: map[types.NamespacedName]*opening{},
+		trials:   map[types.UID]trial{},
+		searches: sets.New[*search](),
+		timed:    map[types.UID][]*corev1.Pod{},
 	}
 	if err := w.watch(informers); err != nil {
 		return nil, err
@@ -327,7 +327,7 @@ func (w *waitingRoom) reopen(name types.NamespacedName, all bool) {
 }
 
 func (w *waitingRoom) room(name types.NamespacedName) int {
-	b, err := w.disrupted.PodDisruptionBudgets(name.Namespace).Get(name.Name)
+	b, err := w.budgets.PodDisruptionBudgets(name.Namespace).Get(name.Name)
 	if err != nil {
 		return 0
 	}

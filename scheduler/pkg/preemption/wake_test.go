@@ -106,10 +106,10 @@ func (r *room) after(d time.Duration) {
 	synctest.Wait()
 }
 
-func (r *room) waiting() int {
-	r.w.mu.Lock()
-	defer r.w.mu.Unlock()
-	return len(r.w.waiters)
+func (w *waitingRoom) size() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.waiters)
 }
 
 // names returns the names of the pods that were activated since.
@@ -343,13 +343,13 @@ func TestPodLeavesTheRoom(t *testing.T) {
 		}
 		r.change(budgetOf("web", 3))
 		r.wantWoken("p0")
-		if got := r.waiting(); got != 1 {
+		if got := r.w.size(); got != 1 {
 			r.t.Errorf("%d pods wait, want 1", got)
 		}
 		// Their searches end after they are gone.
 		r.fail(1, nameOfWeb)
 		r.fail(2, nameOfWeb)
-		if got := r.waiting(); got != 1 {
+		if got := r.w.size(); got != 1 {
 			r.t.Errorf("%d pods wait, want 1", got)
 		}
 	})
@@ -364,11 +364,11 @@ func TestGroupLeavesTheRoom(t *testing.T) {
 		r.w.enter(s, waiter{uid: "uid-of-group", priority: 5, pods: r.pods}, sets.New(nameOfWeb))
 		r.w.end(s)
 		r.w.podUpdated(r.pods[0], runningPod("p0", 0))
-		if got := r.waiting(); got != 1 {
+		if got := r.w.size(); got != 1 {
 			r.t.Errorf("%d groups wait while a pod is pending, want 1", got)
 		}
 		r.w.podGone(r.pods[1])
-		if got := r.waiting(); got != 0 || len(r.w.ofPod) != 0 {
+		if got := r.w.size(); got != 0 || len(r.w.ofPod) != 0 {
 			r.t.Errorf("%d groups wait with %d pods, want none", got, len(r.w.ofPod))
 		}
 	})
@@ -427,11 +427,11 @@ func TestFullRoom(t *testing.T) {
 			add(i, 10)
 		}
 		add(maxWaiting, 10)
-		if r.waiting() != maxWaiting || r.w.waiters[uid(maxWaiting)] != nil {
+		if r.w.size() != maxWaiting || r.w.waiters[uid(maxWaiting)] != nil {
 			r.t.Error("one of equal priority has taken a place")
 		}
 		add(maxWaiting+1, 11)
-		if r.waiting() != maxWaiting || r.w.waiters[uid(maxWaiting+1)] == nil || len(r.w.ofPod) != maxWaiting {
+		if r.w.size() != maxWaiting || r.w.waiters[uid(maxWaiting+1)] == nil || len(r.w.ofPod) != maxWaiting {
 			r.t.Error("one of higher priority has no place")
 		}
 	})

@@ -121,7 +121,7 @@ func (w *waitingRoom) isUsed() bool {
 // openFreed opens the budgets that no longer select a pod or that it no longer uses up: it may be a
 // victim now.
 func (w *waitingRoom) openFreed(earlier, later *corev1.Pod) {
-	budgets, err := w.disrupted.PodDisruptionBudgets(later.Namespace).List(labels.Everything())
+	budgets, err := w.budgets.PodDisruptionBudgets(later.Namespace).List(labels.Everything())
 	if err != nil {
 		return
 	}
