@@ -228,7 +228,8 @@ func TestGang(t *testing.T) {
 }
 
 // TestGangWaitsForItsVictims tries a group again while its victim is leaving: first the eviction is
-// only remembered, then upstream recognizes the victim, although the rest of its group is held back.
+// only remembered, then upstream recognizes the victim, although the rest of its group is held
+// back.
 func TestGangWaitsForItsVictims(t *testing.T) {
 	victim := func(name, node string, options ...podOption) *corev1.Pod {
 		return runningPod(name, 10, append([]podOption{ofClass("guarded"), onNode(node), ofGroup("g")}, options...)...)

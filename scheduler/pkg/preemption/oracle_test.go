@@ -271,8 +271,8 @@ func (m *model) best(node string) (any, allowed bool) {
 	return any, allowed
 }
 
-// TestChosenVictimsBreakNoBudget has upstream choose among what we offer, and compares with a try of
-// all sets.
+// TestChosenVictimsBreakNoBudget has upstream choose among what we offer, and compares with a try
+// of all sets.
 func TestChosenVictimsBreakNoBudget(t *testing.T) {
 	refused, chosen := 0, 0
 	for seed := range uint64(200) {

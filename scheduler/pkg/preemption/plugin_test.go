@@ -442,8 +442,8 @@ func TestExtensionPoints(t *testing.T) {
 	}
 }
 
-// TestWaitsForItsVictims has a pod wait for the victim that was evicted for it on a node, as long as
-// the pod is nominated for the node and the node may take it.
+// TestWaitsForItsVictims has a pod wait for the victim that was evicted for it on a node, as long
+// as the pod is nominated for the node and the node may take it.
 func TestWaitsForItsVictims(t *testing.T) {
 	pending := runningPod("pending", 100, onNode(""))
 	pending.Status = corev1.PodStatus{Phase: corev1.PodPending}

@@ -46,7 +46,8 @@ var (
 	nameOfDB  = types.NamespacedName{Namespace: "shop", Name: "db"}
 )
 
-// inRoom calls f with a room in which pods p0, p1, ... wait for the budget web, which allows nothing.
+// inRoom calls f with a room in which pods p0, p1, ... wait for the budget web, which allows
+// nothing.
 func inRoom(t *testing.T, waiters int, f func(r *room)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
