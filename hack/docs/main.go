@@ -46,7 +46,7 @@ func main() {
 
 // run writes all pages into a folder, and none of them if one cannot be written.
 func run(folder string) error {
-	code, err := readSource("pkg")
+	code, err := readSource("pkg", "scheduler/pkg")
 	if err != nil {
 		return err
 	}

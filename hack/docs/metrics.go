@@ -33,10 +33,31 @@ The leader counts; the other replicas report zeros. The metrics that all servers
 libraries have are there, too: ` + "`apiserver_*`, `etcd_*`, `workqueue_*`, `rest_client_*`,\n`leader_election_master_status`, `process_*`, `go_*`" + `.
 
 Alert rules and a dashboard that use these are in [artifacts/monitoring](../artifacts/monitoring).
+All are of stability ALPHA: a name may change with a release, which then says so.
+`
 
+const metricsTable = `
 | metric | type | labels | meaning |
 |---|---|---|---|
 `
+
+// programs are those that serve metrics of their own, each with the prefix of their names. The
+// first one has all other metrics.
+var programs = []struct{ title, prefix, where string }{
+	{"The server", "", ""},
+	{"The node agent", "haulout_node_agent_", "The agent of each node serves them at `metricsBindAddress` of [its configuration](node-agent.md), by default on the loopback\naddress alone.\n"},
+	{"The scheduler", "haulout_preemption_", "haulout-scheduler serves them beside those of kube-scheduler, see [preemption](preemption.md).\n"},
+}
+
+// programOf returns the index of the program that serves a metric.
+func programOf(name string) int {
+	for i, p := range programs {
+		if p.prefix != "" && strings.HasPrefix(name, p.prefix) {
+			return i
+		}
+	}
+	return 0
+}
 
 // metric is one of the server's own.
 type metric struct {
@@ -52,14 +73,23 @@ func writeMetrics(out io.Writer, code *source) error {
 	}
 	page := bufio.NewWriter(out)
 	fmt.Fprint(page, metricsHeader)
-	for _, m := range metrics {
-		labels := make([]string, 0, len(m.labels))
-		for _, label := range m.labels {
-			labels = append(labels, "`"+label+"`")
+	for i, program := range programs {
+		fmt.Fprintf(page, "\n## %s\n", program.title)
+		if program.where != "" {
+			fmt.Fprint(page, "\n"+program.where)
 		}
-		fmt.Fprintf(page, "| `%s` | %s | %s | %s |\n", m.name, m.kind, strings.Join(labels, ", "), cell(m.help))
+		fmt.Fprint(page, metricsTable)
+		for _, m := range metrics {
+			if programOf(m.name) != i {
+				continue
+			}
+			labels := make([]string, 0, len(m.labels))
+			for _, label := range m.labels {
+				labels = append(labels, "`"+label+"`")
+			}
+			fmt.Fprintf(page, "| `%s` | %s | %s | %s |\n", m.name, m.kind, strings.Join(labels, ", "), cell(m.help))
+		}
 	}
-	fmt.Fprint(page, "\nAll are of stability ALPHA: a name may change with a release, which then says so.\n")
 	return page.Flush()
 }
 

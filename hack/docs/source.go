@@ -34,9 +34,18 @@ type source struct {
 }
 
 // readSource parses all Go files below a folder but tests and what is generated.
-func readSource(folder string) (*source, error) {
+func readSource(folders ...string) (*source, error) {
 	s := &source{positions: token.NewFileSet()}
-	return s, filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+	for _, folder := range folders {
+		if err := s.addFolder(folder); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (s *source) addFolder(folder string) error {
+	return filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err

@@ -57,21 +57,21 @@ const (
 
 // Reasons of the events about the node.
 const (
-	// EventDetected: a shutdown was requested.
+	// EventDetected: a shutdown was requested. About the node.
 	EventDetected = "NodeShutdownDetected"
-	// EventDraining: the pods leave through the API.
+	// EventDraining: the pods leave through the API. About the node.
 	EventDraining = "NodeShutdownDraining"
-	// EventRefused: the API refuses the maintenance.
+	// EventRefused: the API refuses the maintenance. About the node.
 	EventRefused = "NodeShutdownMaintenanceRefused"
-	// EventLocal: the agent ends the pods on the node.
+	// EventLocal: the agent ends the pods on the node. About the node.
 	EventLocal = "NodeShutdownEndingPodsLocally"
-	// EventReleased: the machine goes down.
+	// EventReleased: the machine goes down. About the node.
 	EventReleased = "NodeShutdownReleased"
-	// EventCancelled: the shutdown was cancelled.
+	// EventCancelled: the shutdown was cancelled. About the node.
 	EventCancelled = "NodeShutdownCancelled"
-	// EventVanished: the service manager has forgotten the shutdown.
+	// EventVanished: the service manager has forgotten the shutdown. About the node.
 	EventVanished = "NodeShutdownVanished"
-	// EventRebooted: the machine has booted after a shutdown.
+	// EventRebooted: the machine has booted after a shutdown. About the node.
 	EventRebooted = "NodeShutdownRebooted"
 )
 

@@ -40,18 +40,20 @@ import (
 
 // Reasons of events of the node.
 const (
-	// EventParked: the manifests of a static pod were parked.
+	// EventParked: the manifests of a static pod were parked. About the node.
 	EventParked = "StaticPodParked"
 	// EventParkedAgain: a manifest of a parked static pod was in the folder and was parked again.
+	// About the node.
 	EventParkedAgain = "StaticPodParkedAgain"
-	// EventRestored: the manifests of static pods returned.
+	// EventRestored: the manifests of static pods returned. About the node.
 	EventRestored = "StaticPodRestored"
 	// EventRestoredWithoutAPI: the manifests of static pods returned because the API did not
-	// answer.
+	// answer. About the node.
 	EventRestoredWithoutAPI = "StaticPodRestoredWithoutAPI"
-	// EventNotStopped: a static pod cannot be stopped.
+	// EventNotStopped: a static pod cannot be stopped. About the node.
 	EventNotStopped = "StaticPodNotStopped"
 	// EventKubeletRestarted: the kubelet was restarted while a static pod was terminating.
+	// About the node.
 	EventKubeletRestarted = "KubeletRestartedDuringTermination"
 )
 

@@ -36,13 +36,14 @@ import (
 
 // The reasons of the plugin's own events.
 const (
-	// reasonRefused (Warning, about the pending pod): its victims were chosen, but one of them was
-	// not evicted.
-	reasonRefused = "PreemptionRefused"
-	// reasonHeldBack (Normal, about the pending PodGroup): budgets hold back possible victims.
-	reasonHeldBack = "PreemptionHeldBack"
-	// reasonBadThreshold (Warning, about the PriorityClass): its threshold is malformed.
-	reasonBadThreshold = "BadPreemptionThreshold"
+	// EventRefused: victims of the pod or PodGroup were chosen, but one of them was not evicted. About
+	// the pod.
+	EventRefused = "PreemptionRefused"
+	// EventHeldBack: budgets hold back possible victims. About the PodGroup.
+	EventHeldBack = "PreemptionHeldBack"
+	// EventBadThreshold: the threshold of the class is malformed, and counts as the highest. About the
+	// PriorityClass.
+	EventBadThreshold = "BadPreemptionThreshold"
 
 	// reasonPreempted (Normal, about the victim) is upstream's.
 	reasonPreempted = "Preempted"
@@ -67,12 +68,12 @@ func preemptedEvent(ctx context.Context, handle fwk.Handle, preemptor upstream.E
 }
 
 func refusedEvent(ctx context.Context, handle fwk.Handle, preemptor upstream.ExecutorPreemptor, victim *corev1.Pod, why string) {
-	handle.EventRecorder().WithLogger(logger(ctx)).Eventf(objectOf(preemptor), victim, corev1.EventTypeWarning, reasonRefused, action,
+	handle.EventRecorder().WithLogger(logger(ctx)).Eventf(objectOf(preemptor), victim, corev1.EventTypeWarning, EventRefused, action,
 		"Pod %s was not preempted, and other victims neither. %s", klog.KObj(victim), why)
 }
 
 func heldBackEvent(ctx context.Context, handle fwk.Handle, group runtime.Object, held heldPods) {
-	handle.EventRecorder().WithLogger(logger(ctx)).Eventf(group, nil, corev1.EventTypeNormal, reasonHeldBack, action,
+	handle.EventRecorder().WithLogger(logger(ctx)).Eventf(group, nil, corev1.EventTypeNormal, EventHeldBack, action,
 		"%d pods were not considered as victims, because PodDisruptionBudgets protect them; preempting them takes priority %d",
 		len(held.pods), held.threshold)
 }
@@ -129,6 +130,6 @@ func (b *badThresholds) report(class *schedulingv1.PriorityClass, err error) {
 	if before && known == value {
 		return
 	}
-	b.handle.EventRecorder().Eventf(class, nil, corev1.EventTypeWarning, reasonBadThreshold, action, "%s",
+	b.handle.EventRecorder().Eventf(class, nil, corev1.EventTypeWarning, EventBadThreshold, action, "%s",
 		fmt.Sprintf("%v. Until it is corrected, it counts as %d", err, maxThreshold))
 }

@@ -164,7 +164,7 @@ func (g *gang) heldBack() []string {
 	var texts []string
 	recorder := g.f.EventRecorder().(*events.FakeRecorder)
 	for len(recorder.Events) > 0 {
-		if text := <-recorder.Events; strings.Contains(text, reasonHeldBack) {
+		if text := <-recorder.Events; strings.Contains(text, EventHeldBack) {
 			texts = append(texts, text)
 		}
 	}

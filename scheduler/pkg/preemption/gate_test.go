@@ -317,7 +317,7 @@ func (w *gateWorld) wantLastEvent(t *testing.T, want string) {
 	for len(w.handle.recorder.Events) > 0 {
 		last = <-w.handle.recorder.Events
 	}
-	if want != "" && !strings.Contains(last, reasonRefused) || !strings.Contains(last, want) {
+	if want != "" && !strings.Contains(last, EventRefused) || !strings.Contains(last, want) {
 		t.Errorf("got the last event %q, want one with %q", last, want)
 	}
 }

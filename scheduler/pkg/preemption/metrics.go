@@ -38,43 +38,41 @@ const (
 	answerBudget    = "budget"
 	answerForbidden = "forbidden"
 	answerError     = "error"
-
-	subsystem = "haulout_preemption"
 )
 
 var (
 	attempts = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem:      subsystem,
+		Subsystem:      "haulout_preemption",
 		Name:           "attempts_total",
 		Help:           "Searches for victims by result: unrestricted (budgets took no part), within_budgets, held_back (by budgets), refused (while victims were evicted).",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"result"})
 	evictions = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem:      subsystem,
+		Subsystem:      "haulout_preemption",
 		Name:           "evictions_total",
 		Help:           "Evictions of victims by answer of the Eviction API: evicted, gone, budget (it has no room), forbidden, error.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"answer"})
 	waitingPods = metrics.NewGauge(&metrics.GaugeOpts{
-		Subsystem:      subsystem,
+		Subsystem:      "haulout_preemption",
 		Name:           "waiting_pods",
 		Help:           "Pending pods and groups of pods that could have victims if budgets allowed it.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	wokenPods = metrics.NewCounter(&metrics.CounterOpts{
-		Subsystem:      subsystem,
+		Subsystem:      "haulout_preemption",
 		Name:           "woken_pods_total",
 		Help:           "Times that a waiting pod or group was tried again because a budget or a PriorityClass changed.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	badThresholdClasses = metrics.NewGauge(&metrics.GaugeOpts{
-		Subsystem:      subsystem,
+		Subsystem:      "haulout_preemption",
 		Name:           "bad_thresholds",
 		Help:           "PriorityClasses with a malformed threshold, which counts as the highest.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	offerDuration = metrics.NewHistogram(&metrics.HistogramOpts{
-		Subsystem:      subsystem,
+		Subsystem:      "haulout_preemption",
 		Name:           "offer_duration_seconds",
 		Help:           "Time to find out which pods of one node may be victims.",
 		Buckets:        metrics.ExponentialBuckets(0.00001, 4, 9),
