@@ -41,18 +41,7 @@ func FuzzValidate(f *testing.F) {
 	f.Add([]byte(blue), []byte(notBlue), byte(0))
 	f.Add([]byte(blue), []byte(blue), byte(4))
 	f.Add([]byte(notBlue), []byte(""), byte(1))
-	scheme := runtime.NewScheme()
-	install.Install(scheme)
-	decoder := serializer.NewCodecFactory(scheme).UniversalDecoder(maintenance.SchemeGroupVersion)
-	read := func(data []byte) *maintenance.NodeMaintenance {
-		obj, _, err := decoder.Decode(data, nil, nil)
-		nm, ok := obj.(*maintenance.NodeMaintenance)
-		if err != nil || !ok || len(validation.ValidateNodeMaintenance(nm)) > 0 {
-			return nil
-		}
-		nm.Status = maintenance.NodeMaintenanceStatus{}
-		return nm
-	}
+	read := reader()
 	f.Fuzz(func(t *testing.T, written, existing []byte, held byte) {
 		nm, old := read(written), read(existing)
 		if nm == nil {
@@ -82,6 +71,73 @@ func FuzzValidate(f *testing.F) {
 			}
 		}
 	})
+}
+
+// FuzzNodeAgent writes generated maintenances as node blue-1. Whatever is admitted must concern that
+// node alone, and a maintenance that another user has requested must stay as it is.
+func FuzzNodeAgent(f *testing.F) {
+	const head = `{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"shutdown-blue-1-1b4e28ba",` +
+		`"annotations":{"maintenance.haulout.dev/boot-id":"1b4e28ba-2fa1-11d2-883f-0016d3cca427"}},"spec":{"reason":"node shutdown",`
+	const byName = `{"matchFields":[{"key":"metadata.name","operator":"In","values":["blue-1"]}]}`
+	const own = head + `"stage":"Drain","nodeSelector":{"nodeSelectorTerms":[` + byName + `]}}}`
+	const ended = head + `"stage":"Complete","nodeSelector":{"nodeSelectorTerms":[` + byName + `]}}}`
+	const wide = head + `"stage":"Drain","nodeSelector":{"nodeSelectorTerms":[` + byName +
+		`,{"matchExpressions":[{"key":"pool","operator":"Exists"}]}]}}}`
+	f.Add([]byte(own), []byte(""), true)
+	f.Add([]byte(wide), []byte(""), true)
+	f.Add([]byte(ended), []byte(own), true)
+	f.Add([]byte(ended), []byte(own), false)
+	f.Add([]byte(wide), []byte(own), true)
+	f.Add([]byte(ended), []byte(wide), true)
+	read := reader()
+	f.Fuzz(func(t *testing.T, written, existing []byte, byNode bool) {
+		nm, old := read(written), read(existing)
+		if nm == nil {
+			return
+		}
+		if old != nil {
+			old.Spec.RequestedBy = requestedBy(bob)
+			if byNode {
+				old.Spec.RequestedBy = requestedBy(blue1)
+			}
+			nm.Spec.RequestedBy = old.Spec.RequestedBy
+		}
+		fixture := newFixture(t, may(), twoPools)
+		for _, r := range []request{{by: blue1, nm: nm, old: old}, {by: blue1, old: old}} {
+			if r.nm == nil && r.old == nil {
+				continue
+			}
+			ctx, _ := fixture.context(r)
+			if err := fixture.validate(ctx, r); err != nil {
+				continue
+			}
+			if old != nil && !byNode {
+				t.Fatalf("the node may write\n%+v\nin place of\n%+v\nof another user", r.nm, old)
+			}
+			for _, m := range []*maintenance.NodeMaintenance{r.nm, old} {
+				if names := touched(t, m); m != nil && !slices.Equal(names, []string{"blue-1"}) {
+					t.Fatalf("the node may write\n%+v\nin place of\n%+v\nwhich touch the nodes %q", r.nm, old, names)
+				}
+			}
+		}
+	})
+}
+
+// reader returns a function that returns the maintenance in a text, or nil if the API server would
+// refuse it.
+func reader() func(data []byte) *maintenance.NodeMaintenance {
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	decoder := serializer.NewCodecFactory(scheme).UniversalDecoder(maintenance.SchemeGroupVersion)
+	return func(data []byte) *maintenance.NodeMaintenance {
+		obj, _, err := decoder.Decode(data, nil, nil)
+		nm, ok := obj.(*maintenance.NodeMaintenance)
+		if err != nil || !ok || len(validation.ValidateNodeMaintenance(nm)) > 0 {
+			return nil
+		}
+		nm.Status = maintenance.NodeMaintenanceStatus{}
+		return nm
+	}
 }
 
 // touched returns the nodes that a maintenance selects or holds.
