@@ -183,6 +183,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 // A whole agent without an API, and with no engine: the machine goes down shortly before the
 // deadline, everything is on the disk, and status shows it.
 func TestAgentGuidesAMachineThroughAShutdown(t *testing.T) {
+	t.Parallel()
 	c := testConfig(t)
 	machine, told := newFakeMachine(), &statuses{}
 	stop := startAgent(t, c, &host{machine: machine, kubelet: noKubelet{t}, status: told.add})
@@ -224,6 +225,7 @@ func TestAgentGuidesAMachineThroughAShutdown(t *testing.T) {
 
 // An agent that is started again during a shutdown continues it.
 func TestAgentContinuesAfterARestart(t *testing.T) {
+	t.Parallel()
 	c := testConfig(t)
 	machine := newFakeMachine()
 	h := &host{machine: machine, kubelet: noKubelet{t}, status: func(string) {}}
@@ -285,6 +287,7 @@ func TestSecondAgentIsRefused(t *testing.T) {
 
 // A state that a newer agent has stored is not overwritten: the agent ends.
 func TestNewerStateEndsTheAgent(t *testing.T) {
+	t.Parallel()
 	c := testConfig(t)
 	if err := os.MkdirAll(c.StateDirectory, 0o700); err != nil {
 		t.Fatal(err)
@@ -357,6 +360,7 @@ func TestEngines(t *testing.T) {
 
 // A machine that has not joined a cluster yet waits for its kubeconfig and says so.
 func TestAgentWaitsForItsKubeconfig(t *testing.T) {
+	t.Parallel()
 	c := testConfig(t)
 	kubeconfig := c.Kubeconfig
 	c.Kubeconfig = filepath.Join(t.TempDir(), "kubelet.conf")

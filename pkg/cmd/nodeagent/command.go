@@ -42,7 +42,8 @@ maintenances.`,
 		RunE:         func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	o.addFlags(cmd.PersistentFlags())
-	cmd.AddCommand(newRunCommand(o), newStatusCommand(o), newStaticCommand(o), newConfigCommand(o))
+	s := platformServices()
+	cmd.AddCommand(newRunCommand(o), newInstallCommand(o, s), newUninstallCommand(o, s), newStatusCommand(o), newStaticCommand(o), newConfigCommand(o))
 	return cmd
 }
 

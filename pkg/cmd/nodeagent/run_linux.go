@@ -27,10 +27,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
-	"haulout.dev/haulout/pkg/agent/local/cri"
 	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/agent/systemd/install"
 )
 
 // askSystemdTimeout limits how long the agent asks why it has to stop.
@@ -62,7 +62,7 @@ func runService(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) error {
 	}()
 
 	h := &host{
-		machine: machine, kubelet: kubeletUnit(c.KubeletService), status: notifyStatus(ctx, notifier),
+		machine: machine, kubelet: systemd.Service{Unit: c.KubeletService}, status: notifyStatus(ctx, notifier),
 	}
 	config, node, err := waitForClient(ctx, c, h.status)
 	if err != nil {
@@ -119,42 +119,15 @@ func notifyStatus(ctx context.Context, notifier *systemd.Notifier) func(string) 
 	}
 }
 
-// kubeletUnit is the systemd unit of the kubelet; it implements cri.Kubelet.
-type kubeletUnit string
-
-var _ cri.Kubelet = kubeletUnit("")
-
-// Stop stops the kubelet.
-func (u kubeletUnit) Stop(ctx context.Context) error {
-	return withSystemd(ctx, func(client *systemd.Client) error { return client.StopUnit(ctx, string(u)) })
-}
-
-// Start starts the kubelet.
-func (u kubeletUnit) Start(ctx context.Context) error {
-	return withSystemd(ctx, func(client *systemd.Client) error { return client.StartUnit(ctx, string(u)) })
-}
-
-func withSystemd(ctx context.Context, do func(*systemd.Client) error) error {
-	client, err := systemd.Dial(ctx, "")
-	if err != nil {
-		return err
-	}
-	return errors.Join(do(client), client.Close())
-}
-
-// whySystemdStops returns whether systemd stops this service because the system goes down, and for
-// what kind of a shutdown.
-func whySystemdStops(ctx context.Context) (goesDown bool, kind string, err error) {
+// whySystemdStops returns whether systemd stops this service because the system goes down, and how
+// long it waits.
+func whySystemdStops(ctx context.Context) (systemd.Ending, error) {
 	ctx, cancel := context.WithTimeout(ctx, askSystemdTimeout)
 	defer cancel()
-	err = withSystemd(ctx, func(client *systemd.Client) error {
-		systemState, err := client.SystemState(ctx)
-		if err != nil || systemState != "stopping" {
-			return err
-		}
-		goesDown = true
-		kind, err = client.ShutdownJob(ctx)
-		return err
-	})
-	return goesDown, kind, err
+	client, err := systemd.Dial(ctx, "")
+	if err != nil {
+		return systemd.Ending{}, err
+	}
+	ending, err := client.Ending(ctx, install.Unit)
+	return ending, errors.Join(err, client.Close())
 }

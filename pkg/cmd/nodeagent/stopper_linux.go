@@ -24,21 +24,23 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/systemd"
 )
 
 // stopper decides when a service that is asked to stop does so. If the whole system goes down, the
 // agent is stopped before the kubelet (the order of their units), and this is the last chance to
 // let the pods leave in order.
 type stopper struct {
-	// limit is the time after which systemd kills the service.
+	// limit is the longest time that the agent may take.
 	limit time.Duration
 	// machine and notifier are told that the system goes down.
 	machine interface {
 		Stopping(kind string, limit time.Duration)
 	}
 	notifier interface{ Stopping(status string) error }
-	// ask returns whether the system goes down.
-	ask func(context.Context) (goesDown bool, kind string, err error)
+	// ask returns whether the system goes down, and how long systemd waits.
+	ask func(context.Context) (systemd.Ending, error)
 	// down is closed when the shutdown was released. It is nil before the agent runs.
 	down atomic.Pointer[<-chan struct{}]
 }
@@ -59,19 +61,23 @@ func (s *stopper) wait(ctx context.Context, signals <-chan os.Signal) {
 	if down == nil {
 		return
 	}
-	goesDown, kind, err := s.ask(ctx)
+	ending, err := s.ask(ctx)
 	if err != nil {
 		logger.Error(err, "Cannot ask systemd why the service stops")
 	}
-	if !goesDown {
+	if !ending.Stopping {
 		return
 	}
-	logger.Info("The system goes down, ending after the pods have left", "kind", kind, "limit", s.limit)
-	s.machine.Stopping(kind, s.limit)
+	limit := s.limit
+	if ending.Limit > 0 {
+		limit = min(limit, ending.Limit)
+	}
+	logger.Info("The system goes down, ending after the pods have left", "kind", ending.Kind, "limit", limit)
+	s.machine.Stopping(ending.Kind, limit)
 	if err := s.notifier.Stopping("the system goes down, the pods leave first"); err != nil {
 		logger.Error(err, "Cannot tell systemd that the service stops")
 	}
-	timer := time.NewTimer(s.limit)
+	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for {
 		select {

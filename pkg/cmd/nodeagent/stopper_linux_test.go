@@ -17,6 +17,7 @@ limitations under the License.
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -24,6 +25,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"haulout.dev/haulout/pkg/agent/systemd"
 )
 
 // systemStop records what the stopper reports.
@@ -50,6 +53,8 @@ func TestStopper(t *testing.T) {
 		notRunning bool
 		goesDown   bool
 		askErr     error
+		// systemdLimit is how long systemd waits, 0 if it is unknown.
+		systemdLimit time.Duration
 		// released is when the shutdown is released, second when a second signal arrives; 0 is never.
 		released, second time.Duration
 		secondSignal     os.Signal
@@ -65,6 +70,9 @@ func TestStopper(t *testing.T) {
 			released: time.Minute, wantAfter: time.Minute, wantStopping: true,
 		},
 		"the system goes down, the pods stay": {signal: syscall.SIGTERM, goesDown: true, wantAfter: limit, wantStopping: true},
+		"systemd waits less long": {
+			signal: syscall.SIGTERM, goesDown: true, systemdLimit: time.Minute, wantAfter: time.Minute, wantStopping: true,
+		},
 		"a kind that is unknown": {
 			signal: syscall.SIGTERM, goesDown: true, askErr: errors.New("no jobs"),
 			released: 1, wantAfter: 1, wantStopping: true,
@@ -81,8 +89,8 @@ func TestStopper(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				stop := &systemStop{}
-				s := &stopper{limit: limit, machine: stop, notifier: stopNotifier{stop}, ask: func(context.Context) (bool, string, error) {
-					return test.goesDown, "reboot", test.askErr
+				s := &stopper{limit: limit, machine: stop, notifier: stopNotifier{stop}, ask: func(context.Context) (systemd.Ending, error) {
+					return systemd.Ending{Stopping: test.goesDown, Kind: "reboot", Limit: test.systemdLimit}, test.askErr
 				}}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -104,7 +112,7 @@ func TestStopper(t *testing.T) {
 				if took := time.Since(began); took != test.wantAfter {
 					t.Errorf("the agent ends after %v, want %v", took, test.wantAfter)
 				}
-				if stop.notified != test.wantStopping || (stop.limit == limit) != test.wantStopping {
+				if stop.notified != test.wantStopping || (stop.limit == cmp.Or(test.systemdLimit, limit)) != test.wantStopping {
 					t.Errorf("reported that the system goes down: %+v, want %v", *stop, test.wantStopping)
 				}
 				if test.wantStopping && stop.kind != "reboot" {

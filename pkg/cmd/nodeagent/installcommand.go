@@ -1,0 +1,236 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/record"
+
+	"haulout.dev/haulout/pkg/agent/cluster"
+	"haulout.dev/haulout/pkg/agent/config"
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/agent/staticpods"
+	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/pkg/version"
+)
+
+// conditionTimeout limits how long uninstall tries to write the condition of the node.
+const conditionTimeout = 10 * time.Second
+
+// installation describes the service of the agent.
+type installation struct {
+	// root is the directory where the root of the machine is mounted, or "".
+	root string
+	// binary is the path of the program on the machine, empty for the default.
+	binary string
+	// config is the configuration, content its file and path where the service reads it. No content
+	// means that the machine's own file stays.
+	config  *v1alpha1.NodeAgentConfiguration
+	content []byte
+	path    string
+	// args are the arguments of the program.
+	args []string
+}
+
+// services installs and removes the service of the agent; platformServices is the real one.
+type services struct {
+	// root: the agent can be installed on a machine whose root is mounted into a container.
+	root bool
+	// install installs or updates the service, and reports whether anything changed.
+	install func(context.Context, *installation) (changed bool, err error)
+	// pending reports whether a shutdown waits for the agent.
+	pending func(context.Context) (bool, error)
+	// uninstall removes the service.
+	uninstall func(context.Context) error
+}
+
+// newInstallCommand returns the command that installs the service.
+func newInstallCommand(o *Options, s services) *cobra.Command {
+	root, binary := "", ""
+	cmd := &cobra.Command{
+		Use:   "install",
+		Short: "Install or update the agent as a service of this machine",
+		Long: `Copy this program to the machine, create its service and start it. If it is
+installed already, it is updated, and restarted only if something changed. The file
+that --config names is copied to ` + config.DefaultPath() + `; the
+flags that override fields become arguments of the service.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			i, err := o.installation(root, binary)
+			if err != nil {
+				return err
+			}
+			changed, err := s.install(cmd.Context(), i)
+			if err != nil {
+				return err
+			}
+			result := "The service is installed and was up to date."
+			if changed {
+				result = "The service is installed and runs."
+			}
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), result)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&binary, "binary", binary, "Path of the program on the machine. Empty is the default of the operating system.")
+	if s.root {
+		cmd.Flags().StringVar(&root, "root", root, "Directory where the root of the machine is mounted, for an installation from a container.")
+	}
+	return cmd
+}
+
+// installation checks the configuration for the service and returns what to install.
+func (o *Options) installation(root, binary string) (*installation, error) {
+	i := &installation{root: root, binary: binary, path: config.DefaultPath()}
+	load := *o
+	if o.ConfigFile == "" {
+		// The file that the service will read, if the machine has one.
+		load.ConfigFile = filepath.Join(root, i.path)
+		if _, err := os.Stat(load.ConfigFile); errors.Is(err, fs.ErrNotExist) {
+			load.ConfigFile = ""
+		}
+	}
+	var err error
+	if i.config, err = load.Load(); err != nil {
+		return nil, err
+	}
+	if o.ConfigFile != "" {
+		if i.content, err = os.ReadFile(o.ConfigFile); err != nil {
+			return nil, fmt.Errorf("read the configuration: %w", err)
+		}
+	}
+	i.args = []string{"run"}
+	for _, flag := range []struct{ name, value string }{
+		{"kubeconfig", o.Kubeconfig}, {"node-name", o.NodeName}, {"state-directory", o.StateDirectory},
+	} {
+		if flag.value != "" {
+			i.args = append(i.args, "--"+flag.name+"="+flag.value)
+		}
+	}
+	return i, nil
+}
+
+// newUninstallCommand returns the command that removes the service.
+func newUninstallCommand(o *Options, s services) *cobra.Command {
+	restore, force := false, false
+	cmd := &cobra.Command{
+		Use:   "uninstall",
+		Short: "Remove the agent from this machine",
+		Long: `Stop the service and remove it with its program and its settings of the operating
+system. The configuration and the state stay. It is refused while a shutdown waits
+for the agent, and while static pods are parked: without an agent they would stay
+stopped when their maintenance is completed.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return uninstall(cmd, o, s, restore, force) },
+	}
+	cmd.Flags().BoolVar(&restore, "restore-static-pods", restore, "Restore the static pods that are parked.")
+	cmd.Flags().BoolVar(&force, "force", force, "Uninstall although the API or the service manager does not answer. "+
+		"If the condition NodeAgentReady of the node stays True, drains wait for an agent that is not there.")
+	return cmd
+}
+
+func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) error {
+	c, err := o.Load()
+	if err != nil {
+		return err
+	}
+	dir, parked, err := parkedOf(cmd, o)
+	if err != nil {
+		return err
+	}
+	if len(parked) > 0 && !restore {
+		return fmt.Errorf("static pods are parked: %s; complete their NodeMaintenances first, or give --restore-static-pods", strings.Join(parked, ", "))
+	}
+	pending, err := s.pending(cmd.Context())
+	if err != nil && !force {
+		return fmt.Errorf("find out whether a shutdown waits for the agent, or give --force: %w", err)
+	}
+	if pending {
+		return errors.New("a shutdown waits for the agent: cancel it, or wait until the machine has booted again")
+	}
+	if err := reportStopped(cmd.Context(), c); err != nil && !force {
+		return fmt.Errorf("write the condition NodeAgentReady of the node, or give --force: %w", err)
+	}
+	if err := s.uninstall(cmd.Context()); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(cmd.OutOrStdout(), "The service is removed."); err != nil {
+		return err
+	}
+	if len(parked) == 0 {
+		return nil
+	}
+	restored, err := staticpods.RestoreAll(dir)
+	return errors.Join(printRestored(cmd.OutOrStdout(), restored), err)
+}
+
+// parkedOf returns the folder of static pods and the parked manifests. A machine without a kubelet
+// has none.
+func parkedOf(cmd *cobra.Command, o *Options) (string, []string, error) {
+	dir, err := staticPodFolder(cmd, o)
+	if err != nil {
+		return "", nil, nil //nolint:nilerr // nothing can be parked of a folder that nobody knows
+	}
+	entries, err := staticpods.List(dir)
+	if err != nil {
+		return "", nil, err
+	}
+	var parked []string
+	for i := range entries {
+		parked = append(parked, entries[i].Origin)
+	}
+	return dir, parked, nil
+}
+
+// reportStopped writes into the node's condition that it has no agent any more, so that drains leave
+// its static pods alone.
+func reportStopped(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) error {
+	ctx, cancel := context.WithTimeout(ctx, conditionTimeout)
+	defer cancel()
+	rest, err := restConfig(c.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	node, err := nodeName(ctx, c, rest)
+	if err != nil {
+		return err
+	}
+	kube, err := kubernetes.NewForConfig(rest)
+	if err != nil {
+		return err
+	}
+	maintenance, err := versioned.NewForConfig(rest)
+	if err != nil {
+		return err
+	}
+	client, err := cluster.New(cluster.Config{NodeName: node, Host: kube, Maintenance: maintenance, Recorder: &record.FakeRecorder{}})
+	if err != nil {
+		return err
+	}
+	return client.SetCondition(ctx, shutdown.StoppedCondition(version.Get()))
+}

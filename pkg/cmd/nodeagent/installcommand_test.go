@@ -1,0 +1,222 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/agent/config"
+)
+
+// fakeServices records what is installed and removed.
+type fakeServices struct {
+	installed  *installation
+	removed    bool
+	pending    bool
+	pendingErr error
+	err        error
+}
+
+func (f *fakeServices) services() services {
+	return services{
+		root: true,
+		install: func(_ context.Context, i *installation) (bool, error) {
+			f.installed = i
+			return true, f.err
+		},
+		pending: func(context.Context) (bool, error) { return f.pending, f.pendingErr },
+		uninstall: func(context.Context) error {
+			f.removed = true
+			return f.err
+		},
+	}
+}
+
+// executeWith runs the command install or uninstall with services of the test.
+func executeWith(t *testing.T, f *fakeServices, args ...string) (string, error) {
+	t.Helper()
+	o := &Options{}
+	cmd := newInstallCommand(o, f.services())
+	if args[0] == "uninstall" {
+		cmd = newUninstallCommand(o, f.services())
+	}
+	o.addFlags(cmd.Flags())
+	var out bytes.Buffer
+	cmd.SilenceErrors, cmd.SilenceUsage = true, true
+	cmd.SetOut(&out)
+	cmd.SetErr(&out)
+	cmd.SetArgs(args[1:])
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestInstall(t *testing.T) {
+	file := configFile(t, "maxShutdownDelay: 10m\n# a comment that must stay\n")
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	installedFile := filepath.Join(root, config.DefaultPath())
+	if err := os.MkdirAll(filepath.Dir(installedFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(installedFile, []byte(configHead+"maxShutdownDelay: 20m\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		args    []string
+		content string
+		delay   string
+		run     []string
+	}{
+		"without a file": {delay: "30m0s", run: []string{"run"}},
+		"with a file": {
+			args: []string{"--config", file, "--root", root}, content: string(content), delay: "10m0s", run: []string{"run"},
+		},
+		"with the machine's own file": {args: []string{"--root", root}, delay: "20m0s", run: []string{"run"}},
+		"with flags": {
+			args:  []string{"--node-name", "n", "--kubeconfig", "/k", "--state-directory", "/s"},
+			delay: "30m0s", run: []string{"run", "--kubeconfig=/k", "--node-name=n", "--state-directory=/s"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fakeServices{}
+			out, err := executeWith(t, f, append([]string{"install"}, test.args...)...)
+			if err != nil || !strings.Contains(out, "installed and runs") {
+				t.Fatalf("the output is %q, %v", out, err)
+			}
+			i := f.installed
+			if string(i.content) != test.content || i.path != config.DefaultPath() || i.config.MaxShutdownDelay.Duration.String() != test.delay {
+				t.Errorf("the file is %q at %s, the delay %s", i.content, i.path, i.config.MaxShutdownDelay.Duration)
+			}
+			if !slices.Equal(i.args, test.run) {
+				t.Errorf("the arguments are %q, want %q", i.args, test.run)
+			}
+		})
+	}
+}
+
+func TestInstallRefusesAWrongConfiguration(t *testing.T) {
+	f := &fakeServices{}
+	_, err := executeWith(t, f, "install", "--config", configFile(t, "localEngine: Docker\n"))
+	if err == nil || !strings.Contains(err.Error(), "localEngine") || f.installed != nil {
+		t.Errorf("installed %+v, %v", f.installed, err)
+	}
+}
+
+// nodeServer serves one node, and records the patches of its status.
+func nodeServer(t *testing.T) (kubeconfig string, patches func() string) {
+	t.Helper()
+	var body bytes.Buffer
+	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet {
+			_, _ = io.Copy(&body, r.Body)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(node)
+	}))
+	t.Cleanup(server.Close)
+	return kubeconfigFor(t, server.URL, ""), body.String
+}
+
+func TestUninstall(t *testing.T) {
+	kubeconfig, _ := nodeServer(t)
+	noAPI := kubeconfigFor(t, "http://"+unreachable(t), "")
+	for name, test := range map[string]struct {
+		services   fakeServices
+		kubeconfig string
+		parked     bool
+		args       []string
+		// want and refused are parts of the output and of the error; files is the folder afterwards.
+		want, refused string
+		files         string
+	}{
+		"a node without parked pods": {kubeconfig: kubeconfig, want: "removed"},
+		"parked pods":                {kubeconfig: kubeconfig, parked: true, refused: "proxy.yaml", files: "running.yaml"},
+		"parked pods that are restored": {
+			kubeconfig: kubeconfig, parked: true, args: []string{"--restore-static-pods"},
+			want: "restored", files: "proxy.yaml running.yaml storage.yaml",
+		},
+		"a pending shutdown": {kubeconfig: kubeconfig, services: fakeServices{pending: true}, refused: "waits for the agent"},
+		"a pending shutdown by force": {
+			kubeconfig: kubeconfig, services: fakeServices{pending: true}, args: []string{"--force"},
+			refused: "waits for the agent",
+		},
+		"no service manager": {kubeconfig: kubeconfig, services: fakeServices{pendingErr: errors.New("no bus")}, refused: "no bus"},
+		"no service manager by force": {
+			kubeconfig: kubeconfig, services: fakeServices{pendingErr: errors.New("no bus")}, args: []string{"--force"},
+			want: "removed",
+		},
+		"no API":               {kubeconfig: noAPI, refused: "NodeAgentReady"},
+		"no API by force":      {kubeconfig: noAPI, args: []string{"--force"}, want: "removed"},
+		"a removal that fails": {kubeconfig: kubeconfig, services: fakeServices{err: errors.New("no rights")}, refused: "no rights"},
+		"parked pods and a removal that fails": {
+			kubeconfig: kubeconfig, parked: true, args: []string{"--restore-static-pods"},
+			services: fakeServices{err: errors.New("no rights")}, refused: "no rights", files: "running.yaml",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if test.parked {
+				dir = parkedFolder(t)
+			}
+			path := configFile(t, "nodeName: node-1\nstaticPodPath: "+dir+"\n")
+			f := test.services
+			out, err := executeWith(t, &f, append([]string{"uninstall", "--config", path, "--kubeconfig", test.kubeconfig}, test.args...)...)
+			if test.refused != "" {
+				if err == nil || !strings.Contains(err.Error(), test.refused) || f.removed != (f.err != nil) {
+					t.Errorf("removed: %v, the error is %v, want one with %q", f.removed, err, test.refused)
+				}
+			} else if err != nil || !f.removed || !strings.Contains(out, test.want) {
+				t.Errorf("removed: %v, %v; the output is %q, want %q", f.removed, err, out, test.want)
+			}
+			if got := names(t, dir); got != test.files {
+				t.Errorf("the folder has %s, want %s", got, test.files)
+			}
+		})
+	}
+}
+
+// After an uninstallation, drains must not wait for an agent that is not there.
+func TestUninstallTellsTheCluster(t *testing.T) {
+	kubeconfig, patches := nodeServer(t)
+	path := configFile(t, "nodeName: node-1\nstaticPodPath: "+t.TempDir()+"\n")
+	if _, err := executeWith(t, &fakeServices{}, "uninstall", "--config", path, "--kubeconfig", kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"maintenance.haulout.dev/NodeAgentReady", `"False"`, "Stopped"} {
+		if !strings.Contains(patches(), want) {
+			t.Errorf("the node's status was changed by %s, which has no %s", patches(), want)
+		}
+	}
+}
