@@ -200,14 +200,7 @@ func TestValidate(t *testing.T) {
 		"an unknown engine": {
 			modify: []modifier{set(engine, "cri")},
 			want:   []string{"localEngine FieldValueNotSupported"},
-			text:   `"CRI", "KubeletBus", "None"`,
-		},
-		"the private bus": {modify: []modifier{set(engine, "KubeletBus")}},
-		"the private bus on Windows": {
-			windows: true,
-			modify:  []modifier{set(engine, "KubeletBus")},
-			want:    []string{"localEngine FieldValueNotSupported"},
-			text:    `"CRI", "None"`,
+			text:   `"CRI", "None"`,
 		},
 		"an unknown policy": {
 			modify: []modifier{set(forgotten, "Forget")},

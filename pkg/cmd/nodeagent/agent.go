@@ -61,8 +61,6 @@ type host struct {
 	final bool
 	// pollingOnly: changes of folders are not reported.
 	pollingOnly bool
-	// busEngine returns the engine KubeletBus, and what has to run for it. nil: there is none.
-	busEngine func(buckets.Table) (shutdown.Local, func(context.Context) error, error)
 	// status tells the service manager in one line what the agent does. The first call also tells it
 	// that the agent has started.
 	status func(line string)
@@ -80,8 +78,6 @@ type agent struct {
 	manager    *shutdown.Manager
 	static     *staticPods
 	checkpoint *pods.Checkpoint
-	// parts run beside the manager until the context ends. An error of theirs ends the agent.
-	parts map[string]func(context.Context) error
 	// closers are called after everything has stopped.
 	closers []func() error
 }
@@ -145,7 +141,7 @@ func waitForClient(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, stat
 
 // newAgent makes all parts of the agent and starts none.
 func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start, h *host, config *rest.Config, node string) (*agent, error) {
-	a := &agent{config: c, host: h, node: node, bootID: s.bootID, started: time.Now(), parts: map[string]func(context.Context) error{}}
+	a := &agent{config: c, host: h, node: node, bootID: s.bootID, started: time.Now()}
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, err
@@ -169,7 +165,7 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 		return nil, fmt.Errorf("runtimeEndpoint %s: %w", c.RuntimeEndpoint, err)
 	}
 	a.closers = append(a.closers, runtime.Close)
-	if err := a.chooseEngine(runtime, table); err != nil {
+	if err := a.chooseEngine(runtime); err != nil {
 		return nil, err
 	}
 	a.static = &staticPods{
@@ -194,22 +190,13 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 }
 
 // chooseEngine sets how pods end without the API.
-func (a *agent) chooseEngine(runtime *cri.Engine, table buckets.Table) error {
+func (a *agent) chooseEngine(runtime *cri.Engine) error {
 	switch a.config.LocalEngine {
 	case v1alpha1.LocalEngineNone:
 	case v1alpha1.LocalEngineCRI:
 		a.engine = runtime
-	case v1alpha1.LocalEngineKubeletBus:
-		if a.host.busEngine == nil {
-			return errors.New("localEngine KubeletBus needs Linux: must be CRI or None")
-		}
-		engine, run, err := a.host.busEngine(table)
-		if err != nil {
-			return fmt.Errorf("localEngine KubeletBus: %w", err)
-		}
-		a.engine, a.parts["kubelet bus"] = engine, run
 	default:
-		return fmt.Errorf("localEngine is %q: must be CRI, KubeletBus or None", a.config.LocalEngine)
+		return fmt.Errorf("localEngine is %q: must be CRI or None", a.config.LocalEngine)
 	}
 	return nil
 }
@@ -241,9 +228,6 @@ func (a *agent) run(ctx context.Context) error {
 	part("status", func(ctx context.Context) error { a.tellStatus(ctx); return nil })
 	if address := *a.config.MetricsBindAddress; address != "" {
 		part("endpoints", func(ctx context.Context) error { serve(ctx, address, endpoints(a.report)); return nil })
-	}
-	for name, run := range a.parts {
-		part(name, run)
 	}
 	<-ctx.Done()
 	stopped := make(chan struct{})

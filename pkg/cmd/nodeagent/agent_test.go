@@ -315,20 +315,14 @@ func TestNewerStateEndsTheAgent(t *testing.T) {
 }
 
 func TestEngines(t *testing.T) {
-	bus := func(buckets.Table) (shutdown.Local, func(context.Context) error, error) {
-		return nil, nil, errors.New("no bus")
-	}
 	for name, test := range map[string]struct {
 		engine  v1alpha1.LocalEngine
-		bus     func(buckets.Table) (shutdown.Local, func(context.Context) error, error)
 		want    string
 		refused string
 	}{
-		"CRI":                  {engine: v1alpha1.LocalEngineCRI, want: "CRI"},
-		"None":                 {engine: v1alpha1.LocalEngineNone},
-		"KubeletBus elsewhere": {engine: v1alpha1.LocalEngineKubeletBus, refused: "needs Linux"},
-		"KubeletBus fails":     {engine: v1alpha1.LocalEngineKubeletBus, bus: bus, refused: "no bus"},
-		"another":              {engine: "Docker", refused: "must be CRI, KubeletBus or None"},
+		"CRI":     {engine: v1alpha1.LocalEngineCRI, want: "CRI"},
+		"None":    {engine: v1alpha1.LocalEngineNone},
+		"another": {engine: "Docker", refused: "must be CRI or None"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := testConfig(t)
@@ -341,7 +335,7 @@ func TestEngines(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			a, err := newAgent(t.Context(), c, s, &host{machine: newFakeMachine(), kubelet: noKubelet{t}, busEngine: test.bus}, rest, node)
+			a, err := newAgent(t.Context(), c, s, &host{machine: newFakeMachine(), kubelet: noKubelet{t}}, rest, node)
 			if test.refused != "" {
 				if err == nil || !strings.Contains(err.Error(), test.refused) {
 					t.Errorf("the error is %v, want one that says %q", err, test.refused)

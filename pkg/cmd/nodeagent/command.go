@@ -43,7 +43,8 @@ maintenances.`,
 	}
 	o.addFlags(cmd.PersistentFlags())
 	s := platformServices()
-	cmd.AddCommand(newRunCommand(o), newInstallCommand(o, s), newUninstallCommand(o, s), newStatusCommand(o), newStaticCommand(o), newConfigCommand(o))
+	cmd.AddCommand(newRunCommand(o), newInstallCommand(o, s), newUninstallCommand(o, s), newStatusCommand(o), newStaticCommand(o), newConfigCommand(o),
+		newWaitCommand())
 	return cmd
 }
 
