@@ -238,7 +238,8 @@ func (m *model) search(t *testing.T) (victims map[string][]string, statuses map[
 	texts, statuses := dryRun(t, context.WithValue(ctx, attemptKey{}, &attempt{rules: r}), p.Evaluator, pending, c)
 	victims = map[string][]string{}
 	for name, text := range texts {
-		victims[name] = strings.Fields(strings.TrimPrefix(text[:strings.Index(text, "]")], "["))
+		list, _, _ := strings.Cut(text, "]")
+		victims[name] = strings.Fields(strings.TrimPrefix(list, "["))
 	}
 	return victims, statuses
 }
