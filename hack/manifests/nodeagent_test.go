@@ -37,6 +37,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/config"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/nodeagent"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -144,6 +145,14 @@ func TestInstallerOfTheNodeAgent(t *testing.T) {
 	}
 	if _, ok := byName["ServiceAccount "+pod.Spec.ServiceAccountName]; !ok {
 		t.Errorf("there is no ServiceAccount %s", pod.Spec.ServiceAccountName)
+	}
+	install := pod.Spec.InitContainers[0].Args
+	command, flags, err := nodeagent.NewCommand().Find(install)
+	if err != nil || command.Name() != "install" {
+		t.Fatalf("%q is not a command of the agent: %v", install, err)
+	}
+	if err := command.ParseFlags(flags); err != nil {
+		t.Errorf("the flags %q: %v", flags, err)
 	}
 	if token := pod.Spec.AutomountServiceAccountToken; token == nil || *token {
 		t.Error("the installer gets a token")
