@@ -29,24 +29,26 @@ func TestParsePrepare(t *testing.T) {
 	metadata := func(action any) map[string]dbus.Variant {
 		return map[string]dbus.Variant{"type": dbus.MakeVariant(action)}
 	}
+	const plain, detailed = "PrepareForShutdown", "PrepareForShutdownWithMetadata"
+	yes, no := ptr.To(true), ptr.To(false)
 	for name, test := range map[string]struct {
 		member     string
 		body       []any
 		wantBegins *bool
 		wantKind   string
 	}{
-		"a shutdown begins":                     {member: "PrepareForShutdown", body: []any{true}, wantBegins: ptr.To(true)},
-		"a shutdown was cancelled":              {member: "PrepareForShutdown", body: []any{false}, wantBegins: ptr.To(false)},
-		"a reboot begins (systemd 255)":         {member: "PrepareForShutdownWithMetadata", body: []any{true, metadata("reboot")}, wantBegins: ptr.To(true), wantKind: "reboot"},
-		"a soft reboot begins":                  {member: "PrepareForShutdownWithMetadata", body: []any{true, metadata("soft-reboot")}, wantBegins: ptr.To(true), wantKind: "reboot"},
-		"the machine is switched off":           {member: "PrepareForShutdownWithMetadata", body: []any{true, metadata("power-off")}, wantBegins: ptr.To(true), wantKind: "poweroff"},
-		"an unknown kind":                       {member: "PrepareForShutdownWithMetadata", body: []any{true, metadata("dance")}, wantBegins: ptr.To(true)},
-		"a kind that is no text":                {member: "PrepareForShutdownWithMetadata", body: []any{true, metadata(uint32(7))}, wantBegins: ptr.To(true)},
-		"no metadata":                           {member: "PrepareForShutdownWithMetadata", body: []any{true, map[string]dbus.Variant{}}, wantBegins: ptr.To(true)},
+		"a shutdown begins":                     {member: plain, body: []any{true}, wantBegins: yes},
+		"a shutdown was cancelled":              {member: plain, body: []any{false}, wantBegins: no},
+		"a reboot begins (systemd 255)":         {member: detailed, body: []any{true, metadata("reboot")}, wantBegins: yes, wantKind: "reboot"},
+		"a soft reboot begins":                  {member: detailed, body: []any{true, metadata("soft-reboot")}, wantBegins: yes, wantKind: "reboot"},
+		"the machine is switched off":           {member: detailed, body: []any{true, metadata("power-off")}, wantBegins: yes, wantKind: "poweroff"},
+		"an unknown kind":                       {member: detailed, body: []any{true, metadata("dance")}, wantBegins: yes},
+		"a kind that is no text":                {member: detailed, body: []any{true, metadata(uint32(7))}, wantBegins: yes},
+		"no metadata":                           {member: detailed, body: []any{true, map[string]dbus.Variant{}}, wantBegins: yes},
 		"another signal":                        {member: "PrepareForSleep", body: []any{true}},
-		"a body of another type says nothing":   {member: "PrepareForShutdown", body: []any{"yes"}},
-		"an empty body says nothing":            {member: "PrepareForShutdown"},
-		"metadata of another type says nothing": {member: "PrepareForShutdownWithMetadata", body: []any{true, "reboot"}},
+		"a body of another type says nothing":   {member: plain, body: []any{"yes"}},
+		"an empty body says nothing":            {member: plain},
+		"metadata of another type says nothing": {member: detailed, body: []any{true, "reboot"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			begins, kind := parsePrepare(&dbus.Signal{Name: loginInterface + "." + test.member, Body: test.body})

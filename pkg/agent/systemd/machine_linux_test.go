@@ -59,6 +59,8 @@ func TestMain(m *testing.M) {
 	case len(os.Args) > 1 && os.Args[1] == "run":
 		// The test binary is what the tests install as the agent.
 		err = runAgent()
+	case len(os.Args) > 2 && os.Args[1] == "stop":
+		err = stopUnit(os.Args[2])
 	default:
 		os.Exit(m.Run())
 	}
@@ -94,9 +96,10 @@ func eventually(t *testing.T, what string, condition func() bool) {
 // bootMachine boots a machine and waits until it runs. It ends with the test.
 func bootMachine(t *testing.T) *machine {
 	t.Helper()
-	group, err := newGroup()
+	err := canBoot()
+	var group *os.File
 	if err == nil {
-		err = canBoot()
+		group, err = newGroup()
 	}
 	if err != nil {
 		if os.Getenv("CI") != "" {

@@ -1,0 +1,60 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package install
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestUnitFile(t *testing.T) {
+	o := Options{Args: []string{"run", "--config", "/etc/my files/100%.yaml"}, MaxDelay: 90*time.Second + time.Millisecond, KubeletUnit: "k3s.service"}
+	if err := o.complete(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := unitFile(&o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{
+		"After=k3s.service containerd.service crio.service dbus.service systemd-logind.service network-online.target",
+		`ExecStart=/usr/local/bin/haulout-node-agent run --config "/etc/my files/100%%.yaml"`,
+		"Type=notify", "Restart=always", "StartLimitIntervalSec=0", "FileDescriptorStoreMax=8", "TimeoutStopSec=91", "WantedBy=multi-user.target",
+	} {
+		if !strings.Contains("\n"+text, "\n"+line+"\n") {
+			t.Errorf("the unit file has no line %q:\n%s", line, text)
+		}
+	}
+}
+
+func TestOptionsAreRefused(t *testing.T) {
+	for name, o := range map[string]Options{
+		"a relative program":             {Binary: "bin/agent"},
+		"a program with ..":              {Binary: "/usr/../agent"},
+		"a relative file":                {Files: []File{{Path: "agent.yaml"}}},
+		"a kubelet unit without a type":  {KubeletUnit: "kubelet"},
+		"a kubelet unit with a space":    {KubeletUnit: "a.service b.service"},
+		"a kubelet unit with a new line": {KubeletUnit: "a.service\nExecStart=x.service"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := Install(t.Context(), o); err == nil {
+				t.Errorf("installed with %+v", o)
+			}
+		})
+	}
+}
