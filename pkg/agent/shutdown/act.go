@@ -225,14 +225,20 @@ func (m *Manager) complete(ctx context.Context, t task, ref state.MaintenanceRef
 		ref = state.MaintenanceRef{Name: protocol.ShutdownName(m.config.NodeName, m.config.BootID)}
 	}
 	err := m.config.Cluster.Complete(ctx, ref)
+	// A request of the last boot can be executed after this boot has completed what it found. Once is
+	// enough, and a list of all maintenances is too much for every time.
+	older := t == taskSweep && !m.olderSwept && m.config.CompleteAfterReboot
+	if err == nil && older {
+		_, err = m.config.Cluster.CompleteOlder(ctx, m.config.BootID)
+	}
 	return func() {
 		m.answered(ctx, err, undoRetry)
-		if t == taskComplete {
-			m.news.completed = err == nil
+		if err != nil {
+			return
 		}
-		if err == nil {
-			m.sweepAt = time.Now().Add(sweepPeriod)
-		}
+		m.news.completed = t == taskComplete
+		m.olderSwept = m.olderSwept || older
+		m.sweepAt = time.Now().Add(sweepPeriod)
 	}
 }
 

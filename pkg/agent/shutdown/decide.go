@@ -543,15 +543,15 @@ func (d *decision) idle(s *settings, in *input) {
 		}
 		return
 	}
+	if ended(in) {
+		st.Maintenance = nil
+	}
 	switch {
+	case s.completeAfterReboot && !in.olderDone:
+		d.maintenance = taskOlder
 	case st.Maintenance != nil:
 		// Kept after a forgotten shutdown, until a user ends it.
 		d.maintenance = taskDrain
-		if ended(in) {
-			st.Maintenance, d.maintenance = nil, taskNone
-		}
-	case s.completeAfterReboot && !in.olderDone:
-		d.maintenance = taskOlder
 	case in.sweepDue:
 		d.maintenance = taskSweep
 	}

@@ -209,6 +209,10 @@ func TestDecideIdle(t *testing.T) {
 		"it is time to sweep":           {modify: func(_ *settings, in *input) { in.sweepDue = true }, phase: state.Armed, task: taskSweep},
 		"the outcome stays":             {modify: func(_ *settings, in *input) { in.outcome = outcomeRebooted }, phase: state.Armed, outcome: outcomeRebooted},
 		"a kept maintenance is watched": {modify: func(_ *settings, in *input) { in.state.Maintenance, in.sweepDue = &ownRef, true }, phase: state.Armed, task: taskDrain, maintenance: &ownRef},
+		"a kept maintenance and older ones": {
+			modify: func(_ *settings, in *input) { in.state.Maintenance, in.olderDone = &ownRef, false },
+			phase:  state.Armed, task: taskOlder, maintenance: &ownRef,
+		},
 		"a kept maintenance that a user has ended": {
 			modify: func(_ *settings, in *input) {
 				in.state.Maintenance, in.drain = &ownRef, &DrainState{Ended: true}

@@ -70,7 +70,9 @@ func (m *Manager) actLocal(ctx context.Context, d *decision) {
 			m.engine.stop()
 		}
 	case d.local && m.resumes.task == taskNone && m.engine.due(time.Now()):
-		m.startEngine(ctx, *d.next.Local)
+		if time.Until(m.deadline) > engineReserve {
+			m.startEngine(ctx, *d.next.Local)
+		}
 	case !d.local:
 		m.engine.err = nil
 	}
@@ -104,7 +106,7 @@ func (m *Manager) startEngine(ctx context.Context, resume state.Local) {
 		interrupted := ctx.Err() != nil
 		m.post(func() {
 			run := m.engine
-			m.engine = engineRun{err: err}
+			m.engine = engineRun{err: err, pace: pace{time.Now().Add(engineRetry)}}
 			switch {
 			case run.stopped || interrupted:
 				m.engine.err = nil
@@ -112,7 +114,6 @@ func (m *Manager) startEngine(ctx context.Context, resume state.Local) {
 				m.news.ended = true
 			default:
 				klog.FromContext(ctx).Error(err, "The engine failed to end the pods, trying again", "engine", m.config.Local.Name())
-				m.engine.next = time.Now().Add(engineRetry)
 			}
 		})
 	})

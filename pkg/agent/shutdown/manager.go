@@ -26,12 +26,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/buckets"
@@ -136,6 +136,7 @@ type Manager struct {
 	reportingSince  time.Time
 	releasedHere    bool
 	olderDone       bool
+	olderSwept      bool
 	sweepAt         time.Time
 	engine          engineRun
 	final           bool
@@ -318,7 +319,7 @@ func (m *Manager) step(ctx context.Context) (next time.Time, again bool) {
 // store saves a state that has changed. If that fails the shutdown continues in memory, and every
 // later step tries again.
 func (m *Manager) store(ctx context.Context, next state.State) {
-	if !m.dirty && apiequality.Semantic.DeepEqual(m.state, next) {
+	if !m.dirty && reflect.DeepEqual(m.state, next) {
 		return
 	}
 	m.state = next

@@ -40,17 +40,18 @@ const (
 // conditionWriter keeps one condition of the node as it should be.
 type conditionWriter struct {
 	slot slot
-	// written is the last condition that was written, at writtenAt.
+	// written is the last condition that was written, at writtenAt and with that step.
 	written   *corev1.NodeCondition
 	writtenAt time.Time
+	step      string
 	// due is when it has to be written next.
 	due time.Time
 }
 
-// dueAt returns when the condition has to be written.
-func (w *conditionWriter) dueAt(want *corev1.NodeCondition) time.Time {
+// dueAt returns when the condition has to be written. Another step makes it due immediately.
+func (w *conditionWriter) dueAt(want *corev1.NodeCondition, step string) time.Time {
 	switch old := w.written; {
-	case old == nil || old.Status != want.Status || old.Reason != want.Reason:
+	case old == nil || w.step != step || old.Status != want.Status || old.Reason != want.Reason:
 		return time.Time{}
 	case old.Message != want.Message:
 		return w.writtenAt.Add(messagePeriod)
@@ -64,17 +65,21 @@ func (m *Manager) actConditions(ctx context.Context, in *input, d *decision) {
 	if m.config.StaticPods != nil {
 		staticProblem = m.config.StaticPods.Problem()
 	}
-	m.keepCondition(ctx, readyCondition(m.config.Version, staticProblem, &in.machine, m.problems(in)))
-	m.keepCondition(ctx, shutdownCondition(in, d))
+	m.keepCondition(ctx, readyCondition(m.config.Version, staticProblem, &in.machine, m.problems(in)), "")
+	step := string(d.next.Phase)
+	if d.next.Phase == state.Maintaining && in.drain != nil {
+		step = "Draining" // now the message has numbers
+	}
+	m.keepCondition(ctx, shutdownCondition(in, d), step)
 }
 
-func (m *Manager) keepCondition(ctx context.Context, want corev1.NodeCondition) {
+func (m *Manager) keepCondition(ctx context.Context, want corev1.NodeCondition, step string) {
 	w := m.conditions[want.Type]
 	if w == nil {
 		w = &conditionWriter{}
 		m.conditions[want.Type] = w
 	}
-	w.due = w.dueAt(&want)
+	w.due = w.dueAt(&want, step)
 	if time.Now().Before(w.due) {
 		return
 	}
@@ -86,7 +91,7 @@ func (m *Manager) keepCondition(ctx context.Context, want corev1.NodeCondition) 
 				w.slot.next = time.Now().Add(conditionRetry)
 				return
 			}
-			w.written, w.writtenAt = &want, time.Now()
+			w.written, w.writtenAt, w.step = &want, time.Now(), step
 			w.slot.next = time.Time{}
 		}
 	})

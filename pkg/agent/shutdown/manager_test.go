@@ -1,0 +1,546 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/agent/buckets"
+	"haulout.dev/haulout/pkg/agent/state"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// scenario runs a script in a world with three pods, the last of them critical, and an agent that
+// knows its machine.
+func scenario(t *testing.T, configure func(w *world), script func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		w.addPod(0, false)
+		w.addPod(0, false)
+		w.addPod(2000001000, false)
+		if configure != nil {
+			configure(w)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go w.background(ctx)
+		w.start()
+		time.Sleep(5 * time.Second)
+		script(w)
+		// A machine that goes down has booted before the end of the test.
+		time.Sleep(time.Minute)
+		w.mu.Lock()
+		p := w.process
+		w.mu.Unlock()
+		p.kill()
+	})
+}
+
+// wait lets time pass.
+func (w *world) wait(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+// reasons are the different reasons of a condition that were written, in order.
+func (w *world) reasons(conditionType corev1.NodeConditionType) []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var reasons []string
+	for _, c := range w.written {
+		if c.Type == conditionType && (len(reasons) == 0 || reasons[len(reasons)-1] != c.Reason) {
+			reasons = append(reasons, c.Reason)
+		}
+	}
+	return reasons
+}
+
+func (w *world) condition(conditionType corev1.NodeConditionType) corev1.NodeCondition {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.conditions[conditionType]
+}
+
+func (w *world) eventReasons() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var reasons []string
+	for _, e := range w.events {
+		reasons = append(reasons, e.reason)
+	}
+	return reasons
+}
+
+func (w *world) phase() state.Phase {
+	w.mu.Lock()
+	p := w.process
+	w.mu.Unlock()
+	return p.manager.Status().State.Phase
+}
+
+func (w *world) wantPhase(want state.Phase) {
+	w.t.Helper()
+	if got := w.phase(); got != want {
+		w.t.Errorf("phase %s, want %s", got, want)
+	}
+}
+
+// wantReleasedEmpty checks that the lock was released once, without pods, and with a time left that
+// begins like this.
+func (w *world) wantReleasedEmpty(left string) {
+	w.t.Helper()
+	if len(w.releases) != 1 || !strings.HasPrefix(w.releases[0], "0 alive, "+left) {
+		w.t.Errorf("releases %q, want one with 0 pods alive, %s", w.releases, left)
+	}
+}
+
+func expect[T any](t *testing.T, what string, want, got T) {
+	t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+const inProgress = corev1.NodeGracefulNodeShutdownInProgress
+
+func TestDrainBeforeShutdown(t *testing.T) {
+	scenario(t, nil, func(w *world) {
+		w.request()
+		w.wait(2 * time.Second)
+		w.wantPhase(state.Maintaining)
+		if c := w.condition(inProgress); c.Status != corev1.ConditionTrue || !strings.Contains(c.Message, "NodeMaintenance shutdown-worker-1-00000001: 3 pods left, pods are leaving") {
+			t.Errorf("condition %+v", c)
+		}
+		w.wait(time.Minute)
+		expect(t, "requests", []MaintenanceRequest{{BootID: "00000001-2fa1-11d2-883f-0016d3cca427", Reason: "node shutdown (reboot)", DrainPlan: testTable.DrainPlan()}}, w.requests)
+		w.wantReleasedEmpty("4m5")
+		expect(t, "reasons", []string{ReasonNoShutdown, ReasonWaitingForDrain, ReasonReleasing, ReasonRebooted}, w.reasons(inProgress))
+		expect(t, "events", []string{EventDetected, EventDraining, EventReleased, EventRebooted}, w.eventReasons())
+		expect(t, "local runs", 0, len(w.ends))
+		for _, nm := range w.maintenances {
+			if !nm.completed {
+				t.Error("the maintenance is not completed after the boot")
+			}
+		}
+	})
+}
+
+func TestMaintenanceStaysAfterReboot(t *testing.T) {
+	scenario(t, func(w *world) { w.configure = func(c *Config) { c.CompleteAfterReboot = false } }, func(w *world) {
+		w.request()
+		w.wait(10 * time.Minute)
+		for _, nm := range w.maintenances {
+			if nm.completed {
+				t.Error("the maintenance is completed, the configuration leaves that to users")
+			}
+		}
+	})
+}
+
+func TestAPILost(t *testing.T) {
+	for name, mode := range map[string]apiMode{"down": apiDown, "hangs": apiHang, "refuses": apiRefuse} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, func(w *world) { w.mode = mode }, func(w *world) {
+				w.request()
+				w.wait(11 * time.Second)
+				w.wantPhase(state.LocalRun)
+				expect(t, "bucket", 0, w.ends[0].Bucket)
+				w.wait(5 * time.Minute)
+				expect(t, "ended pods", []string{"pod-0", "pod-1", "pod-2"}, w.ended)
+				w.wantReleasedEmpty("")
+				if mode == apiRefuse {
+					expect(t, "events", []string{EventDetected, EventRefused, EventLocal, EventReleased, EventRebooted}, w.eventReasons())
+				}
+				w.set(func() { w.mode = apiUp })
+				w.wait(time.Minute)
+				expect(t, "pods to report", nil, w.disk.Killed)
+			})
+		})
+	}
+}
+
+// The pods that were ended are reported before the kubelet runs, or it would restart them.
+func TestAPIBackBetweenBuckets(t *testing.T) {
+	scenario(t, func(w *world) { w.mode = apiDown }, func(w *world) {
+		w.request()
+		w.wait(12 * time.Second)
+		w.wantPhase(state.LocalRun)
+		w.set(func() { w.mode = apiUp })
+		w.wait(65 * time.Second)
+		expect(t, "ended pods", []string{"pod-0", "pod-1"}, w.ended)
+		w.mu.Lock()
+		if !w.down && (!w.kubelet || w.pods[0].known || w.pods[0].alive) {
+			t.Errorf("kubelet runs %t, pod-0 %+v", w.kubelet, w.pods[0])
+		}
+		w.mu.Unlock()
+		w.wait(time.Minute)
+		if events := w.eventReasons(); !slices.Equal(events[:4], []string{EventDetected, EventLocal, EventDraining, EventReleased}) {
+			t.Errorf("events %v", events)
+		}
+		expect(t, "releases", 1, len(w.releases))
+		expect(t, "local runs", 1, len(w.ends))
+	})
+}
+
+func TestAPIBackOnAFinalNode(t *testing.T) {
+	scenario(t, func(w *world) { w.mode, w.final = apiDown, true }, func(w *world) {
+		w.request()
+		w.wait(12 * time.Second)
+		w.set(func() { w.mode = apiUp })
+		w.wait(3 * time.Minute)
+		expect(t, "ended pods", []string{"pod-0", "pod-1", "pod-2"}, w.ended)
+		expect(t, "releases", 1, len(w.releases))
+		if len(w.ends) != 2 {
+			t.Errorf("%d local runs, want 2: the second after the kubelet could not be started", len(w.ends))
+		}
+	})
+}
+
+func TestTimeRunsOut(t *testing.T) {
+	scenario(t, func(w *world) { w.delay = 100 * time.Second }, func(w *world) {
+		// The server drains one pod every three seconds, and the pods need 95 seconds to end.
+		w.set(func() {
+			for range 20 {
+				w.addPod(0, false)
+			}
+		})
+		w.request()
+		w.wait(2 * time.Second)
+		w.wantPhase(state.Maintaining)
+		w.wait(5 * time.Second)
+		w.wantPhase(state.LocalRun)
+		w.wait(3 * time.Minute)
+		w.wantReleasedEmpty("")
+	})
+}
+
+func TestDaemonSetPodsEndLocally(t *testing.T) {
+	scenario(t, func(w *world) { w.addPod(2000001000, true) }, func(w *world) {
+		w.request()
+		w.wait(2 * time.Minute)
+		expect(t, "ended pods", []string{"pod-3"}, w.ended)
+		w.wantReleasedEmpty("")
+	})
+}
+
+func TestWithoutEngine(t *testing.T) {
+	none := func(w *world) {
+		w.configure = func(c *Config) { c.Local = nil }
+		w.mode = apiDown
+	}
+	t.Run("waits for the API until the deadline", func(t *testing.T) {
+		scenario(t, none, func(w *world) {
+			w.request()
+			w.wait(4 * time.Minute)
+			w.wantPhase(state.Detected)
+			w.wait(2 * time.Minute)
+			expect(t, "releases", []string{"3 alive, 1s left"}, w.releases)
+		})
+	})
+	t.Run("without pods, nothing is waited for", func(t *testing.T) {
+		scenario(t, func(w *world) { none(w); w.pods = nil }, func(w *world) {
+			w.request()
+			w.wait(15 * time.Second)
+			w.wantReleasedEmpty("4m50s")
+		})
+	})
+}
+
+func TestCancelled(t *testing.T) {
+	for name, tt := range map[string]struct {
+		mode apiMode
+		// after is when it is cancelled, undone how long that may take.
+		after, undone time.Duration
+	}{
+		"while the API hangs":   {apiHang, 5 * time.Second, time.Second},
+		"during the drain":      {apiUp, 4 * time.Second, 4 * time.Second},
+		"during a local run":    {apiDown, 40 * time.Second, time.Second},
+		"after the first group": {apiDown, 80 * time.Second, time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, func(w *world) { w.mode = tt.mode }, func(w *world) {
+				w.request()
+				w.wait(tt.after)
+				w.vanish(false)
+				w.wait(tt.undone)
+				if !w.kubelet {
+					t.Error("the kubelet does not run again")
+				}
+				if tt.mode != apiUp {
+					w.wantPhase(state.Cancelled)
+					w.set(func() { w.mode = apiUp })
+					w.wait(40 * time.Second)
+				}
+				w.wantPhase(state.Armed)
+				if nm := w.own(); nm != nil && !nm.completed {
+					t.Error("the maintenance is not completed")
+				}
+				w.wait(30 * time.Second)
+				if c := w.condition(inProgress); c.Status != corev1.ConditionFalse || c.Reason != ReasonCancelled {
+					t.Errorf("condition %+v", c)
+				}
+				expect(t, "releases", 0, len(w.releases))
+				// The same boot can shut down once more.
+				w.request()
+				w.wait(4 * time.Minute)
+				expect(t, "releases", 1, len(w.releases))
+			})
+		})
+	}
+}
+
+func TestForgotten(t *testing.T) {
+	t.Run("keep", func(t *testing.T) {
+		scenario(t, nil, func(w *world) {
+			w.request()
+			w.wait(2 * time.Second)
+			w.vanish(true)
+			w.wait(time.Minute)
+			w.wantPhase(state.Armed)
+			if nm := w.own(); nm == nil || nm.completed {
+				t.Errorf("the maintenance does not stay: %+v", nm)
+			}
+			if c := w.condition(inProgress); c.Status != corev1.ConditionFalse || c.Reason != ReasonShutdownVanished || !strings.Contains(c.Message, "complete it") {
+				t.Errorf("condition %+v", c)
+			}
+			if !w.lock {
+				t.Error("the lock is not held")
+			}
+			first := w.own().ref
+			w.request()
+			w.wait(2 * time.Second)
+			expect(t, "the adopted maintenance", first, *w.disk.Maintenance)
+			w.wait(time.Minute)
+			expect(t, "releases", 1, len(w.releases))
+		})
+	})
+	t.Run("keep, until a user completes it", func(t *testing.T) {
+		scenario(t, nil, func(w *world) {
+			w.request()
+			w.wait(2 * time.Second)
+			w.vanish(true)
+			w.wait(time.Minute)
+			w.set(func() { w.own().completed = true })
+			w.wait(time.Minute)
+			if w.disk.Maintenance != nil || w.condition(inProgress).Reason != ReasonNoShutdown {
+				t.Errorf("state %+v, condition %+v", w.disk, w.condition(inProgress))
+			}
+		})
+	})
+	t.Run("cancel", func(t *testing.T) {
+		scenario(t, func(w *world) { w.configure = func(c *Config) { c.KeepForgotten = false } }, func(w *world) {
+			w.request()
+			w.wait(2 * time.Second)
+			w.vanish(true)
+			w.wait(10 * time.Second)
+			if !w.own().completed || w.condition(inProgress).Reason != ReasonCancelled {
+				t.Errorf("maintenance %+v, condition %+v", w.own(), w.condition(inProgress))
+			}
+		})
+	})
+}
+
+// Whatever the phase in which the agent is killed, the shutdown ends in order.
+func TestKilledInEveryPhase(t *testing.T) {
+	for _, mode := range []apiMode{apiUp, apiDown} {
+		for _, phase := range []state.Phase{state.Detected, state.Maintaining, state.LocalRun, state.Releasing, state.Down} {
+			if mode == apiUp && phase == state.LocalRun || mode == apiDown && phase == state.Maintaining {
+				continue
+			}
+			t.Run(string(phase), func(t *testing.T) {
+				scenario(t, func(w *world) { w.mode, w.crashAfter = mode, phase }, func(w *world) {
+					w.request()
+					w.wait(4 * time.Minute)
+					if w.crashAfter != "" {
+						t.Error("the agent was not killed")
+					}
+					w.wantReleasedEmpty("")
+				})
+			})
+		}
+	}
+	t.Run("Cancelled", func(t *testing.T) {
+		scenario(t, func(w *world) { w.crashAfter = state.Cancelled }, func(w *world) {
+			w.request()
+			w.wait(2 * time.Second)
+			w.vanish(false)
+			w.wait(30 * time.Second)
+			w.wantPhase(state.Armed)
+			if !w.own().completed || w.crashAfter != "" {
+				t.Errorf("maintenance %+v", w.own())
+			}
+		})
+	})
+}
+
+func TestFullDisk(t *testing.T) {
+	scenario(t, func(w *world) { w.diskFull = true }, func(w *world) {
+		w.wait(30 * time.Second)
+		if c := w.condition(maintenancev1alpha1.NodeConditionAgentReady); !strings.Contains(c.Message, "no space left on device") {
+			t.Errorf("condition %+v", c)
+		}
+		w.request()
+		w.wait(15 * time.Second)
+		w.wantReleasedEmpty("4m5")
+		w.set(func() { w.diskFull = false })
+		w.wait(40 * time.Second)
+		expect(t, "stored phase", state.Armed, w.disk.Phase)
+		if c := w.condition(maintenancev1alpha1.NodeConditionAgentReady); strings.Contains(c.Message, "no space left") {
+			t.Errorf("condition %+v", c)
+		}
+	})
+}
+
+// The wall clock is set in the middle of a shutdown.
+func TestClockIsSet(t *testing.T) {
+	for name, d := range map[string]time.Duration{"back": -24 * time.Hour, "forward": 24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, func(w *world) { w.mode, w.engineOK = apiDown, false }, func(w *world) {
+				w.request()
+				w.wait(time.Minute)
+				w.jump(d)
+				w.wait(3 * time.Minute)
+				expect(t, "releases", 0, len(w.releases))
+				w.wait(2 * time.Minute)
+				expect(t, "releases", []string{"3 alive, 1s left"}, w.releases)
+			})
+		})
+	}
+}
+
+// damagedStore has nothing to load.
+type damagedStore struct {
+	Store
+	err error
+}
+
+func (s damagedStore) Load() (state.State, error) {
+	return state.State{}, s.err
+}
+
+func TestDamagedState(t *testing.T) {
+	damaged := &state.DamagedError{Path: "state.json", KeptAs: "state.json.damaged", Reason: errors.New("EOF")}
+	scenario(t, func(w *world) { w.configure = func(c *Config) { c.Store = damagedStore{c.Store, damaged} } }, func(w *world) {
+		w.wait(20 * time.Second)
+		w.wantPhase(state.Armed)
+		if c := w.condition(maintenancev1alpha1.NodeConditionAgentReady); !strings.Contains(c.Message, "moved to state.json.damaged") {
+			t.Errorf("condition %+v", c)
+		}
+	})
+}
+
+func TestStateOfAnotherVersion(t *testing.T) {
+	w := newWorld(t, 1)
+	p := &process{world: w}
+	w.process = p
+	config := p.config()
+	config.Store = damagedStore{config.Store, &state.VersionError{Path: "state.json", Version: 7}}
+	manager, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var version *state.VersionError
+	if err := manager.Run(t.Context()); !errors.As(err, &version) {
+		t.Errorf("Run() = %v, want a VersionError", err)
+	}
+	expect(t, "what was stored", state.State{}, w.disk)
+}
+
+// brokenMachine gives up some times.
+type brokenMachine struct {
+	Machine
+	broken *atomic.Bool
+}
+
+func (m brokenMachine) Run(ctx context.Context, changed func()) error {
+	if m.broken.Load() {
+		return errors.New("no bus")
+	}
+	return m.Machine.Run(ctx, changed)
+}
+
+func TestMachineGivesUp(t *testing.T) {
+	var broken atomic.Bool
+	broken.Store(true)
+	scenario(t, func(w *world) { w.configure = func(c *Config) { c.Machine = brokenMachine{c.Machine, &broken} } }, func(w *world) {
+		ready := maintenancev1alpha1.NodeConditionAgentReady
+		w.wait(20 * time.Second)
+		if c := w.condition(ready); !strings.Contains(c.Message, "the watch of the machine has ended: no bus") {
+			t.Errorf("condition %+v", c)
+		}
+		broken.Store(false)
+		w.wait(20 * time.Second)
+		if c := w.condition(ready); strings.Contains(c.Message, "no bus") {
+			t.Errorf("condition %+v", c)
+		}
+		w.request()
+		w.wait(time.Minute)
+		expect(t, "releases", 1, len(w.releases))
+	})
+}
+
+// The service is stopped: what was decided stays, and the last condition is written.
+func TestStop(t *testing.T) {
+	scenario(t, func(w *world) { w.mode = apiDown }, func(w *world) {
+		w.request()
+		w.wait(20 * time.Second)
+		w.wantPhase(state.LocalRun)
+		w.set(func() { w.mode, w.latency = apiUp, 500*time.Millisecond })
+		w.wait(5 * time.Second)
+		w.mu.Lock()
+		p := w.process
+		w.mu.Unlock()
+		p.cancel()
+		<-p.done
+		expect(t, "stored phase", state.LocalRun, w.disk.Phase)
+		expect(t, "releases", 0, len(w.releases))
+		w.start()
+		w.wait(4 * time.Minute)
+		expect(t, "releases", 1, len(w.releases))
+	})
+}
+
+func TestNewRefuses(t *testing.T) {
+	for name, modify := range map[string]func(c *Config){
+		"no node":         func(c *Config) { c.NodeName = "" },
+		"no boot ID":      func(c *Config) { c.BootID = "" },
+		"no machine":      func(c *Config) { c.Machine = nil },
+		"no table":        func(c *Config) { c.Buckets = buckets.Table{} },
+		"no delay":        func(c *Config) { c.MaxShutdownDelay = 0 },
+		"no grace period": func(c *Config) { c.APIGracePeriod = 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			config := (&process{world: w}).config()
+			modify(&config)
+			if m, err := New(config); err == nil {
+				t.Errorf("New() = %v", m)
+			}
+		})
+	}
+}

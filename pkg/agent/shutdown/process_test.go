@@ -1,0 +1,453 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+)
+
+// process is one process of the agent. It implements all interfaces that the Manager needs.
+type process struct {
+	*world
+	manager *Manager
+	cancel  context.CancelFunc
+	done    chan struct{}
+	bootID  string
+
+	// The rest is guarded by the world.
+	dead, known bool
+	// The shutdown as this process has seen it.
+	seen            bool
+	since, deadline time.Time
+	changed         func()
+}
+
+// start starts a process of the agent.
+func (w *world) start() *process {
+	w.mu.Lock()
+	p := &process{world: w, done: make(chan struct{}), bootID: w.bootID}
+	w.process = p
+	config := p.config()
+	w.mu.Unlock()
+	p.run(config)
+	return p
+}
+
+func (p *process) config() Config {
+	c := Config{
+		NodeName: "worker-1", BootID: p.world.bootID, Version: "v1", Machine: p, Cluster: p, Pods: p, Store: p, Local: p,
+		StaticPods: p, Buckets: testTable, MaxShutdownDelay: 30 * time.Minute, APIGracePeriod: 10 * time.Second,
+		CompleteAfterReboot: true, KeepForgotten: true, Wall: func() time.Time {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return p.wall()
+		},
+	}
+	if p.configure != nil {
+		p.configure(&c)
+	}
+	return c
+}
+
+func (p *process) run(config Config) {
+	manager, err := New(config)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.manager = manager
+	ctx, cancel := context.WithCancel(context.Background())
+	p.cancel = cancel
+	go func() {
+		defer close(p.done)
+		if err := manager.Run(ctx); err != nil {
+			p.t.Error(err)
+		}
+	}()
+}
+
+// kill ends the process as kill -9 does: what it does afterwards has no effect.
+func (p *process) kill() {
+	p.mu.Lock()
+	p.dead = true
+	p.mu.Unlock()
+	p.cancel()
+	<-p.done
+}
+
+// crash kills the process and starts another one, as the service manager does.
+func (p *process) crash() {
+	p.dead = true
+	p.crashed = time.Now()
+	if p.jumped || p.diskFull {
+		// The stored deadline is on a clock that was set, or missing: it may be missed.
+		p.unsettled = true
+	}
+	if p.diskFull && !p.kubelet {
+		p.amnesia = true
+	}
+	go func() {
+		p.kill()
+		time.Sleep(200 * time.Millisecond)
+		p.mu.Lock()
+		restart := p.process == p && !p.down
+		p.mu.Unlock()
+		if restart {
+			p.start()
+		}
+	}()
+}
+
+// enter locks the world for an action of the process. It may crash the process before the action.
+func (p *process) enter() error {
+	p.mu.Lock()
+	if !p.dead && p.crashes > 0 && p.random.Float64() < p.crashes {
+		p.crash()
+	}
+	if p.dead {
+		p.mu.Unlock()
+		return errKilled
+	}
+	return nil
+}
+
+// call is enter for a request to the API.
+func (p *process) call(ctx context.Context) error {
+	p.mu.Lock()
+	mode, latency := p.mode, p.latency
+	p.mu.Unlock()
+	switch mode {
+	case apiHang:
+		<-ctx.Done()
+		return ctx.Err()
+	case apiDown:
+		return errAPIDown
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(latency):
+	}
+	return p.enter()
+}
+
+func (p *process) Run(ctx context.Context, changed func()) error {
+	p.mu.Lock()
+	wait := time.Duration(p.random.IntN(4000)) * time.Millisecond
+	p.mu.Unlock()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+		wait = 100 * time.Millisecond
+		p.mu.Lock()
+		known, seen := p.known, p.seen
+		p.known = true
+		switch {
+		case p.dead:
+		case p.pending && !p.seen:
+			p.seen, p.since, p.deadline = true, p.wall(), p.wall().Add(time.Until(p.world.deadline))
+			if !known {
+				// As far as a new process knows, unless it has stored another one.
+				p.deadline = p.wall().Add(p.delay)
+				real := p.wall().Add(time.Until(p.world.deadline))
+				p.unsettled = p.unsettled || !active(p.disk.Phase) || p.disk.BootID != p.world.bootID ||
+					p.disk.Signal.Deadline.Sub(real).Abs() > time.Second
+			}
+		case !p.pending:
+			p.seen, p.lock = false, p.lock || !p.down
+		}
+		same := known && seen == p.seen
+		p.mu.Unlock()
+		if !same {
+			changed()
+		}
+	}
+}
+
+func (p *process) State() MachineState {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := MachineState{Known: p.known, LockHeld: p.lock, Delay: p.delay, LockPath: "/run/1.ref", Kind: "reboot"}
+	if p.seen {
+		s.ShuttingDown, s.Since, s.Deadline = true, p.since, p.deadline
+	} else {
+		s.Forgotten = p.known && p.forgotten
+	}
+	return s
+}
+
+func (p *process) Release(context.Context) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.mu.Unlock()
+	if !p.pending || p.down {
+		return nil
+	}
+	p.released++
+	left := time.Until(p.world.deadline)
+	nm := p.own()
+	drained := nm != nil && !nm.completed && p.alive(false) == 0
+	p.releases = append(p.releases, fmt.Sprintf("%d alive, %s left", p.alive(true), left.Round(time.Second)))
+	if !drained && p.alive(true) > 0 && left > 1500*time.Millisecond && !p.unsettled {
+		p.violation("released with %d pods, %s before the deadline: %+v", p.alive(true), left, p.disk)
+	}
+	p.goDown()
+	return nil
+}
+
+func (p *process) EnsureMaintenance(ctx context.Context, request MaintenanceRequest) (state.MaintenanceRef, error) {
+	name := protocol.ShutdownName("worker-1", request.BootID)
+	if err := p.call(ctx); err != nil {
+		p.mu.Lock()
+		if p.mode == apiHang && p.random.IntN(3) == 0 {
+			p.ghosts = append(p.ghosts, request)
+		}
+		p.mu.Unlock()
+		return state.MaintenanceRef{}, err
+	}
+	defer p.mu.Unlock()
+	switch {
+	case p.mode == apiRefuse:
+		return state.MaintenanceRef{}, fmt.Errorf("%w: not your node", ErrRefused)
+	case p.down && !p.byForce:
+		p.violation("EnsureMaintenance after the release")
+	case request.BootID != p.world.bootID:
+		p.violation("EnsureMaintenance for boot %s", request.BootID)
+	}
+	p.requests = append(p.requests, request)
+	if nm := p.maintenances[name]; nm != nil && nm.completed {
+		delete(p.maintenances, name)
+	}
+	return p.create(name, request.BootID).ref, nil
+}
+
+func (p *process) Drain(ctx context.Context, ref state.MaintenanceRef) (DrainState, error) {
+	if err := p.call(ctx); err != nil {
+		return DrainState{}, err
+	}
+	defer p.mu.Unlock()
+	if p.mode == apiRefuse {
+		return DrainState{}, fmt.Errorf("%w: not your node", ErrRefused)
+	}
+	nm := p.maintenances[ref.Name]
+	if nm == nil || nm.completed || nm.ref.UID != ref.UID {
+		return DrainState{Ended: true}, nil
+	}
+	d := DrainState{Message: "pods are leaving"}
+	for _, pod := range p.pods {
+		switch {
+		case pod.known && pod.kept:
+			d.PodsKept++
+		case pod.known:
+			d.PodsLeft++
+		}
+	}
+	d.Drained = d.PodsLeft == 0
+	return d, nil
+}
+
+func (p *process) Complete(ctx context.Context, ref state.MaintenanceRef) error {
+	if err := p.call(ctx); err != nil {
+		return err
+	}
+	defer p.mu.Unlock()
+	if nm := p.maintenances[ref.Name]; nm != nil && (ref.UID == "" || ref.UID == nm.ref.UID) {
+		nm.completed = true
+	}
+	return nil
+}
+
+func (p *process) CompleteOlder(ctx context.Context, bootID string) (int, error) {
+	if err := p.call(ctx); err != nil {
+		return 0, err
+	}
+	defer p.mu.Unlock()
+	n := 0
+	for _, nm := range p.maintenances {
+		if nm.boot != bootID && !nm.completed {
+			nm.completed = true
+			n++
+		}
+	}
+	return n, nil
+}
+
+func (p *process) SetCondition(ctx context.Context, condition corev1.NodeCondition) error {
+	if err := p.call(ctx); err != nil {
+		return err
+	}
+	defer p.mu.Unlock()
+	p.conditions[condition.Type] = condition
+	p.written = append(p.written, condition)
+	return nil
+}
+
+func (p *process) ReportKilled(ctx context.Context, pods []state.KilledPod, since time.Time) ([]state.KilledPod, error) {
+	if err := p.call(ctx); err != nil {
+		return nil, err
+	}
+	defer p.mu.Unlock()
+	for _, reported := range pods {
+		for _, pod := range p.pods {
+			if pod.pod.UID != reported.UID || !since.IsZero() && pod.started.After(since) {
+				continue
+			}
+			if pod.alive && p.wallOffset == 0 {
+				p.violation("%s was reported and runs, since %s", pod.pod.Name, since)
+			}
+			pod.known, pod.alive = false, false // the kubelet ends a pod that has failed
+		}
+	}
+	return pods, nil
+}
+
+func (p *process) Event(eventType, reason, message string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.dead {
+		p.events = append(p.events, event{eventType, reason, message})
+	}
+}
+
+func (p *process) Name() string { return "fake" }
+
+// End ends one bucket after the other; each takes up to its period.
+func (p *process) End(ctx context.Context, resume state.Local, deadline time.Time, next func(state.Local, []state.KilledPod) bool) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	if p.down && !p.byForce || !p.pending && time.Since(p.vanished) > time.Second {
+		p.violation("the engine was started without a shutdown: %+v", p.disk)
+	}
+	if deadline.After(p.world.deadline) && !p.unsettled {
+		p.violation("the engine may run until %s, the deadline is %s", deadline, p.world.deadline)
+	}
+	p.kubelet = false
+	p.ends = append(p.ends, resume)
+	ok, quick := p.engineOK, p.random.IntN(2) == 0
+	p.mu.Unlock()
+	if !ok {
+		return errors.New("the runtime does not answer")
+	}
+	for i := resume.Bucket; i < len(testTable); i++ {
+		if err := p.endBucket(ctx, i, quick, &resume, next); err != nil || resume.Done {
+			return err
+		}
+	}
+	return nil
+}
+
+// endBucket ends the pods of one bucket. It sets Done to stop the engine after it.
+func (p *process) endBucket(ctx context.Context, index int, quick bool, resume *state.Local, next func(state.Local, []state.KilledPod) bool) error {
+	p.mu.Lock()
+	var pods []*worldPod
+	for _, pod := range p.pods {
+		if pod.alive && testTable.Index(pod.priority) == index {
+			pods = append(pods, pod)
+		}
+	}
+	p.mu.Unlock()
+	if len(pods) == 0 {
+		return nil
+	}
+	wait := testTable[index].Period
+	if quick {
+		wait /= 10
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(wait):
+	}
+	if err := p.enter(); err != nil {
+		return err
+	}
+	var killed []state.KilledPod
+	for _, pod := range pods {
+		pod.alive = false
+		p.ended = append(p.ended, pod.pod.Name)
+		killed = append(killed, pod.pod)
+	}
+	p.mu.Unlock()
+	if !next(state.Local{Started: resume.Started, Bucket: index + 1, Done: index+1 == len(testTable)}, killed) {
+		resume.Done = true
+	}
+	return nil
+}
+
+func (p *process) Resume(context.Context) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.mu.Unlock()
+	if p.down && !p.byForce {
+		p.violation("the kubelet was started after the release")
+	}
+	if p.final && p.pending {
+		return ErrFinal
+	}
+	p.startKubelet()
+	return nil
+}
+
+func (p *process) Priorities() []int32 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var priorities []int32
+	for _, pod := range p.pods {
+		if pod.alive {
+			priorities = append(priorities, pod.priority)
+		}
+	}
+	return priorities
+}
+
+func (p *process) Problem() string { return "" }
+
+func (p *process) Load() (state.State, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return cloneState(&p.disk), nil
+}
+
+func (p *process) Save(s state.State) error {
+	if err := p.enter(); err != nil {
+		return err
+	}
+	defer p.mu.Unlock()
+	if p.diskFull {
+		return errDisk
+	}
+	p.disk = cloneState(&s)
+	// A crash right after the write: nothing that was decided has been done.
+	if p.crashAfter != "" && s.Phase == p.crashAfter || p.crashes > 0 && p.random.Float64() < p.crashes {
+		p.crashAfter = ""
+		p.crash()
+	}
+	return nil
+}

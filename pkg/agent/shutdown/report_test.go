@@ -1,0 +1,112 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/component-base/metrics/testutil"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestConditionWrites(t *testing.T) {
+	scenario(t, nil, func(w *world) {
+		w.wait(21 * time.Minute)
+		ready := maintenancev1alpha1.NodeConditionAgentReady
+		// One at the start, one when the machine is known, and a heartbeat every five minutes.
+		counts := map[corev1.NodeConditionType]int{}
+		for _, c := range w.written {
+			counts[c.Type]++
+		}
+		if counts[ready] < 5 || counts[ready] > 7 || counts[inProgress] < 5 || counts[inProgress] > 6 {
+			t.Errorf("%d and %d writes in 21 minutes", counts[ready], counts[inProgress])
+		}
+		if c := w.condition(ready); c.Status != corev1.ConditionTrue || c.Message != "haulout-node-agent v1; delays shutdowns by up to 5m0s" {
+			t.Errorf("condition %+v", c)
+		}
+		before := len(w.written)
+		w.set(func() {
+			for range 100 {
+				w.addPod(0, false)
+			}
+		})
+		w.request()
+		w.wait(2 * time.Minute)
+		if n := len(w.written) - before; n > 2*60/10+4 {
+			t.Errorf("%d writes in two minutes of a drain, at most one in ten seconds is allowed", n)
+		}
+		w.vanish(false)
+	})
+}
+
+func TestLastConditionIsWritten(t *testing.T) {
+	scenario(t, func(w *world) { w.latency = 500 * time.Millisecond }, func(w *world) {
+		w.mu.Lock()
+		p := w.process
+		w.mu.Unlock()
+		w.request()
+		<-p.manager.Down()
+		p.cancel()
+		<-p.done
+		expect(t, "reason", ReasonReleasing, w.condition(inProgress).Reason)
+	})
+}
+
+func TestMetrics(t *testing.T) {
+	scenario(t, func(w *world) { w.mode, w.engineOK = apiDown, false }, func(w *world) {
+		w.request()
+		w.wait(2*time.Minute + 100*time.Millisecond)
+		want := `
+# HELP haulout_node_agent_lock_held [ALPHA] 1 while the node agent delays shutdowns of the machine, else 0.
+# TYPE haulout_node_agent_lock_held gauge
+haulout_node_agent_lock_held 1
+# HELP haulout_node_agent_pods [ALPHA] Pods on the node, by the lowest priority of their bucket in the configured table.
+# TYPE haulout_node_agent_pods gauge
+haulout_node_agent_pods{bucket="0"} 2
+haulout_node_agent_pods{bucket="2000000000"} 1
+# HELP haulout_node_agent_problems [ALPHA] Problems that the node agent reports in the node condition NodeAgentReady.
+# TYPE haulout_node_agent_problems gauge
+haulout_node_agent_problems 1
+# HELP haulout_node_agent_shutdown_delay_seconds [ALPHA] How long the machine waits for the node agent at most before it shuts down.
+# TYPE haulout_node_agent_shutdown_delay_seconds gauge
+haulout_node_agent_shutdown_delay_seconds 300
+# HELP haulout_node_agent_shutdown_phase [ALPHA] 1 for the phase of the shutdown in which the node agent is, else 0. Armed means that no shutdown is pending.
+# TYPE haulout_node_agent_shutdown_phase gauge
+haulout_node_agent_shutdown_phase{phase="Armed"} 0
+haulout_node_agent_shutdown_phase{phase="Cancelled"} 0
+haulout_node_agent_shutdown_phase{phase="Detected"} 0
+haulout_node_agent_shutdown_phase{phase="Down"} 0
+haulout_node_agent_shutdown_phase{phase="Local"} 1
+haulout_node_agent_shutdown_phase{phase="Maintaining"} 0
+haulout_node_agent_shutdown_phase{phase="Releasing"} 0
+`
+		err := testutil.GatherAndCompare(legacyregistry.DefaultGatherer, strings.NewReader(want), "haulout_node_agent_lock_held", "haulout_node_agent_pods",
+			"haulout_node_agent_problems", "haulout_node_agent_shutdown_delay_seconds", "haulout_node_agent_shutdown_phase")
+		if err != nil {
+			t.Error(err)
+		}
+		status := w.process.manager.Status()
+		if status.TimeLeft > 181*time.Second || status.TimeLeft < 178*time.Second || !strings.Contains(status.Why, "has not answered") {
+			t.Errorf("status %+v", status)
+		}
+	})
+}

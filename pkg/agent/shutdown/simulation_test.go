@@ -1,0 +1,149 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+// simulations is how many random histories are tried.
+const simulations = 300
+
+// TestSimulation lets random things happen to a machine: shutdowns, cancellations, a restart of
+// logind, an API that is lost, refuses or hangs, a full disk, a runtime that fails, a wall clock
+// that is set, users, and a crash of the agent in any of its calls. The world reports when a rule is
+// broken. In the end everything is well again, and the agent must have undone or finished its work.
+func TestSimulation(t *testing.T) {
+	var done, released, cancelled, forced, ends int
+	for seed := range uint64(simulations) {
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, seed)
+				simulate(w)
+				done++
+				released, cancelled, forced, ends = released+w.released, cancelled+w.cancelled, forced+w.forced, ends+len(w.ends)
+			})
+		})
+	}
+	t.Logf("%d released, %d cancelled, %d forced, %d local runs", released, cancelled, forced, ends)
+	if done < simulations {
+		return // -run has selected some
+	}
+	if released < simulations || cancelled < simulations/2 || ends < simulations || forced > released/10 {
+		t.Errorf("the histories say too little")
+	}
+}
+
+func simulate(w *world) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go w.background(ctx)
+	r := w.random
+	w.final = r.IntN(5) == 0
+	w.start()
+	for range 40 {
+		for range r.IntN(3) {
+			w.set(func() { w.addPod([]int32{0, 0, 1000, 2000001000}[r.IntN(4)], r.IntN(6) == 0) })
+		}
+		act(w)
+		time.Sleep(time.Duration(r.IntN(40000)) * time.Millisecond)
+	}
+	// Everything is well again.
+	w.set(func() { w.mode, w.latency, w.diskFull, w.engineOK, w.crashes = apiUp, 0, false, true, 0 })
+	time.Sleep(20 * time.Minute)
+	synctest.Wait()
+	w.check()
+	w.mu.Lock()
+	p := w.process
+	w.mu.Unlock()
+	p.kill()
+}
+
+// act lets one thing happen.
+func act(w *world) {
+	w.mu.Lock()
+	choice, f := w.random.IntN(22), w.random.Float64()
+	w.mu.Unlock()
+	switch choice {
+	case 0, 1, 2, 3, 4, 5:
+		w.request()
+	case 6:
+		w.vanish(false)
+	case 7:
+		w.vanish(true)
+	case 8, 9, 10, 11:
+		w.set(func() { w.mode = apiMode(f * float64(apiModes)) })
+	case 12, 13:
+		w.set(func() { w.mode = apiUp })
+	case 14:
+		w.set(func() { w.latency = time.Duration(f * float64(3*time.Second)) })
+	case 15:
+		w.set(func() { w.diskFull = f < 0.5 })
+	case 16:
+		w.set(func() { w.engineOK = f < 0.7 })
+	case 17:
+		w.jump(time.Duration((f - 0.5) * float64(2*time.Hour)))
+	case 18:
+		w.set(func() {
+			if nm := w.own(); nm != nil && f < 0.3 {
+				nm.completed = true // a user
+			}
+		})
+	case 19, 20:
+		w.set(func() { w.crashes = f * f * 0.2 })
+	default:
+		w.set(func() {
+			if !w.process.dead && !w.down {
+				w.process.crash()
+			}
+		})
+	}
+}
+
+// check reports what is left to do after everything has been well for long.
+func (w *world) check() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.pending {
+		w.violation("a shutdown is still pending: %+v", w.disk)
+		return
+	}
+	if w.disk.Phase != state.Armed || w.disk.BootID != w.bootID {
+		w.violation("the state is %+v", w.disk)
+	}
+	if !w.lock {
+		w.violation("the lock is not held")
+	}
+	if !w.kubelet && !w.amnesia {
+		w.violation("the kubelet does not run")
+	}
+	kept := w.disk.Maintenance
+	for _, nm := range w.maintenances {
+		if !nm.completed && (kept == nil || *kept != nm.ref) {
+			w.violation("%s is still in stage Drain", nm.ref.Name)
+		}
+	}
+	if len(w.disk.Killed) > 0 {
+		w.violation("pods were not reported: %+v", w.disk.Killed)
+	}
+}

@@ -1,0 +1,306 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+)
+
+// The world is a machine, its node and its cluster. All fakes of the interfaces are views of it, so
+// that what one does has the consequences that it has on a node: a released lock takes the machine
+// down, a stopped kubelet holds up the drain.
+
+// apiMode is how the API behaves.
+type apiMode int
+
+const (
+	apiUp apiMode = iota
+	apiDown
+	// apiHang answers nothing, and may do later what was asked.
+	apiHang
+	apiRefuse
+	apiModes
+)
+
+var (
+	errAPIDown = errors.New("connection refused")
+	errKilled  = errors.New("the process was killed")
+	errDisk    = errors.New("no space left on device")
+)
+
+type worldPod struct {
+	pod      state.KilledPod
+	priority int32
+	// kept: the drain keeps it. alive: its containers run. known: the API thinks so.
+	kept, alive, known bool
+	started            time.Time
+}
+
+type worldMaintenance struct {
+	ref       state.MaintenanceRef
+	boot      string
+	completed bool
+}
+
+type world struct {
+	t *testing.T
+
+	mu     sync.Mutex
+	random *rand.Rand
+	// boot counts the boots of the machine, bootID is the current one.
+	boot   int
+	bootID string
+	delay  time.Duration
+
+	pending, forgotten bool
+	vanished           time.Time
+	// deadline is the real one. down: the machine goes down. lock: the agent holds it.
+	deadline   time.Time
+	down, lock bool
+	// byForce: the agent has not released the lock, and may go on.
+	byForce                     bool
+	released, forced, cancelled int
+
+	mode         apiMode
+	maintenances map[string]*worldMaintenance
+	uids         int
+	ghosts       []MaintenanceRequest
+	latency      time.Duration
+
+	kubelet bool
+	// final: the kubelet cannot start again during a shutdown.
+	final    bool
+	pods     []*worldPod
+	engineOK bool
+	// ends are the arguments of the calls of the engine, ended the pods that it has ended, in order.
+	ends  []state.Local
+	ended []string
+	// requests are those for maintenances.
+	requests []MaintenanceRequest
+
+	disk     state.State
+	diskFull bool
+
+	wallOffset time.Duration
+	// crashes is the probability of a crash in each call, crashed the time of the last one.
+	crashes float64
+	// crashAfter is a phase after which, once it is stored, the process crashes one time.
+	crashAfter state.Phase
+	crashed    time.Time
+	jumped     bool
+	unsettled  bool
+	// amnesia: an agent that could not store that it has stopped the kubelet was killed.
+	amnesia bool
+	process *process
+	// configure changes the configuration of new processes.
+	configure func(c *Config)
+
+	conditions map[corev1.NodeConditionType]corev1.NodeCondition
+	written    []corev1.NodeCondition
+	events     []event
+	releases   []string
+}
+
+func newWorld(t *testing.T, seed uint64) *world {
+	t.Helper()
+	w := &world{
+		t: t, random: rand.New(rand.NewPCG(seed, 1)), delay: 5 * time.Minute, lock: true, kubelet: true, engineOK: true,
+		maintenances: map[string]*worldMaintenance{}, conditions: map[corev1.NodeConditionType]corev1.NodeCondition{},
+	}
+	w.nextBoot()
+	return w
+}
+
+// nextBoot starts the machine. The kubelet starts the pods that the API knows.
+func (w *world) nextBoot() {
+	w.boot++
+	w.amnesia = false
+	w.bootID = fmt.Sprintf("%08x-2fa1-11d2-883f-0016d3cca427", w.boot)
+	w.pending, w.forgotten, w.down, w.lock = false, false, false, true
+	w.startKubelet()
+}
+
+func (w *world) startKubelet() {
+	w.kubelet = true
+	for _, p := range w.pods {
+		if p.known && !p.alive {
+			p.alive, p.started = true, w.wall()
+		}
+	}
+}
+
+func (w *world) wall() time.Time {
+	return time.Now().Add(w.wallOffset).Round(0)
+}
+
+// addPod binds a pod to the node, unless a maintenance keeps the node cordoned.
+func (w *world) addPod(priority int32, kept bool) {
+	if nm := w.own(); nm != nil && !nm.completed {
+		return
+	}
+	name := fmt.Sprintf("pod-%d", len(w.pods))
+	w.pods = append(w.pods, &worldPod{
+		pod: state.KilledPod{Namespace: "default", Name: name, UID: types.UID(name)}, priority: priority, kept: kept,
+		alive: w.kubelet && !w.down, known: true, started: w.wall(),
+	})
+}
+
+func (w *world) violation(format string, args ...any) {
+	w.t.Errorf("%s, boot %d: %s", time.Now().Format("15:04:05.000"), w.boot, fmt.Sprintf(format, args...))
+}
+
+// alive counts the pods of which containers run, all of them or those that the drain does not keep.
+func (w *world) alive(withKept bool) int {
+	n := 0
+	for _, p := range w.pods {
+		if p.alive && (withKept || !p.kept) {
+			n++
+		}
+	}
+	return n
+}
+
+// own returns the maintenance of this boot, nil if there is none.
+func (w *world) own() *worldMaintenance {
+	return w.maintenances[protocol.ShutdownName("worker-1", w.bootID)]
+}
+
+// background drains the node, executes late requests and ends the machine's patience.
+func (w *world) background(ctx context.Context) {
+	for tick := 0; ; tick++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(500 * time.Millisecond):
+		}
+		w.mu.Lock()
+		if w.pending && !w.down && !time.Now().Before(w.deadline) {
+			w.forced++
+			if !w.unsettled && time.Since(w.crashed) > 8*time.Second {
+				w.violation("the machine was forced down, the state is %+v", w.disk)
+			}
+			w.goDown()
+			w.byForce = true
+		}
+		if w.mode == apiUp && tick%6 == 0 {
+			for _, r := range w.ghosts {
+				w.create(protocol.ShutdownName("worker-1", r.BootID), r.BootID)
+			}
+			w.ghosts = nil
+			w.drainOne()
+		}
+		w.mu.Unlock()
+	}
+}
+
+func (w *world) drainOne() {
+	nm := w.own()
+	if nm == nil || nm.completed || !w.kubelet {
+		return
+	}
+	for _, p := range w.pods {
+		if p.known && !p.kept {
+			p.known, p.alive = false, false
+			return
+		}
+	}
+}
+
+// goDown is the end of a boot: the process ends a moment later, and the machine boots.
+func (w *world) goDown() {
+	w.down, w.lock, w.byForce = true, false, false
+	go func() {
+		time.Sleep(2 * time.Second)
+		w.mu.Lock()
+		p := w.process
+		w.mu.Unlock()
+		p.kill()
+		time.Sleep(20 * time.Second)
+		w.mu.Lock()
+		w.nextBoot()
+		w.unsettled = false
+		w.mu.Unlock()
+		w.start()
+	}()
+}
+
+// request asks for a shutdown.
+func (w *world) request() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.pending || w.down {
+		return
+	}
+	w.pending, w.forgotten, w.deadline = true, false, time.Now().Add(w.delay)
+	w.jumped, w.unsettled = false, false
+}
+
+// vanish ends a pending shutdown by a cancellation, or because logind forgets it.
+func (w *world) vanish(forgotten bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.pending || w.down {
+		return
+	}
+	w.pending, w.forgotten, w.vanished = false, forgotten, time.Now()
+	w.cancelled++
+}
+
+func (w *world) set(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f()
+}
+
+// jump sets the wall clock.
+func (w *world) jump(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.wallOffset += d
+	w.jumped = true
+	if w.process.dead || !w.process.known {
+		w.unsettled = true
+	}
+}
+
+// create stores a maintenance in stage Drain.
+func (w *world) create(name, boot string) *worldMaintenance {
+	if nm := w.maintenances[name]; nm != nil {
+		return nm
+	}
+	w.uids++
+	nm := &worldMaintenance{ref: state.MaintenanceRef{Name: name, UID: types.UID(fmt.Sprintf("nm-%d", w.uids))}, boot: boot}
+	for _, other := range w.maintenances {
+		if other.boot == boot && !other.completed {
+			w.violation("two maintenances for one boot: %s and %s", other.ref.Name, name)
+		}
+	}
+	w.maintenances[name] = nm
+	return nm
+}
