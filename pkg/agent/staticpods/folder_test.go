@@ -661,3 +661,34 @@ func TestNothingIsParkedOnAFullDisk(t *testing.T) {
 	}
 	w.want("manifests/a")
 }
+
+// refusing are files of which one cannot be restored.
+type refusing struct {
+	osFiles
+	name string
+}
+
+func (f refusing) RenameNew(from, to string) error {
+	if filepath.Base(to) == f.name {
+		return &os.LinkError{Op: "rename", Old: from, New: to, Err: fs.ErrPermission}
+	}
+	return f.osFiles.RenameNew(from, to)
+}
+
+func TestARestoreThatFailsHalfwayIsNotHeld(t *testing.T) {
+	w := newTree(t, map[string]string{"manifests/a": text("web"), "manifests/b": text("web")})
+	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, ""); err != nil {
+		t.Fatal(err)
+	}
+	if done, err := w.folder(refusing{name: "b"}).restore(all); !errors.Is(err, fs.ErrPermission) || len(done) != 1 {
+		t.Errorf("got %+v, %v, want one and %v", done, err, fs.ErrPermission)
+	}
+	if _, err := w.folder(osFiles{}).hold(always); err != nil {
+		t.Fatal(err)
+	}
+	w.want("manifests/a", ".nm-parked/uid-update/b")
+	if _, err := w.folder(osFiles{}).restore(func(e *Entry) bool { return e.Restoring }); err != nil {
+		t.Fatal(err)
+	}
+	w.want("manifests/a", "manifests/b")
+}

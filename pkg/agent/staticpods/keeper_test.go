@@ -495,13 +495,7 @@ func TestProblem(t *testing.T) {
 		w.stop()
 		w.remove("manifests")
 		w.write("manifests", manifestOf("web"))
-		k, err := New(Config{
-			Dir: w.dir(), NodeName: node, Kubelet: w.kubelet, Containers: w.kubelet, Guard: w.guard, Kube: w.kube, Maintenance: w.api,
-			APILossRestorePeriod: time.Minute,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		k := w.newKeeper()
 		if k.Problem() == "" {
 			t.Error("got no problem before the folder is checked")
 		}
@@ -552,13 +546,7 @@ func TestAStaticPodWhoseFolderIsOnAnotherMountIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
 		w.stop()
-		k, err := New(Config{
-			Dir: w.dir(), NodeName: node, Kubelet: w.kubelet, Containers: w.kubelet, Guard: w.guard, Kube: w.kube, Maintenance: w.api,
-			APILossRestorePeriod: time.Minute, PollingOnly: true,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		k := w.newKeeper()
 		k.folder.files = onlyManifests{}
 		w.runKeeper(k)
 		w.add(evacuationOf("web"))
@@ -575,5 +563,36 @@ func TestMirrorPodThatWasRecreated(t *testing.T) {
 		e.Spec.PodRef.UID = types.UID("older")
 		w.add(e)
 		w.wantHappened("run web", "TERM web", "stop web")
+	})
+}
+
+func TestAManifestThatIsParkedDuringADecisionStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		k := w.newKeeper()
+		entries, err := k.Parked()
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.pass(time.Second)
+		w.write("manifests/web.yaml", manifestOf("web"))
+		w.until("it is parked", func() bool { return slices.Equal(w.list(), []string{".nm-parked/uid-update/web.yaml"}) })
+		k.restoreUntargeted(t.Context(), entries, nil)
+		w.want(".nm-parked/uid-update/web.yaml")
+	})
+}
+
+func TestARestoreThatWasInterruptedIsFinished(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.stop()
+		if _, err := w.folder(refusing{name: "web.yaml"}).restore(all); err == nil {
+			t.Error("got no error")
+		}
+		// It was decided, so it needs no API.
+		w.setNoAPI(errors.New("connection refused"))
+		w.run()
+		w.wantHappened("run web", "TERM web", "stop web", "run web")
+		w.want("manifests/web.yaml")
 	})
 }

@@ -200,6 +200,11 @@ func (w *world) patched(action clienttesting.Action) (bool, runtime.Object, erro
 // run starts a Keeper.
 func (w *world) run() {
 	w.Helper()
+	w.runKeeper(w.newKeeper())
+}
+
+func (w *world) newKeeper() *Keeper {
+	w.Helper()
 	k, err := New(Config{
 		Dir: w.dir(), NodeName: node, Kubelet: w.kubelet, Containers: w.kubelet, Guard: w.guard, Kube: w.kube, Maintenance: w.api,
 		APILossRestorePeriod: 5 * time.Minute, PollingOnly: true,
@@ -213,7 +218,7 @@ func (w *world) run() {
 	if err != nil {
 		w.Fatal(err)
 	}
-	w.runKeeper(k)
+	return k
 }
 
 // runKeeper runs a Keeper until it is stopped or the test ends.
