@@ -17,6 +17,7 @@ limitations under the License.
 package preemption
 
 import (
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -27,8 +28,40 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/component-base/metrics/testutil"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config/validation"
 	"k8s.io/utils/ptr"
 )
+
+// TestShippedConfigurations reads the configurations of artifacts as kube-scheduler does.
+func TestShippedConfigurations(t *testing.T) {
+	for folder, scheduler := range map[string]string{"scheduler": "default-scheduler", "second-scheduler": "haulout-scheduler"} {
+		content, err := os.ReadFile("../../../artifacts/" + folder + "/configuration.yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		object, _, err := scheme.Codecs.UniversalDecoder().Decode(content, nil, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", folder, err)
+		}
+		shipped := object.(*config.KubeSchedulerConfiguration)
+		if err := validation.ValidateKubeSchedulerConfiguration(shipped); err != nil {
+			t.Errorf("%s: %v", folder, err)
+		}
+		profile := shipped.Profiles[0]
+		if profile.SchedulerName != scheduler {
+			t.Errorf("%s: got scheduler %q, want %q", folder, profile.SchedulerName, scheduler)
+		}
+		index := slices.IndexFunc(profile.PluginConfig, func(c config.PluginConfig) bool { return c.Name == Name })
+		if index < 0 {
+			t.Fatalf("%s: there are no args of %s", folder, Name)
+		}
+		if _, err := decodeArgs(profile.PluginConfig[index].Args); err != nil {
+			t.Errorf("%s: %v", folder, err)
+		}
+	}
+}
 
 func TestArgs(t *testing.T) {
 	for name, test := range map[string]struct {
