@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks whether `go mod tidy` would change a go.mod or go.sum, and whether the root module and
-# test/cluster use the same versions of what both build. test/monitoring builds hardly anything of
-# it.
+# test/cluster use the same versions of what both build, and scheduler the same Kubernetes.
+# test/monitoring builds hardly anything of it.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 failed=
 for module in "${MODULES[@]}"; do
@@ -16,6 +16,16 @@ versions() {
 differing="$(join <(cd "${ROOT}" && versions) <(cd "${ROOT}/test/cluster" && versions) | awk 'NF == 3 && $2 != $3')"
 if [[ -n "${differing}" ]]; then
 	printf 'Each of these, and all that imports it, is compiled once for the root module and once for test/cluster; give both one version:\n%s\n' "${differing}" >&2
+	failed=1
+fi
+
+# haulout-scheduler wraps kube-scheduler's own code, and the tests run it on the control plane of
+# test/cluster: one version of Kubernetes for all. k8s.io/api v0.37.1 belongs to Kubernetes v1.37.1.
+kubernetes="$(for module in . test/cluster scheduler; do
+	sed -nE 's#^\t(k8s\.io/(kubernetes|api|apimachinery|client-go)) v[01]\.([^ ]+).*#\3#p' "${ROOT}/${module}/go.mod" | sed "s#^#${module} #"
+done | sort -u)"
+if [[ "$(awk '{ print $2 }' <<<"${kubernetes}" | sort -u | wc -l)" != 1 || "$(wc -l <<<"${kubernetes}")" != 3 ]]; then
+	printf 'These go.mod files must have one version of Kubernetes:\n%s\n' "${kubernetes}" >&2
 	failed=1
 fi
 [[ -z "${failed}" ]]
