@@ -80,6 +80,7 @@ krew: ## Build archives of the plugin and a manifest for krew in bin/krew (PLATF
 PLATFORMS ?= linux/amd64 linux/arm64
 IMAGE ?= localhost/haulout-apiserver:$(subst +,-,$(VERSION))
 AGENT_IMAGE ?= localhost/haulout-node-agent:$(subst +,-,$(VERSION))
+SCHEDULER_IMAGE ?= localhost/haulout-scheduler:$(subst +,-,$(VERSION))
 IMAGE_TOOL := $(BIN)/image-tool
 IMAGE_LABELS = --label=org.opencontainers.image.title=$(1) --label=org.opencontainers.image.version=$(VERSION) \
 	--label=org.opencontainers.image.licenses=Apache-2.0 --label=org.opencontainers.image.revision=$(shell git rev-parse HEAD 2>/dev/null)
@@ -87,22 +88,23 @@ IMAGE_LABELS = --label=org.opencontainers.image.title=$(1) --label=org.openconta
 $(IMAGE_TOOL): $(wildcard hack/image/*.go) hack/image/go.mod hack/image/go.sum
 	cd hack/image && go build $(GO_BUILD_FLAGS) -o ../../$@ .
 
-# make_image PROGRAM, FOLDER in cmd, TAG
+# make_image PROGRAM, MODULE (a folder), FOLDER in its cmd, TAG, LINKER FLAGS
 define make_image
 	@for platform in $(PLATFORMS); do \
 		echo "Building $(1) for $$platform"; \
-		GOOS=$${platform%/*} GOARCH=$${platform#*/} CGO_ENABLED=0 go build $(GO_BUILD_FLAGS) -trimpath -ldflags '-s -w $(LDFLAGS)' \
-			-o $(BIN)/image/$$platform/$(1) ./cmd/$(2); \
+		GOOS=$${platform%/*} GOARCH=$${platform#*/} CGO_ENABLED=0 go -C $(2) build $(GO_BUILD_FLAGS) -trimpath -ldflags '-s -w $(5)' \
+			-o '$(abspath $(BIN))'/image/$$platform/$(1) ./cmd/$(3); \
 	done
-	$(IMAGE_TOOL) --tag='$(3)' --layout=$(BIN)/image/$(1) --archives=$(BIN)/image $(call IMAGE_LABELS,$(1)) \
+	$(IMAGE_TOOL) --tag='$(4)' --layout=$(BIN)/image/$(1) --archives=$(BIN)/image $(call IMAGE_LABELS,$(1)) \
 		--created="$$(git log -1 --format=%cI 2>/dev/null || echo 1970-01-01T00:00:00Z)" \
 		$(foreach platform,$(PLATFORMS),--program=$(platform)=$(BIN)/image/$(platform)/$(1))
 endef
 
 .PHONY: image
-image: $(IMAGE_TOOL) ## Make the images of haulout-apiserver and haulout-node-agent in bin/image (PLATFORMS='linux/amd64', IMAGE=name:tag, AGENT_IMAGE=name:tag); needs no container engine
-	$(call make_image,haulout-apiserver,apiserver,$(IMAGE))
-	$(call make_image,haulout-node-agent,node-agent,$(AGENT_IMAGE))
+image: $(IMAGE_TOOL) ## Make the images of haulout-apiserver, haulout-node-agent and haulout-scheduler in bin/image (PLATFORMS='linux/amd64', IMAGE=name:tag, AGENT_IMAGE=name:tag, SCHEDULER_IMAGE=name:tag); needs no container engine
+	$(call make_image,haulout-apiserver,.,apiserver,$(IMAGE),$(LDFLAGS))
+	$(call make_image,haulout-node-agent,.,node-agent,$(AGENT_IMAGE),$(LDFLAGS))
+	$(call make_image,haulout-scheduler,scheduler,haulout-scheduler,$(SCHEDULER_IMAGE),$(strip $(KUBE_LDFLAGS)))
 
 CHART_TOOL := $(BIN)/chart-tool
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Collects in bin/dist what a release has: archives of the server, the node agent and the kubectl plugin, images,
-# the chart, manifests, a list of the modules in each program (CycloneDX), and checksums. `make
+# Collects in bin/dist what a release has: archives of the server, the node agent, the scheduler and the kubectl
+# plugin, images, the chart, manifests, a list of the modules in each program (CycloneDX), and checksums. `make
 # dist` has built all but the archives.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 : "${VERSION:?the version of the release}" "${PLATFORMS:?the platforms of the server}"
@@ -22,7 +22,7 @@ bill() {
 	"${cyclonedx}" bin -json -noserial -notimestamp -std -version "${VERSION}" -output "${out}/$2.cdx.json" "$1"
 }
 
-for program in haulout-apiserver haulout-node-agent; do
+for program in haulout-apiserver haulout-node-agent haulout-scheduler; do
 	for platform in ${PLATFORMS}; do
 		name="${program}_${platform/\//_}"
 		folder="$(mktemp -d)"
@@ -44,7 +44,7 @@ for archive in bin/krew/kubectl-maintenance_*.tar.gz; do
 done
 cp bin/krew/maintenance.yaml "${out}/kubectl-maintenance.krew.yaml"
 cp bin/chart/*.tgz "${out}/"
-pack haulout-manifests.tar.gz artifacts base node-agent overlays examples/rbac-maintenance-operator.yaml monitoring
+pack haulout-manifests.tar.gz artifacts base node-agent scheduler second-scheduler overlays examples/rbac-maintenance-operator.yaml monitoring
 (cd "${out}" && sha256sum -- * >SHA256SUMS)
 echo "Wrote ${out}:"
 ls -l "${out}" | awk 'NR > 1 { printf "%12d %s\n", $5, $9 }'
