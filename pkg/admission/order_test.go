@@ -32,10 +32,8 @@ func TestOrder(t *testing.T) {
 	o := genericoptions.NewAdmissionOptions()
 	Configure(o, &nodemaintenance.Config{}, func() []string { return nil })
 	want := []string{
-		"NamespaceLifecycle",
-		"NodeMaintenance", "Evacuation",
-		"MutatingAdmissionPolicy", "MutatingAdmissionWebhook", "ValidatingAdmissionPolicy",
-		"ValidatingAdmissionWebhook",
+		"NamespaceLifecycle", "NodeMaintenance", "Evacuation", "MutatingAdmissionPolicy", "MutatingAdmissionWebhook",
+		"ValidatingAdmissionPolicy", "ValidatingAdmissionWebhook",
 	}
 	if !slices.Equal(o.RecommendedPluginOrder, want) {
 		t.Errorf("order is %q, want %q", o.RecommendedPluginOrder, want)

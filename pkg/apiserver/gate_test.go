@@ -48,11 +48,7 @@ func leaseOf(id, revision string) *coordinationv1.Lease {
 	renewed := metav1.NewMicroTime(time.Now().Add(time.Hour))
 	lease := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
-		Spec: coordinationv1.LeaseSpec{
-			HolderIdentity:       &holder,
-			LeaseDurationSeconds: &seconds,
-			RenewTime:            &renewed,
-		},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &renewed},
 	}
 	if id != "" {
 		lease.Annotations = map[string]string{annotationStorageID: id, annotationStorageRevision: revision}
@@ -73,22 +69,17 @@ func TestWhoMayLead(t *testing.T) {
 		"one whose storage the lease names leads":     {registered: front, lease: leaseOf(ownID, "500")},
 		"one without an APIService does not":          {want: offElsewhere},
 		"one whose API is that of another does not": {
-			registered: types.NamespacedName{Namespace: "blue", Name: "service"},
-			want:       offElsewhere,
+			registered: types.NamespacedName{Namespace: "blue", Name: "service"}, want: offElsewhere,
 		},
 		"one after a leader with other storage does not": {
-			registered: front,
-			lease:      leaseOf(otherID, "5"),
-			want:       offOtherStorage,
+			registered: front, lease: leaseOf(otherID, "5"), want: offOtherStorage,
 		},
 		"one that adopts the other storage leads": {
 			registered: front, lease: leaseOf(otherID, "5"), storage: func(s *Storage) { s.Adopt = otherID },
 		},
 		"one that adopts yet another does not": {
-			registered: front,
-			lease:      leaseOf(otherID, "5"),
-			storage:    func(s *Storage) { s.Adopt = "third" },
-			want:       offOtherStorage,
+			registered: front, lease: leaseOf(otherID, "5"), storage: func(s *Storage) { s.Adopt = "third" },
+			want: offOtherStorage,
 		},
 		"one whose storage was ahead does not": {registered: front, lease: leaseOf(ownID, "501"), want: offRestored},
 		"one whose storage was restored with a higher revision does not": {

@@ -189,9 +189,8 @@ func TestReplicasNeverActAtTheSameTime(t *testing.T) {
 				toA := &wire{LeasesGetter: host.CoordinationV1()}
 				stopA, leftA := lead(t, shipped(toA, "a", s.act("a", StopTimeout-100*time.Millisecond)))
 				eventually(t, "a acts", func() bool { return s.now() == "a" })
-				stopB, leftB := lead(
-					t, shipped(host.CoordinationV1(), "b", s.act("b", StopTimeout-100*time.Millisecond)),
-				)
+				stopB, leftB := lead(t,
+					shipped(host.CoordinationV1(), "b", s.act("b", StopTimeout-100*time.Millisecond)))
 				// Not at a multiple of the retry period.
 				<-time.After(24*time.Second + 500*time.Millisecond)
 				stop := make(chan struct{})
@@ -271,9 +270,7 @@ func TestHealthOfALeader(t *testing.T) {
 					if _, err := host.CoordinationV1().Leases("ns").Create(t.Context(), &coordinationv1.Lease{
 						ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
 						Spec: coordinationv1.LeaseSpec{
-							HolderIdentity:       &tc.holder,
-							LeaseDurationSeconds: &seconds,
-							RenewTime:            &now,
+							HolderIdentity: &tc.holder, LeaseDurationSeconds: &seconds, RenewTime: &now,
 						},
 					}, metav1.CreateOptions{}); err != nil {
 						t.Fatal(err)

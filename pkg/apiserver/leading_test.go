@@ -70,10 +70,8 @@ func replica(host *fake.Clientset, s *set, identity string) *Controllers {
 
 func eventually(t *testing.T, what string, check func() bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(
-		t.Context(), 10*time.Millisecond, 30*time.Second, true,
-		func(context.Context) (bool, error) { return check(), nil },
-	)
+	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 30*time.Second, true,
+		func(context.Context) (bool, error) { return check(), nil })
 	if err != nil {
 		t.Fatalf("in vain: %s", what)
 	}
@@ -127,10 +125,7 @@ func TestReplicaThatNeverLedLeavesImmediately(t *testing.T) {
 		host := fake.NewClientset(&coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
 			Spec: coordinationv1.LeaseSpec{
-				HolderIdentity:       &other,
-				LeaseDurationSeconds: &seconds,
-				RenewTime:            &now,
-				AcquireTime:          &now,
+				HolderIdentity: &other, LeaseDurationSeconds: &seconds, RenewTime: &now, AcquireTime: &now,
 			},
 		})
 		s := &set{host: host, finish: make(chan struct{})}

@@ -55,14 +55,11 @@ var (
 func newEvacuationOf(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 	e := &maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:  "shop",
-			Name:       name,
-			UID:        "evacuation-1",
+			Namespace: "shop", Name: name, UID: "evacuation-1",
 			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
 		},
 		Spec: maintenancev1alpha1.EvacuationSpec{
-			PodRef:                  maintenancev1alpha1.PodReference{Name: "db-0", UID: "uid-1"},
-			NodeName:                "node-7",
+			PodRef: maintenancev1alpha1.PodReference{Name: "db-0", UID: "uid-1"}, NodeName: "node-7",
 			ProgressDeadlineSeconds: ptr.To[int32](40),
 		},
 		Status: maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: class},
@@ -107,11 +104,7 @@ type world struct {
 
 func newWorld(t *testing.T, handler Handler, objects ...runtime.Object) *world {
 	t.Helper()
-	w := &world{
-		T:      t,
-		api:    fake.NewClientset(objects...),
-		causes: make(chan error, 10),
-	}
+	w := &world{T: t, api: fake.NewClientset(objects...), causes: make(chan error, 10)}
 	w.api.PrependReactor("patch", "evacuations", w.patch)
 	w.start(handler)
 	return w
@@ -293,17 +286,14 @@ func TestHandlersContextEnds(t *testing.T) {
 		cause   error
 	}{
 		"when the pod has left": {
-			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonPodDeleted)) },
-			cause:   ErrDeparted,
+			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonPodDeleted)) }, cause: ErrDeparted,
 		},
 		"when the pod has terminated": {
-			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonPodTerminated)) },
-			cause:   ErrDeparted,
+			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonPodTerminated)) }, cause: ErrDeparted,
 		},
 		"when no instigator asks for it any more": {happens: func(w *world) { w.edit(withdrawn) }, cause: ErrCancelled},
 		"when it is completed as cancelled": {
-			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonCancelled)) },
-			cause:   ErrCancelled,
+			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonCancelled)) }, cause: ErrCancelled,
 		},
 		"when it is being deleted": {
 			happens: func(w *world) {
@@ -319,10 +309,7 @@ func TestHandlersContextEnds(t *testing.T) {
 			},
 			cause: ErrCancelled,
 		},
-		"when another has the turn": {
-			happens: func(w *world) { w.edit(turnOf("b.example.com")) },
-			cause:   ErrTurnLost,
-		},
+		"when another has the turn":   {happens: func(w *world) { w.edit(turnOf("b.example.com")) }, cause: ErrTurnLost},
 		"when the program is stopped": {happens: func(w *world) { w.stop() }, cause: context.Canceled},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -493,12 +480,10 @@ func TestOthersAreLeftAlone(t *testing.T) {
 			e.Name, e.UID = name, types.UID(name)
 			return e
 		}
-		w := newWorld(
-			t, untilEnd, other("a", turnOf("b.example.com")), other("b", withdrawn),
+		w := newWorld(t, untilEnd, other("a", turnOf("b.example.com")), other("b", withdrawn),
 			other("c", complete(maintenancev1alpha1.ReasonPodDeleted)),
 			other("d", func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }),
-			newEvacuationOf(),
-		)
+			newEvacuationOf())
 		w.untilWritten(`{}`)
 		w.stop()
 		if w.calls != 1 {

@@ -107,9 +107,8 @@ func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 		"get", "nodemaintenances/preview",
 		func(action clienttesting.Action) (bool, runtime.Object, error) {
 			name := action.(clienttesting.GetAction).GetName()
-			if _, err := w.haulout.Tracker().Get(
-				v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", name,
-			); err != nil {
+			if _, err := w.haulout.Tracker().Get(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "",
+				name); err != nil {
 				return true, nil, apierrors.NewNotFound(v1alpha1.Resource("nodemaintenances"), name)
 			}
 			return true, newPreview(name), nil
@@ -124,9 +123,7 @@ func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 			}
 			nm.Status.Conditions = []metav1.Condition{
 				{
-					Type:    v1alpha1.ConditionDrained,
-					Status:  metav1.ConditionTrue,
-					Reason:  v1alpha1.ReasonDrainComplete,
+					Type: v1alpha1.ConditionDrained, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonDrainComplete,
 					Message: "All pods have left 1 node",
 				},
 			}
@@ -150,8 +147,7 @@ func newWorld(t *testing.T, stdin string, objects ...runtime.Object) *world {
 		connect: func() (clients, error) {
 			return clients{kube: w.kube, haulout: w.haulout}, nil
 		},
-		now:         func() time.Time { return now },
-		suffix:      func() string { return "x7k2p" },
+		now: func() time.Time { return now }, suffix: func() string { return "x7k2p" },
 		interactive: func() bool { return false },
 		screen:      func(out io.Writer) *screen.Screen { return screen.New(out, func(string) string { return "" }) },
 	}
@@ -200,31 +196,18 @@ func draining() *v1alpha1.NodeMaintenance {
 			},
 			NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{
 				{
-					NodeRef:               v1alpha1.NodeReference{Name: "node-003", UID: "n3"},
-					DrainTargets:          targets,
-					DrainMessage:          "Evacuating",
-					PodsPendingEvacuation: 2,
-					PodsEvacuating:        4,
-					PodsKept:              1,
-					PodsPeak:              9,
+					NodeRef: v1alpha1.NodeReference{Name: "node-003", UID: "n3"}, DrainTargets: targets,
+					DrainMessage: "Evacuating", PodsPendingEvacuation: 2, PodsEvacuating: 4, PodsKept: 1, PodsPeak: 9,
 				},
 				{
-					NodeRef:               v1alpha1.NodeReference{Name: "node-004", UID: "n4"},
-					DrainTargets:          targets,
-					DrainMessage:          "Evacuating",
-					PodsPendingEvacuation: 1,
-					PodsEvacuating:        5,
-					PodsBlocked:           3,
-					PodsKept:              1,
-					PodsPeak:              7,
+					NodeRef: v1alpha1.NodeReference{Name: "node-004", UID: "n4"}, DrainTargets: targets,
+					DrainMessage: "Evacuating", PodsPendingEvacuation: 1, PodsEvacuating: 5, PodsBlocked: 3,
+					PodsKept: 1, PodsPeak: 7,
 				},
 			},
 			Conditions: []metav1.Condition{{
-				Type:               v1alpha1.ConditionDrained,
-				Status:             metav1.ConditionFalse,
-				Reason:             v1alpha1.ReasonDrainInProgress,
-				LastTransitionTime: before(90 * time.Second),
-				Message:            "12 pods left, 9 of them evacuating, 3 blocked",
+				Type: v1alpha1.ConditionDrained, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonDrainInProgress,
+				LastTransitionTime: before(90 * time.Second), Message: "12 pods left, 9 of them evacuating, 3 blocked",
 			}},
 		},
 	}
@@ -261,8 +244,7 @@ func complete() *v1alpha1.NodeMaintenance {
 	nm.Name, nm.UID, nm.Spec.Reason, nm.Finalizers = "memory", "uid-3", "replace memory", nil
 	nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
 	nm.Status.StageStatuses = append(nm.Status.StageStatuses, v1alpha1.StageStatus{
-		Name:           v1alpha1.NodeMaintenanceStageComplete,
-		StartTimestamp: new(before(30 * time.Second)),
+		Name: v1alpha1.NodeMaintenanceStageComplete, StartTimestamp: new(before(30 * time.Second)),
 	})
 	nm.Status.NodeStatuses = nil
 	nm.Status.Conditions = nil
@@ -273,13 +255,10 @@ func complete() *v1alpha1.NodeMaintenance {
 func evacuation(namespace, pod, node string, modify ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	e := &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:         namespace,
-			Name:              "uid-" + pod,
-			CreationTimestamp: before(80 * time.Second),
+			Namespace: namespace, Name: "uid-" + pod, CreationTimestamp: before(80 * time.Second),
 		},
 		Spec: v1alpha1.EvacuationSpec{
-			PodRef:   v1alpha1.PodReference{Name: pod, UID: types.UID(namespace + pod)},
-			NodeName: node,
+			PodRef: v1alpha1.PodReference{Name: pod, UID: types.UID(namespace + pod)}, NodeName: node,
 		},
 		Status: v1alpha1.EvacuationStatus{ActiveEvacuatorClass: v1alpha1.EvacuatorClassEviction},
 	}
@@ -292,10 +271,7 @@ func evacuation(namespace, pod, node string, modify ...func(*v1alpha1.Evacuation
 func blocked(reason, message string, since time.Duration) func(*v1alpha1.Evacuation) {
 	return func(e *v1alpha1.Evacuation) {
 		e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{
-			Type:               v1alpha1.ConditionBlocked,
-			Status:             metav1.ConditionTrue,
-			Reason:             reason,
-			Message:            message,
+			Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionTrue, Reason: reason, Message: message,
 			LastTransitionTime: before(since),
 		})
 	}
@@ -304,9 +280,7 @@ func blocked(reason, message string, since time.Duration) func(*v1alpha1.Evacuat
 func gone(since time.Duration) func(*v1alpha1.Evacuation) {
 	return func(e *v1alpha1.Evacuation) {
 		e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{
-			Type:               v1alpha1.ConditionComplete,
-			Status:             metav1.ConditionTrue,
-			Reason:             v1alpha1.ReasonPodDeleted,
+			Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonPodDeleted,
 			LastTransitionTime: before(since),
 		})
 	}
@@ -321,21 +295,14 @@ func evacuations() []runtime.Object {
 		evacuation("shop", "web-1", "node-003", gone(80*time.Second)),
 		evacuation("shop", "web-2", "node-003", gone(40*time.Second)),
 		evacuation("shop", "web-3", "node-003", gone(20*time.Second)),
-		evacuation("shop", "web-4", "node-004", gone(10*time.Second)),
-		evacuation("shop", "web-5", "node-003"),
-		evacuation("shop", "web-6", "node-003"),
-		evacuation("shop", "web-7", "node-003"),
-		evacuation("shop", "web-8", "node-003"),
-		evacuation("shop", "web-9", "node-004"),
+		evacuation("shop", "web-4", "node-004", gone(10*time.Second)), evacuation("shop", "web-5", "node-003"),
+		evacuation("shop", "web-6", "node-003"), evacuation("shop", "web-7", "node-003"),
+		evacuation("shop", "web-8", "node-003"), evacuation("shop", "web-9", "node-004"),
 		evacuation("shop", "web-10", "node-004"),
-		evacuation(
-			"shop", "checkout-a", "node-004",
-			blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, 70*time.Second),
-		),
-		evacuation(
-			"shop", "checkout-b", "node-004",
-			blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, 60*time.Second),
-		),
+		evacuation("shop", "checkout-a", "node-004",
+			blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, 70*time.Second)),
+		evacuation("shop", "checkout-b", "node-004",
+			blocked(v1alpha1.ReasonPodDisruptionBudget, budgetMessage, 60*time.Second)),
 		evacuation("db", "postgres-0", "node-004", blocked(v1alpha1.ReasonPodFinalizer,
 			"The pod should have been gone at 2026-11-21T09:59:30Z and is held by the finalizers "+
 				"example.com/backup. Check the controllers that added them.",
@@ -352,16 +319,14 @@ func active(class, message string, since time.Duration) func(*v1alpha1.Evacuatio
 		e.Spec.Evacuators = []v1alpha1.Evacuator{{EvacuatorClass: class, Priority: 20000}}
 		if class != v1alpha1.EvacuatorClassDeployment {
 			e.Spec.Evacuators = append(e.Spec.Evacuators, v1alpha1.Evacuator{
-				EvacuatorClass: v1alpha1.EvacuatorClassDeployment,
-				Priority:       10000,
-				Role:           v1alpha1.EvacuatorRoleController,
+				EvacuatorClass: v1alpha1.EvacuatorClassDeployment, Priority: 10000,
+				Role: v1alpha1.EvacuatorRoleController,
 			})
 		}
 		e.Status.ActiveEvacuatorClass = class
 		if message == "" {
-			e.Status.Message, e.Status.ActiveEvacuatorSince = protocol.TurnMessage(
-				class, "it is the first evacuator",
-			), new(before(since))
+			e.Status.Message, e.Status.ActiveEvacuatorSince = protocol.TurnMessage(class,
+				"it is the first evacuator"), new(before(since))
 			return
 		}
 		e.Status.Message = message
@@ -392,8 +357,7 @@ func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 		var out []v1alpha1.PreviewPod
 		for _, n := range names {
 			out = append(out, v1alpha1.PreviewPod{
-				Name:             n,
-				EvacuatorClasses: []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassEviction},
+				Name: n, EvacuatorClasses: []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassEviction},
 			})
 		}
 		return out
@@ -404,60 +368,41 @@ func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 	}
 	bare := []v1alpha1.PreviewPod{
 		{
-			Name:             "tool",
-			EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction},
-			Blockers:         []string{v1alpha1.ReasonNoController},
-			Terminating:      true,
+			Name: "tool", EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction},
+			Blockers: []string{v1alpha1.ReasonNoController}, Terminating: true,
 		},
 	}
 	return &v1alpha1.NodeMaintenancePreview{
-		ObjectMeta:    metav1.ObjectMeta{Name: name},
-		Timestamp:     metav1.NewTime(now),
-		Stage:         v1alpha1.NodeMaintenanceStageDrain,
-		PodCount:      12,
-		PodsKeptCount: 2,
-		NodeCount:     2,
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Timestamp: metav1.NewTime(now),
+		Stage: v1alpha1.NodeMaintenanceStageDrain, PodCount: 12, PodsKeptCount: 2, NodeCount: 2,
 		Waves: []v1alpha1.PreviewWave{
 			{
-				Index:       0,
-				PodType:     v1alpha1.PodTypeDefault,
-				PodPriority: 1000000000,
-				PodCount:    9,
-				PodsAsked:   9,
-				NodeCount:   2,
-				PodsOmitted: 4,
+				Index: 0, PodType: v1alpha1.PodTypeDefault, PodPriority: 1000000000, PodCount: 9, PodsAsked: 9,
+				NodeCount: 2, PodsOmitted: 4,
 				Evacuators: []v1alpha1.PreviewEvacuator{
 					{EvacuatorClass: v1alpha1.EvacuatorClassDeployment, PodCount: 8},
 					{EvacuatorClass: v1alpha1.EvacuatorClassEviction, PodCount: 1},
 				},
 				Nodes: []v1alpha1.PreviewWaveNode{
 					{
-						Name:     "node-003",
-						PodCount: 3,
+						Name: "node-003", PodCount: 3,
 						Namespaces: []v1alpha1.PreviewWaveNamespace{
 							{Name: "ops", Pods: bare}, {Name: "shop", Pods: pods("web-5", "web-6")},
 						},
 					},
 					{
-						Name:       "node-004",
-						PodCount:   2,
+						Name: "node-004", PodCount: 2,
 						Namespaces: []v1alpha1.PreviewWaveNamespace{{Name: "shop", Pods: checkout}},
 					},
 				},
 			},
 			{
-				Index:       1,
-				PodType:     v1alpha1.PodTypeDefault,
-				PodPriority: v1alpha1.SystemClusterCritical,
-				PodCount:    3,
-				NodeCount:   1,
-				Evacuators: []v1alpha1.PreviewEvacuator{
-					{EvacuatorClass: v1alpha1.EvacuatorClassEviction, PodCount: 3},
-				},
+				Index: 1, PodType: v1alpha1.PodTypeDefault, PodPriority: v1alpha1.SystemClusterCritical, PodCount: 3,
+				NodeCount:  1,
+				Evacuators: []v1alpha1.PreviewEvacuator{{EvacuatorClass: v1alpha1.EvacuatorClassEviction, PodCount: 3}},
 				Nodes: []v1alpha1.PreviewWaveNode{
 					{
-						Name:     "node-003",
-						PodCount: 3,
+						Name: "node-003", PodCount: 3,
 						Namespaces: []v1alpha1.PreviewWaveNamespace{{Name: "kube-system", Pods: []v1alpha1.PreviewPod{
 							{Name: "dns-1", EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction}},
 							{Name: "dns-2", EvacuatorClasses: []string{v1alpha1.EvacuatorClassEviction}},
@@ -478,18 +423,14 @@ func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 				},
 			},
 			{
-				Effect:   v1alpha1.PreviewEffectLost,
-				Reason:   v1alpha1.ReasonNoController,
-				PodCount: 1,
-				Message:  "No controller owns the pod, so it is not recreated.",
-				Pods:     []v1alpha1.PreviewPodReference{{Namespace: "ops", Name: "tool", Node: "node-003"}},
+				Effect: v1alpha1.PreviewEffectLost, Reason: v1alpha1.ReasonNoController, PodCount: 1,
+				Message: "No controller owns the pod, so it is not recreated.",
+				Pods:    []v1alpha1.PreviewPodReference{{Namespace: "ops", Name: "tool", Node: "node-003"}},
 			},
 			{
-				Effect:   v1alpha1.PreviewEffectDelayed,
-				Reason:   v1alpha1.ReasonPodDisruptionBudget,
-				PodCount: 3,
-				Rounds:   3,
-				Budgets:  []v1alpha1.PreviewBudget{{Namespace: "kube-system", Name: "dns", DisruptionsAllowed: 1}},
+				Effect: v1alpha1.PreviewEffectDelayed, Reason: v1alpha1.ReasonPodDisruptionBudget, PodCount: 3,
+				Rounds:  3,
+				Budgets: []v1alpha1.PreviewBudget{{Namespace: "kube-system", Name: "dns", DisruptionsAllowed: 1}},
 				Message: "PodDisruptionBudget dns allows 1 of these 3 pods at a time, so they leave in 3 groups, " +
 					"each when the replacements of the one before are ready.",
 				Pods: []v1alpha1.PreviewPodReference{{Namespace: "kube-system", Name: "dns-1", Node: "node-003"}},
@@ -513,17 +454,12 @@ func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 func event(name, reason, kind, object, note string, at time.Duration, modify ...func(*eventsv1.Event)) *eventsv1.Event {
 	e := &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name},
-		EventTime:  metav1.NewMicroTime(now.Add(-at)),
-		Reason:     reason,
-		Note:       note,
-		Type:       corev1.EventTypeNormal,
-		Regarding:  corev1.ObjectReference{Kind: kind, Name: object, UID: "uid-1"},
+		EventTime:  metav1.NewMicroTime(now.Add(-at)), Reason: reason, Note: note, Type: corev1.EventTypeNormal,
+		Regarding: corev1.ObjectReference{Kind: kind, Name: object, UID: "uid-1"},
 	}
 	if kind == "Node" {
 		e.Regarding.UID, e.Related = types.UID(object), &corev1.ObjectReference{
-			Kind: "NodeMaintenance",
-			Name: "kernel-update",
-			UID:  "uid-1",
+			Kind: "NodeMaintenance", Name: "kernel-update", UID: "uid-1",
 		}
 	}
 	for _, m := range modify {
@@ -535,20 +471,16 @@ func event(name, reason, kind, object, note string, at time.Duration, modify ...
 // events are those of draining, and one of another maintenance.
 func events() []runtime.Object {
 	return []runtime.Object{
-		event(
-			"a", "NodeMaintenanceCordoned", "Node", "node-003", "Made unschedulable by NodeMaintenance kernel-update",
-			89*time.Second,
-		),
+		event("a", "NodeMaintenanceCordoned", "Node", "node-003", "Made unschedulable by NodeMaintenance kernel-update",
+			89*time.Second),
 		event(
 			"b", "CordonFight", "Node", "node-004", "kubectl-edit keeps making the node schedulable", 50*time.Second,
 			func(e *eventsv1.Event) {
 				e.Type, e.Series = corev1.EventTypeWarning, &eventsv1.EventSeries{Count: 4}
 			},
 		),
-		event(
-			"c", "Drained", "NodeMaintenance", "another", "All pods have left 1 node", 5*time.Second,
-			func(e *eventsv1.Event) { e.Regarding.UID = "uid-9" },
-		),
+		event("c", "Drained", "NodeMaintenance", "another", "All pods have left 1 node", 5*time.Second,
+			func(e *eventsv1.Event) { e.Regarding.UID = "uid-9" }),
 	}
 }
 

@@ -110,9 +110,8 @@ func TestWatch(t *testing.T) {
 	}
 	eventually(t, w.out, "5 of 16 gone")
 	// The server forgets Evacuations; what was seen is remembered.
-	if err := w.haulout.MaintenanceV1alpha1().Evacuations("shop").Delete(
-		t.Context(), "uid-web-99", metav1.DeleteOptions{},
-	); err != nil {
+	if err := w.haulout.MaintenanceV1alpha1().Evacuations("shop").Delete(t.Context(), "uid-web-99",
+		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	nm = nm.DeepCopy()
@@ -156,9 +155,8 @@ func TestWatchInAPipe(t *testing.T) {
 	)
 	nm := draining()
 	nm.Status.NodeStatuses[0].PodsPendingEvacuation = 0
-	if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(
-		t.Context(), nm, metav1.UpdateOptions{},
-	); err != nil {
+	if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm,
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, w.out, "6 of 16 pods gone, 9 leaving, 1 for later waves")
@@ -187,9 +185,8 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 		"a user deletes the maintenance": {
 			happens: func(t *testing.T, w *world, _ func()) {
 				t.Helper()
-				if err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
-					t.Context(), "node-003-x7k2p", metav1.DeleteOptions{},
-				); err != nil {
+				if err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), "node-003-x7k2p",
+					metav1.DeleteOptions{}); err != nil {
 					t.Fatal(err)
 				}
 			},
@@ -201,9 +198,8 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 				nm := draining()
 				nm.Name, nm.UID = "node-003-x7k2p", "uid-of-node-003-x7k2p"
 				nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
-				if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(
-					t.Context(), nm, metav1.UpdateOptions{},
-				); err != nil {
+				if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm,
+					metav1.UpdateOptions{}); err != nil {
 					t.Fatal(err)
 				}
 			},
@@ -215,9 +211,8 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 				nm := draining()
 				nm.Name, nm.UID = "node-003-x7k2p", "uid-of-node-003-x7k2p"
 				nm.Status.Conditions[0].Status = metav1.ConditionTrue
-				if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(
-					t.Context(), nm, metav1.UpdateOptions{},
-				); err != nil {
+				if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm,
+					metav1.UpdateOptions{}); err != nil {
 					t.Fatal(err)
 				}
 			},
@@ -246,9 +241,8 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 			if code := <-ended; code != test.code || !strings.Contains(w.err.String(), test.stderr) {
 				t.Errorf("it ended with %d: %s", code, w.err.String())
 			}
-			_, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
-				t.Context(), "node-003-x7k2p", metav1.GetOptions{},
-			)
+			_, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), "node-003-x7k2p",
+				metav1.GetOptions{})
 			if (err == nil) != test.survives {
 				t.Errorf("the maintenance: %v", err)
 			}
@@ -305,8 +299,7 @@ func TestNames(t *testing.T) {
 	}
 	for selector, want := range map[string]string{
 		"pool=blue": "pool-blue",
-		"node.kubernetes.io/instance-type in (A, b)": "node-kubernetes-io-instance-type-in-a-b",
-		"!x": "x",
+		"node.kubernetes.io/instance-type in (A, b)": "node-kubernetes-io-instance-type-in-a-b", "!x": "x",
 	} {
 		if got := title(selector); got != want {
 			t.Errorf("%q becomes %q, want %q", selector, got, want)
@@ -324,21 +317,13 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 		want []string
 		code int
 	}{
-		"start": {
-			line: "start node-003",
-			want: []string{"preview-node-003-x7k2p Idle", "node-003-x7k2p Drain"},
-		},
-		"drain": {
-			line: "drain node-005",
-			want: []string{"preview-node-005-x7k2p Idle", "node-005-x7k2p Drain"},
-		},
+		"start":                   {line: "start node-003", want: []string{"preview-node-003-x7k2p Idle", "node-003-x7k2p Drain"}},
+		"drain":                   {line: "drain node-005", want: []string{"preview-node-005-x7k2p Idle", "node-005-x7k2p Drain"}},
 		"start that only cordons": {line: "start node-003 --stage=Cordon", want: []string{"node-003-x7k2p Cordon"}},
 		"a dry run":               {line: "start node-003 --dry-run=server", want: []string{"node-003-x7k2p Drain"}},
 		"interrupted meanwhile": {
-			line:       "drain node-003",
-			interrupts: true,
-			want:       []string{"preview-node-003-x7k2p Idle"},
-			code:       exitInterrupted,
+			line: "drain node-003", interrupts: true, want: []string{"preview-node-003-x7k2p Idle"},
+			code: exitInterrupted,
 		},
 		"a stage has its own name": {line: "stage zone-a Drain"},
 	} {
@@ -386,8 +371,7 @@ func TestAPreviewThatIsLeft(t *testing.T) {
 		t.Errorf("it ended with %d", code)
 	}
 	for _, text := range []string{
-		"IN THE WAY OF THE DRAIN",
-		"Note: the temporary NodeMaintenance preview-node-003-x7k2p is left, without effect",
+		"IN THE WAY OF THE DRAIN", "Note: the temporary NodeMaintenance preview-node-003-x7k2p is left, without effect",
 	} {
 		if !strings.Contains(w.err.String(), text) {
 			t.Errorf("%q is missing in %s", text, w.err.String())

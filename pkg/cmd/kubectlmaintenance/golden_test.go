@@ -77,8 +77,7 @@ var goldens = map[string]golden{
 		stdin: "- {podPriority: 0, podSelector: {matchLabels: {tier: batch}}}\n",
 	},
 	"start-plan-of-manifest": {
-		line:  "start node-003 --plan=- -o name --dry-run=client",
-		stdin: manifest + "  drainPlan: [{podPriority: 5}]\n",
+		line: "start node-003 --plan=- -o name --dry-run=client", stdin: manifest + "  drainPlan: [{podPriority: 5}]\n",
 	},
 	"start-plan-misspelled":  {line: "start node-003 --plan=-", stdin: "- {podPriority: 0, podSelektor: {}}\n"},
 	"start-plan-empty":       {line: "start node-003 --plan=-", stdin: "drainPlan: []\n"},
@@ -119,12 +118,10 @@ var goldens = map[string]golden{
 	"start-refused":        {line: "start node-003", arrange: forbid("create", "nodemaintenances")},
 	"stage-no-preview":     {line: "stage zone-a Drain", arrange: forbid("get", "nodemaintenances/preview")},
 	"status-new-nodes": {
-		line:    "status kernel-update",
-		objects: []runtime.Object{ignoring(v1alpha1.NewNodesPolicyIgnore)},
+		line: "status kernel-update", objects: []runtime.Object{ignoring(v1alpha1.NewNodesPolicyIgnore)},
 	},
 	"status-new-nodes-join": {
-		line:    "status kernel-update",
-		objects: []runtime.Object{ignoring(v1alpha1.NewNodesPolicyJoin)},
+		line: "status kernel-update", objects: []runtime.Object{ignoring(v1alpha1.NewNodesPolicyJoin)},
 	},
 	"preview":                 {line: "preview kernel-update"},
 	"preview-wide":            {line: "preview nm/kernel-update -o wide"},
@@ -150,68 +147,45 @@ var goldens = map[string]golden{
 	"status-watch-complete":   {line: "status memory --watch"},
 	"status-without-rights":   {line: "status kernel-update", arrange: forbid("list", "evacuations")},
 	"status-no-preview":       {line: "status kernel-update", arrange: forbid("get", "nodemaintenances/preview")},
-	"status-blocked": {
-		line:    "status kernel-update",
-		objects: append([]runtime.Object{stuck()}, evacuations()...),
-	},
-	"status-long": {
-		line:    "status kernel-update",
-		objects: append([]runtime.Object{long()}, evacuations()...),
-	},
-	"status-long-table": {line: "status", objects: append([]runtime.Object{long(), cordon()}, evacuations()...)},
-	"blockers":          {line: "blockers"},
-	"blockers-of-one":   {line: "blockers kernel-update"},
-	"blockers-wide":     {line: "blockers kernel-update -o wide"},
-	"blockers-name":     {line: "blockers kernel-update -o name"},
-	"blockers-none":     {line: "blockers memory"},
+	"status-blocked":          {line: "status kernel-update", objects: append([]runtime.Object{stuck()}, evacuations()...)},
+	"status-long":             {line: "status kernel-update", objects: append([]runtime.Object{long()}, evacuations()...)},
+	"status-long-table":       {line: "status", objects: append([]runtime.Object{long(), cordon()}, evacuations()...)},
+	"blockers":                {line: "blockers"},
+	"blockers-of-one":         {line: "blockers kernel-update"},
+	"blockers-wide":           {line: "blockers kernel-update -o wide"},
+	"blockers-name":           {line: "blockers kernel-update -o name"},
+	"blockers-none":           {line: "blockers memory"},
 	"blockers-refused": {
-		line:    "blockers kernel-update",
-		objects: []runtime.Object{notAuthorized()},
-		arrange: refuseNode,
+		line: "blockers kernel-update", objects: []runtime.Object{notAuthorized()}, arrange: refuseNode,
 	},
 	"blockers-refused-wide": {
-		line:    "blockers kernel-update -o wide",
-		objects: []runtime.Object{notAuthorized()},
-		arrange: refuseNode,
+		line: "blockers kernel-update -o wide", objects: []runtime.Object{notAuthorized()}, arrange: refuseNode,
 	},
 	"blockers-no-preview": {
-		line:    "blockers kernel-update",
-		objects: []runtime.Object{notAuthorized()},
+		line: "blockers kernel-update", objects: []runtime.Object{notAuthorized()},
 		arrange: forbid("get", "nodemaintenances/preview"),
 	},
 	"blockers-sync-failed": {
-		line:    "blockers kernel-update",
-		objects: []runtime.Object{syncFailed()},
-		arrange: uncordon("node-004"),
+		line: "blockers kernel-update", objects: []runtime.Object{syncFailed()}, arrange: uncordon("node-004"),
 	},
 	"blockers-no-nodes": {
-		line:    "blockers kernel-update",
-		objects: []runtime.Object{syncFailed()},
-		arrange: forbid("get", "nodes"),
+		line: "blockers kernel-update", objects: []runtime.Object{syncFailed()}, arrange: forbid("get", "nodes"),
 	},
 	"blockers-uncordoned":  {line: "blockers", objects: []runtime.Object{cordon()}, arrange: uncordon("node-005")},
 	"blockers-stalled":     {line: "blockers", objects: append([]runtime.Object{stalled()}, evacuations()...)},
 	"blockers-pods-only":   {line: "blockers", arrange: forbid("list", "nodemaintenances")},
 	"blockers-stuck":       {line: "blockers", objects: []runtime.Object{stuck()}},
 	"blockers-new-reasons": {line: "blockers", objects: newReasons()},
-	"status-stalled": {
-		line:    "status kernel-update",
-		objects: append([]runtime.Object{stalled()}, evacuations()...),
-	},
+	"status-stalled":       {line: "status kernel-update", objects: append([]runtime.Object{stalled()}, evacuations()...)},
 	"status-sync-failed": {
-		line:    "status kernel-update",
-		objects: append([]runtime.Object{syncFailed()}, evacuations()...),
+		line: "status kernel-update", objects: append([]runtime.Object{syncFailed()}, evacuations()...),
 	},
 	"status-no-messages":   {line: "status kernel-update", objects: []runtime.Object{notAuthorized()}},
 	"status-stalled-table": {line: "status", objects: []runtime.Object{stalled(), cordon(), releasing()}},
 	"status-cordon":        {line: "status zone-a", objects: []runtime.Object{cordonMessage()}},
-	"wait-stalled": {
-		line:    "stage kernel-update Drain --wait --timeout=1m",
-		objects: []runtime.Object{stalled()},
-	},
+	"wait-stalled":         {line: "stage kernel-update Drain --wait --timeout=1m", objects: []runtime.Object{stalled()}},
 	"wait-sync-failed": {
-		line:    "stage kernel-update Drain --wait --timeout=1m",
-		objects: []runtime.Object{syncFailed()},
+		line: "stage kernel-update Drain --wait --timeout=1m", objects: []runtime.Object{syncFailed()},
 	},
 	"wait-cordon": {line: "stage zone-a Cordon --wait --timeout=1m", arrange: uncordon("node-005")},
 	"wait-cordon-refused": {line: "stage zone-a Cordon --wait", arrange: func(w *world) {
@@ -219,11 +193,8 @@ var goldens = map[string]golden{
 		previewRefuses("node-005")(w)
 		timePasses(w)
 	}},
-	"complete-stuck": {line: "complete memory --timeout=1m", objects: []runtime.Object{releasing()}},
-	"history-stalled": {
-		line:    "history kernel-update",
-		objects: append([]runtime.Object{stalled()}, events()...),
-	},
+	"complete-stuck":        {line: "complete memory --timeout=1m", objects: []runtime.Object{releasing()}},
+	"history-stalled":       {line: "history kernel-update", objects: append([]runtime.Object{stalled()}, events()...)},
 	"blockers-namespace":    {line: "blockers --namespace=db"},
 	"blockers-waiting":      {line: "blockers kernel-update", objects: append(everything(), waiting()...)},
 	"blockers-waiting-wide": {line: "blockers kernel-update -o wide", objects: append(everything(), waiting()...)},
@@ -233,8 +204,7 @@ var goldens = map[string]golden{
 		objects: append(everything(), waiting()...),
 	},
 	"blockers-only-waiting": {
-		line:    "blockers kernel-update",
-		objects: append([]runtime.Object{draining()}, waiting()...),
+		line: "blockers kernel-update", objects: append([]runtime.Object{draining()}, waiting()...),
 	},
 	"status-waiting": {
 		line:    "status kernel-update",
@@ -341,9 +311,8 @@ func leavesNothing(t *testing.T, w *world) {
 		if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageIdle {
 			t.Errorf("a temporary maintenance was made in stage %s", nm.Spec.Stage)
 		}
-		if _, err := w.haulout.Tracker().Get(
-			v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", nm.Name,
-		); !apierrors.IsNotFound(err) {
+		if _, err := w.haulout.Tracker().Get(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "",
+			nm.Name); !apierrors.IsNotFound(err) {
 			t.Errorf("%s is left (%v)", nm.Name, err)
 		}
 	}
@@ -385,9 +354,8 @@ func tryLine(t *testing.T, line string) {
 			if bytes.Contains(action.(clienttesting.PatchAction).GetPatch(), []byte("Complete")) {
 				nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
 			}
-			return true, nm, w.haulout.Tracker().Update(
-				v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), nm, "",
-			)
+			return true, nm, w.haulout.Tracker().Update(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"),
+				nm, "")
 		},
 	)
 	ctx := t.Context()

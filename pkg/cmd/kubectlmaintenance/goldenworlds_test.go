@@ -35,10 +35,7 @@ func progressing(
 ) *v1alpha1.NodeMaintenance {
 	nm.Status.LastProgressTimestamp = new(before(last))
 	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
-		Type:               v1alpha1.ConditionProgressing,
-		Status:             status,
-		Reason:             reason,
-		Message:            message,
+		Type: v1alpha1.ConditionProgressing, Status: status, Reason: reason, Message: message,
 		LastTransitionTime: before(last),
 	})
 	return nm
@@ -50,17 +47,14 @@ func stuck() *v1alpha1.NodeMaintenance {
 	nm.Status.Conditions[0].Reason = v1alpha1.ReasonDrainBlocked
 	nm.Status.Conditions[0].Message = "No pod is able to leave: shop/checkout-a (PodDisruptionBudget); 12 pods " +
 		"left, 9 of them evacuating, 3 blocked"
-	return progressing(
-		nm, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked, "All 9 pods that are asked to leave are blocked",
-		12*time.Minute,
-	)
+	return progressing(nm, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked,
+		"All 9 pods that are asked to leave are blocked", 12*time.Minute)
 }
 
 // stalled is draining when nothing has moved for long and no pod is blocked.
 func stalled() *v1alpha1.NodeMaintenance {
-	return progressing(
-		long(), metav1.ConditionFalse, v1alpha1.ReasonProgressStalled, "Nothing has moved for 15m0s", 17*time.Minute,
-	)
+	return progressing(long(), metav1.ConditionFalse, v1alpha1.ReasonProgressStalled, "Nothing has moved for 15m0s",
+		17*time.Minute)
 }
 
 // syncFailed is draining when a node cannot be cordoned and the others move on.
@@ -89,29 +83,24 @@ func notAuthorized() *v1alpha1.NodeMaintenance {
 	for i := range nm.Status.NodeStatuses {
 		nm.Status.NodeStatuses[i].DrainMessage = ""
 	}
-	return progressing(
-		nm, metav1.ConditionTrue, v1alpha1.ReasonProgressDraining, "3 pods have left in the last minute",
-		5*time.Second,
-	)
+	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressDraining, "3 pods have left in the last minute",
+		5*time.Second)
 }
 
 // releasing is complete when a node cannot be released.
 func releasing() *v1alpha1.NodeMaintenance {
 	nm := complete()
 	nm.Finalizers = []string{v1alpha1.FinalizerMaintenanceCompletion}
-	return progressing(
-		nm, metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed,
-		"Node node-004: the API server refuses the write", time.Hour,
-	)
+	return progressing(nm, metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed,
+		"Node node-004: the API server refuses the write", time.Hour)
 }
 
 // cordonMessage is a cordon that the server has something to say about.
 func cordonMessage() *v1alpha1.NodeMaintenance {
 	nm := cordon()
 	nm.Status.NodeStatuses[0].DrainMessage = "Cannot be cordoned: the API server refuses the write"
-	return progressing(
-		nm, metav1.ConditionTrue, v1alpha1.ReasonProgressNotRequested, "Stage Cordon asks no pod to leave", 0,
-	)
+	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressNotRequested,
+		"Stage Cordon asks no pod to leave", 0)
 }
 
 // ignoring is draining with a policy for new nodes.
@@ -161,16 +150,11 @@ func newReasons() []runtime.Object {
 	objects := []runtime.Object{draining()}
 	for i, reason := range []string{
 		v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld,
-		v1alpha1.ReasonBudgetsHoldEachOther,
-		v1alpha1.ReasonBudgetPodsCordoned,
+		v1alpha1.ReasonBudgetsHoldEachOther, v1alpha1.ReasonBudgetPodsCordoned,
 	} {
 		pod := fmt.Sprintf("web-%d", i)
-		objects = append(
-			objects,
-			evacuation(
-				"shop", pod, "node-004", blocked(reason, "Why "+pod+" is held.", time.Duration(60-i)*time.Second),
-			),
-		)
+		objects = append(objects, evacuation("shop", pod, "node-004",
+			blocked(reason, "Why "+pod+" is held.", time.Duration(60-i)*time.Second)))
 	}
 	return objects
 }
@@ -216,9 +200,8 @@ func interactive(w *world) { w.environment.interactive = func() bool { return tr
 func forbid(verb, resource string) func(*world) {
 	return func(w *world) {
 		react := func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, nil, apierrors.NewForbidden(
-				v1alpha1.Resource(resource), "", fmt.Errorf("user bob may not %s %s", verb, resource),
-			)
+			return true, nil, apierrors.NewForbidden(v1alpha1.Resource(resource), "",
+				fmt.Errorf("user bob may not %s %s", verb, resource))
 		}
 		w.kube.PrependReactor(verb, resource, react)
 		w.haulout.PrependReactor(verb, resource, react)
@@ -227,9 +210,8 @@ func forbid(verb, resource string) func(*world) {
 
 func notInstalled(w *world) {
 	w.haulout.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, apierrors.NewGenericServerResponse(
-			404, action.GetVerb(), v1alpha1.Resource("nodemaintenances"), "", "404 page not found", 0, true,
-		)
+		return true, nil, apierrors.NewGenericServerResponse(404, action.GetVerb(),
+			v1alpha1.Resource("nodemaintenances"), "", "404 page not found", 0, true)
 	})
 }
 

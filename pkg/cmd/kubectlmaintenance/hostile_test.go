@@ -45,9 +45,7 @@ func hostileCluster() []runtime.Object {
 	nm.Spec.Reason = hostile
 	nm.Spec.RequestedBy.Username = "alice" + hostile
 	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
-		Type:    v1alpha1.ConditionProgressing,
-		Status:  metav1.ConditionFalse,
-		Reason:  v1alpha1.ReasonProgressSyncFailed,
+		Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonProgressSyncFailed,
 		Message: hostile,
 	})
 	nm.Status.Conditions[0].Message = hostile

@@ -40,16 +40,14 @@ func TestAnonymousRequests(t *testing.T) {
 		"may not look into health": {user.Anonymous, "/readyz/etcd", false},
 		"may not read the version": {user.Anonymous, "/version", false},
 		"may not reach the API, whatever a role grants": {
-			user: user.Anonymous,
-			path: "/apis/maintenance.haulout.dev/v1alpha1/nodemaintenances",
+			user: user.Anonymous, path: "/apis/maintenance.haulout.dev/v1alpha1/nodemaintenances",
 		},
 		"are not those of a user": {"alice", "/version", true},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, ok, err := refuseAnonymous(as(c.user), health).AuthenticateRequest(httptest.NewRequest(
-				http.MethodGet, c.path, nil,
-			))
+			_, ok, err := refuseAnonymous(as(c.user), health).AuthenticateRequest(httptest.NewRequest(http.MethodGet,
+				c.path, nil))
 			if ok != c.want || err != nil {
 				t.Errorf("got %v, %v", ok, err)
 			}

@@ -52,11 +52,8 @@ func TestSurgeTimeoutOf(t *testing.T) {
 		"the flag if it says nonsense":          {nonsense, "ReplicaSet", "web-shop-6b59d9cb88", app, fallback},
 		"the flag if the Deployment is unknown": {slow, "ReplicaSet", "api-6b59d9cb88", app, fallback},
 		"the flag if it only looks like its": {
-			deployment: slow,
-			kind:       "ReplicaSet",
-			owner:      "web-shop-6b59d9cb88",
-			labels:     map[string]string{"app": "api"},
-			want:       fallback,
+			deployment: slow, kind: "ReplicaSet", owner: "web-shop-6b59d9cb88", labels: map[string]string{"app": "api"},
+			want: fallback,
 		},
 		"the flag for a ReplicaSet by itself": {slow, "ReplicaSet", "web", app, fallback},
 		"the flag for other owners":           {slow, "StatefulSet", "web-shop-0", app, fallback},

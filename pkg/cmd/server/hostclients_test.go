@@ -70,27 +70,15 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 		ends, took time.Duration
 		cut        bool
 	}{
-		"a call that is over before is not": {
-			host: slowly{answers: time.Second},
-			ends: time.Minute,
-			took: time.Second,
-		},
+		"a call that is over before is not": {host: slowly{answers: time.Second}, ends: time.Minute, took: time.Second},
 		"a call that is over soon after is not": {
-			host: slowly{answers: 4 * time.Second},
-			ends: time.Second,
-			took: 4 * time.Second,
+			host: slowly{answers: 4 * time.Second}, ends: time.Second, took: 4 * time.Second,
 		},
 		"a call that is not answered is": {
-			host: slowly{answers: time.Hour},
-			ends: time.Second,
-			took: time.Second + grace,
-			cut:  true,
+			host: slowly{answers: time.Hour}, ends: time.Second, took: time.Second + grace, cut: true,
 		},
 		"a call whose answer does not end is": {
-			host: slowly{ends: time.Hour},
-			ends: time.Second,
-			took: time.Second + grace,
-			cut:  true,
+			host: slowly{ends: time.Hour}, ends: time.Second, took: time.Second + grace, cut: true,
 		},
 		"a call that begins when it is over is too": {host: slowly{answers: time.Hour}, took: grace, cut: true},
 	} {
@@ -104,9 +92,8 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 				time.AfterFunc(tc.ends, func() { end(lost) })
 				transport := &cutTransport{next: tc.host, until: leading, grace: grace, mayAct: func() error { return nil }}
 				// The call's own context outlives leadership, as that of an eviction does.
-				req, err := http.NewRequestWithContext(
-					t.Context(), http.MethodPost, "https://example.com/", http.NoBody,
-				)
+				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://example.com/",
+					http.NoBody)
 				if err != nil {
 					t.Fatal(err)
 				}

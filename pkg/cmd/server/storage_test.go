@@ -34,9 +34,8 @@ func TestStorageHasAnIdentity(t *testing.T) {
 	dir := t.TempDir()
 	open := func(dir, prefix string) (id string, revision int64) {
 		t.Helper()
-		etcd, err := embeddedetcd.Start(
-			t.Context(), embeddedetcd.Options{DataDir: dir, QuotaBytes: embeddedetcd.DefaultQuotaBytes},
-		)
+		etcd, err := embeddedetcd.Start(t.Context(),
+			embeddedetcd.Options{DataDir: dir, QuotaBytes: embeddedetcd.DefaultQuotaBytes})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,9 +80,8 @@ func TestStorageHasAnIdentity(t *testing.T) {
 }
 
 func TestStorageThatWasReplaced(t *testing.T) {
-	etcd, err := embeddedetcd.Start(
-		t.Context(), embeddedetcd.Options{DataDir: t.TempDir(), QuotaBytes: embeddedetcd.DefaultQuotaBytes},
-	)
+	etcd, err := embeddedetcd.Start(t.Context(),
+		embeddedetcd.Options{DataDir: t.TempDir(), QuotaBytes: embeddedetcd.DefaultQuotaBytes})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,28 +118,12 @@ func TestSecondEmbeddedServerIsRefused(t *testing.T) {
 		"not where it was the holder itself": {holder: "own"},
 		"not where the holder has died":      {holder: "dead", atMost: 14 * time.Second},
 		"not where the holder has died and its clock was fast": {
-			holder: "dead",
-			skew:   time.Hour,
-			atMost: 14 * time.Second,
+			holder: "dead", skew: time.Hour, atMost: 14 * time.Second,
 		},
-		"not where the holder leaves": {
-			holder:   "leaving",
-			renews:   true,
-			released: true,
-			atMost:   3 * time.Second,
-		},
-		"where the holder renews": {
-			holder:  "alive",
-			renews:  true,
-			wantErr: true,
-			atMost:  4 * time.Second,
-		},
+		"not where the holder leaves": {holder: "leaving", renews: true, released: true, atMost: 3 * time.Second},
+		"where the holder renews":     {holder: "alive", renews: true, wantErr: true, atMost: 4 * time.Second},
 		"where the holder renews and its clock is slow": {
-			holder:  "alive",
-			skew:    -time.Hour,
-			renews:  true,
-			wantErr: true,
-			atMost:  4 * time.Second,
+			holder: "alive", skew: -time.Hour, renews: true, wantErr: true, atMost: 4 * time.Second,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -153,9 +135,7 @@ func TestSecondEmbeddedServerIsRefused(t *testing.T) {
 					lease := &coordinationv1.Lease{
 						ObjectMeta: metav1.ObjectMeta{Namespace: "haulout-system", Name: "haulout-apiserver"},
 						Spec: coordinationv1.LeaseSpec{
-							HolderIdentity:       &holder,
-							LeaseDurationSeconds: &seconds,
-							RenewTime:            &now,
+							HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &now,
 						},
 					}
 					if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {

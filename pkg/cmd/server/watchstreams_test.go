@@ -39,9 +39,8 @@ import (
 // TestWatchesHaveStreamsOfTheirOwn opens watches of a resource without a watch cache, as the server
 // does, and has etcd count its streams.
 func TestWatchesHaveStreamsOfTheirOwn(t *testing.T) {
-	etcd, err := embeddedetcd.Start(
-		t.Context(), embeddedetcd.Options{DataDir: t.TempDir(), QuotaBytes: embeddedetcd.DefaultQuotaBytes},
-	)
+	etcd, err := embeddedetcd.Start(t.Context(),
+		embeddedetcd.Options{DataDir: t.TempDir(), QuotaBytes: embeddedetcd.DefaultQuotaBytes})
 	if err != nil {
 		t.Fatal(err)
 	}

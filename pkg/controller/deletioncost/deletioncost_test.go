@@ -100,10 +100,8 @@ func TestLowerAndRestore(t *testing.T) {
 			after: map[string]string{costKey: "7", "owner": "shop"},
 		},
 		"a cost of 0": {
-			before:    map[string]string{costKey: "0"},
-			lowered:   map[string]string{costKey: lowest, originalKey: "0"},
-			meanwhile: nothing,
-			after:     map[string]string{costKey: "0"},
+			before: map[string]string{costKey: "0"}, lowered: map[string]string{costKey: lowest, originalKey: "0"},
+			meanwhile: nothing, after: map[string]string{costKey: "0"},
 		},
 		"a cost that a user changes while it is lowered stays changed": {
 			before: map[string]string{costKey: "7"}, lowered: map[string]string{costKey: lowest, originalKey: "7"},
@@ -114,22 +112,16 @@ func TestLowerAndRestore(t *testing.T) {
 			meanwhile: func(a map[string]string) { delete(a, costKey) }, after: nil,
 		},
 		"a malformed cost is left alone, as it could not be put back": {
-			before:    map[string]string{costKey: "low"},
-			lowered:   map[string]string{costKey: "low"},
-			meanwhile: nothing,
-			after:     map[string]string{costKey: "low"},
+			before: map[string]string{costKey: "low"}, lowered: map[string]string{costKey: "low"}, meanwhile: nothing,
+			after: map[string]string{costKey: "low"},
 		},
 		"the lowest cost is left alone": {
-			before:    map[string]string{costKey: lowest},
-			lowered:   map[string]string{costKey: lowest},
-			meanwhile: nothing,
-			after:     map[string]string{costKey: lowest},
+			before: map[string]string{costKey: lowest}, lowered: map[string]string{costKey: lowest}, meanwhile: nothing,
+			after: map[string]string{costKey: lowest},
 		},
 		"a cost that is lower still is left alone": {
-			before:    map[string]string{costKey: "-2147483648"},
-			lowered:   map[string]string{costKey: "-2147483648"},
-			meanwhile: nothing,
-			after:     map[string]string{costKey: "-2147483648"},
+			before: map[string]string{costKey: "-2147483648"}, lowered: map[string]string{costKey: "-2147483648"},
+			meanwhile: nothing, after: map[string]string{costKey: "-2147483648"},
 		},
 		"what a user wrote over our annotation does not come back if the API server would refuse it": {
 			before: map[string]string{costKey: "7"}, lowered: map[string]string{costKey: lowest, originalKey: "7"},
@@ -224,9 +216,8 @@ func newCluster(t *testing.T, pod *corev1.Pod) *cluster {
 	c.client.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		c.interfere()
 		patch := action.(clienttesting.PatchAction)
-		stored, err := c.client.Tracker().Get(
-			corev1.SchemeGroupVersion.WithResource("pods"), patch.GetNamespace(), patch.GetName(),
-		)
+		stored, err := c.client.Tracker().Get(corev1.SchemeGroupVersion.WithResource("pods"), patch.GetNamespace(),
+			patch.GetName())
 		if err != nil {
 			return true, nil, err
 		}

@@ -52,18 +52,12 @@ func after(d time.Duration) *metav1.Time {
 func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 	e := &maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:         "shop",
-			Name:              protocol.CanonicalName(podName, podUID),
-			UID:               "evacuation-1",
-			ResourceVersion:   "1",
-			Generation:        1,
-			CreationTimestamp: *after(0),
-			Finalizers:        []string{ours},
+			Namespace: "shop", Name: protocol.CanonicalName(podName, podUID), UID: "evacuation-1", ResourceVersion: "1",
+			Generation: 1, CreationTimestamp: *after(0), Finalizers: []string{ours},
 		},
 		Spec: maintenancev1alpha1.EvacuationSpec{
 			PodRef:                  maintenancev1alpha1.PodReference{Name: podName, UID: podUID},
-			ProgressDeadlineSeconds: ptr.To[int32](1800),
-			NodeName:                testNode,
+			ProgressDeadlineSeconds: ptr.To[int32](1800), NodeName: testNode,
 		},
 		Status: maintenancev1alpha1.EvacuationStatus{EvacuationCancellationPolicy: allow},
 	}
@@ -77,8 +71,7 @@ func withEvacuators(classes ...string) func(*maintenancev1alpha1.Evacuation) {
 	return func(e *maintenancev1alpha1.Evacuation) {
 		for i, class := range classes {
 			e.Spec.Evacuators = append(e.Spec.Evacuators, maintenancev1alpha1.Evacuator{
-				EvacuatorClass: class,
-				Priority:       int32(1000 - i),
+				EvacuatorClass: class, Priority: int32(1000 - i),
 			})
 		}
 	}
@@ -116,10 +109,7 @@ func reported(at time.Duration, message string) func(*maintenancev1alpha1.Evacua
 func withCondition(conditionType, reason string, at time.Duration) func(*maintenancev1alpha1.Evacuation) {
 	return withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
 		st.Conditions = append(st.Conditions, metav1.Condition{
-			Type:               conditionType,
-			Status:             metav1.ConditionTrue,
-			Reason:             reason,
-			LastTransitionTime: *after(at),
+			Type: conditionType, Status: metav1.ConditionTrue, Reason: reason, LastTransitionTime: *after(at),
 			ObservedGeneration: 1,
 		})
 	})
@@ -143,11 +133,7 @@ func newMaintenance() *maintenancev1alpha1.NodeMaintenance {
 func newPod(mods ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:         "shop",
-			Name:              podName,
-			UID:               podUID,
-			ResourceVersion:   "1",
-			CreationTimestamp: *after(-time.Hour),
+			Namespace: "shop", Name: podName, UID: podUID, ResourceVersion: "1", CreationTimestamp: *after(-time.Hour),
 		},
 		Spec: corev1.PodSpec{NodeName: testNode},
 		Status: corev1.PodStatus{

@@ -117,15 +117,12 @@ func TestEvictionIsRetriedWhenTheBudgetAllowsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
 		accept := w.host.answer(refuse)
-		w.until(
-			"the Evacuation is blocked", 100*time.Millisecond,
-			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget),
-		)
+		w.until("the Evacuation is blocked", 100*time.Millisecond,
+			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
 		w.expectEvent(EventBlocked)
 		w.host.answer(accept)
-		_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(
-			t.Context(), newBudget("2", 1), metav1.UpdateOptions{},
-		)
+		_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
+			metav1.UpdateOptions{})
 		w.must(err)
 		w.until("the pod is deleted", 0, podDeleted)
 		if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
@@ -136,11 +133,9 @@ func TestEvictionIsRetriedWhenTheBudgetAllowsIt(t *testing.T) {
 
 func TestMalformedDeletionCostIsRecordedAsAnEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(
-			t, 0, newEvacuation(),
+		w := newWorld(t, 0, newEvacuation(),
 			newPod(func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.PodDeletionCost: "low"} }),
-			newNode(corev1.ConditionTrue),
-		)
+			newNode(corev1.ConditionTrue))
 		w.until("the pod is deleted", 0, podDeleted)
 		w.expectEvent(EventBadDeletionCost)
 	})
@@ -148,11 +143,9 @@ func TestMalformedDeletionCostIsRecordedAsAnEvent(t *testing.T) {
 
 func TestRefusedEvictionsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(
-			t, 0,
+		w := newWorld(t, 0,
 			newEvacuation(withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 2 })),
-			newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0),
-		)
+			newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
 		w.host.answer(refuse)
 		w.until("a refused eviction is counted", 100*time.Millisecond, func(e *maintenancev1alpha1.Evacuation) bool {
 			return e.Status.FailedEvictionCounter == 3
@@ -174,10 +167,8 @@ func TestCancelled(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(
-					t, 0, newEvacuation(withFinalizers(tc.finalizers...)), newPod(), newNode(corev1.ConditionTrue),
-					newBudget("1", 0),
-				)
+				w := newWorld(t, 0, newEvacuation(withFinalizers(tc.finalizers...)), newPod(),
+					newNode(corev1.ConditionTrue), newBudget("1", 0))
 				w.until("the eviction is active", 0, hasClass(evict))
 				w.api.edit(t, w.target, tc.withdraw)
 				w.until("the Evacuation is released", 0, func(e *maintenancev1alpha1.Evacuation) bool {
@@ -187,9 +178,8 @@ func TestCancelled(t *testing.T) {
 				w.expectEvent(EventCancelled)
 
 				// The pod stays, although its budget allows the eviction from now on.
-				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(
-					t.Context(), newBudget("2", 1), metav1.UpdateOptions{},
-				)
+				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
+					metav1.UpdateOptions{})
 				w.must(err)
 				<-time.After(time.Hour)
 				if w.host.sent() != 0 {
@@ -210,17 +200,13 @@ func TestCompletedEvacuationIsDeletedDespiteAnotherInstigator(t *testing.T) {
 
 func TestPodIsNotEvictedAfterForbid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		evacuation := newEvacuation(
-			withEvacuators(classA, classB), active(classA), reported(time.Second, "switching over"),
-			withFinalizers(),
-			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),
-		)
+		evacuation := newEvacuation(withEvacuators(classA, classB), active(classA),
+			reported(time.Second, "switching over"), withFinalizers(),
+			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }))
 		w := newWorld(t, 0, evacuation, newPod(), newNode(corev1.ConditionTrue))
 		w.api.edit(t, evacuation, reported(5*time.Second, "still switching over"))
-		w.api.edit(
-			t, evacuation,
-			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }),
-		)
+		w.api.edit(t, evacuation,
+			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
 		w.until("the Evacuation is released", 0, gone)
 		w.expectEvent(EventCancelled)
 		if w.host.sent() != 0 {
@@ -233,10 +219,8 @@ func TestHandOverAfterTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(withEvacuators(classA, classB)), newPod(), newNode(corev1.ConditionTrue))
 		w.until("the first evacuator is active", 0, hasClass(classA))
-		w.until(
-			"the evacuator does not progress", time.Second,
-			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuatorNotProgressing),
-		)
+		w.until("the evacuator does not progress", time.Second,
+			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuatorNotProgressing))
 		w.expectEvent(EventBlocked)
 		w.until("the second evacuator is active", time.Second, hasClass(classB))
 		if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
@@ -246,10 +230,8 @@ func TestHandOverAfterTheDeadline(t *testing.T) {
 		if elapsed := w.clock.Since(start); elapsed < DefaultEvacuatorStartDeadline {
 			t.Errorf("the hand-over was after %s, want not before %s", elapsed, DefaultEvacuatorStartDeadline)
 		}
-		w.api.edit(
-			t, w.target,
-			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }),
-		)
+		w.api.edit(t, w.target,
+			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
 		w.until("the pod is evicted", 0, podDeleted)
 	})
 }
@@ -277,10 +259,8 @@ func TestNewLeaderLetsEvacuatorsReport(t *testing.T) {
 
 func TestNewLeaderContinuesAnEviction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		evacuation := newEvacuation(
-			active(evict),
-			withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0),
-		)
+		evacuation := newEvacuation(active(evict),
+			withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0))
 		w := newWorld(t, time.Hour, evacuation, newPod(), newNode(corev1.ConditionTrue), newBudget("1", 1))
 		w.until("the pod is deleted", 0, podDeleted)
 		if writes := w.api.written(); writes[0] != "status" || len(writes) > 1 {
@@ -291,11 +271,9 @@ func TestNewLeaderContinuesAnEviction(t *testing.T) {
 
 func TestDeletedEvacuationIsReleasedWithThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		evacuation := newEvacuation(
-			withEvacuators(classA), withFinalizers(ours, theirs),
+		evacuation := newEvacuation(withEvacuators(classA), withFinalizers(ours, theirs),
 			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),
-			active(classA),
-		)
+			active(classA))
 		w := newWorld(t, 0, evacuation, newPod(), newNode(corev1.ConditionTrue))
 		w.api.edit(t, w.target, deleting)
 		<-time.After(time.Minute)
@@ -309,10 +287,8 @@ func TestDeletedEvacuationIsReleasedWithThePod(t *testing.T) {
 
 func TestPodOfTheSameNameIsNotEvicted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(
-			t, 0, newEvacuation(), newPod(func(p *corev1.Pod) { p.UID = types.UID("another") }),
-			newNode(corev1.ConditionTrue),
-		)
+		w := newWorld(t, 0, newEvacuation(), newPod(func(p *corev1.Pod) { p.UID = types.UID("another") }),
+			newNode(corev1.ConditionTrue))
 		w.until("the Evacuation is complete", 0, podDeleted)
 		if w.host.sent() != 0 {
 			t.Errorf("got %d evictions, want none of the pod with the same name", w.host.sent())
@@ -335,13 +311,8 @@ func newIdleController(
 		t.Fatal(err)
 	}
 	c, err := New(Config{
-		Selection:            selected,
-		Host:                 client,
-		HostInformers:        hostInformers,
-		Maintenance:          own,
-		MaintenanceInformers: ownInformers,
-		Recorder:             &events.FakeRecorder{},
-		Evictions:            &fakeHost{client: client},
+		Selection: selected, Host: client, HostInformers: hostInformers, Maintenance: own,
+		MaintenanceInformers: ownInformers, Recorder: &events.FakeRecorder{}, Evictions: &fakeHost{client: client},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -373,22 +344,18 @@ func TestPodThatIsNotInTheCache(t *testing.T) {
 		},
 		"the API returns an error": {broken: true, wantErr: true},
 		"the watch has the deletion of the pod, so the API is not read": {
-			broken: true,
-			notify: func(c *Controller) { c.podGone(newPod()) },
+			broken: true, notify: func(c *Controller) { c.podGone(newPod()) },
 		},
 		"a list does not have the pod, so the API is read": {
-			live:    []runtime.Object{newPod()},
-			notify:  func(c *Controller) { c.podGone(cache.DeletedFinalStateUnknown{Obj: newPod()}) },
-			wantPod: true,
+			live:   []runtime.Object{newPod()},
+			notify: func(c *Controller) { c.podGone(cache.DeletedFinalStateUnknown{Obj: newPod()}) }, wantPod: true,
 		},
 		"the watch has the deletion of a pod of the same name": {
-			live:    []runtime.Object{newPod()},
-			notify:  func(c *Controller) { c.podGone(newPod(func(p *corev1.Pod) { p.UID = "another" })) },
-			wantPod: true,
+			live:   []runtime.Object{newPod()},
+			notify: func(c *Controller) { c.podGone(newPod(func(p *corev1.Pod) { p.UID = "another" })) }, wantPod: true,
 		},
 		"the deletion is forgotten with the Evacuation": {
-			broken:  true,
-			wantErr: true,
+			broken: true, wantErr: true,
 			notify: func(c *Controller) {
 				c.podGone(newPod())
 				c.evacuationGone(newEvacuation())
@@ -418,16 +385,12 @@ func TestUnreachableNodeTakesPrecedenceOverAFinalizer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} })
 		w := newWorld(t, time.Hour, newEvacuation(active(evict)), pod, newNode(corev1.ConditionUnknown))
-		w.until(
-			"the node is reported as unreachable", 0,
-			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonNodeUnreachable),
-		)
+		w.until("the node is reported as unreachable", 0,
+			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonNodeUnreachable))
 		_, err := w.client.CoreV1().Nodes().Update(t.Context(), newNode(corev1.ConditionTrue), metav1.UpdateOptions{})
 		w.must(err)
-		w.until(
-			"the finalizer is reported", 0,
-			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer),
-		)
+		w.until("the finalizer is reported", 0,
+			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer))
 	})
 }
 
@@ -441,8 +404,7 @@ func TestTargetsOfAllMaintenancesCount(t *testing.T) {
 			Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain},
 			Status: maintenancev1alpha1.NodeMaintenanceStatus{
 				NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
-					NodeRef:      maintenancev1alpha1.NodeReference{Name: testNode, UID: uid},
-					DrainTargets: targets,
+					NodeRef: maintenancev1alpha1.NodeReference{Name: testNode, UID: uid}, DrainTargets: targets,
 				}},
 			},
 		}

@@ -50,12 +50,9 @@ type outcome struct {
 
 func outcomeOf(d decision) outcome {
 	o := outcome{
-		Active:          d.status.ActiveEvacuatorClass,
-		Policy:          d.status.EvacuationCancellationPolicy,
-		Completed:       d.status.ActiveEvacuatorCompleted,
-		FailedEvictions: d.status.FailedEvictionCounter,
-		Evict:           d.evict,
-		Release:         d.release,
+		Active: d.status.ActiveEvacuatorClass, Policy: d.status.EvacuationCancellationPolicy,
+		Completed: d.status.ActiveEvacuatorCompleted, FailedEvictions: d.status.FailedEvictionCounter, Evict: d.evict,
+		Release: d.release,
 	}
 	if d.status.ActiveEvacuatorSince != nil {
 		o.Since = d.status.ActiveEvacuatorSince.Sub(start)
@@ -101,15 +98,10 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			s := situation{
-				now:            start.Add(tc.at),
-				evacuation:     tc.evacuation,
-				pod:            tc.pod,
-				podType:        maintenancev1alpha1.PodTypeDefault,
-				servingSince:   start.Add(-time.Hour),
-				completedTTL:   DefaultCompletedTTL,
-				startDeadline:  DefaultEvacuatorStartDeadline,
-				surgeTimeout:   DefaultSurgeTimeout,
-				budgetPatience: DefaultBudgetPatience,
+				now: start.Add(tc.at), evacuation: tc.evacuation, pod: tc.pod,
+				podType: maintenancev1alpha1.PodTypeDefault, servingSince: start.Add(-time.Hour),
+				completedTTL: DefaultCompletedTTL, startDeadline: DefaultEvacuatorStartDeadline,
+				surgeTimeout: DefaultSurgeTimeout, budgetPatience: DefaultBudgetPatience,
 			}
 			if tc.mod != nil {
 				tc.mod(&s)
@@ -149,27 +141,18 @@ func TestDecideCompletion(t *testing.T) {
 			want: outcome{Active: evict, Policy: allow, Complete: "PodTerminated", Wake: 6 * time.Minute},
 		},
 		"Blocked is cleared when the pod is deleted": {
-			evacuation: newEvacuation(
-				active(evict), withCondition(maintenancev1alpha1.ConditionBlocked, "PodDisruptionBudget", 0),
-			),
+			evacuation: newEvacuation(active(evict),
+				withCondition(maintenancev1alpha1.ConditionBlocked, "PodDisruptionBudget", 0)),
 			at: time.Minute,
 			want: outcome{
-				Active:   evict,
-				Policy:   allow,
-				Complete: "PodDeleted",
-				Blocked:  "not: NotBlocked",
-				Wake:     6 * time.Minute,
+				Active: evict, Policy: allow, Complete: "PodDeleted", Blocked: "not: NotBlocked", Wake: 6 * time.Minute,
 			},
 		},
 		"the last refusals are counted when the pod is deleted": {
 			evacuation: newEvacuation(active(evict)), at: time.Minute,
 			mod: func(s *situation) { s.eviction = eviction.State{Known: true, FailedEvictions: 3} },
 			want: outcome{
-				Active:          evict,
-				Policy:          allow,
-				Complete:        "PodDeleted",
-				FailedEvictions: 3,
-				Wake:            6 * time.Minute,
+				Active: evict, Policy: allow, Complete: "PodDeleted", FailedEvictions: 3, Wake: 6 * time.Minute,
 			},
 		},
 		"the pod is deleted and the object is being deleted, as in a terminating namespace": {
@@ -198,12 +181,9 @@ func TestDecideCompletion(t *testing.T) {
 			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseAll},
 		},
 		"a cancelled Evacuation is released immediately": {
-			evacuation: newEvacuation(
-				withEvacuators(classA), active(classA), withFinalizers(),
-				withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, time.Minute),
-			),
-			pod:  newPod(),
-			at:   time.Minute,
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), withFinalizers(),
+				withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, time.Minute)),
+			pod: newPod(), at: time.Minute,
 			want: outcome{Active: classA, Policy: allow, Complete: "Cancelled", Release: releaseAll},
 		},
 	})
@@ -235,11 +215,9 @@ func TestDecideCancellation(t *testing.T) {
 			want: outcome{Policy: allow, Release: releaseAll, Events: EventCancelled},
 		},
 		"the evacuator forbids cancellation and reports": {
-			evacuation: newEvacuation(
-				withEvacuators(classA), active(classA), reported(time.Minute, "moving"), forbidding, withFinalizers(),
-			),
-			pod:  newPod(),
-			at:   2 * time.Minute,
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "moving"),
+				forbidding, withFinalizers()),
+			pod: newPod(), at: 2 * time.Minute,
 			want: outcome{Active: classA, Progress: time.Minute, Policy: forbid, Wake: 16 * time.Minute},
 		},
 		"the evacuator forbids cancellation, then completes: the pod is not evicted": {
@@ -250,38 +228,23 @@ func TestDecideCancellation(t *testing.T) {
 			), pod: newPod(),
 			at: 2 * time.Minute,
 			want: outcome{
-				Active:    classA,
-				Progress:  time.Minute,
-				Policy:    forbid,
-				Completed: true,
-				Complete:  "Cancelled",
-				Release:   releaseAll,
-				Events:    EventCancelled,
+				Active: classA, Progress: time.Minute, Policy: forbid, Completed: true, Complete: "Cancelled",
+				Release: releaseAll, Events: EventCancelled,
 			},
 		},
 		"the evacuator forbids cancellation, then does not report: the pod is not evicted": {
-			evacuation: newEvacuation(
-				withEvacuators(classA), active(classA), reported(time.Minute, "moving"), forbidding, withFinalizers(),
-			),
-			pod: newPod(),
-			at:  31 * time.Minute,
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "moving"),
+				forbidding, withFinalizers()),
+			pod: newPod(), at: 31 * time.Minute,
 			want: outcome{
-				Active:   classA,
-				Progress: time.Minute,
-				Policy:   forbid,
-				Complete: "Cancelled",
-				Release:  releaseAll,
-				Events:   EventCancelled,
+				Active: classA, Progress: time.Minute, Policy: forbid, Complete: "Cancelled", Release: releaseAll,
+				Events: EventCancelled,
 			},
 		},
 		"cancellation is forbidden while the eviction is active": {
 			evacuation: newEvacuation(active(evict), forbidding, withFinalizers()), pod: newPod(),
 			want: outcome{
-				Active:   evict,
-				Policy:   forbid,
-				Complete: "Cancelled",
-				Release:  releaseAll,
-				Events:   EventCancelled,
+				Active: evict, Policy: forbid, Complete: "Cancelled", Release: releaseAll, Events: EventCancelled,
 			},
 		},
 		"cancellation is forbidden while no evacuator is active": {
@@ -298,45 +261,28 @@ func TestDecideActiveEvacuator(t *testing.T) {
 	}
 	runDecide(t, map[string]decideTest{
 		"the pod is evicted if there are no evacuators": {
-			evacuation: newEvacuation(),
-			pod:        newPod(),
-			at:         time.Minute,
-			want:       outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true},
-			says:       "no evacuator was active before",
+			evacuation: newEvacuation(), pod: newPod(), at: time.Minute,
+			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true},
+			says: "no evacuator was active before",
 		},
 		"the evacuator with the highest priority becomes active": {
-			evacuation: newEvacuation(withEvacuators(classB, classA)),
-			pod:        newPod(),
-			at:         time.Minute,
-			want: outcome{
-				Active: classB,
-				Since:  time.Minute,
-				Policy: allow,
-				Wake:   3*time.Minute + 30*time.Second,
-			},
+			evacuation: newEvacuation(withEvacuators(classB, classA)), pod: newPod(), at: time.Minute,
+			want: outcome{Active: classB, Since: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second},
 			says: classB,
 		},
 		"an evacuator that has not reported has until the start deadline": {
-			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)),
-			pod:        newPod(),
-			at:         5*time.Minute - time.Second,
+			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)), pod: newPod(),
+			at: 5*time.Minute - time.Second,
 			want: outcome{
-				Active:  classA,
-				Policy:  allow,
-				Wake:    5 * time.Minute,
-				Blocked: "EvacuatorNotProgressing",
-				Events:  EventBlocked,
+				Active: classA, Policy: allow, Wake: 5 * time.Minute, Blocked: "EvacuatorNotProgressing",
+				Events: EventBlocked,
 			},
 		},
 		"an evacuator that has not reported by the start deadline hands over": {
-			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)),
-			pod:        newPod(),
-			at:         5 * time.Minute,
+			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)), pod: newPod(),
+			at: 5 * time.Minute,
 			want: outcome{
-				Active: classB,
-				Since:  5 * time.Minute,
-				Policy: allow,
-				Wake:   7*time.Minute + 30*time.Second,
+				Active: classB, Since: 5 * time.Minute, Policy: allow, Wake: 7*time.Minute + 30*time.Second,
 				Events: EventHandedOver,
 			},
 			says: "a.example.com has not started within 5m0s",
@@ -345,64 +291,41 @@ func TestDecideActiveEvacuator(t *testing.T) {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), func(e *maintenancev1alpha1.Evacuation) {
 				e.Spec.ProgressDeadlineSeconds = ptr.To[int32](60)
 			}),
-			pod:  newPod(),
-			at:   time.Minute,
+			pod: newPod(), at: time.Minute,
 			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 			says: "has not started within 1m0s",
 		},
 		"a report without a message counts": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(3*time.Second, "")),
-			pod:        newPod(),
-			at:         10 * time.Minute,
+			pod:        newPod(), at: 10 * time.Minute,
 			want: outcome{
-				Active:   classA,
-				Progress: 3 * time.Second,
-				Policy:   allow,
-				Wake:     15*time.Minute + 3*time.Second,
+				Active: classA, Progress: 3 * time.Second, Policy: allow, Wake: 15*time.Minute + 3*time.Second,
 			},
 		},
 		"a report right after the hand-over starts the progress deadline": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Millisecond, "")),
-			pod:        newPod(),
-			at:         10 * time.Minute,
+			pod:        newPod(), at: 10 * time.Minute,
 			want: outcome{
-				Active:   classA,
-				Progress: time.Millisecond,
-				Policy:   allow,
-				Wake:     15*time.Minute + time.Millisecond,
+				Active: classA, Progress: time.Millisecond, Policy: allow, Wake: 15*time.Minute + time.Millisecond,
 			},
 		},
 		"a report in the second of the hand-over starts the progress deadline": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(0, "")),
-			pod:        newPod(),
-			at:         10 * time.Minute,
-			want:       outcome{Active: classA, Policy: allow, Wake: 15 * time.Minute},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(0, "")), pod: newPod(),
+			at: 10 * time.Minute, want: outcome{Active: classA, Policy: allow, Wake: 15 * time.Minute},
 		},
 		"an evacuator that reports stays active for the progress deadline": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")),
-			pod:        newPod(),
-			at:         49 * time.Minute,
+			pod:        newPod(), at: 49 * time.Minute,
 			want: outcome{
-				Active:   classA,
-				Progress: 20 * time.Minute,
-				Policy:   allow,
-				Wake:     50 * time.Minute,
-				Blocked:  "EvacuatorNotProgressing",
-				Events:   EventBlocked,
+				Active: classA, Progress: 20 * time.Minute, Policy: allow, Wake: 50 * time.Minute,
+				Blocked: "EvacuatorNotProgressing", Events: EventBlocked,
 			},
 			says: "copying",
 		},
 		"an evacuator that does not report for the progress deadline hands over": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")),
-			pod:        newPod(),
-			at:         50 * time.Minute,
-			want: outcome{
-				Active: evict,
-				Since:  50 * time.Minute,
-				Policy: allow,
-				Evict:  true,
-				Events: EventHandedOver,
-			},
+			pod:        newPod(), at: 50 * time.Minute,
+			want: outcome{Active: evict, Since: 50 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 			says: "a.example.com has not reported for 30m0s",
 		},
 		"the default of the progress deadline is half an hour": {
@@ -426,15 +349,8 @@ func TestDecideActiveEvacuator(t *testing.T) {
 		},
 		"a new leader waits for reports of evacuators": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
-			pod:        newPod(),
-			at:         62 * time.Minute,
-			mod:        servingSince(time.Hour),
-			want: outcome{
-				Active:   classA,
-				Progress: time.Minute,
-				Policy:   allow,
-				Wake:     62*time.Minute + 30*time.Second,
-			},
+			pod:        newPod(), at: 62 * time.Minute, mod: servingSince(time.Hour),
+			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 62*time.Minute + 30*time.Second},
 		},
 		"a new leader does not wait longer than the deadline": {
 			evacuation: newEvacuation(
@@ -447,56 +363,41 @@ func TestDecideActiveEvacuator(t *testing.T) {
 			want: outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 		},
 		"a new leader hands over immediately from an evacuator that has completed": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), done),
-			pod:        newPod(),
-			at:         61 * time.Minute,
-			mod:        servingSince(time.Hour),
-			want:       outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), done), pod: newPod(),
+			at: 61 * time.Minute, mod: servingSince(time.Hour),
+			want: outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true},
 		},
 		"an active class that is not in the spec hands over": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classB)), pod: newPod(), at: time.Minute,
 			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
 		},
 		"the start deadline of the DaemonSet evacuator restarts before the drain reaches the pod": {
-			evacuation: newEvacuation(
-				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
-				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
-			),
+			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
+				active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
 			pod: newPod(), at: 3 * time.Minute,
 			want: outcome{
-				Active: maintenancev1alpha1.EvacuatorClassDaemonSet,
-				Since:  3 * time.Minute,
-				Policy: allow,
-				Wake:   5*time.Minute + 30*time.Second,
+				Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Since: 3 * time.Minute, Policy: allow,
+				Wake: 5*time.Minute + 30*time.Second,
 			},
 		},
 		"a start deadline of one second restarts once a second": {
-			evacuation: newEvacuation(
-				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
+			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
 				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
-				func(e *maintenancev1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](1) },
-			),
+				func(e *maintenancev1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](1) }),
 			pod: newPod(), at: 3*time.Minute + 700*time.Millisecond,
 			want: outcome{
-				Active: maintenancev1alpha1.EvacuatorClassDaemonSet,
-				Since:  3 * time.Minute,
-				Policy: allow,
-				Wake:   3*time.Minute + time.Second,
+				Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Since: 3 * time.Minute, Policy: allow,
+				Wake: 3*time.Minute + time.Second,
 			},
 		},
 		"the start deadline of the DaemonSet evacuator counts after the drain reaches the pod": {
-			evacuation: newEvacuation(
-				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
-				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
-			),
+			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
+				active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
 			pod: newPod(), at: 5 * time.Minute,
 			mod: func(s *situation) { s.targeted, s.podType = true, maintenancev1alpha1.PodTypeDaemonSet },
 			want: outcome{
-				Active:  evict,
-				Since:   5 * time.Minute,
-				Policy:  allow,
-				Blocked: "NoEvacuator",
-				Events:  EventHandedOver + " " + EventBlocked,
+				Active: evict, Since: 5 * time.Minute, Policy: allow, Blocked: "NoEvacuator",
+				Events: EventHandedOver + " " + EventBlocked,
 			},
 		},
 	})
@@ -504,8 +405,7 @@ func TestDecideActiveEvacuator(t *testing.T) {
 
 func TestDecideEviction(t *testing.T) {
 	budget := &eviction.Blocker{
-		Reason:  maintenancev1alpha1.ReasonPodDisruptionBudget,
-		Message: "PodDisruptionBudget web allows no disruption.",
+		Reason: maintenancev1alpha1.ReasonPodDisruptionBudget, Message: "PodDisruptionBudget web allows no disruption.",
 	}
 	wasBlocked := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0)
 	runDecide(t, map[string]decideTest{
@@ -527,13 +427,8 @@ func TestDecideEviction(t *testing.T) {
 			evacuation: newEvacuation(active(evict)), pod: newPod(),
 			mod: func(s *situation) { s.eviction = eviction.State{Known: true, FailedEvictions: 2, Blocker: budget} },
 			want: outcome{
-				Active:          evict,
-				Policy:          allow,
-				Blocked:         "PodDisruptionBudget",
-				FailedEvictions: 2,
-				Evict:           true,
-				Wake:            time.Minute,
-				Events:          EventBlocked,
+				Active: evict, Policy: allow, Blocked: "PodDisruptionBudget", FailedEvictions: 2, Evict: true,
+				Wake: time.Minute, Events: EventBlocked,
 			},
 		},
 		"the same blocker is not recorded as a second event": {
@@ -555,12 +450,9 @@ func TestDecideEviction(t *testing.T) {
 			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Wake: 90 * time.Second},
 		},
 		"the counter of failed evictions never decreases": {
-			evacuation: newEvacuation(
-				active(evict),
-				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 7 }),
-			),
-			pod:  newPod(),
-			want: outcome{Active: evict, Policy: allow, FailedEvictions: 7, Evict: true},
+			evacuation: newEvacuation(active(evict),
+				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 7 })),
+			pod: newPod(), want: outcome{Active: evict, Policy: allow, FailedEvictions: 7, Evict: true},
 		},
 		"the grace period has passed": {
 			evacuation: newEvacuation(active(evict)), pod: newPod(terminatingUntil(time.Minute)), at: 90 * time.Second,
@@ -575,14 +467,12 @@ func TestDecideEviction(t *testing.T) {
 		"the node is unreachable": {
 			evacuation: newEvacuation(active(evict)),
 			pod:        newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} }),
-			at:         90 * time.Second,
-			mod:        func(s *situation) { s.nodeUnreachable = true },
-			want:       outcome{Active: evict, Policy: allow, Blocked: "NodeUnreachable", Events: EventBlocked},
+			at:         90 * time.Second, mod: func(s *situation) { s.nodeUnreachable = true },
+			want: outcome{Active: evict, Policy: allow, Blocked: "NodeUnreachable", Events: EventBlocked},
 		},
 		"another reason is recorded as another event": {
-			evacuation: newEvacuation(
-				active(evict), withCondition(maintenancev1alpha1.ConditionBlocked, "NodeUnreachable", 0),
-			),
+			evacuation: newEvacuation(active(evict),
+				withCondition(maintenancev1alpha1.ConditionBlocked, "NodeUnreachable", 0)),
 			pod: newPod(terminatingUntil(time.Minute)), at: 90 * time.Second,
 			want: outcome{Active: evict, Policy: allow, Blocked: "PodTerminating", Events: EventBlocked},
 		},

@@ -75,8 +75,7 @@ func TestDeletionCostIsLoweredAndRestored(t *testing.T) {
 		"restored when the evacuation is cancelled": {map[string]string{costKey: "7"}, nil, withdraw},
 		"removed if the pod had none":               {nil, nil, withdraw},
 		"restored when a user deletes the Evacuation": {
-			original: map[string]string{costKey: "7"},
-			end:      func(w *world) { w.api.edit(w.T, w.target, deleting) },
+			original: map[string]string{costKey: "7"}, end: func(w *world) { w.api.edit(w.T, w.target, deleting) },
 		},
 		"restored when the Evacuation is removed without its finalizers": {
 			original: map[string]string{costKey: "7"},
@@ -87,10 +86,8 @@ func TestDeletionCostIsLoweredAndRestored(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(
-					t, 0, newEvacuation(tc.evacuation...), newPod(ofReplicaSet, annotated(tc.original)),
-					newNode(corev1.ConditionTrue), newBudget("1", 0),
-				)
+				w := newWorld(t, 0, newEvacuation(tc.evacuation...), newPod(ofReplicaSet, annotated(tc.original)),
+					newNode(corev1.ConditionTrue), newBudget("1", 0))
 				w.host.answer(refuse)
 				w.until("the eviction is active", 0, hasClass(evict))
 				w.untilAnnotations(time.Second, map[string]string{costKey: lowest, originalKey: tc.original[costKey]})
@@ -119,9 +116,8 @@ func TestDeletionCostThatTheLastLeaderLowered(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(
 				t, 0,
-				newEvacuation(withCondition(
-					maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, 0,
-				)),
+				newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled,
+					0)),
 				newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue),
 			)
 			w.untilAnnotations(0, map[string]string{costKey: "7"})
@@ -129,15 +125,11 @@ func TestDeletionCostThatTheLastLeaderLowered(t *testing.T) {
 	})
 	t.Run("kept while the pod is asked to leave", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(
-				t, 0, newEvacuation(), newPod(ofReplicaSet, annotated(lowered)), newNode(corev1.ConditionTrue),
-				newBudget("1", 0),
-			)
+			w := newWorld(t, 0, newEvacuation(), newPod(ofReplicaSet, annotated(lowered)),
+				newNode(corev1.ConditionTrue), newBudget("1", 0))
 			w.host.answer(refuse)
-			w.until(
-				"the Evacuation is blocked", time.Second,
-				hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget),
-			)
+			w.until("the Evacuation is blocked", time.Second,
+				hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
 			w.untilAnnotations(0, lowered)
 		})
 	})

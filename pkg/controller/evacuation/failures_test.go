@@ -81,9 +81,8 @@ func (w *world) refuseWrites(subresource string) {
 			if action.GetSubresource() != subresource {
 				return false, nil, nil
 			}
-			return true, nil, apierrors.NewForbidden(
-				evacuationsResource.GroupResource(), "x", errors.New("denied by policy all-or-nothing"),
-			)
+			return true, nil, apierrors.NewForbidden(evacuationsResource.GroupResource(), "x",
+				errors.New("denied by policy all-or-nothing"))
 		},
 	)
 }
@@ -119,10 +118,8 @@ func TestEvacuationThatCannotBeReleasedIsBlocked(t *testing.T) {
 		w.until("the eviction is active", 0, hasClass(evict))
 		w.refuseWrites("")
 		w.api.edit(t, w.target, deleting)
-		w.until(
-			"the Evacuation is blocked", time.Second,
-			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvictionError),
-		)
+		w.until("the Evacuation is blocked", time.Second,
+			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvictionError))
 		if passed := w.clock.Since(start); passed < failingAfter {
 			t.Errorf("the Evacuation was blocked after %s, want not before %s", passed, failingAfter)
 		}

@@ -86,9 +86,8 @@ func (a *fakeAPI) update(action clienttesting.Action) (bool, runtime.Object, err
 	}
 	if sent.ResourceVersion != stored.ResourceVersion {
 		a.writes = append(a.writes, "conflict")
-		return true, nil, apierrors.NewConflict(
-			evacuationsResource.GroupResource(), sent.Name, fmt.Errorf("has %s", stored.ResourceVersion),
-		)
+		return true, nil, apierrors.NewConflict(evacuationsResource.GroupResource(), sent.Name,
+			fmt.Errorf("has %s", stored.ResourceVersion))
 	}
 	updated := sent.DeepCopy()
 	if action.GetSubresource() == "status" {
@@ -122,9 +121,8 @@ func (a *fakeAPI) delete(action clienttesting.Action) (bool, runtime.Object, err
 	}
 	if p := request.DeleteOptions.Preconditions; p != nil &&
 		(*p.UID != stored.UID || *p.ResourceVersion != stored.ResourceVersion) {
-		return true, nil, apierrors.NewConflict(
-			evacuationsResource.GroupResource(), stored.Name, fmt.Errorf("precondition"),
-		)
+		return true, nil, apierrors.NewConflict(evacuationsResource.GroupResource(), stored.Name,
+			fmt.Errorf("precondition"))
 	}
 	a.writes = append(a.writes, "delete")
 	stored.DeletionTimestamp = &metav1.Time{Time: a.clock.Now()}
@@ -247,12 +245,8 @@ func newWorldWith(
 	var clock informertest.Clock
 	clock.Step(at)
 	w := &world{
-		T:      t,
-		clock:  clock,
-		api:    newFakeAPI(clock, evacuation, nm),
-		client: fake.NewClientset(host...),
-		events: events.NewFakeRecorder(100),
-		target: evacuation,
+		T: t, clock: clock, api: newFakeAPI(clock, evacuation, nm), client: fake.NewClientset(host...),
+		events: events.NewFakeRecorder(100), target: evacuation,
 	}
 	prepare(w.client)
 	w.host = &fakeHost{client: w.client, evict: func(e *policyv1.Eviction) error {
@@ -265,14 +259,8 @@ func newWorldWith(
 		ownInformers.Maintenance().V1alpha1().NodeMaintenances().Informer(), clock)
 	w.must(err)
 	c, err := New(Config{
-		Selection:            selected,
-		Host:                 w.client,
-		HostInformers:        hostInformers,
-		Maintenance:          w.api.client,
-		MaintenanceInformers: ownInformers,
-		Recorder:             w.events,
-		Clock:                clock,
-		Evictions:            w.host,
+		Selection: selected, Host: w.client, HostInformers: hostInformers, Maintenance: w.api.client,
+		MaintenanceInformers: ownInformers, Recorder: w.events, Clock: clock, Evictions: w.host,
 	})
 	w.must(err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -364,19 +352,12 @@ func newNode(ready corev1.ConditionStatus) *corev1.Node {
 func newBudget(version string, allowed int32) *policyv1.PodDisruptionBudget {
 	return &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:       "shop",
-			Name:            "web",
-			UID:             "uid-web",
-			ResourceVersion: version,
-			Generation:      1,
+			Namespace: "shop", Name: "web", UID: "uid-web", ResourceVersion: version, Generation: 1,
 		},
 		Spec: policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{}},
 		Status: policyv1.PodDisruptionBudgetStatus{
-			ObservedGeneration: 1,
-			DisruptionsAllowed: allowed,
-			CurrentHealthy:     9 + allowed,
-			DesiredHealthy:     9,
-			ExpectedPods:       10,
+			ObservedGeneration: 1, DisruptionsAllowed: allowed, CurrentHealthy: 9 + allowed, DesiredHealthy: 9,
+			ExpectedPods: 10,
 		},
 	}
 }

@@ -35,8 +35,7 @@ func asking(name string, node *corev1.Node) *maintenancev1alpha1.NodeMaintenance
 	return &maintenancev1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: *after(-time.Hour)},
 		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
-			Stage:  maintenancev1alpha1.NodeMaintenanceStageDrain,
-			Reason: "kernel\nupdate",
+			Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: "kernel\nupdate",
 		},
 		Status: maintenancev1alpha1.NodeMaintenanceStatus{
 			NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
@@ -69,23 +68,13 @@ func TestDecideHeld(t *testing.T) {
 		"a pod that a maintenance targets is evicted, and the finalizers are reported": {
 			evacuation: heldBack(), pod: newPod(), mod: targeted,
 			want: outcome{
-				Active:  evict,
-				Policy:  allow,
-				Blocked: held,
-				Evict:   true,
-				Wake:    time.Minute,
-				Events:  EventBlocked,
+				Active: evict, Policy: allow, Blocked: held, Evict: true, Wake: time.Minute, Events: EventBlocked,
 			},
 		},
 		"a pod with an active evacuator is evicted, too": {
 			evacuation: heldBack(withEvacuators(classA), active(classA)), pod: newPod(), mod: targeted,
 			want: outcome{
-				Active:  classA,
-				Policy:  allow,
-				Blocked: held,
-				Evict:   true,
-				Wake:    time.Minute,
-				Events:  EventBlocked,
+				Active: classA, Policy: allow, Blocked: held, Evict: true, Wake: time.Minute, Events: EventBlocked,
 			},
 		},
 		"a pod that no maintenance targets is not evicted": {
@@ -103,12 +92,7 @@ func TestDecideHeld(t *testing.T) {
 		"a DaemonSet pod that is not replaced is evicted": {
 			evacuation: heldBack(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeDaemonSet, false),
 			want: outcome{
-				Active:  evict,
-				Policy:  allow,
-				Blocked: held,
-				Evict:   true,
-				Wake:    time.Minute,
-				Events:  EventBlocked,
+				Active: evict, Policy: allow, Blocked: held, Evict: true, Wake: time.Minute, Events: EventBlocked,
 			},
 		},
 		"a terminating pod is waited for": {
@@ -120,13 +104,8 @@ func TestDecideHeld(t *testing.T) {
 				s.targeted, s.eviction = true, eviction.State{Known: true, FailedEvictions: 4}
 			},
 			want: outcome{
-				Active:          evict,
-				Policy:          allow,
-				Blocked:         held,
-				FailedEvictions: 4,
-				Evict:           true,
-				Wake:            time.Minute,
-				Events:          EventBlocked,
+				Active: evict, Policy: allow, Blocked: held, FailedEvictions: 4, Evict: true, Wake: time.Minute,
+				Events: EventBlocked,
 			},
 		},
 		"an evacuator that forbids cancellation stays active": {
@@ -166,18 +145,15 @@ func TestPodOfAHeldEvacuationIsEvicted(t *testing.T) {
 					return len(e.Finalizers) == 1
 				})
 				if tt.asks {
-					w.until(
-						"the condition has the reason EvacuationHeld", 0,
-						hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuationHeld),
-					)
+					w.until("the condition has the reason EvacuationHeld", 0,
+						hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuationHeld))
 					blocked := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked)
 					if !strings.Contains(blocked.Message, foreign) {
 						t.Errorf("got message %q, want finalizer %s in it", blocked.Message, foreign)
 					}
 				}
-				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(
-					t.Context(), newBudget("2", 1), metav1.UpdateOptions{},
-				)
+				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
+					metav1.UpdateOptions{})
 				w.must(err)
 				w.until("two minutes have passed", time.Second, func(*maintenancev1alpha1.Evacuation) bool {
 					return w.clock.Since(start) > 2*time.Minute

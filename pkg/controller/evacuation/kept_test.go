@@ -61,8 +61,7 @@ func TestDecideDaemonSetPod(t *testing.T) {
 		return func(s *situation) {
 			targeted(s)
 			s.eviction = eviction.State{
-				Known:   true,
-				Blocker: &eviction.Blocker{Reason: reason, Message: "Budget logger."},
+				Known: true, Blocker: &eviction.Blocker{Reason: reason, Message: "Budget logger."},
 			}
 		}
 	}
@@ -73,16 +72,13 @@ func TestDecideDaemonSetPod(t *testing.T) {
 			want: outcome{Active: daemonSetClass, Policy: allow, Evict: true, Wake: 15 * time.Minute},
 		},
 		"the pod is not evicted before the evacuator requests it": {
-			evacuation: newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass)),
-			pod:        newPod(),
-			mod:        targeted,
-			want:       outcome{Active: daemonSetClass, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
+			evacuation: newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass)), pod: newPod(),
+			mod: targeted, want: outcome{Active: daemonSetClass, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
 		},
 		"the pod is not evicted if no maintenance targets it": {
-			evacuation: asked(),
-			pod:        newPod(),
-			mod:        func(s *situation) { s.podType = maintenancev1alpha1.PodTypeDaemonSet },
-			want:       outcome{Active: daemonSetClass, Policy: allow, Wake: 15 * time.Minute},
+			evacuation: asked(), pod: newPod(),
+			mod:  func(s *situation) { s.podType = maintenancev1alpha1.PodTypeDaemonSet },
+			want: outcome{Active: daemonSetClass, Policy: allow, Wake: 15 * time.Minute},
 		},
 		"a pod of another type is not evicted": {
 			evacuation: asked(), pod: newPod(), mod: func(s *situation) { s.targeted = true },
@@ -91,23 +87,15 @@ func TestDecideDaemonSetPod(t *testing.T) {
 		"the pod waits for its budget": {
 			evacuation: asked(), pod: newPod(), mod: blockedBy("UnhealthyPodsHoldBudget"),
 			want: outcome{
-				Active:  daemonSetClass,
-				Policy:  allow,
-				Blocked: "UnhealthyPodsHoldBudget",
-				Evict:   true,
-				Wake:    time.Minute,
-				Events:  EventBlocked,
+				Active: daemonSetClass, Policy: allow, Blocked: "UnhealthyPodsHoldBudget", Evict: true,
+				Wake: time.Minute, Events: EventBlocked,
 			},
 		},
 		"the evacuator stays active while the budget allows no eviction": {
 			evacuation: asked(wasBlocked), pod: newPod(), at: 24 * time.Hour, mod: blockedBy("PodDisruptionBudget"),
 			want: outcome{
-				Active:  daemonSetClass,
-				Since:   24 * time.Hour,
-				Policy:  allow,
-				Blocked: "PodDisruptionBudget",
-				Evict:   true,
-				Wake:    24*time.Hour + time.Minute,
+				Active: daemonSetClass, Since: 24 * time.Hour, Policy: allow, Blocked: "PodDisruptionBudget",
+				Evict: true, Wake: 24*time.Hour + time.Minute,
 			},
 		},
 	})
@@ -120,34 +108,23 @@ func TestMessageOfAKeptDaemonSetPod(t *testing.T) {
 		want   bool
 	}{
 		"the budget has refused for less than BudgetPatience": {
-			reason: "PodDisruptionBudget",
-			at:     DefaultBudgetPatience - time.Second,
+			reason: "PodDisruptionBudget", at: DefaultBudgetPatience - time.Second,
 		},
 		"the budget has refused for BudgetPatience": {
-			reason: "PodDisruptionBudget",
-			at:     DefaultBudgetPatience,
-			want:   true,
+			reason: "PodDisruptionBudget", at: DefaultBudgetPatience, want: true,
 		},
 		"the budget cannot be computed": {reason: "PodDisruptionBudgetSyncFailed", at: 0, want: true},
 		"the eviction is forbidden":     {reason: "EvictionForbidden", at: time.Hour},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := newEvacuation(
-				withEvacuators(daemonSetClass), active(daemonSetClass), requested,
-				withCondition(maintenancev1alpha1.ConditionBlocked, tt.reason, 0),
-			)
+			e := newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass), requested,
+				withCondition(maintenancev1alpha1.ConditionBlocked, tt.reason, 0))
 			d := decide(situation{
-				now:            start.Add(tt.at),
-				evacuation:     e,
-				pod:            newPod(),
-				podType:        maintenancev1alpha1.PodTypeDaemonSet,
-				targeted:       true,
-				servingSince:   start,
-				startDeadline:  DefaultEvacuatorStartDeadline,
+				now: start.Add(tt.at), evacuation: e, pod: newPod(), podType: maintenancev1alpha1.PodTypeDaemonSet,
+				targeted: true, servingSince: start, startDeadline: DefaultEvacuatorStartDeadline,
 				budgetPatience: DefaultBudgetPatience,
 				eviction: eviction.State{
-					Known:   true,
-					Blocker: &eviction.Blocker{Reason: tt.reason, Message: "Budget logger."},
+					Known: true, Blocker: &eviction.Blocker{Reason: tt.reason, Message: "Budget logger."},
 				},
 			})
 			message := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
@@ -192,9 +169,8 @@ func TestKeptDaemonSetPodIsEvictedWhenItsBudgetAllowsIt(t *testing.T) {
 			t.Errorf("got active evacuator %s, want %s", w.get().Status.ActiveEvacuatorClass, daemonSetClass)
 		}
 		w.host.answer(w.accept)
-		_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(
-			t.Context(), newBudget("2", 1), metav1.UpdateOptions{},
-		)
+		_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
+			metav1.UpdateOptions{})
 		w.must(err)
 		w.until("the pod is evicted", time.Second, podDeleted)
 	})
@@ -203,9 +179,7 @@ func TestKeptDaemonSetPodIsEvictedWhenItsBudgetAllowsIt(t *testing.T) {
 func TestRefusedDaemonSetPodIsBlocked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := daemonSetWorld(t, 1, func(*policyv1.Eviction) error {
-			return apierrors.NewForbidden(
-				corev1.Resource("pods"), podName, errors.New("denied by policy keep-logging"),
-			)
+			return apierrors.NewForbidden(corev1.Resource("pods"), podName, errors.New("denied by policy keep-logging"))
 		})
 		blocked := func(e *maintenancev1alpha1.Evacuation) bool {
 			condition := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked)

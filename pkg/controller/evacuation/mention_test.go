@@ -43,46 +43,32 @@ func TestMention(t *testing.T) {
 	}{
 		"a hand-over: the status and the event": {
 			decision: decision{
-				handedOver: true,
-				status:     maintenancev1alpha1.EvacuationStatus{Message: "x."},
-				events:     []event{{reason: EventHandedOver, note: "y."}},
+				handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: "x."},
+				events: []event{{reason: EventHandedOver, note: "y."}},
 			},
-			nm:        nm,
-			status:    "x." + mentioned,
-			notes:     []string{"y." + mentioned},
-			forPeople: true,
+			nm: nm, status: "x." + mentioned, notes: []string{"y." + mentioned}, forPeople: true,
 		},
 		"an event about a blocker: not the message of the evacuator": {
 			decision: decision{
 				status: maintenancev1alpha1.EvacuationStatus{Message: "copying"},
 				events: []event{{reason: EventBlocked, note: "y."}},
 			},
-			nm:        nm,
-			status:    "copying",
-			notes:     []string{"y." + mentioned},
-			forPeople: true,
+			nm: nm, status: "copying", notes: []string{"y." + mentioned}, forPeople: true,
 		},
 		"a cancellation: nothing": {
-			decision:  decision{events: []event{{reason: EventCancelled, note: "y."}}},
-			nm:        nm,
-			notes:     []string{"y."},
+			decision: decision{events: []event{{reason: EventCancelled, note: "y."}}}, nm: nm, notes: []string{"y."},
 			forPeople: true,
 		},
 		"no maintenance targets the pod: nothing": {
 			decision: decision{
-				handedOver: true,
-				status:     maintenancev1alpha1.EvacuationStatus{Message: "x."},
-				events:     []event{{reason: EventBlocked, note: "y."}},
+				handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: "x."},
+				events: []event{{reason: EventBlocked, note: "y."}},
 			},
-			status:    "x.",
-			notes:     []string{"y."},
-			forPeople: true,
+			status: "x.", notes: []string{"y."}, forPeople: true,
 		},
 		"a long message is cut before the name of the maintenance": {
-			decision:  decision{handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: long}},
-			nm:        nm,
-			status:    wording.Cut(long, maxMessage-len(mentioned)) + mentioned,
-			forPeople: true,
+			decision: decision{handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: long}}, nm: nm,
+			status: wording.Cut(long, maxMessage-len(mentioned)) + mentioned, forPeople: true,
 		},
 		"a decision without a message": {decision: decision{}},
 	} {
@@ -109,12 +95,9 @@ func TestEventOfAnEvictionNamesTheMaintenance(t *testing.T) {
 		want  string
 	}{
 		"a maintenance targets the pod": {
-			asked: true,
-			want:  "Normal Evicted The pod is evicted, as its disruption budget allows." + mentioned,
+			asked: true, want: "Normal Evicted The pod is evicted, as its disruption budget allows." + mentioned,
 		},
-		"no maintenance targets the pod": {
-			want: "Normal Evicted The pod is evicted, as its disruption budget allows.",
-		},
+		"no maintenance targets the pod": {want: "Normal Evicted The pod is evicted, as its disruption budget allows."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

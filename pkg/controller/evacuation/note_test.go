@@ -32,19 +32,15 @@ func TestMessageOfAPodThatWaitsInTheQueue(t *testing.T) {
 		want  string
 	}{
 		"the queue has a message": {
-			class: maintenancev1alpha1.EvacuatorClassEviction,
-			state: eviction.State{Known: true, Message: waits},
-			want:  waits,
+			class: maintenancev1alpha1.EvacuatorClassEviction, state: eviction.State{Known: true, Message: waits},
+			want: waits,
 		},
 		"the queue has no message": {
-			class: maintenancev1alpha1.EvacuatorClassEviction,
-			state: eviction.State{Known: true},
-			want:  handover,
+			class: maintenancev1alpha1.EvacuatorClassEviction, state: eviction.State{Known: true}, want: handover,
 		},
 		"another evacuator is active": {
-			class: "a.example.com",
-			state: eviction.State{Known: true, Message: waits},
-			want:  turnMessage("a.example.com", "test"),
+			class: "a.example.com", state: eviction.State{Known: true, Message: waits},
+			want: turnMessage("a.example.com", "test"),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

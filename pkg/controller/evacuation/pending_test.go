@@ -41,53 +41,36 @@ func TestDecideSurgePending(t *testing.T) {
 	timeout := func(d time.Duration) func(*situation) { return func(s *situation) { s.surgeTimeout = d } }
 	runDecide(t, map[string]decideTest{
 		"a surge without progress is not blocked before the surge timeout": {
-			evacuation: surging(reported(time.Minute, "web is scaled up")),
-			pod:        newPod(),
-			at:         6*time.Minute - time.Second,
-			want:       outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 6 * time.Minute},
+			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(),
+			at:   6*time.Minute - time.Second,
+			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 6 * time.Minute},
 		},
 		"a surge without progress is pending after the surge timeout": {
 			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: 6 * time.Minute,
 			want: outcome{
-				Active:   class,
-				Progress: time.Minute,
-				Policy:   allow,
-				Blocked:  pending,
-				Wake:     31 * time.Minute,
-				Events:   EventBlocked,
+				Active: class, Progress: time.Minute, Policy: allow, Blocked: pending, Wake: 31 * time.Minute,
+				Events: EventBlocked,
 			},
 		},
 		"the surge timeout of the Deployment counts": {
-			evacuation: surging(reported(time.Minute, "web is scaled up")),
-			pod:        newPod(),
-			at:         20 * time.Minute,
-			mod:        timeout(20 * time.Minute),
-			want:       outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 21 * time.Minute},
+			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: 20 * time.Minute,
+			mod:  timeout(20 * time.Minute),
+			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 21 * time.Minute},
 		},
 		"progress clears Blocked": {
 			evacuation: surging(reported(10*time.Minute, "scheduled"), withCondition("Blocked", pending, 0)),
-			pod:        newPod(),
-			at:         10 * time.Minute,
+			pod:        newPod(), at: 10 * time.Minute,
 			want: outcome{
-				Active:   class,
-				Progress: 10 * time.Minute,
-				Policy:   allow,
-				Blocked:  "not: NotBlocked",
-				Wake:     15 * time.Minute,
+				Active: class, Progress: 10 * time.Minute, Policy: allow, Blocked: "not: NotBlocked",
+				Wake: 15 * time.Minute,
 			},
 		},
 		"a surge timeout beyond the progress deadline does not hide a pending surge": {
-			evacuation: surging(reported(time.Minute, "web is scaled up")),
-			pod:        newPod(),
-			at:         16 * time.Minute,
-			mod:        timeout(time.Hour),
+			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: 16 * time.Minute,
+			mod: timeout(time.Hour),
 			want: outcome{
-				Active:   class,
-				Progress: time.Minute,
-				Policy:   allow,
-				Blocked:  pending,
-				Wake:     31 * time.Minute,
-				Events:   EventBlocked,
+				Active: class, Progress: time.Minute, Policy: allow, Blocked: pending, Wake: 31 * time.Minute,
+				Events: EventBlocked,
 			},
 		},
 		"a new leader waits for a report of the evacuator": {
@@ -97,27 +80,15 @@ func TestDecideSurgePending(t *testing.T) {
 		},
 		"a new leader does not clear Blocked": {
 			evacuation: surging(reported(time.Minute, "web is scaled up"), withCondition("Blocked", pending, 0)),
-			pod:        newPod(),
-			at:         time.Hour,
-			mod:        func(s *situation) { s.servingSince = start.Add(time.Hour) },
+			pod:        newPod(), at: time.Hour, mod: func(s *situation) { s.servingSince = start.Add(time.Hour) },
 			want: outcome{
-				Active:   class,
-				Progress: time.Minute,
-				Policy:   allow,
-				Blocked:  pending,
-				Wake:     65 * time.Minute,
+				Active: class, Progress: time.Minute, Policy: allow, Blocked: pending, Wake: 65 * time.Minute,
 			},
 		},
 		"a terminating pod is not pending": {
-			evacuation: surging(reported(time.Minute, "x")),
-			pod:        newPod(terminatingUntil(20 * time.Minute)),
-			at:         10 * time.Minute,
-			want: outcome{
-				Active:   class,
-				Progress: time.Minute,
-				Policy:   allow,
-				Wake:     20*time.Minute + overdueAfter,
-			},
+			evacuation: surging(reported(time.Minute, "x")), pod: newPod(terminatingUntil(20 * time.Minute)),
+			at:   10 * time.Minute,
+			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 20*time.Minute + overdueAfter},
 		},
 	})
 }
@@ -135,8 +106,7 @@ func TestMessageOfAPendingSurge(t *testing.T) {
 			},
 			want: []string{
 				"since 2000-01-01T00:01:00Z", "Free capacity", "maintenance.haulout.dev/surge-timeout",
-				"maintenance.haulout.dev/surge: Disabled",
-				`"surge pod web-x is Pending: 0/20 nodes [31mare available"`,
+				"maintenance.haulout.dev/surge: Disabled", `"surge pod web-x is Pending: 0/20 nodes [31mare available"`,
 			},
 			not: "Check that the controller behind it runs",
 		},
@@ -144,20 +114,15 @@ func TestMessageOfAPendingSurge(t *testing.T) {
 			mods: []func(*maintenancev1alpha1.Evacuation){
 				func(e *maintenancev1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = nil },
 			},
-			want: []string{"since 2000-01-01T00:00:00Z"},
-			not:  "Last report",
+			want: []string{"since 2000-01-01T00:00:00Z"}, not: "Last report",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			mods := append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(class), active(class)}, tt.mods...)
 			got := decide(situation{
-				now:           start.Add(20 * time.Minute),
-				evacuation:    newEvacuation(mods...),
-				pod:           newPod(),
-				podType:       maintenancev1alpha1.PodTypeDefault,
-				servingSince:  start.Add(-time.Hour),
-				startDeadline: 25 * time.Minute,
-				surgeTimeout:  DefaultSurgeTimeout,
+				now: start.Add(20 * time.Minute), evacuation: newEvacuation(mods...), pod: newPod(),
+				podType: maintenancev1alpha1.PodTypeDefault, servingSince: start.Add(-time.Hour),
+				startDeadline: 25 * time.Minute, surgeTimeout: DefaultSurgeTimeout,
 			})
 			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
 			if blocked == nil {

@@ -35,112 +35,69 @@ func TestDecideProgress(t *testing.T) {
 	runDecide(t, map[string]decideTest{
 		"an evacuator is not blocked before half of the progress deadline": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
-			pod:        newPod(),
-			at:         16*time.Minute - time.Second,
-			want:       outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 16 * time.Minute},
+			pod:        newPod(), at: 16*time.Minute - time.Second,
+			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 16 * time.Minute},
 		},
 		"an evacuator that does not report for half of the progress deadline is blocked": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
-			pod:        newPod(),
-			at:         16 * time.Minute,
+			pod:        newPod(), at: 16 * time.Minute,
 			want: outcome{
-				Active:   classA,
-				Progress: time.Minute,
-				Policy:   allow,
-				Blocked:  silent,
-				Wake:     31 * time.Minute,
-				Events:   EventBlocked,
+				Active: classA, Progress: time.Minute, Policy: allow, Blocked: silent, Wake: 31 * time.Minute,
+				Events: EventBlocked,
 			},
 		},
 		"a report clears Blocked": {
-			evacuation: newEvacuation(
-				withEvacuators(classA), active(classA), reported(20*time.Minute, "copying"), wasSilent,
-			),
-			pod: newPod(),
-			at:  20 * time.Minute,
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying"),
+				wasSilent),
+			pod: newPod(), at: 20 * time.Minute,
 			want: outcome{
-				Active:   classA,
-				Progress: 20 * time.Minute,
-				Policy:   allow,
-				Blocked:  "not: NotBlocked",
-				Wake:     35 * time.Minute,
+				Active: classA, Progress: 20 * time.Minute, Policy: allow, Blocked: "not: NotBlocked",
+				Wake: 35 * time.Minute,
 			},
 		},
 		"a hand-over clears Blocked": {
-			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA), wasSilent),
-			pod:        newPod(),
-			at:         5 * time.Minute,
+			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA), wasSilent), pod: newPod(),
+			at: 5 * time.Minute,
 			want: outcome{
-				Active:  classB,
-				Since:   5 * time.Minute,
-				Policy:  allow,
-				Blocked: "not: NotBlocked",
-				Wake:    7*time.Minute + 30*time.Second,
-				Events:  EventHandedOver,
+				Active: classB, Since: 5 * time.Minute, Policy: allow, Blocked: "not: NotBlocked",
+				Wake: 7*time.Minute + 30*time.Second, Events: EventHandedOver,
 			},
 		},
 		"a terminating pod clears Blocked": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), wasSilent),
-			pod:        newPod(terminatingUntil(4 * time.Minute)),
-			at:         4 * time.Minute,
+			pod:        newPod(terminatingUntil(4 * time.Minute)), at: 4 * time.Minute,
 			want: outcome{
-				Active:  classA,
-				Policy:  allow,
-				Blocked: "not: NotBlocked",
-				Wake:    4*time.Minute + overdueAfter,
+				Active: classA, Policy: allow, Blocked: "not: NotBlocked", Wake: 4*time.Minute + overdueAfter,
 			},
 		},
 		"a new leader waits for a report of the evacuator": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
-			pod:        newPod(),
-			at:         62 * time.Minute,
-			mod:        servingSince(time.Hour),
-			want: outcome{
-				Active:   classA,
-				Progress: time.Minute,
-				Policy:   allow,
-				Wake:     62*time.Minute + 30*time.Second,
-			},
+			pod:        newPod(), at: 62 * time.Minute, mod: servingSince(time.Hour),
+			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 62*time.Minute + 30*time.Second},
 		},
 		"a new leader that gets no report sets Blocked": {
 			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
-			pod:        newPod(),
-			at:         63 * time.Minute,
-			mod:        servingSince(time.Hour),
+			pod:        newPod(), at: 63 * time.Minute, mod: servingSince(time.Hour),
 			want: outcome{
-				Active:   classA,
-				Progress: time.Minute,
-				Policy:   allow,
-				Blocked:  silent,
-				Wake:     65 * time.Minute,
-				Events:   EventBlocked,
+				Active: classA, Progress: time.Minute, Policy: allow, Blocked: silent, Wake: 65 * time.Minute,
+				Events: EventBlocked,
 			},
 		},
 		"a new leader does not clear Blocked": {
-			evacuation: newEvacuation(
-				withEvacuators(classA), active(classA), reported(time.Minute, "copying"), wasSilent,
-			),
-			pod: newPod(),
-			at:  61 * time.Minute,
-			mod: servingSince(time.Hour),
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying"),
+				wasSilent),
+			pod: newPod(), at: 61 * time.Minute, mod: servingSince(time.Hour),
 			want: outcome{
-				Active:   classA,
-				Progress: time.Minute,
-				Policy:   allow,
-				Blocked:  silent,
-				Wake:     65 * time.Minute,
+				Active: classA, Progress: time.Minute, Policy: allow, Blocked: silent, Wake: 65 * time.Minute,
 			},
 		},
 		"the DaemonSet evacuator does not have to report before the drain reaches the pod": {
-			evacuation: newEvacuation(
-				withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
-				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
-			),
+			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
+				active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
 			pod: newPod(), at: 2*time.Minute + 29*time.Second,
 			want: outcome{
-				Active: maintenancev1alpha1.EvacuatorClassDaemonSet,
-				Policy: allow,
-				Wake:   2*time.Minute + 30*time.Second,
+				Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Policy: allow,
+				Wake: 2*time.Minute + 30*time.Second,
 			},
 		},
 	})
@@ -153,8 +110,7 @@ func TestMessageOfAnEvacuatorThatDoesNotProgress(t *testing.T) {
 		want []string
 	}{
 		"it names the evacuator, its last report and the next evacuator": {
-			mods: []func(*maintenancev1alpha1.Evacuation){reported(time.Minute, "copying")},
-			at:   20 * time.Minute,
+			mods: []func(*maintenancev1alpha1.Evacuation){reported(time.Minute, "copying")}, at: 20 * time.Minute,
 			want: []string{
 				"a.example.com has not reported since 2000-01-01T00:01:00Z",
 				"b.example.com becomes active at 2000-01-01T00:31:00Z",
@@ -182,12 +138,8 @@ func TestMessageOfAnEvacuatorThatDoesNotProgress(t *testing.T) {
 				mod(e)
 			}
 			got := decide(situation{
-				now:           start.Add(tc.at),
-				evacuation:    e,
-				pod:           newPod(),
-				podType:       maintenancev1alpha1.PodTypeDefault,
-				servingSince:  start.Add(-time.Hour),
-				startDeadline: DefaultEvacuatorStartDeadline,
+				now: start.Add(tc.at), evacuation: e, pod: newPod(), podType: maintenancev1alpha1.PodTypeDefault,
+				servingSince: start.Add(-time.Hour), startDeadline: DefaultEvacuatorStartDeadline,
 			})
 			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
 			for _, want := range tc.want {

@@ -38,9 +38,7 @@ func pastEvacuation(
 	pod string, asked, left time.Duration, mods ...func(*maintenancev1alpha1.Evacuation),
 ) *maintenancev1alpha1.Evacuation {
 	uid := types.UID(fmt.Sprintf("%s-%d", pod, asked))
-	e := newEvacuation(withCondition(
-		maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, left,
-	))
+	e := newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, left))
 	e.Name, e.UID = protocol.CanonicalName(pod, uid), "evacuation-"+uid
 	e.CreationTimestamp, e.Labels = *after(asked), map[string]string{"app": "web"}
 	e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: pod, UID: uid}
@@ -69,45 +67,35 @@ func TestCountComebacks(t *testing.T) {
 		"no pod was evacuated": {pod: newPod(createdAt(time.Minute)), want: 0},
 		"each pod of the same name counts, also within a second": {
 			pod: newPod(createdAt(time.Second)),
-			past: past(
-				pastEvacuation(podName, 0, 0), pastEvacuation(podName, 0, time.Second),
-				pastEvacuation(podName, time.Second, time.Second),
-			),
+			past: past(pastEvacuation(podName, 0, 0), pastEvacuation(podName, 0, time.Second),
+				pastEvacuation(podName, time.Second, time.Second)),
 			want: 3,
 		},
 		"each pod with the same labels counts": {
 			pod: newPod(createdAt(30 * time.Second)),
-			past: past(
-				pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 10*time.Second, 15*time.Second),
-			),
+			past: past(pastEvacuation("web-x", 0, 5*time.Second),
+				pastEvacuation("web-y", 10*time.Second, 15*time.Second)),
 			want: 2,
 		},
 		"pods with the same labels that left at the same time count once": {
 			pod: newPod(createdAt(30 * time.Second)),
-			past: past(
-				pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 0, 15*time.Second),
-				pastEvacuation("web-z", time.Second, time.Second),
-			),
+			past: past(pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 0, 15*time.Second),
+				pastEvacuation("web-z", time.Second, time.Second)),
 			want: 1,
 		},
 		"pods that left after the creation of the pod do not count": {
-			pod:  newPod(createdAt(-time.Hour)),
-			past: past(pastEvacuation("web-x", 0, 5*time.Second)),
-			want: 0,
+			pod: newPod(createdAt(-time.Hour)), past: past(pastEvacuation("web-x", 0, 5*time.Second)), want: 0,
 		},
 		"cancelled Evacuations do not count": {
-			pod:  newPod(createdAt(time.Minute)),
-			past: past(pastEvacuation(podName, 0, 5*time.Second, cancelled)),
+			pod: newPod(createdAt(time.Minute)), past: past(pastEvacuation(podName, 0, 5*time.Second, cancelled)),
 			want: 0,
 		},
 		"pods of other namespaces do not count": {
-			pod:  newPod(createdAt(time.Minute)),
-			past: past(pastEvacuation(podName, 0, 5*time.Second, elsewhere)),
+			pod: newPod(createdAt(time.Minute)), past: past(pastEvacuation(podName, 0, 5*time.Second, elsewhere)),
 			want: 0,
 		},
 		"pods with other labels do not count": {
-			pod:  newPod(createdAt(time.Minute)),
-			past: past(pastEvacuation("api-x", 0, 5*time.Second, otherApp)),
+			pod: newPod(createdAt(time.Minute)), past: past(pastEvacuation("api-x", 0, 5*time.Second, otherApp)),
 			want: 0,
 		},
 		"pods without labels and with another name do not count": {
@@ -117,9 +105,8 @@ func TestCountComebacks(t *testing.T) {
 		},
 		"the Evacuation of the pod itself does not count": {
 			pod: newPod(createdAt(0)),
-			past: past(newEvacuation(withCondition(
-				maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, 0,
-			))),
+			past: past(newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete,
+				maintenancev1alpha1.ReasonPodDeleted, 0))),
 			want: 0,
 		},
 	} {
@@ -136,19 +123,13 @@ func TestDecideRecreated(t *testing.T) {
 	wasRecreated := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonRecreated, 0)
 	runDecide(t, map[string]decideTest{
 		"a pod that has returned twice is evicted": {
-			evacuation: newEvacuation(active(evict)),
-			pod:        newPod(createdAt(0)),
-			mod:        times(2),
-			want:       outcome{Active: evict, Policy: allow, Evict: true},
+			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), mod: times(2),
+			want: outcome{Active: evict, Policy: allow, Evict: true},
 		},
 		"a pod that has returned three times is kept for some time": {
 			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), at: 9 * time.Second, mod: times(3),
 			want: outcome{
-				Active:  evict,
-				Policy:  allow,
-				Blocked: "Recreated",
-				Wake:    10 * time.Second,
-				Events:  EventBlocked,
+				Active: evict, Policy: allow, Blocked: "Recreated", Wake: 10 * time.Second, Events: EventBlocked,
 			},
 		},
 		"a pod that has returned three times is evicted after that time": {
@@ -157,32 +138,22 @@ func TestDecideRecreated(t *testing.T) {
 			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
 		},
 		"a pod that has returned more often is kept for longer": {
-			evacuation: newEvacuation(active(evict), wasRecreated),
-			pod:        newPod(createdAt(0)),
-			at:         10 * time.Second,
-			mod:        times(5),
-			want:       outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: 40 * time.Second},
+			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second,
+			mod: times(5), want: outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: 40 * time.Second},
 		},
 		"a pod is kept for longestHold at most": {
-			evacuation: newEvacuation(active(evict), wasRecreated),
-			pod:        newPod(createdAt(0)),
-			at:         10 * time.Second,
-			mod:        times(1000),
-			want:       outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: longestHold},
+			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second,
+			mod: times(1000), want: outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: longestHold},
 		},
 		"the pod is evicted when the earlier Evacuations are deleted": {
-			evacuation: newEvacuation(active(evict), wasRecreated),
-			pod:        newPod(createdAt(0)),
-			at:         9 * time.Second,
-			mod:        func(s *situation) { s.eviction.Known = true },
-			want:       outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
+			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 9 * time.Second,
+			mod:  func(s *situation) { s.eviction.Known = true },
+			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
 		},
 		"an active evacuator is not delayed": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA)),
-			pod:        newPod(createdAt(0)),
-			at:         9 * time.Second,
-			mod:        times(3),
-			want:       outcome{Active: classA, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
+			evacuation: newEvacuation(withEvacuators(classA), active(classA)), pod: newPod(createdAt(0)),
+			at: 9 * time.Second, mod: times(3),
+			want: outcome{Active: classA, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
 		},
 		"a DaemonSet pod is not evicted": {
 			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), at: 9 * time.Second,
@@ -211,13 +182,10 @@ func TestMessageOfARecreatedPodNamesTheOwner(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := decide(situation{
-				now:        start,
-				evacuation: newEvacuation(active(evict)),
-				comebacks:  3,
-				podType:    maintenancev1alpha1.PodTypeDefault,
-				pod: newPod(
-					createdAt(0), func(p *corev1.Pod) { p.OwnerReferences, p.Spec.NodeName = tc.owners, testNode },
-				),
+				now: start, evacuation: newEvacuation(active(evict)), comebacks: 3,
+				podType: maintenancev1alpha1.PodTypeDefault,
+				pod: newPod(createdAt(0),
+					func(p *corev1.Pod) { p.OwnerReferences, p.Spec.NodeName = tc.owners, testNode }),
 			})
 			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
 			if blocked == nil || !strings.Contains(blocked.Message, tc.want) {

@@ -58,27 +58,19 @@ func TestExplainStandoff(t *testing.T) {
 	}{
 		"no pod is down": {budget: facts("web", 1, 1), rivals: rivalOf(theirs)},
 		"a pod is down on a cordoned node": {
-			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
-			want:   cordoned,
-			says:   []string{"web-2 on node b"},
+			budget: facts("web", 1, 1, down("web-2", "b", "beta")), want: cordoned, says: []string{"web-2 on node b"},
 		},
 		"only the pod itself is down": {budget: facts("web", 1, 1, down("web-1", "a", "alpha"))},
 		"the budget would refuse without pods that are down": {
-			budget: facts("web", 1, 3, down("web-2", "b", "beta")),
-			rivals: rivalOf(theirs),
+			budget: facts("web", 1, 3, down("web-2", "b", "beta")), rivals: rivalOf(theirs),
 		},
 		"the message names at most three pods": {
-			budget: facts(
-				"web", 1, 1, down("web-2", "b", "beta"), down("web-3", "b", "beta"), down("web-4", "c", "beta"),
-				down("web-5", "c", "beta"), down("web-6", "c", "beta"),
-			),
-			want: cordoned,
-			says: []string{"web-2 on node b, web-3 on node b, web-4 on node c, and 2 more"},
+			budget: facts("web", 1, 1, down("web-2", "b", "beta"), down("web-3", "b", "beta"),
+				down("web-4", "c", "beta"), down("web-5", "c", "beta"), down("web-6", "c", "beta")),
+			want: cordoned, says: []string{"web-2 on node b, web-3 on node b, web-4 on node c, and 2 more"},
 		},
 		"two maintenances wait for each other": {
-			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
-			rivals: rivalOf(theirs),
-			want:   cycle,
+			budget: facts("web", 1, 1, down("web-2", "b", "beta")), rivals: rivalOf(theirs), want: cycle,
 			says: []string{
 				"NodeMaintenances alpha and beta hold each other", "PodDisruptionBudget shop/web waits",
 				"PodDisruptionBudget shop/api of pod shop/api-1",
@@ -86,33 +78,26 @@ func TestExplainStandoff(t *testing.T) {
 		},
 		"the rival waits for a pod of a third maintenance": {
 			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
-			rivals: rivalOf(facts("api", 1, 1, down("api-2", "c", "gamma"))),
-			want:   cordoned,
+			rivals: rivalOf(facts("api", 1, 1, down("api-2", "c", "gamma"))), want: cordoned,
 		},
 		"the budget of the rival would refuse without pods that are down": {
 			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
-			rivals: rivalOf(facts("api", 1, 5, down("api-2", "a", "alpha"))),
-			want:   cordoned,
+			rivals: rivalOf(facts("api", 1, 5, down("api-2", "a", "alpha"))), want: cordoned,
 		},
 		"the rival is down itself": {
 			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
-			rivals: rivalOf(facts("api", 1, 1, down("api-1", "a", "alpha"))),
-			want:   cordoned,
+			rivals: rivalOf(facts("api", 1, 1, down("api-1", "a", "alpha"))), want: cordoned,
 		},
 		"the rival waits for the same budget": {
 			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
-			rivals: rivalOf(facts("web", 1, 1, down("web-2", "a", "alpha"))),
-			want:   cordoned,
+			rivals: rivalOf(facts("web", 1, 1, down("web-2", "a", "alpha"))), want: cordoned,
 		},
 		"the same maintenance holds both nodes": {
 			budget: facts("web", 1, 1, down("web-2", "b", "alpha")),
-			rivals: []rival{{pod: key("api-1"), holders: []string{"alpha"}, budget: theirs}},
-			want:   cordoned,
+			rivals: []rival{{pod: key("api-1"), holders: []string{"alpha"}, budget: theirs}}, want: cordoned,
 		},
 		"the pod that is down is on a node of another maintenance than the rival": {
-			budget: facts("web", 1, 1, down("web-2", "c", "gamma")),
-			rivals: rivalOf(theirs),
-			want:   cordoned,
+			budget: facts("web", 1, 1, down("web-2", "c", "gamma")), rivals: rivalOf(theirs), want: cordoned,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -177,37 +162,29 @@ func TestStandoffIsReported(t *testing.T) {
 		want  string
 	}{
 		"the other pod is down on a node that is not cordoned": {
-			there: &corev1.Node{ObjectMeta: there.ObjectMeta},
-			want:  "UnhealthyPodsHoldBudget",
+			there: &corev1.Node{ObjectMeta: there.ObjectMeta}, want: "UnhealthyPodsHoldBudget",
 		},
 		"the other pod is down on a cordoned node": {there: there, want: "BudgetPodsCordoned"},
 		"a pod on that node waits for a pod that is down on this one": {
-			there: there,
-			rival: true,
-			want:  "BudgetsHoldEachOther",
+			there: there, rival: true, want: "BudgetsHoldEachOther",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(
-					t, 0, newEvacuation(), newPod(labelled("web")), here, tt.there,
+				w := newWorld(t, 0, newEvacuation(), newPod(labelled("web")), here, tt.there,
 					podOn("web-2", "web", "node-8", corev1.ConditionFalse),
 					podOn("api-1", "api", "node-8", corev1.ConditionTrue),
-					podOn("api-2", "api", testNode, corev1.ConditionFalse), budgetOf("web"), budgetOf("api"),
-				)
+					podOn("api-2", "api", testNode, corev1.ConditionFalse), budgetOf("web"), budgetOf("api"))
 				w.host.answer(refuse)
 				w.must(w.api.client.Tracker().Add(asking("alpha", here)))
 				w.must(w.api.client.Tracker().Add(asking("beta", there)))
 				if tt.rival {
 					w.must(w.api.client.Tracker().Add(rivalEvacuation))
 				}
-				w.until(
-					"the condition has the reason "+tt.want, time.Second,
-					hasReason(maintenancev1alpha1.ConditionBlocked, tt.want),
-				)
-				before := meta.FindStatusCondition(
-					w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked,
-				).Message
+				w.until("the condition has the reason "+tt.want, time.Second,
+					hasReason(maintenancev1alpha1.ConditionBlocked, tt.want))
+				before := meta.FindStatusCondition(w.get().Status.Conditions,
+					maintenancev1alpha1.ConditionBlocked).Message
 				version := w.get().ResourceVersion
 				end := w.clock.Now().Add(5 * time.Minute)
 				w.until("five minutes have passed", 5*time.Second, func(*maintenancev1alpha1.Evacuation) bool {

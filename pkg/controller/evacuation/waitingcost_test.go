@@ -46,55 +46,31 @@ func TestDecideCost(t *testing.T) {
 		wake       time.Duration
 	}{
 		"a pod that has waited for ten seconds": {
-			evacuation: surging(),
-			pod:        newPod(ofReplicaSet),
-			at:         10 * time.Second,
-			want:       true,
-			wake:       0,
+			evacuation: surging(), pod: newPod(ofReplicaSet), at: 10 * time.Second, want: true, wake: 0,
 		},
 		"a pod that has waited for less": {
-			evacuation: surging(),
-			pod:        newPod(ofReplicaSet),
-			at:         9 * time.Second,
-			wake:       10 * time.Second,
+			evacuation: surging(), pod: newPod(ofReplicaSet), at: 9 * time.Second, wake: 10 * time.Second,
 		},
 		"reports of the evacuator do not count": {
-			evacuation: surging(reported(9*time.Second, "x")),
-			pod:        newPod(ofReplicaSet),
-			at:         10 * time.Second,
-			want:       true,
-			wake:       0,
+			evacuation: surging(reported(9*time.Second, "x")), pod: newPod(ofReplicaSet), at: 10 * time.Second,
+			want: true, wake: 0,
 		},
 		"a pod without a ReplicaSet": {evacuation: surging(), pod: newPod(), at: time.Minute, wake: 0},
 		"a pod whose deletion cost is lowered already": {
-			evacuation: surging(),
-			pod:        newPod(ofReplicaSet, lowered),
-			at:         time.Minute,
-			wake:       0,
+			evacuation: surging(), pod: newPod(ofReplicaSet, lowered), at: time.Minute, wake: 0,
 		},
 		"a terminating pod": {
-			evacuation: surging(),
-			pod:        newPod(ofReplicaSet, terminatingUntil(time.Hour)),
-			at:         time.Minute,
-			wake:       0,
+			evacuation: surging(), pod: newPod(ofReplicaSet, terminatingUntil(time.Hour)), at: time.Minute, wake: 0,
 		},
 		"a pod that waits for the eviction": {
-			evacuation: newEvacuation(active(evict)),
-			pod:        newPod(ofReplicaSet),
-			at:         time.Minute,
-			wake:       0,
+			evacuation: newEvacuation(active(evict)), pod: newPod(ofReplicaSet), at: time.Minute, wake: 0,
 		},
 		"a pod with another evacuator": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA)),
-			pod:        newPod(ofReplicaSet),
-			at:         time.Minute,
-			wake:       0,
+			evacuation: newEvacuation(withEvacuators(classA), active(classA)), pod: newPod(ofReplicaSet),
+			at: time.Minute, wake: 0,
 		},
 		"a pod that the evacuator has declined": {
-			evacuation: surging(completed),
-			pod:        newPod(ofReplicaSet),
-			at:         time.Minute,
-			wake:       0,
+			evacuation: surging(completed), pod: newPod(ofReplicaSet), at: time.Minute, wake: 0,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -114,10 +90,8 @@ func TestDeletionCostIsLoweredDuringASurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		surge := maintenancev1alpha1.EvacuatorClassDeployment
 		original := map[string]string{costKey: "7"}
-		w := newWorld(
-			t, 0, newEvacuation(withEvacuators(surge), active(surge)), newPod(ofReplicaSet, annotated(original)),
-			newNode(corev1.ConditionTrue),
-		)
+		w := newWorld(t, 0, newEvacuation(withEvacuators(surge), active(surge)),
+			newPod(ofReplicaSet, annotated(original)), newNode(corev1.ConditionTrue))
 		w.untilAnnotations(time.Second, map[string]string{costKey: lowest, originalKey: "7"})
 		if waited := w.clock.Since(start); waited < lowerAfter {
 			t.Errorf("the deletion cost was lowered after %s, want not before %s", waited, lowerAfter)

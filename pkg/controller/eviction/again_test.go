@@ -38,18 +38,14 @@ func TestPodThatIsAddedAgainIsNotEvictedTwice(t *testing.T) {
 	}{
 		"before the API server accepts the eviction": {early: true, want: 1},
 		"before the API server refuses the eviction": {
-			early:  true,
-			answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")),
-			want:   2,
+			early: true, answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")), want: 2,
 		},
 		"after the API server accepted the eviction": {want: 1},
 		"after the API server refused the eviction": {
-			answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")),
-			want:   2,
+			answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")), want: 2,
 		},
 		"when the cache shows that the pod is terminating": {
-			then: func(w *world) { w.updatePod(newPod("web-0", stopping)) },
-			want: 1,
+			then: func(w *world) { w.updatePod(newPod("web-0", stopping)) }, want: 1,
 		},
 		"when the cache shows no change of the pod for a long time": {then: func(w *world) { w.pass(resendAfter, time.Second) }, want: 2},
 	} {

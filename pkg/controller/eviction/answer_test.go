@@ -40,23 +40,20 @@ var podResource = schema.GroupResource{Resource: "pods"}
 // The errors are those of k8s.io/kubernetes/pkg/registry/core/pod/storage/eviction.go, of admission
 // and of the API server's filters.
 func budgetClosed() error {
-	return withCause(apierrors.NewTooManyRequests(
-		"Cannot evict pod as it would violate the pod's disruption budget.", 0,
-	),
+	return withCause(apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.",
+		0),
 		policyv1.DisruptionBudgetCause, "The disruption budget web needs 9 healthy pods and has 9 currently")
 }
 
 func budgetStale() error {
-	return withCause(apierrors.NewTooManyRequests(
-		"Cannot evict pod as it would violate the pod's disruption budget.", 10,
-	),
+	return withCause(apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.",
+		10),
 		policyv1.DisruptionBudgetCause, "The disruption budget web is still being processed by the server.")
 }
 
 func tooManyDisrupted() error {
-	return withCause(apierrors.NewForbidden(
-		schema.GroupResource{Group: "policy", Resource: "poddisruptionbudget"}, "web", errors.New("negative"),
-	),
+	return withCause(apierrors.NewForbidden(schema.GroupResource{Group: "policy", Resource: "poddisruptionbudget"},
+		"web", errors.New("negative")),
 		policyv1.DisruptionBudgetCause, "The disruption budget web does not allow evicting pods currently: pdb disruptions allowed is negative")
 }
 
@@ -69,15 +66,8 @@ func severalBudgetsError() error {
 }
 
 func overloaded(seconds int) error {
-	return apierrors.NewGenericServerResponse(
-		http.StatusTooManyRequests,
-		"create",
-		podResource,
-		"web-1",
-		"Too many requests, please try again later.",
-		seconds,
-		true,
-	)
+	return apierrors.NewGenericServerResponse(http.StatusTooManyRequests, "create", podResource, "web-1",
+		"Too many requests, please try again later.", seconds, true)
 }
 
 // deniedBy is the error that the API server makes of a webhook's answer. The message begins with
@@ -101,9 +91,8 @@ func withCause(err *apierrors.StatusError, cause metav1.CauseType, message strin
 	if err.ErrStatus.Details == nil {
 		err.ErrStatus.Details = &metav1.StatusDetails{}
 	}
-	err.ErrStatus.Details.Causes = append(
-		err.ErrStatus.Details.Causes, metav1.StatusCause{Type: cause, Message: message},
-	)
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes,
+		metav1.StatusCause{Type: cause, Message: message})
 	return err
 }
 
@@ -115,62 +104,38 @@ func TestAnswerOf(t *testing.T) {
 		wantRetry time.Duration
 	}{
 		"201: the eviction is accepted": {err: nil, want: verdictAccepted},
-		"404: the pod is gone": {
-			err:  apierrors.NewNotFound(podResource, "web-1"),
-			want: verdictGone,
-		},
+		"404: the pod is gone":          {err: apierrors.NewNotFound(podResource, "web-1"), want: verdictGone},
 		"429 with the budget as its cause and no Retry-After: the budget is closed": {
-			err:  budgetClosed(),
-			want: verdictBudgetClosed,
+			err: budgetClosed(), want: verdictBudgetClosed,
 		},
 		"the same for a pod that was not ready: the budget is closed": {
-			err:     budgetClosed(),
-			unready: true,
-			want:    verdictBudgetClosed,
+			err: budgetClosed(), unready: true, want: verdictBudgetClosed,
 		},
 		"429 with the budget as its cause and Retry-After 10: the budget is stale": {
-			err:       budgetStale(),
-			want:      verdictBudgetStale,
-			wantRetry: 10 * time.Second,
+			err: budgetStale(), want: verdictBudgetStale, wantRetry: 10 * time.Second,
 		},
 		"Retry-After 10 for a pod that was not ready: the pod changed": {
-			err:       budgetStale(),
-			unready:   true,
-			want:      verdictPodChanged,
-			wantRetry: 10 * time.Second,
+			err: budgetStale(), unready: true, want: verdictPodChanged, wantRetry: 10 * time.Second,
 		},
-		"429 without a cause: overload": {
-			err:       overloaded(3),
-			want:      verdictOverloaded,
-			wantRetry: 3 * time.Second,
-		},
+		"429 without a cause: overload": {err: overloaded(3), want: verdictOverloaded, wantRetry: 3 * time.Second},
 		"500: overload": {
-			err:  apierrors.NewInternalError(errors.New("etcdserver: no leader")),
-			want: verdictOverloaded,
+			err: apierrors.NewInternalError(errors.New("etcdserver: no leader")), want: verdictOverloaded,
 		},
 		"502: overload": {
-			err: apierrors.NewGenericServerResponse(
-				http.StatusBadGateway, "create", podResource, "web-1", "bad gateway", 0, true,
-			),
+			err: apierrors.NewGenericServerResponse(http.StatusBadGateway, "create", podResource, "web-1",
+				"bad gateway", 0, true),
 			want: verdictOverloaded,
 		},
 		"429 with Retry-After of an hour: overload, for half a minute": {
-			err:       overloaded(3600),
-			want:      verdictOverloaded,
-			wantRetry: maxRetryAfter,
+			err: overloaded(3600), want: verdictOverloaded, wantRetry: maxRetryAfter,
 		},
 		"429 of a webhook: denied": {
-			err:  deniedBy("virt", 429, "Eviction triggered evacuation of VMI"),
-			want: verdictDenied,
+			err: deniedBy("virt", 429, "Eviction triggered evacuation of VMI"), want: verdictDenied,
 		},
 		"429 of a webhook with Retry-After of an hour: denied": {
-			err:  deniedFor("virt", 429, 3600, "not now"),
-			want: verdictDenied,
+			err: deniedFor("virt", 429, 3600, "not now"), want: verdictDenied,
 		},
-		"403 of a webhook: denied": {
-			err:  deniedBy("guard", 403, "not in business hours"),
-			want: verdictDenied,
-		},
+		"403 of a webhook: denied": {err: deniedBy("guard", 403, "not in business hours"), want: verdictDenied},
 		"404 of a webhook: denied": {
 			err: &apierrors.StatusError{ErrStatus: metav1.Status{
 				Code: 404, Reason: metav1.StatusReasonNotFound,
@@ -181,11 +146,8 @@ func TestAnswerOf(t *testing.T) {
 			err: withCause(deniedBy("guard", 429, "no"), policyv1.DisruptionBudgetCause, "mine"), want: verdictDenied,
 		},
 		"403 of an admission policy: denied": {
-			err: apierrors.NewForbidden(
-				podResource,
-				"web-1",
-				errors.New("ValidatingAdmissionPolicy 'guard' with binding 'all' denied request: no"),
-			),
+			err: apierrors.NewForbidden(podResource, "web-1",
+				errors.New("ValidatingAdmissionPolicy 'guard' with binding 'all' denied request: no")),
 			want: verdictDenied,
 		},
 		"422 of an admission policy: denied": {
@@ -201,42 +163,27 @@ func TestAnswerOf(t *testing.T) {
 		"503: overload": {err: apierrors.NewServiceUnavailable("starting"), want: verdictOverloaded},
 		"403 with the budget as its cause: too many disrupted pods": {err: tooManyDisrupted(), want: verdictTooManyDisruptedPods},
 		"403 with the namespace as its cause: the namespace is terminating": {
-			err: withCause(
-				apierrors.NewForbidden(podResource, "web-1", errors.New("being terminated")),
-				corev1.NamespaceTerminatingCause,
-				"shop",
-			),
+			err: withCause(apierrors.NewForbidden(podResource, "web-1", errors.New("being terminated")),
+				corev1.NamespaceTerminatingCause, "shop"),
 			want: verdictNamespaceTerminating,
 		},
 		"any other 403: the right is missing": {
-			err:  apierrors.NewForbidden(podResource, "web-1", errors.New("RBAC")),
-			want: verdictForbidden,
+			err: apierrors.NewForbidden(podResource, "web-1", errors.New("RBAC")), want: verdictForbidden,
 		},
 		"401: the right is missing":                  {err: apierrors.NewUnauthorized("expired"), want: verdictForbidden},
 		"500 about several budgets: several budgets": {err: severalBudgetsError(), want: verdictSeveralBudgets},
-		"409: unknown": {
-			err:  apierrors.NewConflict(podResource, "web-1", errors.New("uid")),
-			want: verdictUnknown,
-		},
+		"409: unknown":                               {err: apierrors.NewConflict(podResource, "web-1", errors.New("uid")), want: verdictUnknown},
 		"504: unknown": {
-			err:       apierrors.NewTimeoutError("conflicts", 10),
-			want:      verdictUnknown,
-			wantRetry: 10 * time.Second,
+			err: apierrors.NewTimeoutError("conflicts", 10), want: verdictUnknown, wantRetry: 10 * time.Second,
 		},
 		"a server timeout: unknown": {
-			err:       apierrors.NewServerTimeout(podResource, "create", 1),
-			want:      verdictUnknown,
-			wantRetry: time.Second,
+			err: apierrors.NewServerTimeout(podResource, "create", 1), want: verdictUnknown, wantRetry: time.Second,
 		},
-		"a broken connection: unknown": {
-			err:  errors.New("read: connection reset by peer"),
-			want: verdictUnknown,
-		},
+		"a broken connection: unknown":        {err: errors.New("read: connection reset by peer"), want: verdictUnknown},
 		"a deadline that has passed: unknown": {err: context.DeadlineExceeded, want: verdictUnknown},
 		"400: failed":                         {err: apierrors.NewBadRequest("name"), want: verdictFailed},
 		"a wrapped error is unwrapped": {
-			err:  errors.Join(errors.New("evict"), budgetClosed()),
-			want: verdictBudgetClosed,
+			err: errors.Join(errors.New("evict"), budgetClosed()), want: verdictBudgetClosed,
 		},
 	}
 	for name, tc := range tests {
@@ -296,9 +243,8 @@ func TestHostEvictsOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = NewHost(client).Evict(
-				t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1"}},
-			)
+			err = NewHost(client).Evict(t.Context(),
+				&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1"}})
 			if got := answerOf(err, false).verdict; got != tc.want {
 				t.Errorf("got %s (%v), want %s", got, err, tc.want)
 			}

@@ -59,8 +59,7 @@ func TestBlockers(t *testing.T) {
 		},
 		"a budget whose status is negative in the API server only": {
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 1)},
-			answer:  func(string) error { return tooManyDisrupted() },
-			want:    "TooManyDisruptedPods", calls: 1,
+			answer:  func(string) error { return tooManyDisrupted() }, want: "TooManyDisruptedPods", calls: 1,
 		},
 		"a budget whose status is older than its spec": {
 			budgets: []*policyv1.PodDisruptionBudget{
@@ -89,8 +88,7 @@ func TestBlockers(t *testing.T) {
 			answer: func(string) error { return apierrors.NewBadRequest("name") }, want: "EvictionError", calls: 1,
 		},
 		"several budgets, in the API server only": {
-			answer: func(string) error { return severalBudgetsError() }, want: "MultiplePodDisruptionBudgets",
-			calls: 1,
+			answer: func(string) error { return severalBudgetsError() }, want: "MultiplePodDisruptionBudgets", calls: 1,
 		},
 	}
 	for name, tc := range tests {
@@ -104,9 +102,8 @@ func TestBlockers(t *testing.T) {
 				if pod == nil {
 					pod = newPod("web-0")
 				}
-				w := newWorld(
-					t, worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: tc.budgets, answer: answer},
-				)
+				w := newWorld(t,
+					worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: tc.budgets, answer: answer})
 				w.add("web-0")
 				w.settled()
 				w.until("it is blocked", 10*time.Millisecond, func() bool { return w.reason("web-0") != "" })
@@ -123,9 +120,8 @@ func TestBlockers(t *testing.T) {
 				// Without its blocker the pod is evicted.
 				w.host.answer = success
 				for _, budget := range tc.budgets[min(1, len(tc.budgets)):] {
-					w.must(w.client.PolicyV1().PodDisruptionBudgets(namespace).Delete(
-						w.Context(), budget.Name, metav1.DeleteOptions{},
-					))
+					w.must(w.client.PolicyV1().PodDisruptionBudgets(namespace).Delete(w.Context(), budget.Name,
+						metav1.DeleteOptions{}))
 				}
 				if len(tc.budgets) > 0 {
 					w.updateBudget(newBudget(tc.budgets[0].Name, 5))
@@ -171,10 +167,6 @@ func TestUnhealthyPodsAreDistinguishedFromStartingPods(t *testing.T) {
 			t.Errorf("got %q with one more missing, want UnhealthyPodsHoldBudget", got)
 		}
 		w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = 9 }))
-		w.until(
-			"all pods are healthy",
-			0,
-			func() bool { return w.reason("web-0") == "PodDisruptionBudget" },
-		)
+		w.until("all pods are healthy", 0, func() bool { return w.reason("web-0") == "PodDisruptionBudget" })
 	})
 }

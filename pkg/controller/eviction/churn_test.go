@@ -79,14 +79,12 @@ func TestChangeOfABudgetMatchesOnlyThePodsItConcerns(t *testing.T) {
 			{"a budget that asks for another number of the same pods", generation(2), 0},
 			{
 				"a budget that selects other pods",
-				func(b *policyv1.PodDisruptionBudget) { generation(3)(b); selects("app", "app-50")(b) },
-				10,
+				func(b *policyv1.PodDisruptionBudget) { generation(3)(b); selects("app", "app-50")(b) }, 10,
 			},
 			{"a budget that selects its pods again", generation(4), 10},
 			{
 				"a budget that selects no waiting pod",
-				func(b *policyv1.PodDisruptionBudget) { generation(5)(b); selects("app", "none")(b) },
-				0,
+				func(b *policyv1.PodDisruptionBudget) { generation(5)(b); selects("app", "none")(b) }, 0,
 			},
 		} {
 			before := w.matches()
@@ -163,46 +161,39 @@ func TestBudgetsOfAPod(t *testing.T) {
 	}{
 		"matchLabels, equal": {
 			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
-			map[string]string{"app": "web", "x": "y"},
-			true,
+			map[string]string{"app": "web", "x": "y"}, true,
 		},
 		"matchLabels, not equal": {
 			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, map[string]string{"app": "db"}, false,
 		},
 		"matchLabels, one of two equal": {
 			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web", "x": "y"}},
-			map[string]string{"app": "web"},
-			false,
+			map[string]string{"app": "web"}, false,
 		},
 		"In, with the value": {
 			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in("db", "web")}},
-			map[string]string{"app": "web"},
-			true,
+			map[string]string{"app": "web"}, true,
 		},
 		"In, without the value": {
 			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in("db", "api")}},
-			map[string]string{"app": "web"},
-			false,
+			map[string]string{"app": "web"}, false,
 		},
 		"DoesNotExist, with the label": {
 			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("DoesNotExist")}}, nil, true,
 		},
 		"NotIn, with the value": {
 			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("NotIn", "web")}},
-			map[string]string{"app": "web"},
-			false,
+			map[string]string{"app": "web"}, false,
 		},
 		"Exists, with the label": {
 			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("Exists")}},
-			map[string]string{"app": "web"},
-			true,
+			map[string]string{"app": "web"}, true,
 		},
 		"the empty selector selects all": {&metav1.LabelSelector{}, nil, true},
 		"no selector selects none":       {nil, map[string]string{"app": "web"}, false},
 		"a broken selector selects none": {
 			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{is("Like")}},
-			map[string]string{"app": "web"},
-			false,
+			map[string]string{"app": "web"}, false,
 		},
 		"matchLabels with another label, and DoesNotExist": {&metav1.LabelSelector{
 			MatchLabels:      map[string]string{"x": "y"},

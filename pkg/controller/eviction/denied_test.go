@@ -35,13 +35,9 @@ func TestDeniedPodsDelayNoOthers(t *testing.T) {
 		others, denied int
 		answer         error
 	}{
-		"one of 600 pods, with 429": {
-			599, 1, deniedBy("virt", 429, "Eviction triggered evacuation of VMI"),
-		},
-		"one of 600 pods, for an hour": {599, 1, deniedFor("virt", 429, 3600, "not now")},
-		"25 virtual machines among 500 pods": {
-			475, 25, deniedBy("virt", 429, "Eviction triggered evacuation of VMI"),
-		},
+		"one of 600 pods, with 429":          {599, 1, deniedBy("virt", 429, "Eviction triggered evacuation of VMI")},
+		"one of 600 pods, for an hour":       {599, 1, deniedFor("virt", 429, 3600, "not now")},
+		"25 virtual machines among 500 pods": {475, 25, deniedBy("virt", 429, "Eviction triggered evacuation of VMI")},
 		"one of 600 pods, by a webhook's 500": {
 			599, 1, apierrors.NewInternalError(errors.New(`failed calling webhook "virt": EOF`)),
 		},
@@ -65,16 +61,12 @@ func TestDeniedPodsDelayNoOthers(t *testing.T) {
 				w.add(names...)
 				w.settled()
 				if n := len(w.host.sent()); n != tc.others+tc.denied {
-					t.Errorf(
-						"got %d evictions without any time passing, want each of %d pods tried once",
-						n,
-						tc.others+tc.denied,
-					)
+					t.Errorf("got %d evictions without any time passing, want each of %d pods tried once", n,
+						tc.others+tc.denied)
 				}
 				if limit := w.queue.concurrency.limit; limit != 50 || !w.queue.pausedUntil.IsZero() {
-					t.Errorf(
-						"got %d calls at a time and a pause until %v, want 50 and none", limit, w.queue.pausedUntil,
-					)
+					t.Errorf("got %d calls at a time and a pause until %v, want 50 and none", limit,
+						w.queue.pausedUntil)
 				}
 				w.pass(10*time.Minute, time.Second)
 				n := 0
@@ -96,9 +88,8 @@ func TestDenialIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const words = "Eviction triggered evacuation of VMI"
 		w := newWorld(t, worldConfig{
-			maxConcurrent: 1,
-			pods:          []*corev1.Pod{newPod("vm")},
-			answer:        func(string) error { return deniedBy("virt", 403, words) },
+			maxConcurrent: 1, pods: []*corev1.Pod{newPod("vm")},
+			answer: func(string) error { return deniedBy("virt", 403, words) },
 		})
 		w.add("vm")
 		w.settled()
@@ -140,19 +131,14 @@ func TestAnswersThatRepeatForMinutesAreBlockers(t *testing.T) {
 		answers []error
 		says    string
 	}{
-		"timeouts":           {[]error{apierrors.NewTimeoutError("conflicts", 0)}, "no answer in time"},
-		"broken connections": {[]error{errors.New("connection reset by peer")}, "connection reset by peer"},
-		"conflicts": {
-			[]error{apierrors.NewConflict(podResource, "web-0", errors.New("uid"))}, "no answer in time",
-		},
+		"timeouts":             {[]error{apierrors.NewTimeoutError("conflicts", 0)}, "no answer in time"},
+		"broken connections":   {[]error{errors.New("connection reset by peer")}, "connection reset by peer"},
+		"conflicts":            {[]error{apierrors.NewConflict(podResource, "web-0", errors.New("uid"))}, "no answer in time"},
 		"overload":             {[]error{overloaded(1)}, "kube-apiserver answers"},
 		"overload and timeout": {[]error{overloaded(1), apierrors.NewTimeoutError("conflicts", 0)}, "tried again"},
 		"a namespace that is being deleted": {
-			[]error{withCause(
-				apierrors.NewForbidden(podResource, "web-0", errors.New("terminating")),
-				corev1.NamespaceTerminatingCause,
-				"shop",
-			)},
+			[]error{withCause(apierrors.NewForbidden(podResource, "web-0", errors.New("terminating")),
+				corev1.NamespaceTerminatingCause, "shop")},
 			"namespace is being deleted",
 		},
 	} {

@@ -171,10 +171,7 @@ func newWorld(t *testing.T, cfg worldConfig) *world {
 	}
 	queue, err := New(Config{
 		Host: w.host, Pods: factory.Core().V1().Pods(), Budgets: factory.Policy().V1().PodDisruptionBudgets(),
-		Clock:  w.clock,
-		Policy: policy,
-		Owners: owners,
-		Wanted: func(Request) bool { return !w.unwanted.Load() },
+		Clock: w.clock, Policy: policy, Owners: owners, Wanted: func(Request) bool { return !w.unwanted.Load() },
 		Changed: func(evacuation types.NamespacedName) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -353,11 +350,7 @@ func younger(by time.Duration) func(*corev1.Pod) {
 func newBudget(name string, allowed int32, mods ...func(*policyv1.PodDisruptionBudget)) *policyv1.PodDisruptionBudget {
 	b := &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:       namespace,
-			Name:            name,
-			UID:             types.UID("uid-" + name),
-			ResourceVersion: "1",
-			Generation:      1,
+			Namespace: namespace, Name: name, UID: types.UID("uid-" + name), ResourceVersion: "1", Generation: 1,
 		},
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},

@@ -45,8 +45,7 @@ func TestInterruptedEvictionIsFinished(t *testing.T) {
 	}{
 		"once, and of no other pod, when the pod of a granted eviction stays": {
 			budget: newBudget("web", 0, granting("web-0", start)),
-			pods:   []*corev1.Pod{newPod("web-0"), newPod("web-1")},
-			want:   []string{"finish web-0/uid-web-0"},
+			pods:   []*corev1.Pod{newPod("web-0"), newPod("web-1")}, want: []string{"finish web-0/uid-web-0"},
 		},
 		"but not if the grant is about to expire": {
 			budget: newBudget("web", 0, granting("web-0", start.Add(-interruptedUntil))),
@@ -65,8 +64,7 @@ func TestInterruptedEvictionIsFinished(t *testing.T) {
 			pods:   []*corev1.Pod{newPod("web-0", younger(time.Hour))},
 		},
 		"but not if the API server withdraws the grant meanwhile": {
-			budget: newBudget("web", 0, granting("web-0", start)),
-			pods:   []*corev1.Pod{newPod("web-0")},
+			budget: newBudget("web", 0, granting("web-0", start)), pods: []*corev1.Pod{newPod("web-0")},
 			later: func(w *world) {
 				w.updateBudget(newBudget("web", 0))
 				w.until("the cache shows it", 0, func() bool {
@@ -77,8 +75,7 @@ func TestInterruptedEvictionIsFinished(t *testing.T) {
 			},
 		},
 		"but not if the pod terminates meanwhile": {
-			budget: newBudget("web", 0, granting("web-0", start)),
-			pods:   []*corev1.Pod{newPod("web-0")},
+			budget: newBudget("web", 0, granting("web-0", start)), pods: []*corev1.Pod{newPod("web-0")},
 			later: func(w *world) {
 				w.updatePod(newPod("web-0", func(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: start} }))
 				w.until("the cache shows it", 0, func() bool {

@@ -41,9 +41,7 @@ func TestOrderWithinALane(t *testing.T) {
 		},
 		"pods with a lower deletion cost are evicted before younger pods": {
 			[]*corev1.Pod{
-				newPod("young", younger(time.Minute)),
-				newPod("cheap", costs("-5")),
-				newPod("dear", costs("100")),
+				newPod("young", younger(time.Minute)), newPod("cheap", costs("-5")), newPod("dear", costs("100")),
 				newPod("cheaper", costs("-50")),
 			},
 			[]string{"cheaper", "cheap", "young", "dear"},
@@ -67,10 +65,8 @@ func TestOrderWithinALane(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, worldConfig{
-					maxConcurrent: 1,
-					pods:          tc.pods,
-					budgets:       []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
-					answer:        success,
+					maxConcurrent: 1, pods: tc.pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+					answer: success,
 				})
 				for _, pod := range tc.pods {
 					w.add(pod.Name)
@@ -94,10 +90,8 @@ func TestMalformedDeletionCostIsReportedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := newPod("web-0", costs("low"))
 		w := newWorld(t, worldConfig{
-			maxConcurrent: 50,
-			pods:          []*corev1.Pod{pod},
-			budgets:       []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
-			answer:        success,
+			maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
+			answer: success,
 		})
 		w.add("web-0")
 		w.settled()

@@ -64,8 +64,7 @@ func TestCostOfWaitingPodsIsLowered(t *testing.T) {
 		"in the order of the lane": {
 			[]*corev1.Pod{
 				newPod("old", ofReplicaSet), newPod("young", ofReplicaSet, younger(time.Minute)),
-				newPod("cheap", ofReplicaSet, costs("-5")),
-				newPod("broken", ofReplicaSet, costs("7"), notReady),
+				newPod("cheap", ofReplicaSet, costs("-5")), newPod("broken", ofReplicaSet, costs("7"), notReady),
 			},
 			[]string{"broken", "cheap", "young", "old"},
 		},
@@ -112,9 +111,8 @@ func TestLoweringHasARate(t *testing.T) {
 		if n, most := len(w.host.cheapened()), int(2*time.Second/lowerEvery)+1; n > most || n < most-2 {
 			t.Errorf("got %d in two seconds, want up to %d", n, most)
 		}
-		w.until(
-			"all have been lowered", 10*time.Millisecond, func() bool { return len(w.host.cheapened()) == len(names) },
-		)
+		w.until("all have been lowered", 10*time.Millisecond,
+			func() bool { return len(w.host.cheapened()) == len(names) })
 	})
 }
 

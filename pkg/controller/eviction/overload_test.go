@@ -34,9 +34,8 @@ func TestOverloadSlowsEverythingDown(t *testing.T) {
 		names, pods := podNames(20)
 		w := newWorld(t, worldConfig{maxConcurrent: 8, pods: pods, answer: func(string) error { return overloaded(3) }})
 		w.add(names...)
-		w.until(
-			"the first calls were refused", 0, func() bool { return len(w.host.sent()) >= 1 && w.host.inFlight() == 0 },
-		)
+		w.until("the first calls were refused", 0,
+			func() bool { return len(w.host.sent()) >= 1 && w.host.inFlight() == 0 })
 		w.settled()
 		first := len(w.host.sent())
 		if first > 8 {
@@ -65,9 +64,7 @@ func TestConcurrency(t *testing.T) {
 		c.bad(9)
 	}
 	if c.limit != 4 {
-		t.Errorf(
-			"got %d after nine calls sent together failed, want half the limit at that time", c.limit,
-		)
+		t.Errorf("got %d after nine calls sent together failed, want half the limit at that time", c.limit)
 	}
 	c.good()
 	c.bad(9)
@@ -143,10 +140,8 @@ func TestPodsWithBudgetsUseHalfOfTheCalls(t *testing.T) {
 			name := fmt.Sprintf("app-%d", i)
 			labels := map[string]string{"app": name}
 			names, pods = append(names, name), append(pods, newPod(name, func(p *corev1.Pod) { p.Labels = labels }))
-			budgets = append(
-				budgets,
-				newBudget(name, 1, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = labels }),
-			)
+			budgets = append(budgets,
+				newBudget(name, 1, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = labels }))
 		}
 		for i := range 5 {
 			name := fmt.Sprintf("free-%d", i)

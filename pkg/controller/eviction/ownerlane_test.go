@@ -35,20 +35,13 @@ import (
 
 func meta(name string, controller ...metav1.OwnerReference) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
-		Namespace:       namespace,
-		Name:            name,
-		UID:             types.UID("uid-" + name),
-		OwnerReferences: controller,
+		Namespace: namespace, Name: name, UID: types.UID("uid-" + name), OwnerReferences: controller,
 	}
 }
 
 func controlledBy(apiVersion, kind, name string) metav1.OwnerReference {
 	return metav1.OwnerReference{
-		APIVersion: apiVersion,
-		Kind:       kind,
-		Name:       name,
-		UID:        types.UID("uid-" + name),
-		Controller: ptr.To(true),
+		APIVersion: apiVersion, Kind: kind, Name: name, UID: types.UID("uid-" + name), Controller: ptr.To(true),
 	}
 }
 
@@ -70,9 +63,8 @@ func deployment(name string, replicas int32) []runtime.Object {
 func podsOf(controller metav1.OwnerReference, n int, mods ...func(*corev1.Pod)) []*corev1.Pod {
 	var pods []*corev1.Pod
 	for i := range n {
-		pods = append(pods, newPod(fmt.Sprintf(
-			"%s-%d", controller.Name, i,
-		), append([]func(*corev1.Pod){func(p *corev1.Pod) {
+		pods = append(pods, newPod(fmt.Sprintf("%s-%d", controller.Name,
+			i), append([]func(*corev1.Pod){func(p *corev1.Pod) {
 			p.Spec.RestartPolicy = corev1.RestartPolicyAlways
 			p.OwnerReferences = []metav1.OwnerReference{controller}
 		}}, mods...)...))
@@ -118,42 +110,28 @@ func TestFirstShareOfPodsWithoutBudget(t *testing.T) {
 		want    int
 	}{
 		"one of three pods of a StatefulSet": {
-			objects: []runtime.Object{statefulSet("db", 3)},
-			pods:    podsOf(set, 3),
-			want:    1,
+			objects: []runtime.Object{statefulSet("db", 3)}, pods: podsOf(set, 3), want: 1,
 		},
 		"three of ten pods of a StatefulSet": {
-			objects: []runtime.Object{statefulSet("db", 10)},
-			pods:    podsOf(set, 10),
-			want:    3,
+			objects: []runtime.Object{statefulSet("db", 10)}, pods: podsOf(set, 10), want: 3,
 		},
 		"all, where the share is 100%": {
-			objects: []runtime.Object{statefulSet("db", 10)},
-			pods:    podsOf(set, 10),
-			off:     true,
-			want:    10,
+			objects: []runtime.Object{statefulSet("db", 10)}, pods: podsOf(set, 10), off: true, want: 10,
 		},
 		"none of a StatefulSet that lacks a pod": {
-			objects: []runtime.Object{statefulSet("db", 4)},
-			pods:    podsOf(set, 3),
-			want:    0,
+			objects: []runtime.Object{statefulSet("db", 4)}, pods: podsOf(set, 3), want: 0,
 		},
 		"two of eight pods of a Deployment": {
-			objects: deployment("web", 8),
-			pods:    podsOf(controlledBy("apps/v1", "ReplicaSet", "web-new"), 8),
-			want:    2,
+			objects: deployment("web", 8), pods: podsOf(controlledBy("apps/v1", "ReplicaSet", "web-new"), 8), want: 2,
 		},
 		"two of eight pods of a Deployment with two ReplicaSets": {
 			objects: deployment("web", 8),
-			pods: pods(
-				podsOf(controlledBy("apps/v1", "ReplicaSet", "web-new"), 4),
-				podsOf(controlledBy("apps/v1", "ReplicaSet", "web-old"), 4),
-			),
+			pods: pods(podsOf(controlledBy("apps/v1", "ReplicaSet", "web-new"), 4),
+				podsOf(controlledBy("apps/v1", "ReplicaSet", "web-old"), 4)),
 			want: 2,
 		},
 		"one of four pods of a ReplicaSet that is not in the cache": {
-			pods: podsOf(controlledBy("apps/v1", "ReplicaSet", "gone"), 4),
-			want: 1,
+			pods: podsOf(controlledBy("apps/v1", "ReplicaSet", "gone"), 4), want: 1,
 		},
 		"one of four pods of another controller": {pods: podsOf(custom, 4), want: 1},
 		"one of each of two owners": {
@@ -169,18 +147,14 @@ func TestFirstShareOfPodsWithoutBudget(t *testing.T) {
 		"all of a Job":       {pods: podsOf(controlledBy("batch/v1", "Job", "sum"), 4), want: 4},
 		"all mirror pods":    {pods: podsOf(controlledBy("v1", "Node", "node"), 4), want: 4},
 		"all pods that run to completion": {
-			pods: podsOf(custom, 4, func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }),
-			want: 4,
+			pods: podsOf(custom, 4, func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever }), want: 4,
 		},
 		"all pods without a controller": {
-			pods: podsOf(custom, 4, func(p *corev1.Pod) { p.OwnerReferences = nil }),
-			want: 4,
+			pods: podsOf(custom, 4, func(p *corev1.Pod) { p.OwnerReferences = nil }), want: 4,
 		},
 		"as many as a budget allows": {
-			objects: []runtime.Object{statefulSet("db", 4)},
-			pods:    podsOf(set, 4),
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)},
-			want:    3,
+			objects: []runtime.Object{statefulSet("db", 4)}, pods: podsOf(set, 4),
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)}, want: 3,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -206,9 +180,7 @@ func TestOwnerWhosePodsAreNotReplaced(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := turnsWorld(t, worldConfig{
-					objects:     []runtime.Object{statefulSet("db", 3)},
-					pods:        podsOf(controller, 3),
-					unprotected: 25,
+					objects: []runtime.Object{statefulSet("db", 3)}, pods: podsOf(controller, 3), unprotected: 25,
 				})
 				for n := 1; n <= 3; n++ {
 					if got := len(w.host.sent()); got != n {
@@ -216,9 +188,8 @@ func TestOwnerWhosePodsAreNotReplaced(t *testing.T) {
 					}
 					w.pass(DefaultPolicy().UnprotectedPatience-time.Second, time.Second)
 					if got := len(w.host.sent()); got != n {
-						t.Fatalf(
-							"got %d evictions after %s, want %d until the patience ends", got, w.clock.Since(start), n,
-						)
+						t.Fatalf("got %d evictions after %s, want %d until the patience ends", got,
+							w.clock.Since(start), n)
 					}
 					w.pass(time.Second, time.Second)
 				}
@@ -257,10 +228,8 @@ func TestNextPodIsEvictedWhenTheReplacementIsReady(t *testing.T) {
 func TestEvictionCountsUntilTheCacheShowsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 8)
-		w := turnsWorld(
-			t,
-			worldConfig{objects: []runtime.Object{statefulSet("db", 8)}, pods: pods, unprotected: 25, answer: success},
-		)
+		w := turnsWorld(t,
+			worldConfig{objects: []runtime.Object{statefulSet("db", 8)}, pods: pods, unprotected: 25, answer: success})
 		w.pass(resendAfter-time.Second, time.Second)
 		if got := len(w.host.sent()); got != 2 {
 			t.Errorf("got %d evictions while the cache shows all pods unchanged, want 2", got)
@@ -272,9 +241,8 @@ func TestDeniedPodUsesNoShare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 4)
 		younger(time.Minute)(pods[2])
-		w := turnsWorld(
-			t, worldConfig{objects: []runtime.Object{statefulSet("db", 4)}, pods: pods, unprotected: 25}, "db-2",
-		)
+		w := turnsWorld(t, worldConfig{objects: []runtime.Object{statefulSet("db", 4)}, pods: pods, unprotected: 25},
+			"db-2")
 		if got := w.host.sent(); len(got) != 2 || !strings.HasPrefix(got[0], "db-2/") {
 			t.Errorf("got %v, want the youngest, which is denied, and another one", got)
 		}
@@ -302,9 +270,8 @@ func TestWaitForOtherPodsOfTheOwnerIsReported(t *testing.T) {
 		}
 		w.pass(blockedAfter, time.Second)
 		got := w.state(waits)
-		if want := "other pods of StatefulSet db to be available"; !strings.Contains(
-			got.Message, want,
-		) || !strings.Contains(got.Message, "at most 1 of 3") || got.Blocker != nil {
+		if want := "other pods of StatefulSet db to be available"; !strings.Contains(got.Message,
+			want) || !strings.Contains(got.Message, "at most 1 of 3") || got.Blocker != nil {
 			t.Errorf("got %+v, want no blocker and %q", got, want)
 		}
 		w.pass(DefaultPolicy().UnprotectedPatience-blockedAfter-time.Second, time.Second)

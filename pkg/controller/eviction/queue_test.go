@@ -34,9 +34,8 @@ func TestPodsWithoutBudgetAreEvictedInParallel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan struct{})
 		names, pods := podNames(10)
-		w := newWorld(
-			t, worldConfig{live: true, maxConcurrent: 4, pods: pods, answer: func(string) error { <-hold; return nil }},
-		)
+		w := newWorld(t,
+			worldConfig{live: true, maxConcurrent: 4, pods: pods, answer: func(string) error { <-hold; return nil }})
 		w.add(names...)
 		w.until("four are in flight", 0, func() bool { return w.host.inFlight() == 4 })
 		close(hold)
@@ -56,10 +55,8 @@ func TestBudgetIsRespected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		names, pods := podNames(10)
 		w := newWorld(t, worldConfig{
-			maxConcurrent: 50,
-			pods:          pods,
-			budgets:       []*policyv1.PodDisruptionBudget{newBudget("web", 3)},
-			answer:        success,
+			maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)},
+			answer: success,
 		})
 		w.add(names...)
 		w.until("three were sent", 0, w.sentTo(3))
@@ -145,8 +142,7 @@ func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{
 			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")},
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
-			answer:  success,
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
 		})
 		// The queue is paused, so that the pod stays in its lane.
 		w.queue.pausedUntil = start.Add(time.Hour)
@@ -157,9 +153,8 @@ func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 			w.updateBudget(newBudget("web", 1))
 			w.until("it opens", 0, func() bool { return w.isOpen("web") })
 			w.pass(blockedAfter/2, time.Second)
-			w.updateBudget(newBudget(
-				"web", 0, func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = int32(10 + version) },
-			))
+			w.updateBudget(newBudget("web", 0,
+				func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = int32(10 + version) }))
 			w.until("it closes", 0, func() bool { return !w.isOpen("web") })
 			w.pass(blockedAfter/2, time.Second)
 		}
@@ -186,16 +181,11 @@ func TestProbesOfClosedBudgetsAreFew(t *testing.T) {
 			app := map[string]string{"app": name}
 			names = append(names, name)
 			pods = append(pods, newPod(name, func(p *corev1.Pod) { p.Labels = app }))
-			budgets = append(
-				budgets,
-				newBudget(name, 0, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = app }),
-			)
+			budgets = append(budgets,
+				newBudget(name, 0, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = app }))
 		}
 		w := newWorld(t, worldConfig{
-			maxConcurrent: 50,
-			pods:          pods,
-			budgets:       budgets,
-			answer:        func(string) error { return budgetClosed() },
+			maxConcurrent: 50, pods: pods, budgets: budgets, answer: func(string) error { return budgetClosed() },
 		})
 		w.add(names...)
 		w.pass(10*time.Minute, 500*time.Millisecond)
@@ -252,9 +242,8 @@ func TestPodsThatBypassTheirBudget(t *testing.T) {
 		budgets []*policyv1.PodDisruptionBudget
 	}{
 		"a pod that is not ready, while the budget is healthy": {newPod("web-0", notReady), closed()},
-		"a pod that is not ready, with unhealthyPodEvictionPolicy AlwaysAllow": {newPod(
-			"web-0", notReady,
-		), closed(func(b *policyv1.PodDisruptionBudget) {
+		"a pod that is not ready, with unhealthyPodEvictionPolicy AlwaysAllow": {newPod("web-0",
+			notReady), closed(func(b *policyv1.PodDisruptionBudget) {
 			b.Spec.UnhealthyPodEvictionPolicy = ptr.To(policyv1.AlwaysAllow)
 			b.Status.CurrentHealthy = 3
 		})},
@@ -270,10 +259,8 @@ func TestPodsThatBypassTheirBudget(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(
-					t,
-					worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{tc.pod}, budgets: tc.budgets, answer: success},
-				)
+				w := newWorld(t,
+					worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{tc.pod}, budgets: tc.budgets, answer: success})
 				w.add("web-0")
 				w.until("it was sent", 0, w.sentTo(1))
 			})
@@ -298,9 +285,8 @@ func TestPodIsReadAfterAnUnknownAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, worldConfig{
-					maxConcurrent: 1,
-					pods:          []*corev1.Pod{newPod("web-0"), newPod("web-1", younger(-time.Minute))},
-					answer:        unknown,
+					maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0"), newPod("web-1", younger(-time.Minute))},
+					answer: unknown,
 				})
 				w.host.answer = func(pod string) error {
 					if pod == "web-0" {
@@ -310,11 +296,8 @@ func TestPodIsReadAfterAnUnknownAnswer(t *testing.T) {
 					return nil
 				}
 				w.add("web-0", "web-1")
-				w.until(
-					"the other was sent",
-					100*time.Millisecond,
-					func() bool { return slices.Contains(w.host.sent(), "web-1/uid-web-1") },
-				)
+				w.until("the other was sent", 100*time.Millisecond,
+					func() bool { return slices.Contains(w.host.sent(), "web-1/uid-web-1") })
 				w.host.answer = success
 				w.pass(10*time.Second, 100*time.Millisecond)
 				n := 0
@@ -342,9 +325,8 @@ func TestOnlyThePodWithTheUIDIsEvicted(t *testing.T) {
 	for name, pod := range names {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(
-					t, worldConfig{maxConcurrent: 1, pods: []*corev1.Pod{pod, newPod("web-1")}, answer: success},
-				)
+				w := newWorld(t,
+					worldConfig{maxConcurrent: 1, pods: []*corev1.Pod{pod, newPod("web-1")}, answer: success})
 				w.add("web-0", "web-1")
 				w.until("the other was sent", 0, w.sentTo(1))
 				w.settled()
@@ -401,11 +383,7 @@ func TestRestartKeepsBlocker(t *testing.T) {
 		})
 		was := &Blocker{Reason: "PodDisruptionBudget", Message: "as it was"}
 		w.queue.Add(Request{
-			Evacuation:      evacuationOf("web-0"),
-			Pod:             "web-0",
-			UID:             "uid-web-0",
-			FailedEvictions: 4,
-			Blocker:         was,
+			Evacuation: evacuationOf("web-0"), Pod: "web-0", UID: "uid-web-0", FailedEvictions: 4, Blocker: was,
 		})
 		w.settled()
 		if got := w.state("web-0"); got.Blocker == nil || *got.Blocker != *was || got.FailedEvictions != 4 {
@@ -428,15 +406,12 @@ func TestLanesAlternate(t *testing.T) {
 			for i := range 3 {
 				pods = append(pods, newPod(fmt.Sprintf("%s-%d", app, i), func(p *corev1.Pod) { p.Labels = labels }))
 			}
-			budgets = append(
-				budgets,
-				newBudget(app, 3, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = labels }),
-			)
+			budgets = append(budgets,
+				newBudget(app, 3, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = labels }))
 		}
 		gate := make(chan struct{})
-		w := newWorld(t, worldConfig{live: true, maxConcurrent: 1, pods: append(
-			pods, newPod("gate", func(p *corev1.Pod) { p.Labels = nil }),
-		), budgets: budgets,
+		w := newWorld(t, worldConfig{live: true, maxConcurrent: 1, pods: append(pods,
+			newPod("gate", func(p *corev1.Pod) { p.Labels = nil })), budgets: budgets,
 			answer: func(string) error { <-gate; return nil }})
 		w.add("gate")
 		w.until("the gate is in flight", 0, func() bool { return w.host.inFlight() == 1 })

@@ -47,14 +47,12 @@ func TestNoPodIsRetriedBeforeAllOthersWereTried(t *testing.T) {
 func roundsWorld(t *testing.T, r *rand.Rand) (*world, []string) {
 	t.Helper()
 	answers := []func() error{
-		func() error { return nil },
-		func() error { return deniedBy("virt", 429, "not now") },
+		func() error { return nil }, func() error { return deniedBy("virt", 429, "not now") },
 		func() error { return overloaded(1 + r.IntN(3)) },
 		func() error { return apierrors.NewInternalError(errors.New("no leader")) },
 		func() error { return apierrors.NewTimeoutError("conflicts", 0) },
 		func() error { return apierrors.NewForbidden(podResource, "web", errors.New("RBAC")) },
-		func() error { return apierrors.NewBadRequest("name") },
-		budgetClosed, budgetStale,
+		func() error { return apierrors.NewBadRequest("name") }, budgetClosed, budgetStale,
 	}
 	var mu sync.Mutex
 	cfg := worldConfig{maxConcurrent: 1 + r.IntN(4), answer: func(pod string) error {
@@ -122,14 +120,8 @@ func checkRounds(t *testing.T, r *rand.Rand) {
 			for other, since := range waitsSince {
 				// Each lane has its own limit: pods under different budgets do not compete.
 				if again && other.lane == it.lane && other.tried == before[other] && since <= last {
-					t.Fatalf(
-						"step %d: %s was tried at step %d and again, while %s has waited since step %d",
-						step,
-						it.Pod,
-						last,
-						other.Pod,
-						since,
-					)
+					t.Fatalf("step %d: %s was tried at step %d and again, while %s has waited since step %d", step,
+						it.Pod, last, other.Pod, since)
 				}
 			}
 			if again {

@@ -31,23 +31,15 @@ func TestTurn(t *testing.T) {
 		writtenOff int
 		at         time.Duration
 	}{
-		"one of one pod leaves":    {workload{desired: 1, serving: 1}, 25, 0, true, 0, 0},
-		"one of three pods leaves": {workload{desired: 3, serving: 3}, 25, 0, true, 0, 0},
-		"a second one of three waits": {
-			workload{desired: 3, serving: 2}, 25, 0, false, 0, patience,
-		},
+		"one of one pod leaves":                              {workload{desired: 1, serving: 1}, 25, 0, true, 0, 0},
+		"one of three pods leaves":                           {workload{desired: 3, serving: 3}, 25, 0, true, 0, 0},
+		"a second one of three waits":                        {workload{desired: 3, serving: 2}, 25, 0, false, 0, patience},
 		"a third one of ten leaves: the share is rounded up": {workload{desired: 10, serving: 8}, 25, 0, true, 0, 0},
-		"a fourth one of ten waits": {
-			workload{desired: 10, serving: 7}, 25, 0, false, 0, patience,
-		},
-		"pods beyond the desired ones leave":               {workload{desired: 3, serving: 5}, 25, 0, true, 0, 0},
-		"pods of a workload that was scaled to zero leave": {workload{desired: 0, serving: 2}, 25, 0, true, 0, 0},
-		"pods wait until the patience ends": {
-			workload{desired: 3, serving: 2}, 25, patience - 1, false, 0, patience,
-		},
-		"the next share leaves when the patience ends": {
-			workload{desired: 3, serving: 2}, 25, patience, true, 1, 0,
-		},
+		"a fourth one of ten waits":                          {workload{desired: 10, serving: 7}, 25, 0, false, 0, patience},
+		"pods beyond the desired ones leave":                 {workload{desired: 3, serving: 5}, 25, 0, true, 0, 0},
+		"pods of a workload that was scaled to zero leave":   {workload{desired: 0, serving: 2}, 25, 0, true, 0, 0},
+		"pods wait until the patience ends":                  {workload{desired: 3, serving: 2}, 25, patience - 1, false, 0, patience},
+		"the next share leaves when the patience ends":       {workload{desired: 3, serving: 2}, 25, patience, true, 1, 0},
 		"the share after that waits for the next end": {
 			workload{desired: 3, serving: 1, writtenOff: 1}, 25, 0, false, 1, patience,
 		},

@@ -36,9 +36,8 @@ import (
 )
 
 var (
-	conflict = apierrors.NewConflict(
-		schema.GroupResource{Resource: "nodes"}, "a", errors.New("the object has been modified"),
-	)
+	conflict = apierrors.NewConflict(schema.GroupResource{Resource: "nodes"}, "a",
+		errors.New("the object has been modified"))
 	errBroken = errors.New("broken")
 )
 
@@ -58,8 +57,7 @@ func start(
 	s := &started{}
 	s.Queue = NewQueue(Config[string]{
 		Name: "test", Backoff: time.Second, Clock: clock.RealClock{}, Liveness: tracker, Busy: "test of",
-		LogAs:  func(item string) (string, any) { return "letter", item },
-		Failed: func() { s.failed.Add(1) },
+		LogAs: func(item string) (string, any) { return "letter", item }, Failed: func() { s.failed.Add(1) },
 	})
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
@@ -86,38 +84,25 @@ func TestItemsAreRequeuedUntilTheySucceed(t *testing.T) {
 	}{
 		"an item that succeeds is reconciled once": {results: []error{nil}, after: []time.Duration{0}},
 		"the time between attempts doubles": {
-			results: []error{errBroken, errBroken, nil},
-			after:   []time.Duration{0, 1, 3},
-			failed:  2,
-			errors:  2,
+			results: []error{errBroken, errBroken, nil}, after: []time.Duration{0, 1, 3}, failed: 2, errors: 2,
 		},
 		"a conflict is requeued and is not a failure": {
-			results: []error{conflict, conflict, nil},
-			after:   []time.Duration{0, 1, 3},
+			results: []error{conflict, conflict, nil}, after: []time.Duration{0, 1, 3},
 		},
 		"another error together with a conflict is a failure": {
-			results: []error{errors.Join(conflict, errBroken), nil},
-			after:   []time.Duration{0, 1},
-			failed:  1,
-			errors:  1,
+			results: []error{errors.Join(conflict, errBroken), nil}, after: []time.Duration{0, 1}, failed: 1, errors: 1,
 		},
 		"the time between attempts is at most a minute": {
 			results: []error{
 				errBroken, errBroken, errBroken, errBroken, errBroken, errBroken, errBroken, errBroken, nil,
 			},
-			after:  []time.Duration{0, 1, 3, 7, 15, 31, 63, 123, 183},
-			failed: 8,
-			errors: 8,
+			after: []time.Duration{0, 1, 3, 7, 15, 31, 63, 123, 183}, failed: 8, errors: 8,
 		},
 		"a canceled call is a failure while the queue runs": {
-			results: []error{context.Canceled, nil},
-			after:   []time.Duration{0, 1},
-			failed:  1,
-			errors:  1,
+			results: []error{context.Canceled, nil}, after: []time.Duration{0, 1}, failed: 1, errors: 1,
 		},
 		"a wrapped conflict is a conflict": {
-			results: []error{fmt.Errorf("write: %w", conflict), nil},
-			after:   []time.Duration{0, 1},
+			results: []error{fmt.Errorf("write: %w", conflict), nil}, after: []time.Duration{0, 1},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -249,20 +234,16 @@ func TestIsOnlyConflict(t *testing.T) {
 		err  error
 		want bool
 	}{
-		"no error":           {},
-		"a conflict":         {err: conflict, want: true},
-		"a wrapped conflict": {err: fmt.Errorf("write: %w", conflict), want: true},
-		"another error":      {err: errBroken},
-		"two conflicts": {
-			err:  errors.Join(conflict, fmt.Errorf("write: %w", conflict)),
-			want: true,
-		},
+		"no error":                        {},
+		"a conflict":                      {err: conflict, want: true},
+		"a wrapped conflict":              {err: fmt.Errorf("write: %w", conflict), want: true},
+		"another error":                   {err: errBroken},
+		"two conflicts":                   {err: errors.Join(conflict, fmt.Errorf("write: %w", conflict)), want: true},
 		"a conflict and another error":    {err: errors.Join(conflict, errBroken)},
 		"an aggregate of conflicts":       {err: utilerrors.NewAggregate([]error{conflict, conflict}), want: true},
 		"an aggregate with another error": {err: utilerrors.NewAggregate([]error{conflict, errBroken})},
 		"a wrapped aggregate of conflicts": {
-			err:  fmt.Errorf("write: %w", utilerrors.NewAggregate([]error{conflict})),
-			want: true,
+			err: fmt.Errorf("write: %w", utilerrors.NewAggregate([]error{conflict})), want: true,
 		},
 		"a nested list with another error": {err: errors.Join(conflict, errors.Join(conflict, errBroken))},
 	} {

@@ -49,8 +49,7 @@ func TestDecideMeddler(t *testing.T) {
 			"Probably field manager scaler",
 		},
 		"writers before our write and writers of the status do not count": {
-			[]metav1.ManagedFieldsEntry{creator, ours, kubelet},
-			"An unknown writer",
+			[]metav1.ManagedFieldsEntry{creator, ours, kubelet}, "An unknown writer",
 		},
 		"kube-controller-manager, which adds the taint for the field, does not count": {
 			[]metav1.ManagedFieldsEntry{creator, ours, entry("kube-controller-manager", 6, taints)},
@@ -58,8 +57,7 @@ func TestDecideMeddler(t *testing.T) {
 		},
 		"no manager, if the managed fields were removed": {nil, "An unknown writer"},
 		"any manager, if our entry was removed with its only field": {
-			[]metav1.ManagedFieldsEntry{creator},
-			"Probably field manager creator",
+			[]metav1.ManagedFieldsEntry{creator}, "Probably field manager creator",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -41,9 +41,7 @@ const (
 
 func newNode(name string, modify ...func(*corev1.Node)) *corev1.Node {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name:   name,
-		UID:    types.UID("uid-" + name),
-		Labels: map[string]string{"pool": "blue"},
+		Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"pool": "blue"},
 	}}
 	for _, m := range modify {
 		m(node)
@@ -82,9 +80,7 @@ func showing(conditions ...string) func(*corev1.Node) {
 				panic(err)
 			}
 			node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
-				Type:               corev1.NodeConditionType(conditionType),
-				Status:             corev1.ConditionStatus(status),
-				Reason:             reason,
+				Type: corev1.NodeConditionType(conditionType), Status: corev1.ConditionStatus(status), Reason: reason,
 				LastTransitionTime: longAgo,
 			})
 		}
@@ -151,14 +147,11 @@ func TestDecideConditions(t *testing.T) {
 	}{
 		"no maintenance holds the node": {node: newNode("one"), want: []string{}},
 		"a maintenance cordons the node": {
-			node:     newNode("one"),
-			holders:  []holder{heldBy("a", stageCordon)},
-			want:     []string{cordonedOnly + now},
+			node: newNode("one"), holders: []holder{heldBy("a", stageCordon)}, want: []string{cordonedOnly + now},
 			wantNews: []string{"NodeMaintenanceStarted a"},
 		},
 		"a maintenance drains the node": {
-			node:     newNode("one"),
-			holders:  []holder{heldBy("a", stageDrain, withPods)},
+			node: newNode("one"), holders: []holder{heldBy("a", stageDrain, withPods)},
 			want:     []string{draining + now, notDrained + now, inProgress + now},
 			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
 		},
@@ -170,15 +163,13 @@ func TestDecideConditions(t *testing.T) {
 		},
 		"no pod is left, but the caches may miss some": {
 			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods))),
-			holders: []holder{heldBy("a", stageDrain)},
-			early:   true,
-			want:    []string{draining + before, notDrained + before, inProgress + before},
+			holders: []holder{heldBy("a", stageDrain)}, early: true,
+			want: []string{draining + before, notDrained + before, inProgress + before},
 		},
 		"no pod is left": {
-			node:     newNode("one", shownFor(heldBy("a", stageDrain, withPods))),
-			holders:  []holder{heldBy("a", stageDrain)},
-			want:     []string{notDraining + now, drained + now, inProgress + before},
-			wantNews: []string{"NodeDrained a"},
+			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods))),
+			holders: []holder{heldBy("a", stageDrain)},
+			want:    []string{notDraining + now, drained + now, inProgress + before}, wantNews: []string{"NodeDrained a"},
 		},
 		"a new pod is on a drained node": {
 			node:     newNode("one", shownFor(heldBy("a", stageDrain))),
@@ -210,9 +201,8 @@ func TestDecideConditions(t *testing.T) {
 			wantNews: []string{"NodeMaintenanceReleased a"},
 		},
 		"the only one that drains releases the node, another one cordons it": {
-			node:     newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageCordon))),
-			holders:  []holder{heldBy("b", stageCordon)},
-			want:     []string{cordonedOnly + before},
+			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageCordon))),
+			holders: []holder{heldBy("b", stageCordon)}, want: []string{cordonedOnly + before},
 			wantNews: []string{"NodeMaintenanceReleased a"},
 		},
 		"the maintenance whose pods are left releases the node": {
@@ -222,8 +212,7 @@ func TestDecideConditions(t *testing.T) {
 			wantNews: []string{"NodeDrained a", "NodeMaintenanceReleased b"},
 		},
 		"the last maintenance releases the node": {
-			node:     newNode("one", shownFor(heldBy("a", stageDrain))),
-			want:     []string{},
+			node: newNode("one", shownFor(heldBy("a", stageDrain))), want: []string{},
 			wantNews: []string{"NodeMaintenanceReleased a"},
 		},
 		"another maintenance of the same name holds the node": {
@@ -233,19 +222,14 @@ func TestDecideConditions(t *testing.T) {
 			wantNews: []string{"NodeMaintenanceStarted a", "NodeMaintenanceReleased a"},
 		},
 		"a maintenance is planned": {
-			node:    newNode("one"),
-			holders: []holder{heldBy("a", stageIdle)},
-			want:    []string{planned + now},
+			node: newNode("one"), holders: []holder{heldBy("a", stageIdle)}, want: []string{planned + now},
 		},
 		"a planned maintenance cordons the node": {
-			node:     newNode("one", shownFor(heldBy("a", stageIdle))),
-			holders:  []holder{heldBy("a", stageCordon)},
-			want:     []string{cordonedOnly + now},
-			wantNews: []string{"NodeMaintenanceStarted a"},
+			node: newNode("one", shownFor(heldBy("a", stageIdle))), holders: []holder{heldBy("a", stageCordon)},
+			want: []string{cordonedOnly + now}, wantNews: []string{"NodeMaintenanceStarted a"},
 		},
 		"a planned maintenance is withdrawn": {
-			node: newNode("one", shownFor(heldBy("a", stageIdle))),
-			want: []string{},
+			node: newNode("one", shownFor(heldBy("a", stageIdle))), want: []string{},
 		},
 		"a maintenance is planned for a node that another one holds": {
 			node:    newNode("one", shownFor(heldBy("a", stageCordon))),
@@ -276,20 +260,17 @@ func TestDecideConditions(t *testing.T) {
 			wantNews: []string{"NodeMaintenanceStarted a", "NodeDrainStarted a"},
 		},
 		"the condition of another client stays when the node is released": {
-			node:     newNode("one", showing("Drained=True Manual"), shownFor(heldBy("a", stageDrain, withPods))),
-			want:     []string{"Drained=True Manual" + before},
-			wantNews: []string{"NodeMaintenanceReleased a"},
+			node: newNode("one", showing("Drained=True Manual"), shownFor(heldBy("a", stageDrain, withPods))),
+			want: []string{"Drained=True Manual" + before}, wantNews: []string{"NodeMaintenanceReleased a"},
 		},
 		"a condition whose reason another client has changed stays": {
 			node: newNode("one", shownFor(heldBy("a", stageDrain)), func(node *corev1.Node) {
 				conditionOf(node, maintenancev1alpha1.NodeConditionDrained).Reason = "Manual"
 			}),
-			want:     []string{"Drained=True Manual" + before},
-			wantNews: []string{"NodeMaintenanceReleased a"},
+			want: []string{"Drained=True Manual" + before}, wantNews: []string{"NodeMaintenanceReleased a"},
 		},
 		"a condition that the annotation does not record stays, whatever its reason": {
-			node: newNode("one", showing(drained)),
-			want: []string{drained + before},
+			node: newNode("one", showing(drained)), want: []string{drained + before},
 		},
 		"all conditions stay if the annotation cannot be read": {
 			node: newNode("one", showing(drained), func(node *corev1.Node) {
@@ -324,10 +305,8 @@ func TestDecideConditions(t *testing.T) {
 			if annotated != (len(tc.holders) > 0) {
 				t.Errorf("got annotations %q with %d holders", tc.node.Annotations, len(tc.holders))
 			}
-			again := decideConditions(
-				tc.node, nodemarks.ReadConditions(tc.node), tc.holders, !tc.early,
-				metav1.NewTime(justNow.Add(time.Hour)),
-			)
+			again := decideConditions(tc.node, nodemarks.ReadConditions(tc.node), tc.holders, !tc.early,
+				metav1.NewTime(justNow.Add(time.Hour)))
 			if !again.empty() || len(again.news) > 0 {
 				t.Errorf("a second decision is not empty: %+v", again)
 			}

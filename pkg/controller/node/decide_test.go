@@ -55,14 +55,8 @@ func TestDecideNode(t *testing.T) {
 		"a held node gets the cordon, the taint and both annotations in one write": {
 			facts: facts{node: node(taintedWith(otherTaint)), holders: m},
 			want: nodeChange{
-				unschedulable: ptr.To(true),
-				cordon:        m,
-				setCordon:     true,
-				taints:        []corev1.Taint{otherTaint, heldTaint},
-				setTaints:     true,
-				taint:         m,
-				added:         heldKey,
-				setTaint:      true,
+				unschedulable: ptr.To(true), cordon: m, setCordon: true, taints: []corev1.Taint{otherTaint, heldTaint},
+				setTaints: true, taint: m, added: heldKey, setTaint: true,
 			},
 		},
 		"a held node with its cordon and its taint is not changed": {
@@ -78,11 +72,7 @@ func TestDecideNode(t *testing.T) {
 		},
 		"a second holder is added to both annotations": {
 			facts: facts{
-				node:    node(cordoned, taintedWith(held...)),
-				holders: both,
-				cordon:  m,
-				taint:   m,
-				added:   heldKey,
+				node: node(cordoned, taintedWith(held...)), holders: both, cordon: m, taint: m, added: heldKey,
 			},
 			want: nodeChange{cordon: both, setCordon: true, taint: both, added: heldKey, setTaint: true},
 		},
@@ -96,29 +86,16 @@ func TestDecideNode(t *testing.T) {
 		},
 		"a node whose DaemonSet pods are drained gets the drain taint": {
 			facts: facts{
-				node:             node(cordoned, taintedWith(held...)),
-				holders:          m,
-				cordon:           m,
-				taint:            m,
-				added:            heldKey,
+				node: node(cordoned, taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey,
 				drainsDaemonSets: true,
 			},
 			want: nodeChange{
-				cordon:    m,
-				taints:    drained,
-				setTaints: true,
-				taint:     m,
-				added:     nodestate.TaintKeys,
-				setTaint:  true,
+				cordon: m, taints: drained, setTaints: true, taint: m, added: nodestate.TaintKeys, setTaint: true,
 			},
 		},
 		"a drain taint that another client has removed is restored": {
 			facts: facts{
-				node:             node(cordoned, taintedWith(held...)),
-				holders:          m,
-				cordon:           m,
-				taint:            m,
-				added:            nodestate.TaintKeys,
+				node: node(cordoned, taintedWith(held...)), holders: m, cordon: m, taint: m, added: nodestate.TaintKeys,
 				drainsDaemonSets: true,
 			},
 			want: nodeChange{cordon: m, taints: drained, setTaints: true, taintRestored: true},
@@ -126,12 +103,8 @@ func TestDecideNode(t *testing.T) {
 		"a drain taint that another client has added is not recorded as ours": {
 			facts: facts{node: node(cordoned, taintedWith(drainTaint)), holders: m, cordon: m, drainsDaemonSets: true},
 			want: nodeChange{
-				cordon:    m,
-				taints:    []corev1.Taint{drainTaint, heldTaint},
-				setTaints: true,
-				taint:     m,
-				added:     heldKey,
-				setTaint:  true,
+				cordon: m, taints: []corev1.Taint{drainTaint, heldTaint}, setTaints: true, taint: m, added: heldKey,
+				setTaint: true,
 			},
 		},
 		"the drain taint of another client stays when ours is removed": {
@@ -140,18 +113,12 @@ func TestDecideNode(t *testing.T) {
 		},
 		"the cordon and our taints are removed with the last holder": {
 			facts: facts{
-				node:   node(cordoned, taintedWith(otherTaint, heldTaint, drainTaint)),
-				cordon: m,
-				taint:  m,
-				added:  nodestate.TaintKeys,
+				node: node(cordoned, taintedWith(otherTaint, heldTaint, drainTaint)), cordon: m, taint: m,
+				added: nodestate.TaintKeys,
 			},
 			want: nodeChange{
-				unschedulable: ptr.To(false),
-				setCordon:     true,
-				taints:        []corev1.Taint{otherTaint},
-				setTaints:     true,
-				added:         []string{},
-				setTaint:      true,
+				unschedulable: ptr.To(false), setCordon: true, taints: []corev1.Taint{otherTaint}, setTaints: true,
+				added: []string{}, setTaint: true,
 			},
 		},
 		"the cordon of another client stays when our taint is removed": {
@@ -160,29 +127,17 @@ func TestDecideNode(t *testing.T) {
 		},
 		"one of two holders is removed from both annotations": {
 			facts: facts{
-				node:    node(cordoned, taintedWith(held...)),
-				holders: other,
-				cordon:  both,
-				taint:   both,
-				added:   heldKey,
+				node: node(cordoned, taintedWith(held...)), holders: other, cordon: both, taint: both, added: heldKey,
 			},
 			want: nodeChange{cordon: other, setCordon: true, taint: other, added: heldKey, setTaint: true},
 		},
 		"the drain taint is removed with the last holder that drains DaemonSet pods": {
 			facts: facts{
-				node:    node(cordoned, taintedWith(drained...)),
-				holders: other,
-				cordon:  other,
-				taint:   other,
-				added:   nodestate.TaintKeys,
+				node: node(cordoned, taintedWith(drained...)), holders: other, cordon: other, taint: other,
+				added: nodestate.TaintKeys,
 			},
 			want: nodeChange{
-				cordon:    other,
-				taints:    held,
-				setTaints: true,
-				taint:     other,
-				added:     heldKey,
-				setTaint:  true,
+				cordon: other, taints: held, setTaints: true, taint: other, added: heldKey, setTaint: true,
 			},
 		},
 		"the annotations are removed from a node that was made schedulable": {
@@ -198,11 +153,7 @@ func TestDecideNode(t *testing.T) {
 		},
 		"a maintenance that makes its nodes schedulable does not remove the cordon of a holder": {
 			facts: facts{
-				node:             node(cordoned, taintedWith(held...)),
-				holders:          other,
-				cordon:           other,
-				taint:            other,
-				added:            heldKey,
+				node: node(cordoned, taintedWith(held...)), holders: other, cordon: other, taint: other, added: heldKey,
 				makesSchedulable: &maintenancev1alpha1.NodeMaintenance{},
 			},
 		},

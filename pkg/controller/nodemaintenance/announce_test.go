@@ -39,9 +39,8 @@ func TestStagesAndWavesAreEvents(t *testing.T) {
 		if e := f.wantEvent(EventStageStarted); !strings.Contains(e, "Stage Drain") {
 			t.Errorf("got event %q", e)
 		}
-		if e := f.wantEvent(EventWaveStarted); !strings.Contains(
-			e, "Default pods up to priority 1000000000 are asked to leave 1 node",
-		) {
+		if e := f.wantEvent(EventWaveStarted); !strings.Contains(e,
+			"Default pods up to priority 1000000000 are asked to leave 1 node") {
 			t.Errorf("got event %q", e)
 		}
 		f.deletePod("p")
@@ -74,15 +73,8 @@ func TestRefusalsAreReportedOnceWithoutMessages(t *testing.T) {
 			nm := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.NodeMaintenance)
 			for i := range nm.Status.NodeStatuses {
 				if nm.Status.NodeStatuses[i].DrainMessage != "" {
-					return true, nil, apierrors.NewGenericServerResponse(
-						http.StatusRequestEntityTooLarge,
-						"put",
-						maintenancev1alpha1.Resource("nodemaintenances"),
-						"m",
-						"",
-						0,
-						false,
-					)
+					return true, nil, apierrors.NewGenericServerResponse(http.StatusRequestEntityTooLarge, "put",
+						maintenancev1alpha1.Resource("nodemaintenances"), "m", "", 0, false)
 				}
 			}
 			return false, nil, nil
@@ -107,9 +99,8 @@ func TestRefusalsAreReportedOnceWithoutMessages(t *testing.T) {
 // TestAuthorizerThatFailsForANodeStopsNoOther has the authorizer fail for one of two nodes.
 func TestAuthorizerThatFailsForANodeStopsNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"),
-		)
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0),
+			newMaintenance("m"))
 		f.rights.failing = map[string]error{"two": errors.New("not reachable")}
 		try := func() {
 			for range 3 {

@@ -30,9 +30,7 @@ import (
 
 func newNode(name string, modify ...func(*corev1.Node)) *corev1.Node {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name:   name,
-		UID:    types.UID("uid-" + name),
-		Labels: map[string]string{"pool": "blue"},
+		Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"pool": "blue"},
 	}}
 	for _, m := range modify {
 		m(node)
@@ -49,8 +47,7 @@ func inPool(pool string) func(*corev1.Node) {
 func newPod(name, node string, priority int32, modify ...func(*corev1.Pod)) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
-		Spec:       corev1.PodSpec{NodeName: node, Priority: &priority},
-		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+		Spec:       corev1.PodSpec{NodeName: node, Priority: &priority}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
 	}
 	for _, m := range modify {
 		m(pod)
@@ -115,9 +112,8 @@ func atStage(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1
 		for _, name := range entered {
 			nm.Status.StageStatuses = append(nm.Status.StageStatuses, maintenancev1alpha1.StageStatus{Name: name})
 		}
-		if stage != maintenancev1alpha1.NodeMaintenanceStageIdle && !slices.Contains(
-			nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion,
-		) {
+		if stage != maintenancev1alpha1.NodeMaintenanceStageIdle && !slices.Contains(nm.Finalizers,
+			maintenancev1alpha1.FinalizerMaintenanceCompletion) {
 			nm.Finalizers = append(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion)
 		}
 	}

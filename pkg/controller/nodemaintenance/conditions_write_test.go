@@ -87,9 +87,8 @@ func showing(conditions ...string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		for _, c := range conditions {
 			var conditionType, status, reason string
-			if _, err := fmt.Sscanf(
-				strings.Replace(c, "=", " ", 1), "%s %s %s", &conditionType, &status, &reason,
-			); err != nil {
+			if _, err := fmt.Sscanf(strings.Replace(c, "=", " ", 1), "%s %s %s", &conditionType, &status,
+				&reason); err != nil {
 				panic(err)
 			}
 			node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
@@ -114,9 +113,8 @@ func shownFor(
 			record.Conditions = append(record.Conditions, corev1.NodeConditionType(conditionType))
 			showing(c + " " + maintenancev1alpha1.NodeReasonPrefix)(node)
 		}
-		metav1.SetMetaDataAnnotation(
-			&node.ObjectMeta, maintenancev1alpha1.AnnotationConditionsBy, record.Encode(testStorage),
-		)
+		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationConditionsBy,
+			record.Encode(testStorage))
 	}
 }
 
@@ -131,13 +129,8 @@ func conditionOfNode(node *corev1.Node, conditionType corev1.NodeConditionType) 
 
 func TestConditionsFollowTheStages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t,
-			newNode("one"),
-			newNode("other", inPool("green")),
-			newPod("p", "one", 0),
-			newMaintenance("m", createdAt(stageIdle)),
-		)
+		f := newFixture(t, newNode("one"), newNode("other", inPool("green")), newPod("p", "one", 0),
+			newMaintenance("m", createdAt(stageIdle)))
 		f.step("m")
 		f.settleConditions()
 		f.wantShown("one")
@@ -275,9 +268,8 @@ func TestADrainIsFewWrites(t *testing.T) {
 
 func TestConditionsOfOverlappingMaintenances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode(
-			"two", inPool("green"),
-		), newPod("p", "one", 0), newPod("q", "two", 0),
+		f := newFixture(t, newNode("one"), newNode("two",
+			inPool("green")), newPod("p", "one", 0), newPod("q", "two", 0),
 			newMaintenance("a"), newMaintenance("b", selecting("blue", "green"), atStage(stageCordon)))
 		f.step("a")
 		f.step("b")
@@ -291,9 +283,8 @@ func TestConditionsOfOverlappingMaintenances(t *testing.T) {
 		f.enter("a", stageComplete)
 		f.step("a")
 		f.wantShown("one", shownDraining...)
-		if message := conditionOfNode(
-			f.node("one"), maintenancev1alpha1.NodeConditionMaintenanceInProgress,
-		).Message; message != "Held by NodeMaintenance b" {
+		if message := conditionOfNode(f.node("one"),
+			maintenancev1alpha1.NodeConditionMaintenanceInProgress).Message; message != "Held by NodeMaintenance b" {
 			t.Errorf("got message %q", message)
 		}
 		f.enter("b", stageComplete)
@@ -305,13 +296,8 @@ func TestConditionsOfOverlappingMaintenances(t *testing.T) {
 
 func TestNoConditionWithoutTheRight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t,
-			newNode("one", cordoned),
-			newNode("two", cordoned),
-			newMaintenance("m"),
-			newMaintenance("idle", createdAt(stageIdle)),
-		)
+		f := newFixture(t, newNode("one", cordoned), newNode("two", cordoned), newMaintenance("m"),
+			newMaintenance("idle", createdAt(stageIdle)))
 		f.advertise = true
 		f.restart()
 		f.rights.refused.Insert("one")
@@ -361,9 +347,8 @@ func TestPlannedMaintenancesAreShownOnlyOnRequest(t *testing.T) {
 		f.advertise = true
 		f.restart()
 		f.settleConditions()
-		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(
-			f.ctx, "m", metav1.DeleteOptions{},
-		); err != nil {
+		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m",
+			metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		f.settleConditions()
@@ -382,9 +367,8 @@ func TestLeftoverConditionsAreRemoved(t *testing.T) {
 		f.settleConditions()
 		f.wantShown("one", "DrainInProgress=True", "Drained=True", "MaintenanceInProgress=True", "Ready=True")
 		f.wantShown("two", shownDraining...)
-		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(
-			f.ctx, "m", metav1.DeleteOptions{},
-		); err != nil {
+		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m",
+			metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		f.settleConditions()
@@ -462,9 +446,8 @@ func TestConflictIsDecidedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.wantShown("one", "DrainInProgress=True", "Drained=True", "MaintenanceInProgress=True")
-		if reason := conditionOfNode(
-			f.node("one"), maintenancev1alpha1.NodeConditionDrained,
-		).Reason; reason != "Manual" {
+		if reason := conditionOfNode(f.node("one"),
+			maintenancev1alpha1.NodeConditionDrained).Reason; reason != "Manual" {
 			t.Errorf("the condition of another client now has the reason %s", reason)
 		}
 	})
@@ -473,9 +456,8 @@ func TestConflictIsDecidedAgain(t *testing.T) {
 // TestRunKeepsConditions starts the controller, which reacts to events only.
 func TestRunKeepsConditions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode(
-			"stale", inPool("green"), shownFor("gone", "uid-gone", stageCordon, shownCordoned...),
-		), newPod("p", "one", 0),
+		f := newFixture(t, newNode("one"), newNode("stale", inPool("green"),
+			shownFor("gone", "uid-gone", stageCordon, shownCordoned...)), newPod("p", "one", 0),
 			newMaintenance("m", createdAt(stageIdle)))
 		go f.run(1)
 		shows := func(node string, want ...string) {

@@ -48,11 +48,8 @@ func newControllers(
 		}
 	}
 	host, maintenance := nodeConfig.HostInformers, nodeConfig.MaintenanceInformers
-	selected, err := selection.New(
-		host.Core().V1().Nodes().Informer(),
-		maintenance.Maintenance().V1alpha1().NodeMaintenances().Informer(),
-		nodeConfig.Clock,
-	)
+	selected, err := selection.New(host.Core().V1().Nodes().Informer(),
+		maintenance.Maintenance().V1alpha1().NodeMaintenances().Informer(), nodeConfig.Clock)
 	must(err)
 	stateConfig.HostInformers, stateConfig.MaintenanceInformers, stateConfig.Selection = host, maintenance, selected
 	stateConfig.Clock, stateConfig.Evacuators = nodeConfig.Clock, nodeConfig.Evacuators
@@ -63,9 +60,8 @@ func newControllers(
 	must(err)
 	c, err := New(Config{
 		Host: nodeConfig.Host, HostInformers: host, Maintenance: nodeConfig.Maintenance,
-		MaintenanceInformers: maintenance,
-		Selection:            selected, State: state, Rights: nodeConfig.Rights, Recorder: nodeConfig.Recorder,
-		Clock: nodeConfig.Clock,
+		MaintenanceInformers: maintenance, Selection: selected, State: state, Rights: nodeConfig.Rights,
+		Recorder: nodeConfig.Recorder, Clock: nodeConfig.Clock,
 	})
 	must(err)
 	tb.Cleanup(func() {
@@ -82,9 +78,8 @@ func newControllers(
 func newController(tb testing.TB) (c *Controller, pods, evacuations cache.Store) {
 	tb.Helper()
 	host, maintenance := hostfake.NewClientset(), maintenancefake.NewClientset()
-	hostInformers, maintenanceInformers := informers.NewSharedInformerFactory(
-		host, 0,
-	), externalversions.NewSharedInformerFactory(maintenance, 0)
+	hostInformers, maintenanceInformers := informers.NewSharedInformerFactory(host,
+		0), externalversions.NewSharedInformerFactory(maintenance, 0)
 	_, c = newControllers(tb, nodecontroller.Config{
 		Host: host, HostInformers: hostInformers, Maintenance: maintenance, MaintenanceInformers: maintenanceInformers,
 		Recorder: events.NewFakeRecorder(1), Evacuators: sets.New[string](), Clock: clock.RealClock{},

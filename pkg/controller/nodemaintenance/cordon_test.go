@@ -67,13 +67,8 @@ const (
 
 func TestCordonAndComplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t,
-			newNode("one"),
-			newNode("foreign", cordoned),
-			newNode("green", inPool("green")),
-			newMaintenance("m", createdAt(stageCordon)),
-		)
+		f := newFixture(t, newNode("one"), newNode("foreign", cordoned), newNode("green", inPool("green")),
+			newMaintenance("m", createdAt(stageCordon)))
 		f.step("m")
 		f.wantCordon("one", true, "m")
 		f.wantCordon("foreign", true)
@@ -152,11 +147,8 @@ func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 		f.syncOnce("m")
 		ended := newMaintenance("m")
 		atStage(stageComplete)(ended)
-		f.maintenance.PrependReactor(
-			"get",
-			"nodemaintenances",
-			func(clienttesting.Action) (bool, runtime.Object, error) { return true, ended, nil },
-		)
+		f.maintenance.PrependReactor("get", "nodemaintenances",
+			func(clienttesting.Action) (bool, runtime.Object, error) { return true, ended, nil })
 		f.authorized()
 		if err := f.nodes.Sync(f.ctx, "one"); !loop.IsOnlyConflict(err) {
 			t.Errorf("got error %v, want a conflict", err)
@@ -167,9 +159,8 @@ func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 
 func TestOverlappingMaintenancesShareTheCordon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t, newNode("one"), newMaintenance("a", createdAt(stageCordon)), newMaintenance("b", createdAt(stageCordon)),
-		)
+		f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)),
+			newMaintenance("b", createdAt(stageCordon)))
 		f.step("a")
 		f.step("b")
 		f.wantCordon("one", true, "a", "b")
@@ -205,9 +196,8 @@ func TestUncordonWaitsForAMaintenanceThatHasNotBegun(t *testing.T) {
 
 func TestNodesThatStopMatchingAreReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"),
-		)
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0),
+			newMaintenance("m"))
 		f.step("m")
 		f.wantEvacuating("p", "q")
 		f.updateNode("one", inPool("green"))
@@ -217,9 +207,8 @@ func TestNodesThatStopMatchingAreReleased(t *testing.T) {
 		nm := f.nm("m")
 		nm.Spec.Reason = "kernel"
 		nm.Generation++
-		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
-			f.ctx, nm, metav1.UpdateOptions{},
-		); err != nil {
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
+			metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		f.step("m")
@@ -272,9 +261,8 @@ func TestCordonIsRestoredUntilAnotherClientKeepsRemovingIt(t *testing.T) {
 			node := f.node("one")
 			node.Spec.Unschedulable = false
 			node.Labels["scaled"] = strconv.Itoa(rand.Int())
-			if _, err := f.host.CoreV1().Nodes().Update(
-				f.ctx, node, metav1.UpdateOptions{FieldManager: "autoscaler"},
-			); err != nil {
+			if _, err := f.host.CoreV1().Nodes().Update(f.ctx, node,
+				metav1.UpdateOptions{FieldManager: "autoscaler"}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -305,18 +293,16 @@ func TestCordonIsRestoredUntilAnotherClientKeepsRemovingIt(t *testing.T) {
 
 func TestRefusedNodesAreNotWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"),
-		)
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0),
+			newMaintenance("m"))
 		f.rights.refused.Insert("two")
 		f.step("m")
 		f.wantCordon("one", true, "m")
 		f.wantCordon("two", false)
 		f.wantEvacuating("p")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized)
-		if got, want := f.nodeStatus(
-			"m", "two",
-		).DrainMessage, `Not drained: user "jane" may not delete this node.`; got != want {
+		if got, want := f.nodeStatus("m",
+			"two").DrainMessage, `Not drained: user "jane" may not delete this node.`; got != want {
 			t.Errorf("got message %q, want %q", got, want)
 		}
 		f.wantEvent(EventNotAuthorized)
@@ -401,9 +387,8 @@ func TestInterruptedDeletionIsFinished(t *testing.T) {
 				nm.DeletionTimestamp, nm.Finalizers = &metav1.Time{Time: time.Now()}, finalizers
 			}
 		}
-		f := newFixture(
-			t, newNode("one"), newMaintenance("left", deleting()), newMaintenance("held", deleting("example.com/held")),
-		)
+		f := newFixture(t, newNode("one"), newMaintenance("left", deleting()),
+			newMaintenance("held", deleting("example.com/held")))
 		var deleted []string
 		f.maintenance.PrependReactor("delete", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			d := action.(clienttesting.DeleteActionImpl)
@@ -432,11 +417,9 @@ func TestInterruptedDeletionIsFinished(t *testing.T) {
 
 func TestSweepReleasesNodesOfDeletedMaintenances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t,
-			newNode("one", cordoned, ownedBy(`{"gone":"1"}`)),
+		f := newFixture(t, newNode("one", cordoned, ownedBy(`{"gone":"1"}`)),
 			newNode("two", inPool("other"), cordoned, ownedBy(`{"gone":"1","m":"uid-m"}`)),
-			newNode("foreign", cordoned),
-			newMaintenance("m", selecting("other"), createdAt(stageCordon), lineDrawn),
+			newNode("foreign", cordoned), newMaintenance("m", selecting("other"), createdAt(stageCordon), lineDrawn),
 			newPod("p", "one", 0), ourEvacuation("p", "one"))
 		f.sweep()
 		f.wantCordon("one", false)
@@ -461,11 +444,8 @@ func TestSweepReadsTheMaintenanceBeforeItReleases(t *testing.T) {
 // controller needs its latest resourceVersion all the same.
 func TestHeartbeatsDoNotStopTheCordon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t,
-			newNode("one", func(node *corev1.Node) { node.ResourceVersion = "1" }),
-			newMaintenance("m", createdAt(stageCordon)),
-		)
+		f := newFixture(t, newNode("one", func(node *corev1.Node) { node.ResourceVersion = "1" }),
+			newMaintenance("m", createdAt(stageCordon)))
 		f.step("m")
 		f.wantCordon("one", true, "m")
 		f.updateNode("one", func(node *corev1.Node) { node.ResourceVersion, node.Spec.Unschedulable = "2", false })

@@ -33,9 +33,8 @@ import (
 
 func TestCountersAreWrittenWithAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0),
-		)
+		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0),
+			newPod("r", "one", 0))
 		f.step("m")
 		f.wait(statusPace)
 		f.step("m")
@@ -57,14 +56,8 @@ func TestCountersAreWrittenWithAPause(t *testing.T) {
 
 func TestThePeakOfANodeNeverFalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t,
-			newNode("one"),
-			newMaintenance("m", atStage(maintenancev1alpha1.NodeMaintenanceStageCordon)),
-			newPod("p", "one", 0),
-			newPod("q", "one", 0),
-			newPod("r", "one", 0),
-		)
+		f := newFixture(t, newNode("one"), newMaintenance("m", atStage(maintenancev1alpha1.NodeMaintenanceStageCordon)),
+			newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0))
 		want := func(peak int32) {
 			t.Helper()
 			f.wait(statusPace)
@@ -100,15 +93,8 @@ func TestStatusThatIsTooLargeHasNoMessages(t *testing.T) {
 				entry := &nm.Status.NodeStatuses[0]
 				isNew := entry.PodsEvacuating+entry.PodsPendingEvacuation == 0
 				if always && isNew || entry.DrainMessage != "" {
-					return true, nil, apierrors.NewGenericServerResponse(
-						http.StatusRequestEntityTooLarge,
-						"put",
-						maintenancev1alpha1.Resource("nodemaintenances"),
-						"m",
-						"",
-						0,
-						false,
-					)
+					return true, nil, apierrors.NewGenericServerResponse(http.StatusRequestEntityTooLarge, "put",
+						maintenancev1alpha1.Resource("nodemaintenances"), "m", "", 0, false)
 				}
 				return false, nil, nil
 			}

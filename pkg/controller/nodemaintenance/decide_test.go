@@ -35,29 +35,18 @@ func TestDecideEvacuation(t *testing.T) {
 		"the Evacuation of another instigator is joined": {
 			ourEvacuation("p", "n", instigatedBy(foreignInstigator)), stepAdopt,
 		},
-		"an Evacuation that is being deleted is waited for": {ourEvacuation(
-			"p",
-			"n",
-			instigatedBy(foreignInstigator),
-			func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{} },
-		), stepWait},
-		"an Evacuation that has ended is waited for": {ourEvacuation(
-			"p",
-			"n",
-			instigatedBy(),
-			withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled),
-		), stepWait},
+		"an Evacuation that is being deleted is waited for": {ourEvacuation("p", "n", instigatedBy(foreignInstigator),
+			func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{} }), stepWait},
+		"an Evacuation that has ended is waited for": {ourEvacuation("p", "n", instigatedBy(),
+			withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled)), stepWait},
 		"an Evacuation that goes on without instigators is joined": {
 			ourEvacuation("p", "n", instigatedBy(), forbidden), stepAdopt,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := decideEvacuation(
-				&nodestate.Pod{
-					Evacuation: test.evacuation,
-					Ours:       test.evacuation != nil && nodestate.IsOurs(test.evacuation),
-				},
-			); got != test.want {
+			if got := decideEvacuation(&nodestate.Pod{
+				Evacuation: test.evacuation, Ours: test.evacuation != nil && nodestate.IsOurs(test.evacuation),
+			}); got != test.want {
 				t.Errorf("got %d, want %d", got, test.want)
 			}
 		})
@@ -75,14 +64,10 @@ func TestDecideDrained(t *testing.T) {
 	leaving := func(r *remainder) { r.covered, r.targeted, r.evacuating = 3, 2, 2 }
 	blocked := func(r *remainder) {
 		r.blocked = []*maintenancev1alpha1.Evacuation{
-			ourEvacuation(
-				"p",
-				"n",
-				withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget),
-			),
-			ourEvacuation(
-				"q", "n", withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer),
-			),
+			ourEvacuation("p", "n",
+				withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget)),
+			ourEvacuation("q", "n",
+				withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer)),
 		}
 	}
 	for name, test := range map[string]struct {
@@ -102,44 +87,37 @@ func TestDecideDrained(t *testing.T) {
 		"pods that are evacuating are progress": {
 			drainedFacts{draining: true, nodes: 1, remainder: some(leaving)},
 			verdict{
-				metav1.ConditionFalse,
-				maintenancev1alpha1.ReasonDrainInProgress,
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
 				"3 pods left, 2 of them evacuating, 0 blocked",
 			},
 		},
 		"a drain whose evacuating pods are all blocked is blocked": {
 			drainedFacts{draining: true, nodes: 1, remainder: some(leaving, blocked)},
 			verdict{
-				metav1.ConditionFalse,
-				maintenancev1alpha1.ReasonDrainBlocked,
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainBlocked,
 				"No pod is able to leave: default/p (PodDisruptionBudget), default/q (PodFinalizer); 3 pods left, 2 of them evacuating, 2 blocked",
 			},
 		},
 		"a drain with one evacuating pod that is not blocked is progress": {
 			drainedFacts{
-				draining:  true,
-				nodes:     1,
-				remainder: some(leaving, blocked, func(r *remainder) { r.targeted = 3 }),
+				draining: true, nodes: 1, remainder: some(leaving, blocked, func(r *remainder) { r.targeted = 3 }),
 			},
 			verdict{
-				metav1.ConditionFalse,
-				maintenancev1alpha1.ReasonDrainInProgress,
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
 				"3 pods left, 2 of them evacuating, 2 blocked",
 			},
 		},
 		"a node that is not cordoned is not drained": {
 			drainedFacts{draining: true, nodes: 1, finished: true, uncordoned: []string{"n"}, remainder: some()},
 			verdict{
-				metav1.ConditionFalse,
-				maintenancev1alpha1.ReasonDrainInProgress,
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
 				"Waiting for 1 node to be cordoned; 0 pods left, 0 of them evacuating, 0 blocked",
 			},
 		},
 		"a drain with a refused node is not drained": {
 			drainedFacts{draining: true, nodes: 1, refused: 1, username: "x", finished: true, remainder: some()},
 			verdict{
-				metav1.ConditionFalse,
-				maintenancev1alpha1.ReasonNotAuthorized,
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized,
 				`User "x" may not delete 1 selected node, which stay as they are; 0 pods left, 0 of them evacuating, 0 blocked`,
 			},
 		},
@@ -149,55 +127,41 @@ func TestDecideDrained(t *testing.T) {
 		},
 		"pods left running on purpose are named": {
 			drainedFacts{
-				draining:  true,
-				nodes:     1,
-				finished:  true,
+				draining: true, nodes: 1, finished: true,
 				remainder: some(func(r *remainder) { r.left["DaemonSet pod of default/logger"] = 2 }),
 			},
 			verdict{
-				metav1.ConditionTrue,
-				maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
+				metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
 				"All pods have left 1 node but those left running on purpose: DaemonSet pod of default/logger (2)",
 			},
 		},
 		"attached volumes are named and do not delay Drained": {
 			drainedFacts{
-				draining:  true,
-				nodes:     3,
-				finished:  true,
-				remainder: some(),
-				attached:  attachedVolumes{volumes: 3, nodes: 2},
+				draining: true, nodes: 3, finished: true, remainder: some(),
+				attached: attachedVolumes{volumes: 3, nodes: 2},
 			},
 			verdict{
-				metav1.ConditionTrue,
-				maintenancev1alpha1.ReasonDrainComplete,
+				metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete,
 				"All pods have left 3 nodes; 3 volumes are still attached to 2 nodes",
 			},
 		},
 		"one attached volume is named after the pods left running on purpose": {
 			drainedFacts{
-				draining:  true,
-				nodes:     1,
-				finished:  true,
+				draining: true, nodes: 1, finished: true,
 				remainder: some(func(r *remainder) { r.left["static pod of default/x"] = 1 }),
 				attached:  attachedVolumes{volumes: 1, nodes: 1},
 			},
 			verdict{
-				metav1.ConditionTrue,
-				maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
+				metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
 				"All pods have left 1 node but those left running on purpose: static pod of default/x (1); 1 volume is still attached to 1 node",
 			},
 		},
 		"volumes of pods that still run are not named": {
 			drainedFacts{
-				draining:  true,
-				nodes:     1,
-				remainder: some(leaving),
-				attached:  attachedVolumes{volumes: 3, nodes: 1},
+				draining: true, nodes: 1, remainder: some(leaving), attached: attachedVolumes{volumes: 3, nodes: 1},
 			},
 			verdict{
-				metav1.ConditionFalse,
-				maintenancev1alpha1.ReasonDrainInProgress,
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
 				"3 pods left, 2 of them evacuating, 0 blocked",
 			},
 		},

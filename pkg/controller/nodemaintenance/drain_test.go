@@ -48,8 +48,7 @@ func ourEvacuation(pod, node string, modify ...func(*maintenancev1alpha1.Evacuat
 			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
 		},
 		Spec: maintenancev1alpha1.EvacuationSpec{
-			NodeName: node,
-			PodRef:   maintenancev1alpha1.PodReference{Name: p.Name, UID: p.UID},
+			NodeName: node, PodRef: maintenancev1alpha1.PodReference{Name: p.Name, UID: p.UID},
 		},
 	}
 	for _, m := range modify {
@@ -70,9 +69,8 @@ func forbidden(e *maintenancev1alpha1.Evacuation) {
 
 func withCondition(conditionType, reason string) func(*maintenancev1alpha1.Evacuation) {
 	return func(e *maintenancev1alpha1.Evacuation) {
-		e.Status.Conditions = append(
-			e.Status.Conditions, metav1.Condition{Type: conditionType, Status: metav1.ConditionTrue, Reason: reason},
-		)
+		e.Status.Conditions = append(e.Status.Conditions,
+			metav1.Condition{Type: conditionType, Status: metav1.ConditionTrue, Reason: reason})
 	}
 }
 
@@ -198,9 +196,8 @@ func TestNominatedPodsCount(t *testing.T) {
 
 func TestEvacuationsOfOtherInstigatorsAreJoinedAndKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod(
-			"p", "one", 0,
-		), newPod("q", "one", 0), newPod("r", "one", 0),
+		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one",
+			0), newPod("q", "one", 0), newPod("r", "one", 0),
 			ourEvacuation("p", "one", instigatedBy(foreignInstigator)), ourEvacuation("q", "one", forbidden))
 		f.step("m")
 		f.wantEvacuating("p", "q", "r")
@@ -221,9 +218,8 @@ func TestEvacuationsOfOtherInstigatorsAreJoinedAndKept(t *testing.T) {
 
 func TestEvacuationsStayWhileAnotherMaintenanceWantsThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode(
-			"two", inPool("green"),
-		), newPod("p", "one", 0), newPod("q", "two", 0),
+		f := newFixture(t, newNode("one"), newNode("two",
+			inPool("green")), newPod("p", "one", 0), newPod("q", "two", 0),
 			newMaintenance("a", selecting("blue", "green"), createdMinute(1)), newMaintenance("b", createdMinute(2)))
 		for range 3 {
 			f.step("a")
@@ -245,13 +241,8 @@ func TestEvacuationsStayWhileAnotherMaintenanceWantsThem(t *testing.T) {
 // TestTargetsOfANodeAreStoredByEachMaintenance completes the maintenance that began alone.
 func TestTargetsOfANodeAreStoredByEachMaintenance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t,
-			newNode("one"),
-			newPod("p", "one", 0),
-			newMaintenance("a", createdMinute(1)),
-			newMaintenance("b", createdMinute(2)),
-		)
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("a", createdMinute(1)),
+			newMaintenance("b", createdMinute(2)))
 		f.step("a")
 		f.wantEvacuating()
 		if len(f.nodeStatus("a", "one").DrainTargets) == 0 {
@@ -259,9 +250,8 @@ func TestTargetsOfANodeAreStoredByEachMaintenance(t *testing.T) {
 		}
 		f.step("b")
 		f.wantEvacuating("p")
-		if got, want := f.nodeStatus(
-			"b", "one",
-		).DrainTargets, f.nodeStatus("a", "one").DrainTargets; !reflect.DeepEqual(got, want) {
+		if got, want := f.nodeStatus("b",
+			"one").DrainTargets, f.nodeStatus("a", "one").DrainTargets; !reflect.DeepEqual(got, want) {
 			t.Errorf("got targets %v of b, want those of a, %v", got, want)
 		}
 	})
@@ -273,9 +263,8 @@ func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
 		refused := 0
 		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
 			refused++
-			err := apierrors.NewForbidden(
-				maintenancev1alpha1.Resource("evacuations"), "p", errors.New("the namespace is being terminated"),
-			)
+			err := apierrors.NewForbidden(maintenancev1alpha1.Resource("evacuations"), "p",
+				errors.New("the namespace is being terminated"))
 			err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
 			return true, nil, err
 		})
@@ -286,9 +275,8 @@ func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
 			t.Errorf("got %d requests, want 1", refused)
 		}
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-		if got, want := f.nodeStatus(
-			"m", "one",
-		).DrainMessage, "Evacuating; 1 pod of terminating namespaces: default/p"; got != want {
+		if got, want := f.nodeStatus("m",
+			"one").DrainMessage, "Evacuating; 1 pod of terminating namespaces: default/p"; got != want {
 			t.Errorf("got drainMessage %q, want %q", got, want)
 		}
 		want := "1 pod left, 0 of them evacuating, 0 blocked; 1 pod cannot be evacuated because of namespaces that are being deleted: default (1)"
@@ -313,15 +301,12 @@ func TestMessageNamesPodsOfTerminatingNamespaces(t *testing.T) {
 		want    string
 	}{
 		"no pod in a terminating namespace": {"Evacuating", nil, "Evacuating"},
-		"a pod is named": {
-			"Evacuating", pods("web"), "Evacuating; 1 pod of terminating namespaces: blue/web",
-		},
+		"a pod is named":                    {"Evacuating", pods("web"), "Evacuating; 1 pod of terminating namespaces: blue/web"},
 		"several pods, in the order of their names": {
 			"Evacuating", pods("b", "a"), "Evacuating; 2 pods of terminating namespaces: blue/a, blue/b",
 		},
 		"more pods than fit": {
-			"Evacuating",
-			pods(long, long),
+			"Evacuating", pods(long, long),
 			"Evacuating; 2 pods of terminating namespaces: blue/" + long + ", blue/xxxxxxx…",
 		},
 		"a message of the plan that leaves no room": {strings.Repeat("m", 90), pods("web"), strings.Repeat("m", 90)},

@@ -65,9 +65,8 @@ func TestNewLeaderGoesOnReleasing(t *testing.T) {
 		nm := f.nm("m")
 		selecting("green")(nm)
 		nm.Generation++
-		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
-			f.ctx, nm, metav1.UpdateOptions{},
-		); err != nil {
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
+			metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		f.cached()

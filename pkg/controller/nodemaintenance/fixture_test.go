@@ -154,9 +154,8 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Cleanup(cancel)
 	f := &fixture{
 		t: t, ctx: ctx, host: hostfake.NewClientset(), maintenance: maintenancefake.NewClientset(),
-		recorder: events.NewFakeRecorder(10000),
-		rights:   &rights{refused: sets.New[string]()}, evacuatorsOn: sets.New[string](),
-		evictions: &inflight.Evictions{},
+		recorder: events.NewFakeRecorder(10000), rights: &rights{refused: sets.New[string]()},
+		evacuatorsOn: sets.New[string](), evictions: &inflight.Evictions{},
 	}
 	f.watches = informertest.Count(f.host, f.maintenance)
 	f.maintenance.PrependReactor("create", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -181,9 +180,8 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 // restart replaces the controllers by new ones, which know only the objects in the clusters.
 func (f *fixture) restart() {
 	f.t.Helper()
-	hostInformers := informers.NewSharedInformerFactoryWithOptions(
-		f.host, 0, informers.WithTransform(controllercache.NewTransform()),
-	)
+	hostInformers := informers.NewSharedInformerFactoryWithOptions(f.host, 0,
+		informers.WithTransform(controllercache.NewTransform()))
 	maintenanceInformers := externalversions.NewSharedInformerFactory(f.maintenance, 0)
 	f.nodes, f.Controller = newControllers(f.t, nodecontroller.Config{
 		Host: f.host, HostInformers: hostInformers, Maintenance: f.maintenance,
@@ -481,9 +479,8 @@ func (f *fixture) enter(name string, stage maintenancev1alpha1.NodeMaintenanceSt
 	nm := f.nm(name)
 	atStage(stage)(nm)
 	nm.Generation++
-	if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
-		f.ctx, nm, metav1.UpdateOptions{},
-	); err != nil {
+	if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
+		metav1.UpdateOptions{}); err != nil {
 		f.t.Fatal(err)
 	}
 	f.eventually("the cache shows the stage", func() bool {
@@ -502,9 +499,8 @@ func (f *fixture) deletePod(name string) {
 	if err := f.host.CoreV1().Pods("default").Delete(f.ctx, name, metav1.DeleteOptions{}); err != nil {
 		f.t.Fatal(err)
 	}
-	err = f.maintenance.MaintenanceV1alpha1().Evacuations("default").Delete(
-		f.ctx, protocol.CanonicalName(name, pod.UID), metav1.DeleteOptions{},
-	)
+	err = f.maintenance.MaintenanceV1alpha1().Evacuations("default").Delete(f.ctx,
+		protocol.CanonicalName(name, pod.UID), metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		f.t.Fatal(err)
 	}

@@ -80,9 +80,8 @@ func TestRefusedJoinsAreBlockers(t *testing.T) {
 
 func TestRequestsForEvacuationsNameTheMaintenance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newPod(
-			"p", "one", 0,
-		), newMaintenance("m", func(nm *maintenancev1alpha1.NodeMaintenance) {
+		f := newFixture(t, newNode("one"), newPod("p", "one",
+			0), newMaintenance("m", func(nm *maintenancev1alpha1.NodeMaintenance) {
 			nm.Spec.Reason = "kernel\nupdate"
 		}))
 		f.step("m")

@@ -88,10 +88,8 @@ func TestStatusOf5000NodesFits(t *testing.T) {
 	if got := len(full.Status.NodeStatuses); got != 5000 {
 		t.Fatalf("got %d node statuses, want 5000", got)
 	}
-	if slices.ContainsFunc(
-		full.Status.Conditions,
-		func(c metav1.Condition) bool { return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted },
-	) {
+	if slices.ContainsFunc(full.Status.Conditions,
+		func(c metav1.Condition) bool { return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted }) {
 		t.Errorf("a status of %d bytes did not fit", full.Size())
 	}
 }

@@ -39,9 +39,8 @@ func TestEvacuationsOfADeselectedNodeAreWithdrawn(t *testing.T) {
 		nm := f.nm("m")
 		nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions[0].Values = []string{"green"}
 		nm.Generation++
-		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
-			f.ctx, nm, metav1.UpdateOptions{},
-		); err != nil {
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
+			metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		f.cached()

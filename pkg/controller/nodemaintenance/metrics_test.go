@@ -45,9 +45,7 @@ func TestGaugesAddMaintenancesUp(t *testing.T) {
 					{Name: cordon, StartTimestamp: new(metav1.Unix(1, 0))},
 					{Name: stage, StartTimestamp: new(metav1.Unix(entered, 0))},
 				},
-				Conditions: []metav1.Condition{
-					{Type: maintenancev1alpha1.ConditionProgressing, Status: progressing},
-				},
+				Conditions:   []metav1.Condition{{Type: maintenancev1alpha1.ConditionProgressing, Status: progressing}},
 				NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{node},
 			},
 		}

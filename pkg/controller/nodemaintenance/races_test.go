@@ -91,9 +91,8 @@ func nominated(node string) func(*corev1.Pod) {
 // has created one Evacuation and joined one of another instigator.
 func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newPod("q", "one", 0), newMaintenance(
-			"m", createdAt(stageCordon),
-		),
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newPod("q", "one", 0), newMaintenance("m",
+			createdAt(stageCordon)),
 			ourEvacuation("q", "one", instigatedBy(foreignInstigator)))
 		f.step("m")
 		f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
@@ -162,8 +161,7 @@ func TestNoEvacuationForACompletedMaintenance(t *testing.T) {
 		f.enter("m", stageComplete)
 		node := f.node("one")
 		for _, err := range []error{
-			f.Controller.create(f.ctx, before, pod),
-			f.adopt(f.ctx, before, ptr.To(f.state.Classify(joined, node))),
+			f.Controller.create(f.ctx, before, pod), f.adopt(f.ctx, before, ptr.To(f.state.Classify(joined, node))),
 		} {
 			if err != nil {
 				t.Error(err)
@@ -187,9 +185,8 @@ func TestNoEvacuationOnADeselectedNode(t *testing.T) {
 		nm := f.nm("m")
 		nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions[0].Values = []string{"green"}
 		nm.Generation++
-		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
-			f.ctx, nm, metav1.UpdateOptions{},
-		); err != nil {
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
+			metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		f.cached()
@@ -229,14 +226,8 @@ func TestMaintenanceEndsBesideOneThatHasNoTargets(t *testing.T) {
 // the leader, or that its maintenance has ended.
 func TestStrayEvacuationsAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t,
-			newNode("one"),
-			newNode("two"),
-			newPod("p", "one", 0),
-			newPod("q", "two", 0),
-			newMaintenance("m", createdAt(stageComplete)),
-		)
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0),
+			newMaintenance("m", createdAt(stageComplete)))
 		f.step("m")
 		f.create(ourEvacuation("p", "one"))
 		f.wantWithdrawals()
@@ -274,8 +265,7 @@ func TestEvacuationIsWithdrawnWhenThePodLosesItsNomination(t *testing.T) {
 		"because another node took it in": func(pod *corev1.Pod) {
 			pod.Spec.NodeName, pod.Status = "green", corev1.PodStatus{Phase: corev1.PodRunning}
 		},
-		"because another node is nominated": nominated("green"),
-		"because none is nominated":         nominated(""),
+		"because another node is nominated": nominated("green"), "because none is nominated": nominated(""),
 	} {
 		for when, ends := range map[string]func(*fixture){
 			"in the middle": func(f *fixture) {
@@ -288,13 +278,8 @@ func TestEvacuationIsWithdrawnWhenThePodLosesItsNomination(t *testing.T) {
 		} {
 			t.Run(name+" "+when, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					f := newFixture(
-						t,
-						newNode("one"),
-						newNode("green", inPool("green")),
-						newMaintenance("m"),
-						newPod("nominee", "", 0, nominated("one")),
-					)
+					f := newFixture(t, newNode("one"), newNode("green", inPool("green")), newMaintenance("m"),
+						newPod("nominee", "", 0, nominated("one")))
 					f.step("m")
 					f.create(ourEvacuation("nominee", ""))
 					f.step("m")
@@ -335,9 +320,8 @@ func TestDeselectedNodesStayInTheStatusUntilTheyAreReleased(t *testing.T) {
 			nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions = append(nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions,
 				corev1.NodeSelectorRequirement{Key: "kept", Operator: corev1.NodeSelectorOpExists})
 			nm.Generation++
-			if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
-				f.ctx, nm, metav1.UpdateOptions{},
-			); err != nil {
+			if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
+				metav1.UpdateOptions{}); err != nil {
 				f.t.Fatal(err)
 			}
 		},
@@ -349,9 +333,8 @@ func TestDeselectedNodesStayInTheStatusUntilTheyAreReleased(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, newNode(
-					"one", func(node *corev1.Node) { node.Labels["kept"] = "" },
-				), newNode("foreign", cordoned),
+				f := newFixture(t, newNode("one",
+					func(node *corev1.Node) { node.Labels["kept"] = "" }), newNode("foreign", cordoned),
 					newPod("p", "one", 0), newPod("q", "foreign", 0), newPod("gone", "foreign", 0), newMaintenance("m"))
 				f.step("m")
 				f.wantEvacuating("gone", "p", "q")
@@ -409,9 +392,8 @@ func TestNewLeaderConfirmsDrainedNodes(t *testing.T) {
 		f.restart()
 		lists, hidden := 0, []corev1.Pod{}
 		f.host.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-			if !strings.Contains(
-				action.(clienttesting.ListAction).GetListRestrictions().Fields.String(), "spec.nodeName=one",
-			) {
+			if !strings.Contains(action.(clienttesting.ListAction).GetListRestrictions().Fields.String(),
+				"spec.nodeName=one") {
 				return false, nil, nil
 			}
 			lists++
@@ -470,9 +452,8 @@ func TestTheLastCountersAreWritten(t *testing.T) {
 
 func TestRefusedNodesOfARunningDrainStayAsTheyAre(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0), newMaintenance("m"),
-		)
+		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0),
+			newMaintenance("m"))
 		f.step("m")
 		f.wantEvacuating("p", "q")
 		f.rights.refused.Insert("one")
@@ -523,8 +504,7 @@ func TestRequestsAreSentInRounds(t *testing.T) {
 func TestCompleteWaitsForEvictionsInFlight(t *testing.T) {
 	evictionOf := func(pod string) inflight.Eviction {
 		return inflight.Eviction{Evacuation: types.NamespacedName{
-			Namespace: "default",
-			Name:      protocol.CanonicalName(pod, types.UID("uid-"+pod)),
+			Namespace: "default", Name: protocol.CanonicalName(pod, types.UID("uid-"+pod)),
 		}, Pod: pod, UID: types.UID("uid-" + pod)}
 	}
 	for name, test := range map[string]struct {

@@ -62,9 +62,8 @@ func TestSilentAuthorizerDelaysNoOtherDrain(t *testing.T) {
 		}
 		for i := range 2 * nodeWorkers {
 			name := fmt.Sprintf("%s-%02d", silent, i)
-			objects = append(objects, newNode(
-				name, inPool(name),
-			), newPod(name, name, 0), newMaintenance(name, selecting(name),
+			objects = append(objects, newNode(name,
+				inPool(name)), newPod(name, name, 0), newMaintenance(name, selecting(name),
 				func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.RequestedBy.Username = silent }))
 		}
 		f := newFixture(t)
@@ -74,10 +73,8 @@ func TestSilentAuthorizerDelaysNoOtherDrain(t *testing.T) {
 		}
 		start := time.Now()
 		go f.run(1)
-		f.ticking(
-			"the pod of the other user has an Evacuation",
-			func() bool { return slices.Equal(f.evacuating(), []string{"p"}) },
-		)
+		f.ticking("the pod of the other user has an Evacuation",
+			func() bool { return slices.Equal(f.evacuating(), []string{"p"}) })
 		close(f.rights.answer)
 		f.ticking("all pods are asked to leave", func() bool { return len(f.evacuating()) == 1+2*nodeWorkers })
 		// A review fails after ten seconds. The drain has not waited for one.

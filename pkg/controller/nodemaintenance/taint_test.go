@@ -81,12 +81,10 @@ func newTaintFixture(t *testing.T, objects ...runtime.Object) *fixture {
 
 func TestTaintIsAddedWithTheFirstDaemonSetTarget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(t, newNode(
-			"one", taintedWith(otherTaint),
-		), newNode("two"), newNode("green", inPool("green")), newMaintenance("m"),
-			newPod("app", "one", 0), newPod(
-				"logger-1", "one", 0, ofDaemonSet,
-			), newPod("logger-2", "two", 0, ofDaemonSet))
+		f := newTaintFixture(t, newNode("one",
+			taintedWith(otherTaint)), newNode("two"), newNode("green", inPool("green")), newMaintenance("m"),
+			newPod("app", "one", 0), newPod("logger-1", "one", 0,
+				ofDaemonSet), newPod("logger-2", "two", 0, ofDaemonSet))
 		f.step("m")
 		f.wantEvacuating("app")
 		f.wantTaints("one", []corev1.Taint{otherTaint, heldTaint}, "m")
@@ -139,9 +137,8 @@ func TestDaemonSetPodsThatTolerateTheTaintAreKeptAndNamed(t *testing.T) {
 		f.wait(nodestate.SettleTime)
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
-		if message := f.wantEvent(EventDrained); !strings.Contains(
-			message, "tolerates the drain taint of default/cni (1)",
-		) {
+		if message := f.wantEvent(EventDrained); !strings.Contains(message,
+			"tolerates the drain taint of default/cni (1)") {
 			t.Errorf("got message %s, want the name of the pod that was kept", message)
 		}
 	})
@@ -149,9 +146,8 @@ func TestDaemonSetPodsThatTolerateTheTaintAreKeptAndNamed(t *testing.T) {
 
 func TestTaintOfAUserIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(
-			t, newNode("one", taintedWith(drainTaint)), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet),
-		)
+		f := newTaintFixture(t, newNode("one", taintedWith(drainTaint)), newMaintenance("m"),
+			newPod("logger", "one", 0, ofDaemonSet))
 		f.step("m")
 		f.wantEvacuating("logger")
 		f.wantTaints("one", []corev1.Taint{drainTaint, heldTaint}, "m")
@@ -175,14 +171,8 @@ func TestTaintIsRemovedFromANodeThatAUserCordoned(t *testing.T) {
 
 func TestDaemonSetPodsHaveNoEvacuationBeforeTheTaint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(
-			t,
-			newNode("one"),
-			newNode("two"),
-			newMaintenance("m"),
-			newPod("logger-1", "one", 0, ofDaemonSet),
-			newPod("logger-2", "two", 0, ofDaemonSet),
-		)
+		f := newTaintFixture(t, newNode("one"), newNode("two"), newMaintenance("m"),
+			newPod("logger-1", "one", 0, ofDaemonSet), newPod("logger-2", "two", 0, ofDaemonSet))
 		refuse := true
 		f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			patch := action.(clienttesting.PatchAction)
@@ -209,9 +199,8 @@ func TestRefusedTaintIsReported(t *testing.T) {
 		f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
 		f.host.PrependReactor("patch", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			if strings.Contains(string(action.(clienttesting.PatchAction).GetPatch()), drainTaint.Key) {
-				return true, nil, apierrors.NewForbidden(
-					corev1.Resource("nodes"), "one", errors.New("a policy refuses it"),
-				)
+				return true, nil, apierrors.NewForbidden(corev1.Resource("nodes"), "one",
+					errors.New("a policy refuses it"))
 			}
 			return false, nil, nil
 		})
@@ -235,9 +224,8 @@ func TestRefusedTaintIsReported(t *testing.T) {
 		}
 		f.wantEvacuating()
 		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed)
-		if message := f.nodeStatus("m", "one").DrainMessage; !strings.Contains(
-			message, "a policy refuses it",
-		) || failed == 0 {
+		if message := f.nodeStatus("m", "one").DrainMessage; !strings.Contains(message,
+			"a policy refuses it") || failed == 0 {
 			t.Errorf("message %q after %d attempts, want why the node has no taint", message, failed)
 		}
 	})
@@ -245,14 +233,8 @@ func TestRefusedTaintIsReported(t *testing.T) {
 
 func TestTaintOfTwoMaintenances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(
-			t,
-			newNode("one"),
-			newMaintenance("a"),
-			newMaintenance("b"),
-			newMaintenance("c", createdAt(stageCordon)),
-			newPod("logger", "one", 0, ofDaemonSet),
-		)
+		f := newTaintFixture(t, newNode("one"), newMaintenance("a"), newMaintenance("b"),
+			newMaintenance("c", createdAt(stageCordon)), newPod("logger", "one", 0, ofDaemonSet))
 		for _, name := range []string{"a", "b", "c", "a", "b"} {
 			f.step(name)
 		}
@@ -290,18 +272,12 @@ func TestTaintThatAUserRemovesIsRestored(t *testing.T) {
 
 func TestTaintOfADeletedMaintenanceIsRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(
-			t,
-			newNode("one", cordoned),
-			newNode("two", taintedWith(drainTaint)),
-			newMaintenance("m"),
-			newPod("logger", "one", 0, ofDaemonSet),
-		)
+		f := newTaintFixture(t, newNode("one", cordoned), newNode("two", taintedWith(drainTaint)), newMaintenance("m"),
+			newPod("logger", "one", 0, ofDaemonSet))
 		f.step("m")
 		f.wantTaints("one", ours(), "m")
-		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(
-			f.ctx, "m", metav1.DeleteOptions{},
-		); err != nil {
+		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m",
+			metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		f.restart()

@@ -77,14 +77,10 @@ func TestDecideProgressing(t *testing.T) {
 		},
 		"stalled before a failure": {
 			progressFacts{
-				draining:     true,
-				stalledSince: &metav1.Time{Time: since},
-				progress:     "1 pod left",
-				problems:     failing[:1],
+				draining: true, stalledSince: &metav1.Time{Time: since}, progress: "1 pod left", problems: failing[:1],
 			},
 			verdict{
-				no,
-				"Stalled",
+				no, "Stalled",
 				"Nothing has moved since 2026-11-01T12:00:00Z: 1 pod left. node a: forbidden (since 2026-11-01T12:00:00Z)",
 			},
 		},
@@ -137,10 +133,8 @@ func TestLastProgress(t *testing.T) {
 		"the grace period of a pod has passed": {
 			before, 3, movement{departed: 3, terminating: now.Add(-5 * time.Minute)}, now.Add(-5 * time.Minute),
 		},
-		"the clock is behind": {
-			&metav1.Time{Time: now.Add(time.Hour)}, 3, movement{departed: 4}, now.Add(time.Hour),
-		},
-		"an old report": {before, 3, movement{departed: 3, reported: now.Add(-time.Hour)}, before.Time},
+		"the clock is behind": {&metav1.Time{Time: now.Add(time.Hour)}, 3, movement{departed: 4}, now.Add(time.Hour)},
+		"an old report":       {before, 3, movement{departed: 3, reported: now.Add(-time.Hour)}, before.Time},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := lastProgress(test.before, test.departed, test.movement, now); !got.Time.Equal(test.want) {
@@ -153,15 +147,8 @@ func TestLastProgress(t *testing.T) {
 // TestNodesAreReleasedOneByOne has three nodes, and one Evacuation that cannot be withdrawn.
 func TestNodesAreReleasedOneByOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(
-			t,
-			newNode("one"),
-			newNode("two"),
-			newNode("three"),
-			newPod("p", "two", 0),
-			newPod("q", "three", 0),
-			newMaintenance("m"),
-		)
+		f := newFixture(t, newNode("one"), newNode("two"), newNode("three"), newPod("p", "two", 0),
+			newPod("q", "three", 0), newMaintenance("m"))
 		f.step("m")
 		f.wantEvacuating("p", "q")
 		failing := true
@@ -224,9 +211,8 @@ func TestRefusedEvacuationsAreBlockers(t *testing.T) {
 			f.wait(nodestate.RequestPatience)
 		}
 		f.step("m")
-		if got := f.nodeStatus("m", "one"); got.PodsBlocked != 1 || !strings.Contains(
-			got.DrainMessage, "no Evacuation for 1 pod, such as default/p: ",
-		) {
+		if got := f.nodeStatus("m", "one"); got.PodsBlocked != 1 || !strings.Contains(got.DrainMessage,
+			"no Evacuation for 1 pod, such as default/p: ") {
 			t.Errorf("got status %+v", got)
 		}
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainBlocked)
@@ -304,9 +290,8 @@ func TestNodeThatIsUncordonedRepeatedlyDelaysOnlyItsOwnPods(t *testing.T) {
 		f.step("m")
 		f.wantEvacuating("other", "second")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
-		if got, want := f.nodeStatus(
-			"m", "two",
-		).DrainMessage, "Not drained: its cordon is undone repeatedly"; got != want {
+		if got, want := f.nodeStatus("m",
+			"two").DrainMessage, "Not drained: its cordon is undone repeatedly"; got != want {
 			t.Errorf("got message %q, want %q", got, want)
 		}
 		f.wait(nodestate.FightWindow + time.Second)
@@ -418,14 +403,10 @@ func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 		many = append(many, fmt.Sprintf(`"m%d":"%d"`, i, i))
 	}
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode(
-			"hostile", cordoned, ownedBy(`{"storage":"`+testStorage+`","maintenances":{"a/b":"x"}}`),
-		),
-			newNode(
-				"crowded",
-				cordoned,
-				ownedBy(`{"storage":"`+testStorage+`","maintenances":{`+strings.Join(many, ",")+`}}`),
-			),
+		f := newFixture(t, newNode("hostile", cordoned,
+			ownedBy(`{"storage":"`+testStorage+`","maintenances":{"a/b":"x"}}`)),
+			newNode("crowded", cordoned,
+				ownedBy(`{"storage":"`+testStorage+`","maintenances":{`+strings.Join(many, ",")+`}}`)),
 			newNode("left", cordoned, ownedBy(`{"gone":"1"}`)))
 		reads := 0
 		f.maintenance.PrependReactor("get", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -508,8 +489,7 @@ func TestDescribeBlockers(t *testing.T) {
 		},
 		"more pods than the message names": {
 			maintenancev1alpha1.NodeMaintenancePreview{
-				Blockers:        []maintenancev1alpha1.PreviewBlocker{budget, bare, bare, bare},
-				BlockersOmitted: 5,
+				Blockers: []maintenancev1alpha1.PreviewBlocker{budget, bare, bare, bare}, BlockersOmitted: 5,
 			},
 			"2 pods under budget shop/web: PodDisruptionBudget (Never); 1 pod, such as shop/job: NoController (Lost); " +
 				"1 pod, such as shop/job: NoController (Lost); and 6 more, see the preview",
@@ -549,9 +529,8 @@ func TestDrainNamesItsBlockersWhenItBegins(t *testing.T) {
 		if e := f.wantEvent(EventDrainForecast); !strings.Contains(e, want) {
 			t.Errorf("got event %q", e)
 		}
-		if c := conditionOf(
-			f.nm("m"), maintenancev1alpha1.ConditionProgressing,
-		); c == nil || !strings.Contains(c.Message, want) {
+		if c := conditionOf(f.nm("m"),
+			maintenancev1alpha1.ConditionProgressing); c == nil || !strings.Contains(c.Message, want) {
 			t.Errorf("got Progressing %+v", c)
 		}
 		if previews != 1 {
@@ -570,9 +549,8 @@ func TestCompletedMaintenancesAreTrimmedAndDeleted(t *testing.T) {
 		f.enter("m", stageComplete)
 		nm := f.nm("m")
 		nm.Status.StageStatuses[len(nm.Status.StageStatuses)-1].StartTimestamp = &metav1.Time{Time: f.clock.Now()}
-		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(
-			f.ctx, nm, metav1.UpdateOptions{},
-		); err != nil {
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
+			metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		f.step("m")

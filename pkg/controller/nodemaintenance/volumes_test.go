@@ -32,9 +32,8 @@ func newAttachment(name, node string) *storagev1.VolumeAttachment {
 	return &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: storagev1.VolumeAttachmentSpec{
-			Attacher: "csi.example.com",
-			NodeName: node,
-			Source:   storagev1.VolumeAttachmentSource{PersistentVolumeName: to("pv-" + name)},
+			Attacher: "csi.example.com", NodeName: node,
+			Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: to("pv-" + name)},
 		},
 		Status: storagev1.VolumeAttachmentStatus{Attached: true},
 	}
@@ -47,9 +46,8 @@ func (f *fixture) detach(name string) {
 		f.t.Fatal(err)
 	}
 	attachment.Status.Attached = false
-	if _, err := f.host.StorageV1().VolumeAttachments().UpdateStatus(
-		f.ctx, attachment, metav1.UpdateOptions{},
-	); err != nil {
+	if _, err := f.host.StorageV1().VolumeAttachments().UpdateStatus(f.ctx, attachment,
+		metav1.UpdateOptions{}); err != nil {
 		f.t.Fatal(err)
 	}
 }
@@ -69,12 +67,10 @@ func TestAttachedVolumesAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := newAttachment("asked", "one")
 		asked.Status.Attached = false
-		f := newFixture(t, newNode("one"), newNode("two"), newNode("three"), newNode(
-			"green", inPool("green"),
-		), newMaintenance("m"),
-			newAttachment("a", "one"), newAttachment("b", "one"), newAttachment("c", "two"), newAttachment(
-				"elsewhere", "green",
-			), asked)
+		f := newFixture(t, newNode("one"), newNode("two"), newNode("three"), newNode("green",
+			inPool("green")), newMaintenance("m"),
+			newAttachment("a", "one"), newAttachment("b", "one"), newAttachment("c", "two"), newAttachment("elsewhere",
+				"green"), asked)
 		go f.run(1)
 		says := func(want string) {
 			t.Helper()

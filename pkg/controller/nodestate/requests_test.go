@@ -31,8 +31,7 @@ import (
 
 func TestRequests(t *testing.T) {
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1"},
-		Spec:       corev1.PodSpec{NodeName: "one"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1"}, Spec: corev1.PodSpec{NodeName: "one"},
 	}
 	key := types.NamespacedName{Namespace: "shop", Name: protocol.CanonicalName("web", "1")}
 	for name, test := range map[string]struct {
@@ -44,28 +43,20 @@ func TestRequests(t *testing.T) {
 	}{
 		"no request was made": {happens: func(*Requests) {}},
 		"the request has no answer yet": {
-			happens:    func(r *Requests) { r.Remember(pod) },
-			pending:    true,
-			recent:     true,
-			unanswered: true,
+			happens: func(r *Requests) { r.Remember(pod) }, pending: true, recent: true, unanswered: true,
 		},
 		"the request was answered": {
-			happens: func(r *Requests) { r.Remember(pod); r.Answered("1") },
-			pending: true,
-			recent:  true,
+			happens: func(r *Requests) { r.Remember(pod); r.Answered("1") }, pending: true, recent: true,
 		},
 		"the cache shows the Evacuation": {
 			happens: func(r *Requests) { r.Remember(pod); r.Answered("1"); r.Forget("1") },
 		},
 		"the request failed once": {
-			happens:    func(r *Requests) { r.Remember(pod); r.Failed("1", errors.New("no")) },
-			pending:    true,
+			happens: func(r *Requests) { r.Remember(pod); r.Failed("1", errors.New("no")) }, pending: true,
 			unanswered: true,
 		},
 		"another pod was deleted": {
-			happens:    func(r *Requests) { r.Remember(pod); r.Forget("2") },
-			pending:    true,
-			recent:     true,
+			happens: func(r *Requests) { r.Remember(pod); r.Forget("2") }, pending: true, recent: true,
 			unanswered: true,
 		},
 		"the namespace is being deleted, and the request is repeated": {happens: func(r *Requests) {

@@ -47,8 +47,7 @@ func TestNewLeaderInherits(t *testing.T) {
 			nm := newMaintenance()
 			nm.Status.ObservedGeneration = test.observed
 			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{
-				NodeRef:      v1alpha1.NodeReference{Name: "one", UID: "1"},
-				DrainMessage: test.message,
+				NodeRef: v1alpha1.NodeReference{Name: "one", UID: "1"}, DrainMessage: test.message,
 			}}
 			node := newNode("green", "1")
 			if test.registeredAgain {

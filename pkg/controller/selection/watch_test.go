@@ -30,20 +30,14 @@ import (
 
 func newNode(pool, version string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name:            "one",
-		UID:             "1",
-		ResourceVersion: version,
-		Labels:          map[string]string{"pool": pool},
+		Name: "one", UID: "1", ResourceVersion: version, Labels: map[string]string{"pool": pool},
 	}}
 }
 
 func newMaintenance() *v1alpha1.NodeMaintenance {
 	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:       "m",
-			UID:        "m",
-			Generation: 1,
-			Finalizers: []string{v1alpha1.FinalizerMaintenanceCompletion},
+			Name: "m", UID: "m", Generation: 1, Finalizers: []string{v1alpha1.FinalizerMaintenanceCompletion},
 		},
 		Spec: v1alpha1.NodeMaintenanceSpec{
 			Stage: v1alpha1.NodeMaintenanceStageDrain,

@@ -50,11 +50,8 @@ func minAvailable(s string) func(*policyv1.PodDisruptionBudget) {
 func computed(expected, desired, allowed int32) func(*policyv1.PodDisruptionBudget) {
 	return func(b *policyv1.PodDisruptionBudget) {
 		b.Status = policyv1.PodDisruptionBudgetStatus{
-			ObservedGeneration: b.Generation,
-			ExpectedPods:       expected,
-			DesiredHealthy:     desired,
-			CurrentHealthy:     desired + allowed,
-			DisruptionsAllowed: allowed,
+			ObservedGeneration: b.Generation, ExpectedPods: expected, DesiredHealthy: desired,
+			CurrentHealthy: desired + allowed, DisruptionsAllowed: allowed,
 		}
 	}
 }
@@ -65,9 +62,7 @@ func healthy(pods int32) func(*policyv1.PodDisruptionBudget) {
 
 func syncFailed(b *policyv1.PodDisruptionBudget) {
 	b.Status.Conditions = []metav1.Condition{{
-		Type:    policyv1.DisruptionAllowedCondition,
-		Status:  metav1.ConditionFalse,
-		Reason:  policyv1.SyncFailedReason,
+		Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason,
 		Message: "no scale",
 	}}
 }
@@ -84,61 +79,30 @@ func TestNeverAllows(t *testing.T) {
 		// want is the reason; empty for a budget that allows some.
 		want string
 	}{
-		"maxUnavailable 0": {
-			budget: modifiers{maxUnavailable("0"), computed(3, 3, 0)},
-			want:   "maxUnavailable 0",
-		},
-		"maxUnavailable 0, not computed yet": {
-			budget: modifiers{maxUnavailable("0")},
-			want:   "maxUnavailable 0",
-		},
-		"maxUnavailable 0%": {
-			budget: modifiers{maxUnavailable("0%"), computed(3, 3, 0)},
-			want:   "maxUnavailable 0%",
-		},
-		"maxUnavailable 0 with surplus pods": {
-			budget: modifiers{maxUnavailable("0"), computed(3, 3, 1)},
-		},
+		"maxUnavailable 0":                   {budget: modifiers{maxUnavailable("0"), computed(3, 3, 0)}, want: "maxUnavailable 0"},
+		"maxUnavailable 0, not computed yet": {budget: modifiers{maxUnavailable("0")}, want: "maxUnavailable 0"},
+		"maxUnavailable 0%":                  {budget: modifiers{maxUnavailable("0%"), computed(3, 3, 0)}, want: "maxUnavailable 0%"},
+		"maxUnavailable 0 with surplus pods": {budget: modifiers{maxUnavailable("0"), computed(3, 3, 1)}},
 		"maxUnavailable 0 whose surplus is out of date": {
-			budget: modifiers{maxUnavailable("0"), computed(3, 3, 1), changed},
-			want:   "maxUnavailable 0",
+			budget: modifiers{maxUnavailable("0"), computed(3, 3, 1), changed}, want: "maxUnavailable 0",
 		},
-		"maxUnavailable 1": {
-			budget: modifiers{maxUnavailable("1"), computed(3, 2, 1)},
-		},
-		"maxUnavailable 1 that is used up": {
-			budget: modifiers{maxUnavailable("1"), computed(3, 2, 0)},
-		},
-		"maxUnavailable 1%, which rounds up to one": {
-			budget: modifiers{maxUnavailable("1%"), computed(3, 2, 0)},
-		},
+		"maxUnavailable 1":                                {budget: modifiers{maxUnavailable("1"), computed(3, 2, 1)}},
+		"maxUnavailable 1 that is used up":                {budget: modifiers{maxUnavailable("1"), computed(3, 2, 0)}},
+		"maxUnavailable 1%, which rounds up to one":       {budget: modifiers{maxUnavailable("1%"), computed(3, 2, 0)}},
 		"maxUnavailable 1 of a Deployment scaled to zero": {budget: modifiers{maxUnavailable("1"), computed(0, 0, 0)}},
-		"minAvailable 100%": {
-			budget: modifiers{minAvailable("100%"), computed(3, 3, 0)},
-			want:   "minAvailable 100%",
-		},
-		"minAvailable 100%, not computed yet": {
-			budget: modifiers{minAvailable("100%")},
-			want:   "minAvailable 100%",
-		},
+		"minAvailable 100%":                               {budget: modifiers{minAvailable("100%"), computed(3, 3, 0)}, want: "minAvailable 100%"},
+		"minAvailable 100%, not computed yet":             {budget: modifiers{minAvailable("100%")}, want: "minAvailable 100%"},
 		"minAvailable 50% of one pod, which rounds up to one": {
-			budget: modifiers{minAvailable("50%"), computed(1, 1, 0)},
-			want:   "minAvailable 50% of 1 pods",
+			budget: modifiers{minAvailable("50%"), computed(1, 1, 0)}, want: "minAvailable 50% of 1 pods",
 		},
-		"minAvailable 50% of two pods": {
-			budget: modifiers{minAvailable("50%"), computed(2, 1, 0)},
-		},
+		"minAvailable 50% of two pods": {budget: modifiers{minAvailable("50%"), computed(2, 1, 0)}},
 		"minAvailable 3 of 3": {
-			budget: modifiers{minAvailable("3"), computed(3, 3, 0)},
-			want:   "minAvailable 3 of 3 pods",
+			budget: modifiers{minAvailable("3"), computed(3, 3, 0)}, want: "minAvailable 3 of 3 pods",
 		},
 		"minAvailable 4 of 3": {
-			budget: modifiers{minAvailable("4"), computed(3, 4, 0)},
-			want:   "minAvailable 4 of 3 pods",
+			budget: modifiers{minAvailable("4"), computed(3, 4, 0)}, want: "minAvailable 4 of 3 pods",
 		},
-		"minAvailable 2 of 3": {
-			budget: modifiers{minAvailable("2"), computed(3, 2, 0)},
-		},
+		"minAvailable 2 of 3":                  {budget: modifiers{minAvailable("2"), computed(3, 2, 0)}},
 		"minAvailable 3 of who knows how many": {budget: modifiers{minAvailable("3")}},
 		"minAvailable 3 of how many it was before the change": {
 			budget: modifiers{minAvailable("3"), computed(3, 3, 0), changed},
@@ -153,8 +117,7 @@ func TestNeverAllows(t *testing.T) {
 			budget: modifiers{maxUnavailable("1"), computed(0, 0, 0), healthy(2), changed},
 		},
 		"a budget that cannot be computed": {
-			budget: modifiers{maxUnavailable("1"), syncFailed},
-			want:   "it cannot be computed",
+			budget: modifiers{maxUnavailable("1"), syncFailed}, want: "it cannot be computed",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -169,15 +132,11 @@ func TestNeverAllows(t *testing.T) {
 func TestMatching(t *testing.T) {
 	web := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
 	budgets := []*policyv1.PodDisruptionBudget{
-		budget("web", selecting(web)),
-		budget("all", selecting(&metav1.LabelSelector{})),
+		budget("web", selecting(web)), budget("all", selecting(&metav1.LabelSelector{})),
 		budget("none", selecting(nil)),
-		budget(
-			"broken",
-			selecting(&metav1.LabelSelector{
-				MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like"}},
-			}),
-		),
+		budget("broken", selecting(&metav1.LabelSelector{
+			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like"}},
+		})),
 	}
 	m := NewMatcher()
 	names := func(pod labels.Set) (names []string) {
@@ -245,93 +204,43 @@ func TestHeldByUnhealthy(t *testing.T) {
 		says                       string
 	}{
 		"a pod that is not ready, in a budget that has too few": {
-			healthy:  3,
-			desired:  4,
-			expected: 5,
-			want:     true,
-			says:     "2 of 5 pods are not ready",
+			healthy: 3, desired: 4, expected: 5, want: true, says: "2 of 5 pods are not ready",
 		},
 		"a pod that is not ready, in a budget that has enough": {healthy: 4, desired: 4, expected: 5},
-		"a pod that is not ready, if such always go": {
-			healthy:  3,
-			desired:  4,
-			expected: 5,
-			mod:      always,
-		},
+		"a pod that is not ready, if such always go":           {healthy: 3, desired: 4, expected: 5, mod: always},
 		"a pod that is not ready, in a budget that never allows": {
-			healthy:  4,
-			desired:  5,
-			expected: 5,
-			want:     true,
-			says:     "AlwaysAllow",
+			healthy: 4, desired: 5, expected: 5, want: true, says: "AlwaysAllow",
 		},
 		"a ready pod, in a budget that has too few": {
-			healthy:  3,
-			desired:  4,
-			expected: 5,
-			ready:    true,
-			want:     true,
-			says:     "PodDisruptionBudget web",
+			healthy: 3, desired: 4, expected: 5, ready: true, want: true, says: "PodDisruptionBudget web",
 		},
 		"a ready pod, in a budget that has too few, if such always go": {
-			healthy:  3,
-			desired:  4,
-			expected: 5,
-			ready:    true,
-			mod:      always,
-			want:     true,
-			says:     "Get them ready.",
+			healthy: 3, desired: 4, expected: 5, ready: true, mod: always, want: true, says: "Get them ready.",
 		},
-		"a ready pod, in a budget that has just enough": {
-			healthy:  4,
-			desired:  4,
-			expected: 5,
-			ready:    true,
-		},
+		"a ready pod, in a budget that has just enough": {healthy: 4, desired: 4, expected: 5, ready: true},
 		"a ready pod, in a budget that has had just enough for a while": {
-			healthy:  4,
-			desired:  4,
-			expected: 5,
-			ready:    true,
-			steady:   true,
-			want:     true,
-			says:     "1 of 5",
+			healthy: 4, desired: 4, expected: 5, ready: true, steady: true, want: true, says: "1 of 5",
 		},
 		"a ready pod, in a budget that would not let it go if all were": {
-			healthy:  4,
-			desired:  5,
-			expected: 5,
-			ready:    true,
-			steady:   true,
+			healthy: 4, desired: 5, expected: 5, ready: true, steady: true,
 		},
 		"a ready pod, in a budget whose pods are all healthy": {
-			healthy:  5,
-			desired:  5,
-			expected: 5,
-			ready:    true,
-			steady:   true,
+			healthy: 5, desired: 5, expected: 5, ready: true, steady: true,
 		},
 		"a budget whose status is that of another spec": {
-			healthy:  3,
-			desired:  4,
-			expected: 5,
-			mod:      func(b *policyv1.PodDisruptionBudget) { b.Generation++ },
+			healthy: 3, desired: 4, expected: 5, mod: func(b *policyv1.PodDisruptionBudget) { b.Generation++ },
 		},
 		"a budget with more evictions than the API server stands for now": {
-			healthy:  3,
-			desired:  4,
-			expected: 5,
-			mod:      func(b *policyv1.PodDisruptionBudget) { b.Status.DisruptionsAllowed = -1 },
+			healthy: 3, desired: 4, expected: 5,
+			mod: func(b *policyv1.PodDisruptionBudget) { b.Status.DisruptionsAllowed = -1 },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := &policyv1.PodDisruptionBudget{
 				ObjectMeta: metav1.ObjectMeta{Name: "web", Generation: 1},
 				Status: policyv1.PodDisruptionBudgetStatus{
-					ObservedGeneration: 1,
-					CurrentHealthy:     tc.healthy,
-					DesiredHealthy:     tc.desired,
-					ExpectedPods:       tc.expected,
+					ObservedGeneration: 1, CurrentHealthy: tc.healthy, DesiredHealthy: tc.desired,
+					ExpectedPods: tc.expected,
 				},
 			}
 			if tc.mod != nil {

@@ -32,11 +32,8 @@ func TestIndex(t *testing.T) {
 	elsewhere.Namespace = "office"
 	broken := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like"}}}
 	index := NewIndex([]*policyv1.PodDisruptionBudget{
-		budget("web", selecting(web)),
-		budget("all", selecting(&metav1.LabelSelector{})),
-		budget("none", selecting(nil)),
-		budget("broken", selecting(broken)),
-		elsewhere,
+		budget("web", selecting(web)), budget("all", selecting(&metav1.LabelSelector{})),
+		budget("none", selecting(nil)), budget("broken", selecting(broken)), elsewhere,
 	})
 	for name, test := range map[string]struct {
 		pod  metav1.ObjectMeta
@@ -101,9 +98,7 @@ func TestUsesUp(t *testing.T) {
 		"not ready, and enough others are":  {ready(corev1.ConditionFalse), []func(*policyv1.PodDisruptionBudget){short}, false},
 		"not ready, and too few others are": {ready(corev1.ConditionFalse), []func(*policyv1.PodDisruptionBudget){short, healthy(2)}, true},
 		"not ready, with a budget that ignores it": {
-			ready(corev1.ConditionFalse),
-			[]func(*policyv1.PodDisruptionBudget){short, healthy(2), always},
-			false,
+			ready(corev1.ConditionFalse), []func(*policyv1.PodDisruptionBudget){short, healthy(2), always}, false,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

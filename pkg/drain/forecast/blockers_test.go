@@ -54,34 +54,28 @@ func TestBlockers(t *testing.T) {
 		},
 		"a budget that never allows": {
 			scene: scene{
-				pods:    pods(2, "web", "n1"),
-				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+				pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
 			},
 			want: []string{"Never PodDisruptionBudget: 2 web(0)"},
 		},
 		"a budget that never allows, but for pods that are replaced first": {
 			scene: scene{
-				evacuators: []string{deploymentClass},
-				owners:     owners{rs: true, web: pastBudgets},
-				pods:       pods(2, "web", "n1"),
-				budgets:    []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: pastBudgets},
+				pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
 			},
 			want: []string{"Delayed PodDisruptionBudget: 2 web(0)"},
 		},
 		"and none that are not": {
 			scene: scene{
-				evacuators: []string{deploymentClass},
-				owners:     owners{rs: true, web: recreating},
-				pods:       pods(2, "web", "n1"),
-				budgets:    []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: recreating},
+				pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
 			},
 			want: []string{"Never PodDisruptionBudget: 2 web(0)"},
 		},
 		"a budget that is used up, but for pods that are replaced first": {
 			scene: scene{
-				evacuators: []string{deploymentClass},
-				owners:     owners{rs: true, web: pastBudgets},
-				pods:       pods(2, "web", "n1"),
+				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: pastBudgets},
+				pods: pods(2, "web", "n1"),
 				budgets: []policyv1.PodDisruptionBudget{
 					budget("web", "web", 0, unhealthy(9), func(b *policyv1.PodDisruptionBudget) {
 						b.Spec.MaxUnavailable, b.Spec.MinAvailable = nil, ptr.To(intstr.FromInt32(9))
@@ -92,26 +86,21 @@ func TestBlockers(t *testing.T) {
 		},
 		"if that opens it": {
 			scene: scene{
-				evacuators: []string{deploymentClass},
-				owners:     owners{rs: true},
-				pods:       pods(2, "web", "n1"),
-				budgets:    []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9))},
+				evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1"),
+				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9))},
 			},
 			want: []string{"NotNow PodDisruptionBudget: 2 web(0)"},
 		},
 		"several budgets also hold what is replaced": {
 			scene: scene{
-				evacuators: []string{deploymentClass},
-				owners:     owners{rs: true},
-				pods:       pods(2, "web", "n1"),
-				budgets:    []policyv1.PodDisruptionBudget{budget("b", "web", 5), budget("a", "web", 5)},
+				evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1"),
+				budgets: []policyv1.PodDisruptionBudget{budget("b", "web", 5), budget("a", "web", 5)},
 			},
 			want: []string{"Never MultiplePodDisruptionBudgets: 2 a(5) b(5)"},
 		},
 		"a budget that cannot be computed": {
 			scene: scene{
-				pods:    pods(1, "web", "n1"),
-				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, failed)},
+				pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, failed)},
 			},
 			want: []string{"Never PodDisruptionBudgetSyncFailed: 1 web(0)"},
 		},
@@ -148,17 +137,15 @@ func TestBlockers(t *testing.T) {
 		},
 		"each wave gets the whole budget again": {
 			scene: scene{
-				pods: slices.Concat(
-					pods(2, "web", "n1"), []*corev1.Pod{pod("x", "web", "n2", withPriority(2000000000))},
-				),
+				pods: slices.Concat(pods(2, "web", "n1"),
+					[]*corev1.Pod{pod("x", "web", "n2", withPriority(2000000000))}),
 				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)},
 			},
 		},
 		"and its rounds add up": {
 			scene: scene{
-				pods: slices.Concat(
-					pods(3, "web", "n1"), []*corev1.Pod{pod("x", "web", "n2", withPriority(2000000000))},
-				),
+				pods: slices.Concat(pods(3, "web", "n1"),
+					[]*corev1.Pod{pod("x", "web", "n2", withPriority(2000000000))}),
 				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)},
 			},
 			want: []string{"Delayed PodDisruptionBudget: 4 web(2) in 3 rounds"},
@@ -174,10 +161,9 @@ func TestBlockers(t *testing.T) {
 		},
 		"the budget of a DaemonSet's pod does not matter to its evacuator": {
 			scene: scene{
-				evacuators: []string{daemonSetClass},
-				owners:     owners{agent: true},
-				pods:       pods(1, "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
-				budgets:    []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+				evacuators: []string{daemonSetClass}, owners: owners{agent: true},
+				pods:    pods(1, "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
+				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
 			},
 		},
 		"a DaemonSet's pod that its DaemonSet does not know": {
@@ -188,16 +174,14 @@ func TestBlockers(t *testing.T) {
 			want: []string{"Never NoEvacuator: 1"},
 		},
 		"pods without a controller": {
-			scene: scene{pods: pods(2, "web", "n1", bare)},
-			want:  []string{"Lost NoController: 2"},
+			scene: scene{pods: pods(2, "web", "n1", bare)}, want: []string{"Lost NoController: 2"},
 		},
 		"a namespace that is being deleted": {
 			scene: scene{pods: pods(2, "web", "n1", bare), namespaces: []string{"shop"}},
 			want:  []string{"NotNow NamespaceTerminating: 2"},
 		},
 		"a finalizer": {
-			scene: scene{pods: pods(1, "web", "n1", held("example.com/a"))},
-			want:  []string{"Delayed PodFinalizer: 1"},
+			scene: scene{pods: pods(1, "web", "n1", held("example.com/a"))}, want: []string{"Delayed PodFinalizer: 1"},
 		},
 		"the finalizer of a Job is harmless": {
 			scene: scene{pods: pods(1, "web", "n1", held("batch.kubernetes.io/job-tracking"))},
@@ -213,17 +197,14 @@ func TestBlockers(t *testing.T) {
 		"a pod that is about to go": {scene: scene{pods: pods(1, "web", "n1", goneBy(29*time.Second))}},
 		"a kubelet that does not answer": {
 			scene: scene{
-				nodes: []*corev1.Node{node("n1", unreachable)},
-				pods:  pods(1, "web", "n1", goneBy(time.Minute)),
+				nodes: []*corev1.Node{node("n1", unreachable)}, pods: pods(1, "web", "n1", goneBy(time.Minute)),
 			},
 			want: []string{"NotNow NodeUnreachable: 1"},
 		},
 		"the worst first, then the most": {
 			scene: scene{
-				pods: slices.Concat(
-					pods(1, "never", "n1"), pods(4, "slow", "n1"), pods(2, "bare", "n1", bare), pods(1, "shut", "n2"),
-					pods(3, "closed", "n2"), pods(3, "another", "n2"),
-				),
+				pods: slices.Concat(pods(1, "never", "n1"), pods(4, "slow", "n1"), pods(2, "bare", "n1", bare),
+					pods(1, "shut", "n2"), pods(3, "closed", "n2"), pods(3, "another", "n2")),
 				budgets: []policyv1.PodDisruptionBudget{
 					budget("never", "never", 0, closed), budget("slow", "slow", 1),
 					budget("shut", "shut", 0, unhealthy(9)), budget("closed", "closed", 0, unhealthy(9)),
@@ -232,9 +213,8 @@ func TestBlockers(t *testing.T) {
 			},
 			want: []string{
 				"Never PodDisruptionBudget: 1 never(0)", "NotNow PodDisruptionBudget: 3 another(0)",
-				"NotNow PodDisruptionBudget: 3 closed(0)",
-				"NotNow PodDisruptionBudget: 1 shut(0)", "Lost NoController: 2",
-				"Delayed PodDisruptionBudget: 4 slow(1) in 4 rounds",
+				"NotNow PodDisruptionBudget: 3 closed(0)", "NotNow PodDisruptionBudget: 1 shut(0)",
+				"Lost NoController: 2", "Delayed PodDisruptionBudget: 4 slow(1) in 4 rounds",
 			},
 		},
 	} {
@@ -262,9 +242,8 @@ func TestPodsWithoutABudgetGoInTurns(t *testing.T) {
 		says  string
 	}{
 		"several pods of a StatefulSet": {
-			scene: scene{pods: pods(3, "db", "n1", serving, db)},
-			want:  []string{"Delayed TurnsByOwner: 3"},
-			says:  "protects the pods of StatefulSet shop/db. ",
+			scene: scene{pods: pods(3, "db", "n1", serving, db)}, want: []string{"Delayed TurnsByOwner: 3"},
+			says: "protects the pods of StatefulSet shop/db. ",
 		},
 		"the workload of most pods is named first": {
 			scene: scene{pods: slices.Concat(pods(2, "a", "n1", serving), pods(3, "db", "n1", serving, db))},
@@ -273,18 +252,14 @@ func TestPodsWithoutABudgetGoInTurns(t *testing.T) {
 		},
 		"a Deployment is named in the place of its ReplicaSet": {
 			scene: scene{
-				evacuators: []string{deploymentClass},
-				owners:     owners{rs: true, web: unscaled},
-				pods:       pods(2, "web", "n1", serving),
+				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: unscaled},
+				pods: pods(2, "web", "n1", serving),
 			},
-			want: []string{"Delayed TurnsByOwner: 2"},
-			says: "protects the pods of Deployment shop/web. ",
+			want: []string{"Delayed TurnsByOwner: 2"}, says: "protects the pods of Deployment shop/web. ",
 		},
 		"pods that are replaced first": {
 			scene: scene{
-				evacuators: []string{deploymentClass},
-				owners:     owners{rs: true},
-				pods:       pods(2, "web", "n1", serving),
+				evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1", serving),
 			},
 		},
 		"one pod of a workload":   {scene: scene{pods: pods(1, "db", "n1", serving, db)}},
@@ -292,8 +267,7 @@ func TestPodsWithoutABudgetGoInTurns(t *testing.T) {
 		"pods that are not ready": {scene: scene{pods: pods(3, "db", "n1", serving, db, unready)}},
 		"pods of a budget": {
 			scene: scene{
-				pods:    pods(3, "db", "n1", serving, db),
-				budgets: []policyv1.PodDisruptionBudget{budget("db", "db", 5)},
+				pods: pods(3, "db", "n1", serving, db), budgets: []policyv1.PodDisruptionBudget{budget("db", "db", 5)},
 			},
 		},
 		"it is switched off": {scene: scene{pods: pods(3, "db", "n1", serving, db), allAtOnce: true}},
@@ -332,10 +306,8 @@ func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := scene{
-				evacuators: []string{deploymentClass},
-				owners:     owners{rs: true, web: test.web},
-				pods:       pods(2, "web", "n1"),
-				budgets:    []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: test.web},
+				pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
 			}.preview(t)
 			want := "PodDisruptionBudget web never allows an eviction (maxUnavailable 0). Change the budget, or " +
 				"delete its pods by hand. " + test.want
@@ -351,8 +323,7 @@ func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
 
 func TestPodsNameTheirBlockers(t *testing.T) {
 	out := scene{
-		pods:    pods(1, "web", "n1", bare),
-		budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+		pods: pods(1, "web", "n1", bare), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
 	}.preview(t)
 	got := out.Waves[0].Nodes[0].Namespaces[0].Pods[0].Blockers
 	if want := []string{

@@ -75,16 +75,10 @@ func (s scene) preview(t *testing.T) *maintenancev1alpha1.NodeMaintenancePreview
 		pods.Add([]corev1.Pod{*pod})
 	}
 	out, err := Decide(t.Context(), &Situation{
-		Subject:               Member{NodeMaintenance: s.subject, Nodes: s.nodes, Refused: sets.New(s.refused...)},
-		Draining:              s.draining,
-		Sharing:               s.sharing,
-		Pods:                  pods,
-		Budgets:               s.budgets,
-		TerminatingNamespaces: sets.New(s.namespaces...),
-		Owners:                s.owners,
-		Evacuators:            evacuators,
-		UnprotectedAllAtOnce:  s.allAtOnce,
-		Now:                   now,
+		Subject:  Member{NodeMaintenance: s.subject, Nodes: s.nodes, Refused: sets.New(s.refused...)},
+		Draining: s.draining, Sharing: s.sharing, Pods: pods, Budgets: s.budgets,
+		TerminatingNamespaces: sets.New(s.namespaces...), Owners: s.owners, Evacuators: evacuators,
+		UnprotectedAllAtOnce: s.allAtOnce, Now: now,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -98,9 +92,7 @@ func maintenance(
 ) *maintenancev1alpha1.NodeMaintenance {
 	nm := &maintenancev1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:              name,
-			UID:               types.UID("uid-" + name),
-			Generation:        3,
+			Name: name, UID: types.UID("uid-" + name), Generation: 3,
 			CreationTimestamp: metav1.NewTime(now.Add(-time.Hour)),
 		},
 		Spec: maintenancev1alpha1.NodeMaintenanceSpec{RequestedBy: &authenticationv1.UserInfo{Username: "ann"}},
@@ -250,10 +242,7 @@ func budget(
 			MaxUnavailable: ptr.To(intstr.FromInt32(1)),
 		},
 		Status: policyv1.PodDisruptionBudgetStatus{
-			DisruptionsAllowed: allowed,
-			CurrentHealthy:     10,
-			DesiredHealthy:     9,
-			ExpectedPods:       10,
+			DisruptionsAllowed: allowed, CurrentHealthy: 10, DesiredHealthy: 9, ExpectedPods: 10,
 		},
 	}
 	for _, modify := range modifiers {
@@ -275,9 +264,7 @@ func lettingUnreadyGo(b *policyv1.PodDisruptionBudget) {
 func failed(b *policyv1.PodDisruptionBudget) {
 	b.Status.DisruptionsAllowed = 0
 	b.Status.Conditions = []metav1.Condition{{
-		Type:    policyv1.DisruptionAllowedCondition,
-		Status:  metav1.ConditionFalse,
-		Reason:  policyv1.SyncFailedReason,
+		Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason,
 		Message: "no controllers found",
 	}}
 }
@@ -322,8 +309,7 @@ func (o owners) ReplicaSet(_ context.Context, _, name string) (*appsv1.ReplicaSe
 
 func (o owners) Deployment(_ context.Context, _, name string) (*appsv1.Deployment, error) {
 	d := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-web"},
-		Spec:       appsv1.DeploymentSpec{Selector: selector},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-web"}, Spec: appsv1.DeploymentSpec{Selector: selector},
 	}
 	if o.web != nil {
 		o.web(d)

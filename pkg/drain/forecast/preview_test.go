@@ -62,10 +62,8 @@ func TestWaves(t *testing.T) {
 		},
 		"an own plan: a pod belongs to the first entry that covers it": {
 			scene: scene{
-				subject: maintenance(
-					"subject",
-					planned(entry(ordinary, 100, "web"), entry(ordinary, 100, ""), entry(ordinary, 200, "")),
-				),
+				subject: maintenance("subject",
+					planned(entry(ordinary, 100, "web"), entry(ordinary, 100, ""), entry(ordinary, 200, ""))),
 				pods: []*corev1.Pod{
 					pod("web", "web", "n1", withPriority(100)), pod("db", "db", "n1"),
 					pod("late", "web", "n2", withPriority(101)),
@@ -80,9 +78,8 @@ func TestWaves(t *testing.T) {
 		"pods of other nodes and finished ones do not count, terminating and nominated ones do": {
 			scene: scene{pods: []*corev1.Pod{
 				pod("elsewhere", "web", "n3"), pod("done", "web", "n1", inPhase(corev1.PodSucceeded)),
-				pod("broken", "web", "n1", inPhase(corev1.PodFailed)),
-				pod("going", "web", "n1", goneBy(-time.Minute)), pod("coming", "web", "n2", nominated),
-				pod("pending", "web", "", inPhase(corev1.PodPending)),
+				pod("broken", "web", "n1", inPhase(corev1.PodFailed)), pod("going", "web", "n1", goneBy(-time.Minute)),
+				pod("coming", "web", "n2", nominated), pod("pending", "web", "", inPhase(corev1.PodPending)),
 			}},
 			want: []string{
 				"0: Default<=1000000000: 2 pods on 2 nodes, 2 asked, 1 terminating", "  n1(1) shop/going",
@@ -112,10 +109,8 @@ func TestWaves(t *testing.T) {
 		},
 		"a drain that is under way: what is left, and what was asked already": {
 			scene: scene{
-				subject: maintenance(
-					"subject", atStage(drain), reached("n1", entry(ordinary, 2000000000, "")),
-					reached("n2", entry(ordinary, 2000000000, "")),
-				),
+				subject: maintenance("subject", atStage(drain), reached("n1", entry(ordinary, 2000000000, "")),
+					reached("n2", entry(ordinary, 2000000000, ""))),
 				nodes: []*corev1.Node{node("n1", cordoned), node("n2", cordoned)},
 				pods: []*corev1.Pod{
 					pod("late", "web", "n1"), pod("important", "dns", "n2", withPriority(2000000000)),
@@ -159,49 +154,35 @@ func TestEvacuatorClasses(t *testing.T) {
 		want       []string
 	}{
 		"no evacuator but eviction": {
-			owners: owners{rs: true},
-			pod:    pod("a", "web", "n1"),
-			want:   []string{evictionClass},
+			owners: owners{rs: true}, pod: pod("a", "web", "n1"), want: []string{evictionClass},
 		},
 		"an annotation": {
-			owners: owners{},
-			pod:    pod("a", "web", "n1", annotated(custom, "7")),
-			want:   []string{"move.example.com", evictionClass},
+			owners: owners{}, pod: pod("a", "web", "n1", annotated(custom, "7")),
+			want: []string{"move.example.com", evictionClass},
 		},
 		"an annotation that cannot be read": {
-			owners: owners{},
-			pod:    pod("a", "web", "n1", annotated(custom, "high")),
-			want:   []string{evictionClass},
+			owners: owners{}, pod: pod("a", "web", "n1", annotated(custom, "high")), want: []string{evictionClass},
 		},
 		"the Deployment of its ReplicaSet": {
-			evacuators: []string{deploymentClass},
-			owners:     owners{rs: true},
-			pod:        pod("a", "web", "n1"),
-			want:       []string{deploymentClass, evictionClass},
+			evacuators: []string{deploymentClass}, owners: owners{rs: true}, pod: pod("a", "web", "n1"),
+			want: []string{deploymentClass, evictionClass},
 		},
 		"a ReplicaSet that does not select it": {
-			evacuators: []string{deploymentClass},
-			owners:     owners{rs: true},
-			pod:        pod("a", "db", "n1"),
-			want:       []string{evictionClass},
+			evacuators: []string{deploymentClass}, owners: owners{rs: true}, pod: pod("a", "db", "n1"),
+			want: []string{evictionClass},
 		},
 		"a ReplicaSet that does not exist": {
-			evacuators: []string{deploymentClass},
-			owners:     owners{},
-			pod:        pod("a", "web", "n1"),
-			want:       []string{evictionClass},
+			evacuators: []string{deploymentClass}, owners: owners{}, pod: pod("a", "web", "n1"),
+			want: []string{evictionClass},
 		},
 		"the Deployment's after an annotation's": {
-			evacuators: []string{deploymentClass},
-			owners:     owners{rs: true},
-			pod:        pod("a", "web", "n1", annotated(custom, "20000")),
-			want:       []string{"move.example.com", deploymentClass, evictionClass},
+			evacuators: []string{deploymentClass}, owners: owners{rs: true},
+			pod:  pod("a", "web", "n1", annotated(custom, "20000")),
+			want: []string{"move.example.com", deploymentClass, evictionClass},
 		},
 		"a DaemonSet's is never evicted": {
-			evacuators: []string{daemonSetClass},
-			owners:     owners{agent: true},
-			pod:        pod("a", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
-			want:       []string{daemonSetClass},
+			evacuators: []string{daemonSetClass}, owners: owners{agent: true},
+			pod: pod("a", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")), want: []string{daemonSetClass},
 		},
 		"a static pod's": {
 			evacuators: []string{maintenancev1alpha1.EvacuatorClassKubelet},
@@ -239,11 +220,9 @@ func TestMessagesNameAFew(t *testing.T) {
 }
 
 func TestPodsLeft(t *testing.T) {
-	out := scene{pods: slices.Concat(
-		pods(2, "agent", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
+	out := scene{pods: slices.Concat(pods(2, "agent", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
 		pods(1, "proxy", "n2", annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", "n2")),
-		pods(1, "web", "n2"),
-	)}.preview(t)
+		pods(1, "web", "n2"))}.preview(t)
 	if out.PodsKeptCount != 3 || len(out.PodsKept) != 2 || out.PodCount != 1 {
 		t.Fatalf("%d left: %+v, %d leave", out.PodsKeptCount, out.PodsKept, out.PodCount)
 	}
@@ -326,11 +305,9 @@ func TestOtherMaintenances(t *testing.T) {
 				nodes: []*corev1.Node{n1, n2},
 				draining: []Member{
 					{
-						NodeMaintenance: maintenance(
-							"older", atStage(drain), created(2*time.Hour),
+						NodeMaintenance: maintenance("older", atStage(drain), created(2*time.Hour),
 							reached("n1", entry(ordinary, 1000000000, "")),
-							reached("n3", entry(ordinary, 1000000000, "")),
-						),
+							reached("n3", entry(ordinary, 1000000000, ""))),
 						Nodes: []*corev1.Node{n1, n3},
 					},
 				},
@@ -351,9 +328,8 @@ func TestOtherMaintenances(t *testing.T) {
 				nodes: []*corev1.Node{n1, n2},
 				draining: []Member{
 					{
-						NodeMaintenance: maintenance(
-							"older", atStage(drain), created(2*time.Hour), reached("n1", vital),
-						),
+						NodeMaintenance: maintenance("older", atStage(drain), created(2*time.Hour),
+							reached("n1", vital)),
 						Nodes: []*corev1.Node{n1},
 					},
 				},

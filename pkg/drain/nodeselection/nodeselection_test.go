@@ -73,41 +73,26 @@ func TestNewNodes(t *testing.T) {
 		wantIgnored bool
 	}{
 		"a node that was created later is ignored": {
-			selector:    selector(blue),
-			newest:      &left,
-			policy:      v1alpha1.NewNodesPolicyIgnore,
-			node:        created,
+			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created,
 			wantIgnored: true,
 		},
-		"no policy means Ignore": {
-			selector: selector(blue), newest: &left, node: created, wantIgnored: true},
+		"no policy means Ignore": {selector: selector(blue), newest: &left, node: created, wantIgnored: true},
 		"a node that was created later joins with Join": {
-			selector:  selector(blue),
-			newest:    &left,
-			policy:    v1alpha1.NewNodesPolicyJoin,
-			node:      created,
+			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyJoin, node: created,
 			wantMatch: true,
 		},
 		"no node is new before the maintenance left Idle": {
 			selector: selector(blue), policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantMatch: true},
 		"the newest node itself is not new": {
-			selector:  selector(blue),
-			newest:    &left,
-			policy:    v1alpha1.NewNodesPolicyIgnore,
-			node:      node("n", 0, "pool", "blue"),
-			wantMatch: true,
+			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore,
+			node: node("n", 0, "pool", "blue"), wantMatch: true,
 		},
 		"a new node that does not match is not counted as ignored": {
-			selector: selector(blue),
-			newest:   &left,
-			policy:   v1alpha1.NewNodesPolicyIgnore,
-			node:     node("n", -time.Second),
+			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore,
+			node: node("n", -time.Second),
 		},
 		"a new node that is named by metadata.name joins": {
-			selector:  selector(nameTerm("n")),
-			newest:    &left,
-			policy:    v1alpha1.NewNodesPolicyIgnore,
-			node:      created,
+			selector: selector(nameTerm("n")), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created,
 			wantMatch: true,
 		},
 		"a new node that is named by its hostname joins": {
@@ -117,11 +102,8 @@ func TestNewNodes(t *testing.T) {
 			selector: selector(blue, labelTerm(requirement("pool", corev1.NodeSelectorOpExists)), nameTerm("n")),
 			newest:   &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantMatch: true},
 		"a term that names another node does not help": {
-			selector:    selector(blue, nameTerm("m")),
-			newest:      &left,
-			policy:      v1alpha1.NewNodesPolicyIgnore,
-			node:        created,
-			wantIgnored: true,
+			selector: selector(blue, nameTerm("m")), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore,
+			node: created, wantIgnored: true,
 		},
 		"a term that names it but asks for another pool does not help": {
 			selector: selector(blue, labelTerm(requirement(corev1.LabelHostname, corev1.NodeSelectorOpIn, "n"),
@@ -131,19 +113,12 @@ func TestNewNodes(t *testing.T) {
 			selector: selector(labelTerm(requirement(corev1.LabelHostname, corev1.NodeSelectorOpNotIn, "m"))),
 			newest:   &left, policy: v1alpha1.NewNodesPolicyIgnore, node: created, wantIgnored: true},
 		"a new node under a name that is held joins": {
-			selector:  selector(blue),
-			newest:    &left,
-			policy:    v1alpha1.NewNodesPolicyIgnore,
-			held:      "n",
-			node:      created,
+			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, held: "n", node: created,
 			wantMatch: true,
 		},
 		"a held node that does not match is not selected": {
-			selector: selector(blue),
-			newest:   &left,
-			policy:   v1alpha1.NewNodesPolicyIgnore,
-			held:     "n",
-			node:     node("n", time.Hour),
+			selector: selector(blue), newest: &left, policy: v1alpha1.NewNodesPolicyIgnore, held: "n",
+			node: node("n", time.Hour),
 		},
 		"no selector matches no node": {node: created},
 	}
@@ -185,19 +160,16 @@ func TestIndexAgreesWithNodeAffinity(t *testing.T) {
 					term.MatchExpressions = append(term.MatchExpressions,
 						requirement(key, corev1.NodeSelectorOpIn, pick("1", "2", "n1"), pick("1", "2", "n2")))
 				case 1:
-					term.MatchExpressions = append(
-						term.MatchExpressions, requirement(key, corev1.NodeSelectorOpNotIn, pick("1", "2", "n1")),
-					)
+					term.MatchExpressions = append(term.MatchExpressions,
+						requirement(key, corev1.NodeSelectorOpNotIn, pick("1", "2", "n1")))
 				case 2:
 					term.MatchExpressions = append(term.MatchExpressions, requirement(key, corev1.NodeSelectorOpExists))
 				case 3:
-					term.MatchExpressions = append(
-						term.MatchExpressions, requirement(key, corev1.NodeSelectorOpDoesNotExist),
-					)
+					term.MatchExpressions = append(term.MatchExpressions,
+						requirement(key, corev1.NodeSelectorOpDoesNotExist))
 				case 4:
-					term.MatchExpressions = append(
-						term.MatchExpressions, requirement(key, corev1.NodeSelectorOpGt, pick("0", "1")),
-					)
+					term.MatchExpressions = append(term.MatchExpressions,
+						requirement(key, corev1.NodeSelectorOpGt, pick("0", "1")))
 				}
 			}
 			if random.IntN(4) == 0 {
@@ -270,16 +242,13 @@ func (c *countedContext) Err() error {
 }
 
 func TestSelectStopsWithItsContext(t *testing.T) {
-	s, err := New(
-		selector(labelTerm(requirement("pool", corev1.NodeSelectorOpIn, "blue"))), &left,
-		v1alpha1.NewNodesPolicyIgnore,
-	)
+	s, err := New(selector(labelTerm(requirement("pool", corev1.NodeSelectorOpIn, "blue"))), &left,
+		v1alpha1.NewNodesPolicyIgnore)
 	if err != nil {
 		t.Fatal(err)
 	}
 	nodes := []*corev1.Node{
-		node("a", 0, "pool", "blue"), node("b", 0), node("c", -time.Hour, "pool", "blue"),
-		node("d", 0, "pool", "blue"),
+		node("a", 0, "pool", "blue"), node("b", 0), node("c", -time.Hour, "pool", "blue"), node("d", 0, "pool", "blue"),
 	}
 	selected, ignored, err := s.Select(t.Context(), nodes)
 	if err != nil || ignored != 1 || len(selected) != 2 || selected[0].Name != "a" || selected[1].Name != "d" {
@@ -291,9 +260,8 @@ func TestSelectStopsWithItsContext(t *testing.T) {
 }
 
 func TestUnreadableSelectorIsAnError(t *testing.T) {
-	if _, err := New(
-		selector(labelTerm(requirement("a", "Around", "1"))), nil, v1alpha1.NewNodesPolicyIgnore,
-	); err == nil {
+	if _, err := New(selector(labelTerm(requirement("a", "Around", "1"))), nil,
+		v1alpha1.NewNodesPolicyIgnore); err == nil {
 		t.Error("got no error for an operator that does not exist")
 	}
 }

@@ -30,8 +30,7 @@ import (
 func TestAskedBy(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid-one"}}
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
-		Spec:       corev1.PodSpec{NodeName: "one"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.PodSpec{NodeName: "one"},
 	}
 	covers := maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: 1000}
 	misses := maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: 1000}
@@ -40,8 +39,7 @@ func TestAskedBy(t *testing.T) {
 	) *maintenancev1alpha1.NodeMaintenance {
 		return &maintenancev1alpha1.NodeMaintenance{
 			ObjectMeta: metav1.ObjectMeta{
-				Name:              name,
-				CreationTimestamp: metav1.NewTime(time.Date(2026, 11, 1, 0, minute, 0, 0, time.UTC)),
+				Name: name, CreationTimestamp: metav1.NewTime(time.Date(2026, 11, 1, 0, minute, 0, 0, time.UTC)),
 			},
 			Spec: maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain},
 			Status: maintenancev1alpha1.NodeMaintenanceStatus{
@@ -68,8 +66,7 @@ func TestAskedBy(t *testing.T) {
 	}{
 		"no maintenance": {},
 		"a maintenance whose drain targets cover the pod": {
-			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "uid-one", covers)},
-			want:         "a",
+			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "uid-one", covers)}, want: "a",
 		},
 		"not a maintenance whose drain targets do not cover the pod": {
 			maintenances: []*maintenancev1alpha1.NodeMaintenance{

@@ -55,11 +55,8 @@ func node(name string, pods ...Pod) *Node { return &Node{Name: name, Pods: pods}
 // maintenance returns a Maintenance that was created at the given minute.
 func maintenance(name string, minute int, plan entries, nodes ...string) Maintenance {
 	return Maintenance{
-		Name:    name,
-		Created: time.Date(2026, 11, 1, 0, minute, 0, 0, time.UTC),
-		Plan:    plan,
-		Nodes:   nodes,
-		Before:  map[string]entries{},
+		Name: name, Created: time.Date(2026, 11, 1, 0, minute, 0, 0, time.UTC), Plan: plan, Nodes: nodes,
+		Before: map[string]entries{},
 	}
 }
 

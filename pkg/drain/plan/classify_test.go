@@ -55,29 +55,18 @@ func TestTypeOf(t *testing.T) {
 		pod  *corev1.Pod
 		want maintenancev1alpha1.PodType
 	}{
-		"a bare pod":            {pod: &corev1.Pod{}, want: typeDefault},
-		"a pod of a ReplicaSet": {pod: owned("apps/v1", "ReplicaSet", "x"), want: typeDefault},
-		"a pod of a DaemonSet":  {pod: owned("apps/v1", "DaemonSet", "x"), want: typeDaemonSet},
-		"a pod of another DaemonSet": {
-			pod:  owned("apps.kruise.io/v1alpha1", "DaemonSet", "x"),
-			want: typeDefault,
-		},
-		"a mirror pod": {
-			pod:  owned("v1", "Node", nodeUID, mirror),
-			want: typeStatic,
-		},
-		"a mirror pod of an earlier node": {
-			pod:  owned("v1", "Node", "old", mirror),
-			want: typeDefault,
-		},
+		"a bare pod":                      {pod: &corev1.Pod{}, want: typeDefault},
+		"a pod of a ReplicaSet":           {pod: owned("apps/v1", "ReplicaSet", "x"), want: typeDefault},
+		"a pod of a DaemonSet":            {pod: owned("apps/v1", "DaemonSet", "x"), want: typeDaemonSet},
+		"a pod of another DaemonSet":      {pod: owned("apps.kruise.io/v1alpha1", "DaemonSet", "x"), want: typeDefault},
+		"a mirror pod":                    {pod: owned("v1", "Node", nodeUID, mirror), want: typeStatic},
+		"a mirror pod of an earlier node": {pod: owned("v1", "Node", "old", mirror), want: typeDefault},
 		"a pod of a ReplicaSet with the mirror annotation": {
-			pod:  owned("apps/v1", "ReplicaSet", "x", mirror),
-			want: typeDefault,
+			pod: owned("apps/v1", "ReplicaSet", "x", mirror), want: typeDefault,
 		},
 		"a pod of a node without the mirror annotation": {pod: owned("v1", "Node", nodeUID), want: typeDefault},
 		"a pod of a DaemonSet with the mirror annotation": {
-			pod:  owned("apps/v1", "DaemonSet", "x", mirror),
-			want: typeDaemonSet,
+			pod: owned("apps/v1", "DaemonSet", "x", mirror), want: typeDaemonSet,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -105,40 +94,32 @@ func TestLeft(t *testing.T) {
 	}{
 		"a Default pod leaves": {pod: &corev1.Pod{}, evacuators: none, want: ""},
 		"a Default pod that tolerates every taint leaves": {
-			pod: owned(
-				"apps/v1", "ReplicaSet", "x", tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}),
-			),
-			evacuators: none,
-			want:       "",
+			pod: owned("apps/v1", "ReplicaSet", "x",
+				tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})),
+			evacuators: none, want: "",
 		},
 		"a DaemonSet pod without its evacuator stays": {pod: daemon(), evacuators: none, want: LeftDaemonSet},
 		"a DaemonSet pod with its evacuator leaves":   {pod: daemon(), evacuators: all, want: ""},
 		"a DaemonSet pod that tolerates every taint stays": {
-			pod:        daemon(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})),
-			evacuators: all,
-			want:       LeftTolerant,
+			pod: daemon(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})), evacuators: all,
+			want: LeftTolerant,
 		},
 		"a DaemonSet pod that tolerates the drain taint stays": {
 			pod: daemon(tolerating(corev1.Toleration{
-				Key:      maintenancev1alpha1.TaintDrain,
-				Operator: corev1.TolerationOpExists,
-				Effect:   corev1.TaintEffectNoSchedule,
+				Key: maintenancev1alpha1.TaintDrain, Operator: corev1.TolerationOpExists,
+				Effect: corev1.TaintEffectNoSchedule,
 			})),
-			evacuators: all,
-			want:       LeftTolerant,
+			evacuators: all, want: LeftTolerant,
 		},
 		"a DaemonSet pod that tolerates only NoExecute taints leaves": {
 			pod: daemon(tolerating(corev1.Toleration{
-				Operator: corev1.TolerationOpExists,
-				Effect:   corev1.TaintEffectNoExecute,
+				Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute,
 			})),
-			evacuators: all,
-			want:       "",
+			evacuators: all, want: "",
 		},
 		"a DaemonSet pod that tolerates another taint leaves": {
 			pod:        daemon(tolerating(corev1.Toleration{Key: "other", Operator: corev1.TolerationOpExists})),
-			evacuators: all,
-			want:       "",
+			evacuators: all, want: "",
 		},
 		"a static pod without an agent stays": {
 			pod:        owned("v1", "Node", nodeUID, mirror),

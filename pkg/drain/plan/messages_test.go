@@ -28,24 +28,15 @@ func TestWaitMessage(t *testing.T) {
 		of    string
 		want  string
 	}{
-		"one node": {nodes: []string{"two"}, want: "Waiting for node two."},
-		"two nodes": {
-			nodes: []string{"three", "two"},
-			want:  "Waiting for nodes three and two.",
-		},
+		"one node":  {nodes: []string{"two"}, want: "Waiting for node two."},
+		"two nodes": {nodes: []string{"three", "two"}, want: "Waiting for nodes three and two."},
 		"seven nodes": {
-			nodes: []string{"two", "three", "4", "5", "6", "7", "8"},
-			want:  "Waiting for nodes two, three and 5 more.",
+			nodes: []string{"two", "three", "4", "5", "6", "7", "8"}, want: "Waiting for nodes two, three and 5 more.",
 		},
 		"a node of another maintenance": {
-			nodes: []string{"two"},
-			of:    "maintenance-a",
-			want:  "Waiting for node two (maintenance-a).",
+			nodes: []string{"two"}, of: "maintenance-a", want: "Waiting for node two (maintenance-a).",
 		},
-		"a name that is too long": {
-			nodes: []string{long},
-			want:  "Waiting for node " + strings.Repeat("n", 107) + "….",
-		},
+		"a name that is too long":             {nodes: []string{long}, want: "Waiting for node " + strings.Repeat("n", 107) + "…."},
 		"names that are too long are counted": {nodes: []string{long, "b"}, want: "Waiting for 2 nodes."},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -62,9 +62,8 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		"the next wave opens when the last pod of the wave has left the last node": {
 			world: World{
 				Maintenances: []Maintenance{
-					maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, 1000)).before(
-						"two", entry(typeDefault, 1000),
-					),
+					maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, 1000)).before("two",
+						entry(typeDefault, 1000)),
 				},
 				Nodes: []*Node{node("one", pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000))},
 			},
@@ -87,8 +86,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		},
 		"a maintenance without pods is finished": {
 			world: World{
-				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one")},
-				Nodes:        []*Node{node("one")},
+				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one")}, Nodes: []*Node{node("one")},
 			},
 			want: map[string]expected{
 				"one": {
@@ -137,9 +135,8 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		"an open wave continues until a node that joins late is cordoned": {
 			world: World{
 				Maintenances: []Maintenance{
-					maintenance("m", 0, twoWaves, "one", "two").before(
-						"one", entry(typeDefault, 1000),
-					).uncordoned("two"),
+					maintenance("m", 0, twoWaves, "one", "two").before("one",
+						entry(typeDefault, 1000)).uncordoned("two"),
 				},
 				Nodes: []*Node{node("one", pod(typeDefault, 1)), node("two")},
 			},
@@ -172,9 +169,8 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		"no node waits for a pod that an earlier status selects, before its wave": {
 			world: World{
 				Maintenances: []Maintenance{
-					maintenance("m", 0, webFirst, "one", "two").before(
-						"one", entryFor(typeDefault, 7000, "db"),
-					).uncordoned("two"),
+					maintenance("m", 0, webFirst, "one", "two").before("one",
+						entryFor(typeDefault, 7000, "db")).uncordoned("two"),
 				},
 				Nodes: []*Node{node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5)), node("two")},
 			},
@@ -321,22 +317,16 @@ func TestExamplesOfTheKEP(t *testing.T) {
 		},
 	}
 	maintenances := []Maintenance{
-		maintenance(
-			a, 0, entries{entry(typeDefault, 5000), entry(typeDefault, 15000), entry(typeDaemonSet, 3000)}, "one",
-			"two",
-		),
-		maintenance(
-			b, 1, entries{entry(typeDefault, 10000), entry(typeDefault, 15000), entry(typeDaemonSet, 4000)}, "one",
-			"three",
-		),
+		maintenance(a, 0, entries{entry(typeDefault, 5000), entry(typeDefault, 15000), entry(typeDaemonSet, 3000)},
+			"one", "two"),
+		maintenance(b, 1, entries{entry(typeDefault, 10000), entry(typeDefault, 15000), entry(typeDaemonSet, 4000)},
+			"one", "three"),
 	}
 	for _, step := range steps {
 		w := World{Nodes: []*Node{node("one", step.one...), node("two", step.two...), node("three", step.three...)}}
 		if step.created {
-			maintenances = append(
-				maintenances,
-				maintenance(c, 2, entries{entry(typeDefault, 2000), entry(typeDefault, 15000)}, "one", "four"),
-			)
+			maintenances = append(maintenances,
+				maintenance(c, 2, entries{entry(typeDefault, 2000), entry(typeDefault, 15000)}, "one", "four"))
 			w.Nodes = append(w.Nodes, node("four", pod(typeDefault, 2000), pod(typeDefault, 3000)))
 		}
 		w.Maintenances = maintenances
@@ -443,9 +433,8 @@ func TestFastForwarding(t *testing.T) {
 
 func TestOldestOfContradictingPlansIsFollowed(t *testing.T) {
 	older := maintenance("older", 0, entries{entryFor(typeDefault, 1000, "x"), entryFor(typeDefault, 2000, "y")}, "one")
-	younger := maintenance(
-		"younger", 1, entries{entryFor(typeDefault, 1000, "y"), entryFor(typeDefault, 2000, "x")}, "one",
-	)
+	younger := maintenance("younger", 1, entries{entryFor(typeDefault, 1000, "y"), entryFor(typeDefault, 2000, "x")},
+		"one")
 	result := mustPlan(t, World{
 		Maintenances: []Maintenance{younger, older},
 		Nodes:        []*Node{node("one", podOf("x", typeDefault, 1), podOf("y", typeDefault, 1))},
@@ -500,8 +489,7 @@ func TestPlanRejectsAnInvalidWorld(t *testing.T) {
 	bad.PodSelector.MatchLabels["app"] = "not a label value"
 	for name, world := range map[string]World{
 		"an invalid selector in a plan": {
-			Maintenances: []Maintenance{maintenance("m", 0, entries{bad}, "one")},
-			Nodes:        []*Node{node("one")},
+			Maintenances: []Maintenance{maintenance("m", 0, entries{bad}, "one")}, Nodes: []*Node{node("one")},
 		},
 		"an invalid selector in a status": {
 			Maintenances: []Maintenance{maintenance("m", 0, nil, "one").before("one", bad)},

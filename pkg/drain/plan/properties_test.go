@@ -75,18 +75,15 @@ func entriesOf(r Result) map[string]entries {
 
 func shuffle(r *rand.Rand, w World) World {
 	s := World{Maintenances: slices.Clone(w.Maintenances), Nodes: slices.Clone(w.Nodes)}
-	r.Shuffle(
-		len(s.Maintenances),
-		func(i, j int) { s.Maintenances[i], s.Maintenances[j] = s.Maintenances[j], s.Maintenances[i] },
-	)
+	r.Shuffle(len(s.Maintenances),
+		func(i, j int) { s.Maintenances[i], s.Maintenances[j] = s.Maintenances[j], s.Maintenances[i] })
 	r.Shuffle(len(s.Nodes), func(i, j int) { s.Nodes[i], s.Nodes[j] = s.Nodes[j], s.Nodes[i] })
 	for i := range s.Maintenances {
 		m := &s.Maintenances[i]
 		m.Nodes, m.Uncordoned = slices.Clone(m.Nodes), slices.Clone(m.Uncordoned)
 		r.Shuffle(len(m.Nodes), func(i, j int) { m.Nodes[i], m.Nodes[j] = m.Nodes[j], m.Nodes[i] })
-		r.Shuffle(
-			len(m.Uncordoned), func(i, j int) { m.Uncordoned[i], m.Uncordoned[j] = m.Uncordoned[j], m.Uncordoned[i] },
-		)
+		r.Shuffle(len(m.Uncordoned),
+			func(i, j int) { m.Uncordoned[i], m.Uncordoned[j] = m.Uncordoned[j], m.Uncordoned[i] })
 	}
 	for i, n := range s.Nodes {
 		pods := slices.Clone(n.Pods)
@@ -202,10 +199,8 @@ func (sim *simulation) checkNoBacktracking(w World, result Result) *violation {
 					planorder.CanonicalSelector(e.PodSelector) == planorder.CanonicalSelector(before.PodSelector)
 			})
 			if !kept {
-				return violated(
-					"no backtracking", "node %s had %s and has %s", node, describePlan(entries{before}),
-					describePlan(targets.Entries),
-				)
+				return violated("no backtracking", "node %s had %s and has %s", node, describePlan(entries{before}),
+					describePlan(targets.Entries))
 			}
 		}
 	}
@@ -294,19 +289,16 @@ func (sim *simulation) checkOvertaking(
 		}) {
 			return nil
 		}
-		return violated(
-			"order", "%s on %s is a target, but %s is at entry %d (uncordoned nodes: %t) and covers it by entry %d",
-			p, n.name, m.name, frontier+1, uncordoned, own+1,
-		)
+		return violated("order",
+			"%s on %s is a target, but %s is at entry %d (uncordoned nodes: %t) and covers it by entry %d", p, n.name,
+			m.name, frontier+1, uncordoned, own+1)
 	}
 	if opened, ok := m.opened[n.ref()]; ok && own <= opened || m.reported[n.ref()] {
 		return nil
 	}
-	return violated(
-		"order",
-		"new %s on %s is a target, but %s is at entry %d (uncordoned nodes: %t), covers it by entry %d, no report",
-		p, n.name, m.name, frontier+1, uncordoned, own+1,
-	)
+	return violated("order",
+		"new %s on %s is a target, but %s is at entry %d (uncordoned nodes: %t), covers it by entry %d, no report", p,
+		n.name, m.name, frontier+1, uncordoned, own+1)
 }
 
 // checkProgress checks that a pod is a target in every component that is not finished, and that the
@@ -318,10 +310,8 @@ func (sim *simulation) checkProgress(w World, result Result) *violation {
 			m := sim.maintenances[c[i].Name]
 			finished := sim.frontier(m) == len(m.plan)
 			if finished != result.Finished[m.name] {
-				return violated(
-					"progress", "%s is finished: %t, but the result reports %t",
-					m.name, finished, result.Finished[m.name],
-				)
+				return violated("progress", "%s is finished: %t, but the result reports %t", m.name, finished,
+					result.Finished[m.name])
 			}
 			done = done && finished
 			free = free && !m.uncordoned(sim)
@@ -362,16 +352,12 @@ func (sim *simulation) checkMessages(w World, result Result) *violation {
 			message := result.Messages[m.name][node]
 			moving, done := sim.moving(node, result), result.Finished[m.name] && !m.uncordoned(sim)
 			if evacuating := strings.HasPrefix(message, MessageEvacuating); evacuating != moving {
-				return violated(
-					"messages", "node %s has targets: %t, but the message of %s is %q",
-					node, moving, m.name, message,
-				)
+				return violated("messages", "node %s has targets: %t, but the message of %s is %q", node, moving,
+					m.name, message)
 			}
 			if drained := message == MessageDrained; drained != (done && !moving) {
-				return violated(
-					"messages", "%s is finished: %t, node %s has targets: %t, but the message is %q",
-					m.name, done, node, moving, message,
-				)
+				return violated("messages", "%s is finished: %t, node %s has targets: %t, but the message is %q",
+					m.name, done, node, moving, message)
 			}
 			if moving || done {
 				continue
@@ -383,17 +369,14 @@ func (sim *simulation) checkMessages(w World, result Result) *violation {
 			for _, waited := range names[1:4] {
 				if waited != "" && !sim.moving(waited, result) && sim.nodes[waited].cordoned &&
 					!sim.atFrontier(m, waited) {
-					return violated(
-						"messages", "message of %s: %q for %s, but the named node has no targets",
-						m.name, message, node,
-					)
+					return violated("messages", "message of %s: %q for %s, but the named node has no targets", m.name,
+						message, node)
 				}
 			}
 			if other := sim.maintenances[names[5]]; other != nil && !other.nodes[names[1]] {
-				return violated(
-					"messages", "message of %s: %q for %s, but the named maintenance does not select the named node",
-					m.name, message, node,
-				)
+				return violated("messages",
+					"message of %s: %q for %s, but the named maintenance does not select the named node", m.name,
+					message, node)
 			}
 		}
 	}

@@ -172,11 +172,9 @@ type random interface {
 // writeScript returns a random script.
 func writeScript(r random) script {
 	w := &writer{
-		random:     r,
-		types:      []maintenancev1alpha1.PodType{typeDefault, typeDaemonSet, typeStatic}[:1+r.IntN(3)],
+		random: r, types: []maintenancev1alpha1.PodType{typeDefault, typeDaemonSet, typeStatic}[:1+r.IntN(3)],
 		apps:       []string{"x", "y", "z", ""}[:2+r.IntN(3)],
-		priorities: []int32{10, 20, -5, 0, 30, maxPriority}[:1+r.IntN(6)],
-		density:    1 + r.IntN(3),
+		priorities: []int32{10, 20, -5, 0, 30, maxPriority}[:1+r.IntN(6)], density: 1 + r.IntN(3),
 	}
 	for range 1 + r.IntN(6) {
 		w.addNode()
@@ -291,9 +289,7 @@ func (w *writer) randomPlan() entries {
 // selector returns a selector for the label of an app, in one of several forms.
 func (w *writer) selector(app string) *metav1.LabelSelector {
 	requirement := metav1.LabelSelectorRequirement{
-		Key:      "app",
-		Operator: metav1.LabelSelectorOpIn,
-		Values:   []string{app},
+		Key: "app", Operator: metav1.LabelSelectorOpIn, Values: []string{app},
 	}
 	switch w.IntN(8) {
 	case 0:

@@ -148,9 +148,8 @@ func TestPropertiesFindFaultsOfThePlanner(t *testing.T) {
 				targets := map[string]Targets{}
 				for _, n := range w.Nodes {
 					alone := must(Plan(w.with(func(m *Maintenance) {
-						m.Nodes = slices.DeleteFunc(
-							slices.Clone(m.Nodes), func(name string) bool { return name != n.Name },
-						)
+						m.Nodes = slices.DeleteFunc(slices.Clone(m.Nodes),
+							func(name string) bool { return name != n.Name })
 					})))
 					if t, ok := alone.Targets[n.Name]; ok {
 						targets[n.Name] = t
@@ -250,8 +249,7 @@ func TestPropertiesFindFaultsOfThePlanner(t *testing.T) {
 				steps, pods, entries := small.count()
 				t.Logf("world %d, shrunk from %d to %d:\n%s%v", i, s.size(), small.size(), small, found)
 				if steps > 7 || pods > 3 || entries > 3 {
-					t.Errorf("got %d steps, %d pods and %d entries, want at most 7, 3 and 3",
-						steps, pods, entries)
+					t.Errorf("got %d steps, %d pods and %d entries, want at most 7, 3 and 3", steps, pods, entries)
 				}
 				return
 			}

@@ -93,10 +93,7 @@ func run(s script, p planner) (v *violation) {
 		}
 	}()
 	sim := &simulation{
-		planner:      p,
-		nodes:        map[string]*simNode{},
-		maintenances: map[string]*simMaintenance{},
-		targets:      map[int]bool{},
+		planner: p, nodes: map[string]*simNode{}, maintenances: map[string]*simMaintenance{}, targets: map[int]bool{},
 	}
 	for i, step := range s.steps {
 		sim.salt = step.salt
@@ -154,9 +151,8 @@ func (sim *simulation) drain(slow bool) *violation {
 func (sim *simulation) leave(chosen func(numberedPod) bool, one bool) {
 	for _, name := range slices.Sorted(maps.Keys(sim.nodes)) {
 		n := sim.nodes[name]
-		left := slices.DeleteFunc(
-			slices.Clone(n.pods), func(p numberedPod) bool { return sim.targets[p.number] && chosen(p) },
-		)
+		left := slices.DeleteFunc(slices.Clone(n.pods),
+			func(p numberedPod) bool { return sim.targets[p.number] && chosen(p) })
 		if one && len(left) < len(n.pods) {
 			i := slices.IndexFunc(n.pods, func(p numberedPod) bool { return sim.targets[p.number] })
 			left = slices.Delete(slices.Clone(n.pods), i, i+1)
@@ -226,14 +222,8 @@ func (sim *simulation) create(s step) {
 
 func (sim *simulation) start(s step) {
 	m := &simMaintenance{
-		name:     s.maintenance,
-		minute:   s.minute,
-		plan:     completed(s.plan),
-		nodes:    map[string]bool{},
-		status:   map[simRef]entries{},
-		opened:   map[simRef]int{},
-		reported: map[simRef]bool{},
-		rules:    &progress{},
+		name: s.maintenance, minute: s.minute, plan: completed(s.plan), nodes: map[string]bool{},
+		status: map[simRef]entries{}, opened: map[simRef]int{}, reported: map[simRef]bool{}, rules: &progress{},
 	}
 	if err := m.rules.compile(m.plan); err != nil {
 		panic(err)

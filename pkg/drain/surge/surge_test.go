@@ -58,9 +58,7 @@ func scaler(modifiers ...func(*autoscalingv2.HorizontalPodAutoscaler)) *autoscal
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "load"},
 		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
 			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{
-				APIVersion: "apps/v1",
-				Kind:       "Deployment",
-				Name:       "web",
+				APIVersion: "apps/v1", Kind: "Deployment", Name: "web",
 			},
 			MaxReplicas: 4,
 		},
@@ -131,71 +129,56 @@ func TestRefusals(t *testing.T) {
 	}{
 		"the default of a quarter rounds up": {candidate: candidate{Deployment: web()}, budget: budget("2", "")},
 		"a budget that never allows an eviction": {
-			candidate: candidate{Deployment: web()},
-			budget:    budget("", "0"),
+			candidate: candidate{Deployment: web()}, budget: budget("", "0"),
 			want: "is not scaled up past PodDisruptionBudget web (maxUnavailable 0), which never allows an " +
 				"eviction: its pods are replaced nevertheless if it has the annotation " +
 				"maintenance.haulout.dev/surge: Always",
 		},
 		"a budget of all pods": {
-			candidate: candidate{Deployment: web()},
-			budget:    budget("100%", ""),
-			want:      "is not scaled up past PodDisruptionBudget web (minAvailable 100% of at most 3 pods), which",
+			candidate: candidate{Deployment: web()}, budget: budget("100%", ""),
+			want: "is not scaled up past PodDisruptionBudget web (minAvailable 100% of at most 3 pods), which",
 		},
 		"a budget of nothing": {
-			candidate: candidate{Deployment: web()},
-			budget:    budget("", ""),
-			want:      "is not scaled up past PodDisruptionBudget web (neither minAvailable nor maxUnavailable), which",
+			candidate: candidate{Deployment: web()}, budget: budget("", ""),
+			want: "is not scaled up past PodDisruptionBudget web (neither minAvailable nor maxUnavailable), which",
 		},
 		"a budget that cannot be computed": {
-			candidate: candidate{Deployment: web()},
-			budget:    budget("2", "", failing),
-			want:      "is not scaled up past PodDisruptionBudget web (it cannot be computed), which",
+			candidate: candidate{Deployment: web()}, budget: budget("2", "", failing),
+			want: "is not scaled up past PodDisruptionBudget web (it cannot be computed), which",
 		},
 		"a budget that never allows, and a Deployment that is always replaced": {
-			candidate: candidate{Deployment: web(always)},
-			budget:    budget("", "0"),
+			candidate: candidate{Deployment: web(always)}, budget: budget("", "0"),
 		},
 		"one that cannot be computed, and such a Deployment": {
-			candidate: candidate{Deployment: web(always)},
-			budget:    budget("2", "", failing),
+			candidate: candidate{Deployment: web(always)}, budget: budget("2", "", failing),
 		},
 		"the strategy Recreate": {
-			candidate: candidate{Deployment: web(recreating)},
-			budget:    budget("2", ""),
-			want:      "has the strategy Recreate: its pods must not",
+			candidate: candidate{Deployment: web(recreating)}, budget: budget("2", ""),
+			want: "has the strategy Recreate: its pods must not",
 		},
 		"maxSurge 0": {
-			candidate: candidate{Deployment: web(surging("0"))},
-			budget:    budget("2", ""),
-			want:      "has maxSurge 0: it does not allow more",
+			candidate: candidate{Deployment: web(surging("0"))}, budget: budget("2", ""),
+			want: "has maxSurge 0: it does not allow more",
 		},
 		"maxSurge 0%": {
-			candidate: candidate{Deployment: web(surging("0%"))},
-			budget:    budget("2", ""),
-			want:      "has maxSurge 0",
+			candidate: candidate{Deployment: web(surging("0%"))}, budget: budget("2", ""), want: "has maxSurge 0",
 		},
 		"maxSurge that makes no sense": {
-			candidate: candidate{Deployment: web(surging("many"))},
-			budget:    budget("2", ""),
-			want:      "has maxSurge 0",
+			candidate: candidate{Deployment: web(surging("many"))}, budget: budget("2", ""), want: "has maxSurge 0",
 		},
 		"paused": {
 			candidate: candidate{Deployment: web(func(d *appsv1.Deployment) { d.Spec.Paused = true })},
-			budget:    budget("2", ""),
-			want:      "is paused",
+			budget:    budget("2", ""), want: "is paused",
 		},
 		"in deletion": {
 			candidate: candidate{Deployment: web(func(d *appsv1.Deployment) {
 				d.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(0, 0)))
 			})},
-			budget: budget("2", ""),
-			want:   "is being deleted",
+			budget: budget("2", ""), want: "is being deleted",
 		},
 		"scaled to nothing": {
 			candidate: candidate{Deployment: web(func(d *appsv1.Deployment) { d.Spec.Replicas = ptr.To[int32](0) })},
-			budget:    budget("2", ""),
-			want:      "is scaled to 0",
+			budget:    budget("2", ""), want: "is scaled to 0",
 		},
 		"annotated": {
 			candidate: candidate{Deployment: web(func(d *appsv1.Deployment) {
@@ -203,41 +186,33 @@ func TestRefusals(t *testing.T) {
 					maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeDisabled,
 				}
 			})},
-			budget: budget("2", ""),
-			want:   "has the annotation maintenance.haulout.dev/surge: Disabled",
+			budget: budget("2", ""), want: "has the annotation maintenance.haulout.dev/surge: Disabled",
 		},
 		"a volume of one node": {
-			candidate: candidate{Deployment: web(), OneNodeClaims: []string{"data"}},
-			budget:    budget("2", ""),
-			want:      "cannot be scaled up, as volume claim data is for one node",
+			candidate: candidate{Deployment: web(), OneNodeClaims: []string{"data"}}, budget: budget("2", ""),
+			want: "cannot be scaled up, as volume claim data is for one node",
 		},
 		"an autoscaler with room": {
-			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler())},
-			budget:    budget("2", ""),
+			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler())}, budget: budget("2", ""),
 		},
 		"one whose budget grows with it": {
-			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler())},
-			budget:    budget("", "0"),
-			want:      "is not scaled up past PodDisruptionBudget web (maxUnavailable 0)",
+			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler())}, budget: budget("", "0"),
+			want: "is not scaled up past PodDisruptionBudget web (maxUnavailable 0)",
 		},
 		"one whose budget grows with it, and a Deployment that is always replaced": {
-			candidate: candidate{Deployment: web(always), Autoscalers: autoscaled(scaler())},
-			budget:    budget("", "0"),
+			candidate: candidate{Deployment: web(always), Autoscalers: autoscaled(scaler())}, budget: budget("", "0"),
 			want: "is scaled up by HorizontalPodAutoscaler load without effect under PodDisruptionBudget web " +
 				"(maxUnavailable 0)",
 		},
 		"one that never scales down": {
 			candidate: candidate{
-				Deployment:  web(),
-				Autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.DisabledPolicySelect))),
+				Deployment: web(), Autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.DisabledPolicySelect))),
 			},
-			budget: budget("2", ""),
-			want:   "is scaled by HorizontalPodAutoscaler load, which never scales down",
+			budget: budget("2", ""), want: "is scaled by HorizontalPodAutoscaler load, which never scales down",
 		},
 		"one that scales down as little as it can": {
 			candidate: candidate{
-				Deployment:  web(),
-				Autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.MinChangePolicySelect))),
+				Deployment: web(), Autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.MinChangePolicySelect))),
 			},
 			budget: budget("2", ""),
 		},
@@ -262,8 +237,7 @@ func TestRefusals(t *testing.T) {
 					a.Status.Conditions = nil
 				})),
 			},
-			budget: budget("2", ""),
-			want:   "is scaled by HorizontalPodAutoscaler load, which is not able",
+			budget: budget("2", ""), want: "is scaled by HorizontalPodAutoscaler load, which is not able",
 		},
 		"one that another controller keeps": {
 			candidate: candidate{
@@ -274,18 +248,15 @@ func TestRefusals(t *testing.T) {
 					}
 				})),
 			},
-			budget: budget("2", ""),
-			want:   "is scaled by HorizontalPodAutoscaler load, which ScaledObject x keeps",
+			budget: budget("2", ""), want: "is scaled by HorizontalPodAutoscaler load, which ScaledObject x keeps",
 		},
 		"several autoscalers": {
 			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler(), scaler())},
-			budget:    budget("2", ""),
-			want:      "is scaled by 2 HorizontalPodAutoscalers",
+			budget:    budget("2", ""), want: "is scaled by 2 HorizontalPodAutoscalers",
 		},
 		"the Deployment's own reasons first": {
 			candidate: candidate{Deployment: web(recreating), Autoscalers: autoscaled(scaler(), scaler())},
-			budget:    budget("2", ""),
-			want:      "has the strategy Recreate",
+			budget:    budget("2", ""), want: "has the strategy Recreate",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

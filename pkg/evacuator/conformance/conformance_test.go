@@ -61,10 +61,8 @@ type task struct {
 
 func newCluster(evacuate func(context.Context, *task)) *cluster {
 	c := &cluster{
-		kube:     kubefake.NewClientset(),
-		api:      fake.NewClientset(),
-		evacuate: evacuate,
-		ends:     map[string]context.CancelFunc{},
+		kube: kubefake.NewClientset(), api: fake.NewClientset(), evacuate: evacuate,
+		ends: map[string]context.CancelFunc{},
 	}
 	c.api.PrependReactor("create", "evacuations", c.create)
 	c.api.PrependReactor("patch", "evacuations", c.withdraw)
@@ -181,16 +179,14 @@ func TestCalledOff(t *testing.T) {
 			},
 		},
 		"one that forbids it and ends is not examined": {
-			unexamined: true,
-			says:       "forbids",
+			unexamined: true, says: "forbids",
 			evacuate: func(_ context.Context, t *task) {
 				t.forbid()
 				time.AfterFunc(5*time.Second, t.remove)
 			},
 		},
 		"one that forbids it and never ends fails": {
-			says:     "ends the evacuation",
-			evacuate: func(_ context.Context, t *task) { t.forbid() },
+			says: "ends the evacuation", evacuate: func(_ context.Context, t *task) { t.forbid() },
 		},
 		"one that forbids it at the last moment is not examined": {
 			unexamined: true, says: "after its cancellation", evacuate: func(_ context.Context, t *task) {
@@ -205,13 +201,8 @@ func TestCalledOff(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newCluster(tt.evacuate)
 				config := &Config{
-					Class:       class,
-					Kube:        c.kube,
-					Maintenance: c.api,
-					Namespace:   "shop",
-					Deadline:    10 * time.Second,
-					Patience:    time.Minute,
-					Quiet:       10 * time.Second,
+					Class: class, Kube: c.kube, Maintenance: c.api, Namespace: "shop", Deadline: 10 * time.Second,
+					Patience: time.Minute, Quiet: 10 * time.Second,
 					NewPod: func(name string) *corev1.Pod {
 						return &corev1.Pod{
 							ObjectMeta: metav1.ObjectMeta{UID: types.UID("uid-" + name)},

@@ -35,24 +35,18 @@ func podOf(controller types.UID, i int) *corev1.Pod {
 	yes, priority, grace := true, int32(1000), int64(30)
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:    "ns",
-			Name:         fmt.Sprintf("web-%d", i),
-			UID:          types.UID(fmt.Sprintf("uid-%d", i)),
-			GenerateName: "web-",
-			Labels:       map[string]string{"app": "web"},
-			Annotations:  map[string]string{corev1.PodDeletionCost: "1", "other": "x"},
-			Finalizers:   []string{"f"},
+			Namespace: "ns", Name: fmt.Sprintf("web-%d", i), UID: types.UID(fmt.Sprintf("uid-%d", i)),
+			GenerateName: "web-", Labels: map[string]string{"app": "web"},
+			Annotations: map[string]string{corev1.PodDeletionCost: "1", "other": "x"}, Finalizers: []string{"f"},
 			OwnerReferences: []metav1.OwnerReference{
 				{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: controller, Controller: &yes},
 			},
 		},
 		Spec: corev1.PodSpec{
-			NodeName:                      "n",
-			Priority:                      &priority,
-			TerminationGracePeriodSeconds: &grace,
-			Volumes:                       []corev1.Volume{claimed("data")},
-			Tolerations:                   []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}},
-			Containers:                    []corev1.Container{{Name: "c"}},
+			NodeName: "n", Priority: &priority, TerminationGracePeriodSeconds: &grace,
+			Volumes:     []corev1.Volume{claimed("data")},
+			Tolerations: []corev1.Toleration{{Key: "k", Operator: corev1.TolerationOpExists}},
+			Containers:  []corev1.Container{{Name: "c"}},
 		},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
 			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue},
@@ -119,9 +113,7 @@ func TestTransformKeepsWhatStripKeeps(t *testing.T) {
 			pod.Status.Conditions[2].Status = corev1.ConditionFalse
 		case 3:
 			pod.Status.Conditions[0] = corev1.PodCondition{
-				Type:    corev1.PodScheduled,
-				Status:  corev1.ConditionFalse,
-				Message: "0/3 nodes are available",
+				Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/3 nodes are available",
 			}
 			pod.Status.Phase, pod.Spec.NodeName, pod.Status.NominatedNodeName = corev1.PodPending, "", "other"
 		}

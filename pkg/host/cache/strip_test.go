@@ -34,17 +34,12 @@ import (
 func TestStrip(t *testing.T) {
 	agentReady := corev1.NodeCondition{Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue}
 	full := metav1.ObjectMeta{
-		Name:          "a",
-		UID:           "1",
-		Labels:        map[string]string{"app": "web"},
+		Name: "a", UID: "1", Labels: map[string]string{"app": "web"},
 		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubectl"}},
 		Annotations:   map[string]string{ownPrefix + "x": "ours", corev1.LastAppliedConfigAnnotation: "long"},
 	}
 	ours := metav1.ObjectMeta{
-		Name:        "a",
-		UID:         "1",
-		Labels:      full.Labels,
-		Annotations: map[string]string{ownPrefix + "x": "ours"},
+		Name: "a", UID: "1", Labels: full.Labels, Annotations: map[string]string{ownPrefix + "x": "ours"},
 	}
 	bare := metav1.ObjectMeta{Name: "a", UID: "1", Labels: full.Labels}
 	source, replicas := "pv", int32(2)
@@ -58,9 +53,8 @@ func TestStrip(t *testing.T) {
 				Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1"},
 			},
 			want: &corev1.Pod{
-				ObjectMeta: ours,
-				Spec:       corev1.PodSpec{NodeName: "n"},
-				Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+				ObjectMeta: ours, Spec: corev1.PodSpec{NodeName: "n"},
+				Status: corev1.PodStatus{Phase: corev1.PodRunning},
 			},
 		},
 		"a pod keeps its claims and no other volumes": {
@@ -69,8 +63,7 @@ func TestStrip(t *testing.T) {
 		},
 		"a node keeps its cordon and conditions, not its images": {
 			object: &corev1.Node{
-				ObjectMeta: *full.DeepCopy(),
-				Spec:       corev1.NodeSpec{Unschedulable: true},
+				ObjectMeta: *full.DeepCopy(), Spec: corev1.NodeSpec{Unschedulable: true},
 				Status: corev1.NodeStatus{
 					Images:     []corev1.ContainerImage{{}},
 					Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}, agentReady},
@@ -86,26 +79,21 @@ func TestStrip(t *testing.T) {
 			object: &storagev1.VolumeAttachment{
 				ObjectMeta: *full.DeepCopy(),
 				Spec: storagev1.VolumeAttachmentSpec{
-					Attacher: "csi",
-					NodeName: "n",
-					Source:   storagev1.VolumeAttachmentSource{PersistentVolumeName: &source},
+					Attacher: "csi", NodeName: "n",
+					Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &source},
 				},
 				Status: storagev1.VolumeAttachmentStatus{
-					Attached:           true,
-					AttachmentMetadata: map[string]string{"device": "sda"},
-					AttachError:        &storagev1.VolumeError{Message: "no"},
-					DetachError:        &storagev1.VolumeError{},
+					Attached: true, AttachmentMetadata: map[string]string{"device": "sda"},
+					AttachError: &storagev1.VolumeError{Message: "no"}, DetachError: &storagev1.VolumeError{},
 				},
 			},
 			want: &storagev1.VolumeAttachment{
 				ObjectMeta: bare,
 				Spec: storagev1.VolumeAttachmentSpec{
-					NodeName: "n",
-					Source:   storagev1.VolumeAttachmentSource{PersistentVolumeName: &source},
+					NodeName: "n", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: &source},
 				},
 				Status: storagev1.VolumeAttachmentStatus{
-					Attached:    true,
-					AttachError: &storagev1.VolumeError{Message: "no"},
+					Attached: true, AttachError: &storagev1.VolumeError{Message: "no"},
 				},
 			},
 		},
@@ -122,10 +110,8 @@ func TestStrip(t *testing.T) {
 				Status: appsv1.DeploymentStatus{Replicas: 2, Conditions: []appsv1.DeploymentCondition{
 					{Type: appsv1.DeploymentAvailable}, {Type: appsv1.DeploymentReplicaFailure, Message: "quota"},
 					{
-						Type:    appsv1.DeploymentProgressing,
-						Status:  corev1.ConditionFalse,
-						Reason:  "ProgressDeadlineExceeded",
-						Message: "timed out",
+						Type: appsv1.DeploymentProgressing, Status: corev1.ConditionFalse,
+						Reason: "ProgressDeadlineExceeded", Message: "timed out",
 					},
 				}},
 			},
@@ -138,8 +124,7 @@ func TestStrip(t *testing.T) {
 				Status: appsv1.DeploymentStatus{Replicas: 2, Conditions: []appsv1.DeploymentCondition{
 					{Type: appsv1.DeploymentReplicaFailure, Message: "quota"},
 					{
-						Type:   appsv1.DeploymentProgressing,
-						Status: corev1.ConditionFalse,
+						Type: appsv1.DeploymentProgressing, Status: corev1.ConditionFalse,
 						Reason: "ProgressDeadlineExceeded",
 					},
 				}},
@@ -149,17 +134,13 @@ func TestStrip(t *testing.T) {
 			object: &autoscalingv2.HorizontalPodAutoscaler{
 				ObjectMeta: *full.DeepCopy(),
 				Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
-					MinReplicas: &replicas,
-					MaxReplicas: 3,
-					Metrics:     []autoscalingv2.MetricSpec{{}},
+					MinReplicas: &replicas, MaxReplicas: 3, Metrics: []autoscalingv2.MetricSpec{{}},
 					Behavior: &autoscalingv2.HorizontalPodAutoscalerBehavior{
-						ScaleUp:   &autoscalingv2.HPAScalingRules{},
-						ScaleDown: &autoscalingv2.HPAScalingRules{},
+						ScaleUp: &autoscalingv2.HPAScalingRules{}, ScaleDown: &autoscalingv2.HPAScalingRules{},
 					},
 				},
 				Status: autoscalingv2.HorizontalPodAutoscalerStatus{
-					CurrentReplicas: 2,
-					CurrentMetrics:  []autoscalingv2.MetricStatus{{}},
+					CurrentReplicas: 2, CurrentMetrics: []autoscalingv2.MetricStatus{{}},
 					Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{
 						{Type: autoscalingv2.ScalingActive},
 						{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue, Message: "long"},
@@ -180,8 +161,7 @@ func TestStrip(t *testing.T) {
 		},
 		"of anything else only the managed fields go": {
 			object: &policyv1.PodDisruptionBudget{
-				ObjectMeta: *full.DeepCopy(),
-				Status:     policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1},
+				ObjectMeta: *full.DeepCopy(), Status: policyv1.PodDisruptionBudgetStatus{DisruptionsAllowed: 1},
 			},
 			want: &policyv1.PodDisruptionBudget{
 				ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1", Labels: full.Labels, Annotations: full.Annotations},

@@ -95,10 +95,7 @@ func (h *host) set(change func(*host)) {
 
 func may(names ...string) *host {
 	h := &host{
-		allowed: map[string]bool{},
-		denied:  map[string]bool{},
-		fails:   map[string]error{},
-		hangs:   map[string]bool{},
+		allowed: map[string]bool{}, denied: map[string]bool{}, fails: map[string]error{}, hangs: map[string]bool{},
 	}
 	for _, name := range names {
 		h.allowed[name] = true
@@ -218,29 +215,23 @@ func TestAnswers(t *testing.T) {
 	}{
 		"by name alone": {host: may("a"), user: bob, want: map[string]Answer{"a": {Allowed: true}, "b": {}, "c": {}}},
 		"all but one denied by name": {
-			host: func() *host { h := may("", "a", "b", "c"); h.denied["b"] = true; return h }(),
-			user: bob,
+			host: func() *host { h := may("", "a", "b", "c"); h.denied["b"] = true; return h }(), user: bob,
 			want: map[string]Answer{"a": {Allowed: true}, "b": {}, "c": {Allowed: true}},
 		},
 		"no requester": {host: may(""), want: map[string]Answer{"a": {}, "b": {}, "c": {}}},
 		"a requester without name": {
-			host: may(""),
-			user: &authenticationv1.UserInfo{},
-			want: map[string]Answer{"a": {}, "b": {}, "c": {}},
+			host: may(""), user: &authenticationv1.UserInfo{}, want: map[string]Answer{"a": {}, "b": {}, "c": {}},
 		},
 		"one node without an answer": {
-			host: func() *host { h := may("a", "b", "c"); h.fails["b"] = errDown; return h }(),
-			user: bob,
+			host: func() *host { h := may("a", "b", "c"); h.fails["b"] = errDown; return h }(), user: bob,
 			want: map[string]Answer{"a": {Allowed: true}, "b": {Err: errDown}, "c": {Allowed: true}},
 		},
 		"no answer at all": {
-			host: func() *host { h := may("a"); h.fails["*"] = errDown; return h }(),
-			user: bob,
+			host: func() *host { h := may("a"); h.fails["*"] = errDown; return h }(), user: bob,
 			want: map[string]Answer{"a": {Err: errDown}, "b": {Err: errDown}, "c": {Err: errDown}},
 		},
 		"a node that the authorizer never answers": {
-			host: func() *host { h := may("a", "b", "c"); h.hangs["b"] = true; return h }(),
-			user: bob,
+			host: func() *host { h := may("a", "b", "c"); h.hangs["b"] = true; return h }(), user: bob,
 			want: map[string]Answer{"a": {Allowed: true}, "b": {Err: context.DeadlineExceeded}, "c": {Allowed: true}},
 		},
 	}
@@ -253,9 +244,8 @@ func TestAnswers(t *testing.T) {
 				if waited := time.Since(start); waited > 0 {
 					t.Errorf("the caller waited %s", waited)
 				}
-				if slices.ContainsFunc(
-					slices.Collect(maps.Values(got)), func(a Answer) bool { return errors.Is(a.Err, ErrAsking) },
-				) {
+				if slices.ContainsFunc(slices.Collect(maps.Values(got)),
+					func(a Answer) bool { return errors.Is(a.Err, ErrAsking) }) {
 					elapse(answerWithin)
 					got = c.Ask(t.Context(), tt.user, nodes)
 				}
@@ -370,8 +360,7 @@ func TestAnswersExpireAndAreRenewed(t *testing.T) {
 		}},
 		"a granted right is noticed in the background": {run: true, host: may(), steps: []step{
 			{
-				do:   func(h *host) { h.allowed["a"] = true },
-				wait: renewAfter + renewEvery + time.Second,
+				do: func(h *host) { h.allowed["a"] = true }, wait: renewAfter + renewEvery + time.Second,
 				want: Answer{Allowed: true},
 			},
 		}},
@@ -494,37 +483,25 @@ func TestAskChange(t *testing.T) {
 		"all leaving nodes are asked about by name, beyond the limit": {
 			host: all(names("l", 1200)), leaving: Nodes{Others: names("l", 1200)}, asked: 1201},
 		"one leaving node that may not be deleted, behind all others": {
-			host:    all(names("l", 1199)),
-			leaving: Nodes{Others: names("l", 1200)},
-			asked:   1201,
+			host: all(names("l", 1199)), leaving: Nodes{Others: names("l", 1200)}, asked: 1201,
 			refused: []string{"l-1199"},
 		},
 		"joining nodes do not displace leaving ones": {
-			host:     all(names("a", 600), names("l", 2)),
-			leaving:  Nodes{Others: names("l", 3)},
-			joining:  Nodes{Others: names("a", 600)},
-			asked:    4,
-			refused:  []string{"l-0002"},
-			notAsked: "a-0000",
+			host: all(names("a", 600), names("l", 2)), leaving: Nodes{Others: names("l", 3)},
+			joining: Nodes{Others: names("a", 600)}, asked: 4, refused: []string{"l-0002"}, notAsked: "a-0000",
 		},
 		"joining nodes are asked about up to the limit": {
-			host:    all(names("a", 600), names("l", 3)),
-			leaving: Nodes{Others: names("l", 3)},
-			joining: Nodes{Others: names("a", 600)},
-			asked:   504,
-			unasked: 100,
+			host: all(names("a", 600), names("l", 3)), leaving: Nodes{Others: names("l", 3)},
+			joining: Nodes{Others: names("a", 600)}, asked: 504, unasked: 100,
 		},
 		"with the right to delete all, a hundred and the control plane, leaving ones first": {
-			host:     all(names("a", 600), names("l", 150), names("z", 2), []string{""}),
-			leaving:  Nodes{ControlPlane: []string{"z-0001"}, Others: names("l", 150)},
-			joining:  Nodes{ControlPlane: []string{"z-0000"}, Others: names("a", 600)},
-			asked:    103,
-			notAsked: "a-0000",
+			host:    all(names("a", 600), names("l", 150), names("z", 2), []string{""}),
+			leaving: Nodes{ControlPlane: []string{"z-0001"}, Others: names("l", 150)},
+			joining: Nodes{ControlPlane: []string{"z-0000"}, Others: names("a", 600)}, asked: 103, notAsked: "a-0000",
 		},
 		"with the right to delete all, a leaving control plane node that is denied by name": {
 			host:    all(names("l", 150), []string{""}),
-			leaving: Nodes{ControlPlane: []string{"z-0000"}, Others: names("l", 150)},
-			asked:   102,
+			leaving: Nodes{ControlPlane: []string{"z-0000"}, Others: names("l", 150)}, asked: 102,
 			refused: []string{"z-0000"},
 		},
 		"nothing to ask about": {host: all()},

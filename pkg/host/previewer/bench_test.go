@@ -60,9 +60,8 @@ type largeHost struct {
 func newLargeHost(b *testing.B) *rest.Config {
 	b.Helper()
 	h := &largeHost{pages: map[string][][]byte{}}
-	info, ok := k8sruntime.SerializerInfoForMediaType(
-		scheme.Codecs.SupportedMediaTypes(), k8sruntime.ContentTypeProtobuf,
-	)
+	info, ok := k8sruntime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(),
+		k8sruntime.ContentTypeProtobuf)
 	if !ok {
 		b.Fatal("no protobuf")
 	}
@@ -74,9 +73,8 @@ func newLargeHost(b *testing.B) *rest.Config {
 				meta.Continue = strconv.Itoa(len(h.pages[path]) + 1)
 			}
 			page, err := k8sruntime.Encode(
-				scheme.Codecs.EncoderForVersion(
-					info.Serializer, scheme.Scheme.PrioritizedVersionsForGroup(groupOf(path))[0],
-				),
+				scheme.Codecs.EncoderForVersion(info.Serializer,
+					scheme.Scheme.PrioritizedVersionsForGroup(groupOf(path))[0]),
 				list(from, to, meta),
 			)
 			if err != nil {
@@ -110,14 +108,10 @@ func newLargeHost(b *testing.B) *rest.Config {
 				list.Items = append(list.Items, policyv1.PodDisruptionBudget{
 					ObjectMeta: metav1.ObjectMeta{Namespace: benchNamespace(app), Name: benchApp(app)},
 					Spec: policyv1.PodDisruptionBudgetSpec{
-						Selector:       benchSelector(app),
-						MaxUnavailable: ptr.To(intstr.FromString("10%")),
+						Selector: benchSelector(app), MaxUnavailable: ptr.To(intstr.FromString("10%")),
 					},
 					Status: policyv1.PodDisruptionBudgetStatus{
-						DisruptionsAllowed: 3,
-						CurrentHealthy:     30,
-						DesiredHealthy:     27,
-						ExpectedPods:       30,
+						DisruptionsAllowed: 3, CurrentHealthy: 30, DesiredHealthy: 27, ExpectedPods: 30,
 					},
 				})
 			}
@@ -132,11 +126,8 @@ func newLargeHost(b *testing.B) *rest.Config {
 					Namespace: benchNamespace(app), Name: benchApp(app), UID: types.UID("rs-" + benchApp(app)),
 					OwnerReferences: []metav1.OwnerReference{
 						{
-							APIVersion: "apps/v1",
-							Kind:       "Deployment",
-							Name:       benchApp(app),
-							UID:        types.UID("d-" + benchApp(app)),
-							Controller: ptr.To(true),
+							APIVersion: "apps/v1", Kind: "Deployment", Name: benchApp(app),
+							UID: types.UID("d-" + benchApp(app)), Controller: ptr.To(true),
 						},
 					},
 				},
@@ -150,9 +141,7 @@ func newLargeHost(b *testing.B) *rest.Config {
 		for app := from; app < to; app++ {
 			list.Items = append(list.Items, appsv1.Deployment{
 				ObjectMeta: metav1.ObjectMeta{
-					Namespace: benchNamespace(app),
-					Name:      benchApp(app),
-					UID:       types.UID("d-" + benchApp(app)),
+					Namespace: benchNamespace(app), Name: benchApp(app), UID: types.UID("d-" + benchApp(app)),
 				},
 				Spec: appsv1.DeploymentSpec{Selector: benchSelector(app)},
 			})
@@ -211,22 +200,17 @@ func benchPod(i int) corev1.Pod {
 	}
 	return corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: benchNamespace(app),
-			Name:      fmt.Sprintf("%s-6b59d9cb88-%05d", benchApp(app), i),
-			UID:       types.UID(fmt.Sprintf("f5823a89-e03f-4752-b013-%012d", i)),
+			Namespace: benchNamespace(app), Name: fmt.Sprintf("%s-6b59d9cb88-%05d", benchApp(app), i),
+			UID: types.UID(fmt.Sprintf("f5823a89-e03f-4752-b013-%012d", i)),
 			Labels: map[string]string{
-				"app.kubernetes.io/name":    benchApp(app),
-				"app.kubernetes.io/part-of": benchNamespace(app),
-				"pod-template-hash":         "6b59d9cb88",
+				"app.kubernetes.io/name": benchApp(app), "app.kubernetes.io/part-of": benchNamespace(app),
+				"pod-template-hash": "6b59d9cb88",
 			},
 			Annotations: map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-11-21T08:00:00Z"},
 			OwnerReferences: []metav1.OwnerReference{
 				{
-					APIVersion: "apps/v1",
-					Kind:       "ReplicaSet",
-					Name:       benchApp(app),
-					UID:        types.UID("rs-" + benchApp(app)),
-					Controller: ptr.To(true),
+					APIVersion: "apps/v1", Kind: "ReplicaSet", Name: benchApp(app),
+					UID: types.UID("rs-" + benchApp(app)), Controller: ptr.To(true),
 				},
 			},
 			ManagedFields: []metav1.ManagedFieldsEntry{
@@ -240,9 +224,8 @@ func benchPod(i int) corev1.Pod {
 			NodeName: benchNode(i % benchNodes), Priority: &priority,
 			Containers: []corev1.Container{
 				{
-					Name:  "app",
-					Image: "registry.example.com/team/service:v1.2.3",
-					Env:   []corev1.EnvVar{{Name: "A", Value: strings.Repeat("y", 200)}, {Name: "B", Value: "b"}},
+					Name: "app", Image: "registry.example.com/team/service:v1.2.3",
+					Env: []corev1.EnvVar{{Name: "A", Value: strings.Repeat("y", 200)}, {Name: "B", Value: "b"}},
 				},
 			},
 		},
@@ -265,11 +248,9 @@ func BenchmarkPreview(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			p := New(Config{
-				Host:         kubernetes.NewForConfigOrDie(config),
-				Authorizer:   &host{allowed: map[string][]string{"ann": {""}}},
-				Evacuators:   evacuators,
-				Maintenances: (&fixture{}).all,
-				Clock:        clock.RealClock{},
+				Host:       kubernetes.NewForConfigOrDie(config),
+				Authorizer: &host{allowed: map[string][]string{"ann": {""}}}, Evacuators: evacuators,
+				Maintenances: (&fixture{}).all, Clock: clock.RealClock{},
 			})
 			nm := maintenance("all", idle, "blue")
 			var out *maintenancev1alpha1.NodeMaintenancePreview

@@ -102,8 +102,7 @@ func newFixture(objects ...runtime.Object) *fixture {
 		list := &corev1.PodList{}
 		for _, object := range objects {
 			if pod, ok := object.(*corev1.Pod); ok && selector.Matches(fields.Set{
-				"spec.nodeName":            pod.Spec.NodeName,
-				"status.phase":             string(pod.Status.Phase),
+				"spec.nodeName": pod.Spec.NodeName, "status.phase": string(pod.Status.Phase),
 				"status.nominatedNodeName": pod.Status.NominatedNodeName,
 			}) {
 				list.Items = append(list.Items, *pod)
@@ -116,12 +115,8 @@ func newFixture(objects ...runtime.Object) *fixture {
 
 func (f *fixture) previewer() *Previewer {
 	return New(Config{
-		Host:               f.kube,
-		Authorizer:         f.host,
-		Evacuators:         f.evacuators,
-		AskEveryNodeByName: f.everyNode,
-		Maintenances:       f.all,
-		Clock:              testclock.NewFakePassiveClock(now),
+		Host: f.kube, Authorizer: f.host, Evacuators: f.evacuators, AskEveryNodeByName: f.everyNode,
+		Maintenances: f.all, Clock: testclock.NewFakePassiveClock(now),
 	})
 }
 
@@ -177,9 +172,7 @@ func maintenance(
 func node(name, pool string) *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
-			Name:   name,
-			UID:    types.UID("uid-" + name),
-			Labels: map[string]string{"pool": pool},
+			Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"pool": pool},
 		},
 	}
 }
@@ -238,11 +231,9 @@ func names(out *maintenancev1alpha1.NodeMaintenancePreview) []string {
 }
 
 func TestPreview(t *testing.T) {
-	f := newFixture(
-		node("blue-2", "blue"), node("blue-1", "blue"), node("red-1", "red"), closedBudget(),
+	f := newFixture(node("blue-2", "blue"), node("blue-1", "blue"), node("red-1", "red"), closedBudget(),
 		pod("a", "blue-1"), pod("b", "blue-2"), nominated("c", "blue-2"), pod("d", "red-1"),
-		finished(pod("e", "blue-1")), pod("f", ""), nominated("g", "red-1"),
-	)
+		finished(pod("e", "blue-1")), pod("f", ""), nominated("g", "red-1"))
 	out := f.mustPreview(t, maintenance("nm", idle, "blue"))
 	if got, want := names(out), []string{"blue-1/a", "blue-2/b", "blue-2/c"}; !slices.Equal(got, want) {
 		t.Errorf("pods are %q, want %q", got, want)
@@ -282,33 +273,23 @@ func TestWhoseNodesAreRefused(t *testing.T) {
 		requester        *authenticationv1.UserInfo
 		want             []string
 	}{
-		"all are allowed": {
-			allowed:   []string{""},
-			requester: &authenticationv1.UserInfo{Username: "ann"},
-		},
+		"all are allowed": {allowed: []string{""}, requester: &authenticationv1.UserInfo{Username: "ann"}},
 		"some are": {
-			allowed:   []string{"blue-1"},
-			requester: &authenticationv1.UserInfo{Username: "ann"},
-			want:      []string{"blue-0", "blue-2"},
+			allowed: []string{"blue-1"}, requester: &authenticationv1.UserInfo{Username: "ann"},
+			want: []string{"blue-0", "blue-2"},
 		},
 		"one is denied by name": {
-			allowed:   []string{""},
-			refused:   []string{"blue-2"},
-			requester: &authenticationv1.UserInfo{Username: "ann"},
-			want:      []string{"blue-2"},
+			allowed: []string{""}, refused: []string{"blue-2"}, requester: &authenticationv1.UserInfo{Username: "ann"},
+			want: []string{"blue-2"},
 		},
 		"one is denied, all are asked": {
-			allowed:   []string{""},
-			refused:   []string{"blue-2"},
-			everyNode: true,
-			requester: &authenticationv1.UserInfo{Username: "ann"},
-			want:      []string{"blue-2"},
+			allowed: []string{""}, refused: []string{"blue-2"}, everyNode: true,
+			requester: &authenticationv1.UserInfo{Username: "ann"}, want: []string{"blue-2"},
 		},
 		"no user asked for it": {allowed: []string{""}, want: []string{"blue-0", "blue-1", "blue-2"}},
 		"a user without a name asked": {
-			allowed:   []string{""},
-			requester: &authenticationv1.UserInfo{},
-			want:      []string{"blue-0", "blue-1", "blue-2"},
+			allowed: []string{""}, requester: &authenticationv1.UserInfo{},
+			want: []string{"blue-0", "blue-1", "blue-2"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -345,18 +326,15 @@ func TestTooManyNodesToAskAbout(t *testing.T) {
 }
 
 func TestOthers(t *testing.T) {
-	f := newFixture(
-		node("blue", "blue"), node("green", "green"), node("red", "red"), node("gray", "gray"),
-		pod("a", "blue"), pod("b", "green"), pod("c", "red"), pod("d", "gray"),
-	)
+	f := newFixture(node("blue", "blue"), node("green", "green"), node("red", "red"), node("gray", "gray"),
+		pod("a", "blue"), pod("b", "green"), pod("c", "red"), pod("d", "gray"))
 	gone := maintenance("gone", drain, "blue")
 	gone.DeletionTimestamp = ptr.To(metav1.NewTime(now))
 	subject := maintenance("subject", idle, "blue")
 	f.others = []*maintenancev1alpha1.NodeMaintenance{
 		subject, maintenance("next", drain, "blue", "green"), maintenance("far", drain, "green", "red"),
-		maintenance("stranger", drain, "gray"),
-		maintenance("cordon", cordon, "blue", "gray"), maintenance("done", complete, "blue"), gone,
-		maintenance("elsewhere", idle, "red"),
+		maintenance("stranger", drain, "gray"), maintenance("cordon", cordon, "blue", "gray"),
+		maintenance("done", complete, "blue"), gone, maintenance("elsewhere", idle, "red"),
 	}
 	out := f.mustPreview(t, subject)
 	want := []maintenancev1alpha1.PreviewMaintenance{

@@ -45,23 +45,17 @@ var selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"
 func replicaSet(namespace, name string) *appsv1.ReplicaSet {
 	return &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:   namespace,
-			Name:        name,
-			UID:         types.UID("rs-" + name),
+			Namespace: namespace, Name: name, UID: types.UID("rs-" + name),
 			Annotations: map[string]string{"long": "text"},
 			OwnerReferences: []metav1.OwnerReference{
 				{
-					APIVersion: "apps/v1",
-					Kind:       "Deployment",
-					Name:       name,
-					UID:        types.UID("d-" + name),
+					APIVersion: "apps/v1", Kind: "Deployment", Name: name, UID: types.UID("d-" + name),
 					Controller: ptr.To(true),
 				},
 			},
 		},
 		Spec: appsv1.ReplicaSetSpec{
-			Selector: selector,
-			Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeName: "x"}},
+			Selector: selector, Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{NodeName: "x"}},
 		},
 	}
 }
@@ -97,9 +91,7 @@ func TestOwners(t *testing.T) {
 		want                     map[string]int
 	}{
 		"few are read one by one": {
-			namespaces:   2,
-			perNamespace: 3,
-			builtIn:      all,
+			namespaces: 2, perNamespace: 3, builtIn: all,
 			want: map[string]int{
 				"get replicasets":               6,
 				"get deployments":               6,
@@ -108,9 +100,7 @@ func TestOwners(t *testing.T) {
 			},
 		},
 		"many by namespace": {
-			namespaces:   2,
-			perNamespace: 40,
-			builtIn:      all,
+			namespaces: 2, perNamespace: 40, builtIn: all,
 			want: map[string]int{
 				"list replicasets":              2,
 				"list deployments":              2,
@@ -119,9 +109,7 @@ func TestOwners(t *testing.T) {
 			},
 		},
 		"those of many namespaces in one request": {
-			namespaces:   20,
-			perNamespace: 4,
-			builtIn:      all,
+			namespaces: 20, perNamespace: 4, builtIn: all,
 			want: map[string]int{
 				"list replicasets":              1,
 				"list deployments":              1,
@@ -130,10 +118,8 @@ func TestOwners(t *testing.T) {
 			},
 		},
 		"only for evacuators that are on": {
-			namespaces:   1,
-			perNamespace: 1,
-			builtIn:      sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet),
-			want:         map[string]int{"get daemonsets": 1},
+			namespaces: 1, perNamespace: 1, builtIn: sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet),
+			want: map[string]int{"get daemonsets": 1},
 		},
 		"none while none is on": {namespaces: 1, perNamespace: 1, want: map[string]int{}},
 	} {
@@ -146,18 +132,16 @@ func TestOwners(t *testing.T) {
 			for i := range test.namespaces {
 				for j := range test.perNamespace {
 					namespace, name := fmt.Sprintf("ns-%d", i), fmt.Sprintf("web-%d", j)
-					objects = append(
-						objects, replicaSet(namespace, name), deployment(namespace, name), daemonSet(namespace, name),
-					)
+					objects = append(objects, replicaSet(namespace, name), deployment(namespace, name),
+						daemonSet(namespace, name))
 					names.Add(namespace, &metav1.OwnerReference{Kind: "ReplicaSet", Name: name})
 					names.Add(namespace, &metav1.OwnerReference{Kind: "DaemonSet", Name: name})
 					names.Add(namespace, &metav1.OwnerReference{Kind: "StatefulSet", Name: name})
 				}
 			}
 			kube := kubefake.NewClientset(objects...)
-			owners, err := Reader{Client: kube}.Owners(
-				t.Context(), names, []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "uid-n"}}},
-			)
+			owners, err := Reader{Client: kube}.Owners(t.Context(), names,
+				[]*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "uid-n"}}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -221,9 +205,7 @@ func TestSurges(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 			Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
 				ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{
-					APIVersion: "apps/v1",
-					Kind:       kind,
-					Name:       target,
+					APIVersion: "apps/v1", Kind: kind, Name: target,
 				},
 			},
 		}
@@ -243,12 +225,10 @@ func TestSurges(t *testing.T) {
 			},
 		})
 	}
-	kube := kubefake.NewClientset(
-		web, replicaSet("ns", "web"), claim("shared", corev1.ReadWriteMany), claim("data", corev1.ReadWriteOnce),
-		claim("other", corev1.ReadWriteOnce),
+	kube := kubefake.NewClientset(web, replicaSet("ns", "web"), claim("shared", corev1.ReadWriteMany),
+		claim("data", corev1.ReadWriteOnce), claim("other", corev1.ReadWriteOnce),
 		scaler("ns", "b", "Deployment", "web"), scaler("ns", "a", "Deployment", "web"),
-		scaler("ns", "c", "StatefulSet", "web"), scaler("ns", "d", "Deployment", "other"),
-	)
+		scaler("ns", "c", "StatefulSet", "web"), scaler("ns", "d", "Deployment", "other"))
 	names := NewOwnerNames(sets.New(maintenancev1alpha1.EvacuatorClassDeployment))
 	names.Add("ns", &metav1.OwnerReference{Kind: "ReplicaSet", Name: "web"})
 	owners, err := Reader{Client: kube}.Owners(t.Context(), names, nil)
@@ -289,8 +269,7 @@ func TestNodesAreReadInPages(t *testing.T) {
 			list.Items = append(list.Items, corev1.Node{
 				ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%d", i), Labels: map[string]string{"pool": "blue"}},
 				Status: corev1.NodeStatus{
-					Images:     []corev1.ContainerImage{{}},
-					Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}},
+					Images: []corev1.ContainerImage{{}}, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}},
 				},
 			})
 		}
@@ -343,8 +322,7 @@ func TestTerminatingNamespaces(t *testing.T) {
 		wanted, err := fields.ParseSelector(action.(k8stesting.ListActionImpl).ListOptions.FieldSelector)
 		list := &corev1.NamespaceList{}
 		for name, phase := range map[string]corev1.NamespacePhase{
-			"a": corev1.NamespaceActive,
-			"b": corev1.NamespaceTerminating,
+			"a": corev1.NamespaceActive, "b": corev1.NamespaceTerminating,
 		} {
 			if wanted.Matches(fields.Set{"status.phase": string(phase)}) {
 				list.Items = append(list.Items, corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})

@@ -45,8 +45,7 @@ func TestEtcdKeepsEachStorageApartAndInProtobuf(t *testing.T) {
 		}
 		t.Cleanup(destroy)
 		in := &maintenance.NodeMaintenance{
-			ObjectMeta: metav1.ObjectMeta{Name: "same"},
-			Spec:       maintenance.NodeMaintenanceSpec{Reason: reason},
+			ObjectMeta: metav1.ObjectMeta{Name: "same"}, Spec: maintenance.NodeMaintenanceSpec{Reason: reason},
 		}
 		key := options.ResourcePrefix + "/same"
 		if err := store.Create(ctx, key, in, &maintenance.NodeMaintenance{}, 0); err != nil {
@@ -67,12 +66,8 @@ func TestEtcdKeepsEachStorageApartAndInProtobuf(t *testing.T) {
 
 func TestRequestContext(t *testing.T) {
 	ctx := Request{
-		User:        &user.DefaultInfo{Name: "ann"},
-		Verb:        "update",
-		Resource:    "evacuations",
-		Subresource: "status",
-		Namespace:   "blue",
-		Name:        "x",
+		User: &user.DefaultInfo{Name: "ann"}, Verb: "update", Resource: "evacuations", Subresource: "status",
+		Namespace: "blue", Name: "x",
 	}.Context(t.Context())
 	info, ok := genericapirequest.RequestInfoFrom(ctx)
 	if want := "/apis/maintenance.haulout.dev/v1alpha1/namespaces/blue/evacuations/x/status"; !ok || info.Path != want {

@@ -76,62 +76,43 @@ func TestAdmitPodReference(t *testing.T) {
 	}{
 		"the pod exists": {object: newEvacuation(), pod: newPod(), allowed: []string{deletePod}},
 		"the server creates it, without a question": {
-			user:   request{user: server},
-			object: newEvacuation(),
-			pod:    newPod(),
+			user: request{user: server}, object: newEvacuation(), pod: newPod(),
 		},
 		"the pod is not bound to a node": {
-			object:  newEvacuation(),
-			pod:     newPod(func(p *corev1.Pod) { p.Spec.NodeName = "" }),
+			object: newEvacuation(), pod: newPod(func(p *corev1.Pod) { p.Spec.NodeName = "" }),
 			allowed: []string{deletePod},
 		},
 		"the pod has succeeded": {
-			object:  newEvacuation(),
-			pod:     newPod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
+			object: newEvacuation(), pod: newPod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
 			allowed: []string{deletePod},
 		},
 		"the pod does not exist": {
-			object:  newEvacuation(),
-			allowed: []string{deletePod},
-			want:    "Invalid FieldValueNotFound spec.podRef.name",
+			object: newEvacuation(), allowed: []string{deletePod}, want: "Invalid FieldValueNotFound spec.podRef.name",
 			message: "pod not found in namespace blue",
 		},
 		"the pod is in another namespace": {
-			object:  newEvacuation(),
-			pod:     newPod(func(p *corev1.Pod) { p.Namespace = "red" }),
-			allowed: []string{deletePod},
-			want:    "Invalid FieldValueNotFound spec.podRef.name",
+			object: newEvacuation(), pod: newPod(func(p *corev1.Pod) { p.Namespace = "red" }),
+			allowed: []string{deletePod}, want: "Invalid FieldValueNotFound spec.podRef.name",
 			message: "pod not found in namespace blue",
 		},
 		"the pod was recreated": {
-			object:  newEvacuation(),
-			pod:     newPod(func(p *corev1.Pod) { p.UID = "new" }),
-			allowed: []string{deletePod},
-			want:    "Invalid FieldValueInvalid spec.podRef.uid",
-			message: "new",
+			object: newEvacuation(), pod: newPod(func(p *corev1.Pod) { p.UID = "new" }), allowed: []string{deletePod},
+			want: "Invalid FieldValueInvalid spec.podRef.uid", message: "new",
 		},
 		"the user may not delete the pod": {
-			object:  newEvacuation(),
-			pod:     newPod(),
-			want:    "Forbidden",
-			message: deletePod,
+			object: newEvacuation(), pod: newPod(), want: "Forbidden", message: deletePod,
 		},
 		"the user may not delete the pod, which does not exist": {
-			object:  newEvacuation(),
-			want:    "Forbidden",
-			message: deletePod,
+			object: newEvacuation(), want: "Forbidden", message: deletePod,
 		},
 		"a reference without a name, which validation refuses": {
-			object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "" }),
-			pod:    newPod(),
+			object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "" }), pod: newPod(),
 		},
 		"a reference without a UID, which validation refuses": {
-			object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "" }),
-			pod:    newPod(),
+			object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "" }), pod: newPod(),
 		},
 		"a reference with an invalid name, which validation refuses": {
-			object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "../web" }),
-			pod:    newPod(),
+			object: newEvacuation(func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "../web" }), pod: newPod(),
 		},
 	}
 	for name, tt := range tests {
@@ -203,14 +184,12 @@ func TestAdmitCopiesLabelsUpToALimit(t *testing.T) {
 	}{
 		"as many labels as fit": {pod: withLabels(256, 58), want: 256},
 		"one label more than fits": {
-			pod:  withLabels(257, 58),
-			want: 256,
+			pod: withLabels(257, 58), want: 256,
 			warn: `pod labels from "k00256" on are not copied (1 of 257): ` +
 				`an Evacuation copies at most 16384 bytes of labels`,
 		},
 		"22,000 labels": {
-			pod:  withLabels(22000, 1),
-			want: 2340,
+			pod: withLabels(22000, 1), want: 2340,
 			warn: `pod labels from "k02340" on are not copied (19660 of 22000): ` +
 				`an Evacuation copies at most 16384 bytes of labels`,
 		},
@@ -251,10 +230,9 @@ func TestAdmitIgnoresOtherRequests(t *testing.T) {
 		}
 	}
 	f := newFixture(t, nil, nil)
-	other := admission.NewAttributesRecord(
-		&maintenance.NodeMaintenance{}, nil, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), "", "x",
-		v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", admission.Create, nil, false, ann,
-	)
+	other := admission.NewAttributesRecord(&maintenance.NodeMaintenance{}, nil,
+		v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), "", "x",
+		v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", admission.Create, nil, false, ann)
 	if err := errors.Join(f.Admit(t.Context(), other, nil), f.Validate(t.Context(), other, nil)); err != nil {
 		t.Errorf("create a NodeMaintenance: %v", err)
 	}
@@ -262,10 +240,8 @@ func TestAdmitIgnoresOtherRequests(t *testing.T) {
 
 func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 	deployment, replicaSet := newDeployment()
-	f := newFixture(
-		t, BuiltInClasses, []string{deletePod, scaleWeb},
-		newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet,
-	)
+	f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb},
+		newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
 	reads := map[string]int{}
 	f.client.PrependReactor("get", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		reads[action.GetResource().Resource]++
@@ -301,10 +277,8 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 	replicaSet.OwnerReferences[0].UID = "new"
 	update(appsv1.SchemeGroupVersion.WithResource("deployments"), deployment)
 	update(appsv1.SchemeGroupVersion.WithResource("replicasets"), replicaSet)
-	update(
-		corev1.SchemeGroupVersion.WithResource("pods"),
-		newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "new-too")),
-	)
+	update(corev1.SchemeGroupVersion.WithResource("pods"),
+		newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "new-too")))
 	if got := evacuators(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
 		t.Errorf("got evacuators %v with recreated owners, want deployment.apps.k8s.io", got)
 	}
@@ -365,10 +339,8 @@ func TestConcurrentRequestsReadTheOwnerOnce(t *testing.T) {
 func TestOwnersWithoutSurgeAreReadOncePerTTL(t *testing.T) {
 	deployment, replicaSet := newDeployment()
 	deployment.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
-	f := newFixture(
-		t, BuiltInClasses, []string{deletePod, scaleWeb},
-		newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet,
-	)
+	f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb},
+		newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
 	reads := map[string]int{}
 	f.client.PrependReactor("get", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		reads[action.GetResource().Resource]++
@@ -394,9 +366,8 @@ func TestOwnersWithoutSurgeAreReadOncePerTTL(t *testing.T) {
 	}
 
 	deployment.Annotations = nil
-	if err := f.client.Tracker().Update(
-		appsv1.SchemeGroupVersion.WithResource("deployments"), deployment, "blue",
-	); err != nil {
+	if err := f.client.Tracker().Update(appsv1.SchemeGroupVersion.WithResource("deployments"), deployment,
+		"blue"); err != nil {
 		t.Fatal(err)
 	}
 	now.Step(optedOutTTL + time.Millisecond)

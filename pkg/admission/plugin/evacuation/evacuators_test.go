@@ -89,75 +89,53 @@ func TestAdmitEvacuators(t *testing.T) {
 		"a bare pod has no evacuator": {builtIn: all, pod: pods()},
 
 		"a pod of a Deployment": {
-			builtIn: all,
-			pod:     pods(byReplicaSet),
-			allowed: []string{scaleWeb},
-			want:    []maintenance.Evacuator{evacuator(deploymentClass, 10000)},
+			builtIn: all, pod: pods(byReplicaSet), allowed: []string{scaleWeb},
+			want: []maintenance.Evacuator{evacuator(deploymentClass, 10000)},
 		},
 		"a pod of a Deployment, and the server creates": {
-			builtIn: all,
-			pod:     pods(byReplicaSet),
-			user:    request{user: server},
-			want:    []maintenance.Evacuator{evacuator(deploymentClass, 10000)},
+			builtIn: all, pod: pods(byReplicaSet), user: request{user: server},
+			want: []maintenance.Evacuator{evacuator(deploymentClass, 10000)},
 		},
 		"a pod of a Deployment that the user may not scale": {builtIn: all, pod: pods(byReplicaSet), warnings: 1},
 		"a pod of a Deployment with surge disabled": {
-			builtIn: all,
-			pod:     pods(ownedBy("apps/v1", "ReplicaSet", "fixed-6b59", "fixed-replicaset")),
+			builtIn: all, pod: pods(ownedBy("apps/v1", "ReplicaSet", "fixed-6b59", "fixed-replicaset")),
 			allowed: []string{scaleWeb},
 		},
 		"a pod of a Deployment, and its evacuator is disabled": {
-			builtIn: []string{daemonSetClass},
-			pod:     pods(byReplicaSet),
-			allowed: []string{scaleWeb},
+			builtIn: []string{daemonSetClass}, pod: pods(byReplicaSet), allowed: []string{scaleWeb},
 		},
 		"a pod whose owner reference has another UID than the ReplicaSet": {
-			builtIn: all,
-			allowed: []string{scaleWeb},
-			pod:     pods(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "old")),
+			builtIn: all, allowed: []string{scaleWeb}, pod: pods(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "old")),
 		},
 		"a pod whose ReplicaSet does not exist": {
-			builtIn: all,
-			allowed: []string{scaleWeb},
-			pod:     pods(ownedBy("apps/v1", "ReplicaSet", "gone", "gone")),
+			builtIn: all, allowed: []string{scaleWeb}, pod: pods(ownedBy("apps/v1", "ReplicaSet", "gone", "gone")),
 		},
 		"a pod that the ReplicaSet does not select": {
-			builtIn: all,
-			allowed: []string{scaleWeb},
-			pod:     pods(byReplicaSet, relabelled),
+			builtIn: all, allowed: []string{scaleWeb}, pod: pods(byReplicaSet, relabelled),
 		},
 		"a ReplicaSet of another group": {
-			builtIn: all,
-			allowed: []string{scaleWeb},
-			pod:     pods(ownedBy("example.com/v1", "ReplicaSet", "web-6b59", "replicaset")),
+			builtIn: all, allowed: []string{scaleWeb},
+			pod: pods(ownedBy("example.com/v1", "ReplicaSet", "web-6b59", "replicaset")),
 		},
 		"an owner that is not the controller of the pod": {
-			builtIn: all,
-			allowed: []string{scaleWeb},
-			pod:     pods(byReplicaSet, func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }),
+			builtIn: all, allowed: []string{scaleWeb},
+			pod: pods(byReplicaSet, func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }),
 		},
 		"an owner with an invalid apiVersion": {
-			builtIn: all,
-			pod:     pods(ownedBy("a/b/c", "ReplicaSet", "web-6b59", "replicaset")),
+			builtIn: all, pod: pods(ownedBy("a/b/c", "ReplicaSet", "web-6b59", "replicaset")),
 		},
 		"a pod of a DaemonSet": {
-			builtIn: all,
-			pod:     pods(byDaemonSet),
-			want:    []maintenance.Evacuator{evacuator(daemonSetClass, 10000)},
+			builtIn: all, pod: pods(byDaemonSet), want: []maintenance.Evacuator{evacuator(daemonSetClass, 10000)},
 		},
 		"a pod of a DaemonSet, and its evacuator is disabled": {
-			builtIn: []string{deploymentClass},
-			pod:     pods(byDaemonSet),
+			builtIn: []string{deploymentClass}, pod: pods(byDaemonSet),
 		},
 		"a pod that the DaemonSet does not select": {builtIn: all, pod: pods(byDaemonSet, relabelled)},
 		"a pod whose owner reference has another UID than the DaemonSet": {
-			builtIn: all,
-			pod:     pods(ownedBy("apps/v1", "DaemonSet", "agent", "old")),
+			builtIn: all, pod: pods(ownedBy("apps/v1", "DaemonSet", "agent", "old")),
 		},
 		"a static pod": {
-			builtIn: all,
-			pod:     pods(byNode, mirror),
-			want:    []maintenance.Evacuator{evacuator(kubeletClass, 10000)},
+			builtIn: all, pod: pods(byNode, mirror), want: []maintenance.Evacuator{evacuator(kubeletClass, 10000)},
 		},
 		"a static pod, and its evacuator is disabled":      {builtIn: nil, pod: pods(byNode, mirror)},
 		"the annotation of a mirror pod without the owner": {builtIn: all, pod: pods(mirror)},
@@ -171,8 +149,7 @@ func TestAdmitEvacuators(t *testing.T) {
 			pod:     pods(ownedBy("v1", "Node", "node-9", "plain"), mirror, func(p *corev1.Pod) { p.Spec.NodeName = "node-9" }),
 		},
 		"a mirror pod on another node": {
-			builtIn: all,
-			pod:     pods(byNode, mirror, func(p *corev1.Pod) { p.Spec.NodeName = "node-8" }),
+			builtIn: all, pod: pods(byNode, mirror, func(p *corev1.Pod) { p.Spec.NodeName = "node-8" }),
 		},
 
 		"evacuators in annotations": {
@@ -180,55 +157,38 @@ func TestAdmitEvacuators(t *testing.T) {
 			want: []maintenance.Evacuator{evacuator("b.example.com", 10000), evacuator("a.example.com", 50)},
 		},
 		"an evacuator in an annotation, and a built-in one": {
-			builtIn: all,
-			pod:     pods(byDaemonSet, annotated("a.example.com", "50")),
-			want:    []maintenance.Evacuator{evacuator(daemonSetClass, 10000), evacuator("a.example.com", 50)},
+			builtIn: all, pod: pods(byDaemonSet, annotated("a.example.com", "50")),
+			want: []maintenance.Evacuator{evacuator(daemonSetClass, 10000), evacuator("a.example.com", 50)},
 		},
 		"a controller in an annotation replaces the built-in evacuator": {
-			builtIn: all,
-			pod:     pods(byDaemonSet, annotated("a.example.com", "10000/controller")),
-			want:    []maintenance.Evacuator{evacuator("a.example.com", 10000)},
+			builtIn: all, pod: pods(byDaemonSet, annotated("a.example.com", "10000/controller")),
+			want: []maintenance.Evacuator{evacuator("a.example.com", 10000)},
 		},
 		"the priority in an annotation replaces that of the built-in evacuator": {
-			builtIn: all,
-			pod:     pods(byDaemonSet, annotated(daemonSetClass, "7")),
-			want:    []maintenance.Evacuator{evacuator(daemonSetClass, 7)},
+			builtIn: all, pod: pods(byDaemonSet, annotated(daemonSetClass, "7")),
+			want: []maintenance.Evacuator{evacuator(daemonSetClass, 7)},
 		},
 		"a malformed annotation": {
-			pod:      pods(annotated("a.example.com", "high"), annotated("b.example.com", "5")),
-			want:     []maintenance.Evacuator{evacuator("b.example.com", 5)},
-			events:   1,
-			warnings: 1,
+			pod:  pods(annotated("a.example.com", "high"), annotated("b.example.com", "5")),
+			want: []maintenance.Evacuator{evacuator("b.example.com", 5)}, events: 1, warnings: 1,
 		},
 		"a malformed annotation in a dry run": {
-			pod:      pods(annotated("a.example.com", "high")),
-			user:     request{dryRun: true},
-			warnings: 1,
+			pod: pods(annotated("a.example.com", "high")), user: request{dryRun: true}, warnings: 1,
 		},
 		"two controllers in annotations": {
-			pod: pods(
-				annotated("b.example.com", "10000/controller"), annotated("a.example.com", "10000/controller"),
-			),
-			want:     []maintenance.Evacuator{evacuator("a.example.com", 10000)},
-			events:   1,
-			warnings: 1,
+			pod:  pods(annotated("b.example.com", "10000/controller"), annotated("a.example.com", "10000/controller")),
+			want: []maintenance.Evacuator{evacuator("a.example.com", 10000)}, events: 1, warnings: 1,
 		},
 		"a reserved priority for a class of the domain of the controller": {
-			builtIn: all,
-			pod:     pods(byDaemonSet, annotated("before.apps.k8s.io", "10050")),
-			want:    []maintenance.Evacuator{evacuator("before.apps.k8s.io", 10050), evacuator(daemonSetClass, 10000)},
+			builtIn: all, pod: pods(byDaemonSet, annotated("before.apps.k8s.io", "10050")),
+			want: []maintenance.Evacuator{evacuator("before.apps.k8s.io", 10050), evacuator(daemonSetClass, 10000)},
 		},
 		"a reserved priority for a class of another domain": {
-			builtIn:  all,
-			pod:      pods(byDaemonSet, annotated("before.example.com", "10050")),
-			want:     []maintenance.Evacuator{evacuator(daemonSetClass, 10000)},
-			events:   1,
-			warnings: 1,
+			builtIn: all, pod: pods(byDaemonSet, annotated("before.example.com", "10050")),
+			want: []maintenance.Evacuator{evacuator(daemonSetClass, 10000)}, events: 1, warnings: 1,
 		},
 		"a reserved priority without a controller": {
-			pod:      pods(annotated("before.apps.k8s.io", "10050")),
-			events:   1,
-			warnings: 1,
+			pod: pods(annotated("before.apps.k8s.io", "10050")), events: 1, warnings: 1,
 		},
 		"an annotation for the evacuator of Deployments": {
 			pod:     pods(annotated(deploymentClass, "10000/controller"), annotated("a.example.com", "5")),
@@ -236,56 +196,40 @@ func TestAdmitEvacuators(t *testing.T) {
 			want:    []maintenance.Evacuator{evacuator(deploymentClass, 10000), evacuator("a.example.com", 5)},
 		},
 		"an annotation for the evacuator of Deployments, and the user may not scale": {
-			pod: pods(
-				annotated(deploymentClass, "10000/controller"), annotated("before.apps.k8s.io", "10050"),
-				annotated("a.example.com", "5"),
-			),
-			want:     []maintenance.Evacuator{evacuator("a.example.com", 5)},
-			warnings: 1,
+			pod: pods(annotated(deploymentClass, "10000/controller"), annotated("before.apps.k8s.io", "10050"),
+				annotated("a.example.com", "5")),
+			want: []maintenance.Evacuator{evacuator("a.example.com", 5)}, warnings: 1,
 		},
 
 		"the client names an evacuator that it may assign": {
-			pod:     pods(annotated("b.example.com", "50")),
-			named:   []maintenance.Evacuator{evacuator("a.example.com", 5)},
+			pod: pods(annotated("b.example.com", "50")), named: []maintenance.Evacuator{evacuator("a.example.com", 5)},
 			allowed: []string{assignA},
 			want:    []maintenance.Evacuator{evacuator("a.example.com", 5), evacuator("b.example.com", 50)},
 		},
 		"the client names an evacuator that it may not assign": {
-			pod:     pods(),
-			named:   []maintenance.Evacuator{evacuator("a.example.com", 5)},
-			outcome: "Forbidden",
+			pod: pods(), named: []maintenance.Evacuator{evacuator("a.example.com", 5)}, outcome: "Forbidden",
 		},
 		"the server names an evacuator": {
-			pod:   pods(),
-			user:  request{user: server},
-			named: []maintenance.Evacuator{evacuator("a.example.com", 5)},
-			want:  []maintenance.Evacuator{evacuator("a.example.com", 5)},
+			pod: pods(), user: request{user: server}, named: []maintenance.Evacuator{evacuator("a.example.com", 5)},
+			want: []maintenance.Evacuator{evacuator("a.example.com", 5)},
 		},
 		"the client names an evacuator of the pod": {
-			pod:   pods(annotated("a.example.com", "50")),
-			named: []maintenance.Evacuator{evacuator("a.example.com", 50)},
-			want:  []maintenance.Evacuator{evacuator("a.example.com", 50)},
+			pod: pods(annotated("a.example.com", "50")), named: []maintenance.Evacuator{evacuator("a.example.com", 50)},
+			want: []maintenance.Evacuator{evacuator("a.example.com", 50)},
 		},
 		"the client names an evacuator of the pod with another priority": {
-			pod:      pods(annotated("a.example.com", "50")),
-			named:    []maintenance.Evacuator{evacuator("a.example.com", 90000)},
-			want:     []maintenance.Evacuator{evacuator("a.example.com", 50)},
-			warnings: 1,
+			pod:   pods(annotated("a.example.com", "50")),
+			named: []maintenance.Evacuator{evacuator("a.example.com", 90000)},
+			want:  []maintenance.Evacuator{evacuator("a.example.com", 50)}, warnings: 1,
 		},
 		"the client names the evacuator of Deployments and may not scale": {
-			pod:      pods(),
-			named:    []maintenance.Evacuator{evacuator(deploymentClass, 10000)},
-			warnings: 1,
+			pod: pods(), named: []maintenance.Evacuator{evacuator(deploymentClass, 10000)}, warnings: 1,
 		},
 		"an invalid class, which validation refuses": {
-			pod:   pods(),
-			named: []maintenance.Evacuator{{EvacuatorClass: ""}},
-			want:  []maintenance.Evacuator{{}},
+			pod: pods(), named: []maintenance.Evacuator{{EvacuatorClass: ""}}, want: []maintenance.Evacuator{{}},
 		},
 		"a second controller, which validation refuses": {
-			builtIn: all,
-			pod:     pods(byDaemonSet),
-			named:   []maintenance.Evacuator{evacuator("a.example.com", 10000)},
+			builtIn: all, pod: pods(byDaemonSet), named: []maintenance.Evacuator{evacuator("a.example.com", 10000)},
 			allowed: []string{assignA},
 			want:    []maintenance.Evacuator{evacuator("a.example.com", 10000), evacuator(daemonSetClass, 10000)},
 		},
@@ -350,10 +294,8 @@ func TestAdmitKeepsAtMostSixteenEvacuators(t *testing.T) {
 func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {
 	for _, kind := range []string{"replicasets", "deployments"} {
 		deployment, replicaSet := newDeployment()
-		f := newFixture(
-			t, BuiltInClasses, []string{deletePod, scaleWeb},
-			newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet,
-		)
+		f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb},
+			newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
 		f.client.PrependReactor("get", kind, func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewServiceUnavailable("down")
 		})
@@ -384,10 +326,8 @@ func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			deployment, replicaSet := newDeployment()
 			change(deployment, replicaSet)
-			f := newFixture(
-				t, BuiltInClasses, []string{deletePod, scaleWeb},
-				newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet,
-			)
+			f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb},
+				newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
 			evacuation := newEvacuation()
 			if _, err := f.admit(request{object: evacuation}); err != nil {
 				t.Fatal(err)

@@ -76,12 +76,8 @@ func (a *authz) Authorize(_ context.Context, attrs authorizer.Attributes) (autho
 		return authorizer.DecisionNoOpinion, "", fmt.Errorf("unexpected question: %+v", attrs)
 	}
 	asked := right{
-		verb:        attrs.GetVerb(),
-		group:       attrs.GetAPIGroup(),
-		resource:    attrs.GetResource(),
-		subresource: attrs.GetSubresource(),
-		namespace:   attrs.GetNamespace(),
-		name:        attrs.GetName(),
+		verb: attrs.GetVerb(), group: attrs.GetAPIGroup(), resource: attrs.GetResource(),
+		subresource: attrs.GetSubresource(), namespace: attrs.GetNamespace(), name: attrs.GetName(),
 	}.String()
 	a.asked = append(a.asked, asked)
 	if a.err != nil {
@@ -109,10 +105,7 @@ func newFixture(t *testing.T, builtIn []string, allowed []string, objects ...run
 		t.Fatal(err)
 	}
 	f := &fixture{
-		Plugin: plugin,
-		t:      t,
-		authz:  &authz{allowed: allowed},
-		client: fake.NewClientset(objects...),
+		Plugin: plugin, t: t, authz: &authz{allowed: allowed}, client: fake.NewClientset(objects...),
 		events: make(chan string, 100),
 	}
 	self := &identity.Server{}
@@ -152,17 +145,12 @@ func (f *fixture) attributes(r request) (context.Context, admission.Attributes) 
 		old, name = r.old, r.old.Name
 	}
 	ctx := registrytest.Request{
-		User:        r.user,
-		Verb:        "create",
-		Resource:    "evacuations",
-		Subresource: r.subresource,
-		Namespace:   "blue",
-		Name:        name,
+		User: r.user, Verb: "create", Resource: "evacuations", Subresource: r.subresource, Namespace: "blue",
+		Name: name,
 	}.Context(f.t.Context())
-	return ctx, admission.NewAttributesRecord(
-		object, old, v1alpha1.SchemeGroupVersion.WithKind("Evacuation"), "blue", name,
-		v1alpha1.SchemeGroupVersion.WithResource("evacuations"), r.subresource, r.operation, nil, r.dryRun, r.user,
-	)
+	return ctx, admission.NewAttributesRecord(object, old, v1alpha1.SchemeGroupVersion.WithKind("Evacuation"), "blue",
+		name, v1alpha1.SchemeGroupVersion.WithResource("evacuations"), r.subresource, r.operation, nil, r.dryRun,
+		r.user)
 }
 
 func (f *fixture) admit(r request) ([]string, error) {
@@ -182,9 +170,7 @@ type mod func(*maintenance.Evacuation)
 func newEvacuation(mods ...mod) *maintenance.Evacuation {
 	e := &maintenance.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: evacuationName, Finalizers: []string{instigator}},
-		Spec: maintenance.EvacuationSpec{
-			PodRef: maintenance.PodReference{Name: "web-1", UID: podUID},
-		},
+		Spec:       maintenance.EvacuationSpec{PodRef: maintenance.PodReference{Name: "web-1", UID: podUID}},
 		Status: maintenance.EvacuationStatus{
 			EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
 		},
@@ -220,10 +206,7 @@ type podMod func(*corev1.Pod)
 func newPod(mods ...podMod) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "blue",
-			Name:      "web-1",
-			UID:       podUID,
-			Labels:    map[string]string{"app": "web"},
+			Namespace: "blue", Name: "web-1", UID: podUID, Labels: map[string]string{"app": "web"},
 		},
 		Spec: corev1.PodSpec{NodeName: "node-7"},
 	}
@@ -257,9 +240,7 @@ func newDeployment() (*appsv1.Deployment, *appsv1.ReplicaSet) {
 	}
 	replicaSet := &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:       "blue",
-			Name:            "web-6b59",
-			UID:             "replicaset",
+			Namespace: "blue", Name: "web-6b59", UID: "replicaset",
 			OwnerReferences: []metav1.OwnerReference{controllerRef("apps/v1", "Deployment", "web", "deployment")},
 		},
 		Spec: appsv1.ReplicaSetSpec{Selector: selectWeb},

@@ -41,10 +41,8 @@ type applier struct {
 func newApplier(t *testing.T) *applier {
 	t.Helper()
 	scheme := registrytest.Scheme
-	fields, err := managedfields.NewDefaultFieldManager(
-		applyconfiguration.NewTypeConverter(scheme), scheme, scheme, scheme,
-		v1alpha1.SchemeGroupVersion.WithKind("Evacuation"), maintenance.SchemeGroupVersion, "", nil,
-	)
+	fields, err := managedfields.NewDefaultFieldManager(applyconfiguration.NewTypeConverter(scheme), scheme, scheme,
+		scheme, v1alpha1.SchemeGroupVersion.WithKind("Evacuation"), maintenance.SchemeGroupVersion, "", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,19 +91,14 @@ func TestLabelsOfThePodStayWhenAnotherManagerStopsApplying(t *testing.T) {
 		runs    int
 	}{
 		"the manager has applied its own label": {
-			labels:  map[string]string{"app": "web"},
-			applied: map[string]any{"ticket": "7"},
-			runs:    1,
+			labels: map[string]string{"app": "web"}, applied: map[string]any{"ticket": "7"}, runs: 1,
 		},
 		"the manager has also applied a label of the pod": {
 			labels:  map[string]string{"app": "web", "tier": "front"},
-			applied: map[string]any{"ticket": "7", "app": "web"},
-			runs:    1,
+			applied: map[string]any{"ticket": "7", "app": "web"}, runs: 1,
 		},
 		"admission runs twice": {
-			labels:  map[string]string{"app": "web"},
-			applied: map[string]any{"ticket": "7"},
-			runs:    2,
+			labels: map[string]string{"app": "web"}, applied: map[string]any{"ticket": "7"}, runs: 2,
 		},
 		"the pod has more labels than fit into managedFields": {many, map[string]any{"ticket": "7"}, 1},
 		"the pod has no labels":                               {nil, map[string]any{"ticket": "7"}, 1},
@@ -122,8 +115,7 @@ func TestLabelsOfThePodStayWhenAnotherManagerStopsApplying(t *testing.T) {
 			}
 			a.apply(nil)
 			if !maps.Equal(a.live.Labels, tt.labels) {
-				t.Errorf("got %d labels, %v, want the %d of the pod",
-					len(a.live.Labels), a.live.Labels, len(tt.labels))
+				t.Errorf("got %d labels, %v, want the %d of the pod", len(a.live.Labels), a.live.Labels, len(tt.labels))
 			}
 			if owners > 2 {
 				t.Errorf("got %d managers after the creation, want at most two: the creator and admission", owners)

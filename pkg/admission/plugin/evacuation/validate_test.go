@@ -50,32 +50,27 @@ func TestValidateRights(t *testing.T) {
 		},
 		"update, and the instigators stay": {
 			request: request{
-				operation: admission.Update,
-				object:    newEvacuation(),
-				old:       newEvacuation(finalizers("example.com/other", instigator)),
+				operation: admission.Update, object: newEvacuation(),
+				old: newEvacuation(finalizers("example.com/other", instigator)),
 			},
 		},
 		"an instigator joins": {
 			request: request{
-				operation: admission.Update,
-				object:    newEvacuation(finalizers(instigator, instigatorA)),
-				old:       newEvacuation(),
+				operation: admission.Update, object: newEvacuation(finalizers(instigator, instigatorA)),
+				old: newEvacuation(),
 			},
 			needs: []string{useA},
 		},
 		"an instigator withdraws": {
 			request: request{
-				operation: admission.Update,
-				object:    newEvacuation(finalizers(instigatorA)),
-				old:       newEvacuation(finalizers(instigatorA, instigator)),
+				operation: admission.Update, object: newEvacuation(finalizers(instigatorA)),
+				old: newEvacuation(finalizers(instigatorA, instigator)),
 			},
 			needs: []string{useOurs},
 		},
 		"an instigator replaces another one": {
 			request: request{
-				operation: admission.Update,
-				object:    newEvacuation(finalizers(instigatorA)),
-				old:       newEvacuation(),
+				operation: admission.Update, object: newEvacuation(finalizers(instigatorA)), old: newEvacuation(),
 			},
 			needs: []string{useA, useOurs},
 		},
@@ -93,18 +88,15 @@ func TestValidateRights(t *testing.T) {
 		},
 		"the evacuator of the stored object counts, not that of the report": {
 			request: request{
-				operation:   admission.Update,
-				subresource: "status",
-				object:      newEvacuation(active("mine.example.com")),
-				old:         first,
+				operation: admission.Update, subresource: "status", object: newEvacuation(active("mine.example.com")),
+				old: first,
 			},
 			needs: []string{progressFirst},
 		},
 		"an owner is added and an instigator joins": {
 			request: request{
-				operation: admission.Update,
-				object:    newEvacuation(finalizers(instigator, instigatorA), owned),
-				old:       newEvacuation(),
+				operation: admission.Update, object: newEvacuation(finalizers(instigator, instigatorA), owned),
+				old: newEvacuation(),
 			},
 			needs: []string{deletePod, useA, useOurs},
 		},
@@ -121,10 +113,7 @@ func TestValidateRights(t *testing.T) {
 		},
 		"update an unknown subresource": {
 			request: request{
-				operation:   admission.Update,
-				subresource: "other",
-				object:      newEvacuation(),
-				old:         newEvacuation(),
+				operation: admission.Update, subresource: "other", object: newEvacuation(), old: newEvacuation(),
 			},
 		},
 	}
@@ -187,10 +176,7 @@ func TestDeletionForOtherInstigators(t *testing.T) {
 		"the namespace is being deleted": {namespace: namespace(terminating), request: deletion},
 		"the namespace does not exist":   {request: deletion, want: "Forbidden"},
 		"the namespace cannot be read": {
-			namespace: namespace(terminating),
-			request:   deletion,
-			unread:    true,
-			want:      "InternalError",
+			namespace: namespace(terminating), request: deletion, unread: true, want: "InternalError",
 		},
 		"an owner is added while the namespace is being deleted": {
 			namespace: namespace(terminating),
@@ -199,9 +185,8 @@ func TestDeletionForOtherInstigators(t *testing.T) {
 		},
 		"the garbage collector deletes the object": {namespace: namespace(), user: collector, request: deletion},
 		"the garbage collector removes an owner": {
-			namespace: namespace(),
-			user:      collector,
-			request:   request{operation: admission.Update, object: newEvacuation(), old: newEvacuation(owned)},
+			namespace: namespace(), user: collector,
+			request: request{operation: admission.Update, object: newEvacuation(), old: newEvacuation(owned)},
 		},
 	}
 	for name, tt := range tests {
@@ -328,14 +313,9 @@ func TestValidateDeletion(t *testing.T) {
 		pod  *corev1.Pod
 		want string
 	}{
-		"cancellation is allowed": {
-			old: newEvacuation(active("first.example.com")),
-			pod: newPod(),
-		},
+		"cancellation is allowed": {old: newEvacuation(active("first.example.com")), pod: newPod()},
 		"cancellation is forbidden, and the pod exists": {
-			old:  newEvacuation(active("first.example.com"), forbid),
-			pod:  newPod(),
-			want: "Conflict",
+			old: newEvacuation(active("first.example.com"), forbid), pod: newPod(), want: "Conflict",
 		},
 		"cancellation is forbidden, and the pod terminates": {
 			old:  newEvacuation(forbid),
@@ -344,12 +324,10 @@ func TestValidateDeletion(t *testing.T) {
 		},
 		"cancellation is forbidden, but the pod is deleted": {old: newEvacuation(forbid)},
 		"cancellation is forbidden, but the pod is recreated": {
-			old: newEvacuation(forbid),
-			pod: newPod(func(p *corev1.Pod) { p.UID = "new" }),
+			old: newEvacuation(forbid), pod: newPod(func(p *corev1.Pod) { p.UID = "new" }),
 		},
 		"cancellation is forbidden, but the evacuation is complete": {
-			old: newEvacuation(forbid, complete),
-			pod: newPod(),
+			old: newEvacuation(forbid, complete), pod: newPod(),
 		},
 	}
 	for name, tt := range tests {
@@ -378,8 +356,7 @@ func TestValidateDeletion(t *testing.T) {
 		return true, nil, apierrors.NewServiceUnavailable("down")
 	})
 	if err := f.validate(request{
-		operation: admission.Delete,
-		old:       newEvacuation(forbid),
+		operation: admission.Delete, old: newEvacuation(forbid),
 	}); !apierrors.IsInternalError(err) {
 		t.Errorf("the pod cannot be read: got %v, want an internal error", err)
 	}

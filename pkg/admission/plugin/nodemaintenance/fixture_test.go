@@ -42,13 +42,9 @@ import (
 )
 
 var (
-	bob   = &user.DefaultInfo{Name: "bob"}
-	admin = &user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup}}
-	self  = &user.DefaultInfo{
-		Name:   "system:apiserver",
-		UID:    "random",
-		Groups: []string{user.SystemPrivilegedGroup},
-	}
+	bob       = &user.DefaultInfo{Name: "bob"}
+	admin     = &user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup}}
+	self      = &user.DefaultInfo{Name: "system:apiserver", UID: "random", Groups: []string{user.SystemPrivilegedGroup}}
 	sameName  = &user.DefaultInfo{Name: "system:apiserver", Groups: []string{user.SystemPrivilegedGroup}}
 	collector = &user.DefaultInfo{Name: identity.GarbageCollector}
 )
@@ -133,9 +129,7 @@ func newFixture(t *testing.T, h *host, nodes []*corev1.Node, others ...*v1alpha1
 	server := &identity.Server{}
 	server.Set(self)
 	initializer.Initializer{
-		Informers: own,
-		Identity:  server,
-		Self:      initializer.Self{NodeName: "home"},
+		Informers: own, Identity: server, Self: initializer.Self{NodeName: "home"},
 	}.Initialize(plugin)
 	plugin.SetExternalKubeInformerFactory(host)
 	plugin.SetUnconditionalAuthorizer(h)
@@ -167,10 +161,7 @@ type request struct {
 
 func (f *fixture) context(r request) (context.Context, *registrytest.Warnings) {
 	ctx := registrytest.Request{
-		User:        r.by,
-		Resource:    "nodemaintenances",
-		Subresource: r.subresource,
-		Name:        "a",
+		User: r.by, Resource: "nodemaintenances", Subresource: r.subresource, Name: "a",
 	}.Context(f.t.Context())
 	return registrytest.WithWarnings(ctx)
 }
@@ -193,10 +184,8 @@ func (f *fixture) validate(ctx context.Context, r request) error {
 	if r.resource == "" {
 		r.resource = "nodemaintenances"
 	}
-	attributes := admission.NewAttributesRecord(
-		nm, old, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), "", "a",
-		v1alpha1.SchemeGroupVersion.WithResource(r.resource), r.subresource, operation, options, false, r.by,
-	)
+	attributes := admission.NewAttributesRecord(nm, old, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), "",
+		"a", v1alpha1.SchemeGroupVersion.WithResource(r.resource), r.subresource, operation, options, false, r.by)
 	if !f.plugin.Handles(operation) {
 		f.t.Fatalf("the plugin does not handle %s", operation)
 	}
@@ -224,10 +213,7 @@ func maintain(
 ) *maintenance.NodeMaintenance {
 	nm := &maintenance.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "a"},
-		Spec: maintenance.NodeMaintenanceSpec{
-			NodeSelector: selector,
-			Stage:        maintenance.NodeMaintenanceStageDrain,
-		},
+		Spec:       maintenance.NodeMaintenanceSpec{NodeSelector: selector, Stage: maintenance.NodeMaintenanceStageDrain},
 	}
 	for _, modify := range modifiers {
 		modify(nm)

@@ -44,37 +44,30 @@ func TestAuthorization(t *testing.T) {
 		refused []string
 	}{
 		"create with nodes that the user may delete": {
-			may:     []string{"blue-1", "blue-2"},
-			request: request{by: bob, nm: maintain(pools("blue"))},
+			may: []string{"blue-1", "blue-2"}, request: request{by: bob, nm: maintain(pools("blue"))},
 		},
 		"create with a node that the user may not delete": {
-			may:     []string{"blue-1"},
-			request: request{by: bob, nm: maintain(pools("blue"))},
+			may: []string{"blue-1"}, request: request{by: bob, nm: maintain(pools("blue"))},
 			refused: []string{"blue-2"},
 		},
 		"create in stage Idle with a node that the user may not delete": {
-			may:     []string{"blue-1"},
-			request: request{by: bob, nm: maintain(pools("blue"), atStage("Idle"))},
+			may: []string{"blue-1"}, request: request{by: bob, nm: maintain(pools("blue"), atStage("Idle"))},
 			refused: []string{"blue-2"},
 		},
 		"create without nodes": {request: request{by: bob, nm: maintain(pools("green"))}},
 		"delete with nodes that the user may delete": {
-			may:     []string{"blue-1", "blue-2"},
-			request: request{by: bob, old: maintain(pools("blue"))},
+			may: []string{"blue-1", "blue-2"}, request: request{by: bob, old: maintain(pools("blue"))},
 		},
 		"delete with a node that the user may not delete": {
-			may:     []string{"blue-1"},
-			request: request{by: bob, old: maintain(pools("blue"))},
+			may: []string{"blue-1"}, request: request{by: bob, old: maintain(pools("blue"))},
 			refused: []string{"blue-2"},
 		},
 		"delete with a held node that the selector does not match": {
 			may:     []string{"blue-1", "blue-2"},
-			request: request{by: bob, old: maintain(pools("blue"), holding("red-1"))},
-			refused: []string{"red-1"},
+			request: request{by: bob, old: maintain(pools("blue"), holding("red-1"))}, refused: []string{"red-1"},
 		},
 		"delete with a held node that does not exist": {
-			may:     []string{"blue-1", "blue-2"},
-			request: request{by: bob, old: maintain(pools("blue"), holding("gone"))},
+			may: []string{"blue-1", "blue-2"}, request: request{by: bob, old: maintain(pools("blue"), holding("gone"))},
 			refused: []string{"gone"},
 		},
 		"remove a node that the user may not delete": {
@@ -105,25 +98,21 @@ func TestAuthorization(t *testing.T) {
 		"the authorizer is not asked about a new node that is ignored": {
 			may: []string{"blue-1", "blue-2"},
 			request: request{
-				by:  bob,
-				nm:  maintain(pools("blue", "new"), newest),
+				by: bob, nm: maintain(pools("blue", "new"), newest),
 				old: maintain(pools("blue", "new"), newest, atStage("Cordon")),
 			},
 		},
 		"the authorizer is asked about a new node that joins": {
 			may: []string{"blue-1", "blue-2"},
 			request: request{
-				by:  bob,
-				nm:  maintain(pools("blue", "new"), newest, joins),
-				old: maintain(pools("blue", "new"), newest),
+				by: bob, nm: maintain(pools("blue", "new"), newest, joins), old: maintain(pools("blue", "new"), newest),
 			},
 			refused: []string{"new-1"},
 		},
 		"remove a new node that has joined": {
 			may: []string{"blue-1", "blue-2"},
 			request: request{
-				by:  bob,
-				nm:  maintain(pools("blue"), newest, holding("new-1")),
+				by: bob, nm: maintain(pools("blue"), newest, holding("new-1")),
 				old: maintain(pools("blue", "new"), newest, holding("new-1")),
 			},
 			refused: []string{"new-1"},
@@ -147,9 +136,8 @@ func TestAuthorization(t *testing.T) {
 		"add a label": {
 			request: request{
 				by: bob,
-				nm: maintain(
-					pools("red"), func(nm *maintenance.NodeMaintenance) { nm.Labels = map[string]string{"a": "b"} },
-				),
+				nm: maintain(pools("red"),
+					func(nm *maintenance.NodeMaintenance) { nm.Labels = map[string]string{"a": "b"} }),
 				old: maintain(pools("red")),
 			},
 		},
@@ -162,15 +150,13 @@ func TestAuthorization(t *testing.T) {
 		},
 		"remove the finalizer orphan by the garbage collector": {
 			request: request{
-				by:  collector,
-				nm:  maintain(pools("red"), finalizers("x")),
+				by: collector, nm: maintain(pools("red"), finalizers("x")),
 				old: maintain(pools("red"), finalizers("orphan", "x")),
 			},
 		},
 		"remove the finalizer foregroundDeletion by the garbage collector": {
 			request: request{
-				by:  collector,
-				nm:  maintain(pools("red"), finalizers()),
+				by: collector, nm: maintain(pools("red"), finalizers()),
 				old: maintain(pools("red"), finalizers("foregroundDeletion")),
 			},
 		},
@@ -181,8 +167,7 @@ func TestAuthorization(t *testing.T) {
 			request: request{by: bob, nm: maintain(pools("blue", "red"))},
 		},
 		"the user may delete all nodes, but not one of them by name": {
-			may:     []string{"", "blue-1", "red-1"},
-			request: request{by: bob, nm: maintain(pools("blue", "red"))},
+			may: []string{"", "blue-1", "red-1"}, request: request{by: bob, nm: maintain(pools("blue", "red"))},
 			refused: []string{"blue-2"},
 		},
 	} {
@@ -281,42 +266,26 @@ func TestQuestionsToTheAuthorizer(t *testing.T) {
 		more        bool
 	}{
 		"the user may delete all nodes: it asks for all, the control plane, and 100 others": {
-			host:   may(append(allOf(nodes), "")...),
-			least:  103,
-			most:   103,
+			host: may(append(allOf(nodes), "")...), least: 103, most: 103,
 			always: []string{"", "z-1", "z-2", "n-0000", "n-0099"},
 		},
 		"the user may not delete all nodes: it asks for all, and 500, the control plane first": {
-			host:   may(allOf(nodes)...),
-			least:  501,
-			most:   501,
-			always: []string{"", "z-1", "z-2", "n-0000", "n-0497"},
+			host: may(allOf(nodes)...), least: 501, most: 501, always: []string{"", "z-1", "z-2", "n-0000", "n-0497"},
 		},
 		"with AskEveryNodeByName it does not ask for all": {
-			host:   may(append(allOf(nodes), "")...),
-			byName: true,
-			least:  500,
-			most:   500,
+			host: may(append(allOf(nodes), "")...), byName: true, least: 500, most: 500,
 			always: []string{"z-1", "z-2", "n-0497"},
 		},
 		"it stops after ten refusals": {
-			host:  may(),
-			least: 11,
-			most:  11 + noderights.AtOnce,
-			err:   apierrors.IsForbidden,
-			more:  true,
+			host: may(), least: 11, most: 11 + noderights.AtOnce, err: apierrors.IsForbidden, more: true,
 		},
 		"the authorizer fails for a node": {
-			host:  func() *host { h := may(allOf(nodes)...); h.fails["n-0005"] = true; return h }(),
-			least: 2,
-			most:  501,
-			err:   apierrors.IsInternalError,
+			host: func() *host { h := may(allOf(nodes)...); h.fails["n-0005"] = true; return h }(), least: 2, most: 501,
+			err: apierrors.IsInternalError,
 		},
 		"the authorizer fails for all nodes": {
-			host:  func() *host { h := may(); h.fails[""] = true; return h }(),
-			least: 1,
-			most:  1,
-			err:   apierrors.IsInternalError,
+			host: func() *host { h := may(); h.fails[""] = true; return h }(), least: 1, most: 1,
+			err: apierrors.IsInternalError,
 		},
 		"a refusal takes precedence over an error": {
 			host: func() *host {
@@ -325,10 +294,7 @@ func TestQuestionsToTheAuthorizer(t *testing.T) {
 				h.fails["n-0497"] = true
 				return h
 			}(),
-			least: 2,
-			most:  501,
-			err:   apierrors.IsForbidden,
-			more:  false,
+			least: 2, most: 501, err: apierrors.IsForbidden, more: false,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -44,8 +44,7 @@ func TestReleaseOfNodesAmongManyOthers(t *testing.T) {
 	for name, r := range map[string]request{
 		"a new selector": {nm: maintain(pools("dev"), held), old: maintain(pools("prod"), held)},
 		"a new selector and stage Complete": {
-			nm:  maintain(pools("dev"), held, atStage("Complete")),
-			old: maintain(pools("prod"), held),
+			nm: maintain(pools("dev"), held, atStage("Complete")), old: maintain(pools("prod"), held),
 		},
 		"the deletion of a maintenance that holds both": {old: maintain(pools("dev", "prod"), held, holding(own...))},
 	} {
@@ -102,8 +101,7 @@ func TestErrorsNameOnlyNodesThatTheUserMayGet(t *testing.T) {
 	}{
 		"the user may get all nodes": {want: "may not delete 2 of the nodes (blue-1, blue-2),"},
 		"the user may get one node": {
-			hidden: []string{"blue-1"},
-			want:   "may not delete 2 of the nodes (blue-2 and 1 that the user may not get),",
+			hidden: []string{"blue-1"}, want: "may not delete 2 of the nodes (blue-2 and 1 that the user may not get),",
 		},
 		"the user may get no node": {hidden: []string{"blue-1", "blue-2"}, want: "may not delete 2 of the nodes,"},
 	} {
@@ -149,12 +147,10 @@ func TestDrainPlanIsRefusedIfTheStatusWouldBeTooLarge(t *testing.T) {
 		want    bool
 	}{
 		"a plan of 441 KiB for 5,000 nodes": {
-			request: request{nm: maintain(pools("blue"), plan(100, 4400))},
-			want:    true,
+			request: request{nm: maintain(pools("blue"), plan(100, 4400))}, want: true,
 		},
 		"the same plan in stage Idle": {
-			request: request{nm: maintain(pools("blue"), plan(100, 4400), atStage("Idle"))},
-			want:    true,
+			request: request{nm: maintain(pools("blue"), plan(100, 4400), atStage("Idle"))}, want: true,
 		},
 		"the same plan for one node": {request: request{nm: maintain(pools("red"), plan(100, 4400))}},
 		"a new selector makes the status too large": {
@@ -163,8 +159,7 @@ func TestDrainPlanIsRefusedIfTheStatusWouldBeTooLarge(t *testing.T) {
 		},
 		"the plan stays, and the reason changes": {
 			request: request{
-				nm:  maintain(pools("blue"), plan(100, 50), because("x")),
-				old: maintain(pools("blue"), plan(100, 50)),
+				nm: maintain(pools("blue"), plan(100, 50), because("x")), old: maintain(pools("blue"), plan(100, 50)),
 			},
 		},
 		"the plan stays, and the maintenance is completed": {

@@ -60,20 +60,17 @@ func TestWarnings(t *testing.T) {
 	}{
 		"some nodes": {nodes: cluster, request: request{nm: maintain(pools("blue"))}},
 		"no node matches": {
-			nodes:   cluster,
-			request: request{nm: maintain(pools("green"))},
+			nodes: cluster, request: request{nm: maintain(pools("green"))},
 			want: []string{
 				"spec.nodeSelector: no node matches now; existing nodes that match later join the maintenance",
 			},
 		},
 		"no node matches, and new nodes join": {
-			nodes:   cluster,
-			request: request{nm: maintain(pools("green"), joins)},
-			want:    []string{"spec.nodeSelector: no node matches now; nodes that match later join the maintenance"},
+			nodes: cluster, request: request{nm: maintain(pools("green"), joins)},
+			want: []string{"spec.nodeSelector: no node matches now; nodes that match later join the maintenance"},
 		},
 		"all nodes match": {
-			nodes:   cluster,
-			request: request{nm: maintain(pools("blue", "red", "home", "cp"))},
+			nodes: cluster, request: request{nm: maintain(pools("blue", "red", "home", "cp"))},
 			want: []string{
 				"spec.nodeSelector: the Haulout server itself runs on node home",
 				"spec.nodeSelector: all nodes of the cluster match (6)",
@@ -81,28 +78,21 @@ func TestWarnings(t *testing.T) {
 			},
 		},
 		"all control-plane nodes match": {
-			nodes:   cluster,
-			request: request{nm: maintain(pools("cp"))},
-			want:    []string{"spec.nodeSelector: all control-plane nodes match (2)"},
+			nodes: cluster, request: request{nm: maintain(pools("cp"))},
+			want: []string{"spec.nodeSelector: all control-plane nodes match (2)"},
 		},
 		"the node of the server matches": {
-			nodes:   cluster,
-			request: request{nm: maintain(pools("home"))},
-			want:    []string{"spec.nodeSelector: the Haulout server itself runs on node home"},
+			nodes: cluster, request: request{nm: maintain(pools("home"))},
+			want: []string{"spec.nodeSelector: the Haulout server itself runs on node home"},
 		},
 		"the node of the server matches in stage Idle": {
-			nodes:   cluster,
-			request: request{nm: maintain(pools("home"), atStage("Idle"))},
-			want:    []string{"spec.nodeSelector: the Haulout server itself runs on node home"},
+			nodes: cluster, request: request{nm: maintain(pools("home"), atStage("Idle"))},
+			want: []string{"spec.nodeSelector: the Haulout server itself runs on node home"},
 		},
-		"stage Complete": {
-			nodes:   cluster,
-			request: request{nm: maintain(pools("home"), atStage("Complete"))},
-		},
-		"a deletion": {nodes: cluster, request: request{old: maintain(pools("home"))}},
+		"stage Complete": {nodes: cluster, request: request{nm: maintain(pools("home"), atStage("Complete"))}},
+		"a deletion":     {nodes: cluster, request: request{old: maintain(pools("home"))}},
 		"the reason changes": {
-			nodes:   cluster,
-			request: request{nm: maintain(pools("home"), because("x")), old: maintain(pools("home"))},
+			nodes: cluster, request: request{nm: maintain(pools("home"), because("x")), old: maintain(pools("home"))},
 		},
 		"the stage changes": {
 			nodes:   cluster,
@@ -113,35 +103,29 @@ func TestWarnings(t *testing.T) {
 		"other maintenances hold the same nodes": {
 			nodes: cluster,
 			others: []*v1alpha1.NodeMaintenance{
-				another("a", "Drain", pools("blue")),
-				another("by-status", "Cordon", pools("red"), "blue-2"),
-				another("by-selector", "Drain", pools("blue", "red")),
-				another("elsewhere", "Drain", pools("red")),
-				another("has-left", "Drain", pools("blue"), "red-1"),
-				another("idle", "Idle", pools("blue")),
+				another("a", "Drain", pools("blue")), another("by-status", "Cordon", pools("red"), "blue-2"),
+				another("by-selector", "Drain", pools("blue", "red")), another("elsewhere", "Drain", pools("red")),
+				another("has-left", "Drain", pools("blue"), "red-1"), another("idle", "Idle", pools("blue")),
 				another("over", "Complete", pools("blue"), "blue-1"),
 			},
 			request: request{nm: maintain(pools("blue"))},
 			want:    []string{"spec.nodeSelector: nodes are already under maintenance by by-selector, by-status"},
 		},
 		"the status may be large": {
-			nodes:   manyNodes(5000),
-			request: request{nm: maintain(pools("blue"))},
+			nodes: manyNodes(5000), request: request{nm: maintain(pools("blue"))},
 			want: []string{
 				"spec.drainPlan: the status of 5002 nodes may take 1.2 MiB; " +
 					"messages of individual nodes may be omitted",
 			},
 		},
 		"an autoscaler may add nodes, and new nodes join": {
-			nodes:   append(cluster, grouped),
-			request: request{nm: maintain(pools("group"), joins)},
+			nodes: append(cluster, grouped), request: request{nm: maintain(pools("group"), joins)},
 			want: []string{
 				"spec.newNodes: Join also drains nodes that an autoscaler adds to groups of karpenter.sh/nodepool",
 			},
 		},
 		"an autoscaler may add nodes, and new nodes are ignored": {
-			nodes:   append(cluster, grouped),
-			request: request{nm: maintain(pools("group"))},
+			nodes: append(cluster, grouped), request: request{nm: maintain(pools("group"))},
 		},
 		"newNodes changes to Join": {
 			nodes:   append(cluster, grouped),

@@ -42,8 +42,7 @@ func TestCheck(t *testing.T) {
 			},
 		},
 		"a type out of order": {
-			plan: []Key{{"Static", 1, nil}, {"DaemonSet", 2, nil}},
-			want: []string{"1 against 0: " + string(TypeOrder)},
+			plan: []Key{{"Static", 1, nil}, {"DaemonSet", 2, nil}}, want: []string{"1 against 0: " + string(TypeOrder)},
 		},
 		"a priority that falls": {
 			plan: []Key{{"Default", 20, nil}, {"Default", 10, nil}},

@@ -40,16 +40,13 @@ func TestCanonicalName(t *testing.T) {
 			want: "f5823a89-e03f-4752-b013-445643b8c7a0-muffin-orders-6b59d9cb88-ks7wb",
 		},
 		"a name with dots is kept": {
-			pod:  "etcd-node.example.com",
-			want: "f5823a89-e03f-4752-b013-445643b8c7a0-etcd-node.example.com",
+			pod: "etcd-node.example.com", want: "f5823a89-e03f-4752-b013-445643b8c7a0-etcd-node.example.com",
 		},
 		"what does not fit is cut, and what must not stand at the end is trimmed": {
-			pod:  long,
-			want: string(uid) + "-" + strings.Repeat("a", 215),
+			pod: long, want: string(uid) + "-" + strings.Repeat("a", 215),
 		},
 		"just the longest name that fits is kept whole": {
-			pod:  strings.Repeat("a", 216),
-			want: string(uid) + "-" + strings.Repeat("a", 216),
+			pod: strings.Repeat("a", 216), want: string(uid) + "-" + strings.Repeat("a", 216),
 		},
 	}
 	for name, tt := range tests {
@@ -106,26 +103,17 @@ func TestNext(t *testing.T) {
 		want       string
 	}{
 		"the highest priority starts": {evacuators: evacuators, want: "high.example.com"},
-		"the next lower one follows": {
-			evacuators: evacuators,
-			active:     "high.example.com",
-			want:       "low.example.com",
-		},
+		"the next lower one follows":  {evacuators: evacuators, active: "high.example.com", want: "low.example.com"},
 		"eviction follows the last": {
-			evacuators: evacuators,
-			active:     "low.example.com",
-			want:       "eviction.maintenance.haulout.dev",
+			evacuators: evacuators, active: "low.example.com", want: "eviction.maintenance.haulout.dev",
 		},
 		"eviction is final": {
-			evacuators: evacuators,
-			active:     "eviction.maintenance.haulout.dev",
-			want:       "eviction.maintenance.haulout.dev",
+			evacuators: evacuators, active: "eviction.maintenance.haulout.dev",
+			want: "eviction.maintenance.haulout.dev",
 		},
 		"without evacuators eviction starts": {want: "eviction.maintenance.haulout.dev"},
 		"an active class that is not listed has ended": {
-			evacuators: evacuators,
-			active:     "gone.example.com",
-			want:       "eviction.maintenance.haulout.dev",
+			evacuators: evacuators, active: "gone.example.com", want: "eviction.maintenance.haulout.dev",
 		},
 	}
 	for name, tt := range tests {
@@ -172,29 +160,24 @@ func TestParseAnnotation(t *testing.T) {
 		want       *maintenancev1alpha1.Evacuator
 	}{
 		"a priority": {
-			key:   prefix + "a.example.com",
-			value: "50",
-			want:  &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 50},
+			key: prefix + "a.example.com", value: "50",
+			want: &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 50},
 		},
 		"the lowest priority": {
-			key:   prefix + "a.example.com",
-			value: "0",
-			want:  &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com"},
+			key: prefix + "a.example.com", value: "0",
+			want: &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com"},
 		},
 		"the highest priority": {
-			key:   prefix + "a.example.com",
-			value: "100000",
-			want:  &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 100000},
+			key: prefix + "a.example.com", value: "100000",
+			want: &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 100000},
 		},
 		"the longest class": {
-			key:   prefix + class54,
-			value: "1",
-			want:  &maintenancev1alpha1.Evacuator{EvacuatorClass: class54, Priority: 1},
+			key: prefix + class54, value: "1",
+			want: &maintenancev1alpha1.Evacuator{EvacuatorClass: class54, Priority: 1},
 		},
 		"the controller": {
-			key:   prefix + "a.example.com",
-			value: "10000/controller",
-			want:  &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 10000, Role: "controller"},
+			key: prefix + "a.example.com", value: "10000/controller",
+			want: &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 10000, Role: "controller"},
 		},
 		"the controller without its role":   {key: prefix + "a.example.com", value: "10000"},
 		"the role at another priority":      {key: prefix + "a.example.com", value: "9999/controller"},

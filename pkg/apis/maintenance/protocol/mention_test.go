@@ -33,12 +33,10 @@ func TestMention(t *testing.T) {
 		"several lines become one":      {"kernel\n\n  update\t5.1 ", "NodeMaintenance kernel (kernel update 5.1)"},
 		"an escape sequence of a shell": {"red \x1b[31malert", "NodeMaintenance kernel (red [31malert)"},
 		"an end of 128 bytes": {
-			reason: strings.Repeat("x", 1024),
-			want:   "NodeMaintenance kernel (" + strings.Repeat("x", 128) + ")",
+			reason: strings.Repeat("x", 1024), want: "NodeMaintenance kernel (" + strings.Repeat("x", 128) + ")",
 		},
 		"an end between two characters": {
-			reason: "x" + strings.Repeat("ä", 100),
-			want:   "NodeMaintenance kernel (x" + strings.Repeat("ä", 63) + ")",
+			reason: "x" + strings.Repeat("ä", 100), want: "NodeMaintenance kernel (x" + strings.Repeat("ä", 63) + ")",
 		},
 		"invalid bytes": {"a\xff\xfeb", "NodeMaintenance kernel (ab)"},
 	} {

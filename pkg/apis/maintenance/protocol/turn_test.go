@@ -79,9 +79,8 @@ func TestTurn(t *testing.T) {
 				ActiveEvacuatorCompleted: tt.completed, Message: tt.message,
 			}
 			var internal maintenance.EvacuationStatus
-			err := maintenancev1alpha1.Convert_v1alpha1_EvacuationStatus_To_maintenance_EvacuationStatus(
-				&status, &internal, nil,
-			)
+			err := maintenancev1alpha1.Convert_v1alpha1_EvacuationStatus_To_maintenance_EvacuationStatus(&status,
+				&internal, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

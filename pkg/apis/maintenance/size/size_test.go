@@ -65,10 +65,8 @@ func TestValidate(t *testing.T) {
 	owned := &maintenance.Evacuation{}
 	for i := range 1000 {
 		owned.OwnerReferences = append(owned.OwnerReferences, metav1.OwnerReference{
-			APIVersion: "v1",
-			Kind:       "ConfigMap",
-			Name:       fmt.Sprintf("owner-%04d", i),
-			UID:        types.UID(strings.Repeat("u", 36)),
+			APIVersion: "v1", Kind: "ConfigMap", Name: fmt.Sprintf("owner-%04d", i),
+			UID: types.UID(strings.Repeat("u", 36)),
 		})
 	}
 	annotatedMaintenance := naming(1)
@@ -111,8 +109,7 @@ func TestStatusBytes(t *testing.T) {
 		for i := range own {
 			nm.Spec.DrainPlan = append(nm.Spec.DrainPlan, v1alpha1.DrainPlanEntry{
 				PodPriority: int32(i),
-				PodSelector: &metav1.LabelSelector{
-					MatchLabels: map[string]string{fmt.Sprintf("app-%d", i): value}},
+				PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{fmt.Sprintf("app-%d", i): value}},
 			})
 		}
 		v1alpha1.SetObjectDefaults_NodeMaintenance(nm)
@@ -146,10 +143,7 @@ func TestStatusBytes(t *testing.T) {
 		}
 		for i := range 1000 {
 			n := v1alpha1.NodeMaintenanceNodeStatus{
-				NodeRef: v1alpha1.NodeReference{
-					Name: fmt.Sprintf("%063d", i),
-					UID:  types.UID(fmt.Sprintf("%036d", i)),
-				},
+				NodeRef:               v1alpha1.NodeReference{Name: fmt.Sprintf("%063d", i), UID: types.UID(fmt.Sprintf("%036d", i))},
 				PodsPendingEvacuation: 250, PodsEvacuating: 250, PodsBlocked: 250, PodsKept: 20, PodsPeak: 500,
 			}
 			for _, e := range reached {

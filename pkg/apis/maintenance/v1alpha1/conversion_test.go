@@ -46,9 +46,8 @@ func TestFieldLabels(t *testing.T) {
 		"an evacuation by a field's start": {"Evacuation", "spec", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			label, value, err := scheme.ConvertFieldLabel(
-				v1alpha1.SchemeGroupVersion.WithKind(test.kind), test.field, "x",
-			)
+			label, value, err := scheme.ConvertFieldLabel(v1alpha1.SchemeGroupVersion.WithKind(test.kind), test.field,
+				"x")
 			if test.known != (err == nil) {
 				t.Fatalf("error is %v, want one: %v", err, !test.known)
 			}

@@ -51,18 +51,15 @@ func TestDefaultDrainPlan(t *testing.T) {
 	}{
 		"no plan": {nil, twelve},
 		"an own entry goes before those of higher priority, and is Default if it does not say": {
-			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 1000}},
-			want: slices.Concat([]string{"Default 1000"}, twelve),
+			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 1000}}, want: slices.Concat([]string{"Default 1000"}, twelve),
 		},
 		"own entries between the frozen ones": {
 			plan: []v1alpha1.DrainPlanEntry{
 				{PodPriority: 1500000000}, {PodPriority: 5, PodType: v1alpha1.PodTypeDaemonSet},
 				{PodPriority: 2100000000, PodType: v1alpha1.PodTypeStatic},
 			},
-			want: slices.Concat(
-				twelve[:1], []string{"Default 1500000000"}, twelve[1:4], []string{"DaemonSet 5"}, twelve[4:11],
-				[]string{"Static 2100000000"}, twelve[11:],
-			),
+			want: slices.Concat(twelve[:1], []string{"Default 1500000000"}, twelve[1:4], []string{"DaemonSet 5"},
+				twelve[4:11], []string{"Static 2100000000"}, twelve[11:]),
 		},
 		"a frozen entry with a selector stands before the one without, which is added": {
 			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 1000000000, PodSelector: web()}},
@@ -88,8 +85,7 @@ func TestDefaultDrainPlan(t *testing.T) {
 			want: []string{"Default 10", "Default 10"},
 		},
 		"a plan with an unknown type is left alone": {
-			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 10, PodType: "Bare"}},
-			want: []string{"Bare 10"},
+			plan: []v1alpha1.DrainPlanEntry{{PodPriority: 10, PodType: "Bare"}}, want: []string{"Bare 10"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -163,9 +159,8 @@ func codec(t *testing.T) runtime.Codec {
 	if !ok {
 		t.Fatal("no protobuf serializer")
 	}
-	return codecs.CodecForVersions(
-		info.Serializer, codecs.UniversalDeserializer(), v1alpha1.SchemeGroupVersion, maintenance.SchemeGroupVersion,
-	)
+	return codecs.CodecForVersions(info.Serializer, codecs.UniversalDeserializer(), v1alpha1.SchemeGroupVersion,
+		maintenance.SchemeGroupVersion)
 }
 
 // TestStoredPlanReadsBackAsItWasWritten pins the twelve entries: defaulting also runs on what is

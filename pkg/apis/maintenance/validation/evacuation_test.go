@@ -41,9 +41,7 @@ type evacuationMod func(*maintenance.Evacuation)
 func newEvacuation(mods ...evacuationMod) *maintenance.Evacuation {
 	e := &maintenance.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:  "blue",
-			Name:       evacuationTestUID + "-web-1",
-			Finalizers: []string{evacuationTestInstigator},
+			Namespace: "blue", Name: evacuationTestUID + "-web-1", Finalizers: []string{evacuationTestInstigator},
 		},
 		Spec: maintenance.EvacuationSpec{
 			PodRef:                  maintenance.PodReference{Name: "web-1", UID: evacuationTestUID},
@@ -169,22 +167,17 @@ func TestValidateEvacuation(t *testing.T) {
 			want: field.ErrorList{field.Required(field.NewPath("metadata", "finalizers"), "")},
 		},
 		"no instigator among the finalizers": {
-			mod:  withoutInstigator,
-			want: field.ErrorList{field.Required(field.NewPath("metadata", "finalizers"), "")},
+			mod: withoutInstigator, want: field.ErrorList{field.Required(field.NewPath("metadata", "finalizers"), "")},
 		},
 		"two controllers": {
 			mod: withEvacuators(controller, maintenance.Evacuator{
-				EvacuatorClass: "b.example.com",
-				Priority:       10000,
-				Role:           "controller",
+				EvacuatorClass: "b.example.com", Priority: 10000, Role: "controller",
 			}),
 			want: field.ErrorList{field.Invalid(evacuatorPath(1, "role"), "", "")},
 		},
 		"a controller at another priority": {
 			mod: withEvacuators(maintenance.Evacuator{
-				EvacuatorClass: "b.example.com",
-				Priority:       9999,
-				Role:           "controller",
+				EvacuatorClass: "b.example.com", Priority: 9999, Role: "controller",
 			}),
 			want: field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")},
 		},
@@ -196,14 +189,12 @@ func TestValidateEvacuation(t *testing.T) {
 			mod: withEvacuators(maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000, Role: "boss"}),
 		},
 		"a reserved priority under the controller's parent domain": {
-			mod: withEvacuators(
-				maintenance.Evacuator{EvacuatorClass: "before.apps.k8s.io", Priority: 10050}, controller,
-			),
+			mod: withEvacuators(maintenance.Evacuator{EvacuatorClass: "before.apps.k8s.io", Priority: 10050},
+				controller),
 		},
 		"a reserved priority in another domain": {
-			mod: withEvacuators(
-				maintenance.Evacuator{EvacuatorClass: "before.example.com", Priority: 10050}, controller,
-			),
+			mod: withEvacuators(maintenance.Evacuator{EvacuatorClass: "before.example.com", Priority: 10050},
+				controller),
 			want: field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")},
 		},
 		"a reserved priority without a controller": {
@@ -211,8 +202,7 @@ func TestValidateEvacuation(t *testing.T) {
 			want: field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")},
 		},
 		"the lowest and the highest reserved priority": {
-			mod: withEvacuators(controller,
-				maintenance.Evacuator{EvacuatorClass: "low.example.com", Priority: 9900},
+			mod: withEvacuators(controller, maintenance.Evacuator{EvacuatorClass: "low.example.com", Priority: 9900},
 				maintenance.Evacuator{EvacuatorClass: "high.example.com", Priority: 10099}),
 			want: field.ErrorList{
 				field.Invalid(evacuatorPath(1, "priority"), "", ""),
@@ -283,16 +273,10 @@ func TestValidateEvacuationUpdate(t *testing.T) {
 			e.Finalizers = append(e.Finalizers, "evacuation.coordination.k8s.io/instigator_a")
 		}},
 		"the last instigator that goes": {mod: withoutInstigator},
-		"labels": {
-			mod: func(e *maintenance.Evacuation) { e.Labels = map[string]string{"a": "b"} },
-		},
-		"another pod": {
-			mod:  func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "other" },
-			want: immutable,
-		},
+		"labels":                        {mod: func(e *maintenance.Evacuation) { e.Labels = map[string]string{"a": "b"} }},
+		"another pod":                   {mod: func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "other" }, want: immutable},
 		"another deadline": {
-			mod:  func(e *maintenance.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](5) },
-			want: immutable,
+			mod: func(e *maintenance.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](5) }, want: immutable,
 		},
 		"an evacuator more": {
 			mod: withEvacuators(
@@ -301,10 +285,8 @@ func TestValidateEvacuationUpdate(t *testing.T) {
 			want: immutable,
 		},
 		"the same evacuators reshuffled": {
-			mod: withEvacuators(
-				newEvacuation().Spec.Evacuators[2], newEvacuation().Spec.Evacuators[1],
-				newEvacuation().Spec.Evacuators[0],
-			),
+			mod: withEvacuators(newEvacuation().Spec.Evacuators[2], newEvacuation().Spec.Evacuators[1],
+				newEvacuation().Spec.Evacuators[0]),
 			want: immutable,
 		},
 		"another node": {mod: func(e *maintenance.Evacuation) { e.Spec.NodeName = "node-8" }, want: immutable},
@@ -327,24 +309,19 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 	}{
 		"the turn starts at the highest priority": {mods: mods(active("first.example.com"))},
 		"the turn starts lower": {
-			mods: mods(active("deployment.apps.k8s.io")),
-			want: field.ErrorList{field.Invalid(class, "", "")},
+			mods: mods(active("deployment.apps.k8s.io")), want: field.ErrorList{field.Invalid(class, "", "")},
 		},
 		"the turn starts with eviction": {
-			mods: mods(active(evacuationTestEviction)),
-			want: field.ErrorList{field.Invalid(class, "", "")},
+			mods: mods(active(evacuationTestEviction)), want: field.ErrorList{field.Invalid(class, "", "")},
 		},
 		"eviction starts where there is no evacuator": {
-			old:  mods(withEvacuators()),
-			mods: mods(withEvacuators(), active(evacuationTestEviction)),
+			old: mods(withEvacuators()), mods: mods(withEvacuators(), active(evacuationTestEviction)),
 		},
 		"the next one takes over": {
-			old:  mods(active("first.example.com")),
-			mods: mods(active("deployment.apps.k8s.io")),
+			old: mods(active("first.example.com")), mods: mods(active("deployment.apps.k8s.io")),
 		},
 		"one is left out": {
-			old:  mods(active("first.example.com")),
-			mods: mods(active("last.example.com")),
+			old: mods(active("first.example.com")), mods: mods(active("last.example.com")),
 			want: field.ErrorList{field.Invalid(class, "", "")},
 		},
 		"one that keeps reporting": {
@@ -357,69 +334,54 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 			mods: mods(active("deployment.apps.k8s.io"), reportedAt(10000)),
 		},
 		"one that has never started": {
-			old:  mods(active("first.example.com"), activeSince(9700)),
-			mods: mods(active("deployment.apps.k8s.io")),
+			old: mods(active("first.example.com"), activeSince(9700)), mods: mods(active("deployment.apps.k8s.io")),
 		},
 		"one that may still start": {
-			old:  mods(active("first.example.com"), activeSince(9701)),
-			mods: mods(active("deployment.apps.k8s.io")),
+			old: mods(active("first.example.com"), activeSince(9701)), mods: mods(active("deployment.apps.k8s.io")),
 			want: field.ErrorList{field.Invalid(class, "", "")},
 		},
 		"an active class that is not listed": {
-			old:  mods(active("x.example.com"), reportedAt(9999)),
-			mods: mods(active(evacuationTestEviction)),
+			old: mods(active("x.example.com"), reportedAt(9999)), mods: mods(active(evacuationTestEviction)),
 		},
 		"an active class that is not listed, then a listed": {
-			old:  mods(active("x.example.com"), reportedAt(9999)),
-			mods: mods(active("last.example.com")),
+			old: mods(active("x.example.com"), reportedAt(9999)), mods: mods(active("last.example.com")),
 			want: field.ErrorList{field.Invalid(class, "", "")},
 		},
 		"it was withdrawn before the first became active": {
-			old:  mods(withoutInstigator),
-			mods: mods(active("first.example.com")),
+			old: mods(withoutInstigator), mods: mods(active("first.example.com")),
 			want: field.ErrorList{field.Invalid(class, "", "")},
 		},
 		"it is being deleted, and the next one takes over": {
-			old:  mods(active("first.example.com"), evacuationDeleting),
-			mods: mods(active("deployment.apps.k8s.io")),
+			old: mods(active("first.example.com"), evacuationDeleting), mods: mods(active("deployment.apps.k8s.io")),
 			want: field.ErrorList{field.Invalid(class, "", "")},
 		},
-		"eviction takes over": {
-			old:  mods(active("last.example.com")),
-			mods: mods(active(evacuationTestEviction)),
-		},
+		"eviction takes over": {old: mods(active("last.example.com")), mods: mods(active(evacuationTestEviction))},
 		"the turn moves up": {
-			old:  mods(active("last.example.com")),
-			mods: mods(active("first.example.com")),
+			old: mods(active("last.example.com")), mods: mods(active("first.example.com")),
 			want: field.ErrorList{field.Invalid(class, "", "")},
 		},
 		"the turn comes back from eviction": {
-			old:  mods(active(evacuationTestEviction)),
-			mods: mods(active("last.example.com")),
+			old: mods(active(evacuationTestEviction)), mods: mods(active("last.example.com")),
 			want: field.ErrorList{field.Invalid(class, "", "")},
 		},
 		"the turn is taken back": {
-			old:  mods(active("first.example.com")),
-			mods: mods(active("")),
+			old: mods(active("first.example.com")), mods: mods(active("")),
 			want: field.ErrorList{field.Invalid(class, "", "")},
 		},
 		"the turn goes to one that is not listed": {
-			old:  mods(active("first.example.com")),
-			mods: mods(active("x.example.com")),
+			old: mods(active("first.example.com")), mods: mods(active("x.example.com")),
 			want: field.ErrorList{field.NotSupported(class, "", []string{})},
 		},
 
 		"failed evictions are counted": {old: mods(failedEvictions(3)), mods: mods(failedEvictions(4))},
 		"the counter falls": {
-			old:  mods(failedEvictions(3)),
-			mods: mods(failedEvictions(2)),
+			old: mods(failedEvictions(3)), mods: mods(failedEvictions(2)),
 			want: field.ErrorList{field.Invalid(status.Child("failedEvictionCounter"), "", "")},
 		},
 		"a negative one is for the tag": {old: mods(failedEvictions(3)), mods: mods(failedEvictions(-1))},
 
 		"the active evacuator forbids": {
-			old:  mods(active("first.example.com")),
-			mods: mods(active("first.example.com"), forbid),
+			old: mods(active("first.example.com")), mods: mods(active("first.example.com"), forbid),
 		},
 		"it allows again": {old: mods(active("first.example.com"), forbid), mods: mods(active("first.example.com"))},
 		"forbidding while the object is being deleted": {
@@ -433,8 +395,7 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 			want: field.ErrorList{field.Invalid(policy, "", "")},
 		},
 		"forbidding before an evacuator is active": {
-			mods: mods(forbid),
-			want: field.ErrorList{field.Invalid(policy, "", "")},
+			mods: mods(forbid), want: field.ErrorList{field.Invalid(policy, "", "")},
 		},
 		"what was forbidden before the instigators left stays so": {
 			old:  mods(active("first.example.com"), withoutInstigator, forbid),
@@ -445,27 +406,23 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 			mods: mods(active("first.example.com"), evacuationDeleting, forbid, withMessage("on")),
 		},
 		"forbidding for the eviction": {
-			old:  mods(active(evacuationTestEviction)),
-			mods: mods(active(evacuationTestEviction), forbid),
+			old: mods(active(evacuationTestEviction)), mods: mods(active(evacuationTestEviction), forbid),
 			want: field.ErrorList{field.Invalid(policy, "", "")},
 		},
 		"Forbid across a hand-over": {
-			old:  mods(active("first.example.com"), forbid),
-			mods: mods(active("deployment.apps.k8s.io"), forbid),
+			old: mods(active("first.example.com"), forbid), mods: mods(active("deployment.apps.k8s.io"), forbid),
 			want: field.ErrorList{field.Invalid(policy, "", "")},
 		},
 
 		"it completes": {
-			old:  mods(active("first.example.com")),
-			mods: mods(active("first.example.com"), evacuationComplete),
+			old: mods(active("first.example.com")), mods: mods(active("first.example.com"), evacuationComplete),
 		},
 		"nothing changes after completion": {
 			old:  mods(active("first.example.com"), evacuationComplete),
 			mods: mods(active("first.example.com"), evacuationComplete),
 		},
 		"the message changes after completion": {
-			old:  mods(evacuationComplete),
-			mods: mods(evacuationComplete, withMessage("x")),
+			old: mods(evacuationComplete), mods: mods(evacuationComplete, withMessage("x")),
 			want: field.ErrorList{field.Forbidden(status, "")},
 		},
 		"the turn moves after completion": {
@@ -479,9 +436,7 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 			mods: mods(withCondition("Complete", metav1.ConditionFalse, "Evacuating"), withMessage("x")),
 		},
 
-		"blocked": {
-			mods: mods(withCondition("Blocked", metav1.ConditionTrue, "PodDisruptionBudget")),
-		},
+		"blocked": {mods: mods(withCondition("Blocked", metav1.ConditionTrue, "PodDisruptionBudget"))},
 		"a condition without a reason": {
 			mods: mods(withCondition("Blocked", metav1.ConditionTrue, "")),
 			want: field.ErrorList{field.Required(status.Child("conditions").Index(0).Child("reason"), "")},
@@ -493,18 +448,14 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 			},
 		},
 		"duplicates are left to the tag": {
-			mods: mods(
-				withCondition("Blocked", metav1.ConditionTrue, "A"),
-				withCondition("Blocked", metav1.ConditionTrue, "A"),
-			),
+			mods: mods(withCondition("Blocked", metav1.ConditionTrue, "A"),
+				withCondition("Blocked", metav1.ConditionTrue, "A")),
 		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			matchEvacuationErrors(
-				t, ValidateEvacuationStatusUpdate(newEvacuation(tt.mods...), newEvacuation(tt.old...), turns),
-				tt.want,
-			)
+			matchEvacuationErrors(t,
+				ValidateEvacuationStatusUpdate(newEvacuation(tt.mods...), newEvacuation(tt.old...), turns), tt.want)
 		})
 	}
 }
@@ -526,26 +477,21 @@ func TestValidateEvacuationReport(t *testing.T) {
 			}),
 		},
 		"no evacuator is active yet": {
-			mods: mods(withMessage("x")),
-			want: field.ErrorList{field.Forbidden(status, "")},
+			mods: mods(withMessage("x")), want: field.ErrorList{field.Forbidden(status, "")},
 		},
 		"it makes itself active": {
-			mods: mods(active("first.example.com")),
-			want: field.ErrorList{field.Forbidden(status, "")},
+			mods: mods(active("first.example.com")), want: field.ErrorList{field.Forbidden(status, "")},
 		},
 		"eviction is the server's": {
-			old:  mods(active(evacuationTestEviction)),
-			mods: mods(active(evacuationTestEviction), withMessage("x")),
+			old: mods(active(evacuationTestEviction)), mods: mods(active(evacuationTestEviction), withMessage("x")),
 			want: field.ErrorList{field.Forbidden(status, "")},
 		},
 		"it passes the turn on": {
-			old:  mods(active("first.example.com")),
-			mods: mods(active("last.example.com")),
+			old: mods(active("first.example.com")), mods: mods(active("last.example.com")),
 			want: field.ErrorList{field.Invalid(status.Child("activeEvacuatorClass"), "", "")},
 		},
 		"it lost the turn": {
-			old:  mods(active("last.example.com")),
-			mods: mods(active("first.example.com"), withMessage("x")),
+			old: mods(active("last.example.com")), mods: mods(active("first.example.com"), withMessage("x")),
 			want: field.ErrorList{field.Invalid(status.Child("activeEvacuatorClass"), "", "")},
 		},
 		"it dates its turn": {
@@ -554,13 +500,11 @@ func TestValidateEvacuationReport(t *testing.T) {
 			want: field.ErrorList{field.Forbidden(status.Child("activeEvacuatorSince"), "")},
 		},
 		"it counts evictions": {
-			old:  mods(active("first.example.com")),
-			mods: mods(active("first.example.com"), failedEvictions(1)),
+			old: mods(active("first.example.com")), mods: mods(active("first.example.com"), failedEvictions(1)),
 			want: field.ErrorList{field.Forbidden(status.Child("failedEvictionCounter"), "")},
 		},
 		"it sets a condition": {
-			old:  mods(active("first.example.com")),
-			mods: mods(active("first.example.com"), evacuationComplete),
+			old: mods(active("first.example.com")), mods: mods(active("first.example.com"), evacuationComplete),
 			want: field.ErrorList{field.Forbidden(status.Child("conditions"), "")},
 		},
 		"it removes a condition": {
@@ -575,9 +519,8 @@ func TestValidateEvacuationReport(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			matchEvacuationErrors(
-				t, ValidateEvacuationReport(newEvacuation(tt.mods...), newEvacuation(tt.old...)), tt.want,
-			)
+			matchEvacuationErrors(t, ValidateEvacuationReport(newEvacuation(tt.mods...), newEvacuation(tt.old...)),
+				tt.want)
 		})
 	}
 }

@@ -38,9 +38,7 @@ func nodeMaintenance(t *testing.T, modifiers ...func(*v1alpha1.NodeMaintenance))
 		ObjectMeta: metav1.ObjectMeta{Name: "a"},
 		Spec: v1alpha1.NodeMaintenanceSpec{
 			NodeSelector: selectNodes(corev1.NodeSelectorRequirement{
-				Key:      "pool",
-				Operator: "In",
-				Values:   []string{"blue"},
+				Key: "pool", Operator: "In", Values: []string{"blue"},
 			}),
 		},
 	}
@@ -105,8 +103,7 @@ func TestValidateNodeMaintenanceSelector(t *testing.T) {
 	}{
 		"an absent one is for the tags to refuse": {},
 		"no term": {
-			selector: &corev1.NodeSelector{},
-			want:     []string{"spec.nodeSelector.nodeSelectorTerms FieldValueRequired"},
+			selector: &corev1.NodeSelector{}, want: []string{"spec.nodeSelector.nodeSelectorTerms FieldValueRequired"},
 		},
 		"an empty term": {
 			selector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}},
@@ -114,12 +111,10 @@ func TestValidateNodeMaintenanceSelector(t *testing.T) {
 		},
 		"In": {selector: label("a", "In", "x", "y")},
 		"In without values": {
-			selector: label("a", "In"),
-			want:     []string{term + ".matchExpressions[0].values FieldValueRequired"},
+			selector: label("a", "In"), want: []string{term + ".matchExpressions[0].values FieldValueRequired"},
 		},
 		"NotIn without values": {
-			selector: label("a", "NotIn"),
-			want:     []string{term + ".matchExpressions[0].values FieldValueRequired"},
+			selector: label("a", "NotIn"), want: []string{term + ".matchExpressions[0].values FieldValueRequired"},
 		},
 		"Exists": {selector: label("a", "Exists")},
 		"Exists with a value": {
@@ -136,20 +131,17 @@ func TestValidateNodeMaintenanceSelector(t *testing.T) {
 			want:     []string{term + ".matchExpressions[0].values FieldValueInvalid"},
 		},
 		"Lt without a number": {
-			selector: label("a", "Lt", "x"),
-			want:     []string{term + ".matchExpressions[0].values[0] FieldValueInvalid"},
+			selector: label("a", "Lt", "x"), want: []string{term + ".matchExpressions[0].values[0] FieldValueInvalid"},
 		},
 		"an unknown operator": {
 			selector: label("a", "Matches", "x"),
 			want:     []string{term + ".matchExpressions[0].operator FieldValueNotSupported"},
 		},
 		"no operator": {
-			selector: label("a", ""),
-			want:     []string{term + ".matchExpressions[0].operator FieldValueNotSupported"},
+			selector: label("a", ""), want: []string{term + ".matchExpressions[0].operator FieldValueNotSupported"},
 		},
 		"a key that is none": {
-			selector: label("a b", "Exists"),
-			want:     []string{term + ".matchExpressions[0].key FieldValueInvalid"},
+			selector: label("a b", "Exists"), want: []string{term + ".matchExpressions[0].key FieldValueInvalid"},
 		},
 		"no key": {
 			selector: label("", "Exists"),
@@ -207,8 +199,7 @@ func TestSelectorLimits(t *testing.T) {
 		s := &corev1.NodeSelector{}
 		for i := range n {
 			s.NodeSelectorTerms = append(s.NodeSelectorTerms, corev1.NodeSelectorTerm{
-				MatchExpressions: []corev1.NodeSelectorRequirement{
-					{Key: "k" + strconv.Itoa(i), Operator: "Exists"}},
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "k" + strconv.Itoa(i), Operator: "Exists"}},
 			})
 		}
 		return s
@@ -228,27 +219,23 @@ func TestSelectorLimits(t *testing.T) {
 	}{
 		"1,000 requirements": {selector: terms(1000)},
 		"1,001 requirements": {
-			selector: terms(1001),
-			want:     []string{path + " FieldValueTooMany"},
-			parts:    []string{path, "1001", "1000", "requirements"},
+			selector: terms(1001), want: []string{path + " FieldValueTooMany"},
+			parts: []string{path, "1001", "1000", "requirements"},
 		},
 		"26,000 requirements": {
-			selector: terms(26000),
-			want:     []string{path + " FieldValueTooMany"},
-			parts:    []string{path, "26000", "1000", "requirements"},
+			selector: terms(26000), want: []string{path + " FieldValueTooMany"},
+			parts: []string{path, "26000", "1000", "requirements"},
 		},
 		"10,000 values": {selector: values(10000)},
 		"10,001 values": {
-			selector: values(10001),
-			want:     []string{path + " FieldValueTooMany"},
-			parts:    []string{path, "10001", "10000", "values"},
+			selector: values(10001), want: []string{path + " FieldValueTooMany"},
+			parts: []string{path, "10001", "10000", "values"},
 		},
 		"both count over all terms": {
 			selector: func() *corev1.NodeSelector {
 				s := terms(998)
-				s.NodeSelectorTerms = append(
-					s.NodeSelectorTerms, values(9999).NodeSelectorTerms[0], values(2).NodeSelectorTerms[0],
-				)
+				s.NodeSelectorTerms = append(s.NodeSelectorTerms, values(9999).NodeSelectorTerms[0],
+					values(2).NodeSelectorTerms[0])
 				return s
 			}(),
 			want: []string{path + " FieldValueTooMany", path + " FieldValueTooMany"},
@@ -344,25 +331,17 @@ func TestValidateNodeMaintenanceDrainPlan(t *testing.T) {
 }
 
 func TestValidateNodeMaintenanceName(t *testing.T) {
-	expect(
-		t,
-		ValidateNodeMaintenance(nodeMaintenance(t, func(nm *v1alpha1.NodeMaintenance) { nm.Name = "kernel-2026.11" })),
-	)
-	expect(
-		t, ValidateNodeMaintenance(nodeMaintenance(t, func(nm *v1alpha1.NodeMaintenance) { nm.Name = "Kernel" })),
-		"metadata.name FieldValueInvalid",
-	)
-	expect(
-		t, ValidateNodeMaintenance(nodeMaintenance(t, func(nm *v1alpha1.NodeMaintenance) { nm.Namespace = "x" })),
-		"metadata.namespace FieldValueForbidden",
-	)
+	expect(t,
+		ValidateNodeMaintenance(nodeMaintenance(t, func(nm *v1alpha1.NodeMaintenance) { nm.Name = "kernel-2026.11" })))
+	expect(t, ValidateNodeMaintenance(nodeMaintenance(t, func(nm *v1alpha1.NodeMaintenance) { nm.Name = "Kernel" })),
+		"metadata.name FieldValueInvalid")
+	expect(t, ValidateNodeMaintenance(nodeMaintenance(t, func(nm *v1alpha1.NodeMaintenance) { nm.Namespace = "x" })),
+		"metadata.namespace FieldValueForbidden")
 }
 
 func TestValidateNodeMaintenanceUpdate(t *testing.T) {
 	red := withSelector(selectNodes(corev1.NodeSelectorRequirement{
-		Key:      "pool",
-		Operator: "In",
-		Values:   []string{"red"},
+		Key: "pool", Operator: "In", Values: []string{"red"},
 	}))
 	broken := withSelector(&corev1.NodeSelector{})
 	join := func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NewNodes = v1alpha1.NewNodesPolicyJoin }
@@ -380,55 +359,42 @@ func TestValidateNodeMaintenanceUpdate(t *testing.T) {
 		"the selector in Cordon": {old: modifiers{withStage("Cordon")}, nm: modifiers{withStage("Cordon"), red}},
 		"the selector in Drain":  {old: modifiers{withStage("Drain")}, nm: modifiers{withStage("Drain"), red}},
 		"the selector together with the step to Complete": {
-			old: modifiers{withStage("Drain")},
-			nm:  modifiers{withStage("Complete"), red},
+			old: modifiers{withStage("Drain")}, nm: modifiers{withStage("Complete"), red},
 		},
 		"the selector in Complete": {
-			old:  modifiers{withStage("Complete")},
-			nm:   modifiers{withStage("Complete"), red},
+			old: modifiers{withStage("Complete")}, nm: modifiers{withStage("Complete"), red},
 			want: []string{"spec.nodeSelector FieldValueForbidden"},
 		},
 		"the selector while deleting": {
-			old:  modifiers{deleting},
-			nm:   modifiers{deleting, red},
+			old: modifiers{deleting}, nm: modifiers{deleting, red},
 			want: []string{"spec.nodeSelector FieldValueForbidden"},
 		},
 		"a selector that selects nothing": {
-			nm:   modifiers{broken},
-			want: []string{"spec.nodeSelector.nodeSelectorTerms FieldValueRequired"},
+			nm: modifiers{broken}, want: []string{"spec.nodeSelector.nodeSelectorTerms FieldValueRequired"},
 		},
-		"newNodes in Idle": {old: modifiers{withStage("Idle")}, nm: modifiers{join}},
-		"newNodes in Drain": {
-			old: modifiers{withStage("Drain")},
-			nm:  modifiers{withStage("Drain"), join},
-		},
+		"newNodes in Idle":  {old: modifiers{withStage("Idle")}, nm: modifiers{join}},
+		"newNodes in Drain": {old: modifiers{withStage("Drain")}, nm: modifiers{withStage("Drain"), join}},
 		"newNodes together with the step to Complete": {
-			old: modifiers{withStage("Drain")},
-			nm:  modifiers{withStage("Complete"), join},
+			old: modifiers{withStage("Drain")}, nm: modifiers{withStage("Complete"), join},
 		},
 		"newNodes in Complete": {
-			old:  modifiers{withStage("Complete")},
-			nm:   modifiers{withStage("Complete"), join},
+			old: modifiers{withStage("Complete")}, nm: modifiers{withStage("Complete"), join},
 			want: []string{"spec.newNodes FieldValueForbidden"},
 		},
 		"newNodes while deleting": {
-			old:  modifiers{deleting},
-			nm:   modifiers{deleting, join},
+			old: modifiers{deleting}, nm: modifiers{deleting, join},
 			want: []string{"spec.newNodes FieldValueForbidden"},
 		},
 		"a broken selector that was there already": {old: modifiers{broken}, nm: modifiers{broken}},
 		"the stage while deleting": {
-			old:  modifiers{deleting, withStage("Cordon")},
-			nm:   modifiers{deleting, withStage("Complete")},
+			old: modifiers{deleting, withStage("Cordon")}, nm: modifiers{deleting, withStage("Complete")},
 			want: []string{"spec.stage FieldValueForbidden"},
 		},
 		"an unknown stage is for the tags to refuse": {
-			old: modifiers{withStage("Drain")},
-			nm:  modifiers{withStage("Sleep")},
+			old: modifiers{withStage("Drain")}, nm: modifiers{withStage("Sleep")},
 		},
 		"the plan": {
-			old:  modifiers{withPlan()},
-			nm:   modifiers{withPlan(v1alpha1.DrainPlanEntry{PodPriority: 5})},
+			old: modifiers{withPlan()}, nm: modifiers{withPlan(v1alpha1.DrainPlanEntry{PodPriority: 5})},
 			want: []string{"spec.drainPlan FieldValueInvalid"},
 		},
 		"the plan, into one in the wrong order, is one mistake": {
@@ -442,10 +408,8 @@ func TestValidateNodeMaintenanceUpdate(t *testing.T) {
 		},
 		"the plan written whole": {
 			nm: modifiers{
-				withPlan(
-					v1alpha1.DrainPlanEntry{PodPriority: 1000000000},
-					v1alpha1.DrainPlanEntry{PodPriority: 2147483647, PodType: "Static"},
-				),
+				withPlan(v1alpha1.DrainPlanEntry{PodPriority: 1000000000},
+					v1alpha1.DrainPlanEntry{PodPriority: 2147483647, PodType: "Static"}),
 			},
 		},
 		"the plan in other words": {

@@ -44,9 +44,8 @@ func TestValidateStageTransitions(t *testing.T) {
 	for _, from := range append(stages, "Paused") {
 		for _, to := range stages {
 			t.Run(string(from+" to "+to), func(t *testing.T) {
-				errs := ValidateNodeMaintenanceUpdate(
-					nodeMaintenance(t, withStage(to)), nodeMaintenance(t, withStage(from)),
-				)
+				errs := ValidateNodeMaintenanceUpdate(nodeMaintenance(t, withStage(to)),
+					nodeMaintenance(t, withStage(from)))
 				if from == to || allowed[string(from+" "+to)] {
 					expect(t, errs)
 					return
@@ -56,12 +55,10 @@ func TestValidateStageTransitions(t *testing.T) {
 		}
 	}
 	t.Run("the error lists what is allowed", func(t *testing.T) {
-		errs := ValidateNodeMaintenanceUpdate(
-			nodeMaintenance(t, withStage("Idle")), nodeMaintenance(t, withStage("Cordon")),
-		)
-		if text := errs.ToAggregate().Error(); !strings.Contains(
-			text, "the stage can only change from Cordon to Drain or Complete",
-		) {
+		errs := ValidateNodeMaintenanceUpdate(nodeMaintenance(t, withStage("Idle")),
+			nodeMaintenance(t, withStage("Cordon")))
+		if text := errs.ToAggregate().Error(); !strings.Contains(text,
+			"the stage can only change from Cordon to Drain or Complete") {
 			t.Errorf("the error is %q", text)
 		}
 	})
@@ -98,10 +95,7 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 	}
 	condition := func(modify func(*metav1.Condition)) maintenance.NodeMaintenanceStatus {
 		c := metav1.Condition{
-			Type:               "Drained",
-			Status:             metav1.ConditionTrue,
-			Reason:             "DrainComplete",
-			LastTransitionTime: at,
+			Type: "Drained", Status: metav1.ConditionTrue, Reason: "DrainComplete", LastTransitionTime: at,
 		}
 		modify(&c)
 		return maintenance.NodeMaintenanceStatus{Conditions: []metav1.Condition{c}}
@@ -118,144 +112,105 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 		want        []string
 	}{
 		"stages that stay": {old: stages(stage("Cordon")), status: stages(stage("Cordon"))},
-		"a stage more": {
-			old:    stages(stage("Cordon")),
-			status: stages(stage("Cordon"), stage("Drain")),
-		},
+		"a stage more":     {old: stages(stage("Cordon")), status: stages(stage("Cordon"), stage("Drain"))},
 		"a stage less": {
-			old:    stages(stage("Cordon"), stage("Drain")),
-			status: stages(stage("Cordon")),
-			want:   []string{"status.stageStatuses FieldValueInvalid"},
+			old: stages(stage("Cordon"), stage("Drain")), status: stages(stage("Cordon")),
+			want: []string{"status.stageStatuses FieldValueInvalid"},
 		},
 		"another time": {
 			old: stages(stage("Cordon")),
 			status: stages(maintenance.StageStatus{
-				Name:           "Cordon",
-				StartTimestamp: &metav1.Time{Time: time.Unix(9, 0)},
+				Name: "Cordon", StartTimestamp: &metav1.Time{Time: time.Unix(9, 0)},
 			}),
 			want: []string{"status.stageStatuses FieldValueInvalid"},
 		},
 		"a stage twice": {
-			old:    stages(stage("Cordon")),
-			status: stages(stage("Cordon"), stage("Cordon")),
-			want:   []string{"status.stageStatuses[1].name FieldValueDuplicate"},
+			old: stages(stage("Cordon")), status: stages(stage("Cordon"), stage("Cordon")),
+			want: []string{"status.stageStatuses[1].name FieldValueDuplicate"},
 		},
 		"the newest node is recorded": {old: stages(), status: newest(5)},
 		"the newest node stays":       {old: newest(5), status: newest(5)},
 		"the newest node changes": {
-			old:    newest(5),
-			status: newest(6),
-			want:   []string{"status.newestNodeTimestamp FieldValueInvalid"},
+			old: newest(5), status: newest(6), want: []string{"status.newestNodeTimestamp FieldValueInvalid"},
 		},
 		"the newest node falls": {
-			old:    newest(5),
-			status: newest(4),
-			want:   []string{"status.newestNodeTimestamp FieldValueInvalid"},
+			old: newest(5), status: newest(4), want: []string{"status.newestNodeTimestamp FieldValueInvalid"},
 		},
 		"the newest node is removed": {
-			old:    newest(5),
-			status: stages(),
-			want:   []string{"status.newestNodeTimestamp FieldValueInvalid"},
+			old: newest(5), status: stages(), want: []string{"status.newestNodeTimestamp FieldValueInvalid"},
 		},
 		"progress moves on": {old: progress(5), status: progress(6)},
 		"progress falls": {
-			old:    progress(5),
-			status: progress(4),
-			want:   []string{"status.lastProgressTimestamp FieldValueInvalid"},
+			old: progress(5), status: progress(4), want: []string{"status.lastProgressTimestamp FieldValueInvalid"},
 		},
 		"progress is removed": {
-			old:    progress(5),
-			status: stages(),
-			want:   []string{"status.lastProgressTimestamp FieldValueInvalid"},
+			old: progress(5), status: stages(), want: []string{"status.lastProgressTimestamp FieldValueInvalid"},
 		},
 		"a stage without time": {
-			old:    stages(),
-			status: stages(maintenance.StageStatus{Name: "Idle"}),
-			want:   []string{"status.stageStatuses[0].startTimestamp FieldValueRequired"},
+			old: stages(), status: stages(maintenance.StageStatus{Name: "Idle"}),
+			want: []string{"status.stageStatuses[0].startTimestamp FieldValueRequired"},
 		},
 		"a node twice": {
-			old:    stages(),
-			status: named("a", "b", "a"),
-			want:   []string{"status.nodeStatuses[2].nodeRef.name FieldValueDuplicate"},
+			old: stages(), status: named("a", "b", "a"),
+			want: []string{"status.nodeStatuses[2].nodeRef.name FieldValueDuplicate"},
 		},
 		"a name that no node can have": {
-			old:    stages(),
-			status: named("A_b"),
-			want:   []string{"status.nodeStatuses[0].nodeRef.name FieldValueInvalid"},
+			old: stages(), status: named("A_b"),
+			want: []string{"status.nodeStatuses[0].nodeRef.name FieldValueInvalid"},
 		},
 		"a target twice": {
-			old:    stages(),
-			status: node("1", target("Default", 10, "x"), target("Default", 20, "x")),
-			want:   []string{targets + "[1] FieldValueDuplicate"},
+			old: stages(), status: node("1", target("Default", 10, "x"), target("Default", 20, "x")),
+			want: []string{targets + "[1] FieldValueDuplicate"},
 		},
 		"a selector that is none": {
-			old:    stages(),
-			status: node("1", target("Default", 10, "-")),
-			want:   []string{targets + "[0].podSelector.matchLabels FieldValueInvalid"},
+			old: stages(), status: node("1", target("Default", 10, "-")),
+			want: []string{targets + "[0].podSelector.matchLabels FieldValueInvalid"},
 		},
-		"the same targets": {
-			old:    node("1", target("Default", 10)),
-			status: node("1", target("Default", 10)),
-		},
-		"a higher target": {
-			old:    node("1", target("Default", 10)),
-			status: node("1", target("Default", 20)),
-		},
+		"the same targets": {old: node("1", target("Default", 10)), status: node("1", target("Default", 10))},
+		"a higher target":  {old: node("1", target("Default", 10)), status: node("1", target("Default", 20))},
 		"one target more": {
-			old:    node("1", target("Default", 10)),
-			status: node("1", target("Default", 10), target("Static", 1)),
+			old: node("1", target("Default", 10)), status: node("1", target("Default", 10), target("Static", 1)),
 		},
 		"a lower target": {
-			old:    node("1", target("Default", 10)),
-			status: node("1", target("Default", 9)),
-			want:   []string{targets + " FieldValueInvalid"},
+			old: node("1", target("Default", 10)), status: node("1", target("Default", 9)),
+			want: []string{targets + " FieldValueInvalid"},
 		},
 		"a target less": {
-			old:    node("1", target("Default", 10), target("Static", 1)),
-			status: node("1", target("Static", 1)),
-			want:   []string{targets + " FieldValueInvalid"},
+			old: node("1", target("Default", 10), target("Static", 1)), status: node("1", target("Static", 1)),
+			want: []string{targets + " FieldValueInvalid"},
 		},
 		"no target any more": {
-			old:    node("1", target("Default", 10)),
-			status: node("1"),
-			want:   []string{targets + " FieldValueInvalid"},
+			old: node("1", target("Default", 10)), status: node("1"), want: []string{targets + " FieldValueInvalid"},
 		},
 		"all pods instead of some": {
-			old:    node("1", target("Default", 10, "x")),
-			status: node("1", target("Default", 10)),
+			old: node("1", target("Default", 10, "x")), status: node("1", target("Default", 10)),
 		},
 		"some pods instead of all": {
-			old:    node("1", target("Default", 10)),
-			status: node("1", target("Default", 10, "x")),
-			want:   []string{targets + " FieldValueInvalid"},
+			old: node("1", target("Default", 10)), status: node("1", target("Default", 10, "x")),
+			want: []string{targets + " FieldValueInvalid"},
 		},
 		"all pods of less priority": {
-			old:    node("1", target("Default", 10, "x")),
-			status: node("1", target("Default", 9)),
-			want:   []string{targets + " FieldValueInvalid"},
+			old: node("1", target("Default", 10, "x")), status: node("1", target("Default", 9)),
+			want: []string{targets + " FieldValueInvalid"},
 		},
 		"pods of another type": {
-			old:    node("1", target("Default", 10)),
-			status: node("1", target("Static", 10)),
-			want:   []string{targets + " FieldValueInvalid"},
+			old: node("1", target("Default", 10)), status: node("1", target("Static", 10)),
+			want: []string{targets + " FieldValueInvalid"},
 		},
 		"a node that was recreated": {old: node("1", target("Default", 10)), status: node("2")},
 		"a node that left":          {old: node("1", target("Default", 10)), status: stages()},
 		"a condition":               {old: stages(), status: condition(func(*metav1.Condition) {})},
 		"a condition without reason": {
-			old:    stages(),
-			status: condition(func(c *metav1.Condition) { c.Reason = "" }),
-			want:   []string{"status.conditions[0].reason FieldValueRequired"},
+			old: stages(), status: condition(func(c *metav1.Condition) { c.Reason = "" }),
+			want: []string{"status.conditions[0].reason FieldValueRequired"},
 		},
 		"a condition of unknown status": {
-			old:    stages(),
-			status: condition(func(c *metav1.Condition) { c.Status = "Maybe" }),
-			want:   []string{"status.conditions[0].status FieldValueNotSupported"},
+			old: stages(), status: condition(func(c *metav1.Condition) { c.Status = "Maybe" }),
+			want: []string{"status.conditions[0].status FieldValueNotSupported"},
 		},
 		"a condition without time": {
-			old:    stages(),
-			status: condition(func(c *metav1.Condition) { c.LastTransitionTime = metav1.Time{} }),
-			want:   []string{"status.conditions[0].lastTransitionTime FieldValueRequired"},
+			old: stages(), status: condition(func(c *metav1.Condition) { c.LastTransitionTime = metav1.Time{} }),
+			want: []string{"status.conditions[0].lastTransitionTime FieldValueRequired"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

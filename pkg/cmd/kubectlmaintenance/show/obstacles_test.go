@@ -33,8 +33,7 @@ import (
 func inStage(stage v1alpha1.NodeMaintenanceStage, conditions ...string) *v1alpha1.NodeMaintenance {
 	minuteAgo := new(metav1.NewTime(now.Add(-time.Minute)))
 	nm := &v1alpha1.NodeMaintenance{
-		ObjectMeta: metav1.ObjectMeta{Name: "nm"},
-		Spec:       v1alpha1.NodeMaintenanceSpec{Stage: stage},
+		ObjectMeta: metav1.ObjectMeta{Name: "nm"}, Spec: v1alpha1.NodeMaintenanceSpec{Stage: stage},
 		Status: v1alpha1.NodeMaintenanceStatus{StageStatuses: []v1alpha1.StageStatus{
 			{Name: v1alpha1.NodeMaintenanceStageCordon, StartTimestamp: minuteAgo},
 			{Name: stage, StartTimestamp: minuteAgo},
@@ -44,9 +43,7 @@ func inStage(stage v1alpha1.NodeMaintenanceStage, conditions ...string) *v1alpha
 		is, reason, _ := strings.Cut(c, " ")
 		kind, status, _ := strings.Cut(is, "=")
 		nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
-			Type:   kind,
-			Status: metav1.ConditionStatus(status),
-			Reason: reason,
+			Type: kind, Status: metav1.ConditionStatus(status), Reason: reason,
 		})
 	}
 	return nm
@@ -64,57 +61,43 @@ func TestStuck(t *testing.T) {
 		want string
 	}{
 		"no conditions yet": {nm: inStage(drain)},
-		"pods leave": {
-			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=True Draining"),
-		},
+		"pods leave":        {nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=True Draining")},
 		"it waits for another maintenance": {
 			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=True Waiting"),
 		},
 		"all pods are blocked": {
-			nm:   inStage(drain, "Drained=False DrainBlocked", "Progressing=False Blocked"),
-			want: "Blocked",
+			nm: inStage(drain, "Drained=False DrainBlocked", "Progressing=False Blocked"), want: "Blocked",
 		},
 		"it stalls while pods seem to leave": {
-			nm:   inStage(drain, "Drained=False DrainInProgress", "Progressing=False Stalled"),
-			want: "Stalled",
+			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=False Stalled"), want: "Stalled",
 		},
 		"a write fails and nothing else moves": {
-			nm:   inStage(drain, "Drained=False DrainInProgress", "Progressing=False SyncFailed"),
-			want: "SyncFailed",
+			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=False SyncFailed"), want: "SyncFailed",
 		},
 		"a write fails while pods leave": {
 			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=True SyncFailed"),
 		},
 		"a node is not cordoned": {
-			nm:   inStage(drain, "Drained=False NodeNotCordoned", "Progressing=True Draining"),
-			want: "NodeNotCordoned",
+			nm: inStage(drain, "Drained=False NodeNotCordoned", "Progressing=True Draining"), want: "NodeNotCordoned",
 		},
 		"a node is not authorized": {
-			nm:   inStage(drain, "Drained=False NotAuthorized", "Progressing=True Draining"),
-			want: "NotAuthorized",
+			nm: inStage(drain, "Drained=False NotAuthorized", "Progressing=True Draining"), want: "NotAuthorized",
 		},
-		"no node is selected": {
-			nm:   inStage(drain, "Drained=False NoNodesSelected"),
-			want: "NoNodesSelected",
-		},
+		"no node is selected": {nm: inStage(drain, "Drained=False NoNodesSelected"), want: "NoNodesSelected"},
 		"blocked, by a condition without the other": {
-			nm:   inStage(drain, "Drained=False DrainBlocked"),
-			want: "DrainBlocked",
+			nm: inStage(drain, "Drained=False DrainBlocked"), want: "DrainBlocked",
 		},
 		"drained":  {nm: inStage(drain, "Drained=True DrainComplete", "Progressing=True Drained")},
 		"cordoned": {nm: inStage(cordon, "Drained=False NotRequested", "Progressing=True NotRequested")},
 		"a cordon that fails": {
-			nm:   inStage(cordon, "Drained=False NotRequested", "Progressing=False SyncFailed"),
-			want: "SyncFailed",
+			nm: inStage(cordon, "Drained=False NotRequested", "Progressing=False SyncFailed"), want: "SyncFailed",
 		},
 		"complete, with what it said as it drained": {
-			nm: inStage(
-				v1alpha1.NodeMaintenanceStageComplete, "Drained=False DrainBlocked", "Progressing=True Complete",
-			),
+			nm: inStage(v1alpha1.NodeMaintenanceStageComplete, "Drained=False DrainBlocked",
+				"Progressing=True Complete"),
 		},
 		"complete, and a node is not released": {
-			nm:   inStage(v1alpha1.NodeMaintenanceStageComplete, "Progressing=False Complete"),
-			want: "Complete",
+			nm: inStage(v1alpha1.NodeMaintenanceStageComplete, "Progressing=False Complete"), want: "Complete",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -146,14 +129,12 @@ func TestObstacles(t *testing.T) {
 			nm: inStage(drain, "Drained=False DrainBlocked", "Progressing=False Blocked"), want: []string{"Blocked []"},
 		},
 		"it stalls beside blocked pods": {
-			nm:         inStage(drain, "Drained=False DrainInProgress", "Progressing=False Stalled"),
-			podsListed: true,
-			want:       []string{"Stalled []"},
+			nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=False Stalled"), podsListed: true,
+			want: []string{"Stalled []"},
 		},
 		"a write fails for a node while the others move on": {
 			nm:   inStage(drain, "Drained=False NodeNotCordoned", "Progressing=True SyncFailed"),
-			seen: NodesSeen{Uncordoned: []string{"b", "a"}},
-			want: []string{"SyncFailed []", "NodeNotCordoned [a b]"},
+			seen: NodesSeen{Uncordoned: []string{"b", "a"}}, want: []string{"SyncFailed []", "NodeNotCordoned [a b]"},
 		},
 		"a node is neither authorized nor, therefore, cordoned": {
 			nm:   inStage(drain, "Drained=False NotAuthorized", "Progressing=True Draining"),
@@ -166,8 +147,7 @@ func TestObstacles(t *testing.T) {
 		},
 		"a cordon that is fought, which no condition reports": {
 			nm:   inStage(cordon, "Drained=False NotRequested", "Progressing=True NotRequested"),
-			seen: NodesSeen{Uncordoned: []string{"a"}},
-			want: []string{"NodeNotCordoned [a]"},
+			seen: NodesSeen{Uncordoned: []string{"a"}}, want: []string{"NodeNotCordoned [a]"},
 		},
 		"a cordon that has just been requested": {nm: early, seen: NodesSeen{Uncordoned: []string{"a"}}},
 	} {

@@ -67,13 +67,10 @@ func TestDeparturesOfBefore(t *testing.T) {
 	complete := func(pod, node, reason string, at time.Time) v1alpha1.Evacuation {
 		return v1alpha1.Evacuation{
 			Spec: v1alpha1.EvacuationSpec{
-				NodeName: node,
-				PodRef:   v1alpha1.PodReference{Name: pod, UID: types.UID(pod)},
+				NodeName: node, PodRef: v1alpha1.PodReference{Name: pod, UID: types.UID(pod)},
 			},
 			Status: v1alpha1.EvacuationStatus{Conditions: []metav1.Condition{{
-				Type:               v1alpha1.ConditionComplete,
-				Status:             metav1.ConditionTrue,
-				Reason:             reason,
+				Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason,
 				LastTransitionTime: metav1.NewTime(at),
 			}}},
 		}
@@ -105,49 +102,35 @@ func TestGone(t *testing.T) {
 		known      bool
 	}{
 		"all were seen": {
-			node:       v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsPeak: 10},
-			departures: seen(7),
-			want:       7,
-			known:      true,
+			node: v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsPeak: 10}, departures: seen(7),
+			want: 7, known: true,
 		},
 		"the Evacuations of most are gone": {
-			node:       v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsPeak: 10},
-			departures: seen(2),
-			want:       7,
-			known:      true,
+			node: v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsPeak: 10}, departures: seen(2),
+			want: 7, known: true,
 		},
 		"Evacuations may not be read": {
-			node:  v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsEvacuating: 1, PodsPeak: 10},
-			want:  6,
-			known: true,
+			node: v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3, PodsEvacuating: 1, PodsPeak: 10},
+			want: 6, known: true,
 		},
 		"others came meanwhile": {
-			node:       v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 9, PodsPeak: 10},
-			departures: seen(7),
-			want:       7,
-			known:      true,
+			node: v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 9, PodsPeak: 10}, departures: seen(7),
+			want: 7, known: true,
 		},
 		"a server that keeps no peak, and no rights": {
-			node: v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3},
-			want: 0,
+			node: v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3}, want: 0,
 		},
 		"a server that keeps no peak": {
-			node:       v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3},
-			departures: seen(2),
-			want:       2,
-			known:      true,
+			node: v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 3}, departures: seen(2), want: 2,
+			known: true,
 		},
 		"the drain has begun": {
-			node:       v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 10, PodsPeak: 10},
-			departures: seen(0),
-			want:       0,
-			known:      true,
+			node: v1alpha1.NodeMaintenanceNodeStatus{PodsPendingEvacuation: 10, PodsPeak: 10}, departures: seen(0),
+			want: 0, known: true,
 		},
 		"the counters have not been written for long": {
-			node:       v1alpha1.NodeMaintenanceNodeStatus{PodsEvacuating: 4, PodsPeak: 10},
-			departures: seen(0),
-			want:       10,
-			known:      true,
+			node: v1alpha1.NodeMaintenanceNodeStatus{PodsEvacuating: 4, PodsPeak: 10}, departures: seen(0), want: 10,
+			known: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -171,16 +154,13 @@ func TestGone(t *testing.T) {
 func TestEveryReasonHasAnAction(t *testing.T) {
 	for _, reason := range []string{
 		v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonPodDisruptionBudgetSyncFailed,
-		v1alpha1.ReasonTooManyDisruptedPods,
-		v1alpha1.ReasonMultiplePodDisruptionBudgets, v1alpha1.ReasonUnhealthyPodsHoldBudget,
-		v1alpha1.ReasonEvacuatorNotProgressing,
-		v1alpha1.ReasonPodTerminating, v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable,
-		v1alpha1.ReasonNoEvacuator,
+		v1alpha1.ReasonTooManyDisruptedPods, v1alpha1.ReasonMultiplePodDisruptionBudgets,
+		v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonEvacuatorNotProgressing, v1alpha1.ReasonPodTerminating,
+		v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable, v1alpha1.ReasonNoEvacuator,
 		v1alpha1.ReasonRecreated, v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionError,
-		v1alpha1.ReasonNoController,
-		v1alpha1.ReasonNamespaceTerminating, v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonSurgePending,
-		v1alpha1.ReasonEvacuationHeld,
-		v1alpha1.ReasonBudgetsHoldEachOther, v1alpha1.ReasonBudgetPodsCordoned, waitsForEvacuator, "SomethingNew",
+		v1alpha1.ReasonNoController, v1alpha1.ReasonNamespaceTerminating, v1alpha1.ReasonEvictionDenied,
+		v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetsHoldEachOther,
+		v1alpha1.ReasonBudgetPodsCordoned, waitsForEvacuator, "SomethingNew",
 	} {
 		b := Blocker{Namespace: "shop", Pod: "web-1", Node: "node-3", Reason: reason, evacuator: "example.com"}
 		for _, text := range []string{b.Who(), b.Look()} {
@@ -203,9 +183,7 @@ func TestWrap(t *testing.T) {
 		"what fits stays on a line":             {"one two", 20, "  one two\n"},
 		"what does not is broken between words": {"one two three", 9, "  one two\n  three\n"},
 		"a word that is too long has a line of its own": {
-			text:    "a pneumonoultramicroscopic b",
-			columns: 10,
-			want:    "  a\n  pneumonoultramicroscopic\n  b\n",
+			text: "a pneumonoultramicroscopic b", columns: 10, want: "  a\n  pneumonoultramicroscopic\n  b\n",
 		},
 		"nothing is no line": {"", 10, ""},
 	} {
@@ -225,8 +203,7 @@ func TestManyNodes(t *testing.T) {
 	}
 	for range 5000 {
 		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
-			NodeRef:        v1alpha1.NodeReference{Name: "node"},
-			PodsEvacuating: 1,
+			NodeRef: v1alpha1.NodeReference{Name: "node"}, PodsEvacuating: 1,
 		})
 	}
 	nm.Status.NodeStatuses[4999].NodeRef.Name, nm.Status.NodeStatuses[4999].PodsBlocked = "worst", 1
@@ -257,57 +234,38 @@ func TestWaits(t *testing.T) {
 		want                bool
 	}{
 		"an evacuator whose heartbeat was 10s ago": {
-			class:     flush,
-			activeFor: time.Hour,
-			reported:  10 * time.Second,
-			want:      true,
+			class: flush, activeFor: time.Hour, reported: 10 * time.Second, want: true,
 		},
 		"an evacuator whose heartbeat was 9s ago": {class: flush, activeFor: time.Hour, reported: 9 * time.Second},
 		"an evacuator that has not reported in 10s": {
-			class:     flush,
-			activeFor: 10 * time.Second,
-			reported:  never,
-			want:      true,
+			class: flush, activeFor: 10 * time.Second, reported: never, want: true,
 		},
 		"an evacuator that became active 9s ago": {class: flush, activeFor: 9 * time.Second, reported: never},
 		"no active evacuator":                    {activeFor: time.Minute, reported: never},
 		"a pod that waits for an eviction": {
-			class:     v1alpha1.EvacuatorClassEviction,
-			activeFor: time.Minute,
-			reported:  never,
+			class: v1alpha1.EvacuatorClassEviction, activeFor: time.Minute, reported: never,
 		},
 		"a DaemonSet pod before its wave": {
-			class:     v1alpha1.EvacuatorClassDaemonSet,
-			activeFor: time.Minute,
-			reported:  never,
+			class: v1alpha1.EvacuatorClassDaemonSet, activeFor: time.Minute, reported: never,
 		},
 		"a DaemonSet pod whose evacuator has reported": {
-			class:     v1alpha1.EvacuatorClassDaemonSet,
-			activeFor: time.Hour,
-			reported:  time.Minute,
-			want:      true,
+			class: v1alpha1.EvacuatorClassDaemonSet, activeFor: time.Hour, reported: time.Minute, want: true,
 		},
 		"an evacuator that has completed": {
-			class:     flush,
-			activeFor: time.Hour,
-			reported:  time.Minute,
+			class: flush, activeFor: time.Hour, reported: time.Minute,
 			modify: func(e *v1alpha1.Evacuation) {
 				e.Status.ActiveEvacuatorCompleted = true
 			},
 		},
 		"an Evacuation that was withdrawn": {
-			class:     flush,
-			activeFor: time.Hour,
-			reported:  time.Minute,
+			class: flush, activeFor: time.Hour, reported: time.Minute,
 			modify: func(e *v1alpha1.Evacuation) {
 				e.DeletionTimestamp = new(metav1.NewTime(now))
 			},
 		},
 		"an evacuator with no recorded time": {class: flush, activeFor: never, reported: never},
 		"a pod that is blocked": {
-			class:     flush,
-			activeFor: time.Hour,
-			reported:  time.Minute,
+			class: flush, activeFor: time.Hour, reported: time.Minute,
 			modify: func(e *v1alpha1.Evacuation) {
 				e.Status.Conditions = []metav1.Condition{
 					{Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionTrue},
@@ -315,9 +273,7 @@ func TestWaits(t *testing.T) {
 			},
 		},
 		"a pod that has left": {
-			class:     flush,
-			activeFor: time.Hour,
-			reported:  time.Minute,
+			class: flush, activeFor: time.Hour, reported: time.Minute,
 			modify: func(e *v1alpha1.Evacuation) {
 				e.Status.Conditions = []metav1.Condition{
 					{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue},

@@ -30,9 +30,7 @@ import (
 func connect(t *testing.T, s *Server) *clientv3.Client {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{
-		Endpoints:          []string{s.Endpoint()},
-		DialTimeout:        10 * time.Second,
-		MaxCallSendMsgSize: 16 << 20,
+		Endpoints: []string{s.Endpoint()}, DialTimeout: 10 * time.Second, MaxCallSendMsgSize: 16 << 20,
 	})
 	if err != nil {
 		t.Fatal(err)

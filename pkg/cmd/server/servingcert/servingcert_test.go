@@ -32,9 +32,7 @@ import (
 )
 
 var options = Options{
-	Namespace:  "haulout-system",
-	Service:    "haulout-apiserver",
-	APIService: "v1alpha1.maintenance.haulout.dev",
+	Namespace: "haulout-system", Service: "haulout-apiserver", APIService: "v1alpha1.maintenance.haulout.dev",
 }
 
 type fixture struct {
@@ -86,9 +84,7 @@ func (f fixture) trusted(m *Manager) bool {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(service.Spec.CABundle)
 	_, err = leaf.Verify(x509.VerifyOptions{
-		DNSName:     "haulout-apiserver.haulout-system.svc",
-		Roots:       roots,
-		CurrentTime: f.clock.Now(),
+		DNSName: "haulout-apiserver.haulout-system.svc", Roots: roots, CurrentTime: f.clock.Now(),
 	})
 	return err == nil
 }
@@ -150,9 +146,8 @@ func TestChangesFromOutsideAreHealed(t *testing.T) {
 		t.Fatal(err)
 	}
 	service.Spec.CABundle = nil
-	if _, err := f.agg.ApiregistrationV1().APIServices().Update(
-		t.Context(), service, metav1.UpdateOptions{},
-	); err != nil {
+	if _, err := f.agg.ApiregistrationV1().APIServices().Update(t.Context(), service,
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	secret, err := f.host.CoreV1().Secrets(options.Namespace).Get(t.Context(), SecretName, metav1.GetOptions{})
@@ -160,9 +155,8 @@ func TestChangesFromOutsideAreHealed(t *testing.T) {
 		t.Fatal(err)
 	}
 	secret.Data[keyCert] = []byte("nonsense")
-	if _, err := f.host.CoreV1().Secrets(options.Namespace).Update(
-		t.Context(), secret, metav1.UpdateOptions{},
-	); err != nil {
+	if _, err := f.host.CoreV1().Secrets(options.Namespace).Update(t.Context(), secret,
+		metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	f.runOnce(m)

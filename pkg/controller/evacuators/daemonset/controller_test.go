@@ -66,10 +66,7 @@ func newWorld(
 ) *world {
 	t.Helper()
 	w := &world{
-		T:       t,
-		host:    fake.NewClientset(pod, node),
-		api:     maintenancefake.NewClientset(evacuation, nm),
-		version: 10,
+		T: t, host: fake.NewClientset(pod, node), api: maintenancefake.NewClientset(evacuation, nm), version: 10,
 	}
 	w.events = events.NewFakeRecorder(10)
 	w.api.PrependReactor("update", "evacuations", w.update)
@@ -81,16 +78,12 @@ func newWorld(
 // stop is called.
 func (w *world) start() (stop func()) {
 	w.Helper()
-	hostInformers := informers.NewSharedInformerFactoryWithOptions(
-		w.host, 0, informers.WithTransform(controllercache.NewTransform()),
-	)
+	hostInformers := informers.NewSharedInformerFactoryWithOptions(w.host, 0,
+		informers.WithTransform(controllercache.NewTransform()))
 	ownInformers := externalversions.NewSharedInformerFactory(w.api, 0)
 	c, err := New(Config{
-		Host:                 w.host,
-		HostInformers:        hostInformers,
-		Maintenance:          w.api,
-		MaintenanceInformers: ownInformers,
-		Recorder:             w.events,
+		Host: w.host, HostInformers: hostInformers, Maintenance: w.api, MaintenanceInformers: ownInformers,
+		Recorder: w.events,
 	})
 	w.must(err)
 	ctx, cancel := context.WithCancel(w.Context())
@@ -158,9 +151,8 @@ func (w *world) until(step time.Duration, want ...string) {
 // status returns what is stored of the Evacuation.
 func (w *world) status() maintenancev1alpha1.EvacuationStatus {
 	w.Helper()
-	e, err := w.api.MaintenanceV1alpha1().Evacuations("logging").Get(
-		w.Context(), newEvacuation().Name, metav1.GetOptions{},
-	)
+	e, err := w.api.MaintenanceV1alpha1().Evacuations("logging").Get(w.Context(), newEvacuation().Name,
+		metav1.GetOptions{})
 	w.must(err)
 	return e.Status
 }
@@ -191,9 +183,8 @@ func TestRequestsTheEvictionWhenTheDrainGetsThere(t *testing.T) {
 			nm.Status.NodeStatuses[0].DrainTargets = nil
 		})
 		w := newWorld(t, newEvacuation(), nm, newPod(), newNode())
-		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(
-			t.Context(), newMaintenance(), metav1.UpdateOptions{},
-		)
+		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), newMaintenance(),
+			metav1.UpdateOptions{})
 		w.must(err)
 		w.updateNode(tainted)
 		w.until(0, "report")
@@ -207,9 +198,8 @@ func TestTaintBeforeTargets(t *testing.T) {
 			nm.Status.NodeStatuses[0].DrainTargets = nil
 		})
 		w := newWorld(t, newEvacuation(), nm, newPod(), newNode(tainted))
-		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(
-			t.Context(), newMaintenance(), metav1.UpdateOptions{},
-		)
+		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), newMaintenance(),
+			metav1.UpdateOptions{})
 		w.must(err)
 		w.until(0, "report")
 		w.wantRequested()
@@ -218,10 +208,8 @@ func TestTaintBeforeTargets(t *testing.T) {
 
 func TestRestartAfterTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(
-			t, newEvacuation(reported(0, time.Minute, "The pod is evicted for …")), newMaintenance(), newPod(),
-			newNode(tainted),
-		)
+		w := newWorld(t, newEvacuation(reported(0, time.Minute, "The pod is evicted for …")), newMaintenance(),
+			newPod(), newNode(tainted))
 		// What comes after it is done.
 		w.addDeclined()
 		w.until(time.Millisecond, "report")
@@ -264,9 +252,8 @@ func withVolumes(names ...string) func(*corev1.Node) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 		n.Status.VolumesInUse = []corev1.UniqueVolumeName{"kubernetes.io/nfs/share"}
 		for _, name := range names {
-			n.Status.VolumesInUse = append(
-				n.Status.VolumesInUse, corev1.UniqueVolumeName("kubernetes.io/csi/csi.example.com^"+name),
-			)
+			n.Status.VolumesInUse = append(n.Status.VolumesInUse,
+				corev1.UniqueVolumeName("kubernetes.io/csi/csi.example.com^"+name))
 		}
 	}
 }
@@ -306,17 +293,14 @@ func TestVolumesThatTheNodeHasNotReleased(t *testing.T) {
 		want bool
 	}{
 		"of a pod that has left are waited for": {
-			node: []func(*corev1.Node){tainted, withVolumes("vol-1")},
-			want: true,
+			node: []func(*corev1.Node){tainted, withVolumes("vol-1")}, want: true,
 		},
 		"of a pod that is left are not": {
-			node: []func(*corev1.Node){tainted, withVolumes("vol-1")},
-			pod:  []func(*corev1.Pod){claiming("data")},
+			node: []func(*corev1.Node){tainted, withVolumes("vol-1")}, pod: []func(*corev1.Pod){claiming("data")},
 		},
 		"of both are waited for": {
 			node: []func(*corev1.Node){tainted, withVolumes("vol-1", "vol-2")},
-			pod:  []func(*corev1.Pod){claiming("data")},
-			want: true,
+			pod:  []func(*corev1.Pod){claiming("data")}, want: true,
 		},
 		"are not waited for if no driver needs a DaemonSet": {node: []func(*corev1.Node){tainted, withVolumes()}},
 		"are not waited for on a node that is not ready": {

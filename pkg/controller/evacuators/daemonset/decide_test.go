@@ -51,21 +51,15 @@ func at(d time.Duration) *metav1.Time {
 func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 	e := &maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:       "logging",
-			Name:            protocol.CanonicalName(podName, podUID),
-			UID:             "evacuation-1",
-			ResourceVersion: "1",
-			Finalizers:      []string{ours},
+			Namespace: "logging", Name: protocol.CanonicalName(podName, podUID), UID: "evacuation-1",
+			ResourceVersion: "1", Finalizers: []string{ours},
 		},
 		Spec: maintenancev1alpha1.EvacuationSpec{
-			PodRef:                  maintenancev1alpha1.PodReference{Name: podName, UID: podUID},
-			NodeName:                nodeName,
+			PodRef: maintenancev1alpha1.PodReference{Name: podName, UID: podUID}, NodeName: nodeName,
 			ProgressDeadlineSeconds: ptr.To[int32](1800),
 		},
 		Status: maintenancev1alpha1.EvacuationStatus{
-			ActiveEvacuatorClass: class,
-			ActiveEvacuatorSince: at(0),
-			Message:              "turn",
+			ActiveEvacuatorClass: class, ActiveEvacuatorSince: at(0), Message: "turn",
 		},
 	}
 	for _, mod := range mods {
@@ -124,8 +118,7 @@ func newMaintenance(mods ...func(*maintenancev1alpha1.NodeMaintenance)) *mainten
 	nm := &maintenancev1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "kernel", UID: "uid-kernel", ResourceVersion: "1"},
 		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
-			Stage:  maintenancev1alpha1.NodeMaintenanceStageDrain,
-			Reason: "kernel update",
+			Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: "kernel update",
 		},
 		Status: maintenancev1alpha1.NodeMaintenanceStatus{
 			NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
@@ -155,11 +148,8 @@ func TestDecide(t *testing.T) {
 	}
 	asked := func(mods ...func(*situation)) situation {
 		s := situation{
-			now:        start.Add(time.Minute),
-			evacuation: newEvacuation(),
-			pod:        newPod(),
-			node:       newNode(tainted),
-			askedBy:    newMaintenance(),
+			now: start.Add(time.Minute), evacuation: newEvacuation(), pod: newPod(), node: newNode(tainted),
+			askedBy: newMaintenance(),
 		}
 		for _, mod := range mods {
 			mod(&s)
@@ -176,9 +166,7 @@ func TestDecide(t *testing.T) {
 		progress time.Duration, mods ...func(*maintenancev1alpha1.EvacuationStatus),
 	) *maintenancev1alpha1.EvacuationStatus {
 		st := &maintenancev1alpha1.EvacuationStatus{
-			ActiveEvacuatorClass:        class,
-			ActiveEvacuatorSince:        at(0),
-			EvacuationProgressTimestamp: at(progress),
+			ActiveEvacuatorClass: class, ActiveEvacuatorSince: at(0), EvacuationProgressTimestamp: at(progress),
 		}
 		for _, mod := range mods {
 			mod(st)
@@ -201,34 +189,26 @@ func TestDecide(t *testing.T) {
 		want      decision
 	}{
 		"the eviction of a pod that is asked to leave a tainted node is requested": {
-			situation: asked(),
-			want:      decision{status: status(minute, saying(2*minute, message)), requested: true},
+			situation: asked(), want: decision{status: status(minute, saying(2*minute, message)), requested: true},
 		},
 		"a maintenance without a reason gives none": {
 			situation: asked(func(s *situation) { s.askedBy.Spec.Reason = "" }),
 			want: decision{
-				status: status(
-					minute, saying(2*minute, "The pod is evicted for NodeMaintenance kernel and has 1m0s to stop."),
-				),
+				status: status(minute,
+					saying(2*minute, "The pod is evicted for NodeMaintenance kernel and has 1m0s to stop.")),
 				requested: true,
 			},
 		},
 		"a pod that does not say gets half a minute": {
 			situation: asked(pod(func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = nil })),
 			want: decision{
-				status: status(
-					minute,
-					saying(
-						minute+30*time.Second,
-						"The pod is evicted for NodeMaintenance kernel (kernel update) and has 30s to stop.",
-					),
-				),
+				status: status(minute, saying(minute+30*time.Second,
+					"The pod is evicted for NodeMaintenance kernel (kernel update) and has 30s to stop.")),
 				requested: true,
 			},
 		},
 		"a requested eviction is not requested again": {
-			situation: asked(evacuation(reported(0, 30*time.Second, message))),
-			want:      decision{},
+			situation: asked(evacuation(reported(0, 30*time.Second, message))), want: decision{},
 		},
 		"the pod is kept while the node has volumes of pods that have left, and that is reported": {
 			situation: asked(volumes),
@@ -270,24 +250,17 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		"one that the drain has not reached waits": {
-			situation: asked(func(s *situation) { s.askedBy = nil }),
-			want:      decision{},
+			situation: asked(func(s *situation) { s.askedBy = nil }), want: decision{},
 		},
 		"one whose node is not tainted yet waits": {
-			situation: asked(func(s *situation) { s.node = newNode() }),
-			want:      decision{},
+			situation: asked(func(s *situation) { s.node = newNode() }), want: decision{},
 		},
 		"one that is gone from the cache is nothing": {
-			situation: asked(func(s *situation) { s.pod = nil }),
-			want:      decision{},
+			situation: asked(func(s *situation) { s.pod = nil }), want: decision{},
 		},
-		"one without a node is nothing": {
-			situation: asked(func(s *situation) { s.node = nil }),
-			want:      decision{},
-		},
+		"one without a node is nothing": {situation: asked(func(s *situation) { s.node = nil }), want: decision{}},
 		"one that has ended is nothing": {
-			situation: asked(pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })),
-			want:      decision{},
+			situation: asked(pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })), want: decision{},
 		},
 		"another evacuator's is none of its business": {
 			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) {
@@ -330,9 +303,8 @@ func TestDecide(t *testing.T) {
 		"a pod of no DaemonSet is declined, whatever its annotation says": {
 			situation: asked(pod(func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "ReplicaSet" })),
 			want: decision{
-				status: status(
-					minute, declined("The pod does not belong to a DaemonSet: this evacuator does not act on it."),
-				),
+				status: status(minute,
+					declined("The pod does not belong to a DaemonSet: this evacuator does not act on it.")),
 			},
 		},
 		"while it stops as expected nothing is said": {
@@ -348,18 +320,14 @@ func TestDecide(t *testing.T) {
 		},
 		"a grace period that a user has cut short is reported": {
 			situation: asked(evacuation(reported(0, 3*minute, message)), pod(stopping(minute+time.Second))),
-			want: decision{
-				status: status(minute, saying(minute+time.Second, message)),
-				wake:   start.Add(11 * minute),
-			},
+			want:      decision{status: status(minute, saying(minute+time.Second, message)), wake: start.Add(11 * minute)},
 		},
 		"within a long grace period there is a heartbeat now and then": {
 			situation: asked(evacuation(reported(-10*minute, 60*minute, message)), pod(stopping(60*minute))),
 			want:      decision{status: status(minute, saying(60*minute, message)), wake: start.Add(11 * minute)},
 		},
 		"after its grace period there is none": {
-			situation: asked(evacuation(reported(-10*minute, 0, message)), pod(stopping(0))),
-			want:      decision{},
+			situation: asked(evacuation(reported(-10*minute, 0, message)), pod(stopping(0))), want: decision{},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -52,28 +52,20 @@ var podLabels = map[string]string{"app": testName}
 func newDeployment(replicas int32, mods ...func(*appsv1.Deployment)) *appsv1.Deployment {
 	d := &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:       testNamespace,
-			Name:            testName,
-			UID:             testUID,
-			ResourceVersion: "1",
-			Generation:      1,
+			Namespace: testNamespace, Name: testName, UID: testUID, ResourceVersion: "1", Generation: 1,
 		},
 		Spec: appsv1.DeploymentSpec{
 			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: podLabels},
 			Strategy: appsv1.DeploymentStrategy{
 				Type: appsv1.RollingUpdateDeploymentStrategyType,
 				RollingUpdate: &appsv1.RollingUpdateDeployment{
-					MaxSurge:       ptr.To(intstr.FromString("25%")),
-					MaxUnavailable: ptr.To(intstr.FromString("25%")),
+					MaxSurge: ptr.To(intstr.FromString("25%")), MaxUnavailable: ptr.To(intstr.FromString("25%")),
 				},
 			},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: podLabels}},
 		},
 		Status: appsv1.DeploymentStatus{
-			ObservedGeneration: 1,
-			Replicas:           replicas,
-			UpdatedReplicas:    replicas,
-			AvailableReplicas:  replicas,
+			ObservedGeneration: 1, Replicas: replicas, UpdatedReplicas: replicas, AvailableReplicas: replicas,
 		},
 	}
 	for _, mod := range mods {
@@ -89,12 +81,7 @@ func surging(surge string) func(*appsv1.Deployment) {
 // recorded has the annotation of a surge that is up since the start.
 func recorded(from, to int32, evacuations ...string) func(*appsv1.Deployment) {
 	return annotated(record{
-		UID:         testUID,
-		From:        from,
-		To:          to,
-		Keep:        from,
-		Since:       &metav1.Time{Time: start},
-		Evacuations: evacuations,
+		UID: testUID, From: from, To: to, Keep: from, Since: &metav1.Time{Time: start}, Evacuations: evacuations,
 	})
 }
 
@@ -131,10 +118,7 @@ type podMod func(*pod)
 func newTestPod(name string, mods ...podMod) pod {
 	p := pod{staysUp: true, Pod: &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:         testNamespace,
-			Name:              name,
-			UID:               types.UID("uid-" + name),
-			Labels:            podLabels,
+			Namespace: testNamespace, Name: name, UID: types.UID("uid-" + name), Labels: podLabels,
 			CreationTimestamp: metav1.NewTime(start.Add(-time.Hour)),
 			OwnerReferences: []metav1.OwnerReference{
 				{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-1", UID: "uid-web-1", Controller: ptr.To(true)},
@@ -143,8 +127,7 @@ func newTestPod(name string, mods ...podMod) pod {
 		Spec: corev1.PodSpec{NodeName: "node-1"},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
 			{
-				Type:               corev1.PodReady,
-				Status:             corev1.ConditionTrue,
+				Type: corev1.PodReady, Status: corev1.ConditionTrue,
 				LastTransitionTime: metav1.NewTime(start.Add(-time.Hour + 3*time.Second)),
 			},
 		}},
@@ -171,9 +154,8 @@ func leaves(class string) podMod {
 				},
 			},
 			Status: maintenancev1alpha1.EvacuationStatus{
-				ActiveEvacuatorClass: class,
-				ActiveEvacuatorSince: &metav1.Time{Time: start},
-				Message:              "It is the first evacuator.",
+				ActiveEvacuatorClass: class, ActiveEvacuatorSince: &metav1.Time{Time: start},
+				Message: "It is the first evacuator.",
 			},
 		}
 	}
@@ -216,10 +198,8 @@ func reported(after time.Duration) podMod {
 // blocked has an Evacuation that has been blocked since the start.
 func blocked(p *pod) {
 	p.evacuation.Status.Conditions = []metav1.Condition{{
-		Type:               maintenancev1alpha1.ConditionBlocked,
-		Status:             metav1.ConditionTrue,
-		Reason:             maintenancev1alpha1.ReasonEvictionDenied,
-		LastTransitionTime: metav1.NewTime(start),
+		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionTrue,
+		Reason: maintenancev1alpha1.ReasonEvictionDenied, LastTransitionTime: metav1.NewTime(start),
 	}}
 }
 
@@ -238,9 +218,7 @@ func under(minAvailable *intstr.IntOrString, maxUnavailable *intstr.IntOrString,
 			ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: testName, Generation: 1},
 			Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: minAvailable, MaxUnavailable: maxUnavailable},
 			Status: policyv1.PodDisruptionBudgetStatus{
-				ObservedGeneration: 1,
-				ExpectedPods:       expected,
-				CurrentHealthy:     healthy,
+				ObservedGeneration: 1, ExpectedPods: expected, CurrentHealthy: healthy,
 			},
 		}
 		b.Status.DesiredHealthy = pdb.DesiredHealthy(b, expected)
@@ -259,9 +237,7 @@ func newAutoscaler(low, high, current int32) *autoscalingv2.HorizontalPodAutosca
 		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: testName, UID: "uid-hpa", ResourceVersion: "1"},
 		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
 			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{
-				APIVersion: "apps/v1",
-				Kind:       "Deployment",
-				Name:       testName,
+				APIVersion: "apps/v1", Kind: "Deployment", Name: testName,
 			},
 			MinReplicas: &low, MaxReplicas: high,
 		},
@@ -277,13 +253,8 @@ func newAutoscaler(low, high, current int32) *autoscalingv2.HorizontalPodAutosca
 // at returns the situation some time after the start.
 func at(after time.Duration, d *appsv1.Deployment, pods ...pod) situation {
 	s := situation{
-		now:               start.Add(after),
-		servingSince:      start.Add(-time.Hour),
-		timeout:           5 * time.Minute,
-		deployment:        d,
-		activeReplicaSets: 1,
-		pods:              pods,
-		memory:            memory{known: true},
+		now: start.Add(after), servingSince: start.Add(-time.Hour), timeout: 5 * time.Minute, deployment: d,
+		activeReplicaSets: 1, pods: pods, memory: memory{known: true},
 	}
 	s.target = targetOf(d, nil, state{})
 	return s

@@ -72,11 +72,8 @@ func newWorld(t *testing.T, evacuations []runtime.Object, host ...runtime.Object
 func newUnstartedWorld(t *testing.T, evacuations []runtime.Object, host ...runtime.Object) *world {
 	t.Helper()
 	w := &world{
-		T:        t,
-		recorder: events.NewFakeRecorder(1000),
-		stop:     func() {},
-		host:     fake.NewClientset(host...),
-		own:      versionedfake.NewClientset(evacuations...),
+		T: t, recorder: events.NewFakeRecorder(1000), stop: func() {}, host: fake.NewClientset(host...),
+		own: versionedfake.NewClientset(evacuations...),
 	}
 	informertest.Versioned(t, w.host)
 	informertest.Versioned(t, w.own)
@@ -87,27 +84,20 @@ func newUnstartedWorld(t *testing.T, evacuations []runtime.Object, host ...runti
 // run starts a controller, which knows nothing but what is in the API.
 func (w *world) run() {
 	w.Helper()
-	hostInformers := informers.NewSharedInformerFactoryWithOptions(
-		w.host, 0, informers.WithTransform(controllercache.NewTransform()),
-	)
+	hostInformers := informers.NewSharedInformerFactoryWithOptions(w.host, 0,
+		informers.WithTransform(controllercache.NewTransform()))
 	ownInformers := externalversions.NewSharedInformerFactory(w.own, 0)
 	c, err := New(Config{
-		Host:                 w.host,
-		HostInformers:        hostInformers,
-		Maintenance:          w.own,
-		MaintenanceInformers: ownInformers,
-		Recorder:             w.recorder,
-		InFlight:             &w.inFlight,
+		Host: w.host, HostInformers: hostInformers, Maintenance: w.own, MaintenanceInformers: ownInformers,
+		Recorder: w.recorder, InFlight: &w.inFlight,
 	})
 	w.must(err)
 	ctx, cancel := context.WithCancel(w.Context())
 	watches := informertest.Count(w.host, w.own)
 	hostInformers.Start(ctx.Done())
 	ownInformers.Start(ctx.Done())
-	watches.Wait(
-		w.T, 0, "nodes", "pods", "deployments", "horizontalpodautoscalers", "poddisruptionbudgets",
-		"volumeattachments", "nodemaintenances", "evacuations",
-	)
+	watches.Wait(w.T, 0, "nodes", "pods", "deployments", "horizontalpodautoscalers", "poddisruptionbudgets",
+		"volumeattachments", "nodemaintenances", "evacuations")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -201,16 +191,14 @@ func newReplicaSet() *appsv1.ReplicaSet {
 			},
 		},
 		Spec: appsv1.ReplicaSetSpec{
-			Replicas: ptr.To[int32](1),
-			Selector: &metav1.LabelSelector{MatchLabels: podLabels},
+			Replicas: ptr.To[int32](1), Selector: &metav1.LabelSelector{MatchLabels: podLabels},
 		},
 	}
 }
 
 func newNode(name string, unschedulable bool) *corev1.Node {
 	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-node"},
-		Spec:       corev1.NodeSpec{Unschedulable: unschedulable},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-node"}, Spec: corev1.NodeSpec{Unschedulable: unschedulable},
 	}
 }
 
@@ -218,8 +206,7 @@ func newBudget() *policyv1.PodDisruptionBudget {
 	return &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: testName},
 		Spec: policyv1.PodDisruptionBudgetSpec{
-			MinAvailable: ptr.To(intstr.FromInt32(1)),
-			Selector:     &metav1.LabelSelector{MatchLabels: podLabels},
+			MinAvailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: podLabels},
 		},
 		Status: policyv1.PodDisruptionBudgetStatus{ExpectedPods: 1, CurrentHealthy: 1, DesiredHealthy: 1},
 	}
@@ -296,9 +283,7 @@ func TestPodOnANodeThatIsCordonedToo(t *testing.T) {
 func TestDeclines(t *testing.T) {
 	claim := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "data"},
-		Spec: corev1.PersistentVolumeClaimSpec{
-			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-		},
+		Spec:       corev1.PersistentVolumeClaimSpec{AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce}},
 	}
 	withClaim := func(d *appsv1.Deployment) {
 		d.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
@@ -320,14 +305,12 @@ func TestDeclines(t *testing.T) {
 			says:   "belongs to no Deployment any more",
 		},
 		"a pod whose ReplicaSet is gone": {
-			change: func(host []runtime.Object) []runtime.Object { return host[2:] },
-			says:   "belongs to no Deployment",
+			change: func(host []runtime.Object) []runtime.Object { return host[2:] }, says: "belongs to no Deployment",
 		},
 		"a pod of an older Deployment": {
 			change: func(host []runtime.Object) []runtime.Object {
-				return slices.Replace(
-					host, 0, 1, runtime.Object(newDeployment(1, func(d *appsv1.Deployment) { d.UID = "newer" })),
-				)
+				return slices.Replace(host, 0, 1,
+					runtime.Object(newDeployment(1, func(d *appsv1.Deployment) { d.UID = "newer" })))
 			},
 			says: "belongs to no Deployment any more",
 		},
@@ -343,20 +326,15 @@ func TestDeclines(t *testing.T) {
 
 func TestSeveralNodesAtTheSameTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		first, second := newTestPod(
-			"web-0", leaves(ours), on("drained"), minOne(3, 3),
-		), newTestPod("web-1", leaves(ours), on("drained"))
-		w := newWorld(
-			t, []runtime.Object{first.evacuation, second.evacuation}, newDeployment(2, surging("100%")),
-			newReplicaSet(), first.Pod, second.Pod,
-			newBudget(), newNode("drained", true), newNode("good", false),
-		)
+		first, second := newTestPod("web-0", leaves(ours), on("drained"),
+			minOne(3, 3)), newTestPod("web-1", leaves(ours), on("drained"))
+		w := newWorld(t, []runtime.Object{first.evacuation, second.evacuation}, newDeployment(2, surging("100%")),
+			newReplicaSet(), first.Pod, second.Pod, newBudget(), newNode("drained", true), newNode("good", false))
 		w.until("the surge is for both", func() (bool, string) {
 			d := w.deployment()
 			return surge.Replicas(d) == 4 &&
-				strings.Count(
-					d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord], "uid-web-",
-				) == 2, fmt.Sprint(d.Annotations)
+				strings.Count(d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord],
+					"uid-web-") == 2, fmt.Sprint(d.Annotations)
 		})
 		w.scaled(4, true)
 		w.create(newTestPod("web-2", on("good"), fresh))
@@ -376,9 +354,8 @@ func TestDeploymentThatGoesAwayIsForgotten(t *testing.T) {
 		w.scaled(2, true)
 		w.must(w.host.AppsV1().Deployments(testNamespace).Delete(t.Context(), testName, metav1.DeleteOptions{}))
 		w.reported("web-0", true, "belongs to no Deployment any more")
-		if _, err := w.host.AppsV1().Deployments(testNamespace).Get(
-			t.Context(), testName, metav1.GetOptions{},
-		); !apierrors.IsNotFound(err) {
+		if _, err := w.host.AppsV1().Deployments(testNamespace).Get(t.Context(), testName,
+			metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("got %v, want it gone", err)
 		}
 	})
@@ -390,8 +367,7 @@ func drains(name, reason string) *maintenancev1alpha1.NodeMaintenance {
 	return &maintenancev1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
 		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
-			Stage:  maintenancev1alpha1.NodeMaintenanceStageDrain,
-			Reason: reason,
+			Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: reason,
 		},
 		Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{
 			{
@@ -447,19 +423,16 @@ func TestMessagesNameTheMaintenance(t *testing.T) {
 func TestCostThatCannotBeRestoredDoesNotKeepTheSurge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused, other := newTestPod("web-0", on("good"), cheapest), newTestPod("web-1", on("good"), cheapest)
-		w := newUnstartedWorld(
-			t, nil, newDeployment(3, recorded(2, 3, web0)), newReplicaSet(), refused.Pod, other.Pod,
-			newNode("good", false),
-		)
+		w := newUnstartedWorld(t, nil, newDeployment(3, recorded(2, 3, web0)), newReplicaSet(), refused.Pod, other.Pod,
+			newNode("good", false))
 		var attempts atomic.Int32
 		w.host.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			if action.(clienttesting.PatchAction).GetName() != "web-0" {
 				return false, nil, nil
 			}
 			attempts.Add(1)
-			return true, nil, apierrors.NewForbidden(
-				corev1.Resource("pods"), "web-0", errors.New("a policy refuses it"),
-			)
+			return true, nil, apierrors.NewForbidden(corev1.Resource("pods"), "web-0",
+				errors.New("a policy refuses it"))
 		})
 		w.run()
 		w.scaled(2, false)
@@ -488,15 +461,13 @@ func TestScaleThatIsRefusedIsTold(t *testing.T) {
 		evacuations, host := scene()
 		w := newUnstartedWorld(t, evacuations, host...)
 		w.host.PrependReactor("patch", "deployments", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, nil, apierrors.NewForbidden(
-				appsv1.Resource("deployments"), testName, errors.New("a policy refuses it"),
-			)
+			return true, nil, apierrors.NewForbidden(appsv1.Resource("deployments"), testName,
+				errors.New("a policy refuses it"))
 		})
 		w.run()
 		began := time.Now()
-		w.reported(
-			"web-0", false, "replicas cannot be set to 2: deployments.apps \"web\" is forbidden: a policy refuses it",
-		)
+		w.reported("web-0", false,
+			"replicas cannot be set to 2: deployments.apps \"web\" is forbidden: a policy refuses it")
 		if told := time.Since(began); told > time.Minute {
 			t.Errorf("it was told after %s", told)
 		}

@@ -42,46 +42,34 @@ func TestDecideStart(t *testing.T) {
 		says string
 	}{
 		"one replica is scaled to two": {
-			s:    at(0, newDeployment(1), leaving),
-			want: "scale to 2 for 1;",
+			s: at(0, newDeployment(1), leaving), want: "scale to 2 for 1;",
 			says: "Deployment web is scaled from 1 to 2",
 		},
 		"as many as leave, within maxSurge": {
-			s: at(
-				0, newDeployment(3, surging("2")), leaving, newTestPod("web-1", leaves(ours)),
-				newTestPod("web-2", leaves(ours)),
-			),
-			want: "scale to 5 for 3;",
-			says: "from 3 to 5",
+			s: at(0, newDeployment(3, surging("2")), leaving, newTestPod("web-1", leaves(ours)),
+				newTestPod("web-2", leaves(ours))),
+			want: "scale to 5 for 3;", says: "from 3 to 5",
 		},
 		"no more than leave": {
-			s:    at(0, newDeployment(2, surging("100%")), leaving, newTestPod("web-1")),
-			want: "scale to 3 for 1;",
+			s: at(0, newDeployment(2, surging("100%")), leaving, newTestPod("web-1")), want: "scale to 3 for 1;",
 			says: "from 2 to 3",
 		},
 		"percentages are rounded up": {
-			s: at(
-				0, newDeployment(5), leaving, newTestPod("web-1", leaves(ours)), newTestPod("web-2", leaves(ours)),
-				newTestPod("web-3"), newTestPod("web-4"),
-			),
-			want: "scale to 7 for 3;",
-			says: "from 5 to 7",
+			s: at(0, newDeployment(5), leaving, newTestPod("web-1", leaves(ours)), newTestPod("web-2", leaves(ours)),
+				newTestPod("web-3"), newTestPod("web-4")),
+			want: "scale to 7 for 3;", says: "from 5 to 7",
 		},
 		"no pod leaves": {s: at(0, newDeployment(1), newTestPod("web-0")), want: "idle;"},
 		"pods of another evacuator are not ours": {
-			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(lanes))),
-			want: "idle;",
+			s: at(0, newDeployment(1), newTestPod("web-0", leaves(lanes))), want: "idle;",
 		},
 		"a change that has not been seen is waited for": {
-			s:    at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Generation = 2 }), leaving),
-			says: "not observed",
+			s: at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Generation = 2 }), leaving), says: "not observed",
 		},
 		"a rollout is waited for": {
-			s: at(
-				0,
+			s: at(0,
 				newDeployment(1, func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = 2, 1 }),
-				leaving,
-			),
+				leaving),
 			says: "rollout is not complete",
 		},
 		"so is one with a second ReplicaSet": {
@@ -89,8 +77,7 @@ func TestDecideStart(t *testing.T) {
 			says: "rollout is not complete",
 		},
 		"pods that the cache has not seen are waited for": {
-			s:    at(0, newDeployment(2), leaving),
-			says: "has 1 pods and should have 2",
+			s: at(0, newDeployment(2), leaving), says: "has 1 pods and should have 2",
 		},
 		"a Recreate strategy declines": {
 			s: at(
@@ -100,45 +87,34 @@ func TestDecideStart(t *testing.T) {
 				}),
 				leaving,
 			),
-			want: "hand over web-0;",
-			says: "strategy Recreate",
+			want: "hand over web-0;", says: "strategy Recreate",
 		},
 		"maxSurge 0 declines": {
-			s:    at(0, newDeployment(1, surging("0")), leaving),
-			want: "hand over web-0;",
-			says: "maxSurge 0",
+			s: at(0, newDeployment(1, surging("0")), leaving), want: "hand over web-0;", says: "maxSurge 0",
 		},
 		"maxSurge 0% declines": {
-			s:    at(0, newDeployment(1, surging("0%")), leaving),
-			want: "hand over web-0;",
-			says: "maxSurge 0",
+			s: at(0, newDeployment(1, surging("0%")), leaving), want: "hand over web-0;", says: "maxSurge 0",
 		},
 		"a paused Deployment declines": {
 			s:    at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Spec.Paused = true }), leaving),
-			want: "hand over web-0;",
-			says: "is paused",
+			want: "hand over web-0;", says: "is paused",
 		},
 		"one that is being deleted declines": {
 			s:    at(0, newDeployment(1, func(d *appsv1.Deployment) { d.DeletionTimestamp = &now }), leaving),
-			want: "hand over web-0;",
-			says: "being deleted",
+			want: "hand over web-0;", says: "being deleted",
 		},
 		"one with the annotation declines": {
 			s: at(0, newDeployment(1, func(d *appsv1.Deployment) {
 				d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: "Disabled"}
 			}), leaving),
-			want: "hand over web-0;",
-			says: "maintenance.haulout.dev/surge: Disabled",
+			want: "hand over web-0;", says: "maintenance.haulout.dev/surge: Disabled",
 		},
 		"while the evacuator is off all decline": {
 			s:    func() situation { s := at(0, newDeployment(1), leaving); s.off = true; return s }(),
-			want: "hand over web-0;",
-			says: "is disabled",
+			want: "hand over web-0;", says: "is disabled",
 		},
 		"one that is scaled to 0 declines": {
-			s:    at(0, newDeployment(0), leaving),
-			want: "hand over web-0;",
-			says: "scaled to 0",
+			s: at(0, newDeployment(0), leaving), want: "hand over web-0;", says: "scaled to 0",
 		},
 		"a volume for one node declines": {
 			s: func() situation {
@@ -146,17 +122,14 @@ func TestDecideStart(t *testing.T) {
 				s.oneNodeClaims = []string{"data"}
 				return s
 			}(),
-			want: "hand over web-0;",
-			says: "volume claim data is for one node at a time",
+			want: "hand over web-0;", says: "volume claim data is for one node at a time",
 		},
 		"one that was set back twice declines": {
-			s:    at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), leaving),
-			want: "hand over web-0;",
+			s: at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), leaving), want: "hand over web-0;",
 			says: "reverted its replicas 2 times",
 		},
 		"one that was set back once is tried again": {
-			s:    at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 1})), leaving),
-			want: "scale to 2 for 1;",
+			s: at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 1})), leaving), want: "scale to 2 for 1;",
 			says: "from 1 to 2",
 		},
 		"what is left of a count goes when no pod leaves": {
@@ -170,37 +143,27 @@ func TestDecideStart(t *testing.T) {
 			want: "drop record;",
 		},
 		"a record from another object goes, and nothing is scaled": {
-			s: at(
-				0, newDeployment(2, annotated(record{UID: "other", From: 1, To: 2, Keep: 1, Since: &now})),
-				newTestPod("web-0"), newTestPod("web-1"),
-			),
+			s: at(0, newDeployment(2, annotated(record{UID: "other", From: 1, To: 2, Keep: 1, Since: &now})),
+				newTestPod("web-0"), newTestPod("web-1")),
 			want: "drop record;",
 		},
 		"a record that would end at 0 goes, and nothing is scaled": {
-			s: at(
-				0, newDeployment(2, annotated(record{UID: testUID, From: 0, To: 2, Since: &now})),
-				newTestPod("web-0"), newTestPod("web-1"),
-			),
+			s: at(0, newDeployment(2, annotated(record{UID: testUID, From: 0, To: 2, Since: &now})),
+				newTestPod("web-0"), newTestPod("web-1")),
 			want: "drop record;",
 		},
 		"a rollout that is stuck is not waited for longer than the timeout": {
-			s: at(
-				6*time.Minute, newDeployment(1, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 0 }), leaving,
-			),
-			want: "hand over web-0;",
-			says: "for 5m0s",
+			s: at(6*time.Minute, newDeployment(1, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 0 }),
+				leaving),
+			want: "hand over web-0;", says: "for 5m0s",
 		},
 		"unless the budget would not let the pod go": {
-			s: at(
-				6*time.Minute, newDeployment(1, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 0 }),
-				newTestPod("web-0", leaves(ours), minOne(1, 1)),
-			),
-			want: "lower web-0;",
-			says: "rollout is not complete",
+			s: at(6*time.Minute, newDeployment(1, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 0 }),
+				newTestPod("web-0", leaves(ours), minOne(1, 1))),
+			want: "lower web-0;", says: "rollout is not complete",
 		},
 		"one that is stuck by its own deadline is not waited for at all": {
-			s:    at(time.Second, newDeployment(1, stuck), leaving),
-			want: "hand over web-0;",
+			s: at(time.Second, newDeployment(1, stuck), leaving), want: "hand over web-0;",
 			says: "rollout of Deployment web is stuck (ProgressDeadlineExceeded)",
 		},
 		"unless the budget would not let the pod go then": {
@@ -213,18 +176,15 @@ func TestDecideStart(t *testing.T) {
 		},
 		"a pod that has not been ready for a minute is not replaced": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), unready, readyFor(time.Minute))),
-			want: "hand over web-0;",
-			says: "has not been ready for 1m0s",
+			want: "hand over web-0;", says: "has not been ready for 1m0s",
 		},
 		"one that has not been ready for less is": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), unready, readyFor(59*time.Second))),
-			want: "scale to 2 for 1;",
-			says: "from 1 to 2",
+			want: "scale to 2 for 1;", says: "from 1 to 2",
 		},
 		"so is one that its budget keeps until another one is ready": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), unready, minOne(1, 0))),
-			want: "scale to 2 for 1;",
-			says: "from 1 to 2",
+			want: "scale to 2 for 1;", says: "from 1 to 2",
 		},
 		"a budget of zero is its owner's no": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1))),
@@ -233,43 +193,31 @@ func TestDecideStart(t *testing.T) {
 				"its pods are replaced nevertheless if it has the annotation maintenance.haulout.dev/surge: Always",
 		},
 		"so is one in percent that rounds up to all pods": {
-			s: at(
-				0, newDeployment(2), newTestPod("web-0", leaves(ours), under(percent("90%"), nil, 2, 2)),
-				newTestPod("web-1"),
-			),
-			want: "hand over web-0;",
-			says: "(minAvailable 90% of at most 3 pods)",
+			s: at(0, newDeployment(2), newTestPod("web-0", leaves(ours), under(percent("90%"), nil, 2, 2)),
+				newTestPod("web-1")),
+			want: "hand over web-0;", says: "(minAvailable 90% of at most 3 pods)",
 		},
 		"a percentage that needs several more pods gets them": {
-			s: at(
-				0, newDeployment(2, surging("900%")),
-				newTestPod("web-0", leaves(ours), under(percent("90%"), nil, 2, 2)), newTestPod("web-1"),
-			),
-			want: "scale to 10 for 1;",
-			says: "from 2 to 10",
+			s: at(0, newDeployment(2, surging("900%")),
+				newTestPod("web-0", leaves(ours), under(percent("90%"), nil, 2, 2)), newTestPod("web-1")),
+			want: "scale to 10 for 1;", says: "from 2 to 10",
 		},
 		"but the owner may say that it does not matter": {
 			s:    at(0, newDeployment(1, always), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1))),
-			want: "scale to 2 for 1;",
-			says: "from 1 to 2",
+			want: "scale to 2 for 1;", says: "from 1 to 2",
 		},
 		"several budgets decline": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), minOne(1, 1), minOne(1, 1))),
-			want: "hand over web-0;",
-			says: "past the PodDisruptionBudgets web, web",
+			want: "hand over web-0;", says: "past the PodDisruptionBudgets web, web",
 		},
 		"a budget that cannot be computed declines": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), minOne(1, 1), syncFailed)),
-			want: "hand over web-0;",
-			says: "PodDisruptionBudget web (it cannot be computed)",
+			want: "hand over web-0;", says: "PodDisruptionBudget web (it cannot be computed)",
 		},
 		"only the pods under such budgets are declined": {
-			s: at(
-				0, newDeployment(2), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 2, 2)),
-				newTestPod("web-1", leaves(ours)),
-			),
-			want: "scale to 3 for 1;hand over web-0;",
-			says: "never allows an eviction",
+			s: at(0, newDeployment(2), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 2, 2)),
+				newTestPod("web-1", leaves(ours))),
+			want: "scale to 3 for 1;hand over web-0;", says: "never allows an eviction",
 		},
 	} {
 		t.Run(name, func(t *testing.T) { check(t, decide(tc.s), tc.want, tc.says) })
@@ -295,12 +243,7 @@ func TestDecideWithAutoscaler(t *testing.T) {
 	leaving := newTestPod("web-0", leaves(ours))
 	up := newAutoscaler(2, 3, 2)
 	annotated(record{
-		UID:         "uid-hpa",
-		From:        1,
-		To:          2,
-		Keep:        1,
-		Since:       &metav1.Time{Time: start},
-		Evacuations: []string{web0},
+		UID: "uid-hpa", From: 1, To: 2, Keep: 1, Since: &metav1.Time{Time: start}, Evacuations: []string{web0},
 	})(&appsv1.Deployment{})
 	withRecord := func(a *autoscalingv2.HorizontalPodAutoscaler, r record) *autoscalingv2.HorizontalPodAutoscaler {
 		var d appsv1.Deployment
@@ -310,12 +253,7 @@ func TestDecideWithAutoscaler(t *testing.T) {
 		return a
 	}
 	up = withRecord(up, record{
-		UID:         "uid-hpa",
-		From:        1,
-		To:          2,
-		Keep:        1,
-		Since:       &metav1.Time{Time: start},
-		Evacuations: []string{web0},
+		UID: "uid-hpa", From: 1, To: 2, Keep: 1, Since: &metav1.Time{Time: start}, Evacuations: []string{web0},
 	})
 	for name, tc := range map[string]struct {
 		s    situation
@@ -323,24 +261,20 @@ func TestDecideWithAutoscaler(t *testing.T) {
 		says string
 	}{
 		"its minReplicas is raised": {
-			s:    at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 3, 1)),
-			want: "scale to 2 for 1;",
+			s: at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 3, 1)), want: "scale to 2 for 1;",
 			says: "by HorizontalPodAutoscaler web",
 		},
 		"from what it has, not from its least": {
-			s:    at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 4, 3)),
-			want: "scale to 4 for 1;",
+			s: at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 4, 3)), want: "scale to 4 for 1;",
 			says: "from 3 to 4",
 		},
 		"it has no room": {
-			s:    at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 1, 1)),
-			want: "hand over web-0;",
+			s: at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 1, 1)), want: "hand over web-0;",
 			says: "maxReplicas is 1",
 		},
 		"there are two": {
 			s:    at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 3, 1), newAutoscaler(1, 3, 1)),
-			want: "hand over web-0;",
-			says: "2 HorizontalPodAutoscalers",
+			want: "hand over web-0;", says: "2 HorizontalPodAutoscalers",
 		},
 		"it is not able to scale": {
 			s: at(0, newDeployment(1), leaving).scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
@@ -348,8 +282,7 @@ func TestDecideWithAutoscaler(t *testing.T) {
 				a.Status.Conditions[0].Status = corev1.ConditionFalse
 				return a
 			}()),
-			want: "hand over web-0;",
-			says: "AbleToScale",
+			want: "hand over web-0;", says: "AbleToScale",
 		},
 		"it never scales down": {
 			s: at(0, newDeployment(1), leaving).scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
@@ -359,15 +292,12 @@ func TestDecideWithAutoscaler(t *testing.T) {
 				}
 				return a
 			}()),
-			want: "hand over web-0;",
-			says: "HorizontalPodAutoscaler web, which never scales down",
+			want: "hand over web-0;", says: "HorizontalPodAutoscaler web, which never scales down",
 		},
 		"its budget grows with it, whatever the owner says": {
-			s: at(
-				0, newDeployment(1, always), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1)),
-			).scaledBy(newAutoscaler(1, 3, 1)),
-			want: "hand over web-0;",
-			says: "without effect under PodDisruptionBudget web (maxUnavailable 0)",
+			s: at(0, newDeployment(1, always),
+				newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1))).scaledBy(newAutoscaler(1, 3, 1)),
+			want: "hand over web-0;", says: "without effect under PodDisruptionBudget web (maxUnavailable 0)",
 		},
 		"a ScaledObject controls the autoscaler": {
 			s: at(0, newDeployment(1), leaving).scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
@@ -377,33 +307,26 @@ func TestDecideWithAutoscaler(t *testing.T) {
 				}
 				return a
 			}()),
-			want: "hand over web-0;",
-			says: "ScaledObject web",
+			want: "hand over web-0;", says: "ScaledObject web",
 		},
 		"it is slow": {
-			s:    at(9*time.Second, newDeployment(1), leaving).scaledBy(up),
-			says: "has not scaled the Deployment yet",
+			s: at(9*time.Second, newDeployment(1), leaving).scaledBy(up), says: "has not scaled the Deployment yet",
 		},
 		"pods without a budget are evicted, too": {
 			s:    at(9*time.Second, newDeployment(2), leaving, newTestPod("web-1", fresh)).scaledBy(up),
-			want: "hand over web-0;",
-			says: "available",
+			want: "hand over web-0;", says: "available",
 		},
 		"it is taken back": {
-			s:    at(9*time.Second, newDeployment(2), newTestPod("web-1", fresh)).scaledBy(up),
-			want: "back to 1;",
+			s: at(9*time.Second, newDeployment(2), newTestPod("web-1", fresh)).scaledBy(up), want: "back to 1;",
 		},
 		"what it adds for the load stays": {
-			s: at(
-				9*time.Second, newDeployment(3), leaving, newTestPod("web-1", fresh),
-				newTestPod("web-2", fresh, unready),
-			).scaledBy(up),
+			s: at(9*time.Second, newDeployment(3), leaving, newTestPod("web-1", fresh),
+				newTestPod("web-2", fresh, unready)).scaledBy(up),
 			says: "not ready",
 		},
 		"a user has changed its minReplicas": {
-			s: at(9*time.Second, newDeployment(3), leaving).scaledBy(withRecord(
-				newAutoscaler(3, 5, 3), *mustRecord(up),
-			)),
+			s: at(9*time.Second, newDeployment(3), leaving).scaledBy(withRecord(newAutoscaler(3, 5, 3),
+				*mustRecord(up))),
 			want: "drop record;",
 		},
 		"the Deployment is gone": {

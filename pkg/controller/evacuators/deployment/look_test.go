@@ -85,15 +85,11 @@ func BenchmarkLook(b *testing.B) {
 func newIdle(tb testing.TB, evacuations, host []runtime.Object) *Controller {
 	tb.Helper()
 	hostClient, own := fake.NewClientset(host...), versionedfake.NewClientset(evacuations...)
-	hostInformers := informers.NewSharedInformerFactoryWithOptions(
-		hostClient, 0, informers.WithTransform(controllercache.NewTransform()),
-	)
+	hostInformers := informers.NewSharedInformerFactoryWithOptions(hostClient, 0,
+		informers.WithTransform(controllercache.NewTransform()))
 	ownInformers := externalversions.NewSharedInformerFactory(own, 0)
 	c, err := New(Config{
-		Host:                 hostClient,
-		HostInformers:        hostInformers,
-		Maintenance:          own,
-		MaintenanceInformers: ownInformers,
+		Host: hostClient, HostInformers: hostInformers, Maintenance: own, MaintenanceInformers: ownInformers,
 	})
 	if err != nil {
 		tb.Fatal(err)

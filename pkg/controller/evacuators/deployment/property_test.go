@@ -214,10 +214,8 @@ func (w *simulation) user() {
 	case 3:
 		wish := w.wish
 		w.byUs = w.byUs && wish == surge.Replicas(w.d)
-		w.write(
-			fmt.Sprintf("manifest is replaced: %d", wish),
-			func(d *appsv1.Deployment) { d.Spec.Replicas, d.Annotations = &wish, nil },
-		)
+		w.write(fmt.Sprintf("manifest is replaced: %d", wish),
+			func(d *appsv1.Deployment) { d.Spec.Replicas, d.Annotations = &wish, nil })
 	}
 }
 

@@ -45,28 +45,16 @@ func TestFirstReport(t *testing.T) {
 		"it goes on":                   {after: 4 * time.Second, wake: sayFirstAfter},
 		"it is over before":            {after: 4 * time.Second, ready: true, want: "lower web-0;"},
 		"it takes longer":              {after: sayFirstAfter, want: "lower web-0;", says: "is not ready"},
-		"it starts late": {
-			after: sayFirstAfter,
-			down:  true,
-			want:  "scale to 2 for 1;",
-			says:  "is scaled from 1 to 2",
-		},
+		"it starts late":               {after: sayFirstAfter, down: true, want: "scale to 2 for 1;", says: "is scaled from 1 to 2"},
 		"it has been told of": {
-			down: true,
-			mods: []podMod{heard},
-			want: "scale to 2 for 1;",
-			says: "is scaled from 1 to 2",
+			down: true, mods: []podMod{heard}, want: "scale to 2 for 1;", says: "is scaled from 1 to 2",
 		},
 		"the deadline is short": {mods: []podMod{within(4)}, wake: time.Second},
 		"a quarter of a short one has passed": {
-			after: time.Second,
-			mods:  []podMod{within(4)},
-			says:  "is scaled from 1 to 2",
+			after: time.Second, mods: []podMod{within(4)}, says: "is scaled from 1 to 2",
 		},
 		"the shortest deadline leaves no time": {
-			after: time.Second,
-			mods:  []podMod{within(1)},
-			says:  "is scaled from 1 to 2",
+			after: time.Second, mods: []podMod{within(1)}, says: "is scaled from 1 to 2",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -69,10 +69,8 @@ func TestFlappingIsNoProgress(t *testing.T) {
 			0, newDeployment(2, recorded(1, 2, web0)), append([]pod{newTestPod("web-0", leaves(ours))}, pods...)...,
 		)
 	}
-	waiting := at(
-		0, newDeployment(1, func(d *appsv1.Deployment) { d.Status.Replicas = 2 }), newTestPod("web-0", leaves(ours)),
-		newTestPod("web-1", unready),
-	)
+	waiting := at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Status.Replicas = 2 }),
+		newTestPod("web-0", leaves(ours)), newTestPod("web-1", unready))
 	for name, tc := range map[string]struct {
 		s       situation
 		happens func(elapsed time.Duration, s *situation)
@@ -91,8 +89,7 @@ func TestFlappingIsNoProgress(t *testing.T) {
 					}
 				})
 			},
-			within: 5 * time.Minute,
-			stamps: 1,
+			within: 5 * time.Minute, stamps: 1,
 		},
 		"the template is rewritten again and again": {
 			s: waiting,
@@ -102,8 +99,7 @@ func TestFlappingIsNoProgress(t *testing.T) {
 					d.Status.ObservedGeneration = d.Generation
 				})
 			},
-			within: 5 * time.Minute,
-			stamps: 1,
+			within: 5 * time.Minute, stamps: 1,
 		},
 		"the surge pod starts again and again before it is available": {
 			s: up(newTestPod("web-1", fresh)),
@@ -116,8 +112,7 @@ func TestFlappingIsNoProgress(t *testing.T) {
 					c.Status = corev1.ConditionTrue
 				}
 			},
-			within: 6 * time.Minute,
-			stamps: 2,
+			within: 6 * time.Minute, stamps: 2,
 		},
 		"progress without an end": {
 			s: at(0, newDeployment(40, recorded(20, 40, web0)), newTestPod("web-0", leaves(ours))),
@@ -131,8 +126,7 @@ func TestFlappingIsNoProgress(t *testing.T) {
 					s.pods = append(s.pods, newTestPod("new-"+string(rune('a'+elapsed/every)), fresh, unready))
 				}
 			},
-			within: 15 * time.Minute,
-			stamps: 5,
+			within: 15 * time.Minute, stamps: 5,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -165,8 +159,7 @@ func TestRealProgressIsReported(t *testing.T) {
 
 func TestReplacementsAreToldByTheClockOfTheHost(t *testing.T) {
 	for name, ahead := range map[string]time.Duration{
-		"ours is an hour ahead":  time.Hour,
-		"ours is an hour behind": -time.Hour,
+		"ours is an hour ahead": time.Hour, "ours is an hour behind": -time.Hour,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := at(ahead, newDeployment(1), newTestPod("web-0", leaves(ours), minOne(1, 1)))
@@ -233,23 +226,19 @@ func TestAnnotationsOfTheOwner(t *testing.T) {
 		"none": {timeout: 5 * time.Minute, warnings: 0},
 		"a timeout": {
 			annotations: map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20m"},
-			timeout:     20 * time.Minute,
-			warnings:    0,
+			timeout:     20 * time.Minute, warnings: 0,
 		},
 		"a timeout that is malformed": {
-			annotations: map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20"},
-			timeout:     5 * time.Minute,
-			warnings:    1,
+			annotations: map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20"}, timeout: 5 * time.Minute,
+			warnings: 1,
 		},
 		"a mode that is unknown": {
-			annotations: map[string]string{maintenancev1alpha1.AnnotationSurge: "Sometimes"},
-			timeout:     5 * time.Minute,
-			warnings:    1,
+			annotations: map[string]string{maintenancev1alpha1.AnnotationSurge: "Sometimes"}, timeout: 5 * time.Minute,
+			warnings: 1,
 		},
 		"a mode that is known": {
-			annotations: map[string]string{maintenancev1alpha1.AnnotationSurge: "Always"},
-			timeout:     5 * time.Minute,
-			warnings:    0,
+			annotations: map[string]string{maintenancev1alpha1.AnnotationSurge: "Always"}, timeout: 5 * time.Minute,
+			warnings: 0,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

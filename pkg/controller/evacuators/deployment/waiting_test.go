@@ -31,8 +31,7 @@ func attachment(volume, node string, attached bool, failure string) *storagev1.V
 	a := &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: volume + "-" + node},
 		Spec: storagev1.VolumeAttachmentSpec{
-			NodeName: node,
-			Source:   storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(volume)},
+			NodeName: node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(volume)},
 		},
 		Status: storagev1.VolumeAttachmentStatus{Attached: attached},
 	}
@@ -50,14 +49,12 @@ func TestWhereAttached(t *testing.T) {
 	}{
 		"a volume that is nowhere yet": {forOneNode: true},
 		"a volume on another node": {
-			forOneNode:  true,
-			attachments: []any{attachment("pv", "node-7", true, "")},
-			want:        "still attached to node-7",
+			forOneNode: true, attachments: []any{attachment("pv", "node-7", true, "")},
+			want: "still attached to node-7",
 		},
 		"a volume that another node has asked for": {
-			forOneNode:  true,
-			attachments: []any{attachment("pv", "node-7", false, "")},
-			want:        "still attached to node-7",
+			forOneNode: true, attachments: []any{attachment("pv", "node-7", false, "")},
+			want: "still attached to node-7",
 		},
 		"a volume that is here, too": {
 			forOneNode:  true,
@@ -87,12 +84,10 @@ func TestHasStarted(t *testing.T) {
 		"a pod whose volumes are awaited":     {main: []corev1.ContainerStatus{{State: waiting}}},
 		"a pod whose init container runs": {
 			init: []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}},
-			main: []corev1.ContainerStatus{{State: waiting}},
-			want: true,
+			main: []corev1.ContainerStatus{{State: waiting}}, want: true,
 		},
 		"a pod whose container is to be started again": {
-			main: []corev1.ContainerStatus{{State: waiting, RestartCount: 2}},
-			want: true,
+			main: []corev1.ContainerStatus{{State: waiting, RestartCount: 2}}, want: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -117,8 +112,7 @@ func TestSurgePodWaitsForItsVolume(t *testing.T) {
 			&corev1.PersistentVolumeClaim{
 				ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "data"},
 				Spec: corev1.PersistentVolumeClaimSpec{
-					VolumeName:  volume,
-					AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+					VolumeName: volume, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
 				},
 			},
 			metav1.CreateOptions{},

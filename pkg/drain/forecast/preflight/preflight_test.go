@@ -116,13 +116,10 @@ func TestFindings(t *testing.T) {
 	}{
 		"a pod that comes back elsewhere": {pod: pod("web")},
 		"a budget that allows some": {
-			pod:     pod("web"),
-			budgets: []policyv1.PodDisruptionBudget{budget("open", "web", allowing(1))},
+			pod: pod("web"), budgets: []policyv1.PodDisruptionBudget{budget("open", "web", allowing(1))},
 		},
 		"a budget that never allows any": {
-			pod:     pod("web"),
-			budgets: closed,
-			want:    []string{"BudgetNeverAllows shop/closed maxUnavailable 0"},
+			pod: pod("web"), budgets: closed, want: []string{"BudgetNeverAllows shop/closed maxUnavailable 0"},
 		},
 		"the budget of other pods":        {pod: pod("db"), budgets: closed},
 		"the budget of another namespace": {pod: pod("web", in("other")), budgets: closed},
@@ -137,33 +134,28 @@ func TestFindings(t *testing.T) {
 		},
 		"a pending pod bypasses its budget": {pod: pod("web", inPhase(corev1.PodPending)), budgets: closed},
 		"a pod that is not ready is held as well": {
-			pod:     pod("web", unready),
-			budgets: closed,
-			want:    []string{"BudgetNeverAllows shop/closed maxUnavailable 0"},
+			pod: pod("web", unready), budgets: closed, want: []string{"BudgetNeverAllows shop/closed maxUnavailable 0"},
 		},
 		"a pod that is not ready under a policy for it": {
 			pod:     pod("web", unready),
 			budgets: []policyv1.PodDisruptionBudget{budget("closed", "web", lettingUnreadyGo)},
 		},
 		"a ready pod under the policy for unready ones": {
-			pod:     pod("web"),
-			budgets: []policyv1.PodDisruptionBudget{budget("closed", "web", lettingUnreadyGo)},
-			want:    []string{"BudgetNeverAllows shop/closed maxUnavailable 0"},
+			pod: pod("web"), budgets: []policyv1.PodDisruptionBudget{budget("closed", "web", lettingUnreadyGo)},
+			want: []string{"BudgetNeverAllows shop/closed maxUnavailable 0"},
 		},
 		"a pod without an owner":                {pod: pod("web", bare), want: []string{"NoController"}},
 		"a pod whose owner does not control it": {pod: pod("web", merelyOwned), want: []string{"NoController"}},
 		"a pod without an owner under a closed budget": {
-			pod:     pod("web", bare),
-			budgets: closed,
-			want:    []string{"BudgetNeverAllows shop/closed maxUnavailable 0", "NoController"},
+			pod: pod("web", bare), budgets: closed,
+			want: []string{"BudgetNeverAllows shop/closed maxUnavailable 0", "NoController"},
 		},
 		"a finished pod":          {pod: pod("web", bare, inPhase(corev1.PodSucceeded)), budgets: closed},
 		"a failed pod":            {pod: pod("web", bare, inPhase(corev1.PodFailed)), budgets: closed},
 		"a pod that goes already": {pod: pod("web", bare, terminating), budgets: closed},
 		"a static pod": {
-			pod:     pod("web", mirror, ownedBy("v1", "Node", "uid-1")),
-			budgets: closed,
-			want:    []string{"LeftRunning static pod"},
+			pod: pod("web", mirror, ownedBy("v1", "Node", "uid-1")), budgets: closed,
+			want: []string{"LeftRunning static pod"},
 		},
 		"a static pod, with an agent": {
 			pod:        pod("web", mirror, ownedBy("v1", "Node", "uid-1")),
@@ -184,13 +176,11 @@ func TestFindings(t *testing.T) {
 		"the mirror annotation on any pod": {pod: pod("web", mirror, bare), want: []string{"NoController"}},
 		"a mirror of a node that is gone":  {pod: pod("web", mirror, ownedBy("v1", "Node", "uid-0"))},
 		"a DaemonSet pod, whatever its budget": {
-			pod:     pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds")),
-			budgets: closed,
-			want:    []string{"LeftRunning DaemonSet pod"},
+			pod: pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds")), budgets: closed,
+			want: []string{"LeftRunning DaemonSet pod"},
 		},
 		"a DaemonSet pod, with its evacuator": {
-			pod:        pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds")),
-			budgets:    closed,
+			pod: pod("web", ownedBy("apps/v1", "DaemonSet", "uid-ds")), budgets: closed,
 			evacuators: []string{maintenancev1alpha1.EvacuatorClassDaemonSet},
 		},
 		"a tolerant DaemonSet pod, even with an evacuator": {

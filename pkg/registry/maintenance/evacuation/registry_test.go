@@ -58,14 +58,10 @@ type mod func(*maintenance.Evacuation)
 func newEvacuation(mods ...mod) *maintenance.Evacuation {
 	e := &maintenance.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:  "blue",
-			Name:       name,
-			Finalizers: []string{instigator},
-			Labels:     map[string]string{"app": "web"},
+			Namespace: "blue", Name: name, Finalizers: []string{instigator}, Labels: map[string]string{"app": "web"},
 		},
 		Spec: maintenance.EvacuationSpec{
-			PodRef:                  maintenance.PodReference{Name: "web-1", UID: podUID},
-			ProgressDeadlineSeconds: ptr.To[int32](1800),
+			PodRef: maintenance.PodReference{Name: "web-1", UID: podUID}, ProgressDeadlineSeconds: ptr.To[int32](1800),
 			Evacuators: []maintenance.Evacuator{
 				{EvacuatorClass: "last.example.com", Priority: 5},
 				{EvacuatorClass: "deployment.apps.k8s.io", Priority: 10000, Role: maintenance.EvacuatorRoleController},
@@ -105,9 +101,7 @@ func finalizers(list ...string) mod {
 func condition(conditionType, reason string) mod {
 	return func(e *maintenance.Evacuation) {
 		e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{
-			Type:               conditionType,
-			Status:             metav1.ConditionTrue,
-			Reason:             reason,
+			Type: conditionType, Status: metav1.ConditionTrue, Reason: reason,
 			LastTransitionTime: metav1.NewTime(start).Rfc3339Copy(),
 		})
 	}
@@ -131,10 +125,8 @@ type registry struct {
 func newRegistry(t *testing.T, options generic.RESTOptions) *registry {
 	t.Helper()
 	clock := clocktesting.NewFakePassiveClock(start)
-	storage, err := newStorage(
-		registrytest.Scheme, options, func(u user.Info) bool { return u.GetUID() == server.UID }, startDeadline,
-		clock,
-	)
+	storage, err := newStorage(registrytest.Scheme, options, func(u user.Info) bool { return u.GetUID() == server.UID },
+		startDeadline, clock)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,19 +146,13 @@ func newRegistry(t *testing.T, options generic.RESTOptions) *registry {
 func request(t *testing.T, u user.Info, verb, subresource, name string) context.Context {
 	t.Helper()
 	return registrytest.Request{
-		User:        u,
-		Verb:        verb,
-		Resource:    "evacuations",
-		Subresource: subresource,
-		Namespace:   "blue",
-		Name:        name,
+		User: u, Verb: verb, Resource: "evacuations", Subresource: subresource, Namespace: "blue", Name: name,
 	}.Context(t.Context())
 }
 
 func (r *registry) create(u user.Info, evacuation *maintenance.Evacuation) (*maintenance.Evacuation, error) {
-	obj, err := r.Evacuation.Create(
-		request(r.t, u, "create", "", ""), evacuation, rest.ValidateAllObjectFunc, &metav1.CreateOptions{},
-	)
+	obj, err := r.Evacuation.Create(request(r.t, u, "create", "", ""), evacuation, rest.ValidateAllObjectFunc,
+		&metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -229,9 +215,8 @@ func (r *registry) mustUpdateStatus(u user.Info, mods ...mod) *maintenance.Evacu
 
 func (r *registry) delete() {
 	r.t.Helper()
-	if _, _, err := r.Evacuation.Delete(
-		request(r.t, ann, "delete", "", name), name, rest.ValidateAllObjectFunc, &metav1.DeleteOptions{},
-	); err != nil {
+	if _, _, err := r.Evacuation.Delete(request(r.t, ann, "delete", "", name), name, rest.ValidateAllObjectFunc,
+		&metav1.DeleteOptions{}); err != nil {
 		r.t.Fatal(err)
 	}
 }

@@ -36,10 +36,9 @@ import (
 func TestStatusIsNotCreatedByUpdate(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
 	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
-	_, _, err := r.Status.Update(
-		request(t, server, "update", "status", name), name, rest.DefaultUpdatedObjectInfo(newEvacuation()),
-		rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc, true, &metav1.UpdateOptions{},
-	)
+	_, _, err := r.Status.Update(request(t, server, "update", "status", name), name,
+		rest.DefaultUpdatedObjectInfo(newEvacuation()), rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc,
+		true, &metav1.UpdateOptions{})
 	if !apierrors.IsNotFound(err) {
 		t.Errorf("got %v, want that it is not found", err)
 	}
@@ -90,165 +89,102 @@ func TestStatusTransitions(t *testing.T) {
 	}{
 		"the first evacuator reports immediately": {user: ann, mods: mods(message("x"), forbid)},
 		"the server moves down": {
-			before: mods(first, completed),
-			user:   server,
-			mods:   mods(active("deployment.apps.k8s.io")),
+			before: mods(first, completed), user: server, mods: mods(active("deployment.apps.k8s.io")),
 		},
 		"the server moves to eviction": {
-			before: append(slices.Clone(third), completed),
-			user:   server,
-			mods:   mods(active(eviction)),
+			before: append(slices.Clone(third), completed), user: server, mods: mods(active(eviction)),
 		},
 		"the server leaves one out": {
-			before: mods(first, completed),
-			user:   server,
-			mods:   mods(last),
-			want:   []string{"FieldValueInvalid status.activeEvacuatorClass"},
+			before: mods(first, completed), user: server, mods: mods(last),
+			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
 		},
 		"the server goes straight to eviction": {
-			before: mods(first, completed),
-			user:   server,
-			mods:   mods(active(eviction)),
-			want:   []string{"FieldValueInvalid status.activeEvacuatorClass"},
+			before: mods(first, completed), user: server, mods: mods(active(eviction)),
+			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
 		},
 		"the server moves up": {
-			before: third,
-			user:   server,
-			mods:   mods(first),
-			want:   []string{"FieldValueInvalid status.activeEvacuatorClass"},
+			before: third, user: server, mods: mods(first),
+			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
 		},
 		"the server moves up from eviction": {
-			before: evicted,
-			user:   server,
-			mods:   mods(first),
-			want:   []string{"FieldValueInvalid status.activeEvacuatorClass"},
+			before: evicted, user: server, mods: mods(first),
+			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
 		},
 		"the server names an unknown class": {
-			before: mods(first),
-			user:   server,
-			mods:   mods(active("x.example.com")),
-			want:   []string{"FieldValueNotSupported status.activeEvacuatorClass"},
+			before: mods(first), user: server, mods: mods(active("x.example.com")),
+			want: []string{"FieldValueNotSupported status.activeEvacuatorClass"},
 		},
 		"the server takes the turn back": {
-			before: mods(first),
-			user:   server,
-			mods:   mods(active("")),
-			want:   []string{"FieldValueInvalid status.activeEvacuatorClass"},
+			before: mods(first), user: server, mods: mods(active("")),
+			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
 		},
-		"the counter rises": {
-			before: mods(first, counter(2)),
-			user:   server,
-			mods:   mods(counter(3)),
-		},
+		"the counter rises": {before: mods(first, counter(2)), user: server, mods: mods(counter(3))},
 		"the counter falls": {
-			before: mods(first, counter(2)),
-			user:   server,
-			mods:   mods(counter(1)),
-			want:   []string{"FieldValueInvalid status.failedEvictionCounter"},
+			before: mods(first, counter(2)), user: server, mods: mods(counter(1)),
+			want: []string{"FieldValueInvalid status.failedEvictionCounter"},
 		},
 		"the counter is negative": {
-			before: mods(first),
-			user:   server,
-			mods:   mods(counter(-1)),
-			want:   []string{"FieldValueInvalid status.failedEvictionCounter"},
+			before: mods(first), user: server, mods: mods(counter(-1)),
+			want: []string{"FieldValueInvalid status.failedEvictionCounter"},
 		},
 		"a policy that is none": {
-			before: mods(first),
-			user:   server,
-			mods:   mods(func(e *maintenance.Evacuation) { e.Status.EvacuationCancellationPolicy = "Perhaps" }),
-			want:   []string{"FieldValueNotSupported status.evacuationCancellationPolicy"},
+			before: mods(first), user: server,
+			mods: mods(func(e *maintenance.Evacuation) { e.Status.EvacuationCancellationPolicy = "Perhaps" }),
+			want: []string{"FieldValueNotSupported status.evacuationCancellationPolicy"},
 		},
 		"a message of 1025 bytes": {
-			before: mods(first),
-			user:   ann,
-			mods:   mods(message(strings.Repeat("x", 1025))),
-			want:   []string{"FieldValueTooLong status.message"},
+			before: mods(first), user: ann, mods: mods(message(strings.Repeat("x", 1025))),
+			want: []string{"FieldValueTooLong status.message"},
 		},
 		"a condition twice": {
-			before: mods(first),
-			user:   server,
-			mods:   mods(condition("Blocked", "A"), condition("Blocked", "A")),
-			want:   []string{"FieldValueDuplicate status.conditions[1]"},
+			before: mods(first), user: server, mods: mods(condition("Blocked", "A"), condition("Blocked", "A")),
+			want: []string{"FieldValueDuplicate status.conditions[1]"},
 		},
 		"a condition without reason": {
-			before: mods(first),
-			user:   server,
-			mods:   mods(condition("Blocked", "")),
-			want:   []string{"FieldValueRequired status.conditions[0].reason"},
+			before: mods(first), user: server, mods: mods(condition("Blocked", "")),
+			want: []string{"FieldValueRequired status.conditions[0].reason"},
 		},
-		"the server completes it": {
-			before: mods(first),
-			user:   server,
-			mods:   mods(condition("Complete", "PodDeleted")),
-		},
+		"the server completes it": {before: mods(first), user: server, mods: mods(condition("Complete", "PodDeleted"))},
 		"the server changes a complete one": {
-			before: mods(first, condition("Complete", "PodDeleted")),
-			user:   server,
-			mods:   mods(message("x")),
-			want:   []string{"FieldValueForbidden status"},
+			before: mods(first, condition("Complete", "PodDeleted")), user: server, mods: mods(message("x")),
+			want: []string{"FieldValueForbidden status"},
 		},
 		"the server moves a complete one on": {
-			before: mods(first, condition("Complete", "PodDeleted")),
-			user:   server,
-			mods:   mods(last),
-			want:   []string{"FieldValueForbidden status"},
+			before: mods(first, condition("Complete", "PodDeleted")), user: server, mods: mods(last),
+			want: []string{"FieldValueForbidden status"},
 		},
 		"an evacuator reports on a complete one": {
-			before: mods(first, condition("Complete", "PodDeleted")),
-			user:   ann,
-			mods:   mods(message("x")),
-			want:   []string{"FieldValueForbidden status"},
+			before: mods(first, condition("Complete", "PodDeleted")), user: ann, mods: mods(message("x")),
+			want: []string{"FieldValueForbidden status"},
 		},
-		"an evacuator beats on a complete one": {
-			before: mods(first, condition("Complete", "PodDeleted")),
-			user:   ann,
-		},
-		"the active evacuator reports": {
-			before: mods(first),
-			user:   ann,
-			mods:   mods(message("x"), forbid),
-		},
+		"an evacuator beats on a complete one": {before: mods(first, condition("Complete", "PodDeleted")), user: ann},
+		"the active evacuator reports":         {before: mods(first), user: ann, mods: mods(message("x"), forbid)},
 		"an evacuator passes the turn on": {
-			before: mods(first),
-			user:   ann,
-			mods:   mods(last),
-			want:   []string{"FieldValueInvalid status.activeEvacuatorClass"},
+			before: mods(first), user: ann, mods: mods(last),
+			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
 		},
 		"an evacuator that lost its turn writes": {
-			before: third,
-			user:   ann,
-			mods:   mods(first, message("x")),
-			want:   []string{"FieldValueInvalid status.activeEvacuatorClass"},
+			before: third, user: ann, mods: mods(first, message("x")),
+			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
 		},
 		"a user reports for eviction": {
-			before: evicted,
-			user:   ann,
-			mods:   mods(message("x")),
-			want:   []string{"FieldValueForbidden status"},
+			before: evicted, user: ann, mods: mods(message("x")), want: []string{"FieldValueForbidden status"},
 		},
 		"an evacuator counts evictions": {
-			before: mods(first),
-			user:   ann,
-			mods:   mods(counter(1)),
-			want:   []string{"FieldValueForbidden status.failedEvictionCounter"},
+			before: mods(first), user: ann, mods: mods(counter(1)),
+			want: []string{"FieldValueForbidden status.failedEvictionCounter"},
 		},
 		"an evacuator completes the evacuation": {
-			before: mods(first),
-			user:   ann,
-			mods:   mods(condition("Complete", "PodDeleted")),
-			want:   []string{"FieldValueForbidden status.conditions"},
+			before: mods(first), user: ann, mods: mods(condition("Complete", "PodDeleted")),
+			want: []string{"FieldValueForbidden status.conditions"},
 		},
 		"the server completes and hands over in one write": {
-			before: mods(first),
-			user:   server,
-			mods:   mods(completed, active("deployment.apps.k8s.io")),
-			want:   []string{"FieldValueInvalid status.activeEvacuatorClass"},
+			before: mods(first), user: server, mods: mods(completed, active("deployment.apps.k8s.io")),
+			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
 		},
 		"the server forbids for the eviction": {
-			before: evicted,
-			user:   server,
-			mods:   mods(forbid),
-			want:   []string{"FieldValueInvalid status.evacuationCancellationPolicy"},
+			before: evicted, user: server, mods: mods(forbid),
+			want: []string{"FieldValueInvalid status.evacuationCancellationPolicy"},
 		},
 	}
 	for desc, tt := range tests {
@@ -302,11 +238,9 @@ func TestProgressTimestamp(t *testing.T) {
 
 	r.clock.SetTime(start.Add(2 * time.Minute))
 	expect("it sends a time of its own", r.mustUpdateStatus(ann, theirs), at(2*time.Minute))
-	expect(
-		"it removes the time",
+	expect("it removes the time",
 		r.mustUpdateStatus(ann, func(e *maintenance.Evacuation) { e.Status.EvacuationProgressTimestamp = nil }),
-		at(2*time.Minute),
-	)
+		at(2*time.Minute))
 
 	r.clock.SetTime(start.Add(3 * time.Minute))
 	expect("the server writes the message", r.mustUpdateStatus(server, message("x")), at(2*time.Minute))
@@ -319,9 +253,8 @@ func TestProgressTimestamp(t *testing.T) {
 	r.clock.SetTime(start.Add(5 * time.Minute))
 	expect(
 		"the server removes the time",
-		r.mustUpdateStatus(
-			server, message("y"), func(e *maintenance.Evacuation) { e.Status.EvacuationProgressTimestamp = nil },
-		),
+		r.mustUpdateStatus(server, message("y"),
+			func(e *maintenance.Evacuation) { e.Status.EvacuationProgressTimestamp = nil }),
 		at(4*time.Minute),
 	)
 

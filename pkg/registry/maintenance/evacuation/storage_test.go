@@ -122,8 +122,7 @@ func TestCreateKeepsManagedFields(t *testing.T) {
 	}{
 		"of the server, for a pod without evacuators": {user: server},
 		"of the server, for a pod with an evacuator": {
-			user:       server,
-			evacuators: []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}},
+			user: server, evacuators: []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}},
 		},
 		"of a user": {user: ann},
 	} {
@@ -190,8 +189,7 @@ func TestCreateRefuses(t *testing.T) {
 		},
 		"no instigator": {mod: finalizers(), want: []string{"FieldValueRequired metadata.finalizers"}},
 		"only other finalizers": {
-			mod:  finalizers("example.com/other"),
-			want: []string{"FieldValueRequired metadata.finalizers"},
+			mod: finalizers("example.com/other"), want: []string{"FieldValueRequired metadata.finalizers"},
 		},
 		"a deadline of nothing": {
 			mod:  spec(func(s *maintenance.EvacuationSpec) { s.ProgressDeadlineSeconds = ptr.To[int32](0) }),
@@ -201,51 +199,37 @@ func TestCreateRefuses(t *testing.T) {
 			mod:  spec(func(s *maintenance.EvacuationSpec) { s.ProgressDeadlineSeconds = ptr.To[int32](86401) }),
 			want: []string{"FieldValueInvalid spec.progressDeadlineSeconds"},
 		},
-		"seventeen evacuators": {
-			mod:  withEvacuators(many...),
-			want: []string{"FieldValueTooMany spec.evacuators"},
-		},
+		"seventeen evacuators": {mod: withEvacuators(many...), want: []string{"FieldValueTooMany spec.evacuators"}},
 		"a class of 55 characters": {
 			mod:  one(strings.Repeat("a", 43)+".example.com", 1, ""),
 			want: []string{"FieldValueTooLong spec.evacuators[0].evacuatorClass"},
 		},
 		"a class that is no domain": {
-			mod:  one("A_b", 1, ""),
-			want: []string{"FieldValueInvalid spec.evacuators[0].evacuatorClass"},
+			mod: one("A_b", 1, ""), want: []string{"FieldValueInvalid spec.evacuators[0].evacuatorClass"},
 		},
-		"no class": {
-			mod:  one("", 1, ""),
-			want: []string{"FieldValueRequired spec.evacuators[0].evacuatorClass"},
-		},
+		"no class": {mod: one("", 1, ""), want: []string{"FieldValueRequired spec.evacuators[0].evacuatorClass"}},
 		"a negative priority": {
-			mod:  one("a.example.com", -1, ""),
-			want: []string{"FieldValueInvalid spec.evacuators[0].priority"},
+			mod: one("a.example.com", -1, ""), want: []string{"FieldValueInvalid spec.evacuators[0].priority"},
 		},
 		"a priority too high": {
-			mod:  one("a.example.com", 100001, ""),
-			want: []string{"FieldValueInvalid spec.evacuators[0].priority"},
+			mod: one("a.example.com", 100001, ""), want: []string{"FieldValueInvalid spec.evacuators[0].priority"},
 		},
 		"an unknown role": {
-			mod:  one("a.example.com", 10000, "boss"),
-			want: []string{"FieldValueNotSupported spec.evacuators[0].role"},
+			mod: one("a.example.com", 10000, "boss"), want: []string{"FieldValueNotSupported spec.evacuators[0].role"},
 		},
 		"the role elsewhere": {
 			mod:  one("a.example.com", 9999, "controller"),
 			want: []string{"FieldValueInvalid spec.evacuators[0].priority"},
 		},
 		"10000 without the role": {
-			mod:  one("a.example.com", 10000, ""),
-			want: []string{"FieldValueRequired spec.evacuators[0].role"},
+			mod: one("a.example.com", 10000, ""), want: []string{"FieldValueRequired spec.evacuators[0].role"},
 		},
 		"eviction as an evacuator": {
-			mod:  one(eviction, 1, ""),
-			want: []string{"FieldValueInvalid spec.evacuators[0].evacuatorClass"},
+			mod: one(eviction, 1, ""), want: []string{"FieldValueInvalid spec.evacuators[0].evacuatorClass"},
 		},
 		"a class twice": {
-			mod: withEvacuators(
-				maintenance.Evacuator{EvacuatorClass: "a.example.com", Priority: 1},
-				maintenance.Evacuator{EvacuatorClass: "a.example.com", Priority: 2},
-			),
+			mod: withEvacuators(maintenance.Evacuator{EvacuatorClass: "a.example.com", Priority: 1},
+				maintenance.Evacuator{EvacuatorClass: "a.example.com", Priority: 2}),
 			want: []string{"FieldValueDuplicate spec.evacuators[1]"},
 		},
 		"two controllers": {
@@ -278,9 +262,7 @@ func TestUpdate(t *testing.T) {
 		mods []mod
 		want []string
 	}{
-		"an instigator joins": {
-			mods: []mod{finalizers(instigator, "evacuation.coordination.k8s.io/instigator_a")},
-		},
+		"an instigator joins":      {mods: []mod{finalizers(instigator, "evacuation.coordination.k8s.io/instigator_a")}},
 		"the last instigator goes": {mods: []mod{finalizers()}},
 		"labels change":            {mods: []mod{func(e *maintenance.Evacuation) { e.Labels = nil }}},
 		"the status is not for here": {
@@ -325,10 +307,9 @@ func TestUpdateNeedsTheResourceVersion(t *testing.T) {
 	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
 	evacuation := r.mustCreate()
 	evacuation.ResourceVersion = ""
-	_, _, err := r.Status.Update(
-		request(t, server, "update", "status", name), name, rest.DefaultUpdatedObjectInfo(evacuation),
-		rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc, false, &metav1.UpdateOptions{},
-	)
+	_, _, err := r.Status.Update(request(t, server, "update", "status", name), name,
+		rest.DefaultUpdatedObjectInfo(evacuation), rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc, false,
+		&metav1.UpdateOptions{})
 	expectCauses(t, err, "FieldValueInvalid metadata.resourceVersion")
 }
 
@@ -363,10 +344,8 @@ func TestDeletion(t *testing.T) {
 		"all of a namespace": {
 			prepare: func(*registry) {},
 			delete: func(r *registry) {
-				_, err := r.Evacuation.DeleteCollection(
-					request(r.t, ann, "deletecollection", "", ""), rest.ValidateAllObjectFunc,
-					&metav1.DeleteOptions{}, &metainternalversion.ListOptions{},
-				)
+				_, err := r.Evacuation.DeleteCollection(request(r.t, ann, "deletecollection", "", ""),
+					rest.ValidateAllObjectFunc, &metav1.DeleteOptions{}, &metainternalversion.ListOptions{})
 				if err != nil {
 					r.t.Fatal(err)
 				}
@@ -383,9 +362,8 @@ func TestDeletion(t *testing.T) {
 			if !ok || got.DeletionTimestamp == nil {
 				t.Fatalf("with an instigator it should be marked as deleted, got %v", got)
 			}
-			if _, err := r.update(
-				ann, finalizers(instigator, "evacuation.coordination.k8s.io/instigator_late"),
-			); !apierrors.IsInvalid(err) {
+			if _, err := r.update(ann,
+				finalizers(instigator, "evacuation.coordination.k8s.io/instigator_late")); !apierrors.IsInvalid(err) {
 				t.Errorf("an instigator joins a deleted one: got %v", err)
 			}
 			if _, err := r.update(server, finalizers()); err != nil {
@@ -432,10 +410,8 @@ func TestFieldSelectors(t *testing.T) {
 	}
 	for desc, tt := range tests {
 		t.Run(desc, func(t *testing.T) {
-			obj, err := r.Evacuation.List(
-				request(t, ann, "list", "", ""),
-				&metainternalversion.ListOptions{FieldSelector: fields.ParseSelectorOrDie(tt.selector)},
-			)
+			obj, err := r.Evacuation.List(request(t, ann, "list", "", ""),
+				&metainternalversion.ListOptions{FieldSelector: fields.ParseSelectorOrDie(tt.selector)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -137,9 +137,8 @@ func TestTableColumns(t *testing.T) {
 	if err != nil || len(table.ColumnDefinitions) != 0 {
 		t.Errorf("without headers: got %v, %v", table, err)
 	}
-	if _, err := convertor.ConvertToTable(
-		t.Context(), &maintenance.NodeMaintenance{}, runtime.Object(nil),
-	); err == nil {
+	if _, err := convertor.ConvertToTable(t.Context(), &maintenance.NodeMaintenance{},
+		runtime.Object(nil)); err == nil {
 		t.Error("a NodeMaintenance was printed as Evacuation")
 	}
 }

@@ -57,46 +57,34 @@ func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
 		after time.Duration
 		want  []string
 	}{
-		"it completed": {
-			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, completed) },
-			after:     time.Minute,
-		},
+		"it completed": {meanwhile: func(r *registry) { r.mustUpdateStatus(ann, completed) }, after: time.Minute},
 		"it completed and took it back": {
 			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, completed); r.mustUpdateStatus(ann, uncompleted) },
-			after:     2 * time.Minute,
-			want:      refused,
+			after:     2 * time.Minute, want: refused,
 		},
 		"it reported, and its deadline is near": {
 			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, message("x")) },
-			after:     30*time.Minute + 59*time.Second,
-			want:      refused,
+			after:     30*time.Minute + 59*time.Second, want: refused,
 		},
 		"it reported, and its deadline is here": {
-			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, message("x")) },
-			after:     31 * time.Minute,
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, message("x")) }, after: 31 * time.Minute,
 		},
 		"its heartbeat says nothing": {
-			meanwhile: func(r *registry) { r.mustUpdateStatus(ann) },
-			after:     30 * time.Minute,
-			want:      refused,
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann) }, after: 30 * time.Minute, want: refused,
 		},
 		"its first heartbeat comes right away": {
 			meanwhile: func(r *registry) { r.clock.SetTime(start.Add(time.Millisecond)); r.mustUpdateStatus(ann) },
-			after:     30*time.Minute - time.Second,
-			want:      refused,
+			after:     30*time.Minute - time.Second, want: refused,
 		},
 		"it never started, and its time is near": {after: startDeadline - time.Second, want: refused},
 		"it never started, and its time is here": {after: startDeadline},
 		"its deadline is the shorter one, and near": {
-			mod:   deadline(120),
-			after: 2*time.Minute - time.Second,
-			want:  refused,
+			mod: deadline(120), after: 2*time.Minute - time.Second, want: refused,
 		},
 		"its deadline is the shorter one, and here": {mod: deadline(120), after: 2 * time.Minute},
 		"the server dates its turn back": {
-			meanwhile: func(r *registry) { r.mustUpdateStatus(server, stamped(-time.Hour)) },
-			after:     5 * time.Minute,
-			want:      refused,
+			meanwhile: func(r *registry) { r.mustUpdateStatus(server, stamped(-time.Hour)) }, after: 5 * time.Minute,
+			want: refused,
 		},
 		"the server takes its stamp away": {
 			meanwhile: func(r *registry) {
@@ -134,9 +122,8 @@ func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
 			},
 			after: time.Minute, want: refused},
 		"the evacuation is being deleted": {
-			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, forbid, completed); r.delete() },
-			after:     time.Minute,
-			want:      refused,
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, forbid, completed); r.delete() }, after: time.Minute,
+			want: refused,
 		},
 	}
 	for desc, tt := range tests {
@@ -230,14 +217,12 @@ func TestFirstMessageNamesTheMaintenance(t *testing.T) {
 				"leaves for " + mention + ".",
 		},
 		"of a pod with an evacuator": {
-			user:       server,
-			evacuators: []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}},
+			user: server, evacuators: []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}},
 			want: "Evacuator a.example.com is active: it is the first evacuator. The pod leaves for " + mention +
 				".",
 		},
 		"but not if another client says so": {
-			user: ann,
-			want: "The pod is up for eviction, as its disruption budget allows: it has no evacuator.",
+			user: ann, want: "The pod is up for eviction, as its disruption budget allows: it has no evacuator.",
 		},
 	}
 	for desc, tt := range tests {

@@ -117,68 +117,45 @@ func TestDeleteMovesToCompleteInTheSameWrite(t *testing.T) {
 		wantBy     string
 	}{
 		"from Cordon": {
-			stage:      cordon,
-			options:    &metav1.DeleteOptions{},
-			by:         bob,
-			wantStages: []maintenance.NodeMaintenanceStage{cordon, complete},
-			finalizers: []string{completion},
-			wantBy:     "bob",
+			stage: cordon, options: &metav1.DeleteOptions{}, by: bob,
+			wantStages: []maintenance.NodeMaintenanceStage{cordon, complete}, finalizers: []string{completion},
+			wantBy: "bob",
 		},
 		"from Drain": {
-			stage:      drain,
-			options:    &metav1.DeleteOptions{},
-			by:         bob,
-			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete},
-			finalizers: []string{completion},
-			wantBy:     "bob",
+			stage: drain, options: &metav1.DeleteOptions{}, by: bob,
+			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete}, finalizers: []string{completion},
+			wantBy: "bob",
 		},
 		"from Drain with a grace period": {
-			stage:      drain,
-			options:    &metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](60)},
-			by:         bob,
-			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete},
-			finalizers: []string{completion},
-			wantBy:     "bob",
+			stage: drain, options: &metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](60)}, by: bob,
+			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete}, finalizers: []string{completion},
+			wantBy: "bob",
 		},
 		"from Drain in the foreground": {
-			stage:      drain,
-			options:    cascade(metav1.DeletePropagationForeground),
-			by:         bob,
+			stage: drain, options: cascade(metav1.DeletePropagationForeground), by: bob,
 			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete},
-			finalizers: []string{completion, metav1.FinalizerDeleteDependents},
-			wantBy:     "bob",
+			finalizers: []string{completion, metav1.FinalizerDeleteDependents}, wantBy: "bob",
 		},
 		"from Drain with orphans": {
-			stage:      drain,
-			options:    cascade(metav1.DeletePropagationOrphan),
-			by:         bob,
+			stage: drain, options: cascade(metav1.DeletePropagationOrphan), by: bob,
 			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete},
-			finalizers: []string{completion, metav1.FinalizerOrphanDependents},
-			wantBy:     "bob",
+			finalizers: []string{completion, metav1.FinalizerOrphanDependents}, wantBy: "bob",
 		},
 		"from Drain by the server": {
-			stage:      drain,
-			options:    &metav1.DeleteOptions{},
-			by:         self,
-			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete},
-			finalizers: []string{completion},
-			wantBy:     "ann",
+			stage: drain, options: &metav1.DeleteOptions{}, by: self,
+			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain, complete}, finalizers: []string{completion},
+			wantBy: "ann",
 		},
 		"from Complete, where nothing is new": {
-			stage:      complete,
-			options:    &metav1.DeleteOptions{},
-			by:         bob,
-			wantStages: []maintenance.NodeMaintenanceStage{complete},
-			finalizers: []string{completion},
-			wantBy:     "ann",
+			stage: complete, options: &metav1.DeleteOptions{}, by: bob,
+			wantStages: []maintenance.NodeMaintenanceStage{complete}, finalizers: []string{completion}, wantBy: "ann",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRegistry(t, etcd)
 			created := r.mustCreate(ann, newMaintenance(t, "a", atStage(test.stage)))
-			watch, err := r.storage.NodeMaintenance.Watch(
-				r.ctx(ann, ""), &metainternalversion.ListOptions{ResourceVersion: created.ResourceVersion},
-			)
+			watch, err := r.storage.NodeMaintenance.Watch(r.ctx(ann, ""),
+				&metainternalversion.ListOptions{ResourceVersion: created.ResourceVersion})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -279,15 +256,12 @@ func (undeletable) Delete(
 func TestDeleteCollection(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
 	for name, stage := range map[string]maintenance.NodeMaintenanceStage{
-		"idle":     idle,
-		"drain":    drain,
-		"complete": complete,
+		"idle": idle, "drain": drain, "complete": complete,
 	} {
 		r.mustCreate(ann, newMaintenance(t, name, atStage(stage)))
 	}
-	_, err := r.storage.NodeMaintenance.DeleteCollection(
-		r.ctx(bob, ""), rest.ValidateAllObjectFunc, &metav1.DeleteOptions{}, nil,
-	)
+	_, err := r.storage.NodeMaintenance.DeleteCollection(r.ctx(bob, ""), rest.ValidateAllObjectFunc,
+		&metav1.DeleteOptions{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

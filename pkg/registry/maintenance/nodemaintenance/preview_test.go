@@ -85,9 +85,8 @@ func TestPreview(t *testing.T) {
 
 func TestPreviewInATable(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
-	table, err := r.storage.Preview.ConvertToTable(
-		r.ctx(bob, "preview"), &maintenance.NodeMaintenancePreview{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, nil,
-	)
+	table, err := r.storage.Preview.ConvertToTable(r.ctx(bob, "preview"),
+		&maintenance.NodeMaintenancePreview{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, nil)
 	if err != nil || len(table.Rows) != 1 || table.Rows[0].Cells[0] != "a" {
 		t.Errorf("table is %+v (%v)", table, err)
 	}

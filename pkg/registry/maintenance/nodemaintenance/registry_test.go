@@ -52,10 +52,8 @@ var (
 	start = time.Date(2026, 11, 21, 8, 0, 0, 123456789, time.UTC)
 
 	ann = &user.DefaultInfo{
-		Name:   "ann",
-		UID:    "1",
-		Groups: []string{"ops", "system:authenticated"},
-		Extra:  map[string][]string{"team": {"blue"}},
+		Name: "ann", UID: "1", Groups: []string{"ops", "system:authenticated"},
+		Extra: map[string][]string{"team": {"blue"}},
 	}
 	bob = &user.DefaultInfo{Name: "bob", UID: "2", Groups: []string{"system:authenticated"}}
 	// self is the server; root is a user with its name.
@@ -65,10 +63,8 @@ var (
 
 func annInfo() *authenticationv1.UserInfo {
 	return &authenticationv1.UserInfo{
-		Username: "ann",
-		UID:      "1",
-		Groups:   []string{"ops", "system:authenticated"},
-		Extra:    map[string]authenticationv1.ExtraValue{"team": {"blue"}},
+		Username: "ann", UID: "1", Groups: []string{"ops", "system:authenticated"},
+		Extra: map[string]authenticationv1.ExtraValue{"team": {"blue"}},
 	}
 }
 

@@ -48,46 +48,30 @@ func TestSelectors(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			r := options()
 			r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
-			r.mustCreate(
-				ann,
-				newMaintenance(t, "b", func(nm *v1alpha1.NodeMaintenance) {
-					nm.Labels = map[string]string{"team": "blue"}
-				}),
-			)
-			r.mustCreate(
-				ann,
-				newMaintenance(
-					t, "c", atStage(drain),
-					func(nm *v1alpha1.NodeMaintenance) { nm.Labels = map[string]string{"team": "blue"} },
-				),
-			)
+			r.mustCreate(ann, newMaintenance(t, "b", func(nm *v1alpha1.NodeMaintenance) {
+				nm.Labels = map[string]string{"team": "blue"}
+			}))
+			r.mustCreate(ann, newMaintenance(t, "c", atStage(drain),
+				func(nm *v1alpha1.NodeMaintenance) { nm.Labels = map[string]string{"team": "blue"} }))
 			for name, test := range map[string]struct {
 				fields fields.Selector
 				labels labels.Selector
 				want   []string
 			}{
 				"by stage": {
-					fields: fields.OneTermEqualSelector(maintenance.FieldStage, "Drain"),
-					want:   []string{"a", "c"},
+					fields: fields.OneTermEqualSelector(maintenance.FieldStage, "Drain"), want: []string{"a", "c"},
 				},
 				"by another stage": {
-					fields: fields.OneTermNotEqualSelector(maintenance.FieldStage, "Drain"),
-					want:   []string{"b"},
+					fields: fields.OneTermNotEqualSelector(maintenance.FieldStage, "Drain"), want: []string{"b"},
 				},
-				"by name": {
-					fields: fields.OneTermEqualSelector(maintenance.FieldName, "c"),
-					want:   []string{"c"},
-				},
+				"by name": {fields: fields.OneTermEqualSelector(maintenance.FieldName, "c"), want: []string{"c"}},
 				"by label and stage": {
 					fields: fields.OneTermEqualSelector(maintenance.FieldStage, "Drain"),
-					labels: labels.SelectorFromSet(labels.Set{"team": "blue"}),
-					want:   []string{"c"},
+					labels: labels.SelectorFromSet(labels.Set{"team": "blue"}), want: []string{"c"},
 				},
 			} {
-				list, err := r.storage.NodeMaintenance.List(
-					r.ctx(ann, ""),
-					&metainternalversion.ListOptions{FieldSelector: test.fields, LabelSelector: test.labels},
-				)
+				list, err := r.storage.NodeMaintenance.List(r.ctx(ann, ""),
+					&metainternalversion.ListOptions{FieldSelector: test.fields, LabelSelector: test.labels})
 				if err != nil {
 					t.Fatalf("%s: %v", name, err)
 				}
@@ -144,10 +128,8 @@ func TestStatusOfFiveThousandNodesFits(t *testing.T) {
 	written, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
 		nm.Status.NodeStatuses = nodes
 		nm.Status.Conditions = []metav1.Condition{{
-			Type:               maintenance.ConditionDrained,
-			Status:             metav1.ConditionFalse,
-			Reason:             maintenance.ReasonDrainInProgress,
-			Message:            strings.Repeat("m", 1024),
+			Type: maintenance.ConditionDrained, Status: metav1.ConditionFalse,
+			Reason: maintenance.ReasonDrainInProgress, Message: strings.Repeat("m", 1024),
 			LastTransitionTime: metav1.NewTime(start.Truncate(time.Second)),
 		}}
 	})
@@ -180,8 +162,7 @@ func TestTable(t *testing.T) {
 	}
 	first := maintenance.DrainPlanEntry{PodType: maintenance.PodTypeDefault, PodPriority: 1000}
 	web := maintenance.DrainPlanEntry{
-		PodType:     maintenance.PodTypeDaemonSet,
-		PodPriority: 10,
+		PodType: maintenance.PodTypeDaemonSet, PodPriority: 10,
 		PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
 	}
 	for name, test := range map[string]struct {
@@ -194,9 +175,8 @@ func TestTable(t *testing.T) {
 		},
 		"one that drains: a node without target is not drained": {
 			nm: func() *maintenance.NodeMaintenance {
-				nm := newMaintenance(
-					t, "a", atStage(drain), func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "kernel" },
-				)
+				nm := newMaintenance(t, "a", atStage(drain),
+					func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "kernel" })
 				nm.Status.NodeStatuses = []maintenance.NodeMaintenanceNodeStatus{
 					nodeStatus(4, 2, 1, first), nodeStatus(0, 0, 0, first, web), nodeStatus(0, 1, 0, first),
 					nodeStatus(0, 0, 0),

@@ -48,9 +48,7 @@ func TestCreate(t *testing.T) {
 		wantStages []maintenance.NodeMaintenanceStage
 		want       []string
 	}{
-		"without a stage it is Idle and has no finalizer": {
-			wantStages: []maintenance.NodeMaintenanceStage{idle},
-		},
+		"without a stage it is Idle and has no finalizer": {wantStages: []maintenance.NodeMaintenanceStage{idle}},
 		"in Idle the completion finalizer of a client is dropped, others are kept": {
 			stage: idle, finalizers: []string{completion, "example.com/mine"},
 			wantStages: []maintenance.NodeMaintenanceStage{idle}, want: []string{"example.com/mine"},
@@ -59,16 +57,13 @@ func TestCreate(t *testing.T) {
 			stage: cordon, wantStages: []maintenance.NodeMaintenanceStage{cordon}, want: []string{completion},
 		},
 		"in Drain it has entered Cordon and Drain": {
-			stage:      drain,
-			finalizers: []string{"example.com/mine"},
+			stage: drain, finalizers: []string{"example.com/mine"},
 			wantStages: []maintenance.NodeMaintenanceStage{cordon, drain},
 			want:       []string{"example.com/mine", completion},
 		},
 		"in Complete it has the finalizer": {
-			stage:      complete,
-			finalizers: []string{completion},
-			wantStages: []maintenance.NodeMaintenanceStage{complete},
-			want:       []string{completion},
+			stage: complete, finalizers: []string{completion}, wantStages: []maintenance.NodeMaintenanceStage{complete},
+			want: []string{completion},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -208,9 +203,8 @@ func TestRequestedBy(t *testing.T) {
 		want   *authenticationv1.UserInfo
 	}{
 		"who changes the selector": {
-			by:     bob,
-			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.NodeSelector = poolSelector("red") },
-			want:   bobInfo(),
+			by: bob, change: func(nm *maintenance.NodeMaintenance) { nm.Spec.NodeSelector = poolSelector("red") },
+			want: bobInfo(),
 		},
 		"who changes newNodes": {
 			by:     bob,
@@ -219,27 +213,19 @@ func TestRequestedBy(t *testing.T) {
 		},
 		"who advances the stage": {by: bob, change: setStage(drain), want: bobInfo()},
 		"not who changes the reason": {
-			by:     bob,
-			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.Reason = "kernel" },
-			want:   annInfo(),
+			by: bob, change: func(nm *maintenance.NodeMaintenance) { nm.Spec.Reason = "kernel" }, want: annInfo(),
 		},
 		"not whom a client names": {
-			by:     bob,
-			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = bobInfo() },
-			want:   annInfo(),
+			by: bob, change: func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = bobInfo() }, want: annInfo(),
 		},
 		"no other user if a client takes it": {
-			by:     bob,
-			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = nil },
-			want:   annInfo(),
+			by: bob, change: func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = nil }, want: annInfo(),
 		},
 		"not the server, which acts for ann": {by: self, change: setStage(complete), want: annInfo()},
 		"a user with the server's name, who is not the server": {
-			by:     root,
-			change: setStage(complete),
+			by: root, change: setStage(complete),
 			want: &authenticationv1.UserInfo{
-				Username: "system:apiserver",
-				Groups:   []string{user.SystemPrivilegedGroup},
+				Username: "system:apiserver", Groups: []string{user.SystemPrivilegedGroup},
 			},
 		},
 	} {
@@ -305,59 +291,35 @@ func TestCompletionFinalizer(t *testing.T) {
 		change func(*maintenance.NodeMaintenance)
 		want   []string
 	}{
-		"a client drops it in Cordon": {
-			stage:  cordon,
-			by:     bob,
-			change: setFinalizers(),
-			want:   []string{completion},
-		},
+		"a client drops it in Cordon": {stage: cordon, by: bob, change: setFinalizers(), want: []string{completion}},
 		"a client replaces it in Drain": {
-			stage:  drain,
-			by:     bob,
-			change: setFinalizers("example.com/mine"),
-			want:   []string{"example.com/mine", completion},
+			stage: drain, by: bob, change: setFinalizers("example.com/mine"),
+			want: []string{"example.com/mine", completion},
 		},
 		"a client drops it in Complete": {
-			stage:  complete,
-			by:     bob,
-			change: setFinalizers(),
-			want:   []string{completion},
+			stage: complete, by: bob, change: setFinalizers(), want: []string{completion},
 		},
 		"a user with the server's name drops it": {
-			stage:  complete,
-			by:     root,
-			change: setFinalizers(),
-			want:   []string{completion},
+			stage: complete, by: root, change: setFinalizers(), want: []string{completion},
 		},
-		"the server drops it in Drain": {
-			stage:  drain,
-			by:     self,
-			change: setFinalizers(),
-			want:   []string{completion},
-		},
+		"the server drops it in Drain":    {stage: drain, by: self, change: setFinalizers(), want: []string{completion}},
 		"the server drops it in Complete": {stage: complete, by: self, change: setFinalizers()},
 		"a client adds it in Idle":        {stage: idle, by: bob, change: setFinalizers(completion)},
 		"the server drops it as it advances to Complete": {
-			stage:  drain,
-			by:     self,
+			stage: drain, by: self,
 			change: func(nm *maintenance.NodeMaintenance) { setStage(complete)(nm); setFinalizers()(nm) },
 			want:   []string{completion},
 		},
 		"a client drops it as it advances Idle to Drain": {
-			stage:  idle,
-			by:     bob,
+			stage: idle, by: bob,
 			change: func(nm *maintenance.NodeMaintenance) { setStage(drain)(nm); setFinalizers()(nm) },
 			want:   []string{completion},
 		},
 		"a client adds one of its own in Idle": {
-			stage:  idle,
-			by:     bob,
-			change: setFinalizers("example.com/mine"),
-			want:   []string{"example.com/mine"},
+			stage: idle, by: bob, change: setFinalizers("example.com/mine"), want: []string{"example.com/mine"},
 		},
 		"a client drops it together with Cordon to Drain": {
-			stage:  cordon,
-			by:     bob,
+			stage: cordon, by: bob,
 			change: func(nm *maintenance.NodeMaintenance) { setStage(drain)(nm); setFinalizers()(nm) },
 			want:   []string{completion},
 		},
@@ -446,9 +408,7 @@ func TestStatusUpdate(t *testing.T) {
 		"two conditions of a type": {
 			change: func(nm *maintenance.NodeMaintenance) {
 				c := metav1.Condition{
-					Type:               "Drained",
-					Status:             metav1.ConditionTrue,
-					Reason:             "X",
+					Type: "Drained", Status: metav1.ConditionTrue, Reason: "X",
 					LastTransitionTime: metav1.NewTime(start),
 				}
 				nm.Status.Conditions = []metav1.Condition{c, c}
@@ -484,10 +444,9 @@ func TestStatusUpdate(t *testing.T) {
 	}
 	t.Run("it creates nothing", func(t *testing.T) {
 		r := newRegistry(t, etcd)
-		_, _, err := r.storage.Status.Update(
-			r.ctx(self, "status"), "a", rest.DefaultUpdatedObjectInfo(newMaintenance(t, "a")),
-			rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc, true, &metav1.UpdateOptions{},
-		)
+		_, _, err := r.storage.Status.Update(r.ctx(self, "status"), "a",
+			rest.DefaultUpdatedObjectInfo(newMaintenance(t, "a")), rest.ValidateAllObjectFunc,
+			rest.ValidateAllObjectUpdateFunc, true, &metav1.UpdateOptions{})
 		if !apierrors.IsNotFound(err) {
 			t.Errorf("got %v, want not found", err)
 		}
@@ -504,12 +463,10 @@ func TestServerSideApplyDoesNotOwnWhatIsReset(t *testing.T) {
 		"status": {NewStatusStrategy(strategy).GetResetFields(), `{"f:status":{".":{},"f:observedGeneration":{}}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			manager, err := managedfields.NewDefaultFieldManager(
-				managedfields.NewDeducedTypeConverter(), registrytest.Scheme, registrytest.Scheme,
-				registrytest.Scheme, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"),
-				v1alpha1.SchemeGroupVersion, "",
-				fieldpath.NewExcludeFilterSetMap(test.reset),
-			)
+			manager, err := managedfields.NewDefaultFieldManager(managedfields.NewDeducedTypeConverter(),
+				registrytest.Scheme, registrytest.Scheme, registrytest.Scheme,
+				v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), v1alpha1.SchemeGroupVersion, "",
+				fieldpath.NewExcludeFilterSetMap(test.reset))
 			if err != nil {
 				t.Fatal(err)
 			}
