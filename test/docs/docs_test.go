@@ -76,9 +76,8 @@ func anchors(page string) []string {
 	var out []string
 	for _, match := range heading.FindAllStringSubmatch(fence.ReplaceAllString(page, ""), -1) {
 		title := link.ReplaceAllString(strings.ReplaceAll(match[1], "`", ""), "")
-		out = append(
-			out, strings.ReplaceAll(noSlug.ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), ""), " ", "-"),
-		)
+		out = append(out,
+			strings.ReplaceAll(noSlug.ReplaceAllString(strings.ToLower(strings.TrimSpace(title)), ""), " ", "-"))
 	}
 	return out
 }
@@ -175,8 +174,7 @@ func TestCommandsExist(t *testing.T) {
 func TestRunbookHasEveryReason(t *testing.T) {
 	reasons := regexp.MustCompile(
 		`(?m)^\t// Reason\w+ \(Blocked\).*\n(?:\t//.*\n)*\tReason\w+ += "(\w+)"`,
-	).FindAllStringSubmatch(
-		read(t, "pkg/apis/maintenance/v1alpha1/types_evacuation.go"), -1)
+	).FindAllStringSubmatch(read(t, "pkg/apis/maintenance/v1alpha1/types_evacuation.go"), -1)
 	if len(reasons) < 13 {
 		t.Fatalf("found %d reasons of the condition Blocked only", len(reasons))
 	}

@@ -42,9 +42,7 @@ type Script struct {
 //	kubectl create ...            reader has no use for
 //	-->
 var (
-	marker = regexp.MustCompile(
-		`(?s)^<!-- runnable(, continued)?(?: -->|\n(.*?)\n-->)\n` + "```sh\n(.*?)\n```(?:\n|$)",
-	)
+	marker   = regexp.MustCompile(`(?s)^<!-- runnable(, continued)?(?: -->|\n(.*?)\n-->)\n` + "```sh\n(.*?)\n```(?:\n|$)")
 	anything = regexp.MustCompile(`(?m)^<!-- *runnable`)
 )
 

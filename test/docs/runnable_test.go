@@ -33,9 +33,7 @@ func TestScripts(t *testing.T) {
 			page: []string{"# Title", "", "<!-- runnable -->", "```sh", "one", "two", "```", "more"},
 			want: []Script{{Page: "p.md", Line: 5, Text: "\n\n\n\none\ntwo\n\n\n\n"}},
 		},
-		"blocks without a marker are left out": {
-			page: []string{"```sh", "rm -rf /", "```"},
-		},
+		"blocks without a marker are left out": {page: []string{"```sh", "rm -rf /", "```"}},
 		"a block that is continued is one script": {
 			page: []string{
 				"<!-- runnable -->", "```sh", "one", "```", "<!-- runnable, continued -->", "```sh", "two", "```",
@@ -53,18 +51,13 @@ func TestScripts(t *testing.T) {
 			page: []string{"<!-- runnable", "before", "-->", "```sh", "one", "```"},
 			want: []Script{{Page: "p.md", Line: 2, Text: "\nbefore\n\n\none\n\n\n"}},
 		},
-		"a marker before something else": {
-			page: []string{"<!-- runnable -->", "", "```sh", "one", "```"},
-			fail: true,
-		},
-		"a marker before output": {page: []string{"<!-- runnable -->", "```", "one", "```"}, fail: true},
+		"a marker before something else": {page: []string{"<!-- runnable -->", "", "```sh", "one", "```"}, fail: true},
+		"a marker before output":         {page: []string{"<!-- runnable -->", "```", "one", "```"}, fail: true},
 		"a marker with a word that is unknown": {
-			page: []string{"<!-- runnable soon -->", "```sh", "one", "```"},
-			fail: true,
+			page: []string{"<!-- runnable soon -->", "```sh", "one", "```"}, fail: true,
 		},
 		"a continuation of nothing": {
-			page: []string{"<!-- runnable, continued -->", "```sh", "one", "```"},
-			fail: true,
+			page: []string{"<!-- runnable, continued -->", "```sh", "one", "```"}, fail: true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -78,30 +78,23 @@ func TestEvacuationThatIsRefused(t *testing.T) {
 		"with two controllers": {
 			modify: withEvacuators(
 				v1alpha1.Evacuator{
-					EvacuatorClass: "a.example.com",
-					Priority:       10000,
-					Role:           v1alpha1.EvacuatorRoleController,
+					EvacuatorClass: "a.example.com", Priority: 10000, Role: v1alpha1.EvacuatorRoleController,
 				},
 				v1alpha1.Evacuator{
-					EvacuatorClass: "b.example.com",
-					Priority:       10000,
-					Role:           v1alpha1.EvacuatorRoleController,
+					EvacuatorClass: "b.example.com", Priority: 10000, Role: v1alpha1.EvacuatorRoleController,
 				}),
 			field: "spec.evacuators[1].role",
 		},
 		"with a priority next to the controller's, from another domain": {
 			modify: withEvacuators(
 				v1alpha1.Evacuator{
-					EvacuatorClass: "a.example.com",
-					Priority:       10000,
-					Role:           v1alpha1.EvacuatorRoleController,
+					EvacuatorClass: "a.example.com", Priority: 10000, Role: v1alpha1.EvacuatorRoleController,
 				},
 				v1alpha1.Evacuator{EvacuatorClass: "b.example.org", Priority: 10050}),
 			field: "spec.evacuators[1].priority",
 		},
 		"without an instigator": {
-			modify: func(e *v1alpha1.Evacuation) { e.Finalizers = nil },
-			field:  "metadata.finalizers",
+			modify: func(e *v1alpha1.Evacuation) { e.Finalizers = nil }, field: "metadata.finalizers",
 		},
 	}
 	for name, c := range cases {
@@ -139,24 +132,19 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 		return err == nil && e.Status.ActiveEvacuatorClass == class, err
 	})
 	writeStatus := rbacv1.PolicyRule{
-		APIGroups: []string{v1alpha1.GroupName},
-		Resources: []string{"evacuations/status"},
-		Verbs:     []string{"patch", "update"},
+		APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"evacuations/status"},
+		Verbs: []string{"patch", "update"},
 	}
 	stranger, mover := framework.Name("stranger"), framework.Name("mover")
 	cluster.Grant(t, stranger, writeStatus,
 		rbacv1.PolicyRule{
-			APIGroups:     []string{v1alpha1.GroupName},
-			Resources:     []string{"evacuators"},
-			ResourceNames: []string{"other.example.com"},
-			Verbs:         []string{"progress"},
+			APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"evacuators"},
+			ResourceNames: []string{"other.example.com"}, Verbs: []string{"progress"},
 		})
 	cluster.Grant(t, mover, writeStatus,
 		rbacv1.PolicyRule{
-			APIGroups:     []string{v1alpha1.GroupName},
-			Resources:     []string{"evacuators"},
-			ResourceNames: []string{class},
-			Verbs:         []string{"progress"},
+			APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"evacuators"}, ResourceNames: []string{class},
+			Verbs: []string{"progress"},
 		})
 	forbid := []byte(`{"status":{"evacuationCancellationPolicy":"Forbid","message":"flushing"}}`)
 
@@ -185,31 +173,25 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 		}
 	})
 	t.Run("the spec cannot be changed", func(t *testing.T) {
-		_, err := admins.Patch(
-			t.Context(), created.Name, types.MergePatchType, []byte(`{"spec":{"progressDeadlineSeconds":5}}`),
-			metav1.PatchOptions{},
-		)
+		_, err := admins.Patch(t.Context(), created.Name, types.MergePatchType,
+			[]byte(`{"spec":{"progressDeadlineSeconds":5}}`), metav1.PatchOptions{})
 		if !apierrors.IsInvalid(err) {
 			t.Errorf("got %v, want it to be refused", err)
 		}
 	})
 	t.Run("the evacuator deletes the pod and the evacuation completes", func(t *testing.T) {
-		if err := cluster.As(t).Kube.CoreV1().Pods(namespace).Delete(
-			t.Context(), pod.Name, metav1.DeleteOptions{},
-		); err != nil {
+		if err := cluster.As(t).Kube.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name,
+			metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		framework.Eventually(t, "it is complete", func(ctx context.Context) (bool, error) {
 			e, err := admins.Get(ctx, created.Name, metav1.GetOptions{})
 			return err == nil &&
-				conditionIs(
-					e.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue, v1alpha1.ReasonPodDeleted,
-				), err
+				conditionIs(e.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue,
+					v1alpha1.ReasonPodDeleted), err
 		})
-		if _, err := admins.Patch(
-			t.Context(), created.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
-			metav1.PatchOptions{},
-		); err != nil {
+		if _, err := admins.Patch(t.Context(), created.Name, types.MergePatchType,
+			[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
 			t.Error(err)
 		}
 	})

@@ -84,8 +84,7 @@ func TestNodeMaintenanceThatIsRefusedAtCreation(t *testing.T) {
 			field: "spec.nodeSelector.nodeSelectorTerms[0]",
 		},
 		"no selector": {
-			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = nil },
-			field:  "spec.nodeSelector",
+			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = nil }, field: "spec.nodeSelector",
 		},
 		"an unknown operator": {
 			modify: func(nm *v1alpha1.NodeMaintenance) {
@@ -161,26 +160,21 @@ func TestNodeMaintenanceUpdateThatIsRefused(t *testing.T) {
 
 func TestWhatTheServerWritesIsDroppedFromClients(t *testing.T) {
 	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
-	nm := cluster.Create(
-		t,
-		framework.Maintenance(
-			framework.Name("none"), v1alpha1.NodeMaintenanceStageIdle,
-			func(nm *v1alpha1.NodeMaintenance) {
-				nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "somebody-else"}
-				nm.Status.Conditions = []metav1.Condition{
-					{
-						Type:               v1alpha1.ConditionDrained,
-						Status:             metav1.ConditionTrue,
-						Reason:             "Lie",
-						LastTransitionTime: metav1.Now(),
-					},
-				}
-				nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{
-					{NodeRef: v1alpha1.NodeReference{Name: "no-such-node"}},
-				}
-			},
-		),
-	)
+	nm := cluster.Create(t, framework.Maintenance(
+		framework.Name("none"), v1alpha1.NodeMaintenanceStageIdle,
+		func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "somebody-else"}
+			nm.Status.Conditions = []metav1.Condition{
+				{
+					Type: v1alpha1.ConditionDrained, Status: metav1.ConditionTrue, Reason: "Lie",
+					LastTransitionTime: metav1.Now(),
+				},
+			}
+			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{
+				{NodeRef: v1alpha1.NodeReference{Name: "no-such-node"}},
+			}
+		},
+	))
 	check := func(when string, nm *v1alpha1.NodeMaintenance) {
 		if by := nm.Spec.RequestedBy; by == nil || by.Username != "cluster-admin" {
 			t.Errorf("%s: requestedBy is %v, want the user who asked", when, by)
@@ -207,16 +201,13 @@ func TestNodeMaintenanceStatusIsTheServersAlone(t *testing.T) {
 	for name, clients := range map[string]framework.Clients{
 		"an administrator":                   cluster.As(t),
 		"a user who takes the server's name": cluster.As(t, "system:apiserver", "system:masters"),
-		"the server's own account in the cluster": cluster.As(
-			t, "system:serviceaccount:haulout-system:haulout-apiserver", "system:masters",
-		),
+		"the server's own account in the cluster": cluster.As(t,
+			"system:serviceaccount:haulout-system:haulout-apiserver", "system:masters"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			nm := cluster.Create(t, framework.Maintenance(framework.Name("none"), v1alpha1.NodeMaintenanceStageIdle))
-			_, err := clients.Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(
-				t.Context(), nm.Name, types.MergePatchType,
-				[]byte(`{"status":{"observedGeneration":99}}`), metav1.PatchOptions{}, "status",
-			)
+			_, err := clients.Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(t.Context(), nm.Name,
+				types.MergePatchType, []byte(`{"status":{"observedGeneration":99}}`), metav1.PatchOptions{}, "status")
 			if !apierrors.IsForbidden(err) {
 				t.Errorf("got %v, want Forbidden", err)
 			}
@@ -229,15 +220,10 @@ func TestRightsOnNodes(t *testing.T) {
 	user := framework.Name("half-operator")
 	cluster.Grant(t, user,
 		rbacv1.PolicyRule{
-			APIGroups: []string{v1alpha1.GroupName},
-			Resources: []string{"nodemaintenances"},
-			Verbs:     []string{"*"},
+			APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances"}, Verbs: []string{"*"},
 		},
 		rbacv1.PolicyRule{
-			APIGroups:     []string{""},
-			Resources:     []string{"nodes"},
-			ResourceNames: nodes[:1],
-			Verbs:         []string{"delete"},
+			APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: nodes[:1], Verbs: []string{"delete"},
 		})
 	theirs := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 	onlyFirst := framework.Select(corev1.LabelHostname, nodes[0])
@@ -245,9 +231,8 @@ func TestRightsOnNodes(t *testing.T) {
 	t.Run(
 		"a maintenance over a node the user may not delete is refused, and names no node that they may not get",
 		func(t *testing.T) {
-			_, err := theirs.Create(
-				t.Context(), framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle), metav1.CreateOptions{},
-			)
+			_, err := theirs.Create(t.Context(), framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle),
+				metav1.CreateOptions{})
 			if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), nodes[0]) ||
 				strings.Contains(err.Error(), nodes[1]) {
 				t.Errorf("got %v, want Forbidden without the name of a node", err)
@@ -258,21 +243,15 @@ func TestRightsOnNodes(t *testing.T) {
 		reader := framework.Name("reading-operator")
 		cluster.Grant(t, reader,
 			rbacv1.PolicyRule{
-				APIGroups: []string{v1alpha1.GroupName},
-				Resources: []string{"nodemaintenances"},
-				Verbs:     []string{"create"},
+				APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances"},
+				Verbs: []string{"create"},
 			},
 			rbacv1.PolicyRule{
-				APIGroups:     []string{""},
-				Resources:     []string{"nodes"},
-				ResourceNames: nodes,
-				Verbs:         []string{"get"},
+				APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: nodes, Verbs: []string{"get"},
 			},
 			rbacv1.PolicyRule{
-				APIGroups:     []string{""},
-				Resources:     []string{"nodes"},
-				ResourceNames: nodes[:1],
-				Verbs:         []string{"delete"},
+				APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: nodes[:1],
+				Verbs: []string{"delete"},
 			})
 		_, err := cluster.As(t, reader).Haulout.MaintenanceV1alpha1().NodeMaintenances().Create(
 			t.Context(), framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle), metav1.CreateOptions{})
@@ -298,9 +277,8 @@ func TestRightsOnNodes(t *testing.T) {
 			`{"spec":{"nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"` + corev1.LabelHostname +
 				`","operator":"In","values":["` + nodes[0] + `"]}]}]}}}`,
 		)
-		if _, err := theirs.Patch(
-			t.Context(), admins.Name, types.MergePatchType, patch, metav1.PatchOptions{},
-		); !apierrors.IsForbidden(err) {
+		if _, err := theirs.Patch(t.Context(), admins.Name, types.MergePatchType, patch,
+			metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
 			t.Errorf("got %v, want Forbidden", err)
 		}
 	})
@@ -309,9 +287,8 @@ func TestRightsOnNodes(t *testing.T) {
 			`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"gone",` +
 				`"uid":"00000000-0000-0000-0000-000000000000"}]}}`,
 		)
-		if _, err := theirs.Patch(
-			t.Context(), admins.Name, types.MergePatchType, patch, metav1.PatchOptions{},
-		); !apierrors.IsForbidden(err) {
+		if _, err := theirs.Patch(t.Context(), admins.Name, types.MergePatchType, patch,
+			metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
 			t.Errorf("got %v, want Forbidden", err)
 		}
 	})
@@ -346,9 +323,8 @@ func TestUnknownFieldsAreRefusedOnRequest(t *testing.T) {
 			`"drainPlann":[]}}`,
 	)
 	result := cluster.As(t).Haulout.MaintenanceV1alpha1().RESTClient().Post().Resource("nodemaintenances").
-		Param("fieldValidation", "Strict").Param("dryRun", "All").SetHeader(
-		"Content-Type", "application/json",
-	).Body(body).Do(t.Context())
+		Param("fieldValidation", "Strict").Param("dryRun", "All").SetHeader("Content-Type",
+		"application/json").Body(body).Do(t.Context())
 	err := result.Error()
 	if status, ok := err.(apierrors.APIStatus); !ok || status.Status().Code != http.StatusBadRequest ||
 		!strings.Contains(err.Error(), "spec.drainPlann") {

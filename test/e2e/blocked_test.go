@@ -49,10 +49,8 @@ func evacuate(t *testing.T, pod *corev1.Pod, modify ...func(*v1alpha1.Evacuation
 	}
 	t.Cleanup(func() {
 		// It may be gone already.
-		_, _ = evacuations.Patch(
-			context.Background(), e.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`),
-			metav1.PatchOptions{},
-		)
+		_, _ = evacuations.Patch(context.Background(), e.Name, types.MergePatchType,
+			[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 	})
 	return e
 }
@@ -65,9 +63,8 @@ func blocked(t *testing.T, e *v1alpha1.Evacuation, reason string, words ...strin
 	framework.Eventually(
 		t, fmt.Sprintf("pod %s is blocked: %s", e.Spec.PodRef.Name, reason),
 		func(ctx context.Context) (bool, error) {
-			now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(
-				ctx, e.Name, metav1.GetOptions{},
-			)
+			now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(ctx, e.Name,
+				metav1.GetOptions{})
 			if err != nil {
 				return false, err
 			}
@@ -94,9 +91,8 @@ func notBlocked(t *testing.T, e *v1alpha1.Evacuation) {
 	framework.Eventually(
 		t, "pod "+e.Spec.PodRef.Name+" is not blocked any more",
 		func(ctx context.Context) (bool, error) {
-			now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(
-				ctx, e.Name, metav1.GetOptions{},
-			)
+			now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(ctx, e.Name,
+				metav1.GetOptions{})
 			if err != nil {
 				return false, err
 			}
@@ -109,15 +105,13 @@ func notBlocked(t *testing.T, e *v1alpha1.Evacuation) {
 func leaves(t *testing.T, e *v1alpha1.Evacuation) {
 	t.Helper()
 	framework.Eventually(t, "pod "+e.Spec.PodRef.Name+" has left", func(ctx context.Context) (bool, error) {
-		now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(
-			ctx, e.Name, metav1.GetOptions{},
-		)
+		now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(ctx, e.Name,
+			metav1.GetOptions{})
 		if err != nil {
 			return false, err
 		}
-		return conditionIs(
-			now.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue, v1alpha1.ReasonPodDeleted,
-		) &&
+		return conditionIs(now.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue,
+			v1alpha1.ReasonPodDeleted) &&
 			!meta.IsStatusConditionTrue(now.Status.Conditions, v1alpha1.ConditionBlocked), nil
 	})
 }
@@ -190,10 +184,8 @@ func blockedByRights(t *testing.T, pool, node, namespace string) {
 	t.Cleanup(func() { restore(context.Background()) })
 	pod := cluster.PodOn(t, namespace, "web", pool, node)
 	framework.Eventually(t, "the right is gone", func(context.Context) (bool, error) {
-		out, _, _ := cluster.Kubectl(
-			t, "", "auth", "can-i", "create", "pods/eviction",
-			"--as=system:serviceaccount:haulout-system:haulout-apiserver",
-		)
+		out, _, _ := cluster.Kubectl(t, "", "auth", "can-i", "create", "pods/eviction",
+			"--as=system:serviceaccount:haulout-system:haulout-apiserver")
 		return strings.TrimSpace(out) == "no", nil
 	})
 	e := evacuate(t, pod)
@@ -218,10 +210,8 @@ func blockedByTwoBudgets(t *testing.T, pool, node, namespace string) {
 	pod := cluster.PodOn(t, namespace, "web", pool, node, func(p *corev1.Pod) { p.Labels["tier"] = "front" })
 	controlled(t, namespace, pool, "web", 1)
 	cluster.Budget(t, namespace, "web", 1)
-	cluster.MustKubectl(
-		t, "", "create", "poddisruptionbudget", "front", "-n", namespace, "--selector=tier=front",
-		"--min-available=0",
-	)
+	cluster.MustKubectl(t, "", "create", "poddisruptionbudget", "front", "-n", namespace, "--selector=tier=front",
+		"--min-available=0")
 	e := evacuate(t, pod)
 	blocked(t, e, v1alpha1.ReasonMultiplePodDisruptionBudgets, "front, web", "delete all but one")
 	cluster.MustKubectl(t, "", "delete", "pdb", "front", "-n", namespace)
@@ -234,16 +224,13 @@ func blockedByCrashingPods(t *testing.T, pool, node, namespace string) {
 	cluster.Budget(t, namespace, "web", 1)
 	pods := livePods(t, namespace)
 	for _, pod := range pods[:2] {
-		merge(
-			t, namespace, "pod", pod.Name,
+		merge(t, namespace, "pod", pod.Name,
 			`{"status":{"conditions":[{"type":"Ready","status":"False","reason":"ContainersNotReady"}]}}`,
-			"--subresource=status",
-		)
+			"--subresource=status")
 	}
 	framework.Eventually(t, "the budget has counted", func(ctx context.Context) (bool, error) {
-		budget, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace).Get(
-			ctx, "web", metav1.GetOptions{},
-		)
+		budget, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace).Get(ctx, "web",
+			metav1.GetOptions{})
 		return err == nil && budget.Status.CurrentHealthy == 1, err
 	})
 	sick, healthy := evacuate(t, &pods[0]), evacuate(t, &pods[2])
@@ -252,10 +239,8 @@ func blockedByCrashingPods(t *testing.T, pool, node, namespace string) {
 	}
 	merge(t, namespace, "pdb", "web", `{"spec":{"unhealthyPodEvictionPolicy":"AlwaysAllow"}}`)
 	leaves(t, sick)
-	merge(
-		t, namespace, "pod", pods[1].Name, `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`,
-		"--subresource=status",
-	)
+	merge(t, namespace, "pod", pods[1].Name, `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`,
+		"--subresource=status")
 	leaves(t, healthy)
 }
 
@@ -265,17 +250,14 @@ func blockedByCrashingPods(t *testing.T, pool, node, namespace string) {
 func blockedAfterItsGrace(t *testing.T, pool, node, namespace string) {
 	t.Helper()
 	const name, hold = "web", "e2e.haulout.dev/hold"
-	held := evacuate(
-		t, cluster.PodOn(t, namespace, "held", pool, node, func(p *corev1.Pod) { p.Finalizers = []string{hold} }),
-	)
+	held := evacuate(t,
+		cluster.PodOn(t, namespace, "held", pool, node, func(p *corev1.Pod) { p.Finalizers = []string{hold} }))
 	pool, nodes := cluster.NewPool(t, 1, false)
 	node = nodes[0]
 	answers := func(status corev1.ConditionStatus) {
-		merge(
-			t, "", "node", node,
+		merge(t, "", "node", node,
 			fmt.Sprintf(`{"status":{"conditions":[{"type":"Ready","status":%q,"reason":"Test"}]}}`, status),
-			"--subresource=status",
-		)
+			"--subresource=status")
 	}
 	answers(corev1.ConditionTrue)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: framework.PodSpec(pool)}
@@ -284,10 +266,8 @@ func blockedAfterItsGrace(t *testing.T, pool, node, namespace string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	merge(
-		t, namespace, "pod", name, `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`,
-		"--subresource=status",
-	)
+	merge(t, namespace, "pod", name, `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`,
+		"--subresource=status")
 	answers(corev1.ConditionUnknown)
 	e := evacuate(t, pod)
 	blocked(t, held, v1alpha1.ReasonPodFinalizer, hold, "Look after the controllers")
@@ -305,15 +285,12 @@ func blockedByEvacuator(t *testing.T, pool, node, namespace string) {
 	const class, next = "mover.example.com", "helper.example.com"
 	pod := cluster.PodOn(t, namespace, "web", pool, node, func(p *corev1.Pod) {
 		p.Annotations = map[string]string{
-			v1alpha1.AnnotationEvacuatorPrefix + class: "20000",
-			v1alpha1.AnnotationEvacuatorPrefix + next:  "15000",
+			v1alpha1.AnnotationEvacuatorPrefix + class: "20000", v1alpha1.AnnotationEvacuatorPrefix + next: "15000",
 		}
 	})
 	e := evacuate(t, pod, func(e *v1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](20) })
-	blocked(
-		t, e, v1alpha1.ReasonEvacuatorNotProgressing, "Evacuator "+class, next+" becomes active",
-		"Check that the controller",
-	)
+	blocked(t, e, v1alpha1.ReasonEvacuatorNotProgressing, "Evacuator "+class, next+" becomes active",
+		"Check that the controller")
 	report := []byte(`{"status":{"message":"copying"}}`)
 	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).
 		Patch(t.Context(), e.Name, types.MergePatchType, report, metav1.PatchOptions{}, "status"); err != nil {
@@ -328,10 +305,8 @@ func blockedByReturn(t *testing.T, pool, node, namespace string) {
 		leaves(t, evacuate(t, cluster.PodOn(t, namespace, "installer", pool, node)))
 	}
 	e := evacuate(t, cluster.PodOn(t, namespace, "installer", pool, node))
-	blocked(
-		t, e, v1alpha1.ReasonRecreated, "Pod installer, which has no owner", node, "3 times",
-		"Stop what recreates it there",
-	)
+	blocked(t, e, v1alpha1.ReasonRecreated, "Pod installer, which has no owner", node, "3 times",
+		"Stop what recreates it there")
 	leaves(t, e)
 }
 
@@ -346,9 +321,8 @@ func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 	framework.Eventually(
 		t, "Drained names the namespace, and the node's message the pod",
 		func(ctx context.Context) (bool, error) {
-			now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
-				ctx, nm.Name, metav1.GetOptions{},
-			)
+			now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name,
+				metav1.GetOptions{})
 			if err != nil {
 				return false, err
 			}
@@ -383,11 +357,8 @@ func blockedByEachOther(t *testing.T, pool, node, namespace string) {
 		ready = cluster.PodOn(t, namespace, name, pool, here, of)
 		for _, down := range []string{name + "-down-1", name + "-down-2"} {
 			cluster.PodOn(t, namespace, down, pool, there, of)
-			merge(
-				t, namespace, "pod", down,
-				`{"status":{"conditions":[{"type":"Ready","status":"False","reason":"Test"}]}}`,
-				"--subresource=status",
-			)
+			merge(t, namespace, "pod", down,
+				`{"status":{"conditions":[{"type":"Ready","status":"False","reason":"Test"}]}}`, "--subresource=status")
 		}
 		cluster.MustKubectl(t, "", "create", "pdb", name, "-n", namespace, "--selector=app="+name, "--min-available=2")
 		framework.Eventually(t, "budget "+name+" has counted", func(ctx context.Context) (bool, error) {
@@ -415,10 +386,8 @@ func blockedByEachOther(t *testing.T, pool, node, namespace string) {
 	setStage(t, first.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, node)
 	for _, down := range []string{"db-down-1", "db-down-2"} {
-		merge(
-			t, namespace, "pod", down, `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`,
-			"--subresource=status",
-		)
+		merge(t, namespace, "pod", down, `{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`,
+			"--subresource=status")
 	}
 	leaves(t, ofDB)
 }
@@ -434,8 +403,7 @@ func controlled(t *testing.T, namespace, pool, app string, replicas int32) {
 		Spec: appsv1.ReplicaSetSpec{
 			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec:       framework.PodSpec(pool),
+				ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: framework.PodSpec(pool),
 			},
 		},
 	}, metav1.CreateOptions{}); err != nil {

@@ -54,9 +54,8 @@ func evacuationFor(
 	var found *v1alpha1.Evacuation
 	framework.Eventually(t, "the evacuation of "+pod.Name+" "+what, func(ctx context.Context) (bool, error) {
 		var err error
-		found, err = cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(pod.Namespace).Get(
-			ctx, string(pod.UID)+"-"+pod.Name, metav1.GetOptions{},
-		)
+		found, err = cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(pod.Namespace).Get(ctx,
+			string(pod.UID)+"-"+pod.Name, metav1.GetOptions{})
 		return err == nil && check(found), err
 	})
 	return found
@@ -69,10 +68,8 @@ func isOurs(e *v1alpha1.Evacuation) bool {
 // report writes into the status of an Evacuation as its evacuator.
 func report(t *testing.T, e *v1alpha1.Evacuation, status string) {
 	t.Helper()
-	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Patch(
-		t.Context(), e.Name, types.MergePatchType,
-		fmt.Appendf(nil, `{"status":%s}`, status), metav1.PatchOptions{}, "status",
-	); err != nil {
+	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Patch(t.Context(), e.Name,
+		types.MergePatchType, fmt.Appendf(nil, `{"status":%s}`, status), metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -137,9 +134,8 @@ func TestCallingOff(t *testing.T) {
 			}
 			putBack := func() []string {
 				var node *corev1.Node
-				if node, err = cluster.As(t).Kube.CoreV1().Nodes().Get(
-					t.Context(), nodes[0], metav1.GetOptions{},
-				); err != nil {
+				if node, err = cluster.As(t).Kube.CoreV1().Nodes().Get(t.Context(), nodes[0],
+					metav1.GetOptions{}); err != nil {
 					t.Fatal(err)
 				}
 				return oracle.LeftOn(node, false)
@@ -172,9 +168,8 @@ func TestCallingOff(t *testing.T) {
 				}
 			}
 			// The other instigator lets go, or the namespace would wait for it.
-			if err := evacuations.Delete(
-				t.Context(), string(shared.UID)+"-"+shared.Name, metav1.DeleteOptions{},
-			); err != nil {
+			if err := evacuations.Delete(t.Context(), string(shared.UID)+"-"+shared.Name,
+				metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
 			}
 		})
@@ -252,9 +247,8 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := kube.CoreV1().Nodes().Delete(
-		t.Context(), again, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
-	); err != nil {
+	if err := kube.CoreV1().Nodes().Delete(t.Context(), again,
+		metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 		t.Fatal(err)
 	}
 	// It has pods from the moment it is there, as a node that registers again. On an empty node
@@ -283,9 +277,8 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	framework.Eventually(
 		t, "the status names the new node, which is at the first wave",
 		func(ctx context.Context) (bool, error) {
-			got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
-				ctx, nm.Name, metav1.GetOptions{},
-			)
+			got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name,
+				metav1.GetOptions{})
 			if err != nil {
 				return false, err
 			}
@@ -347,9 +340,8 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 	// Something that the server does after it has seen the label vanish.
 	framework.Eventually(t, "the status is of a time after the flap", func(ctx context.Context) (bool, error) {
 		merge(t, "", "nodemaintenance", nm.Name, fmt.Sprintf(`{"spec":{"reason":%q}}`, framework.Name("flap")))
-		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
-			ctx, nm.Name, metav1.GetOptions{},
-		)
+		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name,
+			metav1.GetOptions{})
 		return err == nil && got.Status.ObservedGeneration > nm.Generation, err
 	})
 	if node := theNode(t, nodes[1]); !node.Spec.Unschedulable {
@@ -369,15 +361,13 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 		if left := oracle.LeftOn(node, false); len(left) > 0 {
 			return false, fmt.Errorf("%v", left)
 		}
-		_, err = cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(
-			ctx, string(released.UID)+"-"+released.Name, metav1.GetOptions{},
-		)
+		_, err = cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx,
+			string(released.UID)+"-"+released.Name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err), nil
 	})
 	framework.Eventually(t, "the status names the other node only", func(ctx context.Context) (bool, error) {
-		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
-			ctx, nm.Name, metav1.GetOptions{},
-		)
+		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name,
+			metav1.GetOptions{})
 		return err == nil && len(got.Status.NodeStatuses) == 1 &&
 			got.Status.NodeStatuses[0].NodeRef.Name == nodes[0], err
 	})
@@ -397,10 +387,8 @@ func TestAnotherWriterUncordons(t *testing.T) {
 		// As GitOps does. After a merge patch no manager would have the field, and none could be
 		// named.
 		if _, err := cluster.As(t).Kube.CoreV1().Nodes().Patch(t.Context(), nodes[0], types.ApplyPatchType,
-			fmt.Appendf(
-				nil, `{"apiVersion":"v1","kind":"Node","metadata":{"name":%q},"spec":{"unschedulable":false}}`,
-				nodes[0],
-			),
+			fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Node","metadata":{"name":%q},"spec":{"unschedulable":false}}`,
+				nodes[0]),
 			metav1.PatchOptions{FieldManager: meddler, Force: ptr.To(true)}); err != nil {
 			t.Fatal(err)
 		}

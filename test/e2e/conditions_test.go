@@ -102,15 +102,13 @@ func setCondition(t *testing.T, node string, condition corev1.NodeCondition, key
 		metadata["annotations"] = map[string]string{key: value}
 	}
 	patch, err := json.Marshal(map[string]any{
-		"metadata": metadata,
-		"status":   map[string]any{"conditions": []corev1.NodeCondition{condition}},
+		"metadata": metadata, "status": map[string]any{"conditions": []corev1.NodeCondition{condition}},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := cluster.As(t).Kube.CoreV1().Nodes().Patch(
-		t.Context(), node, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status",
-	); err != nil {
+	if _, err := cluster.As(t).Kube.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -176,25 +174,19 @@ func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
 	setCondition(
 		t, nodes[2],
 		corev1.NodeCondition{
-			Type:    v1alpha1.NodeConditionDrained,
-			Status:  corev1.ConditionTrue,
-			Reason:  "Manual",
-			Message: "by hand",
+			Type: v1alpha1.NodeConditionDrained, Status: corev1.ConditionTrue, Reason: "Manual", Message: "by hand",
 		},
 		"", "",
 	)
 	const foreign = "Drained=True Manual"
 	nodeShows(t, nodes[2], []string{foreign})
 
-	a := cluster.Create(
-		t,
-		framework.Maintenance(
-			pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[:2]...),
-			func(nm *v1alpha1.NodeMaintenance) {
-				nm.Spec.Reason = "kernel update"
-			},
-		),
-	)
+	a := cluster.Create(t, framework.Maintenance(
+		pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[:2]...),
+		func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.Reason = "kernel update"
+		},
+	))
 	b := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon, onNodes(nodes[1:]...)))
 	nodeShows(t, nodes[0], showsDrained)
 	nodeShows(t, nodes[1], showsDraining)
@@ -270,9 +262,8 @@ func TestNodeConditionsAfterTheServerWasKilled(t *testing.T) {
 	namespace := cluster.NewNamespace(t)
 	stuckOn(t, namespace, "one", pool, nodes[0])
 	stuckOn(t, namespace, "two", pool, nodes[1])
-	kept := cluster.Create(
-		t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[0], nodes[2])),
-	)
+	kept := cluster.Create(t,
+		framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[0], nodes[2])))
 	deleted := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[1])))
 	before := nodeShows(t, nodes[0], showsDraining)
 	nodeShows(t, nodes[1], showsDraining)
@@ -284,23 +275,20 @@ func TestNodeConditionsAfterTheServerWasKilled(t *testing.T) {
 		return node.Status.Conditions[i].LastTransitionTime
 	}
 
-	if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
-		t.Context(), deleted.Name, metav1.DeleteOptions{},
-	); err != nil {
+	if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), deleted.Name,
+		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	cluster.KillServer(t)
 	// A maintenance that is gone for good has left this behind; later one node is not selected any
 	// more. The annotation of another node has the identity of the storage, without which nothing
 	// is undone.
-	gone := strings.NewReplacer(
-		kept.Name, "gone", string(kept.UID), "0d4a2b52-6c1c-4d0a-9a3f-2f7f0a4f5c11",
-	).Replace(before.Annotations[v1alpha1.AnnotationConditionsBy])
+	gone := strings.NewReplacer(kept.Name, "gone", string(kept.UID),
+		"0d4a2b52-6c1c-4d0a-9a3f-2f7f0a4f5c11").Replace(before.Annotations[v1alpha1.AnnotationConditionsBy])
 	setCondition(
 		t, nodes[3],
 		corev1.NodeCondition{
-			Type:   v1alpha1.NodeConditionMaintenanceInProgress,
-			Status: corev1.ConditionTrue,
+			Type: v1alpha1.NodeConditionMaintenanceInProgress, Status: corev1.ConditionTrue,
 			Reason: v1alpha1.NodeReasonCordon,
 		},
 		v1alpha1.AnnotationConditionsBy, gone,
@@ -329,9 +317,8 @@ func TestIdleMaintenancesAreNotShownByDefault(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 2, true)
 	idle := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, onNodes(nodes[0])))
 	framework.Eventually(t, "the idle maintenance has been reconciled", func(ctx context.Context) (bool, error) {
-		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
-			ctx, idle.Name, metav1.GetOptions{},
-		)
+		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, idle.Name,
+			metav1.GetOptions{})
 		return err == nil && nm.Status.ObservedGeneration == nm.Generation, err
 	})
 	// What is asked for later shows later.

@@ -119,9 +119,8 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	if drainplan.IsTainted(theNode(t, nodes[0])) {
 		t.Errorf("node %s is tainted before its DaemonSet pods are asked to leave", nodes[0])
 	}
-	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
-		t.Context(), metav1.ListOptions{},
-	)
+	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(),
+		metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 {
 		t.Errorf("%d pods are asked to leave (%v), want only the one of the first wave", len(list.Items), err)
 	}
@@ -264,9 +263,8 @@ func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
 	turn := evacuationFor(t, user, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool {
 		return e.Status.ActiveEvacuatorClass == mover
 	})
-	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
-		t.Context(), metav1.ListOptions{},
-	)
+	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(),
+		metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 {
 		t.Errorf("%d pods are asked to leave (%v), want only the user of the volume", len(list.Items), err)
 	}
@@ -313,9 +311,8 @@ func TestDaemonSetEvacuationIsCalledOff(t *testing.T) {
 	unschedulable(t, false, nodes...)
 	framework.Accept(t, oracle.LeftOn(theNode(t, nodes[0]), false), nil)
 	framework.Eventually(t, "no Evacuation asks the pod to leave", func(ctx context.Context) (bool, error) {
-		_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(
-			ctx, e.Name, metav1.GetOptions{},
-		)
+		_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx, e.Name,
+			metav1.GetOptions{})
 		return apierrors.IsNotFound(err), nil
 	})
 	merge(t, namespace, "pod", pod.Name, `{"metadata":{"finalizers":null}}`)

@@ -76,8 +76,7 @@ func waitForCosts(
 }
 
 var loweredCost = map[string]string{
-	corev1.PodDeletionCost:                     "-2147483647",
-	v1alpha1.AnnotationOriginalPodDeletionCost: "",
+	corev1.PodDeletionCost: "-2147483647", v1alpha1.AnnotationOriginalPodDeletionCost: "",
 }
 
 // TestScaleDownTakesThePodsThatWait scales an app down while some of its pods are blocked on a node
@@ -117,9 +116,8 @@ func TestScaleDownTakesThePodsThatWait(t *testing.T) {
 			return len(annotations) == 0
 		},
 	)
-	cluster.MustKubectl(
-		t, "", "scale", "deployment", "web", "-n", namespace, fmt.Sprintf("--replicas=%d", replicas-len(blocked)),
-	)
+	cluster.MustKubectl(t, "", "scale", "deployment", "web", "-n", namespace,
+		fmt.Sprintf("--replicas=%d", replicas-len(blocked)))
 	drained(t, nm.Name)
 	framework.Eventually(t, "the app is as small as it was told", func(ctx context.Context) (bool, error) {
 		d, err := cluster.As(t).Kube.AppsV1().Deployments(namespace).Get(ctx, "web", metav1.GetOptions{})
@@ -171,10 +169,8 @@ func TestDeletionCostsComeBack(t *testing.T) {
 					return maps.Equal(annotations, want)
 				},
 			)
-			merge(
-				t, namespace, "pod", changed,
-				`{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"9"}}}`,
-			)
+			merge(t, namespace, "pod", changed,
+				`{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"9"}}}`)
 			end(nm.Name)
 			waitForCosts(
 				t, namespace, "web", "the costs are as before, but for the one that was changed",
@@ -185,10 +181,8 @@ func TestDeletionCostsComeBack(t *testing.T) {
 					return maps.Equal(annotations, before[pod])
 				},
 			)
-			merge(
-				t, namespace, "pod", changed,
-				`{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":null}}}`,
-			)
+			merge(t, namespace, "pod", changed,
+				`{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":null}}}`)
 		})
 	}
 	if now := livePods(t, namespace); len(now) != 3 || now[0].Spec.NodeName != nodes[0] {

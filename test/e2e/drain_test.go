@@ -72,10 +72,8 @@ func unschedulable(t *testing.T, want bool, nodes ...string) {
 
 func setStage(t *testing.T, name string, stage v1alpha1.NodeMaintenanceStage) {
 	t.Helper()
-	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(
-		t.Context(), name, types.MergePatchType,
-		[]byte(fmt.Sprintf(`{"spec":{"stage":%q}}`, stage)), metav1.PatchOptions{},
-	); err != nil {
+	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(t.Context(), name,
+		types.MergePatchType, []byte(fmt.Sprintf(`{"spec":{"stage":%q}}`, stage)), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -229,9 +227,8 @@ func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, nodes...)
 	framework.Eventually(t, "the finalizer is off, the annotation gone", func(ctx context.Context) (bool, error) {
-		done, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
-			ctx, nm.Name, metav1.GetOptions{},
-		)
+		done, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name,
+			metav1.GetOptions{})
 		if err != nil {
 			return false, err
 		}
@@ -248,10 +245,8 @@ func TestWavesAreInOrder(t *testing.T) {
 	admin := cluster.As(t)
 	for i, node := range nodes {
 		cluster.PodOn(t, namespace, fmt.Sprintf("low-%d", i), pool, node)
-		cluster.PodOn(
-			t, namespace, fmt.Sprintf("high-%d", i), pool, node,
-			func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-node-critical" },
-		)
+		cluster.PodOn(t, namespace, fmt.Sprintf("high-%d", i), pool, node,
+			func(p *corev1.Pod) { p.Spec.PriorityClassName = "system-node-critical" })
 	}
 	w, err := admin.Kube.CoreV1().Pods(namespace).Watch(t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -305,9 +300,8 @@ func TestDeletionInEveryStageReleasesTheNodes(t *testing.T) {
 			}
 			if stage == v1alpha1.NodeMaintenanceStageDrain {
 				framework.Eventually(t, "both pods have an evacuation", func(ctx context.Context) (bool, error) {
-					list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
-						ctx, metav1.ListOptions{},
-					)
+					list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx,
+						metav1.ListOptions{})
 					return err == nil && len(list.Items) == 2, err
 				})
 			}
@@ -322,9 +316,8 @@ func TestDeletionInEveryStageReleasesTheNodes(t *testing.T) {
 			framework.Eventually(
 				t, "its evacuations are gone and the pods are not",
 				func(ctx context.Context) (bool, error) {
-					list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
-						ctx, metav1.ListOptions{},
-					)
+					list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx,
+						metav1.ListOptions{})
 					if err != nil || len(list.Items) > 0 {
 						return false, err
 					}
@@ -379,9 +372,8 @@ func TestNodeHeldByTwoMaintenancesStaysCordoned(t *testing.T) {
 	drained(t, second.Name)
 	setStage(t, first.Name, v1alpha1.NodeMaintenanceStageComplete)
 	framework.Eventually(t, "the first maintenance has let go", func(ctx context.Context) (bool, error) {
-		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
-			ctx, first.Name, metav1.GetOptions{},
-		)
+		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, first.Name,
+			metav1.GetOptions{})
 		return err == nil && len(nm.Finalizers) == 0, err
 	})
 	unschedulable(t, true, nodes...)

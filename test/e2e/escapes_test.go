@@ -46,12 +46,9 @@ func TestEscapeSequencesInTheReason(t *testing.T) {
 	cluster.PodOn(t, namespace, "leaves", pool, nodes[0])
 	user := framework.Name("operator")
 	read := []string{"get", "list", "watch"}
-	cluster.Grant(t, user,
-		rule(v1alpha1.GroupName, "nodemaintenances", "", read...),
-		rule(v1alpha1.GroupName, "evacuations", "", read...),
-		rule("", "nodes", "", read...),
-		rule("events.k8s.io", "events", "", read...),
-	)
+	cluster.Grant(t, user, rule(v1alpha1.GroupName, "nodemaintenances", "", read...),
+		rule(v1alpha1.GroupName, "evacuations", "", read...), rule("", "nodes", "", read...),
+		rule("events.k8s.io", "events", "", read...))
 	s := newShell(t, user)
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain,
 		func(nm *v1alpha1.NodeMaintenance) {

@@ -63,8 +63,7 @@ type exampleEvacuator struct {
 func buildExample(t *testing.T, namespace string) *exampleEvacuator {
 	t.Helper()
 	x := &exampleEvacuator{
-		program:    filepath.Join(t.TempDir(), "evacuator"),
-		kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"),
+		program: filepath.Join(t.TempDir(), "evacuator"), kubeconfig: filepath.Join(t.TempDir(), "kubeconfig"),
 	}
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", x.program, "./artifacts/examples/evacuator")
 	build.Dir = cluster.Root()
@@ -150,9 +149,8 @@ func TestExampleEvacuator(t *testing.T) {
 		evacuationFor(t, pod, "is reported on", reports)
 		drained(t, nm.Name)
 		e := evacuationFor(t, pod, "is complete", func(e *v1alpha1.Evacuation) bool {
-			return conditionIs(
-				e.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue, v1alpha1.ReasonPodDeleted,
-			)
+			return conditionIs(e.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue,
+				v1alpha1.ReasonPodDeleted)
 		})
 		if e.Status.ActiveEvacuatorClass != flush ||
 			e.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid {
@@ -172,18 +170,16 @@ func TestExampleEvacuator(t *testing.T) {
 		e := evacuationFor(t, pod, "is reported on", reports)
 		cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
 		framework.Eventually(t, "the evacuation is gone", func(ctx context.Context) (bool, error) {
-			_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(
-				ctx, e.Name, metav1.GetOptions{},
-			)
+			_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx, e.Name,
+				metav1.GetOptions{})
 			return apierrors.IsNotFound(err), nil
 		})
 		x.stop(syscall.SIGTERM)
 		if !strings.Contains(x.log.String(), evacuator.ErrCancelled.Error()) {
 			t.Errorf("it does not say that it was called off:\n%s", x.log.String())
 		}
-		if live, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(
-			t.Context(), pod.Name, metav1.GetOptions{},
-		); err != nil ||
+		if live, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(t.Context(), pod.Name,
+			metav1.GetOptions{}); err != nil ||
 			live.DeletionTimestamp != nil {
 			t.Errorf("the pod has not stayed: %v", err)
 		}
@@ -223,13 +219,8 @@ func TestExampleEvacuator(t *testing.T) {
 		x.start(t, 6*time.Second)
 		admin := cluster.As(t)
 		for _, result := range conformance.Run(t.Context(), conformance.Config{
-			Class:       flush,
-			Kube:        admin.Kube,
-			Maintenance: admin.Haulout,
-			Namespace:   namespace,
-			Deadline:    10 * time.Second,
-			Patience:    framework.Timeout,
-			Quiet:       3 * time.Second,
+			Class: flush, Kube: admin.Kube, Maintenance: admin.Haulout, Namespace: namespace,
+			Deadline: 10 * time.Second, Patience: framework.Timeout, Quiet: 3 * time.Second,
 			NewPod: func(name string) *corev1.Pod {
 				return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(pool)}
 			},

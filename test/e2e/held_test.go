@@ -58,9 +58,7 @@ func requests(
 
 // progressing waits until the condition Progressing of a maintenance has a status and a reason, and
 // its message has some words.
-func progressing(
-	t *testing.T, name string, status metav1.ConditionStatus, reason string, words ...string,
-) {
+func progressing(t *testing.T, name string, status metav1.ConditionStatus, reason string, words ...string) {
 	t.Helper()
 	framework.Eventually(t, fmt.Sprintf("%s: Progressing is %s, %s", name, status, reason),
 		func(ctx context.Context) (bool, error) {
@@ -141,8 +139,7 @@ func TestPodThatAWebhookDeniesHoldsUpNoOther(t *testing.T) {
 			}
 			return &metav1.Status{
 				Status: metav1.StatusFailure, Code: http.StatusTooManyRequests, Message: words,
-				Reason:  metav1.StatusReasonTooManyRequests,
-				Details: &metav1.StatusDetails{RetryAfterSeconds: 3600},
+				Reason: metav1.StatusReasonTooManyRequests, Details: &metav1.StatusDetails{RetryAfterSeconds: 3600},
 			}
 		})
 	framework.Eventually(t, "the webhook denies the pod", func(ctx context.Context) (bool, error) {

@@ -34,9 +34,8 @@ func TestInstigatorThatApplies(t *testing.T) {
 	namespace := cluster.NewNamespace(t)
 	pod := cluster.PodOn(t, namespace, "pod", pool, nodes[0])
 	// It never allows its only pod to leave.
-	cluster.MustKubectl(
-		t, "", "create", "poddisruptionbudget", "pod", "-n", namespace, "--selector=app=pod", "--min-available=1",
-	)
+	cluster.MustKubectl(t, "", "create", "poddisruptionbudget", "pod", "-n", namespace, "--selector=app=pod",
+		"--min-available=1")
 	drainNodes(t, pool, nodes...)
 	made := evacuationFor(t, pod, "it is made", isOurs)
 	const theirs = v1alpha1.FinalizerInstigatorPrefix + "other.example.com"
@@ -47,10 +46,8 @@ func TestInstigatorThatApplies(t *testing.T) {
 	} {
 		e, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Patch(
 			t.Context(), made.Name, types.ApplyPatchType,
-			fmt.Appendf(
-				nil, `{"apiVersion":%q,"kind":"Evacuation","metadata":{"name":%q%s}}`, v1alpha1.SchemeGroupVersion,
-				made.Name, step.metadata,
-			),
+			fmt.Appendf(nil, `{"apiVersion":%q,"kind":"Evacuation","metadata":{"name":%q%s}}`,
+				v1alpha1.SchemeGroupVersion, made.Name, step.metadata),
 			metav1.PatchOptions{FieldManager: "other"},
 		)
 		if err != nil {

@@ -76,8 +76,7 @@ func newStory(t *testing.T, groups ...group) *story {
 		for i := range g.pods {
 			pods = append(pods, &corev1.Pod{
 				ObjectMeta: metav1.ObjectMeta{
-					Name:   fmt.Sprintf("%s-%d", g.name(), i),
-					Labels: map[string]string{groupLabel: g.name()},
+					Name: fmt.Sprintf("%s-%d", g.name(), i), Labels: map[string]string{groupLabel: g.name()},
 				},
 				Spec: corev1.PodSpec{NodeName: s.real(g.node), PriorityClassName: classes[g.priority]},
 			})
@@ -114,10 +113,9 @@ func (s *story) block(t *testing.T, g group) {
 // leave lets pods of a group go until as many are left.
 func (s *story) leave(t *testing.T, group string, left int) {
 	t.Helper()
-	if _, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).Patch(
-		t.Context(), group, types.MergePatchType,
-		fmt.Appendf(nil, `{"spec":{"minAvailable":%d}}`, left), metav1.PatchOptions{},
-	); err != nil {
+	if _, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).Patch(t.Context(), group,
+		types.MergePatchType, fmt.Appendf(nil, `{"spec":{"minAvailable":%d}}`, left),
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -172,11 +170,9 @@ func (s *story) shows(t *testing.T, moment string, want map[string][]v1alpha1.No
 // at is what a status says of a node.
 func at(node string, pending, evacuating int32, message string, target int32) v1alpha1.NodeMaintenanceNodeStatus {
 	return v1alpha1.NodeMaintenanceNodeStatus{
-		NodeRef:               v1alpha1.NodeReference{Name: node},
-		PodsPendingEvacuation: pending,
-		PodsEvacuating:        evacuating,
-		DrainMessage:          message,
-		DrainTargets:          []v1alpha1.DrainPlanEntry{{PodPriority: target, PodType: v1alpha1.PodTypeDefault}},
+		NodeRef: v1alpha1.NodeReference{Name: node}, PodsPendingEvacuation: pending, PodsEvacuating: evacuating,
+		DrainMessage: message,
+		DrainTargets: []v1alpha1.DrainPlanEntry{{PodPriority: target, PodType: v1alpha1.PodTypeDefault}},
 	}
 }
 
@@ -187,12 +183,9 @@ func TestTheExampleOfTheKEP(t *testing.T) {
 	entry := func(podType v1alpha1.PodType, priority int32) v1alpha1.DrainPlanEntry {
 		return v1alpha1.DrainPlanEntry{PodType: podType, PodPriority: priority}
 	}
-	s := newStory(t,
-		group{"one", 5000, 10}, group{"one", 10000, 30}, group{"one", 15000, 70},
-		group{"two", 5000, 7}, group{"two", 15000, 9}, group{"two", 20000, 21},
-		group{"three", 10000, 25}, group{"three", 15000, 45},
-		group{"four", 2000, 5}, group{"four", 15000, 20},
-	)
+	s := newStory(t, group{"one", 5000, 10}, group{"one", 10000, 30}, group{"one", 15000, 70}, group{"two", 5000, 7},
+		group{"two", 15000, 9}, group{"two", 20000, 21}, group{"three", 10000, 25}, group{"three", 15000, 45},
+		group{"four", 2000, 5}, group{"four", 15000, 20})
 	recorder := cluster.Judge(t, s.pool, s.namespace)
 	s.drain(t, "maintenance-a", []v1alpha1.DrainPlanEntry{
 		entry(v1alpha1.PodTypeDefault, 5000), entry(v1alpha1.PodTypeDefault, 15000),
@@ -205,8 +198,7 @@ func TestTheExampleOfTheKEP(t *testing.T) {
 	s.shows(t, "at the start", map[string]nodes{
 		"maintenance-a": {at("one", 100, 10, "Evacuating", 5000), at("two", 30, 7, "Evacuating", 5000)},
 		"maintenance-b": {
-			at("one", 100, 10, "Evacuating (limited by maintenance-a)", 5000),
-			at("three", 45, 25, "Evacuating", 10000),
+			at("one", 100, 10, "Evacuating (limited by maintenance-a)", 5000), at("three", 45, 25, "Evacuating", 10000),
 		},
 	})
 
@@ -237,11 +229,9 @@ func TestTheExampleOfTheKEP(t *testing.T) {
 		"maintenance-b": {at("one", 70, 30, "Evacuating", 10000), at("three", 45, 0, "Waiting for node one.", 10000)},
 	})
 
-	s.drain(
-		t, "maintenance-c",
+	s.drain(t, "maintenance-c",
 		[]v1alpha1.DrainPlanEntry{entry(v1alpha1.PodTypeDefault, 2000), entry(v1alpha1.PodTypeDefault, 15000)}, "one",
-		"four",
-	)
+		"four")
 	s.shows(t, "when c has come", map[string]nodes{
 		"maintenance-c": {
 			at("one", 70, 30, "Evacuating (fast-forwarded by older maintenance-b)", 10000),
@@ -252,9 +242,8 @@ func TestTheExampleOfTheKEP(t *testing.T) {
 		return hasEvent(ctx, t, s.real("maintenance-c"), "DrainFastForwarded", s.real("maintenance-b"))
 	})
 
-	if err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).DeleteCollection(
-		t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{},
-	); err != nil {
+	if err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).DeleteCollection(t.Context(),
+		metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	names := []string{s.real("maintenance-a"), s.real("maintenance-b"), s.real("maintenance-c")}

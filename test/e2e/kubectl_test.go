@@ -57,9 +57,8 @@ func TestKubectl(t *testing.T) {
 	cluster.Budget(t, namespace, "stuck", 0)
 	name := framework.Name("kernel")
 	t.Cleanup(func() {
-		if _, errOut, err := cluster.Kubectl(
-			&noContext{t}, "", "delete", "nm", name, "--ignore-not-found",
-		); err != nil {
+		if _, errOut, err := cluster.Kubectl(&noContext{t}, "", "delete", "nm", name,
+			"--ignore-not-found"); err != nil {
 			t.Error(errOut)
 		}
 	})
@@ -84,9 +83,8 @@ func TestKubectl(t *testing.T) {
 	})
 	t.Run("edit moves the stage on", func(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), filepath.Join(cluster.Root(), "bin", "kubectl"), "edit", "nm", name)
-		cmd.Env = append(
-			cmd.Environ(), "KUBECONFIG="+cluster.Kubeconfig(), `KUBE_EDITOR=sed -i s/stage:\ Idle/stage:\ Drain/`,
-		)
+		cmd.Env = append(cmd.Environ(), "KUBECONFIG="+cluster.Kubeconfig(),
+			`KUBE_EDITOR=sed -i s/stage:\ Idle/stage:\ Drain/`)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
@@ -121,9 +119,8 @@ func TestKubectl(t *testing.T) {
 				t.Errorf("%q is missing in\n%s", word, out)
 			}
 		}
-		byNode := cluster.MustKubectl(
-			t, "", "get", "evac", "-A", "--field-selector", "spec.nodeName="+nodes[1], "-o", "name",
-		)
+		byNode := cluster.MustKubectl(t, "", "get", "evac", "-A", "--field-selector", "spec.nodeName="+nodes[1], "-o",
+			"name")
 		if strings.Count(byNode, "evacuation") != count(t, nodes[1]) {
 			t.Errorf("by node:\n%s", byNode)
 		}
@@ -191,9 +188,8 @@ func (noContext) Context() context.Context { return context.Background() }
 
 func get(t *testing.T, name string) *v1alpha1.NodeMaintenance {
 	t.Helper()
-	nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
-		t.Context(), name, metav1.GetOptions{},
-	)
+	nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), name,
+		metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -237,9 +233,8 @@ func TestServing(t *testing.T) {
 	})
 	t.Run("with a storage version hash in discovery and both OpenAPI documents", func(t *testing.T) {
 		var list metav1.APIResourceList
-		if err := json.Unmarshal(
-			get(t, "/apis/maintenance.haulout.dev/v1alpha1", "application/json"), &list,
-		); err != nil {
+		if err := json.Unmarshal(get(t, "/apis/maintenance.haulout.dev/v1alpha1", "application/json"),
+			&list); err != nil {
 			t.Fatal(err)
 		}
 		for _, r := range list.APIResources {
@@ -263,9 +258,8 @@ func TestServing(t *testing.T) {
 		}
 		seen, token := map[string]bool{}, ""
 		for {
-			list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().List(
-				t.Context(), metav1.ListOptions{Limit: 2, Continue: token},
-			)
+			list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().List(t.Context(),
+				metav1.ListOptions{Limit: 2, Continue: token})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -285,9 +279,8 @@ func TestServing(t *testing.T) {
 	})
 	t.Run("with bookmarks in watches", func(t *testing.T) {
 		timeout := int64((90 * time.Second).Seconds())
-		w, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Watch(
-			t.Context(), metav1.ListOptions{AllowWatchBookmarks: true, TimeoutSeconds: &timeout},
-		)
+		w, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Watch(t.Context(),
+			metav1.ListOptions{AllowWatchBookmarks: true, TimeoutSeconds: &timeout})
 		if err != nil {
 			t.Fatal(err)
 		}

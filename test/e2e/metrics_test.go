@@ -77,8 +77,7 @@ func TestMetrics(t *testing.T) {
 		sample{"haulout_nodemaintenance_oldest_stage_start_timestamp_seconds", []string{"stage", "Drain"}},
 		sample{"haulout_nodemaintenance_drains_blocked", nil},
 		sample{"haulout_nodemaintenance_sync_duration_seconds_count", nil},
-		sample{"haulout_nodemaintenance_node_condition_writes_total", nil},
-	)
+		sample{"haulout_nodemaintenance_node_condition_writes_total", nil})
 	for _, told := range []struct{ object, reason string }{
 		{nm.Name, "DrainBlocked"}, {"web", "EvacuationBlocked"}, {nodes[0], "NodeDrainStarted"},
 	} {
@@ -91,11 +90,9 @@ func TestMetrics(t *testing.T) {
 
 	merge(t, namespace, "pdb", "web", `{"spec":{"maxUnavailable":1}}`)
 	drained(t, nm.Name)
-	grown("the eviction is counted",
-		sample{"haulout_evictions_total", []string{"answer", "accepted"}},
+	grown("the eviction is counted", sample{"haulout_evictions_total", []string{"answer", "accepted"}},
 		sample{"haulout_evacuation_completed_total", []string{"reason", v1alpha1.ReasonPodDeleted}},
-		sample{"haulout_evacuation_duration_seconds_count", nil},
-	)
+		sample{"haulout_evacuation_duration_seconds_count", nil})
 	framework.Eventually(t, "nothing is blocked any more", func(context.Context) (bool, error) {
 		now, err := cluster.ScrapeServer(t)
 		for _, name := range []string{"haulout_evacuation_blocked", "haulout_nodemaintenance_drains_blocked"} {

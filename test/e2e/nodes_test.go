@@ -166,15 +166,13 @@ func TestNewNodes(t *testing.T) {
 	created := pool + "-created"
 	cluster.NewNodes(t, pool, true, created)
 	progressing(t, nm.Name, metav1.ConditionTrue, v1alpha1.ReasonProgressDraining, created)
-	merge(t, "", "node", before[0],
-		fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, framework.Pool, pool))
+	merge(t, "", "node", before[0], fmt.Sprintf(`{"metadata":{"labels":{%q:%q}}}`, framework.Pool, pool))
 	unschedulable(t, true, before[0])
 	holdsNodes(t, nm.Name, before[0], nodes[0])
 	framework.Accept(t, oracle.LeftOn(theNode(t, created), false), nil)
 
-	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(
-		t.Context(), nm.Name, types.MergePatchType,
-		fmt.Appendf(nil, `{"spec":{"newNodes":%q}}`, v1alpha1.NewNodesPolicyJoin),
+	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(t.Context(), nm.Name,
+		types.MergePatchType, fmt.Appendf(nil, `{"spec":{"newNodes":%q}}`, v1alpha1.NewNodesPolicyJoin),
 		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -193,10 +193,7 @@ func (f *fleet) start(t *testing.T, w workload, class string) {
 		_, err = apps.StatefulSets(f.namespace).Create(
 			t.Context(),
 			&appsv1.StatefulSet{ObjectMeta: meta, Spec: appsv1.StatefulSetSpec{
-				Replicas:            &replicas,
-				Selector:            selector,
-				Template:            template,
-				ServiceName:         w.name,
+				Replicas: &replicas, Selector: selector, Template: template, ServiceName: w.name,
 				PodManagementPolicy: appsv1.ParallelPodManagement,
 			}},
 			metav1.CreateOptions{},
@@ -398,10 +395,8 @@ func stage(t *testing.T, name string, stage v1alpha1.NodeMaintenanceStage) {
 	framework.Eventually(
 		t, fmt.Sprintf("%s is put into stage %s", name, stage),
 		func(ctx context.Context) (bool, error) {
-			_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(
-				ctx, name, types.MergePatchType,
-				fmt.Appendf(nil, `{"spec":{"stage":%q}}`, stage), metav1.PatchOptions{},
-			)
+			_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, name,
+				types.MergePatchType, fmt.Appendf(nil, `{"spec":{"stage":%q}}`, stage), metav1.PatchOptions{})
 			return err == nil, err
 		},
 	)
@@ -497,9 +492,8 @@ func (f *fleet) callOff(t *testing.T) {
 		for _, i := range f.random.Perm(len(d.names)) {
 			if f.random.IntN(2) == 0 {
 				stage(t, d.names[i], v1alpha1.NodeMaintenanceStageComplete)
-			} else if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
-				t.Context(), d.names[i], metav1.DeleteOptions{},
-			); err != nil {
+			} else if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(),
+				d.names[i], metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -514,9 +508,8 @@ func (f *fleet) callOff(t *testing.T) {
 		// A maintenance that is done has withdrawn from every pod: nothing may be left, and nothing
 		// be evicted after it.
 		done := time.Now()
-		evacuations, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(f.namespace).List(
-			t.Context(), metav1.ListOptions{},
-		)
+		evacuations, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(f.namespace).List(t.Context(),
+			metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -73,8 +73,7 @@ func fill(t *testing.T, namespace, pool, node string) {
 	t.Helper()
 	cluster.PodOn(t, namespace, "fills-"+node, pool, node, func(p *corev1.Pod) {
 		p.Spec.Containers[0].Resources.Requests = corev1.ResourceList{
-			corev1.ResourceCPU:    resource.MustParse("56"),
-			corev1.ResourceMemory: resource.MustParse("224Gi"),
+			corev1.ResourceCPU: resource.MustParse("56"), corev1.ResourceMemory: resource.MustParse("224Gi"),
 		}
 	})
 }

@@ -103,9 +103,8 @@ func runScript(t *testing.T, script docs.Script) {
 	}
 	cmd := exec.CommandContext(ctx, "bash", "-eu", "-o", "pipefail", file)
 	cmd.Dir = dir
-	cmd.Env = append(
-		os.Environ(), "KUBECONFIG="+cluster.Kubeconfig(), "PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"),
-	)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.Kubeconfig(),
+		"PATH="+filepath.Join(root, "bin")+":"+os.Getenv("PATH"))
 	// Programs in the background that outlive the script must not keep the test from ending.
 	cmd.WaitDelay = 5 * time.Second
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -116,8 +115,7 @@ func runScript(t *testing.T, script docs.Script) {
 // pageKinds are what the commands of pages create, in the order in which it is removed.
 var pageKinds = []string{
 	"nodemaintenances", "evacuations", "deployments", "statefulsets", "daemonsets", "pods", "poddisruptionbudgets",
-	"serviceaccounts",
-	"roles", "rolebindings", "clusterroles", "clusterrolebindings", "namespaces",
+	"serviceaccounts", "roles", "rolebindings", "clusterroles", "clusterrolebindings", "namespaces",
 }
 
 // pageState is what a cluster has before a page is tried.

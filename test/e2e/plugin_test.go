@@ -50,17 +50,14 @@ type shell struct {
 func newShell(t *testing.T, user string) *shell {
 	t.Helper()
 	folder := t.TempDir()
-	build := exec.CommandContext(
-		t.Context(), "go", "build", "-buildvcs=false", "-o", filepath.Join(folder, "kubectl-maintenance"),
-		"./cmd/kubectl-maintenance",
-	)
+	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-o",
+		filepath.Join(folder, "kubectl-maintenance"), "./cmd/kubectl-maintenance")
 	build.Dir = cluster.Root()
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("the plugin does not build: %v\n%s", err, out)
 	}
 	for name, target := range map[string]string{
-		"kubectl":                      "bin/kubectl",
-		"kubectl_complete-maintenance": "artifacts/krew/kubectl_complete-maintenance",
+		"kubectl": "bin/kubectl", "kubectl_complete-maintenance": "artifacts/krew/kubectl_complete-maintenance",
 	} {
 		if err := os.Symlink(filepath.Join(cluster.Root(), target), filepath.Join(folder, name)); err != nil {
 			t.Fatal(err)
@@ -78,10 +75,8 @@ func newShell(t *testing.T, user string) *shell {
 		t.Fatal(err)
 	}
 	return &shell{
-		environment: append(
-			os.Environ(), "PATH="+folder+string(os.PathListSeparator)+os.Getenv("PATH"), "KUBECONFIG="+kubeconfig,
-			"TERM=xterm", "NO_COLOR=1",
-		),
+		environment: append(os.Environ(), "PATH="+folder+string(os.PathListSeparator)+os.Getenv("PATH"),
+			"KUBECONFIG="+kubeconfig, "TERM=xterm", "NO_COLOR=1"),
 	}
 }
 
@@ -205,9 +200,8 @@ func TestPlugin(t *testing.T) {
 		d.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelHostname: nodes[0]}
 	})
 	cluster.Budget(t, namespace, "stuck", 0)
-	pods, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(
-		t.Context(), metav1.ListOptions{LabelSelector: "app=stuck"},
-	)
+	pods, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(),
+		metav1.ListOptions{LabelSelector: "app=stuck"})
 	if err != nil || len(pods.Items) != 1 {
 		t.Fatalf("%d pods are stuck (%v)", len(pods.Items), err)
 	}
@@ -215,24 +209,19 @@ func TestPlugin(t *testing.T) {
 	user := framework.Name("operator")
 	cluster.Grant(t, user,
 		rbacv1.PolicyRule{
-			APIGroups: []string{v1alpha1.GroupName},
-			Resources: []string{"nodemaintenances"},
-			Verbs:     []string{"get", "list", "watch", "create", "update", "patch", "delete"},
+			APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances"},
+			Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"},
 		},
 		rbacv1.PolicyRule{
-			APIGroups: []string{v1alpha1.GroupName},
-			Resources: []string{"nodemaintenances/preview"},
-			Verbs:     []string{"get"},
+			APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances/preview"},
+			Verbs: []string{"get"},
 		},
 		rbacv1.PolicyRule{
-			APIGroups: []string{v1alpha1.GroupName},
-			Resources: []string{"evacuations"},
-			Verbs:     []string{"get", "list", "watch"},
+			APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"evacuations"},
+			Verbs: []string{"get", "list", "watch"},
 		},
 		rbacv1.PolicyRule{
-			APIGroups: []string{""},
-			Resources: []string{"nodes"},
-			Verbs:     []string{"get", "list", "delete"},
+			APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list", "delete"},
 		},
 		rbacv1.PolicyRule{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"list"}},
 	)
@@ -252,10 +241,8 @@ func TestPlugin(t *testing.T) {
 		}
 	}
 
-	has(
-		run(3, "preview", nodes[0], nodes[1]), "IN THE WAY", "PodDisruptionBudget", stuck.Name, "eviction",
-		"Nothing has been touched",
-	)
+	has(run(3, "preview", nodes[0], nodes[1]), "IN THE WAY", "PodDisruptionBudget", stuck.Name, "eviction",
+		"Nothing has been touched")
 	if names := ownedBy(t, user); len(names) > 0 {
 		t.Errorf("the preview has left %q", names)
 	}
@@ -269,18 +256,14 @@ func TestPlugin(t *testing.T) {
 	name := names[0]
 	watch := s.start(t, "maintenance", "status", name, "--watch")
 	watch.shows(t, `\x1b\[\d+A\x1b\[J`)
-	watch.shows(
-		t, `(?s)`+name+`  Drain for .*new kernel.*BLOCKED  1 pod.*who: the owner of the app in namespace `+namespace,
-	)
-	has(
-		run(3, "blockers", name), stuck.Name, nodes[0], "PodDisruptionBudget stuck",
-		"kubectl describe poddisruptionbudgets -n "+namespace,
-	)
+	watch.shows(t,
+		`(?s)`+name+`  Drain for .*new kernel.*BLOCKED  1 pod.*who: the owner of the app in namespace `+namespace)
+	has(run(3, "blockers", name), stuck.Name, nodes[0], "PodDisruptionBudget stuck",
+		"kubectl describe poddisruptionbudgets -n "+namespace)
 	has(run(0, "status", name), "BLOCKED", "WAVE 1", "new kernel", nodes[0])
 
-	if err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace).Delete(
-		t.Context(), "stuck", metav1.DeleteOptions{},
-	); err != nil {
+	if err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace).Delete(t.Context(), "stuck",
+		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	drain.ends(t, 0)

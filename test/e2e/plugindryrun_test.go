@@ -59,9 +59,7 @@ func look(t *testing.T, user, namespace string, nodes []string) touched {
 	t.Helper()
 	clients := cluster.As(t)
 	found := touched{
-		Nodes:        map[string]nodeMarks{},
-		Maintenances: map[string]maintenanceOrder{},
-		Pods:         map[string]bool{},
+		Nodes: map[string]nodeMarks{}, Maintenances: map[string]maintenanceOrder{}, Pods: map[string]bool{},
 	}
 	for _, name := range nodes {
 		node, err := clients.Kube.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
@@ -73,9 +71,7 @@ func look(t *testing.T, user, namespace string, nodes []string) touched {
 			return strings.HasPrefix(taint.Key, "node.kubernetes.io/")
 		})
 		found.Nodes[name] = nodeMarks{
-			Unschedulable: node.Spec.Unschedulable,
-			Taints:        taints,
-			Annotations:   node.Annotations,
+			Unschedulable: node.Spec.Unschedulable, Taints: taints, Annotations: node.Annotations,
 		}
 	}
 	for _, name := range ownedBy(t, user) {
@@ -84,10 +80,7 @@ func look(t *testing.T, user, namespace string, nodes []string) touched {
 			t.Fatal(err)
 		}
 		found.Maintenances[name] = maintenanceOrder{
-			Generation: nm.Generation,
-			Spec:       nm.Spec,
-			Finalizers: nm.Finalizers,
-			Deleted:    nm.DeletionTimestamp != nil,
+			Generation: nm.Generation, Spec: nm.Spec, Finalizers: nm.Finalizers, Deleted: nm.DeletionTimestamp != nil,
 		}
 	}
 	pods, err := clients.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
@@ -97,9 +90,8 @@ func look(t *testing.T, user, namespace string, nodes []string) touched {
 	for i := range pods.Items {
 		found.Pods[pods.Items[i].Name] = pods.Items[i].DeletionTimestamp == nil
 	}
-	evacuations, err := clients.Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
-		t.Context(), metav1.ListOptions{},
-	)
+	evacuations, err := clients.Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(),
+		metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,16 +108,13 @@ func TestPluginDryRun(t *testing.T) {
 	user := framework.Name("operator")
 	cluster.Grant(t, user,
 		rbacv1.PolicyRule{
-			APIGroups: []string{v1alpha1.GroupName},
-			Resources: []string{"nodemaintenances"},
-			Verbs:     []string{"get", "list", "watch", "create", "update", "patch", "delete"},
+			APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances"},
+			Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"},
 		},
 		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list"}},
 		rbacv1.PolicyRule{
-			APIGroups:     []string{""},
-			Resources:     []string{"nodes"},
-			ResourceNames: []string{nodes[0]},
-			Verbs:         []string{"delete"},
+			APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: []string{nodes[0]},
+			Verbs: []string{"delete"},
 		},
 	)
 	s := newShell(t, user)
@@ -146,61 +135,34 @@ func TestPluginDryRun(t *testing.T) {
 		// shows is what the answer contains, hides what it does not.
 		shows, hides []string
 	}{
-		"start creates nothing": {
-			line:  "start " + nodes[0],
-			code:  0,
-			shows: []string{"created " + dry},
-		},
+		"start creates nothing": {line: "start " + nodes[0], code: 0, shows: []string{"created " + dry}},
 		"start shows the object as it would be stored": {
-			line:  "start " + nodes[0] + " -o yaml",
-			code:  0,
+			line: "start " + nodes[0] + " -o yaml", code: 0,
 			shows: []string{"username: " + user, "podPriority: 2147483647", v1alpha1.FinalizerMaintenanceCompletion},
 		},
 		"start is refused as it would be in earnest": {
-			line:  "start " + nodes[1],
-			code:  1,
-			shows: []string{"forbidden", nodes[1]},
-			hides: []string{dry},
+			line: "start " + nodes[1], code: 1, shows: []string{"forbidden", nodes[1]}, hides: []string{dry},
 		},
 		"drain does not wait": {
-			line:  "drain " + nodes[0] + " --force",
-			code:  0,
-			shows: []string{"Note: --force", "created " + dry},
+			line: "drain " + nodes[0] + " --force", code: 0, shows: []string{"Note: --force", "created " + dry},
 			hides: []string{"PODS"},
 		},
-		"stage moves nothing": {
-			line:  "stage " + announced + " Drain",
-			code:  0,
-			shows: []string{"moved on " + dry},
-		},
+		"stage moves nothing": {line: "stage " + announced + " Drain", code: 0, shows: []string{"moved on " + dry}},
 		"stage does not wait": {
-			line:  "stage " + announced + " Drain --wait",
-			code:  0,
-			shows: []string{"moved on " + dry},
+			line: "stage " + announced + " Drain --wait", code: 0, shows: []string{"moved on " + dry},
 			hides: []string{"PODS"},
 		},
 		"a stage that was reached stays": {
-			line:  "stage " + announced + " Cordon",
-			code:  0,
-			shows: []string{"moved on " + dry},
+			line: "stage " + announced + " Cordon", code: 0, shows: []string{"moved on " + dry},
 		},
 		"complete changes nothing": {
-			line:  "complete " + announced,
-			code:  0,
-			shows: []string{"completed " + dry},
-			hides: []string{"Warning"},
+			line: "complete " + announced, code: 0, shows: []string{"completed " + dry}, hides: []string{"Warning"},
 		},
 		"cancel changes nothing": {
-			line:  "cancel " + announced,
-			code:  0,
-			shows: []string{"cancelled " + dry},
-			hides: []string{"Warning"},
+			line: "cancel " + announced, code: 0, shows: []string{"cancelled " + dry}, hides: []string{"Warning"},
 		},
 		"what does not exist cannot be cancelled": {
-			line:  "cancel " + announced + "-not",
-			code:  1,
-			shows: []string{"not found"},
-			hides: []string{dry},
+			line: "cancel " + announced + "-not", code: 1, shows: []string{"not found"}, hides: []string{dry},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

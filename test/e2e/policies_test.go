@@ -56,9 +56,8 @@ func (w policedWrite) dryRun(ctx context.Context, clients framework.Clients) err
 // needs: the policies that are shipped refuse that, and nothing of what the server does. They limit
 // no other user.
 func TestAdmissionPoliciesLimitTheServer(t *testing.T) {
-	cluster.MustKubectl(
-		t, "", "get", "-f", filepath.Join(cluster.Root(), "artifacts", "base", "admission-policies.yaml"),
-	)
+	cluster.MustKubectl(t, "", "get", "-f",
+		filepath.Join(cluster.Root(), "artifacts", "base", "admission-policies.yaml"))
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
@@ -68,9 +67,7 @@ func TestAdmissionPoliciesLimitTheServer(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "web"},
 		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
 			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{
-				APIVersion: "apps/v1",
-				Kind:       "Deployment",
-				Name:       "web",
+				APIVersion: "apps/v1", Kind: "Deployment", Name: "web",
 			},
 			MaxReplicas: 3,
 		},
@@ -101,25 +98,21 @@ func TestAdmissionPoliciesLimitTheServer(t *testing.T) {
 	for name, write := range map[string]policedWrite{
 		"the deletion cost of a pod": {pod, annotation("controller.kubernetes.io/pod-deletion-cost"), ""},
 		"its own annotation on a pod": {
-			path:  pod,
-			patch: annotation("maintenance.haulout.dev/original-pod-deletion-cost"),
+			path: pod, patch: annotation("maintenance.haulout.dev/original-pod-deletion-cost"),
 		},
 		"the replicas of a Deployment":           {deployment, `{"spec":{"replicas":2}}`, ""},
 		"its own annotation on a Deployment":     {deployment, annotation("maintenance.haulout.dev/surge-record"), ""},
 		"the minReplicas of an autoscaler":       {autoscaler, `{"spec":{"minReplicas":2}}`, ""},
 		"a cordon with its taint and annotation": {node, cordon, ""},
 		"its own condition of a node": {
-			path:  status,
-			patch: `{"status":{"conditions":[{"type":"Drained","status":"True"}]}}`,
+			path: status, patch: `{"status":{"conditions":[{"type":"Drained","status":"True"}]}}`,
 		},
 		"another annotation on a pod": {pod, annotation("sidecar.example.com/inject"), pods},
 		"the labels of a pod":         {pod, label, pods},
 		"a finalizer of a pod":        {pod, `{"metadata":{"finalizers":["e2e.haulout.dev/hold"]}}`, pods},
 		"the image of a pod":          {pod, image, pods},
 		"the deletion cost of a Deployment": {
-			path:   deployment,
-			patch:  annotation("controller.kubernetes.io/pod-deletion-cost"),
-			policy: deployments,
+			path: deployment, patch: annotation("controller.kubernetes.io/pod-deletion-cost"), policy: deployments,
 		},
 		"the image of a Deployment":        {deployment, `{"spec":{"template":` + image + `}}`, deployments},
 		"whether a Deployment is paused":   {deployment, `{"spec":{"paused":true}}`, deployments},
@@ -127,15 +120,12 @@ func TestAdmissionPoliciesLimitTheServer(t *testing.T) {
 		"the labels of a node":             {node, label, ofNodes},
 		"another annotation on a node":     {node, annotation("e2e.haulout.dev/new"), ofNodes},
 		"another taint of a node": {
-			path:   node,
-			patch:  `{"spec":{` + taints(`{"key":"e2e.haulout.dev/new","effect":"NoSchedule"}`) + `}}`,
+			path: node, patch: `{"spec":{` + taints(`{"key":"e2e.haulout.dev/new","effect":"NoSchedule"}`) + `}}`,
 			policy: ofNodes,
 		},
 		"the removal of another taint": {node, `{"spec":{"taints":null}}`, ofNodes},
 		"whether a node is ready": {
-			path:   status,
-			patch:  `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`,
-			policy: statuses,
+			path: status, patch: `{"status":{"conditions":[{"type":"Ready","status":"False"}]}}`, policy: statuses,
 		},
 		"the capacity of a node":                  {status, `{"status":{"capacity":{"pods":"1"}}}`, statuses},
 		"an annotation by the status of the node": {status, annotation("e2e.haulout.dev/new"), statuses},

@@ -121,10 +121,8 @@ func TestPreviewComesTrue(t *testing.T) {
 		}
 		drained, err = maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
 		return err == nil &&
-			conditionIs(
-				drained.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionFalse,
-				v1alpha1.ReasonDrainBlocked,
-			), err
+			conditionIs(drained.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionFalse,
+				v1alpha1.ReasonDrainBlocked), err
 	})
 	t.Run("the pods left in the order of the waves", func(t *testing.T) {
 		waves := wavesOf(preview)
@@ -152,9 +150,8 @@ func TestPreviewComesTrue(t *testing.T) {
 		}
 	})
 	t.Run("what was predicted to be blocked is", func(t *testing.T) {
-		evacuations, err := admin.Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
-			t.Context(), metav1.ListOptions{FieldSelector: "status.blocked=true"},
-		)
+		evacuations, err := admin.Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(),
+			metav1.ListOptions{FieldSelector: "status.blocked=true"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -221,9 +218,8 @@ func neverEvictedOn(t *testing.T, namespace, pool, node, priorityClass string) *
 		d.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
 	})
 	cluster.Budget(t, namespace, "stuck", 0)
-	pods, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(
-		t.Context(), metav1.ListOptions{LabelSelector: "app=stuck"},
-	)
+	pods, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(),
+		metav1.ListOptions{LabelSelector: "app=stuck"})
 	if err != nil || len(pods.Items) != 1 {
 		t.Fatalf("%d pods are stuck (%v)", len(pods.Items), err)
 	}
@@ -355,14 +351,10 @@ func TestPreviewOfSharedNodes(t *testing.T) {
 	cluster.Grant(t, user,
 		rbacv1.PolicyRule{
 			APIGroups: []string{v1alpha1.GroupName},
-			Resources: []string{"nodemaintenances", "nodemaintenances/preview"},
-			Verbs:     []string{"get", "create"},
+			Resources: []string{"nodemaintenances", "nodemaintenances/preview"}, Verbs: []string{"get", "create"},
 		},
 		rbacv1.PolicyRule{
-			APIGroups:     []string{""},
-			Resources:     []string{"nodes"},
-			Verbs:         []string{"delete"},
-			ResourceNames: nodes[:1],
+			APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"delete"}, ResourceNames: nodes[:1],
 		},
 	)
 	other := cluster.Create(
@@ -390,20 +382,17 @@ func TestPreviewOfSharedNodes(t *testing.T) {
 		nm.Spec.NodeSelector = framework.Select(label, "x")
 	})
 	framework.Eventually(t, "the user may create it", func(ctx context.Context) (bool, error) {
-		_, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().Create(
-			ctx, nm, metav1.CreateOptions{},
-		)
+		_, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, nm,
+			metav1.CreateOptions{})
 		return err == nil || apierrors.IsAlreadyExists(err), err
 	})
 	t.Cleanup(func() {
-		_ = cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
-			context.Background(), nm.Name, metav1.DeleteOptions{},
-		)
+		_ = cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(context.Background(), nm.Name,
+			metav1.DeleteOptions{})
 	})
 	patch(nodes[1])
-	preview, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(
-		t.Context(), nm.Name, metav1.GetOptions{},
-	)
+	preview, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(t.Context(),
+		nm.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -427,9 +416,8 @@ func TestPreviewWithKubectl(t *testing.T) {
 	namespace := cluster.NewNamespace(t)
 	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
-	raw := cluster.MustKubectl(
-		t, "", "get", "--raw", "/apis/maintenance.haulout.dev/v1alpha1/nodemaintenances/"+nm.Name+"/preview",
-	)
+	raw := cluster.MustKubectl(t, "", "get", "--raw",
+		"/apis/maintenance.haulout.dev/v1alpha1/nodemaintenances/"+nm.Name+"/preview")
 	var preview v1alpha1.NodeMaintenancePreview
 	if err := json.Unmarshal([]byte(raw), &preview); err != nil {
 		t.Fatal(err)

@@ -60,9 +60,8 @@ func TestRightsOfEvacuations(t *testing.T) {
 	joined := evacuate(t, cluster.PodOn(t, namespace, "joined", pool, nodes[0], namesEvacuator(class)))
 	assigned := cluster.PodOn(t, namespace, "assigned", pool, nodes[0])
 	framework.Eventually(t, "it is the evacuator's turn", func(ctx context.Context) (bool, error) {
-		e, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(
-			ctx, joined.Name, metav1.GetOptions{},
-		)
+		e, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx, joined.Name,
+			metav1.GetOptions{})
 		return err == nil && e.Status.ActiveEvacuatorClass == class, err
 	})
 	for name, c := range map[string]rightCase{
@@ -82,18 +81,14 @@ func TestRightsOfEvacuations(t *testing.T) {
 		"name an evacuator": {
 			base: []rbacv1.PolicyRule{
 				rule(v1alpha1.GroupName, "evacuations", "", "create"), rule("", "pods", "", "delete"),
-				rule(
-					v1alpha1.GroupName, "instigators",
-					strings.TrimPrefix(testInstigator, v1alpha1.FinalizerInstigatorPrefix), "use",
-				),
+				rule(v1alpha1.GroupName, "instigators",
+					strings.TrimPrefix(testInstigator, v1alpha1.FinalizerInstigatorPrefix), "use"),
 			},
 			resource: "evacuators", name: class, verb: "assign",
 			attempt: func(ctx context.Context, evacuations clientv1alpha1.EvacuationInterface) error {
-				_, err := evacuations.Create(
-					ctx,
+				_, err := evacuations.Create(ctx,
 					evacuationOf(assigned, withEvacuators(v1alpha1.Evacuator{EvacuatorClass: class, Priority: 7})),
-					metav1.CreateOptions{},
-				)
+					metav1.CreateOptions{})
 				return err
 			},
 		},
@@ -101,10 +96,8 @@ func TestRightsOfEvacuations(t *testing.T) {
 			base:     []rbacv1.PolicyRule{rule(v1alpha1.GroupName, "evacuations/status", "", "patch")},
 			resource: "evacuators", name: class, verb: "progress",
 			attempt: func(ctx context.Context, evacuations clientv1alpha1.EvacuationInterface) error {
-				_, err := evacuations.Patch(
-					ctx, joined.Name, types.MergePatchType, []byte(`{"status":{"message":"copying"}}`),
-					metav1.PatchOptions{}, "status",
-				)
+				_, err := evacuations.Patch(ctx, joined.Name, types.MergePatchType,
+					[]byte(`{"status":{"message":"copying"}}`), metav1.PatchOptions{}, "status")
 				return err
 			},
 		},

@@ -110,9 +110,8 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		}
 	}
 	t.Logf("%d acknowledged, %d found", total, len(found))
-	if err := maintenances.DeleteCollection(
-		t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: selector},
-	); err != nil {
+	if err := maintenances.DeleteCollection(t.Context(), metav1.DeleteOptions{},
+		metav1.ListOptions{LabelSelector: selector}); err != nil {
 		t.Error(err)
 	}
 }
@@ -133,9 +132,8 @@ func TestNamespaceDeletion(t *testing.T) {
 		cluster.Budget(t, namespace, "stuck", 0)
 		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 		framework.Eventually(t, "the pods have evacuations", func(ctx context.Context) (bool, error) {
-			list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(
-				ctx, metav1.ListOptions{},
-			)
+			list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx,
+				metav1.ListOptions{})
 			return err == nil && len(list.Items) == 3, err
 		})
 		if err := namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}); err != nil {

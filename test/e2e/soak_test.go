@@ -128,10 +128,8 @@ func (g *grounds) start(t *testing.T, pool string) {
 	})
 	cluster.Budget(t, g.namespace, "stuck", 0)
 	cluster.Deployment(t, g.namespace, "single", pool, 1, framework.WithSurge)
-	cluster.MustKubectl(
-		t, "", "create", "poddisruptionbudget", "single", "-n", g.namespace, "--selector=app=single",
-		"--min-available=1",
-	)
+	cluster.MustKubectl(t, "", "create", "poddisruptionbudget", "single", "-n", g.namespace, "--selector=app=single",
+		"--min-available=1")
 	cluster.Deployment(t, g.namespace, "scaled", pool, 2, framework.WithSurge)
 	if _, err := cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).Create(
 		t.Context(),
@@ -139,9 +137,7 @@ func (g *grounds) start(t *testing.T, pool string) {
 			ObjectMeta: metav1.ObjectMeta{Name: "scaled"},
 			Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
 				ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{
-					APIVersion: "apps/v1",
-					Kind:       "Deployment",
-					Name:       "scaled",
+					APIVersion: "apps/v1", Kind: "Deployment", Name: "scaled",
 				},
 				MinReplicas: ptr.To[int32](2), MaxReplicas: 4,
 			},
@@ -159,15 +155,13 @@ func (g *grounds) start(t *testing.T, pool string) {
 func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 	t.Helper()
 	framework.Eventually(t, moment, func(ctx context.Context) (bool, error) {
-		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(
-			ctx, maintenance, metav1.GetOptions{},
-		)
+		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, maintenance,
+			metav1.GetOptions{})
 		if err != nil {
 			return false, err
 		}
-		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(g.namespace).List(
-			ctx, metav1.ListOptions{},
-		)
+		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(g.namespace).List(ctx,
+			metav1.ListOptions{})
 		if err != nil {
 			return false, err
 		}
@@ -204,9 +198,8 @@ func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 func (g *grounds) settle(t *testing.T) {
 	t.Helper()
 	framework.Eventually(t, "no evacuation is left, and all pods run", func(ctx context.Context) (bool, error) {
-		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(g.namespace).List(
-			ctx, metav1.ListOptions{},
-		)
+		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(g.namespace).List(ctx,
+			metav1.ListOptions{})
 		if err != nil {
 			return false, err
 		}
@@ -249,9 +242,8 @@ func (g *grounds) look(t *testing.T) map[string]string {
 		}
 		seen["deployment "+d.Name] = fmt.Sprintf("%s replicas, %v", replicas, d.Annotations)
 	}
-	autoscalers, err := kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).List(
-		t.Context(), metav1.ListOptions{},
-	)
+	autoscalers, err := kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).List(t.Context(),
+		metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

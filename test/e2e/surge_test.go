@@ -48,8 +48,7 @@ func single(
 		d.Spec.Strategy = appsv1.DeploymentStrategy{
 			Type: appsv1.RollingUpdateDeploymentStrategyType,
 			RollingUpdate: &appsv1.RollingUpdateDeployment{
-				MaxSurge:       ptr.To(intstr.FromInt32(1)),
-				MaxUnavailable: ptr.To(intstr.FromInt32(0)),
+				MaxSurge: ptr.To(intstr.FromInt32(1)), MaxUnavailable: ptr.To(intstr.FromInt32(0)),
 			},
 		}
 	}
@@ -59,10 +58,9 @@ func single(
 	if budget != nil {
 		budget.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}}
 		budgets := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace)
-		if _, err := budgets.Create(
-			t.Context(), &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: *budget},
-			metav1.CreateOptions{},
-		); err != nil {
+		if _, err := budgets.Create(t.Context(),
+			&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: *budget},
+			metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		framework.Eventually(t, "budget "+name+" is computed", func(ctx context.Context) (bool, error) {
@@ -70,9 +68,8 @@ func single(
 			return err == nil && b.Status.ObservedGeneration == b.Generation && b.Status.CurrentHealthy > 0, err
 		})
 	}
-	list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(
-		t.Context(), metav1.ListOptions{LabelSelector: "app=" + name},
-	)
+	list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(),
+		metav1.ListOptions{LabelSelector: "app=" + name})
 	if err != nil || len(list.Items) != 1 {
 		t.Fatalf("%s has %d pods (%v)", name, len(list.Items), err)
 	}
@@ -187,8 +184,7 @@ func TestOneReplicaIsNeverMissed(t *testing.T) {
 // scaled up, and the Evacuation is blocked by the budget, until the owner says otherwise.
 func TestBudgetThatNeverAllowsAnEvictionIsANo(t *testing.T) {
 	for name, budget := range map[string]*policyv1.PodDisruptionBudgetSpec{
-		"as nothing may be missing":       nothingMissing(),
-		"as all of it must be there":      allInPercent(),
+		"as nothing may be missing": nothingMissing(), "as all of it must be there": allInPercent(),
 		"as more is wanted than there is": minAvailable(3),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -220,17 +216,14 @@ func autoscale(t *testing.T, namespace, name string, low, high int32) {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: autoscalingv2.HorizontalPodAutoscalerSpec{
 			ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{
-				APIVersion: "apps/v1",
-				Kind:       "Deployment",
-				Name:       name,
+				APIVersion: "apps/v1", Kind: "Deployment", Name: name,
 			},
 			MinReplicas: &low, MaxReplicas: high,
 			Metrics: []autoscalingv2.MetricSpec{
 				{Type: autoscalingv2.ResourceMetricSourceType, Resource: &autoscalingv2.ResourceMetricSource{
 					Name: corev1.ResourceCPU,
 					Target: autoscalingv2.MetricTarget{
-						Type:               autoscalingv2.UtilizationMetricType,
-						AverageUtilization: ptr.To[int32](80),
+						Type: autoscalingv2.UtilizationMetricType, AverageUtilization: ptr.To[int32](80),
 					},
 				}},
 			},
@@ -315,15 +308,13 @@ func TestStuckSurge(t *testing.T) {
 	// cancelled.
 	stays := func(t *testing.T, namespace string, nm *v1alpha1.NodeMaintenance, e *v1alpha1.Evacuation) {
 		t.Helper()
-		if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
-			t.Context(), nm.Name, metav1.DeleteOptions{},
-		); err != nil {
+		if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), nm.Name,
+			metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		asBefore(t, namespace, "web", 1)
-		pod, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(
-			t.Context(), e.Spec.PodRef.Name, metav1.GetOptions{},
-		)
+		pod, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(t.Context(), e.Spec.PodRef.Name,
+			metav1.GetOptions{})
 		if err != nil || pod.UID != e.Spec.PodRef.UID || pod.DeletionTimestamp != nil {
 			t.Errorf("the pod that was to leave is %v (%v)", pod, err)
 		}
@@ -351,10 +342,8 @@ func TestStuckSurge(t *testing.T) {
 		// Nothing simulates this node, so that the test plays its kubelet.
 		played := pool + "-played"
 		cluster.NewNodes(t, pool, false, played)
-		merge(
-			t, "", "node", played, `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"Test"}]}}`,
-			"--subresource=status",
-		)
+		merge(t, "", "node", played, `{"status":{"conditions":[{"type":"Ready","status":"True","reason":"Test"}]}}`,
+			"--subresource=status")
 		nm := drainNodes(t, pool, nodes...)
 		pods := cluster.As(t).Kube.CoreV1().Pods(namespace)
 		name := ""
@@ -374,9 +363,8 @@ func TestStuckSurge(t *testing.T) {
 		)
 		e := evacuationFor(t, &pod, "has a report of the surge", surgeReported)
 		blocked(t, e, v1alpha1.ReasonSurgePending)
-		if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
-			t.Context(), nm.Name, metav1.DeleteOptions{},
-		); err != nil {
+		if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), nm.Name,
+			metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		// No kubelet stops the pod on the node that is played.
@@ -384,9 +372,8 @@ func TestStuckSurge(t *testing.T) {
 			pod, err := pods.Get(ctx, name, metav1.GetOptions{})
 			return err != nil || pod.DeletionTimestamp != nil, nil
 		})
-		if err := pods.Delete(
-			t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
-		); err != nil {
+		if err := pods.Delete(t.Context(), name,
+			metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 			t.Log(err)
 		}
 		asBefore(t, namespace, "web", 1)
@@ -403,9 +390,7 @@ func TestStuckSurge(t *testing.T) {
 		quotas := cluster.As(t).Kube.CoreV1().ResourceQuotas(namespace)
 		if _, err := quotas.Create(t.Context(), &corev1.ResourceQuota{
 			ObjectMeta: metav1.ObjectMeta{Name: "small"},
-			Spec: corev1.ResourceQuotaSpec{
-				Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("1")},
-			},
+			Spec:       corev1.ResourceQuotaSpec{Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("1")}},
 		}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -449,9 +434,8 @@ func TestSurgeAgainstGitOps(t *testing.T) {
 		"SurgeStarted": resets, "SurgeDissolved": resets, "SurgeDeclined": 1,
 	})
 	// Until it is cancelled, the pod has the lowest deletion cost, since it is to leave.
-	if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
-		t.Context(), nm.Name, metav1.DeleteOptions{},
-	); err != nil {
+	if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), nm.Name,
+		metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	asBefore(t, namespace, "web", 1)
@@ -523,9 +507,8 @@ func belongings(ctx context.Context, t *testing.T, namespace, pool string) (map[
 	}
 	for i := range nodes.Items {
 		n := &nodes.Items[i]
-		found["node "+n.Name] = fmt.Sprint(
-			n.Spec.Unschedulable, n.Spec.Taints, n.Annotations[v1alpha1.AnnotationCordonedBy],
-		)
+		found["node "+n.Name] = fmt.Sprint(n.Spec.Unschedulable, n.Spec.Taints,
+			n.Annotations[v1alpha1.AnnotationCordonedBy])
 	}
 	return found, nil
 }

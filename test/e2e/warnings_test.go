@@ -67,8 +67,7 @@ func TestPodsInTheWayAreNamedWhenADrainBegins(t *testing.T) {
 	kube := cluster.As(t).Kube
 	cluster.Deployment(t, namespace, "stuck", pool, 3, framework.WithSurge, func(d *appsv1.Deployment) {
 		d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{
-			MaxSurge:       ptr.To(intstr.FromInt32(0)),
-			MaxUnavailable: ptr.To(intstr.FromInt32(1)),
+			MaxSurge: ptr.To(intstr.FromInt32(0)), MaxUnavailable: ptr.To(intstr.FromInt32(1)),
 		}
 	})
 	cluster.Deployment(t, namespace, "replaced", pool, 2, framework.WithSurge)
@@ -104,15 +103,13 @@ func TestPodsInTheWayAreNamedWhenADrainBegins(t *testing.T) {
 	config.WarningHandler = &warnings
 	maintenances := clientset.NewForConfigOrDie(config).MaintenanceV1alpha1().NodeMaintenances()
 	nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle)
-	if _, err := maintenances.Create(
-		t.Context(), nm, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}},
-	); err != nil {
+	if _, err := maintenances.Create(t.Context(), nm,
+		metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
 		t.Fatal(err)
 	}
 	cluster.Create(t, nm)
-	if _, err := maintenances.Patch(
-		t.Context(), nm.Name, types.MergePatchType, []byte(`{"spec":{"stage":"Drain"}}`), metav1.PatchOptions{},
-	); err != nil {
+	if _, err := maintenances.Patch(t.Context(), nm.Name, types.MergePatchType, []byte(`{"spec":{"stage":"Drain"}}`),
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := warnings.take(); len(got) > 0 {

@@ -38,9 +38,8 @@ import (
 var evacuators = []v1alpha1.Evacuator{
 	{EvacuatorClass: "fast.movers.example.com", Priority: 30000},
 	{
-		EvacuatorClass: "controller.apps.example.com",
-		Priority:       v1alpha1.ControllerEvacuatorPriority,
-		Role:           v1alpha1.EvacuatorRoleController,
+		EvacuatorClass: "controller.apps.example.com", Priority: v1alpha1.ControllerEvacuatorPriority,
+		Role: v1alpha1.EvacuatorRoleController,
 	},
 	{EvacuatorClass: "slow.movers.example.com", Priority: 500},
 }
@@ -81,19 +80,15 @@ func (s *storm) grant() {
 	s.t.Helper()
 	rule := func(group, resource string, names []string, verbs ...string) rbacv1.PolicyRule {
 		return rbacv1.PolicyRule{
-			APIGroups:     []string{group},
-			Resources:     []string{resource},
-			ResourceNames: names,
-			Verbs:         verbs,
+			APIGroups: []string{group}, Resources: []string{resource}, ResourceNames: names, Verbs: verbs,
 		}
 	}
 	deletePods := rule("", "pods", nil, "delete")
 	for _, name := range instigators {
-		cluster.Grant(
-			s.t, name, deletePods, rule(v1alpha1.GroupName, "evacuations", nil, "get", "create", "update", "delete"),
+		cluster.Grant(s.t, name, deletePods,
+			rule(v1alpha1.GroupName, "evacuations", nil, "get", "create", "update", "delete"),
 			rule(v1alpha1.GroupName, "instigators", []string{name}, "use"),
-			rule(v1alpha1.GroupName, "evacuators", nil, "assign"),
-		)
+			rule(v1alpha1.GroupName, "evacuators", nil, "assign"))
 		s.as[name] = cluster.As(s.t, name)
 	}
 	for _, evacuator := range evacuators {
@@ -132,8 +127,7 @@ func (s *storm) ask(ctx context.Context, random *rand.Rand) error {
 	pod, user := one(random, pods), one(random, instigators)
 	e := &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:  pod.Namespace,
-			Finalizers: []string{v1alpha1.FinalizerInstigatorPrefix + user},
+			Namespace: pod.Namespace, Finalizers: []string{v1alpha1.FinalizerInstigatorPrefix + user},
 		},
 		Spec: v1alpha1.EvacuationSpec{
 			PodRef:                  v1alpha1.PodReference{Name: pod.Name, UID: pod.UID},
@@ -225,10 +219,8 @@ func (s *storm) deleteEvacuation(ctx context.Context, random *rand.Rand) error {
 	if err == nil && forbidden {
 		pod, err := s.admin.Kube.CoreV1().Pods(e.Namespace).Get(ctx, e.Spec.PodRef.Name, metav1.GetOptions{})
 		if err == nil && pod.UID == e.Spec.PodRef.UID {
-			s.witness.Report(
-				"Evacuation %s/%s could be deleted although its evacuator forbids it and the pod is there",
-				e.Namespace, e.Name,
-			)
+			s.witness.Report("Evacuation %s/%s could be deleted although its evacuator forbids it and the pod is there",
+				e.Namespace, e.Name)
 		}
 	}
 	return err
@@ -285,19 +277,16 @@ func (s *storm) report(ctx context.Context, random *rand.Rand) error {
 	if err != nil {
 		return err
 	}
-	return s.heard(e, class)(s.evacuations(class, e.Namespace).Patch(
-		ctx, e.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status",
-	))
+	return s.heard(e, class)(s.evacuations(class, e.Namespace).Patch(ctx, e.Name, types.MergePatchType, patch,
+		metav1.PatchOptions{}, "status"))
 }
 
 // heard looks whether a report that was accepted was that of the evacuator that had the turn.
 func (s *storm) heard(e *v1alpha1.Evacuation, class string) func(*v1alpha1.Evacuation, error) error {
 	return func(answer *v1alpha1.Evacuation, err error) error {
 		if err == nil && answer.Status.ActiveEvacuatorClass != class {
-			s.witness.Report(
-				"Evacuation %s/%s: %s was heard although the turn was with %s", e.Namespace, e.Name, class,
-				answer.Status.ActiveEvacuatorClass,
-			)
+			s.witness.Report("Evacuation %s/%s: %s was heard although the turn was with %s", e.Namespace, e.Name, class,
+				answer.Status.ActiveEvacuatorClass)
 		}
 		return err
 	}
@@ -365,9 +354,7 @@ func (s *storm) usurp(ctx context.Context, random *rand.Rand) error {
 	case 3:
 		what = "complete it"
 		meta.SetStatusCondition(&e.Status.Conditions, metav1.Condition{
-			Type:    v1alpha1.ConditionComplete,
-			Status:  metav1.ConditionTrue,
-			Reason:  "Usurped",
+			Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: "Usurped",
 			Message: "not by the server",
 		})
 	}

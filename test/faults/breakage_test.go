@@ -87,9 +87,7 @@ func newBreakage(t *testing.T, r *rig, namespace string) *breakage {
 	b := &breakage{rig: r, t: t, busy: map[string]bool{}}
 	r.Webhook(t, namespace, admissionregistrationv1.RuleWithOperations{
 		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.OperationAll},
-		Rule: admissionregistrationv1.Rule{
-			APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: denials,
-		},
+		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: denials},
 	}, b.decide)
 	return b
 }

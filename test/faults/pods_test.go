@@ -186,10 +186,8 @@ func (s *storm) maintain(ctx context.Context, random *rand.Rand) error {
 		)
 	case err != nil:
 	case how == 0:
-		_, err = maintenances.Patch(
-			ctx, node, types.MergePatchType,
-			fmt.Appendf(nil, `{"spec":{"stage":%q}}`, v1alpha1.NodeMaintenanceStageComplete), metav1.PatchOptions{},
-		)
+		_, err = maintenances.Patch(ctx, node, types.MergePatchType,
+			fmt.Appendf(nil, `{"spec":{"stage":%q}}`, v1alpha1.NodeMaintenanceStageComplete), metav1.PatchOptions{})
 	default:
 		err = maintenances.Delete(ctx, node, metav1.DeleteOptions{})
 	}
@@ -208,9 +206,8 @@ func (s *storm) deleteNamespace(ctx context.Context, random *rand.Rand) error {
 // makeNamespaces recreates the namespaces that are gone.
 func (s *storm) makeNamespaces(ctx context.Context, _ *rand.Rand) error {
 	for _, namespace := range s.namespaces {
-		_, err := s.admin.Kube.CoreV1().Namespaces().Create(
-			ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{},
-		)
+		_, err := s.admin.Kube.CoreV1().Namespaces().Create(ctx,
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			return err
 		}
@@ -303,9 +300,8 @@ func (s *storm) callOff() {
 			turns[e.Status.ActiveEvacuatorClass]++
 		}
 		framework.Eventually(s.t, "an Evacuation is called off", func(ctx context.Context) (bool, error) {
-			_, err := s.evacuations("", e.Namespace).Patch(
-				ctx, e.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{},
-			)
+			_, err := s.evacuations("", e.Namespace).Patch(ctx, e.Name, types.MergePatchType,
+				[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 			return err == nil || apierrors.IsNotFound(err), nil
 		})
 	}
@@ -324,17 +320,15 @@ func (s *storm) letEveryPodGo() {
 func (s *storm) clearAway() {
 	s.t.Helper()
 	for _, node := range s.nodes {
-		err := s.admin.Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(
-			s.t.Context(), node, metav1.DeleteOptions{},
-		)
+		err := s.admin.Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(s.t.Context(), node,
+			metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			s.t.Fatal(err)
 		}
 	}
 	for _, namespace := range s.namespaces {
-		err := s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace).DeleteCollection(
-			s.t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{},
-		)
+		err := s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace).DeleteCollection(s.t.Context(),
+			metav1.DeleteOptions{}, metav1.ListOptions{})
 		if err != nil {
 			s.t.Fatal(err)
 		}

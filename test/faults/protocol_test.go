@@ -51,10 +51,8 @@ var cluster *framework.Cluster
 func start(t *testing.T) {
 	t.Helper()
 	if os.Getenv("E2E_CLUSTER_DIR") == "" {
-		t.Setenv(
-			"HAULOUT_FLAGS",
-			fmt.Sprintf("--evacuator-start-deadline=%s --completed-evacuation-ttl=10s", startDeadline),
-		)
+		t.Setenv("HAULOUT_FLAGS",
+			fmt.Sprintf("--evacuator-start-deadline=%s --completed-evacuation-ttl=10s", startDeadline))
 	}
 	var err error
 	if cluster, err = framework.Start(); err != nil {
@@ -180,12 +178,8 @@ func settled(left []string) (bool, error) {
 func newStorm(t *testing.T) *storm {
 	t.Helper()
 	s := &storm{
-		t:        t,
-		size:     smallSize,
-		witness:  oracle.NewWitness(startDeadline),
-		admin:    cluster.As(t),
-		as:       map[string]framework.Clients{},
-		outcomes: map[string]map[string]int{},
+		t: t, size: smallSize, witness: oracle.NewWitness(startDeadline), admin: cluster.As(t),
+		as: map[string]framework.Clients{}, outcomes: map[string]map[string]int{},
 	}
 	if framework.Full(t) {
 		s.size = fullSize

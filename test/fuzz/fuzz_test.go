@@ -278,10 +278,8 @@ func (r *reader) world() plan.World {
 	}
 	for m := range 1 + r.below(4) {
 		one := plan.Maintenance{
-			Name:    fmt.Sprintf("m-%d", m),
-			Created: time.Unix(int64(r.below(3)), 0),
-			Plan:    r.entries(),
-			Before:  map[string][]v1alpha1.DrainPlanEntry{},
+			Name: fmt.Sprintf("m-%d", m), Created: time.Unix(int64(r.below(3)), 0), Plan: r.entries(),
+			Before: map[string][]v1alpha1.DrainPlanEntry{},
 		}
 		for _, name := range names {
 			if r.below(3) == 0 {

@@ -197,9 +197,8 @@ func (b *Books) Broken() []string {
 	var found []string
 	for _, h := range b.Budgets() {
 		if h.Lowest < h.Floor {
-			found = append(
-				found, fmt.Sprintf("budget %s had %d healthy pods, %d are needed", h.Name, h.Lowest, h.Floor),
-			)
+			found = append(found,
+				fmt.Sprintf("budget %s had %d healthy pods, %d are needed", h.Name, h.Lowest, h.Floor))
 		}
 	}
 	return found

@@ -35,10 +35,7 @@ func newPod(name string, modifiers ...modifier) corev1.Pod {
 	app, _, _ := strings.Cut(name, "-")
 	p := corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "shop",
-			Name:      name,
-			UID:       types.UID(name),
-			Labels:    map[string]string{"app": app},
+			Namespace: "shop", Name: name, UID: types.UID(name), Labels: map[string]string{"app": app},
 		},
 		Status: corev1.PodStatus{
 			Phase:      corev1.PodRunning,
@@ -168,8 +165,7 @@ func TestBooksFindDeploymentsThatMissedPods(t *testing.T) {
 			events: []event{{watch.Added, newPod("web-3")}, {watch.Modified, newPod("web-1", asked)}},
 		},
 		"a pod left first": {
-			events: []event{{watch.Modified, newPod("web-1", asked)}, {watch.Added, newPod("web-3")}},
-			broken: true,
+			events: []event{{watch.Modified, newPod("web-1", asked)}, {watch.Added, newPod("web-3")}}, broken: true,
 		},
 		"a pod left when another one was there and not ready": {
 			events: []event{
@@ -198,9 +194,8 @@ func TestBooksFindDeploymentsThatMissedPods(t *testing.T) {
 }
 
 func TestOpenBooksRefusesABudgetThatIsBroken(t *testing.T) {
-	_, err := OpenBooks(
-		[]policyv1.PodDisruptionBudget{newPDB(intstr.FromInt32(0))}, []corev1.Pod{newPod("web-1", notReady)},
-	)
+	_, err := OpenBooks([]policyv1.PodDisruptionBudget{newPDB(intstr.FromInt32(0))},
+		[]corev1.Pod{newPod("web-1", notReady)})
 	if err == nil {
 		t.Error("got no error")
 	}
@@ -214,19 +209,13 @@ func TestFloor(t *testing.T) {
 		want     int
 	}{
 		"a share that may be missing is rounded up": {
-			spec:     policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &max10Percent},
-			expected: 11,
-			want:     9,
+			spec: policyv1.PodDisruptionBudgetSpec{MaxUnavailable: &max10Percent}, expected: 11, want: 9,
 		},
 		"a share that must be there is rounded up": {
-			spec:     policyv1.PodDisruptionBudgetSpec{MinAvailable: &min90Percent},
-			expected: 11,
-			want:     10,
+			spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: &min90Percent}, expected: 11, want: 10,
 		},
 		"a number that must be there": {
-			spec:     policyv1.PodDisruptionBudgetSpec{MinAvailable: &min3},
-			expected: 11,
-			want:     3,
+			spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: &min3}, expected: 11, want: 3,
 		},
 		"a budget that says nothing demands nothing": {spec: policyv1.PodDisruptionBudgetSpec{}, expected: 11, want: 0},
 	} {

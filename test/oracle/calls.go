@@ -96,14 +96,9 @@ func parseCall(line []byte) (*Call, error) {
 		return nil, nil
 	}
 	call := &Call{
-		Verb:        event.Verb,
-		Subresource: event.ObjectRef.Subresource,
-		Namespace:   event.ObjectRef.Namespace,
-		Name:        event.ObjectRef.Name,
-		User:        event.User.Username,
-		Code:        event.ResponseStatus.Code,
-		Received:    event.RequestReceivedTimestamp.Time,
-		Answered:    event.StageTimestamp.Time,
+		Verb: event.Verb, Subresource: event.ObjectRef.Subresource, Namespace: event.ObjectRef.Namespace,
+		Name: event.ObjectRef.Name, User: event.User.Username, Code: event.ResponseStatus.Code,
+		Received: event.RequestReceivedTimestamp.Time, Answered: event.StageTimestamp.Time,
 	}
 	call.RefusedBy = refusingBudget(event.ResponseStatus)
 	if event.RequestObject == nil {

@@ -162,12 +162,10 @@ func TestEvictedTwice(t *testing.T) {
 		"tries until one is granted": {calls: []Call{refused, refused, granted, deleted}},
 		"two pods of one name":       {calls: []Call{granted, another}},
 		"two that are granted": {
-			calls: []Call{granted, refused, granted},
-			want:  []string{"was evicted more than once"},
+			calls: []Call{granted, refused, granted}, want: []string{"was evicted more than once"},
 		},
 		"three that are granted are told once": {
-			calls: []Call{granted, granted, granted},
-			want:  []string{"was evicted more than once"},
+			calls: []Call{granted, granted, granted}, want: []string{"was evicted more than once"},
 		},
 		"one that may hit another pod": {calls: []Call{anybody}, want: []string{"whichever has that name"}},
 	} {
@@ -189,12 +187,8 @@ func TestPauses(t *testing.T) {
 	p.calls[len(p.calls)-1].Received = gone.Add(1700 * time.Millisecond)
 	// The deletion was answered before the watcher had the event.
 	p.calls = append(p.calls, Call{
-		Verb:      "delete",
-		Namespace: "shop",
-		Name:      "low-2",
-		Code:      200,
-		Received:  gone.Add(-400 * time.Millisecond),
-		Answered:  gone.Add(-300 * time.Millisecond),
+		Verb: "delete", Namespace: "shop", Name: "low-2", Code: 200, Received: gone.Add(-400 * time.Millisecond),
+		Answered: gone.Add(-300 * time.Millisecond),
 	})
 	got, err := p.h.Pauses(p.calls, Rules{})
 	want := []Pause{{Maintenance: "a", From: 1, To: 2, Length: 2 * time.Second}}

@@ -38,14 +38,8 @@ func TestSentToClosed(t *testing.T) {
 	}
 	refused := func(seconds float64) Call {
 		return Call{
-			Verb:        "create",
-			Subresource: "eviction",
-			Namespace:   "shop",
-			Name:        "web-1",
-			User:        "haulout",
-			Code:        429,
-			RefusedBy:   "web",
-			Received:    at(seconds),
+			Verb: "create", Subresource: "eviction", Namespace: "shop", Name: "web-1", User: "haulout", Code: 429,
+			RefusedBy: "web", Received: at(seconds),
 		}
 	}
 	granted := refused(5)
@@ -57,46 +51,35 @@ func TestSentToClosed(t *testing.T) {
 		probes int
 	}{
 		"one that is sent while the budget is open, and lost a race": {
-			events: map[float64]watch.Event{0: status(1)},
-			calls:  []Call{refused(5)},
+			events: map[float64]watch.Event{0: status(1)}, calls: []Call{refused(5)},
 		},
 		"one that is sent before a client could know": {
-			events: map[float64]watch.Event{0: status(1), 5: status(0)},
-			calls:  []Call{refused(5.1)},
+			events: map[float64]watch.Event{0: status(1), 5: status(0)}, calls: []Call{refused(5.1)},
 		},
 		"one that is sent to a closed budget": {
-			events: map[float64]watch.Event{0: status(1), 5: status(0)},
-			calls:  []Call{refused(6)},
-			want:   []string{"budget web had let no pod go for 1s"},
+			events: map[float64]watch.Event{0: status(1), 5: status(0)}, calls: []Call{refused(6)},
+			want: []string{"budget web had let no pod go for 1s"},
 		},
 		"one that is sent to a budget that is not up to date": {
-			events: map[float64]watch.Event{0: status(1), 5: status(1, 2)},
-			calls:  []Call{refused(6)},
-			want:   []string{"budget web had let no pod go for 1s"},
+			events: map[float64]watch.Event{0: status(1), 5: status(1, 2)}, calls: []Call{refused(6)},
+			want: []string{"budget web had let no pod go for 1s"},
 		},
 		"a budget that never closed any more after it had opened": {
-			events: map[float64]watch.Event{0: status(0), 5: status(1)},
-			calls:  []Call{refused(6)},
+			events: map[float64]watch.Event{0: status(0), 5: status(1)}, calls: []Call{refused(6)},
 		},
 		"what passes although the budget is closed": {
-			events: map[float64]watch.Event{0: status(0)},
-			calls:  []Call{granted},
+			events: map[float64]watch.Event{0: status(0)}, calls: []Call{granted},
 		},
 		"probes": {
-			events: map[float64]watch.Event{0: status(0)},
-			calls:  []Call{refused(10), refused(16), refused(22)},
+			events: map[float64]watch.Event{0: status(0)}, calls: []Call{refused(10), refused(16), refused(22)},
 			probes: 3,
 		},
 		"probes are not in the log by time": {
-			events: map[float64]watch.Event{0: status(0)},
-			calls:  []Call{refused(16), refused(10)},
-			probes: 2,
+			events: map[float64]watch.Event{0: status(0)}, calls: []Call{refused(16), refused(10)}, probes: 2,
 		},
 		"more of them than there may be": {
-			events: map[float64]watch.Event{0: status(0)},
-			calls:  []Call{refused(10), refused(12), refused(16)},
-			want:   []string{"for 12s"},
-			probes: 2,
+			events: map[float64]watch.Event{0: status(0)}, calls: []Call{refused(10), refused(12), refused(16)},
+			want: []string{"for 12s"}, probes: 2,
 		},
 		"a budget that no client has seen": {calls: []Call{refused(10)}},
 	} {

@@ -58,10 +58,8 @@ func (w *Witness) Judge(calls []Call, server string) (found []string, evictions 
 		case !known:
 			found = append(found, fmt.Sprintf("Evacuation %s says %s, and its pod has not left", e.name, e.reason))
 		case left.After(e.at.Add(lag)):
-			found = append(
-				found,
-				fmt.Sprintf("Evacuation %s said %s %v before its pod had left", e.name, e.reason, left.Sub(e.at)),
-			)
+			found = append(found,
+				fmt.Sprintf("Evacuation %s said %s %v before its pod had left", e.name, e.reason, left.Sub(e.at)))
 		}
 	}
 	return found, evictions

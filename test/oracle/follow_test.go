@@ -96,8 +96,7 @@ func TestFollow(t *testing.T) {
 		"the state that a server comes back with is told apart": {
 			mayRestart: true, tellsState: true,
 			want: []string{
-				"ADDED a 1", "MODIFIED a 3", "ADDED b 4", "state MODIFIED b 6", "state ADDED c 7",
-				"state DELETED a 3",
+				"ADDED a 1", "MODIFIED a 3", "ADDED b 4", "state MODIFIED b 6", "state ADDED c 7", "state DELETED a 3",
 			},
 		},
 	} {

@@ -142,12 +142,9 @@ type evacuationRecord struct {
 // NewHistory returns an empty history.
 func NewHistory() *History {
 	return &History{
-		pods:         map[types.UID]*podRecord{},
-		nodes:        map[types.UID]*nodeRecord{},
-		maintenances: map[types.UID]*maintenanceRecord{},
-		evacuations:  map[types.UID]*evacuationRecord{},
-		byPod:        map[types.UID][]*evacuationRecord{},
-		overridden:   map[types.UID]bool{},
+		pods: map[types.UID]*podRecord{}, nodes: map[types.UID]*nodeRecord{},
+		maintenances: map[types.UID]*maintenanceRecord{}, evacuations: map[types.UID]*evacuationRecord{},
+		byPod: map[types.UID][]*evacuationRecord{}, overridden: map[types.UID]bool{},
 	}
 }
 

@@ -57,8 +57,7 @@ func TestWentBack(t *testing.T) {
 		"a node of another UID starts over": {play: func(p *tape) {
 			p.reach("a", 2000, "one")
 			p.nms["a"].Status.NodeStatuses[0] = v1alpha1.NodeMaintenanceNodeStatus{
-				NodeRef:      v1alpha1.NodeReference{Name: "one", UID: "again"},
-				DrainTargets: plan(1000),
+				NodeRef: v1alpha1.NodeReference{Name: "one", UID: "again"}, DrainTargets: plan(1000),
 			}
 			p.onOurs(watch.Modified, p.nms["a"])
 		}},
@@ -139,9 +138,7 @@ func TestNotPutBack(t *testing.T) {
 		"a node that is closed": {change: closed, want: []string{"node one is not schedulable"}},
 		"a user's cordon":       {change: closed, cordoned: true},
 		"a user's cordon that is gone": {
-			change:   open,
-			cordoned: true,
-			want:     []string{"node one is schedulable, although"},
+			change: open, cordoned: true, want: []string{"node one is schedulable, although"},
 		},
 		"an annotation of ours": {
 			change: func(n *corev1.Node) {

@@ -107,11 +107,8 @@ func (h *History) OutOfOrder(calls []Call, rules Rules) ([]string, error) {
 			continue
 		}
 		if slices.Contains(rules.Running, typeOf(p.Pod)) {
-			found = append(
-				found,
-				fmt.Sprintf("pod %s/%s was asked to leave, although pods of type %s are left running",
-					p.Namespace, p.Name, typeOf(p.Pod)),
-			)
+			found = append(found, fmt.Sprintf("pod %s/%s was asked to leave, although pods of type %s are left running",
+				p.Namespace, p.Name, typeOf(p.Pod)))
 			continue
 		}
 		opened := openedAt(p.Pod, changes[node.last.UID], asked)
@@ -122,15 +119,12 @@ func (h *History) OutOfOrder(calls []Call, rules Rules) ([]string, error) {
 				continue
 			}
 			if other := d.overtaken(h.pods, nodes, wave, opened); other != nil {
-				found = append(
-					found,
-					fmt.Sprintf(
-						"pod %s/%s on node %s, in wave %d of %s, was asked to leave while %s/%s on node %s, in "+
-							"wave %d, was there",
-						p.Namespace, p.Name, p.Spec.NodeName, wave+1, d.last.Name, other.Namespace, other.Name,
-						other.Spec.NodeName, d.waves[other.UID]+1,
-					),
-				)
+				found = append(found, fmt.Sprintf(
+					"pod %s/%s on node %s, in wave %d of %s, was asked to leave while %s/%s on node %s, in "+
+						"wave %d, was there",
+					p.Namespace, p.Name, p.Spec.NodeName, wave+1, d.last.Name, other.Namespace, other.Name,
+					other.Spec.NodeName, d.waves[other.UID]+1,
+				))
 				break
 			}
 		}
@@ -151,10 +145,7 @@ func (h *History) dockets(rules Rules) ([]*docket, error) {
 			return nil, fmt.Errorf("selector of %s: %w", m.last.Name, err)
 		}
 		d := &docket{
-			maintenanceRecord: m,
-			selector:          selector,
-			waves:             map[types.UID]int{},
-			answers:           map[question]*podRecord{},
+			maintenanceRecord: m, selector: selector, waves: map[types.UID]int{}, answers: map[question]*podRecord{},
 		}
 		for uid, p := range h.pods {
 			wave := slices.IndexFunc(m.last.Spec.DrainPlan, func(e v1alpha1.DrainPlanEntry) bool {
@@ -172,9 +163,8 @@ func (h *History) dockets(rules Rules) ([]*docket, error) {
 
 func (h *History) sortedPods() []*podRecord {
 	return slices.SortedFunc(maps.Values(h.pods), func(a, b *podRecord) int {
-		return cmp.Or(
-			cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.bound.at, b.bound.at),
-		)
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name),
+			cmp.Compare(a.bound.at, b.bound.at))
 	})
 }
 

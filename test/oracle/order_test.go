@@ -49,14 +49,8 @@ type tape struct {
 func newTape(t *testing.T) *tape {
 	t.Helper()
 	return &tape{
-		t:     t,
-		h:     NewHistory(),
-		host:  100,
-		ours:  7,
-		nodes: map[string]*corev1.Node{},
-		pods:  map[string]*corev1.Pod{},
-		nms:   map[string]*v1alpha1.NodeMaintenance{},
-		evacs: map[string]*v1alpha1.Evacuation{},
+		t: t, h: NewHistory(), host: 100, ours: 7, nodes: map[string]*corev1.Node{}, pods: map[string]*corev1.Pod{},
+		nms: map[string]*v1alpha1.NodeMaintenance{}, evacs: map[string]*v1alpha1.Evacuation{},
 	}
 }
 
@@ -82,9 +76,8 @@ func (p *tape) onOurs(kind watch.EventType, object interface {
 	p.host++
 	p.ours++
 	object.SetResourceVersion(strconv.Itoa(p.ours))
-	if err := p.h.HauloutEvent(
-		watch.Event{Type: kind, Object: object.DeepCopyObject()}, moment(p.host), p.now(),
-	); err != nil {
+	if err := p.h.HauloutEvent(watch.Event{Type: kind, Object: object.DeepCopyObject()}, moment(p.host),
+		p.now()); err != nil {
 		p.t.Fatal(err)
 	}
 }
@@ -139,10 +132,7 @@ func (p *tape) evacuation(name string, finalizers ...string) {
 	p.t.Helper()
 	e := &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:  "shop",
-			Name:       name,
-			UID:        types.UID("evacuation-" + name),
-			Finalizers: finalizers,
+			Namespace: "shop", Name: name, UID: types.UID("evacuation-" + name), Finalizers: finalizers,
 		},
 		Spec: v1alpha1.EvacuationSpec{PodRef: v1alpha1.PodReference{Name: name, UID: types.UID(name)}},
 	}
@@ -153,15 +143,8 @@ func (p *tape) evacuation(name string, finalizers ...string) {
 func (p *tape) evict(name string) {
 	p.t.Helper()
 	p.calls = append(p.calls, Call{
-		Verb:        "create",
-		Subresource: "eviction",
-		Namespace:   "shop",
-		Name:        name,
-		UID:         types.UID(name),
-		User:        "haulout",
-		Code:        201,
-		Received:    p.now(),
-		Answered:    p.now(),
+		Verb: "create", Subresource: "eviction", Namespace: "shop", Name: name, UID: types.UID(name), User: "haulout",
+		Code: 201, Received: p.now(), Answered: p.now(),
 	})
 	pod := p.pods[name]
 	pod.DeletionTimestamp = &metav1.Time{Time: p.now()}

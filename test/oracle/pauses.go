@@ -76,10 +76,7 @@ func (h *History) Pauses(calls []Call, rules Rules) ([]Pause, error) {
 			end := last[waves[i-1]]
 			if length := begin.Sub(end); ok && !end.IsZero() && length > 0 {
 				pauses = append(pauses, Pause{
-					Maintenance: d.last.Name,
-					From:        waves[i-1] + 1,
-					To:          waves[i] + 1,
-					Length:      length,
+					Maintenance: d.last.Name, From: waves[i-1] + 1, To: waves[i] + 1, Length: length,
 				})
 			}
 		}

@@ -47,11 +47,8 @@ func (w *Witness) broken(before, e *v1alpha1.Evacuation, consecutive bool) []str
 		return found
 	}
 	if is.FailedEvictionCounter < was.FailedEvictionCounter {
-		found = append(
-			found,
-			fmt.Sprintf("failedEvictionCounter fell from %d to %d",
-				was.FailedEvictionCounter, is.FailedEvictionCounter),
-		)
+		found = append(found, fmt.Sprintf("failedEvictionCounter fell from %d to %d",
+			was.FailedEvictionCounter, is.FailedEvictionCounter))
 	}
 	if text := w.brokenTurn(before, e, consecutive); text != "" {
 		found = append(found, text)
@@ -63,10 +60,8 @@ func (w *Witness) broken(before, e *v1alpha1.Evacuation, consecutive bool) []str
 		case was.EvacuationCancellationPolicy != is.EvacuationCancellationPolicy && isWithdrawn(before):
 			found = append(found, "Forbid was set when no instigator asked for it any more")
 		case !isEvacuator(e, is.ActiveEvacuatorClass):
-			found = append(
-				found,
-				fmt.Sprintf("Forbid was set although no evacuator but %q has the turn", is.ActiveEvacuatorClass),
-			)
+			found = append(found,
+				fmt.Sprintf("Forbid was set although no evacuator but %q has the turn", is.ActiveEvacuatorClass))
 		}
 	}
 	return found
@@ -158,11 +153,8 @@ func (w *Witness) Unsettled() []string {
 	var found []string
 	for _, e := range w.Evacuations() {
 		describe := func(what string) {
-			found = append(
-				found,
-				fmt.Sprintf("Evacuation %s/%s %s: finalizers %v, deleted %v, status %+v",
-					e.Namespace, e.Name, what, e.Finalizers, e.DeletionTimestamp, e.Status),
-			)
+			found = append(found, fmt.Sprintf("Evacuation %s/%s %s: finalizers %v, deleted %v, status %+v",
+				e.Namespace, e.Name, what, e.Finalizers, e.DeletionTimestamp, e.Status))
 		}
 		blocked := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked)
 		switch {
@@ -187,12 +179,10 @@ func heldByOthers(e *v1alpha1.Evacuation) bool {
 // reasons are all for which an Evacuation may be blocked.
 var reasons = []string{
 	v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonPodDisruptionBudgetSyncFailed,
-	v1alpha1.ReasonTooManyDisruptedPods,
-	v1alpha1.ReasonMultiplePodDisruptionBudgets, v1alpha1.ReasonUnhealthyPodsHoldBudget,
-	v1alpha1.ReasonEvacuatorNotProgressing,
-	v1alpha1.ReasonPodTerminating, v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable,
-	v1alpha1.ReasonNoEvacuator, v1alpha1.ReasonRecreated,
+	v1alpha1.ReasonTooManyDisruptedPods, v1alpha1.ReasonMultiplePodDisruptionBudgets,
+	v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonEvacuatorNotProgressing, v1alpha1.ReasonPodTerminating,
+	v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable, v1alpha1.ReasonNoEvacuator, v1alpha1.ReasonRecreated,
 	v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonEvictionError,
-	v1alpha1.ReasonSurgePending,
-	v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetsHoldEachOther, v1alpha1.ReasonBudgetPodsCordoned,
+	v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetsHoldEachOther,
+	v1alpha1.ReasonBudgetPodsCordoned,
 }

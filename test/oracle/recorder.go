@@ -101,20 +101,15 @@ func Start(
 		budgets = append(budgets, list.Items...)
 	}
 	r := &Recorder{
-		Scope:   scope,
-		kube:    kube,
-		log:     log,
-		history: NewHistory(),
-		arrived: make(chan struct{}, 1),
-		placed:  make(chan struct{}),
+		Scope: scope, kube: kube, log: log, history: NewHistory(), arrived: make(chan struct{}, 1),
+		placed: make(chan struct{}),
 	}
 	resources := []Resource{
 		{Client: kube.CoreV1().RESTClient(), Name: "pods", See: r.seeHost},
 		{Client: kube.CoreV1().RESTClient(), Name: "nodes", See: r.seeHost},
 		{
-			Client: kube.PolicyV1().RESTClient(),
-			Name:   "poddisruptionbudgets",
-			See:    func(e watch.Event) { r.budgets.See(e, time.Now()) },
+			Client: kube.PolicyV1().RESTClient(), Name: "poddisruptionbudgets",
+			See: func(e watch.Event) { r.budgets.See(e, time.Now()) },
 		},
 		{Client: kube.EventsV1().RESTClient(), Name: "events", See: r.seeEvent},
 		{
@@ -289,10 +284,7 @@ func (r *Recorder) Wait(ctx context.Context, check func(*View) (missing string))
 func (r *Recorder) Settle(ctx context.Context) error {
 	marker, err := r.kube.CoreV1().Pods(r.Namespaces[0]).Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "judge-"},
-		Spec: corev1.PodSpec{
-			SchedulerName: "none",
-			Containers:    []corev1.Container{{Name: "none", Image: "none"}},
-		},
+		Spec:       corev1.PodSpec{SchedulerName: "none", Containers: []corev1.Container{{Name: "none", Image: "none"}}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		return err

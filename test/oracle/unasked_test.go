@@ -28,12 +28,9 @@ func TestUnasked(t *testing.T) {
 		play func(*tape)
 		want []string
 	}{
-		"a maintenance drains the node": {
-			play: func(p *tape) { p.drain("drain", "a"); p.evict("web") },
-		},
+		"a maintenance drains the node": {play: func(p *tape) { p.drain("drain", "a"); p.evict("web") }},
 		"no maintenance was ever there": {
-			play: func(p *tape) { p.evict("web") },
-			want: []string{"pod shop/web on node a1 was evicted"},
+			play: func(p *tape) { p.evict("web") }, want: []string{"pod shop/web on node a1 was evicted"},
 		},
 		"it drains other nodes": {
 			play: func(p *tape) { p.drain("drain", "b"); p.evict("web") },
@@ -70,12 +67,8 @@ func TestUnasked(t *testing.T) {
 				p.evict("web")
 			},
 		},
-		"somebody else evicts": {
-			play: func(p *tape) { p.evict("web"); p.calls[0].User = "alice" },
-		},
-		"a budget refused": {
-			play: func(p *tape) { p.evict("web"); p.calls[0].Code = 429 },
-		},
+		"somebody else evicts": {play: func(p *tape) { p.evict("web"); p.calls[0].User = "alice" }},
+		"a budget refused":     {play: func(p *tape) { p.evict("web"); p.calls[0].Code = 429 }},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

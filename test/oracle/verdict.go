@@ -29,9 +29,8 @@ import (
 const ourPrefix = "maintenance.haulout.dev/"
 
 // nodeConditions are the conditions about maintenances (KEP-4212, "Node Conditions").
-var nodeConditions = sets.New[corev1.NodeConditionType](
-	"MaintenancePlanned", "MaintenanceInProgress", "DrainInProgress", "Drained",
-)
+var nodeConditions = sets.New[corev1.NodeConditionType]("MaintenancePlanned", "MaintenanceInProgress",
+	"DrainInProgress", "Drained")
 
 // NotPutBack describes what maintenances have left behind on nodes, given the names of the nodes
 // that a user had cordoned.
@@ -84,17 +83,14 @@ func EvictedTwice(calls []Call) []string {
 			continue
 		}
 		if call.UID == "" {
-			found = append(
-				found,
-				fmt.Sprintf("%s evicted pod %s/%s, whichever has that name", call.User, call.Namespace, call.Name),
-			)
+			found = append(found,
+				fmt.Sprintf("%s evicted pod %s/%s, whichever has that name", call.User, call.Namespace, call.Name))
 			continue
 		}
 		id := string(call.UID)
 		if granted[id]++; granted[id] == 2 {
-			found = append(
-				found, fmt.Sprintf("pod %s/%s (%s) was evicted more than once", call.Namespace, call.Name, call.UID),
-			)
+			found = append(found,
+				fmt.Sprintf("pod %s/%s (%s) was evicted more than once", call.Namespace, call.Name, call.UID))
 		}
 	}
 	return found

@@ -102,14 +102,9 @@ func (s span) has(t time.Time) bool { return !t.Before(s.from) && !t.After(s.to)
 // for their first report at least.
 func NewWitness(startDeadline time.Duration) *Witness {
 	return &Witness{
-		startDeadline: startDeadline,
-		live:          map[types.UID]*v1alpha1.Evacuation{},
-		first:         map[types.UID]types.NamespacedName{},
-		states:        map[types.UID][]state{},
-		pods:          map[types.UID]*corev1.Pod{},
-		left:          map[types.UID]time.Time{},
-		counted:       map[string]bool{},
-		counts:        Counts{Blocked: map[string]int{}},
+		startDeadline: startDeadline, live: map[types.UID]*v1alpha1.Evacuation{},
+		first: map[types.UID]types.NamespacedName{}, states: map[types.UID][]state{}, pods: map[types.UID]*corev1.Pod{},
+		left: map[types.UID]time.Time{}, counted: map[string]bool{}, counts: Counts{Blocked: map[string]int{}},
 	}
 }
 
@@ -216,10 +211,7 @@ func (w *Witness) See(event watch.EventType, e *v1alpha1.Evacuation, at time.Tim
 	if isComplete(e) && (before == nil || !isComplete(before)) {
 		condition := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionComplete)
 		w.ended = append(w.ended, ended{
-			name:   e.Namespace + "/" + e.Name,
-			reason: condition.Reason,
-			pod:    e.Spec.PodRef.UID,
-			at:     at,
+			name: e.Namespace + "/" + e.Name, reason: condition.Reason, pod: e.Spec.PodRef.UID, at: at,
 		})
 	}
 	w.live[e.UID] = e
@@ -259,10 +251,8 @@ func (w *Witness) count(before, e *v1alpha1.Evacuation) {
 		before.Status.ActiveEvacuatorClass != e.Status.ActiveEvacuatorClass {
 		w.counts.HandOvers++
 	}
-	w.once(
-		e, "forbidden", e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid,
-		&w.counts.Forbidden,
-	)
+	w.once(e, "forbidden", e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid,
+		&w.counts.Forbidden)
 	if blocked := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked); blocked != nil &&
 		blocked.Status == metav1.ConditionTrue {
 		count := w.counts.Blocked[blocked.Reason]
@@ -270,9 +260,8 @@ func (w *Witness) count(before, e *v1alpha1.Evacuation) {
 		w.counts.Blocked[blocked.Reason] = count
 	}
 	if isComplete(e) {
-		cancelled := meta.FindStatusCondition(
-			e.Status.Conditions, v1alpha1.ConditionComplete,
-		).Reason == v1alpha1.ReasonCancelled
+		cancelled := meta.FindStatusCondition(e.Status.Conditions,
+			v1alpha1.ConditionComplete).Reason == v1alpha1.ReasonCancelled
 		w.once(e, "cancelled", cancelled, &w.counts.Cancelled)
 		w.once(e, "completed", !cancelled, &w.counts.Completed)
 	}

@@ -46,10 +46,7 @@ type mod func(*v1alpha1.Evacuation)
 func evacuation(mods ...mod) *v1alpha1.Evacuation {
 	e := &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:         "blue",
-			Name:              podUID + "-web",
-			UID:               "evacuation-1",
-			Finalizers:        []string{finalizer},
+			Namespace: "blue", Name: podUID + "-web", UID: "evacuation-1", Finalizers: []string{finalizer},
 			CreationTimestamp: metav1.NewTime(dawn),
 		},
 		Spec: v1alpha1.EvacuationSpec{
@@ -101,10 +98,7 @@ func withdrawn(e *v1alpha1.Evacuation) { e.Finalizers = nil }
 func condition(conditionType, reason string) mod {
 	return func(e *v1alpha1.Evacuation) {
 		e.Status.Conditions = append(e.Status.Conditions, metav1.Condition{
-			Type:    conditionType,
-			Status:  metav1.ConditionTrue,
-			Reason:  reason,
-			Message: "x",
+			Type: conditionType, Status: metav1.ConditionTrue, Reason: reason, Message: "x",
 		})
 	}
 }
@@ -136,9 +130,8 @@ func TestRules(t *testing.T) {
 			missed: true,
 		},
 		"a turn that comes back": {
-			states: []*v1alpha1.Evacuation{evacuation(turn(second, 0)), evacuation(turn(first, 20))},
-			missed: true,
-			want:   []string{"comes before it"},
+			states: []*v1alpha1.Evacuation{evacuation(turn(second, 0)), evacuation(turn(first, 20))}, missed: true,
+			want: []string{"comes before it"},
 		},
 		"an evacuator that was left out": {
 			states: []*v1alpha1.Evacuation{evacuation(turn(first, 0), done), evacuation(turn(evict, 20))},
@@ -151,8 +144,7 @@ func TestRules(t *testing.T) {
 			want: []string{"no instigator asks"},
 		},
 		"a class that no evacuator has": {
-			states: []*v1alpha1.Evacuation{evacuation(), evacuation(turn("x", 0))},
-			want:   []string{"no evacuator"},
+			states: []*v1alpha1.Evacuation{evacuation(), evacuation(turn("x", 0))}, want: []string{"no evacuator"},
 		},
 		"a counter that falls": {
 			states: []*v1alpha1.Evacuation{evacuation(failed(2)), evacuation(failed(1))},
@@ -239,59 +231,40 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 			seen: []seen{{0, watch.Added, evacuation(turn(v1alpha1.EvacuatorClassDaemonSet, 0))}}, uid: podUID, at: 10},
 		"when another finalizer holds it and a drain may still want the pod": {
 			seen: append(upForEviction, seen{
-				at:    40,
-				event: watch.Modified,
-				e:     evacuation(turn(evict, 20), withdrawn, heldByOther),
+				at: 40, event: watch.Modified, e: evacuation(turn(evict, 20), withdrawn, heldByOther),
 			}),
-			uid: podUID,
-			at:  45,
+			uid: podUID, at: 45,
 		},
 		"before":                  {seen: upForEviction, uid: podUID, at: 10, want: []string{"not its turn"}},
 		"of no pod in particular": {seen: upForEviction, at: 30, want: []string{"which pod"}},
 		"of a pod that no Evacuation asks to leave": {
-			seen: upForEviction,
-			uid:  "other",
-			at:   30,
-			want: []string{"never had"},
+			seen: upForEviction, uid: "other", at: 30, want: []string{"never had"},
 		},
 		"of a namesake's, which was meant": {
-			seen: append(upForEviction, seen{40, watch.Deleted, evacuation(turn(evict, 20))}),
-			uid:  podUID,
-			at:   41,
+			seen: append(upForEviction, seen{40, watch.Deleted, evacuation(turn(evict, 20))}), uid: podUID, at: 41,
 		},
 		"after it was cancelled": {
-			seen: append(upForEviction, seen{40, watch.Modified, evacuation(turn(evict, 20), withdrawn)}),
-			uid:  podUID,
-			at:   45,
-			want: []string{"not its turn"},
+			seen: append(upForEviction, seen{40, watch.Modified, evacuation(turn(evict, 20), withdrawn)}), uid: podUID,
+			at: 45, want: []string{"not its turn"},
 		},
 		"after it was asked for again": {
-			seen: append(
-				upForEviction, seen{40, watch.Deleted, evacuation(turn(evict, 20))},
-				seen{
-					at:    41,
-					event: watch.Added,
-					e:     evacuation(func(e *v1alpha1.Evacuation) { e.UID = "evacuation-2" }, turn(first, 41)),
-				},
-			),
+			seen: append(upForEviction, seen{40, watch.Deleted, evacuation(turn(evict, 20))}, seen{
+				at: 41, event: watch.Added,
+				e: evacuation(func(e *v1alpha1.Evacuation) { e.UID = "evacuation-2" }, turn(first, 41)),
+			}),
 			uid: podUID, at: 44, want: []string{"not its turn"}},
 		"while the witness was away, and perhaps in order": {
 			seen: []seen{
 				{at: 0, event: watch.Added, e: evacuation(turn(first, 0))},
 				{at: 30, event: watch.Modified, e: evacuation(turn(evict, 10), condition("Complete", "PodDeleted"))},
 			},
-			uid:   podUID,
-			blind: [2]int{5, 30},
-			at:    15,
+			uid: podUID, blind: [2]int{5, 30}, at: 15,
 		},
 		"while the witness was away, and it was not active after": {
 			seen: []seen{
 				{0, watch.Added, evacuation(turn(first, 0))}, {30, watch.Modified, evacuation(turn(first, 29))},
 			},
-			uid:   podUID,
-			blind: [2]int{5, 30},
-			at:    15,
-			want:  []string{"not its turn"},
+			uid: podUID, blind: [2]int{5, 30}, at: 15, want: []string{"not its turn"},
 		},
 	}
 	for name, tt := range tests {
@@ -306,12 +279,8 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 			}
 			calls := []Call{
 				{
-					Subresource: "eviction",
-					Namespace:   "blue",
-					Name:        "web",
-					UID:         tt.uid,
-					User:        sender,
-					Received:    at(tt.at),
+					Subresource: "eviction", Namespace: "blue", Name: "web", UID: tt.uid, User: sender,
+					Received: at(tt.at),
 				},
 				{Subresource: "eviction", Namespace: "blue", Name: "web", User: "somebody else", Received: at(tt.at)},
 			}
@@ -341,10 +310,8 @@ func TestCompletionTellsTheTruth(t *testing.T) {
 			w := NewWitness(2 * time.Second)
 			w.See(watch.Added, evacuation(condition("Complete", tt.reason)), dawn, true)
 			if tt.left >= 0 {
-				w.SeePod(
-					watch.Deleted, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: podUID}},
-					dawn.Add(time.Duration(tt.left)*time.Second),
-				)
+				w.SeePod(watch.Deleted, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: podUID}},
+					dawn.Add(time.Duration(tt.left)*time.Second))
 			}
 			found, _ := w.Judge(nil, sender)
 			expect(t, found, tt.want...)
@@ -357,17 +324,11 @@ func TestUnsettled(t *testing.T) {
 		e    *v1alpha1.Evacuation
 		want []string
 	}{
-		"it is over": {e: evacuation(condition("Complete", "PodDeleted"))},
-		"it says what blocks it": {
-			e: evacuation(turn(evict, 0), condition("Blocked", "PodDisruptionBudget")),
-		},
-		"it says nothing": {
-			e:    evacuation(turn(evict, 0)),
-			want: []string{"does not say why"},
-		},
+		"it is over":             {e: evacuation(condition("Complete", "PodDeleted"))},
+		"it says what blocks it": {e: evacuation(turn(evict, 0), condition("Blocked", "PodDisruptionBudget"))},
+		"it says nothing":        {e: evacuation(turn(evict, 0)), want: []string{"does not say why"}},
 		"it says what the witness does not understand": {
-			e:    evacuation(turn(evict, 0), condition("Blocked", "BadMood")),
-			want: []string{"no reason"},
+			e: evacuation(turn(evict, 0), condition("Blocked", "BadMood")), want: []string{"no reason"},
 		},
 		"it was cancelled": {
 			e:    evacuation(turn(evict, 0), withdrawn, condition("Blocked", "PodDisruptionBudget")),

@@ -48,8 +48,7 @@ func TestStructural(t *testing.T) {
 				},
 				"map": {
 					SchemaProps: spec.SchemaProps{
-						Type:                 []string{"object"},
-						AdditionalProperties: &spec.SchemaOrBool{Allows: true, Schema: &text},
+						Type: []string{"object"}, AdditionalProperties: &spec.SchemaOrBool{Allows: true, Schema: &text},
 					},
 				},
 			},
@@ -85,8 +84,7 @@ func TestStructural(t *testing.T) {
 
 func TestModelsOfHauloutHaveNoReferences(t *testing.T) {
 	for of, field := range map[resource]string{
-		nodeMaintenances: `"nodeSelectorTerms"`,
-		evacuations:      `"activeEvacuatorClass"`,
+		nodeMaintenances: `"nodeSelectorTerms"`, evacuations: `"activeEvacuatorClass"`,
 	} {
 		model, err := structural(openapi.GetOpenAPIDefinitions(reference), of.model)
 		if err != nil {

@@ -45,15 +45,11 @@ type resource struct {
 }
 
 var nodeMaintenances = resource{
-	plural: "nodemaintenances",
-	kind:   "NodeMaintenance",
-	model:  v1alpha1.NodeMaintenance{}.OpenAPIModelName(),
+	plural: "nodemaintenances", kind: "NodeMaintenance", model: v1alpha1.NodeMaintenance{}.OpenAPIModelName(),
 }
 
 var crds = schema.GroupVersionResource{
-	Group:    "apiextensions.k8s.io",
-	Version:  "v1",
-	Resource: "customresourcedefinitions",
+	Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions",
 }
 
 // makeCRD creates a CustomResourceDefinition with the schema of the kind, and waits until
@@ -92,9 +88,7 @@ func makeCRD(
 		return nil, err
 	}
 	served := client.Resource(schema.GroupVersionResource{
-		Group:    crdGroup,
-		Version:  v1alpha1.SchemeGroupVersion.Version,
-		Resource: of.plural,
+		Group: crdGroup, Version: v1alpha1.SchemeGroupVersion.Version, Resource: of.plural,
 	})
 	isServed := func(ctx context.Context) (bool, error) {
 		_, err := served.List(ctx, metav1.ListOptions{Limit: 1})

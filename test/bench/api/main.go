@@ -93,10 +93,8 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	ours := newTarget(
-		client.Resource(v1alpha1.SchemeGroupVersion.WithResource(nodeMaintenances.plural)), v1alpha1.GroupName,
-		nodeMaintenances,
-	)
+	ours := newTarget(client.Resource(v1alpha1.SchemeGroupVersion.WithResource(nodeMaintenances.plural)),
+		v1alpha1.GroupName, nodeMaintenances)
 	theirs := newTarget(served, crdGroup, nodeMaintenances)
 	spec, err := completeSpec(ctx, ours)
 	if err != nil {

@@ -42,10 +42,7 @@ const (
 )
 
 var evacuations = resource{
-	plural:     "evacuations",
-	kind:       "Evacuation",
-	model:      v1alpha1.Evacuation{}.OpenAPIModelName(),
-	namespaced: true,
+	plural: "evacuations", kind: "Evacuation", model: v1alpha1.Evacuation{}.OpenAPIModelName(), namespaced: true,
 }
 
 // compareStatus compares writes of the status of Evacuations, to which evacuators write their
@@ -64,10 +61,8 @@ func compareStatus(ctx context.Context, s settings, config *rest.Config, dir str
 		return figure{}, err
 	}
 	targets := [2]*target{
-		newTarget(
-			client.Resource(v1alpha1.SchemeGroupVersion.WithResource(evacuations.plural)).Namespace(namespace),
-			v1alpha1.GroupName, evacuations,
-		),
+		newTarget(client.Resource(v1alpha1.SchemeGroupVersion.WithResource(evacuations.plural)).Namespace(namespace),
+			v1alpha1.GroupName, evacuations),
 		newTarget(served.Namespace(namespace), crdGroup, evacuations),
 	}
 	names := make([]string, len(pods))
@@ -100,17 +95,15 @@ func makePods(ctx context.Context, config *rest.Config, dir string, count int) (
 	if err != nil {
 		return nil, err
 	}
-	owner, err := kube.CoreV1().ConfigMaps(namespace).Create(
-		ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: app}}, metav1.CreateOptions{},
-	)
+	owner, err := kube.CoreV1().ConfigMaps(namespace).Create(ctx,
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: app}}, metav1.CreateOptions{})
 	if err != nil {
 		return nil, err
 	}
 	pods := make([]*corev1.Pod, count)
 	for i := range pods {
-		pods[i] = crowd.NewPod(
-			crowd.Name{Namespace: namespace, App: app}, i, owner.UID, nodes.Items[i%len(nodes.Items)].Name,
-		)
+		pods[i] = crowd.NewPod(crowd.Name{Namespace: namespace, App: app}, i, owner.UID,
+			nodes.Items[i%len(nodes.Items)].Name)
 	}
 	return pods, crowd.Store(ctx, dir, count, func(i int) *corev1.Pod { return pods[i] })
 }
@@ -130,9 +123,8 @@ func makePair(ctx context.Context, targets [2]*target, name string, pod *corev1.
 	if err != nil {
 		return err
 	}
-	twin, err := targets[1].client.Create(
-		ctx, targets[1].object(name, spec, made.GetFinalizers()...), metav1.CreateOptions{},
-	)
+	twin, err := targets[1].client.Create(ctx, targets[1].object(name, spec, made.GetFinalizers()...),
+		metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}

@@ -86,16 +86,14 @@ func (c *cluster) disturb(ctx context.Context) (end func(context.Context) error,
 		return end, err
 	}
 	foreign := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"{\"a/b\":\"x\"}"}}}`, v1alpha1.AnnotationCordonedBy)
-	if _, err := c.kube.CoreV1().Nodes().Patch(
-		ctx, c.bad[0], types.MergePatchType, foreign, metav1.PatchOptions{},
-	); err != nil {
+	if _, err := c.kube.CoreV1().Nodes().Patch(ctx, c.bad[0], types.MergePatchType, foreign,
+		metav1.PatchOptions{}); err != nil {
 		return end, fmt.Errorf("annotate node %s: %w", c.bad[0], err)
 	}
 	drains := badMaintenance("bad")
 	drains.Spec.Reason = "\x1b]0;title\a\x1b[2J"
-	if _, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(
-		ctx, drains, metav1.CreateOptions{},
-	); err != nil {
+	if _, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, drains,
+		metav1.CreateOptions{}); err != nil {
 		return end, err
 	}
 	for _, repeated := range []struct {
@@ -110,9 +108,8 @@ func (c *cluster) disturb(ctx context.Context) (end func(context.Context) error,
 			}, repeated.every)
 		})
 	}
-	settling, cancel := context.WithTimeoutCause(
-		acting, setupTime, fmt.Errorf("the bad input was not taken in within %v", setupTime),
-	)
+	settling, cancel := context.WithTimeoutCause(acting, setupTime,
+		fmt.Errorf("the bad input was not taken in within %v", setupTime))
 	defer cancel()
 	return end, untilEvery(settling, time.Second, c.badInputIsKnown)
 }
@@ -120,10 +117,7 @@ func (c *cluster) disturb(ctx context.Context) (end func(context.Context) error,
 func badMaintenance(name string) *v1alpha1.NodeMaintenance {
 	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: v1alpha1.NodeMaintenanceSpec{
-			NodeSelector: inPool(badPool),
-			Stage:        v1alpha1.NodeMaintenanceStageDrain,
-		},
+		Spec:       v1alpha1.NodeMaintenanceSpec{NodeSelector: inPool(badPool), Stage: v1alpha1.NodeMaintenanceStageDrain},
 	}
 }
 
@@ -134,9 +128,7 @@ func (c *cluster) denyEvictions(ctx context.Context) (func(context.Context) erro
 		Rule: admissionregistrationv1.RuleWithOperations{
 			Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
 			Rule: admissionregistrationv1.Rule{
-				APIGroups:   []string{""},
-				APIVersions: []string{"v1"},
-				Resources:   []string{"pods/eviction"},
+				APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/eviction"},
 			},
 		},
 		Decide: func(r *admissionv1.AdmissionRequest) *metav1.Status {
@@ -181,12 +173,10 @@ func (c *cluster) createBadPods(ctx context.Context) error {
 	for i := range deniedPods {
 		pods = append(pods, badPod(fmt.Sprintf("%s-%02d", deniedApp, i), deniedApp, c.bad[i%len(c.bad)]))
 	}
-	keepsAll := newBudget(
-		waiting, policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(waitingPods))},
-	)
-	if _, err := c.kube.PolicyV1().PodDisruptionBudgets(badNamespace).Create(
-		ctx, keepsAll, metav1.CreateOptions{},
-	); err != nil {
+	keepsAll := newBudget(waiting,
+		policyv1.PodDisruptionBudgetSpec{MinAvailable: ptr.To(intstr.FromInt32(waitingPods))})
+	if _, err := c.kube.PolicyV1().PodDisruptionBudgets(badNamespace).Create(ctx, keepsAll,
+		metav1.CreateOptions{}); err != nil {
 		return err
 	}
 	return each(ctx, pods, setupWriters, func(ctx context.Context, pod **corev1.Pod) error {
@@ -258,9 +248,8 @@ func (c *cluster) sendRefused(ctx context.Context) error {
 // badInputIsKnown says what is missing until the server has asked every pod to leave and says what
 // blocks those that wait for their budget.
 func (c *cluster) badInputIsKnown(ctx context.Context) (string, error) {
-	list, err := c.haulout.MaintenanceV1alpha1().Evacuations(badNamespace).List(
-		ctx, metav1.ListOptions{ResourceVersion: "0"},
-	)
+	list, err := c.haulout.MaintenanceV1alpha1().Evacuations(badNamespace).List(ctx,
+		metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return "", err
 	}
@@ -271,9 +260,8 @@ func (c *cluster) badInputIsKnown(ctx context.Context) (string, error) {
 		}
 	}
 	if asked := len(list.Items); asked < waitingPods+deniedPods || blocked < waitingPods {
-		return fmt.Sprintf(
-			"%d pods of the bad input have been asked to leave, %d of them are known to be blocked", asked, blocked,
-		), nil
+		return fmt.Sprintf("%d pods of the bad input have been asked to leave, %d of them are known to be blocked",
+			asked, blocked), nil
 	}
 	return "", nil
 }
@@ -284,16 +272,13 @@ func (c *cluster) removeBadInput(ctx context.Context) error {
 		return err
 	}
 	all, now := metav1.ListOptions{}, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}
-	if err := errors.Join(
-		c.kube.CoreV1().Pods(badNamespace).DeleteCollection(ctx, now, all),
-		c.kube.PolicyV1().PodDisruptionBudgets(badNamespace).DeleteCollection(ctx, now, all),
-	); err != nil {
+	if err := errors.Join(c.kube.CoreV1().Pods(badNamespace).DeleteCollection(ctx, now, all),
+		c.kube.PolicyV1().PodDisruptionBudgets(badNamespace).DeleteCollection(ctx, now, all)); err != nil {
 		return err
 	}
 	own := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:null}}}`, v1alpha1.AnnotationCordonedBy)
-	if _, err := c.kube.CoreV1().Nodes().Patch(
-		ctx, c.bad[0], types.MergePatchType, own, metav1.PatchOptions{},
-	); err != nil {
+	if _, err := c.kube.CoreV1().Nodes().Patch(ctx, c.bad[0], types.MergePatchType, own,
+		metav1.PatchOptions{}); err != nil {
 		return err
 	}
 	return until(ctx, func(ctx context.Context) (string, error) {

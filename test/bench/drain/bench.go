@@ -60,27 +60,16 @@ func bench(ctx context.Context, args []string, out io.Writer) (err error) {
 	minute, _, _ := strings.Cut(string(load), " ")
 	r := report{
 		Machine: machine{
-			CPUs:       runtime.NumCPU(),
-			Go:         runtime.Version(),
-			Kubernetes: version.GitVersion,
-			Load:       minute,
-			Started:    started.UTC(),
+			CPUs: runtime.NumCPU(), Go: runtime.Version(), Kubernetes: version.GitVersion, Load: minute,
+			Started: started.UTC(),
 		},
 		Settings: figures{
 			Pods: s.pods, Deployments: s.deployments, Nodes: s.nodes, Spare: s.spare, Workers: s.workers,
-			Retry:   s.retry.Seconds(),
-			Singles: s.singles, Repetitions: s.repetitions, GOGC: s.gogc,
+			Retry: s.retry.Seconds(), Singles: s.singles, Repetitions: s.repetitions, GOGC: s.gogc,
 		},
 	}
-	fmt.Fprintf(
-		out,
-		"%d pods on %d nodes, %d processors, load before %s, Kubernetes %s\n\n",
-		s.pods,
-		s.nodes,
-		r.Machine.CPUs,
-		minute,
-		version.GitVersion,
-	)
+	fmt.Fprintf(out, "%d pods on %d nodes, %d processors, load before %s, Kubernetes %s\n\n", s.pods, s.nodes,
+		r.Machine.CPUs, minute, version.GitVersion)
 	for repetition := range s.repetitions {
 		for _, name := range s.workloads {
 			w := newWorkload(name, s)
@@ -90,11 +79,7 @@ func bench(ctx context.Context, args []string, out io.Writer) (err error) {
 					w = w.withoutSurge()
 				}
 				drain := result{
-					Workload:   name,
-					Contender:  contender,
-					Repetition: repetition,
-					Position:   position,
-					Pods:       w.pods(),
+					Workload: name, Contender: contender, Repetition: repetition, Position: position, Pods: w.pods(),
 				}
 				if err := c.measure(ctx, s, w, &drain); err != nil {
 					return fmt.Errorf("%s, %s: %w", name, contender, err)
@@ -111,9 +96,8 @@ func bench(ctx context.Context, args []string, out io.Writer) (err error) {
 
 // line reports a drain as soon as it is over.
 func line(r *result) string {
-	text := fmt.Sprintf(
-		"%s, %s: %.1f s, %d calls, %d of them rejected", r.Workload, r.Contender, r.Seconds, r.Calls, r.Rejected,
-	)
+	text := fmt.Sprintf("%s, %s: %.1f s, %d calls, %d of them rejected", r.Workload, r.Contender, r.Seconds, r.Calls,
+		r.Rejected)
 	if r.Failed != "" {
 		text += fmt.Sprintf("; FAILED, %d pods left: %s", r.Left, strings.ReplaceAll(r.Failed, "\n", "; "))
 	}

@@ -110,35 +110,28 @@ func (c *cluster) setUp(ctx context.Context, s settings) error {
 		name := nodes.Items[i].Name
 		*names = append(*names, name)
 		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, poolLabel, pool)
-		if _, err := c.kube.CoreV1().Nodes().Patch(
-			ctx, name, types.MergePatchType, patch, metav1.PatchOptions{},
-		); err != nil {
+		if _, err := c.kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch,
+			metav1.PatchOptions{}); err != nil {
 			return err
 		}
 	}
 	for _, name := range []string{namespace, badNamespace} {
-		if _, err := c.kube.CoreV1().Namespaces().Create(
-			ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{},
-		); err != nil {
+		if _, err := c.kube.CoreV1().Namespaces().Create(ctx,
+			&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 			return err
 		}
 	}
 	// No workload comes to them.
-	return each(
-		ctx,
-		c.bad,
-		setupWriters,
-		func(ctx context.Context, node *string) error { return setUnschedulable(ctx, c.kube, *node, true) },
-	)
+	return each(ctx, c.bad, setupWriters,
+		func(ctx context.Context, node *string) error { return setUnschedulable(ctx, c.kube, *node, true) })
 }
 
 // prepare puts the cluster into the state that every drain begins with: the workload runs on the
 // nodes to be drained, all other nodes are empty and open, nothing of an earlier drain is left, and
 // no process has anything to do.
 func (c *cluster) prepare(ctx context.Context, w workload) error {
-	ctx, cancel := context.WithTimeoutCause(
-		ctx, setupTime, fmt.Errorf("the cluster was not ready for a drain within %v", setupTime),
-	)
+	ctx, cancel := context.WithTimeoutCause(ctx, setupTime,
+		fmt.Errorf("the cluster was not ready for a drain within %v", setupTime))
 	defer cancel()
 	for _, step := range []struct {
 		name string
@@ -174,9 +167,8 @@ func (c *cluster) removeMaintenances(ctx context.Context) error {
 		return err
 	}
 	for _, name := range []string{namespace, badNamespace} {
-		if err := c.haulout.MaintenanceV1alpha1().Evacuations(name).DeleteCollection(
-			ctx, background, metav1.ListOptions{},
-		); err != nil {
+		if err := c.haulout.MaintenanceV1alpha1().Evacuations(name).DeleteCollection(ctx, background,
+			metav1.ListOptions{}); err != nil {
 			return err
 		}
 	}
@@ -190,10 +182,8 @@ func (c *cluster) removeWorkload(ctx context.Context) error {
 	background, all := metav1.DeleteOptions{
 		PropagationPolicy: new(metav1.DeletePropagationBackground),
 	}, metav1.ListOptions{}
-	if err := errors.Join(
-		c.kube.AppsV1().Deployments(namespace).DeleteCollection(ctx, background, all),
-		c.kube.PolicyV1().PodDisruptionBudgets(namespace).DeleteCollection(ctx, background, all),
-	); err != nil {
+	if err := errors.Join(c.kube.AppsV1().Deployments(namespace).DeleteCollection(ctx, background, all),
+		c.kube.PolicyV1().PodDisruptionBudgets(namespace).DeleteCollection(ctx, background, all)); err != nil {
 		return err
 	}
 	if err := until(ctx, func(ctx context.Context) (string, error) {
@@ -217,9 +207,8 @@ func (c *cluster) startWorkload(ctx context.Context, w workload) error {
 		}
 	}
 	for _, b := range w.budgets {
-		if _, err := c.kube.PolicyV1().PodDisruptionBudgets(namespace).Create(
-			ctx, b, metav1.CreateOptions{},
-		); err != nil {
+		if _, err := c.kube.PolicyV1().PodDisruptionBudgets(namespace).Create(ctx, b,
+			metav1.CreateOptions{}); err != nil {
 			return err
 		}
 	}
@@ -288,12 +277,10 @@ func (c *cluster) setNodes(ctx context.Context, open, closed []string) error {
 				continue
 			}
 			want := slices.Contains(closed, node.Name)
-			if tainted := slices.ContainsFunc(
-				node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable },
-			); tainted != want {
-				wrong = append(
-					wrong, fmt.Sprintf("node %s: the taint for being unschedulable is there: %t", node.Name, tainted),
-				)
+			if tainted := slices.ContainsFunc(node.Spec.Taints,
+				func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeUnschedulable }); tainted != want {
+				wrong = append(wrong,
+					fmt.Sprintf("node %s: the taint for being unschedulable is there: %t", node.Name, tainted))
 			}
 			wrong = append(wrong, oracle.LeftOn(node, want)...)
 		}

@@ -153,8 +153,7 @@ func (c *cluster) maintain(ctx context.Context) error {
 	if _, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "bench"},
 		Spec: v1alpha1.NodeMaintenanceSpec{
-			NodeSelector: inPool(drainedPool),
-			Stage:        v1alpha1.NodeMaintenanceStageDrain,
+			NodeSelector: inPool(drainedPool), Stage: v1alpha1.NodeMaintenanceStageDrain,
 		},
 	}, metav1.CreateOptions{}); err != nil {
 		return err

@@ -79,13 +79,8 @@ func loop(ctx context.Context, args []string, _ io.Writer) error {
 			names = append(names, pods.Items[i].Name)
 		}
 	}
-	return evictAll(
-		ctx,
-		names,
-		workers,
-		retry,
-		func(ctx context.Context, name string) error { return evict(ctx, kube, namespace, name) },
-	)
+	return evictAll(ctx, names, workers, retry,
+		func(ctx context.Context, name string) error { return evict(ctx, kube, namespace, name) })
 }
 
 // evict sends one eviction. Without the retries of the client, which would wait for as long as the
@@ -156,13 +151,8 @@ func again(err error) bool {
 
 // setUnschedulable closes a node to new pods or opens it.
 func setUnschedulable(ctx context.Context, kube kubernetes.Interface, node string, closed bool) error {
-	_, err := kube.CoreV1().Nodes().Patch(
-		ctx,
-		node,
-		types.MergePatchType,
-		fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, closed),
-		metav1.PatchOptions{},
-	)
+	_, err := kube.CoreV1().Nodes().Patch(ctx, node, types.MergePatchType,
+		fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, closed), metav1.PatchOptions{})
 	return err
 }
 

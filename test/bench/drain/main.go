@@ -44,9 +44,8 @@ func run() int {
 	klog.SetSlogLogger(slog.New(slog.DiscardHandler))
 	// SIGHUP and SIGPIPE, too: a terminal or a reader that goes away must not leave a cluster
 	// behind.
-	ctx, stop := signal.NotifyContext(
-		context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE,
-	)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP,
+		syscall.SIGPIPE)
 	defer stop()
 	do, args, out := bench, os.Args[1:], io.Writer(os.Stdout)
 	if len(args) > 0 && args[0] == loopCommand {

@@ -117,9 +117,8 @@ type budget struct {
 func (r *result) enterBooks(left int, budgets []oracle.Health) {
 	r.Left = left
 	for _, b := range budgets {
-		r.Budgets = append(
-			r.Budgets, budget{Name: b.Name, Expected: b.Expected, Needed: b.Floor, Lowest: b.Lowest, Below: b.Below},
-		)
+		r.Budgets = append(r.Budgets,
+			budget{Name: b.Name, Expected: b.Expected, Needed: b.Floor, Lowest: b.Lowest, Below: b.Below})
 	}
 }
 
@@ -207,10 +206,7 @@ func summarize(results []result, workloads, contenders []string) []summary {
 				continue
 			}
 			s := summary{
-				Workload:    workload,
-				Contender:   contender,
-				Drains:      len(all),
-				Failed:      len(all) - len(good),
+				Workload: workload, Contender: contender, Drains: len(all), Failed: len(all) - len(good),
 				LowestShare: 1,
 			}
 			s.enterMedians(good)

@@ -60,12 +60,7 @@ func TestEnterBooks(t *testing.T) {
 // newResult returns a drain of 100 pods that took so many seconds.
 func newResult(contender string, seconds float64, modifiers ...func(*result)) result {
 	r := result{
-		Workload:    oneBudget,
-		Contender:   contender,
-		Pods:        100,
-		Seconds:     seconds,
-		DoneSeconds: seconds + 1,
-		Calls:       100,
+		Workload: oneBudget, Contender: contender, Pods: 100, Seconds: seconds, DoneSeconds: seconds + 1, Calls: 100,
 	}
 	for _, modify := range modifiers {
 		modify(&r)
@@ -112,30 +107,15 @@ func TestSummarize(t *testing.T) {
 				newResult(bareLoop, 10), newResult(bareLoop, 50), newResult(bareLoop, 20, withRejected(100)),
 			},
 			want: []summary{{
-				Workload:      oneBudget,
-				Contender:     bareLoop,
-				Drains:        3,
-				Seconds:       20,
-				DoneSeconds:   21,
-				PodsPerSecond: 5,
-				CallsPerPod:   1,
-				LowestShare:   1,
+				Workload: oneBudget, Contender: bareLoop, Drains: 3, Seconds: 20, DoneSeconds: 21, PodsPerSecond: 5,
+				CallsPerPod: 1, LowestShare: 1,
 			}},
 		},
 		"a drain that failed tells nothing but that": {
 			results: []result{newResult(bareLoop, 10, withRejected(100)), newResult(bareLoop, 1, failed)},
 			want: []summary{{
-				Workload:      oneBudget,
-				Contender:     bareLoop,
-				Drains:        2,
-				Failed:        1,
-				Seconds:       10,
-				DoneSeconds:   11,
-				PodsPerSecond: 10,
-				CallsPerPod:   2,
-				Rejected:      100,
-				RejectedShare: 0.5,
-				LowestShare:   1,
+				Workload: oneBudget, Contender: bareLoop, Drains: 2, Failed: 1, Seconds: 10, DoneSeconds: 11,
+				PodsPerSecond: 10, CallsPerPod: 2, Rejected: 100, RejectedShare: 0.5, LowestShare: 1,
 			}},
 		},
 		"budgets are the worst of all, also where a drain failed": {
@@ -144,42 +124,20 @@ func TestSummarize(t *testing.T) {
 				newResult(bareLoop, 10, failed, withBudget(88, 3), withBudget(93, 1)),
 			},
 			want: []summary{{
-				Workload:      oneBudget,
-				Contender:     bareLoop,
-				Drains:        2,
-				Failed:        1,
-				Seconds:       10,
-				DoneSeconds:   11,
-				PodsPerSecond: 10,
-				CallsPerPod:   1,
-				Budgets:       2,
-				LowestShare:   0.88,
-				NeededShare:   0.9,
-				Below:         4,
+				Workload: oneBudget, Contender: bareLoop, Drains: 2, Failed: 1, Seconds: 10, DoneSeconds: 11,
+				PodsPerSecond: 10, CallsPerPod: 1, Budgets: 2, LowestShare: 0.88, NeededShare: 0.9, Below: 4,
 			}},
 		},
 		"contenders come in the order of the table, without the contenders that were not there": {
 			results: []result{newResult(maintenance, 10), newResult(drainPool, 10)},
 			want: []summary{
 				{
-					Workload:      oneBudget,
-					Contender:     drainPool,
-					Drains:        1,
-					Seconds:       10,
-					DoneSeconds:   11,
-					PodsPerSecond: 10,
-					CallsPerPod:   1,
-					LowestShare:   1,
+					Workload: oneBudget, Contender: drainPool, Drains: 1, Seconds: 10, DoneSeconds: 11,
+					PodsPerSecond: 10, CallsPerPod: 1, LowestShare: 1,
 				},
 				{
-					Workload:      oneBudget,
-					Contender:     maintenance,
-					Drains:        1,
-					Seconds:       10,
-					DoneSeconds:   11,
-					PodsPerSecond: 10,
-					CallsPerPod:   1,
-					LowestShare:   1,
+					Workload: oneBudget, Contender: maintenance, Drains: 1, Seconds: 10, DoneSeconds: 11,
+					PodsPerSecond: 10, CallsPerPod: 1, LowestShare: 1,
 				},
 			},
 		},
@@ -225,12 +183,10 @@ func TestGoals(t *testing.T) {
 			[]bool{false, false, true, true, true, true, true},
 		},
 		"without surge a twentieth slower than the loop": {
-			[]result{newResult(bareLoop, 9.5), newResult(noSurge, 10)},
-			[]bool{true, true, true, true, true},
+			[]result{newResult(bareLoop, 9.5), newResult(noSurge, 10)}, []bool{true, true, true, true, true},
 		},
 		"without surge more than a twentieth slower than the loop": {
-			[]result{newResult(bareLoop, 9.4), newResult(noSurge, 10)},
-			[]bool{false, true, true, true, true},
+			[]result{newResult(bareLoop, 9.4), newResult(noSurge, 10)}, []bool{false, true, true, true, true},
 		},
 		"without budgets a third of the loop's rate is enough": {
 			[]result{withoutBudgets(newResult(bareLoop, 10)), withoutBudgets(newResult(noSurge, 30))},

@@ -47,40 +47,20 @@ func readSettings(args []string) (settings, error) {
 	var workloads, contenders string
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.IntVar(&s.pods, "pods", 600, "number of pods to drain")
-	flags.IntVar(
-		&s.deployments,
-		"deployments",
-		30,
-		"number of Deployments that the workload many-budgets has, each with a budget",
-	)
-	flags.IntVar(
-		&s.singles,
-		"singles",
-		50,
-		"number of Deployments of one pod that the workload single-replicas has, each with a budget that lets none go",
-	)
+	flags.IntVar(&s.deployments, "deployments", 30,
+		"number of Deployments that the workload many-budgets has, each with a budget")
+	flags.IntVar(&s.singles, "singles", 50,
+		"number of Deployments of one pod that the workload single-replicas has, each with a budget that lets none go")
 	flags.IntVar(&s.nodes, "nodes", 20, "number of nodes to drain")
 	flags.IntVar(&s.spare, "spare", 10, "number of nodes that the pods can go to")
 	flags.IntVar(&s.workers, "workers", 50, "number of evictions that the bare loop sends at the same time")
-	flags.DurationVar(
-		&s.retry,
-		"retry",
-		100*time.Millisecond,
-		"how long a worker of the bare loop waits after an eviction that was refused",
-	)
-	flags.IntVar(
-		&s.repetitions,
-		"repetitions",
-		1,
-		"how often all is measured; the order of the contenders is another one each time, and the table shows medians",
-	)
+	flags.DurationVar(&s.retry, "retry", 100*time.Millisecond,
+		"how long a worker of the bare loop waits after an eviction that was refused")
+	flags.IntVar(&s.repetitions, "repetitions", 1,
+		"how often all is measured; the order of the contenders is another one each time, and the table shows medians")
 	flags.StringVar(&workloads, "workloads", strings.Join(workloadNames, ","), "which workloads, separated by commas")
-	flags.StringVar(
-		&contenders,
-		"contenders",
-		strings.Join(contenderNames, ","),
-		"which contenders, separated by commas, in the order of the first repetition",
-	)
+	flags.StringVar(&contenders, "contenders", strings.Join(contenderNames, ","),
+		"which contenders, separated by commas, in the order of the first repetition")
 	flags.DurationVar(&s.timeout, "timeout", 15*time.Minute, "how long a drain may take before it counts as failed")
 	flags.DurationVar(
 		&s.patience,
@@ -115,18 +95,12 @@ func (s settings) check() error {
 		}
 	}
 	if s.pods%s.deployments != 0 {
-		return fmt.Errorf(
-			"--pods=%d: must be a multiple of --deployments=%d, which have equal parts of them", s.pods, s.deployments,
-		)
+		return fmt.Errorf("--pods=%d: must be a multiple of --deployments=%d, which have equal parts of them", s.pods,
+			s.deployments)
 	}
 	if room := min(s.nodes, s.spare) * podsPerNode; s.pods > room {
-		return fmt.Errorf(
-			"--pods=%d: must be at most %d, which is what --nodes=%d and --spare=%d each have room for",
-			s.pods,
-			room,
-			s.nodes,
-			s.spare,
-		)
+		return fmt.Errorf("--pods=%d: must be at most %d, which is what --nodes=%d and --spare=%d each have room for",
+			s.pods, room, s.nodes, s.spare)
 	}
 	if room := min(s.nodes, s.spare) * podsPerNode; s.singles > room {
 		return fmt.Errorf(
@@ -138,12 +112,8 @@ func (s settings) check() error {
 		)
 	}
 	if s.retry < 0 || s.timeout <= 0 || s.patience <= 0 {
-		return fmt.Errorf(
-			"--retry=%v, --timeout=%v, --patience=%v: must not be negative, and leave time for a drain",
-			s.retry,
-			s.timeout,
-			s.patience,
-		)
+		return fmt.Errorf("--retry=%v, --timeout=%v, --patience=%v: must not be negative, and leave time for a drain",
+			s.retry, s.timeout, s.patience)
 	}
 	for _, choice := range []struct {
 		flag        string

@@ -32,9 +32,7 @@ func TestSettings(t *testing.T) {
 		fails string
 	}{
 		"the defaults hold": {},
-		"a small size": {
-			args: []string{"--pods=60", "--deployments=6", "--nodes=6", "--spare=4"},
-		},
+		"a small size":      {args: []string{"--pods=60", "--deployments=6", "--nodes=6", "--spare=4"}},
 		"one workload and two contenders": {
 			args: []string{"--workloads=no-budgets", "--contenders=bare-loop,maintenance"},
 		},

@@ -49,9 +49,8 @@ func printSummaries(out io.Writer, summaries []summary) error {
 			s.Workload, name, seconds(s.FirstSeconds), seconds(s.Seconds), seconds(s.DoneSeconds),
 			fmt.Sprintf("%.1f", s.PodsPerSecond), fmt.Sprintf("%.0f", s.Created), fmt.Sprintf("%.2f", s.CallsPerPod),
 			fmt.Sprintf("%.0f (%s)", s.Rejected, percent(s.RejectedShare)), fmt.Sprint(s.ToClosed),
-			seconds(s.Host.CPUSeconds), megabytes(s.Host.PeakBytes),
-			seconds(s.Server.CPUSeconds), megabytes(s.Server.PeakBytes), seconds(s.ClientCPUSeconds), lowest, needed,
-			below,
+			seconds(s.Host.CPUSeconds), megabytes(s.Host.PeakBytes), seconds(s.Server.CPUSeconds),
+			megabytes(s.Server.PeakBytes), seconds(s.ClientCPUSeconds), lowest, needed, below,
 		})
 	}
 	return printRows(out, rows)

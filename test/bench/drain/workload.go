@@ -66,14 +66,11 @@ func newWorkload(name string, s settings) workload {
 		switch name {
 		case noBudgets:
 		case singleReplicas:
-			w.budgets = append(
-				w.budgets, newBudget(app, policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(1))}),
-			)
+			w.budgets = append(w.budgets,
+				newBudget(app, policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(1))}))
 		default:
-			w.budgets = append(
-				w.budgets,
-				newBudget(app, policyv1.PodDisruptionBudgetSpec{MaxUnavailable: new(intstr.FromString(mayBeMissing))}),
-			)
+			w.budgets = append(w.budgets,
+				newBudget(app, policyv1.PodDisruptionBudgetSpec{MaxUnavailable: new(intstr.FromString(mayBeMissing))}))
 		}
 	}
 	return w
@@ -121,8 +118,7 @@ func newDeployment(app string, replicas int) *appsv1.Deployment {
 	return &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: app},
 		Spec: appsv1.DeploymentSpec{
-			Replicas: ptr.To(int32(replicas)),
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Replicas: ptr.To(int32(replicas)), Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{Containers: []corev1.Container{{

@@ -58,10 +58,8 @@ func main() {
 	flag.DurationVar(&s.duration, "duration", time.Minute, "how long to measure")
 	flag.IntVar(&s.gogc, "gogc", 50, "GOGC of haulout-apiserver; 50 is what its Deployment sets")
 	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs of the development cluster")
-	flag.StringVar(
-		&s.use, "use", "",
-		"folder of the cluster of an earlier run with --keep and the same numbers: only measure",
-	)
+	flag.StringVar(&s.use, "use", "",
+		"folder of the cluster of an earlier run with --keep and the same numbers: only measure")
 	flag.BoolVar(&s.keep, "keep", false, "keep the cluster at the end")
 	flag.StringVar(&s.json, "json", "bin/bench-idle.json", "file to which the figures are written")
 	flag.Parse()

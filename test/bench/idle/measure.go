@@ -113,18 +113,10 @@ func (c *cluster) measure(ctx context.Context, s settings) (*report, error) {
 		return nil, err
 	}
 	r := &report{
-		CPUs:       runtime.NumCPU(),
-		Started:    started.UTC(),
-		Pods:       s.pods,
-		Budgets:    s.budgets,
-		Nodes:      s.nodes,
-		Seconds:    took.Seconds(),
-		Settled:    s.settle.Seconds(),
-		ServerCPU:  costs[server].CPU.Seconds() / took.Seconds(),
-		HostCPU:    costs[host].CPU.Seconds() / took.Seconds(),
-		PeakBytes:  costs[server].Peak,
-		Evictions:  float64(counts[evictionKind]) / took.Minutes(),
-		EvacsStill: len(evacuations.Items),
+		CPUs: runtime.NumCPU(), Started: started.UTC(), Pods: s.pods, Budgets: s.budgets, Nodes: s.nodes,
+		Seconds: took.Seconds(), Settled: s.settle.Seconds(), ServerCPU: costs[server].CPU.Seconds() / took.Seconds(),
+		HostCPU: costs[host].CPU.Seconds() / took.Seconds(), PeakBytes: costs[server].Peak,
+		Evictions: float64(counts[evictionKind]) / took.Minutes(), EvacsStill: len(evacuations.Items),
 	}
 	for kind, count := range counts {
 		r.Requests = append(r.Requests, request{kind, count})
@@ -196,9 +188,7 @@ func (r *report) publish(out io.Writer, file string) error {
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(
-		out, "\n%d Evacuations under %d closed budgets; kube-apiserver uses %.1f%% of a processor.\n",
-		r.EvacsStill, r.Budgets, r.HostCPU*100,
-	)
+	fmt.Fprintf(out, "\n%d Evacuations under %d closed budgets; kube-apiserver uses %.1f%% of a processor.\n",
+		r.EvacsStill, r.Budgets, r.HostCPU*100)
 	return goals.WriteReport(file, r)
 }

@@ -114,10 +114,8 @@ func (c *cluster) fill(ctx context.Context, s settings) error {
 func (c *cluster) fillPods(ctx context.Context, s settings, owners []types.UID) error {
 	return crowd.Store(ctx, c.dir, s.pods, func(i int) *corev1.Pod {
 		app := i / podsPerApp
-		return crowd.NewPod(
-			crowd.Name{Namespace: namespace, App: appName(app), Team: app % teams}, i, owners[app],
-			nodeName(i%s.nodes),
-		)
+		return crowd.NewPod(crowd.Name{Namespace: namespace, App: appName(app), Team: app % teams}, i, owners[app],
+			nodeName(i%s.nodes))
 	})
 }
 
@@ -146,9 +144,8 @@ func (c *cluster) know(ctx context.Context, s settings) error {
 
 // drain drains the nodes and waits until every pod on them has an Evacuation.
 func (c *cluster) drain(ctx context.Context, s settings) error {
-	_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(
-		ctx, maintenance, types.MergePatchType, []byte(`{"spec":{"stage":"Drain"}}`), metav1.PatchOptions{},
-	)
+	_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, maintenance, types.MergePatchType,
+		[]byte(`{"spec":{"stage":"Drain"}}`), metav1.PatchOptions{})
 	if err != nil {
 		return err
 	}

@@ -52,10 +52,8 @@ func main() {
 	flag.IntVar(&s.drain, "drain", 250, "number of nodes to drain")
 	flag.IntVar(&s.gogc, "gogc", 50, "GOGC of haulout-apiserver; 50 is what its Deployment sets")
 	flag.StringVar(&s.bin, "bin", "bin", "folder of the programs")
-	flag.StringVar(
-		&s.use, "use", "",
-		"folder of the cluster of an earlier run with --keep and the same numbers; its server is restarted",
-	)
+	flag.StringVar(&s.use, "use", "",
+		"folder of the cluster of an earlier run with --keep and the same numbers; its server is restarted")
 	flag.BoolVar(&s.keep, "keep", false, "keep the cluster at the end")
 	flag.Parse()
 	if s.nodes < 1 || s.pods < s.nodes || s.drain < 1 || s.drain > s.nodes {
@@ -100,9 +98,8 @@ func run(ctx context.Context, s settings, out io.Writer) (err error) {
 		if err := c.fill(ctx, s); err != nil {
 			return err
 		}
-		fmt.Fprintf(
-			c.out, "%d nodes and %d pods created in %v\n", s.nodes, s.pods, time.Since(started).Round(time.Second),
-		)
+		fmt.Fprintf(c.out, "%d nodes and %d pods created in %v\n", s.nodes, s.pods,
+			time.Since(started).Round(time.Second))
 	}
 	return c.measure(ctx, s)
 }
@@ -132,10 +129,8 @@ func (c *cluster) measure(ctx context.Context, s settings) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", step.name, err)
 		}
-		fmt.Fprintf(
-			c.out, "%-24s %7d MB %7d MB %7d MB %8v\n", step.name, figures.resident/1e6, figures.peak/1e6,
-			figures.heap/1e6, time.Since(started).Round(time.Second),
-		)
+		fmt.Fprintf(c.out, "%-24s %7d MB %7d MB %7d MB %8v\n", step.name, figures.resident/1e6, figures.peak/1e6,
+			figures.heap/1e6, time.Since(started).Round(time.Second))
 	}
 	return nil
 }
@@ -143,8 +138,7 @@ func (c *cluster) measure(ctx context.Context, s settings) error {
 // manage runs bin/cluster.
 func (c *cluster) manage(ctx context.Context, verb string, environment ...string) error {
 	_, err := program.Program{
-		Path:        filepath.Join(c.bin, "cluster"),
-		Environment: slices.Concat(c.environment, environment),
+		Path: filepath.Join(c.bin, "cluster"), Environment: slices.Concat(c.environment, environment),
 	}.Run(ctx, verb)
 	return err
 }

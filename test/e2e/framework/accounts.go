@@ -40,9 +40,8 @@ func (c *Cluster) ServiceAccount(tb testing.TB, namespace, name string) Clients 
 	tb.Helper()
 	admin := c.As(tb)
 	accounts := admin.Kube.CoreV1().ServiceAccounts(namespace)
-	if _, err := accounts.Create(
-		tb.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{},
-	); err != nil {
+	if _, err := accounts.Create(tb.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{}); err != nil {
 		tb.Fatal(err)
 	}
 	token, err := accounts.CreateToken(tb.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
@@ -52,9 +51,7 @@ func (c *Cluster) ServiceAccount(tb testing.TB, namespace, name string) Clients 
 	config := rest.AnonymousClientConfig(admin.Config)
 	config.BearerToken = token.Status.Token
 	return Clients{
-		Config:  config,
-		Kube:    kubernetes.NewForConfigOrDie(config),
-		Haulout: clientset.NewForConfigOrDie(config),
+		Config: config, Kube: kubernetes.NewForConfigOrDie(config), Haulout: clientset.NewForConfigOrDie(config),
 	}
 }
 
@@ -64,9 +61,8 @@ func (c *Cluster) GrantIn(tb testing.TB, namespace, accountNamespace, account st
 	tb.Helper()
 	rbac := c.As(tb).Kube.RbacV1()
 	name := Name("e2e")
-	if _, err := rbac.Roles(namespace).Create(
-		tb.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{},
-	); err != nil {
+	if _, err := rbac.Roles(namespace).Create(tb.Context(),
+		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{}); err != nil {
 		tb.Fatal(err)
 	}
 	if _, err := rbac.RoleBindings(namespace).Create(tb.Context(), &rbacv1.RoleBinding{
@@ -83,10 +79,8 @@ func (c *Cluster) GrantIn(tb testing.TB, namespace, accountNamespace, account st
 func (c *Cluster) Grant(tb testing.TB, user string, rules ...rbacv1.PolicyRule) {
 	tb.Helper()
 	roles := c.As(tb).Kube.RbacV1().ClusterRoles()
-	role, err := roles.Create(
-		tb.Context(), &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: Name("e2e")}, Rules: rules},
-		metav1.CreateOptions{},
-	)
+	role, err := roles.Create(tb.Context(),
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: Name("e2e")}, Rules: rules}, metav1.CreateOptions{})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -123,10 +117,7 @@ func (c *Cluster) inEffect(tb testing.TB, user, namespace string, rules []rbacv1
 	for _, rule := range rules {
 		resource, subresource, _ := strings.Cut(rule.Resources[0], "/")
 		attributes := &authorizationv1.ResourceAttributes{
-			Namespace:   namespace,
-			Verb:        rule.Verbs[0],
-			Group:       rule.APIGroups[0],
-			Resource:    resource,
+			Namespace: namespace, Verb: rule.Verbs[0], Group: rule.APIGroups[0], Resource: resource,
 			Subresource: subresource,
 		}
 		if len(rule.ResourceNames) > 0 {

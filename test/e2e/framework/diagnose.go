@@ -41,8 +41,7 @@ func (c *Cluster) Diagnose(tb testing.TB) {
 		return
 	}
 	for _, look := range []string{
-		"get nodemaintenances -o yaml",
-		"get evacuations -A -o wide",
+		"get nodemaintenances -o yaml", "get evacuations -A -o wide",
 		"get pods -A -o wide --sort-by=.metadata.creationTimestamp",
 		"get deployments,replicasets,daemonsets,poddisruptionbudgets -A -o wide",
 		"get nodes -o custom-columns=NAME:.metadata.name,UNSCHEDULABLE:.spec.unschedulable," +

@@ -167,14 +167,11 @@ func (c *Cluster) As(tb testing.TB, userAndGroups ...string) Clients {
 	config.WarningHandler = rest.NoWarnings{}
 	if len(userAndGroups) > 0 {
 		config.Impersonate = rest.ImpersonationConfig{
-			UserName: userAndGroups[0],
-			Groups:   append([]string{"system:authenticated"}, userAndGroups[1:]...),
+			UserName: userAndGroups[0], Groups: append([]string{"system:authenticated"}, userAndGroups[1:]...),
 		}
 	}
 	return Clients{
-		Config:  config,
-		Kube:    kubernetes.NewForConfigOrDie(config),
-		Haulout: clientset.NewForConfigOrDie(config),
+		Config: config, Kube: kubernetes.NewForConfigOrDie(config), Haulout: clientset.NewForConfigOrDie(config),
 	}
 }
 

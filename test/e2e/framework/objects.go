@@ -61,16 +61,14 @@ func (c *Cluster) NewNodes(tb testing.TB, pool string, simulated bool, names ...
 	tb.Helper()
 	admin := c.As(tb)
 	forAll(tb, names, func(name string) error {
-		_, err := admin.Kube.CoreV1().Nodes().Create(
-			tb.Context(), newNode(name, pool, simulated), metav1.CreateOptions{},
-		)
+		_, err := admin.Kube.CoreV1().Nodes().Create(tb.Context(), newNode(name, pool, simulated),
+			metav1.CreateOptions{})
 		return err
 	})
 	tb.Cleanup(func() {
 		forAll(tb, names, func(name string) error {
-			err := admin.Kube.CoreV1().Nodes().Delete(
-				background(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)},
-			)
+			err := admin.Kube.CoreV1().Nodes().Delete(background(), name,
+				metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
 			if apierrors.IsNotFound(err) {
 				return nil
 			}
@@ -132,16 +130,13 @@ func forAll(tb testing.TB, names []string, f func(string) error) {
 // newNode returns a node that takes no pods but those of its pool's tests.
 func newNode(name, pool string, simulated bool) *corev1.Node {
 	capacity := corev1.ResourceList{
-		corev1.ResourceCPU:    resource.MustParse("64"),
-		corev1.ResourceMemory: resource.MustParse("256Gi"),
-		corev1.ResourcePods:   resource.MustParse("250"),
+		corev1.ResourceCPU: resource.MustParse("64"), corev1.ResourceMemory: resource.MustParse("256Gi"),
+		corev1.ResourcePods: resource.MustParse("250"),
 	}
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{Pool: pool, corev1.LabelHostname: name}},
-		Spec: corev1.NodeSpec{
-			Taints: []corev1.Taint{{Key: Pool, Value: pool, Effect: corev1.TaintEffectNoSchedule}},
-		},
-		Status: corev1.NodeStatus{Capacity: capacity, Allocatable: capacity},
+		Spec:       corev1.NodeSpec{Taints: []corev1.Taint{{Key: Pool, Value: pool, Effect: corev1.TaintEffectNoSchedule}}},
+		Status:     corev1.NodeStatus{Capacity: capacity, Allocatable: capacity},
 	}
 	if simulated {
 		node.Annotations = map[string]string{"kwok.x-k8s.io/node": "fake", "node.alpha.kubernetes.io/ttl": "0"}
@@ -154,9 +149,8 @@ func (c *Cluster) NewNamespace(tb testing.TB) string {
 	tb.Helper()
 	admin := c.As(tb)
 	name := Name("e2e")
-	if _, err := admin.Kube.CoreV1().Namespaces().Create(
-		tb.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{},
-	); err != nil {
+	if _, err := admin.Kube.CoreV1().Namespaces().Create(tb.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
@@ -171,8 +165,7 @@ func (c *Cluster) NewNamespace(tb testing.TB) string {
 // PodSpec returns the spec of a pod that only runs in the pool.
 func PodSpec(pool string) corev1.PodSpec {
 	return corev1.PodSpec{
-		Containers:                    []corev1.Container{{Name: "app", Image: "none"}},
-		NodeSelector:                  map[string]string{Pool: pool},
+		Containers: []corev1.Container{{Name: "app", Image: "none"}}, NodeSelector: map[string]string{Pool: pool},
 		Tolerations:                   []corev1.Toleration{{Key: Pool, Operator: corev1.TolerationOpExists}},
 		TerminationGracePeriodSeconds: ptr.To[int64](1),
 	}
@@ -240,10 +233,9 @@ func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 	tb.Helper()
 	classes := c.As(tb).Kube.SchedulingV1().PriorityClasses()
 	name := Name(fmt.Sprintf("priority-%d", priority))
-	if _, err := classes.Create(
-		tb.Context(), &schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: priority},
-		metav1.CreateOptions{},
-	); err != nil {
+	if _, err := classes.Create(tb.Context(),
+		&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: priority},
+		metav1.CreateOptions{}); err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
@@ -278,14 +270,11 @@ func (c *Cluster) Deployment(
 	labels := map[string]string{"app": name}
 	d := &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace:   namespace,
-			Name:        name,
-			Labels:      labels,
+			Namespace: namespace, Name: name, Labels: labels,
 			Annotations: map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled},
 		},
 		Spec: appsv1.DeploymentSpec{
-			Replicas: &replicas,
-			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: PodSpec(pool)},
 		},
 	}

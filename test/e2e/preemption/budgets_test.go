@@ -70,9 +70,8 @@ func fullNode(t *testing.T, maxUnavailable int) world {
 func annotate(t *testing.T, class, value string) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, threshold, value)
-	if _, err := cluster.As(t).Kube.SchedulingV1().PriorityClasses().Patch(
-		t.Context(), class, types.MergePatchType, []byte(patch), metav1.PatchOptions{},
-	); err != nil {
+	if _, err := cluster.As(t).Kube.SchedulingV1().PriorityClasses().Patch(t.Context(), class, types.MergePatchType,
+		[]byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -185,9 +184,8 @@ func TestBudgetHoldsUpAPod(t *testing.T) {
 	w.wantCounts(t, 0, 0, 0)
 
 	patch := `{"spec":{"maxUnavailable":1}}`
-	if _, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(w.namespace).Patch(
-		t.Context(), "web", types.MergePatchType, []byte(patch), metav1.PatchOptions{},
-	); err != nil {
+	if _, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(w.namespace).Patch(t.Context(), "web",
+		types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	w.waitRuns(t, "important")

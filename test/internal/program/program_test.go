@@ -79,9 +79,8 @@ func TestAProgramMayCleanUpWhenTheContextEnds(t *testing.T) {
 			<-time.After(time.Millisecond)
 		}
 	}()
-	got, err := shell("READY="+ready).Run(
-		ctx, "-c", `trap 'echo cleaned up; exit 0' TERM; : >"$READY"; while :; do sleep 0.01; done`,
-	)
+	got, err := shell("READY="+ready).Run(ctx, "-c",
+		`trap 'echo cleaned up; exit 0' TERM; : >"$READY"; while :; do sleep 0.01; done`)
 	if !errors.Is(err, why) || got.Output != "cleaned up\n" {
 		t.Errorf("error %v, output %q", err, got.Output)
 	}

@@ -84,9 +84,7 @@ func (w Webhook) answer(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	denial := w.Decide(review.Request)
-	review.Response = &admissionv1.AdmissionResponse{
-		UID: review.Request.UID, Allowed: denial == nil, Result: denial,
-	}
+	review.Response = &admissionv1.AdmissionResponse{UID: review.Request.UID, Allowed: denial == nil, Result: denial}
 	review.Request = nil
 	rw.Header().Set("Content-Type", "application/json")
 	// The API server reports an answer that did not reach it.

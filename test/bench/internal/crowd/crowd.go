@@ -92,8 +92,7 @@ func NewPod(of Name, i int, owner types.UID, node string) *corev1.Pod {
 		}
 		for v := range 10 {
 			c.Env = append(c.Env, corev1.EnvVar{
-				Name:  fmt.Sprint("VARIABLE_", v),
-				Value: "a value of some length that says how the service is set up",
+				Name: fmt.Sprint("VARIABLE_", v), Value: "a value of some length that says how the service is set up",
 			})
 		}
 		return c
@@ -108,15 +107,10 @@ func NewPod(of Name, i int, owner types.UID, node string) *corev1.Pod {
 				"team":                      fmt.Sprint("team-", of.Team),
 			},
 			Annotations: map[string]string{
-				"prometheus.io/scrape": "true",
-				"checksum/config":      strings.Repeat("0123456789abcdef", 4),
+				"prometheus.io/scrape": "true", "checksum/config": strings.Repeat("0123456789abcdef", 4),
 			},
 			OwnerReferences: []metav1.OwnerReference{{
-				APIVersion:         "v1",
-				Kind:               "ConfigMap",
-				Name:               name,
-				UID:                owner,
-				Controller:         ptr.To(true),
+				APIVersion: "v1", Kind: "ConfigMap", Name: name, UID: owner, Controller: ptr.To(true),
 				BlockOwnerDeletion: ptr.To(false),
 			}},
 		},
@@ -127,9 +121,8 @@ func NewPod(of Name, i int, owner types.UID, node string) *corev1.Pod {
 			},
 			Tolerations: []corev1.Toleration{
 				{
-					Key:      "node.kubernetes.io/not-ready",
-					Operator: corev1.TolerationOpExists,
-					Effect:   corev1.TaintEffectNoExecute,
+					Key: "node.kubernetes.io/not-ready", Operator: corev1.TolerationOpExists,
+					Effect: corev1.TaintEffectNoExecute,
 				},
 			},
 		},
@@ -139,19 +132,14 @@ func NewPod(of Name, i int, owner types.UID, node string) *corev1.Pod {
 // running returns the status that a kubelet reports for a ready pod.
 func running() corev1.PodStatus {
 	status := corev1.PodStatus{
-		Phase:     corev1.PodRunning,
-		PodIP:     "10.1.2.3",
-		HostIP:    "10.0.0.1",
-		StartTime: ptr.To(metav1.Now()),
+		Phase: corev1.PodRunning, PodIP: "10.1.2.3", HostIP: "10.0.0.1", StartTime: ptr.To(metav1.Now()),
 	}
 	for _, t := range []corev1.PodConditionType{
 		corev1.PodScheduled, corev1.PodInitialized, corev1.ContainersReady, corev1.PodReady,
 		corev1.PodReadyToStartContainers,
 	} {
 		status.Conditions = append(status.Conditions, corev1.PodCondition{
-			Type:               t,
-			Status:             corev1.ConditionTrue,
-			LastTransitionTime: metav1.Now(),
+			Type: t, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now(),
 		})
 	}
 	return status

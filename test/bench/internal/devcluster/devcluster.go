@@ -46,9 +46,8 @@ type Cluster struct {
 func Main(name string, measure func(context.Context) error) {
 	// SIGHUP and SIGPIPE as well: the cluster must not stay behind when the terminal or the reader
 	// of the output is closed.
-	ctx, stop := signal.NotifyContext(
-		context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE,
-	)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP,
+		syscall.SIGPIPE)
 	err := measure(ctx)
 	stop()
 	if err != nil {
@@ -70,9 +69,8 @@ func Start(ctx context.Context, bin string, nodes, gogc int, environment ...stri
 		return nil, err
 	}
 	c := &Cluster{Bin: bin, Dir: dir}
-	ctx, cancel := context.WithTimeoutCause(
-		ctx, startTime, fmt.Errorf("the cluster did not start within %v", startTime),
-	)
+	ctx, cancel := context.WithTimeoutCause(ctx, startTime,
+		fmt.Errorf("the cluster did not start within %v", startTime))
 	defer cancel()
 	up := []string{"up", "--cluster-dir=" + dir, "--nodes=" + strconv.Itoa(nodes), "--pod-stages=fast", "--audit=true"}
 	// In two steps: GOGC is a setting of haulout-apiserver alone.
@@ -109,8 +107,7 @@ func (c *Cluster) AuditLog() string { return filepath.Join(c.Dir, "logs", "kube-
 // contains the output of the program.
 func (c *Cluster) Run(ctx context.Context, environment []string, path string, args ...string) (time.Duration, error) {
 	result, err := program.Program{
-		Path:        path,
-		Environment: append([]string{"KUBECONFIG=" + c.Kubeconfig()}, environment...),
+		Path: path, Environment: append([]string{"KUBECONFIG=" + c.Kubeconfig()}, environment...),
 	}.Run(ctx, args...)
 	return result.CPU, err
 }

@@ -39,19 +39,14 @@ func TestParseCPU(t *testing.T) {
 		fail bool
 	}{
 		"the sum of user and system time": {
-			stat: "7 (etcd) S 1 2 3 4 5 6 7 8 9 10 250 51 0 0 20 0",
-			want: 3010 * time.Millisecond,
+			stat: "7 (etcd) S 1 2 3 4 5 6 7 8 9 10 250 51 0 0 20 0", want: 3010 * time.Millisecond,
 		},
 		"a name with spaces and parentheses is one field": {
-			stat: "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 1 1 0",
-			want: 20 * time.Millisecond,
+			stat: "7 (a) b) S 1 2 3 4 5 6 7 8 9 10 1 1 0", want: 20 * time.Millisecond,
 		},
-		"a short line is an error":          {stat: "7 (etcd) S 1 2 3", fail: true},
-		"a line without a name is an error": {stat: "7 etcd", fail: true},
-		"an invalid number of ticks is an error": {
-			stat: "7 (etcd) S 1 2 3 4 5 6 7 8 9 10 x 51 0",
-			fail: true,
-		},
+		"a short line is an error":               {stat: "7 (etcd) S 1 2 3", fail: true},
+		"a line without a name is an error":      {stat: "7 etcd", fail: true},
+		"an invalid number of ticks is an error": {stat: "7 (etcd) S 1 2 3 4 5 6 7 8 9 10 x 51 0", fail: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseCPU(test.stat)
