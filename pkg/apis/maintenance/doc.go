@@ -18,5 +18,5 @@ limitations under the License.
 // +groupName=maintenance.haulout.dev
 
 // Package maintenance holds the internal types of the API group maintenance.haulout.dev: the types
-// that strategies, validation and admission use.
+// that strategies, validation and admission use. Their fields are documented in v1alpha1.
 package maintenance

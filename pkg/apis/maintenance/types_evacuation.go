@@ -114,94 +114,43 @@ type Evacuation struct {
 	// out on creation.
 	metav1.ObjectMeta
 
-	// spec defines which pod leaves and which evacuators may remove it. Immutable.
 	Spec EvacuationSpec
 
-	// status is the progress of the evacuation.
 	Status EvacuationStatus
 }
 
 // EvacuationSpec is the request. All of it is immutable.
 type EvacuationSpec struct {
-	// podRef identifies the pod that has to leave. The pod must exist when the Evacuation is
-	// created.
-	PodRef PodReference
-
-	// progressDeadlineSeconds is the time in seconds that the active evacuator may go without a
-	// heartbeat before the next one becomes active. From 1 to 86400; the default is 1800.
+	PodRef                  PodReference
 	ProgressDeadlineSeconds *int32
-
-	// evacuators are the evacuators that may remove the pod from its node. The one with the highest
-	// priority becomes active first. On creation the server adds the evacuators that the pod's
-	// annotations name and the built-in evacuator of the pod's owner. At most 16.
-	Evacuators []Evacuator
-
-	// nodeName is the node that the pod ran on when the Evacuation was created. Set by the server.
-	NodeName string
+	Evacuators              []Evacuator
+	NodeName                string
 }
 
 // PodReference identifies one pod in the namespace of the Evacuation.
 type PodReference struct {
-	// name of the pod.
 	Name string
-
-	// uid of the pod. A pod that is recreated with the same name is a different pod.
-	UID types.UID
+	UID  types.UID
 }
 
 // Evacuator is a component that may remove a pod from its node.
 type Evacuator struct {
-	// evacuatorClass names the evacuator: a DNS subdomain of at most 54 characters.
 	EvacuatorClass string
-
-	// priority defines the order in which evacuators become active, the highest first. From 0 to
-	// 100000. 10000 is reserved for the pod's controller, and 9900 to 10099 for classes that share
-	// its parent domain.
-	Priority int32
-
-	// role is "controller" for the evacuator of the pod's controller, whose priority is 10000. It
-	// is empty for all other evacuators.
-	Role EvacuatorRole
+	Priority       int32
+	Role           EvacuatorRole
 }
 
 // EvacuationStatus is the progress of an evacuation.
 type EvacuationStatus struct {
-	// activeEvacuatorClass is the class of the active evacuator, or
-	// eviction.maintenance.haulout.dev once no evacuator is left. It starts at the highest priority
-	// and only moves down. Written by the Haulout server.
-	ActiveEvacuatorClass string
-
-	// activeEvacuatorCompleted is true when the active evacuator has done all it can. If the pod
-	// still exists, the next evacuator becomes active. Written by the active evacuator.
-	ActiveEvacuatorCompleted bool
-
-	// evacuationProgressTimestamp is the time of the last heartbeat of the active evacuator. Unset
-	// before its first one. Set by the server.
-	EvacuationProgressTimestamp *metav1.Time
-
-	// expectedEvacuationFinishTime is the time at which the active evacuator expects the pod to be
-	// gone. Written by the active evacuator.
+	ActiveEvacuatorClass         string
+	ActiveEvacuatorCompleted     bool
+	EvacuationProgressTimestamp  *metav1.Time
 	ExpectedEvacuationFinishTime *metav1.Time
-
-	// evacuationCancellationPolicy is Forbid while the active evacuator can no longer stop. The
-	// default is Allow. Written by the active evacuator; the server resets it to Allow when the
-	// next evacuator becomes active.
 	EvacuationCancellationPolicy EvacuationCancellationPolicy
-
-	// failedEvictionCounter counts the calls of the Eviction API that were refused because of a
-	// budget. It never decreases. Written by the Haulout server.
-	FailedEvictionCounter int32
-
-	// message describes for people what happens to the pod. Programs do not read it. At most 1024
-	// bytes.
-	Message string
-
-	// conditions are the conditions Complete and Blocked. Written by the Haulout server.
-	Conditions []metav1.Condition
-
-	// activeEvacuatorSince is the time at which the active evacuator became active. Written by the
-	// Haulout server.
-	ActiveEvacuatorSince *metav1.Time
+	FailedEvictionCounter        int32
+	Message                      string
+	Conditions                   []metav1.Condition
+	ActiveEvacuatorSince         *metav1.Time
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -212,6 +161,5 @@ type EvacuationList struct {
 	// metadata is the standard list metadata.
 	metav1.ListMeta
 
-	// items are the Evacuations.
 	Items []Evacuation
 }

@@ -129,148 +129,62 @@ type NodeMaintenance struct {
 	// metadata is the standard object metadata.
 	metav1.ObjectMeta
 
-	// spec defines which nodes are under maintenance, the stage to reach, and the order in which
-	// the pods leave.
 	Spec NodeMaintenanceSpec
 
-	// status is the observed state. Written by the Haulout server.
 	Status NodeMaintenanceStatus
 }
 
 // NodeMaintenanceSpec is the desired state of a NodeMaintenance.
 type NodeMaintenanceSpec struct {
-	// nodeSelector selects the nodes under maintenance. At least one term is required and no term
-	// may be empty. It can be changed in the stages Idle, Cordon and Drain: a node that no longer
-	// matches is released, and a node that starts to match joins, except for new nodes (see
-	// newNodes). At most 1,000 requirements and 10,000 values in total.
 	NodeSelector *corev1.NodeSelector
-
-	// stage is the stage that the maintenance has to reach: Idle, Cordon, Drain or Complete. A new
-	// object can start at any stage; after that the stage only moves forward (Idle to any, Cordon
-	// to Drain or Complete, Drain to Complete). Deleting an object that is not Idle moves it to
-	// Complete. The default is Idle.
-	Stage NodeMaintenanceStage
-
-	// drainPlan is the list of waves in which pods are asked to leave in stage Drain, first entry
-	// first. The wave of an entry opens when the pods of all earlier entries have left every
-	// selected node. The order of pod types is Default, DaemonSet, Static. Within a type,
-	// priorities ascend. With the same type and priority, entries with a selector come before the
-	// entry without one. Duplicates are refused. The server adds twelve entries (the priorities
-	// 1000000000, 2000000000, 2000001000 and 2147483647 of each type) in their places. At most 100
-	// other entries. Immutable.
-	DrainPlan []DrainPlanEntry
-
-	// reason tells people why the nodes are under maintenance. The messages of Evacuations, node
-	// conditions and events repeat it. At most 1024 bytes.
-	Reason string
-
-	// requestedBy is the user who last set or changed the nodeSelector or advanced the stage. The
-	// server changes a node only if this user is allowed to delete it. Set by the server; the value
-	// in a client's request is ignored.
-	RequestedBy *authenticationv1.UserInfo
-
-	// newNodes defines whether a matching node that was created after the maintenance left stage
-	// Idle joins the maintenance: Ignore or Join. A node that existed before and starts to match
-	// always joins, and so does a node that the selector names by metadata.name or by the label
-	// kubernetes.io/hostname. It can be changed as long as nodeSelector can. The default is Ignore.
-	NewNodes NewNodesPolicy
+	Stage        NodeMaintenanceStage
+	DrainPlan    []DrainPlanEntry
+	Reason       string
+	RequestedBy  *authenticationv1.UserInfo
+	NewNodes     NewNodesPolicy
 }
 
 // DrainPlanEntry is one wave of a drain: the pods of one type, up to a priority, that match a
 // selector.
 type DrainPlanEntry struct {
-	// podSelector restricts the entry to pods with matching labels, so that some pods of a priority
-	// can leave before the others. If unset, the entry covers all pods of the type.
 	PodSelector *metav1.LabelSelector
-
-	// podPriority is the highest spec.priority of a pod that the entry covers. A pod without a
-	// priority counts as 0.
 	PodPriority int32
-
-	// podType is the type of the pods: Default, DaemonSet or Static. The default is Default.
-	PodType PodType
+	PodType     PodType
 }
 
 // NodeMaintenanceStatus is the observed state of a NodeMaintenance. It also stores the progress of
 // the drain: after a restart the server continues from here.
 type NodeMaintenanceStatus struct {
-	// observedGeneration is the metadata.generation that this status reflects.
-	ObservedGeneration int64
-
-	// stageStatuses lists the stages that were entered, in order. The server adds an entry in the
-	// request that changes the stage.
-	StageStatuses []StageStatus
-
-	// nodeStatuses has one entry for each selected node, sorted by name.
-	NodeStatuses []NodeMaintenanceNodeStatus
-
-	// conditions are the conditions of the maintenance: Drained reports whether the nodes are empty
-	// of pods that the plan covers, Progressing reports whether the maintenance makes progress.
-	Conditions []metav1.Condition
-
-	// lastProgressTimestamp is the time of the last progress in stage Drain: a pod left, a wave
-	// opened, an evacuator reported, or a pod was terminating within its grace period. Unset before
-	// stage Drain.
+	ObservedGeneration    int64
+	StageStatuses         []StageStatus
+	NodeStatuses          []NodeMaintenanceNodeStatus
+	Conditions            []metav1.Condition
 	LastProgressTimestamp *metav1.Time
-
-	// newestNodeTimestamp is the metadata.creationTimestamp of the newest node in the cluster when
-	// the maintenance left stage Idle. Nodes that were created later are new nodes, see
-	// spec.newNodes.
-	NewestNodeTimestamp *metav1.Time
+	NewestNodeTimestamp   *metav1.Time
 }
 
 // StageStatus records when a stage was entered.
 type StageStatus struct {
-	// name is the stage.
-	Name NodeMaintenanceStage
-
-	// startTimestamp is the time of the request that entered the stage.
+	Name           NodeMaintenanceStage
 	StartTimestamp *metav1.Time
 }
 
 // NodeReference identifies one node.
 type NodeReference struct {
-	// name of the node.
 	Name string
-
-	// uid of the node. A node that is recreated with the same name is a different node.
-	UID types.UID
+	UID  types.UID
 }
 
 // NodeMaintenanceNodeStatus is the state of one node of a maintenance.
 type NodeMaintenanceNodeStatus struct {
-	// nodeRef identifies the node.
-	NodeRef NodeReference
-
-	// drainTargets select the pods of the node that are asked to leave now: one entry for each pod
-	// type and selector, with the highest priority reached. They are a property of the node: all
-	// maintenances that drain the node have the same targets. While a maintenance holds the node,
-	// the targets never cover fewer pods than before.
-	DrainTargets []DrainPlanEntry
-
-	// drainMessage describes what the drain of this node does or waits for. At most 128 bytes.
-	DrainMessage string
-
-	// podsPendingEvacuation is the number of pods on the node that the plan covers and that have no
-	// Evacuation yet.
+	NodeRef               NodeReference
+	DrainTargets          []DrainPlanEntry
+	DrainMessage          string
 	PodsPendingEvacuation int32
-
-	// podsEvacuating is the number of pods on the node that have an Evacuation.
-	PodsEvacuating int32
-
-	// podsBlocked is the number of pods that are asked to leave and cannot: their Evacuation has
-	// the condition Blocked, or the server failed twice to create their Evacuation.
-	PodsBlocked int32
-
-	// podsKept is the number of pods that are kept running on purpose: DaemonSet pods that would be
-	// recreated immediately or whose budget allows no disruption, static pods of a node without a
-	// node agent, and pods of this server that were recreated on the node.
-	PodsKept int32
-
-	// podsPeak is the highest sum of podsPendingEvacuation and podsEvacuating since the drain of
-	// the node began. podsPeak minus the current sum is the number of pods that have left, even
-	// after their Evacuations were deleted. 0 before the drain.
-	PodsPeak int32
+	PodsEvacuating        int32
+	PodsBlocked           int32
+	PodsKept              int32
+	PodsPeak              int32
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -281,6 +195,5 @@ type NodeMaintenanceList struct {
 	// metadata is the standard list metadata.
 	metav1.ListMeta
 
-	// items are the NodeMaintenances.
 	Items []NodeMaintenance
 }
