@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Collects in bin/dist what a release has: archives of the server, the node agent, the scheduler and the kubectl
-# plugin, images, the chart, manifests, a list of the modules in each program (CycloneDX), and checksums. `make
-# dist` has built all but the archives.
+# Collects in bin/dist what a release has: archives of the server, the node agent, the scheduler and
+# the kubectl plugin, images, the chart, manifests, a list of the modules in each program
+# (CycloneDX), and checksums. `make dist` has built all but the archives.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 : "${VERSION:?the version of the release}" "${PLATFORMS:?the platforms of the server}"
 cyclonedx="$(cyclonedx_gomod)"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds haulout-apiserver of the commit PREVIOUS as bin/previous/haulout-apiserver, for tests that
-# run it beside the present one. The folder also has its roles, under names of their own. The default
-# is the newest commit that is a day older than this one: the commit before this one has most often
-# the same server.
+# run it beside the present one. The folder also has its roles, under names of their own. The
+# default is the newest commit that is a day older than this one: the commit before this one has
+# most often the same server.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Regenerates all code: protobuf, deepcopy, defaults, conversion, validation, OpenAPI, clientset,
-# listers, informers and apply configurations; for the configuration file of the node agent, deepcopy
-# and defaults. The generators come through Go modules; protoc is Debian's protobuf-compiler.
+# listers, informers and apply configurations; for the configuration file of the node agent,
+# deepcopy and defaults. The generators come through Go modules; protoc is Debian's
+# protobuf-compiler.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 CODE_GENERATOR_VERSION="$(code_generator_version)"

@@ -246,8 +246,8 @@ func (r right) without(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	return rest
 }
 
-// removeRight removes a right from its role, or the binding that grants it, and waits until the server lacks it. `cluster up`
-// restores both.
+// removeRight removes a right from its role, or the binding that grants it, and waits until the
+// server lacks it. `cluster up` restores both.
 func removeRight(t *testing.T, r right) {
 	t.Helper()
 	client := cluster.As(t).Kube

@@ -324,7 +324,8 @@ func TestSignalsOfOthersAreNotBelieved(t *testing.T) {
 				b.conn.Send(message, nil)
 			}
 		}
-		// The bus delivers in order: when the next signal of logind is handled, the spoofed one was too.
+		// The bus delivers in order: when the next signal of logind is handled, the spoofed one was,
+		// too.
 		spoof(true)
 		requested := time.Now()
 		b.reboot()
