@@ -291,7 +291,8 @@ func (a *api) remove(path string, nm *maintenancev1alpha1.NodeMaintenance, body 
 	return nm, http.StatusOK, nil
 }
 
-// patch applies a patch; a UID or a resource version in it is a precondition, as in the real server.
+// patch applies a patch; a UID or a resource version in it is a precondition, as in the real
+// server.
 func (a *api) patch(path string, object runtime.Object, contentType string, body []byte) (runtime.Object, int, *apierrors.StatusError) {
 	a.patches[path] = body
 	var partial metav1.PartialObjectMetadata
@@ -309,7 +310,8 @@ func (a *api) patch(path string, object runtime.Object, contentType string, body
 	if err != nil {
 		return nil, 0, apierrors.NewInternalError(err)
 	}
-	// Haulout's API knows no other patch than the merge patch; for one without lists they are equal.
+	// Haulout's API knows no other patch than the merge patch; for one without lists they are
+	// equal.
 	if _, isMaintenance := object.(*maintenancev1alpha1.NodeMaintenance); isMaintenance != (contentType == string(types.MergePatchType)) {
 		return nil, 0, apierrors.NewBadRequest("unexpected type of patch " + contentType)
 	}

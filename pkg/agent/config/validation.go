@@ -35,8 +35,8 @@ import (
 )
 
 const (
-	// Margin is the part of the maximal delay that is no pod's: in it the agent stores its state and
-	// releases the shutdown.
+	// Margin is the part of the maximal delay that is no pod's: in it the agent stores its state
+	// and releases the shutdown.
 	Margin = 5 * time.Second
 	// MaxTableEntries is the maximum number of entries of the table. The drain plan has an entry of
 	// each pod type for each of them.

@@ -69,6 +69,7 @@ type bench struct {
 }
 
 func newBench(t *testing.T) *bench {
+	t.Helper()
 	b := &bench{t: t}
 	b.startBus()
 	b.startLogind()

@@ -151,7 +151,7 @@ func (m *Manager) delayProblem(usec uint64, failed error) string {
 // existingDropIn returns the content of the agent's configuration file, "" if there is none.
 func (m *Manager) existingDropIn() string {
 	for _, dir := range dropInDirs {
-		if content, err := os.ReadFile(filepath.Join("/", m.cfg.Root, dir, DropInName)); err == nil {
+		if content, err := os.ReadFile(filepath.Join(string(filepath.Separator), m.cfg.Root, dir, DropInName)); err == nil {
 			return string(content)
 		}
 	}
@@ -161,7 +161,7 @@ func (m *Manager) existingDropIn() string {
 func (m *Manager) writeDropIn(content string) error {
 	var errs []error
 	for _, dir := range dropInDirs {
-		err := writeFile(filepath.Join("/", m.cfg.Root, dir, DropInName), content)
+		err := writeFile(filepath.Join(string(filepath.Separator), m.cfg.Root, dir, DropInName), content)
 		if err == nil {
 			return nil
 		}
@@ -187,7 +187,7 @@ func writeFile(path, content string) error {
 func RemoveDropIn(ctx context.Context, client *systemd.Client, root string) error {
 	removed := false
 	for _, dir := range dropInDirs {
-		switch err := os.Remove(filepath.Join("/", root, dir, DropInName)); {
+		switch err := os.Remove(filepath.Join(string(filepath.Separator), root, dir, DropInName)); {
 		case err == nil:
 			removed = true
 		case !errors.Is(err, fs.ErrNotExist):

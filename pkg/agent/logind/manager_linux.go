@@ -75,8 +75,8 @@ type Config struct {
 	RetryPeriod time.Duration
 	// ResyncPeriod is the time after which everything is read again without a signal, 20s if zero.
 	ResyncPeriod time.Duration
-	// CallTimeout limits each call of logind, 10s if zero. A logind that has lost its bus may live on
-	// and not answer.
+	// CallTimeout limits each call of logind, 10s if zero. A logind that has lost its bus may live
+	// on and not answer.
 	CallTimeout time.Duration
 }
 
@@ -95,8 +95,8 @@ type Manager struct {
 	released bool
 	// stored reports whether systemd's store may have a copy of the lock.
 	stored bool
-	// stopping reports that systemd ends this service because the system goes down. Then it does not
-	// matter any more what logind says.
+	// stopping reports that systemd ends this service because the system goes down. Then it does
+	// not matter any more what logind says.
 	stopping bool
 	problems problems
 

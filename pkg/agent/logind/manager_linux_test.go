@@ -35,6 +35,7 @@ import (
 
 func TestShutdownWaitsForTheRelease(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
+		t.Helper()
 		a := start(t, config())
 		before := a.until("the lock is held", locked)
 		if before.Delay != time.Minute || before.ShuttingDown || !before.Known {
@@ -72,6 +73,7 @@ func TestShutdownWaitsForTheRelease(t *testing.T) {
 
 func TestReleaseWithoutShutdownKeepsTheLock(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
+		t.Helper()
 		a := start(t, config())
 		a.until("the lock is held", locked)
 		if err := a.Release(t.Context()); err != nil {
@@ -85,6 +87,7 @@ func TestReleaseWithoutShutdownKeepsTheLock(t *testing.T) {
 
 func TestMachineGoesDownAtTheDeadline(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
+		t.Helper()
 		a := start(t, config(func(c *logind.Config) { c.Delay = 1500 * time.Millisecond }))
 		if state := a.until("the lock is held", locked); state.Delay != 5*time.Second {
 			t.Errorf("delay %s, want logind's own 5s: what is longer than asked for stays", state.Delay)
@@ -107,6 +110,7 @@ func TestMachineGoesDownAtTheDeadline(t *testing.T) {
 
 func TestLockOutlivesTheKilledHolder(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
+		t.Helper()
 		first, held := b.startHolder(locked)
 		b.reboot()
 		// The next process opens the pipe by its path. Whoever has it open holds the lock.
@@ -134,6 +138,7 @@ func TestLockOutlivesTheKilledHolder(t *testing.T) {
 
 func TestLockEndsWithItsOnlyHolder(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
+		t.Helper()
 		first, held := b.startHolder(locked)
 		b.reboot()
 		b.mustWait()
@@ -160,6 +165,7 @@ func TestResumedDeadlines(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			withLogind(t, func(t *testing.T, b *bench) {
+				t.Helper()
 				_, held := b.startHolder(locked)
 				b.reboot()
 				now := time.Now()
@@ -184,6 +190,7 @@ func TestLockIsKeptOverRestarts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			withLogind(t, func(t *testing.T, b *bench) {
+				t.Helper()
 				a := start(t, config())
 				before := a.until("the lock is held", locked)
 				restart(b)
@@ -214,6 +221,7 @@ func TestRestartForgetsThePendingShutdown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			withLogind(t, func(t *testing.T, b *bench) {
+				t.Helper()
 				a := start(t, config())
 				before := a.until("the lock is held", locked)
 				b.reboot()
@@ -252,6 +260,7 @@ func TestCancelledShutdown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			withLogind(t, func(t *testing.T, b *bench) {
+				t.Helper()
 				b.configure(etcDropIns+"/50-admin.conf", "1")
 				b.sighup()
 				a := start(t, config(func(c *logind.Config) { c.Delay = test.delay }))
@@ -289,6 +298,7 @@ func TestCancelledShutdown(t *testing.T) {
 
 func TestScheduledShutdownHasAKind(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
+		t.Helper()
 		a := start(t, config())
 		a.until("the lock is held", locked)
 		b.call("ScheduleShutdown", "poweroff", uint64(time.Now().UnixMicro()))
@@ -302,11 +312,13 @@ func TestScheduledShutdownHasAKind(t *testing.T) {
 
 func TestSignalsOfOthersAreNotBelieved(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
+		t.Helper()
 		a := start(t, config(func(c *logind.Config) { c.ResyncPeriod = time.Hour }))
 		a.until("the lock is held", locked)
 		spoof := func(begins bool) {
 			t.Helper()
-			// Sent to everybody, and to each client of the bus alone, which no subscription filters.
+			// Sent to everybody, and to each client of the bus alone, which no subscription
+			// filters.
 			var names []string
 			if err := b.conn.BusObject().Call("org.freedesktop.DBus.ListNames", 0).Store(&names); err != nil {
 				t.Fatal(err)
@@ -324,8 +336,8 @@ func TestSignalsOfOthersAreNotBelieved(t *testing.T) {
 				b.conn.Send(message, nil)
 			}
 		}
-		// The bus delivers in order: when the next signal of logind is handled, the spoofed one was,
-		// too.
+		// The bus delivers in order: when the next signal of logind is handled, the spoofed one
+		// was, too.
 		spoof(true)
 		requested := time.Now()
 		b.reboot()
@@ -348,6 +360,7 @@ func TestSignalsOfOthersAreNotBelieved(t *testing.T) {
 
 func TestLostLockIsReplaced(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
+		t.Helper()
 		store := &fakeStore{}
 		a := start(t, config(func(c *logind.Config) { c.Store = store }))
 		before := a.until("the lock is held", locked)
@@ -366,6 +379,7 @@ func TestLostLockIsReplaced(t *testing.T) {
 
 func TestStoredLockIsTakenOver(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
+		t.Helper()
 		store := &fakeStore{}
 		holder, held := b.startHolder(locked)
 		lock, err := os.OpenFile(held.LockPath, os.O_WRONLY|syscall.O_NONBLOCK, 0)
@@ -397,6 +411,7 @@ func TestStoredLockIsTakenOver(t *testing.T) {
 
 func TestLockOfAnotherProgramIsNotTakenOver(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
+		t.Helper()
 		other := b.inhibit("another program")
 		paths := describedLocks(t)
 		if len(paths) != 1 {
@@ -413,6 +428,7 @@ func TestLockOfAnotherProgramIsNotTakenOver(t *testing.T) {
 
 func TestAgentWaitsForLogind(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
+		t.Helper()
 		b.kill(b.logind)
 		b.kill(b.dbus)
 		a := start(t, config())
@@ -438,6 +454,7 @@ func TestAgentWaitsForLogind(t *testing.T) {
 
 func TestSystemdStopsTheAgent(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
+		t.Helper()
 		a := start(t, config())
 		a.until("the lock is held", locked)
 		// `systemctl start reboot.target`: logind does not know of it.

@@ -84,6 +84,7 @@ func hideMachine() error {
 
 // withLogind runs a test with a real logind, in new namespaces.
 func withLogind(t *testing.T, test func(*testing.T, *bench)) {
+	t.Helper()
 	if os.Getenv(roleVariable) == roleNamespace {
 		test(t, newBench(t))
 		return

@@ -49,7 +49,7 @@ type setting struct {
 func effectiveSetting(root string) (setting, error) {
 	names := map[string]string{}
 	for _, dir := range slices.Backward(configDirs) {
-		entries, err := os.ReadDir(filepath.Join("/", root, dir))
+		entries, err := os.ReadDir(filepath.Join(string(filepath.Separator), root, dir))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return setting{}, fmt.Errorf("read the configuration of logind: %w", err)
 		}
@@ -61,18 +61,19 @@ func effectiveSetting(root string) (setting, error) {
 	}
 	var paths []string
 	for _, path := range mainFiles {
-		if _, err := os.Stat(filepath.Join("/", root, path)); err == nil {
+		if _, err := os.Stat(filepath.Join(string(filepath.Separator), root, path)); err == nil {
 			paths = append(paths, path)
 			break
 		}
 	}
-	// The drop-ins of all directories are read in the order of their names, and the last one decides.
+	// The drop-ins of all directories are read in the order of their names, and the last one
+	// decides.
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		paths = append(paths, names[name])
 	}
 	var found setting
 	for _, path := range paths {
-		value, err := readSetting(filepath.Join("/", root, path))
+		value, err := readSetting(filepath.Join(string(filepath.Separator), root, path))
 		if err != nil {
 			return setting{}, fmt.Errorf("read the configuration of logind: %w", err)
 		}

@@ -52,8 +52,8 @@ func (p *pace) due(now time.Time) bool {
 	return !now.Before(p.next)
 }
 
-// slot is a kind of call of which one is in flight at a time. The calls run in their own goroutines,
-// so that an API that does not answer never holds up a decision.
+// slot is a kind of call of which one is in flight at a time. The calls run in their own
+// goroutines, so that an API that does not answer never holds up a decision.
 type slot struct {
 	pace
 	// task is what is in flight, empty if nothing is; last is what was in flight before.
@@ -225,8 +225,8 @@ func (m *Manager) complete(ctx context.Context, t task, ref state.MaintenanceRef
 		ref = state.MaintenanceRef{Name: protocol.ShutdownName(m.config.NodeName, m.config.BootID)}
 	}
 	err := m.config.Cluster.Complete(ctx, ref)
-	// A request of the last boot can be executed after this boot has completed what it found. Once is
-	// enough, and a list of all maintenances is too much for every time.
+	// A request of the last boot can be executed after this boot has completed what it found. Once
+	// is enough, and a list of all maintenances is too much for every time.
 	older := t == taskSweep && !m.olderSwept && m.config.CompleteAfterReboot
 	if err == nil && older {
 		_, err = m.config.Cluster.CompleteOlder(ctx, m.config.BootID)

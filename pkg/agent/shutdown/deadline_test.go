@@ -24,7 +24,7 @@ import (
 )
 
 func TestRemaining(t *testing.T) {
-	at := func(d time.Duration) time.Time { return wall.Add(d) }
+	at := wall.Add
 	for name, tt := range map[string]struct {
 		machine MachineState
 		want    time.Duration
@@ -46,7 +46,7 @@ func TestRemaining(t *testing.T) {
 }
 
 func TestRemainingOfStored(t *testing.T) {
-	at := func(d time.Duration) time.Time { return wall.Add(d) }
+	at := wall.Add
 	for name, tt := range map[string]struct {
 		signal state.Signal
 		want   time.Duration

@@ -118,8 +118,8 @@ type input struct {
 	state   state.State
 	news    news
 	machine MachineState
-	// now, deadline and the other times are on the monotonic clock; wall is what a clock on the wall
-	// shows, for the times that are stored.
+	// now, deadline and the other times are on the monotonic clock; wall is what a clock on the
+	// wall shows, for the times that are stored.
 	now, wall time.Time
 	// deadline is set during a shutdown. unknownFor is how long the machine has not answered since
 	// the agent started, vanishedFor how long a shutdown that the agent works on is gone.

@@ -56,8 +56,8 @@ type MachineState struct {
 	// While it is false, ShuttingDown=false means nothing: without this field, an agent that
 	// restarts during a shutdown would take it for cancelled until the connection is up.
 	Known bool
-	// ShuttingDown is true from the request of a shutdown until it is cancelled or forgotten. A lost
-	// connection does not change it.
+	// ShuttingDown is true from the request of a shutdown until it is cancelled or forgotten. A
+	// lost connection does not change it.
 	ShuttingDown bool
 	// Kind is "reboot", "poweroff" or empty if it is not known.
 	Kind string
@@ -103,9 +103,9 @@ type DrainState struct {
 // Cluster is the API, as far as a shutdown needs it. Every method except Event returns an error if
 // the API does not answer before the context ends.
 type Cluster interface {
-	// EnsureMaintenance creates the NodeMaintenance of the shutdown. If it exists in stage Drain, it
-	// is adopted; if it is Complete, because an earlier shutdown of the same boot was cancelled, it
-	// is replaced. Anything else with its name is an error that wraps ErrRefused.
+	// EnsureMaintenance creates the NodeMaintenance of the shutdown. If it exists in stage Drain,
+	// it is adopted; if it is Complete, because an earlier shutdown of the same boot was cancelled,
+	// it is replaced. Anything else with its name is an error that wraps ErrRefused.
 	EnsureMaintenance(ctx context.Context, request MaintenanceRequest) (state.MaintenanceRef, error)
 	// Drain returns how far the drain is.
 	Drain(ctx context.Context, ref state.MaintenanceRef) (DrainState, error)
@@ -132,8 +132,8 @@ type Local interface {
 	Name() string
 	// End ends the pods of the node, bucket by bucket from resume.Bucket on, within the deadline.
 	// After each bucket it calls next with the progress and the pods that were ended, and returns
-	// nil if next returns false. It returns nil when all pods have ended. If it returns an error, it
-	// is called again with the last progress.
+	// nil if next returns false. It returns nil when all pods have ended. If it returns an error,
+	// it is called again with the last progress.
 	End(ctx context.Context, resume state.Local, deadline time.Time, next func(state.Local, []state.KilledPod) bool) error
 	// Resume lets the node run pods again, after End has returned. It is idempotent, and returns
 	// ErrFinal if that is not possible.

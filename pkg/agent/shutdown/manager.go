@@ -234,11 +234,8 @@ func (m *Manager) Run(ctx context.Context) error {
 // steps decides and acts until nothing changes, and sets the timer for the next time.
 func (m *Manager) steps(ctx context.Context, timer *time.Timer) {
 	var next time.Time
-	for range maxSteps {
-		changed := false
-		if next, changed = m.step(ctx); !changed {
-			break
-		}
+	for changed, left := true, maxSteps; changed && left > 0; left-- {
+		next, changed = m.step(ctx)
 	}
 	timer.Reset(max(time.Until(next), 0))
 }
@@ -277,7 +274,7 @@ func (m *Manager) watchMachine(ctx context.Context) {
 		}
 		m.watching.Store(false)
 		klog.FromContext(ctx).Error(err, "The watch of the machine has ended, starting it again")
-		m.post(func() { m.machineErr = fmt.Errorf("the watch of the machine has ended: %v", err) })
+		m.post(func() { m.machineErr = fmt.Errorf("the watch of the machine has ended: %w", err) })
 		select {
 		case <-ctx.Done():
 			return

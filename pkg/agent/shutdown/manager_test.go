@@ -50,10 +50,10 @@ func scenario(t *testing.T, configure func(w *world), script func(w *world)) {
 		defer cancel()
 		go w.background(ctx)
 		w.start()
-		time.Sleep(5 * time.Second)
+		<-time.After(5 * time.Second)
 		script(w)
 		// A machine that goes down has booted before the end of the test.
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		w.mu.Lock()
 		p := w.process
 		w.mu.Unlock()
@@ -63,7 +63,7 @@ func scenario(t *testing.T, configure func(w *world), script func(w *world)) {
 
 // wait lets time pass.
 func (w *world) wait(d time.Duration) {
-	time.Sleep(d)
+	<-time.After(d)
 	synctest.Wait()
 }
 

@@ -41,7 +41,6 @@ type process struct {
 	// The shutdown as this process has seen it.
 	seen            bool
 	since, deadline time.Time
-	changed         func()
 }
 
 // start starts a process of the agent.
@@ -109,7 +108,7 @@ func (p *process) crash() {
 	}
 	go func() {
 		p.kill()
-		time.Sleep(200 * time.Millisecond)
+		<-time.After(200 * time.Millisecond)
 		p.mu.Lock()
 		restart := p.process == p && !p.down
 		p.mu.Unlock()

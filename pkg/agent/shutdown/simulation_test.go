@@ -31,8 +31,9 @@ const simulations = 300
 
 // TestSimulation lets random things happen to a machine: shutdowns, cancellations, a restart of
 // logind, an API that is lost, refuses or hangs, a full disk, a runtime that fails, a wall clock
-// that is set, users, and a crash of the agent in any of its calls. The world reports when a rule is
-// broken. In the end everything is well again, and the agent must have undone or finished its work.
+// that is set, users, and a crash of the agent in any of its calls. The world reports when a rule
+// is broken. In the end everything is well again, and the agent must have undone or finished its
+// work.
 func TestSimulation(t *testing.T) {
 	var done, released, cancelled, forced, ends int
 	for seed := range uint64(simulations) {
@@ -66,11 +67,11 @@ func simulate(w *world) {
 			w.set(func() { w.addPod([]int32{0, 0, 1000, 2000001000}[r.IntN(4)], r.IntN(6) == 0) })
 		}
 		act(w)
-		time.Sleep(time.Duration(r.IntN(40000)) * time.Millisecond)
+		<-time.After(time.Duration(r.IntN(40000)) * time.Millisecond)
 	}
 	// Everything is well again.
 	w.set(func() { w.mode, w.latency, w.diskFull, w.engineOK, w.crashes = apiUp, 0, false, true, 0 })
-	time.Sleep(20 * time.Minute)
+	<-time.After(20 * time.Minute)
 	synctest.Wait()
 	w.check()
 	w.mu.Lock()

@@ -98,7 +98,8 @@ type world struct {
 	final    bool
 	pods     []*worldPod
 	engineOK bool
-	// ends are the arguments of the calls of the engine, ended the pods that it has ended, in order.
+	// ends are the arguments of the calls of the engine, ended the pods that it has ended, in
+	// order.
 	ends  []state.Local
 	ended []string
 	// requests are those for maintenances.
@@ -236,12 +237,12 @@ func (w *world) drainOne() {
 func (w *world) goDown() {
 	w.down, w.lock, w.byForce = true, false, false
 	go func() {
-		time.Sleep(2 * time.Second)
+		<-time.After(2 * time.Second)
 		w.mu.Lock()
 		p := w.process
 		w.mu.Unlock()
 		p.kill()
-		time.Sleep(20 * time.Second)
+		<-time.After(20 * time.Second)
 		w.mu.Lock()
 		w.nextBoot()
 		w.unsettled = false

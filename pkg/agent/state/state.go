@@ -31,19 +31,19 @@ const Version = 1
 type Phase string
 
 const (
-	// Armed: no shutdown is pending, and the agent would delay one.
+	// Armed means: no shutdown is pending, and the agent would delay one.
 	Armed Phase = "Armed"
-	// Detected: a shutdown is pending, and the cluster does not know of it yet.
+	// Detected means: a shutdown is pending, and the cluster does not know of it yet.
 	Detected Phase = "Detected"
-	// Maintaining: the NodeMaintenance exists, and the server drains the node.
+	// Maintaining means: the NodeMaintenance exists, and the server drains the node.
 	Maintaining Phase = "Maintaining"
-	// LocalRun: the agent ends the pods without the API.
+	// LocalRun means: the agent ends the pods without the API.
 	LocalRun Phase = "Local"
-	// Releasing: the agent lets the shutdown continue.
+	// Releasing means: the agent lets the shutdown continue.
 	Releasing Phase = "Releasing"
-	// Down: the shutdown continues; the machine is about to go down.
+	// Down means: the shutdown continues; the machine is about to go down.
 	Down Phase = "Down"
-	// Cancelled: the shutdown was cancelled, and the agent undoes what it did.
+	// Cancelled means: the shutdown was cancelled, and the agent undoes what it did.
 	Cancelled Phase = "Cancelled"
 )
 

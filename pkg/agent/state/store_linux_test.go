@@ -88,6 +88,7 @@ func TestKilledWhileSaving(t *testing.T) {
 }
 
 func saveForever(t *testing.T, dir string) {
+	t.Helper()
 	s := open(t, dir)
 	for n := 1; ; n++ {
 		state := full()
@@ -122,6 +123,7 @@ func TestFullDisk(t *testing.T) {
 }
 
 func saveOnFullDisk(t *testing.T, dir string) {
+	t.Helper()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
 		t.Fatalf("mount a small file system: %v", err)
 	}

@@ -188,7 +188,8 @@ func (w *evacuation) act(ctx context.Context, s situation, d decision) (over boo
 		w.report(ctx, d)
 		return false, nil
 	case stepPark:
-		return false, w.park(ctx, s)
+		w.park(ctx, s)
+		return false, nil
 	}
 	if d.restarted && !w.restarted {
 		w.restarted = true
@@ -209,7 +210,7 @@ func (w *evacuation) act(ctx context.Context, s situation, d decision) (over boo
 }
 
 // park parks the pod's manifests, and reports why if it cannot.
-func (w *evacuation) park(ctx context.Context, s situation) error {
+func (w *evacuation) park(ctx context.Context, s situation) {
 	k := w.keeper
 	parked, err := k.folder.park(s.pod, s.targeting, k.instance(ctx))
 	for range parked {
@@ -223,7 +224,7 @@ func (w *evacuation) park(ctx context.Context, s situation) error {
 			k.setProblem(ctx, err)
 		}
 		w.report(ctx, decision{message: fmt.Sprintf("static pod %s cannot be stopped: %v", w.key, err)})
-		return nil
+		return
 	}
 	klog.FromContext(ctx).Info("Manifests parked", "files", parked, "maintenance", s.targeting[0].Name)
 	k.Event(corev1.EventTypeNormal, EventParked, fmt.Sprintf("Static pod %s is stopped for NodeMaintenance %s", w.key, s.targeting[0].Name))
@@ -231,7 +232,6 @@ func (w *evacuation) park(ctx context.Context, s situation) error {
 	s.parked = []Entry{{ParkedAt: s.now, GracePeriodSeconds: int64(gracePeriodOf(s.pod).Seconds()), Maintenances: s.targeting}}
 	s.manifests, s.running = 0, true
 	w.report(ctx, decide(s))
-	return nil
 }
 
 // report writes a new message, or a heartbeat while the pod is expected to stop.

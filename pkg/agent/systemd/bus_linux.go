@@ -37,14 +37,14 @@ func ConnectBus(ctx context.Context, root string) (*dbus.Conn, error) {
 		if root == "" {
 			return dbus.SystemBusPrivate(opts...)
 		}
-		return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(filepath.Join(root, "run/dbus/system_bus_socket")), opts...)
+		return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(filepath.Join(root, "run", "dbus", "system_bus_socket")), opts...)
 	}, (*dbus.Conn).Hello)
 }
 
 // connectPrivate connects to the socket on which systemd answers root without a bus.
 func connectPrivate(ctx context.Context, root string) (*dbus.Conn, error) {
 	return connect(root, func(opts ...dbus.ConnOption) (*dbus.Conn, error) {
-		path := filepath.Join("/", root, "run/systemd/private")
+		path := filepath.Join(string(filepath.Separator), root, "run", "systemd", "private")
 		return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(path), append(opts, dbus.WithContext(ctx))...)
 	}, func(*dbus.Conn) error { return nil })
 }
@@ -52,7 +52,7 @@ func connectPrivate(ctx context.Context, root string) (*dbus.Conn, error) {
 func connect(root string, dial func(...dbus.ConnOption) (*dbus.Conn, error), hello func(*dbus.Conn) error) (*dbus.Conn, error) {
 	conn, err := dial(dbus.WithSignalHandler(dbus.NewSequentialSignalHandler()))
 	if err != nil {
-		return nil, fmt.Errorf("connect to the bus of %s: %w", filepath.Join("/", root), err)
+		return nil, fmt.Errorf("connect to the bus of %s: %w", filepath.Join(string(filepath.Separator), root), err)
 	}
 	// Neither call takes a context, and a daemon that was stopped answers never.
 	limit := time.AfterFunc(connectTimeout, func() { conn.Close() })

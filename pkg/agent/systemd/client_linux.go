@@ -248,14 +248,16 @@ func (c *Client) runJob(ctx context.Context, method, name string) error {
 	signals := make(chan *dbus.Signal, 16)
 	c.conn.Signal(signals)
 	defer c.conn.RemoveSignal(signals)
-	// systemd's own socket has no bus behind it that could filter, and answers AddMatch with an error.
+	// systemd's own socket has no bus behind it that could filter, and answers AddMatch with an
+	// error.
 	if len(c.conn.Names()) > 0 {
 		match := []dbus.MatchOption{dbus.WithMatchSender(busName), dbus.WithMatchObjectPath(managerPath),
 			dbus.WithMatchInterface(managerInterface), dbus.WithMatchMember("JobRemoved")}
 		if err := c.conn.AddMatchSignalContext(ctx, match...); err != nil {
 			return fmt.Errorf("watch the jobs of systemd: %w", err)
 		}
-		defer c.conn.RemoveMatchSignal(match...)
+		// A match that stays costs a few signals and ends with the connection.
+		defer func() { _ = c.conn.RemoveMatchSignal(match...) }()
 	}
 	// systemd sends the signals of jobs only to buses with a subscriber.
 	if err := c.manager.CallWithContext(ctx, managerInterface+".Subscribe", 0).Err; err != nil &&

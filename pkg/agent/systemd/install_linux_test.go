@@ -184,7 +184,7 @@ func TestUninstall(t *testing.T) {
 	m := bootMachine(t)
 	m.install(true, withFile("stays"))
 	m.until("the lock is held", held)
-	dropIn := filepath.Join(m.root, "etc/systemd/logind.conf.d", logind.DropInName)
+	dropIn := filepath.Join(m.root, "etc", "systemd", "logind.conf.d", logind.DropInName)
 	if _, err := os.Stat(dropIn); err != nil {
 		t.Error(err)
 	}

@@ -67,8 +67,9 @@ type Ending struct {
 	Stopping bool
 	// Kind is KindReboot, KindPowerOff, or "" if it is not known.
 	Kind string
-	// Limit is how long systemd waits for the unit that was asked about: until it kills the unit, or
-	// until it ends the system whatever still runs (30 minutes in the targets of systemd itself).
+	// Limit is how long systemd waits for the unit that was asked about: until it kills the unit,
+	// or until it ends the system whatever still runs (30 minutes in the targets of systemd
+	// itself).
 	Limit time.Duration
 }
 

@@ -61,8 +61,8 @@ type host struct {
 	final bool
 	// pollingOnly: changes of folders are not reported.
 	pollingOnly bool
-	// status tells the service manager in one line what the agent does. The first call also tells it
-	// that the agent has started.
+	// status tells the service manager in one line what the agent does. The first call also tells
+	// it that the agent has started.
 	status func(line string)
 }
 

@@ -207,8 +207,8 @@ func parkedOf(cmd *cobra.Command, o *Options) (string, []string, error) {
 	return dir, parked, nil
 }
 
-// reportStopped writes into the node's condition that it has no agent any more, so that drains leave
-// its static pods alone.
+// reportStopped writes into the node's condition that it has no agent any more, so that drains
+// leave its static pods alone.
 func reportStopped(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) error {
 	ctx, cancel := context.WithTimeout(ctx, conditionTimeout)
 	defer cancel()

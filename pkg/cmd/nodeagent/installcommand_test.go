@@ -157,7 +157,8 @@ func TestUninstall(t *testing.T) {
 		kubeconfig string
 		parked     bool
 		args       []string
-		// want and refused are parts of the output and of the error; files is the folder afterwards.
+		// want and refused are parts of the output and of the error; files is the folder
+		// afterwards.
 		want, refused string
 		files         string
 	}{

@@ -31,8 +31,8 @@ import (
 	"haulout.dev/haulout/pkg/agent/staticpods"
 )
 
-// discoverPeriod is how often the agent looks at what the kubelet is configured with. It is also the
-// pause after a failure.
+// discoverPeriod is how often the agent looks at what the kubelet is configured with. It is also
+// the pause after a failure.
 const discoverPeriod = 30 * time.Second
 
 // keeper is what parks the static pods of one folder; staticpods.Keeper implements it.

@@ -63,7 +63,8 @@ func names(t *testing.T, dir string) string {
 func TestStaticListAndRestore(t *testing.T) {
 	for name, test := range map[string]struct {
 		args []string
-		// want and refused are parts of the output and of the error; files is the folder afterwards.
+		// want and refused are parts of the output and of the error; files is the folder
+		// afterwards.
 		want, refused []string
 		files         string
 	}{

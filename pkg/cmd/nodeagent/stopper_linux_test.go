@@ -55,7 +55,8 @@ func TestStopper(t *testing.T) {
 		askErr     error
 		// systemdLimit is how long systemd waits, 0 if it is unknown.
 		systemdLimit time.Duration
-		// released is when the shutdown is released, second when a second signal arrives; 0 is never.
+		// released is when the shutdown is released, second when a second signal arrives; 0 is
+		// never.
 		released, second time.Duration
 		secondSignal     os.Signal
 		wantAfter        time.Duration
@@ -96,7 +97,7 @@ func TestStopper(t *testing.T) {
 				defer cancel()
 				down := make(chan struct{})
 				if !test.notRunning {
-					receive := (<-chan struct{})(down)
+					var receive <-chan struct{} = down
 					s.down.Store(&receive)
 				}
 				signals := make(chan os.Signal, 2)

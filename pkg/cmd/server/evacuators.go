@@ -39,8 +39,8 @@ import (
 	"haulout.dev/haulout/pkg/host/inflight"
 )
 
-// builtInEvacuators are the classes of the built-in evacuators: those of this server and that of the
-// node agents, which acts only on nodes that have one.
+// builtInEvacuators are the classes of the built-in evacuators: those of this server and that of
+// the node agents, which acts only on nodes that have one.
 var builtInEvacuators = []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassDaemonSet, v1alpha1.EvacuatorClassKubelet}
 
 // EvacuatorOptions configure the evacuators that remove pods from their nodes before they are

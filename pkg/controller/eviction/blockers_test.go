@@ -35,8 +35,8 @@ func TestBlockers(t *testing.T) {
 		budgets []*policyv1.PodDisruptionBudget
 		answer  func(string) error
 		want    string
-		// calls is how many evictions the queue sends before it reports the blocker, failed how many
-		// of them count as failed.
+		// calls is how many evictions the queue sends before it reports the blocker, failed how
+		// many of them count as failed.
 		calls  int
 		failed int32
 	}{

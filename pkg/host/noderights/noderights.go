@@ -22,8 +22,8 @@ limitations under the License.
 // by name: authorizers that deny individual nodes to such a user are rare, and a cluster may have
 // thousands of nodes.
 //
-// A node may put itself under maintenance, as its agent does when it shuts down: about the node that
-// a user is, no authorizer is asked. About other nodes it is a user like any other.
+// A node may put itself under maintenance, as its agent does when it shuts down: about the node
+// that a user is, no authorizer is asked. About other nodes it is a user like any other.
 //
 // The content of a Cache may be dropped at any time.
 package noderights

@@ -36,13 +36,13 @@ import (
 
 // The reasons of the plugin's own events.
 const (
-	// EventRefused: victims of the pod or PodGroup were chosen, but one of them was not evicted. About
-	// the pod.
+	// EventRefused: victims of the pod or PodGroup were chosen, but one of them was not evicted.
+	// About the pod.
 	EventRefused = "PreemptionRefused"
 	// EventHeldBack: budgets hold back possible victims. About the PodGroup.
 	EventHeldBack = "PreemptionHeldBack"
-	// EventBadThreshold: the threshold of the class is malformed, and counts as the highest. About the
-	// PriorityClass.
+	// EventBadThreshold: the threshold of the class is malformed, and counts as the highest. About
+	// the PriorityClass.
 	EventBadThreshold = "BadPreemptionThreshold"
 
 	// reasonPreempted (Normal, about the victim) is upstream's.

@@ -50,7 +50,8 @@ const (
 	evictionTimeout = 30 * time.Second
 
 	// pauseAfterRefusal is how long a pending pod pauses after its victims were refused before any
-	// was asked for: upstream tries it again immediately, and an extender would put in the same pod.
+	// was asked for: upstream tries it again immediately, and an extender would put in the same
+	// pod.
 	pauseAfterRefusal = time.Second
 )
 

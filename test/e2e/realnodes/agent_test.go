@@ -74,7 +74,7 @@ func TestNodeAgent(t *testing.T) {
 			if os.Getenv("CI") != "" {
 				t.Fatal(err)
 			}
-			t.Skipf("this machine lacks %s (Debian: packages dbus, systemd)", program)
+			t.Skipf("this machine lacks %s (Debian: packages dbus, systemd)", program) //nolint:forbidigo // with CI set, it fails
 		}
 	}
 	c := start(t)
@@ -120,6 +120,7 @@ func nodeCondition(ctx context.Context, t *testing.T, m *machine, kind corev1.No
 // testShutdown reboots the machine. Pods leave by priority, replacements are there before, and only
 // then the machine goes down. After the boot the node serves again.
 func testShutdown(t *testing.T, m *machine) {
+	t.Helper()
 	namespace := m.c.NewNamespace(t)
 	deployByPriority(t, m, namespace)
 	placeStatic(t, m, namespace)
@@ -176,8 +177,8 @@ func getMaintenance(t *testing.T, m *machine, name string) *v1alpha1.NodeMainten
 	return nm
 }
 
-// deployByPriority creates a Deployment of one pod for each bucket, with a surge, and has the pod on
-// the node.
+// deployByPriority creates a Deployment of one pod for each bucket, with a surge, and has the pod
+// on the node.
 func deployByPriority(t *testing.T, m *machine, namespace string) {
 	t.Helper()
 	for name, class := range map[string]string{
@@ -316,6 +317,7 @@ func staticPodsGone(t *testing.T, m *machine, namespace string) {
 // testStaticPods drains the node. The static pod stays stopped over restarts of the kubelet and the
 // agent, and when a tool puts its manifest back, and returns with the same UID.
 func testStaticPods(t *testing.T, m *machine) {
+	t.Helper()
 	namespace := m.c.NewNamespace(t)
 	uid := placeStatic(t, m, namespace)
 	nm := beginDrain(t, m.c)
@@ -352,6 +354,7 @@ func killAgent(t *testing.T, m *machine) {
 // testOffline freezes kube-apiserver while the node drains. The pods end on the node, by priority,
 // the machine goes down within its delay, and after the boot all run again.
 func testOffline(t *testing.T, m *machine) {
+	t.Helper()
 	namespace := m.c.NewNamespace(t)
 	deployByPriority(t, m, namespace)
 	ended := logsOf(t, m, namespace, "low", "high", "critical")
@@ -377,6 +380,7 @@ func testOffline(t *testing.T, m *machine) {
 // testAPIReturns freezes kube-apiserver until the pods of the lowest priority have ended. The drain
 // goes on where the node has left it, and the pod that ended is reported.
 func testAPIReturns(t *testing.T, m *machine) {
+	t.Helper()
 	namespace := m.c.NewNamespace(t)
 	deployByPriority(t, m, namespace)
 	low := podOn(t, m, namespace, "low")

@@ -182,9 +182,9 @@ func (p *Plugin) mayEndRequests(ctx context.Context, attrs admission.Attributes,
 	return err
 }
 
-// mayProgress checks the right to report as the active evacuator. The node agent is the evacuator of
-// the static pods of its node, and needs no right to that: a right to the class would be one to the
-// static pods of all nodes.
+// mayProgress checks the right to report as the active evacuator. The node agent is the evacuator
+// of the static pods of its node, and needs no right to that: a right to the class would be one to
+// the static pods of all nodes.
 func (p *Plugin) mayProgress(ctx context.Context, attrs admission.Attributes, old *maintenance.Evacuation) error {
 	class := old.Status.ActiveEvacuatorClass
 	if node, isNode := identity.NodeOf(attrs.GetUserInfo()); isNode && class == v1alpha1.EvacuatorClassKubelet && old.Spec.NodeName == node {

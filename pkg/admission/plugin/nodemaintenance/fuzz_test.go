@@ -73,8 +73,8 @@ func FuzzValidate(f *testing.F) {
 	})
 }
 
-// FuzzNodeAgent writes generated maintenances as node blue-1. Whatever is admitted must concern that
-// node alone, and a maintenance that another user has requested must stay as it is.
+// FuzzNodeAgent writes generated maintenances as node blue-1. Whatever is admitted must concern
+// that node alone, and a maintenance that another user has requested must stay as it is.
 func FuzzNodeAgent(f *testing.F) {
 	const head = `{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"shutdown-blue-1-1b4e28ba",` +
 		`"annotations":{"maintenance.haulout.dev/boot-id":"1b4e28ba-2fa1-11d2-883f-0016d3cca427"}},"spec":{"reason":"node shutdown",`

@@ -63,9 +63,9 @@ type NodeAgentConfiguration struct {
 	// (Windows: C:\var\lib\kubelet\config.yaml).
 	KubeletConfig string `json:"kubeletConfig,omitempty"`
 
-	// shutdownGracePeriodByPodPriority is the table of KEP-2712, with the meaning that it has in the
-	// kubelet's configuration: the pods with at least the priority of an entry, and less than that
-	// of the next one, have the entry's time to end. Pods below the lowest entry belong to the
+	// shutdownGracePeriodByPodPriority is the table of KEP-2712, with the meaning that it has in
+	// the kubelet's configuration: the pods with at least the priority of an entry, and less than
+	// that of the next one, have the entry's time to end. Pods below the lowest entry belong to the
 	// lowest one. Entries may be in any order and must have different priorities; at most 33
 	// entries. The default is 60 seconds for all pods and 30 seconds for those of priority
 	// 2000000000 (system-cluster-critical) and above.
@@ -92,8 +92,8 @@ type NodeAgentConfiguration struct {
 	// unix:///run/containerd/containerd.sock (Windows: npipe:////./pipe/containerd-containerd).
 	RuntimeEndpoint string `json:"runtimeEndpoint,omitempty"`
 
-	// kubeletService is the name of the kubelet's service: a systemd unit, on Windows a service. The
-	// default is kubelet.service (Windows: kubelet).
+	// kubeletService is the name of the kubelet's service: a systemd unit, on Windows a service.
+	// The default is kubelet.service (Windows: kubelet).
 	KubeletService string `json:"kubeletService,omitempty"`
 
 	// stateDirectory is the absolute path of the directory in which the agent stores its state. The
@@ -113,9 +113,9 @@ type NodeAgentConfiguration struct {
 	// restores the parked static pods of a control plane, from 10s to 24h. The default is 5m.
 	APILossRestorePeriod metav1.Duration `json:"apiLossRestorePeriod"`
 
-	// metricsBindAddress is the IP address and port of the endpoints /metrics, /healthz and /statusz.
-	// They need no authentication, so the address should be a loopback address. If "", there are no
-	// endpoints. The default is 127.0.0.1:10271.
+	// metricsBindAddress is the IP address and port of the endpoints /metrics, /healthz and
+	// /statusz. They need no authentication, so the address should be a loopback address. If "",
+	// there are no endpoints. The default is 127.0.0.1:10271.
 	MetricsBindAddress *string `json:"metricsBindAddress,omitempty"`
 }
 
@@ -123,6 +123,7 @@ type NodeAgentConfiguration struct {
 type ShutdownGracePeriodByPodPriority struct {
 	// priority is the lowest priority of a pod to which the entry applies.
 	Priority int32 `json:"priority"`
-	// shutdownGracePeriodSeconds is the time in which the pods must end, in seconds, from 1 to 86400.
+	// shutdownGracePeriodSeconds is the time in which the pods must end, in seconds, from 1 to
+	// 86400.
 	ShutdownGracePeriodSeconds int64 `json:"shutdownGracePeriodSeconds"`
 }

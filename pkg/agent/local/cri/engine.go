@@ -38,7 +38,8 @@ const (
 	minimumGrace = 2 * time.Second
 	// stopMargin is added to the time of a container: the runtime needs it to kill and to answer.
 	stopMargin = 10 * time.Second
-	// lastWait is how long the last containers may take to be killed after the time of their bucket.
+	// lastWait is how long the last containers may take to be killed after the time of their
+	// bucket.
 	lastWait = 3 * time.Second
 	// sandboxTime limits the removal of a pod's network, which can hang when the API server is
 	// unreachable.

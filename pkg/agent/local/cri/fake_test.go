@@ -142,7 +142,7 @@ func uidOf(name string) string { return "uid-of-" + name }
 func newFake(t *testing.T) *fakeRuntime {
 	t.Helper()
 	// The path of a socket has at most 108 bytes; t.TempDir has the name of the test in it.
-	dir, err := os.MkdirTemp("", "cri")
+	dir, err := os.MkdirTemp("", "cri") //nolint:usetesting // see above
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -89,8 +89,8 @@ func (c *client) hookGet(ctx context.Context, container container, get *corev1.H
 	headers := hookHeaders(get.HTTPHeaders)
 	err = send(ctx, target, headers)
 	if err != nil && strings.Contains(err.Error(), "server gave HTTP response to HTTPS client") {
-		// The kubelet did not always heed the scheme, and still lets such hooks pass. What was to be
-		// encrypted is not sent in the clear.
+		// The kubelet did not always heed the scheme, and still lets such hooks pass. What was to
+		// be encrypted is not sent in the clear.
 		target.Scheme = "http"
 		headers.Del("Authorization")
 		err = send(ctx, target, headers)

@@ -62,8 +62,8 @@ type container struct {
 }
 
 // group returns the pods of containers and sandboxes in the order in which they end. A pod can have
-// several sandboxes: those that it had before are not ready, and containers of a sandbox that is not
-// ready may still run.
+// several sandboxes: those that it had before are not ready, and containers of a sandbox that is
+// not ready may still run.
 func group(containers []*runtimeapi.Container, sandboxes []*runtimeapi.PodSandbox, known pods.Index, table buckets.Table) []*pod {
 	byUID := make(map[types.UID]*pod)
 	ofSandbox := make(map[string]*pod, len(sandboxes))

@@ -40,7 +40,8 @@ func (r *run) stopContainers(ctx context.Context, p *pod, until time.Time) error
 	var containers sync.WaitGroup
 	for i, c := range p.running {
 		containers.Go(func() {
-			// Also if it fails: the sidecars of a pod that cannot be ended now must not wait for it.
+			// Also if it fails: the sidecars of a pod that cannot be ended now must not wait for
+			// it.
 			defer close(ended[i])
 			r.preStop(ctx, p, c, until)
 			for _, other := range p.waitsFor(c.name) {

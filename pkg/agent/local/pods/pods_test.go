@@ -261,8 +261,8 @@ func TestStaticPodsFollowTheFolder(t *testing.T) {
 	expect("file is gone")
 	write(t, path, "etcd.yaml", etcd)
 	expect("file is back", 2000001000)
-	// A folder that cannot be read: its pods still run. Root reads any folder, so a name that is too
-	// long stands for the broken disk.
+	// A folder that cannot be read: its pods still run. Root reads any folder, so a name that is
+	// too long stands for the broken disk.
 	c.static.path = filepath.Join(dir, strings.Repeat("x", 300))
 	expect("folder cannot be read", 2000001000)
 }

@@ -142,7 +142,7 @@ func readManifest(path, node string) (Pod, error) {
 		return Pod{}, err
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxManifestBytes+1))
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err := errors.Join(err, f.Close()); err != nil {
 		return Pod{}, err
 	}
 	if len(data) > maxManifestBytes {

@@ -204,7 +204,7 @@ func GetStatus(ctx context.Context, root string) (Status, error) {
 }
 
 func (o *Options) path(path string) string {
-	return filepath.Join("/", o.Root, path)
+	return filepath.Join(string(filepath.Separator), o.Root, path)
 }
 
 func (o *Options) restartPending() bool {

@@ -270,9 +270,9 @@ func (s *situation) replacements() []*pod {
 }
 
 // wasThereBefore reports whether a pod that was created in the second in which the surge started is
-// not one of the surge: it runs on a node that its user has cordoned. Such a pod may be the youngest
-// of the Deployment. If it counted as a misplaced replacement, the surge would wait for another one
-// when a pod of the surge has left in the meantime.
+// not one of the surge: it runs on a node that its user has cordoned. Such a pod may be the
+// youngest of the Deployment. If it counted as a misplaced replacement, the surge would wait for
+// another one when a pod of the surge has left in the meantime.
 func (s *situation) wasThereBefore(p *pod) bool {
 	return p.CreationTimestamp.Equal(s.target.record.Since) && !p.staysUp && p.evacuation == nil && s.isAvailable(p)
 }
