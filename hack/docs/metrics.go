@@ -45,7 +45,7 @@ const metricsTable = `
 // first one has all other metrics.
 var programs = []struct{ title, prefix, where string }{
 	{"The server", "", ""},
-	{"The node agent", "haulout_node_agent_", "The agent of each node serves them at `metricsBindAddress` of [its configuration](node-agent.md), by default on the loopback\naddress alone.\n"},
+	{"The node agent", "haulout_node_agent_", "The agent of each node serves them at `metricsBindAddress` of [its\nconfiguration](node-agent.md), by default on the loopback address alone.\n"},
 	{"The scheduler", "haulout_preemption_", "haulout-scheduler serves them beside those of kube-scheduler, see [preemption](preemption.md).\n"},
 }
 

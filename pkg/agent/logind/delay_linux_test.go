@@ -18,7 +18,6 @@ package logind_test
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
