@@ -52,6 +52,7 @@ func scenario(t *testing.T, configure func(w *world), script func(w *world)) {
 		w.start()
 		<-time.After(5 * time.Second)
 		script(w)
+		w.set(func() {}) // see wait
 		// A machine that goes down has booted before the end of the test.
 		<-time.After(time.Minute)
 		w.mu.Lock()
@@ -61,8 +62,9 @@ func scenario(t *testing.T, configure func(w *world), script func(w *world)) {
 	})
 }
 
-// wait lets time pass.
+// wait lets time pass. The lock orders what the test has read before what the processes write.
 func (w *world) wait(d time.Duration) {
+	w.set(func() {})
 	<-time.After(d)
 	synctest.Wait()
 }

@@ -221,6 +221,10 @@ func (p *process) Release(context.Context) error {
 
 func (p *process) EnsureMaintenance(ctx context.Context, request MaintenanceRequest) (state.MaintenanceRef, error) {
 	name := protocol.ShutdownName("worker-1", request.BootID)
+	p.mu.Lock()
+	// A request that was sent before may arrive later, see taskSweep.
+	late := p.down && !p.byForce
+	p.mu.Unlock()
 	if err := p.call(ctx); err != nil {
 		p.mu.Lock()
 		if p.mode == apiHang && p.random.IntN(3) == 0 {
@@ -233,7 +237,7 @@ func (p *process) EnsureMaintenance(ctx context.Context, request MaintenanceRequ
 	switch {
 	case p.mode == apiRefuse:
 		return state.MaintenanceRef{}, fmt.Errorf("%w: not your node", ErrRefused)
-	case p.down && !p.byForce:
+	case late:
 		p.violation("EnsureMaintenance after the release")
 	case request.BootID != p.world.bootID:
 		p.violation("EnsureMaintenance for boot %s", request.BootID)

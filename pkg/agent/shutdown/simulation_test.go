@@ -18,6 +18,7 @@ package shutdown
 
 import (
 	"context"
+	"math/rand/v2"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -40,9 +41,11 @@ func TestSimulation(t *testing.T) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, seed)
-				simulate(w)
+				simulate(w, rand.New(rand.NewPCG(seed, 2)))
 				done++
-				released, cancelled, forced, ends = released+w.released, cancelled+w.cancelled, forced+w.forced, ends+len(w.ends)
+				w.set(func() {
+					released, cancelled, forced, ends = released+w.released, cancelled+w.cancelled, forced+w.forced, ends+len(w.ends)
+				})
 			})
 		})
 	}
@@ -55,12 +58,12 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-func simulate(w *world) {
+// simulate lets things happen by a source of its own: that of the world belongs to the processes.
+func simulate(w *world, r *rand.Rand) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	go w.background(ctx)
-	r := w.random
 	w.final = r.IntN(5) == 0
+	go w.background(ctx)
 	w.start()
 	for range 40 {
 		for range r.IntN(3) {

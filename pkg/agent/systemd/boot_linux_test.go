@@ -52,6 +52,7 @@ ExecStart=/bin/false
 	"stopper.service": `[Service]
 Type=oneshot
 Environment=DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/no-bus
+StandardError=file:` + shareDir + `/console
 ExecStart=` + stopperPath + ` stop kubelet.service
 `,
 	"slow.service": `[Service]

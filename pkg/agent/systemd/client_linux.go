@@ -250,7 +250,7 @@ func (c *Client) runJob(ctx context.Context, method, name string) error {
 	defer c.conn.RemoveSignal(signals)
 	// systemd's own socket has no bus behind it that could filter, and answers AddMatch with an
 	// error.
-	if len(c.conn.Names()) > 0 {
+	if c.conn.Names()[0] != "" { // the unique name, which a bus gives
 		match := []dbus.MatchOption{dbus.WithMatchSender(busName), dbus.WithMatchObjectPath(managerPath),
 			dbus.WithMatchInterface(managerInterface), dbus.WithMatchMember("JobRemoved")}
 		if err := c.conn.AddMatchSignalContext(ctx, match...); err != nil {

@@ -36,6 +36,7 @@ import (
 	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
 
+	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/systemd"
 	"haulout.dev/haulout/pkg/agent/systemd/install"
 )
@@ -205,7 +206,7 @@ func (m *machine) client() *systemd.Client {
 }
 
 // login calls a method of logind.
-func (m *machine) login(method string, args ...any) {
+func (m *machine) login(method string, args ...any) *dbus.Call {
 	m.t.Helper()
 	conn, err := systemd.ConnectBus(m.t.Context(), m.root)
 	if err != nil {
@@ -213,9 +214,30 @@ func (m *machine) login(method string, args ...any) {
 	}
 	defer conn.Close()
 	object := conn.Object("org.freedesktop.login1", "/org/freedesktop/login1")
-	if err := object.Call("org.freedesktop.login1.Manager."+method, 0, args...).Err; err != nil {
-		m.t.Fatalf("%s: %v", method, err)
+	call := object.Call("org.freedesktop.login1.Manager."+method, 0, args...)
+	if call.Err != nil {
+		m.t.Fatalf("%s: %v", method, call.Err)
 	}
+	return call
+}
+
+// lockPIDs returns the processes that took the agent's locks.
+func (m *machine) lockPIDs() []uint32 {
+	m.t.Helper()
+	var locks []struct {
+		What, Who, Why, Mode string
+		UID, PID             uint32
+	}
+	if err := m.login("ListInhibitors").Store(&locks); err != nil {
+		m.t.Fatal(err)
+	}
+	var pids []uint32
+	for _, lock := range locks {
+		if lock.Who == logind.Who {
+			pids = append(pids, lock.PID)
+		}
+	}
+	return pids
 }
 
 // startTarget starts a unit without waiting, as `systemctl start --no-block` does.

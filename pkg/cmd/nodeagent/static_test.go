@@ -89,6 +89,12 @@ func (n *fakeNode) set(dir string, live bool, err error) {
 	n.facts, n.live, n.err = kubelet.Facts{StaticPodPath: dir, HealthzAddress: "127.0.0.1:10248"}, live, err
 }
 
+func (n *fakeNode) change(do func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	do()
+}
+
 func (n *fakeNode) discover(context.Context) (kubelet.Facts, bool, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -158,15 +164,15 @@ func TestStaticPodsFollowTheKubelet(t *testing.T) {
 			{set("/a", true, nil), []string{"/a"}, ""},
 		},
 		"a keeper that cannot be made at first": {
-			{func(n *fakeNode) { n.set("/a", true, nil); n.newErr = broken }, nil, "no configuration"},
-			{func(n *fakeNode) { n.newErr = nil }, []string{"/a"}, ""},
+			{func(n *fakeNode) { n.set("/a", true, nil); n.change(func() { n.newErr = broken }) }, nil, "no configuration"},
+			{func(n *fakeNode) { n.change(func() { n.newErr = nil }) }, []string{"/a"}, ""},
 		},
 		"a keeper that fails is made again": {
-			{func(n *fakeNode) { n.set("/a", true, nil); n.next.fail = broken }, nil, "no configuration"},
-			{func(n *fakeNode) { n.next.fail = nil }, []string{"/a"}, ""},
+			{func(n *fakeNode) { n.set("/a", true, nil); n.change(func() { n.next.fail = broken }) }, nil, "no configuration"},
+			{func(n *fakeNode) { n.change(func() { n.next.fail = nil }) }, []string{"/a"}, ""},
 		},
 		"a keeper with a problem": {
-			{func(n *fakeNode) { n.set("/a", true, nil); n.next.problem = "another file system" }, []string{"/a"}, "another file system"},
+			{func(n *fakeNode) { n.set("/a", true, nil); n.change(func() { n.next.problem = "another file system" }) }, []string{"/a"}, "another file system"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

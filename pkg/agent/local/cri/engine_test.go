@@ -376,7 +376,12 @@ func TestResumeAfterACrash(t *testing.T) {
 	for _, name := range n.stops() {
 		stopped[name]++
 	}
-	if diff := cmp.Diff(map[string]int{"a": 1, "b-quick": 1, "b-slow": 2, "c": 1}, stopped); diff != "" {
+	// The first agent may have asked once more when it was killed.
+	if stopped["b-slow"] < 2 {
+		t.Errorf("the pod that had not ended was asked to stop %d times, want once more by the second agent", stopped["b-slow"])
+	}
+	delete(stopped, "b-slow")
+	if diff := cmp.Diff(map[string]int{"a": 1, "b-quick": 1, "c": 1}, stopped); diff != "" {
 		t.Errorf("times stopped (-want +got):\n%s", diff)
 	}
 }
