@@ -29,10 +29,9 @@ import (
 const (
 	systemdBinary = "/lib/systemd/systemd"
 	// rootMarker is a file that only the root of the test's machine has.
-	rootMarker  = "/haulout-test-machine"
-	shareDir    = "/haulout-test-share"
-	stopperPath = "/usr/local/bin/haulout-test-stopper"
-	bootTarget  = "haulout-test.target"
+	rootMarker = "/haulout-test-machine"
+	shareDir   = "/haulout-test-share"
+	bootTarget = "haulout-test.target"
 )
 
 // bootUnits are the units of the test's machine besides those of systemd and of dbus.
@@ -48,12 +47,6 @@ ExecStart=/bin/sleep infinity
 	"broken.service": `[Service]
 Type=oneshot
 ExecStart=/bin/false
-`,
-	"stopper.service": `[Service]
-Type=oneshot
-Environment=DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/no-bus
-StandardError=file:` + shareDir + `/console
-ExecStart=` + stopperPath + ` stop kubelet.service
 `,
 	"slow.service": `[Service]
 Type=oneshot

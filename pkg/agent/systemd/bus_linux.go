@@ -32,25 +32,15 @@ const connectTimeout = 10 * time.Second
 // delivered in their order. root is the directory where the root of the host is mounted; for the
 // process' own root it is "".
 func ConnectBus(ctx context.Context, root string) (*dbus.Conn, error) {
-	return connect(root, func(opts ...dbus.ConnOption) (*dbus.Conn, error) {
-		opts = append(opts, dbus.WithContext(ctx))
-		if root == "" {
-			return dbus.SystemBusPrivate(opts...)
+	options := []dbus.ConnOption{dbus.WithSignalHandler(dbus.NewSequentialSignalHandler()), dbus.WithContext(ctx)}
+	dial := func() (*dbus.Conn, error) { return dbus.SystemBusPrivate(options...) }
+	if root != "" {
+		socket := filepath.Join(root, "run", "dbus", "system_bus_socket")
+		dial = func() (*dbus.Conn, error) {
+			return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(socket), options...)
 		}
-		return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(filepath.Join(root, "run", "dbus", "system_bus_socket")), opts...)
-	}, (*dbus.Conn).Hello)
-}
-
-// connectPrivate connects to the socket on which systemd answers root without a bus.
-func connectPrivate(ctx context.Context, root string) (*dbus.Conn, error) {
-	return connect(root, func(opts ...dbus.ConnOption) (*dbus.Conn, error) {
-		path := filepath.Join(string(filepath.Separator), root, "run", "systemd", "private")
-		return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(path), append(opts, dbus.WithContext(ctx))...)
-	}, func(*dbus.Conn) error { return nil })
-}
-
-func connect(root string, dial func(...dbus.ConnOption) (*dbus.Conn, error), hello func(*dbus.Conn) error) (*dbus.Conn, error) {
-	conn, err := dial(dbus.WithSignalHandler(dbus.NewSequentialSignalHandler()))
+	}
+	conn, err := dial()
 	if err != nil {
 		return nil, fmt.Errorf("connect to the bus of %s: %w", filepath.Join(string(filepath.Separator), root), err)
 	}
@@ -61,7 +51,7 @@ func connect(root string, dial func(...dbus.ConnOption) (*dbus.Conn, error), hel
 		conn.Close()
 		return nil, fmt.Errorf("authenticate to the bus: %w", err)
 	}
-	if err := hello(conn); err != nil {
+	if err := conn.Hello(); err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("register with the bus: %w", err)
 	}

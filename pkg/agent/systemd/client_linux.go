@@ -86,16 +86,12 @@ func NewClient(conn *dbus.Conn) *Client {
 	return &Client{conn: conn, manager: conn.Object(busName, managerPath)}
 }
 
-// Dial connects to systemd: over the system bus, or to systemd's own socket if the bus does not
-// answer. root is the directory where the root of the host is mounted, or "". The connection ends
-// with ctx or by Close.
+// Dial connects to systemd over the system bus. root is the directory where the root of the host is
+// mounted, or "". The connection ends with ctx or by Close.
 func Dial(ctx context.Context, root string) (*Client, error) {
 	conn, err := ConnectBus(ctx, root)
 	if err != nil {
-		var direct error
-		if conn, direct = connectPrivate(ctx, root); direct != nil {
-			return nil, errors.Join(err, direct)
-		}
+		return nil, err
 	}
 	c := NewClient(conn)
 	c.owned = true
@@ -248,17 +244,13 @@ func (c *Client) runJob(ctx context.Context, method, name string) error {
 	signals := make(chan *dbus.Signal, 16)
 	c.conn.Signal(signals)
 	defer c.conn.RemoveSignal(signals)
-	// systemd's own socket has no bus behind it that could filter, and answers AddMatch with an
-	// error.
-	if c.conn.Names()[0] != "" { // the unique name, which a bus gives
-		match := []dbus.MatchOption{dbus.WithMatchSender(busName), dbus.WithMatchObjectPath(managerPath),
-			dbus.WithMatchInterface(managerInterface), dbus.WithMatchMember("JobRemoved")}
-		if err := c.conn.AddMatchSignalContext(ctx, match...); err != nil {
-			return fmt.Errorf("watch the jobs of systemd: %w", err)
-		}
-		// A match that stays costs a few signals and ends with the connection.
-		defer func() { _ = c.conn.RemoveMatchSignal(match...) }()
+	match := []dbus.MatchOption{dbus.WithMatchSender(busName), dbus.WithMatchObjectPath(managerPath),
+		dbus.WithMatchInterface(managerInterface), dbus.WithMatchMember("JobRemoved")}
+	if err := c.conn.AddMatchSignalContext(ctx, match...); err != nil {
+		return fmt.Errorf("watch the jobs of systemd: %w", err)
 	}
+	// A match that stays costs a few signals and ends with the connection.
+	defer func() { _ = c.conn.RemoveMatchSignal(match...) }()
 	// systemd sends the signals of jobs only to buses with a subscriber.
 	if err := c.manager.CallWithContext(ctx, managerInterface+".Subscribe", 0).Err; err != nil &&
 		!isError(err, "org.freedesktop.systemd1.AlreadySubscribed") {

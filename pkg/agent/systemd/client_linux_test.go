@@ -19,7 +19,6 @@ package systemd_test
 import (
 	"context"
 	"errors"
-	"os"
 	"testing"
 	"time"
 
@@ -63,37 +62,4 @@ func TestUnits(t *testing.T) {
 	if err := m.service("slow.service").Start(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("start a unit that is slow: %v, want %v", err, context.DeadlineExceeded)
 	}
-}
-
-func TestUnitsWithoutABus(t *testing.T) {
-	m := bootMachine(t)
-	kubelet := m.service("kubelet.service")
-	if err := kubelet.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	// In the machine, because systemd's own socket accepts only processes that systemd can see.
-	program, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(m.root+stopperPath, program, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.service("stopper.service").Start(t.Context()); err != nil {
-		t.Error(err)
-	}
-	if state, err := kubelet.ActiveState(t.Context()); err != nil || state != "inactive" {
-		t.Errorf("the kubelet is %s, %v, want inactive", state, err)
-	}
-}
-
-// stopUnit is what stopper.service executes.
-func stopUnit(unit string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if conn, err := systemd.ConnectBus(ctx, ""); err == nil {
-		conn.Close()
-		return errors.New("there is a bus")
-	}
-	return systemd.Service{Unit: unit}.Stop(ctx)
 }

@@ -60,8 +60,6 @@ func TestMain(m *testing.M) {
 	case len(os.Args) > 1 && os.Args[1] == "run":
 		// The test binary is what the tests install as the agent.
 		err = runAgent()
-	case len(os.Args) > 2 && os.Args[1] == "stop":
-		err = stopUnit(os.Args[2])
 	default:
 		os.Exit(m.Run())
 	}
