@@ -222,8 +222,8 @@ func (p *process) Release(context.Context) error {
 func (p *process) EnsureMaintenance(ctx context.Context, request MaintenanceRequest) (state.MaintenanceRef, error) {
 	name := protocol.ShutdownName("worker-1", request.BootID)
 	p.mu.Lock()
-	// A request that was sent before may arrive later, see taskSweep.
-	late := p.down && !p.byForce
+	// A request that was sent before, or in the same moment, may arrive later: see taskSweep.
+	late := p.down && !p.byForce && time.Now().After(p.downAt)
 	p.mu.Unlock()
 	if err := p.call(ctx); err != nil {
 		p.mu.Lock()
@@ -408,7 +408,8 @@ func (p *process) Resume(context.Context) error {
 		return err
 	}
 	defer p.mu.Unlock()
-	if p.down && !p.byForce {
+	// In the same moment the call may have been made before.
+	if p.down && !p.byForce && time.Now().After(p.downAt) {
 		p.violation("the kubelet was started after the release")
 	}
 	if p.final && p.pending {

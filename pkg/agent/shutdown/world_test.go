@@ -83,6 +83,8 @@ type world struct {
 	// deadline is the real one. down: the machine goes down. lock: the agent holds it.
 	deadline   time.Time
 	down, lock bool
+	// downAt is when the machine began to go down.
+	downAt time.Time
 	// byForce: the agent has not released the lock, and may go on.
 	byForce                     bool
 	released, forced, cancelled int
@@ -235,7 +237,7 @@ func (w *world) drainOne() {
 
 // goDown is the end of a boot: the process ends a moment later, and the machine boots.
 func (w *world) goDown() {
-	w.down, w.lock, w.byForce = true, false, false
+	w.down, w.lock, w.byForce, w.downAt = true, false, false, time.Now()
 	go func() {
 		<-time.After(2 * time.Second)
 		w.mu.Lock()
