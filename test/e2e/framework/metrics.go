@@ -35,6 +35,17 @@ type Metrics testutil.Metrics
 // passes on the API only.
 func (c *Cluster) ScrapeServer(tb testing.TB) (Metrics, error) {
 	tb.Helper()
+	return c.scrapeProcess(tb, "haulout-apiserver")
+}
+
+// ScrapeScheduler returns the metrics of the scheduler, stock or ours.
+func (c *Cluster) ScrapeScheduler(tb testing.TB) (Metrics, error) {
+	tb.Helper()
+	return c.scrapeProcess(tb, "kube-scheduler")
+}
+
+func (c *Cluster) scrapeProcess(tb testing.TB, process string) (Metrics, error) {
+	tb.Helper()
 	content, err := os.ReadFile(filepath.Join(c.dir, "state.json"))
 	if err != nil {
 		return nil, err
@@ -46,7 +57,7 @@ func (c *Cluster) ScrapeServer(tb testing.TB) (Metrics, error) {
 		return nil, err
 	}
 	config := rest.CopyConfig(c.As(tb).Config)
-	config.Host = fmt.Sprintf("https://127.0.0.1:%d", state.Ports["haulout-apiserver"])
+	config.Host = fmt.Sprintf("https://127.0.0.1:%d", state.Ports[process])
 	// Its certificate is not the cluster's; nothing but figures comes from there.
 	config.Insecure, config.CAData, config.CAFile = true, nil, ""
 	return scrape(tb, config)
