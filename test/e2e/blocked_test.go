@@ -270,7 +270,7 @@ func blockedAfterItsGrace(t *testing.T, pool, node, namespace string) {
 		"--subresource=status")
 	answers(corev1.ConditionUnknown)
 	e := evacuate(t, pod)
-	blocked(t, held, v1alpha1.ReasonPodFinalizer, hold, "Look after the controllers")
+	blocked(t, held, v1alpha1.ReasonPodFinalizer, hold, "Check the controllers")
 	merge(t, namespace, "pod", "held", `{"metadata":{"finalizers":null}}`)
 	leaves(t, held)
 	blocked(t, e, v1alpha1.ReasonNodeUnreachable, node, "Bring the node back", corev1.TaintNodeOutOfService)
@@ -328,7 +328,7 @@ func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 			}
 			condition := meta.FindStatusCondition(now.Status.Conditions, v1alpha1.ConditionDrained)
 			if condition == nil || condition.Status != metav1.ConditionFalse ||
-				!strings.Contains(condition.Message, "namespace is being deleted: "+namespace) {
+				!strings.Contains(condition.Message, "namespaces that are being deleted: "+namespace) {
 				return false, fmt.Errorf("status is %+v", now.Status)
 			}
 			want := "Evacuating; 1 pod of terminating namespaces: " + namespace + "/web"
