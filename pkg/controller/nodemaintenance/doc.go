@@ -30,7 +30,8 @@ limitations under the License.
 // the nodes, the finalizer on the Evacuations. What it keeps in memory may be dropped at any time:
 //
 //   - latest: its own writes that the cache does not show yet. Without them a write conflicts.
-//   - written: when each status was written, so that counters wait. Without it one is written early.
+//   - written: when each status was written, so that counters wait. Without it one is written
+//     early.
 //   - confirmed: the nodes that a live list has confirmed as drained. Without it they are listed
 //     again.
 //   - costs: how long each sync took, for its pause. Without it one sync runs without a pause.

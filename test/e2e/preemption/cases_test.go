@@ -1,0 +1,429 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/oracle"
+)
+
+// deadline returns a context that ends when a test has waited for long enough.
+func deadline(t *testing.T) (context.Context, context.CancelFunc) {
+	t.Helper()
+	return context.WithTimeout(t.Context(), framework.Timeout)
+}
+
+// schedulerFlags is read by bin/cluster.
+const schedulerFlags = "SCHEDULER_FLAGS"
+
+// withScheduler restarts the scheduler with additional flags, of which the last one wins, until
+// restore is called.
+func withScheduler(t *testing.T, flags ...string) (restore func()) {
+	t.Helper()
+	before := os.Getenv(schedulerFlags)
+	restart := func(flags string) {
+		t.Setenv(schedulerFlags, flags)
+		cluster.Kill(t, "kube-scheduler")
+		if err := cluster.Up(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	restart(strings.Join(append([]string{before}, flags...), " "))
+	return func() { restart(before) }
+}
+
+// message returns what the pod's condition PodScheduled says.
+func message(pod *corev1.Pod) string {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
+			return condition.Message
+		}
+	}
+	return ""
+}
+
+// TestMessageOfAPodThatIsHeldUp compares the whole text.
+func TestMessageOfAPodThatIsHeldUp(t *testing.T) {
+	w := fullNode(t, 0)
+	w.pending(t, "important", 100)
+	framework.Eventually(t, "the condition has the text of docs/preemption.md", func(ctx context.Context) (bool, error) {
+		pod, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).Get(ctx, "important", metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		nodes, err := cluster.As(t).Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		got, want := message(pod), heldMessage(len(nodes.Items))
+		if got != want {
+			return false, fmt.Errorf("got %q, want %q", got, want)
+		}
+		return true, nil
+	})
+}
+
+// heldMessage is the message of a pod that may run on one of the nodes, which is held.
+func heldMessage(nodes int) string {
+	filters := []string{"1 Insufficient cpu"}
+	preemption := []string{"1 node(s) with pods that PodDisruptionBudgets protect; preempting them takes priority 1000"}
+	if others := nodes - 1; others > 0 {
+		filters = append(filters, fmt.Sprintf("%d node(s) didn't match Pod's node affinity/selector", others))
+		preemption = append(preemption, fmt.Sprintf("%d Preemption is not helpful for scheduling", others))
+	}
+	slices.Sort(filters)
+	slices.Sort(preemption)
+	return fmt.Sprintf("0/%d nodes are available: %s. preemption: 0/%d nodes are available: %s.",
+		nodes, strings.Join(filters, ", "), nodes, strings.Join(preemption, ", "))
+}
+
+// seen waits for an event of a watch and returns when it came.
+func seen(t *testing.T, w watch.Interface, what string, is func(runtime.Object) bool) time.Time {
+	t.Helper()
+	ctx, cancel := deadline(t)
+	defer cancel()
+	for {
+		select {
+		case event, open := <-w.ResultChan():
+			if !open {
+				t.Fatalf("the watch ended before %s", what)
+			}
+			if is(event.Object) {
+				return time.Now()
+			}
+		case <-ctx.Done():
+			t.Fatalf("waited %v in vain: %s", framework.Timeout, what)
+		}
+	}
+}
+
+// TestWakesWhenTheBudgetOpens measures from the change of the budget's status until the pod has its
+// place. It takes well below two seconds on a machine that has nothing else to do.
+func TestWakesWhenTheBudgetOpens(t *testing.T) {
+	const limit = 5 * time.Second
+	w := fullNode(t, 0)
+	w.pending(t, "important", 100)
+	w.waitHeld(t, "important")
+	kube := cluster.As(t).Kube
+	budgets, err := kube.PolicyV1().PodDisruptionBudgets(w.namespace).Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer budgets.Stop()
+	pods, err := kube.CoreV1().Pods(w.namespace).Watch(
+		t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=important"},
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pods.Stop()
+	w.allow(t, "web", 1)
+	opened := seen(t, budgets, "the budget opens", func(o runtime.Object) bool {
+		budget, ok := o.(*policyv1.PodDisruptionBudget)
+		return ok && budget.Status.DisruptionsAllowed > 0
+	})
+	scheduled := seen(t, pods, "the pod is scheduled", func(o runtime.Object) bool {
+		pod, ok := o.(*corev1.Pod)
+		return ok && pod.Spec.NodeName != ""
+	})
+	took := scheduled.Sub(opened)
+	t.Logf("from the open budget to the scheduled pod: %v", took.Round(time.Millisecond))
+	if took > limit {
+		t.Errorf("it took %v, want at most %v", took, limit)
+	}
+}
+
+// allow changes how many pods of a budget may be missing.
+func (w world) allow(t *testing.T, budget string, maxUnavailable int) {
+	t.Helper()
+	patch := fmt.Appendf(nil, `{"spec":{"maxUnavailable":%d}}`, maxUnavailable)
+	if _, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(w.namespace).Patch(
+		t.Context(), budget, types.MergePatchType, patch, metav1.PatchOptions{},
+	); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// withoutPolicy calls f while the shipped ValidatingAdmissionPolicy is not bound.
+func withoutPolicy(t *testing.T, f func()) {
+	t.Helper()
+	bindings := cluster.As(t).Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+	const name = "haulout-preemption-threshold"
+	binding, err := bindings.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bindings.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	restored := binding.DeepCopy()
+	restored.ResourceVersion, restored.UID = "", ""
+	defer func() {
+		if _, err := bindings.Create(context.WithoutCancel(t.Context()), restored, metav1.CreateOptions{}); err != nil {
+			t.Errorf("restore the policy: %v", err)
+		}
+	}()
+	f()
+}
+
+// TestMalformedThresholdProtects makes a class that the policy would have refused: its pods have
+// the highest threshold, and one event on the class tells why.
+func TestMalformedThresholdProtects(t *testing.T) {
+	w := fullNode(t, 0)
+	pods, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	class := pods.Items[0].Spec.PriorityClassName
+	withoutPolicy(t, func() {
+		framework.Eventually(t, "the policy has no effect", func(ctx context.Context) (bool, error) {
+			_, err := cluster.As(t).Kube.SchedulingV1().PriorityClasses().Patch(ctx, class, types.MergePatchType,
+				fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"many"}}}`, threshold), metav1.PatchOptions{})
+			return err == nil, err
+		})
+	})
+	const want = "preempting them takes priority 2000000000."
+	for _, name := range []string{"first", "second"} {
+		w.pending(t, name, 1_000_000_000) // the highest that users can give
+		framework.Eventually(t, name+" is held up", func(ctx context.Context) (bool, error) {
+			pod, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).Get(ctx, name, metav1.GetOptions{})
+			return err == nil && strings.HasSuffix(message(pod), want), err
+		})
+	}
+	w.wantCounts(t, 0, 0, 0)
+	waitEvent(t, metav1.NamespaceDefault, "BadPreemptionThreshold", class,
+		`got "many". Until it is corrected, it counts as 2000000000`)
+	events, err := cluster.As(t).Kube.EventsV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := 0
+	for i := range events.Items {
+		if event := &events.Items[i]; event.Reason == "BadPreemptionThreshold" && event.Regarding.Name == class {
+			count++
+			if event.Series != nil {
+				count += int(event.Series.Count)
+			}
+		}
+	}
+	if count != 1 {
+		t.Errorf("the event was sent %d times, want once", count)
+	}
+}
+
+// TestSynchronousPreemption repeats the two main cases without SchedulerAsyncPreemption, where the
+// scheduler itself waits for the Eviction API.
+func TestSynchronousPreemption(t *testing.T) {
+	defer withScheduler(t, "--feature-gates=SchedulerAsyncPreemption=false")()
+	t.Run("a budget holds up a pod", TestBudgetHoldsUpAPod)
+	t.Run("the threshold is reached", TestThresholdIsReached)
+	t.Run("there is room for one of two", TestRoomForOne)
+}
+
+// extender is a scheduler extender that adds a pod to the victims on every node.
+type extender struct {
+	victim types.UID
+	honest atomic.Bool
+	asked  atomic.Int32
+}
+
+// The protocol of k8s.io/kube-scheduler/extender/v1, as far as it is needed here.
+type (
+	extenderArgs struct {
+		NodeNameToVictims map[string]*struct{ Pods []*corev1.Pod }
+	}
+	metaPod     struct{ UID string }
+	metaVictims struct {
+		Pods             []metaPod
+		NumPDBViolations int64
+	}
+	extenderResult struct{ NodeNameToMetaVictims map[string]*metaVictims }
+)
+
+func (e *extender) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var args extenderArgs
+	if err := json.NewDecoder(r.Body).Decode(&args); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	e.asked.Add(1)
+	result := extenderResult{NodeNameToMetaVictims: map[string]*metaVictims{}}
+	for node, victims := range args.NodeNameToVictims {
+		chosen := &metaVictims{}
+		for _, pod := range victims.Pods {
+			chosen.Pods = append(chosen.Pods, metaPod{string(pod.UID)})
+		}
+		if !e.honest.Load() {
+			chosen.Pods = append(chosen.Pods, metaPod{string(e.victim)})
+		}
+		result.NodeNameToMetaVictims[node] = chosen
+	}
+	_ = json.NewEncoder(w).Encode(result)
+}
+
+// TestExtenderAddsAProtectedPod has an extender choose a pod whose budget is closed: none of the
+// victims is deleted. When the extender is honest, the one that nothing protects goes.
+func TestExtenderAddsAProtectedPod(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	w := world{pool: pool, namespace: cluster.NewNamespace(t)}
+	guarded, free := cluster.PriorityClass(t, 10), cluster.PriorityClass(t, 5)
+	annotate(t, guarded, "1000")
+	cluster.Deployment(t, w.namespace, "web", pool, 1, func(d *appsv1.Deployment) {
+		d.Spec.Template.Spec.PriorityClassName = guarded
+		request(&d.Spec.Template.Spec, "32")
+	})
+	cluster.Budget(t, w.namespace, "web", 0)
+	cluster.PodOn(t, w.namespace, "unprotected", pool, nodes[0], func(p *corev1.Pod) {
+		p.Spec.PriorityClassName = free
+		request(&p.Spec, "32")
+	})
+	w.log = cluster.AuditLog(t)
+	pods, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	protected := pods.Items[0]
+	e := &extender{victim: protected.UID}
+	server := httptest.NewServer(e)
+	t.Cleanup(server.Close)
+	defer withScheduler(t, "--config="+schedulerConfig(t, func(config map[string]any) {
+		config["extenders"] = []any{map[string]any{"urlPrefix": server.URL, "preemptVerb": "preempt", "httpTimeout": "30s"}}
+	}))()
+
+	w.pending(t, "important", 100)
+	waitEvent(t, w.namespace, "PreemptionRefused", "important", protected.Name)
+	w.wantCounts(t, 0, 0, 0)
+	if e.asked.Load() == 0 {
+		t.Error("the extender was not asked")
+	}
+	e.honest.Store(true)
+	w.waitRuns(t, "important")
+	w.wantCounts(t, 0, 0, 1)
+	pod, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).Get(t.Context(), protected.Name, metav1.GetOptions{})
+	if err != nil || pod.UID != protected.UID {
+		t.Errorf("the protected pod: %v", err)
+	}
+}
+
+// TestDrainBesidePreemption drains a node while important pods make room on two others, and both
+// ask for the same budget repeatedly: what leaves comes back on new nodes. The judge sees
+// every pod that leaves.
+func TestDrainBesidePreemption(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 3, true)
+	w := world{pool: pool, namespace: cluster.NewNamespace(t)}
+	guarded, important := cluster.PriorityClass(t, 10), cluster.PriorityClass(t, 100)
+	annotate(t, guarded, "1000")
+	cluster.Deployment(t, w.namespace, "web", pool, 5, func(d *appsv1.Deployment) {
+		d.Spec.Template.Spec.PriorityClassName = guarded
+		request(&d.Spec.Template.Spec, "32")
+	})
+	cluster.Budget(t, w.namespace, "web", 1)
+	w.log = cluster.AuditLog(t)
+	recorder := cluster.Judge(t, pool, w.namespace)
+
+	w.deploy(t, "important", important, 3, nodes[1:]...)
+	nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain)
+	nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes[0])
+	cluster.Create(t, nm)
+	cluster.NewNodes(t, pool, true, pool+"-a", pool+"-b", pool+"-c")
+	ctx, cancel := deadline(t)
+	defer cancel()
+	if err := recorder.Wait(ctx, func(v *oracle.View) string {
+		if v.Drained(nm.Name) {
+			return ""
+		}
+		return "the node is not drained: " + v.Progress(nm.Name)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]int32{"web": 5, "important": 3} {
+		framework.Eventually(t, name+" is complete", func(ctx context.Context) (bool, error) {
+			d, err := cluster.As(t).Kube.AppsV1().Deployments(w.namespace).Get(ctx, name, metav1.GetOptions{})
+			return err == nil && d.Status.AvailableReplicas == want, err
+		})
+	}
+	cluster.Remove(t, nm.Name)
+	if err := recorder.Settle(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	found, err := recorder.Verdict(oracle.Rules{})
+	framework.Accept(t, found, err)
+	if evicted, _, deleted := w.counts(t); evicted < 2 || deleted != 0 {
+		t.Errorf("the scheduler has evicted %d pods and deleted %d, want at least 2 and none", evicted, deleted)
+	}
+}
+
+// deploy creates a Deployment for some nodes of the pool and does not wait for its pods.
+func (w world) deploy(t *testing.T, name, class string, replicas int32, nodes ...string) {
+	t.Helper()
+	labels := map[string]string{"app": name}
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas,
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: framework.PodSpec(w.pool)},
+		},
+	}
+	d.Spec.Template.Spec.PriorityClassName = class
+	d.Spec.Template.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: framework.Select(corev1.LabelHostname, nodes...),
+	}}
+	request(&d.Spec.Template.Spec, "32")
+	_, err := cluster.As(t).Kube.AppsV1().Deployments(w.namespace).Create(t.Context(), d, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestMetricsAreServed looks for the metrics of the scheduler that rules and dashboard use.
+func TestMetricsAreServed(t *testing.T) {
+	listed, err := os.ReadFile(cluster.Root() + "/artifacts/monitoring/metrics.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served, err := cluster.ScrapeScheduler(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range strings.Fields(string(listed)) {
+		if strings.HasPrefix(name, "haulout_preemption_") && len(served[name]) == 0 {
+			t.Errorf("haulout-scheduler does not serve %s", name)
+		}
+	}
+}

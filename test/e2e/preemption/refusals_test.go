@@ -1,0 +1,170 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/yaml"
+
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// schedulerConfig writes a copy of the configuration that the cluster's scheduler runs with, after
+// a change, and returns its path.
+func schedulerConfig(t *testing.T, change func(config map[string]any)) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(cluster.Dir(), "scheduler.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config map[string]any
+	if err := yaml.Unmarshal(content, &config); err != nil {
+		t.Fatal(err)
+	}
+	change(config)
+	if content, err = yaml.Marshal(config); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "scheduler.yaml")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// profile returns the only profile of a configuration.
+func profile(config map[string]any) map[string]any {
+	return config["profiles"].([]any)[0].(map[string]any)
+}
+
+func setArgs(args map[string]any) func(map[string]any) {
+	return func(config map[string]any) {
+		profile(config)["pluginConfig"] = []any{map[string]any{"name": "HauloutPreemption", "args": args}}
+	}
+}
+
+// wantRefusal starts haulout-scheduler and expects it to end with an error that has all the texts.
+func wantRefusal(t *testing.T, config string, texts ...string) {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), filepath.Join(cluster.Root(), "bin", "haulout-scheduler"),
+		"--config="+config, "--secure-port=0")
+	var output strings.Builder
+	command.Stdout, command.Stderr = &output, &output
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- command.Wait() }()
+	ctx, cancel := deadline(t)
+	defer cancel()
+	select {
+	case err := <-ended:
+		if err == nil {
+			t.Error("haulout-scheduler ended without an error")
+		}
+	case <-ctx.Done():
+		_ = command.Process.Kill()
+		<-ended
+		t.Errorf("haulout-scheduler still ran after %v", framework.Timeout)
+	}
+	// The log quotes the error.
+	said := strings.ReplaceAll(output.String(), `\"`, `"`)
+	for _, text := range texts {
+		if !strings.Contains(said, text) {
+			t.Errorf("haulout-scheduler does not say %q; its output is\n%s", text, output.String())
+		}
+	}
+}
+
+// TestBadConfigurationEndsTheScheduler starts haulout-scheduler with configurations under which it
+// would protect nothing or not what was meant.
+func TestBadConfigurationEndsTheScheduler(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(config map[string]any)
+		want   []string
+	}{
+		"both plugins are enabled": {
+			change: func(config map[string]any) {
+				profile(config)["plugins"] = map[string]any{
+					"multiPoint": map[string]any{"enabled": []any{map[string]any{"name": "HauloutPreemption"}}},
+				}
+			},
+			want: []string{`profile "default-scheduler" enables DefaultPreemption beside HauloutPreemption`},
+		},
+		"an argument is misspelt": {
+			change: setArgs(map[string]any{"allowDisruptionByPriority": 5}),
+			want:   []string{"args of HauloutPreemption", `unknown field "allowDisruptionByPriority"`},
+		},
+		"the threshold is above that of system-critical pods": {
+			change: setArgs(map[string]any{"allowDisruptionByPriorityGreaterThanOrEqual": 2000000001}),
+			want:   []string{"args of HauloutPreemption", "from -2147483648 to 2000000000, got 2000000001"},
+		},
+		"an argument of DefaultPreemption is out of range": {
+			change: setArgs(map[string]any{"minCandidateNodesPercentage": 101}),
+			want:   []string{"args of HauloutPreemption", "minCandidateNodesPercentage"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wantRefusal(t, schedulerConfig(t, test.change), test.want...)
+		})
+	}
+}
+
+// kubeconfig writes a kubeconfig with the token of a client.
+func kubeconfig(t *testing.T, clients framework.Clients) string {
+	t.Helper()
+	config := clientcmdapi.NewConfig()
+	config.Clusters["cluster"] = &clientcmdapi.Cluster{
+		Server:                   clients.Config.Host,
+		CertificateAuthority:     clients.Config.CAFile,
+		CertificateAuthorityData: clients.Config.CAData,
+	}
+	config.AuthInfos["user"] = &clientcmdapi.AuthInfo{Token: clients.Config.BearerToken}
+	config.Contexts["context"] = &clientcmdapi.Context{Cluster: "cluster", AuthInfo: "user"}
+	config.CurrentContext = "context"
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestMissingRightsEndTheScheduler starts haulout-scheduler as a user that has the rights of
+// kube-scheduler, and then one of the two that the plugin needs beside them.
+func TestMissingRightsEndTheScheduler(t *testing.T) {
+	namespace := cluster.NewNamespace(t)
+	account := cluster.ServiceAccount(t, namespace, "scheduler")
+	user := fmt.Sprintf("system:serviceaccount:%s:scheduler", namespace)
+	cluster.Bind(t, user, "system:kube-scheduler")
+	config := schedulerConfig(t, func(config map[string]any) {
+		config["clientConnection"].(map[string]any)["kubeconfig"] = kubeconfig(t, account)
+	})
+	wantRefusal(t, config, "HauloutPreemption cannot read PriorityClasses", "the ClusterRole haulout-scheduler grants it")
+	cluster.Grant(t, user, rbacv1.PolicyRule{
+		APIGroups: []string{"scheduling.k8s.io"}, Resources: []string{"priorityclasses"}, Verbs: []string{"list", "get", "watch"},
+	})
+	wantRefusal(t, config, "HauloutPreemption must not create pods/eviction", "the ClusterRole haulout-scheduler grants it")
+}
