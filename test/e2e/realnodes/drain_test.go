@@ -172,8 +172,10 @@ func testPowerFailure(t *testing.T, c *framework.Cluster) {
 	c.Kill(t, drained)
 	// The first thread of PID 1 may have ended while its last one still ends the others.
 	framework.EventuallyWithin(t, 10*time.Second, "no process of the node is left", func(context.Context) (bool, error) {
-		left := processesOf(t, c.Dir()+"/nodes/"+drained+"/")
-		return len(left) == 0, fmt.Errorf("there are %q", left)
+		if left := processesOf(t, c.Dir()+"/nodes/"+drained+"/"); len(left) > 0 {
+			return false, fmt.Errorf("there are %q", left)
+		}
+		return true, nil
 	})
 	if err := c.Up(); err != nil {
 		t.Fatal(err)
