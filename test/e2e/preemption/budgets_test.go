@@ -70,8 +70,9 @@ func fullNode(t *testing.T, maxUnavailable int) world {
 func annotate(t *testing.T, class, value string) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, threshold, value)
-	if _, err := cluster.As(t).Kube.SchedulingV1().PriorityClasses().Patch(t.Context(), class, types.MergePatchType,
-		[]byte(patch), metav1.PatchOptions{}); err != nil {
+	if _, err := cluster.As(t).Kube.SchedulingV1().PriorityClasses().Patch(
+		t.Context(), class, types.MergePatchType, []byte(patch), metav1.PatchOptions{},
+	); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -183,11 +184,7 @@ func TestBudgetHoldsUpAPod(t *testing.T) {
 	w.waitHeld(t, "important")
 	w.wantCounts(t, 0, 0, 0)
 
-	patch := `{"spec":{"maxUnavailable":1}}`
-	if _, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(w.namespace).Patch(t.Context(), "web",
-		types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	w.allow(t, "web", 1)
 	w.waitRuns(t, "important")
 	w.wantCounts(t, 1, 0, 0)
 	waitEvent(t, w.namespace, "Preempted", w.evicted(t), "within its PodDisruptionBudget")

@@ -27,8 +27,17 @@ import (
 
 var cluster *framework.Cluster
 
+// stormVariable names the scheduler of the cluster, for a side by side run of TestStorm.
+const stormVariable = "STORM_SCHEDULER"
+
+// stock reports whether the cluster runs kube-scheduler. Only TestStorm is for that one, too.
+func stock() bool { return os.Getenv(stormVariable) == "stock" }
+
 func TestMain(m *testing.M) {
 	os.Setenv("SCHEDULER", "haulout")
+	if stock() {
+		os.Setenv("SCHEDULER", "stock")
+	}
 	os.Setenv("NODES", "0")
 	os.Exit(framework.Run(m, &cluster))
 }

@@ -87,7 +87,7 @@ func wantRefusal(t *testing.T, config string, texts ...string) {
 		}
 	case <-ctx.Done():
 		_ = command.Process.Kill()
-		<-ended
+		_ = <-ended
 		t.Errorf("haulout-scheduler still ran after %v", framework.Timeout)
 	}
 	// The log quotes the error.
