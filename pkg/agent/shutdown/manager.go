@@ -273,6 +273,9 @@ func (m *Manager) watchMachine(ctx context.Context) {
 			return
 		}
 		m.watching.Store(false)
+		if err == nil {
+			err = errors.New("it reports no reason")
+		}
 		klog.FromContext(ctx).Error(err, "The watch of the machine has ended, starting it again")
 		m.post(func() { m.machineErr = fmt.Errorf("the watch of the machine has ended: %w", err) })
 		select {
