@@ -87,8 +87,7 @@ func wantRefusal(t *testing.T, config string, texts ...string) {
 		}
 	case <-ctx.Done():
 		_ = command.Process.Kill()
-		_ = <-ended
-		t.Errorf("haulout-scheduler still ran after %v", framework.Timeout)
+		t.Errorf("haulout-scheduler still ran after %v, and was killed: %v", framework.Timeout, <-ended)
 	}
 	// The log quotes the error.
 	said := strings.ReplaceAll(output.String(), `\"`, `"`)
