@@ -69,7 +69,7 @@ func openLock(path string) (*os.File, error) {
 	if filepath.Dir(path) != inhibitDir || filepath.Ext(path) != ".ref" {
 		return nil, fmt.Errorf("path %q of the lock: must be %s/NUMBER.ref", path, inhibitDir)
 	}
-	// logind uses the numbers again after a restart. A lock of somebody else that we hold would
+	// logind uses the numbers again after a restart. A lock of another program that we hold would
 	// delay every shutdown.
 	described, err := os.ReadFile(strings.TrimSuffix(path, ".ref"))
 	if err != nil {

@@ -113,7 +113,7 @@ func TestLockOutlivesTheKilledHolder(t *testing.T) {
 		t.Helper()
 		first, held := b.startHolder(locked)
 		b.reboot()
-		// The next process opens the pipe by its path. Whoever has it open holds the lock.
+		// The next process opens the pipe by its path. A process that has it open holds the lock.
 		since := time.Now().Add(-10 * time.Second)
 		deadline := since.Add(30 * time.Second)
 		second := start(t, config(func(c *logind.Config) {

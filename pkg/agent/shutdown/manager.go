@@ -99,7 +99,7 @@ type Manager struct {
 	config   Config
 	settings settings
 
-	// events carries results to the goroutine of Run; done is closed when nobody receives any more.
+	// events carries results to the goroutine of Run; done is closed when Run has ended.
 	events chan func()
 	wake   chan struct{}
 	done   chan struct{}

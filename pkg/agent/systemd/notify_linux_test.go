@@ -117,7 +117,7 @@ func TestNotifications(t *testing.T) {
 			received := receive(t)
 			notifier := systemd.NewNotifier()
 			if !notifier.Supervised() {
-				t.Error("there is a socket, but nobody supervises")
+				t.Error("there is a socket, but no service manager")
 			}
 			if err := test.send(notifier); err != nil {
 				t.Fatal(err)
@@ -156,7 +156,7 @@ func TestListenFDsRefuses(t *testing.T) {
 		"a number that is none":     {pid: "self", count: "many", wantError: true},
 		"less than no files":        {pid: "self", count: "-1", wantError: true},
 		"no files for this process": {pid: "self", count: "0"},
-		"files for nobody":          {pid: "0", count: "3"},
+		"files of no process":       {pid: "0", count: "3"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if test.pid == "self" {

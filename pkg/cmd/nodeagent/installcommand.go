@@ -194,7 +194,7 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 func parkedOf(cmd *cobra.Command, o *Options) (string, []string, error) {
 	dir, err := staticPodFolder(cmd, o)
 	if err != nil {
-		return "", nil, nil //nolint:nilerr // nothing can be parked of a folder that nobody knows
+		return "", nil, nil //nolint:nilerr // nothing can be parked of a folder that is not known
 	}
 	entries, err := staticpods.List(dir)
 	if err != nil {

