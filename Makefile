@@ -253,6 +253,11 @@ cluster-down: $(CLUSTER_STAMP) ## Stop the development cluster and remove its da
 cluster-status: $(CLUSTER_STAMP) ## Show the processes of the development cluster
 	@$(BIN)/cluster status
 
+# Not part of test: the machine is emulated, and that takes minutes.
+.PHONY: cgroup2
+cgroup2: cluster-binaries node-binaries ## Drain a real node on cgroups of version 2, in an emulated machine (ten minutes; needs Debian and root)
+	@hack/vm.sh hack/vm/drain.sh
+
 ##@ Demo
 
 # A mistake in a variable should show before minutes of building.

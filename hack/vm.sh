@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Runs a script of this tree as root in a virtual machine whose cgroups are of version 2, with all
+# controllers. Many development machines, and those of .ci/run, have version 1 only.
+#
+#   hack/vm.sh SCRIPT [ARGUMENT...]     SCRIPT is a path below the root of the repository
+#
+# The machine has the files of this one, read-only below a layer in memory: what the script writes
+# is lost. It has loopback and no other network. QEMU emulates it, without KVM: expect everything to
+# take ten to twenty times as long. Needs Debian and root; QEMU and the kernel are Debian's.
+#
+#   VM_MEMORY=8G  VM_PROCESSORS=2  VM_TIMEOUT=20m
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+cd "${ROOT}"
+
+usage() { echo "Error: $*" >&2; exit 2; }
+[[ $# -ge 1 ]] || usage "name the script to run, for example hack/vm/drain.sh"
+[[ -x "$1" ]] || usage "$1: must be an executable file below ${ROOT}"
+[[ "$(id -u)" == 0 ]] || usage "only root can share the files of this machine"
+command -v apt-get >/dev/null || usage "the kernel and QEMU are packages of Debian: apt-get not found"
+
+DIR="${ROOT}/bin/vm"
+mkdir -p "${DIR}"
+
+packages=()
+command -v qemu-system-x86_64 >/dev/null || packages+=(qemu-system-x86)
+[[ -x /bin/busybox ]] || packages+=(busybox-static)
+command -v depmod >/dev/null || packages+=(kmod)
+if [[ ${#packages[@]} != 0 ]]; then
+	apt-get update -q
+	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${packages[@]}"
+fi
+
+# The kernel is unpacked and not installed: this machine goes on with its own.
+if [[ ! -e "${DIR}/kernel/ready" ]]; then
+	echo "Fetching a kernel"
+	rm -rf "${DIR}/kernel" && mkdir -p "${DIR}/kernel"
+	kernel="$(apt-cache depends linux-image-cloud-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)"
+	[[ -n "${kernel}" ]] || { echo "Error: linux-image-cloud-amd64 not found: run apt-get update" >&2; exit 1; }
+	(cd "${DIR}/kernel" && apt-get download -q "${kernel}" 2>/dev/null && dpkg -x ./*.deb . && rm ./*.deb)
+	depmod -b "${DIR}/kernel" "$(basename "${DIR}"/kernel/lib/modules/*)"
+	touch "${DIR}/kernel/ready"
+fi
+version="$(basename "${DIR}"/kernel/lib/modules/*)"
+
+# The first file system: a shell, and the modules that it takes to mount the shared one.
+work="$(mktemp -d)"
+files_pid=""
+finish() {
+	[[ -z "${files_pid}" ]] || kill "${files_pid}" 2>/dev/null || true
+	rm -rf "${work}"
+}
+trap finish EXIT
+mkdir -p "${work}"/root/{bin,dev,modules,new,proc,shared,sys,written}
+cp /bin/busybox "${work}/root/bin/"
+cp hack/vm/init.sh "${work}/root/init"
+for module in virtio virtio_ring virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci fuse virtiofs overlay; do
+	find "${DIR}/kernel/lib/modules" -name "${module}.ko" -exec cp {} "${work}/root/modules/" \;
+done
+(cd "${work}/root" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) >"${work}/initrd.gz"
+
+# What the machine has to know, read by hack/vm/start.sh. It is in the repository, for the machine
+# shows nothing that is mounted below the root of this one.
+printf '%q ' "${ROOT}/$1" "${@:2}" >"${DIR}/command"
+printf '%s\n' "${PATH}" >"${DIR}/path"
+
+/usr/lib/qemu/virtiofsd --socket-path="${work}/files.sock" -o source=/ -o cache=always -o sandbox=chroot >"${DIR}/files.log" 2>&1 &
+files_pid=$!
+for _ in {1..100}; do [[ -S "${work}/files.sock" ]] && break; read -rt 0.1 <> <(:) || true; done
+
+memory="${VM_MEMORY:-8G}"
+timeout "${VM_TIMEOUT:-20m}" qemu-system-x86_64 -M q35 -accel tcg,thread=multi -cpu max \
+	-smp "${VM_PROCESSORS:-2}" -m "${memory}" -nic none -nographic -no-reboot \
+	-object memory-backend-memfd,id=memory,size="${memory}",share=on -numa node,memdev=memory \
+	-kernel "${DIR}/kernel/boot/vmlinuz-${version}" -initrd "${work}/initrd.gz" \
+	-append "console=ttyS0 panic=-1 quiet loglevel=1 repository=${ROOT}" \
+	-chardev socket,id=files,path="${work}/files.sock" -device vhost-user-fs-pci,chardev=files,tag=root \
+	</dev/null | stdbuf -oL tr -d '\r' | tee "${DIR}/console.log" | sed -un '/vm: started$/,$p'
+code="$(sed -n 's/^vm: exit code //p' "${DIR}/console.log")"
+[[ -n "${code}" ]] || { echo "Error: the machine ended without an exit code; see ${DIR}/console.log" >&2; exit 1; }
+exit "${code}"
