@@ -41,8 +41,8 @@ const metricsTable = `
 |---|---|---|---|
 `
 
-// programs are those that serve metrics of their own, each with the prefix of their names. The
-// first one has all other metrics.
+// programs are the programs that serve metrics of their own, each with the prefix of its metric
+// names. The first program has all other metrics.
 var programs = []struct{ title, prefix, where string }{
 	{"The server", "", ""},
 	{"The node agent", "haulout_node_agent_", "The agent of each node serves them at `metricsBindAddress` of [its\nconfiguration](node-agent.md), by default on the loopback address alone.\n"},

@@ -114,8 +114,8 @@ type Evacuator struct {
 	mu sync.Mutex
 	// working are the evacuations whose handler runs, or whose result is not reported yet.
 	working map[types.UID]*Evacuation
-	// done are those that this process has ended and for which the cache still has the class as
-	// active.
+	// done are the evacuations that this process has ended and for which the cache still has the
+	// class as active.
 	done     map[types.UID]struct{}
 	handlers sync.WaitGroup
 }

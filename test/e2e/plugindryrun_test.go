@@ -33,8 +33,8 @@ import (
 
 // touched is what a maintenance would change.
 type touched struct {
-	// Nodes are the marks of the nodes, Maintenances what was asked for, Pods those that run, by
-	// name.
+	// Nodes are the marks of the nodes, Maintenances what was asked for, and Pods whether each pod
+	// runs, all by name.
 	Nodes        map[string]nodeMarks
 	Maintenances map[string]maintenanceOrder
 	Pods         map[string]bool

@@ -106,9 +106,9 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 	}
 }
 
-// choose returns one or two nodes to drain. One of those that pods may come to is spared, each time
-// another one: where a surge finds no room it waits for minutes, which TestStuckSurge is about, and
-// on a node that is never drained the pods would gather.
+// choose returns one or two nodes to drain. It spares one of the nodes that accept pods, because a
+// surge without room waits for minutes, which TestStuckSurge is about. It chooses the spared node
+// at random, because the pods would gather on a node that is never drained.
 func (g *grounds) choose(random *rand.Rand) []string {
 	spared := []int{0, 1, 4}[random.IntN(3)]
 	nodes := slices.Delete(slices.Clone(g.nodes), spared, spared+1)

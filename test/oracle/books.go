@@ -53,8 +53,8 @@ type Books struct {
 	open    bool
 	pods    map[types.UID]*entry
 	budgets []*Health
-	// healthy counts the healthy pods of each Deployment, before those that it had when the books
-	// were opened, and lowest the fewest since.
+	// healthy counts the healthy pods of each Deployment, before the healthy pods that it had when
+	// the books were opened, and lowest the fewest healthy pods since then.
 	healthy, before, lowest map[string]int
 }
 

@@ -82,8 +82,8 @@ func (b *Budgets) closedSince(name string, at time.Time) (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// SentToClosed describes the evictions that a budget refused which had let no pod go for a while
-// when they were sent, and which were no probes. It counts those that were.
+// SentToClosed describes the evictions that a budget refused, if the budget had let no pod go for a
+// while when they were sent and they were no probes. It also returns the number of probes.
 func (b *Budgets) SentToClosed(calls []Call) (found []string, probes int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

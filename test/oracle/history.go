@@ -18,9 +18,9 @@ limitations under the License.
 // them: the events of pods, nodes, NodeMaintenances, Evacuations and Events, and kube-apiserver's
 // audit log. It shares no code with the server that it judges.
 //
-// A Recorder follows the API. Three sets of rules read what it has seen: the History says whether
-// drains kept their order, the Books whether budgets held, and a Witness whether Evacuations
-// followed their protocol.
+// A Recorder follows the API. Three sets of rules read what it has seen: the History reports
+// whether drains kept their order, the Books whether budgets held, and a Witness whether
+// Evacuations followed their protocol.
 //
 // Two servers with histories of their own have to be put into one order. Events of the host cluster
 // are placed by their resource versions, which count the writes to its etcd: that is exact.

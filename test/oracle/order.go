@@ -62,7 +62,7 @@ type docket struct {
 	selector *nodeaffinity.NodeSelector
 	// waves are the indexes of the first entries of the plan that cover the pods.
 	waves map[types.UID]int
-	// answers are those that overtaken has given.
+	// answers are the results that overtaken has returned.
 	answers map[question]*podRecord
 }
 

@@ -128,9 +128,9 @@ func (h holders) any() reach {
 }
 
 // WentBack describes the nodes whose drain targets covered less than before while they were held:
-// in the status of one maintenance, or because one let go of the node and those that still hold it
-// know of less than all holders had once agreed on. Maintenances that know of nothing start over:
-// they came so late that no pod was asked to leave since.
+// in the status of one maintenance, or because one maintenance released the node and the
+// maintenances that still hold it know of less than all holders had once agreed on. Maintenances
+// that know of nothing start over: they came so late that no pod was asked to leave since.
 func (h *History) WentBack() []string {
 	h.straighten()
 	var found []string

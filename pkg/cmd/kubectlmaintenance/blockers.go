@@ -161,9 +161,9 @@ func (e *environment) blockedMaintenances(ctx context.Context, c clients, name, 
 // selectActive selects the Evacuations that are not blocked and have an evacuator.
 const selectActive = "status.blocked=false,status.activeEvacuatorClass!=" + v1alpha1.EvacuatorClassEviction
 
-// inTheWay reads the Evacuations that are blocked, then those that wait for their evacuators. The
-// server has an index for the first list and excludes Evacuations that wait for an eviction, which
-// are most of a large drain, from the second.
+// inTheWay reads the Evacuations that are blocked, then the Evacuations that wait for their
+// evacuators. The server has an index for the first list and excludes Evacuations that wait for an
+// eviction, which are most of a large drain, from the second.
 func inTheWay(ctx context.Context, c clients, namespace string, now time.Time) (*v1alpha1.EvacuationList, error) {
 	list := func(selector string, keep func(*v1alpha1.Evacuation) bool) (*v1alpha1.EvacuationList, error) {
 		found, err := c.haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})

@@ -41,8 +41,8 @@ func holds(nm *v1alpha1.NodeMaintenance) bool {
 		(stage == v1alpha1.NodeMaintenanceStageCordon || stage == v1alpha1.NodeMaintenanceStageDrain)
 }
 
-// seeNodes returns which nodes of a maintenance are among those that are not cordoned, and which
-// the requester may not delete. The Node and the preview have fields for that; the status of a
+// seeNodes returns the nodes of a maintenance that are among the uncordoned nodes, and the nodes
+// that the requester may not delete. The Node and the preview have fields for that; the status of a
 // maintenance has only messages, which are for people and may be omitted.
 func seeNodes(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, uncordoned sets.Set[string]) show.NodesSeen {
 	if !holds(nm) {

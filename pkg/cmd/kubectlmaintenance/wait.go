@@ -263,8 +263,8 @@ func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid 
 	return err
 }
 
-// notReleased returns an error that distinguishes nodes that are still being released from those
-// that cannot be.
+// notReleased returns an error that distinguishes nodes that are still being released from nodes
+// that cannot be released.
 func notReleased(ctx context.Context, c clients, timeout time.Duration, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 	defer cancel()

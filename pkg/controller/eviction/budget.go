@@ -42,7 +42,7 @@ type budgets struct {
 type namespaceBudgets struct {
 	byName map[string]*knownBudget
 	// byLabel has the budgets by the key and the values of the label that their pods must have;
-	// unlabelled are those that ask for none.
+	// unlabelled has the budgets that require no label.
 	byLabel    map[string]map[string]map[string]*knownBudget
 	unlabelled map[string]*knownBudget
 }

@@ -87,9 +87,10 @@ func (q *Queue) step(ctx context.Context, calls *sync.WaitGroup) time.Time {
 	return q.wakeAt(now)
 }
 
-// pick takes as many pods out of the lanes as may be sent now: one lane after another those that
-// have not been tried, and only when there is none left those that have, the one whose last try is
-// the longest ago first. So no pod is tried again before all others had their turn.
+// pick takes as many pods out of the lanes as may be sent now. It first takes pods that have not
+// been tried, one lane after another. Only when no such pod is left, it takes pods that have been
+// tried, in the order of their last tries, the oldest first. So no pod is tried again before all
+// other pods had their turn.
 func (q *Queue) pick(now time.Time) []call {
 	awake := q.awakePerLane(now)
 	return q.pickRetries(q.pickFirstTries(nil, awake, now), awake, now)

@@ -62,8 +62,8 @@ type item struct {
 	// tried.
 	tried uint64
 
-	// labels are the pod's when its budgets were last looked up, and budgets the names of those
-	// that select it; matched is whether they have been.
+	// labels are the pod's labels when its budgets were last looked up, and budgets the names of
+	// the budgets that select it; matched is whether its budgets have been looked up.
 	labels  labels.Set
 	budgets []string
 	matched bool

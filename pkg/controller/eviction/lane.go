@@ -62,8 +62,8 @@ const (
 	maxProbeDelay   = 15 * time.Minute
 )
 
-// lane is the pods that share a budget, those of one owner that have none, or those that have
-// neither.
+// lane is a group of pods: the pods that share a budget, the pods of one owner that have no budget,
+// or the pods that have neither a budget nor an owner.
 type lane struct {
 	// budgetName is empty for the pods without budget.
 	budgetName types.NamespacedName

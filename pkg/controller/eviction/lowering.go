@@ -42,9 +42,9 @@ const (
 
 // lowering are the items whose pods are to get the lowest deletion cost.
 type lowering struct {
-	// aging are those that have not waited for long enough, the first to be so first.
+	// aging are the items that have not waited long enough, in the order in which their waits end.
 	aging []aging
-	// due are those that have.
+	// due are the items that have waited long enough.
 	due map[*item]struct{}
 	// next is when the next write may be sent.
 	next time.Time

@@ -33,8 +33,8 @@ func (it *item) before(other *item) bool {
 	return it.precedes(other)
 }
 
-// precedes orders pods that have not been tried: those that are not ready serve no requests and go
-// first, then those that are cheaper to lose, then the younger.
+// precedes orders pods that have not been tried. Pods that are not ready serve no requests and go
+// first, then pods that are cheaper to lose, then younger pods.
 func (it *item) precedes(other *item) bool {
 	if it.notReady != other.notReady {
 		return it.notReady

@@ -33,8 +33,9 @@ import (
 	"haulout.dev/haulout/pkg/host/noderights"
 )
 
-// gather reads what the decision about a node depends on. An authorizer that does not answer is an
-// error beside the facts: those who hold the node already go on holding it.
+// gather reads what the decision about a node depends on. If the authorizer does not answer, gather
+// returns an error beside the facts: the maintenances that hold the node already continue to hold
+// it.
 func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, error) {
 	f := facts{node: node, holders: nodemarks.Owners{}, now: c.clock.Now()}
 	f.cordon, f.foreignCordon = c.ours(node, maintenancev1alpha1.AnnotationCordonedBy)
@@ -131,7 +132,7 @@ func (c *Controller) isOurStorage(id string) bool {
 }
 
 // hasEnded reports whether a maintenance that an annotation names does not hold the node any more.
-// The cache answers for those that it shows, the API for the others.
+// The cache answers for the maintenances that it shows, the API for all others.
 func (c *Controller) hasEnded(ctx context.Context, name string, uid types.UID, node *corev1.Node) (bool, error) {
 	nm, err := c.maintenanceLister.Get(name)
 	if err != nil || nm.UID != uid {

@@ -33,7 +33,7 @@ import (
 
 // nodeCount is what one node adds to the status of a maintenance and what is to be done there.
 type nodeCount struct {
-	// targets are those that the node has reached.
+	// targets are the drain targets that the node has reached.
 	targets drainplan.Targets
 
 	pending, evacuating, stuck, left int32
@@ -60,8 +60,8 @@ type nodeCount struct {
 	unwanted []*maintenancev1alpha1.Evacuation
 }
 
-// count adds the pods of a node up. covered are all entries of the plan, targets those that the
-// node has reached.
+// count adds the pods of a node up. covered are all entries of the plan, targets the entries that
+// the node has reached.
 func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targets) *nodeCount {
 	n := &nodeCount{targets: targets}
 	for i := range view.Pods {
@@ -174,9 +174,9 @@ func ownerName(pod *corev1.Pod) string {
 
 // remainder is what is left on the nodes of a maintenance.
 type remainder struct {
-	// covered counts the pods that the plan covers, targeted those of them that are asked to leave,
-	// evacuating those that have an Evacuation, refused those in terminating namespaces that cannot
-	// have one.
+	// covered counts the pods that the plan covers, and targeted the covered pods that are asked to
+	// leave. evacuating counts the pods that have an Evacuation, and refused the pods that cannot
+	// have an Evacuation because their namespace is terminating.
 	covered, targeted, evacuating, refused int
 	refusedNamespaces                      map[string]int
 	blocked                                []*maintenancev1alpha1.Evacuation

@@ -38,9 +38,9 @@ import (
 // member is a maintenance with its nodes.
 type member struct {
 	*maintenancev1alpha1.NodeMaintenance
-	// nodes are those that the waves wait for: the requester may delete them and they can be
-	// cordoned, or it is too early to tell. refused are those that the requester may not delete.
-	// All are sorted by name.
+	// nodes are the nodes that the waves wait for: the requester may delete them and they can be
+	// cordoned, or it is too early to tell. refused are the nodes that the requester may not
+	// delete. All are sorted by name.
 	nodes, refused []*corev1.Node
 	// excluded are the nodes outside the waves because they cannot be cordoned, or the authorizer
 	// does not answer for them.
@@ -161,8 +161,8 @@ func (c *Controller) component(ctx context.Context, subject *member) ([]*member,
 	return component, nil
 }
 
-// member sorts the nodes of a maintenance into those that its waves wait for and the others. An
-// Idle one touches none, so that no authorizer is asked.
+// member sorts the nodes of a maintenance into the nodes that its waves wait for and all other
+// nodes. An Idle maintenance touches no node, so member asks no authorizer.
 func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) *member {
 	m := &member{NodeMaintenance: nm, unknown: sets.New[string](), outside: sets.New[string]()}
 	nodes := c.selection.NodesOf(nm.Name)
@@ -223,7 +223,8 @@ func (c *Controller) whyExcluded(nm *maintenancev1alpha1.NodeMaintenance, node *
 }
 
 // keptEntries returns the entries of nodes that the maintenance does not select and that it cannot
-// forget yet: those still to be released, and those that are gone and may be registered again.
+// forget yet: nodes that are still to be released, and nodes that are gone and may be registered
+// again.
 func (c *Controller) keptEntries(m *member) []maintenancev1alpha1.NodeMaintenanceNodeStatus {
 	selected := sets.New[string]()
 	for _, node := range m.all() {

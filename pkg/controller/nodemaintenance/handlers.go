@@ -106,8 +106,8 @@ func sameNode(a, b *corev1.Node) bool {
 		drainplan.IsTainted(a) == drainplan.IsTainted(b) && protocol.HasNodeAgent(a) == protocol.HasNodeAgent(b)
 }
 
-// stateChanged enqueues the maintenances of a node, and those that it still names although they do
-// not select it any more.
+// stateChanged enqueues the maintenances that select a node, and the maintenances that the node
+// still names although they do not select it any more.
 func (c *Controller) stateChanged(name string) {
 	c.enqueueNode(name)
 	if node, err := c.nodeLister.Get(name); err == nil {

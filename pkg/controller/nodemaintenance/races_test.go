@@ -462,8 +462,8 @@ func TestRefusedNodesOfARunningDrainStayAsTheyAre(t *testing.T) {
 		f.create(newPod("s", "two", 0))
 		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
 		f.step("m")
-		// Node one gets neither a cordon nor an Evacuation, and keeps those that it has. Node two
-		// drains.
+		// Node one gets neither a cordon nor an Evacuation, and keeps the Evacuations that it has.
+		// Node two drains.
 		f.wantEvacuating("p", "q", "s")
 		f.wantCordon("one", false, "m")
 		f.sweep()

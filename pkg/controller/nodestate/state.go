@@ -300,8 +300,8 @@ func (s *State) NodeOf(e *v1alpha1.Evacuation) string {
 	return ""
 }
 
-// OurEvacuations returns the Evacuations with our finalizer of pods that count for a node, those
-// that are only nominated for it included.
+// OurEvacuations returns the Evacuations with our finalizer of pods that count for a node,
+// including pods that are only nominated for it.
 func (s *State) OurEvacuations(node string) []*v1alpha1.Evacuation {
 	return slices.DeleteFunc(slices.Concat(s.evacuationsIn(node), s.EvacuationsWithoutNode()), func(e *v1alpha1.Evacuation) bool {
 		return !IsOurs(e) || s.NodeOf(e) != node

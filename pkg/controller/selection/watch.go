@@ -50,8 +50,8 @@ type NodeChange struct {
 	Old, New *corev1.Node
 	// Concerned are the maintenances that selected or ignored the node before or do so now, sorted.
 	Concerned []string
-	// Lingering are those whose selectors have stopped matching by this event. The node stays
-	// selected for the time Lingering.
+	// Lingering are the maintenances whose selectors have stopped matching by this event. The node
+	// stays selected for the time Lingering.
 	Lingering []string
 }
 

@@ -184,7 +184,7 @@ func (p *Pods) sort() {
 	}
 }
 
-// planned returns the pods of a node for the planner: all but those that are kept running.
+// planned returns the pods of a node for the planner: all pods that are not kept running.
 func (p *Pods) planned(name string) []drainplan.Pod {
 	pods := p.on(name)
 	out := make([]drainplan.Pod, 0, len(pods))

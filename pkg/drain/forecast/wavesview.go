@@ -54,8 +54,8 @@ type leavingPod struct {
 // checkEvery is the number of pods between two checks of the context.
 const checkEvery = 1024
 
-// sortPods assigns each pod of the subject's nodes to its wave, or to those that are kept running,
-// and checks it for problems.
+// sortPods assigns each pod of the subject's nodes to its wave, or to the pods that are kept
+// running, and checks it for problems.
 func (d *decision) sortPods(ctx context.Context) error {
 	plan := d.Subject.Spec.DrainPlan
 	for i := range plan {

@@ -51,7 +51,8 @@ type Maintenance struct {
 	Before map[string][]maintenancev1alpha1.DrainPlanEntry
 }
 
-// Node is a node with its live pods: those that are neither finished nor kept running on purpose.
+// Node is a node with its live pods: the pods that are neither finished nor kept running on
+// purpose.
 type Node struct {
 	Name string
 	UID  types.UID

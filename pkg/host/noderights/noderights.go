@@ -108,7 +108,7 @@ type Verdict struct {
 	// More: there may be other refused nodes, because RefusalsAtMost ended the questions.
 	More bool
 	// Unasked is the number of joining nodes that were not checked because of AtMost, not counting
-	// those that the question about all nodes covers.
+	// nodes that the question about all nodes covers.
 	Unasked int
 }
 
@@ -117,9 +117,9 @@ func (q Questioner) Ask(ctx context.Context, joining Nodes) (Verdict, error) {
 	return q.AskChange(ctx, Nodes{}, joining)
 }
 
-// AskChange checks the nodes that leave a maintenance, then those that stay or join. It checks all
-// leaving nodes: a controller checks nodes again before it takes them, but not before it releases
-// them.
+// AskChange checks the nodes that leave a maintenance, then the nodes that stay or join. It checks
+// all leaving nodes: a controller checks nodes again before it takes them, but not before it
+// releases them.
 func (q Questioner) AskChange(ctx context.Context, leaving, joining Nodes) (Verdict, error) {
 	if own, isNode := identity.NodeOf(q.User); isNode {
 		leaving, joining = leaving.without(own), joining.without(own)

@@ -49,7 +49,7 @@ const (
 	// waitingPods are behind one budget that lets none go and is rewritten all the time.
 	waitingPods  = 1000
 	rewriteEvery = time.Second / 3
-	// deniedPods are those whose evictions a webhook denies for an hour.
+	// deniedPods is the number of pods whose evictions a webhook denies for an hour.
 	deniedPods = 20
 	deniedApp  = "denied"
 	// sendEvery is how often requests are sent that the server must refuse.
@@ -158,8 +158,8 @@ func (c *cluster) evictionsAreDenied(ctx context.Context) (string, error) {
 	return "the webhook denies no eviction", err
 }
 
-// createBadPods makes the pods and their budget: those that wait, those that are denied, and one
-// with 22,000 labels.
+// createBadPods makes the pods and their budget: the pods that wait for it, the pods whose
+// evictions are denied, and a pod with 22,000 labels.
 func (c *cluster) createBadPods(ctx context.Context) error {
 	const waiting = "waiting"
 	labelled := badPod("labelled", "labelled", c.bad[0])
@@ -246,7 +246,7 @@ func (c *cluster) sendRefused(ctx context.Context) error {
 }
 
 // badInputIsKnown says what is missing until the server has asked every pod to leave and says what
-// blocks those that wait for their budget.
+// blocks the pods that wait for their budget.
 func (c *cluster) badInputIsKnown(ctx context.Context) (string, error) {
 	list, err := c.haulout.MaintenanceV1alpha1().Evacuations(badNamespace).List(ctx,
 		metav1.ListOptions{ResourceVersion: "0"})

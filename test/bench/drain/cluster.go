@@ -42,7 +42,7 @@ import (
 
 const (
 	namespace = "bench"
-	// poolLabel tells the nodes that are drained from those that the pods go to.
+	// poolLabel distinguishes the nodes that are drained from the nodes that the pods go to.
 	poolLabel   = "bench.haulout.dev/pool"
 	drainedPool = "drained"
 	sparePool   = "spare"
@@ -240,7 +240,7 @@ func (c *cluster) startWorkload(ctx context.Context, w workload) error {
 	})
 }
 
-// full says whether the disruption controller knows of a budget that all of its pods are there.
+// full reports whether the disruption controller knows that all pods of a budget are there.
 func full(b *policyv1.PodDisruptionBudget) bool {
 	// One that wants to keep a number of pods may let none go.
 	return b.Status.ObservedGeneration == b.Generation && b.Status.ExpectedPods > 0 && b.Status.CurrentHealthy == b.Status.ExpectedPods &&

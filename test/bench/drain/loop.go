@@ -142,8 +142,8 @@ func evictAll(
 
 var errDone = errors.New("all pods are evicted")
 
-// again says whether an eviction that had this answer may succeed later: the budget is closed, the
-// server is overloaded or lost the race for the budget with another eviction.
+// again reports whether an eviction that had this answer may succeed later: the budget is closed,
+// the server is overloaded or lost the race for the budget with another eviction.
 func again(err error) bool {
 	return apierrors.IsTooManyRequests(err) || apierrors.IsConflict(err) || apierrors.IsInternalError(err) || apierrors.IsTimeout(err) ||
 		apierrors.IsServerTimeout(err) || apierrors.IsServiceUnavailable(err)

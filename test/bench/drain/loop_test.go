@@ -36,7 +36,8 @@ func TestEvictAll(t *testing.T) {
 	)
 	for name, test := range map[string]struct {
 		workers int
-		// answers are those that each pod gets one after the other; then it is evicted.
+		// answers are the errors that the evictions of each pod get, one after another. Then the
+		// pod is evicted.
 		answers []error
 		want    int // calls for each pod
 		fail    error

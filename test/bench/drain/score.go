@@ -80,8 +80,8 @@ type result struct {
 	DoneSeconds  float64 `json:"doneSeconds"`
 	// Starts is how often its programs were started.
 	Starts int `json:"starts"`
-	// Calls counts the calls of the Eviction API, Rejected those that moved nothing, Answers all by
-	// the status of their answers.
+	// Calls counts the calls of the Eviction API, Rejected the calls that moved no pod, and Answers
+	// all calls by the status of their answers.
 	Calls    int           `json:"evictionCalls"`
 	Rejected int           `json:"rejectedCalls"`
 	Answers  map[int32]int `json:"answers"`
@@ -157,8 +157,8 @@ func (r *result) enterCosts(costs map[string]usage.Cost) {
 	}
 }
 
-// summary is what the repetitions of a contender with a workload have in common: medians of those
-// that did not fail, and of the budgets the worst of all.
+// summary is what the repetitions of a contender with a workload have in common: the medians of the
+// repetitions that did not fail, and for budgets the worst value of all repetitions.
 type summary struct {
 	Workload      string  `json:"workload"`
 	Contender     string  `json:"contender"`

@@ -42,8 +42,8 @@ type watcher struct {
 	emptied chan struct{}
 
 	mu sync.Mutex
-	// pods are those that there are, before the drain begins; then staying are those that are still
-	// on its nodes.
+	// pods are the pods that exist before the drain begins, nil afterwards. staying are the pods
+	// that are still on the nodes of the drain.
 	pods    map[types.UID]*corev1.Pod
 	nodes   sets.Set[string]
 	staying sets.Set[types.UID]

@@ -105,8 +105,8 @@ func checkFlowSchemas(t *testing.T, c *framework.Cluster) {
 	}
 }
 
-// departuresFrom watches the pods of a node. The returned function ends that and returns the names
-// of those that were deleted, in order, and without those of DaemonSets, whose wave comes later.
+// departuresFrom watches the pods of a node. The returned function ends the watch and returns the
+// names of the deleted pods, in order, and without the pods of DaemonSets, whose wave comes later.
 func departuresFrom(t *testing.T, c *framework.Cluster, node string) func() []string {
 	t.Helper()
 	pods := c.As(t).Kube.CoreV1().Pods(metav1.NamespaceAll)

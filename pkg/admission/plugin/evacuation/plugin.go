@@ -75,9 +75,9 @@ var (
 	_ initializer.WantsEventRecorder                  = &Plugin{}
 )
 
-// Register adds the plugin to those that can be enabled. builtIn is called when the plugin is
-// created, after flag parsing, and returns the classes of the enabled built-in evacuators; nil
-// means none.
+// Register adds the plugin to the admission plugins that can be enabled. builtIn is called when the
+// plugin is created, after flag parsing, and returns the classes of the enabled built-in
+// evacuators; nil means none.
 func Register(plugins *admission.Plugins, builtIn func() []string) {
 	plugins.Register(PluginName, func(io.Reader) (admission.Interface, error) {
 		var classes []string

@@ -31,8 +31,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// resolveEvacuators sets the evacuators of a new Evacuation: those of its pod and those that the
-// client adds.
+// resolveEvacuators sets the evacuators of a new Evacuation: the evacuators of its pod and the
+// evacuators that the client adds.
 func (p *Plugin) resolveEvacuators(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation, pod *corev1.Pod) error {
 	builtIn, err := p.builtInOf(ctx, pod)
 	if err != nil {

@@ -31,11 +31,12 @@ type IgnoredAnnotation struct {
 	Key, Why string
 }
 
-// OfPod returns the evacuators of a pod in the order in which they act: those that its annotations
-// name and the built-in one of its owner, whose class is empty if there is none. It also returns
-// the annotations that it ignores: a pod's owner must not be able to make the pod impossible to
-// evacuate, so OfPod omits everything that validation would refuse. mayUse reports whether an
-// Evacuation of the pod may have an evacuator of a class.
+// OfPod returns the evacuators of a pod in the order in which they act: the evacuators that its
+// annotations name and the built-in evacuator of its owner. builtIn is the class of the built-in
+// evacuator; it is empty if there is none. OfPod also returns the annotations that it ignores: a
+// pod's owner must not be able to make the pod impossible to evacuate, so OfPod omits everything
+// that validation would refuse. mayUse reports whether an Evacuation of the pod may have an
+// evacuator of a class.
 func OfPod(annotations map[string]string, builtIn string, mayUse func(class string) bool) ([]maintenance.Evacuator, []IgnoredAnnotation) {
 	var list []maintenance.Evacuator
 	var ignored []IgnoredAnnotation
@@ -93,9 +94,9 @@ func HasClass(list []maintenance.Evacuator, class string) bool {
 	return slices.ContainsFunc(list, func(e maintenance.Evacuator) bool { return e.EvacuatorClass == class })
 }
 
-// withoutUnusable removes the evacuators that this client may not use and, together with the
-// controller, those that are allowed only beside it. The pod's annotations are valid, so the server
-// does not warn.
+// withoutUnusable removes the evacuators that this client may not use. If the client may not use
+// the controller, withoutUnusable also removes the evacuators that are allowed only beside the
+// controller. The pod's annotations are valid, so the server does not warn.
 func withoutUnusable(list []maintenance.Evacuator, controller string, mayUse func(class string) bool) []maintenance.Evacuator {
 	return slices.DeleteFunc(list, func(e maintenance.Evacuator) bool {
 		return !mayUse(e.EvacuatorClass) || controller != "" && !mayUse(controller) && IsReserved(e.Priority)

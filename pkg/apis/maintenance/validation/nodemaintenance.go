@@ -206,7 +206,7 @@ func SameDrainPlan(a, b []maintenance.DrainPlanEntry) bool {
 	})
 }
 
-// ownEntries counts the entries that are not among those that every plan has.
+// ownEntries counts the entries of a plan except the entries that every plan has.
 func ownEntries(plan []maintenance.DrainPlanEntry) int {
 	own := 0
 	for i := range plan {

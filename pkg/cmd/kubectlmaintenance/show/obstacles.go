@@ -110,9 +110,9 @@ func drainedCondition(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 	return meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 }
 
-// Obstacles returns the obstacles of a maintenance: those that its conditions report, and nodes
-// that are not cordoned or not authorized. Conditions that only report blocked pods are omitted if
-// the pods are listed.
+// Obstacles returns the obstacles of a maintenance: the obstacles that its conditions report, and
+// nodes that are not cordoned or not authorized. Conditions that only report blocked pods are
+// omitted if the pods are listed.
 func Obstacles(nm *v1alpha1.NodeMaintenance, seen NodesSeen, podsListed bool, now time.Time) []Obstacle {
 	var out []Obstacle
 	add := func(c *metav1.Condition) {

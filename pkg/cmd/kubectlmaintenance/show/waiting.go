@@ -114,7 +114,8 @@ func waitingMessage(e *v1alpha1.Evacuation, t protocol.Turn) string {
 	return e.Status.Message
 }
 
-// waitingGroups shows pods that wait for their evacuators below those that are blocked.
+// waitingGroups shows the pods that wait for their evacuators. They are listed below the blocked
+// pods.
 func waitingGroups(waiting []Blocker, now time.Time, o Options) []screen.Line {
 	var lines []screen.Line
 	for _, g := range groups(waiting) {

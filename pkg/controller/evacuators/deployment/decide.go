@@ -32,7 +32,7 @@ import (
 
 const (
 	// maxResets is how often a user or controller may revert the replica count before the evacuator
-	// gives up, and maxMisses how many consecutive scale-downs may delete other pods than those
+	// gives up, and maxMisses how many consecutive scale-downs may delete other pods than the pods
 	// that have to leave.
 	maxResets = 2
 	maxMisses = 2

@@ -100,8 +100,8 @@ func (w *simulation) write(what string, mod func(*appsv1.Deployment)) {
 	w.d = d
 }
 
-// replicaSet makes as many pods as there should be. As in a cluster, those that are not ready go
-// first, then those with a lower cost, then the younger.
+// replicaSet makes as many pods as there should be. As in a cluster, it first removes the pods that
+// are not ready, then the pods with a lower cost, then the younger pods.
 func (w *simulation) replicaSet() {
 	want := int(surge.Replicas(w.d))
 	slices.SortStableFunc(w.pods, func(a, b pod) int { return w.rank(&b) - w.rank(&a) })

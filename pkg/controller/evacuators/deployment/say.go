@@ -95,7 +95,7 @@ func (d *decision) tell(
 }
 
 // sayScaled reports to Evacuations that the surge for their pods has started. The report restarts
-// the deadline of those that have waited for it.
+// the deadline of the Evacuations that have waited for it.
 func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 	for _, p := range pods {
 		if d.waitsToReport(s, p) {

@@ -117,8 +117,8 @@ type pod struct {
 type memory struct {
 	// known is false before the first decision.
 	known bool
-	// first is the last report to Evacuations in this surge, and inLine the last one to those that
-	// wait for the next surge.
+	// first is the last report to Evacuations in this surge, and inLine the last report to
+	// Evacuations that wait for the next surge.
 	first, inLine heard
 	// waiting is what surge pods waited for when it was last read, and waitingAt is the time of
 	// that read.
@@ -291,8 +291,8 @@ func (s *situation) maturity(p *pod) int {
 	return 2
 }
 
-// serving counts the pods that are available and remain so: not those that may leave at any time,
-// and not replacements on nodes that are under maintenance themselves.
+// serving counts the pods that are available and remain available. It does not count pods that may
+// leave at any time, nor replacements on nodes that are under maintenance themselves.
 func (s *situation) serving() int {
 	misplaced := map[string]bool{}
 	for _, p := range s.replacements() {
@@ -322,8 +322,8 @@ func (s *situation) passedOn() int {
 	return n
 }
 
-// floor is how many pods have to be available all the time, including those that an autoscaler adds
-// because of the load.
+// floor is how many pods have to be available all the time, including the pods that an autoscaler
+// adds because of the load.
 func (s *situation) floor() int {
 	r := s.target.record
 	return int(max(r.Keep, surge.Replicas(s.deployment)-(r.To-r.Keep)))

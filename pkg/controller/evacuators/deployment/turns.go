@@ -163,8 +163,8 @@ func (s *situation) sickAt(p *pod) (at time.Time, isReady bool) {
 // shortage is what the surge lacks.
 type shortage struct {
 	// missing is the number of replacements that are not available on a node without maintenance,
-	// sick of those that are not available at all, and toCome of those that budgets do not count
-	// yet.
+	// sick the number of replacements that are not available at all, and toCome the number of
+	// replacements that budgets do not count yet.
 	missing, sick, toCome int32
 }
 

@@ -26,8 +26,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// children are the processes of PID 1: those that it has started, and the orphans of containers,
-// which the kernel gives to it.
+// children are the processes of PID 1: the processes that it has started, and the orphans of
+// containers, which the kernel gives to it.
 type children struct {
 	ended chan os.Signal
 

@@ -26,7 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestSettings writes the files of a node, and reads those whose syntax is known here.
+// TestSettings writes the files of a node, and parses the files whose syntax this test knows.
 func TestSettings(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "config.json")
