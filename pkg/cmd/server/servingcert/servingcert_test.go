@@ -69,6 +69,12 @@ func (f fixture) runOnce(m *Manager) (leaf []byte) {
 // time.
 func (f fixture) trusted(m *Manager) bool {
 	f.Helper()
+	return f.trustedAt(m, f.clock.Now())
+}
+
+// trustedAt is trusted for a client whose clock shows the given time.
+func (f fixture) trustedAt(m *Manager, now time.Time) bool {
+	f.Helper()
 	service, err := f.agg.ApiregistrationV1().APIServices().Get(f.Context(), options.APIService, metav1.GetOptions{})
 	if err != nil {
 		f.Fatal(err)
@@ -84,7 +90,7 @@ func (f fixture) trusted(m *Manager) bool {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(service.Spec.CABundle)
 	_, err = leaf.Verify(x509.VerifyOptions{
-		DNSName: "haulout-apiserver.haulout-system.svc", Roots: roots, CurrentTime: f.clock.Now(),
+		DNSName: "haulout-apiserver.haulout-system.svc", Roots: roots, CurrentTime: now,
 	})
 	return err == nil
 }
@@ -134,6 +140,42 @@ func TestRenewalOverYearsIsNeverUntrusted(t *testing.T) {
 	}
 	if len(seen) < 40 {
 		t.Errorf("%d certificates in ten years, want a new one every 60 days or so", len(seen))
+	}
+}
+
+// TestClocksFiveMinutesApartDoNoHarm has replicas and kube-apiservers whose clocks differ by five
+// minutes: whichever replica renews, all serve what each kube-apiserver trusts, and no replica
+// undoes what another has written.
+func TestClocksFiveMinutesApartDoNoHarm(t *testing.T) {
+	f := newFixture(t)
+	ahead := clocktesting.NewFakeClock(f.clock.Now().Add(5 * time.Minute))
+	onTime, early := f.replica(), New(options, f.host, f.agg, ahead)
+	renewedBy := map[*Manager]int{}
+	var last []byte
+	for i := range 12 * 12 {
+		order := []*Manager{onTime, early}
+		if i%2 == 1 {
+			order = []*Manager{early, onTime}
+		}
+		for _, m := range order {
+			if leaf := f.runOnce(m); !bytes.Equal(leaf, last) {
+				renewedBy[m]++
+				last = leaf
+			}
+			for _, now := range []time.Time{f.clock.Now(), ahead.Now()} {
+				if !f.trustedAt(m, now) {
+					t.Fatalf("round %d: a kube-apiserver whose clock shows %v does not trust the replica", i, now)
+				}
+			}
+		}
+		if !bytes.Equal(f.runOnce(onTime), f.runOnce(early)) {
+			t.Fatalf("round %d: the replicas serve different certificates", i)
+		}
+		f.clock.Step(25 * 24 * time.Hour)
+		ahead.Step(25 * 24 * time.Hour)
+	}
+	if renewedBy[onTime] < 10 || renewedBy[early] < 10 {
+		t.Errorf("the replicas renewed %d and %d times, want each at least 10 times", renewedBy[onTime], renewedBy[early])
 	}
 }
 
