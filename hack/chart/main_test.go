@@ -18,6 +18,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -143,6 +144,105 @@ func TestChartEqualsManifests(t *testing.T) {
 	}
 }
 
+// nodeAgent returns values with the node agent.
+func nodeAgent(more values) values {
+	agent := values{"enabled": true, "image": values{"repository": "haulout-node-agent", "tag": "v1"}}
+	for key, value := range more {
+		agent[key] = value
+	}
+	return image(values{"nodeAgent": agent})
+}
+
+// TestNodeAgentEqualsManifests renders the node agent of the chart and of artifacts/node-agent. They
+// may differ in labels, in how a change of the configuration reaches the pods, and in its comments.
+func TestNodeAgentEqualsManifests(t *testing.T) {
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).
+		Run(filesys.MakeFsOnDisk(), filepath.Join(root, "artifacts", "node-agent"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := built.AsYaml()
+	if err != nil {
+		t.Fatal(err)
+	}
+	without, err := render(t, load(t), "haulout-system", image(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := render(t, load(t), "haulout-system", nodeAgent(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps.DeleteFunc(got, func(name string, _ values) bool { return without[name] != nil })
+	want := objects(t, string(text))
+	for _, all := range []map[string]values{want, got} {
+		for name, object := range maps.Clone(all) {
+			normalize(object)
+			if object["kind"] == "ConfigMap" {
+				// kustomize adds a hash to its name.
+				object["metadata"].(values)["name"] = "haulout-node-agent"
+				delete(all, name)
+				all["ConfigMap"] = object
+			}
+		}
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("artifacts/node-agent (-) and the chart (+) differ:\n%s", diff)
+	}
+	if len(got) < 8 {
+		t.Errorf("the node agent has %d objects: %v", len(got), slices.Collect(maps.Keys(got)))
+	}
+}
+
+func TestValuesChangeTheNodeAgent(t *testing.T) {
+	config := func(all map[string]values) string {
+		return all["ConfigMap haulout-node-agent/haulout-node-agent"]["data"].(values)["config.yaml"].(string)
+	}
+	template := func(all map[string]values) values {
+		return all["DaemonSet haulout-node-agent/haulout-node-agent"]["spec"].(values)["template"].(values)
+	}
+	plain, err := render(t, load(t), "platform", nodeAgent(nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed, err := render(t, load(t), "platform", nodeAgent(values{
+		"config": values{"maxShutdownDelay": "10m", "shutdownGracePeriodByPodPriority": []any{
+			values{"priority": 2000000000, "shutdownGracePeriodSeconds": 20},
+		}},
+		"nodeSelector": values{"pool": "big"}, "tolerations": []any{values{"key": "gpu", "operator": "Exists"}},
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got values
+	if err := yaml.UnmarshalStrict([]byte(config(changed)), &got); err != nil {
+		t.Fatal(err)
+	}
+	want := values{
+		"apiVersion": "nodeagent.haulout.dev/v1alpha1", "kind": "NodeAgentConfiguration", "maxShutdownDelay": "10m", "apiGracePeriod": "10s",
+		"completeAfterReboot": true, "shutdownGracePeriodByPodPriority": []any{
+			values{"priority": 2000000000.0, "shutdownGracePeriodSeconds": 20.0},
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the configuration (-want +got):\n%s", diff)
+	}
+	if !strings.Contains(config(changed), "priority: 2000000000\n") {
+		t.Errorf("a number was written in another way:\n%s", config(changed))
+	}
+	if cmp.Equal(template(plain)["metadata"], template(changed)["metadata"]) {
+		t.Error("a change of the configuration does not change the pods, so no node gets it")
+	}
+	pod := template(changed)["spec"].(values)
+	if diff := cmp.Diff(values{"kubernetes.io/os": "linux", "pool": "big"}, pod["nodeSelector"]); diff != "" {
+		t.Errorf("the nodes (-want +got):\n%s", diff)
+	}
+	tolerations := pod["tolerations"].([]any)
+	if len(tolerations) != 2 || tolerations[1].(values)["key"] != "gpu" {
+		t.Errorf("the tolerations are %v", tolerations)
+	}
+}
+
 // normalize removes from an object what may differ.
 func normalize(object values) {
 	metadata := object["metadata"].(values)
@@ -156,6 +256,27 @@ func normalize(object values) {
 	switch object["kind"] {
 	case "PersistentVolumeClaim":
 		delete(metadata, "annotations")
+	case "ConfigMap":
+		data := object["data"].(values)
+		var config values
+		if err := yaml.UnmarshalStrict([]byte(data["config.yaml"].(string)), &config); err != nil {
+			panic(err)
+		}
+		data["config.yaml"] = config
+	case "DaemonSet":
+		template := object["spec"].(values)["template"].(values)
+		delete(template["metadata"].(values), "annotations")
+		pod := template["spec"].(values)
+		for _, container := range append(slices.Clone(pod["initContainers"].([]any)), pod["containers"].([]any)...) {
+			c := container.(values)
+			c["image"] = strings.TrimSuffix(c["image"].(string), ":v1")
+			delete(c, "imagePullPolicy")
+		}
+		for _, volume := range pod["volumes"].([]any) {
+			if config, ok := volume.(values)["configMap"].(values); ok {
+				config["name"] = "haulout-node-agent" // kustomize adds a hash
+			}
+		}
 	case "Deployment":
 		pod := object["spec"].(values)["template"].(values)["spec"].(values)
 		container := pod["containers"].([]any)[0].(values)
@@ -291,18 +412,25 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 		with values
 		want string
 	}{
-		"no image":                 {nil, "image.repository is required"},
-		"replicas without etcd":    {image(values{"replicas": 3}), "/etcd/servers"},
-		"no replica":               {image(values{"replicas": 0}), "/replicas"},
-		"an unknown value":         {image(values{"replicaCount": 3}), "replicaCount"},
-		"an unknown nested value":  {image(values{"storage": values{"class": "fast"}}), "class"},
-		"a size that is none":      {image(values{"storage": values{"size": "much"}}), "/storage/size"},
-		"a digest that is none":    {image(values{"image": values{"digest": "latest"}}), "/image/digest"},
-		"an argument without --":   {image(values{"extraArgs": []any{"v=4"}}), "/extraArgs/0"},
-		"a memory limit of Go":     {image(values{"goMemoryLimit": "4Gi"}), "/goMemoryLimit"},
-		"a switch that is a text":  {image(values{"networkPolicy": values{"enabled": "no"}}), "/networkPolicy/enabled"},
-		"servers that are a text":  {image(values{"etcd": values{"servers": "https://a:2379"}}), "/etcd/servers"},
-		"a pull policy of no kind": {image(values{"image": values{"pullPolicy": "Sometimes"}}), "/image/pullPolicy"},
+		"no image":                {nil, "image.repository is required"},
+		"replicas without etcd":   {image(values{"replicas": 3}), "/etcd/servers"},
+		"no replica":              {image(values{"replicas": 0}), "/replicas"},
+		"an unknown value":        {image(values{"replicaCount": 3}), "replicaCount"},
+		"an unknown nested value": {image(values{"storage": values{"class": "fast"}}), "class"},
+		"a size that is none":     {image(values{"storage": values{"size": "much"}}), "/storage/size"},
+		"a digest that is none":   {image(values{"image": values{"digest": "latest"}}), "/image/digest"},
+		"an argument without --":  {image(values{"extraArgs": []any{"v=4"}}), "/extraArgs/0"},
+		"a memory limit of Go":    {image(values{"goMemoryLimit": "4Gi"}), "/goMemoryLimit"},
+		"a switch that is a text": {image(values{"networkPolicy": values{"enabled": "no"}}), "/networkPolicy/enabled"},
+		"servers that are a text": {image(values{"etcd": values{"servers": "https://a:2379"}}), "/etcd/servers"},
+		"a node agent without image": {
+			nodeAgent(values{"image": values{}}), "nodeAgent.image.repository is required",
+		},
+		"a pull policy of the node agent": {
+			nodeAgent(values{"image": values{"pullPolicy": "Sometimes"}}), "/nodeAgent/image/pullPolicy",
+		},
+		"an unknown value of the node agent": {nodeAgent(values{"image": values{}, "kubelet": "x"}), "kubelet"},
+		"a pull policy of no kind":           {image(values{"image": values{"pullPolicy": "Sometimes"}}), "/image/pullPolicy"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := render(t, load(t), "haulout-system", test.with)
@@ -314,7 +442,7 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 }
 
 func TestLint(t *testing.T) {
-	for name, with := range map[string]values{"defaults": {}, "three replicas": external(3)} {
+	for name, with := range map[string]values{"defaults": {}, "three replicas": external(3), "node agent": nodeAgent(nil)} {
 		for _, message := range lint.RunAll(filepath.Join(root, "charts", "haulout"), with, "haulout-system").Messages {
 			// It would be an address; there is none.
 			if strings.Contains(message.Error(), "icon is recommended") {
@@ -344,13 +472,13 @@ func TestPackage(t *testing.T) {
 		if packed.Metadata.AppVersion != version {
 			t.Errorf("got the appVersion %s, want %s", packed.Metadata.AppVersion, version)
 		}
-		got, err := render(t, packed, "haulout-system", image(nil))
+		got, err := render(t, packed, "haulout-system", nodeAgent(nil))
 		if err != nil {
 			t.Fatal(err)
 		}
 		source := load(t)
 		source.Metadata.Version, source.Metadata.AppVersion = packed.Metadata.Version, version
-		unpacked, err := render(t, source, "haulout-system", image(nil))
+		unpacked, err := render(t, source, "haulout-system", nodeAgent(nil))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,12 +10,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/*
-The objects of a file of artifacts/base, in the namespace of the release. It takes the root, the
-name of the file, and annotations for its objects.
+The objects of a file of artifacts/base, in the namespace of the release, or of another folder of
+artifacts. It takes the root, the name of the file, and annotations for its objects.
 */}}
 {{- define "haulout.objects" -}}
 {{- $root := index . 0 }}
-{{- $file := printf "files/base/%s.yaml" (index . 1) }}
+{{- $name := index . 1 }}
+{{- $file := printf "files/%s.yaml" (contains "/" $name | ternary $name (printf "base/%s" $name)) }}
 {{- $annotations := index . 2 }}
 {{- $text := $root.Files.Get $file | required (printf "the chart has no %s; package it with make chart" $file) }}
 {{- range $document := splitList "\n---\n" $text }}
@@ -39,5 +40,15 @@ name of the file, and annotations for its objects.
 {{- printf "%s@%s" $repository . }}
 {{- else }}
 {{- printf "%s:%s" $repository (.Values.image.tag | default .Chart.AppVersion) }}
+{{- end }}
+{{- end }}
+
+{{- define "haulout.nodeAgentImage" -}}
+{{- $image := .Values.nodeAgent.image }}
+{{- $repository := required "nodeAgent.image.repository is required: no image is published, make image builds one" $image.repository }}
+{{- with $image.digest }}
+{{- printf "%s@%s" $repository . }}
+{{- else }}
+{{- printf "%s:%s" $repository ($image.tag | default .Chart.AppVersion) }}
 {{- end }}
 {{- end }}
