@@ -384,6 +384,52 @@ func TestCompleteOlder(t *testing.T) {
 	}
 }
 
+// Each reboot makes a maintenance. Of those that are over, the newest is left.
+func TestOlderMaintenancesAreDeleted(t *testing.T) {
+	const boot2, boot3, boot4, boot5 = "aaaaaaaa-2fa1-11d2-883f-0016d3cca427", "bbbbbbbb-2fa1-11d2-883f-0016d3cca427",
+		"cccccccc-2fa1-11d2-883f-0016d3cca427", "dddddddd-2fa1-11d2-883f-0016d3cca427"
+	completed := stage(maintenancev1alpha1.NodeMaintenanceStageComplete)
+	created := func(hour int) func(*maintenancev1alpha1.NodeMaintenance) {
+		return func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm.CreationTimestamp = metav1.Date(2026, 1, 1, hour, 0, 0, 0, time.UTC)
+		}
+	}
+	oldest, middle := own(ofBoot(boot4), created(1), completed), own(ofBoot(boot2), created(2), completed)
+	last := own(ofBoot(boot3), created(3))
+	jane, here := own(ofBoot(boot5), created(0), completed, byUser("jane")), own(created(0), completed)
+	a := newAPI(t, oldest, middle, last, jane, here)
+	if n, err := a.client.CompleteOlder(t.Context(), boot); n != 1 || err != nil {
+		t.Errorf("CompleteOlder() = %d, %v, want 1", n, err)
+	}
+	for _, nm := range []*maintenancev1alpha1.NodeMaintenance{oldest, middle} {
+		if a.maintenance(nm.Name) != nil {
+			t.Errorf("%s is still there", nm.Name)
+		}
+	}
+	for _, nm := range []*maintenancev1alpha1.NodeMaintenance{last, jane, here} {
+		if a.maintenance(nm.Name) == nil {
+			t.Errorf("%s is gone", nm.Name)
+		}
+	}
+	if n, err := a.client.CompleteOlder(t.Context(), boot); n != 0 || err != nil || a.maintenance(last.Name) == nil {
+		t.Errorf("the second CompleteOlder() = %d, %v; the newest is there: %t", n, err, a.maintenance(last.Name) != nil)
+	}
+}
+
+func TestADeletionThatFailsIsNamed(t *testing.T) {
+	completed := stage(maintenancev1alpha1.NodeMaintenanceStageComplete)
+	a := newAPI(t, own(ofBoot(otherBoot), completed), own(ofBoot("aaaaaaaa-2fa1-11d2-883f-0016d3cca427"), completed))
+	a.before = func(verb, _ string) *apierrors.StatusError {
+		if verb == http.MethodDelete {
+			return apierrors.NewInternalError(errors.New("etcd"))
+		}
+		return nil
+	}
+	if n, err := a.client.CompleteOlder(t.Context(), boot); n != 0 || err == nil {
+		t.Errorf("CompleteOlder() = %d, %v, want an error", n, err)
+	}
+}
+
 func TestCompleteOlderContinuesAfterAnError(t *testing.T) {
 	const boot2 = "aaaaaaaa-2fa1-11d2-883f-0016d3cca427"
 	first := own(ofBoot(otherBoot))

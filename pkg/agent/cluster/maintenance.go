@@ -17,10 +17,13 @@ limitations under the License.
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
@@ -122,8 +125,7 @@ func (c *Client) mayAdopt(ctx context.Context, old, want *maintenancev1alpha1.No
 	return err
 }
 
-// remove deletes the completed maintenance of an earlier shutdown of this boot: a stage never moves
-// back.
+// remove deletes the completed maintenance of an earlier shutdown.
 func (c *Client) remove(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
 	if nm.DeletionTimestamp != nil {
 		return nil
@@ -246,33 +248,55 @@ func (c *Client) isOwn(ctx context.Context, nm *maintenancev1alpha1.NodeMaintena
 	return c.requestedBySelf(ctx, nm)
 }
 
-// CompleteOlder completes the maintenances of earlier boots.
+// CompleteOlder completes the maintenances of earlier boots, and deletes all but the newest of those
+// that were completed before: otherwise each reboot would leave one.
 func (c *Client) CompleteOlder(ctx context.Context, bootID string) (completed int, err error) {
-	var errs []error
+	older, errs := c.listOlder(ctx, bootID)
+	if len(older) == 0 {
+		return 0, errors.Join(errs...)
+	}
+	newest := slices.MaxFunc(older, func(a, b *maintenancev1alpha1.NodeMaintenance) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
+	})
+	for _, nm := range older {
+		switch {
+		case !maintenancev1alpha1.IsEnding(nm):
+			if err := c.Complete(ctx, refOf(nm)); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			completed++
+		case nm != newest:
+			if err := c.remove(ctx, nm); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return completed, errors.Join(errs...)
+}
+
+// listOlder returns this agent's maintenances of earlier boots, and what has failed on the way.
+func (c *Client) listOlder(ctx context.Context, bootID string) (older []*maintenancev1alpha1.NodeMaintenance, errs []error) {
 	options := metav1.ListOptions{Limit: pageSize}
 	for {
 		page, err := c.maintenances.List(ctx, options)
 		if err != nil {
-			return completed, errors.Join(append(errs, fmt.Errorf("list NodeMaintenances: %w", err))...)
+			return older, append(errs, fmt.Errorf("list NodeMaintenances: %w", err))
 		}
 		for i := range page.Items {
 			nm := &page.Items[i]
-			if nm.Annotations[maintenancev1alpha1.AnnotationBootID] == bootID || maintenancev1alpha1.IsEnding(nm) {
+			if nm.Annotations[maintenancev1alpha1.AnnotationBootID] == bootID {
 				continue
 			}
 			own, err := c.isOwn(ctx, nm)
-			if err == nil && own {
-				err = c.Complete(ctx, refOf(nm))
-			}
-			switch {
-			case err != nil:
+			if err != nil {
 				errs = append(errs, err)
-			case own:
-				completed++
+			} else if own {
+				older = append(older, nm.DeepCopy()) // not the whole page
 			}
 		}
 		if page.Continue == "" {
-			return completed, errors.Join(errs...)
+			return older, errs
 		}
 		options.Continue = page.Continue
 	}

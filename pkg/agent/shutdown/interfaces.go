@@ -113,7 +113,7 @@ type Cluster interface {
 	// does not exist, or exists with another UID, is no error. An empty UID matches any.
 	Complete(ctx context.Context, ref state.MaintenanceRef) error
 	// CompleteOlder completes the maintenances that this agent created in other boots, and returns
-	// how many they were.
+	// how many they were. It may delete those that were completed before.
 	CompleteOlder(ctx context.Context, bootID string) (completed int, err error)
 	// SetCondition writes a condition of the node. A zero LastTransitionTime is filled in: it
 	// changes only with the status.
