@@ -17,13 +17,14 @@ limitations under the License.
 package shutdown
 
 import (
+	"math"
 	"time"
 
 	"haulout.dev/haulout/pkg/agent/state"
 )
 
 // The wall clock can be set during a shutdown, so the manager keeps the deadline on the monotonic
-// clock. Only after a restart of the agent it has to trust a stored time, within limits.
+// clock, which a process cannot hand on. What is stored is the time since the boot.
 
 // remainingOf returns the time until the deadline of a machine, as the wall clock shows it now. A
 // deadline that is over when it is seen first says nothing: the machine still runs, so the clock
@@ -46,13 +47,17 @@ func remainingOf(machine *MachineState, wall time.Time, longest time.Duration) t
 
 // remainingOfStored returns the time until a stored deadline. ok is false if the deadline says
 // nothing: there is none, or it is over and the machine still runs, so it belongs to another
-// shutdown, or the clock was set forward. If the clock was set back, the time is not longer than
-// it was when the shutdown began.
-func remainingOfStored(signal *state.Signal, wall time.Time, longest time.Duration) (remaining time.Duration, ok bool) {
+// shutdown. Without the time since the boot, the clock on the wall is taken: if that was set
+// forward, the deadline may be over, too, and if it was set back, the time is not longer than it was
+// when the shutdown began.
+func remainingOfStored(signal *state.Signal, wall time.Time, sinceBoot, longest time.Duration) (remaining time.Duration, ok bool) {
 	if signal.Deadline.IsZero() {
 		return 0, false
 	}
 	remaining = signal.Deadline.Sub(wall)
+	if signal.DeadlineSinceBoot > 0 && sinceBoot > 0 {
+		remaining = signal.DeadlineSinceBoot - sinceBoot
+	}
 	if remaining <= 0 {
 		return 0, false
 	}
@@ -60,4 +65,15 @@ func remainingOfStored(signal *state.Signal, wall time.Time, longest time.Durati
 		remaining = min(remaining, whole)
 	}
 	return min(remaining, longest), true
+}
+
+// Resumed returns when a shutdown that was stored in this boot began, and its deadline, as the clock
+// on the wall shows them now.
+func Resumed(signal state.Signal, now time.Time, sinceBoot time.Duration) (since, deadline time.Time) {
+	remaining, ok := remainingOfStored(&signal, now, sinceBoot, math.MaxInt64)
+	if !ok {
+		return time.Time{}, time.Time{}
+	}
+	deadline = now.Add(remaining)
+	return deadline.Add(signal.Time.Sub(signal.Deadline)), deadline
 }

@@ -120,7 +120,9 @@ type input struct {
 	machine MachineState
 	// now, deadline and the other times are on the monotonic clock; wall is what a clock on the
 	// wall shows, for the times that are stored.
+	// sinceBoot is the time since the boot, for the same.
 	now, wall time.Time
+	sinceBoot time.Duration
 	// deadline is set during a shutdown. unknownFor is how long the machine has not answered since
 	// the agent started, vanishedFor how long a shutdown that the agent works on is gone.
 	deadline                time.Time
@@ -347,8 +349,10 @@ func (d *decision) detect(in *input) {
 		st.Local, st.Killed = nil, nil
 	}
 	st.Phase, st.Maintenance = state.Detected, nil
-	st.Signal = state.Signal{
-		Kind: in.machine.Kind, Time: in.wall, Deadline: in.wall.Add(in.deadline.Sub(in.now)),
+	left := in.deadline.Sub(in.now)
+	st.Signal = state.Signal{Kind: in.machine.Kind, Time: in.wall, Deadline: in.wall.Add(left)}
+	if in.sinceBoot > 0 {
+		st.Signal.DeadlineSinceBoot = in.sinceBoot + left
 	}
 	d.outcome, d.why = outcomeNone, ""
 	d.event(corev1.EventTypeNormal, EventDetected, "%s: pods have until %s to leave",

@@ -82,6 +82,9 @@ type Config struct {
 	// Wall returns the time for what is stored and shown, without a monotonic part. The default is
 	// the system's clock, which can be set at any time; periods do not depend on it.
 	Wall func() time.Time
+	// SinceBoot returns how long ago the machine has booted, for the deadline that is stored. The
+	// default is state.SinceBoot.
+	SinceBoot func() time.Duration
 }
 
 // Status is what the manager does, for people.
@@ -161,6 +164,9 @@ func New(config Config) (*Manager, error) {
 	}
 	if config.Wall == nil {
 		config.Wall = func() time.Time { return time.Now().Round(0) }
+	}
+	if config.SinceBoot == nil {
+		config.SinceBoot = state.SinceBoot
 	}
 	m := &Manager{
 		config: config,
@@ -338,7 +344,7 @@ func (m *Manager) gather() *input {
 	m.keepDeadline(&machine, pending, now, wall)
 	in := &input{
 		state: m.state, news: m.news, machine: machine,
-		now: now, wall: wall, deadline: m.deadline,
+		now: now, wall: wall, sinceBoot: m.config.SinceBoot(), deadline: m.deadline,
 		priorities: m.config.Pods.Priorities(),
 		api:        m.api,
 		local:      localFacts{running: m.engine.running(), asking: m.engine.asking != nil, final: m.final},
@@ -380,7 +386,7 @@ func (m *Manager) keepDeadline(machine *MachineState, pending bool, now, wall ti
 		m.deadline = now.Add(longest)
 		m.api = apiFacts{since: now}
 		if m.resumedHere {
-			if remaining, ok := remainingOfStored(&m.state.Signal, wall, longest); ok {
+			if remaining, ok := remainingOfStored(&m.state.Signal, wall, m.config.SinceBoot(), longest); ok {
 				m.deadline = now.Add(remaining)
 			}
 		}

@@ -435,6 +435,26 @@ func TestClockIsSet(t *testing.T) {
 	}
 }
 
+// A new process has no monotonic clock in common with the one that saw the shutdown begin.
+func TestClockIsSetAndTheAgentRestarted(t *testing.T) {
+	for name, d := range map[string]time.Duration{
+		"back": -24 * time.Hour, "forward": 24 * time.Hour, "back a little": -2 * time.Minute, "forward a little": 2 * time.Minute,
+	} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, func(w *world) { w.mode, w.engineOK = apiDown, false }, func(w *world) {
+				w.request()
+				w.wait(time.Minute)
+				w.set(func() { w.process.crash() })
+				w.jump(d)
+				w.wait(3 * time.Minute)
+				expect(t, "releases", 0, len(w.releases))
+				w.wait(2 * time.Minute)
+				expect(t, "releases", []string{"3 alive, 1s left"}, w.releases)
+			})
+		})
+	}
+}
+
 // damagedStore has nothing to load.
 type damagedStore struct {
 	Store

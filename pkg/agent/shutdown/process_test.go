@@ -54,6 +54,11 @@ func (w *world) start() *process {
 	return p
 }
 
+// sinceBoot is a clock that nobody sets.
+func sinceBoot() time.Duration {
+	return time.Since(time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC))
+}
+
 func (p *process) config() Config {
 	c := Config{
 		NodeName: "worker-1", BootID: p.world.bootID, Version: "v1", Machine: p, Cluster: p, Pods: p, Store: p, Local: p,
@@ -62,7 +67,7 @@ func (p *process) config() Config {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			return p.wall()
-		},
+		}, SinceBoot: sinceBoot,
 	}
 	if p.configure != nil {
 		p.configure(&c)
@@ -99,8 +104,8 @@ func (p *process) kill() {
 func (p *process) crash() {
 	p.dead = true
 	p.crashed = time.Now()
-	if p.jumped || p.diskFull {
-		// The stored deadline is on a clock that was set, or missing: it may be missed.
+	if p.diskFull {
+		// The stored deadline may be missing: it may be missed.
 		p.unsettled = true
 	}
 	if p.diskFull && !p.kubelet {
@@ -172,9 +177,9 @@ func (p *process) Run(ctx context.Context, changed func()) error {
 			if !known {
 				// As far as a new process knows, unless it has stored another one.
 				p.deadline = p.wall().Add(p.delay)
-				real := p.wall().Add(time.Until(p.world.deadline))
+				real := sinceBoot() + time.Until(p.world.deadline)
 				p.unsettled = p.unsettled || !active(p.disk.Phase) || p.disk.BootID != p.world.bootID ||
-					p.disk.Signal.Deadline.Sub(real).Abs() > time.Second
+					(p.disk.Signal.DeadlineSinceBoot-real).Abs() > time.Second
 			}
 		case !p.pending:
 			p.seen, p.lock = false, p.lock || !p.down

@@ -116,7 +116,6 @@ type world struct {
 	// crashAfter is a phase after which, once it is stored, the process crashes one time.
 	crashAfter state.Phase
 	crashed    time.Time
-	jumped     bool
 	unsettled  bool
 	// amnesia: an agent that could not store that it has stopped the kubelet was killed.
 	amnesia bool
@@ -261,7 +260,7 @@ func (w *world) request() {
 		return
 	}
 	w.pending, w.forgotten, w.deadline = true, false, time.Now().Add(w.delay)
-	w.jumped, w.unsettled = false, false
+	w.unsettled = false
 }
 
 // vanish ends a pending shutdown by a cancellation, or because logind forgets it.
@@ -286,10 +285,6 @@ func (w *world) jump(d time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.wallOffset += d
-	w.jumped = true
-	if w.process.dead || !w.process.known {
-		w.unsettled = true
-	}
 }
 
 // create stores a maintenance in stage Drain.

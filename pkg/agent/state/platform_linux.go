@@ -20,6 +20,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -38,6 +39,16 @@ func BootID() (string, error) {
 		return "", fmt.Errorf("%s is empty: must have the ID of the boot", bootIDFile)
 	}
 	return id, nil
+}
+
+// SinceBoot returns how long ago the machine has booted. It does not depend on the clock on the
+// wall, and counts the time in which the machine was suspended.
+func SinceBoot() time.Duration {
+	var now unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
+		return 0 // since Linux 2.6.39 there is this clock
+	}
+	return time.Duration(now.Nano())
 }
 
 func lockFile(file *os.File) error {

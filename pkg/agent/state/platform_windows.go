@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/windows"
@@ -85,6 +86,12 @@ func createVolatileKey(root registry.Key, path string) error {
 		return windows.Errno(status)
 	}
 	return windows.RegCloseKey(handle)
+}
+
+// SinceBoot returns how long ago the machine has booted. It does not depend on the clock on the
+// wall, and counts the time in which the machine was suspended.
+func SinceBoot() time.Duration {
+	return windows.DurationSinceBoot()
 }
 
 func lockFile(file *os.File) error {

@@ -85,6 +85,9 @@ type Signal struct {
 	Time time.Time `json:"time,omitzero"`
 	// Deadline is when the machine goes down whatever the agent does.
 	Deadline time.Time `json:"deadline,omitzero"`
+	// DeadlineSinceBoot is the same on the clock that runs since the machine has booted and that
+	// nobody can set, see SinceBoot. 0 if it is not known.
+	DeadlineSinceBoot time.Duration `json:"deadlineSinceBoot,omitempty"`
 }
 
 // MaintenanceRef identifies a NodeMaintenance.
