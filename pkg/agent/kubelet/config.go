@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -42,7 +43,9 @@ type configuration struct {
 	StaticPodPath                    string          `json:"staticPodPath"`
 	StaticPodURL                     string          `json:"staticPodURL"`
 	ShutdownGracePeriod              metav1.Duration `json:"shutdownGracePeriod"`
+	ShutdownGracePeriodCriticalPods  metav1.Duration `json:"shutdownGracePeriodCriticalPods"`
 	ShutdownGracePeriodByPodPriority []struct {
+		Priority                   int32 `json:"priority"`
 		ShutdownGracePeriodSeconds int64 `json:"shutdownGracePeriodSeconds"`
 	} `json:"shutdownGracePeriodByPodPriority"`
 	HealthzPort              *int32          `json:"healthzPort"`
@@ -165,20 +168,35 @@ func (c *configuration) override(flags map[string]string) error {
 	return nil
 }
 
-// shutsDownGracefully reports whether the kubelet delays shutdowns itself.
-func (c *configuration) shutsDownGracefully() bool {
+// criticalPriority is the priority from which shutdownGracePeriodCriticalPods counts.
+const criticalPriority = 2000000000
+
+// gracefulShutdown returns the fields with which the kubelet delays shutdowns itself, and the
+// seconds of each priority.
+func (c *configuration) gracefulShutdown() (fields []string, table map[int32]int64) {
 	if on, ok := c.FeatureGates[shutdownFeature]; ok && !on {
-		return false
+		return nil, nil
 	}
-	if c.ShutdownGracePeriod.Duration > 0 {
-		return true
-	}
+	table = map[int32]int64{}
+	total := int64(0)
 	for _, entry := range c.ShutdownGracePeriodByPodPriority {
-		if entry.ShutdownGracePeriodSeconds > 0 {
-			return true
-		}
+		table[entry.Priority] = entry.ShutdownGracePeriodSeconds
+		total += entry.ShutdownGracePeriodSeconds
 	}
-	return false
+	if total > 0 {
+		return []string{"shutdownGracePeriodByPodPriority"}, table
+	}
+	if c.ShutdownGracePeriod.Duration <= 0 {
+		return nil, nil
+	}
+	fields = []string{"shutdownGracePeriod"}
+	if c.ShutdownGracePeriodCriticalPods.Duration > 0 {
+		fields = append(fields, "shutdownGracePeriodCriticalPods")
+	}
+	return fields, map[int32]int64{
+		0:                int64((c.ShutdownGracePeriod.Duration - c.ShutdownGracePeriodCriticalPods.Duration) / time.Second),
+		criticalPriority: int64(c.ShutdownGracePeriodCriticalPods.Duration / time.Second),
+	}
 }
 
 // parseFlags returns the values of the flags in a command line, without the program's name. The

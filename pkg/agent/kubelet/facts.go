@@ -49,8 +49,10 @@ type Facts struct {
 	StaticPodPath string
 	// StaticPodURL: the kubelet also reads static pods from a URL.
 	StaticPodURL bool
-	// ShutdownGrace: the kubelet has a graceful node shutdown of its own.
-	ShutdownGrace bool
+	// ShutdownFields are the fields that give the kubelet a graceful node shutdown of its own; none
+	// if it has none. ShutdownTable has the seconds of each priority in it.
+	ShutdownFields []string
+	ShutdownTable  map[int32]int64
 	// HealthzAddress is the host and port of the endpoint /healthz; empty if it is disabled.
 	HealthzAddress string
 	// CgroupDriver is "cgroupfs" or "systemd". The runtime may tell the kubelet to use the other
@@ -100,10 +102,12 @@ func discover(configPath string, args []string, dir string) (Facts, error) {
 	if err != nil {
 		return Facts{}, err
 	}
+	fields, table := config.gracefulShutdown()
 	return Facts{
 		StaticPodPath:            absolute(strings.TrimRight(config.StaticPodPath, string(os.PathSeparator)), dir),
 		StaticPodURL:             config.StaticPodURL != "",
-		ShutdownGrace:            config.shutsDownGracefully(),
+		ShutdownFields:           fields,
+		ShutdownTable:            table,
 		HealthzAddress:           config.healthzAddress(),
 		CgroupDriver:             or(config.CgroupDriver, defaultCgroupDriver),
 		ContainerRuntimeEndpoint: or(config.ContainerRuntimeEndpoint, defaultRuntimeEndpoint),

@@ -57,6 +57,9 @@ func defaults(mods ...func(*Facts)) Facts {
 
 func TestDiscover(t *testing.T) {
 	const manifests = "/etc/kubernetes/manifests"
+	shutsDown := func(field string, table map[int32]int64) func(*Facts) {
+		return func(f *Facts) { f.ShutdownFields, f.ShutdownTable = []string{field}, table }
+	}
 	static := func(path string) func(*Facts) { return func(f *Facts) { f.StaticPodPath = path } }
 	for name, tc := range map[string]struct {
 		files map[string]string
@@ -77,7 +80,8 @@ unknownField: {a: b}
 `},
 			args: []string{"--config=DIR/config.yaml"},
 			want: Facts{
-				StaticPodPath: manifests, StaticPodURL: true, ShutdownGrace: true, HealthzAddress: "127.0.0.1:10999",
+				StaticPodPath: manifests, StaticPodURL: true, HealthzAddress: "127.0.0.1:10999",
+				ShutdownFields: []string{"shutdownGracePeriod"}, ShutdownTable: map[int32]int64{0: 30, criticalPriority: 0},
 				CgroupDriver: "systemd", ContainerRuntimeEndpoint: "unix:///run/crio/crio.sock", NodeName: "node-7",
 			},
 		},
@@ -118,7 +122,8 @@ unknownField: {a: b}
 				"d/99-ignored.yml": "no kubelet configuration",
 			},
 			args: []string{"--config=DIR/config.yaml", "--config-dir=DIR/d"},
-			want: defaults(static("/later"), func(f *Facts) { f.CgroupDriver, f.ShutdownGrace = "systemd", true }),
+			want: defaults(static("/later"), shutsDown("shutdownGracePeriod", map[int32]int64{0: 10, criticalPriority: 0}),
+				func(f *Facts) { f.CgroupDriver = "systemd" }),
 		},
 		"a path relative to the file": {
 			files: map[string]string{"config.yaml": header + "staticPodPath: manifests\n"},
@@ -133,7 +138,15 @@ unknownField: {a: b}
 		"an own shutdown by priorities": {
 			files: map[string]string{"config.yaml": header + "shutdownGracePeriodByPodPriority: [{priority: 0, shutdownGracePeriodSeconds: 5}]\n"},
 			args:  []string{"--config=DIR/config.yaml"},
-			want:  defaults(func(f *Facts) { f.ShutdownGrace = true }),
+			want:  defaults(shutsDown("shutdownGracePeriodByPodPriority", map[int32]int64{0: 5})),
+		},
+		"an own shutdown with time for critical pods": {
+			files: map[string]string{"config.yaml": header + "shutdownGracePeriod: 30s\nshutdownGracePeriodCriticalPods: 10s\n"},
+			args:  []string{"--config=DIR/config.yaml"},
+			want: defaults(func(f *Facts) {
+				f.ShutdownFields = []string{"shutdownGracePeriod", "shutdownGracePeriodCriticalPods"}
+				f.ShutdownTable = map[int32]int64{0: 20, criticalPriority: 10}
+			}),
 		},
 		"an own shutdown without time": {
 			files: map[string]string{"config.yaml": header + "shutdownGracePeriodByPodPriority: [{priority: 0, shutdownGracePeriodSeconds: 0}]\n"},
