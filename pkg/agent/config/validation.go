@@ -179,7 +179,11 @@ var unitName = regexp.MustCompile(`^[A-Za-z0-9:_.\\@-]+\.service$`)
 
 func validateChoices(c *v1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
 	var errs field.ErrorList
-	errs = append(errs, oneOf(field.NewPath("localEngine"), c.LocalEngine, v1alpha1.LocalEngineCRI, v1alpha1.LocalEngineNone)...)
+	engines := []v1alpha1.LocalEngine{v1alpha1.LocalEngineCRI, v1alpha1.LocalEngineKubeletBus, v1alpha1.LocalEngineNone}
+	if goos == "windows" {
+		engines = []v1alpha1.LocalEngine{v1alpha1.LocalEngineCRI, v1alpha1.LocalEngineNone}
+	}
+	errs = append(errs, oneOf(field.NewPath("localEngine"), c.LocalEngine, engines...)...)
 	errs = append(errs, oneOf(field.NewPath("onForgottenShutdown"), c.OnForgottenShutdown,
 		v1alpha1.ForgottenShutdownKeep, v1alpha1.ForgottenShutdownCancel)...)
 	service := field.NewPath("kubeletService")

@@ -200,7 +200,14 @@ func TestValidate(t *testing.T) {
 		"an unknown engine": {
 			modify: []modifier{set(engine, "cri")},
 			want:   []string{"localEngine FieldValueNotSupported"},
-			text:   `"CRI", "None"`,
+			text:   `"CRI", "KubeletBus", "None"`,
+		},
+		"the engine of the kubelet": {modify: []modifier{set(engine, string(v1alpha1.LocalEngineKubeletBus))}},
+		"the engine of the kubelet on Windows": {
+			windows: true,
+			modify:  []modifier{set(engine, string(v1alpha1.LocalEngineKubeletBus))},
+			want:    []string{"localEngine FieldValueNotSupported"},
+			text:    `"CRI", "None"`,
 		},
 		"an unknown policy": {
 			modify: []modifier{set(forgotten, "Forget")},

@@ -28,6 +28,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/systemd/install"
+	"haulout.dev/haulout/pkg/cmd/nodeagent"
 )
 
 func held(r record) bool { return r.State.LockHeld && len(r.State.Problems) == 0 }
@@ -254,4 +255,50 @@ func (m *machine) status() install.Status {
 		m.t.Fatal(err)
 	}
 	return status
+}
+
+// TestInstallCommand runs what the pod of the DaemonSet runs, with a real systemd.
+func TestInstallCommand(t *testing.T) {
+	m := bootMachine(t)
+	if err := m.service(kubeletUnit).Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	run := func(content string) (string, error) {
+		t.Helper()
+		content = "apiVersion: nodeagent.haulout.dev/v1alpha1\nkind: NodeAgentConfiguration\n" + content
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		cmd := nodeagent.NewCommand()
+		cmd.SetArgs([]string{"install", "--root=" + m.root, "--config=" + file})
+		cmd.SetOut(&out)
+		cmd.SetErr(&out)
+		err := cmd.ExecuteContext(t.Context())
+		return out.String(), err
+	}
+	for _, step := range []struct{ name, config, want string }{
+		{"the first time", "maxShutdownDelay: 7m\n", "is installed and runs"},
+		{"again", "maxShutdownDelay: 7m\n", "was up to date"},
+		{"with another engine", "maxShutdownDelay: 7m\nlocalEngine: KubeletBus\n", "is installed and runs"},
+	} {
+		out, err := run(step.config)
+		if err != nil || !strings.Contains(out, step.want) {
+			t.Fatalf("%s: %v, the output is %q, want %q", step.name, err, out, step.want)
+		}
+		m.until("the lock is held", held)
+		installed, err := os.ReadFile(m.root + "/etc/haulout-node-agent/config.yaml")
+		if err != nil || !strings.HasSuffix(string(installed), step.config) {
+			t.Errorf("%s: the configuration is %q, %v", step.name, installed, err)
+		}
+	}
+	if !m.kubeletHasBus() {
+		t.Error("the kubelet has no bus")
+	}
+	before := m.status()
+	out, err := run("maxShutdownDelay: 7d\n")
+	if after := m.status(); err == nil || !strings.Contains(err.Error(), "7d") || after.MainPID != before.MainPID {
+		t.Errorf("a wrong configuration: %v, the output is %q, the status was %+v and is %+v", err, out, before, after)
+	}
 }

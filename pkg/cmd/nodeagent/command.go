@@ -45,6 +45,7 @@ maintenances.`,
 	s := platformServices()
 	cmd.AddCommand(newRunCommand(o), newInstallCommand(o, s), newUninstallCommand(o, s), newStatusCommand(o), newStaticCommand(o), newConfigCommand(o),
 		newWaitCommand())
+	cmd.AddCommand(s.commands...)
 	return cmd
 }
 

@@ -27,7 +27,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/agent/local/kubeletbus"
 	"haulout.dev/haulout/pkg/agent/logind"
+	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/agent/systemd"
 	"haulout.dev/haulout/pkg/agent/systemd/install"
@@ -61,8 +63,12 @@ func runService(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) error {
 		stopped.wait(ctx, signals)
 	}()
 
+	service := systemd.Service{Unit: c.KubeletService}
 	h := &host{
-		machine: machine, kubelet: systemd.Service{Unit: c.KubeletService}, status: notifyStatus(ctx, notifier),
+		machine: machine, kubelet: service, status: notifyStatus(ctx, notifier),
+		kubeletBus: func(fallback shutdown.Local) (kubeletEngine, error) {
+			return kubeletbus.NewEngine(kubeletbus.EngineConfig{Dir: kubeletbus.DefaultDir, Kubelet: service, Fallback: fallback})
+		},
 	}
 	config, node, err := waitForClient(ctx, c, h.status)
 	if err != nil {
@@ -94,7 +100,7 @@ func logindConfig(c *v1alpha1.NodeAgentConfiguration, s *start, files map[string
 		Resume: logind.Resume{LockPath: s.stored.LockPath},
 	}
 	if s.stored.Phase != state.Armed {
-		config.Resume.Since, config.Resume.Deadline = s.stored.Signal.Time, s.stored.Signal.Deadline
+		config.Resume.Since, config.Resume.Deadline = shutdown.Resumed(s.stored.Signal, time.Now(), state.SinceBoot())
 	}
 	if notifier.Supervised() {
 		config.Store = notifier

@@ -29,6 +29,7 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/agent/config"
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/kubelet"
 	"haulout.dev/haulout/pkg/agent/staticpods"
 )
@@ -242,18 +243,46 @@ func TestWarnings(t *testing.T) {
 	if err := os.Symlink(socket, link); err != nil {
 		t.Fatal(err)
 	}
+	own := func(table map[int32]int64, fields ...string) kubelet.Facts {
+		return kubelet.Facts{ShutdownFields: fields, ShutdownTable: table}
+	}
+	same := map[int32]int64{0: 60, 2000000000: 30} // the default table
 	for name, test := range map[string]struct {
-		facts kubelet.Facts
-		want  []string
+		facts  kubelet.Facts
+		engine v1alpha1.LocalEngine
+		want   []string
 	}{
-		"the same endpoint":                {kubelet.Facts{ContainerRuntimeEndpoint: "unix://" + socket}, nil},
-		"the same endpoint without scheme": {kubelet.Facts{ContainerRuntimeEndpoint: socket}, nil},
-		"the same socket by a link":        {kubelet.Facts{ContainerRuntimeEndpoint: "unix://" + link}, nil},
-		"another endpoint":                 {kubelet.Facts{ContainerRuntimeEndpoint: "unix:///run/crio/crio.sock"}, []string{"/run/crio/crio.sock"}},
-		"static pods from a URL":           {kubelet.Facts{StaticPodURL: true}, []string{"URL"}},
+		"the same endpoint":                {facts: kubelet.Facts{ContainerRuntimeEndpoint: "unix://" + socket}},
+		"the same endpoint without scheme": {facts: kubelet.Facts{ContainerRuntimeEndpoint: socket}},
+		"the same socket by a link":        {facts: kubelet.Facts{ContainerRuntimeEndpoint: "unix://" + link}},
+		"another endpoint": {
+			facts: kubelet.Facts{ContainerRuntimeEndpoint: "unix:///run/crio/crio.sock"}, want: []string{"/run/crio/crio.sock"},
+		},
+		"static pods from a URL": {facts: kubelet.Facts{StaticPodURL: true}, want: []string{"URL"}},
+		"a kubelet with its own shutdown": {
+			facts: own(same, "shutdownGracePeriod", "shutdownGracePeriodCriticalPods"),
+			want:  []string{"remove shutdownGracePeriod and shutdownGracePeriodCriticalPods"},
+		},
+		"a kubelet with its own shutdown, and no engine": {
+			facts: own(same, "shutdownGracePeriodByPodPriority"), engine: v1alpha1.LocalEngineNone,
+			want: []string{"remove shutdownGracePeriodByPodPriority"},
+		},
+		"the engine of the kubelet, with the same table": {
+			facts: own(same, "shutdownGracePeriodByPodPriority"), engine: v1alpha1.LocalEngineKubeletBus,
+		},
+		"the engine of the kubelet, with another table": {
+			facts:  own(map[int32]int64{0: 60}, "shutdownGracePeriodByPodPriority"),
+			engine: v1alpha1.LocalEngineKubeletBus, want: []string{"differs from the agent's"},
+		},
+		"the engine of the kubelet, which has no shutdown": {
+			engine: v1alpha1.LocalEngineKubeletBus, want: []string{"set shutdownGracePeriodByPodPriority"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := config.Default()
+			if test.engine != "" {
+				c.LocalEngine = test.engine
+			}
 			c.RuntimeEndpoint = "unix://" + socket
 			got := warnings(c, &test.facts)
 			if len(got) != len(test.want) {

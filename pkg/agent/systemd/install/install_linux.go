@@ -25,6 +25,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -65,6 +66,8 @@ type Options struct {
 	Files []File
 	// KubeletUnit is the kubelet's unit, kubelet.service if empty.
 	KubeletUnit string
+	// KubeletBus: the kubelet gets the agent's bus in place of the system bus.
+	KubeletBus bool
 	// MaxDelay is how long systemd waits for the agent when the system goes down.
 	MaxDelay time.Duration
 }
@@ -101,7 +104,12 @@ func Install(ctx context.Context, o Options) (changed bool, err error) {
 		return false, err
 	}
 	defer client.Close()
-	for _, file := range append(o.Files, File{Path: UnitPath, Content: []byte(unit), Mode: 0o644}) {
+	previous := o.installedProgram()
+	files := append(slices.Clone(o.Files), File{Path: UnitPath, Content: []byte(unit), Mode: 0o644})
+	if o.KubeletBus {
+		files = append(files, o.busFiles()...)
+	}
+	for _, file := range files {
 		written, err := o.write(ctx, file.Path, file.Mode, func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(file.Content)), nil })
 		if err != nil {
 			return changed, err
@@ -112,8 +120,21 @@ func Install(ctx context.Context, o Options) (changed bool, err error) {
 	if err != nil {
 		return changed, err
 	}
+	changed = changed || written
+	if o.KubeletBus {
+		written, err = o.startBus(ctx, client, changed)
+	} else {
+		written, err = o.removeBus(ctx, client)
+	}
+	changed = changed || written
+	if err != nil {
+		return changed, err
+	}
 	started, err := o.start(ctx, client)
-	return changed || written || started, err
+	if err == nil && previous != o.Binary {
+		err = removeAll(o.path(previous))
+	}
+	return changed || started, err
 }
 
 // start enables the unit, and starts or restarts it if the agent does not run with what is
@@ -150,7 +171,8 @@ func (o *Options) start(ctx context.Context, client *systemd.Client) (bool, erro
 	return true, removeAll(o.path(restartMarker))
 }
 
-// Uninstall stops and removes the service: its unit, its program and its configuration of logind.
+// Uninstall stops and removes the service: its unit, its program, the kubelet's bus and the
+// configuration of logind.
 // The agent's own configuration and state stay.
 func Uninstall(ctx context.Context, o Options) error {
 	if err := o.complete(); err != nil {
@@ -175,7 +197,11 @@ func Uninstall(ctx context.Context, o Options) error {
 	if err := client.DisableUnit(ctx, Unit); err != nil {
 		return err
 	}
-	if err := removeAll(o.path(UnitPath), o.path(o.Binary), o.path(restartMarker)); err != nil {
+	// The unit tells where the program is, so it goes after it.
+	if err := removeAll(o.path(o.installedProgram()), o.path(UnitPath), o.path(restartMarker)); err != nil {
+		return err
+	}
+	if _, err := o.removeBus(ctx, client); err != nil {
 		return err
 	}
 	if err := client.Reload(ctx); err != nil {

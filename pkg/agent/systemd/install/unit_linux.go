@@ -18,6 +18,7 @@ package install
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"text/template"
@@ -50,17 +51,40 @@ OOMScoreAdjust=-999
 
 [Install]
 WantedBy=multi-user.target
+
+[X-Haulout]
+# What uninstall removes.
+` + programKey + `{{.Program}}
 `))
+
+// programKey begins the line of the unit file with the path of the program. systemd ignores
+// sections that begin with X-.
+const programKey = "Program="
+
+// installedProgram returns the path of the program that is installed, or the one of the options if
+// the unit does not tell it.
+func (o *Options) installedProgram() string {
+	content, err := os.ReadFile(o.path(UnitPath))
+	if err != nil {
+		return o.Binary
+	}
+	for line := range strings.Lines(string(content)) {
+		if path, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), programKey); ok && filepath.IsAbs(path) {
+			return path
+		}
+	}
+	return o.Binary
+}
 
 // unitFile returns the content of the unit file.
 func unitFile(o *Options) (string, error) {
 	var text strings.Builder
 	err := unitTemplate.Execute(&text, struct {
-		Unit, KubeletUnit string
-		Command           []string
-		StopSeconds       int64
+		Unit, KubeletUnit, Program string
+		Command                    []string
+		StopSeconds                int64
 	}{
-		Unit: Unit, KubeletUnit: o.KubeletUnit,
+		Unit: Unit, KubeletUnit: o.KubeletUnit, Program: o.Binary,
 		Command:     append([]string{o.Binary}, o.Args...),
 		StopSeconds: int64((o.MaxDelay + time.Second - 1) / time.Second),
 	})
@@ -89,8 +113,8 @@ func (o *Options) complete() error {
 			*field = value
 		}
 	}
-	if !filepath.IsAbs(o.Binary) || filepath.Clean(o.Binary) != o.Binary {
-		return fmt.Errorf("path of the program %q: must be absolute and have no . or .. in it", o.Binary)
+	if !filepath.IsAbs(o.Binary) || filepath.Clean(o.Binary) != o.Binary || strings.Contains(o.Binary, "\n") {
+		return fmt.Errorf("path of the program %q: must be absolute, on one line, and have no . or .. in it", o.Binary)
 	}
 	if strings.ContainsAny(o.KubeletUnit, " \t\n%") || filepath.Ext(o.KubeletUnit) == "" {
 		return fmt.Errorf("unit of the kubelet %q: must be the name of one unit with its suffix, like kubelet.service", o.KubeletUnit)
