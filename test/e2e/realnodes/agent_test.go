@@ -45,17 +45,24 @@ const (
 	maxDelay = 90 * time.Second
 )
 
-// agentConfig is the configuration of the agent: three buckets.
+// agentConfig is the configuration of the agent: three buckets, which have agentTable of time.
 const agentConfig = `apiVersion: nodeagent.haulout.dev/v1alpha1
 kind: NodeAgentConfiguration
 kubeconfig: %s
 maxShutdownDelay: %s
 apiGracePeriod: 4s
-shutdownGracePeriodByPodPriority:
+localEngine: %s
+` + agentTable
+
+// agentTable is the same in the configuration of the kubelet.
+const agentTable = `shutdownGracePeriodByPodPriority:
 - {priority: 0, shutdownGracePeriodSeconds: 12}
 - {priority: 10000, shutdownGracePeriodSeconds: 8}
 - {priority: 2000000000, shutdownGracePeriodSeconds: 6}
 `
+
+// tableTime is the time of all buckets.
+const tableTime = 26 * time.Second
 
 // staticPod is the manifest of a static pod.
 const staticPod = `apiVersion: v1
@@ -85,13 +92,21 @@ func TestNodeAgent(t *testing.T) {
 	t.Run("static pods stay parked", func(t *testing.T) { testStaticPods(t, m) })
 	t.Run("shutdown without the API", func(t *testing.T) { testOffline(t, m) })
 	t.Run("the API returns in a shutdown", func(t *testing.T) { testAPIReturns(t, m) })
+	t.Run("a drain that is blocked", func(t *testing.T) { testBlocked(t, m) })
+	t.Run("the kubelet ends the pods", func(t *testing.T) { testKubeletBus(t, m) })
+	t.Run("the installer", func(t *testing.T) { testInstaller(t, m) })
 }
 
 // startAgent starts the agent and waits until it holds the lock and the API knows of it.
 func startAgent(t *testing.T, m *machine) {
 	t.Helper()
+	startAgentWith(t, m, maxDelay, "CRI")
+}
+
+func startAgentWith(t *testing.T, m *machine, delay time.Duration, engine string) {
+	t.Helper()
 	config := filepath.Join(m.c.Dir(), "node-agent.yaml")
-	content := fmt.Sprintf(agentConfig, filepath.Join(m.c.Dir(), "pki", m.node+".kubeconfig"), maxDelay)
+	content := fmt.Sprintf(agentConfig, filepath.Join(m.c.Dir(), "pki", m.node+".kubeconfig"), delay, engine)
 	if err := os.WriteFile(config, []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}

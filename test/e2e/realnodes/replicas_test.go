@@ -348,6 +348,14 @@ func etcdProcess(member string) match { return match{program: "etcd", argument: 
 // signal sends a signal to the only process that matches.
 func signal(t *testing.T, m match, s syscall.Signal) {
 	t.Helper()
+	if err := syscall.Kill(pidOf(t, m), s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pidOf returns the only process that matches.
+func pidOf(t *testing.T, m match) int {
+	t.Helper()
 	folders, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		t.Fatal(err)
@@ -375,9 +383,7 @@ func signal(t *testing.T, m match, s syscall.Signal) {
 	if len(pids) != 1 {
 		t.Fatalf("got processes %v that match %+v, want one", pids, m)
 	}
-	if err := syscall.Kill(pids[0], s); err != nil {
-		t.Fatal(err)
-	}
+	return pids[0]
 }
 
 // writesOf returns what a replica has written to the cluster since a time. Attempts to get the

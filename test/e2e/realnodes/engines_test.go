@@ -1,0 +1,302 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package realnodes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// barePod is a pod that nothing replaces.
+const barePod = `apiVersion: v1
+kind: Pod
+metadata: {name: %s, labels: {app: %s, group: bare}}
+spec:
+  priorityClassName: %s
+  terminationGracePeriodSeconds: 5
+  nodeSelector: {kubernetes.io/hostname: %s}
+  containers: [{name: app, image: "localhost/app:dev", args: [serve, "1"]}]
+---
+`
+
+// bareBudget allows none of them to leave.
+const bareBudget = `apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: bare}
+spec: {minAvailable: 3, selector: {matchLabels: {group: bare}}}
+`
+
+// testBlocked reboots the machine while a budget keeps all pods. They run until the time is what
+// they need to end, and then end by priority.
+func testBlocked(t *testing.T, m *machine) {
+	t.Helper()
+	const delay = 50 * time.Second
+	// When the agent has to begin: 5 seconds are its reserve.
+	const local = delay - tableTime - 5*time.Second
+	killAgent(t, m)
+	startAgentWith(t, m, delay, "CRI")
+	namespace := m.c.NewNamespace(t)
+	pods := bareBudget + "---\n"
+	classes := map[string]string{"low": m.c.PriorityClass(t, 100), "high": m.c.PriorityClass(t, 20000), "critical": "system-cluster-critical"}
+	for name, class := range classes {
+		pods += fmt.Sprintf(barePod, name, name, class, m.node)
+	}
+	m.c.MustKubectl(t, pods, "--namespace="+namespace, "apply", "--filename=-")
+	for app := range classes {
+		ready(t, m.c, namespace, "app="+app, 1)
+	}
+	ended := logsOf(t, m, namespace, "low", "high", "critical")
+
+	begin := time.Now()
+	m.reboot()
+	name := shutdownMaintenance(t, m)
+	framework.EventuallyWithin(t, delay, "the first pod ends", func(context.Context) (bool, error) { return len(ended()) > 0, nil })
+	if nm := getMaintenance(t, m, name); isDrained(nm) {
+		t.Error("the node is drained, although a budget keeps its pods")
+	}
+	m.untilDown(delay)
+	took := time.Since(begin)
+	order := ended()
+	if len(order) != 3 || !slices.IsSortedFunc(order, func(a, b stop) int { return a.at.Compare(b.at) }) {
+		t.Fatalf("the containers exited after SIGTERM at %v, want all three in the order of their priorities", order)
+	}
+	if after := order[0].at.Sub(begin); after < local-2*time.Second {
+		t.Errorf("the first pod ended after %s, before the time was short, at %s", after, local)
+	}
+	if took > delay-time.Second {
+		t.Errorf("the machine went down after %s, at its deadline", took)
+	}
+	m.powerCycle()
+	startAgent(t, m)
+	framework.Eventually(t, "the maintenance is completed after the boot, and the pods are reported", func(ctx context.Context) (bool, error) {
+		list, err := m.c.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for i := range list.Items {
+			if list.Items[i].Status.Phase != corev1.PodFailed || list.Items[i].Status.Reason != "Terminated" {
+				return false, nil
+			}
+		}
+		return getMaintenance(t, m, name).Spec.Stage == v1alpha1.NodeMaintenanceStageComplete, nil
+	})
+}
+
+// testKubeletBus freezes kube-apiserver while the node drains, with the kubelet as the engine. It
+// ends the pods by priority, and tells that when the API is back.
+func testKubeletBus(t *testing.T, m *machine) {
+	t.Helper()
+	killAgent(t, m)
+	startKubeletOnBus(t, m)
+	startAgentWith(t, m, maxDelay, "KubeletBus")
+	namespace := m.c.NewNamespace(t)
+	deployByPriority(t, m, namespace)
+	ended := logsOf(t, m, namespace, "low", "high", "critical")
+	names := map[string]string{}
+	for _, app := range []string{"low", "high", "critical"} {
+		names[app] = podOn(t, m, namespace, app).Name
+	}
+
+	m.c.Signal(t, "kube-apiserver", syscall.SIGSTOP)
+	m.reboot()
+	begin := time.Now()
+	m.untilDown(maxDelay)
+	took := time.Since(begin)
+	m.c.Signal(t, "kube-apiserver", syscall.SIGCONT)
+	if took > maxDelay-time.Second {
+		t.Errorf("the machine went down after %s, at its deadline: the pods had not ended", took)
+	}
+	if order := ended(); len(order) != 3 || !slices.IsSortedFunc(order, func(a, b stop) int { return a.at.Compare(b.at) }) {
+		t.Errorf("the containers exited after SIGTERM at %v, want all three in the order of their priorities", order)
+	}
+	framework.Eventually(t, "the kubelet reports the pods that it has ended", func(ctx context.Context) (bool, error) {
+		for _, name := range names {
+			pod, err := m.c.As(t).Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+			if err != nil || pod.Status.Phase != corev1.PodFailed || pod.Status.Reason != "Terminated" {
+				return false, err
+			}
+		}
+		return true, nil
+	})
+	// The other engine would have stopped it.
+	pidOf(t, match{program: "kubelet", argument: "--hostname-override=" + m.node})
+	m.powerCycle()
+	startAgent(t, m)
+	untilAllServe(t, m, namespace)
+}
+
+// startKubeletOnBus replaces the kubelet of the node by one with the agent's bus and a graceful
+// shutdown of its own, until the node is switched off.
+func startKubeletOnBus(t *testing.T, m *machine) {
+	t.Helper()
+	m.start("kubelet-bus", nil, filepath.Join(m.c.Root(), "bin", agentProgram), "kubelet-bus")
+	socket := m.path("/run/haulout-node-agent/control.sock")
+	locks := func(ctx context.Context) (int, error) {
+		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}}}
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://bus/status", nil)
+		if err != nil {
+			return 0, err
+		}
+		response, err := client.Do(request)
+		if err != nil {
+			return 0, err
+		}
+		defer response.Body.Close()
+		var status struct{ Locks int }
+		return status.Locks, json.NewDecoder(response.Body).Decode(&status)
+	}
+	framework.Eventually(t, "the bus serves", func(ctx context.Context) (bool, error) {
+		_, err := locks(ctx)
+		return err == nil, err
+	})
+	old := match{program: "kubelet", argument: "--hostname-override=" + m.node}
+	process := fmt.Sprintf("/proc/%d", pidOf(t, old))
+	arguments, environment := words(t, process+"/cmdline"), words(t, process+"/environ")
+	if err := os.WriteFile(filepath.Join(m.path(heldDir), "kubelet"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	signal(t, old, syscall.SIGTERM)
+	framework.Eventually(t, "the kubelet has ended", func(context.Context) (bool, error) {
+		_, err := os.Stat(process)
+		return os.IsNotExist(err), nil
+	})
+	for i, argument := range arguments {
+		if path, ok := strings.CutPrefix(argument, "--config="); ok {
+			content, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			path = filepath.Join(m.c.Dir(), "kubelet-on-bus.yaml")
+			if err := os.WriteFile(path, append(content, agentTable...), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			arguments[i] = "--config=" + path
+		}
+	}
+	environment = append(environment, "DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/haulout-node-agent/bus.sock")
+	m.start("kubelet-on-bus", environment, arguments[0], arguments[1:]...)
+	framework.Eventually(t, "the kubelet holds a lock on the bus", func(ctx context.Context) (bool, error) {
+		held, err := locks(ctx)
+		return held == 1, err
+	})
+}
+
+// words reads a file of words that end with zero.
+func words(t *testing.T, path string) []string {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
+}
+
+// installRoot is what the installer gets for the root of the node. The real one is that of the
+// machine on which the tests run.
+const installRoot = "/var/lib/machine"
+
+// testInstaller runs the DaemonSet that installs the agent. A node has no service manager: the
+// installer copies the program, the configuration and the unit, and says what it misses then. What
+// it leaves goes with the cluster.
+func testInstaller(t *testing.T, m *machine) {
+	t.Helper()
+	enter := func(program string, args ...string) {
+		t.Helper()
+		if out, err := exec.CommandContext(t.Context(), "nsenter", m.enter(program, args...)...).CombinedOutput(); err != nil { //nolint:gosec // the arguments are ours
+			t.Fatalf("%s %q: %v\n%s", program, args, err, out)
+		}
+	}
+	bin := filepath.Join(m.c.Root(), "bin")
+	image := exec.CommandContext(t.Context(), filepath.Join(bin, "image-tool"), "--tag=localhost/"+agentProgram+":dev", "--archives="+m.c.Dir(),
+		"--program=linux/"+runtime.GOARCH+"="+filepath.Join(bin, agentProgram))
+	if out, err := image.CombinedOutput(); err != nil {
+		t.Fatalf("make the image: %v\n%s", err, out)
+	}
+	enter(filepath.Join(bin, "node", "ctr"), "--address=/run/containerd/containerd.sock", "--namespace=k8s.io", "images", "import",
+		filepath.Join(m.c.Dir(), agentProgram+"-"+runtime.GOARCH+".tar"))
+	enter("mkdir", "-p", installRoot+"/run")
+	enter("mount", "--bind", "/run", installRoot+"/run")
+
+	folder := filepath.Join(m.c.Root(), "artifacts", "node-agent")
+	for _, file := range []string{"namespace.yaml", "serviceaccount.yaml"} {
+		m.c.MustKubectl(t, "", "apply", "--filename="+filepath.Join(folder, file))
+	}
+	config := filepath.Join(folder, "config.yaml")
+	m.c.MustKubectl(t, "", "--namespace="+agentProgram, "create", "configmap", agentProgram, "--from-file=config.yaml="+config)
+	set, err := os.ReadFile(filepath.Join(folder, "daemonset.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.NewReplacer("image: "+agentProgram+"\n", "image: localhost/"+agentProgram+":dev\n", "path: /\n", "path: "+installRoot+"\n",
+		"kubernetes.io/os: linux\n", "kubernetes.io/hostname: "+m.node+"\n").Replace(string(set))
+	m.c.MustKubectl(t, text, "apply", "--filename=-")
+
+	failure := ""
+	framework.Eventually(t, "the installer has done what it can", func(ctx context.Context) (bool, error) {
+		list, err := m.c.As(t).Kube.CoreV1().Pods(agentProgram).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for i := range list.Items {
+			for _, status := range list.Items[i].Status.InitContainerStatuses {
+				if status.LastTerminationState.Terminated != nil || status.State.Terminated != nil {
+					log, _, err := m.c.Kubectl(t, "", "--namespace="+agentProgram, "logs", list.Items[i].Name, "--container=install")
+					failure = log
+					return err == nil && log != "", err
+				}
+			}
+		}
+		return false, nil
+	})
+	if !strings.Contains(failure, "let systemd read its unit files") {
+		t.Errorf("the installer says\n%s\nand not which call of systemd failed", failure)
+	}
+	for path, source := range map[string]string{
+		"/usr/local/bin/" + agentProgram: filepath.Join(bin, agentProgram), "/etc/" + agentProgram + "/config.yaml": config,
+	} {
+		want, err := os.ReadFile(source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(m.path(installRoot + path)); err != nil || string(got) != string(want) {
+			t.Errorf("%s is not %s: %v", path, filepath.Base(source), err)
+		}
+	}
+	if _, err := os.Stat(m.path(installRoot + "/etc/systemd/system/" + agentProgram + ".service")); err != nil {
+		t.Error(err)
+	}
+}
