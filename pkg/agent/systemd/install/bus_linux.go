@@ -86,8 +86,9 @@ func dropInPath(unit string) string {
 
 // startBus starts the bus, and restarts a kubelet that runs without it. An update restarts the bus,
 // to which the kubelet connects again; but not while a shutdown waits for both.
-func (o *Options) startBus(ctx context.Context, client *systemd.Client, changed bool) (bool, error) {
-	if o.restartPending() {
+func (o *Options) startBus(ctx context.Context, client *systemd.Client) (bool, error) {
+	changed := o.restartPending()
+	if changed {
 		if err := client.Reload(ctx); err != nil {
 			return false, err
 		}
@@ -99,9 +100,9 @@ func (o *Options) startBus(ctx context.Context, client *systemd.Client, changed 
 	if changed && bus.Active == "active" {
 		pending, err := logind.Pending(ctx, o.Root)
 		if err != nil {
-			return false, err
+			klog.FromContext(ctx).Error(err, "Cannot ask logind whether a shutdown is pending, the bus of the kubelet is not restarted")
 		}
-		changed = !pending
+		changed = !pending && err == nil
 	}
 	started := changed || bus.Active != "active"
 	if started {

@@ -122,7 +122,7 @@ func Install(ctx context.Context, o Options) (changed bool, err error) {
 	}
 	changed = changed || written
 	if o.KubeletBus {
-		written, err = o.startBus(ctx, client, changed)
+		written, err = o.startBus(ctx, client)
 	} else {
 		written, err = o.removeBus(ctx, client)
 	}
