@@ -126,8 +126,9 @@ func TestKubeletBus(t *testing.T) {
 	m.kubeletConn()
 	before = m.unit(install.BusUnit).MainPID
 	m.login("Reboot", false)
-	m.until("a shutdown is pending", pending)
+	last := m.until("a shutdown is pending", pending)
 	m.install(true, withBus, withFile("1"))
+	m.until("the new agent holds the lock", func(r record) bool { return r.PID != last.PID && pending(r) && held(r) })
 	if after := m.unit(install.BusUnit).MainPID; after != before {
 		t.Error("an update in a shutdown has restarted the bus, on which the kubelet waits")
 	}

@@ -444,14 +444,24 @@ type auxiliary struct {
 
 // fakeSystemd stores what it was asked.
 type fakeSystemd struct {
-	conn       *dbus.Conn
+	conn *dbus.Conn
+
+	mu         sync.Mutex
 	properties []property
 	size       int
 }
 
+func (s *fakeSystemd) seen() (properties []property, size int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.properties, s.size
+}
+
 // StartTransientUnit is what the kubelet calls for each pod with the systemd cgroup driver.
 func (s *fakeSystemd) StartTransientUnit(name, _ string, properties []property, _ []auxiliary) (dbus.ObjectPath, *dbus.Error) {
+	s.mu.Lock()
 	s.properties = properties
+	s.mu.Unlock()
 	job := systemdPath + "/job/7"
 	if err := s.conn.Emit(systemdPath, systemdName+".Manager.JobRemoved", uint32(7), job, name, "done"); err != nil {
 		return "", dbus.MakeFailedError(err)
@@ -461,6 +471,8 @@ func (s *fakeSystemd) StartTransientUnit(name, _ string, properties []property, 
 
 // Measure returns what it gets, and stores the size of it.
 func (s *fakeSystemd) Measure(load []byte) ([]byte, *dbus.Error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.size = len(load)
 	return load, nil
 }
@@ -510,8 +522,8 @@ func TestCallsOfSystemdReachIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	same := func(a, b property) bool { return a.Name == b.Name && a.Value.Signature() == b.Value.Signature() }
-	if !slices.EqualFunc(systemd.properties, want, same) || fmt.Sprint(systemd.properties[:2]) != fmt.Sprint(want[:2]) {
-		t.Errorf("systemd got %v, want %v", systemd.properties, want)
+	if got, _ := systemd.seen(); !slices.EqualFunc(got, want, same) || fmt.Sprint(got[:2]) != fmt.Sprint(want[:2]) {
+		t.Errorf("systemd got %v, want %v", got, want)
 	}
 	for told, limit := false, time.After(patience); !told; {
 		select {
@@ -554,8 +566,8 @@ func TestFilesAndLargeMessagesPass(t *testing.T) {
 	if err := manager.Call(systemdName+".Manager.Measure", 0, make([]byte, size)).Store(&back); err != nil {
 		t.Fatal(err)
 	}
-	if systemd.size != size || len(back) != size {
-		t.Errorf("%d bytes arrived and %d came back, want %d", systemd.size, len(back), size)
+	if _, arrived := systemd.seen(); arrived != size || len(back) != size {
+		t.Errorf("%d bytes arrived and %d came back, want %d", arrived, len(back), size)
 	}
 }
 
