@@ -1,0 +1,127 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cluster
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestCompleteOlder(t *testing.T) {
+	named := func(name string) func(*maintenancev1alpha1.NodeMaintenance) {
+		return func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Name = name }
+	}
+	completed, kept := maintenancev1alpha1.NodeMaintenanceStageComplete, maintenancev1alpha1.NodeMaintenanceStageDrain
+	const boot2, boot3, boot4 = "aaaaaaaa-2fa1-11d2-883f-0016d3cca427", "bbbbbbbb-2fa1-11d2-883f-0016d3cca427", "cccccccc-2fa1-11d2-883f-0016d3cca427"
+	objects := []*maintenancev1alpha1.NodeMaintenance{
+		own(), own(ofBoot(otherBoot)), own(ofBoot(boot2)), own(ofBoot(boot3), byUser("jane")), own(ofBoot(boot4), stage(completed)),
+		own(ofBoot(otherBoot), named("kernel")), own(ofBoot(otherBoot), named("shutdown-worker-10-6fa459ea")),
+	}
+	var all []runtime.Object
+	for _, nm := range objects {
+		all = append(all, nm)
+	}
+	a := newAPI(t, all...)
+	n, err := a.client.CompleteOlder(t.Context(), boot)
+	if n != 2 || err != nil {
+		t.Errorf("CompleteOlder() = %d, %v, want 2", n, err)
+	}
+	for name, want := range map[string]maintenancev1alpha1.NodeMaintenanceStage{
+		ownName: kept, objects[1].Name: completed, objects[2].Name: completed, objects[3].Name: kept, objects[4].Name: completed,
+		"kernel": kept, "shutdown-worker-10-6fa459ea": kept,
+	} {
+		if got := a.maintenance(name).Spec.Stage; got != want {
+			t.Errorf("%s is in stage %s, want %s", name, got, want)
+		}
+	}
+	if got := a.count("POST /apis/authentication.k8s.io"); got != 1 {
+		t.Errorf("asked %d times for the own user, want once", got)
+	}
+	if n, err := a.client.CompleteOlder(t.Context(), boot); n != 0 || err != nil {
+		t.Errorf("the second CompleteOlder() = %d, %v, want 0", n, err)
+	}
+}
+
+// Each reboot makes a maintenance. Of those that are over, the newest is left.
+func TestOlderMaintenancesAreDeleted(t *testing.T) {
+	const boot2, boot3, boot4, boot5 = "aaaaaaaa-2fa1-11d2-883f-0016d3cca427", "bbbbbbbb-2fa1-11d2-883f-0016d3cca427",
+		"cccccccc-2fa1-11d2-883f-0016d3cca427", "dddddddd-2fa1-11d2-883f-0016d3cca427"
+	completed := stage(maintenancev1alpha1.NodeMaintenanceStageComplete)
+	created := func(hour int) func(*maintenancev1alpha1.NodeMaintenance) {
+		return func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm.CreationTimestamp = metav1.Date(2026, 1, 1, hour, 0, 0, 0, time.UTC)
+		}
+	}
+	oldest, middle := own(ofBoot(boot4), created(1), completed), own(ofBoot(boot2), created(2), completed)
+	last := own(ofBoot(boot3), created(3))
+	jane, here := own(ofBoot(boot5), created(0), completed, byUser("jane")), own(created(0), completed)
+	a := newAPI(t, oldest, middle, last, jane, here)
+	if n, err := a.client.CompleteOlder(t.Context(), boot); n != 1 || err != nil {
+		t.Errorf("CompleteOlder() = %d, %v, want 1", n, err)
+	}
+	for _, nm := range []*maintenancev1alpha1.NodeMaintenance{oldest, middle} {
+		if a.maintenance(nm.Name) != nil {
+			t.Errorf("%s is still there", nm.Name)
+		}
+	}
+	for _, nm := range []*maintenancev1alpha1.NodeMaintenance{last, jane, here} {
+		if a.maintenance(nm.Name) == nil {
+			t.Errorf("%s is gone", nm.Name)
+		}
+	}
+	if n, err := a.client.CompleteOlder(t.Context(), boot); n != 0 || err != nil || a.maintenance(last.Name) == nil {
+		t.Errorf("the second CompleteOlder() = %d, %v; the newest is there: %t", n, err, a.maintenance(last.Name) != nil)
+	}
+}
+
+func TestADeletionThatFailsIsNamed(t *testing.T) {
+	completed := stage(maintenancev1alpha1.NodeMaintenanceStageComplete)
+	a := newAPI(t, own(ofBoot(otherBoot), completed), own(ofBoot("aaaaaaaa-2fa1-11d2-883f-0016d3cca427"), completed))
+	a.before = func(verb, _ string) *apierrors.StatusError {
+		if verb == http.MethodDelete {
+			return apierrors.NewInternalError(errors.New("etcd"))
+		}
+		return nil
+	}
+	if n, err := a.client.CompleteOlder(t.Context(), boot); n != 0 || err == nil {
+		t.Errorf("CompleteOlder() = %d, %v, want an error", n, err)
+	}
+}
+
+func TestCompleteOlderContinuesAfterAnError(t *testing.T) {
+	const boot2 = "aaaaaaaa-2fa1-11d2-883f-0016d3cca427"
+	first := own(ofBoot(otherBoot))
+	a := newAPI(t, first, own(ofBoot(boot2)))
+	a.before = func(verb, path string) *apierrors.StatusError {
+		if verb == http.MethodPatch && strings.HasSuffix(path, first.Name) {
+			return apierrors.NewInternalError(errors.New("etcd"))
+		}
+		return nil
+	}
+	if n, err := a.client.CompleteOlder(t.Context(), boot); n != 1 || err == nil {
+		t.Errorf("CompleteOlder() = %d, %v, want 1 and an error", n, err)
+	}
+}
