@@ -72,6 +72,15 @@ func storedBootID() (string, error) {
 	return id, nil
 }
 
+// RemoveBootID forgets the ID of this boot: the next call of BootID invents another one.
+func RemoveBootID() error {
+	err := registry.DeleteKey(registry.LOCAL_MACHINE, bootKey)
+	if err != nil && !errors.Is(err, registry.ErrNotExist) {
+		return fmt.Errorf("remove the registry key %s: %w", bootKey, err)
+	}
+	return nil
+}
+
 // createVolatileKey creates a key that is gone after the next boot.
 func createVolatileKey(root registry.Key, path string) error {
 	const optionVolatile = 1

@@ -42,7 +42,7 @@ maintenances.`,
 		RunE:         func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	o.addFlags(cmd.PersistentFlags())
-	s := platformServices()
+	s := platformServices(o)
 	cmd.AddCommand(newRunCommand(o), newInstallCommand(o, s), newUninstallCommand(o, s), newStatusCommand(o), newStaticCommand(o), newConfigCommand(o),
 		newWaitCommand())
 	cmd.AddCommand(s.commands...)

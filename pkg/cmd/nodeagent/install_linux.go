@@ -27,7 +27,7 @@ import (
 )
 
 // platformServices installs and removes the systemd unit.
-func platformServices() services {
+func platformServices(*Options) services {
 	return services{
 		root:      true,
 		install:   installUnit,

@@ -17,6 +17,8 @@ limitations under the License.
 package nodeagent
 
 import (
+	"context"
+
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -28,6 +30,7 @@ import (
 // newRunCommand returns the command that is the service.
 func newRunCommand(o *Options) *cobra.Command {
 	logging := logsapi.NewLoggingConfiguration()
+	r := &runner{}
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Run the agent",
@@ -35,18 +38,21 @@ func newRunCommand(o *Options) *cobra.Command {
 needs the rights of the machine's administrator.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := logsapi.ValidateAndApply(logging, nil); err != nil {
-				return err
-			}
-			defer logs.FlushLogs()
-			c, err := o.Load()
-			if err != nil {
-				return err
-			}
-			klog.FromContext(cmd.Context()).Info("Starting haulout-node-agent", "version", version.Get(), "goVersion", version.GoVersion())
-			return runService(cmd.Context(), c)
+			return r.start(cmd.Context(), o, func(ctx context.Context) error {
+				if err := logsapi.ValidateAndApply(logging, nil); err != nil {
+					return err
+				}
+				defer logs.FlushLogs()
+				c, err := o.Load()
+				if err != nil {
+					return err
+				}
+				klog.FromContext(ctx).Info("Starting haulout-node-agent", "version", version.Get(), "goVersion", version.GoVersion())
+				return r.run(ctx, c)
+			})
 		},
 	}
+	r.addFlags(cmd.Flags())
 	logsapi.AddFlags(logging, cmd.Flags())
 	return cmd
 }

@@ -1,0 +1,32 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package windows is the node agent's side of Windows: the service that Windows tells of a shutdown
+// before it begins (SERVICE_CONTROL_PRESHUTDOWN), how long Windows waits for it and in which order,
+// and the services that are installed, started and stopped (KEP-4802).
+//
+// What decides has no build tag, so that its tests run everywhere; what calls Windows is in files
+// that end with _windows.go.
+package windows
+
+import "time"
+
+// ServiceName is the name of the agent's service.
+const ServiceName = "haulout-node-agent"
+
+// DefaultTimeout is how long Windows waits for a service that does not say otherwise, since build
+// 15063. Earlier ones wait for three minutes.
+const DefaultTimeout = 10 * time.Second

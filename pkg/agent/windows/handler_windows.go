@@ -1,0 +1,127 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package windows
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/windows/svc"
+)
+
+const (
+	// pendingPeriod is how often Windows hears that a pending stop or start goes on, pendingHint
+	// until when it is to hear the next time.
+	pendingPeriod = 2 * time.Second
+	pendingHint   = 10 * time.Second
+	// exitFailed is the exit code of a service that ended with an error.
+	exitFailed = 1
+
+	accepted = svc.AcceptStop | svc.AcceptPreShutdown | svc.AcceptParamChange
+)
+
+// Handler is the service, as the service control manager sees it. It implements svc.Handler.
+type Handler struct {
+	// Run runs the agent until the context ends, or until a shutdown may go on.
+	Run func(ctx context.Context, c *Controls) error
+	// Log is the event log.
+	Log *EventLog
+	// Period overrides pendingPeriod in tests.
+	Period time.Duration
+}
+
+// RunService lets Windows run the handler. It returns when the service has stopped.
+func RunService(h *Handler) error {
+	if err := svc.Run(ServiceName, h); err != nil {
+		return fmt.Errorf("connect to the service control manager, which starts this program as a service: %w", err)
+	}
+	return nil
+}
+
+// Execute implements svc.Handler. It never waits for the agent: a service that does not answer is
+// taken for one that hangs.
+func (h *Handler) Execute(_ []string, requests <-chan svc.ChangeRequest, status chan<- svc.Status) (specific bool, code uint32) {
+	current := svc.Status{State: svc.StartPending, CheckPoint: 1, WaitHint: uint32(pendingHint.Milliseconds())}
+	set := func(state svc.State, accepts svc.Accepted) {
+		if state == svc.Running {
+			current = svc.Status{State: state, Accepts: accepts}
+		} else {
+			if current.State != state {
+				current.CheckPoint = 0
+			}
+			current = svc.Status{State: state, CheckPoint: current.CheckPoint + 1, WaitHint: uint32(pendingHint.Milliseconds())}
+		}
+		status <- current
+	}
+	status <- current
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	controls := NewControls()
+	ended := make(chan error, 1)
+	go func() { ended <- h.Run(ctx, controls) }()
+
+	period := h.Period
+	if period == 0 {
+		period = pendingPeriod
+	}
+	ticker := time.NewTicker(period)
+	defer ticker.Stop()
+	ready := controls.ready
+	for {
+		select {
+		case <-ready:
+			ready = nil
+			if current.State == svc.StartPending {
+				set(svc.Running, accepted)
+			}
+		case <-ticker.C:
+			if current.State != svc.Running {
+				set(current.State, 0)
+			}
+		case request := <-requests:
+			switch request.Cmd {
+			case svc.Interrogate:
+				status <- current
+			case svc.ParamChange:
+				controls.paramChange()
+				status <- current
+			case svc.PreShutdown:
+				h.Log.Write(Message{ID: EventPreshutdown, Warning: true, Text: "Windows is about to shut down. The pods leave the node first."})
+				controls.beginPreshutdown(time.Now())
+				set(svc.StopPending, 0)
+			case svc.Stop:
+				cancel()
+				set(svc.StopPending, 0)
+			default:
+				status <- current
+			}
+		case err := <-ended:
+			return h.end(err)
+		}
+	}
+}
+
+// end returns the exit code of the service.
+func (h *Handler) end(err error) (specific bool, code uint32) {
+	if err != nil {
+		h.Log.Write(Message{ID: EventFailed, Warning: true, Text: "The node agent failed: " + err.Error()})
+		return true, exitFailed
+	}
+	h.Log.Write(Message{ID: EventStopped, Text: "The node agent has stopped."})
+	return false, 0
+}

@@ -1,0 +1,325 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package windows
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/windows"
+	"golang.org/x/sys/windows/svc"
+	"golang.org/x/sys/windows/svc/mgr"
+
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+const (
+	// DefaultBinary is where the program is installed.
+	DefaultBinary = `C:\Program Files\haulout-node-agent\haulout-node-agent.exe`
+
+	displayName = "Haulout node agent"
+	description = "Makes the shutdown of this node a maintenance of the cluster: pods leave the node before Windows shuts down."
+
+	// restartDelay is the pause before Windows restarts an agent that has failed, resetSeconds the
+	// time after which failures are forgotten.
+	restartDelay = time.Second
+	resetSeconds = 24 * 60 * 60
+	// changeTimeout limits how long the service may take to start or to stop.
+	changeTimeout = 30 * time.Second
+)
+
+// ErrPending is the error for a change of the service while a shutdown waits for it.
+var ErrPending = errors.New("a shutdown waits for the agent")
+
+// File is a file that is installed.
+type File struct {
+	Path    string
+	Content []byte
+}
+
+// Installation is what is installed.
+type Installation struct {
+	// Binary is the path of the program; empty is DefaultBinary. Args are its arguments.
+	Binary string
+	Args   []string
+	// Files are installed beside it.
+	Files []File
+}
+
+// Install installs or updates the service, and starts it. It reports whether anything changed.
+func Install(ctx context.Context, i Installation) (changed bool, err error) {
+	if pending, err := Pending(); err != nil || pending {
+		return false, errors.Join(err, pendingErr(pending))
+	}
+	if i.Binary == "" {
+		i.Binary = DefaultBinary
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return false, err
+	}
+	program, err := os.ReadFile(self)
+	if err != nil {
+		return false, err
+	}
+	configChanged := false
+	for _, file := range i.Files {
+		written, err := writeFile(file)
+		if err != nil {
+			return false, err
+		}
+		configChanged = configChanged || written
+	}
+	sourceChanged, err := installEventSource()
+	if err != nil {
+		return false, fmt.Errorf("register the source of the event log: %w", err)
+	}
+	binaryChanged, err := replaceBinary(ctx, File{Path: i.Binary, Content: program})
+	if err != nil {
+		return false, err
+	}
+	serviceChanged, err := ensureService(commandLine(i.Binary, i.Args))
+	if err != nil {
+		return false, fmt.Errorf("install service %s: %w", ServiceName, err)
+	}
+	started, err := restart(ctx, configChanged || serviceChanged)
+	return configChanged || sourceChanged || binaryChanged || serviceChanged || started, err
+}
+
+// Uninstall removes the service, its program and its settings. Configuration and state stay.
+func Uninstall(ctx context.Context, stateDir string) error {
+	if pending, err := Pending(); err != nil || pending {
+		return errors.Join(err, pendingErr(pending))
+	}
+	binary, err := installedBinary()
+	if err != nil {
+		return err
+	}
+	if binary != "" {
+		if err := stop(ctx); err != nil {
+			return err
+		}
+		if err := withService(ServiceName, windows.DELETE, func(service *mgr.Service) error { return service.Delete() }); err != nil {
+			return fmt.Errorf("remove service %s: %w", ServiceName, err)
+		}
+	}
+	errs := []error{removeEventSource(), restoreOrder(registryOrder{}, stateDir, ServiceName), state.RemoveBootID()}
+	if binary != "" {
+		errs = append(errs, removeBinary(binary))
+	}
+	return errors.Join(errs...)
+}
+
+// Pending reports whether Windows waits for the service to stop.
+func Pending() (bool, error) {
+	status, _, err := Service{Name: ServiceName}.Status()
+	return status == svc.StopPending, err
+}
+
+func pendingErr(pending bool) error {
+	if pending {
+		return ErrPending
+	}
+	return nil
+}
+
+// commandLine joins a program and its arguments.
+func commandLine(binary string, args []string) string {
+	words := []string{syscall.EscapeArg(binary)}
+	for _, arg := range args {
+		words = append(words, syscall.EscapeArg(arg))
+	}
+	return strings.Join(words, " ")
+}
+
+// serviceConfig is the configuration that the service must have.
+func serviceConfig(command string) mgr.Config {
+	return mgr.Config{
+		ServiceType: windows.SERVICE_WIN32_OWN_PROCESS, StartType: mgr.StartAutomatic, ErrorControl: mgr.ErrorNormal,
+		BinaryPathName: command, ServiceStartName: "LocalSystem", DisplayName: displayName, Description: description,
+	}
+}
+
+// ensureService creates the service or changes it, and reports whether it did.
+func ensureService(command string) (changed bool, err error) {
+	want := serviceConfig(command)
+	err = withService(ServiceName, windows.SERVICE_ALL_ACCESS, func(service *mgr.Service) error {
+		have, err := service.Config()
+		if err != nil {
+			return err
+		}
+		if have.ServiceType != want.ServiceType || have.StartType != want.StartType || have.ErrorControl != want.ErrorControl ||
+			have.BinaryPathName != want.BinaryPathName || have.DisplayName != want.DisplayName || have.Description != want.Description ||
+			have.DelayedAutoStart {
+			changed = true
+			if err := service.UpdateConfig(want); err != nil {
+				return err
+			}
+		}
+		recovery, err := ensureRecovery(service)
+		changed = changed || recovery
+		return err
+	})
+	if !errors.Is(err, windows.ERROR_SERVICE_DOES_NOT_EXIST) {
+		return changed, err
+	}
+	return true, withManager(windows.SC_MANAGER_CREATE_SERVICE, func(manager *mgr.Mgr) error {
+		text, err := windows.UTF16PtrFromString(command)
+		if err != nil {
+			return err
+		}
+		name, err := windows.UTF16PtrFromString(ServiceName)
+		if err != nil {
+			return err
+		}
+		shown, err := windows.UTF16PtrFromString(displayName)
+		if err != nil {
+			return err
+		}
+		handle, err := windows.CreateService(manager.Handle, name, shown, windows.SERVICE_ALL_ACCESS, want.ServiceType, want.StartType,
+			want.ErrorControl, text, nil, nil, nil, nil, nil)
+		if err != nil {
+			return err
+		}
+		service := &mgr.Service{Name: ServiceName, Handle: handle}
+		if err = service.UpdateConfig(want); err == nil {
+			_, err = ensureRecovery(service)
+		}
+		return errors.Join(err, service.Close())
+	})
+}
+
+// ensureRecovery has Windows restart an agent that has failed, whether or not it said so.
+func ensureRecovery(service *mgr.Service) (changed bool, err error) {
+	actions, err := service.RecoveryActions()
+	if err != nil {
+		return false, err
+	}
+	always, err := service.RecoveryActionsOnNonCrashFailures()
+	if err != nil {
+		return false, err
+	}
+	want := mgr.RecoveryAction{Type: mgr.ServiceRestart, Delay: restartDelay}
+	if !always || len(actions) != 1 || actions[0] != want {
+		return true, errors.Join(service.SetRecoveryActions([]mgr.RecoveryAction{want}, resetSeconds), service.SetRecoveryActionsOnNonCrashFailures(true))
+	}
+	return false, nil
+}
+
+// installedBinary returns the program of the service, empty if there is no service.
+func installedBinary() (string, error) {
+	command := ""
+	err := withService(ServiceName, windows.SERVICE_QUERY_CONFIG, func(service *mgr.Service) error {
+		config, err := service.Config()
+		command = config.BinaryPathName
+		return err
+	})
+	if errors.Is(err, windows.ERROR_SERVICE_DOES_NOT_EXIST) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	words, err := windows.DecomposeCommandLine(command)
+	if err != nil || len(words) == 0 {
+		return "", fmt.Errorf("read the command line of service %s: %q", ServiceName, command)
+	}
+	return words[0], nil
+}
+
+// writeFile writes a file if its content differs, and reports whether it did.
+func writeFile(file File) (bool, error) {
+	have, err := os.ReadFile(file.Path)
+	if err == nil && bytes.Equal(have, file.Content) {
+		return false, nil
+	}
+	if err := os.MkdirAll(filepath.Dir(file.Path), 0o755); err != nil {
+		return false, err
+	}
+	temporary := file.Path + ".new"
+	if err := os.WriteFile(temporary, file.Content, 0o644); err != nil {
+		return false, err
+	}
+	return true, os.Rename(temporary, file.Path)
+}
+
+// replaceBinary writes the program. Windows does not replace one that runs.
+func replaceBinary(ctx context.Context, file File) (bool, error) {
+	have, err := os.ReadFile(file.Path)
+	if err == nil && bytes.Equal(have, file.Content) {
+		return false, nil
+	}
+	if err := stop(ctx); err != nil {
+		return false, err
+	}
+	return writeFile(file)
+}
+
+// removeBinary removes the program and its folder, if that is empty then. A program that removes
+// itself cannot be removed before it has ended: Windows does that when it starts the next time.
+func removeBinary(path string) error {
+	err := os.Remove(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err != nil {
+		text, textErr := windows.UTF16PtrFromString(path)
+		if textErr != nil {
+			return textErr
+		}
+		return windows.MoveFileEx(text, nil, windows.MOVEFILE_DELAY_UNTIL_REBOOT)
+	}
+	_ = os.Remove(filepath.Dir(path))
+	return nil
+}
+
+// stop stops the agent, if it is installed and runs.
+func stop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	err := Service{Name: ServiceName}.Stop(ctx)
+	if errors.Is(err, windows.ERROR_SERVICE_DOES_NOT_EXIST) {
+		return nil
+	}
+	return err
+}
+
+// restart starts the agent, after a stop if it has to read something again. It reports whether it
+// did something.
+func restart(ctx context.Context, again bool) (bool, error) {
+	status, _, err := Service{Name: ServiceName}.Status()
+	if err != nil {
+		return false, err
+	}
+	if status == svc.Running && !again {
+		return false, nil
+	}
+	if err := stop(ctx); err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	return true, Service{Name: ServiceName}.Start(ctx)
+}

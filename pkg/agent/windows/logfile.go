@@ -1,0 +1,88 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package windows
+
+import (
+	"os"
+	"sync"
+)
+
+// maxLogBytes is the size at which the log begins a new file. One older file is kept.
+const maxLogBytes = 10 << 20
+
+// LogFile is a log of limited size: a service of Windows has no output that anyone keeps.
+type LogFile struct {
+	path  string
+	limit int64
+
+	mu   sync.Mutex
+	file *os.File
+	size int64
+}
+
+// OpenLogFile opens a log and appends to it.
+func OpenLogFile(path string) (*LogFile, error) {
+	l := &LogFile{path: path, limit: maxLogBytes}
+	return l, l.open()
+}
+
+func (l *LogFile) open() error {
+	file, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		_ = file.Close()
+		return err
+	}
+	l.file, l.size = file, info.Size()
+	return nil
+}
+
+// Write appends to the log.
+func (l *LogFile) Write(data []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.size > 0 && l.size+int64(len(data)) > l.limit {
+		l.turn()
+	}
+	n, err := l.file.Write(data)
+	l.size += int64(n)
+	return n, err
+}
+
+// turn begins a new file. If that fails, the old one goes on.
+func (l *LogFile) turn() {
+	if err := l.file.Close(); err != nil {
+		return
+	}
+	_ = os.Rename(l.path, l.path+".old")
+	if err := l.open(); err == nil && l.size > l.limit {
+		// It could not be renamed: another program reads it. What is lost is less than a full disk.
+		if l.file.Truncate(0) == nil {
+			l.size = 0
+		}
+	}
+}
+
+// Close closes the log.
+func (l *LogFile) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.file.Close()
+}

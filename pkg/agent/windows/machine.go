@@ -1,0 +1,185 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package windows
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"haulout.dev/haulout/pkg/agent/shutdown"
+)
+
+// checkPeriod is how often the settings in Windows are looked at: other programs change them, too.
+const checkPeriod = time.Minute
+
+// Settings are what Windows is told about a shutdown.
+type Settings interface {
+	// Apply makes Windows wait for this service as long as the delay, and tell it before the
+	// kubelet. It returns how long Windows waits, 0 if that is not known, and what is wrong.
+	Apply(delay time.Duration) (waits time.Duration, problems []string)
+}
+
+// Config is what a Machine needs.
+type Config struct {
+	// Delay is how long a shutdown is to be delayed at most.
+	Delay time.Duration
+	// Settings and Controls are required.
+	Settings Settings
+	Controls *Controls
+	// Check returns more sentences about what is wrong. It may be nil.
+	Check func(ctx context.Context) []string
+	// Since and Deadline are those of the shutdown that an earlier process of this boot was told
+	// of, if it has not ended it.
+	Since, Deadline time.Time
+}
+
+// Machine is a machine with Windows, which tells the service of a shutdown and then waits until it
+// has stopped, or until the time is over. A shutdown that has come so far cannot be cancelled. It
+// implements shutdown.Machine.
+type Machine struct {
+	config Config
+
+	mu       sync.Mutex
+	state    shutdown.MachineState
+	waits    time.Duration
+	problems []string
+}
+
+var _ shutdown.Machine = &Machine{}
+
+// New returns a machine that has not asked Windows anything.
+func New(config Config) *Machine {
+	return &Machine{config: config}
+}
+
+// State implements shutdown.Machine.
+func (m *Machine) State() shutdown.MachineState {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.state
+	s.Problems = append([]string{}, m.problems...)
+	return s
+}
+
+// Release implements shutdown.Machine. Windows goes on when the service has stopped, which is for
+// who runs the service.
+func (m *Machine) Release(context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.state.LockHeld = false
+	return nil
+}
+
+// Run implements shutdown.Machine.
+func (m *Machine) Run(ctx context.Context, changed func()) error {
+	preshutdown := m.config.Controls.Preshutdown()
+	resumed := m.resume()
+	m.apply(ctx)
+	changed()
+	ticker := time.NewTicker(checkPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-preshutdown:
+			preshutdown, resumed = nil, nil
+			m.begin(m.config.Controls.Since())
+		case <-resumed:
+			resumed = nil
+			m.forget()
+			m.apply(ctx)
+		case <-m.config.Controls.ParamChanges():
+			m.apply(ctx)
+		case <-ticker.C:
+			m.apply(ctx)
+		}
+		changed()
+	}
+}
+
+// apply writes the settings and looks at them, while no shutdown is pending.
+func (m *Machine) apply(ctx context.Context) {
+	m.mu.Lock()
+	pending := m.state.ShuttingDown
+	m.mu.Unlock()
+	if pending {
+		return
+	}
+	waits, problems := m.config.Settings.Apply(m.config.Delay)
+	switch {
+	case waits == 0:
+		problems = append(problems, "It is not known how long Windows waits for the agent in a shutdown.")
+	case waits < m.config.Delay:
+		problems = append(problems, fmt.Sprintf("Windows waits %s for the agent in a shutdown (PreshutdownTimeout), and maxShutdownDelay is %s.",
+			waits, m.config.Delay))
+	}
+	if m.config.Check != nil {
+		problems = append(problems, m.config.Check(ctx)...)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.waits, m.problems = waits, problems
+	m.state.Known = true
+	m.state.Delay = min(waits, m.config.Delay)
+	m.state.LockHeld = waits > 0
+}
+
+// begin is the moment in which Windows tells the service of the shutdown.
+func (m *Machine) begin(since time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delay := m.state.Delay
+	if m.waits == 0 {
+		delay = min(DefaultTimeout, m.config.Delay)
+	}
+	m.state.Known, m.state.ShuttingDown, m.state.Forgotten, m.state.LockHeld = true, true, false, true
+	m.state.Since, m.state.Deadline, m.state.Delay = since, since.Add(delay), delay
+}
+
+// resume takes over the shutdown that an earlier process was told of. Windows does not wait for
+// this one. It returns a channel that is ready when the time of that shutdown is over: if the
+// machine still runs then, there is no shutdown.
+func (m *Machine) resume() <-chan time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	left := time.Until(m.config.Deadline)
+	if m.state.ShuttingDown || left <= 0 {
+		return nil
+	}
+	m.state = shutdown.MachineState{Known: true, ShuttingDown: true, Since: m.config.Since, Deadline: m.config.Deadline, Delay: left}
+	m.problems = []string{"The agent was started again during a shutdown, and Windows does not wait for it any more."}
+	return time.After(left)
+}
+
+// forget ends a shutdown after which the machine still runs.
+func (m *Machine) forget() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.state = shutdown.MachineState{Known: true, Forgotten: true}
+}
+
+// milliseconds returns a time as Windows stores it.
+func milliseconds(d time.Duration) (uint32, error) {
+	if d < time.Millisecond || d.Milliseconds() > math.MaxUint32 {
+		return 0, fmt.Errorf("%s must be between 1ms and %s, which is what Windows can store", d, math.MaxUint32*time.Millisecond)
+	}
+	return uint32(d.Milliseconds()), nil
+}

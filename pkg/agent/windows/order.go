@@ -1,0 +1,163 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package windows
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// orderFile has, in the state directory, what the list of services was before the agent changed it.
+const orderFile = "preshutdown-order.json"
+
+// orderValue is PreshutdownOrder in the registry: the services that Windows tells of a shutdown one
+// after the other, before all others.
+type orderValue interface {
+	// get returns the list; found is false if the value does not exist.
+	get() (order []string, found bool, err error)
+	// set writes the list, and creates the value if it does not exist.
+	set(order []string) error
+	// remove removes the value.
+	remove() error
+}
+
+// orderRecord is the content of orderFile.
+type orderRecord struct {
+	// Existed: the registry had the value.
+	Existed bool `json:"existed"`
+	// Before is the list without the agent, Written the list that the agent has written.
+	Before  []string `json:"before"`
+	Written []string `json:"written"`
+}
+
+// place returns the order with a service before another one, and whether that is a change. Names of
+// services have no case. If the other service is not in the list, Windows tells it after all that
+// are.
+func place(order []string, own, other string) (placed []string, changed bool) {
+	isOther := func(name string) bool { return strings.EqualFold(name, other) }
+	rest := without(order, own)
+	if at := indexOf(order, own); at >= 0 && len(rest) == len(order)-1 {
+		if limit := slices.IndexFunc(order, isOther); limit < 0 || at < limit {
+			return order, false
+		}
+	}
+	at := slices.IndexFunc(rest, isOther)
+	if at < 0 {
+		at = len(rest)
+	}
+	return slices.Insert(rest, at, own), true
+}
+
+func indexOf(order []string, service string) int {
+	return slices.IndexFunc(order, func(name string) bool { return strings.EqualFold(name, service) })
+}
+
+// without returns a copy of the list without a service.
+func without(order []string, service string) []string {
+	return slices.DeleteFunc(slices.Clone(order), func(name string) bool { return strings.EqualFold(name, service) })
+}
+
+// placeInOrder has Windows tell the service before another one, and remembers what was there.
+func placeInOrder(value orderValue, stateDir, own, other string) error {
+	order, found, err := value.get()
+	if err != nil {
+		return err
+	}
+	placed, changed := place(order, own, other)
+	if !changed {
+		return nil
+	}
+	record, known, err := readRecord(stateDir)
+	if err != nil {
+		return err
+	}
+	before := without(order, own)
+	if !known || !slices.Equal(record.Before, before) {
+		// The first change, or others have changed the list since: theirs is to stay.
+		record.Existed, record.Before = found && (!known || record.Existed || len(before) > 0), before
+	}
+	record.Written = placed
+	if err := writeRecord(stateDir, record); err != nil {
+		return err
+	}
+	return value.set(placed)
+}
+
+// restoreOrder takes the service out of the list. If nobody else has changed it, the value is as it
+// was before the agent came, and does not exist if it did not exist then.
+func restoreOrder(value orderValue, stateDir, own string) error {
+	order, found, err := value.get()
+	if err != nil {
+		return err
+	}
+	record, known, err := readRecord(stateDir)
+	if err != nil {
+		return err
+	}
+	if found && indexOf(order, own) >= 0 {
+		rest := without(order, own)
+		if known && slices.Equal(order, record.Written) {
+			rest = record.Before
+		}
+		if len(rest) == 0 && known && !record.Existed {
+			err = value.remove()
+		} else {
+			err = value.set(rest)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(filepath.Join(stateDir, orderFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func readRecord(stateDir string) (record orderRecord, known bool, err error) {
+	data, err := os.ReadFile(filepath.Join(stateDir, orderFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return orderRecord{}, false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &record)
+	}
+	if err != nil {
+		return orderRecord{}, false, fmt.Errorf("read %s: %w", filepath.Join(stateDir, orderFile), err)
+	}
+	return record, true, nil
+}
+
+// writeRecord replaces the file as a whole.
+func writeRecord(stateDir string, record orderRecord) error {
+	data, err := json.MarshalIndent(record, "", "  ")
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(stateDir, orderFile)
+	temporary := path + ".tmp"
+	if err := os.WriteFile(temporary, append(data, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}

@@ -1,0 +1,118 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package windows
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/windows"
+	"golang.org/x/sys/windows/svc"
+	"golang.org/x/sys/windows/svc/mgr"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// pollPeriod is how often a service is asked whether it has started or stopped.
+const pollPeriod = 100 * time.Millisecond
+
+// Service is a service that is started and stopped, such as the kubelet.
+type Service struct {
+	// Name is its name, which is not the one that is shown.
+	Name string
+}
+
+// Start starts the service and waits until it runs.
+func (s Service) Start(ctx context.Context) error {
+	return withService(s.Name, windows.SERVICE_START|windows.SERVICE_QUERY_STATUS, func(service *mgr.Service) error {
+		if err := service.Start(); err != nil && !errors.Is(err, windows.ERROR_SERVICE_ALREADY_RUNNING) {
+			return fmt.Errorf("start service %s: %w", s.Name, err)
+		}
+		return until(ctx, service, s.Name, svc.Running)
+	})
+}
+
+// Stop stops the service and waits until it has stopped.
+func (s Service) Stop(ctx context.Context) error {
+	return withService(s.Name, windows.SERVICE_STOP|windows.SERVICE_QUERY_STATUS, func(service *mgr.Service) error {
+		_, err := service.Control(svc.Stop)
+		switch {
+		case errors.Is(err, windows.ERROR_SERVICE_NOT_ACTIVE):
+			return nil
+		case errors.Is(err, windows.ERROR_SERVICE_CANNOT_ACCEPT_CTRL):
+			// It is about to stop, or starts and is stopped by Windows.
+		case err != nil:
+			return fmt.Errorf("stop service %s: %w", s.Name, err)
+		}
+		return until(ctx, service, s.Name, svc.Stopped)
+	})
+}
+
+// Status returns the state of the service. found is false if there is no such service.
+func (s Service) Status() (state svc.State, found bool, err error) {
+	err = withService(s.Name, windows.SERVICE_QUERY_STATUS, func(service *mgr.Service) error {
+		status, err := service.Query()
+		state = status.State
+		return err
+	})
+	if errors.Is(err, windows.ERROR_SERVICE_DOES_NOT_EXIST) {
+		return 0, false, nil
+	}
+	return state, err == nil, err
+}
+
+// until waits for a state. A service that was to run and has stopped does not get there.
+func until(ctx context.Context, service *mgr.Service, name string, wanted svc.State) error {
+	err := wait.PollUntilContextCancel(ctx, pollPeriod, true, func(context.Context) (bool, error) {
+		status, err := service.Query()
+		if err == nil && status.State == svc.Stopped && wanted == svc.Running {
+			err = fmt.Errorf("it has stopped with exit code %d (%d)", status.Win32ExitCode, status.ServiceSpecificExitCode)
+		}
+		return status.State == wanted, err
+	})
+	if err != nil {
+		return fmt.Errorf("wait for service %s: %w", name, err)
+	}
+	return nil
+}
+
+// withManager connects to the service control manager. It asks for no more than it needs.
+func withManager(access uint32, act func(*mgr.Mgr) error) error {
+	handle, err := windows.OpenSCManager(nil, nil, access)
+	if err != nil {
+		return fmt.Errorf("connect to the service control manager: %w", err)
+	}
+	manager := &mgr.Mgr{Handle: handle}
+	return errors.Join(act(manager), manager.Disconnect())
+}
+
+// withService opens a service.
+func withService(name string, access uint32, act func(*mgr.Service) error) error {
+	return withManager(windows.SC_MANAGER_CONNECT, func(manager *mgr.Mgr) error {
+		text, err := windows.UTF16PtrFromString(name)
+		if err != nil {
+			return err
+		}
+		handle, err := windows.OpenService(manager.Handle, text, access)
+		if err != nil {
+			return fmt.Errorf("open service %s: %w", name, err)
+		}
+		service := &mgr.Service{Name: name, Handle: handle}
+		return errors.Join(act(service), service.Close())
+	})
+}

@@ -1,0 +1,240 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/config"
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/agent/kubelet"
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/agent/windows"
+	"haulout.dev/haulout/pkg/version"
+)
+
+const (
+	// logName is the file of the log, crashName that of the last words of an agent that crashed.
+	logName, crashName = "agent.log", "crash.log"
+	// journalPeriod is how often the event log hears what is news.
+	journalPeriod = time.Second
+)
+
+// runner runs the agent as a service of Windows, or in a console.
+type runner struct {
+	// service: the service control manager has started this process. The agent is told so, because
+	// it cannot find that out in every environment.
+	service bool
+	// controls are what Windows asks of it, events its event log. Both are of no use in a console.
+	controls *windows.Controls
+	events   *windows.EventLog
+}
+
+func (r *runner) addFlags(flags *pflag.FlagSet) {
+	flags.BoolVar(&r.service, "windows-service", r.service, "The service control manager has started this process. Only 'install' sets it.")
+}
+
+// start calls the function that loads the configuration and calls run. Windows must hear from a
+// service soon, so that all this is done while the service already answers.
+func (r *runner) start(ctx context.Context, o *Options, run func(context.Context) error) error {
+	if !r.service {
+		r.controls = windows.NewControls()
+		ctx, stop := signal.NotifyContext(ctx, os.Interrupt)
+		defer stop()
+		return run(ctx)
+	}
+	events, err := windows.OpenEventLog()
+	if err == nil {
+		r.events = events
+	}
+	defer func() { _ = r.events.Close() }()
+	handler := &windows.Handler{Log: r.events, Run: func(ctx context.Context, c *windows.Controls) error {
+		r.controls = c
+		closeLog, err := redirectLog(o)
+		if err != nil {
+			return fmt.Errorf("open the log: %w", err)
+		}
+		defer closeLog()
+		if err := run(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "The agent failed")
+			return err
+		}
+		return nil
+	}}
+	return windows.RunService(handler)
+}
+
+// redirectLog sends what is written to the standard error into a file. It returns a function that
+// writes the rest and closes the file.
+func redirectLog(o *Options) (closeLog func(), err error) {
+	dir := config.Default().StateDirectory
+	if c, err := o.Load(); err == nil {
+		dir = c.StateDirectory
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	if crash, err := os.Create(filepath.Join(dir, crashName)); err == nil {
+		_ = debug.SetCrashOutput(crash, debug.CrashOptions{})
+		_ = crash.Close()
+	}
+	log, err := windows.OpenLogFile(filepath.Join(dir, logName))
+	if err != nil {
+		return nil, err
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, log.Close())
+	}
+	before, copied := os.Stderr, make(chan struct{})
+	os.Stderr = writer
+	go func() {
+		defer close(copied)
+		_, _ = io.Copy(log, reader)
+	}()
+	return func() {
+		klog.Flush()
+		os.Stderr = before
+		_ = writer.Close()
+		<-copied
+		_ = log.Close()
+	}, nil
+}
+
+// run runs the agent until the context ends, or until a shutdown may go on.
+func (r *runner) run(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s, err := begin(ctx, c)
+	if err != nil {
+		return err
+	}
+	machine := windows.New(machineConfig(c, s, r.controls))
+	h := &host{
+		machine: machine, kubelet: windows.Service{Name: c.KubeletService}, final: true, pollingOnly: true, status: r.status(ctx),
+	}
+	config, node, err := r.waitForClient(ctx, c, h.status)
+	if err != nil {
+		return endErr(ctx, err)
+	}
+	a, err := newAgent(ctx, c, s, h, config, node)
+	if err != nil {
+		return err
+	}
+	h.status("starting")
+	go r.journal(ctx, a.manager.Status)
+	go func() {
+		defer cancel()
+		select {
+		case <-ctx.Done():
+		case <-a.manager.Down():
+			// A process that resumes a shutdown goes on: Windows has not asked it.
+			select {
+			case <-r.controls.Preshutdown():
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return endErr(ctx, a.run(ctx))
+}
+
+// endErr returns nil for an agent that has ended because it was told to.
+func endErr(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// waitForClient waits until the machine has joined a cluster, or shuts down without.
+func (r *runner) waitForClient(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, status func(string)) (config *rest.Config, node string, err error) {
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() {
+		select {
+		case <-waiting.Done():
+		case <-r.controls.Preshutdown():
+			stop()
+		}
+	}()
+	return waitForClient(waiting, c, status)
+}
+
+// machineConfig returns how the shutdown is delayed, with what an earlier process of this boot knew
+// of it.
+func machineConfig(c *v1alpha1.NodeAgentConfiguration, s *start, controls *windows.Controls) windows.Config {
+	m := windows.Config{
+		Delay: c.MaxShutdownDelay.Duration, Controls: controls,
+		Settings: windows.NewSettings(c.StateDirectory, c.KubeletService), Check: checkKubelet(c.KubeletConfig),
+	}
+	switch s.stored.Phase {
+	case state.Detected, state.Maintaining, state.LocalRun, state.Releasing, state.Down:
+		m.Since, m.Deadline = s.stored.Signal.Time, s.stored.Signal.Deadline
+	}
+	return m
+}
+
+// checkKubelet returns a function that reports the kubelet's own graceful shutdown.
+func checkKubelet(path string) func(context.Context) []string {
+	return func(ctx context.Context) []string {
+		facts, err := kubelet.Discover(ctx, path, nil)
+		if err != nil || !facts.ShutdownGrace {
+			return nil // static pods report a configuration that cannot be read
+		}
+		return []string{"The kubelet ends the pods by itself when the machine shuts down; set shutdownGracePeriod to 0s in " + path + "."}
+	}
+}
+
+// status returns a function that tells Windows that the service has started, and logs what it does.
+func (r *runner) status(ctx context.Context) func(string) {
+	return func(line string) {
+		r.controls.Ready()
+		klog.FromContext(ctx).V(1).Info("Status", "status", line)
+	}
+}
+
+// journal writes to the event log what is news, until the context ends.
+func (r *runner) journal(ctx context.Context, status func() shutdown.Status) {
+	r.events.Write(windows.Message{ID: windows.EventStarted, Text: "The node agent " + version.Get() + " has started."})
+	var journal windows.Journal
+	ticker := time.NewTicker(journalPeriod)
+	defer ticker.Stop()
+	for {
+		s := status()
+		for _, message := range journal.Next(&s) {
+			r.events.Write(message)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
