@@ -214,6 +214,9 @@ func ensureService(command string) (changed bool, err error) {
 // ensureRecovery has Windows restart an agent that has failed, whether or not it said so.
 func ensureRecovery(service *mgr.Service) (changed bool, err error) {
 	actions, err := service.RecoveryActions()
+	if errors.Is(err, windows.ERROR_INVALID_LEVEL) {
+		return false, nil // wine restarts no service
+	}
 	if err != nil {
 		return false, err
 	}
