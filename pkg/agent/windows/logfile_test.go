@@ -1,0 +1,67 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package windows
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestLogFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.log")
+	write := func(l *LogFile, text string) {
+		t.Helper()
+		if n, err := l.Write([]byte(text)); n != len(text) || err != nil {
+			t.Fatalf("wrote %d bytes of %q: %v", n, text, err)
+		}
+	}
+	check := func(path, want string) {
+		t.Helper()
+		if got, err := os.ReadFile(path); err != nil || string(got) != want {
+			t.Errorf("%s has %q (error %v), want %q", path, got, err, want)
+		}
+	}
+	for _, text := range []string{"one\n", "two\n"} {
+		l, err := OpenLogFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(l, text)
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(path, "one\ntwo\n")
+	l, err := OpenLogFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.limit = 12
+	write(l, "333\n")
+	check(path, "one\ntwo\n333\n")
+	write(l, "4\n")
+	check(path, "4\n")
+	check(path+".old", "one\ntwo\n333\n")
+	write(l, "longer than the limit\n")
+	write(l, "5\n")
+	check(path, "5\n")
+	check(path+".old", "longer than the limit\n")
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}

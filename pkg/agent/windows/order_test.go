@@ -1,0 +1,153 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package windows
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+const own, kubelet = ServiceName, "kubelet"
+
+func TestPlace(t *testing.T) {
+	for name, test := range map[string]struct {
+		order, want []string
+		unchanged   bool
+	}{
+		"an empty list":                    {want: []string{own}},
+		"before the kubelet":               {order: []string{"a", kubelet, "b"}, want: []string{"a", own, kubelet, "b"}},
+		"before the kubelet in capitals":   {order: []string{"KUBELET"}, want: []string{own, "KUBELET"}},
+		"before the first of two":          {order: []string{"a", kubelet, "Kubelet"}, want: []string{"a", own, kubelet, "Kubelet"}},
+		"at the end without the kubelet":   {order: []string{"a", "b"}, want: []string{"a", "b", own}},
+		"already there":                    {order: []string{own, "a", kubelet}, want: []string{own, "a", kubelet}, unchanged: true},
+		"already there in capitals":        {order: []string{"HAULOUT-NODE-AGENT", kubelet}, want: []string{"HAULOUT-NODE-AGENT", kubelet}, unchanged: true},
+		"already there, without a kubelet": {order: []string{own, "a"}, want: []string{own, "a"}, unchanged: true},
+		"after the kubelet":                {order: []string{"a", kubelet, "b", own}, want: []string{"a", own, kubelet, "b"}},
+		"twice":                            {order: []string{own, "a", kubelet, "Haulout-Node-Agent"}, want: []string{"a", own, kubelet}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := slices.Clone(test.order)
+			got, changed := place(test.order, own, kubelet)
+			if !slices.Equal(got, test.want) || changed == test.unchanged {
+				t.Errorf("got %q (changed %v), want %q (changed %v)", got, changed, test.want, !test.unchanged)
+			}
+			if !slices.Equal(test.order, before) {
+				t.Errorf("the list was changed in place to %q", test.order)
+			}
+			if again, changed := place(got, own, kubelet); changed || !slices.Equal(again, got) {
+				t.Errorf("a second time gives %q", again)
+			}
+		})
+	}
+}
+
+// fakeOrder is the value in a registry.
+type fakeOrder struct {
+	order []string
+	found bool
+}
+
+func (f *fakeOrder) get() (order []string, found bool, err error) {
+	return slices.Clone(f.order), f.found, nil
+}
+
+func (f *fakeOrder) set(order []string) error {
+	f.order, f.found = slices.Clone(order), true
+	return nil
+}
+
+func (f *fakeOrder) remove() error {
+	f.order, f.found = nil, false
+	return nil
+}
+
+func TestOrderIsRestored(t *testing.T) {
+	for name, test := range map[string]struct {
+		before fakeOrder
+		// change is what others do while the agent is installed.
+		change func(*fakeOrder)
+		// again: the agent looks once more after the change.
+		again bool
+		want  fakeOrder
+	}{
+		"a list":               {before: fakeOrder{order: []string{"a", "Kubelet"}, found: true}, want: fakeOrder{order: []string{"a", "Kubelet"}, found: true}},
+		"a list without us":    {before: fakeOrder{order: []string{"a"}, found: true}, want: fakeOrder{order: []string{"a"}, found: true}},
+		"an empty list":        {before: fakeOrder{found: true}, want: fakeOrder{found: true}},
+		"no value":             {},
+		"left by another life": {before: fakeOrder{order: []string{"a", own}, found: true}, want: fakeOrder{order: []string{"a"}, found: true}},
+		"others come": {
+			before: fakeOrder{order: []string{"a"}, found: true},
+			change: func(f *fakeOrder) { f.order = append(f.order, "b") },
+			want:   fakeOrder{order: []string{"a", "b"}, found: true},
+		},
+		"others come where no value was": {
+			change: func(f *fakeOrder) { f.order = append(f.order, kubelet) },
+			want:   fakeOrder{order: []string{kubelet}, found: true},
+		},
+		"the kubelet puts itself before us": {
+			change: func(f *fakeOrder) { f.order = append([]string{kubelet}, f.order...) }, again: true,
+			want: fakeOrder{order: []string{kubelet}, found: true},
+		},
+		"the value is removed":             {before: fakeOrder{order: []string{"a"}, found: true}, change: func(f *fakeOrder) { _ = f.remove() }},
+		"the value is removed and we come": {change: func(f *fakeOrder) { _ = f.remove() }, again: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, value := t.TempDir(), &fakeOrder{order: slices.Clone(test.before.order), found: test.before.found}
+			placeOnce := func() {
+				t.Helper()
+				if err := placeInOrder(value, dir, own, kubelet); err != nil {
+					t.Fatal(err)
+				}
+				if indexOf(value.order, own) < 0 {
+					t.Fatalf("the agent is not in %q", value.order)
+				}
+			}
+			placeOnce()
+			if test.change != nil {
+				test.change(value)
+			}
+			if test.again {
+				placeOnce()
+			}
+			if err := restoreOrder(value, dir, own); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(value.order, test.want.order) || value.found != test.want.found {
+				t.Errorf("the value is %q (exists: %v), want %q (exists: %v)", value.order, value.found, test.want.order, test.want.found)
+			}
+			if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
+				t.Errorf("files are left: %v (error %v)", files, err)
+			}
+		})
+	}
+}
+
+func TestDamagedRecordIsNotOverwritten(t *testing.T) {
+	dir, value := t.TempDir(), &fakeOrder{order: []string{"a"}, found: true}
+	path := filepath.Join(dir, orderFile)
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := placeInOrder(value, dir, own, kubelet); err == nil {
+		t.Error("a record that cannot be read is no error")
+	}
+	if content, err := os.ReadFile(path); err != nil || string(content) != "{" || !slices.Equal(value.order, []string{"a"}) {
+		t.Errorf("the record is %q (error %v) and the value %q", content, err, value.order)
+	}
+}

@@ -1,0 +1,359 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package windowsagent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+// The controls that the service accepts: Stop, ParamChange and Preshutdown.
+const accepted = 0x1 | 0x8 | 0x100
+
+// TestWindowsAgent installs the agent on a machine with Windows, shuts that down twice, with and
+// without the API, and removes the agent.
+func TestWindowsAgent(t *testing.T) {
+	cluster.MustKubectl(t, "", "apply", "--filename="+filepath.Join(cluster.Root(), "artifacts", "node-agent", "rbac.yaml"))
+	n := newNode(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of the agent:\n%s%s", n.read(stateFolder+`\agent.log`), n.read(stateFolder+`\crash.log`))
+		}
+	})
+	n.run("helper.exe", "order", `["UmRdpService","Kubelet","gpsvc"]`)
+	var before map[string]string
+	n.helper(&before, "registry")
+
+	testInstall(t, n)
+	testPreshutdown(t, n)
+	testReboot(t, n)
+	testOffline(t, n)
+	testStopAndUpdate(t, n)
+	testUninstall(t, n, before)
+}
+
+// testInstall installs the agent: the service and its settings, and installs it again.
+func testInstall(t *testing.T, n *node) {
+	t.Helper()
+	if out := n.run("agent.exe", "install", "--config="+configFile); !strings.Contains(out, "installed and runs") {
+		t.Errorf("install prints %q", out)
+	}
+	n.until(t, v1alpha1.NodeConditionAgentReady, corev1.ConditionTrue, shutdown.ReasonReady)
+	var config struct {
+		BinaryPathName, DisplayName string
+		StartType                   uint32
+		PreshutdownMilliseconds     int64
+	}
+	n.helper(&config, "config", service)
+	if want := `"C:\Program Files\haulout-node-agent\haulout-node-agent.exe" run --windows-service`; config.BinaryPathName != want || config.StartType != 2 {
+		t.Errorf("the service has the command line %q and start type %d, want %q and 2", config.BinaryPathName, config.StartType, want)
+	}
+	if config.PreshutdownMilliseconds != maxDelay.Milliseconds() {
+		t.Errorf("Windows waits %d ms for the service, want %d", config.PreshutdownMilliseconds, maxDelay.Milliseconds())
+	}
+	if order := n.order(); order != `["UmRdpService" "haulout-node-agent" "Kubelet" "gpsvc"]` {
+		t.Errorf("PreshutdownOrder is %s", order)
+	}
+	var s status
+	n.helper(&s, "control", service, fmt.Sprint(controlInterrogate))
+	if s.State != running || s.Accepts != accepted {
+		t.Errorf("the service has state %d and accepts %#x, want %d and %#x", s.State, s.Accepts, running, accepted)
+	}
+	if out := n.run("agent.exe", "status"); !strings.Contains(out, "delayed by 1m0s at most") {
+		t.Errorf("status prints %q", out)
+	}
+	pid := s.PID
+	if out := n.run("agent.exe", "install", "--config="+configFile); !strings.Contains(out, "up to date") {
+		t.Errorf("the second install prints %q", out)
+	}
+	n.helper(&s, "control", service, fmt.Sprint(controlInterrogate))
+	if s.PID != pid {
+		t.Error("the second install has restarted the service")
+	}
+}
+
+func (n *node) order() string {
+	n.tb.Helper()
+	var values map[string]string
+	n.helper(&values, "registry")
+	return values["PreshutdownOrder"]
+}
+
+// testPreshutdown shuts the machine down. The pods leave by priority, and the service tells Windows
+// that it works until they have.
+func testPreshutdown(t *testing.T, n *node) {
+	t.Helper()
+	namespace := cluster.NewNamespace(t)
+	n.podsByPriority(t, namespace)
+	cluster.Budget(t, namespace, "low", 0)
+	left := watchPods(t, namespace)
+	statuses := n.watch(service)
+
+	n.run("helper.exe", "preshutdown", service)
+	n.until(t, corev1.NodeGracefulNodeShutdownInProgress, corev1.ConditionTrue, shutdown.ReasonWaitingForDrain)
+	nm := n.maintenance(t)
+	if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain || len(nm.Spec.DrainPlan) < 9 {
+		t.Errorf("the maintenance has stage %s and the plan %v", nm.Spec.Stage, nm.Spec.DrainPlan)
+	}
+	// While the budget allows nothing, the service answers.
+	var s status
+	framework.Eventually(t, "the service has told three times that it works", func(context.Context) (bool, error) {
+		n.helper(&s, "control", service, fmt.Sprint(controlInterrogate))
+		return s.CheckPoint >= 3, nil
+	})
+	if s.State != stopPending || s.WaitHint == 0 {
+		t.Errorf("the service has state %d and wait hint %d, want %d and more than 0", s.State, s.WaitHint, stopPending)
+	}
+	if out, err := n.try("agent.exe", "uninstall"); err == nil || !strings.Contains(err.Error(), "a shutdown waits for the agent") {
+		t.Errorf("uninstall prints %q and fails with %v", out, err)
+	}
+	cluster.MustKubectl(t, "", "--namespace="+namespace, "delete", "poddisruptionbudget", "low")
+
+	checkStatuses(t, statuses())
+	if got, want := left(), []string{"low", "high", "critical"}; !slices.Equal(got, want) {
+		t.Errorf("the pods left in the order %q, want %q", got, want)
+	}
+	condition, err := n.condition(t.Context(), t, corev1.NodeGracefulNodeShutdownInProgress)
+	if err != nil || condition.Reason != shutdown.ReasonReleasing {
+		t.Errorf("the last condition is %+v (error %v), want reason %s", condition, err, shutdown.ReasonReleasing)
+	}
+}
+
+// checkStatuses checks what Windows has heard in a shutdown: pending, with check points that rise
+// in time, and stopped at the end.
+func checkStatuses(t *testing.T, statuses []status) {
+	t.Helper()
+	var last status
+	for i, s := range statuses {
+		switch {
+		case i == 0 && s.State != running:
+			t.Errorf("the service began in state %d", s.State)
+		case s.State == stopPending && (s.CheckPoint <= last.CheckPoint || s.WaitHint == 0 || s.Accepts != 0):
+			t.Errorf("after %+v came %+v: the check point must rise, with a wait hint, and no control be accepted", last, s)
+		case s.State == stopPending && last.State == stopPending && s.Milliseconds-last.Milliseconds > int64(last.WaitHint):
+			t.Errorf("after %+v came %+v, later than the wait hint", last, s)
+		}
+		last = s
+	}
+	if last.State != stopped || last.ExitCode != 0 {
+		t.Errorf("the last status was %+v, want stopped without an error", last)
+	}
+}
+
+// maintenance returns the NodeMaintenance of the shutdown of the node.
+func (n *node) maintenance(t *testing.T) *v1alpha1.NodeMaintenance {
+	t.Helper()
+	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		if strings.HasPrefix(list.Items[i].Name, "shutdown-"+n.name+"-") && list.Items[i].Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
+			t.Cleanup(func() { cluster.Remove(t, list.Items[i].Name) })
+			return &list.Items[i]
+		}
+	}
+	t.Fatal("the shutdown is no NodeMaintenance in stage Drain")
+	return nil
+}
+
+// watchPods watches the pods of a namespace. The function that it returns ends that, and returns
+// the names of those that were deleted, in their order.
+func watchPods(t *testing.T, namespace string) func() []string {
+	t.Helper()
+	pods := cluster.As(t).Kube.CoreV1().Pods(namespace)
+	list, err := pods.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	watcher, err := pods.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan []string, 1)
+	go func() {
+		var left []string
+		for event := range watcher.ResultChan() {
+			if pod, ok := event.Object.(*corev1.Pod); ok && event.Type == "DELETED" {
+				left = append(left, pod.Name)
+			}
+		}
+		done <- left
+	}()
+	return func() []string {
+		watcher.Stop()
+		return <-done
+	}
+}
+
+// testReboot boots the machine. The service starts by itself, and the node serves again.
+func testReboot(t *testing.T, n *node) {
+	t.Helper()
+	n.switchOff()
+	n.switchOn("--restart")
+	framework.Eventually(t, "the node is schedulable and no maintenance drains it", func(ctx context.Context) (bool, error) {
+		object, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
+		return err == nil && !object.Spec.Unschedulable, err
+	})
+	n.until(t, v1alpha1.NodeConditionAgentReady, corev1.ConditionTrue, shutdown.ReasonReady)
+}
+
+// testOffline shuts the machine down while kube-apiserver is frozen. The agent stops the kubelet and
+// ends the pods through the runtime, by priority. After the boot it reports them.
+func testOffline(t *testing.T, n *node) {
+	t.Helper()
+	namespace := cluster.NewNamespace(t)
+	pods := n.podsByPriority(t, namespace)
+	type entry struct {
+		Namespace, Name, UID string
+		Takes                int
+	}
+	var entries []entry
+	for i, pod := range pods {
+		entries = append(entries, entry{Namespace: namespace, Name: pod.Name, UID: string(pod.UID), Takes: 300 * (i + 1)})
+	}
+	content, err := json.Marshal(entries)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.write(`C:\test\pods.json`, content)
+	errors := n.start("runtime", pipe, `C:\test\pods.json`, `C:\test\runtime.log`)
+	framework.Eventually(t, "the runtime listens and the agent has stored the pods", func(context.Context) (bool, error) {
+		stored := n.read(stateFolder + `\pods.json`)
+		return strings.Contains(n.read(`C:\test\runtime.log`), "listens") && strings.Contains(stored, string(pods[0].UID)) &&
+			strings.Contains(stored, string(pods[1].UID)) && strings.Contains(stored, string(pods[2].UID)), nil
+	})
+	statuses := n.watch(service)
+
+	cluster.Signal(t, "kube-apiserver", syscall.SIGSTOP)
+	n.run("helper.exe", "preshutdown", service)
+	seen := statuses()
+	cluster.Signal(t, "kube-apiserver", syscall.SIGCONT)
+	checkStatuses(t, seen)
+	log := n.read(`C:\test\runtime.log`)
+	if got, want := ends(log), []string{"stop low", "ended low", "stop high", "ended high", "stop critical", "ended critical"}; !slices.Equal(got, want) {
+		t.Errorf("the runtime was asked for %q, want %q\n%s\n%s", got, want, log, errors)
+	}
+	if !strings.Contains(log, "stop low timeout=5") {
+		t.Errorf("the pod did not get its own grace period:\n%s", log)
+	}
+	var kubelet status
+	n.helper(&kubelet, "status", "kubelet")
+	if kubelet.State != stopped {
+		t.Errorf("the kubelet has state %d, want %d", kubelet.State, stopped)
+	}
+
+	n.switchOff()
+	n.switchOn("--restart")
+	framework.Eventually(t, "the pods are reported", func(ctx context.Context) (bool, error) {
+		list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for i := range list.Items {
+			if s := list.Items[i].Status; s.Phase != corev1.PodFailed || s.Reason != "Terminated" {
+				return false, fmt.Errorf("pod %s is %s (%s)", list.Items[i].Name, s.Phase, s.Reason)
+			}
+		}
+		return len(list.Items) == len(pods), nil
+	})
+}
+
+// ends returns what the runtime was asked to do.
+func ends(log string) []string {
+	var list []string
+	for line := range strings.Lines(log) {
+		if fields := strings.Fields(line); len(fields) >= 3 {
+			list = append(list, fields[1]+" "+fields[2])
+		}
+	}
+	return list
+}
+
+// testStopAndUpdate stops and starts the service, changes its settings, and updates it.
+func testStopAndUpdate(t *testing.T, n *node) {
+	t.Helper()
+	statuses := n.watch(service)
+	if out, err := n.try("helper.exe", "stop", service); err != nil {
+		t.Fatalf("stop: %v\n%s", err, out)
+	}
+	checkStatuses(t, statuses())
+	n.run("helper.exe", "order", `["kubelet","HAULOUT-node-agent"]`)
+	n.run("helper.exe", "start", service)
+	framework.Eventually(t, "the agent is before the kubelet again", func(context.Context) (bool, error) {
+		return n.order() == `["haulout-node-agent" "kubelet"]`, nil
+	})
+	n.run("helper.exe", "order", `null`)
+	var s status
+	n.helper(&s, "control", service, fmt.Sprint(controlParamChange))
+	framework.Eventually(t, "the order that was removed is there again", func(context.Context) (bool, error) {
+		return n.order() == `["haulout-node-agent"]`, nil
+	})
+	// An update replaces a program that runs, and a configuration.
+	program, err := os.ReadFile(n.path(`C:\test\agent.exe`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.write(`C:\test\agent.exe`, append(program, 0))
+	n.write(configFile, fmt.Appendf(nil, agentConfig, 2*maxDelay, n.metrics))
+	if out := n.run("agent.exe", "install", "--config="+configFile); !strings.Contains(out, "installed and runs") {
+		t.Errorf("the update prints %q", out)
+	}
+	n.until(t, v1alpha1.NodeConditionAgentReady, corev1.ConditionTrue, shutdown.ReasonReady)
+	framework.Eventually(t, "the agent runs with the new configuration", func(context.Context) (bool, error) {
+		out, err := n.try("agent.exe", "status")
+		return strings.Contains(out, "delayed by 2m0s at most"), err
+	})
+	installed, err := os.Stat(n.path(`C:\Program Files\haulout-node-agent\haulout-node-agent.exe`))
+	if err != nil || installed.Size() != int64(len(program))+1 {
+		t.Errorf("the program was not replaced: %v", err)
+	}
+}
+
+// testUninstall removes the agent. The registry is as it was before, and the node says that it has
+// no agent.
+func testUninstall(t *testing.T, n *node, before map[string]string) {
+	t.Helper()
+	n.run("helper.exe", "order", `["UmRdpService","haulout-node-agent","Kubelet","gpsvc"]`)
+	if out := n.run("agent.exe", "uninstall"); !strings.Contains(out, "removed") {
+		t.Errorf("uninstall prints %q", out)
+	}
+	var after map[string]string
+	n.helper(&after, "registry")
+	if diff := cmp.Diff(before, after); diff != "" {
+		t.Errorf("uninstall leaves changes in the registry (-before +after):\n%s", diff)
+	}
+	if _, err := os.Stat(n.path(`C:\Program Files\haulout-node-agent`)); !os.IsNotExist(err) {
+		t.Errorf("uninstall leaves the program: %v", err)
+	}
+	n.until(t, v1alpha1.NodeConditionAgentReady, corev1.ConditionFalse, shutdown.ReasonStopped)
+}

@@ -1,0 +1,112 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package windowsagent
+
+import (
+	"bytes"
+	"debug/pe"
+	"encoding/binary"
+	"testing"
+)
+
+// Where the parts of the library are: the headers, then one section with the table of exports.
+const (
+	dllBase      = 0x180000000
+	sectionRVA   = 0x1000
+	sectionFile  = 0x200
+	optionalSize = 112 + 16*8
+)
+
+// exportDirectory is IMAGE_EXPORT_DIRECTORY.
+type exportDirectory struct {
+	Characteristics, TimeDateStamp     uint32
+	MajorVersion, MinorVersion         uint16
+	Name, Base                         uint32
+	NumberOfFunctions, NumberOfNames   uint32
+	AddressOfFunctions, AddressOfNames uint32
+	AddressOfNameOrdinals              uint32
+	Function, NamePointer              uint32
+	Ordinal, padding                   uint16
+}
+
+// forwardingDLL returns a library without code. Its one function is that of another library.
+func forwardingDLL(name, function, target string) []byte {
+	var texts bytes.Buffer
+	size := uint32(binary.Size(exportDirectory{}))
+	text := func(s string) uint32 {
+		at := sectionRVA + size + uint32(texts.Len())
+		texts.WriteString(s + "\x00")
+		return at
+	}
+	d := exportDirectory{Name: text(name), Base: 1, NumberOfFunctions: 1, NumberOfNames: 1, NamePointer: text(function), Function: text(target)}
+	d.AddressOfFunctions, d.AddressOfNames, d.AddressOfNameOrdinals = sectionRVA+size-12, sectionRVA+size-8, sectionRVA+size-4
+	var exports bytes.Buffer
+	write := func(to *bytes.Buffer, value any) {
+		// A buffer takes all, and all values have a fixed size.
+		_ = binary.Write(to, binary.LittleEndian, value)
+	}
+	write(&exports, d)
+	exports.Write(texts.Bytes())
+
+	var file bytes.Buffer
+	file.WriteString("MZ")
+	file.Write(make([]byte, 0x3c-2))
+	write(&file, uint32(0x40))
+	file.WriteString("PE\x00\x00")
+	write(&file, pe.FileHeader{
+		Machine: pe.IMAGE_FILE_MACHINE_AMD64, NumberOfSections: 1, SizeOfOptionalHeader: optionalSize,
+		Characteristics: pe.IMAGE_FILE_EXECUTABLE_IMAGE | pe.IMAGE_FILE_LARGE_ADDRESS_AWARE | pe.IMAGE_FILE_DLL,
+	})
+	optional := pe.OptionalHeader64{
+		Magic: 0x20b, SizeOfInitializedData: sectionFile, BaseOfCode: sectionRVA, ImageBase: dllBase,
+		SectionAlignment: sectionRVA, FileAlignment: sectionFile, MajorOperatingSystemVersion: 6, MajorSubsystemVersion: 6,
+		SizeOfImage: 2 * sectionRVA, SizeOfHeaders: sectionFile, Subsystem: pe.IMAGE_SUBSYSTEM_WINDOWS_CUI,
+		DllCharacteristics: pe.IMAGE_DLLCHARACTERISTICS_DYNAMIC_BASE | pe.IMAGE_DLLCHARACTERISTICS_NX_COMPAT,
+		SizeOfStackReserve: 1 << 20, SizeOfStackCommit: 1 << 12, SizeOfHeapReserve: 1 << 20, SizeOfHeapCommit: 1 << 12, NumberOfRvaAndSizes: 16,
+	}
+	optional.DataDirectory[pe.IMAGE_DIRECTORY_ENTRY_EXPORT] = pe.DataDirectory{VirtualAddress: sectionRVA, Size: uint32(exports.Len())}
+	write(&file, optional)
+	section := pe.SectionHeader32{
+		VirtualSize: uint32(exports.Len()), VirtualAddress: sectionRVA, SizeOfRawData: sectionFile, PointerToRawData: sectionFile,
+		Characteristics: pe.IMAGE_SCN_CNT_INITIALIZED_DATA | pe.IMAGE_SCN_MEM_READ,
+	}
+	copy(section.Name[:], ".rdata")
+	write(&file, section)
+	file.Write(make([]byte, sectionFile-file.Len()))
+	file.Write(exports.Bytes())
+	file.Write(make([]byte, 2*sectionFile-file.Len()))
+	return file.Bytes()
+}
+
+func TestForwardingDLL(t *testing.T) {
+	file, err := pe.NewFile(bytes.NewReader(forwardingDLL("a.dll", "Function", "other.Name")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(file.Sections) != 1 || file.Machine != pe.IMAGE_FILE_MACHINE_AMD64 {
+		t.Errorf("the file has %d sections for machine %#x, want one for %#x", len(file.Sections), file.Machine, pe.IMAGE_FILE_MACHINE_AMD64)
+	}
+	data, err := file.Sections[0].Data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"a.dll\x00", "Function\x00", "other.Name\x00"} {
+		if !bytes.Contains(data, []byte(text)) {
+			t.Errorf("the exports have no %q", text)
+		}
+	}
+}

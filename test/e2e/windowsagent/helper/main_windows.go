@@ -1,0 +1,75 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Command helper stands in, under wine, for what a Windows node has beside the agent: the service of
+// the kubelet, a container runtime at a named pipe, and the part of the service control manager that
+// tells services of a shutdown. It also shows what wine's own tools do not.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+)
+
+// commands are what the first argument may be, with the number of arguments that follow.
+var commands = map[string]struct {
+	arguments int
+	run       func(args []string) error
+}{
+	"kubelet":     {1, func(args []string) error { return runKubelet(args[0]) }},
+	"runtime":     {3, func(args []string) error { return runRuntime(args[0], args[1], args[2]) }},
+	"preshutdown": {1, func(args []string) error { return sendPreshutdown(args[0]) }},
+	"create":      {2, func(args []string) error { return create(args[0], args[1]) }},
+	"start":       {1, func(args []string) error { return start(args[0]) }},
+	"stop":        {1, func(args []string) error { return control(args[0], controlStop) }},
+	"status":      {1, func(args []string) error { return showStatus(args[0]) }},
+	"watch":       {1, func(args []string) error { return watch(args[0]) }},
+	"config":      {1, func(args []string) error { return showConfig(args[0]) }},
+	"order":       {1, func(args []string) error { return setOrder(args[0]) }},
+	"registry":    {0, func([]string) error { return showRegistry() }},
+	"control": {2, func(args []string) error {
+		code, err := strconv.ParseUint(args[1], 10, 32)
+		if err != nil {
+			return err
+		}
+		return control(args[0], uint32(code))
+	}},
+}
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	if len(args) == 0 {
+		return fmt.Errorf("a command is missing")
+	}
+	command, found := commands[args[0]]
+	if !found || len(args)-1 != command.arguments {
+		return fmt.Errorf("%q is no command with its arguments", args)
+	}
+	return command.run(args[1:])
+}
+
+// show writes a line of JSON.
+func show(value any) error {
+	return json.NewEncoder(os.Stdout).Encode(value)
+}

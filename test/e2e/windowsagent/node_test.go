@@ -1,0 +1,202 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package windowsagent
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
+
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+const (
+	service = "haulout-node-agent"
+	// files of the machine, where kubeadm puts them.
+	kubeconfigFile = `C:\etc\kubernetes\kubelet.conf`
+	kubeletFile    = `C:\var\lib\kubelet\config.yaml`
+	manifests      = `C:\etc\kubernetes\manifests`
+	stateFolder    = `C:\ProgramData\haulout-node-agent`
+	configFile     = `C:\test\config.yaml`
+	pipe           = `\\.\pipe\containerd-containerd`
+	// maxDelay is how long the agent of the tests delays a shutdown.
+	maxDelay = time.Minute
+)
+
+const agentConfig = `apiVersion: nodeagent.haulout.dev/v1alpha1
+kind: NodeAgentConfiguration
+maxShutdownDelay: %s
+apiGracePeriod: 3s
+metricsBindAddress: 127.0.0.1:%d
+shutdownGracePeriodByPodPriority:
+- {priority: 0, shutdownGracePeriodSeconds: 10}
+- {priority: 10000, shutdownGracePeriodSeconds: 8}
+- {priority: 2000000000, shutdownGracePeriodSeconds: 6}
+`
+
+const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+staticPodPath: 'C:\etc\kubernetes\manifests'
+containerRuntimeEndpoint: npipe:////./pipe/containerd-containerd
+healthzPort: %d
+`
+
+// node is a node of the cluster whose machine runs Windows. Its pods are simulated.
+type node struct {
+	*machine
+	name, pool string
+	metrics    int
+}
+
+// newNode makes the node, with what is on its machine before the agent is installed.
+func newNode(t *testing.T) *node {
+	t.Helper()
+	pool, names := cluster.NewPool(t, 1, true)
+	n := &node{machine: newMachine(t), name: names[0], pool: pool, metrics: freePort(t)}
+	n.write(kubeconfigFile, nodeKubeconfig(t, n.name))
+	healthz := freePort(t)
+	n.write(kubeletFile, fmt.Appendf(nil, kubeletConfig, healthz))
+	n.write(manifests+`\none\none`, nil)
+	n.write(configFile, fmt.Appendf(nil, agentConfig, maxDelay, n.metrics))
+	n.run("helper.exe", "create", "kubelet", fmt.Sprintf(`C:\test\kubelet.exe kubelet 127.0.0.1:%d`, healthz))
+	return n
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port
+}
+
+// nodeKubeconfig returns the kubeconfig of a kubelet.
+func nodeKubeconfig(t *testing.T, name string) []byte {
+	t.Helper()
+	block := func(file string) []byte {
+		content, err := os.ReadFile(filepath.Join(cluster.Dir(), "pki", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, _ := pem.Decode(content)
+		return first.Bytes
+	}
+	ca, err := x509.ParseCertificate(block("ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var caKey any
+	if caKey, err = x509.ParsePKCS8PrivateKey(block("ca.key")); err != nil {
+		caKey, err = x509.ParseECPrivateKey(block("ca.key"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		Subject:  pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	certificate, err := x509.CreateCertificate(rand.Reader, template, ca, key.Public(), caKey.(crypto.Signer))
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyBytes, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.LoadFromFile(cluster.Kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	user := config.Contexts[config.CurrentContext].AuthInfo
+	config.AuthInfos[user] = &api.AuthInfo{
+		ClientCertificateData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}),
+		ClientKeyData:         pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyBytes}),
+	}
+	content, err := clientcmd.Write(*config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+// condition returns a condition of the node.
+func (n *node) condition(ctx context.Context, t *testing.T, kind corev1.NodeConditionType) (corev1.NodeCondition, error) {
+	t.Helper()
+	object, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
+	if err != nil {
+		return corev1.NodeCondition{}, err
+	}
+	for _, condition := range object.Status.Conditions {
+		if condition.Type == kind {
+			return condition, nil
+		}
+	}
+	return corev1.NodeCondition{}, nil
+}
+
+// until waits for a condition of the node.
+func (n *node) until(t *testing.T, kind corev1.NodeConditionType, status corev1.ConditionStatus, reason string) {
+	t.Helper()
+	framework.Eventually(t, fmt.Sprintf("condition %s of the node is %s (%s)", kind, status, reason), func(ctx context.Context) (bool, error) {
+		condition, err := n.condition(ctx, t, kind)
+		if err == nil && (condition.Status != status || condition.Reason != reason) {
+			err = fmt.Errorf("it is %s (%s): %s", condition.Status, condition.Reason, condition.Message)
+		}
+		return err == nil, err
+	})
+}
+
+// podsByPriority makes a pod of each priority on the node.
+func (n *node) podsByPriority(t *testing.T, namespace string) []*corev1.Pod {
+	t.Helper()
+	var pods []*corev1.Pod
+	for _, p := range []struct{ name, class string }{
+		{"critical", "system-cluster-critical"}, {"high", cluster.PriorityClass(t, 20000)}, {"low", cluster.PriorityClass(t, 100)},
+	} {
+		pods = append(pods, cluster.PodOn(t, namespace, p.name, n.pool, n.name, func(pod *corev1.Pod) {
+			pod.Spec.PriorityClassName = p.class
+			grace := int64(5)
+			pod.Spec.TerminationGracePeriodSeconds = &grace
+		}))
+	}
+	return pods
+}

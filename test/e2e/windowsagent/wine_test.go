@@ -1,0 +1,262 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package windowsagent
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+const (
+	wineFolder = "/usr/lib/wine"
+	wineLoader = wineFolder + "/wine64"
+	wineServer = wineFolder + "/wineserver64"
+	// commandTimeout limits a program that has to end by itself.
+	commandTimeout = time.Minute
+)
+
+// machine is a machine with Windows.
+type machine struct {
+	tb  testing.TB
+	dir string
+	// server is the process without which no program of Windows runs.
+	server *exec.Cmd
+	ended  chan struct{}
+}
+
+// newMachine installs a Windows with the helper, and boots it.
+func newMachine(tb testing.TB) *machine {
+	tb.Helper()
+	m := &machine{tb: tb, dir: tb.TempDir()}
+	for _, folder := range []string{m.prefix(), filepath.Join(m.dir, "home")} {
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	m.switchOn("--init")
+	// The runtime of Go needs this library, which Debian 12's wine does not have.
+	m.write(`C:\windows\system32\bcryptprimitives.dll`, forwardingDLL("bcryptprimitives.dll", "ProcessPrng", "advapi32.SystemFunction036"))
+	for name, source := range map[string]string{"agent.exe": "haulout-node-agent.exe", "helper.exe": "helper.exe", "kubelet.exe": "helper.exe"} {
+		content, err := os.ReadFile(filepath.Join(cluster.Root(), "bin", "windows", source))
+		if err != nil {
+			tb.Fatalf("%v (built by `make windows-agent`)", err)
+		}
+		m.write(`C:\test\`+name, content)
+	}
+	tb.Cleanup(m.switchOff)
+	return m
+}
+
+func (m *machine) prefix() string { return filepath.Join(m.dir, "wine") }
+
+// path returns the file on this machine of a file on drive C.
+func (m *machine) path(file string) string {
+	return filepath.Join(m.prefix(), "drive_c", filepath.FromSlash(strings.ReplaceAll(strings.TrimPrefix(file, `C:\`), `\`, "/")))
+}
+
+func (m *machine) write(file string, content []byte) {
+	m.tb.Helper()
+	path := m.path(file)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		m.tb.Fatal(err)
+	}
+	if err := os.WriteFile(path, content, 0o644); err != nil {
+		m.tb.Fatal(err)
+	}
+}
+
+func (m *machine) read(file string) string {
+	content, _ := os.ReadFile(m.path(file)) // what is not there is empty
+	return string(content)
+}
+
+func (m *machine) command(ctx context.Context, program string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, program, args...)
+	home := filepath.Join(m.dir, "home")
+	cmd.Env = []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + home, "XDG_RUNTIME_DIR=" + home, "WINEPREFIX=" + m.prefix(), "WINEARCH=win64", "WINEDEBUG=-all", "DISPLAY=",
+		// It would offer to download them.
+		"WINEDLLOVERRIDES=mscoree,mshtml=",
+	}
+	// A program that stays, as services.exe does, keeps what it was started with.
+	cmd.WaitDelay = time.Second
+	return cmd
+}
+
+// switchOn boots. With "--init", it installs Windows first; with "--restart", services that start
+// by themselves do so.
+func (m *machine) switchOn(argument string) {
+	m.tb.Helper()
+	m.server = m.command(context.Background(), wineServer, "--foreground", "--persistent")
+	if err := m.server.Start(); err != nil {
+		m.tb.Fatal(err)
+	}
+	m.ended = make(chan struct{})
+	go func() {
+		defer close(m.ended)
+		_ = m.server.Wait()
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	defer cancel()
+	// What it starts and leaves behind would keep a pipe open.
+	out, err := os.Create(filepath.Join(m.dir, "wineboot.log"))
+	if err != nil {
+		m.tb.Fatal(err)
+	}
+	defer out.Close()
+	cmd := m.command(ctx, wineLoader, "wineboot", argument)
+	cmd.Stdout, cmd.Stderr = out, out
+	if err := cmd.Run(); err != nil {
+		log, _ := os.ReadFile(out.Name()) // it only says more about the error
+		m.tb.Fatalf("wineboot %s: %v\n%s", argument, err, log)
+	}
+}
+
+// switchOff ends all programs, as a power failure does.
+func (m *machine) switchOff() {
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	defer cancel()
+	if out, err := m.command(ctx, wineServer, "--kill").CombinedOutput(); err != nil {
+		m.tb.Errorf("wineserver --kill: %v\n%s", err, out)
+	}
+	select {
+	case <-m.ended:
+	case <-ctx.Done():
+		m.tb.Errorf("wine does not end")
+	}
+}
+
+// try runs a program and returns what it printed.
+func (m *machine) try(program string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
+	defer cancel()
+	cmd := m.command(ctx, wineLoader, append([]string{`C:\test\` + program}, args...)...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("%s %q: %w\n%s%s", program, args, err, &stdout, &stderr)
+	}
+	return stdout.String(), nil
+}
+
+// run is try for programs that have to succeed.
+func (m *machine) run(program string, args ...string) string {
+	m.tb.Helper()
+	out, err := m.try(program, args...)
+	if err != nil {
+		m.tb.Fatal(err)
+	}
+	return out
+}
+
+// helper runs the helper and decodes the line of JSON that it prints.
+func (m *machine) helper(into any, args ...string) {
+	m.tb.Helper()
+	if err := json.Unmarshal([]byte(m.run("helper.exe", args...)), into); err != nil {
+		m.tb.Fatal(err)
+	}
+}
+
+// start starts a program that stays. It ends with the machine.
+func (m *machine) start(args ...string) *bytes.Buffer {
+	m.tb.Helper()
+	var out bytes.Buffer
+	cmd := m.command(context.Background(), wineLoader, append([]string{`C:\test\helper.exe`}, args...)...)
+	cmd.Stderr = &out
+	if err := cmd.Start(); err != nil {
+		m.tb.Fatal(err)
+	}
+	go func() { _ = cmd.Wait() }()
+	return &out
+}
+
+// The states of services.
+const (
+	stopped     = 1
+	stopPending = 3
+	running     = 4
+)
+
+// The controls that any program may send.
+const (
+	controlInterrogate = 4
+	controlParamChange = 6
+)
+
+// status is what the helper shows of a service.
+type status struct {
+	State, Accepts, CheckPoint, WaitHint, PID, ExitCode uint32
+	Milliseconds                                        int64
+}
+
+// watch follows a service until it has stopped. The function that it returns waits for that and
+// returns every status.
+func (m *machine) watch(service string) (wait func() []status) {
+	m.tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 3*commandTimeout)
+	cmd := m.command(ctx, wineLoader, `C:\test\helper.exe`, "watch", service)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		m.tb.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		m.tb.Fatal(err)
+	}
+	seen := make(chan []status, 1)
+	first := make(chan struct{})
+	go func() {
+		var list []status
+		decoder := json.NewDecoder(out)
+		for {
+			var s status
+			if err := decoder.Decode(&s); err != nil {
+				break
+			}
+			if list = append(list, s); len(list) == 1 {
+				close(first)
+			}
+		}
+		seen <- list
+	}()
+	framework.Eventually(m.tb, "the helper watches "+service, func(context.Context) (bool, error) {
+		select {
+		case <-first:
+			return true, nil
+		default:
+			return false, nil
+		}
+	})
+	return func() []status {
+		m.tb.Helper()
+		defer cancel()
+		list := <-seen
+		if err := cmd.Wait(); err != nil {
+			m.tb.Errorf("watch %s: %v", service, err)
+		}
+		return list
+	}
+}
