@@ -66,6 +66,13 @@ build: plugin node-agent ## Build bin/haulout-apiserver, bin/haulout-node-agent 
 node-agent: ## Build bin/haulout-node-agent, which runs on the nodes
 	go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/haulout-node-agent ./cmd/node-agent
 
+# The tests of the node agent on Windows run under wine.
+.PHONY: windows-agent
+windows-agent: ## Build the node agent for Windows, and what its tests need, in bin/windows
+	GOOS=windows GOARCH=amd64 go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/windows/haulout-node-agent.exe ./cmd/node-agent
+	GOOS=windows GOARCH=amd64 go build $(GO_BUILD_FLAGS) -o $(BIN)/windows/helper.exe ./test/e2e/windowsagent/helper
+	GOOS=windows GOARCH=amd64 go test -c $(GO_BUILD_FLAGS) -o $(BIN)/windows/ ./pkg/agent/windows ./pkg/agent/state
+
 .PHONY: plugin
 plugin: ## Build the kubectl plugin, bin/kubectl-maintenance, with its shell completion
 	go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/kubectl-maintenance ./cmd/kubectl-maintenance
@@ -367,7 +374,7 @@ previous: ## Build the server of an earlier commit, which the end-to-end tests r
 	@PREVIOUS='$(PREVIOUS)' hack/previous.sh
 
 .PHONY: e2e
-e2e: cluster-binaries build scheduler previous $(E2E_NEEDS) ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
+e2e: cluster-binaries build windows-agent scheduler previous $(E2E_NEEDS) ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
 	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' -parallel=8 $(E2E_FLAGS) -p=1 ./test/e2e/... ./test/faults/...
 
 .PHONY: verify

@@ -34,6 +34,17 @@ for program in haulout-apiserver haulout-node-agent haulout-scheduler; do
 	done
 	pack "${program}-image.oci.tar.gz" "bin/image/${program}" .
 done
+# The node agent of Windows; its image is made from an image that only its users may choose.
+for arch in amd64 arm64; do
+	name="haulout-node-agent_windows_${arch}"
+	folder="$(mktemp -d)"
+	GOOS=windows GOARCH="${arch}" CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags "-s -w -X ${MODULE}/pkg/version.gitVersion=${VERSION}" \
+		-o "${folder}/haulout-node-agent.exe" ./cmd/node-agent
+	bill "${folder}/haulout-node-agent.exe" "${name}"
+	cp LICENSE artifacts/node-agent/windows/{try.ps1,Dockerfile} "${folder}/"
+	pack "${name}.tar.gz" "${folder}" .
+	rm -rf "${folder}"
+done
 for archive in bin/krew/kubectl-maintenance_*.tar.gz; do
 	cp "${archive}" "${out}/"
 	name="$(basename "${archive}" .tar.gz)"

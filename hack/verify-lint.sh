@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs golangci-lint over all modules, tests included, kube-api-linter over the API types, and has
-# bash read the shell scripts.
+# Runs golangci-lint over all modules, tests included, kube-api-linter over the API types, go vet
+# over what is compiled for Windows alone, and has bash read the shell scripts.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lint="$(golangci_lint)"
 api_lint="$(kube_api_linter)"
@@ -16,4 +16,5 @@ for module in "${MODULES[@]}"; do
 done
 cd "${ROOT}"
 "${api_lint}" run --config "${ROOT}/.golangci-api.yaml" ./pkg/apis/maintenance/v1alpha1/... || failed=1
+GOOS=windows CGO_ENABLED=0 go vet ./cmd/node-agent ./pkg/agent/... ./pkg/cmd/nodeagent/... ./test/e2e/windowsagent/helper || failed=1
 [[ -z "${failed}" ]]
