@@ -1,0 +1,257 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/oracle"
+)
+
+// stormThreshold is the threshold of the guarded pods.
+const stormThreshold = 1000
+
+// stormSize is how large a storm is. Ten guarded pods fill a node.
+type stormSize struct {
+	nodes, guarded, budgets, wanting int
+	duration                         time.Duration
+}
+
+func sizeOf(t *testing.T) stormSize {
+	t.Helper()
+	if framework.Full(t) {
+		return stormSize{nodes: 200, guarded: 2000, budgets: 20, wanting: 500, duration: 5 * time.Minute}
+	}
+	return stormSize{nodes: 20, guarded: 200, budgets: 5, wanting: 50, duration: 30 * time.Second}
+}
+
+// storm is a pool that is full with guarded pods, and many pods that want their places.
+type storm struct {
+	world
+	stormSize
+	names []string // of the budgets and their Deployments
+	judge *stormJudge
+	// priorities of the pending pods, by name.
+	priorities map[string]int32
+	uids       map[types.UID]string
+	begin      time.Time
+}
+
+// podCPU is what each pod of a storm asks for: ten of them fit on a node, and not one more.
+const podCPU = "6"
+
+// TestStorm has pods of mixed priority ask for the places of guarded pods, while their budgets open
+// and close at random. It prints what it counts, for a comparison with kube-scheduler
+// (STORM_SCHEDULER=stock), of which it demands nothing.
+func TestStorm(t *testing.T) {
+	s := newStorm(t)
+	s.createPending(t)
+	s.moveBudgets(t, framework.Random(t))
+	s.waitSettled(t)
+	s.report(t)
+}
+
+func newStorm(t *testing.T) *storm {
+	t.Helper()
+	size := sizeOf(t)
+	pool, _ := cluster.NewPool(t, size.nodes, true)
+	s := &storm{
+		world:      world{pool: pool, namespace: cluster.NewNamespace(t)},
+		stormSize:  size,
+		priorities: map[string]int32{},
+		uids:       map[types.UID]string{},
+	}
+	class := cluster.PriorityClass(t, 10)
+	annotate(t, class, fmt.Sprint(stormThreshold))
+	replicas := size.guarded / size.budgets
+	for i := range size.budgets {
+		name := fmt.Sprintf("web-%d", i)
+		cluster.Deployment(t, s.namespace, name, pool, int32(replicas), func(d *appsv1.Deployment) {
+			d.Spec.Template.Spec.PriorityClassName = class
+			request(&d.Spec.Template.Spec, podCPU)
+		})
+		cluster.Budget(t, s.namespace, name, 0)
+		s.names = append(s.names, name)
+	}
+	s.log = cluster.AuditLog(t)
+	s.judge = newStormJudge(s.namespace, replicas, s.names)
+	if err := oracle.Follow(t.Context(), oracle.Resource{
+		Client: cluster.As(t).Kube.CoreV1().RESTClient(), Name: "pods", See: s.judge.see, Fail: s.judge.fail,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// createPending creates the pods that want a place: one in ten may break budgets.
+func (s *storm) createPending(t *testing.T) {
+	t.Helper()
+	priorities := []int32{100, 200, 300, 400, 500, 600, 700, 800, stormThreshold - 1, stormThreshold}
+	classes := make([]string, len(priorities))
+	for i, priority := range priorities {
+		classes[i] = cluster.PriorityClass(t, priority)
+	}
+	s.begin = time.Now()
+	pods := cluster.As(t).Kube.CoreV1().Pods(s.namespace)
+	for i := range s.wanting {
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("wants-%03d", i)}, Spec: framework.PodSpec(s.pool),
+		}
+		pod.Spec.PriorityClassName = classes[i%len(classes)]
+		request(&pod.Spec, podCPU)
+		created, err := pods.Create(t.Context(), pod, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.priorities[created.Name] = priorities[i%len(priorities)]
+		s.uids[created.UID] = created.Name
+	}
+}
+
+// moveBudgets opens and closes budgets at random, and closes all in the end.
+func (s *storm) moveBudgets(t *testing.T, random *rand.Rand) {
+	t.Helper()
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for end := s.begin.Add(s.duration); time.Now().Before(end); {
+		<-tick.C
+		name := s.names[random.IntN(len(s.names))]
+		if random.IntN(2) == 0 {
+			s.setRoom(t, name, 0)
+			continue
+		}
+		// Pods that went before have no place to come back to: they count as missing.
+		s.setRoom(t, name, s.judge.missing(name)+1+random.IntN(3))
+	}
+	for _, name := range s.names {
+		s.setRoom(t, name, 0)
+	}
+}
+
+func (s *storm) setRoom(t *testing.T, name string, maxUnavailable int) {
+	t.Helper()
+	before := time.Now()
+	s.allow(t, name, maxUnavailable)
+	s.judge.allowed(name, maxUnavailable, before, time.Now())
+}
+
+// waitSettled waits until each pod has a place, was preempted by a more important one, or says why
+// it waits; with haulout-scheduler, that budgets are the reason.
+func (s *storm) waitSettled(t *testing.T) {
+	t.Helper()
+	framework.Eventually(t, "every pod is scheduled or says why not", func(ctx context.Context) (bool, error) {
+		list, err := cluster.As(t).Kube.CoreV1().Pods(s.namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		for i := range list.Items {
+			pod := &list.Items[i]
+			if _, wants := s.priorities[pod.Name]; !wants || pod.Spec.NodeName != "" {
+				continue
+			}
+			said := message(pod)
+			if said == "" || !stock() && !strings.Contains(said, "PodDisruptionBudgets protect") {
+				return false, fmt.Errorf("pod %s of priority %d says %q", pod.Name, s.priorities[pod.Name], said)
+			}
+		}
+		return true, nil
+	})
+}
+
+// preemptors returns for whom pods were preempted, from the events of the scheduler: the name of
+// the pending pod by the name of the victim.
+func (s *storm) preemptors(ctx context.Context, t *testing.T) (map[string]string, error) {
+	t.Helper()
+	events, err := cluster.As(t).Kube.EventsV1().Events(s.namespace).List(
+		ctx, metav1.ListOptions{FieldSelector: "reason=Preempted"},
+	)
+	if err != nil {
+		return nil, err
+	}
+	preemptors := map[string]string{}
+	for i := range events.Items {
+		for word := range strings.FieldsSeq(events.Items[i].Note) {
+			if name, ok := s.uids[types.UID(word)]; ok {
+				preemptors[events.Items[i].Regarding.Name] = name
+			}
+		}
+	}
+	return preemptors, nil
+}
+
+// calls returns the scheduler's calls about pods of the storm that were granted. It waits for the
+// event about each victim that was deleted.
+func (s *storm) calls(t *testing.T) (calls []oracle.Call, preemptors map[string]string) {
+	t.Helper()
+	all, err := s.log.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls = slices.DeleteFunc(all, func(c oracle.Call) bool {
+		return c.Namespace != s.namespace || c.User != scheduler || !c.Evicted() && !c.Deleted()
+	})
+	framework.Eventually(t, "events tell for whom pods were deleted", func(ctx context.Context) (bool, error) {
+		var err error
+		if preemptors, err = s.preemptors(ctx, t); err != nil {
+			return false, err
+		}
+		for i := range calls {
+			if calls[i].Deleted() && preemptors[calls[i].Name] == "" {
+				return false, fmt.Errorf("no event about pod %s", calls[i].Name)
+			}
+		}
+		return true, nil
+	})
+	return calls, preemptors
+}
+
+// report judges the calls and prints what was counted.
+func (s *storm) report(t *testing.T) {
+	t.Helper()
+	calls, preemptors := s.calls(t)
+	verdict := s.judge.verdict(t, calls, func(victim string) int32 { return s.priorities[preemptors[victim]] })
+	placed, last := s.judge.placed(slices.Collect(maps.Keys(s.priorities)))
+	name := "haulout-scheduler"
+	if stock() {
+		name = "kube-scheduler"
+	}
+	t.Logf("storm: %s, %d nodes, %d guarded pods, %d pending pods, %v", name, s.nodes, s.guarded, s.wanting, s.duration)
+	t.Logf("storm: budgets broken: %d of %d, by %d deletions for pods below the threshold (%d by %d for all pods)",
+		len(verdict.brokenBelow), len(s.names), verdict.deletedBelow, len(verdict.broken), verdict.deleted)
+	t.Logf("storm: evictions: %d, pods placed: %d of %d, seconds until the last one: %.1f",
+		verdict.evicted, placed, s.wanting, last.Sub(s.begin).Seconds())
+	if stock() {
+		return
+	}
+	framework.Accept(t, append(verdict.found, oracle.EvictedTwice(calls)...), nil)
+	if verdict.evicted == 0 {
+		t.Error("no pod was evicted: the storm has tested nothing")
+	}
+}

@@ -1,0 +1,222 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"haulout.dev/haulout/test/oracle"
+)
+
+// raceTime is how long the disruption controller may take to count what has changed. A budget that
+// was closed a moment ago may still have let a pod go, and the Eviction API knows nothing of a pod
+// that was deleted a moment ago.
+const raceTime = 5 * time.Second
+
+// setting is how many pods of a budget may be missing, from the answer to the change on. The change
+// was sent at sent.
+type setting struct {
+	sent, answered time.Time
+	maxUnavailable int
+}
+
+// loss is the moment in which a healthy pod of a budget was lost.
+type loss struct {
+	budget  string
+	at      time.Time
+	healthy int // how many are left
+}
+
+// stormJudge counts the healthy pods of budgets from a watch of pods. A Book of test/oracle cannot,
+// since the budgets move.
+type stormJudge struct {
+	namespace string
+	replicas  int
+
+	mu       sync.Mutex
+	budgets  sets.Set[string]
+	healthy  map[types.UID]bool
+	counts   map[string]int
+	settings map[string][]setting
+	// losses are those of guarded pods, by name.
+	losses    map[string]loss
+	scheduled map[string]time.Time
+	failed    error
+}
+
+func newStormJudge(namespace string, replicas int, budgets []string) *stormJudge {
+	j := &stormJudge{
+		namespace: namespace,
+		replicas:  replicas,
+		budgets:   sets.New(budgets...),
+		healthy:   map[types.UID]bool{},
+		counts:    map[string]int{},
+		settings:  map[string][]setting{},
+		losses:    map[string]loss{},
+		scheduled: map[string]time.Time{},
+	}
+	for _, name := range budgets {
+		j.settings[name] = []setting{{}}
+	}
+	return j
+}
+
+func (j *stormJudge) fail(err error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.failed = err
+}
+
+func (j *stormJudge) see(event watch.Event) {
+	pod, ok := event.Object.(*corev1.Pod)
+	if !ok || pod.Namespace != j.namespace {
+		return
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	now := time.Now()
+	if _, known := j.scheduled[pod.Name]; !known && pod.Spec.NodeName != "" {
+		j.scheduled[pod.Name] = now
+	}
+	budget := pod.Labels["app"]
+	if !j.budgets.Has(budget) {
+		return
+	}
+	healthy := event.Type != watch.Deleted && pod.DeletionTimestamp == nil && oracle.IsReady(pod)
+	switch {
+	case healthy == j.healthy[pod.UID]:
+	case healthy:
+		j.counts[budget]++
+	default:
+		j.counts[budget]--
+		j.losses[pod.Name] = loss{budget, now, j.counts[budget]}
+	}
+	j.healthy[pod.UID] = healthy
+}
+
+// allowed notes a change of a budget that the test has made.
+func (j *stormJudge) allowed(budget string, maxUnavailable int, sent, answered time.Time) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.settings[budget] = append(j.settings[budget], setting{sent, answered, maxUnavailable})
+}
+
+// missing returns how many pods of a budget are not healthy.
+func (j *stormJudge) missing(budget string) int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.replicas - j.counts[budget]
+}
+
+// floor returns how many pods of a budget had to be healthy at a time: as few as was allowed at any
+// time shortly before.
+func (j *stormJudge) floor(budget string, at time.Time) int {
+	settings := j.settings[budget]
+	allowed := 0
+	for i, s := range settings {
+		replaced := i+1 < len(settings) && settings[i+1].answered.Add(raceTime).Before(at)
+		if !replaced && s.sent.Before(at) {
+			allowed = max(allowed, s.maxUnavailable)
+		}
+	}
+	return j.replicas - allowed
+}
+
+// placed returns how many of the pods were ever scheduled, and when the last one was.
+func (j *stormJudge) placed(names []string) (count int, last time.Time) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, name := range names {
+		if at, ok := j.scheduled[name]; ok {
+			count++
+			if at.After(last) {
+				last = at
+			}
+		}
+	}
+	return count, last
+}
+
+// stormVerdict is what the calls of the scheduler did to budgets.
+type stormVerdict struct {
+	// evicted counts the guarded pods that were evicted, deleted those that were deleted though
+	// their budget had no room, deletedBelow those of them that were for a pod below the threshold.
+	evicted, deleted, deletedBelow int
+	broken, brokenBelow            sets.Set[string]
+	// found describes what haulout-scheduler must not do.
+	found []string
+}
+
+// verdict judges the granted calls. priorityFor returns the priority of the pod for which a victim
+// was deleted.
+func (j *stormJudge) verdict(t *testing.T, calls []oracle.Call, priorityFor func(victim string) int32) stormVerdict {
+	t.Helper()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.failed != nil {
+		t.Fatal(j.failed)
+	}
+	v := stormVerdict{broken: sets.New[string](), brokenBelow: sets.New[string]()}
+	for i := range calls {
+		call := &calls[i]
+		lost, guarded := j.losses[call.Name]
+		if !guarded {
+			continue
+		}
+		floor := j.floor(lost.budget, lost.at)
+		if call.Evicted() {
+			v.evicted++
+			if lost.healthy < floor && !j.deletedBefore(calls, lost) {
+				v.found = append(v.found, fmt.Sprintf("the eviction of pod %s left %d healthy pods of budget %s, %d are needed",
+					call.Name, lost.healthy, lost.budget, floor))
+			}
+			continue
+		}
+		priority := priorityFor(call.Name)
+		if priority < stormThreshold {
+			v.found = append(v.found, fmt.Sprintf("the guarded pod %s was deleted for a pod of priority %d", call.Name, priority))
+		}
+		if lost.healthy >= floor {
+			continue
+		}
+		v.deleted++
+		v.broken.Insert(lost.budget)
+		if priority < stormThreshold {
+			v.deletedBelow++
+			v.brokenBelow.Insert(lost.budget)
+		}
+	}
+	return v
+}
+
+// deletedBefore reports whether a pod of the same budget was deleted shortly before a loss.
+func (j *stormJudge) deletedBefore(calls []oracle.Call, lost loss) bool {
+	return slices.ContainsFunc(calls, func(call oracle.Call) bool {
+		other, ok := j.losses[call.Name]
+		return ok && call.Deleted() && other.budget == lost.budget &&
+			!other.at.After(lost.at) && lost.at.Sub(other.at) < raceTime
+	})
+}
