@@ -1,0 +1,183 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package monitoring
+
+import (
+	"log/slog"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/promql/parser"
+	"github.com/prometheus/prometheus/promql/promqltest"
+	promrules "github.com/prometheus/prometheus/rules"
+)
+
+const (
+	// length is how long the rules are evaluated on a series: longer than the longest alert takes.
+	length = 25 * time.Hour
+	step   = time.Minute
+)
+
+// alertTest has series in the notation of promtool, one sample a minute: 0x4 is a zero at the
+// minutes 0 to 4.
+type alertTest struct {
+	bad string
+	// late is the minute at which the expression is true for the first time, at the latest.
+	late time.Duration
+	good string
+}
+
+var alertTests = map[string]alertTest{
+	"HauloutDrainBlocked": {
+		bad:  "haulout_nodemaintenance_drains_blocked 2x1500",
+		good: "haulout_nodemaintenance_drains_blocked 0x1500",
+	},
+	"HauloutPodsBlocked": {
+		bad:  `haulout_evacuation_blocked{reason="PodDisruptionBudget"} 3x1500`,
+		good: `haulout_evacuation_blocked{reason="PodDisruptionBudget"} 0x1500`,
+	},
+	"HauloutMaintenanceTooLong": {
+		// The time of the test begins with second 0.
+		bad:  `haulout_nodemaintenance_oldest_stage_start_timestamp_seconds{stage="Drain"} 1x1500`,
+		late: 24*time.Hour + time.Minute,
+		good: "haulout_nodemaintenance_oldest_stage_start_timestamp_seconds{stage=\"Drain\"} 0x1500\n" +
+			"haulout_nodemaintenance_oldest_stage_start_timestamp_seconds{stage=\"Cordon\"} 7200x1500",
+	},
+	"HauloutCordonFight": {
+		bad:  "haulout_nodemaintenance_cordon_fights_total 0x4 1x1500",
+		late: 5 * time.Minute,
+		good: "haulout_nodemaintenance_cordon_fights_total 7x1500",
+	},
+	"HauloutAPIUnavailable": {
+		bad: `aggregator_unavailable_apiservice{name="v1alpha1.maintenance.haulout.dev"} 1x1500`,
+		good: "aggregator_unavailable_apiservice{name=\"v1alpha1.maintenance.haulout.dev\"} 0x1500\n" +
+			"aggregator_unavailable_apiservice{name=\"v1.other.example\"} 1x1500",
+	},
+	"HauloutNotScraped": {
+		bad: "up{job=\"haulout-apiserver\"} 0x1500\nup{job=\"kube-apiserver\"} 1x1500",
+		good: "up{job=\"haulout-apiserver\",instance=\"a\"} 1x1500\n" +
+			"up{job=\"haulout-apiserver\",instance=\"b\"} 0x1500",
+	},
+	"HauloutSyncErrors": {
+		// One a minute is an object that fails all the time.
+		bad: "haulout_nodemaintenance_sync_errors_total 0+1x1500\n" +
+			"haulout_nodemaintenance_node_errors_total 0x1500\n" +
+			"haulout_evacuation_sync_errors_total 0x1500\nhaulout_surge_sync_errors_total 0x1500",
+		late: 10 * time.Minute,
+		good: "haulout_nodemaintenance_sync_errors_total 5x1500\n" +
+			"haulout_nodemaintenance_node_errors_total 0x59 3x1500\n" +
+			"haulout_evacuation_sync_errors_total 0x1500\nhaulout_surge_sync_errors_total 0x1500",
+	},
+	"HauloutEvictionsForbidden": {
+		bad:  `haulout_evictions_total{answer="forbidden"} 0x4 1+1x1500`,
+		late: 5 * time.Minute,
+		good: "haulout_evictions_total{answer=\"forbidden\"} 3x1500\n" +
+			"haulout_evictions_total{answer=\"budget\"} 0+1x1500",
+	},
+	"HauloutDatabaseNearlyFull": {
+		bad:  "haulout_embedded_etcd_database_bytes 81x1500\nhaulout_embedded_etcd_quota_bytes 100x1500",
+		good: "haulout_embedded_etcd_database_bytes 80x1500\nhaulout_embedded_etcd_quota_bytes 100x1500",
+	},
+	"HauloutDiskNearlyFull": {
+		// Two servers: one volume has no byte left.
+		bad: "haulout_embedded_etcd_disk_free_bytes{instance=\"a\"} 0x1500\n" +
+			"haulout_embedded_etcd_quota_bytes{instance=\"a\"} 100x1500\n" +
+			"haulout_embedded_etcd_disk_free_bytes{instance=\"b\"} 900x1500\n" +
+			"haulout_embedded_etcd_quota_bytes{instance=\"b\"} 100x1500",
+		good: "haulout_embedded_etcd_disk_free_bytes{instance=\"a\"} 50x1500\n" +
+			"haulout_embedded_etcd_quota_bytes{instance=\"a\"} 100x1500\n" +
+			"haulout_embedded_etcd_disk_free_bytes{instance=\"external\"} 0x1500\n" +
+			"haulout_embedded_etcd_quota_bytes{instance=\"external\"} 0x1500",
+	},
+	"HauloutForeignMarks": {
+		bad:  "haulout_nodemaintenance_nodes_with_foreign_marks 4x1500",
+		good: "haulout_nodemaintenance_nodes_with_foreign_marks 0x1500",
+	},
+	"HauloutControllersOff": {
+		bad:  `haulout_controllers_off{reason="OtherStorage"} 1x1500`,
+		good: `haulout_controllers_off{reason="OtherStorage"} 0x1500`,
+	},
+	"HauloutPreemptionHeldBack": {
+		bad: "haulout_preemption_waiting_pods{instance=\"leader\"} 2x1500\n" +
+			"haulout_preemption_waiting_pods{instance=\"other\"} 0x1500",
+		// Pods wait for less than half an hour, again and again.
+		good: "haulout_preemption_waiting_pods{instance=\"leader\"} " + strings.Repeat("2x28 0x1 ", 48),
+	},
+}
+
+// firing evaluates a rule on series every minute, as Prometheus does. It returns when the alert
+// fired for the first time, and what it said then.
+func firing(t *testing.T, rule rulefmt.Rule, series string) (first time.Duration, said map[string]string, fired bool) {
+	t.Helper()
+	expression, err := parser.NewParser(parser.Options{}).ParseExpr(rule.Expr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alert := promrules.NewAlertingRule(
+		rule.Alert, expression, time.Duration(rule.For), time.Duration(rule.KeepFiringFor),
+		labels.FromMap(rule.Labels), labels.FromMap(rule.Annotations), labels.EmptyLabels(), "", true,
+		slog.New(slog.DiscardHandler),
+	)
+	storage := promqltest.LoadedStorage(t, "load 1m\n  "+strings.ReplaceAll(series, "\n", "\n  "))
+	query := promrules.EngineQueryFunc(
+		promqltest.NewTestEngine(t, false, 0, promqltest.DefaultMaxSamplesPerQuery), storage,
+	)
+	for after := time.Duration(0); after < length; after += step {
+		if _, err := alert.Eval(t.Context(), 0, time.Unix(0, 0).Add(after), query, &url.URL{}, 0); err != nil {
+			t.Fatal(err)
+		}
+		if alert.State() != promrules.StateFiring {
+			continue
+		}
+		for _, active := range alert.ActiveAlerts() {
+			said = active.Annotations.Map()
+		}
+		return after, said, true
+	}
+	return 0, nil, false
+}
+
+// TestAlertsFire evaluates each alert with Prometheus' engine: it fires on a bad series when it has
+// been bad for as long as the rule says, and never on a good one.
+func TestAlertsFire(t *testing.T) {
+	for _, rule := range rules(t) {
+		t.Run(rule.Alert, func(t *testing.T) {
+			test, ok := alertTests[rule.Alert]
+			if !ok {
+				t.Fatal("the alert has no series in alertTests")
+			}
+			at, said, fired := firing(t, rule, test.bad)
+			soonest, latest := time.Duration(rule.For), time.Duration(rule.For)+test.late
+			if !fired || at < soonest || at > latest {
+				t.Errorf("on the bad series: fired %v, after %v; want from %v to %v", fired, at, soonest, latest)
+			}
+			for annotation, text := range said {
+				// Prometheus puts the error of a template into the text.
+				if text == "" || strings.Contains(text, "error expanding template") || strings.Contains(text, "<no value>") {
+					t.Errorf("annotation %s: got %q", annotation, text)
+				}
+			}
+			if at, _, fired := firing(t, rule, test.good); fired {
+				t.Errorf("on the good series: fired after %v", at)
+			}
+		})
+	}
+}
