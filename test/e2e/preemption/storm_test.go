@@ -49,8 +49,13 @@ func sizeOf(t *testing.T) stormSize {
 	if framework.Full(t) {
 		return stormSize{nodes: 200, guarded: 2000, budgets: 20, wanting: 500, duration: 5 * time.Minute}
 	}
-	return stormSize{nodes: 20, guarded: 200, budgets: 5, wanting: 50, duration: 30 * time.Second}
+	return smallStorm
 }
+
+var smallStorm = stormSize{nodes: 20, guarded: 200, budgets: 5, wanting: 50, duration: 30 * time.Second}
+
+// belowThreshold are priorities of pods that must not break budgets.
+var belowThreshold = []int32{100, 200, 300, 400, 500, 600, 700, 800, stormThreshold - 1}
 
 // storm is a pool that is full with guarded pods, and many pods that want their places.
 type storm struct {
@@ -71,16 +76,15 @@ const podCPU = "6"
 // and close at random. It prints what it counts, for a comparison with kube-scheduler
 // (STORM_SCHEDULER=stock), of which it demands nothing.
 func TestStorm(t *testing.T) {
-	s := newStorm(t)
-	s.createPending(t)
-	s.moveBudgets(t, framework.Random(t))
+	s := newStorm(t, sizeOf(t))
+	s.createPending(t, append(slices.Clone(belowThreshold), stormThreshold))
+	s.moveBudgets(t, framework.Random(t), func() {})
 	s.waitSettled(t)
 	s.report(t)
 }
 
-func newStorm(t *testing.T) *storm {
+func newStorm(t *testing.T, size stormSize) *storm {
 	t.Helper()
-	size := sizeOf(t)
 	pool, _ := cluster.NewPool(t, size.nodes, true)
 	s := &storm{
 		world:      world{pool: pool, namespace: cluster.NewNamespace(t)},
@@ -101,19 +105,13 @@ func newStorm(t *testing.T) *storm {
 		s.names = append(s.names, name)
 	}
 	s.log = cluster.AuditLog(t)
-	s.judge = newStormJudge(s.namespace, replicas, s.names)
-	if err := oracle.Follow(t.Context(), oracle.Resource{
-		Client: cluster.As(t).Kube.CoreV1().RESTClient(), Name: "pods", See: s.judge.see, Fail: s.judge.fail,
-	}); err != nil {
-		t.Fatal(err)
-	}
+	s.judge = s.judgeBudgets(t, replicas, s.names...)
 	return s
 }
 
-// createPending creates the pods that want a place: one in ten may break budgets.
-func (s *storm) createPending(t *testing.T) {
+// createPending creates the pods that want a place, of the priorities by turns.
+func (s *storm) createPending(t *testing.T, priorities []int32) {
 	t.Helper()
-	priorities := []int32{100, 200, 300, 400, 500, 600, 700, 800, stormThreshold - 1, stormThreshold}
 	classes := make([]string, len(priorities))
 	for i, priority := range priorities {
 		classes[i] = cluster.PriorityClass(t, priority)
@@ -135,31 +133,26 @@ func (s *storm) createPending(t *testing.T) {
 	}
 }
 
-// moveBudgets opens and closes budgets at random, and closes all in the end.
-func (s *storm) moveBudgets(t *testing.T, random *rand.Rand) {
+// moveBudgets opens and closes budgets at random, and closes all in the end. It calls after behind
+// each change.
+func (s *storm) moveBudgets(t *testing.T, random *rand.Rand, after func()) {
 	t.Helper()
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()
 	for end := s.begin.Add(s.duration); time.Now().Before(end); {
 		<-tick.C
 		name := s.names[random.IntN(len(s.names))]
+		room := 0
 		if random.IntN(2) == 0 {
-			s.setRoom(t, name, 0)
-			continue
+			// Pods that went before have no place to come back to: they count as missing.
+			room = s.judge.missing(name) + 1 + random.IntN(3)
 		}
-		// Pods that went before have no place to come back to: they count as missing.
-		s.setRoom(t, name, s.judge.missing(name)+1+random.IntN(3))
+		s.allowAndNote(t, s.judge, name, room)
+		after()
 	}
 	for _, name := range s.names {
-		s.setRoom(t, name, 0)
+		s.allowAndNote(t, s.judge, name, 0)
 	}
-}
-
-func (s *storm) setRoom(t *testing.T, name string, maxUnavailable int) {
-	t.Helper()
-	before := time.Now()
-	s.allow(t, name, maxUnavailable)
-	s.judge.allowed(name, maxUnavailable, before, time.Now())
 }
 
 // waitSettled waits until each pod has a place, was preempted by a more important one, or says why
@@ -210,13 +203,7 @@ func (s *storm) preemptors(ctx context.Context, t *testing.T) (map[string]string
 // event about each victim that was deleted.
 func (s *storm) calls(t *testing.T) (calls []oracle.Call, preemptors map[string]string) {
 	t.Helper()
-	all, err := s.log.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
-	calls = slices.DeleteFunc(all, func(c oracle.Call) bool {
-		return c.Namespace != s.namespace || c.User != scheduler || !c.Evicted() && !c.Deleted()
-	})
+	calls = s.granted(t)
 	framework.Eventually(t, "events tell for whom pods were deleted", func(ctx context.Context) (bool, error) {
 		var err error
 		if preemptors, err = s.preemptors(ctx, t); err != nil {
@@ -232,12 +219,14 @@ func (s *storm) calls(t *testing.T) (calls []oracle.Call, preemptors map[string]
 	return calls, preemptors
 }
 
+func (s *storm) pendingNames() []string { return slices.Collect(maps.Keys(s.priorities)) }
+
 // report judges the calls and prints what was counted.
 func (s *storm) report(t *testing.T) {
 	t.Helper()
 	calls, preemptors := s.calls(t)
 	verdict := s.judge.verdict(t, calls, func(victim string) int32 { return s.priorities[preemptors[victim]] })
-	placed, last := s.judge.placed(slices.Collect(maps.Keys(s.priorities)))
+	placed, last := s.judge.placed(s.pendingNames())
 	name := "haulout-scheduler"
 	if stock() {
 		name = "kube-scheduler"

@@ -84,6 +84,38 @@ func newStormJudge(namespace string, replicas int, budgets []string) *stormJudge
 	return j
 }
 
+// judgeBudgets starts to count the pods of budgets that have replicas each, and room for none.
+func (w world) judgeBudgets(t *testing.T, replicas int, budgets ...string) *stormJudge {
+	t.Helper()
+	j := newStormJudge(w.namespace, replicas, budgets)
+	if err := oracle.Follow(t.Context(), oracle.Resource{
+		Client: cluster.As(t).Kube.CoreV1().RESTClient(), Name: "pods", See: j.see, Fail: j.fail,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+// allowAndNote changes how many pods of a budget may be missing, and tells the judge.
+func (w world) allowAndNote(t *testing.T, j *stormJudge, budget string, maxUnavailable int) {
+	t.Helper()
+	before := time.Now()
+	w.allow(t, budget, maxUnavailable)
+	j.allowed(budget, maxUnavailable, before, time.Now())
+}
+
+// granted returns the calls of the scheduler by which pods of the world have left.
+func (w world) granted(t *testing.T) []oracle.Call {
+	t.Helper()
+	all, err := w.log.Calls()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(all, func(c oracle.Call) bool {
+		return c.Namespace != w.namespace || c.User != scheduler || !c.Evicted() && !c.Deleted()
+	})
+}
+
 func (j *stormJudge) fail(err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -1,0 +1,118 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"context"
+	"os"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/oracle"
+)
+
+// withGroups restarts the control plane with PodGroups, until restore is called.
+func withGroups(t *testing.T) (restore func()) {
+	t.Helper()
+	const gates, flags = "FEATURE_GATES", "APISERVER_FLAGS"
+	gatesBefore, flagsBefore := os.Getenv(gates), os.Getenv(flags)
+	restart := func(withGates, withFlags string) {
+		t.Setenv(gates, withGates)
+		t.Setenv(flags, withFlags)
+		if err := cluster.Up(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	restart("GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1beta1=true")
+	return func() { restart(gatesBefore, flagsBefore) }
+}
+
+// gang creates a PodGroup of two pods that have to be scheduled together, each as large as one pod
+// of the Deployment. It returns a function that removes them.
+func (w world) gang(t *testing.T, name string, priority int32) (remove func()) {
+	t.Helper()
+	kube := cluster.As(t).Kube
+	class := cluster.PriorityClass(t, priority)
+	group := &schedulingv1beta1.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	group.Spec.PriorityClassName = class
+	group.Spec.SchedulingPolicy.Gang = &schedulingv1beta1.GangSchedulingPolicy{MinCount: 2}
+	if _, err := kube.SchedulingV1beta1().PodGroups(w.namespace).Create(t.Context(), group, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	pods := []string{name + "-0", name + "-1"}
+	for _, member := range pods {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: member}, Spec: framework.PodSpec(w.pool)}
+		pod.Spec.PriorityClassName = class
+		pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &name}
+		request(&pod.Spec, "32")
+		if _, err := kube.CoreV1().Pods(w.namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return func() {
+		immediately := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
+		for _, member := range pods {
+			if err := kube.CoreV1().Pods(w.namespace).Delete(context.WithoutCancel(t.Context()), member, immediately); err != nil && !apierrors.IsNotFound(err) {
+				t.Error(err)
+			}
+		}
+		framework.Eventually(t, "the PodGroup is gone", func(ctx context.Context) (bool, error) {
+			err := kube.SchedulingV1beta1().PodGroups(w.namespace).Delete(ctx, name, metav1.DeleteOptions{})
+			return apierrors.IsNotFound(err), nil
+		})
+	}
+}
+
+// TestBudgetHoldsUpAGroup has a PodGroup ask for the places of two pods: it waits until the budget
+// has room for both, and says why.
+func TestBudgetHoldsUpAGroup(t *testing.T) {
+	defer withGroups(t)()
+	pool, _ := cluster.NewPool(t, 2, true)
+	w := world{pool: pool, namespace: cluster.NewNamespace(t)}
+	class := cluster.PriorityClass(t, 10)
+	annotate(t, class, "1000")
+	cluster.Deployment(t, w.namespace, "web", pool, 4, func(d *appsv1.Deployment) {
+		d.Spec.Template.Spec.PriorityClassName = class
+		request(&d.Spec.Template.Spec, "32")
+	})
+	cluster.Budget(t, w.namespace, "web", 0)
+	w.log = cluster.AuditLog(t)
+	judge := w.judgeBudgets(t, 4, "web")
+
+	defer w.gang(t, "gang", 100)()
+	const why = " pods were not considered as victims, because PodDisruptionBudgets protect them; preempting them takes priority 1000"
+	waitEvent(t, w.namespace, "PreemptionHeldBack", "gang", "4"+why)
+	// One place is not enough for both.
+	w.allowAndNote(t, judge, "web", 1)
+	waitEvent(t, w.namespace, "PreemptionHeldBack", "gang", "3"+why)
+	w.wantCounts(t, 0, 0, 0)
+
+	w.allowAndNote(t, judge, "web", 2)
+	w.waitRuns(t, "gang-0")
+	w.waitRuns(t, "gang-1")
+	w.wantCounts(t, 2, 0, 0)
+	calls := w.granted(t)
+	verdict := judge.verdict(t, calls, func(string) int32 { return 100 })
+	framework.Accept(t, append(verdict.found, oracle.EvictedTwice(calls)...), nil)
+}

@@ -1,0 +1,159 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preemption
+
+import (
+	"context"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/test/e2e/framework"
+	"haulout.dev/haulout/test/oracle"
+)
+
+// rivals are two haulout-schedulers that want the same lease: that of the cluster, and another one.
+type rivals struct {
+	config string
+	other  *exec.Cmd
+	// leader is the identity in the lease, and otherLeads means that it is the other one.
+	leader     string
+	otherLeads bool
+	// killed means that the leader was killed and the lease is still its own.
+	killed bool
+	kills  int
+}
+
+// startRivals restarts the cluster's scheduler with leader election, until stop is called.
+func startRivals(t *testing.T) (r *rivals, stop func()) {
+	t.Helper()
+	r = &rivals{config: schedulerConfig(t, func(config map[string]any) {
+		config["leaderElection"] = map[string]any{
+			"leaderElect": true, "leaseDuration": "3s", "renewDeadline": "2s", "retryPeriod": "500ms",
+		}
+	})}
+	leases := cluster.As(t).Kube.CoordinationV1().Leases(metav1.NamespaceSystem)
+	if err := leases.Delete(t.Context(), "kube-scheduler", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	restore := withScheduler(t, "--config="+r.config)
+	framework.Eventually(t, "the cluster's scheduler leads", func(ctx context.Context) (bool, error) {
+		r.leader = r.holder(ctx, t)
+		return r.leader != "", nil
+	})
+	r.startOther(t)
+	return r, func() {
+		_ = r.other.Process.Kill()
+		_ = r.other.Wait()
+		restore()
+	}
+}
+
+// holder returns the identity in the lease, if there is one.
+func (r *rivals) holder(ctx context.Context, t *testing.T) string {
+	t.Helper()
+	lease, err := cluster.As(t).Kube.CoordinationV1().Leases(metav1.NamespaceSystem).Get(ctx, "kube-scheduler", metav1.GetOptions{})
+	if err != nil {
+		return ""
+	}
+	return ptr.Deref(lease.Spec.HolderIdentity, "")
+}
+
+func (r *rivals) startOther(t *testing.T) {
+	t.Helper()
+	r.other = exec.Command(filepath.Join(cluster.Root(), "bin", "haulout-scheduler"), "--config="+r.config, "--secure-port=0")
+	if err := r.other.Start(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kill ends the leader without warning.
+func (r *rivals) kill(t *testing.T) {
+	t.Helper()
+	if r.otherLeads {
+		if err := r.other.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		_ = r.other.Wait()
+	} else {
+		cluster.Kill(t, "kube-scheduler")
+	}
+	r.killed = true
+	r.kills++
+}
+
+// complete reports whether one leads and one waits. It replaces the one that was killed when the
+// other one has the lease.
+func (r *rivals) complete(ctx context.Context, t *testing.T) bool {
+	t.Helper()
+	if !r.killed {
+		return true
+	}
+	holder := r.holder(ctx, t)
+	if holder == "" || holder == r.leader {
+		return false
+	}
+	if r.otherLeads {
+		r.startOther(t)
+	} else if err := cluster.Up(); err != nil {
+		t.Fatal(err)
+	}
+	r.leader, r.otherLeads, r.killed = holder, !r.otherLeads, false
+	return true
+}
+
+// TestLeaderIsKilled kills the leading scheduler again and again, at random moments after a budget
+// has changed, while pods that must not break budgets ask for the places of guarded ones.
+func TestLeaderIsKilled(t *testing.T) {
+	const atLeast = 3
+	random := framework.Random(t)
+	r, stop := startRivals(t)
+	defer stop()
+	s := newStorm(t, smallStorm)
+	s.createPending(t, belowThreshold)
+	s.moveBudgets(t, random, func() { r.killAtRandom(t, random) })
+	framework.Eventually(t, "a scheduler leads", func(ctx context.Context) (bool, error) { return r.complete(ctx, t), nil })
+	s.waitSettled(t)
+
+	calls := s.granted(t)
+	// No pod has the priority to break a budget: each deletion of a guarded pod is wrong.
+	verdict := s.judge.verdict(t, calls, func(string) int32 { return 0 })
+	placed, _ := s.judge.placed(s.pendingNames())
+	t.Logf("%d kills, %d evictions, %d of %d pods placed", r.kills, verdict.evicted, placed, s.wanting)
+	framework.Accept(t, append(verdict.found, oracle.EvictedTwice(calls)...), nil)
+	if r.kills < atLeast || verdict.evicted == 0 {
+		t.Errorf("%d kills and %d evictions, want at least %d and 1", r.kills, verdict.evicted, atLeast)
+	}
+}
+
+// killAtRandom kills the leader with a chance of one in three, within the time in which it reacts
+// to a change of a budget.
+func (r *rivals) killAtRandom(t *testing.T, random *rand.Rand) {
+	t.Helper()
+	const reaction = 300 * time.Millisecond
+	if !r.complete(t.Context(), t) || random.IntN(3) > 0 {
+		return
+	}
+	<-time.After(time.Duration(random.Int64N(int64(reaction))))
+	r.kill(t)
+}
