@@ -84,6 +84,8 @@ type gang struct {
 	p        *Plugin
 	info     *framework.PodGroupInfo
 	preempts chan string
+	// min is how many members have to find a node, all if it is 0.
+	min int
 }
 
 func newGang(t *testing.T, c cluster, members int, options ...podOption) *gang {
@@ -140,7 +142,7 @@ func (g *gang) schedule(ctx context.Context) (*fwk.PodGroupAssignments, *fwk.Sta
 			break
 		}
 	}
-	if len(all.ProposedAssignments) < len(g.info.UnscheduledPods) {
+	if found := len(all.ProposedAssignments); found < g.min || g.min == 0 && found < len(g.info.UnscheduledPods) {
 		return nil, fwk.NewStatus(fwk.Unschedulable, "Insufficient cpu")
 	}
 	return all, fwk.NewStatus(fwk.Success)

@@ -100,6 +100,14 @@ func (c cluster) client(allowed bool) *fake.Clientset {
 // framework returns a framework that filters by resources, on a snapshot of the cluster.
 func (c cluster) framework(t testing.TB, ctx context.Context, client *fake.Clientset, more ...testingframework.RegisterPluginFunc) framework.Framework {
 	t.Helper()
+	return c.frameworkWith(t, ctx, client, more)
+}
+
+// frameworkWith is framework with other options.
+func (c cluster) frameworkWith(t testing.TB, ctx context.Context, client *fake.Clientset,
+	more []testingframework.RegisterPluginFunc, options ...frameworkruntime.Option,
+) framework.Framework {
+	t.Helper()
 	metrics.Register()
 	factory := informers.NewSharedInformerFactory(client, 0)
 	snapshot := internalcache.NewTestSnapshotWithPodGroups(c.pods, c.nodes, c.groups)
@@ -109,9 +117,9 @@ func (c cluster) framework(t testing.TB, ctx context.Context, client *fake.Clien
 	}
 	f, err := testingframework.NewFramework(ctx, append([]testingframework.RegisterPluginFunc{
 		testingframework.RegisterQueueSortPlugin(queuesort.Name, queuesort.New),
-		testingframework.RegisterPluginAsExtensions(noderesources.Name, frameworkruntime.FactoryAdapter(feature.Features{}, noderesources.NewFit), "Filter", "PreFilter"),
+		testingframework.RegisterPluginAsExtensions(noderesources.Name, frameworkruntime.FactoryAdapter(feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate), noderesources.NewFit), "Filter", "PreFilter"),
 		testingframework.RegisterBindPlugin(defaultbinder.Name, defaultbinder.New),
-	}, more...), "default-scheduler",
+	}, more...), "default-scheduler", append([]frameworkruntime.Option{
 		frameworkruntime.WithClientSet(client),
 		frameworkruntime.WithEventRecorder(events.NewFakeRecorder(1000)),
 		frameworkruntime.WithInformerFactory(factory),
@@ -122,7 +130,7 @@ func (c cluster) framework(t testing.TB, ctx context.Context, client *fake.Clien
 		frameworkruntime.WithPodsInPreBind(frameworkruntime.NewPodsInPreBindMap()),
 		frameworkruntime.WithPodActivator(noActivator{}),
 		frameworkruntime.WithPodGroupManager(groups),
-	)
+	}, options...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
