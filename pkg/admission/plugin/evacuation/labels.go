@@ -18,13 +18,18 @@ package evacuation
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"maps"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/warning"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -36,6 +41,23 @@ const (
 	// it has to stay within the limit for Evacuations.
 	maxOwnershipBytes = 4 << 10
 )
+
+// copyLabels copies the labels of the pod to a new Evacuation, sorted by key, up to a limit: the
+// size limit of Evacuations must never refuse one for a pod that has many labels. It returns the
+// copied keys.
+func copyLabels(ctx context.Context, evacuation *maintenance.Evacuation, pod *corev1.Pod) []string {
+	room := size.MaxCopiedLabelBytes
+	keys := slices.Sorted(maps.Keys(pod.Labels))
+	for i, key := range keys {
+		if room -= len(key) + len(pod.Labels[key]); room < 0 {
+			warning.AddWarning(ctx, "", fmt.Sprintf("pod labels from %q on are not copied (%d of %d): an Evacuation copies at most %d bytes of labels",
+				key, len(keys)-i, len(keys), size.MaxCopiedLabelBytes))
+			return keys[:i]
+		}
+		metav1.SetMetaDataLabel(&evacuation.ObjectMeta, key, pod.Labels[key])
+	}
+	return keys
+}
 
 // ownLabels makes the server the owner of the labels that a new Evacuation got from its pod. The
 // API server computes field ownership before admission, and keys of a map without an owner are lost

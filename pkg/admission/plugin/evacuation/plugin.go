@@ -23,7 +23,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,14 +35,12 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 	genericinitializer "k8s.io/apiserver/pkg/admission/initializer"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/apiserver/pkg/warning"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	maintenancevalidation "haulout.dev/haulout/pkg/apis/maintenance/validation"
 	"haulout.dev/haulout/pkg/identity"
 )
@@ -166,23 +163,6 @@ func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admiss
 	}
 	evacuation.Spec.NodeName = pod.Spec.NodeName
 	return p.resolveEvacuators(ctx, attrs, evacuation, pod)
-}
-
-// copyLabels copies the labels of the pod to a new Evacuation, sorted by key, up to a limit: the
-// size limit of Evacuations must never refuse one for a pod that has many labels. It returns the
-// copied keys.
-func copyLabels(ctx context.Context, evacuation *maintenance.Evacuation, pod *corev1.Pod) []string {
-	room := size.MaxCopiedLabelBytes
-	keys := slices.Sorted(maps.Keys(pod.Labels))
-	for i, key := range keys {
-		if room -= len(key) + len(pod.Labels[key]); room < 0 {
-			warning.AddWarning(ctx, "", fmt.Sprintf("pod labels from %q on are not copied (%d of %d): an Evacuation copies at most %d bytes of labels",
-				key, len(keys)-i, len(keys), size.MaxCopiedLabelBytes))
-			return keys[:i]
-		}
-		metav1.SetMetaDataLabel(&evacuation.ObjectMeta, key, pod.Labels[key])
-	}
-	return keys
 }
 
 // getReferredPod returns the pod of a new Evacuation, or an error about the reference.
