@@ -140,6 +140,29 @@ func refusingBudget(answer *metav1.Status) string {
 	return ""
 }
 
+// EvictedTwice describes the pods of which more than one eviction was granted, and the evictions
+// that were not bound to the UID of a pod: they may hit another pod of the same name.
+func EvictedTwice(calls []Call) []string {
+	var found []string
+	granted := map[string]int{}
+	for _, call := range calls {
+		if !call.Evicted() {
+			continue
+		}
+		if call.UID == "" {
+			found = append(found,
+				fmt.Sprintf("%s evicted pod %s/%s, whichever has that name", call.User, call.Namespace, call.Name))
+			continue
+		}
+		id := string(call.UID)
+		if granted[id]++; granted[id] == 2 {
+			found = append(found,
+				fmt.Sprintf("pod %s/%s (%s) was evicted more than once", call.Namespace, call.Name, call.UID))
+		}
+	}
+	return found
+}
+
 // Log is an audit log from some point on.
 type Log struct {
 	path   string

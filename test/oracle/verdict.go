@@ -16,98 +16,39 @@ limitations under the License.
 
 package oracle
 
-import (
-	"fmt"
-	"slices"
-	"strings"
-
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
-)
-
-// ourPrefix starts the names of what Haulout writes on nodes.
-const ourPrefix = "maintenance.haulout.dev/"
-
-// nodeConditions are the conditions about maintenances (KEP-4212, "Node Conditions").
-var nodeConditions = sets.New[corev1.NodeConditionType]("MaintenancePlanned", "MaintenanceInProgress",
-	"DrainInProgress", "Drained")
-
-// NotPutBack describes what maintenances have left behind on nodes, given the names of the nodes
-// that a user had cordoned.
-func (h *History) NotPutBack(cordoned ...string) []string {
-	var found []string
-	for _, n := range h.nodes {
-		if n.gone.at == never {
-			found = append(found, LeftOn(n.last, slices.Contains(cordoned, n.last.Name))...)
-		}
+// Verdict judges what was recorded so far, given the names of the nodes that a user has
+// cordoned.
+func (r *Recorder) Verdict(rules Rules, cordoned ...string) ([]string, error) {
+	calls, err := r.Calls()
+	if err != nil {
+		return nil, err
 	}
-	slices.Sort(found)
-	return found
-}
-
-// LeftOn describes what maintenances have left behind on a node that is in none; cordoned is
-// whether a user has cordoned it.
-func LeftOn(node *corev1.Node, cordoned bool) []string {
-	var found []string
-	switch {
-	case node.Spec.Unschedulable && !cordoned:
-		found = append(found, fmt.Sprintf("node %s is not schedulable", node.Name))
-	case !node.Spec.Unschedulable && cordoned:
-		found = append(found, fmt.Sprintf("node %s is schedulable, although another user had cordoned it", node.Name))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.failed != nil {
+		return nil, r.failed
 	}
-	for name := range node.Annotations {
-		if strings.HasPrefix(name, ourPrefix) {
-			found = append(found, fmt.Sprintf("node %s has the annotation %s", node.Name, name))
-		}
+	found, err := r.history.OutOfOrder(calls, rules)
+	if err != nil {
+		return nil, err
 	}
-	for _, taint := range node.Spec.Taints {
-		if strings.HasPrefix(taint.Key, ourPrefix) {
-			found = append(found, fmt.Sprintf("node %s has the taint %s", node.Name, taint.Key))
-		}
+	found = append(found, r.history.WentBack()...)
+	found = append(found, r.history.NotPutBack(cordoned...)...)
+	found = append(found, EvictedTwice(calls)...)
+	if !rules.SeesLate {
+		toClosed, _ := r.budgets.SentToClosed(calls)
+		found = append(found, toClosed...)
 	}
-	for _, condition := range node.Status.Conditions {
-		if nodeConditions.Has(condition.Type) && condition.Status == corev1.ConditionTrue {
-			found = append(found, fmt.Sprintf("node %s has the condition %s", node.Name, condition.Type))
+	if rules.Server != "" {
+		unasked, err := r.history.Unasked(calls, rules.Server)
+		if err != nil {
+			return nil, err
 		}
+		found = append(found, unasked...)
 	}
-	return found
-}
-
-// EvictedTwice describes the pods of which more than one eviction was granted, and the evictions
-// that were not bound to the UID of a pod: they may hit another pod of the same name.
-func EvictedTwice(calls []Call) []string {
-	var found []string
-	granted := map[string]int{}
-	for _, call := range calls {
-		if !call.Evicted() {
-			continue
-		}
-		if call.UID == "" {
-			found = append(found,
-				fmt.Sprintf("%s evicted pod %s/%s, whichever has that name", call.User, call.Namespace, call.Name))
-			continue
-		}
-		id := string(call.UID)
-		if granted[id]++; granted[id] == 2 {
-			found = append(found,
-				fmt.Sprintf("pod %s/%s (%s) was evicted more than once", call.Namespace, call.Name, call.UID))
-		}
+	found = append(found, r.history.LeftOver()...)
+	if !rules.BudgetsMove {
+		found = append(found, r.books.Broken()...)
 	}
-	return found
-}
-
-// LeftOver describes the Evacuations that are still there.
-func (h *History) LeftOver() []string {
-	var found []string
-	for _, e := range h.evacuations {
-		if !e.gone {
-			found = append(
-				found,
-				fmt.Sprintf("Evacuation %s/%s is still there: finalizers %v, deleted %t, conditions %v",
-					e.Namespace, e.Name, e.Finalizers, e.DeletionTimestamp != nil, e.Status.Conditions),
-			)
-		}
-	}
-	slices.Sort(found)
-	return found
+	return found, nil
 }
