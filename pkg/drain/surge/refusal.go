@@ -1,0 +1,98 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package surge
+
+import (
+	"fmt"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Refusal is why a Deployment is not scaled up. The zero value means that it is.
+type Refusal struct {
+	// Fact is a phrase that follows the name of the Deployment.
+	Fact string
+	// Because explains why that prevents a surge, if it is not obvious.
+	Because string
+}
+
+// IsZero reports whether there is no refusal.
+func (r Refusal) IsZero() bool { return r == Refusal{} }
+
+// String returns the whole text, without a full stop.
+func (r Refusal) String() string {
+	if r.Because == "" {
+		return r.Fact
+	}
+	return r.Fact + ": " + r.Because
+}
+
+// Refuse returns why a Deployment with so many replicas, not counting those of a surge, is not
+// scaled up. oneNodeClaims are the claims of its pods for which OneNode is true.
+func Refuse(d *appsv1.Deployment, replicas int32, oneNodeClaims []string) Refusal {
+	switch {
+	case d.DeletionTimestamp != nil:
+		return Refusal{Fact: "is being deleted"}
+	case d.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled:
+		return Refusal{Fact: fmt.Sprintf("has the annotation %s: %s", maintenancev1alpha1.AnnotationSurge, maintenancev1alpha1.SurgeDisabled)}
+	case d.Spec.Paused:
+		return Refusal{Fact: "is paused"}
+	case d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType:
+		return Refusal{"has the strategy Recreate", "its pods must not run at the same time"}
+	case replicas == 0:
+		return Refusal{Fact: "is scaled to 0"}
+	case Most(d, replicas) <= 0:
+		return Refusal{"has maxSurge 0", "it does not allow more pods than its replicas"}
+	case len(oneNodeClaims) > 0:
+		return Refusal{fmt.Sprintf("cannot be scaled up, as volume claim %s is for one node at a time", oneNodeClaims[0]), "its pods cannot run at the same time"}
+	}
+	return Refusal{}
+}
+
+// RefuseAutoscaled returns why a Deployment is not scaled up by its autoscaler, the first of
+// autoscalers, for which so many extra replicas are possible.
+func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *autoscalingv2.HorizontalPodAutoscaler, extra int32) Refusal {
+	switch owner := metav1.GetControllerOfNoCopy(a); {
+	case len(autoscalers) > 1:
+		return Refusal{Fact: fmt.Sprintf("is scaled by %d HorizontalPodAutoscalers", len(autoscalers))}
+	case owner != nil:
+		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which %s %s keeps as it is", a.Name, owner.Kind, owner.Name)}
+	case !slices.ContainsFunc(a.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
+		return c.Type == autoscalingv2.AbleToScale && c.Status == corev1.ConditionTrue
+	}):
+		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which is not able to scale (AbleToScale is not True)", a.Name)}
+	case neverScalesDown(a):
+		// Its surge could not be reverted: minReplicas is only the lower limit of the autoscaler.
+		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, "+
+			"which never scales down (behavior.scaleDown.selectPolicy is Disabled)", a.Name)}
+	case extra <= 0:
+		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which cannot scale up: maxReplicas is %d", a.Name, a.Spec.MaxReplicas)}
+	}
+	return Refusal{}
+}
+
+func neverScalesDown(a *autoscalingv2.HorizontalPodAutoscaler) bool {
+	behavior := a.Spec.Behavior
+	return behavior != nil && behavior.ScaleDown != nil && behavior.ScaleDown.SelectPolicy != nil &&
+		*behavior.ScaleDown.SelectPolicy == autoscalingv2.DisabledPolicySelect
+}
