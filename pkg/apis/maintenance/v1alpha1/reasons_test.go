@@ -1,0 +1,130 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package v1alpha1_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestReasonsAreInTheirLists reads the constants from the source and makes sure that a new reason is
+// in every list of reasons that another package keeps.
+func TestReasonsAreInTheirLists(t *testing.T) {
+	declared := declaredReasons(t)
+	for _, list := range []struct {
+		file, name string
+		// kinds are the kinds of reasons that belong into the list, but for the ones in except.
+		kinds, except []string
+	}{
+		{file: "pkg/controller/evacuation/metrics.go", name: "completeReasons", kinds: []string{"Complete"}},
+		{file: "pkg/controller/evacuation/metrics.go", name: "blockedReasons", kinds: []string{"Blocked"}},
+		{file: "test/oracle/protocol.go", name: "reasons", kinds: []string{"Blocked"}},
+		{
+			file: "pkg/cmd/kubectlmaintenance/show/blockers.go", name: "actions", kinds: []string{"Blocked", "preview only"},
+			// Such pods leave, only later: no user has to act.
+			except: []string{"ReasonTurnsByOwner"},
+		},
+	} {
+		listed := listedReasons(t, filepath.Join("../../../..", list.file), list.name)
+		for _, kind := range list.kinds {
+			if len(declared[kind]) == 0 {
+				t.Fatalf("no reason has a comment that begins with its name and (%s)", kind)
+			}
+			for _, reason := range declared[kind] {
+				if slices.Contains(listed, reason) == slices.Contains(list.except, reason) {
+					t.Errorf("%s (%s): is in %s of %s: %t, want %t", reason, kind, list.name, list.file,
+						slices.Contains(listed, reason), !slices.Contains(listed, reason))
+				}
+			}
+		}
+	}
+}
+
+// kindOf matches the comment of a reason, such as "ReasonRecreated (Blocked): a controller ...".
+var kindOf = regexp.MustCompile(`^(\w+) \(([^)]+)\): `)
+
+// declaredReasons returns the names of the reasons that this package declares, by the kind that
+// their comments begin with. A reason without a kind would be in no list.
+func declaredReasons(t *testing.T) map[string][]string {
+	t.Helper()
+	files, err := filepath.Glob("types_*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasons := map[string][]string{}
+	for _, file := range files {
+		for _, spec := range specs(t, file, token.CONST) {
+			name := spec.Names[0].Name
+			if !strings.HasPrefix(name, "Reason") {
+				continue
+			}
+			comment := strings.Join(strings.Fields(spec.Doc.Text()), " ")
+			match := kindOf.FindStringSubmatch(comment)
+			if len(spec.Names) != 1 || match == nil || match[1] != name {
+				t.Errorf(`the comment of %s is %q, want one like "ReasonRecreated (Blocked): a controller ..."`, name, comment)
+				continue
+			}
+			reasons[match[2]] = append(reasons[match[2]], name)
+		}
+	}
+	return reasons
+}
+
+// listedReasons returns the names of the reasons that a variable of a file lists.
+func listedReasons(t *testing.T, file, variable string) []string {
+	t.Helper()
+	var reasons []string
+	for _, spec := range specs(t, file, token.VAR) {
+		if spec.Names[0].Name != variable {
+			continue
+		}
+		ast.Inspect(spec, func(n ast.Node) bool {
+			if name, ok := n.(*ast.SelectorExpr); ok && strings.HasPrefix(name.Sel.Name, "Reason") {
+				reasons = append(reasons, name.Sel.Name)
+			}
+			return true
+		})
+	}
+	if len(reasons) == 0 {
+		t.Fatalf("%s has no variable %s that lists reasons", file, variable)
+	}
+	return reasons
+}
+
+// specs returns the constants or variables that a file declares outside of functions.
+func specs(t *testing.T, file string, kind token.Token) []*ast.ValueSpec {
+	t.Helper()
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments|parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []*ast.ValueSpec
+	for _, d := range parsed.Decls {
+		if d, ok := d.(*ast.GenDecl); ok && d.Tok == kind {
+			for _, spec := range d.Specs {
+				found = append(found, spec.(*ast.ValueSpec))
+			}
+		}
+	}
+	return found
+}
