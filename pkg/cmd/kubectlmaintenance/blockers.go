@@ -40,8 +40,8 @@ func (e *environment) newBlockersCommand() *cobra.Command {
 Before them come maintenances without progress, and nodes that are not cordoned, that the requester may not delete or
 that the server fails to change, also where the status has no room for messages about single nodes.
 
-Below the pods, and apart, are those that are not blocked and wait for an evacuator whose last heartbeat is 10 seconds
-old, with what it reports. The other formats have the Evacuations of both, the blocked ones first.
+Below the blocked pods, a separate list has the pods that are not blocked and wait for an evacuator whose last heartbeat
+is 10 seconds old, with what it reports. The other formats have the Evacuations of both, the blocked ones first.
 
 With NAME only that maintenance and its nodes count. With --namespace only the pods of a namespace are read, for which
 the right to list its evacuations is enough; maintenances and nodes are read then only with NAME.

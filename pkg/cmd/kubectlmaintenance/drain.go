@@ -85,7 +85,7 @@ not do are refused.`,
 	o.addFlags(cmd)
 	flags := cmd.Flags()
 	flags.BoolVar(&habits.ignoreDaemonSets, "ignore-daemonsets", false,
-		"Not needed: DaemonSet pods leave last; those that would be recreated on the node are kept and named.")
+		"Not needed: DaemonSet pods leave last; DaemonSet pods that would be recreated on the node are kept and named.")
 	flags.BoolVar(&habits.deleteEmptyDirData, "delete-emptydir-data", false, "Not needed: pods with emptyDir volumes leave like all others.")
 	flags.BoolVar(&habits.force, "force", false,
 		"Not needed: pods without a controller leave like all others, within their budgets. They are not recreated.")
