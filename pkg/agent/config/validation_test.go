@@ -140,6 +140,10 @@ func TestValidate(t *testing.T) {
 			modify: []modifier{delay(24 * time.Hour), table(0, 86401)},
 			want:   []string{entries + "[0].shutdownGracePeriodSeconds FieldValueInvalid", "maxShutdownDelay FieldValueInvalid"},
 		},
+		"a delay that Windows cannot store in milliseconds": {
+			windows: true, modify: []modifier{delay((math.MaxUint32 + 1) * time.Millisecond)},
+			want: []string{"maxShutdownDelay FieldValueInvalid"},
+		},
 		"a time that would overflow": {
 			modify: []modifier{table(0, math.MaxInt64, 1, math.MaxInt64)},
 			want: []string{

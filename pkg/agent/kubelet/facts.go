@@ -33,10 +33,9 @@ import (
 
 // The defaults of the kubelet.
 const (
-	defaultHealthzPort     = 10248
-	defaultHealthzAddress  = "127.0.0.1"
-	defaultCgroupDriver    = "cgroupfs"
-	defaultRuntimeEndpoint = "unix:///run/containerd/containerd.sock"
+	defaultHealthzPort    = 10248
+	defaultHealthzAddress = "127.0.0.1"
+	defaultCgroupDriver   = "cgroupfs"
 )
 
 // ErrNotRunning is the error for a kubelet that does not run, or that is not a process of its own.

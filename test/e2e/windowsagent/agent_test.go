@@ -59,6 +59,17 @@ func TestWindowsAgent(t *testing.T) {
 	testOffline(t, n)
 	testStopAndUpdate(t, n)
 	testUninstall(t, n, before)
+	testUnits(t, n)
+}
+
+// testUnits runs the unit tests of the code that is compiled for Windows alone.
+func testUnits(t *testing.T, n *node) {
+	t.Helper()
+	for _, program := range []string{"windows.test.exe", "state.test.exe"} {
+		if out := n.run(program, "-test.count=1"); !strings.Contains(out, "PASS") {
+			t.Errorf("%s prints %q", program, out)
+		}
+	}
 }
 
 // testInstall installs the agent: the service and its settings, and installs it again.
