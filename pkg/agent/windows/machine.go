@@ -43,8 +43,6 @@ type Config struct {
 	// Settings and Controls are required.
 	Settings Settings
 	Controls *Controls
-	// Check returns more sentences about what is wrong. It may be nil.
-	Check func(ctx context.Context) []string
 	// Since and Deadline are those of the shutdown that an earlier process of this boot was told
 	// of, if it has not ended it.
 	Since, Deadline time.Time
@@ -91,7 +89,7 @@ func (m *Machine) Release(context.Context) error {
 func (m *Machine) Run(ctx context.Context, changed func()) error {
 	preshutdown := m.config.Controls.Preshutdown()
 	resumed := m.resume()
-	m.apply(ctx)
+	m.apply()
 	changed()
 	ticker := time.NewTicker(checkPeriod)
 	defer ticker.Stop()
@@ -105,18 +103,18 @@ func (m *Machine) Run(ctx context.Context, changed func()) error {
 		case <-resumed:
 			resumed = nil
 			m.forget()
-			m.apply(ctx)
+			m.apply()
 		case <-m.config.Controls.ParamChanges():
-			m.apply(ctx)
+			m.apply()
 		case <-ticker.C:
-			m.apply(ctx)
+			m.apply()
 		}
 		changed()
 	}
 }
 
 // apply writes the settings and looks at them, while no shutdown is pending.
-func (m *Machine) apply(ctx context.Context) {
+func (m *Machine) apply() {
 	m.mu.Lock()
 	pending := m.state.ShuttingDown
 	m.mu.Unlock()
@@ -130,9 +128,6 @@ func (m *Machine) apply(ctx context.Context) {
 	case waits < m.config.Delay:
 		problems = append(problems, fmt.Sprintf("Windows waits %s for the agent in a shutdown (PreshutdownTimeout), and maxShutdownDelay is %s.",
 			waits, m.config.Delay))
-	}
-	if m.config.Check != nil {
-		problems = append(problems, m.config.Check(ctx)...)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

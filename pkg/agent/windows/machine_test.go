@@ -70,22 +70,20 @@ func run(t *testing.T, config Config) *Machine {
 
 func TestMachineIsArmed(t *testing.T) {
 	for name, test := range map[string]struct {
-		settings fakeSettings
-		check    []string
+		settings *fakeSettings
 		delay    time.Duration
 		held     bool
 		problems []string
 	}{
-		"as wanted":       {settings: fakeSettings{waits: 10 * time.Minute}, delay: 10 * time.Minute, held: true},
-		"longer":          {settings: fakeSettings{waits: time.Hour}, delay: 10 * time.Minute, held: true},
-		"shorter":         {settings: fakeSettings{waits: time.Minute}, delay: time.Minute, held: true, problems: []string{"PreshutdownTimeout"}},
-		"not known":       {problems: []string{"not known how long"}},
-		"a wrong order":   {settings: fakeSettings{waits: time.Hour, problems: []string{"order"}}, delay: 10 * time.Minute, held: true, problems: []string{"order"}},
-		"another problem": {settings: fakeSettings{waits: time.Hour}, check: []string{"kubelet"}, delay: 10 * time.Minute, held: true, problems: []string{"kubelet"}},
+		"as wanted":     {settings: &fakeSettings{waits: 10 * time.Minute}, delay: 10 * time.Minute, held: true},
+		"longer":        {settings: &fakeSettings{waits: time.Hour}, delay: 10 * time.Minute, held: true},
+		"shorter":       {settings: &fakeSettings{waits: time.Minute}, delay: time.Minute, held: true, problems: []string{"PreshutdownTimeout"}},
+		"not known":     {settings: &fakeSettings{}, problems: []string{"not known how long"}},
+		"a wrong order": {settings: &fakeSettings{waits: time.Hour, problems: []string{"order"}}, delay: 10 * time.Minute, held: true, problems: []string{"order"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				m := run(t, Config{Settings: &test.settings, Controls: NewControls(), Check: func(context.Context) []string { return test.check }})
+				m := run(t, Config{Settings: test.settings, Controls: NewControls()})
 				s := m.State()
 				if !s.Known || s.ShuttingDown || s.LockHeld != test.held || s.Delay != test.delay {
 					t.Errorf("state %+v, want delay %s, held %v", s, test.delay, test.held)

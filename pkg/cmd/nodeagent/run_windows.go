@@ -33,7 +33,6 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/config"
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
-	"haulout.dev/haulout/pkg/agent/kubelet"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/agent/windows"
@@ -192,24 +191,13 @@ func (r *runner) waitForClient(ctx context.Context, c *v1alpha1.NodeAgentConfigu
 func machineConfig(c *v1alpha1.NodeAgentConfiguration, s *start, controls *windows.Controls) windows.Config {
 	m := windows.Config{
 		Delay: c.MaxShutdownDelay.Duration, Controls: controls,
-		Settings: windows.NewSettings(c.StateDirectory, c.KubeletService), Check: checkKubelet(c.KubeletConfig),
+		Settings: windows.NewSettings(c.StateDirectory, c.KubeletService),
 	}
 	switch s.stored.Phase {
 	case state.Detected, state.Maintaining, state.LocalRun, state.Releasing, state.Down:
 		m.Since, m.Deadline = s.stored.Signal.Time, s.stored.Signal.Deadline
 	}
 	return m
-}
-
-// checkKubelet returns a function that reports the kubelet's own graceful shutdown.
-func checkKubelet(path string) func(context.Context) []string {
-	return func(ctx context.Context) []string {
-		facts, err := kubelet.Discover(ctx, path, nil)
-		if err != nil || !facts.ShutdownGrace {
-			return nil // static pods report a configuration that cannot be read
-		}
-		return []string{"The kubelet ends the pods by itself when the machine shuts down; set shutdownGracePeriod to 0s in " + path + "."}
-	}
 }
 
 // status returns a function that tells Windows that the service has started, and logs what it does.
