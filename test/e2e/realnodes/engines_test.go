@@ -17,6 +17,7 @@ limitations under the License.
 package realnodes
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -204,17 +205,19 @@ func startKubeletOnBus(t *testing.T, m *machine) {
 		return os.IsNotExist(err), nil
 	})
 	for i, argument := range arguments {
-		if path, ok := strings.CutPrefix(argument, "--config="); ok {
-			content, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			path = filepath.Join(m.c.Dir(), "kubelet-on-bus.yaml")
-			if err := os.WriteFile(path, append(content, agentTable...), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			arguments[i] = "--config=" + path
+		path, ok := strings.CutPrefix(argument, "--config=")
+		if !ok {
+			continue
 		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path = filepath.Join(m.c.Dir(), "kubelet-on-bus.yaml")
+		if err := os.WriteFile(path, append(content, agentTable...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		arguments[i] = "--config=" + path
 	}
 	environment = append(environment, "DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/haulout-node-agent/bus.sock")
 	m.start("kubelet-on-bus", environment, arguments[0], arguments[1:]...)
@@ -301,7 +304,7 @@ func testInstaller(t *testing.T, m *machine) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := os.ReadFile(m.path(installRoot + path)); err != nil || string(got) != string(want) {
+		if got, err := os.ReadFile(m.path(installRoot + path)); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("%s is not %s: %v", path, filepath.Base(source), err)
 		}
 	}

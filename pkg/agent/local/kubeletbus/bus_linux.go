@@ -49,8 +49,9 @@ const (
 
 	// DefaultDir is the folder of the bus.
 	DefaultDir = "/run/haulout-node-agent"
-	// BusSocket and ControlSocket are the sockets in the folder of the bus.
-	BusSocket     = "bus.sock"
+	// BusSocket is the socket for the kubelet, in the folder of the bus.
+	BusSocket = "bus.sock"
+	// ControlSocket is the one for the agent.
 	ControlSocket = "control.sock"
 
 	// inhibitDelay is the longest delay of a shutdown that the kubelet is told: more than any table.
@@ -242,7 +243,10 @@ func (b *Bus) serve(ctx context.Context, conn *net.UnixConn) {
 	conn.Close()
 	system.Close()
 	for ; ends > 0; ends-- {
-		<-done
+		// The second error follows from the first.
+		if last := <-done; err == nil {
+			err = last
+		}
 	}
 	logger.V(2).Info("A client of the bus has left", "cause", err)
 }
