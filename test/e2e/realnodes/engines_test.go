@@ -101,16 +101,15 @@ func testBlocked(t *testing.T, m *machine) {
 	}
 	m.powerCycle()
 	startAgent(t, m)
-	// Those of the last bucket can miss their report when the machine goes down.
-	framework.Eventually(t, "each pod has failed or runs again after the boot", func(ctx context.Context) (bool, error) {
+	// That of the last bucket is reported after the boot, unless the kubelet has restarted it.
+	framework.Eventually(t, "each pod is reported or runs again after the boot", func(ctx context.Context) (bool, error) {
 		list, err := m.c.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
 		}
 		for i := range list.Items {
-			pod := &list.Items[i]
-			if !isReady(pod) && (pod.Status.Phase != corev1.PodFailed || pod.Status.Reason != "Terminated") {
-				return false, fmt.Errorf("pod %s is %s %s", pod.Name, pod.Status.Phase, pod.Status.Reason)
+			if pod := &list.Items[i]; !isReady(pod) && !endedByShutdown(pod) {
+				return false, fmt.Errorf("pod %s has the status %+v", pod.Name, pod.Status)
 			}
 		}
 		return len(list.Items) == 3, nil
@@ -118,6 +117,15 @@ func testBlocked(t *testing.T, m *machine) {
 	framework.Eventually(t, "the maintenance is completed after the boot", func(context.Context) (bool, error) {
 		return getMaintenance(t, m, name).Spec.Stage == v1alpha1.NodeMaintenanceStageComplete, nil
 	})
+}
+
+// endedByShutdown reports whether the status of a pod says that a shutdown of its node has ended it.
+// The kubelet of the next boot clears status.reason.
+func endedByShutdown(pod *corev1.Pod) bool {
+	return (pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded) &&
+		slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == corev1.PodReasonTerminationByKubelet
+		})
 }
 
 // testKubeletBus freezes kube-apiserver while the node drains, with the kubelet as the engine. It
@@ -153,8 +161,7 @@ func testKubeletBus(t *testing.T, m *machine) {
 			if err != nil {
 				return false, err
 			}
-			// Their containers ended without an error.
-			if phase := pod.Status.Phase; phase != corev1.PodFailed && phase != corev1.PodSucceeded {
+			if !endedByShutdown(pod) {
 				return false, fmt.Errorf("pod %s has the status %+v", name, pod.Status)
 			}
 		}
