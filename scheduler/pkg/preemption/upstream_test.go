@@ -293,6 +293,7 @@ func TestUpstreamCases(t *testing.T) {
 }
 
 func (c *upstreamCase) run(t *testing.T) {
+	t.Helper()
 	if c.on == nil {
 		theirs, our := c.choose(t, false), c.choose(t, true)
 		if our != theirs {

@@ -40,7 +40,7 @@ type exportDirectory struct {
 	AddressOfFunctions, AddressOfNames uint32
 	AddressOfNameOrdinals              uint32
 	Function, NamePointer              uint32
-	Ordinal, padding                   uint16
+	Ordinal, _                         uint16
 }
 
 // forwardingDLL returns a library without code. Its one function is that of another library.

@@ -45,7 +45,7 @@ func TestReasonsAreInTheirLists(t *testing.T) {
 			except: []string{"ReasonTurnsByOwner"},
 		},
 	} {
-		listed := listedReasons(t, filepath.Join("../../../..", list.file), list.name)
+		listed := listedReasons(t, filepath.Join("..", "..", "..", "..", list.file), list.name)
 		for _, kind := range list.kinds {
 			if len(declared[kind]) == 0 {
 				t.Fatalf("no reason has a comment that begins with its name and (%s)", kind)
