@@ -153,8 +153,9 @@ func nodeAgent(more values) values {
 	return image(values{"nodeAgent": agent})
 }
 
-// TestNodeAgentEqualsManifests renders the node agent of the chart and of artifacts/node-agent. They
-// may differ in labels, in how a change of the configuration reaches the pods, and in its comments.
+// TestNodeAgentEqualsManifests renders the node agent of the chart and of artifacts/node-agent.
+// They may differ in labels, in how a change of the configuration reaches the pods, and in its
+// comments.
 func TestNodeAgentEqualsManifests(t *testing.T) {
 	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).
 		Run(filesys.MakeFsOnDisk(), filepath.Join(root, "artifacts", "node-agent"))

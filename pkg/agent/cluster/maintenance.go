@@ -248,8 +248,8 @@ func (c *Client) isOwn(ctx context.Context, nm *maintenancev1alpha1.NodeMaintena
 	return c.requestedBySelf(ctx, nm)
 }
 
-// CompleteOlder completes the maintenances of earlier boots, and deletes all but the newest of those
-// that were completed before: otherwise each reboot would leave one.
+// CompleteOlder completes the maintenances of earlier boots, and deletes all but the newest of
+// those that were completed before: otherwise each reboot would leave one.
 func (c *Client) CompleteOlder(ctx context.Context, bootID string) (completed int, err error) {
 	older, errs := c.listOlder(ctx, bootID)
 	if len(older) == 0 {

@@ -48,8 +48,8 @@ func remainingOf(machine *MachineState, wall time.Time, longest time.Duration) t
 // remainingOfStored returns the time until a stored deadline. ok is false if the deadline says
 // nothing: there is none, or it is over and the machine still runs, so it belongs to another
 // shutdown. Without the time since the boot, the clock on the wall is taken: if that was set
-// forward, the deadline may be over, too, and if it was set back, the time is not longer than it was
-// when the shutdown began.
+// forward, the deadline may be over, too, and if it was set back, the time is not longer than it
+// was when the shutdown began.
 func remainingOfStored(signal *state.Signal, wall time.Time, sinceBoot, longest time.Duration) (remaining time.Duration, ok bool) {
 	if signal.Deadline.IsZero() {
 		return 0, false
@@ -67,8 +67,8 @@ func remainingOfStored(signal *state.Signal, wall time.Time, sinceBoot, longest 
 	return min(remaining, longest), true
 }
 
-// Resumed returns when a shutdown that was stored in this boot began, and its deadline, as the clock
-// on the wall shows them now.
+// Resumed returns when a shutdown that was stored in this boot began, and its deadline, as the
+// clock on the wall shows them now.
 func Resumed(signal state.Signal, now time.Time, sinceBoot time.Duration) (since, deadline time.Time) {
 	remaining, ok := remainingOfStored(&signal, now, sinceBoot, math.MaxInt64)
 	if !ok {

@@ -79,7 +79,8 @@ func (m *machine) kubeletConn() *dbus.Conn {
 }
 
 // TestKubeletBus: an installation with the bus restarts the kubelet with it. Over it, the real
-// systemd makes units for the kubelet, as with the systemd cgroup driver, and logind is the agent's.
+// systemd makes units for the kubelet, as with the systemd cgroup driver, and logind is the
+// agent's.
 func TestKubeletBus(t *testing.T) {
 	m := bootMachine(t)
 	if err := m.service(kubeletUnit).Start(t.Context()); err != nil {

@@ -119,8 +119,8 @@ func testBlocked(t *testing.T, m *machine) {
 	})
 }
 
-// endedByShutdown reports whether the status of a pod says that a shutdown of its node has ended it.
-// The kubelet of the next boot clears status.reason.
+// endedByShutdown reports whether the status of a pod says that a shutdown of its node has ended
+// it. The kubelet of the next boot clears status.reason.
 func endedByShutdown(pod *corev1.Pod) bool {
 	return (pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded) &&
 		slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {

@@ -238,8 +238,8 @@ func testReboot(t *testing.T, n *node) {
 	n.until(t, v1alpha1.NodeConditionAgentReady, corev1.ConditionTrue, shutdown.ReasonReady)
 }
 
-// testOffline shuts the machine down while kube-apiserver is frozen. The agent stops the kubelet and
-// ends the pods through the runtime, by priority. After the boot it reports them.
+// testOffline shuts the machine down while kube-apiserver is frozen. The agent stops the kubelet
+// and ends the pods through the runtime, by priority. After the boot it reports them.
 func testOffline(t *testing.T, n *node) {
 	t.Helper()
 	namespace := cluster.NewNamespace(t)

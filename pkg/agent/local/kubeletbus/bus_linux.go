@@ -54,8 +54,8 @@ const (
 	// ControlSocket is the one for the agent.
 	ControlSocket = "control.sock"
 
-	// inhibitDelay is the longest delay of a shutdown that the kubelet is told: more than any table.
-	// With less than it needs it would write into the configuration of the real logind.
+	// inhibitDelay is the longest delay of a shutdown that the kubelet is told: more than any
+	// table. With less than it needs it would write into the configuration of the real logind.
 	inhibitDelay = 30 * 24 * time.Hour
 	// settleTime is how long a kubelet has to stay connected after it has released its lock: the
 	// lock of one that dies is released, too.
@@ -151,9 +151,9 @@ func listen(path string) (*net.UnixListener, error) {
 	return listener, os.Chmod(path, 0o600)
 }
 
-// Begin tells the kubelet to end the pods of the node, and returns how far it is. It is called again
-// until that is done: a kubelet that is restarted in a shutdown has to be told, too, as it does not
-// ask logind.
+// Begin tells the kubelet to end the pods of the node, and returns how far it is. It is called
+// again until that is done: a kubelet that is restarted in a shutdown has to be told, too, as it
+// does not ask logind.
 func (b *Bus) Begin() Status {
 	b.mu.Lock()
 	b.pending = true

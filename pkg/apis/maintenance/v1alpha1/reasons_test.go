@@ -27,8 +27,8 @@ import (
 	"testing"
 )
 
-// TestReasonsAreInTheirLists reads the constants from the source and makes sure that a new reason is
-// in every list of reasons that another package keeps.
+// TestReasonsAreInTheirLists reads the constants from the source and makes sure that a new reason
+// is in every list of reasons that another package keeps.
 func TestReasonsAreInTheirLists(t *testing.T) {
 	declared := declaredReasons(t)
 	for _, list := range []struct {

@@ -14,9 +14,9 @@ See the License for the specific language governing permissions and
 limitations under the License.
 */
 
-// Command helper stands in, under wine, for what a Windows node has beside the agent: the service of
-// the kubelet, a container runtime at a named pipe, and the part of the service control manager that
-// tells services of a shutdown. It also shows what wine's own tools do not.
+// Command helper stands in, under wine, for what a Windows node has beside the agent: the service
+// of the kubelet, a container runtime at a named pipe, and the part of the service control manager
+// that tells services of a shutdown. It also shows what wine's own tools do not.
 package main
 
 import (

@@ -157,8 +157,8 @@ const (
 var clientOfPipe = windows.NewLazySystemDLL("kernel32.dll").NewProc("GetNamedPipeClientProcessId")
 
 // sendPreshutdown tells a service that the system is about to shut down. Only the service control
-// manager may do that, and wine's never does. This takes over its end of the pipe to the service, so
-// that the service gets a control that it cannot tell from a real one.
+// manager may do that, and wine's never does. This takes over its end of the pipe to the service,
+// so that the service gets a control that it cannot tell from a real one.
 func sendPreshutdown(name string) error {
 	var pid uint32
 	err := withService(name, func(service *mgr.Service) error {
