@@ -211,17 +211,18 @@ $(NODE_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(REALNODES_MOD
 		$(addprefix $(CNI_PACKAGE)/,main/bridge main/loopback ipam/host-local)
 	@touch $@
 
-# The images that every real node has: the sandbox of pods, the application of the tests, etcd, and
-# our server.
+# The images that every real node has: the sandbox of pods, the application of the tests, etcd, our
+# server and our scheduler.
 .PHONY: node-binaries
-node-binaries: $(NODE_STAMP) $(KUBE_STAMP) $(IMAGE_TOOL) build ## Build the programs and images of real nodes
+node-binaries: $(NODE_STAMP) $(KUBE_STAMP) $(IMAGE_TOOL) build scheduler ## Build the programs and images of real nodes
 	@mkdir -p $(IMAGES)
 	cd $(REALNODES_MODULE) && go build $(GO_BUILD_FLAGS) -ldflags '-s -w' -o ../../$(NODE_PROGRAMS)/ ./app
 	@platform=linux/$$(go env GOARCH); rm -f $(IMAGES)/*.tar; \
 	$(IMAGE_TOOL) --tag=localhost/pause:dev --archives=$(IMAGES) --program=$$platform=$(NODE_PROGRAMS)/app --command=pause; \
 	$(IMAGE_TOOL) --tag=localhost/app:dev --archives=$(IMAGES) --program=$$platform=$(NODE_PROGRAMS)/app; \
 	$(IMAGE_TOOL) --tag=localhost/etcd:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/etcd; \
-	$(IMAGE_TOOL) --tag=localhost/haulout-apiserver:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-apiserver
+	$(IMAGE_TOOL) --tag=localhost/haulout-apiserver:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-apiserver; \
+	$(IMAGE_TOOL) --tag=localhost/haulout-scheduler:dev --archives=$(IMAGES) --program=$$platform=$(BIN)/haulout-scheduler
 
 ifneq ($(filter-out 0,$(REAL_NODES)),)
 REAL_NODES_NEED := node-binaries

@@ -208,22 +208,28 @@ func testRestore(t *testing.T, c *framework.Cluster) {
 // install applies artifacts/base with the image of this build.
 func install(t *testing.T, c *framework.Cluster) {
 	t.Helper()
+	apply(t, c, "base", "haulout-apiserver")
+	c.MustKubectl(t, "", "wait", "apiservice", apiService, "--for=condition=Available", "--timeout=2m")
+}
+
+// apply applies a folder of artifacts with an image of this build.
+func apply(t *testing.T, c *framework.Cluster, folder, image string) {
+	t.Helper()
 	overlay := t.TempDir()
-	base, err := filepath.Rel(overlay, filepath.Join(c.Root(), "artifacts", "base"))
+	base, err := filepath.Rel(overlay, filepath.Join(c.Root(), "artifacts", folder))
 	if err != nil {
 		t.Fatal(err)
 	}
 	kustomization := fmt.Sprintf(`apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
-resources: [%s]
+resources: [%[1]s]
 images:
-- {name: haulout-apiserver, newName: localhost/haulout-apiserver, newTag: dev}
-`, base)
+- {name: %[2]s, newName: localhost/%[2]s, newTag: dev}
+`, base, image)
 	if err := os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(kustomization), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	c.MustKubectl(t, "", "apply", "--kustomize="+overlay)
-	c.MustKubectl(t, "", "wait", "apiservice", apiService, "--for=condition=Available", "--timeout=2m")
 }
 
 // serverPod returns the pod of the server that is not being deleted.
