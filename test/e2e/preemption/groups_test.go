@@ -17,40 +17,20 @@ limitations under the License.
 package preemption
 
 import (
-	"context"
-	"os"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
 
-// withGroups restarts the control plane with PodGroups, until restore is called.
-func withGroups(t *testing.T) (restore func()) {
-	t.Helper()
-	const gates, flags = "FEATURE_GATES", "APISERVER_FLAGS"
-	gatesBefore, flagsBefore := os.Getenv(gates), os.Getenv(flags)
-	restart := func(withGates, withFlags string) {
-		t.Setenv(gates, withGates)
-		t.Setenv(flags, withFlags)
-		if err := cluster.Up(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	restart("GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1beta1=true")
-	return func() { restart(gatesBefore, flagsBefore) }
-}
-
 // gang creates a PodGroup of two pods that have to be scheduled together, each as large as one pod
-// of the Deployment. It returns a function that removes them.
-func (w world) gang(t *testing.T, name string, priority int32) (remove func()) {
+// of the Deployment.
+func (w world) gang(t *testing.T, name string, priority int32) {
 	t.Helper()
 	kube := cluster.As(t).Kube
 	class := cluster.PriorityClass(t, priority)
@@ -60,8 +40,7 @@ func (w world) gang(t *testing.T, name string, priority int32) (remove func()) {
 	if _, err := kube.SchedulingV1beta1().PodGroups(w.namespace).Create(t.Context(), group, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	pods := []string{name + "-0", name + "-1"}
-	for _, member := range pods {
+	for _, member := range []string{name + "-0", name + "-1"} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: member}, Spec: framework.PodSpec(w.pool)}
 		pod.Spec.PriorityClassName = class
 		pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &name}
@@ -70,24 +49,11 @@ func (w world) gang(t *testing.T, name string, priority int32) (remove func()) {
 			t.Fatal(err)
 		}
 	}
-	return func() {
-		immediately := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
-		for _, member := range pods {
-			if err := kube.CoreV1().Pods(w.namespace).Delete(context.WithoutCancel(t.Context()), member, immediately); err != nil && !apierrors.IsNotFound(err) {
-				t.Error(err)
-			}
-		}
-		framework.Eventually(t, "the PodGroup is gone", func(ctx context.Context) (bool, error) {
-			err := kube.SchedulingV1beta1().PodGroups(w.namespace).Delete(ctx, name, metav1.DeleteOptions{})
-			return apierrors.IsNotFound(err), nil
-		})
-	}
 }
 
 // TestBudgetHoldsUpAGroup has a PodGroup ask for the places of two pods: it waits until the budget
 // has room for both, and says why.
 func TestBudgetHoldsUpAGroup(t *testing.T) {
-	defer withGroups(t)()
 	pool, _ := cluster.NewPool(t, 2, true)
 	w := world{pool: pool, namespace: cluster.NewNamespace(t)}
 	class := cluster.PriorityClass(t, 10)
@@ -100,7 +66,7 @@ func TestBudgetHoldsUpAGroup(t *testing.T) {
 	w.log = cluster.AuditLog(t)
 	judge := w.judgeBudgets(t, 4, "web")
 
-	defer w.gang(t, "gang", 100)()
+	w.gang(t, "gang", 100)
 	const why = " pods were not considered as victims, because PodDisruptionBudgets protect them; preempting them takes priority 1000"
 	waitEvent(t, w.namespace, "PreemptionHeldBack", "gang", "4"+why)
 	// One place is not enough for both.

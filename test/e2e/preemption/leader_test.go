@@ -56,7 +56,8 @@ func startRivals(t *testing.T) (r *rivals, stop func()) {
 	if err := leases.Delete(t.Context(), "kube-scheduler", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
-	restore := withScheduler(t, "--config="+r.config)
+	// The cluster's flag has precedence over the configuration.
+	restore := withScheduler(t, "--config="+r.config, "--leader-elect=true")
 	framework.Eventually(t, "the cluster's scheduler leads", func(ctx context.Context) (bool, error) {
 		r.leader = r.holder(ctx, t)
 		return r.leader != "", nil

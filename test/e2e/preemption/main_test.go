@@ -39,5 +39,8 @@ func TestMain(m *testing.M) {
 		os.Setenv("SCHEDULER", "stock")
 	}
 	os.Setenv("NODES", "0")
+	// For TestBudgetHoldsUpAGroup. The scheduler's flags may add other gates.
+	os.Setenv("FEATURE_GATES", "GenericWorkload=true")
+	os.Setenv("APISERVER_FLAGS", "--runtime-config=scheduling.k8s.io/v1beta1=true")
 	os.Exit(framework.Run(m, &cluster))
 }
