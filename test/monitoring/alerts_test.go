@@ -144,13 +144,11 @@ func firing(t *testing.T, rule rulefmt.Rule, series string) (first time.Duration
 		if _, err := alert.Eval(t.Context(), 0, time.Unix(0, 0).Add(after), query, &url.URL{}, 0); err != nil {
 			t.Fatal(err)
 		}
-		if alert.State() != promrules.StateFiring {
-			continue
-		}
 		for _, active := range alert.ActiveAlerts() {
-			said = active.Annotations.Map()
+			if active.State == promrules.StateFiring {
+				return after, active.Annotations.Map(), true
+			}
 		}
-		return after, said, true
 	}
 	return 0, nil, false
 }
