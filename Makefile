@@ -71,7 +71,7 @@ node-agent: ## Build bin/haulout-node-agent, which runs on the nodes
 windows-agent: ## Build the node agent for Windows, and what its tests need, in bin/windows
 	GOOS=windows GOARCH=amd64 go build $(GO_BUILD_FLAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/windows/haulout-node-agent.exe ./cmd/node-agent
 	GOOS=windows GOARCH=amd64 go build $(GO_BUILD_FLAGS) -o $(BIN)/windows/helper.exe ./test/e2e/windowsagent/helper
-	GOOS=windows GOARCH=amd64 go test -c $(GO_BUILD_FLAGS) -o $(BIN)/windows/ ./pkg/agent/windows ./pkg/agent/state
+	GOOS=windows GOARCH=amd64 go test -c $(GO_BUILD_FLAGS) -o $(BIN)/windows/windows.test.exe ./pkg/agent/windows
 
 .PHONY: plugin
 plugin: ## Build the kubectl plugin, bin/kubectl-maintenance, with its shell completion

@@ -27,6 +27,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/windows"
 	"golang.org/x/sys/windows/svc"
@@ -154,27 +155,31 @@ func commandLine(binary string, args []string) string {
 	return strings.Join(words, " ")
 }
 
-// serviceConfig is the configuration that the service must have.
-func serviceConfig(command string) mgr.Config {
-	return mgr.Config{
-		ServiceType: windows.SERVICE_WIN32_OWN_PROCESS, StartType: mgr.StartAutomatic, ErrorControl: mgr.ErrorNormal,
-		BinaryPathName: command, ServiceStartName: "LocalSystem", DisplayName: displayName, Description: description,
+// serviceConfig is the configuration of the service that install decides. What else there is, such as
+// a delayed start, belongs to the administrator.
+type serviceConfig struct {
+	kind, start, errorControl     uint32
+	command, display, description string
+}
+
+func wantedConfig(command string) serviceConfig {
+	return serviceConfig{
+		kind: windows.SERVICE_WIN32_OWN_PROCESS, start: mgr.StartAutomatic, errorControl: mgr.ErrorNormal,
+		command: command, display: displayName, description: description,
 	}
 }
 
 // ensureService creates the service or changes it, and reports whether it did.
 func ensureService(command string) (changed bool, err error) {
-	want := serviceConfig(command)
+	want := wantedConfig(command)
 	err = withService(ServiceName, windows.SERVICE_ALL_ACCESS, func(service *mgr.Service) error {
-		have, err := service.Config()
+		have, err := configOf(service)
 		if err != nil {
 			return err
 		}
-		if have.ServiceType != want.ServiceType || have.StartType != want.StartType || have.ErrorControl != want.ErrorControl ||
-			have.BinaryPathName != want.BinaryPathName || have.DisplayName != want.DisplayName || have.Description != want.Description ||
-			have.DelayedAutoStart {
+		if have != want {
 			changed = true
-			if err := service.UpdateConfig(want); err != nil {
+			if err := want.apply(service); err != nil {
 				return err
 			}
 		}
@@ -186,29 +191,85 @@ func ensureService(command string) (changed bool, err error) {
 		return changed, err
 	}
 	return true, withManager(windows.SC_MANAGER_CREATE_SERVICE, func(manager *mgr.Mgr) error {
-		text, err := windows.UTF16PtrFromString(command)
+		texts, err := utf16Of(ServiceName, want.display, want.command)
 		if err != nil {
 			return err
 		}
-		name, err := windows.UTF16PtrFromString(ServiceName)
-		if err != nil {
-			return err
-		}
-		shown, err := windows.UTF16PtrFromString(displayName)
-		if err != nil {
-			return err
-		}
-		handle, err := windows.CreateService(manager.Handle, name, shown, windows.SERVICE_ALL_ACCESS, want.ServiceType, want.StartType,
-			want.ErrorControl, text, nil, nil, nil, nil, nil)
+		handle, err := windows.CreateService(manager.Handle, texts[0], texts[1], windows.SERVICE_ALL_ACCESS, want.kind, want.start,
+			want.errorControl, texts[2], nil, nil, nil, nil, nil)
 		if err != nil {
 			return err
 		}
 		service := &mgr.Service{Name: ServiceName, Handle: handle}
-		if err = service.UpdateConfig(want); err == nil {
+		if err = want.apply(service); err == nil {
 			_, err = ensureRecovery(service)
 		}
 		return errors.Join(err, service.Close())
 	})
+}
+
+func utf16Of(texts ...string) ([]*uint16, error) {
+	var list []*uint16
+	for _, text := range texts {
+		pointer, err := windows.UTF16PtrFromString(text)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, pointer)
+	}
+	return list, nil
+}
+
+// apply changes the service.
+func (c serviceConfig) apply(service *mgr.Service) error {
+	texts, err := utf16Of(c.command, c.display, c.description)
+	if err != nil {
+		return err
+	}
+	if err := windows.ChangeServiceConfig(service.Handle, c.kind, c.start, c.errorControl, texts[0], nil, nil, nil, nil, nil, texts[1]); err != nil {
+		return err
+	}
+	d := windows.SERVICE_DESCRIPTION{Description: texts[2]}
+	return windows.ChangeServiceConfig2(service.Handle, windows.SERVICE_CONFIG_DESCRIPTION, (*byte)(unsafe.Pointer(&d)))
+}
+
+// configOf returns the configuration of a service. It asks for nothing that wine does not know,
+// unlike the package mgr.
+func configOf(service *mgr.Service) (serviceConfig, error) {
+	c := serviceConfig{}
+	err := query(func(buffer *uint64, size uint32, needed *uint32) error {
+		q := (*windows.QUERY_SERVICE_CONFIG)(unsafe.Pointer(buffer))
+		err := windows.QueryServiceConfig(service.Handle, q, size, needed)
+		if err == nil {
+			c.kind, c.start, c.errorControl = q.ServiceType, q.StartType, q.ErrorControl
+			c.command, c.display = windows.UTF16PtrToString(q.BinaryPathName), windows.UTF16PtrToString(q.DisplayName)
+		}
+		return err
+	})
+	if err != nil {
+		return c, err
+	}
+	err = query(func(buffer *uint64, size uint32, needed *uint32) error {
+		err := windows.QueryServiceConfig2(service.Handle, windows.SERVICE_CONFIG_DESCRIPTION, (*byte)(unsafe.Pointer(buffer)), size, needed)
+		if text := (*windows.SERVICE_DESCRIPTION)(unsafe.Pointer(buffer)).Description; err == nil && text != nil {
+			c.description = windows.UTF16PtrToString(text)
+		}
+		return err
+	})
+	return c, err
+}
+
+// query calls a function with a buffer that is large enough.
+func query(ask func(buffer *uint64, size uint32, needed *uint32) error) error {
+	needed := uint32(1024)
+	for {
+		buffer := make([]uint64, (needed+7)/8)
+		size := uint32(8 * len(buffer))
+		err := ask(&buffer[0], size, &needed)
+		if !errors.Is(err, windows.ERROR_INSUFFICIENT_BUFFER) || needed <= size {
+			return err
+		}
+	}
 }
 
 // ensureRecovery has Windows restart an agent that has failed, whether or not it said so.
@@ -235,8 +296,8 @@ func ensureRecovery(service *mgr.Service) (changed bool, err error) {
 func installedBinary() (string, error) {
 	command := ""
 	err := withService(ServiceName, windows.SERVICE_QUERY_CONFIG, func(service *mgr.Service) error {
-		config, err := service.Config()
-		command = config.BinaryPathName
+		config, err := configOf(service)
+		command = config.command
 		return err
 	})
 	if errors.Is(err, windows.ERROR_SERVICE_DOES_NOT_EXIST) {

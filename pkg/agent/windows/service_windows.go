@@ -40,7 +40,14 @@ type Service struct {
 // Start starts the service and waits until it runs.
 func (s Service) Start(ctx context.Context) error {
 	return withService(s.Name, windows.SERVICE_START|windows.SERVICE_QUERY_STATUS, func(service *mgr.Service) error {
-		if err := service.Start(); err != nil && !errors.Is(err, windows.ERROR_SERVICE_ALREADY_RUNNING) {
+		err := wait.PollUntilContextCancel(ctx, pollPeriod, true, func(context.Context) (bool, error) {
+			err := service.Start()
+			if errors.Is(err, windows.ERROR_SERVICE_DATABASE_LOCKED) {
+				return false, nil // the machine boots
+			}
+			return err == nil, err
+		})
+		if err != nil && !errors.Is(err, windows.ERROR_SERVICE_ALREADY_RUNNING) {
 			return fmt.Errorf("start service %s: %w", s.Name, err)
 		}
 		return until(ctx, service, s.Name, svc.Running)

@@ -141,7 +141,7 @@ func (r *runner) run(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) er
 	}
 	config, node, err := r.waitForClient(ctx, c, h.status)
 	if err != nil {
-		return endErr(ctx, err)
+		return r.endErr(ctx, err)
 	}
 	a, err := newAgent(ctx, c, s, h, config, node)
 	if err != nil {
@@ -161,15 +161,23 @@ func (r *runner) run(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) er
 			}
 		}
 	}()
-	return endErr(ctx, a.run(ctx))
+	return r.endErr(ctx, a.run(ctx))
 }
 
-// endErr returns nil for an agent that has ended because it was told to.
-func endErr(ctx context.Context, err error) error {
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return nil
+// endErr returns nil for an agent that has ended because it was told to, or because there is
+// nothing to wait for in a shutdown.
+func (r *runner) endErr(ctx context.Context, err error) error {
+	if !errors.Is(err, context.Canceled) {
+		return err
 	}
-	return err
+	select {
+	case <-r.controls.Preshutdown():
+		return nil
+	case <-ctx.Done():
+		return nil
+	default:
+		return err
+	}
 }
 
 // waitForClient waits until the machine has joined a cluster, or shuts down without.

@@ -62,7 +62,7 @@ func newMachine(tb testing.TB) *machine {
 	m.write(`C:\windows\system32\bcryptprimitives.dll`, forwardingDLL("bcryptprimitives.dll", "ProcessPrng", "advapi32.SystemFunction036"))
 	for name, source := range map[string]string{
 		"agent.exe": "haulout-node-agent.exe", "helper.exe": "helper.exe", "kubelet.exe": "helper.exe",
-		"windows.test.exe": "windows.test.exe", "state.test.exe": "state.test.exe",
+		"windows.test.exe": "windows.test.exe",
 	} {
 		content, err := os.ReadFile(filepath.Join(cluster.Root(), "bin", "windows", source))
 		if err != nil {

@@ -105,7 +105,7 @@ func showStatus(name string) error {
 }
 
 func start(name string) error {
-	return withService(name, func(service *mgr.Service) error { return service.Start() })
+	return withService(name, startUnlocked)
 }
 
 // create creates a service that starts with the machine, and starts it.
@@ -120,27 +120,42 @@ func create(name, command string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(service.Start(), service.Close())
+	return errors.Join(startUnlocked(service), service.Close())
+}
+
+// startUnlocked starts a service. While a machine boots, no other service can be started.
+func startUnlocked(service *mgr.Service) error {
+	ticker := time.NewTicker(100 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		if err := service.Start(); !errors.Is(err, windows.ERROR_SERVICE_DATABASE_LOCKED) {
+			return err
+		}
+		<-ticker.C
+	}
 }
 
 // config is what a service is installed with.
 type config struct {
-	mgr.Config
-	PreshutdownMilliseconds uint32
+	BinaryPathName, DisplayName        string
+	StartType, PreshutdownMilliseconds uint32
 }
 
 func showConfig(name string) error {
 	return withService(name, func(service *mgr.Service) error {
-		c, err := service.Config()
-		if err != nil {
+		buffer := make([]uint64, 512)
+		needed := uint32(8 * len(buffer))
+		q := (*windows.QUERY_SERVICE_CONFIG)(unsafe.Pointer(&buffer[0]))
+		if err := windows.QueryServiceConfig(service.Handle, q, needed, &needed); err != nil {
 			return err
 		}
-		shown := config{Config: c}
-		buffer := make([]uint32, 16)
-		needed := uint32(4 * len(buffer))
-		err = windows.QueryServiceConfig2(service.Handle, windows.SERVICE_CONFIG_PRESHUTDOWN_INFO, (*byte)(unsafe.Pointer(&buffer[0])), needed, &needed)
-		shown.PreshutdownMilliseconds = buffer[0]
-		return errors.Join(err, show(shown))
+		c := config{
+			BinaryPathName: windows.UTF16PtrToString(q.BinaryPathName), DisplayName: windows.UTF16PtrToString(q.DisplayName), StartType: q.StartType,
+		}
+		var timeout [16]uint32
+		err := windows.QueryServiceConfig2(service.Handle, windows.SERVICE_CONFIG_PRESHUTDOWN_INFO, (*byte)(unsafe.Pointer(&timeout[0])), 64, &needed)
+		c.PreshutdownMilliseconds = timeout[0]
+		return errors.Join(err, show(c))
 	})
 }
 
