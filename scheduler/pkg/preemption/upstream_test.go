@@ -35,6 +35,7 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/defaultpreemption"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
@@ -155,12 +156,18 @@ func newPreemption(t testing.TB, f framework.Framework, ours bool) (preemptionPl
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := defaultpreemption.New(t.Context(), args.upstream(), f, feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
+	p := newDefaultPreemption(t, f, args.upstream())
+	return p, p
+}
+
+func newDefaultPreemption(t testing.TB, f framework.Framework, args *config.DefaultPreemptionArgs) *defaultpreemption.DefaultPreemption {
+	t.Helper()
+	p, err := defaultpreemption.New(t.Context(), args, f, feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
 	if err != nil {
 		t.Fatal(err)
 	}
 	startInformers(t, t.Context(), f)
-	return p, p
+	return p
 }
 
 // withGates enables feature gates; preemption is synchronous unless async is set.
