@@ -83,7 +83,7 @@ type run struct {
 	err  error
 	// restricted means that the gate checks each victim. Otherwise all is upstream's.
 	restricted bool
-	// evicted has the guarded victims.
+	// evicted has the guarded victims, and those that start.
 	evicted sets.Set[types.UID]
 	// last is the victim that the executor hands over last.
 	last types.UID
@@ -194,7 +194,7 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 	}
 	var evicted []*corev1.Pod
 	for _, pod := range victims {
-		if !rules.protectionOf(pod).guarded {
+		if p := rules.protectionOf(pod); !p.guarded && !p.starts {
 			continue
 		}
 		found, err := g.evict(ctx, c, preemptor, pod, rules)

@@ -311,6 +311,35 @@ func TestGate(t *testing.T) {
 	}
 }
 
+// TestStartingVictim has a victim become ready while it is chosen: the Eviction API learns it first
+// and refuses, which saves the others too.
+func TestStartingVictim(t *testing.T) {
+	closed := apierrors.NewTooManyRequests("no", 0)
+	closed.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: policyv1.DisruptionBudgetCause, Message: "The disruption budget web needs 2 healthy pods"}}
+	for name, test := range map[string]struct {
+		priority int32
+		answer   error
+		calls    []string
+	}{
+		"it still starts":                  {100, nil, []string{"evict a", "delete b"}},
+		"it runs, and its budget has none": {100, closed, []string{"evict a"}},
+		"its threshold is reached":         {1000, closed, []string{"delete a", "delete b"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			starting := runningPod("a", 10, ofClass("guarded"), notReady)
+			starting.Status.Phase = corev1.PodPending
+			victims := []*corev1.Pod{starting, runningPod("b", 10, ofApp("db"))}
+			w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}, victims...)
+			w.answer = func(string) error { return test.answer }
+			err := w.preemptAll(t, &fakeCandidate{victims: victims}, preemptorOf(test.priority))
+			if refused := len(test.calls) == 1; refused != (err != nil) {
+				t.Errorf("got the error %v", err)
+			}
+			w.wantCalls(t, test.calls...)
+		})
+	}
+}
+
 func (w *gateWorld) wantLastEvent(t *testing.T, want string) {
 	t.Helper()
 	last := ""

@@ -54,6 +54,9 @@ type protection struct {
 	selecting, used []*policyv1.PodDisruptionBudget
 	// guarded means that the pending pod must not break these budgets.
 	guarded bool
+	// starts means that the pod will be guarded when it runs, which the cache learns late. Until
+	// then the Eviction API evicts it whatever its budgets are.
+	starts bool
 }
 
 func (r *rules) protectionOf(pod *corev1.Pod) protection {
@@ -63,7 +66,10 @@ func (r *rules) protectionOf(pod *corev1.Pod) protection {
 			p.used = append(p.used, b)
 		}
 	}
-	p.guarded = len(p.used) > 0 && r.thresholds.of(pod) > r.priority
+	if len(p.selecting) > 0 && r.thresholds.of(pod) > r.priority {
+		p.guarded = len(p.used) > 0
+		p.starts = !p.guarded && pod.Status.Phase == corev1.PodPending && pod.DeletionTimestamp == nil
+	}
 	return p
 }
 
