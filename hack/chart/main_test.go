@@ -157,42 +157,65 @@ func nodeAgent(more values) values {
 // They may differ in labels, in how a change of the configuration reaches the pods, and in its
 // comments.
 func TestNodeAgentEqualsManifests(t *testing.T) {
-	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).
-		Run(filesys.MakeFsOnDisk(), filepath.Join(root, "artifacts", "node-agent"))
+	windows := values{"enabled": true, "image": values{"repository": "haulout-node-agent-windows", "tag": "v1"}}
+	for folder, test := range map[string]struct {
+		base, with values
+		objects    int
+	}{
+		"node-agent":         {image(nil), nodeAgent(nil), 8},
+		"node-agent/windows": {nodeAgent(nil), nodeAgent(values{"windows": windows}), 2},
+	} {
+		t.Run(folder, func(t *testing.T) {
+			want, got := built(t, folder), added(t, test.base, test.with)
+			for _, all := range []map[string]values{want, got} {
+				for name, object := range maps.Clone(all) {
+					normalize(object)
+					if object["kind"] == "ConfigMap" {
+						// kustomize adds a hash to its name.
+						object["metadata"].(values)["name"] = "haulout-node-agent"
+						delete(all, name)
+						all["ConfigMap"] = object
+					}
+				}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("artifacts/%s (-) and the chart (+) differ:\n%s", folder, diff)
+			}
+			if len(got) < test.objects {
+				t.Errorf("the node agent has %d objects, want %d: %v", len(got), test.objects, slices.Collect(maps.Keys(got)))
+			}
+		})
+	}
+}
+
+// built returns the objects of a kustomization of artifacts.
+func built(t *testing.T, folder string) map[string]values {
+	t.Helper()
+	all, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).
+		Run(filesys.MakeFsOnDisk(), filepath.Join(root, "artifacts", folder))
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := built.AsYaml()
+	text, err := all.AsYaml()
 	if err != nil {
 		t.Fatal(err)
 	}
-	without, err := render(t, load(t), "haulout-system", image(nil))
+	return objects(t, string(text))
+}
+
+// added returns the objects that the chart has with some values and not with others.
+func added(t *testing.T, base, with values) map[string]values {
+	t.Helper()
+	without, err := render(t, load(t), "haulout-system", base)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := render(t, load(t), "haulout-system", nodeAgent(nil))
+	got, err := render(t, load(t), "haulout-system", with)
 	if err != nil {
 		t.Fatal(err)
 	}
 	maps.DeleteFunc(got, func(name string, _ values) bool { return without[name] != nil })
-	want := objects(t, string(text))
-	for _, all := range []map[string]values{want, got} {
-		for name, object := range maps.Clone(all) {
-			normalize(object)
-			if object["kind"] == "ConfigMap" {
-				// kustomize adds a hash to its name.
-				object["metadata"].(values)["name"] = "haulout-node-agent"
-				delete(all, name)
-				all["ConfigMap"] = object
-			}
-		}
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("artifacts/node-agent (-) and the chart (+) differ:\n%s", diff)
-	}
-	if len(got) < 8 {
-		t.Errorf("the node agent has %d objects: %v", len(got), slices.Collect(maps.Keys(got)))
-	}
+	return got
 }
 
 func TestValuesChangeTheNodeAgent(t *testing.T) {
@@ -426,6 +449,9 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 		"servers that are a text": {image(values{"etcd": values{"servers": "https://a:2379"}}), "/etcd/servers"},
 		"a node agent without image": {
 			nodeAgent(values{"image": values{}}), "nodeAgent.image.repository is required",
+		},
+		"a node agent for Windows without image": {
+			nodeAgent(values{"windows": values{"enabled": true}}), "nodeAgent.windows.image.repository is required",
 		},
 		"a pull policy of the node agent": {
 			nodeAgent(values{"image": values{"pullPolicy": "Sometimes"}}), "/nodeAgent/image/pullPolicy",

@@ -43,12 +43,56 @@ artifacts. It takes the root, the name of the file, and annotations for its obje
 {{- end }}
 {{- end }}
 
-{{- define "haulout.nodeAgentImage" -}}
-{{- $image := .Values.nodeAgent.image }}
-{{- $repository := required "nodeAgent.image.repository is required: no image is published, make image builds one" $image.repository }}
-{{- with $image.digest }}
-{{- printf "%s@%s" $repository . }}
-{{- else }}
-{{- printf "%s:%s" $repository ($image.tag | default .Chart.AppVersion) }}
+{{/*
+The DaemonSet of the node agent for one operating system, and its configuration. It takes the root,
+the name of its values, the values, and the folder of its files.
+*/}}
+{{- define "haulout.nodeAgent" -}}
+{{- $root := index . 0 }}
+{{- $name := index . 1 }}
+{{- $values := index . 2 }}
+{{- $folder := printf "files/%s" (index . 3) }}
+{{- $labels := include "haulout.labels" $root | fromYaml }}
+{{- $config := $root.Files.Get (printf "%s/config.yaml" $folder) | required (printf "the chart has no %s/config.yaml; package it with make chart" $folder) }}
+{{- with $values.config }}
+{{- $config = mustMergeOverwrite ($config | fromYaml) (deepCopy .) | toYaml }}
 {{- end }}
+{{- $set := $root.Files.Get (printf "%s/daemonset.yaml" $folder) | fromYaml }}
+{{- with $set.Error }}
+{{- fail (printf "%s/daemonset.yaml: %s" $folder .) }}
 {{- end }}
+{{- $_ := mustMergeOverwrite $set.metadata.labels $labels }}
+{{- $template := $set.spec.template }}
+{{- /* A change of the configuration updates the nodes. */}}
+{{- $_ := set $template.metadata "annotations" (dict "haulout.dev/config" (sha256sum $config)) }}
+{{- $repository := required (printf "%s.image.repository is required: no image is published" $name) $values.image.repository }}
+{{- $image := printf "%s:%s" $repository ($values.image.tag | default $root.Chart.AppVersion) }}
+{{- with $values.image.digest }}
+{{- $image = printf "%s@%s" $repository . }}
+{{- end }}
+{{- $pod := $template.spec }}
+{{- range concat $pod.initContainers $pod.containers }}
+{{- $_ := set . "image" $image }}
+{{- $_ := set . "imagePullPolicy" $values.image.pullPolicy }}
+{{- end }}
+{{- with $root.Values.imagePullSecrets }}
+{{- $_ := set $pod "imagePullSecrets" . }}
+{{- end }}
+{{- $_ := set $pod "nodeSelector" (mustMergeOverwrite (deepCopy $values.nodeSelector) $pod.nodeSelector) }}
+{{- with concat (default list $pod.tolerations) $values.tolerations }}
+{{- $_ := set $pod "tolerations" . }}
+{{- end }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ $set.metadata.name }}
+  namespace: {{ $set.metadata.namespace }}
+  labels:
+    {{- toYaml $labels | nindent 4 }}
+data:
+  config.yaml: |
+    {{- $config | nindent 4 }}
+---
+{{ toYaml $set }}
+{{ end }}
