@@ -124,11 +124,11 @@ func testPreshutdown(t *testing.T, n *node) {
 	t.Helper()
 	namespace := cluster.NewNamespace(t)
 	n.podsByPriority(t, namespace)
-	cluster.Budget(t, namespace, "low", 0)
+	keepLow(t, namespace)
 	left := watchPods(t, namespace)
 	statuses := n.watch(service)
 
-	n.run("helper.exe", "preshutdown", service)
+	n.run("helper.exe", "send", service, fmt.Sprint(controlPreshutdown))
 	n.until(t, corev1.NodeGracefulNodeShutdownInProgress, corev1.ConditionTrue, shutdown.ReasonWaitingForDrain)
 	nm := n.maintenance(t)
 	if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain || len(nm.Spec.DrainPlan) < 9 {
@@ -137,7 +137,8 @@ func testPreshutdown(t *testing.T, n *node) {
 	// While the budget allows nothing, the service answers.
 	var s status
 	framework.Eventually(t, "the service has told three times that it works", func(context.Context) (bool, error) {
-		n.helper(&s, "control", service, fmt.Sprint(controlInterrogate))
+		n.run("helper.exe", "send", service, fmt.Sprint(controlInterrogate))
+		n.helper(&s, "status", service)
 		return s.CheckPoint >= 3, nil
 	})
 	if s.State != stopPending || s.WaitHint == 0 {
@@ -156,6 +157,23 @@ func testPreshutdown(t *testing.T, n *node) {
 	if err != nil || condition.Reason != shutdown.ReasonReleasing {
 		t.Errorf("the last condition is %+v (error %v), want reason %s", condition, err, shutdown.ReasonReleasing)
 	}
+}
+
+// budget allows nothing. Bare pods have no controller, so it must be a number of pods that stay.
+const budget = `apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata: {name: low}
+spec: {minAvailable: 1, selector: {matchLabels: {app: low}}}
+`
+
+// keepLow keeps the pod of the lowest priority on the node until its budget is deleted.
+func keepLow(t *testing.T, namespace string) {
+	t.Helper()
+	cluster.MustKubectl(t, budget, "--namespace="+namespace, "apply", "--filename=-")
+	framework.Eventually(t, "the budget is computed", func(ctx context.Context) (bool, error) {
+		b, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace).Get(ctx, "low", metav1.GetOptions{})
+		return err == nil && b.Status.ExpectedPods == 1, err
+	})
 }
 
 // checkStatuses checks what Windows has heard in a shutdown: pending, with check points that rise
@@ -265,7 +283,7 @@ func testOffline(t *testing.T, n *node) {
 	statuses := n.watch(service)
 
 	cluster.Signal(t, "kube-apiserver", syscall.SIGSTOP)
-	n.run("helper.exe", "preshutdown", service)
+	n.run("helper.exe", "send", service, fmt.Sprint(controlPreshutdown))
 	seen := statuses()
 	cluster.Signal(t, "kube-apiserver", syscall.SIGCONT)
 	checkStatuses(t, seen)

@@ -70,6 +70,9 @@ func newMachine(tb testing.TB) *machine {
 		}
 		m.write(`C:\test\`+name, content)
 	}
+	// The first boot goes on in the background when wineboot has ended.
+	m.switchOff()
+	m.switchOn("--restart")
 	tb.Cleanup(m.switchOff)
 	return m
 }
@@ -141,6 +144,7 @@ func (m *machine) switchOn(argument string) {
 
 // switchOff ends all programs, as a power failure does.
 func (m *machine) switchOff() {
+	m.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
 	if out, err := m.command(ctx, wineServer, "--kill").CombinedOutput(); err != nil {
@@ -204,10 +208,11 @@ const (
 	running     = 4
 )
 
-// The controls that any program may send.
+// The controls.
 const (
 	controlInterrogate = 4
 	controlParamChange = 6
+	controlPreshutdown = 15
 )
 
 // status is what the helper shows of a service.

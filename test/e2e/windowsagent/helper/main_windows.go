@@ -31,24 +31,27 @@ var commands = map[string]struct {
 	arguments int
 	run       func(args []string) error
 }{
-	"kubelet":     {1, func(args []string) error { return runKubelet(args[0]) }},
-	"runtime":     {3, func(args []string) error { return runRuntime(args[0], args[1], args[2]) }},
-	"preshutdown": {1, func(args []string) error { return sendPreshutdown(args[0]) }},
-	"create":      {2, func(args []string) error { return create(args[0], args[1]) }},
-	"start":       {1, func(args []string) error { return start(args[0]) }},
-	"stop":        {1, func(args []string) error { return control(args[0], controlStop) }},
-	"status":      {1, func(args []string) error { return showStatus(args[0]) }},
-	"watch":       {1, func(args []string) error { return watch(args[0]) }},
-	"config":      {1, func(args []string) error { return showConfig(args[0]) }},
-	"order":       {1, func(args []string) error { return setOrder(args[0]) }},
-	"registry":    {0, func([]string) error { return showRegistry() }},
-	"control": {2, func(args []string) error {
-		code, err := strconv.ParseUint(args[1], 10, 32)
-		if err != nil {
-			return err
-		}
-		return control(args[0], uint32(code))
-	}},
+	"kubelet":  {1, func(args []string) error { return runKubelet(args[0]) }},
+	"runtime":  {3, func(args []string) error { return runRuntime(args[0], args[1], args[2]) }},
+	"send":     {2, func(args []string) error { return withCode(send, args) }},
+	"create":   {2, func(args []string) error { return create(args[0], args[1]) }},
+	"start":    {1, func(args []string) error { return start(args[0]) }},
+	"stop":     {1, func(args []string) error { return control(args[0], controlStop) }},
+	"status":   {1, func(args []string) error { return showStatus(args[0]) }},
+	"watch":    {1, func(args []string) error { return watch(args[0]) }},
+	"config":   {1, func(args []string) error { return showConfig(args[0]) }},
+	"order":    {1, func(args []string) error { return setOrder(args[0]) }},
+	"registry": {0, func([]string) error { return showRegistry() }},
+	"control":  {2, func(args []string) error { return withCode(control, args) }},
+}
+
+// withCode calls a function that takes a service and a control.
+func withCode(act func(service string, code uint32) error, args []string) error {
+	code, err := strconv.ParseUint(args[1], 10, 32)
+	if err != nil {
+		return err
+	}
+	return act(args[0], uint32(code))
 }
 
 func main() {

@@ -160,8 +160,7 @@ func showConfig(name string) error {
 }
 
 const (
-	controlStop        = 1
-	controlPreshutdown = 15
+	controlStop = 1
 	// pipeName is in the names of the pipes on which wine's services.exe tells the processes of
 	// services what to do, requestMagic begins each message there.
 	pipeName     = "NtControlPipe"
@@ -171,10 +170,10 @@ const (
 
 var clientOfPipe = windows.NewLazySystemDLL("kernel32.dll").NewProc("GetNamedPipeClientProcessId")
 
-// sendPreshutdown tells a service that the system is about to shut down. Only the service control
-// manager may do that, and wine's never does. This takes over its end of the pipe to the service,
-// so that the service gets a control that it cannot tell from a real one.
-func sendPreshutdown(name string) error {
+// send sends a control to a service as the service control manager does. That one alone may tell a
+// service that the system is about to shut down, and wine's never does. This takes over its end of
+// the pipe to the service, so that the service gets a control that it cannot tell from a real one.
+func send(name string, code uint32) error {
 	var pid uint32
 	err := withService(name, func(service *mgr.Service) error {
 		s, err := query(service)
@@ -199,7 +198,7 @@ func sendPreshutdown(name string) error {
 			continue
 		}
 		if isControlPipe(pipe, pid) {
-			return errors.Join(request(pipe, name, controlPreshutdown), windows.CloseHandle(pipe))
+			return errors.Join(request(pipe, name, code), windows.CloseHandle(pipe))
 		}
 		_ = windows.CloseHandle(pipe)
 	}
