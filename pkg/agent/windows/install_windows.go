@@ -155,8 +155,8 @@ func commandLine(binary string, args []string) string {
 	return strings.Join(words, " ")
 }
 
-// serviceConfig is the configuration of the service that install decides. What else there is, such as
-// a delayed start, belongs to the administrator.
+// serviceConfig is the configuration of the service that install decides. What else there is, such
+// as a delayed start, belongs to the administrator.
 type serviceConfig struct {
 	kind, start, errorControl     uint32
 	command, display, description string

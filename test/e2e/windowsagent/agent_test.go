@@ -62,8 +62,8 @@ func TestWindowsAgent(t *testing.T) {
 	testUnits(t, n)
 }
 
-// testUnits runs the unit tests that run on Windows alone. Others remove temporary folders, in a way
-// that this wine does not know.
+// testUnits runs the unit tests that run on Windows alone. Others remove temporary folders, in a
+// way that this wine does not know.
 func testUnits(t *testing.T, n *node) {
 	t.Helper()
 	if out := n.run("windows.test.exe", "-test.count=1", "-test.v", "-test.run=^TestHandler"); strings.Count(out, "--- PASS") < 3 {
