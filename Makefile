@@ -339,12 +339,7 @@ FUZZ_PACKAGES := ./test/fuzz ./pkg/agent/local/kubeletbus ./pkg/admission/plugin
 
 .PHONY: fuzz
 fuzz: ## Search for input that breaks a reader (FUZZ_TIME=10m for each target); what is found is written to testdata/fuzz
-	@for package in $(FUZZ_PACKAGES); do \
-		targets="$$(go test $$package -list='^Fuzz' | grep '^Fuzz')"; \
-		for target in $$targets; do \
-			hack/test.sh $$package -run='^$$' -fuzz="^$$target\$$" -fuzztime='$(FUZZ_TIME)'; \
-		done; \
-	done
+	@hack/fuzz.sh '$(FUZZ_TIME)' $(FUZZ_PACKAGES)
 
 .PHONY: unit
 unit: ## Run the tests that need no cluster, of all modules

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Searches for input that breaks a reader: runs each fuzz target of the packages for a while.
+#
+#   hack/fuzz.sh TIME PACKAGE...
+#
+# A target fails if it has written the input that breaks it, or for any other reason than its time:
+# before Go 1.27 a target sometimes fails with `context deadline exceeded` when its time is over and
+# nothing was found (golang.org/issue/75804).
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+cd "${ROOT}"
+
+duration="$1"
+shift
+log="$(mktemp)"
+trap 'rm -f "${log}"' EXIT
+ran=0 failed=""
+for package in "$@"; do
+	for target in $(go test "${package}" -list='^Fuzz' | grep '^Fuzz'); do
+		ran=$((ran + 1))
+		# What is found new is made smaller for a second only: by default it is a minute, in which
+		# nothing else is tried.
+		if go test "${package}" -run='^$' -fuzz="^${target}\$" -fuzztime="${duration}" -fuzzminimizetime=1s 2>&1 | tee "${log}"; then
+			continue
+		fi
+		if ! grep -qE 'Failing input written|panic:|hung or terminated|build failed|setup failed' "${log}" &&
+			grep -A1 "^--- FAIL: ${target}" "${log}" | tail -n 1 | grep -qE '^ *context deadline exceeded$'; then
+			echo "${target}: its time was over, nothing was found"
+			continue
+		fi
+		failed=1
+		{ echo "--- FAIL: ${target} in ${package}"; grep -vE '^fuzz: (elapsed|minimizing)' "${log}" | head -n 20; } >>"${TEST_FAILURES:-/dev/null}"
+	done
+done
+if [[ "${ran}" == 0 ]]; then
+	echo "No fuzz target was found in $*" >&2
+	exit 1
+fi
+[[ -z "${failed}" ]] && echo "${ran} fuzz targets passed"
