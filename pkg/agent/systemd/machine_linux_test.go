@@ -22,6 +22,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -208,17 +209,30 @@ func (m *machine) client() *systemd.Client {
 // login calls a method of logind.
 func (m *machine) login(method string, args ...any) *dbus.Call {
 	m.t.Helper()
+	call := m.tryLogin(method, args...)
+	if call.Err != nil {
+		m.t.Fatalf("%s: %v", method, call.Err)
+	}
+	return call
+}
+
+// reboot asks for a reboot that nothing delays. The connection may end with the machine.
+func (m *machine) reboot() {
+	m.t.Helper()
+	if call := m.tryLogin("Reboot", false); call.Err != nil && !errors.Is(call.Err, io.EOF) && !errors.Is(call.Err, dbus.ErrClosed) {
+		m.t.Fatalf("Reboot: %v", call.Err)
+	}
+}
+
+func (m *machine) tryLogin(method string, args ...any) *dbus.Call {
+	m.t.Helper()
 	conn, err := systemd.ConnectBus(m.t.Context(), m.root)
 	if err != nil {
 		m.t.Fatal(err)
 	}
 	defer conn.Close()
 	object := conn.Object("org.freedesktop.login1", "/org/freedesktop/login1")
-	call := object.Call("org.freedesktop.login1.Manager."+method, 0, args...)
-	if call.Err != nil {
-		m.t.Fatalf("%s: %v", method, call.Err)
-	}
-	return call
+	return object.Call("org.freedesktop.login1.Manager."+method, 0, args...)
 }
 
 // lockPIDs returns the processes that took the agent's locks.
