@@ -57,6 +57,7 @@ func newMachine(tb testing.TB) *machine {
 			tb.Fatal(err)
 		}
 	}
+	tb.Cleanup(m.switchOff)
 	m.switchOn("--init")
 	// The runtime of Go needs this library, which Debian 12's wine does not have.
 	m.write(`C:\windows\system32\bcryptprimitives.dll`, forwardingDLL("bcryptprimitives.dll", "ProcessPrng", "advapi32.SystemFunction036"))
@@ -73,7 +74,6 @@ func newMachine(tb testing.TB) *machine {
 	// The first boot goes on in the background when wineboot has ended.
 	m.switchOff()
 	m.switchOn("--restart")
-	tb.Cleanup(m.switchOff)
 	return m
 }
 
@@ -145,6 +145,9 @@ func (m *machine) switchOn(argument string) {
 // switchOff ends all programs, as a power failure does.
 func (m *machine) switchOff() {
 	m.tb.Helper()
+	if m.ended == nil {
+		return // it has never been on
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
 	if out, err := m.command(ctx, wineServer, "--kill").CombinedOutput(); err != nil {
