@@ -378,6 +378,15 @@ func TestDrainBesidePreemption(t *testing.T) {
 		})
 	}
 	cluster.Remove(t, nm.Name)
+	// The recorder sees a moment later what the API has answered.
+	if err := recorder.Wait(ctx, func(v *oracle.View) string {
+		if !v.Done(nm.Name) || len(v.Evacuations()) > 0 || len(v.Closed()) > 0 {
+			return fmt.Sprintf("not all is put back: %d Evacuations are left, not schedulable are %v", len(v.Evacuations()), v.Closed())
+		}
+		return ""
+	}); err != nil {
+		t.Fatal(err)
+	}
 	if err := recorder.Settle(t.Context()); err != nil {
 		t.Fatal(err)
 	}
