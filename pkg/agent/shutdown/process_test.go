@@ -54,7 +54,7 @@ func (w *world) start() *process {
 	return p
 }
 
-// sinceBoot is a clock that nobody sets.
+// sinceBoot is a clock that no user sets.
 func sinceBoot() time.Duration {
 	return time.Since(time.Date(1999, 12, 31, 0, 0, 0, 0, time.UTC))
 }

@@ -86,7 +86,7 @@ type Signal struct {
 	// Deadline is when the machine goes down whatever the agent does.
 	Deadline time.Time `json:"deadline,omitzero"`
 	// DeadlineSinceBoot is the same on the clock that runs since the machine has booted and that
-	// nobody can set, see SinceBoot. 0 if it is not known.
+	// no user can set, see SinceBoot. 0 if it is not known.
 	DeadlineSinceBoot time.Duration `json:"deadlineSinceBoot,omitempty"`
 }
 

@@ -26,7 +26,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/shutdown"
 )
 
-// checkPeriod is how often the settings in Windows are looked at: other programs change them, too.
+// checkPeriod is how often the settings in Windows are checked: other programs change them, too.
 const checkPeriod = time.Minute
 
 // Settings are what Windows is told about a shutdown.

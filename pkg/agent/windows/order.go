@@ -103,8 +103,8 @@ func placeInOrder(value orderValue, stateDir, own, other string) error {
 	return value.set(placed)
 }
 
-// restoreOrder takes the service out of the list. If nobody else has changed it, the value is as it
-// was before the agent came, and does not exist if it did not exist then.
+// restoreOrder takes the service out of the list. If no other program has changed it, the value is
+// as it was before the agent came, and does not exist if it did not exist then.
 func restoreOrder(value orderValue, stateDir, own string) error {
 	order, found, err := value.get()
 	if err != nil {

@@ -324,7 +324,7 @@ func (c *upstreamCase) run(t *testing.T) {
 	}
 }
 
-// TestUpstreamNumberOfCandidates limits how many nodes are looked at. The offset is left to chance
+// TestUpstreamNumberOfCandidates limits how many nodes are tried. The offset is left to chance
 // in DefaultPreemption, and given here.
 func TestUpstreamNumberOfCandidates(t *testing.T) {
 	withGates(t, false)

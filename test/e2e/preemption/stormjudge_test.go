@@ -68,7 +68,7 @@ type stormJudge struct {
 	losses map[string]loss
 	// granted are the pods that the Eviction API has allowed to go, and for which it has counted
 	// the budget down. If the scheduler dies in the middle of an eviction, the API may count and
-	// not delete; then whoever deletes the pod breaks no budget.
+	// not delete; then a deletion of the pod breaks no budget.
 	granted   sets.Set[string]
 	scheduled map[string]time.Time
 	failed    error

@@ -195,7 +195,7 @@ func (s *stream) need(size int) error {
 	return nil
 }
 
-// close closes the file descriptors that nobody has taken.
+// close closes the file descriptors that no message has taken.
 func (s *stream) close() {
 	closeAll(s.fds)
 	s.fds = nil
