@@ -122,7 +122,7 @@ func TestShutdownHasADeadline(t *testing.T) {
 					t.Errorf("state %+v, want a shutdown since %s for %s", s, since, test.want)
 				}
 				applied := settings.applied
-				time.Sleep(2 * checkPeriod) //nolint:forbidigo // the clock of the bubble moves at once
+				time.Sleep(2 * checkPeriod) //nolint:forbidigo // the clock of the bubble moves immediately
 				if settings.applied != applied {
 					t.Error("settings are changed during a shutdown")
 				}
@@ -146,7 +146,7 @@ func TestSettingsAreLookedAtAgain(t *testing.T) {
 			t.Errorf("after a change of parameters the delay is %s", got)
 		}
 		settings.set(time.Hour)
-		time.Sleep(checkPeriod + time.Second) //nolint:forbidigo // the clock of the bubble moves at once
+		time.Sleep(checkPeriod + time.Second) //nolint:forbidigo // the clock of the bubble moves immediately
 		synctest.Wait()
 		if got := m.State(); got.Delay != 10*time.Minute || len(got.Problems) > 0 {
 			t.Errorf("after a minute the state is %+v", got)
@@ -162,7 +162,7 @@ func TestShutdownOfAnEarlierProcess(t *testing.T) {
 		if !s.Known || !s.ShuttingDown || s.LockHeld || !s.Deadline.Equal(since.Add(3*time.Minute)) || len(s.Problems) != 1 {
 			t.Errorf("state %+v, want the shutdown without a lock", s)
 		}
-		time.Sleep(2*time.Minute + time.Second) //nolint:forbidigo // the clock of the bubble moves at once
+		time.Sleep(2*time.Minute + time.Second) //nolint:forbidigo // the clock of the bubble moves immediately
 		synctest.Wait()
 		if s = m.State(); s.ShuttingDown || !s.Forgotten || !s.LockHeld || len(s.Problems) > 0 {
 			t.Errorf("after its deadline the state is %+v, want a machine that is armed", s)
@@ -179,7 +179,7 @@ func TestShutdownOfAnEarlierProcess(t *testing.T) {
 		controls, now := NewControls(), time.Now()
 		m := run(t, Config{Settings: &fakeSettings{waits: time.Hour}, Controls: controls, Since: now, Deadline: now.Add(time.Minute)})
 		controls.beginPreshutdown(now)
-		time.Sleep(2 * time.Minute) //nolint:forbidigo // the clock of the bubble moves at once
+		time.Sleep(2 * time.Minute) //nolint:forbidigo // the clock of the bubble moves immediately
 		synctest.Wait()
 		if s := m.State(); !s.ShuttingDown || !s.LockHeld || !s.Deadline.Equal(now.Add(s.Delay)) {
 			t.Errorf("a shutdown that comes again gives %+v", s)
