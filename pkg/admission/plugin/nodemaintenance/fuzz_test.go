@@ -38,9 +38,11 @@ func FuzzValidate(f *testing.F) {
 		`"spec":{"stage":"Drain","nodeSelector":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"pool","operator":"In","values":["blue"]}]}]}}}`
 	const notBlue = `{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"a"},` +
 		`"spec":{"stage":"Cordon","reason":"r","nodeSelector":{"nodeSelectorTerms":[{"matchFields":[{"key":"metadata.name","operator":"NotIn","values":["blue-1"]}]}]}}}`
+	const unselective = `{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"a"},"spec":{"stage":"Cordon","reason":"r"}}`
 	f.Add([]byte(blue), []byte(notBlue), byte(0))
 	f.Add([]byte(blue), []byte(blue), byte(4))
 	f.Add([]byte(notBlue), []byte(""), byte(1))
+	f.Add([]byte(blue), []byte(unselective), byte(0))
 	read := reader()
 	f.Fuzz(func(t *testing.T, written, existing []byte, held byte) {
 		nm, old := read(written), read(existing)
@@ -132,7 +134,8 @@ func reader() func(data []byte) *maintenance.NodeMaintenance {
 	return func(data []byte) *maintenance.NodeMaintenance {
 		obj, _, err := decoder.Decode(data, nil, nil)
 		nm, ok := obj.(*maintenance.NodeMaintenance)
-		if err != nil || !ok || len(validation.ValidateNodeMaintenance(nm)) > 0 {
+		// A selector is required by a tag of the type, which the strategy checks.
+		if err != nil || !ok || nm.Spec.NodeSelector == nil || len(validation.ValidateNodeMaintenance(nm)) > 0 {
 			return nil
 		}
 		nm.Status = maintenance.NodeMaintenanceStatus{}
