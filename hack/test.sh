@@ -6,21 +6,39 @@
 set -o errexit -o nounset -o pipefail
 export GOFLAGS="${GOFLAGS:+${GOFLAGS} }-buildvcs=false"
 
-# The race detector is written in C.
-[[ " $* " != *' -race '* ]] || export CGO_ENABLED=1
+# The race detector is written in C. With it, each test program gets one processor, and as many run
+# side by side as there are processors: in Go 1.26 two goroutines of a synctest bubble that receive
+# from timers which are due, such as time.After(0), share a context of the race detector, and on two
+# processors that ends the program with SIGSEGV. The race detector judges by the order of accesses and
+# finds races on one processor, too.
+if [[ " $* " == *' -race '* ]]; then
+	export CGO_ENABLED=1 GOMAXPROCS=1
+	set -- -p "$(nproc)" "$@"
+fi
 
 LOG="$(mktemp)"
 trap 'rm -f "${LOG}"' EXIT
 
-# The first lines of what the failed tests have logged, the last ten of each.
+# The first lines of what the failed tests have logged, the last ten of each. Of a package that
+# failed without a failed test, because its process was killed or broke: what the runtime says about
+# that, or else its last lines.
 failures() {
 	echo "=== What failed"
 	awk '
+		/^(ok|[?]) +\t/ { printed = named = 0; broke = "" }
+		/^FAIL\t/ {
+			first = broke != "" ? broke : printed > 20 ? printed - 20 : 0
+			for (i = first; !named && i < printed && i < first + 20; i++) print "  " line[i]
+			print; printed = named = 0; broke = ""; next
+		}
+		/^(fatal error:|FATAL:|SIG[A-Z]+:|==[0-9]+==)/ { if (broke == "") broke = printed + 0 }
+		/^(FAIL|exit status [0-9]+)$/ { if (named) next }
+		{ line[printed++] = substr($0, 1, 600) }
 		/^=== (RUN|NAME|CONT)/ { test = $3 }
-		/^ *--- FAIL:/ { test = $3; failed[++count] = test }
+		/^ *--- FAIL:/ { test = $3; failed[++count] = test; named = 1 }
 		/^ +[A-Za-z0-9_]+\.go:[0-9]+: cluster: / { next }
 		/^ +[A-Za-z0-9_]+\.go:[0-9]+: / { lines[test, logged[test]++] = substr($0, 1, 600) }
-		/^(panic:|FAIL\t)|WARNING: DATA RACE/ { print }
+		/^panic:|WARNING: DATA RACE/ { print }
 		END {
 			for (i = 1; i <= count; i++) {
 				print "--- FAIL: " failed[i]
