@@ -160,16 +160,7 @@ func (w *evacuation) running(ctx context.Context, s situation) (bool, error) {
 			uids[uid] = struct{}{}
 		}
 	}
-	for uid := range uids {
-		running, err := w.keeper.Containers.Running(ctx, string(uid))
-		if err != nil {
-			return false, fmt.Errorf("ask the container runtime: %w", err)
-		}
-		if running {
-			return true, nil
-		}
-	}
-	return false, nil
+	return w.keeper.running(ctx, uids)
 }
 
 // act does what was decided. It reports whether the work is over.

@@ -28,6 +28,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -239,7 +240,49 @@ func (k *Keeper) reconcile(ctx context.Context) {
 	k.hold(ctx)
 	if entries, err := k.folder.entries(); err == nil {
 		manifestsParked.Set(float64(len(entries)))
+		k.noteStopped(ctx, entries)
 	}
+}
+
+// noteStopped stores which pods have stopped. The Evacuation of a pod may be complete, and its
+// handler over, before the handler has seen that.
+func (k *Keeper) noteStopped(ctx context.Context, entries []Entry) {
+	uids := map[types.NamespacedName]map[types.UID]struct{}{}
+	for i := range entries {
+		e := &entries[i]
+		if e.Stopped || e.Restoring {
+			continue
+		}
+		if uids[e.Pod()] == nil {
+			uids[e.Pod()] = map[types.UID]struct{}{}
+		}
+		for _, uid := range e.StaticUIDs {
+			uids[e.Pod()][uid] = struct{}{}
+		}
+	}
+	for pod, uids := range uids {
+		running, err := k.running(ctx, uids)
+		if err == nil && !running {
+			err = k.folder.change(pod, func(e *Entry) { e.Stopped = true })
+		}
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot store whether the static pod has stopped", "pod", pod)
+		}
+	}
+}
+
+// running reports whether a container of a pod runs, which the kubelet runs with one of the UIDs.
+func (k *Keeper) running(ctx context.Context, uids map[types.UID]struct{}) (bool, error) {
+	for uid := range uids {
+		running, err := k.Containers.Running(ctx, string(uid))
+		if err != nil {
+			return false, fmt.Errorf("ask the container runtime: %w", err)
+		}
+		if running {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // setProblem stores the result of a check of the folder.
