@@ -266,6 +266,10 @@ cluster-status: $(CLUSTER_STAMP) ## Show the processes of the development cluste
 cgroup2: cluster-binaries node-binaries ## Drain a real node on cgroups of version 2, in an emulated machine (ten minutes; needs Debian and root)
 	@hack/vm.sh hack/vm/drain.sh
 
+.PHONY: reboots
+reboots: cluster-binaries node-binaries ## Reboot a node with the node agent, systemd and its cgroup driver, in an emulated machine (ten minutes; needs Debian and root)
+	@hack/vm.sh --systemd hack/vm/reboot.sh
+
 ##@ Demo
 
 # A mistake in a variable should show before minutes of building.

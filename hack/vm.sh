@@ -2,17 +2,23 @@
 # Runs a script of this tree as root in a virtual machine whose cgroups are of version 2, with all
 # controllers. Many development machines, and those of .ci/run, have version 1 only.
 #
-#   hack/vm.sh SCRIPT [ARGUMENT...]     SCRIPT is a path below the root of the repository
+#   hack/vm.sh [--systemd] SCRIPT [ARGUMENT...]     SCRIPT is a path below the root of the repository
 #
 # The machine has the files of this one, read-only below a layer in memory: what the script writes
 # is lost. It has loopback and no other network. QEMU emulates it, without KVM: expect everything to
 # take ten to twenty times as long. Needs Debian and root; QEMU and the kernel are Debian's.
+#
+# With --systemd, systemd is the first process, and the script is a service. The layer is on a disk,
+# so that the script may reboot the machine: it is then run again after the boot, until it ends with
+# another exit code than 99.
 #
 #   VM_MEMORY=8G  VM_PROCESSORS=2  VM_TIMEOUT=20m
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 
 usage() { echo "Error: $*" >&2; exit 2; }
+systemd=""
+[[ "${1:-}" != --systemd ]] || { systemd=1; shift; }
 [[ $# -ge 1 ]] || usage "name the script to run, for example hack/vm/drain.sh"
 [[ -x "$1" ]] || usage "$1: must be an executable file below ${ROOT}"
 [[ "$(id -u)" == 0 ]] || usage "only root can share the files of this machine"
@@ -25,6 +31,11 @@ packages=()
 command -v qemu-system-x86_64 >/dev/null || packages+=(qemu-system-x86)
 [[ -x /bin/busybox ]] || packages+=(busybox-static)
 command -v depmod >/dev/null || packages+=(kmod)
+if [[ -n "${systemd}" ]]; then
+	[[ -x /lib/systemd/systemd ]] || packages+=(systemd)
+	command -v dbus-daemon >/dev/null || packages+=(dbus)
+	command -v mke2fs >/dev/null || packages+=(e2fsprogs)
+fi
 if [[ ${#packages[@]} != 0 ]]; then
 	apt-get update -q
 	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${packages[@]}"
@@ -47,13 +58,13 @@ work="$(mktemp -d)"
 files_pid=""
 finish() {
 	[[ -z "${files_pid}" ]] || kill "${files_pid}" 2>/dev/null || true
-	rm -rf "${work}"
+	rm -rf "${work}" "${DIR}/disk"
 }
 trap finish EXIT
 mkdir -p "${work}"/root/{bin,dev,modules,new,proc,shared,sys,written}
 cp /bin/busybox "${work}/root/bin/"
 cp hack/vm/init.sh "${work}/root/init"
-for module in virtio virtio_ring virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci fuse virtiofs overlay; do
+for module in virtio virtio_ring virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci virtio_blk fuse virtiofs overlay; do
 	find "${DIR}/kernel/lib/modules" -name "${module}.ko" -exec cp {} "${work}/root/modules/" \;
 done
 (cd "${work}/root" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) >"${work}/initrd.gz"
@@ -67,12 +78,25 @@ printf '%s\n' "${PATH}" >"${DIR}/path"
 files_pid=$!
 for _ in {1..100}; do [[ -S "${work}/files.sock" ]] && break; read -rt 0.1 <> <(:) || true; done
 
+arguments="console=ttyS0 panic=-1 quiet loglevel=1 repository=${ROOT}"
+options=(-no-reboot)
+if [[ -n "${systemd}" ]]; then
+	rm -f "${DIR}/disk"
+	mke2fs -q -t ext4 "${DIR}/disk" 16G >/dev/null
+	options=(-drive "file=${DIR}/disk,format=raw,if=virtio,cache=writeback")
+	arguments+=" haulout.systemd systemd.unit=multi-user.target systemd.firstboot=off systemd.show_status=off"
+	# No user logs in.
+	for unit in serial-getty@ttyS0.service console-getty.service getty@tty1.service getty-static.service; do
+		arguments+=" systemd.mask=${unit}"
+	done
+fi
+
 memory="${VM_MEMORY:-8G}"
 timeout "${VM_TIMEOUT:-20m}" qemu-system-x86_64 -M q35 -accel tcg,thread=multi -cpu max \
-	-smp "${VM_PROCESSORS:-2}" -m "${memory}" -nic none -nographic -no-reboot \
+	-smp "${VM_PROCESSORS:-2}" -m "${memory}" -nic none -nographic "${options[@]}" \
 	-object memory-backend-memfd,id=memory,size="${memory}",share=on -numa node,memdev=memory \
 	-kernel "${DIR}/kernel/boot/vmlinuz-${version}" -initrd "${work}/initrd.gz" \
-	-append "console=ttyS0 panic=-1 quiet loglevel=1 repository=${ROOT}" \
+	-append "${arguments}" \
 	-chardev socket,id=files,path="${work}/files.sock" -device vhost-user-fs-pci,chardev=files,tag=root \
 	</dev/null | stdbuf -oL tr -d '\r' | tee "${DIR}/console.log" | sed -un '/vm: started$/,$p'
 code="$(sed -n 's/^vm: exit code //p' "${DIR}/console.log")"

@@ -1,23 +1,49 @@
 #!/bin/busybox sh
 # The first process of the machine of hack/vm.sh: it makes the shared files the root, below a layer
-# in memory, and goes on with hack/vm/start.sh there.
+# in memory or on the disk, and goes on with hack/vm/start.sh or systemd there.
 b=/bin/busybox
 $b mount -t proc proc /proc
 $b mount -t sysfs sysfs /sys
 $b mount -t devtmpfs dev /dev
-for module in virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci fuse virtiofs overlay; do
+for module in virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci virtio_blk fuse virtiofs overlay; do
 	$b insmod /modules/$module.ko
 done
 for word in $($b cat /proc/cmdline); do
-	case $word in repository=*) repository=${word#repository=} ;; esac
+	case $word in
+	repository=*) repository=${word#repository=} ;;
+	haulout.systemd) systemd=1 ;;
+	esac
 done
+layer() { if [ -n "$systemd" ]; then $b mount -t ext4 /dev/vda /written; else $b mount -t tmpfs written /written; fi; }
 $b mount -t virtiofs -o ro root /shared &&
-	$b mount -t tmpfs written /written && $b mkdir /written/upper /written/work &&
+	layer && $b mkdir -p /written/upper /written/work /written/srv &&
 	$b mount -t overlay -o lowerdir=/shared,upperdir=/written/upper,workdir=/written/work root /new ||
 	$b poweroff -f
 $b mkdir -p /new/lib/modules
 $b mount --bind "/shared$repository/bin/vm/kernel/lib/modules" /new/lib/modules
+# containerd's layers cannot lie on the root, which is an overlay itself.
+$b mount --bind /written/srv /new/srv
 for folder in proc sys dev; do
 	$b mount --move /$folder /new/$folder
 done
-exec $b switch_root /new "$repository/hack/vm/start.sh" "$repository"
+[ -n "$systemd" ] || exec $b switch_root /new "$repository/hack/vm/start.sh" "$repository"
+# This machine is none that was started by Docker, whatever the shared one is; and it has none of
+# the services that the shared one has enabled.
+$b rm -f /new/.dockerenv
+units=/new/etc/systemd/system
+if [ ! -e $units/haulout-vm.service ]; then
+	$b rm -rf $units
+	$b mkdir -p $units/multi-user.target.wants
+	$b cat >$units/haulout-vm.service <<END
+[Unit]
+Description=The script of hack/vm.sh
+[Service]
+Type=exec
+ExecStart=$repository/hack/vm/start.sh $repository
+StandardOutput=tty
+StandardError=tty
+TTYPath=/dev/console
+END
+	$b ln -s ../haulout-vm.service $units/multi-user.target.wants/haulout-vm.service
+fi
+exec $b switch_root /new /lib/systemd/systemd
