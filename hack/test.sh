@@ -9,8 +9,8 @@ export GOFLAGS="${GOFLAGS:+${GOFLAGS} }-buildvcs=false"
 # The race detector is written in C. With it, each test program gets one processor, and as many run
 # side by side as there are processors: in Go 1.26 two goroutines of a synctest bubble that receive
 # from timers which are due, such as time.After(0), share a context of the race detector, and on two
-# processors that ends the program with SIGSEGV. The race detector judges by the order of accesses and
-# finds races on one processor, too.
+# processors that ends the program with SIGSEGV. The race detector judges by the order of accesses
+# and finds races on one processor, too.
 if [[ " $* " == *' -race '* ]]; then
 	export CGO_ENABLED=1 GOMAXPROCS=1
 	set -- -p "$(nproc)" "$@"

@@ -2,7 +2,7 @@
 # Runs a script of this tree as root in a virtual machine whose cgroups are of version 2, with all
 # controllers. Many development machines, and those of .ci/run, have version 1 only.
 #
-#   hack/vm.sh [--systemd] SCRIPT [ARGUMENT...]     SCRIPT is a path below the root of the repository
+#   hack/vm.sh [--systemd] SCRIPT [ARGUMENT...]    SCRIPT is a path below the root of the repository
 #
 # The machine has the files of this one, read-only below a layer in memory: what the script writes
 # is lost. It has loopback and no other network. QEMU emulates it, without KVM: expect everything to

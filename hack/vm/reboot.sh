@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What `make reboots` runs in a virtual machine with systemd: a node with cgroups of version 2, whose
-# kubelet and runtime use the systemd driver, and its control plane. The machine reboots three times:
+# What `make reboots` runs in a virtual machine with systemd: a node with cgroups of version 2, with
+# the systemd driver in kubelet and runtime, and its control plane. The machine reboots three times:
 #
 #   1. kube-apiserver does not answer: the node agent ends the pods through CRI
 #   2. kube-apiserver does not answer: the kubelet ends the pods, by KubeletBus
