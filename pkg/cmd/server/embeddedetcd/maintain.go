@@ -166,7 +166,11 @@ func (m *Member) Defragment(ctx context.Context) error {
 	if status, err = m.Status(ctx); err != nil {
 		return err
 	}
-	return disarm(ctx, m.client, status.DatabaseBytes, status.QuotaBytes)
+	full, err := spaceAlarms(ctx, m.client)
+	if err != nil || len(full) == 0 {
+		return err
+	}
+	return disarm(ctx, m.client, full, status.DatabaseBytes, status.QuotaBytes)
 }
 
 // SnapshotStatus is what a snapshot has in it.

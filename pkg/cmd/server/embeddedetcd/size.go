@@ -136,11 +136,25 @@ func (s *Server) shrink(ctx context.Context, quota int64) error {
 	if err := compact(ctx, client, status.Header.Revision); err != nil {
 		return err
 	}
+	full, err := spaceAlarms(ctx, client)
+	if err != nil {
+		return err
+	}
+	if len(full) == 0 {
+		err := seal(ctx, client)
+		if errors.Is(err, rpctypes.ErrNoSpace) {
+			full, err = spaceAlarms(ctx, client) // raised by this write
+		}
+		if err != nil {
+			return err
+		}
+	}
 	if status, err = client.Status(ctx, s.endpoint); err != nil {
 		return err
 	}
-	// Do not copy the database to gain less than a third.
-	if status.DbSize > defragmentAbove && status.DbSizeInUse < status.DbSize*2/3 {
+	// etcd counts what a compaction has freed as in use until a later write, and a full database
+	// takes none: it is always copied. Another one is not, to gain less than a third.
+	if status.DbSize > defragmentAbove && (len(full) > 0 || status.DbSizeInUse < status.DbSize*2/3) {
 		if _, err := client.Defragment(ctx, s.endpoint); err != nil {
 			return fmt.Errorf("defragment the database: %w", err)
 		}
@@ -149,7 +163,10 @@ func (s *Server) shrink(ctx context.Context, quota int64) error {
 		}
 		klog.FromContext(ctx).Info("Database was shrunk", "beforeBytes", before, "afterBytes", status.DbSize)
 	}
-	if err := disarm(ctx, client, status.DbSize, quota); err != nil {
+	if len(full) == 0 {
+		return nil
+	}
+	if err := disarm(ctx, client, full, status.DbSize, quota); err != nil {
 		return err
 	}
 	return seal(ctx, client)
@@ -183,21 +200,29 @@ func compact(ctx context.Context, client *clientv3.Client, revision int64) error
 	return nil
 }
 
-// disarm disarms the alarm of a database that was full, unless it still is.
-func disarm(ctx context.Context, client *clientv3.Client, size, quota int64) error {
+// spaceAlarms returns the alarms because of which etcd accepts no writes.
+func spaceAlarms(ctx context.Context, client *clientv3.Client) ([]*clientv3.AlarmMember, error) {
 	alarms, err := client.AlarmList(ctx)
 	if err != nil {
-		return fmt.Errorf("list the alarms of etcd: %w", err)
+		return nil, fmt.Errorf("list the alarms of etcd: %w", err)
 	}
+	var found []*clientv3.AlarmMember
 	for _, alarm := range alarms.Alarms {
-		if alarm.Alarm != etcdserverpb.AlarmType_NOSPACE {
-			continue
+		if alarm.Alarm == etcdserverpb.AlarmType_NOSPACE {
+			found = append(found, (*clientv3.AlarmMember)(alarm))
 		}
-		if size*100 >= quota*disarmBelow {
-			return fmt.Errorf("the database has %d bytes of a quota of %d and accepts no writes: delete objects that are not needed and restart, "+
-				"or raise --embedded-etcd-quota-bytes on a larger volume", size, quota)
-		}
-		if _, err := client.AlarmDisarm(ctx, (*clientv3.AlarmMember)(alarm)); err != nil {
+	}
+	return found, nil
+}
+
+// disarm disarms the alarms of a database that was full, unless it still is.
+func disarm(ctx context.Context, client *clientv3.Client, alarms []*clientv3.AlarmMember, size, quota int64) error {
+	if size*100 >= quota*disarmBelow {
+		return fmt.Errorf("the database has %d bytes of a quota of %d and accepts no writes: delete objects that are not needed and restart, "+
+			"or raise --embedded-etcd-quota-bytes on a larger volume", size, quota)
+	}
+	for _, alarm := range alarms {
+		if _, err := client.AlarmDisarm(ctx, alarm); err != nil {
 			return fmt.Errorf("disarm the alarm of etcd: %w", err)
 		}
 		klog.FromContext(ctx).Info("Database was full and accepts writes again", "databaseBytes", size, "quotaBytes", quota)
