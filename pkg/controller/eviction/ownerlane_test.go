@@ -30,6 +30,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 )
 
@@ -233,6 +235,36 @@ func TestEvictionCountsUntilTheCacheShowsIt(t *testing.T) {
 		w.pass(resendAfter-time.Second, time.Second)
 		if got := len(w.host.sent()); got != 2 {
 			t.Errorf("got %d evictions while the cache shows all pods unchanged, want 2", got)
+		}
+	})
+}
+
+// TestEvictionCountsUntilTheEventOfThePod: the cache has dropped an evicted pod and its Evacuation is
+// complete, but the queue has not yet had the event.
+func TestEvictionCountsUntilTheEventOfThePod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 8)
+		ahead := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+		for _, pod := range pods {
+			if err := ahead.Add(pod); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var w *world
+		w = newWorld(t, worldConfig{
+			objects: []runtime.Object{statefulSet("db", 8)}, pods: pods, unprotected: 25, maxConcurrent: 50, turns: true,
+			answer: func(pod string) error {
+				w.queue.Remove(evacuationOf(pod))
+				return ahead.Delete(newPod(pod))
+			},
+		})
+		w.queue.pods = corelisters.NewPodLister(ahead)
+		for _, pod := range pods {
+			w.add(pod.Name)
+		}
+		w.settled()
+		if got := len(w.host.sent()); got != 2 {
+			t.Errorf("got %d evictions before the events of the first pods, want 2", got)
 		}
 	})
 }
