@@ -239,8 +239,8 @@ func TestEvictionCountsUntilTheCacheShowsIt(t *testing.T) {
 	})
 }
 
-// TestEvictionCountsUntilTheEventOfThePod: the cache has dropped an evicted pod and its Evacuation is
-// complete, but the queue has not yet had the event.
+// TestEvictionCountsUntilTheEventOfThePod: the cache has dropped an evicted pod and its Evacuation
+// is complete, but the queue has not yet had the event.
 func TestEvictionCountsUntilTheEventOfThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 8)

@@ -347,8 +347,8 @@ func (q *Queue) Remove(evacuation types.NamespacedName) {
 // forget drops what is remembered of an eviction that was sent for an item that is no longer
 // requested.
 func (q *Queue) forget(it *item) {
-	// A pod that has left the cache is missing until its event says so: the owner still counts it as
-	// available, and two others would go in its place.
+	// A pod that has left the cache is missing until its event says so: the owner still counts it
+	// as available, and others would go in its place.
 	if it.takenFrom != nil && q.isStillThere(it) {
 		delete(it.takenFrom.taken, it.UID)
 	}
