@@ -61,13 +61,13 @@ finish() {
 	rm -rf "${work}" "${DIR}/disk"
 }
 trap finish EXIT
-mkdir -p "${work}"/root/{bin,dev,modules,new,proc,shared,sys,written}
-cp /bin/busybox "${work}/root/bin/"
-cp hack/vm/init.sh "${work}/root/init"
+mkdir -p "${work}"/first/{bin,dev,modules,new,proc,shared,sys,written}
+cp /bin/busybox "${work}/first/bin/"
+cp hack/vm/init.sh "${work}/first/init"
 for module in virtio virtio_ring virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci virtio_blk fuse virtiofs overlay; do
-	find "${DIR}/kernel/lib/modules" -name "${module}.ko" -exec cp {} "${work}/root/modules/" \;
+	find "${DIR}/kernel/lib/modules" -name "${module}.ko" -exec cp {} "${work}/first/modules/" \;
 done
-(cd "${work}/root" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) >"${work}/initrd.gz"
+(cd "${work}/first" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) >"${work}/initrd.gz"
 
 # What the machine has to know, read by hack/vm/start.sh. It is in the repository, for the machine
 # shows nothing that is mounted below the root of this one.

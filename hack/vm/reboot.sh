@@ -197,7 +197,6 @@ signal() { kill "-$1" "$(pgrep --exact kube-apiserver)"; }
 reboots() {
 	echo "$1" >"${STATE}/step"
 	cat /proc/sys/kernel/random/boot_id >"${STATE}/boot"
-	date -u +%s >"${STATE}/asked"
 	echo "  the machine reboots"
 	systemctl reboot
 	exit 99
