@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -250,6 +251,33 @@ func TestHostEvictsOnce(t *testing.T) {
 			}
 			if calls.Load() != 1 {
 				t.Errorf("got %d calls, want 1", calls.Load())
+			}
+		})
+	}
+}
+
+// TestDryRunIsAnOptionOfTheRequest asks in a dry run: webhooks read the options of the request, not
+// the body.
+func TestDryRunIsAnOptionOfTheRequest(t *testing.T) {
+	for name, dryRun := range map[string][]string{"a dry run": {metav1.DryRunAll}, "an eviction": nil} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				got = r.URL.Query()["dryRun"]
+				w.Header().Set("Content-Type", "application/json")
+				_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Success","code":201}`))
+			}))
+			defer server.Close()
+			client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = NewHost(client).Evict(t.Context(), &policyv1.Eviction{
+				ObjectMeta:    metav1.ObjectMeta{Namespace: "shop", Name: "web-1"},
+				DeleteOptions: &metav1.DeleteOptions{DryRun: dryRun},
+			})
+			if err != nil || !slices.Equal(got, dryRun) {
+				t.Errorf("got dryRun=%q, %v, want %q", got, err, dryRun)
 			}
 		})
 	}

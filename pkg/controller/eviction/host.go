@@ -33,6 +33,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
 
 	"haulout.dev/haulout/pkg/controller/deletioncost"
 )
@@ -40,7 +41,8 @@ import (
 // Host is what the queue asks of the host cluster.
 type Host interface {
 	// Evict posts one eviction, once: whatever the answer, it does not try again by itself. Any
-	// answer but success is an error.
+	// answer but success is an error. With dryRun in its delete options, budgets, webhooks and
+	// policies answer and the pod stays.
 	Evict(ctx context.Context, eviction *policyv1.Eviction) error
 	// Finish deletes a pod whose eviction its budget has already granted.
 	Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error
@@ -65,11 +67,17 @@ func NewHost(client kubernetes.Interface) Host {
 // for minutes. And it does not look into the body of a 201, where the API server puts the failure
 // for pods with several budgets.
 func (h host) Evict(ctx context.Context, eviction *policyv1.Eviction) error {
+	// Webhooks learn from the options of the request that it is a dry run, not from its body.
+	options := metav1.CreateOptions{}
+	if eviction.DeleteOptions != nil {
+		options.DryRun = eviction.DeleteOptions.DryRun
+	}
 	_, err := h.client.CoreV1().RESTClient().Post().
 		Namespace(eviction.Namespace).
 		Resource("pods").
 		Name(eviction.Name).
 		SubResource("eviction").
+		VersionedParams(&options, scheme.ParameterCodec).
 		MaxRetries(0).
 		Body(eviction).
 		Do(ctx).
