@@ -116,7 +116,9 @@ func (p *Plugin) groupWaits(who waiter) (*fwk.PodGroupPostFilterResult, *fwk.Sta
 		return &fwk.PodGroupPostFilterResult{NominatingInfos: nominations},
 			fwk.NewStatus(fwk.Success, "pod group preemption: pods that were evicted for the group are not gone yet")
 	}
-	if p.gate.isPaused(who.uid) {
+	// A group has one candidate, the whole cluster.
+	if until, leftOut := p.gate.firstLeftOutUntil(who.uid); leftOut {
+		p.waiting.wakeAt(who.uid, who.pods, until)
 		return nil, fwk.NewStatus(fwk.Unschedulable, "pod group preemption: not eligible because its victims were refused a moment ago.")
 	}
 	return nil, nil

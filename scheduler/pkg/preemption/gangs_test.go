@@ -105,7 +105,9 @@ func newGang(t *testing.T, c cluster, members int, options ...podOption) *gang {
 	g := &gang{t: t, f: c.framework(t, t.Context(), informed.client(true)), info: info, preempts: make(chan string, 100)}
 	g.p = pluginOf(t, t.Context(), g.f)
 	g.p.gate.evictPod = func(_ context.Context, eviction *policyv1.Eviction) error {
-		g.preempts <- "evict " + eviction.Name
+		if len(eviction.DeleteOptions.DryRun) == 0 {
+			g.preempts <- "evict " + eviction.Name
+		}
 		return nil
 	}
 	g.p.gate.upstream = func(_ context.Context, _ upstream.Candidate, _ upstream.ExecutorPreemptor, victim *corev1.Pod, _ string) (bool, error) {
@@ -289,7 +291,7 @@ func TestGangWaitsForItsVictims(t *testing.T) {
 // TestGangPauses has a group pause whose victims were refused.
 func TestGangPauses(t *testing.T) {
 	g := newGang(t, cluster{pods: []*corev1.Pod{runningPod("a", 10)}, nodes: []*corev1.Node{node("n1", 1)}}, 1)
-	g.p.gate.pause(g.info.PodGroup.UID, g.p.gate.clock.Now().Add(pauseAfterRefusal))
+	g.p.gate.leaveOut(g.info.PodGroup.UID, "cluster", nil)
 	if _, status := g.try(); status.IsSuccess() || len(g.victims()) > 0 {
 		t.Errorf("got %v", status)
 	}

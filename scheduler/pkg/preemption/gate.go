@@ -31,6 +31,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	apipod "k8s.io/kubernetes/pkg/api/v1/pod"
@@ -49,10 +50,12 @@ const (
 	// take.
 	evictionTimeout = 30 * time.Second
 
-	// pauseAfterRefusal is how long a pending pod pauses after its victims were refused before any
-	// was asked for: upstream tries it again immediately, and an extender would put in the same
-	// pod.
-	pauseAfterRefusal = time.Second
+	// dryRunTimeout ends a question without an answer, which counts as a refusal. It is shorter
+	// than evictionTimeout: all victims of a node are asked for before the first one goes.
+	dryRunTimeout = 5 * time.Second
+	// dryRunsAtOnce is how many victims of a node are asked for at the same time, as many as
+	// upstream deletes at the same time.
+	dryRunsAtOnce = 16
 )
 
 // preemptPod removes one victim. It returns true if the victim had not been bound yet and was only
@@ -68,7 +71,8 @@ type gate struct {
 	rules    func(priority int32) (*rules, error)
 	upstream preemptPod
 	waiting  *waitingRoom
-	// evictPod asks the Eviction API once. Any answer but success is an error.
+	// evictPod asks the Eviction API once, in a dry run if the delete options say so. Any answer but
+	// success is an error.
 	evictPod func(context.Context, *policyv1.Eviction) error
 
 	mu sync.Mutex
@@ -187,21 +191,22 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 		}
 	}
 	if pod, why := rules.breaks(victims); pod != nil {
-		g.pauseAndWake(preemptor)
 		refusedEvent(ctx, g.handle, preemptor, pod, why)
-		attempts.WithLabelValues(resultRefused).Inc()
+		g.refuseCandidate(c, preemptor, pod, rules)
 		return fmt.Errorf("pod %s must not be preempted: %s", klog.KObj(pod), why)
 	}
+	guarded := slices.DeleteFunc(victims, func(pod *corev1.Pod) bool {
+		p := rules.protectionOf(pod)
+		return !p.guarded && !p.starts
+	})
+	if err := g.ask(ctx, c, preemptor, guarded, rules); err != nil {
+		return err
+	}
 	var evicted []*corev1.Pod
-	for _, pod := range victims {
-		if p := rules.protectionOf(pod); !p.guarded && !p.starts {
-			continue
-		}
+	for _, pod := range guarded {
 		found, err := g.evict(ctx, c, preemptor, pod, rules)
 		if err != nil {
 			// What was evicted so far is no reason to wait: it makes too little room.
-			attempts.WithLabelValues(resultRefused).Inc()
-			g.waiting.wakeAt(preemptor.UID(), podsOfPreemptor(preemptor), g.clock.Now())
 			return err
 		}
 		r.evicted.Insert(pod.UID)
@@ -216,32 +221,84 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 	return nil
 }
 
+// ask has the Eviction API answer in a dry run for each of several guarded victims, so that none is
+// evicted in vain because a webhook or a budget refuses another one. A single victim needs no
+// question: if its eviction is refused, nothing has happened. Dry runs use up no budget; rules.breaks
+// has compared the number of victims with what each budget allows before.
+func (g *gate) ask(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, guarded []*corev1.Pod, rules *rules) error {
+	if len(guarded) < 2 {
+		return nil
+	}
+	answers := make([]error, len(guarded))
+	workqueue.ParallelizeUntil(ctx, dryRunsAtOnce, len(guarded), func(i int) {
+		ctx, cancel := context.WithTimeout(ctx, dryRunTimeout)
+		defer cancel()
+		answers[i] = g.evictPod(ctx, evictionOf(guarded[i], metav1.DryRunAll))
+	})
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	for i, pod := range guarded {
+		if _, err := g.judge(ctx, c, preemptor, pod, rules, answers[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // evict evicts one guarded victim, once. It returns false without an error if the victim is gone.
 func (g *gate) evict(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, evictionTimeout)
 	defer cancel()
-	err := g.evictPod(ctx, &policyv1.Eviction{
-		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Annotations: map[string]string{evictNowAnnotation: "preemption"}},
-		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
-	})
+	found, err := g.judge(ctx, c, preemptor, pod, rules, g.evictPod(ctx, evictionOf(pod)))
 	switch {
-	case err == nil:
+	case err != nil:
+	case found:
 		evictions.WithLabelValues(answerEvicted).Inc()
 		preemptedEvent(ctx, g.handle, preemptor, pod, c.Name())
-		return true, nil
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err) && g.isReplaced(ctx, pod):
+	default:
 		evictions.WithLabelValues(answerGone).Inc()
+	}
+	return found, err
+}
+
+// evictionOf returns the eviction of exactly this pod. It is marked for Haulout's admission.
+func evictionOf(pod *corev1.Pod, dryRun ...string) *policyv1.Eviction {
+	return &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Annotations: map[string]string{evictNowAnnotation: "preemption"}},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID)), DryRun: dryRun},
+	}
+}
+
+// judge reads an answer of the Eviction API. A refusal is an error; it keeps the pod from being
+// chosen for a while, and the candidate from the searches of this preemptor. judge returns false
+// without an error if the pod is gone.
+func (g *gate) judge(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules, answer error) (bool, error) {
+	switch {
+	case answer == nil:
+		return true, nil
+	case apierrors.IsNotFound(answer), apierrors.IsConflict(answer) && g.isReplaced(ctx, pod):
 		return false, nil
-	case apierrors.HasStatusCause(err, policyv1.DisruptionBudgetCause):
+	case apierrors.HasStatusCause(answer, policyv1.DisruptionBudgetCause):
 		evictions.WithLabelValues(answerBudget).Inc()
-	case apierrors.IsForbidden(err):
+	case apierrors.IsForbidden(answer):
 		evictions.WithLabelValues(answerForbidden).Inc()
 	default:
 		evictions.WithLabelValues(answerError).Inc()
 	}
+	refusedEvent(ctx, g.handle, preemptor, pod, "The eviction API answered: "+answer.Error())
 	g.refuse(pod.UID, rules.heldOf([]*corev1.Pod{pod}).budgets)
-	refusedEvent(ctx, g.handle, preemptor, pod, "The eviction API answered: "+err.Error())
-	return false, fmt.Errorf("evict pod %s: %w", klog.KObj(pod), err)
+	g.refuseCandidate(c, preemptor, pod, rules)
+	return false, fmt.Errorf("evict pod %s: %w", klog.KObj(pod), answer)
+}
+
+// refuseCandidate leaves a candidate out of the searches of this preemptor for a while, and has the
+// preemptor tried again immediately, so that it takes the next candidate.
+func (g *gate) refuseCandidate(c upstream.Candidate, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules) {
+	attempts.WithLabelValues(resultRefused).Inc()
+	g.leaveOut(preemptor.UID(), c.Name(), rules.heldOf([]*corev1.Pod{pod}).budgets)
+	pods := slices.Collect(maps.Values(preemptor.Pods()))
+	g.waiting.wakeAt(preemptor.UID(), pods, g.clock.Now())
 }
 
 // isReplaced tells the two reasons of a conflict apart: another pod has the name, or the pod has
@@ -273,15 +330,4 @@ func (g *gate) markAsPreempted(ctx context.Context, preemptor upstream.ExecutorP
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		logger(ctx).Error(err, "Cannot set the condition DisruptionTarget of an evicted pod", "pod", klog.KObj(pod))
 	}
-}
-
-// pauseAndWake keeps a pending pod from looking for victims for a moment, and wakes it then.
-func (g *gate) pauseAndWake(preemptor upstream.ExecutorPreemptor) {
-	until := g.clock.Now().Add(pauseAfterRefusal)
-	g.pause(preemptor.UID(), until)
-	g.waiting.wakeAt(preemptor.UID(), podsOfPreemptor(preemptor), until)
-}
-
-func podsOfPreemptor(preemptor upstream.ExecutorPreemptor) []*corev1.Pod {
-	return slices.Collect(maps.Values(preemptor.Pods()))
 }

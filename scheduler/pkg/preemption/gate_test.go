@@ -149,8 +149,9 @@ type gateWorld struct {
 
 	mu    sync.Mutex
 	calls []string
-	// answer is the answer to the eviction of a pod.
-	answer func(pod string) error
+	// answer is the answer to the eviction of a pod, and asked to that of a dry run; nil means
+	// answer.
+	answer, asked func(pod string) error
 }
 
 func (w *gateWorld) called(what string) {
@@ -182,10 +183,18 @@ func newGateWorld(t *testing.T, budgets []*policyv1.PodDisruptionBudget, pods ..
 	}, original, waiting)
 	w.gate.clock = w.clock
 	w.gate.evictPod = func(_ context.Context, eviction *policyv1.Eviction) error {
-		w.called("evict " + eviction.Name)
+		dryRun := slices.Equal(eviction.DeleteOptions.DryRun, []string{metav1.DryRunAll})
+		if dryRun {
+			w.called("ask " + eviction.Name)
+		} else {
+			w.called("evict " + eviction.Name)
+		}
 		uid := eviction.DeleteOptions.Preconditions.UID
 		if *uid != types.UID("uid-"+eviction.Name) || eviction.Annotations[evictNowAnnotation] != "preemption" {
 			t.Errorf("got the eviction %+v", eviction)
+		}
+		if dryRun && w.asked != nil {
+			return w.asked(eviction.Name)
 		}
 		return w.answer(eviction.Name)
 	}
@@ -215,15 +224,20 @@ func preemptorOf(priority int32) fakePreemptor {
 	return fakePreemptor{Pod: runningPod("pending", priority, onNode(""))}
 }
 
-// wantCalls compares the calls. Those of upstream come in any order, after the evictions.
+// wantCalls compares the calls. Dry runs come first, in any order, then evictions, and then the
+// calls of upstream, in any order.
 func (w *gateWorld) wantCalls(t *testing.T, want ...string) {
 	t.Helper()
 	got := slices.Clone(w.calls)
-	evictions := 0
-	for evictions < len(got) && got[evictions][0] == 'e' {
-		evictions++
+	first := func(from int, letter byte) int {
+		for from < len(got) && got[from][0] == letter {
+			from++
+		}
+		return from
 	}
-	slices.Sort(got[evictions:])
+	asked := first(0, 'a')
+	slices.Sort(got[:asked])
+	slices.Sort(got[first(asked, 'e'):])
 	if !slices.Equal(got, want) {
 		t.Errorf("got the calls %q, want %q", got, want)
 	}
@@ -237,6 +251,7 @@ func TestGate(t *testing.T) {
 		allowed  int32
 		priority int32
 		answers  map[string]error
+		asked    map[string]error
 		unbound  []string
 		// calls are what happens to a and c, which are guarded, and to b and d, which are not.
 		calls []string
@@ -246,37 +261,56 @@ func TestGate(t *testing.T) {
 	}{
 		"within the budget, the guarded go first": {
 			allowed: 4,
-			calls:   []string{"evict a", "evict c", "delete b", "delete d"},
+			calls:   []string{"ask a", "ask c", "evict a", "evict c", "delete b", "delete d"},
 		},
 		"with the priority of the threshold all is upstream's": {
 			priority: 1000,
 			calls:    []string{"delete a", "delete b", "delete c", "delete d"},
 		},
 		"a set that breaks the budget is not touched": {allowed: 3, fails: true, event: "PodDisruptionBudget web has no room for it"},
-		"a refusal by the budget ends it":             {allowed: 4, answers: map[string]error{"a": closed}, calls: []string{"evict a"}, fails: true, event: "no"},
-		"a refusal after an eviction saves the rest": {
+		"a refusal by the budget saves all":           {allowed: 4, asked: map[string]error{"a": closed}, calls: []string{"ask a", "ask c"}, fails: true, event: "no"},
+		"a refusal by a webhook saves all": {
 			allowed: 4,
-			answers: map[string]error{"c": apierrors.NewForbidden(pods, "c", errors.New("by a webhook"))},
-			calls:   []string{"evict a", "evict c"},
+			asked:   map[string]error{"c": apierrors.NewForbidden(pods, "c", errors.New("by a webhook"))},
+			calls:   []string{"ask a", "ask c"},
 			fails:   true,
 			event:   "by a webhook",
+		},
+		"a budget that closes after the dry runs saves the rest": {
+			allowed: 4,
+			answers: map[string]error{"c": closed},
+			calls:   []string{"ask a", "ask c", "evict a", "evict c"},
+			fails:   true,
+			event:   "no",
+		},
+		"an error in a dry run saves all": {
+			allowed: 4,
+			asked:   map[string]error{"a": apierrors.NewInternalError(errors.New("broken"))},
+			calls:   []string{"ask a", "ask c"},
+			fails:   true,
+			event:   "broken",
+		},
+		"a pod that is gone in a dry run stops no other": {
+			allowed: 4,
+			asked:   map[string]error{"a": apierrors.NewNotFound(pods, "a")},
+			calls:   []string{"ask a", "ask c", "evict a", "evict c", "delete b", "delete d"},
 		},
 		"an error ends it": {
 			allowed: 4,
 			answers: map[string]error{"a": apierrors.NewInternalError(errors.New("broken"))},
-			calls:   []string{"evict a"},
+			calls:   []string{"ask a", "ask c", "evict a"},
 			fails:   true,
 			event:   "broken",
 		},
 		"a pod that is gone counts as evicted": {
 			allowed: 4,
 			answers: map[string]error{"a": apierrors.NewNotFound(pods, "a")},
-			calls:   []string{"evict a", "evict c", "delete b", "delete d"},
+			calls:   []string{"ask a", "ask c", "evict a", "evict c", "delete b", "delete d"},
 		},
 		"a pod that changed while it was evicted was refused": {
 			allowed: 4,
 			answers: map[string]error{"a": apierrors.NewConflict(pods, "a", errors.New("changed"))},
-			calls:   []string{"evict a"},
+			calls:   []string{"ask a", "ask c", "evict a"},
 			fails:   true,
 			event:   "changed",
 		},
@@ -295,6 +329,7 @@ func TestGate(t *testing.T) {
 			}
 			w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", test.allowed)}, victims...)
 			w.answer = func(pod string) error { return test.answers[pod] }
+			w.asked = func(pod string) error { return test.asked[pod] }
 			for _, name := range test.unbound {
 				w.handle.unbound[types.UID("uid-"+name)] = true
 			}
@@ -392,11 +427,13 @@ func TestPodWaitsForItsVictims(t *testing.T) {
 	waitFor(t, "the pod is eligible", func() bool { eligible, _ := w.eligible(preemptor.UID(), onAnyNode); return eligible })
 }
 
-// TestPartOfTheVictimsIsEvicted has the second of two victims refused: the pending pod may look for
+// TestPartOfTheVictimsIsEvicted has the second of two victims refused after the dry runs have
+// agreed: the pending pod may look for
 // others, although the first is leaving, and is tried again.
 func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofClass("guarded"))}
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}, append(pods, preemptorOf(100).Pod)...)
+	w.asked = func(string) error { return nil }
 	w.answer = func(pod string) error {
 		if pod == "b" {
 			return apierrors.NewInternalError(errors.New("broken"))
@@ -406,7 +443,7 @@ func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 	if err := w.preemptAll(t, &fakeCandidate{victims: pods}, preemptorOf(100)); err == nil {
 		t.Fatal("the eviction was not refused")
 	}
-	w.wantCalls(t, "evict a", "evict b")
+	w.wantCalls(t, "ask a", "ask b", "evict a", "evict b")
 	if eligible, why := w.eligible(preemptorOf(100).UID(), onAnyNode); !eligible {
 		t.Error(why)
 	}
@@ -456,7 +493,7 @@ func TestRunsEnd(t *testing.T) {
 	if _, err := w.preempt(ctx, c, preemptorOf(100), pods[1], Name); !errors.Is(err, context.Canceled) {
 		t.Errorf("got error %v", err)
 	}
-	w.wantCalls(t, "evict a", "evict b")
+	w.wantCalls(t, "ask a", "ask b", "evict a", "evict b")
 }
 
 // TestNoAnswer ends an eviction that is not answered, as a refusal.
@@ -487,7 +524,7 @@ func TestLastVictimIsGoneBeforeItsTurn(t *testing.T) {
 	if _, err := w.preempt(t.Context(), c, preemptor, pods[0], Name); err != nil {
 		t.Fatal(err)
 	}
-	w.wantCalls(t, "evict a", "evict b")
+	w.wantCalls(t, "ask a", "ask b", "evict a", "evict b")
 	if err := w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -542,20 +579,43 @@ func TestRefusedPodIsHeldBack(t *testing.T) {
 	}
 }
 
-// TestPauseAfterRefusal keeps a pending pod whose set was refused from trying again immediately.
-func TestPauseAfterRefusal(t *testing.T) {
-	pod := runningPod("a", 10, ofClass("guarded"))
-	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}, pod)
+// TestCandidateIsLeftOut leaves a candidate out of the searches of the pending pod whose victims were
+// refused: for twice as long each time, until a budget opens.
+func TestCandidateIsLeftOut(t *testing.T) {
+	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), preemptorOf(100).Pod}
+	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}, pods...)
 	preemptor := preemptorOf(100)
-	if err := w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptor); err == nil {
-		t.Fatal("the set was not refused")
+	refuse := func() {
+		t.Helper()
+		if err := w.preemptAll(t, &fakeCandidate{victims: pods[:1]}, preemptor); err == nil {
+			t.Fatal("the set was not refused")
+		}
+		if got := <-w.handle.activated; got != "pending" {
+			t.Errorf("%s was activated", got)
+		}
 	}
-	if eligible, _ := w.eligible(preemptor.UID(), onAnyNode); eligible {
-		t.Error("eligible at once")
+	leftOut := func() bool { _, leftOut := w.leftOutUntil(preemptor.UID(), "n1"); return leftOut }
+	for _, want := range []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
+		refuse()
+		w.clock.SetTime(w.clock.Now().Add(time.Duration(want)*time.Second - time.Millisecond))
+		if !leftOut() {
+			t.Errorf("not left out for %d s", want)
+		}
+		w.clock.SetTime(w.clock.Now().Add(time.Millisecond))
+		if leftOut() {
+			t.Errorf("left out for more than %d s", want)
+		}
 	}
-	w.clock.SetTime(w.clock.Now().Add(pauseAfterRefusal))
-	if eligible, why := w.eligible(preemptor.UID(), onAnyNode); !eligible {
-		t.Errorf("not eligible after the pause: %s", why)
+	refuse()
+	if _, other := w.leftOutUntil(preemptor.UID(), "n2"); other {
+		t.Error("another node is left out")
+	}
+	if _, other := w.leftOutUntil("other", "n1"); other {
+		t.Error("the node is left out for another pod")
+	}
+	w.waiting.opened(types.NamespacedName{Namespace: "shop", Name: "web"})
+	if leftOut() {
+		t.Error("left out although its budget has opened")
 	}
 }
 

@@ -17,6 +17,7 @@ limitations under the License.
 package preemption
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -36,6 +37,10 @@ const (
 	// maxRefusals is the maximum number of refused pods that are remembered. Beyond it, the one
 	// that is free first is forgotten, and may be refused again.
 	maxRefusals = 10_000
+
+	// A node whose victims were refused is left out of the search of that pending pod for
+	// leaveOutDelay, and after each further refusal for twice as long, up to maxRefusalDelay.
+	leaveOutDelay = time.Second
 )
 
 // memory is what the gate remembers of pods that exist. It is lost with the process.
@@ -46,8 +51,9 @@ type memory struct {
 	mu sync.Mutex
 	// leaving has the victims that were evicted and are not gone yet.
 	leaving map[types.UID]leavingPod
-	// paused has the time until which a pending pod or group does not look for victims.
-	paused map[types.UID]time.Time
+	// leftOut has the candidates of each pending pod or group whose victims were refused: the
+	// names of nodes, and for groups that of upstream's domain.
+	leftOut map[types.UID]map[string]*refusal
 	// refused has the pods that the Eviction API has refused.
 	refused map[types.UID]*refusal
 }
@@ -71,7 +77,7 @@ func newMemory(pods corelisters.PodLister) *memory {
 		pods:    pods,
 		clock:   clock.RealClock{},
 		leaving: map[types.UID]leavingPod{},
-		paused:  map[types.UID]time.Time{},
+		leftOut: map[types.UID]map[string]*refusal{},
 		refused: map[types.UID]*refusal{},
 	}
 }
@@ -95,9 +101,6 @@ func (m *memory) exists(uid types.UID, name types.NamespacedName) bool {
 // eligible reports whether a pending pod or group may look for victims, and if not, why. It does
 // not while a victim of its own is leaving a node for which it is nominated, as upstream has it.
 func (m *memory) eligible(preemptor types.UID, nominated func(node string) bool) (bool, string) {
-	if m.isPaused(preemptor) {
-		return false, "not eligible because its victims were refused a moment ago."
-	}
 	if m.awaitsVictims(preemptor, nominated) {
 		return false, "not eligible because a pod that was evicted for it is not gone yet."
 	}
@@ -117,23 +120,50 @@ func (m *memory) awaitsVictims(preemptor types.UID, nominated func(node string) 
 	return false
 }
 
-// pause keeps a pending pod or group from looking for victims.
-func (m *memory) pause(preemptor types.UID, until time.Time) {
+// leaveOut keeps a candidate out of the searches of a pending pod or group, so that its next search
+// takes another one. It ends with its time, or when one of the budgets opens.
+func (m *memory) leaveOut(preemptor types.UID, candidate string, budgets sets.Set[types.NamespacedName]) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for uid, old := range m.paused {
-		if !m.clock.Now().Before(old) {
-			delete(m.paused, uid)
+	now := m.clock.Now()
+	delay := leaveOutDelay
+	if known := m.leftOut[preemptor][candidate]; known != nil && now.Before(known.until.Add(maxRefusalDelay)) {
+		delay = min(2*known.delay, maxRefusalDelay)
+	}
+	for uid, candidates := range m.leftOut {
+		maps.DeleteFunc(candidates, func(_ string, known *refusal) bool { return !now.Before(known.until.Add(maxRefusalDelay)) })
+		if len(candidates) == 0 {
+			delete(m.leftOut, uid)
 		}
 	}
-	m.paused[preemptor] = until
+	if m.leftOut[preemptor] == nil {
+		m.leftOut[preemptor] = map[string]*refusal{}
+	}
+	m.leftOut[preemptor][candidate] = &refusal{until: now.Add(delay), delay: delay, budgets: budgets}
 }
 
-func (m *memory) isPaused(preemptor types.UID) bool {
+// leftOutUntil returns until when a candidate is left out of the searches of a pending pod or group.
+func (m *memory) leftOutUntil(preemptor types.UID, candidate string) (until time.Time, leftOut bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	until, paused := m.paused[preemptor]
-	return paused && m.clock.Now().Before(until)
+	known := m.leftOut[preemptor][candidate]
+	if known == nil || !m.clock.Now().Before(known.until) {
+		return time.Time{}, false
+	}
+	return known.until, true
+}
+
+// firstLeftOutUntil returns when the first candidate of a pending pod or group returns to its
+// searches, if one is left out.
+func (m *memory) firstLeftOutUntil(preemptor types.UID) (first time.Time, leftOut bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, known := range m.leftOut[preemptor] {
+		if m.clock.Now().Before(known.until) && (!leftOut || known.until.Before(first)) {
+			first, leftOut = known.until, true
+		}
+	}
+	return first, leftOut
 }
 
 // refuse holds a pod back that the Eviction API has refused.
@@ -195,6 +225,14 @@ func (m *memory) forgetRefusals(budget types.NamespacedName) {
 			delete(m.refused, uid)
 		}
 	}
+	for _, candidates := range m.leftOut {
+		// The delay stays: what was refused again and again is tried less often.
+		for _, known := range candidates {
+			if known.budgets.Has(budget) {
+				known.until = m.clock.Now()
+			}
+		}
+	}
 }
 
 // forgetPod forgets a pod that is gone.
@@ -202,6 +240,6 @@ func (m *memory) forgetPod(pod types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.leaving, pod)
-	delete(m.paused, pod)
+	delete(m.leftOut, pod)
 	delete(m.refused, pod)
 }

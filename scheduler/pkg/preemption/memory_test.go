@@ -45,11 +45,11 @@ func TestMemoryIsBounded(t *testing.T) {
 	if len(m.refused) != 1 {
 		t.Errorf("%d refusals are remembered that were long ago", len(m.refused)-1)
 	}
-	m.pause("p1", clock.Now().Add(time.Second))
-	clock.SetTime(clock.Now().Add(time.Second))
-	m.pause("p2", clock.Now().Add(time.Second))
-	if len(m.paused) != 1 {
-		t.Errorf("%d pauses are remembered, want 1", len(m.paused))
+	m.leaveOut("p1", "n1", nil)
+	clock.SetTime(clock.Now().Add(leaveOutDelay + maxRefusalDelay))
+	m.leaveOut("p2", "n1", nil)
+	if len(m.leftOut) != 1 {
+		t.Errorf("candidates of %d pods are remembered, want those of 1", len(m.leftOut))
 	}
 }
 

@@ -200,6 +200,13 @@ type attempt struct {
 	held heldPods
 }
 
+// hold adds pods that are in the way.
+func (a *attempt) hold(pods heldPods) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.held.add(pods)
+}
+
 type attemptKey struct{}
 
 // PostFilter looks for a node on which the pod fits if other pods go.
@@ -248,6 +255,9 @@ func (p *Plugin) conclude(search *search, who waiter, o outcome) {
 		attempts.WithLabelValues(resultUnrestricted).Inc()
 		p.waiting.leave(who.uid)
 	}
+	if until, leftOut := p.gate.firstLeftOutUntil(who.uid); leftOut && o.searched && !o.found {
+		p.waiting.wakeAt(who.uid, who.pods, until)
+	}
 }
 
 // PodEligibleToPreemptOthers also has a pod wait for victims that were evicted for it and are not
@@ -291,6 +301,10 @@ func (p *Plugin) SelectVictimsOnNode(ctx context.Context, state fwk.CycleState, 
 	if !a.restrict() {
 		return choose(ctx, state, preemptor, node, victims, budgets)
 	}
+	if _, leftOut := p.gate.leftOutUntil(preemptor.UID, node.Node().Name); leftOut {
+		a.hold(a.heldOf(podsOf(victims)))
+		return nil, 0, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "node(s) with pods whose preemption was refused a moment ago")
+	}
 	started := time.Now()
 	offered, held := offer(a.rules, victims)
 	offerDuration.Observe(time.Since(started).Seconds())
@@ -321,9 +335,7 @@ func (p *Plugin) SelectVictimsOnNode(ctx context.Context, state fwk.CycleState, 
 			inTheWay = named
 		}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.held.add(all)
+	a.hold(all)
 	// The text has no names, so that upstream counts the nodes with equal texts.
 	return nil, 0, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf(
 		"node(s) with pods that PodDisruptionBudgets protect; preempting them takes priority %d", inTheWay.threshold))

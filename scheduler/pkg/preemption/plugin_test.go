@@ -277,7 +277,24 @@ func TestPostFilter(t *testing.T) {
 		waits   bool
 		// budgets are those that the pod waits for, if they are not web alone.
 		budgets []string
+		// leftOut are nodes whose pods were refused for the pod a moment ago.
+		leftOut []string
 	}{
+		"a node that is left out": {
+			cluster: cluster{
+				pods:    []*corev1.Pod{guarded("a"), guarded("b", onNode("n2"), startedAfter(1))},
+				nodes:   []*corev1.Node{node("n1", 1), node("n2", 1)},
+				budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)},
+			},
+			leftOut: []string{"n2"},
+			node:    "n1",
+		},
+		"all nodes are left out": {
+			cluster: cluster{pods: []*corev1.Pod{guarded("a")}, nodes: []*corev1.Node{node("n1", 1)}, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}},
+			leftOut: []string{"n1"},
+			want:    "preemption: 0/1 nodes are available: 1 node(s) with pods whose preemption was refused a moment ago.",
+			waits:   true,
+		},
 		"either of two would suffice": {
 			cluster: cluster{
 				pods:    []*corev1.Pod{guarded("a"), guarded("b", ofApp("db"), startedAfter(1))},
@@ -330,6 +347,12 @@ func TestPostFilter(t *testing.T) {
 			informed.pods = append(slices.Clone(c.pods), pending)
 			f := c.framework(t, ctx, informed.client(true))
 			p := pluginOf(t, ctx, f)
+			for _, name := range test.leftOut {
+				// Refused five times, it is left out for longer than this test takes.
+				for range 5 {
+					p.gate.leaveOut(pending.UID, name, nil)
+				}
+			}
 			statuses := framework.NewDefaultNodeToStatus()
 			for _, each := range c.nodes {
 				statuses.Set(each.Name, fwk.NewStatus(fwk.Unschedulable, "Insufficient cpu"))
