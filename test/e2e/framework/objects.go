@@ -31,6 +31,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
@@ -239,6 +240,10 @@ func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
+		// A policy of haulout-scheduler keeps classes with a threshold, which is an annotation.
+		if _, err := classes.Patch(background(), name, types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`), metav1.PatchOptions{}); err != nil {
+			tb.Error(err)
+		}
 		if err := classes.Delete(background(), name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			tb.Error(err)
 		}

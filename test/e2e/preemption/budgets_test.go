@@ -303,6 +303,25 @@ func (w world) waitWebhook(t *testing.T) {
 	})
 }
 
+// TestPolicyKeepsClassesWithAThreshold deletes a class that protects pods: the policy refuses it
+// until the annotation is removed.
+func TestPolicyKeepsClassesWithAThreshold(t *testing.T) {
+	classes := cluster.As(t).Kube.SchedulingV1().PriorityClasses()
+	class := cluster.PriorityClass(t, 10)
+	annotate(t, class, "1000")
+	dryRun := metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
+	framework.Eventually(t, "the policy is in effect", func(ctx context.Context) (bool, error) {
+		err := classes.Delete(ctx, class, dryRun)
+		return err != nil && strings.Contains(err.Error(), "remove the annotation before you delete the class"), err
+	})
+	if _, err := classes.Patch(t.Context(), class, types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := classes.Delete(t.Context(), class, dryRun); err != nil {
+		t.Errorf("without the annotation: %v", err)
+	}
+}
+
 // TestPolicyRefusesBadThresholds tries what the shipped ValidatingAdmissionPolicy is for.
 func TestPolicyRefusesBadThresholds(t *testing.T) {
 	classes := cluster.As(t).Kube.SchedulingV1().PriorityClasses()
