@@ -339,7 +339,7 @@ E2E_TIMEOUT ?= 40m
 test: unit fuzz e2e ## Run all tests: unit, registry, ten seconds of each fuzz target, then end to end on a development cluster
 
 FUZZ_TIME ?= 10s
-FUZZ_PACKAGES := ./test/fuzz ./pkg/agent/local/kubeletbus ./pkg/admission/plugin/evacuation ./pkg/admission/plugin/nodemaintenance ./pkg/cmd/kubectlmaintenance/screen
+FUZZ_PACKAGES := ./test/fuzz ./pkg/admission/plugin/evacuation ./pkg/admission/plugin/nodemaintenance ./pkg/cmd/kubectlmaintenance/screen
 
 .PHONY: fuzz
 fuzz: ## Search for input that breaks a reader (FUZZ_TIME=10m for each target); what is found is written to testdata/fuzz

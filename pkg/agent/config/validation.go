@@ -179,11 +179,7 @@ var unitName = regexp.MustCompile(`^[A-Za-z0-9:_.\\@-]+\.service$`)
 
 func validateChoices(c *v1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
 	var errs field.ErrorList
-	engines := []v1alpha1.LocalEngine{v1alpha1.LocalEngineCRI, v1alpha1.LocalEngineKubeletBus, v1alpha1.LocalEngineNone}
-	if goos == "windows" {
-		engines = []v1alpha1.LocalEngine{v1alpha1.LocalEngineCRI, v1alpha1.LocalEngineNone}
-	}
-	errs = append(errs, oneOf(field.NewPath("localEngine"), c.LocalEngine, engines...)...)
+	errs = append(errs, validateEngine(c.LocalEngine, field.NewPath("localEngine"))...)
 	errs = append(errs, oneOf(field.NewPath("onForgottenShutdown"), c.OnForgottenShutdown,
 		v1alpha1.ForgottenShutdownKeep, v1alpha1.ForgottenShutdownCancel)...)
 	service := field.NewPath("kubeletService")
@@ -194,6 +190,17 @@ func validateChoices(c *v1alpha1.NodeAgentConfiguration, goos string) field.Erro
 		errs = append(errs, field.Invalid(service, c.KubeletService, "must be the name of a systemd unit that ends with .service"))
 	}
 	return errs
+}
+
+// validateEngine refuses the engine of older versions with what to do. To take CRI in its place
+// would not be safe: the kubelet still has the graceful shutdown of its own that KubeletBus needed,
+// with which it ends all pods when a shutdown begins, without their budgets.
+func validateEngine(engine v1alpha1.LocalEngine, fldPath *field.Path) field.ErrorList {
+	if engine == "KubeletBus" {
+		return field.ErrorList{field.Invalid(fldPath, engine, `was removed: must be "CRI" or "None"; first remove `+
+			"shutdownGracePeriodByPodPriority, shutdownGracePeriod and shutdownGracePeriodCriticalPods from the kubelet's configuration")}
+	}
+	return oneOf(fldPath, engine, v1alpha1.LocalEngineCRI, v1alpha1.LocalEngineNone)
 }
 
 func oneOf[T ~string](fldPath *field.Path, value T, allowed ...T) field.ErrorList {

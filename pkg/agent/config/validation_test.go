@@ -204,14 +204,12 @@ func TestValidate(t *testing.T) {
 		"an unknown engine": {
 			modify: []modifier{set(engine, "cri")},
 			want:   []string{"localEngine FieldValueNotSupported"},
-			text:   `"CRI", "KubeletBus", "None"`,
+			text:   `"CRI", "None"`,
 		},
-		"the engine of the kubelet": {modify: []modifier{set(engine, string(v1alpha1.LocalEngineKubeletBus))}},
-		"the engine of the kubelet on Windows": {
-			windows: true,
-			modify:  []modifier{set(engine, string(v1alpha1.LocalEngineKubeletBus))},
-			want:    []string{"localEngine FieldValueNotSupported"},
-			text:    `"CRI", "None"`,
+		"the engine of an older version": {
+			modify: []modifier{set(engine, "KubeletBus")},
+			want:   []string{"localEngine FieldValueInvalid"},
+			text:   `must be "CRI" or "None"; first remove shutdownGracePeriodByPodPriority`,
 		},
 		"an unknown policy": {
 			modify: []modifier{set(forgotten, "Forget")},

@@ -281,7 +281,7 @@ func TestInstallCommand(t *testing.T) {
 	for _, step := range []struct{ name, config, want string }{
 		{"the first time", "maxShutdownDelay: 7m\n", "is installed and runs"},
 		{"again", "maxShutdownDelay: 7m\n", "was up to date"},
-		{"with another engine", "maxShutdownDelay: 7m\nlocalEngine: KubeletBus\n", "is installed and runs"},
+		{"with another engine", "maxShutdownDelay: 7m\nlocalEngine: None\n", "is installed and runs"},
 	} {
 		out, err := run(step.config)
 		if err != nil || !strings.Contains(out, step.want) {
@@ -293,12 +293,12 @@ func TestInstallCommand(t *testing.T) {
 			t.Errorf("%s: the configuration is %q, %v", step.name, installed, err)
 		}
 	}
-	if !m.kubeletHasBus() {
-		t.Error("the kubelet has no bus")
-	}
-	before := m.status()
-	out, err := run("maxShutdownDelay: 7d\n")
-	if after := m.status(); err == nil || !strings.Contains(err.Error(), "7d") || after.MainPID != before.MainPID {
-		t.Errorf("a wrong configuration: %v, the output is %q, the status was %+v and is %+v", err, out, before, after)
+	// The agent that runs stays as it is.
+	for config, named := range map[string]string{"maxShutdownDelay: 7d\n": "7d", "localEngine: KubeletBus\n": `must be "CRI" or "None"`} {
+		before := m.status()
+		out, err := run(config)
+		if after := m.status(); err == nil || !strings.Contains(err.Error(), named) || after.MainPID != before.MainPID {
+			t.Errorf("a wrong configuration: %v, the output is %q, the status was %+v and is %+v", err, out, before, after)
+		}
 	}
 }

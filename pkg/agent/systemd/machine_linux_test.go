@@ -61,8 +61,6 @@ func TestMain(m *testing.M) {
 	case len(os.Args) > 1 && os.Args[1] == "run":
 		// The test binary is what the tests install as the agent.
 		err = runAgent()
-	case len(os.Args) > 1 && os.Args[1] == "kubelet-bus":
-		err = runKubeletBus()
 	default:
 		os.Exit(m.Run())
 	}

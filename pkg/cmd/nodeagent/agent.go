@@ -59,21 +59,11 @@ type host struct {
 	kubelet cri.Kubelet
 	// final: the kubelet cannot be started again once the machine shuts down.
 	final bool
-	// kubeletBus returns the engine KubeletBus, with the one that ends the pods if the kubelet does
-	// not. nil if the operating system has none.
-	kubeletBus func(fallback shutdown.Local) (kubeletEngine, error)
 	// pollingOnly: changes of folders are not reported.
 	pollingOnly bool
 	// status tells the service manager in one line what the agent does. The first call also tells
 	// it that the agent has started.
 	status func(line string)
-}
-
-// kubeletEngine is an engine that needs the kubelet.
-type kubeletEngine interface {
-	shutdown.Local
-	// Problem returns why the kubelet would not end the pods, empty if it would.
-	Problem(ctx context.Context) string
 }
 
 // agent is a node agent that is ready to run.
@@ -175,11 +165,11 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 		return nil, fmt.Errorf("runtimeEndpoint %s: %w", c.RuntimeEndpoint, err)
 	}
 	a.closers = append(a.closers, runtime.Close)
-	if err := a.chooseEngine(runtime); err != nil {
-		return nil, err
+	if c.LocalEngine == v1alpha1.LocalEngineCRI {
+		a.engine = runtime
 	}
 	a.static = &staticPods{
-		config: c, discover: discoverKubelet(c.KubeletConfig), found: a.checkpoint.SetStaticPodPath, engineProblem: a.engineProblem,
+		config: c, discover: discoverKubelet(c.KubeletConfig), found: a.checkpoint.SetStaticPodPath,
 		newKeeper: func(dir string, facts kubelet.Facts) (keeper, error) {
 			return staticpods.New(staticpods.Config{
 				Dir: dir, NodeName: node, Kubelet: kubelet.Health{Address: facts.HealthzAddress}, Containers: runtime,
@@ -197,35 +187,6 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 		CompleteAfterReboot: *c.CompleteAfterReboot, KeepForgotten: c.OnForgottenShutdown == v1alpha1.ForgottenShutdownKeep,
 	})
 	return a, err
-}
-
-// chooseEngine sets how pods end without the API.
-func (a *agent) chooseEngine(runtime *cri.Engine) error {
-	switch a.config.LocalEngine {
-	case v1alpha1.LocalEngineNone:
-	case v1alpha1.LocalEngineCRI:
-		a.engine = runtime
-	case v1alpha1.LocalEngineKubeletBus:
-		if a.host.kubeletBus == nil {
-			return errors.New("localEngine is KubeletBus, which only Linux has: must be CRI or None")
-		}
-		engine, err := a.host.kubeletBus(runtime)
-		if err != nil {
-			return fmt.Errorf("localEngine KubeletBus: %w", err)
-		}
-		a.engine = engine
-	default:
-		return fmt.Errorf("localEngine is %q: must be CRI, KubeletBus or None", a.config.LocalEngine)
-	}
-	return nil
-}
-
-// engineProblem returns why the engine could not end the pods as configured.
-func (a *agent) engineProblem(ctx context.Context) string {
-	if engine, ok := a.engine.(kubeletEngine); ok {
-		return engine.Problem(ctx)
-	}
-	return ""
 }
 
 // leaving reports whether the machine shuts down.

@@ -313,36 +313,11 @@ func TestNewerStateEndsTheAgent(t *testing.T) {
 	}
 }
 
-// fakeKubeletEngine is an engine whose kubelet has a problem.
-type fakeKubeletEngine struct{ shutdown.Local }
-
-func (f fakeKubeletEngine) Name() string { return "the kubelet, or " + f.Local.Name() }
-
-func (fakeKubeletEngine) Problem(context.Context) string { return "no lock" }
-
 func TestEngines(t *testing.T) {
-	for name, test := range map[string]struct {
-		engine  v1alpha1.LocalEngine
-		bus     func(shutdown.Local) (kubeletEngine, error)
-		want    string
-		refused string
-	}{
-		"CRI":     {engine: v1alpha1.LocalEngineCRI, want: "CRI"},
-		"None":    {engine: v1alpha1.LocalEngineNone},
-		"another": {engine: "Docker", refused: "must be CRI, KubeletBus or None"},
-		"KubeletBus": {
-			engine: v1alpha1.LocalEngineKubeletBus, want: "the kubelet, or CRI",
-			bus: func(fallback shutdown.Local) (kubeletEngine, error) { return fakeKubeletEngine{fallback}, nil },
-		},
-		"KubeletBus that cannot be": {
-			engine: v1alpha1.LocalEngineKubeletBus, refused: "no folder",
-			bus: func(shutdown.Local) (kubeletEngine, error) { return nil, errors.New("no folder") },
-		},
-		"KubeletBus where there is none": {engine: v1alpha1.LocalEngineKubeletBus, refused: "only Linux"},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for engine, want := range map[v1alpha1.LocalEngine]string{v1alpha1.LocalEngineCRI: "CRI", v1alpha1.LocalEngineNone: ""} {
+		t.Run(string(engine), func(t *testing.T) {
 			c := testConfig(t)
-			c.LocalEngine = test.engine
+			c.LocalEngine = engine
 			s, err := begin(t.Context(), c)
 			if err != nil {
 				t.Fatal(err)
@@ -351,21 +326,12 @@ func TestEngines(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			a, err := newAgent(t.Context(), c, s, &host{machine: newFakeMachine(), kubelet: noKubelet{t}, kubeletBus: test.bus}, rest, node)
-			if test.refused != "" {
-				if err == nil || !strings.Contains(err.Error(), test.refused) {
-					t.Errorf("the error is %v, want one that says %q", err, test.refused)
-				}
-				return
-			}
+			a, err := newAgent(t.Context(), c, s, &host{machine: newFakeMachine(), kubelet: noKubelet{t}}, rest, node)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := a.report().Engine; got != test.want {
-				t.Errorf("the engine is %q, want %q", got, test.want)
-			}
-			if got := a.engineProblem(t.Context()); (got == "no lock") != (test.bus != nil) {
-				t.Errorf("the problem of the engine is %q", got)
+			if got := a.report().Engine; got != want {
+				t.Errorf("the engine is %q, want %q", got, want)
 			}
 		})
 	}

@@ -45,7 +45,6 @@ maintenances.`,
 	s := platformServices(o)
 	cmd.AddCommand(newRunCommand(o), newInstallCommand(o, s), newUninstallCommand(o, s), newStatusCommand(o), newStaticCommand(o), newConfigCommand(o),
 		newWaitCommand())
-	cmd.AddCommand(s.commands...)
 	return cmd
 }
 

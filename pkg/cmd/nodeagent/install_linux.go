@@ -19,9 +19,6 @@ package nodeagent
 import (
 	"context"
 
-	"github.com/spf13/cobra"
-
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/systemd/install"
 )
@@ -33,14 +30,12 @@ func platformServices(*Options) services {
 		install:   installUnit,
 		pending:   func(ctx context.Context) (bool, error) { return logind.Pending(ctx, "") },
 		uninstall: func(ctx context.Context) error { return install.Uninstall(ctx, install.Options{}) },
-		commands:  []*cobra.Command{newKubeletBusCommand()},
 	}
 }
 
 func installUnit(ctx context.Context, i *installation) (bool, error) {
 	o := install.Options{
 		Root: i.root, Binary: i.binary, Args: i.args, KubeletUnit: i.config.KubeletService, MaxDelay: i.config.MaxShutdownDelay.Duration,
-		KubeletBus: i.config.LocalEngine == v1alpha1.LocalEngineKubeletBus,
 	}
 	if i.content != nil {
 		o.Files = []install.File{{Path: i.path, Content: i.content, Mode: 0o644}}

@@ -67,8 +67,6 @@ type services struct {
 	pending func(context.Context) (bool, error)
 	// uninstall removes the service.
 	uninstall func(context.Context) error
-	// commands are those that only this operating system has.
-	commands []*cobra.Command
 }
 
 // newInstallCommand returns the command that installs the service.

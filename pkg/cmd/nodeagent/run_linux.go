@@ -27,7 +27,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
-	"haulout.dev/haulout/pkg/agent/local/kubeletbus"
 	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
@@ -63,13 +62,7 @@ func runService(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) error {
 		stopped.wait(ctx, signals)
 	}()
 
-	service := systemd.Service{Unit: c.KubeletService}
-	h := &host{
-		machine: machine, kubelet: service, status: notifyStatus(ctx, notifier),
-		kubeletBus: func(fallback shutdown.Local) (kubeletEngine, error) {
-			return kubeletbus.NewEngine(kubeletbus.EngineConfig{Dir: kubeletbus.DefaultDir, Kubelet: service, Fallback: fallback})
-		},
-	}
+	h := &host{machine: machine, kubelet: systemd.Service{Unit: c.KubeletService}, status: notifyStatus(ctx, notifier)}
 	config, node, err := waitForClient(ctx, c, h.status)
 	if err != nil {
 		return stopErr(ctx, err)

@@ -19,7 +19,6 @@ package nodeagent
 import (
 	"context"
 	"fmt"
-	"maps"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -51,8 +50,6 @@ type staticPods struct {
 	discover func(ctx context.Context) (facts kubelet.Facts, running bool, err error)
 	// newKeeper returns a keeper for a folder.
 	newKeeper func(dir string, facts kubelet.Facts) (keeper, error)
-	// engineProblem returns why the kubelet would not end pods without the API. nil if it need not.
-	engineProblem func(context.Context) string
 	// found is called with each folder that is in use.
 	found func(dir string)
 
@@ -158,10 +155,6 @@ func (s *staticPods) fail(err error) bool {
 // taken for a change.
 func (s *staticPods) next(ctx context.Context) (keeper, error) {
 	facts, live, err := s.discover(ctx)
-	problem := ""
-	if s.engineProblem != nil {
-		problem = s.engineProblem(ctx)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
@@ -175,9 +168,6 @@ func (s *staticPods) next(ctx context.Context) (keeper, error) {
 		dir = facts.StaticPodPath
 	}
 	s.warnings = warnings(s.config, &facts)
-	if problem != "" {
-		s.warnings = append(s.warnings, problem)
-	}
 	key := keeperKey{dir: dir, healthz: facts.HealthzAddress}
 	if s.keeper != nil && s.failed == "" && (key == s.current || !live) {
 		return nil, nil
@@ -205,35 +195,11 @@ func warnings(c *v1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) []string
 	if facts.StaticPodURL {
 		list = append(list, "The kubelet also reads static pods from a URL (staticPodURL), which cannot be stopped.")
 	}
-	if problem := shutdownWarning(c, facts); problem != "" {
-		list = append(list, problem)
+	if len(facts.ShutdownFields) > 0 {
+		list = append(list, fmt.Sprintf("The kubelet's own graceful shutdown ends all pods when a shutdown begins, while the agent still drains: remove %s "+
+			"from the kubelet's configuration.", strings.Join(facts.ShutdownFields, " and ")))
 	}
 	return list
-}
-
-// shutdownWarning compares the kubelet's own graceful shutdown with what the engine needs.
-func shutdownWarning(c *v1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) string {
-	fields := strings.Join(facts.ShutdownFields, " and ")
-	switch {
-	case c.LocalEngine != v1alpha1.LocalEngineKubeletBus && fields != "":
-		return fmt.Sprintf("The kubelet's own graceful shutdown ends all pods when a shutdown begins, while the agent still drains: remove %s "+
-			"from the kubelet's configuration.", fields)
-	case c.LocalEngine == v1alpha1.LocalEngineKubeletBus && fields == "":
-		return "localEngine KubeletBus needs the kubelet's own graceful shutdown: set shutdownGracePeriodByPodPriority in the kubelet's " +
-			"configuration to the agent's table."
-	case c.LocalEngine == v1alpha1.LocalEngineKubeletBus && !maps.Equal(facts.ShutdownTable, tableOf(c)):
-		return fmt.Sprintf("The kubelet ends pods by its own table (%s), which differs from the agent's: set shutdownGracePeriodByPodPriority "+
-			"of both to the same.", fields)
-	}
-	return ""
-}
-
-func tableOf(c *v1alpha1.NodeAgentConfiguration) map[int32]int64 {
-	table := map[int32]int64{}
-	for _, entry := range c.ShutdownGracePeriodByPodPriority {
-		table[entry.Priority] = entry.ShutdownGracePeriodSeconds
-	}
-	return table
 }
 
 // socketOf returns the file of an endpoint. /var/run is a link to /run on most systems.

@@ -243,10 +243,6 @@ func TestWarnings(t *testing.T) {
 	if err := os.Symlink(socket, link); err != nil {
 		t.Fatal(err)
 	}
-	own := func(table map[int32]int64, fields ...string) kubelet.Facts {
-		return kubelet.Facts{ShutdownFields: fields, ShutdownTable: table}
-	}
-	same := map[int32]int64{0: 60, 2000000000: 30} // the default table
 	for name, test := range map[string]struct {
 		facts  kubelet.Facts
 		engine v1alpha1.LocalEngine
@@ -260,22 +256,12 @@ func TestWarnings(t *testing.T) {
 		},
 		"static pods from a URL": {facts: kubelet.Facts{StaticPodURL: true}, want: []string{"URL"}},
 		"a kubelet with its own shutdown": {
-			facts: own(same, "shutdownGracePeriod", "shutdownGracePeriodCriticalPods"),
+			facts: kubelet.Facts{ShutdownFields: []string{"shutdownGracePeriod", "shutdownGracePeriodCriticalPods"}},
 			want:  []string{"remove shutdownGracePeriod and shutdownGracePeriodCriticalPods"},
 		},
 		"a kubelet with its own shutdown, and no engine": {
-			facts: own(same, "shutdownGracePeriodByPodPriority"), engine: v1alpha1.LocalEngineNone,
-			want: []string{"remove shutdownGracePeriodByPodPriority"},
-		},
-		"the engine of the kubelet, with the same table": {
-			facts: own(same, "shutdownGracePeriodByPodPriority"), engine: v1alpha1.LocalEngineKubeletBus,
-		},
-		"the engine of the kubelet, with another table": {
-			facts:  own(map[int32]int64{0: 60}, "shutdownGracePeriodByPodPriority"),
-			engine: v1alpha1.LocalEngineKubeletBus, want: []string{"differs from the agent's"},
-		},
-		"the engine of the kubelet, which has no shutdown": {
-			engine: v1alpha1.LocalEngineKubeletBus, want: []string{"set shutdownGracePeriodByPodPriority"},
+			facts:  kubelet.Facts{ShutdownFields: []string{"shutdownGracePeriodByPodPriority"}},
+			engine: v1alpha1.LocalEngineNone, want: []string{"remove shutdownGracePeriodByPodPriority"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -54,7 +54,7 @@ apiGracePeriod: 4s
 localEngine: %s
 ` + agentTable
 
-// agentTable is the same in the configuration of the kubelet.
+// agentTable is its table.
 const agentTable = `shutdownGracePeriodByPodPriority:
 - {priority: 0, shutdownGracePeriodSeconds: 12}
 - {priority: 10000, shutdownGracePeriodSeconds: 8}
@@ -93,7 +93,6 @@ func TestNodeAgent(t *testing.T) {
 	t.Run("shutdown without the API", func(t *testing.T) { testOffline(t, m) })
 	t.Run("the API returns in a shutdown", func(t *testing.T) { testAPIReturns(t, m) })
 	t.Run("a drain that is blocked", func(t *testing.T) { testBlocked(t, m) })
-	t.Run("the kubelet ends the pods", func(t *testing.T) { testKubeletBus(t, m) })
 	t.Run("the installer", func(t *testing.T) { testInstaller(t, m) })
 }
 

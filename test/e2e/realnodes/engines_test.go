@@ -19,17 +19,13 @@ package realnodes
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -126,122 +122,6 @@ func endedByShutdown(pod *corev1.Pod) bool {
 		slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 			return c.Type == corev1.DisruptionTarget && c.Status == corev1.ConditionTrue && c.Reason == corev1.PodReasonTerminationByKubelet
 		})
-}
-
-// testKubeletBus freezes kube-apiserver while the node drains, with the kubelet as the engine. It
-// ends the pods by priority, and tells that when the API is back.
-func testKubeletBus(t *testing.T, m *machine) {
-	t.Helper()
-	killAgent(t, m)
-	startKubeletOnBus(t, m)
-	startAgentWith(t, m, maxDelay, "KubeletBus")
-	namespace := m.c.NewNamespace(t)
-	deployByPriority(t, m, namespace)
-	ended := logsOf(t, m, namespace, "low", "high", "critical")
-	names := map[string]string{}
-	for _, app := range []string{"low", "high", "critical"} {
-		names[app] = podOn(t, m, namespace, app).Name
-	}
-
-	m.c.Signal(t, "kube-apiserver", syscall.SIGSTOP)
-	m.reboot()
-	begin := time.Now()
-	m.untilDown(maxDelay)
-	took := time.Since(begin)
-	m.c.Signal(t, "kube-apiserver", syscall.SIGCONT)
-	if took > maxDelay-time.Second {
-		t.Errorf("the machine went down after %s, at its deadline: the pods had not ended", took)
-	}
-	if order := ended(); len(order) != 3 || !slices.IsSortedFunc(order, func(a, b stop) int { return a.at.Compare(b.at) }) {
-		t.Errorf("the containers exited after SIGTERM at %v, want all three in the order of their priorities", order)
-	}
-	framework.Eventually(t, "the kubelet reports the pods that it has ended", func(ctx context.Context) (bool, error) {
-		for _, name := range names {
-			pod, err := m.c.As(t).Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-			if err != nil {
-				return false, err
-			}
-			if !endedByShutdown(pod) {
-				return false, fmt.Errorf("pod %s has the status %+v", name, pod.Status)
-			}
-		}
-		return true, nil
-	})
-	// The other engine would have stopped it.
-	pidOf(t, match{program: "kubelet", argument: "--hostname-override=" + m.node})
-	m.powerCycle()
-	startAgent(t, m)
-	untilAllServe(t, m, namespace)
-}
-
-// startKubeletOnBus replaces the kubelet of the node by one with the agent's bus and a graceful
-// shutdown of its own, until the node is switched off.
-func startKubeletOnBus(t *testing.T, m *machine) {
-	t.Helper()
-	m.start("kubelet-bus", nil, filepath.Join(m.c.Root(), "bin", agentProgram), "kubelet-bus")
-	socket := m.path("/run/haulout-node-agent/control.sock")
-	locks := func(ctx context.Context) (int, error) {
-		client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
-		}}}
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://bus/status", nil)
-		if err != nil {
-			return 0, err
-		}
-		response, err := client.Do(request)
-		if err != nil {
-			return 0, err
-		}
-		defer response.Body.Close()
-		var status struct{ Locks int }
-		return status.Locks, json.NewDecoder(response.Body).Decode(&status)
-	}
-	framework.Eventually(t, "the bus serves", func(ctx context.Context) (bool, error) {
-		_, err := locks(ctx)
-		return err == nil, err
-	})
-	old := match{program: "kubelet", argument: "--hostname-override=" + m.node}
-	process := fmt.Sprintf("/proc/%d", pidOf(t, old))
-	arguments, environment := words(t, process+"/cmdline"), words(t, process+"/environ")
-	if err := os.WriteFile(filepath.Join(m.path(heldDir), "kubelet"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	signal(t, old, syscall.SIGTERM)
-	framework.Eventually(t, "the kubelet has ended", func(context.Context) (bool, error) {
-		_, err := os.Stat(process)
-		return os.IsNotExist(err), nil
-	})
-	for i, argument := range arguments {
-		path, ok := strings.CutPrefix(argument, "--config=")
-		if !ok {
-			continue
-		}
-		content, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		path = filepath.Join(m.c.Dir(), "kubelet-on-bus.yaml")
-		if err := os.WriteFile(path, append(content, agentTable...), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		arguments[i] = "--config=" + path
-	}
-	environment = append(environment, "DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/haulout-node-agent/bus.sock")
-	m.start("kubelet-on-bus", environment, arguments[0], arguments[1:]...)
-	framework.Eventually(t, "the kubelet holds a lock on the bus", func(ctx context.Context) (bool, error) {
-		held, err := locks(ctx)
-		return held == 1, err
-	})
-}
-
-// words reads a file of words that end with zero.
-func words(t *testing.T, path string) []string {
-	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
 }
 
 // installRoot is what the installer gets for the root of the node. The real one is that of the

@@ -26,9 +26,6 @@ type LocalEngine string
 const (
 	// LocalEngineCRI stops the kubelet and ends the containers through the container runtime.
 	LocalEngineCRI LocalEngine = "CRI"
-	// LocalEngineKubeletBus lets the kubelet end the pods, in its own graceful node shutdown, over
-	// a bus on which the agent takes the place of logind. It is for Linux only.
-	LocalEngineKubeletBus LocalEngine = "KubeletBus"
 	// LocalEngineNone never ends pods without the API. The shutdown continues at the deadline with
 	// the pods that are left.
 	LocalEngineNone LocalEngine = "None"
@@ -83,8 +80,8 @@ type NodeAgentConfiguration struct {
 	// The default is 10s.
 	APIGracePeriod metav1.Duration `json:"apiGracePeriod"`
 
-	// localEngine is the way in which the agent ends pods without the API: CRI, KubeletBus (Linux
-	// only) or None. The default is CRI.
+	// localEngine is the way in which the agent ends pods without the API: CRI or None. The default
+	// is CRI.
 	LocalEngine LocalEngine `json:"localEngine,omitempty"`
 
 	// staticPodPath is the absolute path of the directory with the manifests of static pods. If

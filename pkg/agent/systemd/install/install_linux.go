@@ -66,8 +66,6 @@ type Options struct {
 	Files []File
 	// KubeletUnit is the kubelet's unit, kubelet.service if empty.
 	KubeletUnit string
-	// KubeletBus: the kubelet gets the agent's bus in place of the system bus.
-	KubeletBus bool
 	// MaxDelay is how long systemd waits for the agent when the system goes down.
 	MaxDelay time.Duration
 }
@@ -106,9 +104,6 @@ func Install(ctx context.Context, o Options) (changed bool, err error) {
 	defer client.Close()
 	previous := o.installedProgram()
 	files := append(slices.Clone(o.Files), File{Path: UnitPath, Content: []byte(unit), Mode: 0o644})
-	if o.KubeletBus {
-		files = append(files, o.busFiles()...)
-	}
 	for _, file := range files {
 		written, err := o.write(ctx, file.Path, file.Mode, func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(file.Content)), nil })
 		if err != nil {
@@ -121,12 +116,8 @@ func Install(ctx context.Context, o Options) (changed bool, err error) {
 		return changed, err
 	}
 	changed = changed || written
-	if o.KubeletBus {
-		written, err = o.startBus(ctx, client)
-	} else {
-		written, err = o.removeBus(ctx, client)
-	}
-	changed = changed || written
+	removed, err := o.removeOlder(ctx, client)
+	changed = changed || removed
 	if err != nil {
 		return changed, err
 	}
@@ -171,9 +162,8 @@ func (o *Options) start(ctx context.Context, client *systemd.Client) (bool, erro
 	return true, removeAll(o.path(restartMarker))
 }
 
-// Uninstall stops and removes the service: its unit, its program, the kubelet's bus and the
-// configuration of logind.
-// The agent's own configuration and state stay.
+// Uninstall stops and removes the service: its unit, its program and the configuration of
+// logind. The agent's own configuration and state stay.
 func Uninstall(ctx context.Context, o Options) error {
 	if err := o.complete(); err != nil {
 		return err
@@ -201,7 +191,7 @@ func Uninstall(ctx context.Context, o Options) error {
 	if err := removeAll(o.path(o.installedProgram()), o.path(UnitPath), o.path(restartMarker)); err != nil {
 		return err
 	}
-	if _, err := o.removeBus(ctx, client); err != nil {
+	if _, err := o.removeOlder(ctx, client); err != nil {
 		return err
 	}
 	if err := client.Reload(ctx); err != nil {

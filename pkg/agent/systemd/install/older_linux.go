@@ -1,0 +1,110 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package install
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/logind"
+	"haulout.dev/haulout/pkg/agent/systemd"
+)
+
+// What an older version has left if its configuration said localEngine: KubeletBus: a service that
+// was the kubelet's D-Bus, and a drop-in with which the kubelet used it.
+const (
+	busUnit     = "haulout-node-agent-bus.service"
+	dropInName  = "haulout-node-agent.conf"
+	unitDir     = "/etc/systemd/system"
+	busVariable = "DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/haulout-node-agent/bus.sock"
+)
+
+// removeOlder removes the kubelet's bus, and restarts a kubelet that runs with it. It reports
+// whether there was anything to do. While a shutdown waits for the agent, it does nothing: the
+// kubelet must not restart now, and the pod that installs the agent does so again after the boot.
+func (o *Options) removeOlder(ctx context.Context, client *systemd.Client) (bool, error) {
+	dropIns, err := filepath.Glob(o.path(filepath.Join(unitDir, "*.d", dropInName)))
+	if err != nil {
+		return false, err
+	}
+	bus, err := client.Unit(ctx, busUnit)
+	if err != nil {
+		return false, err
+	}
+	if len(dropIns) == 0 && !bus.Exists() && bus.Active != "active" {
+		return false, nil
+	}
+	if pending, err := logind.Pending(ctx, o.Root); pending || err != nil {
+		klog.FromContext(ctx).Info("The bus that an older version gave to the kubelet stays until the next installation", "shutdownPending", pending, "err", err)
+		return false, nil
+	}
+	// The bus last: while it is there, an installation that was interrupted finds the kubelet.
+	kubelets := []string{o.KubeletUnit}
+	for _, path := range dropIns {
+		if unit := strings.TrimSuffix(filepath.Base(filepath.Dir(path)), ".d"); !slices.Contains(kubelets, unit) {
+			kubelets = append(kubelets, unit)
+		}
+		if err := removeAll(path); err != nil {
+			return true, err
+		}
+		_ = os.Remove(filepath.Dir(path)) // unless it has other files
+	}
+	if err := client.Reload(ctx); err != nil {
+		return true, err
+	}
+	for _, unit := range kubelets {
+		if err := o.leaveBus(ctx, client, unit); err != nil {
+			return true, err
+		}
+	}
+	if err := client.StopUnit(ctx, busUnit); err != nil {
+		return true, err
+	}
+	if err := removeAll(o.path(filepath.Join(unitDir, busUnit))); err != nil {
+		return true, err
+	}
+	return true, client.Reload(ctx)
+}
+
+// leaveBus restarts a kubelet that was started with the bus.
+func (o *Options) leaveBus(ctx context.Context, client *systemd.Client, name string) error {
+	unit, err := client.Unit(ctx, name)
+	if err != nil || unit.MainPID == 0 {
+		return err
+	}
+	environment, err := os.ReadFile(o.path(fmt.Sprintf("/proc/%d/environ", unit.MainPID)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it has ended
+	}
+	if err != nil {
+		return fmt.Errorf("read the environment of %s: %w", name, err)
+	}
+	if !slices.ContainsFunc(bytes.Split(environment, []byte{0}), func(v []byte) bool { return string(v) == busVariable }) {
+		return nil
+	}
+	klog.FromContext(ctx).Info("Restarting the kubelet without the bus of an older version", "unit", name)
+	return client.RestartUnit(ctx, name)
+}

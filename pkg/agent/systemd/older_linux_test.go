@@ -1,0 +1,149 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package systemd_test
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/agent/systemd/install"
+)
+
+const (
+	kubeletUnit = "kubelet.service"
+	olderBus    = "haulout-node-agent-bus.service"
+	olderDir    = "/etc/systemd/system/kubelet.service.d"
+)
+
+// unit returns the state of a unit.
+func (m *machine) unit(name string) systemd.UnitState {
+	m.t.Helper()
+	state, err := m.client().Unit(m.t.Context(), name)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return state
+}
+
+// installOlder leaves what an older version did for its engine KubeletBus: a bus that runs, and a
+// kubelet that was started with it.
+func (m *machine) installOlder() {
+	m.t.Helper()
+	for path, content := range map[string]string{
+		"/etc/systemd/system/" + olderBus:     "[Service]\nExecStart=/bin/sleep infinity\n",
+		olderDir + "/haulout-node-agent.conf": "[Service]\nEnvironment=DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/haulout-node-agent/bus.sock\n",
+	} {
+		if err := os.MkdirAll(filepath.Dir(m.root+path), 0o755); err != nil {
+			m.t.Fatal(err)
+		}
+		if err := os.WriteFile(m.root+path, []byte(content), 0o644); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	client := m.client()
+	if err := client.Reload(m.t.Context()); err != nil {
+		m.t.Fatal(err)
+	}
+	for _, unit := range []string{olderBus, kubeletUnit} {
+		if err := client.RestartUnit(m.t.Context(), unit); err != nil {
+			m.t.Fatal(err)
+		}
+	}
+	if !m.kubeletHasBus() {
+		m.t.Fatal("the kubelet has no bus")
+	}
+}
+
+// kubeletHasBus reports whether the kubelet that runs was started with the bus.
+func (m *machine) kubeletHasBus() bool {
+	m.t.Helper()
+	environment, err := os.ReadFile(fmt.Sprintf("%s/proc/%d/environ", m.root, m.unit(kubeletUnit).MainPID))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return bytes.Contains(environment, []byte("DBUS_SYSTEM_BUS_ADDRESS="))
+}
+
+// TestBusOfAnOlderVersionIsRemoved: an update and an uninstallation restart the kubelet without the
+// bus that it had from a version with the engine KubeletBus; but not while a shutdown is pending.
+func TestBusOfAnOlderVersionIsRemoved(t *testing.T) {
+	m := bootMachine(t)
+	gone := func(after string) {
+		t.Helper()
+		if m.kubeletHasBus() || m.unit(olderBus).Active != "inactive" || m.unit(kubeletUnit).Active != "active" {
+			t.Errorf("after %s the kubelet has the bus: %t, which is %+v", after, m.kubeletHasBus(), m.unit(olderBus))
+		}
+		for _, path := range []string{"/etc/systemd/system/" + olderBus, olderDir} {
+			if _, err := os.Lstat(m.root + path); !os.IsNotExist(err) {
+				t.Errorf("after %s, %s is there: %v", after, path, err)
+			}
+		}
+	}
+	m.installOlder()
+	m.install(true)
+	gone("an update")
+	before := m.unit(kubeletUnit).MainPID
+	m.install(false)
+	if after := m.unit(kubeletUnit).MainPID; after != before {
+		t.Error("an installation without changes has restarted the kubelet")
+	}
+	m.installOlder()
+	if err := install.Uninstall(t.Context(), m.options()); err != nil {
+		t.Fatal(err)
+	}
+	gone("the uninstallation")
+
+	m.installOlder()
+	m.install(true)
+	gone("a new installation")
+	m.installOlder()
+	m.until("the lock is held", held)
+	m.login("Reboot", false)
+	m.until("a shutdown is pending", pending)
+	m.install(false)
+	if !m.kubeletHasBus() {
+		t.Error("the kubelet was restarted during a shutdown")
+	}
+	m.kill(syscall.SIGUSR1)
+	m.mustEnd(syscall.SIGHUP)
+}
+
+// TestProgramElsewhere: the program is removed where it was installed.
+func TestProgramElsewhere(t *testing.T) {
+	m := bootMachine(t)
+	const first, second = "/opt/haulout/node agent", "/opt/haulout/agent"
+	at := func(path string) func(*install.Options) { return func(o *install.Options) { o.Binary = path } }
+	exists := func(path string) bool { _, err := os.Lstat(m.root + path); return err == nil }
+	m.install(true, at(first))
+	last := m.until("the lock is held", held)
+	m.install(true, at(second))
+	m.until("the moved program holds the lock", func(r record) bool { return r.PID != last.PID && held(r) })
+	if exists(first) || !exists(second) {
+		t.Errorf("after a move, the program is at the old place: %t, at the new one: %t", exists(first), exists(second))
+	}
+	if err := install.Uninstall(t.Context(), install.Options{Root: m.root}); err != nil {
+		t.Fatal(err)
+	}
+	if exists(second) || exists(install.UnitPath) {
+		t.Errorf("after the uninstallation, the program is there: %t, the unit: %t", exists(second), exists(install.UnitPath))
+	}
+}
