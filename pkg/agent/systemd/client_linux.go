@@ -31,6 +31,7 @@ const (
 	managerPath      = dbus.ObjectPath("/org/freedesktop/systemd1")
 	managerInterface = "org.freedesktop.systemd1.Manager"
 	unitInterface    = "org.freedesktop.systemd1.Unit"
+	jobInterface     = "org.freedesktop.systemd1.Job"
 	serviceInterface = "org.freedesktop.systemd1.Service"
 	propertiesGet    = "org.freedesktop.DBus.Properties.Get"
 
@@ -75,6 +76,12 @@ type UnitState struct {
 	MainPID uint32
 }
 
+// unitJob is a job of a unit; without one, ID is 0.
+type unitJob struct {
+	ID   uint32
+	Path dbus.ObjectPath
+}
+
 // Exists reports whether there is a unit of that name.
 func (s UnitState) Exists() bool {
 	return s.Load != "not-found"
@@ -113,6 +120,44 @@ func (c *Client) SystemState(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("read the state of the system: %w", err)
 	}
 	return state, nil
+}
+
+// Incarnation returns what distinguishes the boots of userspace within one boot of the kernel: "" for
+// the first one, and where systemd cannot boot userspace alone (soft-reboot).
+func (c *Client) Incarnation(ctx context.Context) (string, error) {
+	found, err := incarnation(func(name string) (any, error) {
+		var variant dbus.Variant
+		err := c.manager.CallWithContext(ctx, propertiesGet, 0, managerInterface, name).Store(&variant)
+		return variant.Value(), err
+	})
+	if err != nil {
+		return "", fmt.Errorf("read which boot of userspace this is: %w", err)
+	}
+	return found, nil
+}
+
+// incarnation reads the properties of systemd that Incarnation needs.
+func incarnation(property func(name string) (any, error)) (string, error) {
+	version, err := property("Version")
+	if err != nil {
+		return "", err
+	}
+	major := 0
+	if _, err := fmt.Sscanf(fmt.Sprint(version), "%d", &major); err != nil {
+		return "", fmt.Errorf("version of systemd is %q: must begin with a number", version)
+	}
+	switch {
+	case major < 254:
+		return "", nil // there is no soft-reboot
+	case major < 256:
+		began, err := property("UserspaceTimestampMonotonic")
+		return fmt.Sprint(began), err
+	}
+	count, err := property("SoftRebootsCount")
+	if text := fmt.Sprint(count); text != "0" {
+		return text, err
+	}
+	return "", err
 }
 
 // ShutdownJob returns the kind of the shutdown that systemd carries out, or "" if it does not.
@@ -196,9 +241,52 @@ func (c *Client) StopUnit(ctx context.Context, name string) error {
 	return err
 }
 
+// EndService ends a service and waits until its main process is gone. While systemd has a job that
+// stops the service, as when the system goes down, that job waits for the services that are ordered
+// after it, and so may wait for the caller: then the main process gets the signals that systemd
+// would send. systemd restarts a service while no such job is queued, so otherwise this is StopUnit.
+func (c *Client) EndService(ctx context.Context, name string) error {
+	queued, err := c.stopQueued(ctx, name)
+	if err != nil {
+		return err
+	}
+	if !queued {
+		return c.StopUnit(ctx, name)
+	}
+	state, err := c.Unit(ctx, name)
+	if err != nil || state.MainPID == 0 {
+		return err
+	}
+	return endProcess(ctx, int(state.MainPID), func(_ int, signal syscall.Signal) error { return c.killUnit(ctx, name, "main", signal) })
+}
+
+// stopQueued reports whether systemd has a job that stops a unit.
+func (c *Client) stopQueued(ctx context.Context, name string) (bool, error) {
+	unit, err := c.load(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	job, err := property[unitJob](ctx, unit, unitInterface, "Job")
+	if err != nil {
+		return false, fmt.Errorf("read Job of unit %s: %w", name, err)
+	}
+	if job.ID == 0 {
+		return false, nil
+	}
+	kind, err := property[string](ctx, c.conn.Object(busName, job.Path), jobInterface, "JobType")
+	if err != nil {
+		return false, fmt.Errorf("read the job of unit %s: %w", name, err)
+	}
+	return kind == "stop", nil
+}
+
 // KillUnit sends a signal to all processes of a unit.
 func (c *Client) KillUnit(ctx context.Context, name string, signal syscall.Signal) error {
-	if err := c.manager.CallWithContext(ctx, managerInterface+".KillUnit", 0, name, "all", int32(signal)).Err; err != nil {
+	return c.killUnit(ctx, name, "all", signal)
+}
+
+func (c *Client) killUnit(ctx context.Context, name, who string, signal syscall.Signal) error {
+	if err := c.manager.CallWithContext(ctx, managerInterface+".KillUnit", 0, name, who, int32(signal)).Err; err != nil {
 		return fmt.Errorf("send %s to unit %s: %w", signal, name, err)
 	}
 	return nil

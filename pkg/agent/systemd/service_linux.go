@@ -42,6 +42,22 @@ func (s Service) Stop(ctx context.Context) error {
 	return s.do(ctx, (*Client).StopUnit)
 }
 
+// End ends the unit, which must be a service, also while the system goes down, see EndService.
+func (s Service) End(ctx context.Context) error {
+	return s.do(ctx, (*Client).EndService)
+}
+
+// MainPID returns the process ID of the unit, 0 if it does not run.
+func (s Service) MainPID(ctx context.Context) (int, error) {
+	var pid int
+	err := s.do(ctx, func(c *Client, ctx context.Context, unit string) error {
+		state, err := c.Unit(ctx, unit)
+		pid = int(state.MainPID)
+		return err
+	})
+	return pid, err
+}
+
 // ActiveState returns the ActiveState of the unit.
 func (s Service) ActiveState(ctx context.Context) (string, error) {
 	var state string

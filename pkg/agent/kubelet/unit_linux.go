@@ -1,0 +1,113 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/systemd"
+)
+
+const (
+	// unitTimeout limits how long systemd may take to end the kubelet. After it the process gets its
+	// signals from the agent.
+	unitTimeout = 30 * time.Second
+	// unitRetry is the pause before the agent looks for another process of the kubelet.
+	unitRetry = time.Second
+)
+
+// Unit is the kubelet as a service of systemd.
+type Unit struct {
+	name    string
+	service unitService
+	// find and end are replaced in tests.
+	find func(context.Context) (Process, error)
+	end  func(ctx context.Context, pid int) error
+}
+
+// unitService is the service; systemd.Service implements it.
+type unitService interface {
+	Start(ctx context.Context) error
+	End(ctx context.Context) error
+	MainPID(ctx context.Context) (int, error)
+}
+
+// NewUnit returns the kubelet that is the main process of the unit of that name.
+func NewUnit(name string) *Unit {
+	return &Unit{name: name, service: systemd.Service{Unit: name}, find: Find, end: systemd.EndProcess}
+}
+
+// Start starts the kubelet.
+func (u *Unit) Start(ctx context.Context) error {
+	return u.service.Start(ctx)
+}
+
+// Stop ends the kubelet, and returns nil only when no process of a kubelet is left. If systemd
+// cannot be asked, it starts the kubelet again as the unit says: then Stop must be called again
+// while the kubelet has to be away.
+func (u *Unit) Stop(ctx context.Context) error {
+	for {
+		limited, cancel := context.WithTimeout(ctx, unitTimeout)
+		err := u.service.End(limited)
+		cancel()
+		process, found := u.find(ctx)
+		switch {
+		case errors.Is(found, ErrNotRunning):
+			return nil
+		case found != nil:
+			return errors.Join(err, found)
+		case err == nil:
+			return fmt.Errorf("%s was stopped, but process %d is a kubelet, too: kubeletService must be the unit whose main process the kubelet is",
+				u.name, process.PID)
+		}
+		klog.FromContext(ctx).Error(err, "systemd does not stop the kubelet, ending its process", "unit", u.name, "pid", process.PID)
+		if err := u.end(ctx, process.PID); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(unitRetry):
+		}
+	}
+}
+
+// Problem returns why the agent cannot stop the kubelet by its unit, empty if it can. ok is false if
+// that cannot be told now: the kubelet does not run, is just started, or systemd does not answer.
+func (u *Unit) Problem(ctx context.Context) (problem string, ok bool) {
+	before, err := u.find(ctx)
+	if err != nil {
+		return "", false
+	}
+	pid, err := u.service.MainPID(ctx)
+	if err != nil {
+		return "", false
+	}
+	if pid == before.PID {
+		return "", true
+	}
+	if after, err := u.find(ctx); err != nil || after.ID != before.ID {
+		return "", false
+	}
+	return fmt.Sprintf("process %d is the kubelet and the main process of %s is %d: kubeletService must be the unit whose main process "+
+		"the kubelet is; until then the agent ends no pods on the node and parks no static pods", before.PID, u.name, pid), true
+}

@@ -1,0 +1,128 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubelet
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+)
+
+var errNoBus = errors.New("no bus")
+
+// world is a machine with processes that are kubelets, the first one found first.
+type world struct {
+	running []int
+	// returns are kubelets that systemd starts after one was ended by a signal.
+	returns []int
+	mainPID int
+	busErr  error
+	// own reports whether the unit's job ends all kubelets.
+	own   bool
+	ended []int
+	stops int
+}
+
+func (w *world) Start(context.Context) error { return nil }
+
+func (w *world) End(context.Context) error {
+	w.stops++
+	if w.busErr == nil && w.own {
+		w.running = nil
+	}
+	return w.busErr
+}
+
+func (w *world) MainPID(context.Context) (int, error) { return w.mainPID, w.busErr }
+
+func (w *world) find(context.Context) (Process, error) {
+	if len(w.running) == 0 {
+		return Process{}, ErrNotRunning
+	}
+	return Process{PID: w.running[0], ID: "process"}, nil
+}
+
+func (w *world) end(_ context.Context, pid int) error {
+	w.ended = append(w.ended, pid)
+	w.running = w.running[1:]
+	if len(w.returns) > 0 {
+		w.running, w.returns = append(w.running, w.returns[0]), w.returns[1:]
+	}
+	return nil
+}
+
+func TestStop(t *testing.T) {
+	for name, test := range map[string]struct {
+		world world
+		// ended are the processes that get signals of the agent's.
+		ended []int
+		fails string
+	}{
+		"systemd stops it":                       {world: world{running: []int{7}, own: true}},
+		"it does not run":                        {world: world{own: true}},
+		"a kubelet of another unit stays":        {world: world{running: []int{7}}, fails: "process 7 is a kubelet, too"},
+		"the bus is broken":                      {world: world{running: []int{7}, busErr: errNoBus}, ended: []int{7}},
+		"the bus is broken, none runs":           {world: world{busErr: errNoBus}},
+		"the bus is broken, systemd restarts it": {world: world{running: []int{7}, returns: []int{8, 9}, busErr: errNoBus}, ended: []int{7, 8, 9}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := test.world
+				u := &Unit{name: "kubelet.service", service: &w, find: w.find, end: w.end}
+				err := u.Stop(t.Context())
+				if (err != nil) != (test.fails != "") || err != nil && !strings.Contains(err.Error(), test.fails) {
+					t.Errorf("got error %v, want %q", err, test.fails)
+				}
+				if err == nil && len(w.running) > 0 {
+					t.Errorf("the kubelets %v still run", w.running)
+				}
+				if !slices.Equal(w.ended, test.ended) {
+					t.Errorf("signals to %v, want %v", w.ended, test.ended)
+				}
+				if w.stops == 0 {
+					t.Error("systemd was not asked")
+				}
+			})
+		})
+	}
+}
+
+func TestProblemOfTheUnit(t *testing.T) {
+	for name, test := range map[string]struct {
+		world world
+		want  string
+		ok    bool
+	}{
+		"the unit's main process":        {world: world{running: []int{7}, mainPID: 7}, ok: true},
+		"a process of another unit":      {world: world{running: []int{7}, mainPID: 9}, want: "process 7 is the kubelet and the main process of kubelet.service is 9", ok: true},
+		"no kubelet runs":                {world: world{mainPID: 9}},
+		"systemd does not answer":        {world: world{running: []int{7}, busErr: errNoBus}},
+		"a unit that does not run (k3s)": {world: world{running: []int{7}}, want: "is 0", ok: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := test.world
+			u := &Unit{name: "kubelet.service", service: &w, find: w.find, end: w.end}
+			got, ok := u.Problem(t.Context())
+			if ok != test.ok || !strings.Contains(got, test.want) || (got == "") != (test.want == "") {
+				t.Errorf("got %q, %t, want %q, %t", got, ok, test.want, test.ok)
+			}
+		})
+	}
+}

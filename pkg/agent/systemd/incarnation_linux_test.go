@@ -1,0 +1,50 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package systemd
+
+import (
+	"errors"
+	"testing"
+)
+
+func TestIncarnation(t *testing.T) {
+	for name, test := range map[string]struct {
+		properties map[string]any
+		want       string
+		fails      bool
+	}{
+		"a systemd without soft-reboot":   {properties: map[string]any{"Version": "252.38-1~deb12u1"}},
+		"one that does not count them":    {properties: map[string]any{"Version": "255.4", "UserspaceTimestampMonotonic": uint64(4711)}, want: "4711"},
+		"one that does, after none":       {properties: map[string]any{"Version": "257 (257.9-1)", "SoftRebootsCount": uint32(0)}},
+		"one that does, after the second": {properties: map[string]any{"Version": "256", "SoftRebootsCount": uint32(2)}, want: "2"},
+		"an unknown version":              {properties: map[string]any{"Version": "next"}, fails: true},
+		"no answer":                       {properties: map[string]any{"Version": "256"}, fails: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := incarnation(func(name string) (any, error) {
+				value, ok := test.properties[name]
+				if !ok {
+					return nil, errors.New("no answer")
+				}
+				return value, nil
+			})
+			if (err != nil) != test.fails || !test.fails && got != test.want {
+				t.Errorf("got %q, %v, want %q, an error: %t", got, err, test.want, test.fails)
+			}
+		})
+	}
+}
