@@ -17,6 +17,7 @@ limitations under the License.
 package shutdown
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -45,11 +46,21 @@ const (
 	ReasonRebooted = "Rebooted"
 )
 
-// Reasons of the condition NodeAgentReady.
+// Reasons of the conditions NodeAgentRunning and NodeAgentReady.
 const (
-	// ReasonReady (True): the agent can stop and restart static pods.
+	// ReasonRunning (True): the agent runs and delays shutdowns. Of NodeAgentRunning.
+	ReasonRunning = "Running"
+	// ReasonNoLock (False): the agent runs and does not delay shutdowns. Of NodeAgentRunning.
+	ReasonNoLock = "NoLock"
+	// ReasonSafeMode (False): the agent has no usable configuration or kubeconfig, or it crashes.
+	ReasonSafeMode = "SafeMode"
+	// ReasonKubeletUnit (False): the kubelet is not the main process of its configured unit. The
+	// agent drains the node, but ends no pods on it and stops no static pods.
+	ReasonKubeletUnit = "KubeletUnit"
+	// ReasonReady (True): the agent can stop and restart static pods. Of NodeAgentReady.
 	ReasonReady = "Ready"
-	// ReasonStaticPodsUnavailable (False): the agent runs but cannot stop and restart static pods.
+	// ReasonStaticPodsUnavailable (False): the agent runs but cannot stop and restart static pods. Of
+	// NodeAgentReady.
 	ReasonStaticPodsUnavailable = "StaticPodsUnavailable"
 	// ReasonStopped (False): the agent was uninstalled.
 	ReasonStopped = "Stopped"
@@ -90,12 +101,16 @@ func shutdownReason(kind string) string {
 	return maintenancev1alpha1.ShutdownReason
 }
 
-// StoppedCondition returns the condition NodeAgentReady of a node whose agent is uninstalled.
-func StoppedCondition(version string) corev1.NodeCondition {
-	return corev1.NodeCondition{
-		Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionFalse, Reason: ReasonStopped,
-		Message: fmt.Sprintf("haulout-node-agent %s was uninstalled", version),
+// StoppedConditions returns the conditions NodeAgentReady and NodeAgentRunning of a node whose agent
+// is uninstalled.
+func StoppedConditions(version string) []corev1.NodeCondition {
+	var stopped []corev1.NodeCondition
+	for _, of := range []corev1.NodeConditionType{maintenancev1alpha1.NodeConditionAgentReady, maintenancev1alpha1.NodeConditionAgentRunning} {
+		stopped = append(stopped, corev1.NodeCondition{
+			Type: of, Status: corev1.ConditionFalse, Reason: ReasonStopped, Message: fmt.Sprintf("haulout-node-agent %s was uninstalled", version),
+		})
 	}
+	return stopped
 }
 
 // shutdownCondition returns the condition GracefulNodeShutdownInProgress for a decision.
@@ -153,23 +168,40 @@ func idleReason(in *input, d *decision) (reason, message string) {
 	return ReasonNoShutdown, "no shutdown is pending"
 }
 
-// readyCondition returns the condition NodeAgentReady.
-func readyCondition(version, staticProblem string, machine *MachineState, problems []string) corev1.NodeCondition {
-	c := corev1.NodeCondition{
-		Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue, Reason: ReasonReady,
+// runningCondition returns the condition NodeAgentRunning: the agent is there, and delays shutdowns.
+func runningCondition(version, reason, limit string, machine *MachineState, problems []string) corev1.NodeCondition {
+	c := corev1.NodeCondition{Type: maintenancev1alpha1.NodeConditionAgentRunning, Status: corev1.ConditionTrue, Reason: ReasonRunning}
+	switch {
+	case limit != "":
+		c.Status, c.Reason = corev1.ConditionFalse, reason
+	case !machine.LockHeld:
+		c.Status, c.Reason = corev1.ConditionFalse, ReasonNoLock
 	}
-	parts := []string{"haulout-node-agent " + version}
-	if machine.LockHeld {
-		parts = append(parts, fmt.Sprintf("delays shutdowns by up to %s", machine.Delay))
-	} else {
-		parts = append(parts, "does not delay shutdowns")
-	}
-	if staticProblem != "" {
-		c.Status, c.Reason = corev1.ConditionFalse, ReasonStaticPodsUnavailable
-		parts = append(parts, staticProblem)
-	}
-	c.Message = cut(strings.Join(append(parts, problems...), "; "))
+	c.Message = agentMessage(version, limit, machine, problems)
 	return c
+}
+
+// readyCondition returns the condition NodeAgentReady: the agent may stop static pods. reason is that
+// of a limit of the agent, empty if there is none.
+func readyCondition(version, reason, staticProblem string, machine *MachineState, problems []string) corev1.NodeCondition {
+	c := corev1.NodeCondition{Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue, Reason: ReasonReady}
+	if staticProblem != "" {
+		c.Status, c.Reason = corev1.ConditionFalse, cmp.Or(reason, ReasonStaticPodsUnavailable)
+	}
+	c.Message = agentMessage(version, staticProblem, machine, problems)
+	return c
+}
+
+// agentMessage is what both conditions tell.
+func agentMessage(version, problem string, machine *MachineState, problems []string) string {
+	parts := []string{"haulout-node-agent " + version, "does not delay shutdowns"}
+	if machine.LockHeld {
+		parts[1] = fmt.Sprintf("delays shutdowns by up to %s", machine.Delay)
+	}
+	if problem != "" {
+		parts = append(parts, problem)
+	}
+	return cut(strings.Join(append(parts, problems...), "; "))
 }
 
 func appended(text string) string {

@@ -18,8 +18,11 @@ package shutdown
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/state"
@@ -110,6 +113,10 @@ func (m *Manager) startEngine(ctx context.Context, resume state.Local) {
 			switch {
 			case run.stopped || interrupted:
 				m.engine.err = nil
+			case errors.Is(err, ErrNothingToEnd):
+				m.news.ended = true
+				m.config.Cluster.Event(corev1.EventTypeWarning, EventLocal, fmt.Sprintf("pods are left to the end of the machine: %v", err))
+				klog.FromContext(ctx).Error(err, "Pods are left to the end of the machine", "engine", m.config.Local.Name())
 			case err == nil:
 				m.news.ended = true
 			default:

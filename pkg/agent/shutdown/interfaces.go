@@ -32,6 +32,9 @@ var (
 	// ErrFinal is returned by Local.Resume if the node cannot run pods again before it has
 	// restarted.
 	ErrFinal = errors.New("the pods of this node cannot run again before the machine has restarted")
+	// ErrNothingToEnd is returned by Local.End if it cannot end any pods on this machine, and waiting
+	// would not help: the machine goes down as it would after End.
+	ErrNothingToEnd = errors.New("nothing can be ended on the node")
 	// ErrRefused marks an error with which the API answered that it does not accept the
 	// maintenance: it is reachable, but of no use for this shutdown.
 	ErrRefused = errors.New("refused")
@@ -132,8 +135,8 @@ type Local interface {
 	Name() string
 	// End ends the pods of the node, bucket by bucket from resume.Bucket on, within the deadline.
 	// After each bucket it calls next with the progress and the pods that were ended, and returns
-	// nil if next returns false. It returns nil when all pods have ended. If it returns an error,
-	// it is called again with the last progress.
+	// nil if next returns false. It returns nil when all pods have ended. If it returns an error
+	// other than ErrNothingToEnd, it is called again with the last progress.
 	End(ctx context.Context, resume state.Local, deadline time.Time, next func(state.Local, []state.KilledPod) bool) error
 	// Resume lets the node run pods again, after End has returned. It is idempotent, and returns
 	// ErrFinal if that is not possible.

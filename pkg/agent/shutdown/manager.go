@@ -35,6 +35,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/buckets"
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/state"
 )
 
@@ -79,6 +80,12 @@ type Config struct {
 	// CompleteAfterReboot: complete the maintenances of earlier boots. KeepForgotten: keep the
 	// maintenance of a shutdown that the service manager has forgotten.
 	CompleteAfterReboot, KeepForgotten bool
+	// Configuration returns what is stored with every state, nil for nothing. The result must not be
+	// changed later. It may be nil.
+	Configuration func() *v1alpha1.NodeAgentConfiguration
+	// Limited returns a reason and a sentence while the agent cannot end pods on the node or stop
+	// static pods, empty while it can. It may be nil.
+	Limited func() (reason, message string)
 	// Wall returns the time for what is stored and shown, without a monotonic part. The default is
 	// the system's clock, which can be set at any time; periods do not depend on it.
 	Wall func() time.Time
@@ -313,6 +320,9 @@ func (m *Manager) step(ctx context.Context) (next time.Time, again bool) {
 	}
 	m.news = news{}
 	m.outcome, m.why = d.outcome, d.why
+	if m.config.Configuration != nil {
+		d.next.Configuration = m.config.Configuration()
+	}
 	m.store(ctx, d.next)
 	for _, e := range d.events {
 		m.config.Cluster.Event(e.eventType, e.reason, e.message)

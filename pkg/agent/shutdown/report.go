@@ -25,11 +25,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/state"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
-	// heartbeatPeriod is how often an unchanged condition is written.
+	// heartbeatPeriod is how often an unchanged condition is written, and readyPeriod how often that
+	// of which the server reads the heartbeat, see protocol.AgentSilence.
 	heartbeatPeriod = 5 * time.Minute
+	readyPeriod     = time.Minute
 	// messagePeriod is the shortest time between two writes that change only the message: the
 	// progress of a drain changes more often than a node should be written.
 	messagePeriod = 10 * time.Second
@@ -56,6 +59,9 @@ func (w *conditionWriter) dueAt(want *corev1.NodeCondition, step string) time.Ti
 	case old.Message != want.Message:
 		return w.writtenAt.Add(messagePeriod)
 	}
+	if want.Type == maintenancev1alpha1.NodeConditionAgentReady {
+		return w.writtenAt.Add(readyPeriod)
+	}
 	return w.writtenAt.Add(heartbeatPeriod)
 }
 
@@ -65,7 +71,16 @@ func (m *Manager) actConditions(ctx context.Context, in *input, d *decision) {
 	if m.config.StaticPods != nil {
 		staticProblem = m.config.StaticPods.Problem()
 	}
-	m.keepCondition(ctx, readyCondition(m.config.Version, staticProblem, &in.machine, m.problems(in)), "")
+	reason, limit := "", ""
+	if m.config.Limited != nil {
+		reason, limit = m.config.Limited()
+	}
+	if limit != "" {
+		staticProblem = limit
+	}
+	problems := m.problems(in)
+	m.keepCondition(ctx, runningCondition(m.config.Version, reason, limit, &in.machine, problems), "")
+	m.keepCondition(ctx, readyCondition(m.config.Version, reason, staticProblem, &in.machine, problems), "")
 	step := string(d.next.Phase)
 	if d.next.Phase == state.Maintaining && in.drain != nil {
 		step = "Draining" // now the message has numbers

@@ -27,8 +27,8 @@ import (
 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
-// BootID returns a string that is the same until the machine boots again. It does not depend on the
-// clock. Its first eight characters are hexadecimal digits.
+// BootID returns a string that is the same until the kernel boots again. It does not depend on the
+// clock. Its first eight characters are hexadecimal digits. A soft-reboot does not change it.
 func BootID() (string, error) {
 	data, err := os.ReadFile(bootIDFile)
 	if err != nil {

@@ -34,7 +34,9 @@ import (
 	"haulout.dev/haulout/pkg/agent/config"
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/agent/staticpods"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	"haulout.dev/haulout/pkg/version"
 )
@@ -159,7 +161,7 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 	if err != nil {
 		return err
 	}
-	dir, parked, err := parkedOf(cmd, o)
+	dir, parked, err := parkedOf(cmd, o, c)
 	if err != nil {
 		return err
 	}
@@ -179,6 +181,10 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 	if err := s.uninstall(cmd.Context()); err != nil {
 		return err
 	}
+	// Again: until it was stopped, the agent has written its own.
+	if err := reportStopped(cmd.Context(), c); err != nil && !force {
+		return fmt.Errorf("the service is removed, but not the condition NodeAgentReady of the node, which counts for %s more: %w", protocol.AgentSilence, err)
+	}
 	if _, err := fmt.Fprintln(cmd.OutOrStdout(), "The service is removed."); err != nil {
 		return err
 	}
@@ -189,12 +195,17 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 	return errors.Join(printRestored(cmd.OutOrStdout(), restored), err)
 }
 
-// parkedOf returns the folder of static pods and the parked manifests. A machine without a kubelet
-// has none.
-func parkedOf(cmd *cobra.Command, o *Options) (string, []string, error) {
+// parkedOf returns the folder of static pods and the parked manifests. If the kubelet's configuration
+// cannot be read, it is the folder that the agent has used last. A machine on which no agent has found
+// one has none.
+func parkedOf(cmd *cobra.Command, o *Options, c *v1alpha1.NodeAgentConfiguration) (string, []string, error) {
 	dir, err := staticPodFolder(cmd, o)
 	if err != nil {
-		return "", nil, nil //nolint:nilerr // nothing can be parked of a folder that is not known
+		last, _ := state.Read(c.StateDirectory)
+		if last.Configuration == nil || last.Configuration.StaticPodPath == "" {
+			return "", nil, nil
+		}
+		dir = last.Configuration.StaticPodPath
 	}
 	entries, err := staticpods.List(dir)
 	if err != nil {
@@ -207,7 +218,7 @@ func parkedOf(cmd *cobra.Command, o *Options) (string, []string, error) {
 	return dir, parked, nil
 }
 
-// reportStopped writes into the node's condition that it has no agent any more, so that drains
+// reportStopped writes into the node's conditions that it has no agent any more, so that drains
 // leave its static pods alone.
 func reportStopped(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) error {
 	ctx, cancel := context.WithTimeout(ctx, conditionTimeout)
@@ -232,5 +243,9 @@ func reportStopped(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) erro
 	if err != nil {
 		return err
 	}
-	return client.SetCondition(ctx, shutdown.StoppedCondition(version.Get()))
+	var errs []error
+	for _, condition := range shutdown.StoppedConditions(version.Get()) {
+		errs = append(errs, client.SetCondition(ctx, condition))
+	}
+	return errors.Join(errs...)
 }

@@ -34,6 +34,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/agent/config"
+	"haulout.dev/haulout/pkg/agent/state"
 )
 
 // fakeServices records what is installed and removed.
@@ -43,6 +44,8 @@ type fakeServices struct {
 	pending    bool
 	pendingErr error
 	err        error
+	// stopped is called when the service is stopped.
+	stopped func()
 }
 
 func (f *fakeServices) services() services {
@@ -55,6 +58,9 @@ func (f *fakeServices) services() services {
 		pending: func(context.Context) (bool, error) { return f.pending, f.pendingErr },
 		uninstall: func(context.Context) error {
 			f.removed = true
+			if f.stopped != nil {
+				f.stopped()
+			}
 			return f.err
 		},
 	}
@@ -136,17 +142,23 @@ func TestInstallRefusesAWrongConfiguration(t *testing.T) {
 // nodeServer serves one node, and records the patches of its status.
 func nodeServer(t *testing.T) (kubeconfig string, patches func() string) {
 	t.Helper()
-	var body bytes.Buffer
+	kubeconfig, body := recordingServer(t)
+	return kubeconfig, body.String
+}
+
+func recordingServer(t *testing.T) (kubeconfig string, body *bytes.Buffer) {
+	t.Helper()
+	body = &bytes.Buffer{}
 	node := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
-			_, _ = io.Copy(&body, r.Body)
+			_, _ = io.Copy(body, r.Body)
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(node)
 	}))
 	t.Cleanup(server.Close)
-	return kubeconfigFor(t, server.URL, ""), body.String
+	return kubeconfigFor(t, server.URL, ""), body
 }
 
 func TestUninstall(t *testing.T) {
@@ -208,16 +220,38 @@ func TestUninstall(t *testing.T) {
 	}
 }
 
-// After an uninstallation, drains must not wait for an agent that is not there.
-func TestUninstallTellsTheCluster(t *testing.T) {
-	kubeconfig, patches := nodeServer(t)
-	path := configFile(t, "nodeName: node-1\nstaticPodPath: "+t.TempDir()+"\n")
-	if _, err := executeWith(t, &fakeServices{}, "uninstall", "--config", path, "--kubeconfig", kubeconfig); err != nil {
+// The folder of the parked pods is known from the agent, although the kubelet is gone.
+func TestUninstallWithoutAKubelet(t *testing.T) {
+	kubeconfig, _ := nodeServer(t)
+	dir, stateDir := parkedFolder(t), t.TempDir()
+	store, err := state.Open(stateDir)
+	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"maintenance.haulout.dev/NodeAgentReady", `"False"`, "Stopped"} {
-		if !strings.Contains(patches(), want) {
-			t.Errorf("the node's status was changed by %s, which has no %s", patches(), want)
+	last := config.Default()
+	last.StaticPodPath = dir
+	if err := store.Save(state.State{Phase: state.Armed, BootID: "b", Configuration: last}); err != nil {
+		t.Fatal(err)
+	}
+	f := &fakeServices{}
+	path := configFile(t, "nodeName: node-1\nkubeletConfig: /no/such/kubelet.yaml\nstateDirectory: "+stateDir+"\n")
+	if _, err := executeWith(t, f, "uninstall", "--config", path, "--kubeconfig", kubeconfig); err == nil || !strings.Contains(err.Error(), "proxy.yaml") || f.removed {
+		t.Errorf("removed: %v, the error is %v, want one that names the parked pod", f.removed, err)
+	}
+}
+
+// After an uninstallation, drains must not wait for an agent that is not there.
+func TestUninstallTellsTheCluster(t *testing.T) {
+	kubeconfig, body := recordingServer(t)
+	path := configFile(t, "nodeName: node-1\nstaticPodPath: "+t.TempDir()+"\n")
+	// Until it is stopped, the agent writes its own condition.
+	f := &fakeServices{stopped: body.Reset}
+	if _, err := executeWith(t, f, "uninstall", "--config", path, "--kubeconfig", kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"maintenance.haulout.dev/NodeAgentReady", "maintenance.haulout.dev/NodeAgentRunning", `"False"`, "Stopped"} {
+		if !strings.Contains(body.String(), want) {
+			t.Errorf("the node's status was changed at last by %s, which has no %s", body, want)
 		}
 	}
 }

@@ -17,18 +17,35 @@ limitations under the License.
 package protocol
 
 import (
-	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
+// AgentSilence is how much older than the heartbeat of the kubelet that of the node agent may be. The
+// agent writes its own every minute.
+const AgentSilence = 3 * time.Minute
+
 // HasNodeAgent reports whether a node has a node agent that can stop and restart its static pods,
-// as its condition shows. An agent that crashes leaves the condition True, so a drain does not end
-// without its static pods: their Evacuations become blocked.
+// as its condition shows. An agent that crashed leaves the condition True: one whose heartbeat is
+// older than AgentSilence is gone. The heartbeats of agent and kubelet are compared with each other,
+// because both are from the clock of the node, and because a node is reconciled when one of them
+// writes. A kubelet writes its own every 5 minutes.
 func HasNodeAgent(node *corev1.Node) bool {
-	return node != nil && slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == maintenancev1alpha1.NodeConditionAgentReady && c.Status == corev1.ConditionTrue
-	})
+	if node == nil {
+		return false
+	}
+	var agent, kubelet corev1.NodeCondition
+	for _, c := range node.Status.Conditions {
+		switch c.Type {
+		case maintenancev1alpha1.NodeConditionAgentReady:
+			agent = c
+		case corev1.NodeReady:
+			kubelet = c
+		}
+	}
+	silent := !agent.LastHeartbeatTime.IsZero() && kubelet.LastHeartbeatTime.After(agent.LastHeartbeatTime.Add(AgentSilence))
+	return agent.Status == corev1.ConditionTrue && !silent
 }

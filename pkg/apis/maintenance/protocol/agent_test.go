@@ -19,6 +19,7 @@ package protocol
 import (
 	"context"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -37,18 +38,29 @@ func agentReady(status corev1.ConditionStatus) corev1.NodeCondition {
 	return corev1.NodeCondition{Type: "maintenance.haulout.dev/NodeAgentReady", Status: status}
 }
 
+// heartbeats returns a node whose kubelet has written its condition that long after the agent.
+func heartbeats(later time.Duration) *corev1.Node {
+	now := time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)
+	agent, kubelet := agentReady(corev1.ConditionTrue), corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue}
+	agent.LastHeartbeatTime, kubelet.LastHeartbeatTime = metav1.NewTime(now), metav1.NewTime(now.Add(later))
+	return nodeWith(kubelet, agent)
+}
+
 var agentCases = map[string]struct {
 	node *corev1.Node
 	want bool
 }{
-	"no node":                            {},
-	"no condition":                       {node: nodeWith()},
-	"the agent is ready":                 {node: nodeWith(agentReady(corev1.ConditionTrue)), want: true},
-	"the agent has stopped":              {node: nodeWith(agentReady(corev1.ConditionFalse))},
-	"the agent does not know":            {node: nodeWith(agentReady(corev1.ConditionUnknown))},
-	"another condition is True":          {node: nodeWith(corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue})},
-	"a similar condition is True":        {node: nodeWith(corev1.NodeCondition{Type: "NodeAgentReady", Status: corev1.ConditionTrue})},
-	"the agent is ready, behind another": {node: nodeWith(corev1.NodeCondition{Type: corev1.NodeReady}, agentReady(corev1.ConditionTrue)), want: true},
+	"no node":            {},
+	"no condition":       {node: nodeWith()},
+	"the agent is ready": {node: nodeWith(agentReady(corev1.ConditionTrue)), want: true},
+	"the agent wrote 3 minutes before the kubelet":   {node: heartbeats(3 * time.Minute), want: true},
+	"the agent has been silent for longer than that": {node: heartbeats(3*time.Minute + time.Second)},
+	"the kubelet is stopped, the agent is not":       {node: heartbeats(-time.Hour), want: true},
+	"the agent has stopped":                          {node: nodeWith(agentReady(corev1.ConditionFalse))},
+	"the agent does not know":                        {node: nodeWith(agentReady(corev1.ConditionUnknown))},
+	"another condition is True":                      {node: nodeWith(corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue})},
+	"a similar condition is True":                    {node: nodeWith(corev1.NodeCondition{Type: "NodeAgentReady", Status: corev1.ConditionTrue})},
+	"the agent is ready, behind another":             {node: nodeWith(corev1.NodeCondition{Type: corev1.NodeReady}, agentReady(corev1.ConditionTrue)), want: true},
 }
 
 func TestHasNodeAgent(t *testing.T) {

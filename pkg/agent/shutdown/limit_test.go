@@ -1,0 +1,59 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/agent/state"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// unable is an engine that cannot end pods on this machine.
+type unable struct{ Local }
+
+func (unable) End(context.Context, state.Local, time.Time, func(state.Local, []state.KilledPod) bool) error {
+	return fmt.Errorf("%w: the runtime does not answer", ErrNothingToEnd)
+}
+
+// A machine whose pods cannot be ended goes down immediately, and the cluster knows before.
+func TestNothingCanBeEnded(t *testing.T) {
+	scenario(t, func(w *world) {
+		w.configure = func(c *Config) {
+			c.Local = unable{c.Local}
+			c.Limited = func() (string, string) { return ReasonKubeletUnit, "it is another unit's" }
+		}
+	}, func(w *world) {
+		w.wait(20 * time.Second)
+		for _, of := range []corev1.NodeConditionType{maintenancev1alpha1.NodeConditionAgentReady, maintenancev1alpha1.NodeConditionAgentRunning} {
+			if c := w.condition(of); c.Status != corev1.ConditionFalse || c.Reason != ReasonKubeletUnit {
+				t.Errorf("condition %+v, want False with reason %s", c, ReasonKubeletUnit)
+			}
+		}
+		// The world does not count the pods that are left as an error of the agent.
+		w.set(func() { w.mode, w.unsettled = apiDown, true })
+		w.request()
+		w.wait(time.Minute)
+		expect(t, "releases", 1, len(w.releases))
+		expect(t, "the kubelet runs", true, w.kubelet)
+	})
+}
