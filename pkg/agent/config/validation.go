@@ -152,7 +152,7 @@ func validatePlaces(c *v1alpha1.NodeAgentConfiguration, goos string) field.Error
 	if goos == "windows" {
 		prefix = "npipe:////./pipe/"
 	}
-	if !strings.HasPrefix(c.RuntimeEndpoint, prefix) || len(c.RuntimeEndpoint) == len(prefix) {
+	if c.RuntimeEndpoint != "" && !strings.HasPrefix(c.RuntimeEndpoint, prefix) || len(c.RuntimeEndpoint) == len(prefix) {
 		errs = append(errs, field.Invalid(field.NewPath("runtimeEndpoint"), c.RuntimeEndpoint, "must begin with "+prefix+" and have a path"))
 	}
 	return errs

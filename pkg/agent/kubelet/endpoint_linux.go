@@ -16,5 +16,5 @@ limitations under the License.
 
 package kubelet
 
-// defaultRuntimeEndpoint is the endpoint of the CRI that the kubelet uses by default.
-const defaultRuntimeEndpoint = "unix:///run/containerd/containerd.sock"
+// DefaultRuntimeEndpoint is the endpoint of the CRI that the kubelet uses by default.
+const DefaultRuntimeEndpoint = "unix:///run/containerd/containerd.sock"

@@ -16,5 +16,5 @@ limitations under the License.
 
 package kubelet
 
-// defaultRuntimeEndpoint is the endpoint of the CRI that the kubelet uses by default.
-const defaultRuntimeEndpoint = "npipe:////./pipe/containerd-containerd"
+// DefaultRuntimeEndpoint is the endpoint of the CRI that the kubelet uses by default.
+const DefaultRuntimeEndpoint = "npipe:////./pipe/containerd-containerd"

@@ -109,7 +109,7 @@ func discover(configPath string, args []string, dir string) (Facts, error) {
 		ShutdownTable:            table,
 		HealthzAddress:           config.healthzAddress(),
 		CgroupDriver:             or(config.CgroupDriver, defaultCgroupDriver),
-		ContainerRuntimeEndpoint: or(config.ContainerRuntimeEndpoint, defaultRuntimeEndpoint),
+		ContainerRuntimeEndpoint: or(config.ContainerRuntimeEndpoint, DefaultRuntimeEndpoint),
 		NodeName:                 name,
 	}, nil
 }

@@ -116,6 +116,14 @@ func lockPath(file *os.File) (string, error) {
 // ensureLock takes a lock if there is none, or if logind does not know ours. A lock that is held
 // is kept over a cancelled shutdown, so there is no moment without one.
 func (m *Manager) ensureLock(ctx context.Context, c *client, preparing bool) error {
+	if m.cfg.GiveUp {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if preparing || m.stopping {
+			return nil
+		}
+		return m.closeLock(ctx)
+	}
 	inhibitors, err := c.inhibitors(ctx)
 	if err != nil {
 		return err

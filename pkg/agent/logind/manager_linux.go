@@ -70,6 +70,8 @@ type Config struct {
 	Stored []*os.File
 	// Store keeps a copy of the lock. If nil, there is none.
 	Store Store
+	// GiveUp: take no lock, and let go of one of an earlier process while no shutdown is pending.
+	GiveUp bool
 	// RetryPeriod is the time between two attempts to reach logind, 1s if zero; half as much again
 	// is added at random.
 	RetryPeriod time.Duration
@@ -185,6 +187,11 @@ func (m *Manager) Release(ctx context.Context) error {
 		return nil
 	}
 	m.released = true
+	return m.closeLock(ctx)
+}
+
+// closeLock closes the lock and its copy in systemd's store. The caller holds mu.
+func (m *Manager) closeLock(ctx context.Context) error {
 	if m.lock != nil {
 		m.lock.Close()
 		m.lock = nil

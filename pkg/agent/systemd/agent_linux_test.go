@@ -19,9 +19,11 @@ package systemd_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,7 +35,11 @@ import (
 	"haulout.dev/haulout/pkg/agent/systemd/install"
 )
 
-const logName = "agent.log"
+const (
+	logName = "agent.log"
+	// endKubelet is an argument with which the agent ends the kubelet when the system goes down.
+	endKubelet = "end-kubelet"
+)
 
 // record is a line that the agent of the tests writes after each change.
 type record struct {
@@ -41,8 +47,9 @@ type record struct {
 	Args   []string
 	State  shutdown.MachineState
 	Ending systemd.Ending
-	// Kubelet is the state of kubelet.service when the agent got SIGTERM.
-	Kubelet string
+	// Kubelet is the state of kubelet.service when the agent got SIGTERM. Ended is how the agent has
+	// ended it then, if its argument says so.
+	Kubelet, Ended string
 }
 
 // runAgent is a service that holds the lock, as the node agent does, without a cluster. SIGUSR1
@@ -105,6 +112,11 @@ func runAgent() error {
 		}
 		write(func() { current.Ending, current.Kubelet = ending, kubelet })
 		manager.Stopping(ending.Kind, ending.Limit)
+		if slices.Contains(os.Args, endKubelet) {
+			err := systemd.Service{Unit: "kubelet.service"}.End(ctx)
+			pid, pidErr := systemd.Service{Unit: "kubelet.service"}.MainPID(ctx)
+			write(func() { current.Ended = fmt.Sprintf("%v, then its process is %d, %v", err, pid, pidErr) })
+		}
 	}
 	return nil
 }

@@ -43,6 +43,8 @@ AllowIsolate=yes
 `,
 	"kubelet.service": `[Service]
 ExecStart=/bin/sleep infinity
+Restart=always
+RestartSec=100ms
 `,
 	"broken.service": `[Service]
 Type=oneshot

@@ -130,6 +130,71 @@ func TestShutdownAroundLogind(t *testing.T) {
 	}
 }
 
+// TestKubeletEndsWhileTheSystemStops: the job of systemd that stops the kubelet waits for the agent,
+// which must be able to end the kubelet all the same.
+func TestKubeletEndsWhileTheSystemStops(t *testing.T) {
+	m := bootMachine(t)
+	kubelet := m.service(kubeletUnit)
+	if err := kubelet.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// Without such a job, systemd would start it again after a signal.
+	if err := kubelet.End(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if state := m.unit(kubeletUnit); state.Active != "inactive" || state.MainPID != 0 {
+		t.Errorf("the kubelet is %+v, want inactive", state)
+	}
+	if err := kubelet.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	m.install(true, func(o *install.Options) { o.Args = []string{"run", endKubelet} })
+	m.until("the lock is held", held)
+	m.startTarget("reboot.target")
+	ended := m.until("the agent has ended the kubelet", func(r record) bool { return r.Ended != "" })
+	if want := "<nil>, then its process is 0, <nil>"; ended.Kubelet != "active" || ended.Ended != want {
+		t.Errorf("the kubelet was %s and ended: %s, want active and %s", ended.Kubelet, ended.Ended, want)
+	}
+	m.kill(syscall.SIGUSR1)
+	m.mustEnd(syscall.SIGHUP)
+}
+
+// TestAgentInSafeMode: an agent that cannot do its work takes over a lock from an agent that could,
+// and must not let the machine wait for it.
+func TestAgentInSafeMode(t *testing.T) {
+	for name, test := range map[string]struct {
+		config  string
+		pending bool
+	}{
+		"without a cluster":           {config: "kubeconfig: /no/such/kubelet.conf\n"},
+		"with a broken file":          {config: "maxShutdownDelay: 7d\n"},
+		"while a shutdown is pending": {config: "maxShutdownDelay: 7d\n", pending: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := bootMachine(t)
+			m.install(true)
+			m.until("the lock is held", held)
+			if test.pending {
+				m.login("Reboot", false)
+				m.until("a shutdown is pending", pending)
+			}
+			path := "/etc/haulout-node-agent/config.yaml"
+			content := []byte("apiVersion: nodeagent.haulout.dev/v1alpha1\nkind: NodeAgentConfiguration\n" + test.config)
+			_, err := install.Install(t.Context(), m.options(func(o *install.Options) {
+				o.Args, o.Files = []string{realAgent, "run"}, []install.File{{Path: path, Content: content, Mode: 0o644}}
+			}))
+			if !test.pending {
+				if err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, "the agent holds no lock", func() bool { return len(m.lockPIDs()) == 0 })
+				m.reboot()
+			}
+			m.mustEnd(syscall.SIGHUP)
+		})
+	}
+}
+
 func TestInstallUpdateUninstall(t *testing.T) {
 	m := bootMachine(t)
 	if status := m.status(); status.Exists() {

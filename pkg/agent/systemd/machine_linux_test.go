@@ -40,6 +40,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/systemd"
 	"haulout.dev/haulout/pkg/agent/systemd/install"
+	"haulout.dev/haulout/pkg/cmd/nodeagent"
 )
 
 // The tests boot a machine: a systemd as the first process of new namespaces, with a logind, a bus
@@ -48,6 +49,9 @@ import (
 const (
 	workVariable  = "HAULOUT_SYSTEMD_TEST_WORK"
 	shareVariable = "HAULOUT_SYSTEMD_TEST_SHARE"
+
+	// realAgent is the first argument with which the test binary is the whole node agent.
+	realAgent = "real"
 
 	patience = 60 * time.Second
 	poll     = 10 * time.Millisecond
@@ -61,6 +65,9 @@ func TestMain(m *testing.M) {
 	case len(os.Args) > 1 && os.Args[1] == "run":
 		// The test binary is what the tests install as the agent.
 		err = runAgent()
+	case len(os.Args) > 1 && os.Args[1] == realAgent:
+		os.Args = append(os.Args[:1], os.Args[2:]...)
+		err = nodeagent.NewCommand().Execute()
 	default:
 		os.Exit(m.Run())
 	}

@@ -59,6 +59,12 @@ type host struct {
 	kubelet cri.Kubelet
 	// final: the kubelet cannot be started again once the machine shuts down.
 	final bool
+	// kubeletProblem returns why the agent cannot stop the kubelet, empty if it can; ok is false if
+	// that is not known. nil if it is not asked.
+	kubeletProblem func(context.Context) (problem string, ok bool)
+	// safeMode is why the agent is in safe mode, empty if it is not. offline is why it has no client
+	// of the API, empty if it has one.
+	safeMode, offline string
 	// pollingOnly: changes of folders are not reported.
 	pollingOnly bool
 	// status tells the service manager in one line what the agent does. The first call also tells
@@ -99,14 +105,14 @@ func begin(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*start, err
 	if err := store.Lock(); err != nil {
 		return nil, err
 	}
-	bootID, err := state.BootID()
-	if err != nil {
-		return nil, err
-	}
 	// The manager loads the state for itself and reports what is wrong with it.
 	stored, err := state.Read(c.StateDirectory)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read the state that an earlier process has stored")
+	}
+	bootID, err := bootIdentity(ctx, stored.BootID)
+	if err != nil {
+		return nil, err
 	}
 	if stored.BootID != bootID {
 		stored = state.State{}
@@ -159,34 +165,94 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 	if a.checkpoint, err = pods.New(c.StateDirectory, kube, node); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read the stored pods of the node, starting without them")
 	}
+	a.static = &staticPods{
+		config: c, discover: discoverKubelet(c.KubeletConfig), found: a.checkpoint.SetStaticPodPath, kubeletProblem: h.kubeletProblem,
+	}
+	if last := s.stored.Configuration; last != nil {
+		// What an earlier process has found out: perhaps the kubelet is stopped now.
+		a.static.runtime = last.RuntimeEndpoint
+	}
 	table := buckets.New(c.ShutdownGracePeriodByPodPriority)
-	runtime, err := cri.New(cri.Config{Endpoint: c.RuntimeEndpoint, Table: table, Pods: a.checkpoint, Kubelet: h.kubelet, Final: h.final})
+	runtime, err := cri.New(cri.Config{Endpoint: a.static.RuntimeEndpoint, Table: table, Pods: a.checkpoint, Kubelet: h.kubelet, Final: h.final})
 	if err != nil {
-		return nil, fmt.Errorf("runtimeEndpoint %s: %w", c.RuntimeEndpoint, err)
+		return nil, err
 	}
 	a.closers = append(a.closers, runtime.Close)
 	if c.LocalEngine == v1alpha1.LocalEngineCRI {
-		a.engine = runtime
+		a.engine = &limitedEngine{Local: runtime, problem: a.static.KubeletProblem}
 	}
-	a.static = &staticPods{
-		config: c, discover: discoverKubelet(c.KubeletConfig), found: a.checkpoint.SetStaticPodPath,
-		newKeeper: func(dir string, facts kubelet.Facts) (keeper, error) {
-			return staticpods.New(staticpods.Config{
-				Dir: dir, NodeName: node, Kubelet: kubelet.Health{Address: facts.HealthzAddress}, Containers: runtime,
-				Guard: staticpods.NewGuard(config, kube, node), Kube: kube, Maintenance: maintenance,
-				APILossRestorePeriod: c.APILossRestorePeriod.Duration, PollingOnly: h.pollingOnly,
-				Leaving: a.leaving, Event: client.Event,
-			})
-		},
+	a.static.newKeeper = func(dir string, facts kubelet.Facts) (keeper, error) {
+		return staticpods.New(staticpods.Config{
+			Dir: dir, NodeName: node, Kubelet: kubelet.Health{Address: facts.HealthzAddress}, Containers: runtime,
+			Guard: staticpods.NewGuard(config, kube, node), Kube: kube, Maintenance: maintenance,
+			APILossRestorePeriod: c.APILossRestorePeriod.Duration, PollingOnly: h.pollingOnly,
+			Leaving: a.leaving, Event: client.Event,
+		})
+	}
+	if h.safeMode != "" {
+		a.static.discover = func(context.Context) (kubelet.Facts, bool, error) {
+			return kubelet.Facts{}, false, errors.New("safe mode")
+		}
+		if last := s.stored.Configuration; last != nil {
+			a.checkpoint.SetStaticPodPath(last.StaticPodPath)
+		}
 	}
 	a.manager, err = shutdown.New(shutdown.Config{
 		NodeName: node, BootID: s.bootID, Version: version.Get(),
-		Machine: &warnedMachine{Machine: h.machine, warnings: a.static.Warnings},
+		Machine: &warnedMachine{Machine: h.machine, warnings: a.warnings}, Limited: a.limited, Configuration: a.known,
 		Cluster: client, Pods: a.checkpoint, Store: s.store, Local: a.engine, StaticPods: a.static, Buckets: table,
 		MaxShutdownDelay: c.MaxShutdownDelay.Duration, APIGracePeriod: c.APIGracePeriod.Duration,
 		CompleteAfterReboot: *c.CompleteAfterReboot, KeepForgotten: c.OnForgottenShutdown == v1alpha1.ForgottenShutdownKeep,
 	})
 	return a, err
+}
+
+// limited returns why the agent does not all that it should do, for the conditions of the node.
+func (a *agent) limited() (reason, message string) {
+	if a.host.safeMode != "" {
+		return shutdown.ReasonSafeMode, "safe mode, because " + a.host.safeMode
+	}
+	if problem := a.static.KubeletProblem(); problem != "" {
+		return shutdown.ReasonKubeletUnit, problem
+	}
+	return "", ""
+}
+
+// warnings returns sentences about what the agent lacks.
+func (a *agent) warnings() []string {
+	list := a.static.Warnings()
+	if _, limit := a.limited(); limit != "" {
+		list = append([]string{limit}, list...)
+	}
+	if a.host.offline != "" {
+		list = append([]string{a.host.offline}, list...)
+	}
+	return list
+}
+
+// known returns the configuration with what the agent has found out, for one that starts without. In
+// safe mode it is what an earlier process has stored.
+func (a *agent) known() *v1alpha1.NodeAgentConfiguration {
+	c := a.config.DeepCopy()
+	c.NodeName, c.RuntimeEndpoint = a.node, a.static.RuntimeEndpoint()
+	if folder := a.static.Folder(); folder != "" {
+		c.StaticPodPath = folder
+	}
+	return c
+}
+
+// limitedEngine ends no pods while the kubelet cannot be stopped, because it would start them again.
+type limitedEngine struct {
+	shutdown.Local
+	problem func() string
+}
+
+// End implements shutdown.Local.
+func (e *limitedEngine) End(ctx context.Context, resume state.Local, deadline time.Time, next func(state.Local, []state.KilledPod) bool) error {
+	if problem := e.problem(); problem != "" && !resume.Done {
+		return fmt.Errorf("%w: %s", shutdown.ErrNothingToEnd, problem)
+	}
+	return e.Local.End(ctx, resume, deadline, next)
 }
 
 // leaving reports whether the machine shuts down.

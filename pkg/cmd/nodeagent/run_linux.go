@@ -21,12 +21,13 @@ import (
 	"errors"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
 
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/agent/kubelet"
 	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
@@ -37,8 +38,9 @@ import (
 // askSystemdTimeout limits how long the agent asks why it has to stop.
 const askSystemdTimeout = 5 * time.Second
 
-// runService runs the agent until the context ends or the service is stopped.
-func runService(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) error {
+// runService runs the agent until the context ends or the service is stopped. An agent that cannot do
+// all of its work runs, too, see mode; when it can, it ends, and systemd starts it again.
+func runService(ctx context.Context, o *Options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	signals := make(chan os.Signal, 2)
@@ -51,29 +53,48 @@ func runService(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) error {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot take over the files that systemd kept")
 	}
-	s, err := begin(ctx, c)
+	m := chooseMode(ctx, o, notifier.Supervised() && crashes(ctx, startsFile, state.SinceBoot()))
+	s, err := begin(ctx, m.config)
+	if err == nil && m.safe {
+		_, err = s.store.Load()
+	}
+	if err != nil && m.safe {
+		// Another agent, the state of another version or a broken disk must not keep the machine up.
+		klog.FromContext(ctx).Error(err, "Cannot use the state, running without it")
+		m.config = releasing(m.config)
+		s, err = begin(ctx, m.config)
+	}
 	if err != nil {
 		return err
 	}
-	machine := logind.New(logindConfig(c, s, files, notifier))
-	stopped := &stopper{limit: c.MaxShutdownDelay.Duration, machine: machine, notifier: notifier, ask: whySystemdStops}
+	machine := logind.New(logindConfig(&m, s, files, notifier))
+	kubeletUnit := kubelet.NewUnit(m.config.KubeletService)
+	h := &host{
+		machine: machine, kubelet: kubeletUnit, kubeletProblem: kubeletUnit.Problem, status: notifyStatus(ctx, notifier),
+		safeMode: m.why, offline: m.why,
+	}
+	if m.safe {
+		h.offline = ""
+	} else {
+		h.safeMode = ""
+	}
+	a, err := newAgent(ctx, m.config, s, h, m.client, m.node)
+	if err != nil {
+		return err
+	}
+	stopped := &stopper{limit: m.config.MaxShutdownDelay.Duration, machine: machine, notifier: notifier, ask: whySystemdStops, down: a.manager.Down()}
 	go func() {
 		defer cancel()
 		stopped.wait(ctx, signals)
 	}()
-
-	h := &host{machine: machine, kubelet: systemd.Service{Unit: c.KubeletService}, status: notifyStatus(ctx, notifier)}
-	config, node, err := waitForClient(ctx, c, h.status)
-	if err != nil {
-		return stopErr(ctx, err)
-	}
-	a, err := newAgent(ctx, c, s, h, config, node)
-	if err != nil {
-		return err
+	if m.why != "" {
+		klog.FromContext(ctx).Error(nil, "The agent cannot do all of its work", "why", m.why, "safeMode", m.safe)
+		go func() {
+			defer cancel()
+			m.awaitBetter(ctx, o, func() bool { return machine.State().ShuttingDown })
+		}()
 	}
 	h.status("starting")
-	down := a.manager.Down()
-	stopped.down.Store(&down)
 	return stopErr(ctx, a.run(ctx))
 }
 
@@ -86,9 +107,10 @@ func stopErr(ctx context.Context, err error) error {
 }
 
 // logindConfig returns how the lock is held, with what an earlier process knew of it.
-func logindConfig(c *v1alpha1.NodeAgentConfiguration, s *start, files map[string][]*os.File, notifier *systemd.Notifier) logind.Config {
+func logindConfig(m *mode, s *start, files map[string][]*os.File, notifier *systemd.Notifier) logind.Config {
 	config := logind.Config{
-		Delay:  c.MaxShutdownDelay.Duration,
+		Delay:  m.config.MaxShutdownDelay.Duration,
+		GiveUp: m.safe,
 		Stored: files[logind.StoreName],
 		Resume: logind.Resume{LockPath: s.stored.LockPath},
 	}
@@ -116,6 +138,35 @@ func notifyStatus(ctx context.Context, notifier *systemd.Notifier) func(string) 
 		}
 		ready = true
 	}
+}
+
+// bootIdentity returns what identifies this boot: the boot ID of the kernel, and after it that of
+// userspace if systemd has booted that alone. last is the identity that was stored last, which counts
+// while systemd cannot be asked. The result has at most 64 characters, which the server accepts.
+func bootIdentity(ctx context.Context, last string) (string, error) {
+	kernel, err := state.BootID()
+	if err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeout(ctx, askSystemdTimeout)
+	defer cancel()
+	client, err := systemd.Dial(ctx, "")
+	if err != nil {
+		return bootOf(kernel, "", last, err), nil
+	}
+	defer client.Close()
+	userspace, err := client.Incarnation(ctx)
+	return bootOf(kernel, userspace, last, err), nil
+}
+
+func bootOf(kernel, userspace, last string, err error) string {
+	switch {
+	case err != nil && strings.HasPrefix(last, kernel+"-"):
+		return last
+	case err != nil || userspace == "":
+		return kernel
+	}
+	return kernel + "-" + userspace
 }
 
 // whySystemdStops returns whether systemd stops this service because the system goes down, and how

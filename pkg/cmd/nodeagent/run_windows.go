@@ -60,7 +60,7 @@ func (r *runner) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&r.service, "windows-service", r.service, "The service control manager has started this process. Only 'install' sets it.")
 }
 
-// start calls the function that loads the configuration and calls run. Windows must hear from a
+// start calls the function that calls run, which loads the configuration. Windows must hear from a
 // service soon, so that all this is done while the service already answers.
 func (r *runner) start(ctx context.Context, o *Options, run func(context.Context) error) error {
 	if !r.service {
@@ -128,9 +128,13 @@ func redirectLog(o *Options) (closeLog func(), err error) {
 }
 
 // run runs the agent until the context ends, or until a shutdown may go on.
-func (r *runner) run(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) error {
+func (r *runner) run(ctx context.Context, o *Options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	c, err := o.Load()
+	if err != nil {
+		return err
+	}
 	s, err := begin(ctx, c)
 	if err != nil {
 		return err
@@ -163,6 +167,9 @@ func (r *runner) run(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) er
 	}()
 	return r.endErr(ctx, a.run(ctx))
 }
+
+// bootIdentity returns what identifies this boot.
+func bootIdentity(context.Context, string) (string, error) { return state.BootID() }
 
 // endErr returns nil for an agent that has ended because it was told to, or because there is
 // nothing to wait for in a shutdown.

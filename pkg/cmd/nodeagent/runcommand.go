@@ -43,12 +43,8 @@ needs the rights of the machine's administrator.`,
 					return err
 				}
 				defer logs.FlushLogs()
-				c, err := o.Load()
-				if err != nil {
-					return err
-				}
 				klog.FromContext(ctx).Info("Starting haulout-node-agent", "version", version.Get(), "goVersion", version.GoVersion())
-				return r.run(ctx, c)
+				return r.run(ctx, o)
 			})
 		},
 	}

@@ -20,8 +20,6 @@ import (
 	"context"
 
 	"github.com/spf13/pflag"
-
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
 )
 
 // runner runs the agent as a service of systemd, which needs to know nothing of it.
@@ -29,11 +27,11 @@ type runner struct{}
 
 func (*runner) addFlags(*pflag.FlagSet) {}
 
-// start calls the function that loads the configuration and calls run.
+// start calls the function that calls run.
 func (*runner) start(ctx context.Context, _ *Options, run func(context.Context) error) error {
 	return run(ctx)
 }
 
-func (*runner) run(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) error {
-	return runService(ctx, c)
+func (*runner) run(ctx context.Context, o *Options) error {
+	return runService(ctx, o)
 }

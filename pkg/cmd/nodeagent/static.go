@@ -17,6 +17,7 @@ limitations under the License.
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -48,6 +49,9 @@ type staticPods struct {
 	config *v1alpha1.NodeAgentConfiguration
 	// discover returns the kubelet's configuration, and whether it is that of a running kubelet.
 	discover func(ctx context.Context) (facts kubelet.Facts, running bool, err error)
+	// kubeletProblem returns why the agent cannot stop the kubelet, empty if it can; ok is false if
+	// that is not known now. nil if it is not asked.
+	kubeletProblem func(context.Context) (problem string, ok bool)
 	// newKeeper returns a keeper for a folder.
 	newKeeper func(dir string, facts kubelet.Facts) (keeper, error)
 	// found is called with each folder that is in use.
@@ -57,7 +61,12 @@ type staticPods struct {
 	// failed is why there is no keeper; warnings are sentences about the kubelet's configuration.
 	failed   string
 	warnings []string
-	keeper   keeper
+	// notStopped is the last answer of kubeletProblem, asked whether there was one. runtime is the
+	// endpoint of the kubelet's container runtime, empty until it is known.
+	notStopped string
+	asked      bool
+	runtime    string
+	keeper     keeper
 	// current is what the keeper was made for.
 	current keeperKey
 }
@@ -85,8 +94,35 @@ func (s *staticPods) Problem() string {
 		return s.failed
 	case s.keeper == nil:
 		return "the kubelet's folder of static pods is not known yet"
+	case s.kubeletProblem != nil && !s.asked:
+		return "it is not known yet whether kubeletService is the unit of the kubelet"
+	case s.notStopped != "":
+		return s.notStopped
 	}
 	return s.keeper.Problem()
+}
+
+// KubeletProblem returns why the agent cannot stop the kubelet, empty if it can or if that is not
+// known yet.
+func (s *staticPods) KubeletProblem() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.notStopped
+}
+
+// RuntimeEndpoint returns the endpoint of the container runtime: that of the kubelet, or until it is
+// known the configured one, or the kubelet's default.
+func (s *staticPods) RuntimeEndpoint() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return cmp.Or(s.runtime, s.config.RuntimeEndpoint, kubelet.DefaultRuntimeEndpoint)
+}
+
+// Folder returns the folder of static pods, empty until it is known.
+func (s *staticPods) Folder() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.current.dir
 }
 
 // Warnings returns sentences about the kubelet's configuration.
@@ -155,8 +191,18 @@ func (s *staticPods) fail(err error) bool {
 // taken for a change.
 func (s *staticPods) next(ctx context.Context) (keeper, error) {
 	facts, live, err := s.discover(ctx)
+	problem, asked := "", false
+	if s.kubeletProblem != nil {
+		problem, asked = s.kubeletProblem(ctx)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if asked {
+		s.notStopped, s.asked = problem, true
+	}
+	if err == nil && (live || s.runtime == "" && s.config.RuntimeEndpoint == "") {
+		s.runtime = endpointOf(facts.ContainerRuntimeEndpoint)
+	}
 	if err != nil {
 		if s.keeper != nil && s.failed == "" {
 			return nil, nil // what is known is good enough
@@ -188,8 +234,8 @@ func (s *staticPods) next(ctx context.Context) (keeper, error) {
 // warnings returns what in the kubelet's configuration does not fit the agent's.
 func warnings(c *v1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) []string {
 	var list []string
-	if facts.ContainerRuntimeEndpoint != "" && socketOf(facts.ContainerRuntimeEndpoint) != socketOf(c.RuntimeEndpoint) {
-		list = append(list, fmt.Sprintf("The kubelet's container runtime is at %s, and runtimeEndpoint of the agent is %s.",
+	if c.RuntimeEndpoint != "" && facts.ContainerRuntimeEndpoint != "" && socketOf(facts.ContainerRuntimeEndpoint) != socketOf(c.RuntimeEndpoint) {
+		list = append(list, fmt.Sprintf("The kubelet's container runtime is at %s, which the agent uses; runtimeEndpoint is %s: remove it, or set it to the same.",
 			facts.ContainerRuntimeEndpoint, c.RuntimeEndpoint))
 	}
 	if facts.StaticPodURL {
@@ -200,6 +246,14 @@ func warnings(c *v1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) []string
 			"from the kubelet's configuration.", strings.Join(facts.ShutdownFields, " and ")))
 	}
 	return list
+}
+
+// endpointOf returns an endpoint with its scheme, which the kubelet does not need on Linux.
+func endpointOf(endpoint string) string {
+	if filepath.IsAbs(endpoint) && !strings.Contains(endpoint, "://") {
+		return "unix://" + endpoint
+	}
+	return endpoint
 }
 
 // socketOf returns the file of an endpoint. /var/run is a link to /run on most systems.

@@ -19,7 +19,6 @@ package nodeagent
 import (
 	"context"
 	"os"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -41,8 +40,8 @@ type stopper struct {
 	notifier interface{ Stopping(status string) error }
 	// ask returns whether the system goes down, and how long systemd waits.
 	ask func(context.Context) (systemd.Ending, error)
-	// down is closed when the shutdown was released. It is nil before the agent runs.
-	down atomic.Pointer[<-chan struct{}]
+	// down is closed when the shutdown was released.
+	down <-chan struct{}
 }
 
 // wait returns when the agent has to end.
@@ -56,10 +55,6 @@ func (s *stopper) wait(ctx context.Context, signals <-chan os.Signal) {
 		if received != syscall.SIGTERM {
 			return
 		}
-	}
-	down := s.down.Load()
-	if down == nil {
-		return
 	}
 	ending, err := s.ask(ctx)
 	if err != nil {
@@ -83,7 +78,7 @@ func (s *stopper) wait(ctx context.Context, signals <-chan os.Signal) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-*down:
+		case <-s.down:
 			return
 		case <-timer.C:
 			return

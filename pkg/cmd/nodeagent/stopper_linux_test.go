@@ -48,11 +48,9 @@ func (n stopNotifier) Stopping(string) error {
 func TestStopper(t *testing.T) {
 	const limit = 30 * time.Minute
 	for name, test := range map[string]struct {
-		signal os.Signal
-		// notRunning: the agent waits for its kubeconfig.
-		notRunning bool
-		goesDown   bool
-		askErr     error
+		signal   os.Signal
+		goesDown bool
+		askErr   error
 		// systemdLimit is how long systemd waits, 0 if it is unknown.
 		systemdLimit time.Duration
 		// released is when the shutdown is released, second when a second signal arrives; 0 is
@@ -62,10 +60,9 @@ func TestStopper(t *testing.T) {
 		wantAfter        time.Duration
 		wantStopping     bool
 	}{
-		"the service is restarted":               {signal: syscall.SIGTERM},
-		"a user ends it with Ctrl-C":             {signal: os.Interrupt, goesDown: true},
-		"systemd cannot be asked":                {signal: syscall.SIGTERM, askErr: errors.New("no bus")},
-		"the system goes down before it has run": {signal: syscall.SIGTERM, notRunning: true, goesDown: true},
+		"the service is restarted":   {signal: syscall.SIGTERM},
+		"a user ends it with Ctrl-C": {signal: os.Interrupt, goesDown: true},
+		"systemd cannot be asked":    {signal: syscall.SIGTERM, askErr: errors.New("no bus")},
 		"the system goes down, the pods leave": {
 			signal: syscall.SIGTERM, goesDown: true,
 			released: time.Minute, wantAfter: time.Minute, wantStopping: true,
@@ -90,16 +87,12 @@ func TestStopper(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				stop := &systemStop{}
-				s := &stopper{limit: limit, machine: stop, notifier: stopNotifier{stop}, ask: func(context.Context) (systemd.Ending, error) {
+				down := make(chan struct{})
+				s := &stopper{limit: limit, down: down, machine: stop, notifier: stopNotifier{stop}, ask: func(context.Context) (systemd.Ending, error) {
 					return systemd.Ending{Stopping: test.goesDown, Kind: "reboot", Limit: test.systemdLimit}, test.askErr
 				}}
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				down := make(chan struct{})
-				if !test.notRunning {
-					var receive <-chan struct{} = down
-					s.down.Store(&receive)
-				}
 				signals := make(chan os.Signal, 2)
 				signals <- test.signal
 				if test.released > 0 {

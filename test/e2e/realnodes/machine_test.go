@@ -243,8 +243,16 @@ func (unit) Get(_, name string) (dbus.Variant, *dbus.Error) {
 		return dbus.MakeVariant("active"), nil
 	case "UnitFileState":
 		return dbus.MakeVariant("enabled"), nil
-	case "MainPID":
+	case "MainPID": // only asked about the kubelet
+		for _, pid := range processes("kubelet") {
+			return dbus.MakeVariant(uint32(pid)), nil
+		}
 		return dbus.MakeVariant(uint32(0)), nil
+	case "Job":
+		return dbus.MakeVariant(struct {
+			ID   uint32
+			Path dbus.ObjectPath
+		}{0, "/"}), nil
 	}
 	return dbus.Variant{}, dbus.NewError("org.freedesktop.DBus.Error.UnknownProperty", []any{name})
 }

@@ -26,7 +26,7 @@ import (
 
 // platformDefaults are the defaults that differ between the operating systems.
 type platformDefaults struct {
-	kubeconfig, kubeletConfig, runtimeEndpoint, kubeletService, stateDirectory string
+	kubeconfig, kubeletConfig, kubeletService, stateDirectory string
 }
 
 // defaultsOf returns the defaults for an operating system. Those of Windows are where kubeadm puts
@@ -34,19 +34,17 @@ type platformDefaults struct {
 func defaultsOf(goos string) platformDefaults {
 	if goos == "windows" {
 		return platformDefaults{
-			kubeconfig:      `C:\etc\kubernetes\kubelet.conf`,
-			kubeletConfig:   `C:\var\lib\kubelet\config.yaml`,
-			runtimeEndpoint: "npipe:////./pipe/containerd-containerd",
-			kubeletService:  "kubelet",
-			stateDirectory:  `C:\ProgramData\haulout-node-agent`,
+			kubeconfig:     `C:\etc\kubernetes\kubelet.conf`,
+			kubeletConfig:  `C:\var\lib\kubelet\config.yaml`,
+			kubeletService: "kubelet",
+			stateDirectory: `C:\ProgramData\haulout-node-agent`,
 		}
 	}
 	return platformDefaults{
-		kubeconfig:      "/etc/kubernetes/kubelet.conf",
-		kubeletConfig:   "/var/lib/kubelet/config.yaml",
-		runtimeEndpoint: "unix:///run/containerd/containerd.sock",
-		kubeletService:  "kubelet.service",
-		stateDirectory:  "/var/lib/haulout-node-agent",
+		kubeconfig:     "/etc/kubernetes/kubelet.conf",
+		kubeletConfig:  "/var/lib/kubelet/config.yaml",
+		kubeletService: "kubelet.service",
+		stateDirectory: "/var/lib/haulout-node-agent",
 	}
 }
 
@@ -70,7 +68,6 @@ func setDefaults(c *NodeAgentConfiguration, platform platformDefaults) {
 	}{
 		{&c.Kubeconfig, platform.kubeconfig},
 		{&c.KubeletConfig, platform.kubeletConfig},
-		{&c.RuntimeEndpoint, platform.runtimeEndpoint},
 		{&c.KubeletService, platform.kubeletService},
 		{&c.StateDirectory, platform.stateDirectory},
 		{(*string)(&c.LocalEngine), string(LocalEngineCRI)},

@@ -47,7 +47,6 @@ func TestDefaults(t *testing.T) {
 				MaxShutdownDelay:     duration(30 * time.Minute),
 				APIGracePeriod:       duration(10 * time.Second),
 				LocalEngine:          "CRI",
-				RuntimeEndpoint:      "unix:///run/containerd/containerd.sock",
 				KubeletService:       "kubelet.service",
 				StateDirectory:       "/var/lib/haulout-node-agent",
 				CompleteAfterReboot:  ptr.To(true),
@@ -77,7 +76,6 @@ func TestDefaults(t *testing.T) {
 				MaxShutdownDelay:     duration(time.Minute),
 				APIGracePeriod:       duration(time.Second),
 				LocalEngine:          "None",
-				RuntimeEndpoint:      "npipe:////./pipe/containerd-containerd",
 				KubeletService:       "kubelet",
 				StateDirectory:       `C:\ProgramData\haulout-node-agent`,
 				CompleteAfterReboot:  ptr.To(false),
@@ -117,7 +115,7 @@ func TestDefaultTableIsNotShared(t *testing.T) {
 func TestEachFieldHasADefault(t *testing.T) {
 	var c NodeAgentConfiguration
 	SetDefaults_NodeAgentConfiguration(&c)
-	empty := map[string]bool{"TypeMeta": true, "NodeName": true, "StaticPodPath": true}
+	empty := map[string]bool{"TypeMeta": true, "NodeName": true, "StaticPodPath": true, "RuntimeEndpoint": true}
 	value := reflect.ValueOf(c)
 	for i := range value.NumField() {
 		if name := value.Type().Field(i).Name; value.Field(i).IsZero() != empty[name] {

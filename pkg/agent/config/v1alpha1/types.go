@@ -88,8 +88,9 @@ type NodeAgentConfiguration struct {
 	// empty, it is the kubelet's.
 	StaticPodPath string `json:"staticPodPath,omitempty"`
 
-	// runtimeEndpoint is the CRI endpoint of the container runtime. The default is
-	// unix:///run/containerd/containerd.sock (Windows: npipe:////./pipe/containerd-containerd).
+	// runtimeEndpoint is the CRI endpoint of the container runtime, used as long as that of the
+	// kubelet is not known. The kubelet's own is used otherwise, and another one here is reported.
+	// The default is the kubelet's.
 	RuntimeEndpoint string `json:"runtimeEndpoint,omitempty"`
 
 	// kubeletService is the name of the kubelet's service: a systemd unit, on Windows a service.

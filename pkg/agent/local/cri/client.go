@@ -19,6 +19,7 @@ package cri
 import (
 	"context"
 	"fmt"
+	"net"
 	"runtime"
 	"strings"
 	"time"
@@ -53,7 +54,22 @@ type client struct {
 	api  runtimeapi.RuntimeServiceClient
 }
 
-func newClient(endpoint string) (*client, error) {
+func newClient(endpoint func() string) (*client, error) {
+	reconnect := backoff.DefaultConfig
+	reconnect.BaseDelay, reconnect.MaxDelay = retryInterval, time.Second
+	conn, err := grpc.NewClient("passthrough:///runtime",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return dial(ctx, endpoint()) }),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: callTimeout}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes)))
+	if err != nil {
+		return nil, fmt.Errorf("make a client of the container runtime: %w", err)
+	}
+	return &client{conn: conn, api: runtimeapi.NewRuntimeServiceClient(conn)}, nil
+}
+
+func dial(ctx context.Context, endpoint string) (net.Conn, error) {
 	if err := checkEndpoint(endpoint, runtime.GOOS); err != nil {
 		return nil, err
 	}
@@ -61,18 +77,7 @@ func newClient(endpoint string) (*client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("runtime endpoint %q: %w", endpoint, err)
 	}
-	reconnect := backoff.DefaultConfig
-	reconnect.BaseDelay, reconnect.MaxDelay = retryInterval, time.Second
-	conn, err := grpc.NewClient("passthrough:///"+address,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithAuthority("localhost"),
-		grpc.WithContextDialer(dialer),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: callTimeout}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes)))
-	if err != nil {
-		return nil, fmt.Errorf("runtime endpoint %q: %w", endpoint, err)
-	}
-	return &client{conn: conn, api: runtimeapi.NewRuntimeServiceClient(conn)}, nil
+	return dialer(ctx, address)
 }
 
 // checkEndpoint refuses other ways to reach a runtime, for example TCP: they have no rights.

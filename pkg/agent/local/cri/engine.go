@@ -48,9 +48,14 @@ const (
 	listInterval = time.Second
 	// retryInterval is the time between two attempts to reach the runtime.
 	retryInterval = 250 * time.Millisecond
+	// runtimePatience is how long the runtime may not answer before there is nothing to end.
+	runtimePatience = 30 * time.Second
+	// kubeletInterval is the time between two looks for a kubelet that was started again.
+	kubeletInterval = time.Second
 )
 
-// Kubelet stops and starts the kubelet. Both are idempotent.
+// Kubelet stops and starts the kubelet. Both are idempotent. Stop returns nil only when no process of
+// a kubelet is left.
 type Kubelet interface {
 	Stop(ctx context.Context) error
 	Start(ctx context.Context) error
@@ -63,8 +68,9 @@ type Pods interface {
 
 // Config is what an Engine needs.
 type Config struct {
-	// Endpoint is the runtime's socket, unix://<path>, or on Windows its pipe, npipe://<path>.
-	Endpoint string
+	// Endpoint returns the runtime's socket, unix://<path>, or on Windows its pipe, npipe://<path>. It
+	// is asked before each connection, because the kubelet decides.
+	Endpoint func() string
 	// Table has the time of each priority. It must not be empty.
 	Table buckets.Table
 	// Pods are the pods of the node.
@@ -80,6 +86,8 @@ type Config struct {
 type Engine struct {
 	config  Config
 	runtime *client
+	// patience is runtimePatience, and less in tests.
+	patience time.Duration
 }
 
 var _ shutdown.Local = &Engine{}
@@ -90,14 +98,14 @@ func New(config Config) (*Engine, error) {
 	if len(config.Table) == 0 {
 		return nil, errors.New("table of buckets is empty, must have at least one")
 	}
-	if config.Pods == nil || config.Kubelet == nil {
-		return nil, errors.New("pods and kubelet must be set")
+	if config.Pods == nil || config.Kubelet == nil || config.Endpoint == nil {
+		return nil, errors.New("pods, kubelet and endpoint must be set")
 	}
 	runtime, err := newClient(config.Endpoint)
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{config: config, runtime: runtime}, nil
+	return &Engine{config: config, runtime: runtime, patience: runtimePatience}, nil
 }
 
 // Close closes the connection to the runtime.
@@ -133,9 +141,9 @@ func (e *Engine) Resume(ctx context.Context) error {
 // A pod that has not ended when the time of its bucket is over does not hold up the later ones, and
 // after the last bucket it is no error: the shutdown must not wait for it any longer. If
 // a deadline is too short for the table, the earlier buckets lose time before the later ones lose
-// their last 2 seconds. A zero deadline is none. If the runtime cannot be reached, End waits for it
-// as long as the deadline leaves enough time for the buckets, then goes on with the next bucket,
-// and in the end returns an error.
+// their last 2 seconds. A zero deadline is none. If the runtime does not answer for 30 seconds, it has
+// nothing that could be ended in order: the error is then shutdown.ErrNothingToEnd. It is asked
+// before the kubelet is stopped, which thus keeps running on a machine without a runtime.
 //
 // Volumes are not unmounted: the kubelet would do it.
 func (e *Engine) End(ctx context.Context, resume state.Local, deadline time.Time, next func(state.Local, []state.KilledPod) bool) error {
@@ -159,9 +167,13 @@ func (e *Engine) End(ctx context.Context, resume state.Local, deadline time.Time
 		runCtx, stop = context.WithTimeout(runCtx, left)
 		defer stop()
 	}
+	if _, err := r.awaitRuntime(runCtx, r.first); err != nil {
+		return err
+	}
 	if err := e.config.Kubelet.Stop(runCtx); err != nil {
 		return fmt.Errorf("stop the kubelet: %w", err)
 	}
+	r.pods.Go(func() { r.keepStopped(runCtx) })
 	err := r.buckets(runCtx)
 	left := r.left()
 	cancel()

@@ -20,9 +20,13 @@ import (
 	"context"
 	"errors"
 	"math"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -72,7 +76,7 @@ func newNode(t *testing.T, table buckets.Table, specs ...podSpec) *node {
 
 func (n *node) newEngine(t *testing.T, table buckets.Table) *Engine {
 	t.Helper()
-	e, err := New(Config{Endpoint: n.endpoint, Table: table, Pods: n.known, Kubelet: n.kubelet})
+	e, err := New(Config{Endpoint: func() string { return n.endpoint }, Table: table, Pods: n.known, Kubelet: n.kubelet})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,19 +287,75 @@ func TestTheRuntimeIsDownAtFirst(t *testing.T) {
 	}
 }
 
+// A machine without a runtime must not wait for it, and keeps its kubelet.
 func TestTheRuntimeNeverAnswers(t *testing.T) {
+	missing := filepath.Join(t.TempDir(), "no.sock")
+	for name, deadline := range map[string]time.Duration{"without a deadline": 0, "with a far deadline": 28 * time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := &node{fakeRuntime: &fakeRuntime{endpoint: "unix://" + missing}, kubelet: &fakeKubelet{}, known: &podList{}}
+				engine := n.newEngine(t, tableOf(time.Minute, 0, 1000))
+				began, end := time.Now(), time.Time{}
+				if deadline > 0 {
+					end = began.Add(deadline)
+				}
+				err := engine.End(t.Context(), agentstate.Local{}, end, n.next)
+				if !errors.Is(err, shutdown.ErrNothingToEnd) || !strings.Contains(err.Error(), missing) {
+					t.Errorf("got error %v, want one that nothing is to be ended, with the endpoint", err)
+				}
+				if took := time.Since(began); took < runtimePatience || took > runtimePatience+retryInterval+callTimeout {
+					t.Errorf("took %s, want %s", took, runtimePatience)
+				}
+				if n.kubelet.stops != 0 || len(n.reported()) != 0 {
+					t.Errorf("the kubelet was stopped %d times, reported %v, want neither", n.kubelet.stops, n.reported())
+				}
+			})
+		})
+	}
+}
+
+// A runtime that dies for good after the kubelet was stopped.
+func TestTheRuntimeIsLostInTheMiddle(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, tableOf(100*time.Millisecond, 0, 1000), newPod("a", 0))
-	n.die()
-	began := time.Now()
-	if err := n.engine.End(t.Context(), agentstate.Local{}, time.Time{}, n.next); err == nil {
-		t.Error("got no error")
+	n := newNode(t, tableOf(100*time.Millisecond, 0, 1000), newPod("a", 0, ends(-1)), newPod("b", 1000))
+	n.engine.patience = 100 * time.Millisecond
+	n.onStop = func(string) { go n.die() }
+	if err := n.engine.End(t.Context(), agentstate.Local{}, time.Time{}, n.next); !errors.Is(err, shutdown.ErrNothingToEnd) {
+		t.Errorf("got error %v, want %v", err, shutdown.ErrNothingToEnd)
 	}
-	if took := time.Since(began); took > 200*time.Millisecond+2*retryInterval+slow {
-		t.Errorf("took %s, want the periods of the buckets", took)
+}
+
+// The kubelet's endpoint can be known later than that of the agent, and be another one.
+func TestEndpointIsAskedBeforeEachConnection(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, tableOf(20*time.Second, 0), newPod("a", 0))
+	right := n.endpoint
+	var asked atomic.Int32
+	engine, err := New(Config{Table: tableOf(20*time.Second, 0), Pods: n.known, Kubelet: n.kubelet, Endpoint: func() string {
+		if asked.Add(1) == 1 {
+			return "unix://" + filepath.Join(t.TempDir(), "no.sock")
+		}
+		return right
+	}})
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got := n.reported(); len(got) != 0 {
-		t.Errorf("reported %v, want nothing", got)
+	defer engine.Close()
+	if err := engine.End(t.Context(), agentstate.Local{}, time.Time{}, n.next); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := n.allKilled(), []string{"a"}; !slices.Equal(got, want) {
+		t.Errorf("killed %v, want %v", got, want)
+	}
+}
+
+// Something starts the kubelet again while a pod ends.
+func TestAKubeletThatComesBackIsStopped(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, tableOf(20*time.Second, 0), newPod("a", 0, ends(1500*time.Millisecond)))
+	n.end(t)
+	if n.kubelet.stops < 2 {
+		t.Errorf("the kubelet was stopped %d times, want again while the pod ended", n.kubelet.stops)
 	}
 }
 
@@ -541,12 +601,12 @@ func TestResume(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
-	good := Config{Endpoint: "unix:///run/x.sock", Table: buckets.Table{{}}, Pods: &podList{}, Kubelet: &fakeKubelet{}}
+	good := Config{Endpoint: func() string { return "unix:///run/x.sock" }, Table: buckets.Table{{}}, Pods: &podList{}, Kubelet: &fakeKubelet{}}
 	for name, change := range map[string]func(*Config){
 		"no table":   func(c *Config) { c.Table = nil },
 		"no pods":    func(c *Config) { c.Pods = nil },
 		"no kubelet": func(c *Config) { c.Kubelet = nil },
-		"an address": func(c *Config) { c.Endpoint = "tcp://127.0.0.1:1" },
+		"no place":   func(c *Config) { c.Endpoint = nil },
 	} {
 		config := good
 		change(&config)

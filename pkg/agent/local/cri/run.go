@@ -18,6 +18,7 @@ package cri
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -27,6 +28,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/buckets"
 	"haulout.dev/haulout/pkg/agent/local/pods"
+	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
 )
 
@@ -88,19 +90,10 @@ func (r *run) buckets(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if i > r.first {
-			// A person or a tool may have started it.
-			if err := r.engine.config.Kubelet.Stop(ctx); err != nil {
-				logger.Error(err, "Kubelet was not stopped again, pods may restart", "bucket", i)
-			}
-		}
 		occupied, err := r.bucket(ctx, i)
 		switch {
-		case err != nil && (i == last || ctx.Err() != nil):
-			return err
 		case err != nil:
-			logger.Error(err, "Runtime does not answer, going on with the next bucket", "bucket", i)
-			continue
+			return err
 		case !occupied && i < last:
 			continue
 		}
@@ -190,13 +183,28 @@ func (r *run) overdue() bool {
 	return !r.deadline.IsZero() && time.Until(r.deadline) < 10*time.Millisecond
 }
 
-// awaitRuntime returns the pods as soon as the runtime answers. It waits as long as the deadline
-// leaves enough time for this bucket and the later ones, but at least the time of this bucket.
+// keepStopped stops a kubelet that a person, a tool or systemd has started again, until the context
+// ends.
+func (r *run) keepStopped(ctx context.Context) {
+	last := ""
+	for wait(ctx, kubeletInterval) {
+		text := ""
+		if err := r.engine.config.Kubelet.Stop(ctx); err != nil && ctx.Err() == nil {
+			text = err.Error()
+			if text != last {
+				klog.FromContext(ctx).Error(err, "Kubelet was not stopped again, pods may restart")
+			}
+		}
+		last = text
+	}
+}
+
+// awaitRuntime returns the pods as soon as the runtime answers, but waits no longer than the patience
+// with it, nor into the shortest time of this bucket and the later ones.
 func (r *run) awaitRuntime(ctx context.Context, index int) ([]*pod, error) {
 	logger := klog.FromContext(ctx)
-	limit := time.Now().Add(r.table[index].Period)
+	limit := time.Now().Add(r.engine.patience)
 	if !r.deadline.IsZero() {
-		limit = latest(limit, r.deadline.Add(-r.table[index:].Total()))
 		limit = earliest(limit, r.deadline.Add(-minimumGrace*time.Duration(len(r.table)-index)))
 	}
 	for logged := false; ; logged = true {
@@ -207,7 +215,10 @@ func (r *run) awaitRuntime(ctx context.Context, index int) ([]*pod, error) {
 		if !logged {
 			logger.Error(err, "Runtime does not answer, waiting for it", "bucket", index, "until", limit)
 		}
-		if time.Until(limit) <= 0 || !wait(ctx, retryInterval) {
+		switch {
+		case time.Until(limit) <= 0 && ctx.Err() == nil:
+			return nil, fmt.Errorf("%w: the container runtime at %s does not answer: %w", shutdown.ErrNothingToEnd, r.engine.config.Endpoint(), err)
+		case !wait(ctx, retryInterval):
 			return nil, err
 		}
 	}

@@ -1,0 +1,217 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/config"
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+const (
+	// startsFile has the times of the last starts. A boot removes it.
+	startsFile = "/run/haulout-node-agent.starts"
+	// crashStarts starts within crashPeriod mean that the agent crashes.
+	crashStarts = 5
+	crashPeriod = time.Minute
+	// betterPeriod is how often an agent that cannot do all of its work tries whether it can.
+	betterPeriod = 10 * time.Second
+	// releasingDir is the state directory of an agent that only releases.
+	releasingDir = "/run/haulout-node-agent"
+)
+
+// mode is how the agent runs.
+//
+// With a configuration but no client of the API it delays shutdowns, and ends the pods on the node.
+// In safe mode it holds no lock: there is no usable configuration, no kubeconfig, or it crashes. A
+// shutdown that is pending ends the pods with the configuration that was stored in this boot, or goes
+// on immediately if there is none.
+type mode struct {
+	config *v1alpha1.NodeAgentConfiguration
+	client *rest.Config
+	node   string
+	// why is why the agent cannot do all of its work, empty if it can. safe: it is in safe mode.
+	why  string
+	safe bool
+	// crashed: that is the reason.
+	crashed bool
+}
+
+// chooseMode returns how the agent can run now.
+func chooseMode(ctx context.Context, o *Options, crashed bool) mode {
+	c, err := o.Load()
+	if err != nil {
+		return safeMode(ctx, o, "the configuration cannot be loaded: "+err.Error())
+	}
+	if _, err := os.Stat(c.Kubeconfig); errors.Is(err, fs.ErrNotExist) {
+		return safeMode(ctx, o, fmt.Sprintf("there is no file %s (kubeconfig): the machine has not joined a cluster", c.Kubeconfig))
+	}
+	if crashed {
+		m := safeMode(ctx, o, fmt.Sprintf("it was started %d times within a minute", crashStarts))
+		m.crashed = true
+		return m
+	}
+	m := mode{config: c}
+	if m.client, m.node, err = clientOf(ctx, c); err != nil {
+		m.why = "there is no way to reach the API: " + err.Error()
+		m.client, m.node = noAPI(err), lastNode(c)
+	}
+	return m
+}
+
+// safeMode returns the mode with the configuration that was stored in this boot. Its client writes the
+// conditions of the node, if there is one.
+func safeMode(ctx context.Context, o *Options, why string) mode {
+	m := mode{why: why, safe: true, config: config.Default()}
+	if o.StateDirectory != "" {
+		m.config.StateDirectory = o.StateDirectory
+	}
+	if c := storedConfiguration(m.config.StateDirectory); c != nil {
+		m.config = c
+	} else {
+		m.config = releasing(m.config)
+	}
+	// The API is not asked about the shutdown, so there is nothing to wait for.
+	m.config.APIGracePeriod.Duration = time.Second
+	var err error
+	if m.client, m.node, err = clientOf(ctx, m.config); err != nil {
+		m.client, m.node = noAPI(err), lastNode(m.config)
+		return m
+	}
+	m.client.Wrap(func(next http.RoundTripper) http.RoundTripper { return nodeOnly{next} })
+	return m
+}
+
+// releasing returns a configuration with which the agent ends no pods, and uses no state of before.
+func releasing(c *v1alpha1.NodeAgentConfiguration) *v1alpha1.NodeAgentConfiguration {
+	c = c.DeepCopy()
+	c.LocalEngine, c.StateDirectory = v1alpha1.LocalEngineNone, releasingDir
+	return c
+}
+
+// storedConfiguration returns the configuration with which an agent has run in this boot, nil if there
+// is none or if it has left no list of pods.
+func storedConfiguration(dir string) *v1alpha1.NodeAgentConfiguration {
+	kernel, err := state.BootID()
+	if err != nil {
+		return nil
+	}
+	stored, err := state.Read(dir)
+	if err != nil || stored.Configuration == nil || !strings.HasPrefix(stored.BootID, kernel) || stored.Configuration.LocalEngine == v1alpha1.LocalEngineNone {
+		return nil
+	}
+	if _, err := os.Stat(filepath.Join(dir, "pods.json")); err != nil {
+		return nil
+	}
+	return stored.Configuration
+}
+
+// clientOf returns how to reach the API, and the name of the node.
+func clientOf(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*rest.Config, string, error) {
+	client, err := restConfig(c.Kubeconfig)
+	if err != nil {
+		return nil, "", err
+	}
+	node, err := nodeName(ctx, c, client)
+	return client, node, err
+}
+
+// lastNode returns the name of the node without a client.
+func lastNode(c *v1alpha1.NodeAgentConfiguration) string {
+	if c.NodeName != "" {
+		return c.NodeName
+	}
+	if last := storedConfiguration(c.StateDirectory); last != nil {
+		return last.NodeName
+	}
+	name, err := os.Hostname()
+	if err != nil || name == "" {
+		return "unknown"
+	}
+	return strings.ToLower(name)
+}
+
+// noAPI returns a client for an API that does not answer, for a machine that has none.
+func noAPI(why error) *rest.Config {
+	return &rest.Config{Host: "http://localhost", Dial: func(context.Context, string, string) (net.Conn, error) { return nil, why }}
+}
+
+// nodeOnly lets requests about the node and events through.
+type nodeOnly struct{ next http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (n nodeOnly) RoundTrip(r *http.Request) (*http.Response, error) {
+	if strings.Contains(r.URL.Path, "/api/v1/nodes/") || strings.HasSuffix(r.URL.Path, "/events") || strings.Contains(r.URL.Path, "/events/") {
+		return n.next.RoundTrip(r)
+	}
+	return nil, errors.New("safe mode: the API is not used")
+}
+
+// awaitBetter returns when the agent can do more of its work than in this mode. While a shutdown is
+// pending it does not: what has begun is ended.
+func (m *mode) awaitBetter(ctx context.Context, o *Options, shuttingDown func() bool) {
+	ticker := time.NewTicker(betterPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if next := chooseMode(ctx, o, false); !shuttingDown() && (next.why == "" || m.safe && !next.safe) {
+			klog.FromContext(ctx).Info("What the agent lacked is there, starting it again", "lacked", m.why)
+			if m.crashed {
+				_ = os.Remove(startsFile) // the next starts are counted from here
+			}
+			return
+		}
+	}
+}
+
+// crashes notes that the agent starts, and reports whether it has started too often in the last
+// minute. What cannot be noted is not counted.
+func crashes(ctx context.Context, path string, sinceBoot time.Duration) bool {
+	var recent []string
+	data, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		klog.FromContext(ctx).Error(err, "Cannot read when the agent was started")
+	}
+	for _, field := range strings.Fields(string(data)) {
+		if at, err := time.ParseDuration(field); err == nil && at <= sinceBoot && sinceBoot-at < crashPeriod {
+			recent = append(recent, field)
+		}
+	}
+	recent = append(recent, sinceBoot.String())
+	if err := os.WriteFile(path, []byte(strings.Join(recent, "\n")+"\n"), 0o600); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot note when the agent was started")
+	}
+	return len(recent) >= crashStarts
+}

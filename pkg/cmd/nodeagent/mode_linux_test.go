@@ -1,0 +1,230 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/agent/config"
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+// storeConfiguration leaves what an agent leaves that has run in this boot, with a table of 7 seconds.
+func storeConfiguration(t *testing.T, dir, bootID string, pods bool) {
+	t.Helper()
+	store, err := state.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := config.Default()
+	c.NodeName, c.StateDirectory, c.Kubeconfig = "node-1", dir, filepath.Join(dir, "gone.conf")
+	c.ShutdownGracePeriodByPodPriority = []v1alpha1.ShutdownGracePeriodByPodPriority{{ShutdownGracePeriodSeconds: 7}}
+	if err := store.Save(state.State{Phase: state.Armed, BootID: bootID, Configuration: c}); err != nil {
+		t.Fatal(err)
+	}
+	if pods {
+		if err := os.WriteFile(filepath.Join(dir, "pods.json"), []byte("{}"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestChooseMode(t *testing.T) {
+	boot, err := state.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const broken = "maxShutdownDelay: 25h\n"
+	for name, test := range map[string]struct {
+		config string
+		// noFile: there is no kubeconfig. badFile: it cannot be read as one.
+		noFile, badFile, crashed bool
+		// stored is the boot of which there is a state, noPods: without a list of pods.
+		stored string
+		noPods bool
+
+		safe bool
+		why  string
+		// local: the agent ends pods on the node, with the stored table.
+		local, storedTable bool
+	}{
+		"all is there":                                     {local: true},
+		"a kubeconfig without a meaning":                   {badFile: true, why: "no way to reach the API", local: true},
+		"no kubeconfig":                                    {noFile: true, safe: true, why: "not joined a cluster"},
+		"no kubeconfig any more":                           {noFile: true, stored: boot, safe: true, why: "not joined a cluster", local: true, storedTable: true},
+		"a broken file":                                    {config: broken, safe: true, why: "maxShutdownDelay"},
+		"a broken file, the agent has run":                 {config: broken, stored: boot, safe: true, why: "maxShutdownDelay", local: true, storedTable: true},
+		"a broken file, it has run after userspace booted": {config: broken, stored: boot + "-2", safe: true, why: "maxShutdownDelay", local: true, storedTable: true},
+		"a broken file, it has run before the boot":        {config: broken, stored: "other", safe: true, why: "maxShutdownDelay"},
+		"a broken file, the pods are not known":            {config: broken, stored: boot, noPods: true, safe: true, why: "maxShutdownDelay"},
+		"it crashes":                                       {crashed: true, stored: boot, safe: true, why: "started 5 times", local: true, storedTable: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if test.stored != "" {
+				storeConfiguration(t, dir, test.stored, !test.noPods)
+			}
+			kubeconfig := kubeconfigFor(t, "http://"+unreachable(t), "")
+			switch {
+			case test.noFile:
+				kubeconfig = filepath.Join(t.TempDir(), "no.conf")
+			case test.badFile:
+				kubeconfig = filepath.Join(t.TempDir(), "bad.conf")
+				if err := os.WriteFile(kubeconfig, []byte("{"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			o := &Options{ConfigFile: configFile(t, "nodeName: node-1\n"+test.config), Kubeconfig: kubeconfig, StateDirectory: dir}
+			m := chooseMode(t.Context(), o, test.crashed)
+			if m.safe != test.safe || (m.why == "") != (test.why == "") || !strings.Contains(m.why, test.why) {
+				t.Errorf("safe mode: %t, because %q, want %t, because %q", m.safe, m.why, test.safe, test.why)
+			}
+			if local := m.config.LocalEngine == v1alpha1.LocalEngineCRI; local != test.local || m.config.StateDirectory != dir && local {
+				t.Errorf("the engine is %s with the state in %s, want that pods are ended: %t", m.config.LocalEngine, m.config.StateDirectory, test.local)
+			}
+			if stored := m.config.ShutdownGracePeriodByPodPriority[0].ShutdownGracePeriodSeconds == 7; stored != test.storedTable {
+				t.Errorf("the table is %v, want the stored one: %t", m.config.ShutdownGracePeriodByPodPriority, test.storedTable)
+			}
+			if m.node == "" || m.client == nil {
+				t.Errorf("the node is %q, the client %v", m.node, m.client)
+			}
+		})
+	}
+}
+
+// In safe mode the cluster is told, and nothing else is asked of it.
+func TestSafeModeOnlyTells(t *testing.T) {
+	kubeconfig, _ := nodeServer(t)
+	dir := t.TempDir()
+	boot, err := state.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	storeConfiguration(t, dir, boot, true)
+	stored, err := state.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored.Configuration.Kubeconfig = kubeconfig
+	store, err := state.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Save(stored); err != nil {
+		t.Fatal(err)
+	}
+	m := chooseMode(t.Context(), &Options{ConfigFile: configFile(t, "maxShutdownDelay: 7d\n"), StateDirectory: dir}, false)
+	client, err := kubernetes.NewForConfig(m.client)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.CoreV1().Nodes().Get(t.Context(), "node-1", metav1.GetOptions{}); err != nil {
+		t.Errorf("the node cannot be told: %v", err)
+	}
+	if _, err := client.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{}); err == nil || !strings.Contains(err.Error(), "safe mode") {
+		t.Errorf("pods are listed: %v", err)
+	}
+}
+
+// An agent in safe mode lets a pending shutdown go on, also if there are pods that it could not end.
+func TestSafeModeReleases(t *testing.T) {
+	t.Parallel()
+	c := testConfig(t)
+	c.LocalEngine = v1alpha1.LocalEngineNone
+	machine := newFakeMachine()
+	machine.shutDown(time.Hour)
+	startAgent(t, c, &host{machine: machine, kubelet: noKubelet{t}, status: func(string) {}, safeMode: "of a test"})
+	select {
+	case <-machine.released:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the shutdown was not released")
+	}
+}
+
+// An agent whose kubelet is not the main process of its unit must not touch it, nor the containers.
+func TestKubeletOfAnotherUnitIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	c := testConfig(t)
+	c.LocalEngine = v1alpha1.LocalEngineCRI
+	machine := newFakeMachine()
+	startAgent(t, c, &host{
+		machine: machine, kubelet: noKubelet{t}, status: func(string) {},
+		kubeletProblem: func(context.Context) (string, bool) { return "it is another one", true },
+	})
+	eventually(t, "the agent says so", func() bool {
+		report, err := askAgent(t.Context(), *c.MetricsBindAddress)
+		return err == nil && strings.Contains(strings.Join(report.Shutdown.Problems, "\n"), "it is another one")
+	})
+	machine.shutDown(time.Hour)
+	select {
+	case <-machine.released:
+	case <-time.After(30 * time.Second):
+		t.Fatal("the shutdown was not released")
+	}
+}
+
+func TestCrashes(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "starts")
+	for i, test := range []struct {
+		at   time.Duration
+		want bool
+	}{
+		{at: 10 * time.Second}, {at: 20 * time.Second}, {at: 30 * time.Second}, {at: 40 * time.Second},
+		{at: 65 * time.Second, want: true},
+		{at: 71 * time.Second, want: true}, // the first one is older than a minute, the others count
+		{at: 4 * time.Minute},
+		{at: time.Second}, // after a boot that has left the file
+	} {
+		if got := crashes(t.Context(), path, test.at); got != test.want {
+			t.Errorf("start %d at %s: crashes %t, want %t", i+1, test.at, got, test.want)
+		}
+	}
+}
+
+func TestBootOf(t *testing.T) {
+	const kernel = "c7ff1bbc-6ee5-4d3f-8e8f-d3a5e3e4b2a1"
+	broken := errors.New("no bus")
+	for name, test := range map[string]struct {
+		userspace, last string
+		err             error
+		want            string
+	}{
+		"the first boot of userspace":      {want: kernel},
+		"the third":                        {userspace: "2", last: kernel + "-1", want: kernel + "-2"},
+		"the third, systemd is silent":     {err: broken, last: kernel + "-2", want: kernel + "-2"},
+		"systemd is silent at first":       {err: broken, want: kernel},
+		"systemd is silent after the boot": {err: broken, last: "another-2", want: kernel},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := bootOf(kernel, test.userspace, test.last, test.err)
+			if got != test.want || len(got) > 64 {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
