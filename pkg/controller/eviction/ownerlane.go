@@ -31,21 +31,30 @@ import (
 // ownerReadEvery is how long what is known about an owner is used while none of its pods changes.
 const ownerReadEvery = time.Second
 
+// ownerKey identifies an owner, or a controller of pods, with its pods in one namespace. A pod may
+// name any UID as its controller's: without the namespace, pods of another namespace would count as
+// those of the owner.
+type ownerKey struct {
+	namespace string
+	uid       types.UID
+}
+
 // owned is the workload of a lane of pods that no budget protects. It is a cache: all but since and
 // writtenOff is read from the informers, and those begin again with the leader, which makes pods
 // wait longer and never shorter.
 type owned struct {
 	Owner
-	// namespace and controller are by what the owner is read again, and readAt is when it was; zero
-	// if one of its pods has changed.
+	// namespace is the namespace of the owner's pods. By it and controller the owner is read again,
+	// and readAt is when it was; zero if one of its pods has changed.
 	namespace  string
 	controller metav1.OwnerReference
 	readAt     time.Time
 
 	// registered are the controllers by whose UID the owner is found.
 	registered []types.UID
-	// pods are the owner's pods that have not finished and whether they are available; available
-	// counts those.
+	// pods are the owner's pods that are neither finished nor terminating, and whether they are
+	// available; available counts those. A pod that terminates beside its replacement must not count
+	// twice in most.
 	pods      map[types.UID]bool
 	available int
 	// most is how many pods there have been at a time.
@@ -62,14 +71,14 @@ type owned struct {
 	waitsUntil, waitsSince time.Time
 }
 
-// see takes in a pod as it is.
-func (o *owned) see(pod *corev1.Pod) {
-	o.lose(pod.UID)
-	if pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
-		delete(o.taken, pod.UID)
-		return
+// see takes in a pod as it is, and reports whether it is one of the owner's pods from now on.
+func (o *owned) see(pod *corev1.Pod) bool {
+	if !canBeAsked(pod) {
+		o.gone(pod.UID)
+		return false
 	}
-	available := pod.DeletionTimestamp == nil && pdb.IsReady(pod)
+	o.lose(pod.UID)
+	available := pdb.IsReady(pod)
 	o.pods[pod.UID] = available
 	if available {
 		o.available++
@@ -77,9 +86,10 @@ func (o *owned) see(pod *corev1.Pod) {
 		delete(o.taken, pod.UID)
 	}
 	o.most = max(o.most, len(o.pods))
+	return true
 }
 
-// gone takes in that a pod is gone.
+// gone takes in that a pod is gone, or is no longer one of the owner's.
 func (o *owned) gone(pod types.UID) {
 	o.lose(pod)
 	delete(o.taken, pod)
@@ -155,14 +165,24 @@ func (q *Queue) readOwner(o *owned, now time.Time) {
 func (q *Queue) setOwner(o *owned, owner Owner) {
 	o.Owner = owner
 	for _, controller := range owner.Controllers {
-		if q.byController[controller] == o {
+		at := ownerKey{o.namespace, controller}
+		if q.byController[at] == o {
 			continue
 		}
-		q.byController[controller] = o
+		q.byController[at] = o
 		o.registered = append(o.registered, controller)
-		for _, pod := range q.owners.Pods(controller) {
-			o.see(pod)
+		for _, pod := range q.owners.Pods(o.namespace, controller) {
+			q.see(o, pod)
 		}
+	}
+}
+
+// see has an owner take in one of its pods.
+func (q *Queue) see(o *owned, pod *corev1.Pod) {
+	if o.see(pod) {
+		q.ownerOf[pod.UID] = o
+	} else {
+		delete(q.ownerOf, pod.UID)
 	}
 }
 
@@ -180,11 +200,12 @@ func (q *Queue) ownerLane(it *item, pod *corev1.Pod, now time.Time) *lane {
 	if !needed {
 		return q.free
 	}
-	l := q.ownerLanes[owner.UID]
+	at := ownerKey{pod.Namespace, owner.UID}
+	l := q.ownerLanes[at]
 	if l == nil {
 		l = newLane(types.NamespacedName{}, nil, now)
 		l.owner = &owned{pods: map[types.UID]bool{}, taken: map[types.UID]struct{}{}, since: now}
-		q.ownerLanes[owner.UID] = l
+		q.ownerLanes[at] = l
 		q.ring = append(q.ring, l)
 	}
 	l.owner.namespace, l.owner.controller, l.owner.readAt = pod.Namespace, *controller, now
@@ -192,23 +213,28 @@ func (q *Queue) ownerLane(it *item, pod *corev1.Pod, now time.Time) *lane {
 	return l
 }
 
-// ownedPodChanged takes in an event of a pod whose owner's other pods may wait for it.
+// ownedPodChanged takes in an event of a pod whose owner's other pods may wait for it. A controller
+// releases a pod whose labels stop matching: the pod then has another controller or none, and no
+// longer serves for the owner that counted it.
 func (q *Queue) ownedPodChanged(pod *corev1.Pod, gone bool) {
-	controller := metav1.GetControllerOfNoCopy(pod)
-	if controller == nil {
-		return
+	var is *owned
+	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && !gone {
+		is = q.byController[ownerKey{pod.Namespace, controller.UID}]
 	}
-	o := q.byController[controller.UID]
-	if o == nil {
-		return
+	was := q.ownerOf[pod.UID]
+	if was != nil && was != is {
+		was.gone(pod.UID)
+		delete(q.ownerOf, pod.UID)
 	}
-	if gone {
-		o.gone(pod.UID)
-	} else {
-		o.see(pod)
+	if is != nil {
+		q.see(is, pod)
 	}
-	o.readAt = time.Time{}
-	q.wake()
+	for _, o := range []*owned{was, is} {
+		if o != nil {
+			o.readAt = time.Time{}
+			q.wake()
+		}
+	}
 }
 
 // isDone reports whether the owner may be forgotten: the time of its newest eviction counts for the
@@ -218,10 +244,15 @@ func (o *owned) isDone(patience time.Duration, now time.Time) bool {
 }
 
 func (q *Queue) dropOwner(o *owned) {
-	delete(q.ownerLanes, o.UID)
+	delete(q.ownerLanes, ownerKey{o.namespace, o.UID})
 	for _, controller := range o.registered {
-		if q.byController[controller] == o {
-			delete(q.byController, controller)
+		if at := (ownerKey{o.namespace, controller}); q.byController[at] == o {
+			delete(q.byController, at)
+		}
+	}
+	for pod := range o.pods {
+		if q.ownerOf[pod] == o {
+			delete(q.ownerOf, pod)
 		}
 	}
 }

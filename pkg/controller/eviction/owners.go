@@ -37,8 +37,8 @@ type Owners interface {
 	// Of returns the workload of the pods of a namespace that have the given controller; false if
 	// such pods need no turns.
 	Of(namespace string, controller *metav1.OwnerReference) (Owner, bool)
-	// Pods returns the pods whose controller has the UID.
-	Pods(controller types.UID) []*corev1.Pod
+	// Pods returns the pods of a namespace whose controller has the UID.
+	Pods(namespace string, controller types.UID) []*corev1.Pod
 	// HasSynced reports whether the caches have been filled.
 	HasSynced() bool
 }
@@ -97,7 +97,7 @@ func NewOwners(host informers.SharedInformerFactory) (Owners, error) {
 
 func controllerOf(o metav1.Object) []string {
 	if controller := metav1.GetControllerOfNoCopy(o); controller != nil {
-		return []string{string(controller.UID)}
+		return []string{o.GetNamespace() + "/" + string(controller.UID)}
 	}
 	return nil
 }
@@ -111,8 +111,8 @@ func (o *hostOwners) HasSynced() bool {
 	return true
 }
 
-func (o *hostOwners) Pods(controller types.UID) []*corev1.Pod {
-	objects, err := o.pods.ByIndex(podsByController, string(controller))
+func (o *hostOwners) Pods(namespace string, controller types.UID) []*corev1.Pod {
+	objects, err := o.pods.ByIndex(podsByController, namespace+"/"+string(controller))
 	if err != nil {
 		return nil
 	}
@@ -160,7 +160,7 @@ func (o *hostOwners) deployment(namespace string, by *metav1.OwnerReference, rep
 	if err != nil || deployment.UID != by.UID {
 		return replicaSet
 	}
-	sets, err := o.replicaSets.ByIndex(replicaSetsByController, string(by.UID))
+	sets, err := o.replicaSets.ByIndex(replicaSetsByController, namespace+"/"+string(by.UID))
 	if err != nil {
 		return replicaSet
 	}

@@ -177,11 +177,13 @@ type Queue struct {
 	// tries counts the calls.
 	tries  uint64
 	policy Policy
-	// owners is nil if no pods take turns. ownerLanes are the lanes of pods that do, by the UID of
-	// their owner, and byController the owners by the UIDs of the controllers of their pods.
+	// owners is nil if no pods take turns. ownerLanes are the lanes of pods that do, by their owner,
+	// byController the owners by the controllers of their pods, and ownerOf the owners by the UIDs
+	// of the pods that they count.
 	owners       Owners
-	ownerLanes   map[types.UID]*lane
-	byController map[types.UID]*owned
+	ownerLanes   map[ownerKey]*lane
+	byController map[ownerKey]*owned
+	ownerOf      map[types.UID]*owned
 	// overloadedBy is the pod whose eviction was last answered with overload; empty after any
 	// answer that was not.
 	overloadedBy types.UID
@@ -225,7 +227,7 @@ func New(cfg Config) (*Queue, error) {
 		probes: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
 		churn:  map[string]*churn{}, inNamespace: map[string]map[*item]struct{}{},
 		concurrency: concurrency{limit: cfg.Policy.MaxConcurrent, most: cfg.Policy.MaxConcurrent},
-		policy:      cfg.Policy, ownerLanes: map[types.UID]*lane{}, byController: map[types.UID]*owned{},
+		policy:      cfg.Policy, ownerLanes: map[ownerKey]*lane{}, byController: map[ownerKey]*owned{}, ownerOf: map[types.UID]*owned{},
 	}
 	if cfg.Owners != nil && cfg.Policy.UnprotectedMaxUnavailable < 100 {
 		q.owners = cfg.Owners
