@@ -37,6 +37,10 @@ func (d *decision) explainKept(s situation, b *eviction.Blocker) *eviction.Block
 	since := s.now
 	blocked := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked)
 	if blocked != nil && blocked.Status == metav1.ConditionTrue {
+		if !protocol.IsBudgetReason(blocked.Reason) {
+			// Until now something else blocked the pod: the patience with its budget begins now.
+			blocked.LastTransitionTime = *protocol.Timestamp(s.now)
+		}
 		since = blocked.LastTransitionTime.Time
 	}
 	if b.Reason != maintenancev1alpha1.ReasonPodDisruptionBudgetSyncFailed {

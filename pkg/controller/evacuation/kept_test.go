@@ -142,6 +142,48 @@ func TestMessageOfAKeptDaemonSetPod(t *testing.T) {
 	}
 }
 
+// TestPatienceWithABudgetBeginsWithTheBudget: something else blocks a DaemonSet pod for 20 minutes,
+// and then its budget allows no disruption.
+func TestPatienceWithABudgetBeginsWithTheBudget(t *testing.T) {
+	for _, before := range []string{
+		maintenancev1alpha1.ReasonEvictionDenied, maintenancev1alpha1.ReasonEvictionError, maintenancev1alpha1.ReasonEvictionForbidden,
+		maintenancev1alpha1.ReasonEvacuatorNotProgressing,
+	} {
+		t.Run(before, func(t *testing.T) {
+			e := newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass), requested,
+				withCondition(maintenancev1alpha1.ConditionBlocked, before, 0))
+			const begins = 20 * time.Minute
+			for _, step := range []struct {
+				at     time.Duration
+				reason string
+				want   bool
+			}{
+				{begins, maintenancev1alpha1.ReasonPodDisruptionBudget, false},
+				{begins + time.Minute, maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget, false},
+				{begins + DefaultBudgetPatience - time.Second, maintenancev1alpha1.ReasonPodDisruptionBudget, false},
+				{begins + DefaultBudgetPatience, maintenancev1alpha1.ReasonPodDisruptionBudget, true},
+			} {
+				d := decide(situation{
+					now: start.Add(step.at), evacuation: e, pod: newPod(), podType: maintenancev1alpha1.PodTypeDaemonSet,
+					targeted: true, servingSince: start, startDeadline: DefaultEvacuatorStartDeadline,
+					budgetPatience: DefaultBudgetPatience,
+					eviction: eviction.State{
+						Known: true, Blocker: &eviction.Blocker{Reason: step.reason, Message: "Budget logger."},
+					},
+				})
+				e.Status = d.status
+				if got := protocol.IsKeptByBudget(e, DefaultBudgetPatience, start.Add(step.at)); got != step.want {
+					t.Errorf("got IsKeptByBudget %t at %s, want %t", got, step.at, step.want)
+				}
+				message := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+				if got := strings.Contains(message, "is kept on its node since 2000-01-01T00:20:00Z"); got != step.want {
+					t.Errorf("got message %q at %s", message, step.at)
+				}
+			}
+		})
+	}
+}
+
 // daemonSetWorld returns a world with a DaemonSet pod whose eviction is requested.
 func daemonSetWorld(t *testing.T, allowed int32, answer func(*policyv1.Eviction) error) *world {
 	t.Helper()

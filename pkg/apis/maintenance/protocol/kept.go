@@ -44,7 +44,8 @@ func IsBudgetReason(reason string) bool {
 // IsKeptByBudget reports whether the DaemonSet pod of an Evacuation is kept on its node because of
 // its disruption budget: the budget has been closed for longer than patience, or it can never be
 // computed. Such a pod counts among the podsKept of its node and does not block the drain. It is
-// evicted if the budget opens later.
+// evicted if the budget opens later. Time for which something else blocked the pod does not count:
+// when a budget becomes the reason, the controller of Evacuations restarts lastTransitionTime.
 func IsKeptByBudget(evacuation *maintenancev1alpha1.Evacuation, patience time.Duration, now time.Time) bool {
 	at, kept := KeptByBudgetAt(evacuation, patience)
 	return kept && !now.Before(at)
