@@ -37,48 +37,54 @@ import (
 )
 
 const (
-	// factsFresh is how long the facts about a budget are cached: many pods wait for the same
-	// budget.
+	// factsFresh is how long the pods of a namespace that are down are cached: many pods wait for
+	// the same budget, and a namespace may have thousands of budgets.
 	factsFresh = 10 * time.Second
 	// maxRivalNodes and maxRivals limit the search for a drain that blocks this one.
 	maxRivalNodes, maxRivals = 3, 10
 )
 
-// factsOfBudgets is a short-lived cache of the facts about budgets.
-type factsOfBudgets struct {
+// downPods is a short-lived cache of the pods that are down, by namespace.
+type downPods struct {
 	mu    sync.Mutex
-	known map[types.NamespacedName]knownFacts
+	known map[string]knownDown
 }
 
-type knownFacts struct {
-	facts budgetFacts
-	at    time.Time
+type knownDown struct {
+	pods []labelledDown
+	at   time.Time
 }
 
-// get returns the facts about a budget, and calls read if the cached ones are too old.
-func (f *factsOfBudgets) get(name types.NamespacedName, now time.Time, read func() budgetFacts) budgetFacts {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if k, ok := f.known[name]; ok && now.Sub(k.at) < factsFresh {
-		return k.facts
+// labelledDown is a pod that is down, with the labels that budgets select it by.
+type labelledDown struct {
+	downPod
+	labels labels.Set
+}
+
+// get returns the pods of a namespace that are down, and calls read if the cached ones are too old.
+func (p *downPods) get(namespace string, now time.Time, read func() []labelledDown) []labelledDown {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if k, ok := p.known[namespace]; ok && now.Sub(k.at) < factsFresh {
+		return k.pods
 	}
-	for other, k := range f.known {
+	for other, k := range p.known {
 		if now.Sub(k.at) >= factsFresh {
-			delete(f.known, other)
+			delete(p.known, other)
 		}
 	}
-	facts := read()
-	f.known[name] = knownFacts{facts, now}
-	return facts
+	pods := read()
+	p.known[namespace] = knownDown{pods, now}
+	return pods
 }
 
-// standoff explains why the budget that blocks a pod for the given reason allows no disruption, if
-// maintenances are the cause. It only reads caches, and returns nil if a read fails.
-func (c *Controller) standoff(pod *corev1.Pod, reason string, now time.Time) *eviction.Blocker {
-	if !slices.Contains(refinable, reason) {
+// standoff explains why the budget that blocks a pod allows no disruption, if maintenances are the
+// cause. It only reads caches, and returns nil if a read fails.
+func (c *Controller) standoff(pod *corev1.Pod, state eviction.State, now time.Time) *eviction.Blocker {
+	if state.Blocker == nil || !slices.Contains(refinable, state.Blocker.Reason) {
 		return nil
 	}
-	budget := c.budgetOf(pod)
+	budget := c.budget(state.Budget)
 	if budget == nil {
 		return nil
 	}
@@ -90,49 +96,59 @@ func (c *Controller) standoff(pod *corev1.Pod, reason string, now time.Time) *ev
 	return explainStandoff(key, c.holdersOf(pod.Spec.NodeName), facts, c.rivals(facts, now))
 }
 
-// budgetOf returns the budget that selects a pod, or nil if none or several do.
-func (c *Controller) budgetOf(pod *corev1.Pod) *policyv1.PodDisruptionBudget {
-	budgets, err := c.budgetLister.PodDisruptionBudgets(pod.Namespace).List(labels.Everything())
+// budget returns the budget that the queue of evictions has found for a pod, or nil.
+func (c *Controller) budget(name types.NamespacedName) *policyv1.PodDisruptionBudget {
+	if name.Name == "" {
+		return nil
+	}
+	budget, err := c.budgetLister.PodDisruptionBudgets(name.Namespace).Get(name.Name)
 	if err != nil {
 		return nil
 	}
-	matching := pdb.NewMatcher().Matching(pod.Labels, budgets)
-	if len(matching) != 1 {
-		return nil
-	}
-	return matching[0]
+	return budget
 }
 
 func (c *Controller) factsOf(budget *policyv1.PodDisruptionBudget, now time.Time) budgetFacts {
-	return c.facts.get(pdb.NameOf(budget), now, func() budgetFacts {
-		facts := budgetFacts{
-			name: pdb.NameOf(budget), healthy: budget.Status.CurrentHealthy, desired: budget.Status.DesiredHealthy,
-		}
-		selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
-		if err != nil {
-			return facts
-		}
-		pods, err := c.podLister.Pods(budget.Namespace).List(selector)
-		if err != nil {
-			return facts
-		}
-		holders := map[string][]string{}
-		for _, pod := range pods {
-			node := controllercache.NodeOf(pod)
-			if node == "" || pdb.IsReady(pod) || !drainplan.IsLive(pod) || pod.DeletionTimestamp != nil {
-				continue
-			}
-			if _, known := holders[node]; !known {
-				holders[node] = c.holdersOf(node)
-			}
-			if len(holders[node]) > 0 {
-				key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
-				facts.down = append(facts.down, downPod{pod: key, node: node, holders: holders[node]})
-			}
-		}
-		slices.SortFunc(facts.down, func(a, b downPod) int { return strings.Compare(a.pod.Name, b.pod.Name) })
+	facts := budgetFacts{
+		name: pdb.NameOf(budget), healthy: budget.Status.CurrentHealthy, desired: budget.Status.DesiredHealthy,
+	}
+	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+	if err != nil {
 		return facts
-	})
+	}
+	for _, pod := range c.down.get(budget.Namespace, now, func() []labelledDown { return c.readDown(budget.Namespace) }) {
+		if selector.Matches(pod.labels) {
+			facts.down = append(facts.down, pod.downPod)
+		}
+	}
+	return facts
+}
+
+// readDown returns the pods of a namespace that are not ready and are on, or nominated for, a
+// cordoned node that maintenances hold, sorted by name. Finished and terminating pods are not among
+// them: no budget expects them to get ready.
+func (c *Controller) readDown(namespace string) []labelledDown {
+	pods, err := c.podLister.Pods(namespace).List(labels.Everything())
+	if err != nil {
+		return nil
+	}
+	var down []labelledDown
+	holders := map[string][]string{}
+	for _, pod := range pods {
+		node := controllercache.NodeOf(pod)
+		if node == "" || pdb.IsReady(pod) || !drainplan.IsLive(pod) || pod.DeletionTimestamp != nil {
+			continue
+		}
+		if _, known := holders[node]; !known {
+			holders[node] = c.holdersOf(node)
+		}
+		if len(holders[node]) > 0 {
+			key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+			down = append(down, labelledDown{downPod{pod: key, node: node, holders: holders[node]}, pod.Labels})
+		}
+	}
+	slices.SortFunc(down, func(a, b labelledDown) int { return strings.Compare(a.pod.Name, b.pod.Name) })
+	return down
 }
 
 // holdersOf returns the names of the maintenances that hold a node, in order; none if the node is
@@ -177,7 +193,7 @@ func (c *Controller) rivals(facts budgetFacts, now time.Time) []rival {
 			if err != nil || pod.UID != evacuation.Spec.PodRef.UID {
 				continue
 			}
-			if budget := c.budgetOf(pod); budget != nil && pdb.NameOf(budget) != facts.name {
+			if budget := c.budget(c.evictions.State(keyOf(evacuation)).Budget); budget != nil && pdb.NameOf(budget) != facts.name {
 				key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 				found = append(found, rival{pod: key, holders: holders, budget: c.factsOf(budget, now)})
 			}

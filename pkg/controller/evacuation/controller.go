@@ -21,7 +21,7 @@ limitations under the License.
 // survive is in the status of the objects, so a new leader continues from there.
 //
 // Kept in memory, and droppable at any time: which pods a watch has reported as deleted (departed;
-// without it they are read live), what was found out about budgets (facts; found out again), which
+// without it they are read live), which pods of a namespace are down (down; read again), which
 // Evacuations cannot be written (failures; shown a minute later), when costs may be written next
 // (pace), and the reasons that the gauge of blocked Evacuations counts (blocked).
 package evacuation
@@ -180,7 +180,7 @@ type Controller struct {
 	departed departed
 	blocked  blockedTally
 	failures failures
-	facts    factsOfBudgets
+	down     downPods
 }
 
 // New creates a controller and registers its handlers and indexes; the informers must not run yet.
@@ -211,7 +211,7 @@ func New(config Config) (*Controller, error) {
 			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
 		}),
 		failures: failures{all: map[types.NamespacedName]failing{}},
-		facts:    factsOfBudgets{known: map[types.NamespacedName]knownFacts{}},
+		down:     downPods{known: map[string]knownDown{}},
 		departed: departed{uids: map[types.UID]struct{}{}},
 		blocked:  blockedTally{reasons: map[types.NamespacedName]string{}},
 	}

@@ -62,9 +62,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 	if evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment {
 		s.surgeTimeout = c.surgeTimeout(pod)
 	}
-	if blocker := s.eviction.Blocker; blocker != nil {
-		s.standoff = c.standoff(pod, blocker.Reason, s.now)
-	}
+	s.standoff = c.standoff(pod, s.eviction, s.now)
 	if node == nil || !waitsForDrain(evacuation.Status.ActiveEvacuatorClass) && !isDeadButHeld(evacuation) {
 		return s, nil
 	}

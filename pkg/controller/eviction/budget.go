@@ -22,192 +22,35 @@ import (
 	"time"
 
 	policyv1 "k8s.io/api/policy/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/selection"
 
 	pdb "haulout.dev/haulout/pkg/drain/budget"
 )
 
-// budgets finds the budgets of pods. A tenant may have thousands of budgets and rewrite them all
-// the time, so that neither a pod is matched with all budgets of its namespace nor a budget with
-// all pods: each budget is found by one label that its pods must have.
-type budgets struct {
-	byNamespace map[string]*namespaceBudgets
-	// matches counts how often a whole selector was matched with the labels of a pod.
-	matches int
-}
-
-type namespaceBudgets struct {
-	byName map[string]*knownBudget
-	// byLabel has the budgets by the key and the values of the label that their pods must have;
-	// unlabelled has the budgets that require no label.
-	byLabel    map[string]map[string]map[string]*knownBudget
-	unlabelled map[string]*knownBudget
-}
-
-type knownBudget struct {
-	budget   *policyv1.PodDisruptionBudget
-	selector labels.Selector
-	// key and values are the label that the budget is found by; key is empty for one that asks for
-	// none.
-	key    string
-	values []string
-}
-
-func newBudgets() *budgets {
-	return &budgets{byNamespace: map[string]*namespaceBudgets{}}
-}
-
-func newKnownBudget(budget *policyv1.PodDisruptionBudget) *knownBudget {
-	b := &knownBudget{budget: budget}
-	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
-	if err != nil {
-		// The eviction API ignores a budget with a broken selector, too.
-		selector = labels.Nothing()
-	}
-	b.selector = selector
-	if requirements, _ := selector.Requirements(); len(requirements) > 0 {
-		for i := range requirements {
-			// Each requirement has to be met, so that any of them will do.
-			if values, exact := requirements[i].ValuesUnsorted(), requirements[i].Operator(); isExact(exact) {
-				b.key, b.values = requirements[i].Key(), values
-				break
-			}
-		}
-	}
-	return b
-}
-
-func isExact(operator selection.Operator) bool {
-	return operator == selection.Equals || operator == selection.DoubleEquals || operator == selection.In
-}
-
-// selects reports whether the budget selects pods with the given labels.
-func (b *budgets) selects(budget *knownBudget, pod labels.Set) bool {
-	if budget.key != "" {
-		if value, has := pod[budget.key]; !has || !slices.Contains(budget.values, value) {
-			return false
-		}
-	}
-	b.matches++
-	return budget.selector.Matches(pod)
-}
-
-// match looks up the budgets of an item whose pod has the given labels, unless that is known.
-func (b *budgets) match(it *item, pod labels.Set) {
+// matchBudgets looks up the budgets of an item whose pod has the given labels, unless that is known.
+// A tenant may rewrite budgets all the time, so that the names are kept with the item.
+func (q *Queue) matchBudgets(it *item, pod labels.Set) {
 	if it.matched && maps.Equal(it.labels, pod) {
 		return
 	}
 	it.labels, it.budgets, it.matched = pod, nil, true
-	ns := b.byNamespace[it.Evacuation.Namespace]
-	if ns == nil {
-		return
+	for _, budget := range q.budgets.Matching(it.Evacuation.Namespace, pod) {
+		it.budgets = append(it.budgets, budget.Name)
 	}
-	try := func(candidates map[string]*knownBudget) {
-		for name, budget := range candidates {
-			if b.selects(budget, pod) {
-				it.budgets = append(it.budgets, name)
-			}
-		}
-	}
-	try(ns.unlabelled)
-	for key, byValue := range ns.byLabel {
-		if value, has := pod[key]; has {
-			try(byValue[value])
-		}
-	}
-	slices.Sort(it.budgets)
 }
 
-// of returns the budgets that select an item's pod, ordered by name.
-func (b *budgets) of(it *item) []*policyv1.PodDisruptionBudget {
-	ns := b.byNamespace[it.Evacuation.Namespace]
-	if ns == nil || len(it.budgets) == 0 {
+// budgetsOf returns the budgets that select an item's pod, ordered by name.
+func (q *Queue) budgetsOf(it *item) []*policyv1.PodDisruptionBudget {
+	if len(it.budgets) == 0 {
 		return nil
 	}
 	matching := make([]*policyv1.PodDisruptionBudget, 0, len(it.budgets))
 	for _, name := range it.budgets {
-		if known := ns.byName[name]; known != nil {
-			matching = append(matching, known.budget)
+		if budget := q.budgets.Get(it.Evacuation.Namespace, name); budget != nil {
+			matching = append(matching, budget)
 		}
 	}
 	return matching
-}
-
-// update replaces a budget by another version that selects the same pods, and reports whether it
-// does.
-func (b *budgets) update(budget *policyv1.PodDisruptionBudget) bool {
-	ns := b.byNamespace[budget.Namespace]
-	if ns == nil {
-		return false
-	}
-	known := ns.byName[budget.Name]
-	if known == nil || !apiequality.Semantic.DeepEqual(known.budget.Spec.Selector, budget.Spec.Selector) {
-		return false
-	}
-	known.budget = budget
-	return true
-}
-
-// has reports whether a budget is known.
-func (b *budgets) has(namespace, name string) bool {
-	ns := b.byNamespace[namespace]
-	return ns != nil && ns.byName[name] != nil
-}
-
-// set takes in a budget that is new or selects other pods than before.
-func (b *budgets) set(budget *policyv1.PodDisruptionBudget) *knownBudget {
-	b.remove(budget.Namespace, budget.Name)
-	ns := b.byNamespace[budget.Namespace]
-	if ns == nil {
-		ns = &namespaceBudgets{
-			byName: map[string]*knownBudget{}, byLabel: map[string]map[string]map[string]*knownBudget{}, unlabelled: map[string]*knownBudget{},
-		}
-		b.byNamespace[budget.Namespace] = ns
-	}
-	known := newKnownBudget(budget)
-	ns.byName[budget.Name] = known
-	if known.key == "" {
-		ns.unlabelled[budget.Name] = known
-		return known
-	}
-	byValue := ns.byLabel[known.key]
-	if byValue == nil {
-		byValue = map[string]map[string]*knownBudget{}
-		ns.byLabel[known.key] = byValue
-	}
-	for _, value := range known.values {
-		if byValue[value] == nil {
-			byValue[value] = map[string]*knownBudget{}
-		}
-		byValue[value][budget.Name] = known
-	}
-	return known
-}
-
-func (b *budgets) remove(namespace, name string) {
-	ns := b.byNamespace[namespace]
-	if ns == nil || ns.byName[name] == nil {
-		return
-	}
-	known := ns.byName[name]
-	delete(ns.byName, name)
-	delete(ns.unlabelled, name)
-	if byValue := ns.byLabel[known.key]; byValue != nil {
-		for _, value := range known.values {
-			if delete(byValue[value], name); len(byValue[value]) == 0 {
-				delete(byValue, value)
-			}
-		}
-		if len(byValue) == 0 {
-			delete(ns.byLabel, known.key)
-		}
-	}
-	if len(ns.byName) == 0 {
-		delete(b.byNamespace, namespace)
-	}
 }
 
 // churnInterval is the least time between two evaluations of the changed budgets of a namespace.
@@ -236,11 +79,11 @@ func (q *Queue) budgetChanged(namespace, name string, budget *policyv1.PodDisrup
 			return
 		}
 	}
-	if budget != nil && q.budgets.update(budget) {
+	if budget != nil && q.budgets.Update(budget) {
 		q.budgetObserved(budget, q.clock.Now())
 		return
 	}
-	if !q.stepped || budget != nil && !q.budgets.has(namespace, name) {
+	if !q.stepped || budget != nil && q.budgets.Get(namespace, name) == nil {
 		// Pods must not seem to have no budget, or one of two, until the changes of the namespace
 		// are evaluated. A budget that is removed and created again finds its removal pending, so
 		// this happens once for each name.
@@ -273,11 +116,10 @@ func (q *Queue) applyBudgets(now time.Time) {
 }
 
 func (q *Queue) applyBudget(namespace, name string, budget *policyv1.PodDisruptionBudget, now time.Time) {
-	var known *knownBudget
 	if budget == nil {
-		q.budgets.remove(namespace, name)
+		q.budgets.Remove(namespace, name)
 	} else {
-		known = q.budgets.set(budget)
+		q.budgets.Set(budget)
 		q.budgetObserved(budget, now)
 	}
 	for it := range q.inNamespace[namespace] {
@@ -285,7 +127,7 @@ func (q *Queue) applyBudget(namespace, name string, budget *policyv1.PodDisrupti
 			continue
 		}
 		at, was := slices.BinarySearch(it.budgets, name)
-		is := known != nil && q.budgets.selects(known, it.labels)
+		is := q.budgets.Selects(namespace, name, it.labels)
 		switch {
 		case !was && !is:
 			continue

@@ -26,6 +26,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	pdb "haulout.dev/haulout/pkg/drain/budget"
 )
 
 func selects(key, value string) func(*policyv1.PodDisruptionBudget) {
@@ -62,7 +64,7 @@ func manyBudgets(t *testing.T, n int) *world {
 func (w *world) matches() int {
 	w.queue.mu.Lock()
 	defer w.queue.mu.Unlock()
-	return w.queue.budgets.matches
+	return w.queue.budgets.Matched()
 }
 
 func TestChangeOfABudgetMatchesOnlyThePodsItConcerns(t *testing.T) {
@@ -201,18 +203,23 @@ func TestBudgetsOfAPod(t *testing.T) {
 		}, map[string]string{"app": "web", "x": "y"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBudgets()
-			b.set(newBudget("other", 1, selects("app", "other")))
-			b.set(newBudget("web", 1, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector = tc.selector }))
+			b := pdb.NewIndex([]*policyv1.PodDisruptionBudget{
+				newBudget("other", 1, selects("app", "other")),
+				newBudget("web", 1, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector = tc.selector }),
+			})
+			q := &Queue{budgets: b}
 			it := &item{Request: Request{Evacuation: evacuationOf("web-0")}}
-			b.match(it, tc.labels)
-			if got := len(b.of(it)) == 1; got != tc.want {
+			q.matchBudgets(it, tc.labels)
+			if got := len(q.budgetsOf(it)) == 1; got != tc.want {
 				t.Errorf("got %v, want %v", got, tc.want)
 			}
-			b.remove(namespace, "web")
-			b.remove(namespace, "other")
-			if len(b.byNamespace) != 0 {
-				t.Errorf("got %v after the budgets were deleted, want nothing", b.byNamespace)
+			if got := b.Selects(namespace, "web", tc.labels); got != tc.want {
+				t.Errorf("got Selects %v, want %v", got, tc.want)
+			}
+			b.Remove(namespace, "web")
+			b.Remove(namespace, "other")
+			if b.Len() != 0 {
+				t.Errorf("got %d budgets after they were deleted, want none", b.Len())
 			}
 		})
 	}

@@ -358,10 +358,10 @@ func (q *Queue) place(it *item, now time.Time) {
 	if bad := it.read(pod); bad != "" {
 		q.badCost(pod, bad)
 	}
-	q.budgets.match(it, pod.Labels)
+	q.matchBudgets(it, pod.Labels)
 	var matching []*policyv1.PodDisruptionBudget
 	if pdb.Holds(pod) {
-		matching = q.budgets.of(it)
+		matching = q.budgetsOf(it)
 	}
 	if len(matching) > 1 {
 		q.park(it, severalBudgets(matching))

@@ -73,6 +73,9 @@ type State struct {
 	// Blocker is nil while nothing blocks the pod. A pod that merely waits for its turn is not
 	// blocked.
 	Blocker *Blocker
+	// Budget is the only PodDisruptionBudget that selects the pod; its name is empty if none or
+	// several do, or if that is not known yet.
+	Budget types.NamespacedName
 	// Message says in a sentence or two what a pod waits for that is not blocked, or not yet; empty
 	// if there is nothing to say.
 	Message string
@@ -147,7 +150,7 @@ type Queue struct {
 
 	// mu guards everything below.
 	mu      sync.Mutex
-	budgets *budgets
+	budgets *pdb.Index
 	items   map[types.NamespacedName]*item
 	byUID   map[types.UID]*item
 	// sent are the items that were removed after their eviction had been sent. A pod that is asked
@@ -218,7 +221,7 @@ func New(cfg Config) (*Queue, error) {
 		badCost: cfg.BadDeletionCost,
 		evicted: cfg.Evicted, underway: cfg.InFlight,
 		kick:    make(chan struct{}, 1),
-		budgets: newBudgets(),
+		budgets: pdb.NewIndex(nil),
 		items:   map[types.NamespacedName]*item{},
 		byUID:   map[types.UID]*item{},
 		sent:    map[types.UID]*item{},
@@ -367,7 +370,11 @@ func (q *Queue) State(evacuation types.NamespacedName) State {
 	if !known {
 		return State{}
 	}
-	return State{Known: true, FailedEvictions: it.failed, Blocker: it.blocker, Message: it.note}
+	state := State{Known: true, FailedEvictions: it.failed, Blocker: it.blocker, Message: it.note}
+	if len(it.budgets) == 1 {
+		state.Budget = types.NamespacedName{Namespace: evacuation.Namespace, Name: it.budgets[0]}
+	}
+	return state
 }
 
 func (q *Queue) wake() {

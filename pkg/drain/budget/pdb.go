@@ -21,66 +21,14 @@ package budget
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
-
-// Matcher finds the budgets of pods. It caches the parsed selectors, since in a namespace each
-// budget is matched with each pod. It is not safe for concurrent use.
-type Matcher struct {
-	parsed map[types.NamespacedName]parsedSelector
-}
-
-type parsedSelector struct {
-	uid        types.UID
-	generation int64
-	selector   labels.Selector
-}
-
-// NewMatcher returns an empty Matcher.
-func NewMatcher() *Matcher {
-	return &Matcher{parsed: map[types.NamespacedName]parsedSelector{}}
-}
-
-// Matching returns the budgets that select pods with the given labels, sorted by name. The budgets
-// have to be those of the pod's namespace.
-func (m *Matcher) Matching(pod labels.Set, budgets []*policyv1.PodDisruptionBudget) []*policyv1.PodDisruptionBudget {
-	var matching []*policyv1.PodDisruptionBudget
-	for _, budget := range budgets {
-		if m.selector(budget).Matches(pod) {
-			matching = append(matching, budget)
-		}
-	}
-	slices.SortFunc(matching, func(x, y *policyv1.PodDisruptionBudget) int { return strings.Compare(x.Name, y.Name) })
-	return matching
-}
-
-func (m *Matcher) selector(budget *policyv1.PodDisruptionBudget) labels.Selector {
-	name := NameOf(budget)
-	if known, ok := m.parsed[name]; ok && known.uid == budget.UID && known.generation == budget.Generation {
-		return known.selector
-	}
-	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
-	if err != nil {
-		// The Eviction API also ignores a budget with an invalid selector.
-		selector = labels.Nothing()
-	}
-	m.parsed[name] = parsedSelector{budget.UID, budget.Generation, selector}
-	return selector
-}
-
-// Forget drops the cached selector of a budget that has changed or was deleted.
-func (m *Matcher) Forget(budget *policyv1.PodDisruptionBudget) {
-	delete(m.parsed, NameOf(budget))
-}
 
 // NameOf returns the namespace and name of a budget.
 func NameOf(budget *policyv1.PodDisruptionBudget) types.NamespacedName {

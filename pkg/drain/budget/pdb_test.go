@@ -17,6 +17,7 @@ limitations under the License.
 package budget
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -138,9 +139,9 @@ func TestMatching(t *testing.T) {
 			MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like"}},
 		})),
 	}
-	m := NewMatcher()
+	x := NewIndex(budgets)
 	names := func(pod labels.Set) (names []string) {
-		for _, b := range m.Matching(pod, budgets) {
+		for _, b := range x.Matching("shop", pod) {
 			names = append(names, b.Name)
 		}
 		return names
@@ -151,19 +152,48 @@ func TestMatching(t *testing.T) {
 	if got, want := names(nil), []string{"all"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	// Another selector is a new generation, and another budget of the same name has another UID.
-	budgets[1].Generation, budgets[1].Spec.Selector = 2, web
+	newer := budget("all", selecting(&metav1.LabelSelector{}))
+	newer.Generation = 2
+	if !x.Update(newer) || x.Get("shop", "all") != newer {
+		t.Errorf("got the old version after an update that selects the same pods")
+	}
+	other := budget("all", selecting(web))
+	if x.Update(other) {
+		t.Errorf("got an update for a version that selects other pods, want false")
+	}
+	x.Set(other)
 	if got := names(nil); got != nil {
 		t.Errorf("got %q after the change of the selector, want none", got)
 	}
-	budgets[1].UID, budgets[1].Spec.Selector = "another", &metav1.LabelSelector{}
-	if got, want := names(nil), []string{"all"}; !slices.Equal(got, want) {
-		t.Errorf("got %q from the new budget, want %q", got, want)
+	x.Remove("shop", "web")
+	if got, want := names(labels.Set{"app": "web"}), []string{"all"}; !slices.Equal(got, want) {
+		t.Errorf("got %q after the other budget was deleted, want %q", got, want)
 	}
-	budgets[1].Spec.Selector = web
-	m.Forget(budgets[1])
-	if got := names(nil); got != nil {
-		t.Errorf("got %q after it was forgotten, want none", got)
+	for _, b := range budgets {
+		x.Remove("shop", b.Name)
+	}
+	if x.Len() != 0 || len(x.byNamespace) != 0 {
+		t.Errorf("got %d budgets after all were deleted", x.Len())
+	}
+}
+
+// TestLookUpIsCheapAmongManyBudgets: a tenant has 5,000 budgets that share two labels and differ in
+// the third.
+func TestLookUpIsCheapAmongManyBudgets(t *testing.T) {
+	x := NewIndex(nil)
+	app := func(i int) labels.Set {
+		return labels.Set{"a-team": "y", "app": fmt.Sprintf("app-%d", i), "tier": "x"}
+	}
+	for i := range 5000 {
+		x.Set(budget(fmt.Sprintf("app-%d", i), selecting(&metav1.LabelSelector{MatchLabels: app(i)})))
+	}
+	for i := range 100 {
+		if got := x.Matching("shop", app(50*i)); len(got) != 1 || got[0].Name != app(50 * i)["app"] {
+			t.Fatalf("got %d budgets of app-%d, want its own", len(got), 50*i)
+		}
+	}
+	if n := x.Matched(); n > 200 {
+		t.Errorf("got %d selectors matched for 100 pods, want two each at most", n)
 	}
 }
 

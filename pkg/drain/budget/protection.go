@@ -21,45 +21,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 )
-
-// Index finds the budgets of pods of all namespaces, as they were when the Index was made. It is
-// safe for concurrent use; a Matcher is for budgets that change.
-type Index struct {
-	byNamespace map[string][]indexed
-}
-
-type indexed struct {
-	budget   *policyv1.PodDisruptionBudget
-	selector labels.Selector
-}
-
-// NewIndex returns an Index of the budgets. As for the Eviction API, an empty selector selects all
-// pods of the namespace, and a budget without a selector or with an invalid one selects none.
-func NewIndex(budgets []*policyv1.PodDisruptionBudget) *Index {
-	index := &Index{byNamespace: map[string][]indexed{}}
-	for _, budget := range budgets {
-		selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
-		if err != nil {
-			continue
-		}
-		index.byNamespace[budget.Namespace] = append(index.byNamespace[budget.Namespace], indexed{budget, selector})
-	}
-	return index
-}
-
-// Of returns the budgets that select the pod.
-func (x *Index) Of(pod *corev1.Pod) []*policyv1.PodDisruptionBudget {
-	var selecting []*policyv1.PodDisruptionBudget
-	for _, each := range x.byNamespace[pod.Namespace] {
-		if each.selector.Matches(labels.Set(pod.Labels)) {
-			selecting = append(selecting, each.budget)
-		}
-	}
-	return selecting
-}
 
 // UsesUp reports whether the end of a pod that the budget selects uses up one of the disruptions
 // that the budget allows. The end of a pod whose eviction was granted already does not.

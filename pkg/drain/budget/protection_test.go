@@ -39,7 +39,7 @@ func TestIndex(t *testing.T) {
 		pod  metav1.ObjectMeta
 		want string
 	}{
-		"with the label":       {metav1.ObjectMeta{Namespace: "shop", Labels: map[string]string{"app": "web"}}, "web all "},
+		"with the label":       {metav1.ObjectMeta{Namespace: "shop", Labels: map[string]string{"app": "web"}}, "all web "},
 		"without a label":      {metav1.ObjectMeta{Namespace: "shop"}, "all "},
 		"of another namespace": {metav1.ObjectMeta{Namespace: "office", Labels: map[string]string{"app": "web"}}, "elsewhere "},
 		"where no budget is":   {metav1.ObjectMeta{Namespace: "empty", Labels: map[string]string{"app": "web"}}, ""},

@@ -24,8 +24,8 @@ limitations under the License.
 // or another controller has changed since.
 //
 // Kept in memory, and droppable at any time: which Deployments have leaving pods, with this
-// process's last writes to them and when each was reported on (tracked), and which budgets match
-// which pods (matcher).
+// process's last writes to them and when each was reported on (tracked), and the
+// budgets by the labels of their pods (budgets).
 package deployment
 
 import (
@@ -40,7 +40,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
-	policylisters "k8s.io/client-go/listers/policy/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -127,15 +126,14 @@ type Controller struct {
 	replicaSets       cache.Indexer
 	autoscalers       cache.Indexer
 	attachments       cache.Indexer
-	budgetLister      policylisters.PodDisruptionBudgetLister
 	synced            []cache.InformerSynced
 
 	queue *loop.Queue[item]
 	known tracked
 
-	// The workers share matcher.
-	matching sync.Mutex
-	matcher  *pdb.Matcher
+	// matching guards budgets, which the handler of their events keeps.
+	matching sync.RWMutex
+	budgets  *pdb.Index
 }
 
 // New creates a controller and registers its handlers and indexes; the informers must not run yet.
@@ -164,12 +162,12 @@ func New(config Config) (*Controller, error) {
 		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(), deploymentLister: deployments.Lister(),
 		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),
 		replicaSetLister: replicaSets.Lister(), replicaSets: replicaSets.Informer().GetIndexer(),
-		autoscalers: autoscalers.Informer().GetIndexer(), attachments: attachments.GetIndexer(), budgetLister: budgets.Lister(),
+		autoscalers: autoscalers.Informer().GetIndexer(), attachments: attachments.GetIndexer(),
 		queue: loop.NewQueue(loop.Config[item]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, LogAs: item.logAs, Failed: func() { syncErrors.Inc() },
 		}),
 		known:   newTracked(),
-		matcher: pdb.NewMatcher(),
+		budgets: pdb.NewIndex(nil),
 	}
 	if err := controllercache.AddIndex(pods.Informer(), podsByReplicaSet, indexByReplicaSet); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)

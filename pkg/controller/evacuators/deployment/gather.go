@@ -152,10 +152,6 @@ func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAu
 
 // gatherPods fills in the pods of the Deployment with their Evacuations, nodes and budgets.
 func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
-	budgets, err := c.budgetLister.PodDisruptionBudgets(key.Namespace).List(labels.Everything())
-	if err != nil {
-		return err
-	}
 	sets, err := c.replicaSets.ByIndex(replicaSetsByDeployment, key.String())
 	if err != nil {
 		return err
@@ -198,7 +194,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 			}
 			s.pods = append(s.pods, pod{
 				// The Evacuation was read before: after its withdrawal no eviction is sent.
-				Pod: p, evacuation: evacuation, isEvicting: c.inFlight.Has(p.UID), staysUp: staysUp[p.Spec.NodeName], purpose: purpose, budgets: c.budgetsOf(p, budgets),
+				Pod: p, evacuation: evacuation, isEvicting: c.inFlight.Has(p.UID), staysUp: staysUp[p.Spec.NodeName], purpose: purpose, budgets: c.budgetsOf(p),
 			})
 		}
 	}
@@ -225,13 +221,13 @@ func isComplete(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete)
 }
 
-func (c *Controller) budgetsOf(p *corev1.Pod, budgets []*policyv1.PodDisruptionBudget) []*policyv1.PodDisruptionBudget {
+func (c *Controller) budgetsOf(p *corev1.Pod) []*policyv1.PodDisruptionBudget {
 	if !pdb.Holds(p) {
 		return nil
 	}
-	c.matching.Lock()
-	defer c.matching.Unlock()
-	return c.matcher.Matching(labels.Set(p.Labels), budgets)
+	c.matching.RLock()
+	defer c.matching.RUnlock()
+	return c.budgets.Of(p)
 }
 
 // staysUp reports whether no maintenance holds a node. A pod that has no node yet may still get one

@@ -96,7 +96,7 @@ func (c *Controller) watch(h handled) error {
 		controllercache.Handled{Informer: h.autoscalers, Handler: changes(c.autoscalerChanged)},
 		controllercache.Handled{Informer: h.pods, Handler: controllercache.UnpackedPods(changes(c.podChanged))},
 		controllercache.Handled{Informer: h.nodes, Handler: cache.ResourceEventHandlerFuncs{UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) }}},
-		controllercache.Handled{Informer: h.budgets, Handler: changes(c.budgetChanged)},
+		controllercache.Handled{Informer: h.budgets, Handler: controllercache.HandlerOf(c.budgetChanged)},
 	)
 	c.synced = append(c.synced, synced...)
 	return err
@@ -200,9 +200,14 @@ func (c *Controller) autoscalerChanged(a *autoscalingv2.HorizontalPodAutoscaler)
 
 // budgetChanged enqueues the Deployments whose pods the budget selects: they may wait until it
 // allows a disruption.
-func (c *Controller) budgetChanged(budget *policyv1.PodDisruptionBudget) {
+func (c *Controller) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 	c.matching.Lock()
-	c.matcher.Forget(budget)
+	if budget == nil {
+		c.budgets.Remove(old.Namespace, old.Name)
+		budget = old
+	} else if !c.budgets.Update(budget) {
+		c.budgets.Set(budget)
+	}
 	c.matching.Unlock()
 	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
 	if err != nil {

@@ -143,16 +143,15 @@ type Finding struct {
 
 // Check checks pods. It is not safe for concurrent use.
 type Check struct {
-	matcher *pdb.Matcher
-	budgets map[string][]*policyv1.PodDisruptionBudget
+	budgets *pdb.Index
 }
 
 // NewCheck returns a Check with the given budgets, which must include those of the namespaces of
 // all checked pods.
 func NewCheck(budgets []policyv1.PodDisruptionBudget) *Check {
-	c := &Check{matcher: pdb.NewMatcher(), budgets: map[string][]*policyv1.PodDisruptionBudget{}}
+	c := &Check{budgets: pdb.NewIndex(nil)}
 	for i := range budgets {
-		c.budgets[budgets[i].Namespace] = append(c.budgets[budgets[i].Namespace], &budgets[i])
+		c.budgets.Set(&budgets[i])
 	}
 	return c
 }
@@ -188,7 +187,7 @@ func (c *Check) budget(pod Pod) (Finding, *policyv1.PodDisruptionBudget) {
 	if !pod.Held {
 		return Finding{}, nil
 	}
-	matching := c.matcher.Matching(pod.Labels, c.budgets[pod.Namespace])
+	matching := c.budgets.Matching(pod.Namespace, pod.Labels)
 	switch len(matching) {
 	case 0:
 		return Finding{}, nil

@@ -1,0 +1,114 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	policylisters "k8s.io/client-go/listers/policy/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/eviction"
+	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
+)
+
+// queued is a queue of evictions that knows the budget of each Evacuation.
+type queued struct {
+	evictions
+	budgets map[types.NamespacedName]types.NamespacedName
+}
+
+func (q queued) State(evacuation types.NamespacedName) eviction.State {
+	return eviction.State{Known: true, Budget: q.budgets[evacuation]}
+}
+
+type listOf struct {
+	maintenancelisters.NodeMaintenanceLister
+	items []*maintenancev1alpha1.NodeMaintenance
+}
+
+func (l listOf) List(labels.Selector) ([]*maintenancev1alpha1.NodeMaintenance, error) {
+	return l.items, nil
+}
+
+// TestStandoffIsCheapAmongManyBudgets: a tenant has 5,000 budgets, and on three cordoned nodes 30
+// pods that never get ready and 30 pods that wait for budgets. Why the budget of one pod is closed
+// must not cost time for each budget of the namespace.
+func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
+	client := fake.NewClientset()
+	c, _ := newIdleController(t, client, newEvacuation())
+	host := informers.NewSharedInformerFactory(client, 0)
+	budgets := host.Policy().V1().PodDisruptionBudgets().Informer().GetIndexer()
+	pods := host.Core().V1().Pods().Informer().GetIndexer()
+	nodes := host.Core().V1().Nodes()
+	add := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 5000 {
+		b := budgetOf(fmt.Sprintf("app-%d", i))
+		b.Status.ExpectedPods = 40
+		add(budgets.Add(b))
+	}
+	known := queued{budgets: map[types.NamespacedName]types.NamespacedName{}}
+	beta := newMaintenance()
+	for n := range 3 {
+		node := cordoned(fmt.Sprintf("node-%d", n))
+		add(nodes.Informer().GetIndexer().Add(node))
+		beta.Status.NodeStatuses = append(beta.Status.NodeStatuses, maintenancev1alpha1.NodeMaintenanceNodeStatus{
+			NodeRef: maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID},
+		})
+		for p := range 10 {
+			add(pods.Add(podOn(fmt.Sprintf("down-%d-%d", n, p), "app-0", node.Name, corev1.ConditionFalse)))
+			app := fmt.Sprintf("app-%d", 1+10*n+p)
+			waits := podOn(fmt.Sprintf("waits-%d-%d", n, p), app, node.Name, corev1.ConditionTrue)
+			add(pods.Add(waits))
+			e := newEvacuation(withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0))
+			e.Name, e.UID, e.Spec.NodeName = protocol.CanonicalName(waits.Name, waits.UID), waits.UID, node.Name
+			e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: waits.Name, UID: waits.UID}
+			add(c.evacuationIndexer.Add(e))
+			known.budgets[keyOf(e)] = key(app)
+		}
+	}
+	c.budgetLister, c.podLister, c.nodeLister = policylisters.NewPodDisruptionBudgetLister(budgets), controllercache.PodLister(pods), nodes.Lister()
+	c.maintenanceLister, c.evictions = listOf{c.maintenanceLister, []*maintenancev1alpha1.NodeMaintenance{beta}}, known
+	waiting := podOn("web-1", "app-0", "node-0", corev1.ConditionTrue)
+	state := eviction.State{
+		Known: true, Budget: key("app-0"), Blocker: &eviction.Blocker{Reason: maintenancev1alpha1.ReasonPodDisruptionBudget},
+	}
+	now := start
+	if b := c.standoff(waiting, state, now); b == nil || b.Reason != maintenancev1alpha1.ReasonBudgetPodsCordoned {
+		t.Fatalf("got blocker %+v, want %s", b, maintenancev1alpha1.ReasonBudgetPodsCordoned)
+	}
+	allocations := testing.AllocsPerRun(10, func() {
+		now = now.Add(2 * factsFresh)
+		c.standoff(waiting, state, now)
+	})
+	if allocations > 5000 {
+		t.Errorf("got %.0f allocations, want fewer than the namespace has budgets", allocations)
+	}
+}
