@@ -99,14 +99,15 @@ func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (
 	return evacuation, nil
 }
 
-// let removes the finalizers of the instigators whose requests are over and deletes the object.
-// Both writes fail if the object has changed since the decision, so that a new instigator is not
-// overlooked.
+// let removes the finalizers that are to be released and deletes the object. Both writes fail if the
+// object has changed since the decision, so that a new instigator is not overlooked. The deletion
+// does not wait for dependents: their finalizers could keep the object for as long as its owner
+// likes.
 func (c *Controller) let(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation, which release) error {
 	client := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace)
 	kept := slices.DeleteFunc(slices.Clone(evacuation.Finalizers), func(finalizer string) bool {
 		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)
-		return finalizer == maintenancev1alpha1.FinalizerInstigatorNodeMaintenance || isInstigator && which == releaseAll
+		return isInstigator || which == releaseDue
 	})
 	if len(kept) != len(evacuation.Finalizers) {
 		released := evacuation.DeepCopy()
@@ -121,6 +122,7 @@ func (c *Controller) let(ctx context.Context, evacuation *maintenancev1alpha1.Ev
 		return nil
 	}
 	return client.Delete(ctx, evacuation.Name, metav1.DeleteOptions{
-		Preconditions: &metav1.Preconditions{UID: ptr.To(evacuation.UID), ResourceVersion: ptr.To(evacuation.ResourceVersion)},
+		Preconditions:     &metav1.Preconditions{UID: ptr.To(evacuation.UID), ResourceVersion: ptr.To(evacuation.ResourceVersion)},
+		PropagationPolicy: ptr.To(metav1.DeletePropagationBackground),
 	})
 }

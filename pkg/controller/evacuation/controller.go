@@ -22,8 +22,9 @@ limitations under the License.
 //
 // Kept in memory, and droppable at any time: which pods a watch has reported as deleted (departed;
 // without it they are read live), which pods of a namespace are down (down; read again), which
-// Evacuations cannot be written (failures; shown a minute later), when costs may be written next
-// (pace), and the reasons that the gauge of blocked Evacuations counts (blocked).
+// Evacuations are complete (completed), which cannot be written (failures; shown a minute later),
+// when costs may be written next (pace), and the reasons that the gauge of blocked Evacuations
+// counts (blocked).
 package evacuation
 
 import (
@@ -172,6 +173,8 @@ type Controller struct {
 	synced            []cache.InformerSynced
 
 	queue *loop.Queue[types.NamespacedName]
+	// completed has the complete Evacuations and the numbers of pods.
+	completed *completed
 	// lowered has the pods whose deletion cost was lowered and may have to be restored.
 	lowered *loop.Queue[types.NamespacedName]
 	// waiting has the pods that wait with an evacuator and have to get the lowest deletion cost.
@@ -210,10 +213,11 @@ func New(config Config) (*Controller, error) {
 			Name: Name + "-waiting-pods", Backoff: 10 * time.Second, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " waiting pod",
 			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
 		}),
-		failures: failures{all: map[types.NamespacedName]failing{}},
-		down:     downPods{known: map[string]knownDown{}},
-		departed: departed{uids: map[types.UID]struct{}{}},
-		blocked:  blockedTally{reasons: map[types.NamespacedName]string{}},
+		completed: newCompleted(),
+		failures:  failures{all: map[types.NamespacedName]failing{}},
+		down:      downPods{known: map[string]knownDown{}},
+		departed:  departed{uids: map[types.UID]struct{}{}},
+		blocked:   blockedTally{reasons: map[types.NamespacedName]string{}},
 	}
 	owners, err := eviction.NewOwners(config.HostInformers)
 	if err != nil {
@@ -343,6 +347,11 @@ func (c *Controller) reconcile(ctx context.Context, key types.NamespacedName) er
 	}
 	if err != nil {
 		return err
+	}
+	if isComplete(evacuation) {
+		for _, oldest := range c.completed.overflow(key.Namespace) {
+			c.queue.Add(oldest)
+		}
 	}
 	s, err := c.gather(ctx, evacuation)
 	if err != nil {

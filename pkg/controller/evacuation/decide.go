@@ -73,21 +73,23 @@ type situation struct {
 	// standoff explains why the budget allows no disruption, if maintenances are the cause;
 	// otherwise nil.
 	standoff *eviction.Blocker
+	// surplus: the namespace has too many complete Evacuations, and this is one of the oldest.
+	surplus bool
 	// failure is the error with which writes of the Evacuation have failed for a while; "" if they
 	// succeed.
 	failure string
 }
 
-// release is the set of instigator finalizers to remove.
+// release is the set of finalizers to remove.
 type release int
 
 const (
 	// releaseNone: the Evacuation stays.
 	releaseNone release = iota
-	// releaseOurs: our instigator finalizer is removed and the object is deleted.
-	releaseOurs
 	// releaseAll: the finalizers of all instigators are removed and the object is deleted.
 	releaseAll
+	// releaseDue: all finalizers are removed and the object is deleted.
+	releaseDue
 )
 
 // decision is the outcome of one sync.
@@ -132,18 +134,21 @@ func isFinished(pod *corev1.Pod) bool {
 }
 
 // decideRelease releases an Evacuation that is over: immediately if no user needs to see it,
-// otherwise after the TTL.
+// otherwise after the TTL, or before if the namespace has too many. Then it does not wait for
+// finalizers of others any more: a quota of pods does not bound Evacuations that outlive their pods.
 func (d *decision) decideRelease(s situation) {
 	complete := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionComplete)
-	if s.evacuation.DeletionTimestamp != nil || complete.Reason == maintenancev1alpha1.ReasonCancelled {
-		d.release = releaseAll
+	expiry := complete.LastTransitionTime.Add(s.completedTTL)
+	switch {
+	case s.surplus || !s.now.Before(expiry):
+		d.release = releaseDue
 		return
+	case s.evacuation.DeletionTimestamp != nil || complete.Reason == maintenancev1alpha1.ReasonCancelled:
+		if d.release = releaseAll; !hasForeignFinalizer(s.evacuation) {
+			return
+		}
 	}
-	if expiry := complete.LastTransitionTime.Add(s.completedTTL); s.now.Before(expiry) {
-		d.wake = expiry
-	} else {
-		d.release = releaseOurs
-	}
+	d.wake = expiry
 }
 
 func (d *decision) decidePodLeft(s situation) {

@@ -174,7 +174,20 @@ func TestDecideCompletion(t *testing.T) {
 		},
 		"a complete Evacuation is released after the TTL": {
 			evacuation: newEvacuation(active(evict), completed), at: 6 * time.Minute,
-			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseOurs},
+			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseDue},
+		},
+		"a complete Evacuation with a foreign finalizer is released after the TTL": {
+			evacuation: newEvacuation(active(evict), completed, deleting, withFinalizers(foreign)), at: 6 * time.Minute,
+			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseDue},
+		},
+		"a complete Evacuation that is being deleted with a foreign finalizer is released after the TTL": {
+			evacuation: newEvacuation(active(evict), completed, deleting, withFinalizers(theirs, foreign)), at: 2 * time.Minute,
+			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseAll, Wake: 6 * time.Minute},
+		},
+		"a complete Evacuation of a namespace that has too many is released before the TTL": {
+			evacuation: newEvacuation(active(evict), completed), at: 2 * time.Minute,
+			mod:  func(s *situation) { s.surplus = true },
+			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseDue},
 		},
 		"a complete Evacuation is released immediately when it is being deleted": {
 			evacuation: newEvacuation(active(evict), completed, deleting), at: time.Minute,

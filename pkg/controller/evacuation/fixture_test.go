@@ -124,6 +124,9 @@ func (a *fakeAPI) delete(action clienttesting.Action) (bool, runtime.Object, err
 		return true, nil, apierrors.NewConflict(evacuationsResource.GroupResource(), stored.Name,
 			fmt.Errorf("precondition"))
 	}
+	if policy := request.DeleteOptions.PropagationPolicy; policy == nil || *policy != metav1.DeletePropagationBackground {
+		return true, nil, apierrors.NewBadRequest("the deletion would wait for dependents")
+	}
 	a.writes = append(a.writes, "delete")
 	stored.DeletionTimestamp = &metav1.Time{Time: a.clock.Now()}
 	return true, nil, a.store(stored)

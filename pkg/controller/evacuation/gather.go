@@ -43,6 +43,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 	}
 	s.failure = c.failures.of(keyOf(evacuation), s.now)
 	if isComplete(evacuation) {
+		s.surplus = c.completed.isSurplus(keyOf(evacuation))
 		return s, nil
 	}
 	pod, err := c.pod(ctx, evacuation)

@@ -64,6 +64,7 @@ func (c *Controller) evacuationChanged(evacuation *maintenancev1alpha1.Evacuatio
 		reason = blocker.Reason
 	}
 	c.blocked.set(keyOf(evacuation), reason)
+	c.completed.set(evacuation)
 	c.queue.Add(keyOf(evacuation))
 	c.podOfSettled(evacuation)
 }
@@ -77,6 +78,7 @@ func (c *Controller) evacuationGone(obj any) {
 		return
 	}
 	c.departed.forget(evacuation.Spec.PodRef.UID)
+	c.completed.remove(keyOf(evacuation))
 	c.blocked.set(keyOf(evacuation), "")
 	c.queue.Add(keyOf(evacuation))
 	if pod, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name); err == nil {
@@ -93,6 +95,7 @@ func (c *Controller) enqueueFor(pod *corev1.Pod) {
 }
 
 func (c *Controller) podAdded(pod *corev1.Pod) {
+	c.completed.addPods(pod.Namespace, 1)
 	c.enqueueFor(pod)
 	c.podSettled(pod)
 }
@@ -115,6 +118,7 @@ func (c *Controller) podGone(obj any) {
 		// The deletion was inferred from a list and not seen by the watch: the sync asks the API
 		// server.
 		if pod, ok := tombstone.Obj.(*corev1.Pod); ok {
+			c.completed.addPods(pod.Namespace, -1)
 			c.enqueueFor(pod)
 		}
 		return
@@ -123,6 +127,7 @@ func (c *Controller) podGone(obj any) {
 	if !ok {
 		return
 	}
+	c.completed.addPods(pod.Namespace, -1)
 	key := keyOfPod(pod)
 	c.departed.add(pod.UID, func() bool {
 		_, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)

@@ -18,6 +18,7 @@ package evacuation
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,6 +39,14 @@ func foreignHolders(evacuation *maintenancev1alpha1.Evacuation) []string {
 		return nil
 	}
 	return evacuation.Finalizers
+}
+
+// hasForeignFinalizer reports whether an Evacuation has a finalizer that is no instigator's.
+func hasForeignFinalizer(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return slices.ContainsFunc(evacuation.Finalizers, func(finalizer string) bool {
+		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)
+		return !isInstigator
+	})
 }
 
 // isDeadButHeld reports whether an Evacuation is over for its instigators and evacuators and only

@@ -1,0 +1,136 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// TestNoEvacuationOutlivesItsTTL: whatever finalizers an Evacuation has, it is gone when its pod has
+// been gone for the TTL.
+func TestNoEvacuationOutlivesItsTTL(t *testing.T) {
+	for name, finalizers := range map[string][]string{
+		"a foreign finalizer beside an instigator":          {theirs, foreign},
+		"a foreign finalizer beside the maintenance's":      {ours, foreign},
+		"the garbage collector's finalizer for dependents":  {ours, metav1.FinalizerDeleteDependents},
+		"the garbage collector's finalizer without waiting": {theirs, metav1.FinalizerOrphanDependents},
+		"another instigator":                                {theirs},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, 0, newEvacuation(withFinalizers(finalizers...)), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
+				w.host.answer(refuse)
+				w.until("the eviction is active", 0, hasClass(evict))
+				w.must(w.client.Tracker().Delete(podsResource, "shop", podName))
+				w.until("the Evacuation is complete", 0, podDeleted)
+				<-time.After(DefaultCompletedTTL - time.Second)
+				synctest.Wait()
+				if !podDeleted(w.get()) {
+					t.Errorf("got %+v before the end of the TTL, want the complete Evacuation", w.get())
+				}
+				<-time.After(time.Second)
+				synctest.Wait()
+				if e := w.get(); e != nil {
+					t.Errorf("got an Evacuation with the finalizers %v after the TTL, want none", e.Finalizers)
+				}
+			})
+		})
+	}
+}
+
+// TestCompleteEvacuationsOfANamespaceAreBounded: a tenant leaves 250 complete Evacuations behind
+// within the TTL.
+func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
+	for name, tt := range map[string]struct{ pods, want int }{
+		"a namespace without pods":   {0, 100},
+		"a namespace with 20 pods":   {20, 100},
+		"a namespace with 150 pods":  {150, 150},
+		"a namespace with 1000 pods": {1000, 250},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var pods []runtime.Object
+				for i := range tt.pods {
+					pods = append(pods, newPod(func(p *corev1.Pod) {
+						p.Name, p.UID = fmt.Sprintf("other-%d", i), types.UID(fmt.Sprintf("uid-other-%d", i))
+					}))
+				}
+				left := func(i int) *maintenancev1alpha1.Evacuation {
+					return newEvacuation(withFinalizers(theirs, foreign),
+						withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, -time.Duration(i)*100*time.Millisecond),
+						func(e *maintenancev1alpha1.Evacuation) {
+							e.Name, e.UID = fmt.Sprintf("left-%d", i), types.UID(fmt.Sprintf("uid-left-%d", i))
+							e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: e.Name, UID: e.UID}
+						})
+				}
+				w := newWorld(t, 0, left(0), pods...)
+				for i := 1; i < 250; i++ {
+					w.must(w.api.client.Tracker().Add(left(i)))
+					// The fake watch has room for a hundred events.
+					synctest.Wait()
+				}
+				synctest.Wait()
+				list, err := w.api.client.MaintenanceV1alpha1().Evacuations("shop").List(t.Context(), metav1.ListOptions{})
+				w.must(err)
+				if got := len(list.Items); got != tt.want {
+					t.Errorf("got %d Evacuations, want %d", got, tt.want)
+				}
+				for i := range tt.want {
+					if !slices.ContainsFunc(list.Items, func(e maintenancev1alpha1.Evacuation) bool { return e.Name == left(i).Name }) {
+						t.Errorf("got no Evacuation %s, want the newest %d", left(i).Name, tt.want)
+					}
+				}
+				<-time.After(DefaultCompletedTTL)
+				synctest.Wait()
+				list, err = w.api.client.MaintenanceV1alpha1().Evacuations("shop").List(t.Context(), metav1.ListOptions{})
+				w.must(err)
+				if len(list.Items) != 0 {
+					t.Errorf("got %d Evacuations after the TTL, want none", len(list.Items))
+				}
+			})
+		})
+	}
+}
+
+func TestCompletedForgetsNamespaces(t *testing.T) {
+	c := newCompleted()
+	e := newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, 0))
+	c.set(newEvacuation())
+	c.addPods(e.Namespace, 1)
+	c.set(e)
+	c.set(e)
+	if n := len(c.namespaces[e.Namespace].kept); n != 1 {
+		t.Errorf("got %d complete Evacuations, want 1", n)
+	}
+	c.remove(keyOf(e))
+	c.remove(keyOf(e))
+	c.addPods(e.Namespace, -1)
+	if len(c.namespaces) != 0 {
+		t.Errorf("got %v, want no namespace left", c.namespaces)
+	}
+}
