@@ -25,8 +25,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/apimachinery/pkg/labels"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/nodeterms"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -46,12 +47,17 @@ type Selector struct {
 
 type label struct{ key, value string }
 
-// term is one of the terms of a selector, which are ORed.
-type term struct {
-	// named: the term lists nodes by metadata.name or by their hostname label.
-	named   bool
-	matcher *nodeaffinity.NodeSelector
-}
+// Match is how a node matches the terms of a Selector.
+type Match int
+
+const (
+	// NoMatch: no term matches.
+	NoMatch Match = iota
+	// MatchByOthers: a term matches, and none that names the node.
+	MatchByOthers
+	// MatchByName: a term matches that lists nodes by metadata.name or by their hostname label.
+	MatchByName
+)
 
 // New returns a Selector. A nil selector matches no node. newest is status.newestNodeTimestamp:
 // with the policy Ignore, nodes that were created later are ignored unless the selector names them.
@@ -64,9 +70,11 @@ func New(selector *corev1.NodeSelector, newest *metav1.Time, policy v1alpha1.New
 	if selector == nil {
 		return s, nil
 	}
-	for i := range selector.NodeSelectorTerms {
-		if err := s.add(&selector.NodeSelectorTerms[i]); err != nil {
-			return nil, fmt.Errorf("nodeSelectorTerms[%d]: %w", i, err)
+	places, _ := nodeterms.Of(selector)
+	for i := range places {
+		at := places[i].Term
+		if err := s.add(&selector.NodeSelectorTerms[at], &places[i]); err != nil {
+			return nil, fmt.Errorf("nodeSelectorTerms[%d]: %w", at, err)
 		}
 	}
 	return s, nil
@@ -98,8 +106,40 @@ func (s *Selector) Holding(held func(name string) bool) *Selector {
 // Decide reports whether the node is selected, or matches the selector but is ignored because it is
 // new.
 func (s *Selector) Decide(node *corev1.Node) (selected, ignored bool) {
-	matches, isNew := s.decide(node)
-	return matches && !isNew, matches && isNew
+	return s.Judge(node, s.Match(node))
+}
+
+// Match evaluates the terms for a node. It costs much more than Judge, and its result does not
+// depend on which names are held.
+func (s *Selector) Match(node *corev1.Node) Match {
+	if node == nil {
+		return NoMatch
+	}
+	result, isYoung, set := NoMatch, s.isYoung(node), labels.Set(node.Labels)
+	for t := range s.candidates(node) {
+		// For an old node the first match decides; for a new one, a later term may name it.
+		if result != NoMatch && !t.named || !t.matches(node.Name, set) {
+			continue
+		}
+		if t.named {
+			return MatchByName
+		}
+		if result = MatchByOthers; !isYoung {
+			return result
+		}
+	}
+	return result
+}
+
+// Judge is Decide for a node whose Match is known.
+func (s *Selector) Judge(node *corev1.Node, match Match) (selected, ignored bool) {
+	switch {
+	case match == NoMatch:
+		return false, false
+	case match == MatchByName || !s.isYoung(node) || s.held(node.Name):
+		return true, false
+	}
+	return false, true
 }
 
 // Select returns the nodes that match, in their order, and how many are ignored because they are
@@ -120,32 +160,10 @@ func (s *Selector) Select(ctx context.Context, nodes []*corev1.Node) (selected [
 	return selected, ignored, nil
 }
 
-// decide reports whether the node matches the selector, and if so whether it is ignored.
-func (s *Selector) decide(node *corev1.Node) (matches, ignored bool) {
-	if node == nil {
-		return false, false
-	}
-	isNew := s.isNew(node)
-	for t := range s.candidates(node) {
-		// For an old node the first match decides; for a new one, a later term may name it.
-		if matches && !t.named {
-			continue
-		}
-		if !t.matcher.Match(node) {
-			continue
-		}
-		if !isNew || t.named {
-			return true, false
-		}
-		matches = true
-	}
-	return matches, matches
-}
-
-func (s *Selector) isNew(node *corev1.Node) bool {
+// isYoung reports whether the node is new, unless its name is held.
+func (s *Selector) isYoung(node *corev1.Node) bool {
 	// The default is Ignore, even for an object without defaults.
-	return s.policy != v1alpha1.NewNodesPolicyJoin && s.newest != nil &&
-		node.CreationTimestamp.After(s.newest.Time) && !s.held(node.Name)
+	return s.policy != v1alpha1.NewNodesPolicyJoin && s.newest != nil && node.CreationTimestamp.After(s.newest.Time)
 }
 
 // candidates are the terms that may match the node.
@@ -171,57 +189,26 @@ func (s *Selector) candidates(node *corev1.Node) iter.Seq[*term] {
 	}
 }
 
-func (s *Selector) add(source *corev1.NodeSelectorTerm) error {
-	matcher, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{*source}})
+// add adds a term to the index of its place.
+func (s *Selector) add(source *corev1.NodeSelectorTerm, place *nodeterms.Place) error {
+	t, err := newTerm(source)
 	if err != nil {
 		return err
 	}
-	if len(source.MatchExpressions) == 0 && len(source.MatchFields) == 0 {
-		// Such a term matches no node.
-		return nil
-	}
-	t := &term{matcher: matcher, named: lists(source.MatchFields, metav1.ObjectNameField) || lists(source.MatchExpressions, corev1.LabelHostname)}
-	for _, r := range source.MatchFields {
-		if r.Key == metav1.ObjectNameField && r.Operator == corev1.NodeSelectorOpIn {
-			for _, name := range r.Values {
-				s.byName[name] = append(s.byName[name], t)
-			}
-			return nil
+	switch {
+	case len(place.Names) > 0:
+		for _, name := range place.Names {
+			s.byName[name] = append(s.byName[name], t)
 		}
-	}
-	for _, r := range source.MatchExpressions {
-		if r.Operator == corev1.NodeSelectorOpIn {
-			s.addByValue(r, t)
-			return nil
-		}
-	}
-	for _, r := range source.MatchExpressions {
-		switch r.Operator {
-		case corev1.NodeSelectorOpExists, corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
-			s.byKey[r.Key] = append(s.byKey[r.Key], t)
-			return nil
-		}
-	}
-	s.rest = append(s.rest, t)
-	return nil
-}
-
-func (s *Selector) addByValue(r corev1.NodeSelectorRequirement, t *term) {
-	seen := make(map[string]bool, len(r.Values))
-	for _, value := range r.Values {
-		if !seen[value] {
-			seen[value] = true
-			at := label{r.Key, value}
+	case len(place.Values) > 0:
+		for _, value := range place.Values {
+			at := label{place.Key, value}
 			s.byValue[at] = append(s.byValue[at], t)
 		}
+	case place.Key != "":
+		s.byKey[place.Key] = append(s.byKey[place.Key], t)
+	default:
+		s.rest = append(s.rest, t)
 	}
-}
-
-func lists(requirements []corev1.NodeSelectorRequirement, key string) bool {
-	for _, r := range requirements {
-		if r.Key == key && r.Operator == corev1.NodeSelectorOpIn {
-			return true
-		}
-	}
-	return false
+	return nil
 }

@@ -265,3 +265,46 @@ func TestUnreadableSelectorIsAnError(t *testing.T) {
 		t.Error("got no error for an operator that does not exist")
 	}
 }
+
+// TestTermsWithoutAnIndexAreCheap: a stored selector may have more terms that are tried on every
+// node than validation allows today.
+func TestTermsWithoutAnIndexAreCheap(t *testing.T) {
+	labelled := node("n", 0)
+	var same, excluding, missing []corev1.NodeSelectorTerm
+	for i := range 1000 {
+		key := fmt.Sprintf("k%d", i)
+		labelled.Labels[key] = "x"
+		same = append(same, labelTerm(requirement("k0", corev1.NodeSelectorOpDoesNotExist)))
+		missing = append(missing, labelTerm(requirement(key, corev1.NodeSelectorOpDoesNotExist)))
+		excluding = append(excluding, labelTerm(requirement("k0", corev1.NodeSelectorOpNotIn, "x", key)))
+	}
+	for name, tt := range map[string]struct {
+		terms []corev1.NodeSelectorTerm
+		tried int
+	}{
+		"the same term a thousand times": {same, 1},
+		"terms of DoesNotExist":          {missing, 1000},
+		"terms of NotIn":                 {excluding, 1000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := New(selector(tt.terms...), nil, v1alpha1.NewNodesPolicyIgnore)
+			if err != nil {
+				t.Fatal(err)
+			}
+			tried := 0
+			for range s.candidates(labelled) {
+				tried++
+			}
+			if tried != tt.tried {
+				t.Errorf("got %d terms tried, want %d", tried, tt.tried)
+			}
+			// The labels and fields of the node are not built again for each term.
+			if n := testing.AllocsPerRun(10, func() { s.Decide(labelled) }); n > 10 {
+				t.Errorf("got %.0f allocations for a node, want at most 10", n)
+			}
+			if selected, _ := s.Decide(labelled); selected {
+				t.Error("got the node selected")
+			}
+		})
+	}
+}

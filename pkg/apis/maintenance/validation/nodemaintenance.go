@@ -31,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/nodeterms"
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -140,7 +141,18 @@ func validateNodeSelector(selector *corev1.NodeSelector, path *field.Path) field
 			errs = append(errs, validateFieldRequirement(requirement, path.Child("matchFields").Index(j))...)
 		}
 	}
-	return errs
+	return append(errs, validateTriedTerms(selector, path)...)
+}
+
+// validateTriedTerms limits the terms that are tried on every node of the cluster.
+func validateTriedTerms(selector *corev1.NodeSelector, path *field.Path) field.ErrorList {
+	_, tried := nodeterms.Of(selector)
+	if tried <= nodeterms.MaxTried {
+		return nil
+	}
+	err := field.TooMany(path, tried, nodeterms.MaxTried)
+	err.Detail += " terms that are tried on every node; give the others a requirement with the operator In and values of their own"
+	return field.ErrorList{err}
 }
 
 // validateSelectorSize limits the cost of matching the selector with every node.

@@ -204,6 +204,13 @@ func TestSelectorLimits(t *testing.T) {
 		}
 		return s
 	}
+	without := func(n int) *corev1.NodeSelector {
+		s := terms(n)
+		for i := range s.NodeSelectorTerms {
+			s.NodeSelectorTerms[i].MatchExpressions[0].Operator = corev1.NodeSelectorOpDoesNotExist
+		}
+		return s
+	}
 	values := func(n int) *corev1.NodeSelector {
 		in := corev1.NodeSelectorRequirement{Key: "kubernetes.io/hostname", Operator: "In"}
 		for i := range n {
@@ -225,6 +232,15 @@ func TestSelectorLimits(t *testing.T) {
 		"26,000 requirements": {
 			selector: terms(26000), want: []string{path + " FieldValueTooMany"},
 			parts: []string{path, "26000", "1000", "requirements"},
+		},
+		"50 terms that are tried on every node": {selector: without(50)},
+		"1,000 equal terms tried on every node": {selector: &corev1.NodeSelector{NodeSelectorTerms: slices.Repeat(without(1).NodeSelectorTerms, 1000)}},
+		"51 terms that are tried on every node": {
+			selector: without(51), want: []string{path + " FieldValueTooMany"},
+			parts: []string{path, "51", "50", "tried on every node", "operator In"},
+		},
+		"1,000 terms that are tried on every node": {
+			selector: without(1000), want: []string{path + " FieldValueTooMany"}, parts: []string{path, "1000", "50"},
 		},
 		"10,000 values": {selector: values(10000)},
 		"10,001 values": {
@@ -251,6 +267,12 @@ func TestSelectorLimits(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a stored selector with too many terms stays as it is", func(t *testing.T) {
+		old := nodeMaintenance(t, withSelector(without(1000)))
+		expect(t, ValidateNodeMaintenanceUpdate(old.DeepCopy(), old))
+		changed := nodeMaintenance(t, withSelector(without(999)))
+		expect(t, ValidateNodeMaintenanceUpdate(changed, old), path+" FieldValueTooMany")
+	})
 }
 
 func TestValidateNodeMaintenanceDrainPlan(t *testing.T) {

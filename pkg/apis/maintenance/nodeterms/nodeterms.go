@@ -1,0 +1,132 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+// Package nodeterms determines how the terms of a node selector are found for a node, so that
+// validation can limit what a selector costs and the selection of nodes costs no more than that.
+package nodeterms
+
+import (
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// MaxTried is the maximum number of terms of a selector that are tried on every node, because
+	// neither a name nor a label finds them.
+	MaxTried = 50
+	// maxShared is how many terms may be found by the same name or label. A further one is tried on
+	// so many nodes that it counts among those that are tried on every node.
+	maxShared = 10
+)
+
+// Place is how a term is found for a node: by one of its Names, by one of the Values of the label
+// Key or, without Values, by the label Key. A term with none of them is tried on every node.
+type Place struct {
+	// Term is the index of the term.
+	Term   int
+	Names  []string
+	Key    string
+	Values []string
+}
+
+// Of returns the places of the terms that may match a node. It leaves out terms without
+// requirements, which match none, and terms that are equal to one before them. tried is the number
+// of terms that have to be tried on every node, or on almost as many.
+func Of(selector *corev1.NodeSelector) (places []Place, tried int) {
+	if selector == nil {
+		return nil, 0
+	}
+	seen := make(map[string]bool, len(selector.NodeSelectorTerms))
+	found := map[by]int{}
+	for i := range selector.NodeSelectorTerms {
+		term := &selector.NodeSelectorTerms[i]
+		if len(term.MatchExpressions) == 0 && len(term.MatchFields) == 0 {
+			continue
+		}
+		if data, err := term.Marshal(); err == nil {
+			if seen[string(data)] {
+				continue
+			}
+			seen[string(data)] = true
+		}
+		place, shared := best(term, found)
+		place.Term = i
+		for _, each := range place.by() {
+			found[each]++
+		}
+		if len(place.by()) == 0 || shared >= maxShared {
+			tried++
+		}
+		places = append(places, place)
+	}
+	return places, tried
+}
+
+// by is a name of a node, or a label with or without its value, that terms are found by.
+type by struct{ name, key, value string }
+
+func (p *Place) by() []by {
+	var all []by
+	for _, name := range p.Names {
+		all = append(all, by{name: name})
+	}
+	for _, value := range p.Values {
+		all = append(all, by{key: p.Key, value: "=" + value})
+	}
+	if p.Key != "" && len(p.Values) == 0 {
+		all = append(all, by{key: p.Key})
+	}
+	return all
+}
+
+// best returns the place of a term that the fewest other terms share, and how many do. Each
+// requirement of a term has to be met, so that any of them may find it.
+func best(term *corev1.NodeSelectorTerm, found map[by]int) (place Place, shared int) {
+	has := false
+	consider := func(p Place) {
+		most := 0
+		for _, each := range p.by() {
+			most = max(most, found[each])
+		}
+		if !has || most < shared {
+			has, place, shared = true, p, most
+		}
+	}
+	for _, r := range term.MatchFields {
+		if r.Key == metav1.ObjectNameField && r.Operator == corev1.NodeSelectorOpIn {
+			consider(Place{Names: distinct(r.Values)})
+		}
+	}
+	for _, r := range term.MatchExpressions {
+		if r.Operator == corev1.NodeSelectorOpIn {
+			consider(Place{Key: r.Key, Values: distinct(r.Values)})
+		}
+	}
+	for _, r := range term.MatchExpressions {
+		switch r.Operator {
+		case corev1.NodeSelectorOpExists, corev1.NodeSelectorOpGt, corev1.NodeSelectorOpLt:
+			consider(Place{Key: r.Key})
+		}
+	}
+	return place, shared
+}
+
+func distinct(values []string) []string {
+	sorted := slices.Sorted(slices.Values(values))
+	return slices.Compact(sorted)
+}

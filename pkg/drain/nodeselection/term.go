@@ -1,0 +1,94 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeselection
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+)
+
+// term is one of the terms of a selector, which are ORed; its requirements are ANDed. It matches as
+// package nodeaffinity does, which builds the fields of a node again for each term.
+type term struct {
+	// named: the term lists nodes by metadata.name or by their hostname label.
+	named        bool
+	requirements []labels.Requirement
+	names        []nameRequirement
+}
+
+// nameRequirement is a requirement of the field metadata.name, which has one value.
+type nameRequirement struct {
+	name string
+	// not: the node must have another name.
+	not bool
+}
+
+var operators = map[corev1.NodeSelectorOperator]selection.Operator{
+	corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
+	corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
+	corev1.NodeSelectorOpGt: selection.GreaterThan, corev1.NodeSelectorOpLt: selection.LessThan,
+}
+
+// newTerm returns the error of package nodeaffinity for a term that cannot be read.
+func newTerm(source *corev1.NodeSelectorTerm) (*term, error) {
+	if _, err := nodeaffinity.NewNodeSelector(&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{*source}}); err != nil {
+		return nil, err
+	}
+	t := &term{named: lists(source.MatchFields, metav1.ObjectNameField) || lists(source.MatchExpressions, corev1.LabelHostname)}
+	for _, r := range source.MatchExpressions {
+		requirement, err := labels.NewRequirement(r.Key, operators[r.Operator], r.Values)
+		if err != nil {
+			return nil, err
+		}
+		t.requirements = append(t.requirements, *requirement)
+	}
+	for _, r := range source.MatchFields {
+		if r.Key != metav1.ObjectNameField {
+			return nil, fmt.Errorf("field %q cannot select nodes, use %s", r.Key, metav1.ObjectNameField)
+		}
+		t.names = append(t.names, nameRequirement{name: r.Values[0], not: r.Operator == corev1.NodeSelectorOpNotIn})
+	}
+	return t, nil
+}
+
+// matches reports whether a node with the name and the labels meets all requirements.
+func (t *term) matches(name string, set labels.Set) bool {
+	for _, r := range t.names {
+		if (r.name == name) == r.not {
+			return false
+		}
+	}
+	for i := range t.requirements {
+		if !t.requirements[i].Matches(set) {
+			return false
+		}
+	}
+	return true
+}
+
+// lists reports whether a requirement lists values of a key.
+func lists(requirements []corev1.NodeSelectorRequirement, key string) bool {
+	return slices.ContainsFunc(requirements, func(r corev1.NodeSelectorRequirement) bool {
+		return r.Key == key && r.Operator == corev1.NodeSelectorOpIn
+	})
+}
