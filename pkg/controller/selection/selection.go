@@ -47,6 +47,9 @@ const Lingering = 2 * time.Minute
 // it. Maintenances that have given everything back select nothing.
 type Selection struct {
 	clock clock.PassiveClock
+	// match evaluates the terms of a selector for a node. With many terms and nodes it takes long:
+	// it is called without the lock, but for nodes that change at the same time.
+	match func(*nodeselection.Selector, *corev1.Node) nodeselection.Match
 	// subscribers are told of changes; synced are the handlers of this index.
 	subscribers []Subscriber
 	synced      []cache.InformerSynced
@@ -84,26 +87,60 @@ type selected struct {
 
 // SetMaintenance takes in what a maintenance selects, as the handler of its events does.
 func (s *Selection) SetMaintenance(nm *maintenancev1alpha1.NodeMaintenance) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if maintenancev1alpha1.IsDone(nm) {
-		s.remove(nm.Name)
+		s.removeMaintenance(nm.Name)
 		return nil
 	}
-	if s.maintenances[nm.Name].isOf(nm) {
+	nodes, known := s.nodesUnless(nm)
+	if known {
 		return nil
 	}
-	entry, err := s.newSelected(nm)
+	selector, err := nodeselection.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, nm.Spec.NewNodes)
 	if err != nil {
+		err = fmt.Errorf("node selector: %w", err)
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		s.invalid[nm.Name] = err
 		return err
 	}
+	matched := make(map[string]matchedNode, len(nodes))
+	for _, node := range nodes {
+		matched[node.Name] = matchedNode{node, s.match(selector, node)}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	entry := s.newSelected(nm, selector)
 	s.remove(nm.Name)
 	s.maintenances[nm.Name] = entry
 	for _, node := range s.nodes {
-		s.set(nm.Name, entry, node)
+		m, ok := matched[node.Name]
+		if !ok || !m.isSame(node) {
+			m.match = s.match(entry.selector, node)
+		}
+		s.set(nm.Name, entry, node, m.match)
 	}
 	return nil
+}
+
+// nodesUnless returns all nodes, unless the selection has taken in this state of a maintenance.
+func (s *Selection) nodesUnless(nm *maintenancev1alpha1.NodeMaintenance) (nodes []*corev1.Node, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.maintenances[nm.Name].isOf(nm) {
+		return nil, true
+	}
+	return slices.Collect(maps.Values(s.nodes)), false
+}
+
+// matchedNode is how a selector matched a node.
+type matchedNode struct {
+	node  *corev1.Node
+	match nodeselection.Match
+}
+
+// isSame reports whether a selector matches a newer state of the node in the same way.
+func (m *matchedNode) isSame(node *corev1.Node) bool {
+	return m.node == node || m.node.UID == node.UID && maps.Equal(m.node.Labels, node.Labels)
 }
 
 // isOf reports whether an entry was made from this state of a maintenance.
@@ -113,11 +150,7 @@ func (e *selected) isOf(nm *maintenancev1alpha1.NodeMaintenance) bool {
 }
 
 // newSelected returns the entry of a maintenance, which selects no node yet.
-func (s *Selection) newSelected(nm *maintenancev1alpha1.NodeMaintenance) (*selected, error) {
-	selector, err := nodeselection.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, nm.Spec.NewNodes)
-	if err != nil {
-		return nil, fmt.Errorf("node selector: %w", err)
-	}
+func (s *Selection) newSelected(nm *maintenancev1alpha1.NodeMaintenance, selector *nodeselection.Selector) *selected {
 	entry := &selected{
 		uid:        nm.UID,
 		generation: nm.Generation,
@@ -138,18 +171,37 @@ func (s *Selection) newSelected(nm *maintenancev1alpha1.NodeMaintenance) (*selec
 		}
 	}
 	if old := s.maintenances[nm.Name]; old != nil && old.uid == nm.UID {
-		entry.held = entry.held.Union(old.held)
-		if equality.Semantic.DeepEqual(old.source, nm.Spec.NodeSelector) {
-			// The labels of nodes may have stopped matching, and these linger; the selector was not
-			// changed to release them.
-			maps.Copy(entry.leaving, old.leaving)
-			for name := range old.nodes {
-				entry.inherited[name] = s.nodes[name].UID
-			}
-		}
+		entry.inherit(old, s.nodes, equality.Semantic.DeepEqual(old.source, nm.Spec.NodeSelector))
 	}
 	entry.selector = selector.Holding(entry.held.Has)
-	return entry, nil
+	return entry
+}
+
+// inherit takes over what the previous entry of a maintenance has selected. Without a line that
+// entry has selected all nodes that match. When the line is drawn, nodes that joined after the
+// newest node was read are new to the maintenance, unless its status has them.
+func (e *selected) inherit(old *selected, nodes map[string]*corev1.Node, sameSelector bool) {
+	listed, drawn := e.held.Clone(), old.newest == nil && e.newest != nil
+	isTooNew := func(name string) bool {
+		node := nodes[name]
+		return drawn && node != nil && node.CreationTimestamp.After(e.newest.Time) && !listed.Has(name)
+	}
+	for name := range old.held {
+		if !isTooNew(name) {
+			e.held.Insert(name)
+		}
+	}
+	if !sameSelector {
+		return
+	}
+	// The labels of nodes may have stopped matching, and these linger; the selector was not changed
+	// to release them.
+	maps.Copy(e.leaving, old.leaving)
+	for name := range old.nodes {
+		if !isTooNew(name) {
+			e.inherited[name] = nodes[name].UID
+		}
+	}
 }
 
 // Shows reports whether the selection has taken in this state of a maintenance. Until then its
@@ -183,6 +235,10 @@ func (s *Selection) remove(name string) {
 // SetNode takes in a node, as the handler of its events does. It returns the maintenances that
 // selected or ignored it before or do so now, and those for which it lingers from now on.
 func (s *Selection) SetNode(node *corev1.Node) (touched, leaving []string) {
+	matched := map[*nodeselection.Selector]nodeselection.Match{}
+	for _, selector := range s.selectors() {
+		matched[selector] = s.match(selector, node)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.byNode[node.Name].Clone()
@@ -191,8 +247,12 @@ func (s *Selection) SetNode(node *corev1.Node) (touched, leaving []string) {
 	}
 	s.nodes[node.Name] = node
 	for name, entry := range s.maintenances {
+		match, known := matched[entry.selector]
+		if !known {
+			match = s.match(entry.selector, node)
+		}
 		wasIgnored := entry.ignored.Has(node.Name)
-		if s.set(name, entry, node) {
+		if s.set(name, entry, node, match) {
 			leaving = append(leaving, name)
 		}
 		if entry.ignored.Has(node.Name) != wasIgnored {
@@ -202,6 +262,17 @@ func (s *Selection) SetNode(node *corev1.Node) (touched, leaving []string) {
 	}
 	slices.Sort(leaving)
 	return sets.List(before.Union(s.byNode[node.Name])), leaving
+}
+
+// selectors returns the selectors of all maintenances.
+func (s *Selection) selectors() []*nodeselection.Selector {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]*nodeselection.Selector, 0, len(s.maintenances))
+	for _, entry := range s.maintenances {
+		all = append(all, entry.selector)
+	}
+	return all
 }
 
 // refreshNode takes in a newer state of a node in which nothing has changed that decides who
@@ -240,9 +311,9 @@ func (s *Selection) removeNode(name string) []string {
 	return sets.List(touched)
 }
 
-// set takes in whether a selector matches a node, and reports whether the node lingers from now on.
-func (s *Selection) set(name string, entry *selected, node *corev1.Node) (lingers bool) {
-	selects, ignores := entry.selector.Decide(node)
+// set takes in how a selector matches a node, and reports whether the node lingers from now on.
+func (s *Selection) set(name string, entry *selected, node *corev1.Node, match nodeselection.Match) (lingers bool) {
+	selects, ignores := entry.selector.Judge(node, match)
 	if ignores {
 		entry.ignored.Insert(node.Name)
 	} else {

@@ -29,6 +29,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/nodeselection"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
@@ -72,6 +73,7 @@ func New(nodes, maintenances cache.SharedIndexInformer, clock clock.PassiveClock
 func newSelection(clock clock.PassiveClock) *Selection {
 	return &Selection{
 		clock:        clock,
+		match:        (*nodeselection.Selector).Match,
 		nodes:        map[string]*corev1.Node{},
 		maintenances: map[string]*selected{},
 		byNode:       map[string]sets.Set[string]{},
