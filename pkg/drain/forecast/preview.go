@@ -190,7 +190,7 @@ func isUnreachable(n *corev1.Node) bool {
 // plan runs the planner for the pods that are asked to leave now or, for a maintenance that does
 // not drain yet, as soon as it does and all its nodes are cordoned.
 func (d *decision) plan() error {
-	var world drainplan.World
+	world := drainplan.World{Subject: d.subject}
 	added := sets.New[string]()
 	members := append([]Member{d.Subject}, d.Draining...)
 	for i := range members {

@@ -66,8 +66,8 @@ type answer struct {
 	reached reach
 	targets Targets
 	// remarks are what there is to say to each member about a node on which pods have to leave; nil
-	// until they are asked for.
-	remarks []remark
+	// until it is asked for.
+	remarks []*remark
 }
 
 // group returns the one of the given maintenances and of keys that no plan names.

@@ -58,12 +58,13 @@ type remark struct {
 	fastForwardedBy string
 }
 
-// describe fills in the messages, and who was fast-forwarded.
-func (c *component) describe(result *Result) {
+// describe fills in the messages of the subject, and who was fast-forwarded; an empty subject means
+// all maintenances.
+func (c *component) describe(result *Result, subject string) {
 	for _, m := range c.maintenances {
-		m.takeStock()
-	}
-	for _, m := range c.maintenances {
+		if subject != "" && m.name != subject {
+			continue
+		}
 		waiting := MessageDrained
 		if !m.finished() || m.held() {
 			waiting = m.waiting()
@@ -116,8 +117,12 @@ func (r *Result) fastForward(maintenance, node, by string) {
 	r.FastForwarded[maintenance][node] = by
 }
 
-// takeStock finds out what the maintenance waits for.
+// takeStock finds out what the maintenance waits for, once.
 func (m *progress) takeStock() {
+	if m.stocked {
+		return
+	}
+	m.stocked = true
 	for _, h := range m.holds {
 		moves := h.node.moving && h.first <= m.frontier && !m.finished() && h.node.movesFor(h)
 		if moves || h.uncordoned {
@@ -139,6 +144,7 @@ func (m *progress) waiting() string {
 	seen := map[*progress]bool{}
 	for at := m; at != nil && !seen[at]; at = at.limiter {
 		seen[at] = true
+		at.takeStock()
 		if at.waits.count == 0 {
 			continue
 		}
@@ -154,19 +160,24 @@ func (m *progress) waiting() string {
 func (h *hold) remark() *remark {
 	g, a := h.node.group, h.node.answer
 	if a.remarks == nil {
-		a.remarks = make([]remark, len(g.members))
-		for i := range a.remarks {
-			r := remark{message: MessageEvacuating, limiter: g.limiterOf(i, a.reached), fastForwardedBy: g.fastForwardedBy(i, a.reached)}
-			switch {
-			case r.fastForwardedBy != "":
-				r.message = withName("Evacuating (fast-forwarded by older ", r.fastForwardedBy, ")")
-			case r.limiter != nil:
-				r.message = withName("Evacuating (limited by ", r.limiter.name, ")")
-			}
-			a.remarks[i] = r
-		}
+		a.remarks = make([]*remark, len(g.members))
 	}
-	return &a.remarks[h.index]
+	if a.remarks[h.index] == nil {
+		a.remarks[h.index] = g.remark(h.index, a.reached)
+	}
+	return a.remarks[h.index]
+}
+
+// remark returns the message to a member about nodes that have reached the given targets.
+func (g *group) remark(member int, reached reach) *remark {
+	r := &remark{message: MessageEvacuating, limiter: g.limiterOf(member, reached), fastForwardedBy: g.fastForwardedBy(member, reached)}
+	switch {
+	case r.fastForwardedBy != "":
+		r.message = withName("Evacuating (fast-forwarded by older ", r.fastForwardedBy, ")")
+	case r.limiter != nil:
+		r.message = withName("Evacuating (limited by ", r.limiter.name, ")")
+	}
+	return r
 }
 
 // limiterOf returns the maintenance at the earliest entry, if it keeps the reached targets below

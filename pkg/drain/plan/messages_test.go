@@ -17,6 +17,7 @@ limitations under the License.
 package plan
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -63,6 +64,38 @@ func TestNotAuthorizedMessage(t *testing.T) {
 		if got := NotAuthorizedMessage(user); len(got) > MaxMessageBytes ||
 			!strings.HasSuffix(got, "may not delete this node.") {
 			t.Errorf("got %d bytes: %s", len(got), got)
+		}
+	}
+}
+
+// TestRemarksForTheSubjectOnly counts what is worked out about pairs of maintenances of a node.
+func TestRemarksForTheSubjectOnly(t *testing.T) {
+	for _, n := range []int{50, 100, 200, 400} {
+		world := World{Nodes: []*Node{node("one", pod(typeDefault, 0))}}
+		for i := range n {
+			world.Maintenances = append(world.Maintenances, maintenance(fmt.Sprintf("m-%03d", i), i, defaultPlan(), "one"))
+		}
+		world.Subject = "m-007"
+		p := &planning{nodes: map[string]*nodeState{}, groups: map[string]*group{}}
+		result, err := p.plan(world)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(result.Messages) != 1 || result.Messages["m-007"]["one"] != MessageEvacuating {
+			t.Errorf("got messages %v, want that of the subject", result.Messages)
+		}
+		remarks := 0
+		for _, g := range p.groups {
+			for _, a := range g.answers {
+				for _, r := range a.remarks {
+					if r != nil {
+						remarks++
+					}
+				}
+			}
+		}
+		if remarks != 1 {
+			t.Errorf("of %d maintenances: got %d remarks, want that of the subject", n, remarks)
 		}
 	}
 }

@@ -41,6 +41,10 @@ type planning struct {
 // maintenance that names a node which the world does not have.
 func Plan(world World) (Result, error) {
 	p := &planning{nodes: make(map[string]*nodeState, len(world.Nodes)), groups: map[string]*group{}}
+	return p.plan(world)
+}
+
+func (p *planning) plan(world World) (Result, error) {
 	if err := p.addNodes(world.Nodes); err != nil {
 		return Result{}, err
 	}
@@ -68,7 +72,7 @@ func Plan(world World) (Result, error) {
 			result.Overrides = append(result.Overrides, *decided)
 		}
 		c.publish(&result)
-		c.describe(&result)
+		c.describe(&result, world.Subject)
 	}
 	return result, nil
 }

@@ -93,6 +93,28 @@ func shuffle(r *rand.Rand, w World) World {
 	return s
 }
 
+// checkSubject checks that a plan for one maintenance has the same messages for it as the plan for
+// all of them.
+func (sim *simulation) checkSubject(w World, result Result) *violation {
+	for _, m := range w.Maintenances {
+		w.Subject = m.Name
+		alone, err := sim.planner(w)
+		if err != nil {
+			return violated("no error", "%v", err)
+		}
+		want := result
+		want.Messages = map[string]map[string]string{m.Name: result.Messages[m.Name]}
+		want.FastForwarded = map[string]map[string]string{}
+		if of, ok := result.FastForwarded[m.Name]; ok {
+			want.FastForwarded[m.Name] = of
+		}
+		if difference := differ(alone, want); difference != "" {
+			return violated("subject", "the plan for %s alone: different %s", m.Name, difference)
+		}
+	}
+	return nil
+}
+
 // componentsOf groups the maintenances that share nodes, without the code of the planner.
 func componentsOf(w World) [][]Maintenance {
 	var out [][]Maintenance

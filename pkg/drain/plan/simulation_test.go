@@ -301,7 +301,7 @@ func (sim *simulation) plan() (Result, *violation) {
 	}
 	for _, check := range []func(World, Result) *violation{
 		sim.checkIndependence, sim.checkMinimality, sim.checkForm, sim.checkNoBacktracking, sim.checkOrder,
-		sim.checkProgress, sim.checkMessages,
+		sim.checkProgress, sim.checkMessages, sim.checkSubject,
 	} {
 		if v := check(w, result); v != nil {
 			return Result{}, v

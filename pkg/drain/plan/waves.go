@@ -68,6 +68,8 @@ type progress struct {
 	// own is, for each key, what the plan asks for up to the frontier.
 	own       reach
 	component *component
+	// stocked reports that waits, stuck and limiter are worked out.
+	stocked bool
 	// waits are the nodes that the maintenance waits for: those not cordoned and those with live
 	// pods that are leaving. stuck are those with live pods at the frontier.
 	waits, stuck nodeList

@@ -31,6 +31,10 @@ type World struct {
 	Maintenances []Maintenance
 	// Nodes are at least the nodes of the maintenances, each once.
 	Nodes []*Node
+	// Subject is the name of the maintenance that Messages and FastForwarded of the result are for;
+	// empty means all. What a message says depends on all maintenances of a node, so the messages
+	// of all of them cost the square of their number.
+	Subject string
 }
 
 // Maintenance is the planning input about one maintenance.
