@@ -35,6 +35,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
@@ -175,12 +176,13 @@ func TestPodThatAWebhookDeniesHoldsUpNoOther(t *testing.T) {
 	drained(t, nm.Name)
 }
 
-// TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod has another client add a finalizer to an
-// Evacuation and delete it. No other Evacuation of the pod can be made then, and still the pod is
-// evicted within its budget and the next wave follows.
+// TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod has another client try to add a finalizer to
+// an Evacuation, which is refused, and delete it in the foreground, while an object that depends on
+// it cannot be deleted: the garbage collector's finalizer stays. No other Evacuation of the pod can
+// be made then, and still the pod is evicted within its budget and the next wave follows.
 func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 	t.Parallel()
-	const foreign = "e2e.haulout.dev/foreign"
+	const foreign, collectors = "e2e.haulout.dev/foreign", metav1.FinalizerDeleteDependents
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	pod := cluster.PodOn(t, namespace, "web", pool, nodes[0])
@@ -197,22 +199,33 @@ func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 		return err
 	}
 	if err := patch(t.Context(), types.JSONPatchType,
-		fmt.Sprintf(`[{"op":"add","path":"/metadata/finalizers/-","value":%q}]`, foreign)); err != nil {
+		fmt.Sprintf(`[{"op":"add","path":"/metadata/finalizers/-","value":%q}]`, foreign)); !apierrors.IsInvalid(err) {
+		t.Fatalf("got %v, want a foreign finalizer to be refused", err)
+	}
+	dependent := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Name: "dependent", Finalizers: []string{foreign}, OwnerReferences: []metav1.OwnerReference{{
+			APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "Evacuation", Name: e.Name, UID: e.UID,
+			BlockOwnerDeletion: ptr.To(true),
+		}},
+	}}
+	if _, err := cluster.As(t).Kube.CoreV1().ConfigMaps(namespace).Create(t.Context(), dependent, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		merge(t, namespace, "configmap", dependent.Name, `{"metadata":{"finalizers":null}}`)
 		err := patch(context.Background(), types.MergePatchType, `{"metadata":{"finalizers":null}}`)
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
 		}
 	})
-	if err := evacuations.Delete(t.Context(), e.Name, metav1.DeleteOptions{}); err != nil {
+	if err := evacuations.Delete(t.Context(), e.Name,
+		metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)}); err != nil {
 		t.Fatal(err)
 	}
 	evacuationFor(t, pod, "has no other finalizer left", func(e *v1alpha1.Evacuation) bool {
-		return e.DeletionTimestamp != nil && slices.Equal(e.Finalizers, []string{foreign})
+		return e.DeletionTimestamp != nil && slices.Equal(e.Finalizers, []string{collectors})
 	})
-	blocked(t, e, v1alpha1.ReasonEvacuationHeld, foreign)
+	blocked(t, e, v1alpha1.ReasonEvacuationHeld, collectors)
 	progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
 	merge(t, namespace, "pdb", "web", `{"spec":{"maxUnavailable":1}}`)
 	drained(t, nm.Name)

@@ -182,16 +182,16 @@ func TestAdmitCopiesLabelsUpToALimit(t *testing.T) {
 		want int
 		warn string
 	}{
-		"as many labels as fit": {pod: withLabels(256, 58), want: 256},
+		"as many labels as fit": {pod: withLabels(223, 58), want: 223},
 		"one label more than fits": {
-			pod: withLabels(257, 58), want: 256,
-			warn: `pod labels from "k00256" on are not copied (1 of 257): ` +
-				`an Evacuation copies at most 16384 bytes of labels`,
+			pod: withLabels(224, 58), want: 223,
+			warn: `pod labels from "k00223" on are not copied (1 of 224): ` +
+				`an Evacuation has at most 16384 bytes of metadata`,
 		},
 		"22,000 labels": {
-			pod: withLabels(22000, 1), want: 2340,
-			warn: `pod labels from "k02340" on are not copied (19660 of 22000): ` +
-				`an Evacuation copies at most 16384 bytes of labels`,
+			pod: withLabels(22000, 1), want: 1019,
+			warn: `pod labels from "k01019" on are not copied (20981 of 22000): ` +
+				`an Evacuation has at most 16384 bytes of metadata`,
 		},
 		"a pod without labels": {pod: withLabels(0, 0), want: 0},
 	}

@@ -42,16 +42,19 @@ const (
 	maxOwnershipBytes = 4 << 10
 )
 
-// copyLabels copies the labels of the pod to a new Evacuation, sorted by key, up to a limit: the
-// size limit of Evacuations must never refuse one for a pod that has many labels. It returns the
-// copied keys.
+// copyLabels copies the labels of the pod to a new Evacuation, sorted by key, as far as the limit
+// leaves room: the size limit of Evacuations must never refuse one for a pod that has many labels.
+// It returns the copied keys.
 func copyLabels(ctx context.Context, evacuation *maintenance.Evacuation, pod *corev1.Pod) []string {
-	room := size.MaxCopiedLabelBytes
+	room := size.MaxEvacuationMetadataBytes - size.EvacuationMetadataBytes(&evacuation.ObjectMeta)
 	keys := slices.Sorted(maps.Keys(pod.Labels))
 	for i, key := range keys {
-		if room -= len(key) + len(pod.Labels[key]); room < 0 {
-			warning.AddWarning(ctx, "", fmt.Sprintf("pod labels from %q on are not copied (%d of %d): an Evacuation copies at most %d bytes of labels",
-				key, len(keys)-i, len(keys), size.MaxCopiedLabelBytes))
+		if value, there := evacuation.Labels[key]; there && value == pod.Labels[key] {
+			continue
+		}
+		if room -= size.LabelBytes(key, pod.Labels[key]); room < 0 {
+			warning.AddWarning(ctx, "", fmt.Sprintf("pod labels from %q on are not copied (%d of %d): an Evacuation has at most %d bytes of metadata",
+				key, len(keys)-i, len(keys), size.MaxEvacuationMetadataBytes))
 			return keys[:i]
 		}
 		metav1.SetMetaDataLabel(&evacuation.ObjectMeta, key, pod.Labels[key])

@@ -20,7 +20,9 @@ package size
 
 import (
 	"fmt"
+	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -36,16 +38,13 @@ const (
 	// MaxStatusBytes is the limit for what StatusBytes estimates. Together with MaxBytes it is
 	// etcd's default limit for one write: 1.5 MiB.
 	MaxStatusBytes = 1 << 20
-	// MaxEvacuationMetadataBytes is the limit for the labels and annotations of an Evacuation
-	// together, in bytes of their keys and values. Namespace administrators write Evacuations, and
-	// the server keeps every version of one in memory for more than a minute.
-	MaxEvacuationMetadataBytes = 32 << 10
-	// MaxCopiedLabelBytes is the limit for the labels that an Evacuation copies from its pod, in
-	// bytes of their keys and values.
-	MaxCopiedLabelBytes = 16 << 10
-
+	// MaxEvacuationMetadataBytes is the limit for the labels, annotations, ownerReferences and
+	// finalizers of an Evacuation together, in bytes of protobuf, of which many short labels take
+	// more than their keys and values. Namespace administrators write Evacuations, and the server
+	// keeps every version of one in memory for more than a minute.
+	MaxEvacuationMetadataBytes = 16 << 10
 	// MaxEvacuationBytes is the limit for metadata and spec of an Evacuation together, in bytes of
-	// protobuf: it bounds what finalizers and ownerReferences add to its labels and annotations.
+	// protobuf: it bounds what the field managers and the evacuators add.
 	MaxEvacuationBytes = 64 << 10
 
 	// nodeBytes is the size of a node in a stored status without its targets and its message, for a
@@ -53,7 +52,13 @@ const (
 	nodeBytes = 128
 	// entryBytes is what protobuf adds to a target in a list.
 	entryBytes = 4
+	// labelBytes is the most that protobuf adds to the key and the value of a label: a tag and a
+	// length of up to two bytes for each of them and for both.
+	labelBytes = 9
 )
+
+// emptyMetadataBytes is the size of metadata without content.
+var emptyMetadataBytes = (&metav1.ObjectMeta{}).Size()
 
 // StatusBytes estimates the stored size of the status of a maintenance once that many nodes have
 // reached all targets of the plan. Each node then has one target for each pod type and selector of
@@ -70,17 +75,19 @@ func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 	return perNode * nodes
 }
 
-// LabelBytes is the size of labels or annotations: the bytes of their keys and values.
-func LabelBytes(labels map[string]string) int {
-	n := 0
-	for key, value := range labels {
-		n += len(key) + len(value)
+// EvacuationMetadataBytes is the size of what MaxEvacuationMetadataBytes limits.
+func EvacuationMetadataBytes(meta *metav1.ObjectMeta) int {
+	limited := metav1.ObjectMeta{
+		Labels: meta.Labels, Annotations: meta.Annotations, OwnerReferences: meta.OwnerReferences, Finalizers: meta.Finalizers,
 	}
-	return n
+	return limited.Size() - emptyMetadataBytes
 }
 
+// LabelBytes is how much a label adds to that size, or a little more.
+func LabelBytes(key, value string) int { return len(key) + len(value) + labelBytes }
+
 // Validate returns an error if the metadata and the spec of an internal object are too large
-// together, or the labels and annotations of an Evacuation.
+// together, or what an Evacuation has in its metadata.
 func Validate(scheme *runtime.Scheme, obj runtime.Object) field.ErrorList {
 	versioned, err := scheme.ConvertToVersion(obj, v1alpha1.SchemeGroupVersion)
 	if err != nil {
@@ -112,16 +119,24 @@ func Validate(scheme *runtime.Scheme, obj runtime.Object) field.ErrorList {
 		fmt.Sprintf("too large: metadata takes %d KiB and spec %d KiB, at most %d KiB are allowed together", metadata>>10, spec>>10, limit>>10))}
 }
 
+// ValidateGrowth is Validate for an update: an object from an older version that is too large may
+// be changed as long as that does not make it larger.
+func ValidateGrowth(scheme *runtime.Scheme, evacuation, old *maintenance.Evacuation) field.ErrorList {
+	errs := Validate(scheme, evacuation)
+	if EvacuationMetadataBytes(&evacuation.ObjectMeta) > EvacuationMetadataBytes(&old.ObjectMeta) {
+		return errs
+	}
+	return slices.DeleteFunc(errs, func(err *field.Error) bool { return err.Field == metadataPath.String() })
+}
+
+var metadataPath = field.NewPath("metadata")
+
 func validateEvacuation(evacuation *maintenance.Evacuation) field.ErrorList {
-	labels, annotations := LabelBytes(evacuation.Labels), LabelBytes(evacuation.Annotations)
-	if labels+annotations <= MaxEvacuationMetadataBytes {
+	size := EvacuationMetadataBytes(&evacuation.ObjectMeta)
+	if size <= MaxEvacuationMetadataBytes {
 		return nil
 	}
-	larger := "labels"
-	if annotations > labels {
-		larger = "annotations"
-	}
-	return field.ErrorList{field.Forbidden(field.NewPath("metadata", larger),
-		fmt.Sprintf("too large: labels take %d bytes and annotations %d bytes, at most %d bytes are allowed together",
-			labels, annotations, MaxEvacuationMetadataBytes))}
+	return field.ErrorList{field.Forbidden(metadataPath,
+		fmt.Sprintf("too large: labels, annotations, ownerReferences and finalizers take %d bytes, at most %d bytes are allowed together",
+			size, MaxEvacuationMetadataBytes))}
 }

@@ -49,14 +49,14 @@ func TestValidate(t *testing.T) {
 			},
 		}
 	}
+	// A label or annotation takes nine bytes more than its value here.
 	large := &maintenance.Evacuation{}
 	large.Labels = map[string]string{"a": strings.Repeat("x", MaxEvacuationMetadataBytes)}
-	annotated := &maintenance.Evacuation{}
-	annotated.Labels = map[string]string{"a": "x"}
-	annotated.Annotations = map[string]string{"a": strings.Repeat("x", MaxEvacuationMetadataBytes-2)}
 	fits := &maintenance.Evacuation{}
-	fits.Labels = map[string]string{"a": strings.Repeat("x", MaxCopiedLabelBytes-1)}
-	fits.Annotations = map[string]string{"a": strings.Repeat("x", MaxEvacuationMetadataBytes-MaxCopiedLabelBytes-1)}
+	fits.Labels = map[string]string{"a": strings.Repeat("x", 8<<10)}
+	fits.Annotations = map[string]string{"a": strings.Repeat("x", 8<<10-18)}
+	annotated := fits.DeepCopy()
+	annotated.Annotations["a"] += "x"
 	manyLabels := &maintenance.Evacuation{}
 	manyLabels.Labels = map[string]string{}
 	for i := range 22000 {
@@ -84,11 +84,11 @@ func TestValidate(t *testing.T) {
 		"a status does not count":                                      {obj: full},
 		"a selector beyond the limit is the spec's fault":              {obj: naming(20000), path: "spec"},
 		"metadata beyond the limit is the metadata's fault":            {obj: annotatedMaintenance, path: "metadata"},
-		"an Evacuation may have 32 KiB of labels and annotations":      {obj: fits},
-		"labels of an Evacuation beyond 32 KiB are refused":            {obj: large, path: "metadata.labels"},
-		"a byte more of annotations than is left by labels is refused": {obj: annotated, path: "metadata.annotations"},
+		"an Evacuation may have 16 KiB of labels and annotations":      {obj: fits},
+		"labels of an Evacuation beyond 16 KiB are refused":            {obj: large, path: "metadata"},
+		"a byte more of annotations than is left by labels is refused": {obj: annotated, path: "metadata"},
 		"a thousand owners of an Evacuation are refused":               {obj: owned, path: "metadata"},
-		"22,000 labels on an Evacuation are refused":                   {obj: manyLabels, path: "metadata.labels"},
+		"22,000 labels on an Evacuation are refused":                   {obj: manyLabels, path: "metadata"},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -100,6 +100,46 @@ func TestValidate(t *testing.T) {
 				t.Errorf("got %v, want one short error at %q", errs, c.path)
 			}
 		})
+	}
+}
+
+func TestValidateGrowth(t *testing.T) {
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	labelled := func(bytes int) *maintenance.Evacuation {
+		e := &maintenance.Evacuation{}
+		e.Labels = map[string]string{"a": strings.Repeat("x", bytes)}
+		return e
+	}
+	for name, test := range map[string]struct {
+		old, now int
+		refused  bool
+	}{
+		"a small one grows":                {10, 20, false},
+		"a small one becomes too large":    {10, 20 << 10, true},
+		"one that was too large grows":     {20 << 10, 21 << 10, true},
+		"one that was too large stays":     {20 << 10, 20 << 10, false},
+		"one that was too large shrinks":   {20 << 10, 19 << 10, false},
+		"one that was too large fits then": {20 << 10, 10, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if errs := ValidateGrowth(scheme, labelled(test.now), labelled(test.old)); (len(errs) > 0) != test.refused {
+				t.Errorf("got %v, want refused %t", errs, test.refused)
+			}
+		})
+	}
+}
+
+// TestLabelBytes has labels of all lengths that protobuf writes differently.
+func TestLabelBytes(t *testing.T) {
+	for _, key := range []int{1, 127, 128, 317} {
+		for _, value := range []int{0, 1, 63, 127, 128} {
+			k, v := strings.Repeat("k", key), strings.Repeat("v", value)
+			one := EvacuationMetadataBytes(&metav1.ObjectMeta{Labels: map[string]string{k: v}})
+			if estimate := LabelBytes(k, v); estimate < one || estimate > one+labelBytes {
+				t.Errorf("a key of %d and a value of %d bytes: got %d, want at least %d and not much more", key, value, estimate, one)
+			}
+		}
 	}
 }
 

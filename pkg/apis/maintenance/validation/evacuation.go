@@ -44,6 +44,7 @@ func ValidateEvacuation(evacuation *maintenance.Evacuation) field.ErrorList {
 		errs = append(errs, field.Required(field.NewPath("metadata", "finalizers"),
 			fmt.Sprintf("an evacuation needs at least one instigator: a finalizer %s<name>", v1alpha1.FinalizerInstigatorPrefix)))
 	}
+	errs = append(errs, validateAddedFinalizers(evacuation, nil)...)
 	specPath := field.NewPath("spec")
 	if nodeName := evacuation.Spec.NodeName; nodeName != "" {
 		for _, msg := range validation.IsDNS1123Subdomain(nodeName) {
@@ -129,10 +130,29 @@ func WarnEvacuation(evacuation *maintenance.Evacuation) []string {
 
 // ValidateEvacuationUpdate checks an update of an Evacuation outside of its status.
 func ValidateEvacuationUpdate(evacuation, old *maintenance.Evacuation) field.ErrorList {
-	if equality.Semantic.DeepEqual(evacuation.Spec, old.Spec) {
-		return nil
+	errs := validateAddedFinalizers(evacuation, old)
+	if !equality.Semantic.DeepEqual(evacuation.Spec, old.Spec) {
+		errs = append(errs, field.Forbidden(field.NewPath("spec"), "cannot be changed: it is immutable as a whole"))
 	}
-	return field.ErrorList{field.Forbidden(field.NewPath("spec"), "cannot be changed: it is immutable as a whole")}
+	return errs
+}
+
+// validateAddedFinalizers refuses a finalizer that a write adds and that is not an instigator's: an
+// Evacuation that has one stays stored after its pod is gone, so a quota of pods would not bound
+// the number of Evacuations. Those of the garbage collector may be added to an object that is being
+// deleted. What the object has already may stay; old is nil for a new object.
+func validateAddedFinalizers(evacuation, old *maintenance.Evacuation) field.ErrorList {
+	var errs field.ErrorList
+	for i, finalizer := range evacuation.Finalizers {
+		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)
+		ofCollector := finalizer == metav1.FinalizerDeleteDependents || finalizer == metav1.FinalizerOrphanDependents
+		if isInstigator || old != nil && (slices.Contains(old.Finalizers, finalizer) || ofCollector && old.DeletionTimestamp != nil) {
+			continue
+		}
+		errs = append(errs, field.Forbidden(field.NewPath("metadata", "finalizers").Index(i), fmt.Sprintf(
+			"cannot be added: an Evacuation may only have the finalizers of instigators, %s<name>", v1alpha1.FinalizerInstigatorPrefix)))
+	}
+	return errs
 }
 
 // IsEvacuationComplete reports whether an Evacuation is over.

@@ -17,6 +17,7 @@ limitations under the License.
 package validation
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -91,7 +92,7 @@ func evacuationDeleting(e *maintenance.Evacuation) {
 	e.DeletionTimestamp = &metav1.Time{Time: time.Unix(1000, 0)}
 }
 
-func withoutInstigator(e *maintenance.Evacuation) { e.Finalizers = []string{"example.com/other"} }
+func withoutInstigator(e *maintenance.Evacuation) { e.Finalizers = nil }
 
 func failedEvictions(n int32) evacuationMod {
 	return func(e *maintenance.Evacuation) { e.Status.FailedEvictionCounter = n }
@@ -134,7 +135,12 @@ func TestValidateEvacuation(t *testing.T) {
 		"no evacuators at all": {mod: withEvacuators()},
 		"no node yet":          {mod: func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
 		"other finalizers beside": {
-			mod: func(e *maintenance.Evacuation) { e.Finalizers = append(e.Finalizers, "example.com/other") },
+			mod:  func(e *maintenance.Evacuation) { e.Finalizers = append(e.Finalizers, "example.com/other") },
+			want: field.ErrorList{field.Forbidden(field.NewPath("metadata", "finalizers").Index(1), "")},
+		},
+		"a finalizer of the garbage collector": {
+			mod:  func(e *maintenance.Evacuation) { e.Finalizers = append(e.Finalizers, metav1.FinalizerDeleteDependents) },
+			want: field.ErrorList{field.Forbidden(field.NewPath("metadata", "finalizers").Index(1), "")},
 		},
 		"a node whose name is none": {
 			mod:  func(e *maintenance.Evacuation) { e.Spec.NodeName = "a/b" },
@@ -167,7 +173,11 @@ func TestValidateEvacuation(t *testing.T) {
 			want: field.ErrorList{field.Required(field.NewPath("metadata", "finalizers"), "")},
 		},
 		"no instigator among the finalizers": {
-			mod: withoutInstigator, want: field.ErrorList{field.Required(field.NewPath("metadata", "finalizers"), "")},
+			mod: func(e *maintenance.Evacuation) { e.Finalizers = []string{"example.com/other"} },
+			want: field.ErrorList{
+				field.Required(field.NewPath("metadata", "finalizers"), ""),
+				field.Forbidden(field.NewPath("metadata", "finalizers").Index(0), ""),
+			},
 		},
 		"two controllers": {
 			mod: withEvacuators(controller, maintenance.Evacuator{
@@ -521,6 +531,46 @@ func TestValidateEvacuationReport(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			matchEvacuationErrors(t, ValidateEvacuationReport(newEvacuation(tt.mods...), newEvacuation(tt.old...)),
 				tt.want)
+		})
+	}
+}
+
+// TestAddedFinalizers has an object of an older version, which any client could give finalizers.
+func TestAddedFinalizers(t *testing.T) {
+	const foreign = "example.com/other"
+	refused := field.ErrorList{field.Forbidden(field.NewPath("metadata", "finalizers").Index(1), "")}
+	tests := map[string]struct {
+		old, add, remove string
+		deleted          bool
+		want             field.ErrorList
+	}{
+		"a foreign one is refused":                                      {add: foreign, want: refused},
+		"a foreign one is refused on an object under deletion":          {add: foreign, deleted: true, want: refused},
+		"one that is there stays":                                       {old: foreign},
+		"one that is there can be removed":                              {old: foreign, remove: foreign},
+		"an instigator may join beside one that is there":               {old: foreign, add: "evacuation.coordination.k8s.io/instigator_a"},
+		"the garbage collector's are refused on a living object":        {add: metav1.FinalizerOrphanDependents, want: refused},
+		"the garbage collector's may be added to one under deletion":    {add: metav1.FinalizerOrphanDependents, deleted: true},
+		"so may that of a deletion in the foreground":                   {add: metav1.FinalizerDeleteDependents, deleted: true},
+		"a prefix of an instigator without a name is a foreign one":     {add: "evacuation.coordination.k8s.io/instigator_", want: refused},
+		"the garbage collector's can be removed from a living object":   {old: metav1.FinalizerOrphanDependents, remove: metav1.FinalizerOrphanDependents},
+		"one that is there does not allow another one of the same kind": {old: foreign, add: "example.com/third", want: field.ErrorList{field.Forbidden(field.NewPath("metadata", "finalizers").Index(2), "")}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			old := newEvacuation()
+			if tt.old != "" {
+				old.Finalizers = append(old.Finalizers, tt.old)
+			}
+			if tt.deleted {
+				old.DeletionTimestamp = &metav1.Time{}
+			}
+			now := old.DeepCopy()
+			if tt.add != "" {
+				now.Finalizers = append(now.Finalizers, tt.add)
+			}
+			now.Finalizers = slices.DeleteFunc(now.Finalizers, func(f string) bool { return f == tt.remove })
+			matchEvacuationErrors(t, ValidateEvacuationUpdate(now, old), tt.want)
 		})
 	}
 }

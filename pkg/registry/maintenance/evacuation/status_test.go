@@ -300,7 +300,7 @@ func TestForbidAndTheInstigators(t *testing.T) {
 	}{
 		"in time": {prepare: func(*registry) {}},
 		"after the last instigator is gone": {
-			prepare: func(r *registry) { _, _ = r.update(ann, finalizers("example.com/other")) },
+			prepare: func(r *registry) { _, _ = r.update(ann, finalizers()) },
 			want:    []string{"FieldValueInvalid status.evacuationCancellationPolicy"},
 		},
 		"after the deletion": {
@@ -310,8 +310,8 @@ func TestForbidAndTheInstigators(t *testing.T) {
 		"before both": {
 			prepare: func(r *registry) {
 				r.mustUpdateStatus(ann, forbid)
-				_, _ = r.update(ann, finalizers("example.com/other"))
 				r.delete()
+				_, _ = r.update(ann, finalizers(metav1.FinalizerOrphanDependents))
 			},
 		},
 	}

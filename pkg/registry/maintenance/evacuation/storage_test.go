@@ -18,6 +18,7 @@ package evacuation
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -189,7 +190,19 @@ func TestCreateRefuses(t *testing.T) {
 		},
 		"no instigator": {mod: finalizers(), want: []string{"FieldValueRequired metadata.finalizers"}},
 		"only other finalizers": {
-			mod: finalizers("example.com/other"), want: []string{"FieldValueRequired metadata.finalizers"},
+			mod:  finalizers("example.com/other"),
+			want: []string{"FieldValueRequired metadata.finalizers", "FieldValueForbidden metadata.finalizers[0]"},
+		},
+		"a finalizer that is not an instigator's": {
+			mod: finalizers(instigator, "example.com/other"), want: []string{"FieldValueForbidden metadata.finalizers[1]"},
+		},
+		"more than 16 KiB of labels": {
+			mod: func(e *maintenance.Evacuation) {
+				for i := range 1000 {
+					e.Labels[fmt.Sprintf("label-%04d", i)] = "x"
+				}
+			},
+			want: []string{"FieldValueForbidden metadata"},
 		},
 		"a deadline of nothing": {
 			mod:  spec(func(s *maintenance.EvacuationSpec) { s.ProgressDeadlineSeconds = ptr.To[int32](0) }),
@@ -282,7 +295,11 @@ func TestUpdate(t *testing.T) {
 		},
 		"a finalizer that is none": {
 			mods: []mod{finalizers(instigator, "evacuation.coordination.k8s.io/instigator_")},
-			want: []string{"FieldValueInvalid metadata.finalizers"},
+			want: []string{"FieldValueInvalid metadata.finalizers", "FieldValueForbidden metadata.finalizers[1]"},
+		},
+		"a finalizer that is not an instigator's": {
+			mods: []mod{finalizers(instigator, "example.com/other")},
+			want: []string{"FieldValueForbidden metadata.finalizers[1]"},
 		},
 		"another pod, for the server itself": {
 			mods: []mod{func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "other" }},

@@ -172,11 +172,12 @@ func (*Strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 // removes its own finalizer: otherwise a client could make an Evacuation so large that the server
 // can neither add nor remove it.
 func (s *Strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
-	errs := validation.ValidateEvacuationUpdate(obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation))
+	evacuation, before := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
+	errs := validation.ValidateEvacuationUpdate(evacuation, before)
 	if s.byServer(ctx) {
 		return errs
 	}
-	return append(errs, size.Validate(s.Scheme, obj)...)
+	return append(errs, size.ValidateGrowth(s.Scheme, evacuation, before)...)
 }
 
 // WarningsOnUpdate returns nothing.

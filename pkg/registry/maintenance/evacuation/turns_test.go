@@ -118,7 +118,7 @@ func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
 		"the Evacuation was withdrawn": {
 			meanwhile: func(r *registry) {
 				r.mustUpdateStatus(ann, forbid, completed)
-				r.mustUpdate(finalizers("example.com/other"))
+				r.mustUpdate(finalizers())
 			},
 			after: time.Minute, want: refused},
 		"the evacuation is being deleted": {
@@ -254,7 +254,8 @@ func TestServerJoinsAnEvacuationThatIsAsLargeAsItMayBe(t *testing.T) {
 	large.UID, large.ResourceVersion = podUID, "1234567890"
 	large.Generation, large.CreationTimestamp = 1, metav1.NewTime(start)
 	for len(size.Validate(registrytest.Scheme, large)) == 0 {
-		large.Finalizers = append(large.Finalizers, fmt.Sprintf("e.com/%05d", len(large.Finalizers)))
+		large.Finalizers = append(large.Finalizers,
+			fmt.Sprintf("evacuation.coordination.k8s.io/instigator_%05d", len(large.Finalizers)))
 	}
 	r.mustCreate(finalizers(large.Finalizers[:len(large.Finalizers)-1]...))
 	join := func(e *maintenance.Evacuation) { e.Finalizers = append(e.Finalizers, instigator) }
