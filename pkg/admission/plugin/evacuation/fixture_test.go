@@ -36,6 +36,8 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/identity"
 	"haulout.dev/haulout/pkg/registry/registrytest"
 )
@@ -114,6 +116,9 @@ func newFixture(t *testing.T, builtIn []string, allowed []string, objects ...run
 	plugin.SetUnconditionalAuthorizer(f.authz)
 	plugin.SetServerIdentity(self)
 	plugin.SetEventRecorder(&events.FakeRecorder{Events: f.events})
+	plugin.SetMaintenanceInformers(informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0))
+	// The tests fill the store: no informer runs that could sync.
+	plugin.SetReadyFunc(func() bool { return true })
 	if err := plugin.ValidateInitialization(); err != nil {
 		t.Fatal(err)
 	}

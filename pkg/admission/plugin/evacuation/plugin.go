@@ -29,6 +29,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -36,6 +37,7 @@ import (
 	genericinitializer "k8s.io/apiserver/pkg/admission/initializer"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
@@ -61,6 +63,10 @@ type Plugin struct {
 	rights   *rights
 	identity *identity.Server
 	recorder events.EventRecorder
+	// stored has the keys of all Evacuations, for counting.
+	stored cache.Indexer
+	// podCounts has the number of pods of a namespace for a while.
+	podCounts *utilcache.LRUExpireCache
 }
 
 var (
@@ -70,6 +76,7 @@ var (
 	_ genericinitializer.WantsUnconditionalAuthorizer = &Plugin{}
 	_ initializer.WantsServerIdentity                 = &Plugin{}
 	_ initializer.WantsEventRecorder                  = &Plugin{}
+	_ initializer.WantsMaintenanceInformers           = &Plugin{}
 )
 
 // Register adds the plugin to the admission plugins that can be enabled. builtIn is called when the
@@ -96,6 +103,8 @@ func New(builtIn ...string) (*Plugin, error) {
 		Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete),
 		builtIn: sets.New(builtIn...),
 		owners:  newOwnerMemo(),
+
+		podCounts: utilcache.NewLRUExpireCache(podCountsAtMost),
 	}, nil
 }
 
@@ -127,6 +136,7 @@ func (p *Plugin) ValidateInitialization() error {
 		"authorizer":                 p.rights == nil,
 		"server identity":            p.identity == nil,
 		"event recorder":             p.recorder == nil,
+		"cache of Evacuations":       p.stored == nil,
 	} {
 		if isMissing {
 			missing = append(missing, fmt.Errorf("%s needs a %s", PluginName, what))
@@ -208,7 +218,10 @@ func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ adm
 		if err := p.mayDeletePod(ctx, attrs, evacuation.Spec.PodRef.Name); err != nil {
 			return err
 		}
-		return p.mayUseInstigators(ctx, attrs, evacuation.Finalizers, nil)
+		if err := p.mayUseInstigators(ctx, attrs, evacuation.Finalizers, nil); err != nil {
+			return err
+		}
+		return p.validateCount(ctx, attrs, evacuation)
 	case attrs.GetOperation() == admission.Update:
 		// If the owner does not exist, the garbage collector deletes the object on the user's
 		// behalf.
