@@ -24,6 +24,10 @@ const (
 	FieldNamespace = "metadata.namespace"
 	// FieldStage selects NodeMaintenances by spec.stage.
 	FieldStage = "spec.stage"
+	// FieldNodeOfShutdown selects the NodeMaintenances that announce a shutdown of a node, by the
+	// name of the node. No field of the object has it: it follows from the name, the boot ID in the
+	// annotation and the selector.
+	FieldNodeOfShutdown = "nodeOfShutdown"
 	// FieldNodeName selects Evacuations by the node of their pod.
 	FieldNodeName = "spec.nodeName"
 	// FieldPodName selects Evacuations by the name of their pod.

@@ -21,7 +21,11 @@ import (
 	"encoding/hex"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
@@ -64,4 +68,24 @@ func bootPart(bootID string) string {
 func digest(text string, digits int) string {
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:])[:digits]
+}
+
+// NodeOfShutdown returns the node whose shutdown a NodeMaintenance announces, or "". Such a
+// maintenance has the name of ShutdownName, the boot ID in its annotation, and selects the node by
+// its name and nothing else, so that a user needs the right to the node to make one. It stays one
+// when another user completes it.
+func NodeOfShutdown(meta *metav1.ObjectMeta, selector *corev1.NodeSelector) string {
+	bootID := meta.Annotations[maintenancev1alpha1.AnnotationBootID]
+	if bootID == "" || !strings.HasPrefix(meta.Name, shutdownPrefix) || selector == nil || len(selector.NodeSelectorTerms) != 1 {
+		return ""
+	}
+	term := &selector.NodeSelectorTerms[0]
+	if len(term.MatchExpressions) > 0 || len(term.MatchFields) != 1 {
+		return ""
+	}
+	by := &term.MatchFields[0]
+	if by.Key != metav1.ObjectNameField || by.Operator != corev1.NodeSelectorOpIn || len(by.Values) != 1 || meta.Name != ShutdownName(by.Values[0], bootID) {
+		return ""
+	}
+	return by.Values[0]
 }

@@ -20,7 +20,11 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func TestShutdownName(t *testing.T) {
@@ -65,5 +69,54 @@ func TestShutdownNamesDiffer(t *testing.T) {
 			}
 			seen[name] = node + "/" + boot
 		}
+	}
+}
+
+func TestNodeOfShutdown(t *testing.T) {
+	const boot = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
+	long := strings.Repeat("n", 240)
+	type change = func(*metav1.ObjectMeta, *corev1.NodeSelector)
+	for name, test := range map[string]struct {
+		node   string
+		change change
+		want   string
+	}{
+		"as the node agent makes it":  {node: "worker-1", want: "worker-1"},
+		"of a node with a long name":  {node: long, want: long},
+		"with labels of another user": {node: "worker-1", change: func(m *metav1.ObjectMeta, _ *corev1.NodeSelector) { m.Labels = map[string]string{"a": "b"} }, want: "worker-1"},
+		"without a boot ID":           {node: "worker-1", change: func(m *metav1.ObjectMeta, _ *corev1.NodeSelector) { m.Annotations = nil }},
+		"with another boot ID": {node: "worker-1", change: func(m *metav1.ObjectMeta, _ *corev1.NodeSelector) {
+			m.Annotations[maintenancev1alpha1.AnnotationBootID] = "other"
+		}},
+		"with another name": {node: "worker-1", change: func(m *metav1.ObjectMeta, _ *corev1.NodeSelector) { m.Name = "kernel-update" }},
+		"that selects another node": {node: "worker-1", change: func(_ *metav1.ObjectMeta, s *corev1.NodeSelector) {
+			s.NodeSelectorTerms[0].MatchFields[0].Values[0] = "worker-2"
+		}},
+		"that selects a second node": {node: "worker-1", change: func(_ *metav1.ObjectMeta, s *corev1.NodeSelector) {
+			s.NodeSelectorTerms[0].MatchFields[0].Values = []string{"worker-1", "worker-2"}
+		}},
+		"that selects all but the node": {node: "worker-1", change: func(_ *metav1.ObjectMeta, s *corev1.NodeSelector) {
+			s.NodeSelectorTerms[0].MatchFields[0].Operator = corev1.NodeSelectorOpNotIn
+		}},
+		"that selects by a label as well": {node: "worker-1", change: func(_ *metav1.ObjectMeta, s *corev1.NodeSelector) {
+			s.NodeSelectorTerms[0].MatchExpressions = []corev1.NodeSelectorRequirement{{Key: "a", Operator: corev1.NodeSelectorOpExists}}
+		}},
+		"with a second term": {node: "worker-1", change: func(_ *metav1.ObjectMeta, s *corev1.NodeSelector) {
+			s.NodeSelectorTerms = append(s.NodeSelectorTerms, corev1.NodeSelectorTerm{})
+		}},
+		"without a term": {node: "worker-1", change: func(_ *metav1.ObjectMeta, s *corev1.NodeSelector) { s.NodeSelectorTerms = nil }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			meta := metav1.ObjectMeta{Name: ShutdownName(test.node, boot), Annotations: map[string]string{maintenancev1alpha1.AnnotationBootID: boot}}
+			selector := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
+				{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{test.node}},
+			}}}}
+			if test.change != nil {
+				test.change(&meta, selector)
+			}
+			if got := NodeOfShutdown(&meta, selector); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
 	}
 }

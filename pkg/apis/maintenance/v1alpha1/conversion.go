@@ -29,7 +29,7 @@ import (
 // other field.
 func addFieldLabelConversions(scheme *runtime.Scheme) error {
 	if err := scheme.AddFieldLabelConversionFunc(SchemeGroupVersion.WithKind("NodeMaintenance"),
-		allowFields(maintenance.FieldName, maintenance.FieldStage)); err != nil {
+		allowFields(maintenance.FieldName, maintenance.FieldStage, maintenance.FieldNodeOfShutdown)); err != nil {
 		return err
 	}
 	return scheme.AddFieldLabelConversionFunc(SchemeGroupVersion.WithKind("Evacuation"),

@@ -34,6 +34,7 @@ func TestFieldLabels(t *testing.T) {
 	}{
 		"a maintenance by name":            {"NodeMaintenance", "metadata.name", true},
 		"a maintenance by stage":           {"NodeMaintenance", "spec.stage", true},
+		"a maintenance by its shutdown":    {"NodeMaintenance", "nodeOfShutdown", true},
 		"a maintenance by reason":          {"NodeMaintenance", "spec.reason", false},
 		"a maintenance by namespace":       {"NodeMaintenance", "metadata.namespace", false},
 		"an evacuation by node":            {"Evacuation", "spec.nodeName", true},

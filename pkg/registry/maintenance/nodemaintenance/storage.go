@@ -29,6 +29,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/registry/maintenance/status"
 )
 
@@ -73,8 +74,9 @@ func getAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 		return nil, nil, fmt.Errorf("a %T is not a NodeMaintenance", obj)
 	}
 	return nm.Labels, fields.Set{
-		maintenance.FieldName:  nm.Name,
-		maintenance.FieldStage: string(nm.Spec.Stage),
+		maintenance.FieldName:           nm.Name,
+		maintenance.FieldStage:          string(nm.Spec.Stage),
+		maintenance.FieldNodeOfShutdown: protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector),
 	}, nil
 }
 

@@ -33,6 +33,7 @@ import (
 	"k8s.io/apiserver/pkg/registry/rest"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
 )
@@ -53,6 +54,15 @@ func TestSelectors(t *testing.T) {
 			}))
 			r.mustCreate(ann, newMaintenance(t, "c", atStage(drain),
 				func(nm *v1alpha1.NodeMaintenance) { nm.Labels = map[string]string{"team": "blue"} }))
+			r.mustCreate(ann, newMaintenance(t, protocol.ShutdownName("blue-1", "boot"), func(nm *v1alpha1.NodeMaintenance) {
+				nm.Annotations = map[string]string{v1alpha1.AnnotationBootID: "boot"}
+				nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+					MatchFields: []corev1.NodeSelectorRequirement{
+						{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"blue-1"}},
+					},
+				}}}
+			}))
+			shutdown := protocol.ShutdownName("blue-1", "boot")
 			for name, test := range map[string]struct {
 				fields fields.Selector
 				labels labels.Selector
@@ -62,7 +72,14 @@ func TestSelectors(t *testing.T) {
 					fields: fields.OneTermEqualSelector(maintenance.FieldStage, "Drain"), want: []string{"a", "c"},
 				},
 				"by another stage": {
-					fields: fields.OneTermNotEqualSelector(maintenance.FieldStage, "Drain"), want: []string{"b"},
+					fields: fields.OneTermNotEqualSelector(maintenance.FieldStage, "Drain"), want: []string{"b", shutdown},
+				},
+				"by the node of a shutdown": {
+					fields: fields.OneTermEqualSelector(maintenance.FieldNodeOfShutdown, "blue-1"), want: []string{shutdown},
+				},
+				"by a node without a shutdown": {fields: fields.OneTermEqualSelector(maintenance.FieldNodeOfShutdown, "blue-2")},
+				"that are of no shutdown": {
+					fields: fields.OneTermEqualSelector(maintenance.FieldNodeOfShutdown, ""), want: []string{"a", "b", "c"},
 				},
 				"by name": {fields: fields.OneTermEqualSelector(maintenance.FieldName, "c"), want: []string{"c"}},
 				"by label and stage": {

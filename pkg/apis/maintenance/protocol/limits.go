@@ -1,0 +1,26 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+const (
+	// MaxHolders is how many NodeMaintenances may hold a node at the same time. The node's own
+	// shutdown has a place of its own beside them.
+	MaxHolders = 50
+	// MaxShutdowns is how many NodeMaintenances of shutdowns of a node may be stored, completed ones
+	// included.
+	MaxShutdowns = 32
+)
