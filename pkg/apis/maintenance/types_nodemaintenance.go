@@ -92,6 +92,9 @@ const (
 	// ReasonNodeNotCordoned (Drained=False): the server cannot keep a selected node unschedulable,
 	// and excludes it from the waves; the message names it.
 	ReasonNodeNotCordoned = "NodeNotCordoned"
+	// ReasonTooManyMaintenances (Drained=False): as many maintenances as may hold a node hold a
+	// selected node already, so this one does not; the message names it.
+	ReasonTooManyMaintenances = "TooManyMaintenances"
 
 	// ConditionProgressing is the condition of a NodeMaintenance that reports whether the
 	// maintenance makes progress. The reasons are listed in their order of precedence: the

@@ -126,11 +126,17 @@ func (c *Controller) patchConditions(ctx context.Context, node *corev1.Node, cha
 
 // holdersOf returns the maintenances that a node's conditions are about, sorted by name: those in
 // stage Cordon and Drain that have cordoned it, and, if they are to be advertised, those in stage
-// Idle that select it. No write is made on behalf of one whose requester may not delete the node; a
-// right that is lost later ends no hold. While the authorizer gives no answer about one in stage
-// Idle, that is as recorded, and unanswered says so.
+// Idle that select it, the oldest ones, since the annotation has limited room. No write is made on
+// behalf of one whose requester may not delete the node; a right that is lost later ends no hold.
+// While the authorizer gives no answer about one in stage Idle, that is as recorded, and unanswered
+// says so.
 func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, record nodemarks.Conditions) (holders []holder, unanswered, err error) {
-	for _, name := range c.selection.MaintenancesOn(node.Name) {
+	names := c.selection.MaintenancesOn(node.Name)
+	advertised, err := c.advertised(node, names)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, name := range names {
 		nm, err := c.maintenanceLister.Get(name)
 		if apierrors.IsNotFound(err) {
 			continue
@@ -139,7 +145,7 @@ func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, 
 			return nil, nil, err
 		}
 		held := maintenancev1alpha1.IsHolding(nm) && f.holders[nm.Name] == nm.UID
-		planned := c.advertise && nm.DeletionTimestamp == nil && nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageIdle
+		planned := advertised.Has(name)
 		if !held && !planned {
 			continue
 		}
@@ -162,6 +168,29 @@ func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, 
 		holders = append(holders, h)
 	}
 	return holders, unanswered, nil
+}
+
+// advertised returns the maintenances in stage Idle that a condition of a node announces.
+func (c *Controller) advertised(node *corev1.Node, names []string) (sets.Set[string], error) {
+	advertised := sets.New[string]()
+	if !c.advertise {
+		return advertised, nil
+	}
+	var planned []*maintenancev1alpha1.NodeMaintenance
+	for _, name := range names {
+		nm, err := c.maintenanceLister.Get(name)
+		switch {
+		case apierrors.IsNotFound(err):
+		case err != nil:
+			return nil, err
+		case nm.DeletionTimestamp == nil && nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageIdle:
+			planned = append(planned, nm)
+		}
+	}
+	for _, nm := range nodemarks.Choose(node.Name, planned, 0) {
+		advertised.Insert(nm.Name)
+	}
+	return advertised, nil
 }
 
 // covers reports whether the cache shows a live pod on a node that a maintenance's plan covers and

@@ -44,6 +44,48 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 		f.added = nodemarks.Read(node, maintenancev1alpha1.AnnotationTaintedBy).Taints
 	}
 	c.noteForeign(node)
+	wanting, err := c.wanting(ctx, &f)
+	if wanting == nil {
+		return f, err
+	}
+	errs := []error{err}
+	for name, uid := range f.released() {
+		if wants, known := wanting[name]; known && wants.UID == uid {
+			continue
+		}
+		ended, err := c.hasEnded(ctx, name, uid, node)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if !ended {
+			f.holders[name] = uid
+		}
+	}
+	var all []*maintenancev1alpha1.NodeMaintenance
+	for _, w := range wanting {
+		all = append(all, w.NodeMaintenance)
+	}
+	for _, nm := range nodemarks.Choose(node.Name, all, len(f.holders)) {
+		f.holders[nm.Name] = nm.UID
+		f.mayWork = f.mayWork || wanting[nm.Name].mayWork
+		f.drainsDaemonSets = f.drainsDaemonSets || c.asksDaemonSets(nm, node)
+	}
+	return f, errors.Join(errs...)
+}
+
+// wantingMaintenance is a maintenance that holds a node if there is a place for it.
+type wantingMaintenance struct {
+	*maintenancev1alpha1.NodeMaintenance
+	// mayWork reports that its requester may delete the node now.
+	mayWork bool
+}
+
+// wanting returns the maintenances that select a node in stage Cordon or Drain and whose requester
+// may delete it, or could when they took it, by name. It notes in the facts what else the node's
+// maintenances say. The map is nil if they cannot be read; any other error is about one of them.
+func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingMaintenance, error) {
+	node := f.node
+	wanting := map[string]wantingMaintenance{}
 	var errs []error
 	for _, name := range c.selection.MaintenancesOn(node.Name) {
 		nm, err := c.maintenanceLister.Get(name)
@@ -51,7 +93,7 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 			continue
 		}
 		if err != nil {
-			return f, err
+			return nil, err
 		}
 		if maintenancev1alpha1.UncordonsOnly(nm) && !maintenancev1alpha1.IsDone(nm) && !c.state.Cordons.IsLifted(node, nm.UID) {
 			f.makesSchedulable = nm
@@ -71,23 +113,12 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 		default:
 			errs = append(errs, fmt.Errorf("ask whether user %q may delete node %s: %w", maintenancev1alpha1.RequesterOf(nm), node.Name, answer.Err))
 		}
-		f.mayWork = f.mayWork || answer.Allowed && (holds || !answer.Stale)
-		holds = holds || answer.Allowed && !answer.Stale
-		if holds {
-			f.holders[nm.Name] = nm.UID
-			f.drainsDaemonSets = f.drainsDaemonSets || c.asksDaemonSets(nm, node)
+		mayWork := answer.Allowed && (holds || !answer.Stale)
+		if holds || mayWork {
+			wanting[name] = wantingMaintenance{NodeMaintenance: nm, mayWork: mayWork}
 		}
 	}
-	for name, uid := range f.released() {
-		ended, err := c.hasEnded(ctx, name, uid, node)
-		if err != nil {
-			errs = append(errs, err)
-		}
-		if !ended {
-			f.holders[name] = uid
-		}
-	}
-	return f, errors.Join(errs...)
+	return wanting, errors.Join(errs...)
 }
 
 // noteForeign records, once for each node and storage, that a server with another storage has left

@@ -51,6 +51,9 @@ func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 	if nm.Status.NewestNodeTimestamp == nil {
 		return c.drawLine(ctx, nm)
 	}
+	if superseded, err := c.supersede(ctx, nm); superseded || err != nil {
+		return err
+	}
 	g, err := c.gather(ctx, nm)
 	if err != nil {
 		return err

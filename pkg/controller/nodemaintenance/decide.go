@@ -89,7 +89,9 @@ func (c *Controller) decide(g *gathered) (*decision, error) {
 	for _, excluded := range g.subject.excluded {
 		node := excluded.node
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.Fit("Not drained: "+excluded.why, drainplan.MaxMessageBytes)}
-		entry.DrainTargets = targetsOf(nm, node)
+		if excluded.reason != maintenancev1alpha1.ReasonTooManyMaintenances {
+			entry.DrainTargets = targetsOf(nm, node)
+		}
 		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(&entry)
 		entry.PodsPeak = peakOf(nm, &entry)
 		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
@@ -185,7 +187,7 @@ func decideDrained(f drainedFacts) verdict {
 		return no(maintenancev1alpha1.ReasonNotAuthorized, "User %q may not delete %s, which stay as they are; %s",
 			f.username, wording.Count(f.refused, "selected node"), r.progress())
 	case len(f.excluded) > 0:
-		return no(maintenancev1alpha1.ReasonNodeNotCordoned, "%s outside the drain, such as %s: %s; %s",
+		return no(f.excluded[0].reason, "%s outside the drain, such as %s: %s; %s",
 			pluralIs(len(f.excluded), "node"), f.excluded[0].node.Name, f.excluded[0].why, r.progress())
 	case len(f.uncordoned) > 0:
 		return no(maintenancev1alpha1.ReasonDrainInProgress, "Waiting for %s to be cordoned; %s", wording.Count(len(f.uncordoned), "node"), r.progress())

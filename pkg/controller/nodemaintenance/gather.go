@@ -54,9 +54,11 @@ type member struct {
 
 // excludedNode is a node outside the waves, why, and since when.
 type excludedNode struct {
-	node  *corev1.Node
-	why   string
-	since time.Time
+	node *corev1.Node
+	// reason is that of the condition Drained.
+	reason string
+	why    string
+	since  time.Time
 }
 
 // gathered is all that a sync decides from.
@@ -67,16 +69,22 @@ type gathered struct {
 	draining []*member
 	// views are what is on the nodes, by name, for all nodes of subject and draining.
 	views map[string]*nodestate.View
+	// byName are draining by their names.
+	byName map[string]*member
 }
 
 func (c *Controller) gather(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*gathered, error) {
-	subject := c.member(ctx, nm)
-	g := &gathered{subject: subject}
+	places := newPlaces(c)
+	subject := c.member(ctx, nm, places)
+	g := &gathered{subject: subject, byName: map[string]*member{}}
 	var err error
 	if maintenancev1alpha1.IsDraining(nm) {
-		if g.draining, err = c.component(ctx, subject); err != nil {
+		if g.draining, err = c.component(ctx, subject, places); err != nil {
 			return nil, err
 		}
+	}
+	for _, m := range g.draining {
+		g.byName[m.Name] = m
 	}
 	g.views = make(map[string]*nodestate.View, len(subject.nodes)+len(subject.refused))
 	for _, m := range append(slices.Clone(g.draining), subject) {
@@ -104,10 +112,8 @@ func (g *gathered) stays(pod *corev1.Pod) bool {
 
 // drainingOn returns the maintenance of the given name if it drains the node, or nil.
 func (g *gathered) drainingOn(name string, node *corev1.Node) *member {
-	for _, m := range g.draining {
-		if m.Name == name && m.mayTouch(node) {
-			return m
-		}
+	if m := g.byName[name]; m != nil && m.mayTouch(node) {
+		return m
 	}
 	return nil
 }
@@ -139,7 +145,7 @@ func (m *member) all() []*corev1.Node {
 
 // component returns the draining maintenances that share nodes with the subject, directly or
 // through others, the subject first.
-func (c *Controller) component(ctx context.Context, subject *member) ([]*member, error) {
+func (c *Controller) component(ctx context.Context, subject *member, places *places) ([]*member, error) {
 	component := []*member{subject}
 	seen := map[string]bool{subject.Name: true}
 	for i := 0; i < len(component); i++ {
@@ -155,7 +161,7 @@ func (c *Controller) component(ctx context.Context, subject *member) ([]*member,
 			if err != nil {
 				return nil, err
 			}
-			component = append(component, c.member(ctx, other))
+			component = append(component, c.member(ctx, other, places))
 		}
 	}
 	return component, nil
@@ -163,7 +169,7 @@ func (c *Controller) component(ctx context.Context, subject *member) ([]*member,
 
 // member sorts the nodes of a maintenance into the nodes that its waves wait for and all other
 // nodes. An Idle maintenance touches no node, so member asks no authorizer.
-func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) *member {
+func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, places *places) *member {
 	m := &member{NodeMaintenance: nm, unknown: sets.New[string](), outside: sets.New[string]()}
 	nodes := c.selection.NodesOf(nm.Name)
 	if !maintenancev1alpha1.IsHolding(nm) {
@@ -172,6 +178,11 @@ func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	}
 	answers := c.rights.Ask(ctx, nm.Spec.RequestedBy, nodes)
 	tooLarge := c.selection.TooLarge(nm)
+	exclude := func(node *corev1.Node, reason, why string, since time.Time) {
+		m.excluded = append(m.excluded, excludedNode{node: node, reason: reason, why: why, since: since})
+		m.outside.Insert(node.Name)
+	}
+	entered := maintenancev1alpha1.StageEntered(nm, maintenancev1alpha1.NodeMaintenanceStageCordon)
 	for _, node := range nodes {
 		answer := answers[node.Name]
 		// The annotations are read only where they decide: for most nodes of a drain the answer is
@@ -182,14 +193,16 @@ func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 			m.outside.Insert(node.Name)
 			continue
 		}
+		if places.lacksOne(nm, node) {
+			exclude(node, maintenancev1alpha1.ReasonTooManyMaintenances, noPlace, entered)
+			continue
+		}
 		if !holds && tooLarge != nil {
-			m.excluded = append(m.excluded, excludedNode{node: node, why: tooLarge.Error(), since: maintenancev1alpha1.StageEntered(nm, maintenancev1alpha1.NodeMaintenanceStageCordon)})
-			m.outside.Insert(node.Name)
+			exclude(node, maintenancev1alpha1.ReasonNodeNotCordoned, tooLarge.Error(), entered)
 			continue
 		}
 		if why, since := c.whyExcluded(nm, node, holds, answer); why != "" {
-			m.excluded = append(m.excluded, excludedNode{node: node, why: why, since: since})
-			m.outside.Insert(node.Name)
+			exclude(node, maintenancev1alpha1.ReasonNodeNotCordoned, why, since)
 			continue
 		}
 		if answer.Err != nil && !holds {
@@ -274,7 +287,7 @@ func (m *member) username() string { return maintenancev1alpha1.RequesterOf(m.No
 
 // world is what the planner is asked about.
 func (c *Controller) world(g *gathered) drainplan.World {
-	var w drainplan.World
+	w := drainplan.World{Subject: g.subject.Name}
 	added := make(map[string]bool, len(g.views))
 	for _, m := range g.draining {
 		pm := drainplan.Maintenance{

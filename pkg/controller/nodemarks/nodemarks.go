@@ -31,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/cache"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
@@ -38,8 +39,9 @@ import (
 // Annotations are the keys of the annotations.
 var Annotations = []string{v1alpha1.AnnotationCordonedBy, v1alpha1.AnnotationTaintedBy, v1alpha1.AnnotationConditionsBy}
 
-// MaxMaintenances is how many maintenances of an annotation are read.
-const MaxMaintenances = 50
+// MaxMaintenances is how many maintenances of an annotation are read: as many as may hold a node,
+// and the one of its own shutdown.
+const MaxMaintenances = protocol.MaxHolders + 1
 
 // Owners are the maintenances that a cordon or a taint is for, UIDs by name.
 type Owners map[string]types.UID
@@ -121,6 +123,42 @@ func TaintedBy(node *corev1.Node) Owners {
 // Holds reports whether the cordon or the taints of a node are for a maintenance.
 func Holds(node *corev1.Node, nm *v1alpha1.NodeMaintenance) bool {
 	return CordonedBy(node).Has(nm) || TaintedBy(node).Has(nm)
+}
+
+// HoldersOf returns the maintenances that the cordon and the taints of a node are for, of whatever
+// storage.
+func HoldersOf(node *corev1.Node) Owners {
+	holders := CordonedBy(node)
+	if holders == nil {
+		holders = Owners{}
+	}
+	maps.Copy(holders, TaintedBy(node))
+	return holders
+}
+
+// Choose returns the maintenances that hold a node, of those that want to hold it: the oldest, as
+// many as there are places, and the latest shutdown of the node itself, which needs none. taken is
+// how many places others have.
+func Choose(node string, wanting []*v1alpha1.NodeMaintenance, taken int) []*v1alpha1.NodeMaintenance {
+	places := max(0, protocol.MaxHolders-taken)
+	if len(wanting) <= places {
+		return wanting
+	}
+	ordered := slices.SortedFunc(slices.Values(wanting), v1alpha1.CompareAge)
+	var chosen []*v1alpha1.NodeMaintenance
+	for i := len(ordered) - 1; i >= 0; i-- {
+		if IsShutdownOf(node, ordered[i]) {
+			chosen = append(chosen, ordered[i])
+			ordered = slices.Delete(ordered, i, i+1)
+			break
+		}
+	}
+	return append(chosen, ordered[:min(places, len(ordered))]...)
+}
+
+// IsShutdownOf reports whether a maintenance announces a shutdown of a node.
+func IsShutdownOf(node string, nm *v1alpha1.NodeMaintenance) bool {
+	return protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector) == node
 }
 
 // Names returns the names of the maintenances that the annotations of a node name.

@@ -17,12 +17,15 @@ limitations under the License.
 package nodemarks
 
 import (
+	"fmt"
 	"reflect"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -50,4 +53,63 @@ func TestReadMarkOfInvalidAnnotations(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestChoose(t *testing.T) {
+	// others returns maintenances of which m-00 is the oldest.
+	others := func(n int) []*v1alpha1.NodeMaintenance {
+		var out []*v1alpha1.NodeMaintenance
+		for i := range n {
+			out = append(out, &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{
+				Name: fmt.Sprintf("m-%02d", i), CreationTimestamp: metav1.Unix(int64(i/2), 0),
+			}})
+		}
+		return out
+	}
+	shutdown := func(node, boot string, created int64) *v1alpha1.NodeMaintenance {
+		nm := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{
+			Name: protocol.ShutdownName(node, boot), CreationTimestamp: metav1.Unix(created, 0),
+			Annotations: map[string]string{v1alpha1.AnnotationBootID: boot},
+		}}
+		nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
+		}}}
+		return nm
+	}
+	namesOf := func(all []*v1alpha1.NodeMaintenance) []string {
+		var names []string
+		for _, nm := range all {
+			names = append(names, nm.Name)
+		}
+		return slices.Sorted(slices.Values(names))
+	}
+	own, earlier, of2 := shutdown("one", "b", 900), shutdown("one", "a", 800), shutdown("two", "b", 900)
+	for name, test := range map[string]struct {
+		wanting []*v1alpha1.NodeMaintenance
+		taken   int
+		want    []*v1alpha1.NodeMaintenance
+	}{
+		"none":                                       {},
+		"as many as there are places":                {wanting: others(50), want: others(50)},
+		"the oldest of more":                         {wanting: others(60), want: others(50)},
+		"with places that others have":               {wanting: others(60), taken: 45, want: others(5)},
+		"with more taken than there are places":      {wanting: others(60), taken: 51},
+		"a shutdown of the node beside them":         {wanting: append(others(60), own), want: append(others(50), own)},
+		"a shutdown of the node without any place":   {wanting: append(others(60), own), taken: 51, want: []*v1alpha1.NodeMaintenance{own}},
+		"only the latest shutdown of the node":       {wanting: append(others(60), own, earlier), want: append(others(50), own)},
+		"a shutdown of another node is one of them":  {wanting: append(others(60), of2), want: others(50)},
+		"the shutdown is one of few that have room":  {wanting: append(others(10), own), want: append(others(10), own)},
+		"an order that has nothing to do with names": {wanting: reversed(others(60)), want: others(50)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got, want := namesOf(Choose("one", test.wanting, test.taken)), namesOf(test.want); !slices.Equal(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+func reversed(all []*v1alpha1.NodeMaintenance) []*v1alpha1.NodeMaintenance {
+	slices.Reverse(all)
+	return all
 }

@@ -452,6 +452,13 @@ func (s *Selection) Neighbours(nodes []*corev1.Node) []string {
 	return sets.List(names)
 }
 
+// CountOn returns how many maintenances select a node.
+func (s *Selection) CountOn(node string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.byNode[node])
+}
+
 // MaintenancesOn returns the names of the maintenances that select a node, sorted.
 func (s *Selection) MaintenancesOn(node string) []string {
 	s.mu.Lock()

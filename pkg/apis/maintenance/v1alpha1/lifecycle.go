@@ -17,6 +17,7 @@ limitations under the License.
 package v1alpha1
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -102,6 +103,11 @@ func NodeStatusOf(nm *NodeMaintenance, node NodeReference) *NodeMaintenanceNodeS
 		}
 	}
 	return nil
+}
+
+// CompareAge orders maintenances by their creation, then by name: the oldest first.
+func CompareAge(a, b *NodeMaintenance) int {
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
 }
 
 // RequesterOf returns the name of the user who requested a maintenance, "" if it is not known.

@@ -64,6 +64,9 @@ var obstacleActions = map[string]action{
 		administrator + ", who can stop what makes the nodes schedulable or take them out of the selector",
 		"kubectl maintenance history %s",
 	},
+	v1alpha1.ReasonTooManyMaintenances: {
+		administrator + ", who can complete maintenances of the nodes that are no longer needed", "kubectl maintenance history %s",
+	},
 	v1alpha1.ReasonNoNodes:            {"the user who requested it, who can change the selector", "kubectl get nodemaintenance %s -o wide"},
 	v1alpha1.ReasonDrainBlocked:       {"the owners of the pods that are blocked", "kubectl maintenance status %s"},
 	v1alpha1.ReasonProgressBlocked:    {"the owners of the pods that are blocked", "kubectl maintenance status %s"},
@@ -95,7 +98,7 @@ func Stuck(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 		return nil
 	}
 	switch c.Reason {
-	case v1alpha1.ReasonDrainBlocked, v1alpha1.ReasonNotAuthorized, v1alpha1.ReasonNoNodes, v1alpha1.ReasonNodeNotCordoned:
+	case v1alpha1.ReasonDrainBlocked, v1alpha1.ReasonNotAuthorized, v1alpha1.ReasonNoNodes, v1alpha1.ReasonNodeNotCordoned, v1alpha1.ReasonTooManyMaintenances:
 		return c
 	}
 	return nil
@@ -145,7 +148,7 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, seen NodesSeen, podsListed bool, no
 // namesNodes reports whether a reason of Drained is about individual nodes. Such a condition is
 // shown beside Progressing.
 func namesNodes(reason string) bool {
-	return reason == v1alpha1.ReasonNotAuthorized || reason == v1alpha1.ReasonNodeNotCordoned
+	return reason == v1alpha1.ReasonNotAuthorized || reason == v1alpha1.ReasonNodeNotCordoned || reason == v1alpha1.ReasonTooManyMaintenances
 }
 
 // withNodes adds nodes to the obstacle with a reason, which it creates if no condition reports it.

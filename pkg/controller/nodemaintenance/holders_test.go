@@ -1,0 +1,259 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+)
+
+// numbered returns maintenances m-000, m-001 and so on, each a minute older than the one before.
+func numbered(n int, modify ...func(*maintenancev1alpha1.NodeMaintenance)) []apiruntime.Object {
+	var objects []apiruntime.Object
+	for i := range n {
+		objects = append(objects, newMaintenance(fmt.Sprintf("m-%03d", i), append(modify, lineDrawn, createdMinute(1000-i))...))
+	}
+	return objects
+}
+
+// shutdownOf makes a maintenance that of a shutdown of a node.
+func shutdownOf(node, boot string) func(*maintenancev1alpha1.NodeMaintenance) {
+	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+		nm.Name = protocol.ShutdownName(node, boot)
+		nm.UID = types.UID("uid-" + nm.Name)
+		nm.Annotations = map[string]string{maintenancev1alpha1.AnnotationBootID: boot}
+		nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchFields: []corev1.NodeSelectorRequirement{
+				{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
+			},
+		}}}
+	}
+}
+
+// converge reconciles the nodes and syncs the maintenances until neither changes anything.
+func (f *fixture) converge() {
+	f.t.Helper()
+	for range 20 {
+		before := f.stored()
+		f.authorized()
+		if err := f.reconcileNodes(); err != nil {
+			f.t.Fatal(err)
+		}
+		f.cached()
+		for _, nm := range f.maintenanceList() {
+			f.syncOnce(nm.Name)
+		}
+		f.cached()
+		f.wait(2 * time.Second)
+		if f.stored() == before {
+			return
+		}
+	}
+	f.t.Fatal("the cluster does not converge")
+}
+
+// TestMoreMaintenancesThanMayHoldANode gets 52 maintenances on a node by its labels.
+func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := append(numbered(52), newNode("one", inPool("green")), newNode("two"), newPod("p", "one", 0))
+		f := newFixture(t, objects...)
+		f.converge()
+		f.updateNode("one", inPool("blue"))
+		f.converge()
+
+		holders := nodemarks.HoldersOf(f.node("one"))
+		if len(holders) != protocol.MaxHolders || holders["m-000"] != "" || holders["m-001"] != "" {
+			t.Errorf("got %d holders of the node, want the oldest %d, which are not m-000 and m-001", len(holders), protocol.MaxHolders)
+		}
+		const message = "Not drained: TooManyMaintenances: 50 other maintenances hold the node"
+		for name, want := range map[string]bool{"m-000": true, "m-001": true, "m-002": false, "m-051": false} {
+			status := f.nodeStatus(name, "one")
+			if got := status.DrainMessage == message; got != want {
+				t.Errorf("the message of %s for the node is %q, want that of the limit: %t", name, status.DrainMessage, want)
+			}
+			if got := len(status.DrainTargets) == 0; got != want {
+				t.Errorf("the targets of %s for the node are %v, want none: %t", name, status.DrainTargets, want)
+			}
+		}
+		f.wantEvacuating("p")
+		f.deletePod("p")
+		f.wait(time.Minute)
+		f.converge()
+		for name, want := range map[string]string{"m-001": maintenancev1alpha1.ReasonTooManyMaintenances, "m-051": maintenancev1alpha1.ReasonDrainComplete} {
+			if got := conditionOf(f.nm(name), maintenancev1alpha1.ConditionDrained); got == nil || got.Reason != want {
+				t.Errorf("the condition Drained of %s is %v, want the reason %s", name, got, want)
+			}
+		}
+
+		t.Log("a holder completes: the oldest one that waits takes its place")
+		f.enter("m-051", maintenancev1alpha1.NodeMaintenanceStageComplete)
+		f.converge()
+		holders = nodemarks.HoldersOf(f.node("one"))
+		if len(holders) != protocol.MaxHolders || holders["m-051"] != "" || holders["m-000"] != "" || holders["m-001"] == "" {
+			t.Errorf("got holders %v, want m-001 in place of m-051", holders)
+		}
+	})
+}
+
+// TestTooManyMaintenancesOfANodeWriteItOnce checks that the node is written no more once its
+// annotations name the maintenances that hold it, and that its conditions are written.
+func TestTooManyMaintenancesOfANodeWriteItOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, append(numbered(51, createdAt(maintenancev1alpha1.NodeMaintenanceStageCordon)), newNode("one"), newNode("two"))...)
+		f.converge()
+		writes := 0
+		f.host.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, apiruntime.Object, error) {
+			writes++
+			return false, nil, nil
+		})
+		for range 5 {
+			if err := f.reconcileNodes(); err != nil {
+				t.Fatal(err)
+			}
+			f.cached()
+			f.wait(2 * time.Second)
+		}
+		if writes > 0 {
+			t.Errorf("got %d writes of nodes in 5 rounds without any change, want none", writes)
+		}
+		hasCondition := func(c corev1.NodeCondition) bool {
+			return c.Type == maintenancev1alpha1.NodeConditionMaintenanceInProgress
+		}
+		if !slices.ContainsFunc(f.node("one").Status.Conditions, hasCondition) {
+			t.Error("the node does not have the condition of a maintenance")
+		}
+	})
+}
+
+// TestAdvertisedMaintenancesAreLimited has more maintenances in stage Idle than the annotation of a
+// node has room for.
+func TestAdvertisedMaintenancesAreLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, append(numbered(60, createdAt(maintenancev1alpha1.NodeMaintenanceStageIdle)), newNode("one"))...)
+		f.advertise = true
+		f.restart()
+		f.converge()
+		recorded := nodemarks.ReadConditions(f.node("one")).Maintenances
+		if _, oldest := recorded["m-059"]; len(recorded) != protocol.MaxHolders || !oldest {
+			t.Errorf("got %d maintenances in the annotation, want the oldest %d", len(recorded), protocol.MaxHolders)
+		}
+	})
+}
+
+// TestShutdownHasAPlaceOfItsOwn has a node go down that 50 maintenances hold.
+func TestShutdownHasAPlaceOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := append(numbered(51), newNode("one"), newPod("p", "one", 0),
+			newMaintenance("", lineDrawn, createdMinute(2000), shutdownOf("one", "boot-1")))
+		f := newFixture(t, objects...)
+		f.converge()
+		name := protocol.ShutdownName("one", "boot-1")
+		holders := nodemarks.HoldersOf(f.node("one"))
+		if len(holders) != protocol.MaxHolders+1 || holders[name] == "" || holders["m-000"] != "" {
+			t.Errorf("got %d holders of the node, want the shutdown and the oldest %d others", len(holders), protocol.MaxHolders)
+		}
+		if got := f.nodeStatus(name, "one").DrainMessage; strings.Contains(got, maintenancev1alpha1.ReasonTooManyMaintenances) {
+			t.Errorf("the shutdown does not drain its node: %s", got)
+		}
+	})
+}
+
+// TestLaterShutdownSupersedes has a node announce a shutdown while its last one is not complete.
+func TestLaterShutdownSupersedes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		earlier, later := protocol.ShutdownName("one", "boot-1"), protocol.ShutdownName("one", "boot-2")
+		f := newFixture(t, newNode("one"), newNode("two"),
+			newMaintenance("", lineDrawn, createdMinute(1), shutdownOf("one", "boot-1")),
+			newMaintenance("", lineDrawn, createdMinute(1), shutdownOf("two", "boot-1")),
+			newMaintenance("other", lineDrawn, createdMinute(1)))
+		f.converge()
+		f.create(newMaintenance("", lineDrawn, createdMinute(2), shutdownOf("one", "boot-2")))
+		f.authorized()
+		f.syncOnce(earlier)
+		if got := f.nm(earlier).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageDrain {
+			t.Errorf("the earlier shutdown is at stage %s before the later one holds the node", got)
+		}
+		if err := f.reconcileNodes(); err != nil {
+			t.Fatal(err)
+		}
+		f.cached()
+		f.syncOnce(earlier)
+		f.cached()
+		for name, want := range map[string]maintenancev1alpha1.NodeMaintenanceStage{
+			earlier: maintenancev1alpha1.NodeMaintenanceStageComplete, later: maintenancev1alpha1.NodeMaintenanceStageDrain,
+			"other": maintenancev1alpha1.NodeMaintenanceStageDrain, protocol.ShutdownName("two", "boot-1"): maintenancev1alpha1.NodeMaintenanceStageDrain,
+		} {
+			f.syncOnce(name)
+			if got := f.nm(name).Spec.Stage; got != want {
+				t.Errorf("%s is at stage %s, want %s", name, got, want)
+			}
+		}
+	})
+}
+
+// TestCostOfManyMaintenancesOfANode counts the allocations of one sync of each maintenance of a
+// node, which an event of the node brings about.
+func TestCostOfManyMaintenancesOfANode(t *testing.T) {
+	round := func(n int) (allocations uint64) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFixture(t, append(numbered(n), newNode("one"), newPod("p", "one", 0))...)
+			for range 3 {
+				f.authorized()
+				if err := f.reconcileNodes(); err != nil {
+					t.Fatal(err)
+				}
+				f.cached()
+				for i := range n {
+					f.syncOnce(fmt.Sprintf("m-%03d", i))
+				}
+				f.cached()
+				f.wait(2 * time.Second)
+			}
+			synctest.Wait()
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			for i := range n {
+				f.syncOnce(fmt.Sprintf("m-%03d", i))
+			}
+			runtime.ReadMemStats(&after)
+			allocations = after.Mallocs - before.Mallocs
+		})
+		return allocations
+	}
+	few := round(100)
+	for _, n := range []int{200, 400} {
+		// A third more than n/100 times as many, for what grows by steps.
+		if many, most := round(n), few*uint64(n)/100*4/3; many > most {
+			t.Errorf("a sync of each of %d maintenances of a node takes %d allocations, want at most %d: that of 100 takes %d", n, many, most, few)
+		}
+	}
+}

@@ -1,0 +1,79 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
+)
+
+// supersede completes the maintenance of an earlier shutdown of a node once a later one holds the
+// node: a node goes down for one boot at a time. It reports whether it has done so.
+func (c *Controller) supersede(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (bool, error) {
+	later := c.laterShutdown(nm)
+	if later == nil {
+		return false, nil
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": nm.UID, "resourceVersion": nm.ResourceVersion},
+		"spec":     map[string]any{"stage": maintenancev1alpha1.NodeMaintenanceStageComplete},
+	})
+	if err != nil {
+		return false, err
+	}
+	_, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("complete it, since %s announces a later shutdown: %w", later.Name, err)
+	}
+	c.maintenanceEvent(nm, corev1.EventTypeNormal, EventSuperseded, actionComplete,
+		"Completed: NodeMaintenance %s announces a later shutdown of the node", later.Name)
+	return true, nil
+}
+
+// laterShutdown returns a maintenance of a later shutdown of the same node that holds the node, or
+// nil.
+func (c *Controller) laterShutdown(nm *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.NodeMaintenance {
+	name := protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector)
+	if name == "" {
+		return nil
+	}
+	node, err := c.nodeLister.Get(name)
+	if err != nil {
+		return nil
+	}
+	for _, other := range c.selection.MaintenancesOn(name) {
+		later, err := c.get(other)
+		if err == nil && maintenancev1alpha1.IsHolding(later) && nodemarks.IsShutdownOf(name, later) &&
+			maintenancev1alpha1.CompareAge(nm, later) < 0 && nodemarks.Holds(node, later) {
+			return later
+		}
+	}
+	return nil
+}
