@@ -27,6 +27,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -55,6 +56,8 @@ type change struct {
 	selected []*corev1.Node
 	// leaving are the nodes that the write releases.
 	leaving nodeSet
+	// held are the names of the nodes that the maintenance holds before the write.
+	held sets.Set[string]
 }
 
 // changeOf returns the effect of a write. Nodes that stay are checked as well, since a change of
@@ -64,7 +67,7 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 	if err != nil {
 		return nil, err
 	}
-	c := &change{all: all, leaving: nodeSet{}}
+	c := &change{all: all, leaving: nodeSet{}, held: sets.New[string]()}
 	if nm != nil && nm.Spec.Stage != maintenance.NodeMaintenanceStageComplete {
 		if c.selected, err = selectNodes(ctx, nm, all); err != nil {
 			return nil, err
@@ -87,6 +90,9 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 		for _, node := range released {
 			c.leaving[node.Name] = node
 		}
+	}
+	if old != nil && isHeldStage(old.Spec.Stage) {
+		c.held = sets.KeySet(c.leaving)
 	}
 	for name, node := range c.leaving {
 		if node == nil {

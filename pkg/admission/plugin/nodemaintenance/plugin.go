@@ -38,6 +38,7 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 	kubeinformers "k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
@@ -76,6 +77,7 @@ type Plugin struct {
 	nodes        corelisters.NodeLister
 	maintenances listers.NodeMaintenanceLister
 	self         initializer.Self
+	synced       []cache.InformerSynced
 
 	// warners are the checks for warnings, the most important first.
 	warners []warner
@@ -97,21 +99,30 @@ func New(config Config) *Plugin {
 	return p
 }
 
-// SetExternalKubeInformerFactory sets the informers of the host cluster. No request is admitted
-// before the cache of nodes is synced: the plugin could not check nodes that it does not see.
+// SetExternalKubeInformerFactory sets the informers of the host cluster.
 func (p *Plugin) SetExternalKubeInformerFactory(f kubeinformers.SharedInformerFactory) {
 	nodes := f.Core().V1().Nodes()
 	p.nodes = nodes.Lister()
-	p.SetReadyFunc(nodes.Informer().HasSynced)
+	p.waitFor(nodes.Informer().HasSynced)
+}
+
+// waitFor adds a cache to those that have to be synced before a request is admitted: the plugin
+// could neither check nodes nor count maintenances that it does not see.
+func (p *Plugin) waitFor(synced cache.InformerSynced) {
+	p.synced = append(p.synced, synced)
+	p.SetReadyFunc(func() bool {
+		return !slices.ContainsFunc(p.synced, func(synced cache.InformerSynced) bool { return !synced() })
+	})
 }
 
 // SetUnconditionalAuthorizer sets the authorizer of the host cluster.
 func (p *Plugin) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) { p.authorizer = a }
 
-// SetMaintenanceInformers sets the informers of our API. Only warnings need them, so no request
-// waits for them.
+// SetMaintenanceInformers sets the informers of our API.
 func (p *Plugin) SetMaintenanceInformers(f informers.SharedInformerFactory) {
-	p.maintenances = f.Maintenance().V1alpha1().NodeMaintenances().Lister()
+	maintenances := f.Maintenance().V1alpha1().NodeMaintenances()
+	p.maintenances = maintenances.Lister()
+	p.waitFor(maintenances.Informer().HasSynced)
 }
 
 // SetServerIdentity sets the identity of the server.
@@ -161,11 +172,11 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		if old != nil {
 			return nil
 		}
-	case nm != nil && old != nil && (!needsAuthorization(nm, old) || isGarbageCollection(a.GetUserInfo(), nm, old)):
+	case nm != nil && old != nil && newShutdownOf(nm, old) == "" && (!needsAuthorization(nm, old) || isGarbageCollection(a.GetUserInfo(), nm, old)):
 		return nil
 	}
 	if !p.WaitForReady() {
-		return apierrors.NewServiceUnavailable("the cache of nodes is not synced yet, try again later")
+		return apierrors.NewServiceUnavailable("the caches of nodes and NodeMaintenances are not synced yet, try again later")
 	}
 	change, err := p.changeOf(ctx, nm, old)
 	if err != nil {
@@ -176,8 +187,14 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 			return err
 		}
 	}
+	if err := p.validateShutdowns(a, nm, old); err != nil {
+		return err
+	}
 	if !sendsToNodes(nm, old) {
 		return nil
+	}
+	if err := p.validateHolders(ctx, a, nm, change); err != nil {
+		return err
 	}
 	if err := validateStatusSize(nm, len(change.selected)); err != nil {
 		return err

@@ -1,0 +1,157 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/admission"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/nodeselection"
+	"haulout.dev/haulout/pkg/identity"
+)
+
+// namedAtMost is how many of the maintenances that have reached a limit an error names.
+const namedAtMost = 3
+
+func isHeldStage(stage maintenance.NodeMaintenanceStage) bool {
+	return stage == maintenance.NodeMaintenanceStageCordon || stage == maintenance.NodeMaintenanceStageDrain
+}
+
+// newShutdownOf returns the node whose shutdown a maintenance announces after a write and did not
+// announce before, or "".
+func newShutdownOf(nm, old *maintenance.NodeMaintenance) string {
+	if nm == nil {
+		return ""
+	}
+	node := protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector)
+	if old != nil && protocol.NodeOfShutdown(&old.ObjectMeta, old.Spec.NodeSelector) == node {
+		return ""
+	}
+	return node
+}
+
+// validateShutdowns refuses one more maintenance of a shutdown of a node than may be stored. They
+// are counted whoever has changed them since, so that a node that creates them without end cannot
+// fill the storage. Another user can only make one for a node that exists: that is a node on which
+// the user's rights were checked.
+func (p *Plugin) validateShutdowns(a admission.Attributes, nm, old *maintenance.NodeMaintenance) error {
+	node := newShutdownOf(nm, old)
+	if node == "" {
+		return nil
+	}
+	_, byNode := identity.NodeOf(a.GetUserInfo())
+	if _, err := p.nodes.Get(node); apierrors.IsNotFound(err) && !byNode {
+		return admission.NewForbidden(a, fmt.Errorf("it announces a shutdown of node %q, which does not exist", node))
+	}
+	all, err := p.maintenances.List(labels.Everything())
+	if err != nil {
+		return apierrors.NewInternalError(err)
+	}
+	shutdowns := slices.DeleteFunc(slices.Clone(all), func(other *v1alpha1.NodeMaintenance) bool {
+		return other.Name == nm.Name || protocol.NodeOfShutdown(&other.ObjectMeta, other.Spec.NodeSelector) != node
+	})
+	if len(shutdowns) < protocol.MaxShutdowns {
+		return nil
+	}
+	return admission.NewForbidden(a, fmt.Errorf("%d NodeMaintenances announce shutdowns of node %q, at most %d are allowed, completed ones included: "+
+		"delete those that are complete; the oldest are %s", len(shutdowns), node, protocol.MaxShutdowns, oldest(shutdowns)))
+}
+
+// validateHolders refuses a write by which one maintenance more holds a node than may. The node's
+// own shutdown may always hold it. A maintenance that comes to select a node without a write, since
+// labels change, is left to the controllers.
+func (p *Plugin) validateHolders(ctx context.Context, a admission.Attributes, nm *maintenance.NodeMaintenance, c *change) error {
+	if !isHeldStage(nm.Spec.Stage) {
+		return nil
+	}
+	ownShutdown := protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector)
+	joining := slices.DeleteFunc(slices.Clone(c.selected), func(node *corev1.Node) bool {
+		return c.held.Has(node.Name) || node.Name == ownShutdown
+	})
+	all, err := p.maintenances.List(labels.Everything())
+	if err != nil {
+		return apierrors.NewInternalError(err)
+	}
+	holding := slices.DeleteFunc(slices.Clone(all), func(other *v1alpha1.NodeMaintenance) bool {
+		return other.Name == nm.Name || !v1alpha1.IsHolding(other)
+	})
+	if len(joining) == 0 || len(holding) < protocol.MaxHolders {
+		return nil
+	}
+	holders := map[string][]*v1alpha1.NodeMaintenance{}
+	for _, other := range holding {
+		names, err := selectedBy(ctx, other, joining)
+		if err != nil {
+			return apierrors.NewInternalError(fmt.Errorf("nodes of maintenance %s: %w", other.Name, err))
+		}
+		for name := range names {
+			if protocol.NodeOfShutdown(&other.ObjectMeta, other.Spec.NodeSelector) != name {
+				holders[name] = append(holders[name], other)
+			}
+		}
+	}
+	for _, node := range joining {
+		if n := len(holders[node.Name]); n >= protocol.MaxHolders {
+			return admission.NewForbidden(a, fmt.Errorf("%d NodeMaintenances hold node %q, at most %d may at the same time: "+
+				"complete those that are no longer needed; the oldest are %s", n, node.Name, protocol.MaxHolders, oldest(holders[node.Name])))
+		}
+	}
+	return nil
+}
+
+// selectedBy returns the names of those of the nodes that another maintenance selects. Its status
+// has them, unless no leader has seen its present selector.
+func selectedBy(ctx context.Context, other *v1alpha1.NodeMaintenance, nodes []*corev1.Node) (sets.Set[string], error) {
+	names := sets.New[string]()
+	if other.Status.ObservedGeneration == other.Generation && len(other.Status.NodeStatuses) > 0 {
+		for i := range other.Status.NodeStatuses {
+			if status := &other.Status.NodeStatuses[i]; !v1alpha1.IsBeingReleased(status) {
+				names.Insert(status.NodeRef.Name)
+			}
+		}
+		return names, nil
+	}
+	selector, err := nodeselection.Of(other)
+	if err != nil {
+		return nil, err
+	}
+	selected, _, err := selector.Select(ctx, nodes)
+	for _, node := range selected {
+		names.Insert(node.Name)
+	}
+	return names, err
+}
+
+// oldest names the oldest of some maintenances.
+func oldest(all []*v1alpha1.NodeMaintenance) string {
+	var names []string
+	for _, nm := range slices.SortedFunc(slices.Values(all), v1alpha1.CompareAge)[:min(namedAtMost, len(all))] {
+		names = append(names, nm.Name)
+	}
+	return strings.Join(names, ", ")
+}

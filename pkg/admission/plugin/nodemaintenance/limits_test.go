@@ -1,0 +1,170 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// stored returns n maintenances of a selector as the cache has them: m-00 is the newest.
+func stored(n int, selector *corev1.NodeSelector, stage v1alpha1.NodeMaintenanceStage) []*v1alpha1.NodeMaintenance {
+	var out []*v1alpha1.NodeMaintenance
+	for i := range n {
+		nm := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("m-%02d", i), Generation: 1, CreationTimestamp: metav1.Unix(int64(10000-i), 0),
+		}}
+		nm.Spec.NodeSelector, nm.Spec.Stage = selector, stage
+		out = append(out, nm)
+	}
+	return out
+}
+
+// seenBy records in the status which nodes a leader has found.
+func seenBy(all []*v1alpha1.NodeMaintenance, nodes ...v1alpha1.NodeMaintenanceNodeStatus) []*v1alpha1.NodeMaintenance {
+	for _, nm := range all {
+		nm.Status.ObservedGeneration, nm.Status.NodeStatuses = nm.Generation, nodes
+	}
+	return all
+}
+
+func entryOf(node, message string) v1alpha1.NodeMaintenanceNodeStatus {
+	return v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: node}, DrainMessage: message}
+}
+
+// shutdowns returns n maintenances of shutdowns of a node.
+func shutdowns(n int, node string, stage v1alpha1.NodeMaintenanceStage) []*v1alpha1.NodeMaintenance {
+	all := stored(n, byName(node), stage)
+	for i, nm := range all {
+		id := fmt.Sprintf("%08x-2fa1-11d2-883f-0016d3cca427", i)
+		nm.Name, nm.Annotations = protocol.ShutdownName(node, id), map[string]string{v1alpha1.AnnotationBootID: id}
+	}
+	return all
+}
+
+func TestLimitOfMaintenancesThatHoldANode(t *testing.T) {
+	const drain, cordon, idle = v1alpha1.NodeMaintenanceStageDrain, v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeMaintenanceStageIdle
+	atIdle, complete := atStage(maintenance.NodeMaintenanceStageIdle), atStage(maintenance.NodeMaintenanceStageComplete)
+	blue, red := pools("blue"), pools("red")
+	deleted := stored(50, blue, drain)
+	for _, nm := range deleted {
+		nm.DeletionTimestamp = &metav1.Time{}
+	}
+	for name, test := range map[string]struct {
+		others  []*v1alpha1.NodeMaintenance
+		nm, old *maintenance.NodeMaintenance
+		by      string
+		refused bool
+	}{
+		"the 50th is admitted":                             {others: stored(49, blue, drain), nm: maintain(blue)},
+		"the 51st is refused":                              {others: stored(50, blue, drain), nm: maintain(blue), refused: true},
+		"stage Cordon counts":                              {others: stored(50, blue, cordon), nm: maintain(blue), refused: true},
+		"stage Cordon is refused":                          {others: stored(50, blue, drain), nm: maintain(blue, atStage(maintenance.NodeMaintenanceStageCordon)), refused: true},
+		"one node that is full is enough":                  {others: stored(50, byName("blue-2"), drain), nm: maintain(blue), refused: true},
+		"maintenances of other nodes do not count":         {others: stored(50, red, drain), nm: maintain(blue)},
+		"maintenances in stage Idle do not count":          {others: stored(50, blue, idle), nm: maintain(blue)},
+		"maintenances that are being deleted do not count": {others: deleted, nm: maintain(blue)},
+		"a creation in stage Idle passes":                  {others: stored(50, blue, drain), nm: maintain(blue, atIdle)},
+		"a change of stage is refused":                     {others: stored(50, blue, drain), nm: maintain(blue), old: maintain(blue, atIdle), refused: true},
+		"a selector that adds a full node is refused":      {others: stored(50, blue, drain), nm: maintain(pools("red", "blue")), old: maintain(red), refused: true},
+		"one that holds the node already may change":       {others: stored(50, blue, drain), nm: maintain(blue), old: maintain(blue, atStage(maintenance.NodeMaintenanceStageCordon))},
+		"one that holds the node already may leave others": {others: stored(50, blue, drain), nm: maintain(blue), old: maintain(pools("red", "blue"))},
+		"one that holds the node already may complete":     {others: stored(50, blue, drain), nm: maintain(blue, complete), old: maintain(blue)},
+		"the node's own shutdown is admitted":              {others: stored(50, blue, drain), nm: shutdown(), by: "blue-1"},
+		"the shutdown of the node does not count":          {others: append(stored(49, blue, drain), shutdowns(1, "blue-1", drain)...), nm: maintain(byName("blue-1"))},
+		"the status counts for what a leader has seen":     {others: seenBy(stored(50, red, drain), entryOf("blue-1", "")), nm: maintain(blue), refused: true},
+		"nodes that are being released do not count":       {others: seenBy(stored(50, blue, drain), entryOf("blue-1", v1alpha1.DrainMessageReleasing)), nm: maintain(byName("blue-1"))},
+		"the status of another generation does not count":  {others: seenAt(stored(50, red, drain), 7, entryOf("blue-1", "")), nm: maintain(blue)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, may("blue-1", "blue-2", "red-1"), twoPools, test.others...)
+			r := request{by: bob, nm: test.nm, old: test.old}
+			if test.by != "" {
+				r.by = agentOf(test.by)
+			}
+			ctx, _ := f.context(r)
+			err := f.validate(ctx, r)
+			if !test.refused {
+				if err != nil {
+					t.Errorf("got %v, want it to be admitted", err)
+				}
+				return
+			}
+			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "at most 50") || !strings.Contains(err.Error(), "m-49, m-48, m-47") {
+				t.Errorf("got %v, want a refusal with the limit and the oldest three", err)
+			}
+		})
+	}
+}
+
+// seenAt is seenBy with the generation that was observed.
+func seenAt(all []*v1alpha1.NodeMaintenance, generation int64, nodes ...v1alpha1.NodeMaintenanceNodeStatus) []*v1alpha1.NodeMaintenance {
+	for _, nm := range seenBy(all, nodes...) {
+		nm.Generation = generation
+	}
+	return all
+}
+
+func TestLimitOfShutdownsOfANode(t *testing.T) {
+	const complete = v1alpha1.NodeMaintenanceStageComplete
+	for name, test := range map[string]struct {
+		others  []*v1alpha1.NodeMaintenance
+		nm, old *maintenance.NodeMaintenance
+		byBob   bool
+		refused string
+	}{
+		"the 32nd is admitted": {others: shutdowns(31, "blue-1", complete), nm: shutdown()},
+		"the 33rd is refused": {
+			others: shutdowns(32, "blue-1", complete), nm: shutdown(),
+			refused: "at most 32 are allowed, completed ones included: delete those that are complete; " +
+				"the oldest are shutdown-blue-1-0000001f, shutdown-blue-1-0000001e, shutdown-blue-1-0000001d",
+		},
+		"an earlier one that is not complete does not hinder": {others: shutdowns(31, "blue-1", v1alpha1.NodeMaintenanceStageDrain), nm: shutdown()},
+		"those of another node do not count":                  {others: shutdowns(32, "blue-2", complete), nm: shutdown()},
+		"other maintenances of the node do not count":         {others: stored(40, byName("blue-1"), complete), nm: shutdown()},
+		"the limit is that of other users, too":               {others: shutdowns(32, "blue-1", complete), nm: shutdown(), byBob: true, refused: "at most 32"},
+		"an update may complete one":                          {others: shutdowns(33, "blue-1", complete), nm: shutdown(atStage(maintenance.NodeMaintenanceStageComplete)), old: shutdown()},
+		"an annotation that makes one is refused":             {others: shutdowns(32, "blue-1", complete), nm: shutdown(), old: shutdown(metadata(func(m *metav1.ObjectMeta) { m.Annotations = nil })), byBob: true, refused: "at most 32"},
+		"a user makes none for a node that does not exist":    {nm: shutdown(selecting(byName("gone")), metadata(func(m *metav1.ObjectMeta) { m.Name = "shutdown-gone-1b4e28ba" })), byBob: true, refused: "does not exist"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, may("blue-1"), twoPools, test.others...)
+			r := request{by: blue1, nm: test.nm, old: test.old}
+			if test.byBob {
+				r.by = bob
+				test.nm.Spec.RequestedBy = requestedBy(bob)
+			}
+			ctx, _ := f.context(r)
+			err := f.validate(ctx, r)
+			switch {
+			case test.refused == "" && err != nil:
+				t.Errorf("got %v, want it to be admitted", err)
+			case test.refused != "" && (!apierrors.IsForbidden(err) || !strings.Contains(err.Error(), test.refused)):
+				t.Errorf("got %v, want a refusal with %q", err, test.refused)
+			}
+		})
+	}
+}
