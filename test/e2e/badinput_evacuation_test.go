@@ -18,6 +18,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -26,6 +27,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
@@ -46,6 +48,17 @@ func evacuationOf(pod *corev1.Pod, modify ...func(*v1alpha1.Evacuation)) *v1alph
 
 func withEvacuators(evacuators ...v1alpha1.Evacuator) func(*v1alpha1.Evacuation) {
 	return func(e *v1alpha1.Evacuation) { e.Spec.Evacuators = evacuators }
+}
+
+func withForeignFinalizer(e *v1alpha1.Evacuation) {
+	e.Finalizers = append(e.Finalizers, "e2e.haulout.dev/foreign")
+}
+
+func with64KiBOfLabels(e *v1alpha1.Evacuation) {
+	e.Labels = map[string]string{}
+	for i := range 1000 {
+		e.Labels[fmt.Sprintf("label-%04d", i)] = strings.Repeat("x", 55)
+	}
 }
 
 func TestEvacuationThatIsRefused(t *testing.T) {
@@ -95,6 +108,12 @@ func TestEvacuationThatIsRefused(t *testing.T) {
 		},
 		"without an instigator": {
 			modify: func(e *v1alpha1.Evacuation) { e.Finalizers = nil }, field: "metadata.finalizers",
+		},
+		"with the finalizer of another program": {
+			modify: withForeignFinalizer, field: "metadata.finalizers[1]", words: []string{"instigators"},
+		},
+		"with 64 KiB of labels": {
+			modify: with64KiBOfLabels, field: "metadata", words: []string{"16384 bytes"},
 		},
 	}
 	for name, c := range cases {
@@ -195,6 +214,57 @@ func TestEvacuationOfAnEvacuator(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestEvacuationsThatFillANamespace has a tenant create Evacuations of pods without a node, which
+// it deletes again: first as large as they may be, then with a finalizer that would keep them.
+func TestEvacuationsThatFillANamespace(t *testing.T) {
+	t.Parallel()
+	const tries, allowed = 500, 200
+	pool, _ := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	admin := cluster.As(t)
+	evacuations, pods := admin.Haulout.MaintenanceV1alpha1().Evacuations(namespace), admin.Kube.CoreV1().Pods(namespace)
+	created, refused := 0, 0
+	for i := range tries {
+		pod, err := pods.Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%03d", i)}, Spec: neverScheduled(pool),
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := evacuations.Create(t.Context(), evacuationOf(pod, withForeignFinalizer, with64KiBOfLabels), metav1.CreateOptions{}); !apierrors.IsInvalid(err) {
+			t.Fatalf("with a foreign finalizer and 64 KiB of labels: got %v, want it to be refused as invalid", err)
+		}
+		_, err = evacuations.Create(t.Context(), evacuationOf(pod), metav1.CreateOptions{})
+		switch {
+		case err == nil:
+			created++
+		case apierrors.IsTooManyRequests(err) && strings.Contains(err.Error(), "at most 200 are allowed"):
+			refused++
+		default:
+			t.Fatalf("got %v, want it to be created or refused for their number", err)
+		}
+		if err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The controllers delete Evacuations whose pods are gone, which makes room.
+	list, err := evacuations.List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Items) > allowed {
+		t.Errorf("the namespace has %d Evacuations, want at most %d", len(list.Items), allowed)
+	}
+	t.Logf("%d created, %d refused, %d left", created, refused, len(list.Items))
+}
+
+// neverScheduled is the spec of a pod of a pool that the scheduler leaves alone.
+func neverScheduled(pool string) corev1.PodSpec {
+	spec := framework.PodSpec(pool)
+	spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "e2e.haulout.dev/never"}}
+	return spec
 }
 
 // conditionIs reports whether a condition has a status and, unless empty, a reason.

@@ -18,6 +18,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -296,6 +297,93 @@ func TestRightsOnNodes(t *testing.T) {
 		if err := theirs.Delete(t.Context(), admins.Name, metav1.DeleteOptions{}); !apierrors.IsForbidden(err) {
 			t.Errorf("got %v, want Forbidden", err)
 		}
+	})
+}
+
+// TestMoreMaintenancesThanMayHoldANode has 50 maintenances hold a node, and adds one by a write and
+// one by the labels of the node.
+func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
+	t.Parallel()
+	const most = 50
+	pool, nodes := cluster.NewPool(t, 1, true)
+	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	// The names of the oldest three are known: creation times have seconds.
+	named := func(i int) func(*v1alpha1.NodeMaintenance) {
+		return func(nm *v1alpha1.NodeMaintenance) { nm.Name = fmt.Sprintf("%s-%02d", pool, i) }
+	}
+	elsewhere := cluster.Create(t, framework.Maintenance(framework.Name("later"), v1alpha1.NodeMaintenanceStageCordon,
+		func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = framework.Select(pool, "yes") }))
+	for i := range most {
+		cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon, named(i)))
+	}
+	waiting := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
+	framework.Eventually(t, "the 51st is refused when it leaves Idle", func(ctx context.Context) (bool, error) {
+		_, err := maintenances.Patch(ctx, waiting.Name, types.MergePatchType, []byte(`{"spec":{"stage":"Cordon"}}`),
+			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "at most 50") &&
+			strings.Contains(err.Error(), pool+"-00, "+pool+"-01, "+pool+"-02"), err
+	})
+	framework.Eventually(t, "the node names its 50 holders", func(ctx context.Context) (bool, error) {
+		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, nodes[0], metav1.GetOptions{})
+		return err == nil && strings.Count(node.Annotations[v1alpha1.AnnotationTaintedBy], pool) == most, err
+	})
+	// It is the oldest, so it takes the place of the youngest.
+	merge(t, "", "node", nodes[0], fmt.Sprintf(`{"metadata":{"labels":{%q:"yes"}}}`, pool))
+	youngest := fmt.Sprintf("%s-%02d", pool, most-1)
+	framework.Eventually(t, "the status of the one without a place names the limit", func(ctx context.Context) (bool, error) {
+		nm, err := maintenances.Get(ctx, youngest, metav1.GetOptions{})
+		return err == nil && slices.ContainsFunc(nm.Status.NodeStatuses, func(s v1alpha1.NodeMaintenanceNodeStatus) bool {
+			return s.NodeRef.Name == nodes[0] && strings.Contains(s.DrainMessage, v1alpha1.ReasonTooManyMaintenances)
+		}), err
+	})
+	setStage(t, elsewhere.Name, v1alpha1.NodeMaintenanceStageComplete)
+	framework.Eventually(t, "it takes the place that is free", func(ctx context.Context) (bool, error) {
+		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, nodes[0], metav1.GetOptions{})
+		return err == nil && strings.Contains(node.Annotations[v1alpha1.AnnotationTaintedBy], youngest), err
+	})
+}
+
+// TestFourHundredMaintenancesOfANode brings a node to 400 maintenances by its labels, and drains
+// another node beside it.
+func TestFourHundredMaintenancesOfANode(t *testing.T) {
+	t.Parallel()
+	const many = 400
+	crowded, nodes := cluster.NewPool(t, 1, true)
+	pool, others := cluster.NewPool(t, 1, true)
+	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	for i := range many {
+		nm := framework.Maintenance(crowded, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Name, nm.Labels = fmt.Sprintf("%s-%03d", crowded, i), map[string]string{"crowd": crowded}
+			nm.Spec.NodeSelector = framework.Select(crowded, "yes")
+		})
+		if _, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() {
+		crowd := metav1.ListOptions{LabelSelector: "crowd=" + crowded}
+		if err := maintenances.DeleteCollection(context.Background(), metav1.DeleteOptions{}, crowd); err != nil {
+			t.Error(err)
+		}
+		framework.Eventually(t, "all of them are gone", func(ctx context.Context) (bool, error) {
+			left, err := maintenances.List(ctx, crowd)
+			return err == nil && len(left.Items) == 0, err
+		})
+	})
+	merge(t, "", "node", nodes[0], fmt.Sprintf(`{"metadata":{"labels":{%q:"yes"}}}`, crowded))
+	framework.Eventually(t, "the node is held", func(ctx context.Context) (bool, error) {
+		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, nodes[0], metav1.GetOptions{})
+		return err == nil && node.Spec.Unschedulable, err
+	})
+	namespace := cluster.NewNamespace(t)
+	cluster.PodOn(t, namespace, "web", pool, others[0])
+	nm := drainNodes(t, pool, others...)
+	drained(t, nm.Name)
+	last := fmt.Sprintf("%s-%03d", crowded, many-1)
+	framework.Eventually(t, "the status of the last one names the limit", func(ctx context.Context) (bool, error) {
+		nm, err := maintenances.Get(ctx, last, metav1.GetOptions{})
+		return err == nil && len(nm.Status.NodeStatuses) == 1 &&
+			strings.Contains(nm.Status.NodeStatuses[0].DrainMessage, v1alpha1.ReasonTooManyMaintenances), err
 	})
 }
 

@@ -48,6 +48,7 @@ const (
 	badNamespace = "bench-bad"
 	// waitingPods are behind one budget that lets none go and is rewritten all the time.
 	waitingPods  = 1000
+	waiting      = "waiting"
 	rewriteEvery = time.Second / 3
 	// deniedPods is the number of pods whose evictions a webhook denies for an hour.
 	deniedPods = 20
@@ -95,6 +96,11 @@ func (c *cluster) disturb(ctx context.Context) (end func(context.Context) error,
 	if _, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, drains,
 		metav1.CreateOptions{}); err != nil {
 		return end, err
+	}
+	for _, crowd := range []func(context.Context) error{c.createBudgets, c.createCrowds, c.sendEvacuations} {
+		if err := crowd(ctx); err != nil {
+			return end, err
+		}
 	}
 	for _, repeated := range []struct {
 		every time.Duration
@@ -161,7 +167,6 @@ func (c *cluster) evictionsAreDenied(ctx context.Context) (string, error) {
 // createBadPods makes the pods and their budget: the pods that wait for it, the pods whose
 // evictions are denied, and a pod with 22,000 labels.
 func (c *cluster) createBadPods(ctx context.Context) error {
-	const waiting = "waiting"
 	labelled := badPod("labelled", "labelled", c.bad[0])
 	for i := range 22_000 {
 		labelled.Labels[fmt.Sprintf("label-%05d", i)] = "x"
@@ -198,20 +203,17 @@ func badPod(name, app, node string) *corev1.Pod {
 // rewriteBudget gives the budget of the waiting pods another number that lets none go either.
 func (c *cluster) rewriteBudget(ctx context.Context) error {
 	budgets := c.kube.PolicyV1().PodDisruptionBudgets(badNamespace)
-	list, err := budgets.List(ctx, metav1.ListOptions{})
+	b, err := budgets.Get(ctx, waiting, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	for i := range list.Items {
-		b := &list.Items[i]
-		needed := int32(waitingPods)
-		if b.Spec.MinAvailable.IntVal == needed {
-			needed++
-		}
-		b.Spec.MinAvailable = ptr.To(intstr.FromInt32(needed))
-		if _, err := budgets.Update(ctx, b, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
-			return err
-		}
+	needed := int32(waitingPods)
+	if b.Spec.MinAvailable.IntVal == needed {
+		needed++
+	}
+	b.Spec.MinAvailable = ptr.To(intstr.FromInt32(needed))
+	if _, err := budgets.Update(ctx, b, metav1.UpdateOptions{}); err != nil && !apierrors.IsConflict(err) {
+		return err
 	}
 	return nil
 }
@@ -236,13 +238,15 @@ func (c *cluster) sendRefused(ctx context.Context) error {
 			},
 		})
 	}
-	for what, nm := range map[string]*v1alpha1.NodeMaintenance{"26,000 selector terms": terms, "a plan of 441 KiB": plan} {
+	for what, nm := range map[string]*v1alpha1.NodeMaintenance{
+		"26,000 selector terms": terms, "a plan of 441 KiB": plan, "1,000 terms of DoesNotExist": withoutLabels(),
+	} {
 		_, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, nm, metav1.CreateOptions{})
 		if !apierrors.IsInvalid(err) && !apierrors.IsRequestEntityTooLargeError(err) && ctx.Err() == nil {
 			return fmt.Errorf("a maintenance with %s was not refused as invalid: %w", what, err)
 		}
 	}
-	return nil
+	return errors.Join(c.sendOneMore(ctx), c.sendEvacuation(ctx))
 }
 
 // badInputIsKnown says what is missing until the server has asked every pod to leave and says what
@@ -268,7 +272,7 @@ func (c *cluster) badInputIsKnown(ctx context.Context) (string, error) {
 
 // removeBadInput takes away what disturb has made.
 func (c *cluster) removeBadInput(ctx context.Context) error {
-	if err := c.removeMaintenances(ctx); err != nil {
+	if err := errors.Join(c.label(ctx, c.bad[2], "null"), c.removeMaintenances(ctx)); err != nil {
 		return err
 	}
 	all, now := metav1.ListOptions{}, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}
