@@ -300,6 +300,52 @@ func TestRightsOnNodes(t *testing.T) {
 	})
 }
 
+// crowd creates maintenances NAME-000, NAME-001 and so on, and removes all of them with the test.
+func crowd(
+	t *testing.T, name string, count int, stage v1alpha1.NodeMaintenanceStage, selector *corev1.NodeSelector,
+) {
+	t.Helper()
+	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	t.Cleanup(func() {
+		all := metav1.ListOptions{LabelSelector: "crowd=" + name}
+		if err := maintenances.DeleteCollection(context.Background(), metav1.DeleteOptions{}, all); err != nil {
+			t.Error(err)
+		}
+		framework.Eventually(t, "all of them are gone", func(ctx context.Context) (bool, error) {
+			left, err := maintenances.List(ctx, all)
+			return err == nil && len(left.Items) == 0, err
+		})
+	})
+	for i := range count {
+		nm := framework.Maintenance(name, stage, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Name, nm.Labels = fmt.Sprintf("%s-%03d", name, i), map[string]string{"crowd": name}
+			nm.Spec.NodeSelector = selector
+		})
+		if _, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// hasNoPlace waits until the status of a maintenance says that its only node has no place for it.
+func hasNoPlace(t *testing.T, name string) {
+	t.Helper()
+	framework.Eventually(t, "the status of "+name+" names the limit", func(ctx context.Context) (bool, error) {
+		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+		return err == nil && len(nm.Status.NodeStatuses) == 1 &&
+			strings.Contains(nm.Status.NodeStatuses[0].DrainMessage, v1alpha1.ReasonTooManyMaintenances), err
+	})
+}
+
+// isNamed waits until the annotation of a node has a number of texts.
+func isNamed(t *testing.T, node, text string, times int) {
+	t.Helper()
+	framework.Eventually(t, fmt.Sprintf("node %s names %s %d times", node, text, times), func(ctx context.Context) (bool, error) {
+		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		return err == nil && strings.Count(node.Annotations[v1alpha1.AnnotationTaintedBy], text) == times, err
+	})
+}
+
 // TestMoreMaintenancesThanMayHoldANode has 50 maintenances hold a node, and adds one by a write and
 // one by the labels of the node.
 func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
@@ -307,40 +353,26 @@ func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
 	const most = 50
 	pool, nodes := cluster.NewPool(t, 1, true)
 	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
-	// The names of the oldest three are known: creation times have seconds.
-	named := func(i int) func(*v1alpha1.NodeMaintenance) {
-		return func(nm *v1alpha1.NodeMaintenance) { nm.Name = fmt.Sprintf("%s-%02d", pool, i) }
-	}
-	elsewhere := cluster.Create(t, framework.Maintenance(framework.Name("later"), v1alpha1.NodeMaintenanceStageCordon,
-		func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = framework.Select(pool, "yes") }))
-	for i := range most {
-		cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon, named(i)))
-	}
+	// The oldest of all: creation times have seconds, and of the same time the first by name.
+	oldest := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon,
+		func(nm *v1alpha1.NodeMaintenance) {
+			nm.Name, nm.Spec.NodeSelector = "a-"+pool, framework.Select(pool, "yes")
+		}))
+	crowd(t, pool, most, v1alpha1.NodeMaintenanceStageCordon, framework.Select(framework.Pool, pool))
 	waiting := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
 	framework.Eventually(t, "the 51st is refused when it leaves Idle", func(ctx context.Context) (bool, error) {
 		_, err := maintenances.Patch(ctx, waiting.Name, types.MergePatchType, []byte(`{"spec":{"stage":"Cordon"}}`),
 			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "at most 50") &&
-			strings.Contains(err.Error(), pool+"-00, "+pool+"-01, "+pool+"-02"), err
+			strings.Contains(err.Error(), pool+"-000, "+pool+"-001, "+pool+"-002"), err
 	})
-	framework.Eventually(t, "the node names its 50 holders", func(ctx context.Context) (bool, error) {
-		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, nodes[0], metav1.GetOptions{})
-		return err == nil && strings.Count(node.Annotations[v1alpha1.AnnotationTaintedBy], pool) == most, err
-	})
-	// It is the oldest, so it takes the place of the youngest.
+	isNamed(t, nodes[0], `"`+pool+"-", most)
+	// The oldest one takes the place of the youngest.
 	merge(t, "", "node", nodes[0], fmt.Sprintf(`{"metadata":{"labels":{%q:"yes"}}}`, pool))
-	youngest := fmt.Sprintf("%s-%02d", pool, most-1)
-	framework.Eventually(t, "the status of the one without a place names the limit", func(ctx context.Context) (bool, error) {
-		nm, err := maintenances.Get(ctx, youngest, metav1.GetOptions{})
-		return err == nil && slices.ContainsFunc(nm.Status.NodeStatuses, func(s v1alpha1.NodeMaintenanceNodeStatus) bool {
-			return s.NodeRef.Name == nodes[0] && strings.Contains(s.DrainMessage, v1alpha1.ReasonTooManyMaintenances)
-		}), err
-	})
-	setStage(t, elsewhere.Name, v1alpha1.NodeMaintenanceStageComplete)
-	framework.Eventually(t, "it takes the place that is free", func(ctx context.Context) (bool, error) {
-		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, nodes[0], metav1.GetOptions{})
-		return err == nil && strings.Contains(node.Annotations[v1alpha1.AnnotationTaintedBy], youngest), err
-	})
+	youngest := fmt.Sprintf("%s-%03d", pool, most-1)
+	hasNoPlace(t, youngest)
+	setStage(t, oldest.Name, v1alpha1.NodeMaintenanceStageComplete)
+	isNamed(t, nodes[0], youngest, 1)
 }
 
 // TestFourHundredMaintenancesOfANode brings a node to 400 maintenances by its labels, and drains
@@ -350,41 +382,14 @@ func TestFourHundredMaintenancesOfANode(t *testing.T) {
 	const many = 400
 	crowded, nodes := cluster.NewPool(t, 1, true)
 	pool, others := cluster.NewPool(t, 1, true)
-	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
-	for i := range many {
-		nm := framework.Maintenance(crowded, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-			nm.Name, nm.Labels = fmt.Sprintf("%s-%03d", crowded, i), map[string]string{"crowd": crowded}
-			nm.Spec.NodeSelector = framework.Select(crowded, "yes")
-		})
-		if _, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	t.Cleanup(func() {
-		crowd := metav1.ListOptions{LabelSelector: "crowd=" + crowded}
-		if err := maintenances.DeleteCollection(context.Background(), metav1.DeleteOptions{}, crowd); err != nil {
-			t.Error(err)
-		}
-		framework.Eventually(t, "all of them are gone", func(ctx context.Context) (bool, error) {
-			left, err := maintenances.List(ctx, crowd)
-			return err == nil && len(left.Items) == 0, err
-		})
-	})
+	crowd(t, crowded, many, v1alpha1.NodeMaintenanceStageDrain, framework.Select(crowded, "yes"))
 	merge(t, "", "node", nodes[0], fmt.Sprintf(`{"metadata":{"labels":{%q:"yes"}}}`, crowded))
-	framework.Eventually(t, "the node is held", func(ctx context.Context) (bool, error) {
-		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, nodes[0], metav1.GetOptions{})
-		return err == nil && node.Spec.Unschedulable, err
-	})
+	unschedulable(t, true, nodes...)
 	namespace := cluster.NewNamespace(t)
 	cluster.PodOn(t, namespace, "web", pool, others[0])
-	nm := drainNodes(t, pool, others...)
-	drained(t, nm.Name)
-	last := fmt.Sprintf("%s-%03d", crowded, many-1)
-	framework.Eventually(t, "the status of the last one names the limit", func(ctx context.Context) (bool, error) {
-		nm, err := maintenances.Get(ctx, last, metav1.GetOptions{})
-		return err == nil && len(nm.Status.NodeStatuses) == 1 &&
-			strings.Contains(nm.Status.NodeStatuses[0].DrainMessage, v1alpha1.ReasonTooManyMaintenances), err
-	})
+	drained(t, drainNodes(t, pool, others...).Name)
+	hasNoPlace(t, fmt.Sprintf("%s-%03d", crowded, many-1))
+	isNamed(t, nodes[0], `"`+crowded+"-", 50)
 }
 
 func TestObjectsThatAreTooLargeAreRefused(t *testing.T) {
