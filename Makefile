@@ -267,7 +267,7 @@ cgroup2: cluster-binaries node-binaries ## Drain a real node on cgroups of versi
 	@hack/vm.sh hack/vm/drain.sh
 
 .PHONY: reboots
-reboots: cluster-binaries node-binaries ## Reboot a node with the node agent, systemd and its cgroup driver, in an emulated machine (ten minutes; needs Debian and root)
+reboots: cluster-binaries node-binaries ## Reboot a node with the node agent, systemd and its cgroup driver, in an emulated machine (half an hour; needs Debian and root)
 	@hack/vm.sh --systemd hack/vm/reboot.sh
 
 ##@ Demo

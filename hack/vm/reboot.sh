@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
 # What `make reboots` runs in a virtual machine with systemd: a node with cgroups of version 2, with
-# the systemd driver in kubelet and runtime, and its control plane. The machine reboots three times:
+# the systemd driver in kubelet and runtime, and its control plane. The machine reboots again and
+# again, and is down each time when the table's time and a minute are over:
 #
-#   1. kube-apiserver does not answer: the node agent ends the pods through CRI
-#   2. kube-apiserver does not answer: the kubelet ends the pods, by KubeletBus
-#   3. a drain has parked a static pod: it stays parked over the boot, and returns with its UID
+#   1. kube-apiserver does not answer: the node agent ends the pods
+#   2. the same, around logind: systemctl start reboot.target
+#   3. the same, with logind masked
+#   4. the kubeconfig is gone, as after kubeadm reset
+#   5. the configuration of the agent is broken
+#   6. kube-apiserver does not answer, and containerd hangs
+#   7. a drain has parked a static pod: it stays parked over the boot, and returns with its UID
 #
 # hack/vm.sh runs the script after each boot. The folder below has what an earlier run has left.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
@@ -17,7 +22,7 @@ mkdir -p "${STATE}"
 fail() {
 	echo "Error: $*" >&2
 	kubectl get nodemaintenances,pods --all-namespaces --output=wide || true
-	journalctl --no-pager --boot --lines=60 --unit=haulout-node-agent --unit=haulout-node-agent-bus || true
+	journalctl --no-pager --boot --lines=60 --unit=haulout-node-agent || true
 	journalctl --no-pager --boot --lines=20 --unit=kubelet --unit=containerd --unit=cluster || true
 	exit 1
 }
@@ -72,7 +77,7 @@ identity() {
 	KUBECONFIG=/etc/kubernetes/kubelet.conf kubectl config use-context c >/dev/null
 }
 
-# kubeletSettings writes the configuration of the kubelet, with the further lines of the argument.
+# kubeletSettings writes the configuration of the kubelet.
 kubeletSettings() {
 	cat >/var/lib/kubelet/config.yaml <<-YAML
 		apiVersion: kubelet.config.k8s.io/v1beta1
@@ -90,7 +95,6 @@ kubeletSettings() {
 		imageGCHighThresholdPercent: 100
 		nodeStatusUpdateFrequency: 5s
 	YAML
-	printf '%s' "${1:-}" >>/var/lib/kubelet/config.yaml
 }
 
 # node makes the machine a node: containerd and kubelet as services.
@@ -158,10 +162,12 @@ readonly TABLE='shutdownGracePeriodByPodPriority:
 - {priority: 2000000000, shutdownGracePeriodSeconds: 60}
 '
 
-# agent installs the node agent with an engine, as an administrator does.
+readonly TABLE_SECONDS=180 AGENT_CONFIG=/etc/haulout-node-agent/config.yaml
+
+# agent installs the node agent, as an administrator does.
 agent() {
 	printf '%s\n' "apiVersion: nodeagent.haulout.dev/v1alpha1" "kind: NodeAgentConfiguration" "maxShutdownDelay: 15m" "apiGracePeriod: 20s" \
-		"localEngine: $1" "${TABLE}" >"${STATE}/agent.yaml"
+		"${TABLE}" >"${STATE}/agent.yaml"
 	haulout-node-agent install --config="${STATE}/agent.yaml" || fail "the agent cannot be installed"
 	eventually 300 "the node agent is ready and holds its lock" agentWorks
 }
@@ -190,21 +196,38 @@ pods() {
 	grep -qx 67108864 -r /sys/fs/cgroup/kubepods.slice --include=memory.max || fail "no cgroup has the memory limit of the containers"
 }
 
-containers() { kubectl get pods --selector=order --output=jsonpath='{.items[*].status.containerStatuses[0].containerID}'; }
 signal() { kill "-$1" "$(pgrep --exact kube-apiserver)"; }
 
-# reboots asks for a reboot and ends this run.
+# reboots STEP [COMMAND...] asks for a reboot and ends this run.
 reboots() {
 	echo "$1" >"${STATE}/step"
+	shift
 	cat /proc/sys/kernel/random/boot_id >"${STATE}/boot"
-	echo "  the machine reboots"
-	systemctl reboot
+	date +%s >"${STATE}/requested"
+	sync
+	[[ $# -gt 0 ]] || set -- systemctl reboot
+	echo "  the machine reboots: $*"
+	"$@"
 	exit 99
 }
+
+# wentDown fails unless the machine was down in time, by the last line of its journal.
+wentDown() {
+	local last took
+	last="$(journalctl --no-pager --boot=-1 --lines=1 --output=short-unix | sed 's/[.].*//')"
+	took=$((last - $(cat "${STATE}/requested")))
+	echo "  the machine was down after ${took} seconds"
+	((took <= TABLE_SECONDS + 60)) || fail "the machine was down after ${took} seconds, more than the table's ${TABLE_SECONDS} and 60"
+}
+
+agentSays() { systemctl show --property=StatusText haulout-node-agent.service | grep -q "$1"; }
+safeModeShown() { [[ "$(kubectl get node "${NODE}" --output=jsonpath='{.status.conditions[?(@.type=="maintenance.haulout.dev/NodeAgentRunning")].reason}')" == SafeMode ]]; }
+noLock() { ! systemd-inhibit --list --no-legend | grep -q haulout-node-agent; }
 
 # booted waits for the cluster and the node after a boot.
 booted() {
 	[[ "$(cat "${STATE}/boot")" != "$(cat /proc/sys/kernel/random/boot_id)" ]] || fail "the machine has not booted"
+	wentDown
 	eventually 600 "the control plane is up again" systemctl is-active cluster.service
 	eventually 300 "the node is Ready" condition Ready
 	eventually 300 "the node agent is ready and holds its lock" agentWorks
@@ -232,40 +255,68 @@ completed() { [[ "$(kubectl get nodemaintenances --output=jsonpath='{.items[?(@.
 step="$(cat "${STATE}/step" 2>/dev/null || echo 1)"
 case "${step}" in
 1)
-	echo "--- A node with the systemd driver on cgroups of version 2, and the engine CRI"
+	echo "--- A node with the systemd driver on cgroups of version 2"
 	systemctl --version | head -n 1
 	[[ -e /sys/fs/cgroup/cgroup.controllers ]] || fail "/sys/fs/cgroup is not of version 2"
 	control
 	identity
 	node
-	agent CRI
+	agent
 	pods
 	signal STOP
 	reboots 2
 	;;
 2)
-	echo "--- After the first boot: the engine KubeletBus"
+	echo "--- After the first boot: a shutdown around logind"
 	booted
 	inOrder
-	pods
-	before="$(containers)"
-	kubeletSettings "${TABLE}"
-	agent KubeletBus
-	# That has restarted the kubelet, and no container.
-	eventually 300 "the node is Ready" condition Ready
-	[[ "$(containers)" == "${before}" ]] || fail "containers were started again: ${before} and $(containers)"
-	grep -qz DBUS_SYSTEM_BUS_ADDRESS "/proc/$(pgrep --exact kubelet)/environ" || fail "the kubelet is not on the bus of the agent"
-	# Slices for new pods are made through it.
-	kubectl delete pods --selector=order --timeout=5m >/dev/null
 	pods
 	signal STOP
-	reboots 3
+	reboots 3 systemctl --no-block start reboot.target
 	;;
 3)
-	echo "--- After the second boot: a static pod is parked"
+	echo "--- After the second boot: a shutdown without logind"
 	booted
 	inOrder
-	journalctl --no-pager --boot=-1 --unit=kubelet --output=cat --grep='Shutdown manager' || fail "the kubelet has not ended the pods itself"
+	pods
+	systemctl mask --runtime --now systemd-logind.service
+	signal STOP
+	reboots 4 systemctl reboot
+	;;
+4)
+	echo "--- After the third boot: no kubeconfig"
+	booted
+	inOrder
+	mv /etc/kubernetes/kubelet.conf "${STATE}/kubelet.conf"
+	systemctl restart haulout-node-agent.service
+	eventually 60 "the agent is in safe mode" agentSays "not joined a cluster"
+	eventually 60 "the agent holds no lock" noLock
+	reboots 5
+	;;
+5)
+	echo "--- After the fourth boot: a broken configuration"
+	mv "${STATE}/kubelet.conf" /etc/kubernetes/kubelet.conf
+	booted
+	echo "maxShutdownDelay: 25h" >>"${AGENT_CONFIG}"
+	systemctl restart haulout-node-agent.service
+	eventually 60 "the agent is in safe mode" agentSays "cannot be loaded"
+	eventually 60 "the agent holds no lock" noLock
+	eventually 120 "the node says so" safeModeShown
+	reboots 6
+	;;
+6)
+	echo "--- After the fifth boot: a runtime that hangs"
+	cp "${STATE}/agent.yaml" "${AGENT_CONFIG}"
+	booted
+	pods
+	signal STOP
+	pkill -STOP --exact containerd
+	reboots 7
+	;;
+7)
+	echo "--- After the sixth boot: a static pod is parked"
+	booted
+	kubectl delete pods --selector=order --timeout=5m >/dev/null
 	cat >/etc/kubernetes/manifests/static.yaml <<-YAML
 		apiVersion: v1
 		kind: Pod
@@ -279,10 +330,10 @@ case "${step}" in
 	kubectl maintenance start "${NODE}" --name=parked --yes --wait --timeout=10m || fail "the node is not drained"
 	[[ ! -e /etc/kubernetes/manifests/static.yaml ]] || fail "the manifest of the static pod is in its place"
 	haulout-node-agent static list
-	reboots 4
+	reboots 8
 	;;
-4)
-	echo "--- After the third boot: the static pod returns"
+8)
+	echo "--- After the last boot: the static pod returns"
 	booted
 	haulout-node-agent static list
 	[[ "$(haulout-node-agent static list)" == *" true "* ]] || fail "the list of parked pods says that the pod runs"
@@ -294,6 +345,6 @@ case "${step}" in
 	eventually 300 "the static pod runs again" staticRuns
 	[[ "$(static)" == "$(cat "${STATE}/static")" ]] || fail "the static pod was $(cat "${STATE}/static"), and is $(static)"
 	eventually 120 "the node is schedulable" schedulable
-	echo "Rebooted a node with the systemd driver on cgroups of version 2, with both engines and a static pod."
+	echo "Rebooted a node with the systemd driver on cgroups of version 2 in all ways, with a static pod."
 	;;
 esac

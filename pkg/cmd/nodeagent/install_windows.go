@@ -25,6 +25,7 @@ import (
 // platformServices installs and removes the service of Windows.
 func platformServices(o *Options) services {
 	return services{
+		note:    "\n\nOn Windows the agent is experimental: no test has run on a real Windows.",
 		install: installService,
 		pending: func(context.Context) (bool, error) { return windows.Pending() },
 		uninstall: func(ctx context.Context) error {

@@ -63,6 +63,8 @@ type installation struct {
 type services struct {
 	// root: the agent can be installed on a machine whose root is mounted into a container.
 	root bool
+	// note is the last sentence of what the command install says about itself.
+	note string
 	// install installs or updates the service, and reports whether anything changed.
 	install func(context.Context, *installation) (changed bool, err error)
 	// pending reports whether a shutdown waits for the agent.
@@ -80,7 +82,7 @@ func newInstallCommand(o *Options, s services) *cobra.Command {
 		Long: `Copy this program to the machine, create its service and start it. If it is
 installed already, it is updated, and restarted only if something changed. The file
 that --config names is copied to ` + config.DefaultPath() + `; the
-flags that override fields become arguments of the service.`,
+flags that override fields become arguments of the service.` + s.note,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			i, err := o.installation(root, binary)
