@@ -190,7 +190,8 @@ func (c *Controller) rivals(facts budgetFacts, now time.Time) []rival {
 	for node, holders := range nodes {
 		for _, evacuation := range c.waitingForBudgets(node) {
 			pod, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name)
-			if err != nil || pod.UID != evacuation.Spec.PodRef.UID {
+			if err != nil || pod.UID != evacuation.Spec.PodRef.UID || isFinished(pod) || pod.DeletionTimestamp != nil {
+				// It waits for no budget any more, and its Evacuation is about to show that.
 				continue
 			}
 			if budget := c.budget(c.evictions.State(keyOf(evacuation)).Budget); budget != nil && pdb.NameOf(budget) != facts.name {

@@ -19,6 +19,7 @@ package evacuation
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -26,6 +27,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	policylisters "k8s.io/client-go/listers/policy/v1"
+	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -53,10 +55,11 @@ func (l listOf) List(labels.Selector) ([]*maintenancev1alpha1.NodeMaintenance, e
 	return l.items, nil
 }
 
-// TestStandoffIsCheapAmongManyBudgets: a tenant has 5,000 budgets, and on three cordoned nodes 30
-// pods that never get ready and 30 pods that wait for budgets. Why the budget of one pod is closed
-// must not cost time for each budget of the namespace.
-func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
+// manyBudgets returns a controller in whose caches a namespace has 5,000 budgets and, on three
+// cordoned nodes, 30 pods of budget app-0 that never get ready and 30 pods that each wait for another
+// budget.
+func manyBudgets(t *testing.T) (*Controller, cache.Indexer) {
+	t.Helper()
 	client := fake.NewClientset()
 	c, _ := newIdleController(t, client, newEvacuation())
 	host := informers.NewSharedInformerFactory(client, 0)
@@ -96,6 +99,13 @@ func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
 	}
 	c.budgetLister, c.podLister, c.nodeLister = policylisters.NewPodDisruptionBudgetLister(budgets), controllercache.PodLister(pods), nodes.Lister()
 	c.maintenanceLister, c.evictions = listOf{c.maintenanceLister, []*maintenancev1alpha1.NodeMaintenance{beta}}, known
+	return c, pods
+}
+
+// TestStandoffIsCheapAmongManyBudgets: why the budget of one pod is closed must not cost time for
+// each budget of the namespace.
+func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
+	c, _ := manyBudgets(t)
 	waiting := podOn("web-1", "app-0", "node-0", corev1.ConditionTrue)
 	state := eviction.State{
 		Known: true, Budget: key("app-0"), Blocker: &eviction.Blocker{Reason: maintenancev1alpha1.ReasonPodDisruptionBudget},
@@ -110,5 +120,32 @@ func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
 	})
 	if allocations > 5000 {
 		t.Errorf("got %.0f allocations, want fewer than the namespace has budgets", allocations)
+	}
+}
+
+// TestPodsThatCountNowhereInAStandoff: a pod that has finished or is terminating neither waits for a
+// budget nor keeps one closed.
+func TestPodsThatCountNowhereInAStandoff(t *testing.T) {
+	for name, ends := range map[string]func(*corev1.Pod){
+		"terminating": terminatingUntil(time.Hour), "succeeded": inPhase(corev1.PodSucceeded), "failed": inPhase(corev1.PodFailed),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, pods := manyBudgets(t)
+			for _, ended := range []*corev1.Pod{
+				podOn("down-0-0", "app-0", "node-0", corev1.ConditionFalse), podOn("waits-0-0", "app-1", "node-0", corev1.ConditionTrue),
+			} {
+				ends(ended)
+				if err := pods.Update(ended); err != nil {
+					t.Fatal(err)
+				}
+			}
+			facts := c.factsOf(budgetOf("app-0"), start)
+			if got := len(facts.down); got != 29 {
+				t.Errorf("got %d pods that are down, want the 29 others", got)
+			}
+			if got := len(c.rivals(facts, start)); got != 29 {
+				t.Errorf("got %d pods that wait on the nodes of the pods that are down, want the 29 others", got)
+			}
+		})
 	}
 }
