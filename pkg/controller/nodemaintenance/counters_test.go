@@ -81,6 +81,26 @@ func TestThePeakOfANodeNeverFalls(t *testing.T) {
 	})
 }
 
+// TestOmittedMessagesKeepWhatIsReleased: a new leader reads from the status which nodes the previous
+// one was releasing.
+func TestOmittedMessagesKeepWhatIsReleased(t *testing.T) {
+	c, _, _ := newController(t)
+	nm := newMaintenance("m")
+	for _, message := range []string{
+		"1 pod left", maintenancev1alpha1.DrainMessageReleasing, maintenancev1alpha1.DrainMessageNotReleased + "forbidden", MessageNodeGone,
+	} {
+		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, maintenancev1alpha1.NodeMaintenanceNodeStatus{DrainMessage: message})
+	}
+	c.dropMessages(nm)
+	var got []string
+	for _, entry := range nm.Status.NodeStatuses {
+		got = append(got, entry.DrainMessage)
+	}
+	if want := []string{"", maintenancev1alpha1.DrainMessageReleasing, maintenancev1alpha1.DrainMessageReleasing, ""}; !slices.Equal(got, want) {
+		t.Errorf("got messages %q, want %q", got, want)
+	}
+}
+
 func TestStatusThatIsTooLargeHasNoMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))

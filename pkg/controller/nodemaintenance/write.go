@@ -114,9 +114,16 @@ func (c *Controller) keepSmall(nm *maintenancev1alpha1.NodeMaintenance) {
 	meta.RemoveStatusCondition(&nm.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted)
 }
 
+// dropMessages leaves out all messages but that a node is being released: a new leader must not take
+// such a node back.
 func (c *Controller) dropMessages(nm *maintenancev1alpha1.NodeMaintenance) {
 	for i := range nm.Status.NodeStatuses {
-		nm.Status.NodeStatuses[i].DrainMessage = ""
+		entry := &nm.Status.NodeStatuses[i]
+		if maintenancev1alpha1.IsBeingReleased(entry) {
+			entry.DrainMessage = maintenancev1alpha1.DrainMessageReleasing
+		} else {
+			entry.DrainMessage = ""
+		}
 	}
 	c.setCondition(nm, &nm.Status, maintenancev1alpha1.ConditionNodeMessagesOmitted, metav1.ConditionTrue, maintenancev1alpha1.ReasonStatusTooLarge,
 		"The status would be too large with a message for each node; the counters are complete")

@@ -85,7 +85,7 @@ const (
 )
 
 // IsBeingReleased reports whether a node is in the status of a maintenance only because it is not
-// released yet. The answer is no if the status is too large for messages.
+// released yet. A status that is too large for messages keeps this one.
 func IsBeingReleased(node *NodeMaintenanceNodeStatus) bool {
 	return node.DrainMessage == DrainMessageReleasing || strings.HasPrefix(node.DrainMessage, DrainMessageNotReleased)
 }
