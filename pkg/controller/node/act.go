@@ -180,7 +180,9 @@ func (c *Controller) apply(ctx context.Context, node *corev1.Node, change nodeCh
 		annotations[maintenancev1alpha1.AnnotationCordonedBy] = nodemarks.Mark{Storage: c.storage, Maintenances: change.cordon}.Encode()
 	}
 	if change.setTaint {
-		annotations[maintenancev1alpha1.AnnotationTaintedBy] = nodemarks.Mark{Storage: c.storage, Maintenances: change.taint, Taints: change.added}.Encode()
+		annotations[maintenancev1alpha1.AnnotationTaintedBy] = nodemarks.Mark{
+			Storage: c.storage, Maintenances: change.taint, Taints: change.added, OwnPods: change.ownPods,
+		}.Encode()
 	}
 	spec := map[string]any{}
 	if change.unschedulable != nil {

@@ -51,6 +51,9 @@ type facts struct {
 	added []string
 	// now is the time that a new taint records.
 	now time.Time
+	// ownPods are the pods of the server on the node now; recordedOwn are those that the annotation
+	// records.
+	ownPods, recordedOwn []types.UID
 	// mayWork reports that a holder may still do something new on the node. A right that was
 	// revoked ends no hold and begins nothing.
 	mayWork bool
@@ -81,6 +84,7 @@ type nodeChange struct {
 	taints              []corev1.Taint
 	taint               nodemarks.Owners
 	added               []string
+	ownPods             []types.UID
 	setTaints, setTaint bool
 	// cordonRestored and taintRestored report that someone else has undone our cordon, or removed
 	// our taint.
@@ -157,6 +161,11 @@ func (n *nodeChange) decideTaints(f facts) {
 	}
 	if !maps.Equal(f.holders, f.taint) && (len(f.holders) > 0 || len(f.taint) > 0) || !slices.Equal(added, f.added) {
 		n.taint, n.added, n.setTaint = f.holders, added, true
+		// The first holder decides which pods of the server have to leave; one that comes back while
+		// the node is held stays, also for later holders.
+		if n.ownPods = f.recordedOwn; len(f.taint) == 0 {
+			n.ownPods = f.ownPods
+		}
 	}
 }
 

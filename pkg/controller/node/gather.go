@@ -41,7 +41,12 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 	f.cordon, f.foreignCordon = c.ours(node, maintenancev1alpha1.AnnotationCordonedBy)
 	f.taint, f.foreignTaint = c.ours(node, maintenancev1alpha1.AnnotationTaintedBy)
 	if !f.foreignTaint {
-		f.added = nodemarks.Read(node, maintenancev1alpha1.AnnotationTaintedBy).Taints
+		mark := nodemarks.Read(node, maintenancev1alpha1.AnnotationTaintedBy)
+		f.added, f.recordedOwn = mark.Taints, mark.OwnPods
+	}
+	var err error
+	if f.ownPods, err = c.state.OwnPodsOn(node.Name); err != nil {
+		return f, err
 	}
 	c.noteForeign(node)
 	wanting, err := c.wanting(ctx, &f)

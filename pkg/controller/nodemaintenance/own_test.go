@@ -60,9 +60,26 @@ func TestOwnPodsAreLastOfTheirWave(t *testing.T) {
 }
 
 func TestRecreatedOwnPodIsKept(t *testing.T) {
-	// Created in the same second as the cordon, and later.
+	// Created in the same second as the cordon, later, and before it by the clock of kube-apiserver,
+	// which is another one.
 	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))
 	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 12, 1, 0, 0, time.UTC))
+	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 11, 58, 0, 0, time.UTC))
+}
+
+// TestOwnPodLeavesWhateverTheClocksSay: a pod of the server is on the node when it is held, and the
+// clock of kube-apiserver, which created the pod, is a minute ahead of that of the server.
+func TestOwnPodLeavesWhateverTheClocksSay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("away", inPool("green"), ready), newMaintenance("m"),
+			newPod("haulout-1", "one", 0, ofServer, func(pod *corev1.Pod) {
+				pod.CreationTimestamp = metav1.NewTime(time.Date(2026, 11, 1, 12, 1, 0, 0, time.UTC))
+			}))
+		f.step("m")
+		f.wantEvacuating("haulout-1")
+		f.step("m")
+		f.wantEvacuating("haulout-1")
+	})
 }
 
 func testAnOwnPodThatComesBack(t *testing.T, created time.Time) {

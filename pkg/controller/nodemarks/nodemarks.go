@@ -70,6 +70,9 @@ type Mark struct {
 	// Taints are the keys of the taints that the server has added. A taint of ours that is not
 	// among them was added by another client and stays.
 	Taints []string `json:"taints,omitempty"`
+	// OwnPods are the pods of the server that were on the node when it was held. They leave the
+	// node once; a pod of the server that is not among them has come back.
+	OwnPods []types.UID `json:"ownPods,omitempty"`
 }
 
 // Read reads the annotation about the cordon or the taints of a node. One that cannot be read

@@ -17,12 +17,16 @@ limitations under the License.
 package nodestate
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
 // A server that drains nodes must not evict itself before the others have left: then no controller
@@ -57,20 +61,38 @@ func (s *State) ownController() types.UID {
 	return uid
 }
 
-// hasComeBack reports whether a pod of this server was created while a maintenance held the node
-// that it is on. It tolerates cordons, so the scheduler found no better node: it leaves once and
-// then stays. Both times are whole seconds, and a node may be held and drained within one: a pod of
-// that second stays, too.
-func (s *State) hasComeBack(pod *corev1.Pod, node *corev1.Node) bool {
-	for name, uid := range nodemarks.TaintedBy(node) {
-		nm, err := s.maintenanceLister.Get(name)
-		if err != nil || nm.UID != uid || !v1alpha1.IsHolding(nm) {
-			continue
+// OwnPodsOn returns the UIDs of the pods of this server that are on a node, sorted.
+func (s *State) OwnPodsOn(node string) ([]types.UID, error) {
+	if s.ownPod.Name == "" {
+		return nil, nil
+	}
+	objects, err := s.pods.ByIndex(controllercache.PodsByNode, node)
+	if err != nil {
+		return nil, err
+	}
+	var uids []types.UID
+	for _, obj := range objects {
+		if pod := controllercache.UnpackPod(obj); pod != nil && drainplan.IsLive(pod) && s.isOwn(pod) {
+			uids = append(uids, pod.UID)
 		}
-		for _, taint := range node.Spec.Taints {
-			if IsTaint(taint, v1alpha1.TaintHeld) && taint.TimeAdded != nil && !pod.CreationTimestamp.Time.Before(taint.TimeAdded.Time) {
-				return true
-			}
+	}
+	slices.Sort(uids)
+	return uids, nil
+}
+
+// hasComeBack reports whether a pod of this server came to the node that it is on while a
+// maintenance held the node. It tolerates cordons, so the scheduler found no better node: it leaves
+// once and then stays. The node records which pods were there when it was held: the creation time of
+// a pod and the time of the taint are of clocks of two machines. A pod that was bound when the node
+// was being held, and that the cache did not show yet, stays, too.
+func (s *State) hasComeBack(pod *corev1.Pod, node *corev1.Node) bool {
+	mark := nodemarks.Read(node, v1alpha1.AnnotationTaintedBy)
+	if slices.Contains(mark.OwnPods, pod.UID) {
+		return false
+	}
+	for name, uid := range mark.Maintenances {
+		if nm, err := s.maintenanceLister.Get(name); err == nil && nm.UID == uid && v1alpha1.IsHolding(nm) {
+			return HasTaint(node, v1alpha1.TaintHeld)
 		}
 	}
 	return false
