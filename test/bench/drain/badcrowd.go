@@ -103,8 +103,8 @@ func withLabel(key string) *corev1.NodeSelector {
 	}}}}
 }
 
-// withoutLabels returns a maintenance with selector terms that no index serves. It is in stage Idle,
-// since all nodes match.
+// withoutLabels returns a maintenance with selector terms that no index serves. It is in stage
+// Idle, since all nodes match.
 func withoutLabels() *v1alpha1.NodeMaintenance {
 	nm := badMaintenance("without-labels")
 	nm.Spec.Stage, nm.Spec.NodeSelector = v1alpha1.NodeMaintenanceStageIdle, &corev1.NodeSelector{}

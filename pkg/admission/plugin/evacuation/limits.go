@@ -66,10 +66,10 @@ func keepKey(obj any) (any, error) {
 	}}, nil
 }
 
-// validateCount refuses an Evacuation of a namespace that has too many: ResourceQuota does not count
-// the objects of an aggregated API, and the server has each of them in memory. The server itself
-// makes one for each pod that a maintenance asks to leave, and a tenant must not be able to keep it
-// from that.
+// validateCount refuses an Evacuation of a namespace that has too many: ResourceQuota does not
+// count the objects of an aggregated API, and the server has each of them in memory. The server
+// itself makes one for each pod that a maintenance asks to leave, and a tenant must not be able to
+// keep it from that.
 func (p *Plugin) validateCount(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation) error {
 	if p.identity.Is(attrs.GetUserInfo()) {
 		return nil

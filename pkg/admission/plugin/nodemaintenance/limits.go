@@ -55,8 +55,8 @@ func newShutdownOf(nm, old *maintenance.NodeMaintenance) string {
 	return node
 }
 
-// validateShutdowns refuses one more maintenance of a shutdown of a node than may be stored. They
-// are counted whoever has changed them since, so that a node that creates them without end cannot
+// validateShutdowns refuses one more maintenance of a shutdown of a node than may be stored. One
+// that another user has changed since counts as well: a node that creates them without end must not
 // fill the storage. Another user can only make one for a node that exists: that is a node on which
 // the user's rights were checked.
 func (p *Plugin) validateShutdowns(a admission.Attributes, nm, old *maintenance.NodeMaintenance) error {
