@@ -188,6 +188,7 @@ type NodeMaintenanceNodeStatus struct {
 	PodsBlocked           int32
 	PodsKept              int32
 	PodsPeak              int32
+	PodsGonePeak          int32
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

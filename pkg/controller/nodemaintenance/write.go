@@ -176,6 +176,7 @@ func (w *writeTimes) pause(name string, size int) time.Duration {
 func sameNodeStatus(a, b *maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
 		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&
+		a.PodsGonePeak == b.PodsGonePeak &&
 		drainplan.SameEntries(a.DrainTargets, b.DrainTargets)
 }
 

@@ -882,6 +882,13 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 							Format:      "int32",
 						},
 					},
+					"podsGonePeak": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsGonePeak is the highest number of pods that had left the node at one time, which is podsPeak minus podsPendingEvacuation minus podsEvacuating, since drainTargets of the node last changed. Only a higher number is progress of the drain: a pod that leaves the node and is created on it again is none. 0 before the drain.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 				},
 				Required: []string{"nodeRef"},
 			},
@@ -1231,7 +1238,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 					},
 					"lastProgressTimestamp": {
 						SchemaProps: spec.SchemaProps{
-							Description: "lastProgressTimestamp is the time of the last progress in stage Drain: a pod left, a wave opened, an evacuator reported, or a pod was terminating within its grace period. Unset before stage Drain.",
+							Description: "lastProgressTimestamp is the time of the last progress in stage Drain: more pods than ever before have left a node, or are about to because an evacuator reported or a pod was terminating within its grace period, of which at most --long-grace counts; a wave opened; or nodes came or went. Unset before stage Drain.",
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},

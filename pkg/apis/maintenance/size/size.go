@@ -49,7 +49,7 @@ const (
 
 	// nodeBytes is the size of a node in a stored status without its targets and its message, for a
 	// name of 63 characters: about the longest that cloud providers use.
-	nodeBytes = 128
+	nodeBytes = 132
 	// entryBytes is what protobuf adds to a target in a list.
 	entryBytes = 4
 	// labelBytes is the most that protobuf adds to the key and the value of a label: a tag and a

@@ -542,6 +542,9 @@ func (m *NodeMaintenanceNodeStatus) MarshalToSizedBuffer(dAtA []byte) (int, erro
 	_ = i
 	var l int
 	_ = l
+	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsGonePeak))
+	i--
+	dAtA[i] = 0x48
 	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsPeak))
 	i--
 	dAtA[i] = 0x40
@@ -1734,6 +1737,7 @@ func (m *NodeMaintenanceNodeStatus) Size() (n int) {
 	n += 1 + sovGenerated(uint64(m.PodsBlocked))
 	n += 1 + sovGenerated(uint64(m.PodsKept))
 	n += 1 + sovGenerated(uint64(m.PodsPeak))
+	n += 1 + sovGenerated(uint64(m.PodsGonePeak))
 	return n
 }
 
@@ -2256,6 +2260,7 @@ func (this *NodeMaintenanceNodeStatus) String() string {
 		`PodsBlocked:` + fmt.Sprintf("%v", this.PodsBlocked) + `,`,
 		`PodsKept:` + fmt.Sprintf("%v", this.PodsKept) + `,`,
 		`PodsPeak:` + fmt.Sprintf("%v", this.PodsPeak) + `,`,
+		`PodsGonePeak:` + fmt.Sprintf("%v", this.PodsGonePeak) + `,`,
 		`}`,
 	}, "")
 	return s
@@ -4101,6 +4106,25 @@ func (m *NodeMaintenanceNodeStatus) Unmarshal(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.PodsPeak |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 9:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field PodsGonePeak", wireType)
+			}
+			m.PodsGonePeak = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.PodsGonePeak |= int32(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}

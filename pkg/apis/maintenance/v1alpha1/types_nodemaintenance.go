@@ -281,9 +281,10 @@ type NodeMaintenanceStatus struct {
 	// +k8s:eachVal=+k8s:opaqueType
 	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type" protobuf:"bytes,4,rep,name=conditions"`
 
-	// lastProgressTimestamp is the time of the last progress in stage Drain: a pod left, a wave
-	// opened, an evacuator reported, or a pod was terminating within its grace period. Unset before
-	// stage Drain.
+	// lastProgressTimestamp is the time of the last progress in stage Drain: more pods than ever
+	// before have left a node, or are about to because an evacuator reported or a pod was
+	// terminating within its grace period, of which at most --long-grace counts; a wave opened; or
+	// nodes came or went. Unset before stage Drain.
 	// +optional
 	// +k8s:opaqueType
 	LastProgressTimestamp *metav1.Time `json:"lastProgressTimestamp,omitempty" protobuf:"bytes,5,opt,name=lastProgressTimestamp"`
@@ -378,6 +379,15 @@ type NodeMaintenanceNodeStatus struct {
 	// +k8s:optional
 	// +k8s:minimum=0
 	PodsPeak int32 `json:"podsPeak,omitempty" protobuf:"varint,8,opt,name=podsPeak"`
+
+	// podsGonePeak is the highest number of pods that had left the node at one time, which is
+	// podsPeak minus podsPendingEvacuation minus podsEvacuating, since drainTargets of the node last
+	// changed. Only a higher number is progress of the drain: a pod that leaves the node and is
+	// created on it again is none. 0 before the drain.
+	// +optional
+	// +k8s:optional
+	// +k8s:minimum=0
+	PodsGonePeak int32 `json:"podsGonePeak,omitempty" protobuf:"varint,9,opt,name=podsGonePeak"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

@@ -979,6 +979,37 @@ func Validate_NodeMaintenanceNodeStatus(
 		errs = append(errs, fn(fldPath.Child("podsPeak"), &obj.PodsPeak, oldVal, oldObj != nil)...)
 	}
 
+	{ // field NodeMaintenanceNodeStatus.PodsGonePeak
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *int32,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			if e := validate.Minimum(ctx, op, fldPath, obj, oldObj, 0); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceNodeStatus) *int32 {
+				return &oldObj.PodsGonePeak
+			})
+		errs = append(errs, fn(fldPath.Child("podsGonePeak"), &obj.PodsGonePeak, oldVal, oldObj != nil)...)
+	}
+
 	return errs
 }
 

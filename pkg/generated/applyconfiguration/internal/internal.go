@@ -192,6 +192,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 0
+    - name: podsGonePeak
+      type:
+        scalar: numeric
     - name: podsKept
       type:
         scalar: numeric

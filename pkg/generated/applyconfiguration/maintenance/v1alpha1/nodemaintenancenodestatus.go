@@ -48,6 +48,11 @@ type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	// the node began. podsPeak minus the current sum is the number of pods that have left, even
 	// after their Evacuations were deleted. 0 before the drain.
 	PodsPeak *int32 `json:"podsPeak,omitempty"`
+	// podsGonePeak is the highest number of pods that had left the node at one time, which is
+	// podsPeak minus podsPendingEvacuation minus podsEvacuating, since drainTargets of the node last
+	// changed. Only a higher number is progress of the drain: a pod that leaves the node and is
+	// created on it again is none. 0 before the drain.
+	PodsGonePeak *int32 `json:"podsGonePeak,omitempty"`
 }
 
 // NodeMaintenanceNodeStatusApplyConfiguration constructs a declarative configuration of the NodeMaintenanceNodeStatus type for use with
@@ -122,5 +127,13 @@ func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPodsKept(value int32) 
 // If called multiple times, the PodsPeak field is set to the value of the last call.
 func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPodsPeak(value int32) *NodeMaintenanceNodeStatusApplyConfiguration {
 	b.PodsPeak = &value
+	return b
+}
+
+// WithPodsGonePeak sets the PodsGonePeak field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PodsGonePeak field is set to the value of the last call.
+func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPodsGonePeak(value int32) *NodeMaintenanceNodeStatusApplyConfiguration {
+	b.PodsGonePeak = &value
 	return b
 }

@@ -39,9 +39,10 @@ type NodeMaintenanceStatusApplyConfiguration struct {
 	// conditions are the conditions of the maintenance: Drained reports whether the nodes are empty
 	// of pods that the plan covers, Progressing reports whether the maintenance makes progress.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
-	// lastProgressTimestamp is the time of the last progress in stage Drain: a pod left, a wave
-	// opened, an evacuator reported, or a pod was terminating within its grace period. Unset before
-	// stage Drain.
+	// lastProgressTimestamp is the time of the last progress in stage Drain: more pods than ever
+	// before have left a node, or are about to because an evacuator reported or a pod was
+	// terminating within its grace period, of which at most --long-grace counts; a wave opened; or
+	// nodes came or went. Unset before stage Drain.
 	LastProgressTimestamp *metav1.Time `json:"lastProgressTimestamp,omitempty"`
 	// newestNodeTimestamp is the metadata.creationTimestamp of the newest node in the cluster when
 	// the maintenance left stage Idle. Nodes that were created later are new nodes, see
