@@ -18,8 +18,11 @@ package apiserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -51,9 +54,20 @@ const (
 	// offRestored: the storage was restored from a backup, so it may have maintenances that were
 	// completed since.
 	offRestored offReason = "RestoredStorage"
+	// offCheckFails: the check itself fails, for example because the server may not read the
+	// APIService or the Lease, or because its storage does not respond.
+	offCheckFails offReason = "CheckFails"
 )
 
-var offReasons = []offReason{offElsewhere, offOtherStorage, offRestored}
+var offReasons = []offReason{offElsewhere, offOtherStorage, offRestored, offCheckFails}
+
+const (
+	// checkTimeout limits one check, so that one that hangs fails.
+	checkTimeout = 10 * time.Second
+	// failsAfter is how long the check has to fail before an event reports it: a restart of
+	// kube-apiserver is not worth one.
+	failsAfter = time.Minute
+)
 
 var (
 	controllersOff = metrics.NewGaugeVec(&metrics.GaugeOpts{
@@ -63,8 +77,15 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
 
+	leaderGauge = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace:      "haulout",
+		Name:           "leader",
+		Help:           "1 while this replica runs the controllers, otherwise 0. The sum over all replicas is 1.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(controllersOff)
+		legacyregistry.MustRegister(controllersOff, leaderGauge)
 		showOff("")
 	})
 )
@@ -84,8 +105,13 @@ func showOff(why offReason) {
 // gate has the result of the last check whether this replica may lead.
 type gate struct {
 	mu sync.Mutex
+	// off is why this replica may not lead by the last check; nil if it may. It is read without the
+	// lock, which a check that hangs has.
+	off atomic.Pointer[string]
 	// told is the last message in the log and in an event.
 	told string
+	// failing is since when the check has failed without interruption, zero if it has not.
+	failing time.Time
 	// holder is another holder of the Lease, and renewal the time of its last renewal by its own
 	// clock. It is only compared with earlier values: if it changes, the holder is alive.
 	holder, renewal string
@@ -95,13 +121,11 @@ type gate struct {
 // fails.
 func (c *Controllers) mayLead(ctx context.Context) bool {
 	why, err := c.whyOff(ctx)
-	if err != nil {
-		if ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Controllers wait")
-		}
-		return false
+	if err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Controllers wait")
+		c.noteFailing(ctx, err)
 	}
-	return why == ""
+	return err == nil && why == ""
 }
 
 // mustNotLead reports whether a replica that takes part in the election has to leave it. It returns
@@ -116,28 +140,71 @@ func (c *Controllers) mustNotLead(ctx context.Context) bool {
 func (c *Controllers) whyOff(ctx context.Context) (offReason, error) {
 	c.gate.mu.Lock()
 	defer c.gate.mu.Unlock()
-	why, message, err := c.askWhyOff(ctx)
+	checking, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	why, message, err := c.askWhyOff(checking)
 	if err != nil {
 		return "", err
 	}
+	c.gate.failing = time.Time{}
+	c.setOff(ctx, why, message)
+	return why, nil
+}
+
+// noteFailing reports that the check before an election has failed: in a metric immediately, in an
+// event when it has failed for a while.
+func (c *Controllers) noteFailing(ctx context.Context, err error) {
+	c.gate.mu.Lock()
+	defer c.gate.mu.Unlock()
+	if c.gate.failing.IsZero() {
+		c.gate.failing = time.Now()
+	}
+	if time.Since(c.gate.failing) < failsAfter {
+		showOff(offCheckFails)
+		return
+	}
+	c.setOff(ctx, offCheckFails, "the check whether this server may lead fails: "+err.Error())
+}
+
+// setOff stores why this replica does not lead, and reports a change. The caller has locked the
+// gate.
+func (c *Controllers) setOff(ctx context.Context, why offReason, message string) {
 	showOff(why)
+	c.gate.off.Store(nil)
+	if why != "" {
+		text := string(why) + ": " + message
+		c.gate.off.Store(&text)
+	}
 	if message == c.gate.told {
-		return why, nil
+		return
 	}
 	c.gate.told = message
 	if why == "" {
 		klog.FromContext(ctx).Info("Controllers may run")
-		return "", nil
+		return
 	}
 	klog.FromContext(ctx).Info("Controllers are off", "reason", why, "message", message)
 	if c.Recorder != nil {
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: c.Election.Namespace, Name: c.Election.Name}}
 		c.Recorder.Eventf(lease, nil, corev1.EventTypeWarning, EventControllersOff, "Lead", "%s: %s", why, message)
 	}
-	return why, nil
+}
+
+// checkReady returns why this replica may not lead, nil if it leads, follows or may do so.
+func (c *Controllers) checkReady() error {
+	if off := c.gate.off.Load(); off != nil {
+		return errors.New(*off)
+	}
+	return nil
 }
 
 func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message string, err error) {
+	// The Lease comes first: a replica that may not lead reports nevertheless whether another one
+	// does.
+	lease, err := c.readLease(ctx)
+	if err != nil {
+		return "", "", err
+	}
 	if c.Registered != nil {
 		registered, err := c.Registered(ctx)
 		if err != nil {
@@ -152,15 +219,8 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 				"change the APIService, or remove this server", named, c.Service), nil
 		}
 	}
-	if c.Storage == nil {
+	if lease == nil || c.Storage == nil {
 		return "", "", nil
-	}
-	lease, err := c.Leases.Leases(c.Election.Namespace).Get(ctx, c.Election.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return "", "", nil
-	}
-	if err != nil {
-		return "", "", err
 	}
 	if holder := c.liveHolder(lease); holder != "" && c.Storage.Embedded {
 		c.Exit(fmt.Errorf("another server (%s) renews Lease %s/%s: with embedded storage there can be only one; "+
@@ -170,17 +230,30 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 		return offOtherStorage, fmt.Sprintf("the last leader had storage %s, and this server has storage %s: nodes may be under maintenances that exist only in the "+
 			"other one. Restore the other storage, or start with --adopt-storage=%s to release the nodes that it left behind", id, c.Storage.ID, id), nil
 	}
-	// Read the revision after the Lease, so that it is never lower because a leader continues to
+	// Read the storage after the Lease, so that it is never behind because a leader continues to
 	// write.
-	revision, err := c.Storage.revision(ctx)
+	now, err := c.Storage.state(ctx)
 	if err != nil {
 		return "", "", err
 	}
-	if known, restored := c.Storage.restored(lease, revision); restored {
+	if known, restored := c.Storage.restored(lease, now); restored {
 		return offRestored, fmt.Sprintf("storage %s has revision %d and had %d before: it was restored from a backup and may have maintenances that "+
-			"were completed since. Complete or delete those, then start with --accept-restored-state", c.Storage.ID, revision, known), nil
+			"were completed since. Complete or delete those, then start with --accept-restored-state", c.Storage.ID, now.revision, known), nil
 	}
 	return "", "", nil
+}
+
+// readLease returns the Lease, nil if there is none.
+func (c *Controllers) readLease(ctx context.Context) (*coordinationv1.Lease, error) {
+	lease, err := c.Leases.Leases(c.Election.Namespace).Get(ctx, c.Election.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read Lease %s/%s: %w", c.Election.Namespace, c.Election.Name, err)
+	}
+	c.sightings.note(lease)
+	return lease, nil
 }
 
 // liveHolder returns the holder of a Lease if it is another one and has renewed since the last

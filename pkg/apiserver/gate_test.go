@@ -19,6 +19,9 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -33,6 +36,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/component-base/metrics/testutil"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 )
 
 const ownID, otherID = "own", "other"
@@ -54,6 +59,23 @@ func leaseOf(id, revision string) *coordinationv1.Lease {
 		lease.Annotations = map[string]string{annotationStorageID: id, annotationStorageRevision: revision}
 	}
 	return lease
+}
+
+// markedLease is the Lease of a leader whose storage is not embedded.
+func markedLease(revision, mark string) *coordinationv1.Lease {
+	lease := leaseOf(ownID, revision)
+	lease.Annotations[annotationStorageMark] = mark
+	return lease
+}
+
+// shared has a storage be an etcd of others, too, with a revision and a mark.
+func shared(revision, mark int64) func(*Storage) {
+	return func(s *Storage) {
+		s.Embedded = false
+		s.Revision = func(context.Context) (int64, error) { return revision, nil }
+		s.Mark = func(context.Context) (int64, error) { return mark, nil }
+		s.SetMark = s.Revision
+	}
 }
 
 func TestWhoMayLead(t *testing.T) {
@@ -88,6 +110,18 @@ func TestWhoMayLead(t *testing.T) {
 				s.Revision = func(context.Context) (int64, error) { return 1_000_000_300, nil }
 			},
 			want: offRestored,
+		},
+		"one whose shared etcd has got far in the absence of a leader leads": {
+			registered: front, lease: markedLease("400", "300"), storage: shared(1_000_000_300, 300),
+		},
+		"one whose shared etcd was restored with a higher revision does not": {
+			registered: front, lease: markedLease("400", "300"), storage: shared(1_000_000_300, 299), want: offRestored,
+		},
+		"one whose shared etcd was restored and has got further since does not": {
+			registered: front, lease: markedLease("400", "300"), storage: shared(450, 200), want: offRestored,
+		},
+		"one whose shared etcd has no mark, as the Lease, leads": {
+			registered: front, lease: leaseOf(ownID, "400"), storage: shared(1_000_000_300, 0),
 		},
 		"one whose backup is accepted leads": {
 			registered: front, lease: leaseOf(ownID, "501"), storage: func(s *Storage) { s.AcceptRestored = true },
@@ -212,6 +246,31 @@ func TestEmbeddedServerEndsBesideAnother(t *testing.T) {
 	})
 }
 
+// TestLeaderMarksSharedStorage counts the marks of an hour.
+func TestLeaderMarksSharedStorage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := fake.NewClientset(markedLease("400", "300"))
+		s := &stage{t: t}
+		c := shipped(host.CoordinationV1(), "a", s.act("a", 0))
+		c.Storage = storageAt(0)
+		shared(500, 300)(c.Storage)
+		var marks atomic.Int64
+		c.Storage.Mark = func(context.Context) (int64, error) { return 500 + marks.Load(), nil }
+		c.Storage.SetMark = func(context.Context) (int64, error) { return 500 + marks.Add(1), nil }
+		stop, left := lead(t, c)
+		<-time.After(time.Hour)
+		lease, err := host.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := marks.Load(); n < 50 || n > 60 || lease.Annotations[annotationStorageMark] != strconv.FormatInt(500+n, 10) {
+			t.Errorf("it was marked %d times, and the Lease has mark %s", n, lease.Annotations[annotationStorageMark])
+		}
+		stop()
+		<-left
+	})
+}
+
 func TestRevisionOfTheStorage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := fake.NewClientset()
@@ -251,4 +310,76 @@ func TestRevisionOfTheStorage(t *testing.T) {
 		stop()
 		<-left
 	})
+}
+
+// TestCheckThatFailsIsReported has the server lose the right to read its APIService, as after an
+// upgrade with an old role.
+func TestCheckThatFailsIsReported(t *testing.T) {
+	for name, fails := range map[string]func(context.Context) error{
+		"when it is refused": func(context.Context) error { return errors.New("apiservices is forbidden") },
+		"when it hangs":      swallow,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				registerMetrics()
+				host := fake.NewClientset()
+				s := &stage{t: t}
+				c := shipped(host.CoordinationV1(), "a", s.act("a", 0))
+				recorder := events.NewFakeRecorder(10)
+				c.Recorder = recorder
+				var failing atomic.Bool
+				failing.Store(true)
+				c.Registered = func(ctx context.Context) (types.NamespacedName, error) {
+					if failing.Load() {
+						return types.NamespacedName{}, fails(ctx)
+					}
+					return types.NamespacedName{}, nil
+				}
+				expect := func(when string, off, leads float64, ready bool, events int) {
+					t.Helper()
+					gotOff, err := testutil.GetGaugeMetricValue(controllersOff.WithLabelValues(string(offCheckFails)))
+					if err != nil || gotOff != off {
+						t.Errorf("%s: haulout_controllers_off is %v (%v), want %v", when, gotOff, err, off)
+					}
+					if got, err := testutil.GetGaugeMetricValue(leaderGauge); err != nil || got != leads {
+						t.Errorf("%s: haulout_leader is %v (%v), want %v", when, got, err, leads)
+					}
+					if got := readiness(c); (got == http.StatusOK) != ready {
+						t.Errorf("%s: /readyz/leader-election responds %d, want that it is ready: %t", when, got, ready)
+					}
+					if len(recorder.Events) != events {
+						t.Errorf("%s: %d events, want %d", when, len(recorder.Events), events)
+					}
+				}
+				stop, left := lead(t, c)
+				<-time.After(30 * time.Second)
+				expect("after half a minute", 1, 0, true, 0)
+				<-time.After(24 * time.Hour)
+				expect("after a day", 1, 0, false, 1)
+				if event := <-recorder.Events; !strings.Contains(event, EventControllersOff+" "+string(offCheckFails)) {
+					t.Errorf("the event is %q", event)
+				}
+				if got := c.NoLeader(); !strings.HasPrefix(got, protocol.NoLeaderWarning) {
+					t.Errorf("users are warned with %q", got)
+				}
+				failing.Store(false)
+				eventually(t, "it leads", func() bool { return s.now() == "a" })
+				<-time.After(gatePeriod)
+				expect("when the check succeeds", 0, 1, true, 0)
+				if got := c.NoLeader(); got != "" {
+					t.Errorf("users are warned with %q of a leader", got)
+				}
+				stop()
+				<-left
+				expect("when it has stopped", 0, 0, true, 0)
+			})
+		})
+	}
+}
+
+// readiness returns the status of /readyz/leader-election.
+func readiness(c *Controllers) int {
+	response := httptest.NewRecorder()
+	c.serveReady(response, nil)
+	return response.Code
 }

@@ -27,6 +27,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
+// ErrLeaseLost is the cause with which the context of the controllers ends when the Lease was
+// deleted, or has another holder, while this replica held it. Another replica may act already, so
+// their calls are cut without CallGrace.
+var ErrLeaseLost = errors.New("the lease was deleted or has another holder")
+
 var (
 	errNotRenewed = errors.New("the lease was not renewed in time")
 	errMayNotLead = errors.New("this replica may not lead any more")
@@ -50,7 +55,8 @@ type term struct {
 
 // takePartInElection returns when this replica has released or lost leadership, or when the context
 // ends. Another replica can acquire the Lease only after the controllers of this one have ended:
-// this one renews it while they stop, and releases it afterwards. If it cannot renew the Lease, it
+// this one renews it while they stop, and releases it afterwards. If it finds that the Lease was
+// deleted or has another holder, it cuts their calls immediately. If it cannot renew the Lease, it
 // stops the controllers after RenewDeadline, cancels their calls after CallGrace, and exits if they
 // still run. All of that fits into LeaseDuration, the shortest time that other replicas wait. A
 // process that was suspended for longer than that finds the Lease too old before its next write.
@@ -59,7 +65,7 @@ func (c *Controllers) takePartInElection(ctx context.Context) {
 	defer leave()
 	allowed, forbid := context.WithCancelCause(ctx)
 	defer forbid(nil)
-	l := newLease(c.Leases, c.Election, c.Storage)
+	l := newLease(c.Leases, c.Election, c.Storage, &c.sightings)
 	t := &term{Controllers: c, lease: l, server: ctx, allowed: allowed, ended: make(chan struct{}), leave: leave}
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Name:          c.Election.Name,
@@ -112,6 +118,10 @@ func (t *term) run(leading context.Context) {
 	defer cancel(nil)
 	defer context.AfterFunc(t.allowed, func() { cancel(context.Cause(t.allowed)) })()
 	defer context.AfterFunc(leading, func() { t.endIfStuck(errNotRenewed, StopTimeout) })()
+	t.lease.onLoss(func() {
+		cancel(ErrLeaseLost)
+		go t.endIfStuck(ErrLeaseLost, StopTimeout)
+	})
 	defer t.lease.onDeadline(func() {
 		cancel(errNotRenewed)
 		t.endIfStuck(errNotRenewed, StopTimeout)

@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -27,9 +28,16 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 )
 
 // wire is a connection to the host cluster that can break.
@@ -202,6 +210,126 @@ func TestReplicasNeverActAtTheSameTime(t *testing.T) {
 				stopB()
 				<-leftA
 				<-leftB
+			})
+		})
+	}
+}
+
+// TestDeletedLeaseGivesNoSecondLeader deletes the Lease at many moments between two renewals, as a
+// user, or a tool that prunes, does.
+func TestDeletedLeaseGivesNoSecondLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := fake.NewClientset()
+		s := &stage{t: t}
+		stopA, leftA := lead(t, shipped(host.CoordinationV1(), "a", s.act("a", 0)))
+		eventually(t, "a acts", func() bool { return s.now() == "a" })
+		stopB, leftB := lead(t, shipped(host.CoordinationV1(), "b", s.act("b", 0)))
+		const deletions = 40
+		for i := range deletions {
+			<-time.After(30*time.Second + time.Duration(i)*137*time.Millisecond)
+			if err := host.CoordinationV1().Leases("ns").Delete(t.Context(), "lease", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-time.After(30 * time.Second)
+		if s.now() == "" || s.terms() != deletions+1 {
+			t.Errorf("%q acts after %d terms, want one term after each of %d deletions", s.now(), s.terms(), deletions)
+		}
+		stopA()
+		stopB()
+		<-leftA
+		<-leftB
+	})
+}
+
+// TestLeaseOfAnotherEndsTheTerm has another holder, or another Lease, in the place of the one that
+// a leader holds.
+func TestLeaseOfAnotherEndsTheTerm(t *testing.T) {
+	for name, change := range map[string]func(*coordinationv1.Lease){
+		"another holder": func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = ptr.To("b") },
+		"no holder":      func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = nil },
+		"another Lease with the same holder, from a backup": func(lease *coordinationv1.Lease) { lease.UID = "restored" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				host := fake.NewClientset()
+				cause := make(chan error, 10)
+				c := shipped(host.CoordinationV1(), "a", func(ctx context.Context, mayAct func() error) error {
+					<-ctx.Done()
+					cause <- context.Cause(ctx)
+					if err := mayAct(); !errors.Is(err, ErrLeaseLost) {
+						t.Errorf("it may act: %v", err)
+					}
+					return nil
+				})
+				stop, left := lead(t, c)
+				eventually(t, "a leads", func() bool { return holder(host) == "a" })
+				<-time.After(time.Minute)
+				host.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return true, nil, apierrors.NewConflict(coordinationv1.Resource("leases"), "lease", nil)
+				})
+				host.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+					lease := leaseOf("", "")
+					lease.Spec.HolderIdentity = ptr.To("a")
+					change(lease)
+					return true, lease, nil
+				})
+				began := time.Now()
+				if got := <-cause; !errors.Is(got, ErrLeaseLost) || time.Since(began) > 1500*time.Millisecond {
+					t.Errorf("the term ended after %v because %v", time.Since(began), got)
+				}
+				stop()
+				<-left
+			})
+		})
+	}
+}
+
+// TestWhoKnowsOfNoLeader asks replicas that do not lead.
+func TestWhoKnowsOfNoLeader(t *testing.T) {
+	for name, test := range map[string]struct {
+		lease *coordinationv1.Lease
+		// renews is how often another replica renews the Lease, 0 for never.
+		renews time.Duration
+		lasts  time.Duration
+		warns  bool
+	}{
+		"a server that starts does not":                     {lease: leaseOf("", ""), lasts: 23 * time.Second},
+		"one that sees a Lease which is never renewed does": {lease: leaseOf("", ""), lasts: 25 * time.Second, warns: true},
+		"one that sees no Lease does":                       {lasts: 25 * time.Second, warns: true},
+		"one that sees renewals does not":                   {lease: leaseOf("", ""), renews: 6 * time.Second, lasts: time.Hour},
+		"one that sees a renewal each minute does":          {lease: leaseOf("", ""), renews: time.Minute, lasts: time.Hour - time.Second, warns: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				host := fake.NewClientset()
+				if test.lease != nil {
+					host = fake.NewClientset(test.lease.DeepCopy())
+				}
+				c := shipped(host.CoordinationV1(), "a", (&stage{t: t}).act("a", 0))
+				// It may not lead itself.
+				c.Registered = func(context.Context) (types.NamespacedName, error) {
+					return types.NamespacedName{Name: "other"}, nil
+				}
+				stop, left := lead(t, c)
+				defer func() { <-left }()
+				defer stop()
+				for end := time.Now().Add(test.lasts); test.renews > 0 && time.Now().Add(test.renews).Before(end); {
+					<-time.After(test.renews)
+					renewed := test.lease.DeepCopy()
+					renewed.Spec.RenewTime = ptr.To(metav1.NowMicro())
+					if _, err := host.CoordinationV1().Leases("ns").Update(t.Context(), renewed, metav1.UpdateOptions{}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if test.renews == 0 {
+					<-time.After(test.lasts)
+				} else {
+					<-time.After(test.renews - time.Second)
+				}
+				if got := c.NoLeader(); strings.HasPrefix(got, protocol.NoLeaderWarning) != test.warns {
+					t.Errorf("got %q, want a warning: %t", got, test.warns)
+				}
 			})
 		})
 	}

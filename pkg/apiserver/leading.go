@@ -19,6 +19,7 @@ package apiserver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"sync"
 	"time"
@@ -89,8 +90,9 @@ type Controllers struct {
 	// Liveness reports whether the controllers' loops make progress; nil means always healthy.
 	Liveness func(*http.Request) error
 
-	watchdog *leaderelection.HealthzAdaptor
-	gate     gate
+	watchdog  *leaderelection.HealthzAdaptor
+	gate      gate
+	sightings sightings
 }
 
 func (c *Controllers) addTo(server *genericapiserver.GenericAPIServer) error {
@@ -98,10 +100,13 @@ func (c *Controllers) addTo(server *genericapiserver.GenericAPIServer) error {
 	stopped := make(chan struct{})
 	registerMetrics()
 	if c.Election.Enabled {
-		if err := server.AddHealthChecks(healthz.NamedCheck("leader-election", c.watch())); err != nil {
+		// Not part of readiness: the server can still serve requests while no replica leads, and
+		// kube-apiserver would take the API for gone and delete no namespace any more.
+		if err := server.AddLivezChecks(0, healthz.NamedCheck(leaderElectionCheck, c.watch())); err != nil {
 			cancel()
 			return err
 		}
+		server.Handler.NonGoRestfulMux.HandleFunc("/readyz/"+leaderElectionCheck, c.serveReady)
 	}
 	if c.Liveness != nil {
 		// Not part of readiness: the server can still serve requests with a stuck controller.
@@ -137,6 +142,23 @@ func (c *Controllers) addTo(server *genericapiserver.GenericAPIServer) error {
 	})
 }
 
+// leaderElectionCheck is the name of the checks of the leader election: /livez/leader-election is
+// part of /livez, and /readyz/leader-election can only be asked for by its name.
+const leaderElectionCheck = "leader-election"
+
+// serveReady responds whether this replica leads, follows or may do so. Otherwise it responds with
+// status 500 and the reason.
+func (c *Controllers) serveReady(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if err := c.checkReady(); err != nil {
+		w.WriteHeader(http.StatusInternalServerError)
+		_, _ = fmt.Fprintf(w, "%s check failed: %v\n", leaderElectionCheck, err)
+		return
+	}
+	_, _ = fmt.Fprint(w, "ok")
+}
+
 // watch returns a health check. A follower that waits is healthy; a leader that has not renewed for
 // twice its lease is stuck.
 func (c *Controllers) watch() func(*http.Request) error {
@@ -146,6 +168,7 @@ func (c *Controllers) watch() func(*http.Request) error {
 
 // lead runs the controllers each time this replica becomes the leader, until the context ends.
 func (c *Controllers) lead(ctx context.Context) {
+	c.sightings.begin()
 	for ctx.Err() == nil {
 		switch {
 		case !c.Election.Enabled:
@@ -167,6 +190,8 @@ func (c *Controllers) runOnce(ctx context.Context, mayAct func() error) {
 	}
 	logger := klog.FromContext(ctx)
 	logger.Info("Controllers start", "identity", c.Election.Identity)
+	leaderGauge.Set(1)
+	defer leaderGauge.Set(0)
 	if err := c.Run(ctx, mayAct); err != nil && ctx.Err() == nil {
 		logger.Error(err, "Controllers ended, will restart")
 		return

@@ -27,6 +27,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
@@ -43,6 +44,10 @@ type lease struct {
 	// storage describes the storage of this server, for annotations of the Lease; nil if it is not
 	// known.
 	storage *Storage
+	// sightings is what the replica has seen of the Lease. duration is how long it waits, after it
+	// has last seen a Lease, until it creates one in the place of one that was deleted.
+	sightings *sightings
+	duration  time.Duration
 
 	mu sync.Mutex
 	// last is the Lease that this process last read or wrote.
@@ -52,23 +57,36 @@ type lease struct {
 	// renewed is when the last such write was sent. Other replicas saw it later, so their wait for
 	// the Lease ends later, too.
 	renewed time.Time
+	// uid is that of the Lease that the last such write has stored.
+	uid types.UID
 	// expiry fires when no such write has succeeded for the renew deadline.
 	expiry *time.Timer
+	// lost is set when the Lease that this replica holds was deleted, or has another holder. onLost
+	// is called then.
+	lost   bool
+	onLost func()
 }
 
-func newLease(client coordinationclient.LeasesGetter, e LeaderElection, storage *Storage) *lease {
+func newLease(client coordinationclient.LeasesGetter, e LeaderElection, storage *Storage, seen *sightings) *lease {
 	return &lease{
 		client: client.Leases(e.Namespace), name: e.Name, namespace: e.Namespace, identity: e.Identity,
-		deadline: e.RenewDeadline, storage: storage,
+		deadline: e.RenewDeadline, duration: e.LeaseDuration, storage: storage, sightings: seen,
 	}
 }
 
 // Get implements resourcelock.Interface.
 func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	got, err := l.client.Get(ctx, l.name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		l.loseIf(func() bool { return true })
+	}
 	if err != nil {
 		return nil, nil, err
 	}
+	l.sightings.note(got)
+	l.loseIf(func() bool {
+		return got.UID != l.uid || got.Spec.HolderIdentity == nil || *got.Spec.HolderIdentity != l.identity
+	})
 	l.mu.Lock()
 	l.last = got
 	l.mu.Unlock()
@@ -77,8 +95,12 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 	return record, raw, err
 }
 
-// Create implements resourcelock.Interface.
+// Create implements resourcelock.Interface. It fails while the holder of a Lease that was deleted
+// may still act.
 func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
+	if since, seen := l.sightings.sinceSeen(); seen && since < l.duration {
+		return fmt.Errorf("the Lease was deleted: its last holder may act for another %v", l.duration-since)
+	}
 	return l.write(ctx, record, func(next *coordinationv1.Lease) (*coordinationv1.Lease, error) {
 		next.ObjectMeta = metav1.ObjectMeta{Namespace: l.namespace, Name: l.name, Annotations: next.Annotations}
 		return l.client.Create(ctx, next, metav1.CreateOptions{})
@@ -118,15 +140,43 @@ func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRec
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.last = written
-	if record.HolderIdentity != l.identity {
+	l.sightings.note(written)
+	if record.HolderIdentity != l.identity || l.lost {
 		return nil
 	}
-	l.held, l.renewed = true, sent
+	l.held, l.renewed, l.uid = true, sent, written.UID
 	if l.expiry != nil && l.expiry.Stop() {
 		// Do not reset a timer that has fired: the controllers were already told to stop.
 		l.expiry.Reset(l.deadline - time.Since(sent))
 	}
 	return nil
+}
+
+// loseIf ends the term of this replica if it holds the Lease and the condition is true: another
+// replica may act from now on. client-go would go on until the renew deadline.
+func (l *lease) loseIf(condition func() bool) {
+	l.mu.Lock()
+	if !l.held || l.lost || !condition() {
+		l.mu.Unlock()
+		return
+	}
+	l.lost = true
+	end := l.onLost
+	l.mu.Unlock()
+	if end != nil {
+		end()
+	}
+}
+
+// onLoss has f called, once, when the Lease is lost to another replica or deleted.
+func (l *lease) onLoss(f func()) {
+	l.mu.Lock()
+	lost := l.lost
+	l.onLost = f
+	l.mu.Unlock()
+	if lost {
+		f()
+	}
 }
 
 // onDeadline calls f, once, when the Lease was not renewed for the renew deadline, until the
@@ -138,13 +188,17 @@ func (l *lease) onDeadline(f func()) (stop func() bool) {
 	return l.expiry.Stop
 }
 
-// check returns an error if this replica has not renewed the Lease for the renew deadline. It reads
+// check returns an error if this replica has lost the Lease or has not renewed it for the renew
+// deadline. It reads
 // the clock, since a timer that is due fires only some time after the process was suspended. The
 // monotonic clock goes on while the process is stopped; the other one also while the machine
 // sleeps.
 func (l *lease) check() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.lost {
+		return ErrLeaseLost
+	}
 	now := time.Now()
 	if now.Sub(l.renewed) < l.deadline && now.Round(0).Sub(l.renewed.Round(0)) < l.deadline {
 		return nil
@@ -159,6 +213,13 @@ func (l *lease) isHeld() bool {
 	return l.held
 }
 
+// isLost reports whether the Lease was deleted or got another holder while this replica held it.
+func (l *lease) isLost() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lost
+}
+
 // release releases the Lease if this replica still holds it. A call whose response was lost may
 // have acquired it.
 func (l *lease) release(ctx context.Context) {
@@ -167,7 +228,7 @@ func (l *lease) release(ctx context.Context) {
 	logger := klog.FromContext(ctx).WithValues("lease", klog.KRef(l.namespace, l.name))
 	for {
 		record, _, err := l.Get(ctx)
-		if err == nil && record.HolderIdentity == l.identity {
+		if err == nil && record.HolderIdentity == l.identity && !l.isLost() {
 			now := metav1.Now()
 			err = l.Update(ctx, resourcelock.LeaderElectionRecord{
 				LeaseDurationSeconds: 1, AcquireTime: now, RenewTime: now, LeaderTransitions: record.LeaderTransitions,

@@ -34,6 +34,9 @@ import (
 const (
 	annotationStorageID       = maintenance.GroupName + "/storage-id"
 	annotationStorageRevision = maintenance.GroupName + "/storage-revision"
+	// annotationStorageMark is when the leader has last marked its storage, as a revision. It is
+	// not there with embedded storage.
+	annotationStorageMark = maintenance.GroupName + "/storage-mark"
 )
 
 const (
@@ -41,8 +44,12 @@ const (
 	revisionTimeout = time.Second
 	// restoredBy is the minimum by which `etcdutl snapshot restore --bump-revision` increases the
 	// revision. The documentation recommends 1,000,000,000. Between two renewals of a leader,
-	// normal writes never increase it that much.
+	// normal writes never increase it that much. That is true of embedded storage only: other
+	// writers of a shared etcd, such as kube-apiserver, need a few days without a leader.
 	restoredBy = 100_000_000
+	// markPeriod is how often the leader marks a storage that is not embedded. A restore of a
+	// backup that is at most that old is not recognized.
+	markPeriod = time.Minute
 )
 
 // Storage describes the storage of this server.
@@ -51,6 +58,9 @@ type Storage struct {
 	ID string
 	// Revision returns the current revision of the storage.
 	Revision func(context.Context) (int64, error)
+	// Mark returns the revision at which the storage was last marked, 0 if it never was. SetMark
+	// marks it and returns that revision. Both are nil with embedded storage.
+	Mark, SetMark func(context.Context) (int64, error)
 	// Embedded: the storage runs in this process, and only this process uses it.
 	Embedded bool
 	// Adopt is the ID of another storage whose Lease this server may take over; empty for none.
@@ -60,6 +70,14 @@ type Storage struct {
 
 	// last is the last revision that was read.
 	last atomic.Int64
+	// marked is when this process has last marked the storage.
+	marked atomic.Pointer[time.Time]
+}
+
+// state is what tells a storage from a restored backup of it.
+type state struct {
+	// revision is that of the storage, mark that of its last mark; 0 if it has none.
+	revision, mark int64
 }
 
 // foreign reports whether a Lease belongs to another storage that this server must not take over.
@@ -68,9 +86,10 @@ func (s *Storage) foreign(lease *coordinationv1.Lease) (id string, foreign bool)
 	return id, id != "" && id != s.ID && id != s.Adopt
 }
 
-// restored returns the revision of this storage in a Lease if the storage cannot have reached its
-// current revision by normal writes.
-func (s *Storage) restored(lease *coordinationv1.Lease, revision int64) (known int64, restored bool) {
+// restored returns the revision of this storage in a Lease if the storage was restored from a backup
+// since: it is behind the Lease, its last mark is older than the one in the Lease, or, with
+// embedded storage, it cannot have reached its current revision by normal writes.
+func (s *Storage) restored(lease *coordinationv1.Lease, now state) (known int64, restored bool) {
 	if s.AcceptRestored || lease.Annotations[annotationStorageID] != s.ID {
 		return 0, false
 	}
@@ -78,11 +97,18 @@ func (s *Storage) restored(lease *coordinationv1.Lease, revision int64) (known i
 	if err != nil {
 		return 0, false
 	}
-	return known, revision < known || revision-known > restoredBy
+	if now.revision < known {
+		return known, true
+	}
+	if s.Mark == nil {
+		return known, now.revision-known > restoredBy
+	}
+	marked, err := strconv.ParseInt(lease.Annotations[annotationStorageMark], 10, 64)
+	return known, err == nil && now.mark < marked
 }
 
-// sign adds the ID and the revision to a Lease before it is acquired or renewed. It returns an
-// error if this replica must not acquire the Lease.
+// sign adds the ID, the revision and the mark to a Lease before it is acquired or renewed. It
+// returns an error if this replica must not acquire the Lease.
 func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bool) error {
 	revision, err := s.revision(ctx)
 	if err != nil {
@@ -91,7 +117,11 @@ func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bo
 	if id, foreign := s.foreign(lease); foreign {
 		return fmt.Errorf("the lease belongs to storage %s", id)
 	}
-	if _, restored := s.restored(lease, revision); restored && !held {
+	mark, marked, err := s.signedMark(ctx, held)
+	if err != nil {
+		return err
+	}
+	if _, restored := s.restored(lease, state{revision, mark}); restored && !held {
 		return fmt.Errorf("storage %s was restored from a backup", s.ID)
 	}
 	if lease.Annotations == nil {
@@ -99,7 +129,52 @@ func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bo
 	}
 	lease.Annotations[annotationStorageID] = s.ID
 	lease.Annotations[annotationStorageRevision] = strconv.FormatInt(revision, 10)
+	if marked {
+		lease.Annotations[annotationStorageMark] = strconv.FormatInt(mark, 10)
+	}
 	return nil
+}
+
+// signedMark returns the mark for a Lease, and whether it is news. The holder marks the storage now
+// and then; a replica that is about to acquire the Lease only reads the mark, which may show that
+// the storage was restored.
+func (s *Storage) signedMark(ctx context.Context, held bool) (mark int64, news bool, err error) {
+	if s.Mark == nil {
+		return 0, false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, revisionTimeout)
+	defer cancel()
+	if !held {
+		s.marked.Store(nil)
+		mark, err = s.Mark(ctx)
+		return mark, err == nil, err
+	}
+	now := time.Now()
+	if last := s.marked.Load(); last != nil && now.Sub(*last) < markPeriod {
+		return 0, false, nil
+	}
+	if mark, err = s.SetMark(ctx); err != nil {
+		// A leader must not lose its Lease because etcd elects a new leader.
+		klog.FromContext(ctx).Info("The storage could not be marked; the lease is renewed with the last mark", "err", err)
+		return 0, false, nil
+	}
+	s.marked.Store(&now)
+	return mark, true, nil
+}
+
+// state returns the current revision and the last mark.
+func (s *Storage) state(ctx context.Context) (state, error) {
+	revision, err := s.revision(ctx)
+	if err != nil || s.Mark == nil {
+		return state{revision: revision}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, revisionTimeout)
+	defer cancel()
+	mark, err := s.Mark(ctx)
+	if err != nil {
+		return state{}, fmt.Errorf("read the mark of the storage: %w", err)
+	}
+	return state{revision, mark}, nil
 }
 
 // revision returns the current revision, or the last known one if the storage does not respond in

@@ -202,16 +202,20 @@ func (o CompletedOptions) controllers(host *hostCluster, r *replica, loopback *r
 		ownPod: ownPod(), storageID: r.storage.id, askEveryNodeByName: o.NodeAdmission.AskEveryNodeByName,
 	}
 	le := o.Controllers.LeaderElection
+	identified := &apiserver.Storage{
+		ID: r.storage.id, Revision: r.storage.revision, Embedded: o.Embedded,
+		Adopt: o.Controllers.AdoptStorage, AcceptRestored: o.Controllers.AcceptRestoredState,
+	}
+	if !o.Embedded {
+		identified.Mark, identified.SetMark = r.storage.mark, r.storage.setMark
+	}
 	return &apiserver.Controllers{
 		Leases: r.leases,
 		Election: apiserver.LeaderElection{
 			Enabled: le.LeaderElect, Namespace: o.Service.Namespace, Name: le.ResourceName, Identity: r.identity,
 			LeaseDuration: le.LeaseDuration.Duration, RenewDeadline: le.RenewDeadline.Duration, RetryPeriod: le.RetryPeriod.Duration,
 		},
-		Storage: &apiserver.Storage{
-			ID: r.storage.id, Revision: r.storage.revision, Embedded: o.Embedded,
-			Adopt: o.Controllers.AdoptStorage, AcceptRestored: o.Controllers.AcceptRestoredState,
-		},
+		Storage:    identified,
 		Service:    types.NamespacedName{Namespace: o.Service.Namespace, Name: o.Service.Name},
 		Registered: registered,
 		Recorder:   recorder,

@@ -18,6 +18,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -33,6 +34,7 @@ import (
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apiserver"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 )
 
@@ -112,8 +114,8 @@ func (h *hostCluster) leaderClients(ctx context.Context, loopback *rest.Config, 
 }
 
 // cutTransport sends no request if mayAct returns an error, and cancels requests a while after a
-// context has ended, regardless of their own contexts. A replica that has lost its Lease must not
-// act when another one does.
+// context has ended, regardless of their own contexts, or immediately if the cause is
+// apiserver.ErrLeaseLost. A replica that has lost its Lease must not act when another one does.
 type cutTransport struct {
 	next   http.RoundTripper
 	until  context.Context
@@ -132,7 +134,11 @@ func (t *cutTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	stop := context.AfterFunc(t.until, func() {
-		timer := time.AfterFunc(t.grace, func() { cancel(context.Cause(t.until)) })
+		grace := t.grace
+		if errors.Is(context.Cause(t.until), apiserver.ErrLeaseLost) {
+			grace = 0 // another replica may act already
+		}
+		timer := time.AfterFunc(grace, func() { cancel(context.Cause(t.until)) })
 		context.AfterFunc(ctx, func() { timer.Stop() })
 	})
 	done := sync.OnceFunc(func() {

@@ -31,6 +31,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
+
+	"haulout.dev/haulout/pkg/apiserver"
 )
 
 // slowly is a host cluster that takes its time to answer, or to end its answer.
@@ -68,6 +70,7 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 		host slowly
 		// ends is when leadership ends after the call has begun; took is how long the call takes.
 		ends, took time.Duration
+		cause      error
 		cut        bool
 	}{
 		"a call that is over before is not": {host: slowly{answers: time.Second}, ends: time.Minute, took: time.Second},
@@ -81,10 +84,17 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 			host: slowly{ends: time.Hour}, ends: time.Second, took: time.Second + grace, cut: true,
 		},
 		"a call that begins when it is over is too": {host: slowly{answers: time.Hour}, took: grace, cut: true},
+		"a call is cut immediately when another replica may act": {
+			host: slowly{answers: time.Hour}, ends: time.Second, took: time.Second, cause: apiserver.ErrLeaseLost, cut: true,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				leading, end := context.WithCancelCause(t.Context())
+				lost := lost
+				if tc.cause != nil {
+					lost = tc.cause
+				}
 				began := time.Now()
 				if tc.ends == 0 {
 					end(lost)

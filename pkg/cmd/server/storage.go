@@ -33,6 +33,9 @@ import (
 const (
 	// storageIDKey is below --etcd-prefix, next to the objects.
 	storageIDKey = "storage-id"
+	// storageMarkKey is beside it. The leader writes it now and then, so that a restored backup,
+	// which has an older one, is recognized.
+	storageMarkKey = "storage-mark"
 
 	etcdDialTimeout = 20 * time.Second
 	etcdCallTimeout = 10 * time.Second
@@ -40,9 +43,10 @@ const (
 
 // storage is the etcd behind this server, embedded or not.
 type storage struct {
-	client *clientv3.Client
-	key    string
-	id     string
+	client  *clientv3.Client
+	key     string
+	markKey string
+	id      string
 }
 
 // dialStorage returns a client for an etcd outside of this process.
@@ -71,7 +75,7 @@ func tlsConfig(c storagebackend.TransportConfig) (*tls.Config, error) {
 
 // openStorage reads the ID of a storage, and generates one if the storage is new.
 func openStorage(ctx context.Context, client *clientv3.Client, prefix string) (*storage, error) {
-	s := &storage{client: client, key: path.Join("/", prefix, storageIDKey)}
+	s := &storage{client: client, key: path.Join("/", prefix, storageIDKey), markKey: path.Join("/", prefix, storageMarkKey)}
 	ctx, cancel := context.WithTimeout(ctx, etcdCallTimeout)
 	defer cancel()
 	drawn := string(uuid.NewUUID())
@@ -98,6 +102,24 @@ func (s *storage) revision(ctx context.Context) (int64, error) {
 	}
 	if len(answer.Kvs) != 1 || string(answer.Kvs[0].Value) != s.id {
 		return 0, errors.New("the storage was replaced while the server ran")
+	}
+	return answer.Header.Revision, nil
+}
+
+// mark returns the revision of the last mark, 0 if there is none.
+func (s *storage) mark(ctx context.Context) (int64, error) {
+	answer, err := s.client.Get(ctx, s.markKey)
+	if err != nil || len(answer.Kvs) == 0 {
+		return 0, err
+	}
+	return answer.Kvs[0].ModRevision, nil
+}
+
+// setMark marks the storage and returns the revision of the mark.
+func (s *storage) setMark(ctx context.Context) (int64, error) {
+	answer, err := s.client.Put(ctx, s.markKey, s.id)
+	if err != nil {
+		return 0, err
 	}
 	return answer.Header.Revision, nil
 }

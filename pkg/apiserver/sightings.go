@@ -1,0 +1,103 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package apiserver
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+)
+
+// leaderlessAfter is how long, in terms of LeaseDuration, a replica has to see no renewal of the
+// Lease until it reports that no replica leads. An orderly end of a leader and the next term fit
+// into one LeaseDuration.
+const leaderlessAfter = 2
+
+// sightings is what this replica has seen of the Lease, by its own clock: the times in the Lease
+// are those of other clocks. Unlike a lease it outlives a term.
+type sightings struct {
+	mu sync.Mutex
+	// seen is when the Lease was last read or written; zero if this replica has never seen one.
+	seen time.Time
+	// renewed is when the holder or its renewal last differed from what was seen before; at first
+	// it is when this replica began to look.
+	renewed         time.Time
+	holder, renewal string
+}
+
+// begin notes that the replica looks for a leader from now on.
+func (s *sightings) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.renewed.IsZero() {
+		s.renewed = time.Now()
+	}
+}
+
+// note takes in a Lease that was read or written.
+func (s *sightings) note(lease *coordinationv1.Lease) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.seen = time.Now()
+	holder, renewal := "", ""
+	if h := lease.Spec.HolderIdentity; h != nil {
+		holder = *h
+	}
+	if lease.Spec.RenewTime != nil {
+		renewal = lease.Spec.RenewTime.String()
+	}
+	if holder != "" && (holder != s.holder || renewal != s.renewal) {
+		s.renewed = s.seen
+	}
+	s.holder, s.renewal = holder, renewal
+}
+
+// sinceSeen returns for how long this replica has not seen the Lease; false if it never has.
+func (s *sightings) sinceSeen() (time.Duration, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Since(s.seen), !s.seen.IsZero()
+}
+
+// sinceRenewed returns for how long this replica has seen no renewal of a holder; 0 before it
+// looks.
+func (s *sightings) sinceRenewed() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.renewed.IsZero() {
+		return 0
+	}
+	return time.Since(s.renewed)
+}
+
+// NoLeader returns the warning for users that no replica leads, as far as this one knows; empty if
+// one does. Every replica can tell, since each reads the Lease.
+func (c *Controllers) NoLeader() string {
+	if !c.Election.Enabled {
+		return ""
+	}
+	since := c.sightings.sinceRenewed()
+	if since < leaderlessAfter*c.Election.LeaseDuration {
+		return ""
+	}
+	return fmt.Sprintf("%s: none has renewed Lease %s/%s for %v; an event of the Lease with reason %s, or the log of the server, has the cause",
+		protocol.NoLeaderWarning, c.Election.Namespace, c.Election.Name, since.Round(time.Second), EventControllersOff)
+}
