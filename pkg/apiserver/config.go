@@ -86,7 +86,13 @@ func (c CompletedConfig) New() (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	storage, err := maintenancerest.NewStorage(Scheme, c.generic.RESTOptionsGetter, c.extra.Identity.Is, c.extra.Previewer, c.extra.EvacuatorStartDeadline)
+	// A server without controllers knows nothing about the Lease.
+	noLeader := func() string { return "" }
+	if c.extra.Controllers != nil {
+		noLeader = c.extra.Controllers.NoLeader
+	}
+	storage, err := maintenancerest.NewStorage(Scheme, c.generic.RESTOptionsGetter, c.extra.Identity.Is, noLeader, c.extra.Previewer,
+		c.extra.EvacuatorStartDeadline)
 	if err != nil {
 		return nil, err
 	}

@@ -80,6 +80,8 @@ type registry struct {
 	options generic.RESTOptions
 
 	previewer *fakePreviewer
+	// noLeader is the warning that no replica leads.
+	noLeader string
 }
 
 func newRegistry(t testing.TB, etcd *registrytest.Etcd) *registry {
@@ -92,12 +94,14 @@ func newRegistryWith(t testing.TB, options generic.RESTOptions) *registry {
 	clock := testclock.NewFakePassiveClock(start)
 	isServer := func(u user.Info) bool { return u.GetName() == self.Name && u.GetUID() == self.UID }
 	previewer := &fakePreviewer{}
-	storage, err := newStorage(options, NewStrategy(registrytest.Scheme, isServer, clock), previewer)
+	r := &registry{t: t, clock: clock, options: options, previewer: previewer}
+	var err error
+	r.storage, err = newStorage(options, NewStrategy(registrytest.Scheme, isServer, func() string { return r.noLeader }, clock), previewer)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(storage.NodeMaintenance.Destroy)
-	return &registry{t: t, storage: storage, clock: clock, options: options, previewer: previewer}
+	t.Cleanup(r.storage.NodeMaintenance.Destroy)
+	return r
 }
 
 func (r *registry) ctx(u user.Info, subresource string) context.Context {

@@ -17,8 +17,10 @@ limitations under the License.
 package nodemaintenance
 
 import (
+	"context"
 	"fmt"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -40,9 +42,11 @@ type Storage struct {
 	Preview         *PreviewREST
 }
 
-// NewStorage returns the storage. isServer recognizes the server's own controllers.
-func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, previewer Previewer) (Storage, error) {
-	return newStorage(optsGetter, NewStrategy(scheme, isServer, clock.RealClock{}), previewer)
+// NewStorage returns the storage. isServer recognizes the server's own controllers. noLeader returns
+// the warning that no replica leads, empty if one does.
+func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, noLeader func() string,
+	previewer Previewer) (Storage, error) {
+	return newStorage(optsGetter, NewStrategy(scheme, isServer, noLeader, clock.RealClock{}), previewer)
 }
 
 func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, previewer Previewer) (Storage, error) {
@@ -55,13 +59,13 @@ func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, previe
 		UpdateStrategy:            strategy,
 		DeleteStrategy:            strategy,
 		ResetFieldsStrategy:       strategy,
-		TableConvertor:            tableConvertor{},
+		TableConvertor:            tableConvertor{strategy.observed},
 	}
 	if err := store.CompleteWithOptions(&generic.StoreOptions{RESTOptions: optsGetter, AttrFunc: getAttrs}); err != nil {
 		return Storage{}, err
 	}
 	return Storage{
-		NodeMaintenance: &REST{store},
+		NodeMaintenance: &REST{Store: store, observed: strategy.observed},
 		Status:          status.New(store, NewStatusStrategy(strategy)),
 		Preview:         newPreview(store, strategy.Scheme, previewer),
 	}, nil
@@ -83,12 +87,23 @@ func getAttrs(obj runtime.Object) (labels.Set, fields.Set, error) {
 // REST serves nodemaintenances.
 type REST struct {
 	*genericregistry.Store
+
+	observed observation
 }
 
 var (
 	_ rest.StandardStorage    = &REST{}
 	_ rest.ShortNamesProvider = &REST{}
 )
+
+// Get implements rest.Getter. It warns of a maintenance on which no controller acts.
+func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
+	obj, err := r.Store.Get(ctx, name, options)
+	if err == nil {
+		r.observed.warnOf(ctx, obj)
+	}
+	return obj, err
+}
 
 // ShortNames implements rest.ShortNamesProvider.
 func (*REST) ShortNames() []string { return []string{"nm"} }

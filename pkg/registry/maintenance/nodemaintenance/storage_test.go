@@ -228,7 +228,7 @@ func TestTable(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			table, err := tableConvertor{}.ConvertToTable(t.Context(), test.nm, nil)
+			table, err := tableConvertor{observedAt(start)}.ConvertToTable(t.Context(), test.nm, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -245,7 +245,7 @@ func TestTable(t *testing.T) {
 			ListMeta: metav1.ListMeta{ResourceVersion: "7", Continue: "more"},
 			Items:    []maintenance.NodeMaintenance{*newMaintenance(t, "a"), *newMaintenance(t, "b")},
 		}
-		table, err := tableConvertor{}.ConvertToTable(t.Context(), list, &metav1.TableOptions{NoHeaders: true})
+		table, err := tableConvertor{observedAt(start)}.ConvertToTable(t.Context(), list, &metav1.TableOptions{NoHeaders: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -273,7 +273,7 @@ func TestTable(t *testing.T) {
 		}
 	})
 	t.Run("another kind is an error", func(t *testing.T) {
-		if _, err := (tableConvertor{}).ConvertToTable(t.Context(), &maintenance.Evacuation{}, nil); err == nil {
+		if _, err := (tableConvertor{observedAt(start)}).ConvertToTable(t.Context(), &maintenance.Evacuation{}, nil); err == nil {
 			t.Error("there was none")
 		}
 	})

@@ -50,6 +50,7 @@ type Strategy struct {
 	// administrators.
 	isServer func(user.Info) bool
 	clock    clock.PassiveClock
+	observed observation
 }
 
 var (
@@ -59,13 +60,15 @@ var (
 	_ rest.ResetFieldsStrategy        = &Strategy{}
 )
 
-// NewStrategy returns the strategy of the main resource.
-func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, clock clock.PassiveClock) *Strategy {
+// NewStrategy returns the strategy of the main resource. noLeader returns the warning that no
+// replica leads, empty if one does.
+func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, noLeader func() string, clock clock.PassiveClock) *Strategy {
 	return &Strategy{
 		DeclarativeValidation: rest.DeclarativeValidation{Scheme: scheme},
 		NameGenerator:         names.SimpleNameGenerator,
 		isServer:              isServer,
 		clock:                 clock,
+		observed:              observation{clock: clock, noLeader: noLeader},
 	}
 }
 
@@ -83,12 +86,15 @@ func (*Strategy) AllowUnconditionalUpdate(context.Context) bool { return false }
 // Canonicalize does nothing.
 func (*Strategy) Canonicalize(runtime.Object) {}
 
-// WarningsOnCreate returns none: warnings depend on the cluster, so admission adds them.
-func (*Strategy) WarningsOnCreate(context.Context, runtime.Object) []string { return nil }
+// WarningsOnCreate warns that no controller will act. Warnings that depend on the cluster are added
+// by admission.
+func (s *Strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
+	return s.observed.warnings(obj.(*maintenance.NodeMaintenance))
+}
 
-// WarningsOnUpdate returns none, see WarningsOnCreate.
-func (*Strategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
-	return nil
+// WarningsOnUpdate warns that no controller will act, or has acted on the last change.
+func (s *Strategy) WarningsOnUpdate(_ context.Context, _, old runtime.Object) []string {
+	return s.observed.warnings(old.(*maintenance.NodeMaintenance))
 }
 
 // GetResetFields returns the fields that clients can send but not set, so that server-side apply
@@ -292,6 +298,11 @@ func (*StatusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Obje
 	nm, before := obj.(*maintenance.NodeMaintenance), old.(*maintenance.NodeMaintenance)
 	nm.Spec = before.Spec
 	metav1.ResetObjectMetaForStatus(&nm.ObjectMeta, &before.ObjectMeta)
+}
+
+// WarningsOnUpdate returns none: a controller writes the status.
+func (*StatusStrategy) WarningsOnUpdate(context.Context, runtime.Object, runtime.Object) []string {
+	return nil
 }
 
 // ValidateUpdate validates a status.

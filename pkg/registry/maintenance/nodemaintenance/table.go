@@ -35,11 +35,14 @@ import (
 const noValue = "-"
 
 // tableConvertor returns the columns of kubectl get; those of priority 1 are shown with -o wide.
-type tableConvertor struct{}
+type tableConvertor struct{ observed observation }
+
+// notObserved follows the stage while no controller has observed the maintenance.
+const notObserved = " (not observed)"
 
 var columns = []metav1.TableColumnDefinition{
 	{Name: "Name", Type: "string", Format: "name", Description: "Name of the maintenance."},
-	{Name: "Stage", Type: "string", Description: "Stage that the maintenance has to reach: Idle, Cordon, Drain or Complete."},
+	{Name: "Stage", Type: "string", Description: "Stage that the maintenance has to reach: Idle, Cordon, Drain or Complete; with (not observed) if no controller has observed it for a minute."},
 	{Name: "Nodes", Type: "integer", Description: "Number of nodes under maintenance."},
 	{Name: "Drained", Type: "string", Description: "Nodes on which no pod of the plan is left, of all nodes; only in stage Drain."},
 	{Name: "Pending", Type: "integer", Description: "Pods that the plan covers and that have not been asked to leave."},
@@ -52,7 +55,7 @@ var columns = []metav1.TableColumnDefinition{
 }
 
 // ConvertToTable implements rest.TableConvertor.
-func (tableConvertor) ConvertToTable(_ context.Context, object, tableOptions runtime.Object) (*metav1.Table, error) {
+func (c tableConvertor) ConvertToTable(_ context.Context, object, tableOptions runtime.Object) (*metav1.Table, error) {
 	table := &metav1.Table{}
 	if options, ok := tableOptions.(*metav1.TableOptions); !ok || !options.NoHeaders {
 		table.ColumnDefinitions = columns
@@ -70,12 +73,12 @@ func (tableConvertor) ConvertToTable(_ context.Context, object, tableOptions run
 		if !ok {
 			return nil, fmt.Errorf("a %T is not a NodeMaintenance", obj)
 		}
-		return cells(nm, name, age), nil
+		return c.cells(nm, name, age), nil
 	})
 	return table, err
 }
 
-func cells(nm *maintenance.NodeMaintenance, name, age string) []any {
+func (c tableConvertor) cells(nm *maintenance.NodeMaintenance, name, age string) []any {
 	var drained int
 	var pending, evacuating, blocked int64
 	var target *maintenance.DrainPlanEntry
@@ -100,8 +103,12 @@ func cells(nm *maintenance.NodeMaintenance, name, age string) []any {
 	if nm.Spec.Stage == maintenance.NodeMaintenanceStageDrain {
 		drainedText = fmt.Sprintf("%d/%d", drained, len(nodes))
 	}
+	stage := string(nm.Spec.Stage)
+	if c.observed.isOverdue(nm) {
+		stage += notObserved
+	}
 	return []any{
-		name, string(nm.Spec.Stage), int64(len(nodes)), drainedText, pending, evacuating, blocked, age,
+		name, stage, int64(len(nodes)), drainedText, pending, evacuating, blocked, age,
 		orNoValue(nm.Spec.Reason), describeTarget(target), describeNodeSelector(nm.Spec.NodeSelector),
 	}
 }

@@ -1,0 +1,110 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apiserver/pkg/warning"
+	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// observePatience is how long the controllers may take to observe a change of a NodeMaintenance
+// before users are told that they have not.
+const observePatience = time.Minute
+
+// observation reports to users that no controller acts on a NodeMaintenance. It depends only on the
+// object and on the Lease, so every replica reports it.
+type observation struct {
+	clock clock.PassiveClock
+	// noLeader returns the warning that no replica leads; empty if one does, or if that is not
+	// known.
+	noLeader func() string
+}
+
+// unobservedFor returns how long ago the present generation of a maintenance was written if no
+// controller has observed it, otherwise 0.
+func (o observation) unobservedFor(nm *maintenance.NodeMaintenance) time.Duration {
+	if nm.Status.ObservedGeneration >= nm.Generation || isDone(nm) {
+		return 0
+	}
+	return o.clock.Since(lastWritten(nm))
+}
+
+// lastWritten returns the time of the last write of a maintenance by a user: the generation has not
+// changed since.
+func lastWritten(nm *maintenance.NodeMaintenance) time.Time {
+	last := nm.CreationTimestamp
+	later := func(t *metav1.Time) {
+		if t != nil && last.Before(t) {
+			last = *t
+		}
+	}
+	later(nm.DeletionTimestamp)
+	for i := range nm.Status.StageStatuses {
+		later(nm.Status.StageStatuses[i].StartTimestamp)
+	}
+	for i := range nm.ManagedFields {
+		if nm.ManagedFields[i].Subresource == "" {
+			later(nm.ManagedFields[i].Time)
+		}
+	}
+	return last.Time
+}
+
+// isDone reports whether a maintenance is complete and has released its nodes. The controllers do
+// not observe it any more.
+func isDone(nm *maintenance.NodeMaintenance) bool {
+	return nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete && !slices.Contains(nm.Finalizers, v1alpha1.FinalizerMaintenanceCompletion)
+}
+
+// isOverdue reports whether no controller has observed a maintenance for too long.
+func (o observation) isOverdue(nm *maintenance.NodeMaintenance) bool {
+	return o.unobservedFor(nm) >= observePatience
+}
+
+// warnings returns the warnings about a stored maintenance.
+func (o observation) warnings(nm *maintenance.NodeMaintenance) []string {
+	if text := o.noLeader(); text != "" && !isDone(nm) {
+		return []string{text}
+	}
+	if !o.isOverdue(nm) {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s: none has observed generation %d of this one, which was written %v ago; the log of the server has the cause",
+		protocol.NoLeaderWarning, nm.Generation, o.unobservedFor(nm).Round(time.Second))}
+}
+
+// warnOf adds the warnings about a stored maintenance to the response of a request.
+func (o observation) warnOf(ctx context.Context, obj runtime.Object) {
+	nm, ok := obj.(*maintenance.NodeMaintenance)
+	if !ok {
+		return
+	}
+	for _, text := range o.warnings(nm) {
+		warning.AddWarning(ctx, "", text)
+	}
+}
