@@ -115,6 +115,11 @@ var alertTests = map[string]alertTest{
 		bad:  `haulout_controllers_off{reason="OtherStorage"} 1x1500`,
 		good: `haulout_controllers_off{reason="OtherStorage"} 0x1500`,
 	},
+	"HauloutNoLeader": {
+		bad: "haulout_leader{instance=\"a\"} 0x1500\nhaulout_leader{instance=\"b\"} 0x1500",
+		// The leader changes, and for 4 minutes none leads.
+		good: "haulout_leader{instance=\"a\"} 1x100 0x1400\nhaulout_leader{instance=\"b\"} 0x104 1x1396",
+	},
 	"HauloutPreemptionHeldBack": {
 		bad: "haulout_preemption_waiting_pods{instance=\"leader\"} 2x1500\n" +
 			"haulout_preemption_waiting_pods{instance=\"other\"} 0x1500",
