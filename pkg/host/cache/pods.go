@@ -26,12 +26,16 @@ import (
 const PodsByNode = "haulout.dev/pods-by-node"
 
 // NodeOf returns the node a pod counts for: the one it is bound to or, for a Pending pod that is
-// not, the one it is nominated for.
+// not, the one it is nominated for, since the scheduler may be about to bind it.
+//
+// A pod with scheduling gates counts for none: the scheduler does not try it, so nothing binds it,
+// and nothing removes a nomination that others than the scheduler have made (KEP-5278). Without its
+// gates it counts again; by then the scheduler sees that the node is cordoned.
 func NodeOf(pod *corev1.Pod) string {
 	if pod.Spec.NodeName != "" {
 		return pod.Spec.NodeName
 	}
-	if pod.Status.Phase == corev1.PodPending {
+	if pod.Status.Phase == corev1.PodPending && len(pod.Spec.SchedulingGates) == 0 {
 		return pod.Status.NominatedNodeName
 	}
 	return ""

@@ -90,6 +90,10 @@ func stripPod(pod *corev1.Pod) {
 	if len(pod.Annotations) == 0 {
 		pod.Annotations = nil
 	}
+	nominated := ""
+	if pod.Spec.NodeName == "" {
+		nominated = NodeOf(pod) // needs the scheduling gates, which are not kept
+	}
 	pod.Spec = corev1.PodSpec{
 		NodeName:                      pod.Spec.NodeName,
 		Priority:                      pod.Spec.Priority,
@@ -101,7 +105,7 @@ func stripPod(pod *corev1.Pod) {
 	pod.Status = corev1.PodStatus{
 		Phase:             pod.Status.Phase,
 		Conditions:        telling(pod.Status.Conditions),
-		NominatedNodeName: pod.Status.NominatedNodeName,
+		NominatedNodeName: nominated,
 	}
 }
 

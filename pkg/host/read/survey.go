@@ -22,6 +22,7 @@ package read
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -107,14 +108,15 @@ func (r Reader) Pods(ctx context.Context, nodes sets.Set[string], visit func([]c
 	})
 }
 
-// NominatedPods passes the pods that are nominated for a node but not bound to one to visit. Pods
-// omits them if it lists node by node.
+// NominatedPods passes the pods that are nominated for a node but not bound to one to visit, except
+// those with scheduling gates, which the scheduler does not bind. Pods omits them if it lists node
+// by node.
 func (r Reader) NominatedPods(ctx context.Context, visit func([]corev1.Pod)) error {
 	list, err := r.Client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: "spec.nodeName=,status.nominatedNodeName!=,status.phase=Pending", ResourceVersion: fromCache,
 	})
 	if err == nil {
-		visit(list.Items)
+		visit(slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return len(pod.Spec.SchedulingGates) > 0 }))
 	}
 	return err
 }
