@@ -153,7 +153,8 @@ func (s *story) shows(t *testing.T, moment string, want map[string][]v1alpha1.No
 				got[i].DrainMessage = strings.ReplaceAll(got[i].DrainMessage, "-"+s.suffix, "")
 			}
 			added := []cmp.Option{
-				cmpopts.IgnoreFields(v1alpha1.NodeMaintenanceNodeStatus{}, "PodsBlocked", "PodsKept", "PodsPeak"),
+				cmpopts.IgnoreFields(v1alpha1.NodeMaintenanceNodeStatus{}, "PodsBlocked", "PodsKept", "PodsPeak",
+					"PodsGonePeak"),
 				cmpopts.IgnoreFields(v1alpha1.NodeReference{}, "UID"),
 				cmpopts.SortSlices(func(a, b v1alpha1.NodeMaintenanceNodeStatus) bool {
 					return a.NodeRef.Name < b.NodeRef.Name

@@ -17,15 +17,19 @@ limitations under the License.
 package nodemaintenance
 
 import (
+	"context"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -172,4 +176,15 @@ func (c *Controller) announceProgressing(old, written *maintenancev1alpha1.NodeM
 		return
 	}
 	c.maintenanceEvent(written, corev1.EventTypeWarning, EventNotProgressing, actionDrain, "%s: %s", is.Reason, is.Message)
+}
+
+// announceUnwritable tells why the status of a maintenance cannot be written, once for each text:
+// conditions cannot tell it.
+func (c *Controller) announceUnwritable(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, err error) {
+	if ctx.Err() != nil || loop.IsOnlyConflict(err) || apierrors.IsNotFound(err) {
+		return
+	}
+	if text := nodestate.TextOf(err); c.problems.tell(nm.Name, text) {
+		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventStatusNotWritten, actionMaintain, "The status cannot be written, so the maintenance makes no progress: %s", text)
+	}
 }

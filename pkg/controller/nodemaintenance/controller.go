@@ -61,6 +61,8 @@ const (
 	// DefaultStallTimeout is how long nothing may move in a drain before it counts as stalled. It
 	// exceeds every other wait.
 	DefaultStallTimeout = 15 * time.Minute
+	// DefaultLongGrace is how long a pod that terminates counts as movement at most.
+	DefaultLongGrace = 2 * time.Hour
 	// fieldManager owns what the controller writes.
 	fieldManager = "haulout-" + Name
 )
@@ -88,6 +90,9 @@ type Config struct {
 	// StallTimeout is how long nothing may move in a drain before it counts as stalled; 0 is 15
 	// minutes.
 	StallTimeout time.Duration
+	// LongGrace is how long a pod that terminates counts as movement of its drain, if its grace
+	// period is longer; 0 is 2 hours.
+	LongGrace time.Duration
 	// CompletedTTL is how long a completed maintenance is kept before it is deleted; 0 is for ever.
 	CompletedTTL time.Duration
 }
@@ -109,6 +114,7 @@ type Controller struct {
 
 	queue       *loop.Queue[string]
 	withdrawals *withdrawals
+	withdrawn   *attempts
 	forecasts   *forecasts
 	selection   *selection.Selection
 	state       *nodestate.State
@@ -120,9 +126,10 @@ type Controller struct {
 	gauges    gauges
 	costs     *costs
 	problems  *problems
-	// stallTimeout is how long nothing may move before the drain counts as stalled, completedTTL
-	// how long a completed maintenance is kept, 0 for ever.
-	stallTimeout, completedTTL time.Duration
+	// stallTimeout is how long nothing may move before the drain counts as stalled, longGrace how
+	// long a pod that terminates counts as movement, completedTTL how long a completed maintenance
+	// is kept, 0 for ever.
+	stallTimeout, longGrace, completedTTL time.Duration
 }
 
 // New makes a controller and registers its handlers and indexes; the informers must not run yet. A
@@ -131,6 +138,9 @@ func New(config Config) (*Controller, error) {
 	registerMetrics()
 	if config.StallTimeout == 0 {
 		config.StallTimeout = DefaultStallTimeout
+	}
+	if config.LongGrace == 0 {
+		config.LongGrace = DefaultLongGrace
 	}
 	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
 	volumes := config.HostInformers.Storage().V1().VolumeAttachments().Informer()
@@ -160,7 +170,9 @@ func New(config Config) (*Controller, error) {
 		confirmed:    newConfirmations(config.Clock),
 		costs:        &costs{byItem: map[string]time.Duration{}},
 		problems:     newProblems(config.Clock),
+		withdrawn:    newAttempts(config.Clock),
 		stallTimeout: config.StallTimeout,
+		longGrace:    config.LongGrace,
 		completedTTL: config.CompletedTTL,
 	}
 	c.gauges.list = c.maintenances
@@ -196,6 +208,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 
 // resync enqueues everything: it only heals what was missed.
 func (c *Controller) resync(context.Context) {
+	c.withdrawn.sweep()
 	for _, obj := range c.maintenances() {
 		c.queue.Add(obj.Name)
 	}
@@ -240,6 +253,7 @@ func (c *Controller) noteSync(ctx context.Context, item string, err error) {
 		written, writeErr := c.writeStatus(ctx, nm, *status)
 		if writeErr != nil {
 			klog.FromContext(ctx).Error(writeErr, "Cannot show on the object why its sync fails")
+			c.announceUnwritable(ctx, nm, writeErr)
 			return
 		}
 		c.announceProgressing(nm, written)

@@ -47,9 +47,11 @@ type nodeCount struct {
 	// uncreatable are the pods that are asked to leave and for which twice no Evacuation could be
 	// created, or joined.
 	uncreatable []uncreatablePod
-	// reported is the latest report of an evacuator, terminating the latest time by which a
-	// targeted pod is to have stopped.
-	reported, terminating time.Time
+	// moves has, for each pod that is on its way, the latest time at which it moved: its evacuator
+	// reported, or it terminates, for at most --long-grace.
+	moves []time.Time
+	// nominated are the pods that are asked to leave and are only nominated for the node.
+	nominated []string
 	// leftOnPurpose names the pods that stay, with the reason.
 	leftOnPurpose []string
 	// unasked are the pods that are asked to leave and need an Evacuation, or our finalizer on
@@ -82,17 +84,21 @@ func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targ
 		n.covered++
 		if targeted {
 			n.targeted++
-			if pod.StopsAt.After(n.terminating) {
-				n.terminating = pod.StopsAt
-			}
 			if pod.Own {
 				n.targetedOwn++
 			}
 			// A pod that is only nominated for the node is left to the scheduler, which drops the
-			// nomination of a cordoned node.
+			// nomination of a cordoned node. A scheduler that does not run drops none, so the status
+			// names the pod.
+			if !pod.Bound {
+				n.nominated = append(n.nominated, pod.Namespace+"/"+pod.Name)
+			}
 			if step := decideEvacuation(pod); pod.Bound && (step == stepCreate || step == stepAdopt) {
 				n.unasked = append(n.unasked, pod)
 			}
+		}
+		if at := c.lastMove(pod, targeted); !at.IsZero() {
+			n.moves = append(n.moves, at)
 		}
 		if pod.Evacuation == nil {
 			n.pending++
@@ -105,9 +111,6 @@ func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targ
 			continue
 		}
 		n.evacuating++
-		if at := pod.Evacuation.Status.EvacuationProgressTimestamp; at != nil && at.After(n.reported) {
-			n.reported = at.Time
-		}
 		if nodestate.TrueReason(pod.Evacuation, maintenancev1alpha1.ConditionBlocked) != "" {
 			n.stuck++
 			n.blocked = append(n.blocked, pod.Evacuation)
@@ -117,6 +120,22 @@ func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targ
 		}
 	}
 	return n
+}
+
+// lastMove returns the latest time at which a pod moves or has moved, zero if it never has. It may
+// be in the future for a pod that terminates.
+func (c *Controller) lastMove(pod *nodestate.Pod, targeted bool) time.Time {
+	var last time.Time
+	if pod.Evacuation != nil && pod.Evacuation.Status.EvacuationProgressTimestamp != nil {
+		last = pod.Evacuation.Status.EvacuationProgressTimestamp.Time
+	}
+	if !targeted || pod.StopsAt.IsZero() {
+		return last
+	}
+	if until := pod.StopsAt.Add(-max(0, pod.Grace-c.longGrace)); until.After(last) {
+		return until
+	}
+	return last
 }
 
 // uncreatablePod is a pod for which no Evacuation could be created, and why.
@@ -145,6 +164,9 @@ func (n *nodeCount) messageOf(planned string) string {
 		slices.Sort(names)
 		add(wording.Count(len(names), "pod") + " of terminating namespaces: " + strings.Join(names, ", "))
 	}
+	if len(n.nominated) > 0 {
+		add(fmt.Sprintf("%s only nominated for the node, such as %s", pluralIs(len(n.nominated), "pod"), n.nominated[0]))
+	}
 	if len(n.uncreatable) > 0 {
 		pod := n.uncreatable[0]
 		add(fmt.Sprintf("no Evacuation for %s, such as %s/%s: %s", wording.Count(len(n.uncreatable), "pod"), pod.namespace, pod.name, pod.why))
@@ -157,12 +179,14 @@ func isMessageOf(message, planned string) bool {
 	return message == planned || strings.HasPrefix(message, planned+addendum)
 }
 
-// fill writes the counters into the status of the node.
-func (n *nodeCount) fill(entry *maintenancev1alpha1.NodeMaintenanceNodeStatus) {
+// fill writes the counters into the status of the node of a maintenance.
+func (n *nodeCount) fill(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alpha1.NodeMaintenanceNodeStatus) {
 	entry.PodsPendingEvacuation = n.pending
 	entry.PodsEvacuating = n.evacuating
 	entry.PodsBlocked = n.stuck
 	entry.PodsKept = n.left
+	entry.PodsPeak = peakOf(nm, entry)
+	entry.PodsGonePeak = gonePeakOf(nm, entry)
 }
 
 func ownerName(pod *corev1.Pod) string {
@@ -181,16 +205,19 @@ type remainder struct {
 	refusedNamespaces                      map[string]int
 	blocked                                []*maintenancev1alpha1.Evacuation
 	uncreatable                            []uncreatablePod
-	reported, terminating                  time.Time
-	left                                   map[string]int
+	// nominated are the pods that are only nominated for a node.
+	nominated []string
+	// moved is when a pod last moved.
+	moved time.Time
+	left  map[string]int
 }
 
 func newRemainder() *remainder {
 	return &remainder{refusedNamespaces: map[string]int{}, left: map[string]int{}}
 }
 
-// add adds what is left on one node.
-func (r *remainder) add(n *nodeCount) {
+// add adds what is left on one node, and when its pods last moved.
+func (r *remainder) add(n *nodeCount, moved time.Time) {
 	r.covered += n.covered
 	r.targeted += n.targeted
 	r.evacuating += int(n.evacuating)
@@ -200,11 +227,9 @@ func (r *remainder) add(n *nodeCount) {
 	}
 	r.blocked = append(r.blocked, n.blocked...)
 	r.uncreatable = append(r.uncreatable, n.uncreatable...)
-	if n.reported.After(r.reported) {
-		r.reported = n.reported
-	}
-	if n.terminating.After(r.terminating) {
-		r.terminating = n.terminating
+	r.nominated = append(r.nominated, n.nominated...)
+	if moved.After(r.moved) {
+		r.moved = moved
 	}
 	for _, what := range n.leftOnPurpose {
 		r.left[what]++

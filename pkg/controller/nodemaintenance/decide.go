@@ -62,7 +62,7 @@ func (c *Controller) decide(g *gathered) (*decision, error) {
 		NodeStatuses: make([]maintenancev1alpha1.NodeMaintenanceNodeStatus, 0, len(g.subject.nodes)+len(g.subject.refused)),
 	}
 	l.counts = make([]*nodeCount, 0, len(g.subject.nodes))
-	left := newRemainder()
+	left, now := newRemainder(), c.clock.Now()
 	messages := l.plan.Messages[nm.Name]
 	for _, node := range g.subject.nodes {
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node)}
@@ -74,15 +74,14 @@ func (c *Controller) decide(g *gathered) (*decision, error) {
 			entry.DrainTargets = targetsOf(nm, node)
 		}
 		n := c.count(g.views[node.Name], covered, targets)
-		n.fill(&entry)
-		entry.PodsPeak = peakOf(nm, &entry)
+		n.fill(nm, &entry)
 		if maintenancev1alpha1.IsDraining(nm) {
 			entry.DrainMessage = n.messageOf(messages[node.Name])
 			if trouble, _ := c.state.Troubles.Of(node.Name); trouble != nil {
 				entry.DrainMessage = drainplan.Fit(trouble.Text+addendum+entry.DrainMessage, drainplan.MaxMessageBytes)
 			}
 		}
-		left.add(n)
+		left.add(n, n.movedAt(&entry, now))
 		l.counts = append(l.counts, n)
 		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
 	}
@@ -92,16 +91,14 @@ func (c *Controller) decide(g *gathered) (*decision, error) {
 		if excluded.reason != maintenancev1alpha1.ReasonTooManyMaintenances {
 			entry.DrainTargets = targetsOf(nm, node)
 		}
-		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(&entry)
-		entry.PodsPeak = peakOf(nm, &entry)
+		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(nm, &entry)
 		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
 	}
 	for _, node := range g.subject.refused {
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.NotAuthorizedMessage(g.subject.username())}
 		entry.DrainTargets = targetsOf(nm, node)
 		// Its counters are shown, but what is left there is not waited for.
-		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(&entry)
-		entry.PodsPeak = peakOf(nm, &entry)
+		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(nm, &entry)
 		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
 	}
 	l.status.NodeStatuses = append(l.status.NodeStatuses, c.keptEntries(g.subject)...)
@@ -215,6 +212,9 @@ func (r *remainder) progress() string {
 	text := fmt.Sprintf("%s left, %d of them evacuating, %d blocked", wording.Count(r.covered, "pod"), r.evacuating, len(r.blocked)+len(r.uncreatable))
 	if r.refused > 0 {
 		text += fmt.Sprintf("; %s cannot be evacuated because of namespaces that are being deleted: %s", wording.Count(r.refused, "pod"), joinTop(r.refusedNamespaces))
+	}
+	if len(r.nominated) > 0 {
+		text += fmt.Sprintf("; %s not bound to a node but nominated for one (status.nominatedNodeName), such as %s", pluralIs(len(r.nominated), "pod"), r.nominated[0])
 	}
 	return text
 }

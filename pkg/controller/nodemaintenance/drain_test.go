@@ -90,7 +90,7 @@ func TestDrainInWaves(t *testing.T) {
 		want := maintenancev1alpha1.NodeMaintenanceNodeStatus{
 			NodeRef:      maintenancev1alpha1.NodeReference{Name: "one", UID: "uid-one"},
 			DrainTargets: []maintenancev1alpha1.DrainPlanEntry{upTo(1000)}, DrainMessage: "Waiting for node two.",
-			PodsPendingEvacuation: 1, PodsPeak: 2,
+			PodsPendingEvacuation: 1, PodsPeak: 2, PodsGonePeak: 1,
 		}
 		if got := f.nodeStatus("m", "one"); !reflect.DeepEqual(got, want) {
 			t.Errorf("got status %+v of node one, want %+v", got, want)
@@ -191,6 +191,39 @@ func TestNominatedPodsCount(t *testing.T) {
 		if got := f.nodeStatus("m", "one").PodsPendingEvacuation; got != 1 {
 			t.Errorf("got %d pods pending, want 1", got)
 		}
+		if got := f.nodeStatus("m", "one").DrainMessage; !strings.Contains(got, "nominated") || !strings.Contains(got, "default/nominee") {
+			t.Errorf("the message %q does not name the pod", got)
+		}
+		f.wait(DefaultStallTimeout)
+		f.step("m")
+		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressStalled)
+		if got := conditionOf(f.nm("m"), maintenancev1alpha1.ConditionProgressing).Message; !strings.Contains(got, "default/nominee") {
+			t.Errorf("the message %q does not name the pod", got)
+		}
+	})
+}
+
+// TestNominatedPodsWithSchedulingGatesDoNotCount has a pod that others than the scheduler have
+// nominated. The scheduler does not try it, and so does not drop the nomination.
+func TestNominatedPodsWithSchedulingGatesDoNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("nominee", "", 0, func(p *corev1.Pod) {
+			p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "example.com/quota"}}
+			p.Status = corev1.PodStatus{Phase: corev1.PodPending, NominatedNodeName: "one"}
+		}))
+		f.step("m")
+		f.wait(nodestate.SettleTime)
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
+		f.wantEvacuating()
+		// Without its gate the scheduler may bind it.
+		pod := f.pods()[0]
+		pod.Spec.SchedulingGates = nil
+		if _, err := f.host.CoreV1().Pods(pod.Namespace).Update(f.ctx, pod, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 	})
 }
 

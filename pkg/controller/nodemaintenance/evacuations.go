@@ -21,6 +21,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -31,6 +32,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
@@ -78,8 +80,10 @@ func (c *Controller) evacuate(ctx context.Context, g *gathered, l *decision) err
 		}
 	}
 	work := slices.DeleteFunc(c.due(g, l), func(pod *nodestate.Pod) bool {
-		return pod.Plan.Type == maintenancev1alpha1.PodTypeDaemonSet && !tainted.Has(controllercache.NodeOf(pod.Pod))
+		return pod.Plan.Type == maintenancev1alpha1.PodTypeDaemonSet && !tainted.Has(controllercache.NodeOf(pod.Pod)) ||
+			c.hasToWait(g.subject.Name, pod)
 	})
+	c.neverTriedFirst(work)
 	return c.inRounds(ctx, g.subject.Name, len(work), func(ctx context.Context, i int) error {
 		pod := work[i]
 		if decideEvacuation(pod) == stepAdopt {
@@ -87,6 +91,33 @@ func (c *Controller) evacuate(ctx context.Context, g *gathered, l *decision) err
 		}
 		return c.create(ctx, g.subject.NodeMaintenance, pod.Pod)
 	})
+}
+
+// hasToWait reports whether it is too early to request the Evacuation of a pod again, and has the
+// maintenance reconciled when it is not.
+func (c *Controller) hasToWait(maintenance string, pod *nodestate.Pod) bool {
+	wait := c.state.Requests.Wait(pod.UID)
+	if wait <= 0 || decideEvacuation(pod) == stepAdopt && !c.state.Requests.HasFailed(pod.UID) {
+		// What was created and has lost our finalizer is joined again.
+		return false
+	}
+	c.queue.AddAfter(maintenance, wait)
+	return true
+}
+
+// neverTriedFirst sorts pods by the time of the last request for them. The time of a round is
+// limited: without it, requests that hang would be repeated before others are sent for the first
+// time.
+func (c *Controller) neverTriedFirst(work []*nodestate.Pod) {
+	tried := make(map[types.UID]time.Time)
+	for _, pod := range work {
+		if at := c.state.Requests.Tried(pod.UID); !at.IsZero() {
+			tried[pod.UID] = at
+		}
+	}
+	if len(tried) > 0 {
+		slices.SortStableFunc(work, func(a, b *nodestate.Pod) int { return tried[a.UID].Compare(tried[b.UID]) })
+	}
 }
 
 // due returns the pods that need an Evacuation on the nodes whose targets are stored by all
@@ -151,14 +182,26 @@ func (c *Controller) withdrawUnwanted(ctx context.Context, g *gathered, l *decis
 			}
 		}
 	}
-	return inParallel(ctx, len(work), func(ctx context.Context, i int) error { return c.removeInstigator(ctx, work[i]) })
+	work = slices.DeleteFunc(work, func(e *maintenancev1alpha1.Evacuation) bool {
+		wait := c.withdrawn.wait(e.UID)
+		if wait > 0 {
+			c.queue.AddAfter(g.subject.Name, wait)
+		}
+		return wait > 0
+	})
+	slices.SortStableFunc(work, func(a, b *maintenancev1alpha1.Evacuation) int {
+		return c.withdrawn.tried(a.UID).Compare(c.withdrawn.tried(b.UID))
+	})
+	return c.inRounds(ctx, g.subject.Name, len(work), func(ctx context.Context, i int) error {
+		err := c.removeInstigator(ctx, work[i])
+		if ctx.Err() == nil && !loop.IsOnlyConflict(err) {
+			c.withdrawn.note(work[i].UID, err)
+		}
+		return err
+	})
 }
 
 func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod) error {
-	if wait := c.state.Requests.Wait(pod.UID); wait > 0 {
-		c.queue.AddAfter(nm.Name, wait)
-		return nil
-	}
 	// Before the request, lest the event outrun the memory of it. The cache will show it; until
 	// then no sync tries again.
 	c.state.Requests.Remember(pod)
@@ -178,7 +221,9 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 		},
 		Spec: maintenancev1alpha1.EvacuationSpec{PodRef: maintenancev1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
 	}
-	_, err := c.maintenance.MaintenanceV1alpha1().Evacuations(pod.Namespace).Create(ctx, e, metav1.CreateOptions{FieldManager: fieldManager})
+	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	_, err := c.maintenance.MaintenanceV1alpha1().Evacuations(pod.Namespace).Create(bounded, e, metav1.CreateOptions{FieldManager: fieldManager})
 	switch {
 	case err == nil, apierrors.IsAlreadyExists(err):
 		return nil
@@ -196,11 +241,12 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 		}
 		klog.FromContext(ctx).V(2).Info("Evacuation was not accepted", "pod", klog.KObj(pod), "reason", err.Error())
 		c.creationFailed(nm, pod, err)
-		c.queue.AddAfter(nm.Name, nodestate.RequestPatience)
 		return nil
+	case ctx.Err() != nil:
+		// This server stops or does not lead any more. That tells nothing about the pod.
+		return ctx.Err()
 	default:
 		// It may have been created all the same.
-		c.state.Requests.Retry(pod.UID)
 		c.creationFailed(nm, pod, err)
 		return fmt.Errorf("create the evacuation of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
@@ -215,9 +261,10 @@ func (c *Controller) isStillDraining(nm *maintenancev1alpha1.NodeMaintenance, no
 		slices.Contains(c.selection.MaintenancesOn(node), nm.Name)
 }
 
-// creationFailed notes why a pod has no Evacuation with our finalizer. After the second time its
-// node shows it.
+// creationFailed notes why a pod has no Evacuation with our finalizer, and has it tried again later.
+// After the second time its node shows it.
 func (c *Controller) creationFailed(nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod, err error) {
+	defer func() { c.queue.AddAfter(nm.Name, c.state.Requests.Wait(pod.UID)) }()
 	if c.state.Requests.Failed(pod.UID, err) {
 		c.queue.AddAfter(nm.Name, debounce)
 	}
@@ -227,10 +274,6 @@ func (c *Controller) creationFailed(nm *maintenancev1alpha1.NodeMaintenance, pod
 // pod and not an error of the whole maintenance.
 func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, pod *nodestate.Pod) error {
 	e := pod.Evacuation
-	if wait := c.state.Requests.Wait(pod.UID); wait > 0 && c.state.Requests.Failure(pod.UID) != "" {
-		c.queue.AddAfter(nm.Name, wait)
-		return nil
-	}
 	c.state.Requests.Remember(pod.Pod)
 	defer c.state.Requests.Answered(pod.UID)
 	if !c.isStillDraining(nm, controllercache.NodeOf(pod.Pod)) {
@@ -242,6 +285,9 @@ func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMain
 	if err == nil || apierrors.IsNotFound(err) {
 		return nil
 	}
+	if ctx.Err() != nil {
+		return ctx.Err() // This server stops or does not lead any more.
+	}
 	err = fmt.Errorf("join evacuation %s/%s: %w", e.Namespace, e.Name, err)
 	if apierrors.IsConflict(err) {
 		// The cache was behind. That tells nothing about the Evacuation.
@@ -250,7 +296,6 @@ func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMain
 	c.creationFailed(nm, pod.Pod, err)
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
 		klog.FromContext(ctx).V(2).Info("Evacuation cannot be joined", "pod", klog.KObj(pod.Pod), "reason", err.Error())
-		c.queue.AddAfter(nm.Name, nodestate.RequestPatience)
 		return nil
 	}
 	return err
@@ -261,6 +306,8 @@ func (c *Controller) setFinalizers(ctx context.Context, e *maintenancev1alpha1.E
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	_, err = c.maintenance.MaintenanceV1alpha1().Evacuations(e.Namespace).Patch(ctx, e.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
 	return err
 }

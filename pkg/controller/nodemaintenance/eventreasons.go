@@ -58,6 +58,9 @@ const (
 	EventSuperseded = "Superseded"
 	// EventStatusTooLarge: the status cannot be stored, not even without messages.
 	EventStatusTooLarge = "StatusTooLarge"
+	// EventStatusNotWritten: the status could not be written for a minute, for example because a
+	// policy or a webhook refuses it. Once for each text.
+	EventStatusNotWritten = "StatusNotWritten"
 )
 
 const (

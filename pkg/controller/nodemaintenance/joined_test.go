@@ -66,7 +66,7 @@ func TestRefusedJoinsAreBlockers(t *testing.T) {
 					f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressBlocked)
 				}
 				refuses = false
-				f.wait(nodestate.RequestPatience)
+				f.wait(nodestate.Backoff(4))
 				f.step("m")
 				f.wait(statusPace)
 				f.step("m")

@@ -32,6 +32,10 @@ const maxParallel = 16
 // again: a cancellation must not wait for thousands of them.
 const roundTime = time.Second
 
+// requestTimeout limits one request to this server: a webhook may hang for up to 30 s, and the
+// other requests of the round wait for it.
+const requestTimeout = 5 * time.Second
+
 // inRounds calls do for 0 … n-1, some at a time, until the time of a round is over. The rest is
 // left to the next sync, which follows immediately.
 func (c *Controller) inRounds(ctx context.Context, maintenance string, n int, do func(ctx context.Context, i int) error) error {

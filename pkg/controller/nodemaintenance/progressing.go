@@ -56,10 +56,12 @@ type problems struct {
 
 	mu     sync.Mutex
 	byName map[string]map[string]problem
+	// told are the texts of the last events about a status that cannot be written.
+	told map[string]string
 }
 
 func newProblems(clock clock.PassiveClock) *problems {
-	return &problems{clock: clock, byName: map[string]map[string]problem{}}
+	return &problems{clock: clock, byName: map[string]map[string]problem{}, told: map[string]string{}}
 }
 
 // note takes in the outcome of an attempt on behalf of a maintenance; a nil error ends the problem.
@@ -105,6 +107,18 @@ func (p *problems) remove(maintenance string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.byName, maintenance)
+	delete(p.told, maintenance)
+}
+
+// tell reports whether a text about a maintenance is another one than the last.
+func (p *problems) tell(maintenance, text string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.told[maintenance] == text {
+		return false
+	}
+	p.told[maintenance] = text
+	return true
 }
 
 func sortProblems(all []problem) {
@@ -224,16 +238,17 @@ func (c *Controller) setProgressing(nm *maintenancev1alpha1.NodeMaintenance, sta
 
 // movement is what shows that a drain moves.
 type movement struct {
-	// departed counts the pods that have left the nodes.
-	departed int
+	// moreGone: more pods than ever before have left a node.
+	moreGone bool
 	// targetsChanged: a wave opened, or nodes came or went.
 	targetsChanged bool
-	// reported is the latest report of an evacuator, terminating until when a pod may take to stop.
-	reported, terminating time.Time
+	// moved is when a pod last moved that will have left for good: its evacuator reported, or it
+	// terminated.
+	moved time.Time
 }
 
 // lastProgress returns when something last moved.
-func lastProgress(before *metav1.Time, departedBefore int, m movement, now time.Time) *metav1.Time {
+func lastProgress(before *metav1.Time, m movement, now time.Time) *metav1.Time {
 	if before == nil {
 		return &metav1.Time{Time: now}
 	}
@@ -241,32 +256,62 @@ func lastProgress(before *metav1.Time, departedBefore int, m movement, now time.
 		// The leader before had another clock. The time never falls.
 		now = before.Time
 	}
-	if m.targetsChanged || m.departed > departedBefore {
+	if m.targetsChanged || m.moreGone {
 		return &metav1.Time{Time: now}
 	}
-	latest := m.reported
-	if terminating := m.terminating; !terminating.IsZero() {
-		if terminating.After(now) {
-			terminating = now
-		}
-		if terminating.After(latest) {
-			latest = terminating
-		}
-	}
-	if latest.Sub(before.Time) < progressPace {
+	if m.moved.Sub(before.Time) < progressPace {
 		return before
 	}
-	return &metav1.Time{Time: latest}
+	return &metav1.Time{Time: m.moved}
 }
 
-// departed counts the pods that have left the nodes of a status.
-func departed(status *maintenancev1alpha1.NodeMaintenanceStatus) int {
-	n := 0
+// gone returns how many pods fewer are on a node than at its peak.
+func gone(entry *maintenancev1alpha1.NodeMaintenanceNodeStatus) int32 {
+	return max(0, entry.PodsPeak-entry.PodsPendingEvacuation-entry.PodsEvacuating)
+}
+
+// gonePeakOf returns the most pods that were gone from a node at one time since its targets last
+// changed.
+func gonePeakOf(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alpha1.NodeMaintenanceNodeStatus) int32 {
+	before := maintenancev1alpha1.NodeStatusOf(nm, entry.NodeRef)
+	switch {
+	case !maintenancev1alpha1.IsDraining(nm) && before == nil:
+		return 0
+	case !maintenancev1alpha1.IsDraining(nm):
+		return before.PodsGonePeak
+	case before == nil || !drainplan.SameEntries(before.DrainTargets, entry.DrainTargets):
+		return gone(entry)
+	}
+	return max(before.PodsGonePeak, gone(entry))
+}
+
+// moreGone reports whether more pods than ever before have left one of the nodes.
+func moreGone(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alpha1.NodeMaintenanceStatus) bool {
 	for i := range status.NodeStatuses {
 		entry := &status.NodeStatuses[i]
-		n += int(entry.PodsPeak - entry.PodsPendingEvacuation - entry.PodsEvacuating)
+		if before := maintenancev1alpha1.NodeStatusOf(nm, entry.NodeRef); before != nil && entry.PodsGonePeak > before.PodsGonePeak {
+			return true
+		}
 	}
-	return n
+	return false
+}
+
+// movedAt returns when the pods of a node last moved. Pods that have come back do not count: as
+// many of those that move now would, when they have left, only restore what was there before. That
+// is the latest sign after those of that many pods.
+func (n *nodeCount) movedAt(entry *maintenancev1alpha1.NodeMaintenanceNodeStatus, now time.Time) time.Time {
+	cameBack := int(entry.PodsGonePeak - gone(entry))
+	if cameBack >= len(n.moves) {
+		return time.Time{}
+	}
+	moves := slices.Clone(n.moves)
+	for i, at := range moves {
+		if at.After(now) {
+			moves[i] = now
+		}
+	}
+	slices.SortFunc(moves, func(a, b time.Time) int { return b.Compare(a) })
+	return moves[max(0, cameBack)]
 }
 
 // setProgress sets lastProgressTimestamp and the condition Progressing of a maintenance that does
@@ -285,8 +330,10 @@ func (c *Controller) setProgress(g *gathered, l *decision, left *remainder) prog
 	before := nm.Status.LastProgressTimestamp
 	next := *nm
 	next.Status = l.status
-	l.status.LastProgressTimestamp = lastProgress(before, departed(&nm.Status), movement{
-		departed: departed(&l.status), targetsChanged: !drainplan.SameTargets(nm, &next) || isDrained(nm) && !l.plan.Finished[nm.Name], reported: left.reported, terminating: left.terminating,
+	l.status.LastProgressTimestamp = lastProgress(before, movement{
+		moreGone:       moreGone(nm, &l.status),
+		targetsChanged: !drainplan.SameTargets(nm, &next) || isDrained(nm) && !l.plan.Finished[nm.Name],
+		moved:          left.moved,
 	}, now)
 	last := l.status.LastProgressTimestamp
 	f.blocked, f.waits = left.isBlocked(), left.targeted == 0

@@ -118,26 +118,19 @@ func TestLastProgress(t *testing.T) {
 	before := &metav1.Time{Time: now.Add(-10 * time.Minute)}
 	for name, test := range map[string]struct {
 		before   *metav1.Time
-		departed int
 		movement movement
 		want     time.Time
 	}{
-		"the drain begins": {nil, 0, movement{}, now},
-		"nothing moved":    {before, 3, movement{departed: 3}, before.Time},
-		"a pod left":       {before, 3, movement{departed: 4}, now},
-		"a wave opened":    {before, 3, movement{departed: 3, targetsChanged: true}, now},
-		"an evacuator reported": {
-			before, 3, movement{departed: 3, reported: now.Add(-time.Minute)}, now.Add(-time.Minute),
-		},
-		"a pod terminates within its grace period": {before, 3, movement{departed: 3, terminating: now.Add(time.Hour)}, now},
-		"the grace period of a pod has passed": {
-			before, 3, movement{departed: 3, terminating: now.Add(-5 * time.Minute)}, now.Add(-5 * time.Minute),
-		},
-		"the clock is behind": {&metav1.Time{Time: now.Add(time.Hour)}, 3, movement{departed: 4}, now.Add(time.Hour)},
-		"an old report":       {before, 3, movement{departed: 3, reported: now.Add(-time.Hour)}, before.Time},
+		"the drain begins":      {nil, movement{}, now},
+		"nothing moved":         {before, movement{}, before.Time},
+		"a pod left":            {before, movement{moreGone: true}, now},
+		"a wave opened":         {before, movement{targetsChanged: true}, now},
+		"an evacuator reported": {before, movement{moved: now.Add(-time.Minute)}, now.Add(-time.Minute)},
+		"the clock is behind":   {&metav1.Time{Time: now.Add(time.Hour)}, movement{moreGone: true}, now.Add(time.Hour)},
+		"an old report":         {before, movement{moved: now.Add(-time.Hour)}, before.Time},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := lastProgress(test.before, test.departed, test.movement, now); !got.Time.Equal(test.want) {
+			if got := lastProgress(test.before, test.movement, now); !got.Time.Equal(test.want) {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})

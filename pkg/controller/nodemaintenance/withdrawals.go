@@ -19,13 +19,16 @@ package nodemaintenance
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -142,9 +145,66 @@ func (c *Controller) removeInstigator(ctx context.Context, e *maintenancev1alpha
 		e.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid {
 		return nil
 	}
+	// A deadline of its own: after a slow change it would not be sent.
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
 	err := c.maintenance.MaintenanceV1alpha1().Evacuations(e.Namespace).Delete(ctx, e.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(e.UID))})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 		return fmt.Errorf("delete evacuation %s/%s: %w", e.Namespace, e.Name, err)
 	}
 	return nil
+}
+
+// attempts remembers which Evacuations could not be withdrawn by the maintenance that had asked for
+// them, so that those that fail come last, with a back-off. It may be dropped at any time.
+type attempts struct {
+	clock clock.PassiveClock
+
+	mu    sync.Mutex
+	byUID map[types.UID]attempt
+}
+
+type attempt struct {
+	at       time.Time
+	failures int
+}
+
+func newAttempts(clock clock.PassiveClock) *attempts {
+	return &attempts{clock: clock, byUID: map[types.UID]attempt{}}
+}
+
+// note takes in the outcome of an attempt.
+func (a *attempts) note(uid types.UID, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil {
+		delete(a.byUID, uid)
+		return
+	}
+	a.byUID[uid] = attempt{at: a.clock.Now(), failures: a.byUID[uid].failures + 1}
+}
+
+// tried returns when the last attempt failed, zero if none has.
+func (a *attempts) tried(uid types.UID) time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.byUID[uid].at
+}
+
+// wait returns how long to wait before the next attempt.
+func (a *attempts) wait(uid types.UID) time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	last, known := a.byUID[uid]
+	if !known {
+		return 0
+	}
+	return nodestate.Backoff(last.failures) - a.clock.Since(last.at)
+}
+
+// sweep forgets what was not tried for a while: most likely the Evacuation is gone.
+func (a *attempts) sweep() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.DeleteFunc(a.byUID, func(_ types.UID, last attempt) bool { return a.clock.Since(last.at) > resync })
 }

@@ -33,6 +33,9 @@ import (
 // does not show it.
 const RequestPatience = 10 * time.Second
 
+// mostRequestPatience is how long a pod whose requests keep failing is left alone at most.
+const mostRequestPatience = time.Minute
+
 // Requests remembers, until the cache shows it, for which pods an Evacuation was requested: so that
 // it is not requested twice, and so that it can be withdrawn before the cache shows it. It also
 // remembers which pods cannot have one. It is safe for concurrent use.
@@ -51,6 +54,8 @@ type request struct {
 	// node is the node that the pod counted for.
 	node  string
 	until time.Time
+	// tried is when the last request was sent.
+	tried time.Time
 	// unanswered: the request is under way.
 	unanswered bool
 	// terminating: it was refused because the namespace is being deleted.
@@ -79,7 +84,7 @@ func (r *Requests) Remember(pod *corev1.Pod) {
 	evacuation := types.NamespacedName{Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID)}
 	r.byEvacuation[evacuation] = pod.UID
 	r.pods[pod.UID] = request{
-		evacuation: evacuation, node: node, until: r.clock.Now().Add(RequestPatience), unanswered: true,
+		evacuation: evacuation, node: node, until: r.clock.Now().Add(RequestPatience), tried: r.clock.Now(), unanswered: true,
 		// A namespace that is being deleted never comes back.
 		terminating: before.terminating,
 		failures:    before.failures, failure: before.failure,
@@ -97,14 +102,37 @@ func (r *Requests) Refuse(pod types.UID) {
 }
 
 // Failed notes that no Evacuation could be created for a pod, and reports whether that is the
-// second time.
+// second time. The pod is not asked again for RequestPatience, which doubles with each failure, so
+// that a webhook that hangs for some pods does not hold back others.
 func (r *Requests) Failed(pod types.UID, err error) (twice bool) {
-	r.change(pod, func(r *request) {
-		r.failures++
-		r.failure = err.Error()
-		twice = r.failures == 2
+	r.change(pod, func(request *request) {
+		request.failures++
+		request.failure = err.Error()
+		request.until = r.clock.Now().Add(Backoff(request.failures))
+		twice = request.failures == 2
 	})
 	return twice
+}
+
+// Backoff returns how long to wait before a request is repeated that has failed a number of times,
+// at least once.
+func Backoff(failures int) time.Duration {
+	const doublings = 3
+	return min(RequestPatience<<min(failures-1, doublings), mostRequestPatience)
+}
+
+// Tried returns when a request for a pod was last sent, zero if none was.
+func (r *Requests) Tried(pod types.UID) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pods[pod].tried
+}
+
+// HasFailed reports whether the last request for a pod has failed.
+func (r *Requests) HasFailed(pod types.UID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pods[pod].failures > 0
 }
 
 // Failure returns why no Evacuation could be created for a pod, if that has failed twice.
@@ -115,11 +143,6 @@ func (r *Requests) Failure(pod types.UID) string {
 		return request.failure
 	}
 	return ""
-}
-
-// Retry has a pod asked again without waiting.
-func (r *Requests) Retry(pod types.UID) {
-	r.change(pod, func(r *request) { r.until = time.Time{} })
 }
 
 func (r *Requests) change(pod types.UID, modify func(*request)) {

@@ -47,9 +47,11 @@ type Pod struct {
 	Evacuation *v1alpha1.Evacuation
 	Ours       bool
 	// Bound: the pod is on the node, and not only nominated for it. StopsAt is when it is to have
-	// stopped, zero if it was not asked to. They are here since a drain reads them of every pod.
+	// stopped, zero if it was not asked to, and Grace is how long it may take. They are here since a
+	// drain reads them of every pod.
 	Bound   bool
 	StopsAt time.Time
+	Grace   time.Duration
 }
 
 // View is what the caches hold of the pods of a node. It is never changed: a change is seen in a
@@ -190,6 +192,9 @@ func (s *State) Classify(pod *corev1.Pod, node *corev1.Node) Pod {
 	live.Bound = pod.Spec.NodeName != ""
 	if pod.DeletionTimestamp != nil {
 		live.StopsAt = pod.DeletionTimestamp.Time
+		if seconds := pod.DeletionGracePeriodSeconds; seconds != nil {
+			live.Grace = time.Duration(*seconds) * time.Second
+		}
 	}
 	if live.Evacuation = s.EvacuationOf(pod); live.Evacuation != nil {
 		live.Ours = IsOurs(live.Evacuation)

@@ -1,0 +1,180 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodemaintenance
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	typed "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
+)
+
+// hanging is a client of a server whose webhook does not answer for the Evacuations of some pods.
+// Such a call takes 10 s, unless its context ends before.
+type hanging struct {
+	versioned.Interface
+
+	mu sync.Mutex
+	// tries counts the calls for each of these pods, longest is the longest of them.
+	tries   map[string]int
+	longest time.Duration
+}
+
+// hangs is in the names of these pods and of their Evacuations.
+const hangs = "hangs-"
+
+func (h *hanging) MaintenanceV1alpha1() typed.MaintenanceV1alpha1Interface {
+	return hangingGroup{h.Interface.MaintenanceV1alpha1(), h}
+}
+
+type hangingGroup struct {
+	typed.MaintenanceV1alpha1Interface
+	h *hanging
+}
+
+func (g hangingGroup) Evacuations(namespace string) typed.EvacuationInterface {
+	return hangingEvacuations{g.MaintenanceV1alpha1Interface.Evacuations(namespace), g.h}
+}
+
+type hangingEvacuations struct {
+	typed.EvacuationInterface
+	h *hanging
+}
+
+func (e hangingEvacuations) Create(ctx context.Context, obj *maintenancev1alpha1.Evacuation, o metav1.CreateOptions) (*maintenancev1alpha1.Evacuation, error) {
+	if err := e.h.call(ctx, obj.Spec.PodRef.Name); err != nil {
+		return nil, err
+	}
+	return e.EvacuationInterface.Create(ctx, obj, o)
+}
+
+func (e hangingEvacuations) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, o metav1.PatchOptions, subresources ...string) (*maintenancev1alpha1.Evacuation, error) {
+	if err := e.h.call(ctx, name); err != nil {
+		return nil, err
+	}
+	return e.EvacuationInterface.Patch(ctx, name, pt, data, o, subresources...)
+}
+
+// call is what happens to a call for a pod, or for the Evacuation that is named after it.
+func (h *hanging) call(ctx context.Context, name string) error {
+	if !strings.Contains(name, hangs) {
+		return nil
+	}
+	begun := time.Now()
+	select {
+	case <-ctx.Done():
+	case <-time.After(10 * time.Second):
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.tries[name]++
+	h.longest = max(h.longest, time.Since(begun))
+	return apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": context deadline exceeded`))
+}
+
+// TestHangingRequestsDoNotHoldBackOthers has 40 pods whose Evacuations cannot be created, joined or
+// withdrawn, on a node that comes first, and 5 other pods.
+func TestHangingRequestsDoNotHoldBackOthers(t *testing.T) {
+	const broken, sound = 40, 5
+	foreign := instigatedBy(foreignInstigator)
+	for name, test := range map[string]struct {
+		maintenance *maintenancev1alpha1.NodeMaintenance
+		objects     func(pod, node string) []runtime.Object
+		// want is how many sound pods have an Evacuation of ours in the end.
+		want int
+	}{
+		"requests that create": {newMaintenance("m"), func(pod, node string) []runtime.Object {
+			return []runtime.Object{newPod(pod, node, 0)}
+		}, sound},
+		"requests that join": {newMaintenance("m"), func(pod, node string) []runtime.Object {
+			return []runtime.Object{newPod(pod, node, 0), ourEvacuation(pod, node, foreign)}
+		}, sound},
+		"requests that withdraw from pods of a later wave": {newMaintenance("m", planning(upTo(1000))), func(pod, node string) []runtime.Object {
+			return []runtime.Object{newPod(pod, node, 5000), ourEvacuation(pod, node)}
+		}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				objects := []runtime.Object{test.maintenance, newNode("a"), newNode("b"), newNode("c")}
+				if test.want == 0 {
+					objects = append(objects, newPod("first", "c", 0), ourEvacuation("first", "c", foreign))
+				}
+				for i := range broken {
+					objects = append(objects, test.objects(fmt.Sprintf("%s%02d", hangs, i), "a")...)
+				}
+				for i := range sound {
+					objects = append(objects, test.objects(fmt.Sprintf("sound-%d", i), "b")...)
+				}
+				f := newFixture(t, objects...)
+				client := &hanging{Interface: f.maintenance, tries: map[string]int{}}
+				f.Controller.maintenance = client
+				syncs := 0
+				for f.soundEvacuating() != test.want && syncs < 10 {
+					syncs++
+					f.authorized()
+					_ = f.Controller.sync(f.ctx, "m")
+					f.cached()
+					_ = f.reconcileNodes()
+					f.cached()
+				}
+				if got := f.soundEvacuating(); got != test.want {
+					t.Errorf("after %d syncs: %d sound pods have Evacuations, want %d; tries of the others: %v", syncs, got, test.want, client.tries)
+				}
+				if client.longest > requestTimeout {
+					t.Errorf("a request took %v, want at most %v", client.longest, requestTimeout)
+				}
+				// Within an hour with a back-off of a minute, not a try in each sync.
+				for range 3600 {
+					f.wait(time.Second)
+					_ = f.Controller.sync(f.ctx, "m")
+				}
+				for pod, tries := range client.tries {
+					if tries > 64 {
+						t.Errorf("%s was tried %d times in an hour", pod, tries)
+					}
+				}
+				if len(client.tries) != broken {
+					t.Errorf("%d of %d pods were tried", len(client.tries), broken)
+				}
+			})
+		})
+	}
+}
+
+// soundEvacuating counts the Evacuations of ours of pods whose requests do not hang.
+func (f *fixture) soundEvacuating() int {
+	n := 0
+	for _, pod := range f.evacuating() {
+		if strings.HasPrefix(pod, "sound-") {
+			n++
+		}
+	}
+	return n
+}
