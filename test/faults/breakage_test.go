@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -66,6 +67,8 @@ type breakage struct {
 	// begun is when it began, denied how the webhook answers now, nil for yes.
 	begun  time.Time
 	denied atomic.Pointer[denial]
+	// hanging is what the webhook does not answer, nil for nothing.
+	hanging atomic.Pointer[hang]
 
 	mu   sync.Mutex
 	busy map[string]bool
@@ -82,12 +85,23 @@ type denial struct {
 // denials are the writes of the server that a webhook denies.
 var denials = []string{"pods/eviction", "deployments", "pods", "events"}
 
+// hang is a resource about which a webhook gives no answer before over is closed. Those who ask
+// wait for as long as they want to.
+type hang struct {
+	resource string
+	over     chan struct{}
+}
+
+// hangs are the resources about whose writes a webhook gives no answer. The server asks about
+// Evacuations itself.
+var hangs = []string{"pods/eviction", "deployments", "pods", "evacuations"}
+
 func newBreakage(t *testing.T, r *rig, namespace string) *breakage {
 	t.Helper()
 	b := &breakage{rig: r, t: t, busy: map[string]bool{}}
 	r.Webhook(t, namespace, admissionregistrationv1.RuleWithOperations{
 		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.OperationAll},
-		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: denials},
+		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: append(slices.Clone(denials), "evacuations")},
 	}, b.decide)
 	return b
 }
@@ -97,6 +111,9 @@ func (b *breakage) decide(r *admissionv1.AdmissionRequest) *metav1.Status {
 	resource := r.Resource.Resource
 	if r.SubResource != "" {
 		resource += "/" + r.SubResource
+	}
+	if h := b.hanging.Load(); h != nil && h.resource == resource {
+		<-h.over
 	}
 	d := b.denied.Load()
 	if d == nil || d.resource != resource || r.UserInfo.Username != serverUser {
@@ -173,7 +190,21 @@ func (b *breakage) faults(random *rand.Rand) []fault {
 	deny := &denial{one(random, denials), one(random, []int32{
 		http.StatusForbidden, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusUnprocessableEntity,
 	})}
+	silent := one(random, hangs)
 	faults := []fault{
+		{"have the webhook hang about " + silent, "webhook", func() func() {
+			h := &hang{resource: silent, over: make(chan struct{})}
+			b.hanging.Store(h)
+			return func() {
+				b.hanging.Store(nil)
+				close(h.over)
+			}
+		}},
+		{"delete the Lease", "lease", b.deleteLease},
+		{"drop the connections of " + l.name, l.name, func() func() {
+			l.drop()
+			return func() {}
+		}},
 		{"stop " + process, process, func() func() {
 			b.signal(process, syscall.SIGSTOP)
 			return func() { b.signal(process, syscall.SIGCONT) }
@@ -223,6 +254,17 @@ func (b *breakage) signal(process string, signal syscall.Signal) {
 	if pid := state.Processes[process].PID; pid > 1 {
 		_ = syscall.Kill(pid, signal)
 	}
+}
+
+// deleteLease deletes the Lease of the server, as a user does who hopes that it helps.
+func (b *breakage) deleteLease() (end func()) {
+	ctx, cancel := context.WithTimeout(b.t.Context(), writeTime)
+	defer cancel()
+	// There may be none, or no kube-apiserver.
+	if err := b.observer.Kube.CoordinationV1().Leases("haulout-system").Delete(ctx, "haulout-apiserver", metav1.DeleteOptions{}); err != nil {
+		b.logf("the Lease was not deleted: %v", err)
+	}
+	return func() {}
 }
 
 // slow gives a process a fifth of the time.

@@ -19,6 +19,7 @@ package faults
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"slices"
 	"sync"
@@ -39,6 +40,9 @@ type link struct {
 	state       linkState
 	delay       time.Duration
 	connections []net.Conn
+	// dropped are the ends of connections that were dropped: they stay open, and nothing is passed
+	// on any more.
+	dropped []net.Conn
 	// changed is closed when the state changes.
 	changed chan struct{}
 }
@@ -66,6 +70,9 @@ func newLink(t *testing.T, name, address string, upstreams ...string) *link {
 	t.Cleanup(func() {
 		_ = listener.Close()
 		l.set(refuses, 0)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		closeAll(l.dropped)
 	})
 	return l
 }
@@ -128,9 +135,28 @@ func closeAll(connections []net.Conn) {
 	}
 }
 
-// copy passes on what comes, until one end is closed.
+// drop has the present connections carry nothing any more, without a reset, as a firewall does that
+// forgets them. New ones work.
+func (l *link) drop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dropped = append(l.dropped, l.connections...)
+	l.connections = nil
+}
+
+func (l *link) isDropped(end net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Contains(l.dropped, end)
+}
+
+// copy passes on what comes, until one end is closed. What comes on a dropped connection is thrown
+// away, also that an end was closed.
 func (l *link) copy(to, from net.Conn) {
 	defer func() {
+		if l.isDropped(from) {
+			return
+		}
 		closeAll([]net.Conn{to, from})
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -140,6 +166,10 @@ func (l *link) copy(to, from net.Conn) {
 	for {
 		n, err := from.Read(buffer)
 		l.wait()
+		if l.isDropped(from) {
+			_, _ = io.Copy(io.Discard, from)
+			return
+		}
 		if n > 0 {
 			if _, err := to.Write(buffer[:n]); err != nil {
 				return

@@ -47,8 +47,9 @@ const (
 )
 
 // TestRandomFaults drains nodes while things go wrong that the seed chooses: processes are killed,
-// stopped and slowed down, connections are cut, silenced and delayed, the disk is full, a webhook
-// denies what the server writes. Then the drains finish, the nodes are released, and an observer
+// stopped and slowed down, connections are cut, silenced, delayed and dropped without a reset, the
+// disk is full, a webhook denies what the server writes or does not answer, the Lease is deleted,
+// and a tenant fills the storage. Then the drains finish, the nodes are released, and an observer
 // has nothing to say: no budget was broken, no pod evicted that no maintenance asked for, no cordon
 // of others undone, no acknowledged write lost.
 func TestRandomFaults(t *testing.T) { testRandomFaults(t, false, 3, 60) }
@@ -112,6 +113,7 @@ type trial struct {
 	// maintenances are to be drained, calledOff is one of them that a user completes before.
 	maintenances []*v1alpha1.NodeMaintenance
 	calledOff    string
+	tenant       *tenant
 }
 
 // newTrial makes nodes and workloads.
@@ -145,6 +147,7 @@ func newTrial(t *testing.T, r *rig, seed uint64) *trial {
 	}
 	x.judge = r.record(t, x.pool, x.namespace)
 	x.ledger = newLedger(r.As(t).Haulout)
+	x.tenant = newTenant(t, r)
 	return x
 }
 
@@ -166,10 +169,12 @@ func (x *trial) run() {
 	ctx, cancel := context.WithCancel(x.t.Context())
 	var wg sync.WaitGroup
 	wg.Go(func() { x.ledger.write(ctx) })
+	wg.Go(func() { x.tenant.fill(ctx) })
 	wg.Go(x.act)
 	newBreakage(x.t, x.rig, x.namespace).rage(x.seed, rageTime)
 	cancel()
 	wg.Wait()
+	x.t.Logf("the tenant has made %d objects", x.tenant.made)
 	calm := time.Now()
 	go x.nudge()
 	x.waitFor("the nodes are drained", x.drained)
