@@ -73,8 +73,10 @@ func shared(revision, mark int64) func(*Storage) {
 	return func(s *Storage) {
 		s.Embedded = false
 		s.Revision = func(context.Context) (int64, error) { return revision, nil }
-		s.Mark = func(context.Context) (int64, error) { return mark, nil }
-		s.SetMark = s.Revision
+		var last atomic.Int64
+		last.Store(mark)
+		s.Mark = func(context.Context) (int64, error) { return last.Load(), nil }
+		s.SetMark = func(context.Context) (int64, error) { last.Store(revision); return revision, nil }
 	}
 }
 

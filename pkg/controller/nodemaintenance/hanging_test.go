@@ -99,33 +99,24 @@ func (h *hanging) call(ctx context.Context, name string) error {
 	return apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": context deadline exceeded`))
 }
 
-// TestHangingRequestsDoNotHoldBackOthers has 40 pods whose Evacuations cannot be created, joined or
-// withdrawn, on a node that comes first, and 5 other pods.
+// TestHangingRequestsDoNotHoldBackOthers has 40 pods whose Evacuations cannot be created or joined,
+// on a node that comes first, and 5 other pods.
 func TestHangingRequestsDoNotHoldBackOthers(t *testing.T) {
 	const broken, sound = 40, 5
 	foreign := instigatedBy(foreignInstigator)
 	for name, test := range map[string]struct {
-		maintenance *maintenancev1alpha1.NodeMaintenance
-		objects     func(pod, node string) []runtime.Object
-		// want is how many sound pods have an Evacuation of ours in the end.
-		want int
+		objects func(pod, node string) []runtime.Object
 	}{
-		"requests that create": {newMaintenance("m"), func(pod, node string) []runtime.Object {
+		"requests that create": {func(pod, node string) []runtime.Object {
 			return []runtime.Object{newPod(pod, node, 0)}
-		}, sound},
-		"requests that join": {newMaintenance("m"), func(pod, node string) []runtime.Object {
+		}},
+		"requests that join": {func(pod, node string) []runtime.Object {
 			return []runtime.Object{newPod(pod, node, 0), ourEvacuation(pod, node, foreign)}
-		}, sound},
-		"requests that withdraw from pods of a later wave": {newMaintenance("m", planning(upTo(1000))), func(pod, node string) []runtime.Object {
-			return []runtime.Object{newPod(pod, node, 5000), ourEvacuation(pod, node)}
-		}, 0},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				objects := []runtime.Object{test.maintenance, newNode("a"), newNode("b"), newNode("c")}
-				if test.want == 0 {
-					objects = append(objects, newPod("first", "c", 0), ourEvacuation("first", "c", foreign))
-				}
+				objects := []runtime.Object{newMaintenance("m"), newNode("a"), newNode("b")}
 				for i := range broken {
 					objects = append(objects, test.objects(fmt.Sprintf("%s%02d", hangs, i), "a")...)
 				}
@@ -136,7 +127,7 @@ func TestHangingRequestsDoNotHoldBackOthers(t *testing.T) {
 				client := &hanging{Interface: f.maintenance, tries: map[string]int{}}
 				f.Controller.maintenance = client
 				syncs := 0
-				for f.soundEvacuating() != test.want && syncs < 10 {
+				for f.soundEvacuating() != sound && syncs < 10 {
 					syncs++
 					f.authorized()
 					_ = f.Controller.sync(f.ctx, "m")
@@ -144,19 +135,18 @@ func TestHangingRequestsDoNotHoldBackOthers(t *testing.T) {
 					_ = f.reconcileNodes()
 					f.cached()
 				}
-				if got := f.soundEvacuating(); got != test.want {
-					t.Errorf("after %d syncs: %d sound pods have Evacuations, want %d; tries of the others: %v", syncs, got, test.want, client.tries)
+				if got := f.soundEvacuating(); got != sound {
+					t.Errorf("after %d syncs: %d sound pods have Evacuations, want %d; tries of the others: %v", syncs, got, sound, client.tries)
 				}
 				if client.longest > requestTimeout {
 					t.Errorf("a request took %v, want at most %v", client.longest, requestTimeout)
 				}
 				// Within an hour with a back-off of a minute, not a try in each sync.
-				for range 3600 {
-					f.wait(time.Second)
+				for begun := time.Now(); time.Since(begun) < time.Hour; f.wait(time.Second) {
 					_ = f.Controller.sync(f.ctx, "m")
 				}
 				for pod, tries := range client.tries {
-					if tries > 64 {
+					if tries > 66 {
 						t.Errorf("%s was tried %d times in an hour", pod, tries)
 					}
 				}
