@@ -201,7 +201,12 @@ func agentMessage(version, problem string, machine *MachineState, problems []str
 	if problem != "" {
 		parts = append(parts, problem)
 	}
-	return cut(strings.Join(append(parts, problems...), "; "))
+	for _, other := range problems {
+		if other != problem {
+			parts = append(parts, other)
+		}
+	}
+	return cut(strings.Join(parts, "; "))
 }
 
 func appended(text string) string {

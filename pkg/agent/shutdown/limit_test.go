@@ -49,8 +49,12 @@ func TestNothingCanBeEnded(t *testing.T) {
 				t.Errorf("condition %+v, want False with reason %s", c, ReasonKubeletUnit)
 			}
 		}
-		// The world does not count the pods that are left as an error of the agent.
-		w.set(func() { w.mode, w.unsettled = apiDown, true })
+		w.set(func() {
+			w.mode = apiDown
+			for _, pod := range w.pods {
+				pod.alive = false // there is no runtime
+			}
+		})
 		w.request()
 		w.wait(time.Minute)
 		expect(t, "releases", 1, len(w.releases))
