@@ -50,9 +50,16 @@ const (
 	// forgetAfter is how long an answer is kept that no caller needs. It is longer than the resync
 	// period of maintenances.
 	forgetAfter = 30 * time.Minute
-	// answerWithin is the timeout of a question. After a timeout, the waiting questions fail as
-	// well.
+	// answerWithin is the timeout of a question. After a timeout, the waiting questions about the
+	// same user fail as well.
 	answerWithin = 10 * time.Second
+	// perUser is the maximum number of concurrent questions about one user. There is one at a time
+	// about a user whose last question timed out, or about whom there is no answer yet: questions
+	// about other users must not wait for an authorizer that does not respond about one.
+	perUser = AtOnce / 2
+	// silentAtOnce is the maximum number of concurrent questions about all users together whose
+	// last question timed out.
+	silentAtOnce = AtOnce / 2
 	// askAgainAfter is how long a failed question is not asked again.
 	askAgainAfter = time.Second
 )
@@ -94,9 +101,11 @@ type Cache struct {
 
 	mu    sync.Mutex
 	users map[string]*userAnswers
-	// queue has the questions that wait, in order; workers is the number of goroutines that ask.
-	queue   []question
-	workers int
+	// turns has the users about whom questions wait, in the order in which they are asked about.
+	turns []*userAnswers
+	// asked is the number of questions in progress, and silent how many of them are about users
+	// whose last question timed out.
+	asked, silent int
 }
 
 // userAnswers has the answers for one user.
@@ -107,6 +116,14 @@ type userAnswers struct {
 	// sampled are the nodes, besides the control plane's, that are checked by name although the
 	// user may delete all nodes.
 	sampled map[string]struct{}
+
+	// queue has the questions that wait, in order; asked is the number of those in progress. The
+	// user is in Cache.turns if hasTurn.
+	queue   []question
+	asked   int
+	hasTurn bool
+	// isAnswered: the last question did not time out. isSilent: it did. Neither is set before.
+	isAnswered, isSilent bool
 }
 
 // knownAnswer is the state of one question and its last answer.
@@ -128,9 +145,11 @@ type knownAnswer struct {
 
 // question is about one node, or about all nodes if it has no name. Its answer goes to known.
 type question struct {
-	user  user.Info
+	of    *userAnswers
 	name  string
 	known *knownAnswer
+	// ofSilent: it was asked when the last question about the user had timed out.
+	ofSilent bool
 }
 
 // NewCache returns a Cache. Run renews its answers; without Run they expire and are requested
@@ -249,7 +268,7 @@ func (c *Cache) answer(ctx context.Context, of *userAnswers, name string, uid ty
 	if known.answered && now.Sub(known.at) < AnswerTTL {
 		return Answer{Allowed: known.allowed}
 	}
-	c.ask(ctx, question{user: of.user, name: name, known: known})
+	c.ask(ctx, question{of: of, name: name, known: known})
 	for _, node := range nodes {
 		known.waiting.Insert(node.Name)
 	}
@@ -274,45 +293,78 @@ func (c *Cache) ask(ctx context.Context, q question) {
 		return
 	}
 	q.known.asking = true
-	c.queue = append(c.queue, q)
-	if c.workers < AtOnce {
-		c.workers++
-		// Many callers share an answer, so it does not depend on the context of one of them.
-		go c.work(context.WithoutCancel(ctx))
+	q.of.queue = append(q.of.queue, q)
+	if !q.of.hasTurn {
+		q.of.hasTurn = true
+		c.turns = append(c.turns, q.of)
+	}
+	// Many callers share an answer, so it does not depend on the context of one of them.
+	c.start(context.WithoutCancel(ctx))
+}
+
+// start asks as many of the waiting questions as may be asked now. The caller holds mu.
+func (c *Cache) start(ctx context.Context) {
+	for c.asked < AtOnce {
+		q, ok := c.next()
+		if !ok {
+			return
+		}
+		c.asked++
+		q.of.asked++
+		if q.ofSilent {
+			c.silent++
+		}
+		go c.work(ctx, q)
 	}
 }
 
-// work processes the questions of the queue until it is empty.
-func (c *Cache) work(ctx context.Context) {
-	for {
-		c.mu.Lock()
-		if len(c.queue) == 0 {
-			c.queue = nil
-			c.workers--
-			c.mu.Unlock()
-			return
+// next takes a question from the queue of the next user who may be asked about. The caller holds
+// mu.
+func (c *Cache) next() (question, bool) {
+	for range len(c.turns) {
+		of := c.turns[0]
+		c.turns = c.turns[1:]
+		if len(of.queue) == 0 {
+			of.hasTurn = false
+			continue
 		}
-		q := c.queue[0]
-		c.queue = c.queue[1:]
-		c.mu.Unlock()
+		c.turns = append(c.turns, of)
+		if of.asked >= perUser || of.asked > 0 && !of.isAnswered || of.isSilent && c.silent >= silentAtOnce {
+			continue
+		}
+		q := of.queue[0]
+		of.queue = of.queue[1:]
+		q.ofSilent = of.isSilent
+		return q, true
+	}
+	return question{}, false
+}
 
-		asking, cancel := context.WithTimeoutCause(ctx, answerWithin, errTimeout)
-		allowed, err := ask(asking, c.config.Authorizer, q.user, "delete", q.name)
-		timedOut := asking.Err() != nil
-		cancel()
-		for _, node := range c.finish(q, allowed, err, timedOut) {
-			for _, answered := range c.subscribers {
-				answered(node)
-			}
+// work asks a question, and starts others when it is answered.
+func (c *Cache) work(ctx context.Context, q question) {
+	asking, cancel := context.WithTimeoutCause(ctx, answerWithin, errTimeout)
+	allowed, err := ask(asking, c.config.Authorizer, q.of.user, "delete", q.name)
+	timedOut := asking.Err() != nil
+	cancel()
+	for _, node := range c.finish(ctx, q, allowed, err, timedOut) {
+		for _, answered := range c.subscribers {
+			answered(node)
 		}
 	}
 }
 
 // finish stores the answer to a question and returns the nodes to report. After a timeout it also
-// fails the waiting questions: each of them would take as long.
-func (c *Cache) finish(q question, allowed bool, err error, timedOut bool) []string {
+// fails the waiting questions about the same user: each of them would take as long.
+func (c *Cache) finish(ctx context.Context, q question, allowed bool, err error, timedOut bool) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	defer c.start(ctx)
+	c.asked--
+	q.of.asked--
+	if q.ofSilent {
+		c.silent--
+	}
+	q.of.isAnswered, q.of.isSilent = !timedOut, timedOut
 	now := c.config.Clock.Now()
 	if err == nil {
 		if q.known.answered && q.known.allowed != allowed {
@@ -324,10 +376,10 @@ func (c *Cache) finish(q question, allowed bool, err error, timedOut bool) []str
 	}
 	told := q.known.fail(err, now)
 	if timedOut {
-		for _, other := range c.queue {
+		for _, other := range q.of.queue {
 			told = append(told, other.known.fail(errTimeout, now)...)
 		}
-		c.queue = nil
+		q.of.queue = nil
 	}
 	return told
 }
@@ -404,7 +456,7 @@ func (c *Cache) due() []question {
 		}
 		for name, known := range of.byName {
 			if known.err != nil || known.answered && now.Sub(known.at) >= renewAfter {
-				due = append(due, question{user: of.user, name: name, known: known})
+				due = append(due, question{of: of, name: name, known: known})
 			}
 		}
 	}

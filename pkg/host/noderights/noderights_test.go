@@ -286,14 +286,66 @@ func TestSilentAuthorizer(t *testing.T) {
 				t.Errorf("node %s: got %+v, want that the question has failed", name, answer)
 			}
 		}
-		if asked := h.take(); len(asked) != AtOnce {
-			t.Errorf("got %d questions, want %d", len(asked), AtOnce)
+		if asked := h.take(); len(asked) != 1 {
+			t.Errorf("got %d questions, want one", len(asked))
 		}
 		// It answers again: nothing of the silence is left.
 		h.set(func(h *host) { h.hangs = map[string]bool{} })
 		elapse(askAgainAfter)
 		expectAllowed(t, settled(t, c, h, bob, nodes), len(nodes))
 	})
+}
+
+// TestSilenceAboutOneUserDelaysNoOther has the authorizer answer nothing about some users, whose
+// nodes are asked about all the time, as a drain does.
+func TestSilenceAboutOneUserDelaysNoOther(t *testing.T) {
+	for name, silent := range map[string]int{"one user": 1, "twenty users": 20} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				nodes := workers(100)
+				h := mayAll(nodes)
+				authorizer := silentAbout{host: h, users: map[string]bool{}}
+				c := NewCache(CacheConfig{Authorizer: authorizer, Clock: clock.RealClock{}, EveryByName: true})
+				for i := range silent {
+					user := &authenticationv1.UserInfo{Username: fmt.Sprintf("silent-%d", i)}
+					authorizer.users[user.Username] = true
+					c.Ask(t.Context(), user, nodes)
+				}
+				if silent > AtOnce {
+					// Not all of them fit in the first round.
+					elapse(2 * answerWithin)
+				}
+				for range 5 {
+					for user := range authorizer.users {
+						c.Ask(t.Context(), &authenticationv1.UserInfo{Username: user}, nodes)
+					}
+					elapse(askAgainAfter)
+				}
+				start := time.Now()
+				expectAllowed(t, settled(t, c, h, bob, nodes), len(nodes))
+				if waited := time.Since(start); waited > 0 {
+					t.Errorf("the first answers about another user took %s", waited)
+				}
+				// The last questions about the others time out.
+				elapse(5 * answerWithin)
+				expectAllowed(t, c.Ask(t.Context(), bob, nodes), len(nodes))
+			})
+		})
+	}
+}
+
+// silentAbout answers no question about some users.
+type silentAbout struct {
+	*host
+	users map[string]bool
+}
+
+func (s silentAbout) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if s.users[a.GetUser().GetName()] {
+		<-ctx.Done()
+		return authorizer.DecisionNoOpinion, "", ctx.Err()
+	}
+	return s.host.Authorize(ctx, a)
 }
 
 // TestNodesAreToldOf counts how often the callback names a node whose answer was missing.
