@@ -184,5 +184,5 @@ var reasons = []string{
 	v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable, v1alpha1.ReasonNoEvacuator, v1alpha1.ReasonRecreated,
 	v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonEvictionError,
 	v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetsHoldEachOther,
-	v1alpha1.ReasonBudgetPodsCordoned,
+	v1alpha1.ReasonBudgetPodsCordoned, v1alpha1.ReasonLongGracePeriod,
 }

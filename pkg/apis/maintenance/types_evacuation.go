@@ -74,6 +74,15 @@ const (
 	ReasonEvacuatorNotProgressing = "EvacuatorNotProgressing"
 	// ReasonPodTerminating (Blocked): the pod is terminating and its grace period has passed.
 	ReasonPodTerminating = "PodTerminating"
+	// ReasonPodWaits (not Blocked): the pod is up for eviction and waits for other pods of its
+	// workload, or its eviction is refused for now; the message says which.
+	ReasonPodWaits = "PodWaits"
+	// ReasonPodStopping (not Blocked): the pod is stopping within its grace period; the message has
+	// the end.
+	ReasonPodStopping = "PodStopping"
+	// ReasonLongGracePeriod (Blocked): the pod has been stopping within its grace period for longer
+	// than --long-grace.
+	ReasonLongGracePeriod = "LongGracePeriod"
 	// ReasonPodFinalizer (Blocked): a finalizer prevents the deletion of the pod.
 	ReasonPodFinalizer = "PodFinalizer"
 	// ReasonNodeUnreachable (Blocked): the kubelet that has to stop the pod does not respond.

@@ -39,6 +39,12 @@ const (
 const (
 	// ReasonNoController (preview only): no controller owns the pod, so nothing recreates it.
 	ReasonNoController = "NoController"
+	// ReasonJobFails (preview only): the Job of the pods fails for good when they are evicted,
+	// since it allows no more failures.
+	ReasonJobFails = "JobFails"
+	// ReasonPodNominated (preview only): the pods are not bound to the node and only nominated for
+	// it, so the drain does not evict them and waits for the scheduler.
+	ReasonPodNominated = "PodNominated"
 	// ReasonNamespaceTerminating (preview only): the namespace of the pod is being deleted. No
 	// Evacuation can be created in it; its pods are deleted with the namespace.
 	ReasonNamespaceTerminating = "NamespaceTerminating"

@@ -40,13 +40,15 @@ func (e *environment) newBlockersCommand() *cobra.Command {
 Before them come maintenances without progress, and nodes that are not cordoned, that the requester may not delete or
 that the server fails to change, also where the status has no room for messages about single nodes.
 
-Below the blocked pods, a separate list has the pods that are not blocked and wait for an evacuator whose last heartbeat
-is 10 seconds old, with what it reports. The other formats have the Evacuations of both, the blocked ones first.
+Below the blocked pods, separate lists have the pods that are not blocked and wait: for an evacuator whose last heartbeat
+is 10 seconds old, with what it reports, for their turn to be evicted, or for the end of their grace period.
+The other formats have the Evacuations of all, the blocked ones first. Apps without a ready pod come last, if a pod of
+theirs has left for a maintenance in the last minutes.
 
 With NAME only that maintenance and its nodes count. With --namespace only the pods of a namespace are read, for which
 the right to list its evacuations is enough; maintenances and nodes are read then only with NAME.
 
-The exit code is 3 if there is something in the way, and 0 if there is not. Waiting for an evacuator does not count.`,
+The exit code is 3 if there is something in the way, and 0 if there is not. Waiting does not count.`,
 		Example: `  # What is in the way of any drain?
   kubectl maintenance blockers
 
@@ -85,13 +87,14 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 		return err
 	}
 	now := e.now()
-	found, err := inTheWay(ctx, c, namespace, now)
+	found, left, err := inTheWay(ctx, c, namespace, now)
 	if err != nil {
 		return err
 	}
 	if name != "" {
 		nodes := show.Nodes(&maintenances[0])
-		found.Items = slices.DeleteFunc(found.Items, func(one v1alpha1.Evacuation) bool { return !nodes.Has(one.Spec.NodeName) })
+		elsewhere := func(one v1alpha1.Evacuation) bool { return !nodes.Has(one.Spec.NodeName) }
+		found.Items, left = slices.DeleteFunc(found.Items, elsewhere), slices.DeleteFunc(left, elsewhere)
 	}
 	blockers, waiting := show.BlockersOf(found.Items, nil), show.WaitingOf(found.Items, nil, now)
 	obstacles, err := e.obstacles(ctx, c, maintenances, found.Items)
@@ -104,7 +107,15 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 	case o.format() == wide && len(obstacles)+len(blockers)+len(waiting) > 0:
 		e.show(show.BlockerTable(obstacles, slices.Concat(blockers, waiting), now))
 	default:
-		e.show(show.Blockers(blockers, obstacles, waiting, now, o.options(e.screen(e.Out).Columns())))
+		var down []show.AppDown
+		if down, err = appsDown(ctx, c, left); err != nil {
+			return err
+		}
+		lines := show.Blockers(blockers, obstacles, waiting, now, o.options(e.screen(e.Out).Columns()))
+		if len(lines) == 0 {
+			lines = show.NothingBlocked(maintenances)
+		}
+		e.show(append(lines, show.AppsDown(down)...))
 	}
 	if err == nil && len(blockers)+len(obstacles) > 0 {
 		err = &exitError{code: exitBlocked}
@@ -158,13 +169,9 @@ func (e *environment) blockedMaintenances(ctx context.Context, c clients, name, 
 	return slices.DeleteFunc(all.Items, func(nm v1alpha1.NodeMaintenance) bool { return over(&nm) }), nil
 }
 
-// selectActive selects the Evacuations that are not blocked and have an evacuator.
-const selectActive = "status.blocked=false,status.activeEvacuatorClass!=" + v1alpha1.EvacuatorClassEviction
-
-// inTheWay reads the Evacuations that are blocked, then the Evacuations that wait for their
-// evacuators. The server has an index for the first list and excludes Evacuations that wait for an
-// eviction, which are most of a large drain, from the second.
-func inTheWay(ctx context.Context, c clients, namespace string, now time.Time) (*v1alpha1.EvacuationList, error) {
+// inTheWay reads the Evacuations that are blocked, then those that wait, and returns those whose
+// pods have left separately. The server has an index for both lists.
+func inTheWay(ctx context.Context, c clients, namespace string, now time.Time) (found *v1alpha1.EvacuationList, left []v1alpha1.Evacuation, err error) {
 	list := func(selector string, keep func(*v1alpha1.Evacuation) bool) (*v1alpha1.EvacuationList, error) {
 		found, err := c.haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})
 		if apierrors.IsForbidden(err) && namespace == "" {
@@ -175,14 +182,18 @@ func inTheWay(ctx context.Context, c clients, namespace string, now time.Time) (
 		}
 		return found, err
 	}
-	found, err := list("status.blocked=true", show.Blocked)
-	if err != nil {
-		return nil, err
+	if found, err = list("status.blocked=true", show.Blocked); err != nil {
+		return nil, nil, err
 	}
-	waiting, err := list(selectActive, func(one *v1alpha1.Evacuation) bool { return show.Waits(one, now) })
+	waiting, err := list("status.blocked=false", func(one *v1alpha1.Evacuation) bool {
+		if hasLeft(one, now) {
+			left = append(left, *one)
+		}
+		return show.Waits(one, now)
+	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	found.Items = append(found.Items, waiting.Items...)
-	return found, nil
+	return found, left, nil
 }

@@ -24,6 +24,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -352,6 +353,63 @@ func waiting() []runtime.Object {
 	}
 }
 
+// stopping are Evacuations of draining whose pods are within their grace period: one was evicted,
+// the other leaves by scale-down.
+func stopping() []runtime.Object {
+	within := func(until string) func(*v1alpha1.Evacuation) {
+		return func(e *v1alpha1.Evacuation) {
+			blocked(v1alpha1.ReasonPodStopping, "The pod is stopping until "+until+", the end of its grace period.", 30*time.Second)(e)
+			e.Status.Conditions[len(e.Status.Conditions)-1].Status = metav1.ConditionFalse
+		}
+	}
+	return []runtime.Object{
+		evacuation("shop", "worker-1", "node-003", within("2026-11-21T11:59:30Z")),
+		evacuation("shop", "worker-2", "node-004", active(v1alpha1.EvacuatorClassDeployment, "The replacement is available.", time.Minute),
+			within("2026-11-21T11:59:31Z")),
+	}
+}
+
+// turns are Evacuations of draining whose pods are up for eviction: one waits for its turn.
+func turns() []runtime.Object {
+	waits := func(e *v1alpha1.Evacuation) {
+		blocked(v1alpha1.ReasonPodWaits, "The pod waits for other pods of Deployment web to be available: no PodDisruptionBudget "+
+			"protects them, so that at most 1 of 2 may be missing.", 2*time.Minute)(e)
+		e.Status.Conditions[len(e.Status.Conditions)-1].Status = metav1.ConditionFalse
+	}
+	return []runtime.Object{evacuation("shop", "web-20", "node-003", waits), evacuation("shop", "web-21", "node-003")}
+}
+
+// appDown is a Deployment whose only pod has left and has no ready successor, beside one that is
+// ready.
+func appDown() []runtime.Object {
+	objects := []runtime.Object{draining()}
+	for app, ready := range map[string]int32{"single": 0, "other": 1} {
+		labels := map[string]string{"app": app}
+		objects = append(objects,
+			&appsv1.Deployment{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: app},
+				Spec:       appsv1.DeploymentSpec{Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels}},
+				Status:     appsv1.DeploymentStatus{ReadyReplicas: ready},
+			},
+			evacuation("shop", app+"-1", "node-003", gone(80*time.Second), func(e *v1alpha1.Evacuation) { e.Labels = labels }))
+	}
+	return objects
+}
+
+// again is an app that tolerates the drain: its pods come back to the node and leave again.
+func again() []runtime.Object {
+	app := func(e *v1alpha1.Evacuation) { e.Labels = map[string]string{"app": "free"} }
+	created := func(d time.Duration) func(*v1alpha1.Evacuation) {
+		return func(e *v1alpha1.Evacuation) { e.CreationTimestamp = before(d) }
+	}
+	objects := []runtime.Object{evacuation("shop", "free-0", "node-003", app, created(80*time.Second), gone(60*time.Second))}
+	for i := 1; i <= 20; i++ {
+		objects = append(objects, evacuation("shop", fmt.Sprintf("free-%d", i), "node-003", app,
+			created(time.Duration(60-2*i)*time.Second), gone(time.Duration(59-2*i)*time.Second)))
+	}
+	return objects
+}
+
 func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 	pods := func(names ...string) []v1alpha1.PreviewPod {
 		var out []v1alpha1.PreviewPod
@@ -415,8 +473,10 @@ func newPreview(name string) *v1alpha1.NodeMaintenancePreview {
 		Blockers: []v1alpha1.PreviewBlocker{
 			{
 				Effect: v1alpha1.PreviewEffectNever, Reason: v1alpha1.ReasonPodDisruptionBudget, PodCount: 2,
-				Message: "PodDisruptionBudget checkout never allows an eviction (maxUnavailable 0). Change the " +
-					"budget, or delete its pods by hand.",
+				Message: "PodDisruptionBudget checkout never allows an eviction (maxUnavailable 0). The owner of the app can " +
+					"change the budget, or set the annotation maintenance.haulout.dev/surge: Always on the Deployment: unless an " +
+					"autoscaler scales it, its pods are then replaced before they leave. Or take the node out of the maintenance, " +
+					"which narrows its selector.",
 				Pods: []v1alpha1.PreviewPodReference{
 					{Namespace: "shop", Name: "checkout-a", Node: "node-004"},
 					{Namespace: "shop", Name: "checkout-b", Node: "node-004"},

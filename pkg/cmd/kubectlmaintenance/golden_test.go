@@ -203,6 +203,15 @@ var goldens = map[string]golden{
 		line:    "blockers kernel-update -o jsonpath={.items[*].spec.podRef.name}",
 		objects: append(everything(), waiting()...),
 	},
+	"blockers-stopping":      {line: "blockers kernel-update", objects: append([]runtime.Object{draining()}, stopping()...)},
+	"blockers-stopping-wide": {line: "blockers kernel-update -o wide", objects: append([]runtime.Object{draining()}, stopping()...)},
+	"blockers-app-down":      {line: "blockers kernel-update", objects: appDown()},
+	"blockers-turns":         {line: "blockers kernel-update", objects: append([]runtime.Object{draining()}, turns()...)},
+	"status-stopping": {
+		line:    "status kernel-update",
+		objects: append([]runtime.Object{draining()}, append(turns(), stopping()...)...),
+	},
+	"status-again": {line: "status kernel-update", objects: append([]runtime.Object{draining()}, again()...)},
 	"blockers-only-waiting": {
 		line: "blockers kernel-update", objects: append([]runtime.Object{draining()}, waiting()...),
 	},

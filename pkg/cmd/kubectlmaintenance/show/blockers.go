@@ -38,7 +38,7 @@ type Blocker struct {
 	Since           time.Time
 	// evacuator is the class of the active evacuator.
 	evacuator string
-	// waits is set if the pod is not blocked and waits for its active evacuator, see WaitingOf.
+	// waits is set if the pod is not blocked and waits for an active evacuator, see WaitingOf.
 	waits *evacuatorDeadline
 }
 
@@ -114,15 +114,24 @@ var actions = map[string]action{
 	v1alpha1.ReasonPodFinalizer: {
 		"the owner of the controllers behind the finalizers", "kubectl get pod -n %s %[2]s -o jsonpath='{.metadata.finalizers}'",
 	},
-	v1alpha1.ReasonNodeUnreachable:      {operator, "kubectl describe node %[3]s"},
-	v1alpha1.ReasonNoEvacuator:          {administrator, "kubectl describe pod -n %s %[2]s"},
-	v1alpha1.ReasonRecreated:            {ownerOfApp, podsOf},
-	v1alpha1.ReasonEvictionForbidden:    {administrator, evacuationsOf},
-	v1alpha1.ReasonEvictionDenied:       {"the owner of the webhook or admission policy that the message quotes", webhooks},
-	v1alpha1.ReasonEvictionError:        {administrator, evacuationsOf},
-	v1alpha1.ReasonNoController:         {ownerOfApp, "kubectl get pod -n %s %[2]s -o yaml"},
+	v1alpha1.ReasonNodeUnreachable:   {operator, "kubectl describe node %[3]s"},
+	v1alpha1.ReasonNoEvacuator:       {administrator, "kubectl describe pod -n %s %[2]s"},
+	v1alpha1.ReasonRecreated:         {ownerOfApp, podsOf},
+	v1alpha1.ReasonEvictionForbidden: {administrator, evacuationsOf},
+	v1alpha1.ReasonEvictionDenied:    {"the owner of the webhook or admission policy that the message quotes", webhooks},
+	v1alpha1.ReasonEvictionError:     {administrator, evacuationsOf},
+	v1alpha1.ReasonNoController:      {ownerOfApp, "kubectl get pod -n %s %[2]s -o yaml"},
+	v1alpha1.ReasonJobFails: {
+		ownerOfApp + ", who can have the Job ignore disruptions (podFailurePolicy), raise backoffLimit, or let it end first", "kubectl describe jobs -n %s",
+	},
+	v1alpha1.ReasonPodNominated:         {administrator, "kubectl get pod -n %s %[2]s -o yaml"},
 	v1alpha1.ReasonNamespaceTerminating: {"the user who deletes namespace %s", "kubectl describe namespace %s"},
-	waitsForEvacuator:                   {"the evacuator %[4]s", "kubectl get evacuations -n %s -o wide"},
+	v1alpha1.ReasonLongGracePeriod: {
+		ownerOfApp + ", who can check why it does not stop earlier", "kubectl describe pod -n %s %[2]s",
+	},
+	v1alpha1.ReasonPodStopping: {"no user yet: the kubelet stops the pod by then", "kubectl describe pod -n %s %[2]s"},
+	v1alpha1.ReasonPodWaits:    {"no user yet: the server evicts the pod by itself", evacuationsOf},
+	waitsForEvacuator:          {"the evacuator %[4]s", "kubectl get evacuations -n %s -o wide"},
 }
 
 // Who returns who must act.
@@ -198,8 +207,9 @@ func whoAndLook(indent, who, look string) []screen.Line {
 }
 
 // Blockers shows pods that cannot leave with the cause, who must act and what they can do, after
-// the obstacles that are not pods. waiting are the pods that wait for their evacuators, see
-// WaitingOf: they come last, in a separate list.
+// the obstacles that are not pods. waiting are the pods that wait and are not
+// blocked, see WaitingOf: they come last, in a separate list. It is empty if there is none of all
+// these.
 func Blockers(blockers []Blocker, obstacles []Obstacle, waiting []Blocker, now time.Time, o Options) []screen.Line {
 	lines := blocked(blockers, obstacles, now, o)
 	if len(waiting) == 0 {
@@ -209,12 +219,12 @@ func Blockers(blockers []Blocker, obstacles []Obstacle, waiting []Blocker, now t
 		lines = []screen.Line{plain("Nothing is blocked.")}
 	}
 	lines = append(append(lines, screen.Line{}), waitingGroups(waiting, now, o)...)
-	return append(lines, line(screen.Heading, "%s waiting for evacuators that report no progress.", wording.Count(len(waiting), "pod")))
+	return append(lines, waitingTotals(waiting)...)
 }
 
 func blocked(blockers []Blocker, obstacles []Obstacle, now time.Time, o Options) []screen.Line {
 	if len(blockers)+len(obstacles) == 0 {
-		return []screen.Line{plain("Nothing is in the way.")}
+		return nil
 	}
 	lines := obstacleLines(obstacles, now, o)
 	if len(blockers) == 0 {

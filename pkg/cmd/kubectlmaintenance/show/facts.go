@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
@@ -117,9 +119,42 @@ func (f *Facts) WaveIsOver() bool {
 // Departures records which pods have left the nodes of a maintenance, and when. The server deletes
 // an Evacuation some minutes after its pod has left, so a single read finds the most recent ones,
 // and a watch all since its start. Pods that left before are counted from the peaks of the nodes.
+//
+// A pod that came back to its node after it had left does not count: the same pods that leave again
+// and again are no progress.
 type Departures struct {
 	byPod  map[types.UID]time.Time
 	byNode map[string]int
+	// first is when a pod of each kind first left each node.
+	first map[podKind]time.Time
+}
+
+// podKind is what pods have in common that take each other's place on a node.
+type podKind struct {
+	namespace, node, labels string
+}
+
+// kindOf returns the kind of the pod of an Evacuation, which has the labels of its pod; false for a
+// pod without labels, which no controller recreates.
+func kindOf(e *v1alpha1.Evacuation) (podKind, bool) {
+	return podKind{e.Namespace, e.Spec.NodeName, labels.Set(e.Labels).String()}, len(e.Labels) > 0
+}
+
+// departed returns when the pod of an Evacuation left its node, and whether it has.
+func departed(e *v1alpha1.Evacuation) (time.Time, bool) {
+	complete := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionComplete)
+	if complete == nil || complete.Status != metav1.ConditionTrue || complete.Reason == v1alpha1.ReasonCancelled {
+		return time.Time{}, false
+	}
+	return complete.LastTransitionTime.Time, true
+}
+
+// cameBack reports whether the pod of an Evacuation came to its node after one of its kind had
+// left: all pods of a kind are asked to leave a node at the same time.
+func (d *Departures) cameBack(e *v1alpha1.Evacuation) bool {
+	kind, ok := kindOf(e)
+	first, left := d.first[kind]
+	return ok && left && e.CreationTimestamp.After(first)
 }
 
 // See adds the departures that Evacuations record on nodes of the maintenance since it drains.
@@ -129,22 +164,29 @@ func (d *Departures) See(nm *v1alpha1.NodeMaintenance, evacuations []v1alpha1.Ev
 		return
 	}
 	if d.byPod == nil {
-		d.byPod, d.byNode = map[types.UID]time.Time{}, map[string]int{}
+		d.byPod, d.byNode, d.first = map[types.UID]time.Time{}, map[string]int{}, map[podKind]time.Time{}
 	}
 	nodes := Nodes(nm)
+	counts := func(e *v1alpha1.Evacuation) (time.Time, bool) {
+		at, left := departed(e)
+		return at, left && nodes.Has(e.Spec.NodeName) && !at.Before(start)
+	}
 	for i := range evacuations {
 		e := &evacuations[i]
-		complete := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionComplete)
-		if complete == nil || !meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete) || complete.Reason == v1alpha1.ReasonCancelled {
+		if at, ok := counts(e); ok {
+			if kind, ok := kindOf(e); ok && (d.first[kind].IsZero() || at.Before(d.first[kind])) {
+				d.first[kind] = at
+			}
+		}
+	}
+	for i := range evacuations {
+		e := &evacuations[i]
+		at, ok := counts(e)
+		if _, known := d.byPod[e.Spec.PodRef.UID]; !ok || known || d.cameBack(e) {
 			continue
 		}
-		if !nodes.Has(e.Spec.NodeName) || complete.LastTransitionTime.Time.Before(start) {
-			continue
-		}
-		if _, known := d.byPod[e.Spec.PodRef.UID]; !known {
-			d.byPod[e.Spec.PodRef.UID] = complete.LastTransitionTime.Time
-			d.byNode[e.Spec.NodeName]++
-		}
+		d.byPod[e.Spec.PodRef.UID] = at
+		d.byNode[e.Spec.NodeName]++
 	}
 }
 

@@ -92,6 +92,50 @@ func TestDeparturesOfBefore(t *testing.T) {
 	}
 }
 
+// TestDeparturesOfPodsThatComeBack does not count pods that leave, come back and leave again.
+func TestDeparturesOfPodsThatComeBack(t *testing.T) {
+	nm := &v1alpha1.NodeMaintenance{Status: v1alpha1.NodeMaintenanceStatus{
+		StageStatuses: []v1alpha1.StageStatus{
+			{Name: v1alpha1.NodeMaintenanceStageDrain, StartTimestamp: new(metav1.NewTime(now))},
+		},
+		NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{{NodeRef: v1alpha1.NodeReference{Name: "a"}}},
+	}}
+	departure := func(pod, app string, created, gone int) v1alpha1.Evacuation {
+		e := v1alpha1.Evacuation{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "shop", CreationTimestamp: metav1.NewTime(now.Add(time.Duration(created) * time.Second))},
+			Spec:       v1alpha1.EvacuationSpec{NodeName: "a", PodRef: v1alpha1.PodReference{Name: pod, UID: types.UID(pod)}},
+			Status: v1alpha1.EvacuationStatus{Conditions: []metav1.Condition{{
+				Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonPodDeleted,
+				LastTransitionTime: metav1.NewTime(now.Add(time.Duration(gone) * time.Second)),
+			}}},
+		}
+		if app != "" {
+			e.Labels = map[string]string{"app": app}
+		}
+		return e
+	}
+	for name, test := range map[string]struct {
+		evacuations []v1alpha1.Evacuation
+		want        int
+	}{
+		"pods of one wave": {[]v1alpha1.Evacuation{departure("1", "web", 1, 2), departure("2", "web", 1, 9), departure("3", "web", 2, 9)}, 3},
+		"a pod that came back twice": {
+			[]v1alpha1.Evacuation{departure("3", "web", 8, 9), departure("2", "web", 5, 6), departure("1", "web", 1, 2)}, 1,
+		},
+		"pods of another app in a later wave": {[]v1alpha1.Evacuation{departure("1", "web", 1, 2), departure("2", "db", 5, 9)}, 2},
+		"pods without labels":                 {[]v1alpha1.Evacuation{departure("1", "", 1, 2), departure("2", "", 5, 9)}, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var d Departures
+			d.See(nm, test.evacuations)
+			d.See(nm, test.evacuations)
+			if got := d.from("a"); got != test.want || len(d.all()) != test.want {
+				t.Errorf("got %d departures, %d of them with a time, want %d", got, len(d.all()), test.want)
+			}
+		})
+	}
+}
+
 // TestGone counts the pods that have left, by what is known of them.
 func TestGone(t *testing.T) {
 	seen := func(pods int) *Departures {
@@ -233,8 +277,24 @@ func TestWaits(t *testing.T) {
 		},
 		"an evacuator that became active 9s ago": {class: flush, activeFor: 9 * time.Second, reported: never},
 		"no active evacuator":                    {activeFor: time.Minute, reported: never},
-		"a pod that waits for an eviction": {
+		"a pod that is up for eviction": {
 			class: v1alpha1.EvacuatorClassEviction, activeFor: time.Minute, reported: never,
+		},
+		"a pod that waits for other pods before its eviction": {
+			class: v1alpha1.EvacuatorClassEviction, activeFor: time.Second, reported: never, want: true,
+			modify: func(e *v1alpha1.Evacuation) {
+				e.Status.Conditions = []metav1.Condition{
+					{Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPodWaits},
+				}
+			},
+		},
+		"a pod that is stopping": {
+			class: v1alpha1.EvacuatorClassEviction, activeFor: time.Second, reported: never, want: true,
+			modify: func(e *v1alpha1.Evacuation) {
+				e.Status.Conditions = []metav1.Condition{
+					{Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonPodStopping},
+				}
+			},
 		},
 		"a DaemonSet pod before its wave": {
 			class: v1alpha1.EvacuatorClassDaemonSet, activeFor: time.Minute, reported: never,

@@ -19,6 +19,7 @@ package show
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -107,8 +108,11 @@ func (f *Facts) groupLines(blockers []Blocker, o Options) []screen.Line {
 			who += fmt.Sprintf(" and %d more", count)
 		}
 		style, what := screen.Warning, g.first.Reason
-		if g.first.waits != nil {
+		switch g.first.Reason {
+		case waitsForEvacuator:
 			style, what = screen.Plain, g.first.evacuator
+		case v1alpha1.ReasonPodWaits, v1alpha1.ReasonPodStopping:
+			style = screen.Plain
 		}
 		lines = append(lines, line(style, "  %-8s %s: %s", ago(f.Now, g.first.Since), who, what))
 		lines = append(lines, wrap("           ", g.first.Message, o.columns(), screen.Plain)...)
@@ -172,10 +176,19 @@ func (f *Facts) paceText(c count) string {
 		return ", none in the last minute"
 	}
 	text := fmt.Sprintf(", %d a minute", p.perMinute())
-	if eta := p.forPods(c.evacuating - c.blocked); eta > 0 {
+	// The pace says nothing about pods that wait: their waits are known and may be much longer.
+	waiting := len(f.waiting())
+	if eta := p.forPods(c.evacuating - c.blocked - waiting); eta > 0 {
 		text += fmt.Sprintf(", this wave in about %s", duration.HumanDuration(eta))
+		var others []string
 		if c.blocked > 0 {
-			text += fmt.Sprintf(" but for %d blocked", c.blocked)
+			others = append(others, fmt.Sprintf("%d blocked", c.blocked))
+		}
+		if waiting > 0 {
+			others = append(others, fmt.Sprintf("%d waiting", waiting))
+		}
+		if len(others) > 0 {
+			text += " but for " + strings.Join(others, " and ")
 		}
 	}
 	return text

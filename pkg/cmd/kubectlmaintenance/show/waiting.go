@@ -36,6 +36,14 @@ const (
 	waitingAfter = 10 * time.Second
 )
 
+// waits are the reasons of pods that wait and are not blocked, in the order in which they are
+// shown, with what the pods do.
+var waits = []struct{ reason, heading, what string }{
+	{waitsForEvacuator, "WAITING", "waiting for evacuators that report no progress"},
+	{v1alpha1.ReasonPodWaits, "WAITING", "waiting to be evicted"},
+	{v1alpha1.ReasonPodStopping, "STOPPING", "stopping within their grace period"},
+}
+
 // evacuatorDeadline is the time until which a pod waits for an active evacuator that makes no
 // progress.
 type evacuatorDeadline struct {
@@ -64,42 +72,67 @@ func (d *evacuatorDeadline) then() string {
 
 func (d *evacuatorDeadline) text() string { return d.until.UTC().Format(time.RFC3339) }
 
-// Waits reports whether the pod of an Evacuation is not blocked and waits for an evacuator that has
-// not reported progress for a while.
-func Waits(e *v1alpha1.Evacuation, now time.Time) bool {
-	if e.DeletionTimestamp != nil || Blocked(e) || meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete) {
-		return false
+// Waits reports whether the pod of an Evacuation is not blocked and waits: for an evacuator that
+// has not reported progress for a while, for its eviction, or for the end of its grace period.
+func Waits(e *v1alpha1.Evacuation, now time.Time) bool { return waitOf(e, now) != "" }
+
+// waitOf returns why a pod waits that is not blocked, "" if it does not.
+func waitOf(e *v1alpha1.Evacuation, now time.Time) string {
+	if Blocked(e) || meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete) {
+		return ""
+	}
+	if c := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked); c != nil {
+		switch c.Reason {
+		case v1alpha1.ReasonPodStopping, v1alpha1.ReasonPodWaits:
+			return c.Reason
+		}
 	}
 	t := protocol.TurnOf(&e.Status)
 	switch {
-	case t.Class == "", t.Class == v1alpha1.EvacuatorClassEviction, t.Completed, t.Since.IsZero(), now.Sub(t.Since) < waitingAfter:
-		return false
+	case e.DeletionTimestamp != nil, t.Class == "", t.Class == v1alpha1.EvacuatorClassEviction, t.Completed, t.Since.IsZero(),
+		now.Sub(t.Since) < waitingAfter:
+		return ""
 	case t.Class == v1alpha1.EvacuatorClassDaemonSet, t.Class == v1alpha1.EvacuatorClassKubelet:
 		// They are active from the start, and have nothing to do before the wave of the pod.
-		return t.Reported
+		if !t.Reported {
+			return ""
+		}
 	}
-	return true
+	return waitsForEvacuator
 }
 
-// WaitingOf returns the pods for which Waits is true, in the order of BlockersOf. It only includes
-// nodes for which on returns true; nil means all nodes.
+// WaitingOf returns the pods for which Waits is true: those of each kind in the order of
+// BlockersOf. It only includes nodes for which on returns true; nil means all nodes.
 func WaitingOf(evacuations []v1alpha1.Evacuation, on func(node string) bool, now time.Time) []Blocker {
-	var waiting []Blocker
+	byReason := map[string][]Blocker{}
 	for i := range evacuations {
 		e := &evacuations[i]
-		if !Waits(e, now) || on != nil && !on(e.Spec.NodeName) {
+		reason := waitOf(e, now)
+		if reason == "" || on != nil && !on(e.Spec.NodeName) {
 			continue
 		}
 		t := protocol.TurnOf(&e.Status)
-		waiting = append(waiting, Blocker{
-			Namespace: e.Namespace, Pod: e.Spec.PodRef.Name, Node: e.Spec.NodeName, Reason: waitsForEvacuator, Message: waitingMessage(e, t),
+		b := Blocker{
+			Namespace: e.Namespace, Pod: e.Spec.PodRef.Name, Node: e.Spec.NodeName, Reason: reason, Message: e.Status.Message,
 			Since: t.Since, evacuator: t.Class,
-			waits: &evacuatorDeadline{
+		}
+		switch reason {
+		case v1alpha1.ReasonPodStopping, v1alpha1.ReasonPodWaits:
+			c := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked)
+			b.Message, b.Since = c.Message, c.LastTransitionTime.Time
+		case waitsForEvacuator:
+			b.Message = waitingMessage(e, t)
+			b.waits = &evacuatorDeadline{
 				until: t.Since.Add(t.Patience(e.Spec.ProgressDeadlineSeconds, math.MaxInt64)), next: protocol.Next(e.Spec.Evacuators, t.Class),
-			},
-		})
+			}
+		}
+		byReason[reason] = append(byReason[reason], b)
 	}
-	sortBlockers(waiting)
+	var waiting []Blocker
+	for _, kind := range waits {
+		sortBlockers(byReason[kind.reason])
+		waiting = append(waiting, byReason[kind.reason]...)
+	}
 	return waiting
 }
 
@@ -114,30 +147,69 @@ func waitingMessage(e *v1alpha1.Evacuation, t protocol.Turn) string {
 	return e.Status.Message
 }
 
-// waitingGroups shows the pods that wait for their evacuators. They are listed below the blocked
-// pods.
+// waitingGroups shows the pods that wait. They are listed below the blocked pods.
 func waitingGroups(waiting []Blocker, now time.Time, o Options) []screen.Line {
 	var lines []screen.Line
 	for _, g := range groups(waiting) {
-		lines = append(lines, line(screen.Heading, "Waiting for evacuator %s: %s", g.first.evacuator, wording.Count(len(g.all), "pod")))
-		rows := [][]string{{"NAMESPACE", "POD", "NODE", "NO PROGRESS FOR", "DEADLINE"}}
+		heading, columns := "Waiting for eviction", []string{"NAMESPACE", "POD", "NODE", "WAITING FOR"}
+		switch {
+		case g.first.waits != nil:
+			heading, columns = "Waiting for evacuator "+g.first.evacuator, []string{"NAMESPACE", "POD", "NODE", "NO PROGRESS FOR", "DEADLINE"}
+		case g.first.Reason == v1alpha1.ReasonPodStopping:
+			heading, columns = "Stopping", []string{"NAMESPACE", "POD", "NODE", "STOPPING FOR"}
+		}
+		lines = append(lines, line(screen.Heading, "%s: %s", heading, wording.Count(len(g.all), "pod")))
+		rows := [][]string{columns}
 		shown := o.cut(len(g.all), podsShown)
 		for i := range g.all[:shown] {
 			b := &g.all[i]
-			rows = append(rows, []string{b.Namespace, b.Pod, b.Node, ago(now, b.Since), b.waits.text()})
+			row := []string{b.Namespace, b.Pod, b.Node, ago(now, b.Since)}
+			if b.waits != nil {
+				row = append(row, b.waits.text())
+			}
+			rows = append(rows, row)
 		}
 		lines = append(lines, g.lines(rows, shown, o)...)
 	}
 	return lines
 }
 
+// waitingTotals counts the pods that wait, by what they wait for.
+func waitingTotals(waiting []Blocker) []screen.Line {
+	var lines []screen.Line
+	for _, kind := range waits {
+		if pods := waitingFor(waiting, kind.reason); len(pods) > 0 {
+			lines = append(lines, line(screen.Heading, "%s %s.", wording.Count(len(pods), "pod"), kind.what))
+		}
+	}
+	return lines
+}
+
+// waitingFor returns the pods that wait for a reason.
+func waitingFor(waiting []Blocker, reason string) []Blocker {
+	var found []Blocker
+	for i := range waiting {
+		if waiting[i].Reason == reason {
+			found = append(found, waiting[i])
+		}
+	}
+	return found
+}
+
+// waiting returns the pods of the maintenance that wait.
+func (f *Facts) waiting() []Blocker {
+	return WaitingOf(f.Evacuations, Nodes(f.Maintenance).Has, f.Now)
+}
+
 // waitingLines come after those of blocked pods: no action is needed yet.
 func (f *Facts) waitingLines(o Options) []screen.Line {
-	nodes := Nodes(f.Maintenance)
-	waiting := WaitingOf(f.Evacuations, nodes.Has, f.Now)
-	if len(waiting) == 0 {
-		return nil
+	var lines []screen.Line
+	waiting := f.waiting()
+	for _, kind := range waits {
+		if pods := waitingFor(waiting, kind.reason); len(pods) > 0 {
+			lines = append(lines, line(screen.Heading, "  %-8s %s %s", kind.heading, wording.Count(len(pods), "pod"), kind.what))
+			lines = append(lines, f.groupLines(pods, o)...)
+		}
 	}
-	lines := []screen.Line{line(screen.Heading, "  WAITING  %s, for evacuators that report no progress", wording.Count(len(waiting), "pod"))}
-	return append(lines, f.groupLines(waiting, o)...)
+	return lines
 }

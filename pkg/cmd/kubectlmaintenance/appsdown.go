@@ -1,0 +1,92 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package kubectlmaintenance
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
+)
+
+const (
+	// downAfter is how long after a pod has left its app is checked: a replacement needs time to
+	// start.
+	downAfter = time.Minute
+	// downNamespaces is the maximum number of namespaces whose apps are read.
+	downNamespaces = 20
+)
+
+// hasLeft reports whether the pod of an Evacuation left long enough ago that its replacement should
+// be ready. The server keeps such Evacuations for some minutes.
+func hasLeft(e *v1alpha1.Evacuation, now time.Time) bool {
+	c := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionComplete)
+	return c != nil && c.Status == metav1.ConditionTrue && c.Reason != v1alpha1.ReasonCancelled && now.Sub(c.LastTransitionTime.Time) >= downAfter
+}
+
+// appsDown returns the Deployments and StatefulSets without a ready pod of which pods have left. It
+// omits those that the user may not read.
+func appsDown(ctx context.Context, c clients, left []v1alpha1.Evacuation) ([]show.AppDown, error) {
+	byNamespace := map[string][]labels.Set{}
+	for i := range left {
+		if e := &left[i]; len(e.Labels) > 0 {
+			byNamespace[e.Namespace] = append(byNamespace[e.Namespace], e.Labels)
+		}
+	}
+	namespaces := sets.List(sets.KeySet(byNamespace))
+	var down []show.AppDown
+	for _, namespace := range namespaces[:min(len(namespaces), downNamespaces)] {
+		add := func(kind, name string, selector *metav1.LabelSelector, replicas *int32, ready int32) {
+			parsed, err := metav1.LabelSelectorAsSelector(selector)
+			if err != nil || ready > 0 || replicas != nil && *replicas == 0 {
+				return
+			}
+			if slices.ContainsFunc(byNamespace[namespace], func(pod labels.Set) bool { return parsed.Matches(pod) }) {
+				down = append(down, show.AppDown{Kind: kind, Namespace: namespace, Name: name})
+			}
+		}
+		deployments, err := c.kube.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil && !apierrors.IsForbidden(err) {
+			return nil, err
+		}
+		if err == nil {
+			for i := range deployments.Items {
+				d := &deployments.Items[i]
+				add("Deployment", d.Name, d.Spec.Selector, d.Spec.Replicas, d.Status.ReadyReplicas)
+			}
+		}
+		statefulSets, err := c.kube.AppsV1().StatefulSets(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil && !apierrors.IsForbidden(err) {
+			return nil, err
+		}
+		if err == nil {
+			for i := range statefulSets.Items {
+				s := &statefulSets.Items[i]
+				add("StatefulSet", s.Name, s.Spec.Selector, s.Spec.Replicas, s.Status.ReadyReplicas)
+			}
+		}
+	}
+	return down, nil
+}

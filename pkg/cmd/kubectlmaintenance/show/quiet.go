@@ -1,0 +1,57 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package show
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
+)
+
+// AppDown is a workload without a ready pod, of which the drain has moved a pod.
+type AppDown struct {
+	Kind, Namespace, Name string
+}
+
+// NothingBlocked shows that no pod is blocked and none waits, with the pods that drains have left.
+// A drain with pods left is never without anything in the way, however soon they leave.
+func NothingBlocked(maintenances []v1alpha1.NodeMaintenance) []screen.Line {
+	var left []screen.Line
+	for i := range maintenances {
+		nm := &maintenances[i]
+		if c := drainedCondition(nm); nm.DeletionTimestamp == nil && c != nil && c.Status != metav1.ConditionTrue {
+			left = append(left, plain("  %s: %s", nm.Name, c.Message))
+		}
+	}
+	if len(left) == 0 {
+		return []screen.Line{plain("Nothing is in the way.")}
+	}
+	return append([]screen.Line{plain("Nothing is blocked.")}, left...)
+}
+
+// AppsDown shows workloads without a ready pod.
+func AppsDown(down []AppDown) []screen.Line {
+	var lines []screen.Line
+	for _, app := range down {
+		lines = append(lines, screen.Line{}, line(screen.Warning, "%s %s/%s: no pod is ready", app.Kind, app.Namespace, app.Name),
+			plain("  A pod of it has left for a maintenance, and none is ready since. See why its pods do not start."))
+		owner := Blocker{Namespace: app.Namespace, Reason: v1alpha1.ReasonUnhealthyPodsHoldBudget}
+		lines = append(lines, whoAndLook("  ", owner.Who(), owner.Look())...)
+	}
+	return lines
+}
