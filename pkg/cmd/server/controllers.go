@@ -83,7 +83,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		EvictionPolicy:          d.options.Evictions,
 		SurgeTimeout:            surgeTimeoutOf(host.Apps().V1().Deployments().Lister(), d.evacuators.SurgeTimeout),
-		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience,
+		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, LongGrace: d.options.LongGrace,
 	})
 	if err != nil {
 		return fmt.Errorf("create controller %s: %w", evacuation.Name, err)

@@ -45,6 +45,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apiserver"
 	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
+	"haulout.dev/haulout/pkg/controller/evacuation"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	nodemaintenancecontroller "haulout.dev/haulout/pkg/controller/nodemaintenance"
 )
@@ -126,6 +127,9 @@ type ControllerOptions struct {
 	CompletedEvacuationTTL time.Duration
 	// EvacuatorStartDeadline is how long an evacuator may take to report for the first time.
 	EvacuatorStartDeadline time.Duration
+	// LongGrace is how long a pod may be stopping within its grace period before it is reported as
+	// blocked.
+	LongGrace time.Duration
 	// StallTimeout is how long a drain may make no progress before it counts as stalled.
 	StallTimeout time.Duration
 	// CompletedMaintenanceTTL is how long a completed NodeMaintenance is kept; 0 means forever.
@@ -179,6 +183,7 @@ func NewOptions() *Options {
 			Workers:                8,
 			Evictions:              eviction.DefaultPolicy(),
 			CompletedEvacuationTTL: 5 * time.Minute,
+			LongGrace:              evacuation.DefaultLongGrace,
 			StallTimeout:           nodemaintenancecontroller.DefaultStallTimeout,
 			EvacuatorStartDeadline: 5 * time.Minute,
 		},
@@ -271,6 +276,8 @@ func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.CompletedEvacuationTTL, "completed-evacuation-ttl", o.CompletedEvacuationTTL, "How long an Evacuation is kept after its pod has left.")
 	fs.DurationVar(&o.EvacuatorStartDeadline, "evacuator-start-deadline", o.EvacuatorStartDeadline,
 		"How long an evacuator may take to report for the first time before the next one becomes active; never longer than the Evacuation's progressDeadlineSeconds.")
+	fs.DurationVar(&o.LongGrace, "long-grace", o.LongGrace,
+		"How long a pod may be stopping within its grace period before it is reported as blocked (LongGracePeriod) and no longer counts as progress.")
 	fs.DurationVar(&o.StallTimeout, "stall-timeout", o.StallTimeout,
 		"How long a drain may make no progress before the NodeMaintenance is reported as stalled (condition Progressing). It must exceed --surge-timeout, "+
 			"--unprotected-patience, --denied-after, --volume-detach-timeout and --daemonset-budget-patience.")
@@ -409,6 +416,9 @@ func (o *ControllerOptions) validate() []error {
 	}
 	if o.Evictions.DeniedAfter < 0 {
 		errs = append(errs, fmt.Errorf("--denied-after is %v: must be at least 0s", o.Evictions.DeniedAfter))
+	}
+	if o.LongGrace < time.Second {
+		errs = append(errs, fmt.Errorf("--long-grace is %v: must be at least 1s", o.LongGrace))
 	}
 	if o.EvacuatorStartDeadline < time.Second {
 		errs = append(errs, fmt.Errorf("--evacuator-start-deadline is %v: must be at least 1s", o.EvacuatorStartDeadline))

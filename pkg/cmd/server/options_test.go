@@ -59,6 +59,7 @@ func TestWrongFlagIsNamed(t *testing.T) {
 		"--completed-evacuation-ttl=0s":        "--completed-evacuation-ttl",
 		"--evacuator-start-deadline=0s":        "--evacuator-start-deadline",
 		"--evacuators=statefulset.apps.k8s.io": "--evacuators",
+		"--long-grace=0s":                      "--long-grace",
 		"--stall-timeout=5m":                   "--surge-timeout",
 		"--completed-maintenance-ttl=1s":       "--completed-maintenance-ttl",
 		"--surge-timeout=0s":                   "--surge-timeout",

@@ -36,7 +36,7 @@ const (
 	// overdueAfter is how long a pod may still exist after the end of its grace period. The kubelet
 	// needs a moment to report that it has stopped.
 	overdueAfter = 30 * time.Second
-	// reasonNotBlocked is the reason of Blocked=False.
+	// reasonNotBlocked is the reason of Blocked=False, except while the pod waits or is stopping.
 	reasonNotBlocked = "NotBlocked"
 )
 
@@ -51,7 +51,8 @@ var eventPerText = []string{
 // evictions tells most reasons (trouble.go in package eviction). Those that need more than the
 // queue knows are in files of their own: failures.go (writes that fail), held.go (foreign
 // finalizers), kept.go (DaemonSet pods), pending.go (surge), progress.go (evacuators), recreated.go
-// (pods that come back) and standoff.go (budgets that hold each other).
+// (pods that come back), standoff.go (budgets that hold each other) and stopping.go (grace
+// periods).
 func (d *decision) decideBlocked(s situation) {
 	d.countFailedEvictions(s)
 	d.quoteQueue(s)
@@ -61,7 +62,11 @@ func (d *decision) decideBlocked(s situation) {
 	case d.evict:
 		// Until the queue knows the pod, keep the previous condition.
 		if s.eviction.Known {
-			d.setBlocked(s, d.explainKept(s, d.explainBudget(s, s.eviction.Blocker)))
+			if b := d.explainKept(s, d.explainBudget(s, s.eviction.Blocker)); b != nil {
+				d.setBlocked(s, b)
+			} else {
+				d.decideWaiting(s)
+			}
 		}
 	case d.status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassEviction:
 		d.decideProgress(s)
@@ -74,22 +79,16 @@ func (d *decision) decideBlocked(s situation) {
 	}
 }
 
-// decideTerminating waits for a terminating pod, and reports it as blocked when its grace period
-// has passed.
+// decideTerminating explains a terminating pod. A node that cannot stop it comes first: with a long
+// grace period it would else stand still for hours without a reason.
 func (d *decision) decideTerminating(s situation) {
-	if overdue := s.pod.DeletionTimestamp.Add(overdueAfter); s.now.Before(overdue) {
-		d.wakeAt(overdue)
-		d.clearBlocked(s)
-		return
-	}
-	since := s.pod.DeletionTimestamp.UTC().Format(time.RFC3339)
-	switch {
+	overdue := s.pod.DeletionTimestamp.Add(overdueAfter)
+	switch since := s.pod.DeletionTimestamp.UTC().Format(time.RFC3339); {
 	case s.nodeUnreachable:
-		d.setBlocked(s, &eviction.Blocker{
-			Reason: maintenancev1alpha1.ReasonNodeUnreachable,
-			Message: fmt.Sprintf("The kubelet of node %s does not respond, so it cannot confirm that the pod has stopped (its grace period ended at %s). "+
-				"Bring the node back, or make sure that it is off and then taint it with %s.", s.pod.Spec.NodeName, since, corev1.TaintNodeOutOfService),
-		})
+		d.setBlocked(s, unreachable(s))
+	case s.now.Before(overdue):
+		d.wakeAt(overdue)
+		d.decideStopping(s)
 	case len(s.pod.Finalizers) > 0:
 		d.setBlocked(s, &eviction.Blocker{
 			Reason: maintenancev1alpha1.ReasonPodFinalizer,
@@ -102,6 +101,44 @@ func (d *decision) decideTerminating(s situation) {
 			Message: fmt.Sprintf("The grace period of the pod ended at %s and it has not stopped. Check its containers and the kubelet of node %s.", since, s.pod.Spec.NodeName),
 		})
 	}
+}
+
+// unreachable returns the blocker of a pod whose kubelet does not respond, whatever else the pod
+// waits for: the pod cannot leave without its kubelet.
+func unreachable(s situation) *eviction.Blocker {
+	grace := ""
+	if ends := s.pod.DeletionTimestamp; ends != nil {
+		verb := "ends"
+		if !s.now.Before(ends.Time) {
+			verb = "ended"
+		}
+		grace = fmt.Sprintf(" (its grace period %s at %s)", verb, ends.UTC().Format(time.RFC3339))
+	}
+	return &eviction.Blocker{
+		Reason: maintenancev1alpha1.ReasonNodeUnreachable,
+		Message: fmt.Sprintf("The kubelet of node %s does not respond, so it cannot confirm that the pod has stopped%s. "+
+			"Bring the node back, or make sure that it is off and then taint it with %s.", s.pod.Spec.NodeName, grace, corev1.TaintNodeOutOfService),
+	}
+}
+
+// decideWaiting explains a pod that waits for its eviction and is not blocked, if the queue says
+// why.
+func (d *decision) decideWaiting(s situation) {
+	if s.nodeUnreachable || s.eviction.Message == "" || d.status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassEviction {
+		d.unlessUnreachable(s)
+		return
+	}
+	d.setNotBlocked(s, maintenancev1alpha1.ReasonPodWaits, wording.Cut(s.eviction.Message, maxMessage))
+}
+
+// unlessUnreachable clears Blocked, unless the node of a pod that an eviction can remove is
+// unreachable. Other pods have evacuators on the node, which report that they do nothing.
+func (d *decision) unlessUnreachable(s situation) {
+	if s.nodeUnreachable && s.podType == maintenancev1alpha1.PodTypeDefault {
+		d.setBlocked(s, unreachable(s))
+		return
+	}
+	d.clearBlocked(s)
 }
 
 func noEvacuator(s situation) *eviction.Blocker {
@@ -140,11 +177,15 @@ func (d *decision) setBlocked(s situation, b *eviction.Blocker) {
 // clearBlocked sets Blocked to False. An Evacuation that was never blocked does not get the
 // condition.
 func (d *decision) clearBlocked(s situation) {
-	if !meta.IsStatusConditionTrue(d.status.Conditions, maintenancev1alpha1.ConditionBlocked) {
-		return
+	if was := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked); was != nil && was.Reason != reasonNotBlocked {
+		d.setNotBlocked(s, reasonNotBlocked, "")
 	}
+}
+
+// setNotBlocked sets Blocked to False with a reason.
+func (d *decision) setNotBlocked(s situation, reason, message string) {
 	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
-		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: reasonNotBlocked,
+		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: reason, Message: message,
 		LastTransitionTime: *protocol.Timestamp(s.now), ObservedGeneration: s.evacuation.Generation,
 	})
 }

@@ -18,6 +18,7 @@ package evacuation
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"strings"
 	"sync"
@@ -79,8 +80,8 @@ func (p *downPods) get(namespace string, now time.Time, read func() []labelledDo
 }
 
 // standoff explains why the budget that blocks a pod allows no disruption, if maintenances are the
-// cause. It only reads caches, and returns nil if a read fails.
-func (c *Controller) standoff(pod *corev1.Pod, state eviction.State, now time.Time) *eviction.Blocker {
+// cause. It reads caches, and a few pods without a node live. It returns nil if a read fails.
+func (c *Controller) standoff(ctx context.Context, pod *corev1.Pod, state eviction.State, now time.Time) *eviction.Blocker {
 	if state.Blocker == nil || !slices.Contains(refinable, state.Blocker.Reason) {
 		return nil
 	}
@@ -90,6 +91,7 @@ func (c *Controller) standoff(pod *corev1.Pod, state eviction.State, now time.Ti
 	}
 	key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 	facts := c.factsOf(budget, now)
+	facts.down = append(facts.down, c.pinned(ctx, facts.unscheduled, now)...)
 	if !facts.without(key).wouldOpen() {
 		return nil
 	}
@@ -117,7 +119,11 @@ func (c *Controller) factsOf(budget *policyv1.PodDisruptionBudget, now time.Time
 		return facts
 	}
 	for _, pod := range c.down.get(budget.Namespace, now, func() []labelledDown { return c.readDown(budget.Namespace) }) {
-		if selector.Matches(pod.labels) {
+		switch {
+		case !selector.Matches(pod.labels):
+		case pod.node == "":
+			facts.unscheduled = append(facts.unscheduled, pod.pod)
+		default:
 			facts.down = append(facts.down, pod.downPod)
 		}
 	}
@@ -125,7 +131,8 @@ func (c *Controller) factsOf(budget *policyv1.PodDisruptionBudget, now time.Time
 }
 
 // readDown returns the pods of a namespace that are not ready and are on, or nominated for, a
-// cordoned node that maintenances hold, sorted by name. Finished and terminating pods are not among
+// cordoned node that maintenances hold, and without a node those that the scheduler has found none
+// for. They are sorted by name. Finished and terminating pods are not among
 // them: no budget expects them to get ready.
 func (c *Controller) readDown(namespace string) []labelledDown {
 	pods, err := c.podLister.Pods(namespace).List(labels.Everything())
@@ -136,6 +143,11 @@ func (c *Controller) readDown(namespace string) []labelledDown {
 	holders := map[string][]string{}
 	for _, pod := range pods {
 		node := controllercache.NodeOf(pod)
+		if isUnschedulable(pod) && pod.DeletionTimestamp == nil {
+			key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+			down = append(down, labelledDown{downPod{pod: key}, pod.Labels})
+			continue
+		}
 		if node == "" || pdb.IsReady(pod) || !drainplan.IsLive(pod) || pod.DeletionTimestamp != nil {
 			continue
 		}

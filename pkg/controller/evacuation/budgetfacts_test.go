@@ -111,12 +111,12 @@ func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
 		Known: true, Budget: key("app-0"), Blocker: &eviction.Blocker{Reason: maintenancev1alpha1.ReasonPodDisruptionBudget},
 	}
 	now := start
-	if b := c.standoff(waiting, state, now); b == nil || b.Reason != maintenancev1alpha1.ReasonBudgetPodsCordoned {
+	if b := c.standoff(t.Context(), waiting, state, now); b == nil || b.Reason != maintenancev1alpha1.ReasonBudgetPodsCordoned {
 		t.Fatalf("got blocker %+v, want %s", b, maintenancev1alpha1.ReasonBudgetPodsCordoned)
 	}
 	allocations := testing.AllocsPerRun(10, func() {
 		now = now.Add(2 * factsFresh)
-		c.standoff(waiting, state, now)
+		c.standoff(t.Context(), waiting, state, now)
 	})
 	if allocations > 5000 {
 		t.Errorf("got %.0f allocations, want fewer than the namespace has budgets", allocations)

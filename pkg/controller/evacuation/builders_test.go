@@ -154,3 +154,10 @@ func inPhase(phase corev1.PodPhase) func(*corev1.Pod) {
 func terminatingUntil(at time.Duration) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.DeletionTimestamp = after(at) }
 }
+
+// stoppingFor has the pod told to stop at the start, with a grace period.
+func stoppingFor(grace time.Duration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = after(grace), ptr.To(int64(grace.Seconds()))
+	}
+}

@@ -21,10 +21,10 @@ limitations under the License.
 // survive is in the status of the objects, so a new leader continues from there.
 //
 // Kept in memory, and droppable at any time: which pods a watch has reported as deleted (departed;
-// without it they are read live), which pods of a namespace are down (down; read again), which
-// Evacuations are complete (completed), which cannot be written (failures; shown a minute later),
-// when costs may be written next (pace), and the reasons that the gauge of blocked Evacuations
-// counts (blocked).
+// without it they are read live), which pods of a namespace are down (down; read again) and which
+// nodes they are limited to (pins; read again), which Evacuations are complete (completed), which
+// cannot be written (failures; shown a minute later), when costs may be written next (pace), and
+// the reasons that the gauge of blocked Evacuations counts (blocked).
 package evacuation
 
 import (
@@ -69,6 +69,7 @@ const (
 	DefaultEvacuatorStartDeadline = 5 * time.Minute
 	DefaultSurgeTimeout           = 5 * time.Minute
 	DefaultBudgetPatience         = 5 * time.Minute
+	DefaultLongGrace              = 2 * time.Hour
 )
 
 // resync is how often all Evacuations are reconciled without an event.
@@ -114,6 +115,9 @@ type Config struct {
 	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
 	// before the pod is kept on its node; 0 means the default.
 	DaemonSetBudgetPatience time.Duration
+	// LongGrace is how long a terminating pod may be stopping within its grace period before the
+	// condition Blocked reports LongGracePeriod; 0 means the default.
+	LongGrace time.Duration
 }
 
 func (c *Config) setDefaults() {
@@ -134,6 +138,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.DaemonSetBudgetPatience == 0 {
 		c.DaemonSetBudgetPatience = DefaultBudgetPatience
+	}
+	if c.LongGrace == 0 {
+		c.LongGrace = DefaultLongGrace
 	}
 	if c.Evictions == nil {
 		c.Evictions = eviction.NewHost(c.Host)
@@ -159,6 +166,7 @@ type Controller struct {
 	completedTTL   time.Duration
 	startDeadline  time.Duration
 	budgetPatience time.Duration
+	longGrace      time.Duration
 	surgeTimeout   func(*corev1.Pod) time.Duration
 	// servingSince is set before the first worker starts.
 	servingSince time.Time
@@ -184,6 +192,7 @@ type Controller struct {
 	blocked  blockedTally
 	failures failures
 	down     downPods
+	pins     pins
 }
 
 // New creates a controller and registers its handlers and indexes; the informers must not run yet.
@@ -197,7 +206,7 @@ func New(config Config) (*Controller, error) {
 	c := &Controller{
 		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, selection: config.Selection,
 		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
-		budgetPatience: config.DaemonSetBudgetPatience, surgeTimeout: config.SurgeTimeout,
+		budgetPatience: config.DaemonSetBudgetPatience, longGrace: config.LongGrace, surgeTimeout: config.SurgeTimeout,
 		budgetLister:     config.HostInformers.Policy().V1().PodDisruptionBudgets().Lister(),
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
 		maintenanceLister: maintenances.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), nodeLister: nodes.Lister(),
@@ -216,6 +225,7 @@ func New(config Config) (*Controller, error) {
 		completed: newCompleted(),
 		failures:  failures{all: map[types.NamespacedName]failing{}},
 		down:      downPods{known: map[string]knownDown{}},
+		pins:      pins{known: map[types.NamespacedName]knownPin{}},
 		departed:  departed{uids: map[types.UID]struct{}{}},
 		blocked:   blockedTally{reasons: map[types.NamespacedName]string{}},
 	}

@@ -70,6 +70,8 @@ type situation struct {
 	// budgetPatience is how long the budget of a DaemonSet pod may allow no disruption before the
 	// pod is kept.
 	budgetPatience time.Duration
+	// longGrace is how long a terminating pod may be stopping before it is reported as blocked.
+	longGrace time.Duration
 	// standoff explains why the budget allows no disruption, if maintenances are the cause;
 	// otherwise nil.
 	standoff *eviction.Blocker

@@ -101,7 +101,7 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 				now: start.Add(tc.at), evacuation: tc.evacuation, pod: tc.pod,
 				podType: maintenancev1alpha1.PodTypeDefault, servingSince: start.Add(-time.Hour),
 				completedTTL: DefaultCompletedTTL, startDeadline: DefaultEvacuatorStartDeadline,
-				surgeTimeout: DefaultSurgeTimeout, budgetPatience: DefaultBudgetPatience,
+				surgeTimeout: DefaultSurgeTimeout, budgetPatience: DefaultBudgetPatience, longGrace: DefaultLongGrace,
 			}
 			if tc.mod != nil {
 				tc.mod(&s)

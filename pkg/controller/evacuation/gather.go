@@ -38,7 +38,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 		evacuation:   evacuation,
 		eviction:     c.evictions.State(keyOf(evacuation)),
 		servingSince: c.servingSince, completedTTL: c.completedTTL, startDeadline: c.startDeadline,
-		surgeTimeout: DefaultSurgeTimeout, budgetPatience: c.budgetPatience,
+		surgeTimeout: DefaultSurgeTimeout, budgetPatience: c.budgetPatience, longGrace: c.longGrace,
 		now: c.clock.Now(),
 	}
 	s.failure = c.failures.of(keyOf(evacuation), s.now)
@@ -63,7 +63,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 	if evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment {
 		s.surgeTimeout = c.surgeTimeout(pod)
 	}
-	s.standoff = c.standoff(pod, s.eviction, s.now)
+	s.standoff = c.standoff(ctx, pod, s.eviction, s.now)
 	if node == nil || !waitsForDrain(evacuation.Status.ActiveEvacuatorClass) && !isDeadButHeld(evacuation) {
 		return s, nil
 	}

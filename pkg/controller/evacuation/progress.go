@@ -32,7 +32,7 @@ func (d *decision) decideProgress(s situation) {
 	if d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment {
 		if at := surgePendingAt(s, deadline); s.now.Before(at) {
 			d.wakeAt(at)
-			d.clearBlocked(s)
+			d.unlessUnreachable(s)
 		} else {
 			d.setBlocked(s, d.surgePending(deadline))
 		}
@@ -41,10 +41,10 @@ func (d *decision) decideProgress(s situation) {
 	quiet := d.quietAt(s, deadline)
 	switch {
 	case !deadline.runs:
-		d.clearBlocked(s)
+		d.unlessUnreachable(s)
 	case s.now.Before(quiet):
 		d.wakeAt(quiet)
-		d.clearBlocked(s)
+		d.unlessUnreachable(s)
 	default:
 		d.setBlocked(s, d.notProgressing(s, deadline))
 	}

@@ -46,6 +46,9 @@ type budgetFacts struct {
 	// down are its pods that are not ready and are on, or nominated for, a cordoned node that
 	// maintenances hold. They are sorted by name.
 	down []downPod
+	// unscheduled are its pods that the scheduler has found no node for. Where they can run is only
+	// read if the budget is in question.
+	unscheduled []types.NamespacedName
 }
 
 type downPod struct {
@@ -53,6 +56,9 @@ type downPod struct {
 	node string
 	// holders are the maintenances that hold the node.
 	holders []string
+	// pinned: the pod is on no node, and this one is the first of the cordoned nodes that it is
+	// limited to.
+	pinned bool
 }
 
 // rival is another pod that waits for a budget, on the node of a pod that is down.
@@ -90,7 +96,11 @@ func explainStandoff(pod types.NamespacedName, holders []string, budget budgetFa
 	}
 	var named []string
 	for _, d := range budget.down[:min(3, len(budget.down))] {
-		named = append(named, fmt.Sprintf("%s on node %s", d.pod.Name, d.node))
+		where := "on node"
+		if d.pinned {
+			where = "which can only run on node"
+		}
+		named = append(named, fmt.Sprintf("%s %s %s", d.pod.Name, where, d.node))
 	}
 	if more := len(budget.down) - len(named); more > 0 {
 		named = append(named, fmt.Sprintf("and %d more", more))
@@ -99,8 +109,8 @@ func explainStandoff(pod types.NamespacedName, holders []string, budget budgetFa
 		Reason: maintenancev1alpha1.ReasonBudgetPodsCordoned,
 		Message: fmt.Sprintf("PodDisruptionBudget %s allows no disruption because pods of it are not ready "+
 			"on nodes that are under maintenance: %s. It opens when they are ready elsewhere: complete the maintenance "+
-			"of one of these nodes, or delete these pods if they may start on another node.",
-			budget.name.Name, strings.Join(named, ", ")),
+			"of one of these nodes, or delete these pods if they may start on another node.%s",
+			budget.name.Name, strings.Join(named, ", "), releaseAlone(budget.down)),
 	}
 }
 

@@ -82,9 +82,16 @@ func (c *tableConvertor) ConvertToTable(_ context.Context, object, tableOptions 
 func (c *tableConvertor) row(evacuation *maintenance.Evacuation) metav1.TableRow {
 	status := evacuation.Status
 	blockedReason, message := "", status.Message
-	if condition := apimeta.FindStatusCondition(status.Conditions, maintenance.ConditionBlocked); condition != nil && condition.Status == metav1.ConditionTrue {
-		// The blocker is more important than the active evacuator, and its message has a remedy.
-		blockedReason, message = condition.Reason, condition.Message
+	if condition := apimeta.FindStatusCondition(status.Conditions, maintenance.ConditionBlocked); condition != nil {
+		switch {
+		case condition.Status == metav1.ConditionTrue:
+			// The blocker is more important than the active evacuator, and its message has a
+			// remedy.
+			blockedReason, message = condition.Reason, condition.Message
+		case condition.Reason == maintenance.ReasonPodStopping:
+			// The active evacuator has nothing left to do.
+			message = condition.Message
+		}
 	}
 	return metav1.TableRow{
 		Cells: []any{

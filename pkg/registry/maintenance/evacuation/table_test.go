@@ -66,6 +66,17 @@ func TestTable(t *testing.T) {
 			},
 			want: []any{"web-1", "node-7", eviction, "<none>", int64(0), "<none>", "90m", "<none>", "<none>", name},
 		},
+		"one whose pod is stopping, with an evacuator that says something else": {
+			mods: []mod{
+				created, active("first.example.com"), message("copying"), condition("Blocked", "PodStopping"),
+				func(e *maintenance.Evacuation) {
+					e.Status.Conditions[0].Status, e.Status.Conditions[0].Message = metav1.ConditionFalse, "The pod is stopping"
+				},
+			},
+			want: []any{
+				"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "The pod is stopping", "<none>", name,
+			},
+		},
 		"one that is expected to end": {
 			mods: []mod{created, active("first.example.com"), func(e *maintenance.Evacuation) {
 				e.Status.ExpectedEvacuationFinishTime = ptr.To(before(-2 * time.Minute))

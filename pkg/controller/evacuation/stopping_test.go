@@ -1,0 +1,125 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/eviction"
+)
+
+func TestDecideStopping(t *testing.T) {
+	const stopping, long = "not: PodStopping", "LongGracePeriod"
+	unreachable := func(s *situation) { s.nodeUnreachable = true }
+	runDecide(t, map[string]decideTest{
+		"a pod that has just been told to stop costs no write": {
+			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(time.Hour)), at: 2 * time.Second,
+			want: outcome{Active: evict, Policy: allow, Wake: 5 * time.Second},
+		},
+		"a pod that is stopping says until when": {
+			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(time.Hour)), at: time.Minute,
+			want: outcome{Active: evict, Policy: allow, Blocked: stopping, Wake: time.Hour + 30*time.Second},
+			says: "The pod is stopping until " + start.Add(time.Hour).Format(time.RFC3339),
+		},
+		"a pod that leaves by scale-down says so in the condition, and its evacuator keeps the message": {
+			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(0, "scaled down")),
+			pod:        newPod(stoppingFor(20 * time.Minute)), at: time.Minute,
+			want: outcome{Active: classA, Policy: allow, Blocked: stopping, Wake: 20*time.Minute + 30*time.Second},
+			says: "scaled down",
+		},
+		"the longest grace period that is not blocked, at its end": {
+			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(DefaultLongGrace)), at: DefaultLongGrace,
+			want: outcome{Active: evict, Policy: allow, Blocked: stopping, Wake: DefaultLongGrace + 30*time.Second},
+		},
+		"a longer grace period, before it is long": {
+			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(365 * 24 * time.Hour)), at: time.Hour,
+			want: outcome{Active: evict, Policy: allow, Blocked: stopping, Wake: DefaultLongGrace},
+		},
+		"a longer grace period, when it is long": {
+			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(365 * 24 * time.Hour)), at: DefaultLongGrace,
+			want: outcome{
+				Active: evict, Policy: allow, Blocked: long, Wake: 365*24*time.Hour + 30*time.Second, Events: EventBlocked,
+			},
+		},
+		"a node without a heartbeat comes first within the grace period": {
+			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(2 * time.Hour)), at: time.Second, mod: unreachable,
+			want: outcome{Active: evict, Policy: allow, Blocked: "NodeUnreachable", Events: EventBlocked},
+		},
+		"a node without a heartbeat comes first although an evacuator is active": {
+			evacuation: newEvacuation(withEvacuators(classA), active(classA)), pod: newPod(), at: time.Minute, mod: unreachable,
+			want: outcome{
+				Active: classA, Policy: allow, Blocked: "NodeUnreachable", Wake: 2*time.Minute + 30*time.Second, Events: EventBlocked,
+			},
+		},
+		"a pod that waits for its turn says so": {
+			evacuation: newEvacuation(active(evict)), pod: newPod(), at: time.Minute,
+			mod:  func(s *situation) { s.eviction = eviction.State{Known: true, Message: "The pod waits."} },
+			want: outcome{Active: evict, Policy: allow, Blocked: "not: PodWaits", Evict: true},
+			says: "The pod waits.",
+		},
+		"a node without a heartbeat is told of a pod that waits for its turn": {
+			evacuation: newEvacuation(active(evict)), pod: newPod(), at: time.Minute,
+			mod: func(s *situation) {
+				s.nodeUnreachable, s.eviction = true, eviction.State{Known: true, Message: "The pod waits."}
+			},
+			want: outcome{Active: evict, Policy: allow, Blocked: "NodeUnreachable", Evict: true, Events: EventBlocked},
+		},
+		"the pod is gone, which ends the stopping": {
+			evacuation: newEvacuation(active(evict), wasStopping), at: time.Minute,
+			want: outcome{
+				Active: evict, Policy: allow, Complete: "PodDeleted", Blocked: "not: NotBlocked", Wake: 6 * time.Minute,
+			},
+		},
+	})
+}
+
+// wasStopping gives the Evacuation the condition of a pod that was stopping.
+func wasStopping(e *maintenancev1alpha1.Evacuation) {
+	withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodStopping, 0)(e)
+	e.Status.Conditions[len(e.Status.Conditions)-1].Status = "False"
+}
+
+// TestLongGracePeriodNamesPodAndEnd also covers a node that stops responding: the end is in both
+// messages.
+func TestLongGracePeriodNamesPodAndEnd(t *testing.T) {
+	const grace = 24 * time.Hour
+	for name, mod := range map[string]func(*situation){
+		"the kubelet responds":         func(*situation) {},
+		"the kubelet does not respond": func(s *situation) { s.nodeUnreachable = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := situation{
+				now: start.Add(3 * time.Hour), evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(grace)),
+				podType: maintenancev1alpha1.PodTypeDefault, longGrace: DefaultLongGrace,
+			}
+			mod(&s)
+			d := decide(s)
+			got := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+			if want := start.Add(grace).Format(time.RFC3339); !strings.Contains(got, want) {
+				t.Errorf("got %q, want the end %s in it", got, want)
+			}
+			if node := strings.Contains(got, testNode); node != s.nodeUnreachable || strings.Contains(got, podName) == node {
+				t.Errorf("got %q, want it to name the pod, or the node that does not respond", got)
+			}
+		})
+	}
+}
