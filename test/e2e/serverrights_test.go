@@ -75,11 +75,12 @@ var bound = []right{
 
 // unused are the rights that TestRights does not try, with their only use.
 var unused = map[string]string{
-	"delete pods.":                                          "only for an eviction that was interrupted: TestInterruptedEvictionIsFinished",
-	"read persistentvolumeclaims.":                          "only while a pod waits for a volume: TestDaemonSetPodWaitsUntilVolumesAreReleased",
-	"read persistentvolumes.":                               "as persistentvolumeclaims",
-	"patch events.events.k8s.io":                            "only for an event that repeats: client-go",
-	"patch flowschemas/status.flowcontrol.apiserver.k8s.io": "only for a schema without its level",
+	"delete pods.":                 "only for an eviction that was interrupted: TestInterruptedEvictionIsFinished",
+	"read persistentvolumeclaims.": "only while a pod waits for a volume: TestDaemonSetPodWaitsUntilVolumesAreReleased",
+	"read jobs.batch":              "only for the preview of a drain of pods of Jobs",
+	"read persistentvolumes.":      "as persistentvolumeclaims",
+	"patch events.events.k8s.io":   "only for an event that repeats: client-go",
+	"patch flowschemas/status.flowcontrol.apiserver.k8s.io":                 "only for a schema without its level",
 	"patch prioritylevelconfigurations/status.flowcontrol.apiserver.k8s.io": "only for a level that changes",
 }
 

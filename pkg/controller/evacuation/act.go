@@ -51,6 +51,7 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	if d.evict {
 		c.evictions.Add(eviction.Request{
 			Evacuation: key, Pod: evacuation.Spec.PodRef.Name, UID: evacuation.Spec.PodRef.UID,
+			ReplacedFirst:   isEvacuator(evacuation, maintenancev1alpha1.EvacuatorClassDeployment),
 			FailedEvictions: evacuation.Status.FailedEvictionCounter, Blocker: blockerOf(&evacuation.Status),
 		})
 	}

@@ -79,9 +79,12 @@ func (c *Controller) sendBadDeletionCost(pod *corev1.Pod, value string) {
 }
 
 // sendEvicted tells the owner of a pod, which will soon be deleted, why it was evicted. It needs no
-// status write.
-func (c *Controller) sendEvicted(pod *corev1.Pod) {
-	note := "The pod is evicted, as its disruption budget allows."
+// status write. protected is whether a budget selects the pod.
+func (c *Controller) sendEvicted(pod *corev1.Pod, protected bool) {
+	note := "The pod is evicted. No disruption budget selects it."
+	if protected {
+		note = "The pod is evicted, as its disruption budget allows."
+	}
 	// The event is also correct without the maintenance.
 	if nm, err := c.asker(pod); err == nil && nm != nil {
 		note += protocol.LeavesFor(protocol.Mention(nm))

@@ -57,7 +57,7 @@ func isDeadButHeld(evacuation *maintenancev1alpha1.Evacuation) bool {
 }
 
 // decideHeld makes sure that foreign finalizers do not keep the pod on its node: if a maintenance
-// still asks the pod to leave, the pod is evicted as its budget allows, and the message names the
+// still asks the pod to leave, the pod is evicted within its budget, and the message names the
 // finalizers. Otherwise nothing is done and the pod stays.
 func (d *decision) decideHeld(s situation, holders []string) {
 	d.countFailedEvictions(s)
@@ -82,7 +82,7 @@ func held(s situation, evict bool, holders []string) *eviction.Blocker {
 	b.Message = fmt.Sprintf("The Evacuation is being deleted and is held by the finalizers %s, "+
 		"while a NodeMaintenance still asks the pod to leave. No evacuator works on it.", names)
 	if evict {
-		b.Message += " The server evicts the pod as its disruption budget allows."
+		b.Message += " The server evicts the pod, within its disruption budget if it has one."
 	}
 	b.Message += " Remove these finalizers or repair the controllers that set them."
 	if evict && s.eviction.Blocker != nil {

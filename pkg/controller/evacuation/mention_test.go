@@ -24,6 +24,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
@@ -90,19 +91,25 @@ func TestMention(t *testing.T) {
 }
 
 func TestEventOfAnEvictionNamesTheMaintenance(t *testing.T) {
+	const unprotected = "Normal Evicted The pod is evicted. No disruption budget selects it."
 	for name, tt := range map[string]struct {
-		asked bool
-		want  string
+		asked, protected bool
+		want             string
 	}{
-		"a maintenance targets the pod": {
-			asked: true, want: "Normal Evicted The pod is evicted, as its disruption budget allows." + mentioned,
+		"a maintenance targets the pod":  {asked: true, want: unprotected + mentioned},
+		"no maintenance targets the pod": {want: unprotected},
+		"a budget selects the pod": {
+			protected: true, want: "Normal Evicted The pod is evicted, as its disruption budget allows.",
 		},
-		"no maintenance targets the pod": {want: "Normal Evicted The pod is evicted, as its disruption budget allows."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				node := newNode(corev1.ConditionTrue)
-				w := newWorld(t, 0, newEvacuation(withEvacuators(classA), active(classA)), newPod(), node)
+				objects := []runtime.Object{newPod(), node}
+				if tt.protected {
+					objects = append(objects, newBudget("1", 1))
+				}
+				w := newWorld(t, 0, newEvacuation(withEvacuators(classA), active(classA)), objects...)
 				if tt.asked {
 					w.must(w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
 				}

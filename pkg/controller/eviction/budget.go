@@ -142,12 +142,12 @@ func (q *Queue) applyBudget(namespace, name string, budget *policyv1.PodDisrupti
 	}
 }
 
-// explain says why a budget lets a pod not go and what can be done. steady says that its pods have
-// been as they are for a while.
-func explain(budget *policyv1.PodDisruptionBudget, ready, steady bool) *Blocker {
+// explain says why a budget lets a pod not go and what can be done. owner is what the pod belongs
+// to; steady says that the budget's pods have been as they are for a while.
+func explain(budget *policyv1.PodDisruptionBudget, owner pdb.Owner, ready, steady bool) *Blocker {
 	refusal, held := pdb.HeldByUnhealthy(budget, ready, steady)
 	if !held {
-		refusal = pdb.Explain(budget)
+		refusal = pdb.Explain(budget, owner)
 	}
 	b := Blocker(refusal)
 	return &b

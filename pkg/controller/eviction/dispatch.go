@@ -234,7 +234,7 @@ func (q *Queue) send(ctx context.Context, c call) {
 		a = q.reread(ctx, it, a)
 	}
 	if a.verdict == verdictAccepted && pod != nil {
-		q.evicted(pod)
+		q.evicted(pod, c.budgetVersion != "")
 	}
 
 	q.mu.Lock()

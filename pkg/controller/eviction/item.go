@@ -20,6 +20,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"haulout.dev/haulout/pkg/controller/deletioncost"
@@ -56,6 +57,8 @@ type item struct {
 	notReady bool
 	cost     int32
 	created  time.Time
+	// owner is what the pod belongs to: the remedies for a closed budget depend on it.
+	owner pdb.Owner
 	// badCost is the malformed deletion cost that has been told of; "" if none was.
 	badCost string
 	// tried is the number of the item's last try among those of the queue; 0 if it has not been
@@ -104,6 +107,9 @@ type item struct {
 func (it *item) read(pod *corev1.Pod) (badCost string) {
 	it.created = pod.CreationTimestamp.Time
 	it.notReady = !pdb.IsReady(pod)
+	if it.owner = pdb.OwnerOf(metav1.GetControllerOfNoCopy(pod)); it.ReplacedFirst {
+		it.owner = pdb.OwnerDeployment
+	}
 	var ok bool
 	if it.cost, ok = deletioncost.Of(pod); ok {
 		return ""

@@ -49,6 +49,9 @@ type Request struct {
 	// Pod and UID identify the pod.
 	Pod string
 	UID types.UID
+	// ReplacedFirst: the evacuator of Deployments is among those of the Evacuation, so the owner of
+	// the pod's Deployment may have the pod replaced before it leaves.
+	ReplacedFirst bool
 	// FailedEvictions is the counter from which to go on.
 	FailedEvictions int32
 	// Blocker is what is known to have blocked the pod before, so that a restart does not forget it
@@ -105,9 +108,10 @@ type Config struct {
 	BadDeletionCost func(pod *corev1.Pod, value string)
 	// InFlight takes in the evictions in flight; nil keeps them for the queue alone.
 	InFlight *inflight.Evictions
-	// Evicted is called with the pod, as it was before, when its eviction was accepted. The call
-	// that evicted the pod counts as in flight until it returns. Nil is not called.
-	Evicted func(pod *corev1.Pod)
+	// Evicted is called with the pod, as it was before, when its eviction was accepted; protected
+	// is whether a budget selects it. The call that evicted the pod counts as in flight until it
+	// returns. Nil is not called.
+	Evicted func(pod *corev1.Pod, protected bool)
 }
 
 // Policy is how evictions are sent. All of it has options of the server.
@@ -141,7 +145,7 @@ type Queue struct {
 	changed func(types.NamespacedName)
 	wanted  func(Request) bool
 	badCost func(pod *corev1.Pod, value string)
-	evicted func(pod *corev1.Pod)
+	evicted func(pod *corev1.Pod, protected bool)
 	// underway are the evictions in flight, for others to read.
 	underway *inflight.Evictions
 	synced   []cache.InformerSynced
@@ -209,7 +213,7 @@ func New(cfg Config) (*Queue, error) {
 		cfg.InFlight = &inflight.Evictions{}
 	}
 	if cfg.Evicted == nil {
-		cfg.Evicted = func(*corev1.Pod) {}
+		cfg.Evicted = func(*corev1.Pod, bool) {}
 	}
 	registerMetrics()
 	q := &Queue{

@@ -93,7 +93,7 @@ func (q *Queue) blockerOf(it *item, now time.Time) *Blocker {
 	if !wasStarved && now.Before(starvedAt(it, l)) {
 		return nil
 	}
-	why := explain(l.budget, !it.notReady, now.Sub(l.steadySince) >= steadyAfter)
+	why := explain(l.budget, it.owner, !it.notReady, now.Sub(l.steadySince) >= steadyAfter)
 	if wasStarved && (it.blocker.Reason == why.Reason || now.Before(starvedAt(it, l))) {
 		return it.blocker
 	}

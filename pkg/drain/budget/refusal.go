@@ -49,8 +49,9 @@ func hasTooManyDisruptedPods(budget *policyv1.PodDisruptionBudget) bool {
 	return budget.Status.DisruptionsAllowed < 0 || len(budget.Status.DisruptedPods) > maxDisruptedPods
 }
 
-// Explain returns why a budget allows no disruption now.
-func Explain(budget *policyv1.PodDisruptionBudget) Refusal {
+// Explain returns why a budget allows no disruption now, and what helps a pod with the given kind
+// of owner. All texts about a closed budget come from here.
+func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 	status := budget.Status
 	if message, failed := SyncFailure(budget); failed {
 		return Refusal{
@@ -64,14 +65,18 @@ func Explain(budget *policyv1.PodDisruptionBudget) Refusal {
 			budget.Name, status.DisruptionsAllowed, len(status.DisruptedPods)))
 	}
 	refusal := Refusal{Reason: maintenancev1alpha1.ReasonPodDisruptionBudget}
-	if !IsCurrent(budget) {
-		refusal.Message = fmt.Sprintf("PodDisruptionBudget %s has changed and its status has not been computed since. Check that the disruption controller runs.",
-			budget.Name)
-		return refusal
-	}
 	if CountsNone(budget) {
 		refusal.Message = fmt.Sprintf("PodDisruptionBudget %s allows no disruption: its pods have no controller, from which it would know how many there must be. "+
 			"Give it a number as minAvailable, or delete the pod by hand.", budget.Name)
+		return refusal
+	}
+	if why, never := NeverAllows(budget); never {
+		refusal.Message = fmt.Sprintf("PodDisruptionBudget %s never allows an eviction (%s). %s", budget.Name, why, owner.remedy())
+		return refusal
+	}
+	if !IsCurrent(budget) {
+		refusal.Message = fmt.Sprintf("PodDisruptionBudget %s has changed and its status has not been computed since. Check that the disruption controller runs.",
+			budget.Name)
 		return refusal
 	}
 	refusal.Message = fmt.Sprintf("PodDisruptionBudget %s allows no disruption: %d of %d pods are healthy and %d must be. "+
@@ -85,7 +90,7 @@ func Explain(budget *policyv1.PodDisruptionBudget) Refusal {
 // missing pods has not changed for a while: between two steps of a drain a budget looks the same,
 // except that no eviction takes it below the desired number.
 func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (Refusal, bool) {
-	refusal, status := Explain(budget), budget.Status
+	refusal, status := Explain(budget, OwnerNone), budget.Status
 	unhealthy := status.ExpectedPods - status.CurrentHealthy
 	if refusal.Reason != maintenancev1alpha1.ReasonPodDisruptionBudget || !IsCurrent(budget) || unhealthy <= 0 {
 		return Refusal{}, false
@@ -98,7 +103,14 @@ func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (
 		return Refusal{}, false
 	}
 	advice := "Get them ready."
-	if policy := budget.Spec.UnhealthyPodEvictionPolicy; policy == nil || *policy != policyv1.AlwaysAllow {
+	policy := budget.Spec.UnhealthyPodEvictionPolicy
+	why, never := NeverAllows(budget)
+	switch {
+	case never && !ready:
+		// Ready pods would not open this budget.
+		advice = fmt.Sprintf("Set unhealthyPodEvictionPolicy to AlwaysAllow in the budget, which allows the eviction of pods that are not ready. "+
+			"It never allows the eviction of a pod that is (%s).", why)
+	case policy == nil || *policy != policyv1.AlwaysAllow:
 		advice = "Get them ready, or set unhealthyPodEvictionPolicy to AlwaysAllow in the budget, which allows the eviction of pods that are not ready."
 	}
 	return Refusal{

@@ -19,16 +19,19 @@ package forecast
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	pdb "haulout.dev/haulout/pkg/drain/budget"
 	"haulout.dev/haulout/pkg/drain/forecast/preflight"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/drain/surge"
 )
 
 const (
@@ -79,11 +82,13 @@ type trouble struct {
 	uses  map[*policyv1.PodDisruptionBudget]*budgetUse
 	// unprotected are the pods that no budget protects, by their owner.
 	unprotected map[string][]*leavingPod
+	// ofJobs are the pods of Jobs.
+	ofJobs map[types.NamespacedName][]*leavingPod
 }
 
 func newTrouble(d *decision, check *preflight.Check) *trouble {
 	return &trouble{decision: d, check: check, found: map[kind]*blocker{}, uses: map[*policyv1.PodDisruptionBudget]*budgetUse{},
-		unprotected: map[string][]*leavingPod{}}
+		unprotected: map[string][]*leavingPod{}, ofJobs: map[types.NamespacedName][]*leavingPod{}}
 }
 
 // of returns the blocker of a kind, which is created on first use.
@@ -107,6 +112,10 @@ func (t *trouble) of(effect maintenancev1alpha1.PreviewEffect, reason string, bu
 
 // look adds the pod to the blockers that affect it.
 func (t *trouble) look(pod *leavingPod, on *nodeState) {
+	if pod.Nominated {
+		t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonPodNominated).add(pod)
+		return
+	}
 	if on.unreachable {
 		t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonNodeUnreachable).add(pod, pod.Node)
 	}
@@ -126,6 +135,10 @@ func (t *trouble) look(pod *leavingPod, on *nodeState) {
 	if len(pod.Classes) == 0 {
 		t.of(maintenancev1alpha1.PreviewEffectNever, maintenancev1alpha1.ReasonNoEvacuator).add(pod)
 	}
+	if name, ok := pod.JobOf(); ok {
+		job := types.NamespacedName{Namespace: pod.Namespace, Name: name}
+		t.ofJobs[job] = append(t.ofJobs[job], pod)
+	}
 	findings, uses := t.check.Look(pod.Pod.Pod)
 	if uses == nil && len(findings) == 0 {
 		t.addUnprotected(pod)
@@ -143,6 +156,9 @@ func (t *trouble) look(pod *leavingPod, on *nodeState) {
 			t.uses[uses] = &budgetUse{budget: uses, byWave: map[int]int{}}
 		}
 		t.uses[uses].add(pod)
+		if t.isPinned(pod) {
+			t.uses[uses].pinned = append(t.uses[uses].pinned, pod)
+		}
 	}
 }
 
@@ -165,24 +181,35 @@ func (t *trouble) addFinding(pod *leavingPod, f *preflight.Finding) {
 		b.Message = refusal.Message
 		b.add(pod)
 	case preflight.BudgetNeverAllows:
-		refusal := pdb.Explain(f.Budgets[0])
-		b := t.of(maintenancev1alpha1.PreviewEffectNever, refusal.Reason, f.Budgets...)
-		if b.Message == "" {
-			b.Message = refusal.Message
-			if refusal.Reason == maintenancev1alpha1.ReasonPodDisruptionBudget {
-				b.Message = fmt.Sprintf("PodDisruptionBudget %s never allows an eviction (%s). Change the budget, or delete its pods by hand.",
-					f.Budgets[0].Name, f.Why)
-			}
-			if !f.Refusal.IsZero() {
-				b.Message += fmt.Sprintf(" They are not replaced first (Deployment %s %s).", pod.Deployment, f.Refusal)
-			}
-		}
-		b.add(pod)
+		t.addNever(pod, f)
 	case preflight.ReplacedFirst:
 		t.addReplaced(pod, f.Budgets[0], "allows no eviction as it is ("+f.Why+")")
 	case preflight.LeftRunning:
 		// Such a pod is in no wave.
 	}
+}
+
+// addNever adds a pod whose budget never allows an eviction. An operator may move the pod's role to
+// another pod, after which the budget allows it.
+func (t *trouble) addNever(pod *leavingPod, f *preflight.Finding) {
+	owner, effect := pdb.OwnerOf(pod.Owner), maintenancev1alpha1.PreviewEffectNever
+	if owner.IsOperator() {
+		effect = maintenancev1alpha1.PreviewEffectNotNow
+	}
+	refusal := f.Refusal
+	if pod.Surge != nil && !surge.IsAlways(pod.Surge.Deployment.Annotations) {
+		// Only the budget is in the way of a replacement, and the remedy names the annotation.
+		owner, refusal = pdb.OwnerDeployment, surge.Refusal{}
+	}
+	why := pdb.Explain(f.Budgets[0], owner)
+	b := t.of(effect, why.Reason, f.Budgets...)
+	if b.Message == "" {
+		b.Message = why.Message
+		if !refusal.IsZero() {
+			b.Message += fmt.Sprintf(" They are not replaced first (Deployment %s %s).", pod.Deployment, refusal)
+		}
+	}
+	b.add(pod)
 }
 
 // addReplaced adds a pod that leaves when its replacement is available, although its budget allows
@@ -194,12 +221,30 @@ func (t *trouble) addReplaced(pod *leavingPod, budget *policyv1.PodDisruptionBud
 	b.add(pod)
 }
 
+// addJobs adds the pods of Jobs that fail for good when their pods are evicted. It counts the pods
+// of all waves: a Job that cannot end before its next pod has to leave is rare, and its owner is
+// told.
+func (t *trouble) addJobs() {
+	byName := func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) }
+	for _, name := range slices.SortedFunc(maps.Keys(t.ofJobs), byName) {
+		pods := t.ofJobs[name]
+		job := t.Owners.Job(name.Namespace, name.Name)
+		if job == nil || !preflight.FailsJob(job, int32(len(pods))) {
+			continue
+		}
+		for _, pod := range pods {
+			t.of(maintenancev1alpha1.PreviewEffectLost, maintenancev1alpha1.ReasonJobFails).add(pod, name.String())
+		}
+	}
+}
+
 // all returns the blockers, the worst first.
 func (t *trouble) all() []*blocker {
 	for _, use := range t.uses {
 		t.addUse(use)
 	}
 	t.addTurns()
+	t.addJobs()
 	all := make([]*blocker, 0, len(t.found))
 	for _, b := range t.found {
 		b.explain()
@@ -246,6 +291,12 @@ func (b *blocker) explain() {
 		b.Message = "The grace period of the pods has ended and they have not stopped. Check their containers and the kubelets of their nodes."
 	case maintenancev1alpha1.ReasonNoController:
 		b.Message = "No controller owns the pods, so nothing recreates them after they have left."
+	case maintenancev1alpha1.ReasonJobFails:
+		b.Message = fmt.Sprintf("An evicted pod counts as failed, and these Jobs allow no more failures, so they fail for good: %s. "+
+			"Wait until they have ended, raise their backoffLimit, or have their podFailurePolicy ignore the condition DisruptionTarget.", b.named())
+	case maintenancev1alpha1.ReasonPodNominated:
+		b.Message = "The pods are not bound to these nodes and only nominated for them. They are not evicted, and lose nothing: " +
+			"the drain waits until the scheduler drops the nomination or binds them to other nodes."
 	case maintenancev1alpha1.ReasonPodFinalizer:
 		b.Message = fmt.Sprintf("The pods remain after they have stopped until their finalizers are removed: %s.", b.named())
 		if b.Effect == maintenancev1alpha1.PreviewEffectNotNow {

@@ -24,8 +24,10 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
@@ -309,13 +311,138 @@ func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
 				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: test.web},
 				pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
 			}.preview(t)
-			want := "PodDisruptionBudget web never allows an eviction (maxUnavailable 0). Change the budget, or " +
-				"delete its pods by hand. " + test.want
+			want := "PodDisruptionBudget web never allows an eviction (maxUnavailable 0). Change the budget, take the node " +
+				"out of the maintenance, which narrows its selector, or delete the pod by hand. " + test.want
 			if got := out.Blockers[0].Message; got != want {
 				t.Errorf("got  %q\nwant %q", got, want)
 			}
 			if got := out.Waves[0].Evacuators; len(got) != 1 || got[0].EvacuatorClass != evictionClass {
 				t.Errorf("evacuators are %+v", got)
+			}
+		})
+	}
+}
+
+// TestPodsTiedToTheirNodes covers pods with local volumes: no replacement makes room in their
+// budget.
+func TestPodsTiedToTheirNodes(t *testing.T) {
+	claiming := func(name string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) {
+			p.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{
+				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: name},
+			}}}
+		}
+	}
+	members := append(pods(1, "db", "n1", claiming("data-0")), pod("db-2", "db", "n2", claiming("data-1")))
+	for name, test := range map[string]struct {
+		allowed int32
+		pinned  []string
+		want    []string
+	}{
+		"more than the budget allows":    {1, []string{"data-0", "data-1"}, []string{"Never BudgetPodsCordoned: 2 db(1)"}},
+		"as many as the budget allows":   {2, []string{"data-0", "data-1"}, nil},
+		"one, the other can be replaced": {1, []string{"data-0"}, []string{"Delayed PodDisruptionBudget: 2 db(1) in 2 rounds"}},
+		"none":                           {1, nil, []string{"Delayed PodDisruptionBudget: 2 db(1) in 2 rounds"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := scene{pods: members, pinned: test.pinned, budgets: []policyv1.PodDisruptionBudget{budget("db", "db", test.allowed)}}.preview(t)
+			if got := troubles(out); !slices.Equal(got, test.want) {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestPodsTiedByTheirNodeSelector covers pods such as those of a storage system that uses disks of
+// hosts: they need no claim.
+func TestPodsTiedByTheirNodeSelector(t *testing.T) {
+	tied := func(host string) func(*corev1.Pod) {
+		return func(p *corev1.Pod) { p.Spec.NodeSelector = map[string]string{corev1.LabelHostname: host} }
+	}
+	labelled := func(n *corev1.Node) { n.Labels = map[string]string{corev1.LabelHostname: n.Name} }
+	out := scene{
+		nodes:   []*corev1.Node{node("n1", labelled), node("n2", labelled)},
+		pods:    []*corev1.Pod{pod("osd-0", "osd", "n1", tied("n1")), pod("osd-1", "osd", "n2", tied("n2"))},
+		budgets: []policyv1.PodDisruptionBudget{budget("osd", "osd", 1)},
+	}.preview(t)
+	if got, want := troubles(out), []string{"Never BudgetPodsCordoned: 2 osd(1)"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestPodsThatAreLostWithTheirJob covers Jobs that fail for good when a pod is evicted.
+func TestPodsThatAreLostWithTheirJob(t *testing.T) {
+	ofJob := ownedBy("batch/v1", "Job", "backup")
+	job := func(limit, failed int32) owners {
+		return owners{job: &batchv1.Job{Spec: batchv1.JobSpec{BackoffLimit: &limit}, Status: batchv1.JobStatus{Failed: failed}}}
+	}
+	for name, test := range map[string]struct {
+		scene scene
+		want  []string
+	}{
+		"a Job that allows no failure": {
+			scene: scene{pods: pods(1, "backup", "n1", ofJob), owners: job(0, 0)}, want: []string{"Lost JobFails: 1"},
+		},
+		"a Job whose pods together are too many failures": {
+			scene: scene{pods: pods(3, "backup", "n1", ofJob), owners: job(2, 0)}, want: []string{"Lost JobFails: 3"},
+		},
+		"a Job with failures left":          {scene: scene{pods: pods(2, "backup", "n1", ofJob), owners: job(6, 4)}},
+		"a Job that does not exist":         {scene: scene{pods: pods(1, "backup", "n1", ofJob)}},
+		"a Job of another group":            {scene: scene{pods: pods(1, "backup", "n1", ownedBy("batch.example.com/v1", "Job", "backup")), owners: job(0, 0)}},
+		"a pod of a Job that stops already": {scene: scene{pods: pods(1, "backup", "n1", ofJob, goneBy(-time.Minute)), owners: job(0, 0)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := troubles(test.scene.preview(t)); !slices.Equal(got, test.want) {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+// TestNominatedPodsAreWaitedFor covers pods that are not on the node: they are neither evicted nor
+// lost.
+func TestNominatedPodsAreWaitedFor(t *testing.T) {
+	out := scene{pods: append(pods(1, "gated", "n1", bare, nominated), pod("web-1", "web", "n1"))}.preview(t)
+	if got, want := troubles(out), []string{"NotNow PodNominated: 1"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	for _, e := range out.Waves[0].Evacuators {
+		if e.PodCount != 1 {
+			t.Errorf("got %d pods for evacuator %q, want 1: the nominated pod has none", e.PodCount, e.EvacuatorClass)
+		}
+	}
+}
+
+// TestRemedyOfABudgetThatNeverAllows covers who owns the pods: the remedy must be true of them.
+func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
+	ofOperator := func(p *corev1.Pod) {
+		p.OwnerReferences = []metav1.OwnerReference{{
+			APIVersion: "postgresql.cnpg.io/v1", Kind: "Cluster", Name: "pg", UID: "pg", Controller: ptr.To(true),
+		}}
+	}
+	for name, test := range map[string]struct {
+		scene   scene
+		effect  maintenancev1alpha1.PreviewEffect
+		says    string
+		mustNot string
+	}{
+		"a Deployment that would be scaled up but for its budget": {
+			scene: scene{
+				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: func(*appsv1.Deployment) {}},
+				pods: pods(2, "web", "n1"),
+			},
+			effect: maintenancev1alpha1.PreviewEffectNever, says: "maintenance.haulout.dev/surge: Always", mustNot: "They are not replaced first",
+		},
+		"an operator, which may move the role of the pod": {
+			scene:  scene{pods: pods(1, "web", "n1", ofOperator)},
+			effect: maintenancev1alpha1.PreviewEffectNotNow, says: "Cluster pg owns the pod", mustNot: "or delete",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			test.scene.budgets = []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)}
+			got := test.scene.preview(t).Blockers[0]
+			if got.Effect != test.effect || !strings.Contains(got.Message, test.says) || strings.Contains(got.Message, test.mustNot) {
+				t.Errorf("got %s %q, want %s with %q and without %q", got.Effect, got.Message, test.effect, test.says, test.mustNot)
 			}
 		})
 	}

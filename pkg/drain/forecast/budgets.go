@@ -24,6 +24,7 @@ import (
 	"strings"
 
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	pdb "haulout.dev/haulout/pkg/drain/budget"
@@ -40,6 +41,8 @@ type budgetUse struct {
 	byWave map[int]int
 	// unready is the number of pods that are not ready and are nevertheless protected.
 	unready int
+	// pinned are the pods that can start again only on nodes that are held.
+	pinned []*leavingPod
 }
 
 func (u *budgetUse) add(pod *leavingPod) {
@@ -97,6 +100,10 @@ func (t *trouble) addUse(u *budgetUse) {
 		b.Message, b.pods = refusal.Message, u.pods
 		return
 	}
+	if len(u.pinned) > allowed {
+		t.addPinned(u, allowed)
+		return
+	}
 	rounds, broken := u.rounds(allowed)
 	if !broken {
 		return
@@ -107,6 +114,29 @@ func (t *trouble) addUse(u *budgetUse) {
 		u.budget.Name, allowed, len(u.pods), rounds)
 }
 
+// addPinned adds the pods of a budget of which only some may be missing, and that do not come back
+// before their nodes are released: the others wait for them until a user acts.
+func (t *trouble) addPinned(u *budgetUse, allowed int) {
+	b := t.of(maintenancev1alpha1.PreviewEffectNever, maintenancev1alpha1.ReasonBudgetPodsCordoned, u.budget)
+	b.pods = u.pinned
+	b.Message = fmt.Sprintf("PodDisruptionBudget %s allows %d of these %d pods at the same time, and their volumes or node selectors tie them to nodes of this maintenance: "+
+		"after %d have left, the others stay until the nodes of those are released. Drain the nodes one after the other, "+
+		"or take a node out of the node selector when it is drained and the work on it is done.", u.budget.Name, allowed, len(u.pinned), allowed)
+}
+
+// isPinned reports whether a pod can start again only on nodes that are held.
+func (t *trouble) isPinned(pod *leavingPod) bool {
+	if pod.Tied {
+		return true
+	}
+	for _, claim := range pod.Claims {
+		if t.Pinned.Has(types.NamespacedName{Namespace: pod.Namespace, Name: claim}) {
+			return true
+		}
+	}
+	return false
+}
+
 // refusal returns why the budget allows no disruption now.
 func (u *budgetUse) refusal() pdb.Refusal {
 	if u.unready > 0 {
@@ -114,13 +144,13 @@ func (u *budgetUse) refusal() pdb.Refusal {
 			return refusal
 		}
 	}
-	return pdb.Explain(u.budget)
+	return pdb.Explain(u.budget, pdb.OwnerNone)
 }
 
 // opensWithOneMore reports whether a budget that allows no eviction now would allow one with one
 // more healthy pod.
 func opensWithOneMore(budget *policyv1.PodDisruptionBudget) bool {
-	if pdb.Allowed(budget) > 0 || !pdb.IsCurrent(budget) || pdb.Explain(budget).Reason != maintenancev1alpha1.ReasonPodDisruptionBudget {
+	if pdb.Allowed(budget) > 0 || !pdb.IsCurrent(budget) || pdb.Explain(budget, pdb.OwnerNone).Reason != maintenancev1alpha1.ReasonPodDisruptionBudget {
 		return false
 	}
 	return budget.Status.CurrentHealthy >= pdb.DesiredHealthy(budget, budget.Status.ExpectedPods+1)

@@ -26,6 +26,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,6 +53,7 @@ type scene struct {
 	namespaces []string
 	evacuators []string
 	owners     owners
+	pinned     []string
 	draining   []Member
 	sharing    []Member
 }
@@ -70,6 +72,10 @@ func (s scene) preview(t *testing.T) *maintenancev1alpha1.NodeMaintenancePreview
 		all = append(all, m.Nodes...)
 	}
 	evacuators := sets.New(s.evacuators...)
+	pinned := sets.New[types.NamespacedName]()
+	for _, claim := range s.pinned {
+		pinned.Insert(types.NamespacedName{Namespace: "shop", Name: claim})
+	}
 	pods := NewPods(all, evacuators, nodeOf)
 	for _, pod := range s.pods {
 		pods.Add([]corev1.Pod{*pod})
@@ -77,7 +83,7 @@ func (s scene) preview(t *testing.T) *maintenancev1alpha1.NodeMaintenancePreview
 	out, err := Decide(t.Context(), &Situation{
 		Subject:  Member{NodeMaintenance: s.subject, Nodes: s.nodes, Refused: sets.New(s.refused...)},
 		Draining: s.draining, Sharing: s.sharing, Pods: pods, Budgets: s.budgets,
-		TerminatingNamespaces: sets.New(s.namespaces...), Owners: s.owners, Evacuators: evacuators,
+		TerminatingNamespaces: sets.New(s.namespaces...), Owners: s.owners, Evacuators: evacuators, Pinned: pinned,
 		UnprotectedAllAtOnce: s.allAtOnce, Now: now,
 	})
 	if err != nil {
@@ -275,6 +281,8 @@ type owners struct {
 	rs, agent bool
 	// web changes the Deployment.
 	web func(*appsv1.Deployment)
+	// job is the Job of all names; nil if there is none.
+	job *batchv1.Job
 }
 
 func recreating(d *appsv1.Deployment) { d.Spec.Strategy.Type = appsv1.RecreateDeploymentStrategyType }
@@ -321,6 +329,8 @@ func (o owners) Surge(namespace, name string) *surge.Candidate {
 	d, _ := o.Deployment(context.Background(), namespace, name)
 	return &surge.Candidate{Deployment: d}
 }
+
+func (o owners) Job(string, string) *batchv1.Job { return o.job }
 
 func (o owners) DaemonSet(_ context.Context, _, name string) (*appsv1.DaemonSet, error) {
 	if !o.agent {

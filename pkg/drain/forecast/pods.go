@@ -184,6 +184,19 @@ func (p *Pods) sort() {
 	}
 }
 
+// Claims returns the volume claims of all pods.
+func (p *Pods) Claims() sets.Set[types.NamespacedName] {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	claims := sets.New[types.NamespacedName]()
+	for i := range p.all {
+		for _, name := range p.all[i].Claims {
+			claims.Insert(types.NamespacedName{Namespace: p.all[i].Namespace, Name: name})
+		}
+	}
+	return claims
+}
+
 // planned returns the pods of a node for the planner: all pods that are not kept running.
 func (p *Pods) planned(name string) []drainplan.Pod {
 	pods := p.on(name)

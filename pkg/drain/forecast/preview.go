@@ -34,6 +34,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -105,6 +106,9 @@ type Situation struct {
 	TerminatingNamespaces sets.Set[string]
 	// Owners finds the owners of the pods, and the objects that surges depend on.
 	Owners preflight.Owners
+	// Pinned are the volume claims whose volumes can only be used on nodes that this maintenance
+	// would hold or that are cordoned.
+	Pinned sets.Set[types.NamespacedName]
 	// Evacuators are the classes of the enabled built-in evacuators.
 	Evacuators sets.Set[string]
 	// UnprotectedAllAtOnce: pods that no budget protects are evicted at the same time, not in turns

@@ -84,9 +84,12 @@ func (d *decision) sortPods(ctx context.Context) error {
 			if w == nil {
 				continue
 			}
-			handling, err := preflight.HandlingOf(ctx, &pod.Pod, d.Evacuators, d.Owners)
-			if err != nil {
-				return err
+			var handling preflight.Handling
+			if !pod.Nominated {
+				var err error
+				if handling, err = preflight.HandlingOf(ctx, &pod.Pod, d.Evacuators, d.Owners); err != nil {
+					return err
+				}
 			}
 			leaving := &leavingPod{Pod: pod, wave: w, Handling: handling}
 			w.add(leaving, targets)

@@ -289,10 +289,28 @@ func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*co
 	if s.TerminatingNamespaces, err = p.reader.TerminatingNamespaces(ctx); err != nil {
 		return err
 	}
+	if s.Pinned, err = p.reader.PinnedClaims(ctx, s.Pods.Claims(), freeNodes(s, nodes)); err != nil {
+		return err
+	}
 	owners := survey.NewOwnerNames(p.evacuators)
 	s.Pods.Owners(owners.Add)
 	s.Owners, err = p.reader.Owners(ctx, owners, nodes)
 	return err
+}
+
+// freeNodes returns the nodes that pods may start on while the maintenance holds its nodes.
+func freeNodes(s *forecast.Situation, nodes []*corev1.Node) []*corev1.Node {
+	held := sets.New[string]()
+	for _, n := range s.Subject.Allowed() {
+		held.Insert(n.Name)
+	}
+	var free []*corev1.Node
+	for _, n := range nodes {
+		if !n.Spec.Unschedulable && !held.Has(n.Name) {
+			free = append(free, n)
+		}
+	}
+	return free
 }
 
 // touchedNodes returns the nodes that the maintenances drain or would drain.

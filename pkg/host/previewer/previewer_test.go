@@ -238,7 +238,7 @@ func TestPreview(t *testing.T) {
 	if got, want := names(out), []string{"blue-1/a", "blue-2/b", "blue-2/c"}; !slices.Equal(got, want) {
 		t.Errorf("pods are %q, want %q", got, want)
 	}
-	if len(out.Blockers) != 1 || out.Blockers[0].PodCount != 2 || !out.Timestamp.Time.Equal(now) || out.NodeCount != 2 {
+	if len(out.Blockers) != 2 || out.Blockers[0].PodCount != 2 || out.Blockers[1].Reason != maintenancev1alpha1.ReasonPodNominated || !out.Timestamp.Time.Equal(now) || out.NodeCount != 2 {
 		t.Errorf("got %+v", out)
 	}
 	want := []string{"list namespaces", "list nodes", "list poddisruptionbudgets", "list pods"}

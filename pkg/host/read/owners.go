@@ -24,6 +24,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,12 +40,13 @@ import (
 type OwnerNames struct {
 	evacuators              sets.Set[string]
 	replicaSets, daemonSets sets.Set[types.NamespacedName]
+	jobs                    sets.Set[types.NamespacedName]
 }
 
-// NewOwnerNames returns an empty set. It only collects owners whose built-in evacuators are
-// enabled.
+// NewOwnerNames returns an empty set. It only collects Jobs, and owners whose built-in evacuators
+// are enabled.
 func NewOwnerNames(builtIn sets.Set[string]) *OwnerNames {
-	return &OwnerNames{evacuators: builtIn, replicaSets: sets.New[types.NamespacedName](), daemonSets: sets.New[types.NamespacedName]()}
+	return &OwnerNames{evacuators: builtIn, replicaSets: sets.New[types.NamespacedName](), daemonSets: sets.New[types.NamespacedName](), jobs: sets.New[types.NamespacedName]()}
 }
 
 // Add adds the owner of a pod.
@@ -55,6 +57,8 @@ func (n *OwnerNames) Add(namespace string, owner *metav1.OwnerReference) {
 		n.replicaSets.Insert(name)
 	case owner.Kind == "DaemonSet" && n.evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet):
 		n.daemonSets.Insert(name)
+	case owner.Kind == "Job" && owner.APIVersion == batchv1.SchemeGroupVersion.String():
+		n.jobs.Insert(name)
 	}
 }
 
@@ -64,6 +68,7 @@ type Owners struct {
 	replicaSets map[types.NamespacedName]*appsv1.ReplicaSet
 	deployments map[types.NamespacedName]*appsv1.Deployment
 	daemonSets  map[types.NamespacedName]*appsv1.DaemonSet
+	jobs        map[types.NamespacedName]*batchv1.Job
 	nodes       map[string]*corev1.Node
 	// autoscalers are grouped by the Deployment that they scale, and sorted by name.
 	autoscalers map[types.NamespacedName][]*autoscalingv2.HorizontalPodAutoscaler
@@ -131,7 +136,34 @@ func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.N
 			return &appsv1.DaemonSet{ObjectMeta: identity(full), Spec: appsv1.DaemonSetSpec{Selector: full.Spec.Selector}}
 		},
 	})
+	if err != nil {
+		return nil, err
+	}
+	o.jobs, err = r.jobs(ctx, names.jobs)
 	return o, err
+}
+
+// jobs reads Jobs: how many failures they allow and have had.
+func (r Reader) jobs(ctx context.Context, names sets.Set[types.NamespacedName]) (map[types.NamespacedName]*batchv1.Job, error) {
+	batch := r.Client.BatchV1()
+	return owners(ctx, r, names, ownerKind[batchv1.Job]{
+		get: func(ctx context.Context, n types.NamespacedName) (*batchv1.Job, error) {
+			return batch.Jobs(n.Namespace).Get(ctx, n.Name, metav1.GetOptions{})
+		},
+		list: func(ctx context.Context, namespace string, options metav1.ListOptions) ([]batchv1.Job, string, error) {
+			list, err := batch.Jobs(namespace).List(ctx, options)
+			return itemsOf(list, err, func(l *batchv1.JobList) []batchv1.Job { return l.Items })
+		},
+		strip: func(full *batchv1.Job) *batchv1.Job {
+			return &batchv1.Job{
+				ObjectMeta: identity(full),
+				Spec: batchv1.JobSpec{
+					BackoffLimit: full.Spec.BackoffLimit, BackoffLimitPerIndex: full.Spec.BackoffLimitPerIndex, PodFailurePolicy: full.Spec.PodFailurePolicy,
+				},
+				Status: batchv1.JobStatus{Failed: full.Status.Failed},
+			}
+		},
+	})
 }
 
 // surges reads the objects other than Deployments that surges depend on.
@@ -209,6 +241,11 @@ func (o *Owners) Surge(namespace, name string) *surge.Candidate {
 		}
 	}
 	return c
+}
+
+// Job implements preflight.Owners.
+func (o *Owners) Job(namespace, name string) *batchv1.Job {
+	return o.jobs[types.NamespacedName{Namespace: namespace, Name: name}]
 }
 
 // DaemonSet implements evacuators.Owners.

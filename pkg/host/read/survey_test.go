@@ -26,6 +26,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -254,6 +255,32 @@ func TestSurges(t *testing.T) {
 		if _, err := (Reader{Client: failing}).Owners(t.Context(), names, nil); err == nil {
 			t.Errorf("%s that cannot be read are no error", resource)
 		}
+	}
+}
+
+// TestJobsAreRead keeps of Jobs what decides whether they fail for good.
+func TestJobsAreRead(t *testing.T) {
+	job := &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "backup"},
+		Spec:       batchv1.JobSpec{BackoffLimit: new(int32(3))}, Status: batchv1.JobStatus{Failed: 2, Succeeded: 1},
+	}
+	names := NewOwnerNames(nil)
+	names.Add("ns", &metav1.OwnerReference{APIVersion: "batch/v1", Kind: "Job", Name: "backup"})
+	names.Add("ns", &metav1.OwnerReference{APIVersion: "batch/v1", Kind: "Job", Name: "gone"})
+	names.Add("ns", &metav1.OwnerReference{APIVersion: "batch.example.com/v1", Kind: "Job", Name: "other"})
+	kube := kubefake.NewClientset(job)
+	owners, err := Reader{Client: kube}.Owners(t.Context(), names, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := owners.Job("ns", "backup"); got == nil || got.Spec.BackoffLimit == nil || *got.Spec.BackoffLimit != 3 || got.Status.Failed != 2 {
+		t.Errorf("got %+v", got)
+	}
+	if got := owners.Job("ns", "gone"); got != nil {
+		t.Errorf("got %+v, want none", got)
+	}
+	if n := calls(kube)["get jobs"]; n != 2 {
+		t.Errorf("%d Jobs were read, want 2", n)
 	}
 }
 

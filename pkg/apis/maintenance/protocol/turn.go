@@ -91,7 +91,7 @@ func FirstTurn(evacuators []maintenance.Evacuator) (class, account string) {
 // for people; programs do not read it.
 func TurnMessage(class, account string) string {
 	if class == maintenancev1alpha1.EvacuatorClassEviction {
-		return "The pod is up for eviction, as its disruption budget allows: " + account + "."
+		return "The pod is up for eviction, within its disruption budget if it has one: " + account + "."
 	}
 	return "Evacuator " + class + " is active: " + account + "."
 }

@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"slices"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -35,6 +36,8 @@ type Owners interface {
 	protocol.Owners
 	// Surge returns the Deployment, or nil if it does not exist.
 	Surge(namespace, deployment string) *surge.Candidate
+	// Job returns the Job, or nil if it does not exist.
+	Job(namespace, name string) *batchv1.Job
 }
 
 // Handling describes which evacuators remove a pod.

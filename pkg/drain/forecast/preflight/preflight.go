@@ -80,6 +80,13 @@ type Pod struct {
 	// Restarts: the pod's restart policy is Always, so it is a service and does not run to
 	// completion.
 	Restarts bool
+	// Claims are the names of its volume claims.
+	Claims []string
+	// Tied: its node selector names the node, so it cannot start on another one.
+	Tied bool
+	// Nominated: the pod is not bound to the node, and only nominated for it. A drain does not
+	// evict it, and waits until the scheduler drops the nomination or binds the pod elsewhere.
+	Nominated bool
 	// Ready: the pod counts as healthy for budgets.
 	Ready bool
 	// GoneBy is when a terminating pod should be gone; zero for other pods.
@@ -104,12 +111,30 @@ func PodOf(pod *corev1.Pod, node *corev1.Node, builtIn sets.Set[string]) (Pod, b
 		Annotations: annotationsOf(pod),
 		Held:        planned.Type == maintenancev1alpha1.PodTypeDefault && pdb.Holds(pod),
 		Restarts:    pod.Spec.RestartPolicy == corev1.RestartPolicyAlways,
+		Claims:      claimsOf(pod),
+		Tied:        isTied(pod, node),
+		Nominated:   pod.Spec.NodeName == "",
 		Ready:       pdb.IsReady(pod),
 	}
 	if pod.DeletionTimestamp != nil {
 		p.GoneBy = pod.DeletionTimestamp.Time
 	}
 	return p, true
+}
+
+func isTied(pod *corev1.Pod, node *corev1.Node) bool {
+	host := pod.Spec.NodeSelector[corev1.LabelHostname]
+	return host != "" && host == node.Labels[corev1.LabelHostname]
+}
+
+func claimsOf(pod *corev1.Pod) []string {
+	var claims []string
+	for i := range pod.Spec.Volumes {
+		if claim := pod.Spec.Volumes[i].PersistentVolumeClaim; claim != nil {
+			claims = append(claims, claim.ClaimName)
+		}
+	}
+	return claims
 }
 
 func annotationsOf(pod *corev1.Pod) map[string]string {

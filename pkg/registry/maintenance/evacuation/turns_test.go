@@ -213,7 +213,7 @@ func TestFirstMessageNamesTheMaintenance(t *testing.T) {
 	}{
 		"of a pod that the eviction comes to first": {
 			user: server,
-			want: "The pod is up for eviction, as its disruption budget allows: it has no evacuator. The pod " +
+			want: "The pod is up for eviction, within its disruption budget if it has one: it has no evacuator. The pod " +
 				"leaves for " + mention + ".",
 		},
 		"of a pod with an evacuator": {
@@ -222,7 +222,7 @@ func TestFirstMessageNamesTheMaintenance(t *testing.T) {
 				".",
 		},
 		"but not if another client says so": {
-			user: ann, want: "The pod is up for eviction, as its disruption budget allows: it has no evacuator.",
+			user: ann, want: "The pod is up for eviction, within its disruption budget if it has one: it has no evacuator.",
 		},
 	}
 	for desc, tt := range tests {

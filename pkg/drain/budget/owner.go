@@ -1,0 +1,96 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package budget
+
+import (
+	"fmt"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Owner is what a pod belongs to, as far as the remedies for a budget that never allows an eviction
+// depend on it. The zero value is a pod without a controller.
+type Owner struct {
+	kind ownerKind
+	// name is the kind and name of a controller that is not built into Kubernetes.
+	name string
+}
+
+type ownerKind int
+
+const (
+	ownerNone ownerKind = iota
+	// ownerDeployment: a Deployment can replace the pod before it leaves.
+	ownerDeployment
+	// ownerBuiltIn: another controller of Kubernetes recreates the pod after it has left.
+	ownerBuiltIn
+	// ownerOperator: another program owns the pod and may give it a role, such as the primary of a
+	// database.
+	ownerOperator
+)
+
+var (
+	// OwnerNone is the owner of a pod without a controller.
+	OwnerNone = Owner{}
+	// OwnerDeployment is the owner of a pod that its Deployment can replace before it leaves.
+	OwnerDeployment = Owner{kind: ownerDeployment}
+	// OwnerBuiltIn is the owner of a pod of another controller of Kubernetes, or of a Deployment
+	// that does not replace its pods first.
+	OwnerBuiltIn = Owner{kind: ownerBuiltIn}
+)
+
+// builtIn are the groups of the controllers of Kubernetes that own pods, by their kinds.
+var builtIn = map[string][]string{
+	"":      {"ReplicationController", "Node"},
+	"apps":  {"ReplicaSet", "StatefulSet", "DaemonSet"},
+	"batch": {"Job"},
+}
+
+// OwnerOf returns the owner of a pod with the given controller, which is nil if it has none. The
+// caller knows whether a Deployment replaces the pod, see OwnerDeployment.
+func OwnerOf(controller *metav1.OwnerReference) Owner {
+	if controller == nil {
+		return OwnerNone
+	}
+	version, err := schema.ParseGroupVersion(controller.APIVersion)
+	if err != nil || !slices.Contains(builtIn[version.Group], controller.Kind) {
+		return Owner{kind: ownerOperator, name: controller.Kind + " " + controller.Name}
+	}
+	return OwnerBuiltIn
+}
+
+// IsOperator reports whether a controller that is not built into Kubernetes owns the pod. It may
+// move the pod's role to another pod on its own, which changes what the budget allows.
+func (o Owner) IsOperator() bool { return o.kind == ownerOperator }
+
+// remedy returns what helps against a budget that never allows an eviction, in sentences.
+func (o Owner) remedy() string {
+	const narrow = "take the node out of the maintenance, which narrows its selector"
+	switch o.kind {
+	case ownerDeployment:
+		return fmt.Sprintf("The owner of the app can change the budget, or set the annotation %s: %s on the Deployment: unless an autoscaler scales it, "+
+			"its pods are then replaced before they leave. Or %s.", maintenancev1alpha1.AnnotationSurge, maintenancev1alpha1.SurgeAlways, narrow)
+	case ownerOperator:
+		return fmt.Sprintf("%s owns the pod: its operator may give the pod's role to another pod, which opens the budget. "+
+			"If it does not, ask its owner, or %s. Do not delete the pod by hand.", o.name, narrow)
+	}
+	return fmt.Sprintf("Change the budget, %s, or delete the pod by hand.", narrow)
+}

@@ -1,0 +1,83 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package budget
+
+import (
+	"strings"
+	"testing"
+
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestExplain covers budgets that allow no disruption: healthy pods open only some of them.
+func TestExplain(t *testing.T) {
+	const opens = "The pod goes when more of its kind are healthy"
+	type modifiers = []func(*policyv1.PodDisruptionBudget)
+	for name, test := range map[string]struct {
+		budget modifiers
+		says   string
+		// opens: the text says that healthy pods open the budget.
+		opens bool
+	}{
+		"maxUnavailable 0":                   {budget: modifiers{maxUnavailable("0"), computed(1, 1, 0)}, says: "never allows an eviction (maxUnavailable 0)."},
+		"maxUnavailable 0, not computed yet": {budget: modifiers{maxUnavailable("0")}, says: "never allows an eviction"},
+		"minAvailable 100%":                  {budget: modifiers{minAvailable("100%"), computed(3, 3, 0), healthy(2)}, says: "never allows an eviction (minAvailable 100%)."},
+		"minAvailable of all pods":           {budget: modifiers{minAvailable("1"), computed(1, 1, 0)}, says: "never allows an eviction (minAvailable 1 of 1 pods)."},
+		"maxUnavailable 1 that is used up":   {budget: modifiers{maxUnavailable("1"), computed(3, 2, 0)}, says: "2 of 3 pods are healthy and 2 must be", opens: true},
+		"pods that have no controller":       {budget: modifiers{maxUnavailable("1"), computed(0, 0, 0), healthy(2)}, says: "its pods have no controller"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := Explain(budget("web", test.budget...), OwnerNone).Message
+			if !strings.Contains(got, test.says) || strings.Contains(got, opens) != test.opens {
+				t.Errorf("got %q, want %q in it; it says that healthy pods open the budget: want %v", got, test.says, test.opens)
+			}
+		})
+	}
+}
+
+// TestRemedies covers what helps against a budget that never allows an eviction.
+func TestRemedies(t *testing.T) {
+	controller := func(apiVersion, kind string) *metav1.OwnerReference {
+		return &metav1.OwnerReference{APIVersion: apiVersion, Kind: kind, Name: "web"}
+	}
+	const annotation, byHand, narrow = "surge: Always", "delete the pod by hand", "narrows its selector"
+	for name, test := range map[string]struct {
+		owner   Owner
+		want    []string
+		mustNot string
+	}{
+		"a Deployment":              {OwnerDeployment, []string{annotation, narrow}, byHand},
+		"no controller":             {OwnerOf(nil), []string{byHand, narrow}, annotation},
+		"a StatefulSet":             {OwnerOf(controller("apps/v1", "StatefulSet")), []string{byHand, narrow}, annotation},
+		"a ReplicationController":   {OwnerOf(controller("v1", "ReplicationController")), []string{byHand, narrow}, annotation},
+		"an operator":               {OwnerOf(controller("postgresql.cnpg.io/v1", "Cluster")), []string{"Cluster web owns the pod", narrow, "Do not " + byHand}, "or " + byHand},
+		"an operator with our kind": {OwnerOf(controller("example.com/v1", "StatefulSet")), []string{"StatefulSet web owns the pod"}, "or " + byHand},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := Explain(budget("web", maxUnavailable("0"), computed(1, 1, 0)), test.owner).Message
+			for _, want := range test.want {
+				if !strings.Contains(got, want) {
+					t.Errorf("got %q, want %q in it", got, want)
+				}
+			}
+			if strings.Contains(got, test.mustNot) {
+				t.Errorf("got %q, do not want %q in it", got, test.mustNot)
+			}
+		})
+	}
+}

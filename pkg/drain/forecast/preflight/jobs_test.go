@@ -1,0 +1,68 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package preflight
+
+import (
+	"testing"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+)
+
+func TestFailsJob(t *testing.T) {
+	onDisruption := func(action batchv1.PodFailurePolicyAction) *batchv1.PodFailurePolicy {
+		return &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{{
+			Action:          action,
+			OnPodConditions: []batchv1.PodFailurePolicyOnPodConditionsPattern{{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue}},
+		}}}
+	}
+	for name, test := range map[string]struct {
+		spec    batchv1.JobSpec
+		failed  int32
+		evicted int32
+		want    bool
+	}{
+		"a Job that allows no failure":           {spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](0)}, evicted: 1, want: true},
+		"a Job with a failure left":              {spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](2)}, failed: 1, evicted: 1},
+		"a Job whose failures are used up":       {spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](2)}, failed: 2, evicted: 1, want: true},
+		"a Job of which several pods have to go": {spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](2)}, evicted: 3, want: true},
+		"a Job that ignores disruptions": {
+			spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](0), PodFailurePolicy: onDisruption(batchv1.PodFailurePolicyActionIgnore)}, evicted: 1,
+		},
+		"a Job that fails on disruptions": {
+			spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](9), PodFailurePolicy: onDisruption(batchv1.PodFailurePolicyActionFailJob)}, evicted: 1, want: true,
+		},
+		"a Job that counts disruptions": {
+			spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](0), PodFailurePolicy: onDisruption(batchv1.PodFailurePolicyActionCount)}, evicted: 1, want: true,
+		},
+		"a Job that allows no failure of an index": {
+			spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](100), BackoffLimitPerIndex: ptr.To[int32](0)}, evicted: 1, want: true,
+		},
+		"a Job that allows failures of each index": {
+			spec: batchv1.JobSpec{BackoffLimit: ptr.To[int32](0), BackoffLimitPerIndex: ptr.To[int32](1)}, evicted: 1,
+		},
+		"a Job without defaults": {evicted: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			job := &batchv1.Job{Spec: test.spec, Status: batchv1.JobStatus{Failed: test.failed}}
+			if got := FailsJob(job, test.evicted); got != test.want {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,60 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package read
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+)
+
+func TestPinnedClaims(t *testing.T) {
+	volume := func(name string, nodes ...string) *corev1.PersistentVolume {
+		v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if len(nodes) > 0 {
+			v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: nodes}},
+			}}}}
+		}
+		return v
+	}
+	claim := func(name, volume string) *corev1.PersistentVolumeClaim {
+		return &corev1.PersistentVolumeClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: volume},
+		}
+	}
+	kube := kubefake.NewClientset(
+		volume("local", "held"), volume("zonal", "held", "free"), volume("network"),
+		claim("local", "local"), claim("zonal", "zonal"), claim("network", "network"), claim("unbound", ""), claim("lost", "lost"),
+	)
+	claims := sets.New[types.NamespacedName]()
+	for _, name := range []string{"local", "zonal", "network", "unbound", "lost", "unknown"} {
+		claims.Insert(types.NamespacedName{Namespace: "ns", Name: name})
+	}
+	free := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "free", Labels: map[string]string{corev1.LabelHostname: "free"}}}
+	got, err := Reader{Client: kube}.PinnedClaims(t.Context(), claims, []*corev1.Node{free})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := sets.New(types.NamespacedName{Namespace: "ns", Name: "local"}); !got.Equal(want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
