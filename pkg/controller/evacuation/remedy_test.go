@@ -1,0 +1,61 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package evacuation
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// TestRemedyOfABudgetThatNeverAllows covers what the condition Blocked advises: the annotation only
+// where the evacuator of Deployments can replace the pod.
+func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
+	const annotation = maintenancev1alpha1.AnnotationSurge + ": " + maintenancev1alpha1.SurgeAlways
+	for name, tt := range map[string]struct {
+		evacuators []string
+		want       bool
+	}{
+		"a pod of a Deployment that can be scaled up": {[]string{maintenancev1alpha1.EvacuatorClassDeployment}, true},
+		"a pod of another controller":                 {nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				budget := budgetOf("web")
+				budget.Spec.MinAvailable, budget.Spec.MaxUnavailable = nil, ptr.To(intstr.FromInt32(0))
+				budget.Status.CurrentHealthy, budget.Status.DesiredHealthy, budget.Status.ExpectedPods = 1, 1, 1
+				w := newWorld(t, 0, newEvacuation(withEvacuators(tt.evacuators...), active(evict)), newPod(labelled("web")),
+					newNode(corev1.ConditionTrue), budget)
+				w.host.answer(refuse)
+				w.until("the budget blocks the pod", time.Second,
+					hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
+				got := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+				if !strings.Contains(got, "never allows an eviction (maxUnavailable 0)") || strings.Contains(got, annotation) != tt.want {
+					t.Errorf("got message %q, want that it never allows one, and %q in it: %v", got, annotation, tt.want)
+				}
+			})
+		})
+	}
+}
