@@ -81,6 +81,9 @@ func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *a
 		return c.Type == autoscalingv2.AbleToScale && c.Status == corev1.ConditionTrue
 	}):
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which is not able to scale (AbleToScale is not True)", a.Name)}
+	case lacksMetrics(a):
+		// It still scales up to minReplicas, but never down again.
+		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which could not scale it down again (ScalingActive is False)", a.Name)}
 	case neverScalesDown(a):
 		// Its surge could not be reverted: minReplicas is only the lower limit of the autoscaler.
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, "+
@@ -89,6 +92,13 @@ func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *a
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which cannot scale up: maxReplicas is %d", a.Name, a.Spec.MaxReplicas)}
 	}
 	return Refusal{}
+}
+
+// lacksMetrics reports whether an autoscaler cannot compute a replica count.
+func lacksMetrics(a *autoscalingv2.HorizontalPodAutoscaler) bool {
+	return slices.ContainsFunc(a.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
+		return c.Type == autoscalingv2.ScalingActive && c.Status == corev1.ConditionFalse
+	})
 }
 
 func neverScalesDown(a *autoscalingv2.HorizontalPodAutoscaler) bool {

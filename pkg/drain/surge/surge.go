@@ -29,6 +29,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 )
 
 // Replicas returns the desired replicas of a Deployment.
@@ -59,7 +60,8 @@ func AutoscaledTo(d *appsv1.Deployment, a *autoscalingv2.HorizontalPodAutoscaler
 	if a == nil {
 		return Replicas(d)
 	}
-	return max(Replicas(d), a.Status.CurrentReplicas, a.Status.DesiredReplicas)
+	// The autoscaler may not have acted on a minReplicas that was raised just now.
+	return max(Replicas(d), a.Status.CurrentReplicas, a.Status.DesiredReplicas, ptr.Deref(a.Spec.MinReplicas, 1))
 }
 
 // Scales returns the Deployment that an autoscaler scales; false if it scales something else.

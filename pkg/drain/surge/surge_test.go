@@ -239,6 +239,18 @@ func TestRefusals(t *testing.T) {
 			},
 			budget: budget("2", ""), want: "is scaled by HorizontalPodAutoscaler load, which is not able",
 		},
+		"one without metrics": {
+			candidate: candidate{
+				Deployment: web(),
+				Autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
+					a.Status.Conditions = append(a.Status.Conditions, autoscalingv2.HorizontalPodAutoscalerCondition{
+						Type: autoscalingv2.ScalingActive, Status: corev1.ConditionFalse,
+					})
+				})),
+			},
+			budget: budget("2", ""),
+			want:   "is scaled by HorizontalPodAutoscaler load, which could not scale it down again (ScalingActive is False)",
+		},
 		"one that another controller keeps": {
 			candidate: candidate{
 				Deployment: web(),

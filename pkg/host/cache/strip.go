@@ -230,7 +230,7 @@ func stripDeployment(d *appsv1.Deployment) {
 }
 
 // stripAutoscaler keeps the fields that surges depend on: its target, its limits, its scale-down
-// behaviour, the numbers of the status and whether it is able to scale.
+// behaviour, the numbers of the status, and whether it is able to scale and to compute a number.
 func stripAutoscaler(a *autoscalingv2.HorizontalPodAutoscaler) {
 	a.ManagedFields, a.Labels = nil, nil
 	for key := range a.Annotations {
@@ -244,7 +244,7 @@ func stripAutoscaler(a *autoscalingv2.HorizontalPodAutoscaler) {
 	}
 	var kept []autoscalingv2.HorizontalPodAutoscalerCondition
 	for _, c := range a.Status.Conditions {
-		if c.Type == autoscalingv2.AbleToScale {
+		if c.Type == autoscalingv2.AbleToScale || c.Type == autoscalingv2.ScalingActive {
 			kept = append(kept, autoscalingv2.HorizontalPodAutoscalerCondition{Type: c.Type, Status: c.Status})
 		}
 	}

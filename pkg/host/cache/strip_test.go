@@ -142,8 +142,9 @@ func TestStrip(t *testing.T) {
 				Status: autoscalingv2.HorizontalPodAutoscalerStatus{
 					CurrentReplicas: 2, CurrentMetrics: []autoscalingv2.MetricStatus{{}},
 					Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{
-						{Type: autoscalingv2.ScalingActive},
+						{Type: autoscalingv2.ScalingLimited},
 						{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue, Message: "long"},
+						{Type: autoscalingv2.ScalingActive, Status: corev1.ConditionFalse, Message: "long"},
 					},
 				},
 			},
@@ -156,6 +157,7 @@ func TestStrip(t *testing.T) {
 				Status: autoscalingv2.HorizontalPodAutoscalerStatus{CurrentReplicas: 2,
 					Conditions: []autoscalingv2.HorizontalPodAutoscalerCondition{
 						{Type: autoscalingv2.AbleToScale, Status: corev1.ConditionTrue},
+						{Type: autoscalingv2.ScalingActive, Status: corev1.ConditionFalse},
 					}},
 			},
 		},
