@@ -79,6 +79,9 @@ func (w *Witness) brokenTurn(before, e *v1alpha1.Evacuation, consecutive bool) s
 	switch {
 	case to < 0:
 		return handOver + ", which is no evacuator"
+	case to == len(order)-2 && from == to+1 && is.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDeployment:
+		// Its evacuator takes up a turn again that it has declined.
+		return ""
 	case to < from:
 		return handOver + ", which comes before it"
 	case !consecutive:
@@ -184,5 +187,5 @@ var reasons = []string{
 	v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable, v1alpha1.ReasonNoEvacuator, v1alpha1.ReasonRecreated,
 	v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonEvictionError,
 	v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetsHoldEachOther,
-	v1alpha1.ReasonBudgetPodsCordoned, v1alpha1.ReasonLongGracePeriod,
+	v1alpha1.ReasonBudgetPodsCordoned, v1alpha1.ReasonLongGracePeriod, v1alpha1.ReasonReplicaFailure,
 }

@@ -101,6 +101,9 @@ const (
 	// ReasonSurgePending (Blocked): the replacement of the pod is not available after the surge
 	// timeout.
 	ReasonSurgePending = "SurgePending"
+	// ReasonReplicaFailure (Blocked): no pod of the Deployment can be created, so that none could
+	// take the place of this one; the message quotes the error.
+	ReasonReplicaFailure = "ReplicaFailure"
 	// ReasonEvacuationHeld (Blocked): the Evacuation is being deleted, but has a finalizer that
 	// belongs to no instigator; the message names it.
 	ReasonEvacuationHeld = "EvacuationHeld"

@@ -77,22 +77,23 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	if err != nil {
 		return err
 	}
+	controllers, standing, err := d.builtIn(host, own, inFlight)
+	if err != nil {
+		return err
+	}
 	evacuations, err := evacuation.New(evacuation.Config{
 		InFlight: inFlight, Selection: selected,
 		Host: d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder,
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		EvictionPolicy:          d.options.Evictions,
 		SurgeTimeout:            surgeTimeoutOf(host.Apps().V1().Deployments().Lister(), d.evacuators.SurgeTimeout),
+		Standing:                standing,
 		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, LongGrace: d.options.LongGrace,
 	})
 	if err != nil {
 		return fmt.Errorf("create controller %s: %w", evacuation.Name, err)
 	}
 	drains, rights, err := d.drains(host, own, inFlight, selected)
-	if err != nil {
-		return err
-	}
-	controllers, err := d.builtIn(host, own, inFlight)
 	if err != nil {
 		return err
 	}

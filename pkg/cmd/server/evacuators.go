@@ -34,6 +34,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/evacuation"
 	"haulout.dev/haulout/pkg/controller/evacuators/daemonset"
 	"haulout.dev/haulout/pkg/controller/evacuators/deployment"
+	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/drain/surge"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/host/inflight"
@@ -106,17 +107,17 @@ type controller interface {
 }
 
 // builtIn creates the controllers of the enabled built-in evacuators. The one of Deployments also
-// runs while it is disabled, to revert the surges that it may have left.
+// runs while it is disabled, to revert the surges that it may have left. standing returns why a pod
+// that waits for it has to stay.
 func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory, own informers.SharedInformerFactory,
-	inFlight *inflight.Evictions) ([]controller, error) {
-	var controllers []controller
+	inFlight *inflight.Evictions) (controllers []controller, standing func(*corev1.Pod) *eviction.Blocker, err error) {
 	if slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDaemonSet) {
 		c, err := daemonset.New(daemonset.Config{
 			Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Liveness: d.liveness,
 			Recorder: d.recorder, VolumeDetachTimeout: d.evacuators.VolumeDetachTimeout,
 		})
 		if err != nil {
-			return nil, fmt.Errorf("create controller %s: %w", daemonset.Name, err)
+			return nil, nil, fmt.Errorf("create controller %s: %w", daemonset.Name, err)
 		}
 		controllers = append(controllers, c)
 	}
@@ -126,9 +127,15 @@ func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory
 		Off: !slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDeployment),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("create controller %s: %w", deployment.Name, err)
+		return nil, nil, fmt.Errorf("create controller %s: %w", deployment.Name, err)
 	}
-	return append(controllers, c), nil
+	standing = func(pod *corev1.Pod) *eviction.Blocker {
+		if why := c.Standing(pod); why != (deployment.Standing{}) {
+			return &eviction.Blocker{Reason: why.Reason, Message: why.Message}
+		}
+		return nil
+	}
+	return append(controllers, c), standing, nil
 }
 
 func allowedEvacuators() string {

@@ -112,6 +112,9 @@ type Config struct {
 	// before the condition Blocked reports SurgePending. It must not block. Nil means
 	// DefaultSurgeTimeout for all pods.
 	SurgeTimeout func(pod *corev1.Pod) time.Duration
+	// Standing returns why a pod that waits for the evacuator of Deployments must not leave without a
+	// replacement, nil if there is no reason. It must not block. Nil means that there never is one.
+	Standing func(pod *corev1.Pod) *eviction.Blocker
 	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
 	// before the pod is kept on its node; 0 means the default.
 	DaemonSetBudgetPatience time.Duration
@@ -132,6 +135,9 @@ func (c *Config) setDefaults() {
 	}
 	if c.EvictionPolicy == (eviction.Policy{}) {
 		c.EvictionPolicy = eviction.DefaultPolicy()
+	}
+	if c.Standing == nil {
+		c.Standing = func(*corev1.Pod) *eviction.Blocker { return nil }
 	}
 	if c.SurgeTimeout == nil {
 		c.SurgeTimeout = func(*corev1.Pod) time.Duration { return DefaultSurgeTimeout }
@@ -168,6 +174,7 @@ type Controller struct {
 	budgetPatience time.Duration
 	longGrace      time.Duration
 	surgeTimeout   func(*corev1.Pod) time.Duration
+	standing       func(*corev1.Pod) *eviction.Blocker
 	// servingSince is set before the first worker starts.
 	servingSince time.Time
 
@@ -206,7 +213,7 @@ func New(config Config) (*Controller, error) {
 	c := &Controller{
 		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, selection: config.Selection,
 		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
-		budgetPatience: config.DaemonSetBudgetPatience, longGrace: config.LongGrace, surgeTimeout: config.SurgeTimeout,
+		budgetPatience: config.DaemonSetBudgetPatience, longGrace: config.LongGrace, surgeTimeout: config.SurgeTimeout, standing: config.Standing,
 		budgetLister:     config.HostInformers.Policy().V1().PodDisruptionBudgets().Lister(),
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
 		maintenanceLister: maintenances.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), nodeLister: nodes.Lister(),

@@ -67,6 +67,9 @@ type situation struct {
 	// surgeTimeout is how long the evacuator of Deployments may make no progress with this pod
 	// before that is reported as blocked.
 	surgeTimeout time.Duration
+	// standing is why the pod, which waits for the evacuator of Deployments, must not leave without a
+	// replacement; nil if there is no reason.
+	standing *eviction.Blocker
 	// budgetPatience is how long the budget of a DaemonSet pod may allow no disruption before the
 	// pod is kept.
 	budgetPatience time.Duration
@@ -246,7 +249,7 @@ func (d *decision) reasonToGiveUp(s situation) string {
 		return "reported completion, but the pod still exists"
 	}
 	deadline := d.deadline(s)
-	if s.now.Before(deadline.at) {
+	if s.now.Before(deadline.at) || s.standing != nil {
 		return ""
 	}
 	if !deadline.runs {

@@ -61,7 +61,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 	}
 	s.nodeUnreachable = node != nil && controllercache.Readiness(node) == corev1.ConditionUnknown
 	if evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment {
-		s.surgeTimeout = c.surgeTimeout(pod)
+		s.surgeTimeout, s.standing = c.surgeTimeout(pod), c.standing(pod)
 	}
 	s.standoff = c.standoff(ctx, pod, s.eviction, s.now)
 	if node == nil || !waitsForDrain(evacuation.Status.ActiveEvacuatorClass) && !isDeadButHeld(evacuation) {

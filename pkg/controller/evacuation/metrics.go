@@ -71,6 +71,7 @@ var (
 		maintenancev1alpha1.ReasonPodTerminating, maintenancev1alpha1.ReasonPodFinalizer, maintenancev1alpha1.ReasonNodeUnreachable,
 		maintenancev1alpha1.ReasonNoEvacuator, maintenancev1alpha1.ReasonRecreated, maintenancev1alpha1.ReasonEvictionForbidden, maintenancev1alpha1.ReasonEvictionError,
 		maintenancev1alpha1.ReasonEvictionDenied, maintenancev1alpha1.ReasonSurgePending, maintenancev1alpha1.ReasonEvacuationHeld,
+		maintenancev1alpha1.ReasonReplicaFailure,
 		maintenancev1alpha1.ReasonBudgetsHoldEachOther, maintenancev1alpha1.ReasonBudgetPodsCordoned,
 		maintenancev1alpha1.ReasonLongGracePeriod,
 	}

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
 func TestDecideSurgePending(t *testing.T) {
@@ -49,6 +50,16 @@ func TestDecideSurgePending(t *testing.T) {
 			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: 6 * time.Minute,
 			want: outcome{
 				Active: class, Progress: time.Minute, Policy: allow, Blocked: pending, Wake: 31 * time.Minute,
+				Events: EventBlocked,
+			},
+		},
+		"a pod that must not leave without a replacement stays beyond every deadline": {
+			evacuation: surging(reported(time.Minute, "no surge pod can be created")), pod: newPod(), at: 24 * time.Hour,
+			mod: func(s *situation) {
+				s.standing = &eviction.Blocker{Reason: maintenancev1alpha1.ReasonReplicaFailure, Message: "None can be created."}
+			},
+			want: outcome{
+				Active: class, Progress: time.Minute, Policy: allow, Blocked: maintenancev1alpha1.ReasonReplicaFailure,
 				Events: EventBlocked,
 			},
 		},

@@ -30,6 +30,10 @@ import (
 func (d *decision) decideProgress(s situation) {
 	deadline := d.deadline(s)
 	if d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment {
+		if s.standing != nil {
+			d.setBlocked(s, s.standing)
+			return
+		}
 		if at := surgePendingAt(s, deadline); s.now.Before(at) {
 			d.wakeAt(at)
 			d.unlessUnreachable(s)

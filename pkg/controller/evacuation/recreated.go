@@ -28,6 +28,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/drain/surge"
 )
 
 const (
@@ -102,9 +103,13 @@ func recreated(s situation, until time.Time) *eviction.Blocker {
 		}
 		owner = fmt.Sprintf("A pod of %s %s", ref.Kind, ref.Name)
 	}
+	remedy := "Stop what recreates it there."
+	if tolerates := surge.CordonToleration(s.pod); tolerates != "" {
+		remedy = fmt.Sprintf("It %s: remove that toleration where its pods are defined, or stop what recreates it there.", tolerates)
+	}
 	return &eviction.Blocker{
 		Reason: maintenancev1alpha1.ReasonRecreated,
-		Message: fmt.Sprintf("%s has returned to node %s %d times after it was evacuated, the last time at %s. Stop what recreates it there. It is evicted again at %s.",
-			owner, s.pod.Spec.NodeName, s.comebacks, s.pod.CreationTimestamp.UTC().Format(time.RFC3339), until.UTC().Format(time.RFC3339)),
+		Message: fmt.Sprintf("%s has returned to node %s %d times after it was evacuated, the last time at %s. %s It is evicted again at %s.",
+			owner, s.pod.Spec.NodeName, s.comebacks, s.pod.CreationTimestamp.UTC().Format(time.RFC3339), remedy, until.UTC().Format(time.RFC3339)),
 	}
 }

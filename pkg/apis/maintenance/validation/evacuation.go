@@ -203,7 +203,8 @@ func validateConditions(conditions []metav1.Condition, path *field.Path) field.E
 
 // validateHandOver checks that evacuators become active one by one from the highest priority down,
 // the eviction after all others, and that each stays active until it completes or its deadline
-// passes.
+// passes. The evacuator of Deployments may become active again after the eviction that follows it:
+// it has declined, and the reason for that has ended.
 //
 // An evacuator that waits for the drain to reach the pod has no deadline yet: until then the
 // controller keeps writing its activeEvacuatorSince.
@@ -229,6 +230,8 @@ func validateHandOver(evacuation, old *maintenance.Evacuation, turns Turns, path
 	case from < 0 && to != last:
 		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("%s is active and not among spec.evacuators: only %s may follow", oldClass, order[last]))}
 	case from < 0:
+		return nil
+	case class == v1alpha1.EvacuatorClassDeployment && from == last && to == last-1:
 		return nil
 	case to < from:
 		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("must not move back to a higher priority: %s is active", oldClass))}

@@ -108,6 +108,9 @@ var actions = map[string]action{
 	v1alpha1.ReasonSurgePending: {
 		ownerOfApp + ", who can make room for its replacement or correct the image", podsOf,
 	},
+	v1alpha1.ReasonReplicaFailure: {
+		ownerOfApp + ", or the owner of the webhook or policy that the message quotes", podsOf,
+	},
 	v1alpha1.ReasonEvacuatorNotProgressing: {"the operator of the evacuator %[4]s", "kubectl get evacuations -n %s -o wide"},
 	v1alpha1.ReasonEvacuationHeld:          {"the owner of the finalizers that the message names", finalizers},
 	v1alpha1.ReasonPodTerminating:          {operator, "kubectl describe pod -n %s %[2]s"},

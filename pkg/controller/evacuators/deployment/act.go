@@ -33,11 +33,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/drain/surge"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
@@ -112,7 +114,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 	if s.target.autoscaler != nil {
 		object, field = s.target.autoscaler, "minReplicas"
 	}
-	if change.value != nil && s.target.record.isUp() {
+	if change.value != nil && (s.target.record.isUp() || s.target.garbage) {
 		ours, err := c.isOurs(ctx, object, field)
 		if err != nil {
 			return loop.IgnoreNotFound(err)
@@ -238,6 +240,13 @@ func (c *Controller) report(ctx context.Context, now time.Time, r report) error 
 
 func (r *report) writeTo(status *maintenancev1alpha1.EvacuationStatus, now time.Time) {
 	status.Message = wording.Cut(r.message, maxMessage)
+	if r.takesUp {
+		// The API server stamps the beginning of the turn and clears the report of the last one.
+		status.ActiveEvacuatorClass, status.ActiveEvacuatorCompleted = maintenancev1alpha1.EvacuatorClassDeployment, false
+		status.EvacuationProgressTimestamp, status.ExpectedEvacuationFinishTime = nil, nil
+		status.ActiveEvacuatorSince = protocol.Timestamp(now)
+		return
+	}
 	if r.progress {
 		at := metav1.NewTime(now)
 		at = at.Rfc3339Copy()
@@ -247,4 +256,27 @@ func (r *report) writeTo(status *maintenancev1alpha1.EvacuationStatus, now time.
 		status.ExpectedEvacuationFinishTime = r.expected
 	}
 	status.ActiveEvacuatorCompleted = status.ActiveEvacuatorCompleted || r.completed
+}
+
+// syncAutoscaler reverts the surge of an autoscaler whose user has pointed it at something that is no
+// Deployment since. Otherwise nothing would give it its minReplicas back.
+func (c *Controller) syncAutoscaler(ctx context.Context, key types.NamespacedName) error {
+	object, exists, err := c.autoscalers.GetByKey(key.String())
+	if err != nil || !exists {
+		return err
+	}
+	a, ok := object.(*autoscalingv2.HorizontalPodAutoscaler)
+	if !ok {
+		return nil
+	}
+	if _, scales := surge.Scales(a); scales {
+		return nil
+	}
+	r, garbage := readRecord(a, 0)
+	if r == nil && !garbage {
+		return nil
+	}
+	s := situation{now: c.clock.Now(), timeout: c.timeout, target: newTarget(a, ptr.Deref(a.Spec.MinReplicas, 1), r, garbage, 0)}
+	_, err = c.act(ctx, key, s, decide(s))
+	return err
 }

@@ -88,16 +88,20 @@ type Config struct {
 	Off bool
 }
 
-// item is an item of the queue: a Deployment or, to find the Deployment of its pod, an Evacuation.
+// item is an item of the queue: a Deployment; to find the Deployment of its pod, an Evacuation; or an
+// autoscaler with a record that scales something else by now.
 type item struct {
-	isEvacuation bool
+	isEvacuation, isAutoscaler bool
 	types.NamespacedName
 }
 
 // logAs returns the key and the value of an item in the log.
 func (i item) logAs() (key string, value any) {
-	if i.isEvacuation {
+	switch {
+	case i.isEvacuation:
 		return "evacuation", i.NamespacedName
+	case i.isAutoscaler:
+		return "autoscaler", i.NamespacedName
 	}
 	return "deployment", i.NamespacedName
 }
@@ -201,8 +205,11 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 }
 
 func (c *Controller) sync(ctx context.Context, key item) error {
-	if key.isEvacuation {
+	switch {
+	case key.isEvacuation:
 		return c.syncEvacuation(ctx, key.NamespacedName)
+	case key.isAutoscaler:
+		return c.syncAutoscaler(ctx, key.NamespacedName)
 	}
 	return c.syncDeployment(ctx, key.NamespacedName)
 }
@@ -214,6 +221,8 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	}
 	c.known.haveLooked(key, s.now, len(s.pods))
 	d := decide(s)
+	// The reports make the controller of Evacuations ask for it.
+	c.known.stands(key, d.memory.standing)
 	scaled, err := c.act(ctx, key, s, d)
 	if scaled && !(d.idle && err == nil) {
 		// A report that was written must not count as progress a second time.

@@ -22,6 +22,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/controller/deletioncost"
@@ -33,9 +34,9 @@ const (
 	// refuse all changes of a pod.
 	maxCostAttempts = 5
 	costBackoff     = 5 * time.Second
-	// restoreTimeout is the longest time for restoring deletion costs before the surge is reverted
-	// anyway.
-	restoreTimeout = 5 * time.Second
+	// costTimeout is the deadline of one write of a deletion cost, and how long one sync starts such
+	// writes.
+	costTimeout = 5 * time.Second
 	// lowerAfter is how long a surge makes no progress before the waiting pods get the lowest
 	// deletion cost, so that a scale-down by a user deletes them first (KEP-2255), and lowerEvery
 	// is the time between two such writes.
@@ -107,24 +108,23 @@ func (d *decision) lowerWaiting(s situation, leaving []*pod) {
 // writeCosts restores and lowers deletion costs. It is best effort: it records a failure and
 // continues with the other pods.
 func (c *Controller) writeCosts(ctx context.Context, key types.NamespacedName, s situation, d decision) {
-	restoring, cancel := context.WithTimeout(ctx, restoreTimeout)
+	starting, cancel := context.WithTimeout(ctx, costTimeout)
 	defer cancel()
-	restored := 0
-	for _, p := range d.restore {
-		if restoring.Err() != nil && restored > 0 {
-			// There are many; the next sync continues with them.
-			c.queue.AddAfter(item{NamespacedName: key}, 0)
-			break
+	write := func(pods []*corev1.Pod, write func(context.Context, kubernetes.Interface, *corev1.Pod) error) {
+		for _, p := range pods {
+			if starting.Err() != nil {
+				// The next sync continues with the others, which were not tried yet.
+				c.queue.AddAfter(item{NamespacedName: key}, 0)
+				return
+			}
+			call, cancel := context.WithTimeout(ctx, costTimeout)
+			err := write(call, c.host, p)
+			cancel()
+			c.noteCost(ctx, key, s.now, p, err)
 		}
-		err := deletioncost.Restore(restoring, c.host, p)
-		if err == nil {
-			restored++
-		}
-		c.noteCost(ctx, key, s.now, p, err)
 	}
-	for _, p := range d.lower {
-		c.noteCost(ctx, key, s.now, p, deletioncost.Lower(ctx, c.host, p))
-	}
+	write(d.restore, deletioncost.Restore)
+	write(d.lower, deletioncost.Lower)
 }
 
 // noteCost records the result of a write of a pod's deletion cost, and enqueues the Deployment

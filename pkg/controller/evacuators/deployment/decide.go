@@ -81,13 +81,15 @@ type report struct {
 	message    string
 	// progress sets the progress timestamp, completed makes the next evacuator active.
 	progress, completed bool
-	expected            *metav1.Time
+	// takesUp makes this evacuator active again, after it has declined.
+	takesUp  bool
+	expected *metav1.Time
 }
 
 // decide computes the decision about a Deployment; it performs no writes.
 func decide(s situation) decision {
 	d := decision{memory: s.memory}
-	d.memory.known = true
+	d.memory.known, d.memory.standing = true, Standing{}
 	for _, evacuation := range s.orphans {
 		d.reports = append(d.reports, report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment any more."})
 	}
@@ -96,7 +98,7 @@ func decide(s situation) decision {
 	r := s.target.record
 	switch {
 	case s.target.garbage:
-		d.scale = &scaling{}
+		d.scale = &scaling{value: s.target.origin}
 	case r.isUp() && s.target.value != r.To:
 		d.dissolve(s)
 	case s.deployment == nil:
@@ -109,8 +111,10 @@ func decide(s situation) decision {
 		} else {
 			d.start(s)
 		}
+		d.takeUp(s)
+		d.memory.standing = s.standing()
 	}
-	d.idle = len(s.leaving()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil &&
+	d.idle = len(s.leaving()) == 0 && len(s.declined()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil &&
 		len(d.restore) == 0 && !d.retries
 	return d
 }
@@ -140,7 +144,8 @@ func (s *situation) reasonToDecline() string {
 	}
 	switch {
 	case s.target.record.resets() >= maxResets:
-		return fmt.Sprintf("cannot be scaled up: a user or controller has reverted its replicas %d times", s.target.record.resets())
+		return fmt.Sprintf("cannot be scaled up: a user or controller has reverted its replicas %d times (it is tried again without the annotation %s)",
+			s.target.record.resets(), maintenancev1alpha1.AnnotationSurgeRecord)
 	case s.isScaleRefused():
 		return "cannot be scaled up: " + s.refused.text
 	case s.memory.misses >= maxMisses:
@@ -178,7 +183,7 @@ func (d *decision) giveUp(s situation, why string) {
 		if !d.withdraw(s, slices.Concat(leaving, s.handedOver())) {
 			return
 		}
-	} else if s.target.record != nil && len(leaving) == 0 {
+	} else if s.target.record != nil && len(leaving) == 0 && len(s.declined()) == 0 {
 		d.scale = &scaling{}
 	}
 	for _, p := range leaving {
@@ -194,10 +199,10 @@ func (d *decision) giveUp(s situation, why string) {
 func (d *decision) start(s situation) {
 	leaving := s.leaving()
 	if len(leaving) == 0 {
-		if s.target.record != nil {
+		if s.target.record != nil && len(s.declined()) == 0 {
 			d.scale = &scaling{}
 		}
-		d.memory = memory{known: true, warned: d.memory.warned}
+		d.memory = memory{known: true, warned: d.memory.warned, tried: s.stillTried()}
 		return
 	}
 	leaving = d.endTurns(s, d.decline(s, leaving))
@@ -351,6 +356,10 @@ func (s *situation) youngest() *metav1.Time {
 func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	r := s.target.record
 	newcomers := slices.DeleteFunc(slices.Clone(leaving), s.isRecorded)
+	if len(newcomers) < len(leaving) || handed > 0 {
+		// The replacement of a pod that came back would come back as well.
+		newcomers = slices.DeleteFunc(newcomers, isReturned)
+	}
 	wider := *r
 	if len(newcomers) > maxRecorded-len(r.Evacuations) {
 		wider.dropGone(s)
@@ -462,6 +471,7 @@ func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*
 		}
 		spare -= cost
 		d.memory.delivered = s.now
+		d.noteTried(p)
 		d.complete(p, fmt.Sprintf("Another replica is available in its place: Deployment %s is scaled up to %d until the pod has left%s.",
 			s.deployment.Name, s.target.record.To, p.purpose))
 	}

@@ -163,6 +163,12 @@ func (s *situation) whyMissing() string {
 	if failure := replicaFailure(s.deployment); failure != "" {
 		return "no surge pod can be created" + wording.Sentence(failure)
 	}
+	for _, p := range s.created() {
+		if p.evacuation != nil && p.Spec.NodeName != "" {
+			// It has to leave itself, so it is no replacement.
+			return s.explain(p, stepAvailable)
+		}
+	}
 	if a := s.target.autoscaler; a != nil && surge.Replicas(s.deployment) < s.target.record.To {
 		return fmt.Sprintf("HorizontalPodAutoscaler %s has not scaled the Deployment yet.", a.Name)
 	}

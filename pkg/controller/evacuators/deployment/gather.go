@@ -123,11 +123,11 @@ func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAu
 	var onDeployment target
 	if d != nil {
 		r, garbage := readRecord(d, 1)
-		if r == nil && !garbage && known.record != nil && known.record.UID == d.UID {
+		if r == nil && !garbage && known.record.isUp() && known.record.UID == d.UID {
 			// A client has replaced the object without the annotation.
 			r = known.record
 		}
-		onDeployment = target{value: surge.Replicas(d), record: r, garbage: garbage}
+		onDeployment = newTarget(nil, surge.Replicas(d), r, garbage, 1)
 		if r != nil || garbage {
 			return onDeployment
 		}
@@ -135,17 +135,13 @@ func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAu
 	for i, a := range autoscalers {
 		a = newest(a, known.autoscaler)
 		r, garbage := readRecord(a, 0)
-		if r == nil && !garbage && known.record != nil && known.record.UID == a.UID {
+		if r == nil && !garbage && known.record.isUp() && known.record.UID == a.UID {
 			r = known.record
 		}
 		if r == nil && !garbage && i < len(autoscalers)-1 {
 			continue
 		}
-		value := int32(1)
-		if a.Spec.MinReplicas != nil {
-			value = *a.Spec.MinReplicas
-		}
-		return target{autoscaler: a, value: value, record: r, garbage: garbage}
+		return newTarget(a, ptr.Deref(a.Spec.MinReplicas, 1), r, garbage, 0)
 	}
 	return onDeployment
 }
@@ -164,14 +160,13 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 		if err != nil {
 			return err
 		}
-		if isOurs && (len(objects) > 0 || ptr.Deref(set.Spec.Replicas, 1) > 0) {
-			s.activeReplicaSets++
-		}
+		isActive := ptr.Deref(set.Spec.Replicas, 1) > 0
 		for _, object := range objects {
 			p := controllercache.UnpackPod(object)
 			if p == nil || p.Namespace != key.Namespace || p.DeletionTimestamp != nil || !drainplan.IsLive(p) {
 				continue
 			}
+			isActive = true
 			evacuation, err := c.evacuationOf(p)
 			if err != nil {
 				return err
@@ -196,6 +191,9 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 				// The Evacuation was read before: after its withdrawal no eviction is sent.
 				Pod: p, evacuation: evacuation, isEvicting: c.inFlight.Has(p.UID), staysUp: staysUp[p.Spec.NodeName], purpose: purpose, budgets: c.budgetsOf(p),
 			})
+		}
+		if isOurs && isActive {
+			s.activeReplicaSets++
 		}
 	}
 	sort.Slice(s.pods, func(i, j int) bool { return s.pods[i].Name < s.pods[j].Name })
@@ -282,7 +280,7 @@ func (c *Controller) purposeOn(nodeName string) string {
 
 // readClaims reads the volume claims of the template before a surge starts.
 func (c *Controller) readClaims(ctx context.Context, s *situation) error {
-	if s.deployment == nil || s.target.record.isUp() || len(s.leaving()) == 0 {
+	if s.deployment == nil || s.target.record.isUp() || len(s.leaving()) == 0 && len(s.declined()) == 0 {
 		return nil
 	}
 	for _, name := range surge.Claims(s.deployment) {
@@ -310,7 +308,7 @@ func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedNam
 	if err != nil {
 		return err
 	}
-	if !isOurTurn(evacuation) || isComplete(evacuation) {
+	if !isOurTurn(evacuation) && !isDeclined(evacuation) || isComplete(evacuation) {
 		return nil
 	}
 	ref := evacuation.Spec.PodRef
@@ -325,6 +323,9 @@ func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedNam
 	deployment, known := c.deploymentOf(p)
 	if known {
 		c.lookAt(deployment)
+		return nil
+	}
+	if !isOurTurn(evacuation) {
 		return nil
 	}
 	comes, err := c.isOwnerToCome(ctx, p)

@@ -134,7 +134,7 @@ func (c *Controller) evacuationChanged(evacuation *maintenancev1alpha1.Evacuatio
 	if p, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name); err == nil && p.UID == evacuation.Spec.PodRef.UID && c.enqueueOwner(p) {
 		return
 	}
-	if isOurTurn(evacuation) && !isComplete(evacuation) {
+	if (isOurTurn(evacuation) || isDeclined(evacuation)) && !isComplete(evacuation) {
 		c.queue.Add(item{isEvacuation: true, NamespacedName: types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name}})
 	}
 }
@@ -176,7 +176,7 @@ func (c *Controller) podChanged(p *corev1.Pod) {
 		return
 	}
 	// The Evacuation may have been handled before the pod was in the cache.
-	if evacuation, err := c.evacuationOf(p); err == nil && evacuation != nil && isOurTurn(evacuation) {
+	if evacuation, err := c.evacuationOf(p); err == nil && evacuation != nil && (isOurTurn(evacuation) || isDeclined(evacuation)) {
 		c.queue.Add(item{isEvacuation: true, NamespacedName: types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name}})
 	}
 }
@@ -191,6 +191,9 @@ func (c *Controller) deploymentChanged(d *appsv1.Deployment) {
 func (c *Controller) autoscalerChanged(a *autoscalingv2.HorizontalPodAutoscaler) {
 	key, ok := surge.Scales(a)
 	if !ok {
+		if _, recorded := a.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]; recorded {
+			c.queue.Add(item{isAutoscaler: true, NamespacedName: types.NamespacedName{Namespace: a.Namespace, Name: a.Name}})
+		}
 		return
 	}
 	if _, recorded := a.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {

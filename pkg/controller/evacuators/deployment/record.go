@@ -19,6 +19,7 @@ package deployment
 import (
 	"encoding/json"
 
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -66,8 +67,8 @@ func (r *record) resets() int {
 }
 
 // readRecord parses the annotation of an object. garbage reports an invalid annotation: it cannot
-// be parsed, or it was copied from another object. lowest is the lowest possible replica count
-// before a surge.
+// be parsed, or it was copied from another object. It is returned as well if it is one of this object
+// that contradicts itself. lowest is the lowest possible replica count before a surge.
 func readRecord(object metav1.Object, lowest int32) (r *record, garbage bool) {
 	value, ok := object.GetAnnotations()[maintenancev1alpha1.AnnotationSurgeRecord]
 	if !ok {
@@ -78,7 +79,19 @@ func readRecord(object metav1.Object, lowest int32) (r *record, garbage bool) {
 		return nil, true
 	}
 	if r.isUp() && (r.From < lowest || r.To <= r.From || r.Keep < r.From || r.Keep >= r.To || r.Since == nil) || r.To < 0 || r.Gone < 0 || r.Resets < 0 {
-		return nil, true
+		return r, true
 	}
 	return r, false
+}
+
+// newTarget returns the target with a record that was read from its object.
+func newTarget(a *autoscalingv2.HorizontalPodAutoscaler, value int32, r *record, garbage bool, lowest int32) target {
+	t := target{autoscaler: a, value: value, record: r, garbage: garbage}
+	if garbage {
+		t.record = nil
+		if r != nil && r.To == value && r.From != value && r.From >= lowest {
+			t.origin = &r.From
+		}
+	}
+	return t
 }

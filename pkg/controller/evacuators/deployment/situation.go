@@ -27,6 +27,7 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -61,7 +62,8 @@ type situation struct {
 	// orphans are the Evacuations that wait for this evacuator and whose pods belong to a deleted
 	// Deployment of this name.
 	orphans []*maintenancev1alpha1.Evacuation
-	// activeReplicaSets is the number of ReplicaSets that have pods or should have some.
+	// activeReplicaSets is the number of ReplicaSets that should have pods, or have some that are
+	// neither finished nor terminating: what kubelets have evicted stays behind as a failed pod.
 	activeReplicaSets int
 	// oneNodeClaims are the names of the template's volume claims that only one node, or only one
 	// pod, can use at the same time.
@@ -88,8 +90,10 @@ type target struct {
 	value int32
 	// record is the record of the surge; nil if there is none.
 	record *record
-	// garbage: there is an invalid record.
+	// garbage: there is an invalid record. origin is the user's value that it still has, nil if
+	// there is none to restore.
 	garbage bool
+	origin  *int32
 }
 
 // isGoing reports whether the target does not exist or is being deleted.
@@ -130,6 +134,11 @@ type memory struct {
 	goneAt, delivered time.Time
 	// lowered is when the deletion cost of a waiting pod was last lowered.
 	lowered time.Time
+	// tried are the pods whose turns ended although a surge was possible. They are not taken up
+	// again. The map is replaced, never changed.
+	tried map[types.UID]struct{}
+	// standing is why the pods that wait have to stay.
+	standing Standing
 	// warned are the warnings that have been sent.
 	warned []string
 	// dropped are the intended victims of the last scale-down, of which spared had to survive, and
@@ -176,6 +185,32 @@ func (p *pod) mayGo() bool {
 // isOurTurn reports whether an Evacuation waits for this evacuator.
 func isOurTurn(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment && !evacuation.Status.ActiveEvacuatorCompleted
+}
+
+// isDeclined reports whether an Evacuation may return to this evacuator: eviction follows it
+// directly, and cannot remove the pod. Another evacuator in between would be asked twice.
+func isDeclined(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction &&
+		slices.ContainsFunc(evacuation.Spec.Evacuators, func(e maintenancev1alpha1.Evacuator) bool {
+			return e.EvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment
+		}) &&
+		protocol.Next(evacuation.Spec.Evacuators, maintenancev1alpha1.EvacuatorClassDeployment) == maintenancev1alpha1.EvacuatorClassEviction &&
+		meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+}
+
+// declined returns the blocked pods whose turns ended before this leader has tried to replace them.
+func (s *situation) declined() []*pod {
+	var declined []*pod
+	for i := range s.pods {
+		p := &s.pods[i]
+		if p.evacuation == nil || p.isEvicting || !isDeclined(p.evacuation) || s.isRecorded(p) {
+			continue
+		}
+		if _, tried := s.memory.tried[p.UID]; !tried {
+			declined = append(declined, p)
+		}
+	}
+	return declined
 }
 
 // isRecorded reports whether the record of the surge has a pod. There may be hundreds of both,
@@ -243,10 +278,18 @@ func (s *situation) isAvailable(p *pod) bool {
 }
 
 // replacements returns the pods that were created for the surge and are not asked to leave
-// themselves. Timestamps alone are not enough: a drain may begin in the second in which the pods of
-// the Deployment were created. So it returns the youngest pods, at most as many as were added by
-// the surge.
+// themselves.
 func (s *situation) replacements() []*pod {
+	// A pod that is asked to leave itself counts as created, but it is no replacement.
+	fresh := slices.DeleteFunc(s.created(), func(p *pod) bool { return p.evacuation != nil })
+	slices.SortFunc(fresh, func(a, b *pod) int { return strings.Compare(a.Name, b.Name) })
+	return fresh
+}
+
+// created returns the pods that were created for the surge. Timestamps alone are not enough: a
+// drain may begin in the second in which the pods of the Deployment were created. So it returns the
+// youngest pods, at most as many as were added by the surge.
+func (s *situation) created() []*pod {
 	r := s.target.record
 	if !r.isUp() {
 		return nil
@@ -263,9 +306,6 @@ func (s *situation) replacements() []*pod {
 		})
 		fresh = fresh[:came]
 	}
-	// A pod that is asked to leave itself counts as created, but it is no replacement.
-	fresh = slices.DeleteFunc(fresh, func(p *pod) bool { return p.evacuation != nil })
-	slices.SortFunc(fresh, func(a, b *pod) int { return strings.Compare(a.Name, b.Name) })
 	return fresh
 }
 
@@ -292,11 +332,12 @@ func (s *situation) maturity(p *pod) int {
 }
 
 // serving counts the pods that are available and remain available. It does not count pods that may
-// leave at any time, nor replacements on nodes that are under maintenance themselves.
+// leave at any time, nor replacements on nodes that are under maintenance themselves, nor pods of
+// the surge that came back to such a node, whether they were asked to leave already or not.
 func (s *situation) serving() int {
 	misplaced := map[string]bool{}
-	for _, p := range s.replacements() {
-		misplaced[p.Name] = !p.staysUp
+	for _, p := range s.created() {
+		misplaced[p.Name] = !p.staysUp && p.evacuation == nil || isReturned(p)
 	}
 	n := 0
 	for i := range s.pods {
@@ -369,6 +410,9 @@ func (s *situation) unsettled() string {
 	case d.Status.ObservedGeneration < d.Generation:
 		return "the deployment controller has not observed its latest change"
 	case s.isRolloutIncomplete():
+		if d.Status.UpdatedReplicas >= want && d.Status.Replicas == d.Status.UpdatedReplicas {
+			return fmt.Sprintf("its rollout is not complete: %d of its ReplicaSets have pods%s", s.activeReplicaSets, replicaFailure(d))
+		}
 		return fmt.Sprintf("its rollout is not complete: %d of %d replicas are updated, %d exist%s", d.Status.UpdatedReplicas, want, d.Status.Replicas,
 			replicaFailure(d))
 	case d.Status.Replicas != want || len(s.pods) != int(want):

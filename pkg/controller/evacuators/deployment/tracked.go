@@ -102,6 +102,12 @@ func (t *tracked) remember(key types.NamespacedName, m memory) {
 	t.state(key).memory = m
 }
 
+func (t *tracked) stands(key types.NamespacedName, standing Standing) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.state(key).standing = standing
+}
+
 // haveLooked tracks a Deployment from now on. It records the start of a sync and its number of
 // pods.
 func (t *tracked) haveLooked(key types.NamespacedName, at time.Time, pods int) {

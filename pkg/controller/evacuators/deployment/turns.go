@@ -18,10 +18,12 @@ package deployment
 
 import (
 	"fmt"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	pdb "haulout.dev/haulout/pkg/drain/budget"
@@ -98,8 +100,13 @@ func (d *decision) declineEvent(pods int, why string) {
 // endTurns completes the turns of pods that do not wait for a replacement any more, and returns the
 // others.
 func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
+	holds := s.standing() != (Standing{})
 	for _, p := range leaving {
-		if why := d.endOf(s, p); why != "" {
+		if holds && s.isAvailable(p) {
+			// The pod serves, and leaving without a replacement is known to fail.
+			waiting = append(waiting, p)
+		} else if why := d.endOf(s, p); why != "" {
+			d.noteTried(p)
 			d.endWithout(p, why)
 		} else {
 			waiting = append(waiting, p)
@@ -108,8 +115,52 @@ func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
 	return waiting
 }
 
+// noteTried records that a replacement of a pod was tried.
+func (d *decision) noteTried(p *pod) {
+	tried := maps.Clone(d.memory.tried)
+	if tried == nil {
+		tried = map[types.UID]struct{}{}
+	}
+	tried[p.UID] = struct{}{}
+	d.memory.tried = tried
+}
+
+// stillTried returns the pods that were tried and are still there.
+func (s *situation) stillTried() map[types.UID]struct{} {
+	var tried map[types.UID]struct{}
+	for i := range s.pods {
+		if _, ok := s.memory.tried[s.pods[i].UID]; ok {
+			if tried == nil {
+				tried = map[types.UID]struct{}{}
+			}
+			tried[s.pods[i].UID] = struct{}{}
+		}
+	}
+	return tried
+}
+
+// takeUp takes up the turns again that were declined for a reason that has ended.
+func (d *decision) takeUp(s situation) {
+	declined := s.declined()
+	if len(declined) == 0 || s.reasonToDecline() != "" {
+		return
+	}
+	if a := s.target.autoscaler; a != nil && !s.target.record.isUp() {
+		if !surge.RefuseAutoscaled(s.autoscalers, a, a.Spec.MaxReplicas-s.original()).IsZero() {
+			return
+		}
+	}
+	for _, p := range declined {
+		if s.refusalOf(p).IsZero() {
+			d.reports = append(d.reports, report{evacuation: p.evacuation, takesUp: true, message: fmt.Sprintf(
+				"Deployment %s can be scaled up by now, so that another replica takes the place of the pod before it leaves.", s.deployment.Name)})
+		}
+	}
+}
+
 // endOf returns why the turn of a pod ends without a replacement; "" if it continues. It continues
-// if the pod's budget would not allow its eviction, unless a replacement would not help either.
+// if the pod's budget would not allow its eviction, unless a replacement would not help either, and
+// until ready replacements are available.
 func (d *decision) endOf(s situation, p *pod) string {
 	quiet, end := s.lastSign(p.evacuation).Add(s.timeout), s.hardEndOf(p)
 	sick, isReady := s.sickAt(p)
@@ -120,6 +171,8 @@ func (d *decision) endOf(s situation, p *pod) string {
 		case s.isRolloutStuck():
 			return fmt.Sprintf("The rollout of Deployment %s is stuck (%s): the evacuator does not wait for a replacement.",
 				s.deployment.Name, progressDeadlineExceeded)
+		case d.isAboutToBeAvailable(s, end):
+			return ""
 		case !s.now.Before(quiet):
 			return fmt.Sprintf("No progress with a replacement for %s: %s", s.timeout, s.trouble())
 		case !s.now.Before(end):
@@ -138,6 +191,34 @@ func (d *decision) endOf(s situation, p *pod) string {
 		}
 	}
 	return ""
+}
+
+// isAboutToBeAvailable reports whether all replacements are there and ready, and the last of them
+// becomes available at a known time. That is waited for, however short the surge timeout is, but at
+// most for minReadySeconds beyond the latest end of the turn: a replacement may become unready and
+// ready again.
+func (d *decision) isAboutToBeAvailable(s situation, end time.Time) bool {
+	r := s.target.record
+	if !r.isUp() || s.isRollingOut() {
+		return false
+	}
+	replacements := s.replacements()
+	if len(replacements) < int(r.To-r.Keep) {
+		return false
+	}
+	var last time.Time
+	for _, p := range replacements {
+		at, ready := s.availableAt(p)
+		if !ready || !p.staysUp {
+			return false
+		}
+		last = latest(last, at)
+	}
+	if bound := end.Add(time.Duration(s.deployment.Spec.MinReadySeconds) * time.Second); !s.now.Before(last) || !s.now.Before(bound) {
+		return false
+	}
+	d.wakeAt(last)
+	return true
 }
 
 // hardEndOf is the latest end of the turn of a pod. Each pod that leaves because its replacement is

@@ -1,0 +1,67 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package validation
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestTurnGoesBackToTheEvacuatorOfDeploymentsOnly(t *testing.T) {
+	const (
+		deployment, eviction = v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassEviction
+		first, last          = "first.example.com", "last.example.com"
+	)
+	for name, tc := range map[string]struct {
+		order    []string
+		from, to string
+		deleted  bool
+		allowed  bool
+	}{
+		"from eviction, which follows it":           {order: []string{first, deployment}, from: eviction, to: deployment, allowed: true},
+		"with another evacuator in between":         {order: []string{deployment, last}, from: eviction, to: deployment},
+		"from another evacuator":                    {order: []string{deployment, last}, from: last, to: deployment},
+		"to another evacuator":                      {order: []string{first}, from: eviction, to: first},
+		"of an Evacuation that is no longer wanted": {order: []string{deployment}, from: eviction, to: deployment, deleted: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			old := &maintenance.Evacuation{ObjectMeta: metav1.ObjectMeta{
+				Finalizers: []string{v1alpha1.FinalizerInstigatorNodeMaintenance},
+			}}
+			for i, class := range tc.order {
+				old.Spec.Evacuators = append(old.Spec.Evacuators,
+					maintenance.Evacuator{EvacuatorClass: class, Priority: int32(100 - i)})
+			}
+			if tc.deleted {
+				old.DeletionTimestamp = &metav1.Time{Time: time.Unix(0, 0)}
+			}
+			old.Status.ActiveEvacuatorClass = tc.from
+			next := old.DeepCopy()
+			next.Status.ActiveEvacuatorClass = tc.to
+			errs := validateHandOver(next, old, Turns{Now: time.Unix(0, 0)}, field.NewPath("status"))
+			if (len(errs) == 0) != tc.allowed {
+				t.Errorf("got %v, want it to be allowed: %t", errs, tc.allowed)
+			}
+		})
+	}
+}

@@ -1,0 +1,88 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/drain/surge"
+)
+
+// quotaExceeded is in the error with which the API server refuses a pod beyond a ResourceQuota.
+const quotaExceeded = "exceeded quota"
+
+// Standing is why the pods of a Deployment wait for as long as it lasts: leaving without a
+// replacement is known to fail. The zero value means that nothing is known.
+type Standing struct {
+	// Reason is a reason of the condition Blocked of Evacuations.
+	Reason string
+	// Message has the cause and who has to act.
+	Message string
+}
+
+// Standing returns why a pod that waits for this evacuator has to stay, as of the last sync of its
+// Deployment.
+func (c *Controller) Standing(p *corev1.Pod) Standing {
+	key, ok := c.deploymentOf(p)
+	if !ok {
+		return Standing{}
+	}
+	return c.known.get(key).standing
+}
+
+// standing returns why the pods that wait must not leave without a replacement.
+func (s *situation) standing() Standing {
+	// A pod that leaves makes room in a quota, so it is no reason to wait.
+	if failure := strings.TrimPrefix(replicaFailure(s.deployment), ": "); failure != "" && !strings.Contains(failure, quotaExceeded) {
+		return Standing{
+			Reason: maintenancev1alpha1.ReasonReplicaFailure,
+			Message: fmt.Sprintf("No pod of Deployment %s can be created, so none could take the place of this one, which stays until that is corrected: %s "+
+				"The owner of what the error names has to act, or the owner of the application may delete the pod.",
+				s.deployment.Name, wording.Sentence(failure)),
+		}
+	}
+	if p := s.returned(); p != nil {
+		return Standing{
+			Reason: maintenancev1alpha1.ReasonRecreated,
+			Message: fmt.Sprintf("Pod %s of the surge has started on node %s, which is under maintenance, and another one would, too: Deployment %s %s. "+
+				"Remove that toleration from the Deployment; until then its pods stay.",
+				p.Name, p.Spec.NodeName, s.deployment.Name, surge.CordonToleration(p.Pod)),
+		}
+	}
+	return Standing{}
+}
+
+// returned returns a pod of the surge that runs on a node under maintenance because it tolerates the
+// cordon, so that the next one would do the same; nil if there is none. A pod that the scheduler has
+// bound just before the cordon is not one.
+func (s *situation) returned() *pod {
+	for _, p := range s.created() {
+		if isReturned(p) {
+			return p
+		}
+	}
+	return nil
+}
+
+func isReturned(p *pod) bool {
+	return !p.staysUp && p.Spec.NodeName != "" && surge.CordonToleration(p.Pod) != ""
+}
