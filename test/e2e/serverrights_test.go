@@ -182,7 +182,6 @@ func populate(t *testing.T, namespace, pool, node string) {
 	t.Helper()
 	single(t, namespace, "replaced", pool, minAvailable(1))
 	single(t, namespace, "scaled", pool, minAvailable(1))
-	autoscale(t, namespace, "scaled", 1, 3)
 	daemonSet(t, namespace, pool, "plugin", 1)
 	cluster.PodOn(t, namespace, "bare", pool, node)
 }

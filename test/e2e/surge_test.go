@@ -208,7 +208,8 @@ func TestBudgetThatNeverAllowsAnEvictionIsANo(t *testing.T) {
 	}
 }
 
-// autoscale makes an autoscaler of a Deployment and waits until it is able to scale.
+// autoscale makes an autoscaler of a Deployment and waits until it is able to scale, and has found
+// that it has no metrics.
 func autoscale(t *testing.T, namespace, name string, low, high int32) {
 	t.Helper()
 	autoscalers := cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(namespace)
@@ -236,30 +237,36 @@ func autoscale(t *testing.T, namespace, name string, low, high int32) {
 		if err != nil {
 			return false, err
 		}
+		able, inactive := false, false
 		for _, c := range a.Status.Conditions {
-			if c.Type == autoscalingv2.AbleToScale {
-				return c.Status == corev1.ConditionTrue && a.Status.CurrentReplicas == low, nil
-			}
+			able = able || c.Type == autoscalingv2.AbleToScale && c.Status == corev1.ConditionTrue
+			inactive = inactive || c.Type == autoscalingv2.ScalingActive && c.Status == corev1.ConditionFalse
 		}
-		return false, nil
+		return able && inactive && a.Status.CurrentReplicas == low, nil
 	})
 }
 
-// The autoscaler of the development cluster has no metrics, so that it does not scale down by
-// itself.
-func TestOneReplicaWithAnAutoscalerIsNeverMissed(t *testing.T) {
+// The autoscaler of the development cluster has no metrics, so that it would not scale down again: it
+// is not used, and the pod leaves when it is gone.
+func TestAutoscalerWithoutMetricsIsNotUsed(t *testing.T) {
 	pool, _ := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	node := single(t, namespace, "web", pool, minAvailable(1))
 	autoscale(t, namespace, "web", 1, 3)
 	autoscalers := cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(namespace)
 	available := watchAvailability(t, namespace, "web")
+	pod := livePods(t, namespace)[0]
 	nm := drainNodes(t, pool, node)
+	blocked(t, evacuationFor(t, &pod, "is made", isOurs), v1alpha1.ReasonPodDisruptionBudget, "PodDisruptionBudget web")
+	a, err := autoscalers.Get(t.Context(), "web", metav1.GetOptions{})
+	if err != nil || *a.Spec.MinReplicas != 1 || a.Status.DesiredReplicas != 1 {
+		t.Fatalf("the autoscaler is %+v (%v)", a, err)
+	}
+	if err := autoscalers.Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	drained(t, nm.Name)
-	framework.Eventually(t, "the autoscaler is as before", func(ctx context.Context) (bool, error) {
-		a, err := autoscalers.Get(ctx, "web", metav1.GetOptions{})
-		return err == nil && *a.Spec.MinReplicas == 1 && a.Annotations[v1alpha1.AnnotationSurgeRecord] == "", err
-	})
+	asBefore(t, namespace, "web", 1)
 	if lowest := available.stop(t); lowest < 1 {
 		t.Errorf("at one time %d pods were available", lowest)
 	}
@@ -526,7 +533,6 @@ func TestRandomDrainsLeaveNothingBehind(t *testing.T) {
 	single(t, namespace, "one", pool, minAvailable(1))
 	single(t, namespace, "none", pool, nil)
 	single(t, namespace, "scaled", pool, minAvailable(1))
-	autoscale(t, namespace, "scaled", 1, 3)
 	cluster.Deployment(t, namespace, "many", pool, 6, framework.WithSurge)
 	cluster.Budget(t, namespace, "many", 1)
 	watchers := map[string]*availability{"one": nil, "none": nil, "scaled": nil}
