@@ -32,6 +32,7 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -179,7 +180,7 @@ func reachOf(selector *corev1.NodeSelector, nodes []corev1.Node) (reach, error) 
 	}
 	r := reach{all: len(nodes)}
 	for i := range nodes {
-		matches, control := matcher.Match(&nodes[i]), isControlPlane(&nodes[i])
+		matches, control := matcher.Match(&nodes[i]), protocol.IsControlPlane(&nodes[i])
 		if control {
 			r.controlTotal++
 		}
@@ -191,15 +192,6 @@ func reachOf(selector *corev1.NodeSelector, nodes []corev1.Node) (reach, error) 
 		}
 	}
 	return r, nil
-}
-
-func isControlPlane(node *corev1.Node) bool {
-	for _, role := range []string{"control-plane", "master"} {
-		if _, ok := node.Labels["node-role.kubernetes.io/"+role]; ok {
-			return true
-		}
-	}
-	return false
 }
 
 // danger returns what the user has to confirm, or "".

@@ -35,6 +35,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/identity"
 )
 
@@ -229,7 +230,7 @@ func (c *Cache) chooseByName(of *userAnswers, nodes []*corev1.Node, all Answer, 
 			} else {
 				answers[node.Name] = Answer{Err: all.Err}
 			}
-		case IsControlPlane(node), answered && !known.allowed, of.samples(node.Name):
+		case protocol.IsControlPlane(node), answered && !known.allowed, of.samples(node.Name):
 			byName = append(byName, node)
 		default:
 			answers[node.Name] = all

@@ -35,7 +35,6 @@ import (
 	"sync"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/client-go/util/workqueue"
@@ -67,15 +66,6 @@ func (n Nodes) without(name string) Nodes {
 	return Nodes{
 		ControlPlane: slices.DeleteFunc(slices.Clone(n.ControlPlane), is), Others: slices.DeleteFunc(slices.Clone(n.Others), is),
 	}
-}
-
-// IsControlPlane reports whether labels are those of a control-plane node.
-func IsControlPlane(node *corev1.Node) bool {
-	_, ok := node.Labels["node-role.kubernetes.io/control-plane"]
-	if !ok {
-		_, ok = node.Labels["node-role.kubernetes.io/master"]
-	}
-	return ok
 }
 
 // UserOf returns the user in spec.requestedBy of a NodeMaintenance.

@@ -36,6 +36,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/forecast"
 	"haulout.dev/haulout/pkg/drain/nodeselection"
@@ -254,7 +255,7 @@ func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked i
 	}
 	var nodes noderights.Nodes
 	for _, n := range m.Nodes {
-		if noderights.IsControlPlane(n) {
+		if protocol.IsControlPlane(n) {
 			nodes.ControlPlane = append(nodes.ControlPlane, n.Name)
 		} else {
 			nodes.Others = append(nodes.Others, n.Name)

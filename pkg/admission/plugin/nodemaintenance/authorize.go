@@ -31,6 +31,7 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/nodeselection"
 	"haulout.dev/haulout/pkg/host/noderights"
@@ -121,8 +122,6 @@ func selectNodes(ctx context.Context, nm *maintenance.NodeMaintenance, all []*co
 	return nodes, err
 }
 
-func isControlPlane(node *corev1.Node) bool { return node != nil && noderights.IsControlPlane(node) }
-
 // inOrder returns the nodes in order, so that a repeated request checks the same ones.
 func (s nodeSet) inOrder() noderights.Nodes {
 	var nodes noderights.Nodes
@@ -135,7 +134,7 @@ func (s nodeSet) inOrder() noderights.Nodes {
 }
 
 func appendNode(nodes noderights.Nodes, name string, node *corev1.Node) noderights.Nodes {
-	if isControlPlane(node) {
+	if protocol.IsControlPlane(node) {
 		nodes.ControlPlane = append(nodes.ControlPlane, name)
 	} else {
 		nodes.Others = append(nodes.Others, name)

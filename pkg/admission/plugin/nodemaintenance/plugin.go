@@ -95,7 +95,7 @@ var (
 // New returns the plugin, which still has to be initialized.
 func New(config Config) *Plugin {
 	p := &Plugin{Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete), config: config}
-	p.warners = []warner{p.warnOfServerNode, warnOfExtent, p.warnOfOthers, warnOfGroups, warnOfStatusSize}
+	p.warners = []warner{p.warnOfServerNode, warnOfExtent, p.warnOfControlPlane, p.warnOfOthers, warnOfGroups, warnOfStatusSize}
 	return p
 }
 

@@ -19,6 +19,7 @@ package nodemaintenance
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -27,6 +28,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/nodeselection"
@@ -76,12 +78,12 @@ func warnOfExtent(_ context.Context, w *write) []string {
 	selected := len(w.selected)
 	controlPlane, selectedControlPlane := 0, 0
 	for _, node := range w.all {
-		if isControlPlane(node) {
+		if protocol.IsControlPlane(node) {
 			controlPlane++
 		}
 	}
 	for _, node := range w.selected {
-		if isControlPlane(node) {
+		if protocol.IsControlPlane(node) {
 			selectedControlPlane++
 		}
 	}
@@ -99,6 +101,53 @@ func warnOfExtent(_ context.Context, w *write) []string {
 		texts = append(texts, fmt.Sprintf("spec.nodeSelector: all control-plane nodes match (%d)", controlPlane))
 	}
 	return texts
+}
+
+// warnOfControlPlane warns of a drain that has, alone or together with others, more than one
+// control-plane node. Their static pods stay, and stop with the machines.
+func (p *Plugin) warnOfControlPlane(ctx context.Context, w *write) []string {
+	if w.nm.Spec.Stage != maintenance.NodeMaintenanceStageDrain {
+		return nil
+	}
+	own := controlPlaneOf(w.selected, nil)
+	switch len(own) {
+	case 0:
+		return nil
+	case 1:
+	default:
+		return []string{listNames("spec.nodeSelector: drains more than one control-plane node: ", slices.Sorted(maps.Keys(own)))}
+	}
+	others, err := p.maintenances.List(labels.Everything())
+	if err != nil {
+		return nil
+	}
+	elsewhere := controlPlaneOf(w.all, own)
+	var names []string
+	for _, other := range others {
+		if other.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain && other.Name != w.nm.Name && overlaps(ctx, other, elsewhere, nodesIn(w.all, elsewhere)) {
+			names = append(names, other.Name)
+		}
+	}
+	if len(names) == 0 {
+		return nil
+	}
+	slices.Sort(names)
+	return []string{listNames("spec.nodeSelector: other control-plane nodes are drained by ", names)}
+}
+
+// controlPlaneOf returns the names of the control-plane nodes that are not in a set.
+func controlPlaneOf(nodes []*corev1.Node, except map[string]bool) map[string]bool {
+	names := map[string]bool{}
+	for _, node := range nodes {
+		if protocol.IsControlPlane(node) && !except[node.Name] {
+			names[node.Name] = true
+		}
+	}
+	return names
+}
+
+func nodesIn(nodes []*corev1.Node, names map[string]bool) []*corev1.Node {
+	return slices.DeleteFunc(slices.Clone(nodes), func(node *corev1.Node) bool { return !names[node.Name] })
 }
 
 // warnOfOthers warns of other maintenances that already hold some of the nodes.

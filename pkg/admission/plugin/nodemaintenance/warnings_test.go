@@ -75,11 +75,38 @@ func TestWarnings(t *testing.T) {
 				"spec.nodeSelector: the Haulout server itself runs on node home",
 				"spec.nodeSelector: all nodes of the cluster match (6)",
 				"spec.nodeSelector: all control-plane nodes match (2)",
+				"spec.nodeSelector: drains more than one control-plane node: cp-1, cp-2",
 			},
 		},
 		"all control-plane nodes match": {
 			nodes: cluster, request: request{nm: maintain(pools("cp"))},
+			want: []string{
+				"spec.nodeSelector: all control-plane nodes match (2)",
+				"spec.nodeSelector: drains more than one control-plane node: cp-1, cp-2",
+			},
+		},
+		"all control-plane nodes match in stage Cordon": {
+			nodes: cluster, request: request{nm: maintain(pools("cp"), atStage("Cordon"))},
 			want: []string{"spec.nodeSelector: all control-plane nodes match (2)"},
+		},
+		"two nodes of etcd alone match": {
+			nodes:   append(cluster, node("etcd-1", "store", "etcd"), node("etcd-2", "store", "etcd")),
+			request: request{nm: maintain(pools("store"))},
+			want:    []string{"spec.nodeSelector: drains more than one control-plane node: etcd-1, etcd-2"},
+		},
+		"another maintenance drains another control-plane node": {
+			nodes: append(cluster, node("etcd-1", "store", "etcd")),
+			others: []*v1alpha1.NodeMaintenance{
+				another("drains", "Drain", pools("cp"), "cp-1"), another("holds", "Cordon", pools("cp"), "cp-2"), another("workers", "Drain", pools("blue"), "blue-1"),
+			},
+			request: request{nm: maintain(pools("store"))},
+			want:    []string{"spec.nodeSelector: other control-plane nodes are drained by drains"},
+		},
+		"another maintenance drains the same control-plane node": {
+			nodes:   append(cluster, node("etcd-1", "store", "etcd")),
+			others:  []*v1alpha1.NodeMaintenance{another("drains", "Drain", pools("store"), "etcd-1")},
+			request: request{nm: maintain(pools("store"))},
+			want:    []string{"spec.nodeSelector: nodes are already under maintenance by drains"},
 		},
 		"the node of the server matches": {
 			nodes: cluster, request: request{nm: maintain(pools("home"))},

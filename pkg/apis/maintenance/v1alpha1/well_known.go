@@ -113,6 +113,12 @@ const (
 	// node shuts down. Its value identifies the boot of the node that ends with this shutdown. The
 	// agent of a later boot completes the maintenance. It is immutable for node agents.
 	AnnotationBootID = "maintenance.haulout.dev/boot-id"
+
+	// AnnotationKeptStaticPods is set by the node agent on its own Node: the static pods that it
+	// does not stop for a maintenance, with the reasons. Its value is a JSON object with the boot ID
+	// of the node and the pods. Without a value of the current boot, the server keeps all static
+	// pods of the node.
+	AnnotationKeptStaticPods = "maintenance.haulout.dev/kept-static-pods"
 )
 
 // NodeConditionAgentReady is True while the node agent of the node can stop and restart static

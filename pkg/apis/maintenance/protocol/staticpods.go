@@ -1,0 +1,141 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// controlPlaneLabels are the labels of Nodes that run a part of a control plane, in the common
+// distributions.
+var controlPlaneLabels = []string{
+	"node-role.kubernetes.io/control-plane",
+	"node-role.kubernetes.io/master",
+	"node-role.kubernetes.io/etcd",
+	"node-role.kubernetes.io/controlplane",
+	"node-role.kubernetes.io/api-server",
+}
+
+// IsControlPlane reports whether the labels of a Node are those of a control-plane node.
+func IsControlPlane(node *corev1.Node) bool {
+	return node != nil && slices.ContainsFunc(controlPlaneLabels, func(label string) bool {
+		_, ok := node.Labels[label]
+		return ok
+	})
+}
+
+// KeptReason is why a static pod is kept running in a drain although its node has an agent; it is
+// empty for a static pod that leaves.
+type KeptReason string
+
+const (
+	// KeptControlPlane is the reason of the static pods of a control-plane node, and of the
+	// programs of a control plane on other nodes.
+	KeptControlPlane KeptReason = "ControlPlaneNode"
+	// KeptServesAPI is the reason of static pods through which the kubelet of the node may reach
+	// the API server.
+	KeptServesAPI KeptReason = "ServesTheAPI"
+	// KeptByConfiguration is the reason of static pods that the agent's configuration keeps.
+	KeptByConfiguration KeptReason = "KeptByConfiguration"
+	// KeptUndecided is the reason of static pods of which the agent cannot tell what they are for.
+	KeptUndecided KeptReason = "Undecided"
+	// KeptUnpublished is the reason of all static pods of a node whose agent has not written in this
+	// boot of the node which ones it keeps.
+	KeptUnpublished KeptReason = "NotPublished"
+)
+
+const (
+	// MaxKeptStaticPods is the maximum number of names in the annotation.
+	MaxKeptStaticPods = 64
+	// everyPod stands for all static pods of the node.
+	everyPod = "*"
+)
+
+// KeptStaticPods is the value of the annotation in which a node agent publishes the static pods
+// that it keeps running. It is input for the server, since a node writes it: it can keep a pod of
+// that node, and never make one leave.
+type KeptStaticPods struct {
+	// BootID is status.nodeInfo.bootID of the Node.
+	BootID string `json:"bootID"`
+	// Pods has the reasons by <namespace>/<name>; "*" stands for all static pods of the node.
+	Pods map[string]KeptReason `json:"pods,omitempty"`
+}
+
+// EncodeKeptStaticPods returns the value of the annotation for pods by <namespace>/<name>. More than
+// MaxKeptStaticPods become all pods of the node. For the same pods, the value is the same.
+func EncodeKeptStaticPods(bootID string, pods map[string]KeptReason) string {
+	kept := KeptStaticPods{BootID: bootID, Pods: pods}
+	if len(pods) > MaxKeptStaticPods {
+		first := slices.Min(slices.Collect(maps.Keys(pods)))
+		kept.Pods = map[string]KeptReason{everyPod: pods[first]}
+	}
+	text, err := json.Marshal(kept)
+	if err != nil {
+		panic(err) // strings only
+	}
+	return string(text)
+}
+
+// StaticPodFacts is what a Node shows about its static pods. Two that are equal keep the same ones.
+type StaticPodFacts struct {
+	hasAgent, isControlPlane bool
+	bootID, published        string
+}
+
+// StaticPodFactsOf returns the facts of a Node. Of a Node in a cache, they need its labels, our
+// annotations, its conditions and status.nodeInfo.bootID.
+func StaticPodFactsOf(node *corev1.Node) StaticPodFacts {
+	f := StaticPodFacts{hasAgent: HasNodeAgent(node), isControlPlane: IsControlPlane(node)}
+	if node != nil {
+		f.bootID, f.published = node.Status.NodeInfo.BootID, node.Annotations[maintenancev1alpha1.AnnotationKeptStaticPods]
+	}
+	return f
+}
+
+// Kept returns why a static pod of the node is kept, of which it has to be known that the node has
+// an agent. The labels of the Node decide before what the agent publishes, and what cannot be read
+// keeps the pod.
+func (f StaticPodFacts) Kept(namespace, name string) KeptReason {
+	if f.isControlPlane {
+		return KeptControlPlane
+	}
+	var kept KeptStaticPods
+	if json.Unmarshal([]byte(f.published), &kept) != nil || kept.BootID != f.bootID {
+		return KeptUnpublished
+	}
+	for _, key := range []string{everyPod, namespace + "/" + name} {
+		if reason, ok := kept.Pods[key]; ok {
+			return reason.orUndecided()
+		}
+	}
+	return ""
+}
+
+// orUndecided returns a reason of ours. The value is shown to users, and a node can write any text.
+func (r KeptReason) orUndecided() KeptReason {
+	switch r {
+	case KeptControlPlane, KeptServesAPI, KeptByConfiguration:
+		return r
+	}
+	return KeptUndecided
+}

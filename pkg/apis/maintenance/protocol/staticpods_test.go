@@ -1,0 +1,96 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func TestIsControlPlane(t *testing.T) {
+	for label, want := range map[string]bool{
+		"node-role.kubernetes.io/control-plane": true,
+		"node-role.kubernetes.io/master":        true,
+		"node-role.kubernetes.io/etcd":          true,
+		"node-role.kubernetes.io/controlplane":  true,
+		"node-role.kubernetes.io/api-server":    true,
+		"node-role.kubernetes.io/worker":        false,
+		"kubernetes.io/role":                    false,
+	} {
+		t.Run(label, func(t *testing.T) {
+			if got := IsControlPlane(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{label: ""}}}); got != want {
+				t.Errorf("IsControlPlane() = %v, want %v", got, want)
+			}
+		})
+	}
+	if IsControlPlane(nil) {
+		t.Error("got true without a Node")
+	}
+}
+
+func TestKeptStaticPods(t *testing.T) {
+	many := map[string]KeptReason{}
+	for i := range MaxKeptStaticPods {
+		many[fmt.Sprintf("default/pod-%02d", i)] = KeptByConfiguration
+	}
+	atMost := EncodeKeptStaticPods("boot-1", many)
+	many["default/one-more"] = KeptByConfiguration
+	tooMany := EncodeKeptStaticPods("boot-1", many)
+	for name, test := range map[string]struct {
+		published, label, pod string
+		want                  KeptReason
+	}{
+		"nothing is published":           {want: KeptUnpublished},
+		"no pod is kept":                 {published: EncodeKeptStaticPods("boot-1", nil)},
+		"another pod is kept":            {published: `{"bootID":"boot-1","pods":{"default/other":"ServesTheAPI"}}`},
+		"a pod of another namespace":     {published: `{"bootID":"boot-1","pods":{"kube-system/web":"ServesTheAPI"}}`},
+		"the pod is kept":                {published: `{"bootID":"boot-1","pods":{"default/web":"ServesTheAPI"}}`, want: KeptServesAPI},
+		"all pods are kept":              {published: `{"bootID":"boot-1","pods":{"*":"ControlPlaneNode"}}`, want: KeptControlPlane},
+		"published in another boot":      {published: EncodeKeptStaticPods("boot-0", nil), want: KeptUnpublished},
+		"what is published is no object": {published: `x`, want: KeptUnpublished},
+		"a reason that is not ours":      {published: `{"bootID":"boot-1","pods":{"default/web":"\u001b[31m"}}`, want: KeptUndecided},
+		"a label of a control plane, whatever is published": {
+			published: EncodeKeptStaticPods("boot-1", nil), label: "node-role.kubernetes.io/etcd", want: KeptControlPlane,
+		},
+		"as many as fit":                           {published: atMost, pod: "pod-07", want: KeptByConfiguration},
+		"as many as fit keep no other pod":         {published: atMost},
+		"more than fit keep every pod of the node": {published: tooMany, want: KeptByConfiguration},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := nodeWith(agentReady(corev1.ConditionTrue))
+			node.Status.NodeInfo.BootID = "boot-1"
+			if test.published != "" {
+				node.Annotations = map[string]string{"maintenance.haulout.dev/kept-static-pods": test.published}
+			}
+			if test.label != "" {
+				node.Labels = map[string]string{test.label: ""}
+			}
+			if test.pod == "" {
+				test.pod = "web"
+			}
+			if got := StaticPodFactsOf(node).Kept("default", test.pod); got != test.want {
+				t.Errorf("Kept() = %q, want %q", got, test.want)
+			}
+		})
+	}
+	if len(tooMany) > 128 {
+		t.Errorf("got %d bytes for more pods than fit: %s", len(tooMany), tooMany)
+	}
+}
