@@ -87,7 +87,7 @@ func (c *Controller) forget(node *corev1.Node) {
 // depend on, nor they themselves.
 func sameNode(a, b *corev1.Node) bool {
 	if a.UID != b.UID || a.Spec.Unschedulable != b.Spec.Unschedulable || !nodestate.SameTaints(a, b) || !nodemarks.Same(a, b) ||
-		protocol.HasNodeAgent(a) != protocol.HasNodeAgent(b) {
+		protocol.StaticPodFactsOf(a) != protocol.StaticPodFactsOf(b) {
 		return false
 	}
 	for _, conditionType := range conditionTypes {

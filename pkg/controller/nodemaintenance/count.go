@@ -18,6 +18,7 @@ package nodemaintenance
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -25,6 +26,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/nodestate"
@@ -54,6 +56,9 @@ type nodeCount struct {
 	nominated []string
 	// leftOnPurpose names the pods that stay, with the reason.
 	leftOnPurpose []string
+	// static counts the static pods that stay, keptStatic those on a node with an agent, by reason.
+	static     int
+	keptStatic map[protocol.KeptReason]int
 	// unasked are the pods that are asked to leave and need an Evacuation, or our finalizer on
 	// theirs.
 	unasked []*nodestate.Pod
@@ -65,7 +70,7 @@ type nodeCount struct {
 // count adds the pods of a node up. covered are all entries of the plan, targets the entries that
 // the node has reached.
 func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targets) *nodeCount {
-	n := &nodeCount{targets: targets}
+	n := &nodeCount{targets: targets, keptStatic: map[protocol.KeptReason]int{}}
 	for i := range view.Pods {
 		pod := &view.Pods[i]
 		targeted := pod.Kept == "" && targets.Cover(pod.Plan)
@@ -75,6 +80,12 @@ func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targ
 		}
 		if pod.Kept != "" {
 			n.left++
+			if pod.Kept.IsStatic() {
+				n.static++
+			}
+			if reason := pod.Kept.KeptStatic(); reason != "" {
+				n.keptStatic[reason]++
+			}
 			n.leftOnPurpose = append(n.leftOnPurpose, fmt.Sprintf("%s of %s/%s", pod.Kept, pod.Namespace, ownerName(pod.Pod)))
 			continue
 		}
@@ -148,7 +159,8 @@ const addendum = "; "
 const leastAddendum = len(addendum) + 40
 
 // messageOf is what there is to say about the node: what the plan says, the pods for which no
-// Evacuation can speak because their namespace takes no new objects.
+// Evacuation can speak because their namespace takes no new objects, and the static pods that stay
+// although the node has an agent.
 func (n *nodeCount) messageOf(planned string) string {
 	message := planned
 	add := func(text string) {
@@ -170,6 +182,9 @@ func (n *nodeCount) messageOf(planned string) string {
 	if len(n.uncreatable) > 0 {
 		pod := n.uncreatable[0]
 		add(fmt.Sprintf("no Evacuation for %s, such as %s/%s: %s", wording.Count(len(n.uncreatable), "pod"), pod.namespace, pod.name, pod.why))
+	}
+	for _, reason := range slices.Sorted(maps.Keys(n.keptStatic)) {
+		add(fmt.Sprintf("%s kept (%s)", wording.Count(n.keptStatic[reason], "static pod"), reason))
 	}
 	return message
 }
@@ -210,6 +225,8 @@ type remainder struct {
 	// moved is when a pod last moved.
 	moved time.Time
 	left  map[string]int
+	// static counts the static pods among left.
+	static int
 }
 
 func newRemainder() *remainder {
@@ -231,6 +248,7 @@ func (r *remainder) add(n *nodeCount, moved time.Time) {
 	if moved.After(r.moved) {
 		r.moved = moved
 	}
+	r.static += n.static
 	for _, what := range n.leftOnPurpose {
 		r.left[what]++
 	}

@@ -196,7 +196,7 @@ func decideDrained(f drainedFacts) verdict {
 		return no(maintenancev1alpha1.ReasonDrainInProgress, "%s", capitalize(r.progress()))
 	case len(r.left) > 0:
 		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
-			fmt.Sprintf("All pods have left %s but those left running on purpose: %s", wording.Count(f.nodes, "node"), joinTop(r.left)) + f.attached.remark()}
+			fmt.Sprintf("All pods have left %s but those left running on purpose: %s", wording.Count(f.nodes, "node"), joinTop(r.left)) + r.staticRemark() + f.attached.remark()}
 	default:
 		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", wording.Count(f.nodes, "node")) + f.attached.remark()}
 	}
@@ -206,6 +206,17 @@ func decideDrained(f drainedFacts) verdict {
 func (r *remainder) isBlocked() bool {
 	stuck := len(r.blocked) + len(r.uncreatable)
 	return stuck > 0 && stuck == r.targeted
+}
+
+// staticRemark counts the static pods that stay: they stop with the machine.
+func (r *remainder) staticRemark() string {
+	switch r.static {
+	case 0:
+		return ""
+	case 1:
+		return "; 1 static pod keeps running until the machine goes down"
+	}
+	return fmt.Sprintf("; %d static pods keep running until the machine goes down", r.static)
 }
 
 func (r *remainder) progress() string {

@@ -103,7 +103,7 @@ func (c *Controller) nodeChanged(change selection.NodeChange) {
 // sameNode reports whether nothing has changed about a node that this controller reads.
 func sameNode(a, b *corev1.Node) bool {
 	return a.UID == b.UID && a.Spec.Unschedulable == b.Spec.Unschedulable && labels.Equals(a.Labels, b.Labels) && nodemarks.Same(a, b) &&
-		drainplan.IsTainted(a) == drainplan.IsTainted(b) && protocol.HasNodeAgent(a) == protocol.HasNodeAgent(b)
+		drainplan.IsTainted(a) == drainplan.IsTainted(b) && protocol.StaticPodFactsOf(a) == protocol.StaticPodFactsOf(b)
 }
 
 // stateChanged enqueues the maintenances that select a node, and the maintenances that the node

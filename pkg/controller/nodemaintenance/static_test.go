@@ -18,14 +18,17 @@ package nodemaintenance
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
@@ -38,15 +41,27 @@ func static(pod *corev1.Pod) {
 	}}
 }
 
-// agent sets the condition of the node agent.
+// agent sets the condition of a node agent that keeps no static pod.
 func agent(status corev1.ConditionStatus) func(*corev1.Node) {
 	return func(node *corev1.Node) {
+		keeping("")(node)
 		node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == maintenancev1alpha1.NodeConditionAgentReady
 		})
 		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
 			Type: maintenancev1alpha1.NodeConditionAgentReady, Status: status,
 		})
+	}
+}
+
+// keeping has the agent keep a static pod.
+func keeping(pod string) func(*corev1.Node) {
+	return func(node *corev1.Node) {
+		kept := map[string]protocol.KeptReason{}
+		if pod != "" {
+			kept["default/"+pod] = protocol.KeptServesAPI
+		}
+		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationKeptStaticPods, protocol.EncodeKeptStaticPods("", kept))
 	}
 }
 
@@ -82,6 +97,50 @@ func TestStaticPodsStayWithoutTheEvacuator(t *testing.T) {
 		f.step("m")
 		f.wantEvacuating()
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
+	})
+}
+
+// TestStaticPodsThatAreKept has the agent of one node keep one of its two pods, and all static pods
+// of the control-plane node stay, whatever its agent publishes.
+func TestStaticPodsThatAreKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		controlPlane := func(node *corev1.Node) { node.Labels["node-role.kubernetes.io/control-plane"] = "" }
+		f := newFixture(t, newNode("one", agent(corev1.ConditionTrue), keeping("balancer")), newNode("two", agent(corev1.ConditionTrue), controlPlane),
+			newMaintenance("m"), newPod("balancer", "one", 0, static), newPod("web", "one", 0, static), newPod("etcd", "two", 0, static))
+		f.turnOn(maintenancev1alpha1.EvacuatorClassKubelet)
+		f.step("m")
+		f.wantEvacuating("web")
+		if got := f.nodeStatus("m", "one").DrainMessage; !strings.Contains(got, "1 static pod kept (ServesTheAPI)") {
+			t.Errorf("got the message %q of the node, want it to count the kept pod", got)
+		}
+		f.deletePod("web")
+		f.step("m")
+		f.wait(nodestate.SettleTime)
+		f.step("m")
+		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
+		drained := meta.FindStatusCondition(f.nm("m").Status.Conditions, maintenancev1alpha1.ConditionDrained)
+		for _, part := range []string{
+			"static pod (ServesTheAPI) of default/balancer", "static pod (ControlPlaneNode) of default/etcd", "2 static pods keep running until the machine goes down",
+		} {
+			if !strings.Contains(drained.Message, part) {
+				t.Errorf("got the message %q, want it to have %q", drained.Message, part)
+			}
+		}
+	})
+}
+
+// TestAPodThatBecomesKept runs the controllers, which react to the annotation alone.
+func TestAPodThatBecomesKept(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one", agent(corev1.ConditionTrue)), newMaintenance("m"), newPod("proxy", "one", 0, static))
+		f.turnOn(maintenancev1alpha1.EvacuatorClassKubelet)
+		go f.run(2)
+		f.soon("the static pod is asked to leave", func() bool { return slices.Equal(f.evacuating(), []string{"proxy"}) })
+		f.updateNode("one", keeping("proxy"))
+		f.soon("the Evacuation is withdrawn", func() bool { return len(f.evacuating()) == 0 })
+		f.ticking("the maintenance is drained", func() bool { return isDrained(f.nm("m")) })
+		f.updateNode("one", keeping(""))
+		f.soon("the static pod is asked to leave again", func() bool { return slices.Equal(f.evacuating(), []string{"proxy"}) })
 	})
 }
 

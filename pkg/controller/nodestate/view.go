@@ -79,10 +79,10 @@ type views struct {
 }
 
 type viewSlot struct {
-	// uid is that of the node that the view is about, and hasAgent whether it had a node agent,
-	// which decides whether its static pods are kept.
-	uid      types.UID
-	hasAgent bool
+	// uid is that of the node that the view is about, and static decides which of its static pods
+	// are kept.
+	uid    types.UID
+	static protocol.StaticPodFacts
 	// changes counts the events of the node: a view that was begun before one of them is not kept.
 	changes uint64
 	view    *View
@@ -94,11 +94,11 @@ func newViews() *views {
 
 // of returns the view of a node, from build if none is kept.
 func (v *views) of(node *corev1.Node, build func(*corev1.Node) (*View, error)) (*View, error) {
-	hasAgent := protocol.HasNodeAgent(node)
+	static := protocol.StaticPodFactsOf(node)
 	v.mu.Lock()
 	slot := v.byNode[node.Name]
-	if slot == nil || slot.uid != node.UID || slot.hasAgent != hasAgent {
-		slot = &viewSlot{uid: node.UID, hasAgent: hasAgent}
+	if slot == nil || slot.uid != node.UID || slot.static != static {
+		slot = &viewSlot{uid: node.UID, static: static}
 		v.byNode[node.Name] = slot
 	}
 	if kept := slot.view; kept != nil {

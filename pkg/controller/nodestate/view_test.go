@@ -57,7 +57,13 @@ func TestViewDependsOnTheNodeAgent(t *testing.T) {
 	plain := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
 	withAgent := plain.DeepCopy()
 	withAgent.Status.Conditions = []corev1.NodeCondition{{Type: v1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue}}
-	for _, node := range []*corev1.Node{plain, withAgent, plain} {
+	publishing := withAgent.DeepCopy()
+	publishing.Annotations = map[string]string{v1alpha1.AnnotationKeptStaticPods: `{"bootID":"boot-1"}`}
+	booted := publishing.DeepCopy()
+	booted.Status.NodeInfo.BootID = "boot-1"
+	controlPlane := booted.DeepCopy()
+	controlPlane.Labels = map[string]string{"node-role.kubernetes.io/control-plane": ""}
+	for _, node := range []*corev1.Node{plain, withAgent, publishing, booted, controlPlane, plain} {
 		want := &View{}
 		got, err := v.of(node, func(*corev1.Node) (*View, error) { return want, nil })
 		if err != nil || got != want {

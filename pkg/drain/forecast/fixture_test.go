@@ -35,6 +35,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
@@ -158,6 +159,7 @@ func unreachable(n *corev1.Node) {
 }
 
 func withAgent(n *corev1.Node) {
+	metav1.SetMetaDataAnnotation(&n.ObjectMeta, maintenancev1alpha1.AnnotationKeptStaticPods, protocol.EncodeKeptStaticPods("", nil))
 	n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{
 		Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue,
 	})

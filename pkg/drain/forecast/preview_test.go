@@ -255,6 +255,17 @@ func TestStaticPodsLeaveNodesWithAnAgent(t *testing.T) {
 	}
 }
 
+func TestStaticPodsOfAControlPlaneStay(t *testing.T) {
+	controlPlane := func(n *corev1.Node) { n.Labels = map[string]string{"node-role.kubernetes.io/control-plane": ""} }
+	out := scene{
+		evacuators: []string{maintenancev1alpha1.EvacuatorClassKubelet}, nodes: []*corev1.Node{node("n1", withAgent, controlPlane)},
+		pods: pods(1, "etcd-n1", "n1", annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", "n1")),
+	}.preview(t)
+	if out.PodCount != 0 || len(out.PodsKept) != 1 || out.PodsKept[0].Reason != "static pod (ControlPlaneNode)" {
+		t.Errorf("%d pods leave, kept are %+v, want the pod of the control plane", out.PodCount, out.PodsKept)
+	}
+}
+
 func TestHead(t *testing.T) {
 	out := scene{refused: []string{"n2"}, pods: pods(1, "web", "n1")}.preview(t)
 	if out.Name != "subject" || out.UID != "uid-subject" || out.Generation != 3 || !out.Timestamp.Time.Equal(now) ||

@@ -17,7 +17,9 @@ limitations under the License.
 package plan
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,7 +40,8 @@ const (
 	// LeftTolerant is the reason of DaemonSet pods that tolerate our taint: they would be recreated
 	// immediately.
 	LeftTolerant LeftReason = "DaemonSet pod that tolerates the drain taint"
-	// LeftStatic is the reason of static pods on a node without a node agent.
+	// LeftStatic is the reason of static pods on a node without a node agent. The reason of those
+	// that the server or the agent of the node keeps adds why, see KeptStatic.
 	LeftStatic LeftReason = "static pod"
 	// LeftBudget is the reason of DaemonSet pods whose budget has allowed no disruption for too
 	// long. They are evicted if it does later.
@@ -47,6 +50,18 @@ const (
 	// holds.
 	LeftOwn LeftReason = "server pod that came back"
 )
+
+// KeptStatic returns why a static pod is kept on a node with a node agent, empty for other pods.
+func (r LeftReason) KeptStatic() protocol.KeptReason {
+	reason, _ := strings.CutPrefix(string(r), string(LeftStatic)+" (")
+	if reason == string(r) {
+		return ""
+	}
+	return protocol.KeptReason(strings.TrimSuffix(reason, ")"))
+}
+
+// IsStatic reports whether it is the reason of a static pod.
+func (r LeftReason) IsStatic() bool { return r == LeftStatic || r.KeptStatic() != "" }
 
 // IsLive reports whether a pod runs or will run, or takes something of its node. Terminating pods
 // are live until they are deleted: the kubelet still has to unmount their volumes after their
@@ -92,6 +107,9 @@ func Left(pod *corev1.Pod, podType maintenancev1alpha1.PodType, node *corev1.Nod
 	case maintenancev1alpha1.PodTypeStatic:
 		if !evacuators.Has(maintenancev1alpha1.EvacuatorClassKubelet) || !protocol.HasNodeAgent(node) {
 			return LeftStatic
+		}
+		if reason := protocol.StaticPodFactsOf(node).Kept(pod.Namespace, pod.Name); reason != "" {
+			return LeftReason(fmt.Sprintf("%s (%s)", LeftStatic, reason))
 		}
 	case maintenancev1alpha1.PodTypeDaemonSet:
 		if !evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet) {

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -80,11 +81,16 @@ func TestTypeOf(t *testing.T) {
 func TestLeft(t *testing.T) {
 	none := sets.New[string]()
 	all := sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet, maintenancev1alpha1.EvacuatorClassKubelet)
-	nodeWith := func(status corev1.ConditionStatus) *corev1.Node {
-		return &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
-			{Type: maintenancev1alpha1.NodeConditionAgentReady, Status: status},
-		}}}
+	publishing := func(status corev1.ConditionStatus, kept string) *corev1.Node {
+		return &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{maintenancev1alpha1.AnnotationKeptStaticPods: kept}},
+			Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
+				{Type: maintenancev1alpha1.NodeConditionAgentReady, Status: status},
+			}},
+		}
 	}
+	nodeWith := func(status corev1.ConditionStatus) *corev1.Node { return publishing(status, `{"bootID":""}`) }
+	named := func(p *corev1.Pod) { p.Namespace, p.Name = "kube-system", "proxy-n1" }
 	daemon := func(modify ...func(*corev1.Pod)) *corev1.Pod { return owned("apps/v1", "DaemonSet", "x", modify...) }
 	for name, test := range map[string]struct {
 		pod        *corev1.Pod
@@ -144,6 +150,18 @@ func TestLeft(t *testing.T) {
 			evacuators: all,
 			want:       "",
 		},
+		"a static pod that the agent keeps stays": {
+			pod:        owned("v1", "Node", nodeUID, mirror, named),
+			node:       publishing(corev1.ConditionTrue, `{"bootID":"","pods":{"kube-system/proxy-n1":"ServesTheAPI"}}`),
+			evacuators: all,
+			want:       "static pod (ServesTheAPI)",
+		},
+		"a static pod stays with an agent that has not published what it keeps": {
+			pod:        owned("v1", "Node", nodeUID, mirror),
+			node:       publishing(corev1.ConditionTrue, ""),
+			evacuators: all,
+			want:       "static pod (NotPublished)",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if test.node == nil {
@@ -153,6 +171,22 @@ func TestLeft(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
+	}
+}
+
+func TestKeptStaticReason(t *testing.T) {
+	for reason, test := range map[LeftReason]struct {
+		static bool
+		want   protocol.KeptReason
+	}{
+		LeftStatic:                      {static: true},
+		"static pod (ControlPlaneNode)": {static: true, want: protocol.KeptControlPlane},
+		LeftTolerant:                    {},
+		"":                              {},
+	} {
+		if got := reason.KeptStatic(); got != test.want || reason.IsStatic() != test.static {
+			t.Errorf("%q: got the reason %q, static %t, want %q, %t", reason, got, reason.IsStatic(), test.want, test.static)
+		}
 	}
 }
 

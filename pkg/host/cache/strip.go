@@ -159,7 +159,7 @@ func claims(volumes []corev1.Volume) []corev1.Volume {
 }
 
 // stripNode keeps the fields that cordons and reachability depend on: identity, labels, our
-// annotations, the spec, the conditions and the volumes in use.
+// annotations, the spec, the conditions, the boot ID and the volumes in use.
 func stripNode(node *corev1.Node) {
 	node.ManagedFields = nil
 	for key := range node.Annotations {
@@ -167,7 +167,10 @@ func stripNode(node *corev1.Node) {
 			delete(node.Annotations, key)
 		}
 	}
-	node.Status = corev1.NodeStatus{Conditions: node.Status.Conditions, VolumesInUse: node.Status.VolumesInUse}
+	node.Status = corev1.NodeStatus{
+		Conditions: node.Status.Conditions, VolumesInUse: node.Status.VolumesInUse,
+		NodeInfo: corev1.NodeSystemInfo{BootID: node.Status.NodeInfo.BootID},
+	}
 }
 
 // stripVolumeAttachment keeps the volume, the node, whether it is attached, and the attach error.

@@ -66,13 +66,16 @@ func TestStrip(t *testing.T) {
 				ObjectMeta: *full.DeepCopy(), Spec: corev1.NodeSpec{Unschedulable: true},
 				Status: corev1.NodeStatus{
 					Images:     []corev1.ContainerImage{{}},
+					NodeInfo:   corev1.NodeSystemInfo{BootID: "boot-1", KernelVersion: "6.1"},
 					Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}, agentReady},
 				},
 			},
 			want: &corev1.Node{
 				ObjectMeta: ours,
 				Spec:       corev1.NodeSpec{Unschedulable: true},
-				Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}, agentReady}},
+				Status: corev1.NodeStatus{
+					NodeInfo: corev1.NodeSystemInfo{BootID: "boot-1"}, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady}, agentReady},
+				},
 			},
 		},
 		"a volume attachment keeps its volume, its node, whether it is attached and why it cannot be": {

@@ -193,6 +193,7 @@ func TestFindings(t *testing.T) {
 			var got []string
 			node := node.DeepCopy()
 			if test.agent != "" {
+				metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationKeptStaticPods, `{"bootID":""}`)
 				node.Status.Conditions = []corev1.NodeCondition{{Type: maintenancev1alpha1.NodeConditionAgentReady, Status: test.agent}}
 			}
 			if p, staying := PodOf(test.pod, node, sets.New(test.evacuators...)); staying {
