@@ -136,7 +136,7 @@ func (d controllerDependencies) drains(host hostinformers.SharedInformerFactory,
 	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
 		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Selection: selected, State: state, Rights: rights,
 		Recorder: d.recorder, Clock: realTime, Liveness: d.liveness,
-		StallTimeout: d.options.StallTimeout, CompletedTTL: d.options.CompletedMaintenanceTTL,
+		StallTimeout: d.options.StallTimeout, CompletedTTL: d.options.CompletedMaintenanceTTL, LongGrace: d.options.LongGrace,
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("make controller %s: %w", nodemaintenance.Name, err)
