@@ -62,6 +62,9 @@ func validate(c *v1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
 	errs = append(errs, validateTimes(c)...)
 	errs = append(errs, validatePlaces(c, goos)...)
 	errs = append(errs, validateChoices(c, goos)...)
+	errs = append(errs, oneOf(field.NewPath("staticPods"), c.StaticPods, v1alpha1.StaticPodsEvacuate, v1alpha1.StaticPodsKeep)...)
+	errs = append(errs, validatePatterns(c.KeepStaticPods, field.NewPath("keepStaticPods"))...)
+	errs = append(errs, validatePatterns(c.EvacuateStaticPods, field.NewPath("evacuateStaticPods"))...)
 	return append(errs, validateBindAddress(c.MetricsBindAddress, field.NewPath("metricsBindAddress"))...)
 }
 
@@ -106,7 +109,8 @@ func validateTimes(c *v1alpha1.NodeAgentConfiguration) field.ErrorList {
 			fmt.Sprintf("must be less than maxShutdownDelay (%v)", c.MaxShutdownDelay.Duration)))
 	}
 	errs = append(errs, graceErrs...)
-	return append(errs, inRange(restore, c.APILossRestorePeriod, 10*time.Second, 24*time.Hour)...)
+	errs = append(errs, inRange(restore, c.APILossRestorePeriod, 10*time.Second, 24*time.Hour)...)
+	return append(errs, inRange(field.NewPath("hauloutLossRestorePeriod"), c.HauloutLossRestorePeriod, 10*time.Second, 24*time.Hour)...)
 }
 
 // total returns the sum of the periods of a table; it does not overflow.
@@ -201,6 +205,22 @@ func validateEngine(engine v1alpha1.LocalEngine, fldPath *field.Path) field.Erro
 			"shutdownGracePeriodByPodPriority, shutdownGracePeriod and shutdownGracePeriodCriticalPods from the kubelet's configuration")}
 	}
 	return oneOf(fldPath, engine, v1alpha1.LocalEngineCRI, v1alpha1.LocalEngineNone)
+}
+
+// maxPatterns is the maximum number of patterns of static pods in a list.
+const maxPatterns = 64
+
+func validatePatterns(patterns []string, fldPath *field.Path) field.ErrorList {
+	if len(patterns) > maxPatterns {
+		return field.ErrorList{field.TooMany(fldPath, len(patterns), maxPatterns)}
+	}
+	var errs field.ErrorList
+	for i, pattern := range patterns {
+		if _, err := path.Match(pattern, ""); err != nil || strings.Count(pattern, "/") != 1 {
+			errs = append(errs, field.Invalid(fldPath.Index(i), pattern, "must be <namespace>/<name>, in which * stands for any characters but /"))
+		}
+	}
+	return errs
 }
 
 func oneOf[T ~string](fldPath *field.Path, value T, allowed ...T) field.ErrorList {

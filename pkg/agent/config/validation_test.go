@@ -196,6 +196,32 @@ func TestValidate(t *testing.T) {
 			text:   "between 10s and 24h",
 		},
 
+		"a short restore period without Haulout": {
+			modify: []modifier{func(c *v1alpha1.NodeAgentConfiguration) {
+				c.HauloutLossRestorePeriod = metav1.Duration{Duration: time.Second}
+			}},
+			want: []string{"hauloutLossRestorePeriod FieldValueInvalid"},
+			text: "between 10s and 24h",
+		},
+		"static pods that stay but one": {modify: []modifier{func(c *v1alpha1.NodeAgentConfiguration) {
+			c.StaticPods, c.KeepStaticPods, c.EvacuateStaticPods = "Keep", []string{"kube-system/*"}, []string{"*/logs-[a-c]*"}
+		}}},
+		"a policy of static pods that there is not": {
+			modify: []modifier{set(func(c *v1alpha1.NodeAgentConfiguration) *string { return (*string)(&c.StaticPods) }, "Kill")},
+			want:   []string{"staticPods FieldValueNotSupported"},
+		},
+		"patterns that are none": {
+			modify: []modifier{func(c *v1alpha1.NodeAgentConfiguration) {
+				c.KeepStaticPods, c.EvacuateStaticPods = []string{"kube-system/a", "web"}, []string{"kube-system/[", "a/b/c"}
+			}},
+			want: []string{"keepStaticPods[1] FieldValueInvalid", "evacuateStaticPods[0] FieldValueInvalid", "evacuateStaticPods[1] FieldValueInvalid"},
+			text: "<namespace>/<name>",
+		},
+		"too many patterns": {
+			modify: []modifier{func(c *v1alpha1.NodeAgentConfiguration) { c.KeepStaticPods = slices.Repeat([]string{"a/b"}, 65) }},
+			want:   []string{"keepStaticPods FieldValueTooMany"},
+		},
+
 		"a node name": {modify: []modifier{set(nodeName, "node-1.example.org")}},
 		"a node name that cannot be": {
 			modify: []modifier{set(nodeName, "Node_1")},

@@ -59,6 +59,8 @@ type Facts struct {
 	CgroupDriver string
 	// ContainerRuntimeEndpoint is the endpoint of the CRI.
 	ContainerRuntimeEndpoint string
+	// Kubeconfig is the absolute path of the kubeconfig file, empty if the kubelet has no such flag.
+	Kubeconfig string
 	// NodeName is the name of the node as the kubelet derives it without a cloud provider.
 	NodeName string
 }
@@ -110,6 +112,7 @@ func discover(configPath string, args []string, dir string) (Facts, error) {
 		HealthzAddress:           config.healthzAddress(),
 		CgroupDriver:             or(config.CgroupDriver, defaultCgroupDriver),
 		ContainerRuntimeEndpoint: or(config.ContainerRuntimeEndpoint, DefaultRuntimeEndpoint),
+		Kubeconfig:               absolute(flags["kubeconfig"], dir),
 		NodeName:                 name,
 	}, nil
 }

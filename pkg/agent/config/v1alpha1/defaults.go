@@ -72,6 +72,7 @@ func setDefaults(c *NodeAgentConfiguration, platform platformDefaults) {
 		{&c.StateDirectory, platform.stateDirectory},
 		{(*string)(&c.LocalEngine), string(LocalEngineCRI)},
 		{(*string)(&c.OnForgottenShutdown), string(ForgottenShutdownKeep)},
+		{(*string)(&c.StaticPods), string(StaticPodsEvacuate)},
 	} {
 		if *s.field == "" {
 			*s.field = s.value
@@ -84,6 +85,7 @@ func setDefaults(c *NodeAgentConfiguration, platform platformDefaults) {
 		{&c.MaxShutdownDelay, 30 * time.Minute},
 		{&c.APIGracePeriod, 10 * time.Second},
 		{&c.APILossRestorePeriod, 5 * time.Minute},
+		{&c.HauloutLossRestorePeriod, time.Hour},
 	} {
 		if d.field.Duration == 0 {
 			d.field.Duration = d.value

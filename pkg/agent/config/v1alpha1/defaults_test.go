@@ -51,8 +51,9 @@ func TestDefaults(t *testing.T) {
 				StateDirectory:       "/var/lib/haulout-node-agent",
 				CompleteAfterReboot:  ptr.To(true),
 				OnForgottenShutdown:  "Keep",
-				APILossRestorePeriod: duration(5 * time.Minute),
-				MetricsBindAddress:   ptr.To("127.0.0.1:10271"),
+				StaticPods:           "Evacuate",
+				APILossRestorePeriod: duration(5 * time.Minute), HauloutLossRestorePeriod: duration(time.Hour),
+				MetricsBindAddress: ptr.To("127.0.0.1:10271"),
 			},
 		},
 		"the places of Windows": {
@@ -64,7 +65,9 @@ func TestDefaults(t *testing.T) {
 				LocalEngine:                      LocalEngineNone,
 				CompleteAfterReboot:              ptr.To(false),
 				OnForgottenShutdown:              ForgottenShutdownCancel,
+				StaticPods:                       StaticPodsKeep,
 				APILossRestorePeriod:             duration(time.Hour),
+				HauloutLossRestorePeriod:         duration(time.Minute),
 				MetricsBindAddress:               ptr.To(""),
 			},
 			want: NodeAgentConfiguration{
@@ -80,8 +83,9 @@ func TestDefaults(t *testing.T) {
 				StateDirectory:       `C:\ProgramData\haulout-node-agent`,
 				CompleteAfterReboot:  ptr.To(false),
 				OnForgottenShutdown:  "Cancel",
-				APILossRestorePeriod: duration(time.Hour),
-				MetricsBindAddress:   ptr.To(""),
+				StaticPods:           StaticPodsKeep,
+				APILossRestorePeriod: duration(time.Hour), HauloutLossRestorePeriod: duration(time.Minute),
+				MetricsBindAddress: ptr.To(""),
 			},
 		},
 	} {
@@ -111,11 +115,11 @@ func TestDefaultTableIsNotShared(t *testing.T) {
 	}
 }
 
-// Every field has a default except those for which "" has a meaning.
+// Every field has a default except those whose zero value has a meaning.
 func TestEachFieldHasADefault(t *testing.T) {
 	var c NodeAgentConfiguration
 	SetDefaults_NodeAgentConfiguration(&c)
-	empty := map[string]bool{"TypeMeta": true, "NodeName": true, "StaticPodPath": true, "RuntimeEndpoint": true}
+	empty := map[string]bool{"TypeMeta": true, "NodeName": true, "StaticPodPath": true, "RuntimeEndpoint": true, "KeepStaticPods": true, "EvacuateStaticPods": true}
 	value := reflect.ValueOf(c)
 	for i := range value.NumField() {
 		if name := value.Type().Field(i).Name; value.Field(i).IsZero() != empty[name] {

@@ -43,6 +43,16 @@ const (
 	ForgottenShutdownCancel ForgottenShutdownPolicy = "Cancel"
 )
 
+// StaticPodPolicy is what happens to the static pods of a node under maintenance.
+type StaticPodPolicy string
+
+const (
+	// StaticPodsEvacuate stops static pods when a maintenance asks them to leave.
+	StaticPodsEvacuate StaticPodPolicy = "Evacuate"
+	// StaticPodsKeep keeps static pods running.
+	StaticPodsKeep StaticPodPolicy = "Keep"
+)
+
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
 // NodeAgentConfiguration is the configuration file of haulout-node-agent.
@@ -110,9 +120,29 @@ type NodeAgentConfiguration struct {
 	// pending shutdown: Keep or Cancel. The default is Keep.
 	OnForgottenShutdown ForgottenShutdownPolicy `json:"onForgottenShutdown,omitempty"`
 
-	// apiLossRestorePeriod is how long the API may be unreachable after a boot before the agent
-	// restores the parked static pods of a control plane, from 10s to 24h. The default is 5m.
+	// staticPods is what happens to the static pods of a node under maintenance: Evacuate or Keep.
+	// Keep leaves all of them running. The default is Evacuate, which keeps those of a control plane
+	// all the same.
+	StaticPods StaticPodPolicy `json:"staticPods,omitempty"`
+
+	// keepStaticPods are patterns of static pods that are kept, as <namespace>/<name>; * stands for
+	// any characters but /. The name may be that of the manifest or that of the mirror pod, which
+	// ends with the name of the node. At most 64.
+	KeepStaticPods []string `json:"keepStaticPods,omitempty"`
+
+	// evacuateStaticPods are patterns of static pods that leave although staticPods is Keep or a
+	// part of a control plane runs on the node. They do not apply to the programs of a control
+	// plane, to pods through which the kubelet may reach the API server, and to Nodes with a label
+	// of a control plane. keepStaticPods has precedence. At most 64.
+	EvacuateStaticPods []string `json:"evacuateStaticPods,omitempty"`
+
+	// apiLossRestorePeriod is how long neither Kubernetes nor Haulout may answer before the agent
+	// restores the parked static pods, from 10s to 24h. The default is 5m.
 	APILossRestorePeriod metav1.Duration `json:"apiLossRestorePeriod"`
+
+	// hauloutLossRestorePeriod is how long Haulout may not answer, while Kubernetes does, before the
+	// agent restores the parked static pods, from 10s to 24h. The default is 1h.
+	HauloutLossRestorePeriod metav1.Duration `json:"hauloutLossRestorePeriod"`
 
 	// metricsBindAddress is the IP address and port of the endpoints /metrics, /healthz and
 	// /statusz. They need no authentication, so the address should be a loopback address. If "",

@@ -41,7 +41,18 @@ func (in *NodeAgentConfiguration) DeepCopyInto(out *NodeAgentConfiguration) {
 		*out = new(bool)
 		**out = **in
 	}
+	if in.KeepStaticPods != nil {
+		in, out := &in.KeepStaticPods, &out.KeepStaticPods
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
+	if in.EvacuateStaticPods != nil {
+		in, out := &in.EvacuateStaticPods, &out.EvacuateStaticPods
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	out.APILossRestorePeriod = in.APILossRestorePeriod
+	out.HauloutLossRestorePeriod = in.HauloutLossRestorePeriod
 	if in.MetricsBindAddress != nil {
 		in, out := &in.MetricsBindAddress, &out.MetricsBindAddress
 		*out = new(string)
