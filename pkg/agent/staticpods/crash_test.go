@@ -144,7 +144,7 @@ func TestCrashes(t *testing.T) {
 		"manifests/c.yaml": "-> ../sources/web.yaml", "sources/web.yaml": text("web", "  priority: 3"), "manifests/db.yaml": text("db"),
 	}
 	parkedAll := func(w *tree) {
-		if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, ""); err != nil {
+		if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
 			w.Fatal(err)
 		}
 	}
@@ -165,7 +165,7 @@ func TestCrashes(t *testing.T) {
 		entries  []string
 	}{
 		"park": {
-			run:   func(f *folder) error { _, err := f.park(mirror("web"), forUpdate, ""); return err },
+			run:   func(f *folder) error { _, err := f.park(mirror("web"), forUpdate, "", nil); return err },
 			again: parkAgain, want: parked, entries: entries,
 		},
 		"hold": {
@@ -174,8 +174,8 @@ func TestCrashes(t *testing.T) {
 				w.write("manifests/a.yaml", text("web", "  priority: 4"))
 				w.write("manifests/d.yaml", text("web", "  priority: 5"))
 			},
-			run:      func(f *folder) error { _, err := f.hold(always); return err },
-			again:    func(f *folder) error { _, err := f.hold(always); return err },
+			run:      func(f *folder) error { _, err := f.hold(each, always); return err },
+			again:    func(f *folder) error { _, err := f.hold(each, always); return err },
 			replaces: []string{text("web", "  priority: 1")},
 			want:     append(slices.Clone(parked), ".nm-parked/uid-update/d.yaml"),
 			entries:  append(slices.Clone(entries), "uid-update/d.yaml <- manifests/d.yaml default/web-node-7"),
@@ -203,7 +203,7 @@ func TestCrashes(t *testing.T) {
 				parkedAll(w)
 				w.write("manifests/a.yaml", text("api"))
 			},
-			run:   func(f *folder) error { _, err := f.park(mirror("api"), forUpdate, ""); return err },
+			run:   func(f *folder) error { _, err := f.park(mirror("api"), forUpdate, "", nil); return err },
 			again: func(f *folder) error { return parkUnlessParked(f, "api") },
 			want:  append(slices.Clone(parked), ".nm-parked/archive/a.yaml"),
 			entries: []string{
@@ -291,13 +291,13 @@ func parkUnlessParked(f *folder, name string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := f.hold(always); err != nil {
+	if _, err := f.hold(each, always); err != nil {
 		return err
 	}
 	if slices.ContainsFunc(entries, func(e Entry) bool { return e.Name == name+"-node-7" }) {
 		return nil
 	}
-	_, err = f.park(mirror(name), forUpdate, "")
+	_, err = f.park(mirror(name), forUpdate, "", nil)
 	return err
 }
 
@@ -307,7 +307,7 @@ func restoreAgain(f *folder) error {
 	if _, err := f.restore(func(e *Entry) bool { return e.Restoring }); err != nil {
 		return err
 	}
-	if _, err := f.hold(func() (string, error) { return "", errors.New("a restored manifest was about to be held") }); err != nil {
+	if _, err := f.hold(each, func() (string, error) { return "", errors.New("a restored manifest was about to be held") }); err != nil {
 		return err
 	}
 	_, err := f.restore(all)

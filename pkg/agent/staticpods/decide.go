@@ -17,11 +17,12 @@ limitations under the License.
 package staticpods
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 )
 
 // Annotations of the kubelet on mirror pods.
@@ -54,10 +55,12 @@ type situation struct {
 	instance string
 	// latency is how long the kubelet may take to see a change of the folder.
 	latency time.Duration
-	// unhealthy is why the kubelet is not healthy, refusal is why the pod must not be stopped. They
-	// are known only if the pod could be parked otherwise.
+	// kept is why the pod must not be stopped, unhealthy why the kubelet or the container runtime
+	// is not healthy. They are known only if the pod could be parked otherwise.
+	kept      protocol.KeptReason
 	unhealthy error
-	refusal   *Refusal
+	// runtime is why the container runtime does not tell whether a parked pod still runs.
+	runtime error
 }
 
 // step is what is to be done next about a pod.
@@ -106,13 +109,12 @@ func decide(s situation) decision {
 		return decision{step: stepWait, message: fmt.Sprintf(
 			"%s has no manifest of static pod %s/%s, so it cannot be parked; the kubelet stops the pod if the manifest was removed",
 			s.dir, s.namespace, s.name)}
-	case s.refusal != nil && s.refusal.Final:
-		return decision{step: stepGiveUp, message: s.refusal.Message}
-	case s.refusal != nil:
-		return decision{step: stepWait, message: s.refusal.Message}
+	case s.kept != "":
+		return decision{step: stepWait, message: fmt.Sprintf(
+			"static pod %s/%s keeps running until the machine goes down (%s)", s.namespace, s.name, s.kept)}
 	case s.unhealthy != nil:
 		return decision{step: stepWait, message: fmt.Sprintf(
-			"static pod %s/%s is stopped once the kubelet is healthy, which otherwise could kill its containers: %v", s.namespace, s.name, s.unhealthy)}
+			"static pod %s/%s is stopped once the kubelet and the container runtime are healthy: %v", s.namespace, s.name, s.unhealthy)}
 	}
 	return decision{step: stepPark}
 }
@@ -136,6 +138,10 @@ func watch(s situation) decision {
 	}
 	if since.After(s.now) {
 		since = s.now // the clock was set back
+	}
+	if s.runtime != nil {
+		return decision{step: stepWait, message: fmt.Sprintf(
+			"static pod %s/%s was told to stop, and it is not known whether it has: %v", s.namespace, s.name, s.runtime)}
 	}
 	isGone := s.pod == nil || s.pod.Annotations[corev1.MirrorPodAnnotationKey] == ""
 	if isGone && !s.running && s.manifests == 0 {
@@ -171,6 +177,3 @@ func maintenanceOf(s situation) string {
 	}
 	return fmt.Sprintf(" %s (%s)", list[0].Name, list[0].reason)
 }
-
-// errNoAPI is the error if the Kubernetes API does not answer.
-var errNoAPI = errors.New("the Kubernetes API does not answer")

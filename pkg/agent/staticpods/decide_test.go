@@ -23,6 +23,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 )
 
 func TestDecide(t *testing.T) {
@@ -67,13 +69,13 @@ func TestDecide(t *testing.T) {
 		"wait for a healthy kubelet": {
 			situation: situationOf(func(s *situation) { s.unhealthy = errors.New("refused") }), step: stepWait, message: "healthy",
 		},
-		"give up what is refused for good": {
-			situation: situationOf(func(s *situation) { s.refusal = &Refusal{Message: "it is the API", Final: true} }),
-			step:      stepGiveUp, message: "it is the API",
+		"keep a pod of the control plane": {
+			situation: situationOf(func(s *situation) { s.kept, s.unhealthy = protocol.KeptControlPlane, errors.New("refused") }),
+			step:      stepWait, message: "keeps running until the machine goes down (ControlPlaneNode)",
 		},
-		"wait while it is refused": {
-			situation: situationOf(func(s *situation) { s.refusal, s.unhealthy = &Refusal{Message: "it is the API"}, errors.New("refused") }),
-			step:      stepWait, message: "it is the API",
+		"wait for the runtime to tell whether a pod runs": {
+			situation: situationOf(isParked(), gone, func(s *situation) { s.runtime = errors.New("ask the container runtime: refused") }),
+			step:      stepWait, message: "it is not known whether it has: ask the container runtime",
 		},
 		"watch": {
 			situation: situationOf(isParked()), step: stepWatch, message: "due to node maintenance update;", expected: 2 * time.Second,

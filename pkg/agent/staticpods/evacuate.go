@@ -46,6 +46,8 @@ type evacuation struct {
 	// said is the last reported message, at the time of the last report.
 	said string
 	at   time.Time
+	// targeting are the maintenances for which this process has parked the pod.
+	targeting []Maintenance
 	// restarted: the event of a restarted kubelet was reported.
 	restarted bool
 }
@@ -109,23 +111,26 @@ func (w *evacuation) gather(ctx context.Context) (situation, error) {
 		return s, err
 	}
 	s.manifests = len(manifests)
-	if s.isMirror {
-		list, err := k.maintenances(ctx)
-		if err == nil {
-			s.targeting, err = targeting(list, k.NodeName, priorityOf(s.pod), s.pod.Labels)
-		}
-		if err != nil && len(s.parked) == 0 {
-			return s, err
-		}
-	}
 	if len(s.parked) > 0 {
-		s.instance = k.instance(ctx)
-		s.running, err = w.running(ctx, s)
+		s.targeting, s.instance = w.targeting, k.instance(ctx)
+		s.running, s.runtime = w.running(ctx, s)
+		return s, nil
+	}
+	list, err := k.maintenances(ctx)
+	if err != nil {
 		return s, err
 	}
-	if len(s.targeting) > 0 && s.manifests > 0 {
-		s.unhealthy = k.Kubelet.Check(ctx)
-		s.refusal = k.Guard.Check(ctx, s.pod)
+	if s.targeting, err = targeting(list, k.NodeName, priorityOf(s.pod), s.pod.Labels); err != nil || len(s.targeting) == 0 || s.manifests == 0 {
+		return s, err
+	}
+	kept, err := k.kept(ctx)
+	if err != nil {
+		return s, err
+	}
+	s.kept = kept[w.key]
+	if s.unhealthy = k.Kubelet.Check(ctx); s.unhealthy == nil {
+		// Without the runtime, the pod's end would never be seen.
+		_, s.unhealthy = w.running(ctx, s)
 	}
 	return s, nil
 }
@@ -173,7 +178,7 @@ func (w *evacuation) act(ctx context.Context, s situation, d decision) (over boo
 		k.Event(corev1.EventTypeWarning, EventNotStopped, d.message)
 		return true, errors.New(d.message)
 	case stepWait:
-		if s.refusal != nil && d.message != w.said {
+		if s.kept != "" && d.message != w.said {
 			k.Event(corev1.EventTypeWarning, EventNotStopped, d.message)
 		}
 		w.report(ctx, d)
@@ -203,7 +208,7 @@ func (w *evacuation) act(ctx context.Context, s situation, d decision) (over boo
 // park parks the pod's manifests, and reports why if it cannot.
 func (w *evacuation) park(ctx context.Context, s situation) {
 	k := w.keeper
-	parked, err := k.folder.park(s.pod, s.targeting, k.instance(ctx))
+	parked, err := k.folder.park(s.pod, s.targeting, k.instance(ctx), k.cluster(ctx))
 	for range parked {
 		manifestMoves.WithLabelValues(moveParked).Inc()
 	}
@@ -219,7 +224,7 @@ func (w *evacuation) park(ctx context.Context, s situation) {
 	}
 	klog.FromContext(ctx).Info("Manifests parked", "files", parked, "maintenance", s.targeting[0].Name)
 	k.Event(corev1.EventTypeNormal, EventParked, fmt.Sprintf("Static pod %s is stopped for NodeMaintenance %s", w.key, s.targeting[0].Name))
-	s.now = k.clock.Now()
+	w.targeting, s.now = s.targeting, k.clock.Now()
 	s.parked = []Entry{{ParkedAt: s.now, GracePeriodSeconds: int64(gracePeriodOf(s.pod).Seconds()), Maintenances: s.targeting}}
 	s.manifests, s.running = 0, true
 	w.report(ctx, decide(s))

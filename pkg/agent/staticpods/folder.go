@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -37,6 +38,8 @@ const (
 	parkingName = ".nm-parked"
 	// indexName, lockName and archiveName are in the parking folder.
 	indexName, lockName, archiveName = "index.json", ".lock", "archive"
+	// foreignName has the manifests of other clusters.
+	foreignName = "foreign"
 	// probeName is the name of the file of the test rename. The kubelet ignores it because of the
 	// dot.
 	probeName = ".haulout-probe"
@@ -188,7 +191,7 @@ func (f *folder) parked() ([]string, error) {
 	}
 	var found []string
 	for _, below := range folders {
-		if !below.IsDir() || below.Name() == archiveName {
+		if !below.IsDir() || below.Name() == archiveName || below.Name() == foreignName {
 			continue
 		}
 		files, err := f.files.ReadDir(filepath.Join(f.parking, below.Name()))
@@ -291,7 +294,7 @@ func (f *folder) change(key types.NamespacedName, mod func(*Entry)) error {
 
 // park moves all manifests of a pod to the folder of the first of the maintenances. The pod is the
 // mirror pod.
-func (f *folder) park(pod *corev1.Pod, maintenances []Maintenance, instance string) ([]string, error) {
+func (f *folder) park(pod *corev1.Pod, maintenances []Maintenance, instance string, cluster *Cluster) ([]string, error) {
 	if len(maintenances) == 0 {
 		return nil, errors.New("a maintenance is required")
 	}
@@ -316,8 +319,50 @@ func (f *folder) park(pod *corev1.Pod, maintenances []Maintenance, instance stri
 	}
 	return f.move(i, to, manifests, func(e *Entry) {
 		e.describe(pod)
-		e.Maintenances, e.ParkedAt, e.KubeletInstance, e.Stopped = maintenances, f.now(), instance, false
+		e.Maintenances, e.ParkedAt, e.KubeletInstance, e.Stopped, e.Cluster = maintenances, f.now(), instance, false, cluster
 	})
+}
+
+// parkedPods returns the pods in the parked manifests that can be read.
+func (f *folder) parkedPods() ([]*corev1.Pod, error) {
+	entries, err := f.entries()
+	var pods []*corev1.Pod
+	for i := range entries {
+		data, err := f.files.ReadFile(f.path(&entries[i]))
+		if err != nil {
+			continue // a link has its meaning at its origin
+		}
+		if pod, err := parseManifest(data, f.node); err == nil {
+			pods = append(pods, pod)
+		}
+	}
+	return pods, err
+}
+
+// setAside moves the selected manifests to the folder of other clusters.
+func (f *folder) setAside(selected func(*Entry) bool) ([]restored, error) {
+	i, unlock, err := f.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	var done []restored
+	var errs []error
+	for _, e := range slices.Clone(i.Entries) {
+		if !selected(e) {
+			continue
+		}
+		target, err := f.archive(i, e, foreignName)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		done = append(done, restored{*e, target})
+	}
+	if len(done) > 0 {
+		errs = append(errs, f.syncAll(done), f.save(i))
+	}
+	return done, errors.Join(errs...)
 }
 
 // reappeared returns the manifests in the static pod folder of pods that are parked.
@@ -340,15 +385,16 @@ func (f *folder) reappeared(i *index) (map[types.NamespacedName][]manifest, erro
 	return held, nil
 }
 
-// hold parks the manifests of parked pods that are in the static pod folder again, if the check
-// allows it. The newest manifest replaces a parked one of the same path.
-func (f *folder) hold(check func() (instance string, err error)) ([]Entry, error) {
+// hold parks the manifests of the due parked pods that are in the static pod folder again, if the
+// check allows it. The newest manifest replaces a parked one of the same path.
+func (f *folder) hold(due func(types.NamespacedName) bool, check func() (instance string, err error)) ([]Entry, error) {
 	i, unlock, err := f.begin()
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
 	held, err := f.reappeared(i)
+	maps.DeleteFunc(held, func(key types.NamespacedName, _ []manifest) bool { return !due(key) })
 	if err != nil || len(held) == 0 {
 		return nil, err
 	}
@@ -362,7 +408,7 @@ func (f *folder) hold(check func() (instance string, err error)) ([]Entry, error
 		first := *i.pod(key)[0]
 		_, err := f.move(i, filepath.Dir(filepath.FromSlash(first.File)), manifests, func(e *Entry) {
 			e.describe(manifests[0].pod)
-			e.StaticUIDs, e.Priority, e.Maintenances = first.StaticUIDs, first.Priority, first.Maintenances
+			e.StaticUIDs, e.Priority, e.Maintenances, e.Cluster = first.StaticUIDs, first.Priority, first.Maintenances, first.Cluster
 			e.ParkedAt, e.KubeletInstance, e.Stopped = f.now(), instance, false
 		})
 		if err != nil {
@@ -388,7 +434,7 @@ func (f *folder) move(i *index, to string, manifests []manifest, describe func(*
 		e := i.file(file)
 		if e != nil && (e.Namespace != m.pod.Namespace || e.Name != m.pod.Name) {
 			// The path was that of another pod, whose manifest was replaced in the folder.
-			if _, err := f.archive(i, e); err != nil {
+			if _, err := f.archive(i, e, archiveName); err != nil {
 				return nil, err
 			}
 			e = nil
@@ -472,7 +518,7 @@ func (f *folder) restoreOne(i *index, e *Entry) (archived string, err error) {
 	switch err := f.files.RenameNew(f.path(e), e.Origin); {
 	case errors.Is(err, fs.ErrExist):
 		// A newer manifest is there.
-		return f.archive(i, e)
+		return f.archive(i, e, archiveName)
 	case isCrossDevice(err):
 		return "", f.crossDevice(err)
 	case err != nil:
@@ -482,9 +528,9 @@ func (f *folder) restoreOne(i *index, e *Entry) (archived string, err error) {
 	return "", nil
 }
 
-// archive moves a parked manifest to the archive.
-func (f *folder) archive(i *index, e *Entry) (string, error) {
-	dir := filepath.Join(f.parking, archiveName)
+// archive moves a parked manifest to the archive, or to another folder that is not restored.
+func (f *folder) archive(i *index, e *Entry, to string) (string, error) {
+	dir := filepath.Join(f.parking, to)
 	if err := f.files.MkdirAll(dir, 0o700); err != nil {
 		return "", err
 	}
@@ -554,5 +600,5 @@ func (f *folder) probe() error {
 
 // isFolderName reports whether a text is a safe name of a folder for one maintenance.
 func isFolderName(name string) bool {
-	return name != archiveName && !isIgnored(name) && !strings.ContainsAny(name, `/\`) && filepath.IsLocal(name)
+	return name != archiveName && name != foreignName && !isIgnored(name) && !strings.ContainsAny(name, `/\`) && filepath.IsLocal(name)
 }

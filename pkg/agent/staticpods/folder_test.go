@@ -180,6 +180,9 @@ func (w *tree) wantEntries(want ...string) {
 func all(*Entry) bool { return true }
 
 // always allows a hold.
+// each selects every pod.
+func each(types.NamespacedName) bool { return true }
+
 func always() (string, error) { return "instance-1", nil }
 
 func TestPark(t *testing.T) {
@@ -237,7 +240,7 @@ func TestPark(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newTree(t, tc.files)
-			if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "instance-1"); err != nil {
+			if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "instance-1", nil); err != nil {
 				t.Fatal(err)
 			}
 			w.want(tc.want...)
@@ -265,7 +268,7 @@ func TestEntryOfAParkedManifest(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
 	pod := mirror("web", func(p *corev1.Pod) { p.Labels = map[string]string{"app": "web"}; p.Spec.HostNetwork = true })
 	f := w.folder(osFiles{})
-	if _, err := f.park(pod, forUpdate, "instance-1"); err != nil {
+	if _, err := f.park(pod, forUpdate, "instance-1", nil); err != nil {
 		t.Fatal(err)
 	}
 	got, err := f.entries()
@@ -275,7 +278,7 @@ func TestEntryOfAParkedManifest(t *testing.T) {
 	want := []Entry{{
 		File: "uid-update/web.yaml", Origin: filepath.Join(w.dir(), "web.yaml"), SHA256: hashOf([]byte(text("web"))), Mode: "-rw-r--r--",
 		Namespace: "default", Name: "web-node-7", StaticUIDs: []types.UID{"static-web"}, Priority: 1000,
-		Labels: map[string]string{"app": "web"}, GracePeriodSeconds: 5, ServesAPI: true, Maintenances: forUpdate,
+		Labels: map[string]string{"app": "web"}, GracePeriodSeconds: 5, Maintenances: forUpdate,
 		ParkedAt: at, KubeletInstance: "instance-1",
 	}}
 	if diff := gocmp.Diff(want, got, gocmp.AllowUnexported(Maintenance{})); diff != "" {
@@ -292,7 +295,7 @@ func TestParkingKeepsModeAndTheFolderIsPrivate(t *testing.T) {
 	if err := os.Chmod(filepath.Join(w.dir(), "web.yaml"), 0o640); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, ""); err != nil {
+	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]fs.FileMode{
@@ -320,7 +323,7 @@ func TestParkRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
-			_, err := w.folder(osFiles{}).park(mirror(tc.pod), tc.maintenances, "")
+			_, err := w.folder(osFiles{}).park(mirror(tc.pod), tc.maintenances, "", nil)
 			if err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, want an error with %q", err, tc.want)
 			}
@@ -367,13 +370,13 @@ func TestHold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newTree(t, parked)
 			f := w.folder(osFiles{})
-			if _, err := f.park(mirror("web"), forUpdate, "instance-1"); err != nil {
+			if _, err := f.park(mirror("web"), forUpdate, "instance-1", nil); err != nil {
 				t.Fatal(err)
 			}
 			for name, content := range tc.puts {
 				w.write(name, content)
 			}
-			if _, err := f.hold(always); err != nil {
+			if _, err := f.hold(each, always); err != nil {
 				t.Fatal(err)
 			}
 			w.want(tc.want...)
@@ -388,12 +391,12 @@ func TestHold(t *testing.T) {
 func TestHoldNeedsTheCheck(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
 	f := w.folder(osFiles{})
-	if _, err := f.park(mirror("web"), forUpdate, ""); err != nil {
+	if _, err := f.park(mirror("web"), forUpdate, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	w.write("manifests/web.yaml", text("web"))
 	errDown := errors.New("the kubelet is down")
-	if _, err := f.hold(func() (string, error) { return "", errDown }); !errors.Is(err, errDown) {
+	if _, err := f.hold(each, func() (string, error) { return "", errDown }); !errors.Is(err, errDown) {
 		t.Errorf("got %v, want %v", err, errDown)
 	}
 	w.want(".nm-parked/uid-update/web.yaml", "manifests/web.yaml")
@@ -402,11 +405,11 @@ func TestHoldNeedsTheCheck(t *testing.T) {
 func TestParkedManifestOfAnotherPodGoesToTheArchive(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
 	f := w.folder(osFiles{})
-	if _, err := f.park(mirror("web"), forUpdate, ""); err != nil {
+	if _, err := f.park(mirror("web"), forUpdate, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	w.write("manifests/web.yaml", text("api"))
-	if _, err := f.park(mirror("api"), forUpdate, ""); err != nil {
+	if _, err := f.park(mirror("api"), forUpdate, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	w.want(".nm-parked/archive/web.yaml", ".nm-parked/uid-update/web.yaml")
@@ -419,7 +422,7 @@ func TestParkedManifestOfAnotherPodGoesToTheArchive(t *testing.T) {
 func TestRestoreKeepsANewerManifest(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web"), ".nm-parked/archive/web.yaml": "older"})
 	f := w.folder(osFiles{})
-	if _, err := f.park(mirror("web"), forUpdate, ""); err != nil {
+	if _, err := f.park(mirror("web"), forUpdate, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	w.write("manifests/web.yaml", text("web", "  priority: 5"))
@@ -458,7 +461,7 @@ func TestIndexFollowsTheFiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
-			if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, ""); err != nil {
+			if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
 				t.Fatal(err)
 			}
 			tc.damage(w)
@@ -477,7 +480,7 @@ func (w *tree) remove(name string) {
 
 func TestADamagedIndexIsKept(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
-	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, ""); err != nil {
+	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	w.write(".nm-parked/index.json", "damaged")
@@ -498,7 +501,7 @@ func TestRebuiltEntryDescribesItsPod(t *testing.T) {
 		},
 		"with a class of the cluster": {
 			text("web", "  priorityClassName: system-cluster-critical\n  hostNetwork: true"),
-			Entry{Priority: 2000000000, GracePeriodSeconds: 30, ServesAPI: true},
+			Entry{Priority: 2000000000, GracePeriodSeconds: 30},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -507,7 +510,7 @@ func TestRebuiltEntryDescribesItsPod(t *testing.T) {
 			if err != nil || len(entries) != 1 {
 				t.Fatalf("got %+v, %v, want one entry", entries, err)
 			}
-			got := Entry{Priority: entries[0].Priority, GracePeriodSeconds: entries[0].GracePeriodSeconds, ServesAPI: entries[0].ServesAPI}
+			got := Entry{Priority: entries[0].Priority, GracePeriodSeconds: entries[0].GracePeriodSeconds}
 			if diff := gocmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -522,7 +525,7 @@ func TestALinkedStaticPodFolder(t *testing.T) {
 	w := newTree(t, map[string]string{"data/real/web.yaml": text("web")})
 	w.remove("manifests")
 	w.write("manifests", "-> data/real")
-	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, ""); err != nil {
+	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	w.want("manifests", "data/.nm-parked/uid-update/web.yaml")
@@ -579,7 +582,7 @@ func (f failing) WriteFile(name string, data []byte, mode fs.FileMode) error {
 
 func TestTwoMountsAreNamed(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
-	_, err := w.folder(onlyManifests{}).park(mirror("web"), forUpdate, "")
+	_, err := w.folder(onlyManifests{}).park(mirror("web"), forUpdate, "", nil)
 	if err == nil || !strings.Contains(err.Error(), "on one mount") || !isCrossDevice(err) {
 		t.Errorf("got %v, want an error about mounts", err)
 	}

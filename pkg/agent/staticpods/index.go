@@ -62,9 +62,8 @@ type Entry struct {
 	Priority           int32             `json:"priority"`
 	Labels             map[string]string `json:"labels,omitempty"`
 	GracePeriodSeconds int64             `json:"gracePeriodSeconds"`
-	// ServesAPI: clients may reach the API through the pod. Without the API for too long, the agent
-	// restores it.
-	ServesAPI bool `json:"servesAPI,omitempty"`
+	// Cluster is the cluster in which the manifest was parked; nil in an index of an older version.
+	Cluster *Cluster `json:"cluster,omitempty"`
 	// Maintenances are those that target the pod, as last seen.
 	Maintenances []Maintenance `json:"maintenances"`
 	// ParkedAt is when the manifest was moved.
@@ -85,7 +84,7 @@ func (e *Entry) Pod() types.NamespacedName {
 // describe copies what an entry has about its pod.
 func (e *Entry) describe(pod *corev1.Pod) {
 	e.Namespace, e.Name, e.Labels = pod.Namespace, pod.Name, pod.Labels
-	e.Priority, e.GracePeriodSeconds, e.ServesAPI = priorityOf(pod), int64(gracePeriodOf(pod).Seconds()), mayServeAPI(pod)
+	e.Priority, e.GracePeriodSeconds = priorityOf(pod), int64(gracePeriodOf(pod).Seconds())
 	if uid := types.UID(pod.Annotations[corev1.MirrorPodAnnotationKey]); uid != "" && !slices.Contains(e.StaticUIDs, uid) {
 		e.StaticUIDs = append(e.StaticUIDs, uid)
 	}

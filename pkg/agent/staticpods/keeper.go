@@ -17,6 +17,7 @@ limitations under the License.
 package staticpods
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,14 +27,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"haulout.dev/haulout/pkg/apis/maintenance"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/evacuator"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
@@ -51,6 +49,10 @@ const (
 	// EventRestoredWithoutAPI: the manifests of static pods returned because the API did not
 	// answer. About the node.
 	EventRestoredWithoutAPI = "StaticPodRestoredWithoutAPI"
+	// EventForeign: a parked manifest is of another cluster and was set aside. About the node.
+	EventForeign = "StaticPodOfAnotherCluster"
+	// EventTrouble: work on static pods has failed for a minute. About the node.
+	EventTrouble = "StaticPodsNotAsTheyShouldBe"
 	// EventNotStopped: a static pod cannot be stopped. About the node.
 	EventNotStopped = "StaticPodNotStopped"
 	// EventKubeletRestarted: the kubelet was restarted while a static pod was terminating.
@@ -59,8 +61,8 @@ const (
 )
 
 const (
-	// relistPeriod is how often the Keeper lists the folder and the maintenances while manifests
-	// are parked.
+	// relistPeriod is how often the Keeper lists the folder, and reads its Node while manifests are
+	// parked.
 	relistPeriod = 10 * time.Second
 	// pollPeriod is how often it checks a terminating pod.
 	pollPeriod = 2 * time.Second
@@ -69,6 +71,9 @@ const (
 	// pollingLatency is how long a kubelet without file events takes to see a change of the folder,
 	// its default fileCheckFrequency.
 	pollingLatency = 20 * time.Second
+	// shortestHold and longestHold limit the pause before a manifest that a program puts back again
+	// and again is parked again; the pause doubles.
+	shortestHold, longestHold = time.Second, 5 * time.Minute
 )
 
 // Containers knows the containers of the node.
@@ -92,20 +97,28 @@ type Config struct {
 	Dir string
 	// NodeName is the name of the node.
 	NodeName string
-	// Kubelet, Containers and Guard are the node as the Keeper sees it.
+	// Kubelet and Containers are the node as the Keeper sees it.
 	Kubelet    Kubelet
 	Containers Containers
-	Guard      Guard
+	// Policy is what the configuration says about static pods.
+	Policy Policy
+	// Server returns the URL of the API server in the kubelet's kubeconfig, CA the certificates of
+	// its authorities.
+	Server func() (string, error)
+	CA     func() ([]byte, error)
+	// Static returns the static pods of the node that the API knows.
+	Static func() []types.NamespacedName
 	// Kube and Maintenance are clients with the kubelet's identity.
 	Kube        kubernetes.Interface
 	Maintenance versioned.Interface
-	// APILossRestorePeriod is how long the Kubernetes API may be gone before the Keeper restores
-	// the static pods that may serve it.
-	APILossRestorePeriod time.Duration
+	// APILossRestorePeriod is how long neither Kubernetes nor Haulout may answer before the Keeper
+	// restores all static pods, HauloutLossRestorePeriod how long Haulout may not while Kubernetes
+	// does.
+	APILossRestorePeriod, HauloutLossRestorePeriod time.Duration
 	// PollingOnly: the Keeper does not watch the folder, and the kubelet does not either (Windows).
 	PollingOnly bool
-	// Leaving reports whether the machine shuts down: then the Keeper restores nothing because of a
-	// lost API. nil means never.
+	// Leaving reports whether the machine shuts down: then the Keeper restores nothing because of an
+	// API that does not answer. nil means never.
 	Leaving func() bool
 	// Event reports an event of the node; nil means none.
 	Event func(eventType, reason, message string)
@@ -123,10 +136,33 @@ type Keeper struct {
 	held, decided chan struct{}
 
 	mu sync.Mutex
-	// problem is why manifests cannot be moved.
-	problem string
-	// lostSince is when the Kubernetes API was first found gone, zero while it answers.
-	lostSince time.Time
+	// problem is why manifests cannot be moved, troubles is the work that fails.
+	problem  string
+	troubles map[string]*trouble
+	// lostSince is when Kubernetes and Haulout were first found gone, hauloutLostSince when Haulout
+	// was; zero while they answer.
+	lostSince, hauloutLostSince time.Time
+	// seen is the Node as last read, at the time seenAt. published: it has what is kept. place is
+	// where the API server was last found, namespace the UID of kube-system once it is known.
+	seen      *corev1.Node
+	seenAt    time.Time
+	published bool
+	place     apiPlace
+	namespace types.UID
+	// list are the maintenances of the last list, at listedAt.
+	list     []maintenancev1alpha1.NodeMaintenance
+	listedAt time.Time
+	// checked are the marks of the Node for which the maintenances were last read, at checkedAt.
+	checked   string
+	checkedAt time.Time
+	// holds are the pauses for pods whose manifests were put back.
+	holds map[types.NamespacedName]*pause
+}
+
+// pause is how long a manifest that was put back is left alone.
+type pause struct {
+	until time.Time
+	next  time.Duration
 }
 
 // New returns a Keeper that does nothing before it runs.
@@ -134,15 +170,18 @@ func New(config Config) (*Keeper, error) {
 	switch {
 	case config.NodeName == "":
 		return nil, errors.New("a node name is required")
-	case config.Kubelet == nil || config.Containers == nil || config.Guard == nil || config.Kube == nil || config.Maintenance == nil:
-		return nil, errors.New("a kubelet, containers, a guard and two clients are required")
-	case config.APILossRestorePeriod <= 0:
-		return nil, fmt.Errorf("the API loss restore period is %s, must be positive", config.APILossRestorePeriod)
+	case config.Kubelet == nil || config.Containers == nil || config.Kube == nil || config.Maintenance == nil:
+		return nil, errors.New("a kubelet, containers and two clients are required")
+	case config.Server == nil || config.CA == nil || config.Static == nil:
+		return nil, errors.New("the server and the authorities of the kubelet and the static pods of the API are required")
+	case config.APILossRestorePeriod <= 0 || config.HauloutLossRestorePeriod <= 0:
+		return nil, fmt.Errorf("the restore periods are %s and %s, must be positive", config.APILossRestorePeriod, config.HauloutLossRestorePeriod)
 	}
 	k := &Keeper{
 		Config: config, clock: config.Clock, relist: relistPeriod, poll: pollPeriod,
 		held: make(chan struct{}, 1), decided: make(chan struct{}, 1),
-		problem: "the static pod folder is not checked yet",
+		problem:  "the static pod folder is not checked yet",
+		troubles: map[string]*trouble{}, holds: map[types.NamespacedName]*pause{},
 	}
 	if k.clock == nil {
 		k.clock = clock.RealClock{}
@@ -201,7 +240,13 @@ func (k *Keeper) Run(ctx context.Context) error {
 func (k *Keeper) Problem() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.problem
+	switch {
+	case k.problem != "":
+		return k.problem
+	case !k.published:
+		return cmp.Or(k.problems(), "which static pods are kept is not published yet")
+	}
+	return k.problems()
 }
 
 // Parked returns the parked manifests.
@@ -215,33 +260,82 @@ func wake(c chan<- struct{}) {
 	}
 }
 
-// reconcile restores the manifests of pods that no maintenance targets any more, and holds the
-// others.
+// reconcile publishes which static pods are kept, restores the manifests of pods that are kept or
+// that no maintenance targets any more, and holds the others.
 func (k *Keeper) reconcile(ctx context.Context) {
-	// A restore that was interrupted.
-	k.restore(ctx, func(e *Entry) bool { return e.Restoring }, corev1.EventTypeNormal, EventRestored)
 	entries, err := k.folder.entries()
-	if before := k.Problem(); err != nil || before != "" {
+	k.mu.Lock()
+	before := k.problem
+	k.mu.Unlock()
+	if err != nil || before != "" {
 		k.setProblem(ctx, errors.Join(err, k.folder.probe()))
 	}
 	if err != nil {
 		return
 	}
+	if len(entries) > 0 || k.isDue() {
+		k.findNamespace(ctx)
+		_, err = k.node(ctx)
+	}
+	k.restoreKept(ctx, entries)
 	if len(entries) > 0 {
-		// Only the entries from before the list: newer ones may be for a newer maintenance.
-		if list, err := k.maintenances(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot list the maintenances, static pods stay as they are", "parked", len(entries))
-			k.restoreWithoutAPI(ctx, entries)
-		} else {
-			k.setLost(time.Time{})
-			k.restoreUntargeted(ctx, entries, list)
-		}
+		k.sortByCluster(ctx, entries)
+		// A restore that was interrupted.
+		k.restore(ctx, func(e *Entry) bool { return e.Restoring }, corev1.EventTypeNormal, EventRestored)
+		k.checkMaintenances(ctx, entries, err)
+	} else {
+		k.note(ctx, troubleHaulout, nil)
+		k.note(ctx, troubleMove, nil)
+		k.setFound()
 	}
 	k.hold(ctx)
 	if entries, err := k.folder.entries(); err == nil {
 		manifestsParked.Set(float64(len(entries)))
 		k.noteStopped(ctx, entries)
 	}
+}
+
+// restoreKept publishes the pods that are kept, and restores those of them that are parked.
+func (k *Keeper) restoreKept(ctx context.Context, entries []Entry) {
+	kept, err := k.kept(ctx)
+	k.mu.Lock()
+	node := k.seen
+	k.mu.Unlock()
+	if err == nil && node != nil {
+		err = k.publish(ctx, node, kept)
+	}
+	k.note(ctx, troublePublish, err)
+	if slices.ContainsFunc(entries, func(e Entry) bool { return kept[e.Pod()] != "" }) {
+		k.sortByCluster(ctx, entries)
+		k.restore(ctx, func(e *Entry) bool { return kept[e.Pod()] != "" }, corev1.EventTypeNormal, EventRestored)
+	}
+}
+
+// checkMaintenances restores the pods that no maintenance targets. nodeErr is why the Node cannot be
+// read. The maintenances are read when the marks of the Node have changed, and once in a while.
+func (k *Keeper) checkMaintenances(ctx context.Context, entries []Entry, nodeErr error) {
+	marks := ""
+	if nodeErr == nil {
+		k.mu.Lock()
+		marks = strings.Join(holdersOf(k.seen), ",")
+		isNew := marks != k.checked || k.clock.Since(k.checkedAt) >= listPeriod
+		k.mu.Unlock()
+		if !isNew {
+			return
+		}
+	}
+	// Only the entries from before the list: newer ones may be for a newer maintenance.
+	list, err := k.maintenances(ctx)
+	k.note(ctx, troubleHaulout, err)
+	if err != nil {
+		k.restoreWithoutAPI(ctx, entries, answers(nodeErr))
+		return
+	}
+	k.setFound()
+	k.mu.Lock()
+	k.checked, k.checkedAt = marks, k.clock.Now()
+	k.mu.Unlock()
+	k.restoreUntargeted(ctx, entries, list)
 }
 
 // noteStopped stores which pods have stopped. The Evacuation of a pod may be complete, and its
@@ -301,28 +395,6 @@ func (k *Keeper) setProblem(ctx context.Context, err error) {
 	}
 }
 
-func (k *Keeper) setLost(since time.Time) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.lostSince = since
-}
-
-// maintenances returns the maintenances in stage Drain.
-func (k *Keeper) maintenances(ctx context.Context) ([]maintenancev1alpha1.NodeMaintenance, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	list, err := k.Maintenance.MaintenanceV1alpha1().NodeMaintenances().List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector(maintenance.FieldStage, string(maintenancev1alpha1.NodeMaintenanceStageDrain)).String(),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list the NodeMaintenances in stage Drain: %w", err)
-	}
-	// Not all servers know the field.
-	return slices.DeleteFunc(list.Items, func(nm maintenancev1alpha1.NodeMaintenance) bool {
-		return nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain
-	}), nil
-}
-
 // restoreUntargeted restores the entries whose pods no maintenance targets, and updates the others.
 func (k *Keeper) restoreUntargeted(ctx context.Context, entries []Entry, list []maintenancev1alpha1.NodeMaintenance) {
 	// All together: a manifest would be held as long as another one of its pod is parked.
@@ -362,36 +434,50 @@ func (k *Keeper) targeting(e *Entry, list []maintenancev1alpha1.NodeMaintenance)
 	return found, nil
 }
 
-// restoreWithoutAPI restores the pods that may serve the API if it has been gone for too long: a
-// node that parked a part of the control plane must not wait forever for an API that waits for it.
-func (k *Keeper) restoreWithoutAPI(ctx context.Context, entries []Entry) {
-	if !slices.ContainsFunc(entries, func(e Entry) bool { return e.ServesAPI }) {
-		return
-	}
-	if k.Guard.Ready(ctx) == nil {
-		// The Kubernetes API answers, so users can act.
-		k.setLost(time.Time{})
-		return
-	}
+// setFound notes that no API is missed.
+func (k *Keeper) setFound() {
 	k.mu.Lock()
-	if k.lostSince.IsZero() {
-		k.lostSince = k.clock.Now()
-	}
-	since := k.lostSince
-	k.mu.Unlock()
-	if k.clock.Since(since) < k.APILossRestorePeriod || k.Leaving() {
-		return
-	}
-	k.restore(ctx, func(e *Entry) bool { return e.ServesAPI }, corev1.EventTypeWarning, EventRestoredWithoutAPI)
+	defer k.mu.Unlock()
+	k.lostSince, k.hauloutLostSince = time.Time{}, time.Time{}
 }
 
-// restore restores the selected manifests and reports them.
+// restoreWithoutAPI restores all pods if their maintenances cannot be read for too long: a pod must
+// not stay away for a maintenance that nothing can end. Without Kubernetes that is soon, since the
+// pods may be a part of what is missing; an update of Haulout alone takes minutes.
+func (k *Keeper) restoreWithoutAPI(ctx context.Context, entries []Entry, kubernetesAnswers bool) {
+	now := k.clock.Now()
+	k.mu.Lock()
+	if k.hauloutLostSince.IsZero() {
+		k.hauloutLostSince = now
+	}
+	switch {
+	case kubernetesAnswers:
+		k.lostSince = time.Time{}
+	case k.lostSince.IsZero():
+		k.lostSince = now
+	}
+	isOver := !k.lostSince.IsZero() && now.Sub(k.lostSince) >= k.APILossRestorePeriod || now.Sub(k.hauloutLostSince) >= k.HauloutLossRestorePeriod
+	k.mu.Unlock()
+	if !isOver || k.Leaving() {
+		return
+	}
+	k.restore(ctx, func(e *Entry) bool {
+		return slices.ContainsFunc(entries, func(known Entry) bool { return known.File == e.File })
+	}, corev1.EventTypeWarning, EventRestoredWithoutAPI)
+}
+
+// restore restores the selected manifests of this cluster and reports them.
 func (k *Keeper) restore(ctx context.Context, selected func(*Entry) bool, eventType, reason string) {
-	done, err := k.folder.restore(selected)
+	now := k.cluster(ctx)
+	tried := false
+	done, err := k.folder.restore(func(e *Entry) bool {
+		isSelected := selected(e) && membershipOf(e.Cluster, now) == memberSame
+		tried = tried || isSelected
+		return isSelected
+	})
 	logger := klog.FromContext(ctx)
-	if err != nil {
-		staticPodErrors.Inc()
-		logger.Error(err, "Cannot restore the manifests of static pods, will retry")
+	if tried || err != nil {
+		k.note(ctx, troubleMove, err)
 	}
 	for _, e := range done {
 		logger.Info("Manifest restored", "pod", klog.KRef(e.Namespace, e.Name), "path", e.Origin, "reason", reason, "archived", e.archived)
@@ -408,24 +494,52 @@ func (k *Keeper) restore(ctx context.Context, selected func(*Entry) bool, eventT
 
 // hold parks the manifests of parked pods that are in the folder again.
 func (k *Keeper) hold(ctx context.Context) {
-	done, err := k.folder.hold(func() (string, error) {
+	done, err := k.folder.hold(k.mayHold, func() (string, error) {
 		if err := k.Kubelet.Check(ctx); err != nil {
 			return "", fmt.Errorf("manifests of parked static pods are in the folder, and the kubelet is not healthy: %w", err)
 		}
 		return k.instance(ctx), nil
 	})
-	if err != nil {
-		staticPodErrors.Inc()
-		klog.FromContext(ctx).Error(err, "Cannot hold all static pods, will retry")
-	}
+	k.note(ctx, troubleHold, err)
 	for i := range done {
 		e := &done[i]
+		k.pauseHold(ctx, e.Pod())
 		manifestMoves.WithLabelValues(moveParkedAgain).Inc()
 		klog.FromContext(ctx).Info("Manifest parked again", "pod", klog.KRef(e.Namespace, e.Name))
 		k.Event(corev1.EventTypeWarning, EventParkedAgain, fmt.Sprintf(
 			"Another program put a manifest of static pod %s/%s into %s, and it was parked again; complete the NodeMaintenance to run the pod%s",
 			e.Namespace, e.Name, k.folder.dir, names(e.Maintenances)))
 	}
+}
+
+// mayHold reports whether the pause of a pod is over.
+func (k *Keeper) mayHold(pod types.NamespacedName) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p := k.holds[pod]
+	return p == nil || !k.clock.Now().Before(p.until)
+}
+
+// pauseHold begins the pause of a pod that was held. It doubles while a program puts the manifest
+// back each time, which would start and stop the pod in a loop.
+func (k *Keeper) pauseHold(ctx context.Context, pod types.NamespacedName) {
+	now := k.clock.Now()
+	k.mu.Lock()
+	p := k.holds[pod]
+	if p == nil || now.Sub(p.until) > 2*longestHold {
+		p = &pause{next: shortestHold}
+		k.holds[pod] = p
+	}
+	length := p.next
+	p.until, p.next = now.Add(length), min(2*length, longestHold)
+	k.mu.Unlock()
+	go func() {
+		select {
+		case <-ctx.Done():
+		case <-k.clock.After(length):
+			wake(k.held)
+		}
+	}()
 }
 
 func names(list []Maintenance) string {

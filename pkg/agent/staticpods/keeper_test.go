@@ -26,9 +26,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 )
@@ -193,7 +195,7 @@ func TestAManifestIsNotMovedWhileTheKubeletIsUnhealthy(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
 		w.kubelet.stop()
 		w.add(evacuationOf("web"))
-		w.untilReported("once the kubelet is healthy")
+		w.untilReported("once the kubelet and the container runtime are healthy")
 		w.pass(time.Minute)
 		w.want("manifests/web.yaml")
 		if got := w.reported(); len(got) != 1 {
@@ -375,86 +377,140 @@ func TestAContainerThatRunsKeepsThePodFromBeingDone(t *testing.T) {
 	})
 }
 
-func TestRefusals(t *testing.T) {
-	t.Run("that are final end the work", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
-			w.guard.set(&Refusal{Message: "the API is here", Final: true}, nil)
-			w.add(evacuationOf("web"))
-			if got := w.untilReported("the API is here"); !got.done {
-				t.Errorf("got %+v, want the evacuator to be done", got)
-			}
-			w.pass(time.Minute)
-			w.want("manifests/web.yaml")
+// control returns a manifest of kube-apiserver.
+func control(name string) string {
+	return strings.Replace(manifestOf(name), "example/app", "registry/kube-apiserver:v1", 1)
+}
+
+func TestPodsThatAreKeptAreNotParked(t *testing.T) {
+	for name, tc := range map[string]struct {
+		manifest string
+		prepare  func(*world)
+		reason   protocol.KeptReason
+	}{
+		"a program of a control plane": {manifest: control("web"), reason: "ControlPlaneNode"},
+		"a pod of a Node with a label of a control plane": {
+			manifest: manifestOf("web"), reason: "ControlPlaneNode",
+			prepare: func(w *world) {
+				w.editNode(func(n *corev1.Node) { n.Labels = map[string]string{"node-role.kubernetes.io/etcd": ""} })
+			},
+		},
+		"a pod that may be the way to the API server": {
+			manifest: manifestOf("web", "  hostNetwork: true"), reason: "ServesTheAPI", prepare: func(w *world) { w.server = "https://127.0.0.1:6443" },
+		},
+		"a pod that the configuration keeps": {
+			manifest: manifestOf("web"), reason: "KeptByConfiguration", prepare: func(w *world) { w.policy.Keep = []string{"default/web"} },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, map[string]string{"manifests/web.yaml": tc.manifest}, drain("update", 1000))
+				if tc.prepare != nil {
+					w.stop()
+					tc.prepare(w)
+					w.run()
+				}
+				// A server that does not know that the pod is kept.
+				w.add(evacuationOf("web"))
+				if got := w.untilReported("keeps running until the machine goes down (" + string(tc.reason) + ")"); got.done {
+					t.Errorf("got %+v, want the evacuator to stay", got)
+				}
+				w.pass(5 * time.Minute)
+				w.want("manifests/web.yaml")
+				if n := w.countEvents("Warning StaticPodNotStopped"); n != 1 {
+					t.Errorf("got %d events, want one", n)
+				}
+				if got, want := w.published(), `{"bootID":"boot-1","pods":{"default/web-node-7":"`+string(tc.reason)+`"}}`; got != want {
+					t.Errorf("published %s, want %s", got, want)
+				}
+			})
 		})
-	})
-	t.Run("that are not final are waited for", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
-			w.guard.set(&Refusal{Message: "no other API server is ready"}, nil)
-			w.add(evacuationOf("web"))
-			w.untilReported("no other API server is ready")
-			w.pass(time.Minute)
-			w.want("manifests/web.yaml")
-			if n := w.countEvents("Warning StaticPodNotStopped"); n != 1 {
-				t.Errorf("got %d events, want one", n)
-			}
-			w.guard.set(nil, nil)
-			w.wantHappened("run web", "TERM web", "stop web")
-		})
+	}
+}
+
+func TestKeptPodsArePublishedBeforeTheAgentIsReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")})
+		w.stop()
+		w.loseAll()
+		k := w.newKeeper()
+		k.reconcile(t.Context())
+		if got := k.Problem(); !strings.Contains(got, "not published yet") {
+			t.Errorf("got the problem %q before anything is published", got)
+		}
+		w.find()
+		k.reconcile(t.Context())
+		if got := k.Problem(); got != "" {
+			t.Errorf("got the problem %q", got)
+		}
 	})
 }
 
-func TestPodsOfTheAPIReturnWithoutIt(t *testing.T) {
-	const api = "  hostNetwork: true"
-	lost := errors.New("connection refused")
+func TestWhatIsKeptIsPublishedOnEachChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")})
+		publishes := func(want string) {
+			t.Helper()
+			w.until("the Node has "+want, func() bool { return w.published() == want })
+		}
+		publishes(`{"bootID":"boot-1"}`)
+		w.write("manifests/api.yaml", control("api"))
+		publishes(`{"bootID":"boot-1","pods":{"default/api-node-7":"ControlPlaneNode","default/web-node-7":"ControlPlaneNode"}}`)
+		w.remove("manifests/api.yaml")
+		publishes(`{"bootID":"boot-1"}`)
+		w.editNode(func(n *corev1.Node) { n.Status.NodeInfo.BootID = "boot-2" })
+		publishes(`{"bootID":"boot-2"}`)
+		w.editNode(func(n *corev1.Node) { n.Annotations = nil })
+		publishes(`{"bootID":"boot-2"}`)
+	})
+}
+
+// TestAPodThatBecomesKeptComesBack has an agent that has parked a pod which the next one keeps.
+func TestAPodThatBecomesKeptComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.stop()
+		w.policy.Keep = []string{"default/*"}
+		w.run()
+		w.wantHappened("run web", "TERM web", "stop web", "run web")
+		w.want("manifests/web.yaml")
+	})
+}
+
+func TestAllPodsReturnWithoutTheAPIs(t *testing.T) {
+	forbidden := apierrors.NewForbidden(maintenancesResource.GroupResource(), "update", errors.New("no"))
+	noHaulout := func(w *world) { w.setNoAPI(forbidden) }
 	for name, tc := range map[string]struct {
 		happens func(*world)
 		want    bool
 	}{
-		"when it is lost for too long": {func(w *world) { w.setNoAPI(lost); w.guard.set(nil, lost); w.pass(10 * time.Minute) }, true},
-		"not before":                   {func(w *world) { w.setNoAPI(lost); w.guard.set(nil, lost); w.pass(4 * time.Minute) }, false},
-		"not while only ours is lost":  {func(w *world) { w.setNoAPI(lost); w.pass(10 * time.Minute) }, false},
+		"when both are lost for five minutes": {func(w *world) { w.loseAll(); w.pass(7 * time.Minute) }, true},
+		"not before":                          {func(w *world) { w.loseAll(); w.pass(4 * time.Minute) }, false},
+		"when Haulout is lost for an hour":    {func(w *world) { noHaulout(w); w.pass(63 * time.Minute) }, true},
+		"not while Haulout is updated":        {func(w *world) { noHaulout(w); w.pass(50 * time.Minute) }, false},
 		"not while the machine goes down": {func(w *world) {
 			w.mu.Lock()
 			w.leaving = true
 			w.mu.Unlock()
-			w.setNoAPI(lost)
-			w.guard.set(nil, lost)
-			w.pass(10 * time.Minute)
+			w.loseAll()
+			w.pass(2 * time.Hour)
 		}, false},
-		"not when it is lost twice for a short time": {func(w *world) {
+		"not when both are lost twice for a short time": {func(w *world) {
 			for range 3 {
-				w.setNoAPI(lost)
-				w.guard.set(nil, lost)
+				w.loseAll()
 				w.pass(4 * time.Minute)
-				w.setNoAPI(nil)
-				w.guard.set(nil, nil)
-				w.pass(time.Minute)
+				w.find()
+				w.pass(2 * time.Minute)
 			}
 		}, false},
-		"after a boot": {func(w *world) {
-			w.stop()
-			w.setNoAPI(lost)
-			w.guard.set(nil, lost)
-			w.kubelet.boot()
-			w.run()
-			w.pass(10 * time.Minute)
-		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, map[string]string{"manifests/api.yaml": manifestOf("api", api), "manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
-				w.add(evacuationOf("web"))
-				w.add(evacuationOf("api"))
-				w.until("both are parked", func() bool { return w.kubelet.uid("web") == "" && w.kubelet.uid("api") == "" })
-				w.pass(time.Minute)
+				w := drained(t)
+				w.pass(2 * time.Minute)
 				tc.happens(w)
-				if got := w.kubelet.uid("api") != ""; got != tc.want {
-					t.Errorf("the pod of the API runs: %t, want %t", got, tc.want)
-				}
-				if w.kubelet.uid("web") != "" {
-					t.Error("the other pod runs, too")
+				if got := w.kubelet.uid("web") != ""; got != tc.want {
+					t.Errorf("the pod runs: %t, want %t", got, tc.want)
 				}
 				if n := w.countEvents("Warning StaticPodRestoredWithoutAPI"); n > 0 != tc.want {
 					t.Errorf("got %d events", n)
@@ -464,17 +520,141 @@ func TestPodsOfTheAPIReturnWithoutIt(t *testing.T) {
 	}
 }
 
-func TestNothingIsRestoredWithoutTheAPI(t *testing.T) {
+func TestHoldingNeedsNoAPI(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
-		w.setNoAPI(errors.New("connection refused"))
-		w.guard.set(nil, errors.New("connection refused"))
+		w.loseAll()
 		w.stop()
 		w.run()
-		w.wantHappened("run web", "TERM web", "stop web")
-		// Holding needs no API.
 		w.write("manifests/web.yaml", manifestOf("web"))
 		w.until("it is parked", func() bool { return slices.Equal(w.list(), []string{".nm-parked/uid-update/web.yaml"}) })
+	})
+}
+
+// TestWhatFailsForAMinuteIsReported has Haulout, and then the folder, fail without an end.
+func TestWhatFailsForAMinuteIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.stop()
+		w.setNoAPI(errors.New("the server could not find the requested resource"))
+		k := w.newKeeper()
+		k.reconcile(t.Context())
+		if got := k.Problem(); got != "" {
+			t.Errorf("got the problem %q immediately", got)
+		}
+		w.pass(2 * time.Minute)
+		k.reconcile(t.Context())
+		if got := k.Problem(); !strings.Contains(got, "could not find the requested resource") || w.countEvents("StaticPodsNotAsTheyShouldBe") != 1 {
+			t.Errorf("got the problem %q and the events %q", got, w.events)
+		}
+		w.setNoAPI(nil)
+		w.editMaintenance("update", inStage(complete))
+		k.folder.files = refusing{name: "web.yaml"}
+		for range 3 {
+			w.pass(2 * time.Minute)
+			k.reconcile(t.Context())
+		}
+		if got := k.Problem(); !strings.Contains(got, "web.yaml") || w.countEvents("StaticPodsNotAsTheyShouldBe") != 2 {
+			t.Errorf("got the problem %q and the events %q", got, w.events)
+		}
+		k.folder.files = osFiles{}
+		w.pass(2 * time.Minute)
+		k.reconcile(t.Context())
+		if got := k.Problem(); got != "" {
+			t.Errorf("got the problem %q after the restore", got)
+		}
+		w.want("manifests/web.yaml")
+	})
+}
+
+// TestHoldsBackOff has a program that puts the manifest back whenever it is gone.
+func TestHoldsBackOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		end := time.Now().Add(time.Hour)
+		for time.Now().Before(end) {
+			if !slices.Contains(w.list(), "manifests/web.yaml") {
+				w.write("manifests/web.yaml", manifestOf("web"))
+			}
+			w.pass(time.Second)
+		}
+		if n := w.countEvents("StaticPodParkedAgain"); n < 5 || n > 30 {
+			t.Errorf("the manifest was parked again %d times in an hour, want some and a pause of minutes between them", n)
+		}
+	})
+}
+
+// TestTheHoldersOfTheNodeAreReadByName has the Node name the maintenance: then nothing is listed,
+// and a maintenance that is the same as before is not read every ten seconds.
+func TestTheHoldersOfTheNodeAreReadByName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
+		w.editNode(func(n *corev1.Node) {
+			n.Annotations = map[string]string{
+				maintenancev1alpha1.AnnotationCordonedBy:   `{"storage":"s","maintenances":{"update":"uid-update","gone":"uid-gone"}}`,
+				maintenancev1alpha1.AnnotationConditionsBy: `{"storage":"s","conditions":[],"maintenances":{"update":{"uid":"uid-update","stage":"Drain"}}}`,
+			}
+		})
+		w.api.ClearActions()
+		w.add(evacuationOf("web"))
+		w.untilReported("has stopped")
+		w.editEvacuation("web", departed)
+		w.pass(10 * time.Minute)
+		reads := 0
+		for _, action := range w.api.Actions() {
+			if action.GetResource() != maintenancesResource {
+				continue
+			}
+			if action.GetVerb() != "get" {
+				t.Errorf("got a %s of maintenances, want them read by name", action.GetVerb())
+			}
+			reads++
+		}
+		if reads > 40 {
+			t.Errorf("maintenances were read %d times in ten minutes", reads)
+		}
+		w.want(".nm-parked/uid-update/web.yaml")
+		w.editNode(func(n *corev1.Node) { delete(n.Annotations, maintenancev1alpha1.AnnotationCordonedBy) })
+		w.editMaintenance("update", inStage(complete))
+		w.wantHappened("run web", "TERM web", "stop web", "run web")
+	})
+}
+
+func TestTheRuntimeMustAnswerBeforeAPodIsParked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
+		w.kubelet.set(func(k *fakeKubelet) { k.runtime = errors.New("no runtime") })
+		w.add(evacuationOf("web"))
+		w.untilReported("no runtime")
+		w.pass(time.Minute)
+		w.want("manifests/web.yaml")
+		w.kubelet.set(func(k *fakeKubelet) { k.runtime = nil })
+		w.untilReported("terminating")
+		w.kubelet.set(func(k *fakeKubelet) { k.runtime = errors.New("no runtime") })
+		w.untilReported("it is not known whether it has")
+		w.kubelet.set(func(k *fakeKubelet) { k.runtime = nil })
+		w.wantHappened("run web", "TERM web", "stop web")
+	})
+}
+
+// TestManifestsOfAnotherClusterAreSetAside has a node that was reset and has joined another cluster.
+func TestManifestsOfAnotherClusterAreSetAside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.stop()
+		if err := w.api.Tracker().Delete(maintenancesResource, "", "update"); err != nil {
+			t.Fatal(err)
+		}
+		w.editNode(func(n *corev1.Node) { n.UID = "uid-of-another-cluster" })
+		w.run()
+		w.untilEvent("Warning StaticPodOfAnotherCluster ")
+		w.wantHappened("run web", "TERM web", "stop web")
+		w.want(".nm-parked/foreign/web.yaml")
+		done, err := RestoreForeign(w.dir())
+		if err != nil || len(done) != 1 {
+			t.Fatalf("got %+v, %v, want one manifest", done, err)
+		}
+		w.wantHappened("run web", "TERM web", "stop web", "run web")
 	})
 }
 
@@ -517,8 +697,10 @@ func TestBadConfigs(t *testing.T) {
 		k := &fakeKubelet{}
 		w := newTree(t, nil)
 		return Config{
-			Dir: w.dir(), NodeName: node, Kubelet: k, Containers: k, Guard: &fakeGuard{}, Kube: kubefake.NewClientset(), Maintenance: fake.NewClientset(),
-			APILossRestorePeriod: time.Minute,
+			Dir: w.dir(), NodeName: node, Kubelet: k, Containers: k, Kube: kubefake.NewClientset(), Maintenance: fake.NewClientset(),
+			Server: func() (string, error) { return "", nil }, CA: func() ([]byte, error) { return nil, nil },
+			Static:               func() []types.NamespacedName { return nil },
+			APILossRestorePeriod: time.Minute, HauloutLossRestorePeriod: time.Minute,
 		}
 	}
 	if _, err := New(good()); err != nil {
@@ -528,7 +710,8 @@ func TestBadConfigs(t *testing.T) {
 		"no node":       func(c *Config) { c.NodeName = "" },
 		"no kubelet":    func(c *Config) { c.Kubelet = nil },
 		"no containers": func(c *Config) { c.Containers = nil },
-		"no guard":      func(c *Config) { c.Guard = nil },
+		"no server":     func(c *Config) { c.Server = nil },
+		"no longer one": func(c *Config) { c.HauloutLossRestorePeriod = 0 },
 		"no client":     func(c *Config) { c.Kube = nil },
 		"no period":     func(c *Config) { c.APILossRestorePeriod = 0 },
 	} {

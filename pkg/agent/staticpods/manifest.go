@@ -21,8 +21,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -84,52 +82,4 @@ func isIgnored(name string) bool { return strings.HasPrefix(name, ".") }
 func hashOf(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
-}
-
-// The programs that the API of a cluster consists of.
-const (
-	programAPIServer = "kube-apiserver"
-	programEtcd      = "etcd"
-)
-
-// clientPrograms use the network of the node as well, and are only clients of the API.
-var clientPrograms = []string{"kube-proxy", "kube-scheduler", "kube-controller-manager", "cloud-controller-manager"}
-
-// programOf returns which program of the API a pod runs, or "".
-func programOf(pod *corev1.Pod) string {
-	return oneOf(pod, programAPIServer, programEtcd)
-}
-
-// oneOf returns which of the programs a pod runs, or "".
-func oneOf(pod *corev1.Pod, programs ...string) string {
-	for _, program := range programs {
-		if pod.Labels["component"] == program || slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
-			return len(c.Command) > 0 && filepath.Base(c.Command[0]) == program || imageName(c.Image) == program
-		}) {
-			return program
-		}
-	}
-	return ""
-}
-
-// imageName returns the last part of an image's repository.
-func imageName(image string) string {
-	image, _, _ = strings.Cut(image, "@")
-	image = image[strings.LastIndexByte(image, '/')+1:]
-	name, _, _ := strings.Cut(image, ":")
-	return name
-}
-
-// mayServeAPI reports whether clients of the API may reach it through the pod: it is a program of
-// the API, or a proxy or a keeper of its address, which need the network of the node.
-func mayServeAPI(pod *corev1.Pod) bool {
-	if programOf(pod) != "" {
-		return true
-	}
-	if oneOf(pod, clientPrograms...) != "" {
-		return false
-	}
-	return pod.Spec.HostNetwork || slices.ContainsFunc(pod.Spec.Containers, func(c corev1.Container) bool {
-		return slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.HostPort != 0 })
-	})
 }

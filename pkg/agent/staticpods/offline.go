@@ -18,8 +18,11 @@ package staticpods
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -57,6 +60,33 @@ func Restore(dir string, names []string) ([]Restored, error) {
 // RestoreAll restores all parked manifests, see Restore.
 func RestoreAll(dir string) ([]Restored, error) {
 	return newFolder(osFiles{}, dir, "", time.Now).restoreNow(func(*Entry) bool { return true })
+}
+
+// RestoreForeign restores the manifests that were parked in another cluster and set aside. One whose
+// path is in use stays.
+func RestoreForeign(dir string) ([]Restored, error) {
+	f := newFolder(osFiles{}, dir, "", time.Now)
+	_, unlock, err := f.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	from := filepath.Join(f.parking, foreignName)
+	files, err := f.files.ReadDir(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var done []Restored
+	errs := []error{err}
+	for _, file := range files {
+		to := filepath.Join(f.dir, file.Name())
+		if err := f.files.RenameNew(filepath.Join(from, file.Name()), to); err != nil {
+			errs = append(errs, fmt.Errorf("restore the manifest %s: %w", to, err))
+			continue
+		}
+		done = append(done, Restored{Entry: Entry{Origin: to}})
+	}
+	return done, errors.Join(append(errs, f.files.Sync(f.dir), f.files.Sync(from))...)
 }
 
 func (f *folder) restoreNow(selected func(*Entry) bool) ([]Restored, error) {

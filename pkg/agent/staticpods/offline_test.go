@@ -29,7 +29,7 @@ func TestOffline(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web"), "manifests/db.yaml": text("db"), "manifests/api.yaml": text("api")})
 	f := w.folder(osFiles{})
 	for _, name := range []string{"web", "db", "api"} {
-		if _, err := f.park(mirror(name), forUpdate, ""); err != nil {
+		if _, err := f.park(mirror(name), forUpdate, "", nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -71,7 +71,7 @@ func TestOfflineOnAMachineWithoutParkedPods(t *testing.T) {
 
 func TestRestoreWorksOnAFullDisk(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/a": text("web"), "manifests/b": text("web")})
-	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, ""); err != nil {
+	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.folder(failing{write: errors.New("no space left on device")}).restore(all); err != nil {
@@ -84,7 +84,7 @@ func TestRestoreWorksOnAFullDisk(t *testing.T) {
 func TestNothingIsParkedOnAFullDisk(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/a": text("web")})
 	full := failing{write: errors.New("no space left on device")}
-	if _, err := w.folder(full).park(mirror("web"), forUpdate, ""); err == nil || !strings.Contains(err.Error(), "no space") {
+	if _, err := w.folder(full).park(mirror("web"), forUpdate, "", nil); err == nil || !strings.Contains(err.Error(), "no space") {
 		t.Errorf("got %v, want an error about space", err)
 	}
 	w.want("manifests/a")
@@ -105,13 +105,13 @@ func (f refusing) RenameNew(from, to string) error {
 
 func TestARestoreThatFailsHalfwayIsNotHeld(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/a": text("web"), "manifests/b": text("web")})
-	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, ""); err != nil {
+	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	if done, err := w.folder(refusing{name: "b"}).restore(all); !errors.Is(err, fs.ErrPermission) || len(done) != 1 {
 		t.Errorf("got %+v, %v, want one and %v", done, err, fs.ErrPermission)
 	}
-	if _, err := w.folder(osFiles{}).hold(always); err != nil {
+	if _, err := w.folder(osFiles{}).hold(each, always); err != nil {
 		t.Fatal(err)
 	}
 	w.want("manifests/a", ".nm-parked/uid-update/b")

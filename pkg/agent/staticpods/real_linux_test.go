@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 
@@ -51,7 +52,7 @@ func TestABindMountIsNamed(t *testing.T) {
 		f := w.folder(osFiles{})
 		for name, err := range map[string]error{
 			"probe": f.probe(),
-			"park":  func() error { _, err := f.park(mirror("web"), forUpdate, ""); return err }(),
+			"park":  func() error { _, err := f.park(mirror("web"), forUpdate, "", nil); return err }(),
 		} {
 			if !errors.Is(err, unix.EXDEV) || !strings.Contains(err.Error(), "must be on one mount") {
 				t.Errorf("%s: got %v, want an error about mounts", name, err)
@@ -83,13 +84,15 @@ func TestABindMountIsNamed(t *testing.T) {
 // TestAManifestThatIsPutBackIsSeen uses the events of the real file system.
 func TestAManifestThatIsPutBackIsSeen(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
-	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, ""); err != nil {
+	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	kubelet := &fakeKubelet{}
 	k, err := New(Config{
-		Dir: w.dir(), NodeName: node, Kubelet: kubelet, Containers: kubelet, Guard: &fakeGuard{}, Kube: kubefake.NewClientset(),
-		Maintenance: fake.NewClientset(drain("update", 1000)), APILossRestorePeriod: time.Hour,
+		Dir: w.dir(), NodeName: node, Kubelet: kubelet, Containers: kubelet, Kube: kubefake.NewClientset(ownNode()),
+		Server: func() (string, error) { return "https://192.0.2.1:6443", nil }, CA: func() ([]byte, error) { return nil, nil },
+		Static:      func() []types.NamespacedName { return nil },
+		Maintenance: fake.NewClientset(drain("update", 1000)), APILossRestorePeriod: time.Hour, HauloutLossRestorePeriod: time.Hour,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +164,7 @@ func TestANamedPipeDoesNotBlock(t *testing.T) {
 	if err := unix.Mkfifo(filepath.Join(w.dir(), "pipe"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, ""); err != nil {
+	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
 		t.Error(err)
 	}
 	w.want(".nm-parked/uid-update/web.yaml", "manifests/pipe")

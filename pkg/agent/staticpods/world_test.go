@@ -89,33 +89,9 @@ func evacuationOf(name string) *maintenancev1alpha1.Evacuation {
 
 var (
 	maintenancesResource = maintenancev1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
+	nodesResource        = corev1.SchemeGroupVersion.WithResource("nodes")
 	evacuationsResource  = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
 )
-
-// fakeGuard answers as it is told.
-type fakeGuard struct {
-	mu      sync.Mutex
-	refusal *Refusal
-	lost    error
-}
-
-func (g *fakeGuard) Check(context.Context, *corev1.Pod) *Refusal {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.refusal
-}
-
-func (g *fakeGuard) Ready(context.Context) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.lost
-}
-
-func (g *fakeGuard) set(refusal *Refusal, lost error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.refusal, g.lost = refusal, lost
-}
 
 // report is a write to the status of an Evacuation.
 type report struct {
@@ -132,24 +108,36 @@ type world struct {
 	kubelet *fakeKubelet
 	kube    *kubefake.Clientset
 	api     *fake.Clientset
-	guard   *fakeGuard
 	leaving bool
 	start   time.Time
 	// stop ends the Keeper.
 	stop func()
 
 	mu sync.Mutex
-	// noAPI answers all requests for maintenances.
-	noAPI   error
+	// noAPI answers all requests for maintenances, noKube those for the Node.
+	noAPI, noKube error
+	// server is the URL of the kubelet's API server, policy the configuration, and static the static
+	// pods that the API knows.
+	server  string
+	policy  Policy
+	static  []types.NamespacedName
 	reports []report
 	events  []string
+}
+
+// ownNode returns the Node.
+func ownNode() *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: node, UID: "uid-node-7"}, Status: corev1.NodeStatus{NodeInfo: corev1.NodeSystemInfo{BootID: "boot-1"}},
+	}
 }
 
 // newWorld returns a world in which the pods of the manifests run and have mirror pods.
 func newWorld(t *testing.T, files map[string]string, objects ...runtime.Object) *world {
 	t.Helper()
 	w := &world{
-		tree: newTree(t, files), kube: kubefake.NewClientset(), api: fake.NewClientset(objects...), guard: &fakeGuard{}, start: time.Now(),
+		tree: newTree(t, files), kube: kubefake.NewClientset(ownNode()), api: fake.NewClientset(objects...), start: time.Now(),
+		server: "https://192.0.2.1:6443",
 	}
 	w.kubelet = newFakeKubelet(t, w.dir(), w.kube)
 	w.api.PrependReactor("list", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -159,6 +147,16 @@ func newWorld(t *testing.T, files map[string]string, objects ...runtime.Object) 
 			t.Errorf("got a list of maintenances with the field selector %q", got)
 		}
 		return w.noAPI != nil, nil, w.noAPI
+	})
+	w.api.PrependReactor("get", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.noAPI != nil, nil, w.noAPI
+	})
+	w.kube.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.noKube != nil, nil, w.noKube
 	})
 	w.api.PrependReactor("patch", "evacuations", w.patched)
 	// What the node authorizer does.
@@ -206,8 +204,10 @@ func (w *world) run() {
 func (w *world) newKeeper() *Keeper {
 	w.Helper()
 	k, err := New(Config{
-		Dir: w.dir(), NodeName: node, Kubelet: w.kubelet, Containers: w.kubelet, Guard: w.guard, Kube: w.kube, Maintenance: w.api,
-		APILossRestorePeriod: 5 * time.Minute, PollingOnly: true,
+		Dir: w.dir(), NodeName: node, Kubelet: w.kubelet, Containers: w.kubelet, Kube: w.kube, Maintenance: w.api,
+		Policy: w.policy, Server: func() (string, error) { w.mu.Lock(); defer w.mu.Unlock(); return w.server, nil },
+		CA: func() ([]byte, error) { return nil, nil }, Static: func() []types.NamespacedName { return slices.Clone(w.static) },
+		APILossRestorePeriod: 5 * time.Minute, HauloutLossRestorePeriod: time.Hour, PollingOnly: true,
 		Leaving: func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.leaving },
 		Event: func(eventType, reason, message string) {
 			w.mu.Lock()
@@ -251,8 +251,11 @@ func (w *world) until(what string, condition func() bool) {
 // pass lets time pass.
 func (w *world) pass(d time.Duration) {
 	w.Helper()
-	end := time.Now().Add(d)
-	w.until("time passes", func() bool { return !time.Now().Before(end) })
+	// until ends after half an hour.
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		next := time.Now().Add(min(10*time.Minute, time.Until(end)))
+		w.until("time passes", func() bool { return !time.Now().Before(next) })
+	}
 }
 
 func (w *world) wantHappened(want ...string) {
@@ -347,4 +350,41 @@ func (w *world) setNoAPI(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.noAPI = err
+}
+
+// loseAll has neither API answer; find has both answer again.
+func (w *world) loseAll() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.noAPI, w.noKube = errors.New("connection refused"), errors.New("connection refused")
+}
+
+func (w *world) find() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.noAPI, w.noKube = nil, nil
+}
+
+// editNode changes the Node.
+func (w *world) editNode(mod func(*corev1.Node)) {
+	w.Helper()
+	stored, err := w.kube.Tracker().Get(nodesResource, "", node)
+	if err != nil {
+		w.Fatal(err)
+	}
+	n := stored.(*corev1.Node).DeepCopy()
+	mod(n)
+	if err := w.kube.Tracker().Update(nodesResource, n, ""); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// published returns the annotation of the Node.
+func (w *world) published() string {
+	w.Helper()
+	stored, err := w.kube.Tracker().Get(nodesResource, "", node)
+	if err != nil {
+		w.Fatal(err)
+	}
+	return stored.(*corev1.Node).Annotations[maintenancev1alpha1.AnnotationKeptStaticPods]
 }

@@ -184,9 +184,10 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 	a.static.newKeeper = func(dir string, facts kubelet.Facts) (keeper, error) {
 		return staticpods.New(staticpods.Config{
 			Dir: dir, NodeName: node, Kubelet: kubelet.Health{Address: facts.HealthzAddress}, Containers: runtime,
-			Guard: staticpods.NewGuard(config, kube, node), Kube: kube, Maintenance: maintenance,
-			APILossRestorePeriod: c.APILossRestorePeriod.Duration, PollingOnly: h.pollingOnly,
-			Leaving: a.leaving, Event: client.Event,
+			Policy: policyOf(c), Server: serverOf(c, facts), CA: authoritiesOf(c, facts), Static: a.staticPodNames, Kube: kube, Maintenance: maintenance,
+			APILossRestorePeriod: c.APILossRestorePeriod.Duration, HauloutLossRestorePeriod: c.HauloutLossRestorePeriod.Duration,
+			PollingOnly: h.pollingOnly,
+			Leaving:     a.leaving, Event: client.Event,
 		})
 	}
 	if h.safeMode != "" {

@@ -20,11 +20,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
@@ -72,7 +74,7 @@ type staticPods struct {
 }
 
 type keeperKey struct {
-	dir, healthz string
+	dir, healthz, kubeconfig string
 }
 
 // discoverKubelet reads the kubelet's configuration.
@@ -83,6 +85,49 @@ func discoverKubelet(configPath string) func(context.Context) (kubelet.Facts, bo
 		facts, err := kubelet.Discover(ctx, configPath, nil)
 		return facts, running, err
 	}
+}
+
+// policyOf returns what a configuration says about static pods.
+func policyOf(c *v1alpha1.NodeAgentConfiguration) staticpods.Policy {
+	return staticpods.Policy{KeepAll: c.StaticPods == v1alpha1.StaticPodsKeep, Keep: c.KeepStaticPods, Evacuate: c.EvacuateStaticPods}
+}
+
+// serverOf returns a function that reads the URL of the kubelet's API server. A kubelet without a
+// kubeconfig of its own is a part of another program, whose kubeconfig is the agent's.
+func serverOf(c *v1alpha1.NodeAgentConfiguration, facts kubelet.Facts) func() (string, error) {
+	return func() (string, error) {
+		config, err := restConfig(cmp.Or(facts.Kubeconfig, c.Kubeconfig))
+		if err != nil {
+			return "", err
+		}
+		return config.Host, nil
+	}
+}
+
+// authoritiesOf returns a function that reads the certificates of the authorities that the kubelet
+// trusts.
+func authoritiesOf(c *v1alpha1.NodeAgentConfiguration, facts kubelet.Facts) func() ([]byte, error) {
+	return func() ([]byte, error) {
+		config, err := restConfig(cmp.Or(facts.Kubeconfig, c.Kubeconfig))
+		if err != nil {
+			return nil, err
+		}
+		if len(config.CAData) > 0 || config.CAFile == "" {
+			return config.CAData, nil
+		}
+		return os.ReadFile(config.CAFile)
+	}
+}
+
+// staticPodNames returns the static pods of the node that the API knows.
+func (a *agent) staticPodNames() []types.NamespacedName {
+	var names []types.NamespacedName
+	for _, pod := range a.checkpoint.Pods() {
+		if pod.Static && !pod.Finished {
+			names = append(names, types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name})
+		}
+	}
+	return names
 }
 
 // Problem returns why static pods cannot be stopped and restarted now, empty if they can.
@@ -214,7 +259,7 @@ func (s *staticPods) next(ctx context.Context) (keeper, error) {
 		dir = facts.StaticPodPath
 	}
 	s.warnings = warnings(s.config, &facts)
-	key := keeperKey{dir: dir, healthz: facts.HealthzAddress}
+	key := keeperKey{dir: dir, healthz: facts.HealthzAddress, kubeconfig: facts.Kubeconfig}
 	if s.keeper != nil && s.failed == "" && (key == s.current || !live) {
 		return nil, nil
 	}

@@ -71,9 +71,9 @@ the API nor a running agent.`,
 }
 
 func newStaticRestoreCommand(folder func(*cobra.Command) (string, error)) *cobra.Command {
-	all := false
+	all, foreign := false, false
 	cmd := &cobra.Command{
-		Use:   "restore {--all | NAME...}",
+		Use:   "restore {--all | --foreign | NAME...}",
 		Short: "Restore parked static pods",
 		Long: `Move manifests back into the kubelet's folder, so that the kubelet runs their pods
 again. NAME is the name of a pod, NAMESPACE/NAME, or the name of the file.
@@ -82,17 +82,26 @@ A running agent parks a pod again if a NodeMaintenance in stage Drain still asks
 it to leave: complete that, or stop the agent first.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, names []string) error {
-			if all == (len(names) > 0) {
-				return errors.New("name the static pods to restore, or give --all: exactly one of the two")
+			ways := 0
+			for _, given := range []bool{all, foreign, len(names) > 0} {
+				if given {
+					ways++
+				}
+			}
+			if ways != 1 {
+				return errors.New("name the static pods to restore, or give --all or --foreign: exactly one of the three")
 			}
 			dir, err := folder(cmd)
 			if err != nil {
 				return err
 			}
 			var restored []staticpods.Restored
-			if all {
+			switch {
+			case all:
 				restored, err = staticpods.RestoreAll(dir)
-			} else {
+			case foreign:
+				restored, err = staticpods.RestoreForeign(dir)
+			default:
 				restored, err = staticpods.Restore(dir, names)
 			}
 			// Some may have been restored before an error.
@@ -100,6 +109,7 @@ it to leave: complete that, or stop the agent first.`,
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "Restore all parked static pods.")
+	cmd.Flags().BoolVar(&foreign, "foreign", false, "Restore the manifests that were parked in another cluster and set aside.")
 	return cmd
 }
 

@@ -1,0 +1,145 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package staticpods
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/pem"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+)
+
+// Cluster identifies the cluster of which a node is a member. Each part may be unknown.
+type Cluster struct {
+	// Namespace is the UID of the namespace kube-system, Node that of the Node.
+	Namespace types.UID `json:"namespace,omitempty"`
+	Node      types.UID `json:"node,omitempty"`
+	// CAs are checksums of the public keys of the authorities that the kubelet trusts.
+	CAs []string `json:"cas,omitempty"`
+}
+
+// membership is whether a manifest was parked in the cluster of which the node is a member now.
+type membership int
+
+const (
+	// memberUnknown: too little is known to decide, so the manifest stays where it is.
+	memberUnknown membership = iota
+	memberSame
+	memberForeign
+)
+
+// membershipOf compares the cluster in which a manifest was parked with the present one. A Node that
+// was recreated and a rotated authority change a part of it, another cluster changes everything.
+func membershipOf(parked *Cluster, now *Cluster) membership {
+	switch {
+	case parked == nil || now == nil:
+		return memberUnknown
+	case parked.Namespace != "" && now.Namespace != "":
+		if parked.Namespace == now.Namespace {
+			return memberSame
+		}
+		return memberForeign
+	case parked.Node != "" && parked.Node == now.Node:
+		return memberSame
+	case slices.ContainsFunc(parked.CAs, func(ca string) bool { return slices.Contains(now.CAs, ca) }):
+		return memberSame
+	case now.Node == "":
+		return memberUnknown // no answer of the API yet
+	}
+	return memberForeign
+}
+
+// cluster returns what is known of the present cluster.
+func (k *Keeper) cluster(ctx context.Context) *Cluster {
+	c := &Cluster{}
+	if bundle, err := k.CA(); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read the certificates of the kubelet's authorities")
+	} else {
+		c.CAs = keysOf(bundle)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	c.Namespace = k.namespace
+	if k.seen != nil {
+		c.Node = k.seen.UID
+	}
+	return c
+}
+
+// keysOf returns checksums of the public keys of a bundle of certificates.
+func keysOf(bundle []byte) []string {
+	var keys []string
+	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {
+		if certificate, err := x509.ParseCertificate(block.Bytes); err == nil {
+			sum := sha256.Sum256(certificate.RawSubjectPublicKeyInfo)
+			keys = append(keys, hex.EncodeToString(sum[:]))
+		}
+	}
+	return keys
+}
+
+// findNamespace reads the UID of kube-system, which does not change in the life of a cluster. The
+// agent may not be allowed to.
+func (k *Keeper) findNamespace(ctx context.Context) {
+	k.mu.Lock()
+	known := k.namespace != ""
+	k.mu.Unlock()
+	if known {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	namespace, err := k.Kube.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("The UID of the namespace kube-system is unknown", "reason", err.Error())
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.namespace = namespace.UID
+}
+
+// sortByCluster gives entries of an older version the UID of the Node, and sets the manifests of
+// another cluster aside, which a node has that was reset and has joined another one.
+func (k *Keeper) sortByCluster(ctx context.Context, entries []Entry) {
+	now := k.cluster(ctx)
+	if now.Node == "" {
+		return
+	}
+	for i := range entries {
+		if entries[i].Cluster == nil {
+			if err := k.folder.change(entries[i].Pod(), func(e *Entry) { e.Cluster = &Cluster{Node: now.Node} }); err != nil {
+				klog.FromContext(ctx).Error(err, "Cannot update the index", "pod", klog.KRef(entries[i].Namespace, entries[i].Name))
+			}
+		}
+	}
+	done, err := k.folder.setAside(func(e *Entry) bool { return membershipOf(e.Cluster, now) == memberForeign })
+	k.note(ctx, troubleForeign, err)
+	for _, e := range done {
+		k.Event(corev1.EventTypeWarning, EventForeign, fmt.Sprintf(
+			"Static pod %s/%s was parked in another cluster; its manifest is %s, restore it with: haulout-node-agent static restore --foreign",
+			e.Namespace, e.Name, e.archived))
+	}
+}

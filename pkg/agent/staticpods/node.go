@@ -1,0 +1,271 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package staticpods
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+const (
+	// refreshPeriod is how often the Keeper reads its Node while nothing is parked.
+	refreshPeriod = 2 * time.Minute
+	// listPeriod is how often it lists the maintenances if its Node names none, and how often it
+	// reads those that the Node names if they are the same as before.
+	listPeriod = time.Minute
+)
+
+// node reads the Node of the agent. Its marks name the maintenances that hold it, so that agents
+// need no list of all maintenances.
+func (k *Keeper) node(ctx context.Context) (*corev1.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	node, err := k.Kube.CoreV1().Nodes().Get(ctx, k.NodeName, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("get node %s: %w", k.NodeName, err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.seen, k.seenAt = node, k.clock.Now()
+	return node, nil
+}
+
+// isDue reports whether the Node has to be read although nothing is parked.
+func (k *Keeper) isDue() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.seen == nil || !k.published || k.clock.Since(k.seenAt) >= refreshPeriod
+}
+
+// kept returns the static pods of the node that are kept, also those that are parked.
+func (k *Keeper) kept(ctx context.Context) (map[types.NamespacedName]protocol.KeptReason, error) {
+	manifests, err := k.folder.manifests()
+	if err != nil {
+		return nil, err
+	}
+	pods, err := k.folder.parkedPods()
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range manifests {
+		pods = append(pods, m.pod)
+	}
+	entries, err := k.folder.entries()
+	if err != nil {
+		return nil, err
+	}
+	read := sets.New[types.NamespacedName]()
+	for _, pod := range pods {
+		read.Insert(types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name})
+	}
+	for i := range entries {
+		read.Insert(entries[i].Pod())
+	}
+	unread := slices.DeleteFunc(k.Static(), read.Has)
+	return keptPods(pods, unread, k.surroundings(ctx)), nil
+}
+
+func (k *Keeper) surroundings(ctx context.Context) surroundings {
+	place := apiUnknown
+	if server, err := k.Server(); err == nil {
+		place = placeOf(ctx, server, ownAddresses, lookup)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	// A name server that does not answer for a moment changes nothing.
+	if place != apiUnknown {
+		k.place = place
+	}
+	return surroundings{policy: k.Policy, node: k.NodeName, labelled: protocol.IsControlPlane(k.seen), api: k.place}
+}
+
+// publish writes the static pods that are kept to the Node, for the server.
+func (k *Keeper) publish(ctx context.Context, node *corev1.Node, kept map[types.NamespacedName]protocol.KeptReason) error {
+	reasons := map[string]protocol.KeptReason{}
+	for pod, reason := range kept {
+		reasons[pod.String()] = reason
+	}
+	value := protocol.EncodeKeptStaticPods(node.Status.NodeInfo.BootID, reasons)
+	if node.Annotations[maintenancev1alpha1.AnnotationKeptStaticPods] != value {
+		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+			"uid": node.UID, "annotations": map[string]string{maintenancev1alpha1.AnnotationKeptStaticPods: value},
+		}})
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		if node, err = k.Kube.CoreV1().Nodes().Patch(ctx, k.NodeName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return fmt.Errorf("publish which static pods are kept: %w", err)
+		}
+		klog.FromContext(ctx).Info("Static pods that are kept were published", "value", value)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.seen, k.published = node, true
+	return nil
+}
+
+// holdersOf returns the names of the maintenances that the marks of a Node name.
+func holdersOf(node *corev1.Node) []string {
+	names := sets.New[string]()
+	for _, annotation := range []string{
+		maintenancev1alpha1.AnnotationCordonedBy, maintenancev1alpha1.AnnotationTaintedBy, maintenancev1alpha1.AnnotationConditionsBy,
+	} {
+		var mark struct {
+			Maintenances map[string]json.RawMessage `json:"maintenances"`
+		}
+		if json.Unmarshal([]byte(node.Annotations[annotation]), &mark) == nil {
+			names.Insert(sets.KeySet(mark.Maintenances).UnsortedList()...)
+		}
+	}
+	return sets.List(names)
+}
+
+// maintenances returns the maintenances in stage Drain that hold the node.
+func (k *Keeper) maintenances(ctx context.Context) ([]maintenancev1alpha1.NodeMaintenance, error) {
+	node, err := k.node(ctx)
+	if err != nil {
+		return nil, err
+	}
+	holders := holdersOf(node)
+	if len(holders) == 0 {
+		return k.listed(ctx)
+	}
+	k.mu.Lock()
+	k.listedAt, k.list = time.Time{}, nil
+	k.mu.Unlock()
+	var found []maintenancev1alpha1.NodeMaintenance
+	for _, name := range holders {
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		nm, err := k.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+		cancel()
+		switch {
+		case apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
+		case err != nil:
+			return nil, fmt.Errorf("get NodeMaintenance %s: %w", name, err)
+		case nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain:
+			found = append(found, *nm)
+		}
+	}
+	return found, nil
+}
+
+// listed lists the maintenances in stage Drain, for a Node whose marks name none.
+func (k *Keeper) listed(ctx context.Context) ([]maintenancev1alpha1.NodeMaintenance, error) {
+	k.mu.Lock()
+	list, at := k.list, k.listedAt
+	k.mu.Unlock()
+	if !at.IsZero() && k.clock.Since(at) < listPeriod {
+		return list, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	all, err := k.Maintenance.MaintenanceV1alpha1().NodeMaintenances().List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(maintenance.FieldStage, string(maintenancev1alpha1.NodeMaintenanceStageDrain)).String(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the NodeMaintenances in stage Drain: %w", err)
+	}
+	// Not all servers know the field. Only those of this node are remembered.
+	list = slices.DeleteFunc(all.Items, func(nm maintenancev1alpha1.NodeMaintenance) bool {
+		return nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain ||
+			!slices.ContainsFunc(nm.Status.NodeStatuses, func(s maintenancev1alpha1.NodeMaintenanceNodeStatus) bool { return s.NodeRef.Name == k.NodeName })
+	})
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.list, k.listedAt = list, k.clock.Now()
+	return list, nil
+}
+
+// answers reports whether an error is an answer of the Kubernetes API, and not the lack of one.
+func answers(err error) bool {
+	var status apierrors.APIStatus
+	return err == nil || errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500
+}
+
+// trouble is work that fails again and again.
+type trouble struct {
+	since time.Time
+	text  string
+	// told: an event was recorded.
+	told bool
+}
+
+// What may fail again and again.
+const (
+	troublePublish = "publish"
+	troubleMove    = "move"
+	troubleForeign = "foreign"
+	troubleHold    = "hold"
+	troubleHaulout = "haulout"
+	// troublePatience is how long something may fail before it is reported.
+	troublePatience = time.Minute
+)
+
+// note notes the outcome of work that is retried. What fails for a minute becomes an event, and a
+// problem of the agent until it succeeds.
+func (k *Keeper) note(ctx context.Context, what string, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err == nil {
+		delete(k.troubles, what)
+		return
+	}
+	staticPodErrors.Inc()
+	t := k.troubles[what]
+	if t == nil {
+		t = &trouble{since: k.clock.Now()}
+		k.troubles[what] = t
+	}
+	if t.text != err.Error() {
+		t.text = err.Error()
+		klog.FromContext(ctx).Error(err, "Static pods are not as they should be, will retry", "work", what)
+	}
+	if !t.told && k.clock.Since(t.since) >= troublePatience {
+		t.told = true
+		k.Event(corev1.EventTypeWarning, EventTrouble, "Static pods are not as they should be: "+t.text)
+	}
+}
+
+// problems returns what has failed for a minute. The caller holds the lock.
+func (k *Keeper) problems() string {
+	var texts []string
+	for _, what := range []string{troublePublish, troubleMove, troubleForeign, troubleHold, troubleHaulout} {
+		if t := k.troubles[what]; t != nil && k.clock.Since(t.since) >= troublePatience {
+			texts = append(texts, t.text)
+		}
+	}
+	return strings.Join(texts, "; ")
+}
