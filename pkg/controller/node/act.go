@@ -179,6 +179,9 @@ func (c *Controller) apply(ctx context.Context, node *corev1.Node, change nodeCh
 	if change.setCordon {
 		annotations[maintenancev1alpha1.AnnotationCordonedBy] = nodemarks.Mark{Storage: c.storage, Maintenances: change.cordon}.Encode()
 	}
+	if change.takesOver {
+		annotations[maintenancev1alpha1.AnnotationCordonedByAgent] = nil
+	}
 	if change.setTaint {
 		annotations[maintenancev1alpha1.AnnotationTaintedBy] = nodemarks.Mark{
 			Storage: c.storage, Maintenances: change.taint, Taints: change.added, OwnPods: change.ownPods,

@@ -79,6 +79,8 @@ type nodeChange struct {
 	// cordon is the wanted annotation about the cordon if setCordon; an empty one is removed.
 	cordon    nodemarks.Owners
 	setCordon bool
+	// takesOver reports that the annotation about the cordon replaces that of the node's agent.
+	takesOver bool
 	// taints are the wanted ones if setTaints; taint is the wanted annotation about ours if
 	// setTaint, an empty one is removed.
 	taints              []corev1.Taint
@@ -97,7 +99,8 @@ func (n nodeChange) empty() bool {
 
 // decide returns what is to be written to a node: its cordon, its taints, and the annotations
 // that record whose they are. A cordon without our annotation is someone else's: it serves as ours
-// and is not lifted later.
+// and is not lifted later. That of the node's agent is the exception: the agent stood in for a
+// server that did not answer.
 func decide(f facts) nodeChange {
 	var n nodeChange
 	n.decideCordon(f)
@@ -107,12 +110,15 @@ func decide(f facts) nodeChange {
 
 func (n *nodeChange) decideCordon(f facts) {
 	yes, no := true, false
+	_, byAgent := f.node.Annotations[maintenancev1alpha1.AnnotationCordonedByAgent]
 	switch {
 	case len(f.holders) > 0 && !f.node.Spec.Unschedulable && !f.mayWork:
 	case len(f.holders) > 0 && !f.node.Spec.Unschedulable:
 		n.unschedulable = &yes
 		n.cordon, n.setCordon = f.holders, f.foreignCordon || !maps.Equal(f.holders, f.cordon)
 		n.cordonRestored = f.cordon.HasAny(f.holders)
+	case len(f.holders) > 0 && byAgent && !f.foreignCordon && f.mayWork:
+		n.cordon, n.setCordon, n.takesOver = f.holders, true, true
 	case len(f.holders) > 0:
 		// Either ours, whose annotation follows the holders, or someone else's.
 		n.cordon, n.setCordon = f.holders, len(f.cordon) > 0 && !maps.Equal(f.holders, f.cordon)

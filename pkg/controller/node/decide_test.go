@@ -38,6 +38,13 @@ func taintedWith(taints ...corev1.Taint) func(*corev1.Node) {
 	return func(node *corev1.Node) { node.Spec.Taints = taints }
 }
 
+func cordonedByAgent(node *corev1.Node) {
+	if node.Annotations == nil {
+		node.Annotations = map[string]string{}
+	}
+	node.Annotations[maintenancev1alpha1.AnnotationCordonedByAgent] = "boot"
+}
+
 func TestDecideNode(t *testing.T) {
 	m, other := nodemarks.Owners{"m": "uid-m"}, nodemarks.Owners{"o": "1"}
 	both := nodemarks.Owners{"m": "uid-m", "o": "1"}
@@ -69,6 +76,17 @@ func TestDecideNode(t *testing.T) {
 		"a cordon that another storage has recorded is not recorded for ours": {
 			facts: facts{node: node(cordoned), holders: m, foreignCordon: true},
 			want:  nodeChange{cordon: m, taints: held, setTaints: true, taint: m, added: heldKey, setTaint: true},
+		},
+		"the cordon of the node's agent becomes ours": {
+			facts: facts{node: node(cordoned, cordonedByAgent, taintedWith(held...)), holders: m, taint: m, added: heldKey},
+			want:  nodeChange{cordon: m, setCordon: true, takesOver: true},
+		},
+		"the cordon of the node's agent is not taken over for a requester without the right": {
+			facts:   facts{node: node(cordoned, cordonedByAgent, taintedWith(held...)), holders: m, taint: m, added: heldKey},
+			revoked: true,
+		},
+		"the cordon of the node's agent stays on a node that is not held": {
+			facts: facts{node: node(cordoned, cordonedByAgent)},
 		},
 		"a second holder is added to both annotations": {
 			facts: facts{

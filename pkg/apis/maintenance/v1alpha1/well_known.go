@@ -57,6 +57,14 @@ const (
 	// lift a cordon without this annotation: a user or another component added it.
 	AnnotationCordonedBy = "maintenance.haulout.dev/cordoned-by"
 
+	// AnnotationCordonedByAgent is added to a node in the write with which its agent makes it
+	// unschedulable, in a shutdown in which no server answers. Its value is the ID of the boot. The
+	// server takes such a cordon for its own: AnnotationCordonedBy replaces the annotation.
+	AnnotationCordonedByAgent = "maintenance.haulout.dev/cordoned-by-agent"
+
+	// AnnotationEvictNow marks an Eviction whose budget alone decides. Its value names the client.
+	AnnotationEvictNow = "maintenance.haulout.dev/evict-now"
+
 	// AnnotationConditionsBy is added to a node in the write that sets its conditions. Its value is
 	// a JSON object: "conditions" lists the types of the conditions that the server owns,
 	// "maintenances" maps the names of the maintenances that they are about to UIDs and stages. The
