@@ -495,6 +495,23 @@ func TestAShortDeadlineLeavesTimeForEveryBucket(t *testing.T) {
 	}
 }
 
+// If the time is short, each bucket has its share of it. A bucket without pods has none.
+func TestAShortTimeIsCutInProportion(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, tableOf(time.Minute, 0, 1000, 2000))
+	r := newRun(n.engine, agentstate.Local{}, nil)
+	r.table[1].Period = 3 * time.Minute
+	r.deadline = time.Now().Add(2 * time.Minute)
+	list := []*pod{{bucket: 0, running: []container{{}}}, {bucket: 1, running: []container{{}}}}
+	if got := time.Until(r.endOf(0, list)); got > 30*time.Second || got < 29*time.Second {
+		t.Errorf("the first bucket has %s, want a quarter of 2m", got)
+	}
+	r.deadline = time.Now().Add(5 * time.Minute)
+	if got := time.Until(r.endOf(0, list)); got > time.Minute || got < 59*time.Second {
+		t.Errorf("the first bucket has %s, want its period", got)
+	}
+}
+
 func TestDeadlineIsOver(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(time.Minute, 0), newPod("a", 0, ends(-1)))

@@ -232,21 +232,27 @@ func (r *run) list(ctx context.Context) ([]*pod, error) {
 	return group(containers, sandboxes, pods.NewIndex(r.engine.config.Pods.Pods()), r.table), nil
 }
 
-// endOf returns when a bucket that begins now is over. Each later bucket that has pods keeps the
-// minimum, so that every pod is asked to end before the machine goes down.
+// endOf returns when a bucket that begins now is over. If there is not enough time for it and the
+// later ones that have pods, all are cut in proportion. Each later one keeps the minimum, so that
+// every pod is asked to end before the machine goes down.
 func (r *run) endOf(index int, list []*pod) time.Time {
 	now := time.Now()
-	end := now.Add(r.table[index].Period)
+	period := r.table[index].Period
 	if r.deadline.IsZero() {
-		return end
+		return now.Add(period)
 	}
 	later := map[int]bool{}
+	sum := period
 	for _, p := range list {
-		if p.bucket > index && r.lives(p) {
+		if p.bucket > index && r.lives(p) && !later[p.bucket] {
 			later[p.bucket] = true
+			sum += r.table[p.bucket].Period
 		}
 	}
-	return latest(now, earliest(end, r.deadline.Add(-minimumGrace*time.Duration(len(later)))))
+	if left := r.deadline.Sub(now); left < sum {
+		period = time.Duration(float64(period) * float64(max(left, 0)) / float64(sum))
+	}
+	return latest(now, earliest(now.Add(period), r.deadline.Add(-minimumGrace*time.Duration(len(later)))))
 }
 
 // due returns the pods that must end in a bucket or should have ended in an earlier one.
