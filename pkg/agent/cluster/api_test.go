@@ -18,6 +18,7 @@ package cluster
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -30,14 +31,15 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
-	"k8s.io/client-go/kubernetes"
 	kubescheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
@@ -72,6 +74,12 @@ type api struct {
 	patches  map[string][]byte
 	// before is called, without the lock, before a request is handled; it may answer it.
 	before func(verb, path string) *apierrors.StatusError
+	// warning is added to the answers about maintenances.
+	warning string
+	// evict answers an eviction that the node may ask for; nil accepts it.
+	evict func(eviction *policyv1.Eviction) *metav1.Status
+	// evictions are those that were accepted.
+	evictions []*policyv1.Eviction
 	// finalizer keeps deleted maintenances, as the server does until the nodes are released.
 	finalizer bool
 }
@@ -87,9 +95,7 @@ func newAPI(t *testing.T, objects ...runtime.Object) *api {
 	config := &rest.Config{Host: a.server.URL, QPS: -1, ContentConfig: rest.ContentConfig{
 		ContentType: "application/vnd.kubernetes.protobuf", AcceptContentTypes: "application/vnd.kubernetes.protobuf,application/json",
 	}}
-	client, err := New(Config{
-		NodeName: nodeName, Host: kubernetes.NewForConfigOrDie(config), Maintenance: versioned.NewForConfigOrDie(config), Recorder: a.events,
-	})
+	client, err := New(Config{NodeName: nodeName, REST: config, Recorder: a.events})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,6 +190,9 @@ func (a *api) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.warning != "" && strings.HasPrefix(r.URL.Path, maintenancesPath) {
+		w.Header().Add("Warning", `299 - "`+a.warning+`"`)
+	}
 	object, code, failure := a.handle(r, body)
 	if failure != nil {
 		answer(w, int(failure.ErrStatus.Code), &failure.ErrStatus)
@@ -217,8 +226,19 @@ func (a *api) handle(r *http.Request, body []byte) (runtime.Object, int, *apierr
 		return &authenticationv1.SelfSubjectReview{
 			Status: authenticationv1.SelfSubjectReviewStatus{UserInfo: authenticationv1.UserInfo{Username: ownUser}},
 		}, http.StatusCreated, nil
+	case r.Method == http.MethodGet && strings.HasSuffix(path, "/pods"):
+		return a.listPods(path, r.URL.Query().Get("fieldSelector"))
 	}
+	path, isEviction := strings.CutSuffix(path, "/eviction")
 	object := a.objects[path]
+	if strings.Contains(path, "/pods/") {
+		if failure := authorize(object, path); failure != nil {
+			return nil, 0, failure
+		}
+	}
+	if isEviction {
+		return a.evictPod(path, object.(*corev1.Pod), body)
+	}
 	if object == nil {
 		return nil, 0, apierrors.NewNotFound(schema.GroupResource{Resource: "objects"}, path)
 	}
@@ -228,12 +248,62 @@ func (a *api) handle(r *http.Request, body []byte) (runtime.Object, int, *apierr
 	case http.MethodDelete:
 		return a.remove(path, object.(*maintenancev1alpha1.NodeMaintenance), body)
 	case http.MethodPatch:
-		if _, isMaintenance := object.(*maintenancev1alpha1.NodeMaintenance); status == isMaintenance {
-			a.t.Errorf("patch of %s: the agent writes the status of nodes and pods, and the spec of maintenances", r.URL.Path)
+		if _, isPod := object.(*corev1.Pod); isPod && !status {
+			a.t.Errorf("patch of %s: the agent writes the status of pods", r.URL.Path)
 		}
 		return a.patch(path, object, r.Header.Get("Content-Type"), body)
 	}
 	return nil, 0, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: "objects"}, r.Method)
+}
+
+// authorize answers as the authorizer and the admission plugin for nodes do: to them, a pod that does
+// not exist has no relation to the node, as has one of another node.
+func authorize(object runtime.Object, path string) *apierrors.StatusError {
+	if pod, ok := object.(*corev1.Pod); ok && pod.Spec.NodeName == nodeName {
+		return nil
+	}
+	return apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, path, fmt.Errorf("no relationship found between node '%s' and this object", nodeName))
+}
+
+// listPods lists the pods of the node, of one namespace or of all. Other lists are forbidden.
+func (a *api) listPods(path, selector string) (runtime.Object, int, *apierrors.StatusError) {
+	parsed, err := fields.ParseSelector(selector)
+	if err != nil {
+		return nil, 0, apierrors.NewBadRequest(err.Error())
+	}
+	if node, exact := parsed.RequiresExactMatch("spec.nodeName"); !exact || node != nodeName {
+		return nil, 0, apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("can only list pods with spec.nodeName"))
+	}
+	list := &corev1.PodList{}
+	for key, object := range a.objects {
+		pod, ok := object.(*corev1.Pod)
+		if ok && (path == "/api/v1/pods" || strings.HasPrefix(key, path+"/")) &&
+			parsed.Matches(fields.Set{"spec.nodeName": pod.Spec.NodeName, "metadata.name": pod.Name}) {
+			list.Items = append(list.Items, *pod)
+		}
+	}
+	return list, http.StatusOK, nil
+}
+
+func (a *api) evictPod(path string, pod *corev1.Pod, body []byte) (runtime.Object, int, *apierrors.StatusError) {
+	object, _, err := kubescheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
+	if err != nil {
+		return nil, 0, apierrors.NewBadRequest(err.Error())
+	}
+	eviction := object.(*policyv1.Eviction)
+	if p := eviction.DeleteOptions; p == nil || p.Preconditions == nil || p.Preconditions.UID == nil || *p.Preconditions.UID != pod.UID {
+		return nil, 0, apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, pod.Name, fmt.Errorf("the UID is %s", pod.UID))
+	}
+	if a.evict != nil {
+		if status := a.evict(eviction); status != nil && status.Code == http.StatusInternalServerError {
+			return status, http.StatusCreated, nil // as the real one for several budgets
+		} else if status != nil {
+			return nil, 0, &apierrors.StatusError{ErrStatus: *status}
+		}
+	}
+	a.evictions = append(a.evictions, eviction)
+	delete(a.objects, path)
+	return &metav1.Status{Status: metav1.StatusSuccess}, http.StatusCreated, nil
 }
 
 func (a *api) create(body []byte) (runtime.Object, int, *apierrors.StatusError) {
@@ -312,7 +382,7 @@ func (a *api) patch(path string, object runtime.Object, contentType string, body
 	}
 	// Haulout's API knows no other patch than the merge patch; for one without lists they are
 	// equal.
-	if _, isMaintenance := object.(*maintenancev1alpha1.NodeMaintenance); isMaintenance != (contentType == string(types.MergePatchType)) {
+	if _, isMaintenance := object.(*maintenancev1alpha1.NodeMaintenance); isMaintenance && contentType != string(types.MergePatchType) {
 		return nil, 0, apierrors.NewBadRequest("unexpected type of patch " + contentType)
 	}
 	after, err := strategicpatch.StrategicMergePatch(before, body, object)

@@ -22,6 +22,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"sync"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -32,6 +33,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 
 	"haulout.dev/haulout/pkg/agent/shutdown"
@@ -46,10 +48,9 @@ const component = "haulout-node-agent"
 type Config struct {
 	// NodeName is the name of the node.
 	NodeName string
-	// Host is a client of the API of Kubernetes, Maintenance one of Haulout's. Their requests must
-	// not be limited to few in a second: after an API outage, every pod of the node is reported.
-	Host        kubernetes.Interface
-	Maintenance versioned.Interface
+	// REST is how to reach the API of Kubernetes, which serves Haulout's, too. Its requests must not
+	// be limited to few in a second: after an API outage, every pod of the node is reported.
+	REST *rest.Config
 	// Recorder records events, see NewRecorder.
 	Recorder record.EventRecorder
 }
@@ -60,22 +61,48 @@ type Client struct {
 	host         kubernetes.Interface
 	maintenances maintenanceclient.NodeMaintenanceInterface
 	recorder     record.EventRecorder
+	// shared is that of all copies of a Client.
+	shared *shared
+}
+
+// shared is what the copies of a Client have in common.
+type shared struct {
+	rest *rest.Config
 
 	mu   sync.Mutex
 	user string
+	// failed: the last request of a shutdown has failed. attempts counts those after a failure.
+	failed   bool
+	attempts int
 }
 
 var _ shutdown.Cluster = &Client{}
 
 // New returns a Client.
 func New(config Config) (*Client, error) {
-	if config.NodeName == "" || config.Host == nil || config.Maintenance == nil || config.Recorder == nil {
-		return nil, errors.New("the name of the node, two clients and a recorder are required")
+	if config.NodeName == "" || config.REST == nil || config.Recorder == nil {
+		return nil, errors.New("the name of the node, a way to reach the API and a recorder are required")
 	}
-	return &Client{
-		node: config.NodeName, host: config.Host, recorder: config.Recorder,
-		maintenances: config.Maintenance.MaintenanceV1alpha1().NodeMaintenances(),
-	}, nil
+	c := &Client{node: config.NodeName, recorder: config.Recorder, shared: &shared{rest: listening(config.REST)}}
+	httpClient, err := rest.HTTPClientFor(c.shared.rest)
+	if err != nil {
+		return nil, err
+	}
+	return c, c.useConnection(c.shared.rest, httpClient)
+}
+
+// useConnection lets the client make its requests with an HTTP client.
+func (c *Client) useConnection(config *rest.Config, httpClient *http.Client) error {
+	host, err := kubernetes.NewForConfigAndClient(config, httpClient)
+	if err != nil {
+		return err
+	}
+	maintenance, err := versioned.NewForConfigAndClient(config, httpClient)
+	if err != nil {
+		return err
+	}
+	c.host, c.maintenances = host, maintenance.MaintenanceV1alpha1().NodeMaintenances()
+	return nil
 }
 
 // NewRecorder returns a recorder that writes events until the context ends.
@@ -95,9 +122,9 @@ func (c *Client) Event(eventType, reason, message string) {
 
 // ownUser returns the name of the user as whom the agent is authenticated.
 func (c *Client) ownUser(ctx context.Context) (string, error) {
-	c.mu.Lock()
-	user := c.user
-	c.mu.Unlock()
+	c.shared.mu.Lock()
+	user := c.shared.user
+	c.shared.mu.Unlock()
 	if user != "" {
 		return user, nil
 	}
@@ -106,9 +133,9 @@ func (c *Client) ownUser(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("find out the own user: %w", err)
 	}
 	user = review.Status.UserInfo.Username
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.user = user
+	c.shared.mu.Lock()
+	defer c.shared.mu.Unlock()
+	c.shared.user = user
 	return user, nil
 }
 

@@ -256,13 +256,20 @@ func TestDrain(t *testing.T) {
 	for name, tt := range map[string]struct {
 		nm      *maintenancev1alpha1.NodeMaintenance
 		want    shutdown.DrainState
-		refused bool
+		warning string
+		// refused: with ErrRefused; fails: with another error.
+		refused, fails bool
 	}{
-		"no status yet":          {nm: own(), want: shutdown.DrainState{}},
+		"no leader has seen it": {nm: own(), fails: true},
+		"its leader is gone":    {nm: own(drained(metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, 1)), warning: protocol.NoLeaderWarning + " since 10:00", fails: true},
+		"drained, without a leader": {
+			nm: own(drained(metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, 1)), warning: protocol.NoLeaderWarning, want: done,
+		},
+		"with another warning":   {nm: own(drained(metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, 1)), warning: "deprecated", want: counts},
 		"pods are leaving":       {nm: own(drained(metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, 1)), want: counts},
 		"drained":                {nm: own(drained(metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, 1)), want: done},
 		"with pods left":         {nm: own(drained(metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft, 1)), want: done},
-		"of an older generation": {nm: own(drained(metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, 0)), want: counts},
+		"of an older generation": {nm: own(drained(metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, 0)), fails: true},
 		"the condition alone": {
 			nm: own(drained(metav1.ConditionFalse, maintenancev1alpha1.ReasonNoNodes, 1), func(nm *maintenancev1alpha1.NodeMaintenance) {
 				nm.Status.NodeStatuses = nil
@@ -276,8 +283,10 @@ func TestDrain(t *testing.T) {
 		"recreated":                   {nm: own(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.UID = "nm-2" }), want: shutdown.DrainState{Ended: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := newAPI(t, tt.nm).client.Drain(t.Context(), state.MaintenanceRef{Name: ownName, UID: "nm-1"})
-			if got != tt.want || errors.Is(err, shutdown.ErrRefused) != tt.refused || (err != nil) != tt.refused {
+			a := newAPI(t, tt.nm)
+			a.warning = tt.warning
+			got, err := a.client.Drain(t.Context(), state.MaintenanceRef{Name: ownName, UID: "nm-1"})
+			if got != tt.want || errors.Is(err, shutdown.ErrRefused) != tt.refused || (err != nil) != (tt.refused || tt.fails) {
 				t.Errorf("Drain() = %+v, %v, want %+v, refused %t", got, err, tt.want, tt.refused)
 			}
 		})
@@ -535,7 +544,7 @@ func TestRecorder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client, err := New(Config{NodeName: nodeName, Host: host, Maintenance: newAPI(t).clientset(), Recorder: NewRecorder(ctx, host, nodeName)})
+	client, err := New(Config{NodeName: nodeName, REST: newAPI(t).config, Recorder: NewRecorder(ctx, host, nodeName)})
 	if err != nil {
 		t.Fatal(err)
 	}

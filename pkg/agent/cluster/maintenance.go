@@ -45,10 +45,16 @@ const (
 	// patchAttempts is how often a patch is tried against newer versions of the object: the server
 	// writes the status of a maintenance often while it drains.
 	patchAttempts = 5
+	// keptMaintenances is how many completed maintenances of earlier boots stay, for users.
+	keptMaintenances = 15
 )
 
 // EnsureMaintenance creates or adopts the maintenance of a shutdown.
 func (c *Client) EnsureMaintenance(ctx context.Context, request shutdown.MaintenanceRequest) (state.MaintenanceRef, error) {
+	return ask(ctx, c, func(ctx context.Context, c *Client) (state.MaintenanceRef, error) { return c.ensure(ctx, request) })
+}
+
+func (c *Client) ensure(ctx context.Context, request shutdown.MaintenanceRequest) (state.MaintenanceRef, error) {
 	want := c.build(request)
 	for range 2 {
 		created, err := c.maintenances.Create(ctx, want, metav1.CreateOptions{})
@@ -155,8 +161,13 @@ func (c *Client) requestedBySelf(ctx context.Context, nm *maintenancev1alpha1.No
 	return user != "" && requester(nm) == user, err
 }
 
-// Drain returns how far the drain of the node is.
+// Drain returns how far the drain of the node is. It is an error if no leader acts on it.
 func (c *Client) Drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.DrainState, error) {
+	return ask(ctx, c, func(ctx context.Context, c *Client) (shutdown.DrainState, error) { return c.drain(ctx, ref) })
+}
+
+func (c *Client) drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.DrainState, error) {
+	ctx, warned := withWarnings(ctx)
 	nm, err := c.maintenances.Get(ctx, ref.Name, metav1.GetOptions{})
 	if objectGone(err) {
 		return shutdown.DrainState{Ended: true}, nil
@@ -169,12 +180,16 @@ func (c *Client) Drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.
 	}
 	var drain shutdown.DrainState
 	condition := meta.FindStatusCondition(nm.Status.Conditions, maintenancev1alpha1.ConditionDrained)
-	if condition != nil && condition.ObservedGeneration >= nm.Generation {
-		if condition.Reason == maintenancev1alpha1.ReasonNotAuthorized {
-			return shutdown.DrainState{}, fmt.Errorf("%w: NodeMaintenance %s: %s", shutdown.ErrRefused, ref.Name, condition.Message)
-		}
-		drain.Drained = condition.Status == metav1.ConditionTrue
-		drain.Message = condition.Message
+	if condition == nil || condition.ObservedGeneration < nm.Generation {
+		return shutdown.DrainState{}, errors.Join(fmt.Errorf("NodeMaintenance %s has no status yet", ref.Name), warned.noLeader())
+	}
+	if condition.Reason == maintenancev1alpha1.ReasonNotAuthorized {
+		return shutdown.DrainState{}, fmt.Errorf("%w: NodeMaintenance %s: %s", shutdown.ErrRefused, ref.Name, condition.Message)
+	}
+	drain.Drained = condition.Status == metav1.ConditionTrue
+	drain.Message = condition.Message
+	if err := warned.noLeader(); err != nil && !drain.Drained {
+		return shutdown.DrainState{}, fmt.Errorf("NodeMaintenance %s: %w", ref.Name, err)
 	}
 	for i := range nm.Status.NodeStatuses {
 		if node := &nm.Status.NodeStatuses[i]; node.NodeRef.Name == c.node {
@@ -241,41 +256,58 @@ func (c *Client) complete(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 // isOwn reports whether this agent, in this or another boot, has created a maintenance, and no
 // other user has changed it since.
 func (c *Client) isOwn(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (bool, error) {
-	boot := nm.Annotations[maintenancev1alpha1.AnnotationBootID]
-	if boot == "" || nm.Name != protocol.ShutdownName(c.node, boot) {
+	if !c.isOfShutdown(nm) {
 		return false, nil
 	}
 	return c.requestedBySelf(ctx, nm)
 }
 
-// CompleteOlder completes the maintenances of earlier boots, and deletes all but the newest of
-// those that were completed before: otherwise each reboot would leave one.
+// isOfShutdown reports whether a maintenance is that of a shutdown of this node.
+func (c *Client) isOfShutdown(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	boot := nm.Annotations[maintenancev1alpha1.AnnotationBootID]
+	return boot != "" && nm.Name == protocol.ShutdownName(c.node, boot)
+}
+
+// CompleteOlder completes the maintenances of earlier boots.
 func (c *Client) CompleteOlder(ctx context.Context, bootID string) (completed int, err error) {
 	older, errs := c.listOlder(ctx, bootID)
-	if len(older) == 0 {
-		return 0, errors.Join(errs...)
-	}
-	newest := slices.MaxFunc(older, func(a, b *maintenancev1alpha1.NodeMaintenance) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
-	})
 	for _, nm := range older {
+		if maintenancev1alpha1.IsEnding(nm) {
+			continue
+		}
+		own, err := c.requestedBySelf(ctx, nm)
+		if err == nil && own {
+			err = c.Complete(ctx, refOf(nm))
+		}
 		switch {
-		case !maintenancev1alpha1.IsEnding(nm):
-			if err := c.Complete(ctx, refOf(nm)); err != nil {
-				errs = append(errs, err)
-				continue
-			}
+		case err != nil:
+			errs = append(errs, err)
+		case own:
 			completed++
-		case nm != newest:
-			if err := c.remove(ctx, nm); err != nil {
-				errs = append(errs, err)
-			}
 		}
 	}
 	return completed, errors.Join(errs...)
 }
 
-// listOlder returns this agent's maintenances of earlier boots, and what has failed on the way.
+// DeleteOldest deletes the oldest of the completed maintenances of earlier boots, whoever has
+// completed them: each reboot makes one, and a node may have only so many.
+func (c *Client) DeleteOldest(ctx context.Context, bootID string) error {
+	older, errs := c.listOlder(ctx, bootID)
+	older = slices.DeleteFunc(older, func(nm *maintenancev1alpha1.NodeMaintenance) bool { return !maintenancev1alpha1.IsEnding(nm) })
+	slices.SortFunc(older, func(a, b *maintenancev1alpha1.NodeMaintenance) int {
+		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(b.Name, a.Name))
+	})
+	for _, nm := range older[min(keptMaintenances, len(older)):] {
+		// A node may delete only what no other user has changed. That is no error to try again.
+		if err := c.remove(ctx, nm); err != nil && !apierrors.IsForbidden(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// listOlder returns the maintenances of earlier shutdowns of this node, whoever has changed them
+// since, and what has failed on the way.
 func (c *Client) listOlder(ctx context.Context, bootID string) (older []*maintenancev1alpha1.NodeMaintenance, errs []error) {
 	options := metav1.ListOptions{Limit: pageSize}
 	for {
@@ -285,13 +317,7 @@ func (c *Client) listOlder(ctx context.Context, bootID string) (older []*mainten
 		}
 		for i := range page.Items {
 			nm := &page.Items[i]
-			if nm.Annotations[maintenancev1alpha1.AnnotationBootID] == bootID {
-				continue
-			}
-			own, err := c.isOwn(ctx, nm)
-			if err != nil {
-				errs = append(errs, err)
-			} else if own {
+			if nm.Annotations[maintenancev1alpha1.AnnotationBootID] != bootID && c.isOfShutdown(nm) {
 				older = append(older, nm.DeepCopy()) // not the whole page
 			}
 		}

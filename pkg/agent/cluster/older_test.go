@@ -18,7 +18,9 @@ package cluster
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -65,49 +67,62 @@ func TestCompleteOlder(t *testing.T) {
 	}
 }
 
-// Each reboot makes a maintenance. Of those that are over, the newest is left.
-func TestOlderMaintenancesAreDeleted(t *testing.T) {
-	const boot2, boot3, boot4, boot5 = "aaaaaaaa-2fa1-11d2-883f-0016d3cca427", "bbbbbbbb-2fa1-11d2-883f-0016d3cca427",
-		"cccccccc-2fa1-11d2-883f-0016d3cca427", "dddddddd-2fa1-11d2-883f-0016d3cca427"
+// Each reboot makes a maintenance. Of those that are over, the newest stay.
+func TestOldestMaintenancesAreDeleted(t *testing.T) {
 	completed := stage(maintenancev1alpha1.NodeMaintenanceStageComplete)
-	created := func(hour int) func(*maintenancev1alpha1.NodeMaintenance) {
+	hour := func(n int) func(*maintenancev1alpha1.NodeMaintenance) {
 		return func(nm *maintenancev1alpha1.NodeMaintenance) {
-			nm.CreationTimestamp = metav1.Date(2026, 1, 1, hour, 0, 0, 0, time.UTC)
+			nm.CreationTimestamp = metav1.Date(2026, 1, 1, 0, n, 0, 0, time.UTC)
 		}
 	}
-	oldest, middle := own(ofBoot(boot4), created(1), completed), own(ofBoot(boot2), created(2), completed)
-	last := own(ofBoot(boot3), created(3))
-	jane, here := own(ofBoot(boot5), created(0), completed, byUser("jane")), own(created(0), completed)
-	a := newAPI(t, oldest, middle, last, jane, here)
-	if n, err := a.client.CompleteOlder(t.Context(), boot); n != 1 || err != nil {
-		t.Errorf("CompleteOlder() = %d, %v, want 1", n, err)
+	of := func(n int, modify ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
+		return own(append([]func(*maintenancev1alpha1.NodeMaintenance){ofBoot(fmt.Sprintf("%08x-2fa1-11d2-883f-0016d3cca427", n)), hour(n)}, modify...)...)
 	}
-	for _, nm := range []*maintenancev1alpha1.NodeMaintenance{oldest, middle} {
-		if a.maintenance(nm.Name) != nil {
-			t.Errorf("%s is still there", nm.Name)
+	var objects []runtime.Object
+	for n := range 17 {
+		objects = append(objects, of(n, completed))
+	}
+	// A user has completed one of the oldest; the rest is not over, or not of another shutdown.
+	objects = append(objects, of(20, completed, byUser("jane"), hour(0)), of(21, hour(0)), own(hour(0), completed))
+	forbidden := of(22, completed, byUser("joe"), hour(0))
+	a := newAPI(t, append(objects, forbidden)...)
+	a.before = func(verb, path string) *apierrors.StatusError {
+		if verb == http.MethodDelete && strings.HasSuffix(path, forbidden.Name) {
+			return apierrors.NewForbidden(maintenancev1alpha1.Resource("nodemaintenances"), forbidden.Name, errors.New("joe's"))
+		}
+		return nil
+	}
+	for range 2 {
+		if err := a.client.DeleteOldest(t.Context(), boot); err != nil {
+			t.Fatal(err)
 		}
 	}
-	for _, nm := range []*maintenancev1alpha1.NodeMaintenance{last, jane, here} {
-		if a.maintenance(nm.Name) == nil {
-			t.Errorf("%s is gone", nm.Name)
+	var gone []string
+	for _, object := range objects {
+		if nm := object.(*maintenancev1alpha1.NodeMaintenance); a.maintenance(nm.Name) == nil {
+			gone = append(gone, nm.Name)
 		}
 	}
-	if n, err := a.client.CompleteOlder(t.Context(), boot); n != 0 || err != nil || a.maintenance(last.Name) == nil {
-		t.Errorf("the second CompleteOlder() = %d, %v; the newest is there: %t", n, err, a.maintenance(last.Name) != nil)
+	want := []string{of(0).Name, of(1).Name, of(20).Name}
+	if !slices.Equal(gone, want) {
+		t.Errorf("deleted %q, want %q", gone, want)
 	}
 }
 
 func TestADeletionThatFailsIsNamed(t *testing.T) {
-	completed := stage(maintenancev1alpha1.NodeMaintenanceStageComplete)
-	a := newAPI(t, own(ofBoot(otherBoot), completed), own(ofBoot("aaaaaaaa-2fa1-11d2-883f-0016d3cca427"), completed))
+	var objects []runtime.Object
+	for n := range 16 {
+		objects = append(objects, own(ofBoot(fmt.Sprintf("%08x-2fa1-11d2-883f-0016d3cca427", n)), stage(maintenancev1alpha1.NodeMaintenanceStageComplete)))
+	}
+	a := newAPI(t, objects...)
 	a.before = func(verb, _ string) *apierrors.StatusError {
 		if verb == http.MethodDelete {
 			return apierrors.NewInternalError(errors.New("etcd"))
 		}
 		return nil
 	}
-	if n, err := a.client.CompleteOlder(t.Context(), boot); n != 0 || err == nil {
-		t.Errorf("CompleteOlder() = %d, %v, want an error", n, err)
+	if err := a.client.DeleteOldest(t.Context(), boot); err == nil {
+		t.Error("DeleteOldest() = nil, want an error")
 	}
 }
 

@@ -27,6 +27,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -69,12 +70,11 @@ func (c *Client) reportPod(ctx context.Context, killed *state.KilledPod, since t
 	var err error
 	for range patchAttempts {
 		var pod *corev1.Pod
-		pod, err = c.host.CoreV1().Pods(killed.Namespace).Get(ctx, killed.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
+		if pod, err = c.podOfNode(ctx, killed); err != nil {
+			return err
 		}
-		if err != nil {
-			return fmt.Errorf("get pod %s/%s: %w", killed.Namespace, killed.Name, err)
+		if pod == nil {
+			return nil
 		}
 		if why := needsNoReport(pod, killed, c.node, since); why != "" {
 			klog.FromContext(ctx).V(2).Info("A pod that was ended on the node needs no report", "pod", klog.KObj(pod), "why", why)
@@ -86,6 +86,21 @@ func (c *Client) reportPod(ctx context.Context, killed *state.KilledPod, since t
 		}
 	}
 	return err
+}
+
+// podOfNode returns a pod of this node, nil if there is none of that name. A node that gets a pod
+// which is gone, or runs elsewhere, is answered that it has no right to it; a list is true.
+func (c *Client) podOfNode(ctx context.Context, pod *state.KilledPod) (*corev1.Pod, error) {
+	list, err := c.host.CoreV1().Pods(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.AndSelectors(
+		fields.OneTermEqualSelector("spec.nodeName", c.node), fields.OneTermEqualSelector(metav1.ObjectNameField, pod.Name),
+	).String()})
+	if err != nil {
+		return nil, fmt.Errorf("list pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
+	if len(list.Items) == 0 {
+		return nil, nil
+	}
+	return &list.Items[0], nil
 }
 
 // patchKilled writes the status of one pod, if it still has the same UID.
@@ -104,7 +119,13 @@ func (c *Client) patchKilled(ctx context.Context, killed *state.KilledPod) error
 		return err
 	}
 	_, err = c.host.CoreV1().Pods(killed.Namespace).Patch(ctx, killed.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
-	if err != nil && !apierrors.IsNotFound(err) {
+	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
+		// Gone since the list, or a right is missing: the list tells.
+		if pod, listErr := c.podOfNode(ctx, killed); listErr == nil && (pod == nil || pod.UID != killed.UID) {
+			return nil
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("report pod %s/%s as terminated: %w", killed.Namespace, killed.Name, err)
 	}
 	return nil

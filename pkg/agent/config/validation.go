@@ -103,12 +103,7 @@ func validateTimes(c *v1alpha1.NodeAgentConfiguration) field.ErrorList {
 				fmt.Sprintf("must be at least %v, which is all periods of shutdownGracePeriodByPodPriority and %v", least, Margin)))
 		}
 	}
-	graceErrs := inRange(grace, c.APIGracePeriod, time.Second, 10*time.Minute)
-	if len(errs)+len(graceErrs) == 0 && c.APIGracePeriod.Duration >= c.MaxShutdownDelay.Duration {
-		graceErrs = append(graceErrs, field.Invalid(grace, c.APIGracePeriod.Duration.String(),
-			fmt.Sprintf("must be less than maxShutdownDelay (%v)", c.MaxShutdownDelay.Duration)))
-	}
-	errs = append(errs, graceErrs...)
+	errs = append(errs, inRange(grace, c.APIGracePeriod, time.Second, 10*time.Minute)...)
 	errs = append(errs, inRange(restore, c.APILossRestorePeriod, 10*time.Second, 24*time.Hour)...)
 	return append(errs, inRange(field.NewPath("hauloutLossRestorePeriod"), c.HauloutLossRestorePeriod, 10*time.Second, 24*time.Hour)...)
 }
@@ -186,6 +181,10 @@ func validateChoices(c *v1alpha1.NodeAgentConfiguration, goos string) field.Erro
 	errs = append(errs, validateEngine(c.LocalEngine, field.NewPath("localEngine"))...)
 	errs = append(errs, oneOf(field.NewPath("onForgottenShutdown"), c.OnForgottenShutdown,
 		v1alpha1.ForgottenShutdownKeep, v1alpha1.ForgottenShutdownCancel)...)
+	if c.DrainBeforeShutdown != nil && !*c.DrainBeforeShutdown && c.LocalEngine == v1alpha1.LocalEngineNone {
+		errs = append(errs, field.Invalid(field.NewPath("drainBeforeShutdown"), false,
+			"must be true if localEngine is None: nothing else would end the pods"))
+	}
 	service := field.NewPath("kubeletService")
 	switch {
 	case goos == "windows" && (c.KubeletService == "" || strings.ContainsAny(c.KubeletService, `/\`) || len(c.KubeletService) > 256):

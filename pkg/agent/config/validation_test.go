@@ -24,6 +24,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
 )
@@ -88,6 +89,8 @@ func bindAddress(c *v1alpha1.NodeAgentConfiguration) *string     { return c.Metr
 func restorePeriod(d time.Duration) modifier {
 	return func(c *v1alpha1.NodeAgentConfiguration) { c.APILossRestorePeriod = metav1.Duration{Duration: d} }
 }
+
+func withoutDrain(c *v1alpha1.NodeAgentConfiguration) { c.DrainBeforeShutdown = ptr.To(false) }
 
 func TestValidate(t *testing.T) {
 	const entries = "shutdownGracePeriodByPodPriority"
@@ -180,11 +183,13 @@ func TestValidate(t *testing.T) {
 			want:   []string{"apiGracePeriod FieldValueInvalid"},
 			text:   "between 1s and 10m",
 		},
-		"an API grace as long as the delay": {
-			modify: []modifier{table(0, 5), delay(10 * time.Second)},
-			want:   []string{"apiGracePeriod FieldValueInvalid"},
-			text:   "less than maxShutdownDelay (10s)",
+		"an API grace longer than the delay, of which a quarter counts": {modify: []modifier{table(0, 5), delay(10 * time.Second)}},
+		"neither a drain nor an engine": {
+			modify: []modifier{withoutDrain, set(engine, string(v1alpha1.LocalEngineNone))},
+			want:   []string{"drainBeforeShutdown FieldValueInvalid"},
+			text:   "must be true if localEngine is None",
 		},
+		"no drain, and an engine": {modify: []modifier{withoutDrain}},
 		"an API grace above ten minutes": {
 			modify: []modifier{apiGrace(11 * time.Minute)},
 			want:   []string{"apiGracePeriod FieldValueInvalid"},

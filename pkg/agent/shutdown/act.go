@@ -41,6 +41,9 @@ const (
 	releaseRetry = 200 * time.Millisecond
 	// resumeTimeout limits one attempt to start the kubelet.
 	resumeTimeout = 30 * time.Second
+	// maxRequestTimeout limits a request of a shutdown, minGrace is the shortest time for several.
+	maxRequestTimeout = 3 * time.Second
+	minGrace          = time.Second
 )
 
 // pace is when something may be tried again.
@@ -92,6 +95,11 @@ func (m *Manager) want(ctx context.Context, s *slot, t task, timeout time.Durati
 // settle gives the calls in flight, which may write the last condition, a moment, and then cancels
 // them.
 func (m *Manager) settle() {
+	// The API server of the node may have ended with the last pods.
+	if local := m.state.Local; active(m.state.Phase) && local != nil && local.Bucket >= m.settings.criticalBucket() {
+		m.cancelCalls()
+		return
+	}
 	deadline := time.NewTimer(time.Second)
 	defer deadline.Stop()
 	writing := func() bool {
@@ -111,6 +119,10 @@ func (m *Manager) settle() {
 		}
 		break
 	}
+	m.cancelCalls()
+}
+
+func (m *Manager) cancelCalls() {
 	for _, s := range m.slots() {
 		if s.task != taskNone {
 			s.cancel()
@@ -119,7 +131,7 @@ func (m *Manager) settle() {
 }
 
 func (m *Manager) slots() []*slot {
-	slots := []*slot{&m.maintenance, &m.reports, &m.resumes}
+	slots := []*slot{&m.maintenance, &m.lists, &m.cordons, &m.evicts, &m.reports, &m.resumes}
 	for _, w := range m.conditions {
 		slots = append(slots, &w.slot)
 	}
@@ -130,6 +142,7 @@ func (m *Manager) slots() []*slot {
 func (m *Manager) act(ctx context.Context, in *input, d *decision) time.Time {
 	m.actLocal(ctx, d)
 	m.actMaintenance(ctx, d)
+	m.actHost(ctx, d)
 	m.actReport(ctx, d)
 	m.actResume(ctx, d)
 	m.actConditions(ctx, in, d)
@@ -181,7 +194,11 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 		BootID: m.config.BootID, Reason: shutdownReason(d.next.Signal.Kind), DrainPlan: m.config.Buckets.DrainPlan(),
 	}
 	shutdown := active(d.next.Phase)
-	m.want(ctx, &m.maintenance, d.maintenance, m.config.APIGracePeriod, func(ctx context.Context) func() {
+	timeout := m.requestTimeout()
+	if !shutdown {
+		timeout = m.config.APIGracePeriod // there may be many maintenances to read
+	}
+	m.want(ctx, &m.maintenance, d.maintenance, timeout, func(ctx context.Context) func() {
 		switch d.maintenance {
 		case taskEnsure:
 			ensured, err := m.config.Cluster.EnsureMaintenance(ctx, request)
@@ -207,7 +224,7 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 		case taskComplete, taskSweep:
 			return m.complete(ctx, d.maintenance, ref)
 		default:
-			completed, err := m.config.Cluster.CompleteOlder(ctx, m.config.BootID)
+			completed, err := m.endOlder(ctx)
 			return func() {
 				m.answered(ctx, err, olderRetry)
 				m.olderDone = err == nil
@@ -217,6 +234,15 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 			}
 		}
 	})
+}
+
+// endOlder completes the maintenances of earlier boots, if that is not left to users, and deletes
+// the oldest ones.
+func (m *Manager) endOlder(ctx context.Context) (completed int, err error) {
+	if m.config.CompleteAfterReboot {
+		completed, err = m.config.Cluster.CompleteOlder(ctx, m.config.BootID)
+	}
+	return completed, errors.Join(err, m.config.Cluster.DeleteOldest(ctx, m.config.BootID))
 }
 
 // complete ends the maintenance of this boot.
@@ -246,10 +272,7 @@ func (m *Manager) complete(ctx context.Context, t task, ref state.MaintenanceRef
 // due.
 func (m *Manager) answered(ctx context.Context, err error, retry time.Duration) {
 	now := time.Now()
-	m.maintenance.next = now.Add(min(retry, max(m.config.APIGracePeriod/4, 100*time.Millisecond)))
-	if m.deadline.IsZero() {
-		m.maintenance.next = now.Add(retry)
-	}
+	m.maintenance.next = now.Add(m.pause(retry))
 	if err == nil {
 		m.api = apiFacts{ok: true, since: now}
 		m.refusedReported = false
@@ -259,8 +282,15 @@ func (m *Manager) answered(ctx context.Context, err error, retry time.Duration) 
 		return
 	}
 	klog.FromContext(ctx).V(2).Info("A request about the maintenance failed", "request", m.maintenance.last, "err", err)
-	m.api.ok, m.api.failure, m.api.refused = false, err.Error(), errors.Is(err, ErrRefused)
-	if m.api.refused && !m.refusedReported {
+	m.api.ok, m.api.failure = false, err.Error()
+	m.api.failures++
+	refused := errors.Is(err, ErrRefused)
+	if refused {
+		m.api.refusals++
+	} else {
+		m.api.refusals = 0
+	}
+	if refused && !m.refusedReported {
 		m.refusedReported = true
 		m.config.Cluster.Event(corev1.EventTypeWarning, EventRefused, err.Error())
 	}
@@ -333,7 +363,7 @@ func (m *Manager) actRelease(ctx context.Context, in *input, d *decision) {
 	if !m.release.due(in.now) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, min(releaseTimeout, m.config.APIGracePeriod))
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
 	defer cancel()
 	m.releaseErr = m.config.Machine.Release(ctx)
 	m.release.next = time.Now().Add(releaseRetry)
@@ -343,5 +373,5 @@ func (m *Manager) actRelease(ctx context.Context, in *input, d *decision) {
 	}
 	m.releasedHere, m.news.released = true, true
 	m.release.next = time.Time{}
-	m.downOnce.Do(func() { close(m.down) })
+	m.setDown(true)
 }

@@ -31,6 +31,8 @@ import (
 const (
 	// ReasonWaitingForDrain (True): the pods leave the node through the API.
 	ReasonWaitingForDrain = "WaitingForDrain"
+	// ReasonEvictingPods (True): Haulout does not answer, and the agent evicts the pods.
+	ReasonEvictingPods = "EvictingPods"
 	// ReasonEndingPodsLocally (True): the agent ends the pods on the node.
 	ReasonEndingPodsLocally = "EndingPodsLocally"
 	// ReasonReleasing (True): the machine goes down.
@@ -74,6 +76,9 @@ const (
 	EventDraining = "NodeShutdownDraining"
 	// EventRefused: the API refuses the maintenance. About the node.
 	EventRefused = "NodeShutdownMaintenanceRefused"
+	// EventEvicting: Haulout does not answer, and the agent evicts the pods of the node itself,
+	// within their budgets. About the node.
+	EventEvicting = "NodeShutdownEvictingPods"
 	// EventLocal: the agent ends the pods on the node. About the node.
 	EventLocal = "NodeShutdownEndingPodsLocally"
 	// EventReleased: the machine goes down. About the node.
@@ -133,6 +138,9 @@ func shutdownCondition(in *input, d *decision) corev1.NodeCondition {
 			c.Message += fmt.Sprintf(": %d pods left", in.drain.PodsLeft) + appended(in.drain.Message)
 		}
 		c.Message += appended(d.why) + "; the machine goes down at " + deadline
+	case state.Evicting:
+		c.Reason = ReasonEvictingPods
+		c.Message = evictingMessage(in) + appended(d.why) + "; the machine goes down at " + deadline
 	case state.LocalRun:
 		c.Reason = ReasonEndingPodsLocally
 		c.Message = fmt.Sprintf("ends the pods on the node, bucket %d, by %s", st.Local.Bucket, deadline) + appended(d.why)
@@ -145,6 +153,26 @@ func shutdownCondition(in *input, d *decision) corev1.NodeCondition {
 	}
 	c.Message = cut(c.Message)
 	return c
+}
+
+// evictingMessage describes the evictions of the agent's own.
+func evictingMessage(in *input) string {
+	if !in.host.ok {
+		return "waits for kube-apiserver to evict the pods of the node" + because(in.host.failure)
+	}
+	left := 0
+	for i := range in.host.pods {
+		if !in.host.pods[i].Stays {
+			left++
+		}
+	}
+	message := fmt.Sprintf("evicts the pods of the node: %d left", left)
+	for i := range in.host.pods { // of the refusals, one is enough to begin with
+		if pod := &in.host.pods[i]; in.host.refused[pod.UID].message != "" {
+			return message + fmt.Sprintf(", %d refused, such as %s/%s: %s", len(in.host.refused), pod.Namespace, pod.Name, in.host.refused[pod.UID].message)
+		}
+	}
+	return message
 }
 
 // idleReason returns reason and message while no shutdown is pending.

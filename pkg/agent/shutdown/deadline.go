@@ -77,3 +77,28 @@ func Resumed(signal state.Signal, now time.Time, sinceBoot time.Duration) (since
 	deadline = now.Add(remaining)
 	return deadline.Add(signal.Time.Sub(signal.Deadline)), deadline
 }
+
+// withinPeriod is how long a request to shorten a shutdown waits for one.
+const withinPeriod = 5 * time.Minute
+
+// remainingWithin returns the time that a request leaves to a shutdown that has begun at some time
+// since the boot. The request counts from when it was made; if its time was over when the shutdown
+// began, from then.
+func remainingWithin(w *state.Within, bootID string, begun, sinceBoot time.Duration) (remaining time.Duration, ok bool) {
+	if w == nil || w.BootID != bootID || w.SinceBoot+withinPeriod < begun {
+		return 0, false
+	}
+	end := w.SinceBoot + w.Within
+	if end <= begun {
+		end = begun + w.Within
+	}
+	return max(end-sinceBoot, 0), true
+}
+
+// IsSooner reports whether an older request, which may be nil, still counts and ends the machine
+// before a newer one of the same clock.
+func IsSooner(old, request *state.Within) bool {
+	end := func(w *state.Within) time.Duration { return w.SinceBoot + w.Within }
+	return old != nil && old.BootID == request.BootID && old.SinceBoot+withinPeriod >= request.SinceBoot &&
+		end(old) > request.SinceBoot && end(old) < end(request)
+}

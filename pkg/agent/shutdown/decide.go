@@ -44,6 +44,10 @@ const (
 	// vanishedGrace is how long a released shutdown may be unknown to the machine before it counts
 	// as forgotten: the services of a machine that goes down end, logind as well.
 	vanishedGrace = time.Minute
+	// minFailures is how many requests have to fail before an API counts as lost.
+	minFailures = 3
+	// reportGrace is how long the kubelet stays stopped at most because a report fails.
+	reportGrace = 10 * time.Second
 )
 
 // settings are what decisions depend on and what does not change.
@@ -51,6 +55,8 @@ type settings struct {
 	node, bootID string
 	buckets      buckets.Table
 	apiGrace     time.Duration
+	// drain: pods are drained or evicted before they are ended on the node.
+	drain bool
 	// engine is the name of the engine, empty if there is none.
 	engine              string
 	keepForgotten       bool
@@ -74,7 +80,7 @@ const (
 	taskEnsure   task = "ensure"
 	taskDrain    task = "drain"
 	taskComplete task = "complete"
-	// taskOlder completes maintenances of earlier boots.
+	// taskOlder completes maintenances of earlier boots, and deletes the oldest ones.
 	taskOlder task = "completeOlder"
 	// taskSweep completes a maintenance of this boot that should not exist: the API can execute a
 	// request long after the agent has given it up.
@@ -91,17 +97,20 @@ type news struct {
 	reported  []state.KilledPod
 	resumed   bool
 	released  bool
+	// uncordoned: the node is as it was before the agent has cordoned it.
+	uncordoned bool
 }
 
-// apiFacts report how the API answers about the maintenance.
+// apiFacts report how an API answers: Haulout about the maintenance, or kube-apiserver.
 type apiFacts struct {
 	// ok: the last request succeeded.
 	ok bool
 	// since is the time of the last success, or the time since which the API is needed.
 	since time.Time
-	// failure is the last error, empty after a success. refused: the API answered it.
-	failure string
-	refused bool
+	// failures is how many requests have failed since the last success, refusals with how many of
+	// them, up to the last one, the API has refused the maintenance. failure is the last error.
+	failures, refusals int
+	failure            string
 }
 
 // localFacts report what the engine does.
@@ -128,7 +137,9 @@ type input struct {
 	deadline                time.Time
 	unknownFor, vanishedFor time.Duration
 	priorities              []int32
-	api                     apiFacts
+	// api is Haulout, host is kube-apiserver while it is asked.
+	api  apiFacts
+	host hostFacts
 	// drain is the last answer about the maintenance of the state.
 	drain *DrainState
 	local localFacts
@@ -156,6 +167,10 @@ type decision struct {
 	// local: the engine has to run; if it runs and local is false, it has to stop. proceed answers
 	// an engine that asks.
 	local, proceed bool
+	// list: kube-apiserver has to list the pods of the node. cordon and uncordon are about the node,
+	// evictions are the pods that are asked to leave now.
+	list, cordon, uncordon bool
+	evictions              []Pod
 	// report, resume and release: what the names say.
 	report, resume, release bool
 	outcome                 outcome
@@ -197,7 +212,7 @@ func decide(s *settings, in *input) decision {
 // active reports whether a shutdown is pending in this phase.
 func active(p state.Phase) bool {
 	switch p {
-	case state.Detected, state.Maintaining, state.LocalRun, state.Releasing, state.Down:
+	case state.Detected, state.Maintaining, state.Evicting, state.LocalRun, state.Releasing, state.Down:
 		return true
 	}
 	return false
@@ -217,11 +232,12 @@ func cloneState(st *state.State) state.State {
 	return c
 }
 
-// afterBoot replaces the state of another boot. Of that one only the pods that are not reported are
-// left, with the time since which a container that was started runs again.
+// afterBoot replaces the state of another boot. Of that one only what is to be undone or reported is
+// left: the cordon, and the pods that are not reported, with the time since which a container that
+// was started runs again. A boot that the kernel has survived, a soft reboot, is another boot.
 func (d *decision) afterBoot(s *settings) {
 	old := d.next
-	d.next = state.State{BootID: s.bootID, Phase: state.Armed}
+	d.next = state.State{BootID: s.bootID, Phase: state.Armed, CordonedIn: old.CordonedIn, Last: old.Last}
 	for _, pod := range old.Killed {
 		if !pod.Reported {
 			d.next.Killed = append(d.next.Killed, pod)
@@ -261,6 +277,9 @@ func (d *decision) absorb(in *input) {
 	}
 	if n.released && st.Phase == state.Releasing {
 		st.Phase = state.Down
+	}
+	if n.uncordoned && !active(st.Phase) {
+		st.CordonedIn = ""
 	}
 }
 
@@ -318,11 +337,26 @@ func (d *decision) shutdown(s *settings, in *input) {
 		return
 	}
 	if release := in.deadline.Add(-releaseReserve); !in.now.Before(release) {
-		d.releasing("the machine does not wait any longer")
+		d.releasing(in, "the machine does not wait any longer")
 		return
 	}
 	d.wakeAt(in.deadline.Add(-releaseReserve))
+	if left := in.deadline.Sub(in.now); in.sinceBoot > 0 && st.Signal.DeadlineSinceBoot > in.sinceBoot+left+time.Second {
+		// The deadline has come closer.
+		st.Signal.Deadline, st.Signal.DeadlineSinceBoot = in.wall.Add(left), in.sinceBoot+left
+	}
+	if !s.drain {
+		if st.Phase == state.LocalRun {
+			d.localRun(s, in)
+		} else {
+			d.endLocally(s, in, "drainBeforeShutdown is false")
+		}
+		return
+	}
 	d.maintenance = taskEnsure
+	if st.Refused {
+		d.maintenance = taskNone
+	}
 	if st.Phase == state.Maintaining && st.Maintenance == nil {
 		st.Phase = state.Detected // only after the file was changed by hand
 	}
@@ -337,7 +371,7 @@ func (d *decision) shutdown(s *settings, in *input) {
 	if st.Phase == state.LocalRun {
 		d.localRun(s, in)
 	} else {
-		d.draining(s, in)
+		d.leaving(s, in)
 	}
 }
 
@@ -348,7 +382,8 @@ func (d *decision) detect(in *input) {
 		// What is left of an earlier boot: those pods run again or are gone.
 		st.Local, st.Killed = nil, nil
 	}
-	st.Phase, st.Maintenance = state.Detected, nil
+	st.Phase, st.Maintenance, st.Refused = state.Detected, nil, false
+	st.Last = state.Times{Start: in.wall}
 	left := in.deadline.Sub(in.now)
 	st.Signal = state.Signal{Kind: in.machine.Kind, Time: in.wall, Deadline: in.wall.Add(left)}
 	if in.sinceBoot > 0 {
@@ -359,35 +394,51 @@ func (d *decision) detect(in *input) {
 		shutdownReason(in.machine.Kind), st.Signal.Deadline.UTC().Format(time.RFC3339))
 }
 
-// draining decides while the pods leave through the API, or should.
-func (d *decision) draining(s *settings, in *input) {
+// leaving decides while the pods leave through the API, or should: by the drain of Haulout (step 1),
+// or by evictions of the agent's own if only Haulout does not answer (step 2).
+func (d *decision) leaving(s *settings, in *input) {
 	st := &d.next
 	if drain := in.drain; drain != nil && drain.Drained && st.Maintenance != nil {
 		if drain.PodsKept == 0 || s.engine == "" {
-			d.releasing("the node is drained")
+			d.releasing(in, "the node is drained")
 		} else {
 			d.endLocally(s, in, fmt.Sprintf("the drain has ended and keeps %d pods on the node", drain.PodsKept))
 		}
 		return
 	}
-	if why := d.localDue(s, in); why != "" {
+	lost := d.hauloutLost(s, in)
+	d.list = lost != "" || in.api.failures > 0 || st.Phase == state.Evicting
+	if why := d.localDue(s, in, lost); why != "" {
 		switch {
 		case s.engine != "":
 			d.endLocally(s, in, why)
-		case len(in.priorities) == 0 || ended(in):
-			d.releasing(why + ", and nothing is left to do")
+		case len(in.priorities) == 0:
+			d.releasing(in, why+", and nothing is left to do")
 		default:
 			d.why = why + "; without a local engine, the shutdown waits until its deadline"
 		}
 		return
 	}
-	d.why = ""
+	d.why = lost
+	if due := in.api.since.Add(s.grace(in, in.api.since)); lost == "" && due.After(in.now) {
+		d.wakeAt(due)
+	}
+	switch {
+	case lost == "" && st.Phase == state.Evicting && in.drain != nil && st.Maintenance != nil:
+		st.Phase = state.Maintaining
+		d.event(corev1.EventTypeNormal, EventDraining, "Haulout answers again: NodeMaintenance %s continues with the remaining pods", st.Maintenance.Name)
+	case lost == "" && st.Phase != state.Evicting:
+	case in.host.ok:
+		if !d.evicting(s, in, lost) {
+			return
+		}
+	}
 	if st.Local == nil || in.local.running {
 		return
 	}
 	// The API is back after an interrupted run. Pods that are reported first stay down, and are
 	// replaced elsewhere; but a report that fails must not keep the kubelet stopped.
-	if unreported(st.Killed) && in.reportingFor < s.apiGrace {
+	if unreported(st.Killed) && in.reportingFor < min(s.apiGrace, reportGrace) {
 		d.report = true
 		return
 	}
@@ -399,94 +450,46 @@ func ended(in *input) bool {
 	return in.drain != nil && in.drain.Ended
 }
 
-// localStart is when ending the pods locally has to begin.
-func localStart(s *settings, in *input) time.Time {
-	return in.deadline.Add(-s.buckets.LocalTime(in.priorities) - localReserve)
-}
-
-// localDue returns why the pods must end without the API, empty if they need not.
-func (d *decision) localDue(s *settings, in *input) string {
-	start, lost := localStart(s, in), in.api.since.Add(s.apiGrace)
-	switch {
-	case ended(in) && d.next.Maintenance != nil:
-		return fmt.Sprintf("NodeMaintenance %s was ended by another user", d.next.Maintenance.Name)
-	case !in.now.Before(lost) && in.api.refused:
-		return "the API refuses the NodeMaintenance: " + in.api.failure
-	case !in.now.Before(lost):
-		why := fmt.Sprintf("the API has not answered for %s", in.now.Sub(in.api.since).Round(time.Second))
-		if in.api.failure != "" {
-			why += ": " + in.api.failure
-		}
-		return why
-	case s.engine == "":
-		d.wakeAt(lost)
-		return ""
-	case !in.now.Before(start):
-		return fmt.Sprintf("the machine goes down in %s, which is the time that the remaining pods need", in.deadline.Sub(in.now).Round(time.Second))
-	case d.next.Local != nil && in.local.final:
-		return ErrFinal.Error()
+// hauloutLost returns why Haulout cannot drain the node, empty if it can or that is not certain yet.
+// Each answer of kube-apiserver that is of no use comes to this, and never to a local end.
+func (d *decision) hauloutLost(s *settings, in *input) string {
+	switch st := &d.next; {
+	case ended(in) && st.Maintenance != nil:
+		return fmt.Sprintf("NodeMaintenance %s was ended by another user", st.Maintenance.Name)
+	case st.Refused || in.api.refusals >= minFailures:
+		return "the API refuses the NodeMaintenance" + because(in.api.failure)
+	case in.api.lost(s, in):
+		return fmt.Sprintf("Haulout has not answered for %s", in.now.Sub(in.api.since).Round(time.Second)) + because(in.api.failure)
 	}
-	d.wakeAt(start)
-	d.wakeAt(lost)
 	return ""
 }
 
-// endLocally begins, or continues, to end the pods on the node.
-func (d *decision) endLocally(s *settings, in *input, why string) {
-	st := &d.next
-	st.Phase = state.LocalRun
-	if st.Local == nil {
-		st.Local = &state.Local{Started: in.wall}
+func because(failure string) string {
+	if failure == "" {
+		return ""
 	}
-	// After an interrupted run, the kubelet may have restarted pods of the first buckets.
-	st.Local.Bucket = 0
-	d.why = why
-	d.event(corev1.EventTypeWarning, EventLocal, "ends the pods of the node with %s: %s", s.engine, why)
-	d.localRun(s, in)
+	return ": " + failure
 }
 
-// localRun decides while the engine ends the pods.
-func (d *decision) localRun(s *settings, in *input) {
-	st := &d.next
-	if st.Local == nil {
-		// The state of another engine, or one that was changed by hand.
-		st.Local = &state.Local{Started: in.wall}
-	}
-	if st.Local.Done {
-		d.proceed = true
-		d.releasing("all pods have ended on the node")
-		return
-	}
-	if s.engine == "" {
-		// The engine was removed from the configuration during the shutdown.
-		st.Local, st.Phase = nil, state.Detected
-		return
-	}
-	if (in.local.asking || !in.local.running) && d.canGoBack(s, in) {
-		st.Phase = state.Maintaining
-		d.why = ""
-		d.event(corev1.EventTypeNormal, EventDraining, "the API answers again: NodeMaintenance %s continues with the remaining pods", st.Maintenance.Name)
-		d.draining(s, in)
-		return
-	}
-	d.local, d.proceed = true, true
-	d.report = in.api.ok && unreported(st.Killed)
+// grace returns how long an API may fail that has answered last, or is needed, since a time. A
+// shutdown that was shortened cannot wait that long.
+func (s *settings) grace(in *input, since time.Time) time.Duration {
+	return min(s.apiGrace, max(in.deadline.Sub(since)/4, 0))
 }
 
-// canGoBack reports whether the drain can continue: the API answers, the drain has something to do,
-// and there is time to return to the engine if the API is lost once more.
-func (d *decision) canGoBack(s *settings, in *input) bool {
-	local := d.next.Local
-	return in.api.ok && in.now.Sub(in.api.since) < s.apiGrace &&
-		d.next.Maintenance != nil && in.drain != nil && !in.drain.Drained && !in.drain.Ended &&
-		!in.local.final && local.Bucket < len(s.buckets) &&
-		in.now.Add(s.apiGrace).Before(localStart(s, in))
+// lost reports whether the API does not answer. One request that hangs says nothing.
+func (f *apiFacts) lost(s *settings, in *input) bool {
+	return f.failures >= minFailures && !in.now.Before(f.since.Add(s.grace(in, f.since)))
 }
 
 // releasing lets the shutdown continue.
-func (d *decision) releasing(why string) {
+func (d *decision) releasing(in *input, why string) {
 	d.next.Phase = state.Releasing
+	if !d.next.Last.Start.IsZero() {
+		d.next.Last.End = in.wall
+	}
 	d.maintenance, d.local, d.report, d.resume = taskNone, false, false, false
+	d.list, d.cordon, d.evictions = false, false, nil
 	d.release = true
 	d.why = why
 	d.event(corev1.EventTypeNormal, EventReleased, "lets the machine shut down: %s", why)
@@ -499,7 +502,7 @@ func (d *decision) vanished(s *settings, in *input) {
 		d.wakeAt(in.now.Add(vanishedGrace - in.vanishedFor))
 		return
 	}
-	d.why = ""
+	d.why, st.Last = "", state.Times{}
 	if st.Local != nil {
 		// The kubelet is stopped, also if all pods had ended: it has to be started.
 		st.Local.Done = false
@@ -512,7 +515,7 @@ func (d *decision) vanished(s *settings, in *input) {
 		return
 	}
 	st.Phase = state.Cancelled
-	if st.Maintenance == nil {
+	if st.Maintenance == nil && s.drain {
 		// A request that failed may have created it.
 		st.Maintenance = &state.MaintenanceRef{Name: protocol.ShutdownName(s.node, s.bootID)}
 	}
@@ -539,6 +542,8 @@ func (d *decision) idle(s *settings, in *input) {
 			d.resume = !in.local.running
 		}
 	}
+	// The node stays closed for a maintenance that is kept after a forgotten shutdown.
+	d.uncordon = st.CordonedIn != "" && (st.Phase == state.Cancelled || st.Maintenance == nil)
 	if st.Phase == state.Cancelled {
 		if st.Maintenance != nil {
 			d.maintenance = taskComplete
@@ -551,7 +556,7 @@ func (d *decision) idle(s *settings, in *input) {
 		st.Maintenance = nil
 	}
 	switch {
-	case s.completeAfterReboot && !in.olderDone:
+	case !in.olderDone:
 		d.maintenance = taskOlder
 	case st.Maintenance != nil:
 		// Kept after a forgotten shutdown, until a user ends it.

@@ -17,12 +17,13 @@ limitations under the License.
 package shutdown
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"haulout.dev/haulout/pkg/agent/buckets"
 	"haulout.dev/haulout/pkg/agent/state"
@@ -52,6 +53,7 @@ func reported(pod state.KilledPod) state.KilledPod {
 type row struct {
 	modify func(s *settings, in *input)
 	// What has to come out.
+	boot        string
 	phase       state.Phase
 	maintenance *state.MaintenanceRef
 	task        task
@@ -67,7 +69,7 @@ type row struct {
 func testSettings() *settings {
 	return &settings{
 		node: "worker-1", bootID: thisBoot, buckets: testTable, apiGrace: 10 * time.Second,
-		engine: "cri", keepForgotten: true, completeAfterReboot: true,
+		engine: "cri", drain: true, keepForgotten: true, completeAfterReboot: true,
 	}
 }
 
@@ -124,7 +126,8 @@ func both(f, g func(*settings, *input)) func(*settings, *input) {
 }
 
 func lost(in *input) {
-	in.api = apiFacts{since: in.now.Add(-10 * time.Second), failure: "connection refused"}
+	in.api = apiFacts{since: in.now.Add(-10 * time.Second), failures: 3, failure: "connection refused"}
+	in.host.apiFacts = in.api
 }
 
 func checkRows(t *testing.T, rows map[string]row) {
@@ -137,16 +140,16 @@ func checkRows(t *testing.T, rows map[string]row) {
 			}
 			before := cloneState(&in.state)
 			d := decide(s, in)
-			if diff := cmp.Diff(before, in.state); diff != "" {
+			if diff := gocmp.Diff(before, in.state); diff != "" {
 				t.Errorf("the input was changed:\n%s", diff)
 			}
 			if d.next.Phase != tt.phase {
 				t.Errorf("phase %s, want %s", d.next.Phase, tt.phase)
 			}
-			if d.next.BootID != thisBoot {
-				t.Errorf("boot ID %q, want %q", d.next.BootID, thisBoot)
+			if want := cmp.Or(tt.boot, thisBoot); d.next.BootID != want {
+				t.Errorf("boot ID %q, want %q", d.next.BootID, want)
 			}
-			if diff := cmp.Diff(tt.maintenance, d.next.Maintenance); diff != "" {
+			if diff := gocmp.Diff(tt.maintenance, d.next.Maintenance); diff != "" {
 				t.Errorf("maintenance (-want +got):\n%s", diff)
 			}
 			if d.maintenance != tt.task {
@@ -155,10 +158,10 @@ func checkRows(t *testing.T, rows map[string]row) {
 			if got := doing(&d); got != tt.do {
 				t.Errorf("does %q, want %q", got, tt.do)
 			}
-			if diff := cmp.Diff(tt.local, d.next.Local); diff != "" {
+			if diff := gocmp.Diff(tt.local, d.next.Local); diff != "" {
 				t.Errorf("local run (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(tt.killed, d.next.Killed); diff != "" {
+			if diff := gocmp.Diff(tt.killed, d.next.Killed); diff != "" {
 				t.Errorf("killed pods (-want +got):\n%s", diff)
 			}
 			if d.outcome != tt.outcome {
@@ -168,7 +171,7 @@ func checkRows(t *testing.T, rows map[string]row) {
 			for _, e := range d.events {
 				events = append(events, e.reason)
 			}
-			if diff := cmp.Diff(tt.events, events); diff != "" {
+			if diff := gocmp.Diff(tt.events, events); diff != "" {
 				t.Errorf("events (-want +got):\n%s", diff)
 			}
 			if (tt.why == "") != (d.why == "") || !strings.Contains(d.why, tt.why) {
@@ -190,6 +193,7 @@ func doing(d *decision) string {
 	var do []string
 	for what, done := range map[string]bool{
 		"local": d.local, "proceed": d.proceed, "report": d.report, "resume": d.resume, "release": d.release,
+		"cordon": d.cordon, "uncordon": d.uncordon, "evict": len(d.evictions) > 0,
 	} {
 		if done {
 			do = append(do, what)
@@ -201,11 +205,27 @@ func doing(d *decision) string {
 
 func TestDecideIdle(t *testing.T) {
 	checkRows(t, map[string]row{
-		"nothing happens":               {phase: state.Armed},
-		"the first start of the agent":  {modify: func(_ *settings, in *input) { in.state = state.State{} }, phase: state.Armed},
-		"a machine that is not known":   {modify: func(_ *settings, in *input) { in.machine = MachineState{} }, phase: state.Armed},
-		"older maintenances are left":   {modify: func(_ *settings, in *input) { in.olderDone = false }, phase: state.Armed, task: taskOlder},
-		"they wait for a user":          {modify: func(s *settings, in *input) { in.olderDone, s.completeAfterReboot = false, false }, phase: state.Armed},
+		"nothing happens":              {phase: state.Armed},
+		"the first start of the agent": {modify: func(_ *settings, in *input) { in.state = state.State{} }, phase: state.Armed},
+		"a machine that is not known":  {modify: func(_ *settings, in *input) { in.machine = MachineState{} }, phase: state.Armed},
+		"older maintenances are left":  {modify: func(_ *settings, in *input) { in.olderDone = false }, phase: state.Armed, task: taskOlder},
+		"they wait for a user, the oldest are deleted": {
+			modify: func(s *settings, in *input) { in.olderDone, s.completeAfterReboot = false, false }, phase: state.Armed, task: taskOlder,
+		},
+		"the node is as the agent has left it": {
+			modify: func(_ *settings, in *input) { in.state.CordonedIn = otherBoot }, phase: state.Armed, do: "uncordon",
+		},
+		"it stays closed for a kept maintenance": {
+			modify: func(_ *settings, in *input) { in.state.CordonedIn, in.state.Maintenance = thisBoot, &ownRef },
+			phase:  state.Armed, task: taskDrain, maintenance: &ownRef,
+		},
+		"a soft reboot of a machine that was down": {
+			modify: func(s *settings, in *input) {
+				in.state = state.State{BootID: thisBoot, Phase: state.Down, Maintenance: &ownRef, Signal: state.Signal{Kind: "reboot"}}
+				s.bootID, s.completeAfterReboot = otherBoot, false
+			},
+			boot: otherBoot, phase: state.Armed, outcome: outcomeRebooted, events: []string{EventRebooted},
+		},
 		"it is time to sweep":           {modify: func(_ *settings, in *input) { in.sweepDue = true }, phase: state.Armed, task: taskSweep},
 		"the outcome stays":             {modify: func(_ *settings, in *input) { in.outcome = outcomeRebooted }, phase: state.Armed, outcome: outcomeRebooted},
 		"a kept maintenance is watched": {modify: func(_ *settings, in *input) { in.state.Maintenance, in.sweepDue = &ownRef, true }, phase: state.Armed, task: taskDrain, maintenance: &ownRef},
@@ -366,13 +386,10 @@ func TestDecideLocalDue(t *testing.T) {
 		"the API is lost before the maintenance exists": with(begun(taskEnsure, "has not answered for 10s: connection refused"), pending(state.Detected, lost), nil),
 		"the API is lost during the drain":              with(begun(taskDrain, "has not answered for 10s"), pending(state.Maintaining, lost), &ownRef),
 		"the API hangs": with(begun(taskDrain, "has not answered for 12s"),
-			pending(state.Maintaining, func(in *input) { in.api = apiFacts{since: in.now.Add(-12 * time.Second), ok: true} }), &ownRef),
-		"the API refuses": with(begun(taskEnsure, "the API refuses the NodeMaintenance: not your node"),
-			pending(state.Detected, func(in *input) {
-				in.api = apiFacts{since: in.now.Add(-10 * time.Second), failure: "not your node", refused: true}
-			}), nil),
-		"another user ends the maintenance": with(begun(taskDrain, "NodeMaintenance "+ownName+" was ended by another user"),
-			pending(state.Maintaining, func(in *input) { in.drain = &DrainState{Ended: true} }), &ownRef),
+			pending(state.Maintaining, func(in *input) {
+				in.api = apiFacts{since: in.now.Add(-12 * time.Second), failures: 3}
+				in.host.apiFacts = in.api
+			}), &ownRef),
 		"time runs out although the API is healthy": func() row {
 			r := with(begun(taskDrain, "goes down in 1m35s"),
 				pending(state.Maintaining, func(in *input) { in.deadline = in.now.Add(95 * time.Second) }), &ownRef)
@@ -393,7 +410,7 @@ func TestDecideLocalDue(t *testing.T) {
 		},
 		"the API was lost for less than its grace period": {
 			modify: pending(state.Maintaining, func(in *input) {
-				in.api = apiFacts{since: in.now.Add(-9 * time.Second), failure: "connection refused"}
+				in.api = apiFacts{since: in.now.Add(-9 * time.Second), failures: 3, failure: "connection refused"}
 			}),
 			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: time.Second,
 		},
@@ -406,15 +423,10 @@ func TestDecideLocalDue(t *testing.T) {
 			phase:  state.Releasing, maintenance: &ownRef, do: "release", why: "nothing is left to do", events: []string{EventReleased},
 			wakeIn: 599 * time.Second,
 		},
-		"without an engine, after a user has ended the maintenance": {
-			modify: both(pending(state.Maintaining, func(in *input) { in.drain = &DrainState{Ended: true} }), func(s *settings, _ *input) { s.engine = "" }),
-			phase:  state.Releasing, maintenance: &ownRef, do: "release", why: "nothing is left to do", events: []string{EventReleased},
-			wakeIn: 599 * time.Second,
-		},
 		"without an engine the time of the table does not count": {
 			modify: both(pending(state.Maintaining, func(in *input) { in.deadline = in.now.Add(20 * time.Second) }),
 				func(s *settings, _ *input) { s.engine = "" }),
-			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: 9 * time.Second,
+			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, wakeIn: 4250 * time.Millisecond,
 		},
 	})
 }

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/agent/state"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -89,6 +90,34 @@ type MaintenanceRequest struct {
 	DrainPlan []maintenancev1alpha1.DrainPlanEntry
 }
 
+// Pod is a pod of the node that has not finished, as the API lists it.
+type Pod struct {
+	Namespace, Name string
+	UID             types.UID
+	Priority        int32
+	// Owner is the UID of the controller, empty if there is none.
+	Owner types.UID
+	// Stays: an eviction would be in vain, because the pod is a mirror pod or one of a DaemonSet.
+	Stays bool
+	// Leaving: the pod is terminating.
+	Leaving bool
+	// Evacuator: the pod names an evacuator of its own.
+	Evacuator bool
+}
+
+// RefusedEviction is an error with which the API has not evicted a pod.
+type RefusedEviction struct {
+	// Message quotes the API.
+	Message string
+	// RetryAfter is how long the API asks to wait, 0 if it does not say.
+	RetryAfter time.Duration
+}
+
+// Error returns the message of the API.
+func (e *RefusedEviction) Error() string {
+	return e.Message
+}
+
 // DrainState is how far the drain of the node is.
 type DrainState struct {
 	// Drained is true when no pod is left that has to leave.
@@ -110,14 +139,28 @@ type Cluster interface {
 	// it is adopted; if it is Complete, because an earlier shutdown of the same boot was cancelled,
 	// it is replaced. Anything else with its name is an error that wraps ErrRefused.
 	EnsureMaintenance(ctx context.Context, request MaintenanceRequest) (state.MaintenanceRef, error)
-	// Drain returns how far the drain is.
+	// Drain returns how far the drain is. It is an error if no controller acts on the maintenance.
 	Drain(ctx context.Context, ref state.MaintenanceRef) (DrainState, error)
 	// Complete moves the maintenance to stage Complete if this agent created it. A maintenance that
 	// does not exist, or exists with another UID, is no error. An empty UID matches any.
 	Complete(ctx context.Context, ref state.MaintenanceRef) error
 	// CompleteOlder completes the maintenances that this agent created in other boots, and returns
-	// how many they were. It may delete those that were completed before.
+	// how many they were.
 	CompleteOlder(ctx context.Context, bootID string) (completed int, err error)
+	// DeleteOldest deletes the oldest completed maintenances of earlier boots if there are too many.
+	DeleteOldest(ctx context.Context, bootID string) error
+	// Pods lists the pods of the node with the rights of a node, past every cache. Which pods are
+	// gone follows from this list alone: to a get or an eviction of a pod that is gone, or that runs
+	// elsewhere under the same name, the API answers a node that it has no right to it.
+	Pods(ctx context.Context) ([]Pod, error)
+	// Evict asks for the eviction of a pod, if it still has its UID. An answer other than that it is
+	// accepted is a *RefusedEviction.
+	Evict(ctx context.Context, pod Pod) error
+	// Cordon makes the node unschedulable, unless it is, and records the boot on the node.
+	Cordon(ctx context.Context, bootID string) error
+	// Uncordon undoes the Cordon of a boot. It is no error if it did nothing, or if the server has
+	// taken over the cordon.
+	Uncordon(ctx context.Context, bootID string) error
 	// SetCondition writes a condition of the node. A zero LastTransitionTime is filled in: it
 	// changes only with the status.
 	SetCondition(ctx context.Context, condition corev1.NodeCondition) error

@@ -77,6 +77,8 @@ type Config struct {
 	Buckets buckets.Table
 	// MaxShutdownDelay limits the delay; APIGracePeriod is how long the API may be lost.
 	MaxShutdownDelay, APIGracePeriod time.Duration
+	// DrainBeforeShutdown: drain the node, or evict its pods, before pods are ended on it.
+	DrainBeforeShutdown bool
 	// CompleteAfterReboot: complete the maintenances of earlier boots. KeepForgotten: keep the
 	// maintenance of a shutdown that the service manager has forgotten.
 	CompleteAfterReboot, KeepForgotten bool
@@ -92,6 +94,8 @@ type Config struct {
 	// SinceBoot returns how long ago the machine has booted, for the deadline that is stored. The
 	// default is state.SinceBoot.
 	SinceBoot func() time.Duration
+	// Within returns the last request to shorten a shutdown, nil if there is none. It may be nil.
+	Within func() *state.Within
 }
 
 // Status is what the manager does, for people.
@@ -114,15 +118,14 @@ type Manager struct {
 	wake   chan struct{}
 	done   chan struct{}
 	calls  sync.WaitGroup
-	// down is closed when the machine was released.
-	down     chan struct{}
-	downOnce sync.Once
-
 	// watching: the Machine has reported something since it was started.
 	watching atomic.Bool
 
+	// down is closed while the machine is released.
 	statusMu sync.Mutex
 	status   Status
+	down     chan struct{}
+	released bool
 
 	// Everything below belongs to the goroutine of Run.
 	state           state.State
@@ -140,7 +143,10 @@ type Manager struct {
 	resumedHere     bool
 	seen            MachineState
 	vanishedSince   time.Time
+	begun           time.Duration
 	api             apiFacts
+	host            hostFacts
+	cordonErr       error
 	refusedReported bool
 	drain           *DrainState
 	reportingSince  time.Time
@@ -151,6 +157,9 @@ type Manager struct {
 	engine          engineRun
 	final           bool
 	maintenance     slot
+	lists           slot
+	cordons         slot
+	evicts          slot
 	reports         slot
 	resumes         slot
 	release         pace
@@ -166,6 +175,8 @@ func New(config Config) (*Manager, error) {
 		return nil, errors.New("a machine, a cluster, the pods and a store are required")
 	case len(config.Buckets) == 0:
 		return nil, errors.New("the table must have at least one bucket")
+	case !config.DrainBeforeShutdown && config.Local == nil:
+		return nil, errors.New("without a drain before the shutdown, an engine is required: nothing else would end the pods")
 	case config.MaxShutdownDelay <= 0 || config.APIGracePeriod <= 0:
 		return nil, errors.New("the maximum delay and the grace period of the API must be positive")
 	}
@@ -179,7 +190,7 @@ func New(config Config) (*Manager, error) {
 		config: config,
 		settings: settings{
 			node: config.NodeName, bootID: config.BootID, buckets: config.Buckets, apiGrace: config.APIGracePeriod,
-			keepForgotten: config.KeepForgotten, completeAfterReboot: config.CompleteAfterReboot,
+			drain: config.DrainBeforeShutdown, keepForgotten: config.KeepForgotten, completeAfterReboot: config.CompleteAfterReboot,
 		},
 		events:     make(chan func()),
 		wake:       make(chan struct{}, 1),
@@ -193,10 +204,26 @@ func New(config Config) (*Manager, error) {
 	return m, nil
 }
 
-// Down is closed when the machine goes down and the agent has nothing more to do. A service that is
-// stopped because the machine shuts down must not end before.
+// Down returns a channel that is closed when the machine goes down and the agent has nothing more to
+// do. A service that is stopped because the machine shuts down must not end before. A shutdown that
+// fails after all makes the channel useless: ask for it when it is needed.
 func (m *Manager) Down() <-chan struct{} {
+	m.statusMu.Lock()
+	defer m.statusMu.Unlock()
 	return m.down
+}
+
+// setDown closes the channel of Down, or replaces a closed one.
+func (m *Manager) setDown(down bool) {
+	m.statusMu.Lock()
+	defer m.statusMu.Unlock()
+	switch {
+	case down && !m.released:
+		close(m.down)
+	case !down && m.released:
+		m.down = make(chan struct{})
+	}
+	m.released = down
 }
 
 // Status returns what the manager does.
@@ -324,6 +351,9 @@ func (m *Manager) step(ctx context.Context) (next time.Time, again bool) {
 		d.next.Configuration = m.config.Configuration()
 	}
 	m.store(ctx, d.next)
+	if !active(d.next.Phase) {
+		m.setDown(false)
+	}
 	for _, e := range d.events {
 		m.config.Cluster.Event(e.eventType, e.reason, e.message)
 	}
@@ -357,6 +387,7 @@ func (m *Manager) gather() *input {
 		now: now, wall: wall, sinceBoot: m.config.SinceBoot(), deadline: m.deadline,
 		priorities: m.config.Pods.Priorities(),
 		api:        m.api,
+		host:       m.host,
 		local:      localFacts{running: m.engine.running(), asking: m.engine.asking != nil, final: m.final},
 		outcome:    m.outcome, why: m.why,
 		olderDone:    m.olderDone,
@@ -375,6 +406,7 @@ func (m *Manager) gather() *input {
 		m.vanishedSince = time.Time{}
 	}
 	in.drain = m.drain
+	in.host.evicting = m.evicts.task != taskNone
 	if !m.reportingSince.IsZero() {
 		in.reportingFor = now.Sub(m.reportingSince)
 	}
@@ -393,9 +425,12 @@ func (m *Manager) keepDeadline(machine *MachineState, pending bool, now, wall ti
 	}
 	longest := m.config.MaxShutdownDelay
 	if m.deadline.IsZero() {
-		m.deadline = now.Add(longest)
+		m.deadline, m.begun = now.Add(longest), m.config.SinceBoot()
 		m.api = apiFacts{since: now}
 		if m.resumedHere {
+			if signal := &m.state.Signal; signal.DeadlineSinceBoot > 0 {
+				m.begun = signal.DeadlineSinceBoot - signal.Deadline.Sub(signal.Time)
+			}
 			if remaining, ok := remainingOfStored(&m.state.Signal, wall, m.config.SinceBoot(), longest); ok {
 				m.deadline = now.Add(remaining)
 			}
@@ -406,5 +441,11 @@ func (m *Manager) keepDeadline(machine *MachineState, pending bool, now, wall ti
 		if own := now.Add(remainingOf(machine, wall, longest)); own.Before(m.deadline) {
 			m.deadline = own
 		}
+	}
+	if m.config.Within == nil {
+		return
+	}
+	if remaining, ok := remainingWithin(m.config.Within(), m.config.BootID, m.begun, m.config.SinceBoot()); ok && now.Add(remaining).Before(m.deadline) {
+		m.deadline = now.Add(remaining)
 	}
 }

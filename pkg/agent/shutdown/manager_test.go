@@ -165,25 +165,218 @@ func TestMaintenanceStaysAfterReboot(t *testing.T) {
 }
 
 func TestAPILost(t *testing.T) {
-	for name, mode := range map[string]apiMode{"down": apiDown, "hangs": apiHang, "refuses": apiRefuse} {
+	for name, mode := range map[string]apiMode{"down": apiDown, "hangs": apiHang} {
 		t.Run(name, func(t *testing.T) {
 			scenario(t, func(w *world) { w.mode = mode }, func(w *world) {
 				w.request()
-				w.wait(11 * time.Second)
+				w.wait(14 * time.Second)
 				w.wantPhase(state.LocalRun)
 				expect(t, "bucket", 0, w.ends[0].Bucket)
 				w.wait(5 * time.Minute)
 				expect(t, "ended pods", []string{"pod-0", "pod-1", "pod-2"}, w.ended)
 				w.wantReleasedEmpty("")
-				if mode == apiRefuse {
-					expect(t, "events", []string{EventDetected, EventRefused, EventLocal, EventReleased, EventRebooted}, w.eventReasons())
-				}
 				w.set(func() { w.mode = apiUp })
 				w.wait(time.Minute)
 				expect(t, "pods to report", nil, w.disk.Killed)
 			})
 		})
 	}
+}
+
+// Haulout does not answer and kube-apiserver does: the pods are evicted in the order of the table, and
+// nothing is ended on the node.
+func TestWithoutHaulout(t *testing.T) {
+	for name, tt := range map[string]struct {
+		mode   apiMode
+		after  time.Duration
+		events []string
+		// refused: it is not created again.
+		refused bool
+	}{
+		"it does not answer":         {apiNoHaulout, 14 * time.Second, []string{EventDetected, EventEvicting, EventReleased, EventRebooted}, false},
+		"it refuses the maintenance": {apiRefuse, 6 * time.Second, []string{EventDetected, EventRefused, EventEvicting, EventReleased, EventRebooted}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, func(w *world) { w.mode = tt.mode }, func(w *world) {
+				w.request()
+				w.wait(tt.after)
+				w.wantPhase(state.Evicting)
+				if w.cordoned == "" {
+					t.Error("the node is not cordoned")
+				}
+				expect(t, "refused", tt.refused, w.disk.Refused)
+				if c := w.condition(inProgress); c.Status != corev1.ConditionTrue || c.Reason != ReasonEvictingPods {
+					t.Errorf("condition %+v", c)
+				}
+				w.wait(90 * time.Second)
+				expect(t, "evicted pods", []string{"pod-0", "pod-1", "pod-2"}, w.evicted)
+				expect(t, "local runs", 0, len(w.ends))
+				expect(t, "events", tt.events, w.eventReasons())
+				w.wantReleasedEmpty("4m")
+				expect(t, "cordon after the boot", "", w.cordoned)
+			})
+		})
+	}
+}
+
+func TestHauloutIsBack(t *testing.T) {
+	scenario(t, func(w *world) {
+		w.mode = apiNoHaulout
+		w.pods[0].owner, w.pods[1].owner = "web", "web" // the second one waits for the budget
+	}, func(w *world) {
+		w.request()
+		w.wait(16 * time.Second)
+		w.wantPhase(state.Evicting)
+		w.set(func() { w.mode = apiUp })
+		w.wait(3 * time.Second)
+		w.wantPhase(state.Maintaining)
+		w.wait(time.Minute)
+		expect(t, "evicted pods", []string{"pod-0"}, w.evicted)
+		expect(t, "local runs", 0, len(w.ends))
+		expect(t, "events", []string{EventDetected, EventEvicting, EventDraining, EventReleased, EventRebooted}, w.eventReasons())
+	})
+}
+
+func TestCancelledWhileEvicting(t *testing.T) {
+	scenario(t, func(w *world) { w.mode = apiNoHaulout }, func(w *world) {
+		w.request()
+		w.wait(14 * time.Second)
+		w.wantPhase(state.Evicting)
+		w.vanish(false)
+		w.wait(15 * time.Second)
+		expect(t, "cordon", "", w.cordoned)
+		expect(t, "stored cordon", "", w.disk.CordonedIn)
+	})
+}
+
+// oneHang is an API that answers, except for one request that hangs until it is given up.
+type oneHang struct {
+	Cluster
+	n atomic.Int32
+}
+
+func (c *oneHang) Drain(ctx context.Context, ref state.MaintenanceRef) (DrainState, error) {
+	if c.n.Add(1) == 3 {
+		<-ctx.Done()
+		return DrainState{}, ctx.Err()
+	}
+	return c.Cluster.Drain(ctx, ref)
+}
+
+// One request that hangs says nothing about an API that answers all others.
+func TestOneHangingRequest(t *testing.T) {
+	scenario(t, func(w *world) {
+		for range 20 {
+			w.addPod(0, false)
+		}
+		w.configure = func(c *Config) { c.Cluster = &oneHang{Cluster: c.Cluster} }
+	}, func(w *world) {
+		w.request()
+		w.wait(30 * time.Second)
+		w.wantPhase(state.Maintaining)
+		w.wait(2 * time.Minute)
+		expect(t, "local runs", 0, len(w.ends))
+		expect(t, "evictions", nil, w.evicted)
+	})
+}
+
+func TestWithoutDrain(t *testing.T) {
+	scenario(t, func(w *world) { w.configure = func(c *Config) { c.DrainBeforeShutdown = false } }, func(w *world) {
+		w.request()
+		w.wait(4 * time.Minute)
+		expect(t, "requests", nil, w.requests)
+		expect(t, "lists", 0, w.lists)
+		expect(t, "ended pods", []string{"pod-0", "pod-1", "pod-2"}, w.ended)
+		w.wantReleasedEmpty("")
+	})
+}
+
+// A request to shorten the shutdown moves its deadline.
+func TestWithin(t *testing.T) {
+	scenario(t, func(w *world) {
+		w.pods = w.pods[:2]
+		w.mode = apiNoHaulout
+		w.pods[0].owner, w.pods[1].owner = "web", "web"
+		w.disruptions["web"] = time.Now().Add(time.Hour)
+		w.configure = func(c *Config) {
+			boot, made := c.BootID, sinceBoot()+5*time.Second
+			c.Within = func() *state.Within {
+				return &state.Within{BootID: boot, SinceBoot: made, Within: 2 * time.Minute}
+			}
+		}
+	}, func(w *world) {
+		w.request()
+		w.set(func() { w.unsettled = true }) // the world does not know of the request
+		w.wait(50 * time.Second)
+		w.wantPhase(state.Evicting)
+		w.wait(10 * time.Second)
+		w.wantPhase(state.LocalRun)
+		if left := w.disk.Signal.Deadline.Sub(w.disk.Signal.Time).Round(time.Second); left != 2*time.Minute {
+			t.Errorf("the stored deadline is %s after the request, want 2m", left)
+		}
+		w.wait(2 * time.Minute)
+		expect(t, "evicted pods", nil, w.evicted)
+		expect(t, "releases", 1, len(w.releases))
+	})
+}
+
+// The times of a shutdown are known after the boot; a cancelled one has none.
+func TestTimesOfTheLastShutdown(t *testing.T) {
+	scenario(t, nil, func(w *world) {
+		w.request()
+		w.wait(2 * time.Second)
+		w.vanish(false)
+		w.wait(10 * time.Second)
+		expect(t, "times of a cancelled shutdown", state.Times{}, w.disk.Last)
+		w.request()
+		w.wait(time.Minute)
+		if last := w.disk.Last; w.boot != 2 || last.Start.IsZero() || !last.End.After(last.Start) {
+			t.Errorf("boot %d, times %+v", w.boot, last)
+		}
+	})
+}
+
+// deafMachine releases nothing: the machine runs on.
+type deafMachine struct {
+	Machine
+}
+
+func (deafMachine) Release(context.Context) error { return nil }
+
+// A shutdown that fails after its release leaves an agent that delays the next one.
+func TestDownOfAShutdownThatFails(t *testing.T) {
+	scenario(t, func(w *world) { w.configure = func(c *Config) { c.Machine = deafMachine{c.Machine} } }, func(w *world) {
+		isDown := func() bool {
+			select {
+			case <-w.process.manager.Down():
+				return true
+			default:
+				return false
+			}
+		}
+		w.request()
+		w.wait(30 * time.Second)
+		expect(t, "down after the release", true, isDown())
+		w.vanish(false)
+		w.wait(10 * time.Second)
+		w.wantPhase(state.Armed)
+		expect(t, "down after the failure", false, isDown())
+	})
+}
+
+// A full disk and a crash do not make the agent forget that it has stopped the kubelet.
+func TestTheKubeletIsStartedAfterAFullDisk(t *testing.T) {
+	scenario(t, func(w *world) { w.mode, w.diskFull = apiDown, true }, func(w *world) {
+		w.request()
+		w.wait(20 * time.Second)
+		w.wantPhase(state.LocalRun)
+		w.set(func() { w.process.crash() })
+		w.vanish(false)
+		w.wait(20 * time.Second)
+		if !w.kubelet {
+			t.Error("the kubelet does not run again")
+		}
+	})
 }
 
 // The pods that were ended are reported before the kubelet runs, or it would restart them.
@@ -369,9 +562,9 @@ func TestForgotten(t *testing.T) {
 
 // Whatever the phase in which the agent is killed, the shutdown ends in order.
 func TestKilledInEveryPhase(t *testing.T) {
-	for _, mode := range []apiMode{apiUp, apiDown} {
-		for _, phase := range []state.Phase{state.Detected, state.Maintaining, state.LocalRun, state.Releasing, state.Down} {
-			if mode == apiUp && phase == state.LocalRun || mode == apiDown && phase == state.Maintaining {
+	for _, mode := range []apiMode{apiUp, apiDown, apiNoHaulout} {
+		for _, phase := range []state.Phase{state.Detected, state.Maintaining, state.Evicting, state.LocalRun, state.Releasing, state.Down} {
+			if phase == state.LocalRun && mode != apiDown || phase == state.Maintaining && mode != apiUp || phase == state.Evicting && mode != apiNoHaulout {
 				continue
 			}
 			t.Run(string(phase), func(t *testing.T) {
@@ -553,6 +746,7 @@ func TestNewRefuses(t *testing.T) {
 		"no boot ID":      func(c *Config) { c.BootID = "" },
 		"no machine":      func(c *Config) { c.Machine = nil },
 		"no table":        func(c *Config) { c.Buckets = buckets.Table{} },
+		"no way to end":   func(c *Config) { c.DrainBeforeShutdown, c.Local = false, nil },
 		"no delay":        func(c *Config) { c.MaxShutdownDelay = 0 },
 		"no grace period": func(c *Config) { c.APIGracePeriod = 0 },
 	} {

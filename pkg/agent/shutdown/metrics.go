@@ -19,6 +19,7 @@ package shutdown
 import (
 	"strconv"
 	"sync"
+	"time"
 
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -57,8 +58,18 @@ var (
 		Help:           "Problems that the node agent reports in the node condition NodeAgentReady.",
 		StabilityLevel: metrics.ALPHA,
 	})
+	startTime = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace: "haulout", Subsystem: "node_agent", Name: "graceful_shutdown_start_time_seconds",
+		Help:           "When the last shutdown of the machine began that was not cancelled, also before the boot, in Unix time; 0 if there was none.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	endTime = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace: "haulout", Subsystem: "node_agent", Name: "graceful_shutdown_end_time_seconds",
+		Help:           "When the node agent let that shutdown continue, in Unix time; 0 if it has not: then the machine went down on its own.",
+		StabilityLevel: metrics.ALPHA,
+	})
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(lockHeld, delaySeconds, phaseActive, secondsLeft, podsLeft, problemCount)
+		legacyregistry.MustRegister(lockHeld, delaySeconds, phaseActive, secondsLeft, podsLeft, problemCount, startTime, endTime)
 	})
 )
 
@@ -68,6 +79,8 @@ func recordMetrics(status *Status, table buckets.Table, priorities []int32) {
 	delaySeconds.Set(status.Delay.Seconds())
 	secondsLeft.Set(status.TimeLeft.Seconds())
 	problemCount.Set(float64(len(status.Problems)))
+	startTime.Set(unixOf(status.State.Last.Start))
+	endTime.Set(unixOf(status.State.Last.End))
 	for _, phase := range phases {
 		phaseActive.WithLabelValues(string(phase)).Set(oneIf(phase == status.State.Phase))
 	}
@@ -85,4 +98,12 @@ func oneIf(b bool) float64 {
 		return 1
 	}
 	return 0
+}
+
+// unixOf returns the Unix time, 0 for the zero time.
+func unixOf(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixMilli()) / 1000
 }

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -47,7 +48,7 @@ type process struct {
 func (w *world) start() *process {
 	w.mu.Lock()
 	p := &process{world: w, done: make(chan struct{}), bootID: w.bootID}
-	w.process = p
+	w.process, w.processStarted = p, time.Now()
 	config := p.config()
 	w.mu.Unlock()
 	p.run(config)
@@ -63,7 +64,7 @@ func (p *process) config() Config {
 	c := Config{
 		NodeName: "worker-1", BootID: p.world.bootID, Version: "v1", Machine: p, Cluster: p, Pods: p, Store: p, Local: p,
 		StaticPods: p, Buckets: testTable, MaxShutdownDelay: 30 * time.Minute, APIGracePeriod: 10 * time.Second,
-		CompleteAfterReboot: true, KeepForgotten: true, Wall: func() time.Time {
+		DrainBeforeShutdown: true, CompleteAfterReboot: true, KeepForgotten: true, Wall: func() time.Time {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			return p.wall()
@@ -104,13 +105,6 @@ func (p *process) kill() {
 func (p *process) crash() {
 	p.dead = true
 	p.crashed = time.Now()
-	if p.diskFull {
-		// The stored deadline may be missing: it may be missed.
-		p.unsettled = true
-	}
-	if p.diskFull && !p.kubelet {
-		p.amnesia = true
-	}
 	go func() {
 		p.kill()
 		<-time.After(200 * time.Millisecond)
@@ -154,6 +148,17 @@ func (p *process) call(ctx context.Context) error {
 	case <-time.After(latency):
 	}
 	return p.enter()
+}
+
+// callHaulout is call for a request to Haulout.
+func (p *process) callHaulout(ctx context.Context) error {
+	p.mu.Lock()
+	mode := p.mode
+	p.mu.Unlock()
+	if mode == apiNoHaulout {
+		return errors.New("the server is currently unable to handle the request")
+	}
+	return p.call(ctx)
 }
 
 func (p *process) Run(ctx context.Context, changed func()) error {
@@ -230,7 +235,7 @@ func (p *process) EnsureMaintenance(ctx context.Context, request MaintenanceRequ
 	// A request that was sent before, or in the same moment, may arrive later: see taskSweep.
 	late := p.down && !p.byForce && time.Now().After(p.downAt)
 	p.mu.Unlock()
-	if err := p.call(ctx); err != nil {
+	if err := p.callHaulout(ctx); err != nil {
 		p.mu.Lock()
 		if p.mode == apiHang && p.random.IntN(3) == 0 {
 			p.ghosts = append(p.ghosts, request)
@@ -255,7 +260,7 @@ func (p *process) EnsureMaintenance(ctx context.Context, request MaintenanceRequ
 }
 
 func (p *process) Drain(ctx context.Context, ref state.MaintenanceRef) (DrainState, error) {
-	if err := p.call(ctx); err != nil {
+	if err := p.callHaulout(ctx); err != nil {
 		return DrainState{}, err
 	}
 	defer p.mu.Unlock()
@@ -280,7 +285,7 @@ func (p *process) Drain(ctx context.Context, ref state.MaintenanceRef) (DrainSta
 }
 
 func (p *process) Complete(ctx context.Context, ref state.MaintenanceRef) error {
-	if err := p.call(ctx); err != nil {
+	if err := p.callHaulout(ctx); err != nil {
 		return err
 	}
 	defer p.mu.Unlock()
@@ -291,7 +296,7 @@ func (p *process) Complete(ctx context.Context, ref state.MaintenanceRef) error 
 }
 
 func (p *process) CompleteOlder(ctx context.Context, bootID string) (int, error) {
-	if err := p.call(ctx); err != nil {
+	if err := p.callHaulout(ctx); err != nil {
 		return 0, err
 	}
 	defer p.mu.Unlock()
@@ -303,6 +308,90 @@ func (p *process) CompleteOlder(ctx context.Context, bootID string) (int, error)
 		}
 	}
 	return n, nil
+}
+
+func (p *process) DeleteOldest(ctx context.Context, _ string) error {
+	if err := p.callHaulout(ctx); err != nil {
+		return err
+	}
+	defer p.mu.Unlock()
+	return nil
+}
+
+func (p *process) Pods(ctx context.Context) ([]Pod, error) {
+	if err := p.call(ctx); err != nil {
+		return nil, err
+	}
+	defer p.mu.Unlock()
+	p.lists++
+	var pods []Pod
+	for _, pod := range p.pods {
+		if pod.known {
+			pods = append(pods, Pod{
+				Namespace: pod.pod.Namespace, Name: pod.pod.Name, UID: pod.pod.UID, Priority: pod.priority, Owner: types.UID(pod.owner),
+				Stays: pod.kept, Leaving: pod.leaving,
+			})
+		}
+	}
+	return pods, nil
+}
+
+// Evict answers as the API does for a node, and reports what a node must not ask for.
+func (p *process) Evict(ctx context.Context, evicted Pod) error {
+	if err := p.call(ctx); err != nil {
+		return err
+	}
+	defer p.mu.Unlock()
+	if p.cordoned == "" && p.own() == nil {
+		p.violation("%s is evicted from a node that takes new pods", evicted.Name)
+	}
+	for _, pod := range p.pods {
+		if pod.pod.UID != evicted.UID {
+			continue
+		}
+		switch {
+		case pod.kept:
+			p.violation("%s is evicted in vain", evicted.Name)
+		case !pod.known:
+			return &RefusedEviction{Message: "no relationship found between node and this object"}
+		case pod.owner != "" && p.leavingOf(pod.owner) > 0:
+			p.violation("%s is evicted while another pod of %s leaves", evicted.Name, pod.owner)
+		case p.disruptions[pod.owner].After(time.Now()):
+			return &RefusedEviction{Message: "Cannot evict pod as it would violate the pod's disruption budget."}
+		}
+		pod.leaving = true
+		p.evicted = append(p.evicted, pod.pod.Name)
+		if pod.owner != "" {
+			// The replacement has to become ready before the budget opens again.
+			p.disruptions[pod.owner] = time.Now().Add(20 * time.Second)
+		}
+	}
+	return nil
+}
+
+func (p *process) Cordon(ctx context.Context, bootID string) error {
+	if err := p.call(ctx); err != nil {
+		return err
+	}
+	defer p.mu.Unlock()
+	if p.disk.CordonedIn != bootID && (p.inMemory == nil || p.inMemory.CordonedIn != bootID) {
+		p.violation("the node is cordoned and the state does not say so")
+	}
+	if nm := p.own(); nm == nil || nm.completed {
+		p.cordoned = bootID
+	}
+	return nil
+}
+
+func (p *process) Uncordon(ctx context.Context, bootID string) error {
+	if err := p.call(ctx); err != nil {
+		return err
+	}
+	defer p.mu.Unlock()
+	if p.cordoned == bootID {
+		p.cordoned = ""
+	}
+	return nil
 }
 
 func (p *process) SetCondition(ctx context.Context, condition corev1.NodeCondition) error {
@@ -355,6 +444,7 @@ func (p *process) End(ctx context.Context, resume state.Local, deadline time.Tim
 	if deadline.After(p.world.deadline) && !p.unsettled {
 		p.violation("the engine may run until %s, the deadline is %s", deadline, p.world.deadline)
 	}
+	p.judgeEnd()
 	p.kubelet = false
 	p.ends = append(p.ends, resume)
 	ok, quick := p.engineOK, p.random.IntN(2) == 0
@@ -368,6 +458,22 @@ func (p *process) End(ctx context.Context, resume state.Local, deadline time.Tim
 		}
 	}
 	return nil
+}
+
+// judgeEnd reports a local end, which does not ask budgets, of pods that could have been evicted:
+// kube-apiserver answers well for long, and there is time.
+func (p *process) judgeEnd() {
+	answers := p.mode != apiDown && p.mode != apiHang && p.latency < time.Second
+	left := time.Until(p.world.deadline) - testTable.Total() - localReserve
+	if !answers || time.Since(p.changed) < 15*time.Second || time.Since(p.processStarted) < 15*time.Second || left < 15*time.Second || p.final || p.unsettled {
+		return
+	}
+	for _, pod := range p.pods {
+		if pod.known && pod.alive && !pod.kept && p.wall().Sub(pod.started) > 15*time.Second {
+			p.violation("%s is ended on the node with %s left, although kube-apiserver has answered for %s", pod.pod.Name, left, time.Since(p.changed))
+			return
+		}
+	}
 }
 
 // endBucket ends the pods of one bucket. It sets Done to stop the engine after it.
@@ -441,6 +547,9 @@ func (p *process) Problem() string { return "" }
 func (p *process) Load() (state.State, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.inMemory != nil {
+		return cloneState(p.inMemory), nil
+	}
 	return cloneState(&p.disk), nil
 }
 
@@ -450,9 +559,11 @@ func (p *process) Save(s state.State) error {
 	}
 	defer p.mu.Unlock()
 	if p.diskFull {
+		copied := cloneState(&s)
+		p.inMemory = &copied
 		return errDisk
 	}
-	p.disk = cloneState(&s)
+	p.disk, p.inMemory = cloneState(&s), nil
 	// A crash right after the write: nothing that was decided has been done.
 	if p.crashAfter != "" && s.Phase == p.crashAfter || p.crashes > 0 && p.random.Float64() < p.crashes {
 		p.crashAfter = ""

@@ -38,6 +38,8 @@ const (
 	messagePeriod = 10 * time.Second
 	// conditionRetry is the pause after a failed write.
 	conditionRetry = 5 * time.Second
+	// conditionTimeout limits a write.
+	conditionTimeout = 10 * time.Second
 )
 
 // conditionWriter keeps one condition of the node as it should be.
@@ -98,7 +100,7 @@ func (m *Manager) keepCondition(ctx context.Context, want corev1.NodeCondition, 
 	if time.Now().Before(w.due) {
 		return
 	}
-	m.want(ctx, &w.slot, "condition", m.config.APIGracePeriod, func(ctx context.Context) func() {
+	m.want(ctx, &w.slot, "condition", conditionTimeout, func(ctx context.Context) func() {
 		err := m.config.Cluster.SetCondition(ctx, want)
 		return func() {
 			if err != nil {
@@ -126,6 +128,7 @@ func (m *Manager) problems(in *input) []string {
 		{"the state cannot be stored, a restart of the agent would forget the shutdown", m.saveErr},
 		{"the machine cannot be watched", m.machineErr},
 		{"the lock cannot be released", m.releaseErr},
+		{"it cannot be changed whether the node is schedulable", m.cordonErr},
 		{"the pods cannot be ended on the node", m.engine.err},
 		{"the node cannot run pods again", m.resumeErr},
 	} {
@@ -152,5 +155,5 @@ func (m *Manager) report(in *input, d *decision) {
 
 // phases are all phases, for the metric that has one series for each.
 var phases = []state.Phase{
-	state.Armed, state.Detected, state.Maintaining, state.LocalRun, state.Releasing, state.Down, state.Cancelled,
+	state.Armed, state.Detected, state.Maintaining, state.Evicting, state.LocalRun, state.Releasing, state.Down, state.Cancelled,
 }

@@ -18,6 +18,7 @@ package shutdown
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"testing"
@@ -31,12 +32,12 @@ import (
 const simulations = 300
 
 // TestSimulation lets random things happen to a machine: shutdowns, cancellations, a restart of
-// logind, an API that is lost, refuses or hangs, a full disk, a runtime that fails, a wall clock
+// logind, an API that is lost, refuses or hangs, a Haulout that is lost alone, a full disk, a runtime that fails, a wall clock
 // that is set, users, and a crash of the agent in any of its calls. The world reports when a rule
 // is broken. In the end everything is well again, and the agent must have undone or finished its
 // work.
 func TestSimulation(t *testing.T) {
-	var done, released, cancelled, forced, ends int
+	var done, released, cancelled, forced, ends, evicted int
 	for seed := range uint64(simulations) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -44,16 +45,17 @@ func TestSimulation(t *testing.T) {
 				simulate(w, rand.New(rand.NewPCG(seed, 2)))
 				done++
 				w.set(func() {
+					evicted += len(w.evicted)
 					released, cancelled, forced, ends = released+w.released, cancelled+w.cancelled, forced+w.forced, ends+len(w.ends)
 				})
 			})
 		})
 	}
-	t.Logf("%d released, %d cancelled, %d forced, %d local runs", released, cancelled, forced, ends)
+	t.Logf("%d released, %d cancelled, %d forced, %d local runs, %d evictions", released, cancelled, forced, ends, evicted)
 	if done < simulations {
 		return // -run has selected some
 	}
-	if released < simulations || cancelled < simulations/2 || ends < simulations || forced > released/10 {
+	if released < simulations || cancelled < simulations/2 || ends < simulations/2 || evicted < simulations || forced > released/10 {
 		t.Errorf("the histories say too little")
 	}
 }
@@ -67,7 +69,13 @@ func simulate(w *world, r *rand.Rand) {
 	w.start()
 	for range 40 {
 		for range r.IntN(3) {
-			w.set(func() { w.addPod([]int32{0, 0, 1000, 2000001000}[r.IntN(4)], r.IntN(6) == 0) })
+			w.set(func() {
+				before := len(w.pods)
+				w.addPod([]int32{0, 0, 1000, 2000001000}[r.IntN(4)], r.IntN(6) == 0)
+				if owner := r.IntN(4); len(w.pods) > before && owner > 0 {
+					w.pods[before].owner = fmt.Sprintf("owner-%d", owner)
+				}
+			})
 		}
 		act(w)
 		<-time.After(time.Duration(r.IntN(40000)) * time.Millisecond)
@@ -138,10 +146,13 @@ func (w *world) check() {
 	if !w.lock {
 		w.violation("the lock is not held")
 	}
-	if !w.kubelet && !w.amnesia {
+	if !w.kubelet {
 		w.violation("the kubelet does not run")
 	}
 	kept := w.disk.Maintenance
+	if w.cordoned != "" && kept == nil {
+		w.violation("the node is still cordoned by the agent")
+	}
 	for _, nm := range w.maintenances {
 		if !nm.completed && (kept == nil || *kept != nm.ref) {
 			w.violation("%s is still in stage Drain", nm.ref.Name)

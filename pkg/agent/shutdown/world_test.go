@@ -44,7 +44,10 @@ const (
 	apiDown
 	// apiHang answers nothing, and may do later what was asked.
 	apiHang
+	// apiRefuse refuses the maintenance.
 	apiRefuse
+	// apiNoHaulout: kube-apiserver answers, Haulout does not.
+	apiNoHaulout
 	apiModes
 )
 
@@ -58,8 +61,11 @@ type worldPod struct {
 	pod      state.KilledPod
 	priority int32
 	// kept: the drain keeps it. alive: its containers run. known: the API thinks so.
-	kept, alive, known bool
-	started            time.Time
+	// leaving: it is terminating.
+	kept, alive, known, leaving bool
+	// owner is its owner, which has a budget, empty for none.
+	owner   string
+	started time.Time
 }
 
 type worldMaintenance struct {
@@ -89,7 +95,9 @@ type world struct {
 	byForce                     bool
 	released, forced, cancelled int
 
-	mode         apiMode
+	mode apiMode
+	// changed is when mode or latency were changed.
+	changed      time.Time
 	maintenances map[string]*worldMaintenance
 	uids         int
 	ghosts       []MaintenanceRequest
@@ -109,6 +117,17 @@ type world struct {
 
 	disk     state.State
 	diskFull bool
+	// inMemory is the copy of a state that could not be stored, for this boot.
+	inMemory *state.State
+
+	// cordoned is the boot whose agent has cordoned the node. disruptions is when the budget of an
+	// owner opens again. evicted are the pods that were, in order; lists counts the lists.
+	cordoned    string
+	disruptions map[string]time.Time
+	evicted     []string
+	lists       int
+	// processStarted is when the last process was.
+	processStarted time.Time
 
 	wallOffset time.Duration
 	// crashes is the probability of a crash in each call, crashed the time of the last one.
@@ -117,9 +136,7 @@ type world struct {
 	crashAfter state.Phase
 	crashed    time.Time
 	unsettled  bool
-	// amnesia: an agent that could not store that it has stopped the kubelet was killed.
-	amnesia bool
-	process *process
+	process    *process
 	// configure changes the configuration of new processes.
 	configure func(c *Config)
 
@@ -133,7 +150,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	t.Helper()
 	w := &world{
 		t: t, random: rand.New(rand.NewPCG(seed, 1)), delay: 5 * time.Minute, lock: true, kubelet: true, engineOK: true,
-		maintenances: map[string]*worldMaintenance{}, conditions: map[corev1.NodeConditionType]corev1.NodeCondition{},
+		maintenances: map[string]*worldMaintenance{}, disruptions: map[string]time.Time{}, conditions: map[corev1.NodeConditionType]corev1.NodeCondition{},
 	}
 	w.nextBoot()
 	return w
@@ -142,7 +159,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 // nextBoot starts the machine. The kubelet starts the pods that the API knows.
 func (w *world) nextBoot() {
 	w.boot++
-	w.amnesia = false
+	w.inMemory = nil
 	w.bootID = fmt.Sprintf("%08x-2fa1-11d2-883f-0016d3cca427", w.boot)
 	w.pending, w.forgotten, w.down, w.lock = false, false, false, true
 	w.startKubelet()
@@ -163,7 +180,7 @@ func (w *world) wall() time.Time {
 
 // addPod binds a pod to the node, unless a maintenance keeps the node cordoned.
 func (w *world) addPod(priority int32, kept bool) {
-	if nm := w.own(); nm != nil && !nm.completed {
+	if nm := w.own(); w.cordoned != "" || nm != nil && !nm.completed {
 		return
 	}
 	name := fmt.Sprintf("pod-%d", len(w.pods))
@@ -195,6 +212,8 @@ func (w *world) own() *worldMaintenance {
 
 // background drains the node, executes late requests and ends the machine's patience.
 func (w *world) background(ctx context.Context) {
+	var mode apiMode
+	var latency time.Duration
 	for tick := 0; ; tick++ {
 		select {
 		case <-ctx.Done():
@@ -210,6 +229,10 @@ func (w *world) background(ctx context.Context) {
 			w.goDown()
 			w.byForce = true
 		}
+		if w.mode != mode || w.latency != latency {
+			mode, latency, w.changed = w.mode, w.latency, time.Now()
+		}
+		w.leave()
 		if w.mode == apiUp && tick%6 == 0 {
 			for _, r := range w.ghosts {
 				w.create(protocol.ShutdownName("worker-1", r.BootID), r.BootID)
@@ -221,9 +244,34 @@ func (w *world) background(ctx context.Context) {
 	}
 }
 
+// leave ends the pods that are terminating.
+func (w *world) leave() {
+	for _, p := range w.pods {
+		if p.leaving && w.kubelet && !w.down {
+			p.known, p.alive, p.leaving = false, false, false
+		}
+	}
+}
+
+// leavingOf counts the pods of an owner that are terminating.
+func (w *world) leavingOf(owner string) int {
+	n := 0
+	for _, p := range w.pods {
+		if p.leaving && p.owner == owner {
+			n++
+		}
+	}
+	return n
+}
+
+// drainOne lets the server drain a pod. The cordon of the agent becomes the server's.
 func (w *world) drainOne() {
 	nm := w.own()
-	if nm == nil || nm.completed || !w.kubelet {
+	if nm == nil || nm.completed {
+		return
+	}
+	w.cordoned = ""
+	if !w.kubelet {
 		return
 	}
 	for _, p := range w.pods {

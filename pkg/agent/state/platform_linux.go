@@ -27,6 +27,10 @@ import (
 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
+// RunDirectory is the directory for what an agent must know for the rest of the boot only. It does
+// not depend on the disk.
+const RunDirectory = "/run/haulout-node-agent"
+
 // BootID returns a string that is the same until the kernel boots again. It does not depend on the
 // clock. Its first eight characters are hexadecimal digits. A soft-reboot does not change it.
 func BootID() (string, error) {

@@ -36,6 +36,9 @@ const (
 
 var regCreateKeyEx = windows.NewLazySystemDLL("advapi32.dll").NewProc("RegCreateKeyExW")
 
+// RunDirectory would be a directory that does not depend on the disk, which Windows does not have.
+const RunDirectory = ""
+
 // BootID returns a string that is the same until the machine boots again. It does not depend on the
 // clock. Its first eight characters are hexadecimal digits. Windows has no such ID, and the time of
 // the boot moves with the clock, so the first caller after a boot invents one and puts it into a

@@ -39,6 +39,8 @@ const (
 	Detected Phase = "Detected"
 	// Maintaining means: the NodeMaintenance exists, and the server drains the node.
 	Maintaining Phase = "Maintaining"
+	// Evicting means: Haulout does not answer, and the agent evicts the pods itself.
+	Evicting Phase = "Evicting"
 	// LocalRun means: the agent ends the pods without the API.
 	LocalRun Phase = "Local"
 	// Releasing means: the agent lets the shutdown continue.
@@ -52,7 +54,7 @@ const (
 // valid reports whether the phase is one of the above. The empty phase is that of the zero State.
 func (p Phase) valid() bool {
 	switch p {
-	case "", Armed, Detected, Maintaining, LocalRun, Releasing, Down, Cancelled:
+	case "", Armed, Detected, Maintaining, Evicting, LocalRun, Releasing, Down, Cancelled:
 		return true
 	}
 	return false
@@ -71,6 +73,13 @@ type State struct {
 	Signal Signal `json:"signal,omitzero"`
 	// Maintenance is the NodeMaintenance of the shutdown, once it exists.
 	Maintenance *MaintenanceRef `json:"maintenance,omitempty"`
+	// Refused: the API has refused the NodeMaintenance of the shutdown, which is not created again.
+	Refused bool `json:"refused,omitempty"`
+	// CordonedIn is the ID of the boot in which the agent has made the node unschedulable, empty if
+	// it has not, or has undone it.
+	CordonedIn string `json:"cordonedIn,omitempty"`
+	// Last are the times of the last shutdown that was not cancelled, also of an earlier boot.
+	Last Times `json:"last,omitzero"`
 	// LockPath is the file that keeps the inhibitor lock alive, which a new process can open.
 	LockPath string `json:"lockPath,omitempty"`
 	// Local is the progress of ending pods without the API, once that began.
@@ -81,6 +90,13 @@ type State struct {
 	// the runtime and the folder of static pods as it has found them: an agent whose configuration
 	// cannot be loaded ends the pods with it.
 	Configuration *v1alpha1.NodeAgentConfiguration `json:"configuration,omitempty"`
+}
+
+// Times are those of a shutdown, zero if it has not come so far.
+type Times struct {
+	// Start is when the shutdown was detected, End when the agent let it continue.
+	Start time.Time `json:"start,omitzero"`
+	End   time.Time `json:"end,omitzero"`
 }
 
 // Signal is a request for a shutdown.
@@ -130,7 +146,7 @@ type KilledPod struct {
 func (s *State) check() error {
 	switch {
 	case !s.Phase.valid():
-		return fmt.Errorf("phase is %q: must be Armed, Detected, Maintaining, Local, Releasing, Down or Cancelled", s.Phase)
+		return fmt.Errorf("phase is %q: must be Armed, Detected, Maintaining, Evicting, Local, Releasing, Down or Cancelled", s.Phase)
 	case s.Phase != "" && s.BootID == "":
 		return fmt.Errorf("bootID is empty in phase %s: must be the ID of a boot", s.Phase)
 	case s.Maintenance != nil && s.Maintenance.Name == "":

@@ -73,9 +73,13 @@ func (e *DamagedError) Unwrap() error {
 	return e.Reason
 }
 
-// Store keeps the state of one agent in a directory.
+// Store keeps the state of one agent in a directory. While that cannot be written, because its disk
+// is full or read-only, it keeps the state in a second one, which is lost with the boot: so an agent
+// that is killed on such a machine still knows that it has stopped the kubelet.
 type Store struct {
-	dir string
+	dir, run string
+	// sequence is that of the newest file.
+	sequence int64
 	// mu orders Load and Save, which use the same temporary file.
 	mu sync.Mutex
 	// write and now are replaced in tests.
@@ -84,13 +88,19 @@ type Store struct {
 	lock  *os.File
 }
 
+// file is the content of state.json. Of two files, the one with the higher sequence is newer.
+type file struct {
+	State
+	Sequence int64 `json:"sequence,omitempty"`
+}
+
 // Open returns the store in a directory, which it creates if needed. Only the user of the agent may
-// read it.
-func Open(dir string) (*Store, error) {
+// read it. run is the directory of the second copy, empty for none; it is created when it is needed.
+func Open(dir, run string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create the state directory: %w", err)
 	}
-	return &Store{dir: dir, write: writeAll, now: time.Now}, nil
+	return &Store{dir: dir, run: run, write: writeAll, now: time.Now}, nil
 }
 
 func writeAll(w io.Writer, data []byte) error {
@@ -130,10 +140,11 @@ func (s *Store) Lock() error {
 func (s *Store) Load() (State, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	state, err := Read(s.dir)
+	stored, err := read(s.dir, s.run)
+	s.sequence = stored.Sequence
 	var damaged *DamagedError
 	if !errors.As(err, &damaged) {
-		return state, err
+		return stored.State, err
 	}
 	keptAs, moveErr := s.keepAside(damaged.Path)
 	if moveErr != nil {
@@ -159,43 +170,64 @@ func (s *Store) keepAside(path string) (string, error) {
 	return target, syncDir(s.dir)
 }
 
-// Read returns the state that is stored in a directory and changes nothing there.
-func Read(dir string) (State, error) {
+// Read returns the state that Open's Store would load, and changes nothing.
+func Read(dir, run string) (State, error) {
+	stored, err := read(dir, run)
+	return stored.State, err
+}
+
+// read returns the newer one of the two files. The second one counts only if it can be read.
+func read(dir, run string) (file, error) {
+	first, err := readFile(dir)
+	if run == "" {
+		return first, err
+	}
+	if second, secondErr := readFile(run); secondErr == nil && second.Sequence > first.Sequence {
+		var version *VersionError
+		if !errors.As(err, &version) {
+			return second, nil
+		}
+	}
+	return first, err
+}
+
+func readFile(dir string) (file, error) {
 	path := filepath.Join(dir, fileName)
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return State{}, nil
+		return file{}, nil
 	}
 	if err != nil {
-		return State{}, fmt.Errorf("read the state: %w", err)
+		return file{}, fmt.Errorf("read the state: %w", err)
 	}
 	// The version comes first: what else is in the file depends on it.
 	var head struct {
 		Version *int `json:"version"`
 	}
 	if err := json.Unmarshal(data, &head); err != nil {
-		return State{}, &DamagedError{Path: path, Reason: err}
+		return file{}, &DamagedError{Path: path, Reason: err}
 	}
 	if head.Version == nil {
-		return State{}, &DamagedError{Path: path, Reason: errors.New("version is missing")}
+		return file{}, &DamagedError{Path: path, Reason: errors.New("version is missing")}
 	}
 	if *head.Version != Version {
-		return State{}, &VersionError{Path: path, Version: *head.Version}
+		return file{}, &VersionError{Path: path, Version: *head.Version}
 	}
-	var state State
+	var stored file
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&state); err != nil {
-		return State{}, &DamagedError{Path: path, Reason: err}
+	if err := decoder.Decode(&stored); err != nil {
+		return file{}, &DamagedError{Path: path, Reason: err}
 	}
-	if err := state.check(); err != nil {
-		return State{}, &DamagedError{Path: path, Reason: err}
+	if err := stored.check(); err != nil {
+		return file{}, &DamagedError{Path: path, Reason: err}
 	}
-	return state, nil
+	return stored, nil
 }
 
 // Save stores the state. After a crash at any moment, Load returns either this state or the one
-// before it. If Save fails, for example because the disk is full, the one before it stays.
+// before it. If Save fails, for example because the disk is full, the state is in the second
+// directory, if that can be written.
 func (s *Store) Save(state State) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,32 +235,46 @@ func (s *Store) Save(state State) error {
 		return fmt.Errorf("store the state: %w", err)
 	}
 	state.Version = Version
-	data, err := json.MarshalIndent(state, "", "  ")
+	s.sequence++
+	data, err := json.MarshalIndent(file{State: state, Sequence: s.sequence}, "", "  ")
 	if err != nil {
 		return fmt.Errorf("store the state: %w", err)
 	}
-	temp := filepath.Join(s.dir, tempName)
-	if err := s.writeFile(temp, append(data, '\n')); err != nil {
-		_ = os.Remove(temp) // gives the space back
-		return fmt.Errorf("store the state: %w", err)
+	data = append(data, '\n')
+	if err := saveIn(s.dir, data, s.write); err != nil {
+		err = fmt.Errorf("store the state: %w", err)
+		if s.run != "" {
+			err = errors.Join(err, os.MkdirAll(s.run, 0o700), saveIn(s.run, data, writeAll))
+		}
+		return err
 	}
-	if err := replace(temp, filepath.Join(s.dir, fileName)); err != nil {
-		_ = os.Remove(temp)
-		return fmt.Errorf("store the state: %w", err)
-	}
-	if err := syncDir(s.dir); err != nil {
-		return fmt.Errorf("store the state: %w", err)
+	if s.run != "" {
+		_ = os.Remove(filepath.Join(s.run, fileName)) // older by its sequence, if it stays
 	}
 	return nil
 }
 
-func (s *Store) writeFile(path string, data []byte) (err error) {
+// saveIn replaces the file in a directory.
+func saveIn(dir string, data []byte, write func(io.Writer, []byte) error) error {
+	temp := filepath.Join(dir, tempName)
+	if err := writeFile(temp, data, write); err != nil {
+		_ = os.Remove(temp) // gives the space back
+		return err
+	}
+	if err := replace(temp, filepath.Join(dir, fileName)); err != nil {
+		_ = os.Remove(temp)
+		return err
+	}
+	return syncDir(dir)
+}
+
+func writeFile(path string, data []byte, write func(io.Writer, []byte) error) (err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, file.Close()) }()
-	if err := s.write(file, data); err != nil {
+	if err := write(file, data); err != nil {
 		return err
 	}
 	return file.Sync()

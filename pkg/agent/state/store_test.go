@@ -32,7 +32,7 @@ import (
 
 func open(t *testing.T, dir string) *Store {
 	t.Helper()
-	s, err := Open(dir)
+	s, err := Open(dir, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestReadChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	var damaged *DamagedError
-	if _, err := Read(dir); !errors.As(err, &damaged) || damaged.KeptAs != "" {
+	if _, err := Read(dir, ""); !errors.As(err, &damaged) || damaged.KeptAs != "" {
 		t.Errorf("the error is %v, want a DamagedError of a file that was not moved", err)
 	}
 	if got, err := os.ReadFile(filepath.Join(dir, fileName)); err != nil || string(got) != "{" {
@@ -256,7 +256,7 @@ func TestDirectoryThatIsAFile(t *testing.T) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(path); err == nil {
+	if _, err := Open(path, ""); err == nil {
 		t.Error("opened a file as state directory")
 	}
 }
@@ -292,5 +292,63 @@ func TestBootID(t *testing.T) {
 	}
 	if len(first) < 8 || strings.Trim(first[:8], "0123456789abcdef") != "" {
 		t.Errorf("the boot is %q: must begin with eight hexadecimal digits", first)
+	}
+}
+
+// An agent that is killed on a machine with a full disk knows what it has done, for this boot.
+func TestAFullDiskLeavesASecondCopy(t *testing.T) {
+	dir, run := t.TempDir(), filepath.Join(t.TempDir(), "run")
+	s, err := Open(dir, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, newer, newest := State{Version: Version, BootID: "b", Phase: Armed}, full(), full()
+	newest.Phase = Releasing
+	save(t, s, old)
+	s.write = func(io.Writer, []byte) error { return errors.New("no space left on device") }
+	if err := s.Save(newer); err == nil {
+		t.Error("the failure was not reported")
+	}
+	again, err := Open(dir, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(newer, load(t, again)); diff != "" {
+		t.Errorf("the second copy is not loaded (-want +got):\n%s", diff)
+	}
+	save(t, again, newest)
+	if diff := cmp.Diff(newest, load(t, again)); diff != "" {
+		t.Errorf("the first copy is not loaded (-want +got):\n%s", diff)
+	}
+	if _, err := os.Stat(filepath.Join(run, fileName)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the second copy is still there: %v", err)
+	}
+	// A crash before it is removed: it is older.
+	if err := os.WriteFile(filepath.Join(run, fileName), []byte(`{"version":1,"sequence":1}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(newest, load(t, again)); diff != "" {
+		t.Errorf("the older copy is loaded (-want +got):\n%s", diff)
+	}
+}
+
+func TestWithin(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	if w, err := ReadWithin(dir); w != nil || err != nil {
+		t.Errorf("ReadWithin() = %v, %v, want nothing", w, err)
+	}
+	for _, want := range []Within{{BootID: "b", SinceBoot: time.Hour, Within: 2 * time.Minute}, {BootID: "c", SinceBoot: time.Minute, Within: time.Second}} {
+		if err := WriteWithin(dir, want); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := ReadWithin(dir); err != nil || *got != want {
+			t.Errorf("ReadWithin() = %v, %v, want %v", got, err, want)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, withinName), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if w, err := ReadWithin(dir); err == nil {
+		t.Errorf("ReadWithin() = %v, want an error", w)
 	}
 }

@@ -98,7 +98,7 @@ type start struct {
 
 // begin opens the state directory, and makes this process its only agent.
 func begin(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*start, error) {
-	store, err := state.Open(c.StateDirectory)
+	store, err := state.Open(c.StateDirectory, state.RunDirectory)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func begin(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*start, err
 		return nil, err
 	}
 	// The manager loads the state for itself and reports what is wrong with it.
-	stored, err := state.Read(c.StateDirectory)
+	stored, err := state.Read(c.StateDirectory, state.RunDirectory)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read the state that an earlier process has stored")
 	}
@@ -157,7 +157,7 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 		return nil, err
 	}
 	client, err := cluster.New(cluster.Config{
-		NodeName: node, Host: kube, Maintenance: maintenance, Recorder: cluster.NewRecorder(ctx, kube, node),
+		NodeName: node, REST: config, Recorder: cluster.NewRecorder(ctx, kube, node),
 	})
 	if err != nil {
 		return nil, err
@@ -203,6 +203,7 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 		Machine: &warnedMachine{Machine: h.machine, warnings: a.warnings}, Limited: a.limited, Configuration: a.known,
 		Cluster: client, Pods: a.checkpoint, Store: s.store, Local: a.engine, StaticPods: a.static, Buckets: table,
 		MaxShutdownDelay: c.MaxShutdownDelay.Duration, APIGracePeriod: c.APIGracePeriod.Duration,
+		DrainBeforeShutdown: *c.DrainBeforeShutdown, Within: func() *state.Within { return readWithin(ctx, c) },
 		CompleteAfterReboot: *c.CompleteAfterReboot, KeepForgotten: c.OnForgottenShutdown == v1alpha1.ForgottenShutdownKeep,
 	})
 	return a, err
@@ -259,7 +260,7 @@ func (e *limitedEngine) End(ctx context.Context, resume state.Local, deadline ti
 // leaving reports whether the machine shuts down.
 func (a *agent) leaving() bool {
 	switch a.manager.Status().State.Phase {
-	case state.Detected, state.Maintaining, state.LocalRun, state.Releasing, state.Down:
+	case state.Detected, state.Maintaining, state.Evicting, state.LocalRun, state.Releasing, state.Down:
 		return true
 	}
 	return false

@@ -197,7 +197,7 @@ func TestAgentGuidesAMachineThroughAShutdown(t *testing.T) {
 	}
 	machine.shutDown(8 * time.Second)
 	eventually(t, "the shutdown is on the disk", func() bool {
-		stored, err := state.Read(c.StateDirectory)
+		stored, err := state.Read(c.StateDirectory, state.RunDirectory)
 		return err == nil && stored.Phase != state.Armed && stored.Signal.Kind == "reboot"
 	})
 	select {
@@ -206,7 +206,7 @@ func TestAgentGuidesAMachineThroughAShutdown(t *testing.T) {
 		t.Fatal("the shutdown was not released")
 	}
 	eventually(t, "the machine is down", func() bool {
-		stored, err := state.Read(c.StateDirectory)
+		stored, err := state.Read(c.StateDirectory, state.RunDirectory)
 		return err == nil && stored.Phase == state.Down && told.has("Down")
 	})
 	began := time.Now()
@@ -231,7 +231,7 @@ func TestAgentContinuesAfterARestart(t *testing.T) {
 	machine.shutDown(time.Hour)
 	stop := startAgent(t, c, h)
 	eventually(t, "the shutdown is on the disk", func() bool {
-		stored, err := state.Read(c.StateDirectory)
+		stored, err := state.Read(c.StateDirectory, state.RunDirectory)
 		return err == nil && stored.Phase == state.Detected
 	})
 	if err := stop(); err != nil {
@@ -258,7 +258,7 @@ func TestAgentContinuesAfterARestart(t *testing.T) {
 
 func TestStateOfAnotherBootIsNotResumed(t *testing.T) {
 	c := testConfig(t)
-	store, err := state.Open(c.StateDirectory)
+	store, err := state.Open(c.StateDirectory, state.RunDirectory)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -44,6 +44,7 @@ maintenances.`,
 	o.addFlags(cmd.PersistentFlags())
 	s := platformServices(o)
 	cmd.AddCommand(newRunCommand(o), newInstallCommand(o, s), newUninstallCommand(o, s), newStatusCommand(o), newStaticCommand(o), newConfigCommand(o),
+		newShutdownCommand(o),
 		newWaitCommand())
 	return cmd
 }
@@ -52,7 +53,7 @@ maintenances.`,
 func newConfigCommand(o *Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Check the configuration",
+		Short: "Check the configuration, or make one of the kubelet's",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -76,5 +77,6 @@ changed, and no agent needs to run.`,
 			return err
 		},
 	})
+	cmd.AddCommand(newMigrateCommand(o))
 	return cmd
 }

@@ -27,7 +27,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 
 	"haulout.dev/haulout/pkg/agent/cluster"
@@ -233,15 +232,7 @@ func reportStopped(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) erro
 	if err != nil {
 		return err
 	}
-	kube, err := kubernetes.NewForConfig(rest)
-	if err != nil {
-		return err
-	}
-	maintenance, err := versioned.NewForConfig(rest)
-	if err != nil {
-		return err
-	}
-	client, err := cluster.New(cluster.Config{NodeName: node, Host: kube, Maintenance: maintenance, Recorder: &record.FakeRecorder{}})
+	client, err := cluster.New(cluster.Config{NodeName: node, REST: rest, Recorder: &record.FakeRecorder{}})
 	if err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func runService(ctx context.Context, o *Options) error {
 	if err != nil {
 		return err
 	}
-	stopped := &stopper{limit: m.config.MaxShutdownDelay.Duration, machine: machine, notifier: notifier, ask: whySystemdStops, down: a.manager.Down()}
+	stopped := &stopper{limit: m.config.MaxShutdownDelay.Duration, machine: machine, notifier: notifier, ask: whySystemdStops, down: a.manager.Down}
 	go func() {
 		defer cancel()
 		stopped.wait(ctx, signals)

@@ -155,14 +155,15 @@ func (r *runner) run(ctx context.Context, o *Options) error {
 	go r.journal(ctx, a.manager.Status)
 	go func() {
 		defer cancel()
+		// A process that resumes a shutdown goes on after it: Windows has not asked it.
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.controls.Preshutdown():
+		}
 		select {
 		case <-ctx.Done():
 		case <-a.manager.Down():
-			// A process that resumes a shutdown goes on: Windows has not asked it.
-			select {
-			case <-r.controls.Preshutdown():
-			case <-ctx.Done():
-			}
 		}
 	}()
 	return r.endErr(ctx, a.run(ctx))
@@ -209,7 +210,7 @@ func machineConfig(c *v1alpha1.NodeAgentConfiguration, s *start, controls *windo
 		Settings: windows.NewSettings(c.StateDirectory, c.KubeletService),
 	}
 	switch s.stored.Phase {
-	case state.Detected, state.Maintaining, state.LocalRun, state.Releasing, state.Down:
+	case state.Detected, state.Maintaining, state.Evicting, state.LocalRun, state.Releasing, state.Down:
 		m.Since, m.Deadline = s.stored.Signal.Time, s.stored.Signal.Deadline
 	}
 	return m

@@ -106,7 +106,7 @@ func takeSnapshot(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) *snap
 	s := &snapshot{}
 	report, err := askAgent(ctx, *c.MetricsBindAddress)
 	s.Report, s.ReportError = report, text(err)
-	stored, err := state.Read(c.StateDirectory)
+	stored, err := state.Read(c.StateDirectory, state.RunDirectory)
 	if err == nil {
 		s.Stored = &stored
 	}

@@ -97,7 +97,7 @@ func unreachable(t *testing.T) string {
 func storedState(t *testing.T, s state.State) string {
 	t.Helper()
 	dir := t.TempDir()
-	store, err := state.Open(dir)
+	store, err := state.Open(dir, "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,8 +40,8 @@ type stopper struct {
 	notifier interface{ Stopping(status string) error }
 	// ask returns whether the system goes down, and how long systemd waits.
 	ask func(context.Context) (systemd.Ending, error)
-	// down is closed when the shutdown was released.
-	down <-chan struct{}
+	// down returns a channel that is closed when the shutdown was released.
+	down func() <-chan struct{}
 }
 
 // wait returns when the agent has to end.
@@ -72,13 +72,14 @@ func (s *stopper) wait(ctx context.Context, signals <-chan os.Signal) {
 	if err := s.notifier.Stopping("the system goes down, the pods leave first"); err != nil {
 		logger.Error(err, "Cannot tell systemd that the service stops")
 	}
+	released := s.down()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.down:
+		case <-released:
 			return
 		case <-timer.C:
 			return

@@ -88,7 +88,7 @@ func TestStopper(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				stop := &systemStop{}
 				down := make(chan struct{})
-				s := &stopper{limit: limit, down: down, machine: stop, notifier: stopNotifier{stop}, ask: func(context.Context) (systemd.Ending, error) {
+				s := &stopper{limit: limit, down: func() <-chan struct{} { return down }, machine: stop, notifier: stopNotifier{stop}, ask: func(context.Context) (systemd.Ending, error) {
 					return systemd.Ending{Stopping: test.goesDown, Kind: "reboot", Limit: test.systemdLimit}, test.askErr
 				}}
 				ctx, cancel := context.WithCancel(t.Context())

@@ -83,7 +83,7 @@ func setDefaults(c *NodeAgentConfiguration, platform platformDefaults) {
 		value time.Duration
 	}{
 		{&c.MaxShutdownDelay, 30 * time.Minute},
-		{&c.APIGracePeriod, 10 * time.Second},
+		{&c.APIGracePeriod, time.Minute},
 		{&c.APILossRestorePeriod, 5 * time.Minute},
 		{&c.HauloutLossRestorePeriod, time.Hour},
 	} {
@@ -93,6 +93,9 @@ func setDefaults(c *NodeAgentConfiguration, platform platformDefaults) {
 	}
 	if len(c.ShutdownGracePeriodByPodPriority) == 0 {
 		c.ShutdownGracePeriodByPodPriority = DefaultTable()
+	}
+	if c.DrainBeforeShutdown == nil {
+		c.DrainBeforeShutdown = ptr.To(true)
 	}
 	if c.CompleteAfterReboot == nil {
 		c.CompleteAfterReboot = ptr.To(true)

@@ -85,9 +85,15 @@ type NodeAgentConfiguration struct {
 	// and at least 5s longer than all periods of the table together. The default is 30m.
 	MaxShutdownDelay metav1.Duration `json:"maxShutdownDelay"`
 
-	// apiGracePeriod is how long the API may be unreachable during a shutdown before the agent ends
-	// pods without it, from 1s to 10m and less than maxShutdownDelay. It also limits each request.
-	// The default is 10s.
+	// drainBeforeShutdown reports whether the node is drained, or its pods are evicted, before pods
+	// are ended on it. If false, a shutdown is that of KEP-2712 and KEP-4802: the pods end by
+	// priority and without their budgets as soon as it begins. Then localEngine must not be None.
+	// The default is true.
+	DrainBeforeShutdown *bool `json:"drainBeforeShutdown,omitempty"`
+
+	// apiGracePeriod is how long Haulout may not answer during a shutdown before the agent evicts the
+	// pods itself, and kube-apiserver before it ends them on the node, from 1s to 10m. A quarter of
+	// the time that the shutdown has left counts if that is shorter. The default is 60s.
 	APIGracePeriod metav1.Duration `json:"apiGracePeriod"`
 
 	// localEngine is the way in which the agent ends pods without the API: CRI or None. The default

@@ -35,6 +35,11 @@ func (in *NodeAgentConfiguration) DeepCopyInto(out *NodeAgentConfiguration) {
 		copy(*out, *in)
 	}
 	out.MaxShutdownDelay = in.MaxShutdownDelay
+	if in.DrainBeforeShutdown != nil {
+		in, out := &in.DrainBeforeShutdown, &out.DrainBeforeShutdown
+		*out = new(bool)
+		**out = **in
+	}
 	out.APIGracePeriod = in.APIGracePeriod
 	if in.CompleteAfterReboot != nil {
 		in, out := &in.CompleteAfterReboot, &out.CompleteAfterReboot

@@ -1,0 +1,184 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/record"
+)
+
+// frozen is a TCP proxy whose connections deliver nothing any more after freeze, without an end: as
+// when an API server behind a balancer loses its power. New connections work.
+type frozen struct {
+	net.Listener
+	to string
+
+	mu    sync.Mutex
+	dead  map[net.Conn]bool
+	conns []net.Conn
+}
+
+func newFrozen(t *testing.T, to string) *frozen {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &frozen{Listener: listener, to: to, dead: map[net.Conn]bool{}}
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", to)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			f.mu.Lock()
+			f.conns = append(f.conns, client, server)
+			f.mu.Unlock()
+			running.Go(func() { f.pipe(client, server, client) })
+			running.Go(func() { f.pipe(server, client, client) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		f.mu.Lock()
+		for _, conn := range f.conns {
+			_ = conn.Close()
+		}
+		f.mu.Unlock()
+		running.Wait()
+	})
+	return f
+}
+
+func (f *frozen) pipe(from, to, client net.Conn) {
+	buffer := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buffer)
+		if err != nil {
+			_ = to.Close()
+			return
+		}
+		f.mu.Lock()
+		dead := f.dead[client]
+		f.mu.Unlock()
+		if dead {
+			continue
+		}
+		if _, err := to.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// freeze ends the life of the connections that there are. It returns how many.
+func (f *frozen) freeze() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, conn := range f.conns {
+		f.dead[conn] = true
+	}
+	return len(f.conns) / 2
+}
+
+func (f *frozen) opened() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.conns) / 2
+}
+
+// One HTTP/2 connection carries all requests of a process. When it has died, one request fails: the
+// next one has a connection of its own, which is closed again.
+func TestDeadConnection(t *testing.T) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"apiVersion":"v1","kind":"PodList"}`)
+	}))
+	server.EnableHTTP2, server.TLS = true, &tls.Config{}
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	proxy := newFrozen(t, server.Listener.Addr().String())
+	client, err := New(Config{
+		NodeName: nodeName, Recorder: record.NewFakeRecorder(1),
+		REST: &rest.Config{Host: "https://" + proxy.Addr().String(), TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: -1},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := func(timeout time.Duration) error {
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		defer cancel()
+		_, err := client.Pods(ctx)
+		return err
+	}
+	for range 3 {
+		if err := list(time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := proxy.freeze(); n != 1 {
+		t.Fatalf("%d connections, want one for all requests", n)
+	}
+	if err := list(200 * time.Millisecond); err == nil {
+		t.Fatal("the request over the dead connection succeeded")
+	}
+	if err := list(time.Minute); err != nil {
+		t.Errorf("the request after the failure: %v, want an answer over a new connection", err)
+	}
+	if n := proxy.opened(); n != 2 {
+		t.Errorf("%d connections were opened, want one more", n)
+	}
+}
+
+// Whatever accepts a connection and does not answer, the next attempt begins elsewhere.
+func TestAttemptsBeginWithAnotherAddress(t *testing.T) {
+	listener, err := net.Listen("tcp", "localhost:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for attempt := range 4 {
+		d := &ownDialer{attempt: attempt}
+		conn, err := d.dial(t.Context(), "tcp", net.JoinHostPort("localhost", port))
+		if err != nil {
+			t.Fatalf("attempt %d: %v", attempt, err)
+		}
+		d.closeAll()
+		if _, err := conn.Write([]byte("x")); err == nil {
+			t.Error("the connection is still open")
+		}
+	}
+}

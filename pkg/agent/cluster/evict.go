@@ -1,0 +1,147 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Pods lists the pods of the node that have not finished.
+func (c *Client) Pods(ctx context.Context) ([]shutdown.Pod, error) {
+	return ask(ctx, c, func(ctx context.Context, c *Client) ([]shutdown.Pod, error) {
+		list, err := c.host.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+			FieldSelector: fields.OneTermEqualSelector("spec.nodeName", c.node).String(),
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list the pods of node %s: %w", c.node, err)
+		}
+		var pods []shutdown.Pod
+		for i := range list.Items {
+			pod := &list.Items[i]
+			if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+				pods = append(pods, podOf(pod))
+			}
+		}
+		return pods, nil
+	})
+}
+
+func podOf(pod *corev1.Pod) shutdown.Pod {
+	p := shutdown.Pod{
+		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Leaving: pod.DeletionTimestamp != nil,
+		Evacuator: slices.ContainsFunc(slices.Collect(maps.Keys(pod.Annotations)), protocol.IsAnnotation),
+	}
+	if pod.Spec.Priority != nil {
+		p.Priority = *pod.Spec.Priority
+	}
+	if owner := metav1.GetControllerOf(pod); owner != nil {
+		p.Owner = owner.UID
+		p.Stays = owner.Kind == "DaemonSet" && owner.APIVersion == appsv1.SchemeGroupVersion.String()
+	}
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		p.Stays = true
+	}
+	return p
+}
+
+// Evict asks for the eviction of a pod with the rights of its node.
+func (c *Client) Evict(ctx context.Context, pod shutdown.Pod) error {
+	eviction := &policyv1.Eviction{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: pod.Name,
+			Annotations: map[string]string{maintenancev1alpha1.AnnotationEvictNow: component},
+		},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
+	}
+	// Not the typed client: it sleeps and tries again by itself, and does not see a failure that comes
+	// with the code 201, which is how the API refuses a pod that several budgets select.
+	_, err := c.host.CoreV1().RESTClient().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
+		MaxRetries(0).Body(eviction).Do(ctx).Get()
+	var status apierrors.APIStatus
+	if errors.As(err, &status) {
+		refusal := &shutdown.RefusedEviction{Message: err.Error()}
+		if details := status.Status().Details; details != nil {
+			refusal.RetryAfter = time.Duration(details.RetryAfterSeconds) * time.Second
+		}
+		return refusal
+	}
+	return err
+}
+
+// Cordon makes the node unschedulable, unless it is, with an annotation that names the boot.
+func (c *Client) Cordon(ctx context.Context, bootID string) error {
+	node, err := c.host.CoreV1().Nodes().Get(ctx, c.node, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("get node %s: %w", c.node, err)
+	}
+	// The cordon of an earlier boot that was not undone is this one's to undo.
+	boot := node.Annotations[maintenancev1alpha1.AnnotationCordonedByAgent]
+	if node.Spec.Unschedulable && (boot == "" || boot == bootID) {
+		return nil
+	}
+	klog.FromContext(ctx).Info("Making the node unschedulable, since no server does", "node", c.node)
+	return c.patchNode(ctx, node, map[string]any{maintenancev1alpha1.AnnotationCordonedByAgent: bootID}, map[string]any{"unschedulable": true})
+}
+
+// Uncordon undoes the Cordon of a boot, unless the server has taken it over.
+func (c *Client) Uncordon(ctx context.Context, bootID string) error {
+	node, err := c.host.CoreV1().Nodes().Get(ctx, c.node, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("get node %s: %w", c.node, err)
+	}
+	if node.Annotations[maintenancev1alpha1.AnnotationCordonedByAgent] != bootID {
+		return nil
+	}
+	spec := map[string]any{"unschedulable": false}
+	if _, held := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]; held {
+		spec = map[string]any{}
+	}
+	return c.patchNode(ctx, node, map[string]any{maintenancev1alpha1.AnnotationCordonedByAgent: nil}, spec)
+}
+
+// patchNode changes annotations and the specification of the node, if it is as it was read.
+func (c *Client) patchNode(ctx context.Context, node *corev1.Node, annotations, spec map[string]any) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion, "annotations": annotations}, "spec": spec,
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := c.host.CoreV1().Nodes().Patch(ctx, c.node, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("change node %s: %w", c.node, err)
+	}
+	return nil
+}

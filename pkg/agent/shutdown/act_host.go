@@ -1,0 +1,182 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+// The tasks of the slots for kube-apiserver.
+const (
+	taskList     task = "list"
+	taskCordon   task = "cordon"
+	taskUncordon task = "uncordon"
+	taskEvict    task = "evict"
+)
+
+const (
+	// evictionTimeout limits the evictions that are sent at the same time: admission webhooks are
+	// asked about each of them.
+	evictionTimeout = 10 * time.Second
+	// evictionWorkers is how many of them are in flight.
+	evictionWorkers = 8
+)
+
+// actHost makes the requests to kube-apiserver.
+func (m *Manager) actHost(ctx context.Context, d *decision) {
+	m.actList(ctx, d)
+	wanted, call, retry := taskNone, func(context.Context) error { return nil }, undoRetry
+	switch {
+	case d.cordon:
+		wanted, call = taskCordon, func(ctx context.Context) error { return m.config.Cluster.Cordon(ctx, m.config.BootID) }
+	case d.uncordon && m.evicts.task == taskNone:
+		boot := d.next.CordonedIn
+		wanted, retry = taskUncordon, olderRetry
+		call = func(ctx context.Context) error { return m.config.Cluster.Uncordon(ctx, boot) }
+	default:
+		m.cordonErr = nil
+	}
+	m.want(ctx, &m.cordons, wanted, m.requestTimeout(), func(ctx context.Context) func() {
+		err := call(ctx)
+		return func() {
+			now := time.Now()
+			m.cordons.next, m.cordonErr = now.Add(retry), err
+			switch {
+			case err != nil:
+				klog.FromContext(ctx).Error(err, "Failed to change whether the node is schedulable, trying again", "request", wanted)
+			case wanted == taskCordon:
+				m.host.cordoned = now
+			default:
+				m.news.uncordoned = true
+			}
+		}
+	})
+	m.actEvict(ctx, d)
+}
+
+// actList lists the pods of the node, again and again while kube-apiserver is needed.
+func (m *Manager) actList(ctx context.Context, d *decision) {
+	if !d.list {
+		m.host = hostFacts{}
+		m.want(ctx, &m.lists, taskNone, 0, nil)
+		return
+	}
+	// An answer of Haulout comes through kube-apiserver.
+	if m.host.since.Before(m.api.since) {
+		m.host.since = m.api.since
+	}
+	m.want(ctx, &m.lists, taskList, m.requestTimeout(), func(ctx context.Context) func() {
+		asked := time.Now()
+		pods, err := m.config.Cluster.Pods(ctx)
+		return func() {
+			if m.lists.abandoned {
+				return
+			}
+			now := time.Now()
+			m.lists.next = now.Add(m.pause(drainPeriod))
+			if err != nil {
+				m.host.ok, m.host.failure = false, err.Error()
+				m.host.failures++
+				return
+			}
+			m.host.apiFacts = apiFacts{ok: true, since: now}
+			m.host.pods, m.host.listed = pods, asked
+			there := map[types.UID]bool{}
+			for i := range pods {
+				there[pods[i].UID] = true
+			}
+			maps.DeleteFunc(m.host.refused, func(uid types.UID, _ refusal) bool { return !there[uid] })
+		}
+	})
+}
+
+// actEvict asks for evictions.
+func (m *Manager) actEvict(ctx context.Context, d *decision) {
+	if d.next.Phase != state.Evicting {
+		m.want(ctx, &m.evicts, taskNone, 0, nil)
+		return
+	}
+	if len(d.evictions) == 0 {
+		return
+	}
+	pods := d.evictions
+	m.want(ctx, &m.evicts, taskEvict, evictionTimeout, func(ctx context.Context) func() {
+		errs := make([]error, len(pods))
+		var group errgroup.Group
+		group.SetLimit(evictionWorkers)
+		for i := range pods {
+			group.Go(func() error {
+				errs[i] = m.config.Cluster.Evict(ctx, pods[i])
+				return nil
+			})
+		}
+		_ = group.Wait()
+		return func() {
+			now := time.Now()
+			m.host.evicted = now
+			// Which of them are gone, and whose siblings may follow, is in the next list.
+			m.lists.next = time.Time{}
+			refusals := maps.Clone(m.host.refused)
+			if refusals == nil {
+				refusals = map[types.UID]refusal{}
+			}
+			for i, err := range errs {
+				if err == nil {
+					continue
+				}
+				var refused *RefusedEviction
+				retryAfter := time.Duration(0)
+				if errors.As(err, &refused) {
+					retryAfter = refused.RetryAfter
+				}
+				refusals[pods[i].UID] = refusals[pods[i].UID].after(now, retryAfter, err.Error())
+				klog.FromContext(ctx).V(2).Info("A pod was not evicted", "pod", klog.KRef(pods[i].Namespace, pods[i].Name), "err", err)
+			}
+			m.host.refused = refusals
+		}
+	})
+}
+
+// grace is how long an API may fail now.
+func (m *Manager) grace() time.Duration {
+	if m.deadline.IsZero() {
+		return m.config.APIGracePeriod
+	}
+	return min(m.config.APIGracePeriod, max(time.Until(m.deadline)/4, minGrace))
+}
+
+// requestTimeout limits a request of a shutdown. Several have to fail within the grace period.
+func (m *Manager) requestTimeout() time.Duration {
+	return min(maxRequestTimeout, m.grace()/4)
+}
+
+// pause returns how long to wait before the next request, at most some time.
+func (m *Manager) pause(longest time.Duration) time.Duration {
+	if m.deadline.IsZero() {
+		return longest
+	}
+	return min(longest, max(m.grace()/8, 100*time.Millisecond))
+}

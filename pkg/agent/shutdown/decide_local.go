@@ -1,0 +1,130 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/agent/state"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// localStart is when ending the pods locally has to begin.
+func localStart(s *settings, in *input) time.Time {
+	return in.deadline.Add(-s.buckets.LocalTime(in.priorities) - localReserve)
+}
+
+// localDue returns why the pods must end without the API, empty if they need not. lost is why
+// Haulout cannot drain the node.
+func (d *decision) localDue(s *settings, in *input, lost string) string {
+	start := localStart(s, in)
+	switch {
+	case lost != "" && in.host.lost(s, in):
+		return fmt.Sprintf("%s, and kube-apiserver has not answered for %s", lost, in.now.Sub(in.host.since).Round(time.Second)) + because(in.host.failure)
+	case s.engine == "":
+		return ""
+	case !in.now.Before(start):
+		return fmt.Sprintf("the machine goes down in %s, which is the time that the remaining pods need", in.deadline.Sub(in.now).Round(time.Second))
+	case d.next.Local != nil && in.local.final:
+		return ErrFinal.Error()
+	}
+	d.wakeAt(start)
+	return ""
+}
+
+// endLocally begins, or continues, to end the pods on the node.
+func (d *decision) endLocally(s *settings, in *input, why string) {
+	st := &d.next
+	st.Phase = state.LocalRun
+	if st.Local == nil {
+		st.Local = &state.Local{Started: in.wall}
+	}
+	// After an interrupted run, the kubelet may have restarted pods of the first buckets.
+	st.Local.Bucket = 0
+	d.why = why
+	d.event(corev1.EventTypeWarning, EventLocal, "ends the pods of the node with %s: %s", s.engine, why)
+	d.localRun(s, in)
+}
+
+// localRun decides while the engine ends the pods.
+func (d *decision) localRun(s *settings, in *input) {
+	st := &d.next
+	if st.Local == nil {
+		// The state of another engine, or one that was changed by hand.
+		st.Local = &state.Local{Started: in.wall}
+	}
+	if st.Local.Done {
+		d.proceed = true
+		d.releasing(in, "all pods have ended on the node")
+		return
+	}
+	if s.engine == "" {
+		// The engine was removed from the configuration during the shutdown.
+		st.Local, st.Phase = nil, state.Detected
+		return
+	}
+	d.list = s.drain
+	if s.drain && (in.local.asking || !in.local.running) && d.isTimeToGoBack(s, in) {
+		if d.canDrain(s, in) {
+			st.Phase = state.Maintaining
+			d.event(corev1.EventTypeNormal, EventDraining, "the API answers again: NodeMaintenance %s continues with the remaining pods", st.Maintenance.Name)
+			d.leaving(s, in)
+			return
+		}
+		if d.canEvict(s, in) {
+			d.leaving(s, in)
+			return
+		}
+	}
+	d.local, d.proceed = true, true
+	d.report = (in.api.ok || in.host.ok) && unreported(st.Killed)
+}
+
+// isTimeToGoBack reports whether there is time to return to the engine if the API is lost once more.
+// The pods of the entry of system-node-critical may be the only API server that the node can reach:
+// after it, nothing that the API answers is waited for.
+func (d *decision) isTimeToGoBack(s *settings, in *input) bool {
+	return !in.local.final && d.next.Local.Bucket <= s.criticalBucket() && in.now.Add(s.apiGrace).Before(localStart(s, in))
+}
+
+// criticalBucket returns the index of the bucket of the pods that the node itself depends on.
+func (s *settings) criticalBucket() int {
+	return s.buckets.Index(maintenancev1alpha1.SystemNodeCritical)
+}
+
+// canDrain reports whether the drain can continue: Haulout answers, and the drain has something to
+// do.
+func (d *decision) canDrain(s *settings, in *input) bool {
+	return in.api.ok && in.now.Sub(in.api.since) < s.apiGrace &&
+		d.next.Maintenance != nil && in.drain != nil && !in.drain.Drained && !in.drain.Ended
+}
+
+// canEvict reports whether the evictions can continue: only Haulout is lost, and pods are left.
+func (d *decision) canEvict(s *settings, in *input) bool {
+	if !in.host.ok || in.now.Sub(in.host.since) >= s.apiGrace || d.hauloutLost(s, in) == "" {
+		return false
+	}
+	for i := range in.host.pods {
+		if pod := &in.host.pods[i]; !pod.Stays && !wasKilled(d.next.Killed, pod.UID) {
+			return true
+		}
+	}
+	return false
+}

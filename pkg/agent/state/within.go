@@ -1,0 +1,76 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package state
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// withinName is the file with the last request to shorten a shutdown.
+const withinName = "within.json"
+
+// Within is a request to shorten the shutdown that is pending or comes next.
+type Within struct {
+	// BootID is the boot in which it was made.
+	BootID string `json:"bootID"`
+	// SinceBoot is when it was made, see the function SinceBoot.
+	SinceBoot time.Duration `json:"sinceBoot"`
+	// Within is how long the machine runs from then on.
+	Within time.Duration `json:"within"`
+}
+
+// WriteWithin stores a request in a directory, which it creates if needed. It replaces an earlier
+// one.
+func WriteWithin(dir string, w Within) error {
+	data, err := json.Marshal(w)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("store the request: %w", err)
+	}
+	temp := filepath.Join(dir, "."+withinName+".tmp")
+	if err := os.WriteFile(temp, data, 0o600); err != nil {
+		return fmt.Errorf("store the request: %w", err)
+	}
+	if err := replace(temp, filepath.Join(dir, withinName)); err != nil {
+		return fmt.Errorf("store the request: %w", err)
+	}
+	return nil
+}
+
+// ReadWithin returns the stored request, nil if there is none.
+func ReadWithin(dir string) (*Within, error) {
+	data, err := os.ReadFile(filepath.Join(dir, withinName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the request: %w", err)
+	}
+	w := &Within{}
+	if err := json.Unmarshal(data, w); err != nil {
+		return nil, fmt.Errorf("read the request in %s: %w", filepath.Join(dir, withinName), err)
+	}
+	return w, nil
+}

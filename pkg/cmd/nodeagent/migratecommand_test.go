@@ -1,0 +1,70 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package nodeagent
+
+import (
+	"bytes"
+	"testing"
+
+	"haulout.dev/haulout/pkg/agent/config"
+	"haulout.dev/haulout/pkg/agent/kubelet"
+)
+
+func TestPrintMigrated(t *testing.T) {
+	for name, tt := range map[string]struct {
+		facts kubelet.Facts
+		want  string
+	}{
+		"the two fields": {
+			kubelet.Facts{ShutdownFields: []string{"shutdownGracePeriod"}, ShutdownTable: map[int32]int64{0: 20, 2000000000: 10}},
+			`shutdownGracePeriodByPodPriority:
+- priority: 0
+  shutdownGracePeriodSeconds: 20
+- priority: 2000000000
+  shutdownGracePeriodSeconds: 10
+`,
+		},
+		"a table that is longer than the delay, with an entry without time": {
+			kubelet.Facts{ShutdownFields: []string{"shutdownGracePeriodByPodPriority"}, ShutdownTable: map[int32]int64{0: 1800, 5: 0}},
+			`maxShutdownDelay: 30m6s
+shutdownGracePeriodByPodPriority:
+- priority: 0
+  shutdownGracePeriodSeconds: 1800
+- priority: 5
+  shutdownGracePeriodSeconds: 1
+`,
+		},
+		"nothing to migrate": {kubelet.Facts{}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			err := printMigrated(&out, config.Default(), &tt.facts)
+			if out.String() != tt.want || (err != nil) != (tt.want == "") {
+				t.Errorf("printed %q, %v, want %q", out.String(), err, tt.want)
+			}
+		})
+	}
+}
+
+func TestShutdownNeedsATime(t *testing.T) {
+	cmd := NewCommand()
+	cmd.SetArgs([]string{"shutdown", "--within=100ms"})
+	cmd.SetErr(&bytes.Buffer{})
+	if err := cmd.Execute(); err == nil || err.Error() != "--within must be at least 1s" {
+		t.Errorf("error %v, want one that names --within", err)
+	}
+}
