@@ -120,6 +120,21 @@ var alertTests = map[string]alertTest{
 		// The leader changes, and for 4 minutes none leads.
 		good: "haulout_leader{instance=\"a\"} 1x100 0x1400\nhaulout_leader{instance=\"b\"} 0x104 1x1396",
 	},
+	"HauloutShutdownWithoutEnd": {
+		bad: "haulout_node_agent_graceful_shutdown_start_time_seconds{instance=\"a\"} 60x1500\n" +
+			"haulout_node_agent_graceful_shutdown_end_time_seconds{instance=\"a\"} 0x1500\n" +
+			"haulout_node_agent_shutdown_phase{instance=\"a\",phase=\"Armed\"} 1x1500",
+		// One has ended, one is pending, one was never shut down.
+		good: "haulout_node_agent_graceful_shutdown_start_time_seconds{instance=\"a\"} 60x1500\n" +
+			"haulout_node_agent_graceful_shutdown_end_time_seconds{instance=\"a\"} 90x1500\n" +
+			"haulout_node_agent_shutdown_phase{instance=\"a\",phase=\"Armed\"} 1x1500\n" +
+			"haulout_node_agent_graceful_shutdown_start_time_seconds{instance=\"b\"} 60x1500\n" +
+			"haulout_node_agent_graceful_shutdown_end_time_seconds{instance=\"b\"} 0x1500\n" +
+			"haulout_node_agent_shutdown_phase{instance=\"b\",phase=\"Armed\"} 0x1500\n" +
+			"haulout_node_agent_graceful_shutdown_start_time_seconds{instance=\"c\"} 0x1500\n" +
+			"haulout_node_agent_graceful_shutdown_end_time_seconds{instance=\"c\"} 0x1500\n" +
+			"haulout_node_agent_shutdown_phase{instance=\"c\",phase=\"Armed\"} 1x1500",
+	},
 	"HauloutPreemptionHeldBack": {
 		bad: "haulout_preemption_waiting_pods{instance=\"leader\"} 2x1500\n" +
 			"haulout_preemption_waiting_pods{instance=\"other\"} 0x1500",

@@ -36,7 +36,6 @@ import (
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/agent/staticpods"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	"haulout.dev/haulout/pkg/version"
 )
 
@@ -202,7 +201,7 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 func parkedOf(cmd *cobra.Command, o *Options, c *v1alpha1.NodeAgentConfiguration) (string, []string, error) {
 	dir, err := staticPodFolder(cmd, o)
 	if err != nil {
-		last, _ := state.Read(c.StateDirectory)
+		last, _ := state.Read(c.StateDirectory, state.RunDirectory)
 		if last.Configuration == nil || last.Configuration.StaticPodPath == "" {
 			return "", nil, nil
 		}

@@ -45,7 +45,7 @@ const (
 	// betterPeriod is how often an agent that cannot do all of its work tries whether it can.
 	betterPeriod = 10 * time.Second
 	// releasingDir is the state directory of an agent that only releases.
-	releasingDir = "/run/haulout-node-agent"
+	releasingDir = state.RunDirectory + "/safe-mode"
 )
 
 // mode is how the agent runs.
@@ -124,7 +124,7 @@ func storedConfiguration(dir string) *v1alpha1.NodeAgentConfiguration {
 	if err != nil {
 		return nil
 	}
-	stored, err := state.Read(dir)
+	stored, err := state.Read(dir, state.RunDirectory)
 	if err != nil || stored.Configuration == nil || !strings.HasPrefix(stored.BootID, kernel) || stored.Configuration.LocalEngine == v1alpha1.LocalEngineNone {
 		return nil
 	}
