@@ -224,7 +224,7 @@ func TestUninstall(t *testing.T) {
 func TestUninstallWithoutAKubelet(t *testing.T) {
 	kubeconfig, _ := nodeServer(t)
 	dir, stateDir := parkedFolder(t), t.TempDir()
-	store, err := state.Open(stateDir)
+	store, err := state.Open(stateDir, "")
 	if err != nil {
 		t.Fatal(err)
 	}

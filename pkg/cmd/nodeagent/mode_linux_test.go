@@ -37,7 +37,7 @@ import (
 // storeConfiguration leaves what an agent leaves that has run in this boot, with a table of 7 seconds.
 func storeConfiguration(t *testing.T, dir, bootID string, pods bool) {
 	t.Helper()
-	store, err := state.Open(dir)
+	store, err := state.Open(dir, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,12 +126,12 @@ func TestSafeModeOnlyTells(t *testing.T) {
 		t.Fatal(err)
 	}
 	storeConfiguration(t, dir, boot, true)
-	stored, err := state.Read(dir)
+	stored, err := state.Read(dir, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	stored.Configuration.Kubeconfig = kubeconfig
-	store, err := state.Open(dir)
+	store, err := state.Open(dir, "")
 	if err != nil {
 		t.Fatal(err)
 	}
