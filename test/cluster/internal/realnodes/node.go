@@ -267,24 +267,34 @@ func (c Config) importImages(ctx context.Context, children *children) error {
 const restartPause = 500 * time.Millisecond
 
 // heldDir has a file for each program of a node that is not started again when it ends, as long as
-// the file is there. A node has no service manager that could be asked to stop a program.
-const heldDir = "/run/held"
+// the file is there. A node has no service manager that could be asked to stop a program. Files in
+// disabledDir have the same effect and stay when the node is switched off and on.
+const (
+	heldDir     = "/run/held"
+	disabledDir = "/var/lib/held"
+)
 
 func isHeld(p program) bool {
-	_, err := os.Stat(filepath.Join(heldDir, p.name))
-	return err == nil
+	_, held := os.Stat(filepath.Join(heldDir, p.name))
+	_, disabled := os.Stat(filepath.Join(disabledDir, p.name))
+	return held == nil || disabled == nil
 }
 
 // keep starts a program, and again whenever it ends and is not held.
 func (s *children) keep(ctx context.Context, p program) error {
-	ended, err := s.start(p)
-	if err != nil {
-		return err
+	var ended <-chan unix.WaitStatus
+	var err error
+	if !isHeld(p) {
+		if ended, err = s.start(p); err != nil {
+			return err
+		}
 	}
 	go func() {
 		for ctx.Err() == nil {
-			status := <-ended
-			log.Printf("%s ended with status %d: %s", p.name, status.ExitStatus(), p.lastLine())
+			if ended != nil {
+				status := <-ended
+				log.Printf("%s ended with status %d: %s", p.name, status.ExitStatus(), p.lastLine())
+			}
 			for {
 				<-time.After(restartPause)
 				if isHeld(p) {
