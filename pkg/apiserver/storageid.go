@@ -86,8 +86,8 @@ func (s *Storage) foreign(lease *coordinationv1.Lease) (id string, foreign bool)
 	return id, id != "" && id != s.ID && id != s.Adopt
 }
 
-// restored returns the revision of this storage in a Lease if the storage was restored from a backup
-// since: it is behind the Lease, its last mark is older than the one in the Lease, or, with
+// restored returns the revision of this storage in a Lease if the storage was restored from a
+// backup since: it is behind the Lease, its last mark is older than the one in the Lease, or, with
 // embedded storage, it cannot have reached its current revision by normal writes.
 func (s *Storage) restored(lease *coordinationv1.Lease, now state) (known int64, restored bool) {
 	if s.AcceptRestored || lease.Annotations[annotationStorageID] != s.ID {

@@ -246,8 +246,8 @@ func autoscale(t *testing.T, namespace, name string, low, high int32) {
 	})
 }
 
-// The autoscaler of the development cluster has no metrics, so that it would not scale down again: it
-// is not used, and the pod leaves when it is gone.
+// The autoscaler of the development cluster has no metrics, so that it would not scale down again:
+// it is not used, and the pod leaves when it is gone.
 func TestAutoscalerWithoutMetricsIsNotUsed(t *testing.T) {
 	pool, _ := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)

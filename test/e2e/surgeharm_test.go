@@ -28,8 +28,8 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-// TestFailedPodOfAnEarlierRollout leaves a pod behind that its kubelet has evicted. It belongs to an
-// older ReplicaSet after the next rollout.
+// TestFailedPodOfAnEarlierRollout leaves a pod behind that its kubelet has evicted. It belongs to
+// an older ReplicaSet after the next rollout.
 func TestFailedPodOfAnEarlierRollout(t *testing.T) {
 	t.Parallel()
 	pool, _ := cluster.NewPool(t, 2, true)

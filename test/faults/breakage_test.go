@@ -85,8 +85,8 @@ type denial struct {
 // denials are the writes of the server that a webhook denies.
 var denials = []string{"pods/eviction", "deployments", "pods", "events"}
 
-// hang is a resource about which a webhook gives no answer before over is closed. Those who ask
-// wait for as long as they want to.
+// hang is a resource about which a webhook gives no answer before over is closed. The clients
+// that ask wait for as long as they want to.
 type hang struct {
 	resource string
 	over     chan struct{}

@@ -256,8 +256,8 @@ func (a *api) handle(r *http.Request, body []byte) (runtime.Object, int, *apierr
 	return nil, 0, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: "objects"}, r.Method)
 }
 
-// authorize answers as the authorizer and the admission plugin for nodes do: to them, a pod that does
-// not exist has no relation to the node, as has one of another node.
+// authorize answers as the authorizer and the admission plugin for nodes do: to them, a pod that
+// does not exist has no relation to the node, as has one of another node.
 func authorize(object runtime.Object, path string) *apierrors.StatusError {
 	if pod, ok := object.(*corev1.Pod); ok && pod.Spec.NodeName == nodeName {
 		return nil

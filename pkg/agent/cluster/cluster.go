@@ -48,8 +48,8 @@ const component = "haulout-node-agent"
 type Config struct {
 	// NodeName is the name of the node.
 	NodeName string
-	// REST is how to reach the API of Kubernetes, which serves Haulout's, too. Its requests must not
-	// be limited to few in a second: after an API outage, every pod of the node is reported.
+	// REST is how to reach the API of Kubernetes, which serves Haulout's, too. Its requests must
+	// not be limited to few in a second: after an API outage, every pod of the node is reported.
 	REST *rest.Config
 	// Recorder records events, see NewRecorder.
 	Recorder record.EventRecorder

@@ -67,7 +67,8 @@ func (c *Client) reconnect() (own *Client, closeAll func(), err error) {
 		return nil, nil, err
 	}
 	config.CAFile, config.CertFile, config.KeyFile = "", "", ""
-	// HTTP/2 would share the connection, and a configuration without a proxy of its own the transport.
+	// HTTP/2 would share the connection, and a configuration without a proxy of its own the
+	// transport.
 	if len(config.CAData) > 0 || len(config.CertData) > 0 || config.Insecure || strings.HasPrefix(config.Host, "https:") {
 		config.NextProtos = []string{"http/1.1"}
 	}

@@ -86,8 +86,8 @@ func (c *Client) Evict(ctx context.Context, pod shutdown.Pod) error {
 		},
 		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
 	}
-	// Not the typed client: it sleeps and tries again by itself, and does not see a failure that comes
-	// with the code 201, which is how the API refuses a pod that several budgets select.
+	// Not the typed client: it sleeps and tries again by itself, and does not see a failure that
+	// comes with the code 201, which is how the API refuses a pod that several budgets select.
 	_, err := c.host.CoreV1().RESTClient().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
 		MaxRetries(0).Body(eviction).Do(ctx).Get()
 	var status apierrors.APIStatus

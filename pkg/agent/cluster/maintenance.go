@@ -289,8 +289,8 @@ func (c *Client) CompleteOlder(ctx context.Context, bootID string) (completed in
 	return completed, errors.Join(errs...)
 }
 
-// DeleteOldest deletes the oldest of the completed maintenances of earlier boots, whoever has
-// completed them: each reboot makes one, and a node may have only so many.
+// DeleteOldest deletes the oldest of the completed maintenances of earlier boots, also of those that
+// another user has completed: each reboot makes one, and a node may have only so many.
 func (c *Client) DeleteOldest(ctx context.Context, bootID string) error {
 	older, errs := c.listOlder(ctx, bootID)
 	older = slices.DeleteFunc(older, func(nm *maintenancev1alpha1.NodeMaintenance) bool { return !maintenancev1alpha1.IsEnding(nm) })
@@ -306,8 +306,8 @@ func (c *Client) DeleteOldest(ctx context.Context, bootID string) error {
 	return errors.Join(errs...)
 }
 
-// listOlder returns the maintenances of earlier shutdowns of this node, whoever has changed them
-// since, and what has failed on the way.
+// listOlder returns the maintenances of earlier shutdowns of this node, also if another user has
+// changed them since, and what has failed on the way.
 func (c *Client) listOlder(ctx context.Context, bootID string) (older []*maintenancev1alpha1.NodeMaintenance, errs []error) {
 	options := metav1.ListOptions{Limit: pageSize}
 	for {

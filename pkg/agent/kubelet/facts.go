@@ -59,7 +59,8 @@ type Facts struct {
 	CgroupDriver string
 	// ContainerRuntimeEndpoint is the endpoint of the CRI.
 	ContainerRuntimeEndpoint string
-	// Kubeconfig is the absolute path of the kubeconfig file, empty if the kubelet has no such flag.
+	// Kubeconfig is the absolute path of the kubeconfig file, empty if the kubelet has no such
+	// flag.
 	Kubeconfig string
 	// NodeName is the name of the node as the kubelet derives it without a cloud provider.
 	NodeName string

@@ -28,8 +28,8 @@ import (
 )
 
 const (
-	// unitTimeout limits how long systemd may take to end the kubelet. After it the process gets its
-	// signals from the agent.
+	// unitTimeout limits how long systemd may take to end the kubelet. After it the process gets
+	// its signals from the agent.
 	unitTimeout = 30 * time.Second
 	// unitRetry is the pause before the agent looks for another process of the kubelet.
 	unitRetry = time.Second
@@ -91,8 +91,9 @@ func (u *Unit) Stop(ctx context.Context) error {
 	}
 }
 
-// Problem returns why the agent cannot stop the kubelet by its unit, empty if it can. ok is false if
-// that cannot be told now: the kubelet does not run, is just started, or systemd does not answer.
+// Problem returns why the agent cannot stop the kubelet by its unit, empty if it can. ok is false
+// if that cannot be told now: the kubelet does not run, is just started, or systemd does not
+// answer.
 func (u *Unit) Problem(ctx context.Context) (problem string, ok bool) {
 	before, err := u.find(ctx)
 	if err != nil {

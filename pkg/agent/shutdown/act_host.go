@@ -77,7 +77,7 @@ func (m *Manager) actHost(ctx context.Context, d *decision) {
 	m.actEvict(ctx, d)
 }
 
-// actList lists the pods of the node, again and again while kube-apiserver is needed.
+// actList lists the pods of the node repeatedly while kube-apiserver is needed.
 func (m *Manager) actList(ctx context.Context, d *decision) {
 	if !d.list {
 		m.host = hostFacts{}

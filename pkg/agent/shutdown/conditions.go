@@ -61,8 +61,8 @@ const (
 	ReasonKubeletUnit = "KubeletUnit"
 	// ReasonReady (True): the agent can stop and restart static pods. Of NodeAgentReady.
 	ReasonReady = "Ready"
-	// ReasonStaticPodsUnavailable (False): the agent runs but cannot stop and restart static pods. Of
-	// NodeAgentReady.
+	// ReasonStaticPodsUnavailable (False): the agent runs but cannot stop and restart static pods.
+	// Of NodeAgentReady.
 	ReasonStaticPodsUnavailable = "StaticPodsUnavailable"
 	// ReasonStopped (False): the agent was uninstalled.
 	ReasonStopped = "Stopped"
@@ -106,8 +106,8 @@ func shutdownReason(kind string) string {
 	return maintenancev1alpha1.ShutdownReason
 }
 
-// StoppedConditions returns the conditions NodeAgentReady and NodeAgentRunning of a node whose agent
-// is uninstalled.
+// StoppedConditions returns the conditions NodeAgentReady and NodeAgentRunning of a node whose
+// agent is uninstalled.
 func StoppedConditions(version string) []corev1.NodeCondition {
 	var stopped []corev1.NodeCondition
 	for _, of := range []corev1.NodeConditionType{maintenancev1alpha1.NodeConditionAgentReady, maintenancev1alpha1.NodeConditionAgentRunning} {
@@ -196,7 +196,8 @@ func idleReason(in *input, d *decision) (reason, message string) {
 	return ReasonNoShutdown, "no shutdown is pending"
 }
 
-// runningCondition returns the condition NodeAgentRunning: the agent is there, and delays shutdowns.
+// runningCondition returns the condition NodeAgentRunning: the agent is there, and delays
+// shutdowns.
 func runningCondition(version, reason, limit string, machine *MachineState, problems []string) corev1.NodeCondition {
 	c := corev1.NodeCondition{Type: maintenancev1alpha1.NodeConditionAgentRunning, Status: corev1.ConditionTrue, Reason: ReasonRunning}
 	switch {
@@ -209,8 +210,8 @@ func runningCondition(version, reason, limit string, machine *MachineState, prob
 	return c
 }
 
-// readyCondition returns the condition NodeAgentReady: the agent may stop static pods. reason is that
-// of a limit of the agent, empty if there is none.
+// readyCondition returns the condition NodeAgentReady: the agent may stop static pods. reason is
+// that of a limit of the agent, empty if there is none.
 func readyCondition(version, reason, staticProblem string, machine *MachineState, problems []string) corev1.NodeCondition {
 	c := corev1.NodeCondition{Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue, Reason: ReasonReady}
 	if staticProblem != "" {

@@ -167,8 +167,8 @@ type decision struct {
 	// local: the engine has to run; if it runs and local is false, it has to stop. proceed answers
 	// an engine that asks.
 	local, proceed bool
-	// list: kube-apiserver has to list the pods of the node. cordon and uncordon are about the node,
-	// evictions are the pods that are asked to leave now.
+	// list: kube-apiserver has to list the pods of the node. cordon and uncordon are about the
+	// node, evictions are the pods that are asked to leave now.
 	list, cordon, uncordon bool
 	evictions              []Pod
 	// report, resume and release: what the names say.
@@ -232,9 +232,9 @@ func cloneState(st *state.State) state.State {
 	return c
 }
 
-// afterBoot replaces the state of another boot. Of that one only what is to be undone or reported is
-// left: the cordon, and the pods that are not reported, with the time since which a container that
-// was started runs again. A boot that the kernel has survived, a soft reboot, is another boot.
+// afterBoot replaces the state of another boot. Of that one only what is to be undone or reported
+// is left: the cordon, and the pods that are not reported, with the time since which a container
+// that was started runs again. A boot that the kernel has survived, a soft reboot, is another boot.
 func (d *decision) afterBoot(s *settings) {
 	old := d.next
 	d.next = state.State{BootID: s.bootID, Phase: state.Armed, CordonedIn: old.CordonedIn, Last: old.Last}
@@ -394,8 +394,8 @@ func (d *decision) detect(in *input) {
 		shutdownReason(in.machine.Kind), st.Signal.Deadline.UTC().Format(time.RFC3339))
 }
 
-// leaving decides while the pods leave through the API, or should: by the drain of Haulout (step 1),
-// or by evictions of the agent's own if only Haulout does not answer (step 2).
+// leaving decides while the pods leave through the API, or should: by the drain of Haulout (step
+// 1), or by evictions of the agent's own if only Haulout does not answer (step 2).
 func (d *decision) leaving(s *settings, in *input) {
 	st := &d.next
 	if drain := in.drain; drain != nil && drain.Drained && st.Maintenance != nil {
@@ -450,8 +450,8 @@ func ended(in *input) bool {
 	return in.drain != nil && in.drain.Ended
 }
 
-// hauloutLost returns why Haulout cannot drain the node, empty if it can or that is not certain yet.
-// Each answer of kube-apiserver that is of no use comes to this, and never to a local end.
+// hauloutLost returns why Haulout cannot drain the node, empty if it can or that is not certain
+// yet. Each answer of kube-apiserver that is of no use comes to this, and never to a local end.
 func (d *decision) hauloutLost(s *settings, in *input) string {
 	switch st := &d.next; {
 	case ended(in) && st.Maintenance != nil:

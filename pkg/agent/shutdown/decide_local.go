@@ -97,9 +97,9 @@ func (d *decision) localRun(s *settings, in *input) {
 	d.report = (in.api.ok || in.host.ok) && unreported(st.Killed)
 }
 
-// isTimeToGoBack reports whether there is time to return to the engine if the API is lost once more.
-// The pods of the entry of system-node-critical may be the only API server that the node can reach:
-// after it, nothing that the API answers is waited for.
+// isTimeToGoBack reports whether there is time to return to the engine if the API is lost once
+// more. The pods of the entry of system-node-critical may be the only API server that the node can
+// reach: after it, nothing that the API answers is waited for.
 func (d *decision) isTimeToGoBack(s *settings, in *input) bool {
 	return !in.local.final && d.next.Local.Bucket <= s.criticalBucket() && in.now.Add(s.apiGrace).Before(localStart(s, in))
 }

@@ -72,7 +72,7 @@ func TestDecideWithoutHaulout(t *testing.T) {
 	}
 	checkRows(t, map[string]row{
 		"the aggregator answers 503 before the maintenance exists": with(evicting(taskEnsure, "Haulout has not answered for 10s: 503"), pending(state.Detected, failing("503", 0), web), nil),
-		"no leader acts on the maintenance":                        with(evicting(taskDrain, "nobody leads"), pending(state.Maintaining, failing("nobody leads", 0), web), &ownRef),
+		"no leader acts on the maintenance":                        with(evicting(taskDrain, "no replica leads"), pending(state.Maintaining, failing("no replica leads", 0), web), &ownRef),
 		"admission refuses the maintenance, it is not created again": with(evicting(taskNone, "the API refuses the NodeMaintenance: quota"),
 			pending(state.Detected, func(in *input) {
 				in.api = apiFacts{since: in.now.Add(-3 * time.Second), failures: 3, refusals: 3, failure: "quota"}

@@ -33,8 +33,8 @@ var (
 	// ErrFinal is returned by Local.Resume if the node cannot run pods again before it has
 	// restarted.
 	ErrFinal = errors.New("the pods of this node cannot run again before the machine has restarted")
-	// ErrNothingToEnd is returned by Local.End if it cannot end any pods on this machine, and waiting
-	// would not help: the machine goes down as it would after End.
+	// ErrNothingToEnd is returned by Local.End if it cannot end any pods on this machine, and
+	// waiting would not help: the machine goes down as it would after End.
 	ErrNothingToEnd = errors.New("nothing can be ended on the node")
 	// ErrRefused marks an error with which the API answered that it does not accept the
 	// maintenance: it is reachable, but of no use for this shutdown.
@@ -147,14 +147,15 @@ type Cluster interface {
 	// CompleteOlder completes the maintenances that this agent created in other boots, and returns
 	// how many they were.
 	CompleteOlder(ctx context.Context, bootID string) (completed int, err error)
-	// DeleteOldest deletes the oldest completed maintenances of earlier boots if there are too many.
+	// DeleteOldest deletes the oldest completed maintenances of earlier boots if there are too
+	// many.
 	DeleteOldest(ctx context.Context, bootID string) error
 	// Pods lists the pods of the node with the rights of a node, past every cache. Which pods are
-	// gone follows from this list alone: to a get or an eviction of a pod that is gone, or that runs
-	// elsewhere under the same name, the API answers a node that it has no right to it.
+	// gone follows from this list alone: to a get or an eviction of a pod that is gone, or that
+	// runs elsewhere under the same name, the API answers a node that it has no right to it.
 	Pods(ctx context.Context) ([]Pod, error)
-	// Evict asks for the eviction of a pod, if it still has its UID. An answer other than that it is
-	// accepted is a *RefusedEviction.
+	// Evict asks for the eviction of a pod, if it still has its UID. An answer other than that it
+	// is accepted is a *RefusedEviction.
 	Evict(ctx context.Context, pod Pod) error
 	// Cordon makes the node unschedulable, unless it is, and records the boot on the node.
 	Cordon(ctx context.Context, bootID string) error

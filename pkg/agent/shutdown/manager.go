@@ -82,8 +82,8 @@ type Config struct {
 	// CompleteAfterReboot: complete the maintenances of earlier boots. KeepForgotten: keep the
 	// maintenance of a shutdown that the service manager has forgotten.
 	CompleteAfterReboot, KeepForgotten bool
-	// Configuration returns what is stored with every state, nil for nothing. The result must not be
-	// changed later. It may be nil.
+	// Configuration returns what is stored with every state, nil for nothing. The result must not
+	// be changed later. It may be nil.
 	Configuration func() *v1alpha1.NodeAgentConfiguration
 	// Limited returns a reason and a sentence while the agent cannot end pods on the node or stop
 	// static pods, empty while it can. It may be nil.
@@ -204,9 +204,9 @@ func New(config Config) (*Manager, error) {
 	return m, nil
 }
 
-// Down returns a channel that is closed when the machine goes down and the agent has nothing more to
-// do. A service that is stopped because the machine shuts down must not end before. A shutdown that
-// fails after all makes the channel useless: ask for it when it is needed.
+// Down returns a channel that is closed when the machine goes down and the agent has nothing more
+// to do. A service that is stopped because the machine shuts down must not end before. A shutdown
+// that fails after all makes the channel useless: ask for it when it is needed.
 func (m *Manager) Down() <-chan struct{} {
 	m.statusMu.Lock()
 	defer m.statusMu.Unlock()

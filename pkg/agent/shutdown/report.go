@@ -29,8 +29,8 @@ import (
 )
 
 const (
-	// heartbeatPeriod is how often an unchanged condition is written, and readyPeriod how often that
-	// of which the server reads the heartbeat, see protocol.AgentSilence.
+	// heartbeatPeriod is how often an unchanged condition is written, and readyPeriod how often
+	// that of which the server reads the heartbeat, see protocol.AgentSilence.
 	heartbeatPeriod = 5 * time.Minute
 	readyPeriod     = time.Minute
 	// messagePeriod is the shortest time between two writes that change only the message: the

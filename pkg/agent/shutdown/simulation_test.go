@@ -32,10 +32,10 @@ import (
 const simulations = 300
 
 // TestSimulation lets random things happen to a machine: shutdowns, cancellations, a restart of
-// logind, an API that is lost, refuses or hangs, a Haulout that is lost alone, a full disk, a runtime that fails, a wall clock
-// that is set, users, and a crash of the agent in any of its calls. The world reports when a rule
-// is broken. In the end everything is well again, and the agent must have undone or finished its
-// work.
+// logind, an API that is lost, refuses or hangs, a Haulout that is lost alone, a full disk, a
+// runtime that fails, a wall clock that is set, users, and a crash of the agent in any of its
+// calls. The world reports when a rule is broken. In the end everything is well again, and the
+// agent must have undone or finished its work.
 func TestSimulation(t *testing.T) {
 	var done, released, cancelled, forced, ends, evicted int
 	for seed := range uint64(simulations) {

@@ -86,9 +86,9 @@ type State struct {
 	Local *Local `json:"local,omitempty"`
 	// Killed are the pods that ended without the API.
 	Killed []KilledPod `json:"killed,omitempty"`
-	// Configuration is that of the agent that stored this, with the name of the node, the endpoint of
-	// the runtime and the folder of static pods as it has found them: an agent whose configuration
-	// cannot be loaded ends the pods with it.
+	// Configuration is that of the agent that stored this, with the name of the node, the endpoint
+	// of the runtime and the folder of static pods as it has found them: an agent whose
+	// configuration cannot be loaded ends the pods with it.
 	Configuration *v1alpha1.NodeAgentConfiguration `json:"configuration,omitempty"`
 }
 

@@ -74,8 +74,8 @@ func (e *DamagedError) Unwrap() error {
 }
 
 // Store keeps the state of one agent in a directory. While that cannot be written, because its disk
-// is full or read-only, it keeps the state in a second one, which is lost with the boot: so an agent
-// that is killed on such a machine still knows that it has stopped the kubelet.
+// is full or read-only, it keeps the state in a second one, which is lost with the boot: so an
+// agent that is killed on such a machine still knows that it has stopped the kubelet.
 type Store struct {
 	dir, run string
 	// sequence is that of the newest file.
@@ -95,7 +95,8 @@ type file struct {
 }
 
 // Open returns the store in a directory, which it creates if needed. Only the user of the agent may
-// read it. run is the directory of the second copy, empty for none; it is created when it is needed.
+// read it. run is the directory of the second copy, empty for none; it is created when it is
+// needed.
 func Open(dir, run string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create the state directory: %w", err)

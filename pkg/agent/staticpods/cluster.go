@@ -50,8 +50,9 @@ const (
 	memberForeign
 )
 
-// membershipOf compares the cluster in which a manifest was parked with the present one. A Node that
-// was recreated and a rotated authority change a part of it, another cluster changes everything.
+// membershipOf compares the cluster in which a manifest was parked with the present one. A Node
+// that was recreated and a rotated authority change a part of it, another cluster changes
+// everything.
 func membershipOf(parked *Cluster, now *Cluster) membership {
 	switch {
 	case parked == nil || now == nil:

@@ -117,8 +117,8 @@ type Config struct {
 	APILossRestorePeriod, HauloutLossRestorePeriod time.Duration
 	// PollingOnly: the Keeper does not watch the folder, and the kubelet does not either (Windows).
 	PollingOnly bool
-	// Leaving reports whether the machine shuts down: then the Keeper restores nothing because of an
-	// API that does not answer. nil means never.
+	// Leaving reports whether the machine shuts down: then the Keeper restores nothing because of
+	// an API that does not answer. nil means never.
 	Leaving func() bool
 	// Event reports an event of the node; nil means none.
 	Event func(eventType, reason, message string)
@@ -311,8 +311,8 @@ func (k *Keeper) restoreKept(ctx context.Context, entries []Entry) {
 	}
 }
 
-// checkMaintenances restores the pods that no maintenance targets. nodeErr is why the Node cannot be
-// read. The maintenances are read when the marks of the Node have changed, and once in a while.
+// checkMaintenances restores the pods that no maintenance targets. nodeErr is why the Node cannot
+// be read. The maintenances are read when the marks of the Node have changed, and once in a while.
 func (k *Keeper) checkMaintenances(ctx context.Context, entries []Entry, nodeErr error) {
 	marks := ""
 	if nodeErr == nil {

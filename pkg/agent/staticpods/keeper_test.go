@@ -637,7 +637,8 @@ func TestTheRuntimeMustAnswerBeforeAPodIsParked(t *testing.T) {
 	})
 }
 
-// TestManifestsOfAnotherClusterAreSetAside has a node that was reset and has joined another cluster.
+// TestManifestsOfAnotherClusterAreSetAside has a node that was reset and has joined another
+// cluster.
 func TestManifestsOfAnotherClusterAreSetAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)

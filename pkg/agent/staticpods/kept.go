@@ -81,8 +81,8 @@ var hyperkubeCommands = map[string]string{
 // balancers keep an address of the API, or distribute its connections.
 var balancers = []string{"kube-vip", "keepalived", "haproxy", "nginx", "nginx-proxy", "envoy", "traefik"}
 
-// controlPorts are those of kube-apiserver and etcd, listenFlags the flags that name a port on which
-// a program listens.
+// controlPorts are those of kube-apiserver and etcd, listenFlags the flags that name a port on
+// which a program listens.
 var (
 	controlPorts = []int32{6443, 2379, 2380}
 	listenFlags  = []string{"secure-port", "listen-client-urls", "listen-peer-urls", "bind-address"}
@@ -132,8 +132,8 @@ func keptReason(pod *corev1.Pod, isControlPlane bool, s surroundings) protocol.K
 	return ""
 }
 
-// isControlProgram reports whether a pod is a part of a control plane. kube-proxy may have the label
-// of its tier, and runs on all nodes.
+// isControlProgram reports whether a pod is a part of a control plane. kube-proxy may have the
+// label of its tier, and runs on all nodes.
 func isControlProgram(pod *corev1.Pod) bool {
 	if runsAny(pod, controlPrograms) || listens(pod) {
 		return true
@@ -162,8 +162,8 @@ var (
 	shells          = []string{"sh", "bash", "dash", "ash", "busybox"}
 )
 
-// commandsOf returns the names of the programs that a container runs: the first word, and what
-// stands in the place of a command in the script of a shell.
+// commandsOf returns the names of the programs that a container runs: the first word, and those
+// words in the script of a shell that are at the place of a command.
 func commandsOf(c corev1.Container) []string {
 	words := slices.Concat(c.Command, c.Args)
 	if len(words) == 0 {

@@ -215,7 +215,7 @@ func answers(err error) bool {
 	return err == nil || errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500
 }
 
-// trouble is work that fails again and again.
+// trouble is work that fails repeatedly.
 type trouble struct {
 	since time.Time
 	text  string
@@ -223,7 +223,7 @@ type trouble struct {
 	told bool
 }
 
-// What may fail again and again.
+// What may fail repeatedly.
 const (
 	troublePublish = "publish"
 	troubleMove    = "move"

@@ -62,8 +62,8 @@ func RestoreAll(dir string) ([]Restored, error) {
 	return newFolder(osFiles{}, dir, "", time.Now).restoreNow(func(*Entry) bool { return true })
 }
 
-// RestoreForeign restores the manifests that were parked in another cluster and set aside. One whose
-// path is in use stays.
+// RestoreForeign restores the manifests that were parked in another cluster and set aside. One
+// whose path is in use stays.
 func RestoreForeign(dir string) ([]Restored, error) {
 	f := newFolder(osFiles{}, dir, "", time.Now)
 	_, unlock, err := f.begin()

@@ -116,8 +116,8 @@ type world struct {
 	mu sync.Mutex
 	// noAPI answers all requests for maintenances, noKube those for the Node.
 	noAPI, noKube error
-	// server is the URL of the kubelet's API server, policy the configuration, and static the static
-	// pods that the API knows.
+	// server is the URL of the kubelet's API server, policy the configuration, and static the
+	// static pods that the API knows.
 	server  string
 	policy  Policy
 	static  []types.NamespacedName

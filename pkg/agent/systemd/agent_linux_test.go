@@ -47,8 +47,8 @@ type record struct {
 	Args   []string
 	State  shutdown.MachineState
 	Ending systemd.Ending
-	// Kubelet is the state of kubelet.service when the agent got SIGTERM. Ended is how the agent has
-	// ended it then, if its argument says so.
+	// Kubelet is the state of kubelet.service when the agent got SIGTERM. Ended is how the agent
+	// has ended it then, if its argument says so.
 	Kubelet, Ended string
 }
 

@@ -122,8 +122,8 @@ func (c *Client) SystemState(ctx context.Context) (string, error) {
 	return state, nil
 }
 
-// Incarnation returns what distinguishes the boots of userspace within one boot of the kernel: "" for
-// the first one, and where systemd cannot boot userspace alone (soft-reboot).
+// Incarnation returns what distinguishes the boots of userspace within one boot of the kernel: ""
+// for the first one, and where systemd cannot boot userspace alone (soft-reboot).
 func (c *Client) Incarnation(ctx context.Context) (string, error) {
 	found, err := incarnation(func(name string) (any, error) {
 		var variant dbus.Variant
@@ -244,7 +244,8 @@ func (c *Client) StopUnit(ctx context.Context, name string) error {
 // EndService ends a service and waits until its main process is gone. While systemd has a job that
 // stops the service, as when the system goes down, that job waits for the services that are ordered
 // after it, and so may wait for the caller: then the main process gets the signals that systemd
-// would send. systemd restarts a service while no such job is queued, so otherwise this is StopUnit.
+// would send. systemd restarts a service while no such job is queued, so otherwise this is
+// StopUnit.
 func (c *Client) EndService(ctx context.Context, name string) error {
 	queued, err := c.stopQueued(ctx, name)
 	if err != nil {

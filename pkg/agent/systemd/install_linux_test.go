@@ -130,8 +130,8 @@ func TestShutdownAroundLogind(t *testing.T) {
 	}
 }
 
-// TestKubeletEndsWhileTheSystemStops: the job of systemd that stops the kubelet waits for the agent,
-// which must be able to end the kubelet all the same.
+// TestKubeletEndsWhileTheSystemStops: the job of systemd that stops the kubelet waits for the
+// agent, which must be able to end the kubelet all the same.
 func TestKubeletEndsWhileTheSystemStops(t *testing.T) {
 	m := bootMachine(t)
 	kubelet := m.service(kubeletUnit)

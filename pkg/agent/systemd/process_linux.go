@@ -39,8 +39,8 @@ func EndProcess(ctx context.Context, pid int) error {
 	return endProcess(ctx, pid, func(fd int, signal syscall.Signal) error { return unix.PidfdSendSignal(fd, signal, nil, 0) })
 }
 
-// endProcess ends a process with a function that sends signals to it. The file descriptor means this
-// process also when another one gets its number.
+// endProcess ends a process with a function that sends signals to it. The file descriptor means
+// this process also when another one gets its number.
 func endProcess(ctx context.Context, pid int, send func(fd int, signal syscall.Signal) error) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {

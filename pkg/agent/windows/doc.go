@@ -16,8 +16,8 @@ limitations under the License.
 
 // Package windows is the node agent's side of Windows: the service that Windows tells of a shutdown
 // before it begins (SERVICE_CONTROL_PRESHUTDOWN), how long Windows waits for it and in which order,
-// and the services that are installed, started and stopped (KEP-4802). It is experimental: no test has
-// run on a real Windows.
+// and the services that are installed, started and stopped (KEP-4802). It is experimental: no test
+// has run on a real Windows.
 //
 // What decides has no build tag, so that its tests run everywhere; what calls Windows is in files
 // that end with _windows.go.

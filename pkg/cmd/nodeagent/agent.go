@@ -62,8 +62,8 @@ type host struct {
 	// kubeletProblem returns why the agent cannot stop the kubelet, empty if it can; ok is false if
 	// that is not known. nil if it is not asked.
 	kubeletProblem func(context.Context) (problem string, ok bool)
-	// safeMode is why the agent is in safe mode, empty if it is not. offline is why it has no client
-	// of the API, empty if it has one.
+	// safeMode is why the agent is in safe mode, empty if it is not. offline is why it has no
+	// client of the API, empty if it has one.
 	safeMode, offline string
 	// pollingOnly: changes of folders are not reported.
 	pollingOnly bool
@@ -232,8 +232,8 @@ func (a *agent) warnings() []string {
 	return list
 }
 
-// known returns the configuration with what the agent has found out, for one that starts without. In
-// safe mode it is what an earlier process has stored.
+// known returns the configuration with what the agent has found out, for one that starts without.
+// In safe mode it is what an earlier process has stored.
 func (a *agent) known() *v1alpha1.NodeAgentConfiguration {
 	c := a.config.DeepCopy()
 	c.NodeName, c.RuntimeEndpoint = a.node, a.static.RuntimeEndpoint()
@@ -243,7 +243,8 @@ func (a *agent) known() *v1alpha1.NodeAgentConfiguration {
 	return c
 }
 
-// limitedEngine ends no pods while the kubelet cannot be stopped, because it would start them again.
+// limitedEngine ends no pods while the kubelet cannot be stopped, because it would start them
+// again.
 type limitedEngine struct {
 	shutdown.Local
 	problem func() string

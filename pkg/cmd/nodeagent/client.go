@@ -52,8 +52,8 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	return config, nil
 }
 
-// noticeDeadConnections makes the clients of this process give up a connection that has died without
-// an end after ten seconds instead of 45. The environment is the only place to set that.
+// noticeDeadConnections makes the clients of this process give up a connection that has died
+// without an end after ten seconds instead of 45. The environment is the only place to set that.
 func noticeDeadConnections() error {
 	for _, name := range []string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS", "HTTP2_PING_TIMEOUT_SECONDS"} {
 		if _, set := os.LookupEnv(name); set {

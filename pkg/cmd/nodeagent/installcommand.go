@@ -195,9 +195,9 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 	return errors.Join(printRestored(cmd.OutOrStdout(), restored), err)
 }
 
-// parkedOf returns the folder of static pods and the parked manifests. If the kubelet's configuration
-// cannot be read, it is the folder that the agent has used last. A machine on which no agent has found
-// one has none.
+// parkedOf returns the folder of static pods and the parked manifests. If the kubelet's
+// configuration cannot be read, it is the folder that the agent has used last. A machine on which
+// no agent has found one has none.
 func parkedOf(cmd *cobra.Command, o *Options, c *v1alpha1.NodeAgentConfiguration) (string, []string, error) {
 	dir, err := staticPodFolder(cmd, o)
 	if err != nil {

@@ -40,7 +40,7 @@ func newMigrateCommand(o *Options) *cobra.Command {
 		Long: `Print the table that shutdownGracePeriod and shutdownGracePeriodCriticalPods, or
 shutdownGracePeriodByPodPriority, of this machine's kubelet mean, as a part of the
 agent's configuration. The kubelet is not changed: remove the fields there when
-the agent has the table, since with both the kubelet ends the pods at once.`,
+the agent has the table, since with both the kubelet ends the pods immediately.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := o.Load()
@@ -56,7 +56,8 @@ the agent has the table, since with both the kubelet ends the pods at once.`,
 	}
 }
 
-// printMigrated prints the fields of the agent's configuration that take the place of the kubelet's.
+// printMigrated prints the fields of the agent's configuration that take the place of the
+// kubelet's.
 func printMigrated(out io.Writer, c *v1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) error {
 	if len(facts.ShutdownFields) == 0 {
 		return errors.New("the kubelet has no graceful shutdown of its own: shutdownGracePeriod and shutdownGracePeriodByPodPriority are not set")

@@ -52,8 +52,8 @@ const (
 //
 // With a configuration but no client of the API it delays shutdowns, and ends the pods on the node.
 // In safe mode it holds no lock: there is no usable configuration, no kubeconfig, or it crashes. A
-// shutdown that is pending ends the pods with the configuration that was stored in this boot, or goes
-// on immediately if there is none.
+// shutdown that is pending ends the pods with the configuration that was stored in this boot, or
+// goes on immediately if there is none.
 type mode struct {
 	config *v1alpha1.NodeAgentConfiguration
 	client *rest.Config
@@ -87,8 +87,8 @@ func chooseMode(ctx context.Context, o *Options, crashed bool) mode {
 	return m
 }
 
-// safeMode returns the mode with the configuration that was stored in this boot. Its client writes the
-// conditions of the node, if there is one.
+// safeMode returns the mode with the configuration that was stored in this boot. Its client writes
+// the conditions of the node, if there is one.
 func safeMode(ctx context.Context, o *Options, why string) mode {
 	m := mode{why: why, safe: true, config: config.Default()}
 	if o.StateDirectory != "" {
@@ -117,8 +117,8 @@ func releasing(c *v1alpha1.NodeAgentConfiguration) *v1alpha1.NodeAgentConfigurat
 	return c
 }
 
-// storedConfiguration returns the configuration with which an agent has run in this boot, nil if there
-// is none or if it has left no list of pods.
+// storedConfiguration returns the configuration with which an agent has run in this boot, nil if
+// there is none or if it has left no list of pods.
 func storedConfiguration(dir string) *v1alpha1.NodeAgentConfiguration {
 	kernel, err := state.BootID()
 	if err != nil {

@@ -34,7 +34,8 @@ import (
 	"haulout.dev/haulout/pkg/agent/state"
 )
 
-// storeConfiguration leaves what an agent leaves that has run in this boot, with a table of 7 seconds.
+// storeConfiguration leaves what an agent leaves that has run in this boot, with a table of 7
+// seconds.
 func storeConfiguration(t *testing.T, dir, bootID string, pods bool) {
 	t.Helper()
 	store, err := state.Open(dir, "")
@@ -151,7 +152,8 @@ func TestSafeModeOnlyTells(t *testing.T) {
 	}
 }
 
-// An agent in safe mode lets a pending shutdown go on, also if there are pods that it could not end.
+// An agent in safe mode lets a pending shutdown go on, also if there are pods that it could not
+// end.
 func TestSafeModeReleases(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)

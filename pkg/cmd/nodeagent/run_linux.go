@@ -38,8 +38,8 @@ import (
 // askSystemdTimeout limits how long the agent asks why it has to stop.
 const askSystemdTimeout = 5 * time.Second
 
-// runService runs the agent until the context ends or the service is stopped. An agent that cannot do
-// all of its work runs, too, see mode; when it can, it ends, and systemd starts it again.
+// runService runs the agent until the context ends or the service is stopped. An agent that cannot
+// do all of its work runs, too, see mode; when it can, it ends, and systemd starts it again.
 func runService(ctx context.Context, o *Options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -59,7 +59,8 @@ func runService(ctx context.Context, o *Options) error {
 		_, err = s.store.Load()
 	}
 	if err != nil && m.safe {
-		// Another agent, the state of another version or a broken disk must not keep the machine up.
+		// Another agent, the state of another version or a broken disk must not keep the machine
+		// up.
 		klog.FromContext(ctx).Error(err, "Cannot use the state, running without it")
 		m.config = releasing(m.config)
 		s, err = begin(ctx, m.config)
@@ -141,8 +142,9 @@ func notifyStatus(ctx context.Context, notifier *systemd.Notifier) func(string) 
 }
 
 // bootIdentity returns what identifies this boot: the boot ID of the kernel, and after it that of
-// userspace if systemd has booted that alone. last is the identity that was stored last, which counts
-// while systemd cannot be asked. The result has at most 64 characters, which the server accepts.
+// userspace if systemd has booted that alone. last is the identity that was stored last, which
+// counts while systemd cannot be asked. The result has at most 64 characters, which the server
+// accepts.
 func bootIdentity(ctx context.Context, last string) (string, error) {
 	kernel, err := state.BootID()
 	if err != nil {

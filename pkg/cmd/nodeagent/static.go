@@ -155,8 +155,8 @@ func (s *staticPods) KubeletProblem() string {
 	return s.notStopped
 }
 
-// RuntimeEndpoint returns the endpoint of the container runtime: that of the kubelet, or until it is
-// known the configured one, or the kubelet's default.
+// RuntimeEndpoint returns the endpoint of the container runtime: that of the kubelet, or until it
+// is known the configured one, or the kubelet's default.
 func (s *staticPods) RuntimeEndpoint() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

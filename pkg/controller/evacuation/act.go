@@ -100,10 +100,10 @@ func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (
 	return evacuation, nil
 }
 
-// let removes the finalizers that are to be released and deletes the object. Both writes fail if the
-// object has changed since the decision, so that a new instigator is not overlooked. The deletion
-// does not wait for dependents: their finalizers could keep the object for as long as its owner
-// likes.
+// let removes the finalizers that are to be released and deletes the object. Both writes fail if
+// the object has changed since the decision, so that a new instigator is not overlooked. The
+// deletion does not wait for dependents: their finalizers could keep the object for as long as its
+// owner likes.
 func (c *Controller) let(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation, which release) error {
 	client := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace)
 	kept := slices.DeleteFunc(slices.Clone(evacuation.Finalizers), func(finalizer string) bool {

@@ -80,7 +80,7 @@ func (d *decision) decideBlocked(s situation) {
 }
 
 // decideTerminating explains a terminating pod. A node that cannot stop it comes first: with a long
-// grace period it would else stand still for hours without a reason.
+// grace period it would otherwise remain for hours without a reason.
 func (d *decision) decideTerminating(s situation) {
 	overdue := s.pod.DeletionTimestamp.Add(overdueAfter)
 	switch since := s.pod.DeletionTimestamp.UTC().Format(time.RFC3339); {

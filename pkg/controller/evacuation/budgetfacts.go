@@ -132,8 +132,8 @@ func (c *Controller) factsOf(budget *policyv1.PodDisruptionBudget, now time.Time
 
 // readDown returns the pods of a namespace that are not ready and are on, or nominated for, a
 // cordoned node that maintenances hold, and without a node those that the scheduler has found none
-// for. They are sorted by name. Finished and terminating pods are not among
-// them: no budget expects them to get ready.
+// for. They are sorted by name. Finished and terminating pods are not among them: no budget expects
+// them to get ready.
 func (c *Controller) readDown(namespace string) []labelledDown {
 	pods, err := c.podLister.Pods(namespace).List(labels.Everything())
 	if err != nil {

@@ -56,8 +56,8 @@ func (l listOf) List(labels.Selector) ([]*maintenancev1alpha1.NodeMaintenance, e
 }
 
 // manyBudgets returns a controller in whose caches a namespace has 5,000 budgets and, on three
-// cordoned nodes, 30 pods of budget app-0 that never get ready and 30 pods that each wait for another
-// budget.
+// cordoned nodes, 30 pods of budget app-0 that never get ready and 30 pods that each wait for
+// another budget.
 func manyBudgets(t *testing.T) (*Controller, cache.Indexer) {
 	t.Helper()
 	client := fake.NewClientset()
@@ -123,8 +123,8 @@ func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
 	}
 }
 
-// TestPodsThatCountNowhereInAStandoff: a pod that has finished or is terminating neither waits for a
-// budget nor keeps one closed.
+// TestPodsThatCountNowhereInAStandoff: a pod that has finished or is terminating neither waits for
+// a budget nor keeps one closed.
 func TestPodsThatCountNowhereInAStandoff(t *testing.T) {
 	for name, ends := range map[string]func(*corev1.Pod){
 		"terminating": terminatingUntil(time.Hour), "succeeded": inPhase(corev1.PodSucceeded), "failed": inPhase(corev1.PodFailed),

@@ -31,8 +31,8 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// TestNoEvacuationOutlivesItsTTL: whatever finalizers an Evacuation has, it is gone when its pod has
-// been gone for the TTL.
+// TestNoEvacuationOutlivesItsTTL: whatever finalizers an Evacuation has, it is gone when its pod
+// has been gone for the TTL.
 func TestNoEvacuationOutlivesItsTTL(t *testing.T) {
 	for name, finalizers := range map[string][]string{
 		"a foreign finalizer beside an instigator":          {theirs, foreign},

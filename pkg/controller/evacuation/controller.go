@@ -112,8 +112,9 @@ type Config struct {
 	// before the condition Blocked reports SurgePending. It must not block. Nil means
 	// DefaultSurgeTimeout for all pods.
 	SurgeTimeout func(pod *corev1.Pod) time.Duration
-	// Standing returns why a pod that waits for the evacuator of Deployments must not leave without a
-	// replacement, nil if there is no reason. It must not block. Nil means that there never is one.
+	// Standing returns why a pod that waits for the evacuator of Deployments must not leave without
+	// a replacement, nil if there is no reason. It must not block. Nil means that there never is
+	// one.
 	Standing func(pod *corev1.Pod) *eviction.Blocker
 	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
 	// before the pod is kept on its node; 0 means the default.

@@ -67,8 +67,8 @@ type situation struct {
 	// surgeTimeout is how long the evacuator of Deployments may make no progress with this pod
 	// before that is reported as blocked.
 	surgeTimeout time.Duration
-	// standing is why the pod, which waits for the evacuator of Deployments, must not leave without a
-	// replacement; nil if there is no reason.
+	// standing is why the pod, which waits for the evacuator of Deployments, must not leave without
+	// a replacement; nil if there is no reason.
 	standing *eviction.Blocker
 	// budgetPatience is how long the budget of a DaemonSet pod may allow no disruption before the
 	// pod is kept.
@@ -140,7 +140,8 @@ func isFinished(pod *corev1.Pod) bool {
 
 // decideRelease releases an Evacuation that is over: immediately if no user needs to see it,
 // otherwise after the TTL, or before if the namespace has too many. Then it does not wait for
-// finalizers of others any more: a quota of pods does not bound Evacuations that outlive their pods.
+// finalizers of others any more: a quota of pods does not bound Evacuations that outlive their
+// pods.
 func (d *decision) decideRelease(s situation) {
 	complete := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionComplete)
 	expiry := complete.LastTransitionTime.Add(s.completedTTL)

@@ -27,8 +27,8 @@ import (
 	pdb "haulout.dev/haulout/pkg/drain/budget"
 )
 
-// matchBudgets looks up the budgets of an item whose pod has the given labels, unless that is known.
-// A tenant may rewrite budgets all the time, so that the names are kept with the item.
+// matchBudgets looks up the budgets of an item whose pod has the given labels, unless that is
+// known. A tenant may rewrite budgets all the time, so that the names are kept with the item.
 func (q *Queue) matchBudgets(it *item, pod labels.Set) {
 	if it.matched && maps.Equal(it.labels, pod) {
 		return

@@ -53,8 +53,8 @@ type owned struct {
 	// registered are the controllers by whose UID the owner is found.
 	registered []types.UID
 	// pods are the owner's pods that are neither finished nor terminating, and whether they are
-	// available; available counts those. A pod that terminates beside its replacement must not count
-	// twice in most.
+	// available; available counts those. A pod that terminates beside its replacement must not
+	// count twice in most.
 	pods      map[types.UID]bool
 	available int
 	// most is how many pods there have been at a time.

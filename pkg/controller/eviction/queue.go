@@ -184,9 +184,9 @@ type Queue struct {
 	// tries counts the calls.
 	tries  uint64
 	policy Policy
-	// owners is nil if no pods take turns. ownerLanes are the lanes of pods that do, by their owner,
-	// byController the owners by the controllers of their pods, and ownerOf the owners by the UIDs
-	// of the pods that they count.
+	// owners is nil if no pods take turns. ownerLanes are the lanes of pods that do, by their
+	// owner, byController the owners by the controllers of their pods, and ownerOf the owners by
+	// the UIDs of the pods that they count.
 	owners       Owners
 	ownerLanes   map[ownerKey]*lane
 	byController map[ownerKey]*owned

@@ -167,8 +167,8 @@ func (n *nodeChange) decideTaints(f facts) {
 	}
 	if !maps.Equal(f.holders, f.taint) && (len(f.holders) > 0 || len(f.taint) > 0) || !slices.Equal(added, f.added) {
 		n.taint, n.added, n.setTaint = f.holders, added, true
-		// The first holder decides which pods of the server have to leave; one that comes back while
-		// the node is held stays, also for later holders.
+		// The first holder decides which pods of the server have to leave; one that comes back
+		// while the node is held stays, also for later holders.
 		if n.ownPods = f.recordedOwn; len(f.taint) == 0 {
 			n.ownPods = f.ownPods
 		}

@@ -99,8 +99,8 @@ func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targ
 				n.targetedOwn++
 			}
 			// A pod that is only nominated for the node is left to the scheduler, which drops the
-			// nomination of a cordoned node. A scheduler that does not run drops none, so the status
-			// names the pod.
+			// nomination of a cordoned node. A scheduler that does not run drops none, so the
+			// status names the pod.
 			if !pod.Bound {
 				n.nominated = append(n.nominated, pod.Namespace+"/"+pod.Name)
 			}

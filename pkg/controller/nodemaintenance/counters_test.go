@@ -81,8 +81,8 @@ func TestThePeakOfANodeNeverFalls(t *testing.T) {
 	})
 }
 
-// TestOmittedMessagesKeepWhatIsReleased: a new leader reads from the status which nodes the previous
-// one was releasing.
+// TestOmittedMessagesKeepWhatIsReleased: a new leader reads from the status which nodes the
+// previous one was releasing.
 func TestOmittedMessagesKeepWhatIsReleased(t *testing.T) {
 	c, _, _ := newController(t)
 	nm := newMaintenance("m")

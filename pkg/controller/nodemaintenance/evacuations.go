@@ -261,8 +261,8 @@ func (c *Controller) isStillDraining(nm *maintenancev1alpha1.NodeMaintenance, no
 		slices.Contains(c.selection.MaintenancesOn(node), nm.Name)
 }
 
-// creationFailed notes why a pod has no Evacuation with our finalizer, and has it tried again later.
-// After the second time its node shows it.
+// creationFailed notes why a pod has no Evacuation with our finalizer, and has it tried again
+// later. After the second time its node shows it.
 func (c *Controller) creationFailed(nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod, err error) {
 	defer func() { c.queue.AddAfter(nm.Name, c.state.Requests.Wait(pod.UID)) }()
 	if c.state.Requests.Failed(pod.UID, err) {

@@ -60,8 +60,8 @@ func TestOwnPodsAreLastOfTheirWave(t *testing.T) {
 }
 
 func TestRecreatedOwnPodIsKept(t *testing.T) {
-	// Created in the same second as the cordon, later, and before it by the clock of kube-apiserver,
-	// which is another one.
+	// Created in the same second as the cordon, later, and before it by the clock of
+	// kube-apiserver, which is another one.
 	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))
 	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 12, 1, 0, 0, time.UTC))
 	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 11, 58, 0, 0, time.UTC))

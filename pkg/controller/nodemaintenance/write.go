@@ -114,8 +114,8 @@ func (c *Controller) keepSmall(nm *maintenancev1alpha1.NodeMaintenance) {
 	meta.RemoveStatusCondition(&nm.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted)
 }
 
-// dropMessages leaves out all messages but that a node is being released: a new leader must not take
-// such a node back.
+// dropMessages leaves out all messages but that a node is being released: a new leader must not
+// take such a node back.
 func (c *Controller) dropMessages(nm *maintenancev1alpha1.NodeMaintenance) {
 	for i := range nm.Status.NodeStatuses {
 		entry := &nm.Status.NodeStatuses[i]

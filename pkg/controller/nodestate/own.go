@@ -82,9 +82,9 @@ func (s *State) OwnPodsOn(node string) ([]types.UID, error) {
 
 // hasComeBack reports whether a pod of this server came to the node that it is on while a
 // maintenance held the node. It tolerates cordons, so the scheduler found no better node: it leaves
-// once and then stays. The node records which pods were there when it was held: the creation time of
-// a pod and the time of the taint are of clocks of two machines. A pod that was bound when the node
-// was being held, and that the cache did not show yet, stays, too.
+// once and then stays. The node records which pods were there when it was held: the creation time
+// of a pod and the time of the taint are of clocks of two machines. A pod that was bound when the
+// node was being held, and that the cache did not show yet, stays, too.
 func (s *State) hasComeBack(pod *corev1.Pod, node *corev1.Node) bool {
 	mark := nodemarks.Read(node, v1alpha1.AnnotationTaintedBy)
 	if slices.Contains(mark.OwnPods, pod.UID) {

@@ -47,8 +47,8 @@ type Pod struct {
 	Evacuation *v1alpha1.Evacuation
 	Ours       bool
 	// Bound: the pod is on the node, and not only nominated for it. StopsAt is when it is to have
-	// stopped, zero if it was not asked to, and Grace is how long it may take. They are here since a
-	// drain reads them of every pod.
+	// stopped, zero if it was not asked to, and Grace is how long it may take. They are here since
+	// a drain reads them of every pod.
 	Bound   bool
 	StopsAt time.Time
 	Grace   time.Duration

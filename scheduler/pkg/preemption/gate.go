@@ -71,8 +71,8 @@ type gate struct {
 	rules    func(priority int32) (*rules, error)
 	upstream preemptPod
 	waiting  *waitingRoom
-	// evictPod asks the Eviction API once, in a dry run if the delete options say so. Any answer but
-	// success is an error.
+	// evictPod asks the Eviction API once, in a dry run if the delete options say so. Any answer
+	// but success is an error.
 	evictPod func(context.Context, *policyv1.Eviction) error
 
 	mu sync.Mutex
@@ -223,8 +223,8 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 
 // ask has the Eviction API answer in a dry run for each of several guarded victims, so that none is
 // evicted in vain because a webhook or a budget refuses another one. A single victim needs no
-// question: if its eviction is refused, nothing has happened. Dry runs use up no budget; rules.breaks
-// has compared the number of victims with what each budget allows before.
+// question: if its eviction is refused, nothing has happened. Dry runs use up no budget;
+// rules.breaks has compared the number of victims with what each budget allows before.
 func (g *gate) ask(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, guarded []*corev1.Pod, rules *rules) error {
 	if len(guarded) < 2 {
 		return nil

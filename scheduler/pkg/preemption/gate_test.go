@@ -579,8 +579,8 @@ func TestRefusedPodIsHeldBack(t *testing.T) {
 	}
 }
 
-// TestCandidateIsLeftOut leaves a candidate out of the searches of the pending pod whose victims were
-// refused: for twice as long each time, until a budget opens.
+// TestCandidateIsLeftOut leaves a candidate out of the searches of the pending pod whose victims
+// were refused: for twice as long each time, until a budget opens.
 func TestCandidateIsLeftOut(t *testing.T) {
 	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), preemptorOf(100).Pod}
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}, pods...)

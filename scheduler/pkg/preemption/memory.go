@@ -142,7 +142,8 @@ func (m *memory) leaveOut(preemptor types.UID, candidate string, budgets sets.Se
 	m.leftOut[preemptor][candidate] = &refusal{until: now.Add(delay), delay: delay, budgets: budgets}
 }
 
-// leftOutUntil returns until when a candidate is left out of the searches of a pending pod or group.
+// leftOutUntil returns until when a candidate is left out of the searches of a pending pod or
+// group.
 func (m *memory) leftOutUntil(preemptor types.UID, candidate string) (until time.Time, leftOut bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -226,7 +227,7 @@ func (m *memory) forgetRefusals(budget types.NamespacedName) {
 		}
 	}
 	for _, candidates := range m.leftOut {
-		// The delay stays: what was refused again and again is tried less often.
+		// The delay stays: what was refused repeatedly is tried less often.
 		for _, known := range candidates {
 			if known.budgets.Has(budget) {
 				known.until = m.clock.Now()

@@ -35,8 +35,8 @@ import (
 const (
 	// crowdedBudgets are budgets that select no pod, in the namespace of the bad pods.
 	crowdedBudgets = 5000
-	// mostHolders is how many maintenances may hold a node. crowd is how many come to select another
-	// node by its labels, which admission cannot refuse.
+	// mostHolders is how many maintenances may hold a node. crowd is how many come to select
+	// another node by its labels, which admission cannot refuse.
 	mostHolders = 50
 	crowd       = 400
 	crowdLabel  = "bench.haulout.dev/crowd"

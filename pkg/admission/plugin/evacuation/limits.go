@@ -38,7 +38,8 @@ const (
 	// allowedPerPod is how many Evacuations a namespace may have for each of its pods, if that is
 	// more: that of the pod, and those of pods that are gone and are kept for a while.
 	allowedPerPod = 2
-	// podCountTTL is how long a number of pods is used, and podCountsAtMost for how many namespaces.
+	// podCountTTL is how long a number of pods is used, and podCountsAtMost for how many
+	// namespaces.
 	podCountTTL     = 10 * time.Second
 	podCountsAtMost = 1024
 )

@@ -91,9 +91,9 @@ type NodeAgentConfiguration struct {
 	// The default is true.
 	DrainBeforeShutdown *bool `json:"drainBeforeShutdown,omitempty"`
 
-	// apiGracePeriod is how long Haulout may not answer during a shutdown before the agent evicts the
-	// pods itself, and kube-apiserver before it ends them on the node, from 1s to 10m. A quarter of
-	// the time that the shutdown has left counts if that is shorter. The default is 60s.
+	// apiGracePeriod is how long Haulout may not answer during a shutdown before the agent evicts
+	// the pods itself, and kube-apiserver before it ends them on the node, from 1s to 10m. A
+	// quarter of the time that the shutdown has left counts if that is shorter. The default is 60s.
 	APIGracePeriod metav1.Duration `json:"apiGracePeriod"`
 
 	// localEngine is the way in which the agent ends pods without the API: CRI or None. The default
@@ -127,8 +127,8 @@ type NodeAgentConfiguration struct {
 	OnForgottenShutdown ForgottenShutdownPolicy `json:"onForgottenShutdown,omitempty"`
 
 	// staticPods is what happens to the static pods of a node under maintenance: Evacuate or Keep.
-	// Keep leaves all of them running. The default is Evacuate, which keeps those of a control plane
-	// all the same.
+	// Keep leaves all of them running. The default is Evacuate, which keeps those of a control
+	// plane all the same.
 	StaticPods StaticPodPolicy `json:"staticPods,omitempty"`
 
 	// keepStaticPods are patterns of static pods that are kept, as <namespace>/<name>; * stands for
@@ -146,8 +146,8 @@ type NodeAgentConfiguration struct {
 	// restores the parked static pods, from 10s to 24h. The default is 5m.
 	APILossRestorePeriod metav1.Duration `json:"apiLossRestorePeriod"`
 
-	// hauloutLossRestorePeriod is how long Haulout may not answer, while Kubernetes does, before the
-	// agent restores the parked static pods, from 10s to 24h. The default is 1h.
+	// hauloutLossRestorePeriod is how long Haulout may not answer, while Kubernetes does, before
+	// the agent restores the parked static pods, from 10s to 24h. The default is 1h.
 	HauloutLossRestorePeriod metav1.Duration `json:"hauloutLossRestorePeriod"`
 
 	// metricsBindAddress is the IP address and port of the endpoints /metrics, /healthz and

@@ -54,8 +54,8 @@ const (
 	kubeletInterval = time.Second
 )
 
-// Kubelet stops and starts the kubelet. Both are idempotent. Stop returns nil only when no process of
-// a kubelet is left.
+// Kubelet stops and starts the kubelet. Both are idempotent. Stop returns nil only when no process
+// of a kubelet is left.
 type Kubelet interface {
 	Stop(ctx context.Context) error
 	Start(ctx context.Context) error
@@ -68,8 +68,8 @@ type Pods interface {
 
 // Config is what an Engine needs.
 type Config struct {
-	// Endpoint returns the runtime's socket, unix://<path>, or on Windows its pipe, npipe://<path>. It
-	// is asked before each connection, because the kubelet decides.
+	// Endpoint returns the runtime's socket, unix://<path>, or on Windows its pipe, npipe://<path>.
+	// It is asked before each connection, because the kubelet decides.
 	Endpoint func() string
 	// Table has the time of each priority. It must not be empty.
 	Table buckets.Table
@@ -141,8 +141,8 @@ func (e *Engine) Resume(ctx context.Context) error {
 // A pod that has not ended when the time of its bucket is over does not hold up the later ones, and
 // after the last bucket it is no error: the shutdown must not wait for it any longer. If
 // a deadline is too short for the table, the earlier buckets lose time before the later ones lose
-// their last 2 seconds. A zero deadline is none. If the runtime does not answer for 30 seconds, it has
-// nothing that could be ended in order: the error is then shutdown.ErrNothingToEnd. It is asked
+// their last 2 seconds. A zero deadline is none. If the runtime does not answer for 30 seconds, it
+// has nothing that could be ended in order: the error is then shutdown.ErrNothingToEnd. It is asked
 // before the kubelet is stopped, which thus keeps running on a machine without a runtime.
 //
 // Volumes are not unmounted: the kubelet would do it.

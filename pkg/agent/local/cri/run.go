@@ -199,8 +199,8 @@ func (r *run) keepStopped(ctx context.Context) {
 	}
 }
 
-// awaitRuntime returns the pods as soon as the runtime answers, but waits no longer than the patience
-// with it, nor into the shortest time of this bucket and the later ones.
+// awaitRuntime returns the pods as soon as the runtime answers, but waits no longer than the
+// patience with it, nor into the shortest time of this bucket and the later ones.
 func (r *run) awaitRuntime(ctx context.Context, index int) ([]*pod, error) {
 	logger := klog.FromContext(ctx)
 	limit := time.Now().Add(r.engine.patience)

@@ -24,15 +24,15 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// AgentSilence is how much older than the heartbeat of the kubelet that of the node agent may be. The
-// agent writes its own every minute.
+// AgentSilence is how much older than the heartbeat of the kubelet that of the node agent may be.
+// The agent writes its own every minute.
 const AgentSilence = 3 * time.Minute
 
 // HasNodeAgent reports whether a node has a node agent that can stop and restart its static pods,
 // as its condition shows. An agent that crashed leaves the condition True: one whose heartbeat is
-// older than AgentSilence is gone. The heartbeats of agent and kubelet are compared with each other,
-// because both are from the clock of the node, and because a node is reconciled when one of them
-// writes. A kubelet writes its own every 5 minutes.
+// older than AgentSilence is gone. The heartbeats of agent and kubelet are compared with each
+// other, because both are from the clock of the node, and because a node is reconciled when one of
+// them writes. A kubelet writes its own every 5 minutes.
 func HasNodeAgent(node *corev1.Node) bool {
 	if node == nil {
 		return false

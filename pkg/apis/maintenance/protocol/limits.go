@@ -20,7 +20,7 @@ const (
 	// MaxHolders is how many NodeMaintenances may hold a node at the same time. The node's own
 	// shutdown has a place of its own beside them.
 	MaxHolders = 50
-	// MaxShutdowns is how many NodeMaintenances of shutdowns of a node may be stored, completed ones
-	// included.
+	// MaxShutdowns is how many NodeMaintenances of shutdowns of a node may be stored, completed
+	// ones included.
 	MaxShutdowns = 32
 )

@@ -59,8 +59,8 @@ const (
 	KeptByConfiguration KeptReason = "KeptByConfiguration"
 	// KeptUndecided is the reason of static pods of which the agent cannot tell what they are for.
 	KeptUndecided KeptReason = "Undecided"
-	// KeptUnpublished is the reason of all static pods of a node whose agent has not written in this
-	// boot of the node which ones it keeps.
+	// KeptUnpublished is the reason of all static pods of a node whose agent has not written in
+	// this boot of the node which ones it keeps.
 	KeptUnpublished KeptReason = "NotPublished"
 )
 
@@ -81,8 +81,8 @@ type KeptStaticPods struct {
 	Pods map[string]KeptReason `json:"pods,omitempty"`
 }
 
-// EncodeKeptStaticPods returns the value of the annotation for pods by <namespace>/<name>. More than
-// MaxKeptStaticPods become all pods of the node. For the same pods, the value is the same.
+// EncodeKeptStaticPods returns the value of the annotation for pods by <namespace>/<name>. More
+// than MaxKeptStaticPods become all pods of the node. For the same pods, the value is the same.
 func EncodeKeptStaticPods(bootID string, pods map[string]KeptReason) string {
 	kept := KeptStaticPods{BootID: bootID, Pods: pods}
 	if len(pods) > MaxKeptStaticPods {

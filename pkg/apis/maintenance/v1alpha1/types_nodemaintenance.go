@@ -381,9 +381,9 @@ type NodeMaintenanceNodeStatus struct {
 	PodsPeak int32 `json:"podsPeak,omitempty" protobuf:"varint,8,opt,name=podsPeak"`
 
 	// podsGonePeak is the highest number of pods that had left the node at one time, which is
-	// podsPeak minus podsPendingEvacuation minus podsEvacuating, since drainTargets of the node last
-	// changed. Only a higher number is progress of the drain: a pod that leaves the node and is
-	// created on it again is none. 0 before the drain.
+	// podsPeak minus podsPendingEvacuation minus podsEvacuating, since drainTargets of the node
+	// last changed. Only a higher number is progress of the drain: a pod that leaves the node and
+	// is created on it again is none. 0 before the drain.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0

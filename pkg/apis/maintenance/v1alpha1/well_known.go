@@ -123,8 +123,8 @@ const (
 	AnnotationBootID = "maintenance.haulout.dev/boot-id"
 
 	// AnnotationKeptStaticPods is set by the node agent on its own Node: the static pods that it
-	// does not stop for a maintenance, with the reasons. Its value is a JSON object with the boot ID
-	// of the node and the pods. Without a value of the current boot, the server keeps all static
+	// does not stop for a maintenance, with the reasons. Its value is a JSON object with the boot
+	// ID of the node and the pods. Without a value of the current boot, the server keeps all static
 	// pods of the node.
 	AnnotationKeptStaticPods = "maintenance.haulout.dev/kept-static-pods"
 )

@@ -258,8 +258,8 @@ func (r *report) writeTo(status *maintenancev1alpha1.EvacuationStatus, now time.
 	status.ActiveEvacuatorCompleted = status.ActiveEvacuatorCompleted || r.completed
 }
 
-// syncAutoscaler reverts the surge of an autoscaler whose user has pointed it at something that is no
-// Deployment since. Otherwise nothing would give it its minReplicas back.
+// syncAutoscaler reverts the surge of an autoscaler whose user has pointed it at something that is
+// no Deployment since. Otherwise nothing would give it its minReplicas back.
 func (c *Controller) syncAutoscaler(ctx context.Context, key types.NamespacedName) error {
 	object, exists, err := c.autoscalers.GetByKey(key.String())
 	if err != nil || !exists {

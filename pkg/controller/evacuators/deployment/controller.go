@@ -88,8 +88,8 @@ type Config struct {
 	Off bool
 }
 
-// item is an item of the queue: a Deployment; to find the Deployment of its pod, an Evacuation; or an
-// autoscaler with a record that scales something else by now.
+// item is an item of the queue: a Deployment; to find the Deployment of its pod, an Evacuation; or
+// an autoscaler with a record that scales something else by now.
 type item struct {
 	isEvacuation, isAutoscaler bool
 	types.NamespacedName

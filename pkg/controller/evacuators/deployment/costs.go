@@ -34,8 +34,8 @@ const (
 	// refuse all changes of a pod.
 	maxCostAttempts = 5
 	costBackoff     = 5 * time.Second
-	// costTimeout is the deadline of one write of a deletion cost, and how long one sync starts such
-	// writes.
+	// costTimeout is the deadline of one write of a deletion cost, and how long one sync starts
+	// such writes.
 	costTimeout = 5 * time.Second
 	// lowerAfter is how long a surge makes no progress before the waiting pods get the lowest
 	// deletion cost, so that a scale-down by a user deletes them first (KEP-2255), and lowerEvery

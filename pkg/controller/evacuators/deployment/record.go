@@ -67,8 +67,8 @@ func (r *record) resets() int {
 }
 
 // readRecord parses the annotation of an object. garbage reports an invalid annotation: it cannot
-// be parsed, or it was copied from another object. It is returned as well if it is one of this object
-// that contradicts itself. lowest is the lowest possible replica count before a surge.
+// be parsed, or it was copied from another object. It is returned as well if it is one of this
+// object that contradicts itself. lowest is the lowest possible replica count before a surge.
 func readRecord(object metav1.Object, lowest int32) (r *record, garbage bool) {
 	value, ok := object.GetAnnotations()[maintenancev1alpha1.AnnotationSurgeRecord]
 	if !ok {

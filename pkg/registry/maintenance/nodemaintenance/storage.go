@@ -42,8 +42,8 @@ type Storage struct {
 	Preview         *PreviewREST
 }
 
-// NewStorage returns the storage. isServer recognizes the server's own controllers. noLeader returns
-// the warning that no replica leads, empty if one does.
+// NewStorage returns the storage. isServer recognizes the server's own controllers. noLeader
+// returns the warning that no replica leads, empty if one does.
 func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, noLeader func() string,
 	previewer Previewer) (Storage, error) {
 	return newStorage(optsGetter, NewStrategy(scheme, isServer, noLeader, clock.RealClock{}), previewer)

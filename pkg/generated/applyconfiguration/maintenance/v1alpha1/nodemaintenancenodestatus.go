@@ -49,9 +49,9 @@ type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	// after their Evacuations were deleted. 0 before the drain.
 	PodsPeak *int32 `json:"podsPeak,omitempty"`
 	// podsGonePeak is the highest number of pods that had left the node at one time, which is
-	// podsPeak minus podsPendingEvacuation minus podsEvacuating, since drainTargets of the node last
-	// changed. Only a higher number is progress of the drain: a pod that leaves the node and is
-	// created on it again is none. 0 before the drain.
+	// podsPeak minus podsPendingEvacuation minus podsEvacuating, since drainTargets of the node
+	// last changed. Only a higher number is progress of the drain: a pod that leaves the node and
+	// is created on it again is none. 0 before the drain.
 	PodsGonePeak *int32 `json:"podsGonePeak,omitempty"`
 }
 
