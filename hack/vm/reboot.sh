@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What `make reboots` runs in a virtual machine with systemd: a node with cgroups of version 2, with
-# the systemd driver in kubelet and runtime, and its control plane. The machine reboots again and
-# again, and is down each time when the table's time and a minute are over:
+# the systemd driver in kubelet and runtime, and its control plane. The machine reboots
+# repeatedly, and is down each time when the table's time and a minute are over:
 #
 #   1. kube-apiserver does not answer: the node agent ends the pods
 #   2. the same, around logind: systemctl start reboot.target

@@ -289,8 +289,8 @@ func (c *Client) CompleteOlder(ctx context.Context, bootID string) (completed in
 	return completed, errors.Join(errs...)
 }
 
-// DeleteOldest deletes the oldest of the completed maintenances of earlier boots, also of those that
-// another user has completed: each reboot makes one, and a node may have only so many.
+// DeleteOldest deletes the oldest of the completed maintenances of earlier boots, also of those
+// that another user has completed: each reboot makes one, and a node may have only so many.
 func (c *Client) DeleteOldest(ctx context.Context, bootID string) error {
 	older, errs := c.listOlder(ctx, bootID)
 	older = slices.DeleteFunc(older, func(nm *maintenancev1alpha1.NodeMaintenance) bool { return !maintenancev1alpha1.IsEnding(nm) })
