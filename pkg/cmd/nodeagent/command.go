@@ -33,7 +33,8 @@ func NewCommand() *cobra.Command {
 		Long: `haulout-node-agent runs as a service of a node's operating system. When the
 machine is about to shut down or reboot, it delays that, makes the shutdown a
 NodeMaintenance, and lets the machine go down when the pods have left the node.
-If the API is unreachable or the time is short, it ends the pods on the node, in
+If Haulout does not answer, it evicts the pods itself, within their budgets. If the
+API does not answer at all or the time is short, it ends the pods on the node, in
 the order of their priorities. It also stops and restarts static pods for
 maintenances.`,
 		Version:      version.Get(),

@@ -152,7 +152,7 @@ stopped when their maintenance is completed.`,
 	}
 	cmd.Flags().BoolVar(&restore, "restore-static-pods", restore, "Restore the static pods that are parked.")
 	cmd.Flags().BoolVar(&force, "force", force, "Uninstall although the API or the service manager does not answer. "+
-		"If the condition NodeAgentReady of the node stays True, drains wait for an agent that is not there.")
+		"A condition NodeAgentReady that stays True counts for some minutes more: until then drains wait for the agent.")
 	return cmd
 }
 
