@@ -25,9 +25,8 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"haulout.dev/haulout/pkg/agent/config"
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
