@@ -22,6 +22,7 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -143,4 +144,30 @@ func (k *Keeper) sortByCluster(ctx context.Context, entries []Entry) {
 			"Static pod %s/%s was parked in another cluster; its manifest is %s, restore it with: haulout-node-agent static restore --foreign",
 			e.Namespace, e.Name, e.archived))
 	}
+}
+
+// setAside moves the selected manifests to the folder of other clusters.
+func (f *folder) setAside(selected func(*Entry) bool) ([]restored, error) {
+	i, unlock, err := f.begin()
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	var done []restored
+	var errs []error
+	for _, e := range slices.Clone(i.Entries) {
+		if !selected(e) {
+			continue
+		}
+		target, err := f.archive(i, e, foreignName)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		done = append(done, restored{*e, target})
+	}
+	if len(done) > 0 {
+		errs = append(errs, f.syncAll(done), f.save(i))
+	}
+	return done, errors.Join(errs...)
 }

@@ -339,32 +339,6 @@ func (f *folder) parkedPods() ([]*corev1.Pod, error) {
 	return pods, err
 }
 
-// setAside moves the selected manifests to the folder of other clusters.
-func (f *folder) setAside(selected func(*Entry) bool) ([]restored, error) {
-	i, unlock, err := f.begin()
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	var done []restored
-	var errs []error
-	for _, e := range slices.Clone(i.Entries) {
-		if !selected(e) {
-			continue
-		}
-		target, err := f.archive(i, e, foreignName)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		done = append(done, restored{*e, target})
-	}
-	if len(done) > 0 {
-		errs = append(errs, f.syncAll(done), f.save(i))
-	}
-	return done, errors.Join(errs...)
-}
-
 // reappeared returns the manifests in the static pod folder of pods that are parked.
 func (f *folder) reappeared(i *index) (map[types.NamespacedName][]manifest, error) {
 	held := map[types.NamespacedName][]manifest{}
