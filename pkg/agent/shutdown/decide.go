@@ -232,9 +232,9 @@ func cloneState(st *state.State) state.State {
 	return c
 }
 
-// afterBoot replaces the state of another boot. Of that one only what is to be undone or reported
-// is left: the cordon, and the pods that are not reported, with the time since which a container
-// that was started runs again. A boot that the kernel has survived, a soft reboot, is another boot.
+// afterBoot replaces the state of another boot. Of that one only what is to be undone or reported is
+// left: the cordon, and the pods that are not reported, with the time since which a container that
+// was started runs again. A boot that the kernel has survived, a soft reboot, is another boot.
 func (d *decision) afterBoot(s *settings) {
 	old := d.next
 	d.next = state.State{BootID: s.bootID, Phase: state.Armed, CordonedIn: old.CordonedIn, Last: old.Last}

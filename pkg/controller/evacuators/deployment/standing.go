@@ -71,9 +71,9 @@ func (s *situation) standing() Standing {
 	return Standing{}
 }
 
-// returned returns a pod of the surge that runs on a node under maintenance because it tolerates
-// the cordon, so that the next one would do the same; nil if there is none. A pod that the
-// scheduler has bound just before the cordon is not one.
+// returned returns a pod of the surge that runs on a node under maintenance because it tolerates the
+// cordon, so that the next one would do the same; nil if there is none. A pod that the scheduler has
+// bound just before the cordon is not one.
 func (s *situation) returned() *pod {
 	for _, p := range s.created() {
 		if isReturned(p) {
