@@ -259,7 +259,7 @@ func TestAutoscalerWithoutMetricsIsNotUsed(t *testing.T) {
 	nm := drainNodes(t, pool, node)
 	blocked(t, evacuationFor(t, &pod, "is made", isOurs), v1alpha1.ReasonPodDisruptionBudget, "PodDisruptionBudget web")
 	a, err := autoscalers.Get(t.Context(), "web", metav1.GetOptions{})
-	if err != nil || *a.Spec.MinReplicas != 1 || a.Status.DesiredReplicas != 1 {
+	if err != nil || *a.Spec.MinReplicas != 1 || a.Status.CurrentReplicas != 1 {
 		t.Fatalf("the autoscaler is %+v (%v)", a, err)
 	}
 	if err := autoscalers.Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
