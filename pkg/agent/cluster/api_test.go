@@ -23,6 +23,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -389,7 +390,8 @@ func (a *api) patch(path string, object runtime.Object, contentType string, body
 	if err != nil {
 		return nil, 0, apierrors.NewBadRequest(err.Error())
 	}
-	changed := object.DeepCopyObject()
+	// Not a copy: what the patch has removed would stay in its maps.
+	changed := reflect.New(reflect.TypeOf(object).Elem()).Interface().(runtime.Object)
 	if err := json.Unmarshal(after, changed); err != nil {
 		return nil, 0, apierrors.NewInternalError(err)
 	}
