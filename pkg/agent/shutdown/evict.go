@@ -101,7 +101,8 @@ func (d *decision) evicting(s *settings, in *input, why string) bool {
 		}
 		return false
 	}
-	if !d.cordon && st.Local == nil && !in.host.evicting && !in.host.listed.Before(in.host.evicted) {
+	// A list that was requested in the moment of the last answer may be older than it.
+	if !d.cordon && st.Local == nil && !in.host.evicting && in.host.listed.After(in.host.evicted) {
 		d.evictions = evictions(s, in)
 	}
 	return true

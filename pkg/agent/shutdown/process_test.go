@@ -417,7 +417,7 @@ func (p *process) ReportKilled(ctx context.Context, pods []state.KilledPod, sinc
 			if pod.alive && p.wallOffset == 0 {
 				p.violation("%s was reported and runs, since %s", pod.pod.Name, since)
 			}
-			pod.known, pod.alive = false, false // the kubelet ends a pod that has failed
+			pod.remove() // the kubelet ends a pod that has failed
 		}
 	}
 	return pods, nil

@@ -96,6 +96,7 @@ haulout_node_agent_shutdown_phase{phase="Armed"} 0
 haulout_node_agent_shutdown_phase{phase="Cancelled"} 0
 haulout_node_agent_shutdown_phase{phase="Detected"} 0
 haulout_node_agent_shutdown_phase{phase="Down"} 0
+haulout_node_agent_shutdown_phase{phase="Evicting"} 0
 haulout_node_agent_shutdown_phase{phase="Local"} 1
 haulout_node_agent_shutdown_phase{phase="Maintaining"} 0
 haulout_node_agent_shutdown_phase{phase="Releasing"} 0

@@ -244,11 +244,16 @@ func (w *world) background(ctx context.Context) {
 	}
 }
 
+// remove takes a pod from the API and from the node.
+func (p *worldPod) remove() {
+	p.known, p.alive, p.leaving = false, false, false
+}
+
 // leave ends the pods that are terminating.
 func (w *world) leave() {
 	for _, p := range w.pods {
 		if p.leaving && w.kubelet && !w.down {
-			p.known, p.alive, p.leaving = false, false, false
+			p.remove()
 		}
 	}
 }
@@ -276,7 +281,7 @@ func (w *world) drainOne() {
 	}
 	for _, p := range w.pods {
 		if p.known && !p.kept {
-			p.known, p.alive = false, false
+			p.remove()
 			return
 		}
 	}
