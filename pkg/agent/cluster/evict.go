@@ -116,13 +116,14 @@ func (c *Client) Cordon(ctx context.Context, bootID string) error {
 	return c.patchNode(ctx, node, map[string]any{maintenancev1alpha1.AnnotationCordonedByAgent: bootID}, map[string]any{"unschedulable": true})
 }
 
-// Uncordon undoes the Cordon of a boot, unless the server has taken it over.
-func (c *Client) Uncordon(ctx context.Context, bootID string) error {
+// Uncordon undoes the Cordon of this or an earlier boot, unless the server has taken it over. That the
+// cordon is the agent's is known from the annotation alone: what an agent stores can be lost.
+func (c *Client) Uncordon(ctx context.Context) error {
 	node, err := c.host.CoreV1().Nodes().Get(ctx, c.node, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("get node %s: %w", c.node, err)
 	}
-	if node.Annotations[maintenancev1alpha1.AnnotationCordonedByAgent] != bootID {
+	if _, byAgent := node.Annotations[maintenancev1alpha1.AnnotationCordonedByAgent]; !byAgent {
 		return nil
 	}
 	spec := map[string]any{"unschedulable": false}

@@ -53,9 +53,7 @@ func (m *Manager) actHost(ctx context.Context, d *decision) {
 	case d.cordon:
 		wanted, call = taskCordon, func(ctx context.Context) error { return m.config.Cluster.Cordon(ctx, m.config.BootID) }
 	case d.uncordon && m.evicts.task == taskNone:
-		boot := d.next.CordonedIn
-		wanted, retry = taskUncordon, olderRetry
-		call = func(ctx context.Context) error { return m.config.Cluster.Uncordon(ctx, boot) }
+		wanted, call, retry = taskUncordon, m.config.Cluster.Uncordon, olderRetry
 	default:
 		m.cordonErr = nil
 	}
@@ -63,14 +61,18 @@ func (m *Manager) actHost(ctx context.Context, d *decision) {
 		err := call(ctx)
 		return func() {
 			now := time.Now()
-			m.cordons.next, m.cordonErr = now.Add(retry), err
+			m.cordons.next = now.Add(retry)
 			switch {
+			case err != nil && wanted == taskCordon:
+				m.cordonErr = err
+				klog.FromContext(ctx).Error(err, "Failed to make the node unschedulable, trying again")
 			case err != nil:
-				klog.FromContext(ctx).Error(err, "Failed to change whether the node is schedulable, trying again", "request", wanted)
+				// Mostly there is nothing to undo. What there is can be seen on the node.
+				klog.FromContext(ctx).V(2).Info("Failed to undo the cordon of the agent, trying again", "err", err)
 			case wanted == taskCordon:
-				m.host.cordoned = now
+				m.cordonErr, m.host.cordoned = nil, now
 			default:
-				m.news.uncordoned = true
+				m.cordons.next = now.Add(sweepPeriod)
 			}
 		}
 	})

@@ -97,8 +97,6 @@ type news struct {
 	reported  []state.KilledPod
 	resumed   bool
 	released  bool
-	// uncordoned: the node is as it was before the agent has cordoned it.
-	uncordoned bool
 }
 
 // apiFacts report how an API answers: Haulout about the maintenance, or kube-apiserver.
@@ -147,11 +145,11 @@ type input struct {
 	reportingFor time.Duration
 	// releasedHere: this process has released the lock during this shutdown.
 	releasedHere bool
-	// olderDone: older maintenances were completed. sweepDue: it is time to look for a maintenance
-	// that should not exist.
-	olderDone, sweepDue bool
-	outcome             outcome
-	why                 string
+	// olderDone: older maintenances were completed. sweepDue and uncordonDue: it is time to look for
+	// a maintenance, or a cordon of the agent, that should not exist.
+	olderDone, sweepDue, uncordonDue bool
+	outcome                          outcome
+	why                              string
 }
 
 // event is an event about the node.
@@ -232,12 +230,12 @@ func cloneState(st *state.State) state.State {
 	return c
 }
 
-// afterBoot replaces the state of another boot. Of that one only what is to be undone or reported is
-// left: the cordon, and the pods that are not reported, with the time since which a container that
-// was started runs again. A boot that the kernel has survived, a soft reboot, is another boot.
+// afterBoot replaces the state of another boot. Of that one only the pods that are not reported are
+// left, with the time since which a container that was started runs again. A boot that the kernel has
+// survived, a soft reboot, is another boot.
 func (d *decision) afterBoot(s *settings) {
 	old := d.next
-	d.next = state.State{BootID: s.bootID, Phase: state.Armed, CordonedIn: old.CordonedIn, Last: old.Last}
+	d.next = state.State{BootID: s.bootID, Phase: state.Armed, Last: old.Last}
 	for _, pod := range old.Killed {
 		if !pod.Reported {
 			d.next.Killed = append(d.next.Killed, pod)
@@ -277,9 +275,6 @@ func (d *decision) absorb(in *input) {
 	}
 	if n.released && st.Phase == state.Releasing {
 		st.Phase = state.Down
-	}
-	if n.uncordoned && !active(st.Phase) {
-		st.CordonedIn = ""
 	}
 }
 
@@ -543,7 +538,7 @@ func (d *decision) idle(s *settings, in *input) {
 		}
 	}
 	// The node stays closed for a maintenance that is kept after a forgotten shutdown.
-	d.uncordon = st.CordonedIn != "" && (st.Phase == state.Cancelled || st.Maintenance == nil)
+	d.uncordon = in.uncordonDue && in.machine.Known && (st.Phase == state.Cancelled || st.Maintenance == nil)
 	if st.Phase == state.Cancelled {
 		if st.Maintenance != nil {
 			d.maintenance = taskComplete

@@ -213,10 +213,13 @@ func TestDecideIdle(t *testing.T) {
 			modify: func(s *settings, in *input) { in.olderDone, s.completeAfterReboot = false, false }, phase: state.Armed, task: taskOlder,
 		},
 		"the node is as the agent has left it": {
-			modify: func(_ *settings, in *input) { in.state.CordonedIn = otherBoot }, phase: state.Armed, do: "uncordon",
+			modify: func(_ *settings, in *input) { in.uncordonDue = true }, phase: state.Armed, do: "uncordon",
+		},
+		"it is not opened before the machine is known": {
+			modify: func(_ *settings, in *input) { in.uncordonDue, in.machine = true, MachineState{} }, phase: state.Armed,
 		},
 		"it stays closed for a kept maintenance": {
-			modify: func(_ *settings, in *input) { in.state.CordonedIn, in.state.Maintenance = thisBoot, &ownRef },
+			modify: func(_ *settings, in *input) { in.uncordonDue, in.state.Maintenance = true, &ownRef },
 			phase:  state.Armed, task: taskDrain, maintenance: &ownRef,
 		},
 		"a soft reboot of a machine that was down": {

@@ -78,12 +78,11 @@ func (d *decision) evicting(s *settings, in *input, why string) bool {
 		st.Phase = state.Evicting
 		d.event(corev1.EventTypeWarning, EventEvicting, "evicts the pods of the node within their budgets: %s", why)
 	}
-	// Stored before the node is cordoned. Without the cordon, the node that just became empty is
-	// where the scheduler would put the replacements.
-	st.CordonedIn = s.bootID
 	if in.api.refusals >= minFailures && (st.Maintenance == nil || st.Maintenance.UID == "") {
 		st.Refused, d.maintenance = true, taskNone
 	}
+	// Without the cordon, the node that just became empty is where the scheduler would put the
+	// replacements.
 	d.cordon = in.host.cordoned.IsZero()
 	left, stay := 0, 0
 	for i := range in.host.pods {

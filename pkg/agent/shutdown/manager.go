@@ -392,6 +392,7 @@ func (m *Manager) gather() *input {
 		outcome:    m.outcome, why: m.why,
 		olderDone:    m.olderDone,
 		sweepDue:     !now.Before(m.sweepAt),
+		uncordonDue:  m.cordons.last != taskUncordon || m.cordons.task == taskUncordon || m.cordons.due(now),
 		releasedHere: m.releasedHere,
 	}
 	if !machine.Known {

@@ -246,7 +246,6 @@ func TestCancelledWhileEvicting(t *testing.T) {
 		w.vanish(false)
 		w.wait(15 * time.Second)
 		expect(t, "cordon", "", w.cordoned)
-		expect(t, "stored cordon", "", w.disk.CordonedIn)
 	})
 }
 
@@ -377,6 +376,21 @@ func TestTheKubeletIsStartedAfterAFullDisk(t *testing.T) {
 		if !w.kubelet {
 			t.Error("the kubelet does not run again")
 		}
+	})
+}
+
+// The annotation of the node tells what a state that could not be stored does not.
+func TestTheNodeIsOpenedAfterAFullDisk(t *testing.T) {
+	scenario(t, func(w *world) { w.mode, w.diskFull = apiNoHaulout, true }, func(w *world) {
+		w.request()
+		w.wait(14 * time.Second)
+		w.wantPhase(state.Evicting)
+		if w.cordoned == "" {
+			t.Error("the node is not cordoned")
+		}
+		w.wait(90 * time.Second)
+		expect(t, "boot", 2, w.boot)
+		expect(t, "cordon after the boot", "", w.cordoned)
 	})
 }
 

@@ -374,23 +374,18 @@ func (p *process) Cordon(ctx context.Context, bootID string) error {
 		return err
 	}
 	defer p.mu.Unlock()
-	if p.disk.CordonedIn != bootID && (p.inMemory == nil || p.inMemory.CordonedIn != bootID) {
-		p.violation("the node is cordoned and the state does not say so")
-	}
 	if nm := p.own(); nm == nil || nm.completed {
 		p.cordoned = bootID
 	}
 	return nil
 }
 
-func (p *process) Uncordon(ctx context.Context, bootID string) error {
+func (p *process) Uncordon(ctx context.Context) error {
 	if err := p.call(ctx); err != nil {
 		return err
 	}
 	defer p.mu.Unlock()
-	if p.cordoned == bootID {
-		p.cordoned = ""
-	}
+	p.cordoned = ""
 	return nil
 }
 

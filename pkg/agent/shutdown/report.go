@@ -128,7 +128,7 @@ func (m *Manager) problems(in *input) []string {
 		{"the state cannot be stored, a restart of the agent would forget the shutdown", m.saveErr},
 		{"the machine cannot be watched", m.machineErr},
 		{"the lock cannot be released", m.releaseErr},
-		{"it cannot be changed whether the node is schedulable", m.cordonErr},
+		{"the node cannot be made unschedulable", m.cordonErr},
 		{"the pods cannot be ended on the node", m.engine.err},
 		{"the node cannot run pods again", m.resumeErr},
 	} {

@@ -75,9 +75,6 @@ type State struct {
 	Maintenance *MaintenanceRef `json:"maintenance,omitempty"`
 	// Refused: the API has refused the NodeMaintenance of the shutdown, which is not created again.
 	Refused bool `json:"refused,omitempty"`
-	// CordonedIn is the ID of the boot in which the agent has made the node unschedulable, empty if
-	// it has not, or has undone it.
-	CordonedIn string `json:"cordonedIn,omitempty"`
 	// Last are the times of the last shutdown that was not cancelled, also of an earlier boot.
 	Last Times `json:"last,omitzero"`
 	// LockPath is the file that keeps the inhibitor lock alive, which a new process can open.
