@@ -294,7 +294,8 @@ func (m *Manager) load(ctx context.Context) error {
 		logger.Error(err, "Failed to load the stored state, starting without it")
 		m.loadErr = err
 	}
-	m.state = stored
+	// What was loaded may be the copy that is lost with this boot.
+	m.state, m.dirty = stored, true
 	m.resumedHere = stored.BootID == m.config.BootID && active(stored.Phase)
 	if m.resumedHere {
 		logger.Info("Resuming the shutdown that an earlier process has begun", "phase", stored.Phase)

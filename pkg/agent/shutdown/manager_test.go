@@ -379,6 +379,18 @@ func TestTheKubeletIsStartedAfterAFullDisk(t *testing.T) {
 	})
 }
 
+// A new process stores on the disk what only the copy for this boot had.
+func TestTheCopyOfTheStateIsStored(t *testing.T) {
+	scenario(t, func(w *world) { w.diskFull = true }, func(w *world) {
+		w.set(func() {
+			w.diskFull = false
+			w.process.crash()
+		})
+		w.wait(10 * time.Second)
+		expect(t, "stored boot", w.bootID, w.disk.BootID)
+	})
+}
+
 // The annotation of the node tells what a state that could not be stored does not.
 func TestTheNodeIsOpenedAfterAFullDisk(t *testing.T) {
 	scenario(t, func(w *world) { w.mode, w.diskFull = apiNoHaulout, true }, func(w *world) {
