@@ -19,6 +19,7 @@ package nodeagent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -139,12 +140,35 @@ func (s *staticPods) Problem() string {
 		return s.failed
 	case s.keeper == nil:
 		return "the kubelet's folder of static pods is not known yet"
-	case s.kubeletProblem != nil && !s.asked:
-		return "it is not known yet whether kubeletService is the unit of the kubelet"
-	case s.notStopped != "":
-		return s.notStopped
 	}
-	return s.keeper.Problem()
+	return cmp.Or(s.unitProblem(), s.keeper.Problem())
+}
+
+// unitProblem returns what the kubelet's unit has against stopping static pods, empty if nothing. The
+// caller holds mu.
+func (s *staticPods) unitProblem() string {
+	if s.kubeletProblem != nil && !s.asked {
+		return "it is not known yet whether kubeletService is the unit of the kubelet"
+	}
+	return s.notStopped
+}
+
+// limitedKubelet is not healthy while the agent may not stop static pods because of its unit: so the
+// keeper parks none, also if a server asks for it.
+type limitedKubelet struct {
+	staticpods.Kubelet
+	static *staticPods
+}
+
+// Check implements staticpods.Kubelet.
+func (k *limitedKubelet) Check(ctx context.Context) error {
+	k.static.mu.Lock()
+	problem := k.static.unitProblem()
+	k.static.mu.Unlock()
+	if problem != "" {
+		return errors.New(problem)
+	}
+	return k.Kubelet.Check(ctx)
 }
 
 // KubeletProblem returns why the agent cannot stop the kubelet, empty if it can or if that is not

@@ -219,6 +219,46 @@ func TestStaticPodsFollowTheKubelet(t *testing.T) {
 	}
 }
 
+// healthyKubelet is a kubelet that is well.
+type healthyKubelet struct {
+	staticpods.Kubelet
+}
+
+func (healthyKubelet) Check(context.Context) error { return nil }
+
+// A keeper parks only while its kubelet is healthy.
+func TestNothingIsParkedWhileTheKubeletIsOfAnotherUnit(t *testing.T) {
+	node := &fakeNode{}
+	node.set("/a", true, nil)
+	problem, known := "", false
+	s := &staticPods{
+		config: config.Default(), discover: node.discover, newKeeper: node.newKeeper, found: func(string) {},
+		kubeletProblem: func(context.Context) (string, bool) { return problem, known },
+	}
+	k := &limitedKubelet{healthyKubelet{}, s}
+	for _, test := range []struct {
+		problem string
+		known   bool
+		want    string
+	}{
+		{want: "it is not known yet"},
+		{problem: "it is a part of another program", known: true, want: "it is a part of another program"},
+		{want: "it is a part of another program"}, // systemd does not answer
+		{known: true},
+	} {
+		problem, known = test.problem, test.known
+		if _, err := s.next(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Problem(); (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
+			t.Errorf("the problem is %q, want %q", got, test.want)
+		}
+		if err := k.Check(t.Context()); (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("the kubelet is not healthy because of %v, want %q", err, test.want)
+		}
+	}
+}
+
 func TestConfiguredFolderWins(t *testing.T) {
 	node := &fakeNode{}
 	node.set("/kubelet", true, nil)
