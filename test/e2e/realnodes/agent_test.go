@@ -110,10 +110,21 @@ func startAgentWith(t *testing.T, m *machine, delay time.Duration, engine string
 		t.Fatal(err)
 	}
 	m.start("node-agent", nil, filepath.Join(m.c.Root(), "bin", agentProgram), "run", "--config="+config)
+	bootID, err := os.ReadFile(m.path("/run/boot_id"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	framework.Eventually(t, "the node agent is ready", func(ctx context.Context) (bool, error) {
 		ready := nodeCondition(ctx, t, m, v1alpha1.NodeConditionAgentReady)
 		locks, err := os.ReadDir(m.path("/run/systemd/inhibit"))
-		return ready.Status == corev1.ConditionTrue && len(locks) > 0, err
+		if err != nil {
+			return false, err
+		}
+		// The condition may be that of the boot before; until the agent has published which static
+		// pods it keeps in this boot, all are kept.
+		node, err := m.c.As(t).Kube.CoreV1().Nodes().Get(ctx, m.node, metav1.GetOptions{})
+		return err == nil && ready.Status == corev1.ConditionTrue && len(locks) > 0 &&
+			strings.Contains(node.Annotations[v1alpha1.AnnotationKeptStaticPods], strings.TrimSpace(string(bootID))), err
 	})
 }
 

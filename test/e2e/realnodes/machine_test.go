@@ -227,6 +227,7 @@ func (s *serviceManager) export() error {
 	for _, target := range []string{"reboot_2etarget", "poweroff_2etarget", "halt_2etarget", "kexec_2etarget", "kubelet_2eservice"} {
 		errs = append(errs, s.conn.Export(unit{}, systemdPath+"/unit/"+dbus.ObjectPath(target), "org.freedesktop.DBus.Properties"))
 	}
+	errs = append(errs, s.conn.Export(noUnit{}, unitPath(olderBus), "org.freedesktop.DBus.Properties"))
 	_, err := s.conn.RequestName(systemdName, dbus.NameFlagDoNotQueue)
 	return errors.Join(append(errs, err)...)
 }
@@ -257,12 +258,35 @@ func (unit) Get(_, name string) (dbus.Variant, *dbus.Error) {
 	return dbus.Variant{}, dbus.NewError("org.freedesktop.DBus.Error.UnknownProperty", []any{name})
 }
 
+// olderBus is a unit of older versions, which the installer looks for.
+const olderBus = "haulout-node-agent-bus.service"
+
+// noUnit answers what is asked about a unit that does not exist.
+type noUnit struct{}
+
+// Get implements org.freedesktop.DBus.Properties.
+func (noUnit) Get(_, name string) (dbus.Variant, *dbus.Error) {
+	switch name {
+	case "LoadState":
+		return dbus.MakeVariant("not-found"), nil
+	case "ActiveState":
+		return dbus.MakeVariant("inactive"), nil
+	case "MainPID":
+		return dbus.MakeVariant(uint32(0)), nil
+	}
+	return dbus.MakeVariant(""), nil
+}
+
 // Subscribe is called before jobs are watched.
 func (s *serviceManager) Subscribe() *dbus.Error { return nil }
 
 // LoadUnit returns the path of a unit.
 func (s *serviceManager) LoadUnit(name string) (dbus.ObjectPath, *dbus.Error) {
-	return systemdPath + "/unit/" + dbus.ObjectPath(strings.ReplaceAll(name, ".", "_2e")), nil
+	return unitPath(name), nil
+}
+
+func unitPath(name string) dbus.ObjectPath {
+	return systemdPath + "/unit/" + dbus.ObjectPath(strings.NewReplacer(".", "_2e", "-", "_2d").Replace(name))
 }
 
 // StartUnit is called with a target when the machine goes down, and with the kubelet.
