@@ -285,6 +285,12 @@ cgroup2: cluster-binaries node-binaries ## Drain a real node on cgroups of versi
 reboots: cluster-binaries node-binaries ## Reboot a node with the node agent, systemd and its cgroup driver, in an emulated machine (half an hour; needs Debian and root)
 	@hack/vm.sh --systemd hack/vm/reboot.sh
 
+FAULT_SEEDS ?= 200
+
+.PHONY: node-safety
+node-safety: kubeadm reboots ## What takes too long for make test: control planes of kubeadm, reboots of an emulated machine, 200 random faults (two hours; FAULT_SEEDS=20)
+	E2E_SEEDS='$(FAULT_SEEDS)' hack/test.sh -v -count=1 -run='^TestRandomFaults$$' -timeout=4h ./test/faults
+
 ##@ Demo
 
 # A mistake in a variable should show before minutes of building.
