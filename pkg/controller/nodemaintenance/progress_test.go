@@ -79,7 +79,7 @@ func TestMostPodsThatWereGone(t *testing.T) {
 
 func TestWhenPodsOfANodeMoved(t *testing.T) {
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
-	ago := func(minutes time.Duration) time.Time { return now.Add(-minutes * time.Minute) }
+	ago := func(minutes int) time.Time { return now.Add(-time.Duration(minutes) * time.Minute) }
 	for name, test := range map[string]struct {
 		moves    []time.Time
 		cameBack int32

@@ -37,9 +37,8 @@ type Owner struct {
 type ownerKind int
 
 const (
-	ownerNone ownerKind = iota
-	// ownerDeployment: a Deployment can replace the pod before it leaves.
-	ownerDeployment
+	// ownerDeployment: a Deployment can replace the pod before it leaves. The zero value is no owner.
+	ownerDeployment ownerKind = iota + 1
 	// ownerBuiltIn: another controller of Kubernetes recreates the pod after it has left.
 	ownerBuiltIn
 	// ownerOperator: another program owns the pod and may give it a role, such as the primary of a

@@ -51,11 +51,12 @@ type label struct{ key, value string }
 type Match int
 
 const (
-	// NoMatch: no term matches.
+	// NoMatch means that no term matches.
 	NoMatch Match = iota
-	// MatchByOthers: a term matches, and none that names the node.
+	// MatchByOthers means that a term matches, and none that names the node.
 	MatchByOthers
-	// MatchByName: a term matches that lists nodes by metadata.name or by their hostname label.
+	// MatchByName means that a term matches that lists nodes by metadata.name or by their hostname
+	// label.
 	MatchByName
 )
 
