@@ -116,8 +116,8 @@ func (c *Client) Cordon(ctx context.Context, bootID string) error {
 	return c.patchNode(ctx, node, map[string]any{maintenancev1alpha1.AnnotationCordonedByAgent: bootID}, map[string]any{"unschedulable": true})
 }
 
-// Uncordon undoes the Cordon of this or an earlier boot, unless the server has taken it over. That the
-// cordon is the agent's is known from the annotation alone: what an agent stores can be lost.
+// Uncordon undoes the Cordon of this or an earlier boot, unless the server has taken it over. That
+// the cordon is the agent's is known from the annotation alone: what an agent stores can be lost.
 func (c *Client) Uncordon(ctx context.Context) error {
 	node, err := c.host.CoreV1().Nodes().Get(ctx, c.node, metav1.GetOptions{})
 	if err != nil {

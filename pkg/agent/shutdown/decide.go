@@ -231,8 +231,8 @@ func cloneState(st *state.State) state.State {
 }
 
 // afterBoot replaces the state of another boot. Of that one only the pods that are not reported are
-// left, with the time since which a container that was started runs again. A boot that the kernel has
-// survived, a soft reboot, is another boot.
+// left, with the time since which a container that was started runs again. A boot that the kernel
+// has survived, a soft reboot, is another boot.
 func (d *decision) afterBoot(s *settings) {
 	old := d.next
 	d.next = state.State{BootID: s.bootID, Phase: state.Armed, Last: old.Last}

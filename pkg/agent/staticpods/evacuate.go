@@ -57,6 +57,7 @@ func (k *Keeper) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
 	w := &evacuation{Evacuation: e, keeper: k, key: types.NamespacedName{Namespace: e.Namespace, Name: e.PodName}}
 	// The evacuation may have been cancelled.
 	defer wake(k.decided)
+	defer k.setRefused(w.key, false)
 	logger := klog.FromContext(ctx)
 	for {
 		pause := k.poll
@@ -66,6 +67,7 @@ func (k *Keeper) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
 			logger.Error(err, "Cannot observe the static pod, will retry")
 		} else {
 			d := decide(s)
+			k.setRefused(w.key, d.step == stepWait && s.kept != "")
 			over, err := w.act(ctx, s, d)
 			if over || err != nil {
 				return err

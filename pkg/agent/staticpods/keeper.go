@@ -157,6 +157,8 @@ type Keeper struct {
 	checkedAt time.Time
 	// holds are the pauses for pods whose manifests were put back.
 	holds map[types.NamespacedName]*pause
+	// refused are the pods that are kept although they have an Evacuation.
+	refused map[types.NamespacedName]bool
 }
 
 // pause is how long a manifest that was put back is left alone.
@@ -181,7 +183,7 @@ func New(config Config) (*Keeper, error) {
 		Config: config, clock: config.Clock, relist: relistPeriod, poll: pollPeriod,
 		held: make(chan struct{}, 1), decided: make(chan struct{}, 1),
 		problem:  "the static pod folder is not checked yet",
-		troubles: map[string]*trouble{}, holds: map[types.NamespacedName]*pause{},
+		troubles: map[string]*trouble{}, holds: map[types.NamespacedName]*pause{}, refused: map[types.NamespacedName]bool{},
 	}
 	if k.clock == nil {
 		k.clock = clock.RealClock{}
@@ -247,6 +249,25 @@ func (k *Keeper) Problem() string {
 		return cmp.Or(k.problems(), "which static pods are kept is not published yet")
 	}
 	return k.problems()
+}
+
+// Refused returns how many static pods are kept although a server asks for their end: one that is
+// older than the agent, and waits for them.
+func (k *Keeper) Refused() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.refused)
+}
+
+// setRefused stores whether a pod is kept although it has an Evacuation.
+func (k *Keeper) setRefused(pod types.NamespacedName, refused bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if refused {
+		k.refused[pod] = true
+	} else {
+		delete(k.refused, pod)
+	}
 }
 
 // Parked returns the parked manifests.

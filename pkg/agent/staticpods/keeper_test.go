@@ -428,6 +428,26 @@ func TestPodsThatAreKeptAreNotParked(t *testing.T) {
 	}
 }
 
+// A server that is older than the agent waits for pods that the agent keeps.
+func TestPodsThatAreKeptInVainAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": control("web")}, drain("update", 1000))
+		w.stop()
+		k := w.newKeeper()
+		w.runKeeper(k)
+		if n := k.Refused(); n != 0 {
+			t.Errorf("got %d pods before a server asks, want 0", n)
+		}
+		w.add(evacuationOf("web"))
+		w.untilReported("keeps running until the machine goes down")
+		if n := k.Refused(); n != 1 {
+			t.Errorf("got %d pods, want 1", n)
+		}
+		w.editEvacuation("web", func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil })
+		w.until("the pod is not asked for any more", func() bool { return k.Refused() == 0 })
+	})
+}
+
 func TestKeptPodsArePublishedBeforeTheAgentIsReady(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")})

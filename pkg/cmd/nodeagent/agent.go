@@ -20,6 +20,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -201,7 +202,8 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 	a.manager, err = shutdown.New(shutdown.Config{
 		NodeName: node, BootID: s.bootID, Version: version.Get(),
 		Machine: &warnedMachine{Machine: h.machine, warnings: a.warnings}, Limited: a.limited, Configuration: a.known,
-		Cluster: client, Pods: a.checkpoint, Store: s.store, Local: a.engine, StaticPods: a.static, Buckets: table,
+		Cluster: &keepingCluster{Cluster: client, refused: a.static.Refused}, Pods: a.checkpoint, Store: s.store, Local: a.engine,
+		StaticPods: a.static, Buckets: table,
 		MaxShutdownDelay: c.MaxShutdownDelay.Duration, APIGracePeriod: c.APIGracePeriod.Duration,
 		DrainBeforeShutdown: *c.DrainBeforeShutdown, Within: func() *state.Within { return readWithin(ctx, c) },
 		CompleteAfterReboot: *c.CompleteAfterReboot, KeepForgotten: c.OnForgottenShutdown == v1alpha1.ForgottenShutdownKeep,
@@ -256,6 +258,29 @@ func (e *limitedEngine) End(ctx context.Context, resume state.Local, deadline ti
 		return fmt.Errorf("%w: %s", shutdown.ErrNothingToEnd, problem)
 	}
 	return e.Local.End(ctx, resume, deadline, next)
+}
+
+// keepingCluster does not wait for static pods that are kept. A server that is older than the agent
+// does: it does not read which ones that are.
+type keepingCluster struct {
+	shutdown.Cluster
+	// refused returns how many static pods are kept although the server asks for their end.
+	refused func() int
+}
+
+// Drain implements shutdown.Cluster. The drain is over if the server waits for as many pods as the
+// agent keeps, and no pod that can be evicted is left.
+func (c *keepingCluster) Drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.DrainState, error) {
+	drain, err := c.Cluster.Drain(ctx, ref)
+	refused := c.refused()
+	if err != nil || drain.Ended || drain.Drained || refused == 0 || drain.PodsLeft != refused {
+		return drain, err
+	}
+	list, err := c.Pods(ctx)
+	if err == nil && !slices.ContainsFunc(list, func(pod shutdown.Pod) bool { return !pod.Stays }) {
+		drain.Drained, drain.PodsLeft, drain.PodsKept = true, 0, drain.PodsKept+refused
+	}
+	return drain, nil
 }
 
 // leaving reports whether the machine shuts down.

@@ -44,6 +44,7 @@ type keeper interface {
 	Run(ctx context.Context) error
 	Problem() string
 	Parked() ([]staticpods.Entry, error)
+	Refused() int
 }
 
 // staticPods follows the kubelet's configuration, and runs a keeper for the folder that it names.
@@ -144,8 +145,8 @@ func (s *staticPods) Problem() string {
 	return cmp.Or(s.unitProblem(), s.keeper.Problem())
 }
 
-// unitProblem returns what the kubelet's unit has against stopping static pods, empty if nothing. The
-// caller holds mu.
+// unitProblem returns what the kubelet's unit has against stopping static pods, empty if nothing.
+// The caller holds mu.
 func (s *staticPods) unitProblem() string {
 	if s.kubeletProblem != nil && !s.asked {
 		return "it is not known yet whether kubeletService is the unit of the kubelet"
@@ -153,8 +154,8 @@ func (s *staticPods) unitProblem() string {
 	return s.notStopped
 }
 
-// limitedKubelet is not healthy while the agent may not stop static pods because of its unit: so the
-// keeper parks none, also if a server asks for it.
+// limitedKubelet is not healthy while the agent may not stop static pods because of its unit: so
+// the keeper parks none, also if a server asks for it.
 type limitedKubelet struct {
 	staticpods.Kubelet
 	static *staticPods
@@ -210,6 +211,16 @@ func (s *staticPods) Parked() ([]staticpods.Entry, error) {
 		return nil, nil
 	}
 	return k.Parked()
+}
+
+// Refused returns how many static pods are kept although a server asks for their end.
+func (s *staticPods) Refused() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.keeper == nil {
+		return 0
+	}
+	return s.keeper.Refused()
 }
 
 // run keeps a keeper running until the context ends.

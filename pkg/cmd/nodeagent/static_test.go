@@ -39,6 +39,7 @@ type fakeKeeper struct {
 	dir     string
 	fail    error
 	problem string
+	refused int
 	mu      sync.Mutex
 	running bool
 }
@@ -66,6 +67,7 @@ func (k *fakeKeeper) isRunning() bool {
 }
 
 func (k *fakeKeeper) Problem() string { return k.problem }
+func (k *fakeKeeper) Refused() int    { return k.refused }
 func (k *fakeKeeper) Parked() ([]staticpods.Entry, error) {
 	return []staticpods.Entry{{Origin: k.dir + "/a"}}, nil
 }
