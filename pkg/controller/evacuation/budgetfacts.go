@@ -90,9 +90,12 @@ func (c *Controller) standoff(ctx context.Context, pod *corev1.Pod, state evicti
 		return nil
 	}
 	key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
-	facts := c.factsOf(budget, now)
-	facts.down = append(facts.down, c.pinned(ctx, facts.unscheduled, now)...)
-	if !facts.without(key).wouldOpen() {
+	facts := c.factsOf(budget, now).without(key)
+	if !facts.mayOpen() {
+		return nil
+	}
+	facts.down = append(facts.down, c.pinned(ctx, facts.unscheduled)...)
+	if !facts.wouldOpen() {
 		return nil
 	}
 	return explainStandoff(key, c.holdersOf(pod.Spec.NodeName), facts, c.rivals(facts, now))

@@ -233,7 +233,7 @@ func New(config Config) (*Controller, error) {
 		completed: newCompleted(),
 		failures:  failures{all: map[types.NamespacedName]failing{}},
 		down:      downPods{known: map[string]knownDown{}},
-		pins:      pins{known: map[types.NamespacedName]knownPin{}},
+		pins:      pins{known: map[types.NamespacedName]*knownPin{}},
 		departed:  departed{uids: map[types.UID]struct{}{}},
 		blocked:   blockedTally{reasons: map[types.NamespacedName]string{}},
 	}

@@ -28,25 +28,58 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
-// maxPinned is the maximum number of pods without a node that are read for one budget.
-const maxPinned = 3
+// The users of a namespace choose how many pods wait for a budget, and what their pods claim and
+// select, so what is read and computed for them is limited.
+const (
+	// maxPinned is the maximum number of pods without a node that are read for one budget.
+	maxPinned = 3
+	// maxClaims is the maximum number of claims of such a pod. One with more counts as a pod that
+	// may run anywhere.
+	maxClaims = 16
+	// maxRequirements is the same for its node affinity and those of its volumes: terms,
+	// requirements and values, which may all be compared with every node.
+	maxRequirements = 500
+	// pinTimeout is how long the reads for one budget may take together.
+	pinTimeout = 2 * time.Second
+)
 
 // pins is a short-lived cache of the nodes that pods without a node are limited to: the cache of
 // pods has neither their node selectors nor their volumes. It may be dropped at any time.
 type pins struct {
 	mu    sync.Mutex
-	known map[types.NamespacedName]knownPin
+	known map[types.NamespacedName]*knownPin
 }
 
 type knownPin struct {
-	// pod is nil if the pod may start on another node.
-	pod *downPod
-	at  time.Time
+	// done is closed when the pod has been read. Then pod is set, nil if the pod may start on
+	// another node.
+	done chan struct{}
+	pod  *downPod
+	at   time.Time
+}
+
+// of returns what is known of a pod, and whether the caller has to read the pod: the others that
+// need it wait for that read.
+func (p *pins) of(key types.NamespacedName, now time.Time) (known *knownPin, isNew bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if known := p.known[key]; known != nil && now.Sub(known.at) < standoffCheck/2 {
+		return known, false
+	}
+	for other, k := range p.known {
+		if now.Sub(k.at) >= standoffCheck {
+			delete(p.known, other)
+		}
+	}
+	known = &knownPin{done: make(chan struct{}), at: now}
+	p.known[key] = known
+	return known, true
 }
 
 // isUnschedulable reports whether the scheduler has found no node for a pod.
@@ -65,33 +98,32 @@ func isUnschedulable(pod *corev1.Pod) bool {
 // pinned returns the pods among those without a node that can only run on cordoned nodes that
 // maintenances hold, such as the members of a StatefulSet with local volumes. A pod that cannot be
 // read is not among them.
-func (c *Controller) pinned(ctx context.Context, pods []types.NamespacedName, now time.Time) []downPod {
+func (c *Controller) pinned(ctx context.Context, pods []types.NamespacedName) []downPod {
+	ctx, cancel := context.WithTimeout(ctx, pinTimeout)
+	defer cancel()
 	var down []downPod
 	for _, key := range pods[:min(maxPinned, len(pods))] {
-		if pod := c.pin(ctx, key, now); pod != nil {
+		if pod := c.pin(ctx, key); pod != nil {
 			down = append(down, *pod)
 		}
 	}
 	return down
 }
 
-func (c *Controller) pin(ctx context.Context, key types.NamespacedName, now time.Time) *downPod {
-	c.pins.mu.Lock()
-	known, ok := c.pins.known[key]
-	c.pins.mu.Unlock()
-	if ok && now.Sub(known.at) < standoffCheck/2 {
+func (c *Controller) pin(ctx context.Context, key types.NamespacedName) *downPod {
+	// Not the time when the sync began: it may have waited for other reads since.
+	known, isNew := c.pins.of(key, c.clock.Now())
+	if isNew {
+		defer close(known.done)
+		known.pod = c.readPin(ctx, key)
 		return known.pod
 	}
-	pod := c.readPin(ctx, key)
-	c.pins.mu.Lock()
-	defer c.pins.mu.Unlock()
-	for other, k := range c.pins.known {
-		if now.Sub(k.at) >= standoffCheck {
-			delete(c.pins.known, other)
-		}
+	select {
+	case <-known.done:
+		return known.pod
+	case <-ctx.Done():
+		return nil
 	}
-	c.pins.known[key] = knownPin{pod, now}
-	return pod
 }
 
 // readPin reads a pod without a node, and returns nil if it may run on a node that is not held.
@@ -100,9 +132,17 @@ func (c *Controller) readPin(ctx context.Context, key types.NamespacedName) *dow
 	if err != nil || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
 		return nil
 	}
-	volumes, err := c.volumeSelectors(ctx, pod)
-	if err != nil {
+	selectors, err := c.volumeSelectors(ctx, pod)
+	if err != nil || requirementsOf(append(selectors, affinityOf(pod))...) > maxRequirements {
 		return nil
+	}
+	var volumes []*nodeaffinity.NodeSelector
+	for _, required := range selectors {
+		selector, err := nodeaffinity.NewNodeSelector(required)
+		if err != nil {
+			return nil
+		}
+		volumes = append(volumes, selector)
 	}
 	nodes, err := c.nodeLister.List(labels.Everything())
 	if err != nil {
@@ -125,15 +165,21 @@ func (c *Controller) readPin(ctx context.Context, key types.NamespacedName) *dow
 	return found
 }
 
-// volumeSelectors returns the node selectors of the PersistentVolumes of a pod.
-func (c *Controller) volumeSelectors(ctx context.Context, pod *corev1.Pod) ([]*nodeaffinity.NodeSelector, error) {
-	var selectors []*nodeaffinity.NodeSelector
+// volumeSelectors returns the node selectors of the PersistentVolumes of a pod. It returns an error
+// if the pod has too many claims.
+func (c *Controller) volumeSelectors(ctx context.Context, pod *corev1.Pod) ([]*corev1.NodeSelector, error) {
+	claims := sets.New[string]()
 	for i := range pod.Spec.Volumes {
-		v := &pod.Spec.Volumes[i]
-		if v.PersistentVolumeClaim == nil {
-			continue
+		if claim := pod.Spec.Volumes[i].PersistentVolumeClaim; claim != nil {
+			claims.Insert(claim.ClaimName)
 		}
-		claim, err := c.host.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, v.PersistentVolumeClaim.ClaimName, metav1.GetOptions{})
+	}
+	if claims.Len() > maxClaims {
+		return nil, fmt.Errorf("the pod has %d claims, at most %d are read", claims.Len(), maxClaims)
+	}
+	var selectors []*corev1.NodeSelector
+	for _, name := range sets.List(claims) {
+		claim, err := c.host.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return nil, err
 		}
@@ -144,16 +190,39 @@ func (c *Controller) volumeSelectors(ctx context.Context, pod *corev1.Pod) ([]*n
 		if err != nil {
 			return nil, err
 		}
-		if volume.Spec.NodeAffinity == nil || volume.Spec.NodeAffinity.Required == nil {
-			continue
+		if volume.Spec.NodeAffinity != nil && volume.Spec.NodeAffinity.Required != nil {
+			selectors = append(selectors, volume.Spec.NodeAffinity.Required)
 		}
-		selector, err := nodeaffinity.NewNodeSelector(volume.Spec.NodeAffinity.Required)
-		if err != nil {
-			return nil, err
-		}
-		selectors = append(selectors, selector)
 	}
 	return selectors, nil
+}
+
+// affinityOf returns the node selector that the affinity of a pod requires, or nil.
+func affinityOf(pod *corev1.Pod) *corev1.NodeSelector {
+	if pod.Spec.Affinity == nil || pod.Spec.Affinity.NodeAffinity == nil {
+		return nil
+	}
+	return pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+}
+
+// requirementsOf returns the number of terms, requirements and values of node selectors.
+func requirementsOf(selectors ...*corev1.NodeSelector) int {
+	n := 0
+	for _, selector := range selectors {
+		if selector == nil {
+			continue
+		}
+		for i := range selector.NodeSelectorTerms {
+			term := &selector.NodeSelectorTerms[i]
+			n++
+			for _, requirements := range [][]corev1.NodeSelectorRequirement{term.MatchExpressions, term.MatchFields} {
+				for j := range requirements {
+					n += 1 + len(requirements[j].Values)
+				}
+			}
+		}
+	}
+	return n
 }
 
 func matchesAll(selectors []*nodeaffinity.NodeSelector, node *corev1.Node) bool {

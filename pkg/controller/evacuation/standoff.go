@@ -80,6 +80,13 @@ func (f budgetFacts) wouldOpen() bool {
 	return len(f.down) > 0 && f.healthy+int32(len(f.down)) > f.desired
 }
 
+// mayOpen reports whether the budget would allow a disruption if, of the pods without a node, those
+// that are read were healthy as well.
+func (f budgetFacts) mayOpen() bool {
+	missing := len(f.down) + min(maxPinned, len(f.unscheduled))
+	return missing > 0 && f.healthy+int32(missing) > f.desired
+}
+
 // explainStandoff explains why the budget of a pod allows no disruption, if maintenances are the
 // cause: its other pods are down on cordoned nodes. If on one of these nodes a pod waits for a
 // budget whose own pods are down on the nodes of this pod's maintenances, two drains block each
