@@ -91,6 +91,8 @@ func TestWhenPodsOfANodeMoved(t *testing.T) {
 		"one that has come back does not": {moves: []time.Time{ago(1)}, cameBack: 1},
 		"one of two that move does not":   {moves: []time.Time{ago(5), ago(1)}, cameBack: 1, want: ago(5)},
 		"more have come back than move":   {moves: []time.Time{ago(5), ago(1)}, cameBack: 3},
+		"more are gone, and none moves":   {cameBack: -1},
+		"more are gone, and one moves":    {moves: []time.Time{ago(1)}, cameBack: -1, want: ago(1)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := &nodeCount{moves: test.moves}

@@ -300,7 +300,8 @@ func moreGone(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alph
 // many of those that move now would, when they have left, only restore what was there before. That
 // is the latest sign after those of that many pods.
 func (n *nodeCount) movedAt(entry *maintenancev1alpha1.NodeMaintenanceNodeStatus, now time.Time) time.Time {
-	cameBack := int(entry.PodsGonePeak - gone(entry))
+	// Outside of stage Drain more may be gone than at any time of the drain.
+	cameBack := int(max(0, entry.PodsGonePeak-gone(entry)))
 	if cameBack >= len(n.moves) {
 		return time.Time{}
 	}
@@ -311,7 +312,7 @@ func (n *nodeCount) movedAt(entry *maintenancev1alpha1.NodeMaintenanceNodeStatus
 		}
 	}
 	slices.SortFunc(moves, func(a, b time.Time) int { return b.Compare(a) })
-	return moves[max(0, cameBack)]
+	return moves[cameBack]
 }
 
 // setProgress sets lastProgressTimestamp and the condition Progressing of a maintenance that does
