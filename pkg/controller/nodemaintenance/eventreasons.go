@@ -54,7 +54,7 @@ const (
 	// EventCompleted: all changes of the maintenance to nodes were undone.
 	EventCompleted = "Completed"
 	// EventSuperseded: the maintenance of a shutdown of a node was completed because the node
-	// announced a later one.
+	// has gone down for a later one.
 	EventSuperseded = "Superseded"
 	// EventStatusTooLarge: the status cannot be stored, not even without messages.
 	EventStatusTooLarge = "StatusTooLarge"

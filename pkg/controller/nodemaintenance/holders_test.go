@@ -187,35 +187,76 @@ func TestShutdownHasAPlaceOfItsOwn(t *testing.T) {
 	})
 }
 
-// TestLaterShutdownSupersedes has a node announce a shutdown while its last one is not complete.
+// bootNumber returns the boot ID of a boot of a machine.
+func bootNumber(n int) string { return fmt.Sprintf("%08d-2fa1-11d2-883f-0016d3cca427", n) }
+
+func inBoot(bootID string) func(*corev1.Node) {
+	return func(node *corev1.Node) { node.Status.NodeInfo.BootID = bootID }
+}
+
+// TestLaterShutdownSupersedes has a node announce a shutdown while its last one is not complete,
+// and boot for it.
 func TestLaterShutdownSupersedes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		earlier, later := protocol.ShutdownName("one", "boot-1"), protocol.ShutdownName("one", "boot-2")
-		f := newFixture(t, newNode("one"), newNode("two"),
-			newMaintenance("", lineDrawn, createdMinute(1), shutdownOf("one", "boot-1")),
-			newMaintenance("", lineDrawn, createdMinute(1), shutdownOf("two", "boot-1")),
+		earlier, later := protocol.ShutdownName("one", bootNumber(1)), protocol.ShutdownName("one", bootNumber(2))
+		f := newFixture(t, newNode("one", inBoot(bootNumber(2))), newNode("two", inBoot(bootNumber(3))),
+			newMaintenance("", lineDrawn, createdMinute(1), shutdownOf("one", bootNumber(1))),
+			newMaintenance("", lineDrawn, createdMinute(1), shutdownOf("two", bootNumber(1))),
 			newMaintenance("other", lineDrawn, createdMinute(1)))
 		f.converge()
-		f.create(newMaintenance("", lineDrawn, createdMinute(2), shutdownOf("one", "boot-2")))
-		f.authorized()
-		f.syncOnce(earlier)
+		f.create(newMaintenance("", lineDrawn, createdMinute(2), shutdownOf("one", bootNumber(2))))
+		f.converge()
 		if got := f.nm(earlier).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageDrain {
-			t.Errorf("the earlier shutdown is at stage %s before the later one holds the node", got)
+			t.Errorf("the earlier shutdown is at stage %s before the node goes down for the later one", got)
 		}
-		if err := f.reconcileNodes(); err != nil {
-			t.Fatal(err)
-		}
-		f.cached()
-		f.syncOnce(earlier)
-		f.cached()
+		f.updateNode("one", inBoot(bootNumber(3)))
+		f.converge()
 		for name, want := range map[string]maintenancev1alpha1.NodeMaintenanceStage{
 			earlier: maintenancev1alpha1.NodeMaintenanceStageComplete, later: maintenancev1alpha1.NodeMaintenanceStageDrain,
-			"other": maintenancev1alpha1.NodeMaintenanceStageDrain, protocol.ShutdownName("two", "boot-1"): maintenancev1alpha1.NodeMaintenanceStageDrain,
+			"other": maintenancev1alpha1.NodeMaintenanceStageDrain, protocol.ShutdownName("two", bootNumber(1)): maintenancev1alpha1.NodeMaintenanceStageDrain,
 		} {
-			f.syncOnce(name)
 			if got := f.nm(name).Spec.Stage; got != want {
 				t.Errorf("%s is at stage %s, want %s", name, got, want)
 			}
+		}
+	})
+}
+
+// TestCancelledShutdownSupersedesNothing: people work on a node after a reboot, and another reboot
+// is requested and cancelled.
+func TestCancelledShutdownSupersedesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		earlier, later := protocol.ShutdownName("one", bootNumber(1)), protocol.ShutdownName("one", bootNumber(2))
+		f := newFixture(t, newNode("one", inBoot(bootNumber(2))), newMaintenance("", lineDrawn, createdMinute(1), shutdownOf("one", bootNumber(1))))
+		f.converge()
+		f.create(newMaintenance("", lineDrawn, createdMinute(2), shutdownOf("one", bootNumber(2))))
+		f.converge()
+		f.enter(later, maintenancev1alpha1.NodeMaintenanceStageComplete)
+		f.converge()
+		node := f.node("one")
+		if got := f.nm(earlier).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageDrain || !node.Spec.Unschedulable {
+			t.Errorf("the earlier shutdown is at stage %s, and its node is cordoned: %t; want that it holds the node", got, node.Spec.Unschedulable)
+		}
+	})
+}
+
+// TestShutdownsOfUnknownBoots has a node whose kubelet publishes no boot ID that can be compared.
+func TestShutdownsOfUnknownBoots(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("", lineDrawn, createdMinute(1), shutdownOf("one", bootNumber(1))),
+			newMaintenance("", lineDrawn, createdMinute(2), shutdownOf("one", bootNumber(2))))
+		f.converge()
+		first, second := protocol.ShutdownName("one", bootNumber(1)), protocol.ShutdownName("one", bootNumber(2))
+		if got := f.nm(first).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageDrain {
+			t.Errorf("the first shutdown is at stage %s, and the second may be cancelled", got)
+		}
+		f.create(newMaintenance("", lineDrawn, createdMinute(3), shutdownOf("one", bootNumber(3))))
+		f.converge()
+		if got := f.nm(first).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageComplete {
+			t.Errorf("the first shutdown is at stage %s, and the node has gone down for the second", got)
+		}
+		if got := f.nm(second).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageDrain {
+			t.Errorf("the second shutdown is at stage %s, and the third may be cancelled", got)
 		}
 	})
 }

@@ -20,6 +20,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -31,8 +32,9 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 )
 
-// supersede completes the maintenance of an earlier shutdown of a node once a later one holds the
-// node: a node goes down for one boot at a time. It reports whether it has done so.
+// supersede completes the maintenance of an earlier shutdown of a node once the machine has gone
+// down for a later one that holds the node. A later one alone may be cancelled, and then the earlier
+// one still keeps the node for the people who work on it. It reports whether it has done so.
 func (c *Controller) supersede(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (bool, error) {
 	later := c.laterShutdown(nm)
 	if later == nil {
@@ -50,15 +52,16 @@ func (c *Controller) supersede(ctx context.Context, nm *maintenancev1alpha1.Node
 		return true, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("complete it, since %s announces a later shutdown: %w", later.Name, err)
+		return false, fmt.Errorf("complete it, since %s is of a later shutdown: %w", later.Name, err)
 	}
 	c.maintenanceEvent(nm, corev1.EventTypeNormal, EventSuperseded, actionComplete,
-		"Completed: NodeMaintenance %s announces a later shutdown of the node", later.Name)
+		"Completed: the node has gone down since for the shutdown of NodeMaintenance %s", later.Name)
 	return true, nil
 }
 
-// laterShutdown returns a maintenance of a later shutdown of the same node that holds the node, or
-// nil.
+// laterShutdown returns a maintenance of a later shutdown of the same node that holds the node and
+// for which the machine has gone down, or nil. It has if the kernel has booted since, or if there is
+// a shutdown of yet another boot after it.
 func (c *Controller) laterShutdown(nm *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.NodeMaintenance {
 	name := protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector)
 	if name == "" {
@@ -68,12 +71,24 @@ func (c *Controller) laterShutdown(nm *maintenancev1alpha1.NodeMaintenance) *mai
 	if err != nil {
 		return nil
 	}
+	var later []*maintenancev1alpha1.NodeMaintenance
 	for _, other := range c.selection.MaintenancesOn(name) {
-		later, err := c.get(other)
-		if err == nil && maintenancev1alpha1.IsHolding(later) && nodemarks.IsShutdownOf(name, later) &&
-			maintenancev1alpha1.CompareAge(nm, later) < 0 && nodemarks.Holds(node, later) {
-			return later
+		m, err := c.get(other)
+		if err == nil && maintenancev1alpha1.IsHolding(m) && nodemarks.IsShutdownOf(name, m) &&
+			maintenancev1alpha1.CompareAge(nm, m) < 0 && nodemarks.Holds(node, m) {
+			later = append(later, m)
 		}
+	}
+	if len(later) == 0 {
+		return nil
+	}
+	slices.SortFunc(later, maintenancev1alpha1.CompareAge)
+	latest := later[len(later)-1]
+	switch {
+	case protocol.HasBootedSince(node.Status.NodeInfo.BootID, latest.Annotations[maintenancev1alpha1.AnnotationBootID]):
+		return latest
+	case len(later) > 1:
+		return later[len(later)-2]
 	}
 	return nil
 }

@@ -55,13 +55,20 @@ func ShutdownName(node, bootID string) string {
 // it, and a hash of any other ID. The start of another kind of ID, such as a time, can be the same
 // for two boots.
 func bootPart(bootID string) string {
-	digits := strings.ReplaceAll(strings.ToLower(bootID), "-", "")
-	if len(digits) == hex.EncodedLen(16) {
-		if _, err := hex.DecodeString(digits); err == nil {
-			return digits[:bootDigits]
-		}
+	if digits, ok := digitsOf(bootID); ok {
+		return digits[:bootDigits]
 	}
 	return digest(bootID, bootDigits)
+}
+
+// digitsOf returns the hexadecimal digits of a UUID.
+func digitsOf(bootID string) (digits string, ok bool) {
+	digits = strings.ReplaceAll(strings.ToLower(bootID), "-", "")
+	if len(digits) != hex.EncodedLen(16) {
+		return "", false
+	}
+	_, err := hex.DecodeString(digits)
+	return digits, err == nil
 }
 
 // digest returns the first digits of the hash of a text.
@@ -88,4 +95,16 @@ func NodeOfShutdown(meta *metav1.ObjectMeta, selector *corev1.NodeSelector) stri
 		return ""
 	}
 	return by.Values[0]
+}
+
+// HasBootedSince reports whether a node has booted since the boot that a shutdown was to end.
+// nodeBootID is status.nodeInfo.bootID of the Node, and shutdownBootID the annotation of the
+// NodeMaintenance. It is false if that is not known: a boot of userspace alone changes only what
+// follows the ID of the kernel in the annotation, and the kubelet of Windows has IDs of another kind.
+func HasBootedSince(nodeBootID, shutdownBootID string) bool {
+	if _, ok := digitsOf(nodeBootID); !ok || len(shutdownBootID) < len(nodeBootID) {
+		return false
+	}
+	_, ok := digitsOf(shutdownBootID[:len(nodeBootID)])
+	return ok && !strings.EqualFold(shutdownBootID[:len(nodeBootID)], nodeBootID)
 }

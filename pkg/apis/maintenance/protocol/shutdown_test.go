@@ -120,3 +120,27 @@ func TestNodeOfShutdown(t *testing.T) {
 		})
 	}
 }
+
+func TestHasBootedSince(t *testing.T) {
+	const first, second = "1b4e28ba-2fa1-11d2-883f-0016d3cca427", "6c84fb90-12c4-11e1-840d-7b25c5ee775a"
+	for name, test := range map[string]struct {
+		node, shutdown string
+		want           bool
+	}{
+		"the kernel has booted":             {node: second, shutdown: first, want: true},
+		"it has not":                        {node: first, shutdown: first},
+		"it has not, userspace may have":    {node: first, shutdown: first + "-2"},
+		"the kernel has, after userspace":   {node: second, shutdown: first + "-2", want: true},
+		"the kubelet writes capitals":       {node: "1B4E28BA-2FA1-11D2-883F-0016D3CCA427", shutdown: first},
+		"the kubelet has published nothing": {shutdown: first},
+		"the kubelet of Windows":            {node: "14", shutdown: first},
+		"an ID that is no UUID":             {node: second, shutdown: "2026-11-01T00:00:00Z at this node 1"},
+		"an ID that is short":               {node: second, shutdown: "14"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := HasBootedSince(test.node, test.shutdown); got != test.want {
+				t.Errorf("got %t, want %t", got, test.want)
+			}
+		})
+	}
+}
