@@ -81,7 +81,7 @@ func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *a
 		return c.Type == autoscalingv2.AbleToScale && c.Status == corev1.ConditionTrue
 	}):
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which is not able to scale (AbleToScale is not True)", a.Name)}
-	case lacksMetrics(a):
+	case LacksMetrics(a):
 		// It still scales up to minReplicas, but never down again.
 		return Refusal{Fact: fmt.Sprintf("is scaled by HorizontalPodAutoscaler %s, which could not scale it down again (ScalingActive is False)", a.Name)}
 	case neverScalesDown(a):
@@ -94,8 +94,9 @@ func RefuseAutoscaled(autoscalers []*autoscalingv2.HorizontalPodAutoscaler, a *a
 	return Refusal{}
 }
 
-// lacksMetrics reports whether an autoscaler cannot compute a replica count.
-func lacksMetrics(a *autoscalingv2.HorizontalPodAutoscaler) bool {
+// LacksMetrics reports whether an autoscaler cannot compute a replica count, and so does not scale
+// down.
+func LacksMetrics(a *autoscalingv2.HorizontalPodAutoscaler) bool {
 	return slices.ContainsFunc(a.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
 		return c.Type == autoscalingv2.ScalingActive && c.Status == corev1.ConditionFalse
 	})

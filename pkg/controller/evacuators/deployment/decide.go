@@ -489,6 +489,12 @@ func (d *decision) takeBack(s situation) {
 	}
 	from := r.From
 	d.scale.value = &from
+	if a := s.target.autoscaler; a != nil && surge.LacksMetrics(a) {
+		d.event(corev1.EventTypeWarning, EventSurgeEnded, actionRelease,
+			"%s is restored from %d to %d. The autoscaler has lost its metrics (ScalingActive is False): "+
+				"the replicas stay as they are until it has them again, or until their owner changes them", s.target.field(), r.To, r.From)
+		return
+	}
 	d.event(corev1.EventTypeNormal, EventSurgeEnded, actionRelease, "%s is restored from %d to %d", s.target.field(), r.To, r.From)
 }
 

@@ -284,6 +284,29 @@ func TestMinReplicasOfTheUser(t *testing.T) {
 	}
 }
 
+func TestOwnerIsToldOfReplicasThatStay(t *testing.T) {
+	for name, tc := range map[string]struct {
+		active corev1.ConditionStatus
+		want   string
+	}{
+		"the autoscaler has lost its metrics": {corev1.ConditionFalse, "Warning"},
+		"the autoscaler has metrics":          {corev1.ConditionTrue, "Normal"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := recordedAutoscaler(1, 3, 2)
+			a.Status.Conditions = append(a.Status.Conditions,
+				autoscalingv2.HorizontalPodAutoscalerCondition{Type: autoscalingv2.ScalingActive, Status: tc.active})
+			d := decide(at(0, newDeployment(3), newTestPod("web-0"), newTestPod("web-1"), newTestPod("web-2")).scaledBy(a))
+			if summary(d) != "back to 1;" || len(d.events) != 1 || d.events[0].reason != EventSurgeEnded || d.events[0].eventType != tc.want {
+				t.Fatalf("got %q with %+v, want back to 1 with one %s event", summary(d), d.events, tc.want)
+			}
+			if got := strings.Contains(d.events[0].message, "the replicas stay"); got != (tc.want == "Warning") {
+				t.Errorf("got %q", d.events[0].message)
+			}
+		})
+	}
+}
+
 func TestAutoscalerOfSomethingElseGetsItsMinReplicasBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := recordedAutoscaler(1, 3, 2)
