@@ -197,6 +197,7 @@ type Controller struct {
 	waiting  *loop.Queue[types.NamespacedName]
 	pace     pace
 	departed departed
+	arrivals arrivals
 	blocked  blockedTally
 	failures failures
 	down     downPods
@@ -235,6 +236,7 @@ func New(config Config) (*Controller, error) {
 		down:      downPods{known: map[string]knownDown{}},
 		pins:      pins{known: map[types.NamespacedName]*knownPin{}},
 		departed:  departed{uids: map[types.UID]struct{}{}},
+		arrivals:  arrivals{pods: map[types.UID]arrival{}},
 		blocked:   blockedTally{reasons: map[types.NamespacedName]string{}},
 	}
 	owners, err := eviction.NewOwners(config.HostInformers)

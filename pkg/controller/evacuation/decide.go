@@ -55,7 +55,7 @@ type situation struct {
 	// replaced: the DaemonSet would recreate an evicted pod on its node immediately.
 	replaced bool
 	// comebacks is how often pods like this one were recreated on the node after their evacuation.
-	comebacks int
+	comebacks comebacks
 	// eviction is the state of the pod's eviction, if it was requested.
 	eviction eviction.State
 	// servingSince is when this leader started.

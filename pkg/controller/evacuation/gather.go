@@ -56,6 +56,12 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 		return s, err
 	}
 	s.podType = podTypeOf(pod, node)
+	if s.podType == maintenancev1alpha1.PodTypeDefault {
+		c.arrivals.add(pod, func() bool {
+			_, err := c.evacuationLister.Evacuations(evacuation.Namespace).Get(evacuation.Name)
+			return err == nil
+		})
+	}
 	if s.comebacks, err = c.comebacks(evacuation, pod); err != nil {
 		return s, err
 	}
@@ -78,16 +84,15 @@ func isReplaced(pod *corev1.Pod, node *corev1.Node) bool {
 	return !drainplan.IsTainted(node) || drainplan.Left(pod, maintenancev1alpha1.PodTypeDaemonSet, node, builtIn) != ""
 }
 
-// comebacks counts how often the pod was recreated on its node. The information is in the
-// Evacuations that are still kept, so the count is skipped for pods that are older than those, and
-// for terminating pods.
-func (c *Controller) comebacks(evacuation *maintenancev1alpha1.Evacuation, pod *corev1.Pod) (int, error) {
+// comebacks counts how often the pod was recreated on its node. It skips that for terminating pods,
+// and for pods that are older than the Evacuations that are still kept.
+func (c *Controller) comebacks(evacuation *maintenancev1alpha1.Evacuation, pod *corev1.Pod) (comebacks, error) {
 	if pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil || evacuation.CreationTimestamp.Sub(pod.CreationTimestamp.Time) > c.completedTTL {
-		return 0, nil
+		return comebacks{}, nil
 	}
 	objects, err := c.evacuationIndexer.ByIndex(controllercache.EvacuationsByNode, pod.Spec.NodeName)
 	if err != nil {
-		return 0, err
+		return comebacks{}, err
 	}
 	evacuations := make([]*maintenancev1alpha1.Evacuation, 0, len(objects))
 	for _, object := range objects {
@@ -95,7 +100,7 @@ func (c *Controller) comebacks(evacuation *maintenancev1alpha1.Evacuation, pod *
 			evacuations = append(evacuations, e)
 		}
 	}
-	return countComebacks(pod, evacuations), nil
+	return c.arrivals.count(pod, evacuations, c.clock.Now()), nil
 }
 
 // pod returns the Evacuation's pod, or nil if the pod certainly no longer exists. A pod that is

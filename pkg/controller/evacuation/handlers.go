@@ -78,6 +78,7 @@ func (c *Controller) evacuationGone(obj any) {
 		return
 	}
 	c.departed.forget(evacuation.Spec.PodRef.UID)
+	c.arrivals.leave(evacuation, c.clock.Now())
 	c.completed.remove(keyOf(evacuation))
 	c.blocked.set(keyOf(evacuation), "")
 	c.queue.Add(keyOf(evacuation))

@@ -20,11 +20,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
@@ -41,22 +43,57 @@ const (
 	firstHold = 10 * time.Second
 	// longestHold is the maximum, which limits how often a pod is evicted that always returns.
 	longestHold = 5 * time.Minute
+	// rememberedFor is how long a pod that had returned counts after it has left, and maxRemembered
+	// is how many of them do after their Evacuations are deleted.
+	rememberedFor = time.Hour
+	maxRemembered = 1000
 )
+
+// comebacks is how often pods returned to a node.
+type comebacks struct {
+	count int
+	// byNamespace: the pods have neither the name nor the labels of this one in common. They are
+	// those of its namespace that were created after the drain had begun.
+	byNamespace bool
+}
 
 // countComebacks counts how many pods like this one were evacuated from the node, each created
 // after the evacuation of the previous one. Pods that were there at the same time are siblings that
-// left in one drain and count as one. The Evacuations that are still kept identify deleted pods by
-// the name or, if each pod gets a new name, by the labels.
-func countComebacks(pod *corev1.Pod, evacuations []*maintenancev1alpha1.Evacuation) int {
+// left in one drain and count as one. The Evacuations identify deleted pods by the name or, if each
+// pod gets a new name, by the labels.
+//
+// A client may create each pod with another name, other labels and no owner. So pods of one namespace
+// that were created while its pods were evacuated from the node count as well, if more: they all
+// ignore the cordon, and a namespace has few such clients. created are the creation times of deleted
+// pods, as far as this leader has seen them.
+func countComebacks(pod *corev1.Pod, evacuations []*maintenancev1alpha1.Evacuation, created map[types.UID]time.Time) comebacks {
 	var left []*maintenancev1alpha1.Evacuation
 	for _, e := range evacuations {
-		if e.Namespace == pod.Namespace && e.Spec.PodRef.UID != pod.UID && hasEvacuated(e) && isAlike(pod, e) {
+		if e.Namespace == pod.Namespace && e.Spec.PodRef.UID != pod.UID && hasEvacuated(e) {
 			left = append(left, e)
 		}
 	}
 	slices.SortFunc(left, func(a, b *maintenancev1alpha1.Evacuation) int {
 		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
 	})
+	var alike, late []*maintenancev1alpha1.Evacuation
+	for _, e := range left {
+		isLike := isAlike(pod, e)
+		if isLike {
+			alike = append(alike, e)
+		}
+		at, known := created[e.Spec.PodRef.UID]
+		if isLike || known && at.After(left[0].CreationTimestamp.Time) {
+			late = append(late, e)
+		}
+	}
+	own, all := chainOf(pod, alike), chainOf(pod, late)
+	return comebacks{count: max(own, all), byNamespace: all > own}
+}
+
+// chainOf returns the number of Evacuations, each of which began after the previous one was over
+// and all of which began before the pod was created.
+func chainOf(pod *corev1.Pod, left []*maintenancev1alpha1.Evacuation) int {
 	count := 0
 	var last *maintenancev1alpha1.Evacuation
 	for _, e := range left {
@@ -71,9 +108,11 @@ func countComebacks(pod *corev1.Pod, evacuations []*maintenancev1alpha1.Evacuati
 	return count
 }
 
+// hasEvacuated reports whether the pod of an Evacuation has left, no matter how: evicted, scaled
+// down, deleted by its owner or because it has ended.
 func hasEvacuated(e *maintenancev1alpha1.Evacuation) bool {
 	complete := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionComplete)
-	return complete != nil && complete.Status == metav1.ConditionTrue && complete.Reason == maintenancev1alpha1.ReasonPodDeleted
+	return complete != nil && complete.Status == metav1.ConditionTrue && complete.Reason != maintenancev1alpha1.ReasonCancelled
 }
 
 func goneAt(e *maintenancev1alpha1.Evacuation) time.Time {
@@ -86,10 +125,10 @@ func isAlike(pod *corev1.Pod, e *maintenancev1alpha1.Evacuation) bool {
 
 // heldUntil is the time until which a pod that keeps returning is not evicted; zero if it may be.
 func heldUntil(s situation) time.Time {
-	if s.comebacks <= comebacksTolerated {
+	if s.comebacks.count <= comebacksTolerated {
 		return time.Time{}
 	}
-	hold := min(firstHold<<min(s.comebacks-comebacksTolerated-1, 10), longestHold)
+	hold := min(firstHold<<min(s.comebacks.count-comebacksTolerated-1, 10), longestHold)
 	return s.pod.CreationTimestamp.Add(hold)
 }
 
@@ -107,9 +146,80 @@ func recreated(s situation, until time.Time) *eviction.Blocker {
 	if tolerates := surge.CordonToleration(s.pod); tolerates != "" {
 		remedy = fmt.Sprintf("It %s: remove that toleration where its pods are defined, or stop what recreates it there.", tolerates)
 	}
-	return &eviction.Blocker{
-		Reason: maintenancev1alpha1.ReasonRecreated,
-		Message: fmt.Sprintf("%s has returned to node %s %d times after it was evacuated, the last time at %s. %s It is evicted again at %s.",
-			owner, s.pod.Spec.NodeName, s.comebacks, s.pod.CreationTimestamp.UTC().Format(time.RFC3339), remedy, until.UTC().Format(time.RFC3339)),
+	created := s.pod.CreationTimestamp.UTC().Format(time.RFC3339)
+	what := fmt.Sprintf("%s has returned to node %s %d times after it was evacuated, the last time at %s.", owner, s.pod.Spec.NodeName, s.comebacks.count, created)
+	if s.comebacks.byNamespace {
+		what = fmt.Sprintf("%s was created at %s on node %s, as other pods of its namespace with other names and labels were after the drain had begun: %d times.",
+			owner, created, s.pod.Spec.NodeName, s.comebacks.count)
 	}
+	return &eviction.Blocker{
+		Reason:  maintenancev1alpha1.ReasonRecreated,
+		Message: fmt.Sprintf("%s %s It is evicted again at %s.", what, remedy, until.UTC().Format(time.RFC3339)),
+	}
+}
+
+// arrivals records what Evacuations do not tell: when their pods were created, and which pods have
+// returned, beyond the time for which complete Evacuations are kept. After a change of the leader the
+// pods that have left are unknown, and those without anything in common are counted from there.
+type arrivals struct {
+	mu   sync.Mutex
+	pods map[types.UID]arrival
+	// past are the pods that had returned and have left, the oldest first.
+	past []departure
+}
+
+type arrival struct {
+	created  time.Time
+	returned bool
+}
+
+type departure struct {
+	evacuation *maintenancev1alpha1.Evacuation
+	created    time.Time
+}
+
+// add records a pod if it matters. It checks that under the lock, since leave may run at the same
+// time.
+func (a *arrivals) add(pod *corev1.Pod, matters func() bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, known := a.pods[pod.UID]; !known && matters() {
+		a.pods[pod.UID] = arrival{created: pod.CreationTimestamp.Time}
+	}
+}
+
+// count counts how often pods like this one returned to its node, given the Evacuations that exist.
+func (a *arrivals) count(pod *corev1.Pod, evacuations []*maintenancev1alpha1.Evacuation, now time.Time) comebacks {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	created := make(map[types.UID]time.Time, len(evacuations))
+	for _, e := range evacuations {
+		if is, known := a.pods[e.Spec.PodRef.UID]; known {
+			created[e.Spec.PodRef.UID] = is.created
+		}
+	}
+	for _, left := range a.past {
+		if e := left.evacuation; e.Namespace == pod.Namespace && e.Spec.NodeName == pod.Spec.NodeName && now.Sub(goneAt(e)) < rememberedFor {
+			evacuations = append(evacuations, e)
+			created[e.Spec.PodRef.UID] = left.created
+		}
+	}
+	counted := countComebacks(pod, evacuations, created)
+	if is, known := a.pods[pod.UID]; known && counted.count > 0 {
+		is.returned = true
+		a.pods[pod.UID] = is
+	}
+	return counted
+}
+
+// leave records that an Evacuation does not exist any more.
+func (a *arrivals) leave(e *maintenancev1alpha1.Evacuation, now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if was := a.pods[e.Spec.PodRef.UID]; was.returned && hasEvacuated(e) {
+		a.past = slices.DeleteFunc(a.past, func(left departure) bool { return now.Sub(goneAt(left.evacuation)) >= rememberedFor })
+		a.past = append(a.past, departure{e, was.created})
+		a.past = a.past[max(0, len(a.past)-maxRemembered):]
+	}
+	delete(a.pods, e.Spec.PodRef.UID)
 }

@@ -56,6 +56,9 @@ func TestCountComebacks(t *testing.T) {
 	cancelled := func(e *maintenancev1alpha1.Evacuation) {
 		e.Status.Conditions[0].Reason = maintenancev1alpha1.ReasonCancelled
 	}
+	ended := func(e *maintenancev1alpha1.Evacuation) {
+		e.Status.Conditions[0].Reason = maintenancev1alpha1.ReasonPodTerminated
+	}
 	elsewhere := func(e *maintenancev1alpha1.Evacuation) { e.Namespace = "other" }
 	otherApp := func(e *maintenancev1alpha1.Evacuation) { e.Labels = map[string]string{"app": "api"} }
 	past := func(es ...*maintenancev1alpha1.Evacuation) []*maintenancev1alpha1.Evacuation { return es }
@@ -90,6 +93,9 @@ func TestCountComebacks(t *testing.T) {
 			pod: newPod(createdAt(time.Minute)), past: past(pastEvacuation(podName, 0, 5*time.Second, cancelled)),
 			want: 0,
 		},
+		"a pod that has ended by itself counts": {
+			pod: newPod(createdAt(time.Minute)), past: past(pastEvacuation(podName, 0, 5*time.Second, ended)), want: 1,
+		},
 		"pods of other namespaces do not count": {
 			pod: newPod(createdAt(time.Minute)), past: past(pastEvacuation(podName, 0, 5*time.Second, elsewhere)),
 			want: 0,
@@ -111,7 +117,7 @@ func TestCountComebacks(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := countComebacks(tc.pod, tc.past); got != tc.want {
+			if got := countComebacks(tc.pod, tc.past, nil).count; got != tc.want {
 				t.Errorf("got %d comebacks, want %d", got, tc.want)
 			}
 		})
@@ -119,7 +125,7 @@ func TestCountComebacks(t *testing.T) {
 }
 
 func TestDecideRecreated(t *testing.T) {
-	times := func(n int) func(*situation) { return func(s *situation) { s.comebacks = n } }
+	times := func(n int) func(*situation) { return func(s *situation) { s.comebacks.count = n } }
 	wasRecreated := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonRecreated, 0)
 	runDecide(t, map[string]decideTest{
 		"a pod that has returned twice is evicted": {
@@ -134,7 +140,7 @@ func TestDecideRecreated(t *testing.T) {
 		},
 		"a pod that has returned three times is evicted after that time": {
 			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second,
-			mod:  func(s *situation) { s.comebacks, s.eviction.Known = 3, true },
+			mod:  func(s *situation) { s.comebacks.count, s.eviction.Known = 3, true },
 			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
 		},
 		"a pod that has returned more often is kept for longer": {
@@ -157,7 +163,7 @@ func TestDecideRecreated(t *testing.T) {
 		},
 		"a DaemonSet pod is not evicted": {
 			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), at: 9 * time.Second,
-			mod:  func(s *situation) { s.comebacks, s.podType = 3, maintenancev1alpha1.PodTypeDaemonSet },
+			mod:  func(s *situation) { s.comebacks.count, s.podType = 3, maintenancev1alpha1.PodTypeDaemonSet },
 			want: outcome{Active: evict, Policy: allow, Blocked: "NoEvacuator", Events: EventBlocked},
 		},
 	})
@@ -182,7 +188,7 @@ func TestMessageOfARecreatedPodNamesTheOwner(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := decide(situation{
-				now: start, evacuation: newEvacuation(active(evict)), comebacks: 3,
+				now: start, evacuation: newEvacuation(active(evict)), comebacks: comebacks{count: 3},
 				podType: maintenancev1alpha1.PodTypeDefault,
 				pod: newPod(createdAt(0),
 					func(p *corev1.Pod) { p.OwnerReferences, p.Spec.NodeName = tc.owners, testNode }),
@@ -190,6 +196,101 @@ func TestMessageOfARecreatedPodNamesTheOwner(t *testing.T) {
 			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
 			if blocked == nil || !strings.Contains(blocked.Message, tc.want) {
 				t.Errorf("got condition %+v, want %q in its message", blocked, tc.want)
+			}
+		})
+	}
+}
+
+// TestPodsThatKeepComingAreEvictedSeldom plays an hour of a client that creates the next pod on the
+// node as soon as the last one has left.
+func TestPodsThatKeepComingAreEvictedSeldom(t *testing.T) {
+	owned := func(by string) []metav1.OwnerReference {
+		return []metav1.OwnerReference{{Kind: "Job", Name: by, UID: types.UID(by), Controller: ptr.To(true)}}
+	}
+	for name, tc := range map[string]struct {
+		mod     func(p *corev1.Pod, n string)
+		message string
+	}{
+		"with the same name": {func(p *corev1.Pod, _ string) { p.Name = "web" }, "has returned to node node-7"},
+		"with the same labels": {
+			func(p *corev1.Pod, _ string) { p.Labels = map[string]string{"app": "web"} }, "has returned to node node-7",
+		},
+		"with other names and labels": {func(*corev1.Pod, string) {}, "as other pods of its namespace"},
+		"with other names and labels of one owner": {
+			func(p *corev1.Pod, _ string) { p.OwnerReferences = owned("api") }, "A pod of Job api was created",
+		},
+		"with other names, labels and owners": {
+			func(p *corev1.Pod, n string) { p.OwnerReferences = owned("api-" + n) }, "as other pods of its namespace",
+		},
+		"without labels": {func(p *corev1.Pod, _ string) { p.Labels = nil }, "as other pods of its namespace"},
+	} {
+		for _, reason := range []string{maintenancev1alpha1.ReasonPodDeleted, maintenancev1alpha1.ReasonPodTerminated} {
+			t.Run(name+", "+reason, func(t *testing.T) {
+				var pod *corev1.Pod
+				var kept []*maintenancev1alpha1.Evacuation
+				known := arrivals{pods: map[types.UID]arrival{}}
+				evictions, message := 0, ""
+				for now := time.Duration(0); now < time.Hour; now += time.Second {
+					n := fmt.Sprint(evictions)
+					if len(kept) > 0 && start.Add(now).Sub(goneAt(kept[0])) >= DefaultCompletedTTL {
+						known.leave(kept[0], start.Add(now))
+						kept = kept[1:]
+					}
+					if pod == nil {
+						pod = newPod(createdAt(now), func(p *corev1.Pod) {
+							p.Name, p.UID, p.Labels, p.Spec.NodeName = "p-"+n, types.UID("uid-"+n), map[string]string{"n": n}, testNode
+							tc.mod(p, n)
+						})
+						known.add(pod, func() bool { return true })
+						continue
+					}
+					got := decide(situation{
+						now: start.Add(now), evacuation: newEvacuation(active(evict)), pod: pod,
+						podType: maintenancev1alpha1.PodTypeDefault, comebacks: known.count(pod, kept, start.Add(now)),
+					})
+					if blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked); blocked != nil {
+						message = blocked.Message
+					}
+					if !got.evict {
+						continue
+					}
+					asked := pod.CreationTimestamp.Sub(start) + time.Second
+					kept = append(kept, pastEvacuation(pod.Name, asked, now, func(e *maintenancev1alpha1.Evacuation) {
+						e.Spec.PodRef.UID, e.Spec.NodeName, e.Labels, e.Status.Conditions[0].Reason = pod.UID, testNode, pod.Labels, reason
+					}))
+					evictions++
+					pod = nil
+				}
+				if evictions > 25 {
+					t.Errorf("%d pods were evicted in an hour, want at most 25", evictions)
+				}
+				if !strings.Contains(message, tc.message) {
+					t.Errorf("got %q, want it to have %q", message, tc.message)
+				}
+			})
+		}
+	}
+}
+
+func TestPodsOfLaterWavesAreNoComebacks(t *testing.T) {
+	past := []*maintenancev1alpha1.Evacuation{
+		pastEvacuation("a", 0, time.Second), pastEvacuation("b", 2*time.Second, 3*time.Second), pastEvacuation("c", 4*time.Second, 5*time.Second),
+	}
+	created := map[types.UID]time.Time{}
+	for i, e := range past {
+		e.Labels = map[string]string{"n": e.Spec.PodRef.Name}
+		created[e.Spec.PodRef.UID] = after(time.Duration(-i-1) * time.Hour).Time
+	}
+	for name, tc := range map[string]struct {
+		at   time.Duration
+		want int
+	}{
+		"a pod of the last wave":                     {-time.Hour, 0},
+		"a pod that was created after the last wave": {10 * time.Second, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := countComebacks(newPod(createdAt(tc.at)), past, created).count; got != tc.want {
+				t.Errorf("got %d comebacks, want %d", got, tc.want)
 			}
 		})
 	}
@@ -218,9 +319,47 @@ func TestGatherCountsComebacks(t *testing.T) {
 				}
 			}
 			s, err := c.gather(t.Context(), evacuation)
-			if err != nil || s.comebacks != tc.want {
-				t.Errorf("got %d comebacks, %v, want %d", s.comebacks, err, tc.want)
+			if err != nil || s.comebacks.count != tc.want {
+				t.Errorf("got %d comebacks, %v, want %d", s.comebacks.count, err, tc.want)
 			}
 		})
+	}
+}
+
+func TestGatherRecognizesPodsByTheirCreation(t *testing.T) {
+	client := fake.NewClientset()
+	c, own := newIdleController(t, client, newEvacuation())
+	evacuations := own.Maintenance().V1alpha1().Evacuations().Informer().GetIndexer()
+	for i := range 4 {
+		at := time.Duration(i) * time.Minute
+		e := pastEvacuation(fmt.Sprintf("p-%d", i), at+2*time.Second, at+5*time.Second)
+		e.Labels, e.Spec.NodeName = map[string]string{"n": e.Spec.PodRef.Name}, testNode
+		asked := e.DeepCopy()
+		asked.Status.Conditions = nil
+		pod := newPod(createdAt(at), func(p *corev1.Pod) {
+			p.Name, p.UID, p.Labels, p.Spec.NodeName = e.Spec.PodRef.Name, e.Spec.PodRef.UID, e.Labels, testNode
+		})
+		if err := client.Tracker().Add(pod); err != nil {
+			t.Fatal(err)
+		}
+		if err := evacuations.Add(asked); err != nil {
+			t.Fatal(err)
+		}
+		s, err := c.gather(t.Context(), asked)
+		if want := max(0, i-1); err != nil || s.comebacks.count != want {
+			t.Errorf("pod %d: got %+v, %v, want %d", i, s.comebacks, err, want)
+		}
+		if err := evacuations.Update(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := len(c.arrivals.pods); got != 4 {
+		t.Errorf("%d pods are known, want 4", got)
+	}
+	for _, e := range evacuations.List() {
+		c.evacuationGone(e)
+	}
+	if got := len(c.arrivals.pods); got != 0 {
+		t.Errorf("%d pods are known after their Evacuations are gone", got)
 	}
 }
