@@ -75,7 +75,7 @@ func (c *Controller) tellScaleFailed(ctx context.Context, key types.NamespacedNa
 	if d.scale.value != nil {
 		what = fmt.Sprintf("%s cannot be set to %d", s.target.field(), *d.scale.value)
 	}
-	if c.known.scaleFailed(key, text, s.now) && s.deployment != nil {
+	if c.known.scaleFailed(key, text, s.now, s.timeout) && s.deployment != nil {
 		c.send(s, []event{{corev1.EventTypeWarning, EventScaleFailed, actionSurge, fmt.Sprintf("Deployment %s: %s: %s", key.Name, what, text), nil}})
 	}
 	for _, p := range s.leaving() {

@@ -114,7 +114,8 @@ func decide(s situation) decision {
 		d.takeUp(s)
 		d.memory.standing = s.standing()
 	}
-	d.idle = len(s.leaving()) == 0 && len(s.declined()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil &&
+	rests := d.rests(s)
+	d.idle = !rests && len(s.leaving()) == 0 && len(s.declined()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil &&
 		len(d.restore) == 0 && !d.retries
 	return d
 }
@@ -148,16 +149,45 @@ func (s *situation) reasonToDecline() string {
 			s.target.record.resets(), maintenancev1alpha1.AnnotationSurgeRecord)
 	case s.isScaleRefused():
 		return "cannot be scaled up: " + s.refused.text
-	case s.memory.misses >= maxMisses:
+	case s.now.Before(s.missedUntil()):
 		return fmt.Sprintf("cannot use a surge: %d scale-downs in a row removed other pods than those with the lowest deletion cost", s.memory.misses)
 	}
 	return ""
 }
 
 // isScaleRefused reports whether scaling the Deployment has failed for longer than the surge
-// timeout.
+// timeout, and it is not time yet to try that again.
 func (s *situation) isScaleRefused() bool {
-	return !s.target.record.isUp() && s.refused.text != "" && !s.now.Before(s.refused.since.Add(s.timeout))
+	return !s.target.record.isUp() && s.refused.text != "" && !s.now.Before(s.refused.since.Add(s.timeout)) &&
+		s.now.Before(s.refused.retryAt(s.timeout))
+}
+
+// missedUntil is when a surge is tried again after scale-downs that have deleted other pods; zero if
+// it may be.
+func (s *situation) missedUntil() time.Time {
+	if s.memory.misses < maxMisses {
+		return time.Time{}
+	}
+	return s.memory.missedAt.Add(restAfter(s.memory.misses-maxMisses, s.timeout))
+}
+
+// rests reports whether no surge is tried for a reason that ends with the time, and wakes the
+// controller when it does. What failed until then must not be forgotten.
+func (d *decision) rests(s situation) bool {
+	if s.deployment == nil {
+		return false
+	}
+	rests := false
+	if s.isScaleRefused() {
+		rests = true
+		d.wakeAt(s.refused.retryAt(s.timeout))
+	}
+	s.memory = d.memory
+	if until := s.missedUntil(); s.now.Before(until) {
+		rests = true
+		d.wakeAt(until)
+	}
+	return rests
 }
 
 // dissolve ends a surge whose replica count was changed by a user or another controller, and keeps
@@ -202,7 +232,11 @@ func (d *decision) start(s situation) {
 		if s.target.record != nil && len(s.declined()) == 0 {
 			d.scale = &scaling{}
 		}
-		d.memory = memory{known: true, warned: d.memory.warned, tried: s.stillTried()}
+		kept := memory{known: true, warned: d.memory.warned, tried: s.stillTried()}
+		if len(s.declined()) > 0 {
+			kept.misses, kept.missedAt = s.memory.misses, s.memory.missedAt
+		}
+		d.memory = kept
 		return
 	}
 	leaving = d.endTurns(s, d.decline(s, leaving))
@@ -226,9 +260,10 @@ func (d *decision) start(s situation) {
 		}, nil)
 		return
 	}
-	if d.countMisses(s, leaving); d.memory.misses >= maxMisses {
-		s.memory = d.memory
-		d.giveUp(s, s.reasonToDecline())
+	d.countMisses(s, leaving)
+	s.memory = d.memory
+	if why := s.reasonToDecline(); why != "" {
+		d.giveUp(s, why)
 		return
 	}
 	r := &record{
@@ -256,7 +291,7 @@ func (d *decision) countMisses(s situation, leaving []*pod) {
 	}
 	d.memory.dropped, d.memory.spared, d.memory.misses = nil, 0, 0
 	if left > s.memory.spared {
-		d.memory.misses = s.memory.misses + 1
+		d.memory.misses, d.memory.missedAt = s.memory.misses+1, s.now
 	}
 }
 

@@ -142,9 +142,11 @@ type memory struct {
 	// warned are the warnings that have been sent.
 	warned []string
 	// dropped are the intended victims of the last scale-down, of which spared had to survive, and
-	// misses counts the consecutive scale-downs that deleted other pods.
+	// misses counts the consecutive scale-downs that deleted other pods; missedAt is when the last
+	// one was noticed.
 	dropped        []string
 	spared, misses int
+	missedAt       time.Time
 }
 
 // heard is the last report to Evacuations: the highest mark of the surge, and its time.

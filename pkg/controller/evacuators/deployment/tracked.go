@@ -27,6 +27,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// longestWait is the maximum of restAfter, unless the surge timeout is longer.
+const longestWait = time.Hour
+
 // tracked caches what this process knows about Deployments with leaving pods. It need not survive a
 // restart: it avoids syncs of Deployments without leaving pods.
 type tracked struct {
@@ -56,6 +59,19 @@ type state struct {
 type refusal struct {
 	since time.Time
 	text  string
+	// declined is how often in a row it has failed for the whole surge timeout.
+	declined int
+}
+
+// retryAt is when a write that has failed for the whole surge timeout is tried again.
+func (r refusal) retryAt(timeout time.Duration) time.Time {
+	return r.since.Add(timeout + restAfter(r.declined, timeout))
+}
+
+// restAfter is how long a surge is not tried again that has failed so many times before. It starts
+// with the surge timeout and doubles each time.
+func restAfter(failed int, timeout time.Duration) time.Duration {
+	return min(timeout<<min(failed, 10), max(longestWait, timeout))
 }
 
 func newTracked() tracked {
@@ -141,14 +157,18 @@ func (t *tracked) wrote(key types.NamespacedName, d *appsv1.Deployment, a *autos
 }
 
 // scaleFailed records that the replica count could not be written, and reports whether the error is
-// new.
-func (t *tracked) scaleFailed(key types.NamespacedName, text string, now time.Time) bool {
+// new. If that was tried again after the surge timeout and a rest, the turns end after the first
+// failure, and the next rest is longer.
+func (t *tracked) scaleFailed(key types.NamespacedName, text string, now time.Time, timeout time.Duration) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.state(key)
 	was := s.refused
 	if was.text == "" {
 		s.refused.since = now
+	} else if !now.Before(was.retryAt(timeout)) {
+		s.refused.since = now.Add(-timeout)
+		s.refused.declined++
 	}
 	s.refused.text = text
 	return was.text != text
