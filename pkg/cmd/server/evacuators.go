@@ -108,9 +108,9 @@ type controller interface {
 
 // builtIn creates the controllers of the enabled built-in evacuators. The one of Deployments also
 // runs while it is disabled, to revert the surges that it may have left. standing returns why a pod
-// that waits for it has to stay.
+// that waits for it, or for its eviction, has to stay.
 func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory, own informers.SharedInformerFactory,
-	inFlight *inflight.Evictions) (controllers []controller, standing func(*corev1.Pod) *eviction.Blocker, err error) {
+	inFlight *inflight.Evictions) (controllers []controller, standing func(*corev1.Pod, string) *eviction.Blocker, err error) {
 	if slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDaemonSet) {
 		c, err := daemonset.New(daemonset.Config{
 			Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Liveness: d.liveness,
@@ -129,8 +129,12 @@ func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory
 	if err != nil {
 		return nil, nil, fmt.Errorf("create controller %s: %w", deployment.Name, err)
 	}
-	standing = func(pod *corev1.Pod) *eviction.Blocker {
-		if why := c.Standing(pod); why != (deployment.Standing{}) {
+	standing = func(pod *corev1.Pod, class string) *eviction.Blocker {
+		of := c.Standing
+		if class == v1alpha1.EvacuatorClassEviction {
+			of = c.StandingOfEvicted
+		}
+		if why := of(pod); why != (deployment.Standing{}) {
 			return &eviction.Blocker{Reason: why.Reason, Message: why.Message}
 		}
 		return nil

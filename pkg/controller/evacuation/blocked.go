@@ -70,6 +70,9 @@ func (d *decision) decideBlocked(s situation) {
 		}
 	case d.status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassEviction:
 		d.decideProgress(s)
+	case s.podType == maintenancev1alpha1.PodTypeDefault && s.standing != nil:
+		d.wakeAt(s.now.Add(standingRetry))
+		d.setBlocked(s, s.standing)
 	case s.podType == maintenancev1alpha1.PodTypeDefault:
 		until := heldUntil(s)
 		d.wakeAt(until)

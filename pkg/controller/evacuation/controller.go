@@ -112,10 +112,10 @@ type Config struct {
 	// before the condition Blocked reports SurgePending. It must not block. Nil means
 	// DefaultSurgeTimeout for all pods.
 	SurgeTimeout func(pod *corev1.Pod) time.Duration
-	// Standing returns why a pod that waits for the evacuator of Deployments must not leave without
-	// a replacement, nil if there is no reason. It must not block. Nil means that there never is
-	// one.
-	Standing func(pod *corev1.Pod) *eviction.Blocker
+	// Standing returns why a pod must not leave, nil if there is no reason. class is the active one:
+	// the evacuator of Deployments or eviction. It must not block. Nil means that there never is a
+	// reason.
+	Standing func(pod *corev1.Pod, class string) *eviction.Blocker
 	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
 	// before the pod is kept on its node; 0 means the default.
 	DaemonSetBudgetPatience time.Duration
@@ -138,7 +138,7 @@ func (c *Config) setDefaults() {
 		c.EvictionPolicy = eviction.DefaultPolicy()
 	}
 	if c.Standing == nil {
-		c.Standing = func(*corev1.Pod) *eviction.Blocker { return nil }
+		c.Standing = func(*corev1.Pod, string) *eviction.Blocker { return nil }
 	}
 	if c.SurgeTimeout == nil {
 		c.SurgeTimeout = func(*corev1.Pod) time.Duration { return DefaultSurgeTimeout }
@@ -175,7 +175,7 @@ type Controller struct {
 	budgetPatience time.Duration
 	longGrace      time.Duration
 	surgeTimeout   func(*corev1.Pod) time.Duration
-	standing       func(*corev1.Pod) *eviction.Blocker
+	standing       func(*corev1.Pod, string) *eviction.Blocker
 	// servingSince is set before the first worker starts.
 	servingSince time.Time
 
@@ -281,8 +281,18 @@ func (c *Controller) isWanted(r eviction.Request) bool {
 	case onlyMaintenancesAsk(evacuation) && !c.isDrained(r):
 		c.queue.AddAfter(r.Evacuation, withdrawalPatience)
 		return false
+	case r.ReplacedFirst && c.mustStay(r):
+		// The reason is newer than the last decision.
+		c.queue.Add(r.Evacuation)
+		return false
 	}
 	return true
+}
+
+// mustStay reports whether the pod to be evicted must not leave.
+func (c *Controller) mustStay(r eviction.Request) bool {
+	pod, err := c.podLister.Pods(r.Evacuation.Namespace).Get(r.Pod)
+	return err == nil && c.standing(pod, maintenancev1alpha1.EvacuatorClassEviction) != nil
 }
 
 func onlyMaintenancesAsk(evacuation *maintenancev1alpha1.Evacuation) bool {

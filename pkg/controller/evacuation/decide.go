@@ -37,6 +37,9 @@ const (
 	longestGrace = 5 * time.Minute
 	// maxMessage is the maximum length of status.message.
 	maxMessage = 1024
+	// standingRetry is how long it takes until it is checked again whether a pod still must not be
+	// evicted.
+	standingRetry = 10 * time.Second
 )
 
 // situation has all inputs of the decision about an Evacuation.
@@ -67,8 +70,8 @@ type situation struct {
 	// surgeTimeout is how long the evacuator of Deployments may make no progress with this pod
 	// before that is reported as blocked.
 	surgeTimeout time.Duration
-	// standing is why the pod, which waits for the evacuator of Deployments, must not leave without
-	// a replacement; nil if there is no reason.
+	// standing is why the pod, which waits for the evacuator of Deployments or its eviction, must not
+	// leave; nil if there is no reason.
 	standing *eviction.Blocker
 	// budgetPatience is how long the budget of a DaemonSet pod may allow no disruption before the
 	// pod is kept.
@@ -223,9 +226,9 @@ func (d *decision) decideTurn(s situation) {
 }
 
 // isUpForEviction reports whether no evacuator is left and the pod may be evicted as the last
-// resort.
+// resort. It may not while its Deployment can create no other pod.
 func (d *decision) isUpForEviction(s situation) bool {
-	return d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction && s.podType == maintenancev1alpha1.PodTypeDefault
+	return d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction && s.podType == maintenancev1alpha1.PodTypeDefault && s.standing == nil
 }
 
 // isRequested reports whether the DaemonSet evacuator requests the eviction of its pod, which it

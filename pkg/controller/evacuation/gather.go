@@ -66,8 +66,13 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 		return s, err
 	}
 	s.nodeUnreachable = node != nil && controllercache.Readiness(node) == corev1.ConditionUnknown
-	if evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment {
-		s.surgeTimeout, s.standing = c.surgeTimeout(pod), c.standing(pod)
+	switch class := evacuation.Status.ActiveEvacuatorClass; class {
+	case maintenancev1alpha1.EvacuatorClassDeployment:
+		s.surgeTimeout, s.standing = c.surgeTimeout(pod), c.standing(pod, class)
+	case maintenancev1alpha1.EvacuatorClassEviction:
+		if isEvacuator(evacuation, maintenancev1alpha1.EvacuatorClassDeployment) {
+			s.standing = c.standing(pod, class)
+		}
 	}
 	s.standoff = c.standoff(ctx, pod, s.eviction, s.now)
 	if node == nil || !waitsForDrain(evacuation.Status.ActiveEvacuatorClass) && !isDeadButHeld(evacuation) {

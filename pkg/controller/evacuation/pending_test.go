@@ -21,7 +21,11 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/kubernetes/fake"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
@@ -60,6 +64,16 @@ func TestDecideSurgePending(t *testing.T) {
 			},
 			want: outcome{
 				Active: class, Progress: time.Minute, Policy: allow, Blocked: maintenancev1alpha1.ReasonReplicaFailure,
+				Events: EventBlocked,
+			},
+		},
+		"a pod that is up for eviction and must not leave stays": {
+			evacuation: newEvacuation(active(evict)), pod: newPod(), at: time.Hour,
+			mod: func(s *situation) {
+				s.standing = &eviction.Blocker{Reason: maintenancev1alpha1.ReasonReplicaFailure, Message: "None can be created."}
+			},
+			want: outcome{
+				Active: evict, Policy: allow, Blocked: maintenancev1alpha1.ReasonReplicaFailure, Wake: time.Hour + standingRetry,
 				Events: EventBlocked,
 			},
 		},
@@ -146,6 +160,48 @@ func TestMessageOfAPendingSurge(t *testing.T) {
 			}
 			if strings.Contains(blocked.Message, tt.not) {
 				t.Errorf("got message %q, want it without %q", blocked.Message, tt.not)
+			}
+		})
+	}
+}
+
+func TestEvictionIsNotSentOfAPodThatMustNotLeave(t *testing.T) {
+	for name, tc := range map[string]struct {
+		replaced bool
+		why      *eviction.Blocker
+		want     bool
+	}{
+		"a reason that is newer than the decision": {true, &eviction.Blocker{Reason: maintenancev1alpha1.ReasonReplicaFailure}, false},
+		"no reason":                    {true, nil, true},
+		"a pod without that evacuator": {false, &eviction.Blocker{Reason: maintenancev1alpha1.ReasonReplicaFailure}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			evacuation, pod := newEvacuation(active(evict)), newPod()
+			// A user has asked, so that no maintenance has to drain the node.
+			evacuation.Finalizers = []string{maintenancev1alpha1.FinalizerInstigatorPrefix + "user.example.com"}
+			c, _ := newIdleController(t, fake.NewClientset(pod), evacuation)
+			pods := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+			if err := pods.Add(pod); err != nil {
+				t.Fatal(err)
+			}
+			c.podLister = corelisters.NewPodLister(pods)
+			c.standing = func(_ *corev1.Pod, class string) *eviction.Blocker {
+				if class != evict {
+					t.Errorf("asked for class %q", class)
+				}
+				return tc.why
+			}
+			request := eviction.Request{Evacuation: keyOf(evacuation), Pod: pod.Name, UID: pod.UID, ReplacedFirst: tc.replaced}
+			if got := c.isWanted(request); got != tc.want {
+				t.Errorf("got %t, want %t", got, tc.want)
+			}
+			s, err := c.gather(t.Context(), evacuation)
+			if err != nil || s.standing != nil {
+				t.Errorf("got %+v, %v for a pod that the evacuator of Deployments is not asked about", s.standing, err)
+			}
+			evacuation.Spec.Evacuators = []maintenancev1alpha1.Evacuator{{EvacuatorClass: maintenancev1alpha1.EvacuatorClassDeployment}}
+			if s, err = c.gather(t.Context(), evacuation); err != nil || s.standing != tc.why {
+				t.Errorf("got %+v, %v, want %+v", s.standing, err, tc.why)
 			}
 		})
 	}

@@ -20,10 +20,12 @@ import (
 	"fmt"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	pdb "haulout.dev/haulout/pkg/drain/budget"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
@@ -49,16 +51,47 @@ func (c *Controller) Standing(p *corev1.Pod) Standing {
 	return c.known.get(key).standing
 }
 
+// StandingOfEvicted returns why a pod that is up for eviction has to stay: it serves, its Deployment
+// can create no other pod, and has no spare one. A Deployment with the annotation surge: Disabled has
+// said that its pods may leave nevertheless.
+func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
+	key, ok := c.deploymentOf(p)
+	if !ok || c.off || !pdb.IsReady(p) {
+		return Standing{}
+	}
+	d, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)
+	if err != nil || d.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled {
+		return Standing{}
+	}
+	wanted := surge.Replicas(d)
+	if r, _ := readRecord(d, 1); r.isUp() {
+		wanted = r.Keep
+	}
+	if d.DeletionTimestamp != nil || d.Status.AvailableReplicas > wanted {
+		return Standing{}
+	}
+	return standingOf(d)
+}
+
+// standingOf returns whether a Deployment can create no pod, as a reason to stay. A pod that leaves
+// makes room in a quota, so that is no reason to wait.
+func standingOf(d *appsv1.Deployment) Standing {
+	failure := strings.TrimPrefix(replicaFailure(d), ": ")
+	if failure == "" || strings.Contains(failure, quotaExceeded) {
+		return Standing{}
+	}
+	return Standing{
+		Reason: maintenancev1alpha1.ReasonReplicaFailure,
+		Message: fmt.Sprintf("No pod of Deployment %s can be created, so none could take the place of this one, which stays until that is corrected: %s "+
+			"The owner of what the error names has to act, or the owner of the application may delete the pod.",
+			d.Name, wording.Sentence(failure)),
+	}
+}
+
 // standing returns why the pods that wait must not leave without a replacement.
 func (s *situation) standing() Standing {
-	// A pod that leaves makes room in a quota, so it is no reason to wait.
-	if failure := strings.TrimPrefix(replicaFailure(s.deployment), ": "); failure != "" && !strings.Contains(failure, quotaExceeded) {
-		return Standing{
-			Reason: maintenancev1alpha1.ReasonReplicaFailure,
-			Message: fmt.Sprintf("No pod of Deployment %s can be created, so none could take the place of this one, which stays until that is corrected: %s "+
-				"The owner of what the error names has to act, or the owner of the application may delete the pod.",
-				s.deployment.Name, wording.Sentence(failure)),
-		}
+	if failing := standingOf(s.deployment); failing != (Standing{}) {
+		return failing
 	}
 	if p := s.returned(); p != nil {
 		return Standing{

@@ -1,0 +1,81 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	"k8s.io/client-go/tools/cache"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestPodUpForEvictionStaysWhileNoneCanBeCreated(t *testing.T) {
+	failing := func(message string, available int32) func(*appsv1.Deployment) {
+		return func(d *appsv1.Deployment) {
+			d.Status.AvailableReplicas = available
+			d.Status.Conditions = []appsv1.DeploymentCondition{
+				{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Message: message},
+			}
+		}
+	}
+	const webhook = `admission webhook "w.example.com" does not answer`
+	for name, tc := range map[string]struct {
+		d     *appsv1.Deployment
+		pod   *corev1.Pod
+		off   bool
+		stays bool
+	}{
+		"a webhook refuses pods":    {d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0").Pod, stays: true},
+		"maxSurge is 0":             {d: newDeployment(2, surging("0"), failing(webhook, 1)), pod: newTestPod("web-0").Pod, stays: true},
+		"the surge has no pod yet":  {d: newDeployment(2, recorded(1, 2, web0), failing(webhook, 1)), pod: newTestPod("web-0").Pod, stays: true},
+		"its replacement is there":  {d: newDeployment(2, recorded(1, 2, web0), failing(webhook, 2)), pod: newTestPod("web-0").Pod},
+		"it does not serve":         {d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0", unready).Pod},
+		"a quota, which it is in":   {d: newDeployment(2, failing("exceeded quota: small", 1)), pod: newTestPod("web-0").Pod},
+		"pods can be created":       {d: newDeployment(2), pod: newTestPod("web-0").Pod},
+		"the evacuator is disabled": {d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0").Pod, off: true},
+		"surge: Disabled": {
+			d: newDeployment(2, failing(webhook, 1), func(d *appsv1.Deployment) {
+				d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeDisabled}
+			}),
+			pod: newTestPod("web-0").Pod,
+		},
+		"a pod of something else": {
+			d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0", func(p *pod) { p.OwnerReferences = nil }).Pod,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			deployments := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+			sets := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+			if err := errors.Join(deployments.Add(tc.d), sets.Add(newReplicaSet())); err != nil {
+				t.Fatal(err)
+			}
+			c := &Controller{
+				deploymentLister: appslisters.NewDeploymentLister(deployments), replicaSetLister: appslisters.NewReplicaSetLister(sets), off: tc.off,
+			}
+			got := c.StandingOfEvicted(tc.pod)
+			if stays := got.Reason == maintenancev1alpha1.ReasonReplicaFailure; stays != tc.stays || stays != strings.Contains(got.Message, webhook) {
+				t.Errorf("got %+v, want it to stay: %t", got, tc.stays)
+			}
+		})
+	}
+}
