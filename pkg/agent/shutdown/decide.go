@@ -145,8 +145,8 @@ type input struct {
 	reportingFor time.Duration
 	// releasedHere: this process has released the lock during this shutdown.
 	releasedHere bool
-	// olderDone: older maintenances were completed. sweepDue and uncordonDue: it is time to look for
-	// a maintenance, or a cordon of the agent, that should not exist.
+	// olderDone: older maintenances were completed. sweepDue and uncordonDue: it is time to look
+	// for a maintenance, or a cordon of the agent, that should not exist.
 	olderDone, sweepDue, uncordonDue bool
 	outcome                          outcome
 	why                              string

@@ -159,8 +159,8 @@ type Cluster interface {
 	Evict(ctx context.Context, pod Pod) error
 	// Cordon makes the node unschedulable, unless it is, and records the boot on the node.
 	Cordon(ctx context.Context, bootID string) error
-	// Uncordon undoes the Cordon of this or an earlier boot. It is no error if it did nothing, or if
-	// the server has taken over the cordon.
+	// Uncordon undoes the Cordon of this or an earlier boot. It is no error if it did nothing, or
+	// if the server has taken over the cordon.
 	Uncordon(ctx context.Context) error
 	// SetCondition writes a condition of the node. A zero LastTransitionTime is filled in: it
 	// changes only with the status.
