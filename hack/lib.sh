@@ -67,7 +67,9 @@ hand_written_go() {
 	done < <(git -C "${ROOT}" ls-files -z --cached --others --exclude-standard '*.go')
 }
 
-# has_boilerplate FILE checks whether a Go file begins with the licence header.
+# has_boilerplate FILE checks whether a Go file begins with the licence header. gofmt moves a build
+# constraint before it.
 has_boilerplate() {
-	cmp --silent --bytes="$(stat --format=%s "${ROOT}/hack/boilerplate.go.txt")" "${ROOT}/hack/boilerplate.go.txt" "$1"
+	local header="${ROOT}/hack/boilerplate.go.txt"
+	cmp --silent --bytes="$(stat --format=%s "${header}")" "${header}" <(sed '1{/^\/\/go:build /{N;d}}' "$1")
 }
