@@ -37,7 +37,8 @@ type Owner struct {
 type ownerKind int
 
 const (
-	// ownerDeployment: a Deployment can replace the pod before it leaves. The zero value is no owner.
+	// ownerDeployment: a Deployment can replace the pod before it leaves. The zero value is no
+	// owner.
 	ownerDeployment ownerKind = iota + 1
 	// ownerBuiltIn: another controller of Kubernetes recreates the pod after it has left.
 	ownerBuiltIn
