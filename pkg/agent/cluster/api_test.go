@@ -46,7 +46,6 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	haulscheme "haulout.dev/haulout/pkg/generated/clientset/versioned/scheme"
 )
 
@@ -102,10 +101,6 @@ func newAPI(t *testing.T, objects ...runtime.Object) *api {
 	}
 	a.client, a.config = client, config
 	return a
-}
-
-func (a *api) clientset() versioned.Interface {
-	return versioned.NewForConfigOrDie(a.config)
 }
 
 func pathOf(object runtime.Object) string {

@@ -111,18 +111,14 @@ func (d *ownDialer) dial(ctx context.Context, network, address string) (net.Conn
 		ip := addresses[(d.attempt+i)%len(addresses)]
 		conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, net.JoinHostPort(ip, port))
 		if err == nil {
-			d.remember(conn)
+			d.mu.Lock()
+			d.conns = append(d.conns, conn)
+			d.mu.Unlock()
 			return conn, nil
 		}
 		errs = append(errs, err)
 	}
 	return nil, errors.Join(errs...)
-}
-
-func (d *ownDialer) remember(conn net.Conn) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.conns = append(d.conns, conn)
 }
 
 func (d *ownDialer) closeAll() {

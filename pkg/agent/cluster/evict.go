@@ -92,7 +92,7 @@ func (c *Client) Evict(ctx context.Context, pod shutdown.Pod) error {
 		MaxRetries(0).Body(eviction).Do(ctx).Get()
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
-		refusal := &shutdown.RefusedEviction{Message: err.Error()}
+		refusal := &shutdown.RefusedEvictionError{Message: err.Error()}
 		if details := status.Status().Details; details != nil {
 			refusal.RetryAfter = time.Duration(details.RetryAfterSeconds) * time.Second
 		}

@@ -104,7 +104,7 @@ func TestEvict(t *testing.T) {
 			a := newAPI(t, tt.pod)
 			a.evict = func(*policyv1.Eviction) *metav1.Status { return tt.answer }
 			err := a.client.Evict(t.Context(), shutdown.Pod{Namespace: "default", Name: "a", UID: "a"})
-			var refused *shutdown.RefusedEviction
+			var refused *shutdown.RefusedEvictionError
 			if errors.As(err, &refused) != tt.refused || (err != nil) != tt.refused {
 				t.Fatalf("Evict() = %v, refused should be %t", err, tt.refused)
 			}

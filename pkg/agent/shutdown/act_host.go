@@ -149,7 +149,7 @@ func (m *Manager) actEvict(ctx context.Context, d *decision) {
 				if err == nil {
 					continue
 				}
-				var refused *RefusedEviction
+				var refused *RefusedEvictionError
 				retryAfter := time.Duration(0)
 				if errors.As(err, &refused) {
 					retryAfter = refused.RetryAfter

@@ -18,7 +18,6 @@ package shutdown
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -31,7 +30,6 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/buckets"
 	"haulout.dev/haulout/pkg/agent/state"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // scenario runs a script in a world with three pods, the last of them critical, and an agent that
@@ -183,72 +181,6 @@ func TestAPILost(t *testing.T) {
 	}
 }
 
-// Haulout does not answer and kube-apiserver does: the pods are evicted in the order of the table,
-// and nothing is ended on the node.
-func TestWithoutHaulout(t *testing.T) {
-	for name, tt := range map[string]struct {
-		mode   apiMode
-		after  time.Duration
-		events []string
-		// refused: it is not created again.
-		refused bool
-	}{
-		"it does not answer":         {apiNoHaulout, 14 * time.Second, []string{EventDetected, EventEvicting, EventReleased, EventRebooted}, false},
-		"it refuses the maintenance": {apiRefuse, 6 * time.Second, []string{EventDetected, EventRefused, EventEvicting, EventReleased, EventRebooted}, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			scenario(t, func(w *world) { w.mode = tt.mode }, func(w *world) {
-				w.request()
-				w.wait(tt.after)
-				w.wantPhase(state.Evicting)
-				if w.cordoned == "" {
-					t.Error("the node is not cordoned")
-				}
-				expect(t, "refused", tt.refused, w.disk.Refused)
-				if c := w.condition(inProgress); c.Status != corev1.ConditionTrue || c.Reason != ReasonEvictingPods {
-					t.Errorf("condition %+v", c)
-				}
-				w.wait(90 * time.Second)
-				slices.Sort(w.evicted[:min(2, len(w.evicted))]) // these are asked at the same time
-				expect(t, "evicted pods", []string{"pod-0", "pod-1", "pod-2"}, w.evicted)
-				expect(t, "local runs", 0, len(w.ends))
-				expect(t, "events", tt.events, w.eventReasons())
-				w.wantReleasedEmpty("4m")
-				expect(t, "cordon after the boot", "", w.cordoned)
-			})
-		})
-	}
-}
-
-func TestHauloutIsBack(t *testing.T) {
-	scenario(t, func(w *world) {
-		w.mode = apiNoHaulout
-		w.pods[0].owner, w.pods[1].owner = "web", "web" // the second one waits for the budget
-	}, func(w *world) {
-		w.request()
-		w.wait(16 * time.Second)
-		w.wantPhase(state.Evicting)
-		w.set(func() { w.mode = apiUp })
-		w.wait(3 * time.Second)
-		w.wantPhase(state.Maintaining)
-		w.wait(time.Minute)
-		expect(t, "evicted pods", []string{"pod-0"}, w.evicted)
-		expect(t, "local runs", 0, len(w.ends))
-		expect(t, "events", []string{EventDetected, EventEvicting, EventDraining, EventReleased, EventRebooted}, w.eventReasons())
-	})
-}
-
-func TestCancelledWhileEvicting(t *testing.T) {
-	scenario(t, func(w *world) { w.mode = apiNoHaulout }, func(w *world) {
-		w.request()
-		w.wait(14 * time.Second)
-		w.wantPhase(state.Evicting)
-		w.vanish(false)
-		w.wait(15 * time.Second)
-		expect(t, "cordon", "", w.cordoned)
-	})
-}
-
 // oneHang is an API that answers, except for one request that hangs until it is given up.
 type oneHang struct {
 	Cluster
@@ -288,35 +220,6 @@ func TestWithoutDrain(t *testing.T) {
 		expect(t, "lists", 0, w.lists)
 		expect(t, "ended pods", []string{"pod-0", "pod-1", "pod-2"}, w.ended)
 		w.wantReleasedEmpty("")
-	})
-}
-
-// A request to shorten the shutdown moves its deadline.
-func TestWithin(t *testing.T) {
-	scenario(t, func(w *world) {
-		w.pods = w.pods[:2]
-		w.mode = apiNoHaulout
-		w.pods[0].owner, w.pods[1].owner = "web", "web"
-		w.disruptions["web"] = time.Now().Add(time.Hour)
-		w.configure = func(c *Config) {
-			boot, made := c.BootID, sinceBoot()+5*time.Second
-			c.Within = func() *state.Within {
-				return &state.Within{BootID: boot, SinceBoot: made, Within: 2 * time.Minute}
-			}
-		}
-	}, func(w *world) {
-		w.request()
-		w.set(func() { w.unsettled = true }) // the world does not know of the request
-		w.wait(50 * time.Second)
-		w.wantPhase(state.Evicting)
-		w.wait(10 * time.Second)
-		w.wantPhase(state.LocalRun)
-		if left := w.disk.Signal.Deadline.Sub(w.disk.Signal.Time).Round(time.Second); left != 2*time.Minute {
-			t.Errorf("the stored deadline is %s after the request, want 2m", left)
-		}
-		w.wait(2 * time.Minute)
-		expect(t, "evicted pods", nil, w.evicted)
-		expect(t, "releases", 1, len(w.releases))
 	})
 }
 
@@ -361,48 +264,6 @@ func TestDownOfAShutdownThatFails(t *testing.T) {
 		w.wait(10 * time.Second)
 		w.wantPhase(state.Armed)
 		expect(t, "down after the failure", false, isDown())
-	})
-}
-
-// A full disk and a crash do not make the agent forget that it has stopped the kubelet.
-func TestTheKubeletIsStartedAfterAFullDisk(t *testing.T) {
-	scenario(t, func(w *world) { w.mode, w.diskFull = apiDown, true }, func(w *world) {
-		w.request()
-		w.wait(20 * time.Second)
-		w.wantPhase(state.LocalRun)
-		w.set(func() { w.process.crash() })
-		w.vanish(false)
-		w.wait(20 * time.Second)
-		if !w.kubelet {
-			t.Error("the kubelet does not run again")
-		}
-	})
-}
-
-// A new process stores on the disk what only the copy for this boot had.
-func TestTheCopyOfTheStateIsStored(t *testing.T) {
-	scenario(t, func(w *world) { w.diskFull = true }, func(w *world) {
-		w.set(func() {
-			w.diskFull = false
-			w.process.crash()
-		})
-		w.wait(10 * time.Second)
-		expect(t, "stored boot", w.bootID, w.disk.BootID)
-	})
-}
-
-// The annotation of the node tells what a state that could not be stored does not.
-func TestTheNodeIsOpenedAfterAFullDisk(t *testing.T) {
-	scenario(t, func(w *world) { w.mode, w.diskFull = apiNoHaulout, true }, func(w *world) {
-		w.request()
-		w.wait(14 * time.Second)
-		w.wantPhase(state.Evicting)
-		if w.cordoned == "" {
-			t.Error("the node is not cordoned")
-		}
-		w.wait(90 * time.Second)
-		expect(t, "boot", 2, w.boot)
-		expect(t, "cordon after the boot", "", w.cordoned)
 	})
 }
 
@@ -617,132 +478,6 @@ func TestKilledInEveryPhase(t *testing.T) {
 				t.Errorf("maintenance %+v", w.own())
 			}
 		})
-	})
-}
-
-func TestFullDisk(t *testing.T) {
-	scenario(t, func(w *world) { w.diskFull = true }, func(w *world) {
-		w.wait(30 * time.Second)
-		if c := w.condition(maintenancev1alpha1.NodeConditionAgentReady); !strings.Contains(c.Message, "no space left on device") {
-			t.Errorf("condition %+v", c)
-		}
-		w.request()
-		w.wait(15 * time.Second)
-		w.wantReleasedEmpty("4m5")
-		w.set(func() { w.diskFull = false })
-		w.wait(40 * time.Second)
-		expect(t, "stored phase", state.Armed, w.disk.Phase)
-		if c := w.condition(maintenancev1alpha1.NodeConditionAgentReady); strings.Contains(c.Message, "no space left") {
-			t.Errorf("condition %+v", c)
-		}
-	})
-}
-
-// The wall clock is set in the middle of a shutdown.
-func TestClockIsSet(t *testing.T) {
-	for name, d := range map[string]time.Duration{"back": -24 * time.Hour, "forward": 24 * time.Hour} {
-		t.Run(name, func(t *testing.T) {
-			scenario(t, func(w *world) { w.mode, w.engineOK = apiDown, false }, func(w *world) {
-				w.request()
-				w.wait(time.Minute)
-				w.jump(d)
-				w.wait(3 * time.Minute)
-				expect(t, "releases", 0, len(w.releases))
-				w.wait(2 * time.Minute)
-				expect(t, "releases", []string{"3 alive, 1s left"}, w.releases)
-			})
-		})
-	}
-}
-
-// A new process has no monotonic clock in common with the one that saw the shutdown begin.
-func TestClockIsSetAndTheAgentRestarted(t *testing.T) {
-	for name, d := range map[string]time.Duration{
-		"back": -24 * time.Hour, "forward": 24 * time.Hour, "back a little": -2 * time.Minute, "forward a little": 2 * time.Minute,
-	} {
-		t.Run(name, func(t *testing.T) {
-			scenario(t, func(w *world) { w.mode, w.engineOK = apiDown, false }, func(w *world) {
-				w.request()
-				w.wait(time.Minute)
-				w.set(func() { w.process.crash() })
-				w.jump(d)
-				w.wait(3 * time.Minute)
-				expect(t, "releases", 0, len(w.releases))
-				w.wait(2 * time.Minute)
-				expect(t, "releases", []string{"3 alive, 1s left"}, w.releases)
-			})
-		})
-	}
-}
-
-// damagedStore has nothing to load.
-type damagedStore struct {
-	Store
-	err error
-}
-
-func (s damagedStore) Load() (state.State, error) {
-	return state.State{}, s.err
-}
-
-func TestDamagedState(t *testing.T) {
-	damaged := &state.DamagedError{Path: "state.json", KeptAs: "state.json.damaged", Reason: errors.New("EOF")}
-	scenario(t, func(w *world) { w.configure = func(c *Config) { c.Store = damagedStore{c.Store, damaged} } }, func(w *world) {
-		w.wait(20 * time.Second)
-		w.wantPhase(state.Armed)
-		if c := w.condition(maintenancev1alpha1.NodeConditionAgentReady); !strings.Contains(c.Message, "moved to state.json.damaged") {
-			t.Errorf("condition %+v", c)
-		}
-	})
-}
-
-func TestStateOfAnotherVersion(t *testing.T) {
-	w := newWorld(t, 1)
-	p := &process{world: w}
-	w.process = p
-	config := p.config()
-	config.Store = damagedStore{config.Store, &state.VersionError{Path: "state.json", Version: 7}}
-	manager, err := New(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var version *state.VersionError
-	if err := manager.Run(t.Context()); !errors.As(err, &version) {
-		t.Errorf("Run() = %v, want a VersionError", err)
-	}
-	expect(t, "what was stored", state.State{}, w.disk)
-}
-
-// brokenMachine gives up some times.
-type brokenMachine struct {
-	Machine
-	broken *atomic.Bool
-}
-
-func (m brokenMachine) Run(ctx context.Context, changed func()) error {
-	if m.broken.Load() {
-		return errors.New("no bus")
-	}
-	return m.Machine.Run(ctx, changed)
-}
-
-func TestMachineGivesUp(t *testing.T) {
-	var broken atomic.Bool
-	broken.Store(true)
-	scenario(t, func(w *world) { w.configure = func(c *Config) { c.Machine = brokenMachine{c.Machine, &broken} } }, func(w *world) {
-		ready := maintenancev1alpha1.NodeConditionAgentReady
-		w.wait(20 * time.Second)
-		if c := w.condition(ready); !strings.Contains(c.Message, "the watch of the machine has ended: no bus") {
-			t.Errorf("condition %+v", c)
-		}
-		broken.Store(false)
-		w.wait(20 * time.Second)
-		if c := w.condition(ready); strings.Contains(c.Message, "no bus") {
-			t.Errorf("condition %+v", c)
-		}
-		w.request()
-		w.wait(time.Minute)
-		expect(t, "releases", 1, len(w.releases))
 	})
 }
 

@@ -353,11 +353,11 @@ func (p *process) Evict(ctx context.Context, evicted Pod) error {
 		case pod.kept:
 			p.violation("%s is evicted in vain", evicted.Name)
 		case !pod.known:
-			return &RefusedEviction{Message: "no relationship found between node and this object"}
+			return &RefusedEvictionError{Message: "no relationship found between node and this object"}
 		case pod.owner != "" && p.leavingOf(pod.owner) > 0:
 			p.violation("%s is evicted while another pod of %s leaves", evicted.Name, pod.owner)
 		case p.disruptions[pod.owner].After(time.Now()):
-			return &RefusedEviction{Message: "Cannot evict pod as it would violate the pod's disruption budget."}
+			return &RefusedEvictionError{Message: "Cannot evict pod as it would violate the pod's disruption budget."}
 		}
 		pod.leaving = true
 		p.evicted = append(p.evicted, pod.pod.Name)

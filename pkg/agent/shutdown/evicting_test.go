@@ -1,0 +1,122 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/agent/state"
+)
+
+// Haulout does not answer and kube-apiserver does: the pods are evicted in the order of the table, and
+// nothing is ended on the node.
+func TestWithoutHaulout(t *testing.T) {
+	for name, tt := range map[string]struct {
+		mode   apiMode
+		after  time.Duration
+		events []string
+		// refused: it is not created again.
+		refused bool
+	}{
+		"it does not answer":         {apiNoHaulout, 14 * time.Second, []string{EventDetected, EventEvicting, EventReleased, EventRebooted}, false},
+		"it refuses the maintenance": {apiRefuse, 6 * time.Second, []string{EventDetected, EventRefused, EventEvicting, EventReleased, EventRebooted}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, func(w *world) { w.mode = tt.mode }, func(w *world) {
+				w.request()
+				w.wait(tt.after)
+				w.wantPhase(state.Evicting)
+				if w.cordoned == "" {
+					t.Error("the node is not cordoned")
+				}
+				expect(t, "refused", tt.refused, w.disk.Refused)
+				if c := w.condition(inProgress); c.Status != corev1.ConditionTrue || c.Reason != ReasonEvictingPods {
+					t.Errorf("condition %+v", c)
+				}
+				w.wait(90 * time.Second)
+				slices.Sort(w.evicted[:min(2, len(w.evicted))]) // these are asked at the same time
+				expect(t, "evicted pods", []string{"pod-0", "pod-1", "pod-2"}, w.evicted)
+				expect(t, "local runs", 0, len(w.ends))
+				expect(t, "events", tt.events, w.eventReasons())
+				w.wantReleasedEmpty("4m")
+				expect(t, "cordon after the boot", "", w.cordoned)
+			})
+		})
+	}
+}
+
+func TestHauloutIsBack(t *testing.T) {
+	scenario(t, func(w *world) {
+		w.mode = apiNoHaulout
+		w.pods[0].owner, w.pods[1].owner = "web", "web" // the second one waits for the budget
+	}, func(w *world) {
+		w.request()
+		w.wait(16 * time.Second)
+		w.wantPhase(state.Evicting)
+		w.set(func() { w.mode = apiUp })
+		w.wait(3 * time.Second)
+		w.wantPhase(state.Maintaining)
+		w.wait(time.Minute)
+		expect(t, "evicted pods", []string{"pod-0"}, w.evicted)
+		expect(t, "local runs", 0, len(w.ends))
+		expect(t, "events", []string{EventDetected, EventEvicting, EventDraining, EventReleased, EventRebooted}, w.eventReasons())
+	})
+}
+
+func TestCancelledWhileEvicting(t *testing.T) {
+	scenario(t, func(w *world) { w.mode = apiNoHaulout }, func(w *world) {
+		w.request()
+		w.wait(14 * time.Second)
+		w.wantPhase(state.Evicting)
+		w.vanish(false)
+		w.wait(15 * time.Second)
+		expect(t, "cordon", "", w.cordoned)
+	})
+}
+
+// A request to shorten the shutdown moves its deadline.
+func TestWithin(t *testing.T) {
+	scenario(t, func(w *world) {
+		w.pods = w.pods[:2]
+		w.mode = apiNoHaulout
+		w.pods[0].owner, w.pods[1].owner = "web", "web"
+		w.disruptions["web"] = time.Now().Add(time.Hour)
+		w.configure = func(c *Config) {
+			boot, made := c.BootID, sinceBoot()+5*time.Second
+			c.Within = func() *state.Within {
+				return &state.Within{BootID: boot, SinceBoot: made, Within: 2 * time.Minute}
+			}
+		}
+	}, func(w *world) {
+		w.request()
+		w.set(func() { w.unsettled = true }) // the world does not know of the request
+		w.wait(50 * time.Second)
+		w.wantPhase(state.Evicting)
+		w.wait(10 * time.Second)
+		w.wantPhase(state.LocalRun)
+		if left := w.disk.Signal.Deadline.Sub(w.disk.Signal.Time).Round(time.Second); left != 2*time.Minute {
+			t.Errorf("the stored deadline is %s after the request, want 2m", left)
+		}
+		w.wait(2 * time.Minute)
+		expect(t, "evicted pods", nil, w.evicted)
+		expect(t, "releases", 1, len(w.releases))
+	})
+}

@@ -1,0 +1,197 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package shutdown
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"haulout.dev/haulout/pkg/agent/state"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// A full disk and a crash do not make the agent forget that it has stopped the kubelet.
+func TestTheKubeletIsStartedAfterAFullDisk(t *testing.T) {
+	scenario(t, func(w *world) { w.mode, w.diskFull = apiDown, true }, func(w *world) {
+		w.request()
+		w.wait(20 * time.Second)
+		w.wantPhase(state.LocalRun)
+		w.set(func() { w.process.crash() })
+		w.vanish(false)
+		w.wait(20 * time.Second)
+		if !w.kubelet {
+			t.Error("the kubelet does not run again")
+		}
+	})
+}
+
+// A new process stores on the disk what only the copy for this boot had.
+func TestTheCopyOfTheStateIsStored(t *testing.T) {
+	scenario(t, func(w *world) { w.diskFull = true }, func(w *world) {
+		w.set(func() {
+			w.diskFull = false
+			w.process.crash()
+		})
+		w.wait(10 * time.Second)
+		expect(t, "stored boot", w.bootID, w.disk.BootID)
+	})
+}
+
+// The annotation of the node tells what a state that could not be stored does not.
+func TestTheNodeIsOpenedAfterAFullDisk(t *testing.T) {
+	scenario(t, func(w *world) { w.mode, w.diskFull = apiNoHaulout, true }, func(w *world) {
+		w.request()
+		w.wait(14 * time.Second)
+		w.wantPhase(state.Evicting)
+		if w.cordoned == "" {
+			t.Error("the node is not cordoned")
+		}
+		w.wait(90 * time.Second)
+		expect(t, "boot", 2, w.boot)
+		expect(t, "cordon after the boot", "", w.cordoned)
+	})
+}
+
+func TestFullDisk(t *testing.T) {
+	scenario(t, func(w *world) { w.diskFull = true }, func(w *world) {
+		w.wait(30 * time.Second)
+		if c := w.condition(maintenancev1alpha1.NodeConditionAgentReady); !strings.Contains(c.Message, "no space left on device") {
+			t.Errorf("condition %+v", c)
+		}
+		w.request()
+		w.wait(15 * time.Second)
+		w.wantReleasedEmpty("4m5")
+		w.set(func() { w.diskFull = false })
+		w.wait(40 * time.Second)
+		expect(t, "stored phase", state.Armed, w.disk.Phase)
+		if c := w.condition(maintenancev1alpha1.NodeConditionAgentReady); strings.Contains(c.Message, "no space left") {
+			t.Errorf("condition %+v", c)
+		}
+	})
+}
+
+// The wall clock is set in the middle of a shutdown.
+func TestClockIsSet(t *testing.T) {
+	for name, d := range map[string]time.Duration{"back": -24 * time.Hour, "forward": 24 * time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, func(w *world) { w.mode, w.engineOK = apiDown, false }, func(w *world) {
+				w.request()
+				w.wait(time.Minute)
+				w.jump(d)
+				w.wait(3 * time.Minute)
+				expect(t, "releases", 0, len(w.releases))
+				w.wait(2 * time.Minute)
+				expect(t, "releases", []string{"3 alive, 1s left"}, w.releases)
+			})
+		})
+	}
+}
+
+// A new process has no monotonic clock in common with the one that saw the shutdown begin.
+func TestClockIsSetAndTheAgentRestarted(t *testing.T) {
+	for name, d := range map[string]time.Duration{
+		"back": -24 * time.Hour, "forward": 24 * time.Hour, "back a little": -2 * time.Minute, "forward a little": 2 * time.Minute,
+	} {
+		t.Run(name, func(t *testing.T) {
+			scenario(t, func(w *world) { w.mode, w.engineOK = apiDown, false }, func(w *world) {
+				w.request()
+				w.wait(time.Minute)
+				w.set(func() { w.process.crash() })
+				w.jump(d)
+				w.wait(3 * time.Minute)
+				expect(t, "releases", 0, len(w.releases))
+				w.wait(2 * time.Minute)
+				expect(t, "releases", []string{"3 alive, 1s left"}, w.releases)
+			})
+		})
+	}
+}
+
+// damagedStore has nothing to load.
+type damagedStore struct {
+	Store
+	err error
+}
+
+func (s damagedStore) Load() (state.State, error) {
+	return state.State{}, s.err
+}
+
+func TestDamagedState(t *testing.T) {
+	damaged := &state.DamagedError{Path: "state.json", KeptAs: "state.json.damaged", Reason: errors.New("EOF")}
+	scenario(t, func(w *world) { w.configure = func(c *Config) { c.Store = damagedStore{c.Store, damaged} } }, func(w *world) {
+		w.wait(20 * time.Second)
+		w.wantPhase(state.Armed)
+		if c := w.condition(maintenancev1alpha1.NodeConditionAgentReady); !strings.Contains(c.Message, "moved to state.json.damaged") {
+			t.Errorf("condition %+v", c)
+		}
+	})
+}
+
+func TestStateOfAnotherVersion(t *testing.T) {
+	w := newWorld(t, 1)
+	p := &process{world: w}
+	w.process = p
+	config := p.config()
+	config.Store = damagedStore{config.Store, &state.VersionError{Path: "state.json", Version: 7}}
+	manager, err := New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var version *state.VersionError
+	if err := manager.Run(t.Context()); !errors.As(err, &version) {
+		t.Errorf("Run() = %v, want a VersionError", err)
+	}
+	expect(t, "what was stored", state.State{}, w.disk)
+}
+
+// brokenMachine gives up some times.
+type brokenMachine struct {
+	Machine
+	broken *atomic.Bool
+}
+
+func (m brokenMachine) Run(ctx context.Context, changed func()) error {
+	if m.broken.Load() {
+		return errors.New("no bus")
+	}
+	return m.Machine.Run(ctx, changed)
+}
+
+func TestMachineGivesUp(t *testing.T) {
+	var broken atomic.Bool
+	broken.Store(true)
+	scenario(t, func(w *world) { w.configure = func(c *Config) { c.Machine = brokenMachine{c.Machine, &broken} } }, func(w *world) {
+		ready := maintenancev1alpha1.NodeConditionAgentReady
+		w.wait(20 * time.Second)
+		if c := w.condition(ready); !strings.Contains(c.Message, "the watch of the machine has ended: no bus") {
+			t.Errorf("condition %+v", c)
+		}
+		broken.Store(false)
+		w.wait(20 * time.Second)
+		if c := w.condition(ready); strings.Contains(c.Message, "no bus") {
+			t.Errorf("condition %+v", c)
+		}
+		w.request()
+		w.wait(time.Minute)
+		expect(t, "releases", 1, len(w.releases))
+	})
+}
