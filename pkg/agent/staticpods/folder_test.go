@@ -579,23 +579,3 @@ func (f failing) WriteFile(name string, data []byte, mode fs.FileMode) error {
 	}
 	return f.osFiles.WriteFile(name, data, mode)
 }
-
-func TestTwoMountsAreNamed(t *testing.T) {
-	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
-	_, err := w.folder(onlyManifests{}).park(mirror("web"), forUpdate, "", nil)
-	if err == nil || !strings.Contains(err.Error(), "on one mount") || !isCrossDevice(err) {
-		t.Errorf("got %v, want an error about mounts", err)
-	}
-	w.want("manifests/web.yaml")
-	w.wantEntries()
-}
-
-// onlyManifests fails to move manifests to another mount.
-type onlyManifests struct{ osFiles }
-
-func (f onlyManifests) Rename(from, to string) error {
-	if filepath.Base(filepath.Dir(from)) == "manifests" {
-		return &os.LinkError{Op: "rename", Old: from, New: to, Err: errCrossDevice}
-	}
-	return f.osFiles.Rename(from, to)
-}

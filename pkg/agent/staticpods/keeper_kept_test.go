@@ -1,0 +1,149 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package staticpods
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// control returns a manifest of kube-apiserver.
+func control(name string) string {
+	return strings.Replace(manifestOf(name), "example/app", "registry/kube-apiserver:v1", 1)
+}
+
+func TestPodsThatAreKeptAreNotParked(t *testing.T) {
+	for name, tc := range map[string]struct {
+		manifest string
+		prepare  func(*world)
+		reason   protocol.KeptReason
+	}{
+		"a program of a control plane": {manifest: control("web"), reason: "ControlPlaneNode"},
+		"a pod of a Node with a label of a control plane": {
+			manifest: manifestOf("web"), reason: "ControlPlaneNode",
+			prepare: func(w *world) {
+				w.editNode(func(n *corev1.Node) { n.Labels = map[string]string{"node-role.kubernetes.io/etcd": ""} })
+			},
+		},
+		"a pod that may be the way to the API server": {
+			manifest: manifestOf("web", "  hostNetwork: true"), reason: "ServesTheAPI", prepare: func(w *world) { w.server = "https://127.0.0.1:6443" },
+		},
+		"a pod that the configuration keeps": {
+			manifest: manifestOf("web"), reason: "KeptByConfiguration", prepare: func(w *world) { w.policy.Keep = []string{"default/web"} },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, map[string]string{"manifests/web.yaml": tc.manifest}, drain("update", 1000))
+				if tc.prepare != nil {
+					w.stop()
+					tc.prepare(w)
+					w.run()
+				}
+				// A server that does not know that the pod is kept.
+				w.add(evacuationOf("web"))
+				if got := w.untilReported("keeps running until the machine goes down (" + string(tc.reason) + ")"); got.done {
+					t.Errorf("got %+v, want the evacuator to stay", got)
+				}
+				w.pass(5 * time.Minute)
+				w.want("manifests/web.yaml")
+				if n := w.countEvents("Warning StaticPodNotStopped"); n != 1 {
+					t.Errorf("got %d events, want one", n)
+				}
+				if got, want := w.published(), `{"bootID":"boot-1","pods":{"default/web-node-7":"`+string(tc.reason)+`"}}`; got != want {
+					t.Errorf("published %s, want %s", got, want)
+				}
+			})
+		})
+	}
+}
+
+// A server that is older than the agent waits for pods that the agent keeps.
+func TestPodsThatAreKeptInVainAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": control("web")}, drain("update", 1000))
+		w.stop()
+		k := w.newKeeper()
+		w.runKeeper(k)
+		if n := k.Refused(); n != 0 {
+			t.Errorf("got %d pods before a server asks, want 0", n)
+		}
+		w.add(evacuationOf("web"))
+		w.untilReported("keeps running until the machine goes down")
+		if n := k.Refused(); n != 1 {
+			t.Errorf("got %d pods, want 1", n)
+		}
+		w.editEvacuation("web", func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil })
+		w.until("the pod is not asked for any more", func() bool { return k.Refused() == 0 })
+	})
+}
+
+func TestKeptPodsArePublishedBeforeTheAgentIsReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")})
+		w.stop()
+		w.loseAll()
+		k := w.newKeeper()
+		k.reconcile(t.Context())
+		if got := k.Problem(); !strings.Contains(got, "not published yet") {
+			t.Errorf("got the problem %q before anything is published", got)
+		}
+		w.find()
+		k.reconcile(t.Context())
+		if got := k.Problem(); got != "" {
+			t.Errorf("got the problem %q", got)
+		}
+	})
+}
+
+func TestWhatIsKeptIsPublishedOnEachChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")})
+		publishes := func(want string) {
+			t.Helper()
+			w.until("the Node has "+want, func() bool { return w.published() == want })
+		}
+		publishes(`{"bootID":"boot-1"}`)
+		w.write("manifests/api.yaml", control("api"))
+		publishes(`{"bootID":"boot-1","pods":{"default/api-node-7":"ControlPlaneNode","default/web-node-7":"ControlPlaneNode"}}`)
+		w.remove("manifests/api.yaml")
+		publishes(`{"bootID":"boot-1"}`)
+		w.editNode(func(n *corev1.Node) { n.Status.NodeInfo.BootID = "boot-2" })
+		publishes(`{"bootID":"boot-2"}`)
+		w.editNode(func(n *corev1.Node) { n.Annotations = nil })
+		publishes(`{"bootID":"boot-2"}`)
+	})
+}
+
+// TestAPodThatBecomesKeptComesBack has an agent that has parked a pod which the next one keeps.
+func TestAPodThatBecomesKeptComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.stop()
+		w.policy.Keep = []string{"default/*"}
+		w.run()
+		w.wantHappened("run web", "TERM web", "stop web", "run web")
+		w.want("manifests/web.yaml")
+	})
+}
