@@ -272,12 +272,12 @@ func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked i
 
 // look reads the pods of the relevant nodes, and the objects that their evacuation depends on.
 func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*corev1.Node) error {
-	touched, names := touchedNodes(s)
+	touched, touchedNames := touchedNodes(s)
 	s.Pods = forecast.NewPods(touched, p.evacuators, controllercache.NodeOf)
 	if len(touched) == 0 {
 		return nil
 	}
-	if err := p.reader.Pods(ctx, names, s.Pods.Add, func() bool { return true }); err != nil {
+	if err := p.reader.Pods(ctx, touchedNames, s.Pods.Add, func() bool { return true }); err != nil {
 		return err
 	}
 	if err := p.reader.NominatedPods(ctx, s.Pods.Add); err != nil {
@@ -290,13 +290,31 @@ func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*co
 	if s.TerminatingNamespaces, err = p.reader.TerminatingNamespaces(ctx); err != nil {
 		return err
 	}
-	if s.Pinned, err = p.reader.PinnedClaims(ctx, s.Pods.Claims(), freeNodes(s, nodes)); err != nil {
+	unread := sets.New[survey.Optional]()
+	s.Pinned, err = p.reader.PinnedClaims(ctx, s.Pods.Claims(), freeNodes(s, nodes))
+	if apierrors.IsForbidden(err) {
+		unread.Insert(survey.OptionalVolumes)
+	} else if err != nil {
 		return err
 	}
-	owners := survey.NewOwnerNames(p.evacuators)
-	s.Pods.Owners(owners.Add)
-	s.Owners, err = p.reader.Owners(ctx, owners, nodes)
-	return err
+	names := survey.NewOwnerNames(p.evacuators)
+	s.Pods.Owners(names.Add)
+	owners, err := p.reader.Owners(ctx, names, nodes)
+	if err != nil {
+		return err
+	}
+	s.Owners = owners
+	for _, kind := range sets.List(unread.Insert(owners.Unread()...)) {
+		warning.AddWarning(ctx, "", fmt.Sprintf("not known: %s, since the server may not read %s; "+
+			"update its ClusterRole", unknownWithout[kind], kind))
+	}
+	return nil
+}
+
+// unknownWithout is what a preview does not know if the server may not read a kind.
+var unknownWithout = map[survey.Optional]string{
+	survey.OptionalJobs:    "which Jobs fail for good when their pods are evicted",
+	survey.OptionalVolumes: "which pods can start again only on the nodes of this maintenance, and which Deployments cannot be scaled up",
 }
 
 // freeNodes returns the nodes that pods may start on while the maintenance holds its nodes.

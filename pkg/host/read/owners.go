@@ -74,12 +74,37 @@ type Owners struct {
 	autoscalers map[types.NamespacedName][]*autoscalingv2.HorizontalPodAutoscaler
 	// oneNodeClaims are the claims that only one node can use at the same time.
 	oneNodeClaims sets.Set[types.NamespacedName]
+	// unread are the kinds that the server may not read.
+	unread []Optional
+}
+
+// Optional is a kind that only a part of a prediction depends on. A ClusterRole that was not changed
+// with the version of the server may lack the right to read it.
+type Optional string
+
+const (
+	// OptionalJobs: without them it is not known which Jobs fail for good.
+	OptionalJobs Optional = "Jobs"
+	// OptionalVolumes: without them it is not known which pods and Deployments are tied to a node.
+	OptionalVolumes Optional = "PersistentVolumeClaims and PersistentVolumes"
+)
+
+// Unread returns the kinds that the server may not read. What depends on them is not known.
+func (o *Owners) Unread() []Optional { return o.unread }
+
+// unlessForbidden returns the error of the reads of a kind, and nil if the server may not read it.
+func (o *Owners) unlessForbidden(kind Optional, err error) error {
+	if !apierrors.IsForbidden(err) {
+		return err
+	}
+	o.unread = append(o.unread, kind)
+	return nil
 }
 
 var _ preflight.Owners = &Owners{}
 
 // Owners reads the owners of pods and the Deployments of ReplicaSets. The caller passes the nodes.
-// Owners that do not exist are omitted.
+// Owners that do not exist are omitted, and so are Jobs and claims that the server may not read.
 func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.Node) (*Owners, error) {
 	o := &Owners{nodes: make(map[string]*corev1.Node, len(nodes))}
 	for _, node := range nodes {
@@ -140,7 +165,7 @@ func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.N
 		return nil, err
 	}
 	o.jobs, err = r.jobs(ctx, names.jobs)
-	return o, err
+	return o, o.unlessForbidden(OptionalJobs, err)
 }
 
 // jobs reads Jobs: how many failures they allow and have had.
@@ -203,7 +228,7 @@ func (r Reader) surges(ctx context.Context, o *Owners) error {
 	// to list all claims.
 	o.oneNodeClaims = sets.New[types.NamespacedName]()
 	names := claims.UnsortedList()
-	return inParallel(ctx, len(names), func(ctx context.Context, i int) error {
+	err = inParallel(ctx, len(names), func(ctx context.Context, i int) error {
 		claim, err := r.Client.CoreV1().PersistentVolumeClaims(names[i].Namespace).Get(ctx, names[i].Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
@@ -215,6 +240,7 @@ func (r Reader) surges(ctx context.Context, o *Owners) error {
 		}
 		return err
 	})
+	return o.unlessForbidden(OptionalVolumes, err)
 }
 
 // ReplicaSet implements evacuators.Owners.
