@@ -247,6 +247,7 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 func (c *Controllers) readLease(ctx context.Context) (*coordinationv1.Lease, error) {
 	lease, err := c.Leases.Leases(c.Election.Namespace).Get(ctx, c.Election.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
+		c.sightings.noteAbsent()
 		return nil, nil
 	}
 	if err != nil {

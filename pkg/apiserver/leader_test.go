@@ -302,12 +302,17 @@ func TestWhoKnowsOfNoLeader(t *testing.T) {
 		// renews is how often another replica renews the Lease, 0 for never.
 		renews time.Duration
 		lasts  time.Duration
-		warns  bool
+		// failsFrom is when reads of the Lease begin to fail, 0 for never, -1 for always.
+		failsFrom time.Duration
+		warns     bool
 	}{
 		"a server that starts does not":                     {lease: leaseOf("", ""), lasts: 23 * time.Second},
 		"one that sees a Lease which is never renewed does": {lease: leaseOf("", ""), lasts: 25 * time.Second, warns: true},
 		"one that sees no Lease does":                       {lasts: 25 * time.Second, warns: true},
 		"one that sees renewals does not":                   {lease: leaseOf("", ""), renews: 6 * time.Second, lasts: time.Hour},
+		"one that can never read the Lease does not":        {failsFrom: -1, lasts: time.Hour},
+		"one that cannot read the Lease any more does not":  {lease: leaseOf("", ""), failsFrom: time.Minute, lasts: time.Hour},
+		"one that has just read it does":                    {lease: leaseOf("", ""), failsFrom: time.Minute, lasts: time.Minute + 2*time.Second, warns: true},
 		"one that sees a renewal each minute does":          {lease: leaseOf("", ""), renews: time.Minute, lasts: time.Hour - time.Second, warns: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -316,6 +321,13 @@ func TestWhoKnowsOfNoLeader(t *testing.T) {
 				if test.lease != nil {
 					host = fake.NewClientset(test.lease.DeepCopy())
 				}
+				began := time.Now()
+				host.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+					if test.failsFrom != 0 && time.Since(began) >= test.failsFrom {
+						return true, nil, apierrors.NewForbidden(coordinationv1.Resource("leases"), "lease", nil)
+					}
+					return false, nil, nil
+				})
 				c := shipped(host.CoordinationV1(), "a", (&stage{t: t}).act("a", 0))
 				// It may not lead itself.
 				c.Registered = func(context.Context) (types.NamespacedName, error) {

@@ -78,6 +78,7 @@ func newLease(client coordinationclient.LeasesGetter, e LeaderElection, storage 
 func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	got, err := l.client.Get(ctx, l.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
+		l.sightings.noteAbsent()
 		l.loseIf(func() bool { return true })
 	}
 	if err != nil {

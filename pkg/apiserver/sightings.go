@@ -37,6 +37,8 @@ type sightings struct {
 	mu sync.Mutex
 	// seen is when the Lease was last read or written; zero if this replica has never seen one.
 	seen time.Time
+	// read is when this replica last learned whether there is a Lease, and whose it is.
+	read time.Time
 	// renewed is when the holder or its renewal last differed from what was seen before; at first
 	// it is when this replica began to look.
 	renewed         time.Time
@@ -57,6 +59,7 @@ func (s *sightings) note(lease *coordinationv1.Lease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seen = time.Now()
+	s.read = s.seen
 	holder, renewal := "", ""
 	if h := lease.Spec.HolderIdentity; h != nil {
 		holder = *h
@@ -70,6 +73,13 @@ func (s *sightings) note(lease *coordinationv1.Lease) {
 	s.holder, s.renewal = holder, renewal
 }
 
+// noteAbsent takes in that there is no Lease.
+func (s *sightings) noteAbsent() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.read = time.Now()
+}
+
 // sinceSeen returns for how long this replica has not seen the Lease; false if it never has.
 func (s *sightings) sinceSeen() (time.Duration, bool) {
 	s.mu.Lock()
@@ -77,24 +87,25 @@ func (s *sightings) sinceSeen() (time.Duration, bool) {
 	return time.Since(s.seen), !s.seen.IsZero()
 }
 
-// sinceRenewed returns for how long this replica has seen no renewal of a holder; 0 before it
-// looks.
-func (s *sightings) sinceRenewed() time.Duration {
+// sinceRenewed returns for how long this replica has seen no renewal of a holder; 0 if it does not
+// know, since it has not read the Lease for the given time.
+func (s *sightings) sinceRenewed(within time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.renewed.IsZero() {
+	if s.renewed.IsZero() || s.read.IsZero() || time.Since(s.read) > within {
 		return 0
 	}
 	return time.Since(s.renewed)
 }
 
 // NoLeader returns the warning for users that no replica leads, as far as this one knows; empty if
-// one does. Every replica can tell, since each reads the Lease.
+// one does or if this one does not know. Every replica can tell, since each reads the Lease. One that
+// cannot read it says nothing: the others, and the leader, may be able to.
 func (c *Controllers) NoLeader() string {
 	if !c.Election.Enabled {
 		return ""
 	}
-	since := c.sightings.sinceRenewed()
+	since := c.sightings.sinceRenewed(checkTimeout + leaderlessAfter*c.Election.RetryPeriod)
 	if since < leaderlessAfter*c.Election.LeaseDuration {
 		return ""
 	}
