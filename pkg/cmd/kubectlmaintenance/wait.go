@@ -100,10 +100,12 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 	ctx, cancel := withTimeout(ctx, o.timeout)
 	defer cancel()
 	cordon := cordonWait{e: e}
+	kept := ""
 	err := e.follow(ctx, c, nm.Name, out, func(f *show.Facts) (bool, error) {
 		if f == nil || f.Maintenance.UID != nm.UID {
 			return true, exitWith(exitEnded, "%s was deleted before it reached the stage %s", nm.Name, nm.Spec.Stage)
 		}
+		kept = keptPods(f.Maintenance)
 		return reached(ctx, c, f.Maintenance, nm.Spec.Stage, &cordon)
 	})
 	switch {
@@ -118,9 +120,22 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 	}
 	verb := map[v1alpha1.NodeMaintenanceStage]string{v1alpha1.NodeMaintenanceStageDrain: "drained", v1alpha1.NodeMaintenanceStageCordon: "cordoned"}[nm.Spec.Stage]
 	if verb != "" && o.output.format() == "" {
+		if kept != "" {
+			e.screen(out).Printf("%s.", kept)
+		}
 		e.screen(out).Printf("%s is %s. Put its nodes back into service: kubectl maintenance complete %s", nm.Name, verb, nm.Name)
 	}
 	return nil
+}
+
+// keptPods returns what the server says of the pods that stay on the drained nodes, empty if none
+// does.
+func keptPods(nm *v1alpha1.NodeMaintenance) string {
+	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
+	if drained == nil || drained.Status != metav1.ConditionTrue || drained.Reason != v1alpha1.ReasonDrainCompleteWithPodsLeft {
+		return ""
+	}
+	return drained.Message
 }
 
 // timedOut returns an error that distinguishes a maintenance that still makes progress from one

@@ -230,6 +230,10 @@ func (k *kubeadmCluster) takeOver(node string) {
 func (k *kubeadmCluster) boot(node string) {
 	k.t.Helper()
 	m := k.nodes[node]
+	framework.Eventually(k.t, "containerd runs on "+node, func(context.Context) (bool, error) {
+		_, err := os.Stat(m.path("/run/containerd/containerd.sock"))
+		return err == nil, err
+	})
 	for _, folder := range []string{"/var/lib/etc/upper", "/var/lib/etc/work"} {
 		if err := os.MkdirAll(m.path(folder), 0o755); err != nil {
 			k.t.Fatal(err)
@@ -443,7 +447,7 @@ func (k *kubeadmCluster) testDrainControlPlane(t *testing.T) {
 func (k *kubeadmCluster) testDrainAllControlPlanes(t *testing.T) {
 	k.t = t
 	before := k.containers()
-	k.plugin("drain", "real-1", "real-2", "real-3", "--name=all", "--timeout=3m")
+	k.plugin("drain", "real-1", "real-2", "real-3", "--name=all", "--yes", "--timeout=3m")
 	k.checkKept(t, before, "")
 	k.plugin("complete", "all", "--wait", "--timeout=2m")
 }

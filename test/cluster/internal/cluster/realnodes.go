@@ -99,9 +99,12 @@ func (c *Cluster) startRealNodes(ctx context.Context, admin *clients.Clients) er
 		if err != nil {
 			return fmt.Errorf("start node %s: %w", realnodes.Name(index), err)
 		}
-		if fresh {
+		if fresh && !realnodes.IsDisabled(filepath.Join(c.Layout.Nodes(), realnodes.Name(index)), "kubelet") {
 			started = append(started, realnodes.Name(index))
 		}
+	}
+	if len(started) == 0 {
+		return nil
 	}
 	if err := nodes.WaitReady(ctx, admin.Kubernetes, started, begun); err != nil {
 		return c.notReady(ctx, started[0], err)

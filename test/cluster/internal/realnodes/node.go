@@ -280,6 +280,13 @@ func isHeld(p program) bool {
 	return held == nil || disabled == nil
 }
 
+// IsDisabled reports whether a program of the node with these files is not started, also when the
+// node is switched on.
+func IsDisabled(dir, program string) bool {
+	_, err := os.Stat(filepath.Join(dir, "var-lib", "held", program))
+	return err == nil
+}
+
 // keep starts a program, and again whenever it ends and is not held.
 func (s *children) keep(ctx context.Context, p program) error {
 	var ended <-chan unix.WaitStatus
