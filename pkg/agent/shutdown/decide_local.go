@@ -110,10 +110,10 @@ func (s *settings) criticalBucket() int {
 }
 
 // canDrain reports whether the drain can continue: Haulout answers, and the drain has something to
-// do.
+// do, as far as is known: a maintenance that was created a moment ago has not been read yet.
 func (d *decision) canDrain(s *settings, in *input) bool {
 	return in.api.ok && in.now.Sub(in.api.since) < s.apiGrace &&
-		d.next.Maintenance != nil && in.drain != nil && !in.drain.Drained && !in.drain.Ended
+		d.next.Maintenance != nil && d.next.Maintenance.UID != "" && (in.drain == nil || !in.drain.Drained && !in.drain.Ended)
 }
 
 // canEvict reports whether the evictions can continue: only Haulout is lost, and pods are left.
