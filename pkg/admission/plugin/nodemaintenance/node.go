@@ -152,9 +152,13 @@ func validateShutdownSelector(node string, selector *corev1.NodeSelector, path *
 }
 
 // validateEndOfShutdown returns what an update changes other than the stage to Complete; nm is nil
-// for a deletion. It also returns an error about an object that is not the node's own.
+// for a deletion. It also returns an error about an object that is not the node's own, other than
+// the deletion of a shutdown of the node that is over.
 func validateEndOfShutdown(node string, nm, old *maintenance.NodeMaintenance) field.ErrorList {
 	spec, metadata := field.NewPath("spec"), field.NewPath("metadata")
+	if nm == nil && isOverShutdown(node, old) {
+		return nil
+	}
 	if !isRequestedByNode(old.Spec.RequestedBy, node) {
 		return field.ErrorList{field.Forbidden(spec.Child("requestedBy"), "the NodeMaintenance was requested, or last changed, by another user")}
 	}
@@ -184,6 +188,14 @@ func validateEndOfShutdown(node string, nm, old *maintenance.NodeMaintenance) fi
 		errs = append(errs, field.Invalid(spec.Child("stage"), nm.Spec.Stage, "must be "+string(maintenance.NodeMaintenanceStageComplete)))
 	}
 	return errs
+}
+
+// isOverShutdown reports whether a maintenance is that of a shutdown of the node, and is complete and
+// has released it. It holds nothing any more and only counts against the limit, so the node may
+// delete it whichever user has completed it.
+func isOverShutdown(node string, nm *maintenance.NodeMaintenance) bool {
+	return protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector) == node && nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete &&
+		!slices.Contains(nm.Finalizers, v1alpha1.FinalizerMaintenanceCompletion)
 }
 
 // isRequestedByNode reports whether the requester of a maintenance is the node.

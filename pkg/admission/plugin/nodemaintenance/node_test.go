@@ -290,7 +290,21 @@ func TestEndOfShutdownByItsNode(t *testing.T) {
 		"complete one of its node that bob has requested": {
 			by: blue1, nm: shutdown(by(bob), complete), old: shutdown(by(bob)), field: "spec.requestedBy",
 		},
-		"delete one of its node that bob has requested": {by: blue1, old: shutdown(by(bob)), field: "spec.requestedBy"},
+		"delete one of its node that bob has requested":                  {by: blue1, old: shutdown(by(bob)), field: "spec.requestedBy"},
+		"delete one of its node that bob has completed and that is over": {by: blue1, old: shutdown(by(bob), complete, finalizers())},
+		"delete one of its node that bob has completed and that still holds the node": {
+			by: blue1, old: shutdown(by(bob), complete), field: "spec.requestedBy",
+		},
+		"delete one of its node that bob has requested and that is not complete": {by: blue1, old: shutdown(by(bob), finalizers()), field: "spec.requestedBy"},
+		"delete one of another node that is over": {
+			by: agentOf("red-1"), old: shutdown(by(bob), complete, finalizers()), field: "spec.requestedBy",
+		},
+		"delete one that is over and is not of a shutdown": {
+			by: blue1, old: maintain(byName("blue-1"), by(bob), complete, finalizers()), field: "spec.requestedBy",
+		},
+		"change one that is over": {
+			by: blue1, nm: shutdown(by(bob), complete, finalizers(), label), old: shutdown(by(bob), complete, finalizers()), field: "spec.requestedBy",
+		},
 		"delete one that a user of its name without the group has requested": {
 			by: blue1, old: shutdown(by(&user.DefaultInfo{Name: blue1.Name})), field: "spec.requestedBy",
 		},
