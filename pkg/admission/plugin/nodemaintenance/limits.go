@@ -31,6 +31,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/drain/nodeselection"
 	"haulout.dev/haulout/pkg/identity"
 )
@@ -116,19 +117,36 @@ func (p *Plugin) validateHolders(ctx context.Context, a admission.Attributes, nm
 		}
 	}
 	for _, node := range joining {
-		if n := len(holders[node.Name]); n >= protocol.MaxHolders {
+		if len(holders[node.Name]) < protocol.MaxHolders {
+			continue
+		}
+		there := holdersOf(node, holders[node.Name])
+		if n := len(there); n >= protocol.MaxHolders {
 			return admission.NewForbidden(a, fmt.Errorf("%d NodeMaintenances hold node %q, at most %d may at the same time: "+
-				"complete those that are no longer needed; the oldest are %s", n, node.Name, protocol.MaxHolders, oldest(holders[node.Name])))
+				"complete those that are no longer needed; the oldest are %s", n, node.Name, protocol.MaxHolders, oldest(there)))
 		}
 	}
 	return nil
+}
+
+// isObserved reports whether a leader has seen the present selector and stage of a maintenance.
+func isObserved(nm *v1alpha1.NodeMaintenance) bool {
+	return nm.Status.ObservedGeneration == nm.Generation && len(nm.Status.NodeStatuses) > 0
+}
+
+// holdersOf returns those of the maintenances that select a node that hold it, or will as far as is
+// known: the status of one also has the nodes that its requester may not delete, and those that
+// others hold in its place. The annotations of the node, which its kubelet may write, add none.
+func holdersOf(node *corev1.Node, selecting []*v1alpha1.NodeMaintenance) []*v1alpha1.NodeMaintenance {
+	marked := nodemarks.HoldersOf(node)
+	return slices.DeleteFunc(selecting, func(nm *v1alpha1.NodeMaintenance) bool { return isObserved(nm) && !marked.Has(nm) })
 }
 
 // selectedBy returns the names of those of the nodes that another maintenance selects. Its status
 // has them, unless no leader has seen its present selector.
 func selectedBy(ctx context.Context, other *v1alpha1.NodeMaintenance, nodes []*corev1.Node) (sets.Set[string], error) {
 	names := sets.New[string]()
-	if other.Status.ObservedGeneration == other.Generation && len(other.Status.NodeStatuses) > 0 {
+	if isObserved(other) {
 		for i := range other.Status.NodeStatuses {
 			if status := &other.Status.NodeStatuses[i]; !v1alpha1.IsBeingReleased(status) {
 				names.Insert(status.NodeRef.Name)

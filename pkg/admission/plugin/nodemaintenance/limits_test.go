@@ -24,10 +24,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/nodemarks"
 )
 
 // stored returns n maintenances of a selector as the cache has them: m-00 is the newest.
@@ -35,7 +37,7 @@ func stored(n int, selector *corev1.NodeSelector, stage v1alpha1.NodeMaintenance
 	var out []*v1alpha1.NodeMaintenance
 	for i := range n {
 		nm := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{
-			Name: fmt.Sprintf("m-%02d", i), Generation: 1, CreationTimestamp: metav1.Unix(int64(10000-i), 0),
+			Name: fmt.Sprintf("m-%02d", i), UID: types.UID(fmt.Sprintf("uid-%02d", i)), Generation: 1, CreationTimestamp: metav1.Unix(int64(10000-i), 0),
 		}}
 		nm.Spec.NodeSelector, nm.Spec.Stage = selector, stage
 		out = append(out, nm)
@@ -53,6 +55,24 @@ func seenBy(all []*v1alpha1.NodeMaintenance, nodes ...v1alpha1.NodeMaintenanceNo
 
 func entryOf(node, message string) v1alpha1.NodeMaintenanceNodeStatus {
 	return v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: node}, DrainMessage: message}
+}
+
+// markedBy returns a copy of twoPools in which the annotation of a node names these maintenances as
+// its holders.
+func markedBy(name string, holders []*v1alpha1.NodeMaintenance) []*corev1.Node {
+	mark := nodemarks.Mark{Maintenances: nodemarks.Owners{}}
+	for _, nm := range holders {
+		mark.Maintenances[nm.Name] = nm.UID
+	}
+	var nodes []*corev1.Node
+	for _, node := range twoPools {
+		if node.Name == name && len(holders) > 0 {
+			node = node.DeepCopy()
+			node.Annotations = map[string]string{v1alpha1.AnnotationCordonedBy: mark.Encode().(string)}
+		}
+		nodes = append(nodes, node)
+	}
+	return nodes
 }
 
 // shutdowns returns n maintenances of shutdowns of a node.
@@ -74,7 +94,9 @@ func TestLimitOfMaintenancesThatHoldANode(t *testing.T) {
 		nm.DeletionTimestamp = &metav1.Time{}
 	}
 	for name, test := range map[string]struct {
-		others  []*v1alpha1.NodeMaintenance
+		others []*v1alpha1.NodeMaintenance
+		// marks are those of the others that the annotation of blue-1 names.
+		marks   []*v1alpha1.NodeMaintenance
 		nm, old *maintenance.NodeMaintenance
 		by      string
 		refused bool
@@ -95,12 +117,15 @@ func TestLimitOfMaintenancesThatHoldANode(t *testing.T) {
 		"one that holds the node already may complete":     {others: stored(50, blue, drain), nm: maintain(blue, complete), old: maintain(blue)},
 		"the node's own shutdown is admitted":              {others: stored(50, blue, drain), nm: shutdown(), by: "blue-1"},
 		"the shutdown of the node does not count":          {others: append(stored(49, blue, drain), shutdowns(1, "blue-1", drain)...), nm: maintain(byName("blue-1"))},
-		"the status counts for what a leader has seen":     {others: seenBy(stored(50, red, drain), entryOf("blue-1", "")), nm: maintain(blue), refused: true},
+		"the status counts for what a leader has seen":     {others: seenBy(stored(50, red, drain), entryOf("blue-1", "")), marks: stored(50, red, drain), nm: maintain(blue), refused: true},
+		"what does not hold the node does not count":       {others: seenBy(stored(50, blue, drain), entryOf("blue-1", "")), marks: stored(49, blue, drain), nm: maintain(blue)},
+		"the annotation adds none":                         {others: seenBy(stored(50, red, drain), entryOf("red-1", "")), marks: stored(50, red, drain), nm: maintain(blue)},
+		"what no leader has seen counts beside it":         {others: append(seenBy(stored(49, blue, drain), entryOf("blue-1", "")), stored(50, blue, drain)[49]), marks: stored(49, blue, drain), nm: maintain(blue), refused: true},
 		"nodes that are being released do not count":       {others: seenBy(stored(50, blue, drain), entryOf("blue-1", v1alpha1.DrainMessageReleasing)), nm: maintain(byName("blue-1"))},
 		"the status of another generation does not count":  {others: seenAt(stored(50, red, drain), 7, entryOf("blue-1", "")), nm: maintain(blue)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, may("blue-1", "blue-2", "red-1"), twoPools, test.others...)
+			f := newFixture(t, may("blue-1", "blue-2", "red-1"), markedBy("blue-1", test.marks), test.others...)
 			r := request{by: bob, nm: test.nm, old: test.old}
 			if test.by != "" {
 				r.by = agentOf(test.by)
