@@ -48,7 +48,7 @@ type Unit struct {
 type unitService interface {
 	Start(ctx context.Context) error
 	End(ctx context.Context) error
-	MainPID(ctx context.Context) (int, error)
+	State(ctx context.Context) (systemd.UnitState, error)
 }
 
 // NewUnit returns the kubelet that is the main process of the unit of that name.
@@ -91,24 +91,39 @@ func (u *Unit) Stop(ctx context.Context) error {
 	}
 }
 
-// Problem returns why the agent cannot stop the kubelet by its unit, empty if it can. ok is false
-// if that cannot be told now: the kubelet does not run, is just started, or systemd does not
+// Problem returns why the agent cannot stop the kubelet by its unit, empty if it can. ok is false if
+// that cannot be told now: the unit has ended, the kubelet is just started, or systemd does not
 // answer.
+//
+// A machine without a process of the kubelet may still have one, as a part of another program. It
+// counts as stopped only if its unit has run in this boot and does not run now.
 func (u *Unit) Problem(ctx context.Context) (problem string, ok bool) {
 	before, err := u.find(ctx)
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrNotRunning) {
 		return "", false
 	}
-	pid, err := u.service.MainPID(ctx)
-	if err != nil {
+	none := err != nil
+	unit, err := u.service.State(ctx)
+	if err != nil || none && unit.MainPID == 0 && unit.LastPID != 0 {
 		return "", false
 	}
-	if pid == before.PID {
+	if !none && int(unit.MainPID) == before.PID {
 		return "", true
 	}
-	if after, err := u.find(ctx); err != nil || after.ID != before.ID {
+	after, err := u.find(ctx)
+	if errors.Is(err, ErrNotRunning) != none || after.ID != before.ID {
 		return "", false
 	}
-	return fmt.Sprintf("process %d is the kubelet and the main process of %s is %d: kubeletService must be the unit whose main process "+
-		"the kubelet is; until then the agent ends no pods on the node and parks no static pods", before.PID, u.name, pid), true
+	kubelet, of := "no process", fmt.Sprintf("the main process of %s is %d", u.name, unit.MainPID)
+	if !none {
+		kubelet = fmt.Sprintf("process %d", before.PID)
+	}
+	switch {
+	case !unit.Exists():
+		of = fmt.Sprintf("there is no unit %s", u.name)
+	case unit.MainPID == 0:
+		of = fmt.Sprintf("%s does not run", u.name)
+	}
+	return fmt.Sprintf("%s is the kubelet and %s: kubeletService must be the unit whose main process the kubelet is; until then "+
+		"the agent ends no pods on the node and parks no static pods", kubelet, of), true
 }

@@ -23,6 +23,8 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+
+	"haulout.dev/haulout/pkg/agent/systemd"
 )
 
 var errNoBus = errors.New("no bus")
@@ -32,8 +34,11 @@ type world struct {
 	running []int
 	// returns are kubelets that systemd starts after one was ended by a signal.
 	returns []int
-	mainPID int
-	busErr  error
+	// unit is what systemd knows about the unit, busErr why it does not say.
+	unit   systemd.UnitState
+	busErr error
+	// starts: systemd starts the kubelet after it has answered.
+	starts bool
 	// own reports whether the unit's job ends all kubelets.
 	own   bool
 	ended []int
@@ -50,7 +55,12 @@ func (w *world) End(context.Context) error {
 	return w.busErr
 }
 
-func (w *world) MainPID(context.Context) (int, error) { return w.mainPID, w.busErr }
+func (w *world) State(context.Context) (systemd.UnitState, error) {
+	if w.starts {
+		w.running = []int{int(w.unit.MainPID)}
+	}
+	return w.unit, w.busErr
+}
 
 func (w *world) find(context.Context) (Process, error) {
 	if len(w.running) == 0 {
@@ -105,16 +115,25 @@ func TestStop(t *testing.T) {
 }
 
 func TestProblemOfTheUnit(t *testing.T) {
+	unit := func(mainPID, lastPID uint32) systemd.UnitState {
+		return systemd.UnitState{Load: "loaded", MainPID: mainPID, LastPID: lastPID}
+	}
+	missing := systemd.UnitState{Load: "not-found"}
 	for name, test := range map[string]struct {
 		world world
 		want  string
 		ok    bool
 	}{
-		"the unit's main process":        {world: world{running: []int{7}, mainPID: 7}, ok: true},
-		"a process of another unit":      {world: world{running: []int{7}, mainPID: 9}, want: "process 7 is the kubelet and the main process of kubelet.service is 9", ok: true},
-		"no kubelet runs":                {world: world{mainPID: 9}},
-		"systemd does not answer":        {world: world{running: []int{7}, busErr: errNoBus}},
-		"a unit that does not run (k3s)": {world: world{running: []int{7}}, want: "is 0", ok: true},
+		"the unit's main process":               {world: world{running: []int{7}, unit: unit(7, 7)}, ok: true},
+		"a process of another unit":             {world: world{running: []int{7}, unit: unit(9, 9)}, want: "process 7 is the kubelet and the main process of kubelet.service is 9", ok: true},
+		"a child of RKE2":                       {world: world{running: []int{7}, unit: missing}, want: "process 7 is the kubelet and there is no unit kubelet.service", ok: true},
+		"a part of k3s":                         {world: world{unit: missing}, want: "no process is the kubelet and there is no unit kubelet.service", ok: true},
+		"a part of k3s, whose unit is named":    {world: world{unit: unit(9, 9)}, want: "no process is the kubelet and the main process of kubelet.service is 9", ok: true},
+		"a part of k3s, beside an unused unit":  {world: world{unit: unit(0, 0)}, want: "no process is the kubelet and kubelet.service does not run", ok: true},
+		"the unit was stopped":                  {world: world{unit: unit(0, 7)}},
+		"the kubelet is just started":           {world: world{unit: unit(9, 9), starts: true}},
+		"systemd does not answer":               {world: world{running: []int{7}, busErr: errNoBus}},
+		"systemd does not answer, nothing runs": {world: world{busErr: errNoBus}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := test.world

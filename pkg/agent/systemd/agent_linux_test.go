@@ -114,8 +114,8 @@ func runAgent() error {
 		manager.Stopping(ending.Kind, ending.Limit)
 		if slices.Contains(os.Args, endKubelet) {
 			err := systemd.Service{Unit: "kubelet.service"}.End(ctx)
-			pid, pidErr := systemd.Service{Unit: "kubelet.service"}.MainPID(ctx)
-			write(func() { current.Ended = fmt.Sprintf("%v, then its process is %d, %v", err, pid, pidErr) })
+			kubelet, stateErr := systemd.Service{Unit: "kubelet.service"}.State(ctx)
+			write(func() { current.Ended = fmt.Sprintf("%v, then its process is %d, %v", err, kubelet.MainPID, stateErr) })
 		}
 	}
 	return nil

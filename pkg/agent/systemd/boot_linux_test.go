@@ -38,7 +38,7 @@ const (
 var bootUnits = map[string]string{
 	bootTarget: `[Unit]
 Requires=basic.target dbus.socket dbus.service systemd-logind.service
-After=basic.target
+After=basic.target kubelet.service
 AllowIsolate=yes
 `,
 	"kubelet.service": `[Service]

@@ -72,8 +72,9 @@ type UnitState struct {
 	Active string
 	// File is enabled, disabled, static, masked and so on, or "" if there is no unit file.
 	File string
-	// MainPID is the process ID of a service, 0 if it does not run.
-	MainPID uint32
+	// MainPID is the process ID of a service, 0 if it does not run. LastPID is the same, but stays
+	// when the service ends: it is 0 if the service has not run in this boot.
+	MainPID, LastPID uint32
 }
 
 // unitJob is a job of a unit; without one, ID is 0.
@@ -199,11 +200,13 @@ func (c *Client) Unit(ctx context.Context, name string) (UnitState, error) {
 		*value = read
 	}
 	if path.Ext(name) == ".service" {
-		pid, err := property[uint32](ctx, unit, serviceInterface, "MainPID")
-		if err != nil {
-			return UnitState{}, fmt.Errorf("read MainPID of unit %s: %w", name, err)
+		for key, value := range map[string]*uint32{"MainPID": &state.MainPID, "ExecMainPID": &state.LastPID} {
+			pid, err := property[uint32](ctx, unit, serviceInterface, key)
+			if err != nil {
+				return UnitState{}, fmt.Errorf("read %s of unit %s: %w", key, name, err)
+			}
+			*value = pid
 		}
-		state.MainPID = pid
 	}
 	return state, nil
 }

@@ -56,6 +56,26 @@ func TestUnits(t *testing.T) {
 		t.Errorf("the system ends: %+v, %v, want that it does not", ending, err)
 	}
 
+	// A service that has ended is told from one that has not run, also after systemd has read its units
+	// again.
+	kubelet := m.service("kubelet.service")
+	if state, err := kubelet.State(ctx); err != nil || !state.Exists() || state.MainPID != 0 || state.LastPID != 0 {
+		t.Errorf("a service that has not run: %+v, %v", state, err)
+	}
+	if err := kubelet.Start(ctx); err != nil {
+		t.Error(err)
+	}
+	running, err := kubelet.State(ctx)
+	if err != nil || running.MainPID == 0 || running.LastPID != running.MainPID {
+		t.Errorf("a service that runs: %+v, %v", running, err)
+	}
+	if err := errors.Join(kubelet.Stop(ctx), client.Reload(ctx)); err != nil {
+		t.Error(err)
+	}
+	if state, err := kubelet.State(ctx); err != nil || state.MainPID != 0 || state.LastPID != running.MainPID {
+		t.Errorf("a service that has ended: %+v, %v, want the last process %d", state, err, running.MainPID)
+	}
+
 	// The wait for a job ends with the context.
 	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
 	defer cancel()

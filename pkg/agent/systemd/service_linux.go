@@ -47,15 +47,14 @@ func (s Service) End(ctx context.Context) error {
 	return s.do(ctx, (*Client).EndService)
 }
 
-// MainPID returns the process ID of the unit, 0 if it does not run.
-func (s Service) MainPID(ctx context.Context) (int, error) {
-	var pid int
-	err := s.do(ctx, func(c *Client, ctx context.Context, unit string) error {
-		state, err := c.Unit(ctx, unit)
-		pid = int(state.MainPID)
+// State returns what systemd knows about the unit.
+func (s Service) State(ctx context.Context) (UnitState, error) {
+	var state UnitState
+	err := s.do(ctx, func(c *Client, ctx context.Context, unit string) (err error) {
+		state, err = c.Unit(ctx, unit)
 		return err
 	})
-	return pid, err
+	return state, err
 }
 
 // ActiveState returns the ActiveState of the unit.

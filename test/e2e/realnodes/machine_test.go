@@ -249,6 +249,8 @@ func (unit) Get(_, name string) (dbus.Variant, *dbus.Error) {
 			return dbus.MakeVariant(uint32(pid)), nil
 		}
 		return dbus.MakeVariant(uint32(0)), nil
+	case "ExecMainPID": // the kubelet has run
+		return dbus.MakeVariant(uint32(1)), nil
 	case "Job":
 		return dbus.MakeVariant(struct {
 			ID   uint32
