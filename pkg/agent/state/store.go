@@ -123,7 +123,8 @@ func (s *Store) Lock() error {
 		return nil
 	}
 	path := filepath.Join(s.dir, lockName)
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	// Only to read: a file that exists can be opened so on a disk that has become read-only.
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("lock the state directory: %w", err)
 	}

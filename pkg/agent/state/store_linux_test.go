@@ -107,6 +107,12 @@ func TestFullDisk(t *testing.T) {
 		saveOnFullDisk(t, dir)
 		return
 	}
+	inOwnMounts(t)
+}
+
+// inOwnMounts runs the test again as a process that can mount.
+func inOwnMounts(t *testing.T) {
+	t.Helper()
 	cmd := child(t, t.TempDir())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	if os.Getuid() != 0 {
@@ -148,6 +154,54 @@ func saveOnFullDisk(t *testing.T, dir string) {
 	save(t, s, next)
 	if diff := cmp.Diff(next, load(t, open(t, dir))); diff != "" {
 		t.Errorf("the state differs (-want +got):\n%s", diff)
+	}
+}
+
+// TestDiskThatBecomesReadOnly starts the agent again after the kernel has mounted the disk read-only.
+func TestDiskThatBecomesReadOnly(t *testing.T) {
+	dir := os.Getenv(childEnv)
+	if dir == "" {
+		inOwnMounts(t)
+		return
+	}
+	run := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
+		t.Fatalf("mount a small file system: %v", err)
+	}
+	s, err := Open(dir, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	save(t, s, full())
+	if err := errors.Join(s.Lock(), s.lock.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatalf("mount it read-only: %v", err)
+	}
+	again, err := Open(dir, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := again.Lock(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(full(), load(t, again)); diff != "" {
+		t.Errorf("the state differs (-want +got):\n%s", diff)
+	}
+	next := State{Version: Version, BootID: "b", Phase: Armed}
+	if err := again.Save(next); !errors.Is(err, unix.EROFS) {
+		t.Errorf("the error is %v, want %v", err, unix.EROFS)
+	}
+	if stored, err := Read(dir, run); err != nil || stored.Phase != Armed {
+		t.Errorf("got the state %+v, %v, want the second copy", stored, err)
+	}
+	second, err := Open(dir, run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Lock(); err == nil {
+		t.Error("a second agent uses the directory")
 	}
 }
 
