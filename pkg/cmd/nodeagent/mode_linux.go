@@ -17,6 +17,7 @@ limitations under the License.
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,6 +40,9 @@ import (
 const (
 	// startsFile has the times of the last starts. A boot removes it.
 	startsFile = "/run/haulout-node-agent.starts"
+	// directoryFile has the state directory of the last agent that could load its configuration. A boot
+	// removes it.
+	directoryFile = "/run/haulout-node-agent.directory"
 	// crashStarts starts within crashPeriod mean that the agent crashes.
 	crashStarts = 5
 	crashPeriod = time.Minute
@@ -65,17 +69,20 @@ type mode struct {
 	crashed bool
 }
 
-// chooseMode returns how the agent can run now.
-func chooseMode(ctx context.Context, o *Options, crashed bool) mode {
+// chooseMode returns how the agent can run now. lastDir is the state directory of an earlier process,
+// empty if it is not known.
+func chooseMode(ctx context.Context, o *Options, lastDir string, crashed bool) mode {
 	c, err := o.Load()
 	if err != nil {
-		return safeMode(ctx, o, "the configuration cannot be loaded: "+err.Error())
+		c = config.Default()
+		c.StateDirectory = cmp.Or(o.StateDirectory, lastDir, c.StateDirectory)
+		return safeMode(ctx, c, "the configuration cannot be loaded: "+err.Error())
 	}
 	if _, err := os.Stat(c.Kubeconfig); errors.Is(err, fs.ErrNotExist) {
-		return safeMode(ctx, o, fmt.Sprintf("there is no file %s (kubeconfig): the machine has not joined a cluster", c.Kubeconfig))
+		return safeMode(ctx, c, fmt.Sprintf("there is no file %s (kubeconfig): the machine has not joined a cluster", c.Kubeconfig))
 	}
 	if crashed {
-		m := safeMode(ctx, o, fmt.Sprintf("it was started %d times within a minute", crashStarts))
+		m := safeMode(ctx, c, fmt.Sprintf("it was started %d times within a minute", crashStarts))
 		m.crashed = true
 		return m
 	}
@@ -87,17 +94,13 @@ func chooseMode(ctx context.Context, o *Options, crashed bool) mode {
 	return m
 }
 
-// safeMode returns the mode with the configuration that was stored in this boot. Its client writes
-// the conditions of the node, if there is one.
-func safeMode(ctx context.Context, o *Options, why string) mode {
-	m := mode{why: why, safe: true, config: config.Default()}
-	if o.StateDirectory != "" {
-		m.config.StateDirectory = o.StateDirectory
-	}
-	if c := storedConfiguration(m.config.StateDirectory); c != nil {
-		m.config = c
-	} else {
-		m.config = releasing(m.config)
+// safeMode returns the mode with the configuration that was stored in this boot, in the state
+// directory of c. If there is none, the agent releases with c. The client of the mode writes the
+// conditions of the node, if there is one.
+func safeMode(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, why string) mode {
+	m := mode{why: why, safe: true, config: storedConfiguration(c.StateDirectory)}
+	if m.config == nil {
+		m.config = releasing(c)
 	}
 	// The API is not asked about the shutdown, so there is nothing to wait for.
 	m.config.APIGracePeriod.Duration = time.Second
@@ -186,13 +189,30 @@ func (m *mode) awaitBetter(ctx context.Context, o *Options, shuttingDown func() 
 			return
 		case <-ticker.C:
 		}
-		if next := chooseMode(ctx, o, false); !shuttingDown() && (next.why == "" || m.safe && !next.safe) {
+		if next := chooseMode(ctx, o, "", false); !shuttingDown() && (next.why == "" || m.safe && !next.safe) {
 			klog.FromContext(ctx).Info("What the agent lacked is there, starting it again", "lacked", m.why)
 			if m.crashed {
 				_ = os.Remove(startsFile) // the next starts are counted from here
 			}
 			return
 		}
+	}
+}
+
+// lastDirectory returns the directory that noteDirectory has written, empty if there is none.
+func lastDirectory(ctx context.Context, path string) string {
+	data, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		klog.FromContext(ctx).Error(err, "Cannot read which state directory the agent has used")
+	}
+	return strings.TrimSuffix(string(data), "\n")
+}
+
+// noteDirectory writes the state directory to a file, for an agent that cannot load its
+// configuration: the state is in no other place that it knows.
+func noteDirectory(ctx context.Context, path, dir string) {
+	if err := os.WriteFile(path, []byte(dir+"\n"), 0o600); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot note which state directory the agent uses")
 	}
 }
 

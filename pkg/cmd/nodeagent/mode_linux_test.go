@@ -67,6 +67,9 @@ func TestChooseMode(t *testing.T) {
 		// stored is the boot of which there is a state, noPods: without a list of pods.
 		stored string
 		noPods bool
+		// inFile: the directory is in the configuration, not in a flag. noted: an earlier process has
+		// noted it.
+		inFile, noted bool
 
 		safe bool
 		why  string
@@ -82,7 +85,10 @@ func TestChooseMode(t *testing.T) {
 		"a broken file, it has run after userspace booted": {config: broken, stored: boot + "-2", safe: true, why: "maxShutdownDelay", local: true, storedTable: true},
 		"a broken file, it has run before the boot":        {config: broken, stored: "other", safe: true, why: "maxShutdownDelay"},
 		"a broken file, the pods are not known":            {config: broken, stored: boot, noPods: true, safe: true, why: "maxShutdownDelay"},
-		"it crashes":                                       {crashed: true, stored: boot, safe: true, why: "started 5 times", local: true, storedTable: true},
+		"no kubeconfig any more, a directory of its own":   {noFile: true, stored: boot, inFile: true, safe: true, why: "not joined a cluster", local: true, storedTable: true},
+		"it crashes, with a directory of its own":          {crashed: true, stored: boot, inFile: true, safe: true, why: "started 5 times", local: true, storedTable: true},
+		"a broken file, with a directory of its own":       {config: broken, stored: boot, inFile: true, noted: true, safe: true, why: "maxShutdownDelay", local: true, storedTable: true},
+		"it crashes": {crashed: true, stored: boot, safe: true, why: "started 5 times", local: true, storedTable: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -99,8 +105,18 @@ func TestChooseMode(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			o := &Options{ConfigFile: configFile(t, "nodeName: node-1\n"+test.config), Kubeconfig: kubeconfig, StateDirectory: dir}
-			m := chooseMode(t.Context(), o, test.crashed)
+			o := &Options{Kubeconfig: kubeconfig, StateDirectory: dir}
+			file := "nodeName: node-1\n" + test.config
+			if test.inFile {
+				o.StateDirectory = ""
+				file += "stateDirectory: " + dir + "\n"
+			}
+			o.ConfigFile = configFile(t, file)
+			noted := filepath.Join(t.TempDir(), "directory")
+			if test.noted {
+				noteDirectory(t.Context(), noted, dir)
+			}
+			m := chooseMode(t.Context(), o, lastDirectory(t.Context(), noted), test.crashed)
 			if m.safe != test.safe || (m.why == "") != (test.why == "") || !strings.Contains(m.why, test.why) {
 				t.Errorf("safe mode: %t, because %q, want %t, because %q", m.safe, m.why, test.safe, test.why)
 			}
@@ -138,7 +154,7 @@ func TestSafeModeOnlyTells(t *testing.T) {
 	if err := store.Save(stored); err != nil {
 		t.Fatal(err)
 	}
-	m := chooseMode(t.Context(), &Options{ConfigFile: configFile(t, "maxShutdownDelay: 7d\n"), StateDirectory: dir}, false)
+	m := chooseMode(t.Context(), &Options{ConfigFile: configFile(t, "maxShutdownDelay: 7d\n"), StateDirectory: dir}, "", false)
 	client, err := kubernetes.NewForConfig(m.client)
 	if err != nil {
 		t.Fatal(err)

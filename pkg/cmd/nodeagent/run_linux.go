@@ -53,7 +53,7 @@ func runService(ctx context.Context, o *Options) error {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot take over the files that systemd kept")
 	}
-	m := chooseMode(ctx, o, notifier.Supervised() && crashes(ctx, startsFile, state.SinceBoot()))
+	m := chooseMode(ctx, o, lastDirectory(ctx, directoryFile), notifier.Supervised() && crashes(ctx, startsFile, state.SinceBoot()))
 	s, err := begin(ctx, m.config)
 	if err == nil && m.safe {
 		_, err = s.store.Load()
@@ -67,6 +67,9 @@ func runService(ctx context.Context, o *Options) error {
 	}
 	if err != nil {
 		return err
+	}
+	if !m.safe {
+		noteDirectory(ctx, directoryFile, m.config.StateDirectory)
 	}
 	machine := logind.New(logindConfig(&m, s, files, notifier))
 	kubeletUnit := kubelet.NewUnit(m.config.KubeletService)
