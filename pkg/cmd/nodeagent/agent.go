@@ -179,8 +179,12 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 		return nil, err
 	}
 	a.closers = append(a.closers, runtime.Close)
-	if c.LocalEngine == v1alpha1.LocalEngineCRI {
+	switch {
+	case c.LocalEngine == v1alpha1.LocalEngineCRI:
 		a.engine = &limitedEngine{Local: runtime, problem: a.static.KubeletProblem}
+	case h.safeMode != "":
+		// Without an engine, a shutdown with pods would wait until its deadline.
+		a.engine = &limitedEngine{Local: runtime, problem: func() string { return "safe mode, because " + h.safeMode }}
 	}
 	a.static.newKeeper = func(dir string, facts kubelet.Facts) (keeper, error) {
 		return staticpods.New(staticpods.Config{

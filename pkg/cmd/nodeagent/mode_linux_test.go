@@ -173,6 +173,13 @@ func TestSafeModeReleases(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
 	c.LocalEngine = v1alpha1.LocalEngineNone
+	if err := os.MkdirAll(c.StateDirectory, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	const stored = `{"version":1,"node":"node-1","pods":[{"namespace":"blue","name":"web-1","priority":0}]}`
+	if err := os.WriteFile(filepath.Join(c.StateDirectory, "pods.json"), []byte(stored), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	machine := newFakeMachine()
 	machine.shutDown(time.Hour)
 	startAgent(t, c, &host{machine: machine, kubelet: noKubelet{t}, status: func(string) {}, safeMode: "of a test"})
