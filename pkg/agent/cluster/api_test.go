@@ -45,6 +45,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	haulscheme "haulout.dev/haulout/pkg/generated/clientset/versioned/scheme"
 )
@@ -80,6 +81,9 @@ type api struct {
 	evict func(eviction *policyv1.Eviction) *metav1.Status
 	// evictions are those that were accepted.
 	evictions []*policyv1.Eviction
+	// older: a server that knows no fields of maintenances. listed counts the maintenances in lists.
+	older  bool
+	listed int
 	// finalizer keeps deleted maintenances, as the server does until the nodes are released.
 	finalizer bool
 }
@@ -217,7 +221,7 @@ func (a *api) handle(r *http.Request, body []byte) (runtime.Object, int, *apierr
 	case r.Method == http.MethodPost && path == maintenancesPath:
 		return a.create(body)
 	case r.Method == http.MethodGet && path == maintenancesPath:
-		return a.list(r.URL.Query().Get("continue"))
+		return a.list(r.URL.Query().Get("continue"), r.URL.Query().Get("fieldSelector"))
 	case r.Method == http.MethodPost && path == "/apis/authentication.k8s.io/v1/selfsubjectreviews":
 		return &authenticationv1.SelfSubjectReview{
 			Status: authenticationv1.SelfSubjectReviewStatus{UserInfo: authenticationv1.UserInfo{Username: ownUser}},
@@ -319,10 +323,15 @@ func (a *api) create(body []byte) (runtime.Object, int, *apierrors.StatusError) 
 }
 
 // list returns pages of pageLen, whatever the client asks for.
-func (a *api) list(from string) (runtime.Object, int, *apierrors.StatusError) {
+func (a *api) list(from, selector string) (runtime.Object, int, *apierrors.StatusError) {
+	parsed, err := fields.ParseSelector(selector)
+	if err != nil || a.older && selector != "" {
+		return nil, 0, apierrors.NewBadRequest("field label not supported")
+	}
 	var paths []string
-	for path := range a.objects {
-		if strings.HasPrefix(path, maintenancesPath+"/") && path > from {
+	for path, object := range a.objects {
+		nm, ok := object.(*maintenancev1alpha1.NodeMaintenance)
+		if ok && path > from && parsed.Matches(fields.Set{"nodeOfShutdown": protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector)}) {
 			paths = append(paths, path)
 		}
 	}
@@ -335,6 +344,7 @@ func (a *api) list(from string) (runtime.Object, int, *apierrors.StatusError) {
 		}
 		list.Items = append(list.Items, *a.objects[path].(*maintenancev1alpha1.NodeMaintenance))
 	}
+	a.listed += len(list.Items)
 	return list, http.StatusOK, nil
 }
 

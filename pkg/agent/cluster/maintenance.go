@@ -30,11 +30,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -309,9 +311,14 @@ func (c *Client) DeleteOldest(ctx context.Context, bootID string) error {
 // listOlder returns the maintenances of earlier shutdowns of this node, also if another user has
 // changed them since, and what has failed on the way.
 func (c *Client) listOlder(ctx context.Context, bootID string) (older []*maintenancev1alpha1.NodeMaintenance, errs []error) {
-	options := metav1.ListOptions{Limit: pageSize}
+	options := metav1.ListOptions{Limit: pageSize, FieldSelector: fields.OneTermEqualSelector(maintenance.FieldNodeOfShutdown, c.node).String()}
 	for {
 		page, err := c.maintenances.List(ctx, options)
+		if apierrors.IsBadRequest(err) && options.FieldSelector != "" {
+			// A server of an older version does not know the field.
+			options = metav1.ListOptions{Limit: pageSize}
+			continue
+		}
 		if err != nil {
 			return older, append(errs, fmt.Errorf("list NodeMaintenances: %w", err))
 		}

@@ -140,3 +140,30 @@ func TestCompleteOlderContinuesAfterAnError(t *testing.T) {
 		t.Errorf("CompleteOlder() = %d, %v, want 1 and an error", n, err)
 	}
 }
+
+// After a boot, a node of many reads its own maintenances only.
+func TestOnlyOwnMaintenancesAreListed(t *testing.T) {
+	const others = 7
+	for name, test := range map[string]struct {
+		older bool
+		want  int
+	}{
+		"a server that selects by the node": {want: 1},
+		"a server of an older version":      {older: true, want: others + 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects := []runtime.Object{own(ofBoot(otherBoot))}
+			for n := range others {
+				objects = append(objects, own(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Name = fmt.Sprintf("kernel-%d", n) }))
+			}
+			a := newAPI(t, objects...)
+			a.older = test.older
+			if n, err := a.client.CompleteOlder(t.Context(), boot); n != 1 || err != nil {
+				t.Errorf("CompleteOlder() = %d, %v, want 1", n, err)
+			}
+			if a.listed != test.want {
+				t.Errorf("%d maintenances were listed, want %d", a.listed, test.want)
+			}
+		})
+	}
+}
