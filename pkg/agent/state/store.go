@@ -178,6 +178,18 @@ func Read(dir, run string) (State, error) {
 	return stored.State, err
 }
 
+// Stored returns when the state was stored last in one of the two directories, by the clock on the
+// wall. It is zero if none is stored.
+func Stored(dir, run string) time.Time {
+	var last time.Time
+	for _, dir := range []string{dir, run} {
+		if info, err := os.Stat(filepath.Join(dir, fileName)); dir != "" && err == nil && info.ModTime().After(last) {
+			last = info.ModTime()
+		}
+	}
+	return last
+}
+
 // read returns the newer one of the two files. The second one counts only if it can be read.
 func read(dir, run string) (file, error) {
 	first, err := readFile(dir)

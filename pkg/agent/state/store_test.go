@@ -352,3 +352,23 @@ func TestWithin(t *testing.T) {
 		t.Errorf("ReadWithin() = %v, want an error", w)
 	}
 }
+
+func TestStoredIsTheTimeOfTheNewestFile(t *testing.T) {
+	dir, run := t.TempDir(), t.TempDir()
+	if got := Stored(dir, run); !got.IsZero() {
+		t.Errorf("got %v of nothing", got)
+	}
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for i, in := range []string{run, dir} {
+		save(t, open(t, in), full())
+		if err := os.Chtimes(filepath.Join(in, fileName), at, at.Add(time.Duration(i)*time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := Stored(dir, run), at.Add(time.Duration(i)*time.Minute); !got.Equal(want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	}
+	if got := Stored(dir, ""); !got.Equal(at.Add(time.Minute)) {
+		t.Errorf("got %v without a second directory", got)
+	}
+}

@@ -22,8 +22,10 @@ import (
 	"fmt"
 	"path"
 	"syscall"
+	"time"
 
 	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
 )
 
 const (
@@ -135,6 +137,20 @@ func (c *Client) Incarnation(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("read which boot of userspace this is: %w", err)
 	}
 	return found, nil
+}
+
+// UserspaceAge returns how long ago systemd has booted userspace. The time in which the machine was
+// suspended does not count.
+func (c *Client) UserspaceAge(ctx context.Context) (time.Duration, error) {
+	began, err := property[uint64](ctx, c.manager, managerInterface, "UserspaceTimestampMonotonic")
+	if err != nil {
+		return 0, fmt.Errorf("read when userspace was booted: %w", err)
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return 0, fmt.Errorf("read the clock: %w", err)
+	}
+	return time.Duration(now.Nano()) - time.Duration(began)*time.Microsecond, nil
 }
 
 // incarnation reads the properties of systemd that Incarnation needs.

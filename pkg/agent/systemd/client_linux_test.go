@@ -56,6 +56,10 @@ func TestUnits(t *testing.T) {
 		t.Errorf("the system ends: %+v, %v, want that it does not", ending, err)
 	}
 
+	if age, err := client.UserspaceAge(ctx); err != nil || age <= 0 {
+		t.Errorf("userspace has booted %v ago, %v", age, err)
+	}
+
 	// A service that has ended is told from one that has not run, also after systemd has read its units
 	// again.
 	kubelet := m.service("kubelet.service")

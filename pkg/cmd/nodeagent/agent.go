@@ -111,7 +111,7 @@ func begin(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*start, err
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot read the state that an earlier process has stored")
 	}
-	bootID, err := bootIdentity(ctx, stored.BootID)
+	bootID, err := bootIdentity(ctx, stored.BootID, state.Stored(c.StateDirectory, state.RunDirectory))
 	if err != nil {
 		return nil, err
 	}
@@ -249,8 +249,8 @@ func (a *agent) known() *v1alpha1.NodeAgentConfiguration {
 	return c
 }
 
-// limitedEngine ends no pods while the kubelet cannot be stopped, because it would start them
-// again.
+// limitedEngine ends no pods while the kubelet cannot be stopped, because it would start them again,
+// and leaves the kubelet alone.
 type limitedEngine struct {
 	shutdown.Local
 	problem func() string
@@ -262,6 +262,14 @@ func (e *limitedEngine) End(ctx context.Context, resume state.Local, deadline ti
 		return fmt.Errorf("%w: %s", shutdown.ErrNothingToEnd, problem)
 	}
 	return e.Local.End(ctx, resume, deadline, next)
+}
+
+// Resume implements shutdown.Local. A kubelet that cannot be stopped was not.
+func (e *limitedEngine) Resume(ctx context.Context) error {
+	if e.problem() != "" {
+		return nil
+	}
+	return e.Local.Resume(ctx)
 }
 
 // keepingCluster does not wait for static pods that are kept. A server that is older than the agent

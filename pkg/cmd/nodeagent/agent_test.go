@@ -432,3 +432,24 @@ func TestStatusLine(t *testing.T) {
 		})
 	}
 }
+
+// resumedEngine counts how often the kubelet is started.
+type resumedEngine struct {
+	shutdown.Local
+	starts int
+}
+
+func (e *resumedEngine) Resume(context.Context) error {
+	e.starts++
+	return nil
+}
+
+func TestKubeletThatWasNotStoppedIsNotStarted(t *testing.T) {
+	for problem, want := range map[string]int{"": 1, "it is a part of k3s": 0} {
+		engine := &resumedEngine{}
+		limited := &limitedEngine{Local: engine, problem: func() string { return problem }}
+		if err := limited.Resume(t.Context()); err != nil || engine.starts != want {
+			t.Errorf("with the problem %q: started %d times, %v, want %d", problem, engine.starts, err, want)
+		}
+	}
+}

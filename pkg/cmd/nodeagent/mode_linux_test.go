@@ -235,17 +235,21 @@ func TestBootOf(t *testing.T) {
 	broken := errors.New("no bus")
 	for name, test := range map[string]struct {
 		userspace, last string
+		present         bool
 		err             error
 		want            string
 	}{
-		"the first boot of userspace":      {want: kernel},
-		"the third":                        {userspace: "2", last: kernel + "-1", want: kernel + "-2"},
-		"the third, systemd is silent":     {err: broken, last: kernel + "-2", want: kernel + "-2"},
-		"systemd is silent at first":       {err: broken, want: kernel},
-		"systemd is silent after the boot": {err: broken, last: "another-2", want: kernel},
+		"the first boot of userspace":                   {want: kernel},
+		"the third":                                     {userspace: "2", last: kernel + "-1", want: kernel + "-2"},
+		"the third, systemd is silent":                  {err: broken, last: kernel + "-2", want: kernel + "-2"},
+		"an older agent has stored it in this boot":     {userspace: "4711", last: kernel, present: true, want: kernel},
+		"an older agent has stored it in the first one": {userspace: "4711", last: kernel, want: kernel + "-4711"},
+		"another kernel has run":                        {userspace: "4711", last: "another", present: true, want: kernel + "-4711"},
+		"systemd is silent at first":                    {err: broken, want: kernel},
+		"systemd is silent after the boot":              {err: broken, last: "another-2", want: kernel},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := bootOf(kernel, test.userspace, test.last, test.err)
+			got := bootOf(kernel, test.userspace, test.last, test.present, test.err)
 			if got != test.want || len(got) > 64 {
 				t.Errorf("got %q, want %q", got, test.want)
 			}

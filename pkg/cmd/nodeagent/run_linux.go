@@ -145,10 +145,10 @@ func notifyStatus(ctx context.Context, notifier *systemd.Notifier) func(string) 
 }
 
 // bootIdentity returns what identifies this boot: the boot ID of the kernel, and after it that of
-// userspace if systemd has booted that alone. last is the identity that was stored last, which
-// counts while systemd cannot be asked. The result has at most 64 characters, which the server
-// accepts.
-func bootIdentity(ctx context.Context, last string) (string, error) {
+// userspace if systemd has booted that alone. last is the identity that was stored last, at the time
+// stored. It counts while systemd cannot be asked. The result has at most 64 characters, which the
+// server accepts.
+func bootIdentity(ctx context.Context, last string, stored time.Time) (string, error) {
 	kernel, err := state.BootID()
 	if err != nil {
 		return "", err
@@ -157,16 +157,23 @@ func bootIdentity(ctx context.Context, last string) (string, error) {
 	defer cancel()
 	client, err := systemd.Dial(ctx, "")
 	if err != nil {
-		return bootOf(kernel, "", last, err), nil
+		return bootOf(kernel, "", last, false, err), nil
 	}
 	defer client.Close()
 	userspace, err := client.Incarnation(ctx)
-	return bootOf(kernel, userspace, last, err), nil
+	if err != nil || userspace == "" {
+		return bootOf(kernel, userspace, last, false, err), nil
+	}
+	age, err := client.UserspaceAge(ctx)
+	return bootOf(kernel, userspace, last, err == nil && time.Since(stored) < age, nil), nil
 }
 
-func bootOf(kernel, userspace, last string, err error) string {
+// bootOf returns the identity of a boot. present: last was stored since userspace has booted. It is
+// that of the kernel alone if an agent of an older version has stored it, or one that could not ask
+// systemd.
+func bootOf(kernel, userspace, last string, present bool, err error) string {
 	switch {
-	case err != nil && strings.HasPrefix(last, kernel+"-"):
+	case err != nil && strings.HasPrefix(last, kernel+"-"), present && last == kernel:
 		return last
 	case err != nil || userspace == "":
 		return kernel

@@ -170,7 +170,7 @@ func (r *runner) run(ctx context.Context, o *Options) error {
 }
 
 // bootIdentity returns what identifies this boot.
-func bootIdentity(context.Context, string) (string, error) { return state.BootID() }
+func bootIdentity(context.Context, string, time.Time) (string, error) { return state.BootID() }
 
 // endErr returns nil for an agent that has ended because it was told to, or because there is
 // nothing to wait for in a shutdown.
