@@ -99,8 +99,8 @@ func (s *sightings) sinceRenewed(within time.Duration) time.Duration {
 }
 
 // NoLeader returns the warning for users that no replica leads, as far as this one knows; empty if
-// one does or if this one does not know. Every replica can tell, since each reads the Lease. One that
-// cannot read it says nothing: the others, and the leader, may be able to.
+// one does or if this one does not know. Every replica can tell, since each reads the Lease. One
+// that cannot read it says nothing: the others, and the leader, may be able to.
 func (c *Controllers) NoLeader() string {
 	if !c.Election.Enabled {
 		return ""

@@ -81,7 +81,8 @@ type api struct {
 	evict func(eviction *policyv1.Eviction) *metav1.Status
 	// evictions are those that were accepted.
 	evictions []*policyv1.Eviction
-	// older: a server that knows no fields of maintenances. listed counts the maintenances in lists.
+	// older: a server that knows no fields of maintenances. listed counts the maintenances in
+	// lists.
 	older  bool
 	listed int
 	// finalizer keeps deleted maintenances, as the server does until the nodes are released.

@@ -91,8 +91,8 @@ func (u *Unit) Stop(ctx context.Context) error {
 	}
 }
 
-// Problem returns why the agent cannot stop the kubelet by its unit, empty if it can. ok is false if
-// that cannot be told now: the unit has ended, the kubelet is just started, or systemd does not
+// Problem returns why the agent cannot stop the kubelet by its unit, empty if it can. ok is false
+// if that cannot be told now: the unit has ended, the kubelet is just started, or systemd does not
 // answer.
 //
 // A machine without a process of the kubelet may still have one, as a part of another program. It

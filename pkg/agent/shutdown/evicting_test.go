@@ -26,8 +26,8 @@ import (
 	"haulout.dev/haulout/pkg/agent/state"
 )
 
-// Haulout does not answer and kube-apiserver does: the pods are evicted in the order of the table, and
-// nothing is ended on the node.
+// Haulout does not answer and kube-apiserver does: the pods are evicted in the order of the table,
+// and nothing is ended on the node.
 func TestWithoutHaulout(t *testing.T) {
 	for name, tt := range map[string]struct {
 		mode   apiMode

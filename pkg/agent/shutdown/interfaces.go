@@ -154,8 +154,8 @@ type Cluster interface {
 	// gone follows from this list alone: to a get or an eviction of a pod that is gone, or that
 	// runs elsewhere under the same name, the API answers a node that it has no right to it.
 	Pods(ctx context.Context) ([]Pod, error)
-	// Evict asks for the eviction of a pod, if it still has its UID. An answer other than that it is
-	// accepted is a *RefusedEvictionError.
+	// Evict asks for the eviction of a pod, if it still has its UID. An answer other than that it
+	// is accepted is a *RefusedEvictionError.
 	Evict(ctx context.Context, pod Pod) error
 	// Cordon makes the node unschedulable, unless it is, and records the boot on the node.
 	Cordon(ctx context.Context, bootID string) error

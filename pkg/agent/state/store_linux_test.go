@@ -157,7 +157,8 @@ func saveOnFullDisk(t *testing.T, dir string) {
 	}
 }
 
-// TestDiskThatBecomesReadOnly starts the agent again after the kernel has mounted the disk read-only.
+// TestDiskThatBecomesReadOnly starts the agent again after the kernel has mounted the disk
+// read-only.
 func TestDiskThatBecomesReadOnly(t *testing.T) {
 	dir := os.Getenv(childEnv)
 	if dir == "" {

@@ -249,8 +249,8 @@ func (a *agent) known() *v1alpha1.NodeAgentConfiguration {
 	return c
 }
 
-// limitedEngine ends no pods while the kubelet cannot be stopped, because it would start them again,
-// and leaves the kubelet alone.
+// limitedEngine ends no pods while the kubelet cannot be stopped, because it would start them
+// again, and leaves the kubelet alone.
 type limitedEngine struct {
 	shutdown.Local
 	problem func() string

@@ -40,8 +40,8 @@ import (
 const (
 	// startsFile has the times of the last starts. A boot removes it.
 	startsFile = "/run/haulout-node-agent.starts"
-	// directoryFile has the state directory of the last agent that could load its configuration. A boot
-	// removes it.
+	// directoryFile has the state directory of the last agent that could load its configuration. A
+	// boot removes it.
 	directoryFile = "/run/haulout-node-agent.directory"
 	// crashStarts starts within crashPeriod mean that the agent crashes.
 	crashStarts = 5
@@ -69,8 +69,8 @@ type mode struct {
 	crashed bool
 }
 
-// chooseMode returns how the agent can run now. lastDir is the state directory of an earlier process,
-// empty if it is not known.
+// chooseMode returns how the agent can run now. lastDir is the state directory of an earlier
+// process, empty if it is not known.
 func chooseMode(ctx context.Context, o *Options, lastDir string, crashed bool) mode {
 	c, err := o.Load()
 	if err != nil {

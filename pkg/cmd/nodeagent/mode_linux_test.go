@@ -67,8 +67,8 @@ func TestChooseMode(t *testing.T) {
 		// stored is the boot of which there is a state, noPods: without a list of pods.
 		stored string
 		noPods bool
-		// inFile: the directory is in the configuration, not in a flag. noted: an earlier process has
-		// noted it.
+		// inFile: the directory is in the configuration, not in a flag. noted: an earlier process
+		// has noted it.
 		inFile, noted bool
 
 		safe bool

@@ -145,9 +145,9 @@ func notifyStatus(ctx context.Context, notifier *systemd.Notifier) func(string) 
 }
 
 // bootIdentity returns what identifies this boot: the boot ID of the kernel, and after it that of
-// userspace if systemd has booted that alone. last is the identity that was stored last, at the time
-// stored. It counts while systemd cannot be asked. The result has at most 64 characters, which the
-// server accepts.
+// userspace if systemd has booted that alone. last is the identity that was stored last, at the
+// time stored. It counts while systemd cannot be asked. The result has at most 64 characters, which
+// the server accepts.
 func bootIdentity(ctx context.Context, last string, stored time.Time) (string, error) {
 	kernel, err := state.BootID()
 	if err != nil {

@@ -112,9 +112,9 @@ type Config struct {
 	// before the condition Blocked reports SurgePending. It must not block. Nil means
 	// DefaultSurgeTimeout for all pods.
 	SurgeTimeout func(pod *corev1.Pod) time.Duration
-	// Standing returns why a pod must not leave, nil if there is no reason. class is the active one:
-	// the evacuator of Deployments or eviction. It must not block. Nil means that there never is a
-	// reason.
+	// Standing returns why a pod must not leave, nil if there is no reason. class is the active
+	// one: the evacuator of Deployments or eviction. It must not block. Nil means that there never
+	// is a reason.
 	Standing func(pod *corev1.Pod, class string) *eviction.Blocker
 	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
 	// before the pod is kept on its node; 0 means the default.

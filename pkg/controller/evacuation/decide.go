@@ -70,8 +70,8 @@ type situation struct {
 	// surgeTimeout is how long the evacuator of Deployments may make no progress with this pod
 	// before that is reported as blocked.
 	surgeTimeout time.Duration
-	// standing is why the pod, which waits for the evacuator of Deployments or its eviction, must not
-	// leave; nil if there is no reason.
+	// standing is why the pod, which waits for the evacuator of Deployments or its eviction, must
+	// not leave; nil if there is no reason.
 	standing *eviction.Blocker
 	// budgetPatience is how long the budget of a DaemonSet pod may allow no disruption before the
 	// pod is kept.

@@ -62,10 +62,10 @@ type comebacks struct {
 // left in one drain and count as one. The Evacuations identify deleted pods by the name or, if each
 // pod gets a new name, by the labels.
 //
-// A client may create each pod with another name, other labels and no owner. So pods of one namespace
-// that were created while its pods were evacuated from the node count as well, if more: they all
-// ignore the cordon, and a namespace has few such clients. created are the creation times of deleted
-// pods, as far as this leader has seen them.
+// A client may create each pod with another name, other labels and no owner. So pods of one
+// namespace that were created while its pods were evacuated from the node count as well, if more:
+// they all ignore the cordon, and a namespace has few such clients. created are the creation times
+// of deleted pods, as far as this leader has seen them.
 func countComebacks(pod *corev1.Pod, evacuations []*maintenancev1alpha1.Evacuation, created map[types.UID]time.Time) comebacks {
 	var left []*maintenancev1alpha1.Evacuation
 	for _, e := range evacuations {
@@ -159,8 +159,8 @@ func recreated(s situation, until time.Time) *eviction.Blocker {
 }
 
 // arrivals records what Evacuations do not tell: when their pods were created, and which pods have
-// returned, beyond the time for which complete Evacuations are kept. After a change of the leader the
-// pods that have left are unknown, and those without anything in common are counted from there.
+// returned, beyond the time for which complete Evacuations are kept. After a change of the leader
+// the pods that have left are unknown, and those without anything in common are counted from there.
 type arrivals struct {
 	mu   sync.Mutex
 	pods map[types.UID]arrival

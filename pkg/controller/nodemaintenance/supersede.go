@@ -33,8 +33,9 @@ import (
 )
 
 // supersede completes the maintenance of an earlier shutdown of a node once the machine has gone
-// down for a later one that holds the node. A later one alone may be cancelled, and then the earlier
-// one still keeps the node for the people who work on it. It reports whether it has done so.
+// down for a later one that holds the node. A later one alone may be cancelled, and then the
+// earlier one still keeps the node for the people who work on it. It reports whether it has done
+// so.
 func (c *Controller) supersede(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (bool, error) {
 	later := c.laterShutdown(nm)
 	if later == nil {
@@ -60,8 +61,8 @@ func (c *Controller) supersede(ctx context.Context, nm *maintenancev1alpha1.Node
 }
 
 // laterShutdown returns a maintenance of a later shutdown of the same node that holds the node and
-// for which the machine has gone down, or nil. It has if the kernel has booted since, or if there is
-// a shutdown of yet another boot after it.
+// for which the machine has gone down, or nil. It has if the kernel has booted since, or if there
+// is a shutdown of yet another boot after it.
 func (c *Controller) laterShutdown(nm *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.NodeMaintenance {
 	name := protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector)
 	if name == "" {

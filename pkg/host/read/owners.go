@@ -78,14 +78,15 @@ type Owners struct {
 	unread []Optional
 }
 
-// Optional is a kind that only a part of a prediction depends on. A ClusterRole that was not changed
-// with the version of the server may lack the right to read it.
+// Optional is a kind that only a part of a prediction depends on. A ClusterRole that was not
+// changed with the version of the server may lack the right to read it.
 type Optional string
 
 const (
-	// OptionalJobs: without them it is not known which Jobs fail for good.
+	// OptionalJobs are Jobs: without them it is not known which Jobs fail for good.
 	OptionalJobs Optional = "Jobs"
-	// OptionalVolumes: without them it is not known which pods and Deployments are tied to a node.
+	// OptionalVolumes are volumes and their claims: without them it is not known which pods and
+	// Deployments are tied to a node.
 	OptionalVolumes Optional = "PersistentVolumeClaims and PersistentVolumes"
 )
 

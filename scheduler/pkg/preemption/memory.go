@@ -142,16 +142,12 @@ func (m *memory) leaveOut(preemptor types.UID, candidate string, budgets sets.Se
 	m.leftOut[preemptor][candidate] = &refusal{until: now.Add(delay), delay: delay, budgets: budgets}
 }
 
-// leftOutUntil returns until when a candidate is left out of the searches of a pending pod or
-// group.
-func (m *memory) leftOutUntil(preemptor types.UID, candidate string) (until time.Time, leftOut bool) {
+// isLeftOut reports whether a candidate is left out of the searches of a pending pod or group.
+func (m *memory) isLeftOut(preemptor types.UID, candidate string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	known := m.leftOut[preemptor][candidate]
-	if known == nil || !m.clock.Now().Before(known.until) {
-		return time.Time{}, false
-	}
-	return known.until, true
+	return known != nil && m.clock.Now().Before(known.until)
 }
 
 // firstLeftOutUntil returns when the first candidate of a pending pod or group returns to its

@@ -301,7 +301,7 @@ func (p *Plugin) SelectVictimsOnNode(ctx context.Context, state fwk.CycleState, 
 	if !a.restrict() {
 		return choose(ctx, state, preemptor, node, victims, budgets)
 	}
-	if _, leftOut := p.gate.leftOutUntil(preemptor.UID, node.Node().Name); leftOut {
+	if p.gate.isLeftOut(preemptor.UID, node.Node().Name) {
 		a.hold(a.heldOf(podsOf(victims)))
 		return nil, 0, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "node(s) with pods whose preemption was refused a moment ago")
 	}

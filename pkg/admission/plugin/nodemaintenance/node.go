@@ -190,8 +190,8 @@ func validateEndOfShutdown(node string, nm, old *maintenance.NodeMaintenance) fi
 	return errs
 }
 
-// isOverShutdown reports whether a maintenance is that of a shutdown of the node, and is complete and
-// has released it. It holds nothing any more and only counts against the limit, so the node may
+// isOverShutdown reports whether a maintenance is that of a shutdown of the node, and is complete
+// and has released it. It holds nothing any more and only counts against the limit, so the node may
 // delete it whichever user has completed it.
 func isOverShutdown(node string, nm *maintenance.NodeMaintenance) bool {
 	return protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector) == node && nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete &&

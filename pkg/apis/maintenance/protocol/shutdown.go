@@ -100,7 +100,8 @@ func NodeOfShutdown(meta *metav1.ObjectMeta, selector *corev1.NodeSelector) stri
 // HasBootedSince reports whether a node has booted since the boot that a shutdown was to end.
 // nodeBootID is status.nodeInfo.bootID of the Node, and shutdownBootID the annotation of the
 // NodeMaintenance. It is false if that is not known: a boot of userspace alone changes only what
-// follows the ID of the kernel in the annotation, and the kubelet of Windows has IDs of another kind.
+// follows the ID of the kernel in the annotation, and the kubelet of Windows has IDs of another
+// kind.
 func HasBootedSince(nodeBootID, shutdownBootID string) bool {
 	if _, ok := digitsOf(nodeBootID); !ok || len(shutdownBootID) < len(nodeBootID) {
 		return false

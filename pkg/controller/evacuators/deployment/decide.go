@@ -162,8 +162,8 @@ func (s *situation) isScaleRefused() bool {
 		s.now.Before(s.refused.retryAt(s.timeout))
 }
 
-// missedUntil is when a surge is tried again after scale-downs that have deleted other pods; zero if
-// it may be.
+// missedUntil is when a surge is tried again after scale-downs that have deleted other pods; zero
+// if it may be.
 func (s *situation) missedUntil() time.Time {
 	if s.memory.misses < maxMisses {
 		return time.Time{}

@@ -51,9 +51,9 @@ func (c *Controller) Standing(p *corev1.Pod) Standing {
 	return c.known.get(key).standing
 }
 
-// StandingOfEvicted returns why a pod that is up for eviction has to stay: it serves, its Deployment
-// can create no other pod, and has no spare one. A Deployment with the annotation surge: Disabled has
-// said that its pods may leave nevertheless.
+// StandingOfEvicted returns why a pod that is up for eviction has to stay: it serves, its
+// Deployment can create no other pod, and has no spare one. A Deployment with the annotation surge:
+// Disabled has said that its pods may leave nevertheless.
 func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	key, ok := c.deploymentOf(p)
 	if !ok || c.off || !pdb.IsReady(p) {
@@ -104,9 +104,9 @@ func (s *situation) standing() Standing {
 	return Standing{}
 }
 
-// returned returns a pod of the surge that runs on a node under maintenance because it tolerates the
-// cordon, so that the next one would do the same; nil if there is none. A pod that the scheduler has
-// bound just before the cordon is not one.
+// returned returns a pod of the surge that runs on a node under maintenance because it tolerates
+// the cordon, so that the next one would do the same; nil if there is none. A pod that the
+// scheduler has bound just before the cordon is not one.
 func (s *situation) returned() *pod {
 	for _, p := range s.created() {
 		if isReturned(p) {

@@ -1,0 +1,105 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cri
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	agentstate "haulout.dev/haulout/pkg/agent/state"
+)
+
+func TestAShortDeadlineLeavesTimeForEveryBucket(t *testing.T) {
+	t.Parallel()
+	table := tableOf(time.Minute, 0, 1000, 2000, 3000)
+	n := newNode(t, table, newPod("a", 0, ends(-1)), newPod("b", 1000, ends(-1)), newPod("d", 3000, ends(time.Second)))
+	deadline := time.Now().Add(5 * time.Second)
+	if err := n.engine.End(t.Context(), agentstate.Local{}, deadline, n.next); err != nil {
+		t.Fatal(err)
+	}
+	if time.Now().After(deadline) {
+		t.Error("returned after the deadline")
+	}
+	// Two later buckets have pods and keep 2 seconds each, so the first one has one second.
+	for pod, latest := range map[string]time.Duration{"b": -4 * time.Second, "d": -2 * time.Second} {
+		if at := n.of(t, stopAsked, pod).at.Sub(deadline); at < latest-200*time.Millisecond || at > latest+slow {
+			t.Errorf("%s was stopped %s before the deadline, want %s", pod, -at, -latest)
+		}
+	}
+	for _, e := range n.happened(stopAsked) {
+		if e.timeout != 2*time.Second {
+			t.Errorf("timeout of %s is %s, want 2s", e.pod, e.timeout)
+		}
+	}
+	if got, want := n.allKilled(), []string{"a", "b", "d"}; !slices.Equal(got, want) {
+		t.Errorf("killed %v, want %v", got, want)
+	}
+}
+
+// If the time is short, each bucket has its share of it. A bucket without pods has none.
+func TestAShortTimeIsCutInProportion(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, tableOf(time.Minute, 0, 1000, 2000))
+	r := newRun(n.engine, agentstate.Local{}, nil)
+	r.table[1].Period = 3 * time.Minute
+	r.deadline = time.Now().Add(2 * time.Minute)
+	list := []*pod{{bucket: 0, running: []container{{}}}, {bucket: 1, running: []container{{}}}}
+	if got := time.Until(r.endOf(0, list)); got > 30*time.Second || got < 29*time.Second {
+		t.Errorf("the first bucket has %s, want a quarter of 2m", got)
+	}
+	r.deadline = time.Now().Add(5 * time.Minute)
+	if got := time.Until(r.endOf(0, list)); got > time.Minute || got < 59*time.Second {
+		t.Errorf("the first bucket has %s, want its period", got)
+	}
+}
+
+func TestDeadlineIsOver(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, tableOf(time.Minute, 0), newPod("a", 0, ends(-1)))
+	if err := n.engine.End(t.Context(), agentstate.Local{}, time.Now().Add(-time.Second), n.next); err == nil {
+		t.Error("got no error for a deadline in the past")
+	}
+	if n.kubelet.stops != 0 {
+		t.Error("the kubelet was stopped for nothing")
+	}
+}
+
+func TestDeadlineEndsTheLastBucket(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, tableOf(time.Minute, 0, 1000), newPod("a", 0, ends(-1)), newPod("b", 1000, ends(-1)))
+	deadline := time.Now().Add(700 * time.Millisecond)
+	// The caller's context may end at the same time.
+	ctx, cancel := context.WithDeadline(t.Context(), deadline)
+	defer cancel()
+	if err := n.engine.End(ctx, agentstate.Local{}, deadline, n.next); err != nil {
+		t.Error(err)
+	}
+	if late := time.Since(deadline); late < -slow || late > slow {
+		t.Errorf("returned %s after the deadline, want at it", late)
+	}
+	// There is no time to wait for the first bucket, but it is asked to end.
+	if got := n.stops(); len(got) != 2 {
+		t.Errorf("stopped %v, want both", got)
+	}
+	if diff := cmp.Diff([]progress{{Bucket: 1}, {Bucket: 2, Done: true}}, n.reported()); diff != "" {
+		t.Errorf("progress (-want +got):\n%s", diff)
+	}
+}
