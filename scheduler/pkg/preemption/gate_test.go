@@ -471,7 +471,7 @@ func TestSeveralBudgets(t *testing.T) {
 		t.Error("the set was not refused")
 	}
 	w.wantCalls(t)
-	w.wantLastEvent(t, "The pod is selected by the PodDisruptionBudgets web, all")
+	w.wantLastEvent(t, "The pod is selected by the PodDisruptionBudgets all, web")
 }
 
 // TestRunsEnd forgets a candidate when the executor is done with it, and lets no later call open
