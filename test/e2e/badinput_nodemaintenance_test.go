@@ -23,6 +23,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -30,6 +31,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/test/e2e/framework"
@@ -311,10 +313,14 @@ func crowd(
 		if err := maintenances.DeleteCollection(context.Background(), metav1.DeleteOptions{}, all); err != nil {
 			t.Error(err)
 		}
-		framework.Eventually(t, "all of them are gone", func(ctx context.Context) (bool, error) {
+		// The context of the test has ended.
+		err := wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, framework.Timeout, true, func(ctx context.Context) (bool, error) {
 			left, err := maintenances.List(ctx, all)
-			return err == nil && len(left.Items) == 0, err
+			return err == nil && len(left.Items) == 0, nil
 		})
+		if err != nil {
+			t.Errorf("maintenances %s are left: %v", name, err)
+		}
 	})
 	for i := range count {
 		nm := framework.Maintenance(name, stage, func(nm *v1alpha1.NodeMaintenance) {
@@ -364,7 +370,7 @@ func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
 		_, err := maintenances.Patch(ctx, waiting.Name, types.MergePatchType, []byte(`{"spec":{"stage":"Cordon"}}`),
 			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "at most 50") &&
-			strings.Contains(err.Error(), pool+"-000, "+pool+"-001, "+pool+"-002"), err
+			strings.Contains(err.Error(), pool+"-000, "+pool+"-001, "+pool+"-002"), nil
 	})
 	isNamed(t, nodes[0], `"`+pool+"-", most)
 	// The oldest one takes the place of the youngest.

@@ -200,7 +200,7 @@ func blockedByBudget(t *testing.T, pool, node, namespace string) {
 	controlled(t, namespace, pool, "web", 1)
 	cluster.Budget(t, namespace, "web", 0)
 	e := evacuate(t, pod)
-	blocked(t, e, v1alpha1.ReasonPodDisruptionBudget, "PodDisruptionBudget web", "the budget asks for less")
+	blocked(t, e, v1alpha1.ReasonPodDisruptionBudget, "PodDisruptionBudget web", "never allows an eviction (maxUnavailable 0)")
 	merge(t, namespace, "pdb", "web", `{"spec":{"maxUnavailable":1}}`)
 	leaves(t, e)
 }

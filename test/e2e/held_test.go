@@ -212,8 +212,12 @@ func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		merge(t, namespace, "configmap", dependent.Name, `{"metadata":{"finalizers":null}}`)
-		err := patch(context.Background(), types.MergePatchType, `{"metadata":{"finalizers":null}}`)
+		_, err := cluster.As(t).Kube.CoreV1().ConfigMaps(namespace).Patch(context.Background(), dependent.Name,
+			types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+		err = patch(context.Background(), types.MergePatchType, `{"metadata":{"finalizers":null}}`)
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
 		}

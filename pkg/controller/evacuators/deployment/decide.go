@@ -112,7 +112,9 @@ func decide(s situation) decision {
 			d.start(s)
 		}
 		d.takeUp(s)
-		d.memory.standing = s.standing()
+		if d.memory.standing = s.standing(); d.memory.standing != (Standing{}) {
+			d.memory.stood = s.now
+		}
 	}
 	rests := d.rests(s)
 	d.idle = !rests && len(s.leaving()) == 0 && len(s.declined()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil &&

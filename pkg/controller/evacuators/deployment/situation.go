@@ -137,8 +137,9 @@ type memory struct {
 	// tried are the pods whose turns ended although a surge was possible. They are not taken up
 	// again. The map is replaced, never changed.
 	tried map[types.UID]struct{}
-	// standing is why the pods that wait have to stay.
+	// standing is why the pods that wait have to stay, and stood when that was last so.
 	standing Standing
+	stood    time.Time
 	// warned are the warnings that have been sent.
 	warned []string
 	// dropped are the intended victims of the last scale-down, of which spared had to survive, and

@@ -162,7 +162,9 @@ func (d *decision) takeUp(s situation) {
 // if the pod's budget would not allow its eviction, unless a replacement would not help either, and
 // until ready replacements are available.
 func (d *decision) endOf(s situation, p *pod) string {
-	quiet, end := s.lastSign(p.evacuation).Add(s.timeout), s.hardEndOf(p)
+	// When the reason has ended for which a pod had to stay, its replacement has the whole time.
+	stood := s.memory.stood.Add(s.timeout)
+	quiet, end := latest(s.lastSign(p.evacuation).Add(s.timeout), stood), latest(s.hardEndOf(p), stood)
 	sick, isReady := s.sickAt(p)
 	if letsGo(p, s.surplus()) {
 		switch {
