@@ -76,7 +76,7 @@ func TestDeploymentThatToleratesTheCordon(t *testing.T) {
 	}
 	cluster.NewNodes(t, pool, true, pool+"-spare")
 	merge(t, namespace, "deployment", "web",
-		`{"spec":{"template":{"spec":{"tolerations":[{"key":"`+corev1.TaintNodeNotReady+`","operator":"Exists"}]}}}}`)
+		`{"spec":{"template":{"spec":{"tolerations":[{"key":"`+framework.Pool+`","operator":"Exists"}]}}}}`)
 	drained(t, nm.Name)
 	asBefore(t, namespace, "web", 1)
 	if lowest := available.stop(t); lowest < 1 {
