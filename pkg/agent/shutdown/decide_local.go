@@ -18,6 +18,7 @@ package shutdown
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -81,17 +82,16 @@ func (d *decision) localRun(s *settings, in *input) {
 		return
 	}
 	d.list = s.drain
-	if s.drain && (in.local.asking || !in.local.running) && d.isTimeToGoBack(s, in) {
-		if d.canDrain(s, in) {
+	if s.drain && (in.local.asking || !in.local.running) && d.isTimeToGoBack(s, in) && d.canLeave(s, in) {
+		st.Phase = state.Detected
+		if st.Maintenance != nil {
 			st.Phase = state.Maintaining
+		}
+		d.leaving(s, in)
+		if st.Phase == state.Maintaining {
 			d.event(corev1.EventTypeNormal, EventDraining, "the API answers again: NodeMaintenance %s continues with the remaining pods", st.Maintenance.Name)
-			d.leaving(s, in)
-			return
 		}
-		if d.canEvict(s, in) {
-			d.leaving(s, in)
-			return
-		}
+		return
 	}
 	d.local, d.proceed = true, true
 	d.report = (in.api.ok || in.host.ok) && unreported(st.Killed)
@@ -109,22 +109,17 @@ func (s *settings) criticalBucket() int {
 	return s.buckets.Index(maintenancev1alpha1.SystemNodeCritical)
 }
 
-// canDrain reports whether the drain can continue: Haulout answers, and the drain has something to
-// do, as far as is known: a maintenance that was created a moment ago has not been read yet.
-func (d *decision) canDrain(s *settings, in *input) bool {
-	return in.api.ok && in.now.Sub(in.api.since) < s.apiGrace &&
-		d.next.Maintenance != nil && d.next.Maintenance.UID != "" && (in.drain == nil || !in.drain.Drained && !in.drain.Ended)
-}
-
-// canEvict reports whether the evictions can continue: only Haulout is lost, and pods are left.
-func (d *decision) canEvict(s *settings, in *input) bool {
-	if !in.host.ok || in.now.Sub(in.host.since) >= s.apiGrace || d.hauloutLost(s, in) == "" {
-		return false
+// canLeave reports whether pods that are left can leave through the API: kube-apiserver answers, be
+// it that Haulout drains the node or that the agent has to evict them. A maintenance that was
+// created a moment ago has no status yet.
+func (d *decision) canLeave(s *settings, in *input) bool {
+	st := &d.next
+	switch {
+	case st.Maintenance != nil && in.drain != nil && in.drain.Drained:
+		return false // what the drain keeps ends on the node
+	case in.host.ok && in.now.Sub(in.host.since) < s.apiGrace:
+		return slices.ContainsFunc(in.host.pods, func(pod Pod) bool { return !pod.Stays && !wasKilled(st.Killed, pod.UID) })
+	default:
+		return in.api.ok && in.now.Sub(in.api.since) < s.apiGrace && st.Maintenance != nil && st.Maintenance.UID != "" && !ended(in)
 	}
-	for i := range in.host.pods {
-		if pod := &in.host.pods[i]; !pod.Stays && !wasKilled(d.next.Killed, pod.UID) {
-			return true
-		}
-	}
-	return false
 }

@@ -142,6 +142,26 @@ func TestDecideWithoutHaulout(t *testing.T) {
 			phase:  state.Evicting, maintenance: &ownRef, task: taskDrain, do: "", local: &state.Local{Started: wall.Add(-30 * time.Second), Bucket: 1},
 			events: []string{EventEvicting}, why: "503", wakeIn: 505 * time.Second,
 		},
+		"kube-apiserver is back between two buckets, and the maintenance has no status yet": {
+			modify: pending(state.LocalRun, web, func(in *input) {
+				in.local.asking, in.drain = true, nil
+				in.api = apiFacts{since: in.now.Add(-time.Second), failures: 1, failure: "has no status yet"}
+			}),
+			phase: state.Maintaining, maintenance: &ownRef, task: taskDrain, do: "", local: &state.Local{Started: wall.Add(-30 * time.Second), Bucket: 1},
+			events: []string{EventDraining}, wakeIn: 9 * time.Second,
+		},
+		"kube-apiserver is back between two buckets, and Haulout has only failed since": {
+			modify: pending(state.LocalRun, web, func(in *input) {
+				in.local.asking, in.state.Maintenance, in.drain = true, nil, nil
+				in.api = apiFacts{since: in.now.Add(-time.Second), failures: 1, failure: "503"}
+			}),
+			phase: state.Detected, task: taskEnsure, do: "", local: &state.Local{Started: wall.Add(-30 * time.Second), Bucket: 1}, wakeIn: 9 * time.Second,
+		},
+		"kube-apiserver is back between two buckets, and DaemonSet pods are left": {
+			modify: pending(state.LocalRun, answering(nodePod("ds", stays)), func(in *input) { in.local.asking = true }),
+			phase:  state.LocalRun, maintenance: &ownRef, task: taskDrain, do: "local proceed",
+			local: &state.Local{Started: wall.Add(-30 * time.Second), Bucket: 1}, wakeIn: 599 * time.Second,
+		},
 		"without a drain, the pods end immediately": {
 			modify: both(pending(state.Armed, web), func(s *settings, _ *input) { s.drain = false }),
 			phase:  state.LocalRun, do: "local proceed", local: &state.Local{Started: wall}, events: []string{EventDetected, EventLocal},
