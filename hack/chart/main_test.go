@@ -162,7 +162,7 @@ func TestNodeAgentEqualsManifests(t *testing.T) {
 		base, with values
 		objects    int
 	}{
-		"node-agent":         {image(nil), nodeAgent(nil), 8},
+		"node-agent":         {image(nil), nodeAgent(nil), 6},
 		"node-agent/windows": {nodeAgent(nil), nodeAgent(values{"windows": windows}), 2},
 	} {
 		t.Run(folder, func(t *testing.T) {
@@ -243,7 +243,7 @@ func TestValuesChangeTheNodeAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := values{
-		"apiVersion": "nodeagent.haulout.dev/v1alpha1", "kind": "NodeAgentConfiguration", "maxShutdownDelay": "10m", "apiGracePeriod": "10s",
+		"apiVersion": "nodeagent.haulout.dev/v1alpha1", "kind": "NodeAgentConfiguration", "maxShutdownDelay": "10m", "apiGracePeriod": "60s",
 		"completeAfterReboot": true, "shutdownGracePeriodByPodPriority": []any{
 			values{"priority": 2000000000.0, "shutdownGracePeriodSeconds": 20.0},
 		},

@@ -262,11 +262,7 @@ func TestLeaseOfAnotherEndsTheTerm(t *testing.T) {
 					}
 					return nil
 				})
-				stop, left := lead(t, c)
-				eventually(t, "a leads", func() bool { return holder(host) == "a" })
-				<-time.After(time.Minute)
 				var changed atomic.Bool
-				changed.Store(true)
 				host.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
 					if !changed.Load() {
 						return false, nil, nil
@@ -282,6 +278,10 @@ func TestLeaseOfAnotherEndsTheTerm(t *testing.T) {
 					change(lease)
 					return true, lease, nil
 				})
+				stop, left := lead(t, c)
+				eventually(t, "a leads", func() bool { return holder(host) == "a" })
+				<-time.After(time.Minute)
+				changed.Store(true)
 				began := time.Now()
 				if got := <-cause; !errors.Is(got, ErrLeaseLost) || time.Since(began) > 1500*time.Millisecond {
 					t.Errorf("the term ended after %v because %v", time.Since(began), got)

@@ -312,7 +312,7 @@ func TestPolicyKeepsClassesWithAThreshold(t *testing.T) {
 	dryRun := metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
 	framework.Eventually(t, "the policy is in effect", func(ctx context.Context) (bool, error) {
 		err := classes.Delete(ctx, class, dryRun)
-		return err != nil && strings.Contains(err.Error(), "remove the annotation before you delete the class"), err
+		return err != nil && strings.Contains(err.Error(), "remove the annotation before you delete the class"), nil
 	})
 	if _, err := classes.Patch(t.Context(), class, types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
