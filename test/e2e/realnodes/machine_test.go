@@ -273,10 +273,12 @@ func (noUnit) Get(_, name string) (dbus.Variant, *dbus.Error) {
 		return dbus.MakeVariant("not-found"), nil
 	case "ActiveState":
 		return dbus.MakeVariant("inactive"), nil
-	case "MainPID":
+	case "MainPID", "ExecMainPID":
 		return dbus.MakeVariant(uint32(0)), nil
+	case "UnitFileState":
+		return dbus.MakeVariant(""), nil
 	}
-	return dbus.MakeVariant(""), nil
+	return unit{}.Get("", name)
 }
 
 // Subscribe is called before jobs are watched.
