@@ -62,6 +62,7 @@ func with64KiBOfLabels(e *v1alpha1.Evacuation) {
 }
 
 func TestEvacuationThatIsRefused(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	pod := cluster.PodOn(t, namespace, "pod", pool, nodes[0])
@@ -127,6 +128,7 @@ func TestEvacuationThatIsRefused(t *testing.T) {
 }
 
 func TestEvacuationOfAnEvacuator(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	const class = "mover.example.com"

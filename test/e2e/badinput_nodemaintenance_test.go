@@ -58,6 +58,7 @@ func hasCause(err error, field string, words ...string) bool {
 }
 
 func TestNodeMaintenanceThatIsRefusedAtCreation(t *testing.T) {
+	t.Parallel()
 	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 	cases := map[string]struct {
 		modify func(*v1alpha1.NodeMaintenance)
@@ -112,6 +113,7 @@ func TestNodeMaintenanceThatIsRefusedAtCreation(t *testing.T) {
 }
 
 func TestNodeMaintenanceUpdateThatIsRefused(t *testing.T) {
+	t.Parallel()
 	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 	cases := map[string]struct {
 		from   v1alpha1.NodeMaintenanceStage
@@ -162,6 +164,7 @@ func TestNodeMaintenanceUpdateThatIsRefused(t *testing.T) {
 }
 
 func TestWhatTheServerWritesIsDroppedFromClients(t *testing.T) {
+	t.Parallel()
 	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 	nm := cluster.Create(t, framework.Maintenance(
 		framework.Name("none"), v1alpha1.NodeMaintenanceStageIdle,
@@ -201,6 +204,7 @@ func TestWhatTheServerWritesIsDroppedFromClients(t *testing.T) {
 }
 
 func TestNodeMaintenanceStatusIsTheServersAlone(t *testing.T) {
+	t.Parallel()
 	for name, clients := range map[string]framework.Clients{
 		"an administrator":                   cluster.As(t),
 		"a user who takes the server's name": cluster.As(t, "system:apiserver", "system:masters"),
@@ -219,6 +223,7 @@ func TestNodeMaintenanceStatusIsTheServersAlone(t *testing.T) {
 }
 
 func TestRightsOnNodes(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, false)
 	user := framework.Name("half-operator")
 	cluster.Grant(t, user,
@@ -399,6 +404,7 @@ func TestFourHundredMaintenancesOfANode(t *testing.T) {
 }
 
 func TestObjectsThatAreTooLargeAreRefused(t *testing.T) {
+	t.Parallel()
 	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 	values := make([]string, 40000)
 	for i := range values {
@@ -414,6 +420,7 @@ func TestObjectsThatAreTooLargeAreRefused(t *testing.T) {
 }
 
 func TestUnknownFieldsAreRefusedOnRequest(t *testing.T) {
+	t.Parallel()
 	body := []byte(
 		`{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"` +
 			framework.Name("strict") + `"},` +

@@ -77,6 +77,7 @@ func report(t *testing.T, e *v1alpha1.Evacuation, status string) {
 // TestCallingOff ends a drain of which nothing can move, in both ways, and looks at Evacuations
 // that stand for all cases.
 func TestCallingOff(t *testing.T) {
+	t.Parallel()
 	for name, verb := range map[string]string{"by completing it": "complete", "by deleting it": "delete"} {
 		t.Run(name, func(t *testing.T) {
 			pool, nodes := cluster.NewPool(t, 1, true)
@@ -178,6 +179,7 @@ func TestCallingOff(t *testing.T) {
 
 // TestIdleChangesNothing makes an Idle maintenance and deletes it.
 func TestIdleChangesNothing(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
 	cluster.MustKubectl(t, "", "cordon", nodes[1])
 	kube := cluster.As(t).Kube
@@ -321,6 +323,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 // a label flaps, which releases nothing, then because the selector is changed, which releases the
 // node as if the maintenance was complete.
 func TestNodeThatNoLongerMatches(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	for _, node := range nodes {
@@ -379,6 +382,7 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 
 // TestAnotherWriterUncordons has another writer make a node schedulable repeatedly during a drain.
 func TestAnotherWriterUncordons(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 	unschedulable(t, true, nodes...)

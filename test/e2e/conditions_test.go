@@ -314,6 +314,7 @@ func TestNodeConditionsAfterTheServerWasKilled(t *testing.T) {
 
 // Without --advertise-planned-maintenance a maintenance in stage Idle touches no node.
 func TestIdleMaintenancesAreNotShownByDefault(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
 	idle := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, onNodes(nodes[0])))
 	framework.Eventually(t, "the idle maintenance has been reconciled", func(ctx context.Context) (bool, error) {

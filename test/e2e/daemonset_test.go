@@ -288,6 +288,7 @@ func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
 // TestDaemonSetEvacuationIsCalledOff calls a drain off while a DaemonSet pod takes its time to
 // stop.
 func TestDaemonSetEvacuationIsCalledOff(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	daemonSet(t, namespace, pool, "logs", 1)

@@ -188,6 +188,7 @@ func (a *availability) stop(t *testing.T) int {
 }
 
 func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 4, true)
 	namespace := cluster.NewNamespace(t)
 	const replicas, maxUnavailable = 12, 2
@@ -240,6 +241,7 @@ func TestDrainFollowsThePlanWithinBudgets(t *testing.T) {
 // No pod of a higher wave may be asked to leave while one of a lower wave is left on any node of
 // the maintenance.
 func TestWavesAreInOrder(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)
 	admin := cluster.As(t)
@@ -283,6 +285,7 @@ func TestWavesAreInOrder(t *testing.T) {
 }
 
 func TestDeletionInEveryStageReleasesTheNodes(t *testing.T) {
+	t.Parallel()
 	for _, stage := range []v1alpha1.NodeMaintenanceStage{
 		v1alpha1.NodeMaintenanceStageIdle, v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeMaintenanceStageDrain,
 		v1alpha1.NodeMaintenanceStageComplete,
@@ -330,6 +333,7 @@ func TestDeletionInEveryStageReleasesTheNodes(t *testing.T) {
 }
 
 func TestForeignCordonIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
 	cluster.MustKubectl(t, "", "cordon", nodes[0])
 	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
@@ -366,6 +370,7 @@ func TestForeignCordonIsLeftAlone(t *testing.T) {
 }
 
 func TestNodeHeldByTwoMaintenancesStaysCordoned(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	first := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon))
 	second := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))

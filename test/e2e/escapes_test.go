@@ -39,6 +39,7 @@ func isUnsafe(r rune) bool {
 // TestEscapeSequencesInTheReason has a user put escape sequences into spec.reason. No terminal
 // gets to see them, neither from the plugin nor from the events of the pods.
 func TestEscapeSequencesInTheReason(t *testing.T) {
+	t.Parallel()
 	const word = "kernel"
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)

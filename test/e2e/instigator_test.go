@@ -30,6 +30,7 @@ import (
 // TestInstigatorThatApplies has another instigator apply server-side to an Evacuation that the
 // server made, and withdraw by applying less.
 func TestInstigatorThatApplies(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	pod := cluster.PodOn(t, namespace, "pod", pool, nodes[0])

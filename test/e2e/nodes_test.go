@@ -71,6 +71,7 @@ func uncordonAlways(t *testing.T, node, manager string) (stop func()) {
 // TestNodeThatCannotBeKeptCordonedHoldsOnlyItsOwnPods drains two nodes, one of which another client
 // keeps making schedulable. That node is left out of the waves, which go on on the other.
 func TestNodeThatCannotBeKeptCordonedHoldsOnlyItsOwnPods(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	fought, other := nodes[0], nodes[1]
@@ -152,6 +153,7 @@ func nodesAreNew(t *testing.T, name string) {
 // named, until the maintenance is told to take them. A node that was there and is labelled later
 // joins either way.
 func TestNewNodes(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	_, before := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)

@@ -191,6 +191,7 @@ func (p *program) ends(t *testing.T, want int) {
 // TestPlugin goes through a drain as a user does who has the plugin, a terminal and the
 // documented rights, and nothing else.
 func TestPlugin(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	cluster.Deployment(t, namespace, "web", pool, 6)

@@ -102,6 +102,7 @@ func look(t *testing.T, user, namespace string, nodes []string) touched {
 // TestPluginDryRun asks the server what each command would do: it answers with its warnings and
 // refusals, and nothing changes.
 func TestPluginDryRun(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	cluster.PodOn(t, namespace, "bare", pool, nodes[0])

@@ -56,6 +56,7 @@ func (w policedWrite) dryRun(ctx context.Context, clients framework.Clients) err
 // needs: the policies that are shipped refuse that, and nothing of what the server does. They limit
 // no other user.
 func TestAdmissionPoliciesLimitTheServer(t *testing.T) {
+	t.Parallel()
 	cluster.MustKubectl(t, "", "get", "-f",
 		filepath.Join(cluster.Root(), "artifacts", "base", "admission-policies.yaml"))
 	pool, nodes := cluster.NewPool(t, 1, true)

@@ -72,6 +72,7 @@ func blockersOf(p *v1alpha1.NodeMaintenancePreview) map[v1alpha1.PreviewEffect][
 // TestPreviewComesTrue looks at the preview of an Idle maintenance, and then whether the drain does
 // what it has said.
 func TestPreviewComesTrue(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)
 	admin := cluster.As(t)
@@ -315,6 +316,7 @@ func watchDepartures(t *testing.T, namespace string) func() []string {
 }
 
 func TestWhoMaySeeAPreview(t *testing.T) {
+	t.Parallel()
 	pool, _ := cluster.NewPool(t, 1, false)
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
 	viewer, operator := framework.Name("viewer"), framework.Name("operator")
@@ -341,6 +343,7 @@ func TestWhoMaySeeAPreview(t *testing.T) {
 // TestPreviewOfSharedNodes looks at the preview of a maintenance whose requester may not delete one
 // of its nodes, and whose other node is held by another.
 func TestPreviewOfSharedNodes(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	stuck := neverEvictedOn(t, namespace, pool, nodes[0], "")
@@ -412,6 +415,7 @@ func TestPreviewOfSharedNodes(t *testing.T) {
 
 // TestPreviewWithKubectl reads a preview as people do.
 func TestPreviewWithKubectl(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	cluster.PodOn(t, namespace, "bare", pool, nodes[0])

@@ -54,6 +54,7 @@ func rule(group, resource, name string, verbs ...string) rbacv1.PolicyRule {
 // in the namespace of the Evacuation: with exactly that right they can; without it, with that to
 // another name, or with that in another namespace they cannot, and are told what is missing.
 func TestRightsOfEvacuations(t *testing.T) {
+	t.Parallel()
 	const instigator, class = "mover.example.com", "mover.example.com"
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace, elsewhere := cluster.NewNamespace(t), cluster.NewNamespace(t)

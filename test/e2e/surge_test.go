@@ -148,6 +148,7 @@ func allInPercent() *policyv1.PodDisruptionBudgetSpec {
 }
 
 func TestOneReplicaIsNeverMissed(t *testing.T) {
+	t.Parallel()
 	surgeAlways := annotated(v1alpha1.AnnotationSurge, v1alpha1.SurgeAlways)
 	for name, test := range map[string]struct {
 		budget *policyv1.PodDisruptionBudgetSpec
@@ -183,6 +184,7 @@ func TestOneReplicaIsNeverMissed(t *testing.T) {
 // TestBudgetThatNeverAllowsAnEvictionIsANo drains pods whose budgets never let them go: nothing is
 // scaled up, and the Evacuation is blocked by the budget, until the owner says otherwise.
 func TestBudgetThatNeverAllowsAnEvictionIsANo(t *testing.T) {
+	t.Parallel()
 	for name, budget := range map[string]*policyv1.PodDisruptionBudgetSpec{
 		"as nothing may be missing": nothingMissing(), "as all of it must be there": allInPercent(),
 		"as more is wanted than there is": minAvailable(3),
@@ -249,6 +251,7 @@ func autoscale(t *testing.T, namespace, name string, low, high int32) {
 // The autoscaler of the development cluster has no metrics, so that it would not scale down again:
 // it is not used, and the pod leaves when it is gone.
 func TestAutoscalerWithoutMetricsIsNotUsed(t *testing.T) {
+	t.Parallel()
 	pool, _ := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	node := single(t, namespace, "web", pool, minAvailable(1))
@@ -311,6 +314,7 @@ func surgeReported(e *v1alpha1.Evacuation) bool {
 // TestStuckSurge drains pods whose replacements cannot start: their Evacuations are Blocked for
 // that, and nothing is left of the surge when the drain is cancelled.
 func TestStuckSurge(t *testing.T) {
+	t.Parallel()
 	// stays checks that the pod was not evicted, and that all is as before when the evacuation is
 	// cancelled.
 	stays := func(t *testing.T, namespace string, nm *v1alpha1.NodeMaintenance, e *v1alpha1.Evacuation) {

@@ -62,6 +62,7 @@ func (r *received) take() []string {
 // and that are left running. Admission does not look at pods: the controller names them when the
 // drain begins.
 func TestPodsInTheWayAreNamedWhenADrainBegins(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 2, true)
 	namespace := cluster.NewNamespace(t)
 	kube := cluster.As(t).Kube
