@@ -458,6 +458,7 @@ func (p *process) End(ctx context.Context, resume state.Local, deadline time.Tim
 // judgeEnd reports a local end, which does not ask budgets, of pods that could have been evicted:
 // kube-apiserver answers well for long, and there is time.
 func (p *process) judgeEnd() {
+	p.seeChange()
 	answers := p.mode != apiDown && p.mode != apiHang && p.latency < time.Second
 	left := time.Until(p.world.deadline) - testTable.Total() - localReserve
 	if !answers || time.Since(p.changed) < 15*time.Second || time.Since(p.processStarted) < 15*time.Second || left < 15*time.Second || p.final || p.unsettled {

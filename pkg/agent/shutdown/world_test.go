@@ -96,8 +96,10 @@ type world struct {
 	released, forced, cancelled int
 
 	mode apiMode
-	// changed is when mode or latency were changed.
+	// changed is when mode or latency were seen to differ from seenMode and seenLatency.
 	changed      time.Time
+	seenMode     apiMode
+	seenLatency  time.Duration
 	maintenances map[string]*worldMaintenance
 	uids         int
 	ghosts       []MaintenanceRequest
@@ -210,10 +212,15 @@ func (w *world) own() *worldMaintenance {
 	return w.maintenances[protocol.ShutdownName("worker-1", w.bootID)]
 }
 
+// seeChange notes when the API begins to answer in another way.
+func (w *world) seeChange() {
+	if w.mode != w.seenMode || w.latency != w.seenLatency {
+		w.seenMode, w.seenLatency, w.changed = w.mode, w.latency, time.Now()
+	}
+}
+
 // background drains the node, executes late requests and ends the machine's patience.
 func (w *world) background(ctx context.Context) {
-	var mode apiMode
-	var latency time.Duration
 	for tick := 0; ; tick++ {
 		select {
 		case <-ctx.Done():
@@ -229,9 +236,7 @@ func (w *world) background(ctx context.Context) {
 			w.goDown()
 			w.byForce = true
 		}
-		if w.mode != mode || w.latency != latency {
-			mode, latency, w.changed = w.mode, w.latency, time.Now()
-		}
+		w.seeChange()
 		w.leave()
 		if w.mode == apiUp && tick%6 == 0 {
 			for _, r := range w.ghosts {
