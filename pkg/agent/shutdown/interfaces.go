@@ -163,7 +163,8 @@ type Cluster interface {
 	// if the server has taken over the cordon.
 	Uncordon(ctx context.Context) error
 	// SetCondition writes a condition of the node. A zero LastTransitionTime is filled in: it
-	// changes only with the status.
+	// changes only with the status. NodeAgentReady is not written if the node has it like that, and
+	// its heartbeat is not due there, see protocol.AgentHeartbeatOf.
 	SetCondition(ctx context.Context, condition corev1.NodeCondition) error
 	// ReportKilled sets the phase of pods that were ended without the API to Failed, and returns
 	// those that need no report any more, also if it returns an error for others. Pods of which a

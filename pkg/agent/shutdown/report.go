@@ -25,14 +25,11 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
-	// heartbeatPeriod is how often an unchanged condition is written, and readyPeriod how often
-	// that of which the server reads the heartbeat, see protocol.AgentSilence.
-	heartbeatPeriod = 5 * time.Minute
-	readyPeriod     = time.Minute
 	// messagePeriod is the shortest time between two writes that change only the message: the
 	// progress of a drain changes more often than a node should be written.
 	messagePeriod = 10 * time.Second
@@ -62,9 +59,10 @@ func (w *conditionWriter) dueAt(want *corev1.NodeCondition, step string) time.Ti
 		return w.writtenAt.Add(messagePeriod)
 	}
 	if want.Type == maintenancev1alpha1.NodeConditionAgentReady {
-		return w.writtenAt.Add(readyPeriod)
+		// SetCondition writes it as often as the node needs it.
+		return w.writtenAt.Add(protocol.AgentHeartbeat)
 	}
-	return w.writtenAt.Add(heartbeatPeriod)
+	return w.writtenAt.Add(protocol.AgentIdleHeartbeat)
 }
 
 // actConditions writes the conditions that have changed, or that need a heartbeat.

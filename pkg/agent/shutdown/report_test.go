@@ -33,7 +33,7 @@ func TestConditionWrites(t *testing.T) {
 		w.wait(21 * time.Minute)
 		ready, running := maintenancev1alpha1.NodeConditionAgentReady, maintenancev1alpha1.NodeConditionAgentRunning
 		// One at the start, one when the machine is known, and a heartbeat every five minutes; of
-		// the condition that the server reads every minute.
+		// the condition that the server reads every minute, if the node needs it.
 		counts := map[corev1.NodeConditionType]int{}
 		for _, c := range w.written {
 			counts[c.Type]++

@@ -183,7 +183,7 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 	}
 	// Again: until it was stopped, the agent has written its own.
 	if err := reportStopped(cmd.Context(), c); err != nil && !force {
-		return fmt.Errorf("the service is removed, but not the condition NodeAgentReady of the node, which counts for %s more: %w", protocol.AgentSilence, err)
+		return fmt.Errorf("the service is removed, but not the condition NodeAgentReady of the node, which may count for %s more: %w", protocol.AgentSilence, err)
 	}
 	if _, err := fmt.Fprintln(cmd.OutOrStdout(), "The service is removed."); err != nil {
 		return err

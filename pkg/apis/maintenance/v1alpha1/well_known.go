@@ -132,12 +132,13 @@ const (
 // NodeConditionAgentReady is True while the node agent of the node can stop and restart static
 // pods. The server asks static pods to leave only on nodes where it is True, and keeps them
 // elsewhere. The node agent sets it with its heartbeats, and sets it to False when it is
-// uninstalled. If its heartbeat is more than 3 minutes older than that of the kubelet, it counts as
-// False.
+// uninstalled. If the agent has missed three of them, it counts as False, see
+// protocol.HasNodeAgent.
 const NodeConditionAgentReady corev1.NodeConditionType = "maintenance.haulout.dev/NodeAgentReady"
 
 // NodeConditionAgentRunning is True while the node agent of the node runs and delays shutdowns,
-// regardless of whether it can stop static pods. The server does not read it.
+// regardless of whether it can stop static pods. The server only reads that it has heartbeats: an
+// agent of an older version has none.
 const NodeConditionAgentRunning corev1.NodeConditionType = "maintenance.haulout.dev/NodeAgentRunning"
 
 // The reasons that a node agent gives to its maintenance in spec.reason. Admission accepts no other
