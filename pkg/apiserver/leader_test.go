@@ -295,6 +295,32 @@ func TestLeaseOfAnotherEndsTheTerm(t *testing.T) {
 	}
 }
 
+// TestReleaseThatConflicts has all writes of the Lease conflict from when its leader stops.
+func TestReleaseThatConflicts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		host := fake.NewClientset()
+		stop, left := lead(t, shipped(host.CoordinationV1(), "a", func(ctx context.Context, _ func() error) error {
+			<-ctx.Done()
+			return nil
+		}))
+		eventually(t, "a leads", func() bool { return holder(host) == "a" })
+		var tries atomic.Int32
+		host.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			if tries.Add(1) > 1000 {
+				return true, nil, apierrors.NewForbidden(coordinationv1.Resource("leases"), "lease", nil)
+			}
+			return true, nil, apierrors.NewConflict(coordinationv1.Resource("leases"), "lease", nil)
+		})
+		began := time.Now()
+		stop()
+		<-left
+		// With renewals in the meantime, one each 1.5 s of at most 6.
+		if took, n := time.Since(began), tries.Load(); took > 8*time.Second || n < 2 || n > 6 {
+			t.Errorf("%d tries to release the Lease in %v", n, took)
+		}
+	})
+}
+
 // TestWhoKnowsOfNoLeader asks replicas that do not lead.
 func TestWhoKnowsOfNoLeader(t *testing.T) {
 	for name, test := range map[string]struct {

@@ -44,6 +44,8 @@ type lease struct {
 	// storage describes the storage of this server, for annotations of the Lease; nil if it is not
 	// known.
 	storage *Storage
+	// retry is the pause between two attempts to release the Lease.
+	retry time.Duration
 	// sightings is what the replica has seen of the Lease. duration is how long it waits, after it
 	// has last seen a Lease, until it creates one in the place of one that was deleted.
 	sightings *sightings
@@ -70,7 +72,7 @@ type lease struct {
 func newLease(client coordinationclient.LeasesGetter, e LeaderElection, storage *Storage, seen *sightings) *lease {
 	return &lease{
 		client: client.Leases(e.Namespace), name: e.Name, namespace: e.Namespace, identity: e.Identity,
-		deadline: e.RenewDeadline, duration: e.LeaseDuration, storage: storage, sightings: seen,
+		deadline: e.RenewDeadline, retry: e.RetryPeriod, duration: e.LeaseDuration, storage: storage, sightings: seen,
 	}
 }
 
@@ -238,10 +240,15 @@ func (l *lease) release(ctx context.Context) {
 		switch {
 		case err == nil || apierrors.IsNotFound(err):
 			return
-		case !apierrors.IsConflict(err):
-			logger.Error(err, "Cannot release the Lease, it will expire")
-			return
+		case apierrors.IsConflict(err):
+			select {
+			case <-ctx.Done():
+			case <-time.After(l.retry):
+				continue
+			}
 		}
+		logger.Error(err, "Cannot release the Lease, it will expire")
+		return
 	}
 }
 
