@@ -127,6 +127,7 @@ var goldens = map[string]golden{
 	"preview-wide":            {line: "preview nm/kernel-update -o wide"},
 	"preview-nodes":           {line: "preview node-003 node-004"},
 	"preview-node":            {line: "preview node-003 -o name"},
+	"preview-static":          {line: "preview kernel-update", arrange: staticPreview},
 	"preview-file":            {line: "preview -f -", stdin: manifest},
 	"preview-file-misspelled": {line: "preview -f -", stdin: manifest + "  drainPlann: []\n"},
 	"preview-file-other":      {line: "preview -f -", stdin: "apiVersion: v1\nkind: Node\nmetadata: {name: x}\n"},

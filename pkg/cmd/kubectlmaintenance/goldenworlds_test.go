@@ -126,6 +126,22 @@ func clearPreview(w *world) {
 	)
 }
 
+// staticPreview makes previews find static pods that are kept.
+func staticPreview(w *world) {
+	w.haulout.PrependReactor(
+		"get", "nodemaintenances/preview",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			p := newPreview(action.(clienttesting.GetAction).GetName())
+			p.Blockers, p.Waves = nil, nil
+			p.PodsKeptCount += 5
+			p.PodsKept = append(p.PodsKept,
+				v1alpha1.PreviewPodsKept{Reason: "static pod (ControlPlaneNode)", PodCount: 4},
+				v1alpha1.PreviewPodsKept{Reason: "static pod", PodCount: 1})
+			return true, p, nil
+		},
+	)
+}
+
 // manyWarnings makes previews find more than is printed, the first of it a workload without a
 // budget.
 func manyWarnings(w *world) {

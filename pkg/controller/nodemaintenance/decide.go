@@ -210,13 +210,10 @@ func (r *remainder) isBlocked() bool {
 
 // staticRemark counts the static pods that stay: they stop with the machine.
 func (r *remainder) staticRemark() string {
-	switch r.static {
-	case 0:
+	if r.static == 0 {
 		return ""
-	case 1:
-		return "; 1 static pod keeps running until the machine goes down"
 	}
-	return fmt.Sprintf("; %d static pods keep running until the machine goes down", r.static)
+	return "; " + wording.StaticPodsKept(r.static)
 }
 
 func (r *remainder) progress() string {

@@ -35,6 +35,14 @@ func Sentence(text string) string {
 	return strings.TrimRight(text, ". ") + "."
 }
 
+// StaticPodsKept tells how many static pods a drain keeps.
+func StaticPodsKept(n int) string {
+	if n == 1 {
+		return "1 static pod keeps running until the machine goes down"
+	}
+	return fmt.Sprintf("%d static pods keep running until the machine goes down", n)
+}
+
 // Count returns a number with its noun: "1 pod", "2 pods".
 func Count[N int | int32 | int64](n N, noun string) string {
 	if n == 1 {

@@ -25,6 +25,8 @@ func TestWording(t *testing.T) {
 		"no character is cut in two":  {Cut("aéé", 4), "aé"},
 		"a sentence gets a full stop": {Sentence("no room"), "no room."},
 		"and has only one":            {Sentence("no room. "), "no room."},
+		"one static pod":              {StaticPodsKept(1), "1 static pod keeps running until the machine goes down"},
+		"several static pods":         {StaticPodsKept(2), "2 static pods keep running until the machine goes down"},
 		"one thing":                   {Count(1, "pod"), "1 pod"},
 		"several things":              {Count(int32(0), "pod"), "0 pods"},
 	} {

@@ -197,7 +197,12 @@ func previewWave(w *v1alpha1.PreviewWave, o Options) []screen.Line {
 // authorized.
 func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 	var lines []screen.Line
+	static := 0
 	for _, left := range p.PodsKept {
+		// "static pod", or "static pod (why)"
+		if strings.HasPrefix(left.Reason, "static pod") {
+			static += int(left.PodCount)
+		}
 		lines = append(lines, plain("KEPT  %s: %s", left.Reason, wording.Count(left.PodCount, "pod")))
 		if o.Wide {
 			for _, pod := range left.Pods {
@@ -205,6 +210,9 @@ func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 			}
 			lines = append(lines, more(int(left.PodsOmitted), "pod", "  ")...)
 		}
+	}
+	if static > 0 {
+		lines = append(lines, plain("%s", wording.Sentence(wording.StaticPodsKept(static))))
 	}
 	for _, other := range p.Maintenances {
 		text := fmt.Sprintf("OTHER MAINTENANCE  %s in stage %s holds %s of these", other.Name, other.Stage, wording.Count(other.NodeCount, "node"))
