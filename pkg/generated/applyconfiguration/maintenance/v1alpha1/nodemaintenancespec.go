@@ -32,7 +32,9 @@ type NodeMaintenanceSpecApplyConfiguration struct {
 	// nodeSelector selects the nodes under maintenance. At least one term is required and no term
 	// may be empty. It can be changed in the stages Idle, Cordon and Drain: a node that no longer
 	// matches is released, and a node that starts to match joins, except for new nodes (see
-	// newNodes). At most 1,000 requirements and 10,000 values in total.
+	// newNodes). At most 1,000 requirements and 10,000 values in total, and 50 terms that are tried on
+	// every node: those without a requirement with In, Exists, Gt or Lt, and the eleventh and
+	// further ones that the same name or label finds.
 	NodeSelector *v1.NodeSelector `json:"nodeSelector,omitempty"`
 	// stage is the stage that the maintenance has to reach: Idle, Cordon, Drain or Complete. A new
 	// object can start at any stage; after that the stage only moves forward (Idle to any, Cordon
