@@ -88,8 +88,12 @@ type report struct {
 
 // decide computes the decision about a Deployment; it performs no writes.
 func decide(s situation) decision {
+	if s.memory.holds {
+		// There may have been no sync since.
+		s.memory.stood = s.now
+	}
 	d := decision{memory: s.memory}
-	d.memory.known, d.memory.standing = true, Standing{}
+	d.memory.known, d.memory.standing, d.memory.holds, d.memory.settled = true, Standing{}, false, nil
 	for _, evacuation := range s.orphans {
 		d.reports = append(d.reports, report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment any more."})
 	}
@@ -112,9 +116,7 @@ func decide(s situation) decision {
 			d.start(s)
 		}
 		d.takeUp(s)
-		if d.memory.standing = s.standing(); d.memory.standing != (Standing{}) {
-			d.memory.stood = s.now
-		}
+		d.memory.standing, d.memory.holds, d.memory.settled = s.standing(), s.holdsTurns(), s.settled()
 	}
 	rests := d.rests(s)
 	d.idle = !rests && len(s.leaving()) == 0 && len(s.declined()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil &&
@@ -323,6 +325,7 @@ func (d *decision) hold(s situation) {
 	}
 	recorded := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !s.isRecorded(p) })
 	if !s.isRollingOut() {
+		leaving = d.sendAway(s, leaving)
 		spare := s.spare()
 		if len(handed) == 0 && len(recorded) > 0 && s.goesByScaleDown(recorded) {
 			if d.scaleDown(s, recorded, spare) {
@@ -395,7 +398,10 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	newcomers := slices.DeleteFunc(slices.Clone(leaving), s.isRecorded)
 	if len(newcomers) < len(leaving) || handed > 0 {
 		// The replacement of a pod that came back would come back as well.
-		newcomers = slices.DeleteFunc(newcomers, isReturned)
+		strays := s.strays()
+		newcomers = slices.DeleteFunc(newcomers, func(p *pod) bool {
+			return isReturned(p) || slices.Contains(strays, p) && !d.isDue(s, p)
+		})
 	}
 	wider := *r
 	if len(newcomers) > maxRecorded-len(r.Evacuations) {

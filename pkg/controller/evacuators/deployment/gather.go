@@ -187,9 +187,11 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 				}
 				purpose = purposes[p.Spec.NodeName]
 			}
+			_, isSettled := s.memory.settled[p.UID]
 			s.pods = append(s.pods, pod{
 				// The Evacuation was read before: after its withdrawal no eviction is sent.
-				Pod: p, evacuation: evacuation, isEvicting: c.inFlight.Has(p.UID), staysUp: staysUp[p.Spec.NodeName], purpose: purpose, budgets: c.budgetsOf(p),
+				Pod: p, evacuation: evacuation, isEvicting: c.inFlight.Has(p.UID), purpose: purpose, budgets: c.budgetsOf(p),
+				staysUp: isSettled || staysUp[p.Spec.NodeName],
 			})
 		}
 		if isOurs && isActive {

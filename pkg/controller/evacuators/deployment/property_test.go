@@ -47,6 +47,8 @@ type simulation struct {
 	byUs bool
 	// budget is how many pods have to be ready for an eviction to pass; 0 is no budget.
 	budget int
+	// never: their budget never allows an eviction, and they are replaced nevertheless.
+	never  bool
 	memory memory
 	// stale is the Deployment as an earlier cache showed it.
 	stale *appsv1.Deployment
@@ -156,7 +158,7 @@ func (w *simulation) eviction() {
 		case p.isEvicting:
 			w.log = append(w.log, p.Name+" is evicted")
 			w.pods = slices.Delete(w.pods, i, i+1)
-		case p.evacuation == nil || p.evacuation.Status.ActiveEvacuatorClass != lanes:
+		case p.evacuation == nil || p.evacuation.Status.ActiveEvacuatorClass != lanes || w.never:
 			continue
 		case (&situation{}).isAvailable(p) && w.ready() <= w.budget:
 			continue
@@ -231,6 +233,9 @@ func (w *simulation) us(mayCrash bool) {
 		if w.budget > 0 {
 			minAvailable := int32(w.budget)
 			under(ptrTo(minAvailable), nil, int32(len(w.pods)), int32(w.ready()))(&pods[i])
+		}
+		if w.never {
+			under(nil, ptrTo(0), int32(len(w.pods)), int32(w.ready()))(&pods[i])
 		}
 	}
 	s := at(0, d, pods...)

@@ -109,7 +109,7 @@ type pod struct {
 	// isEvicting: an eviction of the pod has been sent, for this Evacuation or a withdrawn one, and
 	// the cache does not show yet what became of it.
 	isEvicting bool
-	// staysUp: its node is not under maintenance.
+	// staysUp: its node is not under maintenance, or the pod counts in spite of that (memory.settled).
 	staysUp bool
 	// purpose is a phrase with the NodeMaintenance that the pod leaves for; "" if none is known.
 	purpose string
@@ -137,9 +137,15 @@ type memory struct {
 	// tried are the pods whose turns ended although a surge was possible. They are not taken up
 	// again. The map is replaced, never changed.
 	tried map[types.UID]struct{}
-	// standing is why the pods that wait have to stay, and stood when that was last so.
+	// standing is why the pods that wait have to stay.
 	standing Standing
-	stood    time.Time
+	// holds: the turns of the pods that serve did not end, whatever the time, and stood is when that
+	// was last so.
+	holds bool
+	stood time.Time
+	// settled are the pods of the surge that tolerate the cordon, and were on their nodes before these
+	// came under maintenance. They count.
+	settled map[types.UID]struct{}
 	// warned are the warnings that have been sent.
 	warned []string
 	// dropped are the intended victims of the last scale-down, of which spared had to survive, and
@@ -204,9 +210,10 @@ func isDeclined(evacuation *maintenancev1alpha1.Evacuation) bool {
 // declined returns the blocked pods whose turns ended before this leader has tried to replace them.
 func (s *situation) declined() []*pod {
 	var declined []*pod
+	strays := s.strays()
 	for i := range s.pods {
 		p := &s.pods[i]
-		if p.evacuation == nil || p.isEvicting || !isDeclined(p.evacuation) || s.isRecorded(p) {
+		if p.evacuation == nil || p.isEvicting || !isDeclined(p.evacuation) || s.isRecorded(p) || slices.Contains(strays, p) {
 			continue
 		}
 		if _, tried := s.memory.tried[p.UID]; !tried {
@@ -335,12 +342,12 @@ func (s *situation) maturity(p *pod) int {
 }
 
 // serving counts the pods that are available and remain available. It does not count pods that may
-// leave at any time, nor replacements on nodes that are under maintenance themselves, nor pods of
-// the surge that came back to such a node, whether they were asked to leave already or not.
-func (s *situation) serving() int {
+// leave at any time, nor pods of the surge on nodes that are under maintenance themselves, whether
+// they were asked to leave already or not, unless they are replaced in this surge, or in also.
+func (s *situation) serving(also ...*pod) int {
 	misplaced := map[string]bool{}
 	for _, p := range s.created() {
-		misplaced[p.Name] = !p.staysUp && p.evacuation == nil || isReturned(p)
+		misplaced[p.Name] = (!p.staysUp && (p.evacuation == nil || !s.isRecorded(p)) || isReturned(p)) && !slices.Contains(also, p)
 	}
 	n := 0
 	for i := range s.pods {
@@ -375,17 +382,17 @@ func (s *situation) floor() int {
 
 // spare is how many available pods may leave: the number above floor or, if other pods of the
 // Deployment are not healthy, the number of available replacements for which no pod has left yet.
-// Waiting does not make the other pods healthy.
-func (s *situation) spare() int {
+// Waiting does not make the other pods healthy. also are strays that count nevertheless.
+func (s *situation) spare(also ...*pod) int {
 	r, handed := s.target.record, len(s.handedOver())
-	spare := s.serving() - s.floor()
+	spare := s.serving(also...) - s.floor()
 	gone := s.gone()
-	extra, replacements := int(r.To-r.Keep), s.replacements()
+	extra, replacements := int(r.To-r.Keep), slices.Concat(s.replacements(), also)
 	if len(replacements) < extra+gone {
 		return spare
 	}
 	for _, p := range replacements {
-		if !p.staysUp || !s.isAvailable(p) {
+		if !p.staysUp && !slices.Contains(also, p) || !s.isAvailable(p) {
 			return spare
 		}
 	}

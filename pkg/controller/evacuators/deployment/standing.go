@@ -22,6 +22,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
@@ -114,6 +115,18 @@ func (s *situation) returned() *pod {
 		}
 	}
 	return nil
+}
+
+// settled returns the pods of the surge that tolerate the cordon, and whose nodes were not under
+// maintenance when this leader saw them there. They count, also when these are cordoned later.
+func (s *situation) settled() map[types.UID]struct{} {
+	settled := map[types.UID]struct{}{}
+	for _, p := range s.created() {
+		if p.staysUp && p.Spec.NodeName != "" && surge.CordonToleration(p.Pod) != "" {
+			settled[p.UID] = struct{}{}
+		}
+	}
+	return settled
 }
 
 func isReturned(p *pod) bool {

@@ -100,10 +100,9 @@ func (d *decision) declineEvent(pods int, why string) {
 // endTurns completes the turns of pods that do not wait for a replacement any more, and returns the
 // others.
 func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
-	holds := s.standing() != (Standing{})
+	holds := s.holdsTurns()
 	for _, p := range leaving {
 		if holds && s.isAvailable(p) {
-			// The pod serves, and leaving without a replacement is known to fail.
 			waiting = append(waiting, p)
 		} else if why := d.endOf(s, p); why != "" {
 			d.noteTried(p)

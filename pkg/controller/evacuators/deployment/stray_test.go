@@ -1,0 +1,183 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package deployment
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+)
+
+// TestPodsThatStartOnHeldNodesAreNoReplacements plays an hour in which each pod of a surge starts
+// on a node that is drained, although it does not tolerate the cordon, and another hour in which
+// none does.
+func TestPodsThatStartOnHeldNodesAreNoReplacements(t *testing.T) {
+	for name, tc := range map[string]struct {
+		budget int
+		never  bool
+	}{
+		"without a budget":                            {},
+		"with minAvailable 1":                         {budget: 1},
+		"past a budget that never allows an eviction": {never: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := &simulation{
+				t: t, rng: rand.New(rand.NewPCG(1, 1)), now: start, wish: 1, calm: true, budget: tc.budget, never: tc.never,
+				d: newDeployment(1, surging("1")),
+			}
+			w.pods = append(w.pods, w.newPod(true))
+			evicted := 0
+			second := func(held bool) {
+				w.now = w.now.Add(time.Second)
+				if w.d = w.d.DeepCopy(); tc.never {
+					always(w.d)
+				}
+				w.replicaSet()
+				w.kubelet()
+				for i := range w.pods {
+					if p := &w.pods[i]; p.evacuation == nil && held {
+						leaves(ours)(p)
+						p.evacuation.Status.ActiveEvacuatorSince = &metav1.Time{Time: w.now}
+					}
+				}
+				// What the controller of Evacuations does about pods that return.
+				hold := time.Duration(0)
+				if evicted > 2 {
+					hold = min(10*time.Second<<min(evicted-3, 10), 5*time.Minute)
+				}
+				if before := len(w.pods); !slices.ContainsFunc(w.pods, func(p pod) bool {
+					return p.evacuation != nil && !isOurTurn(p.evacuation) && w.now.Before(p.CreationTimestamp.Add(hold))
+				}) {
+					w.eviction()
+					evicted += before - len(w.pods)
+				}
+				w.us(false)
+				if w.ready() < 1 {
+					w.fail("no pod is ready")
+				}
+			}
+			for range 3600 {
+				second(true)
+				if tc.never {
+					// No eviction removes a pod, so that they take turns.
+					continue
+				}
+				i := slices.IndexFunc(w.pods, func(p pod) bool { return p.Name == "web-1" })
+				if i < 0 || !isOurTurn(w.pods[i].evacuation) {
+					w.fail("web-1 has to leave without a replacement after %s", w.now.Sub(start))
+				}
+				if quiet := w.now.Sub(protocol.TurnOf(&w.pods[i].evacuation.Status).Since); quiet >= protocol.DefaultProgressDeadline {
+					w.fail("its deadline passes: no report for %s", quiet)
+				}
+			}
+			if w.next > 25 {
+				t.Errorf("%d pods were started in an hour", w.next)
+			}
+			for range 3600 {
+				second(false)
+			}
+			if len(w.pods) != 1 || w.pods[0].evacuation != nil || *w.d.Spec.Replicas != 1 {
+				w.fail("ends with %d pods of %d", len(w.pods), *w.d.Spec.Replicas)
+			}
+		})
+	}
+}
+
+func TestStraysLeaveFirst(t *testing.T) {
+	stray := func(class string, mods ...podMod) pod {
+		return newTestPod("web-1", append([]podMod{fresh, leaves(class), minOne(2, 2)}, mods...)...)
+	}
+	first := newTestPod("web-0", leaves(ours), cheapest, minOne(2, 2))
+	up := newDeployment(2, recorded(1, 2, web0))
+	after := func(holds bool) situation {
+		s := at(time.Hour, up, newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-2", fresh, unready))
+		s.memory.holds = holds
+		return s
+	}
+	for name, tc := range map[string]struct {
+		s          situation
+		want, says string
+	}{
+		"one that is available": {
+			s: at(time.Second, up, first, stray(ours)), want: "lower web-1;hand over web-1;", says: "leaves before the others",
+		},
+		"one that is not ready": {
+			s: at(time.Second, up, first, stray(ours, unready)), want: "lower web-1;hand over web-1;", says: "leaves before the others",
+		},
+		"beside a pod that is sick anyway": {
+			s:    at(time.Second, newDeployment(3, recorded(2, 3, web0)), first, newTestPod("web-2", unready), stray(ours)),
+			want: "lower web-1;hand over web-1;", says: "leaves before the others",
+		},
+		"not one that a pod has left for": {
+			s:    at(time.Second, newDeployment(3, recorded(2, 3, web0, "gone")), first, stray(ours), newTestPod("web-2", fresh, unready)),
+			says: "is not ready",
+		},
+		"but when it has a replacement itself": {
+			s:    at(time.Second, newDeployment(3, recorded(2, 3, web0, "gone")), first, stray(ours), newTestPod("web-2", fresh)),
+			want: "lower web-1;hand over web-1;", says: "leaves before the others",
+		},
+		"meanwhile no turn ends":                            {s: at(time.Hour, up, first, stray(lanes, blocked)), says: "which is cordoned"},
+		"nor does one before the next pod has had its time": {s: after(true), says: "is not ready"},
+		"then it does":                                      {s: after(false), want: "restore web-0;"},
+		"one with nothing to replace but itself": {
+			s: at(time.Second, newDeployment(2, recorded(1, 2, "gone")), stray(ours)), want: "scale to 2 for 2;", says: "from 1 to 2",
+		},
+	} {
+		t.Run(name, func(t *testing.T) { check(t, decide(tc.s), tc.want, tc.says) })
+	}
+}
+
+func TestPodThatWasThereBeforeTheCordonCounts(t *testing.T) {
+	for name, tc := range map[string]struct {
+		newLeader, completed bool
+		says                 string
+	}{
+		"this leader saw it":   {completed: true, says: "available in its place"},
+		"a new leader did not": {newLeader: true, says: "which is cordoned"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				evacuations, host := scene(newBudget())
+				w := newWorld(t, evacuations, host...)
+				w.scaled(2, true)
+				replacement := newTestPod("web-1", on("good"), fresh, unready, func(p *pod) {
+					p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+				})
+				w.create(replacement)
+				w.reported("web-0", false, "web-1 on node good is not ready")
+				_, err := w.host.CoreV1().Nodes().Update(t.Context(), newNode("good", true), metav1.UpdateOptions{})
+				w.must(err)
+				if tc.newLeader {
+					w.stop()
+					w.run()
+				}
+				ready := replacement.DeepCopy()
+				ready.Status.Conditions[0].Status = corev1.ConditionTrue
+				_, err = w.host.CoreV1().Pods(testNamespace).UpdateStatus(t.Context(), ready, metav1.UpdateOptions{})
+				w.must(err)
+				w.reported("web-0", tc.completed, tc.says)
+			})
+		})
+	}
+}
