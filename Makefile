@@ -283,7 +283,7 @@ cgroup2: cluster-binaries node-binaries ## Drain a real node on cgroups of versi
 
 .PHONY: reboots
 reboots: cluster-binaries node-binaries ## Reboot a node with the node agent, systemd and its cgroup driver, in an emulated machine (half an hour; needs Debian and root)
-	@hack/vm.sh --systemd hack/vm/reboot.sh
+	@VM_TIMEOUT="$${VM_TIMEOUT:-1h}" hack/vm.sh --systemd hack/vm/reboot.sh
 
 FAULT_SEEDS ?= 200
 
