@@ -167,8 +167,8 @@ type NodeMaintenanceSpec struct {
 	// nodeSelector selects the nodes under maintenance. At least one term is required and no term
 	// may be empty. It can be changed in the stages Idle, Cordon and Drain: a node that no longer
 	// matches is released, and a node that starts to match joins, except for new nodes (see
-	// newNodes). At most 1,000 requirements and 10,000 values in total, and 50 terms that are tried on
-	// every node: those without a requirement with In, Exists, Gt or Lt, and the eleventh and
+	// newNodes). At most 1,000 requirements and 10,000 values in total, and 50 terms that are tried
+	// on every node: those without a requirement with In, Exists, Gt or Lt, and the eleventh and
 	// further ones that the same name or label finds.
 	// +required
 	// +k8s:required

@@ -109,7 +109,8 @@ type pod struct {
 	// isEvicting: an eviction of the pod has been sent, for this Evacuation or a withdrawn one, and
 	// the cache does not show yet what became of it.
 	isEvicting bool
-	// staysUp: its node is not under maintenance, or the pod counts in spite of that (memory.settled).
+	// staysUp: its node is not under maintenance, or the pod counts in spite of that
+	// (memory.settled).
 	staysUp bool
 	// purpose is a phrase with the NodeMaintenance that the pod leaves for; "" if none is known.
 	purpose string
@@ -139,12 +140,12 @@ type memory struct {
 	tried map[types.UID]struct{}
 	// standing is why the pods that wait have to stay.
 	standing Standing
-	// holds: the turns of the pods that serve did not end, whatever the time, and stood is when that
-	// was last so.
+	// holds: the turns of the pods that serve did not end, whatever the time, and stood is when
+	// that was last so.
 	holds bool
 	stood time.Time
-	// settled are the pods of the surge that tolerate the cordon, and were on their nodes before these
-	// came under maintenance. They count.
+	// settled are the pods of the surge that tolerate the cordon, and were on their nodes before
+	// these came under maintenance. They count.
 	settled map[types.UID]struct{}
 	// warned are the warnings that have been sent.
 	warned []string

@@ -1,0 +1,73 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package cluster
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+func TestHeartbeatOfNodeAgentReady(t *testing.T) {
+	ready := corev1.NodeCondition{Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue, Reason: "Ready", Message: "v1"}
+	held := corev1.NodeCondition{
+		Type: maintenancev1alpha1.NodeConditionMaintenanceInProgress, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Now()),
+	}
+	for name, tt := range map[string]struct {
+		age    time.Duration
+		held   bool
+		change func(c *corev1.NodeCondition)
+		want   bool
+	}{
+		"idle":                       {age: 4 * time.Minute},
+		"idle for 5 minutes":         {age: 5 * time.Minute, want: true},
+		"held":                       {age: time.Minute, held: true, want: true},
+		"held, and just written":     {age: 10 * time.Second, held: true},
+		"the clock was set back":     {age: -time.Hour, want: true},
+		"another status":             {age: 4 * time.Minute, change: func(c *corev1.NodeCondition) { c.Status = corev1.ConditionFalse }, want: true},
+		"another reason":             {age: 4 * time.Minute, change: func(c *corev1.NodeCondition) { c.Reason = "SafeMode" }, want: true},
+		"another message":            {age: 4 * time.Minute, change: func(c *corev1.NodeCondition) { c.Message = "v2" }, want: true},
+		"another condition of these": {age: 4 * time.Minute, change: func(c *corev1.NodeCondition) { c.Type = "x" }, want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			old := ready
+			old.LastHeartbeatTime = metav1.NewTime(time.Now().Add(-tt.age).Truncate(time.Second))
+			status := corev1.NodeStatus{Conditions: []corev1.NodeCondition{old}}
+			if tt.held {
+				status.Conditions = append(status.Conditions, held)
+			}
+			a := newAPI(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "n"}, Status: status})
+			next := ready
+			if tt.change != nil {
+				tt.change(&next)
+			}
+			if err := a.client.SetCondition(t.Context(), next); err != nil {
+				t.Fatal(err)
+			}
+			conditions := a.node().Status.Conditions
+			i := slices.IndexFunc(conditions, func(c corev1.NodeCondition) bool { return c.Type == next.Type })
+			if written := !conditions[i].LastHeartbeatTime.Equal(&old.LastHeartbeatTime); written != tt.want {
+				t.Errorf("written: %t, want %t", written, tt.want)
+			}
+		})
+	}
+}
