@@ -42,7 +42,7 @@ func TestDecideHold(t *testing.T) {
 				d.Status.Conditions = []appsv1.DeploymentCondition{
 					{
 						Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue,
-						Message: "exceeded quota: small",
+						Reason: failedCreate, Message: "exceeded quota: small",
 					},
 				}
 			}), newTestPod("web-0", leaves(ours))),

@@ -136,7 +136,7 @@ func (s *situation) trouble() string {
 		}
 	}
 	r := s.target.record
-	if missing := int(r.To-r.Keep) - len(replacements); missing > 0 && (worst == nil || replicaFailure(s.deployment) != "") {
+	if missing := int(r.To-r.Keep) - len(replacements); missing > 0 && (worst == nil || createFailure(s.deployment) != "") {
 		return s.whyMissing()
 	}
 	if worst == nil {
@@ -147,7 +147,7 @@ func (s *situation) trouble() string {
 
 // whyMissing returns why there are fewer replacements than there should be.
 func (s *situation) whyMissing() string {
-	if failure := replicaFailure(s.deployment); failure != "" {
+	if failure := createFailure(s.deployment); failure != "" {
 		return "no surge pod can be created" + wording.Sentence(failure)
 	}
 	for _, p := range s.created() {

@@ -110,10 +110,10 @@ func TestPodsThatReturnAreNotReplacedAgain(t *testing.T) {
 }
 
 func TestNoPodLeavesWhileNoneCanBeCreated(t *testing.T) {
-	failing := func(message string) func(*appsv1.Deployment) {
+	failing := func(reason, message string) func(*appsv1.Deployment) {
 		return func(d *appsv1.Deployment) {
 			d.Status.Conditions = []appsv1.DeploymentCondition{
-				{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Message: message},
+				{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Reason: reason, Message: message},
 			}
 		}
 	}
@@ -125,10 +125,11 @@ func TestNoPodLeavesWhileNoneCanBeCreated(t *testing.T) {
 		reason string
 		leaves bool
 	}{
-		"a webhook":                     {newDeployment(2, up, failing(webhook)), func(*pod) {}, "ReplicaFailure", false},
-		"a webhook before the surge":    {newDeployment(2, failing(webhook)), func(*pod) {}, "ReplicaFailure", false},
-		"a pod that does not serve":     {newDeployment(2, up, failing(webhook)), unready, "ReplicaFailure", true},
-		"a quota, which the pod is in":  {newDeployment(2, up, failing(`exceeded quota: small`)), func(*pod) {}, "", true},
+		"a webhook":                     {newDeployment(2, up, failing(failedCreate, webhook)), func(*pod) {}, "ReplicaFailure", false},
+		"a webhook before the surge":    {newDeployment(2, failing(failedCreate, webhook)), func(*pod) {}, "ReplicaFailure", false},
+		"a pod that does not serve":     {newDeployment(2, up, failing(failedCreate, webhook)), unready, "ReplicaFailure", true},
+		"a quota, which the pod is in":  {newDeployment(2, up, failing(failedCreate, `exceeded quota: small`)), func(*pod) {}, "", true},
+		"pods cannot be deleted":        {newDeployment(2, up, failing("FailedDelete", webhook)), func(*pod) {}, "", true},
 		"the failure has been repaired": {newDeployment(2, up), func(*pod) {}, "", true},
 	} {
 		t.Run(name, func(t *testing.T) {

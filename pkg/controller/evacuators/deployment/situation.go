@@ -28,6 +28,10 @@ import (
 // is stuck.
 const progressDeadlineExceeded = "ProgressDeadlineExceeded"
 
+// failedCreate is the reason of a Deployment's condition ReplicaFailure when a pod could not be
+// created.
+const failedCreate = "FailedCreate"
+
 // situation has all inputs of the decision about a Deployment.
 type situation struct {
 	now time.Time
@@ -447,12 +451,27 @@ func (s *situation) isRollingOut() bool {
 
 // replicaFailure returns the error of the ReplicaSet, as the end of a sentence.
 func replicaFailure(d *appsv1.Deployment) string {
+	text, _ := replicaFailureAndReason(d)
+	return text
+}
+
+// createFailure is replicaFailure of a pod that could not be created. The ReplicaSet also reports
+// pods that it could not delete.
+func createFailure(d *appsv1.Deployment) string {
+	text, reason := replicaFailureAndReason(d)
+	if reason != failedCreate {
+		return ""
+	}
+	return text
+}
+
+func replicaFailureAndReason(d *appsv1.Deployment) (text, reason string) {
 	for i := range d.Status.Conditions {
 		if c := &d.Status.Conditions[i]; c.Type == appsv1.DeploymentReplicaFailure && c.Status == corev1.ConditionTrue {
-			return ": " + c.Message
+			return ": " + c.Message, c.Reason
 		}
 	}
-	return ""
+	return "", ""
 }
 
 // maxSurge returns how many extra replicas the Deployment's strategy allows for the given number of

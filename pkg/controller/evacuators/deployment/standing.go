@@ -64,7 +64,7 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 // standingOf returns whether a Deployment can create no pod, as a reason to stay. A pod that leaves
 // makes room in a quota, so that is no reason to wait.
 func standingOf(d *appsv1.Deployment) Standing {
-	failure := strings.TrimPrefix(replicaFailure(d), ": ")
+	failure := strings.TrimPrefix(createFailure(d), ": ")
 	if failure == "" || strings.Contains(failure, quotaExceeded) {
 		return Standing{}
 	}

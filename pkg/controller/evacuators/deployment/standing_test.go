@@ -21,10 +21,11 @@ func TestPodUpForEvictionStaysWhileNoneCanBeCreated(t *testing.T) {
 		return func(d *appsv1.Deployment) {
 			d.Status.AvailableReplicas = available
 			d.Status.Conditions = []appsv1.DeploymentCondition{
-				{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Message: message},
+				{Type: appsv1.DeploymentReplicaFailure, Status: corev1.ConditionTrue, Reason: failedCreate, Message: message},
 			}
 		}
 	}
+	toDelete := func(d *appsv1.Deployment) { d.Status.Conditions[0].Reason = "FailedDelete" }
 	const webhook = `admission webhook "w.example.com" does not answer`
 	for name, tc := range map[string]struct {
 		d     *appsv1.Deployment
@@ -38,6 +39,7 @@ func TestPodUpForEvictionStaysWhileNoneCanBeCreated(t *testing.T) {
 		"its replacement is there":  {d: newDeployment(2, recorded(1, 2, web0), failing(webhook, 2)), pod: newTestPod("web-0").Pod},
 		"it does not serve":         {d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0", unready).Pod},
 		"a quota, which it is in":   {d: newDeployment(2, failing("exceeded quota: small", 1)), pod: newTestPod("web-0").Pod},
+		"pods cannot be deleted":    {d: newDeployment(2, failing(webhook, 1), toDelete), pod: newTestPod("web-0").Pod},
 		"pods can be created":       {d: newDeployment(2), pod: newTestPod("web-0").Pod},
 		"the evacuator is disabled": {d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0").Pod, off: true},
 		"surge: Disabled": {
