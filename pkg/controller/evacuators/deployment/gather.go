@@ -139,7 +139,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 	if err != nil {
 		return err
 	}
-	staysUp, purposes := map[string]bool{}, map[string]string{}
+	staysUp, purposes, budgets := map[string]bool{}, map[string]string{}, map[string][]*policyv1.PodDisruptionBudget{}
 	for _, object := range sets {
 		set := object.(*appsv1.ReplicaSet)
 		isOurs := s.deployment != nil && metav1.IsControlledBy(set, s.deployment)
@@ -177,7 +177,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 			_, isSettled := s.memory.settled[p.UID]
 			s.pods = append(s.pods, pod{
 				// The Evacuation was read before: after its withdrawal no eviction is sent.
-				Pod: p, evacuation: evacuation, isEvicting: c.inFlight.Has(p.UID), purpose: purpose, budgets: c.budgetsOf(p),
+				Pod: p, evacuation: evacuation, isEvicting: c.inFlight.Has(p.UID), purpose: purpose, budgets: c.budgetsOf(p, budgets),
 				staysUp: isSettled || staysUp[p.Spec.NodeName],
 			})
 		}
@@ -208,13 +208,21 @@ func isComplete(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete)
 }
 
-func (c *Controller) budgetsOf(p *corev1.Pod) []*policyv1.PodDisruptionBudget {
+// budgetsOf returns the budgets that the Eviction API would check. known has those of the labels of
+// other pods of the Deployment, most of which have the same ones: thousands of budgets may require
+// no label, and each of them has to be matched.
+func (c *Controller) budgetsOf(p *corev1.Pod, known map[string][]*policyv1.PodDisruptionBudget) []*policyv1.PodDisruptionBudget {
 	if !pdb.Holds(p) {
 		return nil
 	}
+	key := labels.Set(p.Labels).String()
+	if same, ok := known[key]; ok {
+		return same
+	}
 	c.matching.RLock()
 	defer c.matching.RUnlock()
-	return c.budgets.Of(p)
+	known[key] = c.budgets.Of(p)
+	return known[key]
 }
 
 // staysUp reports whether no maintenance holds a node. A pod that has no node yet may still get one
