@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,6 +36,9 @@ const (
 	fieldManager = "haulout-deployment-evacuator"
 	// maxMessage is the maximum length of status.message.
 	maxMessage = 1024
+	// reportTimeout is the deadline of one report, and how long one sync starts reports: a webhook
+	// may hang, and loop.StuckAfter is for the whole sync.
+	reportTimeout = 5 * time.Second
 )
 
 // act applies a decision. It reports to Evacuations last: the reports hand the pods over, and after
@@ -47,11 +51,34 @@ func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situat
 		}
 	}
 	c.send(s, d.events)
+	return true, c.reportAll(ctx, key, s.now, d.reports)
+}
+
+// reportAll writes reports, those last whose last ones failed. The next sync, which follows
+// immediately or, if there are only failed ones, after the backoff, decides about the reports that
+// were not started.
+func (c *Controller) reportAll(ctx context.Context, key types.NamespacedName, now time.Time, reports []report) error {
+	unreported := c.known.get(key).unreported
+	slices.SortStableFunc(reports, func(a, b report) int {
+		return unreported[a.evacuation.Name].Compare(unreported[b.evacuation.Name])
+	})
+	end := c.clock.Now().Add(reportTimeout)
 	var failed []error
-	for _, r := range d.reports {
-		failed = append(failed, c.report(ctx, s.now, r))
+	for _, r := range reports {
+		name := r.evacuation.Name
+		if !c.clock.Now().Before(end) {
+			if joined(failed) == nil || unreported[name].IsZero() {
+				c.queue.AddAfter(item{NamespacedName: key}, 0)
+			}
+			break
+		}
+		err := c.report(ctx, now, r)
+		if ctx.Err() == nil {
+			c.known.reported(key, name, c.clock.Now(), err)
+		}
+		failed = append(failed, err)
 	}
-	return true, joined(failed)
+	return joined(failed)
 }
 
 // tellScaleFailed reports, in an event of the Deployment and in the Evacuations that wait for it,
@@ -65,14 +92,15 @@ func (c *Controller) tellScaleFailed(ctx context.Context, key types.NamespacedNa
 	if c.known.scaleFailed(key, text, s.now, s.timeout) && s.deployment != nil {
 		c.send(s, []event{{corev1.EventTypeWarning, EventScaleFailed, actionSurge, fmt.Sprintf("Deployment %s: %s: %s", key.Name, what, text), nil}})
 	}
+	var reports []report
 	for _, p := range s.leaving() {
-		r := report{
+		reports = append(reports, report{
 			evacuation: p.evacuation, progress: !protocol.TurnOf(&p.evacuation.Status).Reported,
 			message: fmt.Sprintf("Deployment %s: %s%s: %s. The evacuator retries.", key.Name, what, p.purpose, text),
-		}
-		if err := c.report(ctx, s.now, r); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot report to an Evacuation", "evacuation", klog.KObj(p.evacuation))
-		}
+		})
+	}
+	if err := c.reportAll(ctx, key, s.now, reports); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot report to the Evacuations of a Deployment")
 	}
 }
 
@@ -202,6 +230,8 @@ func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field str
 // retries with the current object, as long as this evacuator is active: the report about a
 // scale-down cannot be decided again once it is done.
 func (c *Controller) report(ctx context.Context, now time.Time, r report) error {
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
 	client, current := c.maintenance.MaintenanceV1alpha1().Evacuations(r.evacuation.Namespace), r.evacuation
 	return loop.IgnoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		written := current.DeepCopy()

@@ -38,6 +38,9 @@ type state struct {
 	// attempts are the failed writes of deletion costs. The map is replaced, never changed, since
 	// copies of it are read.
 	attempts map[types.UID]attempts
+	// unreported is when the last report to an Evacuation failed, by its name. The map is replaced,
+	// never changed.
+	unreported map[string]time.Time
 	// refused is why the replica count cannot be written.
 	refused refusal
 }
@@ -188,6 +191,27 @@ func (t *tracked) costWritten(key types.NamespacedName, pod types.UID) {
 			delete(s.attempts, pod)
 		}
 	}
+}
+
+// reported records the result of a report to an Evacuation.
+func (t *tracked) reported(key types.NamespacedName, evacuation string, now time.Time, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := t.deployments[key]
+	if s == nil {
+		return
+	}
+	if _, failed := s.unreported[evacuation]; err == nil && !failed {
+		return
+	}
+	replaced := maps.Clone(s.unreported)
+	if replaced == nil {
+		replaced = map[string]time.Time{}
+	}
+	if delete(replaced, evacuation); err != nil {
+		replaced[evacuation] = now
+	}
+	s.unreported = replaced
 }
 
 // forget drops a Deployment that has no leaving pods any more.
