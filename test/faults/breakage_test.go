@@ -81,14 +81,16 @@ type hang struct {
 
 // hangs are the resources about whose writes a webhook gives no answer. The server asks about
 // Evacuations itself.
-var hangs = []string{"pods/eviction", "deployments", "pods", "evacuations"}
+var hangs = []string{"pods/eviction", "deployments", "pods", "evacuations", "evacuations/status"}
 
 func newBreakage(t *testing.T, r *rig, namespace string) *breakage {
 	t.Helper()
 	b := &breakage{rig: r, t: t, busy: map[string]bool{}}
 	r.Webhook(t, namespace, admissionregistrationv1.RuleWithOperations{
 		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.OperationAll},
-		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: append(slices.Clone(denials), "evacuations")},
+		Rule: admissionregistrationv1.Rule{
+			APIGroups: []string{"*"}, APIVersions: []string{"*"}, Resources: append(slices.Clone(denials), "evacuations", "evacuations/status"),
+		},
 	}, b.decide)
 	return b
 }

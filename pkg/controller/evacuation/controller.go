@@ -10,8 +10,8 @@
 // Kept in memory, and droppable at any time: which pods a watch has reported as deleted (departed;
 // without it they are read live), which pods of a namespace are down (down; read again) and which
 // nodes they are limited to (pins; read again), which Evacuations are complete (completed), which
-// cannot be written (failures; shown a minute later), when costs may be written next (pace), and
-// the reasons that the gauge of blocked Evacuations counts (blocked).
+// cannot be written (failures; shown a minute later) or hang when they are, when costs may be
+// written next (pace), and the reasons that the gauge of blocked Evacuations counts (blocked).
 package evacuation
 
 import (
@@ -65,6 +65,18 @@ const resync = 10 * time.Minute
 // withdrawalPatience is how soon an Evacuation is reconciled again that no maintenance asks for any
 // more and that has not been withdrawn.
 const withdrawalPatience = time.Second
+
+const (
+	// syncTimeout is the deadline of one sync: a webhook may hang for up to 30 s, and the
+	// Evacuations of other namespaces wait for a worker.
+	syncTimeout = 5 * time.Second
+	// hangsAfter is how long a sync that fails has to take to count as hanging. Such an Evacuation
+	// is reconciled by hangingWorkers, with hangingTimeout as the deadline of a sync: a webhook that
+	// is ignored when it does not answer lets the write pass in the end.
+	hangsAfter     = time.Second
+	hangingTimeout = 30 * time.Second
+	hangingWorkers = 2
+)
 
 // Config has the dependencies and options of the controller.
 type Config struct {
@@ -176,6 +188,8 @@ type Controller struct {
 	synced            []cache.InformerSynced
 
 	queue *loop.Queue[types.NamespacedName]
+	// hanging has the Evacuations whose last sync hung, so that the others do not wait for them.
+	hanging *loop.Queue[types.NamespacedName]
 	// completed has the complete Evacuations and the numbers of pods.
 	completed *completed
 	// lowered has the pods whose deletion cost was lowered and may have to be restored.
@@ -209,6 +223,11 @@ func New(config Config) (*Controller, error) {
 		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },
+		}),
+		hanging: loop.NewQueue(loop.Config[types.NamespacedName]{
+			Name: Name + "-hanging", Backoff: time.Second, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " hanging",
+			Failed: func() { syncErrors.Inc() },
+			LogAs:  func(key types.NamespacedName) (string, any) { return "evacuation", key },
 		}),
 		lowered: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name + "-deletion-cost", Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " deletion cost",
@@ -320,6 +339,7 @@ func (c *Controller) isHeldAndTargeted(evacuation *maintenancev1alpha1.Evacuatio
 // have been started.
 func (c *Controller) Run(ctx context.Context, workers int) {
 	defer c.queue.ShutDown()
+	defer c.hanging.ShutDown()
 	defer c.lowered.ShutDown()
 	defer c.waiting.ShutDown()
 	defer c.blocked.reset()
@@ -333,6 +353,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	wg.Go(func() { c.lowered.Run(ctx, 1, c.restoreCost) })
 	wg.Go(func() { c.waiting.Run(ctx, 1, c.lowerCost) })
 	wg.Go(func() { c.queue.Run(ctx, workers, c.sync) })
+	wg.Go(func() { c.hanging.Run(ctx, hangingWorkers, c.syncHanging) })
 	wait.UntilWithContext(ctx, c.resync, resync)
 	wg.Wait()
 }
@@ -349,10 +370,31 @@ func (c *Controller) resync(ctx context.Context) {
 	}
 }
 
-// sync reconciles an Evacuation.
+// sync reconciles an Evacuation, unless its last sync hung. No Evacuation is reconciled by both
+// queues at the same time: only a worker that has it changes whether it hangs, at the end.
 func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
-	err := c.reconcile(ctx, key)
-	c.noteOutcome(ctx, key, err)
+	if c.failures.hangs(key) {
+		c.hanging.Add(key)
+		return nil
+	}
+	return c.reconcileWithin(ctx, syncTimeout, key)
+}
+
+// syncHanging reconciles an Evacuation whose last sync hung.
+func (c *Controller) syncHanging(ctx context.Context, key types.NamespacedName) error {
+	if !c.failures.hangs(key) {
+		c.queue.Add(key)
+		return nil
+	}
+	return c.reconcileWithin(ctx, hangingTimeout, key)
+}
+
+func (c *Controller) reconcileWithin(ctx context.Context, timeout time.Duration, key types.NamespacedName) error {
+	begun := c.clock.Now()
+	bounded, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	err := c.reconcile(bounded, key)
+	c.noteOutcome(ctx, key, err, c.clock.Since(begun) >= hangsAfter)
 	return err
 }
 

@@ -34,11 +34,13 @@ type failing struct {
 	since time.Time
 	// text is the last error, told the one in the last event.
 	text, told string
+	// hangs: the last reconciliation took long before it failed.
+	hangs bool
 }
 
-// note records the outcome of a reconciliation and returns the error to report now; "" if there is
-// none.
-func (f *failures) note(key types.NamespacedName, err error, now time.Time) (tell string) {
+// note records the outcome of a reconciliation, and whether it took long, and returns the error to
+// report now; "" if there is none.
+func (f *failures) note(key types.NamespacedName, err error, tookLong bool, now time.Time) (tell string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if err == nil {
@@ -49,6 +51,7 @@ func (f *failures) note(key types.NamespacedName, err error, now time.Time) (tel
 	if !known {
 		entry.since = now
 	}
+	entry.hangs = tookLong
 	entry.text = protocol.OneLine(err.Error(), maxMessage/2)
 	if now.Sub(entry.since) >= failingAfter && entry.text != entry.told {
 		entry.told, tell = entry.text, entry.text
@@ -67,20 +70,27 @@ func (f *failures) of(key types.NamespacedName, now time.Time) string {
 	return ""
 }
 
+// hangs reports whether the last reconciliation of an Evacuation took long before it failed.
+func (f *failures) hangs(key types.NamespacedName) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.all[key].hangs
+}
+
 // noteOutcome reports, once per text, an error that prevents the reconciliation of an Evacuation. A
 // conflict is neither a failure nor a success.
-func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, err error) {
+func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, err error, tookLong bool) {
 	if err != nil && (ctx.Err() != nil || loop.IsOnlyConflict(err)) {
 		return
 	}
-	tell := c.failures.note(key, err, c.clock.Now())
+	tell := c.failures.note(key, err, tookLong, c.clock.Now())
 	if tell == "" {
 		return
 	}
 	evacuation, getErr := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
 	if getErr != nil {
 		if apierrors.IsNotFound(getErr) {
-			c.failures.note(key, nil, c.clock.Now())
+			c.failures.note(key, nil, false, c.clock.Now())
 		}
 		return
 	}

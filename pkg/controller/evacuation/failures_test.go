@@ -49,7 +49,7 @@ func TestFailures(t *testing.T) {
 			f := failures{all: map[types.NamespacedName]failing{}}
 			for _, s := range steps {
 				now := start.Add(s.at)
-				if got := f.note(key, s.err, now); got != s.recorded {
+				if got := f.note(key, s.err, false, now); got != s.recorded {
 					t.Errorf("after %s: got error %q to record, want %q", s.at, got, s.recorded)
 				}
 				if got := f.of(key, now); got != s.last {

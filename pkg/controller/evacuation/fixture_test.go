@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -204,6 +205,8 @@ type world struct {
 	target *maintenancev1alpha1.Evacuation
 	// accept is the default answer to evictions, which deletes the pod.
 	accept func(*policyv1.Eviction) error
+	// answers: the webhook answers about the Evacuations with hangs in their names.
+	answers atomic.Bool
 }
 
 // newWorld starts a controller that serves since start plus at. An eviction deletes the pod. A
@@ -249,7 +252,7 @@ func newWorldWith(
 		ownInformers.Maintenance().V1alpha1().NodeMaintenances().Informer(), clock)
 	w.must(err)
 	c, err := New(Config{
-		Selection: selected, Host: w.client, HostInformers: hostInformers, Maintenance: w.api.client,
+		Selection: selected, Host: w.client, HostInformers: hostInformers, Maintenance: hanging{w.api.client, &w.answers},
 		MaintenanceInformers: ownInformers, Recorder: w.events, Clock: clock, Evictions: w.host,
 	})
 	w.must(err)
