@@ -178,6 +178,12 @@ func (d *decision) rests(s situation) bool {
 		rests = true
 		d.wakeAt(until)
 	}
+	for i := range s.pods {
+		if p := &s.pods[i]; p.evacuation != nil && !s.isRecorded(p) && s.rests(p) {
+			rests = true
+			d.wakeAt(s.memory.tried[p.UID].restsUntil(s.timeout))
+		}
+	}
 	return rests
 }
 
@@ -300,6 +306,8 @@ func (d *decision) hold(s situation) {
 	d.noteGone(s)
 	reports, events := len(d.reports), len(d.events)
 	leaving, handed := d.endTurns(s, d.decline(s, s.leaving())), s.holding()
+	// They rest from the end of the surge on.
+	d.noteTried(s, handed...)
 	if len(leaving) == 0 && (len(handed) == 0 || d.isInVain(s, handed)) {
 		if !d.withdraw(s, slices.Concat(d.ended, s.handedOver())) {
 			// The next decision completes the turns, together with the surge.
@@ -501,7 +509,7 @@ func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*
 		}
 		spare -= cost
 		d.memory.delivered = s.now
-		d.noteTried(p)
+		d.noteTried(s, p)
 		d.complete(p, fmt.Sprintf("Another replica is available in its place: Deployment %s is scaled up to %d until the pod has left%s.",
 			s.deployment.Name, s.target.record.To, p.purpose))
 	}

@@ -153,6 +153,11 @@ func TestDeclinedTurnIsTakenUpAgain(t *testing.T) {
 	autoscaled := func(high int32) func(*situation) {
 		return func(s *situation) { *s = s.scaledBy(newAutoscaler(1, high, 1)) }
 	}
+	tried := func(ago time.Duration, before int) func(*situation) {
+		return func(s *situation) {
+			s.memory.tried = map[types.UID]try{"uid-web-0": {at: s.now.Add(-ago), before: before}}
+		}
+	}
 	for name, tc := range map[string]struct {
 		deployment []func(*appsv1.Deployment)
 		pod        []podMod
@@ -172,10 +177,10 @@ func TestDeclinedTurnIsTakenUpAgain(t *testing.T) {
 		"the replicas were reverted twice": {
 			deployment: []func(*appsv1.Deployment){annotated(record{UID: testUID, Resets: 2})}, pod: []podMod{minOne(1, 1)},
 		},
-		"a surge was tried": {
-			pod: []podMod{minOne(1, 1)},
-			mod: func(s *situation) { s.memory.tried = map[types.UID]struct{}{"uid-web-0": {}} },
-		},
+		"a surge was tried":                       {pod: []podMod{minOne(1, 1)}, mod: tried(5*time.Minute-time.Second, 0)},
+		"a surge was tried, and the rest is over": {pod: []podMod{minOne(1, 1)}, mod: tried(5*time.Minute, 0), want: true},
+		"a surge was tried again":                 {pod: []podMod{minOne(1, 1)}, mod: tried(10*time.Minute-time.Second, 1)},
+		"that rest is over, too":                  {pod: []podMod{minOne(1, 1)}, mod: tried(10*time.Minute, 1), want: true},
 		"another evacuator was active in between": {pod: []podMod{minOne(1, 1), other}},
 	} {
 		t.Run(name, func(t *testing.T) {

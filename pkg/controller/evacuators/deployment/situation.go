@@ -126,9 +126,9 @@ type memory struct {
 	goneAt, delivered time.Time
 	// lowered is when the deletion cost of a waiting pod was last lowered.
 	lowered time.Time
-	// tried are the pods whose turns ended although a surge was possible. They are not taken up
-	// again. The map is replaced, never changed.
-	tried map[types.UID]struct{}
+	// tried are the pods whose turns ended although a surge was possible. They rest before they are
+	// taken up again. The map is replaced, never changed.
+	tried map[types.UID]try
 	// standing is why the pods that wait have to stay.
 	standing Standing
 	// holds: the turns of the pods that serve did not end, whatever the time, and stood is when
@@ -146,6 +146,18 @@ type memory struct {
 	dropped        []string
 	spared, misses int
 	missedAt       time.Time
+}
+
+// try is a surge that has ended for a pod, or is about to.
+type try struct {
+	// at is when it was last up, before is the number of tries before it.
+	at     time.Time
+	before int
+}
+
+// restsUntil is when a pod that was tried is taken up again.
+func (t try) restsUntil(timeout time.Duration) time.Time {
+	return t.at.Add(restAfter(t.before, timeout))
 }
 
 // heard is the last report to Evacuations: the highest mark of the surge, and its time.
@@ -199,7 +211,8 @@ func isDeclined(evacuation *maintenancev1alpha1.Evacuation) bool {
 		meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
 }
 
-// declined returns the blocked pods whose turns ended before this leader has tried to replace them.
+// declined returns the blocked pods whose turns ended, and which do not rest after a try to replace
+// them.
 func (s *situation) declined() []*pod {
 	var declined []*pod
 	strays := s.strays()
@@ -208,11 +221,16 @@ func (s *situation) declined() []*pod {
 		if p.evacuation == nil || p.isEvicting || !isDeclined(p.evacuation) || s.isRecorded(p) || slices.Contains(strays, p) {
 			continue
 		}
-		if _, tried := s.memory.tried[p.UID]; !tried {
+		if !s.rests(p) {
 			declined = append(declined, p)
 		}
 	}
 	return declined
+}
+
+// rests reports whether it is not time yet to try again to replace a pod.
+func (s *situation) rests(p *pod) bool {
+	return s.now.Before(s.memory.tried[p.UID].restsUntil(s.timeout))
 }
 
 // isRecorded reports whether the record of the surge has a pod. There may be hundreds of both,

@@ -92,7 +92,7 @@ func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
 		if holds && s.isAvailable(p) {
 			waiting = append(waiting, p)
 		} else if why := d.endOf(s, p); why != "" {
-			d.noteTried(p)
+			d.noteTried(s, p)
 			d.endWithout(p, why)
 		} else {
 			waiting = append(waiting, p)
@@ -101,31 +101,43 @@ func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
 	return waiting
 }
 
-// noteTried records that a replacement of a pod was tried.
-func (d *decision) noteTried(p *pod) {
+// noteTried records that a replacement of some pods was tried until now. One after the rest is
+// another try.
+func (d *decision) noteTried(s situation, pods ...*pod) {
+	if len(pods) == 0 {
+		return
+	}
 	tried := maps.Clone(d.memory.tried)
 	if tried == nil {
-		tried = map[types.UID]struct{}{}
+		tried = map[types.UID]try{}
 	}
-	tried[p.UID] = struct{}{}
+	for _, p := range pods {
+		last, known := tried[p.UID]
+		if known && s.now.After(last.restsUntil(s.timeout)) {
+			last.before++
+		}
+		last.at = s.now
+		tried[p.UID] = last
+	}
 	d.memory.tried = tried
 }
 
 // stillTried returns the pods that were tried and are still there.
-func (s *situation) stillTried() map[types.UID]struct{} {
-	var tried map[types.UID]struct{}
+func (s *situation) stillTried() map[types.UID]try {
+	var tried map[types.UID]try
 	for i := range s.pods {
-		if _, ok := s.memory.tried[s.pods[i].UID]; ok {
+		if last, ok := s.memory.tried[s.pods[i].UID]; ok {
 			if tried == nil {
-				tried = map[types.UID]struct{}{}
+				tried = map[types.UID]try{}
 			}
-			tried[s.pods[i].UID] = struct{}{}
+			tried[s.pods[i].UID] = last
 		}
 	}
 	return tried
 }
 
-// takeUp takes up the turns again that were declined for a reason that has ended.
+// takeUp takes up the turns again that were declined for a reason that has ended, or whose rest is
+// over.
 func (d *decision) takeUp(s situation) {
 	declined := s.declined()
 	if len(declined) == 0 || s.reasonToDecline() != "" {

@@ -204,6 +204,61 @@ func TestWarningsAreSentOnceForEachText(t *testing.T) {
 	}
 }
 
+// TestPodsThatWereTriedRest has pods that are blocked after their turns: the owner mends the reason.
+func TestPodsThatWereTriedRest(t *testing.T) {
+	takesUp := func(d decision) bool { return len(d.reports) == 1 && d.reports[0].takesUp }
+	ends := func(name string, s situation) memory {
+		t.Helper()
+		d := decide(s)
+		if d.idle || takesUp(d) {
+			t.Errorf("%s: got %q, %+v", name, summary(d), d.reports)
+		}
+		return d.memory
+	}
+	web1 := newTestPod("web-1")
+	stuckAt := func(after time.Duration) situation {
+		return at(after, newDeployment(2, stuck), newTestPod("web-0", leaves(ours), minOne(2, 2)), web1)
+	}
+	blockedAt := func(after time.Duration, m memory) situation {
+		s := at(after, newDeployment(2), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 1)), web1)
+		s.memory = m
+		return s
+	}
+	again := func(m memory) situation {
+		s := stuckAt(20 * time.Minute)
+		s.memory = m
+		return s
+	}
+	inVain := goneAt(start, at(10*time.Minute, newDeployment(3, recorded(2, 3, web0)),
+		newTestPod("web-0", leaves(lanes), blocked), web1, newTestPod("web-2", fresh)))
+	once := ends("a stuck rollout", stuckAt(0))
+	for name, tc := range map[string]struct {
+		m     memory
+		until time.Duration
+	}{
+		"after a stuck rollout": {once, 5 * time.Minute},
+		"after a second one":    {ends("a second one", again(once)), 30 * time.Minute},
+		"after a surge in vain": {ends("a surge in vain", inVain), 15 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := decide(blockedAt(tc.until-time.Second, tc.m))
+			if d.idle || takesUp(d) || !d.wake.Equal(start.Add(tc.until)) {
+				t.Errorf("before the end of the rest: got %q, %+v, wake %s; want it to wait until %s", summary(d), d.reports, d.wake, start.Add(tc.until))
+			}
+			if d := decide(blockedAt(tc.until, d.memory)); !takesUp(d) {
+				t.Errorf("after the rest: got %q, %+v", summary(d), d.reports)
+			}
+		})
+	}
+	t.Run("the pod has left", func(t *testing.T) {
+		s := at(time.Minute, newDeployment(1), web1)
+		s.memory = once
+		if d := decide(s); !d.idle {
+			t.Errorf("got %q, wake %s", summary(d), d.wake)
+		}
+	})
+}
+
 func TestAnnotationsOfTheOwner(t *testing.T) {
 	for name, tc := range map[string]struct {
 		annotations map[string]string
