@@ -74,7 +74,7 @@ func (c *Controller) decide(g *gathered) (*decision, error) {
 	}
 	for _, excluded := range g.subject.excluded {
 		node := excluded.node
-		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.Fit("Not drained: "+excluded.why, drainplan.MaxMessageBytes)}
+		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.Fit(maintenancev1alpha1.DrainMessageNotDrained+excluded.why, drainplan.MaxMessageBytes)}
 		if excluded.reason != maintenancev1alpha1.ReasonTooManyMaintenances {
 			entry.DrainTargets = targetsOf(nm, node)
 		}

@@ -25,10 +25,10 @@ const (
 // NotAuthorizedMessage returns the message for a node that the requester of the maintenance may not
 // delete.
 func NotAuthorizedMessage(username string) string {
-	const around = len(`Not drained: user "" may not delete this node.`)
-	for limit := MaxMessageBytes - around; ; limit-- {
+	const format = maintenancev1alpha1.DrainMessageNotAuthorized + "%q may not delete this node."
+	for limit := MaxMessageBytes - len(format); ; limit-- {
 		// A name that has to be escaped grows when it is quoted.
-		if message := fmt.Sprintf("Not drained: user %q may not delete this node.", Fit(username, limit)); len(message) <= MaxMessageBytes {
+		if message := fmt.Sprintf(format, Fit(username, limit)); len(message) <= MaxMessageBytes {
 			return message
 		}
 	}

@@ -6,19 +6,18 @@ package nodemaintenance
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/drain/nodeselection"
 	"haulout.dev/haulout/pkg/identity"
 )
@@ -92,22 +91,20 @@ func (p *Plugin) validateHolders(ctx context.Context, a admission.Attributes, nm
 		return nil
 	}
 	holders := map[string][]*v1alpha1.NodeMaintenance{}
+	among := byNameOf(joining)
 	for _, other := range holding {
-		names, err := selectedBy(ctx, other, joining)
+		names, err := selectedBy(ctx, other, among, v1alpha1.IsLeftAlone)
 		if err != nil {
 			return apierrors.NewInternalError(fmt.Errorf("nodes of maintenance %s: %w", other.Name, err))
 		}
-		for name := range names {
+		for _, name := range names {
 			if protocol.NodeOfShutdown(&other.ObjectMeta, other.Spec.NodeSelector) != name {
 				holders[name] = append(holders[name], other)
 			}
 		}
 	}
 	for _, node := range joining {
-		if len(holders[node.Name]) < protocol.MaxHolders {
-			continue
-		}
-		there := holdersOf(node, holders[node.Name])
+		there := holders[node.Name]
 		if n := len(there); n >= protocol.MaxHolders {
 			return admission.NewForbidden(a, fmt.Errorf("%d NodeMaintenances hold node %q, at most %d may at the same time: "+
 				"complete those that are no longer needed; the oldest are %s", n, node.Name, protocol.MaxHolders, oldest(there)))
@@ -116,27 +113,23 @@ func (p *Plugin) validateHolders(ctx context.Context, a admission.Attributes, nm
 	return nil
 }
 
-// isObserved reports whether a leader has seen the present selector and stage of a maintenance.
+// isObserved reports whether a leader has seen the present selector and stage of a maintenance. Its
+// status has all of its nodes then, and none if it selects none.
 func isObserved(nm *v1alpha1.NodeMaintenance) bool {
-	return nm.Status.ObservedGeneration == nm.Generation && len(nm.Status.NodeStatuses) > 0
-}
-
-// holdersOf returns those of the maintenances that select a node that hold it, or will as far as is
-// known: the status of one also has the nodes that its requester may not delete, and those that
-// others hold in its place. The annotations of the node, which its kubelet may write, add none.
-func holdersOf(node *corev1.Node, selecting []*v1alpha1.NodeMaintenance) []*v1alpha1.NodeMaintenance {
-	marked := nodemarks.HoldersOf(node)
-	return slices.DeleteFunc(selecting, func(nm *v1alpha1.NodeMaintenance) bool { return isObserved(nm) && !marked.Has(nm) })
+	return nm.Status.ObservedGeneration == nm.Generation
 }
 
 // selectedBy returns the names of those of the nodes that another maintenance selects. Its status
-// has them, unless no leader has seen its present selector.
-func selectedBy(ctx context.Context, other *v1alpha1.NodeMaintenance, nodes []*corev1.Node) (sets.Set[string], error) {
-	names := sets.New[string]()
+// has them, and others that are left out, unless no leader has seen its present selector: to parse
+// that costs much. Annotations of nodes, which a kubelet may write, do not count.
+func selectedBy(
+	ctx context.Context, other *v1alpha1.NodeMaintenance, among map[string]*corev1.Node, leftOut func(*v1alpha1.NodeMaintenanceNodeStatus) bool,
+) ([]string, error) {
+	var names []string
 	if isObserved(other) {
 		for i := range other.Status.NodeStatuses {
-			if status := &other.Status.NodeStatuses[i]; !v1alpha1.IsBeingReleased(status) {
-				names.Insert(status.NodeRef.Name)
+			if status := &other.Status.NodeStatuses[i]; among[status.NodeRef.Name] != nil && !leftOut(status) {
+				names = append(names, status.NodeRef.Name)
 			}
 		}
 		return names, nil
@@ -145,11 +138,19 @@ func selectedBy(ctx context.Context, other *v1alpha1.NodeMaintenance, nodes []*c
 	if err != nil {
 		return nil, err
 	}
-	selected, _, err := selector.Select(ctx, nodes)
+	selected, _, err := selector.Select(ctx, slices.Collect(maps.Values(among)))
 	for _, node := range selected {
-		names.Insert(node.Name)
+		names = append(names, node.Name)
 	}
 	return names, err
+}
+
+func byNameOf(nodes []*corev1.Node) map[string]*corev1.Node {
+	byName := make(map[string]*corev1.Node, len(nodes))
+	for _, node := range nodes {
+		byName[node.Name] = node
+	}
+	return byName
 }
 
 // oldest names the oldest of some maintenances.

@@ -16,7 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 // stored returns n maintenances of a selector as the cache has them: m-00 is the newest.
@@ -44,24 +44,6 @@ func entryOf(node, message string) v1alpha1.NodeMaintenanceNodeStatus {
 	return v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: node}, DrainMessage: message}
 }
 
-// markedBy returns a copy of twoPools in which the annotation of a node names these maintenances as
-// its holders.
-func markedBy(name string, holders []*v1alpha1.NodeMaintenance) []*corev1.Node {
-	mark := nodemarks.Mark{Maintenances: nodemarks.Owners{}}
-	for _, nm := range holders {
-		mark.Maintenances[nm.Name] = nm.UID
-	}
-	var nodes []*corev1.Node
-	for _, node := range twoPools {
-		if node.Name == name && len(holders) > 0 {
-			node = node.DeepCopy()
-			node.Annotations = map[string]string{v1alpha1.AnnotationCordonedBy: mark.Encode().(string)}
-		}
-		nodes = append(nodes, node)
-	}
-	return nodes
-}
-
 // shutdowns returns n maintenances of shutdowns of a node.
 func shutdowns(n int, node string, stage v1alpha1.NodeMaintenanceStage) []*v1alpha1.NodeMaintenance {
 	all := stored(n, byName(node), stage)
@@ -80,10 +62,14 @@ func TestLimitOfMaintenancesThatHoldANode(t *testing.T) {
 	for _, nm := range deleted {
 		nm.DeletionTimestamp = &metav1.Time{}
 	}
+	// allButOne returns 50 maintenances of blue-1, and an entry of its in the status of the newest.
+	allButOne := func(entry v1alpha1.NodeMaintenanceNodeStatus) []*v1alpha1.NodeMaintenance {
+		all := seenBy(stored(50, blue, drain), entryOf("blue-1", ""))
+		seenBy(all[:1], entry)
+		return all
+	}
 	for name, test := range map[string]struct {
-		others []*v1alpha1.NodeMaintenance
-		// marks are those of the others that the annotation of blue-1 names.
-		marks   []*v1alpha1.NodeMaintenance
+		others  []*v1alpha1.NodeMaintenance
 		nm, old *maintenance.NodeMaintenance
 		by      string
 		refused bool
@@ -104,15 +90,17 @@ func TestLimitOfMaintenancesThatHoldANode(t *testing.T) {
 		"one that holds the node already may complete":     {others: stored(50, blue, drain), nm: maintain(blue, complete), old: maintain(blue)},
 		"the node's own shutdown is admitted":              {others: stored(50, blue, drain), nm: shutdown(), by: "blue-1"},
 		"the shutdown of the node does not count":          {others: append(stored(49, blue, drain), shutdowns(1, "blue-1", drain)...), nm: maintain(byName("blue-1"))},
-		"the status counts for what a leader has seen":     {others: seenBy(stored(50, red, drain), entryOf("blue-1", "")), marks: stored(50, red, drain), nm: maintain(blue), refused: true},
-		"what does not hold the node does not count":       {others: seenBy(stored(50, blue, drain), entryOf("blue-1", "")), marks: stored(49, blue, drain), nm: maintain(blue)},
-		"the annotation adds none":                         {others: seenBy(stored(50, red, drain), entryOf("red-1", "")), marks: stored(50, red, drain), nm: maintain(blue)},
-		"what no leader has seen counts beside it":         {others: append(seenBy(stored(49, blue, drain), entryOf("blue-1", "")), stored(50, blue, drain)[49]), marks: stored(49, blue, drain), nm: maintain(blue), refused: true},
+		"the status counts for what a leader has seen":     {others: seenBy(stored(50, red, drain), entryOf("blue-1", "")), nm: maintain(blue), refused: true},
+		"one that may not hold the node does not count":    {others: allButOne(entryOf("blue-1", drainplan.NotAuthorizedMessage("eve"))), nm: maintain(blue)},
+		"one that has no place does not count":             {others: allButOne(entryOf("blue-1", v1alpha1.DrainMessageNoPlace+": 50 others")), nm: maintain(blue)},
+		"one that cannot drain the node counts":            {others: allButOne(entryOf("blue-1", v1alpha1.DrainMessageNotDrained+"no")), nm: maintain(blue), refused: true},
+		"what no leader has seen counts beside it":         {others: append(seenBy(stored(49, blue, drain), entryOf("blue-1", "")), stored(50, blue, drain)[49]), nm: maintain(blue), refused: true},
+		"what a leader has seen without nodes has none":    {others: seenBy(stored(50, blue, drain)), nm: maintain(blue)},
 		"nodes that are being released do not count":       {others: seenBy(stored(50, blue, drain), entryOf("blue-1", v1alpha1.DrainMessageReleasing)), nm: maintain(byName("blue-1"))},
 		"the status of another generation does not count":  {others: seenAt(stored(50, red, drain), 7, entryOf("blue-1", "")), nm: maintain(blue)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFixture(t, may("blue-1", "blue-2", "red-1"), markedBy("blue-1", test.marks), test.others...)
+			f := newFixture(t, may("blue-1", "blue-2", "red-1"), twoPools, test.others...)
 			r := request{by: bob, nm: test.nm, old: test.old}
 			if test.by != "" {
 				r.by = agentOf(test.by)

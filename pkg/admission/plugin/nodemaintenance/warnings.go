@@ -18,7 +18,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drain/nodeselection"
 )
 
 const (
@@ -104,75 +103,52 @@ func (p *Plugin) warnOfControlPlane(ctx context.Context, w *write) []string {
 	default:
 		return []string{listNames("spec.nodeSelector: drains more than one control-plane node: ", slices.Sorted(maps.Keys(own)))}
 	}
-	others, err := p.maintenances.List(labels.Everything())
-	if err != nil {
-		return nil
-	}
 	elsewhere := controlPlaneOf(w.all, own)
-	var names []string
-	for _, other := range others {
-		if other.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain && other.Name != w.nm.Name && overlaps(ctx, other, elsewhere, nodesIn(w.all, elsewhere)) {
-			names = append(names, other.Name)
-		}
-	}
+	names := p.othersOn(ctx, w, elsewhere, v1alpha1.IsDraining)
 	if len(names) == 0 {
 		return nil
 	}
-	slices.Sort(names)
 	return []string{listNames("spec.nodeSelector: other control-plane nodes are drained by ", names)}
 }
 
-// controlPlaneOf returns the names of the control-plane nodes that are not in a set.
-func controlPlaneOf(nodes []*corev1.Node, except map[string]bool) map[string]bool {
-	names := map[string]bool{}
+// controlPlaneOf returns the control-plane nodes that are not among others, by name.
+func controlPlaneOf(nodes []*corev1.Node, except map[string]*corev1.Node) map[string]*corev1.Node {
+	found := map[string]*corev1.Node{}
 	for _, node := range nodes {
-		if protocol.IsControlPlane(node) && !except[node.Name] {
-			names[node.Name] = true
+		if protocol.IsControlPlane(node) && except[node.Name] == nil {
+			found[node.Name] = node
 		}
 	}
-	return names
-}
-
-func nodesIn(nodes []*corev1.Node, names map[string]bool) []*corev1.Node {
-	return slices.DeleteFunc(slices.Clone(nodes), func(node *corev1.Node) bool { return !names[node.Name] })
+	return found
 }
 
 // warnOfOthers warns of other maintenances that already hold some of the nodes.
 func (p *Plugin) warnOfOthers(ctx context.Context, w *write) []string {
+	names := p.othersOn(ctx, w, byNameOf(w.selected), v1alpha1.IsHolding)
+	if len(names) == 0 {
+		return nil
+	}
+	return []string{listNames("spec.nodeSelector: nodes are already under maintenance by ", names)}
+}
+
+// othersOn returns the names of the other maintenances of a kind that select one of the nodes,
+// sorted.
+func (p *Plugin) othersOn(ctx context.Context, w *write, nodes map[string]*corev1.Node, is func(*v1alpha1.NodeMaintenance) bool) []string {
 	others, err := p.maintenances.List(labels.Everything())
 	if err != nil {
 		return nil
 	}
-	selected := make(map[string]bool, len(w.selected))
-	for _, node := range w.selected {
-		selected[node.Name] = true
-	}
 	var names []string
 	for _, other := range others {
-		active := other.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon || other.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain
-		if active && other.Name != w.nm.Name && overlaps(ctx, other, selected, w.selected) {
+		if !is(other) || other.Name == w.nm.Name {
+			continue
+		}
+		if shared, err := selectedBy(ctx, other, nodes, v1alpha1.IsBeingReleased); err == nil && len(shared) > 0 {
 			names = append(names, other.Name)
 		}
 	}
-	if len(names) == 0 {
-		return nil
-	}
 	slices.Sort(names)
-	return []string{listNames("spec.nodeSelector: nodes are already under maintenance by ", names)}
-}
-
-// overlaps checks the status first, which costs one lookup per node; it matches the selector only
-// for a maintenance that has no status yet.
-func overlaps(ctx context.Context, other *v1alpha1.NodeMaintenance, names map[string]bool, nodes []*corev1.Node) bool {
-	if len(other.Status.NodeStatuses) > 0 {
-		return slices.ContainsFunc(other.Status.NodeStatuses, func(s v1alpha1.NodeMaintenanceNodeStatus) bool { return names[s.NodeRef.Name] })
-	}
-	selector, err := nodeselection.Of(other)
-	if err != nil {
-		return false
-	}
-	shared, _, err := selector.Select(ctx, nodes)
-	return err == nil && len(shared) > 0
+	return names
 }
 
 // groupLabels are the labels that name the group of a node in the common autoscalers and cloud

@@ -21,8 +21,11 @@ func another(
 	name string, stage v1alpha1.NodeMaintenanceStage, selector *corev1.NodeSelector, holds ...string,
 ) *v1alpha1.NodeMaintenance {
 	nm := &v1alpha1.NodeMaintenance{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1},
 		Spec:       v1alpha1.NodeMaintenanceSpec{Stage: stage, NodeSelector: selector},
+	}
+	if len(holds) > 0 {
+		nm.Status.ObservedGeneration = nm.Generation
 	}
 	for _, node := range holds {
 		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
@@ -120,7 +123,7 @@ func TestWarnings(t *testing.T) {
 				another("a", "Drain", pools("blue")), another("by-status", "Cordon", pools("red"), "blue-2"),
 				another("by-selector", "Drain", pools("blue", "red")), another("elsewhere", "Drain", pools("red")),
 				another("has-left", "Drain", pools("blue"), "red-1"), another("idle", "Idle", pools("blue")),
-				another("over", "Complete", pools("blue"), "blue-1"),
+				another("over", "Complete", pools("blue"), "blue-1"), seenBy([]*v1alpha1.NodeMaintenance{another("has-none", "Drain", pools("blue"))})[0],
 			},
 			request: request{nm: maintain(pools("blue"))},
 			want:    []string{"spec.nodeSelector: nodes are already under maintenance by by-selector, by-status"},

@@ -69,7 +69,19 @@ const (
 	DrainMessageReleasing = "Being released"
 	// DrainMessageNotReleased begins the drainMessage of such a node whose release fails.
 	DrainMessageNotReleased = "Not released: "
+	// DrainMessageNotDrained begins the drainMessage of a node that is outside the waves, and the
+	// other two that of one that the maintenance leaves alone: its requester may not delete the
+	// node, or as many others hold it as may.
+	DrainMessageNotDrained    = "Not drained: "
+	DrainMessageNotAuthorized = DrainMessageNotDrained + "user "
+	DrainMessageNoPlace       = DrainMessageNotDrained + ReasonTooManyMaintenances
 )
+
+// IsLeftAlone reports whether a node is in the status of a maintenance that takes no hold of it. A
+// status that is too large for messages does not tell.
+func IsLeftAlone(node *NodeMaintenanceNodeStatus) bool {
+	return IsBeingReleased(node) || strings.HasPrefix(node.DrainMessage, DrainMessageNotAuthorized) || strings.HasPrefix(node.DrainMessage, DrainMessageNoPlace)
+}
 
 // IsBeingReleased reports whether a node is in the status of a maintenance only because it is not
 // released yet. A status that is too large for messages keeps this one.
