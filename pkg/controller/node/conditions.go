@@ -174,7 +174,7 @@ func (c *Controller) advertised(node *corev1.Node, names []string) (sets.Set[str
 			planned = append(planned, nm)
 		}
 	}
-	for _, nm := range nodemarks.Choose(node.Name, planned, 0) {
+	for _, nm := range nodemarks.Choose(node.Name, planned, 0, nil) {
 		advertised.Insert(nm.Name)
 	}
 	return advertised, nil

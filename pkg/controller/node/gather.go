@@ -57,7 +57,7 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 	for _, w := range wanting {
 		all = append(all, w.NodeMaintenance)
 	}
-	for _, nm := range nodemarks.Choose(node.Name, all, len(f.holders)) {
+	for _, nm := range nodemarks.Choose(node.Name, all, len(f.holders), nil) {
 		f.holders[nm.Name] = nm.UID
 		f.mayWork = f.mayWork || wanting[nm.Name].mayWork
 		f.drainsDaemonSets = f.drainsDaemonSets || c.asksDaemonSets(nm, node)

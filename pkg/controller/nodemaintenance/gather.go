@@ -180,7 +180,7 @@ func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 			m.outside.Insert(node.Name)
 			continue
 		}
-		if places.lacksOne(nm, node) {
+		if places.lacksOne(ctx, nm, node) {
 			exclude(node, maintenancev1alpha1.ReasonTooManyMaintenances, noPlace, entered)
 			continue
 		}

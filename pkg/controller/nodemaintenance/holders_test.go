@@ -87,6 +87,9 @@ func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
 			if got := status.DrainMessage == message; got != want {
 				t.Errorf("the message of %s for the node is %q, want that of the limit: %t", name, status.DrainMessage, want)
 			}
+			if got := maintenancev1alpha1.IsLeftAlone(&status); got != want {
+				t.Errorf("%s leaves the node alone: %t, want %t", name, got, want)
+			}
 			if got := len(status.DrainTargets) == 0; got != want {
 				t.Errorf("the targets of %s for the node are %v, want none: %t", name, status.DrainTargets, want)
 			}
@@ -170,6 +173,44 @@ func TestShutdownHasAPlaceOfItsOwn(t *testing.T) {
 		}
 		if got := f.nodeStatus(name, "one").DrainMessage; strings.Contains(got, maintenancev1alpha1.ReasonTooManyMaintenances) {
 			t.Errorf("the shutdown does not drain its node: %s", got)
+		}
+	})
+}
+
+// TestEarlierShutdownHasNoPlaceOfItsOwn has a node that 50 maintenances hold announce a second
+// shutdown: only the latest one needs no place.
+func TestEarlierShutdownHasNoPlaceOfItsOwn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := append(numbered(51), newNode("one"), newPod("p", "one", 0),
+			newMaintenance("", lineDrawn, createdMinute(2000), shutdownOf("one", "boot-1")),
+			newMaintenance("", lineDrawn, createdMinute(2001), shutdownOf("one", "boot-2")))
+		f := newFixture(t, objects...)
+		f.converge()
+		holders := nodemarks.HoldersOf(f.node("one"))
+		for name, lacksOne := range map[string]bool{protocol.ShutdownName("one", "boot-1"): true, protocol.ShutdownName("one", "boot-2"): false, "m-000": true, "m-050": false} {
+			message := f.nodeStatus(name, "one").DrainMessage
+			if holds := holders[name] != ""; holds == lacksOne || strings.Contains(message, maintenancev1alpha1.ReasonTooManyMaintenances) != lacksOne {
+				t.Errorf("%s holds the node: %t, and its message is %q; want that it lacks a place: %t", name, holds, message, lacksOne)
+			}
+		}
+	})
+}
+
+// TestPlacesOutliveAnnotations has a kubelet erase the annotations that name the maintenances which
+// hold its node: those without a place do not come to have one.
+func TestPlacesOutliveAnnotations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, append(numbered(60), newNode("one"), newPod("p", "one", 0))...)
+		f.converge()
+		f.updateNode("one", func(node *corev1.Node) { node.Annotations = nil })
+		f.cached()
+		for i := range 60 {
+			name := fmt.Sprintf("m-%03d", i)
+			f.syncOnce(name)
+			lacksOne := strings.Contains(f.nodeStatus(name, "one").DrainMessage, maintenancev1alpha1.ReasonTooManyMaintenances)
+			if want := i < 10; lacksOne != want {
+				t.Errorf("%s lacks a place: %t, want %t", name, lacksOne, want)
+			}
 		}
 	})
 }

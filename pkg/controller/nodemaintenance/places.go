@@ -4,9 +4,13 @@
 package nodemaintenance
 
 import (
+	"context"
 	"fmt"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -16,41 +20,65 @@ import (
 // noPlace is why a maintenance does not hold a node that as many others hold as may.
 var noPlace = fmt.Sprintf("%s: %d other maintenances hold the node", maintenancev1alpha1.ReasonTooManyMaintenances, protocol.MaxHolders)
 
-// places knows which nodes have no place for another maintenance. The controller of nodes decides
-// which maintenances hold a node, and its annotations name them. Annotations are parsed once for a
-// sync, and only those of a node that more maintenances select than may hold it.
+// places knows which nodes have no place for another maintenance. As the controller of nodes does, it
+// has nodemarks.Choose decide among the maintenances that want to hold a node. The annotations of
+// the node only tell which of them hold it although their requesters have lost the right to: if its
+// kubelet erases them, no other maintenance gets a place. Only a node that more maintenances select
+// than may hold it is looked at, once for a sync.
 type places struct {
 	c      *Controller
 	byNode map[string]nodePlaces
 }
 
 type nodePlaces struct {
-	holders nodemarks.Owners
-	full    bool
+	chosen sets.Set[types.UID]
+	full   bool
 }
 
 func newPlaces(c *Controller) *places { return &places{c: c, byNode: map[string]nodePlaces{}} }
 
 // lacksOne reports whether a maintenance in stage Cordon or Drain does not hold a node because
-// others have all places. The shutdown of the node itself needs none.
-func (p *places) lacksOne(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) bool {
-	if p.c.selection.CountOn(node.Name) <= protocol.MaxHolders || nodemarks.IsShutdownOf(node.Name, nm) {
+// others have all places.
+func (p *places) lacksOne(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) bool {
+	if p.c.selection.CountOn(node.Name) <= protocol.MaxHolders {
 		return false
 	}
 	of, known := p.byNode[node.Name]
 	if !known {
-		of = p.of(node)
+		of = p.of(ctx, node)
 		p.byNode[node.Name] = of
 	}
-	return of.full && !of.holders.Has(nm)
+	return of.full && !of.chosen.Has(nm.UID)
 }
 
-func (p *places) of(node *corev1.Node) nodePlaces {
-	holders, taken := nodemarks.HoldersOf(node), 0
-	for name := range holders {
-		if nm, err := p.c.get(name); err != nil || !nodemarks.IsShutdownOf(node.Name, nm) {
-			taken++
+func (p *places) of(ctx context.Context, node *corev1.Node) nodePlaces {
+	holders := nodemarks.HoldersOf(node)
+	var selecting []*maintenancev1alpha1.NodeMaintenance
+	for _, name := range p.c.selection.MaintenancesOn(node.Name) {
+		if nm, err := p.c.get(name); err == nil && maintenancev1alpha1.IsHolding(nm) {
+			selecting = append(selecting, nm)
 		}
 	}
-	return nodePlaces{holders: holders, full: taken >= protocol.MaxHolders}
+	chosen := nodemarks.Choose(node.Name, selecting, 0, func(nm *maintenancev1alpha1.NodeMaintenance) bool {
+		return holders.Has(nm) || p.mayTake(ctx, nm, node)
+	})
+	uids := sets.New[types.UID]()
+	for _, nm := range chosen {
+		uids.Insert(nm.UID)
+	}
+	taken := len(chosen)
+	if slices.ContainsFunc(chosen, func(nm *maintenancev1alpha1.NodeMaintenance) bool { return nodemarks.IsShutdownOf(node.Name, nm) }) {
+		// One of them needs none.
+		taken--
+	}
+	return nodePlaces{chosen: uids, full: taken >= protocol.MaxHolders}
+}
+
+// mayTake reports whether a maintenance may take a node that it does not hold.
+func (p *places) mayTake(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) bool {
+	if nm.Status.NewestNodeTimestamp == nil || p.c.selection.TooLarge(nm) != nil {
+		return false
+	}
+	answer := p.c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{node})[node.Name]
+	return answer.Allowed && !answer.Stale
 }

@@ -126,24 +126,33 @@ func HoldersOf(node *corev1.Node) Owners {
 	return holders
 }
 
-// Choose returns the maintenances that hold a node, of those that want to hold it: the oldest, as
-// many as there are places, and the latest shutdown of the node itself, which needs none. taken is
-// how many places others have.
-func Choose(node string, wanting []*v1alpha1.NodeMaintenance, taken int) []*v1alpha1.NodeMaintenance {
-	places := max(0, protocol.MaxHolders-taken)
-	if len(wanting) <= places {
-		return wanting
+// Choose returns the maintenances that hold a node, of those that select it and want to hold it: the
+// oldest, as many as there are places, and the latest shutdown of the node itself, which needs none.
+// taken is how many places others have. wants is asked about no more of them than needed; nil means
+// that all want to.
+func Choose(
+	node string, selecting []*v1alpha1.NodeMaintenance, taken int, wants func(*v1alpha1.NodeMaintenance) bool,
+) []*v1alpha1.NodeMaintenance {
+	if wants == nil {
+		wants = func(*v1alpha1.NodeMaintenance) bool { return true }
 	}
-	ordered := slices.SortedFunc(slices.Values(wanting), v1alpha1.CompareAge)
+	ordered := slices.SortedFunc(slices.Values(selecting), v1alpha1.CompareAge)
 	var chosen []*v1alpha1.NodeMaintenance
 	for i := len(ordered) - 1; i >= 0; i-- {
-		if IsShutdownOf(node, ordered[i]) {
+		if IsShutdownOf(node, ordered[i]) && wants(ordered[i]) {
 			chosen = append(chosen, ordered[i])
 			ordered = slices.Delete(ordered, i, i+1)
 			break
 		}
 	}
-	return append(chosen, ordered[:min(places, len(ordered))]...)
+	places := protocol.MaxHolders - taken
+	for i := 0; i < len(ordered) && places > 0; i++ {
+		if wants(ordered[i]) {
+			chosen = append(chosen, ordered[i])
+			places--
+		}
+	}
+	return chosen
 }
 
 // IsShutdownOf reports whether a maintenance announces a shutdown of a node.

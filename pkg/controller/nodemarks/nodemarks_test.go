@@ -72,24 +72,33 @@ func TestChoose(t *testing.T) {
 	}
 	own, earlier, of2 := shutdown("one", "b", 900), shutdown("one", "a", 800), shutdown("two", "b", 900)
 	for name, test := range map[string]struct {
-		wanting []*v1alpha1.NodeMaintenance
-		taken   int
-		want    []*v1alpha1.NodeMaintenance
+		selecting []*v1alpha1.NodeMaintenance
+		taken     int
+		wants     func(*v1alpha1.NodeMaintenance) bool
+		want      []*v1alpha1.NodeMaintenance
 	}{
 		"none":                                       {},
-		"as many as there are places":                {wanting: others(50), want: others(50)},
-		"the oldest of more":                         {wanting: others(60), want: others(50)},
-		"with places that others have":               {wanting: others(60), taken: 45, want: others(5)},
-		"with more taken than there are places":      {wanting: others(60), taken: 51},
-		"a shutdown of the node beside them":         {wanting: append(others(60), own), want: append(others(50), own)},
-		"a shutdown of the node without any place":   {wanting: append(others(60), own), taken: 51, want: []*v1alpha1.NodeMaintenance{own}},
-		"only the latest shutdown of the node":       {wanting: append(others(60), own, earlier), want: append(others(50), own)},
-		"a shutdown of another node is one of them":  {wanting: append(others(60), of2), want: others(50)},
-		"the shutdown is one of few that have room":  {wanting: append(others(10), own), want: append(others(10), own)},
-		"an order that has nothing to do with names": {wanting: reversed(others(60)), want: others(50)},
+		"as many as there are places":                {selecting: others(50), want: others(50)},
+		"the oldest of more":                         {selecting: others(60), want: others(50)},
+		"with places that others have":               {selecting: others(60), taken: 45, want: others(5)},
+		"with more taken than there are places":      {selecting: others(60), taken: 51},
+		"a shutdown of the node beside them":         {selecting: append(others(60), own), want: append(others(50), own)},
+		"a shutdown of the node without any place":   {selecting: append(others(60), own), taken: 51, want: []*v1alpha1.NodeMaintenance{own}},
+		"only the latest shutdown of the node":       {selecting: append(others(60), own, earlier), want: append(others(50), own)},
+		"a shutdown of another node is one of them":  {selecting: append(others(60), of2), want: others(50)},
+		"the shutdown is one of few that have room":  {selecting: append(others(10), own), want: append(others(10), own)},
+		"an order that has nothing to do with names": {selecting: reversed(others(60)), want: others(50)},
+		"those that do not want the node leave room": {
+			selecting: append(others(60), own), want: append(others(55)[5:], own),
+			wants: func(nm *v1alpha1.NodeMaintenance) bool { return nm.Name >= "m-05" },
+		},
+		"a shutdown that does not want the node": {
+			selecting: append(others(60), earlier, own), want: append(others(50), earlier),
+			wants: func(nm *v1alpha1.NodeMaintenance) bool { return nm.Name != own.Name },
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got, want := namesOf(Choose("one", test.wanting, test.taken)), namesOf(test.want); !slices.Equal(got, want) {
+			if got, want := namesOf(Choose("one", test.selecting, test.taken, test.wants)), namesOf(test.want); !slices.Equal(got, want) {
 				t.Errorf("got %v, want %v", got, want)
 			}
 		})
