@@ -179,7 +179,7 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 	}
 	if pod, why := rules.breaks(victims); pod != nil {
 		refusedEvent(ctx, g.handle, preemptor, pod, why)
-		g.refuseCandidate(c, preemptor, pod, rules)
+		g.refuseCandidate(c, preemptor, pod, rules, false)
 		return fmt.Errorf("pod %s must not be preempted: %s", klog.KObj(pod), why)
 	}
 	guarded := slices.DeleteFunc(victims, func(pod *corev1.Pod) bool {
@@ -193,7 +193,8 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 	for _, pod := range guarded {
 		found, err := g.evict(ctx, c, preemptor, pod, rules)
 		if err != nil {
-			// What was evicted so far is no reason to wait: it makes too little room.
+			// What was evicted so far is no reason to wait for it: it makes too little room.
+			g.refuseCandidate(c, preemptor, pod, rules, len(evicted) > 0)
 			return err
 		}
 		r.evicted.Insert(pod.UID)
@@ -226,7 +227,8 @@ func (g *gate) ask(ctx context.Context, c upstream.Candidate, preemptor upstream
 		return err
 	}
 	for i, pod := range guarded {
-		if _, err := g.judge(ctx, c, preemptor, pod, rules, answers[i]); err != nil {
+		if _, err := g.judge(ctx, preemptor, pod, rules, answers[i]); err != nil {
+			g.refuseCandidate(c, preemptor, pod, rules, false)
 			return err
 		}
 	}
@@ -237,7 +239,7 @@ func (g *gate) ask(ctx context.Context, c upstream.Candidate, preemptor upstream
 func (g *gate) evict(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, evictionTimeout)
 	defer cancel()
-	found, err := g.judge(ctx, c, preemptor, pod, rules, g.evictPod(ctx, evictionOf(pod)))
+	found, err := g.judge(ctx, preemptor, pod, rules, g.evictPod(ctx, evictionOf(pod)))
 	switch {
 	case err != nil:
 	case found:
@@ -258,9 +260,8 @@ func evictionOf(pod *corev1.Pod, dryRun ...string) *policyv1.Eviction {
 }
 
 // judge reads an answer of the Eviction API. A refusal is an error; it keeps the pod from being
-// chosen for a while, and the candidate from the searches of this preemptor. judge returns false
-// without an error if the pod is gone.
-func (g *gate) judge(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules, answer error) (bool, error) {
+// chosen for a while. judge returns false without an error if the pod is gone.
+func (g *gate) judge(ctx context.Context, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules, answer error) (bool, error) {
 	switch {
 	case answer == nil:
 		return true, nil
@@ -275,17 +276,21 @@ func (g *gate) judge(ctx context.Context, c upstream.Candidate, preemptor upstre
 	}
 	refusedEvent(ctx, g.handle, preemptor, pod, "The eviction API answered: "+answer.Error())
 	g.refuse(pod.UID, rules.heldOf([]*corev1.Pod{pod}).budgets)
-	g.refuseCandidate(c, preemptor, pod, rules)
 	return false, fmt.Errorf("evict pod %s: %w", klog.KObj(pod), answer)
 }
 
 // refuseCandidate leaves a candidate out of the searches of this preemptor for a while, and has the
-// preemptor tried again immediately, so that it takes the next candidate.
-func (g *gate) refuseCandidate(c upstream.Candidate, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules) {
+// preemptor tried again immediately, so that it takes the next candidate. If other victims were
+// evicted in vain it leaves out all candidates: the next one could cost as much.
+func (g *gate) refuseCandidate(c upstream.Candidate, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules, inVain bool) {
 	attempts.WithLabelValues(resultRefused).Inc()
-	g.leaveOut(preemptor.UID(), c.Name(), rules.heldOf([]*corev1.Pod{pod}).budgets)
-	pods := slices.Collect(maps.Values(preemptor.Pods()))
-	g.waiting.wakeAt(preemptor.UID(), pods, g.clock.Now())
+	budgets := rules.heldOf([]*corev1.Pod{pod}).budgets
+	g.leaveOut(preemptor.UID(), c.Name(), budgets)
+	at := g.clock.Now()
+	if inVain {
+		at = g.leaveOut(preemptor.UID(), everyCandidate, budgets)
+	}
+	g.waiting.wakeAt(preemptor.UID(), slices.Collect(maps.Values(preemptor.Pods())), at)
 }
 
 // isReplaced tells the two reasons of a conflict apart: another pod has the name, or the pod has

@@ -29,6 +29,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
+	"k8s.io/utils/clock"
 	testingclock "k8s.io/utils/clock/testing"
 )
 
@@ -415,37 +416,53 @@ func TestPodWaitsForItsVictims(t *testing.T) {
 }
 
 // TestPartOfTheVictimsIsEvicted has the second of two victims refused after the dry runs have
-// agreed: the pending pod may look for
-// others, although the first is leaving, and is tried again.
+// agreed: the pending pod may look for others, although the first is leaving, but not immediately
+// and not on another node. It waits for twice as long when that happens again.
 func TestPartOfTheVictimsIsEvicted(t *testing.T) {
-	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofClass("guarded"))}
-	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}, append(pods, preemptorOf(100).Pod)...)
-	w.asked = func(string) error { return nil }
-	w.answer = func(pod string) error {
-		if pod == "b" {
-			return apierrors.NewInternalError(errors.New("broken"))
+	synctest.Test(t, func(t *testing.T) {
+		pods := []*corev1.Pod{
+			runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofClass("guarded")),
+			runningPod("c", 10, ofClass("guarded")), runningPod("d", 10, ofClass("guarded")),
 		}
-		return nil
-	}
-	if err := w.preemptAll(t, &fakeCandidate{victims: pods}, preemptorOf(100)); err == nil {
-		t.Fatal("the eviction was not refused")
-	}
-	w.wantCalls(t, "ask a", "ask b", "evict a", "evict b")
-	if eligible, why := w.eligible(preemptorOf(100).UID(), onAnyNode); !eligible {
-		t.Error(why)
-	}
-	now, err := w.handle.client.CoreV1().Pods("shop").Get(t.Context(), "a", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, condition := range now.Status.Conditions {
-		if condition.Type == corev1.DisruptionTarget {
-			t.Errorf("upstream would wait for the victim: %+v", condition)
+		w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 4)}, append(pods, preemptorOf(100).Pod)...)
+		w.gate.clock = clock.RealClock{}
+		w.asked = func(string) error { return nil }
+		w.answer = func(pod string) error {
+			if pod == "b" || pod == "d" {
+				return apierrors.NewInternalError(errors.New("broken"))
+			}
+			return nil
 		}
-	}
-	if got := <-w.handle.activated; got != "pending" {
-		t.Errorf("%s was activated", got)
-	}
+		uid := preemptorOf(100).UID()
+		for i, delay := range []time.Duration{time.Second, 2 * time.Second} {
+			if err := w.preemptAll(t, &fakeCandidate{victims: pods[2*i : 2*i+2]}, preemptorOf(100)); err == nil {
+				t.Fatal("the eviction was not refused")
+			}
+			if eligible, why := w.eligible(uid, onAnyNode); !eligible {
+				t.Error(why)
+			}
+			<-time.After(delay - time.Millisecond)
+			if !w.isLeftOut(uid, "n2") || len(w.handle.activated) > 0 {
+				t.Errorf("attempt %d: another node may be tried before %s have passed", i, delay)
+			}
+			<-time.After(time.Millisecond)
+			synctest.Wait()
+			if w.isLeftOut(uid, "n2") || len(w.handle.activated) != 1 || <-w.handle.activated != "pending" {
+				t.Errorf("attempt %d: the pending pod is not tried again after %s", i, delay)
+			}
+		}
+		w.calls = slices.DeleteFunc(w.calls, func(call string) bool { return strings.HasPrefix(call, "ask ") })
+		w.wantCalls(t, "evict a", "evict b", "evict c", "evict d")
+		now, err := w.handle.client.CoreV1().Pods("shop").Get(t.Context(), "a", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, condition := range now.Status.Conditions {
+			if condition.Type == corev1.DisruptionTarget {
+				t.Errorf("upstream would wait for the victim: %+v", condition)
+			}
+		}
+	})
 }
 
 // TestSeveralBudgets refuses a set with a pod that several budgets select, without a call: an

@@ -28,6 +28,8 @@ const (
 	// A node whose victims were refused is left out of the search of that pending pod for
 	// leaveOutDelay, and after each further refusal for twice as long, up to maxRefusalDelay.
 	leaveOutDelay = time.Second
+	// everyCandidate, as a candidate that is left out, stands for all of them.
+	everyCandidate = ""
 )
 
 // memory is what the gate remembers of pods that exist. It is lost with the process.
@@ -108,8 +110,8 @@ func (m *memory) awaitsVictims(preemptor types.UID, nominated func(node string) 
 }
 
 // leaveOut keeps a candidate out of the searches of a pending pod or group, so that its next search
-// takes another one. It ends with its time, or when one of the budgets opens.
-func (m *memory) leaveOut(preemptor types.UID, candidate string, budgets sets.Set[types.NamespacedName]) {
+// takes another one. It ends with its time, which is returned, or when one of the budgets opens.
+func (m *memory) leaveOut(preemptor types.UID, candidate string, budgets sets.Set[types.NamespacedName]) time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.clock.Now()
@@ -127,14 +129,19 @@ func (m *memory) leaveOut(preemptor types.UID, candidate string, budgets sets.Se
 		m.leftOut[preemptor] = map[string]*refusal{}
 	}
 	m.leftOut[preemptor][candidate] = &refusal{until: now.Add(delay), delay: delay, budgets: budgets}
+	return now.Add(delay)
 }
 
 // isLeftOut reports whether a candidate is left out of the searches of a pending pod or group.
 func (m *memory) isLeftOut(preemptor types.UID, candidate string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	known := m.leftOut[preemptor][candidate]
-	return known != nil && m.clock.Now().Before(known.until)
+	for _, name := range []string{candidate, everyCandidate} {
+		if known := m.leftOut[preemptor][name]; known != nil && m.clock.Now().Before(known.until) {
+			return true
+		}
+	}
+	return false
 }
 
 // firstLeftOutUntil returns when the first candidate of a pending pod or group returns to its
@@ -142,8 +149,14 @@ func (m *memory) isLeftOut(preemptor types.UID, candidate string) bool {
 func (m *memory) firstLeftOutUntil(preemptor types.UID) (first time.Time, leftOut bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, known := range m.leftOut[preemptor] {
-		if m.clock.Now().Before(known.until) && (!leftOut || known.until.Before(first)) {
+	for name, known := range m.leftOut[preemptor] {
+		if !m.clock.Now().Before(known.until) {
+			continue
+		}
+		if name == everyCandidate {
+			return known.until, true
+		}
+		if !leftOut || known.until.Before(first) {
 			first, leftOut = known.until, true
 		}
 	}
