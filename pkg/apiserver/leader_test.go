@@ -229,6 +229,46 @@ func TestDeletedLeaseGivesNoSecondLeader(t *testing.T) {
 	})
 }
 
+// TestReplicaThatStartsAfterADeletion deletes the Lease at many moments between two renewals just
+// before a replica starts, which has never seen it. The first leader of a storage does not wait.
+func TestReplicaThatStartsAfterADeletion(t *testing.T) {
+	for i := range 20 {
+		synctest.Test(t, func(t *testing.T) {
+			host := fake.NewClientset()
+			s := &stage{t: t}
+			var mark atomic.Int64
+			replica := func(identity string) *Controllers {
+				c := shipped(host.CoordinationV1(), identity, s.act(identity, 0))
+				c.Storage = storageAt(500)
+				c.Storage.Embedded = false
+				c.Storage.Mark = func(context.Context) (int64, error) { return mark.Load(), nil }
+				c.Storage.SetMark = func(context.Context) (int64, error) { return mark.Add(1), nil }
+				return c
+			}
+			a, b := replica("a"), replica("b")
+			begun := time.Now()
+			stopA, leftA := lead(t, a)
+			eventually(t, "a acts", func() bool { return s.now() == "a" })
+			if waited := time.Since(begun); waited >= a.Election.LeaseDuration {
+				t.Errorf("the first leader of a new storage has waited for %v", waited)
+			}
+			<-time.After(30*time.Second + time.Duration(i)*137*time.Millisecond)
+			if err := host.CoordinationV1().Leases("ns").Delete(t.Context(), "lease", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			stopB, leftB := lead(t, b)
+			<-time.After(30 * time.Second)
+			if s.now() == "" || s.terms() != 2 {
+				t.Errorf("%q acts after %d terms, want one term after the deletion", s.now(), s.terms())
+			}
+			stopA()
+			stopB()
+			<-leftA
+			<-leftB
+		})
+	}
+}
+
 // TestLeaseOfAnotherEndsTheTerm has another holder, or another Lease, in the place of the one that
 // a leader holds.
 func TestLeaseOfAnotherEndsTheTerm(t *testing.T) {

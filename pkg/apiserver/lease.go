@@ -34,7 +34,8 @@ type lease struct {
 	// retry is the pause between two attempts to release the Lease.
 	retry time.Duration
 	// sightings is what the replica has seen of the Lease. duration is how long it waits, after it
-	// has last seen a Lease, until it creates one in the place of one that was deleted.
+	// has last seen a Lease or, if it never has, after it began to look, until it creates one in the
+	// place of one that was deleted.
 	sightings *sightings
 	duration  time.Duration
 
@@ -88,7 +89,15 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 // Create implements resourcelock.Interface. It fails while the holder of a Lease that was deleted
 // may still act.
 func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	if since, seen := l.sightings.sinceSeen(); seen && since < l.duration {
+	since, seen := l.sightings.sinceSeen()
+	if since < l.duration && !seen {
+		// A storage that no leader has used has no other replicas.
+		var err error
+		if seen, err = l.storage.isMarked(ctx); err != nil {
+			return err
+		}
+	}
+	if since < l.duration && seen {
 		return fmt.Errorf("the Lease was deleted: its last holder may act for another %v", l.duration-since)
 	}
 	return l.write(ctx, record, func(next *coordinationv1.Lease) (*coordinationv1.Lease, error) {

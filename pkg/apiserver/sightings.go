@@ -67,11 +67,15 @@ func (s *sightings) noteAbsent() {
 	s.read = time.Now()
 }
 
-// sinceSeen returns for how long this replica has not seen the Lease; false if it never has.
+// sinceSeen returns for how long this replica has not seen the Lease; false if it never has, since
+// it began to look.
 func (s *sightings) sinceSeen() (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return time.Since(s.seen), !s.seen.IsZero()
+	if s.seen.IsZero() {
+		return time.Since(s.renewed), false
+	}
+	return time.Since(s.seen), true
 }
 
 // sinceRenewed returns for how long this replica has seen no renewal of a holder; 0 if it does not

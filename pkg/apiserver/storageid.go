@@ -149,6 +149,17 @@ func (s *Storage) signedMark(ctx context.Context, held bool) (mark int64, news b
 	return mark, true, nil
 }
 
+// isMarked reports whether a leader has used this storage, which other servers may use as well.
+func (s *Storage) isMarked(ctx context.Context) (bool, error) {
+	if s == nil || s.Mark == nil {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, revisionTimeout)
+	defer cancel()
+	mark, err := s.Mark(ctx)
+	return mark > 0, err
+}
+
 // state returns the current revision and the last mark.
 func (s *Storage) state(ctx context.Context) (state, error) {
 	revision, err := s.revision(ctx)
