@@ -29,10 +29,10 @@ import (
 
 	"haulout.dev/haulout/pkg/admission"
 	"haulout.dev/haulout/pkg/admission/plugin/nodemaintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apiserver"
 	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
-	"haulout.dev/haulout/pkg/controller/evacuation"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	nodemaintenancecontroller "haulout.dev/haulout/pkg/controller/nodemaintenance"
 )
@@ -170,7 +170,7 @@ func NewOptions() *Options {
 			Workers:                8,
 			Evictions:              eviction.DefaultPolicy(),
 			CompletedEvacuationTTL: 5 * time.Minute,
-			LongGrace:              evacuation.DefaultLongGrace,
+			LongGrace:              protocol.DefaultLongGrace,
 			StallTimeout:           nodemaintenancecontroller.DefaultStallTimeout,
 			EvacuatorStartDeadline: 5 * time.Minute,
 		},

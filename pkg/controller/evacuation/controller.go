@@ -56,7 +56,6 @@ const (
 	DefaultEvacuatorStartDeadline = 5 * time.Minute
 	DefaultSurgeTimeout           = 5 * time.Minute
 	DefaultBudgetPatience         = 5 * time.Minute
-	DefaultLongGrace              = 2 * time.Hour
 )
 
 // resync is how often all Evacuations are reconciled without an event.
@@ -146,7 +145,7 @@ func (c *Config) setDefaults() {
 		c.DaemonSetBudgetPatience = DefaultBudgetPatience
 	}
 	if c.LongGrace == 0 {
-		c.LongGrace = DefaultLongGrace
+		c.LongGrace = protocol.DefaultLongGrace
 	}
 	if c.Evictions == nil {
 		c.Evictions = eviction.NewHost(c.Host)

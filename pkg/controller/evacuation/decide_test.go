@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/diff"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
@@ -88,7 +89,7 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 				now: start.Add(tc.at), evacuation: tc.evacuation, pod: tc.pod,
 				podType: maintenancev1alpha1.PodTypeDefault, servingSince: start.Add(-time.Hour),
 				completedTTL: DefaultCompletedTTL, startDeadline: DefaultEvacuatorStartDeadline,
-				surgeTimeout: DefaultSurgeTimeout, budgetPatience: DefaultBudgetPatience, longGrace: DefaultLongGrace,
+				surgeTimeout: DefaultSurgeTimeout, budgetPatience: DefaultBudgetPatience, longGrace: protocol.DefaultLongGrace,
 			}
 			if tc.mod != nil {
 				tc.mod(&s)

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
@@ -34,15 +35,15 @@ func TestDecideStopping(t *testing.T) {
 			says: "scaled down",
 		},
 		"the longest grace period that is not blocked, at its end": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(DefaultLongGrace)), at: DefaultLongGrace,
-			want: outcome{Active: evict, Policy: allow, Blocked: stopping, Wake: DefaultLongGrace + 30*time.Second},
+			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(protocol.DefaultLongGrace)), at: protocol.DefaultLongGrace,
+			want: outcome{Active: evict, Policy: allow, Blocked: stopping, Wake: protocol.DefaultLongGrace + 30*time.Second},
 		},
 		"a longer grace period, before it is long": {
 			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(365 * 24 * time.Hour)), at: time.Hour,
-			want: outcome{Active: evict, Policy: allow, Blocked: stopping, Wake: DefaultLongGrace},
+			want: outcome{Active: evict, Policy: allow, Blocked: stopping, Wake: protocol.DefaultLongGrace},
 		},
 		"a longer grace period, when it is long": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(365 * 24 * time.Hour)), at: DefaultLongGrace,
+			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(365 * 24 * time.Hour)), at: protocol.DefaultLongGrace,
 			want: outcome{
 				Active: evict, Policy: allow, Blocked: long, Wake: 365*24*time.Hour + 30*time.Second, Events: EventBlocked,
 			},
@@ -96,7 +97,7 @@ func TestLongGracePeriodNamesPodAndEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := situation{
 				now: start.Add(3 * time.Hour), evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(grace)),
-				podType: maintenancev1alpha1.PodTypeDefault, longGrace: DefaultLongGrace,
+				podType: maintenancev1alpha1.PodTypeDefault, longGrace: protocol.DefaultLongGrace,
 			}
 			mod(&s)
 			d := decide(s)

@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
@@ -48,8 +49,6 @@ const (
 	// DefaultStallTimeout is how long nothing may move in a drain before it counts as stalled. It
 	// exceeds every other wait.
 	DefaultStallTimeout = 15 * time.Minute
-	// DefaultLongGrace is how long a pod that terminates counts as movement at most.
-	DefaultLongGrace = 2 * time.Hour
 	// fieldManager owns what the controller writes.
 	fieldManager = "haulout-" + Name
 )
@@ -127,7 +126,7 @@ func New(config Config) (*Controller, error) {
 		config.StallTimeout = DefaultStallTimeout
 	}
 	if config.LongGrace == 0 {
-		config.LongGrace = DefaultLongGrace
+		config.LongGrace = protocol.DefaultLongGrace
 	}
 	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
 	volumes := config.HostInformers.Storage().V1().VolumeAttachments().Informer()

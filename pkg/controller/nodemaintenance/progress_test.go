@@ -18,6 +18,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
@@ -157,8 +158,8 @@ func TestGracePeriodIsProgressOnlyForAWhile(t *testing.T) {
 		grace, moves time.Duration
 	}{
 		"an hour":                  {time.Hour, time.Hour},
-		"exactly the longest":      {DefaultLongGrace, DefaultLongGrace},
-		"a year, of which 2 hours": {365 * 24 * time.Hour, DefaultLongGrace},
+		"exactly the longest":      {protocol.DefaultLongGrace, protocol.DefaultLongGrace},
+		"a year, of which 2 hours": {365 * 24 * time.Hour, protocol.DefaultLongGrace},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
