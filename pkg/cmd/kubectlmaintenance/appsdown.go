@@ -9,11 +9,11 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/show"
 )
@@ -29,8 +29,8 @@ const (
 // hasLeft reports whether the pod of an Evacuation left long enough ago that its replacement should
 // be ready. The server keeps such Evacuations for some minutes.
 func hasLeft(e *v1alpha1.Evacuation, now time.Time) bool {
-	c := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionComplete)
-	return c != nil && c.Status == metav1.ConditionTrue && c.Reason != v1alpha1.ReasonCancelled && now.Sub(c.LastTransitionTime.Time) >= downAfter
+	at, left := protocol.LeftAt(e)
+	return left && now.Sub(at) >= downAfter
 }
 
 // appsDown returns the Deployments and StatefulSets without a ready pod of which pods have left. It

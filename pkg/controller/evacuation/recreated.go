@@ -11,10 +11,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/drain/surge"
@@ -95,15 +95,15 @@ func chainOf(pod *corev1.Pod, left []*maintenancev1alpha1.Evacuation) int {
 	return count
 }
 
-// hasEvacuated reports whether the pod of an Evacuation has left, no matter how: evicted, scaled
-// down, deleted by its owner or because it has ended.
+// hasEvacuated reports whether the pod of an Evacuation has left.
 func hasEvacuated(e *maintenancev1alpha1.Evacuation) bool {
-	complete := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionComplete)
-	return complete != nil && complete.Status == metav1.ConditionTrue && complete.Reason != maintenancev1alpha1.ReasonCancelled
+	_, left := protocol.LeftAt(e)
+	return left
 }
 
 func goneAt(e *maintenancev1alpha1.Evacuation) time.Time {
-	return meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionComplete).LastTransitionTime.Time
+	at, _ := protocol.LeftAt(e)
+	return at
 }
 
 func isAlike(pod *corev1.Pod, e *maintenancev1alpha1.Evacuation) bool {

@@ -8,11 +8,11 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -127,15 +127,6 @@ func kindOf(e *v1alpha1.Evacuation) (podKind, bool) {
 	return podKind{e.Namespace, e.Spec.NodeName, labels.Set(e.Labels).String()}, len(e.Labels) > 0
 }
 
-// departed returns when the pod of an Evacuation left its node, and whether it has.
-func departed(e *v1alpha1.Evacuation) (time.Time, bool) {
-	complete := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionComplete)
-	if complete == nil || complete.Status != metav1.ConditionTrue || complete.Reason == v1alpha1.ReasonCancelled {
-		return time.Time{}, false
-	}
-	return complete.LastTransitionTime.Time, true
-}
-
 // cameBack reports whether the pod of an Evacuation came to its node after one of its kind had
 // left: all pods of a kind are asked to leave a node at the same time.
 func (d *Departures) cameBack(e *v1alpha1.Evacuation) bool {
@@ -155,7 +146,7 @@ func (d *Departures) See(nm *v1alpha1.NodeMaintenance, evacuations []v1alpha1.Ev
 	}
 	nodes := Nodes(nm)
 	counts := func(e *v1alpha1.Evacuation) (time.Time, bool) {
-		at, left := departed(e)
+		at, left := protocol.LeftAt(e)
 		return at, left && nodes.Has(e.Spec.NodeName) && !at.Before(start)
 	}
 	for i := range evacuations {

@@ -1,0 +1,37 @@
+/*
+Copyright The Haulout Authors.
+
+Licensed under the Apache License, Version 2.0 (the "License");
+you may not use this file except in compliance with the License.
+You may obtain a copy of the License at
+
+    http://www.apache.org/licenses/LICENSE-2.0
+
+Unless required by applicable law or agreed to in writing, software
+distributed under the License is distributed on an "AS IS" BASIS,
+WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+See the License for the specific language governing permissions and
+limitations under the License.
+*/
+
+package protocol
+
+import (
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// LeftAt returns when the pod of an Evacuation left its node, no matter how: evicted, scaled down,
+// deleted by its owner or because it has ended. It returns false if the pod has not, or the
+// Evacuation was cancelled.
+func LeftAt(evacuation *maintenancev1alpha1.Evacuation) (time.Time, bool) {
+	complete := meta.FindStatusCondition(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete)
+	if complete == nil || complete.Status != metav1.ConditionTrue || complete.Reason == maintenancev1alpha1.ReasonCancelled {
+		return time.Time{}, false
+	}
+	return complete.LastTransitionTime.Time, true
+}
