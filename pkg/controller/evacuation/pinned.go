@@ -19,6 +19,7 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/read"
 )
 
 // The users of a namespace choose how many pods wait for a budget, and what their pods claim and
@@ -166,19 +167,12 @@ func (c *Controller) volumeSelectors(ctx context.Context, pod *corev1.Pod) ([]*c
 	}
 	var selectors []*corev1.NodeSelector
 	for _, name := range sets.List(claims) {
-		claim, err := c.host.CoreV1().PersistentVolumeClaims(pod.Namespace).Get(ctx, name, metav1.GetOptions{})
+		required, err := read.ClaimSelector(ctx, c.host, types.NamespacedName{Namespace: pod.Namespace, Name: name})
 		if err != nil {
 			return nil, err
 		}
-		if claim.Spec.VolumeName == "" {
-			continue
-		}
-		volume, err := c.host.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
-		if err != nil {
-			return nil, err
-		}
-		if volume.Spec.NodeAffinity != nil && volume.Spec.NodeAffinity.Required != nil {
-			selectors = append(selectors, volume.Spec.NodeAffinity.Required)
+		if required != nil {
+			selectors = append(selectors, required)
 		}
 	}
 	return selectors, nil

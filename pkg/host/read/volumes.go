@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 )
 
@@ -30,21 +31,14 @@ func (r Reader) PinnedClaims(ctx context.Context, claims sets.Set[types.Namespac
 	pinned := sets.New[types.NamespacedName]()
 	var mu sync.Mutex
 	err := inParallel(ctx, len(names), func(ctx context.Context, i int) error {
-		claim, err := r.Client.CoreV1().PersistentVolumeClaims(names[i].Namespace).Get(ctx, names[i].Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) || err == nil && claim.Spec.VolumeName == "" {
-			return nil
-		}
+		required, err := ClaimSelector(ctx, r.Client, names[i])
 		if err != nil {
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
 			return err
 		}
-		volume, err := r.Client.CoreV1().PersistentVolumes().Get(ctx, claim.Spec.VolumeName, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if fitsNone(volume, nodes) {
+		if fitsNone(required, nodes) {
 			mu.Lock()
 			defer mu.Unlock()
 			pinned.Insert(names[i])
@@ -54,21 +48,28 @@ func (r Reader) PinnedClaims(ctx context.Context, claims sets.Set[types.Namespac
 	return pinned, err
 }
 
-// fitsNone reports whether none of the nodes can use a volume. A malformed selector fits all.
-func fitsNone(volume *corev1.PersistentVolume, nodes []*corev1.Node) bool {
-	if volume.Spec.NodeAffinity == nil || volume.Spec.NodeAffinity.Required == nil {
+// ClaimSelector returns the selector of the nodes that can use the volume of a claim, nil if any can
+// or the claim has no volume yet.
+func ClaimSelector(ctx context.Context, client kubernetes.Interface, claim types.NamespacedName) (*corev1.NodeSelector, error) {
+	found, err := client.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	if err != nil || found.Spec.VolumeName == "" {
+		return nil, err
+	}
+	volume, err := client.CoreV1().PersistentVolumes().Get(ctx, found.Spec.VolumeName, metav1.GetOptions{})
+	if err != nil || volume.Spec.NodeAffinity == nil {
+		return nil, err
+	}
+	return volume.Spec.NodeAffinity.Required, nil
+}
+
+// fitsNone reports whether a selector matches none of the nodes. One that is nil or malformed
+// matches all.
+func fitsNone(required *corev1.NodeSelector, nodes []*corev1.Node) bool {
+	if required == nil {
 		return false
 	}
-	selector, err := nodeaffinity.NewNodeSelector(volume.Spec.NodeAffinity.Required)
-	if err != nil {
-		return false
-	}
-	for _, node := range nodes {
-		if selector.Match(node) {
-			return false
-		}
-	}
-	return true
+	selector, err := nodeaffinity.NewNodeSelector(required)
+	return err == nil && !slices.ContainsFunc(nodes, selector.Match)
 }
 
 func sorted(names sets.Set[types.NamespacedName]) []types.NamespacedName {
