@@ -138,7 +138,7 @@ stopped when their maintenance is completed.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return uninstall(cmd, o, s, restore, force) },
 	}
 	cmd.Flags().BoolVar(&restore, "restore-static-pods", restore, "Restore the static pods that are parked.")
-	cmd.Flags().BoolVar(&force, "force", force, "Uninstall although the API or the service manager does not answer. "+
+	cmd.Flags().BoolVar(&force, "force", force, "Uninstall although the API or the service manager does not answer, or the state cannot be read. "+
 		"A condition NodeAgentReady that stays True counts for some minutes more: until then drains wait for the agent.")
 	return cmd
 }
@@ -148,7 +148,7 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 	if err != nil {
 		return err
 	}
-	dir, parked, err := parkedOf(cmd, o, c)
+	dir, parked, err := parkedOf(cmd, o, c, force)
 	if err != nil {
 		return err
 	}
@@ -168,27 +168,31 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 	if err := s.uninstall(cmd.Context()); err != nil {
 		return err
 	}
+	_, err = fmt.Fprintln(cmd.OutOrStdout(), "The service is removed.")
+	errs := []error{err}
+	if restore {
+		// Before the API is asked: this program, which could restore them later, is gone. The agent
+		// may have parked more until it was stopped.
+		restored, err := staticpods.RestoreAll(dir)
+		errs = append(errs, printRestored(cmd.OutOrStdout(), restored), err)
+	}
 	// Again: until it was stopped, the agent has written its own.
 	if err := reportStopped(cmd.Context(), c); err != nil && !force {
-		return fmt.Errorf("the service is removed, but not the condition NodeAgentReady of the node, which may count for %s more: %w", protocol.AgentSilence, err)
+		errs = append(errs, fmt.Errorf("the service is removed, but not the condition NodeAgentReady of the node, which may count for %s more: %w", protocol.AgentSilence, err))
 	}
-	if _, err := fmt.Fprintln(cmd.OutOrStdout(), "The service is removed."); err != nil {
-		return err
-	}
-	if len(parked) == 0 {
-		return nil
-	}
-	restored, err := staticpods.RestoreAll(dir)
-	return errors.Join(printRestored(cmd.OutOrStdout(), restored), err)
+	return errors.Join(errs...)
 }
 
 // parkedOf returns the folder of static pods and the parked manifests. If the kubelet's
 // configuration cannot be read, it is the folder that the agent has used last. A machine on which
-// no agent has found one has none.
-func parkedOf(cmd *cobra.Command, o *Options, c *v1alpha1.NodeAgentConfiguration) (string, []string, error) {
+// no agent has found one has none. With force, neither has one whose state cannot be read.
+func parkedOf(cmd *cobra.Command, o *Options, c *v1alpha1.NodeAgentConfiguration, force bool) (string, []string, error) {
 	dir, err := staticPodFolder(cmd, o)
 	if err != nil {
-		last, _ := state.Read(c.StateDirectory, state.RunDirectory)
+		last, err := state.Read(c.StateDirectory, state.RunDirectory)
+		if err != nil && !force {
+			return "", nil, fmt.Errorf("find out which static pods are parked, or give --force: %w", err)
+		}
 		if last.Configuration == nil || last.Configuration.StaticPodPath == "" {
 			return "", nil, nil
 		}

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -224,6 +225,84 @@ func TestUninstallWithoutAKubelet(t *testing.T) {
 	path := configFile(t, "nodeName: node-1\nkubeletConfig: /no/such/kubelet.yaml\nstateDirectory: "+stateDir+"\n")
 	if _, err := executeWith(t, f, "uninstall", "--config", path, "--kubeconfig", kubeconfig); err == nil || !strings.Contains(err.Error(), "proxy.yaml") || f.removed {
 		t.Errorf("removed: %v, the error is %v, want one that names the parked pod", f.removed, err)
+	}
+}
+
+// After the removal nothing else would restore the parked pods: neither an API that fails then, nor
+// what the agent has parked until it was stopped, leaves one behind.
+func TestUninstallRestoresWhateverHappensAfterTheRemoval(t *testing.T) {
+	for name, test := range map[string]struct {
+		// parked: a pod is parked before the command runs.
+		parked bool
+		// down: the API does not answer any more. force is given.
+		down, force bool
+		refused     string
+	}{
+		"an API that fails":                     {parked: true, down: true, refused: "the service is removed, but not the condition"},
+		"an API that fails, by force":           {parked: true, down: true, force: true},
+		"pods that were parked after the check": {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var down atomic.Bool
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if down.Load() {
+					http.Error(w, "down", http.StatusInternalServerError)
+					return
+				}
+				w.Header().Set("Content-Type", "application/json")
+				_, _ = io.WriteString(w, `{"apiVersion":"v1","kind":"Node","metadata":{"name":"node-1"}}`)
+			}))
+			t.Cleanup(server.Close)
+			dir := parkedFolder(t)
+			parking := filepath.Join(filepath.Dir(dir), ".nm-parked")
+			if !test.parked {
+				if err := os.Rename(parking, parking+"-later"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			f := &fakeServices{stopped: func() {
+				down.Store(test.down)
+				if !test.parked {
+					if err := os.Rename(parking+"-later", parking); err != nil {
+						t.Error(err)
+					}
+				}
+			}}
+			path := configFile(t, "nodeName: node-1\nstaticPodPath: "+dir+"\n")
+			args := []string{"uninstall", "--config", path, "--kubeconfig", kubeconfigFor(t, server.URL, ""), "--restore-static-pods"}
+			if test.force {
+				args = append(args, "--force")
+			}
+			out, err := executeWith(t, f, args...)
+			if (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), test.refused) {
+				t.Errorf("the error is %v, want one with %q", err, test.refused)
+			}
+			if !f.removed || !strings.Contains(out, "proxy.yaml restored") {
+				t.Errorf("removed: %v, the output is %q", f.removed, out)
+			}
+			if got, want := names(t, dir), "proxy.yaml running.yaml storage.yaml"; got != want {
+				t.Errorf("the folder has %s, want %s", got, want)
+			}
+		})
+	}
+}
+
+// A state that cannot be read does not mean that nothing is parked.
+func TestUninstallRefusesAStateThatCannotBeRead(t *testing.T) {
+	kubeconfig, _ := nodeServer(t)
+	dir := t.TempDir()
+	stored := filepath.Join(dir, "state.json")
+	if err := os.WriteFile(stored, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	path := configFile(t, "nodeName: node-1\nkubeletConfig: /no/such/kubelet.yaml\nstateDirectory: "+dir+"\n")
+	f := &fakeServices{}
+	args := []string{"uninstall", "--config", path, "--kubeconfig", kubeconfig}
+	if _, err := executeWith(t, f, args...); err == nil || !strings.Contains(err.Error(), stored) || f.removed {
+		t.Errorf("removed: %v, the error is %v, want one that names %s", f.removed, err, stored)
+	}
+	if _, err := executeWith(t, f, append(args, "--force")...); err != nil || !f.removed {
+		t.Errorf("removed by force: %v, %v", f.removed, err)
 	}
 }
 
