@@ -22,8 +22,8 @@ const shutdownFeature = "GracefulNodeShutdown"
 const ticksPerSecond = 100
 
 // Find returns the running kubelet, the oldest one if there are several. Only processes of the
-// agent's own user and PID namespace count: any user can call a process kubelet, and a node may run
-// other nodes in containers.
+// agent's own user and PID namespace count that are not in a pod: any user can call a process
+// kubelet, and a node may run other nodes in containers.
 func Find(context.Context) (Process, error) {
 	return findIn("/proc", os.Getuid())
 }
@@ -91,7 +91,14 @@ func kubeletArgs(dir string, uid int, namespace string) ([]string, bool) {
 	if own, err := os.Readlink(filepath.Join(dir, "ns", "pid")); err != nil || own != namespace {
 		return nil, false
 	}
-	return args, true
+	return args, !inPod(dir) || inPod(filepath.Join(filepath.Dir(dir), "self"))
+}
+
+// inPod reports whether a process is in the cgroup of a pod. If the agent itself is, its node is in
+// a pod, and that says nothing about a process of the node.
+func inPod(dir string) bool {
+	groups, err := os.ReadFile(filepath.Join(dir, "cgroup"))
+	return err == nil && strings.Contains(string(groups), "kubepods")
 }
 
 func ownedBy(info os.FileInfo, uid int) bool {

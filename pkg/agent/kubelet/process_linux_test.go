@@ -156,6 +156,44 @@ func TestKubeletsOfOthersAreIgnored(t *testing.T) {
 			t.Errorf("got %+v, %v, want %v", got, err, ErrNotRunning)
 		}
 	})
+	t.Run("of a pod in the PID namespace of the node", func(t *testing.T) {
+		proc := t.TempDir()
+		for _, name := range []string{"stat", "sys"} {
+			link(t, "/proc/"+name, filepath.Join(proc, name))
+		}
+		// A process has its own folder here, with the same files but for its cgroup.
+		process := func(name, source, cgroup string) {
+			dir := filepath.Join(proc, name)
+			if err := os.RemoveAll(dir); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			for _, file := range []string{"cmdline", "stat", "cwd", "ns"} {
+				link(t, filepath.Join("/proc", source, file), filepath.Join(dir, file))
+			}
+			if err := os.WriteFile(filepath.Join(dir, "cgroup"), []byte(cgroup+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		const pod, service = "0::/kubepods.slice/kubepods-besteffort.slice/cri-containerd-0.scope", "0::/system.slice/kubelet.service"
+		process("self", "self", "0::/system.slice/haulout-node-agent.service")
+		process(strconv.Itoa(pid), strconv.Itoa(pid), pod)
+		if got, err := findIn(proc, os.Getuid()); !errors.Is(err, ErrNotRunning) {
+			t.Errorf("got %+v, %v, want %v", got, err, ErrNotRunning)
+		}
+		process(strconv.Itoa(pid), strconv.Itoa(pid), service)
+		if got, err := findIn(proc, os.Getuid()); got.PID != pid {
+			t.Errorf("got %+v, %v, want the kubelet of a service", got, err)
+		}
+		// A node in a pod.
+		process("self", "self", pod+"/system.slice/haulout-node-agent.service")
+		process(strconv.Itoa(pid), strconv.Itoa(pid), pod+"/system.slice/kubelet.service")
+		if got, err := findIn(proc, os.Getuid()); got.PID != pid {
+			t.Errorf("got %+v, %v, want the kubelet of a node in a pod", got, err)
+		}
+	})
 	t.Run("of another PID namespace", func(t *testing.T) {
 		proc := t.TempDir()
 		for _, name := range []string{"stat", "sys", strconv.Itoa(pid)} {
