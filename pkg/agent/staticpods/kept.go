@@ -45,8 +45,10 @@ type apiPlace int
 const (
 	// apiUnknown: the kubelet's kubeconfig cannot be read, or its host cannot be resolved.
 	apiUnknown apiPlace = iota
-	// apiElsewhere: no address of it is one of this node.
+	// apiElsewhere: no address of it is one of this node. apiNamed: neither, and the kubeconfig has
+	// a name that has to be resolved.
 	apiElsewhere
+	apiNamed
 	// apiHere: it is reached through an address of this node.
 	apiHere
 )
@@ -67,6 +69,9 @@ var hyperkubeCommands = map[string]string{
 
 // balancers keep an address of the API, or distribute its connections.
 var balancers = []string{"kube-vip", "keepalived", "haproxy", "nginx", "nginx-proxy", "envoy", "traefik"}
+
+// resolvers are servers of names, perhaps the one that the node asks for the address of the API.
+var resolvers = []string{"coredns", "dnsmasq", "node-cache", "k8s-dns-node-cache"}
 
 // controlPorts are those of kube-apiserver and etcd, listenFlags the flags that name a port on
 // which a program listens.
@@ -109,7 +114,7 @@ func keptReason(pod *corev1.Pod, isControlPlane bool, s surroundings) protocol.K
 	switch {
 	case isControlProgram(pod), isControlPlane && (s.labelled || !mayLeave):
 		return protocol.KeptControlPlane
-	case s.api == apiHere && usesNode, pod.Spec.HostNetwork && runsAny(pod, balancers):
+	case s.api == apiHere && usesNode, pod.Spec.HostNetwork && runsAny(pod, balancers), s.api == apiNamed && usesNode && runsAny(pod, resolvers):
 		return protocol.KeptServesAPI
 	case matches(s.policy.Keep), s.policy.KeepAll && !mayLeave:
 		return protocol.KeptByConfiguration

@@ -138,6 +138,14 @@ func TestKeptPodsDependOnTheNode(t *testing.T) {
 	const plain, hosted, ported = `{spec: {containers: [{image: a}]}}`, `{spec: {hostNetwork: true, containers: [{image: a}]}}`,
 		`{spec: {containers: [{image: a, ports: [{hostPort: 80}]}]}}`
 	apiserver := manifests["kubeadm's kube-apiserver"].manifest
+	// That of OpenShift on bare metal and vSphere resolves the name of the API for the kubelet.
+	const coredns = `{metadata: {labels: {app: vsphere-infra-coredns}}, spec: {hostNetwork: true, containers: [
+		{image: "quay.example/release@sha256:00", command: [/usr/bin/coredns], args: [--conf, /etc/coredns/Corefile]}]}}`
+	resolvers := map[string]string{
+		"coredns": coredns, "cache": `{spec: {hostNetwork: true, containers: [{image: "registry.k8s.io/dns/k8s-dns-node-cache:1.26", args: [-localip, 169.254.20.10]}]}}`,
+		"dnsmasq": `{spec: {containers: [{image: "example/dnsmasq:1", ports: [{containerPort: 53, hostPort: 53, protocol: UDP}]}]}}`,
+		"inner":   `{spec: {containers: [{image: "example/dnsmasq:1"}]}}`, "hosted": hosted,
+	}
 	elsewhere := func(policy Policy) surroundings { return surroundings{node: node, api: apiElsewhere, policy: policy} }
 	for name, tc := range map[string]struct {
 		pods map[string]string
@@ -157,6 +165,11 @@ func TestKeptPodsDependOnTheNode(t *testing.T) {
 			pods: map[string]string{"a": plain, "b": hosted}, s: surroundings{node: node},
 			want: map[string]protocol.KeptReason{"b": "Undecided"},
 		},
+		"an API server with a name keeps what may resolve it": {
+			pods: resolvers, s: surroundings{node: node, api: apiNamed},
+			want: map[string]protocol.KeptReason{"coredns": "ServesTheAPI", "cache": "ServesTheAPI", "dnsmasq": "ServesTheAPI"},
+		},
+		"an API server with an address does not": {pods: resolvers, s: elsewhere(Policy{})},
 		"the configuration keeps all": {
 			pods: map[string]string{"a": plain}, s: elsewhere(Policy{KeepAll: true}), want: map[string]protocol.KeptReason{"a": "KeptByConfiguration"},
 		},
@@ -208,7 +221,7 @@ func TestPlaceOf(t *testing.T) {
 	}
 	for server, want := range map[string]apiPlace{
 		"https://127.0.0.1:6443": apiHere, "https://[::1]:6443": apiHere, "https://10.0.0.7:6443": apiHere, "https://api:6443": apiHere,
-		"https://10.0.0.1:6443": apiElsewhere, "https://balancer": apiElsewhere,
+		"https://10.0.0.1:6443": apiElsewhere, "https://balancer": apiNamed,
 		"https://gone:6443": apiUnknown, "https://empty": apiUnknown, "": apiUnknown, "10.0.0.7:6443": apiUnknown,
 	} {
 		if got := placeOf(t.Context(), server, own, resolve); got != want {

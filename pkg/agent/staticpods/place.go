@@ -20,9 +20,9 @@ func placeOf(ctx context.Context, server string, own func() ([]netip.Addr, error
 	if err != nil || base.Hostname() == "" {
 		return apiUnknown
 	}
-	addresses := []netip.Addr{}
+	addresses, elsewhere := []netip.Addr{}, apiNamed
 	if address, err := netip.ParseAddr(base.Hostname()); err == nil {
-		addresses = append(addresses, address)
+		addresses, elsewhere = append(addresses, address), apiElsewhere
 	} else if addresses, err = resolve(ctx, base.Hostname()); err != nil || len(addresses) == 0 {
 		return apiUnknown
 	}
@@ -36,7 +36,7 @@ func placeOf(ctx context.Context, server string, own func() ([]netip.Addr, error
 	}) {
 		return apiHere
 	}
-	return apiElsewhere
+	return elsewhere
 }
 
 // lookup returns the addresses of a host.
