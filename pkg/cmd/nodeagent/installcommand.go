@@ -20,7 +20,6 @@ import (
 	"haulout.dev/haulout/pkg/agent/config"
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/shutdown"
-	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/agent/staticpods"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/version"
@@ -148,7 +147,7 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 	if err != nil {
 		return err
 	}
-	dir, parked, err := parkedOf(cmd, o, c, force)
+	dir, parked, err := parkedOf(cmd.Context(), o, force)
 	if err != nil {
 		return err
 	}
@@ -186,17 +185,13 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 // parkedOf returns the folder of static pods and the parked manifests. If the kubelet's
 // configuration cannot be read, it is the folder that the agent has used last. A machine on which
 // no agent has found one has none. With force, neither has one whose state cannot be read.
-func parkedOf(cmd *cobra.Command, o *Options, c *v1alpha1.NodeAgentConfiguration, force bool) (string, []string, error) {
-	dir, err := staticPodFolder(cmd, o)
+func parkedOf(ctx context.Context, o *Options, force bool) (string, []string, error) {
+	dir, err := staticPodFolder(ctx, o)
 	if err != nil {
-		last, err := state.Read(c.StateDirectory, state.RunDirectory)
-		if err != nil && !force {
+		if _, err := o.lastFolder(ctx); err != nil && !force {
 			return "", nil, fmt.Errorf("find out which static pods are parked, or give --force: %w", err)
 		}
-		if last.Configuration == nil || last.Configuration.StaticPodPath == "" {
-			return "", nil, nil
-		}
-		dir = last.Configuration.StaticPodPath
+		return "", nil, nil
 	}
 	entries, err := staticpods.List(dir)
 	if err != nil {

@@ -156,6 +156,10 @@ func (r *runner) run(ctx context.Context, o *Options) error {
 	return r.endErr(ctx, a.run(ctx))
 }
 
+// lastStateDirectory returns the empty string: an agent whose configuration cannot be loaded does not
+// run on Windows.
+func lastStateDirectory(context.Context) string { return "" }
+
 // bootIdentity returns what identifies this boot.
 func bootIdentity(context.Context, string, time.Time) (string, error) { return state.BootID() }
 

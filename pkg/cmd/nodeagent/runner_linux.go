@@ -19,6 +19,10 @@ func (*runner) start(ctx context.Context, _ *Options, run func(context.Context) 
 	return run(ctx)
 }
 
+// lastStateDirectory returns the state directory of the last agent of this boot that could load its
+// configuration, empty if there is none.
+func lastStateDirectory(ctx context.Context) string { return lastDirectory(ctx, directoryFile) }
+
 func (*runner) run(ctx context.Context, o *Options) error {
 	return runService(ctx, o)
 }

@@ -4,6 +4,8 @@
 package nodeagent
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +15,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"haulout.dev/haulout/pkg/agent/config"
 	"haulout.dev/haulout/pkg/agent/kubelet"
+	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/agent/staticpods"
 )
 
@@ -25,7 +29,7 @@ func newStaticCommand(o *Options) *cobra.Command {
 		if dir != "" {
 			return filepath.Abs(dir)
 		}
-		return staticPodFolder(cmd, o)
+		return staticPodFolder(cmd.Context(), o)
 	}
 	cmd := &cobra.Command{
 		Use:   "static",
@@ -37,7 +41,8 @@ the API nor a running agent.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.PersistentFlags().StringVar(&dir, "static-pod-path", "",
-		"Directory with the manifests of static pods. The default is that of the configuration, else the kubelet's.")
+		"Directory with the manifests of static pods. The default is that of the configuration, else the kubelet's, "+
+			"else the one that the agent has used last.")
 	cmd.AddCommand(&cobra.Command{
 		Use:   "list",
 		Short: "List the parked static pods",
@@ -100,8 +105,21 @@ it to leave: complete that, or stop the agent first.`,
 	return cmd
 }
 
-// staticPodFolder returns the configured folder, else the kubelet's.
-func staticPodFolder(cmd *cobra.Command, o *Options) (string, error) {
+// staticPodFolder returns the configured folder, else the kubelet's. If neither can be found out, it
+// is the one that the agent has used last.
+func staticPodFolder(ctx context.Context, o *Options) (string, error) {
+	dir, err := configuredFolder(ctx, o)
+	if err == nil {
+		return dir, nil
+	}
+	last, lastErr := o.lastFolder(ctx)
+	if last == "" {
+		return "", errors.Join(err, lastErr)
+	}
+	return last, nil
+}
+
+func configuredFolder(ctx context.Context, o *Options) (string, error) {
 	c, err := o.Load()
 	if err != nil {
 		return "", err
@@ -109,7 +127,7 @@ func staticPodFolder(cmd *cobra.Command, o *Options) (string, error) {
 	if c.StaticPodPath != "" {
 		return c.StaticPodPath, nil
 	}
-	facts, err := kubelet.Discover(cmd.Context(), c.KubeletConfig, nil)
+	facts, err := kubelet.Discover(ctx, c.KubeletConfig, nil)
 	if err != nil {
 		return "", fmt.Errorf("find the kubelet's folder of static pods, or set --static-pod-path: %w", err)
 	}
@@ -117,6 +135,22 @@ func staticPodFolder(cmd *cobra.Command, o *Options) (string, error) {
 		return "", errors.New("the kubelet has no folder of static pods: set --static-pod-path to look into another one")
 	}
 	return facts.StaticPodPath, nil
+}
+
+// lastFolder returns the folder of static pods that the agent has used last, also before a boot. It
+// is empty if no agent has found one. It needs no usable configuration.
+func (o *Options) lastFolder(ctx context.Context) (string, error) {
+	var dir string
+	if c, err := o.Load(); err == nil {
+		dir = c.StateDirectory
+	} else {
+		dir = cmp.Or(o.StateDirectory, lastStateDirectory(ctx), config.Default().StateDirectory)
+	}
+	last, err := state.Read(dir, state.RunDirectory)
+	if err != nil || last.Configuration == nil {
+		return "", err
+	}
+	return last.Configuration.StaticPodPath, nil
 }
 
 func printParked(out io.Writer, dir string, entries []staticpods.Entry) error {

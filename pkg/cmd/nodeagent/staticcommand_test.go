@@ -8,6 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"haulout.dev/haulout/pkg/agent/config"
+	"haulout.dev/haulout/pkg/agent/state"
 )
 
 // parkedFolder returns a folder of static pods of which two are parked.
@@ -147,6 +150,34 @@ func TestStaticPodFolder(t *testing.T) {
 			}
 			if err != nil || !strings.Contains(out, "proxy.yaml") {
 				t.Errorf("the output is %q, %v", out, err)
+			}
+		})
+	}
+}
+
+// Parked pods can be restored without a usable configuration, and without a kubelet.
+func TestStaticCommandsUseTheLastFolder(t *testing.T) {
+	for name, content := range map[string]string{
+		"a wrong configuration": "maxShutdownDelay: 7d\n",
+		"no kubelet":            "kubeletConfig: /none.yaml\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, stateDir := parkedFolder(t), t.TempDir()
+			store, err := state.Open(stateDir, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			last := config.Default()
+			last.StaticPodPath = dir
+			if err := store.Save(state.State{Phase: state.Armed, BootID: "of an earlier boot", Configuration: last}); err != nil {
+				t.Fatal(err)
+			}
+			out, err := execute(t, "static", "restore", "--all", "--config", configFile(t, content), "--state-directory", stateDir)
+			if err != nil {
+				t.Errorf("the output is %q, %v", out, err)
+			}
+			if got, want := names(t, dir), "proxy.yaml running.yaml storage.yaml"; got != want {
+				t.Errorf("the folder has %s, want %s", got, want)
 			}
 		})
 	}
