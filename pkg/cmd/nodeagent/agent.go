@@ -53,6 +53,9 @@ type host struct {
 	// safeMode is why the agent is in safe mode, empty if it is not. offline is why it has no
 	// client of the API, empty if it has one.
 	safeMode, offline string
+	// lastFolder is the folder of static pods of an earlier agent, of which one in safe mode
+	// restores nothing; empty if it is not known.
+	lastFolder string
 	// pollingOnly: changes of folders are not reported.
 	pollingOnly bool
 	// status tells the service manager in one line what the agent does. The first call also tells
@@ -159,6 +162,7 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 	if last := s.stored.Configuration; last != nil {
 		// What an earlier process has found out: perhaps the kubelet is stopped now.
 		a.static.runtime = last.RuntimeEndpoint
+		a.static.leave(last.StaticPodPath)
 	}
 	table := buckets.New(c.ShutdownGracePeriodByPodPriority)
 	runtime, err := cri.New(cri.Config{Endpoint: a.static.RuntimeEndpoint, Table: table, Pods: a.checkpoint, Kubelet: h.kubelet, Final: h.final})
@@ -183,6 +187,7 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 		})
 	}
 	if h.safeMode != "" {
+		a.static.leave(h.lastFolder)
 		a.static.discover = func(context.Context) (kubelet.Facts, bool, error) {
 			return kubelet.Facts{}, false, errors.New("safe mode")
 		}

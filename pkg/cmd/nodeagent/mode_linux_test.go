@@ -177,6 +177,19 @@ func TestSafeModeReleases(t *testing.T) {
 	}
 }
 
+// In safe mode nothing restores parked pods, and the conditions say how to.
+func TestSafeModeTellsWhatIsParked(t *testing.T) {
+	t.Parallel()
+	c := testConfig(t)
+	dir := parkedFolder(t)
+	startAgent(t, c, &host{machine: newFakeMachine(), kubelet: noKubelet{t}, status: func(string) {}, safeMode: "of a test", lastFolder: dir})
+	want := "2 manifests of " + dir + " are parked, and the agent does not restore them; to do it: haulout-node-agent static restore --all --static-pod-path=" + dir
+	eventually(t, "the agent says so", func() bool {
+		report, err := askAgent(t.Context(), *c.MetricsBindAddress)
+		return err == nil && strings.Contains(strings.Join(report.Shutdown.Problems, "\n"), want)
+	})
+}
+
 // An agent whose kubelet is not the main process of its unit must not touch it, nor the containers.
 func TestKubeletOfAnotherUnitIsLeftAlone(t *testing.T) {
 	t.Parallel()

@@ -66,6 +66,9 @@ func runService(ctx context.Context, o *Options) error {
 	}
 	if m.safe {
 		h.offline = ""
+		if h.lastFolder, err = o.lastFolder(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot find out whether static pods are parked")
+		}
 	} else {
 		h.safeMode = ""
 	}

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -52,6 +53,9 @@ type staticPods struct {
 	// failed is why there is no keeper; warnings are sentences about the kubelet's configuration.
 	failed   string
 	warnings []string
+	// left are folders that an earlier keeper had, leftBehind are sentences about what is parked of
+	// those that none has now.
+	left, leftBehind []string
 	// notStopped is the last answer of kubeletProblem, asked whether there was one. runtime is the
 	// endpoint of the kubelet's container runtime, empty until it is known.
 	notStopped string
@@ -182,11 +186,11 @@ func (s *staticPods) Folder() string {
 	return s.current.dir
 }
 
-// Warnings returns sentences about the kubelet's configuration.
+// Warnings returns sentences about the kubelet's configuration, and about what stays parked.
 func (s *staticPods) Warnings() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.warnings
+	return slices.Concat(s.leftBehind, s.warnings)
 }
 
 // Parked returns the parked manifests.
@@ -235,12 +239,43 @@ func (s *staticPods) run(ctx context.Context) {
 				}
 			})
 		}
+		s.noteLeftBehind()
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(discoverPeriod):
 		}
 	}
+}
+
+// leave notes a folder that a keeper had.
+func (s *staticPods) leave(dir string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if dir != "" && !slices.Contains(s.left, dir) {
+		s.left = append(s.left, dir)
+	}
+}
+
+// noteLeftBehind notes what is parked of the folders that no keeper has: in safe mode, or because
+// the kubelet has another folder now.
+func (s *staticPods) noteLeftBehind() {
+	s.mu.Lock()
+	dirs := slices.DeleteFunc(slices.Clone(s.left), func(dir string) bool { return dir == s.current.dir })
+	s.mu.Unlock()
+	var list []string
+	for _, dir := range dirs {
+		switch entries, err := staticpods.List(dir); {
+		case err != nil:
+			list = append(list, fmt.Sprintf("It is not known what is parked of %s: %v.", dir, err))
+		case len(entries) > 0:
+			list = append(list, fmt.Sprintf("%d manifests of %s are parked, and the agent does not restore them; to do it: "+
+				"haulout-node-agent static restore --all --static-pod-path=%s.", len(entries), dir, dir))
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leftBehind = list
 }
 
 // fail stores why there is no keeper, and reports whether that is news.
@@ -289,9 +324,8 @@ func (s *staticPods) next(ctx context.Context) (keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.keeper != nil && key.dir != s.current.dir {
-		klog.FromContext(ctx).Info("The kubelet has another folder of static pods; what is parked of the old one stays parked, "+
-			"restore it with: haulout-node-agent static restore --all --static-pod-path="+s.current.dir, "old", s.current.dir, "new", dir)
+	if s.current.dir != "" && !slices.Contains(s.left, s.current.dir) {
+		s.left = append(s.left, s.current.dir)
 	}
 	s.keeper, s.current, s.failed = k, key, ""
 	s.found(dir)

@@ -248,6 +248,36 @@ func TestNothingIsParkedWhileTheKubeletIsOfAnotherUnit(t *testing.T) {
 	}
 }
 
+// What is parked of the old folder stays parked, which no user must find out from the journal.
+func TestParkedPodsOfAnOldFolderAreReported(t *testing.T) {
+	old := parkedFolder(t)
+	synctest.Test(t, func(t *testing.T) {
+		node := &fakeNode{}
+		s := &staticPods{config: config.Default(), discover: node.discover, newKeeper: node.newKeeper, found: func(string) {}}
+		node.set(old, true, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			s.run(ctx)
+		}()
+		for i, step := range []struct {
+			dir  string
+			want bool
+		}{{old, false}, {filepath.Dir(old), true}, {old, false}} {
+			node.set(step.dir, true, nil)
+			<-time.After(discoverPeriod) // of the bubble
+			synctest.Wait()
+			got := strings.Join(s.Warnings(), "\n")
+			if strings.Contains(got, "static restore --all --static-pod-path="+old) != step.want {
+				t.Errorf("step %d: the warnings are %q, want one about the old folder: %t", i, got, step.want)
+			}
+		}
+		cancel()
+		<-ended
+	})
+}
+
 func TestConfiguredFolderWins(t *testing.T) {
 	node := &fakeNode{}
 	node.set("/kubelet", true, nil)
