@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -20,12 +22,17 @@ const (
 	unitTimeout = 30 * time.Second
 	// unitRetry is the pause before the agent looks for another process of the kubelet.
 	unitRetry = time.Second
+	// stoppedFile is there while the agent has stopped the kubelet. A boot, which starts the
+	// kubelet, removes it.
+	stoppedFile = "/run/haulout-node-agent.kubelet-stopped"
 )
 
 // Unit is the kubelet as a service of systemd.
 type Unit struct {
 	name    string
 	service unitService
+	// stopped is the path of stoppedFile.
+	stopped string
 	// find and end are replaced in tests.
 	find func(context.Context) (Process, error)
 	end  func(ctx context.Context, pid int) error
@@ -40,18 +47,35 @@ type unitService interface {
 
 // NewUnit returns the kubelet that is the main process of the unit of that name.
 func NewUnit(name string) *Unit {
-	return &Unit{name: name, service: systemd.Service{Unit: name}, find: Find, end: systemd.EndProcess}
+	return &Unit{name: name, service: systemd.Service{Unit: name}, stopped: stoppedFile, find: Find, end: systemd.EndProcess}
+}
+
+// Stopped reports whether an agent has stopped the kubelet in this boot, and none has started it
+// since.
+func (u *Unit) Stopped() bool {
+	_, err := os.Lstat(u.stopped)
+	return err == nil
 }
 
 // Start starts the kubelet.
 func (u *Unit) Start(ctx context.Context) error {
-	return u.service.Start(ctx)
+	if err := u.service.Start(ctx); err != nil {
+		return err
+	}
+	if err := os.Remove(u.stopped); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 // Stop ends the kubelet, and returns nil only when no process of a kubelet is left. If systemd
 // cannot be asked, it starts the kubelet again as the unit says: then Stop must be called again
 // while the kubelet has to be away.
 func (u *Unit) Stop(ctx context.Context) error {
+	// First: the agent can end at any time, and the next one may have another state.
+	if err := os.WriteFile(u.stopped, []byte(u.name+"\n"), 0o600); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot note that the agent stops the kubelet")
+	}
 	for {
 		limited, cancel := context.WithTimeout(ctx, unitTimeout)
 		err := u.service.End(limited)

@@ -6,6 +6,7 @@ package kubelet
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -22,8 +23,8 @@ type world struct {
 	// returns are kubelets that systemd starts after one was ended by a signal.
 	returns []int
 	// unit is what systemd knows about the unit, busErr why it does not say.
-	unit   systemd.UnitState
-	busErr error
+	unit             systemd.UnitState
+	busErr, startErr error
 	// starts: systemd starts the kubelet after it has answered.
 	starts bool
 	// own reports whether the unit's job ends all kubelets.
@@ -32,7 +33,7 @@ type world struct {
 	stops int
 }
 
-func (w *world) Start(context.Context) error { return nil }
+func (w *world) Start(context.Context) error { return w.startErr }
 
 func (w *world) End(context.Context) error {
 	w.stops++
@@ -82,7 +83,7 @@ func TestStop(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := test.world
-				u := &Unit{name: "kubelet.service", service: &w, find: w.find, end: w.end}
+				u := &Unit{name: "kubelet.service", service: &w, stopped: filepath.Join(t.TempDir(), "stopped"), find: w.find, end: w.end}
 				err := u.Stop(t.Context())
 				if (err != nil) != (test.fails != "") || err != nil && !strings.Contains(err.Error(), test.fails) {
 					t.Errorf("got error %v, want %q", err, test.fails)
@@ -98,6 +99,28 @@ func TestStop(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// The note that the kubelet was stopped is there before it is, and until it runs again.
+func TestStoppedUntilTheUnitIsStarted(t *testing.T) {
+	w := &world{running: []int{7}}
+	u := &Unit{name: "kubelet.service", service: w, stopped: filepath.Join(t.TempDir(), "stopped"), find: w.find, end: w.end}
+	if u.Stopped() {
+		t.Error("stopped before Stop was called")
+	}
+	if err := u.Stop(t.Context()); err == nil || !u.Stopped() {
+		t.Errorf("stopped: %t, after a Stop that may have had an effect: %v", u.Stopped(), err)
+	}
+	w.startErr = errNoBus
+	if err := u.Start(t.Context()); !errors.Is(err, errNoBus) || !u.Stopped() {
+		t.Errorf("stopped: %t, after a start that failed: %v", u.Stopped(), err)
+	}
+	w.startErr = nil
+	for range 2 {
+		if err := u.Start(t.Context()); err != nil || u.Stopped() {
+			t.Errorf("stopped: %t, after a start: %v", u.Stopped(), err)
+		}
 	}
 }
 

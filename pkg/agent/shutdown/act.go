@@ -131,7 +131,7 @@ func (m *Manager) act(ctx context.Context, in *input, d *decision) time.Time {
 	m.actMaintenance(ctx, d)
 	m.actHost(ctx, d)
 	m.actReport(ctx, d)
-	m.actResume(ctx, d)
+	m.actResume(ctx, in, d)
 	m.actConditions(ctx, in, d)
 	// The last, so that the condition that says so is on its way.
 	m.actRelease(ctx, in, d)
@@ -317,7 +317,7 @@ func (m *Manager) actReport(ctx context.Context, d *decision) {
 }
 
 // actResume lets the node run pods again.
-func (m *Manager) actResume(ctx context.Context, d *decision) {
+func (m *Manager) actResume(ctx context.Context, in *input, d *decision) {
 	if !d.resume {
 		m.resumeErr = nil
 	}
@@ -326,7 +326,12 @@ func (m *Manager) actResume(ctx context.Context, d *decision) {
 		return
 	}
 	m.want(ctx, &m.resumes, "resume", resumeTimeout, func(ctx context.Context) func() {
-		err := m.config.Local.Resume(ctx)
+		var err error
+		if in.stopped {
+			err = m.config.Kubelet.Start(ctx)
+		} else {
+			err = m.config.Local.Resume(ctx)
+		}
 		return func() {
 			m.resumes.next = time.Time{}
 			m.resumeErr = err
@@ -334,7 +339,7 @@ func (m *Manager) actResume(ctx context.Context, d *decision) {
 				m.news.resumed = true
 				return
 			}
-			klog.FromContext(ctx).Error(err, "Failed to let the node run pods again", "engine", m.config.Local.Name())
+			klog.FromContext(ctx).Error(err, "Failed to let the node run pods again")
 			m.resumes.next = time.Now().Add(resumeRetry)
 			m.final = errors.Is(err, ErrFinal)
 		}

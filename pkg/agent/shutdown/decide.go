@@ -128,6 +128,8 @@ type input struct {
 	// drain is the last answer about the maintenance of the state.
 	drain *DrainState
 	local localFacts
+	// stopped: an engine has stopped the kubelet, perhaps one of a process of which no state is left.
+	stopped bool
 	// reportingFor is how long the agent has tried to report pods.
 	reportingFor time.Duration
 	// releasedHere: this process has released the lock during this shutdown.
@@ -174,6 +176,9 @@ func decide(s *settings, in *input) decision {
 	}
 	d.absorb(in)
 	st := &d.next
+	if in.stopped && st.Local == nil && in.asked() {
+		st.Local = &state.Local{Started: in.wall}
+	}
 	if in.machine.Known || in.machine.LockPath != "" {
 		st.LockPath = in.machine.LockPath
 	}
@@ -192,6 +197,11 @@ func decide(s *settings, in *input) decision {
 		d.vanished(s, in)
 	}
 	return d
+}
+
+// asked reports whether the machine has been asked whether a shutdown is pending, or does not answer.
+func (in *input) asked() bool {
+	return in.machine.Known || in.unknownFor >= knownGrace
 }
 
 // active reports whether a shutdown is pending in this phase.
@@ -518,7 +528,7 @@ func (d *decision) idle(s *settings, in *input) {
 	}
 	fromBoot := st.Phase == state.Armed && st.Local != nil && st.Local.Done
 	if st.Local != nil && !fromBoot {
-		if s.engine == "" {
+		if s.engine == "" && !in.stopped {
 			st.Local, st.Killed = nil, nil
 		} else {
 			d.resume = !in.local.running

@@ -65,7 +65,10 @@ func (d *decision) localRun(s *settings, in *input) {
 	}
 	if s.engine == "" {
 		// The engine was removed from the configuration during the shutdown.
-		st.Local, st.Phase = nil, state.Detected
+		st.Phase = state.Detected
+		if !in.stopped {
+			st.Local = nil
+		}
 		return
 	}
 	d.list = s.drain

@@ -218,6 +218,10 @@ func TestDecideVanished(t *testing.T) {
 			modify: both(gone(state.Cancelled, func(in *input) { in.state.Local = interrupted }), func(s *settings, _ *input) { s.engine = "" }),
 			phase:  state.Armed,
 		},
+		"it was removed, and the kubelet is stopped": {
+			modify: both(gone(state.Cancelled, func(in *input) { in.state.Local, in.stopped = interrupted, true }), func(s *settings, _ *input) { s.engine = "" }),
+			phase:  state.Cancelled, do: "resume", local: interrupted,
+		},
 	})
 }
 

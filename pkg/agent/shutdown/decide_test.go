@@ -205,6 +205,13 @@ func TestDecideIdle(t *testing.T) {
 		"it is not opened before the machine is known": {
 			modify: func(_ *settings, in *input) { in.uncordonDue, in.machine = true, MachineState{} }, phase: state.Armed,
 		},
+		"the kubelet was stopped, and the state is lost": {
+			modify: func(_ *settings, in *input) { in.stopped, in.state = true, state.State{} },
+			phase:  state.Armed, do: "resume", local: &state.Local{Started: wall},
+		},
+		"it is not started before the machine is known": {
+			modify: func(_ *settings, in *input) { in.stopped, in.state, in.machine = true, state.State{}, MachineState{} }, phase: state.Armed,
+		},
 		"it stays closed for a kept maintenance": {
 			modify: func(_ *settings, in *input) { in.uncordonDue, in.state.Maintenance = true, &ownRef },
 			phase:  state.Armed, task: taskDrain, maintenance: &ownRef,

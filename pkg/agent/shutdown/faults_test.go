@@ -182,3 +182,39 @@ func TestMachineGivesUp(t *testing.T) {
 		expect(t, "releases", 1, len(w.releases))
 	})
 }
+
+// The kubelet was stopped by a process whose state, or whose engine, the next one does not have.
+func TestKubeletRunsAgain(t *testing.T) {
+	for name, change := range map[string]func(w *world){
+		"without the state": func(w *world) { w.disk = state.State{} },
+		"without the engine": func(w *world) {
+			w.configure = func(c *Config) { c.Local = nil }
+		},
+		"without both": func(w *world) {
+			w.disk, w.configure = state.State{}, func(c *Config) { c.Local = nil }
+		},
+	} {
+		for when, cancelled := range map[string]bool{"a shutdown that was cancelled": true, "a shutdown that is drained after all": false} {
+			t.Run(name+", after "+when, func(t *testing.T) {
+				scenario(t, func(w *world) { w.mode = apiDown }, func(w *world) {
+					w.request()
+					w.wait(20 * time.Second)
+					w.wantPhase(state.LocalRun)
+					w.set(func() {
+						change(w)
+						w.process.crash()
+					})
+					if cancelled {
+						w.vanish(false)
+					} else {
+						w.set(func() { w.mode = apiUp })
+					}
+					w.wait(15 * time.Second)
+					if !w.kubelet {
+						t.Errorf("the kubelet does not run again, in phase %s", w.phase())
+					}
+				})
+			})
+		}
+	}
+}

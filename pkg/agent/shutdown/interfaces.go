@@ -175,6 +175,15 @@ type Local interface {
 	Resume(ctx context.Context) error
 }
 
+// Kubelet is the kubelet, as far as an engine has stopped it.
+type Kubelet interface {
+	// Stopped reports whether an engine has stopped the kubelet in this boot, and Start has not
+	// started it since. It does not block.
+	Stopped() bool
+	// Start starts the kubelet. It is idempotent.
+	Start(ctx context.Context) error
+}
+
 // Pods knows the pods of the node without the API.
 type Pods interface {
 	// Priorities returns the priorities of the pods on the node. It does not block.

@@ -58,6 +58,9 @@ type Config struct {
 	Store   Store
 	// Local is the engine; nil means that pods are never ended without the API.
 	Local Local
+	// Kubelet is what starts the kubelet if the state or the engine that has stopped it is gone. It
+	// may be nil.
+	Kubelet Kubelet
 	// StaticPods may be nil: then the agent reports that it cannot stop static pods.
 	StaticPods StaticPods
 	// Buckets is the table of KEP-2712.
@@ -377,6 +380,7 @@ func (m *Manager) gather() *input {
 		api:        m.api,
 		host:       m.host,
 		local:      localFacts{running: m.engine.running(), asking: m.engine.asking != nil, final: m.final},
+		stopped:    m.config.Kubelet != nil && m.config.Kubelet.Stopped(),
 		outcome:    m.outcome, why: m.why,
 		olderDone:    m.olderDone,
 		sweepDue:     !now.Before(m.sweepAt),

@@ -57,6 +57,9 @@ func (p *process) config() Config {
 			return p.wall()
 		}, SinceBoot: sinceBoot,
 	}
+	if !p.world.final {
+		c.Kubelet = p
+	}
 	if p.configure != nil {
 		p.configure(&c)
 	}
@@ -512,6 +515,16 @@ func (p *process) Resume(context.Context) error {
 	p.startKubelet()
 	return nil
 }
+
+// Stopped implements Kubelet: only an engine stops the kubelet of the world.
+func (p *process) Stopped() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.kubelet
+}
+
+// Start implements Kubelet.
+func (p *process) Start(ctx context.Context) error { return p.Resume(ctx) }
 
 func (p *process) Priorities() []int32 {
 	p.mu.Lock()

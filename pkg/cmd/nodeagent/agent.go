@@ -195,10 +195,11 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 			a.checkpoint.SetStaticPodPath(last.StaticPodPath)
 		}
 	}
+	stopped, _ := h.kubelet.(shutdown.Kubelet)
 	a.manager, err = shutdown.New(shutdown.Config{
 		NodeName: node, BootID: s.bootID, Version: version.Get(),
 		Machine: &warnedMachine{Machine: h.machine, warnings: a.warnings}, Limited: a.limited, Configuration: a.known,
-		Cluster: &keepingCluster{Cluster: client, refused: a.static.Refused}, Pods: a.checkpoint, Store: s.store, Local: a.engine,
+		Cluster: &keepingCluster{Cluster: client, refused: a.static.Refused}, Pods: a.checkpoint, Store: s.store, Local: a.engine, Kubelet: stopped,
 		StaticPods: a.static, Buckets: table,
 		MaxShutdownDelay: c.MaxShutdownDelay.Duration, APIGracePeriod: c.APIGracePeriod.Duration,
 		DrainBeforeShutdown: *c.DrainBeforeShutdown, Within: func() *state.Within { return readWithin(ctx, c) },
