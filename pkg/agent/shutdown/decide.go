@@ -535,7 +535,7 @@ func (d *decision) idle(s *settings, in *input) {
 		}
 	}
 	// The node stays closed for a maintenance that is kept after a forgotten shutdown.
-	d.uncordon = in.uncordonDue && in.machine.Known && (st.Phase == state.Cancelled || st.Maintenance == nil)
+	d.uncordon = in.uncordonDue && in.asked() && (st.Phase == state.Cancelled || st.Maintenance == nil)
 	if st.Phase == state.Cancelled {
 		if st.Maintenance != nil {
 			d.maintenance = taskComplete

@@ -205,6 +205,12 @@ func TestDecideIdle(t *testing.T) {
 		"it is not opened before the machine is known": {
 			modify: func(_ *settings, in *input) { in.uncordonDue, in.machine = true, MachineState{} }, phase: state.Armed,
 		},
+		"it is opened although the machine does not answer": {
+			modify: func(_ *settings, in *input) {
+				in.uncordonDue, in.machine, in.unknownFor = true, MachineState{}, knownGrace
+			},
+			phase: state.Armed, do: "uncordon",
+		},
 		"the kubelet was stopped, and the state is lost": {
 			modify: func(_ *settings, in *input) { in.stopped, in.state = true, state.State{} },
 			phase:  state.Armed, do: "resume", local: &state.Local{Started: wall},
