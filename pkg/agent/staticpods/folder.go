@@ -196,23 +196,7 @@ func (f *folder) parked() ([]string, error) {
 
 // refresh reads a parked manifest again if it is not the one that the entry describes.
 func (f *folder) refresh(e *Entry) bool {
-	path := f.path(e)
-	info, err := f.files.Lstat(path)
-	if err != nil {
-		return false
-	}
-	link := ""
-	if info.Mode()&fs.ModeSymlink != 0 {
-		if link, err = f.files.Readlink(path); err != nil {
-			return false
-		}
-		// The link has its meaning at its origin.
-		path = link
-		if !filepath.IsAbs(link) {
-			path = filepath.Join(filepath.Dir(e.Origin), link)
-		}
-	}
-	data, err := f.files.ReadFile(path)
+	data, link, mode, err := f.content(e)
 	if err != nil {
 		return false
 	}
@@ -221,7 +205,7 @@ func (f *folder) refresh(e *Entry) bool {
 		return false
 	}
 	changed := hash != e.SHA256 || link != e.Link
-	e.SHA256, e.Link, e.Mode = hash, link, info.Mode().String()
+	e.SHA256, e.Link, e.Mode = hash, link, mode.String()
 	// What is known from the mirror pod is better: the API server fills in the priority.
 	if e.Name == "" && f.node != "" {
 		if pod, err := parseManifest(data, f.node); err == nil {
@@ -230,6 +214,25 @@ func (f *folder) refresh(e *Entry) bool {
 		}
 	}
 	return changed
+}
+
+// content reads a parked manifest. A link, which it also returns, has its meaning at its origin.
+func (f *folder) content(e *Entry) (data []byte, link string, mode fs.FileMode, err error) {
+	path := f.path(e)
+	info, err := f.files.Lstat(path)
+	if err != nil {
+		return nil, "", 0, err
+	}
+	if info.Mode()&fs.ModeSymlink != 0 {
+		if link, err = f.files.Readlink(path); err != nil {
+			return nil, "", 0, err
+		}
+		if path = link; !filepath.IsAbs(link) {
+			path = filepath.Join(filepath.Dir(e.Origin), link)
+		}
+	}
+	data, err = f.files.ReadFile(path)
+	return data, link, info.Mode(), err
 }
 
 // path returns where a parked manifest is.
@@ -315,9 +318,9 @@ func (f *folder) parkedPods() ([]*corev1.Pod, error) {
 	entries, err := f.entries()
 	var pods []*corev1.Pod
 	for i := range entries {
-		data, err := f.files.ReadFile(f.path(&entries[i]))
+		data, _, _, err := f.content(&entries[i])
 		if err != nil {
-			continue // a link has its meaning at its origin
+			continue
 		}
 		if pod, err := parseManifest(data, f.node); err == nil {
 			pods = append(pods, pod)

@@ -4,6 +4,7 @@
 package staticpods
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -132,5 +133,15 @@ func TestAPodThatBecomesKeptComesBack(t *testing.T) {
 		w.run()
 		w.wantHappened("run web", "TERM web", "stop web", "run web")
 		w.want("manifests/web.yaml")
+	})
+}
+
+// A manifest that is a relative link has its meaning in the static pod folder.
+func TestALinkedManifestThatIsKeptComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil, drain("update", 1000))
+		w.write("data/web.yaml", control("web"))
+		w.write(".nm-parked/uid-update/web.yaml", "-> ../data/web.yaml")
+		w.until("it is restored", func() bool { return slices.Contains(w.list(), "manifests/web.yaml") })
 	})
 }
