@@ -109,7 +109,7 @@ func (w *evacuation) gather(ctx context.Context) (situation, error) {
 	if err != nil {
 		return s, err
 	}
-	if s.targeting, err = targeting(list, k.NodeName, priorityOf(s.pod), s.pod.Labels); err != nil || len(s.targeting) == 0 || s.manifests == 0 {
+	if s.targeting, err = targeting(list, k.ref(), priorityOf(s.pod), s.pod.Labels); err != nil || len(s.targeting) == 0 || s.manifests == 0 {
 		return s, err
 	}
 	kept, err := k.kept(ctx)

@@ -132,13 +132,14 @@ func (i *index) pod(key types.NamespacedName) []*Entry {
 	return entries
 }
 
-// targeting returns which of the maintenances in stage Drain ask a static pod to leave the node.
-func targeting(list []maintenancev1alpha1.NodeMaintenance, node string, priority int32, labels map[string]string) ([]Maintenance, error) {
+// targeting returns which of the maintenances in stage Drain ask a static pod to leave the node. They
+// do not mean a Node that was created again with the same name.
+func targeting(list []maintenancev1alpha1.NodeMaintenance, node maintenancev1alpha1.NodeReference, priority int32, labels map[string]string) ([]Maintenance, error) {
 	var found []Maintenance
 	for i := range list {
 		nm := &list[i]
 		for _, status := range nm.Status.NodeStatuses {
-			if status.NodeRef.Name != node {
+			if ref := status.NodeRef; ref.Name != node.Name || ref.UID != node.UID && ref.UID != "" && node.UID != "" {
 				continue
 			}
 			targets, err := drainplan.CompileTargets(status.DrainTargets)

@@ -431,7 +431,7 @@ func (k *Keeper) restoreUntargeted(ctx context.Context, entries []Entry, list []
 // long as the maintenance for which it was parked.
 func (k *Keeper) targeting(e *Entry, list []maintenancev1alpha1.NodeMaintenance) ([]Maintenance, error) {
 	if e.Name != "" {
-		return targeting(list, k.NodeName, e.Priority, e.Labels)
+		return targeting(list, k.ref(), e.Priority, e.Labels)
 	}
 	var found []Maintenance
 	for _, m := range e.Maintenances {

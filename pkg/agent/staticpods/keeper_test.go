@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 
@@ -451,6 +452,26 @@ func TestManifestsOfAnotherClusterAreSetAside(t *testing.T) {
 			t.Fatalf("got %+v, %v, want one manifest", done, err)
 		}
 		w.wantHappened("run web", "TERM web", "stop web", "run web")
+	})
+}
+
+// A Node that was deleted and has joined again is another one, which the maintenance does not mean.
+func TestARecreatedNodeReleasesThePod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000, func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm.Status.NodeStatuses[1].NodeRef.UID = "uid-node-7"
+		}))
+		if err := w.kube.Tracker().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "uid-of-the-cluster"}}); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(3 * time.Minute) // the agent reads it
+		w.add(evacuationOf("web"))
+		w.untilReported("has stopped")
+		w.editEvacuation("web", departed)
+		w.pass(3 * time.Minute)
+		w.want(".nm-parked/uid-update/web.yaml")
+		w.editNode(func(n *corev1.Node) { n.UID = "uid-of-the-next-node" })
+		w.until("it is restored", func() bool { return slices.Equal(w.list(), []string{"manifests/web.yaml"}) })
 	})
 }
 

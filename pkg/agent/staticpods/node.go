@@ -48,6 +48,17 @@ func (k *Keeper) node(ctx context.Context) (*corev1.Node, error) {
 	return node, nil
 }
 
+// ref returns the Node as last read, without its UID if it was not.
+func (k *Keeper) ref() maintenancev1alpha1.NodeReference {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	ref := maintenancev1alpha1.NodeReference{Name: k.NodeName}
+	if k.seen != nil {
+		ref.UID = k.seen.UID
+	}
+	return ref
+}
+
 // isDue reports whether the Node has to be read although nothing is parked.
 func (k *Keeper) isDue() bool {
 	k.mu.Lock()
