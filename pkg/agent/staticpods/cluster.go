@@ -110,16 +110,35 @@ func (k *Keeper) findNamespace(ctx context.Context) {
 	k.namespace = namespace.UID
 }
 
-// sortByCluster gives entries of an older version the UID of the Node, and sets the manifests of
-// another cluster aside, which a node has that was reset and has joined another one.
+// isRefuted reports whether the authorities tell that a manifest was not parked in the present
+// cluster, of which the API has not told anything yet.
+func isRefuted(parked *Cluster, now *Cluster) bool {
+	return parked != nil && len(parked.CAs) > 0 && len(now.CAs) > 0 && membershipOf(parked, now) != memberSame
+}
+
+// sortByCluster gives entries of an older version their cluster, and sets the manifests of another
+// cluster aside, which a node has that was reset and has joined another one. An entry without a
+// cluster is of the present one, unless it is older than the Node.
 func (k *Keeper) sortByCluster(ctx context.Context, entries []Entry) {
 	now := k.cluster(ctx)
 	if now.Node == "" {
 		return
 	}
+	k.mu.Lock()
+	created := k.seen.CreationTimestamp.Time
+	k.mu.Unlock()
+	stamp := func(e *Entry) {
+		switch {
+		case e.Cluster != nil: // another manifest of the pod
+		case e.ParkedAt.Before(created):
+			e.Cluster = &Cluster{}
+		default:
+			e.Cluster = now
+		}
+	}
 	for i := range entries {
 		if entries[i].Cluster == nil {
-			if err := k.folder.change(entries[i].Pod(), func(e *Entry) { e.Cluster = &Cluster{Node: now.Node} }); err != nil {
+			if err := k.folder.change(entries[i].Pod(), stamp); err != nil {
 				klog.FromContext(ctx).Error(err, "Cannot update the index", "pod", klog.KRef(entries[i].Namespace, entries[i].Name))
 			}
 		}

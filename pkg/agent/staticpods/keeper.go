@@ -19,6 +19,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/evacuator"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
@@ -469,17 +470,34 @@ func (k *Keeper) restoreWithoutAPI(ctx context.Context, entries []Entry, kuberne
 	if !isOver || k.Leaving() {
 		return
 	}
-	k.restore(ctx, func(e *Entry) bool {
-		return slices.ContainsFunc(entries, func(known Entry) bool { return known.File == e.File })
+	// The API server may be what is parked. Then nothing tells the cluster of an entry of an older
+	// version.
+	var kept map[types.NamespacedName]protocol.KeptReason
+	if !kubernetesAnswers {
+		var err error
+		if kept, err = k.kept(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot find out which static pods are kept")
+		}
+	}
+	k.restoreIn(ctx, func(e *Entry, now *Cluster) bool {
+		member := membershipOf(e.Cluster, now)
+		return slices.ContainsFunc(entries, func(known Entry) bool { return known.File == e.File }) &&
+			(member == memberSame || member == memberUnknown && !isRefuted(e.Cluster, now) && kept[e.Pod()] == protocol.KeptControlPlane)
 	}, corev1.EventTypeWarning, EventRestoredWithoutAPI)
 }
 
 // restore restores the selected manifests of this cluster and reports them.
 func (k *Keeper) restore(ctx context.Context, selected func(*Entry) bool, eventType, reason string) {
+	k.restoreIn(ctx, func(e *Entry, now *Cluster) bool { return selected(e) && membershipOf(e.Cluster, now) == memberSame }, eventType, reason)
+}
+
+// restoreIn restores the manifests that are selected in what is known of the present cluster, and
+// reports them.
+func (k *Keeper) restoreIn(ctx context.Context, selected func(*Entry, *Cluster) bool, eventType, reason string) {
 	now := k.cluster(ctx)
 	tried := false
 	done, err := k.folder.restore(func(e *Entry) bool {
-		isSelected := selected(e) && membershipOf(e.Cluster, now) == memberSame
+		isSelected := selected(e, now)
 		tried = tried || isSelected
 		return isSelected
 	})

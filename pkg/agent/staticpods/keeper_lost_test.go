@@ -57,6 +57,36 @@ func TestAllPodsReturnWithoutTheAPIs(t *testing.T) {
 	}
 }
 
+// An older agent has parked a pod without a note of the cluster, and the API never answers: that pod
+// may be the API server.
+func TestAControlPlaneOfAnOlderAgentReturnsWithoutTheAPIs(t *testing.T) {
+	for name, tc := range map[string]struct {
+		manifest string
+		want     bool
+	}{
+		"kube-apiserver": {control("web"), true},
+		"another pod":    {manifestOf("web"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, nil, drain("update", 1000))
+				w.stop()
+				w.loseAll()
+				w.write(".nm-parked/uid-update/web.yaml", tc.manifest)
+				w.run()
+				w.pass(4 * time.Minute)
+				w.want(".nm-parked/uid-update/web.yaml")
+				w.pass(3 * time.Minute)
+				want := ".nm-parked/uid-update/web.yaml"
+				if tc.want {
+					want = "manifests/web.yaml"
+				}
+				w.want(want)
+			})
+		})
+	}
+}
+
 func TestHoldingNeedsNoAPI(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)

@@ -455,6 +455,43 @@ func TestManifestsOfAnotherClusterAreSetAside(t *testing.T) {
 	})
 }
 
+// An entry of an older version has no cluster. It is of the present one only if the Node was there.
+func TestAnEntryThatIsOlderThanTheNodeIsOfAnotherCluster(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.stop()
+		if err := w.folder(osFiles{}).change(types.NamespacedName{Namespace: "default", Name: "web-node-7"}, func(e *Entry) { e.Cluster = nil }); err != nil {
+			t.Fatal(err)
+		}
+		w.editNode(func(n *corev1.Node) {
+			n.UID, n.CreationTimestamp = "uid-of-another-cluster", metav1.NewTime(time.Now().Add(time.Second))
+		})
+		w.run()
+		w.untilEvent("Warning StaticPodOfAnotherCluster ")
+		w.want(".nm-parked/foreign/web.yaml")
+	})
+}
+
+// Of two manifests of a pod, one was parked by an older agent.
+func TestTheClusterOfAnEntryStays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, nil, drain("update", 1000))
+		w.stop()
+		w.write(".nm-parked/uid-update/new.yaml", manifestOf("web"))
+		w.write(".nm-parked/uid-update/old.yaml", manifestOf("web"))
+		if err := w.folder(osFiles{}).change(types.NamespacedName{Namespace: "default", Name: "web-node-7"}, func(e *Entry) {
+			if e.File == "uid-update/old.yaml" {
+				e.Cluster = &Cluster{Node: "uid-of-another-cluster"}
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+		w.untilEvent("Warning StaticPodOfAnotherCluster ")
+		w.want(".nm-parked/foreign/old.yaml", ".nm-parked/uid-update/new.yaml")
+	})
+}
+
 // A Node that was deleted and has joined again is another one, which the maintenance does not mean.
 func TestARecreatedNodeReleasesThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

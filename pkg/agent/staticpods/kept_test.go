@@ -234,6 +234,26 @@ func TestPlaceOf(t *testing.T) {
 	}
 }
 
+func TestIsRefuted(t *testing.T) {
+	now := &Cluster{CAs: []string{"ca-1"}}
+	for name, tc := range map[string]struct {
+		parked, now *Cluster
+		want        bool
+	}{
+		"of an older version":     {nil, now, false},
+		"with the UID of a Node":  {&Cluster{Node: "node-1"}, now, false},
+		"with the same authority": {&Cluster{CAs: []string{"ca-0", "ca-1"}}, now, false},
+		"with another authority":  {&Cluster{CAs: []string{"ca-2"}}, now, true},
+		"no authority is known":   {&Cluster{CAs: []string{"ca-2"}}, &Cluster{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := isRefuted(tc.parked, tc.now); got != tc.want {
+				t.Errorf("got %t, want %t", got, tc.want)
+			}
+		})
+	}
+}
+
 func TestMembershipOf(t *testing.T) {
 	full := Cluster{Namespace: "ns-1", Node: "node-1", CAs: []string{"ca-1"}}
 	for name, tc := range map[string]struct {
