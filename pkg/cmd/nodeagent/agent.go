@@ -116,12 +116,9 @@ func begin(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*start, err
 func waitForClient(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, status func(string)) (*rest.Config, string, error) {
 	last := ""
 	for {
-		config, err := restConfig(c.Kubeconfig)
+		config, node, err := clientOf(ctx, c)
 		if err == nil {
-			var node string
-			if node, err = nodeName(ctx, c, config); err == nil {
-				return config, node, nil
-			}
+			return config, node, nil
 		}
 		if err.Error() != last {
 			last = err.Error()

@@ -12,6 +12,7 @@ import (
 	"os"
 	"strings"
 
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -51,6 +52,20 @@ func noticeDeadConnections() error {
 		}
 	}
 	return nil
+}
+
+// clientOf returns how to reach the API, and the name of the node. It fails if that yields no
+// client, as with authorities that are no certificates.
+func clientOf(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*rest.Config, string, error) {
+	config, err := restConfig(c.Kubeconfig)
+	if err != nil {
+		return nil, "", err
+	}
+	if _, err := kubernetes.NewForConfig(config); err != nil {
+		return nil, "", fmt.Errorf("kubeconfig %s: %w", c.Kubeconfig, err)
+	}
+	node, err := nodeName(ctx, c, config)
+	return config, node, err
 }
 
 // nodeName returns the name of the Node object: the configured one, else the one in the kubelet's

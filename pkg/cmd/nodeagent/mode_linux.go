@@ -124,16 +124,6 @@ func storedConfiguration(dir string) *v1alpha1.NodeAgentConfiguration {
 	return stored.Configuration
 }
 
-// clientOf returns how to reach the API, and the name of the node.
-func clientOf(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*rest.Config, string, error) {
-	client, err := restConfig(c.Kubeconfig)
-	if err != nil {
-		return nil, "", err
-	}
-	node, err := nodeName(ctx, c, client)
-	return client, node, err
-}
-
 // lastNode returns the name of the node without a client.
 func lastNode(c *v1alpha1.NodeAgentConfiguration) string {
 	if c.NodeName != "" {

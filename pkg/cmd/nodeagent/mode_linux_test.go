@@ -4,6 +4,7 @@
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -46,11 +47,16 @@ func TestChooseMode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const broken = "maxShutdownDelay: 25h\n"
+	const (
+		broken        = "maxShutdownDelay: 25h\n"
+		noAuthorities = `https://127.0.0.1:1", certificate-authority-data: "Z2FyYmFnZQ==`
+	)
 	for name, test := range map[string]struct {
 		config string
 		// noFile: there is no kubeconfig. badFile: it cannot be read as one.
 		noFile, badFile, crashed bool
+		// server is the address of the API server, if it is not a usual one.
+		server string
 		// stored is the boot of which there is a state, noPods: without a list of pods.
 		stored string
 		noPods bool
@@ -65,6 +71,9 @@ func TestChooseMode(t *testing.T) {
 	}{
 		"all is there":                                     {local: true},
 		"a kubeconfig without a meaning":                   {badFile: true, why: "no way to reach the API", local: true},
+		"authorities that are none":                        {server: noAuthorities, why: "no way to reach the API", local: true},
+		"authorities that are none, it crashes":            {server: noAuthorities, crashed: true, safe: true, why: "started 5 times"},
+		"a server without a meaning":                       {server: "https://a b", why: "no way to reach the API", local: true},
 		"no kubeconfig":                                    {noFile: true, safe: true, why: "not joined a cluster"},
 		"no kubeconfig any more":                           {noFile: true, stored: boot, safe: true, why: "not joined a cluster", local: true, storedTable: true},
 		"a broken file":                                    {config: broken, safe: true, why: "maxShutdownDelay"},
@@ -82,7 +91,7 @@ func TestChooseMode(t *testing.T) {
 			if test.stored != "" {
 				storeConfiguration(t, dir, test.stored, !test.noPods)
 			}
-			kubeconfig := kubeconfigFor(t, "http://"+unreachable(t), "")
+			kubeconfig := kubeconfigFor(t, cmp.Or(test.server, "http://"+unreachable(t)), "")
 			switch {
 			case test.noFile:
 				kubeconfig = filepath.Join(t.TempDir(), "no.conf")
@@ -113,8 +122,9 @@ func TestChooseMode(t *testing.T) {
 			if stored := m.config.ShutdownGracePeriodByPodPriority[0].ShutdownGracePeriodSeconds == 7; stored != test.storedTable {
 				t.Errorf("the table is %v, want the stored one: %t", m.config.ShutdownGracePeriodByPodPriority, test.storedTable)
 			}
-			if m.node == "" || m.client == nil {
-				t.Errorf("the node is %q, the client %v", m.node, m.client)
+			// An agent without a client ends, is started again, and keeps the lock all the time.
+			if _, err := kubernetes.NewForConfig(m.client); m.node == "" || err != nil {
+				t.Errorf("the node is %q, there is no client: %v", m.node, err)
 			}
 		})
 	}
