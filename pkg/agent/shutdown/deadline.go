@@ -72,7 +72,7 @@ const withinPeriod = 5 * time.Minute
 // since the boot. The request counts from when it was made; if its time was over when the shutdown
 // began, from then.
 func remainingWithin(w *state.Within, bootID string, begun, sinceBoot time.Duration) (remaining time.Duration, ok bool) {
-	if w == nil || w.BootID != bootID || w.SinceBoot+withinPeriod < begun {
+	if w == nil || !state.OfKernel(bootID, w.BootID) || w.SinceBoot+withinPeriod < begun {
 		return 0, false
 	}
 	end := w.SinceBoot + w.Within

@@ -258,6 +258,16 @@ func TestRemainingWithin(t *testing.T) {
 	}
 }
 
+// The command that makes a request knows the boot of the kernel, the manager that of userspace, too.
+func TestWithinInAnotherBootOfUserspace(t *testing.T) {
+	request := &state.Within{BootID: thisBoot, SinceBoot: time.Hour, Within: 2 * time.Minute}
+	for boot, want := range map[string]bool{thisBoot: true, thisBoot + "-4711": true, otherBoot + "-4711": false} {
+		if _, ok := remainingWithin(request, boot, time.Hour, time.Hour); ok != want {
+			t.Errorf("in boot %s the request counts: %t, want %t", boot, ok, want)
+		}
+	}
+}
+
 func TestIsSooner(t *testing.T) {
 	request := &state.Within{BootID: thisBoot, SinceBoot: time.Hour, Within: 2 * time.Minute}
 	for name, tt := range map[string]struct {

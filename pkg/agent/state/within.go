@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -18,12 +19,19 @@ const withinName = "within.json"
 
 // Within is a request to shorten the shutdown that is pending or comes next.
 type Within struct {
-	// BootID is the boot in which it was made.
+	// BootID is the boot in which it was made, as BootID returns it.
 	BootID string `json:"bootID"`
 	// SinceBoot is when it was made, see the function SinceBoot.
 	SinceBoot time.Duration `json:"sinceBoot"`
 	// Within is how long the machine runs from then on.
 	Within time.Duration `json:"within"`
+}
+
+// OfKernel reports whether a boot of userspace is one in the boot of the kernel that BootID returns:
+// the identity of a boot is that of the kernel, after a soft-reboot followed by what tells it from
+// the earlier ones.
+func OfKernel(boot, kernel string) bool {
+	return boot == kernel || strings.HasPrefix(boot, kernel+"-")
 }
 
 // WriteWithin stores a request in a directory, which it creates if needed. It replaces an earlier

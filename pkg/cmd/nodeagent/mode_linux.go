@@ -115,7 +115,7 @@ func storedConfiguration(dir string) *v1alpha1.NodeAgentConfiguration {
 		return nil
 	}
 	stored, err := state.Read(dir, state.RunDirectory)
-	if err != nil || stored.Configuration == nil || !strings.HasPrefix(stored.BootID, kernel) || stored.Configuration.LocalEngine == v1alpha1.LocalEngineNone {
+	if err != nil || stored.Configuration == nil || !state.OfKernel(stored.BootID, kernel) || stored.Configuration.LocalEngine == v1alpha1.LocalEngineNone {
 		return nil
 	}
 	if _, err := os.Stat(filepath.Join(dir, "pods.json")); err != nil {

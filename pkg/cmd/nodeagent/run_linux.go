@@ -8,7 +8,6 @@ import (
 	"errors"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
@@ -163,7 +162,7 @@ func bootIdentity(ctx context.Context, last string, stored time.Time) (string, e
 // systemd.
 func bootOf(kernel, userspace, last string, present bool, err error) string {
 	switch {
-	case err != nil && strings.HasPrefix(last, kernel+"-"), present && last == kernel:
+	case err != nil && state.OfKernel(last, kernel), present && last == kernel:
 		return last
 	case err != nil || userspace == "":
 		return kernel
