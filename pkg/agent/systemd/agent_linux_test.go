@@ -82,22 +82,18 @@ func runAgent() error {
 			}
 			continue
 		}
-		client, err := systemd.Dial(ctx, "")
-		if err != nil {
-			return err
-		}
-		ending, err := client.Ending(ctx, install.Unit)
+		ending, err := systemd.Service{Unit: install.Unit}.Ending(ctx)
 		if err != nil {
 			return err
 		}
 		if !ending.Stopping || !manager.State().LockHeld {
 			return nil
 		}
-		kubelet, err := client.ActiveState(ctx, "kubelet.service")
+		kubelet, err := systemd.Service{Unit: "kubelet.service"}.State(ctx)
 		if err != nil {
-			return err
+			kubelet.Active = err.Error()
 		}
-		write(func() { current.Ending, current.Kubelet = ending, kubelet })
+		write(func() { current.Ending, current.Kubelet = ending, kubelet.Active })
 		manager.Stopping(ending.Kind, ending.Limit)
 		if slices.Contains(os.Args, endKubelet) {
 			err := systemd.Service{Unit: "kubelet.service"}.End(ctx)

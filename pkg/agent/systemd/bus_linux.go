@@ -19,28 +19,49 @@ const connectTimeout = 10 * time.Second
 // delivered in their order. root is the directory where the root of the host is mounted; for the
 // process' own root it is "".
 func ConnectBus(ctx context.Context, root string) (*dbus.Conn, error) {
-	options := []dbus.ConnOption{dbus.WithSignalHandler(dbus.NewSequentialSignalHandler()), dbus.WithContext(ctx)}
-	dial := func() (*dbus.Conn, error) { return dbus.SystemBusPrivate(options...) }
+	dial := dbus.SystemBusPrivate
 	if root != "" {
-		socket := filepath.Join(root, "run", "dbus", "system_bus_socket")
-		dial = func() (*dbus.Conn, error) {
-			return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(socket), options...)
-		}
+		dial = socket(root, "run/dbus/system_bus_socket")
 	}
-	conn, err := dial()
+	conn, err := connect(ctx, dial, (*dbus.Conn).Hello)
 	if err != nil {
-		return nil, fmt.Errorf("connect to the bus of %s: %w", filepath.Join(string(filepath.Separator), root), err)
+		return nil, fmt.Errorf("connect to the bus of %s: %w", filepath.Join("/", root), err)
+	}
+	return conn, nil
+}
+
+// connectDirectly connects to systemd without a bus, as systemctl does. Nothing but its methods can
+// be called.
+func connectDirectly(ctx context.Context, root string) (*dbus.Conn, error) {
+	conn, err := connect(ctx, socket(root, "run/systemd/private"), func(*dbus.Conn) error { return nil })
+	if err != nil {
+		return nil, fmt.Errorf("connect to the systemd of %s: %w", filepath.Join("/", root), err)
+	}
+	return conn, nil
+}
+
+// socket returns a function that connects to a socket below a root.
+func socket(root, path string) func(...dbus.ConnOption) (*dbus.Conn, error) {
+	return func(options ...dbus.ConnOption) (*dbus.Conn, error) {
+		return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(filepath.Join("/", root, path)), options...)
+	}
+}
+
+func connect(ctx context.Context, dial func(...dbus.ConnOption) (*dbus.Conn, error), hello func(*dbus.Conn) error) (*dbus.Conn, error) {
+	conn, err := dial(dbus.WithSignalHandler(dbus.NewSequentialSignalHandler()), dbus.WithContext(ctx))
+	if err != nil {
+		return nil, err
 	}
 	// Neither call takes a context, and a daemon that was stopped answers never.
 	limit := time.AfterFunc(connectTimeout, func() { conn.Close() })
 	defer limit.Stop()
 	if err := conn.Auth(nil); err != nil {
 		conn.Close()
-		return nil, fmt.Errorf("authenticate to the bus: %w", err)
+		return nil, fmt.Errorf("authenticate: %w", err)
 	}
-	if err := conn.Hello(); err != nil {
+	if err := hello(conn); err != nil {
 		conn.Close()
-		return nil, fmt.Errorf("register with the bus: %w", err)
+		return nil, fmt.Errorf("register: %w", err)
 	}
 	return conn, nil
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/agent/logind"
+	"haulout.dev/haulout/pkg/agent/systemd"
 	"haulout.dev/haulout/pkg/agent/systemd/install"
 	"haulout.dev/haulout/pkg/cmd/nodeagent"
 )
@@ -115,6 +116,27 @@ func TestShutdownAroundLogind(t *testing.T) {
 			m.mustEnd(test.want)
 		})
 	}
+}
+
+// TestShutdownWithoutABus: the agent cannot ask over the bus why systemd stops it.
+func TestShutdownWithoutABus(t *testing.T) {
+	m := bootMachine(t)
+	m.install(true)
+	m.until("the lock is held", held)
+	client := m.client()
+	m.startTarget("reboot.target", func() {
+		if err := os.Remove(m.root + "/run/dbus/system_bus_socket"); err != nil {
+			t.Fatal(err)
+		}
+	})
+	stopped := m.until("systemd stops the agent", func(r record) bool { return r.Ending.Stopping && pending(r) })
+	if want := (systemd.Ending{Stopping: true, Kind: "reboot", Limit: 20 * time.Minute}); stopped.Ending != want {
+		t.Errorf("the agent saw %+v, want %+v", stopped.Ending, want)
+	}
+	if err := client.KillUnit(t.Context(), install.Unit, syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	m.mustEnd(syscall.SIGHUP)
 }
 
 // TestKubeletEndsWhileTheSystemStops: the job of systemd that stops the kubelet waits for the

@@ -246,14 +246,18 @@ func (m *machine) lockPIDs() []uint32 {
 	return pids
 }
 
-// startTarget starts a unit without waiting, as `systemctl start --no-block` does.
-func (m *machine) startTarget(unit string) {
+// startTarget starts a unit without waiting, as `systemctl start --no-block` does. It is connected
+// to the bus before it calls the functions.
+func (m *machine) startTarget(unit string, connected ...func()) {
 	m.t.Helper()
 	conn, err := systemd.ConnectBus(m.t.Context(), m.root)
 	if err != nil {
 		m.t.Fatal(err)
 	}
 	defer conn.Close()
+	for _, f := range connected {
+		f()
+	}
 	var job dbus.ObjectPath
 	object := conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1")
 	if err := object.Call("org.freedesktop.systemd1.Manager.StartUnit", 0, unit, "replace-irreversibly").Store(&job); err != nil {

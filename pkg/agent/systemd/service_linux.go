@@ -5,6 +5,7 @@ package systemd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -52,6 +53,26 @@ func (s Service) ActiveState(ctx context.Context) (string, error) {
 		return err
 	})
 	return state, err
+}
+
+// Ending tells the service, which systemd stops, whether that is because the system goes down, and
+// how much time there is. The bus is asked only if systemd itself cannot be: then it may be broken.
+func (s Service) Ending(ctx context.Context) (ending Ending, err error) {
+	conn, err := connectDirectly(ctx, s.Root)
+	if err == nil {
+		defer conn.Close()
+		if ending, err = NewClient(conn).Ending(ctx, s.Unit); err == nil || ending.Stopping {
+			return ending, err
+		}
+	}
+	busErr := s.do(ctx, func(c *Client, ctx context.Context, unit string) (err error) {
+		ending, err = c.Ending(ctx, unit)
+		return err
+	})
+	if busErr != nil {
+		return ending, errors.Join(err, busErr)
+	}
+	return ending, nil
 }
 
 func (s Service) do(ctx context.Context, act func(*Client, context.Context, string) error) error {

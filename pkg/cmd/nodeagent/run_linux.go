@@ -175,10 +175,5 @@ func bootOf(kernel, userspace, last string, present bool, err error) string {
 func whySystemdStops(ctx context.Context) (systemd.Ending, error) {
 	ctx, cancel := context.WithTimeout(ctx, askSystemdTimeout)
 	defer cancel()
-	client, err := systemd.Dial(ctx, "")
-	if err != nil {
-		return systemd.Ending{}, err
-	}
-	ending, err := client.Ending(ctx, install.Unit)
-	return ending, errors.Join(err, client.Close())
+	return systemd.Service{Unit: install.Unit}.Ending(ctx)
 }
