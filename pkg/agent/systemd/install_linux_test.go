@@ -204,6 +204,30 @@ func TestAgentInSafeMode(t *testing.T) {
 	}
 }
 
+// TestAgentOfAMachineThatLeavesItsCluster: what `kubeadm reset` does while the agent runs.
+func TestAgentOfAMachineThatLeavesItsCluster(t *testing.T) {
+	m := bootMachine(t)
+	const config, kubeconfig = "/etc/haulout-node-agent/config.yaml", "/etc/kubernetes/kubelet.conf"
+	m.install(true, func(o *install.Options) {
+		o.Args = []string{realAgent, "run"}
+		o.Files = []install.File{
+			{Path: config, Mode: 0o644, Content: []byte("apiVersion: nodeagent.haulout.dev/v1alpha1\nkind: NodeAgentConfiguration\nnodeName: node-1\n")},
+			{Path: kubeconfig, Mode: 0o600, Content: []byte(`apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: k, user: u}}]
+clusters: [{name: k, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: u, user: {}}]
+`)},
+		}
+	})
+	eventually(t, "the agent holds a lock", func() bool { return len(m.lockPIDs()) == 1 })
+	if err := os.Remove(m.root + kubeconfig); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the agent holds no lock", func() bool { return len(m.lockPIDs()) == 0 })
+}
+
 func TestInstallUpdateUninstall(t *testing.T) {
 	m := bootMachine(t)
 	if status := m.status(); status.Exists() {

@@ -4,13 +4,16 @@
 package nodeagent
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
+	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -24,8 +27,12 @@ import (
 // userPrefix begins the user name of every kubelet; the name of its node follows.
 const userPrefix = "system:node:"
 
-// restConfig returns how the agent reaches the API. The file is read once; the certificate that a
-// kubelet's kubeconfig refers to is read again whenever the kubelet has renewed it.
+// betterPeriod is how often an agent looks whether another process could do more of its work.
+const betterPeriod = 10 * time.Second
+
+// restConfig returns how the agent reaches the API. The file is read once, see clientChanged;
+// the certificate that a kubelet's kubeconfig refers to is read again whenever the kubelet has
+// renewed it.
 func restConfig(kubeconfig string) (*rest.Config, error) {
 	if err := noticeDeadConnections(); err != nil {
 		return nil, err
@@ -66,6 +73,39 @@ func clientOf(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*rest.Co
 	}
 	node, err := nodeName(ctx, c, config)
 	return config, node, err
+}
+
+// clientFiles returns what differs between the clients of two clusters: the kubeconfig, and the
+// authorities in the file that it names. It returns nil if there is no kubeconfig.
+func clientFiles(kubeconfig string) ([]byte, error) {
+	data, err := os.ReadFile(kubeconfig)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	config, err := restConfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	authorities, err := authoritiesIn(config)
+	return append(data, authorities...), err
+}
+
+// clientChanged reports whether clientFiles returns something else than before. A kubeconfig that
+// cannot be read may be half written.
+func clientChanged(kubeconfig string, before []byte) bool {
+	now, err := clientFiles(kubeconfig)
+	return err == nil && !bytes.Equal(now, before)
+}
+
+// authoritiesIn returns the certificates of the authorities that a client trusts.
+func authoritiesIn(config *rest.Config) ([]byte, error) {
+	if len(config.CAData) > 0 || config.CAFile == "" {
+		return config.CAData, nil
+	}
+	return os.ReadFile(config.CAFile)
 }
 
 // nodeName returns the name of the Node object: the configured one, else the one in the kubelet's

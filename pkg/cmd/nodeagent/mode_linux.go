@@ -33,8 +33,6 @@ const (
 	// crashStarts starts within crashPeriod mean that the agent crashes.
 	crashStarts = 5
 	crashPeriod = time.Minute
-	// betterPeriod is how often an agent that cannot do all of its work tries whether it can.
-	betterPeriod = 10 * time.Second
 	// releasingDir is the state directory of an agent that only releases.
 	releasingDir = state.RunDirectory + "/safe-mode"
 )
@@ -49,6 +47,8 @@ type mode struct {
 	config *v1alpha1.NodeAgentConfiguration
 	client *rest.Config
 	node   string
+	// files is what the client was made from, see clientFiles.
+	files []byte
 	// why is why the agent cannot do all of its work, empty if it can. safe: it is in safe mode.
 	why  string
 	safe bool
@@ -74,11 +74,23 @@ func chooseMode(ctx context.Context, o *Options, lastDir string, crashed bool) m
 		return m
 	}
 	m := mode{config: c}
-	if m.client, m.node, err = clientOf(ctx, c); err != nil {
+	if err := m.connect(ctx); err != nil {
 		m.why = "there is no way to reach the API: " + err.Error()
-		m.client, m.node = noAPI(err), lastNode(c)
 	}
 	return m
+}
+
+// connect makes the client and finds the name of the node. If it fails, the client is that of an API
+// that does not answer.
+func (m *mode) connect(ctx context.Context) error {
+	// Before the client is made: a change in the meantime must be seen. A kubeconfig that cannot be
+	// read yields no client.
+	m.files, _ = clientFiles(m.config.Kubeconfig)
+	var err error
+	if m.client, m.node, err = clientOf(ctx, m.config); err != nil {
+		m.client, m.node = noAPI(err), lastNode(m.config)
+	}
+	return err
 }
 
 // safeMode returns the mode with the configuration that was stored in this boot, in the state
@@ -91,9 +103,7 @@ func safeMode(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, why strin
 	}
 	// The API is not asked about the shutdown, so there is nothing to wait for.
 	m.config.APIGracePeriod.Duration = time.Second
-	var err error
-	if m.client, m.node, err = clientOf(ctx, m.config); err != nil {
-		m.client, m.node = noAPI(err), lastNode(m.config)
+	if m.connect(ctx) != nil {
 		return m
 	}
 	m.client.Wrap(func(next http.RoundTripper) http.RoundTripper { return nodeOnly{next} })
@@ -155,8 +165,9 @@ func (n nodeOnly) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, errors.New("safe mode: the API is not used")
 }
 
-// awaitBetter returns when the agent can do more of its work than in this mode. While a shutdown is
-// pending it does not: what has begun is ended.
+// awaitBetter returns when the agent can do more of its work than in this mode, or when its client
+// is not any more that of the kubeconfig: the machine has left its cluster, or has joined another
+// one. While a shutdown is pending it does not: what has begun is ended.
 func (m *mode) awaitBetter(ctx context.Context, o *Options, shuttingDown func() bool) {
 	ticker := time.NewTicker(betterPeriod)
 	defer ticker.Stop()
@@ -166,8 +177,14 @@ func (m *mode) awaitBetter(ctx context.Context, o *Options, shuttingDown func() 
 			return
 		case <-ticker.C:
 		}
-		if next := chooseMode(ctx, o, "", false); !shuttingDown() && (next.why == "" || m.safe && !next.safe) {
-			klog.FromContext(ctx).Info("What the agent lacked is there, starting it again", "lacked", m.why)
+		changed := clientChanged(m.config.Kubeconfig, m.files)
+		better := changed
+		if m.why != "" && !changed {
+			next := chooseMode(ctx, o, "", false)
+			better = next.why == "" || m.safe && !next.safe
+		}
+		if better && !shuttingDown() {
+			klog.FromContext(ctx).Info("Starting the agent again, with another kubeconfig or what it lacked", "kubeconfigChanged", changed, "lacked", m.why)
 			if m.crashed {
 				_ = os.Remove(startsFile) // the next starts are counted from here
 			}

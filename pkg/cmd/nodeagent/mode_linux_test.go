@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -126,6 +127,54 @@ func TestChooseMode(t *testing.T) {
 			if _, err := kubernetes.NewForConfig(m.client); m.node == "" || err != nil {
 				t.Errorf("the node is %q, there is no client: %v", m.node, err)
 			}
+		})
+	}
+}
+
+// After `kubeadm reset` and `kubeadm join`, the client of before would ask the old cluster.
+func TestAgentStartsAgainWithAnotherKubeconfig(t *testing.T) {
+	for name, test := range map[string]struct {
+		// change is what happens to the kubeconfig, or to the file of authorities that it names.
+		change func(kubeconfig, authorities string) error
+		// shuttingDown: a shutdown is pending.
+		shuttingDown bool
+		want         bool
+	}{
+		"nothing happens": {change: func(string, string) error { return nil }},
+		"another cluster": {change: func(kubeconfig, _ string) error {
+			return os.Rename(kubeconfigFor(t, "https://127.0.0.1:2", ""), kubeconfig)
+		}, want: true},
+		"other authorities": {change: func(_, authorities string) error {
+			return os.WriteFile(authorities, clientCertificate(t, "other", false), 0o600)
+		}, want: true},
+		"it is gone":                         {change: func(kubeconfig, _ string) error { return os.Remove(kubeconfig) }, want: true},
+		"it is gone in a shutdown":           {change: func(kubeconfig, _ string) error { return os.Remove(kubeconfig) }, shuttingDown: true},
+		"it is half written":                 {change: func(kubeconfig, _ string) error { return os.Truncate(kubeconfig, 70) }},
+		"the file of authorities is missing": {change: func(_, authorities string) error { return os.Remove(authorities) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			authorities := filepath.Join(dir, "ca.crt")
+			if err := os.WriteFile(authorities, clientCertificate(t, "authority", false), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			kubeconfig := kubeconfigFor(t, `https://127.0.0.1:1", certificate-authority: "`+authorities, "")
+			o := &Options{Kubeconfig: kubeconfig, StateDirectory: dir, ConfigFile: configFile(t, "nodeName: node-1\n")}
+			m := chooseMode(t.Context(), o, "", false)
+			if m.why != "" {
+				t.Fatal(m.why)
+			}
+			if err := test.change(kubeconfig, authorities); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				m.awaitBetter(ctx, o, func() bool { return test.shuttingDown })
+				if got := ctx.Err() == nil; got != test.want {
+					t.Errorf("the agent starts again: %t, want %t", got, test.want)
+				}
+			})
 		})
 	}
 }

@@ -25,7 +25,8 @@ import (
 const askSystemdTimeout = 5 * time.Second
 
 // runService runs the agent until the context ends or the service is stopped. An agent that cannot
-// do all of its work runs, too, see mode; when it can, it ends, and systemd starts it again.
+// do all of its work runs, too, see mode; when it can, or when its kubeconfig has changed, it ends,
+// and systemd starts it again.
 func runService(ctx context.Context, o *Options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -82,11 +83,11 @@ func runService(ctx context.Context, o *Options) error {
 	}()
 	if m.why != "" {
 		klog.FromContext(ctx).Error(nil, "The agent cannot do all of its work", "why", m.why, "safeMode", m.safe)
-		go func() {
-			defer cancel()
-			m.awaitBetter(ctx, o, func() bool { return machine.State().ShuttingDown })
-		}()
 	}
+	go func() {
+		defer cancel()
+		m.awaitBetter(ctx, o, func() bool { return machine.State().ShuttingDown })
+	}()
 	h.status("starting")
 	return stopErr(ctx, a.run(ctx))
 }

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
@@ -116,8 +117,8 @@ func redirectLog(o *Options) (closeLog func(), err error) {
 
 // run runs the agent until the context ends, or until a shutdown may go on.
 func (r *runner) run(ctx context.Context, o *Options) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	c, err := o.Load()
 	if err != nil {
 		return err
@@ -134,6 +135,10 @@ func (r *runner) run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return r.endErr(ctx, err)
 	}
+	files, err := clientFiles(c.Kubeconfig)
+	if err != nil {
+		return err
+	}
 	a, err := newAgent(ctx, c, s, h, config, node)
 	if err != nil {
 		return err
@@ -141,7 +146,16 @@ func (r *runner) run(ctx context.Context, o *Options) error {
 	h.status("starting")
 	go r.journal(ctx, a.manager.Status)
 	go func() {
-		defer cancel()
+		changed := func(context.Context) (bool, error) {
+			return clientChanged(c.Kubeconfig, files) && !machine.State().ShuttingDown, nil
+		}
+		if wait.PollUntilContextCancel(ctx, betterPeriod, false, changed) == nil {
+			// Windows starts a service again only if that ends with an error.
+			cancel(errors.New("the kubeconfig has changed, the agent must be started again"))
+		}
+	}()
+	go func() {
+		defer cancel(nil)
 		// A process that resumes a shutdown goes on after it: Windows has not asked it.
 		select {
 		case <-ctx.Done():

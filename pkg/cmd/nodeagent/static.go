@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -105,10 +104,7 @@ func authoritiesOf(c *v1alpha1.NodeAgentConfiguration, facts kubelet.Facts) func
 		if err != nil {
 			return nil, err
 		}
-		if len(config.CAData) > 0 || config.CAFile == "" {
-			return config.CAData, nil
-		}
-		return os.ReadFile(config.CAFile)
+		return authoritiesIn(config)
 	}
 }
 
