@@ -165,12 +165,12 @@ func (m *Manager) snapshot() shutdown.MachineState {
 	return state
 }
 
-// Release lets the pending shutdown go on. Without one it does nothing.
+// Release lets the pending shutdown go on. If logind has said that there is none, it does nothing.
 func (m *Manager) Release(ctx context.Context) error {
 	defer m.publish()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.state.ShuttingDown {
+	if m.state.Known && !m.state.ShuttingDown {
 		return nil
 	}
 	m.released = true
@@ -318,6 +318,7 @@ func (m *Manager) observe(preparing bool, identity string) {
 	if m.stopping {
 		return
 	}
+	m.released = m.released && preparing
 	switch {
 	case preparing && !m.state.ShuttingDown:
 		m.state.ShuttingDown, m.state.Forgotten = true, false
@@ -327,7 +328,7 @@ func (m *Manager) observe(preparing bool, identity string) {
 		// The same shutdown, or another one after a restart of logind.
 		m.detectedBy = identity
 	case m.state.ShuttingDown:
-		m.state.ShuttingDown, m.released = false, false
+		m.state.ShuttingDown = false
 		// A logind that cancels a shutdown is the one that announced it.
 		m.state.Forgotten = m.detectedBy != identity
 		m.state.Since, m.state.Deadline, m.state.Kind = time.Time{}, time.Time{}, ""

@@ -72,6 +72,32 @@ func TestReleaseWithoutShutdownKeepsTheLock(t *testing.T) {
 	})
 }
 
+// An agent that is started again during a shutdown, while the bus is broken, does not know of the
+// shutdown but from its state.
+func TestReleaseWithoutABus(t *testing.T) {
+	withLogind(t, func(t *testing.T, b *bench) {
+		t.Helper()
+		store := &fakeStore{}
+		holder, held := b.startHolder(locked)
+		lock, err := os.OpenFile(held.LockPath, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.kill(holder)
+		b.kill(b.dbus)
+		a := start(t, config(func(c *logind.Config) { c.Store, c.Stored = store, []*os.File{lock} }))
+		a.until("the lock is held, the bus is missed", func(s shutdown.MachineState) bool {
+			return s.LockHeld && !s.Known && hasProblem(s, "cannot be reached")
+		})
+		if err := a.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if a.State().LockHeld || !store.removed {
+			t.Errorf("the lock is held: %t, removed from the store: %t", a.State().LockHeld, store.removed)
+		}
+	})
+}
+
 func TestMachineGoesDownAtTheDeadline(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
 		t.Helper()
