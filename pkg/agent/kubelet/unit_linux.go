@@ -25,6 +25,9 @@ const (
 	// stoppedFile is there while the agent has stopped the kubelet. A boot, which starts the
 	// kubelet, removes it.
 	stoppedFile = "/run/haulout-node-agent.kubelet-stopped"
+	// problemTimeout limits how long systemd is asked about the unit. Static pods wait for the
+	// answer.
+	problemTimeout = 5 * time.Second
 )
 
 // Unit is the kubelet as a service of systemd.
@@ -109,6 +112,8 @@ func (u *Unit) Stop(ctx context.Context) error {
 // A machine without a process of the kubelet may still have one, as a part of another program. It
 // counts as stopped only if its unit has run in this boot and does not run now.
 func (u *Unit) Problem(ctx context.Context) (problem string, ok bool) {
+	ctx, cancel := context.WithTimeout(ctx, problemTimeout)
+	defer cancel()
 	before, err := u.find(ctx)
 	if err != nil && !errors.Is(err, ErrNotRunning) {
 		return "", false

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"haulout.dev/haulout/pkg/agent/systemd"
 )
@@ -27,6 +28,8 @@ type world struct {
 	busErr, startErr error
 	// starts: systemd starts the kubelet after it has answered.
 	starts bool
+	// hangs: systemd does not answer before the context ends.
+	hangs bool
 	// own reports whether the unit's job ends all kubelets.
 	own   bool
 	ended []int
@@ -43,7 +46,11 @@ func (w *world) End(context.Context) error {
 	return w.busErr
 }
 
-func (w *world) State(context.Context) (systemd.UnitState, error) {
+func (w *world) State(ctx context.Context) (systemd.UnitState, error) {
+	if w.hangs {
+		<-ctx.Done()
+		return systemd.UnitState{}, ctx.Err()
+	}
 	if w.starts {
 		w.running = []int{int(w.unit.MainPID)}
 	}
@@ -154,4 +161,18 @@ func TestProblemOfTheUnit(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The keeper of the static pods starts after the first answer.
+func TestProblemOfAUnitWhoseSystemdHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := world{running: []int{7}, hangs: true}
+		u := &Unit{name: "kubelet.service", service: &w, find: w.find, end: w.end}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		began := time.Now()
+		if got, ok := u.Problem(ctx); got != "" || ok || time.Since(began) != problemTimeout {
+			t.Errorf("got %q, %t after %v, want no answer after %v", got, ok, time.Since(began), problemTimeout)
+		}
+	})
 }
