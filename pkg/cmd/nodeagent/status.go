@@ -178,7 +178,7 @@ func askNode(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, report *Re
 	var conditions []corev1.NodeCondition
 	for _, condition := range node.Status.Conditions {
 		switch condition.Type {
-		case maintenancev1alpha1.NodeConditionAgentReady, corev1.NodeGracefulNodeShutdownInProgress:
+		case maintenancev1alpha1.NodeConditionAgentReady, maintenancev1alpha1.NodeConditionAgentRunning, corev1.NodeGracefulNodeShutdownInProgress:
 			conditions = append(conditions, condition)
 		}
 	}

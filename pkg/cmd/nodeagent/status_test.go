@@ -119,6 +119,7 @@ func TestStatus(t *testing.T) {
 		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
 			{Type: corev1.NodeReady, Status: "True", Reason: "KubeletReady"},
 			{Type: "maintenance.haulout.dev/NodeAgentReady", Status: "True", Reason: "Ready", Message: "v9"},
+			{Type: "maintenance.haulout.dev/NodeAgentRunning", Status: "False", Reason: "NoLock", Message: "no lock"},
 			{Type: "GracefulNodeShutdownInProgress", Status: "True", Reason: "WaitingForDrain", Message: "12 pods left"},
 		}},
 	}
@@ -139,7 +140,7 @@ func TestStatus(t *testing.T) {
 				"node-1", "running, version v9, for 1h0m", "Maintaining", "reboot, requested at 2026-01-02T03:04:05Z",
 				"2026-01-02T03:34:05Z at the latest", "shutdown-node-1-12345678", "2, of which the API knows 1", "12 pods left", "20m0s",
 				"held, a shutdown is delayed by 30m0s at most (/run/systemd/inhibit/7.ref)", "CRI", "can be stopped and restarted",
-				"NodeAgentReady:", "True (Ready) v9", "GracefulNodeShutdownInProgress:", "True (WaitingForDrain) 12 pods left",
+				"NodeAgentReady:", "True (Ready) v9", "NodeAgentRunning:", "False (NoLock) no lock", "GracefulNodeShutdownInProgress:", "True (WaitingForDrain) 12 pods left",
 			},
 			wantNot: []string{"KubeletReady", "Problem", "no answer"},
 		},
