@@ -222,12 +222,6 @@ func (c *Client) load(ctx context.Context, name string) (dbus.BusObject, error) 
 	return c.conn.Object(busName, object), nil
 }
 
-// ActiveState returns the ActiveState of a unit, which is inactive if there is no such unit.
-func (c *Client) ActiveState(ctx context.Context, name string) (string, error) {
-	state, err := c.Unit(ctx, name)
-	return state.Active, err
-}
-
 // StartUnit starts a unit and waits until it has started.
 func (c *Client) StartUnit(ctx context.Context, name string) error {
 	return c.runJob(ctx, "StartUnit", name)

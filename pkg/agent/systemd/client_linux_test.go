@@ -21,7 +21,7 @@ func TestUnits(t *testing.T) {
 	if err != nil || state.Exists() || state.Active != "inactive" {
 		t.Errorf("a unit that does not exist: %+v, %v", state, err)
 	}
-	if err := m.service("no-such.service").Stop(ctx); err != nil {
+	if err := m.service("no-such.service").End(ctx); err != nil {
 		t.Errorf("stop a unit that does not exist: %v, want no error", err)
 	}
 	if err := m.service("no-such.service").Start(ctx); err == nil {
@@ -30,8 +30,8 @@ func TestUnits(t *testing.T) {
 	if err := m.service("broken.service").Start(ctx); err == nil {
 		t.Error("started a unit that fails")
 	}
-	if state, err := m.service("broken.service").ActiveState(ctx); err != nil || state != "failed" {
-		t.Errorf("the broken unit is %s, %v, want failed", state, err)
+	if state, err := m.service("broken.service").State(ctx); err != nil || state.Active != "failed" {
+		t.Errorf("the broken unit is %s, %v, want failed", state.Active, err)
 	}
 	if err := client.ResetFailed(ctx, "broken.service"); err != nil {
 		t.Error(err)
@@ -60,7 +60,7 @@ func TestUnits(t *testing.T) {
 	if err != nil || running.MainPID == 0 || running.LastPID != running.MainPID {
 		t.Errorf("a service that runs: %+v, %v", running, err)
 	}
-	if err := errors.Join(kubelet.Stop(ctx), client.Reload(ctx)); err != nil {
+	if err := errors.Join(kubelet.End(ctx), client.Reload(ctx)); err != nil {
 		t.Error(err)
 	}
 	if state, err := kubelet.State(ctx); err != nil || state.MainPID != 0 || state.LastPID != running.MainPID {

@@ -109,8 +109,8 @@ func TestShutdownAroundLogind(t *testing.T) {
 					stopped.Ending, stopped.Kubelet, test.wantKind, test.wantLimit)
 			}
 			// As long as the agent works, the pods have their kubelet.
-			if state, err := m.service("kubelet.service").ActiveState(t.Context()); err != nil || state != "active" {
-				t.Errorf("the kubelet is %s, %v, want active", state, err)
+			if state, err := m.service("kubelet.service").State(t.Context()); err != nil || state.Active != "active" {
+				t.Errorf("the kubelet is %s, %v, want active", state.Active, err)
 			}
 			m.kill(syscall.SIGUSR1)
 			m.mustEnd(test.want)
@@ -267,7 +267,7 @@ func TestInstallUpdateUninstall(t *testing.T) {
 		t.Fatal(err)
 	}
 	restarted("the rest of an update", withFile("1"), withProgram)
-	if err := m.service(install.Unit).Stop(t.Context()); err != nil {
+	if err := m.service(install.Unit).End(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	m.install(true, withFile("1"), withProgram)

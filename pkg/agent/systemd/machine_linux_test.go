@@ -116,8 +116,8 @@ func bootMachine(t *testing.T) *machine {
 	}
 	m.openRoot()
 	eventually(t, "logind runs", func() bool {
-		state, err := m.service("systemd-logind.service").ActiveState(t.Context())
-		return err == nil && state == "active"
+		state, err := m.service("systemd-logind.service").State(t.Context())
+		return err == nil && state.Active == "active"
 	})
 	return m
 }

@@ -25,11 +25,6 @@ func (s Service) Start(ctx context.Context) error {
 	return s.do(ctx, (*Client).StartUnit)
 }
 
-// Stop stops the unit and waits until it has stopped.
-func (s Service) Stop(ctx context.Context) error {
-	return s.do(ctx, (*Client).StopUnit)
-}
-
 // End ends the unit, which must be a service, also while the system goes down, see EndService.
 func (s Service) End(ctx context.Context) error {
 	return s.do(ctx, (*Client).EndService)
@@ -40,16 +35,6 @@ func (s Service) State(ctx context.Context) (UnitState, error) {
 	var state UnitState
 	err := s.do(ctx, func(c *Client, ctx context.Context, unit string) (err error) {
 		state, err = c.Unit(ctx, unit)
-		return err
-	})
-	return state, err
-}
-
-// ActiveState returns the ActiveState of the unit.
-func (s Service) ActiveState(ctx context.Context) (string, error) {
-	var state string
-	err := s.do(ctx, func(c *Client, ctx context.Context, unit string) (err error) {
-		state, err = c.ActiveState(ctx, unit)
 		return err
 	})
 	return state, err
