@@ -196,7 +196,7 @@ func TestKubeletRunsAgain(t *testing.T) {
 	} {
 		for when, cancelled := range map[string]bool{"a shutdown that was cancelled": true, "a shutdown that is drained after all": false} {
 			t.Run(name+", after "+when, func(t *testing.T) {
-				scenario(t, func(w *world) { w.mode = apiDown }, func(w *world) {
+				scenario(t, func(w *world) { w.mode, w.noted = apiDown, true }, func(w *world) {
 					w.request()
 					w.wait(20 * time.Second)
 					w.wantPhase(state.LocalRun)

@@ -57,7 +57,7 @@ func (p *process) config() Config {
 			return p.wall()
 		}, SinceBoot: sinceBoot,
 	}
-	if !p.world.final {
+	if p.world.noted {
 		c.Kubelet = p
 	}
 	if p.configure != nil {

@@ -92,7 +92,8 @@ type world struct {
 	ghosts       []MaintenanceRequest
 	latency      time.Duration
 
-	kubelet bool
+	// kubelet: it runs. noted: the agent finds a note that it has stopped it.
+	kubelet, noted bool
 	// final: the kubelet cannot start again during a shutdown.
 	final    bool
 	pods     []*worldPod
