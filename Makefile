@@ -291,6 +291,11 @@ FAULT_SEEDS ?= 200
 node-safety: kubeadm reboots ## What takes too long for make test: control planes of kubeadm, reboots of an emulated machine, 200 random faults (two hours; FAULT_SEEDS=20)
 	E2E_SEEDS='$(FAULT_SEEDS)' hack/test.sh -v -count=1 -run='^TestRandomFaults$$' -timeout=4h ./test/faults
 
+.PHONY: nightly
+nightly: ## Everything that takes too long for make test: node-safety, and each fuzz target for five minutes (three hours)
+	$(MAKE) --no-print-directory fuzz FUZZ_TIME=5m
+	$(MAKE) --no-print-directory node-safety
+
 ##@ Demo
 
 # A mistake in a variable should show before minutes of building.
@@ -352,12 +357,16 @@ idle: cluster-binaries build ## Measure what 10,000 pods cost that cannot leave 
 RUN ?=
 COUNT ?= 1
 UNIT_FLAGS ?=
+# With RACE=1, unit runs these packages with the race detector: they start goroutines. The others
+# have none, or those of a library.
+RACE ?=
+RACE_PACKAGES := /pkg/(agent|apiserver|controller|evacuator|host)(/|$$)
 MONITORING_FLAGS ?=
 E2E_FLAGS ?=
 E2E_TIMEOUT ?= 40m
 
 .PHONY: test
-test: unit fuzz e2e ## Run all tests: unit, registry, ten seconds of each fuzz target, then end to end on a development cluster
+test: unit e2e ## Run all tests: unit, registry, then end to end on a development cluster
 
 FUZZ_TIME ?= 10s
 FUZZ_PACKAGES := ./test/fuzz ./pkg/admission/plugin/evacuation ./pkg/admission/plugin/nodemaintenance ./pkg/cmd/kubectlmaintenance/screen
@@ -372,6 +381,10 @@ unit: ## Run the tests that need no cluster, of all modules
 	go vet -tags=kubeadm ./test/e2e/realnodes
 	@# A failure in one module hides none in another: all are run, and then it fails.
 	failed=; packages="$$(go list ./... | grep -Ev '/test/(e2e|faults)')"; \
+	if [[ -n '$(RACE)' ]]; then \
+		hack/test.sh -race $(UNIT_FLAGS) $$(grep -E '$(RACE_PACKAGES)' <<<"$$packages") || failed=1; \
+		packages="$$(grep -Ev '$(RACE_PACKAGES)' <<<"$$packages")"; \
+	fi; \
 	hack/test.sh $(UNIT_FLAGS) $$packages || failed=1; \
 	(cd $(CLUSTER_MODULE) && ../../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
 	(cd scheduler && ../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
@@ -381,8 +394,8 @@ unit: ## Run the tests that need no cluster, of all modules
 	test -z "$$failed"
 
 .PHONY: race
-race: ## Run the tests that need no cluster with the race detector (needs a C compiler)
-	@$(MAKE) --no-print-directory unit UNIT_FLAGS='-race $(UNIT_FLAGS)'
+race: ## Run the tests that need no cluster, those of code with goroutines with the race detector (needs a C compiler)
+	@$(MAKE) --no-print-directory unit RACE=1
 
 # Only root can start real nodes; their tests are left out without.
 ifeq ($(shell id -u),0)

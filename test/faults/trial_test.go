@@ -39,11 +39,11 @@ const (
 // and a tenant fills the storage. Then the drains finish, the nodes are released, and an observer
 // has nothing to say: no budget was broken, no pod evicted that no maintenance asked for, no cordon
 // of others undone, no acknowledged write lost.
-func TestRandomFaults(t *testing.T) { testRandomFaults(t, false, 3, 60) }
+func TestRandomFaults(t *testing.T) { testRandomFaults(t, false, 2, 60) }
 
 // TestRandomFaultsOfEtcdCluster is TestRandomFaults with an etcd cluster of three in place of the
 // embedded etcd. Its leader fails, too.
-func TestRandomFaultsOfEtcdCluster(t *testing.T) { testRandomFaults(t, true, 2, 40) }
+func TestRandomFaultsOfEtcdCluster(t *testing.T) { testRandomFaults(t, true, 1, 40) }
 
 func testRandomFaults(t *testing.T, withEtcd bool, small, full int) {
 	t.Helper()
