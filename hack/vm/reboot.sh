@@ -240,7 +240,11 @@ stopped() { grep ' exit$' /var/log/pods/default_*/app/0.log | sed -E 's|.*/defau
 inOrder() {
 	local order
 	order="$(stopped)"
-	[[ "${order}" == "low high critical" ]] || fail "the pods exited in the order: ${order}"
+	if [[ "${order}" != "low high critical" ]]; then
+		tail --lines=5 /var/log/pods/default_*/app/*.log || true
+		journalctl --no-pager --boot=-1 --lines=60 --unit=haulout-node-agent --output=cat || true
+		fail "the pods exited in the order: ${order}"
+	fi
 	echo "  the pods exited after SIGTERM in the order: ${order}"
 	grep -h ' exit$' /var/log/pods/default_*/app/0.log | sort
 	journalctl --no-pager --boot=-1 --unit=haulout-node-agent --output=cat --grep='enters a phase' || true

@@ -227,20 +227,12 @@ func cloneState(st *state.State) state.State {
 	return c
 }
 
-// afterBoot replaces the state of another boot. Of that one only the pods that are not reported are
-// left, with the time since which a container that was started runs again. A boot that the kernel
-// has survived, a soft reboot, is another boot.
+// afterBoot replaces the state of another boot. Pods of that one that were not reported are not
+// reported any more: the kubelet has started them again, and the API may not know that yet. A boot
+// that the kernel has survived, a soft reboot, is another boot.
 func (d *decision) afterBoot(s *settings) {
 	old := d.next
 	d.next = state.State{BootID: s.bootID, Phase: state.Armed, Last: old.Last}
-	for _, pod := range old.Killed {
-		if !pod.Reported {
-			d.next.Killed = append(d.next.Killed, pod)
-		}
-	}
-	if old.Local != nil && len(d.next.Killed) > 0 {
-		d.next.Local = &state.Local{Started: old.Local.Started, Done: true}
-	}
 	if active(old.Phase) {
 		d.outcome = outcomeRebooted
 		d.event(corev1.EventTypeNormal, EventRebooted, "the machine has booted again")
@@ -526,8 +518,7 @@ func (d *decision) idle(s *settings, in *input) {
 	if st.Phase == "" {
 		st.Phase = state.Armed
 	}
-	fromBoot := st.Phase == state.Armed && st.Local != nil && st.Local.Done
-	if st.Local != nil && !fromBoot {
+	if st.Local != nil {
 		if s.engine == "" && !in.stopped {
 			st.Local, st.Killed = nil, nil
 		} else {
@@ -555,10 +546,5 @@ func (d *decision) idle(s *settings, in *input) {
 		d.maintenance = taskDrain
 	case in.sweepDue:
 		d.maintenance = taskSweep
-	}
-	if st.Local == nil || fromBoot {
-		if d.report = unreported(st.Killed); !d.report {
-			st.Local, st.Killed = nil, nil
-		}
 	}
 }

@@ -273,10 +273,8 @@ func TestDecideAfterBoot(t *testing.T) {
 			in.olderDone = false
 		}
 	}
-	leftOver := &state.Local{Started: started, Done: true}
 	rebooted := row{
-		phase: state.Armed, task: taskOlder, do: "report", local: leftOver, killed: []state.KilledPod{podA},
-		outcome: outcomeRebooted, events: []string{EventRebooted},
+		phase: state.Armed, task: taskOlder, outcome: outcomeRebooted, events: []string{EventRebooted},
 	}
 	with := func(modify func(*settings, *input)) row {
 		r := rebooted
@@ -290,18 +288,7 @@ func TestDecideAfterBoot(t *testing.T) {
 		"the usual case: the machine was down":    with(old(state.Down)),
 		"also if the machine is not known yet":    with(both(old(state.LocalRun), func(_ *settings, in *input) { in.machine = MachineState{} })),
 		"also if it stays unknown":                with(both(old(state.LocalRun), func(_ *settings, in *input) { in.machine = MachineState{}; in.unknownFor = time.Hour })),
-		"a cancelled shutdown before, power loss": {modify: old(state.Cancelled), phase: state.Armed, task: taskOlder, do: "report", local: leftOver, killed: []state.KilledPod{podA}},
-		"all pods were reported": {
-			modify: both(old(state.Down), func(_ *settings, in *input) { in.state.Killed = []state.KilledPod{reported(podA)} }),
-			phase:  state.Armed, task: taskOlder, outcome: outcomeRebooted, events: []string{EventRebooted},
-		},
-		"the last pod is reported": {
-			modify: func(_ *settings, in *input) {
-				in.state.Local, in.state.Killed = leftOver, []state.KilledPod{podA}
-				in.news.reported = []state.KilledPod{podA}
-			},
-			phase: state.Armed,
-		},
+		"a cancelled shutdown before, power loss": {modify: old(state.Cancelled), phase: state.Armed, task: taskOlder},
 		"the machine goes down again immediately": {
 			modify: both(old(state.LocalRun), func(s *settings, in *input) {
 				in.machine.ShuttingDown, in.deadline = true, in.now.Add(10*time.Minute)
