@@ -37,7 +37,6 @@ type configuration struct {
 	} `json:"shutdownGracePeriodByPodPriority"`
 	HealthzPort              *int32          `json:"healthzPort"`
 	HealthzBindAddress       string          `json:"healthzBindAddress"`
-	CgroupDriver             string          `json:"cgroupDriver"`
 	ContainerRuntimeEndpoint string          `json:"containerRuntimeEndpoint"`
 	FeatureGates             map[string]bool `json:"featureGates"`
 }
@@ -126,7 +125,6 @@ func (c *configuration) override(flags map[string]string) error {
 		"pod-manifest-path":          &c.StaticPodPath,
 		"manifest-url":               &c.StaticPodURL,
 		"healthz-bind-address":       &c.HealthzBindAddress,
-		"cgroup-driver":              &c.CgroupDriver,
 		"container-runtime-endpoint": &c.ContainerRuntimeEndpoint,
 	} {
 		if value, ok := flags[flag]; ok {

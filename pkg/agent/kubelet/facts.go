@@ -6,6 +6,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +23,6 @@ import (
 const (
 	defaultHealthzPort    = 10248
 	defaultHealthzAddress = "127.0.0.1"
-	defaultCgroupDriver   = "cgroupfs"
 )
 
 // ErrNotRunning is the error for a kubelet that does not run, or that is not a process of its own.
@@ -41,9 +41,6 @@ type Facts struct {
 	ShutdownTable  map[int32]int64
 	// HealthzAddress is the host and port of the endpoint /healthz; empty if it is disabled.
 	HealthzAddress string
-	// CgroupDriver is "cgroupfs" or "systemd". The runtime may tell the kubelet to use the other
-	// one.
-	CgroupDriver string
 	// ContainerRuntimeEndpoint is the endpoint of the CRI.
 	ContainerRuntimeEndpoint string
 	// Kubeconfig is the absolute path of the kubeconfig file, empty if the kubelet has no such
@@ -98,8 +95,7 @@ func discover(configPath string, args []string, dir string) (Facts, error) {
 		ShutdownFields:           fields,
 		ShutdownTable:            table,
 		HealthzAddress:           config.healthzAddress(),
-		CgroupDriver:             or(config.CgroupDriver, defaultCgroupDriver),
-		ContainerRuntimeEndpoint: or(config.ContainerRuntimeEndpoint, DefaultRuntimeEndpoint),
+		ContainerRuntimeEndpoint: cmp.Or(config.ContainerRuntimeEndpoint, DefaultRuntimeEndpoint),
 		Kubeconfig:               absolute(flags["kubeconfig"], dir),
 		NodeName:                 name,
 	}, nil
@@ -130,7 +126,7 @@ func (c *configuration) healthzAddress() string {
 	if port == 0 {
 		return ""
 	}
-	host := or(c.HealthzBindAddress, defaultHealthzAddress)
+	host := cmp.Or(c.HealthzBindAddress, defaultHealthzAddress)
 	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
 		host = defaultHealthzAddress
 		if ip.To4() == nil {
@@ -151,11 +147,4 @@ func absolute(path, dir string) string {
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
-}
-
-func or(value, otherwise string) string {
-	if value == "" {
-		return otherwise
-	}
-	return value
 }

@@ -33,7 +33,7 @@ func write(t *testing.T, files map[string]string) string {
 // defaults are the facts of a kubelet without configuration, named node-7.
 func defaults(mods ...func(*Facts)) Facts {
 	f := Facts{
-		HealthzAddress: "127.0.0.1:10248", CgroupDriver: "cgroupfs",
+		HealthzAddress:           "127.0.0.1:10248",
 		ContainerRuntimeEndpoint: "unix:///run/containerd/containerd.sock", NodeName: "node-7",
 	}
 	for _, mod := range mods {
@@ -61,7 +61,6 @@ staticPodURL: http://10.0.0.1/pods
 shutdownGracePeriod: 30s
 healthzPort: 10999
 healthzBindAddress: 0.0.0.0
-cgroupDriver: systemd
 containerRuntimeEndpoint: unix:///run/crio/crio.sock
 unknownField: {a: b}
 `},
@@ -69,7 +68,7 @@ unknownField: {a: b}
 			want: Facts{
 				StaticPodPath: manifests, StaticPodURL: true, HealthzAddress: "127.0.0.1:10999",
 				ShutdownFields: []string{"shutdownGracePeriod"}, ShutdownTable: map[int32]int64{0: 30, criticalPriority: 0},
-				CgroupDriver: "systemd", ContainerRuntimeEndpoint: "unix:///run/crio/crio.sock", NodeName: "node-7",
+				ContainerRuntimeEndpoint: "unix:///run/crio/crio.sock", NodeName: "node-7",
 			},
 		},
 		"the file of the agent's configuration, if the command line names none": {
@@ -84,10 +83,10 @@ unknownField: {a: b}
 		"flags alone": {
 			args: []string{
 				"--pod-manifest-path=/c", "--manifest-url=http://10.0.0.1/pods", "--healthz-bind-address=::", "--healthz_port=1",
-				"--cgroup-driver=systemd", "--container-runtime-endpoint=unix:///a",
+				"--container-runtime-endpoint=unix:///a",
 			},
 			want: Facts{
-				StaticPodPath: "/c", StaticPodURL: true, HealthzAddress: "[::1]:1", CgroupDriver: "systemd",
+				StaticPodPath: "/c", StaticPodURL: true, HealthzAddress: "[::1]:1",
 				ContainerRuntimeEndpoint: "unix:///a", NodeName: "node-7",
 			},
 		},
@@ -102,15 +101,14 @@ unknownField: {a: b}
 		},
 		"drop-ins in their order, also in subfolders": {
 			files: map[string]string{
-				"config.yaml":      header + "staticPodPath: /b\nhealthzPort: 5\ncgroupDriver: systemd\nfeatureGates: {A: true}\n",
+				"config.yaml":      header + "staticPodPath: /b\nhealthzPort: 5\nfeatureGates: {A: true}\n",
 				"d/10-a.conf":      header + "staticPodPath: /late\n",
 				"d/20/a.conf":      header + "staticPodPath: /later\nhealthzPort: null\n",
 				"d/05-early.conf":  header + "staticPodPath: /early\nshutdownGracePeriod: 10s\n",
 				"d/99-ignored.yml": "no kubelet configuration",
 			},
 			args: []string{"--config=DIR/config.yaml", "--config-dir=DIR/d"},
-			want: defaults(static("/later"), shutsDown("shutdownGracePeriod", map[int32]int64{0: 10, criticalPriority: 0}),
-				func(f *Facts) { f.CgroupDriver = "systemd" }),
+			want: defaults(static("/later"), shutsDown("shutdownGracePeriod", map[int32]int64{0: 10, criticalPriority: 0})),
 		},
 		"a path relative to the file": {
 			files: map[string]string{"config.yaml": header + "staticPodPath: manifests\n"},

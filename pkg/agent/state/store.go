@@ -4,7 +4,6 @@
 package state
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -55,11 +54,6 @@ func (e *DamagedError) Error() string {
 	return fmt.Sprintf("%s is damaged and was moved to %s: %v", e.Path, e.KeptAs, e.Reason)
 }
 
-// Unwrap returns the reason.
-func (e *DamagedError) Unwrap() error {
-	return e.Reason
-}
-
 // Store keeps the state of one agent in a directory. While that cannot be written, because its disk
 // is full or read-only, it keeps the state in a second one, which is lost with the boot: so an
 // agent that is killed on such a machine still knows that it has stopped the kubelet.
@@ -94,11 +88,6 @@ func Open(dir, run string) (*Store, error) {
 func writeAll(w io.Writer, data []byte) error {
 	_, err := w.Write(data)
 	return err
-}
-
-// Dir returns the directory of the store.
-func (s *Store) Dir() string {
-	return s.dir
 }
 
 // Lock makes this process the only agent that uses the directory, until it ends. A second agent
@@ -214,10 +203,10 @@ func readFile(dir string) (file, error) {
 	if *head.Version != Version {
 		return file{}, &VersionError{Path: path, Version: *head.Version}
 	}
+	// A newer agent of the same version may have written more: after a rollback, what this one knows
+	// is what counts.
 	var stored file
-	decoder := json.NewDecoder(bytes.NewReader(data))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&stored); err != nil {
+	if err := json.Unmarshal(data, &stored); err != nil {
 		return file{}, &DamagedError{Path: path, Reason: err}
 	}
 	if err := stored.check(); err != nil {

@@ -120,7 +120,6 @@ func TestDamagedFileIsKeptAside(t *testing.T) {
 		"two files in one":         string(whole) + string(whole),
 		"another type":             `{"version":1,"local":{"bucket":"two"}}`,
 		"no version":               `{"phase":"Armed","bootID":"b"}`,
-		"an unknown field":         `{"version":1,"phases":"Armed"}`,
 		"an unknown phase":         `{"version":1,"bootID":"b","phase":"Asleep"}`,
 		"a phase of no boot":       `{"version":1,"phase":"Local"}`,
 		"a negative bucket":        `{"version":1,"local":{"bucket":-1}}`,
@@ -158,6 +157,19 @@ func TestDamagedFileIsKeptAside(t *testing.T) {
 				t.Errorf("the state differs (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// After a rollback, the state of the newer agent counts: only it tells that the kubelet is stopped.
+func TestFieldsOfANewerAgentAreIgnored(t *testing.T) {
+	dir := t.TempDir()
+	content := `{"version":1,"bootID":"b","phase":"Local","newer":true,"local":{"bucket":1,"newer":{}},"configuration":{"newer":[]}}`
+	if err := os.WriteFile(filepath.Join(dir, fileName), []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := load(t, open(t, dir))
+	if got.Phase != LocalRun || got.Local == nil || got.Local.Bucket != 1 {
+		t.Errorf("the state is %+v, want the local run", got)
 	}
 }
 

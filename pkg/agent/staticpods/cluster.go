@@ -148,18 +148,18 @@ func (k *Keeper) sortByCluster(ctx context.Context, entries []Entry) {
 	for _, e := range done {
 		k.Event(corev1.EventTypeWarning, EventForeign, fmt.Sprintf(
 			"Static pod %s/%s was parked in another cluster; its manifest is %s, restore it with: haulout-node-agent static restore --foreign",
-			e.Namespace, e.Name, e.archived))
+			e.Namespace, e.Name, e.Archived))
 	}
 }
 
 // setAside moves the selected manifests to the folder of other clusters.
-func (f *folder) setAside(selected func(*Entry) bool) ([]restored, error) {
+func (f *folder) setAside(selected func(*Entry) bool) ([]Restored, error) {
 	i, unlock, err := f.begin()
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	var done []restored
+	var done []Restored
 	var errs []error
 	for _, e := range slices.Clone(i.Entries) {
 		if !selected(e) {
@@ -170,7 +170,7 @@ func (f *folder) setAside(selected func(*Entry) bool) ([]restored, error) {
 			errs = append(errs, err)
 			continue
 		}
-		done = append(done, restored{*e, target})
+		done = append(done, Restored{*e, target})
 	}
 	if len(done) > 0 {
 		errs = append(errs, f.syncAll(done), f.save(i))

@@ -432,14 +432,15 @@ func (f *folder) crossDevice(err error) error {
 	return fmt.Errorf("%s and %s must be on one mount; mount their parent folder instead of the static pod folder: %w", f.dir, f.parking, err)
 }
 
-// restored is a manifest that was restored, or kept in the archive because its path is in use.
-type restored struct {
+// Restored is the result of a restore.
+type Restored struct {
 	Entry
-	archived string
+	// Archived is where the manifest is if its path is in use by a newer one; else empty.
+	Archived string
 }
 
 // restore returns the selected manifests to their paths.
-func (f *folder) restore(selected func(*Entry) bool) ([]restored, error) {
+func (f *folder) restore(selected func(*Entry) bool) ([]Restored, error) {
 	i, unlock, err := f.begin()
 	if err != nil {
 		return nil, err
@@ -458,7 +459,7 @@ func (f *folder) restore(selected func(*Entry) bool) ([]restored, error) {
 	// After a crash the restore continues, and the manifests restored so far are not held. It must
 	// work on a full disk, too.
 	_ = f.save(i)
-	var done []restored
+	var done []Restored
 	var errs []error
 	for _, e := range todo {
 		archived, err := f.restoreOne(i, e)
@@ -466,7 +467,7 @@ func (f *folder) restore(selected func(*Entry) bool) ([]restored, error) {
 			errs = append(errs, err)
 			continue
 		}
-		done = append(done, restored{*e, archived})
+		done = append(done, Restored{*e, archived})
 	}
 	errs = append(errs, f.syncAll(done))
 	_ = f.save(i)
@@ -516,13 +517,13 @@ func (f *folder) archive(i *index, e *Entry, to string) (string, error) {
 }
 
 // syncAll writes the folders of restored manifests to the disk.
-func (f *folder) syncAll(done []restored) error {
+func (f *folder) syncAll(done []Restored) error {
 	dirs := map[string]struct{}{}
 	for _, e := range done {
 		dirs[filepath.Dir(f.path(&e.Entry))] = struct{}{}
 		dirs[filepath.Dir(e.Origin)] = struct{}{}
-		if e.archived != "" {
-			dirs[filepath.Dir(e.archived)] = struct{}{}
+		if e.Archived != "" {
+			dirs[filepath.Dir(e.Archived)] = struct{}{}
 		}
 	}
 	var errs []error

@@ -414,7 +414,7 @@ func TestRestoreKeepsANewerManifest(t *testing.T) {
 	}
 	w.write("manifests/web.yaml", text("web", "  priority: 5"))
 	done, err := f.restore(all)
-	if err != nil || len(done) != 1 || done[0].archived != filepath.Join(w.root, ".nm-parked", "archive", "web.yaml.1") {
+	if err != nil || len(done) != 1 || done[0].Archived != filepath.Join(w.root, ".nm-parked", "archive", "web.yaml.1") {
 		t.Errorf("got %+v, %v, want one in the archive", done, err)
 	}
 	w.want(".nm-parked/archive/web.yaml", ".nm-parked/archive/web.yaml.1", "manifests/web.yaml")

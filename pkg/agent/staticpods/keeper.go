@@ -506,11 +506,11 @@ func (k *Keeper) restoreIn(ctx context.Context, selected func(*Entry, *Cluster) 
 		k.note(ctx, troubleMove, err)
 	}
 	for _, e := range done {
-		logger.Info("Manifest restored", "pod", klog.KRef(e.Namespace, e.Name), "path", e.Origin, "reason", reason, "archived", e.archived)
-		if e.archived != "" {
+		logger.Info("Manifest restored", "pod", klog.KRef(e.Namespace, e.Name), "path", e.Origin, "reason", reason, "archived", e.Archived)
+		if e.Archived != "" {
 			manifestMoves.WithLabelValues(moveArchived).Inc()
 			k.Event(eventType, reason, fmt.Sprintf("Static pod %s/%s runs with the newer manifest in %s; the parked one is kept as %s",
-				e.Namespace, e.Name, e.Origin, e.archived))
+				e.Namespace, e.Name, e.Origin, e.Archived))
 			continue
 		}
 		manifestMoves.WithLabelValues(moveRestored).Inc()

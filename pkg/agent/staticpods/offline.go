@@ -15,13 +15,6 @@ import (
 	"time"
 )
 
-// Restored is the result of a restore.
-type Restored struct {
-	Entry
-	// Archived is where the manifest is if its path is in use by a newer one; else empty.
-	Archived string
-}
-
 // List returns the parked manifests of a static pod folder. It needs no API, and no agent.
 func List(dir string) ([]Entry, error) {
 	return newFolder(osFiles{}, dir, "", time.Now).entries()
@@ -41,12 +34,12 @@ func Restore(dir string, names []string) ([]Restored, error) {
 			return nil, fmt.Errorf("no parked static pod or manifest %q; parked are: %s", name, cmp.Or(strings.Join(namesOf(entries), ", "), "none"))
 		}
 	}
-	return f.restoreNow(func(e *Entry) bool { return slices.ContainsFunc(names, e.isNamed) })
+	return f.restore(func(e *Entry) bool { return slices.ContainsFunc(names, e.isNamed) })
 }
 
 // RestoreAll restores all parked manifests, see Restore.
 func RestoreAll(dir string) ([]Restored, error) {
-	return newFolder(osFiles{}, dir, "", time.Now).restoreNow(func(*Entry) bool { return true })
+	return newFolder(osFiles{}, dir, "", time.Now).restore(func(*Entry) bool { return true })
 }
 
 // RestoreForeign restores the manifests that were parked in another cluster and set aside. One
@@ -74,15 +67,6 @@ func RestoreForeign(dir string) ([]Restored, error) {
 		done = append(done, Restored{Entry: Entry{Origin: to}})
 	}
 	return done, errors.Join(append(errs, f.files.Sync(f.dir), f.files.Sync(from))...)
-}
-
-func (f *folder) restoreNow(selected func(*Entry) bool) ([]Restored, error) {
-	done, err := f.restore(selected)
-	results := make([]Restored, 0, len(done))
-	for _, e := range done {
-		results = append(results, Restored{Entry: e.Entry, Archived: e.archived})
-	}
-	return results, err
 }
 
 func (e *Entry) isNamed(name string) bool {
