@@ -34,8 +34,8 @@ type lease struct {
 	// retry is the pause between two attempts to release the Lease.
 	retry time.Duration
 	// sightings is what the replica has seen of the Lease. duration is how long it waits, after it
-	// has last seen a Lease or, if it never has, after it began to look, until it creates one in the
-	// place of one that was deleted.
+	// has last seen a Lease or, if it never has, after it began to look, until it creates one in
+	// the place of one that was deleted.
 	sightings *sightings
 	duration  time.Duration
 

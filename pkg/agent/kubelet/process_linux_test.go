@@ -6,6 +6,7 @@ package kubelet
 import (
 	"bufio"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -171,7 +172,7 @@ func TestKubeletsOfOthersAreIgnored(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, file := range []string{"cmdline", "stat", "cwd", "ns"} {
-				link(t, filepath.Join("/proc", source, file), filepath.Join(dir, file))
+				link(t, fmt.Sprintf("/proc/%s/%s", source, file), filepath.Join(dir, file))
 			}
 			if err := os.WriteFile(filepath.Join(dir, "cgroup"), []byte(cgroup+"\n"), 0o600); err != nil {
 				t.Fatal(err)

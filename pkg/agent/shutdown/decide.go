@@ -128,7 +128,8 @@ type input struct {
 	// drain is the last answer about the maintenance of the state.
 	drain *DrainState
 	local localFacts
-	// stopped: an engine has stopped the kubelet, perhaps one of a process of which no state is left.
+	// stopped: an engine has stopped the kubelet, perhaps one of a process of which no state is
+	// left.
 	stopped bool
 	// reportingFor is how long the agent has tried to report pods.
 	reportingFor time.Duration
@@ -199,7 +200,8 @@ func decide(s *settings, in *input) decision {
 	return d
 }
 
-// asked reports whether the machine has been asked whether a shutdown is pending, or does not answer.
+// asked reports whether the machine has been asked whether a shutdown is pending, or does not
+// answer.
 func (in *input) asked() bool {
 	return in.machine.Known || in.unknownFor >= knownGrace
 }

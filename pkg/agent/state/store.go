@@ -203,8 +203,8 @@ func readFile(dir string) (file, error) {
 	if *head.Version != Version {
 		return file{}, &VersionError{Path: path, Version: *head.Version}
 	}
-	// A newer agent of the same version may have written more: after a rollback, what this one knows
-	// is what counts.
+	// A newer agent of the same version may have written more: after a rollback, what this one
+	// knows is what counts.
 	var stored file
 	if err := json.Unmarshal(data, &stored); err != nil {
 		return file{}, &DamagedError{Path: path, Reason: err}

@@ -27,9 +27,9 @@ type Within struct {
 	Within time.Duration `json:"within"`
 }
 
-// OfKernel reports whether a boot of userspace is one in the boot of the kernel that BootID returns:
-// the identity of a boot is that of the kernel, after a soft-reboot followed by what tells it from
-// the earlier ones.
+// OfKernel reports whether a boot of userspace is one in the boot of the kernel that BootID
+// returns: the identity of a boot is that of the kernel, after a soft-reboot followed by what tells
+// it from the earlier ones.
 func OfKernel(boot, kernel string) bool {
 	return boot == kernel || strings.HasPrefix(boot, kernel+"-")
 }

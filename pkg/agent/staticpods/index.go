@@ -132,8 +132,8 @@ func (i *index) pod(key types.NamespacedName) []*Entry {
 	return entries
 }
 
-// targeting returns which of the maintenances in stage Drain ask a static pod to leave the node. They
-// do not mean a Node that was created again with the same name.
+// targeting returns which of the maintenances in stage Drain ask a static pod to leave the node.
+// They do not mean a Node that was created again with the same name.
 func targeting(list []maintenancev1alpha1.NodeMaintenance, node maintenancev1alpha1.NodeReference, priority int32, labels map[string]string) ([]Maintenance, error) {
 	var found []Maintenance
 	for i := range list {

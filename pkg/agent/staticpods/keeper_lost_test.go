@@ -11,7 +11,12 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func TestAllPodsReturnWithoutTheAPIs(t *testing.T) {
@@ -57,8 +62,8 @@ func TestAllPodsReturnWithoutTheAPIs(t *testing.T) {
 	}
 }
 
-// An older agent has parked a pod without a note of the cluster, and the API never answers: that pod
-// may be the API server.
+// An older agent has parked a pod without a note of the cluster, and the API never answers: that
+// pod may be the API server.
 func TestAControlPlaneOfAnOlderAgentReturnsWithoutTheAPIs(t *testing.T) {
 	for name, tc := range map[string]struct {
 		manifest string
@@ -130,6 +135,52 @@ func TestWhatFailsForAMinuteIsReported(t *testing.T) {
 		if got := k.Problem(); got != "" {
 			t.Errorf("got the problem %q after the restore", got)
 		}
+		w.want("manifests/web.yaml")
+	})
+}
+
+// A Node that was deleted and has joined again is another one, which the maintenance does not mean.
+func TestARecreatedNodeReleasesThePod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000, func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm.Status.NodeStatuses[1].NodeRef.UID = "uid-node-7"
+		}))
+		if err := w.kube.Tracker().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "uid-of-the-cluster"}}); err != nil {
+			t.Fatal(err)
+		}
+		w.pass(3 * time.Minute) // the agent reads it
+		w.add(evacuationOf("web"))
+		w.untilReported("has stopped")
+		w.editEvacuation("web", departed)
+		w.pass(3 * time.Minute)
+		w.want(".nm-parked/uid-update/web.yaml")
+		w.editNode(func(n *corev1.Node) { n.UID = "uid-of-the-next-node" })
+		w.until("it is restored", func() bool { return slices.Equal(w.list(), []string{"manifests/web.yaml"}) })
+	})
+}
+
+func TestMirrorPodThatWasRecreated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		// The Evacuation has the UID of an older mirror pod of the same name.
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
+		e := evacuationOf("web")
+		e.Spec.PodRef.UID = types.UID("older")
+		w.add(e)
+		w.wantHappened("run web", "TERM web", "stop web")
+	})
+}
+
+func TestARestoreThatWasInterruptedIsFinished(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := drained(t)
+		w.stop()
+		if _, err := w.folder(refusing{name: "web.yaml"}).restore(all); err == nil {
+			t.Error("got no error")
+		}
+		// It was decided, so it needs no API.
+		w.setNoAPI(errors.New("connection refused"))
+		w.run()
+		w.wantHappened("run web", "TERM web", "stop web", "run web")
 		w.want("manifests/web.yaml")
 	})
 }

@@ -492,26 +492,6 @@ func TestTheClusterOfAnEntryStays(t *testing.T) {
 	})
 }
 
-// A Node that was deleted and has joined again is another one, which the maintenance does not mean.
-func TestARecreatedNodeReleasesThePod(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000, func(nm *maintenancev1alpha1.NodeMaintenance) {
-			nm.Status.NodeStatuses[1].NodeRef.UID = "uid-node-7"
-		}))
-		if err := w.kube.Tracker().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "uid-of-the-cluster"}}); err != nil {
-			t.Fatal(err)
-		}
-		w.pass(3 * time.Minute) // the agent reads it
-		w.add(evacuationOf("web"))
-		w.untilReported("has stopped")
-		w.editEvacuation("web", departed)
-		w.pass(3 * time.Minute)
-		w.want(".nm-parked/uid-update/web.yaml")
-		w.editNode(func(n *corev1.Node) { n.UID = "uid-of-the-next-node" })
-		w.until("it is restored", func() bool { return slices.Equal(w.list(), []string{"manifests/web.yaml"}) })
-	})
-}
-
 func TestAFileThatIsNoManifestStaysAsLongAsItsMaintenance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil, drain("update", 1000))
@@ -592,17 +572,6 @@ func TestAStaticPodWhoseFolderIsOnAnotherMountIsReported(t *testing.T) {
 	})
 }
 
-func TestMirrorPodThatWasRecreated(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		// The Evacuation has the UID of an older mirror pod of the same name.
-		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
-		e := evacuationOf("web")
-		e.Spec.PodRef.UID = types.UID("older")
-		w.add(e)
-		w.wantHappened("run web", "TERM web", "stop web")
-	})
-}
-
 func TestAManifestThatIsParkedDuringADecisionStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
@@ -616,20 +585,5 @@ func TestAManifestThatIsParkedDuringADecisionStays(t *testing.T) {
 		w.until("it is parked", func() bool { return slices.Equal(w.list(), []string{".nm-parked/uid-update/web.yaml"}) })
 		k.restoreUntargeted(t.Context(), entries, nil)
 		w.want(".nm-parked/uid-update/web.yaml")
-	})
-}
-
-func TestARestoreThatWasInterruptedIsFinished(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := drained(t)
-		w.stop()
-		if _, err := w.folder(refusing{name: "web.yaml"}).restore(all); err == nil {
-			t.Error("got no error")
-		}
-		// It was decided, so it needs no API.
-		w.setNoAPI(errors.New("connection refused"))
-		w.run()
-		w.wantHappened("run web", "TERM web", "stop web", "run web")
-		w.want("manifests/web.yaml")
 	})
 }

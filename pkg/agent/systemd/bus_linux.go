@@ -4,6 +4,7 @@
 package systemd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -25,7 +26,7 @@ func ConnectBus(ctx context.Context, root string) (*dbus.Conn, error) {
 	}
 	conn, err := connect(ctx, dial, (*dbus.Conn).Hello)
 	if err != nil {
-		return nil, fmt.Errorf("connect to the bus of %s: %w", filepath.Join("/", root), err)
+		return nil, fmt.Errorf("connect to the bus of %s: %w", cmp.Or(root, "/"), err)
 	}
 	return conn, nil
 }
@@ -35,7 +36,7 @@ func ConnectBus(ctx context.Context, root string) (*dbus.Conn, error) {
 func connectDirectly(ctx context.Context, root string) (*dbus.Conn, error) {
 	conn, err := connect(ctx, socket(root, "run/systemd/private"), func(*dbus.Conn) error { return nil })
 	if err != nil {
-		return nil, fmt.Errorf("connect to the systemd of %s: %w", filepath.Join("/", root), err)
+		return nil, fmt.Errorf("connect to the systemd of %s: %w", cmp.Or(root, "/"), err)
 	}
 	return conn, nil
 }
@@ -43,7 +44,7 @@ func connectDirectly(ctx context.Context, root string) (*dbus.Conn, error) {
 // socket returns a function that connects to a socket below a root.
 func socket(root, path string) func(...dbus.ConnOption) (*dbus.Conn, error) {
 	return func(options ...dbus.ConnOption) (*dbus.Conn, error) {
-		return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(filepath.Join("/", root, path)), options...)
+		return dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(filepath.Join(cmp.Or(root, "/"), path)), options...)
 	}
 }
 

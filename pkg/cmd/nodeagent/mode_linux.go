@@ -80,8 +80,8 @@ func chooseMode(ctx context.Context, o *Options, lastDir string, crashed bool) m
 	return m
 }
 
-// connect makes the client and finds the name of the node. If it fails, the client is that of an API
-// that does not answer.
+// connect makes the client and finds the name of the node. If it fails, the client is that of an
+// API that does not answer.
 func (m *mode) connect(ctx context.Context) error {
 	// Before the client is made: a change in the meantime must be seen. A kubeconfig that cannot be
 	// read yields no client.

@@ -170,8 +170,8 @@ func (r *runner) run(ctx context.Context, o *Options) error {
 	return r.endErr(ctx, a.run(ctx))
 }
 
-// lastStateDirectory returns the empty string: an agent whose configuration cannot be loaded does not
-// run on Windows.
+// lastStateDirectory returns the empty string: an agent whose configuration cannot be loaded does
+// not run on Windows.
 func lastStateDirectory(context.Context) string { return "" }
 
 // bootIdentity returns what identifies this boot.

@@ -105,8 +105,8 @@ it to leave: complete that, or stop the agent first.`,
 	return cmd
 }
 
-// staticPodFolder returns the configured folder, else the kubelet's. If neither can be found out, it
-// is the one that the agent has used last.
+// staticPodFolder returns the configured folder, else the kubelet's. If neither can be found out,
+// it is the one that the agent has used last.
 func staticPodFolder(ctx context.Context, o *Options) (string, error) {
 	dir, err := configuredFolder(ctx, o)
 	if err == nil {

@@ -70,8 +70,8 @@ const (
 	// Evacuations of other namespaces wait for a worker.
 	syncTimeout = 5 * time.Second
 	// hangsAfter is how long a sync that fails has to take to count as hanging. Such an Evacuation
-	// is reconciled by hangingWorkers, with hangingTimeout as the deadline of a sync: a webhook that
-	// is ignored when it does not answer lets the write pass in the end.
+	// is reconciled by hangingWorkers, with hangingTimeout as the deadline of a sync: a webhook
+	// that is ignored when it does not answer lets the write pass in the end.
 	hangsAfter     = time.Second
 	hangingTimeout = 30 * time.Second
 	hangingWorkers = 2

@@ -20,11 +20,11 @@ import (
 // noPlace is why a maintenance does not hold a node that as many others hold as may.
 var noPlace = fmt.Sprintf("%s: %d other maintenances hold the node", maintenancev1alpha1.ReasonTooManyMaintenances, protocol.MaxHolders)
 
-// places knows which nodes have no place for another maintenance. As the controller of nodes does, it
-// has nodemarks.Choose decide among the maintenances that want to hold a node. The annotations of
-// the node only tell which of them hold it although their requesters have lost the right to: if its
-// kubelet erases them, no other maintenance gets a place. Only a node that more maintenances select
-// than may hold it is looked at, once for a sync.
+// places knows which nodes have no place for another maintenance. As the controller of nodes does,
+// it has nodemarks.Choose decide among the maintenances that want to hold a node. The annotations
+// of the node only tell which of them hold it although their requesters have lost the right to: if
+// its kubelet erases them, no other maintenance gets a place. Only a node that more maintenances
+// select than may hold it is looked at, once for a sync.
 type places struct {
 	c      *Controller
 	byNode map[string]nodePlaces

@@ -126,10 +126,10 @@ func HoldersOf(node *corev1.Node) Owners {
 	return holders
 }
 
-// Choose returns the maintenances that hold a node, of those that select it and want to hold it: the
-// oldest, as many as there are places, and the latest shutdown of the node itself, which needs none.
-// taken is how many places others have. wants is asked about no more of them than needed; nil means
-// that all want to.
+// Choose returns the maintenances that hold a node, of those that select it and want to hold it:
+// the oldest, as many as there are places, and the latest shutdown of the node itself, which needs
+// none. taken is how many places others have. wants is asked about no more of them than needed; nil
+// means that all want to.
 func Choose(
 	node string, selecting []*v1alpha1.NodeMaintenance, taken int, wants func(*v1alpha1.NodeMaintenance) bool,
 ) []*v1alpha1.NodeMaintenance {

@@ -48,8 +48,8 @@ func (r Reader) PinnedClaims(ctx context.Context, claims sets.Set[types.Namespac
 	return pinned, err
 }
 
-// ClaimSelector returns the selector of the nodes that can use the volume of a claim, nil if any can
-// or the claim has no volume yet.
+// ClaimSelector returns the selector of the nodes that can use the volume of a claim, nil if any
+// can or the claim has no volume yet.
 func ClaimSelector(ctx context.Context, client kubernetes.Interface, claim types.NamespacedName) (*corev1.NodeSelector, error) {
 	found, err := client.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	if err != nil || found.Spec.VolumeName == "" {

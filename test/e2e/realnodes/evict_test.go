@@ -29,8 +29,8 @@ spec: {minAvailable: 1, selector: {matchLabels: {app: %s}}}
 `
 
 // testWithoutHaulout reboots the machine while haulout-apiserver does not answer: the agent evicts
-// the pods in the order of the table and within their budgets. Its connection to kube-apiserver dies
-// without an end meanwhile, and it ends no pod on the node for that.
+// the pods in the order of the table and within their budgets. Its connection to kube-apiserver
+// dies without an end meanwhile, and it ends no pod on the node for that.
 func testWithoutHaulout(t *testing.T, m *machine) {
 	t.Helper()
 	namespace := m.c.NewNamespace(t)
@@ -89,8 +89,8 @@ func (m *machine) saidSince(name string) func() string {
 	return func() string { return read()[before:] }
 }
 
-// dropConnections drops all packets of the connections that a program of the node has now, without a
-// reset, until the node is switched off.
+// dropConnections drops all packets of the connections that a program of the node has now, without
+// a reset, until the node is switched off.
 func (m *machine) dropConnections(program string) {
 	m.t.Helper()
 	var ports []string
@@ -117,7 +117,7 @@ func (m *machine) dropConnections(program string) {
 func portsOf(t *testing.T, pid int) []string {
 	t.Helper()
 	const local, remote, state, inode = 1, 2, 3, 9
-	folder := filepath.Join("/proc", strconv.Itoa(pid))
+	folder := fmt.Sprintf("/proc/%d", pid)
 	table, err := os.ReadFile(filepath.Join(folder, "net", "tcp"))
 	if err != nil {
 		t.Fatal(err)

@@ -69,12 +69,14 @@ const (
 	DrainMessageReleasing = "Being released"
 	// DrainMessageNotReleased begins the drainMessage of such a node whose release fails.
 	DrainMessageNotReleased = "Not released: "
-	// DrainMessageNotDrained begins the drainMessage of a node that is outside the waves, and the
-	// other two that of one that the maintenance leaves alone: its requester may not delete the
-	// node, or as many others hold it as may.
-	DrainMessageNotDrained    = "Not drained: "
+	// DrainMessageNotDrained begins the drainMessage of a node that is outside the waves.
+	DrainMessageNotDrained = "Not drained: "
+	// DrainMessageNotAuthorized begins that of a node that the maintenance leaves alone because its
+	// requester may not delete the node.
 	DrainMessageNotAuthorized = DrainMessageNotDrained + "user "
-	DrainMessageNoPlace       = DrainMessageNotDrained + ReasonTooManyMaintenances
+	// DrainMessageNoPlace begins that of a node that the maintenance leaves alone because as many
+	// others hold it as may.
+	DrainMessageNoPlace = DrainMessageNotDrained + ReasonTooManyMaintenances
 )
 
 // IsLeftAlone reports whether a node is in the status of a maintenance that takes no hold of it. A

@@ -204,7 +204,8 @@ func TestWarningsAreSentOnceForEachText(t *testing.T) {
 	}
 }
 
-// TestPodsThatWereTriedRest has pods that are blocked after their turns: the owner mends the reason.
+// TestPodsThatWereTriedRest has pods that are blocked after their turns: the owner mends the
+// reason.
 func TestPodsThatWereTriedRest(t *testing.T) {
 	takesUp := func(d decision) bool { return len(d.reports) == 1 && d.reports[0].takesUp }
 	ends := func(name string, s situation) memory {
