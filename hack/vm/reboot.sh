@@ -22,6 +22,7 @@ mkdir -p "${STATE}"
 fail() {
 	echo "Error: $*" >&2
 	kubectl get nodemaintenances,pods --all-namespaces --output=wide || true
+	journalctl --no-pager --boot=-1 --lines=60 || true
 	journalctl --no-pager --boot --lines=60 --unit=haulout-node-agent || true
 	journalctl --no-pager --boot --lines=20 --unit=kubelet --unit=containerd --unit=cluster || true
 	exit 1
