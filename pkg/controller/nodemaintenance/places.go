@@ -24,7 +24,7 @@ var noPlace = fmt.Sprintf("%s: %d other maintenances hold the node", maintenance
 // it has nodemarks.Choose decide among the maintenances that want to hold a node. The annotations
 // of the node only tell which of them hold it although their requesters have lost the right to: if
 // its kubelet erases them, no other maintenance gets a place. Only a node that more maintenances
-// select than may hold it is looked at, once for a sync.
+// select than may hold it is read, once in a sync.
 type places struct {
 	c      *Controller
 	byNode map[string]nodePlaces

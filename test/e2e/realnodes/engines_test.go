@@ -84,7 +84,7 @@ func testBlocked(t *testing.T, m *machine) {
 	}
 	m.powerCycle()
 	startAgent(t, m)
-	// That of the last bucket is reported after the boot, unless the kubelet has restarted it.
+	// The kubelet starts that of the last bucket again after the boot.
 	framework.Eventually(t, "each pod is reported or runs again after the boot", func(ctx context.Context) (bool, error) {
 		list, err := m.c.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
