@@ -74,8 +74,9 @@ type run struct {
 	err  error
 	// restricted means that the gate checks each victim. Otherwise all is upstream's.
 	restricted bool
-	// evicted has the guarded victims, and those that start.
-	evicted sets.Set[types.UID]
+	// leaving has the victims that upstream must not delete: those that the gate has evicted, and
+	// those that had to leave before.
+	leaving sets.Set[types.UID]
 	// last is the victim that the executor hands over last.
 	last types.UID
 }
@@ -106,7 +107,7 @@ func (g *gate) preempt(ctx context.Context, c upstream.Candidate, preemptor upst
 		return false, r.err
 	}
 	// Upstream deletes by name. Where another pod has the name, that one was not chosen.
-	if !r.restricted || !r.evicted.Has(victim.UID) && g.current(victim) != nil {
+	if !r.restricted || !r.leaving.Has(victim.UID) && g.current(victim) != nil {
 		return g.upstream(ctx, c, preemptor, victim, plugin)
 	}
 	// The executor expects that its last victim goes in this call: while it waits for that one, the
@@ -128,7 +129,7 @@ func (g *gate) runOf(ctx context.Context, c upstream.Candidate) (*run, error) {
 	if known, ok := g.runs[c]; ok {
 		return known, nil
 	}
-	r := &run{evicted: sets.New[types.UID]()}
+	r := &run{leaving: sets.New[types.UID]()}
 	g.runs[c] = r
 	context.AfterFunc(ctx, func() {
 		g.mu.Lock()
@@ -173,7 +174,14 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 			continue
 		}
 		r.last = victim.UID
-		if pod := g.current(victim); pod != nil && !g.isUnbound(victim) {
+		pod := g.current(victim)
+		switch {
+		case pod == nil || g.isUnbound(victim):
+		case pod.DeletionTimestamp != nil || g.hasEvicted(pod.UID):
+			// The search had not seen yet that it leaves.
+			r.leaving.Insert(pod.UID)
+			g.addLeaving(preemptor.UID(), pod)
+		default:
 			victims = append(victims, pod)
 		}
 	}
@@ -186,6 +194,11 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 		p := rules.protectionOf(pod)
 		return !p.guarded && !p.starts
 	})
+	if pod := g.claim(guarded); pod != nil {
+		g.refuseCandidate(c, preemptor, pod, rules, false)
+		return fmt.Errorf("pod %s is evicted for another pod at this moment", klog.KObj(pod))
+	}
+	defer g.release(guarded)
 	if err := g.ask(ctx, c, preemptor, guarded, rules); err != nil {
 		return err
 	}
@@ -194,10 +207,13 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 		found, err := g.evict(ctx, c, preemptor, pod, rules)
 		if err != nil {
 			// What was evicted so far is no reason to wait for it: it makes too little room.
+			for _, pod := range evicted {
+				g.addLeaving(nobody, pod)
+			}
 			g.refuseCandidate(c, preemptor, pod, rules, len(evicted) > 0)
 			return err
 		}
-		r.evicted.Insert(pod.UID)
+		r.leaving.Insert(pod.UID)
 		if found {
 			evicted = append(evicted, pod)
 		}

@@ -30,6 +30,8 @@ const (
 	leaveOutDelay = time.Second
 	// everyCandidate, as a candidate that is left out, stands for all of them.
 	everyCandidate = ""
+	// nobody, as the preemptor of a victim, waits for it to leave.
+	nobody types.UID = ""
 )
 
 // memory is what the gate remembers of pods that exist. It is lost with the process.
@@ -40,6 +42,9 @@ type memory struct {
 	mu sync.Mutex
 	// leaving has the victims that were evicted and are not gone yet.
 	leaving map[types.UID]leavingPod
+	// claimed has the victims that a candidate evicts at this moment. Another preemptor may find
+	// the same ones before the answer.
+	claimed sets.Set[types.UID]
 	// leftOut has the candidates of each pending pod or group whose victims were refused: the
 	// names of nodes, and for groups that of upstream's domain.
 	leftOut map[types.UID]map[string]*refusal
@@ -51,8 +56,8 @@ type memory struct {
 type leavingPod struct {
 	types.NamespacedName
 	node string
-	// preemptor is the pending pod or group for which it was evicted.
-	preemptor types.UID
+	// preemptors are the pending pods or groups that got its place.
+	preemptors sets.Set[types.UID]
 }
 
 type refusal struct {
@@ -66,6 +71,7 @@ func newMemory(pods corelisters.PodLister) *memory {
 		pods:    pods,
 		clock:   clock.RealClock{},
 		leaving: map[types.UID]leavingPod{},
+		claimed: sets.New[types.UID](),
 		leftOut: map[types.UID]map[string]*refusal{},
 		refused: map[types.UID]*refusal{},
 	}
@@ -76,9 +82,46 @@ func newMemory(pods corelisters.PodLister) *memory {
 func (m *memory) addLeaving(preemptor types.UID, victim *corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	l := leavingPod{types.NamespacedName{Namespace: victim.Namespace, Name: victim.Name}, victim.Spec.NodeName, preemptor}
+	l, known := m.leaving[victim.UID]
+	if !known {
+		l = leavingPod{types.NamespacedName{Namespace: victim.Namespace, Name: victim.Name}, victim.Spec.NodeName, sets.New[types.UID]()}
+	}
+	l.preemptors.Insert(preemptor)
 	if m.exists(victim.UID, l.NamespacedName) {
 		m.leaving[victim.UID] = l
+	}
+}
+
+// hasEvicted reports whether a pod was evicted and is not gone yet. The watch may be behind.
+func (m *memory) hasEvicted(pod types.UID) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, leaving := m.leaving[pod]
+	return leaving
+}
+
+// claim keeps other candidates from evicting the victims until they are released. It returns a
+// victim that another one evicts or has evicted; then none is claimed.
+func (m *memory) claim(victims []*corev1.Pod) *corev1.Pod {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, pod := range victims {
+		if _, leaving := m.leaving[pod.UID]; leaving || m.claimed.Has(pod.UID) {
+			return pod
+		}
+	}
+	for _, pod := range victims {
+		m.claimed.Insert(pod.UID)
+	}
+	return nil
+}
+
+// release ends a claim.
+func (m *memory) release(victims []*corev1.Pod) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, pod := range victims {
+		m.claimed.Delete(pod.UID)
 	}
 }
 
@@ -102,7 +145,7 @@ func (m *memory) awaitsVictims(preemptor types.UID, nominated func(node string) 
 	defer m.mu.Unlock()
 	for uid, l := range m.leaving {
 		// The handler that forgets the pod may come after the one that tries the preemptor again.
-		if l.preemptor == preemptor && nominated(l.node) && m.exists(uid, l.NamespacedName) {
+		if l.preemptors.Has(preemptor) && nominated(l.node) && m.exists(uid, l.NamespacedName) {
 			return true
 		}
 	}

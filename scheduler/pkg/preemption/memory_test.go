@@ -9,9 +9,11 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	testingclock "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
 )
 
 // TestMemoryIsBounded refuses more pods than it remembers, and forgets the one that is free first.
@@ -69,6 +71,36 @@ func TestEligibleByNode(t *testing.T) {
 	for node, want := range map[string]bool{"n1": false, "n2": true} {
 		if got, _ := w.eligible("p", func(name string) bool { return name == node }); got != want {
 			t.Errorf("nominated for %s: got %v", node, got)
+		}
+	}
+}
+
+// TestVictimsAreEvictedOnce has the searches of other preemptors find a victim that is evicted at
+// that moment, one that was evicted and whose change the watch has not seen, and one that leaves
+// since they looked.
+func TestVictimsAreEvictedOnce(t *testing.T) {
+	leaving := runningPod("c", 10, ofClass("guarded"))
+	leaving.DeletionTimestamp, leaving.Finalizers = ptr.To(metav1.NewTime(started)), []string{"example.com/hold"}
+	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10), runningPod("c", 10, ofClass("guarded"))}
+	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 3)}, pods[0], pods[1], leaving)
+	second := preemptorOf(200)
+	second.Pod.UID = "second"
+	w.answer = func(string) error {
+		if err := w.preemptAll(t, &fakeCandidate{victims: pods[:1]}, second); err == nil {
+			t.Error("a victim that is evicted at this moment was taken twice")
+		}
+		return nil
+	}
+	if err := w.preemptAll(t, &fakeCandidate{victims: pods[:1]}, preemptorOf(100)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.preemptAll(t, &fakeCandidate{victims: pods}, second); err != nil {
+		t.Fatal(err)
+	}
+	w.wantCalls(t, "evict a", "delete b")
+	for _, uid := range []types.UID{preemptorOf(100).UID(), second.UID()} {
+		if eligible, _ := w.eligible(uid, onAnyNode); eligible {
+			t.Errorf("%s does not wait for the victim", uid)
 		}
 	}
 }
