@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -228,49 +230,80 @@ spec:
         readinessProbe: {httpGet: {port: 8080}, periodSeconds: 1}
 `
 
-// watchPods watches the pods of a namespace. The returned function ends that, checks that each
-// Deployment's pod left while another one was ready, and returns the apps in the order in which
-// they left the node.
+// podWatch is what a watch has shown of the pods of a namespace.
+type podWatch struct {
+	mu   sync.Mutex
+	pods map[string]*corev1.Pod
+	// left has the apps in the order in which their pods left the node: they ended or are gone.
+	left []string
+}
+
+// watchPods watches the pods of a namespace. The returned function waits until the watch has shown
+// what the API has by then, ends it, and returns the apps in the order in which they left the node.
+// Meanwhile each Deployment's pod must leave while another one is ready.
 func watchPods(t *testing.T, m *machine, namespace string) func() []string {
 	t.Helper()
-	pods := m.c.As(t).Kube.CoreV1().Pods(namespace)
-	list, err := pods.List(t.Context(), metav1.ListOptions{})
+	api := m.c.As(t).Kube.CoreV1().Pods(namespace)
+	list, err := api.List(t.Context(), metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	watcher, err := pods.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	watcher, err := api.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 	if err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan []string, 1)
+	w := &podWatch{pods: map[string]*corev1.Pod{}}
+	for i := range list.Items {
+		w.pods[list.Items[i].Name] = &list.Items[i]
+	}
 	go func() {
-		now := map[string]*corev1.Pod{}
-		for i := range list.Items {
-			now[list.Items[i].Name] = &list.Items[i]
-		}
-		var left []string
 		for event := range watcher.ResultChan() {
-			pod, ok := event.Object.(*corev1.Pod)
-			if !ok {
-				continue
-			}
-			before, app := now[pod.Name], pod.Labels["app"]
-			now[pod.Name] = pod
-			if pod.Spec.NodeName != m.node || app == "helper" && event.Type != "DELETED" {
-				continue
-			}
-			if event.Type == "DELETED" {
-				left = append(left, app)
-			} else if before != nil && before.DeletionTimestamp == nil && pod.DeletionTimestamp != nil && !anyReady(now, app, pod.Name) {
-				t.Errorf("pod %s had to leave before its replacement was ready", pod.Name)
+			if pod, ok := event.Object.(*corev1.Pod); ok {
+				w.observe(t, m.node, event.Type == watch.Deleted, pod)
 			}
 		}
-		done <- left
 	}()
 	return func() []string {
-		watcher.Stop()
-		return <-done
+		defer watcher.Stop()
+		framework.Eventually(t, "the watch shows what the API has", func(ctx context.Context) (bool, error) {
+			list, err := api.List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return false, err
+			}
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			same := len(list.Items) == len(w.pods)
+			for i := range list.Items {
+				known := w.pods[list.Items[i].Name]
+				same = same && known != nil && known.ResourceVersion == list.Items[i].ResourceVersion
+			}
+			return same, nil
+		})
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.left
 	}
+}
+
+func (w *podWatch) observe(t *testing.T, node string, deleted bool, pod *corev1.Pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before, app := w.pods[pod.Name], pod.Labels["app"]
+	if w.pods[pod.Name] = pod; deleted {
+		delete(w.pods, pod.Name)
+	}
+	if pod.Spec.NodeName != node || before == nil || ended(before) {
+		return
+	}
+	if deleted || ended(pod) {
+		w.left = append(w.left, app)
+	} else if app != "helper" && before.DeletionTimestamp == nil && pod.DeletionTimestamp != nil && !anyReady(w.pods, app, pod.Name) {
+		t.Errorf("pod %s had to leave before its replacement was ready", pod.Name)
+	}
+}
+
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
 func anyReady(pods map[string]*corev1.Pod, app, but string) bool {
