@@ -246,9 +246,14 @@ func (m *machine) lockPIDs() []uint32 {
 	return pids
 }
 
-// startTarget starts a unit without waiting, as `systemctl start --no-block` does. It is connected
+// startTarget starts a unit without waiting, as `systemctl reboot` and logind do. It is connected
 // to the bus before it calls the functions.
 func (m *machine) startTarget(unit string, connected ...func()) {
+	m.t.Helper()
+	m.startUnit(unit, "replace-irreversibly", connected...)
+}
+
+func (m *machine) startUnit(unit, mode string, connected ...func()) {
 	m.t.Helper()
 	conn, err := systemd.ConnectBus(m.t.Context(), m.root)
 	if err != nil {
@@ -260,7 +265,7 @@ func (m *machine) startTarget(unit string, connected ...func()) {
 	}
 	var job dbus.ObjectPath
 	object := conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1")
-	if err := object.Call("org.freedesktop.systemd1.Manager.StartUnit", 0, unit, "replace-irreversibly").Store(&job); err != nil {
+	if err := object.Call("org.freedesktop.systemd1.Manager.StartUnit", 0, unit, mode).Store(&job); err != nil {
 		m.t.Fatal(err)
 	}
 }

@@ -82,7 +82,9 @@ type Ending struct {
 }
 
 // Ending tells a service that systemd stops whether it stops because the system goes down, and how
-// much time there is.
+// much time there is. Then nothing can call that off any more. Without this, a shutdown that was
+// begun by `systemctl start reboot.target` ends half-way when the kubelet starts a pod: the start of
+// the pod's slice, which may not run during a shutdown, removes the job of shutdown.target.
 func (c *Client) Ending(ctx context.Context, name string) (Ending, error) {
 	state, err := c.SystemState(ctx)
 	if err != nil || state != "stopping" {
@@ -100,7 +102,13 @@ func (c *Client) Ending(ctx context.Context, name string) (Ending, error) {
 	ending.Kind = shutdownTargets[target]
 	limit, err := c.timeout(ctx, target, unitInterface, "JobTimeoutUSec")
 	ending.Limit = min(ending.Limit, limit)
-	return ending, err
+	if err != nil {
+		return ending, err
+	}
+	if err := c.manager.CallWithContext(ctx, managerInterface+".StartUnit", 0, target, "replace-irreversibly").Err; err != nil {
+		return ending, fmt.Errorf("make the start of %s irreversible: %w", target, err)
+	}
+	return ending, nil
 }
 
 // timeout reads a property that is a number of microseconds, or infinity.

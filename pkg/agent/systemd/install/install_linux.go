@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -91,6 +92,9 @@ func Install(ctx context.Context, o Options) (changed bool, err error) {
 	defer client.Close()
 	previous := o.installedProgram()
 	files := append(slices.Clone(o.Files), File{Path: UnitPath, Content: []byte(unit), Mode: 0o644})
+	for _, path := range scopeDropIns {
+		files = append(files, File{Path: path, Content: []byte(scopeDropIn), Mode: 0o644})
+	}
 	for _, file := range files {
 		written, err := o.write(ctx, file.Path, file.Mode, func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(file.Content)), nil })
 		if err != nil {
@@ -149,8 +153,8 @@ func (o *Options) start(ctx context.Context, client *systemd.Client) (bool, erro
 	return true, removeAll(o.path(restartMarker))
 }
 
-// Uninstall stops and removes the service: its unit, its program and the configuration of
-// logind. The agent's own configuration and state stay.
+// Uninstall stops and removes the service: its unit, its program and the configuration of systemd
+// and logind. The agent's own configuration and state stay.
 func Uninstall(ctx context.Context, o Options) error {
 	if err := o.complete(); err != nil {
 		return err
@@ -177,6 +181,11 @@ func Uninstall(ctx context.Context, o Options) error {
 	// The unit tells where the program is, so it goes after it.
 	if err := removeAll(o.path(o.installedProgram()), o.path(UnitPath), o.path(restartMarker)); err != nil {
 		return err
+	}
+	for _, path := range scopeDropIns {
+		if err := removeDropIn(o.path(path)); err != nil {
+			return err
+		}
 	}
 	if _, err := o.removeOlder(ctx, client); err != nil {
 		return err
@@ -323,6 +332,17 @@ func replace(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) 
 		return err
 	}
 	return os.Rename(temporary.Name(), path)
+}
+
+// removeDropIn removes a drop-in, and its folder if nobody else has a file there.
+func removeDropIn(path string) error {
+	if err := removeAll(path); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Dir(path)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
+		return err
+	}
+	return nil
 }
 
 func removeAll(paths ...string) error {

@@ -44,6 +44,20 @@ WantedBy=multi-user.target
 ` + programKey + `{{.Program}}
 `))
 
+// scopeDropIns are for the units of containers: containerd and CRI-O name them so.
+var scopeDropIns = []string{
+	"/etc/systemd/system/cri-containerd-.scope.d/50-haulout-node-agent.conf",
+	"/etc/systemd/system/crio-.scope.d/50-haulout-node-agent.conf",
+}
+
+// scopeDropIn lets systemd end containers after the agent. Otherwise a shutdown that goes around
+// logind ends all of them first, whatever their priority, since the slices of pods may not run
+// during a shutdown.
+const scopeDropIn = `# Written by haulout-node-agent install, which overwrites all changes.
+# When the system goes down, the node agent ends the containers in the order of their priorities.
+[Unit]
+Before=` + Unit + "\n"
+
 // programKey begins the line of the unit file with the path of the program. systemd ignores
 // sections that begin with X-.
 const programKey = "Program="
