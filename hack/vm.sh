@@ -13,6 +13,8 @@
 # another exit code than 99.
 #
 #   VM_MEMORY=8G  VM_PROCESSORS=2  VM_TIMEOUT=20m
+#   VM_ARGUMENTS=systemd.journald.forward_to_console=1  more arguments for the kernel: this one shows
+#   the journal in bin/vm/console.log, also while the machine goes down
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 
@@ -96,7 +98,7 @@ timeout "${VM_TIMEOUT:-20m}" qemu-system-x86_64 -M q35 -accel tcg,thread=multi -
 	-smp "${VM_PROCESSORS:-2}" -m "${memory}" -nic none -nographic "${options[@]}" \
 	-object memory-backend-memfd,id=memory,size="${memory}",share=on -numa node,memdev=memory \
 	-kernel "${DIR}/kernel/boot/vmlinuz-${version}" -initrd "${work}/initrd.gz" \
-	-append "${arguments}" \
+	-append "${arguments} ${VM_ARGUMENTS:-}" \
 	-chardev socket,id=files,path="${work}/files.sock" -device vhost-user-fs-pci,chardev=files,tag=root \
 	</dev/null | stdbuf -oL tr -d '\r' | tee "${DIR}/console.log" | sed -un '/vm: started$/,$p'
 code="$(sed -n 's/^vm: exit code //p' "${DIR}/console.log")"

@@ -10,14 +10,18 @@
 #   5. the configuration of the agent is broken
 #   6. kube-apiserver does not answer, and containerd hangs
 #   7. a drain has parked a static pod: it stays parked over the boot, and returns with its UID
+#   8. kube-apiserver does not answer, the message bus hangs, and the runtime has CRI-O's socket
+#   9. the machine is reset while a drain parks the static pod or a user brings it back, RESETS times
 #
 # hack/vm.sh runs the script after each boot. The folder below has what an earlier run has left.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 cd "${ROOT}"
 export PATH="${ROOT}/bin:${ROOT}/bin/node:${PATH}" CLUSTER_DIR=/srv/cluster
-export KUBECONFIG="${CLUSTER_DIR}/kubeconfig" CONTAINERD_ADDRESS=/run/containerd/containerd.sock
-readonly STATE=/srv/state NODE=node ADDRESS=198.18.0.1
+export KUBECONFIG="${CLUSTER_DIR}/kubeconfig"
+readonly STATE=/srv/state NODE=node ADDRESS=198.18.0.1 RESETS=6
 mkdir -p "${STATE}"
+CONTAINERD_ADDRESS="$(cat "${STATE}/socket" 2>/dev/null || echo /run/containerd/containerd.sock)"
+export CONTAINERD_ADDRESS
 
 fail() {
 	echo "Error: $*" >&2
@@ -98,12 +102,13 @@ kubeletSettings() {
 	YAML
 }
 
-# node makes the machine a node: containerd and kubelet as services.
-node() {
-	mkdir -p /etc/containerd /etc/cni/net.d
+# runtimeSettings writes the configuration of containerd.
+runtimeSettings() {
 	cat >/etc/containerd/config.toml <<-TOML
 		version = 3
 		root = "/srv/containerd"
+		[grpc]
+		  address = "${CONTAINERD_ADDRESS}"
 		[plugins."io.containerd.cri.v1.images".pinned_images]
 		  sandbox = "localhost/pause:dev"
 		[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
@@ -113,6 +118,12 @@ node() {
 		[plugins."io.containerd.cri.v1.runtime".cni]
 		  bin_dirs = ["${ROOT}/bin/node"]
 	TOML
+}
+
+# node makes the machine a node: containerd and kubelet as services.
+node() {
+	mkdir -p /etc/containerd /etc/cni/net.d
+	runtimeSettings
 	cat >/etc/cni/net.d/10-pods.conflist <<-'JSON'
 		{"cniVersion": "1.0.0", "name": "pods", "plugins": [
 		  {"type": "bridge", "bridge": "cni0", "isGateway": true,
@@ -225,18 +236,23 @@ agentSays() { systemctl show --property=StatusText haulout-node-agent.service | 
 safeModeShown() { [[ "$(kubectl get node "${NODE}" --output=jsonpath='{.status.conditions[?(@.type=="maintenance.haulout.dev/NodeAgentRunning")].reason}')" == SafeMode ]]; }
 noLock() { ! systemd-inhibit --list --no-legend | grep -q haulout-node-agent; }
 
-# booted waits for the cluster and the node after a boot.
-booted() {
+# serves waits for the cluster and the node after a boot.
+serves() {
 	[[ "$(cat "${STATE}/boot")" != "$(cat /proc/sys/kernel/random/boot_id)" ]] || fail "the machine has not booted"
-	wentDown
 	eventually 600 "the control plane is up again" systemctl is-active cluster.service
 	eventually 300 "the node is Ready" condition Ready
 	eventually 300 "the node agent is ready and holds its lock" agentWorks
 }
 
+# booted does so after a shutdown, which must have ended in time.
+booted() {
+	wentDown
+	serves
+}
+
 # stopped prints the pods in the order in which their containers exited after SIGTERM, before the
 # boot.
-stopped() { grep ' exit$' /var/log/pods/default_*/app/0.log | sed -E 's|.*/default_([a-z]+)_[^:]*:(\S+) .*|\2 \1|' | sort | sed 's/.* //' | xargs; }
+stopped() { grep ' exit$' /var/log/pods/default_{low,high,critical}_*/app/0.log | sed -E 's|.*/default_([a-z]+)_[^:]*:(\S+) .*|\2 \1|' | sort | sed 's/.* //' | xargs; }
 
 inOrder() {
 	local order
@@ -252,9 +268,51 @@ inOrder() {
 	kubectl delete pods --selector=order --timeout=5m >/dev/null
 }
 
+# crioSocket has the runtime listen where CRI-O does, which only the kubelet's configuration tells.
+crioSocket() {
+	CONTAINERD_ADDRESS=/run/crio/crio.sock
+	echo "${CONTAINERD_ADDRESS}" >"${STATE}/socket"
+	runtimeSettings
+	kubeletSettings
+	systemctl restart containerd.service
+	eventually 120 "the runtime serves at ${CONTAINERD_ADDRESS}" ctr version
+	systemctl restart kubelet.service
+	eventually 300 "the node is Ready" condition Ready
+	eventually 300 "the node agent is ready and holds its lock" agentWorks
+}
+
 static() { kubectl get pod "static-${NODE}" --output=jsonpath='{.status.phase} {.metadata.annotations.kubernetes\.io/config\.hash}'; }
 staticRuns() { [[ "$(static)" == Running\ * ]]; }
 schedulable() { [[ -z "$(kubectl get node "${NODE}" --output=jsonpath='{.spec.unschedulable}')" ]]; }
+# agrees ends the maintenance that a reset has left, drains the node and brings it back: folder,
+# index and kubelet agree each time.
+agrees() {
+	kubectl maintenance complete parked >/dev/null 2>&1 || true
+	eventually 300 "the static pod runs" staticRuns
+	[[ "$(static)" == "$(cat "${STATE}/static")" ]] || fail "the static pod was $(cat "${STATE}/static"), and is $(static)"
+	eventually 60 "nothing is parked" nothingParked
+	eventually 120 "the node is schedulable" schedulable
+}
+
+nothingParked() { [[ -e /etc/kubernetes/manifests/static.yaml && "$(haulout-node-agent static list)" != *static* ]]; }
+
+# parksUntilReset drains the node and brings it back until the kernel resets the machine, at a
+# random moment and without a write of what is in memory.
+parksUntilReset() {
+	echo "reset-$1" >"${STATE}/step"
+	cat /proc/sys/kernel/random/boot_id >"${STATE}/boot"
+	sync
+	local after=$((RANDOM % 40)).$((RANDOM % 10))
+	echo "  the machine is reset after ${after} seconds"
+	(sleep "${after}"; echo b >/proc/sysrq-trigger) &
+	while :; do
+		kubectl delete nodemaintenance parked --ignore-not-found >/dev/null
+		kubectl maintenance start "${NODE}" --name=parked --yes --wait --timeout=10m >/dev/null || fail "the node is not drained"
+		kubectl maintenance complete parked >/dev/null
+		eventually 300 "the static pod runs again" staticRuns
+	done
+}
+
 completed() { [[ "$(kubectl get nodemaintenances --output=jsonpath='{.items[?(@.spec.reason=="node shutdown")].spec.stage}')" =~ ^(Complete\ ?)+$ ]]; }
 
 step="$(cat "${STATE}/step" 2>/dev/null || echo 1)"
@@ -350,6 +408,25 @@ case "${step}" in
 	eventually 300 "the static pod runs again" staticRuns
 	[[ "$(static)" == "$(cat "${STATE}/static")" ]] || fail "the static pod was $(cat "${STATE}/static"), and is $(static)"
 	eventually 120 "the node is schedulable" schedulable
-	echo "Rebooted a node with the systemd driver on cgroups of version 2 in all ways, with a static pod."
+	crioSocket
+	pods
+	signal STOP
+	pkill -STOP --exact dbus-daemon
+	reboots 9 systemctl --no-block start reboot.target
+	;;
+9)
+	echo "--- After the boot with a bus that hung: resets"
+	booted
+	inOrder
+	parksUntilReset 1
+	;;
+reset-*)
+	echo "--- After reset ${step#reset-} of ${RESETS}"
+	serves
+	agrees
+	if [[ "${step#reset-}" -lt "${RESETS}" ]]; then
+		parksUntilReset "$((${step#reset-} + 1))"
+	fi
+	echo "Rebooted a node with the systemd driver on cgroups of version 2 in all ways, with a static pod, and reset it ${RESETS} times."
 	;;
 esac
