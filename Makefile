@@ -366,7 +366,8 @@ E2E_FLAGS ?=
 E2E_TIMEOUT ?= 40m
 
 .PHONY: test
-test: unit e2e ## Run all tests: unit, registry, then end to end on a development cluster
+test: ## Run all tests: unit, registry, then end to end on a development cluster
+	@hack/test-all.sh '$(MAKE)' unit e2e
 
 FUZZ_TIME ?= 10s
 FUZZ_PACKAGES := ./test/fuzz ./pkg/admission/plugin/evacuation ./pkg/admission/plugin/nodemaintenance ./pkg/cmd/kubectlmaintenance/screen
@@ -427,6 +428,10 @@ update: ## Rewrite generated code and pages, go.mod and licence headers, format 
 .PHONY: lint
 lint: ## Run the linters alone
 	@hack/verify.sh lint
+
+.PHONY: lines
+lines: ## Count the lines of Go that people write
+	@hack/lines.sh
 
 .PHONY: fmt
 fmt: ## Format the Go files

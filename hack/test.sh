@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
 # Runs `go test` in the working directory, with the given arguments. Unlike it, this fails when no
-# test ran: go test is content with a pattern that matches nothing. What failed, and why, is said
-# once more at the end, since a test that fails may show the whole state of a cluster; and added to
-# the file TEST_FAILURES, if that is set.
+# test ran: go test is content with a pattern that matches nothing. Without -v, it shows the output
+# of the packages that failed. What failed, and why, is said once more at the end, since a test that
+# fails may show the whole state of a cluster.
+#
+# It appends to these files, for those that are set:
+#   TEST_FAILURES  what failed
+#   TEST_TIMES     the seconds, the package and the name of each test
+#   TEST_LEFT_OUT  which tests this machine could not run, and what it lacks
 set -o errexit -o nounset -o pipefail
 export GOFLAGS="${GOFLAGS:+${GOFLAGS} }-buildvcs=false"
 
@@ -48,7 +53,38 @@ failures() {
 		}' "${LOG}"
 }
 
-if ! go test "$@" 2>&1 | tee "${LOG}"; then
+# What a package has written if it failed, or everything with -v.
+shown() {
+	if [[ " $* " == *' -v '* ]]; then
+		cat
+	else
+		awk '
+			/^(ok|[?]) +\t/ { print; count = 0; next }
+			/^FAIL\t/ { for (i = 0; i < count; i++) print line[i]; print; count = 0; next }
+			{ line[count++] = $0 }
+			END { for (i = 0; i < count; i++) print line[i] }'
+	fi
+}
+
+# The times of the tests, and what was left out.
+times() {
+	awk '
+		/^--- (PASS|FAIL|SKIP): / { gsub(/[()s]/, "", $4); line[count++] = $4 " %s " $3 }
+		/^(ok|FAIL) *\t/ { for (i = 0; i < count; i++) printf line[i] "\n", $2; count = 0 }' "${LOG}"
+}
+
+leftOut() {
+	awk '
+		/^NO TEST/ { print }
+		/^ +[A-Za-z0-9_]+\.go:[0-9]+: / { sub(/^ +[^ ]+ /, ""); why = $0 }
+		/^ *--- SKIP: / { print $3 ": " why }' "${LOG}"
+}
+
+result=0
+go test -v "$@" 2>&1 | tee "${LOG}" | shown "$@" || result=1
+times >>"${TEST_TIMES:-/dev/null}"
+leftOut >>"${TEST_LEFT_OUT:-/dev/null}"
+if [[ "${result}" != 0 ]]; then
 	failures | tee -a "${TEST_FAILURES:-/dev/null}"
 	exit 1
 fi
