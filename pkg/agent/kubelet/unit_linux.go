@@ -7,13 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/files"
 )
 
 const (
@@ -65,10 +65,7 @@ func (u *Unit) Start(ctx context.Context) error {
 	if err := u.service.Start(ctx); err != nil {
 		return err
 	}
-	if err := os.Remove(u.stopped); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return files.Remove(u.stopped)
 }
 
 // Stop ends the kubelet, and returns nil only when no process of a kubelet is left. If systemd

@@ -11,12 +11,14 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/files"
 )
 
 const (
@@ -148,25 +150,13 @@ func (m *Manager) existingDropIn() string {
 func (m *Manager) writeDropIn(content string) error {
 	var errs []error
 	for _, dir := range dropInDirs {
-		err := writeFile(filepath.Join(string(filepath.Separator), m.cfg.Root, dir, DropInName), content)
+		err := files.Replace(filepath.Join(string(filepath.Separator), m.cfg.Root, dir, DropInName), strings.NewReader(content), 0o644)
 		if err == nil {
 			return nil
 		}
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-func writeFile(path, content string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	// logind reads *.conf, so the unfinished file has another name.
-	temporary := path + ".tmp"
-	if err := os.WriteFile(temporary, []byte(content), 0o644); err != nil {
-		return err
-	}
-	return os.Rename(temporary, path)
 }
 
 // RemoveDropIn removes the agent's configuration file for logind, and lets logind read its

@@ -41,25 +41,3 @@ func SinceBoot() time.Duration {
 	}
 	return time.Duration(now.Nano())
 }
-
-func lockFile(file *os.File) error {
-	return unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-}
-
-// replace renames a file over another one.
-func replace(from, to string) error {
-	return os.Rename(from, to)
-}
-
-// syncDir makes a rename in a directory survive a power loss.
-func syncDir(dir string) error {
-	file, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = file.Sync()
-	if closeErr := file.Close(); err == nil {
-		err = closeErr
-	}
-	return err
-}

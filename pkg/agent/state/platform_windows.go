@@ -6,7 +6,6 @@ package state
 import (
 	"errors"
 	"fmt"
-	"os"
 	"time"
 	"unsafe"
 
@@ -91,30 +90,4 @@ func createVolatileKey(root registry.Key, path string) error {
 // wall, and counts the time in which the machine was suspended.
 func SinceBoot() time.Duration {
 	return windows.DurationSinceBoot()
-}
-
-func lockFile(file *os.File) error {
-	return windows.LockFileEx(windows.Handle(file.Fd()), windows.LOCKFILE_EXCLUSIVE_LOCK|windows.LOCKFILE_FAIL_IMMEDIATELY,
-		0, 1, 0, &windows.Overlapped{})
-}
-
-// replace renames a file over another one and returns when the rename is on the disk.
-func replace(from, to string) error {
-	fromPtr, err := windows.UTF16PtrFromString(from)
-	if err != nil {
-		return err
-	}
-	toPtr, err := windows.UTF16PtrFromString(to)
-	if err != nil {
-		return err
-	}
-	if err := windows.MoveFileEx(fromPtr, toPtr, windows.MOVEFILE_REPLACE_EXISTING|windows.MOVEFILE_WRITE_THROUGH); err != nil {
-		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
-	}
-	return nil
-}
-
-// syncDir does nothing: replace has written the rename through.
-func syncDir(string) error {
-	return nil
 }

@@ -4,6 +4,7 @@
 package state
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,12 +14,12 @@ import (
 	"path/filepath"
 	"sync"
 	"time"
+
+	"haulout.dev/haulout/pkg/files"
 )
 
 const (
 	fileName = "state.json"
-	// tempName is fixed, so that a crash leaves at most one partial file behind.
-	tempName = ".state.json.tmp"
 	lockName = "agent.lock"
 )
 
@@ -63,10 +64,10 @@ type Store struct {
 	sequence int64
 	// mu orders Load and Save, which use the same temporary file.
 	mu sync.Mutex
-	// write and now are replaced in tests.
-	write func(io.Writer, []byte) error
-	now   func() time.Time
-	lock  *os.File
+	// content and now are replaced in tests.
+	content func([]byte) io.Reader
+	now     func() time.Time
+	lock    *os.File
 }
 
 // file is the content of state.json. Of two files, the one with the higher sequence is newer.
@@ -82,13 +83,10 @@ func Open(dir, run string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create the state directory: %w", err)
 	}
-	return &Store{dir: dir, run: run, write: writeAll, now: time.Now}, nil
+	return &Store{dir: dir, run: run, content: contentOf, now: time.Now}, nil
 }
 
-func writeAll(w io.Writer, data []byte) error {
-	_, err := w.Write(data)
-	return err
-}
+func contentOf(data []byte) io.Reader { return bytes.NewReader(data) }
 
 // Lock makes this process the only agent that uses the directory, until it ends. A second agent
 // would undo what the first one does.
@@ -104,7 +102,7 @@ func (s *Store) Lock() error {
 	if err != nil {
 		return fmt.Errorf("lock the state directory: %w", err)
 	}
-	if err := lockFile(file); err != nil {
+	if err := files.TryLock(file); err != nil {
 		_ = file.Close()
 		return fmt.Errorf("another haulout-node-agent uses the state directory %s: stop it first: %w", s.dir, err)
 	}
@@ -134,18 +132,11 @@ func (s *Store) Load() (State, error) {
 
 // keepAside renames a damaged file; it never replaces one that was kept before.
 func (s *Store) keepAside(path string) (string, error) {
-	base := path + ".damaged-" + s.now().UTC().Format("20060102T150405Z")
-	target := base
-	for n := 2; ; n++ {
-		if _, err := os.Lstat(target); errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-		target = fmt.Sprintf("%s-%d", base, n)
-	}
-	if err := os.Rename(path, target); err != nil {
+	target, err := files.RenameUnused(path, path+".damaged-"+s.now().UTC().Format("20060102T150405Z"))
+	if err != nil {
 		return "", fmt.Errorf("keep the damaged file: %w", err)
 	}
-	return target, syncDir(s.dir)
+	return target, files.SyncFolder(s.dir)
 }
 
 // Read returns the state that Open's Store would load, and changes nothing.
@@ -231,10 +222,10 @@ func (s *Store) Save(state State) error {
 		return fmt.Errorf("store the state: %w", err)
 	}
 	data = append(data, '\n')
-	if err := saveIn(s.dir, data, s.write); err != nil {
+	if err := files.Replace(filepath.Join(s.dir, fileName), s.content(data), 0o600); err != nil {
 		err = fmt.Errorf("store the state: %w", err)
 		if s.run != "" {
-			err = errors.Join(err, os.MkdirAll(s.run, 0o700), saveIn(s.run, data, writeAll))
+			err = errors.Join(err, files.Replace(filepath.Join(s.run, fileName), contentOf(data), 0o600))
 		}
 		return err
 	}
@@ -242,30 +233,4 @@ func (s *Store) Save(state State) error {
 		_ = os.Remove(filepath.Join(s.run, fileName)) // older by its sequence, if it stays
 	}
 	return nil
-}
-
-// saveIn replaces the file in a directory.
-func saveIn(dir string, data []byte, write func(io.Writer, []byte) error) error {
-	temp := filepath.Join(dir, tempName)
-	if err := writeFile(temp, data, write); err != nil {
-		_ = os.Remove(temp) // gives the space back
-		return err
-	}
-	if err := replace(temp, filepath.Join(dir, fileName)); err != nil {
-		_ = os.Remove(temp)
-		return err
-	}
-	return syncDir(dir)
-}
-
-func writeFile(path string, data []byte, write func(io.Writer, []byte) error) (err error) {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, file.Close()) }()
-	if err := write(file, data); err != nil {
-		return err
-	}
-	return file.Sync()
 }

@@ -12,9 +12,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"haulout.dev/haulout/pkg/files"
 )
 
 func open(t *testing.T, dir string) *Store {
@@ -70,7 +73,7 @@ func TestSaveAndLoad(t *testing.T) {
 			if diff := cmp.Diff(state, load(t, open(t, dir))); diff != "" {
 				t.Errorf("the state differs (-want +got):\n%s", diff)
 			}
-			if _, err := os.Stat(filepath.Join(dir, tempName)); !errors.Is(err, os.ErrNotExist) {
+			if _, err := os.Stat(files.Temporary(filepath.Join(dir, fileName))); !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("the temporary file is still there: %v", err)
 			}
 		})
@@ -210,7 +213,7 @@ func TestPartialTemporaryFile(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	save(t, s, full())
-	if err := os.WriteFile(filepath.Join(dir, tempName), []byte(`{"version":1,"pha`), 0o600); err != nil {
+	if err := os.WriteFile(files.Temporary(filepath.Join(dir, fileName)), []byte(`{"version":1,"pha`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	restarted := open(t, dir)
@@ -218,7 +221,7 @@ func TestPartialTemporaryFile(t *testing.T) {
 		t.Errorf("the state differs (-want +got):\n%s", diff)
 	}
 	// The rest of a longer temporary file must not be behind the next state.
-	if err := os.WriteFile(filepath.Join(dir, tempName), bytes.Repeat([]byte("x"), 10000), 0o600); err != nil {
+	if err := os.WriteFile(files.Temporary(filepath.Join(dir, fileName)), bytes.Repeat([]byte("x"), 10000), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	next := State{Version: Version, BootID: "b", Phase: Armed}
@@ -233,11 +236,8 @@ func TestFailedWriteKeepsTheStateBefore(t *testing.T) {
 	s := open(t, dir)
 	save(t, s, full())
 	broken := errors.New("input/output error")
-	s.write = func(w io.Writer, data []byte) error {
-		if _, err := w.Write(data[:len(data)/2]); err != nil {
-			return err
-		}
-		return broken
+	s.content = func(data []byte) io.Reader {
+		return io.MultiReader(bytes.NewReader(data[:len(data)/2]), iotest.ErrReader(broken))
 	}
 	if err := s.Save(State{BootID: "b", Phase: Armed}); !errors.Is(err, broken) {
 		t.Errorf("the error is %v, want %v", err, broken)
@@ -245,7 +245,7 @@ func TestFailedWriteKeepsTheStateBefore(t *testing.T) {
 	if diff := cmp.Diff(full(), load(t, s)); diff != "" {
 		t.Errorf("the state differs (-want +got):\n%s", diff)
 	}
-	if _, err := os.Stat(filepath.Join(dir, tempName)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(files.Temporary(filepath.Join(dir, fileName))); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the partial file still takes space: %v", err)
 	}
 }
@@ -304,7 +304,7 @@ func TestAFullDiskLeavesASecondCopy(t *testing.T) {
 	old, newer, newest := State{Version: Version, BootID: "b", Phase: Armed}, full(), full()
 	newest.Phase = Releasing
 	save(t, s, old)
-	s.write = func(io.Writer, []byte) error { return errors.New("no space left on device") }
+	s.content = func([]byte) io.Reader { return iotest.ErrReader(errors.New("no space left on device")) }
 	if err := s.Save(newer); err == nil {
 		t.Error("the failure was not reported")
 	}

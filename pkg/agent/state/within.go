@@ -4,6 +4,7 @@
 package state
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"haulout.dev/haulout/pkg/files"
 )
 
 // withinName is the file with the last request to shorten a shutdown.
@@ -41,14 +44,7 @@ func WriteWithin(dir string, w Within) error {
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("store the request: %w", err)
-	}
-	temp := filepath.Join(dir, "."+withinName+".tmp")
-	if err := os.WriteFile(temp, data, 0o600); err != nil {
-		return fmt.Errorf("store the request: %w", err)
-	}
-	if err := replace(temp, filepath.Join(dir, withinName)); err != nil {
+	if err := files.Replace(filepath.Join(dir, withinName), bytes.NewReader(data), 0o600); err != nil {
 		return fmt.Errorf("store the request: %w", err)
 	}
 	return nil

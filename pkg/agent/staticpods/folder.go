@@ -16,6 +16,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/files"
 )
 
 // Names in the parent of the static pod folder.
@@ -416,7 +418,7 @@ func (f *folder) move(i *index, to string, manifests []manifest, describe func(*
 	for _, m := range manifests {
 		name := filepath.Base(m.path)
 		switch err := f.files.Rename(m.path, filepath.Join(f.parking, to, name)); {
-		case isCrossDevice(err):
+		case errors.Is(err, files.ErrCrossDevice):
 			return names, f.crossDevice(err)
 		case errors.Is(err, fs.ErrNotExist):
 			continue // it has just gone
@@ -484,7 +486,7 @@ func (f *folder) restoreOne(i *index, e *Entry) (archived string, err error) {
 	case errors.Is(err, fs.ErrExist):
 		// A newer manifest is there.
 		return f.archive(i, e, archiveName)
-	case isCrossDevice(err):
+	case errors.Is(err, files.ErrCrossDevice):
 		return "", f.crossDevice(err)
 	case err != nil:
 		return "", fmt.Errorf("restore the manifest %s: %w", e.Origin, err)
@@ -555,7 +557,7 @@ func (f *folder) probe() error {
 	}
 	if err := f.files.Rename(from, to); err != nil {
 		err = errors.Join(err, f.files.Remove(from))
-		if isCrossDevice(err) {
+		if errors.Is(err, files.ErrCrossDevice) {
 			return f.crossDevice(err)
 		}
 		return err

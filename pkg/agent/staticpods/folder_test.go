@@ -21,6 +21,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/files"
 )
 
 const node = "Node-7"
@@ -531,7 +533,7 @@ func TestProbe(t *testing.T) {
 		"a folder":           {prepare: func(*tree) {}},
 		"no folder":          {prepare: func(w *tree) { w.remove("manifests") }},
 		"a single file":      {prepare: func(w *tree) { w.remove("manifests"); w.write("manifests", text("web")) }, want: "single file"},
-		"two mounts":         {prepare: func(*tree) {}, files: failing{rename: errCrossDevice}, want: "on one mount"},
+		"two mounts":         {prepare: func(*tree) {}, files: failing{rename: files.ErrCrossDevice}, want: "on one mount"},
 		"a read-only folder": {prepare: func(*tree) {}, files: failing{rename: fs.ErrPermission}, want: fs.ErrPermission.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -4,13 +4,15 @@
 package staticpods
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"syscall"
+
+	"haulout.dev/haulout/pkg/files"
 )
 
 // maxManifest is the size in bytes above which the kubelet does not read a manifest.
@@ -42,9 +44,10 @@ func (osFiles) ReadDir(name string) ([]fs.DirEntry, error)   { return os.ReadDir
 func (osFiles) Lstat(name string) (fs.FileInfo, error)       { return os.Lstat(name) }
 func (osFiles) Readlink(name string) (string, error)         { return os.Readlink(name) }
 func (osFiles) MkdirAll(name string, mode fs.FileMode) error { return os.MkdirAll(name, mode) }
-func (osFiles) Rename(from, to string) error                 { return os.Rename(from, to) }
-func (osFiles) RenameNew(from, to string) error              { return renameNew(from, to) }
+func (osFiles) Rename(from, to string) error                 { return files.Rename(from, to) }
+func (osFiles) RenameNew(from, to string) error              { return files.RenameNew(from, to) }
 func (osFiles) Remove(name string) error                     { return os.Remove(name) }
+func (osFiles) Sync(dir string) error                        { return files.SyncFolder(dir) }
 
 func (osFiles) ReadFile(name string) ([]byte, error) {
 	// Opening a named pipe would block.
@@ -67,31 +70,31 @@ func (osFiles) ReadFile(name string) ([]byte, error) {
 	return data, err
 }
 
+// WriteFile writes a file to the disk.
 func (osFiles) WriteFile(name string, data []byte, mode fs.FileMode) error {
-	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(data)
-	if err == nil {
-		err = file.Sync()
-	}
-	return errors.Join(err, file.Close())
+	return files.Write(name, bytes.NewReader(data), mode)
 }
 
 // save replaces a file by another content: after a crash it has the old or the new one.
-func save(files fileSystem, name string, data []byte) error {
+func save(system fileSystem, name string, data []byte) error {
 	temporary := name + ".tmp"
-	if err := files.WriteFile(temporary, data, 0o600); err != nil {
+	if err := system.WriteFile(temporary, data, 0o600); err != nil {
 		return err
 	}
-	if err := files.Rename(temporary, name); err != nil {
+	if err := system.Rename(temporary, name); err != nil {
 		return err
 	}
-	return files.Sync(filepath.Dir(name))
+	return system.Sync(filepath.Dir(name))
 }
 
-// isCrossDevice reports whether a rename failed because source and target are on different mounts.
-func isCrossDevice(err error) bool {
-	return errors.Is(err, errCrossDevice) || errors.Is(err, syscall.EXDEV)
+// lock takes the lock of a file that no other process may hold, and waits for it.
+func lock(name string) (unlock func(), err error) {
+	file, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := files.Lock(file); err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return func() { _ = file.Close() }, nil
 }

@@ -346,13 +346,20 @@ func otherProgram(t *testing.T) string {
 	return path
 }
 
-func (m *machine) status() install.Status {
+// status is what systemd knows of the agent, and whether a change waits for its restart.
+type status struct {
+	systemd.UnitState
+	RestartPending bool
+}
+
+func (m *machine) status() status {
 	m.t.Helper()
-	status, err := install.GetStatus(m.t.Context(), m.root)
+	state, err := m.service(install.Unit).State(m.t.Context())
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	return status
+	_, err = os.Stat(m.root + "/run/haulout-node-agent.restart")
+	return status{UnitState: state, RestartPending: err == nil}
 }
 
 // TestInstallCommand runs what the pod of the DaemonSet runs, with a real systemd.

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/windows/svc/mgr"
 
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/files"
 )
 
 const (
@@ -306,14 +307,8 @@ func writeFile(file File) (bool, error) {
 	if err == nil && bytes.Equal(have, file.Content) {
 		return false, nil
 	}
-	if err := os.MkdirAll(filepath.Dir(file.Path), 0o755); err != nil {
-		return false, err
-	}
-	temporary := file.Path + ".new"
-	if err := os.WriteFile(temporary, file.Content, 0o644); err != nil {
-		return false, err
-	}
-	return true, os.Rename(temporary, file.Path)
+	err = files.Replace(file.Path, bytes.NewReader(file.Content), 0o644)
+	return err == nil, err
 }
 
 // replaceBinary writes the program. Windows does not replace one that runs.

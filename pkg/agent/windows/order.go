@@ -4,6 +4,7 @@
 package windows
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"haulout.dev/haulout/pkg/files"
 )
 
 // orderFile has, in the state directory, what the list of services was before the agent changed it.
@@ -115,10 +118,7 @@ func restoreOrder(value orderValue, stateDir, own string) error {
 			return err
 		}
 	}
-	if err := os.Remove(filepath.Join(stateDir, orderFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return files.Remove(filepath.Join(stateDir, orderFile))
 }
 
 func readRecord(stateDir string) (record orderRecord, known bool, err error) {
@@ -141,10 +141,5 @@ func writeRecord(stateDir string, record orderRecord) error {
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(stateDir, orderFile)
-	temporary := path + ".tmp"
-	if err := os.WriteFile(temporary, append(data, '\n'), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(temporary, path)
+	return files.Replace(filepath.Join(stateDir, orderFile), bytes.NewReader(append(data, '\n')), 0o600)
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/component-base/term"
 
 	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
+	"haulout.dev/haulout/pkg/files"
 )
 
 // stdio is the name of a file that stands for the standard input or output.
@@ -122,7 +123,7 @@ func snapshotToFile(cmd *cobra.Command, m *embeddedetcd.Member, name string) (er
 	if err != nil {
 		return err
 	}
-	if err := os.Rename(part.Name(), name); err != nil {
+	if err := errors.Join(files.Rename(part.Name(), name), files.SyncFolder(filepath.Dir(name))); err != nil {
 		return err
 	}
 	fmt.Fprintf(cmd.OutOrStdout(), "Wrote %s: revision %d, %d objects and versions, %d bytes\n", name, status.Revision, status.TotalKey, status.TotalSize)

@@ -4,15 +4,17 @@
 package pods
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/files"
 )
 
 const (
@@ -90,37 +92,8 @@ func load(dir, node string) ([]Pod, []byte, error) {
 
 // store replaces the file. The old one stays if the new one cannot be written completely.
 func store(dir string, data []byte) error {
-	path := filepath.Join(dir, fileName)
-	temp := path + ".tmp"
-	if err := writeSynced(temp, data); err != nil {
-		return fmt.Errorf("store the pods: %w", errors.Join(err, os.Remove(temp)))
-	}
-	if err := os.Rename(temp, path); err != nil {
+	if err := files.Replace(filepath.Join(dir, fileName), bytes.NewReader(data), 0o600); err != nil {
 		return fmt.Errorf("store the pods: %w", err)
 	}
-	return syncFolder(dir)
-}
-
-func writeSynced(path string, data []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
-}
-
-// syncFolder makes a rename last over a power loss. Windows has no such call for folders.
-func syncFolder(dir string) error {
-	if runtime.GOOS == "windows" {
-		return nil
-	}
-	folder, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(folder.Sync(), folder.Close())
+	return nil
 }

@@ -25,6 +25,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/files"
 )
 
 const node = "Node-1"
@@ -455,10 +457,10 @@ func TestAFailedWriteIsRepeated(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	// A folder in the place of the new file stands for a full disk.
-	if err := os.Mkdir(filepath.Join(dir, fileName+".tmp"), 0o700); err != nil {
+	if err := os.Mkdir(files.Temporary(filepath.Join(dir, fileName)), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(dir, fileName+".tmp"), "x", "x")
+	write(t, files.Temporary(filepath.Join(dir, fileName)), "x", "x")
 	write(t, dir, fileName, `{"version":1,"node":"Node-1","pods":[]}`)
 	synctest.Test(t, func(t *testing.T) {
 		running(t, dir, fake.NewClientset(newAPIPod("web")))
@@ -466,7 +468,7 @@ func TestAFailedWriteIsRepeated(t *testing.T) {
 		if got := names(newCheckpoint(t, dir)); len(got) != 0 {
 			t.Errorf("stored %v, want the old file unchanged", got)
 		}
-		if err := os.RemoveAll(filepath.Join(dir, fileName+".tmp")); err != nil {
+		if err := os.RemoveAll(files.Temporary(filepath.Join(dir, fileName))); err != nil {
 			t.Fatal(err)
 		}
 		passes(2 * writeDelay)

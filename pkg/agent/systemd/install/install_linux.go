@@ -20,6 +20,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/files"
 )
 
 const (
@@ -68,13 +69,6 @@ type File struct {
 	Mode fs.FileMode
 }
 
-// Status describes an installed service.
-type Status struct {
-	systemd.UnitState
-	// RestartPending reports that a change was installed that the running agent does not have.
-	RestartPending bool
-}
-
 // Install installs or updates the service, and starts or restarts it if that is needed. It reports
 // whether anything was changed. If it fails half-way, the next call does the rest.
 func Install(ctx context.Context, o Options) (changed bool, err error) {
@@ -91,11 +85,11 @@ func Install(ctx context.Context, o Options) (changed bool, err error) {
 	}
 	defer client.Close()
 	previous := o.installedProgram()
-	files := append(slices.Clone(o.Files), File{Path: UnitPath, Content: []byte(unit), Mode: 0o644})
+	all := append(slices.Clone(o.Files), File{Path: UnitPath, Content: []byte(unit), Mode: 0o644})
 	for _, path := range scopeDropIns {
-		files = append(files, File{Path: path, Content: []byte(scopeDropIn), Mode: 0o644})
+		all = append(all, File{Path: path, Content: []byte(scopeDropIn), Mode: 0o644})
 	}
-	for _, file := range files {
+	for _, file := range all {
 		written, err := o.write(ctx, file.Path, file.Mode, func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(file.Content)), nil })
 		if err != nil {
 			return changed, err
@@ -114,7 +108,7 @@ func Install(ctx context.Context, o Options) (changed bool, err error) {
 	}
 	started, err := o.start(ctx, client)
 	if err == nil && previous != o.Binary {
-		err = removeAll(o.path(previous))
+		err = files.Remove(o.path(previous))
 	}
 	return changed || started, err
 }
@@ -150,7 +144,7 @@ func (o *Options) start(ctx context.Context, client *systemd.Client) (bool, erro
 	if err := client.RestartUnit(ctx, Unit); err != nil {
 		return changed, err
 	}
-	return true, removeAll(o.path(restartMarker))
+	return true, files.Remove(o.path(restartMarker))
 }
 
 // Uninstall stops and removes the service: its unit, its program and the configuration of systemd
@@ -179,7 +173,7 @@ func Uninstall(ctx context.Context, o Options) error {
 		return err
 	}
 	// The unit tells where the program is, so it goes after it.
-	if err := removeAll(o.path(o.installedProgram()), o.path(UnitPath), o.path(restartMarker)); err != nil {
+	if err := files.Remove(o.path(o.installedProgram()), o.path(UnitPath), o.path(restartMarker)); err != nil {
 		return err
 	}
 	for _, path := range scopeDropIns {
@@ -197,22 +191,6 @@ func Uninstall(ctx context.Context, o Options) error {
 		return err
 	}
 	return logind.RemoveDropIn(ctx, client, o.Root)
-}
-
-// GetStatus returns what systemd knows of the service on the host whose root is mounted at root,
-// or on this one if root is "".
-func GetStatus(ctx context.Context, root string) (Status, error) {
-	o := Options{Root: root}
-	if err := o.complete(); err != nil {
-		return Status{}, err
-	}
-	client, err := systemd.Dial(ctx, o.Root)
-	if err != nil {
-		return Status{}, err
-	}
-	defer client.Close()
-	state, err := client.Unit(ctx, Unit)
-	return Status{UnitState: state, RestartPending: o.restartPending()}, err
 }
 
 func (o *Options) path(path string) string {
@@ -246,7 +224,12 @@ func (o *Options) write(ctx context.Context, path string, mode fs.FileMode, open
 	if err := os.WriteFile(o.path(restartMarker), nil, 0o644); err != nil {
 		return false, fmt.Errorf("note that a restart is needed: %w", err)
 	}
-	if err := replace(o.path(path), mode, open); err != nil {
+	source, err := open()
+	if err != nil {
+		return false, err
+	}
+	defer source.Close()
+	if err := files.ReplaceShared(o.path(path), source, mode); err != nil {
 		return false, fmt.Errorf("install %s: %w", path, err)
 	}
 	klog.FromContext(ctx).Info("Installed a file", "path", path)
@@ -297,59 +280,13 @@ func sameContent(a, b io.Reader) (bool, error) {
 	}
 }
 
-// replace writes a file beside the path and renames it, so that the path always has a whole file,
-// and a program that runs keeps its own.
-func replace(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (err error) {
-	source, err := open()
-	if err != nil {
-		return err
-	}
-	defer source.Close()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	// The name has no suffix that systemd reads.
-	temporary, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		temporary.Close()
-		if err != nil {
-			os.Remove(temporary.Name())
-		}
-	}()
-	if _, err := io.Copy(temporary, source); err != nil {
-		return err
-	}
-	if err := temporary.Chmod(mode); err != nil {
-		return err
-	}
-	if err := temporary.Sync(); err != nil {
-		return err
-	}
-	if err := temporary.Close(); err != nil {
-		return err
-	}
-	return os.Rename(temporary.Name(), path)
-}
-
 // removeDropIn removes a drop-in, and its folder if nobody else has a file there.
 func removeDropIn(path string) error {
-	if err := removeAll(path); err != nil {
+	if err := files.Remove(path); err != nil {
 		return err
 	}
 	if err := os.Remove(filepath.Dir(path)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
 		return err
-	}
-	return nil
-}
-
-func removeAll(paths ...string) error {
-	for _, path := range paths {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
 	}
 	return nil
 }

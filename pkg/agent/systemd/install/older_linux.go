@@ -18,6 +18,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/files"
 )
 
 // What an older version has left if its configuration said localEngine: KubeletBus: a service that
@@ -54,7 +55,7 @@ func (o *Options) removeOlder(ctx context.Context, client *systemd.Client) (bool
 		if unit := strings.TrimSuffix(filepath.Base(filepath.Dir(path)), ".d"); !slices.Contains(kubelets, unit) {
 			kubelets = append(kubelets, unit)
 		}
-		if err := removeAll(path); err != nil {
+		if err := files.Remove(path); err != nil {
 			return true, err
 		}
 		_ = os.Remove(filepath.Dir(path)) // unless it has other files
@@ -70,7 +71,7 @@ func (o *Options) removeOlder(ctx context.Context, client *systemd.Client) (bool
 	if err := client.StopUnit(ctx, busUnit); err != nil {
 		return true, err
 	}
-	if err := removeAll(o.path(filepath.Join(unitDir, busUnit))); err != nil {
+	if err := files.Remove(o.path(filepath.Join(unitDir, busUnit))); err != nil {
 		return true, err
 	}
 	return true, client.Reload(ctx)

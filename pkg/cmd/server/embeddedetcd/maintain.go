@@ -19,6 +19,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/etcdutl/v3/snapshot"
 	"go.uber.org/zap"
+
+	"haulout.dev/haulout/pkg/files"
 )
 
 const (
@@ -228,7 +230,7 @@ func Restore(from io.Reader, dataDir string, now time.Time) (restored Restored, 
 		return Restored{}, err
 	}
 	defer func() { err = errors.Join(err, remove()) }()
-	if err := writeFile(file, from); err != nil {
+	if err := files.Write(file, from, fileutil.PrivateFileMode); err != nil {
 		return Restored{}, fmt.Errorf("copy the snapshot to the volume: %w", err)
 	}
 	if restored.SnapshotStatus, err = ReadSnapshot(file); err != nil {
@@ -244,24 +246,14 @@ func Restore(from io.Reader, dataDir string, now time.Time) (restored Restored, 
 	}
 	data := filepath.Join(dir, etcdName)
 	if fileutil.Exist(data) {
-		restored.Previous = unusedName(filepath.Join(dir, etcdName+".before-"+now.UTC().Format("20060102T150405Z")))
-		if err := os.Rename(data, restored.Previous); err != nil {
+		if restored.Previous, err = files.RenameUnused(data, data+".before-"+now.UTC().Format("20060102T150405Z")); err != nil {
 			return Restored{}, err
 		}
 	}
 	if err := os.Rename(next, data); err != nil {
 		return Restored{}, err
 	}
-	return restored, syncFolder(dir)
-}
-
-// unusedName returns a path, or the path with a number if there is a file already.
-func unusedName(path string) string {
-	name := path
-	for i := 2; fileutil.Exist(name); i++ {
-		name = fmt.Sprintf("%s-%d", path, i)
-	}
-	return name
+	return restored, files.SyncFolder(dir)
 }
 
 // lockStopped locks a data directory that no server uses.
@@ -277,25 +269,6 @@ func lockStopped(dataDir string) (dir string, unlock func(), err error) {
 		return "", nil, fmt.Errorf("lock the data directory: %w", err)
 	}
 	return dir, func() { _ = lock.Close() }, nil
-}
-
-// writeFile writes a private file and syncs it to disk.
-func writeFile(path string, from io.Reader) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileutil.PrivateFileMode)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(file, from)
-	return errors.Join(err, file.Sync(), file.Close())
-}
-
-// syncFolder makes renames in a folder survive a power failure.
-func syncFolder(path string) error {
-	folder, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(folder.Sync(), folder.Close())
 }
 
 // Copy copies all keys with a prefix to another etcd, which must have none of them, and returns
