@@ -10,11 +10,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/klog/v2"
 )
@@ -147,4 +151,71 @@ func absolute(path, dir string) string {
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
+}
+
+// Process is the running kubelet.
+type Process struct {
+	PID int
+	// ID is unique among all processes of the machine, also those before a boot. It does not depend
+	// on the clock.
+	ID string
+	// Started is when the process was started, by the clock of now.
+	Started time.Time
+	// Args is the command line with the program's name, and Dir the working directory. Both are
+	// empty where the system does not tell.
+	Args []string
+	Dir  string
+}
+
+// isKubelet reports whether a command line is that of a kubelet.
+func isKubelet(args []string) bool {
+	if len(args) == 0 {
+		return false
+	}
+	name := strings.TrimSuffix(strings.ToLower(path.Base(strings.ReplaceAll(args[0], `\`, "/"))), ".exe")
+	return name == "kubelet" || name == "hyperkube" && len(args) > 1 && args[1] == "kubelet"
+}
+
+// healthTimeout is the maximum time of a health check. The kubelet answers from memory.
+const healthTimeout = 5 * time.Second
+
+// Health checks the health of the kubelet.
+type Health struct {
+	// Address is the host and port of the kubelet's endpoint /healthz, see Facts.HealthzAddress.
+	Address string
+}
+
+// Check returns an error if the kubelet does not report that it is healthy.
+func (h Health) Check(ctx context.Context) error {
+	if h.Address == "" {
+		return errors.New("the health endpoint of the kubelet is disabled (healthzPort: 0); set the kubelet's healthzPort")
+	}
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+h.Address+"/healthz", nil)
+	if err != nil {
+		return err
+	}
+	// A connection of its own each time: a kept one would outlive a kubelet in the middle of its
+	// end.
+	transport := &http.Transport{DisableKeepAlives: true}
+	response, err := (&http.Client{Transport: transport}).Do(request)
+	if err != nil {
+		return fmt.Errorf("the kubelet is not healthy: %w", err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(response.Body, 1<<10))
+	if err != nil {
+		return fmt.Errorf("the kubelet is not healthy: %w", err)
+	}
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("the kubelet is not healthy: %s: %q", response.Status, text)
+	}
+	return nil
+}
+
+// Instance identifies the running process of the kubelet: it changes with each restart.
+func (Health) Instance(ctx context.Context) (string, error) {
+	process, err := Find(ctx)
+	return process.ID, err
 }

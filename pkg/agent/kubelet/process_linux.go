@@ -139,3 +139,6 @@ func bootOf(proc string) (string, time.Time, error) {
 	}
 	return "", time.Time{}, fmt.Errorf("%s/stat has no time of the boot", proc)
 }
+
+// DefaultRuntimeEndpoint is the endpoint of the CRI that the kubelet uses by default.
+const DefaultRuntimeEndpoint = "unix:///run/containerd/containerd.sock"

@@ -57,3 +57,6 @@ func startOf(pid uint32) (time.Time, error) {
 	}
 	return time.Unix(0, created.Nanoseconds()), nil
 }
+
+// DefaultRuntimeEndpoint is the endpoint of the CRI that the kubelet uses by default.
+const DefaultRuntimeEndpoint = "npipe:////./pipe/containerd-containerd"

@@ -8,10 +8,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/fsnotify/fsnotify"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -266,4 +268,52 @@ func (k *Keeper) problems() string {
 		}
 	}
 	return strings.Join(texts, "; ")
+}
+
+// watchFolder calls changed after each change of the static pod folder, until the context ends. The
+// Keeper lists the folder regularly as well, so a watch that fails only costs time.
+func (k *Keeper) watchFolder(ctx context.Context, changed func()) {
+	for ctx.Err() == nil {
+		if err := watchOnce(ctx, k.folder.dir, changed); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).V(2).Info("Static pod folder is not watched, only listed", "path", k.folder.dir, "reason", err.Error())
+		}
+		select {
+		case <-ctx.Done():
+		case <-k.clock.After(k.relist):
+		}
+	}
+}
+
+// watchOnce watches a folder until the watch ends.
+func watchOnce(ctx context.Context, dir string, changed func()) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return err
+	}
+	defer watcher.Close()
+	if err := watcher.Add(dir); err != nil {
+		return err
+	}
+	changed()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err, ok := <-watcher.Errors:
+			if !ok {
+				return nil
+			}
+			return err
+		case event, ok := <-watcher.Events:
+			switch {
+			case !ok:
+				return nil
+			case event.Name == dir && event.Has(fsnotify.Remove|fsnotify.Rename):
+				return errors.New("the folder was removed")
+			case isIgnored(filepath.Base(event.Name)) || event.Op == fsnotify.Remove || event.Op == fsnotify.Rename:
+				continue // nothing new
+			}
+			changed()
+		}
+	}
 }

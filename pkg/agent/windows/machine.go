@@ -1,6 +1,13 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
+// Package windows is the node agent's side of Windows: the service that Windows tells of a shutdown
+// before it begins (SERVICE_CONTROL_PRESHUTDOWN), how long Windows waits for it and in which order,
+// and the services that are installed, started and stopped (KEP-4802). It is experimental: no test
+// has run on a real Windows.
+//
+// What decides has no build tag, so that its tests run everywhere; what calls Windows is in files
+// that end with _windows.go.
 package windows
 
 import (
@@ -164,4 +171,60 @@ func milliseconds(d time.Duration) (uint32, error) {
 		return 0, fmt.Errorf("%s must be between 1ms and %s, which is what Windows can store", d, math.MaxUint32*time.Millisecond)
 	}
 	return uint32(d.Milliseconds()), nil
+}
+
+// ServiceName is the name of the agent's service.
+const ServiceName = "haulout-node-agent"
+
+// DefaultTimeout is how long Windows waits for a service that does not say otherwise, since build
+// 15063. Earlier ones wait for three minutes.
+const DefaultTimeout = 10 * time.Second
+
+// Controls are what Windows asks of the running service.
+type Controls struct {
+	ready        chan struct{}
+	preshutdown  chan struct{}
+	paramChanges chan struct{}
+
+	readyOnce, preshutdownOnce sync.Once
+	since                      time.Time
+}
+
+// NewControls returns controls of which none has been received.
+func NewControls() *Controls {
+	return &Controls{ready: make(chan struct{}), preshutdown: make(chan struct{}), paramChanges: make(chan struct{}, 1)}
+}
+
+// Ready tells Windows that the service has started.
+func (c *Controls) Ready() {
+	c.readyOnce.Do(func() { close(c.ready) })
+}
+
+// Preshutdown is closed when Windows is about to shut down.
+func (c *Controls) Preshutdown() <-chan struct{} {
+	return c.preshutdown
+}
+
+// Since returns when that was. It may be called after Preshutdown is closed.
+func (c *Controls) Since() time.Time {
+	return c.since
+}
+
+// ParamChanges gets an element when a user asks the service to read its settings again.
+func (c *Controls) ParamChanges() <-chan struct{} {
+	return c.paramChanges
+}
+
+func (c *Controls) beginPreshutdown(since time.Time) {
+	c.preshutdownOnce.Do(func() {
+		c.since = since
+		close(c.preshutdown)
+	})
+}
+
+func (c *Controls) paramChange() {
+	select {
+	case c.paramChanges <- struct{}{}:
+	default: // one is on its way
+	}
 }

@@ -5,9 +5,31 @@
 package nodeagent
 
 import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/yaml"
 
+	"haulout.dev/haulout/pkg/agent/config"
+	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/agent/kubelet"
+	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/version"
 )
 
@@ -66,5 +88,203 @@ changed, and no agent needs to run.`,
 		},
 	})
 	cmd.AddCommand(newMigrateCommand(o))
+	return cmd
+}
+
+// Options are the flags that choose and override the configuration.
+type Options struct {
+	// ConfigFile is the path of the configuration file. If empty, it is the default path, and the
+	// file may be missing.
+	ConfigFile string
+	// Kubeconfig, NodeName and StateDirectory override fields of the configuration unless empty.
+	Kubeconfig, NodeName, StateDirectory string
+}
+
+// addFlags registers the flags.
+func (o *Options) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.ConfigFile, "config", o.ConfigFile, "Path of the configuration file. The default is "+config.DefaultPath()+
+		", which may be missing: then each field has its default.")
+	flags.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "Overrides kubeconfig of the configuration file.")
+	flags.StringVar(&o.NodeName, "node-name", o.NodeName, "Overrides nodeName of the configuration file.")
+	flags.StringVar(&o.StateDirectory, "state-directory", o.StateDirectory, "Overrides stateDirectory of the configuration file.")
+}
+
+// Load returns the configuration: the file, its defaults, and on top the flags.
+func (o *Options) Load() (*v1alpha1.NodeAgentConfiguration, error) {
+	path := o.ConfigFile
+	if path == "" {
+		path = config.DefaultPath()
+	}
+	c, err := config.Load(path)
+	if o.ConfigFile == "" && errors.Is(err, fs.ErrNotExist) {
+		c, err = config.Default(), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	overridden := false
+	for _, override := range []struct {
+		field *string
+		value string
+	}{{&c.Kubeconfig, o.Kubeconfig}, {&c.NodeName, o.NodeName}, {&c.StateDirectory, o.StateDirectory}} {
+		if override.value != "" {
+			*override.field, overridden = override.value, true
+		}
+	}
+	if overridden {
+		if errs := config.Validate(c); len(errs) > 0 {
+			return nil, fmt.Errorf("configuration with the flags --kubeconfig, --node-name and --state-directory: %w", errs.ToAggregate())
+		}
+	}
+	return c, nil
+}
+
+// newRunCommand returns the command that is the service.
+func newRunCommand(o *Options) *cobra.Command {
+	logging := logsapi.NewLoggingConfiguration()
+	r := &runner{}
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Run the agent",
+		Long: `Run the agent until it is stopped. The service that 'install' creates runs this; it
+needs the rights of the machine's administrator.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return r.start(cmd.Context(), o, func(ctx context.Context) error {
+				if err := logsapi.ValidateAndApply(logging, nil); err != nil {
+					return err
+				}
+				defer logs.FlushLogs()
+				klog.FromContext(ctx).Info("Starting haulout-node-agent", "version", version.Get(), "goVersion", version.GoVersion())
+				return r.run(ctx, o)
+			})
+		},
+	}
+	r.addFlags(cmd.Flags())
+	logsapi.AddFlags(logging, cmd.Flags())
+	return cmd
+}
+
+// newWaitCommand returns the command of the pods that install the agent. Its only use is there.
+func newWaitCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "wait",
+		Short: "Do nothing until SIGTERM, in the pods of the DaemonSet that installs the agent",
+		Long: `Do nothing until SIGTERM. A DaemonSet needs a container that runs; the one that
+installs the agent has ended by then.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, os.Interrupt)
+			defer stop()
+			<-ctx.Done()
+			return nil
+		},
+	}
+}
+
+// newMigrateCommand returns the command that prints the kubelet's shutdown as the agent's table.
+func newMigrateCommand(o *Options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "migrate",
+		Short: "Print what the kubelet's own graceful shutdown means for the agent",
+		Long: `Print the table that shutdownGracePeriod and shutdownGracePeriodCriticalPods, or
+shutdownGracePeriodByPodPriority, of this machine's kubelet mean, as a part of the
+agent's configuration. The kubelet is not changed: remove the fields there when
+the agent has the table, since with both the kubelet ends the pods immediately.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := o.Load()
+			if err != nil {
+				return err
+			}
+			facts, err := kubelet.Discover(cmd.Context(), c.KubeletConfig, nil)
+			if err != nil {
+				return err
+			}
+			return printMigrated(cmd.OutOrStdout(), c, &facts)
+		},
+	}
+}
+
+// printMigrated prints the fields of the agent's configuration that take the place of the
+// kubelet's.
+func printMigrated(out io.Writer, c *v1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) error {
+	if len(facts.ShutdownFields) == 0 {
+		return errors.New("the kubelet has no graceful shutdown of its own: shutdownGracePeriod and shutdownGracePeriodByPodPriority are not set")
+	}
+	var migrated struct {
+		Table    []v1alpha1.ShutdownGracePeriodByPodPriority `json:"shutdownGracePeriodByPodPriority"`
+		MaxDelay *metav1.Duration                            `json:"maxShutdownDelay,omitempty"`
+	}
+	total := int64(0)
+	for priority, seconds := range facts.ShutdownTable {
+		// An entry without time ends its pods without a wait, which the agent does not do.
+		migrated.Table = append(migrated.Table, v1alpha1.ShutdownGracePeriodByPodPriority{Priority: priority, ShutdownGracePeriodSeconds: max(seconds, 1)})
+		total += max(seconds, 1)
+	}
+	slices.SortFunc(migrated.Table, func(a, b v1alpha1.ShutdownGracePeriodByPodPriority) int { return cmp.Compare(a.Priority, b.Priority) })
+	if least := time.Duration(total)*time.Second + config.Margin; c.MaxShutdownDelay.Duration < least {
+		migrated.MaxDelay = &metav1.Duration{Duration: least}
+	}
+	data, err := yaml.Marshal(migrated)
+	if err != nil {
+		return err
+	}
+	_, err = out.Write(data)
+	return err
+}
+
+// withinDirectory returns where a request to shorten a shutdown is kept.
+func withinDirectory(c *v1alpha1.NodeAgentConfiguration) string {
+	return cmp.Or(state.RunDirectory, c.StateDirectory)
+}
+
+// readWithin returns the last request to shorten a shutdown, nil if there is none.
+func readWithin(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) *state.Within {
+	w, err := state.ReadWithin(withinDirectory(c))
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot read the request to shorten a shutdown", "err", err)
+	}
+	return w
+}
+
+// newShutdownCommand returns the command that shortens a shutdown.
+func newShutdownCommand(o *Options) *cobra.Command {
+	var within time.Duration
+	cmd := &cobra.Command{
+		Use:   "shutdown --within=DURATION",
+		Short: "Shorten the shutdown that is pending or comes next",
+		Long: `Shorten the shutdown that is pending, or the next one if it begins within five
+minutes: the machine goes down DURATION from now. The command starts no shutdown,
+and never lengthens one. It is for programs that hear that the machine is about to
+be taken away, such as a handler of spot notices, and that then shut it down:
+
+  haulout-node-agent shutdown --within=120s && systemctl poweroff`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if within < time.Second {
+				return errors.New("--within must be at least 1s")
+			}
+			c, err := o.Load()
+			if err != nil {
+				return err
+			}
+			bootID, err := state.BootID()
+			if err != nil {
+				return err
+			}
+			request := state.Within{BootID: bootID, SinceBoot: state.SinceBoot(), Within: within}
+			dir := withinDirectory(c)
+			if old, err := state.ReadWithin(dir); err == nil && shutdown.IsSooner(old, &request) {
+				request = *old
+			} else if err := state.WriteWithin(dir, request); err != nil {
+				return err
+			}
+			left := request.SinceBoot + request.Within - state.SinceBoot()
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "A shutdown that is pending, or begins in the next 5 minutes, has %s\n", left.Round(time.Second))
+			return err
+		},
+	}
+	cmd.Flags().DurationVar(&within, "within", within, "How long the machine runs from now on, at least 1s. Required.")
 	return cmd
 }

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/kubelet"
@@ -177,4 +178,106 @@ func whySystemdStops(ctx context.Context) (systemd.Ending, error) {
 	ctx, cancel := context.WithTimeout(ctx, askSystemdTimeout)
 	defer cancel()
 	return systemd.Service{Unit: install.Unit}.Ending(ctx)
+}
+
+// runner runs the agent as a service of systemd, which needs to know nothing of it.
+type runner struct{}
+
+func (*runner) addFlags(*pflag.FlagSet) {}
+
+// start calls the function that calls run.
+func (*runner) start(ctx context.Context, _ *Options, run func(context.Context) error) error {
+	return run(ctx)
+}
+
+// lastStateDirectory returns the state directory of the last agent of this boot that could load its
+// configuration, empty if there is none.
+func lastStateDirectory(ctx context.Context) string { return lastDirectory(ctx, directoryFile) }
+
+func (*runner) run(ctx context.Context, o *Options) error {
+	return runService(ctx, o)
+}
+
+// stopper decides when a service that is asked to stop does so. If the whole system goes down, the
+// agent is stopped before the kubelet (the order of their units), and this is the last chance to
+// let the pods leave in order.
+type stopper struct {
+	// limit is the longest time that the agent may take.
+	limit time.Duration
+	// machine and notifier are told that the system goes down.
+	machine interface {
+		Stopping(kind string, limit time.Duration)
+	}
+	notifier interface{ Stopping(status string) error }
+	// ask returns whether the system goes down, and how long systemd waits.
+	ask func(context.Context) (systemd.Ending, error)
+	// down returns a channel that is closed when the shutdown was released.
+	down func() <-chan struct{}
+}
+
+// wait returns when the agent has to end.
+func (s *stopper) wait(ctx context.Context, signals <-chan os.Signal) {
+	logger := klog.FromContext(ctx)
+	select {
+	case <-ctx.Done():
+		return
+	case received := <-signals:
+		logger.Info("Received a signal to stop", "signal", received.String())
+		if received != syscall.SIGTERM {
+			return
+		}
+	}
+	ending, err := s.ask(ctx)
+	if err != nil {
+		logger.Error(err, "Cannot ask systemd why the service stops")
+	}
+	if !ending.Stopping {
+		return
+	}
+	limit := s.limit
+	if ending.Limit > 0 {
+		limit = min(limit, ending.Limit)
+	}
+	logger.Info("The system goes down, ending after the pods have left", "kind", ending.Kind, "limit", limit)
+	s.machine.Stopping(ending.Kind, limit)
+	if err := s.notifier.Stopping("the system goes down, the pods leave first"); err != nil {
+		logger.Error(err, "Cannot tell systemd that the service stops")
+	}
+	released := s.down()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-released:
+			return
+		case <-timer.C:
+			return
+		case received := <-signals:
+			if received != syscall.SIGTERM {
+				return
+			}
+		}
+	}
+}
+
+// platformServices installs and removes the systemd unit.
+func platformServices(*Options) services {
+	return services{
+		root:      true,
+		install:   installUnit,
+		pending:   func(ctx context.Context) (bool, error) { return logind.Pending(ctx, "") },
+		uninstall: func(ctx context.Context) error { return install.Uninstall(ctx, install.Options{}) },
+	}
+}
+
+func installUnit(ctx context.Context, i *installation) (bool, error) {
+	o := install.Options{
+		Root: i.root, Binary: i.binary, Args: i.args, KubeletUnit: i.config.KubeletService, MaxDelay: i.config.MaxShutdownDelay.Duration,
+	}
+	if i.content != nil {
+		o.Files = []install.File{{Path: i.path, Content: i.content, Mode: 0o644}}
+	}
+	return install.Install(ctx, o)
 }
