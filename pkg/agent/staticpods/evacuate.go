@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"haulout.dev/haulout/pkg/agent/local/pods"
 	"haulout.dev/haulout/pkg/evacuator"
 )
 
@@ -109,7 +110,7 @@ func (w *evacuation) gather(ctx context.Context) (situation, error) {
 	if err != nil {
 		return s, err
 	}
-	if s.targeting, err = targeting(list, k.ref(), priorityOf(s.pod), s.pod.Labels); err != nil || len(s.targeting) == 0 || s.manifests == 0 {
+	if s.targeting, err = targeting(list, k.ref(), pods.PriorityOf(s.pod), s.pod.Labels); err != nil || len(s.targeting) == 0 || s.manifests == 0 {
 		return s, err
 	}
 	kept, err := k.kept(ctx)
@@ -214,7 +215,7 @@ func (w *evacuation) park(ctx context.Context, s situation) {
 	klog.FromContext(ctx).Info("Manifests parked", "files", parked, "maintenance", s.targeting[0].Name)
 	k.Event(corev1.EventTypeNormal, EventParked, fmt.Sprintf("Static pod %s is stopped for NodeMaintenance %s", w.key, s.targeting[0].Name))
 	w.targeting, s.now = s.targeting, k.clock.Now()
-	s.parked = []Entry{{ParkedAt: s.now, GracePeriodSeconds: int64(gracePeriodOf(s.pod).Seconds()), Maintenances: s.targeting}}
+	s.parked = []Entry{{ParkedAt: s.now, GracePeriodSeconds: pods.GraceSeconds(s.pod), Maintenances: s.targeting}}
 	s.manifests, s.running = 0, true
 	w.report(ctx, decide(s))
 }

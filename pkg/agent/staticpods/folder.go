@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/agent/local/pods"
 	"haulout.dev/haulout/pkg/files"
 )
 
@@ -87,7 +88,7 @@ func (f *folder) manifests() ([]manifest, error) {
 	}
 	var found []manifest
 	for _, entry := range entries {
-		if isIgnored(entry.Name()) || entry.IsDir() {
+		if pods.IsIgnored(entry.Name()) || entry.IsDir() {
 			continue
 		}
 		path := filepath.Join(f.dir, entry.Name())
@@ -95,7 +96,7 @@ func (f *folder) manifests() ([]manifest, error) {
 		if err != nil {
 			continue // the kubelet cannot read it either, or it has just gone
 		}
-		if pod, err := parseManifest(data, f.node); err == nil {
+		if pod, err := pods.ParseManifest(data, f.node); err == nil {
 			found = append(found, manifest{path, pod})
 		}
 	}
@@ -210,7 +211,7 @@ func (f *folder) refresh(e *Entry) bool {
 	e.SHA256, e.Link, e.Mode = hash, link, mode.String()
 	// What is known from the mirror pod is better: the API server fills in the priority.
 	if e.Name == "" && f.node != "" {
-		if pod, err := parseManifest(data, f.node); err == nil {
+		if pod, err := pods.ParseManifest(data, f.node); err == nil {
 			e.describe(pod)
 			changed = true
 		}
@@ -318,17 +319,17 @@ func (f *folder) park(pod *corev1.Pod, maintenances []Maintenance, instance stri
 // parkedPods returns the pods in the parked manifests that can be read.
 func (f *folder) parkedPods() ([]*corev1.Pod, error) {
 	entries, err := f.entries()
-	var pods []*corev1.Pod
+	var found []*corev1.Pod
 	for i := range entries {
 		data, _, _, err := f.content(&entries[i])
 		if err != nil {
 			continue
 		}
-		if pod, err := parseManifest(data, f.node); err == nil {
-			pods = append(pods, pod)
+		if pod, err := pods.ParseManifest(data, f.node); err == nil {
+			found = append(found, pod)
 		}
 	}
-	return pods, err
+	return found, err
 }
 
 // reappeared returns the manifests in the static pod folder of pods that are parked.
@@ -567,5 +568,5 @@ func (f *folder) probe() error {
 
 // isFolderName reports whether a text is a safe name of a folder for one maintenance.
 func isFolderName(name string) bool {
-	return name != archiveName && name != foreignName && !isIgnored(name) && !strings.ContainsAny(name, `/\`) && filepath.IsLocal(name)
+	return name != archiveName && name != foreignName && !pods.IsIgnored(name) && !strings.ContainsAny(name, `/\`) && filepath.IsLocal(name)
 }

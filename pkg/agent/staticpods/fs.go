@@ -6,24 +6,20 @@ package staticpods
 import (
 	"bytes"
 	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 
+	"haulout.dev/haulout/pkg/agent/local/pods"
 	"haulout.dev/haulout/pkg/files"
 )
-
-// maxManifest is the size in bytes above which the kubelet does not read a manifest.
-const maxManifest = 10 << 20
 
 // fileSystem is what the package does with files. Tests make it fail at each step.
 type fileSystem interface {
 	ReadDir(name string) ([]fs.DirEntry, error)
 	Lstat(name string) (fs.FileInfo, error)
 	Readlink(name string) (string, error)
-	// ReadFile reads a regular file, or the one that a link points to, of at most 10 MB.
+	// ReadFile reads a regular file, or the one that a link points to, of at most pods.MaxManifest bytes.
 	ReadFile(name string) ([]byte, error)
 	MkdirAll(name string, mode fs.FileMode) error
 	// WriteFile writes a file to the disk. A failure may leave a part of it.
@@ -40,6 +36,7 @@ type fileSystem interface {
 // osFiles are the files of the operating system.
 type osFiles struct{}
 
+func (osFiles) ReadFile(name string) ([]byte, error)         { return pods.ReadManifest(name) }
 func (osFiles) ReadDir(name string) ([]fs.DirEntry, error)   { return os.ReadDir(name) }
 func (osFiles) Lstat(name string) (fs.FileInfo, error)       { return os.Lstat(name) }
 func (osFiles) Readlink(name string) (string, error)         { return os.Readlink(name) }
@@ -48,27 +45,6 @@ func (osFiles) Rename(from, to string) error                 { return files.Rena
 func (osFiles) RenameNew(from, to string) error              { return files.RenameNew(from, to) }
 func (osFiles) Remove(name string) error                     { return os.Remove(name) }
 func (osFiles) Sync(dir string) error                        { return files.SyncFolder(dir) }
-
-func (osFiles) ReadFile(name string) ([]byte, error) {
-	// Opening a named pipe would block.
-	info, err := os.Stat(name)
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s: not a regular file", name)
-	}
-	file, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxManifest+1))
-	if err == nil && len(data) > maxManifest {
-		return nil, fmt.Errorf("%s: larger than %d bytes, the maximum of the kubelet", name, maxManifest)
-	}
-	return data, err
-}
 
 // WriteFile writes a file to the disk.
 func (osFiles) WriteFile(name string, data []byte, mode fs.FileMode) error {

@@ -25,6 +25,8 @@
 package staticpods
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -35,6 +37,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/agent/local/pods"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
@@ -92,7 +95,7 @@ func (e *Entry) Pod() types.NamespacedName {
 // describe copies what an entry has about its pod.
 func (e *Entry) describe(pod *corev1.Pod) {
 	e.Namespace, e.Name, e.Labels = pod.Namespace, pod.Name, pod.Labels
-	e.Priority, e.GracePeriodSeconds = priorityOf(pod), int64(gracePeriodOf(pod).Seconds())
+	e.Priority, e.GracePeriodSeconds = pods.PriorityOf(pod), pods.GraceSeconds(pod)
 	if uid := types.UID(pod.Annotations[corev1.MirrorPodAnnotationKey]); uid != "" && !slices.Contains(e.StaticUIDs, uid) {
 		e.StaticUIDs = append(e.StaticUIDs, uid)
 	}
@@ -180,4 +183,9 @@ func isMirrorPod(pod *corev1.Pod, node string) bool {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	return pod.Annotations[corev1.MirrorPodAnnotationKey] != "" && pod.Spec.NodeName == node &&
 		owner != nil && owner.APIVersion == "v1" && owner.Kind == "Node" && owner.Name == node
+}
+
+func hashOf(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
 }

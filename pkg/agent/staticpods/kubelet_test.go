@@ -19,6 +19,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	kubefake "k8s.io/client-go/kubernetes/fake"
+
+	"haulout.dev/haulout/pkg/agent/local/pods"
 )
 
 // fakeKubelet does with the static pod folder what the kubelet does: it runs the pods of the
@@ -79,7 +81,7 @@ func (k *fakeKubelet) desired() map[string]*corev1.Pod {
 	if err != nil {
 		return nil
 	}
-	pods := map[string]*corev1.Pod{}
+	desired := map[string]*corev1.Pod{}
 	for _, entry := range entries {
 		if strings.HasPrefix(entry.Name(), ".") {
 			continue
@@ -89,14 +91,14 @@ func (k *fakeKubelet) desired() map[string]*corev1.Pod {
 		if err != nil {
 			continue
 		}
-		pod, err := parseManifest(data, node)
+		pod, err := pods.ParseManifest(data, node)
 		if err != nil {
 			continue
 		}
 		pod.UID = types.UID(hashOf(append(data, path...))[:16])
-		pods[pod.Name] = pod
+		desired[pod.Name] = pod
 	}
-	return pods
+	return desired
 }
 
 func (k *fakeKubelet) tick() {
@@ -129,7 +131,7 @@ func (k *fakeKubelet) tick() {
 	}
 	for name, want := range desired {
 		if k.pods[name] == nil {
-			k.pods[name] = &fakePod{uid: want.UID, grace: gracePeriodOf(want), running: true}
+			k.pods[name] = &fakePod{uid: want.UID, grace: time.Duration(pods.GraceSeconds(want)) * time.Second, running: true}
 			k.note("run", name)
 		}
 		if pod := k.pods[name]; pod.api == "" {

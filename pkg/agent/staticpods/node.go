@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
+	"haulout.dev/haulout/pkg/agent/local/pods"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -310,7 +311,7 @@ func watchOnce(ctx context.Context, dir string, changed func()) error {
 				return nil
 			case event.Name == dir && event.Has(fsnotify.Remove|fsnotify.Rename):
 				return errors.New("the folder was removed")
-			case isIgnored(filepath.Base(event.Name)) || event.Op == fsnotify.Remove || event.Op == fsnotify.Rename:
+			case pods.IsIgnored(filepath.Base(event.Name)) || event.Op == fsnotify.Remove || event.Op == fsnotify.Rename:
 				continue // nothing new
 			}
 			changed()

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 
+	"haulout.dev/haulout/pkg/agent/local/pods"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 )
 
@@ -194,7 +195,7 @@ func TestALargeFileIsNotRead(t *testing.T) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Truncate(path, maxManifest+1); err != nil {
+	if err := os.Truncate(path, pods.MaxManifest+1); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := (osFiles{}).ReadFile(path); err == nil || !strings.Contains(err.Error(), "larger") {

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -23,9 +24,6 @@ const (
 	annotationConfigHash   = "kubernetes.io/config.hash"
 	annotationConfigSource = "kubernetes.io/config.source"
 	sourceAPI              = "api"
-
-	classClusterCritical = "system-cluster-critical"
-	classNodeCritical    = "system-node-critical"
 )
 
 // Pod is what must be known of a pod to end it without the API server, and cannot be learned from
@@ -75,17 +73,14 @@ func newPod(pod *corev1.Pod) Pod {
 		UID:       pod.UID,
 		Namespace: pod.Namespace,
 		Name:      pod.Name,
-		Priority:  priorityOf(&pod.Spec),
+		Priority:  PriorityOf(pod),
 		Static:    IsStatic(pod.Annotations),
 		Finished:  pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed,
 	}
 	if p.Static {
 		p.ConfigHash = cmp.Or(pod.Annotations[corev1.MirrorPodAnnotationKey], pod.Annotations[annotationConfigHash])
 	}
-	grace := int64(corev1.DefaultTerminationGracePeriodSeconds)
-	if pod.Spec.TerminationGracePeriodSeconds != nil {
-		grace = *pod.Spec.TerminationGracePeriodSeconds
-	}
+	grace := GraceSeconds(pod)
 	if pod.DeletionGracePeriodSeconds != nil {
 		grace = *pod.DeletionGracePeriodSeconds
 	}
@@ -99,20 +94,24 @@ func newPod(pod *corev1.Pod) Pod {
 	return p
 }
 
-// priorityOf returns the priority of a pod. In a manifest, the number is often missing; the kubelet
+// PriorityOf returns the priority of a pod. In a manifest, the number is often missing; the kubelet
 // then takes 0 and ends the node's most important pods first (kubernetes/kubernetes issues 113940
 // and 133442).
-func priorityOf(spec *corev1.PodSpec) int32 {
-	if spec.Priority != nil {
-		return *spec.Priority
-	}
-	switch spec.PriorityClassName {
-	case classClusterCritical:
+func PriorityOf(pod *corev1.Pod) int32 {
+	switch {
+	case pod.Spec.Priority != nil:
+		return *pod.Spec.Priority
+	case pod.Spec.PriorityClassName == "system-cluster-critical":
 		return v1alpha1.SystemClusterCritical
-	case classNodeCritical:
+	case pod.Spec.PriorityClassName == "system-node-critical":
 		return v1alpha1.SystemNodeCritical
 	}
 	return 0
+}
+
+// GraceSeconds returns the grace period of a pod's spec.
+func GraceSeconds(pod *corev1.Pod) int64 {
+	return ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
 }
 
 // Index finds pods.

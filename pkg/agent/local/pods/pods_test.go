@@ -78,9 +78,9 @@ func TestNewPod(t *testing.T) {
 	}{
 		{name: "nothing set", pod: newAPIPod("p"), want: plain},
 		{name: "a priority", pod: newAPIPod("p", priority(-7)), want: with(func(p *Pod) { p.Priority = -7 })},
-		{name: "the number wins over the class", pod: newAPIPod("p", priority(5), class(classNodeCritical)), want: with(func(p *Pod) { p.Priority = 5 })},
-		{name: "class without number: node", pod: newAPIPod("p", class(classNodeCritical)), want: with(func(p *Pod) { p.Priority = 2000001000 })},
-		{name: "class without number: cluster", pod: newAPIPod("p", class(classClusterCritical)), want: with(func(p *Pod) { p.Priority = 2000000000 })},
+		{name: "the number wins over the class", pod: newAPIPod("p", priority(5), class("system-node-critical")), want: with(func(p *Pod) { p.Priority = 5 })},
+		{name: "class without number: node", pod: newAPIPod("p", class("system-node-critical")), want: with(func(p *Pod) { p.Priority = 2000001000 })},
+		{name: "class without number: cluster", pod: newAPIPod("p", class("system-cluster-critical")), want: with(func(p *Pod) { p.Priority = 2000000000 })},
 		{name: "class that only the API knows", pod: newAPIPod("p", class("gold")), want: plain},
 		{name: "succeeded", pod: newAPIPod("p", phase(corev1.PodSucceeded)), want: with(func(p *Pod) { p.Finished = true })},
 		{name: "failed", pod: newAPIPod("p", phase(corev1.PodFailed)), want: with(func(p *Pod) { p.Finished = true })},
@@ -190,7 +190,7 @@ func TestStaticPods(t *testing.T) {
 	write(t, dir, "service.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: s}\n")
 	write(t, dir, "nameless.yaml", "apiVersion: v1\nkind: Pod\n")
 	write(t, dir, "broken.yaml", "{")
-	write(t, dir, "large.yaml", strings.Repeat(" ", maxManifestBytes)+"\n"+etcd)
+	write(t, dir, "large.yaml", strings.Repeat(" ", MaxManifest)+"\n"+etcd)
 	write(t, elsewhere, "linked.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: linked}\n")
 	for link, target := range map[string]string{"linked.yaml": "linked.yaml", "dangling.yaml": "missing"} {
 		if err := os.Symlink(filepath.Join(elsewhere, target), filepath.Join(dir, link)); err != nil {

@@ -20,8 +20,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// maxManifestBytes is the kubelet's own limit.
-const maxManifestBytes = 10 << 20
+// MaxManifest is the size in bytes above which the kubelet does not read a manifest.
+const MaxManifest = 10 << 20
 
 // manifests reads the static pods of a folder, or of a single file, as the kubelet does.
 type manifests struct {
@@ -88,7 +88,7 @@ func (m *manifests) refresh(names []string) {
 			continue
 		}
 		f := manifest{size: info.Size(), changed: info.ModTime()}
-		pod, err := readManifest(name, m.node)
+		pod, err := readPod(name, m.node)
 		if err != nil {
 			klog.Background().Error(err, "Static pod manifest cannot be read, its pod counts as unknown", "path", name)
 		} else {
@@ -115,44 +115,71 @@ func candidates(path string) ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), ".") {
+		if !IsIgnored(e.Name()) {
 			names = append(names, filepath.Join(path, e.Name()))
 		}
 	}
 	return names, nil
 }
 
-// readManifest reads a static pod and names it as the kubelet does.
-func readManifest(path, node string) (Pod, error) {
-	f, err := os.Open(path)
+// readPod reads the pod of a manifest.
+func readPod(path, node string) (Pod, error) {
+	data, err := ReadManifest(path)
 	if err != nil {
 		return Pod{}, err
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxManifestBytes+1))
-	if err := errors.Join(err, f.Close()); err != nil {
+	pod, err := ParseManifest(data, node)
+	if err != nil {
 		return Pod{}, err
 	}
-	if len(data) > maxManifestBytes {
-		return Pod{}, fmt.Errorf("file is larger than %d bytes", maxManifestBytes)
+	p := newPod(pod)
+	// The kubelet computes the uid from the whole file, unless the file has one.
+	p.Static, p.Finished, p.UID, p.ConfigHash = true, false, "", string(pod.UID)
+	return p, nil
+}
+
+// IsIgnored reports whether the kubelet ignores a file of the static pod folder because of its
+// name.
+func IsIgnored(name string) bool { return strings.HasPrefix(name, ".") }
+
+// ReadManifest reads a regular file, or the one that a link points to, of at most MaxManifest bytes.
+func ReadManifest(path string) ([]byte, error) {
+	// Opening a named pipe would block.
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
 	}
-	var pod corev1.Pod
-	if err := yaml.Unmarshal(data, &pod); err != nil {
-		return Pod{}, err
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s: not a regular file", path)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, MaxManifest+1))
+	if err == nil && len(data) > MaxManifest {
+		return nil, fmt.Errorf("%s: larger than %d bytes, the maximum of the kubelet", path, MaxManifest)
+	}
+	return data, err
+}
+
+// ParseManifest returns the pod in a manifest as the API shows it.
+func ParseManifest(data []byte, node string) (*corev1.Pod, error) {
+	pod := &corev1.Pod{}
+	if err := yaml.Unmarshal(data, pod); err != nil {
+		return nil, err
 	}
 	if pod.APIVersion != "v1" || pod.Kind != "Pod" {
-		return Pod{}, fmt.Errorf("apiVersion and kind are %q and %q, must be v1 and Pod", pod.APIVersion, pod.Kind)
+		return nil, fmt.Errorf("apiVersion and kind are %q and %q, must be v1 and Pod", pod.APIVersion, pod.Kind)
 	}
 	if pod.Name == "" {
-		return Pod{}, errors.New("metadata.name must be set")
+		return nil, errors.New("metadata.name must be set")
 	}
-	// The kubelet computes the uid from the whole file, unless the file has one.
-	configHash := string(pod.UID)
-	pod.UID = ""
 	pod.Name += "-" + strings.ToLower(node)
 	if pod.Namespace == "" {
 		pod.Namespace = metav1.NamespaceDefault
 	}
-	p := newPod(&pod)
-	p.Static, p.Finished, p.ConfigHash = true, false, configHash
-	return p, nil
+	pod.Spec.NodeName = node
+	return pod, nil
 }
