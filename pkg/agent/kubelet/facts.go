@@ -52,24 +52,22 @@ type Facts struct {
 	Kubeconfig string
 	// NodeName is the name of the node as the kubelet derives it without a cloud provider.
 	NodeName string
+	// Running: the facts are those of a kubelet that runs.
+	Running bool
 }
 
-// Discover returns the facts from the kubelet's command line and the files that it names. If args
-// is nil, it reads the command line of the running kubelet; if there is none, or it names no
-// configuration file, it reads the file configPath.
-func Discover(ctx context.Context, configPath string, args []string) (Facts, error) {
-	dir := ""
-	if args == nil {
-		switch process, err := Find(ctx); {
-		case err == nil:
-			args, dir = process.Args, process.Dir
-		case !errors.Is(err, ErrNotRunning):
-			return Facts{}, err
-		default:
-			klog.FromContext(ctx).Info("The kubelet does not run, its configuration file is read", "path", configPath)
-		}
+// Discover returns the facts from the command line of the running kubelet and the files that it
+// names. If no kubelet runs, or it names no configuration file, it reads the file configPath.
+func Discover(ctx context.Context, configPath string) (Facts, error) {
+	process, err := Find(ctx)
+	if errors.Is(err, ErrNotRunning) {
+		klog.FromContext(ctx).Info("The kubelet does not run, its configuration file is read", "path", configPath)
+	} else if err != nil {
+		return Facts{}, err
 	}
-	return discover(configPath, args, dir)
+	facts, discoverErr := discover(configPath, process.Args, process.Dir)
+	facts.Running = err == nil
+	return facts, discoverErr
 }
 
 // discover reads the files relative to the kubelet's working directory dir.
@@ -77,7 +75,7 @@ func discover(configPath string, args []string, dir string) (Facts, error) {
 	flags := parseFlags(args)
 	if path, ok := flags["config"]; ok && path != "" {
 		configPath = path
-	} else if len(args) > 0 && !exists(absolute(configPath, dir)) {
+	} else if _, err := os.Stat(absolute(configPath, dir)); len(args) > 0 && err != nil {
 		// A kubelet that has only flags.
 		configPath = ""
 	}
@@ -146,11 +144,6 @@ func absolute(path, dir string) string {
 		return path
 	}
 	return filepath.Join(dir, path)
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 // Process is the running kubelet.

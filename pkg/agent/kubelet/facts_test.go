@@ -205,7 +205,7 @@ func TestDiscoverNamesTheHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := Discover(t.Context(), "", []string{"kubelet"})
+	got, err := discover("", []string{"kubelet"}, "")
 	if err != nil || got.NodeName != strings.ToLower(host) {
 		t.Errorf("got %q, %v, want %q", got.NodeName, err, strings.ToLower(host))
 	}

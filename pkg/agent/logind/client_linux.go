@@ -125,12 +125,7 @@ func (c *client) delay(ctx context.Context) (uint64, error) {
 func loginProperty[T any](ctx context.Context, c *client, name string) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	var variant dbus.Variant
-	var value T
-	err := c.login.CallWithContext(ctx, busInterface+".Properties.Get", 0, loginInterface, name).Store(&variant)
-	if err == nil {
-		err = variant.Store(&value)
-	}
+	value, err := systemd.Property[T](ctx, c.login, loginInterface, name)
 	if err != nil {
 		return value, fmt.Errorf("read %s of logind: %w", name, err)
 	}

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -49,7 +48,7 @@ type reloadKey struct {
 func (m *Manager) setDelay(usec uint64, preparing bool) {
 	delay := m.cfg.Delay
 	if usec != infinity {
-		delay = toDuration(usec)
+		delay = systemd.Duration(usec)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -66,7 +65,7 @@ func (m *Manager) setDelay(usec uint64, preparing bool) {
 func (m *Manager) ensureDelay(ctx context.Context, c *client, current uint64) (uint64, error) {
 	content := dropIn(m.cfg.Delay)
 	existing := m.existingDropIn()
-	lacking := func(usec uint64) bool { return usec == infinity || toDuration(usec) < seconds(m.cfg.Delay) }
+	lacking := func(usec uint64) bool { return usec == infinity || systemd.Duration(usec) < seconds(m.cfg.Delay) }
 	// A file from before with another delay is replaced too: the configured delay may have become
 	// lower. What others have set higher stays.
 	stale := existing != "" && existing != content
@@ -192,19 +191,11 @@ func seconds(delay time.Duration) time.Duration {
 	return (delay + time.Second - 1).Truncate(time.Second)
 }
 
-// toDuration converts microseconds, which can be more than a Duration has room for.
-func toDuration(usec uint64) time.Duration {
-	if usec > math.MaxInt64/uint64(time.Microsecond) {
-		return math.MaxInt64
-	}
-	return time.Duration(usec) * time.Microsecond
-}
-
 func formatUSec(usec uint64) string {
 	if usec == infinity {
 		return "infinity"
 	}
-	return toDuration(usec).String()
+	return systemd.Duration(usec).String()
 }
 
 // configDirs are where systemd looks for drop-ins of logind. A file hides those of the same name

@@ -11,6 +11,7 @@
 package logind
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -123,15 +124,9 @@ func (p problems) list() []string {
 
 // New returns a Manager, which does nothing before Run.
 func New(cfg Config) *Manager {
-	if cfg.RetryPeriod == 0 {
-		cfg.RetryPeriod = defaultRetryPeriod
-	}
-	if cfg.ResyncPeriod == 0 {
-		cfg.ResyncPeriod = defaultResyncPeriod
-	}
-	if cfg.CallTimeout == 0 {
-		cfg.CallTimeout = defaultCallTimeout
-	}
+	cfg.RetryPeriod = cmp.Or(cfg.RetryPeriod, defaultRetryPeriod)
+	cfg.ResyncPeriod = cmp.Or(cfg.ResyncPeriod, defaultResyncPeriod)
+	cfg.CallTimeout = cmp.Or(cfg.CallTimeout, defaultCallTimeout)
 	return &Manager{cfg: cfg}
 }
 

@@ -83,7 +83,7 @@ func (m *Manager) want(ctx context.Context, s *slot, t task, timeout time.Durati
 // them.
 func (m *Manager) settle() {
 	// The API server of the node may have ended with the last pods.
-	if local := m.state.Local; active(m.state.Phase) && local != nil && local.Bucket >= m.settings.criticalBucket() {
+	if local := m.state.Local; m.state.Phase.Pending() && local != nil && local.Bucket >= m.settings.criticalBucket() {
 		m.cancelCalls()
 		return
 	}
@@ -146,7 +146,7 @@ func (m *Manager) nextWake(in *input, d *decision) time.Time {
 			next = t
 		}
 	}
-	if active(d.next.Phase) || d.next.Phase == state.Cancelled || m.dirty {
+	if d.next.Phase.Pending() || d.next.Phase == state.Cancelled || m.dirty {
 		earlier(in.now.Add(activePeriod))
 	}
 	if !d.wake.IsZero() {
@@ -180,7 +180,7 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 	request := MaintenanceRequest{
 		BootID: m.config.BootID, Reason: shutdownReason(d.next.Signal.Kind), DrainPlan: m.config.Buckets.DrainPlan(),
 	}
-	shutdown := active(d.next.Phase)
+	shutdown := d.next.Phase.Pending()
 	timeout := m.requestTimeout()
 	if !shutdown {
 		timeout = m.config.APIGracePeriod // there may be many maintenances to read

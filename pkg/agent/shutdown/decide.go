@@ -45,9 +45,8 @@ type settings struct {
 	// drain: pods are drained or evicted before they are ended on the node.
 	drain bool
 	// engine is the name of the engine, empty if there is none.
-	engine              string
-	keepForgotten       bool
-	completeAfterReboot bool
+	engine        string
+	keepForgotten bool
 }
 
 // outcome is how the last shutdown ended.
@@ -186,7 +185,7 @@ func decide(s *settings, in *input) decision {
 	switch {
 	case in.machine.ShuttingDown:
 		d.shutdown(s, in)
-	case !active(st.Phase):
+	case !st.Phase.Pending():
 		d.idle(s, in)
 	case !in.machine.Known:
 		if in.unknownFor >= knownGrace {
@@ -204,15 +203,6 @@ func decide(s *settings, in *input) decision {
 // answer.
 func (in *input) asked() bool {
 	return in.machine.Known || in.unknownFor >= knownGrace
-}
-
-// active reports whether a shutdown is pending in this phase.
-func active(p state.Phase) bool {
-	switch p {
-	case state.Detected, state.Maintaining, state.Evicting, state.LocalRun, state.Releasing, state.Down:
-		return true
-	}
-	return false
 }
 
 func cloneState(st *state.State) state.State {
@@ -235,7 +225,7 @@ func cloneState(st *state.State) state.State {
 func (d *decision) afterBoot(s *settings) {
 	old := d.next
 	d.next = state.State{BootID: s.bootID, Phase: state.Armed, Last: old.Last}
-	if active(old.Phase) {
+	if old.Phase.Pending() {
 		d.outcome = outcomeRebooted
 		d.event(corev1.EventTypeNormal, EventRebooted, "the machine has booted again")
 	}
@@ -248,7 +238,7 @@ func (d *decision) absorb(in *input) {
 		ref := *n.ensured
 		st.Maintenance = &ref
 	}
-	if n.completed && !active(st.Phase) {
+	if n.completed && !st.Phase.Pending() {
 		st.Maintenance = nil
 	}
 	running := st.Phase == state.LocalRun && st.Local != nil
@@ -311,7 +301,7 @@ func (d *decision) wakeAt(t time.Time) {
 // shutdown decides while a shutdown is pending.
 func (d *decision) shutdown(s *settings, in *input) {
 	st := &d.next
-	if !active(st.Phase) {
+	if !st.Phase.Pending() {
 		d.detect(in)
 	}
 	if st.Signal.Kind == "" {

@@ -56,7 +56,7 @@ type row struct {
 func testSettings() *settings {
 	return &settings{
 		node: "worker-1", bootID: thisBoot, buckets: testTable, apiGrace: 10 * time.Second,
-		engine: "cri", drain: true, keepForgotten: true, completeAfterReboot: true,
+		engine: "cri", drain: true, keepForgotten: true,
 	}
 }
 
@@ -197,7 +197,7 @@ func TestDecideIdle(t *testing.T) {
 		"a machine that is not known":  {modify: func(_ *settings, in *input) { in.machine = MachineState{} }, phase: state.Armed},
 		"older maintenances are left":  {modify: func(_ *settings, in *input) { in.olderDone = false }, phase: state.Armed, task: taskOlder},
 		"they wait for a user, the oldest are deleted": {
-			modify: func(s *settings, in *input) { in.olderDone, s.completeAfterReboot = false, false }, phase: state.Armed, task: taskOlder,
+			modify: func(_ *settings, in *input) { in.olderDone = false }, phase: state.Armed, task: taskOlder,
 		},
 		"the node is as the agent has left it": {
 			modify: func(_ *settings, in *input) { in.uncordonDue = true }, phase: state.Armed, do: "uncordon",
@@ -225,7 +225,7 @@ func TestDecideIdle(t *testing.T) {
 		"a soft reboot of a machine that was down": {
 			modify: func(s *settings, in *input) {
 				in.state = state.State{BootID: thisBoot, Phase: state.Down, Maintenance: &ownRef, Signal: state.Signal{Kind: "reboot"}}
-				s.bootID, s.completeAfterReboot = otherBoot, false
+				s.bootID = otherBoot
 			},
 			boot: otherBoot, phase: state.Armed, outcome: outcomeRebooted, events: []string{EventRebooted},
 		},

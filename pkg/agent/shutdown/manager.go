@@ -180,7 +180,7 @@ func New(config Config) (*Manager, error) {
 		config: config,
 		settings: settings{
 			node: config.NodeName, bootID: config.BootID, buckets: config.Buckets, apiGrace: config.APIGracePeriod,
-			drain: config.DrainBeforeShutdown, keepForgotten: config.KeepForgotten, completeAfterReboot: config.CompleteAfterReboot,
+			drain: config.DrainBeforeShutdown, keepForgotten: config.KeepForgotten,
 		},
 		events:     make(chan func()),
 		wake:       make(chan struct{}, 1),
@@ -286,7 +286,7 @@ func (m *Manager) load(ctx context.Context) error {
 	}
 	// What was loaded may be the copy that is lost with this boot.
 	m.state, m.dirty = stored, true
-	m.resumedHere = stored.BootID == m.config.BootID && active(stored.Phase)
+	m.resumedHere = stored.BootID == m.config.BootID && stored.Phase.Pending()
 	if m.resumedHere {
 		logger.Info("Resuming the shutdown that an earlier process has begun", "phase", stored.Phase)
 	}
@@ -342,7 +342,7 @@ func (m *Manager) step(ctx context.Context) (next time.Time, again bool) {
 		d.next.Configuration = m.config.Configuration()
 	}
 	m.store(ctx, d.next)
-	if !active(d.next.Phase) {
+	if !d.next.Phase.Pending() {
 		m.setDown(false)
 	}
 	for _, e := range d.events {
@@ -371,7 +371,7 @@ func (m *Manager) store(ctx context.Context, next state.State) {
 func (m *Manager) gather() *input {
 	now, wall := time.Now(), m.config.Wall()
 	machine := m.config.Machine.State()
-	pending := machine.ShuttingDown || !machine.Known && m.resumedHere && active(m.state.Phase)
+	pending := machine.ShuttingDown || !machine.Known && m.resumedHere && m.state.Phase.Pending()
 	m.keepDeadline(&machine, pending, now, wall)
 	in := &input{
 		state: m.state, news: m.news, machine: machine,
@@ -390,7 +390,7 @@ func (m *Manager) gather() *input {
 	if !machine.Known {
 		in.unknownFor = now.Sub(m.started)
 	}
-	if !pending && machine.Known && active(m.state.Phase) {
+	if !pending && machine.Known && m.state.Phase.Pending() {
 		if m.vanishedSince.IsZero() {
 			m.vanishedSince = now
 		}
@@ -412,7 +412,7 @@ func (m *Manager) keepDeadline(machine *MachineState, pending bool, now, wall ti
 	if !pending {
 		if machine.Known {
 			m.deadline, m.seen, m.resumedHere = time.Time{}, MachineState{}, false
-			m.releasedHere = m.releasedHere && active(m.state.Phase)
+			m.releasedHere = m.releasedHere && m.state.Phase.Pending()
 		}
 		return
 	}

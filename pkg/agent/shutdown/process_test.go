@@ -173,7 +173,7 @@ func (p *process) Run(ctx context.Context, changed func()) error {
 				// As far as a new process knows, unless it has stored another one.
 				p.deadline = p.wall().Add(p.delay)
 				real := sinceBoot() + time.Until(p.world.deadline)
-				p.unsettled = p.unsettled || !active(p.disk.Phase) || p.disk.BootID != p.world.bootID ||
+				p.unsettled = p.unsettled || !p.disk.Phase.Pending() || p.disk.BootID != p.world.bootID ||
 					(p.disk.Signal.DeadlineSinceBoot-real).Abs() > time.Second
 			}
 		case !p.pending:

@@ -134,18 +134,13 @@ func (m *Manager) report(in *input, d *decision) {
 	status := Status{
 		State: d.next, Why: d.why, LockHeld: in.machine.LockHeld, Delay: in.machine.Delay, Problems: m.problems(in),
 	}
-	if active(d.next.Phase) {
+	if d.next.Phase.Pending() {
 		status.TimeLeft = max(in.deadline.Sub(in.now), 0)
 	}
 	m.statusMu.Lock()
 	m.status = status
 	m.statusMu.Unlock()
 	recordMetrics(&status, m.config.Buckets, in.priorities)
-}
-
-// phases are all phases, for the metric that has one series for each.
-var phases = []state.Phase{
-	state.Armed, state.Detected, state.Maintaining, state.Evicting, state.LocalRun, state.Releasing, state.Down, state.Cancelled,
 }
 
 var (
@@ -202,7 +197,7 @@ func recordMetrics(status *Status, table buckets.Table, priorities []int32) {
 	problemCount.Set(float64(len(status.Problems)))
 	startTime.Set(unixOf(status.State.Last.Start))
 	endTime.Set(unixOf(status.State.Last.End))
-	for _, phase := range phases {
+	for _, phase := range state.Phases {
 		phaseActive.WithLabelValues(string(phase)).Set(oneIf(phase == status.State.Phase))
 	}
 	counts := make([]int, len(table))

@@ -6,6 +6,7 @@ package state
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -38,13 +39,12 @@ const (
 	Cancelled Phase = "Cancelled"
 )
 
-// valid reports whether the phase is one of the above. The empty phase is that of the zero State.
-func (p Phase) valid() bool {
-	switch p {
-	case "", Armed, Detected, Maintaining, Evicting, LocalRun, Releasing, Down, Cancelled:
-		return true
-	}
-	return false
+// Phases are all phases. The zero State has none of them.
+var Phases = []Phase{Armed, Detected, Maintaining, Evicting, LocalRun, Releasing, Down, Cancelled}
+
+// Pending reports whether a shutdown is pending in this phase.
+func (p Phase) Pending() bool {
+	return p != "" && p != Armed && p != Cancelled
 }
 
 // State is the content of state.json.
@@ -129,7 +129,7 @@ type KilledPod struct {
 // check returns an error if an agent cannot have written the state.
 func (s *State) check() error {
 	switch {
-	case !s.Phase.valid():
+	case s.Phase != "" && !slices.Contains(Phases, s.Phase):
 		return fmt.Errorf("phase is %q: must be Armed, Detected, Maintaining, Evicting, Local, Releasing, Down or Cancelled", s.Phase)
 	case s.Phase != "" && s.BootID == "":
 		return fmt.Errorf("bootID is empty in phase %s: must be the ID of a boot", s.Phase)

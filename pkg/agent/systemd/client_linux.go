@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"path"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -109,7 +110,7 @@ func (c *Client) Close() error {
 
 // SystemState returns the state of the system: running, degraded, stopping and so on.
 func (c *Client) SystemState(ctx context.Context) (string, error) {
-	state, err := property[string](ctx, c.manager, managerInterface, "SystemState")
+	state, err := Property[string](ctx, c.manager, managerInterface, "SystemState")
 	if err != nil {
 		return "", fmt.Errorf("read the state of the system: %w", err)
 	}
@@ -133,7 +134,7 @@ func (c *Client) Incarnation(ctx context.Context) (string, error) {
 // UserspaceAge returns how long ago systemd has booted userspace. The time in which the machine was
 // suspended does not count.
 func (c *Client) UserspaceAge(ctx context.Context) (time.Duration, error) {
-	began, err := property[uint64](ctx, c.manager, managerInterface, "UserspaceTimestampMonotonic")
+	began, err := Property[uint64](ctx, c.manager, managerInterface, "UserspaceTimestampMonotonic")
 	if err != nil {
 		return 0, fmt.Errorf("read when userspace was booted: %w", err)
 	}
@@ -200,7 +201,7 @@ func (c *Client) Unit(ctx context.Context, name string) (UnitState, error) {
 	}
 	var state UnitState
 	for key, value := range map[string]*string{"LoadState": &state.Load, "ActiveState": &state.Active, "UnitFileState": &state.File} {
-		read, err := property[string](ctx, unit, unitInterface, key)
+		read, err := Property[string](ctx, unit, unitInterface, key)
 		if err != nil {
 			return UnitState{}, fmt.Errorf("read %s of unit %s: %w", key, name, err)
 		}
@@ -208,7 +209,7 @@ func (c *Client) Unit(ctx context.Context, name string) (UnitState, error) {
 	}
 	if path.Ext(name) == ".service" {
 		for key, value := range map[string]*uint32{"MainPID": &state.MainPID, "ExecMainPID": &state.LastPID} {
-			pid, err := property[uint32](ctx, unit, serviceInterface, key)
+			pid, err := Property[uint32](ctx, unit, serviceInterface, key)
 			if err != nil {
 				return UnitState{}, fmt.Errorf("read %s of unit %s: %w", key, name, err)
 			}
@@ -271,14 +272,14 @@ func (c *Client) stopQueued(ctx context.Context, name string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	job, err := property[unitJob](ctx, unit, unitInterface, "Job")
+	job, err := Property[unitJob](ctx, unit, unitInterface, "Job")
 	if err != nil {
 		return false, fmt.Errorf("read Job of unit %s: %w", name, err)
 	}
 	if job.ID == 0 {
 		return false, nil
 	}
-	kind, err := property[string](ctx, c.conn.Object(busName, job.Path), jobInterface, "JobType")
+	kind, err := Property[string](ctx, c.conn.Object(busName, job.Path), jobInterface, "JobType")
 	if err != nil {
 		return false, fmt.Errorf("read the job of unit %s: %w", name, err)
 	}
@@ -384,7 +385,8 @@ func jobResult(signal *dbus.Signal, job dbus.ObjectPath) (string, bool) {
 	return result, removed == job
 }
 
-func property[T any](ctx context.Context, object dbus.BusObject, iface, name string) (T, error) {
+// Property reads a property of an object on the bus.
+func Property[T any](ctx context.Context, object dbus.BusObject, iface, name string) (T, error) {
 	var variant dbus.Variant
 	var value T
 	if err := object.CallWithContext(ctx, propertiesGet, 0, iface, name).Store(&variant); err != nil {
@@ -396,15 +398,7 @@ func property[T any](ctx context.Context, object dbus.BusObject, iface, name str
 
 func isError(err error, names ...string) bool {
 	var remote dbus.Error
-	if !errors.As(err, &remote) {
-		return false
-	}
-	for _, name := range names {
-		if remote.Name == name {
-			return true
-		}
-	}
-	return false
+	return errors.As(err, &remote) && slices.Contains(names, remote.Name)
 }
 
 // connectTimeout limits how long the daemon of the bus may take to greet a client.

@@ -120,14 +120,19 @@ func (c *Client) timeout(ctx context.Context, name, iface, key string) (time.Dur
 	if err != nil {
 		return math.MaxInt64, err
 	}
-	usec, err := property[uint64](ctx, object, iface, key)
+	usec, err := Property[uint64](ctx, object, iface, key)
 	if err != nil {
 		return math.MaxInt64, fmt.Errorf("read %s of unit %s: %w", key, name, err)
 	}
+	return Duration(usec), nil
+}
+
+// Duration converts microseconds, of which systemd can have more than a Duration has room for.
+func Duration(usec uint64) time.Duration {
 	if usec > math.MaxInt64/uint64(time.Microsecond) {
-		return math.MaxInt64, nil
+		return math.MaxInt64
 	}
-	return time.Duration(usec) * time.Microsecond, nil
+	return time.Duration(usec) * time.Microsecond
 }
 
 const (

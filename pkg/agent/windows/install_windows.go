@@ -59,8 +59,8 @@ type Installation struct {
 
 // Install installs or updates the service, and starts it. It reports whether anything changed.
 func Install(ctx context.Context, i Installation) (changed bool, err error) {
-	if pending, err := Pending(); err != nil || pending {
-		return false, errors.Join(err, pendingErr(pending))
+	if err := refusePending(); err != nil {
+		return false, err
 	}
 	if i.Binary == "" {
 		i.Binary = DefaultBinary
@@ -99,8 +99,8 @@ func Install(ctx context.Context, i Installation) (changed bool, err error) {
 
 // Uninstall removes the service, its program and its settings. Configuration and state stay.
 func Uninstall(ctx context.Context, stateDir string) error {
-	if pending, err := Pending(); err != nil || pending {
-		return errors.Join(err, pendingErr(pending))
+	if err := refusePending(); err != nil {
+		return err
 	}
 	binary, err := installedBinary()
 	if err != nil {
@@ -127,11 +127,12 @@ func Pending() (bool, error) {
 	return status == svc.StopPending, err
 }
 
-func pendingErr(pending bool) error {
+func refusePending() error {
+	pending, err := Pending()
 	if pending {
 		return ErrPending
 	}
-	return nil
+	return err
 }
 
 // commandLine joins a program and its arguments.

@@ -154,7 +154,7 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 		klog.FromContext(ctx).Error(err, "Cannot read the stored pods of the node, starting without them")
 	}
 	a.static = &staticPods{
-		config: c, discover: discoverKubelet(c.KubeletConfig), found: a.checkpoint.SetStaticPodPath, kubeletProblem: h.kubeletProblem,
+		config: c, discover: kubelet.Discover, found: a.checkpoint.SetStaticPodPath, kubeletProblem: h.kubeletProblem,
 	}
 	if last := s.stored.Configuration; last != nil {
 		// What an earlier process has found out: perhaps the kubelet is stopped now.
@@ -180,14 +180,12 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 			Policy: policyOf(c), Server: serverOf(c, facts), CA: authoritiesOf(c, facts), Static: a.staticPodNames, Kube: kube, Maintenance: maintenance,
 			APILossRestorePeriod: c.APILossRestorePeriod.Duration, HauloutLossRestorePeriod: c.HauloutLossRestorePeriod.Duration,
 			PollingOnly: h.pollingOnly,
-			Leaving:     a.leaving, Event: client.Event,
+			Leaving:     func() bool { return a.manager.Status().State.Phase.Pending() }, Event: client.Event,
 		})
 	}
 	if h.safeMode != "" {
 		a.static.leave(h.lastFolder)
-		a.static.discover = func(context.Context) (kubelet.Facts, bool, error) {
-			return kubelet.Facts{}, false, errors.New("safe mode")
-		}
+		a.static.discover = func(context.Context, string) (kubelet.Facts, error) { return kubelet.Facts{}, errors.New("safe mode") }
 		if last := s.stored.Configuration; last != nil {
 			a.checkpoint.SetStaticPodPath(last.StaticPodPath)
 		}
@@ -283,15 +281,6 @@ func (c *keepingCluster) Drain(ctx context.Context, ref state.MaintenanceRef) (s
 		drain.Drained, drain.PodsLeft, drain.PodsKept = true, 0, drain.PodsKept+refused
 	}
 	return drain, nil
-}
-
-// leaving reports whether the machine shuts down.
-func (a *agent) leaving() bool {
-	switch a.manager.Status().State.Phase {
-	case state.Detected, state.Maintaining, state.Evicting, state.LocalRun, state.Releasing, state.Down:
-		return true
-	}
-	return false
 }
 
 // run runs all parts until the context ends or one of them fails.

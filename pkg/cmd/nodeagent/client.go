@@ -124,7 +124,7 @@ func nodeName(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, config *r
 	if certified != "" {
 		return certified, nil
 	}
-	facts, err := kubelet.Discover(ctx, c.KubeletConfig, nil)
+	facts, err := kubelet.Discover(ctx, c.KubeletConfig)
 	if err != nil {
 		return "", fmt.Errorf("nodeName is not set and the kubelet's cannot be found: %w", err)
 	}

@@ -197,7 +197,7 @@ the agent has the table, since with both the kubelet ends the pods immediately.`
 			if err != nil {
 				return err
 			}
-			facts, err := kubelet.Discover(cmd.Context(), c.KubeletConfig, nil)
+			facts, err := kubelet.Discover(cmd.Context(), c.KubeletConfig)
 			if err != nil {
 				return err
 			}

@@ -209,11 +209,7 @@ func parkedOf(ctx context.Context, o *Options, force bool) (string, []string, er
 func reportStopped(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) error {
 	ctx, cancel := context.WithTimeout(ctx, conditionTimeout)
 	defer cancel()
-	rest, err := restConfig(c.Kubeconfig)
-	if err != nil {
-		return err
-	}
-	node, err := nodeName(ctx, c, rest)
+	rest, node, err := clientOf(ctx, c)
 	if err != nil {
 		return err
 	}

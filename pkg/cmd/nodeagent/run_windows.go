@@ -214,8 +214,7 @@ func machineConfig(c *v1alpha1.NodeAgentConfiguration, s *start, controls *windo
 		Delay: c.MaxShutdownDelay.Duration, Controls: controls,
 		Settings: windows.NewSettings(c.StateDirectory, c.KubeletService),
 	}
-	switch s.stored.Phase {
-	case state.Detected, state.Maintaining, state.Evicting, state.LocalRun, state.Releasing, state.Down:
+	if s.stored.Phase.Pending() {
 		m.Since, m.Deadline = s.stored.Signal.Time, s.stored.Signal.Deadline
 	}
 	return m

@@ -38,8 +38,8 @@ type keeper interface {
 // It implements shutdown.StaticPods.
 type staticPods struct {
 	config *v1alpha1.NodeAgentConfiguration
-	// discover returns the kubelet's configuration, and whether it is that of a running kubelet.
-	discover func(ctx context.Context) (facts kubelet.Facts, running bool, err error)
+	// discover returns the kubelet's configuration; kubelet.Discover implements it.
+	discover func(ctx context.Context, configPath string) (kubelet.Facts, error)
 	// kubeletProblem returns why the agent cannot stop the kubelet, empty if it can; ok is false if
 	// that is not known now. nil if it is not asked.
 	kubeletProblem func(context.Context) (problem string, ok bool)
@@ -67,16 +67,6 @@ type staticPods struct {
 
 type keeperKey struct {
 	dir, healthz, kubeconfig string
-}
-
-// discoverKubelet reads the kubelet's configuration.
-func discoverKubelet(configPath string) func(context.Context) (kubelet.Facts, bool, error) {
-	return func(ctx context.Context) (kubelet.Facts, bool, error) {
-		_, err := kubelet.Find(ctx)
-		running := err == nil
-		facts, err := kubelet.Discover(ctx, configPath, nil)
-		return facts, running, err
-	}
 }
 
 // policyOf returns what a configuration says about static pods.
@@ -288,7 +278,7 @@ func (s *staticPods) fail(err error) bool {
 // runs, or nil. While no kubelet runs, its command line is unknown, and what its file says is not
 // taken for a change.
 func (s *staticPods) next(ctx context.Context) (keeper, error) {
-	facts, live, err := s.discover(ctx)
+	facts, err := s.discover(ctx, s.config.KubeletConfig)
 	problem, asked := "", false
 	if s.kubeletProblem != nil {
 		problem, asked = s.kubeletProblem(ctx)
@@ -298,7 +288,7 @@ func (s *staticPods) next(ctx context.Context) (keeper, error) {
 	if asked {
 		s.notStopped, s.asked = problem, true
 	}
-	if err == nil && (live || s.runtime == "" && s.config.RuntimeEndpoint == "") {
+	if err == nil && (facts.Running || s.runtime == "" && s.config.RuntimeEndpoint == "") {
 		s.runtime = endpointOf(facts.ContainerRuntimeEndpoint)
 	}
 	if err != nil {
@@ -307,13 +297,10 @@ func (s *staticPods) next(ctx context.Context) (keeper, error) {
 		}
 		return nil, err
 	}
-	dir := s.config.StaticPodPath
-	if dir == "" {
-		dir = facts.StaticPodPath
-	}
+	dir := cmp.Or(s.config.StaticPodPath, facts.StaticPodPath)
 	s.warnings = warnings(s.config, &facts)
 	key := keeperKey{dir: dir, healthz: facts.HealthzAddress, kubeconfig: facts.Kubeconfig}
-	if s.keeper != nil && s.failed == "" && (key == s.current || !live) {
+	if s.keeper != nil && s.failed == "" && (key == s.current || !facts.Running) {
 		return nil, nil
 	}
 	k, err := s.newKeeper(dir, facts)

@@ -63,7 +63,6 @@ func (k *fakeKeeper) Parked() ([]staticpods.Entry, error) {
 type fakeNode struct {
 	mu    sync.Mutex
 	facts kubelet.Facts
-	live  bool
 	err   error
 
 	keepers []*fakeKeeper
@@ -76,7 +75,7 @@ type fakeNode struct {
 func (n *fakeNode) set(dir string, live bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.facts, n.live, n.err = kubelet.Facts{StaticPodPath: dir, HealthzAddress: "127.0.0.1:10248"}, live, err
+	n.facts, n.err = kubelet.Facts{StaticPodPath: dir, HealthzAddress: "127.0.0.1:10248", Running: live}, err
 }
 
 func (n *fakeNode) change(do func()) {
@@ -85,10 +84,10 @@ func (n *fakeNode) change(do func()) {
 	do()
 }
 
-func (n *fakeNode) discover(context.Context) (kubelet.Facts, bool, error) {
+func (n *fakeNode) discover(context.Context, string) (kubelet.Facts, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.facts, n.live, n.err
+	return n.facts, n.err
 }
 
 func (n *fakeNode) newKeeper(dir string, _ kubelet.Facts) (keeper, error) {

@@ -127,7 +127,7 @@ func configuredFolder(ctx context.Context, o *Options) (string, error) {
 	if c.StaticPodPath != "" {
 		return c.StaticPodPath, nil
 	}
-	facts, err := kubelet.Discover(ctx, c.KubeletConfig, nil)
+	facts, err := kubelet.Discover(ctx, c.KubeletConfig)
 	if err != nil {
 		return "", fmt.Errorf("find the kubelet's folder of static pods, or set --static-pod-path: %w", err)
 	}
@@ -172,7 +172,7 @@ func printParked(out io.Writer, dir string, entries []staticpods.Entry) error {
 			}
 		}
 		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%t\t%s\n",
-			orDash(e.Namespace), orDash(e.Name), e.Origin, e.ParkedAt.Format(time.RFC3339), e.Stopped, orDash(names))
+			cmp.Or(e.Namespace, "-"), cmp.Or(e.Name, "-"), e.Origin, e.ParkedAt.Format(time.RFC3339), e.Stopped, cmp.Or(names, "-"))
 	}
 	return w.Flush()
 }
@@ -194,11 +194,4 @@ func printRestored(out io.Writer, restored []staticpods.Restored) error {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
-}
-
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
 }

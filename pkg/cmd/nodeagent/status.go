@@ -4,6 +4,7 @@
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -225,22 +226,14 @@ func (s *snapshot) print(out io.Writer, now time.Time) error {
 
 // printState writes what is stored on the disk.
 func (s *snapshot) printState(line func(name, format string, args ...any), stored *state.State, now time.Time) {
-	phase := string(stored.Phase)
-	if phase == "" {
-		phase = "none"
-	}
-	line("Phase", "%s", phase)
+	line("Phase", "%s", cmp.Or(stored.Phase, "none"))
 	if signal := stored.Signal; !signal.Time.IsZero() {
-		kind := signal.Kind
-		if kind == "" {
-			kind = "shutdown"
-		}
 		left := "no deadline"
 		if !signal.Deadline.IsZero() {
 			left = fmt.Sprintf("the machine goes down at %s at the latest, %s from now",
 				signal.Deadline.Format(time.RFC3339), signal.Deadline.Sub(now).Round(time.Second))
 		}
-		line("Shutdown", "%s, requested at %s; %s", kind, signal.Time.Format(time.RFC3339), left)
+		line("Shutdown", "%s, requested at %s; %s", cmp.Or(signal.Kind, "shutdown"), signal.Time.Format(time.RFC3339), left)
 	}
 	if m := stored.Maintenance; m != nil {
 		line("NodeMaintenance", "%s", m.Name)
@@ -279,16 +272,8 @@ func (s *snapshot) printReport(line func(name, format string, args ...any), r *R
 		}
 	}
 	line("Lock", "%s", lock)
-	engine := r.Engine
-	if engine == "" {
-		engine = "none: pods are only ended through the API"
-	}
-	line("Engine", "%s", engine)
-	static := "can be stopped and restarted"
-	if r.StaticPodProblem != "" {
-		static = r.StaticPodProblem
-	}
-	line("Static pods", "%s", static)
+	line("Engine", "%s", cmp.Or(r.Engine, "none: pods are only ended through the API"))
+	line("Static pods", "%s", cmp.Or(r.StaticPodProblem, "can be stopped and restarted"))
 	for _, path := range r.Parked {
 		line("Parked", "%s", path)
 	}
