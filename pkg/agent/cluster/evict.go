@@ -90,9 +90,9 @@ func (c *Client) Evict(ctx context.Context, pod shutdown.Pod) error {
 
 // Cordon makes the node unschedulable, unless it is, with an annotation that names the boot.
 func (c *Client) Cordon(ctx context.Context, bootID string) error {
-	node, err := c.host.CoreV1().Nodes().Get(ctx, c.node, metav1.GetOptions{})
+	node, err := c.getNode(ctx)
 	if err != nil {
-		return fmt.Errorf("get node %s: %w", c.node, err)
+		return err
 	}
 	// The cordon of an earlier boot that was not undone is this one's to undo.
 	boot := node.Annotations[maintenancev1alpha1.AnnotationCordonedByAgent]
@@ -106,9 +106,9 @@ func (c *Client) Cordon(ctx context.Context, bootID string) error {
 // Uncordon undoes the Cordon of this or an earlier boot, unless the server has taken it over. That
 // the cordon is the agent's is known from the annotation alone: what an agent stores can be lost.
 func (c *Client) Uncordon(ctx context.Context) error {
-	node, err := c.host.CoreV1().Nodes().Get(ctx, c.node, metav1.GetOptions{})
+	node, err := c.getNode(ctx)
 	if err != nil {
-		return fmt.Errorf("get node %s: %w", c.node, err)
+		return err
 	}
 	if _, byAgent := node.Annotations[maintenancev1alpha1.AnnotationCordonedByAgent]; !byAgent {
 		return nil
@@ -118,6 +118,14 @@ func (c *Client) Uncordon(ctx context.Context) error {
 		spec = map[string]any{}
 	}
 	return c.patchNode(ctx, node, map[string]any{maintenancev1alpha1.AnnotationCordonedByAgent: nil}, spec)
+}
+
+func (c *Client) getNode(ctx context.Context) (*corev1.Node, error) {
+	node, err := c.host.CoreV1().Nodes().Get(ctx, c.node, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("get node %s: %w", c.node, err)
+	}
+	return node, nil
 }
 
 // patchNode changes annotations and the specification of the node, if it is as it was read.

@@ -19,6 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/shutdown"
@@ -28,12 +30,13 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
+// patchAttempts is how often a patch is tried against newer versions of the object: the server
+// writes the status of a maintenance often while it drains.
+var patchAttempts = wait.Backoff{Steps: 5}
+
 const (
 	// pageSize limits how many maintenances one request lists.
 	pageSize = 100
-	// patchAttempts is how often a patch is tried against newer versions of the object: the server
-	// writes the status of a maintenance often while it drains.
-	patchAttempts = 5
 	// keptMaintenances is how many completed maintenances of earlier boots stay, for users.
 	keptMaintenances = 15
 )
@@ -194,10 +197,8 @@ func (c *Client) drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.
 
 // Complete ends the maintenance of a cancelled shutdown.
 func (c *Client) Complete(ctx context.Context, ref state.MaintenanceRef) error {
-	var err error
-	for range patchAttempts {
-		var nm *maintenancev1alpha1.NodeMaintenance
-		nm, err = c.maintenances.Get(ctx, ref.Name, metav1.GetOptions{})
+	return retry.RetryOnConflict(patchAttempts, func() error {
+		nm, err := c.maintenances.Get(ctx, ref.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil // also if Haulout was uninstalled
 		}
@@ -207,19 +208,16 @@ func (c *Client) Complete(ctx context.Context, ref state.MaintenanceRef) error {
 		if ref.UID != "" && nm.UID != ref.UID {
 			return nil
 		}
-		own, ownErr := c.isOwn(ctx, nm)
-		if ownErr != nil {
-			return ownErr
+		own, err := c.isOwn(ctx, nm)
+		if err != nil {
+			return err
 		}
 		if !own {
 			klog.FromContext(ctx).Info("Leaving a maintenance that is not this agent's", "nodeMaintenance", klog.KObj(nm), "requestedBy", requester(nm))
 			return nil
 		}
-		if err = c.complete(ctx, nm); !apierrors.IsConflict(err) {
-			return err
-		}
-	}
-	return err
+		return c.complete(ctx, nm)
+	})
 }
 
 // complete moves one maintenance to stage Complete if it still is as it was read.

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/state"
@@ -57,25 +58,18 @@ func (c *Client) ReportKilled(ctx context.Context, pods []state.KilledPod, since
 
 // reportPod reports one pod. A pod that needs no report is no error.
 func (c *Client) reportPod(ctx context.Context, killed *state.KilledPod, since time.Time) error {
-	var err error
-	for range patchAttempts {
-		var pod *corev1.Pod
-		if pod, err = c.podOfNode(ctx, killed); err != nil {
+	// A conflict is another pod of this name, or another write at the same time: look again.
+	return retry.RetryOnConflict(patchAttempts, func() error {
+		pod, err := c.podOfNode(ctx, killed)
+		if err != nil || pod == nil {
 			return err
-		}
-		if pod == nil {
-			return nil
 		}
 		if why := needsNoReport(pod, killed, c.node, since); why != "" {
 			klog.FromContext(ctx).V(2).Info("A pod that was ended on the node needs no report", "pod", klog.KObj(pod), "why", why)
 			return nil
 		}
-		// A conflict is another pod of this name, or another write at the same time: look again.
-		if err = c.patchKilled(ctx, killed); !apierrors.IsConflict(err) {
-			return err
-		}
-	}
-	return err
+		return c.patchKilled(ctx, killed)
+	})
 }
 
 // podOfNode returns a pod of this node, nil if there is none of that name. A node that gets a pod
@@ -148,9 +142,9 @@ func needsNoReport(pod *corev1.Pod, killed *state.KilledPod, node string, since 
 // SetCondition writes a condition of the node. It does not write NodeAgentReady if the node has it
 // like that, and its heartbeat is not due.
 func (c *Client) SetCondition(ctx context.Context, condition corev1.NodeCondition) error {
-	node, err := c.host.CoreV1().Nodes().Get(ctx, c.node, metav1.GetOptions{})
+	node, err := c.getNode(ctx)
 	if err != nil {
-		return fmt.Errorf("get node %s: %w", c.node, err)
+		return err
 	}
 	now := metav1.NewTime(time.Now())
 	if condition.Type == maintenancev1alpha1.NodeConditionAgentReady && slices.ContainsFunc(node.Status.Conditions, func(old corev1.NodeCondition) bool {

@@ -29,8 +29,6 @@ import (
 )
 
 const (
-	// clientRetry is the pause before the agent looks again for the kubelet's kubeconfig.
-	clientRetry = 5 * time.Second
 	// stopTimeout is how long an agent that has to end waits for its parts. An informer that cannot
 	// reach the API ends up to half a minute late, and after a restart of the service the machine
 	// should have its agent again soon.
@@ -109,28 +107,6 @@ func begin(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*start, err
 		stored = state.State{}
 	}
 	return &start{store: store, bootID: bootID, stored: stored}, nil
-}
-
-// waitForClient returns how to reach the API and the name of the node. On a machine that has not
-// joined a cluster yet, it waits until it has.
-func waitForClient(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, status func(string)) (*rest.Config, string, error) {
-	last := ""
-	for {
-		config, node, err := clientOf(ctx, c)
-		if err == nil {
-			return config, node, nil
-		}
-		if err.Error() != last {
-			last = err.Error()
-			klog.FromContext(ctx).Error(err, "Waiting for a way to reach the API", "retryAfter", clientRetry)
-			status("waiting for a way to reach the API: " + last)
-		}
-		select {
-		case <-ctx.Done():
-			return nil, "", ctx.Err()
-		case <-time.After(clientRetry):
-		}
-	}
 }
 
 // newAgent makes all parts of the agent and starts none.

@@ -133,7 +133,7 @@ func startAgent(t *testing.T, c *v1alpha1.NodeAgentConfiguration, h *host) (stop
 	if err != nil {
 		t.Fatal(err)
 	}
-	rest, node, err := waitForClient(ctx, c, h.status)
+	rest, node, err := clientOf(ctx, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +331,7 @@ func TestNewerStateEndsTheAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rest, node, err := waitForClient(ctx, c, func(string) {})
+	rest, node, err := clientOf(ctx, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -354,7 +354,7 @@ func TestEngines(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			rest, node, err := waitForClient(t.Context(), c, func(string) {})
+			rest, node, err := clientOf(t.Context(), c)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -366,35 +366,6 @@ func TestEngines(t *testing.T) {
 				t.Errorf("the engine is %q, want %q", got, want)
 			}
 		})
-	}
-}
-
-// A machine that has not joined a cluster yet waits for its kubeconfig and says so.
-func TestAgentWaitsForItsKubeconfig(t *testing.T) {
-	t.Parallel()
-	c := testConfig(t)
-	kubeconfig := c.Kubeconfig
-	c.Kubeconfig = filepath.Join(t.TempDir(), "kubelet.conf")
-	told := &statuses{}
-	type answer struct {
-		node string
-		err  error
-	}
-	answers := make(chan answer, 1)
-	go func() {
-		_, node, err := waitForClient(t.Context(), c, told.add)
-		answers <- answer{node, err}
-	}()
-	eventually(t, "the status names the file", func() bool { return told.has(c.Kubeconfig) })
-	data, err := os.ReadFile(kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(c.Kubeconfig, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if got := <-answers; got.err != nil || got.node != "node-1" {
-		t.Errorf("the node is %q, %v", got.node, got.err)
 	}
 }
 

@@ -30,6 +30,8 @@ import (
 const (
 	// logName is the file of the log, crashName that of the last words of an agent that crashed.
 	logName, crashName = "agent.log", "crash.log"
+	// clientRetry is the pause before the agent looks again for the kubelet's kubeconfig.
+	clientRetry = 5 * time.Second
 	// journalPeriod is how often the event log hears what is news.
 	journalPeriod = time.Second
 )
@@ -193,18 +195,28 @@ func (r *runner) endErr(ctx context.Context, err error) error {
 	}
 }
 
-// waitForClient waits until the machine has joined a cluster, or shuts down without.
+// waitForClient returns how to reach the API and the name of the node. On a machine that has not
+// joined a cluster yet, it waits until it has, or shuts down without.
 func (r *runner) waitForClient(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, status func(string)) (config *rest.Config, node string, err error) {
-	waiting, stop := context.WithCancel(ctx)
-	defer stop()
-	go func() {
-		select {
-		case <-waiting.Done():
-		case <-r.controls.Preshutdown():
-			stop()
+	last := ""
+	for {
+		config, node, err := clientOf(ctx, c)
+		if err == nil {
+			return config, node, nil
 		}
-	}()
-	return waitForClient(waiting, c, status)
+		if err.Error() != last {
+			last = err.Error()
+			klog.FromContext(ctx).Error(err, "Waiting for a way to reach the API", "retryAfter", clientRetry)
+			status("waiting for a way to reach the API: " + last)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, "", ctx.Err()
+		case <-r.controls.Preshutdown():
+			return nil, "", context.Canceled
+		case <-time.After(clientRetry):
+		}
+	}
 }
 
 // machineConfig returns how the shutdown is delayed, with what an earlier process of this boot knew
