@@ -6,6 +6,7 @@ package shutdown
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -197,7 +198,7 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 				}
 			}
 		case taskDrain:
-			drain, err := m.config.Cluster.Drain(ctx, ref)
+			drain, err := m.drainOf(ctx, ref)
 			return func() {
 				period := drainPeriod
 				if !shutdown {
@@ -221,6 +222,21 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 			}
 		}
 	})
+}
+
+// drainOf returns how far the drain is. A server that is older than the agent does not read which
+// static pods are kept, and waits for them: the drain is over if it waits for as many pods as the
+// agent keeps, and no pod that can be evicted is left.
+func (m *Manager) drainOf(ctx context.Context, ref state.MaintenanceRef) (DrainState, error) {
+	drain, err := m.config.Cluster.Drain(ctx, ref)
+	if err != nil || drain.Ended || drain.Drained || drain.PodsLeft == 0 || m.config.Refused == nil || m.config.Refused() != drain.PodsLeft {
+		return drain, err
+	}
+	list, err := m.config.Cluster.Pods(ctx)
+	if err == nil && !slices.ContainsFunc(list, func(pod Pod) bool { return !pod.Stays }) {
+		drain.Drained, drain.PodsLeft, drain.PodsKept = true, 0, drain.PodsKept+drain.PodsLeft
+	}
+	return drain, nil
 }
 
 // endOlder completes the maintenances of earlier boots, if that is not left to users, and deletes

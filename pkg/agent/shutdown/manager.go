@@ -78,6 +78,12 @@ type Config struct {
 	// Limited returns a reason and a sentence while the agent cannot end pods on the node or stop
 	// static pods, empty while it can. It may be nil.
 	Limited func() (reason, message string)
+	// Warnings returns sentences that the agent reports beside the problems of the machine. It may
+	// be nil.
+	Warnings func() []string
+	// Refused returns how many static pods are kept although the server asks for their end. It may
+	// be nil.
+	Refused func() int
 	// Wall returns the time for what is stored and shown, without a monotonic part. The default is
 	// the system's clock, which can be set at any time; periods do not depend on it.
 	Wall func() time.Time

@@ -107,6 +107,9 @@ func (m *Manager) keepCondition(ctx context.Context, want corev1.NodeCondition, 
 // problems returns everything that an operator should know, in sentences.
 func (m *Manager) problems(in *input) []string {
 	problems := append([]string{}, in.machine.Problems...)
+	if m.config.Warnings != nil {
+		problems = append(problems, m.config.Warnings()...)
+	}
 	if m.watching.Load() {
 		m.machineErr = nil
 	}

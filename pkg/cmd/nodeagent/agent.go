@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -138,17 +137,20 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 		a.static.leave(last.StaticPodPath)
 	}
 	table := buckets.New(c.ShutdownGracePeriodByPodPriority)
-	runtime, err := cri.New(cri.Config{Endpoint: a.static.RuntimeEndpoint, Table: table, Pods: a.checkpoint, Kubelet: h.kubelet, Final: h.final})
+	problem := a.static.KubeletProblem
+	if c.LocalEngine != v1alpha1.LocalEngineCRI {
+		problem = func() string { return "safe mode, because " + h.safeMode }
+	}
+	runtime, err := cri.New(cri.Config{
+		Endpoint: a.static.RuntimeEndpoint, Table: table, Pods: a.checkpoint, Kubelet: h.kubelet, Final: h.final, Problem: problem,
+	})
 	if err != nil {
 		return nil, err
 	}
 	a.closers = append(a.closers, runtime.Close)
-	switch {
-	case c.LocalEngine == v1alpha1.LocalEngineCRI:
-		a.engine = &limitedEngine{Local: runtime, problem: a.static.KubeletProblem}
-	case h.safeMode != "":
-		// Without an engine, a shutdown with pods would wait until its deadline.
-		a.engine = &limitedEngine{Local: runtime, problem: func() string { return "safe mode, because " + h.safeMode }}
+	// In safe mode, a shutdown with pods would wait until its deadline without an engine.
+	if c.LocalEngine == v1alpha1.LocalEngineCRI || h.safeMode != "" {
+		a.engine = runtime
 	}
 	a.static.newKeeper = func(dir string, facts kubelet.Facts) (keeper, error) {
 		return staticpods.New(staticpods.Config{
@@ -169,8 +171,8 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 	stopped, _ := h.kubelet.(shutdown.Kubelet)
 	a.manager, err = shutdown.New(shutdown.Config{
 		NodeName: node, BootID: s.bootID, Version: version.Get(),
-		Machine: &warnedMachine{Machine: h.machine, warnings: a.warnings}, Limited: a.limited, Configuration: a.known,
-		Cluster: &keepingCluster{Cluster: client, refused: a.static.Refused}, Pods: a.checkpoint, Store: s.store, Local: a.engine, Kubelet: stopped,
+		Machine: h.machine, Warnings: a.warnings, Limited: a.limited, Configuration: a.known, Cluster: client, Refused: a.static.Refused,
+		Pods: a.checkpoint, Store: s.store, Local: a.engine, Kubelet: stopped,
 		StaticPods: a.static, Buckets: table,
 		MaxShutdownDelay: c.MaxShutdownDelay.Duration, APIGracePeriod: c.APIGracePeriod.Duration,
 		DrainBeforeShutdown: *c.DrainBeforeShutdown, Within: func() *state.Within { return readWithin(ctx, c) },
@@ -211,52 +213,6 @@ func (a *agent) known() *v1alpha1.NodeAgentConfiguration {
 		c.StaticPodPath = folder
 	}
 	return c
-}
-
-// limitedEngine ends no pods while the kubelet cannot be stopped, because it would start them
-// again, and leaves the kubelet alone.
-type limitedEngine struct {
-	shutdown.Local
-	problem func() string
-}
-
-// End implements shutdown.Local.
-func (e *limitedEngine) End(ctx context.Context, resume state.Local, deadline time.Time, next func(state.Local, []state.KilledPod) bool) error {
-	if problem := e.problem(); problem != "" && !resume.Done {
-		return fmt.Errorf("%w: %s", shutdown.ErrNothingToEnd, problem)
-	}
-	return e.Local.End(ctx, resume, deadline, next)
-}
-
-// Resume implements shutdown.Local. A kubelet that cannot be stopped was not.
-func (e *limitedEngine) Resume(ctx context.Context) error {
-	if e.problem() != "" {
-		return nil
-	}
-	return e.Local.Resume(ctx)
-}
-
-// keepingCluster does not wait for static pods that are kept. A server that is older than the agent
-// does: it does not read which ones that are.
-type keepingCluster struct {
-	shutdown.Cluster
-	// refused returns how many static pods are kept although the server asks for their end.
-	refused func() int
-}
-
-// Drain implements shutdown.Cluster. The drain is over if the server waits for as many pods as the
-// agent keeps, and no pod that can be evicted is left.
-func (c *keepingCluster) Drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.DrainState, error) {
-	drain, err := c.Cluster.Drain(ctx, ref)
-	refused := c.refused()
-	if err != nil || drain.Ended || drain.Drained || refused == 0 || drain.PodsLeft != refused {
-		return drain, err
-	}
-	list, err := c.Pods(ctx)
-	if err == nil && !slices.ContainsFunc(list, func(pod shutdown.Pod) bool { return !pod.Stays }) {
-		drain.Drained, drain.PodsLeft, drain.PodsKept = true, 0, drain.PodsKept+refused
-	}
-	return drain, nil
 }
 
 // run runs all parts until the context ends or one of them fails.
@@ -359,17 +315,4 @@ func statusLine(s *shutdown.Status) string {
 		}
 	}
 	return line
-}
-
-// warnedMachine adds warnings to the problems of a machine.
-type warnedMachine struct {
-	shutdown.Machine
-	warnings func() []string
-}
-
-// State returns the state of the machine with the warnings.
-func (m *warnedMachine) State() shutdown.MachineState {
-	s := m.Machine.State()
-	s.Problems = append(append([]string{}, s.Problems...), m.warnings()...)
-	return s
 }

@@ -243,51 +243,6 @@ func TestAgentContinuesAfterARestart(t *testing.T) {
 	}
 }
 
-// waitingCluster is a cluster whose server waits for pods.
-type waitingCluster struct {
-	shutdown.Cluster
-	drain shutdown.DrainState
-	pods  []shutdown.Pod
-	err   error
-}
-
-func (c *waitingCluster) Drain(context.Context, state.MaintenanceRef) (shutdown.DrainState, error) {
-	return c.drain, nil
-}
-
-func (c *waitingCluster) Pods(context.Context) ([]shutdown.Pod, error) { return c.pods, c.err }
-
-// A server that does not know which static pods the agent keeps would wait for them until the
-// machine goes down.
-func TestStaticPodsThatAreKeptInVainAreNotWaitedFor(t *testing.T) {
-	mirror, daemon := shutdown.Pod{Name: "etcd", Stays: true}, shutdown.Pod{Name: "agent", Stays: true}
-	waiting := shutdown.DrainState{PodsLeft: 1, PodsKept: 2, Message: "waits"}
-	over := shutdown.DrainState{Drained: true, PodsKept: 3, Message: "waits"}
-	for name, test := range map[string]struct {
-		drain   shutdown.DrainState
-		refused int
-		pods    []shutdown.Pod
-		err     error
-		want    shutdown.DrainState
-	}{
-		"only the kept pod is left":                     {waiting, 1, []shutdown.Pod{mirror, daemon}, nil, over},
-		"no server asks for a kept pod":                 {waiting, 0, []shutdown.Pod{mirror}, nil, waiting},
-		"the server also waits for another pod":         {shutdown.DrainState{PodsLeft: 2}, 1, []shutdown.Pod{mirror, daemon}, nil, shutdown.DrainState{PodsLeft: 2}},
-		"a pod that can be evicted is left":             {waiting, 1, []shutdown.Pod{mirror, {Name: "web"}}, nil, waiting},
-		"a pod that was evicted still ends":             {waiting, 1, []shutdown.Pod{mirror, {Name: "web", Leaving: true}}, nil, waiting},
-		"it is not known which pods are left":           {waiting, 1, nil, errors.New("kube-apiserver does not answer"), waiting},
-		"the drain is over":                             {shutdown.DrainState{Drained: true, PodsKept: 1}, 1, nil, nil, shutdown.DrainState{Drained: true, PodsKept: 1}},
-		"a user has ended the maintenance of the drain": {shutdown.DrainState{Ended: true}, 1, nil, nil, shutdown.DrainState{Ended: true}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := &keepingCluster{Cluster: &waitingCluster{drain: test.drain, pods: test.pods, err: test.err}, refused: func() int { return test.refused }}
-			if got, err := c.Drain(t.Context(), state.MaintenanceRef{}); got != test.want || err != nil {
-				t.Errorf("the drain is %+v, %v, want %+v", got, err, test.want)
-			}
-		})
-	}
-}
-
 func TestStateOfAnotherBootIsNotResumed(t *testing.T) {
 	c := testConfig(t)
 	store, err := state.Open(c.StateDirectory, state.RunDirectory)
@@ -388,26 +343,5 @@ func TestStatusLine(t *testing.T) {
 				t.Errorf("the line is %q, want %q", got, test.want)
 			}
 		})
-	}
-}
-
-// resumedEngine counts how often the kubelet is started.
-type resumedEngine struct {
-	shutdown.Local
-	starts int
-}
-
-func (e *resumedEngine) Resume(context.Context) error {
-	e.starts++
-	return nil
-}
-
-func TestKubeletThatWasNotStoppedIsNotStarted(t *testing.T) {
-	for problem, want := range map[string]int{"": 1, "it is a part of k3s": 0} {
-		engine := &resumedEngine{}
-		limited := &limitedEngine{Local: engine, problem: func() string { return problem }}
-		if err := limited.Resume(t.Context()); err != nil || engine.starts != want {
-			t.Errorf("with the problem %q: started %d times, %v, want %d", problem, engine.starts, err, want)
-		}
 	}
 }

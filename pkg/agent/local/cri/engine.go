@@ -67,6 +67,10 @@ type Config struct {
 	// Final means that the kubelet cannot be started again before the machine has restarted, as on
 	// Windows while it shuts down.
 	Final bool
+	// Problem returns why the kubelet cannot be stopped, empty if it can. Then no pods are ended,
+	// because the kubelet would start them again, and the kubelet is left alone. nil means that it
+	// can.
+	Problem func() string
 }
 
 // Engine ends the pods of a node. It implements shutdown.Local.
@@ -87,6 +91,9 @@ func New(config Config) (*Engine, error) {
 	}
 	if config.Pods == nil || config.Kubelet == nil || config.Endpoint == nil {
 		return nil, errors.New("pods, kubelet and endpoint must be set")
+	}
+	if config.Problem == nil {
+		config.Problem = func() string { return "" }
 	}
 	runtime, err := newClient(config.Endpoint)
 	if err != nil {
@@ -111,6 +118,9 @@ func (e *Engine) Running(ctx context.Context, podUID string) (bool, error) {
 
 // Resume starts the kubelet.
 func (e *Engine) Resume(ctx context.Context) error {
+	if e.config.Problem() != "" {
+		return nil // it was not stopped
+	}
 	if e.config.Final {
 		return shutdown.ErrFinal
 	}
@@ -136,6 +146,9 @@ func (e *Engine) Resume(ctx context.Context) error {
 func (e *Engine) End(ctx context.Context, resume state.Local, deadline time.Time, next func(state.Local, []state.KilledPod) bool) error {
 	if resume.Done {
 		return nil
+	}
+	if problem := e.config.Problem(); problem != "" {
+		return fmt.Errorf("%w: %s", shutdown.ErrNothingToEnd, problem)
 	}
 	if resume.Started.IsZero() {
 		resume.Started = time.Now()

@@ -526,6 +526,23 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// A kubelet that cannot be stopped would start the pods again, and was not stopped.
+func TestAKubeletThatCannotBeStoppedIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, tableOf(time.Minute, 0), newPod("a", 0))
+	n.engine.config.Problem = func() string { return "it is a part of k3s" }
+	err := n.engine.End(t.Context(), agentstate.Local{}, time.Time{}, n.next)
+	if !errors.Is(err, shutdown.ErrNothingToEnd) || !strings.Contains(err.Error(), "k3s") {
+		t.Errorf("got error %v, want %v with the problem", err, shutdown.ErrNothingToEnd)
+	}
+	if err := errors.Join(n.engine.End(t.Context(), agentstate.Local{Done: true}, time.Time{}, n.next), n.engine.Resume(t.Context())); err != nil {
+		t.Error(err)
+	}
+	if got := n.stops(); len(got) != 0 || n.kubelet.stops+n.kubelet.starts != 0 {
+		t.Errorf("stopped %v, the kubelet was stopped %d times and started %d times, want nothing", got, n.kubelet.stops, n.kubelet.starts)
+	}
+}
+
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	good := Config{Endpoint: func() string { return "unix:///run/x.sock" }, Table: buckets.Table{{}}, Pods: &podList{}, Kubelet: &fakeKubelet{}}
