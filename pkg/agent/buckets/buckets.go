@@ -88,12 +88,3 @@ func (t Table) LocalTime(priorities []int32) time.Duration {
 	}
 	return sum
 }
-
-// Total returns the time of all buckets.
-func (t Table) Total() time.Duration {
-	var sum time.Duration
-	for _, b := range t {
-		sum += b.Period
-	}
-	return sum
-}

@@ -78,7 +78,7 @@ func TestNewSortsACopy(t *testing.T) {
 
 func TestEmptyTable(t *testing.T) {
 	table := New(nil)
-	if len(table) != 1 || table.Index(5) != 0 || table.Total() != 0 {
+	if len(table) != 1 || table.Index(5) != 0 || table[0].Period != 0 {
 		t.Errorf("the table is %v: want one bucket of no time", table)
 	}
 }
@@ -99,9 +99,6 @@ func TestTimes(t *testing.T) {
 				t.Errorf("the pods need %v, want %v", got, test.want)
 			}
 		})
-	}
-	if got := New(fourClasses).Total(); got != 660*time.Second {
-		t.Errorf("all buckets have %v, want 11m0s", got)
 	}
 }
 

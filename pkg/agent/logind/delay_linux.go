@@ -74,7 +74,7 @@ func (m *Manager) ensureDelay(ctx context.Context, c *client, current uint64) (u
 		if existing != content {
 			failed = m.writeDropIn(content)
 		}
-		winner, err := effectiveSetting(m.cfg.Root)
+		winner, err := effectiveSetting("")
 		if err != nil && failed == nil {
 			failed = err
 		}
@@ -128,7 +128,7 @@ func (m *Manager) delayProblem(usec uint64, failed error) string {
 	if usec == infinity {
 		text = "logind has InhibitDelayMaxSec=infinity, with which it may not delay a shutdown at all"
 	}
-	winner, err := effectiveSetting(m.cfg.Root)
+	winner, err := effectiveSetting("")
 	switch {
 	case failed != nil:
 		return fmt.Sprintf("%s: %v.", text, failed)
@@ -142,7 +142,7 @@ func (m *Manager) delayProblem(usec uint64, failed error) string {
 // existingDropIn returns the content of the agent's configuration file, "" if there is none.
 func (m *Manager) existingDropIn() string {
 	for _, dir := range dropInDirs {
-		if content, err := os.ReadFile(filepath.Join(string(filepath.Separator), m.cfg.Root, dir, DropInName)); err == nil {
+		if content, err := os.ReadFile(filepath.Join(dir, DropInName)); err == nil {
 			return string(content)
 		}
 	}
@@ -152,7 +152,7 @@ func (m *Manager) existingDropIn() string {
 func (m *Manager) writeDropIn(content string) error {
 	var errs []error
 	for _, dir := range dropInDirs {
-		err := files.Replace(filepath.Join(string(filepath.Separator), m.cfg.Root, dir, DropInName), strings.NewReader(content), 0o644)
+		err := files.Replace(filepath.Join(dir, DropInName), strings.NewReader(content), 0o644)
 		if err == nil {
 			return nil
 		}

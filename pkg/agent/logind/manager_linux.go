@@ -55,8 +55,6 @@ type Resume struct {
 
 // Config is the configuration of a Manager.
 type Config struct {
-	// Root is the directory where the root of the host is mounted, or "".
-	Root string
 	// Delay is the longest delay of a shutdown that logind must allow.
 	Delay time.Duration
 	// Resume is what an earlier process of this boot knew.
@@ -215,7 +213,7 @@ func (m *Manager) Stopping(kind string, limit time.Duration) {
 
 // session watches logind over one connection to the bus.
 func (m *Manager) session(ctx context.Context) error {
-	conn, err := systemd.ConnectBus(ctx, m.cfg.Root)
+	conn, err := systemd.ConnectBus(ctx, "")
 	if err != nil {
 		return err
 	}

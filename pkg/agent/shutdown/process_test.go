@@ -450,7 +450,7 @@ func (p *process) End(ctx context.Context, resume state.Local, deadline time.Tim
 func (p *process) judgeEnd() {
 	p.seeChange()
 	answers := p.mode != apiDown && p.mode != apiHang && p.latency < time.Second
-	left := time.Until(p.world.deadline) - testTable.Total() - localReserve
+	left := time.Until(p.world.deadline) - testTable.LocalTime([]int32{0, 2000000000}) - localReserve
 	if !answers || time.Since(p.changed) < 15*time.Second || time.Since(p.processStarted) < 15*time.Second || left < 15*time.Second || p.final || p.unsettled {
 		return
 	}

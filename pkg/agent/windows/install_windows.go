@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -75,7 +74,7 @@ func Install(ctx context.Context, i Installation) (changed bool, err error) {
 	}
 	configChanged := false
 	for _, file := range i.Files {
-		written, err := writeFile(file)
+		written, err := writeFile(file, nil)
 		if err != nil {
 			return false, err
 		}
@@ -85,7 +84,7 @@ func Install(ctx context.Context, i Installation) (changed bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("register the source of the event log: %w", err)
 	}
-	binaryChanged, err := replaceBinary(ctx, File{Path: i.Binary, Content: program})
+	binaryChanged, err := writeFile(File{Path: i.Binary, Content: program}, func() error { return stop(ctx) })
 	if err != nil {
 		return false, err
 	}
@@ -302,36 +301,26 @@ func installedBinary() (string, error) {
 	return words[0], nil
 }
 
-// writeFile writes a file if its content differs, and reports whether it did.
-func writeFile(file File) (bool, error) {
+// writeFile writes a file if its content differs, and reports whether it did. It calls stop before,
+// since Windows does not replace a program that runs; nil for another file.
+func writeFile(file File, stop func() error) (bool, error) {
 	have, err := os.ReadFile(file.Path)
 	if err == nil && bytes.Equal(have, file.Content) {
 		return false, nil
+	}
+	if stop != nil {
+		if err := stop(); err != nil {
+			return false, err
+		}
 	}
 	err = files.Replace(file.Path, bytes.NewReader(file.Content), 0o644)
 	return err == nil, err
 }
 
-// replaceBinary writes the program. Windows does not replace one that runs.
-func replaceBinary(ctx context.Context, file File) (bool, error) {
-	have, err := os.ReadFile(file.Path)
-	if err == nil && bytes.Equal(have, file.Content) {
-		return false, nil
-	}
-	if err := stop(ctx); err != nil {
-		return false, err
-	}
-	return writeFile(file)
-}
-
 // removeBinary removes the program and its folder, if that is empty then. A program that removes
 // itself cannot be removed before it has ended: Windows does that when it starts the next time.
 func removeBinary(path string) error {
-	err := os.Remove(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	if err != nil {
+	if err := files.Remove(path); err != nil {
 		text, textErr := windows.UTF16PtrFromString(path)
 		if textErr != nil {
 			return textErr

@@ -155,7 +155,8 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 	a.static.newKeeper = func(dir string, facts kubelet.Facts) (keeper, error) {
 		return staticpods.New(staticpods.Config{
 			Dir: dir, NodeName: node, Kubelet: &limitedKubelet{kubelet.Health{Address: facts.HealthzAddress}, a.static}, Containers: runtime,
-			Policy: policyOf(c), Server: serverOf(c, facts), CA: authoritiesOf(c, facts), Static: a.staticPodNames, Kube: kube, Maintenance: maintenance,
+			Policy: staticpods.Policy{KeepAll: c.StaticPods == v1alpha1.StaticPodsKeep, Keep: c.KeepStaticPods, Evacuate: c.EvacuateStaticPods},
+			Server: serverOf(c, facts), CA: authoritiesOf(c, facts), Static: a.staticPodNames, Kube: kube, Maintenance: maintenance,
 			APILossRestorePeriod: c.APILossRestorePeriod.Duration, HauloutLossRestorePeriod: c.HauloutLossRestorePeriod.Duration,
 			PollingOnly: h.pollingOnly,
 			Leaving:     func() bool { return a.manager.Status().State.Phase.Pending() }, Event: client.Event,

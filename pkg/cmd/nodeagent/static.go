@@ -69,11 +69,6 @@ type keeperKey struct {
 	dir, healthz, kubeconfig string
 }
 
-// policyOf returns what a configuration says about static pods.
-func policyOf(c *v1alpha1.NodeAgentConfiguration) staticpods.Policy {
-	return staticpods.Policy{KeepAll: c.StaticPods == v1alpha1.StaticPodsKeep, Keep: c.KeepStaticPods, Evacuate: c.EvacuateStaticPods}
-}
-
 // serverOf returns a function that reads the URL of the kubelet's API server. A kubelet without a
 // kubeconfig of its own is a part of another program, whose kubeconfig is the agent's.
 func serverOf(c *v1alpha1.NodeAgentConfiguration, facts kubelet.Facts) func() (string, error) {

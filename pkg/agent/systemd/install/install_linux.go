@@ -8,6 +8,7 @@ package install
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -240,46 +241,31 @@ func (o *Options) write(ctx context.Context, path string, mode fs.FileMode, open
 
 // same reports whether the host has a file with that content and mode.
 func (o *Options) same(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (bool, error) {
-	installed, err := os.Open(o.path(path))
+	info, err := os.Stat(o.path(path))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
+	if err != nil || info.Mode() != mode {
+		return false, err
+	}
+	installed, err := sumOf(func() (io.ReadCloser, error) { return os.Open(o.path(path)) })
 	if err != nil {
 		return false, err
 	}
-	defer installed.Close()
-	info, err := installed.Stat()
-	if err != nil {
-		return false, err
-	}
-	source, err := open()
-	if err != nil {
-		return false, err
-	}
-	defer source.Close()
-	if info.Mode() != mode {
-		return false, nil
-	}
-	return sameContent(installed, source)
+	source, err := sumOf(open)
+	return installed == source, err
 }
 
-func sameContent(a, b io.Reader) (bool, error) {
-	blockA, blockB := make([]byte, 1<<16), make([]byte, 1<<16)
-	for {
-		readA, errA := io.ReadFull(a, blockA)
-		readB, errB := io.ReadFull(b, blockB)
-		for _, err := range []error{errA, errB} {
-			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-				return false, err
-			}
-		}
-		if !bytes.Equal(blockA[:readA], blockB[:readB]) {
-			return false, nil
-		}
-		if errA != nil {
-			return true, nil
-		}
+// sumOf returns the checksum of a file, which need not fit into the memory.
+func sumOf(open func() (io.ReadCloser, error)) (sum [sha256.Size]byte, err error) {
+	file, err := open()
+	if err != nil {
+		return sum, err
 	}
+	defer file.Close()
+	hash := sha256.New()
+	_, err = io.Copy(hash, file)
+	return [sha256.Size]byte(hash.Sum(nil)), err
 }
 
 // removeDropIn removes a drop-in, and its folder if nobody else has a file there.
