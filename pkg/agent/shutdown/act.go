@@ -229,7 +229,7 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 // agent keeps, and no pod that can be evicted is left.
 func (m *Manager) drainOf(ctx context.Context, ref state.MaintenanceRef) (DrainState, error) {
 	drain, err := m.config.Cluster.Drain(ctx, ref)
-	if err != nil || drain.Ended || drain.Drained || drain.PodsLeft == 0 || m.config.Refused == nil || m.config.Refused() != drain.PodsLeft {
+	if err != nil || drain.Ended || drain.Drained || drain.PodsLeft == 0 || m.config.Refused() != drain.PodsLeft {
 		return drain, err
 	}
 	list, err := m.config.Cluster.Pods(ctx)

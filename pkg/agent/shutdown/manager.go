@@ -51,18 +51,17 @@ type Config struct {
 	// NodeName is the name of the node, BootID identifies this boot, Version is the version of the
 	// agent for messages.
 	NodeName, BootID, Version string
-	// Machine, Cluster, Pods and Store are required.
-	Machine Machine
-	Cluster Cluster
-	Pods    Pods
-	Store   Store
+	// All of them are required.
+	Machine    Machine
+	Cluster    Cluster
+	Pods       Pods
+	StaticPods StaticPods
+	Store      Store
 	// Local is the engine; nil means that pods are never ended without the API.
 	Local Local
 	// Kubelet is what starts the kubelet if the state or the engine that has stopped it is gone. It
 	// may be nil.
 	Kubelet Kubelet
-	// StaticPods may be nil: then the agent reports that it cannot stop static pods.
-	StaticPods StaticPods
 	// Buckets is the table of KEP-2712.
 	Buckets buckets.Table
 	// MaxShutdownDelay limits the delay; APIGracePeriod is how long the API may be lost.
@@ -73,16 +72,14 @@ type Config struct {
 	// maintenance of a shutdown that the service manager has forgotten.
 	CompleteAfterReboot, KeepForgotten bool
 	// Configuration returns what is stored with every state, nil for nothing. The result must not
-	// be changed later. It may be nil.
+	// be changed later.
 	Configuration func() *v1alpha1.NodeAgentConfiguration
 	// Limited returns a reason and a sentence while the agent cannot end pods on the node or stop
-	// static pods, empty while it can. It may be nil.
+	// static pods, empty while it can.
 	Limited func() (reason, message string)
-	// Warnings returns sentences that the agent reports beside the problems of the machine. It may
-	// be nil.
+	// Warnings returns sentences that the agent reports beside the problems of the machine.
 	Warnings func() []string
-	// Refused returns how many static pods are kept although the server asks for their end. It may
-	// be nil.
+	// Refused returns how many static pods are kept although the server asks for their end.
 	Refused func() int
 	// Wall returns the time for what is stored and shown, without a monotonic part. The default is
 	// the system's clock, which can be set at any time; periods do not depend on it.
@@ -90,7 +87,7 @@ type Config struct {
 	// SinceBoot returns how long ago the machine has booted, for the deadline that is stored. The
 	// default is state.SinceBoot.
 	SinceBoot func() time.Duration
-	// Within returns the last request to shorten a shutdown, nil if there is none. It may be nil.
+	// Within returns the last request to shorten a shutdown, nil if there is none.
 	Within func() *state.Within
 }
 
@@ -169,6 +166,8 @@ func New(config Config) (*Manager, error) {
 		return nil, errors.New("the name of the node and the ID of the boot are required")
 	case config.Machine == nil || config.Cluster == nil || config.Pods == nil || config.Store == nil:
 		return nil, errors.New("a machine, a cluster, the pods and a store are required")
+	case config.StaticPods == nil || config.Configuration == nil || config.Limited == nil || config.Warnings == nil || config.Refused == nil || config.Within == nil:
+		return nil, errors.New("the static pods, and the functions for what is stored, reported and requested, are required")
 	case len(config.Buckets) == 0:
 		return nil, errors.New("the table must have at least one bucket")
 	case !config.DrainBeforeShutdown && config.Local == nil:
@@ -344,9 +343,7 @@ func (m *Manager) step(ctx context.Context) (next time.Time, again bool) {
 	}
 	m.news = news{}
 	m.outcome, m.why = d.outcome, d.why
-	if m.config.Configuration != nil {
-		d.next.Configuration = m.config.Configuration()
-	}
+	d.next.Configuration = m.config.Configuration()
 	m.store(ctx, d.next)
 	if !d.next.Phase.Pending() {
 		m.setDown(false)
@@ -440,9 +437,6 @@ func (m *Manager) keepDeadline(machine *MachineState, pending bool, now, wall ti
 		if own := now.Add(remainingOf(machine, wall, longest)); own.Before(m.deadline) {
 			m.deadline = own
 		}
-	}
-	if m.config.Within == nil {
-		return
 	}
 	if remaining, ok := remainingWithin(m.config.Within(), m.config.BootID, m.begun, m.config.SinceBoot()); ok && now.Add(remaining).Before(m.deadline) {
 		m.deadline = now.Add(remaining)

@@ -4,8 +4,10 @@
 package shutdown
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -59,17 +61,8 @@ func (w *conditionWriter) dueAt(want *corev1.NodeCondition, step string) time.Ti
 
 // actConditions writes the conditions that have changed, or that need a heartbeat.
 func (m *Manager) actConditions(ctx context.Context, in *input, d *decision) {
-	staticProblem := "no static pods are managed"
-	if m.config.StaticPods != nil {
-		staticProblem = m.config.StaticPods.Problem()
-	}
-	reason, limit := "", ""
-	if m.config.Limited != nil {
-		reason, limit = m.config.Limited()
-	}
-	if limit != "" {
-		staticProblem = limit
-	}
+	reason, limit := m.config.Limited()
+	staticProblem := cmp.Or(limit, m.config.StaticPods.Problem())
 	problems := m.problems(in)
 	m.keepCondition(ctx, runningCondition(m.config.Version, reason, limit, &in.machine, problems), "")
 	m.keepCondition(ctx, readyCondition(m.config.Version, reason, staticProblem, &in.machine, problems), "")
@@ -106,10 +99,7 @@ func (m *Manager) keepCondition(ctx context.Context, want corev1.NodeCondition, 
 
 // problems returns everything that an operator should know, in sentences.
 func (m *Manager) problems(in *input) []string {
-	problems := append([]string{}, in.machine.Problems...)
-	if m.config.Warnings != nil {
-		problems = append(problems, m.config.Warnings()...)
-	}
+	problems := append(slices.Clone(in.machine.Problems), m.config.Warnings()...)
 	if m.watching.Load() {
 		m.machineErr = nil
 	}

@@ -40,9 +40,8 @@ type Checkpoint struct {
 	stored []byte
 }
 
-// New returns the checkpoint in a folder, which it makes. Without a client, it only knows the pods
-// that were stored. If what was stored cannot be read, it returns a checkpoint without pods and the
-// error: the caller can go on with both.
+// New returns the checkpoint in a folder, which it makes. If what was stored cannot be read, it
+// returns a checkpoint without pods and the error: the caller can go on with both.
 func New(dir string, client kubernetes.Interface, node string) (*Checkpoint, error) {
 	c := &Checkpoint{dir: dir, client: client, node: node, static: manifests{node: node}}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -82,10 +81,6 @@ func (c *Checkpoint) Priorities() []int32 {
 // Run keeps the checkpoint up to date until the context ends. While the API server is unreachable,
 // the pods known last stay.
 func (c *Checkpoint) Run(ctx context.Context) error {
-	if c.client == nil {
-		<-ctx.Done()
-		return nil
-	}
 	ofNode := func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", c.node).String()
 	}

@@ -537,13 +537,3 @@ func TestThePodsCanBeReadByAPerson(t *testing.T) {
 		t.Errorf("file (-want +got):\n%s", diff)
 	}
 }
-
-func TestRunWithoutAClient(t *testing.T) {
-	t.Parallel()
-	c := newCheckpoint(t, t.TempDir())
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := c.Run(ctx); err != nil {
-		t.Error(err)
-	}
-}
