@@ -48,7 +48,7 @@ func (k *Keeper) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
 	defer k.setRefused(w.key, false)
 	logger := klog.FromContext(ctx)
 	for {
-		pause := k.poll
+		pause := pollPeriod
 		s, err := w.gather(ctx)
 		if err != nil {
 			staticPodErrors.Inc()
@@ -67,7 +67,7 @@ func (k *Keeper) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-k.clock.After(pause):
+		case <-time.After(pause):
 		}
 	}
 }
@@ -75,7 +75,7 @@ func (k *Keeper) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
 // gather observes all that decide needs.
 func (w *evacuation) gather(ctx context.Context) (situation, error) {
 	k := w.keeper
-	s := situation{now: k.clock.Now(), namespace: w.key.Namespace, name: w.key.Name, dir: k.folder.dir}
+	s := situation{now: time.Now(), namespace: w.key.Namespace, name: w.key.Name, dir: k.folder.dir}
 	if k.PollingOnly {
 		s.latency = pollingLatency
 	}
@@ -214,7 +214,7 @@ func (w *evacuation) park(ctx context.Context, s situation) {
 	}
 	klog.FromContext(ctx).Info("Manifests parked", "files", parked, "maintenance", s.targeting[0].Name)
 	k.Event(corev1.EventTypeNormal, EventParked, fmt.Sprintf("Static pod %s is stopped for NodeMaintenance %s", w.key, s.targeting[0].Name))
-	w.targeting, s.now = s.targeting, k.clock.Now()
+	w.targeting, s.now = s.targeting, time.Now()
 	s.parked = []Entry{{ParkedAt: s.now, GracePeriodSeconds: pods.GraceSeconds(s.pod), Maintenances: s.targeting}}
 	s.manifests, s.running = 0, true
 	w.report(ctx, decide(s))
@@ -222,8 +222,7 @@ func (w *evacuation) park(ctx context.Context, s situation) {
 
 // report writes a new message, or a heartbeat while the pod is expected to stop.
 func (w *evacuation) report(ctx context.Context, d decision) {
-	k := w.keeper
-	isDue := d.step == stepWatch && !d.late && k.clock.Since(w.at) >= w.interval()
+	isDue := d.step == stepWatch && !d.late && time.Since(w.at) >= w.interval()
 	if d.message == w.said && !isDue {
 		return
 	}
@@ -234,7 +233,7 @@ func (w *evacuation) report(ctx context.Context, d decision) {
 		}
 		return
 	}
-	w.said, w.at = d.message, k.clock.Now()
+	w.said, w.at = d.message, time.Now()
 }
 
 // interval is the time between two heartbeats.

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -106,12 +105,10 @@ type Config struct {
 	// PollingOnly: the Keeper does not watch the folder, and the kubelet does not either (Windows).
 	PollingOnly bool
 	// Leaving reports whether the machine shuts down: then the Keeper restores nothing because of
-	// an API that does not answer. nil means never.
+	// an API that does not answer.
 	Leaving func() bool
-	// Event reports an event of the node; nil means none.
+	// Event reports an event of the node.
 	Event func(eventType, reason, message string)
-	// Clock is the clock; nil means the real one.
-	Clock clock.Clock
 }
 
 // Keeper stops static pods for maintenances and keeps them stopped.
@@ -119,8 +116,7 @@ type Keeper struct {
 	Config
 
 	folder        *folder
-	clock         clock.Clock
-	relist, poll  time.Duration
+	relist        time.Duration
 	held, decided chan struct{}
 
 	mu sync.Mutex
@@ -162,27 +158,18 @@ func New(config Config) (*Keeper, error) {
 		return nil, errors.New("a node name is required")
 	case config.Kubelet == nil || config.Containers == nil || config.Kube == nil || config.Maintenance == nil:
 		return nil, errors.New("a kubelet, containers and two clients are required")
-	case config.Server == nil || config.CA == nil || config.Static == nil:
-		return nil, errors.New("the server and the authorities of the kubelet and the static pods of the API are required")
+	case config.Server == nil || config.CA == nil || config.Static == nil || config.Leaving == nil || config.Event == nil:
+		return nil, errors.New("the server and the authorities of the kubelet, the static pods of the API, the state of the machine and events are required")
 	case config.APILossRestorePeriod <= 0 || config.HauloutLossRestorePeriod <= 0:
 		return nil, fmt.Errorf("the restore periods are %s and %s, must be positive", config.APILossRestorePeriod, config.HauloutLossRestorePeriod)
 	}
 	k := &Keeper{
-		Config: config, clock: config.Clock, relist: relistPeriod, poll: pollPeriod,
+		Config: config, relist: relistPeriod,
 		held: make(chan struct{}, 1), decided: make(chan struct{}, 1),
 		problem:  "the static pod folder is not checked yet",
 		troubles: map[string]*trouble{}, holds: map[types.NamespacedName]*pause{}, refused: map[types.NamespacedName]bool{},
 	}
-	if k.clock == nil {
-		k.clock = clock.RealClock{}
-	}
-	if k.Leaving == nil {
-		k.Leaving = func() bool { return false }
-	}
-	if k.Event == nil {
-		k.Event = func(string, string, string) {}
-	}
-	k.folder = newFolder(osFiles{}, config.Dir, config.NodeName, k.clock.Now)
+	k.folder = newFolder(osFiles{}, config.Dir, config.NodeName, time.Now)
 	return k, nil
 }
 
@@ -192,7 +179,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("component", "static-pods"))
 	v, err := evacuator.New(evacuator.Config{
 		Class: maintenancev1alpha1.EvacuatorClassKubelet, Client: k.Maintenance, NodeName: k.NodeName, HandlerReportsFirst: true,
-		Handler: k.evacuate, Clock: k.Clock,
+		Handler: k.evacuate,
 	})
 	if err != nil {
 		return err
@@ -208,7 +195,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	if !k.PollingOnly && k.folder.dir != "" {
 		running.Go(func() { k.watchFolder(ctx, func() { wake(k.held) }) })
 	}
-	timer := k.clock.NewTimer(k.relist)
+	timer := time.NewTimer(k.relist)
 	defer timer.Stop()
 	for {
 		select {
@@ -218,7 +205,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 			k.hold(ctx)
 			continue
 		case <-k.decided:
-		case <-timer.C():
+		case <-timer.C:
 		}
 		k.reconcile(ctx)
 		timer.Reset(k.relist)
@@ -327,7 +314,7 @@ func (k *Keeper) checkMaintenances(ctx context.Context, entries []Entry, nodeErr
 	if nodeErr == nil {
 		k.mu.Lock()
 		marks = strings.Join(holdersOf(k.seen), ",")
-		isNew := marks != k.checked || k.clock.Since(k.checkedAt) >= listPeriod
+		isNew := marks != k.checked || time.Since(k.checkedAt) >= listPeriod
 		k.mu.Unlock()
 		if !isNew {
 			return
@@ -342,7 +329,7 @@ func (k *Keeper) checkMaintenances(ctx context.Context, entries []Entry, nodeErr
 	}
 	k.setFound()
 	k.mu.Lock()
-	k.checked, k.checkedAt = marks, k.clock.Now()
+	k.checked, k.checkedAt = marks, time.Now()
 	k.mu.Unlock()
 	k.restoreUntargeted(ctx, entries, list)
 }
@@ -454,7 +441,7 @@ func (k *Keeper) setFound() {
 // not stay away for a maintenance that nothing can end. Without Kubernetes that is soon, since the
 // pods may be a part of what is missing; an update of Haulout alone takes minutes.
 func (k *Keeper) restoreWithoutAPI(ctx context.Context, entries []Entry, kubernetesAnswers bool) {
-	now := k.clock.Now()
+	now := time.Now()
 	k.mu.Lock()
 	if k.hauloutLostSince.IsZero() {
 		k.hauloutLostSince = now
@@ -543,13 +530,13 @@ func (k *Keeper) mayHold(pod types.NamespacedName) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	p := k.holds[pod]
-	return p == nil || !k.clock.Now().Before(p.until)
+	return p == nil || !time.Now().Before(p.until)
 }
 
 // pauseHold begins the pause of a pod that was held. It doubles while a program puts the manifest
 // back each time, which would start and stop the pod in a loop.
 func (k *Keeper) pauseHold(ctx context.Context, pod types.NamespacedName) {
-	now := k.clock.Now()
+	now := time.Now()
 	k.mu.Lock()
 	p := k.holds[pod]
 	if p == nil || now.Sub(p.until) > 2*longestHold {
@@ -562,7 +549,7 @@ func (k *Keeper) pauseHold(ctx context.Context, pod types.NamespacedName) {
 	go func() {
 		select {
 		case <-ctx.Done():
-		case <-k.clock.After(length):
+		case <-time.After(length):
 			wake(k.held)
 		}
 	}()

@@ -533,7 +533,8 @@ func TestBadConfigs(t *testing.T) {
 		return Config{
 			Dir: w.dir(), NodeName: node, Kubelet: k, Containers: k, Kube: kubefake.NewClientset(), Maintenance: fake.NewClientset(),
 			Server: func() (string, error) { return "", nil }, CA: func() ([]byte, error) { return nil, nil },
-			Static:               func() []types.NamespacedName { return nil },
+			Static:  func() []types.NamespacedName { return nil },
+			Leaving: func() bool { return false }, Event: func(string, string, string) {},
 			APILossRestorePeriod: time.Minute, HauloutLossRestorePeriod: time.Minute,
 		}
 	}
@@ -544,6 +545,7 @@ func TestBadConfigs(t *testing.T) {
 		"no node":       func(c *Config) { c.NodeName = "" },
 		"no kubelet":    func(c *Config) { c.Kubelet = nil },
 		"no containers": func(c *Config) { c.Containers = nil },
+		"no events":     func(c *Config) { c.Event = nil },
 		"no server":     func(c *Config) { c.Server = nil },
 		"no longer one": func(c *Config) { c.HauloutLossRestorePeriod = 0 },
 		"no client":     func(c *Config) { c.Kube = nil },

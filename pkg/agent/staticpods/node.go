@@ -47,7 +47,7 @@ func (k *Keeper) node(ctx context.Context) (*corev1.Node, error) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.seen, k.seenAt = node, k.clock.Now()
+	k.seen, k.seenAt = node, time.Now()
 	return node, nil
 }
 
@@ -66,7 +66,7 @@ func (k *Keeper) ref() maintenancev1alpha1.NodeReference {
 func (k *Keeper) isDue() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.seen == nil || !k.published || k.clock.Since(k.seenAt) >= refreshPeriod
+	return k.seen == nil || !k.published || time.Since(k.seenAt) >= refreshPeriod
 }
 
 // kept returns the static pods of the node that are kept, also those that are parked.
@@ -188,7 +188,7 @@ func (k *Keeper) listed(ctx context.Context) ([]maintenancev1alpha1.NodeMaintena
 	k.mu.Lock()
 	list, at := k.list, k.listedAt
 	k.mu.Unlock()
-	if !at.IsZero() && k.clock.Since(at) < listPeriod {
+	if !at.IsZero() && time.Since(at) < listPeriod {
 		return list, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
@@ -206,7 +206,7 @@ func (k *Keeper) listed(ctx context.Context) ([]maintenancev1alpha1.NodeMaintena
 	})
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.list, k.listedAt = list, k.clock.Now()
+	k.list, k.listedAt = list, time.Now()
 	return list, nil
 }
 
@@ -247,14 +247,14 @@ func (k *Keeper) note(ctx context.Context, what string, err error) {
 	staticPodErrors.Inc()
 	t := k.troubles[what]
 	if t == nil {
-		t = &trouble{since: k.clock.Now()}
+		t = &trouble{since: time.Now()}
 		k.troubles[what] = t
 	}
 	if t.text != err.Error() {
 		t.text = err.Error()
 		klog.FromContext(ctx).Error(err, "Static pods are not as they should be, will retry", "work", what)
 	}
-	if !t.told && k.clock.Since(t.since) >= troublePatience {
+	if !t.told && time.Since(t.since) >= troublePatience {
 		t.told = true
 		k.Event(corev1.EventTypeWarning, EventTrouble, "Static pods are not as they should be: "+t.text)
 	}
@@ -264,7 +264,7 @@ func (k *Keeper) note(ctx context.Context, what string, err error) {
 func (k *Keeper) problems() string {
 	var texts []string
 	for _, what := range []string{troublePublish, troubleMove, troubleForeign, troubleHold, troubleHaulout} {
-		if t := k.troubles[what]; t != nil && k.clock.Since(t.since) >= troublePatience {
+		if t := k.troubles[what]; t != nil && time.Since(t.since) >= troublePatience {
 			texts = append(texts, t.text)
 		}
 	}
@@ -280,7 +280,7 @@ func (k *Keeper) watchFolder(ctx context.Context, changed func()) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-k.clock.After(k.relist):
+		case <-time.After(k.relist):
 		}
 	}
 }
