@@ -19,7 +19,8 @@ type fileSystem interface {
 	ReadDir(name string) ([]fs.DirEntry, error)
 	Lstat(name string) (fs.FileInfo, error)
 	Readlink(name string) (string, error)
-	// ReadFile reads a regular file, or the one that a link points to, of at most pods.MaxManifest bytes.
+	// ReadFile reads a regular file, or the one that a link points to, unless it is larger than
+	// pods.MaxManifest.
 	ReadFile(name string) ([]byte, error)
 	MkdirAll(name string, mode fs.FileMode) error
 	// WriteFile writes a file to the disk. A failure may leave a part of it.

@@ -142,7 +142,8 @@ func readPod(path, node string) (Pod, error) {
 // name.
 func IsIgnored(name string) bool { return strings.HasPrefix(name, ".") }
 
-// ReadManifest reads a regular file, or the one that a link points to, of at most MaxManifest bytes.
+// ReadManifest reads a regular file, or the one that a link points to, unless it is larger than
+// MaxManifest.
 func ReadManifest(path string) ([]byte, error) {
 	// Opening a named pipe would block.
 	info, err := os.Stat(path)
