@@ -79,7 +79,8 @@ func TestAManifestThatIsPutBackIsSeen(t *testing.T) {
 	k, err := New(Config{
 		Dir: w.dir(), NodeName: node, Kubelet: kubelet, Containers: kubelet, Kube: kubefake.NewClientset(ownNode()),
 		Server: func() (string, error) { return "https://192.0.2.1:6443", nil }, CA: func() ([]byte, error) { return nil, nil },
-		Static:      func() []types.NamespacedName { return nil },
+		Static:  func() []types.NamespacedName { return nil },
+		Leaving: func() bool { return false }, Event: func(string, string, string) {},
 		Maintenance: fake.NewClientset(drain("update", 1000)), APILossRestorePeriod: time.Hour, HauloutLossRestorePeriod: time.Hour,
 	})
 	if err != nil {
