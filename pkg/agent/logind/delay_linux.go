@@ -4,7 +4,7 @@
 package logind
 
 import (
-	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -255,25 +255,17 @@ func effectiveSetting(root string) (setting, error) {
 }
 
 // readSetting returns the last value of InhibitDelayMaxSec in a file, "" if there is none.
-func readSetting(path string) (string, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer file.Close()
-	value, section := "", ""
-	for lines := bufio.NewScanner(file); ; {
-		if !lines.Scan() {
-			return value, lines.Err()
-		}
-		line := strings.TrimSpace(lines.Text())
-		if strings.HasPrefix(line, "[") {
+func readSetting(path string) (value string, err error) {
+	content, err := os.ReadFile(path)
+	section := ""
+	for line := range strings.Lines(string(content)) {
+		if line = strings.TrimSpace(line); strings.HasPrefix(line, "[") {
 			section = line
-			continue
 		}
 		key, assigned, ok := strings.Cut(line, "=")
-		if ok && section == "[Login]" && strings.TrimSpace(key) == "InhibitDelayMaxSec" && strings.TrimSpace(assigned) != "" {
-			value = strings.TrimSpace(assigned)
+		if ok && section == "[Login]" && strings.TrimSpace(key) == "InhibitDelayMaxSec" {
+			value = cmp.Or(strings.TrimSpace(assigned), value)
 		}
 	}
+	return value, err
 }

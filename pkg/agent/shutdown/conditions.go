@@ -113,27 +113,24 @@ func shutdownCondition(in *input, d *decision) corev1.NodeCondition {
 	switch st.Phase {
 	case state.Detected:
 		c.Reason = ReasonWaitingForDrain
-		c.Message = "creates a NodeMaintenance"
-		if in.api.failure != "" {
-			c.Message += ", which fails: " + in.api.failure
-		}
-		c.Message += appended(d.why) + "; the machine goes down at " + deadline
+		c.Message = "creates a NodeMaintenance" + prefixed(", which fails: ", in.api.failure)
+		c.Message += prefixed(", ", d.why) + "; the machine goes down at " + deadline
 	case state.Maintaining:
 		c.Reason = ReasonWaitingForDrain
 		c.Message = "NodeMaintenance " + st.Maintenance.Name
 		if in.drain != nil {
-			c.Message += fmt.Sprintf(": %d pods left", in.drain.PodsLeft) + appended(in.drain.Message)
+			c.Message += fmt.Sprintf(": %d pods left", in.drain.PodsLeft) + prefixed(", ", in.drain.Message)
 		}
-		c.Message += appended(d.why) + "; the machine goes down at " + deadline
+		c.Message += prefixed(", ", d.why) + "; the machine goes down at " + deadline
 	case state.Evicting:
 		c.Reason = ReasonEvictingPods
-		c.Message = evictingMessage(in) + appended(d.why) + "; the machine goes down at " + deadline
+		c.Message = evictingMessage(in) + prefixed(", ", d.why) + "; the machine goes down at " + deadline
 	case state.LocalRun:
 		c.Reason = ReasonEndingPodsLocally
-		c.Message = fmt.Sprintf("ends the pods on the node, bucket %d, by %s", st.Local.Bucket, deadline) + appended(d.why)
+		c.Message = fmt.Sprintf("ends the pods on the node, bucket %d, by %s", st.Local.Bucket, deadline) + prefixed(", ", d.why)
 	case state.Releasing, state.Down:
 		c.Reason = ReasonReleasing
-		c.Message = "lets the machine shut down" + appended(d.why)
+		c.Message = "lets the machine shut down" + prefixed(", ", d.why)
 	default:
 		c.Status = corev1.ConditionFalse
 		c.Reason, c.Message = idleReason(in, d)
@@ -145,15 +142,9 @@ func shutdownCondition(in *input, d *decision) corev1.NodeCondition {
 // evictingMessage describes the evictions of the agent's own.
 func evictingMessage(in *input) string {
 	if !in.host.ok {
-		return "waits for kube-apiserver to evict the pods of the node" + because(in.host.failure)
+		return "waits for kube-apiserver to evict the pods of the node" + prefixed(": ", in.host.failure)
 	}
-	left := 0
-	for i := range in.host.pods {
-		if !in.host.pods[i].Stays {
-			left++
-		}
-	}
-	message := fmt.Sprintf("evicts the pods of the node: %d left", left)
+	message := fmt.Sprintf("evicts the pods of the node: %d left", len(in.host.pods)-in.host.stay())
 	for i := range in.host.pods { // of the refusals, one is enough to begin with
 		if pod := &in.host.pods[i]; in.host.refused[pod.UID].message != "" {
 			return message + fmt.Sprintf(", %d refused, such as %s/%s: %s", len(in.host.refused), pod.Namespace, pod.Name, in.host.refused[pod.UID].message)
@@ -167,11 +158,7 @@ func idleReason(in *input, d *decision) (reason, message string) {
 	st := &d.next
 	switch {
 	case st.Phase == state.Cancelled && st.Maintenance != nil:
-		message = "the shutdown was cancelled; completes NodeMaintenance " + st.Maintenance.Name
-		if in.api.failure != "" {
-			message += ", which fails: " + in.api.failure
-		}
-		return ReasonCancelled, message
+		return ReasonCancelled, "the shutdown was cancelled; completes NodeMaintenance " + st.Maintenance.Name + prefixed(", which fails: ", in.api.failure)
 	case st.Phase == state.Cancelled || d.outcome == outcomeCancelled:
 		return ReasonCancelled, "the shutdown was cancelled"
 	case st.Maintenance != nil:
@@ -225,11 +212,12 @@ func agentMessage(version, problem string, machine *MachineState, problems []str
 	return cut(strings.Join(parts, "; "))
 }
 
-func appended(text string) string {
+// prefixed returns a text behind a prefix, and nothing if there is no text.
+func prefixed(prefix, text string) string {
 	if text == "" {
 		return ""
 	}
-	return ", " + text
+	return prefix + text
 }
 
 // cut limits a message to maxConditionMessage bytes, without a part of a character at the end.

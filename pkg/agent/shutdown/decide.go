@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/agent/buckets"
 	"haulout.dev/haulout/pkg/agent/state"
@@ -263,7 +262,7 @@ func (d *decision) absorb(in *input) {
 // restarted.
 func mergeKilled(list, more []state.KilledPod) []state.KilledPod {
 	for _, pod := range more {
-		if !slices.ContainsFunc(list, func(p state.KilledPod) bool { return p.UID == pod.UID }) {
+		if !wasKilled(list, pod.UID) {
 			list = append(list, pod)
 		}
 	}
@@ -271,14 +270,8 @@ func mergeKilled(list, more []state.KilledPod) []state.KilledPod {
 }
 
 func markReported(list, reported []state.KilledPod) []state.KilledPod {
-	done := map[types.UID]struct{}{}
-	for _, pod := range reported {
-		done[pod.UID] = struct{}{}
-	}
 	for i := range list {
-		if _, ok := done[list[i].UID]; ok {
-			list[i].Reported = true
-		}
+		list[i].Reported = list[i].Reported || wasKilled(reported, list[i].UID)
 	}
 	return list
 }
@@ -433,18 +426,11 @@ func (d *decision) hauloutLost(s *settings, in *input) string {
 	case ended(in) && st.Maintenance != nil:
 		return fmt.Sprintf("NodeMaintenance %s was ended by another user", st.Maintenance.Name)
 	case st.Refused || in.api.refusals >= minFailures:
-		return "the API refuses the NodeMaintenance" + because(in.api.failure)
+		return "the API refuses the NodeMaintenance" + prefixed(": ", in.api.failure)
 	case in.api.lost(s, in):
-		return fmt.Sprintf("Haulout has not answered for %s", in.now.Sub(in.api.since).Round(time.Second)) + because(in.api.failure)
+		return fmt.Sprintf("Haulout has not answered for %s", in.now.Sub(in.api.since).Round(time.Second)) + prefixed(": ", in.api.failure)
 	}
 	return ""
-}
-
-func because(failure string) string {
-	if failure == "" {
-		return ""
-	}
-	return ": " + failure
 }
 
 // grace returns how long an API may fail that has answered last, or is needed, since a time. A

@@ -25,7 +25,7 @@ func (d *decision) localDue(s *settings, in *input, lost string) string {
 	start := localStart(s, in)
 	switch {
 	case lost != "" && in.host.lost(s, in):
-		return fmt.Sprintf("%s, and kube-apiserver has not answered for %s", lost, in.now.Sub(in.host.since).Round(time.Second)) + because(in.host.failure)
+		return fmt.Sprintf("%s, and kube-apiserver has not answered for %s", lost, in.now.Sub(in.host.since).Round(time.Second)) + prefixed(": ", in.host.failure)
 	case s.engine == "":
 		return ""
 	case !in.now.Before(start):

@@ -42,6 +42,16 @@ type hostFacts struct {
 	refused map[types.UID]refusal
 }
 
+// stay returns the number of pods that an eviction does not end.
+func (f *hostFacts) stay() (n int) {
+	for i := range f.pods {
+		if f.pods[i].Stays {
+			n++
+		}
+	}
+	return n
+}
+
 // refusal is an eviction that was refused.
 type refusal struct {
 	// next is when the pod may be asked again, pause how long that was after the last refusal.
@@ -71,15 +81,8 @@ func (d *decision) evicting(s *settings, in *input, why string) bool {
 	// Without the cordon, the node that just became empty is where the scheduler would put the
 	// replacements.
 	d.cordon = in.host.cordoned.IsZero()
-	left, stay := 0, 0
-	for i := range in.host.pods {
-		if in.host.pods[i].Stays {
-			stay++
-		} else {
-			left++
-		}
-	}
-	if settled := in.host.cordoned.Add(bindGrace); left == 0 && !d.cordon && !in.host.listed.Before(settled) {
+	stay := in.host.stay()
+	if settled := in.host.cordoned.Add(bindGrace); len(in.host.pods) == stay && !d.cordon && !in.host.listed.Before(settled) {
 		if stay == 0 || s.engine == "" {
 			d.releasing(in, "all pods were evicted")
 		} else {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -20,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/local/pods"
@@ -318,3 +321,36 @@ func watchOnce(ctx context.Context, dir string, changed func()) error {
 		}
 	}
 }
+
+// The operations of the metric of moves.
+const (
+	moveParked      = "parked"
+	moveParkedAgain = "parked_again"
+	moveRestored    = "restored"
+	moveArchived    = "archived"
+)
+
+var (
+	manifestsParked = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace: "haulout", Subsystem: "node_agent", Name: "static_pod_manifests_parked",
+		Help:           "Number of manifests of static pods that are parked.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	manifestMoves = metrics.NewCounterVec(&metrics.CounterOpts{
+		Namespace: "haulout", Subsystem: "node_agent", Name: "static_pod_moves_total",
+		Help: "Manifests of static pods that were moved, by operation: parked, parked_again after a tool put them back, " +
+			"restored, or archived because a newer manifest was at their path.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"operation"})
+	staticPodErrors = metrics.NewCounter(&metrics.CounterOpts{
+		Namespace: "haulout", Subsystem: "node_agent", Name: "static_pod_errors_total",
+		Help:           "Failed operations on static pods, which are retried.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	registerMetrics = sync.OnceFunc(func() {
+		legacyregistry.MustRegister(manifestsParked, manifestMoves, staticPodErrors)
+		for _, operation := range []string{moveParked, moveParkedAgain, moveRestored, moveArchived} {
+			manifestMoves.WithLabelValues(operation).Add(0)
+		}
+	})
+)

@@ -44,14 +44,13 @@ type orderRecord struct {
 // services have no case. If the other service is not in the list, Windows tells it after all that
 // are.
 func place(order []string, own, other string) (placed []string, changed bool) {
-	isOther := func(name string) bool { return strings.EqualFold(name, other) }
 	rest := without(order, own)
 	if at := indexOf(order, own); at >= 0 && len(rest) == len(order)-1 {
-		if limit := slices.IndexFunc(order, isOther); limit < 0 || at < limit {
+		if limit := indexOf(order, other); limit < 0 || at < limit {
 			return order, false
 		}
 	}
-	at := slices.IndexFunc(rest, isOther)
+	at := indexOf(rest, other)
 	if at < 0 {
 		at = len(rest)
 	}

@@ -268,9 +268,7 @@ func (a *agent) report() Report {
 		r.Engine = a.engine.Name()
 	}
 	entries, err := a.static.Parked()
-	for i := range entries {
-		r.Parked = append(r.Parked, entries[i].Origin)
-	}
+	r.Parked = originsOf(entries)
 	if err != nil && r.StaticPodProblem == "" {
 		r.StaticPodProblem = err.Error()
 	}

@@ -197,11 +197,7 @@ func parkedOf(ctx context.Context, o *Options, force bool) (string, []string, er
 	if err != nil {
 		return "", nil, err
 	}
-	var parked []string
-	for i := range entries {
-		parked = append(parked, entries[i].Origin)
-	}
-	return dir, parked, nil
+	return dir, originsOf(entries), nil
 }
 
 // reportStopped writes into the node's conditions that it has no agent any more, so that drains

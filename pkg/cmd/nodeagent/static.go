@@ -185,6 +185,14 @@ func (s *staticPods) Parked() ([]staticpods.Entry, error) {
 	return k.Parked()
 }
 
+// originsOf returns the paths of parked manifests.
+func originsOf(entries []staticpods.Entry) (paths []string) {
+	for i := range entries {
+		paths = append(paths, entries[i].Origin)
+	}
+	return paths
+}
+
 // Refused returns how many static pods are kept although a server asks for their end.
 func (s *staticPods) Refused() int {
 	s.mu.Lock()

@@ -124,16 +124,17 @@ func (c *client) stopContainer(ctx context.Context, id string, timeout time.Dura
 	ctx, cancel := context.WithTimeout(ctx, timeout+stopMargin)
 	defer cancel()
 	_, err := c.api.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: id, Timeout: int64(timeout / time.Second)})
-	if status.Code(err) == codes.NotFound {
-		return nil
-	}
-	return err
+	return unlessGone(err)
 }
 
 func (c *client) stopSandbox(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, sandboxTime)
 	defer cancel()
 	_, err := c.api.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
+	return unlessGone(err)
+}
+
+func unlessGone(err error) error {
 	if status.Code(err) == codes.NotFound {
 		return nil
 	}

@@ -304,11 +304,6 @@ func (r *run) active(index int) int {
 	return r.count(func(e *ending) bool { return e.active && e.bucket == index })
 }
 
-// busy returns how many pods are being ended.
-func (r *run) busy() int {
-	return r.count(func(e *ending) bool { return e.active })
-}
-
 // left returns how many pods were asked to end and have not.
 func (r *run) left() int {
 	return r.count(func(e *ending) bool { return !e.ended })
@@ -338,10 +333,7 @@ func (r *run) awaited(due []*pod, index int) bool {
 func (r *run) awaitLast(ctx context.Context) {
 	over := time.NewTimer(lastWait)
 	defer over.Stop()
-	for {
-		if r.busy() == 0 {
-			return
-		}
+	for r.count(func(e *ending) bool { return e.active }) > 0 {
 		select {
 		case <-r.wake:
 		case <-over.C:
