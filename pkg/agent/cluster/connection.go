@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -159,10 +160,9 @@ func withWarnings(ctx context.Context) (context.Context, *warnings) {
 func (w *warnings) noLeader() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, text := range w.list {
-		if strings.HasPrefix(text, protocol.NoLeaderWarning) {
-			return fmt.Errorf("the server warns: %s", text)
-		}
+	i := slices.IndexFunc(w.list, func(text string) bool { return strings.HasPrefix(text, protocol.NoLeaderWarning) })
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("the server warns: %s", w.list[i])
 }

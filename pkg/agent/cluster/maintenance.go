@@ -208,9 +208,11 @@ func (c *Client) Complete(ctx context.Context, ref state.MaintenanceRef) error {
 		if ref.UID != "" && nm.UID != ref.UID {
 			return nil
 		}
-		own, err := c.isOwn(ctx, nm)
-		if err != nil {
-			return err
+		own := c.isOfShutdown(nm)
+		if own {
+			if own, err = c.requestedBySelf(ctx, nm); err != nil {
+				return err
+			}
 		}
 		if !own {
 			klog.FromContext(ctx).Info("Leaving a maintenance that is not this agent's", "nodeMaintenance", klog.KObj(nm), "requestedBy", requester(nm))
@@ -238,15 +240,6 @@ func (c *Client) complete(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 	}
 	klog.FromContext(ctx).Info("Completed the maintenance of a shutdown", "nodeMaintenance", klog.KObj(nm))
 	return nil
-}
-
-// isOwn reports whether this agent, in this or another boot, has created a maintenance, and no
-// other user has changed it since.
-func (c *Client) isOwn(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (bool, error) {
-	if !c.isOfShutdown(nm) {
-		return false, nil
-	}
-	return c.requestedBySelf(ctx, nm)
 }
 
 // isOfShutdown reports whether a maintenance is that of a shutdown of this node.

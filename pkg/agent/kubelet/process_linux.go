@@ -85,7 +85,8 @@ func kubeletArgs(dir string, uid int, namespace string) ([]string, bool) {
 	if !isKubelet(args) {
 		return nil, false
 	}
-	if info, err := os.Stat(dir); err != nil || !ownedBy(info, uid) {
+	var owner syscall.Stat_t
+	if syscall.Stat(dir, &owner) != nil || int(owner.Uid) != uid {
 		return nil, false
 	}
 	if own, err := os.Readlink(filepath.Join(dir, "ns", "pid")); err != nil || own != namespace {
@@ -99,11 +100,6 @@ func kubeletArgs(dir string, uid int, namespace string) ([]string, bool) {
 func inPod(dir string) bool {
 	groups, err := os.ReadFile(filepath.Join(dir, "cgroup"))
 	return err == nil && strings.Contains(string(groups), "kubepods")
-}
-
-func ownedBy(info os.FileInfo, uid int) bool {
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	return ok && int(stat.Uid) == uid
 }
 
 // startOf returns the start time of a process in ticks since the boot.

@@ -80,14 +80,16 @@ func (c *client) findOwner(ctx context.Context) error {
 	defer cancel()
 	bus := c.conn.BusObject()
 	var owner, id string
-	if err := bus.CallWithContext(ctx, busInterface+".GetNameOwner", 0, loginName).Store(&owner); err != nil {
-		// Where the bus can start logind, it is also what a request to shut down would do.
-		if started := bus.CallWithContext(ctx, busInterface+".StartServiceByName", 0, loginName, uint32(0)).Err; started != nil {
-			return fmt.Errorf("find logind on the bus: %w", err)
-		}
-		if err := bus.CallWithContext(ctx, busInterface+".GetNameOwner", 0, loginName).Store(&owner); err != nil {
-			return fmt.Errorf("find logind on the bus: %w", err)
-		}
+	getOwner := func() error {
+		return bus.CallWithContext(ctx, busInterface+".GetNameOwner", 0, loginName).Store(&owner)
+	}
+	err := getOwner()
+	// Where the bus can start logind, it is also what a request to shut down would do.
+	if err != nil && bus.CallWithContext(ctx, busInterface+".StartServiceByName", 0, loginName, uint32(0)).Err == nil {
+		err = getOwner()
+	}
+	if err != nil {
+		return fmt.Errorf("find logind on the bus: %w", err)
 	}
 	if err := bus.CallWithContext(ctx, busInterface+".GetId", 0).Store(&id); err != nil {
 		return fmt.Errorf("read the identity of the bus: %w", err)

@@ -264,11 +264,9 @@ func (m *Manager) handle(c *client, signal *dbus.Signal) {
 	if begins == nil {
 		return
 	}
+	m.observe(*begins, c.identity)
 	if *begins {
-		m.observe(true, c.identity)
 		m.setKind(kind)
-	} else {
-		m.observe(false, c.identity)
 	}
 	m.publish()
 }

@@ -139,11 +139,11 @@ func (l *EventLog) Write(m Message) {
 	if l == nil {
 		return
 	}
+	write := l.log.Info
 	if m.Warning {
-		_ = l.log.Warning(uint32(m.ID), m.Text)
-		return
+		write = l.log.Warning
 	}
-	_ = l.log.Info(uint32(m.ID), m.Text)
+	_ = write(uint32(m.ID), m.Text)
 }
 
 // Close closes the event log.

@@ -63,15 +63,14 @@ func runService(ctx context.Context, o *Options) error {
 	kubeletUnit := kubelet.NewUnit(m.config.KubeletService)
 	h := &host{
 		machine: machine, kubelet: kubeletUnit, kubeletProblem: kubeletUnit.Problem, status: notifyStatus(ctx, notifier),
-		safeMode: m.why, offline: m.why,
 	}
 	if m.safe {
-		h.offline = ""
+		h.safeMode = m.why
 		if h.lastFolder, err = o.lastFolder(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "Cannot find out whether static pods are parked")
 		}
 	} else {
-		h.safeMode = ""
+		h.offline = m.why
 	}
 	a, err := newAgent(ctx, m.config, s, h, m.client, m.node)
 	if err != nil {

@@ -237,10 +237,8 @@ func (s *staticPods) run(ctx context.Context) {
 	}
 }
 
-// leave notes a folder that a keeper had.
+// leave notes a folder that a keeper had. The caller holds mu, if s runs.
 func (s *staticPods) leave(dir string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	if dir != "" && !slices.Contains(s.left, dir) {
 		s.left = append(s.left, dir)
 	}
@@ -310,9 +308,7 @@ func (s *staticPods) next(ctx context.Context) (keeper, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.current.dir != "" && !slices.Contains(s.left, s.current.dir) {
-		s.left = append(s.left, s.current.dir)
-	}
+	s.leave(s.current.dir)
 	s.keeper, s.current, s.failed = k, key, ""
 	s.found(dir)
 	return k, nil

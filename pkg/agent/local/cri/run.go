@@ -240,7 +240,8 @@ func (r *run) endOf(index int, list []*pod) time.Time {
 	if left := r.deadline.Sub(now); left < sum {
 		period = time.Duration(float64(period) * float64(max(left, 0)) / float64(sum))
 	}
-	return latest(now, earliest(now.Add(period), r.deadline.Add(-minimumGrace*time.Duration(len(later)))))
+	end := earliest(now.Add(period), r.deadline.Add(-minimumGrace*time.Duration(len(later))))
+	return now.Add(max(end.Sub(now), 0))
 }
 
 // due returns the pods that must end in a bucket or should have ended in an earlier one.

@@ -125,10 +125,3 @@ func earliest(a, b time.Time) time.Time {
 	}
 	return a
 }
-
-func latest(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
