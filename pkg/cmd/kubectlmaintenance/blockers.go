@@ -153,7 +153,7 @@ func (e *environment) blockedMaintenances(ctx context.Context, c clients, name, 
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(all.Items, func(nm v1alpha1.NodeMaintenance) bool { return over(&nm) }), nil
+	return slices.DeleteFunc(all.Items, func(nm v1alpha1.NodeMaintenance) bool { return v1alpha1.IsDone(&nm) }), nil
 }
 
 // inTheWay reads the Evacuations that are blocked, then those that wait, and returns those whose

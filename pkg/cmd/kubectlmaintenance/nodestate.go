@@ -21,18 +21,11 @@ import (
 // nodesByName is the maximum number of nodes that are read one by one. More nodes are listed.
 const nodesByName = 50
 
-// holds reports whether a maintenance has to keep its nodes cordoned.
-func holds(nm *v1alpha1.NodeMaintenance) bool {
-	stage := nm.Spec.Stage
-	return nm.DeletionTimestamp == nil &&
-		(stage == v1alpha1.NodeMaintenanceStageCordon || stage == v1alpha1.NodeMaintenanceStageDrain)
-}
-
 // seeNodes returns the nodes of a maintenance that are among the uncordoned nodes, and the nodes
 // that the requester may not delete. The Node and the preview have fields for that; the status of a
 // maintenance has only messages, which are for people and may be omitted.
 func seeNodes(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, uncordoned sets.Set[string]) show.NodesSeen {
-	if !holds(nm) {
+	if !v1alpha1.IsHolding(nm) {
 		return show.NodesSeen{}
 	}
 	seen := show.NodesSeen{Uncordoned: sets.List(show.Nodes(nm).Intersection(uncordoned))}
@@ -49,7 +42,7 @@ func seeNodes(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, unco
 func uncordonedNodes(ctx context.Context, c clients, maintenances ...v1alpha1.NodeMaintenance) (sets.Set[string], error) {
 	names, found := sets.New[string](), sets.New[string]()
 	for i := range maintenances {
-		if holds(&maintenances[i]) {
+		if v1alpha1.IsHolding(&maintenances[i]) {
 			names = names.Union(show.Nodes(&maintenances[i]))
 		}
 	}

@@ -6,7 +6,6 @@ package kubectlmaintenance
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -156,7 +155,7 @@ func (e *environment) watchStatus(ctx context.Context, o *output, name string) e
 			return true, nil
 		}
 		lines := func(columns int) []screen.Line { return show.Status(all[0], o.options(columns)) }
-		if over(all[0].Maintenance) {
+		if v1alpha1.IsDone(all[0].Maintenance) {
 			r.end(lines, show.Summary(all[0]))
 			r.screen.Printf("%s is complete.", name)
 			return true, nil
@@ -168,15 +167,10 @@ func (e *environment) watchStatus(ctx context.Context, o *output, name string) e
 	return err
 }
 
-// over reports whether a maintenance is complete and all of its nodes are released.
-func over(nm *v1alpha1.NodeMaintenance) bool {
-	return nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete && !slices.Contains(nm.Finalizers, v1alpha1.FinalizerMaintenanceCompletion)
-}
-
 func watchAll(all []show.Facts) (lines func(int) []screen.Line, text string) {
 	summaries := make([]string, 0, len(all))
 	for i := range all {
-		if !over(all[i].Maintenance) {
+		if !v1alpha1.IsDone(all[i].Maintenance) {
 			summaries = append(summaries, show.Summary(all[i]))
 		}
 	}

@@ -160,23 +160,12 @@ func (c *Controller) holdersOf(nodeName string) []string {
 	if err != nil || !node.Spec.Unschedulable {
 		return nil
 	}
-	maintenances, err := c.maintenanceLister.List(labels.Everything())
-	if err != nil {
-		return nil
-	}
 	var names []string
-	for _, nm := range maintenances {
-		stage := nm.Spec.Stage
-		if stage != maintenancev1alpha1.NodeMaintenanceStageCordon && stage != maintenancev1alpha1.NodeMaintenanceStageDrain {
-			continue
-		}
-		if slices.ContainsFunc(nm.Status.NodeStatuses, func(st maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
-			return st.NodeRef.Name == node.Name && st.NodeRef.UID == node.UID
-		}) {
-			names = append(names, nm.Name)
-		}
+	for _, nm := range c.holders.Which(nodeName, func(nm *maintenancev1alpha1.NodeMaintenance) bool {
+		return maintenancev1alpha1.IsHolding(nm) && maintenancev1alpha1.NodeStatusOf(nm, maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID}) != nil
+	}) {
+		names = append(names, nm.Name)
 	}
-	slices.Sort(names)
 	return names
 }
 

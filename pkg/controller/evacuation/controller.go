@@ -40,6 +40,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/selection"
+	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
@@ -182,9 +183,10 @@ type Controller struct {
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
 	podLister         corelisters.PodLister
 	nodeLister        corelisters.NodeLister
-	selection         *selection.Selection
-	budgetLister      policylisters.PodDisruptionBudgetLister
-	synced            []cache.InformerSynced
+	// holders finds the maintenances that select a node.
+	holders      holds.Index
+	budgetLister policylisters.PodDisruptionBudgetLister
+	synced       []cache.InformerSynced
 
 	queue *loop.Queue[types.NamespacedName]
 	// hanging has the Evacuations whose last sync hung, so that the others do not wait for them.
@@ -213,7 +215,8 @@ func New(config Config) (*Controller, error) {
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock, selection: config.Selection,
+		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
+		holders:      holds.Index{On: config.Selection.MaintenancesOn, Get: maintenances.Lister().Get},
 		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
 		budgetPatience: config.DaemonSetBudgetPatience, longGrace: config.LongGrace, surgeTimeout: config.SurgeTimeout, standing: config.Standing,
 		budgetLister:     config.HostInformers.Policy().V1().PodDisruptionBudgets().Lister(),
@@ -267,7 +270,7 @@ func New(config Config) (*Controller, error) {
 	}
 	// No handler: a change of a maintenance needs no sync. Only the cache has to be synced, for
 	// deadlines.
-	c.synced = append(c.synced, maintenances.Informer().HasSynced, c.selection.HasSynced)
+	c.synced = append(c.synced, maintenances.Informer().HasSynced, config.Selection.HasSynced)
 	return c, c.watch(evacuations.Informer(), pods.Informer(), nodes.Informer())
 }
 
@@ -314,10 +317,7 @@ func (c *Controller) isDrained(r eviction.Request) bool {
 	if err != nil {
 		return false
 	}
-	return slices.ContainsFunc(c.selection.MaintenancesOn(pod.Spec.NodeName), func(name string) bool {
-		nm, err := c.maintenanceLister.Get(name)
-		return err == nil && maintenancev1alpha1.IsDraining(nm)
-	})
+	return c.holders.Any(pod.Spec.NodeName, maintenancev1alpha1.IsDraining)
 }
 
 // isHeldAndTargeted reports whether a maintenance still asks for the pod of an Evacuation that only
@@ -330,7 +330,7 @@ func (c *Controller) isHeldAndTargeted(evacuation *maintenancev1alpha1.Evacuatio
 	if err != nil || pod.UID != evacuation.Spec.PodRef.UID {
 		return false
 	}
-	nm, err := c.asker(pod)
+	nm, err := c.askedBy(pod)
 	return err == nil && nm != nil
 }
 
@@ -417,7 +417,7 @@ func (c *Controller) reconcile(ctx context.Context, key types.NamespacedName) er
 	}
 	d := decide(s)
 	if s.pod != nil && d.isForPeople() {
-		nm, err := c.asker(s.pod)
+		nm, err := c.askedBy(s.pod)
 		if err != nil {
 			return err
 		}

@@ -381,54 +381,6 @@ func TestUnreachableNodeTakesPrecedenceOverAFinalizer(t *testing.T) {
 	})
 }
 
-func TestTargetsOfAllMaintenancesCount(t *testing.T) {
-	node, pod := newNode(corev1.ConditionTrue), newPod()
-	maintenance := func(
-		name string, uid types.UID, targets ...maintenancev1alpha1.DrainPlanEntry,
-	) *maintenancev1alpha1.NodeMaintenance {
-		return &maintenancev1alpha1.NodeMaintenance{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain},
-			Status: maintenancev1alpha1.NodeMaintenanceStatus{
-				NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
-					NodeRef: maintenancev1alpha1.NodeReference{Name: testNode, UID: uid}, DrainTargets: targets,
-				}},
-			},
-		}
-	}
-	covers := maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: 1000}
-	tests := map[string]struct {
-		maintenances []*maintenancev1alpha1.NodeMaintenance
-		want         bool
-	}{
-		"no maintenance": {},
-		"a maintenance without targets, and one that targets the pod": {
-			maintenances: []*maintenancev1alpha1.NodeMaintenance{
-				maintenance("a", node.UID), maintenance("b", node.UID, covers),
-			},
-			want: true,
-		},
-		"a maintenance with a deleted node of the same name": {
-			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", "former", covers)},
-		},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			c, ownInformers := newIdleController(t, fake.NewClientset(), newEvacuation())
-			for _, nm := range tc.maintenances {
-				nodeMaintenances := ownInformers.Maintenance().V1alpha1().NodeMaintenances()
-				if err := nodeMaintenances.Informer().GetIndexer().Add(nm); err != nil {
-					t.Fatal(err)
-				}
-			}
-			got, err := c.isTargeted(pod, node)
-			if err != nil || got != tc.want {
-				t.Errorf("got %t, %v; want %t", got, err, tc.want)
-			}
-		})
-	}
-}
-
 func TestTypeOfMirrorPodWithoutItsNode(t *testing.T) {
 	mirror := newPod(func(p *corev1.Pod) {
 		yes := true

@@ -73,7 +73,7 @@ func (c *Controller) sendEvicted(pod *corev1.Pod, protected bool) {
 		note = "The pod is evicted, as its disruption budget allows."
 	}
 	// The event is also correct without the maintenance.
-	if nm, err := c.asker(pod); err == nil && nm != nil {
+	if nm, err := c.askedBy(pod); err == nil && nm != nil {
 		note += protocol.LeavesFor(protocol.Mention(nm))
 	}
 	about := &corev1.ObjectReference{

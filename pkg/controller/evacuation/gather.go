@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
@@ -66,7 +68,8 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 		return s, nil
 	}
 	s.replaced = s.podType == maintenancev1alpha1.PodTypeDaemonSet && isReplaced(pod, node)
-	s.targeted, err = c.isTargeted(pod, node)
+	by, err := c.askedBy(pod)
+	s.targeted = by != nil
 	return s, err
 }
 
@@ -136,17 +139,15 @@ func podTypeOf(pod *corev1.Pod, node *corev1.Node) maintenancev1alpha1.PodType {
 	return drainplan.TypeOf(pod, claimed)
 }
 
-// isTargeted reports whether a maintenance asks the pod to leave its node now.
-func (c *Controller) isTargeted(pod *corev1.Pod, node *corev1.Node) (bool, error) {
-	by, err := c.askedBy(pod, node)
-	return by != nil, err
-}
-
 // askedBy returns the maintenance that asks the pod to leave its node now, or nil.
-func (c *Controller) askedBy(pod *corev1.Pod, node *corev1.Node) (*maintenancev1alpha1.NodeMaintenance, error) {
+func (c *Controller) askedBy(pod *corev1.Pod) (*maintenancev1alpha1.NodeMaintenance, error) {
+	node, err := c.nodeLister.Get(pod.Spec.NodeName)
+	if err != nil {
+		return nil, loop.IgnoreNotFound(err)
+	}
 	maintenances, err := c.maintenanceLister.List(labels.Everything())
 	if err != nil {
 		return nil, err
 	}
-	return drainplan.AskedBy(pod, node, maintenances)
+	return holds.AskedBy(pod, node, maintenances)
 }

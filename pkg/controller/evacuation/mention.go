@@ -4,12 +4,9 @@
 package evacuation
 
 import (
-	corev1 "k8s.io/api/core/v1"
-
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
-	"haulout.dev/haulout/pkg/controller/loop"
 )
 
 // isForPeople reports whether a decision has a message or an event for the owner of the pod. Only
@@ -33,13 +30,4 @@ func (d *decision) mention(nm *maintenancev1alpha1.NodeMaintenance) {
 			d.events[i].note = wording.Cut(d.events[i].note, maxMessage-len(suffix)) + suffix
 		}
 	}
-}
-
-// asker returns the maintenance that the pod leaves for, or nil if none asks for it now.
-func (c *Controller) asker(pod *corev1.Pod) (*maintenancev1alpha1.NodeMaintenance, error) {
-	node, err := c.nodeLister.Get(pod.Spec.NodeName)
-	if err != nil {
-		return nil, loop.IgnoreNotFound(err)
-	}
-	return c.askedBy(pod, node)
 }

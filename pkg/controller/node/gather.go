@@ -16,6 +16,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/host/eventref"
 	"haulout.dev/haulout/pkg/host/noderights"
 )
@@ -175,11 +176,7 @@ func (c *Controller) hasEnded(ctx context.Context, name string, uid types.UID, n
 // asksDaemonSets reports whether the stored targets of a maintenance that drains a node include
 // DaemonSet pods.
 func (c *Controller) asksDaemonSets(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) bool {
-	if !c.evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet) || !maintenancev1alpha1.IsDraining(nm) {
-		return false
-	}
-	status := maintenancev1alpha1.NodeStatusOf(nm, maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID})
-	return status != nil && slices.ContainsFunc(status.DrainTargets, func(e maintenancev1alpha1.DrainPlanEntry) bool {
+	return c.evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet) && slices.ContainsFunc(holds.Targets(nm, node), func(e maintenancev1alpha1.DrainPlanEntry) bool {
 		return e.PodType == maintenancev1alpha1.PodTypeDaemonSet
 	})
 }

@@ -17,6 +17,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -76,7 +77,9 @@ func (c *Controller) heldNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.Set
 // isToBeUncordoned reports whether a node has a cordon that a maintenance exists to remove.
 func (c *Controller) isToBeUncordoned(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance) bool {
 	return maintenancev1alpha1.UncordonsOnly(nm) && node.Spec.Unschedulable && slices.Contains(c.selection.MaintenancesOn(node.Name), nm.Name) &&
-		!c.state.Cordons.IsLifted(node, nm.UID) && !c.isHeldByOthers(node, nm)
+		!c.state.Cordons.IsLifted(node, nm.UID) && !c.holders.Any(node.Name, func(other *maintenancev1alpha1.NodeMaintenance) bool {
+		return other.UID != nm.UID && maintenancev1alpha1.IsHolding(other) && nodemarks.Holds(node, other)
+	})
 }
 
 // isQuiet reports whether no pod of a node will be evicted any more that no maintenance wants gone.
@@ -93,23 +96,10 @@ func (c *Controller) isQuiet(node string) bool {
 	})
 }
 
-// isTargeted reports whether a maintenance drains a node and has stored targets for it. One that
-// has none, because its requester may not delete the node for example, asks none of its pods to
-// leave.
+// isTargeted reports whether a maintenance drains a node and has stored targets for it.
 func (c *Controller) isTargeted(name string) bool {
 	node, err := c.nodeLister.Get(name)
-	return err == nil && slices.ContainsFunc(c.selection.MaintenancesOn(name), func(maintenance string) bool {
-		nm, err := c.get(maintenance)
-		return err == nil && maintenancev1alpha1.IsDraining(nm) && len(targetsOf(nm, node)) > 0
-	})
-}
-
-// isHeldByOthers reports whether another maintenance holds a node.
-func (c *Controller) isHeldByOthers(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance) bool {
-	return slices.ContainsFunc(c.selection.MaintenancesOn(node.Name), func(name string) bool {
-		other, err := c.get(name)
-		return err == nil && other.UID != nm.UID && maintenancev1alpha1.IsHolding(other) && nodemarks.Holds(node, other)
-	})
+	return err == nil && c.holders.Any(name, holds.Targeting(node))
 }
 
 // completedStatus keeps which nodes the maintenance had, and drops the rest: a completed

@@ -28,6 +28,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
+	"haulout.dev/haulout/pkg/drain/holds"
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
@@ -103,8 +104,10 @@ type Controller struct {
 	withdrawn   *attempts
 	forecasts   *forecasts
 	selection   *selection.Selection
-	state       *nodestate.State
-	rights      *noderights.Cache
+	// holders finds the maintenances of a node, as get returns them.
+	holders holds.Index
+	state   *nodestate.State
+	rights  *noderights.Cache
 	// latest are the maintenances, as cached or as written by this process.
 	latest    loop.Latest[*maintenancev1alpha1.NodeMaintenance]
 	written   *writeTimes
@@ -161,6 +164,7 @@ func New(config Config) (*Controller, error) {
 		longGrace:    config.LongGrace,
 		completedTTL: config.CompletedTTL,
 	}
+	c.holders = holds.Index{On: c.selection.MaintenancesOn, Get: c.get}
 	c.gauges.list = c.maintenances
 	c.withdrawals = newWithdrawals(c, config)
 	c.forecasts = newForecasts(c, config)

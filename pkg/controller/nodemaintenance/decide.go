@@ -15,6 +15,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -58,7 +59,7 @@ func (c *Controller) decide(g *gathered) (*decision, error) {
 			targets = l.plan.Targets[node.Name]
 			entry.DrainTargets = targets.Entries
 		} else {
-			entry.DrainTargets = targetsOf(nm, node)
+			entry.DrainTargets = holds.Stored(nm, node)
 		}
 		n := c.count(g.views[node.Name], covered, targets)
 		n.fill(nm, &entry)
@@ -76,14 +77,14 @@ func (c *Controller) decide(g *gathered) (*decision, error) {
 		node := excluded.node
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.Fit(maintenancev1alpha1.DrainMessageNotDrained+excluded.why, drainplan.MaxMessageBytes)}
 		if excluded.reason != maintenancev1alpha1.ReasonTooManyMaintenances {
-			entry.DrainTargets = targetsOf(nm, node)
+			entry.DrainTargets = holds.Stored(nm, node)
 		}
 		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(nm, &entry)
 		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
 	}
 	for _, node := range g.subject.refused {
 		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.NotAuthorizedMessage(g.subject.username())}
-		entry.DrainTargets = targetsOf(nm, node)
+		entry.DrainTargets = holds.Stored(nm, node)
 		// Its counters are shown, but what is left there is not waited for.
 		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(nm, &entry)
 		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)

@@ -21,6 +21,7 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
@@ -141,7 +142,7 @@ func (c *Controller) due(g *gathered, l *decision) []*nodestate.Pod {
 func (c *Controller) behind(g *gathered, node *corev1.Node, targets drainplan.Targets) []*member {
 	var late []*member
 	for _, name := range c.selection.MaintenancesOn(node.Name) {
-		if m := g.drainingOn(name, node); m != nil && !drainplan.SameEntries(targetsOf(m.NodeMaintenance, node), targets.Entries) {
+		if m := g.drainingOn(name, node); m != nil && !drainplan.SameEntries(holds.Stored(m.NodeMaintenance, node), targets.Entries) {
 			late = append(late, m)
 		}
 	}
@@ -243,9 +244,10 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 // They are asked after a request was noted. The controller of nodes reads the same caches first and
 // the requests then, so that it either waits for the request or has it not sent.
 func (c *Controller) isStillDraining(nm *maintenancev1alpha1.NodeMaintenance, node string) bool {
-	now, err := c.maintenanceLister.Get(nm.Name)
-	return err == nil && now.UID == nm.UID && maintenancev1alpha1.IsDraining(now) &&
-		slices.Contains(c.selection.MaintenancesOn(node), nm.Name)
+	cached := holds.Index{On: c.selection.MaintenancesOn, Get: c.maintenanceLister.Get}
+	return cached.Any(node, func(now *maintenancev1alpha1.NodeMaintenance) bool {
+		return now.UID == nm.UID && maintenancev1alpha1.IsDraining(now)
+	})
 }
 
 // creationFailed notes why a pod has no Evacuation with our finalizer, and has it tried again
@@ -323,19 +325,12 @@ func (c *Controller) wanted(e *maintenancev1alpha1.Evacuation, nodeName string) 
 			return false
 		}
 	}
-	for _, name := range c.selection.MaintenancesOn(nodeName) {
-		nm, err := c.get(name)
-		if err != nil || !maintenancev1alpha1.IsDraining(nm) {
-			continue
+	return c.holders.Any(nodeName, func(nm *maintenancev1alpha1.NodeMaintenance) bool {
+		if pod == nil {
+			// No more is known of it than that its node is drained.
+			return holds.Targeting(node)(nm)
 		}
-		entries := targetsOf(nm, node)
-		// Of a pod that is gone no more is known than that its node is drained.
-		if len(entries) > 0 && pod == nil {
-			return true
-		}
-		if targets, err := drainplan.CompileTargets(entries); err == nil && pod != nil && targets.Cover(drainplan.PodOf(pod, node.UID)) {
-			return true
-		}
-	}
-	return false
+		asks, err := holds.Asks(nm, pod, node)
+		return err == nil && asks
+	})
 }

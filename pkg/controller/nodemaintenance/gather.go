@@ -18,6 +18,7 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/host/noderights"
 )
@@ -284,7 +285,7 @@ func (c *Controller) world(g *gathered) drainplan.World {
 		pm.Uncordoned = m.uncordoned()
 		for _, node := range m.nodes {
 			pm.Nodes = append(pm.Nodes, node.Name)
-			if targets := targetsOf(m.NodeMaintenance, node); len(targets) > 0 {
+			if targets := holds.Stored(m.NodeMaintenance, node); len(targets) > 0 {
 				pm.Before[node.Name] = targets
 			}
 			if !added[node.Name] {
@@ -299,14 +300,6 @@ func (c *Controller) world(g *gathered) drainplan.World {
 
 func refOf(node *corev1.Node) maintenancev1alpha1.NodeReference {
 	return maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID}
-}
-
-// targetsOf returns the targets of a node that the status of a maintenance has.
-func targetsOf(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) []maintenancev1alpha1.DrainPlanEntry {
-	if status := maintenancev1alpha1.NodeStatusOf(nm, refOf(node)); status != nil {
-		return status.DrainTargets
-	}
-	return nil
 }
 
 // maintenances returns all maintenances.

@@ -53,12 +53,7 @@ func (p *places) lacksOne(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 
 func (p *places) of(ctx context.Context, node *corev1.Node) nodePlaces {
 	holders := nodemarks.HoldersOf(node)
-	var selecting []*maintenancev1alpha1.NodeMaintenance
-	for _, name := range p.c.selection.MaintenancesOn(node.Name) {
-		if nm, err := p.c.get(name); err == nil && maintenancev1alpha1.IsHolding(nm) {
-			selecting = append(selecting, nm)
-		}
-	}
+	selecting := p.c.holders.Which(node.Name, maintenancev1alpha1.IsHolding)
 	chosen := nodemarks.Choose(node.Name, selecting, 0, func(nm *maintenancev1alpha1.NodeMaintenance) bool {
 		return holders.Has(nm) || p.mayTake(ctx, nm, node)
 	})

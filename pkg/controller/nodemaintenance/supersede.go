@@ -59,14 +59,10 @@ func (c *Controller) laterShutdown(nm *maintenancev1alpha1.NodeMaintenance) *mai
 	if err != nil {
 		return nil
 	}
-	var later []*maintenancev1alpha1.NodeMaintenance
-	for _, other := range c.selection.MaintenancesOn(name) {
-		m, err := c.get(other)
-		if err == nil && maintenancev1alpha1.IsHolding(m) && nodemarks.IsShutdownOf(name, m) &&
-			maintenancev1alpha1.CompareAge(nm, m) < 0 && nodemarks.Holds(node, m) {
-			later = append(later, m)
-		}
-	}
+	later := c.holders.Which(name, func(m *maintenancev1alpha1.NodeMaintenance) bool {
+		return maintenancev1alpha1.IsHolding(m) && nodemarks.IsShutdownOf(name, m) &&
+			maintenancev1alpha1.CompareAge(nm, m) < 0 && nodemarks.Holds(node, m)
+	})
 	if len(later) == 0 {
 		return nil
 	}

@@ -34,6 +34,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -189,7 +190,7 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (*sit
 	if err != nil {
 		return nil, err
 	}
-	if s.askedBy, err = drainplan.AskedBy(pod, s.node, maintenances); err != nil || !s.mayRequest() {
+	if s.askedBy, err = holds.AskedBy(pod, s.node, maintenances); err != nil || !s.mayRequest() {
 		return s, err
 	}
 	s.volumesUntil = c.volumesUntil(s.node, evacuation)

@@ -385,7 +385,7 @@ func TestPurposeIsTheFirstMaintenanceThatDrainsTheNode(t *testing.T) {
 		}
 		own = append(own, nm)
 	}
-	c := newIdle(t, own, nil)
+	c := newIdle(t, own, []runtime.Object{newNode("drained", true), newNode("good", false)})
 	for range 20 {
 		for node, want := range map[string]string{"drained": " for NodeMaintenance rack-7", "good": "", "other": ""} {
 			if got := c.purposeOn(node); got != want {

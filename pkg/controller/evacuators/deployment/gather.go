@@ -26,6 +26,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/drain/surge"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
@@ -250,29 +251,21 @@ func isOfMaintenance(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return slices.Contains(evacuation.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
 }
 
-// purposeOn returns a phrase with the NodeMaintenance that drains a node, the first by name if
-// there are several; "" if none is known.
+// purposeOn returns a phrase with the NodeMaintenance that drains a node, the oldest if there are
+// several; "" if none is known.
 func (c *Controller) purposeOn(nodeName string) string {
+	node, err := c.nodeLister.Get(nodeName)
+	if err != nil {
+		return ""
+	}
 	maintenances, err := c.maintenanceLister.List(labels.Everything())
 	if err != nil {
 		return ""
 	}
-	var first *maintenancev1alpha1.NodeMaintenance
-	for _, nm := range maintenances {
-		if nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain || first != nil && first.Name < nm.Name {
-			continue
-		}
-		// They are sorted by name.
-		nodes := nm.Status.NodeStatuses
-		i := sort.Search(len(nodes), func(i int) bool { return nodes[i].NodeRef.Name >= nodeName })
-		if i < len(nodes) && nodes[i].NodeRef.Name == nodeName && len(nodes[i].DrainTargets) > 0 {
-			first = nm
-		}
+	if nm := holds.Oldest(maintenances, holds.Targeting(node)); nm != nil {
+		return purposeOf(nm.Name, nm.Spec.Reason)
 	}
-	if first == nil {
-		return ""
-	}
-	return purposeOf(first.Name, first.Spec.Reason)
+	return ""
 }
 
 // readClaims reads the volume claims of the template before a surge starts.

@@ -1,9 +1,12 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package plan
+package holds
 
 import (
+	"errors"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -31,11 +34,11 @@ func TestAskedBy(t *testing.T) {
 			Spec: maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain},
 			Status: maintenancev1alpha1.NodeMaintenanceStatus{
 				NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{
+					{NodeRef: maintenancev1alpha1.NodeReference{Name: "one", UID: uid}, DrainTargets: targets},
 					{
 						NodeRef:      maintenancev1alpha1.NodeReference{Name: "other", UID: "uid-other"},
 						DrainTargets: []maintenancev1alpha1.DrainPlanEntry{covers},
 					},
-					{NodeRef: maintenancev1alpha1.NodeReference{Name: "one", UID: uid}, DrainTargets: targets},
 				},
 			},
 		}
@@ -58,6 +61,12 @@ func TestAskedBy(t *testing.T) {
 		"not a maintenance whose drain targets do not cover the pod": {
 			maintenances: []*maintenancev1alpha1.NodeMaintenance{
 				maintenance("a", 0, "uid-one", misses), maintenance("b", 0, "uid-one", covers),
+			},
+			want: "b",
+		},
+		"not a maintenance without drain targets": {
+			maintenances: []*maintenancev1alpha1.NodeMaintenance{
+				maintenance("a", 0, "uid-one"), maintenance("b", 0, "uid-one", covers),
 			},
 			want: "b",
 		},
@@ -89,6 +98,69 @@ func TestAskedBy(t *testing.T) {
 			}
 			if err != nil || got != tc.want {
 				t.Errorf("got %q, %v; want %q", got, err, tc.want)
+			}
+		})
+	}
+}
+
+// TestOfANode is about one maintenance of each stage that select a node and have targets for it.
+func TestOfANode(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid-one"}}
+	all := map[string]*maintenancev1alpha1.NodeMaintenance{}
+	for name, stage := range map[string]maintenancev1alpha1.NodeMaintenanceStage{
+		"idle": maintenancev1alpha1.NodeMaintenanceStageIdle, "cordon": maintenancev1alpha1.NodeMaintenanceStageCordon,
+		"drain": maintenancev1alpha1.NodeMaintenanceStageDrain, "complete": maintenancev1alpha1.NodeMaintenanceStageComplete,
+		"deleted": maintenancev1alpha1.NodeMaintenanceStageDrain, "untargeted": maintenancev1alpha1.NodeMaintenanceStageDrain,
+		"reborn": maintenancev1alpha1.NodeMaintenanceStageDrain,
+	} {
+		all[name] = &maintenancev1alpha1.NodeMaintenance{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: maintenancev1alpha1.NodeMaintenanceSpec{Stage: stage},
+			Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
+				NodeRef:      maintenancev1alpha1.NodeReference{Name: "one", UID: "uid-one"},
+				DrainTargets: []maintenancev1alpha1.DrainPlanEntry{{PodType: maintenancev1alpha1.PodTypeDefault}},
+			}}},
+		}
+	}
+	all["deleted"].DeletionTimestamp = &metav1.Time{Time: time.Date(2026, 11, 1, 1, 0, 0, 0, time.UTC)}
+	all["untargeted"].Status.NodeStatuses[0].DrainTargets = nil
+	all["reborn"].Status.NodeStatuses[0].NodeRef.UID = "uid-before"
+	index := Index{
+		On: func(node string) []string {
+			if node != "one" {
+				return nil
+			}
+			return append(slices.Sorted(maps.Keys(all)), "unread")
+		},
+		Get: func(name string) (*maintenancev1alpha1.NodeMaintenance, error) {
+			if nm := all[name]; nm != nil {
+				return nm, nil
+			}
+			return nil, errors.New("not found")
+		},
+	}
+	for name, tc := range map[string]struct {
+		is   func(*maintenancev1alpha1.NodeMaintenance) bool
+		want []string
+	}{
+		"hold":   {maintenancev1alpha1.IsHolding, []string{"cordon", "drain", "reborn", "untargeted"}},
+		"drain":  {maintenancev1alpha1.IsDraining, []string{"drain", "reborn", "untargeted"}},
+		"target": {Targeting(node), []string{"drain"}},
+		"stored": {
+			func(nm *maintenancev1alpha1.NodeMaintenance) bool { return len(Stored(nm, node)) > 0 },
+			[]string{"complete", "cordon", "deleted", "drain", "idle"},
+		},
+		"none": {func(*maintenancev1alpha1.NodeMaintenance) bool { return false }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, nm := range index.Which("one", tc.is) {
+				got = append(got, nm.Name)
+			}
+			if !slices.Equal(got, tc.want) || index.Any("one", tc.is) != (len(tc.want) > 0) {
+				t.Errorf("got %v, any %t; want %v", got, index.Any("one", tc.is), tc.want)
+			}
+			if others := index.Which("two", tc.is); len(others) > 0 || index.Any("two", tc.is) {
+				t.Errorf("got %v on a node that none selects", others)
 			}
 		})
 	}

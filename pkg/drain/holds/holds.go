@@ -1,0 +1,104 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package holds decides which maintenances hold a node, drain it, and ask its pods to leave. What
+// the stage of a maintenance means is in lifecycle.go of the API.
+package holds
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/plan"
+)
+
+// Index finds maintenances by the nodes that they select.
+type Index struct {
+	// On returns the names of the maintenances that select a node, sorted.
+	On func(node string) []string
+	// Get returns a maintenance. One that cannot be read holds nothing.
+	Get func(name string) (*v1alpha1.NodeMaintenance, error)
+}
+
+// Which returns the maintenances that select a node and are of a kind, sorted by name.
+func (i Index) Which(node string, is func(*v1alpha1.NodeMaintenance) bool) []*v1alpha1.NodeMaintenance {
+	var found []*v1alpha1.NodeMaintenance
+	for _, name := range i.On(node) {
+		if nm, err := i.Get(name); err == nil && is(nm) {
+			found = append(found, nm)
+		}
+	}
+	return found
+}
+
+// Any reports whether a maintenance that selects a node is of a kind.
+func (i Index) Any(node string, is func(*v1alpha1.NodeMaintenance) bool) bool {
+	return slices.ContainsFunc(i.On(node), func(name string) bool {
+		nm, err := i.Get(name)
+		return err == nil && is(nm)
+	})
+}
+
+// Stored returns the targets of a node that the status of a maintenance has, whatever its stage.
+func Stored(nm *v1alpha1.NodeMaintenance, node *corev1.Node) []v1alpha1.DrainPlanEntry {
+	if status := v1alpha1.NodeStatusOf(nm, v1alpha1.NodeReference{Name: node.Name, UID: node.UID}); status != nil {
+		return status.DrainTargets
+	}
+	return nil
+}
+
+// Targets returns the targets with which a maintenance drains a node; none unless it is in stage
+// Drain. One without targets, because its requester may not delete the node for example, asks no
+// pod to leave.
+func Targets(nm *v1alpha1.NodeMaintenance, node *corev1.Node) []v1alpha1.DrainPlanEntry {
+	if !v1alpha1.IsDraining(nm) {
+		return nil
+	}
+	return Stored(nm, node)
+}
+
+// Targeting returns a test for the maintenances that have targets for a node.
+func Targeting(node *corev1.Node) func(*v1alpha1.NodeMaintenance) bool {
+	return func(nm *v1alpha1.NodeMaintenance) bool { return len(Targets(nm, node)) > 0 }
+}
+
+// Oldest returns the oldest of the maintenances that are of a kind, nil if there is none.
+func Oldest(maintenances []*v1alpha1.NodeMaintenance, is func(*v1alpha1.NodeMaintenance) bool) *v1alpha1.NodeMaintenance {
+	var oldest *v1alpha1.NodeMaintenance
+	for _, nm := range maintenances {
+		if is(nm) && (oldest == nil || v1alpha1.CompareAge(nm, oldest) < 0) {
+			oldest = nm
+		}
+	}
+	return oldest
+}
+
+// Asks reports whether a maintenance asks a pod to leave its node now: it drains the node and has
+// targets that cover the pod.
+func Asks(nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, node *corev1.Node) (bool, error) {
+	targets, err := plan.CompileTargets(Targets(nm, node))
+	if err != nil {
+		return false, fmt.Errorf("drain targets of maintenance %s for node %s: %w", nm.Name, node.Name, err)
+	}
+	return targets.Cover(plan.PodOf(pod, node.UID)), nil
+}
+
+// AskedBy returns the maintenance that asks a pod to leave its node now, nil if there is none. All
+// maintenances that drain a node have the same targets, so it returns the oldest one.
+func AskedBy(pod *corev1.Pod, node *corev1.Node, maintenances []*v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenance, error) {
+	var failed error
+	first := Oldest(maintenances, func(nm *v1alpha1.NodeMaintenance) bool {
+		asks, err := Asks(nm, pod, node)
+		if err != nil {
+			failed = err
+		}
+		return asks
+	})
+	if failed != nil {
+		return nil, failed
+	}
+	return first, nil
+}
