@@ -10,7 +10,7 @@
 // Kept in memory, and droppable at any time: which pods a watch has reported as deleted (departed;
 // without it they are read live), which pods of a namespace are down (down; read again) and which
 // nodes they are limited to (pins; read again), which Evacuations are complete (completed), which
-// cannot be written (failures; shown a minute later) or hang when they are, when costs may be
+// cannot be written (failures; shown a minute later) or hang when they are (hung), when costs may be
 // written next (pace), and the reasons that the gauge of blocked Evacuations counts (blocked).
 package evacuation
 
@@ -201,7 +201,10 @@ type Controller struct {
 	departed departed
 	arrivals arrivals
 	blocked  blockedTally
-	failures failures
+	// failures are the Evacuations that cannot be reconciled, and why; hung are those of them whose
+	// last reconciliation took long.
+	failures *loop.Failures[types.NamespacedName]
+	hung     sync.Map
 	down     downPods
 	pins     pins
 }
@@ -240,7 +243,7 @@ func New(config Config) (*Controller, error) {
 			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
 		}),
 		completed: newCompleted(),
-		failures:  failures{all: map[types.NamespacedName]failing{}},
+		failures:  loop.NewFailures[types.NamespacedName](config.Clock, nil),
 		down:      downPods{known: map[string]knownDown{}},
 		pins:      pins{known: map[types.NamespacedName]*knownPin{}},
 		departed:  departed{uids: map[types.UID]struct{}{}},
@@ -372,7 +375,7 @@ func (c *Controller) resync(ctx context.Context) {
 // sync reconciles an Evacuation, unless its last sync hung. No Evacuation is reconciled by both
 // queues at the same time: only a worker that has it changes whether it hangs, at the end.
 func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
-	if c.failures.hangs(key) {
+	if c.hangs(key) {
 		c.hanging.Add(key)
 		return nil
 	}
@@ -381,7 +384,7 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 
 // syncHanging reconciles an Evacuation whose last sync hung.
 func (c *Controller) syncHanging(ctx context.Context, key types.NamespacedName) error {
-	if !c.failures.hangs(key) {
+	if !c.hangs(key) {
 		c.queue.Add(key)
 		return nil
 	}

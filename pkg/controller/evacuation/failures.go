@@ -6,8 +6,6 @@ package evacuation
 import (
 	"context"
 	"fmt"
-	"sync"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,83 +17,43 @@ import (
 	"haulout.dev/haulout/pkg/controller/loop"
 )
 
-// failingAfter is how long the writes of an Evacuation have to fail before the failure is reported
-// outside of the log.
-const failingAfter = time.Minute
-
-// failures records which Evacuations cannot be reconciled, since when and why. It may be dropped at
-// any time: a persistent failure is found again.
-type failures struct {
-	mu  sync.Mutex
-	all map[types.NamespacedName]failing
-}
-
-type failing struct {
-	since time.Time
-	// text is the last error, told the one in the last event.
-	text, told string
-	// hangs: the last reconciliation took long before it failed.
-	hangs bool
-}
-
-// note records the outcome of a reconciliation, and whether it took long, and returns the error to
-// report now; "" if there is none.
-func (f *failures) note(key types.NamespacedName, err error, tookLong bool, now time.Time) (tell string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if err == nil {
-		delete(f.all, key)
-		return ""
-	}
-	entry, known := f.all[key]
-	if !known {
-		entry.since = now
-	}
-	entry.hangs = tookLong
-	entry.text = protocol.OneLine(err.Error(), maxMessage/2)
-	if now.Sub(entry.since) >= failingAfter && entry.text != entry.told {
-		entry.told, tell = entry.text, entry.text
-	}
-	f.all[key] = entry
-	return tell
-}
-
-// of returns the error with which an Evacuation has failed for a while; "" if there is none.
-func (f *failures) of(key types.NamespacedName, now time.Time) string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if entry, known := f.all[key]; known && now.Sub(entry.since) >= failingAfter {
-		return entry.text
-	}
-	return ""
-}
-
-// hangs reports whether the last reconciliation of an Evacuation took long before it failed.
-func (f *failures) hangs(key types.NamespacedName) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.all[key].hangs
-}
-
-// noteOutcome reports, once per text, an error that prevents the reconciliation of an Evacuation. A
-// conflict is neither a failure nor a success.
+// noteOutcome reports, once per text, an error that prevents the reconciliation of an Evacuation,
+// and records whether it took long. A conflict is neither a failure nor a success.
 func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, err error, tookLong bool) {
-	if err != nil && (ctx.Err() != nil || loop.IsOnlyConflict(err)) {
+	if err == nil {
+		c.failures.Forget(key)
+		c.hung.Delete(key)
 		return
 	}
-	tell := c.failures.note(key, err, tookLong, c.clock.Now())
-	if tell == "" {
+	if ctx.Err() != nil || loop.IsOnlyConflict(err) {
 		return
 	}
-	evacuation, getErr := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
-	if getErr != nil {
-		if apierrors.IsNotFound(getErr) {
-			c.failures.note(key, nil, false, c.clock.Now())
+	if tookLong {
+		c.hung.Store(key, nil)
+	} else {
+		c.hung.Delete(key)
+	}
+	c.failures.Note(key, "", protocol.OneLine(err.Error(), maxMessage/2))
+	failure, _ := c.failures.Of(key)
+	if failure == nil || !c.failures.Tell(key, failure.Text) {
+		return
+	}
+	evacuation, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
+	if err != nil {
+		if apierrors.IsNotFound(err) {
+			c.failures.Forget(key)
+			c.hung.Delete(key)
 		}
 		return
 	}
 	c.send(evacuation, []event{{corev1.EventTypeWarning, EventBlocked, actionEvacuate,
-		fmt.Sprintf("Evacuation of pod %s failed and will be retried: %s", evacuation.Spec.PodRef.Name, tell)}})
+		fmt.Sprintf("Evacuation of pod %s failed and will be retried: %s", evacuation.Spec.PodRef.Name, failure.Text)}})
+}
+
+// hangs reports whether the last reconciliation of an Evacuation took long before it failed.
+func (c *Controller) hangs(key types.NamespacedName) bool {
+	_, hung := c.hung.Load(key)
+	return hung
 }
 
 // notReleased returns the blocker of a withdrawn Evacuation whose finalizers cannot be removed.

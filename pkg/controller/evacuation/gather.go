@@ -30,7 +30,9 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 		surgeTimeout: DefaultSurgeTimeout, budgetPatience: c.budgetPatience, longGrace: c.longGrace,
 		now: c.clock.Now(),
 	}
-	s.failure = c.failures.of(keyOf(evacuation), s.now)
+	if failure, _ := c.failures.Of(keyOf(evacuation)); failure != nil {
+		s.failure = failure.Text
+	}
 	if isComplete(evacuation) {
 		s.surplus = c.completed.isSurplus(keyOf(evacuation))
 		return s, nil

@@ -203,10 +203,7 @@ func (c *Controller) Sync(ctx context.Context, name string) error {
 
 // note remembers why a node cannot be synced. The maintenances of the node show it.
 func (c *Controller) note(ctx context.Context, name string, err error) {
-	switch {
-	case err == nil:
-		c.state.Troubles.Note(name, Name, "")
-	case ctx.Err() == nil && !loop.IsOnlyConflict(err):
+	if err == nil || ctx.Err() == nil && !loop.IsOnlyConflict(err) {
 		c.state.Troubles.Note(name, Name, nodestate.TextOf(err))
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
 // syncIdle updates the status of an Idle maintenance without touching nodes or pods.
@@ -45,7 +46,7 @@ func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 	if err != nil {
 		return err
 	}
-	c.problems.note(nm.Name, "status", c.selection.TooLarge(nm))
+	c.problems.Note(nm.Name, "status", nodestate.TextOf(c.selection.TooLarge(nm)))
 	l, err := c.decide(g)
 	if err != nil {
 		return err

@@ -171,7 +171,7 @@ func (c *Controller) announceUnwritable(ctx context.Context, nm *maintenancev1al
 	if ctx.Err() != nil || loop.IsOnlyConflict(err) || apierrors.IsNotFound(err) {
 		return
 	}
-	if text := nodestate.TextOf(err); c.problems.tell(nm.Name, text) {
+	if text := nodestate.TextOf(err); c.problems.Tell(nm.Name, text) {
 		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventStatusNotWritten, actionMaintain, "The status cannot be written, so the maintenance makes no progress: %s", text)
 	}
 }

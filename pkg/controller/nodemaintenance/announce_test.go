@@ -16,6 +16,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
@@ -102,7 +103,7 @@ func TestAuthorizerThatFailsForANodeStopsNoOther(t *testing.T) {
 		f.wantCordon("one", true, "m")
 		f.wantCordon("two", false)
 		f.wantEvacuating()
-		f.wait(nodestate.VisibleAfter)
+		f.wait(loop.VisibleAfter)
 		try()
 		f.wantEvacuating("p")
 		f.wantCordon("two", false)

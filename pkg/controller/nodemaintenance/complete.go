@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
@@ -108,7 +109,7 @@ func (c *Controller) isTargeted(name string) bool {
 func (c *Controller) completedStatus(nm *maintenancev1alpha1.NodeMaintenance, held sets.Set[string]) maintenancev1alpha1.NodeMaintenanceStatus {
 	status := *nm.Status.DeepCopy()
 	status.ObservedGeneration = nm.Generation
-	var failed []problem
+	var failed []loop.Failure
 	for i := range status.NodeStatuses {
 		entry := &status.NodeStatuses[i]
 		*entry = maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef, DrainTargets: entry.DrainTargets}
@@ -118,7 +119,7 @@ func (c *Controller) completedStatus(nm *maintenancev1alpha1.NodeMaintenance, he
 		}
 		if trouble, _ := c.state.Troubles.Of(entry.NodeRef.Name); trouble != nil {
 			entry.DrainMessage = drainplan.Fit(maintenancev1alpha1.DrainMessageNotReleased+trouble.Text, drainplan.MaxMessageBytes)
-			failed = append(failed, problem{object: "node " + entry.NodeRef.Name, since: trouble.Since, text: trouble.Text})
+			failed = append(failed, loop.Failure{About: "node " + entry.NodeRef.Name, Since: trouble.Since, Text: trouble.Text})
 		} else {
 			entry.DrainMessage = maintenancev1alpha1.DrainMessageReleasing
 		}

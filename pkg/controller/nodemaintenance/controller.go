@@ -114,7 +114,9 @@ type Controller struct {
 	confirmed *confirmations
 	gauges    gauges
 	costs     *costs
-	problems  *problems
+	// problems are what keeps failing for each maintenance, and the last event about a status that
+	// cannot be written.
+	problems *loop.Failures[string]
 	// stallTimeout is how long nothing may move before the drain counts as stalled, longGrace how
 	// long a pod that terminates counts as movement, completedTTL how long a completed maintenance
 	// is kept, 0 for ever.
@@ -158,7 +160,7 @@ func New(config Config) (*Controller, error) {
 		written:      newWriteTimes(config.Clock),
 		confirmed:    newConfirmations(config.Clock),
 		costs:        &costs{byItem: map[string]time.Duration{}},
-		problems:     newProblems(config.Clock),
+		problems:     loop.NewFailures[string](config.Clock, nil),
 		withdrawn:    newAttempts(config.Clock),
 		stallTimeout: config.StallTimeout,
 		longGrace:    config.LongGrace,
@@ -228,7 +230,7 @@ func (c *Controller) noteSync(ctx context.Context, item string, err error) {
 	if err != nil && (loop.IsOnlyConflict(err) || ctx.Err() != nil) {
 		return
 	}
-	if c.problems.note(item, "sync", err) {
+	if c.problems.Note(item, "sync", nodestate.TextOf(err)) {
 		c.queue.Add(item) // the status still shows it
 	}
 	var shown shownError
@@ -292,7 +294,7 @@ func (c *Controller) get(name string) (*maintenancev1alpha1.NodeMaintenance, err
 func (c *Controller) forget(name string) {
 	c.written.remove(name)
 	c.confirmed.remove(name)
-	c.problems.remove(name)
+	c.problems.Forget(name)
 	c.costs.set(name, 0)
 }
 

@@ -333,7 +333,7 @@ func TestAuthorizerThatFailsStopsTheDrain(t *testing.T) {
 		f.wantEvacuating()
 		f.syncOnce("m")
 		f.cached()
-		f.wait(nodestate.VisibleAfter)
+		f.wait(loop.VisibleAfter)
 		f.syncOnce("m")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
 		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed)
@@ -477,7 +477,7 @@ func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
 		if got, want := f.nodeStatus("m", "one").DrainMessage, "Waiting for node two."; got != want {
 			t.Errorf("got message %q, want %q", got, want)
 		}
-		f.wait(nodestate.VisibleAfter)
+		f.wait(loop.VisibleAfter)
 		for range 3 {
 			try()
 		}

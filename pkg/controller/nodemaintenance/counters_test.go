@@ -15,7 +15,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/controller/loop"
 )
 
 func TestCountersAreWrittenWithAPause(t *testing.T) {
@@ -119,7 +119,7 @@ func TestStatusThatIsTooLargeHasNoMessages(t *testing.T) {
 		f.maintenance.PrependReactor("update", "nodemaintenances", refuse(true))
 		f.deletePod("p")
 		for range 2 {
-			f.wait(nodestate.VisibleAfter)
+			f.wait(loop.VisibleAfter)
 			f.cached()
 			if err := f.Controller.timedSync(f.ctx, "m"); !apierrors.IsRequestEntityTooLargeError(err) {
 				t.Errorf("got error %v, want that the status is too large", err)

@@ -20,6 +20,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
@@ -210,7 +211,7 @@ func TestRefusedStatusIsTold(t *testing.T) {
 				f.wait(10 * time.Second)
 			}
 		}
-		syncFor(nodestate.VisibleAfter)
+		syncFor(loop.VisibleAfter)
 		if got := told(); len(got) != 0 {
 			t.Errorf("got events %q within the first minute", got)
 		}

@@ -7,16 +7,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
-	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/controller/loop"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -28,99 +26,10 @@ const (
 	progressPace = 30 * time.Second
 )
 
-// problem is something that keeps failing.
-type problem struct {
-	// object is what it is about, such as "node a".
-	object string
-	since  time.Time
-	text   string
-}
-
-// problems remembers what keeps failing for each maintenance. It may be dropped at any time: what
-// still fails comes back, as of then.
-type problems struct {
-	clock clock.PassiveClock
-
-	mu     sync.Mutex
-	byName map[string]map[string]problem
-	// told are the texts of the last events about a status that cannot be written.
-	told map[string]string
-}
-
-func newProblems(clock clock.PassiveClock) *problems {
-	return &problems{clock: clock, byName: map[string]map[string]problem{}, told: map[string]string{}}
-}
-
-// note takes in the outcome of an attempt on behalf of a maintenance; a nil error ends the problem.
-// It reports whether one that was visible has ended.
-func (p *problems) note(maintenance, object string, err error) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err == nil {
-		before, known := p.byName[maintenance][object]
-		delete(p.byName[maintenance], object)
-		return known && p.clock.Since(before.since) >= nodestate.VisibleAfter
-	}
-	all := p.byName[maintenance]
-	if all == nil {
-		all = map[string]problem{}
-		p.byName[maintenance] = all
-	}
-	since := p.clock.Now()
-	if before, known := all[object]; known {
-		since = before.since
-	}
-	all[object] = problem{object: object, since: since, text: nodestate.TextOf(err)}
-	return false
-}
-
-// visible returns what has failed for long enough, the oldest first, and how long it takes until
-// the next one is, 0 if none will.
-func (p *problems) visible(maintenance string) (out []problem, next time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, one := range p.byName[maintenance] {
-		if wait := nodestate.VisibleAfter - p.clock.Since(one.since); wait <= 0 {
-			out = append(out, one)
-		} else if next == 0 || wait < next {
-			next = wait
-		}
-	}
-	sortProblems(out)
-	return out, next
-}
-
-func (p *problems) remove(maintenance string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.byName, maintenance)
-	delete(p.told, maintenance)
-}
-
-// tell reports whether a text about a maintenance is another one than the last.
-func (p *problems) tell(maintenance, text string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.told[maintenance] == text {
-		return false
-	}
-	p.told[maintenance] = text
-	return true
-}
-
-func sortProblems(all []problem) {
-	slices.SortFunc(all, func(a, b problem) int {
-		if order := a.since.Compare(b.since); order != 0 {
-			return order
-		}
-		return strings.Compare(a.object, b.object)
-	})
-}
-
 // describe names the oldest problem and counts the others.
-func describe(all []problem) string {
+func describe(all []loop.Failure) string {
 	first := all[0]
-	text := fmt.Sprintf("%s: %s (since %s)", first.object, first.text, first.since.UTC().Format(time.RFC3339))
+	text := fmt.Sprintf("%s: %s (since %s)", first.About, first.Text, first.Since.UTC().Format(time.RFC3339))
 	if more := len(all) - 1; more > 0 {
 		text += fmt.Sprintf("; and %d more", more)
 	}
@@ -146,7 +55,7 @@ type progressFacts struct {
 	moves bool
 	// waits reports that no pod is asked to leave: every node waits for others.
 	waits    bool
-	problems []problem
+	problems []loop.Failure
 	// progress tells how many pods are left.
 	progress string
 	// forecast is what the preview found in the way when the drain began.
@@ -329,7 +238,7 @@ func (c *Controller) setProgress(g *gathered, l *decision, left *remainder) prog
 		f.worst = left.worst()
 	}
 	since := now.Sub(last.Time)
-	f.moves = since < nodestate.VisibleAfter
+	f.moves = since < loop.VisibleAfter
 	if since >= c.stallTimeout {
 		f.stalledSince = last
 	} else {
@@ -340,13 +249,13 @@ func (c *Controller) setProgress(g *gathered, l *decision, left *remainder) prog
 
 // problemsOf returns what keeps failing for a maintenance, and has it reconciled again when
 // something else has failed for long enough.
-func (c *Controller) problemsOf(m *member) []problem {
-	all, next := c.problems.visible(m.Name)
+func (c *Controller) problemsOf(m *member) []loop.Failure {
+	all, next := c.problems.Visible(m.Name)
 	// These are cordoned; what fails may be a taint or a condition.
 	for _, node := range m.nodes {
 		trouble, wait := c.state.Troubles.Of(node.Name)
 		if trouble != nil {
-			all = append(all, problem{object: "node " + node.Name, since: trouble.Since, text: trouble.Text})
+			all = append(all, loop.Failure{About: "node " + node.Name, Since: trouble.Since, Text: trouble.Text})
 		}
 		if wait > 0 && (next == 0 || wait < next) {
 			next = wait
@@ -356,16 +265,16 @@ func (c *Controller) problemsOf(m *member) []problem {
 		c.queue.AddAfter(m.Name, next)
 	}
 	for _, excluded := range m.excluded {
-		all = append(all, problem{object: "node " + excluded.node.Name, since: excluded.since, text: excluded.why})
+		all = append(all, loop.Failure{About: "node " + excluded.node.Name, Since: excluded.since, Text: excluded.why})
 	}
-	sortProblems(all)
+	slices.SortFunc(all, loop.Failure.Compare)
 	return all
 }
 
 // showFailure shows, on a maintenance whose sync has failed for long enough, why: the rest of its
 // status stays as it is.
 func (c *Controller) showFailure(nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenanceStatus, bool) {
-	all, _ := c.problems.visible(nm.Name)
+	all, _ := c.problems.Visible(nm.Name)
 	if len(all) == 0 {
 		return nil, false
 	}

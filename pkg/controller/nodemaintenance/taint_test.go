@@ -18,6 +18,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
@@ -205,7 +206,7 @@ func TestRefusedTaintIsReported(t *testing.T) {
 			try()
 		}
 		f.wantTaints("one", []corev1.Taint{heldTaint}, "m")
-		f.wait(nodestate.VisibleAfter)
+		f.wait(loop.VisibleAfter)
 		for range 3 {
 			try()
 		}

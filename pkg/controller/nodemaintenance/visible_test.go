@@ -19,6 +19,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
@@ -29,8 +30,8 @@ import (
 func TestDecideProgressing(t *testing.T) {
 	yes, no := metav1.ConditionTrue, metav1.ConditionFalse
 	since := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
-	failing := []problem{
-		{object: "node a", since: since, text: "forbidden"}, {object: "node b", since: since, text: "forbidden"},
+	failing := []loop.Failure{
+		{About: "node a", Since: since, Text: "forbidden"}, {About: "node b", Since: since, Text: "forbidden"},
 	}
 	for name, test := range map[string]struct {
 		facts progressFacts
@@ -156,7 +157,7 @@ func TestNodesAreReleasedOneByOne(t *testing.T) {
 		f.wantCordon("one", false)
 		f.wantCordon("three", false)
 		f.wantCordon("two", true, "m")
-		f.wait(nodestate.VisibleAfter)
+		f.wait(loop.VisibleAfter)
 		try()
 		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressComplete)
 		if got := f.nodeStatus("m", "two").DrainMessage; !strings.HasPrefix(got, "Not released: ") || !strings.Contains(
@@ -234,7 +235,7 @@ func TestFailedSyncIsShown(t *testing.T) {
 			if err := f.timedSync(f.ctx, "m"); err == nil {
 				t.Fatal("no error")
 			}
-			f.wait(nodestate.VisibleAfter)
+			f.wait(loop.VisibleAfter)
 		}
 		c := conditionOf(f.nm("m"), maintenancev1alpha1.ConditionProgressing)
 		if c == nil || c.Status != metav1.ConditionFalse || c.Reason != maintenancev1alpha1.ReasonProgressSyncFailed || !strings.Contains(c.Message, "on fire") {

@@ -4,6 +4,8 @@
 package nodestate
 
 import (
+	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
@@ -222,4 +225,49 @@ func (r *Requests) forget(pod types.UID) {
 	}
 	delete(r.byEvacuation, known.evacuation)
 	delete(r.pods, pod)
+}
+
+// maxText bounds the text of an error, in bytes.
+const maxText = 512
+
+// TextOf returns one line about an error. Of several errors it quotes the one that sorts first, so
+// that the text stays the same while they fail in another order; no error is no text.
+func TextOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	all := flatten(err)
+	texts := make([]string, len(all))
+	for i, one := range all {
+		texts[i] = one.Error()
+	}
+	slices.Sort(texts)
+	more := ""
+	if len(texts) > 1 {
+		more = fmt.Sprintf(" and %d more errors", len(texts)-1)
+	}
+	return drainplan.Fit(texts[0], maxText-len(more)) + more
+}
+
+// flatten returns the single errors of an error that consists of several.
+func flatten(err error) []error {
+	var parts []error
+	switch e := any(err).(type) {
+	case interface{ Errors() []error }:
+		parts = e.Errors()
+	case interface{ Unwrap() []error }:
+		parts = e.Unwrap()
+	case interface{ Unwrap() error }:
+		if inner := e.Unwrap(); inner != nil && inner.Error() == err.Error() {
+			return flatten(inner)
+		}
+	}
+	var out []error
+	for _, part := range parts {
+		out = append(out, flatten(part)...)
+	}
+	if len(out) == 0 {
+		return []error{err}
+	}
+	return out
 }

@@ -5,12 +5,15 @@ package nodestate
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -83,6 +86,31 @@ func TestRequests(t *testing.T) {
 			}
 			if got := r.On("one"); (len(got) == 1) != test.pending {
 				t.Errorf("got pending requests %v after %s, want pending %t", got, RequestPatience, test.pending)
+			}
+		})
+	}
+}
+
+func TestTextOf(t *testing.T) {
+	a, b := errors.New("a"), errors.New("b")
+	for name, test := range map[string]struct {
+		err  error
+		want string
+	}{
+		"no error":                  {nil, ""},
+		"one error":                 {a, "a"},
+		"several errors are sorted": {errors.Join(b, a), "a and 1 more errors"},
+		"an aggregate of several errors": {
+			utilerrors.NewAggregate([]error{errors.Join(b, a), fmt.Errorf("c: %w", a)}), "a and 2 more errors",
+		},
+		"an error that wraps another one": {fmt.Errorf("read: %w", a), "read: a"},
+		"an error that is longer than maxText": {
+			errors.New(strings.Repeat("x", 2*maxText)), strings.Repeat("x", maxText-len("…")) + "…",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := TextOf(test.err); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
 	}

@@ -83,7 +83,7 @@ type State struct {
 	// Cordons and Taints are about the cordons and the taints of the server.
 	Cordons, Taints *Cordons
 	// Troubles is what fails about nodes.
-	Troubles *Troubles
+	Troubles *loop.Failures[string]
 	// Requests are the Evacuations that were requested.
 	Requests *Requests
 	// Nodes are the nodes, as cached or as written by this process.
@@ -130,7 +130,7 @@ func New(config Config) (*State, error) {
 		ownPod:            config.OwnPod,
 		views:             newViews(),
 	}
-	s.Troubles = newTroubles(config.Clock, func(node string) { s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node) })
+	s.Troubles = loop.NewFailures(config.Clock, func(node string) { s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node) })
 	if err := controllercache.AddPodsByNode(pods); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
