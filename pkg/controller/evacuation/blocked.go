@@ -36,10 +36,8 @@ var eventPerText = []string{
 
 // decideBlocked sets what keeps the pod of an active Evacuation from leaving. The queue of
 // evictions tells most reasons (trouble.go in package eviction). Those that need more than the
-// queue knows are in files of their own: failures.go (writes that fail), held.go (foreign
-// finalizers), kept.go (DaemonSet pods), pending.go (surge), progress.go (evacuators), recreated.go
-// (pods that come back), standoff.go (budgets that hold each other) and stopping.go (grace
-// periods).
+// queue knows are below; failures.go (writes that fail), recreated.go (pods that come back) and
+// standoff.go (budgets that hold each other) have the longer ones.
 func (d *decision) decideBlocked(s situation) {
 	d.countFailedEvictions(s)
 	d.quoteQueue(s)
@@ -187,4 +185,239 @@ func blockerOf(status *maintenancev1alpha1.EvacuationStatus) *eviction.Blocker {
 		return nil
 	}
 	return &eviction.Blocker{Reason: blocked.Reason, Message: blocked.Message}
+}
+
+// heldCheck is how often an Evacuation that foreign finalizers keep is reconciled without an event:
+// this controller does not watch whether a maintenance still asks for the pod.
+const heldCheck = time.Minute
+
+// foreignHolders returns the finalizers that keep an Evacuation which is being deleted and has no
+// instigator. The name of an Evacuation is canonical: while these keep it, no new one for the same
+// pod can be created.
+func foreignHolders(evacuation *maintenancev1alpha1.Evacuation) []string {
+	if evacuation.DeletionTimestamp == nil || protocol.HasInstigator(evacuation.Finalizers) {
+		return nil
+	}
+	return evacuation.Finalizers
+}
+
+// hasForeignFinalizer reports whether an Evacuation has a finalizer that is no instigator's.
+func hasForeignFinalizer(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return slices.ContainsFunc(evacuation.Finalizers, func(finalizer string) bool {
+		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)
+		return !isInstigator
+	})
+}
+
+// isDeadButHeld reports whether an Evacuation is over for its instigators and evacuators and only
+// foreign finalizers keep it.
+func isDeadButHeld(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return len(foreignHolders(evacuation)) > 0 && !isComplete(evacuation) &&
+		evacuation.Status.EvacuationCancellationPolicy != maintenancev1alpha1.EvacuationCancellationPolicyForbid
+}
+
+// decideHeld makes sure that foreign finalizers do not keep the pod on its node: if a maintenance
+// still asks the pod to leave, the pod is evicted within its budget, and the message names the
+// finalizers. Otherwise nothing is done and the pod stays.
+func (d *decision) decideHeld(s situation, holders []string) {
+	d.countFailedEvictions(s)
+	d.wakeAt(s.now.Add(heldCheck))
+	switch {
+	case !s.targeted:
+		d.clearBlocked(s)
+		return
+	case s.pod.DeletionTimestamp != nil:
+		d.decideTerminating(s)
+		return
+	}
+	canLeave := s.podType == maintenancev1alpha1.PodTypeDefault ||
+		s.podType == maintenancev1alpha1.PodTypeDaemonSet && !s.replaced
+	d.evict = canLeave && !s.now.Before(heldUntil(s))
+	d.setBlocked(s, held(s, d.evict, holders))
+}
+
+func held(s situation, evict bool, holders []string) *eviction.Blocker {
+	b := &eviction.Blocker{Reason: maintenancev1alpha1.ReasonEvacuationHeld}
+	names := protocol.OneLine(strings.Join(holders, ", "), maxMessage/2)
+	b.Message = fmt.Sprintf("The Evacuation is being deleted and is held by the finalizers %s, "+
+		"while a NodeMaintenance still asks the pod to leave. No evacuator works on it.", names)
+	if evict {
+		b.Message += " The server evicts the pod, within its disruption budget if it has one."
+	}
+	b.Message += " Remove these finalizers or repair the controllers that set them."
+	if evict && s.eviction.Blocker != nil {
+		b.Message += " The eviction waits: " + s.eviction.Blocker.Message
+	}
+	return b
+}
+
+// decideProgress reports an active evacuator that has sent no report for half of its deadline:
+// early enough for a user to fix it before the next one becomes active.
+func (d *decision) decideProgress(s situation) {
+	deadline := d.deadline(s)
+	if d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment {
+		if s.standing != nil {
+			d.setBlocked(s, s.standing)
+			return
+		}
+		if at := surgePendingAt(s, deadline); s.now.Before(at) {
+			d.wakeAt(at)
+			d.unlessUnreachable(s)
+		} else {
+			d.setBlocked(s, d.surgePending(deadline))
+		}
+		return
+	}
+	quiet := d.quietAt(s, deadline)
+	switch {
+	case !deadline.runs:
+		d.unlessUnreachable(s)
+	case s.now.Before(quiet):
+		d.wakeAt(quiet)
+		d.unlessUnreachable(s)
+	default:
+		d.setBlocked(s, d.notProgressing(s, deadline))
+	}
+}
+
+// quietAt is when the active evacuator has not reported for too long. As with its deadline, a new
+// leader gives it time to report first, but keeps the condition that the previous leader set.
+func (d *decision) quietAt(s situation, deadline deadline) time.Time {
+	quiet := deadline.since.Add(deadline.length / 2)
+	if was := blockerOf(&d.status); was != nil && was.Reason == maintenancev1alpha1.ReasonEvacuatorNotProgressing {
+		return quiet
+	}
+	if grace := s.servingSince.Add(min(deadline.length, longestGrace) / 2); quiet.Before(grace) {
+		return grace
+	}
+	return quiet
+}
+
+func (d *decision) notProgressing(s situation, deadline deadline) *eviction.Blocker {
+	active := d.status.ActiveEvacuatorClass
+	silent := fmt.Sprintf("Evacuator %s has not reported since %s", active, deadline.since.UTC().Format(time.RFC3339))
+	if !deadline.reported {
+		silent = fmt.Sprintf("Evacuator %s has not reported since it became active at %s", active, deadline.since.UTC().Format(time.RFC3339))
+	}
+	if d.onlyAgentCanAct(s) && !protocol.IsWithdrawn(s.evacuation) {
+		return &eviction.Blocker{
+			Reason: maintenancev1alpha1.ReasonEvacuatorNotProgressing,
+			Message: fmt.Sprintf("%s. It is the node agent of node %s, and nothing else can remove a static pod: check that haulout-node-agent runs there "+
+				"and what it says about the pod, or move the manifest of the pod away.", silent, s.pod.Spec.NodeName),
+		}
+	}
+	end := fmt.Sprintf("%s becomes active", protocol.Next(s.evacuation.Spec.Evacuators, active))
+	if protocol.IsWithdrawn(s.evacuation) {
+		end = "the evacuation ends, as no instigator requests it any more,"
+	}
+	return &eviction.Blocker{
+		Reason: maintenancev1alpha1.ReasonEvacuatorNotProgressing,
+		Message: fmt.Sprintf("%s. Unless it does, %s at %s. Check that the controller behind it runs and what it says about the pod.",
+			silent, end, deadline.at.UTC().Format(time.RFC3339)),
+	}
+}
+
+// surgePendingAt is when the evacuator of Deployments has made no progress for the surge timeout.
+// The evacuator stops reporting when the replacement makes no progress. If the surge timeout does
+// not end within the deadline, half of the deadline counts.
+func surgePendingAt(s situation, deadline deadline) time.Time {
+	at := deadline.since.Add(s.surgeTimeout)
+	if !at.Before(deadline.at) {
+		at = deadline.since.Add(deadline.length / 2)
+	}
+	// A new leader lets the evacuator report first, but keeps the condition that the previous
+	// leader set.
+	if was := blockerOf(&s.evacuation.Status); was != nil && was.Reason == maintenancev1alpha1.ReasonSurgePending {
+		return at
+	}
+	if grace := s.servingSince.Add(min(s.surgeTimeout, longestGrace) / 2); at.Before(grace) {
+		return grace
+	}
+	return at
+}
+
+// surgePending returns the blocker of a pod whose replacement is not available. The evacuator's
+// report is quoted.
+func (d *decision) surgePending(deadline deadline) *eviction.Blocker {
+	message := fmt.Sprintf("The replacement of this pod is not available, and there has been no progress since %s. "+
+		"Free capacity for one more pod of the Deployment or fix what prevents it from starting; "+
+		"set the annotation %s on the Deployment if its pods start slowly, "+
+		"or %s: %s to evict its pods without a replacement, as their disruption budget allows.",
+		deadline.since.UTC().Format(time.RFC3339), maintenancev1alpha1.AnnotationSurgeTimeout,
+		maintenancev1alpha1.AnnotationSurge, maintenancev1alpha1.SurgeDisabled)
+	if deadline.reported {
+		if said := protocol.OneLine(d.status.Message, maxMessage/4); said != "" {
+			message += fmt.Sprintf(" Last report of the evacuator: %q", said)
+		}
+	}
+	return &eviction.Blocker{Reason: maintenancev1alpha1.ReasonSurgePending, Message: message}
+}
+
+// explainKept adds to the message that a DaemonSet pod is kept, because its budget has allowed no
+// disruption for too long, and does not block the drain. The status write makes the maintenance
+// count the pod as kept.
+func (d *decision) explainKept(s situation, b *eviction.Blocker) *eviction.Blocker {
+	if b == nil || !d.isRequested(s) || !protocol.IsBudgetReason(b.Reason) {
+		return b
+	}
+	since := s.now
+	blocked := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked)
+	if blocked != nil && blocked.Status == metav1.ConditionTrue {
+		if !protocol.IsBudgetReason(blocked.Reason) {
+			// Until now something else blocked the pod: the patience with its budget begins now.
+			blocked.LastTransitionTime = *protocol.Timestamp(s.now)
+		}
+		since = blocked.LastTransitionTime.Time
+	}
+	if b.Reason != maintenancev1alpha1.ReasonPodDisruptionBudgetSyncFailed {
+		if at := since.Add(s.budgetPatience); s.now.Before(at) {
+			d.wakeAt(at)
+			return b
+		}
+	}
+	kept := *b
+	kept.Message += " The pod is kept on its node since " + since.UTC().Format(time.RFC3339) +
+		" and does not block the drain. It is evicted if the budget opens."
+	return &kept
+}
+
+// stoppingShownAfter is how long a pod has to be stopping before its Evacuation says so. Most pods
+// stop sooner, and then cost no write of the status.
+const stoppingShownAfter = 5 * time.Second
+
+// decideStopping explains a pod within its grace period. It is blocked when it has been stopping
+// for longer than --long-grace. A shorter grace period is never Blocked, since its end is near and
+// known.
+func (d *decision) decideStopping(s situation) {
+	grace := s.pod.DeletionGracePeriodSeconds
+	if grace == nil {
+		d.clearBlocked(s)
+		return
+	}
+	ends := s.pod.DeletionTimestamp.Time
+	since := ends.Add(-time.Duration(*grace) * time.Second)
+	if shown := since.Add(stoppingShownAfter); s.now.Before(shown) {
+		d.wakeAt(shown)
+		d.clearBlocked(s)
+		return
+	}
+	long := since.Add(s.longGrace)
+	if long.Before(ends) && !s.now.Before(long) {
+		d.setBlocked(s, &eviction.Blocker{
+			Reason: maintenancev1alpha1.ReasonLongGracePeriod,
+			Message: fmt.Sprintf("Pod %s is stopping until %s, %s after it was told to stop, which is longer than --long-grace (%s). "+
+				"Check why it does not stop earlier; kubectl delete pod with a shorter --grace-period ends it sooner.",
+				s.pod.Name, ends.UTC().Format(time.RFC3339), ends.Sub(since), s.longGrace),
+		})
+		return
+	}
+	if long.Before(ends) {
+		d.wakeAt(long)
+	}
+	message := fmt.Sprintf("The pod is stopping until %s, the end of its grace period.", ends.UTC().Format(time.RFC3339))
+	d.setNotBlocked(s, maintenancev1alpha1.ReasonPodStopping, message)
+	if d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction {
+		// The message of an evacuator belongs to the evacuator.
+		d.status.Message = message
+	}
 }

@@ -366,3 +366,35 @@ func (d *decision) wakeAt(t time.Time) {
 func turnMessage(class, account string) string {
 	return wording.Cut(protocol.TurnMessage(class, account), maxMessage)
 }
+
+// isForPeople reports whether a decision has a message or an event for the owner of the pod. Only
+// then the maintenance is looked up, which iterates over the nodes of all draining maintenances.
+func (d *decision) isForPeople() bool {
+	return d.handedOver || len(d.events) > 0
+}
+
+// mention adds the maintenance that the pod leaves for to the message of a hand-over and to the
+// events, except to those about a cancellation: no maintenance asks for the pod then.
+func (d *decision) mention(nm *maintenancev1alpha1.NodeMaintenance) {
+	if nm == nil {
+		return
+	}
+	suffix := protocol.LeavesFor(protocol.Mention(nm))
+	if d.handedOver {
+		d.status.Message = wording.Cut(d.status.Message, maxMessage-len(suffix)) + suffix
+	}
+	for i := range d.events {
+		if d.events[i].reason != EventCancelled {
+			d.events[i].note = wording.Cut(d.events[i].note, maxMessage-len(suffix)) + suffix
+		}
+	}
+}
+
+// quoteQueue copies the queue's message about a pod that waits and is not blocked. While an
+// evacuator is active, the message belongs to the evacuator.
+func (d *decision) quoteQueue(s situation) {
+	if !d.evict || s.eviction.Message == "" || d.status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassEviction {
+		return
+	}
+	d.status.Message = wording.Cut(s.eviction.Message, maxMessage)
+}

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
@@ -166,4 +168,31 @@ func (c *Cordons) IsLifted(node *corev1.Node, maintenance types.UID) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.lifted[node.UID].Has(maintenance)
+}
+
+// TaintKeys are the keys of the taints that the server may add, in the order in which it adds them.
+var TaintKeys = []string{v1alpha1.TaintHeld, v1alpha1.TaintDrain}
+
+// Taint returns the taint of a key.
+func Taint(key string) corev1.Taint {
+	if key == v1alpha1.TaintHeld {
+		return corev1.Taint{Key: key, Effect: corev1.TaintEffectPreferNoSchedule}
+	}
+	return corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}
+}
+
+// IsTaint reports whether a taint is ours of the given key.
+func IsTaint(taint corev1.Taint, key string) bool {
+	want := Taint(key)
+	return taint.Key == want.Key && taint.Effect == want.Effect
+}
+
+// HasTaint reports whether a node has our taint of the given key.
+func HasTaint(node *corev1.Node, key string) bool {
+	return slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return IsTaint(taint, key) })
+}
+
+// SameTaints reports whether two states of a node have the same taints of ours.
+func SameTaints(a, b *corev1.Node) bool {
+	return !slices.ContainsFunc(TaintKeys, func(key string) bool { return HasTaint(a, key) != HasTaint(b, key) })
 }

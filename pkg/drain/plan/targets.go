@@ -5,6 +5,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -86,4 +87,11 @@ func entryKey(e *maintenancev1alpha1.DrainPlanEntry) key {
 		t = maintenancev1alpha1.PodTypeDefault
 	}
 	return key{podType: t, selector: planorder.CanonicalSelector(e.PodSelector)}
+}
+
+// SameTargets reports whether two states of a maintenance ask the same pods to leave.
+func SameTargets(a, b *maintenancev1alpha1.NodeMaintenance) bool {
+	return slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
+		return x.NodeRef == y.NodeRef && SameEntries(x.DrainTargets, y.DrainTargets)
+	})
 }

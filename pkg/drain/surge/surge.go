@@ -8,8 +8,10 @@
 package surge
 
 import (
+	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
@@ -17,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // Replicas returns the desired replicas of a Deployment.
@@ -79,4 +83,62 @@ func OneNode(claim *corev1.PersistentVolumeClaim) bool {
 		modes = claim.Spec.AccessModes
 	}
 	return !slices.Contains(modes, corev1.ReadWriteMany) && !slices.Contains(modes, corev1.ReadOnlyMany)
+}
+
+const (
+	// shortestTimeout and longestTimeout limit the value of the annotation of the surge timeout.
+	shortestTimeout = time.Second
+	longestTimeout  = 24 * time.Hour
+)
+
+// TimeoutFor returns how long a surge of a Deployment with these annotations may make no progress.
+// It returns the fallback if the annotation maintenance.haulout.dev/surge-timeout is not set or,
+// with an error, if its value is not a duration from 1s to 24h.
+func TimeoutFor(annotations map[string]string, fallback time.Duration) (time.Duration, error) {
+	value, set := annotations[maintenancev1alpha1.AnnotationSurgeTimeout]
+	if !set {
+		return fallback, nil
+	}
+	timeout, err := time.ParseDuration(value)
+	if err != nil || timeout < shortestTimeout || timeout > longestTimeout {
+		return fallback, fmt.Errorf("annotation %s: %.64q must be a duration from 1s to 24h, such as \"20m\"; %s is used",
+			maintenancev1alpha1.AnnotationSurgeTimeout, value, fallback)
+	}
+	return timeout, nil
+}
+
+// CheckMode returns an error if the annotation maintenance.haulout.dev/surge has an invalid value,
+// which is treated as if it was not set.
+func CheckMode(annotations map[string]string) error {
+	switch value, set := annotations[maintenancev1alpha1.AnnotationSurge]; {
+	case !set, value == maintenancev1alpha1.SurgeDisabled, value == maintenancev1alpha1.SurgeAlways:
+		return nil
+	default:
+		return fmt.Errorf("annotation %s: %.64q must be %q or %q; it is ignored", maintenancev1alpha1.AnnotationSurge, value,
+			maintenancev1alpha1.SurgeDisabled, maintenancev1alpha1.SurgeAlways)
+	}
+}
+
+// IsAlways reports whether the pods of a Deployment with these annotations are replaced even if
+// their budgets never allow an eviction.
+func IsAlways(annotations map[string]string) bool {
+	return annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeAlways
+}
+
+// CordonToleration returns a phrase with the toleration that lets the scheduler put a pod on
+// cordoned nodes; "" if the pod has none.
+func CordonToleration(p *corev1.Pod) string {
+	for i := range p.Spec.Tolerations {
+		t := &p.Spec.Tolerations[i]
+		if t.Effect != "" && t.Effect != corev1.TaintEffectNoSchedule {
+			continue
+		}
+		switch {
+		case t.Key == "" && t.Operator == corev1.TolerationOpExists:
+			return "tolerates the cordon taint " + corev1.TaintNodeUnschedulable + " (it tolerates all taints)"
+		case t.Key == corev1.TaintNodeUnschedulable && (t.Operator == corev1.TolerationOpExists || t.Value == ""):
+			return "tolerates the cordon taint " + corev1.TaintNodeUnschedulable
+		}
+	}
+	return ""
 }

@@ -266,3 +266,13 @@ func (p *Plugin) mayBeCalledOff(ctx context.Context, evacuation *maintenance.Eva
 		fmt.Errorf("evacuator %s no longer allows a cancellation (evacuationCancellationPolicy is Forbid); it can be deleted once pod %s is gone",
 			evacuation.Status.ActiveEvacuatorClass, podRef.Name))
 }
+
+// Reasons of the events of this plugin.
+const (
+	// EventEvacuatorIgnored: the annotation of a pod that names an evacuator is invalid and
+	// ignored. About the pod.
+	EventEvacuatorIgnored = "EvacuatorAnnotationIgnored"
+)
+
+// actionResolve is the action of that event.
+const actionResolve = "ResolveEvacuators"
