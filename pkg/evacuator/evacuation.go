@@ -23,8 +23,6 @@ import (
 )
 
 const (
-	// defaultProgressDeadline is the default of spec.progressDeadlineSeconds.
-	defaultProgressDeadline = 30 * time.Minute
 	// beatsPerDeadline is the number of heartbeats within the deadline: some may get lost.
 	beatsPerDeadline = 4
 	// longestBeat is the maximum time between two heartbeats, so that users see that the evacuation
@@ -33,8 +31,6 @@ const (
 	// firstRetry and longestRetry are the limits of the backoff between attempts of a required
 	// write.
 	firstRetry, longestRetry = 100 * time.Millisecond, 10 * time.Second
-	// maxMessage is the maximum length of status.message, in bytes.
-	maxMessage = 1024
 )
 
 // Progress is the progress of an evacuation.
@@ -122,7 +118,7 @@ func (e *Evacuation) observe(object *maintenancev1alpha1.Evacuation) {
 // Report writes the progress of the evacuation, which is also a heartbeat. It returns an error if
 // the write fails, or if the handler's context has ended.
 func (e *Evacuation) Report(ctx context.Context, p Progress) error {
-	p.Message = wording.Cut(p.Message, maxMessage)
+	p.Message = wording.Cut(p.Message, protocol.MaxMessage)
 	e.mu.Lock()
 	e.progress = p
 	e.mu.Unlock()
@@ -182,7 +178,7 @@ func (e *Evacuation) work() {
 	}
 	status := map[string]any{"activeEvacuatorCompleted": true}
 	if err != nil {
-		status["message"] = wording.Cut(e.evacuator.Class+" gives up: "+err.Error(), maxMessage)
+		status["message"] = wording.Cut(e.evacuator.Class+" gives up: "+err.Error(), protocol.MaxMessage)
 	}
 	logger.Info("Evacuation ends, and the pod still exists", "error", err)
 	e.persist(func() error { return e.write(e.ctx, status) })
@@ -216,7 +212,7 @@ func (e *Evacuation) beat(ctx context.Context) {
 }
 
 func (e *Evacuation) interval() time.Duration {
-	deadline := defaultProgressDeadline
+	deadline := protocol.DefaultProgressDeadline
 	if seconds := e.Object().Spec.ProgressDeadlineSeconds; seconds != nil {
 		deadline = time.Duration(*seconds) * time.Second
 	}

@@ -17,8 +17,8 @@ import (
 	hostinformers "k8s.io/client-go/informers"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/evacuation"
 	"haulout.dev/haulout/pkg/controller/evacuators/daemonset"
 	"haulout.dev/haulout/pkg/controller/evacuators/deployment"
 	"haulout.dev/haulout/pkg/controller/eviction"
@@ -50,8 +50,8 @@ type EvacuatorOptions struct {
 
 func defaultEvacuators() EvacuatorOptions {
 	return EvacuatorOptions{
-		BuiltIn: slices.Clone(builtInEvacuators), SurgeTimeout: deployment.DefaultSurgeTimeout,
-		VolumeDetachTimeout: daemonset.DefaultVolumeDetachTimeout, DaemonSetBudgetPatience: evacuation.DefaultBudgetPatience,
+		BuiltIn: slices.Clone(builtInEvacuators), SurgeTimeout: protocol.DefaultSurgeTimeout,
+		VolumeDetachTimeout: daemonset.DefaultVolumeDetachTimeout, DaemonSetBudgetPatience: protocol.DefaultBudgetPatience,
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -31,6 +32,11 @@ import (
 const (
 	// Lowest is the cost of pods that have to be deleted first.
 	Lowest int32 = -2147483647
+	// LowerAfter is how long a pod waits before its cost is lowered, and LowerEvery is the time
+	// between two such writes: every change of a pod makes the controllers of ReplicaSets and of
+	// budgets reconcile.
+	LowerAfter = 10 * time.Second
+	LowerEvery = 200 * time.Millisecond
 	// fieldManager is the field manager of these writes.
 	fieldManager = "haulout-deletioncost"
 	// attempts is how often a write is tried that fails with a conflict. Kubelets write a pod's

@@ -116,7 +116,7 @@ func (d *decision) decideWaiting(s situation) {
 		d.unlessUnreachable(s)
 		return
 	}
-	d.setNotBlocked(s, maintenancev1alpha1.ReasonPodWaits, wording.Cut(s.eviction.Message, maxMessage))
+	d.setNotBlocked(s, maintenancev1alpha1.ReasonPodWaits, wording.Cut(s.eviction.Message, protocol.MaxMessage))
 }
 
 // unlessUnreachable clears Blocked, unless the node of a pod that an eviction can remove is
@@ -149,7 +149,7 @@ func (d *decision) setBlocked(s situation, b *eviction.Blocker) {
 		return
 	}
 	before := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked)
-	message := wording.Cut(b.Message, maxMessage)
+	message := wording.Cut(b.Message, protocol.MaxMessage)
 	isNew := before == nil || before.Status != metav1.ConditionTrue || before.Reason != b.Reason ||
 		slices.Contains(eventPerText, b.Reason) && before.Message != message
 	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
@@ -238,7 +238,7 @@ func (d *decision) decideHeld(s situation, holders []string) {
 
 func held(s situation, evict bool, holders []string) *eviction.Blocker {
 	b := &eviction.Blocker{Reason: maintenancev1alpha1.ReasonEvacuationHeld}
-	names := protocol.OneLine(strings.Join(holders, ", "), maxMessage/2)
+	names := protocol.OneLine(strings.Join(holders, ", "), protocol.MaxMessage/2)
 	b.Message = fmt.Sprintf("The Evacuation is being deleted and is held by the finalizers %s, "+
 		"while a NodeMaintenance still asks the pod to leave. No evacuator works on it.", names)
 	if evict {
@@ -346,7 +346,7 @@ func (d *decision) surgePending(deadline deadline) *eviction.Blocker {
 		deadline.since.UTC().Format(time.RFC3339), maintenancev1alpha1.AnnotationSurgeTimeout,
 		maintenancev1alpha1.AnnotationSurge, maintenancev1alpha1.SurgeDisabled)
 	if deadline.reported {
-		if said := protocol.OneLine(d.status.Message, maxMessage/4); said != "" {
+		if said := protocol.OneLine(d.status.Message, protocol.MaxMessage/4); said != "" {
 			message += fmt.Sprintf(" Last report of the evacuator: %q", said)
 		}
 	}

@@ -55,12 +55,7 @@ const Name = "evacuation"
 const (
 	DefaultCompletedTTL           = 5 * time.Minute
 	DefaultEvacuatorStartDeadline = 5 * time.Minute
-	DefaultSurgeTimeout           = 5 * time.Minute
-	DefaultBudgetPatience         = 5 * time.Minute
 )
-
-// resync is how often all Evacuations are reconciled without an event.
-const resync = 10 * time.Minute
 
 // withdrawalPatience is how soon an Evacuation is reconciled again that no maintenance asks for any
 // more and that has not been withdrawn.
@@ -109,7 +104,7 @@ type Config struct {
 	InFlight *inflight.Evictions
 	// SurgeTimeout returns how long the evacuator of Deployments may make no progress with a pod
 	// before the condition Blocked reports SurgePending. It must not block. Nil means
-	// DefaultSurgeTimeout for all pods.
+	// protocol.DefaultSurgeTimeout for all pods.
 	SurgeTimeout func(pod *corev1.Pod) time.Duration
 	// Standing returns why a pod must not leave, nil if there is no reason. class is the active
 	// one: the evacuator of Deployments or eviction. It must not block. Nil means that there never
@@ -140,10 +135,10 @@ func (c *Config) setDefaults() {
 		c.Standing = func(*corev1.Pod, string) *eviction.Blocker { return nil }
 	}
 	if c.SurgeTimeout == nil {
-		c.SurgeTimeout = func(*corev1.Pod) time.Duration { return DefaultSurgeTimeout }
+		c.SurgeTimeout = func(*corev1.Pod) time.Duration { return protocol.DefaultSurgeTimeout }
 	}
 	if c.DaemonSetBudgetPatience == 0 {
-		c.DaemonSetBudgetPatience = DefaultBudgetPatience
+		c.DaemonSetBudgetPatience = protocol.DefaultBudgetPatience
 	}
 	if c.LongGrace == 0 {
 		c.LongGrace = protocol.DefaultLongGrace
@@ -356,7 +351,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	wg.Go(func() { c.waiting.Run(ctx, 1, c.lowerCost) })
 	wg.Go(func() { c.queue.Run(ctx, workers, c.sync) })
 	wg.Go(func() { c.hanging.Run(ctx, hangingWorkers, c.syncHanging) })
-	wait.UntilWithContext(ctx, c.resync, resync)
+	wait.UntilWithContext(ctx, c.resync, loop.Resync)
 	wg.Wait()
 }
 

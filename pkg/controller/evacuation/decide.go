@@ -22,8 +22,6 @@ const (
 	// longestGrace is the most time that evacuators get to report to a new leader before it makes
 	// the next one active.
 	longestGrace = 5 * time.Minute
-	// maxMessage is the maximum length of status.message.
-	maxMessage = 1024
 	// standingRetry is how long it takes until it is checked again whether a pod still must not be
 	// evicted.
 	standingRetry = 10 * time.Second
@@ -234,7 +232,7 @@ func isEvacuator(evacuation *maintenancev1alpha1.Evacuation, class string) bool 
 func (d *decision) reasonToGiveUp(s situation) string {
 	if d.status.ActiveEvacuatorCompleted {
 		// The report is quoted for people; nothing depends on its text.
-		if said := protocol.OneLine(d.status.Message, maxMessage/4); said != "" {
+		if said := protocol.OneLine(d.status.Message, protocol.MaxMessage/4); said != "" {
 			return fmt.Sprintf("reported completion (%q), but the pod still exists", said)
 		}
 		return "reported completion, but the pod still exists"
@@ -364,7 +362,7 @@ func (d *decision) wakeAt(t time.Time) {
 
 // turnMessage returns the message of a hand-over, truncated to the limit of the API.
 func turnMessage(class, account string) string {
-	return wording.Cut(protocol.TurnMessage(class, account), maxMessage)
+	return wording.Cut(protocol.TurnMessage(class, account), protocol.MaxMessage)
 }
 
 // isForPeople reports whether a decision has a message or an event for the owner of the pod. Only
@@ -381,11 +379,11 @@ func (d *decision) mention(nm *maintenancev1alpha1.NodeMaintenance) {
 	}
 	suffix := protocol.LeavesFor(protocol.Mention(nm))
 	if d.handedOver {
-		d.status.Message = wording.Cut(d.status.Message, maxMessage-len(suffix)) + suffix
+		d.status.Message = wording.Cut(d.status.Message, protocol.MaxMessage-len(suffix)) + suffix
 	}
 	for i := range d.events {
 		if d.events[i].reason != EventCancelled {
-			d.events[i].note = wording.Cut(d.events[i].note, maxMessage-len(suffix)) + suffix
+			d.events[i].note = wording.Cut(d.events[i].note, protocol.MaxMessage-len(suffix)) + suffix
 		}
 	}
 }
@@ -396,5 +394,5 @@ func (d *decision) quoteQueue(s situation) {
 	if !d.evict || s.eviction.Message == "" || d.status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassEviction {
 		return
 	}
-	d.status.Message = wording.Cut(s.eviction.Message, maxMessage)
+	d.status.Message = wording.Cut(s.eviction.Message, protocol.MaxMessage)
 }

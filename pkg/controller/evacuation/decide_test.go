@@ -89,7 +89,7 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 				now: start.Add(tc.at), evacuation: tc.evacuation, pod: tc.pod,
 				podType: maintenancev1alpha1.PodTypeDefault, servingSince: start.Add(-time.Hour),
 				completedTTL: DefaultCompletedTTL, startDeadline: DefaultEvacuatorStartDeadline,
-				surgeTimeout: DefaultSurgeTimeout, budgetPatience: DefaultBudgetPatience, longGrace: protocol.DefaultLongGrace,
+				surgeTimeout: protocol.DefaultSurgeTimeout, budgetPatience: protocol.DefaultBudgetPatience, longGrace: protocol.DefaultLongGrace,
 			}
 			if tc.mod != nil {
 				tc.mod(&s)
@@ -481,8 +481,8 @@ func TestDecideEviction(t *testing.T) {
 }
 
 func TestTurnMessage(t *testing.T) {
-	message := turnMessage(classA, strings.Repeat("ä", maxMessage))
-	if len(message) > maxMessage {
-		t.Errorf("got a message of %d bytes, want at most %d", len(message), maxMessage)
+	message := turnMessage(classA, strings.Repeat("ä", protocol.MaxMessage))
+	if len(message) > protocol.MaxMessage {
+		t.Errorf("got a message of %d bytes, want at most %d", len(message), protocol.MaxMessage)
 	}
 }

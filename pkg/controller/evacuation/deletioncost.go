@@ -82,13 +82,6 @@ func (c *Controller) restoreCost(ctx context.Context, key types.NamespacedName) 
 // as one that waits in the queue of evictions does: if the Deployment is scaled down in the
 // meantime, the pods that have to leave are deleted first. restoreCost restores the cost when the
 // pod does not have to leave any more.
-const (
-	// lowerAfter is how long a pod has to wait before its cost is lowered.
-	lowerAfter = 10 * time.Second
-	// lowerEvery is the time between two such writes: the ReplicaSet and the budget of a pod react
-	// to each.
-	lowerEvery = 200 * time.Millisecond
-)
 
 // decideCost lowers the deletion cost of a pod that has waited with the evacuator of Deployments
 // for a while.
@@ -98,7 +91,7 @@ func (d *decision) decideCost(s situation) {
 		!deletioncost.IsOfReplicaSet(s.pod) || !deletioncost.CanLower(s.pod) {
 		return
 	}
-	if at := since.Add(lowerAfter); s.now.Before(at) {
+	if at := since.Add(deletioncost.LowerAfter); s.now.Before(at) {
 		d.wakeAt(at)
 		return
 	}
@@ -132,7 +125,7 @@ func (p *pace) delay(pod types.NamespacedName, now time.Time) (time.Duration, bo
 		p.next = now
 	}
 	at := p.next
-	p.next = at.Add(lowerEvery)
+	p.next = at.Add(deletioncost.LowerEvery)
 	return at.Sub(now), true
 }
 

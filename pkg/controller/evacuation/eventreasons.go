@@ -51,7 +51,7 @@ func (c *Controller) send(evacuation *maintenancev1alpha1.Evacuation, events []e
 				APIVersion: maintenancev1alpha1.SchemeGroupVersion.String(), Kind: "Evacuation",
 				Namespace: evacuation.Namespace, Name: evacuation.Name, UID: evacuation.UID, ResourceVersion: evacuation.ResourceVersion,
 			},
-			e.eventType, e.reason, e.action, "%s", wording.Cut(e.note, maxMessage))
+			e.eventType, e.reason, e.action, "%s", wording.Cut(e.note, protocol.MaxMessage))
 	}
 }
 
@@ -62,7 +62,7 @@ func (c *Controller) sendBadDeletionCost(pod *corev1.Pod, value string) {
 		&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}, nil,
 		corev1.EventTypeWarning, EventBadDeletionCost, actionEvacuate,
 		"The annotation %s is %q, which is not a 32-bit integer in plain notation. It counts as 0 in the order of evictions.",
-		corev1.PodDeletionCost, wording.Cut(value, maxMessage/4))
+		corev1.PodDeletionCost, wording.Cut(value, protocol.MaxMessage/4))
 }
 
 // sendEvicted tells the owner of a pod, which will soon be deleted, why it was evicted. It needs no
@@ -80,5 +80,5 @@ func (c *Controller) sendEvicted(pod *corev1.Pod, protected bool) {
 		APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name,
 		UID: pod.UID, ResourceVersion: pod.ResourceVersion,
 	}
-	c.recorder.Eventf(about, nil, corev1.EventTypeNormal, EventEvicted, actionEvacuate, "%s", wording.Cut(note, maxMessage))
+	c.recorder.Eventf(about, nil, corev1.EventTypeNormal, EventEvicted, actionEvacuate, "%s", wording.Cut(note, protocol.MaxMessage))
 }

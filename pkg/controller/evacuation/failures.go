@@ -33,7 +33,7 @@ func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, 
 	} else {
 		c.hung.Delete(key)
 	}
-	c.failures.Note(key, "", protocol.OneLine(err.Error(), maxMessage/2))
+	c.failures.Note(key, "", protocol.OneLine(err.Error(), protocol.MaxMessage/2))
 	failure, _ := c.failures.Of(key)
 	if failure == nil || !c.failures.Tell(key, failure.Text) {
 		return

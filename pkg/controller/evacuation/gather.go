@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/holds"
@@ -27,7 +28,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 		evacuation:   evacuation,
 		eviction:     c.evictions.State(keyOf(evacuation)),
 		servingSince: c.servingSince, completedTTL: c.completedTTL, startDeadline: c.startDeadline,
-		surgeTimeout: DefaultSurgeTimeout, budgetPatience: c.budgetPatience, longGrace: c.longGrace,
+		surgeTimeout: protocol.DefaultSurgeTimeout, budgetPatience: c.budgetPatience, longGrace: c.longGrace,
 		now: c.clock.Now(),
 	}
 	if failure, _ := c.failures.Of(keyOf(evacuation)); failure != nil {

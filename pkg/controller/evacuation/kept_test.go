@@ -95,10 +95,10 @@ func TestMessageOfAKeptDaemonSetPod(t *testing.T) {
 		want   bool
 	}{
 		"the budget has refused for less than BudgetPatience": {
-			reason: "PodDisruptionBudget", at: DefaultBudgetPatience - time.Second,
+			reason: "PodDisruptionBudget", at: protocol.DefaultBudgetPatience - time.Second,
 		},
 		"the budget has refused for BudgetPatience": {
-			reason: "PodDisruptionBudget", at: DefaultBudgetPatience, want: true,
+			reason: "PodDisruptionBudget", at: protocol.DefaultBudgetPatience, want: true,
 		},
 		"the budget cannot be computed": {reason: "PodDisruptionBudgetSyncFailed", at: 0, want: true},
 		"the eviction is forbidden":     {reason: "EvictionForbidden", at: time.Hour},
@@ -109,7 +109,7 @@ func TestMessageOfAKeptDaemonSetPod(t *testing.T) {
 			d := decide(situation{
 				now: start.Add(tt.at), evacuation: e, pod: newPod(), podType: maintenancev1alpha1.PodTypeDaemonSet,
 				targeted: true, servingSince: start, startDeadline: DefaultEvacuatorStartDeadline,
-				budgetPatience: DefaultBudgetPatience,
+				budgetPatience: protocol.DefaultBudgetPatience,
 				eviction: eviction.State{
 					Known: true, Blocker: &eviction.Blocker{Reason: tt.reason, Message: "Budget logger."},
 				},
@@ -119,11 +119,11 @@ func TestMessageOfAKeptDaemonSetPod(t *testing.T) {
 				t.Errorf("got %q", message)
 			}
 			e.Status = d.status
-			if got := protocol.IsKeptByBudget(e, DefaultBudgetPatience, start.Add(tt.at)); got != tt.want {
+			if got := protocol.IsKeptByBudget(e, protocol.DefaultBudgetPatience, start.Add(tt.at)); got != tt.want {
 				t.Errorf("got IsKeptByBudget %t, want %t", got, tt.want)
 			}
-			if !tt.want && protocol.IsBudgetReason(tt.reason) && !d.wake.Equal(start.Add(DefaultBudgetPatience)) {
-				t.Errorf("got the requeue at %s, want %s", d.wake, start.Add(DefaultBudgetPatience))
+			if !tt.want && protocol.IsBudgetReason(tt.reason) && !d.wake.Equal(start.Add(protocol.DefaultBudgetPatience)) {
+				t.Errorf("got the requeue at %s, want %s", d.wake, start.Add(protocol.DefaultBudgetPatience))
 			}
 		})
 	}
@@ -147,19 +147,19 @@ func TestPatienceWithABudgetBeginsWithTheBudget(t *testing.T) {
 			}{
 				{begins, maintenancev1alpha1.ReasonPodDisruptionBudget, false},
 				{begins + time.Minute, maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget, false},
-				{begins + DefaultBudgetPatience - time.Second, maintenancev1alpha1.ReasonPodDisruptionBudget, false},
-				{begins + DefaultBudgetPatience, maintenancev1alpha1.ReasonPodDisruptionBudget, true},
+				{begins + protocol.DefaultBudgetPatience - time.Second, maintenancev1alpha1.ReasonPodDisruptionBudget, false},
+				{begins + protocol.DefaultBudgetPatience, maintenancev1alpha1.ReasonPodDisruptionBudget, true},
 			} {
 				d := decide(situation{
 					now: start.Add(step.at), evacuation: e, pod: newPod(), podType: maintenancev1alpha1.PodTypeDaemonSet,
 					targeted: true, servingSince: start, startDeadline: DefaultEvacuatorStartDeadline,
-					budgetPatience: DefaultBudgetPatience,
+					budgetPatience: protocol.DefaultBudgetPatience,
 					eviction: eviction.State{
 						Known: true, Blocker: &eviction.Blocker{Reason: step.reason, Message: "Budget logger."},
 					},
 				})
 				e.Status = d.status
-				if got := protocol.IsKeptByBudget(e, DefaultBudgetPatience, start.Add(step.at)); got != step.want {
+				if got := protocol.IsKeptByBudget(e, protocol.DefaultBudgetPatience, start.Add(step.at)); got != step.want {
 					t.Errorf("got IsKeptByBudget %t at %s, want %t", got, step.at, step.want)
 				}
 				message := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
@@ -188,7 +188,7 @@ func TestKeptDaemonSetPodIsEvictedWhenItsBudgetAllowsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := daemonSetWorld(t, 0, refuse)
 		w.until("the pod is kept", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
-			return protocol.IsKeptByBudget(e, DefaultBudgetPatience, w.clock.Now()) &&
+			return protocol.IsKeptByBudget(e, protocol.DefaultBudgetPatience, w.clock.Now()) &&
 				strings.Contains(
 					meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message,
 					"kept",

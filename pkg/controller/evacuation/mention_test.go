@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
@@ -21,7 +22,7 @@ const mentioned = " The pod leaves for NodeMaintenance kernel-2026-11 (kernel up
 
 func TestMention(t *testing.T) {
 	nm := asking("kernel-2026-11", newNode(corev1.ConditionTrue))
-	long := strings.Repeat("ä", maxMessage)
+	long := strings.Repeat("ä", protocol.MaxMessage)
 	for name, tt := range map[string]struct {
 		decision  decision
 		nm        *maintenancev1alpha1.NodeMaintenance
@@ -56,7 +57,7 @@ func TestMention(t *testing.T) {
 		},
 		"a long message is cut before the name of the maintenance": {
 			decision: decision{handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: long}}, nm: nm,
-			status: wording.Cut(long, maxMessage-len(mentioned)) + mentioned, forPeople: true,
+			status: wording.Cut(long, protocol.MaxMessage-len(mentioned)) + mentioned, forPeople: true,
 		},
 		"a decision without a message": {decision: decision{}},
 	} {
@@ -65,7 +66,7 @@ func TestMention(t *testing.T) {
 				t.Errorf("got isForPeople %t, want %t", got, tt.forPeople)
 			}
 			tt.decision.mention(tt.nm)
-			if got := tt.decision.status.Message; got != tt.status || len(got) > maxMessage {
+			if got := tt.decision.status.Message; got != tt.status || len(got) > protocol.MaxMessage {
 				t.Errorf("got message %q, want %q", got, tt.status)
 			}
 			for i, want := range tt.notes {

@@ -14,6 +14,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
@@ -134,7 +135,7 @@ func TestMessageOfAPendingSurge(t *testing.T) {
 			got := decide(situation{
 				now: start.Add(20 * time.Minute), evacuation: newEvacuation(mods...), pod: newPod(),
 				podType: maintenancev1alpha1.PodTypeDefault, servingSince: start.Add(-time.Hour),
-				startDeadline: 25 * time.Minute, surgeTimeout: DefaultSurgeTimeout,
+				startDeadline: 25 * time.Minute, surgeTimeout: protocol.DefaultSurgeTimeout,
 			})
 			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
 			if blocked == nil {

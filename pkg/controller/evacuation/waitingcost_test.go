@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/deletioncost"
 )
 
 func TestDecideCost(t *testing.T) {
@@ -80,8 +81,8 @@ func TestDeletionCostIsLoweredDuringASurge(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(withEvacuators(surge), active(surge)),
 			newPod(ofReplicaSet, annotated(original)), newNode(corev1.ConditionTrue))
 		w.untilAnnotations(time.Second, map[string]string{costKey: lowest, originalKey: "7"})
-		if waited := w.clock.Since(start); waited < lowerAfter {
-			t.Errorf("the deletion cost was lowered after %s, want not before %s", waited, lowerAfter)
+		if waited := w.clock.Since(start); waited < deletioncost.LowerAfter {
+			t.Errorf("the deletion cost was lowered after %s, want not before %s", waited, deletioncost.LowerAfter)
 		}
 		if w.host.sent() != 0 {
 			t.Errorf("got %d evictions, want none while the evacuator is active", w.host.sent())
@@ -94,7 +95,7 @@ func TestDeletionCostIsLoweredDuringASurge(t *testing.T) {
 func TestDeletionCostsAreLoweredOneAfterAnother(t *testing.T) {
 	var p pace
 	pod := func(name string) types.NamespacedName { return types.NamespacedName{Namespace: "shop", Name: name} }
-	for i, want := range []time.Duration{0, lowerEvery, 2 * lowerEvery} {
+	for i, want := range []time.Duration{0, deletioncost.LowerEvery, 2 * deletioncost.LowerEvery} {
 		if got, ok := p.delay(pod(string(rune('a'+i))), start); !ok || got != want {
 			t.Errorf("pod %d: got delay %s, %t, want %s", i, got, ok, want)
 		}

@@ -17,15 +17,9 @@ import (
 // are therefore given the lowest deletion cost (KEP-2255). Their owners' cost comes back when no
 // Evacuation asks for the eviction any more. The queue cannot do that: its process may have ended
 // by then.
-const (
-	// lowerAfter is how long a pod has to wait.
-	lowerAfter = 10 * time.Second
-	// lowerEvery is the time between two such writes: every change of a pod makes the controllers
-	// of ReplicaSets and of budgets reconcile.
-	lowerEvery = 200 * time.Millisecond
-	// lowerAttempts is how often it is tried, lowerAfter apart.
-	lowerAttempts = 5
-)
+
+// lowerAttempts is how often a cost is lowered, deletioncost.LowerAfter apart.
+const lowerAttempts = 5
 
 // lowering are the items whose pods are to get the lowest deletion cost.
 type lowering struct {
@@ -48,7 +42,7 @@ func newLowering() lowering {
 
 // add takes in an item at the given time.
 func (l *lowering) add(it *item, now time.Time) {
-	l.aging = append(l.aging, aging{it, now.Add(lowerAfter)})
+	l.aging = append(l.aging, aging{it, now.Add(deletioncost.LowerAfter)})
 }
 
 // setAlarm names the time at which there is something to do even if nothing happens.
@@ -79,7 +73,7 @@ func (q *Queue) pickLowered(now time.Time) (*item, *corev1.Pod) {
 	for it := q.firstDue(); it != nil; it = q.firstDue() {
 		delete(l.due, it)
 		if pod := q.lowerable(it); pod != nil {
-			l.next = now.Add(lowerEvery)
+			l.next = now.Add(deletioncost.LowerEvery)
 			return it, pod
 		}
 	}

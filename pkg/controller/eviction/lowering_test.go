@@ -14,6 +14,8 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/controller/deletioncost"
 )
 
 func ownedBy(apiVersion, kind string) func(*corev1.Pod) {
@@ -73,11 +75,11 @@ func TestCostOfWaitingPodsIsLowered(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := closed(t, tc.pods...)
-				w.pass(lowerAfter-time.Second, time.Second)
+				w.pass(deletioncost.LowerAfter-time.Second, time.Second)
 				if got := w.host.cheapened(); len(got) != 0 {
-					t.Fatalf("got %v before the pods have waited for %s, want none", got, lowerAfter)
+					t.Fatalf("got %v before the pods have waited for %s, want none", got, deletioncost.LowerAfter)
 				}
-				w.pass(lowerAfter, lowerEvery)
+				w.pass(deletioncost.LowerAfter, deletioncost.LowerEvery)
 				if got := w.host.cheapened(); !slices.Equal(got, tc.want) {
 					t.Errorf("got %v, want %v", got, tc.want)
 				}
@@ -93,9 +95,9 @@ func TestLoweringHasARate(t *testing.T) {
 			ofReplicaSet(pod)
 		}
 		w := closed(t, pods...)
-		w.pass(lowerAfter, time.Second)
+		w.pass(deletioncost.LowerAfter, time.Second)
 		w.pass(2*time.Second, 10*time.Millisecond)
-		if n, most := len(w.host.cheapened()), int(2*time.Second/lowerEvery)+1; n > most || n < most-2 {
+		if n, most := len(w.host.cheapened()), int(2*time.Second/deletioncost.LowerEvery)+1; n > most || n < most-2 {
 			t.Errorf("got %d in two seconds, want up to %d", n, most)
 		}
 		w.until("all have been lowered", 10*time.Millisecond,
@@ -106,9 +108,9 @@ func TestLoweringHasARate(t *testing.T) {
 func TestCostOfRemovedPodsIsNotLowered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := closed(t, newPod("stays", ofReplicaSet), newPod("leaves", ofReplicaSet))
-		w.pass(lowerAfter/2, time.Second)
+		w.pass(deletioncost.LowerAfter/2, time.Second)
 		w.queue.Remove(evacuationOf("leaves"))
-		w.pass(lowerAfter, lowerEvery)
+		w.pass(deletioncost.LowerAfter, deletioncost.LowerEvery)
 		if got, want := w.host.cheapened(), []string{"stays"}; !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
@@ -119,7 +121,7 @@ func TestLoweringIsRetriedAFewTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := closed(t, newPod("web-0", ofReplicaSet))
 		w.host.refuseLower = errors.New("no")
-		w.pass(20*lowerAfter, time.Second)
+		w.pass(20*deletioncost.LowerAfter, time.Second)
 		if n := len(w.host.cheapened()); n != lowerAttempts {
 			t.Errorf("got %d attempts, want %d", n, lowerAttempts)
 		}

@@ -20,6 +20,9 @@ import (
 	"k8s.io/utils/clock"
 )
 
+// Resync is how often controllers reconcile everything although nothing happened.
+const Resync = 10 * time.Minute
+
 // maxBackoff is the longest time that an item waits after a failure.
 const maxBackoff = time.Minute
 

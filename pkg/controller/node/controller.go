@@ -49,9 +49,6 @@ const (
 	releaseRetry = 5 * time.Second
 	// confirmationAge is how old the live read of a maintenance may be on which a cordon is based.
 	confirmationAge = time.Second
-	// resync is how often all nodes that have something of ours are synced although nothing
-	// happened.
-	resync = 10 * time.Minute
 	// fieldManager owns what the controller writes.
 	fieldManager = "haulout-" + Name
 )
@@ -172,7 +169,7 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { c.queue.Run(ctx, workers, c.Sync) })
-	wait.UntilWithContext(ctx, c.enqueueAll, resync)
+	wait.UntilWithContext(ctx, c.enqueueAll, loop.Resync)
 	wg.Wait()
 	nodesWithForeignMarks.Set(0) // another replica counts from now on
 }

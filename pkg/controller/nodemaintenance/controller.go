@@ -45,8 +45,6 @@ const (
 	// long as the last one took, up to maxDebounce, so that it leaves room for others.
 	debounce    = 50 * time.Millisecond
 	maxDebounce = 2 * time.Second
-	// resync is how often everything is reconciled although nothing happened.
-	resync = 10 * time.Minute
 	// DefaultStallTimeout is how long nothing may move in a drain before it counts as stalled. It
 	// exceeds every other wait.
 	DefaultStallTimeout = 15 * time.Minute
@@ -193,7 +191,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	wg.Go(func() { c.queue.Run(ctx, workers, c.timedSync) })
 	wg.Go(func() { c.withdrawals.queue.Run(ctx, withdrawalWorkers, c.withdrawals.sync) })
 	wg.Go(func() { c.forecasts.queue.Run(ctx, forecastWorkers, c.forecasts.reconcile) })
-	wait.UntilWithContext(ctx, c.resync, resync)
+	wait.UntilWithContext(ctx, c.resync, loop.Resync)
 	wg.Wait()
 	c.gauges.end()
 }

@@ -52,9 +52,6 @@ const (
 
 const (
 	actionMaintain = "Maintain"
-	actionCordon   = "Cordon"
-	actionUncordon = "Uncordon"
-	actionTaint    = "Taint"
 	actionDrain    = "Drain"
 	actionComplete = "Complete"
 )

@@ -193,5 +193,5 @@ func (a *attempts) wait(uid types.UID) time.Duration {
 func (a *attempts) sweep() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	maps.DeleteFunc(a.byUID, func(_ types.UID, last attempt) bool { return a.clock.Since(last.at) > resync })
+	maps.DeleteFunc(a.byUID, func(_ types.UID, last attempt) bool { return a.clock.Since(last.at) > loop.Resync })
 }

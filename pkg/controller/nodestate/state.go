@@ -39,9 +39,6 @@ import (
 	"haulout.dev/haulout/pkg/host/inflight"
 )
 
-// DefaultDaemonSetBudgetPatience is the default of Config.DaemonSetBudgetPatience.
-const DefaultDaemonSetBudgetPatience = 5 * time.Minute
-
 // Config is what a State needs.
 type Config struct {
 	// HostInformers are those of the host cluster; their transform must leave what cache.Strip
@@ -109,7 +106,7 @@ type State struct {
 // New makes a State and registers its handlers and indexes; the informers must not run yet.
 func New(config Config) (*State, error) {
 	if config.DaemonSetBudgetPatience == 0 {
-		config.DaemonSetBudgetPatience = DefaultDaemonSetBudgetPatience
+		config.DaemonSetBudgetPatience = protocol.DefaultBudgetPatience
 	}
 	pods := config.HostInformers.Core().V1().Pods().Informer()
 	maintenance := config.MaintenanceInformers.Maintenance().V1alpha1()

@@ -106,13 +106,6 @@ func NeverAllows(budget *policyv1.PodDisruptionBudget) (reason string, never boo
 	return "", false
 }
 
-// MakesRoom reports whether a budget allows a disruption with the given number of expected pods if
-// all are healthy.
-func MakesRoom(budget *policyv1.PodDisruptionBudget, expected int32) bool {
-	expected = max(expected, budget.Status.ExpectedPods)
-	return DesiredHealthy(budget, expected) < expected
-}
-
 // DesiredHealthy returns how many pods have to be healthy with the given number of expected pods.
 func DesiredHealthy(budget *policyv1.PodDisruptionBudget, expected int32) int32 {
 	limit, unavailable := budget.Spec.MinAvailable, budget.Spec.MaxUnavailable

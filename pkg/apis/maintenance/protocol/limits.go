@@ -9,6 +9,16 @@ import "time"
 // period before it is reported as blocked and no longer counts as progress.
 const DefaultLongGrace = 2 * time.Hour
 
+// DefaultSurgeTimeout is the default of --surge-timeout: how long a surge may make no progress.
+const DefaultSurgeTimeout = 5 * time.Minute
+
+// DefaultBudgetPatience is the default of --daemonset-budget-patience: how long the budget of a
+// DaemonSet pod may allow no disruption before the pod is kept on its node.
+const DefaultBudgetPatience = 5 * time.Minute
+
+// MaxMessage is the maximum length of status.message of an Evacuation, in bytes.
+const MaxMessage = 1024
+
 const (
 	// MaxHolders is how many NodeMaintenances may hold a node at the same time. The node's own
 	// shutdown has a place of its own beside them.

@@ -21,15 +21,11 @@ import (
 const (
 	// defaultGrace is the grace period of a pod that does not set one.
 	defaultGrace = 30 * time.Second
-	// defaultProgressDeadline is the default of spec.progressDeadlineSeconds.
-	defaultProgressDeadline = 30 * time.Minute
 	// heartbeats is the number of reports within the deadline while a pod is terminating.
 	heartbeats = 3
 	// slack is how much an expected time may be wrong without a correction: every correction is a
 	// write.
 	slack = 5 * time.Second
-	// maxMessage is the maximum length of status.message.
-	maxMessage = 1024
 )
 
 // situation has all inputs of the decision about an Evacuation.
@@ -136,7 +132,7 @@ func (s *situation) decideVolumes() decision {
 	}
 	d.status = status.DeepCopy()
 	d.status.EvacuationProgressTimestamp = protocol.Timestamp(s.now)
-	d.status.Message = wording.Cut(message, maxMessage)
+	d.status.Message = wording.Cut(message, protocol.MaxMessage)
 	if next := s.now.Add(s.beat()); next.Before(d.wake) {
 		d.wake = next
 	}
@@ -148,7 +144,7 @@ func (s *situation) beat() time.Duration {
 	if seconds := s.evacuation.Spec.ProgressDeadlineSeconds; seconds != nil {
 		return time.Duration(*seconds) * time.Second / heartbeats
 	}
-	return defaultProgressDeadline / heartbeats
+	return protocol.DefaultProgressDeadline / heartbeats
 }
 
 // decideStopping reports when the pod is expected to be gone, while it is within its grace period,
@@ -188,6 +184,6 @@ func (s *situation) report(expected time.Time, message string) *maintenancev1alp
 	status := s.evacuation.Status.DeepCopy()
 	status.EvacuationProgressTimestamp = protocol.Timestamp(s.now)
 	status.ExpectedEvacuationFinishTime = protocol.Timestamp(expected)
-	status.Message = wording.Cut(message, maxMessage)
+	status.Message = wording.Cut(message, protocol.MaxMessage)
 	return status
 }

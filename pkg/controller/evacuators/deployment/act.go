@@ -34,8 +34,6 @@ import (
 const (
 	// fieldManager is the field manager of the replica count during a surge.
 	fieldManager = "haulout-deployment-evacuator"
-	// maxMessage is the maximum length of status.message.
-	maxMessage = 1024
 	// reportTimeout is the deadline of one report, and how long one sync starts reports: a webhook
 	// may hang, and loop.StuckAfter is for the whole sync.
 	reportTimeout = 5 * time.Second
@@ -84,7 +82,7 @@ func (c *Controller) reportAll(ctx context.Context, key types.NamespacedName, no
 // tellScaleFailed reports, in an event of the Deployment and in the Evacuations that wait for it,
 // why the replica count cannot be written. The write is retried until the surge timeout has passed.
 func (c *Controller) tellScaleFailed(ctx context.Context, key types.NamespacedName, s situation, d decision, err error) {
-	text := strings.TrimRight(protocol.OneLine(err.Error(), maxMessage/2), ". ")
+	text := strings.TrimRight(protocol.OneLine(err.Error(), protocol.MaxMessage/2), ". ")
 	what := "the record of its surge cannot be changed"
 	if d.scale.value != nil {
 		what = fmt.Sprintf("%s cannot be set to %d", s.target.field(), *d.scale.value)
@@ -256,7 +254,7 @@ func (c *Controller) report(ctx context.Context, now time.Time, r report) error 
 }
 
 func (r *report) writeTo(status *maintenancev1alpha1.EvacuationStatus, now time.Time) {
-	status.Message = wording.Cut(r.message, maxMessage)
+	status.Message = wording.Cut(r.message, protocol.MaxMessage)
 	if r.takesUp {
 		// The API server stamps the beginning of the turn and clears the report of the last one.
 		status.ActiveEvacuatorClass, status.ActiveEvacuatorCompleted = maintenancev1alpha1.EvacuatorClassDeployment, false

@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/controller/loop"
 	pdb "haulout.dev/haulout/pkg/drain/budget"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
@@ -42,9 +43,6 @@ import (
 
 // Name is the name of this controller in logs, metrics and queues.
 const Name = "deployment-evacuator"
-
-// DefaultSurgeTimeout is the default for how long a surge may make no progress.
-const DefaultSurgeTimeout = 5 * time.Minute
 
 // Config has the dependencies and options of the controller.
 type Config struct {
@@ -135,7 +133,7 @@ func New(config Config) (*Controller, error) {
 		config.Clock = clock.RealClock{}
 	}
 	if config.SurgeTimeout == 0 {
-		config.SurgeTimeout = DefaultSurgeTimeout
+		config.SurgeTimeout = protocol.DefaultSurgeTimeout
 	}
 	if config.InFlight == nil {
 		config.InFlight = &inflight.Evictions{}

@@ -30,6 +30,7 @@ import (
 	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/surge"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
@@ -459,7 +460,7 @@ func TestScaleThatIsRefusedIsTold(t *testing.T) {
 			t.Errorf("it was told after %s", told)
 		}
 		err := wait.PollUntilContextTimeout(
-			t.Context(), 10*time.Second, 2*DefaultSurgeTimeout, true,
+			t.Context(), 10*time.Second, 2*protocol.DefaultSurgeTimeout, true,
 			func(context.Context) (bool, error) {
 				return len(w.recorder.Events) > 1, nil
 			},

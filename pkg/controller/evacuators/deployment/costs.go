@@ -24,11 +24,6 @@ const (
 	// costTimeout is the deadline of one write of a deletion cost, and how long one sync starts
 	// such writes.
 	costTimeout = 5 * time.Second
-	// lowerAfter is how long a surge makes no progress before the waiting pods get the lowest
-	// deletion cost, so that a scale-down by a user deletes them first (KEP-2255), and lowerEvery
-	// is the time between two such writes.
-	lowerAfter = 10 * time.Second
-	lowerEvery = 200 * time.Millisecond
 )
 
 // attempts counts the consecutive failed writes of a pod's deletion cost.
@@ -80,14 +75,14 @@ func (d *decision) lowerWaiting(s situation, leaving []*pod) {
 		if !deletioncost.CanLower(p.Pod) || !d.mayWriteCost(s, p) {
 			continue
 		}
-		at := latest(s.lastSign(p.evacuation).Add(lowerAfter), s.memory.lowered.Add(lowerEvery))
+		at := latest(s.lastSign(p.evacuation).Add(deletioncost.LowerAfter), s.memory.lowered.Add(deletioncost.LowerEvery))
 		if s.now.Before(at) {
 			d.wakeAt(at)
 			continue
 		}
 		d.lower = append(d.lower, p.Pod)
 		d.memory.lowered = s.now
-		d.wakeAt(s.now.Add(lowerEvery))
+		d.wakeAt(s.now.Add(deletioncost.LowerEvery))
 		return
 	}
 }

@@ -61,7 +61,7 @@ func (d *decision) tell(
 			continue
 		}
 		text := message(p)
-		if reported && !progress && p.evacuation.Status.Message == wording.Cut(text, maxMessage) {
+		if reported && !progress && p.evacuation.Status.Message == wording.Cut(text, protocol.MaxMessage) {
 			continue
 		}
 		if reported && held {
