@@ -152,14 +152,16 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 		if err != nil {
 			return loop.IgnoreNotFound(err)
 		}
-		c.known.wrote(key, nil, stripped(written), change.record)
+		c.latestAutoscalers.Wrote(stripped(written))
+		c.known.wrote(key, change.record)
 		return nil
 	}
 	written, err := c.host.AppsV1().Deployments(key.Namespace).Patch(ctx, object.GetName(), types.MergePatchType, patch, options)
 	if err != nil {
 		return loop.IgnoreNotFound(err)
 	}
-	c.known.wrote(key, stripped(written), nil, change.record)
+	c.latestDeployments.Wrote(stripped(written))
+	c.known.wrote(key, change.record)
 	return nil
 }
 

@@ -21,6 +21,8 @@ import (
 	"sync"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
@@ -114,6 +116,9 @@ type Controller struct {
 	replicaSetLister  appslisters.ReplicaSetLister
 	replicaSets       cache.Indexer
 	autoscalers       cache.Indexer
+	// latestDeployments and latestAutoscalers are as cached, or as written by this process.
+	latestDeployments loop.Latest[*appsv1.Deployment]
+	latestAutoscalers loop.Latest[*autoscalingv2.HorizontalPodAutoscaler]
 	attachments       cache.Indexer
 	synced            []cache.InformerSynced
 
@@ -151,7 +156,10 @@ func New(config Config) (*Controller, error) {
 		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(), deploymentLister: deployments.Lister(),
 		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),
 		replicaSetLister: replicaSets.Lister(), replicaSets: replicaSets.Informer().GetIndexer(),
-		autoscalers: autoscalers.Informer().GetIndexer(), attachments: attachments.GetIndexer(),
+		autoscalers:       autoscalers.Informer().GetIndexer(),
+		latestDeployments: loop.NewLatest[*appsv1.Deployment](deployments.Informer().GetStore()),
+		latestAutoscalers: loop.NewLatest[*autoscalingv2.HorizontalPodAutoscaler](autoscalers.Informer().GetStore()),
+		attachments:       attachments.GetIndexer(),
 		queue: loop.NewQueue(loop.Config[item]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, LogAs: item.logAs, Failed: func() { syncErrors.Inc() },
 		}),

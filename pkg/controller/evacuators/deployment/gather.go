@@ -20,7 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -42,12 +42,12 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situ
 		now: c.clock.Now(), servingSince: c.servingSince, timeout: c.timeout, startDeadline: c.startDeadline, off: c.off,
 		memory: known.memory, attempts: known.attempts, refused: known.refused,
 	}
-	deployment, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)
-	if err != nil && !apierrors.IsNotFound(err) {
+	deployment, exists, err := c.latestDeployments.Get(key.String())
+	if err != nil {
 		return s, err
 	}
-	if err == nil {
-		s.deployment = newest(deployment, known.deployment)
+	if exists {
+		s.deployment = deployment
 		s.readAnnotations()
 	}
 	if s.autoscalers, err = c.autoscalersOf(key); err != nil {
@@ -74,22 +74,6 @@ func (s *situation) readAnnotations() {
 	}
 }
 
-// newest returns the newer one of the cached object and the result of our own last write.
-func newest[T interface {
-	metav1.Object
-	comparable
-}](cached, written T) T {
-	var none T
-	if written == none || written.GetUID() != cached.GetUID() {
-		return cached
-	}
-	order, err := resourceversion.CompareResourceVersion(cached.GetResourceVersion(), written.GetResourceVersion())
-	if err != nil || order >= 0 {
-		return cached
-	}
-	return written
-}
-
 func (c *Controller) autoscalersOf(key types.NamespacedName) ([]*autoscalingv2.HorizontalPodAutoscaler, error) {
 	objects, err := c.autoscalers.ByIndex(autoscalersByDeployment, key.String())
 	if err != nil {
@@ -97,8 +81,16 @@ func (c *Controller) autoscalersOf(key types.NamespacedName) ([]*autoscalingv2.H
 	}
 	found := make([]*autoscalingv2.HorizontalPodAutoscaler, 0, len(objects))
 	for _, object := range objects {
-		if a, ok := object.(*autoscalingv2.HorizontalPodAutoscaler); ok {
-			found = append(found, a)
+		a, ok := object.(*autoscalingv2.HorizontalPodAutoscaler)
+		if !ok {
+			continue
+		}
+		latest, exists, err := c.latestAutoscalers.Get(cache.MetaObjectToName(a).String())
+		if err != nil {
+			return nil, err
+		}
+		if exists {
+			found = append(found, latest)
 		}
 	}
 	slices.SortFunc(found, func(a, b *autoscalingv2.HorizontalPodAutoscaler) int { return strings.Compare(a.Name, b.Name) })
@@ -121,7 +113,6 @@ func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAu
 		}
 	}
 	for i, a := range autoscalers {
-		a = newest(a, known.autoscaler)
 		r, garbage := readRecord(a, 0)
 		if r == nil && !garbage && known.record.isUp() && known.record.UID == a.UID {
 			r = known.record

@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
-	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -27,10 +25,6 @@ type tracked struct {
 // state is the state of one Deployment.
 type state struct {
 	memory
-	// deployment and autoscaler are the results of our own last writes, which the cache may not
-	// have yet.
-	deployment *appsv1.Deployment
-	autoscaler *autoscalingv2.HorizontalPodAutoscaler
 	// record is the last written record, with the UID of its object.
 	record *record
 	// nextLook is the earliest time of the next sync.
@@ -132,18 +126,12 @@ func (t *tracked) nextLook(key types.NamespacedName) time.Time {
 	return time.Time{}
 }
 
-// wrote records the result of a write of the target.
-func (t *tracked) wrote(key types.NamespacedName, d *appsv1.Deployment, a *autoscalingv2.HorizontalPodAutoscaler, r *record) {
+// wrote records the record that a write of the target has set.
+func (t *tracked) wrote(key types.NamespacedName, r *record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.state(key)
 	s.record, s.refused = r, refusal{}
-	if d != nil {
-		s.deployment = d
-	}
-	if a != nil {
-		s.autoscaler = a
-	}
 }
 
 // scaleFailed records that the replica count could not be written, and reports whether the error is
