@@ -11,12 +11,13 @@ import (
 	"strings"
 	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	pdb "haulout.dev/haulout/pkg/drain/budget"
-	"haulout.dev/haulout/pkg/drain/forecast/preflight"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
@@ -64,18 +65,23 @@ type kind struct {
 // trouble collects the blockers, pod by pod.
 type trouble struct {
 	*decision
-	check *preflight.Check
-	found map[kind]*blocker
-	uses  map[*policyv1.PodDisruptionBudget]*budgetUse
+	// budgets are those of the situation.
+	budgets *pdb.Index
+	found   map[kind]*blocker
+	uses    map[*policyv1.PodDisruptionBudget]*budgetUse
 	// unprotected are the pods that no budget protects, by their owner.
 	unprotected map[string][]*leavingPod
 	// ofJobs are the pods of Jobs.
 	ofJobs map[types.NamespacedName][]*leavingPod
 }
 
-func newTrouble(d *decision, check *preflight.Check) *trouble {
-	return &trouble{decision: d, check: check, found: map[kind]*blocker{}, uses: map[*policyv1.PodDisruptionBudget]*budgetUse{},
+func newTrouble(d *decision) *trouble {
+	t := &trouble{decision: d, budgets: pdb.NewIndex(nil), found: map[kind]*blocker{}, uses: map[*policyv1.PodDisruptionBudget]*budgetUse{},
 		unprotected: map[string][]*leavingPod{}, ofJobs: map[types.NamespacedName][]*leavingPod{}}
+	for i := range d.Budgets {
+		t.budgets.Set(&d.Budgets[i])
+	}
+	return t
 }
 
 // of returns the blocker of a kind, which is created on first use.
@@ -122,29 +128,55 @@ func (t *trouble) look(pod *leavingPod, on *nodeState) {
 	if len(pod.Classes) == 0 {
 		t.of(maintenancev1alpha1.PreviewEffectNever, maintenancev1alpha1.ReasonNoEvacuator).add(pod)
 	}
-	if name, ok := pod.JobOf(); ok {
+	if name, ok := pod.jobOf(); ok {
 		job := types.NamespacedName{Namespace: pod.Namespace, Name: name}
 		t.ofJobs[job] = append(t.ofJobs[job], pod)
 	}
-	findings, uses := t.check.Look(pod.Pod.Pod)
-	if uses == nil && len(findings) == 0 {
-		t.addUnprotected(pod)
+	if pod.Owner == nil {
+		t.of(maintenancev1alpha1.PreviewEffectLost, maintenancev1alpha1.ReasonNoController).add(pod)
 	}
-	for i := range findings {
-		pod.Weigh(&findings[i])
-		t.addFinding(pod, &findings[i])
+	if pod.Held {
+		t.addBudgets(pod, t.budgets.Matching(pod.Namespace, pod.Labels))
+	}
+}
+
+// addBudgets adds a pod with the budgets that select it. A budget that is only used up at the
+// moment is none that never allows an eviction, since it will allow disruptions again.
+func (t *trouble) addBudgets(pod *leavingPod, budgets []*policyv1.PodDisruptionBudget) {
+	if len(budgets) == 0 {
+		t.addUnprotected(pod)
+		return
+	}
+	if len(budgets) > 1 {
+		refusal := pdb.ExplainSeveral(budgets)
+		b := t.of(maintenancev1alpha1.PreviewEffectNever, refusal.Reason, budgets...)
+		b.Message = refusal.Message
+		b.add(pod)
+		return
+	}
+	budget := budgets[0]
+	if !pod.Ready && pdb.LetsUnreadyGo(budget) {
+		return
+	}
+	why, never := pdb.NeverAllows(budget)
+	refusal := pod.Refusal
+	if never && pod.Surge != nil {
+		refusal = pod.Surge.RefuseUnder(budget)
 	}
 	switch {
-	case uses == nil:
-	case pod.Surge != nil && opensWithOneMore(uses):
-		t.addReplaced(pod, uses, "allows no eviction now")
+	case never && (pod.Surge == nil || !refusal.IsZero()):
+		t.addNever(pod, budget, refusal)
+	case never:
+		t.addReplaced(pod, budget, "allows no eviction as it is ("+why+")")
+	case pod.Surge != nil && opensWithOneMore(budget):
+		t.addReplaced(pod, budget, "allows no eviction now")
 	default:
-		if t.uses[uses] == nil {
-			t.uses[uses] = &budgetUse{budget: uses, byWave: map[int]int{}}
+		if t.uses[budget] == nil {
+			t.uses[budget] = &budgetUse{budget: budget, byWave: map[int]int{}}
 		}
-		t.uses[uses].add(pod)
+		t.uses[budget].add(pod)
 		if t.isPinned(pod) {
-			t.uses[uses].pinned = append(t.uses[uses].pinned, pod)
+			t.uses[budget].pinned = append(t.uses[budget].pinned, pod)
 		}
 	}
 }
@@ -158,38 +190,20 @@ func (t *trouble) addOverdue(pod *leavingPod) {
 	t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonPodTerminating).add(pod)
 }
 
-func (t *trouble) addFinding(pod *leavingPod, f *preflight.Finding) {
-	switch f.Kind {
-	case preflight.NoController:
-		t.of(maintenancev1alpha1.PreviewEffectLost, maintenancev1alpha1.ReasonNoController).add(pod)
-	case preflight.SeveralBudgets:
-		refusal := pdb.ExplainSeveral(f.Budgets)
-		b := t.of(maintenancev1alpha1.PreviewEffectNever, refusal.Reason, f.Budgets...)
-		b.Message = refusal.Message
-		b.add(pod)
-	case preflight.BudgetNeverAllows:
-		t.addNever(pod, f)
-	case preflight.ReplacedFirst:
-		t.addReplaced(pod, f.Budgets[0], "allows no eviction as it is ("+f.Why+")")
-	case preflight.LeftRunning:
-		// Such a pod is in no wave.
-	}
-}
-
-// addNever adds a pod whose budget never allows an eviction. An operator may move the pod's role to
-// another pod, after which the budget allows it.
-func (t *trouble) addNever(pod *leavingPod, f *preflight.Finding) {
+// addNever adds a pod whose budget never allows an eviction, and whose Deployment is not scaled up
+// because of the refusal. An operator may move the pod's role to another pod, after which the
+// budget allows it.
+func (t *trouble) addNever(pod *leavingPod, budget *policyv1.PodDisruptionBudget, refusal surge.Refusal) {
 	owner, effect := pdb.OwnerOf(pod.Owner), maintenancev1alpha1.PreviewEffectNever
 	if owner.IsOperator() {
 		effect = maintenancev1alpha1.PreviewEffectNotNow
 	}
-	refusal := f.Refusal
 	if pod.Surge != nil && !surge.IsAlways(pod.Surge.Deployment.Annotations) {
 		// Only the budget is in the way of a replacement, and the remedy names the annotation.
 		owner, refusal = pdb.OwnerDeployment, surge.Refusal{}
 	}
-	why := pdb.Explain(f.Budgets[0], owner)
-	b := t.of(effect, why.Reason, f.Budgets...)
+	why := pdb.Explain(budget, owner)
+	b := t.of(effect, why.Reason, budget)
 	if b.Message == "" {
 		b.Message = why.Message
 		if !refusal.IsZero() {
@@ -216,13 +230,57 @@ func (t *trouble) addJobs() {
 	for _, name := range slices.SortedFunc(maps.Keys(t.ofJobs), byName) {
 		pods := t.ofJobs[name]
 		job := t.Owners.Job(name.Namespace, name.Name)
-		if job == nil || !preflight.FailsJob(job, int32(len(pods))) {
+		if job == nil || !failsJob(job, int32(len(pods))) {
 			continue
 		}
 		for _, pod := range pods {
 			t.of(maintenancev1alpha1.PreviewEffectLost, maintenancev1alpha1.ReasonJobFails).add(pod, name.String())
 		}
 	}
+}
+
+// jobOf returns the name of the Job that owns a pod, and whether one does.
+func (p *Pod) jobOf() (name string, ok bool) {
+	if p.Owner == nil || p.Owner.Kind != "Job" || p.Owner.APIVersion != batchv1.SchemeGroupVersion.String() {
+		return "", false
+	}
+	return p.Owner.Name, true
+}
+
+// failsJob reports whether a Job fails for good when so many of its pods are evicted at the same
+// time. An evicted pod counts as failed, unless the Job's pod failure policy ignores pods that were
+// disrupted (KEP-3329). A Job that counts the failures of each index (KEP-3850) loses an index for
+// good only if it allows none.
+func failsJob(job *batchv1.Job, evicted int32) bool {
+	if action, ok := onDisruption(job.Spec.PodFailurePolicy); ok {
+		switch action {
+		case batchv1.PodFailurePolicyActionIgnore:
+			return false
+		case batchv1.PodFailurePolicyActionFailJob, batchv1.PodFailurePolicyActionFailIndex:
+			return true
+		}
+	}
+	if limit := job.Spec.BackoffLimitPerIndex; limit != nil {
+		return *limit == 0
+	}
+	limit := job.Spec.BackoffLimit
+	return limit != nil && job.Status.Failed+evicted > *limit
+}
+
+// onDisruption returns the action of the first rule that matches a pod because it was disrupted.
+func onDisruption(policy *batchv1.PodFailurePolicy) (batchv1.PodFailurePolicyAction, bool) {
+	if policy == nil {
+		return "", false
+	}
+	for i := range policy.Rules {
+		for _, pattern := range policy.Rules[i].OnPodConditions {
+			// The API server defaults the status to True.
+			if pattern.Type == corev1.DisruptionTarget && (pattern.Status == "" || pattern.Status == corev1.ConditionTrue) {
+				return policy.Rules[i].Action, true
+			}
+		}
+	}
+	return "", false
 }
 
 // all returns the blockers, the worst first.

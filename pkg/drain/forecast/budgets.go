@@ -53,7 +53,7 @@ func (u *budgetUse) rounds(allowed int) (rounds int, broken bool) {
 // addUnprotected records a pod that is evicted in turns with the other pods of its owner: no budget
 // protects it, it is ready, and no surge replaces it first.
 func (t *trouble) addUnprotected(pod *leavingPod) {
-	if t.UnprotectedAllAtOnce || !pod.Held || !pod.Ready || !pod.Restarts || pod.Owner == nil || pod.Surge != nil {
+	if t.UnprotectedAllAtOnce || !pod.Ready || !pod.Restarts || pod.Owner == nil || pod.Surge != nil {
 		return
 	}
 	owner := fmt.Sprintf("%s %s/%s", pod.Owner.Kind, pod.Namespace, pod.Owner.Name)

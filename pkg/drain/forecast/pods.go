@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,18 +16,106 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	"haulout.dev/haulout/pkg/drain/forecast/preflight"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	pdb "haulout.dev/haulout/pkg/drain/budget"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 // tracked are the finalizers that Kubernetes itself removes when a pod has stopped.
 var tracked = sets.New("batch.kubernetes.io/job-tracking")
 
-// Pod has the fields of a pod that a preview needs.
+// Pod has the relevant fields of a pod on a node. It is small, so that the pods of many nodes fit
+// into memory.
 type Pod struct {
-	preflight.Pod
+	Namespace, Name, Node string
+	Labels                labels.Set
+	// Type and Priority determine its wave.
+	Type     maintenancev1alpha1.PodType
+	Priority int32
+	// Left is why the drain keeps the pod running; it is empty for a pod that is asked to leave.
+	Left drainplan.LeftReason
+	// Owner is the controller of the pod; nil if it has none.
+	Owner *metav1.OwnerReference
+	// Annotations are the annotations that determine the evacuators, and the one of mirror pods.
+	Annotations map[string]string
+	// Held: the Eviction API checks budgets for the pod. False for pods that an evacuator removes
+	// without an eviction.
+	Held bool
+	// Restarts: the pod's restart policy is Always, so it is a service and does not run to
+	// completion.
+	Restarts bool
+	// Claims are the names of its volume claims.
+	Claims []string
+	// Tied: its node selector names the node, so it cannot start on another one.
+	Tied bool
+	// Nominated: the pod is not bound to the node, and only nominated for it. A drain does not
+	// evict it, and waits until the scheduler drops the nomination or binds the pod elsewhere.
+	Nominated bool
+	// Ready: the pod counts as healthy for budgets.
+	Ready bool
+	// GoneBy is when a terminating pod should be gone; zero for other pods.
+	GoneBy time.Time
 	// finalizers keep the pod after it has stopped.
 	finalizers []string
+}
+
+// Terminating reports whether the pod is terminating.
+func (p *Pod) Terminating() bool { return !p.GoneBy.IsZero() }
+
+// podOf returns the relevant fields of a pod on the node, given the enabled built-in evacuators. It
+// returns false for a finished pod.
+func podOf(pod *corev1.Pod, node *corev1.Node, builtIn sets.Set[string]) (Pod, bool) {
+	if !drainplan.IsLive(pod) {
+		return Pod{}, false
+	}
+	planned := drainplan.PodOf(pod, node.UID)
+	p := Pod{
+		Namespace: pod.Namespace, Name: pod.Name, Node: node.Name, Labels: pod.Labels,
+		Type: planned.Type, Priority: planned.Priority,
+		Left:        drainplan.Left(pod, planned.Type, node, builtIn),
+		Owner:       metav1.GetControllerOfNoCopy(pod),
+		Annotations: annotationsOf(pod),
+		Held:        planned.Type == maintenancev1alpha1.PodTypeDefault && pdb.Holds(pod),
+		Restarts:    pod.Spec.RestartPolicy == corev1.RestartPolicyAlways,
+		Claims:      claimsOf(pod),
+		Tied:        isTied(pod, node),
+		Nominated:   pod.Spec.NodeName == "",
+		Ready:       pdb.IsReady(pod),
+		finalizers:  finalizersOf(pod),
+	}
+	if pod.DeletionTimestamp != nil {
+		p.GoneBy = pod.DeletionTimestamp.Time
+	}
+	return p, true
+}
+
+func isTied(pod *corev1.Pod, node *corev1.Node) bool {
+	host := pod.Spec.NodeSelector[corev1.LabelHostname]
+	return host != "" && host == node.Labels[corev1.LabelHostname]
+}
+
+func claimsOf(pod *corev1.Pod) []string {
+	var claims []string
+	for i := range pod.Spec.Volumes {
+		if claim := pod.Spec.Volumes[i].PersistentVolumeClaim; claim != nil {
+			claims = append(claims, claim.ClaimName)
+		}
+	}
+	return claims
+}
+
+func annotationsOf(pod *corev1.Pod) map[string]string {
+	var kept map[string]string
+	for key, value := range pod.Annotations {
+		if key == corev1.MirrorPodAnnotationKey || protocol.IsAnnotation(key) {
+			if kept == nil {
+				kept = map[string]string{}
+			}
+			kept[key] = value
+		}
+	}
+	return kept
 }
 
 // Pods collects the pods of some nodes. It is safe for concurrent use by several goroutines that
@@ -68,12 +157,12 @@ func (p *Pods) Add(list []corev1.Pod) {
 		if n == nil {
 			continue
 		}
-		seen, counts := preflight.PodOf(pod, n, p.evacuators)
+		seen, counts := podOf(pod, n, p.evacuators)
 		if !counts {
 			continue
 		}
 		seen.Labels, seen.Namespace, seen.Owner = p.shareLabels(seen.Labels), p.shareText(seen.Namespace), p.shareOwner(seen.Owner)
-		p.all = append(p.all, Pod{Pod: seen, finalizers: finalizersOf(pod)})
+		p.all = append(p.all, seen)
 	}
 	p.byNode = nil
 }

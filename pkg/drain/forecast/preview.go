@@ -5,9 +5,9 @@
 // wave, which evacuators remove them, and the blockers. Values in, values out, without client or
 // clock; pkg/host/previewer gathers the inputs.
 //
-// It uses the planner for the first wave, the rules about evacuators, and
-// pkg/drain/forecast/preflight for the problems of each pod. It adds the view of the whole drain: a
-// budget that allows the eviction of each single pod does not allow all of them at the same time.
+// It uses the planner for the first wave, the rules about evacuators, and those about budgets. It
+// adds the view of the whole drain: a budget that allows the eviction of each single pod does not
+// allow all of them at the same time.
 //
 // It is a prediction, which does not include new pods, changes of budgets and failures of
 // evacuators.
@@ -25,7 +25,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drain/forecast/preflight"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -92,7 +91,7 @@ type Situation struct {
 	// TerminatingNamespaces are the namespaces that are being deleted.
 	TerminatingNamespaces sets.Set[string]
 	// Owners finds the owners of the pods, and the objects that surges depend on.
-	Owners preflight.Owners
+	Owners Owners
 	// Pinned are the volume claims whose volumes can only be used on nodes that this maintenance
 	// would hold or that are cordoned.
 	Pinned sets.Set[types.NamespacedName]

@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drain/forecast/preflight"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -32,7 +31,7 @@ type wave struct {
 type leavingPod struct {
 	*Pod
 	wave *wave
-	preflight.Handling
+	handling
 	// blockers are the reasons of its blockers, the worst first; it is only set for listed pods.
 	blockers []string
 	listed   bool
@@ -53,7 +52,7 @@ func (d *decision) sortPods(ctx context.Context) error {
 		d.waves = append(d.waves, &wave{index: i, entry: &plan[i], covers: covers})
 	}
 	d.left = map[drainplan.LeftReason][]*Pod{}
-	trouble := newTrouble(d, preflight.NewCheck(d.Budgets))
+	trouble := newTrouble(d)
 	seen := 0
 	for _, n := range d.Subject.Allowed() {
 		pods, counts, targets := d.Pods.on(n.Name), d.nodes[n.Name], d.result.Targets[n.Name]
@@ -71,14 +70,13 @@ func (d *decision) sortPods(ctx context.Context) error {
 			if w == nil {
 				continue
 			}
-			var handling preflight.Handling
+			leaving := &leavingPod{Pod: pod, wave: w}
 			if !pod.Nominated {
 				var err error
-				if handling, err = preflight.HandlingOf(ctx, &pod.Pod, d.Evacuators, d.Owners); err != nil {
+				if leaving.handling, err = handlingOf(ctx, pod, d.Evacuators, d.Owners); err != nil {
 					return err
 				}
 			}
-			leaving := &leavingPod{Pod: pod, wave: w, Handling: handling}
 			w.add(leaving, targets)
 			counts.pods++
 			d.leaving = append(d.leaving, leaving)

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drain/forecast/preflight"
+	"haulout.dev/haulout/pkg/drain/forecast"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
@@ -89,7 +89,7 @@ func (o *Owners) unlessForbidden(kind Optional, err error) error {
 	return nil
 }
 
-var _ preflight.Owners = &Owners{}
+var _ forecast.Owners = &Owners{}
 
 // Owners reads the owners of pods and the Deployments of ReplicaSets. The caller passes the nodes.
 // Owners that do not exist are omitted, and so are Jobs and claims that the server may not read.
@@ -241,7 +241,7 @@ func (o *Owners) Deployment(_ context.Context, namespace, name string) (*appsv1.
 	return o.deployments[types.NamespacedName{Namespace: namespace, Name: name}], nil
 }
 
-// Surge implements preflight.Owners.
+// Surge implements forecast.Owners.
 func (o *Owners) Surge(namespace, name string) *surge.Candidate {
 	key := types.NamespacedName{Namespace: namespace, Name: name}
 	d := o.deployments[key]
@@ -257,7 +257,7 @@ func (o *Owners) Surge(namespace, name string) *surge.Candidate {
 	return c
 }
 
-// Job implements preflight.Owners.
+// Job implements forecast.Owners.
 func (o *Owners) Job(namespace, name string) *batchv1.Job {
 	return o.jobs[types.NamespacedName{Namespace: namespace, Name: name}]
 }

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package preflight
+package forecast
 
 import (
 	"context"
@@ -27,8 +27,8 @@ type Owners interface {
 	Job(namespace, name string) *batchv1.Job
 }
 
-// Handling describes which evacuators remove a pod.
-type Handling struct {
+// handling describes which evacuators remove a pod.
+type handling struct {
 	// Classes are the evacuator classes in the order in which they become active, and finally
 	// eviction for a pod that may be evicted. They include the evacuator of Deployments only if it
 	// does something.
@@ -45,9 +45,9 @@ type Handling struct {
 // evictionOnly are the classes of most pods.
 var evictionOnly = []string{maintenancev1alpha1.EvacuatorClassEviction}
 
-// HandlingOf returns how a pod is removed, as its Evacuation would define it, given the enabled
+// handlingOf returns how a pod is removed, as its Evacuation would define it, given the enabled
 // built-in evacuators.
-func HandlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owners) (Handling, error) {
+func handlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owners) (handling, error) {
 	var builtIn protocol.BuiltIn
 	if pod.Owner != nil && on.Len() > 0 {
 		asOwned := corev1.Pod{
@@ -58,10 +58,10 @@ func HandlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owner
 		}
 		var err error
 		if builtIn, err = protocol.BuiltInOf(ctx, &asOwned, on, owners); err != nil {
-			return Handling{}, fmt.Errorf("find the owners of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+			return handling{}, fmt.Errorf("find the owners of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 		}
 	}
-	var h Handling
+	var h handling
 	if builtIn.OptedOut {
 		h.Deployment = builtIn.Deployment
 		h.scale(owners.Surge(pod.Namespace, h.Deployment))
@@ -87,7 +87,7 @@ func HandlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owner
 }
 
 // scale determines whether the evacuator of Deployments would do something, or decline.
-func (h *Handling) scale(c *surge.Candidate) {
+func (h *handling) scale(c *surge.Candidate) {
 	if c == nil {
 		return
 	}
@@ -96,19 +96,4 @@ func (h *Handling) scale(c *surge.Candidate) {
 		return
 	}
 	h.Classes = slices.DeleteFunc(h.Classes, func(class string) bool { return class == maintenancev1alpha1.EvacuatorClassDeployment })
-}
-
-// Weigh adjusts the findings about a pod with this handling: a budget that never allows an eviction
-// does not block a pod whose Deployment is scaled up first.
-func (h *Handling) Weigh(f *Finding) {
-	if f.Kind != BudgetNeverAllows {
-		return
-	}
-	if h.Surge == nil {
-		f.Refusal = h.Refusal
-		return
-	}
-	if f.Refusal = h.Surge.RefuseUnder(f.Budgets[0]); f.Refusal.IsZero() {
-		f.Kind = ReplacedFirst
-	}
 }

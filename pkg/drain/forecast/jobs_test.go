@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package preflight
+package forecast
 
 import (
 	"testing"
@@ -47,7 +47,7 @@ func TestFailsJob(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			job := &batchv1.Job{Spec: test.spec, Status: batchv1.JobStatus{Failed: test.failed}}
-			if got := FailsJob(job, test.evicted); got != test.want {
+			if got := failsJob(job, test.evicted); got != test.want {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})
