@@ -45,11 +45,11 @@ type Plugin struct {
 	// for nothing.
 	builtIn sets.Set[string]
 	// owners caches the owners of pods.
-	owners   *ownerMemo
-	client   kubernetes.Interface
-	rights   *rights
-	identity *identity.Server
-	recorder events.EventRecorder
+	owners     *ownerMemo
+	client     kubernetes.Interface
+	authorizer authorizer.UnconditionalAuthorizer
+	identity   *identity.Server
+	recorder   events.EventRecorder
 	// stored has the keys of all Evacuations, for counting.
 	stored cache.Indexer
 	// podCounts has the number of pods of a namespace for a while.
@@ -102,7 +102,7 @@ func (p *Plugin) SetExternalKubeClientSet(client kubernetes.Interface) {
 
 // SetUnconditionalAuthorizer sets the authorizer.
 func (p *Plugin) SetUnconditionalAuthorizer(authz authorizer.UnconditionalAuthorizer) {
-	p.rights = newRights(authz)
+	p.authorizer = authz
 }
 
 // SetServerIdentity sets the identity of the server's own controllers.
@@ -120,7 +120,7 @@ func (p *Plugin) ValidateInitialization() error {
 	var missing []error
 	for what, isMissing := range map[string]bool{
 		"client of the host cluster": p.client == nil,
-		"authorizer":                 p.rights == nil,
+		"authorizer":                 p.authorizer == nil,
 		"server identity":            p.identity == nil,
 		"event recorder":             p.recorder == nil,
 		"cache of Evacuations":       p.stored == nil,

@@ -6,15 +6,12 @@ package evacuation
 import (
 	"context"
 	"fmt"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	genericapirequest "k8s.io/apiserver/pkg/endpoints/request"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -23,13 +20,6 @@ import (
 )
 
 var resource = maintenance.Resource("evacuations")
-
-const (
-	// memoSize and memoTTL limit the cache of answers; the time is longer than any request may
-	// take, except for collection deletions.
-	memoSize = 4096
-	memoTTL  = time.Minute
-)
 
 // right is a permission in the namespace of an Evacuation.
 type right struct {
@@ -50,34 +40,10 @@ func (r right) String() string {
 	return fmt.Sprintf("%s in namespace %q", s, r.namespace)
 }
 
-// rights asks the authorizer only once for each right in a request: admission runs inside the
-// storage transaction and again on each conflict.
-type rights struct {
-	authorizer authorizer.UnconditionalAuthorizer
-	memo       *utilcache.LRUExpireCache
-}
-
-// memoKey has a pointer to the request. As long as the cache keeps it, no other request can have
-// the same address.
-type memoKey struct {
-	request *genericapirequest.RequestInfo
-	right   right
-}
-
-func newRights(authz authorizer.UnconditionalAuthorizer) *rights {
-	return &rights{authorizer: authz, memo: utilcache.NewLRUExpireCache(memoSize)}
-}
-
-// has reports whether the request's user has a right.
-func (r *rights) has(ctx context.Context, attrs admission.Attributes, asked right) (bool, error) {
-	info, memorable := genericapirequest.RequestInfoFrom(ctx)
-	key := memoKey{request: info, right: asked}
-	if memorable {
-		if allowed, ok := r.memo.Get(key); ok {
-			return allowed.(bool), nil
-		}
-	}
-	decision, _, err := r.authorizer.Authorize(ctx, authorizer.AttributesRecord{
+// has reports whether the request's user has a right. Admission runs inside the storage transaction
+// and again on each conflict; the delegated authorizer caches its answers for ten seconds.
+func (p *Plugin) has(ctx context.Context, attrs admission.Attributes, asked right) (bool, error) {
+	decision, _, err := p.authorizer.Authorize(ctx, authorizer.AttributesRecord{
 		User:            attrs.GetUserInfo(),
 		Verb:            asked.verb,
 		Namespace:       asked.namespace,
@@ -92,9 +58,6 @@ func (r *rights) has(ctx context.Context, attrs admission.Attributes, asked righ
 	if err != nil && !allowed {
 		return false, apierrors.NewInternalError(fmt.Errorf("check whether the user may %s: %w", asked, err))
 	}
-	if memorable {
-		r.memo.Add(key, allowed, memoTTL)
-	}
 	return allowed, nil
 }
 
@@ -104,7 +67,7 @@ func (p *Plugin) require(ctx context.Context, attrs admission.Attributes, needed
 	if p.identity.Is(attrs.GetUserInfo()) {
 		return nil
 	}
-	allowed, err := p.rights.has(ctx, attrs, needed)
+	allowed, err := p.has(ctx, attrs, needed)
 	if err != nil || allowed {
 		return err
 	}
@@ -195,7 +158,7 @@ func (p *Plugin) mayScale(ctx context.Context, attrs admission.Attributes, name 
 	if p.identity.Is(attrs.GetUserInfo()) {
 		return true, nil
 	}
-	return p.rights.has(ctx, attrs, right{
+	return p.has(ctx, attrs, right{
 		verb: "update", group: "apps", resource: "deployments", subresource: "scale", namespace: attrs.GetNamespace(), name: name,
 	})
 }

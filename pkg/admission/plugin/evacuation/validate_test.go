@@ -349,28 +349,6 @@ func TestValidateDeletion(t *testing.T) {
 	}
 }
 
-func TestAuthorizerIsAskedOncePerRequest(t *testing.T) {
-	f := newFixture(t, nil, []string{deletePod, useOurs}, newPod())
-	ctx, attrs := f.attributes(request{object: newEvacuation()})
-	for range 3 {
-		if err := errors.Join(f.Admit(ctx, attrs, nil), f.Validate(ctx, attrs, nil)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if want := []string{deletePod, useOurs}; !slices.Equal(f.authz.asked, want) {
-		t.Errorf("got questions about %q for one request, want %q", f.authz.asked, want)
-	}
-
-	f.authz.allowed = nil
-	if err := f.Validate(ctx, attrs, nil); err != nil {
-		t.Errorf("the same request: got %v, want no error", err)
-	}
-	ctx, attrs = f.attributes(request{object: newEvacuation()})
-	if err := f.Validate(ctx, attrs, nil); !apierrors.IsForbidden(err) {
-		t.Errorf("another request: got %v, want a Forbidden error", err)
-	}
-}
-
 func TestAuthorizerIsAskedAgainAfterAnError(t *testing.T) {
 	f := newFixture(t, nil, []string{deletePod, useOurs})
 	ctx, attrs := f.attributes(request{object: newEvacuation()})
