@@ -91,7 +91,7 @@ func endOf(object *maintenancev1alpha1.Evacuation, class string) error {
 		return ErrTurnLost
 	case status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid:
 		return nil
-	case object.DeletionTimestamp != nil || !protocol.HasInstigator(object.Finalizers):
+	case protocol.IsWithdrawn(object):
 		return ErrCancelled
 	}
 	return nil

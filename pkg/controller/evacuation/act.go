@@ -72,7 +72,7 @@ func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (
 		return nil, err
 	}
 	logger := klog.FromContext(ctx)
-	if isComplete(evacuation) {
+	if protocol.IsComplete(evacuation) {
 		logger.V(2).Info("Evacuation is complete", "pod", klog.KRef(evacuation.Namespace, evacuation.Spec.PodRef.Name))
 		evacuationsCompleted.WithLabelValues(meta.FindStatusCondition(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete).Reason).Inc()
 		if s.pod == nil || isFinished(s.pod) {

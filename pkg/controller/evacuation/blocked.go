@@ -212,7 +212,7 @@ func hasForeignFinalizer(evacuation *maintenancev1alpha1.Evacuation) bool {
 // isDeadButHeld reports whether an Evacuation is over for its instigators and evacuators and only
 // foreign finalizers keep it.
 func isDeadButHeld(evacuation *maintenancev1alpha1.Evacuation) bool {
-	return len(foreignHolders(evacuation)) > 0 && !isComplete(evacuation) &&
+	return len(foreignHolders(evacuation)) > 0 && !protocol.IsComplete(evacuation) &&
 		evacuation.Status.EvacuationCancellationPolicy != maintenancev1alpha1.EvacuationCancellationPolicyForbid
 }
 

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -73,7 +74,7 @@ func (c *completed) addPods(namespace string, n int) {
 
 // set takes in an Evacuation as it is.
 func (c *completed) set(evacuation *maintenancev1alpha1.Evacuation) {
-	if !isComplete(evacuation) {
+	if !protocol.IsComplete(evacuation) {
 		return
 	}
 	is := completion{evacuation.Name, meta.FindStatusCondition(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete).LastTransitionTime.Time}

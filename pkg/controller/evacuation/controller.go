@@ -404,7 +404,7 @@ func (c *Controller) reconcile(ctx context.Context, key types.NamespacedName) er
 	if err != nil {
 		return err
 	}
-	if isComplete(evacuation) {
+	if protocol.IsComplete(evacuation) {
 		for _, oldest := range c.completed.overflow(key.Namespace) {
 			c.queue.Add(oldest)
 		}

@@ -106,7 +106,7 @@ type decision struct {
 func decide(s situation) decision {
 	d := decision{status: *s.evacuation.Status.DeepCopy()}
 	switch {
-	case isComplete(s.evacuation):
+	case protocol.IsComplete(s.evacuation):
 		d.decideRelease(s)
 	case s.pod == nil || isFinished(s.pod):
 		d.decidePodLeft(s)
@@ -116,10 +116,6 @@ func decide(s situation) decision {
 		d.decideTurn(s)
 	}
 	return d
-}
-
-func isComplete(evacuation *maintenancev1alpha1.Evacuation) bool {
-	return meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete)
 }
 
 func isFinished(pod *corev1.Pod) bool {

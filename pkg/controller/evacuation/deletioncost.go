@@ -43,7 +43,7 @@ func (c *Controller) podOfSettled(evacuation *maintenancev1alpha1.Evacuation) {
 
 // keepsLowered reports whether the pod of an Evacuation still has to be the first to leave.
 func keepsLowered(evacuation *maintenancev1alpha1.Evacuation) bool {
-	return !isComplete(evacuation) &&
+	return !protocol.IsComplete(evacuation) &&
 		(!protocol.IsWithdrawn(evacuation) || evacuation.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid)
 }
 

@@ -34,7 +34,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 	if failure, _ := c.failures.Of(keyOf(evacuation)); failure != nil {
 		s.failure = failure.Text
 	}
-	if isComplete(evacuation) {
+	if protocol.IsComplete(evacuation) {
 		s.surplus = c.completed.isSurplus(keyOf(evacuation))
 		return s, nil
 	}

@@ -64,11 +64,6 @@ func (r Rank) Compare(other Rank) int {
 	return slices.Compare(a, b)
 }
 
-// Less reports whether a acts before b.
-func Less(a, b maintenancev1alpha1.Evacuator) bool {
-	return compare(a, b) < 0
-}
-
 // Sort puts evacuators into the order in which they act.
 func Sort(evacuators []maintenancev1alpha1.Evacuator) {
 	slices.SortStableFunc(evacuators, compare)

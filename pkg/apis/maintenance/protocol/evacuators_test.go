@@ -63,10 +63,10 @@ func TestSort(t *testing.T) {
 	var got []string
 	for i, e := range evacuators {
 		got = append(got, e.EvacuatorClass)
-		if i > 0 && !Less(evacuators[i-1], e) {
+		if i > 0 && compare(evacuators[i-1], e) >= 0 {
 			t.Errorf("%s is not less than %s", evacuators[i-1].EvacuatorClass, e.EvacuatorClass)
 		}
-		if Less(e, e) {
+		if compare(e, e) != 0 {
 			t.Errorf("%s is less than itself", e.EvacuatorClass)
 		}
 	}

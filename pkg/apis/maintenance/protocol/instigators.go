@@ -6,6 +6,8 @@ package protocol
 import (
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -38,4 +40,9 @@ func HasInstigator(finalizers []string) bool {
 // IsWithdrawn reports whether no instigator requests the evacuation any more.
 func IsWithdrawn(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return evacuation.DeletionTimestamp != nil || !HasInstigator(evacuation.Finalizers)
+}
+
+// IsComplete reports whether an Evacuation is over.
+func IsComplete(evacuation *maintenancev1alpha1.Evacuation) bool {
+	return meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete)
 }

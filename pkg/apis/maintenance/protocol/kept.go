@@ -43,7 +43,7 @@ func IsKeptByBudget(evacuation *maintenancev1alpha1.Evacuation, patience time.Du
 func KeptByBudgetAt(evacuation *maintenancev1alpha1.Evacuation, patience time.Duration) (time.Time, bool) {
 	status := &evacuation.Status
 	if status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassDaemonSet || status.ActiveEvacuatorCompleted ||
-		meta.IsStatusConditionTrue(status.Conditions, maintenancev1alpha1.ConditionComplete) {
+		IsComplete(evacuation) {
 		return time.Time{}, false
 	}
 	blocked := meta.FindStatusCondition(status.Conditions, maintenancev1alpha1.ConditionBlocked)

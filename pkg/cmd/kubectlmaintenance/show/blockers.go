@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
@@ -34,7 +35,7 @@ const podsShown = 20
 
 // Blocked reports whether an Evacuation is blocked.
 func Blocked(e *v1alpha1.Evacuation) bool {
-	return meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionBlocked) && !meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete)
+	return meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionBlocked) && !protocol.IsComplete(e)
 }
 
 // BlockersOf returns the pods that cannot leave, the longest blocked first. It only includes nodes

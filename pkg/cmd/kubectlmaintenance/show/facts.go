@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -185,7 +184,7 @@ func (f *Facts) evacuating(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	if f.living == nil {
 		f.living = map[string]int{}
 		for i := range f.Evacuations {
-			if e := &f.Evacuations[i]; !meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete) {
+			if e := &f.Evacuations[i]; !protocol.IsComplete(e) {
 				f.living[e.Spec.NodeName]++
 			}
 		}

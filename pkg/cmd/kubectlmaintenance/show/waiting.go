@@ -65,7 +65,7 @@ func Waits(e *v1alpha1.Evacuation, now time.Time) bool { return waitOf(e, now) !
 
 // waitOf returns why a pod waits that is not blocked, "" if it does not.
 func waitOf(e *v1alpha1.Evacuation, now time.Time) string {
-	if Blocked(e) || meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete) {
+	if Blocked(e) || protocol.IsComplete(e) {
 		return ""
 	}
 	if c := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked); c != nil {

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -59,9 +58,8 @@ type decision struct {
 // hasTurn reports whether this evacuator is the active one of an Evacuation and has to work on it.
 func hasTurn(evacuation *maintenancev1alpha1.Evacuation) bool {
 	return evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDaemonSet && !evacuation.Status.ActiveEvacuatorCompleted &&
-		!meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete) &&
 		// Without an instigator it is about to be cancelled: this evacuator never sets Forbid.
-		evacuation.DeletionTimestamp == nil && protocol.HasInstigator(evacuation.Finalizers)
+		!protocol.IsComplete(evacuation) && !protocol.IsWithdrawn(evacuation)
 }
 
 // decide computes the decision about an Evacuation; it performs no writes.

@@ -247,7 +247,7 @@ func (c *Controller) report(ctx context.Context, now time.Time, r report) error 
 		if readErr != nil {
 			return readErr
 		}
-		if live.UID != r.evacuation.UID || !isOurTurn(live) || isComplete(live) {
+		if live.UID != r.evacuation.UID || !isOurTurn(live) || protocol.IsComplete(live) {
 			return nil
 		}
 		current = live

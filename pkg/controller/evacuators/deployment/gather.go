@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -190,14 +189,10 @@ func (c *Controller) evacuationOf(p *corev1.Pod) (*maintenancev1alpha1.Evacuatio
 	if err != nil {
 		return nil, err
 	}
-	if evacuation.DeletionTimestamp != nil || !protocol.HasInstigator(evacuation.Finalizers) || isComplete(evacuation) {
+	if protocol.IsWithdrawn(evacuation) || protocol.IsComplete(evacuation) {
 		return nil, nil
 	}
 	return evacuation, nil
-}
-
-func isComplete(evacuation *maintenancev1alpha1.Evacuation) bool {
-	return meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete)
 }
 
 // budgetsOf returns the budgets that the Eviction API would check. known has those of the labels of
@@ -289,7 +284,7 @@ func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedNam
 	if err != nil {
 		return err
 	}
-	if !isOurTurn(evacuation) && !isDeclined(evacuation) || isComplete(evacuation) {
+	if !isOurTurn(evacuation) && !isDeclined(evacuation) || protocol.IsComplete(evacuation) {
 		return nil
 	}
 	ref := evacuation.Spec.PodRef

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/surge"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
@@ -121,7 +122,7 @@ func (c *Controller) evacuationChanged(evacuation *maintenancev1alpha1.Evacuatio
 	if p, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name); err == nil && p.UID == evacuation.Spec.PodRef.UID && c.enqueueOwner(p) {
 		return
 	}
-	if (isOurTurn(evacuation) || isDeclined(evacuation)) && !isComplete(evacuation) {
+	if (isOurTurn(evacuation) || isDeclined(evacuation)) && !protocol.IsComplete(evacuation) {
 		c.queue.Add(item{isEvacuation: true, NamespacedName: types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name}})
 	}
 }
