@@ -160,12 +160,18 @@ func (c *Controller) holdersOf(nodeName string) []string {
 	if err != nil || !node.Spec.Unschedulable {
 		return nil
 	}
-	var names []string
-	for _, nm := range c.holders.Which(nodeName, func(nm *maintenancev1alpha1.NodeMaintenance) bool {
-		return maintenancev1alpha1.IsHolding(nm) && maintenancev1alpha1.NodeStatusOf(nm, maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID}) != nil
-	}) {
-		names = append(names, nm.Name)
+	maintenances, err := c.maintenanceLister.List(labels.Everything())
+	if err != nil {
+		return nil
 	}
+	var names []string
+	ref := maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID}
+	for _, nm := range maintenances {
+		if maintenancev1alpha1.IsHolding(nm) && maintenancev1alpha1.NodeStatusOf(nm, ref) != nil {
+			names = append(names, nm.Name)
+		}
+	}
+	slices.Sort(names)
 	return names
 }
 

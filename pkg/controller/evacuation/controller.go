@@ -191,9 +191,11 @@ type Controller struct {
 	// lowered has the pods whose deletion cost was lowered and may have to be restored.
 	lowered *loop.Queue[types.NamespacedName]
 	// waiting has the pods that wait with an evacuator and have to get the lowest deletion cost.
-	waiting  *loop.Queue[types.NamespacedName]
-	pace     pace
-	departed departed
+	waiting *loop.Queue[types.NamespacedName]
+	pace    pace
+	// departed are the pods whose deletion a watch has reported, so that syncs need not ask the API
+	// server. A UID is never reused.
+	departed loop.Memory[types.UID, struct{}]
 	arrivals arrivals
 	blocked  blockedTally
 	// failures are the Evacuations that cannot be reconciled, and why; hung are those of them whose
@@ -241,7 +243,6 @@ func New(config Config) (*Controller, error) {
 		failures:  loop.NewFailures[types.NamespacedName](config.Clock, nil),
 		down:      downPods{known: map[string]knownDown{}},
 		pins:      pins{known: map[types.NamespacedName]*knownPin{}},
-		departed:  departed{uids: map[types.UID]struct{}{}},
 		arrivals:  arrivals{pods: map[types.UID]arrival{}},
 		blocked:   blockedTally{reasons: map[types.NamespacedName]string{}},
 	}

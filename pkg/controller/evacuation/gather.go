@@ -113,7 +113,7 @@ func (c *Controller) pod(ctx context.Context, evacuation *maintenancev1alpha1.Ev
 	if err != nil && !apierrors.IsNotFound(err) {
 		return nil, err
 	}
-	if c.departed.has(ref.UID) {
+	if _, departed := c.departed.Get(ref.UID); departed {
 		return nil, nil
 	}
 	pod, err = c.host.CoreV1().Pods(evacuation.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})

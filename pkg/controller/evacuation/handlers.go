@@ -5,7 +5,6 @@ package evacuation
 
 import (
 	"slices"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -64,7 +63,7 @@ func (c *Controller) evacuationGone(obj any) {
 	if !ok {
 		return
 	}
-	c.departed.forget(evacuation.Spec.PodRef.UID)
+	c.departed.Forget(evacuation.Spec.PodRef.UID)
 	c.arrivals.leave(evacuation, c.clock.Now())
 	c.completed.remove(keyOf(evacuation))
 	c.blocked.set(keyOf(evacuation), "")
@@ -117,9 +116,10 @@ func (c *Controller) podGone(obj any) {
 	}
 	c.completed.addPods(pod.Namespace, -1)
 	key := keyOfPod(pod)
-	c.departed.add(pod.UID, func() bool {
+	// Only if it matters: the Evacuation may be gone at the same time.
+	c.departed.Change(pod.UID, func(struct{}, bool) (struct{}, bool) {
 		_, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
-		return err == nil
+		return struct{}{}, err == nil
 	})
 	c.enqueueFor(pod)
 }
@@ -138,34 +138,4 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 			c.queue.Add(types.NamespacedName{Namespace: namespace, Name: name})
 		}
 	}
-}
-
-// departed records the pods whose deletion a watch has reported, so that syncs need not ask the API
-// server. A UID is never reused.
-type departed struct {
-	mu   sync.Mutex
-	uids map[types.UID]struct{}
-}
-
-// add records a UID if it matters. It checks that under the lock, since forget may run at the same
-// time.
-func (d *departed) add(uid types.UID, matters func() bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if matters() {
-		d.uids[uid] = struct{}{}
-	}
-}
-
-func (d *departed) has(uid types.UID) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	_, ok := d.uids[uid]
-	return ok
-}
-
-func (d *departed) forget(uid types.UID) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	delete(d.uids, uid)
 }

@@ -32,7 +32,7 @@ const releaseRetry = 5 * time.Second
 // its finalizer. Each node is released by itself: one that cannot be keeps its own message, and the
 // others go. A maintenance without the finalizer has been through this.
 func (c *Controller) complete(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
-	c.forecasts.forget(nm.UID)
+	c.forecasts.byUID.Forget(nm.UID)
 	if maintenancev1alpha1.IsDone(nm) {
 		return c.finishCompleted(ctx, nm)
 	}

@@ -6,7 +6,6 @@ package nodemaintenance
 import (
 	"context"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
@@ -35,8 +33,9 @@ func (c *Controller) confirmDrained(ctx context.Context, g *gathered, status *ma
 		return nil
 	}
 	was := isDrained(nm) && sameNodes(nm.Status.NodeStatuses, status.NodeStatuses)
-	confirmed, ours := c.confirmed.at(nm)
-	if was && ours && !c.state.Cordons.Latest(g.subject.nodes).After(confirmed) {
+	confirmed, ours := c.confirmed.Get(nm.Name)
+	ours = ours && confirmed.uid == nm.UID
+	if was && ours && !c.state.Cordons.Latest(g.subject.nodes).After(confirmed.at) {
 		return nil
 	}
 	// What a leader inherits as True has been waited for by another one.
@@ -55,7 +54,7 @@ func (c *Controller) confirmDrained(ctx context.Context, g *gathered, status *ma
 		c.notDrainedYet(nm, status, "Pod "+found+" has just appeared")
 		return nil
 	}
-	c.confirmed.set(nm)
+	c.confirmed.Set(nm.Name, confirmation{uid: nm.UID, at: c.clock.Now()})
 	return nil
 }
 
@@ -69,40 +68,10 @@ func (c *Controller) notDrainedYet(nm *maintenancev1alpha1.NodeMaintenance, stat
 	c.setCondition(nm, status, maintenancev1alpha1.ConditionDrained, metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, message)
 }
 
-// confirmations remembers when this leader has seen, by a live list, that a maintenance is drained.
-type confirmations struct {
-	clock clock.PassiveClock
-
-	mu     sync.Mutex
-	byName map[string]confirmation
-}
-
+// confirmation is when this leader has seen, by a live list, that a maintenance is drained.
 type confirmation struct {
 	uid types.UID
 	at  time.Time
-}
-
-func newConfirmations(clock clock.PassiveClock) *confirmations {
-	return &confirmations{clock: clock, byName: map[string]confirmation{}}
-}
-
-func (c *confirmations) set(nm *maintenancev1alpha1.NodeMaintenance) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.byName[nm.Name] = confirmation{uid: nm.UID, at: c.clock.Now()}
-}
-
-func (c *confirmations) at(nm *maintenancev1alpha1.NodeMaintenance) (time.Time, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	one, ok := c.byName[nm.Name]
-	return one.at, ok && one.uid == nm.UID
-}
-
-func (c *confirmations) remove(name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.byName, name)
 }
 
 func sameNodes(a, b []maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {

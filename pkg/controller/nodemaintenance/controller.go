@@ -12,6 +12,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
@@ -99,7 +100,7 @@ type Controller struct {
 
 	queue       *loop.Queue[string]
 	withdrawals *withdrawals
-	withdrawn   *attempts
+	withdrawn   loop.Memory[types.UID, attempt]
 	forecasts   *forecasts
 	selection   *selection.Selection
 	// holders finds the maintenances of a node, as get returns them.
@@ -107,11 +108,13 @@ type Controller struct {
 	state   *nodestate.State
 	rights  *noderights.Cache
 	// latest are the maintenances, as cached or as written by this process.
-	latest    loop.Latest[*maintenancev1alpha1.NodeMaintenance]
-	written   *writeTimes
-	confirmed *confirmations
+	latest loop.Latest[*maintenancev1alpha1.NodeMaintenance]
+	// written is when the status of each maintenance was last written, to pace the writes.
+	written   loop.Memory[string, time.Time]
+	confirmed loop.Memory[string, confirmation]
 	gauges    gauges
-	costs     *costs
+	// costs is how long the last sync of each maintenance took.
+	costs loop.Memory[string, time.Duration]
 	// problems are what keeps failing for each maintenance, and the last event about a status that
 	// cannot be written.
 	problems *loop.Failures[string]
@@ -155,11 +158,7 @@ func New(config Config) (*Controller, error) {
 		state:        config.State,
 		rights:       config.Rights,
 		latest:       loop.NewLatest[*maintenancev1alpha1.NodeMaintenance](maintenances.Informer().GetStore()),
-		written:      newWriteTimes(config.Clock),
-		confirmed:    newConfirmations(config.Clock),
-		costs:        &costs{byItem: map[string]time.Duration{}},
 		problems:     loop.NewFailures[string](config.Clock, nil),
-		withdrawn:    newAttempts(config.Clock),
 		stallTimeout: config.StallTimeout,
 		longGrace:    config.LongGrace,
 		completedTTL: config.CompletedTTL,
@@ -198,7 +197,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 
 // resync enqueues everything: it only heals what was missed.
 func (c *Controller) resync(context.Context) {
-	c.withdrawn.sweep()
+	c.withdrawn.Sweep(func(last attempt) bool { return c.clock.Since(last.at) > loop.Resync })
 	for _, obj := range c.maintenances() {
 		c.queue.Add(obj.Name)
 	}
@@ -218,7 +217,7 @@ func (c *Controller) timedSync(ctx context.Context, item string) error {
 	c.noteSync(ctx, item, err)
 	took := c.clock.Since(started)
 	syncDuration.Observe(took.Seconds())
-	c.costs.set(item, took)
+	c.noteCost(item, took)
 	return err
 }
 
@@ -290,31 +289,19 @@ func (c *Controller) get(name string) (*maintenancev1alpha1.NodeMaintenance, err
 
 // forget drops what is remembered of a maintenance that is gone.
 func (c *Controller) forget(name string) {
-	c.written.remove(name)
-	c.confirmed.remove(name)
+	c.written.Forget(name)
+	c.confirmed.Forget(name)
 	c.problems.Forget(name)
-	c.costs.set(name, 0)
+	c.costs.Forget(name)
 }
 
-// costs remembers how long the last sync of each item took.
-type costs struct {
-	mu     sync.Mutex
-	byItem map[string]time.Duration
+// noteCost remembers how long the last sync of a maintenance took, if that is long.
+func (c *Controller) noteCost(item string, took time.Duration) {
+	c.costs.Change(item, func(time.Duration, bool) (time.Duration, bool) { return min(took, maxDebounce), took > debounce })
 }
 
-func (c *costs) set(item string, took time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if took <= debounce {
-		delete(c.byItem, item)
-		return
-	}
-	c.byItem[item] = min(took, maxDebounce)
-}
-
-// debounce returns how long to gather events before an item is reconciled.
-func (c *costs) debounce(item string) time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return max(debounce, c.byItem[item])
+// debounce returns how long to gather events before a maintenance is reconciled.
+func (c *Controller) debounce(item string) time.Duration {
+	took, _ := c.costs.Get(item)
+	return max(debounce, took)
 }

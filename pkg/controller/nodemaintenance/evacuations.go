@@ -171,19 +171,21 @@ func (c *Controller) withdrawUnwanted(ctx context.Context, g *gathered, l *decis
 		}
 	}
 	work = slices.DeleteFunc(work, func(e *maintenancev1alpha1.Evacuation) bool {
-		wait := c.withdrawn.wait(e.UID)
+		wait := c.withdrawalWait(e.UID)
 		if wait > 0 {
 			c.queue.AddAfter(g.subject.Name, wait)
 		}
 		return wait > 0
 	})
 	slices.SortStableFunc(work, func(a, b *maintenancev1alpha1.Evacuation) int {
-		return c.withdrawn.tried(a.UID).Compare(c.withdrawn.tried(b.UID))
+		lastOfA, _ := c.withdrawn.Get(a.UID)
+		lastOfB, _ := c.withdrawn.Get(b.UID)
+		return lastOfA.at.Compare(lastOfB.at)
 	})
 	return c.inRounds(ctx, g.subject.Name, len(work), func(ctx context.Context, i int) error {
 		err := c.removeInstigator(ctx, work[i])
 		if ctx.Err() == nil && !loop.IsOnlyConflict(err) {
-			c.withdrawn.note(work[i].UID, err)
+			c.noteWithdrawal(work[i].UID, err)
 		}
 		return err
 	})

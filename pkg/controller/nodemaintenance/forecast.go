@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -37,10 +36,8 @@ const (
 type forecasts struct {
 	c     *Controller
 	queue *loop.Queue[string]
-
-	mu sync.Mutex
-	// byUID are what the previews found. They may be dropped at any time.
-	byUID map[types.UID]forecast
+	// byUID are what the previews found.
+	byUID loop.Memory[types.UID, forecast]
 }
 
 type forecast struct {
@@ -50,7 +47,7 @@ type forecast struct {
 
 func newForecasts(c *Controller, config Config) *forecasts {
 	return &forecasts{
-		c: c, byUID: map[types.UID]forecast{},
+		c: c,
 		queue: loop.NewQueue(loop.Config[string]{
 			Name: Name + "-forecasts", Backoff: time.Second, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " forecast of",
 			LogAs: func(name string) (string, any) { return "nodeMaintenance", name },
@@ -67,7 +64,7 @@ func (f *forecasts) reconcile(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if !maintenancev1alpha1.IsDraining(nm) || f.has(nm.UID) {
+	if _, known := f.byUID.Get(nm.UID); known || !maintenancev1alpha1.IsDraining(nm) {
 		return nil
 	}
 	preview, err := f.c.maintenance.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
@@ -78,9 +75,7 @@ func (f *forecasts) reconcile(ctx context.Context, name string) error {
 		return fmt.Errorf("preview the drain: %w", err)
 	}
 	text := describeBlockers(preview)
-	f.mu.Lock()
-	f.byUID[nm.UID] = forecast{at: f.c.clock.Now(), text: text}
-	f.mu.Unlock()
+	f.byUID.Set(nm.UID, forecast{at: f.c.clock.Now(), text: text})
 	if text == "" {
 		return nil
 	}
@@ -117,25 +112,10 @@ func describeBlocker(b *maintenancev1alpha1.PreviewBlocker) string {
 	return fmt.Sprintf("%s%s: %s (%s)", wording.Count(int(b.PodCount), "pod"), about, b.Reason, b.Effect)
 }
 
-func (f *forecasts) has(uid types.UID) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	_, ok := f.byUID[uid]
-	return ok
-}
-
 // textOf returns what was found in the way of a drain that began a short time ago.
 func (f *forecasts) textOf(uid types.UID) string {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if one, ok := f.byUID[uid]; ok && f.c.clock.Since(one.at) < forecastShown {
+	if one, known := f.byUID.Get(uid); known && f.c.clock.Since(one.at) < forecastShown {
 		return one.text
 	}
 	return ""
-}
-
-func (f *forecasts) forget(uid types.UID) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.byUID, uid)
 }

@@ -166,6 +166,6 @@ func (c *Controller) enqueueNode(node string) {
 // stream of events cannot starve it.
 func (c *Controller) enqueue(names []string) {
 	for _, name := range names {
-		c.queue.AddAfter(name, c.costs.debounce(name))
+		c.queue.AddAfter(name, c.debounce(name))
 	}
 }

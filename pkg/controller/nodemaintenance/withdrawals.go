@@ -6,16 +6,13 @@ package nodemaintenance
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -142,56 +139,25 @@ func (c *Controller) removeInstigator(ctx context.Context, e *maintenancev1alpha
 	return nil
 }
 
-// attempts remembers which Evacuations could not be withdrawn by the maintenance that had asked for
-// them, so that those that fail come last, with a back-off. It may be dropped at any time.
-type attempts struct {
-	clock clock.PassiveClock
-
-	mu    sync.Mutex
-	byUID map[types.UID]attempt
-}
-
+// attempt is the last try to withdraw an Evacuation by the maintenance that had asked for it. Those
+// that fail come last, with a back-off.
 type attempt struct {
 	at       time.Time
 	failures int
 }
 
-func newAttempts(clock clock.PassiveClock) *attempts {
-	return &attempts{clock: clock, byUID: map[types.UID]attempt{}}
+// noteWithdrawal takes in the outcome of an attempt.
+func (c *Controller) noteWithdrawal(uid types.UID, err error) {
+	c.withdrawn.Change(uid, func(last attempt, _ bool) (attempt, bool) {
+		return attempt{at: c.clock.Now(), failures: last.failures + 1}, err != nil
+	})
 }
 
-// note takes in the outcome of an attempt.
-func (a *attempts) note(uid types.UID, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if err == nil {
-		delete(a.byUID, uid)
-		return
-	}
-	a.byUID[uid] = attempt{at: a.clock.Now(), failures: a.byUID[uid].failures + 1}
-}
-
-// tried returns when the last attempt failed, zero if none has.
-func (a *attempts) tried(uid types.UID) time.Time {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.byUID[uid].at
-}
-
-// wait returns how long to wait before the next attempt.
-func (a *attempts) wait(uid types.UID) time.Duration {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	last, known := a.byUID[uid]
+// withdrawalWait returns how long to wait before the next attempt.
+func (c *Controller) withdrawalWait(uid types.UID) time.Duration {
+	last, known := c.withdrawn.Get(uid)
 	if !known {
 		return 0
 	}
-	return nodestate.Backoff(last.failures) - a.clock.Since(last.at)
-}
-
-// sweep forgets what was not tried for a while: most likely the Evacuation is gone.
-func (a *attempts) sweep() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	maps.DeleteFunc(a.byUID, func(_ types.UID, last attempt) bool { return a.clock.Since(last.at) > loop.Resync })
+	return nodestate.Backoff(last.failures) - c.clock.Since(last.at)
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/clock"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
@@ -44,7 +42,7 @@ func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.No
 		return nm, nil
 	}
 	if !isUrgent(nm, next) {
-		if wait := c.written.pause(nm.Name, next.Size()); wait > 0 {
+		if wait := c.writePause(nm.Name, next.Size()); wait > 0 {
 			c.queue.AddAfter(nm.Name, wait)
 			return nm, nil
 		}
@@ -65,7 +63,7 @@ func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.No
 		return nil, fmt.Errorf("write status: %w", err)
 	}
 	c.latest.Wrote(stored)
-	c.written.note(nm.Name)
+	c.written.Set(nm.Name, c.clock.Now())
 	return stored, nil
 }
 
@@ -122,40 +120,15 @@ func isTooLarge(err error) bool {
 	return err != nil && (apierrors.IsRequestEntityTooLargeError(err) || strings.Contains(err.Error(), "request is too large"))
 }
 
-// writeTimes remembers when the status of each maintenance was last written, to pace the writes.
-type writeTimes struct {
-	clock clock.PassiveClock
-
-	mu     sync.Mutex
-	byName map[string]time.Time
-}
-
-func newWriteTimes(clock clock.PassiveClock) *writeTimes {
-	return &writeTimes{clock: clock, byName: map[string]time.Time{}}
-}
-
-func (w *writeTimes) note(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.byName[name] = w.clock.Now()
-}
-
-func (w *writeTimes) remove(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.byName, name)
-}
-
-// pause returns how long to wait before the next write of an object of the given size.
-func (w *writeTimes) pause(name string, size int) time.Duration {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	last, ok := w.byName[name]
-	if !ok {
+// writePause returns how long to wait before the next write of the status of a maintenance whose
+// object has the given size.
+func (c *Controller) writePause(name string, size int) time.Duration {
+	last, known := c.written.Get(name)
+	if !known {
 		return 0
 	}
 	pace := max(statusPace, statusPace*time.Duration(size)/bytesPerPace)
-	return pace - w.clock.Since(last)
+	return pace - c.clock.Since(last)
 }
 
 // sameNodeStatus reports whether two states of a node say the same. A field that is added to the

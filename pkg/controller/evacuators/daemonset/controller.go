@@ -95,7 +95,8 @@ type Controller struct {
 
 	volumeDetachTimeout time.Duration
 	volumes             volumesOfNodes
-	warned              warned
+	// warned are the DaemonSets that have a warning event. A new leader may send it again.
+	warned loop.Memory[types.UID, struct{}]
 }
 
 // New creates a controller and registers its handlers and indexes; the informers must not run yet.
@@ -122,7 +123,6 @@ func New(config Config) (*Controller, error) {
 		}),
 		volumeDetachTimeout: config.VolumeDetachTimeout,
 		volumes:             volumesOfNodes{known: map[types.UID]knownVolumes{}},
-		warned:              warned{uids: map[types.UID]struct{}{}},
 	}
 	if err := controllercache.AddPodsByNode(pods.Informer()); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)

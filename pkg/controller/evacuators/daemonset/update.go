@@ -4,12 +4,9 @@
 package daemonset
 
 import (
-	"sync"
-
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // Reasons and actions of the events of this evacuator.
@@ -20,21 +17,6 @@ const (
 
 	actionEvacuate = "Evacuate"
 )
-
-// warned records the DaemonSets that have a warning event. A new leader may send it again.
-type warned struct {
-	mu   sync.Mutex
-	uids map[types.UID]struct{}
-}
-
-// isFirst reports whether a DaemonSet has no warning event yet, and records it.
-func (w *warned) isFirst(uid types.UID) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	_, known := w.uids[uid]
-	w.uids[uid] = struct{}{}
-	return !known
-}
 
 // warnOfUpdate tells the owner of a DaemonSet with the update strategy OnDelete that pods which are
 // recreated after the maintenance have the newest template. Only the deletion of pods updates such
@@ -48,7 +30,12 @@ func (c *Controller) warnOfUpdate(s *situation) {
 	if err != nil || ds.UID != owner.UID || ds.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
 		return
 	}
-	if !c.warned.isFirst(ds.UID) {
+	first := false
+	c.warned.Change(ds.UID, func(_ struct{}, known bool) (struct{}, bool) {
+		first = !known
+		return struct{}{}, true
+	})
+	if !first {
 		return
 	}
 	c.recorder.Eventf(

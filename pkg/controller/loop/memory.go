@@ -1,0 +1,59 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package loop
+
+import (
+	"maps"
+	"sync"
+)
+
+// Memory is what a controller remembers by key and may forget at any time. The zero value is empty.
+// It is safe for concurrent use.
+type Memory[K comparable, V any] struct {
+	mu    sync.Mutex
+	byKey map[K]V
+}
+
+// Get returns what is remembered of a key, and whether something is.
+func (m *Memory[K, V]) Get(key K) (V, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	value, known := m.byKey[key]
+	return value, known
+}
+
+// Set remembers a value.
+func (m *Memory[K, V]) Set(key K, value V) {
+	m.Change(key, func(V, bool) (V, bool) { return value, true })
+}
+
+// Forget drops what is remembered of a key.
+func (m *Memory[K, V]) Forget(key K) {
+	var none V
+	m.Change(key, func(V, bool) (V, bool) { return none, false })
+}
+
+// Change replaces what is remembered of a key, or drops it unless keep is true. No other change is
+// made meanwhile, so change must not use the memory.
+func (m *Memory[K, V]) Change(key K, change func(value V, known bool) (next V, keep bool)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	value, known := m.byKey[key]
+	next, keep := change(value, known)
+	if !keep {
+		delete(m.byKey, key)
+		return
+	}
+	if m.byKey == nil {
+		m.byKey = map[K]V{}
+	}
+	m.byKey[key] = next
+}
+
+// Sweep drops what is old.
+func (m *Memory[K, V]) Sweep(isOld func(V) bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.byKey, func(_ K, value V) bool { return isOld(value) })
+}
