@@ -43,7 +43,7 @@ func TestBlockersOfOnePod(t *testing.T) {
 		"several budgets, even if they allow some": {
 			pod:     pod("web", "web", "n1"),
 			budgets: []policyv1.PodDisruptionBudget{budget("b", "web", 1), budget("a", "web", 1)},
-			want:    []string{"Never SeveralPodDisruptionBudgets: 1 a(1) b(1)"},
+			want:    []string{"Never MultiplePodDisruptionBudgets: 1 a(1) b(1)"},
 		},
 		"several budgets of a pending pod": {
 			pod:     pod("web", "web", "n1", inPhase(corev1.PodPending)),
@@ -51,7 +51,7 @@ func TestBlockersOfOnePod(t *testing.T) {
 		},
 		"a pending pod bypasses its budget": {pod: pod("web", "web", "n1", inPhase(corev1.PodPending)), budgets: never},
 		"a pod that is not ready is held as well": {
-			pod: pod("web", "web", "n1", unready), budgets: never, want: []string{"Never PodDisruptionBudget: 1 closed(0)"},
+			pod: pod("web", "web", "n1", unready), budgets: []policyv1.PodDisruptionBudget{budget("closed", "web", 0, closed, unhealthy(8))}, want: []string{"Never PodDisruptionBudget: 1 closed(0)"},
 		},
 		"a pod that is not ready under a policy for it": {
 			pod:     pod("web", "web", "n1", unready),

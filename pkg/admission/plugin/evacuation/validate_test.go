@@ -111,7 +111,9 @@ func TestValidateRights(t *testing.T) {
 				t.Errorf("with all rights: %v", err)
 			}
 			asked := slices.Clone(f.authz.asked)
+			// The delegated authorizer caches its answers: the same question twice is one.
 			slices.Sort(asked)
+			asked = slices.Compact(asked)
 			needs := slices.Sorted(slices.Values(tt.needs))
 			if !slices.Equal(asked, needs) {
 				t.Errorf("got questions about %q, want %q", asked, needs)
