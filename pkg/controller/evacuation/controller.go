@@ -10,8 +10,8 @@
 // Kept in memory, and droppable at any time: which pods a watch has reported as deleted (departed;
 // without it they are read live), which pods of a namespace are down (down; read again) and which
 // nodes they are limited to (pins; read again), which Evacuations are complete (completed), which
-// cannot be written (failures; shown a minute later) or hang when they are (hung), when costs may be
-// written next (pace), and the reasons that the gauge of blocked Evacuations counts (blocked).
+// cannot be written (failures; shown a minute later) or hang when they are (hung), when costs may
+// be written next (pace), and the reasons that the gauge of blocked Evacuations counts (blocked).
 package evacuation
 
 import (
