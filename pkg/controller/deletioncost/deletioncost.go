@@ -32,10 +32,10 @@ import (
 const (
 	// Lowest is the cost of pods that have to be deleted first.
 	Lowest int32 = -2147483647
-	// LowerAfter is how long a pod waits before its cost is lowered, and LowerEvery is the time
-	// between two such writes: every change of a pod makes the controllers of ReplicaSets and of
-	// budgets reconcile.
+	// LowerAfter is how long a pod waits before its cost is lowered.
 	LowerAfter = 10 * time.Second
+	// LowerEvery is the time between two such writes: every change of a pod makes the controllers
+	// of ReplicaSets and of budgets reconcile.
 	LowerEvery = 200 * time.Millisecond
 	// fieldManager is the field manager of these writes.
 	fieldManager = "haulout-deletioncost"
