@@ -14,6 +14,7 @@
 #   9. the machine is reset while a drain parks the static pod or a user brings it back, RESETS times
 #
 # hack/vm.sh runs the script after each boot. The folder below has what an earlier run has left.
+# After the first reboot, `hack/vm.sh --systemd hack/vm/reboot.sh 7` goes on with number 7.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 cd "${ROOT}"
 export PATH="${ROOT}/bin:${ROOT}/bin/node:${PATH}" CLUSTER_DIR=/srv/cluster
@@ -44,7 +45,9 @@ eventually() {
 }
 
 condition() { [[ "$(kubectl get node "${NODE}" -o jsonpath="{.status.conditions[?(@.type=='$1')].status}")" == True ]]; }
-agentWorks() { condition maintenance.haulout.dev/NodeAgentReady && [[ -n "$(ls /run/systemd/inhibit)" ]]; }
+# published: the agent has told in this boot which static pods it keeps, and the server believes it.
+published() { kubectl get node "${NODE}" --output=yaml | grep -q "kept-static-pods.*$(cat /proc/sys/kernel/random/boot_id)"; }
+agentWorks() { condition maintenance.haulout.dev/NodeAgentReady && published && [[ -n "$(ls /run/systemd/inhibit)" ]]; }
 
 # control is the control plane as a service: what `cluster up` starts ends with it.
 control() {
@@ -327,7 +330,7 @@ case "${step}" in
 	agent
 	pods
 	signal STOP
-	reboots 2
+	reboots "${1:-2}"
 	;;
 2)
 	echo "--- After the first boot: a shutdown around logind"

@@ -109,6 +109,9 @@ type Config struct {
 	Leaving func() bool
 	// Event reports an event of the node.
 	Event func(eventType, reason, message string)
+	// BootID is the kernel's, empty if it is not that of the Node (Windows). As long as the Node
+	// has another one, which the kubelet of the boot before has written, it is read often.
+	BootID string
 }
 
 // Keeper stops static pods for maintenances and keeps them stopped.

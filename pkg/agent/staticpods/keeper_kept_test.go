@@ -105,6 +105,24 @@ func TestKeptPodsArePublishedBeforeTheAgentIsReady(t *testing.T) {
 	})
 }
 
+// TestKeptPodsArePublishedSoonAfterABoot has the kubelet register after the agent has started: until
+// then the Node has the boot before, for which the server believes nothing.
+func TestKeptPodsArePublishedSoonAfterABoot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")})
+		w.stop()
+		k := w.newKeeper()
+		k.BootID = "boot-2"
+		w.runKeeper(k)
+		w.pass(time.Minute)
+		w.editNode(func(n *corev1.Node) { n.Status.NodeInfo.BootID = "boot-2" })
+		w.pass(relistPeriod + time.Second)
+		if got, want := w.published(), `{"bootID":"boot-2"}`; got != want {
+			t.Errorf("published %s %s after the kubelet has registered, want %s", got, relistPeriod, want)
+		}
+	})
+}
+
 func TestWhatIsKeptIsPublishedOnEachChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")})
