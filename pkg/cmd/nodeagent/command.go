@@ -236,7 +236,10 @@ func printMigrated(out io.Writer, c *v1alpha1.NodeAgentConfiguration, facts *kub
 
 // withinDirectory returns where a request to shorten a shutdown is kept.
 func withinDirectory(c *v1alpha1.NodeAgentConfiguration) string {
-	return cmp.Or(state.RunDirectory, c.StateDirectory)
+	if state.RunDirectory != "" {
+		return state.RunDirectory
+	}
+	return c.StateDirectory
 }
 
 // readWithin returns the last request to shorten a shutdown, nil if there is none.
@@ -265,8 +268,9 @@ be taken away, such as a handler of spot notices, and that then shut it down:
 			if within < time.Second {
 				return errors.New("--within must be at least 1s")
 			}
+			// A notice must not fail for a configuration that is broken.
 			c, err := o.Load()
-			if err != nil {
+			if err != nil && state.RunDirectory == "" {
 				return err
 			}
 			bootID, err := state.BootID()

@@ -145,7 +145,10 @@ stopped when their maintenance is completed.`,
 func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) error {
 	c, err := o.Load()
 	if err != nil {
-		return err
+		if !force {
+			return fmt.Errorf("load the configuration, or give --force: %w", err)
+		}
+		c = config.Default()
 	}
 	dir, parked, err := parkedOf(cmd.Context(), o, force)
 	if err != nil {
@@ -174,6 +177,8 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 		// may have parked more until it was stopped.
 		restored, err := staticpods.RestoreAll(dir)
 		errs = append(errs, printRestored(cmd.OutOrStdout(), restored), err)
+	} else if _, parked, _ = parkedOf(cmd.Context(), o, true); len(parked) > 0 {
+		errs = append(errs, fmt.Errorf("the agent has parked static pods until it was stopped: %s; move their manifests back, see \"Undo everything by hand\" of its page", strings.Join(parked, ", ")))
 	}
 	// Again: until it was stopped, the agent has written its own.
 	if err := reportStopped(cmd.Context(), c); err != nil && !force {

@@ -161,9 +161,13 @@ func TestUninstall(t *testing.T) {
 		// afterwards.
 		want, refused string
 		files         string
+		// more is a line of the configuration.
+		more string
 	}{
-		"a node without parked pods": {kubeconfig: kubeconfig, want: "removed"},
-		"parked pods":                {kubeconfig: kubeconfig, parked: true, refused: "proxy.yaml", files: "running.yaml"},
+		"a broken configuration":          {kubeconfig: kubeconfig, more: "maxShutdownDelay: 25h\n", refused: "maxShutdownDelay"},
+		"a broken configuration by force": {kubeconfig: kubeconfig, more: "maxShutdownDelay: 25h\n", args: []string{"--force"}, want: "removed"},
+		"a node without parked pods":      {kubeconfig: kubeconfig, want: "removed"},
+		"parked pods":                     {kubeconfig: kubeconfig, parked: true, refused: "proxy.yaml", files: "running.yaml"},
 		"parked pods that are restored": {
 			kubeconfig: kubeconfig, parked: true, args: []string{"--restore-static-pods"},
 			want: "restored", files: "proxy.yaml running.yaml storage.yaml",
@@ -191,7 +195,7 @@ func TestUninstall(t *testing.T) {
 			if test.parked {
 				dir = parkedFolder(t)
 			}
-			path := configFile(t, "nodeName: node-1\nstaticPodPath: "+dir+"\n")
+			path := configFile(t, "nodeName: node-1\nstaticPodPath: "+dir+"\n"+test.more)
 			f := test.services
 			out, err := executeWith(t, &f, append([]string{"uninstall", "--config", path, "--kubeconfig", test.kubeconfig}, test.args...)...)
 			if test.refused != "" {
@@ -236,8 +240,11 @@ func TestUninstallRestoresWhateverHappensAfterTheRemoval(t *testing.T) {
 		parked bool
 		// down: the API does not answer any more. force is given.
 		down, force bool
-		refused     string
+		// left: the pods are not restored.
+		left    bool
+		refused string
 	}{
+		"pods that were parked after the check, and are left": {left: true, refused: "static pods until it was stopped: "},
 		"an API that fails":                     {parked: true, down: true, refused: "the service is removed, but not the condition"},
 		"an API that fails, by force":           {parked: true, down: true, force: true},
 		"pods that were parked after the check": {},
@@ -269,7 +276,12 @@ func TestUninstallRestoresWhateverHappensAfterTheRemoval(t *testing.T) {
 				}
 			}}
 			path := configFile(t, "nodeName: node-1\nstaticPodPath: "+dir+"\n")
-			args := []string{"uninstall", "--config", path, "--kubeconfig", kubeconfigFor(t, server.URL, ""), "--restore-static-pods"}
+			args := []string{"uninstall", "--config", path, "--kubeconfig", kubeconfigFor(t, server.URL, "")}
+			said, folder := "The service is removed", "running.yaml"
+			if !test.left {
+				args = append(args, "--restore-static-pods")
+				said, folder = "proxy.yaml restored", "proxy.yaml running.yaml storage.yaml"
+			}
 			if test.force {
 				args = append(args, "--force")
 			}
@@ -277,11 +289,11 @@ func TestUninstallRestoresWhateverHappensAfterTheRemoval(t *testing.T) {
 			if (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), test.refused) {
 				t.Errorf("the error is %v, want one with %q", err, test.refused)
 			}
-			if !f.removed || !strings.Contains(out, "proxy.yaml restored") {
+			if !f.removed || !strings.Contains(out, said) {
 				t.Errorf("removed: %v, the output is %q", f.removed, out)
 			}
-			if got, want := names(t, dir), "proxy.yaml running.yaml storage.yaml"; got != want {
-				t.Errorf("the folder has %s, want %s", got, want)
+			if got := names(t, dir); got != folder {
+				t.Errorf("the folder has %s, want %s", got, folder)
 			}
 		})
 	}

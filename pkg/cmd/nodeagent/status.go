@@ -24,6 +24,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
+	"haulout.dev/haulout/pkg/agent/config"
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
@@ -43,6 +44,9 @@ var errUnhealthy = errors.New("the agent does not run, holds no lock or has prob
 
 // snapshot is all that status finds out. Each part is independent of the others.
 type snapshot struct {
+	// ConfigurationError is why the configuration cannot be loaded. The rest was found with the
+	// defaults then, as by an agent in safe mode.
+	ConfigurationError string `json:"configurationError,omitempty"`
 	// Report is the answer of the running agent, nil if there was none; ReportError says why.
 	Report      *Report `json:"report,omitempty"`
 	ReportError string  `json:"reportError,omitempty"`
@@ -63,18 +67,22 @@ func newStatusCommand(o *Options) *cobra.Command {
 		Short: "Show what the agent does",
 		Long: `Show what the agent of this machine does: it asks the running agent, reads its
 state directory, and asks the API for the conditions of the node. What cannot be
-reached is named. The exit code is 0 if the agent runs, holds the lock that delays
-a shutdown and has no problems.`,
+reached is named, also a configuration that cannot be loaded. The exit code is 0 if
+the agent runs, holds the lock that delays a shutdown and has no problems.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
 				return fmt.Errorf("--output is %q: must be text or json", output)
 			}
-			c, err := o.Load()
-			if err != nil {
-				return err
+			c, loadErr := o.Load()
+			if loadErr != nil {
+				c = config.Default()
+				c.Kubeconfig, c.NodeName = cmp.Or(o.Kubeconfig, c.Kubeconfig), cmp.Or(o.NodeName, c.NodeName)
+				c.StateDirectory = cmp.Or(o.StateDirectory, c.StateDirectory)
 			}
 			s := takeSnapshot(cmd.Context(), c)
+			s.ConfigurationError = text(loadErr)
+			var err error
 			if output == "json" {
 				encoder := json.NewEncoder(cmd.OutOrStdout())
 				encoder.SetIndent("", "  ")
@@ -158,7 +166,7 @@ func reachable(address string) string {
 func askNode(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, report *Report) (string, []corev1.NodeCondition, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	config, err := restConfig(c.Kubeconfig)
+	rest, err := restConfig(c.Kubeconfig)
 	if err != nil {
 		return "", nil, err
 	}
@@ -167,11 +175,11 @@ func askNode(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, report *Re
 		name = report.Node
 	}
 	if name == "" {
-		if name, err = nodeName(ctx, c, config); err != nil {
+		if name, err = nodeName(ctx, c, rest); err != nil {
 			return "", nil, err
 		}
 	}
-	client, err := kubernetes.NewForConfig(config)
+	client, err := kubernetes.NewForConfig(rest)
 	if err != nil {
 		return name, nil, err
 	}
@@ -191,7 +199,7 @@ func askNode(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, report *Re
 
 // healthy reports whether the agent runs, would delay or delays a shutdown, and has no problems.
 func (s *snapshot) healthy() bool {
-	return s.Report != nil && s.Report.Shutdown.LockHeld && len(s.Report.Shutdown.Problems) == 0
+	return s.ConfigurationError == "" && s.Report != nil && s.Report.Shutdown.LockHeld && len(s.Report.Shutdown.Problems) == 0
 }
 
 // print writes the snapshot for people.
@@ -199,6 +207,9 @@ func (s *snapshot) print(out io.Writer, now time.Time) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	line := func(name, format string, args ...any) {
 		_, _ = fmt.Fprintf(w, "%s:\t%s\n", name, fmt.Sprintf(format, args...)) // Flush returns the error
+	}
+	if s.ConfigurationError != "" {
+		line("Configuration", "%s", s.ConfigurationError)
 	}
 	if s.Node != "" {
 		line("Node", "%s", s.Node)

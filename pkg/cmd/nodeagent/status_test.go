@@ -133,7 +133,13 @@ func TestStatus(t *testing.T) {
 		// want and wantNot are parts of the output.
 		want, wantNot []string
 		unhealthy     bool
+		// more is a line of the configuration.
+		more string
 	}{
+		"a configuration that cannot be loaded": {
+			dir: storedState(t, draining()), kubeconfig: "/none/kubeconfig", more: "maxShutdownDelay: 25h\n",
+			want: []string{"Configuration:", "maxShutdownDelay", "Agent:", "no answer", "Maintaining", "/none/kubeconfig"}, unhealthy: true,
+		},
 		"a node that drains": {
 			report: new(healthyReport(draining())), dir: t.TempDir(), kubeconfig: apiServer(t, node),
 			want: []string{
@@ -176,7 +182,7 @@ func TestStatus(t *testing.T) {
 			if test.report != nil {
 				address = runningAgent(t, *test.report)
 			}
-			path := configFile(t, "nodeName: node-1\nmetricsBindAddress: \""+address+"\"\n")
+			path := configFile(t, "nodeName: node-1\nmetricsBindAddress: \""+address+"\"\n"+test.more)
 			args := []string{"status", "--config", path, "--state-directory", test.dir, "--kubeconfig", test.kubeconfig}
 			out, err := execute(t, args...)
 			if got := errors.Is(err, errUnhealthy); got != test.unhealthy || !got && err != nil {
