@@ -272,13 +272,11 @@ func sumOf(open func() (io.ReadCloser, error)) (sum [sha256.Size]byte, err error
 
 // removeDropIn removes a drop-in, and its folder if nobody else has a file there.
 func removeDropIn(path string) error {
-	if err := files.Remove(path); err != nil {
-		return err
+	err := files.Remove(path, filepath.Dir(path))
+	if errors.Is(err, syscall.ENOTEMPTY) {
+		return nil
 	}
-	if err := os.Remove(filepath.Dir(path)); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTEMPTY) {
-		return err
-	}
-	return nil
+	return err
 }
 
 // unitTemplate is the unit file. The lines that need a reason have it, as administrators read it.

@@ -55,10 +55,9 @@ func (o *Options) removeOlder(ctx context.Context, client *systemd.Client) (bool
 		if unit := strings.TrimSuffix(filepath.Base(filepath.Dir(path)), ".d"); !slices.Contains(kubelets, unit) {
 			kubelets = append(kubelets, unit)
 		}
-		if err := files.Remove(path); err != nil {
+		if err := removeDropIn(path); err != nil {
 			return true, err
 		}
-		_ = os.Remove(filepath.Dir(path)) // unless it has other files
 	}
 	if err := client.Reload(ctx); err != nil {
 		return true, err
