@@ -15,10 +15,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	schedulinglisters "k8s.io/client-go/listers/scheduling/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
+
+	"haulout.dev/haulout/pkg/host/cache"
 )
 
 // The reasons of the plugin's own events.
@@ -78,16 +79,9 @@ type badThresholds struct {
 func newBadThresholds(handle fwk.Handle) (*badThresholds, error) {
 	b := &badThresholds{handle: handle, reported: map[string]string{}}
 	classes := handle.SharedInformerFactory().Scheduling().V1().PriorityClasses()
-	changed := func() { b.update(classes.Lister()) }
-	_, err := classes.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { changed() },
-		UpdateFunc: func(any, any) { changed() },
-		DeleteFunc: func(any) { changed() },
-	})
-	if err != nil {
-		return nil, fmt.Errorf("watch PriorityClasses: %w", err)
-	}
-	return b, nil
+	changed := func(_, _ *schedulingv1.PriorityClass) { b.update(classes.Lister()) }
+	_, err := classes.Informer().AddEventHandler(cache.HandlerOf(changed))
+	return b, err
 }
 
 // update counts the malformed thresholds, and forgets the reports of those that are no more.

@@ -29,13 +29,14 @@ func (p *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleStat
 	if result, status := p.groupWaits(who); status != nil {
 		return result, status
 	}
-	search := p.waiting.begin()
-	defer p.waiting.end(search)
+	var o outcome
+	p.waiting.begin(who)
+	defer func() { p.conclude(who.uid, o) }()
 	r, err := p.rules(who.priority)
 	if err != nil {
 		return nil, fwk.AsStatus(err)
 	}
-	o := outcome{restricted: r.restrict()}
+	o.restricted = r.restrict()
 	err = p.mutate(func(lister fwk.MutableSnapshotSharedLister) error {
 		handle := p.handle
 		if o.restricted {
@@ -65,10 +66,10 @@ func (p *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleStat
 		})
 	}
 	if err != nil {
+		o.searched = false
 		return nil, fwk.AsStatus(err)
 	}
 	o.found = status.IsSuccess()
-	p.conclude(search, who, o)
 	if o.searched && !o.found && o.held.any() {
 		heldBackEvent(ctx, p.handle, object, o.held)
 	}
@@ -104,8 +105,8 @@ func (p *Plugin) groupWaits(who waiter) (*fwk.PodGroupPostFilterResult, *fwk.Sta
 			fwk.NewStatus(fwk.Success, "pod group preemption: pods that were evicted for the group are not gone yet")
 	}
 	// A group has one candidate, the whole cluster.
-	if until, leftOut := p.gate.firstLeftOutUntil(who.uid); leftOut {
-		p.waiting.wakeAt(who.uid, who.pods, until)
+	if until := p.gate.nextTry(who.uid, nil); !until.IsZero() {
+		p.waiting.wakeAt(who, until)
 		return nil, fwk.NewStatus(fwk.Unschedulable, "pod group preemption: not eligible because its victims were refused a moment ago.")
 	}
 	return nil, nil

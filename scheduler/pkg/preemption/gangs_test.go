@@ -211,7 +211,7 @@ func TestGang(t *testing.T) {
 			if test.held == "" && len(events) > 0 || test.held != "" && (len(events) != 1 || !strings.Contains(events[0], test.held)) {
 				t.Errorf("got the events %q, want one with %q", events, test.held)
 			}
-			if waits := g.p.waiting.size() == 1; waits != (test.held != "") {
+			if waits := len(g.p.waiting.waiting()) == 1; waits != (test.held != "") {
 				t.Errorf("the group waits: %v", waits)
 			}
 		})
@@ -268,7 +268,7 @@ func TestGangWaitsForItsVictims(t *testing.T) {
 			if _, known := result.NominatingInfos[types.NamespacedName{Namespace: "shop", Name: "m0"}]; !known {
 				t.Error("the nomination is dropped")
 			}
-			if waits := g.p.waiting.size(); waits != 0 {
+			if waits := len(g.p.waiting.waiting()); waits != 0 {
 				t.Errorf("%d groups wait for a budget", waits)
 			}
 		})

@@ -82,8 +82,8 @@ type run struct {
 }
 
 func newGate(handle fwk.Handle, rules func(int32) (*rules, error), original preemptPod, waiting *waitingRoom) *gate {
-	g := &gate{
-		memory:   newMemory(handle.SharedInformerFactory().Core().V1().Pods().Lister()),
+	return &gate{
+		memory:   waiting.memory,
 		handle:   handle,
 		rules:    rules,
 		upstream: original,
@@ -91,9 +91,6 @@ func newGate(handle fwk.Handle, rules func(int32) (*rules, error), original pree
 		evictPod: eviction.NewHost(handle.ClientSet()).Evict,
 		runs:     map[upstream.Candidate]*run{},
 	}
-	waiting.opened = g.forgetRefusals
-	waiting.gone = g.forgetPod
-	return g
 }
 
 // preempt is called for each victim of a candidate.
@@ -139,15 +136,6 @@ func (g *gate) runOf(ctx context.Context, c upstream.Candidate) (*run, error) {
 	return r, nil
 }
 
-// current returns the victim as it is now, or nil if it is gone.
-func (g *gate) current(victim *corev1.Pod) *corev1.Pod {
-	pod, err := g.pods.Pods(victim.Namespace).Get(victim.Name)
-	if err != nil || pod.UID != victim.UID {
-		return nil
-	}
-	return pod
-}
-
 func (g *gate) isLeaving(victim *corev1.Pod) bool {
 	pod := g.current(victim)
 	return pod == nil || pod.DeletionTimestamp != nil
@@ -187,7 +175,7 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 	}
 	if pod, why := rules.breaks(victims); pod != nil {
 		refusedEvent(ctx, g.handle, preemptor, pod, why)
-		g.refuseCandidate(c, preemptor, pod, rules, false)
+		g.refuseCandidate(ctx, c, preemptor, pod, rules, false)
 		return fmt.Errorf("pod %s must not be preempted: %s", klog.KObj(pod), why)
 	}
 	guarded := slices.DeleteFunc(victims, func(pod *corev1.Pod) bool {
@@ -195,7 +183,7 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 		return !p.guarded && !p.starts
 	})
 	if pod := g.claim(guarded); pod != nil {
-		g.refuseCandidate(c, preemptor, pod, rules, false)
+		g.refuseCandidate(ctx, c, preemptor, pod, rules, false)
 		return fmt.Errorf("pod %s is evicted for another pod at this moment", klog.KObj(pod))
 	}
 	defer g.release(guarded)
@@ -210,7 +198,7 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 			for _, pod := range evicted {
 				g.addLeaving(nobody, pod)
 			}
-			g.refuseCandidate(c, preemptor, pod, rules, len(evicted) > 0)
+			g.refuseCandidate(ctx, c, preemptor, pod, rules, len(evicted) > 0)
 			return err
 		}
 		r.leaving.Insert(pod.UID)
@@ -244,7 +232,7 @@ func (g *gate) ask(ctx context.Context, c upstream.Candidate, preemptor upstream
 	}
 	for i, pod := range guarded {
 		if _, err := g.judge(ctx, preemptor, pod, rules, answers[i]); err != nil {
-			g.refuseCandidate(c, preemptor, pod, rules, false)
+			g.refuseCandidate(ctx, c, preemptor, pod, rules, false)
 			return err
 		}
 	}
@@ -298,15 +286,16 @@ func (g *gate) judge(ctx context.Context, preemptor upstream.ExecutorPreemptor, 
 // refuseCandidate leaves a candidate out of the searches of this preemptor for a while, and has the
 // preemptor tried again immediately, so that it takes the next candidate. If other victims were
 // evicted in vain it leaves out all candidates: the next one could cost as much.
-func (g *gate) refuseCandidate(c upstream.Candidate, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules, inVain bool) {
+func (g *gate) refuseCandidate(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules, inVain bool) {
 	attempts.WithLabelValues(resultRefused).Inc()
 	budgets := rules.heldOf([]*corev1.Pod{pod}).budgets
 	g.leaveOut(preemptor.UID(), c.Name(), budgets)
-	at := g.clock.Now()
-	if inVain {
-		at = g.leaveOut(preemptor.UID(), everyCandidate, budgets)
+	if !inVain {
+		g.handle.Activate(logger(ctx), preemptor.Pods())
+		return
 	}
-	g.waiting.wakeAt(preemptor.UID(), slices.Collect(maps.Values(preemptor.Pods())), at)
+	who := waiter{uid: preemptor.UID(), priority: preemptor.Priority(), pods: slices.Collect(maps.Values(preemptor.Pods()))}
+	g.waiting.wakeAt(who, g.leaveOut(preemptor.UID(), everyCandidate, budgets))
 }
 
 // isReplaced tells the two reasons of a conflict apart: another pod has the name, or the pod has

@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/informers"
 	clientset "k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
@@ -426,6 +427,7 @@ func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 		}
 		w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 4)}, append(pods, preemptorOf(100).Pod)...)
 		w.gate.clock = clock.RealClock{}
+		go wait.UntilWithContext(t.Context(), w.waiting.tick, wakeInterval)
 		w.asked = func(string) error { return nil }
 		w.answer = func(pod string) error {
 			if pod == "b" || pod == "d" {

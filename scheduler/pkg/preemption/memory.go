@@ -5,6 +5,7 @@ package preemption
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -54,8 +55,7 @@ type memory struct {
 
 // leavingPod is a victim that was evicted.
 type leavingPod struct {
-	types.NamespacedName
-	node string
+	*corev1.Pod
 	// preemptors are the pending pods or groups that got its place.
 	preemptors sets.Set[types.UID]
 }
@@ -84,10 +84,10 @@ func (m *memory) addLeaving(preemptor types.UID, victim *corev1.Pod) {
 	defer m.mu.Unlock()
 	l, known := m.leaving[victim.UID]
 	if !known {
-		l = leavingPod{types.NamespacedName{Namespace: victim.Namespace, Name: victim.Name}, victim.Spec.NodeName, sets.New[types.UID]()}
+		l = leavingPod{victim, sets.New[types.UID]()}
 	}
 	l.preemptors.Insert(preemptor)
-	if m.exists(victim.UID, l.NamespacedName) {
+	if m.current(victim) != nil {
 		m.leaving[victim.UID] = l
 	}
 }
@@ -125,9 +125,13 @@ func (m *memory) release(victims []*corev1.Pod) {
 	}
 }
 
-func (m *memory) exists(uid types.UID, name types.NamespacedName) bool {
-	pod, err := m.pods.Pods(name.Namespace).Get(name.Name)
-	return err == nil && pod.UID == uid
+// current returns the pod as it is now, or nil if it is gone.
+func (m *memory) current(known *corev1.Pod) *corev1.Pod {
+	pod, err := m.pods.Pods(known.Namespace).Get(known.Name)
+	if err != nil || pod.UID != known.UID {
+		return nil
+	}
+	return pod
 }
 
 // eligible reports whether a pending pod or group may look for victims, and if not, why. It does
@@ -143,9 +147,9 @@ func (m *memory) eligible(preemptor types.UID, nominated func(node string) bool)
 func (m *memory) awaitsVictims(preemptor types.UID, nominated func(node string) bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for uid, l := range m.leaving {
+	for _, l := range m.leaving {
 		// The handler that forgets the pod may come after the one that tries the preemptor again.
-		if l.preemptors.Has(preemptor) && nominated(l.node) && m.exists(uid, l.NamespacedName) {
+		if l.preemptors.Has(preemptor) && nominated(l.Spec.NodeName) && m.current(l.Pod) != nil {
 			return true
 		}
 	}
@@ -157,13 +161,9 @@ func (m *memory) awaitsVictims(preemptor types.UID, nominated func(node string) 
 func (m *memory) leaveOut(preemptor types.UID, candidate string, budgets sets.Set[types.NamespacedName]) time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := m.clock.Now()
-	delay := leaveOutDelay
-	if known := m.leftOut[preemptor][candidate]; known != nil && now.Before(known.until.Add(maxRefusalDelay)) {
-		delay = min(2*known.delay, maxRefusalDelay)
-	}
+	again := m.again(m.leftOut[preemptor][candidate], leaveOutDelay, budgets)
 	for uid, candidates := range m.leftOut {
-		maps.DeleteFunc(candidates, func(_ string, known *refusal) bool { return !now.Before(known.until.Add(maxRefusalDelay)) })
+		maps.DeleteFunc(candidates, func(_ string, known *refusal) bool { return !m.counts(known) })
 		if len(candidates) == 0 {
 			delete(m.leftOut, uid)
 		}
@@ -171,60 +171,71 @@ func (m *memory) leaveOut(preemptor types.UID, candidate string, budgets sets.Se
 	if m.leftOut[preemptor] == nil {
 		m.leftOut[preemptor] = map[string]*refusal{}
 	}
-	m.leftOut[preemptor][candidate] = &refusal{until: now.Add(delay), delay: delay, budgets: budgets}
-	return now.Add(delay)
+	m.leftOut[preemptor][candidate] = again
+	return again.until
 }
 
 // isLeftOut reports whether a candidate is left out of the searches of a pending pod or group.
 func (m *memory) isLeftOut(preemptor types.UID, candidate string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, name := range []string{candidate, everyCandidate} {
-		if known := m.leftOut[preemptor][name]; known != nil && m.clock.Now().Before(known.until) {
-			return true
-		}
-	}
-	return false
+	candidates := m.leftOut[preemptor]
+	return m.lasts(candidates[candidate]) || m.lasts(candidates[everyCandidate])
 }
 
-// firstLeftOutUntil returns when the first candidate of a pending pod or group returns to its
-// searches, if one is left out.
-func (m *memory) firstLeftOutUntil(preemptor types.UID) (first time.Time, leftOut bool) {
+// again returns the next refusal of what was refused before, or never.
+func (m *memory) again(known *refusal, delay time.Duration, budgets sets.Set[types.NamespacedName]) *refusal {
+	if m.counts(known) {
+		delay = min(2*known.delay, maxRefusalDelay)
+	}
+	return &refusal{until: m.clock.Now().Add(delay), delay: delay, budgets: budgets}
+}
+
+// counts reports whether a refusal makes the next one longer.
+func (m *memory) counts(known *refusal) bool {
+	return known != nil && m.clock.Now().Before(known.until.Add(maxRefusalDelay))
+}
+
+// lasts reports whether something is refused now.
+func (m *memory) lasts(known *refusal) bool { return known != nil && m.clock.Now().Before(known.until) }
+
+// nextTry returns when the first candidate of a pending pod or group, or the first of the pods,
+// returns to its searches. It is zero if none is refused.
+func (m *memory) nextTry(preemptor types.UID, pods sets.Set[types.UID]) (first time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for name, known := range m.leftOut[preemptor] {
-		if !m.clock.Now().Before(known.until) {
-			continue
-		}
-		if name == everyCandidate {
-			return known.until, true
-		}
-		if !leftOut || known.until.Before(first) {
-			first, leftOut = known.until, true
+	candidates := m.leftOut[preemptor]
+	if every := candidates[everyCandidate]; m.lasts(every) {
+		return every.until
+	}
+	refusals := slices.Collect(maps.Values(candidates))
+	for uid := range pods {
+		refusals = append(refusals, m.refused[uid])
+	}
+	for _, known := range refusals {
+		if m.lasts(known) && (first.IsZero() || known.until.Before(first)) {
+			first = known.until
 		}
 	}
-	return first, leftOut
+	return first
 }
 
 // refuse holds a pod back that the Eviction API has refused.
 func (m *memory) refuse(pod types.UID, budgets sets.Set[types.NamespacedName]) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := m.clock.Now()
-	delay := refusalDelay
-	if known, ok := m.refused[pod]; ok && now.Before(known.until.Add(maxRefusalDelay)) {
-		delay = min(2*known.delay, maxRefusalDelay)
-	} else if len(m.refused) >= maxRefusals {
-		m.forgetOldestRefusals(now)
+	known := m.refused[pod]
+	if !m.counts(known) && len(m.refused) >= maxRefusals {
+		m.forgetOldestRefusals()
 	}
-	m.refused[pod] = &refusal{until: now.Add(delay), delay: delay, budgets: budgets}
+	m.refused[pod] = m.again(known, refusalDelay, budgets)
 }
 
 // forgetOldestRefusals makes room for one more.
-func (m *memory) forgetOldestRefusals(now time.Time) {
+func (m *memory) forgetOldestRefusals() {
 	var first types.UID
 	for uid, known := range m.refused {
-		if !now.Before(known.until.Add(maxRefusalDelay)) {
+		if !m.counts(known) {
 			delete(m.refused, uid)
 		} else if first == "" || known.until.Before(m.refused[first].until) {
 			first = uid
@@ -236,24 +247,9 @@ func (m *memory) forgetOldestRefusals(now time.Time) {
 }
 
 func (m *memory) isRefused(pod types.UID) bool {
-	_, refused := m.refusedUntil(sets.New(pod))
-	return refused
-}
-
-// refusedUntil returns when the first of the pods that are refused may be tried again.
-func (m *memory) refusedUntil(pods sets.Set[types.UID]) (first time.Time, refused bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for uid := range pods {
-		known, ok := m.refused[uid]
-		if !ok || !m.clock.Now().Before(known.until) {
-			continue
-		}
-		if !refused || known.until.Before(first) {
-			first, refused = known.until, true
-		}
-	}
-	return first, refused
+	return m.lasts(m.refused[pod])
 }
 
 // forgetRefusals forgets the refusals of pods of a budget that has opened since.

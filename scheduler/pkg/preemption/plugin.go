@@ -22,6 +22,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	policylisters "k8s.io/client-go/listers/policy/v1"
 	schedulinglisters "k8s.io/client-go/listers/scheduling/v1"
@@ -105,6 +107,7 @@ func New(ctx context.Context, given runtime.Object, handle fwk.Handle) (fwk.Plug
 	if p.waiting, err = newWaitingRoom(ctx, handle); err != nil {
 		return nil, err
 	}
+	go wait.UntilWithContext(ctx, p.waiting.tick, wakeInterval)
 	p.gate = newGate(handle, p.rules, inner.Executor.PreemptPod, p.waiting)
 	inner.Evaluator.PluginName = Name
 	inner.Evaluator.Interface = p
@@ -198,17 +201,17 @@ type attemptKey struct{}
 
 // PostFilter looks for a node on which the pod fits if other pods go.
 func (p *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, m fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
-	search := p.waiting.begin()
-	defer p.waiting.end(search)
-	r, err := p.rules(corev1helpers.PodPriority(pod))
+	var o outcome
+	priority := corev1helpers.PodPriority(pod)
+	p.waiting.begin(waiter{uid: pod.UID, priority: priority, pods: []*corev1.Pod{pod}})
+	defer func() { p.conclude(pod.UID, o) }()
+	r, err := p.rules(priority)
 	if err != nil {
 		return nil, fwk.AsStatus(err)
 	}
 	a := &attempt{rules: r}
 	result, status := p.DefaultPreemption.PostFilter(context.WithValue(ctx, attemptKey{}, a), state, pod, m)
-	p.conclude(search, waiter{uid: pod.UID, priority: a.priority, pods: []*corev1.Pod{pod}}, outcome{
-		searched: a.searched && status.Code() != fwk.Error, found: status.IsSuccess(), restricted: a.restrict(), held: a.held,
-	})
+	o = outcome{searched: a.searched && status.Code() != fwk.Error, found: status.IsSuccess(), restricted: a.restrict(), held: a.held}
 	return result, status
 }
 
@@ -224,27 +227,18 @@ type outcome struct {
 	held heldPods
 }
 
-// conclude counts the attempt, and remembers who waits for a budget.
-func (p *Plugin) conclude(search *search, who waiter, o outcome) {
+// conclude counts the attempt, and has the pod or group wait for what it needs.
+func (p *Plugin) conclude(uid types.UID, o outcome) {
 	switch {
 	case !o.searched:
-		p.waiting.stay(who.uid)
 	case o.found && o.restricted:
 		attempts.WithLabelValues(resultWithinBudgets).Inc()
-		p.waiting.leaveWithVictims(who.uid)
 	case !o.found && o.held.any():
 		attempts.WithLabelValues(resultHeldBack).Inc()
-		p.waiting.enter(search, who, o.held.budgets)
-		if until, refused := p.gate.refusedUntil(o.held.pods); refused {
-			p.waiting.wakeAt(who.uid, who.pods, until)
-		}
 	default:
 		attempts.WithLabelValues(resultUnrestricted).Inc()
-		p.waiting.leave(who.uid)
 	}
-	if until, leftOut := p.gate.firstLeftOutUntil(who.uid); leftOut && o.searched && !o.found {
-		p.waiting.wakeAt(who.uid, who.pods, until)
-	}
+	p.waiting.end(uid, o)
 }
 
 // PodEligibleToPreemptOthers also has a pod wait for victims that were evicted for it and are not

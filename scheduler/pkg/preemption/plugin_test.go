@@ -370,18 +370,14 @@ func TestPostFilter(t *testing.T) {
 			if test.node != "" && (!status.IsSuccess() || result.NominatedNodeName != test.node) {
 				t.Errorf("got %v, %v, want node %s", result, status, test.node)
 			}
-			p.waiting.mu.Lock()
-			defer p.waiting.mu.Unlock()
-			if got := len(p.waiting.waiters) == 1; got != test.waits {
-				t.Fatalf("got %d waiting pods, want %v", len(p.waiting.waiters), test.waits)
+			waiting := p.waiting.waiting()
+			if got := len(waiting) == 1; got != test.waits {
+				t.Fatalf("got %d waiting pods, want %v", len(waiting), test.waits)
 			}
 			for _, name := range test.budgets {
-				if !p.waiting.waiters[pending.UID].budgets.Has(types.NamespacedName{Namespace: "shop", Name: name}) {
+				if !waiting[pending.UID].Has(types.NamespacedName{Namespace: "shop", Name: name}) {
 					t.Errorf("the pod does not wait for %s", name)
 				}
-			}
-			if len(p.waiting.searches) > 0 {
-				t.Error("the search has not ended")
 			}
 		})
 	}

@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // TestRefusedPodIsHeldBack doubles the time after each refusal, and ends it when the budget opens.
@@ -43,11 +42,11 @@ func TestRefusedPodIsHeldBack(t *testing.T) {
 		t.Error("a refusal counts that was long ago")
 	}
 	refuse()
-	w.waiting.opened(types.NamespacedName{Namespace: "shop", Name: "db"})
+	w.waiting.budgetChanged(budgetOf("db", 0), budgetOf("db", 1))
 	if !w.isRefused(pod.UID) {
 		t.Error("another budget has ended it")
 	}
-	w.waiting.opened(types.NamespacedName{Namespace: "shop", Name: "web"})
+	w.waiting.budgetChanged(budgetOf("web", 0), budgetOf("web", 1))
 	if w.isRefused(pod.UID) {
 		t.Error("its budget has not ended it")
 	}
@@ -87,7 +86,7 @@ func TestCandidateIsLeftOut(t *testing.T) {
 	if w.isLeftOut("other", "n1") {
 		t.Error("the node is left out for another pod")
 	}
-	w.waiting.opened(types.NamespacedName{Namespace: "shop", Name: "web"})
+	w.waiting.budgetChanged(budgetOf("web", 0), budgetOf("web", 1))
 	if leftOut() {
 		t.Error("left out although its budget has opened")
 	}

@@ -14,11 +14,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	policylisters "k8s.io/client-go/listers/policy/v1"
-	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
-	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/drain/budget"
 )
@@ -27,7 +25,8 @@ const (
 	// maxWaiting is the maximum number of pods and groups that wait for a budget. Beyond it the
 	// least important ones wait for another event, as all do with kube-scheduler.
 	maxWaiting = 10_000
-	// wakeInterval is the shortest time between two calls for the same pod.
+	// wakeInterval is the time between two looks at all waiters, and the shortest one between two
+	// calls for the same pod.
 	wakeInterval = time.Second
 	// trialTimeout is how long a waiter that was woken keeps the next one from being woken. Its
 	// attempt may never come to a search for victims, for example because it fits by then.
@@ -40,67 +39,41 @@ const (
 // anyBudget is a name for all budgets: it opens when a PriorityClass changes.
 var anyBudget = types.NamespacedName{}
 
-// expired is the key in the queue for trials that end by time.
-const expired types.UID = ""
-
-// waiter is a pending pod, or a group of them, that waits for a budget.
+// waiter is a pending pod, or a group of them, that looks for victims or waits.
 type waiter struct {
 	uid      types.UID
 	priority int32
 	pods     []*corev1.Pod
 
+	// searching means that a search is under way. It may have read any budget by now.
+	searching bool
+	// budgets hold the waiter up.
 	budgets sets.Set[types.NamespacedName]
-	// due are the budgets that have opened since its last attempt.
-	due sets.Set[types.NamespacedName]
-	// woken is when it was last woken.
-	woken time.Time
-}
-
-// opening is what is left of a budget that has opened.
-type opening struct {
-	// left is how many waiters may be tried at the same time: as many as the budget has room for.
-	left int
-	// all means that each waiter is tried, one after the other, whatever room the budget has: pods
-	// may be free of it.
-	all bool
-}
-
-// trial is the attempt of a waiter that was woken because a budget opened.
-type trial struct {
-	budget types.NamespacedName
-	ends   time.Time
-}
-
-// search is a search for victims that is under way. It has the budgets that opened since it began,
-// and whether for all: it may have read them before.
-type search struct {
+	// opened has the budgets that have opened since the last attempt began. True means that the
+	// waiter is tried whatever room there is: pods may be free of the budget.
 	opened map[types.NamespacedName]bool
+	// at is when a refusal ends, after which the waiter is tried anyway. Zero means never.
+	at time.Time
+	// woken is when the waiter was last woken. Until the time until, it has a place of the budget
+	// tries, which no other waiter gets.
+	woken, until time.Time
+	tries        types.NamespacedName
 }
+
+func (who *waiter) isTime(now time.Time) bool { return !who.at.IsZero() && !now.Before(who.at) }
 
 // waitingRoom has the pods that budgets hold up and has the scheduler try them again when a budget
 // opens: the scheduling queue does not know that budgets hold up pods. The most important waiter is
 // tried first. If its attempt fails, or does not use the budget up, the next one follows. The room
 // is in memory only; a new leader tries every pending pod anyway.
 type waitingRoom struct {
+	*memory
 	handle  fwk.Handle
-	pods    corelisters.PodLister
 	budgets policylisters.PodDisruptionBudgetLister
-	clock   clock.PassiveClock
-	queue   workqueue.TypedDelayingInterface[types.UID]
-	// opened is called for each budget that has changed for the better, and gone for each pod that
-	// is deleted.
-	opened func(types.NamespacedName)
-	gone   func(types.UID)
+	logger  klog.Logger
 
 	mu      sync.Mutex
 	waiters map[types.UID]*waiter
-	// ofPod has the waiter of each pod.
-	ofPod    map[types.UID]types.UID
-	openings map[types.NamespacedName]*opening
-	trials   map[types.UID]trial
-	searches sets.Set[*search]
-	// timed has the pods that wait for a time.
-	timed map[types.UID][]*corev1.Pod
 	// counted is this room's part of the gauge, which rooms of other profiles share.
 	counted int
 }
@@ -109,207 +82,158 @@ type waitingRoom struct {
 func newWaitingRoom(ctx context.Context, handle fwk.Handle) (*waitingRoom, error) {
 	informers := handle.SharedInformerFactory()
 	w := &waitingRoom{
-		handle:   handle,
-		pods:     informers.Core().V1().Pods().Lister(),
-		budgets:  informers.Policy().V1().PodDisruptionBudgets().Lister(),
-		clock:    clock.RealClock{},
-		queue:    workqueue.NewTypedDelayingQueue[types.UID](),
-		opened:   func(types.NamespacedName) {},
-		gone:     func(types.UID) {},
-		waiters:  map[types.UID]*waiter{},
-		ofPod:    map[types.UID]types.UID{},
-		openings: map[types.NamespacedName]*opening{},
-		trials:   map[types.UID]trial{},
-		searches: sets.New[*search](),
-		timed:    map[types.UID][]*corev1.Pod{},
+		memory:  newMemory(informers.Core().V1().Pods().Lister()),
+		handle:  handle,
+		budgets: informers.Policy().V1().PodDisruptionBudgets().Lister(),
+		logger:  logger(ctx),
+		waiters: map[types.UID]*waiter{},
 	}
-	if err := w.watch(informers); err != nil {
-		return nil, err
-	}
-	go func() {
-		<-ctx.Done()
-		w.queue.ShutDown()
-	}()
-	go w.run(ctx)
-	return w, nil
+	return w, w.watch(informers)
 }
 
-// begin is called before a search reads budgets, and end after its result is known.
-func (w *waitingRoom) begin() *search {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	s := &search{opened: map[types.NamespacedName]bool{}}
-	w.searches.Insert(s)
-	return s
-}
-
-func (w *waitingRoom) end(s *search) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.searches.Delete(s)
-}
-
-// enter has a pod or group wait for the budgets that its search has found in the way. A budget that
-// has opened since the search began counts as opened now.
-func (w *waitingRoom) enter(s *search, who waiter, budgets sets.Set[types.NamespacedName]) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	defer w.wakeNext()
-	if known := w.waiters[who.uid]; known != nil {
-		who.woken = known.woken
+// enter returns the entry of a pod or group, and makes it if there is none.
+func (w *waitingRoom) enter(who waiter) *waiter {
+	if w.waiters[who.uid] == nil {
+		w.waiters[who.uid] = &who
 	}
-	w.endTrial(who.uid)
-	w.remove(who.uid)
-	// The lister changes before the handlers are called, which remove the pods that are in it now.
-	who.pods = slices.DeleteFunc(slices.Clone(who.pods), func(pod *corev1.Pod) bool { return w.pending(pod) == nil })
-	if len(who.pods) == 0 || len(w.waiters) >= maxWaiting && !w.makeRoom(who.priority) {
+	known := w.waiters[who.uid]
+	known.pods = who.pods
+	return known
+}
+
+// begin is called before a search reads budgets, and end when its result is known. A budget that
+// opens in between counts as opened after it.
+func (w *waitingRoom) begin(who waiter) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	known := w.enter(who)
+	known.searching, known.opened = true, map[types.NamespacedName]bool{}
+}
+
+// end has a pod or group wait for what its search has found in the way. The next one gets its place
+// immediately or, if it found victims, when the budgets show what they have lost.
+func (w *waitingRoom) end(uid types.UID, o outcome) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	who, now := w.waiters[uid], w.clock.Now()
+	if who == nil {
 		return
 	}
-	who.budgets, who.due = budgets.Clone().Insert(anyBudget), sets.New[types.NamespacedName]()
-	w.waiters[who.uid] = &who
-	for _, pod := range who.pods {
-		w.ofPod[pod.UID] = who.uid
+	hadPlace := now.Before(who.until)
+	who.searching, who.until = false, time.Time{}
+	if o.searched {
+		who.budgets = nil
 	}
-	w.count()
-	for name, all := range s.opened {
-		if who.budgets.Has(name) {
-			who.due.Insert(name)
-			w.reopen(name, all)
+	if o.searched && !o.found {
+		who.at = w.nextTry(uid, o.held.pods)
+		if o.held.any() {
+			who.budgets = o.held.budgets.Clone().Insert(anyBudget)
 		}
 	}
+	maps.DeleteFunc(who.opened, func(name types.NamespacedName, _ bool) bool { return !who.budgets.Has(name) })
+	switch {
+	case hadPlace && o.searched && o.found && o.restricted:
+		who.until = now.Add(settleTime)
+	case hadPlace || len(who.opened) > 0:
+		w.wake()
+	}
 }
 
-// pending returns the pod as it is now, or nil if it is gone or bound.
-func (w *waitingRoom) pending(known *corev1.Pod) *corev1.Pod {
-	pod, err := w.pods.Pods(known.Namespace).Get(known.Name)
-	if err != nil || pod.UID != known.UID || pod.Spec.NodeName != "" {
-		return nil
-	}
-	return pod
-}
-
-// makeRoom removes the least important waiter if it is less important than the priority.
-func (w *waitingRoom) makeRoom(priority int32) bool {
-	var least *waiter
-	for _, each := range w.waiters {
-		if least == nil || each.priority < least.priority {
-			least = each
-		}
-	}
-	if least.priority >= priority {
-		return false
-	}
-	w.remove(least.uid)
-	return true
-}
-
-// leave ends the wait of a pod or group that no budget holds up.
-func (w *waitingRoom) leave(uid types.UID) {
+// wakeAt has a pod or group tried again at a time, because its victims were refused.
+func (w *waitingRoom) wakeAt(who waiter, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.remove(uid)
-	w.endTrial(uid)
-	w.wakeNext()
-}
-
-// leaveWithVictims ends the wait of a pod or group that uses up budgets.
-func (w *waitingRoom) leaveWithVictims(uid types.UID) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.remove(uid)
-	if t, tried := w.trials[uid]; tried {
-		t.ends = w.clock.Now().Add(settleTime)
-		w.trials[uid] = t
-		w.queue.AddAfter(expired, settleTime)
-	}
-}
-
-// stay ends an attempt that did not come to a search.
-func (w *waitingRoom) stay(uid types.UID) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.endTrial(uid)
-	w.wakeNext()
-}
-
-// leavePod forgets a pod that is bound or gone, and its waiter if that has no other.
-func (w *waitingRoom) leavePod(pod types.UID) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.timed, pod)
-	uid, waits := w.ofPod[pod]
-	if !waits {
-		return
-	}
-	delete(w.ofPod, pod)
-	who := w.waiters[uid]
-	who.pods = slices.DeleteFunc(slices.Clone(who.pods), func(each *corev1.Pod) bool { return each.UID == pod })
-	if len(who.pods) == 0 {
-		w.remove(uid)
-		w.endTrial(uid)
-		w.wakeNext()
-	}
-}
-
-func (w *waitingRoom) remove(uid types.UID) {
-	if who := w.waiters[uid]; who != nil {
-		for _, pod := range who.pods {
-			delete(w.ofPod, pod.UID)
-		}
-		delete(w.waiters, uid)
-		w.count()
-	}
-}
-
-func (w *waitingRoom) count() {
-	waitingPods.Add(float64(len(w.waiters) - w.counted))
-	w.counted = len(w.waiters)
-}
-
-// wakeAt has a pod or group tried again at a time.
-func (w *waitingRoom) wakeAt(uid types.UID, pods []*corev1.Pod, at time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.timed[uid] = pods
-	w.queue.AddAfter(uid, at.Sub(w.clock.Now()))
+	known := w.enter(who)
+	known.at, known.until = at, time.Time{}
 }
 
 // open has the waiters of a budget tried again that has opened: as many as it has room for, or all
-// of them.
+// of them, one after the other.
 func (w *waitingRoom) open(name types.NamespacedName, all bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for s := range w.searches {
-		s.opened[name] = s.opened[name] || all
-	}
-	awaited := false
 	for _, each := range w.waiters {
-		if each.budgets.Has(name) {
-			each.due.Insert(name)
-			awaited = true
+		if each.searching || each.budgets.Has(name) {
+			each.opened[name] = each.opened[name] || all
 		}
 	}
-	if awaited {
-		w.reopen(name, all)
-		w.wakeNext()
-	}
+	w.wake()
 }
 
-func (w *waitingRoom) reopen(name types.NamespacedName, all bool) {
-	o := w.openings[name]
-	if o == nil {
-		o = &opening{}
-		w.openings[name] = o
-	}
-	o.all = o.all || all
-	o.left = w.room(name)
-	if o.all {
-		o.left = max(o.left, 1)
-	}
-	for _, t := range w.trials {
-		if t.budget == name && o.left > 0 {
-			o.left--
+// tick is called in each wakeInterval. It forgets the waiters that are bound, gone or beyond
+// maxWaiting, and counts the others.
+func (w *waitingRoom) tick(context.Context) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	waiting := 0
+	for uid, each := range w.waiters {
+		each.pods = slices.DeleteFunc(slices.Clone(each.pods), func(known *corev1.Pod) bool {
+			pod := w.current(known)
+			return pod == nil || pod.Spec.NodeName != ""
+		})
+		isTried := each.searching || w.clock.Now().Before(each.until)
+		switch {
+		case len(each.pods) == 0, len(each.budgets) == 0 && each.at.IsZero() && !isTried:
+			delete(w.waiters, uid)
+		case len(each.budgets) > 0:
+			waiting++
 		}
+	}
+	if len(w.waiters) > maxWaiting {
+		for _, each := range slices.SortedFunc(maps.Values(w.waiters), compare)[maxWaiting:] {
+			delete(w.waiters, each.uid)
+		}
+	}
+	waitingPods.Add(float64(waiting - w.counted))
+	w.counted = waiting
+	w.wake()
+}
+
+// compare sorts the most important waiter first, and of equal ones that which was woken before the
+// others.
+func compare(x, y *waiter) int {
+	return cmp.Or(cmp.Compare(y.priority, x.priority), x.woken.Compare(y.woken))
+}
+
+// wake wakes the waiters whose refusal has ended, and for each budget that has opened as many as it
+// has room for beside those whose attempts are under way.
+func (w *waitingRoom) wake() {
+	now, rooms, taken := w.clock.Now(), map[types.NamespacedName]int{}, map[types.NamespacedName]int{}
+	var due []*waiter
+	for _, each := range w.waiters {
+		switch {
+		case now.Before(each.until):
+			taken[each.tries]++
+		case !each.searching && (len(each.opened) > 0 || each.isTime(now)):
+			due = append(due, each)
+		}
+	}
+	slices.SortFunc(due, compare)
+	place := func(who *waiter) bool {
+		for name, all := range who.opened {
+			if _, known := rooms[name]; !known {
+				rooms[name] = w.room(name)
+			}
+			if taken[name] < rooms[name] || all && taken[name] == 0 {
+				taken[name]++
+				who.tries = name
+				return true
+			}
+		}
+		return false
+	}
+	for _, each := range due {
+		timed := each.isTime(now)
+		// The place of one that was woken a moment ago is kept for it.
+		if !timed && !place(each) || now.Sub(each.woken) < wakeInterval {
+			continue
+		}
+		if !timed {
+			each.until = now.Add(trialTimeout)
+		}
+		each.woken, each.at = now, time.Time{}
+		clear(each.opened)
+		w.activate(each)
 	}
 }
 
@@ -321,123 +245,12 @@ func (w *waitingRoom) room(name types.NamespacedName) int {
 	return budget.Room(b)
 }
 
-// endTrial lets the next waiter have the place of one that was tried.
-func (w *waitingRoom) endTrial(uid types.UID) {
-	t, tried := w.trials[uid]
-	if !tried {
-		return
-	}
-	delete(w.trials, uid)
-	if o := w.openings[t.budget]; o != nil {
-		o.left++
-	}
-}
-
-// wakeNext wakes the most important of the waiters that are due, as many as the openings allow.
-func (w *waitingRoom) wakeNext() {
-	if len(w.openings) == 0 {
-		return
-	}
-	var due []*waiter
-	for _, each := range w.waiters {
-		if len(each.due) > 0 {
-			due = append(due, each)
-		}
-	}
-	slices.SortFunc(due, func(x, y *waiter) int {
-		return cmp.Or(cmp.Compare(y.priority, x.priority), x.woken.Compare(y.woken))
-	})
-	awaited := sets.New[types.NamespacedName]()
-	for _, each := range due {
-		if _, tried := w.trials[each.uid]; !tried {
-			w.try(each)
-		}
-		awaited = awaited.Union(each.due)
-	}
-	maps.DeleteFunc(w.openings, func(name types.NamespacedName, _ *opening) bool { return !awaited.Has(name) })
-}
-
-// try wakes a waiter if one of its budgets has a place for it.
-func (w *waitingRoom) try(who *waiter) {
-	for name := range who.due {
-		o := w.openings[name]
-		if o == nil || o.left == 0 || !o.all && w.room(name) == 0 {
-			continue
-		}
-		o.left--
-		who.due.Clear()
-		delay := max(0, wakeInterval-w.clock.Since(who.woken))
-		w.trials[who.uid] = trial{budget: name, ends: w.clock.Now().Add(delay + trialTimeout)}
-		w.queue.AddAfter(who.uid, delay)
-		w.queue.AddAfter(expired, delay+trialTimeout)
-		return
-	}
-}
-
-// endTrials ends the trials whose time is over.
-func (w *waitingRoom) endTrials() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var next time.Time
-	for uid, t := range w.trials {
-		if !w.clock.Now().Before(t.ends) {
-			w.endTrial(uid)
-		} else if next.IsZero() || t.ends.Before(next) {
-			next = t.ends
-		}
-	}
-	if !next.IsZero() {
-		w.queue.AddAfter(expired, next.Sub(w.clock.Now()))
-	}
-	w.wakeNext()
-}
-
-// run activates pods until the queue is shut down.
-func (w *waitingRoom) run(ctx context.Context) {
-	for {
-		uid, stopped := w.queue.Get()
-		if stopped {
-			return
-		}
-		if uid == expired {
-			w.endTrials()
-		} else {
-			w.activate(ctx, uid)
-		}
-		w.queue.Done(uid)
-	}
-}
-
-func (w *waitingRoom) activate(ctx context.Context, uid types.UID) {
+func (w *waitingRoom) activate(who *waiter) {
 	pods := map[string]*corev1.Pod{}
-	for _, known := range w.dueNow(uid) {
-		if pod := w.pending(known); pod != nil {
-			pods[pod.Namespace+"/"+pod.Name] = pod
-		}
+	for _, pod := range who.pods {
+		pods[pod.Namespace+"/"+pod.Name] = pod
 	}
-	if len(pods) == 0 {
-		return
-	}
-	logger(ctx).V(4).Info("A budget may have room for a pending pod", "pods", len(pods), "uid", uid)
+	w.logger.V(4).Info("A budget may have room for a pending pod", "pods", len(pods), "uid", who.uid)
 	wokenPods.Inc()
-	w.handle.Activate(logger(ctx), pods)
-}
-
-// dueNow returns the pods to activate, and notes that they are. It returns none if they were
-// activated less than a wakeInterval ago, and queues them again.
-func (w *waitingRoom) dueNow(uid types.UID) []*corev1.Pod {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	pods := w.timed[uid]
-	delete(w.timed, uid)
-	who, waits := w.waiters[uid]
-	if !waits {
-		return pods
-	}
-	if rest := wakeInterval - w.clock.Since(who.woken); rest > 0 {
-		w.queue.AddAfter(uid, rest)
-		return nil
-	}
-	who.woken = w.clock.Now()
-	return who.pods
+	w.handle.Activate(w.logger, pods)
 }

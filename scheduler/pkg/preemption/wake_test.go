@@ -12,10 +12,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/component-base/metrics/testutil"
 )
 
@@ -38,18 +41,14 @@ var (
 func inRoom(t *testing.T, waiters int, f func(r *room)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		objects := []runtime.Object{budgetOf("web", 0), budgetOf("db", 0), class("c", "1")}
+		objects := []runtime.Object{budgetOf("web", 0), budgetOf("db", 0), class("c", "1"), runningPod("a", 1)}
 		r := &room{t: t}
 		for i := range waiters {
 			r.pods = append(r.pods, runningPod(fmt.Sprintf("p%d", i), int32(i), onNode("")))
 			objects = append(objects, r.pods[i])
 		}
 		r.h = newFakeHandle(t, objects...)
-		w, err := newWaitingRoom(t.Context(), r.h)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r.w = w
+		r.w = r.newRoom()
 		r.h.start(t)
 		synctest.Wait()
 		for i := range r.pods {
@@ -59,22 +58,58 @@ func inRoom(t *testing.T, waiters int, f func(r *room)) {
 	})
 }
 
+func (r *room) newRoom() *waitingRoom {
+	r.t.Helper()
+	w, err := newWaitingRoom(r.t.Context(), r.h)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	go wait.UntilWithContext(r.t.Context(), w.tick, wakeInterval)
+	return w
+}
+
 func (r *room) waiter(i int) waiter {
 	return waiter{uid: r.pods[i].UID, priority: int32(i), pods: []*corev1.Pod{r.pods[i]}}
 }
 
-// fail ends an attempt of a pod that budgets hold back.
-func (r *room) fail(i int, budgets ...types.NamespacedName) {
-	s := r.w.begin()
-	defer r.w.end(s)
-	r.w.enter(s, r.waiter(i), sets.New(budgets...))
+// heldBy is how an attempt ends that budgets hold back.
+func heldBy(budgets ...types.NamespacedName) outcome {
+	return outcome{searched: true, restricted: true, held: heldPods{budgets: sets.New(budgets...), pods: sets.New[types.UID]("uid-a")}}
+}
+
+// try makes an attempt of a pod.
+func (r *room) try(i int, o outcome) {
+	r.w.begin(r.waiter(i))
+	r.w.end(r.pods[i].UID, o)
 	synctest.Wait()
 }
 
-// change stores a budget and waits until the room knows.
-func (r *room) change(b *policyv1.PodDisruptionBudget) {
+func (r *room) fail(i int, budgets ...types.NamespacedName) { r.try(i, heldBy(budgets...)) }
+
+// change stores objects and waits until the room knows.
+func (r *room) change(objects ...runtime.Object) {
 	r.t.Helper()
-	if _, err := r.h.client.PolicyV1().PodDisruptionBudgets(b.Namespace).Update(r.t.Context(), b, metav1.UpdateOptions{}); err != nil {
+	for _, object := range objects {
+		var err error
+		switch o := object.(type) {
+		case *policyv1.PodDisruptionBudget:
+			_, err = r.h.client.PolicyV1().PodDisruptionBudgets("shop").Update(r.t.Context(), o, metav1.UpdateOptions{})
+		case *corev1.Pod:
+			_, err = r.h.client.CoreV1().Pods("shop").Update(r.t.Context(), o, metav1.UpdateOptions{})
+		case *schedulingv1.PriorityClass:
+			_, err = r.h.client.SchedulingV1().PriorityClasses().Update(r.t.Context(), o, metav1.UpdateOptions{})
+		}
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		synctest.Wait()
+	}
+}
+
+func (r *room) delete(resource, name string) {
+	r.t.Helper()
+	gvr := map[string]schema.GroupVersionResource{"pods": corev1.SchemeGroupVersion.WithResource("pods"), "budgets": policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets")}
+	if err := r.h.client.Tracker().Delete(gvr[resource], "shop", name); err != nil {
 		r.t.Fatal(err)
 	}
 	synctest.Wait()
@@ -94,10 +129,17 @@ func (r *room) after(d time.Duration) {
 	synctest.Wait()
 }
 
-func (w *waitingRoom) size() int {
+// waiting returns for which budgets each pod or group waits.
+func (w *waitingRoom) waiting() map[types.UID]sets.Set[types.NamespacedName] {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(w.waiters)
+	budgets := map[types.UID]sets.Set[types.NamespacedName]{}
+	for uid, each := range w.waiters {
+		if len(each.budgets) > 0 {
+			budgets[uid] = each.budgets
+		}
+	}
+	return budgets
 }
 
 // names returns the names of the pods that were activated since.
@@ -120,27 +162,36 @@ func healthyPods(current, desired int32) budgetOption {
 	}
 }
 
-// TestBudgetOpens wakes as many of the most important pods as the budget has room for.
-func TestBudgetOpens(t *testing.T) {
+// TestOpenings wakes as many of the most important pods as a budget has room for, or the most
+// important one if pods may be free of the budget.
+func TestOpenings(t *testing.T) {
+	failed := func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed }
+	labelled := func(pod *corev1.Pod) { pod.Labels["more"] = "" }
 	for name, test := range map[string]struct {
-		before, after *policyv1.PodDisruptionBudget
+		// before wakes nobody.
+		before, after runtime.Object
 		want          []string
 	}{
-		"by one":          {budgetOf("web", 0), budgetOf("web", 1), []string{"p3"}},
-		"by two":          {budgetOf("web", 0), budgetOf("web", 2), []string{"p2", "p3"}},
-		"not":             {budgetOf("web", 0), budgetOf("web", 0), nil},
-		"of another name": {budgetOf("web", 0), budgetOf("db", 2), nil},
-		// The most important one is tried first, and then the others.
-		"with a new spec":               {budgetOf("web", 0), budgetOf("web", 0, stale), []string{"p3"}},
-		"for pods that are not ready":   {budgetOf("web", 0, healthyPods(1, 2)), budgetOf("web", 0, healthyPods(2, 2)), []string{"p3"}},
-		"not, one more is healthy only": {budgetOf("web", 0, healthyPods(2, 4)), budgetOf("web", 0, healthyPods(3, 4)), nil},
+		"by one":                             {budgetOf("web", 0), budgetOf("web", 1), []string{"p3"}},
+		"by two":                             {budgetOf("web", 0), budgetOf("web", 2), []string{"p2", "p3"}},
+		"not":                                {budgetOf("web", 0), budgetOf("web", 0), nil},
+		"of another name":                    {budgetOf("web", 0), budgetOf("db", 2), nil},
+		"with a new spec":                    {budgetOf("web", 0), budgetOf("web", 0, stale), []string{"p3"}},
+		"for pods that are not ready":        {budgetOf("web", 0, healthyPods(1, 2)), budgetOf("web", 0, healthyPods(2, 2)), []string{"p3"}},
+		"not, one more is healthy only":      {budgetOf("web", 0, healthyPods(2, 4)), budgetOf("web", 0, healthyPods(3, 4)), nil},
+		"a pod has other labels":             {runningPod("a", 1), runningPod("a", 1, ofApp("other")), []string{"p3"}},
+		"a pod is not ready":                 {runningPod("a", 1), runningPod("a", 1, notReady), []string{"p3"}},
+		"a pod has failed":                   {runningPod("a", 1), runningPod("a", 1, failed), []string{"p3"}},
+		"a pod is terminating":               {runningPod("a", 1), runningPod("a", 1, notReady, terminating), nil},
+		"a pod is as before":                 {runningPod("a", 1), runningPod("a", 1, startedAfter(1)), nil},
+		"a pod has more labels and needs it": {runningPod("a", 1), runningPod("a", 1, labelled), nil},
+		"a threshold changes":                {class("c", "1"), class("c", ""), []string{"p3"}},
+		"a threshold is as before":           {class("c", "1"), class("c", "1"), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inRoom(t, 4, func(r *room) {
 				r.change(test.before)
-				if len(r.h.names()) > 0 {
-					r.t.Fatal("woken before")
-				}
+				r.wantWoken()
 				r.change(test.after)
 				r.wantWoken(test.want...)
 			})
@@ -148,35 +199,41 @@ func TestBudgetOpens(t *testing.T) {
 	}
 }
 
-// TestStatusBecomesCurrent opens a budget whose spec has changed before.
+// TestStatusBecomesCurrent opens a budget whose spec has changed before. A pod that was woken for
+// that keeps its place until it may be woken again.
 func TestStatusBecomesCurrent(t *testing.T) {
 	inRoom(t, 3, func(r *room) {
 		r.change(budgetOf("web", 2, stale))
-		for i := 2; i >= 0; i-- {
-			r.wantWoken(fmt.Sprintf("p%d", i))
-			r.fail(i, nameOfWeb)
-		}
+		r.wantWoken("p2")
+		r.fail(2, nameOfWeb)
+		r.wantWoken("p1")
 		r.change(budgetOf("web", 2, generation(2)))
+		r.wantWoken()
 		r.after(wakeInterval)
-		r.wantWoken("p1", "p2")
+		r.wantWoken("p2")
 	})
 }
 
-func TestBudgetCloses(t *testing.T) {
-	inRoom(t, 2, func(r *room) {
+// TestBudgetMoves wakes another pod if the budget opens further, and none if it has closed.
+func TestBudgetMoves(t *testing.T) {
+	inRoom(t, 3, func(r *room) {
 		r.change(budgetOf("web", 1))
+		r.wantWoken("p2")
+		r.change(budgetOf("web", 2))
 		r.wantWoken("p1")
 		r.change(budgetOf("web", 0))
+		r.fail(2, nameOfWeb)
 		r.fail(1, nameOfWeb)
 		r.after(trialTimeout)
 		r.wantWoken()
 		r.change(budgetOf("web", 1))
-		r.wantWoken("p1")
+		r.wantWoken("p2")
 	})
 }
 
 // TestNextIsTried wakes the next pod when the one before it did not use the budget up.
 func TestNextIsTried(t *testing.T) {
+	found := outcome{searched: true, found: true, restricted: true}
 	for name, test := range map[string]struct {
 		// end is how the attempt of the most important pod ends.
 		end func(r *room)
@@ -184,20 +241,29 @@ func TestNextIsTried(t *testing.T) {
 		wait time.Duration
 		want []string
 	}{
-		"it needs more room":               {func(r *room) { r.fail(2, nameOfWeb) }, 0, []string{"p1"}},
+		"it needs more room": {func(r *room) { r.fail(2, nameOfWeb) }, 0, []string{"p1"}},
+		"the next one has failed before": {func(r *room) {
+			r.fail(1, nameOfWeb)
+			r.fail(2, nameOfWeb)
+		}, 0, []string{"p0"}},
 		"another budget holds it up":       {func(r *room) { r.fail(2, nameOfDB) }, 0, []string{"p1"}},
-		"it fits nowhere":                  {func(r *room) { r.w.leave(r.pods[2].UID) }, 0, []string{"p1"}},
-		"it was not searched for":          {func(r *room) { r.w.stay(r.pods[2].UID) }, 0, []string{"p1"}},
-		"it fits by now":                   {func(r *room) { r.w.podUpdated(r.pods[2], runningPod("p2", 2)) }, 0, []string{"p1"}},
-		"it is gone":                       {func(r *room) { r.w.podGone(r.pods[2]) }, 0, []string{"p1"}},
+		"it fits nowhere":                  {func(r *room) { r.try(2, outcome{searched: true, restricted: true}) }, 0, []string{"p1"}},
+		"it was not searched for":          {func(r *room) { r.try(2, outcome{}) }, 0, []string{"p1"}},
+		"it breaks budgets":                {func(r *room) { r.try(2, outcome{searched: true, found: true}) }, 0, []string{"p1"}},
+		"it fits by now":                   {func(r *room) { r.change(runningPod("p2", 2)) }, wakeInterval, []string{"p1"}},
+		"it is gone":                       {func(r *room) { r.delete("pods", "p2") }, wakeInterval, []string{"p1"}},
 		"it makes no attempt":              {func(*room) {}, trialTimeout, []string{"p1"}},
 		"it makes no attempt so far":       {func(*room) {}, trialTimeout - time.Millisecond, nil},
-		"it has victims of another budget": {func(r *room) { r.w.leaveWithVictims(r.pods[2].UID) }, settleTime, []string{"p1"}},
+		"it has victims of another budget": {func(r *room) { r.try(2, found) }, settleTime, []string{"p1"}},
 		"it has victims of the budget": {func(r *room) {
-			r.w.leaveWithVictims(r.pods[2].UID)
+			r.try(2, found)
 			r.change(budgetOf("web", 0))
 		}, settleTime, nil},
-		"it has victims, and the budget is late": {func(r *room) { r.w.leaveWithVictims(r.pods[2].UID) }, settleTime - time.Millisecond, nil},
+		"it has victims, and the budget is late": {func(r *room) { r.try(2, found) }, settleTime - time.Millisecond, nil},
+		"its victims were refused": {func(r *room) {
+			r.try(2, found)
+			r.w.wakeAt(r.waiter(2), time.Now().Add(time.Minute))
+		}, wakeInterval, []string{"p1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inRoom(t, 3, func(r *room) {
@@ -216,8 +282,8 @@ func TestEachIsTriedOnce(t *testing.T) {
 	for name, open := range map[string]func(r *room){
 		"a room that is too small": func(r *room) { r.change(budgetOf("web", 1)) },
 		"a new spec":               func(r *room) { r.change(budgetOf("web", 0, stale)) },
-		"a PriorityClass":          func(r *room) { r.w.classUpdated(class("c", "1"), class("c", "")) },
-		"the end of the budget":    func(r *room) { r.w.budgetGone(budgetOf("web", 0)) },
+		"a PriorityClass":          func(r *room) { r.change(class("c", "")) },
+		"the end of the budget":    func(r *room) { r.delete("budgets", "web") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inRoom(t, 3, func(r *room) {
@@ -233,70 +299,28 @@ func TestEachIsTriedOnce(t *testing.T) {
 	}
 }
 
-// TestSecondOpening wakes another pod if the first one is still to be tried.
-func TestSecondOpening(t *testing.T) {
-	inRoom(t, 3, func(r *room) {
-		r.change(budgetOf("web", 1))
-		r.wantWoken("p2")
-		r.change(budgetOf("web", 2))
-		r.wantWoken("p1")
-	})
-}
-
 // TestBudgetOpensDuringTheSearch wakes a pod whose search has read the budget before.
 func TestBudgetOpensDuringTheSearch(t *testing.T) {
 	for name, test := range map[string]struct {
-		opens func(r *room)
+		opens runtime.Object
 		want  []string
 	}{
-		"its budget":      {func(r *room) { r.change(budgetOf("web", 1)) }, []string{"p0"}},
-		"a PriorityClass": {func(r *room) { r.w.classUpdated(class("c", "1"), class("c", "")) }, []string{"p0"}},
-		"another budget":  {func(r *room) { r.change(budgetOf("db", 1)) }, nil},
+		"its budget":      {budgetOf("web", 1), []string{"p0"}},
+		"a PriorityClass": {class("c", ""), []string{"p0"}},
+		"another budget":  {budgetOf("db", 1), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inRoom(t, 1, func(r *room) {
-				r.w.leave(r.pods[0].UID)
-				s := r.w.begin()
-				test.opens(r)
+				r.try(0, outcome{searched: true})
+				r.w.begin(r.waiter(0))
+				r.change(test.opens)
+				r.after(wakeInterval)
 				r.wantWoken()
-				r.w.enter(s, r.waiter(0), sets.New(nameOfWeb))
-				r.w.end(s)
+				r.w.end(r.pods[0].UID, heldBy(nameOfWeb))
 				r.wantWoken(test.want...)
 			})
 		})
 	}
-}
-
-// TestPodIsFreed wakes pods when a pod on a node no longer needs the budget.
-func TestPodIsFreed(t *testing.T) {
-	running := runningPod("a", 1)
-	for name, test := range map[string]struct {
-		later *corev1.Pod
-		want  []string
-	}{
-		"it has other labels":                 {runningPod("a", 1, ofApp("other")), []string{"p0"}},
-		"it is not ready":                     {runningPod("a", 1, notReady), []string{"p0"}},
-		"it has failed":                       {runningPod("a", 1, func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed }), []string{"p0"}},
-		"it is terminating":                   {runningPod("a", 1, notReady, terminating), nil},
-		"it is as before":                     {runningPod("a", 1, startedAfter(1)), nil},
-		"it has more labels and needs it yet": {runningPod("a", 1, func(pod *corev1.Pod) { pod.Labels["more"] = "" }), nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inRoom(t, 1, func(r *room) {
-				r.w.podUpdated(running, test.later)
-				r.wantWoken(test.want...)
-			})
-		})
-	}
-}
-
-func TestThresholdChanges(t *testing.T) {
-	inRoom(t, 1, func(r *room) {
-		r.w.classUpdated(class("c", "1"), class("c", "1"))
-		r.wantWoken()
-		r.w.classUpdated(class("c", "1"), class("c", ""))
-		r.wantWoken("p0")
-	})
 }
 
 // TestNoPodIsWokenMoreThanOnceASecond changes a budget all the time, and has the pod fail.
@@ -305,8 +329,7 @@ func TestNoPodIsWokenMoreThanOnceASecond(t *testing.T) {
 		const seconds = 10
 		woken := 0
 		for range seconds * 20 {
-			r.change(budgetOf("web", 1))
-			r.change(budgetOf("web", 0))
+			r.change(budgetOf("web", 1), budgetOf("web", 0))
 			if n := len(r.h.names()); n > 0 {
 				woken += n
 				r.fail(0, nameOfWeb)
@@ -319,51 +342,46 @@ func TestNoPodIsWokenMoreThanOnceASecond(t *testing.T) {
 	})
 }
 
-// TestPodLeavesTheRoom forgets pods that found a node or were deleted.
+// TestPodLeavesTheRoom forgets pods that found a node or were deleted, also if their searches end
+// after that.
 func TestPodLeavesTheRoom(t *testing.T) {
 	inRoom(t, 3, func(r *room) {
-		pods := r.h.client.CoreV1().Pods("shop")
-		if _, err := pods.Update(r.t.Context(), runningPod("p2", 2), metav1.UpdateOptions{}); err != nil {
-			r.t.Fatal(err)
+		r.change(runningPod("p2", 2))
+		r.delete("pods", "p1")
+		for range 2 {
+			r.after(wakeInterval)
+			if got := len(r.w.waiting()); got != 1 {
+				r.t.Errorf("%d pods wait, want 1", got)
+			}
+			r.fail(1, nameOfWeb)
+			r.fail(2, nameOfWeb)
 		}
-		if err := pods.Delete(r.t.Context(), "p1", metav1.DeleteOptions{}); err != nil {
-			r.t.Fatal(err)
-		}
+		r.after(wakeInterval)
 		r.change(budgetOf("web", 3))
 		r.wantWoken("p0")
-		if got := r.w.size(); got != 1 {
-			r.t.Errorf("%d pods wait, want 1", got)
-		}
-		// Their searches end after they are gone.
-		r.fail(1, nameOfWeb)
-		r.fail(2, nameOfWeb)
-		if got := r.w.size(); got != 1 {
-			r.t.Errorf("%d pods wait, want 1", got)
-		}
 	})
 }
 
 // TestGroupLeavesTheRoom forgets a group when none of its pods is pending.
 func TestGroupLeavesTheRoom(t *testing.T) {
 	inRoom(t, 2, func(r *room) {
-		r.w.leave(r.pods[0].UID)
-		r.w.leave(r.pods[1].UID)
-		s := r.w.begin()
-		r.w.enter(s, waiter{uid: "uid-of-group", priority: 5, pods: r.pods}, sets.New(nameOfWeb))
-		r.w.end(s)
-		r.w.podUpdated(r.pods[0], runningPod("p0", 0))
-		if got := r.w.size(); got != 1 {
-			r.t.Errorf("%d groups wait while a pod is pending, want 1", got)
-		}
-		r.w.podGone(r.pods[1])
-		if got := r.w.size(); got != 0 || len(r.w.ofPod) != 0 {
-			r.t.Errorf("%d groups wait with %d pods, want none", got, len(r.w.ofPod))
+		r.try(0, outcome{searched: true})
+		r.try(1, outcome{searched: true})
+		r.w.begin(waiter{uid: "uid-of-group", priority: 5, pods: r.pods})
+		r.w.end("uid-of-group", heldBy(nameOfWeb))
+		for i, leave := range []func(){func() { r.change(runningPod("p0", 0)) }, func() { r.delete("pods", "p1") }} {
+			leave()
+			r.after(wakeInterval)
+			if got := len(r.w.waiting()); got != 1-i {
+				r.t.Errorf("%d groups wait while %d pods are pending", got, 1-i)
+			}
 		}
 	})
 }
 
 // TestGauge adds the rooms of all profiles up.
 func TestGauge(t *testing.T) {
+	registerMetrics()
 	value := func() float64 {
 		v, err := testutil.GetGaugeMetricValue(waitingPods)
 		if err != nil {
@@ -371,29 +389,26 @@ func TestGauge(t *testing.T) {
 		}
 		return v
 	}
-	registerMetrics()
 	before := value()
 	inRoom(t, 2, func(r *room) {
-		second, err := newWaitingRoom(r.t.Context(), r.h)
-		if err != nil {
-			r.t.Fatal(err)
+		want := func(want float64) {
+			r.t.Helper()
+			r.after(wakeInterval)
+			if got := value() - before; got != want {
+				r.t.Errorf("the gauge has %v, want %v", got, want)
+			}
 		}
-		if got := value() - before; got != 2 {
-			r.t.Errorf("the gauge has %v, want 2", got)
-		}
-		s := second.begin()
-		second.enter(s, r.waiter(0), sets.New(nameOfWeb))
-		second.end(s)
-		if got := value() - before; got != 3 {
-			r.t.Errorf("the gauge has %v, want 3", got)
-		}
-		second.leavePod(r.pods[1].UID)
-		second.leave(r.pods[0].UID)
-		r.w.leave(r.pods[0].UID)
-		r.w.leave(r.pods[1].UID)
-		if got := value() - before; got != 0 {
-			r.t.Errorf("the gauge has %v, want 0", got)
-		}
+		first, second := r.w, r.newRoom()
+		want(2)
+		r.w = second
+		r.fail(0, nameOfWeb)
+		want(3)
+		r.try(0, outcome{searched: true})
+		r.w = first
+		r.delete("pods", "p1")
+		want(1)
+		r.try(0, outcome{searched: true})
+		want(0)
 	})
 }
 
@@ -401,38 +416,50 @@ func TestGauge(t *testing.T) {
 func TestFullRoom(t *testing.T) {
 	inRoom(t, 0, func(r *room) {
 		pods := r.h.informers.Core().V1().Pods().Informer().GetIndexer()
-		add := func(i int, priority int32) {
-			pod := runningPod(fmt.Sprint(i), priority, onNode(""))
+		for i := range maxWaiting + 10 {
+			pod := runningPod(fmt.Sprint(i), int32(i%maxWaiting), onNode(""))
 			if err := pods.Add(pod); err != nil {
 				r.t.Fatal(err)
 			}
-			s := r.w.begin()
-			defer r.w.end(s)
-			r.w.enter(s, waiter{uid: pod.UID, priority: priority, pods: []*corev1.Pod{pod}}, sets.New(nameOfWeb))
+			r.w.begin(waiter{uid: pod.UID, priority: *pod.Spec.Priority, pods: []*corev1.Pod{pod}})
+			r.w.end(pod.UID, heldBy(nameOfWeb))
 		}
-		uid := func(i int) types.UID { return types.UID(fmt.Sprintf("uid-%d", i)) }
-		for i := range maxWaiting {
-			add(i, 10)
+		r.after(wakeInterval)
+		waiting := r.w.waiting()
+		for i := range maxWaiting + 10 {
+			// Of the priorities 0 to 9, each has two pods.
+			if important := i%maxWaiting >= 10; important && !waiting[types.UID(fmt.Sprintf("uid-%d", i))].Has(nameOfWeb) {
+				r.t.Errorf("pod %d has no place", i)
+			}
 		}
-		add(maxWaiting, 10)
-		if r.w.size() != maxWaiting || r.w.waiters[uid(maxWaiting)] != nil {
-			r.t.Error("one of equal priority has taken a place")
-		}
-		add(maxWaiting+1, 11)
-		if r.w.size() != maxWaiting || r.w.waiters[uid(maxWaiting+1)] == nil || len(r.w.ofPod) != maxWaiting {
-			r.t.Error("one of higher priority has no place")
+		if len(waiting) != maxWaiting {
+			r.t.Errorf("%d pods wait, want %d", len(waiting), maxWaiting)
 		}
 	})
 }
 
-// TestWakeAtATime wakes also a pod that waits for no budget.
+// TestWakeAtATime wakes pods whose refusals end, whether or not they wait for a budget.
 func TestWakeAtATime(t *testing.T) {
-	inRoom(t, 1, func(r *room) {
-		r.w.leave(r.pods[0].UID)
-		r.w.wakeAt(r.pods[0].UID, r.pods, r.w.clock.Now().Add(time.Minute))
-		r.after(59 * time.Second)
-		r.wantWoken()
-		r.after(time.Second)
-		r.wantWoken("p0")
-	})
+	for name, wait := range map[string]func(r *room){
+		"its victims": func(r *room) {
+			r.try(0, outcome{searched: true})
+			r.w.wakeAt(r.waiter(0), time.Now().Add(refusalDelay))
+		},
+		"a pod in the way": func(r *room) {
+			r.w.refuse("uid-a", nil)
+			r.fail(0, nameOfWeb)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inRoom(t, 1, func(r *room) {
+				wait(r)
+				r.after(refusalDelay - time.Second)
+				r.wantWoken()
+				r.after(time.Second)
+				r.wantWoken("p0")
+				r.after(time.Minute)
+				r.wantWoken()
+			})
+		})
+	}
 }
