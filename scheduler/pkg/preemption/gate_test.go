@@ -401,19 +401,19 @@ func TestPodWaitsForItsVictims(t *testing.T) {
 	pod := runningPod("a", 10, ofClass("guarded"))
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, pod)
 	preemptor := preemptorOf(100)
-	if eligible, why := w.eligible(preemptor.UID(), onAnyNode); !eligible {
-		t.Fatalf("not eligible before: %s", why)
+	if w.awaitsVictims(preemptor.UID(), onAnyNode) {
+		t.Fatal("it waits before")
 	}
 	if err := w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptor); err != nil {
 		t.Fatal(err)
 	}
-	if eligible, _ := w.eligible(preemptor.UID(), onAnyNode); eligible {
+	if !w.awaitsVictims(preemptor.UID(), onAnyNode) {
 		t.Error("eligible although its victim is not gone")
 	}
 	if err := w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the pod is eligible", func() bool { eligible, _ := w.eligible(preemptor.UID(), onAnyNode); return eligible })
+	waitFor(t, "the pod is eligible", func() bool { return !w.awaitsVictims(preemptor.UID(), onAnyNode) })
 }
 
 // TestPartOfTheVictimsIsEvicted has the second of two victims refused after the dry runs have
@@ -440,8 +440,8 @@ func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 			if err := w.preemptAll(t, &fakeCandidate{victims: pods[2*i : 2*i+2]}, preemptorOf(100)); err == nil {
 				t.Fatal("the eviction was not refused")
 			}
-			if eligible, why := w.eligible(uid, onAnyNode); !eligible {
-				t.Error(why)
+			if w.awaitsVictims(uid, onAnyNode) {
+				t.Error("it waits for a victim that was evicted in vain")
 			}
 			<-time.After(delay - time.Millisecond)
 			if !w.isLeftOut(uid, "n2") || len(w.handle.activated) > 0 {

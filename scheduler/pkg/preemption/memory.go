@@ -134,16 +134,8 @@ func (m *memory) current(known *corev1.Pod) *corev1.Pod {
 	return pod
 }
 
-// eligible reports whether a pending pod or group may look for victims, and if not, why. It does
-// not while a victim of its own is leaving a node for which it is nominated, as upstream has it.
-func (m *memory) eligible(preemptor types.UID, nominated func(node string) bool) (bool, string) {
-	if m.awaitsVictims(preemptor, nominated) {
-		return false, "not eligible because a pod that was evicted for it is not gone yet."
-	}
-	return true, ""
-}
-
-// awaitsVictims reports whether a victim is leaving a node for which its preemptor is nominated.
+// awaitsVictims reports whether a victim is leaving a node for which its preemptor is nominated. As
+// upstream has it, the preemptor does not look for others then.
 func (m *memory) awaitsVictims(preemptor types.UID, nominated func(node string) bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -62,14 +62,15 @@ func TestLeavingPodIsForgotten(t *testing.T) {
 	})
 }
 
-// TestEligibleByNode asks for the node of each victim, and for the preemptor's own victims only.
-func TestEligibleByNode(t *testing.T) {
+// TestAwaitsVictimsByNode asks for the node of each victim, and for the preemptor's own victims
+// only.
+func TestAwaitsVictimsByNode(t *testing.T) {
 	pods := []*corev1.Pod{runningPod("a", 10, onNode("n1")), runningPod("b", 10, onNode("n2"))}
 	w := newGateWorld(t, nil, pods...)
 	w.addLeaving("p", pods[0])
 	w.addLeaving("q", pods[1])
-	for node, want := range map[string]bool{"n1": false, "n2": true} {
-		if got, _ := w.eligible("p", func(name string) bool { return name == node }); got != want {
+	for node, want := range map[string]bool{"n1": true, "n2": false} {
+		if got := w.awaitsVictims("p", func(name string) bool { return name == node }); got != want {
 			t.Errorf("nominated for %s: got %v", node, got)
 		}
 	}
@@ -99,7 +100,7 @@ func TestVictimsAreEvictedOnce(t *testing.T) {
 	}
 	w.wantCalls(t, "evict a", "delete b")
 	for _, uid := range []types.UID{preemptorOf(100).UID(), second.UID()} {
-		if eligible, _ := w.eligible(uid, onAnyNode); eligible {
+		if !w.awaitsVictims(uid, onAnyNode) {
 			t.Errorf("%s does not wait for the victim", uid)
 		}
 	}

@@ -61,7 +61,6 @@ type Plugin struct {
 	otherwise int32
 	classes   schedulinglisters.PriorityClassLister
 	budgets   policylisters.PodDisruptionBudgetLister
-	groups    groups
 	gate      *gate
 	waiting   *waitingRoom
 	bad       *badThresholds
@@ -98,7 +97,6 @@ func New(ctx context.Context, given runtime.Object, handle fwk.Handle) (fwk.Plug
 		otherwise:         args.threshold(),
 		classes:           informers.Scheduling().V1().PriorityClasses().Lister(),
 		budgets:           informers.Policy().V1().PodDisruptionBudgets().Lister(),
-		groups:            groups{handle: handle, features: features},
 	}
 	registerMetrics()
 	if p.bad, err = newBadThresholds(handle); err != nil {
@@ -167,7 +165,7 @@ func (p *Plugin) rules(priority int32) (*rules, error) {
 		return nil, err
 	}
 	r := &rules{priority: priority, refused: p.gate.isRefused, now: p.gate.clock.Now()}
-	r.thresholds = newThresholds(classes, p.otherwise, p.groups.classes, p.bad.report)
+	r.thresholds = newThresholds(classes, p.otherwise, p.groupClasses, p.bad.report)
 	if !r.restrict() {
 		return r, nil
 	}
@@ -247,16 +245,16 @@ func (p *Plugin) PodEligibleToPreemptOthers(ctx context.Context, pod *corev1.Pod
 	if eligible, why := p.DefaultPreemption.PodEligibleToPreemptOthers(ctx, pod, nominated); !eligible {
 		return false, why
 	}
-	eligible, why := p.gate.eligible(pod.UID, func(node string) bool {
-		if node == pod.Status.NominatedNodeName && nominated.Code() == fwk.UnschedulableAndUnresolvable {
-			return false
-		}
-		return p.isNominated(node, pod)
-	})
-	if a, ok := ctx.Value(attemptKey{}).(*attempt); ok {
-		a.searched = eligible
+	if p.gate.awaitsVictims(pod.UID, func(node string) bool {
+		cordoned := node == pod.Status.NominatedNodeName && nominated.Code() == fwk.UnschedulableAndUnresolvable
+		return !cordoned && p.isNominated(node, pod)
+	}) {
+		return false, "not eligible because a pod that was evicted for it is not gone yet."
 	}
-	return eligible, why
+	if a, ok := ctx.Value(attemptKey{}).(*attempt); ok {
+		a.searched = true
+	}
+	return true, ""
 }
 
 // isNominated reports whether one of the pods is nominated for the node. It asks the scheduler's
@@ -333,25 +331,19 @@ func among(pods []*corev1.Pod, held heldPods) []*corev1.Pod {
 	return both
 }
 
-// groups finds the groups of pods.
-type groups struct {
-	handle   fwk.Handle
-	features feature.Features
-}
-
-// classes returns the names of the PriorityClasses of all groups that the pod belongs to. It stops
-// at a group that does not exist.
-func (g groups) classes(pod *corev1.Pod) []string {
-	if !g.features.EnableGenericWorkload || pod.Spec.SchedulingGroup == nil || pod.Spec.SchedulingGroup.PodGroupName == nil {
+// groupClasses returns the names of the PriorityClasses of all groups that the pod belongs to. It
+// stops at a group that does not exist.
+func (p *Plugin) groupClasses(pod *corev1.Pod) []string {
+	if !p.features.EnableGenericWorkload || pod.Spec.SchedulingGroup == nil || pod.Spec.SchedulingGroup.PodGroupName == nil {
 		return nil
 	}
-	manager := g.handle.PodGroupManager()
+	manager := p.handle.PodGroupManager()
 	group, err := manager.PodGroups().Get(pod.Namespace, *pod.Spec.SchedulingGroup.PodGroupName)
 	if err != nil {
 		return nil
 	}
 	classes := []string{group.Spec.PriorityClassName}
-	if !g.features.EnableCompositePodGroup {
+	if !p.features.EnableCompositePodGroup {
 		return classes
 	}
 	parent := group.Spec.ParentCompositePodGroupName
