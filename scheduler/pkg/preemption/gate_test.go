@@ -32,6 +32,8 @@ import (
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 	"k8s.io/utils/clock"
 	testingclock "k8s.io/utils/clock/testing"
+
+	"haulout.dev/haulout/pkg/host/informertest"
 )
 
 // fakeHandle is the part of the scheduler that the gate and the waiting room use.
@@ -156,6 +158,7 @@ func newGateWorld(t *testing.T, budgets []*policyv1.PodDisruptionBudget, pods ..
 		objects = append(objects, pod)
 	}
 	handle := newFakeHandle(t, objects...)
+	watches := informertest.Count(handle.client)
 	w := &gateWorld{handle: handle, clock: testingclock.NewFakePassiveClock(started), answer: func(string) error { return nil }}
 	waiting, err := newWaitingRoom(t.Context(), handle)
 	if err != nil {
@@ -189,6 +192,7 @@ func newGateWorld(t *testing.T, budgets []*policyv1.PodDisruptionBudget, pods ..
 	}
 	registerMetrics()
 	handle.start(t)
+	watches.Wait(t, 0, "pods", "poddisruptionbudgets", "priorityclasses")
 	return w
 }
 
