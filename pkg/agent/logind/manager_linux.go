@@ -205,7 +205,7 @@ func (m *Manager) Stopping(kind string, limit time.Duration) {
 		m.state.Since = now
 	}
 	m.stopping, m.state.Known, m.state.ShuttingDown, m.state.Forgotten = true, true, true, false
-	m.state.Deadline = now.Add(limit)
+	m.state.Deadline, m.state.Stopping = now.Add(limit), true
 	if kind != "" {
 		m.state.Kind = kind
 	}

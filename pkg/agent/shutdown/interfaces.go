@@ -58,6 +58,8 @@ type MachineState struct {
 	// Forgotten is true after a pending shutdown vanished without a cancellation, because logind
 	// was restarted, until the next shutdown.
 	Forgotten bool
+	// Stopping is true when systemd stops the system: what was stopped cannot start again.
+	Stopping bool
 	// LockHeld is true while the agent delays shutdowns. LockPath is the FIFO of the lock, with
 	// which a restarted agent takes it over. Delay is how long the machine waits at most.
 	LockHeld bool

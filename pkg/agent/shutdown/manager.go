@@ -382,7 +382,7 @@ func (m *Manager) gather() *input {
 		priorities: m.config.Pods.Priorities(),
 		api:        m.api,
 		host:       m.host,
-		local:      localFacts{running: m.engine.running(), asking: m.engine.asking != nil, final: m.final},
+		local:      localFacts{running: m.engine.running(), asking: m.engine.asking != nil, final: m.final || machine.Stopping},
 		stopped:    m.config.Kubelet != nil && m.config.Kubelet.Stopped(),
 		outcome:    m.outcome, why: m.why,
 		olderDone:    m.olderDone,

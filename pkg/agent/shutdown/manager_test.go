@@ -291,6 +291,20 @@ func TestAPIBackOnAFinalNode(t *testing.T) {
 	})
 }
 
+// TestAPIBackWhileSystemdStops has the API back in the middle of a local end, while systemd stops
+// the system: it starts no unit any more, so the kubelet stays away.
+func TestAPIBackWhileSystemdStops(t *testing.T) {
+	scenario(t, func(w *world) { w.mode, w.final, w.stopping = apiDown, true, true }, func(w *world) {
+		w.request()
+		w.wait(12 * time.Second)
+		w.set(func() { w.mode = apiUp })
+		w.wait(3 * time.Minute)
+		expect(t, "ended pods", []string{"pod-0", "pod-1", "pod-2"}, w.ended)
+		expect(t, "releases", 1, len(w.releases))
+		expect(t, "local runs", 1, len(w.ends))
+	})
+}
+
 func TestTimeRunsOut(t *testing.T) {
 	scenario(t, func(w *world) { w.delay = 100 * time.Second }, func(w *world) {
 		// The server drains one pod every three seconds, and the pods need 95 seconds to end.

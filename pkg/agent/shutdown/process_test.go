@@ -195,7 +195,7 @@ func (p *process) State() MachineState {
 	defer p.mu.Unlock()
 	s := MachineState{Known: p.known, LockHeld: p.lock, Delay: p.delay, LockPath: "/run/1.ref", Kind: "reboot"}
 	if p.seen {
-		s.ShuttingDown, s.Since, s.Deadline = true, p.since, p.deadline
+		s.ShuttingDown, s.Since, s.Deadline, s.Stopping = true, p.since, p.deadline, p.stopping
 	} else {
 		s.Forgotten = p.known && p.forgotten
 	}

@@ -94,6 +94,8 @@ type world struct {
 
 	// kubelet: it runs. noted: the agent finds a note that it has stopped it.
 	kubelet, noted bool
+	// stopping: systemd stops the system.
+	stopping bool
 	// final: the kubelet cannot start again during a shutdown.
 	final    bool
 	pods     []*worldPod

@@ -70,7 +70,7 @@ func (k *Keeper) isDue() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.seen == nil || !k.published || time.Since(k.seenAt) >= refreshPeriod ||
-		k.BootID != "" && k.BootID != k.seen.Status.NodeInfo.BootID
+		k.BootID != "" && !strings.EqualFold(k.BootID, k.seen.Status.NodeInfo.BootID)
 }
 
 // kept returns the static pods of the node that are kept, also those that are parked.

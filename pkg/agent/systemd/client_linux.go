@@ -34,6 +34,9 @@ const (
 	errNotLoaded  = "org.freedesktop.systemd1.UnitNotLoaded"
 )
 
+// StateStopping is the SystemState of a system that goes down.
+const StateStopping = "stopping"
+
 // Kinds of a shutdown.
 const (
 	// KindReboot is a shutdown after which the machine starts again.

@@ -4,6 +4,7 @@
 package systemd_test
 
 import (
+	"errors"
 	"strings"
 	"syscall"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/godbus/dbus/v5"
 
 	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/agent/systemd/install"
 )
 
 // unitProperty is a property of a transient unit.
@@ -73,6 +75,9 @@ func TestContainersWaitForTheAgent(t *testing.T) {
 			}
 			if state := m.unit(scope); state.Active != "active" {
 				t.Errorf("the container is %s while the agent works", state.Active)
+			}
+			if err := install.Uninstall(t.Context(), m.options()); !errors.Is(err, install.ErrShutdownPending) {
+				t.Errorf("uninstalled during the shutdown: %v, want %v", err, install.ErrShutdownPending)
 			}
 			m.kill(syscall.SIGUSR1)
 			m.mustEnd(syscall.SIGHUP)

@@ -72,6 +72,10 @@ func (s Service) do(ctx context.Context, act func(*Client, context.Context, stri
 	return act(client, ctx, s.Unit)
 }
 
+// endReserve is the part of a target's time limit in which systemd ends the containers and services
+// that are left after the agent: the time that it gives each of them by default.
+const endReserve = 90 * time.Second
+
 // Ending is why and how systemd ends the system.
 type Ending struct {
 	// Stopping reports that the system goes down.
@@ -90,7 +94,7 @@ type Ending struct {
 // the pod's slice, which may not run during a shutdown, removes the job of shutdown.target.
 func (c *Client) Ending(ctx context.Context, name string) (Ending, error) {
 	state, err := c.SystemState(ctx)
-	if err != nil || state != "stopping" {
+	if err != nil || state != StateStopping {
 		return Ending{}, err
 	}
 	ending := Ending{Stopping: true}
@@ -104,7 +108,7 @@ func (c *Client) Ending(ctx context.Context, name string) (Ending, error) {
 	}
 	ending.Kind = shutdownTargets[target]
 	limit, err := c.timeout(ctx, target, unitInterface, "JobTimeoutUSec")
-	ending.Limit = min(ending.Limit, limit)
+	ending.Limit = min(ending.Limit, limit-endReserve)
 	if err != nil {
 		return ending, err
 	}

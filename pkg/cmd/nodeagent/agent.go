@@ -55,8 +55,6 @@ type host struct {
 	lastFolder string
 	// pollingOnly: changes of folders are not reported.
 	pollingOnly bool
-	// kernelBoot is the boot ID that the kubelet writes to the Node, empty if it is not known.
-	kernelBoot string
 	// status tells the service manager in one line what the agent does. The first call also tells
 	// it that the agent has started.
 	status func(line string)
@@ -156,7 +154,7 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 	}
 	a.static.newKeeper = func(dir string, facts kubelet.Facts) (keeper, error) {
 		return staticpods.New(staticpods.Config{
-			Dir: dir, NodeName: node, BootID: h.kernelBoot, Kubelet: &limitedKubelet{kubelet.Health{Address: facts.HealthzAddress}, a.static}, Containers: runtime,
+			Dir: dir, NodeName: node, BootID: nodeBootID(), Kubelet: &limitedKubelet{kubelet.Health{Address: facts.HealthzAddress}, a.static}, Containers: runtime,
 			Policy: staticpods.Policy{KeepAll: c.StaticPods == v1alpha1.StaticPodsKeep, Keep: c.KeepStaticPods, Evacuate: c.EvacuateStaticPods},
 			Server: serverOf(c, facts), CA: authoritiesOf(c, facts), Static: a.staticPodNames, Kube: kube, Maintenance: maintenance,
 			APILossRestorePeriod: c.APILossRestorePeriod.Duration, HauloutLossRestorePeriod: c.HauloutLossRestorePeriod.Duration,

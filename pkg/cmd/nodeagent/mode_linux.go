@@ -134,6 +134,13 @@ func storedConfiguration(dir string) *v1alpha1.NodeAgentConfiguration {
 	return stored.Configuration
 }
 
+// lastConfiguration returns what an agent runs with whose configuration cannot be loaded.
+func lastConfiguration(ctx context.Context, o *Options) *v1alpha1.NodeAgentConfiguration {
+	c := config.Default()
+	c.StateDirectory = cmp.Or(o.StateDirectory, lastStateDirectory(ctx), c.StateDirectory)
+	return cmp.Or(storedConfiguration(c.StateDirectory), c)
+}
+
 // lastNode returns the name of the node without a client.
 func lastNode(c *v1alpha1.NodeAgentConfiguration) string {
 	if c.NodeName != "" {

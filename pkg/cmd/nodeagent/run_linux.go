@@ -189,6 +189,15 @@ func (*runner) start(ctx context.Context, _ *Options, run func(context.Context) 
 	return run(ctx)
 }
 
+// nodeBootID returns the boot ID that the kubelet writes to the Node, empty if it is not known.
+func nodeBootID() string {
+	id, err := state.BootID()
+	if err != nil {
+		return ""
+	}
+	return id
+}
+
 // lastStateDirectory returns the state directory of the last agent of this boot that could load its
 // configuration, empty if there is none.
 func lastStateDirectory(ctx context.Context) string { return lastDirectory(ctx, directoryFile) }
@@ -266,7 +275,7 @@ func platformServices(*Options) services {
 	return services{
 		root:      true,
 		install:   installUnit,
-		pending:   func(ctx context.Context) (bool, error) { return logind.Pending(ctx, "") },
+		pending:   func(ctx context.Context) (bool, error) { return install.Pending(ctx, "") },
 		uninstall: func(ctx context.Context) error { return install.Uninstall(ctx, install.Options{}) },
 	}
 }

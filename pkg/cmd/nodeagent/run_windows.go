@@ -4,6 +4,7 @@
 package nodeagent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -175,6 +176,16 @@ func (r *runner) run(ctx context.Context, o *Options) error {
 // lastStateDirectory returns the empty string: an agent whose configuration cannot be loaded does
 // not run on Windows.
 func lastStateDirectory(context.Context) string { return "" }
+
+// lastConfiguration returns the defaults, for the same reason.
+func lastConfiguration(_ context.Context, o *Options) *v1alpha1.NodeAgentConfiguration {
+	c := config.Default()
+	c.StateDirectory = cmp.Or(o.StateDirectory, c.StateDirectory)
+	return c
+}
+
+// nodeBootID returns the empty string: the boot ID that the kubelet writes to the Node is another.
+func nodeBootID() string { return "" }
 
 // bootIdentity returns what identifies this boot.
 func bootIdentity(context.Context, string, time.Time) (string, error) { return state.BootID() }

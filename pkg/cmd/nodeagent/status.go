@@ -24,7 +24,6 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
-	"haulout.dev/haulout/pkg/agent/config"
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
@@ -44,8 +43,8 @@ var errUnhealthy = errors.New("the agent does not run, holds no lock or has prob
 
 // snapshot is all that status finds out. Each part is independent of the others.
 type snapshot struct {
-	// ConfigurationError is why the configuration cannot be loaded. The rest was found with the
-	// defaults then, as by an agent in safe mode.
+	// ConfigurationError is why the configuration cannot be loaded. The rest was found with what an
+	// agent in safe mode uses then: the configuration that was stored in this boot, or the defaults.
 	ConfigurationError string `json:"configurationError,omitempty"`
 	// Report is the answer of the running agent, nil if there was none; ReportError says why.
 	Report      *Report `json:"report,omitempty"`
@@ -76,9 +75,8 @@ the agent runs, holds the lock that delays a shutdown and has no problems.`,
 			}
 			c, loadErr := o.Load()
 			if loadErr != nil {
-				c = config.Default()
+				c = lastConfiguration(cmd.Context(), o)
 				c.Kubeconfig, c.NodeName = cmp.Or(o.Kubeconfig, c.Kubeconfig), cmp.Or(o.NodeName, c.NodeName)
-				c.StateDirectory = cmp.Or(o.StateDirectory, c.StateDirectory)
 			}
 			s := takeSnapshot(cmd.Context(), c)
 			s.ConfigurationError = text(loadErr)

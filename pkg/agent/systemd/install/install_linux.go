@@ -17,10 +17,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"text/template"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/logind"
@@ -152,16 +152,29 @@ func (o *Options) start(ctx context.Context, client *systemd.Client) (bool, erro
 	return true, files.Remove(o.path(restartMarker))
 }
 
+// Pending reports whether a shutdown is pending or under way, through logind or around it.
+func Pending(ctx context.Context, root string) (bool, error) {
+	client, err := systemd.Dial(ctx, root)
+	if err != nil {
+		return false, err
+	}
+	defer client.Close()
+	if state, err := client.SystemState(ctx); err != nil || state == systemd.StateStopping {
+		return err == nil, err
+	}
+	return logind.Pending(ctx, root)
+}
+
 // Uninstall stops and removes the service: its unit, its program and the configuration of systemd
 // and logind. The agent's own configuration and state stay.
 func Uninstall(ctx context.Context, o Options) error {
 	if err := o.complete(); err != nil {
 		return err
 	}
-	pending, err := logind.Pending(ctx, o.Root)
+	pending, err := Pending(ctx, o.Root)
 	if err != nil {
 		// Without a logind, no shutdown can wait for the agent.
-		klog.FromContext(ctx).Error(err, "Cannot ask logind whether a shutdown is pending")
+		klog.FromContext(ctx).Error(err, "Cannot ask whether a shutdown is pending")
 	}
 	if pending {
 		return ErrShutdownPending
@@ -272,9 +285,15 @@ func sumOf(open func() (io.ReadCloser, error)) (sum [sha256.Size]byte, err error
 
 // removeDropIn removes a drop-in, and its folder if nobody else has a file there.
 func removeDropIn(path string) error {
-	err := files.Remove(path, filepath.Dir(path))
-	if errors.Is(err, syscall.ENOTEMPTY) {
-		return nil
+	if err := files.Remove(path); err != nil {
+		return err
+	}
+	err := unix.Rmdir(filepath.Dir(path))
+	// ENOTDIR: the folder is a link, and so belongs to someone else.
+	for _, left := range []error{unix.ENOENT, unix.ENOTEMPTY, unix.ENOTDIR, unix.EBUSY} {
+		if errors.Is(err, left) {
+			return nil
+		}
 	}
 	return err
 }

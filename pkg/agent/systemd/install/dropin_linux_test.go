@@ -1,0 +1,53 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package install
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// TestRemoveDropIn removes a drop-in, and its folder only if that is empty and no link.
+func TestRemoveDropIn(t *testing.T) {
+	for name, test := range map[string]struct{ linked, shared, gone bool }{
+		"a folder of ours":          {gone: true},
+		"a folder of others":        {shared: true},
+		"a link to another folder":  {linked: true, shared: true},
+		"a link to an empty folder": {linked: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			folder := filepath.Join(t.TempDir(), "kubelet.service.d")
+			if test.linked {
+				if err := os.Symlink(t.TempDir(), folder); err != nil {
+					t.Fatal(err)
+				}
+			} else if err := os.Mkdir(folder, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			ours, others := filepath.Join(folder, "50-haulout-node-agent.conf"), filepath.Join(folder, "10-kubeadm.conf")
+			for _, path := range []string{ours, others} {
+				if path == ours || test.shared {
+					if err := os.WriteFile(path, nil, 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			for range 2 {
+				if err := removeDropIn(ours); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := os.Lstat(ours); err == nil {
+				t.Error("the drop-in is left")
+			}
+			if _, err := os.Lstat(folder); (err != nil) != test.gone {
+				t.Errorf("the folder: %v, want gone: %t", err, test.gone)
+			}
+			if _, err := os.Stat(others); (err == nil) != test.shared {
+				t.Errorf("the drop-in of others: %v", err)
+			}
+		})
+	}
+}
