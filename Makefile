@@ -326,14 +326,6 @@ bench: cluster-binaries build ## Drain the same pods by kubectl, a bare loop and
 	go build $(GO_BUILD_FLAGS) -o $(BIN)/bench ./test/bench/drain
 	@$(BIN)/bench $(BENCH_FLAGS)
 
-# What bin/bench-api is told: the flags that `bin/bench-api --help` explains.
-BENCH_API_FLAGS ?=
-
-.PHONY: bench-api
-bench-api: cluster-binaries build ## Compare our API with a CustomResourceDefinition of the same schema (BENCH_API_FLAGS='--objects=500')
-	go build $(GO_BUILD_FLAGS) -o $(BIN)/bench-api ./test/bench/api
-	@$(BIN)/bench-api $(BENCH_API_FLAGS)
-
 # What bin/clients is told: the flags that `bin/clients --help` explains.
 CLIENTS_FLAGS ?=
 

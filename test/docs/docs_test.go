@@ -16,8 +16,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 )
 
@@ -197,5 +199,52 @@ func TestSecurityPageHasEveryRightOfTheServer(t *testing.T) {
 	}
 	if rules < 10 {
 		t.Errorf("found %d rules only", rules)
+	}
+}
+
+// readmeLines is how long README may be, columns how wide a line of prose on a page.
+const readmeLines, columns = 150, 100
+
+func TestPagesAreNarrow(t *testing.T) {
+	for name, text := range pages(t) {
+		for line := range strings.Lines(fence.ReplaceAllString(text, "")) {
+			line = strings.TrimSuffix(line, "\n")
+			if utf8.RuneCountInString(line) > columns && !strings.HasPrefix(line, "|") {
+				t.Errorf("%s: the line is too long: %s", name, line)
+			}
+		}
+	}
+	if lines := strings.Count(read(t, "README.md"), "\n"); lines > readmeLines {
+		t.Errorf("README.md has %d lines, more than %d", lines, readmeLines)
+	}
+}
+
+// TestSamplesAreWhatThePluginPrints compares each line of a sample with the files that the tests of
+// the plugin compare its output with.
+func TestSamplesAreWhatThePluginPrints(t *testing.T) {
+	files, err := filepath.Glob(filepath.Join(root, "pkg", "cmd", "kubectlmaintenance", "testdata", "*.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	printed := sets.New("...")
+	for _, file := range files {
+		for line := range strings.Lines(read(t, strings.TrimPrefix(file, root+"/"))) {
+			printed.Insert(strings.TrimSpace(line))
+		}
+	}
+	samples := 0
+	for _, match := range fence.FindAllStringSubmatch(read(t, "docs/kubectl-plugin.md"), -1) {
+		if !strings.HasPrefix(match[2], "$ kubectl maintenance") {
+			continue
+		}
+		samples++
+		for line := range strings.Lines(match[2]) {
+			if line = strings.TrimSpace(line); line != "" && !printed.Has(line) {
+				t.Errorf("the plugin does not print %q", line)
+			}
+		}
+	}
+	if samples < 5 {
+		t.Errorf("found %d samples only", samples)
 	}
 }

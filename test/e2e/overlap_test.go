@@ -401,15 +401,6 @@ func TestOverlappingMaintenances(t *testing.T) {
 		waitFor(t, recorder, allDrained(d.names...))
 		t.Logf("%d pods left %d nodes in %v", d.pods, len(d.nodes), time.Since(begin).Round(100*time.Millisecond))
 		f.finish(t, recorder, d, func() {})
-		pauses, err := recorder.Pauses(leftRunning)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, pause := range pauses {
-			t.Log(pause)
-		}
-		t.Logf("from the last pod of a wave gone until the first of the next is told to go: %v at the median of %d",
-			oracle.Median(pauses).Round(time.Millisecond), len(pauses))
 	})
 	t.Run("have the same outcome when the leader is killed at random moments", func(t *testing.T) {
 		f.killLeader(t)

@@ -18,41 +18,6 @@ import (
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
-func TestDrainGoesOnAfterTheServerWasKilled(t *testing.T) {
-	pool, nodes := cluster.NewPool(t, 4, true)
-	namespace := cluster.NewNamespace(t)
-	const replicas = 40
-	cluster.Deployment(t, namespace, "web", pool, replicas)
-	cluster.Budget(t, namespace, "web", 1)
-	cluster.PodOn(t, namespace, "important", pool, nodes[0], func(p *corev1.Pod) {
-		p.Spec.PriorityClassName = "system-cluster-critical"
-	})
-	target := nodes[:2]
-	nm := cluster.Create(
-		t,
-		framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, target...)
-		}),
-	)
-	before, err := podsOn(t.Context(), t, target...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for kill := range 3 {
-		framework.Eventually(t, "some more pods have left", func(ctx context.Context) (bool, error) {
-			left, err := podsOn(ctx, t, target...)
-			return err == nil && len(left) <= len(before)-2*(kill+1), err
-		})
-		cluster.KillServer(t)
-		if err := cluster.Up(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	drained(t, nm.Name)
-	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
-	unschedulable(t, false, nodes...)
-}
-
 // What was acknowledged must still be there, to the last write, after the process was killed in the
 // middle of writing.
 func TestNothingAcknowledgedIsLost(t *testing.T) {

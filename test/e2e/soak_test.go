@@ -37,8 +37,9 @@ type grounds struct {
 }
 
 // TestNothingDiffersAfterManyDrains drains, completes, deletes and crashes at random, and looks
-// each time whether everything is as before: the numbers and annotations of Deployments and
-// autoscalers, the annotations of pods, the taints and cordons of nodes.
+// each time whether everything is as before: the numbers, strategies and annotations of Deployments and
+// autoscalers, the annotations of pods, the taints and cordons of nodes. A single pod with a budget
+// and one without are never missing.
 func TestNothingDiffersAfterManyDrains(t *testing.T) {
 	random, rounds := framework.Random(t), soakRounds
 	if framework.Full(t) {
@@ -47,6 +48,10 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 5, true)
 	g := &grounds{namespace: cluster.NewNamespace(t), nodes: nodes, cordoned: nodes[3], taint: nodes[2]}
 	g.start(t, pool)
+	watchers := map[string]*availability{"single": nil, "none": nil}
+	for name := range watchers {
+		watchers[name] = watchAvailability(t, g.namespace, name)
+	}
 	before := g.look(t)
 	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 	for round := range rounds {
@@ -91,6 +96,11 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 		cluster.MustKubectl(t, "", "scale", "deployment", "scaled", "-n", g.namespace, "--replicas=2")
 		g.settle(t)
 	}
+	for name, available := range watchers {
+		if lowest := available.stop(t); lowest < 1 {
+			t.Errorf("of %s, at one time %d pods were available", name, lowest)
+		}
+	}
 }
 
 // choose returns one or two nodes to drain. It spares one of the nodes that accept pods, because a
@@ -104,7 +114,7 @@ func (g *grounds) choose(random *rand.Rand) []string {
 }
 
 // start makes the workloads: an app that moves, one with a cost of its own that never may, one with
-// a single replica, one with an autoscaler, and a DaemonSet.
+// a single replica and one without a budget beside it, one with an autoscaler, and a DaemonSet.
 func (g *grounds) start(t *testing.T, pool string) {
 	t.Helper()
 	daemonSet(t, g.namespace, pool, "logs", len(g.nodes))
@@ -114,9 +124,8 @@ func (g *grounds) start(t *testing.T, pool string) {
 		d.Spec.Template.Annotations = map[string]string{corev1.PodDeletionCost: "5"}
 	})
 	cluster.Budget(t, g.namespace, "stuck", 0)
-	cluster.Deployment(t, g.namespace, "single", pool, 1, framework.WithSurge)
-	cluster.MustKubectl(t, "", "create", "poddisruptionbudget", "single", "-n", g.namespace, "--selector=app=single",
-		"--min-available=1")
+	single(t, g.namespace, "single", pool, minAvailable(1))
+	single(t, g.namespace, "none", pool, nil)
 	cluster.Deployment(t, g.namespace, "scaled", pool, 2, framework.WithSurge)
 	if _, err := cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).Create(
 		t.Context(),
@@ -227,7 +236,7 @@ func (g *grounds) look(t *testing.T) map[string]string {
 			// written on it is compared.
 			replicas = "its autoscaler's"
 		}
-		seen["deployment "+d.Name] = fmt.Sprintf("%s replicas, %v", replicas, d.Annotations)
+		seen["deployment "+d.Name] = fmt.Sprint(replicas, " replicas, ", d.Spec.Paused, d.Spec.Strategy.String(), d.Annotations)
 	}
 	autoscalers, err := kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).List(t.Context(),
 		metav1.ListOptions{})

@@ -9,12 +9,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -459,122 +457,5 @@ func TestSurgeGoesOnAfterTheServerWasKilled(t *testing.T) {
 	asBefore(t, namespace, "web", 1)
 	if lowest := available.stop(t); lowest < 1 {
 		t.Errorf("at one time %d pods were available", lowest)
-	}
-}
-
-// belongings is what the evacuator writes to, object by object.
-func belongings(ctx context.Context, t *testing.T, namespace, pool string) (map[string]string, error) {
-	t.Helper()
-	kube := cluster.As(t).Kube
-	found := map[string]string{}
-	deployments, err := kube.AppsV1().Deployments(namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	autoscalers, err := kube.AutoscalingV2().HorizontalPodAutoscalers(namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	scaled := map[string]bool{}
-	for i := range autoscalers.Items {
-		a := &autoscalers.Items[i]
-		scaled[a.Spec.ScaleTargetRef.Name] = true
-		found["autoscaler "+a.Name] = fmt.Sprint(*a.Spec.MinReplicas, a.Spec.MaxReplicas, a.Annotations)
-	}
-	for i := range deployments.Items {
-		d := &deployments.Items[i]
-		replicas := fmt.Sprint(*d.Spec.Replicas)
-		if scaled[d.Name] {
-			// Without metrics the autoscaler does not take back what it has added.
-			replicas = "autoscaled"
-		}
-		found["deployment "+d.Name] = fmt.Sprint(replicas, d.Spec.Paused, d.Spec.Strategy.String(), d.Annotations)
-	}
-	pods, err := kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	for i := range pods.Items {
-		if p := &pods.Items[i]; len(p.Annotations) > 0 {
-			found["pod "+p.Name] = fmt.Sprint(p.Annotations)
-		}
-	}
-	nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: framework.Pool + "=" + pool})
-	if err != nil {
-		return nil, err
-	}
-	for i := range nodes.Items {
-		n := &nodes.Items[i]
-		found["node "+n.Name] = fmt.Sprint(n.Spec.Unschedulable, n.Spec.Taints,
-			n.Annotations[v1alpha1.AnnotationCordonedBy])
-	}
-	return found, nil
-}
-
-// TestRandomDrainsLeaveNothingBehind drains nodes, calls drains off at any moment and kills the
-// server, over and over. In the end all is as before.
-func TestRandomDrainsLeaveNothingBehind(t *testing.T) {
-	rounds := 6
-	if framework.Full(t) {
-		rounds = 200
-	}
-	random := framework.Random(t)
-	pool, nodes := cluster.NewPool(t, 4, true)
-	namespace := cluster.NewNamespace(t)
-	single(t, namespace, "one", pool, minAvailable(1))
-	single(t, namespace, "none", pool, nil)
-	single(t, namespace, "scaled", pool, minAvailable(1))
-	cluster.Deployment(t, namespace, "many", pool, 6, framework.WithSurge)
-	cluster.Budget(t, namespace, "many", 1)
-	watchers := map[string]*availability{"one": nil, "none": nil, "scaled": nil}
-	for name := range watchers {
-		watchers[name] = watchAvailability(t, namespace, name)
-	}
-	before, err := belongings(t.Context(), t, namespace, pool)
-	if err != nil {
-		t.Fatal(err)
-	}
-	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
-	for range rounds {
-		first := random.IntN(len(nodes))
-		nm := drainNodes(t, pool, nodes[first], nodes[(first+random.IntN(2))%len(nodes)])
-		switch random.IntN(3) {
-		case 0:
-			drained(t, nm.Name)
-		case 1:
-			// Whatever has happened by the time some more requests are answered.
-			for range random.IntN(60) {
-				if _, err := maintenances.Get(t.Context(), nm.Name, metav1.GetOptions{}); err != nil {
-					t.Fatal(err)
-				}
-			}
-		case 2:
-			cluster.KillServer(t)
-			if err := cluster.Up(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := maintenances.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		framework.Eventually(t, "the maintenance is gone", func(ctx context.Context) (bool, error) {
-			_, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
-			return apierrors.IsNotFound(err), nil
-		})
-	}
-	framework.Eventually(t, "all is as before", func(ctx context.Context) (bool, error) {
-		after, err := belongings(ctx, t, namespace, pool)
-		if err != nil {
-			return false, err
-		}
-		if diff := cmp.Diff(before, after); diff != "" {
-			return false, fmt.Errorf("-before +after:\n%s", diff)
-		}
-		return true, nil
-	})
-	for name, available := range watchers {
-		if lowest := available.stop(t); lowest < 1 {
-			t.Errorf("of %s, at one time %d pods were available", name, lowest)
-		}
 	}
 }

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // line returns a line of an audit log about pod shop/web.
@@ -159,44 +157,5 @@ func TestEvictedTwice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			expect(t, EvictedTwice(test.calls), test.want...)
 		})
-	}
-}
-
-func TestPauses(t *testing.T) {
-	p := newTape(t)
-	begin(p)
-	p.drain("a", "blue")
-	p.ask("low-1", "low-2")
-	p.end("low-1", "low-2")
-	gone := p.now().Add(-time.Second) // its Evacuation went after it
-	p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
-	p.evict("high-1")
-	p.calls[len(p.calls)-1].Received = gone.Add(1700 * time.Millisecond)
-	// The deletion was answered before the watcher had the event.
-	p.calls = append(p.calls, Call{
-		Verb: "delete", Namespace: "shop", Name: "low-2", Code: 200, Received: gone.Add(-400 * time.Millisecond),
-		Answered: gone.Add(-300 * time.Millisecond),
-	})
-	got, err := p.h.Pauses(p.calls, Rules{})
-	want := []Pause{{Maintenance: "a", From: 1, To: 2, Length: 2 * time.Second}}
-	if err != nil || !slices.Equal(got, want) {
-		t.Errorf("got %v, %v, want %v", got, err, want)
-	}
-	// Another maintenance of the same nodes may have held the second wave up.
-	p = newTape(t)
-	begin(p)
-	p.drain("a", "blue")
-	p.drain("b", "blue")
-	p.ask("low-1", "low-2")
-	p.end("low-1", "low-2")
-	p.ask("high-1")
-	if got, err := p.h.Pauses(p.calls, Rules{}); err != nil || len(got) > 0 {
-		t.Errorf("got %v, %v for nodes of two maintenances, want none", got, err)
-	}
-	if got := Median([]Pause{{Length: 3}, {Length: 1}, {Length: 2}}); got != 2 {
-		t.Errorf("the median is %d, want 2", got)
-	}
-	if got := Median(nil); got != 0 {
-		t.Errorf("the median of nothing is %d, want 0", got)
 	}
 }

@@ -295,17 +295,6 @@ func (r *Recorder) Missed() ([]string, error) {
 	return r.books.Missed(), r.failed
 }
 
-// Pauses returns the pauses between waves so far.
-func (r *Recorder) Pauses(rules Rules) ([]Pause, error) {
-	calls, err := r.Calls()
-	if err != nil {
-		return nil, err
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.history.Pauses(calls, rules)
-}
-
 // Calls returns the requests to make pods leave so far.
 func (r *Recorder) Calls() ([]Call, error) {
 	calls, err := r.log.Calls()
@@ -389,4 +378,11 @@ func (v *View) Closed() []string {
 	}
 	slices.Sort(closed)
 	return closed
+}
+
+// evacuated reports whether a pod that a maintenance has asked for was told to go, in any way.
+func (h *History) evacuated(uid types.UID) bool {
+	p := h.pods[uid]
+	return p != nil && p.asked.at != never &&
+		slices.ContainsFunc(h.byPod[uid], func(e *evacuationRecord) bool { return e.made != nil })
 }
