@@ -24,25 +24,21 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func newScheme(t *testing.T) *runtime.Scheme {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
-	if err := clientgoscheme.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, clientgoscheme.AddToScheme(scheme))
 	return scheme
 }
 
 // decode returns the objects of a file. Unknown and repeated fields are errors.
 func decode(t *testing.T, scheme *runtime.Scheme, path string) []runtime.Object {
 	t.Helper()
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(path))(t)
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
 	var objects []runtime.Object
@@ -67,10 +63,7 @@ func validate(t *testing.T, scheme *runtime.Scheme, object runtime.Object) field
 	t.Helper()
 	scheme.Default(object)
 	errs := scheme.Validate(t.Context(), nil, object)
-	internal, err := scheme.ConvertToVersion(object, maintenance.SchemeGroupVersion)
-	if err != nil {
-		t.Fatal(err)
-	}
+	internal := must.Get(scheme.ConvertToVersion(object, maintenance.SchemeGroupVersion))(t)
 	switch typed := internal.(type) {
 	case *maintenance.NodeMaintenance:
 		return append(errs, validation.ValidateNodeMaintenance(typed)...)
@@ -88,15 +81,11 @@ func validate(t *testing.T, scheme *runtime.Scheme, object runtime.Object) field
 func TestExamplesAreValid(t *testing.T) {
 	scheme := newScheme(t)
 	paths, err := filepath.Glob("*.yaml")
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("found no examples (error %v)", err)
-	}
+	must.True(t, err == nil && len(paths) != 0, "found no examples (error %v)", err)
 	for _, path := range paths {
 		t.Run(path, func(t *testing.T) {
 			objects := decode(t, scheme, path)
-			if len(objects) == 0 {
-				t.Fatal("the file is empty")
-			}
+			must.True(t, len(objects) != 0, "the file is empty")
 			for _, object := range objects {
 				switch object.(type) {
 				case *v1alpha1.NodeMaintenance, *v1alpha1.Evacuation:
@@ -113,10 +102,7 @@ func TestExamplesAreValid(t *testing.T) {
 // applies server-side gets a conflict for.
 func TestPlansAreLeftOutOrWhole(t *testing.T) {
 	scheme := newScheme(t)
-	paths, err := filepath.Glob("*.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	paths := must.Get(filepath.Glob("*.yaml"))(t)
 	for _, path := range paths {
 		for _, object := range decode(t, scheme, path) {
 			nm, ok := object.(*v1alpha1.NodeMaintenance)
@@ -135,14 +121,8 @@ func TestPlansAreLeftOutOrWhole(t *testing.T) {
 
 // The page for authors of evacuators shows the example, which is compiled and run by tests.
 func TestThePageShowsTheEvacuator(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "evacuators.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	program, err := os.ReadFile(filepath.Join("evacuator", "main.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := must.Get(os.ReadFile(filepath.Join("..", "..", "docs", "evacuators.md")))(t)
+	program := must.Get(os.ReadFile(filepath.Join("evacuator", "main.go")))(t)
 	_, code, found := bytes.Cut(program, []byte("\n)\n\n"))
 	if !found || !bytes.Contains(page, code) {
 		t.Error("docs/evacuators.md does not show what comes after the imports of artifacts/examples/evacuator/main.go")

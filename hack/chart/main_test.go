@@ -423,20 +423,18 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 		with values
 		want string
 	}{
-		"no image":                {nil, "image.repository is required"},
-		"replicas without etcd":   {image(values{"replicas": 3}), "/etcd/servers"},
-		"no replica":              {image(values{"replicas": 0}), "/replicas"},
-		"an unknown value":        {image(values{"replicaCount": 3}), "replicaCount"},
-		"an unknown nested value": {image(values{"storage": values{"class": "fast"}}), "class"},
-		"a size that is none":     {image(values{"storage": values{"size": "much"}}), "/storage/size"},
-		"a digest that is none":   {image(values{"image": values{"digest": "latest"}}), "/image/digest"},
-		"an argument without --":  {image(values{"extraArgs": []any{"v=4"}}), "/extraArgs/0"},
-		"a memory limit of Go":    {image(values{"goMemoryLimit": "4Gi"}), "/goMemoryLimit"},
-		"a switch that is a text": {image(values{"networkPolicy": values{"enabled": "no"}}), "/networkPolicy/enabled"},
-		"servers that are a text": {image(values{"etcd": values{"servers": "https://a:2379"}}), "/etcd/servers"},
-		"a node agent without image": {
-			nodeAgent(values{"image": values{}}), "nodeAgent.image.repository is required",
-		},
+		"no image":                   {nil, "image.repository is required"},
+		"replicas without etcd":      {image(values{"replicas": 3}), "/etcd/servers"},
+		"no replica":                 {image(values{"replicas": 0}), "/replicas"},
+		"an unknown value":           {image(values{"replicaCount": 3}), "replicaCount"},
+		"an unknown nested value":    {image(values{"storage": values{"class": "fast"}}), "class"},
+		"a size that is none":        {image(values{"storage": values{"size": "much"}}), "/storage/size"},
+		"a digest that is none":      {image(values{"image": values{"digest": "latest"}}), "/image/digest"},
+		"an argument without --":     {image(values{"extraArgs": []any{"v=4"}}), "/extraArgs/0"},
+		"a memory limit of Go":       {image(values{"goMemoryLimit": "4Gi"}), "/goMemoryLimit"},
+		"a switch that is a text":    {image(values{"networkPolicy": values{"enabled": "no"}}), "/networkPolicy/enabled"},
+		"servers that are a text":    {image(values{"etcd": values{"servers": "https://a:2379"}}), "/etcd/servers"},
+		"a node agent without image": {nodeAgent(values{"image": values{}}), "nodeAgent.image.repository is required"},
 		"a node agent for Windows without image": {
 			nodeAgent(values{"windows": values{"enabled": true}}), "nodeAgent.windows.image.repository is required",
 		},

@@ -10,14 +10,14 @@ import (
 
 	"k8s.io/kube-openapi/pkg/common"
 	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func parse(t *testing.T, content string) *source {
 	t.Helper()
 	s := &source{positions: token.NewFileSet()}
-	if err := s.add("code.go", "package code\n"+content); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.add("code.go", "package code\n"+content))
 	return s
 }
 
@@ -84,8 +84,7 @@ func TestAPIReference(t *testing.T) {
 	text := spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{"string"}, Description: "A |\nB."}}
 	list := spec.Schema{
 		SchemaProps: spec.SchemaProps{
-			Type:  []string{"array"},
-			Items: &spec.SchemaOrArray{Schema: spec.RefSchema(typePrefix + "Part")},
+			Type: []string{"array"}, Items: &spec.SchemaOrArray{Schema: spec.RefSchema(typePrefix + "Part")},
 		},
 	}
 	complete := func() map[string]common.OpenAPIDefinition {

@@ -6,6 +6,8 @@ package main
 import (
 	"strings"
 	"testing"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestCheck(t *testing.T) {
@@ -63,9 +65,7 @@ func TestCheck(t *testing.T) {
 				t.Fatalf("got %d objects and %v, want %d and %q", count, errs, test.count, test.want)
 			}
 			for i, want := range test.want {
-				if !strings.Contains(errs[i].Error(), want) {
-					t.Errorf("got %q, want it to contain %q", errs[i], want)
-				}
+				is.True(t, strings.Contains(errs[i].Error(), want), "got %q, want it to contain %q", errs[i], want)
 			}
 		})
 	}

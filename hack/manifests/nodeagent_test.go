@@ -26,6 +26,8 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/nodeagent"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const nodeAgentFolder = "../../artifacts/node-agent"
@@ -33,14 +35,8 @@ const nodeAgentFolder = "../../artifacts/node-agent"
 // nodeAgent returns the objects of artifacts/node-agent.
 func nodeAgent(t *testing.T) []runtime.Object {
 	t.Helper()
-	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), nodeAgentFolder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err := built.AsYaml()
-	if err != nil {
-		t.Fatal(err)
-	}
+	built := must.Get(krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), nodeAgentFolder))(t)
+	text := must.Get(built.AsYaml())(t)
 	if _, errs := check(bytes.NewReader(text)); len(errs) > 0 {
 		t.Fatal(errs)
 	}
@@ -92,9 +88,7 @@ func TestRightsOfNodes(t *testing.T) {
 		" [maintenance.haulout.dev] [nodemaintenances] [get list watch create patch delete]",
 	}
 	slices.Sort(got)
-	if !slices.Equal(got, want) {
-		t.Errorf("got rights %q, want %q", got, want)
-	}
+	is.Slices(t, got, want, "rights")
 }
 
 func wantNodes(t *testing.T, name string, subjects []rbacv1.Subject) {
@@ -113,9 +107,7 @@ func TestInstallerOfTheNodeAgent(t *testing.T) {
 		byName[object.GetObjectKind().GroupVersionKind().Kind+" "+object.(metav1.Object).GetName()] = object
 	}
 	d, ok := byName["DaemonSet haulout-node-agent"].(*appsv1.DaemonSet)
-	if !ok {
-		t.Fatal("there is no DaemonSet")
-	}
+	must.True(t, ok, "there is no DaemonSet")
 	pod := &corev1.Pod{Spec: d.Spec.Template.Spec}
 	evacuators := sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet)
 	if left := drainplan.Left(pod, maintenancev1alpha1.PodTypeDaemonSet, &corev1.Node{}, evacuators); left != "" {
@@ -135,9 +127,7 @@ func TestInstallerOfTheNodeAgent(t *testing.T) {
 	}
 	install := pod.Spec.InitContainers[0].Args
 	command, flags, err := nodeagent.NewCommand().Find(install)
-	if err != nil || command.Name() != "install" {
-		t.Fatalf("%q is not a command of the agent: %v", install, err)
-	}
+	must.True(t, err == nil && command.Name() == "install", "%q is not a command of the agent: %v", install, err)
 	if err := command.ParseFlags(flags); err != nil {
 		t.Errorf("the flags %q: %v", flags, err)
 	}

@@ -27,6 +27,9 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/cel/environment"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const server = "system:serviceaccount:haulout-system:haulout-apiserver"
@@ -34,10 +37,7 @@ const server = "system:serviceaccount:haulout-system:haulout-apiserver"
 // policiesOf returns the shipped policies, keyed by the resource that they match.
 func policiesOf(t *testing.T) map[string]*admissionregistrationv1.ValidatingAdmissionPolicy {
 	t.Helper()
-	content, err := os.ReadFile("../../artifacts/base/admission-policies.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile("../../artifacts/base/admission-policies.yaml"))(t)
 	policies, bound := map[string]*admissionregistrationv1.ValidatingAdmissionPolicy{}, map[string]bool{}
 	documents := yaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
 	for {
@@ -60,9 +60,7 @@ func policiesOf(t *testing.T) map[string]*admissionregistrationv1.ValidatingAdmi
 		}
 	}
 	for _, policy := range policies {
-		if !bound[policy.Name] {
-			t.Errorf("policy %s is not bound", policy.Name)
-		}
+		is.True(t, bound[policy.Name], "policy %s is not bound", policy.Name)
 	}
 	return policies
 }
@@ -70,10 +68,7 @@ func policiesOf(t *testing.T) map[string]*admissionregistrationv1.ValidatingAdmi
 // compile compiles a policy as kube-apiserver does.
 func compile(t *testing.T, policy *admissionregistrationv1.ValidatingAdmissionPolicy) validating.Validator {
 	t.Helper()
-	compiler, err := cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	compiler := must.Get(cel.NewCompositedCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion())))(t)
 	declared := cel.OptionalVariableDeclarations{HasAuthorizer: true}
 	var variables []cel.NamedExpressionAccessor
 	for _, v := range policy.Spec.Variables {
@@ -127,9 +122,7 @@ func (u update) denied(t *testing.T, policy *admissionregistrationv1.ValidatingA
 	result := compile(t, policy).Validate(t.Context(), gvr, attributes, nil, nil, celconfig.RuntimeCELCostBudget, nil)
 	var messages []string
 	for _, decision := range result.Decisions {
-		if decision.Evaluation == validating.EvalError {
-			t.Errorf("the policy has an evaluation error: %s", decision.Message)
-		}
+		is.True(t, decision.Evaluation != validating.EvalError, "the policy has an evaluation error: %s", decision.Message)
 		if decision.Action == validating.ActionDeny {
 			messages = append(messages, decision.Message)
 		}
@@ -152,9 +145,7 @@ func annotate(key string) func(runtime.Object) {
 
 func TestPoliciesForUpdatesOfTheServer(t *testing.T) {
 	theirs := metav1.ObjectMeta{
-		Name:        "name",
-		Labels:      map[string]string{"app": "a"},
-		Annotations: map[string]string{"theirs": "x"},
+		Name: "name", Labels: map[string]string{"app": "a"}, Annotations: map[string]string{"theirs": "x"},
 	}
 	container := corev1.Container{Name: "c", Image: "i"}
 	pod := update{resource: "pods", kind: corev1.SchemeGroupVersion.WithKind("Pod"), old: &corev1.Pod{
@@ -166,9 +157,7 @@ func TestPoliciesForUpdatesOfTheServer(t *testing.T) {
 		old: &appsv1.Deployment{
 			ObjectMeta: theirs, Spec: appsv1.DeploymentSpec{
 				Replicas: ptr.To[int32](1),
-				Template: corev1.PodTemplateSpec{
-					Spec: corev1.PodSpec{Containers: []corev1.Container{container}},
-				},
+				Template: corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{container}}},
 			},
 		},
 	}
@@ -176,14 +165,12 @@ func TestPoliciesForUpdatesOfTheServer(t *testing.T) {
 		resource: "horizontalpodautoscalers",
 		kind:     autoscalingv2.SchemeGroupVersion.WithKind("HorizontalPodAutoscaler"),
 		old: &autoscalingv2.HorizontalPodAutoscaler{
-			ObjectMeta: theirs,
-			Spec:       autoscalingv2.HorizontalPodAutoscalerSpec{MaxReplicas: 3},
+			ObjectMeta: theirs, Spec: autoscalingv2.HorizontalPodAutoscalerSpec{MaxReplicas: 3},
 		},
 	}
 	node := update{resource: "nodes", kind: corev1.SchemeGroupVersion.WithKind("Node"), old: &corev1.Node{
 		ObjectMeta: theirs, Spec: corev1.NodeSpec{
-			ProviderID: "p",
-			Taints:     []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}},
+			ProviderID: "p", Taints: []corev1.Taint{{Key: "gpu", Effect: corev1.TaintEffectNoSchedule}},
 		},
 	}}
 	status := update{resource: "nodes", subresource: "status", kind: node.kind, old: &corev1.Node{
@@ -199,120 +186,61 @@ func TestPoliciesForUpdatesOfTheServer(t *testing.T) {
 		change func(runtime.Object)
 		denied bool
 	}{
-		"allows the deletion cost of a pod": {of: pod, change: annotate(corev1.PodDeletionCost)},
+		"allows the deletion cost of a pod": {pod, annotate(corev1.PodDeletionCost), false},
 		"allows an annotation of Haulout on a pod": {
-			of:     pod,
-			change: annotate("maintenance.haulout.dev/original-pod-deletion-cost"),
+			pod, annotate("maintenance.haulout.dev/original-pod-deletion-cost"), false,
 		},
-		"denies another annotation of a pod": {
-			of:     pod,
-			change: annotate("sidecar.example.com/inject"),
-			denied: true,
-		},
-		"denies the value of another annotation": {of: pod, change: annotate("theirs"), denied: true},
+		"denies another annotation of a pod":     {pod, annotate("sidecar.example.com/inject"), true},
+		"denies the value of another annotation": {pod, annotate("theirs"), true},
 		"denies the removal of another annotation": {
-			of:     pod,
-			change: func(o runtime.Object) { o.(*corev1.Pod).Annotations = nil },
-			denied: true,
+			pod, func(o runtime.Object) { o.(*corev1.Pod).Annotations = nil }, true,
 		},
 		"denies the image of a pod": {
-			of:     pod,
-			change: func(o runtime.Object) { o.(*corev1.Pod).Spec.Containers[0].Image = "evil" },
-			denied: true,
+			pod, func(o runtime.Object) { o.(*corev1.Pod).Spec.Containers[0].Image = "evil" }, true,
 		},
-		"denies the labels of a pod": {
-			of:     pod,
-			change: func(o runtime.Object) { o.(*corev1.Pod).Labels = nil },
-			denied: true,
-		},
+		"denies the labels of a pod": {pod, func(o runtime.Object) { o.(*corev1.Pod).Labels = nil }, true},
 		"denies the finalizers of a pod": {
-			of:     pod,
-			change: func(o runtime.Object) { o.(*corev1.Pod).Finalizers = []string{"a/b"} },
-			denied: true,
+			pod, func(o runtime.Object) { o.(*corev1.Pod).Finalizers = []string{"a/b"} }, true,
 		},
-
 		"allows the replicas of a Deployment": {
-			of:     deployment,
-			change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Replicas = ptr.To[int32](2) },
+			deployment, func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Replicas = ptr.To[int32](2) }, false,
 		},
 		"allows an annotation of Haulout on a Deployment": {
-			of:     deployment,
-			change: annotate("maintenance.haulout.dev/surge-record"),
+			deployment, annotate("maintenance.haulout.dev/surge-record"), false,
 		},
 		"denies the template of a Deployment": {
-			of:     deployment,
-			change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Template.Spec.Containers[0].Image = "evil" },
-			denied: true,
+			deployment, func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Template.Spec.Containers[0].Image = "evil" }, true,
 		},
 		"denies a pause of a Deployment": {
-			of:     deployment,
-			change: func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Paused = true },
-			denied: true,
+			deployment, func(o runtime.Object) { o.(*appsv1.Deployment).Spec.Paused = true }, true,
 		},
-		"denies the deletion cost of a Deployment": {
-			of:     deployment,
-			change: annotate(corev1.PodDeletionCost),
-			denied: true,
-		},
+		"denies the deletion cost of a Deployment": {deployment, annotate(corev1.PodDeletionCost), true},
 		"allows the minReplicas of an autoscaler": {
-			of: autoscaler,
-			change: func(o runtime.Object) {
+			autoscaler, func(o runtime.Object) {
 				o.(*autoscalingv2.HorizontalPodAutoscaler).Spec.MinReplicas = ptr.To[int32](2)
-			},
+			}, false,
 		},
 		"denies the maxReplicas of an autoscaler": {
-			of:     autoscaler,
-			change: func(o runtime.Object) { o.(*autoscalingv2.HorizontalPodAutoscaler).Spec.MaxReplicas = 9 },
-			denied: true,
+			autoscaler, func(o runtime.Object) { o.(*autoscalingv2.HorizontalPodAutoscaler).Spec.MaxReplicas = 9 }, true,
 		},
-
-		"allows spec.unschedulable of a node": {
-			of:     node,
-			change: func(o runtime.Object) { spec(o).Unschedulable = true },
-		},
-		"allows a taint of Haulout on a node": {of: node, change: func(o runtime.Object) {
+		"allows spec.unschedulable of a node": {node, func(o runtime.Object) { spec(o).Unschedulable = true }, false},
+		"allows a taint of Haulout on a node": {node, func(o runtime.Object) {
 			spec(o).Taints = append(spec(o).Taints, corev1.Taint{
-				Key:    "maintenance.haulout.dev/drain",
-				Effect: corev1.TaintEffectNoSchedule,
+				Key: "maintenance.haulout.dev/drain", Effect: corev1.TaintEffectNoSchedule,
 			})
-		}},
-		"allows an annotation of Haulout on a node": {
-			of:     node,
-			change: annotate("maintenance.haulout.dev/cordoned-by"),
-		},
-		"denies the removal of another taint": {
-			of:     node,
-			change: func(o runtime.Object) { spec(o).Taints = nil },
-			denied: true,
-		},
-		"denies the providerID of a node": {
-			of:     node,
-			change: func(o runtime.Object) { spec(o).ProviderID = "q" },
-			denied: true,
-		},
-		"denies the labels of a node": {
-			of:     node,
-			change: func(o runtime.Object) { o.(*corev1.Node).Labels["app"] = "b" },
-			denied: true,
-		},
-		"allows a condition of Haulout on a node": {of: status, change: func(o runtime.Object) {
+		}, false},
+		"allows an annotation of Haulout on a node": {node, annotate("maintenance.haulout.dev/cordoned-by"), false},
+		"denies the removal of another taint":       {node, func(o runtime.Object) { spec(o).Taints = nil }, true},
+		"denies the providerID of a node":           {node, func(o runtime.Object) { spec(o).ProviderID = "q" }, true},
+		"denies the labels of a node":               {node, func(o runtime.Object) { o.(*corev1.Node).Labels["app"] = "b" }, true},
+		"allows a condition of Haulout on a node": {status, func(o runtime.Object) {
 			stat(o).Conditions = append(stat(o).Conditions, corev1.NodeCondition{Type: "Drained"})
-		}},
+		}, false},
 		"denies the Ready condition of a node": {
-			of:     status,
-			change: func(o runtime.Object) { stat(o).Conditions[0].Status = corev1.ConditionFalse },
-			denied: true,
+			status, func(o runtime.Object) { stat(o).Conditions[0].Status = corev1.ConditionFalse }, true,
 		},
-		"denies the removal of another condition": {
-			of:     status,
-			change: func(o runtime.Object) { stat(o).Conditions = nil },
-			denied: true,
-		},
-		"denies the phase of a node": {
-			of:     status,
-			change: func(o runtime.Object) { stat(o).Phase = corev1.NodeTerminated },
-			denied: true,
-		},
+		"denies the removal of another condition": {status, func(o runtime.Object) { stat(o).Conditions = nil }, true},
+		"denies the phase of a node":              {status, func(o runtime.Object) { stat(o).Phase = corev1.NodeTerminated }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			resource := tc.of.resource
@@ -320,9 +248,7 @@ func TestPoliciesForUpdatesOfTheServer(t *testing.T) {
 				resource += "/" + tc.of.subresource
 			}
 			policy := policiesOf(t)[resource]
-			if policy == nil {
-				t.Fatalf("no policy for %s", resource)
-			}
+			must.True(t, policy != nil, "no policy for %s", resource)
 			tc.of.change = tc.change
 			if messages := tc.of.denied(t, policy, server); (len(messages) > 0) != tc.denied {
 				t.Errorf("denied with %q, want denied: %v", messages, tc.denied)

@@ -4,13 +4,13 @@
 package admission
 
 import (
-	"slices"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/util/sets"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 
 	"haulout.dev/haulout/pkg/admission/plugin/nodemaintenance"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // The library's list is pinned: a plugin that it adds needs a thought about its place, about RBAC,
@@ -22,9 +22,7 @@ func TestOrder(t *testing.T) {
 		"NamespaceLifecycle", "NodeMaintenance", "Evacuation", "MutatingAdmissionPolicy", "MutatingAdmissionWebhook",
 		"ValidatingAdmissionPolicy", "ValidatingAdmissionWebhook",
 	}
-	if !slices.Equal(o.RecommendedPluginOrder, want) {
-		t.Errorf("order is %q, want %q", o.RecommendedPluginOrder, want)
-	}
+	is.Slices(t, o.RecommendedPluginOrder, want, "order")
 	if registered := sets.New(o.Plugins.Registered()...); !registered.Equal(sets.New(want...)) {
 		t.Errorf("registered are %q, want %q", sets.List(registered), want)
 	}

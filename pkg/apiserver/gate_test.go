@@ -25,6 +25,9 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const ownID, otherID = "own", "other"
@@ -116,51 +119,45 @@ func TestWhoMayLead(t *testing.T) {
 			registered: front, lease: leaseOf(ownID, "501"), storage: func(s *Storage) { s.AcceptRestored = true },
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				registerMetrics()
-				host := fake.NewClientset()
-				if tc.lease != nil {
-					host = fake.NewClientset(tc.lease.DeepCopy())
+		bubble.Run(t, name, func(t *testing.T) {
+			registerMetrics()
+			host := fake.NewClientset()
+			if tc.lease != nil {
+				host = fake.NewClientset(tc.lease.DeepCopy())
+			}
+			s := &stage{t: t}
+			c := shipped(host.CoordinationV1(), "a", s.act("a", 0))
+			c.Storage = storageAt(500)
+			if tc.storage != nil {
+				tc.storage(c.Storage)
+			}
+			recorder := events.NewFakeRecorder(10)
+			c.Recorder, c.Service = recorder, front
+			c.Registered = func(context.Context) (types.NamespacedName, error) { return tc.registered, nil }
+			c.Exit = func(reason error) { t.Errorf("the process ends: %v", reason) }
+			stop, left := lead(t, c)
+			<-time.After(time.Minute)
+			if acts := s.now() == "a"; acts != (tc.want == "") {
+				t.Errorf("it leads: %v", acts)
+			}
+			for _, r := range offReasons {
+				value, err := testutil.GetGaugeMetricValue(controllersOff.WithLabelValues(string(r)))
+				is.True(t, err == nil && value == 1 == (r == tc.want), "the metric is %v for %s (%v)", value, r, err)
+			}
+			stop()
+			<-left
+			if tc.want != "" {
+				must.True(t, len(recorder.Events) == 1, "%d events, want one", len(recorder.Events))
+				if event := <-recorder.Events; !strings.Contains(event, EventControllersOff+" "+string(tc.want)) {
+					t.Errorf("the event is %q", event)
 				}
-				s := &stage{t: t}
-				c := shipped(host.CoordinationV1(), "a", s.act("a", 0))
-				c.Storage = storageAt(500)
-				if tc.storage != nil {
-					tc.storage(c.Storage)
-				}
-				recorder := events.NewFakeRecorder(10)
-				c.Recorder, c.Service = recorder, front
-				c.Registered = func(context.Context) (types.NamespacedName, error) { return tc.registered, nil }
-				c.Exit = func(reason error) { t.Errorf("the process ends: %v", reason) }
-				stop, left := lead(t, c)
-				<-time.After(time.Minute)
-				if acts := s.now() == "a"; acts != (tc.want == "") {
-					t.Errorf("it leads: %v", acts)
-				}
-				for _, r := range offReasons {
-					value, err := testutil.GetGaugeMetricValue(controllersOff.WithLabelValues(string(r)))
-					if err != nil || value == 1 != (r == tc.want) {
-						t.Errorf("the metric is %v for %s (%v)", value, r, err)
-					}
-				}
-				stop()
-				<-left
-				if tc.want != "" {
-					if len(recorder.Events) != 1 {
-						t.Fatalf("%d events, want one", len(recorder.Events))
-					}
-					if event := <-recorder.Events; !strings.Contains(event, EventControllersOff+" "+string(tc.want)) {
-						t.Errorf("the event is %q", event)
-					}
-					return
-				}
-				lease, err := host.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
-				if err != nil || lease.Annotations[annotationStorageID] != ownID ||
-					lease.Annotations[annotationStorageRevision] == "" {
-					t.Errorf("the Lease tells %v of the storage (%v)", lease.Annotations, err)
-				}
-			})
+				return
+			}
+			lease, err := host.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
+			if err != nil || lease.Annotations[annotationStorageID] != ownID ||
+				lease.Annotations[annotationStorageRevision] == "" {
+				t.Errorf("the Lease tells %v of the storage (%v)", lease.Annotations, err)
+			}
 		})
 	}
 }
@@ -186,9 +183,7 @@ func TestLeaderStopsWhileTheAPIServiceNamesAnother(t *testing.T) {
 		eventually(t, "it leads", func() bool { return s.now() == "a" })
 		unknown.Store(true)
 		<-time.After(time.Minute)
-		if s.now() != "a" {
-			t.Error("a leader stopped because it could not read the APIService")
-		}
+		is.True(t, s.now() == "a", "a leader stopped because it could not read the APIService")
 		unknown.Store(false)
 		elsewhere.Store(true)
 		<-time.After(2 * gatePeriod)
@@ -248,10 +243,7 @@ func TestLeaderMarksSharedStorage(t *testing.T) {
 		c.Storage.SetMark = func(context.Context) (int64, error) { return 500 + marks.Add(1), nil }
 		stop, left := lead(t, c)
 		<-time.After(time.Hour)
-		lease, err := host.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		lease := must.Get(host.CoordinationV1().Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{}))(t)
 		if n := marks.Load(); n < 50 || n > 60 || lease.Annotations[annotationStorageMark] != strconv.FormatInt(500+n, 10) {
 			t.Errorf("it was marked %d times, and the Lease has mark %s", n, lease.Annotations[annotationStorageMark])
 		}
@@ -308,60 +300,54 @@ func TestCheckThatFailsIsReported(t *testing.T) {
 		"when it is refused": func(context.Context) error { return errors.New("apiservices is forbidden") },
 		"when it hangs":      swallow,
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				registerMetrics()
-				host := fake.NewClientset()
-				s := &stage{t: t}
-				c := shipped(host.CoordinationV1(), "a", s.act("a", 0))
-				recorder := events.NewFakeRecorder(10)
-				c.Recorder = recorder
-				var failing atomic.Bool
-				failing.Store(true)
-				c.Registered = func(ctx context.Context) (types.NamespacedName, error) {
-					if failing.Load() {
-						return types.NamespacedName{}, fails(ctx)
-					}
-					return types.NamespacedName{}, nil
+		bubble.Run(t, name, func(t *testing.T) {
+			registerMetrics()
+			host := fake.NewClientset()
+			s := &stage{t: t}
+			c := shipped(host.CoordinationV1(), "a", s.act("a", 0))
+			recorder := events.NewFakeRecorder(10)
+			c.Recorder = recorder
+			var failing atomic.Bool
+			failing.Store(true)
+			c.Registered = func(ctx context.Context) (types.NamespacedName, error) {
+				if failing.Load() {
+					return types.NamespacedName{}, fails(ctx)
 				}
-				expect := func(when string, off, leads float64, ready bool, events int) {
-					t.Helper()
-					gotOff, err := testutil.GetGaugeMetricValue(controllersOff.WithLabelValues(string(offCheckFails)))
-					if err != nil || gotOff != off {
-						t.Errorf("%s: haulout_controllers_off is %v (%v), want %v", when, gotOff, err, off)
-					}
-					if got, err := testutil.GetGaugeMetricValue(leaderGauge); err != nil || got != leads {
-						t.Errorf("%s: haulout_leader is %v (%v), want %v", when, got, err, leads)
-					}
-					if got := readiness(c); (got == http.StatusOK) != ready {
-						t.Errorf("%s: /readyz/leader-election responds %d, want that it is ready: %t", when, got, ready)
-					}
-					if len(recorder.Events) != events {
-						t.Errorf("%s: %d events, want %d", when, len(recorder.Events), events)
-					}
+				return types.NamespacedName{}, nil
+			}
+			expect := func(when string, off, leads float64, ready bool, events int) {
+				t.Helper()
+				gotOff, err := testutil.GetGaugeMetricValue(controllersOff.WithLabelValues(string(offCheckFails)))
+				is.True(t, err == nil && gotOff == off, "%s: haulout_controllers_off is %v (%v), want %v", when, gotOff, err, off)
+				if got, err := testutil.GetGaugeMetricValue(leaderGauge); err != nil || got != leads {
+					t.Errorf("%s: haulout_leader is %v (%v), want %v", when, got, err, leads)
 				}
-				stop, left := lead(t, c)
-				<-time.After(30 * time.Second)
-				expect("after half a minute", 1, 0, true, 0)
-				<-time.After(24 * time.Hour)
-				expect("after a day", 1, 0, false, 1)
-				if event := <-recorder.Events; !strings.Contains(event, EventControllersOff+" "+string(offCheckFails)) {
-					t.Errorf("the event is %q", event)
+				if got := readiness(c); (got == http.StatusOK) != ready {
+					t.Errorf("%s: /readyz/leader-election responds %d, want that it is ready: %t", when, got, ready)
 				}
-				if got := c.NoLeader(); !strings.HasPrefix(got, protocol.NoLeaderWarning) {
-					t.Errorf("users are warned with %q", got)
-				}
-				failing.Store(false)
-				eventually(t, "it leads", func() bool { return s.now() == "a" })
-				<-time.After(gatePeriod)
-				expect("when the check succeeds", 0, 1, true, 0)
-				if got := c.NoLeader(); got != "" {
-					t.Errorf("users are warned with %q of a leader", got)
-				}
-				stop()
-				<-left
-				expect("when it has stopped", 0, 0, true, 0)
-			})
+				is.True(t, len(recorder.Events) == events, "%s: %d events, want %d", when, len(recorder.Events), events)
+			}
+			stop, left := lead(t, c)
+			<-time.After(30 * time.Second)
+			expect("after half a minute", 1, 0, true, 0)
+			<-time.After(24 * time.Hour)
+			expect("after a day", 1, 0, false, 1)
+			if event := <-recorder.Events; !strings.Contains(event, EventControllersOff+" "+string(offCheckFails)) {
+				t.Errorf("the event is %q", event)
+			}
+			if got := c.NoLeader(); !strings.HasPrefix(got, protocol.NoLeaderWarning) {
+				t.Errorf("users are warned with %q", got)
+			}
+			failing.Store(false)
+			eventually(t, "it leads", func() bool { return s.now() == "a" })
+			<-time.After(gatePeriod)
+			expect("when the check succeeds", 0, 1, true, 0)
+			if got := c.NoLeader(); got != "" {
+				t.Errorf("users are warned with %q of a leader", got)
+			}
+			stop()
+			<-left
+			expect("when it has stopped", 0, 0, true, 0)
 		})
 	}
 }

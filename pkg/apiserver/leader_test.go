@@ -25,6 +25,9 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // wire is a connection to the host cluster that can break.
@@ -90,9 +93,7 @@ func (s *stage) act(identity string, lasts time.Duration) func(context.Context, 
 			s.t.Errorf("%s has begun to lead and may not act: %v", identity, err)
 		}
 		s.mu.Lock()
-		if s.acting != "" {
-			s.t.Errorf("%s acts while %s still does", identity, s.acting)
-		}
+		is.True(s.t, s.acting == "", "%s acts while %s still does", identity, s.acting)
 		s.acting = identity
 		s.begun++
 		s.mu.Unlock()
@@ -177,27 +178,24 @@ func TestReplicasNeverActAtTheSameTime(t *testing.T) {
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				host := fake.NewClientset()
-				s := &stage{t: t}
-				toA := &wire{LeasesGetter: host.CoordinationV1()}
-				stopA, leftA := lead(t, shipped(toA, "a", s.act("a", StopTimeout-100*time.Millisecond)))
-				eventually(t, "a acts", func() bool { return s.now() == "a" })
-				stopB, leftB := lead(t,
-					shipped(host.CoordinationV1(), "b", s.act("b", StopTimeout-100*time.Millisecond)))
-				// Not at a multiple of the retry period.
-				<-time.After(24*time.Second + 500*time.Millisecond)
-				stop := make(chan struct{})
-				toA.fail(broken(stop))
-				<-time.After(13 * time.Second)
-				eventually(t, "a replica acts again", func() bool { return s.terms() == 2 })
-				stopA()
-				close(stop)
-				stopB()
-				<-leftA
-				<-leftB
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			host := fake.NewClientset()
+			s := &stage{t: t}
+			toA := &wire{LeasesGetter: host.CoordinationV1()}
+			stopA, leftA := lead(t, shipped(toA, "a", s.act("a", StopTimeout-100*time.Millisecond)))
+			eventually(t, "a acts", func() bool { return s.now() == "a" })
+			stopB, leftB := lead(t, shipped(host.CoordinationV1(), "b", s.act("b", StopTimeout-100*time.Millisecond)))
+			// Not at a multiple of the retry period.
+			<-time.After(24*time.Second + 500*time.Millisecond)
+			stop := make(chan struct{})
+			toA.fail(broken(stop))
+			<-time.After(13 * time.Second)
+			eventually(t, "a replica acts again", func() bool { return s.terms() == 2 })
+			stopA()
+			close(stop)
+			stopB()
+			<-leftA
+			<-leftB
 		})
 	}
 }
@@ -214,9 +212,7 @@ func TestDeletedLeaseGivesNoSecondLeader(t *testing.T) {
 		const deletions = 40
 		for i := range deletions {
 			<-time.After(30*time.Second + time.Duration(i)*137*time.Millisecond)
-			if err := host.CoordinationV1().Leases("ns").Delete(t.Context(), "lease", metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, host.CoordinationV1().Leases("ns").Delete(t.Context(), "lease", metav1.DeleteOptions{}))
 		}
 		<-time.After(30 * time.Second)
 		if s.now() == "" || s.terms() != deletions+1 {
@@ -253,9 +249,7 @@ func TestReplicaThatStartsAfterADeletion(t *testing.T) {
 				t.Errorf("the first leader of a new storage has waited for %v", waited)
 			}
 			<-time.After(30*time.Second + time.Duration(i)*137*time.Millisecond)
-			if err := host.CoordinationV1().Leases("ns").Delete(t.Context(), "lease", metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, host.CoordinationV1().Leases("ns").Delete(t.Context(), "lease", metav1.DeleteOptions{}))
 			stopB, leftB := lead(t, b)
 			<-time.After(30 * time.Second)
 			if s.now() == "" || s.terms() != 2 {
@@ -277,47 +271,45 @@ func TestLeaseOfAnotherEndsTheTerm(t *testing.T) {
 		"no holder":      func(lease *coordinationv1.Lease) { lease.Spec.HolderIdentity = nil },
 		"another Lease with the same holder, from a backup": func(lease *coordinationv1.Lease) { lease.UID = "restored" },
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				host := fake.NewClientset()
-				cause := make(chan error, 10)
-				c := shipped(host.CoordinationV1(), "a", func(ctx context.Context, mayAct func() error) error {
-					<-ctx.Done()
-					cause <- context.Cause(ctx)
-					if err := mayAct(); !errors.Is(err, ErrLeaseLost) {
-						t.Errorf("it may act: %v", err)
-					}
-					return nil
-				})
-				var changed atomic.Bool
-				host.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-					if !changed.Load() {
-						return false, nil, nil
-					}
-					return true, nil, apierrors.NewConflict(coordinationv1.Resource("leases"), "lease", nil)
-				})
-				host.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-					if !changed.Load() {
-						return false, nil, nil
-					}
-					lease := leaseOf("", "")
-					lease.Spec.HolderIdentity = ptr.To("a")
-					change(lease)
-					return true, lease, nil
-				})
-				stop, left := lead(t, c)
-				eventually(t, "a leads", func() bool { return holder(host) == "a" })
-				<-time.After(time.Minute)
-				changed.Store(true)
-				began := time.Now()
-				if got := <-cause; !errors.Is(got, ErrLeaseLost) || time.Since(began) > 1500*time.Millisecond {
-					t.Errorf("the term ended after %v because %v", time.Since(began), got)
+		bubble.Run(t, name, func(t *testing.T) {
+			host := fake.NewClientset()
+			cause := make(chan error, 10)
+			c := shipped(host.CoordinationV1(), "a", func(ctx context.Context, mayAct func() error) error {
+				<-ctx.Done()
+				cause <- context.Cause(ctx)
+				if err := mayAct(); !errors.Is(err, ErrLeaseLost) {
+					t.Errorf("it may act: %v", err)
 				}
-				// A release that conflicts is repeated.
-				changed.Store(false)
-				stop()
-				<-left
+				return nil
 			})
+			var changed atomic.Bool
+			host.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+				if !changed.Load() {
+					return false, nil, nil
+				}
+				return true, nil, apierrors.NewConflict(coordinationv1.Resource("leases"), "lease", nil)
+			})
+			host.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+				if !changed.Load() {
+					return false, nil, nil
+				}
+				lease := leaseOf("", "")
+				lease.Spec.HolderIdentity = ptr.To("a")
+				change(lease)
+				return true, lease, nil
+			})
+			stop, left := lead(t, c)
+			eventually(t, "a leads", func() bool { return holder(host) == "a" })
+			<-time.After(time.Minute)
+			changed.Store(true)
+			began := time.Now()
+			if got := <-cause; !errors.Is(got, ErrLeaseLost) || time.Since(began) > 1500*time.Millisecond {
+				t.Errorf("the term ended after %v because %v", time.Since(began), got)
+			}
+			// A release that conflicts is repeated.
+			changed.Store(false)
+			stop()
+			<-left
 		})
 	}
 }
@@ -368,44 +360,40 @@ func TestWhoKnowsOfNoLeader(t *testing.T) {
 		"one that has just read it does":                    {lease: leaseOf("", ""), failsFrom: time.Minute, lasts: time.Minute + 2*time.Second, warns: true},
 		"one that sees a renewal each minute does":          {lease: leaseOf("", ""), renews: time.Minute, lasts: time.Hour - time.Second, warns: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				host := fake.NewClientset()
-				if test.lease != nil {
-					host = fake.NewClientset(test.lease.DeepCopy())
+		bubble.Run(t, name, func(t *testing.T) {
+			host := fake.NewClientset()
+			if test.lease != nil {
+				host = fake.NewClientset(test.lease.DeepCopy())
+			}
+			began := time.Now()
+			host.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+				if test.failsFrom != 0 && time.Since(began) >= test.failsFrom {
+					return true, nil, apierrors.NewForbidden(coordinationv1.Resource("leases"), "lease", nil)
 				}
-				began := time.Now()
-				host.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-					if test.failsFrom != 0 && time.Since(began) >= test.failsFrom {
-						return true, nil, apierrors.NewForbidden(coordinationv1.Resource("leases"), "lease", nil)
-					}
-					return false, nil, nil
-				})
-				c := shipped(host.CoordinationV1(), "a", (&stage{t: t}).act("a", 0))
-				// It may not lead itself.
-				c.Registered = func(context.Context) (types.NamespacedName, error) {
-					return types.NamespacedName{Name: "other"}, nil
-				}
-				stop, left := lead(t, c)
-				defer func() { <-left }()
-				defer stop()
-				for end := time.Now().Add(test.lasts); test.renews > 0 && time.Now().Add(test.renews).Before(end); {
-					<-time.After(test.renews)
-					renewed := test.lease.DeepCopy()
-					renewed.Spec.RenewTime = ptr.To(metav1.NowMicro())
-					if _, err := host.CoordinationV1().Leases("ns").Update(t.Context(), renewed, metav1.UpdateOptions{}); err != nil {
-						t.Fatal(err)
-					}
-				}
-				if test.renews == 0 {
-					<-time.After(test.lasts)
-				} else {
-					<-time.After(test.renews - time.Second)
-				}
-				if got := c.NoLeader(); strings.HasPrefix(got, protocol.NoLeaderWarning) != test.warns {
-					t.Errorf("got %q, want a warning: %t", got, test.warns)
-				}
+				return false, nil, nil
 			})
+			c := shipped(host.CoordinationV1(), "a", (&stage{t: t}).act("a", 0))
+			// It may not lead itself.
+			c.Registered = func(context.Context) (types.NamespacedName, error) {
+				return types.NamespacedName{Name: "other"}, nil
+			}
+			stop, left := lead(t, c)
+			defer func() { <-left }()
+			defer stop()
+			for end := time.Now().Add(test.lasts); test.renews > 0 && time.Now().Add(test.renews).Before(end); {
+				<-time.After(test.renews)
+				renewed := test.lease.DeepCopy()
+				renewed.Spec.RenewTime = ptr.To(metav1.NowMicro())
+				must.Get(host.CoordinationV1().Leases("ns").Update(t.Context(), renewed, metav1.UpdateOptions{}))(t)
+			}
+			if test.renews == 0 {
+				<-time.After(test.lasts)
+			} else {
+				<-time.After(test.renews - time.Second)
+			}
+			if got := c.NoLeader(); strings.HasPrefix(got, protocol.NoLeaderWarning) != test.warns {
+				t.Errorf("got %q, want a warning: %t", got, test.warns)
+			}
 		})
 	}
 }
@@ -434,9 +422,7 @@ func TestProcessEndsIfItsControllersDoNot(t *testing.T) {
 		<-time.After(24 * time.Second)
 		toA.fail(swallow)
 		<-time.After(30 * time.Second)
-		if exits.Load() == 0 {
-			t.Error("the process goes on although its controllers do")
-		}
+		is.True(t, exits.Load() != 0, "the process goes on although its controllers do")
 		stopA()
 		close(end)
 		stopB()
@@ -464,39 +450,33 @@ func TestHealthOfALeader(t *testing.T) {
 		},
 		"one that waits for the lease is healthy": {holder: "b", want: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				host := fake.NewClientset()
-				if tc.holder != "" {
-					seconds := int32(3600)
-					now := metav1.NowMicro()
-					if _, err := host.CoordinationV1().Leases("ns").Create(t.Context(), &coordinationv1.Lease{
-						ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
-						Spec: coordinationv1.LeaseSpec{
-							HolderIdentity: &tc.holder, LeaseDurationSeconds: &seconds, RenewTime: &now,
-						},
-					}, metav1.CreateOptions{}); err != nil {
-						t.Fatal(err)
-					}
-				}
-				w := &wire{LeasesGetter: host.CoordinationV1()}
-				c := shipped(w, "a", (&stage{t: t}).act("a", 0))
-				check := c.watch()
-				stop, left := lead(t, c)
-				<-time.After(time.Minute)
-				broken := make(chan struct{})
-				if tc.broken != nil {
-					w.fail(tc.broken(broken))
-				}
-				<-time.After(time.Minute)
-				err := check(&http.Request{})
-				if (err == nil) != tc.want {
-					t.Errorf("got %v, want healthy: %v", err, tc.want)
-				}
-				close(broken)
-				stop()
-				<-left
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			host := fake.NewClientset()
+			if tc.holder != "" {
+				seconds := int32(3600)
+				now := metav1.NowMicro()
+				must.Get(host.CoordinationV1().Leases("ns").Create(t.Context(), &coordinationv1.Lease{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "lease"},
+					Spec: coordinationv1.LeaseSpec{
+						HolderIdentity: &tc.holder, LeaseDurationSeconds: &seconds, RenewTime: &now,
+					},
+				}, metav1.CreateOptions{}))(t)
+			}
+			w := &wire{LeasesGetter: host.CoordinationV1()}
+			c := shipped(w, "a", (&stage{t: t}).act("a", 0))
+			check := c.watch()
+			stop, left := lead(t, c)
+			<-time.After(time.Minute)
+			broken := make(chan struct{})
+			if tc.broken != nil {
+				w.fail(tc.broken(broken))
+			}
+			<-time.After(time.Minute)
+			err := check(&http.Request{})
+			is.True(t, (err == nil) == tc.want, "got %v, want healthy: %v", err, tc.want)
+			close(broken)
+			stop()
+			<-left
 		})
 	}
 }

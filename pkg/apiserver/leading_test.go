@@ -17,6 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // set stands for a set of controllers: it counts how many run and takes its time to stop.
@@ -59,9 +62,7 @@ func eventually(t *testing.T, what string, check func() bool) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, 30*time.Second, true,
 		func(context.Context) (bool, error) { return check(), nil })
-	if err != nil {
-		t.Fatalf("in vain: %s", what)
-	}
+	must.True(t, err == nil, "in vain: %s", what)
 }
 
 // lead starts a replica and returns how to stop it; stopping waits until it has left the election.
@@ -96,9 +97,7 @@ func TestOneReplicaRunsControllersAndHandsOver(t *testing.T) {
 		stopB()
 		close(s.finish)
 		<-leftB
-		if s.overlapped.Load() {
-			t.Error("two sets of controllers ran at the same time")
-		}
+		is.True(t, !s.overlapped.Load(), "two sets of controllers ran at the same time")
 		if got := holder(host); got != "" {
 			t.Errorf("the lease was not given back: %q holds it", got)
 		}
@@ -148,9 +147,7 @@ func TestControllersStopWithTheLeaseAndComeBackWithIt(t *testing.T) {
 		eventually(t, "they start again", func() bool { return s.running.Load() == 1 && s.started.Load() == 2 })
 		stop()
 		<-left
-		if s.overlapped.Load() {
-			t.Error("two sets of controllers ran at the same time")
-		}
+		is.True(t, !s.overlapped.Load(), "two sets of controllers ran at the same time")
 	})
 }
 

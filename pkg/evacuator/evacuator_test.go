@@ -25,6 +25,10 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -40,7 +44,7 @@ var (
 
 // newEvacuationOf makes one whose turn it is.
 func newEvacuationOf(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-	e := &maintenancev1alpha1.Evacuation{
+	return build.With(&maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: name, UID: "evacuation-1",
 			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
@@ -50,11 +54,7 @@ func newEvacuationOf(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenance
 			ProgressDeadlineSeconds: ptr.To[int32](40),
 		},
 		Status: maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: class},
-	}
-	for _, mod := range mods {
-		mod(e)
-	}
-	return e
+	}, mods...)
 }
 
 func complete(reason string) func(*maintenancev1alpha1.Evacuation) {
@@ -100,7 +100,7 @@ func newWorld(t *testing.T, handler Handler, objects ...runtime.Object) *world {
 // start runs an Evacuator until the test ends or stop is called.
 func (w *world) start(handler Handler) {
 	w.Helper()
-	v, err := New(Config{
+	v := must.Get(New(Config{
 		Class:               class,
 		Client:              w.api,
 		HandlerReportsFirst: w.quiet,
@@ -114,10 +114,7 @@ func (w *world) start(handler Handler) {
 			}
 			return err
 		},
-	})
-	if err != nil {
-		w.Fatal(err)
-	}
+	}))(w)
 	ctx, cancel := context.WithCancel(w.Context())
 	watches := informertest.Count(w.api)
 	done := make(chan error)
@@ -182,15 +179,10 @@ func (w *world) edit(mod func(*maintenancev1alpha1.Evacuation)) {
 	w.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	stored, err := w.api.Tracker().Get(resource, "shop", name)
-	if err != nil {
-		w.Fatal(err)
-	}
+	stored := must.Get(w.api.Tracker().Get(resource, "shop", name))(w)
 	object := stored.(*maintenancev1alpha1.Evacuation).DeepCopy()
 	mod(object)
-	if err := w.api.Tracker().Update(resource, object, object.Namespace); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, w.api.Tracker().Update(resource, object, object.Namespace))
 }
 
 func (w *world) written() []string {
@@ -247,22 +239,18 @@ func TestEndOfAHandlerIsReported(t *testing.T) {
 				strings.Repeat("x", 1024-28) + `"}`,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, func(_ context.Context, e *Evacuation) error {
-					if e.PodName != "db-0" || e.PodUID != "uid-1" || e.Namespace != "shop" || e.NodeName != "node-7" ||
-						e.Object().Name != "uid-1-db-0" {
-						return fmt.Errorf("got %+v", e)
-					}
-					return tc.returns
-				}, newEvacuationOf())
-				w.untilWritten(`{}`, tc.want)
-				w.edit(turnOf("b.example.com"))
-				w.stop()
-				if w.calls != 1 {
-					t.Errorf("got %d calls of the handler, want 1", w.calls)
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, func(_ context.Context, e *Evacuation) error {
+				if e.PodName != "db-0" || e.PodUID != "uid-1" || e.Namespace != "shop" || e.NodeName != "node-7" ||
+					e.Object().Name != "uid-1-db-0" {
+					return fmt.Errorf("got %+v", e)
 				}
-			})
+				return tc.returns
+			}, newEvacuationOf())
+			w.untilWritten(`{}`, tc.want)
+			w.edit(turnOf("b.example.com"))
+			w.stop()
+			is.Equal(t, w.calls, 1, "calls of the handler")
 		})
 	}
 }
@@ -290,26 +278,22 @@ func TestHandlersContextEnds(t *testing.T) {
 		},
 		"when it is gone": {
 			happens: func(w *world) {
-				if err := w.api.Tracker().Delete(resource, "shop", name); err != nil {
-					w.Fatal(err)
-				}
+				must.Do(w, w.api.Tracker().Delete(resource, "shop", name))
 			},
 			cause: ErrCancelled,
 		},
 		"when another has the turn":   {happens: func(w *world) { w.edit(turnOf("b.example.com")) }, cause: ErrTurnLost},
 		"when the program is stopped": {happens: func(w *world) { w.stop() }, cause: context.Canceled},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, untilEnd, newEvacuationOf())
-				w.untilWritten(`{}`)
-				tc.happens(w)
-				w.wantCause(tc.cause)
-				w.stop()
-				if got := w.written(); len(got) != 1 {
-					t.Errorf("got %v, want nothing to be written after the end", got)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, untilEnd, newEvacuationOf())
+			w.untilWritten(`{}`)
+			tc.happens(w)
+			w.wantCause(tc.cause)
+			w.stop()
+			if got := w.written(); len(got) != 1 {
+				t.Errorf("got %v, want nothing to be written after the end", got)
+			}
 		})
 	}
 }
@@ -323,35 +307,31 @@ func TestDepartureIsAwaited(t *testing.T) {
 		"and may be cancelled":     {withdrawn, ErrCancelled},
 		"and may become another's": {turnOf("b.example.com"), ErrTurnLost},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				got := make(chan error, 1)
-				w := newWorld(t, func(ctx context.Context, e *Evacuation) error {
-					err := e.AwaitDeparture(ctx)
-					got <- err
-					return err
-				}, newEvacuationOf())
-				w.untilWritten(`{}`)
-				w.edit(tc.happens)
-				if err := <-got; !errors.Is(err, tc.want) || tc.want == nil && err != nil {
-					t.Errorf("got %v, want %v", err, tc.want)
-				}
-			})
-		})
-	}
-	t.Run("for as long as its own context lasts", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
+		bubble.Run(t, name, func(t *testing.T) {
 			got := make(chan error, 1)
-			newWorld(t, func(ctx context.Context, e *Evacuation) error {
-				ctx, cancel := context.WithTimeoutCause(ctx, time.Nanosecond, errBroken)
-				defer cancel()
-				got <- e.AwaitDeparture(ctx)
-				return nil
+			w := newWorld(t, func(ctx context.Context, e *Evacuation) error {
+				err := e.AwaitDeparture(ctx)
+				got <- err
+				return err
 			}, newEvacuationOf())
-			if err := <-got; !errors.Is(err, errBroken) {
-				t.Errorf("got %v, want %v", err, errBroken)
+			w.untilWritten(`{}`)
+			w.edit(tc.happens)
+			if err := <-got; !errors.Is(err, tc.want) || tc.want == nil && err != nil {
+				t.Errorf("got %v, want %v", err, tc.want)
 			}
 		})
+	}
+	bubble.Run(t, "for as long as its own context lasts", func(t *testing.T) {
+		got := make(chan error, 1)
+		newWorld(t, func(ctx context.Context, e *Evacuation) error {
+			ctx, cancel := context.WithTimeoutCause(ctx, time.Nanosecond, errBroken)
+			defer cancel()
+			got <- e.AwaitDeparture(ctx)
+			return nil
+		}, newEvacuationOf())
+		if err := <-got; !errors.Is(err, errBroken) {
+			t.Errorf("got %v, want %v", err, errBroken)
+		}
 	})
 }
 
@@ -473,9 +453,7 @@ func TestOthersAreLeftAlone(t *testing.T) {
 			newEvacuationOf())
 		w.untilWritten(`{}`)
 		w.stop()
-		if w.calls != 1 {
-			t.Errorf("got %d calls of the handler, want 1", w.calls)
-		}
+		is.Equal(t, w.calls, 1, "calls of the handler")
 	})
 }
 
@@ -508,36 +486,31 @@ func TestEvacuatorOfANodeWatchesThatNodeAlone(t *testing.T) {
 		"all nodes": {"", "status.activeEvacuatorClass=flush.example.com"},
 		"one node":  {"node-7", "status.activeEvacuatorClass=flush.example.com,spec.nodeName=node-7"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				api := fake.NewClientset()
-				var mu sync.Mutex
-				var got []string
-				api.PrependReactor("list", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
-					mu.Lock()
-					defer mu.Unlock()
-					got = append(got, action.(clienttesting.ListActionImpl).ListOptions.FieldSelector)
-					return false, nil, nil
-				})
-				watches := informertest.Count(api)
-				v, err := New(Config{Class: class, Client: api, Handler: untilEnd, NodeName: tc.nodeName})
-				if err != nil {
-					t.Fatal(err)
-				}
-				ctx, cancel := context.WithCancel(t.Context())
-				done := make(chan error)
-				go func() { done <- v.Run(ctx) }()
-				watches.Wait(t, 0, "evacuations")
-				cancel()
-				if err := <-done; err != nil {
-					t.Error(err)
-				}
+		bubble.Run(t, name, func(t *testing.T) {
+			api := fake.NewClientset()
+			var mu sync.Mutex
+			var got []string
+			api.PrependReactor("list", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
 				mu.Lock()
 				defer mu.Unlock()
-				if len(got) == 0 || slices.ContainsFunc(got, func(s string) bool { return s != tc.want }) {
-					t.Errorf("got lists with the field selectors %q, want %q", got, tc.want)
-				}
+				got = append(got, action.(clienttesting.ListActionImpl).ListOptions.FieldSelector)
+				return false, nil, nil
 			})
+			watches := informertest.Count(api)
+			v := must.Get(New(Config{Class: class, Client: api, Handler: untilEnd, NodeName: tc.nodeName}))(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- v.Run(ctx) }()
+			watches.Wait(t, 0, "evacuations")
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if len(got) == 0 || slices.ContainsFunc(got, func(s string) bool { return s != tc.want }) {
+				t.Errorf("got lists with the field selectors %q, want %q", got, tc.want)
+			}
 		})
 	}
 }
@@ -567,7 +540,5 @@ func TestHandlerMayLeaveTheStatusAlone(t *testing.T) {
 }
 
 func TestAnnotationKey(t *testing.T) {
-	if got, want := AnnotationKey(class), "evacuation.coordination.k8s.io/priority_flush.example.com"; got != want {
-		t.Errorf("got %s, want %s", got, want)
-	}
+	is.Equal(t, AnnotationKey(class), "evacuation.coordination.k8s.io/priority_flush.example.com")
 }

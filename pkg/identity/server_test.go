@@ -10,6 +10,9 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/authenticatorfactory"
 	"k8s.io/apiserver/pkg/authentication/user"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func loopback(uid string) *user.DefaultInfo {
@@ -22,9 +25,7 @@ func TestServerKnowsItself(t *testing.T) {
 	if server.Is(loopback("drawn-at-random")) || server.Is(&user.DefaultInfo{}) {
 		t.Error("a server that has not learned who it is recognizes a user")
 	}
-	if err := server.Learn(auth, "secret"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, server.Learn(auth, "secret"))
 	cases := map[string]struct {
 		user user.Info
 		want bool
@@ -62,9 +63,7 @@ func TestLearnFails(t *testing.T) {
 			if err := server.Learn(auth, "secret"); err == nil {
 				t.Error("no error")
 			}
-			if server.Is(loopback("")) || server.Is(loopback("uid")) {
-				t.Error("a user is recognized all the same")
-			}
+			is.True(t, !server.Is(loopback("")) && !server.Is(loopback("uid")), "a user is recognized all the same")
 		})
 	}
 }

@@ -21,6 +21,9 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const root = "../.."
@@ -30,26 +33,18 @@ func pages(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for _, pattern := range []string{"*.md", "docs/*.md", "docs/decisions/*.md"} {
-		files, err := filepath.Glob(filepath.Join(root, pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		files := must.Get(filepath.Glob(filepath.Join(root, pattern)))(t)
 		for _, file := range files {
 			out[strings.TrimPrefix(file, root+"/")] = read(t, strings.TrimPrefix(file, root+"/"))
 		}
 	}
-	if len(out) < 10 {
-		t.Fatalf("found %d pages only", len(out))
-	}
+	must.True(t, len(out) >= 10, "found %d pages only", len(out))
 	return out
 }
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(root, path)))(t)
 	return string(text)
 }
 
@@ -106,9 +101,7 @@ func shellBlocks(t *testing.T, visit func(page, commands string)) {
 			}
 		}
 	}
-	if blocks < 10 {
-		t.Errorf("found %d blocks of shell commands only", blocks)
-	}
+	is.True(t, blocks >= 10, "found %d blocks of shell commands only", blocks)
 }
 
 func TestShellBlocksAreShell(t *testing.T) {
@@ -164,14 +157,10 @@ func TestRunbookHasEveryReason(t *testing.T) {
 	reasons := regexp.MustCompile(
 		`(?m)^\t// Reason\w+ \(Blocked\).*\n(?:\t//.*\n)*\tReason\w+ += "(\w+)"`,
 	).FindAllStringSubmatch(read(t, "pkg/apis/maintenance/v1alpha1/types_evacuation.go"), -1)
-	if len(reasons) < 13 {
-		t.Fatalf("found %d reasons of the condition Blocked only", len(reasons))
-	}
+	must.True(t, len(reasons) >= 13, "found %d reasons of the condition Blocked only", len(reasons))
 	sections := anchors(read(t, "docs/runbook.md"))
 	for _, match := range reasons {
-		if !slices.Contains(sections, strings.ToLower(match[1])) {
-			t.Errorf("docs/runbook.md has no section about %s", match[1])
-		}
+		is.True(t, slices.Contains(sections, strings.ToLower(match[1])), "docs/runbook.md has no section about %s", match[1])
 	}
 }
 
@@ -197,9 +186,7 @@ func TestSecurityPageHasEveryRightOfTheServer(t *testing.T) {
 			}
 		}
 	}
-	if rules < 10 {
-		t.Errorf("found %d rules only", rules)
-	}
+	is.True(t, rules >= 10, "found %d rules only", rules)
 }
 
 // readmeLines is how long README may be, columns how wide a line of prose on a page.
@@ -207,10 +194,13 @@ const readmeLines, columns = 150, 100
 
 func TestPagesAreNarrow(t *testing.T) {
 	for name, text := range pages(t) {
-		for line := range strings.Lines(fence.ReplaceAllString(text, "")) {
-			line = strings.TrimSuffix(line, "\n")
-			if utf8.RuneCountInString(line) > columns && !strings.HasPrefix(line, "|") {
-				t.Errorf("%s: the line is too long: %s", name, line)
+		inFence := false
+		for i, line := range strings.Split(text, "\n") {
+			if strings.HasPrefix(strings.TrimSpace(line), "```") {
+				inFence = !inFence
+			}
+			if !inFence && utf8.RuneCountInString(line) > columns && !strings.HasPrefix(line, "|") {
+				t.Errorf("%s:%d: the line is too long", name, i+1)
 			}
 		}
 	}
@@ -222,10 +212,7 @@ func TestPagesAreNarrow(t *testing.T) {
 // TestSamplesAreWhatThePluginPrints compares each line of a sample with the files that the tests of
 // the plugin compare its output with.
 func TestSamplesAreWhatThePluginPrints(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join(root, "pkg", "cmd", "kubectlmaintenance", "testdata", "*.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob(filepath.Join(root, "pkg", "cmd", "kubectlmaintenance", "testdata", "*.txt")))(t)
 	printed := sets.New("...")
 	for _, file := range files {
 		for line := range strings.Lines(read(t, strings.TrimPrefix(file, root+"/"))) {
@@ -244,7 +231,5 @@ func TestSamplesAreWhatThePluginPrints(t *testing.T) {
 			}
 		}
 	}
-	if samples < 5 {
-		t.Errorf("found %d samples only", samples)
-	}
+	is.True(t, samples >= 5, "found %d samples only", samples)
 }

@@ -8,6 +8,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestScripts(t *testing.T) {
@@ -49,9 +52,7 @@ func TestScripts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := Scripts("p.md", strings.Join(test.page, "\n")+"\n")
-			if (err != nil) != test.fail {
-				t.Fatalf("got error %v, want one: %t", err, test.fail)
-			}
+			must.True(t, (err != nil) == test.fail, "got error %v, want one: %t", err, test.fail)
 			if diff := cmp.Diff(test.want, got); !test.fail && diff != "" {
 				t.Error(diff)
 			}
@@ -72,8 +73,6 @@ func TestPagesHaveRunnableBlocks(t *testing.T) {
 	for _, page := range []string{
 		"docs/quickstart.md", "docs/applications.md", "docs/operations.md", "docs/kubectl-plugin.md",
 	} {
-		if found[page] == 0 {
-			t.Errorf("%s has no block that is marked runnable", page)
-		}
+		is.True(t, found[page] != 0, "%s has no block that is marked runnable", page)
 	}
 }

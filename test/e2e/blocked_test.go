@@ -12,6 +12,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,6 +20,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -29,11 +32,8 @@ const serverRole = "haulout-apiserver"
 // withdrawn with the test.
 func evacuate(t *testing.T, pod *corev1.Pod, modify ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	t.Helper()
-	evacuations := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(pod.Namespace)
-	e, err := evacuations.Create(t.Context(), evacuationOf(pod, modify...), metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	evacuations := cluster.As(t).Evacuations(pod.Namespace)
+	e := must.Get(evacuations.Create(t.Context(), evacuationOf(pod, modify...), metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		// It may be gone already.
 		_, _ = evacuations.Patch(context.Background(), e.Name, types.MergePatchType,
@@ -50,8 +50,7 @@ func blocked(t *testing.T, e *v1alpha1.Evacuation, reason string, words ...strin
 	framework.Eventually(
 		t, fmt.Sprintf("pod %s is blocked: %s", e.Spec.PodRef.Name, reason),
 		func(ctx context.Context) (bool, error) {
-			now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(ctx, e.Name,
-				metav1.GetOptions{})
+			now, err := cluster.As(t).Evacuations(e.Namespace).Get(ctx, e.Name, metav1.GetOptions{})
 			if err != nil {
 				return false, err
 			}
@@ -66,9 +65,7 @@ func blocked(t *testing.T, e *v1alpha1.Evacuation, reason string, words ...strin
 		t.Errorf("it says that it is blocked since %s, before it was asked for", condition.LastTransitionTime)
 	}
 	for _, word := range words {
-		if !strings.Contains(condition.Message, word) {
-			t.Errorf("%s does not say %q: %s", reason, word, condition.Message)
-		}
+		is.True(t, strings.Contains(condition.Message, word), "%s does not say %q: %s", reason, word, condition.Message)
 	}
 }
 
@@ -78,8 +75,7 @@ func notBlocked(t *testing.T, e *v1alpha1.Evacuation) {
 	framework.Eventually(
 		t, "pod "+e.Spec.PodRef.Name+" is not blocked any more",
 		func(ctx context.Context) (bool, error) {
-			now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(ctx, e.Name,
-				metav1.GetOptions{})
+			now, err := cluster.As(t).Evacuations(e.Namespace).Get(ctx, e.Name, metav1.GetOptions{})
 			if err != nil {
 				return false, err
 			}
@@ -92,8 +88,7 @@ func notBlocked(t *testing.T, e *v1alpha1.Evacuation) {
 func leaves(t *testing.T, e *v1alpha1.Evacuation) {
 	t.Helper()
 	framework.Eventually(t, "pod "+e.Spec.PodRef.Name+" has left", func(ctx context.Context) (bool, error) {
-		now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(ctx, e.Name,
-			metav1.GetOptions{})
+		now, err := cluster.As(t).Evacuations(e.Namespace).Get(ctx, e.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, err
 		}
@@ -249,10 +244,7 @@ func blockedAfterItsGrace(t *testing.T, pool, node, namespace string) {
 	answers(corev1.ConditionTrue)
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: framework.PodSpec(pool)}
 	pod.Spec.NodeName = node
-	pod, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pod = must.Get(cluster.As(t).Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{}))(t)
 	merge(t, namespace, "pod", name, `{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`,
 		"--subresource=status")
 	answers(corev1.ConditionUnknown)
@@ -279,10 +271,8 @@ func blockedByEvacuator(t *testing.T, pool, node, namespace string) {
 	blocked(t, e, v1alpha1.ReasonEvacuatorNotProgressing, "Evacuator "+class, next+" becomes active",
 		"Check that the controller")
 	report := []byte(`{"status":{"message":"copying"}}`)
-	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).
-		Patch(t.Context(), e.Name, types.MergePatchType, report, metav1.PatchOptions{}, "status"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cluster.As(t).Evacuations(namespace).
+		Patch(t.Context(), e.Name, types.MergePatchType, report, metav1.PatchOptions{}, "status"))(t)
 	notBlocked(t, e)
 }
 
@@ -308,8 +298,7 @@ func blockedByNamespace(t *testing.T, pool, node, namespace string) {
 	framework.Eventually(
 		t, "Drained names the namespace, and the node's message the pod",
 		func(ctx context.Context) (bool, error) {
-			now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name,
-				metav1.GetOptions{})
+			now, err := cluster.As(t).Maintenances().Get(ctx, nm.Name, metav1.GetOptions{})
 			if err != nil {
 				return false, err
 			}
@@ -348,10 +337,10 @@ func blockedByEachOther(t *testing.T, pool, node, namespace string) {
 				`{"status":{"conditions":[{"type":"Ready","status":"False","reason":"Test"}]}}`, "--subresource=status")
 		}
 		cluster.MustKubectl(t, "", "create", "pdb", name, "-n", namespace, "--selector=app="+name, "--min-available=2")
-		framework.Eventually(t, "budget "+name+" has counted", func(ctx context.Context) (bool, error) {
-			budget, err := budgets.Get(ctx, name, metav1.GetOptions{})
-			return err == nil && budget.Status.ExpectedPods == 3 && budget.Status.CurrentHealthy == 1, err
-		})
+		framework.Until(t, "budget "+name+" has counted",
+			budgets, name, func(budget *policyv1.PodDisruptionBudget) bool {
+				return budget.Status.ExpectedPods == 3 && budget.Status.CurrentHealthy == 1
+			})
 		return ready
 	}
 	first, second := inStage(node), inStage(other)
@@ -385,7 +374,7 @@ func controlled(t *testing.T, namespace, pool, app string, replicas int32) {
 	t.Helper()
 	labels := map[string]string{"app": app}
 	sets := cluster.As(t).Kube.AppsV1().ReplicaSets(namespace)
-	if _, err := sets.Create(t.Context(), &appsv1.ReplicaSet{
+	must.Get(sets.Create(t.Context(), &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: app},
 		Spec: appsv1.ReplicaSetSpec{
 			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
@@ -393,21 +382,15 @@ func controlled(t *testing.T, namespace, pool, app string, replicas int32) {
 				ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: framework.PodSpec(pool),
 			},
 		},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	framework.Eventually(t, "the pods of "+app+" are ready", func(ctx context.Context) (bool, error) {
-		set, err := sets.Get(ctx, app, metav1.GetOptions{})
-		return err == nil && set.Status.ReadyReplicas == replicas, err
+	}, metav1.CreateOptions{}))(t)
+	framework.Until(t, "the pods of "+app+" are ready", sets, app, func(set *appsv1.ReplicaSet) bool {
+		return set.Status.ReadyReplicas == replicas
 	})
 }
 
 // livePods returns the pods of a namespace that were not asked to stop.
 func livePods(t *testing.T, namespace string) []corev1.Pod {
 	t.Helper()
-	list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(cluster.As(t).Pods(namespace).List(t.Context(), metav1.ListOptions{}))(t)
 	return slices.DeleteFunc(list.Items, func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
 }

@@ -18,6 +18,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -41,7 +43,7 @@ func evacuationFor(
 	var found *v1alpha1.Evacuation
 	framework.Eventually(t, "the evacuation of "+pod.Name+" "+what, func(ctx context.Context) (bool, error) {
 		var err error
-		found, err = cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(pod.Namespace).Get(ctx,
+		found, err = cluster.As(t).Evacuations(pod.Namespace).Get(ctx,
 			string(pod.UID)+"-"+pod.Name, metav1.GetOptions{})
 		return err == nil && check(found), err
 	})
@@ -55,10 +57,8 @@ func isOurs(e *v1alpha1.Evacuation) bool {
 // report writes into the status of an Evacuation as its evacuator.
 func report(t *testing.T, e *v1alpha1.Evacuation, status string) {
 	t.Helper()
-	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(e.Namespace).Patch(t.Context(), e.Name,
-		types.MergePatchType, fmt.Appendf(nil, `{"status":%s}`, status), metav1.PatchOptions{}, "status"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cluster.As(t).Evacuations(e.Namespace).Patch(t.Context(), e.Name,
+		types.MergePatchType, fmt.Appendf(nil, `{"status":%s}`, status), metav1.PatchOptions{}, "status"))(t)
 }
 
 // TestCallingOff ends a drain of which nothing can move, in both ways, and looks at Evacuations
@@ -74,10 +74,8 @@ func TestCallingOff(t *testing.T) {
 			// Of its two instigators one stays. An evacuator that does nothing keeps the pod.
 			shared := cluster.PodOn(t, namespace, "shared", pool, nodes[0], movable)
 			busy := cluster.PodOn(t, namespace, "busy", pool, nodes[0], movable)
-			evacuations := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace)
-			if _, err := evacuations.Create(t.Context(), evacuationOf(shared), metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			evacuations := cluster.As(t).Evacuations(namespace)
+			must.Get(evacuations.Create(t.Context(), evacuationOf(shared), metav1.CreateOptions{}))(t)
 			recorder := cluster.Judge(t, pool, namespace)
 			nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 			framework.Eventually(
@@ -122,8 +120,7 @@ func TestCallingOff(t *testing.T) {
 			}
 			putBack := func() []string {
 				var node *corev1.Node
-				if node, err = cluster.As(t).Kube.CoreV1().Nodes().Get(t.Context(), nodes[0],
-					metav1.GetOptions{}); err != nil {
+				if node, err = cluster.As(t).Nodes().Get(t.Context(), nodes[0], metav1.GetOptions{}); err != nil {
 					t.Fatal(err)
 				}
 				return oracle.LeftOn(node, false)
@@ -133,33 +130,19 @@ func TestCallingOff(t *testing.T) {
 			// The one that could not be cancelled continues, with its evacuator only: when that one
 			// gives up, no pod is evicted.
 			report(t, turn, `{"activeEvacuatorCompleted":true}`)
-			framework.Eventually(
-				t, "the evacuation without instigators has ended",
-				func(ctx context.Context) (bool, error) {
-					_, err := evacuations.Get(ctx, turn.Name, metav1.GetOptions{})
-					return apierrors.IsNotFound(err), nil
-				},
-			)
+			framework.UntilGone(t, "the evacuation without instigators has ended", evacuations, turn.Name)
 			// Another drain takes the same pods up again, and has them in its own right.
 			again := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 			evacuationFor(t, busy, "is recreated", isOurs)
-			calls, err := recorder.Calls()
-			if err != nil {
-				t.Fatal(err)
-			}
+			calls := must.Get(recorder.Calls())(t)
 			for _, call := range calls {
-				if call.Evicted() || call.Deleted() {
-					t.Errorf("%s made pod %s leave", call.User, call.Name)
-				}
+				is.True(t, !call.Evicted() && !call.Deleted(), "%s made pod %s leave", call.User, call.Name)
 				if call.Received.After(done) && call.Received.Before(again.CreationTimestamp.Time) {
 					t.Errorf("%s asked pod %s to leave after the drain was called off", call.User, call.Name)
 				}
 			}
 			// The other instigator lets go, or the namespace would wait for it.
-			if err := evacuations.Delete(t.Context(), string(shared.UID)+"-"+shared.Name,
-				metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, evacuations.Delete(t.Context(), string(shared.UID)+"-"+shared.Name, metav1.DeleteOptions{}))
 		})
 	}
 }
@@ -173,10 +156,7 @@ func TestIdleChangesNothing(t *testing.T) {
 	look := func() []corev1.Node {
 		var seen []corev1.Node
 		for _, name := range nodes {
-			node, err := kube.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			node := must.Get(kube.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
 			// What a kubelet writes periodically, and what kube-controller-manager makes of the
 			// cordon.
 			node.ResourceVersion, node.ManagedFields, node.Status = "", nil, corev1.NodeStatus{}
@@ -189,14 +169,11 @@ func TestIdleChangesNothing(t *testing.T) {
 	}
 	before := look()
 	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
-	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
-	framework.Eventually(t, "the controller has seen it", func(ctx context.Context) (bool, error) {
-		got, err := maintenances.Get(ctx, nm.Name, metav1.GetOptions{})
-		return err == nil && len(got.Status.NodeStatuses) == len(nodes), err
+	maintenances := cluster.As(t).Maintenances()
+	framework.Until(t, "the controller has seen it", maintenances, nm.Name, func(got *v1alpha1.NodeMaintenance) bool {
+		return len(got.Status.NodeStatuses) == len(nodes)
 	})
-	if err := maintenances.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, maintenances.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}))
 	if _, err := maintenances.Get(t.Context(), nm.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("it is not gone immediately: %v", err)
 	}
@@ -206,6 +183,10 @@ func TestIdleChangesNothing(t *testing.T) {
 	unschedulable(t, true, probed...)
 	if diff := cmp.Diff(before, look()); diff != "" {
 		t.Errorf("an Idle maintenance has changed its nodes (-before +after):\n%s", diff)
+	}
+	// Without --advertise-planned-maintenance.
+	for _, name := range nodes {
+		is.Slices(t, shownOn(theNode(t, name)), showsNothing, name)
 	}
 }
 
@@ -236,10 +217,8 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := kube.CoreV1().Nodes().Delete(t.Context(), again,
-		metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, kube.CoreV1().Nodes().Delete(t.Context(), again,
+		metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
 	// It has pods from the moment it is there, as a node that registers again. On an empty node
 	// both waves would be over.
 	var late, last *corev1.Pod
@@ -256,18 +235,12 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 	}
 	cluster.NewNodes(t, pool, true, again)
 	unschedulable(t, true, nodes...)
-	after, err := kube.CoreV1().Nodes().Get(t.Context(), again, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if after.UID == before.UID {
-		t.Fatal("the node was not recreated")
-	}
+	after := must.Get(kube.CoreV1().Nodes().Get(t.Context(), again, metav1.GetOptions{}))(t)
+	must.True(t, after.UID != before.UID, "the node was not recreated")
 	framework.Eventually(
 		t, "the status names the new node, which is at the first wave",
 		func(ctx context.Context) (bool, error) {
-			got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name,
-				metav1.GetOptions{})
+			got, err := cluster.As(t).Maintenances().Get(ctx, nm.Name, metav1.GetOptions{})
 			if err != nil {
 				return false, err
 			}
@@ -287,7 +260,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 		},
 	)
 	evacuationFor(t, late, "is made", isOurs)
-	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).
+	if _, err := cluster.As(t).Evacuations(namespace).
 		Get(t.Context(), string(last.UID)+"-"+last.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("a critical pod on the new node was asked to leave before the ordinary one was gone: %v", err)
 	}
@@ -295,9 +268,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 		evacuationFor(t, pod, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool {
 			return e.Status.ActiveEvacuatorClass == mover
 		})
-		if err := kube.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, kube.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
 	}
 	waitFor(t, recorder, allDrained(nm.Name))
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
@@ -330,8 +301,7 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 	// Something that the server does after it has seen the label vanish.
 	framework.Eventually(t, "the status is of a time after the flap", func(ctx context.Context) (bool, error) {
 		merge(t, "", "nodemaintenance", nm.Name, fmt.Sprintf(`{"spec":{"reason":%q}}`, framework.Name("flap")))
-		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name,
-			metav1.GetOptions{})
+		got, err := cluster.As(t).Maintenances().Get(ctx, nm.Name, metav1.GetOptions{})
 		return err == nil && got.Status.ObservedGeneration > nm.Generation, err
 	})
 	if node := theNode(t, nodes[1]); !node.Spec.Unschedulable {
@@ -344,23 +314,21 @@ func TestNodeThatNoLongerMatches(t *testing.T) {
 		corev1.LabelHostname, nodes[0]))
 	unschedulable(t, false, nodes[1])
 	framework.Eventually(t, "nothing is left of it", func(ctx context.Context) (bool, error) {
-		node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, nodes[1], metav1.GetOptions{})
+		node, err := cluster.As(t).Nodes().Get(ctx, nodes[1], metav1.GetOptions{})
 		if err != nil {
 			return false, err
 		}
 		if left := oracle.LeftOn(node, false); len(left) > 0 {
 			return false, fmt.Errorf("%v", left)
 		}
-		_, err = cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx,
+		_, err = cluster.As(t).Evacuations(namespace).Get(ctx,
 			string(released.UID)+"-"+released.Name, metav1.GetOptions{})
 		return apierrors.IsNotFound(err), nil
 	})
-	framework.Eventually(t, "the status names the other node only", func(ctx context.Context) (bool, error) {
-		got, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name,
-			metav1.GetOptions{})
-		return err == nil && len(got.Status.NodeStatuses) == 1 &&
-			got.Status.NodeStatuses[0].NodeRef.Name == nodes[0], err
-	})
+	framework.Until(t, "the status names the other node only",
+		cluster.As(t).Maintenances(), nm.Name, func(got *v1alpha1.NodeMaintenance) bool {
+			return len(got.Status.NodeStatuses) == 1 && got.Status.NodeStatuses[0].NodeRef.Name == nodes[0]
+		})
 	unschedulable(t, true, nodes[0])
 	if pods, err := podsOn(t.Context(), t, nodes...); err != nil || len(pods) != 2 {
 		t.Errorf("%d pods are left of two (error %v)", len(pods), err)
@@ -377,12 +345,10 @@ func TestAnotherWriterUncordons(t *testing.T) {
 	for range allowed + 1 {
 		// As GitOps does. After a merge patch no manager would have the field, and none could be
 		// named.
-		if _, err := cluster.As(t).Kube.CoreV1().Nodes().Patch(t.Context(), nodes[0], types.ApplyPatchType,
+		must.Get(cluster.As(t).Nodes().Patch(t.Context(), nodes[0], types.ApplyPatchType,
 			fmt.Appendf(nil, `{"apiVersion":"v1","kind":"Node","metadata":{"name":%q},"spec":{"unschedulable":false}}`,
 				nodes[0]),
-			metav1.PatchOptions{FieldManager: meddler, Force: ptr.To(true)}); err != nil {
-			t.Fatal(err)
-		}
+			metav1.PatchOptions{FieldManager: meddler, Force: ptr.To(true)}))(t)
 		unschedulable(t, true, nodes...)
 	}
 	framework.Eventually(t, "an event tells that it was set back", func(ctx context.Context) (bool, error) {

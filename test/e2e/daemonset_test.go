@@ -12,7 +12,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,6 +19,8 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -32,15 +33,13 @@ func daemonSet(t *testing.T, namespace, pool, name string, nodes int, modify ...
 	for _, m := range modify {
 		m(&spec)
 	}
-	if _, err := cluster.As(t).Kube.AppsV1().DaemonSets(namespace).Create(t.Context(), &appsv1.DaemonSet{
+	must.Get(cluster.As(t).Kube.AppsV1().DaemonSets(namespace).Create(t.Context(), &appsv1.DaemonSet{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: spec},
 		},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	daemonPods(t, namespace, name, nodes)
 }
 
@@ -59,9 +58,7 @@ func daemonPods(t *testing.T, namespace, name string, want int) {
 			if err != nil {
 				return false, err
 			}
-			pods, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{
-				LabelSelector: "app=" + name,
-			})
+			pods, err := cluster.As(t).Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + name})
 			status := ds.Status
 			return err == nil && int(status.DesiredNumberScheduled) == want && int(status.NumberReady) == want &&
 				len(pods.Items) == want, err
@@ -71,11 +68,7 @@ func daemonPods(t *testing.T, namespace, name string, want int) {
 
 func theNode(t *testing.T, name string) *corev1.Node {
 	t.Helper()
-	node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return node
+	return must.Get(cluster.As(t).Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
 }
 
 // TestDaemonSetPodsLeaveInTheirWave drains nodes with DaemonSets: their pods leave after the
@@ -106,8 +99,7 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	if drainplan.IsTainted(theNode(t, nodes[0])) {
 		t.Errorf("node %s is tainted before its DaemonSet pods are asked to leave", nodes[0])
 	}
-	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(),
-		metav1.ListOptions{})
+	list, err := cluster.As(t).Evacuations(namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 {
 		t.Errorf("%d pods are asked to leave (%v), want only the one of the first wave", len(list.Items), err)
 	}
@@ -115,20 +107,15 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	order := watchDepartures(t, namespace)
 	report(t, turn, `{"activeEvacuatorCompleted":true}`)
 	cluster.KillServer(t)
-	if err := cluster.Up(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cluster.Up())
 	nm = drained(t, nm.Name)
 	condition := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 	want := "tolerates the drain taint of " + namespace + "/network (2)"
-	if condition.Reason != v1alpha1.ReasonDrainCompleteWithPodsLeft ||
-		!strings.Contains(condition.Message, want) {
+	if condition.Reason != v1alpha1.ReasonDrainCompleteWithPodsLeft || !strings.Contains(condition.Message, want) {
 		t.Errorf("Drained is %s: %q, want it to name %q", condition.Reason, condition.Message, want)
 	}
 	for _, status := range nm.Status.NodeStatuses {
-		if status.PodsKept != 1 {
-			t.Errorf("node %s has %d pods left on purpose, want 1", status.NodeRef.Name, status.PodsKept)
-		}
+		is.True(t, status.PodsKept == 1, "node %s has %d pods left on purpose, want 1", status.NodeRef.Name, status.PodsKept)
 	}
 	if got := order(); len(got) < 2 || got[0] != namespace+"/held" ||
 		strings.Contains(strings.Join(got, " "), "/network") {
@@ -138,9 +125,7 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	daemonPods(t, namespace, "logs", 1)
 	daemonPods(t, namespace, "network", 3)
 	for _, name := range target {
-		if !drainplan.IsTainted(theNode(t, name)) {
-			t.Errorf("node %s is not tainted", name)
-		}
+		is.True(t, drainplan.IsTainted(theNode(t, name)), "node %s is not tainted", name)
 	}
 
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
@@ -170,7 +155,7 @@ func csiVolume(t *testing.T, namespace, claim string) corev1.UniqueVolumeName {
 	core, name := cluster.As(t).Kube.CoreV1(), framework.Name(claim)
 	size := corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")}
 	modes := []corev1.PersistentVolumeAccessMode{corev1.ReadWriteMany}
-	if _, err := core.PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
+	must.Get(core.PersistentVolumes().Create(t.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PersistentVolumeSpec{
 			Capacity: size, AccessModes: modes, PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
@@ -179,24 +164,20 @@ func csiVolume(t *testing.T, namespace, claim string) corev1.UniqueVolumeName {
 				CSI: &corev1.CSIPersistentVolumeSource{Driver: driver, VolumeHandle: name},
 			},
 		},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		if err := core.PersistentVolumes().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
 	claims := core.PersistentVolumeClaims(namespace)
-	if _, err := claims.Create(t.Context(), &corev1.PersistentVolumeClaim{
+	must.Get(claims.Create(t.Context(), &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: claim},
 		Spec: corev1.PersistentVolumeClaimSpec{
 			AccessModes: modes, Resources: corev1.VolumeResourceRequirements{Requests: size},
 			StorageClassName: ptr.To(""), VolumeName: name,
 		},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	framework.Eventually(t, "claim "+claim+" is bound", func(ctx context.Context) (bool, error) {
 		c, err := claims.Get(ctx, claim, metav1.GetOptions{})
 		return err == nil && c.Status.Phase == corev1.ClaimBound, err
@@ -216,10 +197,7 @@ func mounting(claim string) func(*corev1.PodSpec) {
 // inUse writes the volumes into the status of a node that its kubelet would have mounted there.
 func inUse(t *testing.T, node string, volumes ...corev1.UniqueVolumeName) {
 	t.Helper()
-	patch, err := json.Marshal(map[string]any{"status": map[string]any{"volumesInUse": volumes}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	patch := must.Get(json.Marshal(map[string]any{"status": map[string]any{"volumesInUse": volumes}}))(t)
 	merge(t, "", "node", node, string(patch), "--subresource=status")
 }
 
@@ -250,8 +228,7 @@ func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
 	turn := evacuationFor(t, user, "is the evacuator's turn", func(e *v1alpha1.Evacuation) bool {
 		return e.Status.ActiveEvacuatorClass == mover
 	})
-	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(),
-		metav1.ListOptions{})
+	list, err := cluster.As(t).Evacuations(namespace).List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 {
 		t.Errorf("%d pods are asked to leave (%v), want only the user of the volume", len(list.Items), err)
 	}
@@ -262,7 +239,7 @@ func TestDaemonSetPodWaitsUntilVolumesAreReleased(t *testing.T) {
 			s.ExpectedEvacuationFinishTime == nil
 	})
 	leaves(t, evacuationFor(t, &free, "is made", isOurs))
-	pod, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(t.Context(), waiting.Name, metav1.GetOptions{})
+	pod, err := cluster.As(t).Pods(namespace).Get(t.Context(), waiting.Name, metav1.GetOptions{})
 	if err != nil || pod.UID != waiting.UID || pod.DeletionTimestamp != nil {
 		t.Fatalf("the pod has not waited for volume %s: %v (%v)", released, pod, err)
 	}
@@ -298,11 +275,7 @@ func TestDaemonSetEvacuationIsCalledOff(t *testing.T) {
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, nodes...)
 	framework.Accept(t, oracle.LeftOn(theNode(t, nodes[0]), false), nil)
-	framework.Eventually(t, "no Evacuation asks the pod to leave", func(ctx context.Context) (bool, error) {
-		_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx, e.Name,
-			metav1.GetOptions{})
-		return apierrors.IsNotFound(err), nil
-	})
+	framework.UntilGone(t, "no Evacuation asks the pod to leave", cluster.As(t).Evacuations(namespace), e.Name)
 	merge(t, namespace, "pod", pod.Name, `{"metadata":{"finalizers":null}}`)
 	daemonPods(t, namespace, "logs", 1)
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -26,7 +27,7 @@ func withoutSurge(d *appsv1.Deployment) {
 // costs returns the annotations about deletion cost of the pods of an app, by the pod's name.
 func costs(ctx context.Context, t *testing.T, namespace, app string) (map[string]map[string]string, error) {
 	t.Helper()
-	list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
+	list, err := cluster.As(t).Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + app})
 	if err != nil {
 		return nil, err
 	}
@@ -106,10 +107,10 @@ func TestScaleDownTakesThePodsThatWait(t *testing.T) {
 	cluster.MustKubectl(t, "", "scale", "deployment", "web", "-n", namespace,
 		fmt.Sprintf("--replicas=%d", replicas-len(blocked)))
 	drained(t, nm.Name)
-	framework.Eventually(t, "the app is as small as it was told", func(ctx context.Context) (bool, error) {
-		d, err := cluster.As(t).Kube.AppsV1().Deployments(namespace).Get(ctx, "web", metav1.GetOptions{})
-		return err == nil && d.Status.ObservedGeneration == d.Generation && int(d.Status.Replicas) == len(safe), err
-	})
+	framework.Until(t, "the app is as small as it was told",
+		cluster.As(t).Kube.AppsV1().Deployments(namespace), "web", func(d *appsv1.Deployment) bool {
+			return d.Status.ObservedGeneration == d.Generation && int(d.Status.Replicas) == len(safe)
+		})
 	for _, pod := range livePods(t, namespace) {
 		if _, was := safe[pod.UID]; !was {
 			t.Errorf("pod %s was started although others could stay", pod.Name)
@@ -127,10 +128,7 @@ func TestDeletionCostsComeBack(t *testing.T) {
 	pods := livePods(t, namespace)
 	dear, changed := pods[0].Name, pods[1].Name
 	merge(t, namespace, "pod", dear, `{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"7"}}}`)
-	before, err := costs(t.Context(), t, namespace, "web")
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(costs(t.Context(), t, namespace, "web"))(t)
 	for name, end := range map[string]func(nm string){
 		"by completing it": func(nm string) { setStage(t, nm, v1alpha1.NodeMaintenanceStageComplete) },
 		"by deleting it": func(nm string) {
@@ -138,9 +136,7 @@ func TestDeletionCostsComeBack(t *testing.T) {
 		},
 		"by deleting it after the server was killed": func(nm string) {
 			cluster.KillServer(t)
-			if err := cluster.Up(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, cluster.Up())
 			cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm, "--timeout=60s")
 		},
 	} {

@@ -10,15 +10,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/ptr"
@@ -26,6 +28,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/evacuator"
 	"haulout.dev/haulout/pkg/evacuator/conformance"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -57,10 +61,7 @@ func buildExample(t *testing.T, namespace string) *exampleEvacuator {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	manifest, err := os.ReadFile(filepath.Join(cluster.Root(), "artifacts", "examples", "rbac-evacuator.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	manifest := must.Get(os.ReadFile(filepath.Join(cluster.Root(), "artifacts", "examples", "rbac-evacuator.yaml")))(t)
 	account := strings.ReplaceAll(string(manifest), "namespace: shop", "namespace: "+namespace)
 	role := "evacuator-flush-" + namespace
 	account = strings.ReplaceAll(account, "name: evacuator-flush", "name: "+role)
@@ -71,22 +72,14 @@ func buildExample(t *testing.T, namespace string) *exampleEvacuator {
 		_ = rbac.ClusterRoleBindings().Delete(context.Background(), role, metav1.DeleteOptions{})
 		_ = rbac.ClusterRoles().Delete(context.Background(), role, metav1.DeleteOptions{})
 	})
-	token, err := cluster.As(t).Kube.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), "flush",
+	token := must.Get(cluster.As(t).Kube.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), "flush",
 		&authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](3600)}},
-		metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	config, err := clientcmd.LoadFromFile(cluster.Kubeconfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+		metav1.CreateOptions{}))(t)
+	config := must.Get(clientcmd.LoadFromFile(cluster.Kubeconfig()))(t)
 	for name := range config.AuthInfos {
 		config.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: token.Status.Token}
 	}
-	if err := clientcmd.WriteToFile(*config, x.kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, clientcmd.WriteToFile(*config, x.kubeconfig))
 	t.Cleanup(func() {
 		x.stop(syscall.SIGTERM)
 		if t.Failed() {
@@ -101,9 +94,7 @@ func (x *exampleEvacuator) start(t *testing.T, takes time.Duration) {
 	t.Helper()
 	x.cmd = exec.Command(x.program, "--kubeconfig="+x.kubeconfig, "--takes="+takes.String())
 	x.cmd.Stdout, x.cmd.Stderr = &x.log, &x.log
-	if err := x.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, x.cmd.Start())
 }
 
 func (x *exampleEvacuator) stop(signal syscall.Signal) {
@@ -156,17 +147,12 @@ func TestExampleEvacuator(t *testing.T) {
 		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 		e := evacuationFor(t, pod, "is reported on", reports)
 		cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm.Name, "--timeout=60s")
-		framework.Eventually(t, "the evacuation is gone", func(ctx context.Context) (bool, error) {
-			_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).Get(ctx, e.Name,
-				metav1.GetOptions{})
-			return apierrors.IsNotFound(err), nil
-		})
+		framework.UntilGone(t, "the evacuation is gone", cluster.As(t).Evacuations(namespace), e.Name)
 		x.stop(syscall.SIGTERM)
 		if !strings.Contains(x.log.String(), evacuator.ErrCancelled.Error()) {
 			t.Errorf("it does not say that it was called off:\n%s", x.log.String())
 		}
-		if live, err := cluster.As(t).Kube.CoreV1().Pods(namespace).Get(t.Context(), pod.Name,
-			metav1.GetOptions{}); err != nil ||
+		if live, err := cluster.As(t).Pods(namespace).Get(t.Context(), pod.Name, metav1.GetOptions{}); err != nil ||
 			live.DeletionTimestamp != nil {
 			t.Errorf("the pod has not stayed: %v", err)
 		}
@@ -197,9 +183,7 @@ func TestExampleEvacuator(t *testing.T) {
 		x.start(t, time.Second)
 		leaves(t, e)
 		e = evacuationFor(t, pod, "is complete", func(*v1alpha1.Evacuation) bool { return true })
-		if e.Status.ActiveEvacuatorClass != flush {
-			t.Errorf("%s took the pod away, want %s", e.Status.ActiveEvacuatorClass, flush)
-		}
+		is.Equal(t, e.Status.ActiveEvacuatorClass, flush, "took the pod away")
 		x.stop(syscall.SIGTERM)
 	})
 	t.Run("is what Haulout expects of an evacuator", func(t *testing.T) {
@@ -212,9 +196,7 @@ func TestExampleEvacuator(t *testing.T) {
 				return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(pool)}
 			},
 		}) {
-			if result.Err != nil {
-				t.Errorf("an evacuator %s: %v", result.Check, result.Err)
-			}
+			is.True(t, result.Err == nil, "an evacuator %s: %v", result.Check, result.Err)
 		}
 		x.stop(syscall.SIGTERM)
 	})
@@ -238,4 +220,74 @@ func TestConformanceFindsWhatIsWrong(t *testing.T) {
 			t.Errorf("an evacuator that is not there %s: got %v, want %q", results[i].Check, results[i].Err, want)
 		}
 	}
+}
+
+// TestInstigatorThatApplies has another instigator apply server-side to an Evacuation that the
+// server made, and withdraw by applying less.
+func TestInstigatorThatApplies(t *testing.T) {
+	t.Parallel()
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	pod := cluster.PodOn(t, namespace, "pod", pool, nodes[0])
+	// It never allows its only pod to leave.
+	cluster.MustKubectl(t, "", "create", "poddisruptionbudget", "pod", "-n", namespace, "--selector=app=pod",
+		"--min-available=1")
+	drainNodes(t, pool, nodes...)
+	made := evacuationFor(t, pod, "it is made", isOurs)
+	const theirs = v1alpha1.FinalizerInstigatorPrefix + "other.example.com"
+	for _, step := range []struct{ name, metadata string }{
+		{"asks", fmt.Sprintf(`,"labels":{"ticket":"7"},"finalizers":[%q]`, theirs)},
+		{"asks again", fmt.Sprintf(`,"labels":{"ticket":"7"},"finalizers":[%q]`, theirs)},
+		{"withdraws", ""},
+	} {
+		e, err := cluster.As(t).Evacuations(namespace).Patch(
+			t.Context(), made.Name, types.ApplyPatchType,
+			fmt.Appendf(nil, `{"apiVersion":%q,"kind":"Evacuation","metadata":{"name":%q%s}}`,
+				v1alpha1.SchemeGroupVersion, made.Name, step.metadata),
+			metav1.PatchOptions{FieldManager: "other"},
+		)
+		if err != nil {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+		asks := step.metadata != ""
+		if !isOurs(e) || slices.Contains(e.Finalizers, theirs) != asks || (e.Labels["ticket"] == "7") != asks ||
+			e.Labels["app"] != "pod" {
+			t.Errorf("%s: finalizers are %q and labels %v", step.name, e.Finalizers, e.Labels)
+		}
+	}
+}
+
+// TestStatefulSetWithoutBudgetLeavesInTurns drains the only node of a StatefulSet that no budget
+// protects: of its pods no more than a quarter are missing at any time.
+func TestStatefulSetWithoutBudgetLeavesInTurns(t *testing.T) {
+	t.Parallel()
+	const replicas, mayBeMissing = 8, 2
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	labels := map[string]string{"app": "store"}
+	sets := cluster.As(t).Kube.AppsV1().StatefulSets(namespace)
+	count := int32(replicas)
+	must.Get(sets.Create(t.Context(), &appsv1.StatefulSet{
+		ObjectMeta: metav1.ObjectMeta{Name: "store"},
+		Spec: appsv1.StatefulSetSpec{
+			Replicas: &count, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			ServiceName: "store", PodManagementPolicy: appsv1.ParallelPodManagement,
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: framework.PodSpec(pool),
+			},
+		},
+	}, metav1.CreateOptions{}))(t)
+	available := func() {
+		framework.Until(t, "all pods are available", sets, "store", func(set *appsv1.StatefulSet) bool {
+			return set.Status.AvailableReplicas == replicas
+		})
+	}
+	available()
+	cluster.NewNodes(t, pool, true, pool+"-spare")
+	watched := watchAvailability(t, namespace, "store")
+	nm := drainNodes(t, pool, nodes...)
+	drained(t, nm.Name)
+	available()
+	watched.atLeast(t, replicas-mayBeMissing)
+	is.True(t, watched.lowest != replicas, "the watch has not seen any pod leave")
 }

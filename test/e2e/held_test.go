@@ -25,8 +25,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
-	"haulout.dev/haulout/test/oracle"
 )
 
 // errNotYet is the error of a condition that was read and is not met yet.
@@ -50,8 +50,7 @@ func progressing(t *testing.T, name string, status metav1.ConditionStatus, reaso
 	t.Helper()
 	framework.Eventually(t, fmt.Sprintf("%s: Progressing is %s, %s", name, status, reason),
 		func(ctx context.Context) (bool, error) {
-			nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
-				Get(ctx, name, metav1.GetOptions{})
+			nm, err := cluster.As(t).Maintenances().Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
 				return false, err
 			}
@@ -66,22 +65,6 @@ func progressing(t *testing.T, name string, status metav1.ConditionStatus, reaso
 			}
 			return true, nil
 		})
-}
-
-// nodeMessage returns what the status of a maintenance has about a node; "" if it has nothing.
-func nodeMessage(ctx context.Context, t *testing.T, name, node string) (string, error) {
-	t.Helper()
-	nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
-		Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return "", err
-	}
-	for _, status := range nm.Status.NodeStatuses {
-		if status.NodeRef.Name == node {
-			return status.DrainMessage, nil
-		}
-	}
-	return "", nil
 }
 
 // dryRunEviction asks whether a pod can be evicted. The client does not wait for as long as the
@@ -146,10 +129,7 @@ func TestPodThatAWebhookDeniesHoldsUpNoOther(t *testing.T) {
 	e := evacuationFor(t, &denied, "is made", isOurs)
 	blocked(t, e, v1alpha1.ReasonEvictionDenied, words)
 	progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
-	calls, err := log.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
+	calls := must.Get(log.Calls())(t)
 	tries := 0
 	for _, call := range calls {
 		if call.Name == denied.Name && call.Code == http.StatusTooManyRequests {
@@ -180,7 +160,7 @@ func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 	})
 	nm := drainNodes(t, pool, nodes...)
 	e := evacuationFor(t, pod, "is made", isOurs)
-	evacuations := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace)
+	evacuations := cluster.As(t).Evacuations(namespace)
 	patch := func(ctx context.Context, patchType types.PatchType, patch string) error {
 		_, err := evacuations.Patch(ctx, e.Name, patchType, []byte(patch), metav1.PatchOptions{})
 		return err
@@ -195,9 +175,7 @@ func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 			BlockOwnerDeletion: ptr.To(true),
 		}},
 	}}
-	if _, err := cluster.As(t).Kube.CoreV1().ConfigMaps(namespace).Create(t.Context(), dependent, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cluster.As(t).Kube.CoreV1().ConfigMaps(namespace).Create(t.Context(), dependent, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
 		_, err := cluster.As(t).Kube.CoreV1().ConfigMaps(namespace).Patch(context.Background(), dependent.Name,
 			types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
@@ -209,10 +187,8 @@ func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if err := evacuations.Delete(t.Context(), e.Name,
-		metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, evacuations.Delete(t.Context(), e.Name,
+		metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationForeground)}))
 	evacuationFor(t, pod, "has no other finalizer left", func(e *v1alpha1.Evacuation) bool {
 		return e.DeletionTimestamp != nil && slices.Equal(e.Finalizers, []string{collectors})
 	})
@@ -231,65 +207,4 @@ func TestForeignFinalizerOnAnEvacuationDoesNotHoldItsPod(t *testing.T) {
 	// Release does not wait for it either.
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, nodes...)
-}
-
-// TestCompleteReleasesTheNodesThatItCan completes a drain of three nodes. A webhook keeps the
-// server from withdrawing from one pod: the node of that pod waits and names the error, the others
-// are released.
-func TestCompleteReleasesTheNodesThatItCan(t *testing.T) {
-	t.Parallel() // most of it is waiting
-	const words = "Evacuations are frozen"
-	pool, nodes := cluster.NewPool(t, 3, true)
-	namespace := cluster.NewNamespace(t)
-	held, free := nodes[0], nodes[1:]
-	kept := cluster.PodOn(t, namespace, "kept", pool, held, movable)
-	cluster.PodOn(t, namespace, "free", pool, free[0], movable)
-	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-	e := evacuationFor(t, kept, "is made", isOurs)
-	var thawed atomic.Bool
-	cluster.Webhook(t, namespace,
-		requests(admissionregistrationv1.Update, v1alpha1.GroupName, "v1alpha1", "evacuations"),
-		func(r *admissionv1.AdmissionRequest) *metav1.Status {
-			if r.Name != e.Name || thawed.Load() {
-				return nil
-			}
-			return &metav1.Status{
-				Status: metav1.StatusFailure, Code: http.StatusForbidden, Message: words,
-				Reason: metav1.StatusReasonForbidden,
-			}
-		})
-	evacuations := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace)
-	framework.Eventually(t, "the webhook denies changes", func(ctx context.Context) (bool, error) {
-		_, err := evacuations.Patch(ctx, e.Name, types.MergePatchType,
-			[]byte(`{"metadata":{"labels":{"e2e.haulout.dev/probe":"1"}}}`),
-			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
-		return isDenied(err, words)
-	})
-
-	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
-	unschedulable(t, false, free...)
-	// An error is shown when it has lasted for a minute.
-	progressing(t, nm.Name, metav1.ConditionFalse, v1alpha1.ReasonProgressComplete, held)
-	framework.Eventually(t, "the node has the error", func(ctx context.Context) (bool, error) {
-		message, err := nodeMessage(ctx, t, nm.Name, held)
-		if err != nil || !strings.HasPrefix(message, "Not released: ") {
-			return false, fmt.Errorf("the message is %q (%w)", message, cmp.Or(err, errNotYet))
-		}
-		return true, nil
-	})
-	unschedulable(t, true, held)
-	thawed.Store(true)
-	unschedulable(t, false, held)
-	framework.Eventually(t, "the finalizer is removed", func(ctx context.Context) (bool, error) {
-		now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
-			Get(ctx, nm.Name, metav1.GetOptions{})
-		return err == nil && len(now.Finalizers) == 0, err
-	})
-	for _, node := range nodes {
-		framework.Accept(t, oracle.LeftOn(theNode(t, node), false), nil)
-	}
-	list, err := evacuations.List(t.Context(), metav1.ListOptions{})
-	if err != nil || len(list.Items) > 0 {
-		t.Errorf("%d Evacuations are left (%v)", len(list.Items), err)
-	}
 }

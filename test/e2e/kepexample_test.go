@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -82,29 +83,25 @@ func (s *story) real(name string) string { return name + "-" + s.suffix }
 func (s *story) block(t *testing.T, g group) {
 	t.Helper()
 	budgets := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace)
-	if _, err := budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{
+	must.Get(budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: g.name()},
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			MinAvailable: ptr.To(intstr.FromInt(g.pods)),
 			Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{groupLabel: g.name()}},
 		},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	framework.Eventually(t, "budget "+g.name()+" is computed", func(ctx context.Context) (bool, error) {
-		b, err := budgets.Get(ctx, g.name(), metav1.GetOptions{})
-		return err == nil && b.Status.ObservedGeneration == b.Generation && int(b.Status.CurrentHealthy) == g.pods, err
-	})
+	}, metav1.CreateOptions{}))(t)
+	framework.Until(t, "budget "+g.name()+" is computed",
+		budgets, g.name(), func(b *policyv1.PodDisruptionBudget) bool {
+			return b.Status.ObservedGeneration == b.Generation && int(b.Status.CurrentHealthy) == g.pods
+		})
 }
 
 // leave lets pods of a group go until as many are left.
 func (s *story) leave(t *testing.T, group string, left int) {
 	t.Helper()
-	if _, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).Patch(t.Context(), group,
+	must.Get(cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).Patch(t.Context(), group,
 		types.MergePatchType, fmt.Appendf(nil, `{"spec":{"minAvailable":%d}}`, left),
-		metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+		metav1.PatchOptions{}))(t)
 }
 
 // drain makes a maintenance of nodes with a plan.
@@ -127,7 +124,7 @@ func (s *story) drain(t *testing.T, name string, plan []v1alpha1.DrainPlanEntry,
 // added.
 func (s *story) shows(t *testing.T, moment string, want map[string][]v1alpha1.NodeMaintenanceNodeStatus) {
 	t.Helper()
-	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	maintenances := cluster.As(t).Maintenances()
 	framework.Eventually(t, "the statuses are those of the KEP "+moment, func(ctx context.Context) (bool, error) {
 		for name, nodes := range want {
 			nm, err := maintenances.Get(ctx, s.real(name), metav1.GetOptions{})
@@ -230,10 +227,8 @@ func TestTheExampleOfTheKEP(t *testing.T) {
 		return hasEvent(ctx, t, s.real("maintenance-c"), "DrainFastForwarded", s.real("maintenance-b"))
 	})
 
-	if err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).DeleteCollection(t.Context(),
-		metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(s.namespace).DeleteCollection(t.Context(),
+		metav1.DeleteOptions{}, metav1.ListOptions{}))
 	names := []string{s.real("maintenance-a"), s.real("maintenance-b"), s.real("maintenance-c")}
 	for _, name := range names {
 		drained(t, name)

@@ -18,6 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -64,9 +66,7 @@ func TestKubectl(t *testing.T) {
 	t.Run("plain apply twice changes nothing either", func(t *testing.T) {
 		cluster.MustKubectl(t, manifest(name, pool, "Idle"), "apply", "-f", "-")
 		out := cluster.MustKubectl(t, manifest(name, pool, "Idle"), "apply", "-f", "-")
-		if !strings.Contains(out, "unchanged") {
-			t.Errorf("got %q", out)
-		}
+		is.True(t, strings.Contains(out, "unchanged"), "got %q", out)
 	})
 	t.Run("edit moves the stage on", func(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), filepath.Join(cluster.Root(), "bin", "kubectl"), "edit", "nm", name)
@@ -102,15 +102,11 @@ func TestKubectl(t *testing.T) {
 			"NAMESPACE", "POD", "NODE", "EVACUATOR", "EVICTIONS", "BLOCKED", "stuck-", nodes[0],
 			v1alpha1.EvacuatorClassEviction, v1alpha1.ReasonPodDisruptionBudget,
 		} {
-			if !strings.Contains(out, word) {
-				t.Errorf("%q is missing in\n%s", word, out)
-			}
+			is.True(t, strings.Contains(out, word), "%q is missing in\n%s", word, out)
 		}
 		byNode := cluster.MustKubectl(t, "", "get", "evac", "-A", "--field-selector", "spec.nodeName="+nodes[1], "-o",
 			"name")
-		if strings.Count(byNode, "evacuation") != count(t, nodes[1]) {
-			t.Errorf("by node:\n%s", byNode)
-		}
+		is.True(t, strings.Count(byNode, "evacuation") == count(t, nodes[1]), "by node:\n%s", byNode)
 	})
 	t.Run("describe and explain speak", func(t *testing.T) {
 		if out := cluster.MustKubectl(t, "", "describe", "nm", name); !strings.Contains(out, "Drain Plan") ||
@@ -122,9 +118,7 @@ func TestKubectl(t *testing.T) {
 			t.Errorf("explain:\n%s", drainPlan)
 		}
 		activeClass := cluster.MustKubectl(t, "", "explain", "evac.status.activeEvacuatorClass")
-		if !strings.Contains(activeClass, "class of the active evacuator") {
-			t.Errorf("explain:\n%s", activeClass)
-		}
+		is.True(t, strings.Contains(activeClass, "class of the active evacuator"), "explain:\n%s", activeClass)
 	})
 	t.Run("wait and get -w see the drain end", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), framework.Timeout)
@@ -132,15 +126,10 @@ func TestKubectl(t *testing.T) {
 		watch := exec.CommandContext(ctx, filepath.Join(cluster.Root(), "bin", "kubectl"), "get", "nm", name, "-w")
 		watch.Env = append(watch.Environ(), "KUBECONFIG="+cluster.Kubeconfig())
 		// A file, which can be read while the watch still writes it.
-		seen, err := os.Create(filepath.Join(t.TempDir(), "seen"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		seen := must.Get(os.Create(filepath.Join(t.TempDir(), "seen")))(t)
 		defer func() { _ = seen.Close() }()
 		watch.Stdout = seen
-		if err := watch.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, watch.Start())
 		shows := func(text string) {
 			t.Helper()
 			framework.Eventually(t, "get -w shows"+text, func(context.Context) (bool, error) {
@@ -175,20 +164,13 @@ func (noContext) Context() context.Context { return context.Background() }
 
 func get(t *testing.T, name string) *v1alpha1.NodeMaintenance {
 	t.Helper()
-	nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), name,
-		metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nm := must.Get(cluster.As(t).Maintenances().Get(t.Context(), name, metav1.GetOptions{}))(t)
 	return nm
 }
 
 func count(t *testing.T, node string) int {
 	t.Helper()
-	pods, err := podsOn(t.Context(), t, node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pods := must.Get(podsOn(t.Context(), t, node))(t)
 	return len(pods)
 }
 
@@ -197,11 +179,7 @@ func TestServing(t *testing.T) {
 	rest := cluster.As(t).Haulout.MaintenanceV1alpha1().RESTClient()
 	get := func(t *testing.T, path, accept string) []byte {
 		t.Helper()
-		body, err := rest.Get().AbsPath(path).SetHeader("Accept", accept).DoRaw(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return body
+		return must.Get(rest.Get().AbsPath(path).SetHeader("Accept", accept).DoRaw(t.Context()))(t)
 	}
 	nm := cluster.Create(t, framework.Maintenance(framework.Name("none"), v1alpha1.NodeMaintenanceStageIdle))
 	path := "/apis/maintenance.haulout.dev/v1alpha1/nodemaintenances/" + nm.Name
@@ -220,19 +198,14 @@ func TestServing(t *testing.T) {
 	})
 	t.Run("with a storage version hash in discovery and both OpenAPI documents", func(t *testing.T) {
 		var list metav1.APIResourceList
-		if err := json.Unmarshal(get(t, "/apis/maintenance.haulout.dev/v1alpha1", "application/json"),
-			&list); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, json.Unmarshal(get(t, "/apis/maintenance.haulout.dev/v1alpha1", "application/json"), &list))
 		for _, r := range list.APIResources {
 			if !strings.Contains(r.Name, "/") && (r.StorageVersionHash == "" || len(r.ShortNames) != 1) {
 				t.Errorf("%+v", r)
 			}
 		}
 		body := get(t, "/openapi/v3/apis/maintenance.haulout.dev/v1alpha1", "application/json")
-		if !strings.Contains(string(body), "drainPlan") {
-			t.Error("OpenAPI v3 does not know drainPlan")
-		}
+		is.True(t, strings.Contains(string(body), "drainPlan"), "OpenAPI v3 does not know drainPlan")
 		framework.Eventually(t, "OpenAPI v2 of the aggregator knows us", func(ctx context.Context) (bool, error) {
 			body, err := rest.Get().AbsPath("/openapi/v2").SetHeader("Accept", "application/json").DoRaw(ctx)
 			return err == nil &&
@@ -245,14 +218,9 @@ func TestServing(t *testing.T) {
 		}
 		seen, token := map[string]bool{}, ""
 		for {
-			list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().List(t.Context(),
-				metav1.ListOptions{Limit: 2, Continue: token})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(list.Items) > 2 {
-				t.Errorf("a chunk of %d", len(list.Items))
-			}
+			list := must.Get(cluster.As(t).Maintenances().List(t.Context(),
+				metav1.ListOptions{Limit: 2, Continue: token}))(t)
+			is.True(t, len(list.Items) <= 2, "a chunk of %d", len(list.Items))
 			for i := range list.Items {
 				seen[list.Items[i].Name] = true
 			}
@@ -260,17 +228,12 @@ func TestServing(t *testing.T) {
 				break
 			}
 		}
-		if len(seen) < 4 {
-			t.Errorf("%d objects in all chunks together", len(seen))
-		}
+		is.True(t, len(seen) >= 4, "%d objects in all chunks together", len(seen))
 	})
 	t.Run("with bookmarks in watches", func(t *testing.T) {
 		timeout := int64((90 * time.Second).Seconds())
-		w, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Watch(t.Context(),
-			metav1.ListOptions{AllowWatchBookmarks: true, TimeoutSeconds: &timeout})
-		if err != nil {
-			t.Fatal(err)
-		}
+		w := must.Get(cluster.As(t).Maintenances().Watch(t.Context(),
+			metav1.ListOptions{AllowWatchBookmarks: true, TimeoutSeconds: &timeout}))(t)
 		defer w.Stop()
 		for event := range w.ResultChan() {
 			if event.Type == "BOOKMARK" {
@@ -281,8 +244,6 @@ func TestServing(t *testing.T) {
 	})
 	t.Run("not to anonymous users", func(t *testing.T) {
 		_, _, err := cluster.Kubectl(t, "", "get", "nm", "--as=system:anonymous", "--as-group=system:unauthenticated")
-		if err == nil {
-			t.Error("an anonymous user may list")
-		}
+		is.True(t, err != nil, "an anonymous user may list")
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -32,10 +33,7 @@ func TestMetrics(t *testing.T) {
 	cluster.PodOn(t, namespace, "web", pool, nodes[0])
 	controlled(t, namespace, pool, "web", 1)
 	cluster.Budget(t, namespace, "web", 0)
-	before, err := cluster.ScrapeServer(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(cluster.ScrapeServer(t))(t)
 	// Others may add to what this test causes; no other test takes from it.
 	grown := func(what string, samples ...sample) {
 		t.Helper()
@@ -98,15 +96,9 @@ func TestMetricsAreServed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hosts, err := cluster.ScrapeHost(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	hosts := must.Get(cluster.ScrapeHost(t))(t)
 	read := func(path ...string) string {
-		content, err := os.ReadFile(filepath.Join(append([]string{cluster.Root()}, path...)...))
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Get(os.ReadFile(filepath.Join(append([]string{cluster.Root()}, path...)...)))(t)
 		return string(content)
 	}
 	documented := regexp.MustCompile(

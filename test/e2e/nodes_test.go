@@ -4,101 +4,24 @@
 package e2e
 
 import (
-	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
-
-// uncordonAlways makes a node schedulable whenever it is not, as a tool does that owns the field.
-// The caller calls stop, which returns when nothing is undone any more.
-func uncordonAlways(t *testing.T, node, manager string) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	nodes := cluster.As(t).Kube.CoreV1().Nodes()
-	w, err := nodes.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + node})
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer w.Stop()
-		patch := fmt.Appendf(nil,
-			`{"apiVersion":"v1","kind":"Node","metadata":{"name":%q},"spec":{"unschedulable":false}}`, node)
-		for event := range w.ResultChan() {
-			if n, ok := event.Object.(*corev1.Node); !ok || !n.Spec.Unschedulable {
-				continue
-			}
-			_, err := nodes.Patch(ctx, node, types.ApplyPatchType, patch,
-				metav1.PatchOptions{FieldManager: manager, Force: ptr.To(true)})
-			if err != nil && ctx.Err() == nil {
-				t.Errorf("uncordon %s: %v", node, err)
-			}
-		}
-	}()
-	return func() {
-		cancel()
-		<-done
-	}
-}
-
-// TestNodeThatCannotBeKeptCordonedHoldsOnlyItsOwnPods drains two nodes, one of which another client
-// keeps making schedulable. That node is left out of the waves, which go on on the other.
-func TestNodeThatCannotBeKeptCordonedHoldsOnlyItsOwnPods(t *testing.T) {
-	t.Parallel()
-	pool, nodes := cluster.NewPool(t, 2, true)
-	namespace := cluster.NewNamespace(t)
-	fought, other := nodes[0], nodes[1]
-	// Its evacuator does nothing, so the first wave of its node never ends.
-	stays := cluster.PodOn(t, namespace, "stays", pool, fought, movable)
-	cluster.PodOn(t, namespace, "next-wave", pool, other, func(p *corev1.Pod) {
-		p.Spec.PriorityClassName = "system-cluster-critical"
-	})
-	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-	evacuationFor(t, stays, "is made", isOurs)
-	if left, err := podsOn(t.Context(), t, other); err != nil || len(left) != 1 {
-		t.Fatalf("the second wave did not wait for the first: %d pods (%v)", len(left), err)
-	}
-
-	stop := uncordonAlways(t, fought, "e2e-meddler")
-	defer stop()
-	framework.Eventually(t, "the second wave has left", func(ctx context.Context) (bool, error) {
-		left, err := podsOn(ctx, t, other)
-		return err == nil && len(left) == 0, err
-	})
-	framework.Eventually(t, "the status names the node", func(ctx context.Context) (bool, error) {
-		message, err := nodeMessage(ctx, t, nm.Name, fought)
-		if err != nil || !strings.HasPrefix(message, "Not drained: ") {
-			return false, fmt.Errorf("the message is %q (%w)", message, cmp.Or(err, errNotYet))
-		}
-		return true, nil
-	})
-	framework.Eventually(t, "Drained is held back", func(ctx context.Context) (bool, error) {
-		now, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
-			Get(ctx, nm.Name, metav1.GetOptions{})
-		return err == nil && conditionIs(now.Status.Conditions, v1alpha1.ConditionDrained,
-			metav1.ConditionFalse, v1alpha1.ReasonNodeNotCordoned), err
-	})
-	if left, err := podsOn(t.Context(), t, fought); err != nil || len(left) != 1 {
-		t.Errorf("%d pods are on the node that is not drained, want 1 (%v)", len(left), err)
-	}
-	stop()
-	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
-	unschedulable(t, false, nodes...)
-}
 
 // holdsNodes waits until the status of a maintenance names these nodes and no others.
 func holdsNodes(t *testing.T, name string, want ...string) {
@@ -106,8 +29,7 @@ func holdsNodes(t *testing.T, name string, want ...string) {
 	slices.Sort(want)
 	framework.Eventually(t, fmt.Sprintf("%s holds %v", name, want),
 		func(ctx context.Context) (bool, error) {
-			nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
-				Get(ctx, name, metav1.GetOptions{})
+			nm, err := cluster.As(t).Maintenances().Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
 				return false, err
 			}
@@ -127,8 +49,7 @@ func holdsNodes(t *testing.T, name string, want ...string) {
 func nodesAreNew(t *testing.T, name string) {
 	t.Helper()
 	framework.Eventually(t, "a created node is new", func(ctx context.Context) (bool, error) {
-		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
-			Get(ctx, name, metav1.GetOptions{})
+		nm, err := cluster.As(t).Maintenances().Get(ctx, name, metav1.GetOptions{})
 		if err != nil || nm.Status.NewestNodeTimestamp == nil {
 			return false, err
 		}
@@ -160,11 +81,9 @@ func TestNewNodes(t *testing.T) {
 	holdsNodes(t, nm.Name, before[0], nodes[0])
 	framework.Accept(t, oracle.LeftOn(theNode(t, created), false), nil)
 
-	if _, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(t.Context(), nm.Name,
+	must.Get(cluster.As(t).Maintenances().Patch(t.Context(), nm.Name,
 		types.MergePatchType, fmt.Appendf(nil, `{"spec":{"newNodes":%q}}`, v1alpha1.NewNodesPolicyJoin),
-		metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+		metav1.PatchOptions{}))(t)
 	unschedulable(t, true, created)
 	holdsNodes(t, nm.Name, before[0], nodes[0], created)
 
@@ -177,28 +96,266 @@ func TestNewNodes(t *testing.T) {
 	holdsNodes(t, joins.Name, before[0], nodes[0], created, late)
 }
 
-// TestNodeIsReleasedWhenItsLabelStaysAway removes the selected label from a node for good. The node
-// is held for a while, since labels may flap, and then released as on Complete.
-func TestNodeIsReleasedWhenItsLabelStaysAway(t *testing.T) {
-	t.Parallel() // most of it is waiting
-	const labelPatience = 2 * time.Minute
-	pool, nodes := cluster.NewPool(t, 1, true)
-	cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon))
-	unschedulable(t, true, nodes...)
-	removed := time.Now()
-	cluster.MustKubectl(t, "", "label", "node", nodes[0], framework.Pool+"-")
-	framework.EventuallyWithin(t, labelPatience+framework.Timeout, "the node is released",
-		func(ctx context.Context) (bool, error) {
-			node, err := cluster.As(t).Kube.CoreV1().Nodes().Get(ctx, nodes[0], metav1.GetOptions{})
-			if err != nil {
-				return false, err
-			}
-			if left := oracle.LeftOn(node, false); len(left) > 0 {
-				return false, fmt.Errorf("%v", left)
-			}
-			return true, nil
-		})
-	if held := time.Since(removed); held < labelPatience {
-		t.Errorf("the node was held for %v without its label, want %v", held, labelPatience)
+// What a node shows of maintenances, as nodeShows sees it.
+var (
+	showsNothing  = []string{}
+	showsDraining = []string{
+		"DrainInProgress=True HauloutPodsLeaving", "Drained=False HauloutPodsLeaving",
+		"MaintenanceInProgress=True HauloutDrain",
 	}
+	showsDrained = []string{
+		"DrainInProgress=False HauloutNoPodsLeft", "Drained=True HauloutNoPodsLeft",
+		"MaintenanceInProgress=True HauloutDrain",
+	}
+)
+
+// shownOn returns what a node says about maintenances, sorted.
+func shownOn(node *corev1.Node) []string {
+	shown := []string{}
+	for _, c := range node.Status.Conditions {
+		switch c.Type {
+		case v1alpha1.NodeConditionMaintenancePlanned, v1alpha1.NodeConditionMaintenanceInProgress,
+			v1alpha1.NodeConditionDrainInProgress, v1alpha1.NodeConditionDrained:
+			shown = append(shown, fmt.Sprintf("%s=%s %s", c.Type, c.Status, c.Reason))
+		}
+	}
+	slices.Sort(shown)
+	return shown
+}
+
+// nodeShows waits until a node says just that about maintenances, and has our annotation if and
+// only if conditions of ours are among it.
+func nodeShows(t *testing.T, name string, want []string) *corev1.Node {
+	t.Helper()
+	annotated := slices.ContainsFunc(want, func(s string) bool {
+		return strings.Contains(s, " "+v1alpha1.NodeReasonPrefix)
+	})
+	var node *corev1.Node
+	framework.Eventually(t, fmt.Sprintf("node %s shows %q", name, want), func(ctx context.Context) (bool, error) {
+		var err error
+		if node, err = cluster.As(t).Nodes().Get(ctx, name, metav1.GetOptions{}); err != nil {
+			return false, err
+		}
+		_, there := node.Annotations[v1alpha1.AnnotationConditionsBy]
+		if shown := shownOn(node); !slices.Equal(shown, want) || there != annotated {
+			return false, fmt.Errorf("it shows %q and has the annotations %q", shown, node.Annotations)
+		}
+		return true, nil
+	})
+	return node
+}
+
+// messageOf returns the message of a condition of a node.
+func messageOf(node *corev1.Node, conditionType corev1.NodeConditionType) string {
+	for _, c := range node.Status.Conditions {
+		if c.Type == conditionType {
+			return c.Message
+		}
+	}
+	return ""
+}
+
+// setCondition sets a condition of a node as another client would, and an annotation if key is not
+// empty.
+func setCondition(t *testing.T, node string, condition corev1.NodeCondition, key, value string) {
+	t.Helper()
+	metadata := map[string]any{}
+	if key != "" {
+		metadata["annotations"] = map[string]string{key: value}
+	}
+	patch := must.Get(json.Marshal(map[string]any{
+		"metadata": metadata, "status": map[string]any{"conditions": []corev1.NodeCondition{condition}},
+	}))(t)
+	must.Get(cluster.As(t).Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{}, "status"))(t)
+}
+
+// eventsOn returns how often which reason was told about an object. Events about nodes are in any
+// namespace, which is "" then.
+func eventsOn(ctx context.Context, t *testing.T, namespace, name string) (map[string]int, error) {
+	t.Helper()
+	list, err := cluster.As(t).Kube.EventsV1().Events(namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: "regarding.name=" + name,
+	})
+	if err != nil {
+		return nil, err
+	}
+	counts := map[string]int{}
+	for i := range list.Items {
+		counts[list.Items[i].Reason]++
+		if series := list.Items[i].Series; series != nil {
+			counts[list.Items[i].Reason] += int(series.Count) - 1
+		}
+	}
+	return counts, nil
+}
+
+// eventsReach waits until each reason was told about an object at least so often.
+func eventsReach(t *testing.T, namespace, name string, atLeast map[string]int) {
+	t.Helper()
+	framework.Eventually(
+		t, fmt.Sprintf("the events of %s reach %v", name, atLeast),
+		func(ctx context.Context) (bool, error) {
+			got, err := eventsOn(ctx, t, namespace, name)
+			for reason, n := range atLeast {
+				if err == nil && got[reason] < n {
+					err = fmt.Errorf("%d times %s", got[reason], reason)
+				}
+			}
+			return err == nil, err
+		},
+	)
+}
+
+// stuckOn has a pod run on a node that its budget lets no client evict; its label app is the name.
+func stuckOn(t *testing.T, namespace, name, pool, node string) {
+	t.Helper()
+	cluster.Deployment(t, namespace, name, pool, 1, func(d *appsv1.Deployment) {
+		d.Spec.Template.Spec.NodeSelector[corev1.LabelHostname] = node
+	})
+	cluster.Budget(t, namespace, name, 0)
+}
+
+func onNodes(nodes ...string) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes...)
+	}
+}
+
+func TestNodeConditionsOfOverlappingMaintenances(t *testing.T) {
+	t.Parallel()
+	pool, nodes := cluster.NewPool(t, 3, true)
+	namespace := cluster.NewNamespace(t)
+	// The budget keeps the pod on the node that both maintenances have until it is deleted.
+	stuckOn(t, namespace, "held", pool, nodes[1])
+	setCondition(
+		t, nodes[2],
+		corev1.NodeCondition{
+			Type: v1alpha1.NodeConditionDrained, Status: corev1.ConditionTrue, Reason: "Manual", Message: "by hand",
+		},
+		"", "",
+	)
+	const foreign = "Drained=True Manual"
+	nodeShows(t, nodes[2], []string{foreign})
+
+	a := cluster.Create(t, framework.Maintenance(
+		pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[:2]...),
+		func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.Reason = "kernel update"
+		},
+	))
+	b := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon, onNodes(nodes[1:]...)))
+	nodeShows(t, nodes[0], showsDrained)
+	nodeShows(t, nodes[1], showsDraining)
+	nodeShows(t, nodes[2], []string{foreign, "MaintenanceInProgress=True HauloutCordon"})
+	setStage(t, b.Name, v1alpha1.NodeMaintenanceStageDrain)
+	nodeShows(t, nodes[2], []string{
+		"DrainInProgress=False HauloutNoPodsLeft", foreign, "MaintenanceInProgress=True HauloutDrain",
+	})
+	both := nodeShows(t, nodes[1], showsDraining)
+	for _, want := range []string{a.Name + " (kernel update)", b.Name} {
+		if message := messageOf(both, v1alpha1.NodeConditionMaintenanceInProgress); !strings.Contains(message, want) {
+			t.Errorf("%q does not name %s", message, want)
+		}
+	}
+
+	// One is cancelled: the node that both had stays as it is, for the other one.
+	setStage(t, a.Name, v1alpha1.NodeMaintenanceStageComplete)
+	nodeShows(t, nodes[0], showsNothing)
+	framework.Until(t, "only the second maintenance is named",
+		cluster.As(t).Nodes(), nodes[1], func(node *corev1.Node) bool {
+			return messageOf(node, v1alpha1.NodeConditionMaintenanceInProgress) == "Held by NodeMaintenance "+b.Name
+		})
+	nodeShows(t, nodes[1], showsDraining)
+	cluster.MustKubectl(t, "", "delete", "pods", "-n", namespace, "-l", "app=held")
+	nodeShows(t, nodes[1], showsDrained)
+
+	// A pod that does not ask the scheduler, and has the same budget; then the last maintenance is
+	// deleted in the middle of it.
+	cluster.PodOn(t, namespace, "late", pool, nodes[1], func(p *corev1.Pod) { p.Labels["app"] = "held" })
+	nodeShows(t, nodes[1], []string{
+		"DrainInProgress=True HauloutPodsLeaving", "Drained=False HauloutPodsReturned",
+		"MaintenanceInProgress=True HauloutDrain",
+	})
+	cluster.MustKubectl(t, "", "delete", "nodemaintenance", b.Name, "--timeout=60s")
+	// The deletion has waited for it.
+	for name, want := range map[string][]string{nodes[1]: showsNothing, nodes[2]: {foreign}} {
+		node := must.Get(cluster.As(t).Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
+		if shown := shownOn(node); !slices.Equal(shown, want) ||
+			node.Annotations[v1alpha1.AnnotationConditionsBy] != "" || node.Spec.Unschedulable {
+			t.Errorf("node %s shows %q and has the annotations %q, want %q and none; unschedulable: %t",
+				name, shown, node.Annotations, want, node.Spec.Unschedulable)
+		}
+	}
+	want := map[string]int{
+		"NodeMaintenanceStarted":  2,
+		"NodeDrainStarted":        2,
+		"NodeDrained":             1,
+		"NodeDrainResumed":        1,
+		"NodeMaintenanceReleased": 2,
+	}
+	framework.Eventually(
+		t, fmt.Sprintf("the events of the node are %v", want),
+		func(ctx context.Context) (bool, error) {
+			got, err := eventsOn(ctx, t, "", nodes[1])
+			for reason, n := range want {
+				if err == nil && got[reason] != n {
+					err = fmt.Errorf("%d times %s", got[reason], reason)
+				}
+			}
+			return err == nil, err
+		},
+	)
+}
+
+// What a killed server left on nodes, and what has changed about them while none ran, is put right
+// by the next one.
+func TestNodeConditionsAfterTheServerWasKilled(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 4, true)
+	namespace := cluster.NewNamespace(t)
+	stuckOn(t, namespace, "one", pool, nodes[0])
+	stuckOn(t, namespace, "two", pool, nodes[1])
+	kept := cluster.Create(t,
+		framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[0], nodes[2])))
+	deleted := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, onNodes(nodes[1])))
+	before := nodeShows(t, nodes[0], showsDraining)
+	nodeShows(t, nodes[1], showsDraining)
+	nodeShows(t, nodes[2], showsDrained)
+	drained := func(node *corev1.Node) metav1.Time {
+		i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == v1alpha1.NodeConditionDrained
+		})
+		return node.Status.Conditions[i].LastTransitionTime
+	}
+
+	must.Do(t, cluster.As(t).Maintenances().Delete(t.Context(), deleted.Name, metav1.DeleteOptions{}))
+	cluster.KillServer(t)
+	// A maintenance that is gone for good has left this behind; later one node is not selected any
+	// more. The annotation of another node has the identity of the storage, without which nothing
+	// is undone.
+	gone := strings.NewReplacer(kept.Name, "gone", string(kept.UID),
+		"0d4a2b52-6c1c-4d0a-9a3f-2f7f0a4f5c11").Replace(before.Annotations[v1alpha1.AnnotationConditionsBy])
+	setCondition(
+		t, nodes[3],
+		corev1.NodeCondition{
+			Type: v1alpha1.NodeConditionMaintenanceInProgress, Status: corev1.ConditionTrue,
+			Reason: v1alpha1.NodeReasonCordon,
+		},
+		v1alpha1.AnnotationConditionsBy, gone,
+	)
+	must.Do(t, cluster.Up())
+	merge(t, "", "nodemaintenance", kept.Name, fmt.Sprintf(
+		`{"spec":{"nodeSelector":{"nodeSelectorTerms":[`+
+			`{"matchExpressions":[{"key":%q,"operator":"In","values":[%q]}]}]}}}`,
+		corev1.LabelHostname, nodes[0]))
+	for _, released := range nodes[1:] {
+		nodeShows(t, released, showsNothing)
+	}
+	unschedulable(t, false, nodes[1:]...)
+	after := nodeShows(t, nodes[0], showsDraining)
+	if was, is := drained(before), drained(after); !was.Equal(&is) {
+		t.Errorf("Drained is False since %v, not since %v", is, was)
+	}
+	setStage(t, kept.Name, v1alpha1.NodeMaintenanceStageComplete)
+	nodeShows(t, nodes[0], showsNothing)
 }

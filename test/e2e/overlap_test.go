@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -162,12 +164,9 @@ func (f *fleet) template(name, class string) (metav1.ObjectMeta, *metav1.LabelSe
 func (f *fleet) daemonSet(t *testing.T, name string) {
 	t.Helper()
 	meta, selector, template := f.template(name, "system-node-critical")
-	_, err := cluster.As(t).Kube.AppsV1().DaemonSets(f.namespace).Create(t.Context(),
+	must.Get(cluster.As(t).Kube.AppsV1().DaemonSets(f.namespace).Create(t.Context(),
 		&appsv1.DaemonSet{ObjectMeta: meta, Spec: appsv1.DaemonSetSpec{Selector: selector, Template: template}},
-		metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+		metav1.CreateOptions{}))(t)
 }
 
 func (f *fleet) start(t *testing.T, w workload, class string) {
@@ -202,7 +201,7 @@ func (f *fleet) start(t *testing.T, w workload, class string) {
 // readyPods counts the ready pods by the name of their workload.
 func (f *fleet) readyPods(ctx context.Context, t *testing.T) (map[string]int, error) {
 	t.Helper()
-	list, err := cluster.As(t).Kube.CoreV1().Pods(f.namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	list, err := cluster.As(t).Pods(f.namespace).List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return nil, err
 	}
@@ -236,10 +235,7 @@ func (f *fleet) drain(t *testing.T) *drain {
 	}
 	// In the middle, where maintenances overlap.
 	d.nodes = slices.Insert(d.nodes, f.drained/2-1, f.foreign)
-	pods, err := podsOn(t.Context(), t, d.nodes...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pods := must.Get(podsOn(t.Context(), t, d.nodes...))(t)
 	d.pods = len(ordinary(pods))
 	k := f.drained
 	for i, part := range [][]string{d.nodes[:k/2], d.nodes[k/3 : k*5/6], d.nodes[k*2/3:]} {
@@ -280,9 +276,7 @@ func waitFor(t *testing.T, recorder *oracle.Recorder, check func(*oracle.View) s
 	}
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("waited %v in vain", patience))
 	defer cancel()
-	if err := recorder.Wait(ctx, check); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, recorder.Wait(ctx, check))
 }
 
 // allDrained is true once all of some maintenances are.
@@ -321,10 +315,7 @@ func allPutBack(cordoned []string, names ...string) func(*oracle.View) string {
 func (f *fleet) finish(t *testing.T, recorder *oracle.Recorder, d *drain, between func()) {
 	t.Helper()
 	waitFor(t, recorder, allDrained(d.names...))
-	pods, err := podsOn(t.Context(), t, d.nodes...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pods := must.Get(podsOn(t.Context(), t, d.nodes...))(t)
 	if len(pods) > 0 {
 		t.Errorf("%d pods are on nodes that are drained, first %s", len(pods), pods[0].Name)
 	}
@@ -339,17 +330,12 @@ func (f *fleet) finish(t *testing.T, recorder *oracle.Recorder, d *drain, betwee
 // judge fails the test for every promise that was broken.
 func (f *fleet) judge(t *testing.T, recorder *oracle.Recorder, d *drain) {
 	t.Helper()
-	if err := recorder.Settle(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, recorder.Settle(t.Context()))
 	found, err := recorder.Verdict(leftRunning, f.foreign)
 	framework.Accept(t, found, err)
 	missed, err := recorder.Missed()
 	framework.Accept(t, missed, err)
-	calls, err := recorder.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
+	calls := must.Get(recorder.Calls())(t)
 	granted, tried := 0, sets.New[types.UID]()
 	for _, call := range calls {
 		if call.Evicted() {
@@ -368,9 +354,7 @@ func (f *fleet) judge(t *testing.T, recorder *oracle.Recorder, d *drain) {
 		t.Errorf("the judge has seen %d pods leave that were asked to, of %d", len(evacuated), d.pods)
 	}
 	// Pods of Deployments without a budget are replaced first, and leave by scale-down.
-	if scaledDown == 0 {
-		t.Error("no pod left by scale-down: was no Deployment scaled up?")
-	}
+	is.True(t, scaledDown != 0, "no pod left by scale-down: was no Deployment scaled up?")
 	t.Logf("%d pods have left, %d of them by scale-down; %d evictions were granted",
 		len(evacuated), scaledDown, granted)
 	f.settle(t)
@@ -382,7 +366,7 @@ func stage(t *testing.T, name string, stage v1alpha1.NodeMaintenanceStage) {
 	framework.Eventually(
 		t, fmt.Sprintf("%s is put into stage %s", name, stage),
 		func(ctx context.Context) (bool, error) {
-			_, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, name,
+			_, err := cluster.As(t).Maintenances().Patch(ctx, name,
 				types.MergePatchType, fmt.Appendf(nil, `{"spec":{"stage":%q}}`, stage), metav1.PatchOptions{})
 			return err == nil, err
 		},
@@ -449,9 +433,7 @@ func (f *fleet) killLeader(t *testing.T) {
 func (f *fleet) kill(t *testing.T) {
 	t.Helper()
 	cluster.KillServer(t)
-	if err := cluster.Up(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cluster.Up())
 }
 
 // callOff drains and completes or deletes maintenances before they are done.
@@ -470,7 +452,7 @@ func (f *fleet) callOff(t *testing.T) {
 		for _, i := range f.random.Perm(len(d.names)) {
 			if f.random.IntN(2) == 0 {
 				stage(t, d.names[i], v1alpha1.NodeMaintenanceStageComplete)
-			} else if err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(),
+			} else if err := cluster.As(t).Maintenances().Delete(t.Context(),
 				d.names[i], metav1.DeleteOptions{}); err != nil {
 				t.Fatal(err)
 			}
@@ -486,25 +468,16 @@ func (f *fleet) callOff(t *testing.T) {
 		// A maintenance that is done has withdrawn from every pod: nothing may be left, and nothing
 		// be evicted after it.
 		done := time.Now()
-		evacuations, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(f.namespace).List(t.Context(),
-			metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		evacuations := must.Get(cluster.As(t).Evacuations(f.namespace).List(t.Context(), metav1.ListOptions{}))(t)
 		for i := range evacuations.Items {
 			t.Errorf("Evacuation %s is left, with the finalizers %v",
 				evacuations.Items[i].Name, evacuations.Items[i].Finalizers)
 		}
 		waitFor(t, recorder, allPutBack([]string{f.foreign}, d.names...))
-		if err := recorder.Settle(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, recorder.Settle(t.Context()))
 		found, err := recorder.Verdict(leftRunning, f.foreign)
 		framework.Accept(t, found, err)
-		calls, err := recorder.Calls()
-		if err != nil {
-			t.Fatal(err)
-		}
+		calls := must.Get(recorder.Calls())(t)
 		evicted := 0
 		for _, call := range calls {
 			if call.Evicted() {

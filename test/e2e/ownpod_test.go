@@ -21,6 +21,8 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -28,14 +30,9 @@ import (
 // shippedDeployment returns the Deployment that artifacts/base/deployment.yaml ships.
 func shippedDeployment(t *testing.T) *appsv1.Deployment {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join(cluster.Root(), "artifacts", "base", "deployment.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(filepath.Join(cluster.Root(), "artifacts", "base", "deployment.yaml")))(t)
 	var d appsv1.Deployment
-	if err := yaml.UnmarshalStrict(content, &d); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, yaml.UnmarshalStrict(content, &d))
 	return &d
 }
 
@@ -44,9 +41,7 @@ func asShipped(t *testing.T) func(*appsv1.Deployment) {
 	t.Helper()
 	shipped := shippedDeployment(t)
 	tolerations := shipped.Spec.Template.Spec.Tolerations
-	if len(tolerations) == 0 {
-		t.Fatal("the shipped Deployment has no tolerations")
-	}
+	must.True(t, len(tolerations) != 0, "the shipped Deployment has no tolerations")
 	return func(d *appsv1.Deployment) {
 		// Surge is on, as it is by default, and the strategy rules it out.
 		framework.WithSurge(d)
@@ -88,13 +83,11 @@ func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
 	first := cluster.Create(t, over(home))
 	framework.Eventually(t, "the other pod leaves and the server's pod waits",
 		func(ctx context.Context) (bool, error) {
-			nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
-				Get(ctx, first.Name, metav1.GetOptions{})
+			nm, err := cluster.As(t).Maintenances().Get(ctx, first.Name, metav1.GetOptions{})
 			if err != nil || len(nm.Status.NodeStatuses) != 1 {
 				return false, err
 			}
-			pod, err := cluster.As(t).Kube.CoreV1().Pods(namespace).
-				Get(ctx, web.Name, metav1.GetOptions{})
+			pod, err := cluster.As(t).Pods(namespace).Get(ctx, web.Name, metav1.GetOptions{})
 			status := nm.Status.NodeStatuses[0]
 			return err == nil && pod.DeletionTimestamp != nil &&
 				status.PodsEvacuating == 1 && status.PodsPendingEvacuation == 1, err
@@ -116,8 +109,7 @@ func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
 	framework.Eventually(t, "one of two names the pod", func(ctx context.Context) (bool, error) {
 		keptBy = ""
 		for _, name := range []string{first.Name, second.Name} {
-			nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
-				Get(ctx, name, metav1.GetOptions{})
+			nm, err := cluster.As(t).Maintenances().Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
 				return false, err
 			}
@@ -125,8 +117,7 @@ func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
 			if c == nil || c.Status != metav1.ConditionTrue {
 				return false, fmt.Errorf("Drained of %s is %+v", name, c)
 			}
-			if c.Reason == v1alpha1.ReasonDrainCompleteWithPodsLeft &&
-				strings.Contains(c.Message, labels["app"]) {
+			if c.Reason == v1alpha1.ReasonDrainCompleteWithPodsLeft && strings.Contains(c.Message, labels["app"]) {
 				keptBy += name
 			}
 		}
@@ -136,19 +127,14 @@ func TestServerLeavesItsNodeLastAndDoesNotComeBack(t *testing.T) {
 	if pod := serverPod(t, namespace, labels); pod.Spec.NodeName != on {
 		t.Errorf("the server's pod is on %q, and the maintenance of %s names it", pod.Spec.NodeName, on)
 	}
-	calls, err := log.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
+	calls := must.Get(log.Calls())(t)
 	evicted := 0
 	for _, call := range calls {
 		if call.Evicted() && strings.HasPrefix(call.Name, labels["app"]+"-") {
 			evicted++
 		}
 	}
-	if evicted != 1 {
-		t.Errorf("the server's pod was evicted %d times, want once", evicted)
-	}
+	is.True(t, evicted == 1, "the server's pod was evicted %d times, want once", evicted)
 	setStage(t, first.Name, v1alpha1.NodeMaintenanceStageComplete)
 	setStage(t, second.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, home, other)
@@ -185,9 +171,7 @@ func restartIn(t *testing.T, namespace, pod string) {
 	t.Setenv("POD_NAME", pod)
 	t.Setenv("POD_NAMESPACE", namespace)
 	cluster.KillServer(t)
-	if err := cluster.Up(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cluster.Up())
 }
 
 // serverPod waits until the one pod of the Deployment runs.
@@ -195,8 +179,7 @@ func serverPod(t *testing.T, namespace string, labels map[string]string) *corev1
 	t.Helper()
 	var pod *corev1.Pod
 	framework.Eventually(t, "the server's pod runs", func(ctx context.Context) (bool, error) {
-		list, err := cluster.As(t).Kube.CoreV1().Pods(namespace).
-			List(ctx, metav1.ListOptions{LabelSelector: "app=" + labels["app"]})
+		list, err := cluster.As(t).Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=" + labels["app"]})
 		if err != nil || len(list.Items) != 1 {
 			return false, err
 		}
@@ -209,10 +192,8 @@ func serverPod(t *testing.T, namespace string, labels map[string]string) *corev1
 // wantDrainedBecause waits until a maintenance is drained for a reason.
 func wantDrainedBecause(t *testing.T, name, reason string) {
 	t.Helper()
-	framework.Eventually(t, name+" is drained: "+reason, func(ctx context.Context) (bool, error) {
-		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
-			Get(ctx, name, metav1.GetOptions{})
-		return err == nil && conditionIs(nm.Status.Conditions, v1alpha1.ConditionDrained,
-			metav1.ConditionTrue, reason), err
-	})
+	framework.Until(t, name+" is drained: "+reason,
+		cluster.As(t).Maintenances(), name, func(nm *v1alpha1.NodeMaintenance) bool {
+			return conditionIs(nm.Status.Conditions, v1alpha1.ConditionDrained, metav1.ConditionTrue, reason)
+		})
 }

@@ -17,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/docs"
 	"haulout.dev/haulout/test/e2e/framework"
 )
@@ -29,43 +31,26 @@ const pagePatience = 5 * time.Minute
 func TestPagesRun(t *testing.T) {
 	var pages []string
 	for _, pattern := range []string{"*.md", "docs/*.md"} {
-		found, err := filepath.Glob(filepath.Join(cluster.Root(), pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		found := must.Get(filepath.Glob(filepath.Join(cluster.Root(), pattern)))(t)
 		pages = append(pages, found...)
 	}
 	ran := 0
 	for _, page := range pages {
-		content, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		name, err := filepath.Rel(cluster.Root(), page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		scripts, err := docs.Scripts(name, string(content))
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Get(os.ReadFile(page))(t)
+		name := must.Get(filepath.Rel(cluster.Root(), page))(t)
+		scripts := must.Get(docs.Scripts(name, string(content)))(t)
 		for _, script := range scripts {
 			ran++
 			t.Run(fmt.Sprintf("%s:%d", name, script.Line), func(t *testing.T) { runScript(t, script) })
 		}
 	}
-	if ran == 0 {
-		t.Error("no page has a block that is marked runnable")
-	}
+	is.True(t, ran != 0, "no page has a block that is marked runnable")
 }
 
 // runScript fails the test with the page's line of the command that has failed.
 func runScript(t *testing.T, script docs.Script) {
 	t.Helper()
-	root, err := filepath.Abs(cluster.Root())
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Get(filepath.Abs(cluster.Root()))(t)
 	dir := t.TempDir()
 	for name, target := range map[string]string{
 		"bin":       filepath.Join(root, "bin"),
@@ -73,9 +58,7 @@ func runScript(t *testing.T, script docs.Script) {
 		"test":      filepath.Join(root, "test"),
 		".cluster":  filepath.Dir(cluster.Kubeconfig()),
 	} {
-		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(target, filepath.Join(dir, name)))
 	}
 	before := belongingsOfCluster(t)
 	t.Cleanup(func() { putBack(t, before) })
@@ -85,9 +68,7 @@ func runScript(t *testing.T, script docs.Script) {
 	// The first line of a page is never a command.
 	trap := fmt.Sprintf(`trap 'echo "%s:$LINENO: $BASH_COMMAND has failed" >&2' ERR`, script.Page)
 	file := filepath.Join(t.TempDir(), "script")
-	if err := os.WriteFile(file, []byte(trap+script.Text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte(trap+script.Text), 0o600))
 	cmd := exec.CommandContext(ctx, "bash", "-eu", "-o", "pipefail", file)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+cluster.Kubeconfig(),
@@ -118,10 +99,7 @@ func belongingsOfCluster(t *testing.T) pageState {
 	for _, kind := range pageKinds {
 		state.objects.Insert(objectsOf(t, kind)...)
 	}
-	nodes, err := cluster.As(t).Kube.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodes := must.Get(cluster.As(t).Nodes().List(t.Context(), metav1.ListOptions{}))(t)
 	for i := range nodes.Items {
 		state.labels[nodes.Items[i].Name] = nodes.Items[i].Labels
 	}
@@ -160,10 +138,7 @@ func putBack(t *testing.T, before pageState) {
 			cluster.MustKubectl(noContext{t}, "", args...)
 		}
 	}
-	nodes, err := cluster.As(noContext{t}).Kube.CoreV1().Nodes().List(context.Background(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodes := must.Get(cluster.As(noContext{t}).Nodes().List(context.Background(), metav1.ListOptions{}))(t)
 	for i := range nodes.Items {
 		node := &nodes.Items[i]
 		was, known := before.labels[node.Name]

@@ -12,11 +12,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"unicode"
 
 	"github.com/creack/pty"
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -24,6 +27,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -46,21 +51,14 @@ func newShell(t *testing.T, user string) *shell {
 	for name, target := range map[string]string{
 		"kubectl": "bin/kubectl", "kubectl_complete-maintenance": "artifacts/krew/kubectl_complete-maintenance",
 	} {
-		if err := os.Symlink(filepath.Join(cluster.Root(), target), filepath.Join(folder, name)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(filepath.Join(cluster.Root(), target), filepath.Join(folder, name)))
 	}
-	config, err := clientcmd.LoadFromFile(cluster.Kubeconfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(clientcmd.LoadFromFile(cluster.Kubeconfig()))(t)
 	for _, info := range config.AuthInfos {
 		info.Impersonate, info.ImpersonateGroups = user, []string{"system:authenticated"}
 	}
 	kubeconfig := filepath.Join(folder, "kubeconfig")
-	if err := clientcmd.WriteToFile(*config, kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, clientcmd.WriteToFile(*config, kubeconfig))
 	return &shell{
 		environment: append(os.Environ(), "PATH="+folder+string(os.PathListSeparator)+os.Getenv("PATH"),
 			"KUBECONFIG="+kubeconfig, "TERM=xterm", "NO_COLOR=1"),
@@ -89,10 +87,7 @@ func (s *shell) start(t *testing.T, args ...string) *program {
 			cmd.Path, cmd.Err = filepath.Join(folder, "kubectl"), nil
 		}
 	}
-	terminal, err := pty.StartWithSize(cmd, &pty.Winsize{Rows: 50, Cols: 160})
-	if err != nil {
-		t.Fatal(err)
-	}
+	terminal := must.Get(pty.StartWithSize(cmd, &pty.Winsize{Rows: 50, Cols: 160}))(t)
 	p := &program{line: "kubectl " + strings.Join(args, " "), terminal: terminal, ended: make(chan error, 1)}
 	read := make(chan struct{})
 	go func() {
@@ -144,9 +139,7 @@ func (p *program) shows(t *testing.T, pattern string) {
 // types sends keys.
 func (p *program) types(t *testing.T, keys string) {
 	t.Helper()
-	if _, err := p.terminal.WriteString(keys); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(p.terminal.WriteString(keys))(t)
 }
 
 // ends waits for the program's end and checks its exit code.
@@ -188,8 +181,7 @@ func TestPlugin(t *testing.T) {
 		d.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelHostname: nodes[0]}
 	})
 	cluster.Budget(t, namespace, "stuck", 0)
-	pods, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(),
-		metav1.ListOptions{LabelSelector: "app=stuck"})
+	pods, err := cluster.As(t).Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=stuck"})
 	if err != nil || len(pods.Items) != 1 {
 		t.Fatalf("%d pods are stuck (%v)", len(pods.Items), err)
 	}
@@ -223,9 +215,7 @@ func TestPlugin(t *testing.T) {
 	has := func(out string, words ...string) {
 		t.Helper()
 		for _, word := range words {
-			if !strings.Contains(out, word) {
-				t.Errorf("%q is missing in\n%s", word, out)
-			}
+			is.True(t, strings.Contains(out, word), "%q is missing in\n%s", word, out)
 		}
 	}
 
@@ -238,9 +228,7 @@ func TestPlugin(t *testing.T) {
 	drain.shows(t, `--ignore-daemonsets is not needed`)
 	drain.shows(t, `BLOCKED  1 pod\n.*`+stuck.Name)
 	names := ownedBy(t, user)
-	if len(names) != 1 || !strings.HasPrefix(names[0], nodes[0]+"-") {
-		t.Fatalf("maintenances are %q", names)
-	}
+	must.True(t, len(names) == 1 && strings.HasPrefix(names[0], nodes[0]+"-"), "maintenances are %q", names)
 	name := names[0]
 	watch := s.start(t, "maintenance", "status", name, "--watch")
 	watch.shows(t, `\x1b\[\d+A\x1b\[J`)
@@ -250,10 +238,8 @@ func TestPlugin(t *testing.T) {
 		"kubectl describe poddisruptionbudgets -n "+namespace)
 	has(run(0, "status", name), "BLOCKED", "WAVE 1", "new kernel", nodes[0])
 
-	if err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace).Delete(t.Context(), "stuck",
-		metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(namespace).Delete(t.Context(), "stuck",
+		metav1.DeleteOptions{}))
 	drain.ends(t, 0)
 	has(drain.output(), name+" is drained.", "kubectl maintenance complete "+name)
 	watch.shows(t, `DrainComplete: All pods have left 1 node`)
@@ -285,10 +271,7 @@ func TestPlugin(t *testing.T) {
 // ownedBy returns the maintenances that a user has asked for.
 func ownedBy(t *testing.T, user string) []string {
 	t.Helper()
-	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(cluster.As(t).Maintenances().List(t.Context(), metav1.ListOptions{}))(t)
 	var names []string
 	for i := range list.Items {
 		if by := list.Items[i].Spec.RequestedBy; by != nil && by.Username == user {
@@ -296,4 +279,219 @@ func ownedBy(t *testing.T, user string) []string {
 		}
 	}
 	return names
+}
+
+// touched is what a maintenance would change.
+type touched struct {
+	// Nodes are the marks of the nodes, Maintenances what was asked for, and Pods whether each pod
+	// runs, all by name.
+	Nodes        map[string]nodeMarks
+	Maintenances map[string]maintenanceOrder
+	Pods         map[string]bool
+	Evacuations  int
+}
+
+type nodeMarks struct {
+	Unschedulable bool
+	Taints        []corev1.Taint
+	Annotations   map[string]string
+}
+
+type maintenanceOrder struct {
+	Generation int64
+	Spec       v1alpha1.NodeMaintenanceSpec
+	Finalizers []string
+	Deleted    bool
+}
+
+// look reads what maintenances of a user could have changed on nodes and in a namespace.
+func look(t *testing.T, user, namespace string, nodes []string) touched {
+	t.Helper()
+	clients := cluster.As(t)
+	found := touched{
+		Nodes: map[string]nodeMarks{}, Maintenances: map[string]maintenanceOrder{}, Pods: map[string]bool{},
+	}
+	for _, name := range nodes {
+		node := must.Get(clients.Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
+		// Kubernetes adds taints of its own to a cordoned node a moment later.
+		taints := slices.DeleteFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
+			return strings.HasPrefix(taint.Key, "node.kubernetes.io/")
+		})
+		found.Nodes[name] = nodeMarks{
+			Unschedulable: node.Spec.Unschedulable, Taints: taints, Annotations: node.Annotations,
+		}
+	}
+	for _, name := range ownedBy(t, user) {
+		nm := must.Get(clients.Maintenances().Get(t.Context(), name, metav1.GetOptions{}))(t)
+		found.Maintenances[name] = maintenanceOrder{
+			Generation: nm.Generation, Spec: nm.Spec, Finalizers: nm.Finalizers, Deleted: nm.DeletionTimestamp != nil,
+		}
+	}
+	pods := must.Get(clients.Pods(namespace).List(t.Context(), metav1.ListOptions{}))(t)
+	for i := range pods.Items {
+		found.Pods[pods.Items[i].Name] = pods.Items[i].DeletionTimestamp == nil
+	}
+	evacuations := must.Get(clients.Evacuations(namespace).List(t.Context(), metav1.ListOptions{}))(t)
+	found.Evacuations = len(evacuations.Items)
+	return found
+}
+
+// TestPluginDryRun asks the server what each command would do: it answers with its warnings and
+// refusals, and nothing changes.
+func TestPluginDryRun(t *testing.T) {
+	t.Parallel()
+	pool, nodes := cluster.NewPool(t, 2, true)
+	namespace := cluster.NewNamespace(t)
+	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
+	user := framework.Name("operator")
+	cluster.Grant(t, user,
+		rbacv1.PolicyRule{
+			APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances"},
+			Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete"},
+		},
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "list"}},
+		rbacv1.PolicyRule{
+			APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: []string{nodes[0]},
+			Verbs: []string{"delete"},
+		},
+	)
+	s := newShell(t, user)
+	announced := framework.Name("announced")
+	start := s.start(t, "maintenance", "start", nodes[0], "--name="+announced, "--stage=Cordon", "--wait")
+	start.ends(t, 0)
+	// Conditions follow the cordon.
+	framework.Until(t, nodes[0]+" says that it is under maintenance",
+		cluster.As(t).Nodes(), nodes[0], func(node *corev1.Node) bool {
+			return node.Annotations[v1alpha1.AnnotationConditionsBy] != ""
+		})
+
+	const dry = "(server dry run)"
+	before := look(t, user, namespace, nodes)
+	for name, test := range map[string]struct {
+		line string
+		code int
+		// shows is what the answer contains, hides what it does not.
+		shows, hides []string
+	}{
+		"start creates nothing": {line: "start " + nodes[0], code: 0, shows: []string{"created " + dry}},
+		"start shows the object as it would be stored": {
+			line: "start " + nodes[0] + " -o yaml", code: 0,
+			shows: []string{"username: " + user, "podPriority: 2147483647", v1alpha1.FinalizerMaintenanceCompletion},
+		},
+		"start is refused as it would be in earnest": {
+			line: "start " + nodes[1], code: 1, shows: []string{"forbidden", nodes[1]}, hides: []string{dry},
+		},
+		"drain does not wait": {
+			line: "drain " + nodes[0] + " --force", code: 0, shows: []string{"Note: --force", "created " + dry},
+			hides: []string{"PODS"},
+		},
+		"stage moves nothing": {line: "stage " + announced + " Drain", code: 0, shows: []string{"moved on " + dry}},
+		"stage does not wait": {
+			line: "stage " + announced + " Drain --wait", code: 0, shows: []string{"moved on " + dry},
+			hides: []string{"PODS"},
+		},
+		"a stage that was reached stays": {
+			line: "stage " + announced + " Cordon", code: 0, shows: []string{"moved on " + dry},
+		},
+		"complete changes nothing": {
+			line: "complete " + announced, code: 0, shows: []string{"completed " + dry}, hides: []string{"Warning"},
+		},
+		"cancel changes nothing": {
+			line: "cancel " + announced, code: 0, shows: []string{"cancelled " + dry}, hides: []string{"Warning"},
+		},
+		"what does not exist cannot be cancelled": {
+			line: "cancel " + announced + "-not", code: 1, shows: []string{"not found"}, hides: []string{dry},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := s.start(
+				t, append([]string{"maintenance"}, append(strings.Fields(test.line), "--dry-run=server")...)...,
+			)
+			p.ends(t, test.code)
+			for _, text := range test.shows {
+				if !strings.Contains(p.output(), text) {
+					t.Errorf("%q is missing in\n%s", text, p.output())
+				}
+			}
+			for _, text := range test.hides {
+				if strings.Contains(p.output(), text) {
+					t.Errorf("%q is in\n%s", text, p.output())
+				}
+			}
+			if diff := cmp.Diff(before, look(t, user, namespace, nodes)); diff != "" {
+				t.Errorf("something has changed (-before +after):\n%s", diff)
+			}
+		})
+	}
+	s.start(t, "maintenance", "cancel", announced).ends(t, 0)
+	unschedulable(t, false, nodes...)
+}
+
+// isUnsafe reports whether a terminal would act on a character, or show those beside it in another
+// order.
+func isUnsafe(r rune) bool {
+	const rightToLeftOverride = '\u202e'
+	return unicode.IsControl(r) && r != '\n' && r != '\t' || r == rightToLeftOverride
+}
+
+// TestEscapeSequencesInTheReason has a user put escape sequences into spec.reason. No terminal
+// gets to see them, neither from the plugin nor from the events of the pods.
+func TestEscapeSequencesInTheReason(t *testing.T) {
+	t.Parallel()
+	const word = "kernel"
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	stays := cluster.PodOn(t, namespace, "stays", pool, nodes[0], movable)
+	cluster.PodOn(t, namespace, "leaves", pool, nodes[0])
+	user := framework.Name("operator")
+	read := []string{"get", "list", "watch"}
+	cluster.Grant(t, user, rule(v1alpha1.GroupName, "nodemaintenances", "", read...),
+		rule(v1alpha1.GroupName, "evacuations", "", read...), rule("", "nodes", "", read...),
+		rule("events.k8s.io", "events", "", read...))
+	s := newShell(t, user)
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain,
+		func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.Reason = "\x1b[2J\x1b]0;owned\x07" + word + "\u009b31m\u202edne"
+		}))
+	turn := evacuationFor(t, stays, "has its evacuator", func(e *v1alpha1.Evacuation) bool {
+		return e.Status.ActiveEvacuatorClass == mover
+	})
+	for _, command := range []string{"status", "blockers", "history"} {
+		p := s.start(t, "maintenance", command, nm.Name)
+		p.ends(t, 0)
+		out := p.output()
+		if i := strings.IndexFunc(out, isUnsafe); i >= 0 {
+			t.Errorf("%s prints %q", p.line, out[i:])
+		}
+		if command == "status" && !strings.Contains(out, word) {
+			t.Errorf("%s does not print the reason: %q", p.line, out)
+		}
+	}
+
+	report(t, turn, `{"activeEvacuatorCompleted":true}`)
+	drained(t, nm.Name)
+	events := cluster.As(t).Kube.CoreV1().Events(namespace)
+	framework.Eventually(t, "a pod event has the reason", func(ctx context.Context) (bool, error) {
+		list, err := events.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
+		}
+		told := false
+		for i := range list.Items {
+			message := list.Items[i].Message
+			if strings.ContainsFunc(message, isUnsafe) {
+				return false, fmt.Errorf("event %s has the message %q", list.Items[i].Name, message)
+			}
+			told = told || list.Items[i].InvolvedObject.Kind == "Pod" &&
+				strings.Contains(message, nm.Name) && strings.Contains(message, word)
+		}
+		return told, nil
+	})
+	evacuations := cluster.As(t).Evacuations(namespace)
+	list := must.Get(evacuations.List(t.Context(), metav1.ListOptions{}))(t)
+	for i := range list.Items {
+		if message := list.Items[i].Status.Message; strings.ContainsFunc(message, isUnsafe) {
+			t.Errorf("Evacuation %s has the message %q", list.Items[i].Name, message)
+		}
+	}
 }

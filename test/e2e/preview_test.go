@@ -14,7 +14,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -63,7 +63,7 @@ func TestPreviewComesTrue(t *testing.T) {
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)
 	admin := cluster.As(t)
-	maintenances := admin.Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	maintenances := admin.Maintenances()
 	cluster.Deployment(t, namespace, "web", pool, 9)
 	cluster.Budget(t, namespace, "web", 1)
 	cluster.PodOn(t, namespace, "bare", pool, nodes[0])
@@ -80,20 +80,14 @@ func TestPreviewComesTrue(t *testing.T) {
 		}),
 	)
 	before := namesOn(t, target...)
-	preview, err := maintenances.GetPreview(t.Context(), nm.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	preview := must.Get(maintenances.GetPreview(t.Context(), nm.Name, metav1.GetOptions{}))(t)
 	t.Run("the preview", func(t *testing.T) { checkPreview(t, preview, nm, stuck, before) })
 	t.Run("nothing was touched", func(t *testing.T) {
 		if after := namesOn(t, target...); !slices.Equal(before, after) {
 			t.Errorf("pods are %q, were %q", after, before)
 		}
 		unschedulable(t, false, nodes...)
-		stored, err := maintenances.Get(t.Context(), nm.Name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		stored := must.Get(maintenances.Get(t.Context(), nm.Name, metav1.GetOptions{}))(t)
 		if stored.Generation != nm.Generation || stored.Spec.Stage != v1alpha1.NodeMaintenanceStageIdle {
 			t.Errorf("the maintenance has become %+v", stored.Spec)
 		}
@@ -138,11 +132,8 @@ func TestPreviewComesTrue(t *testing.T) {
 		}
 	})
 	t.Run("what was predicted to be blocked is", func(t *testing.T) {
-		evacuations, err := admin.Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(t.Context(),
-			metav1.ListOptions{FieldSelector: "status.blocked=true"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		evacuations := must.Get(admin.Evacuations(namespace).List(t.Context(),
+			metav1.ListOptions{FieldSelector: "status.blocked=true"}))(t)
 		if len(evacuations.Items) != 1 || evacuations.Items[0].Spec.PodRef.UID != stuck.UID {
 			t.Fatalf("blocked are %+v", evacuations.Items)
 		}
@@ -152,10 +143,7 @@ func TestPreviewComesTrue(t *testing.T) {
 		}
 	})
 	t.Run("the preview of a drain shows what is still to come", func(t *testing.T) {
-		now, err := maintenances.GetPreview(t.Context(), nm.Name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		now := must.Get(maintenances.GetPreview(t.Context(), nm.Name, metav1.GetOptions{}))(t)
 		if got, want := wavesOf(now), [][]string{{namespace + "/" + stuck.Name}}; fmt.Sprint(got) != fmt.Sprint(want) ||
 			now.Stage != v1alpha1.NodeMaintenanceStageDrain {
 			t.Errorf("waves are %q in stage %s, want %q", got, now.Stage, want)
@@ -173,10 +161,7 @@ func TestPreviewComesTrue(t *testing.T) {
 	})
 	t.Run("and that of a complete maintenance nothing", func(t *testing.T) {
 		setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
-		now, err := maintenances.GetPreview(t.Context(), nm.Name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		now := must.Get(maintenances.GetPreview(t.Context(), nm.Name, metav1.GetOptions{}))(t)
 		if now.PodCount != 0 || len(now.Waves) != 0 || len(now.Blockers) != 0 || len(now.Nodes) != 2 {
 			t.Errorf("got %+v", now)
 		}
@@ -186,10 +171,7 @@ func TestPreviewComesTrue(t *testing.T) {
 // namesOn returns the pods on nodes, as namespace/name.
 func namesOn(t *testing.T, nodes ...string) []string {
 	t.Helper()
-	pods, err := podsOn(t.Context(), t, nodes...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pods := must.Get(podsOn(t.Context(), t, nodes...))(t)
 	var names []string
 	for i := range pods {
 		names = append(names, pods[i].Namespace+"/"+pods[i].Name)
@@ -206,8 +188,7 @@ func neverEvictedOn(t *testing.T, namespace, pool, node, priorityClass string) *
 		d.Spec.Template.Spec.NodeSelector = map[string]string{corev1.LabelHostname: node}
 	})
 	cluster.Budget(t, namespace, "stuck", 0)
-	pods, err := cluster.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(),
-		metav1.ListOptions{LabelSelector: "app=stuck"})
+	pods, err := cluster.As(t).Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=stuck"})
 	if err != nil || len(pods.Items) != 1 {
 		t.Fatalf("%d pods are stuck (%v)", len(pods.Items), err)
 	}
@@ -274,15 +255,9 @@ func checkPreview(
 // to stop, as namespace/name.
 func watchDepartures(t *testing.T, namespace string) func() []string {
 	t.Helper()
-	pods := cluster.As(t).Kube.CoreV1().Pods(namespace)
-	list, err := pods.List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w, err := pods.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pods := cluster.As(t).Pods(namespace)
+	list := must.Get(pods.List(t.Context(), metav1.ListOptions{}))(t)
+	w := must.Get(pods.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion}))(t)
 	done := make(chan []string, 1)
 	go func() {
 		var order []string
@@ -319,84 +294,11 @@ func TestWhoMaySeeAPreview(t *testing.T) {
 		"a maintenance that does not exist has none": {operator, "none", apierrors.IsNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
-			maintenances := cluster.As(t, test.user).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+			maintenances := cluster.As(t, test.user).Maintenances()
 			if _, err := maintenances.GetPreview(t.Context(), test.maintenance, metav1.GetOptions{}); !test.is(err) {
 				t.Errorf("got %v", err)
 			}
 		})
-	}
-}
-
-// TestPreviewOfSharedNodes looks at the preview of a maintenance whose requester may not delete one
-// of its nodes, and whose other node is held by another.
-func TestPreviewOfSharedNodes(t *testing.T) {
-	t.Parallel()
-	pool, nodes := cluster.NewPool(t, 2, true)
-	namespace := cluster.NewNamespace(t)
-	stuck := neverEvictedOn(t, namespace, pool, nodes[0], "")
-	cluster.PodOn(t, namespace, "important", pool, nodes[0], func(p *corev1.Pod) {
-		p.Spec.PriorityClassName = "system-cluster-critical"
-	})
-	user := framework.Name("operator")
-	cluster.Grant(t, user,
-		rbacv1.PolicyRule{
-			APIGroups: []string{v1alpha1.GroupName},
-			Resources: []string{"nodemaintenances", "nodemaintenances/preview"}, Verbs: []string{"get", "create"},
-		},
-		rbacv1.PolicyRule{
-			APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"delete"}, ResourceNames: nodes[:1],
-		},
-	)
-	other := cluster.Create(
-		t,
-		framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
-			nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes[0])
-		}),
-	)
-	framework.Eventually(t, "the other one drains", func(ctx context.Context) (bool, error) {
-		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{})
-		return err == nil && len(list.Items) == 1 && list.Items[0].Spec.PodRef.UID == stuck.UID, err
-	})
-	// The user may have the first node maintained; the second joins when it gets the label of the
-	// first.
-	label := framework.Name("e2e.haulout.dev/group")
-	patch := func(node string) {
-		t.Helper()
-		if _, err := cluster.As(t).Kube.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType,
-			[]byte(fmt.Sprintf(`{"metadata":{"labels":{%q:"x"}}}`, label)), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	patch(nodes[0])
-	nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
-		nm.Spec.NodeSelector = framework.Select(label, "x")
-	})
-	framework.Eventually(t, "the user may create it", func(ctx context.Context) (bool, error) {
-		_, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, nm,
-			metav1.CreateOptions{})
-		return err == nil || apierrors.IsAlreadyExists(err), err
-	})
-	t.Cleanup(func() {
-		_ = cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(context.Background(), nm.Name,
-			metav1.DeleteOptions{})
-	})
-	patch(nodes[1])
-	preview, err := cluster.As(t, user).Haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(t.Context(),
-		nm.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if preview.NodeCount != 2 || preview.NodesRefused != 1 || !preview.Nodes[1].Refused ||
-		preview.Nodes[1].Name != nodes[1] {
-		t.Errorf("%d nodes, %d refused: %+v", preview.NodeCount, preview.NodesRefused, preview.Nodes)
-	}
-	if got := preview.Maintenances; len(got) != 1 || got[0].Name != other.Name || got[0].NodeCount != 1 {
-		t.Errorf("other maintenances are %+v", got)
-	}
-	if got, want := wavesOf(preview), [][]string{
-		{namespace + "/" + stuck.Name}, {namespace + "/important"},
-	}; fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("waves are %q, want %q", got, want)
 	}
 }
 
@@ -410,9 +312,7 @@ func TestPreviewWithKubectl(t *testing.T) {
 	raw := cluster.MustKubectl(t, "", "get", "--raw",
 		"/apis/maintenance.haulout.dev/v1alpha1/nodemaintenances/"+nm.Name+"/preview")
 	var preview v1alpha1.NodeMaintenancePreview
-	if err := json.Unmarshal([]byte(raw), &preview); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal([]byte(raw), &preview))
 	if preview.Kind != "NodeMaintenancePreview" || preview.PodCount != 1 ||
 		preview.Blockers[0].Reason != v1alpha1.ReasonNoController {
 		t.Errorf("got %s", raw)

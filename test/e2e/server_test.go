@@ -5,23 +5,31 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
 // What was acknowledged must still be there, to the last write, after the process was killed in the
 // middle of writing.
 func TestNothingAcknowledgedIsLost(t *testing.T) {
-	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	maintenances := cluster.As(t).Maintenances()
 	const label = "e2e.haulout.dev/acknowledged"
 	run := framework.Name("run")
 	selector := labels.Set{label: run}.AsSelector().String()
@@ -43,13 +51,8 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		return len(acknowledged) >= 50, nil
 	})
 	cluster.KillServer(t)
-	if err := cluster.Up(); err != nil {
-		t.Fatal(err)
-	}
-	list, err := maintenances.List(t.Context(), metav1.ListOptions{LabelSelector: selector})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cluster.Up())
+	list := must.Get(maintenances.List(t.Context(), metav1.ListOptions{LabelSelector: selector}))(t)
 	found := map[string]bool{}
 	for i := range list.Items {
 		found[list.Items[i].Name] = true
@@ -57,9 +60,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	total := 0
 	for name := range acknowledged {
 		total++
-		if !found[name] {
-			t.Errorf("%s was acknowledged and is lost", name)
-		}
+		is.True(t, found[name], "%s was acknowledged and is lost", name)
 	}
 	t.Logf("%d acknowledged, %d found", total, len(found))
 	if err := maintenances.DeleteCollection(t.Context(), metav1.DeleteOptions{},
@@ -72,10 +73,7 @@ func TestNamespaceDeletion(t *testing.T) {
 	namespaces := cluster.As(t).Kube.CoreV1().Namespaces()
 	gone := func(t *testing.T, name string) {
 		t.Helper()
-		framework.Eventually(t, "namespace "+name+" is gone", func(ctx context.Context) (bool, error) {
-			_, err := namespaces.Get(ctx, name, metav1.GetOptions{})
-			return apierrors.IsNotFound(err), nil
-		})
+		framework.UntilGone(t, "namespace "+name+" is gone", namespaces, name)
 	}
 	t.Run("finishes, with pods that are being evacuated in it", func(t *testing.T) {
 		pool, _ := cluster.NewPool(t, 1, true)
@@ -84,13 +82,10 @@ func TestNamespaceDeletion(t *testing.T) {
 		cluster.Budget(t, namespace, "stuck", 0)
 		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
 		framework.Eventually(t, "the pods have evacuations", func(ctx context.Context) (bool, error) {
-			list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx,
-				metav1.ListOptions{})
+			list, err := cluster.As(t).Evacuations(namespace).List(ctx, metav1.ListOptions{})
 			return err == nil && len(list.Items) == 3, err
 		})
-		if err := namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}))
 		gone(t, namespace)
 		drained(t, nm.Name)
 	})
@@ -106,9 +101,7 @@ func TestNamespaceDeletion(t *testing.T) {
 			_, errOut, err := cluster.Kubectl(t, "", "get", "nodemaintenances")
 			return err != nil && errOut != "", nil
 		})
-		if err := namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}))
 		framework.Eventually(
 			t, "the namespace's condition names our API group",
 			func(ctx context.Context) (bool, error) {
@@ -124,9 +117,7 @@ func TestNamespaceDeletion(t *testing.T) {
 				return false, nil
 			},
 		)
-		if err := cluster.Up(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cluster.Up())
 		gone(t, namespace)
 	})
 }
@@ -142,11 +133,8 @@ func TestThousandsOfNodes(t *testing.T) {
 	// Two writes to each node go through one kube-apiserver on a machine that may be busy.
 	patience := time.Minute + time.Duration(count)*time.Minute/1000
 	pool, _ := cluster.NewPool(t, count, false)
-	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
-	w, err := maintenances.Watch(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	maintenances := cluster.As(t).Maintenances()
+	w := must.Get(maintenances.Watch(t.Context(), metav1.ListOptions{}))(t)
 	defer w.Stop()
 	nm := cluster.Create(
 		t,
@@ -162,9 +150,7 @@ func TestThousandsOfNodes(t *testing.T) {
 	seen := false
 	for !seen {
 		event, open := <-w.ResultChan()
-		if !open {
-			t.Fatal("the watch ended before it showed the full status")
-		}
+		must.True(t, open, "the watch ended before it showed the full status")
 		got, ok := event.Object.(*v1alpha1.NodeMaintenance)
 		seen = ok && got.Name == nm.Name && full(got)
 	}
@@ -193,9 +179,7 @@ func TestThousandsOfNodes(t *testing.T) {
 	})
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	framework.EventuallyWithin(t, patience, "all nodes are schedulable again", func(ctx context.Context) (bool, error) {
-		list, err := cluster.As(t).Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{
-			LabelSelector: framework.Pool + "=" + pool,
-		})
+		list, err := cluster.As(t).Nodes().List(ctx, metav1.ListOptions{LabelSelector: framework.Pool + "=" + pool})
 		if err != nil {
 			return false, err
 		}
@@ -206,4 +190,85 @@ func TestThousandsOfNodes(t *testing.T) {
 		}
 		return len(list.Items) == count, nil
 	})
+}
+
+// TestObjectsOfANewerServer has objects in the storage that a newer server may write: with stages,
+// policies and fields that this version does not know. As after a downgrade, nothing may crash,
+// nodes stay cordoned, and users can end the maintenance.
+func TestObjectsOfANewerServer(t *testing.T) {
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	pod := cluster.PodOn(t, namespace, "web", pool, nodes[0])
+	name := framework.Name("newer")
+	writeStored(t, "nodemaintenances/"+name, "NodeMaintenance", map[string]any{
+		"metadata": map[string]any{
+			"name": name, "uid": uuid.NewUUID(), "generation": 2, "creationTimestamp": metav1.Now(),
+			"finalizers": []string{v1alpha1.FinalizerMaintenanceCompletion},
+		},
+		"spec": map[string]any{
+			"stage": "Paused", "newNodes": "JoinLater", "nodeSelector": framework.Select(framework.Pool, pool), "pausedUntil": "tomorrow",
+			"requestedBy": map[string]any{"username": "admin", "groups": []string{"system:masters"}},
+			"drainPlan":   []any{map[string]any{"podType": "Virtual", "podPriority": 1000}},
+		},
+		"status": map[string]any{
+			"observedGeneration": 1, "phase": "Waiting", "newestNodeTimestamp": metav1.Now(),
+			"stageStatuses": []any{map[string]any{"name": "Paused", "startTimestamp": metav1.Now()}},
+			"nodeStatuses":  []any{map[string]any{"nodeRef": map[string]any{"name": "gone", "uid": "gone"}, "mood": "calm"}},
+		},
+	})
+	evacuation := "newer-" + pod.Name
+	writeStored(t, fmt.Sprintf("evacuations/%s/%s", namespace, evacuation), "Evacuation", map[string]any{
+		"metadata": map[string]any{
+			"name": evacuation, "namespace": namespace, "uid": uuid.NewUUID(), "creationTimestamp": metav1.Now(),
+			"finalizers": []string{"evacuation.coordination.k8s.io/instigator_newer.example.com"},
+		},
+		"spec":   map[string]any{"podRef": map[string]any{"name": "another", "uid": "another"}, "urgency": "high"},
+		"status": map[string]any{"evacuationCancellationPolicy": "Maybe", "activeEvacuatorClass": "newer.example.com", "mood": "calm"},
+	})
+	maintenances := cluster.As(t).Maintenances()
+	shown := func() {
+		t.Helper()
+		framework.Eventually(t, "the maintenance holds its node and says why it does no more", func(ctx context.Context) (bool, error) {
+			nm, err := maintenances.Get(ctx, name, metav1.GetOptions{})
+			if err != nil || nm.Spec.Stage != "Paused" || len(nm.Spec.DrainPlan) != 1 {
+				return false, err
+			}
+			c := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing)
+			return c != nil && c.Status == metav1.ConditionFalse && strings.Contains(c.Message, "does not know the stage Paused"), nil
+		})
+		unschedulable(t, true, nodes...)
+	}
+	shown()
+	cluster.KillServer(t)
+	must.Do(t, cluster.Up())
+	shown()
+	if out := cluster.MustKubectl(t, "", "get", "nodemaintenance", name); !strings.Contains(out, "Paused") {
+		t.Errorf("got %q, want the stage", out)
+	}
+	cluster.MustKubectl(t, "", "get", "evacuation", "--namespace="+namespace, evacuation, "--output=wide")
+
+	// Others go on.
+	others, _ := cluster.NewPool(t, 1, true)
+	drained(t, cluster.Create(t, framework.Maintenance(others, v1alpha1.NodeMaintenanceStageDrain)).Name)
+
+	if _, err := maintenances.Patch(t.Context(), name, types.MergePatchType, []byte(`{"spec":{"stage":"Drain"}}`), metav1.PatchOptions{}); err == nil ||
+		!strings.Contains(err.Error(), "from Paused to Complete") {
+		t.Errorf("got error %v, want that the stage can only change to Complete", err)
+	}
+	setStage(t, name, v1alpha1.NodeMaintenanceStageComplete)
+	unschedulable(t, false, nodes...)
+	cluster.Remove(t, name)
+	cluster.MustKubectl(t, "", "patch", "evacuation", "--namespace="+namespace, evacuation, "--type=json",
+		`--patch=[{"op":"remove","path":"/metadata/finalizers"}]`)
+	cluster.MustKubectl(t, "", "delete", "evacuation", "--namespace="+namespace, evacuation, "--ignore-not-found", "--timeout=30s")
+}
+
+// writeStored writes an object to the storage of the server.
+func writeStored(t *testing.T, key, kind string, object map[string]any) {
+	t.Helper()
+	client := must.Get(clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + filepath.Join(cluster.Dir(), "haulout", "data", "client.sock")}}))(t)
+	defer client.Close()
+	object["apiVersion"], object["kind"] = v1alpha1.SchemeGroupVersion.String(), kind
+	content := must.Get(json.Marshal(object))(t)
+	must.Get(client.Put(t.Context(), "/registry/maintenance.haulout.dev/"+key, string(content)))(t)
 }

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -135,9 +136,7 @@ func testRight(t *testing.T, r right) {
 	command := serverCommand(t)
 	cluster.KillServer(t)
 	t.Cleanup(func() {
-		if err := cluster.Up(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cluster.Up())
 		cluster.Remove(t, nm.Name)
 	})
 	removeRight(t, r)
@@ -193,15 +192,9 @@ func rightsOf(t *testing.T) []right {
 		}
 	}
 	rbac := cluster.As(t).Kube.RbacV1()
-	all, err := rbac.ClusterRoles().Get(t.Context(), "haulout-apiserver", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(rbac.ClusterRoles().Get(t.Context(), "haulout-apiserver", metav1.GetOptions{}))(t)
 	add("", all.Rules)
-	own, err := rbac.Roles(serverNamespace).Get(t.Context(), "haulout-apiserver", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := must.Get(rbac.Roles(serverNamespace).Get(t.Context(), "haulout-apiserver", metav1.GetOptions{}))(t)
 	add(serverNamespace, own.Rules)
 	return rights
 }
@@ -239,37 +232,19 @@ func removeRight(t *testing.T, r right) {
 	t.Helper()
 	client := cluster.As(t).Kube
 	change := func(rules []rbacv1.PolicyRule) []byte {
-		patch, err := json.Marshal(map[string]any{"rules": r.without(rules)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return patch
+		return must.Get(json.Marshal(map[string]any{"rules": r.without(rules)}))(t)
 	}
 	switch {
 	case r.binding != "" && r.namespace == "":
-		if err := client.RbacV1().ClusterRoleBindings().Delete(t.Context(), r.binding, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, client.RbacV1().ClusterRoleBindings().Delete(t.Context(), r.binding, metav1.DeleteOptions{}))
 	case r.binding != "":
-		if err := client.RbacV1().RoleBindings(r.namespace).Delete(t.Context(), r.binding, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, client.RbacV1().RoleBindings(r.namespace).Delete(t.Context(), r.binding, metav1.DeleteOptions{}))
 	case r.namespace == "":
-		role, err := client.RbacV1().ClusterRoles().Get(t.Context(), "haulout-apiserver", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := client.RbacV1().ClusterRoles().Patch(t.Context(), role.Name, types.MergePatchType, change(role.Rules), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		role := must.Get(client.RbacV1().ClusterRoles().Get(t.Context(), "haulout-apiserver", metav1.GetOptions{}))(t)
+		must.Get(client.RbacV1().ClusterRoles().Patch(t.Context(), role.Name, types.MergePatchType, change(role.Rules), metav1.PatchOptions{}))(t)
 	default:
-		role, err := client.RbacV1().Roles(r.namespace).Get(t.Context(), "haulout-apiserver", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := client.RbacV1().Roles(r.namespace).Patch(t.Context(), role.Name, types.MergePatchType, change(role.Rules), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		role := must.Get(client.RbacV1().Roles(r.namespace).Get(t.Context(), "haulout-apiserver", metav1.GetOptions{}))(t)
+		must.Get(client.RbacV1().Roles(r.namespace).Patch(t.Context(), role.Name, types.MergePatchType, change(role.Rules), metav1.PatchOptions{}))(t)
 	}
 	resource, subresource, _ := strings.Cut(r.resource, "/")
 	name := map[string]string{
@@ -292,10 +267,7 @@ func removeRight(t *testing.T, r right) {
 func serverCommand(t *testing.T) []string {
 	t.Helper()
 	pid := cluster.Signal(t, "haulout-apiserver", 0)
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)))(t)
 	return strings.Split(strings.TrimSuffix(string(content), "\x00"), "\x00")
 }
 
@@ -304,10 +276,7 @@ func serverCommand(t *testing.T) []string {
 func startServer(t *testing.T, command []string) (log string) {
 	t.Helper()
 	log = filepath.Join(t.TempDir(), "log")
-	file, err := os.Create(log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.Create(log))(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() {
@@ -341,7 +310,7 @@ func createDespite(ctx context.Context, t *testing.T, nm *v1alpha1.NodeMaintenan
 	if _, err := client.Kube.CoreV1().Services(serverNamespace).Patch(ctx, "haulout-apiserver", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		return false
 	}
-	maintenances := client.Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	maintenances := client.Maintenances()
 	if _, err := maintenances.Create(ctx, nm, metav1.CreateOptions{}); err != nil {
 		return false
 	}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -37,9 +38,9 @@ type grounds struct {
 }
 
 // TestNothingDiffersAfterManyDrains drains, completes, deletes and crashes at random, and looks
-// each time whether everything is as before: the numbers, strategies and annotations of Deployments and
-// autoscalers, the annotations of pods, the taints and cordons of nodes. A single pod with a budget
-// and one without are never missing.
+// each time whether everything is as before: the numbers, strategies and annotations of Deployments
+// and autoscalers, the annotations of pods, the taints and cordons of nodes. A single pod with a
+// budget and one without are never missing.
 func TestNothingDiffersAfterManyDrains(t *testing.T) {
 	random, rounds := framework.Random(t), soakRounds
 	if framework.Full(t) {
@@ -53,19 +54,16 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 		watchers[name] = watchAvailability(t, g.namespace, name)
 	}
 	before := g.look(t)
-	maintenances := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	maintenances := cluster.As(t).Maintenances()
 	for round := range rounds {
 		chosen := g.choose(random)
-		nm, err := maintenances.Create(
+		nm := must.Get(maintenances.Create(
 			t.Context(),
 			framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
 				nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, chosen...)
 			}),
 			metav1.CreateOptions{},
-		)
-		if err != nil {
-			t.Fatal(err)
-		}
+		))(t)
 		moments := []string{
 			"at once", "when pods were asked to leave", "when pods had left",
 			"when its DaemonSet pods were asked to leave",
@@ -76,9 +74,7 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 		g.waitUntil(t, nm.Name, moment)
 		if kill {
 			cluster.KillServer(t)
-			if err := cluster.Up(); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, cluster.Up())
 		}
 		if complete {
 			stage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
@@ -96,10 +92,8 @@ func TestNothingDiffersAfterManyDrains(t *testing.T) {
 		cluster.MustKubectl(t, "", "scale", "deployment", "scaled", "-n", g.namespace, "--replicas=2")
 		g.settle(t)
 	}
-	for name, available := range watchers {
-		if lowest := available.stop(t); lowest < 1 {
-			t.Errorf("of %s, at one time %d pods were available", name, lowest)
-		}
+	for _, available := range watchers {
+		available.atLeast(t, 1)
 	}
 }
 
@@ -127,7 +121,7 @@ func (g *grounds) start(t *testing.T, pool string) {
 	single(t, g.namespace, "single", pool, minAvailable(1))
 	single(t, g.namespace, "none", pool, nil)
 	cluster.Deployment(t, g.namespace, "scaled", pool, 2, framework.WithSurge)
-	if _, err := cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).Create(
+	must.Get(cluster.As(t).Kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).Create(
 		t.Context(),
 		&autoscalingv2.HorizontalPodAutoscaler{
 			ObjectMeta: metav1.ObjectMeta{Name: "scaled"},
@@ -139,9 +133,7 @@ func (g *grounds) start(t *testing.T, pool string) {
 			},
 		},
 		metav1.CreateOptions{},
-	); err != nil {
-		t.Fatal(err)
-	}
+	))(t)
 	cluster.MustKubectl(t, "", "cordon", g.cordoned)
 	cluster.MustKubectl(t, "", "taint", "node", g.taint, v1alpha1.TaintDrain+":NoSchedule")
 }
@@ -151,13 +143,11 @@ func (g *grounds) start(t *testing.T, pool string) {
 func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 	t.Helper()
 	framework.Eventually(t, moment, func(ctx context.Context) (bool, error) {
-		nm, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, maintenance,
-			metav1.GetOptions{})
+		nm, err := cluster.As(t).Maintenances().Get(ctx, maintenance, metav1.GetOptions{})
 		if err != nil {
 			return false, err
 		}
-		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(g.namespace).List(ctx,
-			metav1.ListOptions{})
+		list, err := cluster.As(t).Evacuations(g.namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
 		}
@@ -194,8 +184,7 @@ func (g *grounds) waitUntil(t *testing.T, maintenance, moment string) {
 func (g *grounds) settle(t *testing.T) {
 	t.Helper()
 	framework.Eventually(t, "no evacuation is left, and all pods run", func(ctx context.Context) (bool, error) {
-		list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().Evacuations(g.namespace).List(ctx,
-			metav1.ListOptions{})
+		list, err := cluster.As(t).Evacuations(g.namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
 		}
@@ -224,10 +213,7 @@ func (g *grounds) settle(t *testing.T) {
 func (g *grounds) look(t *testing.T) map[string]string {
 	t.Helper()
 	kube, seen := cluster.As(t).Kube, map[string]string{}
-	deployments, err := kube.AppsV1().Deployments(g.namespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	deployments := must.Get(kube.AppsV1().Deployments(g.namespace).List(t.Context(), metav1.ListOptions{}))(t)
 	for i := range deployments.Items {
 		d := &deployments.Items[i]
 		replicas := fmt.Sprint(*d.Spec.Replicas)
@@ -238,11 +224,8 @@ func (g *grounds) look(t *testing.T) map[string]string {
 		}
 		seen["deployment "+d.Name] = fmt.Sprint(replicas, " replicas, ", d.Spec.Paused, d.Spec.Strategy.String(), d.Annotations)
 	}
-	autoscalers, err := kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).List(t.Context(),
-		metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	autoscalers := must.Get(kube.AutoscalingV2().HorizontalPodAutoscalers(g.namespace).List(t.Context(),
+		metav1.ListOptions{}))(t)
 	for i := range autoscalers.Items {
 		a := &autoscalers.Items[i]
 		seen["autoscaler "+a.Name] = fmt.Sprintf("%d to %d replicas, %v",

@@ -94,7 +94,7 @@ func (s *storm) evacuations(user, namespace string) clientv1alpha1.EvacuationInt
 	if !ok {
 		clients = s.admin
 	}
-	return clients.Haulout.MaintenanceV1alpha1().Evacuations(namespace)
+	return clients.Evacuations(namespace)
 }
 
 // evacuation picks one of the Evacuations that exist; nil if there is none.
@@ -204,7 +204,7 @@ func (s *storm) deleteEvacuation(ctx context.Context, random *rand.Rand) error {
 		e.DeletionTimestamp == nil &&
 		!meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionComplete)
 	if err == nil && forbidden {
-		pod, err := s.admin.Kube.CoreV1().Pods(e.Namespace).Get(ctx, e.Spec.PodRef.Name, metav1.GetOptions{})
+		pod, err := s.admin.Pods(e.Namespace).Get(ctx, e.Spec.PodRef.Name, metav1.GetOptions{})
 		if err == nil && pod.UID == e.Spec.PodRef.UID {
 			s.witness.Report("Evacuation %s/%s could be deleted although its evacuator forbids it and the pod is there",
 				e.Namespace, e.Name)
@@ -253,7 +253,7 @@ func (s *storm) report(ctx context.Context, random *rand.Rand) error {
 	case 7:
 		status["activeEvacuatorCompleted"], status["message"] = true, class+" claims to be done"
 	default:
-		if err := s.as[class].Kube.CoreV1().Pods(e.Namespace).Delete(ctx, e.Spec.PodRef.Name, metav1.DeleteOptions{
+		if err := s.as[class].Pods(e.Namespace).Delete(ctx, e.Spec.PodRef.Name, metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: ptr.To(e.Spec.PodRef.UID)},
 		}); err != nil {
 			return err

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // link passes connections on from one address to others in turn, until it is told to fail.
@@ -48,10 +50,7 @@ const (
 // newLink listens on an address of the loopback interface until the test ends.
 func newLink(t *testing.T, name, address string, upstreams ...string) *link {
 	t.Helper()
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", address))(t)
 	l := &link{name: name, upstreams: upstreams, listener: listener, changed: make(chan struct{})}
 	go l.accept()
 	t.Cleanup(func() {

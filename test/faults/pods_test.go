@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -60,7 +61,7 @@ func (s *storm) makePod(ctx context.Context, random *rand.Rand) error {
 			pod.Annotations[v1alpha1.AnnotationEvacuatorPrefix+evacuator.EvacuatorClass] = value
 		}
 	}
-	_, err := s.admin.Kube.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
+	_, err := s.admin.Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
 	return err
 }
 
@@ -78,7 +79,7 @@ func (s *storm) deletePod(ctx context.Context, random *rand.Rand) error {
 	if pod == nil {
 		return errNothing
 	}
-	return s.admin.Kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
+	return s.admin.Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 		GracePeriodSeconds: ptr.To(int64(random.IntN(2))),
 	})
 }
@@ -97,7 +98,7 @@ func (s *storm) patchPod(ctx context.Context, random *rand.Rand, patch string, s
 	if pod == nil {
 		return errNothing
 	}
-	_, err := s.admin.Kube.CoreV1().Pods(pod.Namespace).Patch(
+	_, err := s.admin.Pods(pod.Namespace).Patch(
 		ctx, pod.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresource...,
 	)
 	return err
@@ -109,7 +110,7 @@ func (s *storm) letPodsGo(ctx context.Context, _ *rand.Rand) error {
 		if len(pod.Finalizers) == 0 {
 			continue
 		}
-		_, err := s.admin.Kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType,
+		_, err := s.admin.Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType,
 			[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return err
@@ -159,7 +160,7 @@ func (s *storm) changeBudget(ctx context.Context, random *rand.Rand) error {
 
 // maintain begins to drain a node, or calls that off: by the stage or by deletion.
 func (s *storm) maintain(ctx context.Context, random *rand.Rand) error {
-	maintenances := s.admin.Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	maintenances := s.admin.Maintenances()
 	node, how := one(random, s.nodes[:2]), random.IntN(2)
 	_, err := maintenances.Get(ctx, node, metav1.GetOptions{})
 	switch {
@@ -307,17 +308,13 @@ func (s *storm) letEveryPodGo() {
 func (s *storm) clearAway() {
 	s.t.Helper()
 	for _, node := range s.nodes {
-		err := s.admin.Haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(s.t.Context(), node,
-			metav1.DeleteOptions{})
+		err := s.admin.Maintenances().Delete(s.t.Context(), node, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			s.t.Fatal(err)
 		}
 	}
 	for _, namespace := range s.namespaces {
-		err := s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace).DeleteCollection(s.t.Context(),
-			metav1.DeleteOptions{}, metav1.ListOptions{})
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		must.Do(s.t, s.admin.Kube.PolicyV1().PodDisruptionBudgets(namespace).DeleteCollection(s.t.Context(),
+			metav1.DeleteOptions{}, metav1.ListOptions{}))
 	}
 }

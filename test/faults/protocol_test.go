@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -128,10 +129,7 @@ func TestProtocol(t *testing.T) {
 		}
 		return settled(left)
 	})
-	calls, err := log.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
+	calls := must.Get(log.Calls())(t)
 	found, evictions := s.witness.Judge(calls, serverUser)
 	judged = true
 	framework.Accept(t, found, nil)
@@ -268,9 +266,7 @@ func (s *storm) kill() {
 	s.down = from
 	s.mu.Unlock()
 	cluster.KillServer(s.t)
-	if err := cluster.Up(); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Do(s.t, cluster.Up())
 	now := time.Now()
 	s.mu.Lock()
 	s.up = now

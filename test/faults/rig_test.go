@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -48,20 +49,14 @@ func newRig(t *testing.T, withEtcd bool) *rig {
 	t.Setenv("HAULOUT", "external")
 	// No fault lasts as long as nodes may be silent: their pods stay ready.
 	t.Setenv("CONTROLLER_MANAGER_FLAGS", "--node-monitor-grace-period=5m")
-	c, err := framework.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(framework.Start())(t)
 	t.Cleanup(func() {
 		if err := c.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
 	r := &rig{Cluster: c}
-	state, err := stateOf(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	state := must.Get(stateOf(c))(t)
 	server := freeAddress(t)
 	r.second = freeAddress(t)
 	at := func(component string) string { return "127.0.0.1:" + strconv.Itoa(state.Ports[component]) }
@@ -76,9 +71,7 @@ func newRig(t *testing.T, withEtcd bool) *rig {
 	}
 	t.Setenv("HAULOUT", "true")
 	t.Setenv("HAULOUT_FLAGS", strings.Join(append(r.flags, "--secure-port="+portOf(t, server)), " "))
-	if err := c.Up(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Up())
 	r.observe(t)
 	return r
 }
@@ -112,17 +105,12 @@ func stateOf(c *framework.Cluster) (clusterState, error) {
 // kubeconfig writes that of the server, with the link in place of kube-apiserver.
 func (r *rig) kubeconfig(t *testing.T) string {
 	t.Helper()
-	config, err := clientcmd.LoadFromFile(filepath.Join(r.Dir(), "haulout-apiserver.kubeconfig"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(clientcmd.LoadFromFile(filepath.Join(r.Dir(), "haulout-apiserver.kubeconfig")))(t)
 	for _, cluster := range config.Clusters {
 		cluster.Server = "https://" + r.toHost.address()
 	}
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*config, path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, clientcmd.WriteToFile(*config, path))
 	return path
 }
 
@@ -131,14 +119,8 @@ func (r *rig) kubeconfig(t *testing.T) string {
 func (r *rig) observe(t *testing.T) {
 	t.Helper()
 	const program = "kube-apiserver"
-	state, err := stateOf(r.Cluster)
-	if err != nil {
-		t.Fatal(err)
-	}
-	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", state.Processes[program].PID))
-	if err != nil {
-		t.Fatal(err)
-	}
+	state := must.Get(stateOf(r.Cluster))(t)
+	content := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", state.Processes[program].PID)))(t)
 	args := strings.Split(string(bytes.TrimRight(content, "\x00")), "\x00")
 	args = slices.DeleteFunc(args[1:], func(arg string) bool {
 		return strings.HasPrefix(arg, "--audit-") || strings.HasPrefix(arg, "--secure-port=")
@@ -148,9 +130,7 @@ func (r *rig) observe(t *testing.T) {
 		append(args, "--secure-port="+portOf(t, address), "--watch-cache=false")...)
 	observer.Dir = r.Dir()
 	observer.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := observer.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, observer.Start())
 	t.Cleanup(func() { _ = observer.Process.Kill(); _ = observer.Wait() })
 	config := r.As(t).Config
 	config.Host = "https://" + address

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,9 +20,18 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/internal/authority"
+	"haulout.dev/haulout/test/oracle"
 )
 
 // volumeSize is that of the volume which the embedded etcd has for itself. It preallocates files
@@ -40,18 +50,11 @@ func newVolume(t *testing.T) *volume {
 		fmt.Sprintf("mount -t tmpfs -o size=%s haulout-faults '%s' && echo mounted && exec sleep infinity", volumeSize, folder))
 	holder.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	holder.Stderr = os.Stderr
-	out, err := holder.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := holder.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(holder.StdoutPipe())(t)
+	must.Do(t, holder.Start())
 	t.Cleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() })
 	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("mount a volume: got %q, %v", line, err)
-		}
+		must.True(t, os.Getenv("CI") == "", "mount a volume: got %q, %v", line, err)
 		t.Log("THIS MACHINE REFUSES TO MOUNT A VOLUME: the disk does not become full in this run")
 		return nil
 	}
@@ -99,9 +102,7 @@ func newCertificates(t *testing.T) *certificates {
 	issuer := authority.New(t)
 	cert, key := issuer.Issue(t, "etcd", []net.IP{net.IPv4(127, 0, 0, 1)})
 	for path, content := range map[string][]byte{c.ca: issuer.PEM, c.cert: cert, c.key: key} {
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, content, 0o600))
 	}
 	return c
 }
@@ -174,10 +175,7 @@ func (e *etcdCluster) client() (*clientv3.Client, error) {
 // freeAddress returns an address of the loopback interface without a listener.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	return listener.Addr().String()
 }
@@ -230,4 +228,241 @@ func (e *etcdCluster) leaderOrAny(ctx context.Context, random *rand.Rand) int {
 		return leader
 	}
 	return member
+}
+
+// TestMoveToAnEtcdCluster moves a server from its embedded etcd to a cluster of three with TLS, as
+// docs/operations.md says, in the middle of a drain. The drain goes on where it was.
+func TestMoveToAnEtcdCluster(t *testing.T) {
+	c := must.Get(framework.Start())(t)
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	// It ends after the objects in it were removed.
+	etcd := newEtcdCluster(t, c.Root(), newCertificates(t))
+	pool, nodes := c.NewPool(t, 3, true)
+	namespace := c.NewNamespace(t)
+	c.Deployment(t, namespace, "app", pool, 6)
+	c.Deployment(t, namespace, "stuck", pool, 3)
+	c.Budget(t, namespace, "stuck", 0)
+	drain := c.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes[0])
+	}))
+	c.Create(t, framework.Maintenance(pool+"-idle", v1alpha1.NodeMaintenanceStageIdle))
+	evacuations := c.As(t).Evacuations(namespace)
+	framework.Eventually(t, "a pod is blocked", func(ctx context.Context) (bool, error) {
+		list, err := evacuations.List(ctx, metav1.ListOptions{FieldSelector: "status.blocked=true"})
+		return err == nil && len(list.Items) > 0, err
+	})
+	before := stored(t, c)
+
+	c.KillServer(t)
+	to := append([]string{"--etcd-servers=" + etcd.servers()}, etcd.certificates.flags()...)
+	copied := exec.CommandContext(t.Context(), filepath.Join(c.Root(), "bin", "haulout-apiserver"), //nolint:gosec // the program is that of the build
+		append([]string{"etcd", "copy", "--data-dir=" + filepath.Join(c.Dir(), "haulout")}, to...)...)
+	out, err := copied.CombinedOutput()
+	must.True(t, err == nil, "%v\n%s", err, out)
+	t.Logf("%s", out)
+	t.Setenv("HAULOUT_FLAGS", strings.Join(append(to, "--accept-restored-state"), " "))
+	must.Do(t, c.Up())
+	after := stored(t, c)
+	for _, object := range before {
+		if !slices.Contains(after, object) {
+			t.Errorf("%s was in the embedded etcd and is not in the cluster, which has %q", object, after)
+		}
+	}
+	// The controllers act: the budget's owner gives way.
+	c.MustKubectl(t, "", "delete", "poddisruptionbudget", "--namespace="+namespace, "stuck")
+	framework.EventuallyWithin(t, drainTime, "the node is drained", func(ctx context.Context) (bool, error) {
+		nm, err := c.As(t).Maintenances().Get(ctx, drain.Name, metav1.GetOptions{})
+		return err == nil && meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained), err
+	})
+}
+
+// stored returns the names and UIDs of all objects of the server.
+func stored(t *testing.T, c *framework.Cluster) []string {
+	t.Helper()
+	client := c.As(t).Haulout.MaintenanceV1alpha1()
+	maintenances := must.Get(client.NodeMaintenances().List(t.Context(), metav1.ListOptions{}))(t)
+	evacuations := must.Get(client.Evacuations(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{}))(t)
+	var objects []string
+	for i := range maintenances.Items {
+		objects = append(objects, maintenances.Items[i].Name+"/"+string(maintenances.Items[i].UID))
+	}
+	for i := range evacuations.Items {
+		// Evacuations of pods that had left are removed after a while.
+		if !meta.IsStatusConditionTrue(evacuations.Items[i].Status.Conditions, v1alpha1.ConditionComplete) {
+			objects = append(objects, evacuations.Items[i].Name+"/"+string(evacuations.Items[i].UID))
+		}
+	}
+	return objects
+}
+
+// TestSideBySide runs the server of an earlier commit beside that of this one, as two replicas over
+// one etcd cluster: an update, and the way back. Requests go to both in turns. While nodes are
+// drained, the leadership goes from one to the other and back, by a clean end and by a kill.
+func TestSideBySide(t *testing.T) {
+	r := newRig(t, true)
+	old := &previous{rig: r, t: t}
+	r.MustKubectl(t, "", "apply", "--kustomize="+old.folder())
+	old.start()
+	t.Cleanup(old.kill)
+	pool, nodes := r.NewPool(t, 8, true)
+	namespace := r.NewNamespace(t)
+	for i := range 4 {
+		app := fmt.Sprintf("app-%d", i)
+		r.Deployment(t, namespace, app, pool, 12, framework.WithSurge)
+		r.Budget(t, namespace, app, 1)
+	}
+	judge := r.record(t, pool, namespace)
+	nm := r.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, nodes[:5]...)
+	})).Name
+	r.untilGone(t, judge, 3)
+	if !old.leads() {
+		r.handOver(t, old)
+	}
+	r.untilGone(t, judge, 12)
+	old.kill()
+	old.untilLeads(false)
+	old.start()
+	r.untilGone(t, judge, 24)
+	r.handOver(t, old)
+
+	untilView(t, judge, func(v *oracle.View) string {
+		if !v.Drained(nm) {
+			return "the nodes are not drained: " + v.Progress(nm)
+		}
+		return ""
+	})
+	// Each reads and writes what the other has stored.
+	for i := range 4 {
+		patch := fmt.Appendf(nil, `{"spec":{"reason":"side by side %d"}}`, i)
+		framework.Eventually(t, "the reason is changed", func(ctx context.Context) (bool, error) {
+			_, err := r.As(t).Maintenances().Patch(ctx, nm, types.MergePatchType, patch, metav1.PatchOptions{})
+			return err == nil, err
+		})
+		// The next request takes a new connection, to the other one.
+		r.toServer.set(refuses, 0)
+		r.toServer.set(passes, 0)
+	}
+	framework.Eventually(t, "the stage is changed", func(ctx context.Context) (bool, error) {
+		_, err := r.As(t).Maintenances().Patch(ctx, nm,
+			types.MergePatchType, []byte(`{"spec":{"stage":"Complete"}}`), metav1.PatchOptions{})
+		return err == nil, err
+	})
+	untilView(t, judge, func(v *oracle.View) string {
+		switch {
+		case !v.Done(nm):
+			return nm + " is not done"
+		case len(v.Evacuations()) > 0:
+			return fmt.Sprintf("%d Evacuations are left", len(v.Evacuations()))
+		case len(v.Closed()) > 0:
+			return "not schedulable: " + strings.Join(v.Closed(), ", ")
+		}
+		return ""
+	})
+	must.Do(t, judge.Settle(t.Context()))
+	found, err := judge.Verdict(oracle.Rules{Server: serverUser})
+	framework.Accept(t, found, err)
+}
+
+// record has the observer judge a pool and a namespace.
+func (r *rig) record(t *testing.T, pool, namespace string) *oracle.Recorder {
+	t.Helper()
+	return must.Get(oracle.Start(t.Context(), r.observer.Kube, r.observer.Haulout, oracle.Scope{
+		Nodes:      labels.SelectorFromSet(labels.Set{framework.Pool: pool}),
+		Namespaces: []string{namespace}, AuditLog: r.AuditLogFile(),
+	}))(t)
+}
+
+// untilGone waits until so many pods were told to end.
+func (r *rig) untilGone(t *testing.T, judge *oracle.Recorder, pods int) {
+	t.Helper()
+	untilView(t, judge, func(v *oracle.View) string {
+		if v.Asked() < pods {
+			return fmt.Sprintf("%d pods were told to end, want %d", v.Asked(), pods)
+		}
+		return ""
+	})
+}
+
+func untilView(t *testing.T, judge *oracle.Recorder, check func(*oracle.View) string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeoutCause(t.Context(), drainTime, fmt.Errorf("waited %s", drainTime))
+	defer cancel()
+	must.Do(t, judge.Wait(ctx, check))
+}
+
+// handOver ends this server cleanly, so that the earlier one leads, and starts it again.
+func (r *rig) handOver(t *testing.T, old *previous) {
+	t.Helper()
+	pid := r.Signal(t, "haulout-apiserver", syscall.SIGTERM)
+	old.untilLeads(true)
+	framework.Gone(t, "haulout-apiserver", pid)
+	r.up(t)
+}
+
+// up starts what does not run.
+func (r *rig) up(t *testing.T) {
+	t.Helper()
+	framework.Eventually(t, "the server runs again", func(context.Context) (bool, error) {
+		return true, r.Up()
+	})
+}
+
+// previous is the server of an earlier commit.
+type previous struct {
+	*rig
+
+	t   *testing.T
+	run *exec.Cmd
+}
+
+// folder has the earlier server and its roles.
+func (p *previous) folder() string { return filepath.Join(p.Root(), "bin", "previous") }
+
+func (p *previous) start() {
+	p.t.Helper()
+	program := filepath.Join(p.folder(), "haulout-apiserver")
+	if _, err := os.Stat(program); err != nil {
+		p.t.Fatalf("%v; `make previous` builds it", err)
+	}
+	p.run = exec.Command(program, append(p.flags, //nolint:gosec // the program is that of the build
+		"--bind-address=127.0.0.1", "--secure-port="+portOf(p.t, p.second), "--namespace=haulout-system", "--v=2",
+		"--data-dir="+p.t.TempDir())...)
+	p.run.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	log := must.Get(os.Create(filepath.Join(p.Dir(), "logs", fmt.Sprintf("previous-%d.log", time.Now().UnixNano()))))(p.t)
+	defer log.Close()
+	p.run.Stdout, p.run.Stderr = log, log
+	must.Do(p.t, p.run.Start())
+}
+
+func (p *previous) kill() {
+	_ = p.run.Process.Kill()
+	_ = p.run.Wait()
+}
+
+// leads reports whether the Lease names the process of the earlier server.
+func (p *previous) leads() bool {
+	p.t.Helper()
+	lease := must.Get(p.As(p.t).Kube.CoordinationV1().Leases("haulout-system").
+		Get(p.t.Context(), "haulout-apiserver", metav1.GetOptions{}))(p.t)
+	holder := ptr.Deref(lease.Spec.HolderIdentity, "")
+	return strings.Contains(holder, fmt.Sprintf("_%d_", p.run.Process.Pid))
+}
+
+func (p *previous) untilLeads(want bool) {
+	p.t.Helper()
+	begin := time.Now()
+	framework.Eventually(p.t, fmt.Sprintf("the earlier server leads: %t", want), func(ctx context.Context) (bool, error) {
+		lease, err := p.As(p.t).Kube.CoordinationV1().Leases("haulout-system").
+			Get(ctx, "haulout-apiserver", metav1.GetOptions{})
+		if err != nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
+			return false, err
+		}
+		return p.leads() == want, nil
+	})
+	p.t.Logf("the earlier server leads: %t, after %s", want, time.Since(begin).Round(100*time.Millisecond))
 }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -84,7 +85,7 @@ func (x *tenant) fill(ctx context.Context) {
 // makePod makes a pod that no node takes and an Evacuation of it, and deletes every other pod: what
 // bounds his pods does not bound their Evacuations.
 func (x *tenant) makePod(ctx context.Context, i int) error {
-	pods := x.clients.Kube.CoreV1().Pods(x.namespace)
+	pods := x.clients.Pods(x.namespace)
 	pod, err := pods.Create(ctx, &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("p-%d", i), Labels: x.labels(i)},
 		Spec: corev1.PodSpec{
@@ -95,7 +96,7 @@ func (x *tenant) makePod(ctx context.Context, i int) error {
 	if err != nil {
 		return err
 	}
-	_, err = x.clients.Haulout.MaintenanceV1alpha1().Evacuations(x.namespace).Create(ctx, &v1alpha1.Evacuation{
+	_, err = x.clients.Evacuations(x.namespace).Create(ctx, &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{Labels: x.labels(i), Finalizers: []string{v1alpha1.FinalizerInstigatorPrefix + instigators[0]}},
 		Spec:       v1alpha1.EvacuationSpec{PodRef: v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
 	}, metav1.CreateOptions{})
@@ -116,7 +117,7 @@ func (x *tenant) makeBudget(ctx context.Context, i int) error {
 }
 
 func (x *tenant) makeMaintenance(ctx context.Context, i int) error {
-	_, err := x.clients.Haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, &v1alpha1.NodeMaintenance{
+	_, err := x.clients.Maintenances().Create(ctx, &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%s-%d", x.namespace, i), Labels: x.labels(i)},
 		Spec: v1alpha1.NodeMaintenanceSpec{
 			Stage: v1alpha1.NodeMaintenanceStageDrain, NodeSelector: framework.Select(label, "none"),
@@ -129,7 +130,7 @@ func (x *tenant) makeMaintenance(ctx context.Context, i int) error {
 func (x *tenant) removeMaintenances(r *rig) {
 	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
-	maintenances := r.observer.Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	maintenances := r.observer.Maintenances()
 	list, err := maintenances.List(ctx, metav1.ListOptions{LabelSelector: label + "=" + x.namespace})
 	for err == nil && len(list.Items) > 0 {
 		for i := range list.Items {
@@ -145,7 +146,5 @@ func (x *tenant) removeMaintenances(r *rig) {
 		}
 		list, err = maintenances.List(ctx, metav1.ListOptions{LabelSelector: label + "=" + x.namespace})
 	}
-	if err != nil {
-		x.t.Errorf("remove the maintenances of the tenant: %v", err)
-	}
+	is.True(x.t, err == nil, "remove the maintenances of the tenant: %v", err)
 }

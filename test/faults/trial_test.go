@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -72,9 +73,7 @@ func seeds(t *testing.T, count int) []uint64 {
 	t.Helper()
 	if value := os.Getenv("E2E_SEED"); value != "" {
 		seed, err := strconv.ParseUint(value, 10, 64)
-		if err != nil {
-			t.Fatalf("E2E_SEED=%q: %v", value, err)
-		}
+		must.True(t, err == nil, "E2E_SEED=%q: %v", value, err)
 		return []uint64{seed}
 	}
 	list := make([]uint64, count)
@@ -170,9 +169,7 @@ func (x *trial) run() {
 		x.complete(nm.Name)
 	}
 	x.waitFor("the nodes are put back", x.putBack)
-	if err := x.judge.Settle(x.t.Context()); err != nil {
-		x.t.Fatal(err)
-	}
+	must.Do(x.t, x.judge.Settle(x.t.Context()))
 	found, err := x.judge.Verdict(oracle.Rules{Server: serverUser, SeesLate: true}, x.foreign...)
 	framework.Accept(x.t, found, err)
 	x.ledger.check(x.t)
@@ -184,7 +181,7 @@ const nudgeInterval = 2 * time.Second
 // nudge has kwok look at the pods again that do not run or that end, until the test ends. Unlike a
 // kubelet it tries nothing again that kube-apiserver has refused.
 func (x *trial) nudge() {
-	pods := x.observer.Kube.CoreV1().Pods(x.namespace)
+	pods := x.observer.Pods(x.namespace)
 	for x.t.Context().Err() == nil {
 		<-time.After(nudgeInterval)
 		list, err := pods.List(x.t.Context(), metav1.ListOptions{})
@@ -209,7 +206,7 @@ func (x *trial) act() {
 	for _, nm := range x.maintenances {
 		<-time.After(time.Duration(random.Int64N(int64(rageTime / 4))))
 		x.acknowledged(func(ctx context.Context) error {
-			_, err := x.As(x.t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Create(ctx, nm, metav1.CreateOptions{})
+			_, err := x.As(x.t).Maintenances().Create(ctx, nm, metav1.CreateOptions{})
 			if apierrors.IsAlreadyExists(err) {
 				return nil
 			}
@@ -225,8 +222,7 @@ func (x *trial) act() {
 func (x *trial) complete(name string) {
 	patch := fmt.Appendf(nil, `{"spec":{"stage":%q}}`, v1alpha1.NodeMaintenanceStageComplete)
 	x.acknowledged(func(ctx context.Context) error {
-		_, err := x.As(x.t).Haulout.MaintenanceV1alpha1().NodeMaintenances().
-			Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		_, err := x.As(x.t).Maintenances().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 		return err
 	})
 }
@@ -245,9 +241,7 @@ func (x *trial) waitFor(what string, check func(*oracle.View) string) {
 	x.t.Helper()
 	ctx, cancel := context.WithTimeoutCause(x.t.Context(), drainTime, fmt.Errorf("waited %s until %s", drainTime, what))
 	defer cancel()
-	if err := x.judge.Wait(ctx, check); err != nil {
-		x.t.Fatal(err)
-	}
+	must.Do(x.t, x.judge.Wait(ctx, check))
 }
 
 // drained is true when all maintenances say so of themselves.

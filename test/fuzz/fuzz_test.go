@@ -31,6 +31,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/drain/nodeselection"
 	"haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // FuzzObjects decodes, defaults, converts and validates an object in any encoding. What validation
@@ -45,10 +46,7 @@ func FuzzObjects(f *testing.F) {
 		f.Fatalf("got %d stored objects, error %v", len(stored), err)
 	}
 	for _, file := range append(examples, stored...) {
-		content, err := os.ReadFile(file)
-		if err != nil {
-			f.Fatal(err)
-		}
+		content := must.Get(os.ReadFile(file))(f)
 		f.Add(content)
 	}
 	scheme := runtime.NewScheme()

@@ -34,8 +34,7 @@ type alertTest struct {
 
 var alertTests = map[string]alertTest{
 	"HauloutDrainBlocked": {
-		bad:  "haulout_nodemaintenance_drains_blocked 2x1500",
-		good: "haulout_nodemaintenance_drains_blocked 0x1500",
+		bad: "haulout_nodemaintenance_drains_blocked 2x1500", good: "haulout_nodemaintenance_drains_blocked 0x1500",
 	},
 	"HauloutPodsBlocked": {
 		bad:  `haulout_evacuation_blocked{reason="PodDisruptionBudget"} 3x1500`,

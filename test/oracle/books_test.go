@@ -13,6 +13,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 type modifier func(*corev1.Pod)
@@ -24,16 +28,10 @@ func newPod(name string, modifiers ...modifier) corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: name, UID: types.UID(name), Labels: map[string]string{"app": app},
 		},
-		Status: corev1.PodStatus{
-			Phase:      corev1.PodRunning,
-			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
-		},
+		Status: build.Ready(),
 	}
 	withOwner("ReplicaSet")(&p)
-	for _, modify := range modifiers {
-		modify(&p)
-	}
-	return p
+	return *build.With(&p, modifiers...)
 }
 
 func withOwner(kind string) modifier {
@@ -123,18 +121,13 @@ func TestBooksFindBrokenBudgets(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			books, err := OpenBooks([]policyv1.PodDisruptionBudget{newPDB(one)}, test.before)
-			if err != nil {
-				t.Fatal(err)
-			}
+			books := must.Get(OpenBooks([]policyv1.PodDisruptionBudget{newPDB(one)}, test.before))(t)
 			for _, e := range test.events {
 				books.Observe(e.kind, &e.pod)
 			}
 			got := books.Budgets()[0]
 			got.Name, got.namespace, got.selector = "", "", nil
-			if got != test.want {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
+			is.Equal(t, got, test.want)
 			if isBroken := len(books.Broken()) > 0; isBroken != (test.want.Lowest < test.want.Floor) {
 				t.Errorf("broken are %v", books.Broken())
 			}
@@ -156,8 +149,7 @@ func TestBooksFindDeploymentsThatMissedPods(t *testing.T) {
 		},
 		"a pod left when another one was there and not ready": {
 			events: []event{
-				{kind: watch.Added, pod: newPod("web-3", notReady)},
-				{kind: watch.Deleted, pod: newPod("web-1")},
+				{kind: watch.Added, pod: newPod("web-3", notReady)}, {kind: watch.Deleted, pod: newPod("web-1")},
 			},
 			broken: true,
 		},
@@ -166,10 +158,7 @@ func TestBooksFindDeploymentsThatMissedPods(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			books, err := OpenBooks(nil, before)
-			if err != nil {
-				t.Fatal(err)
-			}
+			books := must.Get(OpenBooks(nil, before))(t)
 			for _, e := range test.events {
 				books.Observe(e.kind, &e.pod)
 			}
@@ -183,9 +172,7 @@ func TestBooksFindDeploymentsThatMissedPods(t *testing.T) {
 func TestOpenBooksRefusesABudgetThatIsBroken(t *testing.T) {
 	_, err := OpenBooks([]policyv1.PodDisruptionBudget{newPDB(intstr.FromInt32(0))},
 		[]corev1.Pod{newPod("web-1", notReady)})
-	if err == nil {
-		t.Error("got no error")
-	}
+	is.True(t, err != nil, "got no error")
 }
 
 func TestFloor(t *testing.T) {
@@ -208,9 +195,7 @@ func TestFloor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := floor(&test.spec, test.expected)
-			if err != nil || got != test.want {
-				t.Errorf("got %d (error %v), want %d", got, err, test.want)
-			}
+			is.True(t, err == nil && got == test.want, "got %d (error %v), want %d", got, err, test.want)
 		})
 	}
 }

@@ -10,6 +10,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // line returns a line of an audit log about pod shop/web.
@@ -77,9 +80,7 @@ func TestReadCalls(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ReadCalls(strings.NewReader(test.log))
-			if (err != nil) != test.bad {
-				t.Fatalf("error is %v", err)
-			}
+			must.True(t, (err != nil) == test.bad, "error is %v", err)
 			if !slices.EqualFunc(got, test.want, func(a, b Call) bool {
 				times := a.Received.Equal(b.Received) && a.Answered.Equal(b.Answered)
 				a.Received, a.Answered, b.Received, b.Answered = time.Time{}, time.Time{}, time.Time{}, time.Time{}
@@ -110,27 +111,15 @@ func TestLogBeginsWhereItIsOpened(t *testing.T) {
 		"and nothing comes":                {deletion, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if err := os.WriteFile(path, []byte(test.before), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			log, err := OpenLog(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, []byte(test.before+test.after), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			calls, err := log.Calls()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(path, []byte(test.before), 0o600))
+			log := must.Get(OpenLog(path))(t)
+			must.Do(t, os.WriteFile(path, []byte(test.before+test.after), 0o600))
+			calls := must.Get(log.Calls())(t)
 			var got []string
 			for _, call := range calls {
 				got = append(got, call.Verb)
 			}
-			if !slices.Equal(got, test.want) {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Slices(t, got, test.want)
 		})
 	}
 }

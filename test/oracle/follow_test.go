@@ -18,6 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func pod(name, version string) *corev1.Pod {
@@ -106,17 +109,12 @@ func TestFollow(t *testing.T) {
 					told <- fmt.Sprintf("state %s %s %s", e.Type, p.Name, p.ResourceVersion)
 				}
 			}
-			version, err := f.list(t.Context(), f.See)
-			if err != nil {
-				t.Fatal(err)
-			}
+			version := must.Get(f.list(t.Context(), f.See))(t)
 			go f.run(t.Context(), version)
 			for i, want := range test.want {
 				select {
 				case got := <-told:
-					if got != want {
-						t.Errorf("event %d: got %q, want %q", i, got, want)
-					}
+					is.True(t, got == want, "event %d: got %q, want %q", i, got, want)
 				case <-time.After(time.Minute):
 					t.Fatalf("event %d, %q, does not come", i, want)
 				}

@@ -241,8 +241,7 @@ func openedAt(p *corev1.Pod, changes []change, asked stamp) stamp {
 		}
 		before := len(covering)
 		delete(covering, c.maintenance)
-		if c.held &&
-			slices.ContainsFunc(c.targets, func(e v1alpha1.DrainPlanEntry) bool { return covers(e, p) }) {
+		if c.held && slices.ContainsFunc(c.targets, func(e v1alpha1.DrainPlanEntry) bool { return covers(e, p) }) {
 			covering[c.maintenance] = true
 		}
 		if before == 0 && len(covering) > 0 {

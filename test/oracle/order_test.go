@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // tape plays events into a history. Both servers count their versions up; a second passes between
@@ -50,9 +52,7 @@ func (p *tape) onHost(kind watch.EventType, object interface {
 	p.t.Helper()
 	p.host++
 	object.SetResourceVersion(strconv.Itoa(p.host))
-	if err := p.h.HostEvent(watch.Event{Type: kind, Object: object.DeepCopyObject()}, p.now()); err != nil {
-		p.t.Fatal(err)
-	}
+	must.Do(p.t, p.h.HostEvent(watch.Event{Type: kind, Object: object.DeepCopyObject()}, p.now()))
 }
 
 func (p *tape) onOurs(kind watch.EventType, object interface {
@@ -63,10 +63,7 @@ func (p *tape) onOurs(kind watch.EventType, object interface {
 	p.host++
 	p.ours++
 	object.SetResourceVersion(strconv.Itoa(p.ours))
-	if err := p.h.HauloutEvent(watch.Event{Type: kind, Object: object.DeepCopyObject()}, moment(p.host),
-		p.now()); err != nil {
-		p.t.Fatal(err)
-	}
+	must.Do(p.t, p.h.HauloutEvent(watch.Event{Type: kind, Object: object.DeepCopyObject()}, moment(p.host), p.now()))
 }
 
 // node makes or changes a node in a pool.
@@ -161,6 +158,13 @@ func (p *tape) end(names ...string) {
 	}
 }
 
+// firstWave asks the pods of the first wave to leave, and lets them end.
+func (p *tape) firstWave() {
+	p.t.Helper()
+	p.ask("low-1", "low-2")
+	p.end("low-1", "low-2")
+}
+
 // plan has a wave for each of the priorities.
 func plan(priorities ...int32) []v1alpha1.DrainPlanEntry {
 	var out []v1alpha1.DrainPlanEntry
@@ -222,9 +226,7 @@ func (p *tape) complete(name string) {
 // expect compares what was found with parts of what should be.
 func expect(t *testing.T, found []string, want ...string) {
 	t.Helper()
-	if len(found) != len(want) {
-		t.Fatalf("got %q, want %d findings", found, len(want))
-	}
+	must.True(t, len(found) == len(want), "got %q, want %d findings", found, len(want))
 	for _, part := range want {
 		if !slices.ContainsFunc(found, func(text string) bool { return strings.Contains(text, part) }) {
 			t.Errorf("%q is not in %q", part, found)
@@ -251,17 +253,14 @@ func TestOutOfOrder(t *testing.T) {
 		want []string
 	}{
 		"waves one after another are right": {play: func(p *tape) {
-			p.drain("a", "blue")
 			p.reach("a", 1000, "one", "two")
-			p.ask("low-1", "low-2")
-			p.end("low-1", "low-2")
+			p.firstWave()
 			p.reach("a", 2000, "one", "two")
 			p.ask("high-1")
 		}},
 		"an evacuation before the wave before it has left another node": {
 			want: []string{"shop/high-1 on node one, in wave 2 of a, was asked to leave while shop/low-2 on node two"},
 			play: func(p *tape) {
-				p.drain("a", "blue")
 				p.ask("low-1", "low-2")
 				p.end("low-1")
 				p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
@@ -269,39 +268,30 @@ func TestOutOfOrder(t *testing.T) {
 				p.evict("high-1")
 			},
 		},
-		"an eviction without an evacuation, before its turn": {want: []string{"shop/high-1"}, play: func(p *tape) {
-			p.drain("a", "blue")
-			p.evict("high-1")
-		}},
+		"an eviction without an evacuation, before its turn": {want: []string{"shop/high-1"}, play: func(p *tape) { p.evict("high-1") }},
 		"pods that are asked although the status opened their wave too early": {
 			want: []string{"shop/high-1"},
 			play: func(p *tape) {
-				p.drain("a", "blue")
 				p.reach("a", 2000, "one", "two")
-				p.ask("low-1", "low-2")
-				p.end("low-1", "low-2")
+				p.firstWave()
 				p.ask("high-1")
 			},
 		},
 		"everything seen together, but in the wrong order": {want: []string{"shop/high-1"}, play: func(p *tape) {
-			p.drain("a", "blue")
 			p.reach("a", 2000, "one", "two")
 			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
 		}},
 		"what Haulout's server shows late came before what followed from it": {play: func(p *tape) {
-			p.drain("a", "blue")
 			p.evict("high-1")
 			p.complete("a")
 			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
 		}},
 		"and is wrong in the wrong order": {want: []string{"shop/high-1"}, play: func(p *tape) {
-			p.drain("a", "blue")
 			p.evict("high-1")
 			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
 			p.complete("a")
 		}},
 		"waves of pods that leave when their Deployment is scaled back are right": {play: func(p *tape) {
-			p.drain("a", "blue")
 			p.reach("a", 1000, "one", "two")
 			for _, name := range []string{"low-1", "low-2"} {
 				p.evacuation(name, v1alpha1.FinalizerInstigatorNodeMaintenance)
@@ -315,39 +305,27 @@ func TestOutOfOrder(t *testing.T) {
 		"a surge for a pod whose turn has not come is wrong, also when it ends in time": {
 			want: []string{"shop/high-1"},
 			play: func(p *tape) {
-				p.drain("a", "blue")
 				p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
-				p.ask("low-1", "low-2")
-				p.end("low-1", "low-2")
+				p.firstWave()
 				p.scaleDown("high-1")
 			},
 		},
 		"a scale-down by a pod that was not asked, before its turn": {
 			want: []string{"shop/high-1"},
-			play: func(p *tape) {
-				p.drain("a", "blue")
-				p.scaleDown("high-1")
-			},
+			play: func(p *tape) { p.scaleDown("high-1") },
 		},
 		"what Haulout's server shows later than a scale-down came before it": {play: func(p *tape) {
-			p.drain("a", "blue")
 			p.scaleDown("high-1")
 			p.complete("a")
 			p.evacuation("high-1", v1alpha1.FinalizerInstigatorNodeMaintenance)
 		}},
-		"a pod that was not asked but ended by itself is no fault": {play: func(p *tape) {
-			p.drain("a", "blue")
-			p.end("high-1")
-		}},
+		"a pod that was not asked but ended by itself is no fault": {play: func(p *tape) { p.end("high-1") }},
 		"a pod that another client asked to leave is no fault": {play: func(p *tape) {
-			p.drain("a", "blue")
 			p.evacuation("high-1", "evacuation.coordination.k8s.io/instigator_example.com")
 			p.evict("high-1")
 		}},
 		"a pod that comes after the next wave was opened is late": {play: func(p *tape) {
-			p.drain("a", "blue")
-			p.ask("low-1", "low-2")
-			p.end("low-1", "low-2")
+			p.firstWave()
 			p.reach("a", 2000, "one", "two")
 			p.pod("late", "two", 0)
 			p.ask("high-1")
@@ -355,7 +333,6 @@ func TestOutOfOrder(t *testing.T) {
 		"a pod that comes before the next wave is opened is waited for": {
 			want: []string{"while shop/late on node two"},
 			play: func(p *tape) {
-				p.drain("a", "blue")
 				p.ask("low-1", "low-2")
 				p.pod("late", "two", 0)
 				p.end("low-1", "low-2")
@@ -364,16 +341,13 @@ func TestOutOfOrder(t *testing.T) {
 			},
 		},
 		"a pod that the scheduler puts behind a cordon at the very last moment cannot be known": {play: func(p *tape) {
-			p.drain("a", "blue")
 			p.node("two", "blue", closed)
-			p.ask("low-1", "low-2")
-			p.end("low-1", "low-2")
+			p.firstWave()
 			p.pod("late", "two", 0)
 			p.reach("a", 2000, "one", "two")
 			p.ask("high-1")
 		}},
 		"one that has been there for long can": {want: []string{"while shop/late on node two"}, play: func(p *tape) {
-			p.drain("a", "blue")
 			p.node("two", "blue", closed)
 			p.ask("low-1", "low-2")
 			p.pod("late", "two", 0)
@@ -383,67 +357,53 @@ func TestOutOfOrder(t *testing.T) {
 			p.ask("high-1")
 		}},
 		"a node that joins late does not hold back what was opened before": {play: func(p *tape) {
-			p.drain("a", "blue")
-			p.ask("low-1", "low-2")
-			p.end("low-1", "low-2")
+			p.firstWave()
 			p.reach("a", 2000, "one", "two")
 			p.node("green", "blue")
 			p.ask("high-1")
 		}},
 		"but its own pods leave in order": {want: []string{"shop/vip on node green"}, play: func(p *tape) {
-			p.drain("a", "blue")
 			p.pod("vip", "green", 2000)
-			p.ask("low-1", "low-2")
-			p.end("low-1", "low-2")
+			p.firstWave()
 			p.reach("a", 2000, "one", "two")
 			p.node("green", "blue")
 			p.ask("vip")
 		}},
 		"a node that was released does not count": {play: func(p *tape) {
-			p.drain("a", "blue")
 			p.ask("low-1")
 			p.end("low-1")
 			p.node("two", "grey")
 			p.ask("high-1")
 		}},
 		"a maintenance that joins late is fast-forwarded": {play: func(p *tape) {
-			p.drain("a", "blue")
-			p.ask("low-1", "low-2")
-			p.end("low-1", "low-2")
+			p.firstWave()
 			p.reach("a", 2000, "one", "two")
 			p.drain("b", "blue,green")
 			p.ask("high-1")
 		}},
 		"a maintenance that joins in time has its say": {want: []string{"in wave 2 of b"}, play: func(p *tape) {
-			p.drain("a", "blue")
-			p.ask("low-1", "low-2")
-			p.end("low-1", "low-2")
+			p.firstWave()
 			p.drain("b", "blue,green")
 			p.reach("a", 2000, "one", "two")
 			p.ask("high-1")
 		}},
 		"a maintenance whose order was overridden, as an event says, has none": {play: func(p *tape) {
-			p.drain("a", "blue")
 			p.h.Overridden("a")
 			p.ask("high-1")
 		}},
 		"a maintenance that is complete waits for nothing": {play: func(p *tape) {
-			p.drain("a", "blue")
 			p.complete("a")
 			p.evict("high-1")
 		}},
 		"a pod that is left running holds nothing up": {play: func(p *tape) {
 			p.pod("logs", "one", 0, ofDaemonSet)
-			p.drain("a", "blue")
-			p.ask("low-1", "low-2")
-			p.end("low-1", "low-2")
+			p.firstWave()
 			p.ask("high-1")
 		}},
 		"a pod that should have been left running was asked": {
 			want: []string{"shop/logs was asked to leave, although"},
 			play: func(p *tape) {
 				p.pod("logs", "one", 0, ofDaemonSet)
-				p.drain("a", "blue")
 				p.ask("logs")
 			},
 		},
@@ -451,11 +411,9 @@ func TestOutOfOrder(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := newTape(t)
 			begin(p)
+			p.drain("a", "blue")
 			test.play(p)
-			found, err := p.h.OutOfOrder(p.calls, rules)
-			if err != nil {
-				t.Fatal(err)
-			}
+			found := must.Get(p.h.OutOfOrder(p.calls, rules))(t)
 			expect(t, found, test.want...)
 		})
 	}
@@ -480,9 +438,7 @@ func TestEvacuatedCountsPods(t *testing.T) {
 			}
 			p.reach("a", 2000, "one", "two")
 			leave(p, "high-1")
-			if got := len((&View{p.h}).Evacuated()); got != 3 {
-				t.Errorf("%d pods were evacuated, want 3", got)
-			}
+			is.Equal(t, len((&View{p.h}).Evacuated()), 3, "pods were evacuated")
 		})
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 const (
@@ -31,7 +33,7 @@ type mod func(*v1alpha1.Evacuation)
 
 // evacuation returns one with two evacuators that have 10 s each, of which none has the turn.
 func evacuation(mods ...mod) *v1alpha1.Evacuation {
-	e := &v1alpha1.Evacuation{
+	return build.With(&v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "blue", Name: podUID + "-web", UID: "evacuation-1", Finalizers: []string{finalizer},
 			CreationTimestamp: metav1.NewTime(dawn),
@@ -43,11 +45,7 @@ func evacuation(mods ...mod) *v1alpha1.Evacuation {
 			},
 		},
 		Status: v1alpha1.EvacuationStatus{EvacuationCancellationPolicy: v1alpha1.EvacuationCancellationPolicyAllow},
-	}
-	for _, m := range mods {
-		m(e)
-	}
-	return e
+	}, mods...)
 }
 
 // turn makes a class the active evacuator, some seconds after the beginning. It has not reported
@@ -273,9 +271,7 @@ func TestEvictionsHaveTheirTurn(t *testing.T) {
 			}
 			found, evictions := w.Judge(calls, sender)
 			expect(t, found, tt.want...)
-			if evictions != 1 {
-				t.Errorf("counted %d evictions of the server, want 1", evictions)
-			}
+			is.True(t, evictions == 1, "counted %d evictions of the server, want 1", evictions)
 		})
 	}
 }

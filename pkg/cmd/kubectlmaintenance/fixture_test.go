@@ -28,6 +28,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 	hauloutfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	"haulout.dev/haulout/pkg/testing/build"
 )
 
 // now is the time at which everything happens in these tests.
@@ -241,7 +242,7 @@ func complete() *v1alpha1.NodeMaintenance {
 
 // evacuation is one whose pod runs, unless it is modified.
 func evacuation(namespace, pod, node string, modify ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
-	e := &v1alpha1.Evacuation{
+	return build.With(&v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: "uid-" + pod, CreationTimestamp: before(80 * time.Second),
 		},
@@ -249,11 +250,7 @@ func evacuation(namespace, pod, node string, modify ...func(*v1alpha1.Evacuation
 			PodRef: v1alpha1.PodReference{Name: pod, UID: types.UID(namespace + pod)}, NodeName: node,
 		},
 		Status: v1alpha1.EvacuationStatus{ActiveEvacuatorClass: v1alpha1.EvacuatorClassEviction},
-	}
-	for _, m := range modify {
-		m(e)
-	}
-	return e
+	}, modify...)
 }
 
 func blocked(reason, message string, since time.Duration) func(*v1alpha1.Evacuation) {
@@ -509,10 +506,7 @@ func event(name, reason, kind, object, note string, at time.Duration, modify ...
 			Kind: "NodeMaintenance", Name: "kernel-update", UID: "uid-1",
 		}
 	}
-	for _, m := range modify {
-		m(e)
-	}
-	return e
+	return build.With(e, modify...)
 }
 
 // events are those of draining, and one of another maintenance.

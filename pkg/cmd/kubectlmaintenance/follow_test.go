@@ -23,6 +23,8 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var erased = regexp.MustCompile(`\x1b\[(\d+)A\x1b\[J`)
@@ -84,35 +86,25 @@ func TestWatch(t *testing.T) {
 	eventually(t, w.out, "BLOCKED  3 pods")
 
 	// Another pod leaves, and the server counts it later than its Evacuation tells.
-	if err := w.haulout.Tracker().Add(evacuation("shop", "web-99", "node-003", gone(0))); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.haulout.Tracker().Add(evacuation("shop", "web-99", "node-003", gone(0))))
 	eventually(t, w.out, "5 of 17 gone")
 	nm := draining()
 	// Without a peak only what was seen tells.
 	nm.Status.NodeStatuses[0].PodsPeak = 0
 	nm.Status.NodeStatuses[0].PodsEvacuating--
-	if _, err := maintenances.Update(t.Context(), nm, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(maintenances.Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
 	eventually(t, w.out, "5 of 16 gone")
 	// The server forgets Evacuations; what was seen is remembered.
-	if err := w.haulout.MaintenanceV1alpha1().Evacuations("shop").Delete(t.Context(), "uid-web-99",
-		metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.haulout.MaintenanceV1alpha1().Evacuations("shop").Delete(t.Context(), "uid-web-99",
+		metav1.DeleteOptions{}))
 	nm = nm.DeepCopy()
 	nm.Status.NodeStatuses[0].PodsEvacuating--
-	if _, err := maintenances.Update(t.Context(), nm, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(maintenances.Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
 	eventually(t, w.out, "5 of 15 gone")
 	if count := strings.Count(shown(w.out.String()), "kernel-update  Drain"); count != 1 {
 		t.Errorf("it is shown %d times:\n%s", count, shown(w.out.String()))
 	}
-	if err := maintenances.Delete(t.Context(), "kernel-update", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, maintenances.Delete(t.Context(), "kernel-update", metav1.DeleteOptions{}))
 	if code := <-ended; code != exitDone {
 		t.Errorf("it ended with %d: %s", code, w.err.String())
 	}
@@ -142,10 +134,7 @@ func TestWatchInAPipe(t *testing.T) {
 	)
 	nm := draining()
 	nm.Status.NodeStatuses[0].PodsPendingEvacuation = 0
-	if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm,
-		metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
 	eventually(t, w.out, "6 of 16 pods gone, 9 leaving, 1 for later waves")
 	stop()
 	if code := <-ended; code != exitInterrupted {
@@ -172,10 +161,8 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 		"a user deletes the maintenance": {
 			happens: func(t *testing.T, w *world, _ func()) {
 				t.Helper()
-				if err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), "node-003-x7k2p",
-					metav1.DeleteOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, w.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(t.Context(), "node-003-x7k2p",
+					metav1.DeleteOptions{}))
 			},
 			code: exitEnded, stderr: "was deleted before it reached the stage Drain",
 		},
@@ -185,10 +172,8 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 				nm := draining()
 				nm.Name, nm.UID = "node-003-x7k2p", "uid-of-node-003-x7k2p"
 				nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
-				if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm,
-					metav1.UpdateOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm,
+					metav1.UpdateOptions{}))(t)
 			},
 			code: exitEnded, stderr: "was completed before it reached the stage Drain", survives: true,
 		},
@@ -198,10 +183,8 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 				nm := draining()
 				nm.Name, nm.UID = "node-003-x7k2p", "uid-of-node-003-x7k2p"
 				nm.Status.Conditions[0].Status = metav1.ConditionTrue
-				if _, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm,
-					metav1.UpdateOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(w.haulout.MaintenanceV1alpha1().NodeMaintenances().Update(t.Context(), nm,
+					metav1.UpdateOptions{}))(t)
 			},
 			code: exitDone, survives: true,
 		},
@@ -230,9 +213,7 @@ func TestWaitingIsNotTheWork(t *testing.T) {
 			}
 			_, err := w.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), "node-003-x7k2p",
 				metav1.GetOptions{})
-			if (err == nil) != test.survives {
-				t.Errorf("the maintenance: %v", err)
-			}
+			is.True(t, (err == nil) == test.survives, "the maintenance: %v", err)
 		})
 	}
 }

@@ -6,15 +6,18 @@ package kubectlmaintenance
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
+	"time"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
@@ -24,6 +27,10 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -196,8 +203,7 @@ var goldens = map[string]golden{
 	"blockers-app-down":      {line: "blockers kernel-update", objects: appDown()},
 	"blockers-turns":         {line: "blockers kernel-update", objects: append([]runtime.Object{draining()}, turns()...)},
 	"status-stopping": {
-		line:    "status kernel-update",
-		objects: append([]runtime.Object{draining()}, append(turns(), stopping()...)...),
+		line: "status kernel-update", objects: append([]runtime.Object{draining()}, append(turns(), stopping()...)...),
 	},
 	"status-again": {line: "status kernel-update", objects: append([]runtime.Object{draining()}, again()...)},
 	"blockers-only-waiting": {
@@ -267,9 +273,7 @@ func runGolden(t *testing.T, g golden) (*world, string) {
 // machine.
 func TestGolden(t *testing.T) {
 	for name, g := range goldens {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { compare(t, name, g) })
-		})
+		bubble.Run(t, name, func(t *testing.T) { compare(t, name, g) })
 	}
 }
 
@@ -279,14 +283,9 @@ func compare(t *testing.T, name string, g golden) {
 	w, got := runGolden(t, g)
 	path := filepath.Join("testdata", name+".txt")
 	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(got), 0o600))
 	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	want := must.Get(os.ReadFile(path))(t)
 	if diff := cmp.Diff(string(want), got); diff != "" {
 		t.Errorf("not as in %s; -update rewrites it (-want +got):\n%s", path, diff)
 	}
@@ -317,10 +316,7 @@ func leavesNothing(t *testing.T, w *world) {
 
 // TestNoFileIsLeftOver says which golden files no case has.
 func TestNoFileIsLeftOver(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("testdata/*.txt"))(t)
 	for _, file := range files {
 		if _, known := goldens[strings.TrimSuffix(filepath.Base(file), ".txt")]; !known {
 			t.Errorf("%s belongs to no case", file)
@@ -368,9 +364,7 @@ func tryLine(t *testing.T, line string) {
 // TestExamples tries the examples of every help text.
 func TestExamples(t *testing.T) {
 	t.Chdir(t.TempDir())
-	if err := os.WriteFile("maintenance.yaml", []byte(manifest), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile("maintenance.yaml", []byte(manifest), 0o600))
 	var visit func(cmd *cobra.Command)
 	tried := 0
 	visit = func(cmd *cobra.Command) {
@@ -394,22 +388,15 @@ func TestExamples(t *testing.T) {
 		}
 	}
 	visit(newWorld(t, "").newCommand())
-	if tried < 15 {
-		t.Errorf("only %d examples were found", tried)
-	}
+	is.True(t, tried >= 15, "only %d examples were found", tried)
 }
 
 // TestThePageOfThePlugin tries the commands of docs/kubectl-plugin.md, and checks that it has every
 // command and exit code.
 func TestThePageOfThePlugin(t *testing.T) {
-	content, err := os.ReadFile("../../../docs/kubectl-plugin.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile("../../../docs/kubectl-plugin.md"))(t)
 	t.Chdir(t.TempDir())
-	if err := os.WriteFile("maintenance.yaml", []byte(manifest), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile("maintenance.yaml", []byte(manifest), 0o600))
 	scanner := bufio.NewScanner(bytes.NewReader(content))
 	for scanner.Scan() {
 		line, _, _ := strings.Cut(strings.TrimPrefix(scanner.Text(), "$ "), "  #")
@@ -423,8 +410,122 @@ func TestThePageOfThePlugin(t *testing.T) {
 		}
 	}
 	for _, code := range []int{exitDone, exitFailed, exitTimeout, exitBlocked, exitEnded, exitInterrupted} {
-		if !bytes.Contains(content, []byte(fmt.Sprintf("| %d |", code))) {
-			t.Errorf("the exit code %d is not explained", code)
+		is.True(t, bytes.Contains(content, []byte(fmt.Sprintf("| %d |", code))), "the exit code %d is not explained", code)
+	}
+}
+
+// hostile is what a user with few rights could write into the API: it clears the screen, rings,
+// colors, starts a line that looks like one of the plugin's, and runs backwards.
+const hostile = "\x1b[2J\a\x9b31m\u009b2J\nevil: all drained\r\u202etxet"
+
+// hostileCluster has it in every text that the plugin shows.
+func hostileCluster() []runtime.Object {
+	nm := draining()
+	nm.Spec.Reason = hostile
+	nm.Spec.RequestedBy.Username = "alice" + hostile
+	nm.Status.Conditions = append(nm.Status.Conditions, metav1.Condition{
+		Type: v1alpha1.ConditionProgressing, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonProgressSyncFailed,
+		Message: hostile,
+	})
+	nm.Status.Conditions[0].Message = hostile
+	for i := range nm.Status.NodeStatuses {
+		nm.Status.NodeStatuses[i].DrainMessage = hostile
+	}
+	blocker := evacuation("shop", "web"+hostile, "node-004", blocked("Unknown"+hostile, hostile, time.Minute))
+	waits := evacuation("shop", "cart", "node-003", active("flush.example.com"+hostile, hostile, time.Minute))
+	happened := event("a", "Cordoned"+hostile, "Node", "node-003"+hostile, hostile, time.Minute)
+	return []runtime.Object{nm, cordon(), blocker, waits, happened}
+}
+
+// hostilePreview answers with it as well.
+func hostilePreview(w *world) {
+	w.haulout.PrependReactor(
+		"get", "nodemaintenances/preview",
+		func(action clienttesting.Action) (bool, runtime.Object, error) {
+			p := newPreview(action.(clienttesting.GetAction).GetName())
+			for i := range p.Blockers {
+				p.Blockers[i].Message, p.Blockers[i].Reason = hostile, "Unknown"+hostile
+				p.Blockers[i].Pods[0].Name = "web" + hostile
+			}
+			p.Waves[0].Nodes[0].Namespaces[0].Pods[0].Name = "web" + hostile
+			p.Waves[0].Evacuators[0].EvacuatorClass = "flush" + hostile
+			p.PodsKept[0].Reason, p.Maintenances[0].Name = hostile, "other"+hostile
+			p.Nodes[0].Refused, p.Nodes[0].Message = true, hostile
+			return true, p, nil
+		},
+	)
+}
+
+// refuses makes the server refuse everything with it.
+func refuses(w *world) {
+	w.haulout.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(v1alpha1.Resource("nodemaintenances"), "x", errors.New(hostile))
+	})
+}
+
+// own are the sequences that the plugin itself redraws with.
+var own = regexp.MustCompile(`\x1b\[\d+A\x1b\[J`)
+
+// TestHostileTextsDoNotControlTheTerminal runs every command against an API that is full of control
+// characters.
+func TestHostileTextsDoNotControlTheTerminal(t *testing.T) {
+	for name, g := range map[string]golden{
+		"status":                    {line: "status kernel-update"},
+		"status wide":               {line: "status kernel-update -o wide"},
+		"status of all":             {line: "status"},
+		"status as YAML":            {line: "status kernel-update -o yaml"},
+		"status as JSON":            {line: "status kernel-update -o json"},
+		"status by path":            {line: "status kernel-update -o jsonpath={.spec.reason}"},
+		"blockers":                  {line: "blockers"},
+		"blockers of one":           {line: "blockers kernel-update"},
+		"blockers wide":             {line: "blockers -o wide"},
+		"history":                   {line: "history kernel-update"},
+		"history as JSON":           {line: "history kernel-update -o json"},
+		"history as YAML":           {line: "history kernel-update -o yaml"},
+		"preview":                   {line: "preview kernel-update"},
+		"preview wide":              {line: "preview kernel-update -o wide"},
+		"what waiting shows":        {line: "stage kernel-update Drain --wait --timeout=1m"},
+		"complete that takes long":  {line: "complete kernel-update --timeout=1m"},
+		"an error of the server":    {line: "start node-003", arrange: refuses},
+		"an error while it drains":  {line: "drain node-003", arrange: refuses},
+		"an error of the preview":   {line: "preview node-003", arrange: refuses},
+		"an error of the blockers":  {line: "blockers", arrange: refuses},
+		"an error of the history":   {line: "history kernel-update", arrange: refuses},
+		"start that previews first": {line: "start node-003"},
+	} {
+		for where, terminal := range map[string]bool{"terminal": true, "pipe": false} {
+			if !terminal && isDocument(g.line) {
+				continue // A pipe gets documents as they are.
+			}
+			bubble.Run(t, name+" on a "+where, func(t *testing.T) { showsNothingHostile(t, g, terminal) })
 		}
+	}
+}
+
+// isDocument reports whether a command line asks for a format that programs read.
+func isDocument(line string) bool {
+	return strings.Contains(line, "-o ") && !strings.Contains(line, "-o wide")
+}
+
+func showsNothingHostile(t *testing.T, g golden, terminal bool) {
+	t.Helper()
+	w := newWorld(t, "", hostileCluster()...)
+	hostilePreview(w)
+	if g.arrange != nil {
+		g.arrange(w)
+	}
+	if terminal {
+		w.environment.screen = func(out io.Writer) *screen.Screen { return screen.NewTerminal(out, 200, 100) }
+	}
+	w.run(t.Context(), strings.Fields(g.line))
+	shown := w.out.String() + "\n" + w.err.String()
+	is.True(t, strings.TrimSpace(shown) != "", "it shows nothing")
+	for line := range strings.Lines(own.ReplaceAllString(shown, "")) {
+		line = strings.TrimSuffix(line, "\n")
+		for _, r := range line {
+			must.True(t, unicode.IsPrint(r), "%q has %U", line, r)
+		}
+		// Documents have lines of their own.
+		is.True(t, !strings.HasPrefix(line, "evil") || isDocument(g.line), "%q looks like a line of the plugin", line)
 	}
 }

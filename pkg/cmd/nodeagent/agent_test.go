@@ -20,6 +20,8 @@ import (
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // fakeMachine is a machine that is told when to shut down.
@@ -101,9 +103,7 @@ func testConfig(t *testing.T) *v1alpha1.NodeAgentConfiguration {
 	c.LocalEngine = v1alpha1.LocalEngineNone
 	c.ShutdownGracePeriodByPodPriority = []v1alpha1.ShutdownGracePeriodByPodPriority{{ShutdownGracePeriodSeconds: 1}}
 	c.APIGracePeriod = metav1.Duration{Duration: time.Second}
-	if err := os.WriteFile(c.KubeletConfig, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(c.KubeletConfig, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"), 0o600))
 	return c
 }
 
@@ -129,18 +129,12 @@ func (s *statuses) has(part string) bool {
 func startAgent(t *testing.T, c *v1alpha1.NodeAgentConfiguration, h *host) (stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	s, err := begin(ctx, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(begin(ctx, c))(t)
 	rest, node, err := clientOf(ctx, c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := newAgent(ctx, c, s, h, rest, node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(newAgent(ctx, c, s, h, rest, node))(t)
 	ended := make(chan error, 1)
 	go func() { ended <- a.run(ctx) }()
 	stop = sync.OnceValue(func() error {
@@ -179,9 +173,7 @@ func TestAgentGuidesAMachineThroughAShutdown(t *testing.T) {
 		report, err = askAgent(t.Context(), *c.MetricsBindAddress)
 		return err == nil && report.Shutdown.State.Phase == state.Armed && told.has("ready to delay a shutdown")
 	})
-	if report.Node != "node-1" || !report.Shutdown.LockHeld || report.Engine != "" {
-		t.Errorf("the report is %+v", report)
-	}
+	is.True(t, report.Node == "node-1" && report.Shutdown.LockHeld && report.Engine == "", "the report is %+v", report)
 	machine.shutDown(8 * time.Second)
 	eventually(t, "the shutdown is on the disk", func() bool {
 		stored, err := state.Read(c.StateDirectory, state.RunDirectory)
@@ -221,23 +213,13 @@ func TestAgentContinuesAfterARestart(t *testing.T) {
 		stored, err := state.Read(c.StateDirectory, state.RunDirectory)
 		return err == nil && stored.Phase == state.Detected
 	})
-	if err := stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, stop())
 	// The directory is locked until the process ends, so the second agent has a copy.
 	second := *c
 	second.StateDirectory = t.TempDir()
-	data, err := os.ReadFile(filepath.Join(c.StateDirectory, "state.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(second.StateDirectory, "state.json"), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s, err := begin(t.Context(), &second)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(filepath.Join(c.StateDirectory, "state.json")))(t)
+	must.Do(t, os.WriteFile(filepath.Join(second.StateDirectory, "state.json"), data, 0o600))
+	s := must.Get(begin(t.Context(), &second))(t)
 	if s.stored.Phase != state.Detected || s.stored.Signal.Kind != "reboot" {
 		t.Errorf("the second agent begins with %+v", s.stored)
 	}
@@ -245,27 +227,17 @@ func TestAgentContinuesAfterARestart(t *testing.T) {
 
 func TestStateOfAnotherBootIsNotResumed(t *testing.T) {
 	c := testConfig(t)
-	store, err := state.Open(c.StateDirectory, state.RunDirectory)
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(state.Open(c.StateDirectory, state.RunDirectory))(t)
 	if err := store.Save(draining()); err != nil { // of boot "b"
 		t.Fatal(err)
 	}
-	s, err := begin(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if s.stored.Phase != "" || s.stored.LockPath != "" {
-		t.Errorf("the agent begins with %+v", s.stored)
-	}
+	s := must.Get(begin(t.Context(), c))(t)
+	is.True(t, s.stored.Phase == "" && s.stored.LockPath == "", "the agent begins with %+v", s.stored)
 }
 
 func TestSecondAgentIsRefused(t *testing.T) {
 	c := testConfig(t)
-	if _, err := begin(t.Context(), c); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(begin(t.Context(), c))(t)
 	if _, err := begin(t.Context(), c); err == nil || !strings.Contains(err.Error(), "another haulout-node-agent") {
 		t.Errorf("the error is %v", err)
 	}
@@ -275,25 +247,15 @@ func TestSecondAgentIsRefused(t *testing.T) {
 func TestNewerStateEndsTheAgent(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
-	if err := os.MkdirAll(c.StateDirectory, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(c.StateDirectory, "state.json"), []byte(`{"version":2}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(c.StateDirectory, 0o700))
+	must.Do(t, os.WriteFile(filepath.Join(c.StateDirectory, "state.json"), []byte(`{"version":2}`), 0o600))
 	ctx := t.Context()
-	s, err := begin(ctx, c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(begin(ctx, c))(t)
 	rest, node, err := clientOf(ctx, c)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := newAgent(ctx, c, s, &host{machine: newFakeMachine(), kubelet: noKubelet{t}, status: func(string) {}}, rest, node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(newAgent(ctx, c, s, &host{machine: newFakeMachine(), kubelet: noKubelet{t}, status: func(string) {}}, rest, node))(t)
 	var version *state.VersionError
 	if err := a.run(ctx); !errors.As(err, &version) {
 		t.Errorf("the agent ends with %v", err)
@@ -305,21 +267,13 @@ func TestEngines(t *testing.T) {
 		t.Run(string(engine), func(t *testing.T) {
 			c := testConfig(t)
 			c.LocalEngine = engine
-			s, err := begin(t.Context(), c)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(begin(t.Context(), c))(t)
 			rest, node, err := clientOf(t.Context(), c)
 			if err != nil {
 				t.Fatal(err)
 			}
-			a, err := newAgent(t.Context(), c, s, &host{machine: newFakeMachine(), kubelet: noKubelet{t}}, rest, node)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := a.report().Engine; got != want {
-				t.Errorf("the engine is %q, want %q", got, want)
-			}
+			a := must.Get(newAgent(t.Context(), c, s, &host{machine: newFakeMachine(), kubelet: noKubelet{t}}, rest, node))(t)
+			is.Equal(t, a.report().Engine, want, "the engine")
 		})
 	}
 }
@@ -339,9 +293,7 @@ func TestStatusLine(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := statusLine(&test.status); got != test.want {
-				t.Errorf("the line is %q, want %q", got, test.want)
-			}
+			is.Equal(t, statusLine(&test.status), test.want, "the line")
 		})
 	}
 }

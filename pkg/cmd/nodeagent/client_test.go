@@ -19,28 +19,21 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/agent/config"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // clientCertificate returns a certificate of a user and its key in one file, as the kubelet has it.
 func clientCertificate(t *testing.T, user string, keyFirst bool) []byte {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1),
 		Subject:      pkix.Name{CommonName: user, Organization: []string{"system:nodes"}},
 		NotAfter:     time.Now().Add(time.Hour),
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))(t)
+	keyDER := must.Get(x509.MarshalECPrivateKey(key))(t)
 	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	private := pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyDER})
 	if keyFirst {
@@ -52,9 +45,7 @@ func clientCertificate(t *testing.T, user string, keyFirst bool) []byte {
 func TestNodeName(t *testing.T) {
 	file := func(content []byte) string {
 		path := filepath.Join(t.TempDir(), "client.pem")
-		if err := os.WriteFile(path, content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, content, 0o600))
 		return "{client-certificate: " + path + ", client-key: " + path + "}"
 	}
 	inline := func(content []byte) string {
@@ -62,10 +53,7 @@ func TestNodeName(t *testing.T) {
 		return "{client-certificate-data: " + data + ", client-key-data: " + data + "}"
 	}
 	node := clientCertificate(t, "system:node:node-1", false)
-	hostname, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	hostname := must.Get(os.Hostname())(t)
 	for name, test := range map[string]struct {
 		configured, user string
 		want             string
@@ -85,9 +73,7 @@ func TestNodeName(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			kubeletConfig := filepath.Join(t.TempDir(), "config.yaml")
-			if err := os.WriteFile(kubeletConfig, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(kubeletConfig, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"), 0o600))
 			c := config.Default()
 			c.NodeName, c.KubeletConfig = test.configured, kubeletConfig
 			c.Kubeconfig = kubeconfigFor(t, "https://127.0.0.1:1", test.user)
@@ -100,9 +86,7 @@ func TestNodeName(t *testing.T) {
 				t.Fatalf("the node is %q, %v; want %q", got, err, test.want)
 			}
 			for _, want := range test.refused {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("the error does not name %q: %v", want, err)
-				}
+				is.True(t, strings.Contains(err.Error(), want), "the error does not name %q: %v", want, err)
 			}
 		})
 	}

@@ -16,6 +16,8 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/config"
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const configHead = "apiVersion: nodeagent.haulout.dev/v1alpha1\nkind: NodeAgentConfiguration\n"
@@ -24,9 +26,7 @@ const configHead = "apiVersion: nodeagent.haulout.dev/v1alpha1\nkind: NodeAgentC
 func configFile(t *testing.T, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(path, []byte(configHead+content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(configHead+content), 0o600))
 	return path
 }
 
@@ -45,10 +45,7 @@ func execute(t *testing.T, args ...string) (string, error) {
 
 func TestConfigCheck(t *testing.T) {
 	path := configFile(t, "nodeName: from-the-file\nmaxShutdownDelay: 10m\n")
-	out, err := execute(t, "config", "check", "--config", path, "--node-name", "from-the-flag", "--state-directory", "/state")
-	if err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(execute(t, "config", "check", "--config", path, "--node-name", "from-the-flag", "--state-directory", "/state"))(t)
 	var c v1alpha1.NodeAgentConfiguration
 	if err := yaml.UnmarshalStrict([]byte(out), &c); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -58,13 +55,9 @@ func TestConfigCheck(t *testing.T) {
 	}
 	// What is printed is a configuration file.
 	printed := filepath.Join(t.TempDir(), "printed.yaml")
-	if err := os.WriteFile(printed, []byte(out), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(printed, []byte(out), 0o600))
 	again, err := config.Load(printed)
-	if err != nil || again.NodeName != "from-the-flag" {
-		t.Errorf("the printed file is read as %+v, %v", again, err)
-	}
+	is.True(t, err == nil && again.NodeName == "from-the-flag", "the printed file is read as %+v, %v", again, err)
 }
 
 func TestConfigCheckRefuses(t *testing.T) {
@@ -89,13 +82,9 @@ func TestConfigCheckRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := execute(t, append([]string{"config", "check"}, test.args...)...)
-			if err == nil {
-				t.Fatalf("accepted:\n%s", out)
-			}
+			must.True(t, err != nil, "accepted:\n%s", out)
 			for _, want := range test.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("the error does not name %q: %v", want, err)
-				}
+				is.True(t, strings.Contains(err.Error(), want), "the error does not name %q: %v", want, err)
 			}
 		})
 	}
@@ -106,20 +95,13 @@ func TestDefaultFileMayBeMissing(t *testing.T) {
 	if _, err := os.Stat(config.DefaultPath()); err == nil {
 		t.Fatalf("%s exists on this machine", config.DefaultPath())
 	}
-	c, err := (&Options{NodeName: "a"}).Load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if c.NodeName != "a" || c.Kubeconfig == "" {
-		t.Errorf("the configuration is %+v", c)
-	}
+	c := must.Get((&Options{NodeName: "a"}).Load())(t)
+	is.True(t, c.NodeName == "a" && c.Kubeconfig != "", "the configuration is %+v", c)
 }
 
 func TestVersion(t *testing.T) {
 	out, err := execute(t, "--version")
-	if err != nil || !strings.Contains(out, "haulout-node-agent version ") {
-		t.Errorf("--version prints %q, %v", out, err)
-	}
+	is.True(t, err == nil && strings.Contains(out, "haulout-node-agent version "), "--version prints %q, %v", out, err)
 }
 
 // Every command says what it is for, and takes no argument that it would ignore.
@@ -137,8 +119,6 @@ func TestCommandsAreDescribed(t *testing.T) {
 	}
 	walk(NewCommand())
 	for _, want := range []string{"haulout-node-agent", "haulout-node-agent status", "haulout-node-agent config check"} {
-		if !slices.Contains(names, want) {
-			t.Errorf("%s is missing", want)
-		}
+		is.True(t, slices.Contains(names, want), "%s is missing", want)
 	}
 }

@@ -13,7 +13,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -23,6 +22,8 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/config"
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // fakeServices records what is installed and removed.
@@ -74,18 +75,11 @@ func executeWith(t *testing.T, f *fakeServices, args ...string) (string, error) 
 
 func TestInstall(t *testing.T) {
 	file := configFile(t, "maxShutdownDelay: 10m\n# a comment that must stay\n")
-	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(file))(t)
 	root := t.TempDir()
 	installedFile := filepath.Join(root, config.DefaultPath())
-	if err := os.MkdirAll(filepath.Dir(installedFile), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(installedFile, []byte(configHead+"maxShutdownDelay: 20m\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Dir(installedFile), 0o700))
+	must.Do(t, os.WriteFile(installedFile, []byte(configHead+"maxShutdownDelay: 20m\n"), 0o600))
 	for name, test := range map[string]struct {
 		args    []string
 		content string
@@ -105,16 +99,12 @@ func TestInstall(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := &fakeServices{}
 			out, err := executeWith(t, f, append([]string{"install"}, test.args...)...)
-			if err != nil || !strings.Contains(out, "installed and runs") {
-				t.Fatalf("the output is %q, %v", out, err)
-			}
+			must.True(t, err == nil && strings.Contains(out, "installed and runs"), "the output is %q, %v", out, err)
 			i := f.installed
 			if string(i.content) != test.content || i.path != config.DefaultPath() || i.config.MaxShutdownDelay.Duration.String() != test.delay {
 				t.Errorf("the file is %q at %s, the delay %s", i.content, i.path, i.config.MaxShutdownDelay.Duration)
 			}
-			if !slices.Equal(i.args, test.run) {
-				t.Errorf("the arguments are %q, want %q", i.args, test.run)
-			}
+			is.Slices(t, i.args, test.run, "the arguments")
 		})
 	}
 }
@@ -205,9 +195,7 @@ func TestUninstall(t *testing.T) {
 			} else if err != nil || !f.removed || !strings.Contains(out, test.want) {
 				t.Errorf("removed: %v, %v; the output is %q, want %q", f.removed, err, out, test.want)
 			}
-			if got := names(t, dir); got != test.files {
-				t.Errorf("the folder has %s, want %s", got, test.files)
-			}
+			is.Equal(t, names(t, dir), test.files, "the folder has")
 		})
 	}
 }
@@ -216,15 +204,10 @@ func TestUninstall(t *testing.T) {
 func TestUninstallWithoutAKubelet(t *testing.T) {
 	kubeconfig, _ := nodeServer(t)
 	dir, stateDir := parkedFolder(t), t.TempDir()
-	store, err := state.Open(stateDir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(state.Open(stateDir, ""))(t)
 	last := config.Default()
 	last.StaticPodPath = dir
-	if err := store.Save(state.State{Phase: state.Armed, BootID: "b", Configuration: last}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, store.Save(state.State{Phase: state.Armed, BootID: "b", Configuration: last}))
 	f := &fakeServices{}
 	path := configFile(t, "nodeName: node-1\nkubeletConfig: /no/such/kubelet.yaml\nstateDirectory: "+stateDir+"\n")
 	if _, err := executeWith(t, f, "uninstall", "--config", path, "--kubeconfig", kubeconfig); err == nil || !strings.Contains(err.Error(), "proxy.yaml") || f.removed {
@@ -263,9 +246,7 @@ func TestUninstallRestoresWhateverHappensAfterTheRemoval(t *testing.T) {
 			dir := parkedFolder(t)
 			parking := filepath.Join(filepath.Dir(dir), ".nm-parked")
 			if !test.parked {
-				if err := os.Rename(parking, parking+"-later"); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Rename(parking, parking+"-later"))
 			}
 			f := &fakeServices{stopped: func() {
 				down.Store(test.down)
@@ -292,9 +273,7 @@ func TestUninstallRestoresWhateverHappensAfterTheRemoval(t *testing.T) {
 			if !f.removed || !strings.Contains(out, said) {
 				t.Errorf("removed: %v, the output is %q", f.removed, out)
 			}
-			if got := names(t, dir); got != folder {
-				t.Errorf("the folder has %s, want %s", got, folder)
-			}
+			is.Equal(t, names(t, dir), folder, "the folder has")
 		})
 	}
 }
@@ -304,9 +283,7 @@ func TestUninstallRefusesAStateThatCannotBeRead(t *testing.T) {
 	kubeconfig, _ := nodeServer(t)
 	dir := t.TempDir()
 	stored := filepath.Join(dir, "state.json")
-	if err := os.WriteFile(stored, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(stored, []byte("{"), 0o600))
 	path := configFile(t, "nodeName: node-1\nkubeletConfig: /no/such/kubelet.yaml\nstateDirectory: "+dir+"\n")
 	f := &fakeServices{}
 	args := []string{"uninstall", "--config", path, "--kubeconfig", kubeconfig}
@@ -324,9 +301,7 @@ func TestUninstallTellsTheCluster(t *testing.T) {
 	path := configFile(t, "nodeName: node-1\nstaticPodPath: "+t.TempDir()+"\n")
 	// Until it is stopped, the agent writes its own condition.
 	f := &fakeServices{stopped: body.Reset}
-	if _, err := executeWith(t, f, "uninstall", "--config", path, "--kubeconfig", kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(executeWith(t, f, "uninstall", "--config", path, "--kubeconfig", kubeconfig))(t)
 	for _, want := range []string{"maintenance.haulout.dev/NodeAgentReady", "maintenance.haulout.dev/NodeAgentRunning", `"False"`, "Stopped"} {
 		if !strings.Contains(body.String(), want) {
 			t.Errorf("the node's status was changed at last by %s, which has no %s", body, want)

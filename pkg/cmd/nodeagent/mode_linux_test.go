@@ -20,34 +20,26 @@ import (
 	"haulout.dev/haulout/pkg/agent/config"
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // storeConfiguration leaves what an agent leaves that has run in this boot, with a table of 7
 // seconds.
 func storeConfiguration(t *testing.T, dir, bootID string, pods bool) {
 	t.Helper()
-	store, err := state.Open(dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(state.Open(dir, ""))(t)
 	c := config.Default()
 	c.NodeName, c.StateDirectory, c.Kubeconfig = "node-1", dir, filepath.Join(dir, "gone.conf")
 	c.ShutdownGracePeriodByPodPriority = []v1alpha1.ShutdownGracePeriodByPodPriority{{ShutdownGracePeriodSeconds: 7}}
-	if err := store.Save(state.State{Phase: state.Armed, BootID: bootID, Configuration: c}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, store.Save(state.State{Phase: state.Armed, BootID: bootID, Configuration: c}))
 	if pods {
-		if err := os.WriteFile(filepath.Join(dir, "pods.json"), []byte("{}"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(dir, "pods.json"), []byte("{}"), 0o600))
 	}
 }
 
 func TestChooseMode(t *testing.T) {
-	boot, err := state.BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	boot := must.Get(state.BootID())(t)
 	const (
 		broken        = "maxShutdownDelay: 25h\n"
 		noAuthorities = `https://127.0.0.1:1", certificate-authority-data: "Z2FyYmFnZQ==`
@@ -98,9 +90,7 @@ func TestChooseMode(t *testing.T) {
 				kubeconfig = filepath.Join(t.TempDir(), "no.conf")
 			case test.badFile:
 				kubeconfig = filepath.Join(t.TempDir(), "bad.conf")
-				if err := os.WriteFile(kubeconfig, []byte("{"), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(kubeconfig, []byte("{"), 0o600))
 			}
 			o := &Options{Kubeconfig: kubeconfig, StateDirectory: dir}
 			file := "nodeName: node-1\n" + test.config
@@ -155,25 +145,19 @@ func TestAgentStartsAgainWithAnotherKubeconfig(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			authorities := filepath.Join(dir, "ca.crt")
-			if err := os.WriteFile(authorities, clientCertificate(t, "authority", false), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(authorities, clientCertificate(t, "authority", false), 0o600))
 			kubeconfig := kubeconfigFor(t, `https://127.0.0.1:1", certificate-authority: "`+authorities, "")
 			o := &Options{Kubeconfig: kubeconfig, StateDirectory: dir, ConfigFile: configFile(t, "nodeName: node-1\n")}
 			m := chooseMode(t.Context(), o, "", false)
 			if m.why != "" {
 				t.Fatal(m.why)
 			}
-			if err := test.change(kubeconfig, authorities); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, test.change(kubeconfig, authorities))
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
 				m.awaitBetter(ctx, o, func() bool { return test.shuttingDown })
-				if got := ctx.Err() == nil; got != test.want {
-					t.Errorf("the agent starts again: %t, want %t", got, test.want)
-				}
+				is.Equal(t, ctx.Err() == nil, test.want, "the agent starts again")
 			})
 		})
 	}
@@ -183,28 +167,14 @@ func TestAgentStartsAgainWithAnotherKubeconfig(t *testing.T) {
 func TestSafeModeOnlyTells(t *testing.T) {
 	kubeconfig, _ := nodeServer(t)
 	dir := t.TempDir()
-	boot, err := state.BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	boot := must.Get(state.BootID())(t)
 	storeConfiguration(t, dir, boot, true)
-	stored, err := state.Read(dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	stored := must.Get(state.Read(dir, ""))(t)
 	stored.Configuration.Kubeconfig = kubeconfig
-	store, err := state.Open(dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := store.Save(stored); err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(state.Open(dir, ""))(t)
+	must.Do(t, store.Save(stored))
 	m := chooseMode(t.Context(), &Options{ConfigFile: configFile(t, "maxShutdownDelay: 7d\n"), StateDirectory: dir}, "", false)
-	client, err := kubernetes.NewForConfig(m.client)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(kubernetes.NewForConfig(m.client))(t)
 	if _, err := client.CoreV1().Nodes().Get(t.Context(), "node-1", metav1.GetOptions{}); err != nil {
 		t.Errorf("the node cannot be told: %v", err)
 	}
@@ -219,13 +189,9 @@ func TestSafeModeReleases(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
 	c.LocalEngine = v1alpha1.LocalEngineNone
-	if err := os.MkdirAll(c.StateDirectory, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(c.StateDirectory, 0o700))
 	const stored = `{"version":1,"node":"node-1","pods":[{"namespace":"blue","name":"web-1","priority":0}]}`
-	if err := os.WriteFile(filepath.Join(c.StateDirectory, "pods.json"), []byte(stored), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(c.StateDirectory, "pods.json"), []byte(stored), 0o600))
 	machine := newFakeMachine()
 	machine.shutDown(time.Hour)
 	startAgent(t, c, &host{machine: machine, kubelet: noKubelet{t}, status: func(string) {}, safeMode: "of a test"})
@@ -309,9 +275,7 @@ func TestBootOf(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := bootOf(kernel, test.userspace, test.last, test.present, test.err)
-			if got != test.want || len(got) > 64 {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.True(t, got == test.want && len(got) <= 64, "got %q, want %q", got, test.want)
 		})
 	}
 }

@@ -19,6 +19,9 @@ import (
 	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/kubelet"
 	"haulout.dev/haulout/pkg/agent/staticpods"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // fakeKeeper runs until its context ends, or fails.
@@ -127,16 +130,13 @@ func TestStaticPodsFollowTheKubelet(t *testing.T) {
 	broken := errors.New("no configuration")
 	for name, steps := range map[string][]step{
 		"a kubelet that stays": {
-			{set("/a", true, nil), []string{"/a"}, ""},
-			{set("/a", true, nil), []string{"/a"}, ""},
+			{set("/a", true, nil), []string{"/a"}, ""}, {set("/a", true, nil), []string{"/a"}, ""},
 		},
 		"a kubelet whose configuration comes later": {
-			{set("", false, broken), nil, "no configuration"},
-			{set("/a", true, nil), []string{"/a"}, ""},
+			{set("", false, broken), nil, "no configuration"}, {set("/a", true, nil), []string{"/a"}, ""},
 		},
 		"a kubelet that is configured again": {
-			{set("/a", true, nil), []string{"/a"}, ""},
-			{set("/b", true, nil), []string{"/b"}, ""},
+			{set("/a", true, nil), []string{"/a"}, ""}, {set("/b", true, nil), []string{"/b"}, ""},
 		},
 		"a kubelet that stops: its file may say something else than its flags": {
 			{set("/flag", true, nil), []string{"/flag"}, ""},
@@ -144,8 +144,7 @@ func TestStaticPodsFollowTheKubelet(t *testing.T) {
 			{set("/flag", true, nil), []string{"/flag"}, ""},
 		},
 		"a kubelet that does not run yet": {
-			{set("/file", false, nil), []string{"/file"}, ""},
-			{set("/flag", true, nil), []string{"/flag"}, ""},
+			{set("/file", false, nil), []string{"/file"}, ""}, {set("/flag", true, nil), []string{"/flag"}, ""},
 		},
 		"a configuration that cannot be read for a while": {
 			{set("/a", true, nil), []string{"/a"}, ""},
@@ -164,45 +163,41 @@ func TestStaticPodsFollowTheKubelet(t *testing.T) {
 			{func(n *fakeNode) { n.set("/a", true, nil); n.change(func() { n.next.problem = "another file system" }) }, []string{"/a"}, "another file system"},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				node := &fakeNode{}
-				s := &staticPods{
-					config: config.Default(), discover: node.discover, newKeeper: node.newKeeper,
-					found: func(dir string) { node.found = append(node.found, dir) },
+		bubble.Run(t, name, func(t *testing.T) {
+			node := &fakeNode{}
+			s := &staticPods{
+				config: config.Default(), discover: node.discover, newKeeper: node.newKeeper,
+				found: func(dir string) { node.found = append(node.found, dir) },
+			}
+			is.True(t, s.Problem() != "", "static pods can be stopped before the kubelet is known")
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			for i, step := range steps {
+				step.change(node)
+				if i == 0 {
+					go func() {
+						defer close(ended)
+						s.run(ctx)
+					}()
+				} else {
+					<-time.After(discoverPeriod) // of the bubble
 				}
-				if s.Problem() == "" {
-					t.Error("static pods can be stopped before the kubelet is known")
+				synctest.Wait()
+				if got := node.running(); !slices.Equal(got, step.running) {
+					t.Errorf("step %d: keepers run for %v, want %v", i, got, step.running)
 				}
-				ctx, cancel := context.WithCancel(t.Context())
-				ended := make(chan struct{})
-				for i, step := range steps {
-					step.change(node)
-					if i == 0 {
-						go func() {
-							defer close(ended)
-							s.run(ctx)
-						}()
-					} else {
-						<-time.After(discoverPeriod) // of the bubble
-					}
-					synctest.Wait()
-					if got := node.running(); !slices.Equal(got, step.running) {
-						t.Errorf("step %d: keepers run for %v, want %v", i, got, step.running)
-					}
-					if got := s.Problem(); (got == "") != (step.problem == "") || !strings.Contains(got, step.problem) {
-						t.Errorf("step %d: the problem is %q, want %q", i, got, step.problem)
-					}
-					if n := len(step.running); n > 0 && node.found[len(node.found)-1] != step.running[n-1] {
-						t.Errorf("step %d: the pods are read from %v, want %v", i, node.found, step.running)
-					}
+				if got := s.Problem(); (got == "") != (step.problem == "") || !strings.Contains(got, step.problem) {
+					t.Errorf("step %d: the problem is %q, want %q", i, got, step.problem)
 				}
-				cancel()
-				<-ended
-				if got := node.running(); len(got) > 0 {
-					t.Errorf("keepers run after the end for %v", got)
+				if n := len(step.running); n > 0 && node.found[len(node.found)-1] != step.running[n-1] {
+					t.Errorf("step %d: the pods are read from %v, want %v", i, node.found, step.running)
 				}
-			})
+			}
+			cancel()
+			<-ended
+			if got := node.running(); len(got) > 0 {
+				t.Errorf("keepers run after the end for %v", got)
+			}
 		})
 	}
 }
@@ -235,9 +230,7 @@ func TestNothingIsParkedWhileTheKubeletIsOfAnotherUnit(t *testing.T) {
 		{known: true},
 	} {
 		problem, known = test.problem, test.known
-		if _, err := s.next(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.next(t.Context()))(t)
 		if got := s.Problem(); (got == "") != (test.want == "") || !strings.Contains(got, test.want) {
 			t.Errorf("the problem is %q, want %q", got, test.want)
 		}
@@ -283,9 +276,7 @@ func TestConfiguredFolderWins(t *testing.T) {
 	c := config.Default()
 	c.StaticPodPath = "/configured"
 	s := &staticPods{config: c, discover: node.discover, newKeeper: node.newKeeper, found: func(string) {}}
-	if _, err := s.next(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(s.next(t.Context()))(t)
 	entries, err := s.Parked()
 	if err != nil || len(entries) != 1 || entries[0].Origin != "/configured/a" {
 		t.Errorf("the parked manifests are %v, %v", entries, err)
@@ -295,12 +286,8 @@ func TestConfiguredFolderWins(t *testing.T) {
 func TestWarnings(t *testing.T) {
 	dir := t.TempDir()
 	socket, link := filepath.Join(dir, "socket"), filepath.Join(dir, "link")
-	if err := os.WriteFile(socket, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(socket, link); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(socket, nil, 0o600))
+	must.Do(t, os.Symlink(socket, link))
 	for name, test := range map[string]struct {
 		facts  kubelet.Facts
 		engine v1alpha1.LocalEngine
@@ -329,13 +316,9 @@ func TestWarnings(t *testing.T) {
 			}
 			c.RuntimeEndpoint = "unix://" + socket
 			got := warnings(c, &test.facts)
-			if len(got) != len(test.want) {
-				t.Fatalf("the warnings are %q, want %q", got, test.want)
-			}
+			must.True(t, len(got) == len(test.want), "the warnings are %q, want %q", got, test.want)
 			for i, want := range test.want {
-				if !strings.Contains(got[i], want) {
-					t.Errorf("the warning does not name %q: %s", want, got[i])
-				}
+				is.True(t, strings.Contains(got[i], want), "the warning does not name %q: %s", want, got[i])
 			}
 		})
 	}

@@ -11,6 +11,8 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/config"
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // parkedFolder returns a folder of static pods of which two are parked.
@@ -23,13 +25,9 @@ func parkedFolder(t *testing.T) string {
 		filepath.Join(parent, ".nm-parked", "uid-1", "proxy.yaml"):   "proxy",
 		filepath.Join(parent, ".nm-parked", "uid-1", "storage.yaml"): "storage",
 	} {
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o700))
 		manifest := "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + "}\nspec: {containers: [{name: app, image: app}]}\n"
-		if err := os.WriteFile(path, []byte(manifest), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(manifest), 0o600))
 	}
 	return dir
 }
@@ -37,10 +35,7 @@ func parkedFolder(t *testing.T) string {
 // names returns the names of the files in a folder, without those that begin with a dot.
 func names(t *testing.T, dir string) string {
 	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir(dir))(t)
 	var list []string
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), ".") {
@@ -77,22 +72,14 @@ func TestStaticListAndRestore(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := parkedFolder(t)
 			out, err := execute(t, append([]string{"static", "--static-pod-path", dir}, test.args...)...)
-			if (err != nil) != (len(test.refused) > 0) {
-				t.Fatalf("the error is %v\n%s", err, out)
-			}
+			must.True(t, (err != nil) == (len(test.refused) > 0), "the error is %v\n%s", err, out)
 			for _, want := range test.want {
-				if !strings.Contains(out, want) {
-					t.Errorf("the output has no %q:\n%s", want, out)
-				}
+				is.True(t, strings.Contains(out, want), "the output has no %q:\n%s", want, out)
 			}
 			for _, want := range test.refused {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("the error has no %q: %v", want, err)
-				}
+				is.True(t, strings.Contains(err.Error(), want), "the error has no %q: %v", want, err)
 			}
-			if got := names(t, dir); got != test.files {
-				t.Errorf("the folder has %s, want %s", got, test.files)
-			}
+			is.Equal(t, names(t, dir), test.files, "the folder has")
 		})
 	}
 }
@@ -100,13 +87,9 @@ func TestStaticListAndRestore(t *testing.T) {
 func TestRestoreKeepsANewerManifest(t *testing.T) {
 	dir := parkedFolder(t)
 	newer := filepath.Join(dir, "proxy.yaml")
-	if err := os.WriteFile(newer, []byte("newer"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(newer, []byte("newer"), 0o600))
 	out, err := execute(t, "static", "restore", "--all", "--static-pod-path", dir)
-	if err != nil || !strings.Contains(out, "in use by a newer manifest") {
-		t.Errorf("the output is %q, %v", out, err)
-	}
+	is.True(t, err == nil && strings.Contains(out, "in use by a newer manifest"), "the output is %q, %v", out, err)
 	if data, err := os.ReadFile(newer); err != nil || string(data) != "newer" {
 		t.Errorf("the newer manifest is %q, %v", data, err)
 	}
@@ -123,13 +106,9 @@ func TestStaticPodFolder(t *testing.T) {
 	dir := parkedFolder(t)
 	kubeletConfig := filepath.Join(t.TempDir(), "kubelet.yaml")
 	content := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nstaticPodPath: " + dir + "\n"
-	if err := os.WriteFile(kubeletConfig, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(kubeletConfig, []byte(content), 0o600))
 	none := filepath.Join(t.TempDir(), "none.yaml")
-	if err := os.WriteFile(none, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(none, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"), 0o600))
 	for name, test := range map[string]struct {
 		config  string
 		refused string
@@ -148,9 +127,7 @@ func TestStaticPodFolder(t *testing.T) {
 				}
 				return
 			}
-			if err != nil || !strings.Contains(out, "proxy.yaml") {
-				t.Errorf("the output is %q, %v", out, err)
-			}
+			is.True(t, err == nil && strings.Contains(out, "proxy.yaml"), "the output is %q, %v", out, err)
 		})
 	}
 }
@@ -163,22 +140,13 @@ func TestStaticCommandsUseTheLastFolder(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, stateDir := parkedFolder(t), t.TempDir()
-			store, err := state.Open(stateDir, "")
-			if err != nil {
-				t.Fatal(err)
-			}
+			store := must.Get(state.Open(stateDir, ""))(t)
 			last := config.Default()
 			last.StaticPodPath = dir
-			if err := store.Save(state.State{Phase: state.Armed, BootID: "of an earlier boot", Configuration: last}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, store.Save(state.State{Phase: state.Armed, BootID: "of an earlier boot", Configuration: last}))
 			out, err := execute(t, "static", "restore", "--all", "--config", configFile(t, content), "--state-directory", stateDir)
-			if err != nil {
-				t.Errorf("the output is %q, %v", out, err)
-			}
-			if got, want := names(t, dir), "proxy.yaml running.yaml storage.yaml"; got != want {
-				t.Errorf("the folder has %s, want %s", got, want)
-			}
+			is.True(t, err == nil, "the output is %q, %v", out, err)
+			is.Equal(t, names(t, dir), "proxy.yaml running.yaml storage.yaml", "the folder has")
 		})
 	}
 }

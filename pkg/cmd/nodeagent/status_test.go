@@ -22,6 +22,8 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // runningAgent serves the endpoints of an agent with a report and returns its address.
@@ -62,35 +64,23 @@ contexts: [{name: c, context: {cluster: k, user: u}}]
 clusters: [{name: k, cluster: {server: "` + server + `"}}]
 users: [{name: u, user: ` + user + `}]
 `
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
 // unreachable returns an address without a listener.
 func unreachable(t *testing.T) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := listener.Close(); err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	must.Do(t, listener.Close())
 	return listener.Addr().String()
 }
 
 func storedState(t *testing.T, s state.State) string {
 	t.Helper()
 	dir := t.TempDir()
-	store, err := state.Open(dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := store.Save(s); err != nil {
-		t.Fatal(err)
-	}
+	store := must.Get(state.Open(dir, ""))(t)
+	must.Do(t, store.Save(s))
 	return dir
 }
 
@@ -189,14 +179,10 @@ func TestStatus(t *testing.T) {
 				t.Errorf("the error is %v, want one: %v", err, test.unhealthy)
 			}
 			for _, want := range test.want {
-				if !strings.Contains(out, want) {
-					t.Errorf("the output has no %q:\n%s", want, out)
-				}
+				is.True(t, strings.Contains(out, want), "the output has no %q:\n%s", want, out)
 			}
 			for _, not := range test.wantNot {
-				if strings.Contains(out, not) {
-					t.Errorf("the output has %q:\n%s", not, out)
-				}
+				is.True(t, !strings.Contains(out, not), "the output has %q:\n%s", not, out)
 			}
 			out, err = execute(t, append(args, "--output=json")...)
 			if got := errors.Is(err, errUnhealthy); got != test.unhealthy {
@@ -213,9 +199,7 @@ func TestStatus(t *testing.T) {
 func TestStatusOfADamagedFileLeavesIt(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "state.json")
-	if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(file, []byte("{"), 0o600))
 	out, err := execute(t, "status", "--config", configFile(t, "metricsBindAddress: \"\"\n"), "--state-directory", dir, "--kubeconfig", "/none/k")
 	if !errors.Is(err, errUnhealthy) || !strings.Contains(out, "damaged") || !strings.Contains(out, "metricsBindAddress is empty") {
 		t.Errorf("the error is %v, the output:\n%s", err, out)
@@ -258,19 +242,13 @@ func TestEndpoints(t *testing.T) {
 		"/metrics": "registered_metrics_total",
 		"/statusz": `"phase": "Maintaining"`,
 	} {
-		response, err := http.Get("http://" + address + path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		response := must.Get(http.Get("http://" + address + path))(t)
 		body, err := io.ReadAll(response.Body)
 		response.Body.Close()
 		if err != nil || response.StatusCode != http.StatusOK || !strings.Contains(string(body), want) {
 			t.Errorf("%s answers %s, %v:\n%s", path, response.Status, err, body)
 		}
-		response, err = http.Post("http://"+address+path, "text/plain", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		response = must.Get(http.Post("http://"+address+path, "text/plain", nil))(t)
 		response.Body.Close()
 		if response.StatusCode != http.StatusMethodNotAllowed && path != "/metrics" {
 			t.Errorf("a POST to %s answers %s", path, response.Status)
@@ -280,10 +258,7 @@ func TestEndpoints(t *testing.T) {
 
 // An agent whose port is in use serves nothing and says so, and ends with its context.
 func TestServeOnAPortInUse(t *testing.T) {
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	taken := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer taken.Close()
 	if err := serveOnce(t.Context(), taken.Addr().String(), http.NotFoundHandler()); err == nil {
 		t.Error("served on a port that is in use")
@@ -309,9 +284,7 @@ func TestServeEndsWithItsContext(t *testing.T) {
 	for {
 		report, err := askAgent(ctx, address)
 		if err == nil {
-			if report.Version != "v1" {
-				t.Errorf("the report is %+v", report)
-			}
+			is.True(t, report.Version == "v1", "the report is %+v", report)
 			break
 		}
 		if ctx.Err() != nil {

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // systemStop records what the stopper reports.
@@ -51,8 +53,7 @@ func TestStopper(t *testing.T) {
 		"a user ends it with Ctrl-C": {signal: os.Interrupt, goesDown: true},
 		"systemd cannot be asked":    {signal: syscall.SIGTERM, askErr: errors.New("no bus")},
 		"the system goes down, the pods leave": {
-			signal: syscall.SIGTERM, goesDown: true,
-			released: time.Minute, wantAfter: time.Minute, wantStopping: true,
+			signal: syscall.SIGTERM, goesDown: true, released: time.Minute, wantAfter: time.Minute, wantStopping: true,
 		},
 		"the system goes down, the pods stay": {signal: syscall.SIGTERM, goesDown: true, wantAfter: limit, wantStopping: true},
 		"systemd waits less long": {
@@ -71,35 +72,31 @@ func TestStopper(t *testing.T) {
 			released: time.Minute, wantAfter: time.Second, wantStopping: true,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				stop := &systemStop{}
-				down := make(chan struct{})
-				s := &stopper{limit: limit, down: func() <-chan struct{} { return down }, machine: stop, notifier: stopNotifier{stop}, ask: func(context.Context) (systemd.Ending, error) {
-					return systemd.Ending{Stopping: test.goesDown, Kind: "reboot", Limit: test.systemdLimit}, test.askErr
-				}}
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				signals := make(chan os.Signal, 2)
-				signals <- test.signal
-				if test.released > 0 {
-					time.AfterFunc(test.released, func() { close(down) })
-				}
-				if test.second > 0 {
-					time.AfterFunc(test.second, func() { signals <- test.secondSignal })
-				}
-				began := time.Now()
-				s.wait(ctx, signals)
-				if took := time.Since(began); took != test.wantAfter {
-					t.Errorf("the agent ends after %v, want %v", took, test.wantAfter)
-				}
-				if stop.notified != test.wantStopping || (stop.limit == cmp.Or(test.systemdLimit, limit)) != test.wantStopping {
-					t.Errorf("reported that the system goes down: %+v, want %v", *stop, test.wantStopping)
-				}
-				if test.wantStopping && stop.kind != "reboot" {
-					t.Errorf("the kind is %q, want reboot", stop.kind)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			stop := &systemStop{}
+			down := make(chan struct{})
+			s := &stopper{limit: limit, down: func() <-chan struct{} { return down }, machine: stop, notifier: stopNotifier{stop}, ask: func(context.Context) (systemd.Ending, error) {
+				return systemd.Ending{Stopping: test.goesDown, Kind: "reboot", Limit: test.systemdLimit}, test.askErr
+			}}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			signals := make(chan os.Signal, 2)
+			signals <- test.signal
+			if test.released > 0 {
+				time.AfterFunc(test.released, func() { close(down) })
+			}
+			if test.second > 0 {
+				time.AfterFunc(test.second, func() { signals <- test.secondSignal })
+			}
+			began := time.Now()
+			s.wait(ctx, signals)
+			is.Equal(t, time.Since(began), test.wantAfter, "the agent ends after")
+			if stop.notified != test.wantStopping || (stop.limit == cmp.Or(test.systemdLimit, limit)) != test.wantStopping {
+				t.Errorf("reported that the system goes down: %+v, want %v", *stop, test.wantStopping)
+			}
+			if test.wantStopping && stop.kind != "reboot" {
+				t.Errorf("the kind is %q, want reboot", stop.kind)
+			}
 		})
 	}
 }

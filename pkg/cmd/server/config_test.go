@@ -10,6 +10,8 @@ import (
 
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestAnonymousRequests(t *testing.T) {
@@ -35,9 +37,7 @@ func TestAnonymousRequests(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, ok, err := refuseAnonymous(as(c.user), health).AuthenticateRequest(httptest.NewRequest(http.MethodGet,
 				c.path, nil))
-			if ok != c.want || err != nil {
-				t.Errorf("got %v, %v", ok, err)
-			}
+			is.True(t, ok == c.want && err == nil, "got %v, %v", ok, err)
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // etcd runs `haulout-apiserver etcd` and returns what it has printed.
@@ -34,18 +35,12 @@ func TestEtcdCommands(t *testing.T) {
 	dataDir := "--data-dir=" + dir
 	start := func() *embeddedetcd.Server {
 		t.Helper()
-		s, err := embeddedetcd.Start(t.Context(), embeddedetcd.Options{DataDir: dir, QuotaBytes: embeddedetcd.DefaultQuotaBytes})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
+		return must.Get(embeddedetcd.Start(t.Context(), embeddedetcd.Options{DataDir: dir, QuotaBytes: embeddedetcd.DefaultQuotaBytes}))(t)
 	}
 	run := func(want string, args ...string) string {
 		t.Helper()
 		out, err := etcd(t, nil, append(args, dataDir)...)
-		if err != nil || !strings.Contains(out, want) {
-			t.Fatalf("%q: got %q, error %v, want %q", args, out, err, want)
-		}
+		must.True(t, err == nil && strings.Contains(out, want), "%q: got %q, error %v, want %q", args, out, err, want)
 		return out
 	}
 	refuse := func(want string, args ...string) {

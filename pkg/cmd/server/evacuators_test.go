@@ -15,6 +15,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestSurgeTimeoutOf(t *testing.T) {
@@ -49,18 +51,14 @@ func TestSurgeTimeoutOf(t *testing.T) {
 			indexer := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{
 				cache.NamespaceIndex: cache.MetaNamespaceIndexFunc,
 			})
-			if err := indexer.Add(tt.deployment); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, indexer.Add(tt.deployment))
 			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 				Namespace: "shop", Name: "web-x", Labels: tt.labels,
 				OwnerReferences: []metav1.OwnerReference{
 					{APIVersion: "apps/v1", Kind: tt.kind, Name: tt.owner, Controller: ptr.To(true)},
 				},
 			}}
-			if got := surgeTimeoutOf(appslisters.NewDeploymentLister(indexer), fallback)(pod); got != tt.want {
-				t.Errorf("got %s, want %s", got, tt.want)
-			}
+			is.Equal(t, surgeTimeoutOf(appslisters.NewDeploymentLister(indexer), fallback)(pod), tt.want)
 		})
 	}
 }

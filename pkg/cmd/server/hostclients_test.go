@@ -20,6 +20,9 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 
 	"haulout.dev/haulout/pkg/apiserver"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // slowly is a host cluster that takes its time to answer, or to end its answer.
@@ -75,36 +78,31 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 			host: slowly{answers: time.Hour}, ends: time.Second, took: time.Second, cause: apiserver.ErrLeaseLost, cut: true,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				leading, end := context.WithCancelCause(t.Context())
-				lost := lost
-				if tc.cause != nil {
-					lost = tc.cause
-				}
-				began := time.Now()
-				if tc.ends == 0 {
-					end(lost)
-				}
-				time.AfterFunc(tc.ends, func() { end(lost) })
-				transport := &cutTransport{next: tc.host, until: leading, grace: grace, mayAct: func() error { return nil }}
-				// The call's own context outlives leadership, as that of an eviction does.
-				req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://example.com/",
-					http.NoBody)
-				if err != nil {
-					t.Fatal(err)
-				}
-				resp, err := transport.RoundTrip(req)
-				if err == nil {
-					_, err = io.ReadAll(resp.Body)
-					_ = resp.Body.Close()
-				}
-				if took := time.Since(began); took != tc.took || errors.Is(err, lost) != tc.cut {
-					t.Errorf("took %v and got %v, want %v, cut: %v", took, err, tc.took, tc.cut)
-				}
-				synctest.Wait()
+		bubble.Run(t, name, func(t *testing.T) {
+			leading, end := context.WithCancelCause(t.Context())
+			lost := lost
+			if tc.cause != nil {
+				lost = tc.cause
+			}
+			began := time.Now()
+			if tc.ends == 0 {
 				end(lost)
-			})
+			}
+			time.AfterFunc(tc.ends, func() { end(lost) })
+			transport := &cutTransport{next: tc.host, until: leading, grace: grace, mayAct: func() error { return nil }}
+			// The call's own context outlives leadership, as that of an eviction does.
+			req := must.Get(http.NewRequestWithContext(t.Context(), http.MethodPost, "https://example.com/",
+				http.NoBody))(t)
+			resp, err := transport.RoundTrip(req)
+			if err == nil {
+				_, err = io.ReadAll(resp.Body)
+				_ = resp.Body.Close()
+			}
+			if took := time.Since(began); took != tc.took || errors.Is(err, lost) != tc.cut {
+				t.Errorf("took %v and got %v, want %v, cut: %v", took, err, tc.took, tc.cut)
+			}
+			synctest.Wait()
+			end(lost)
 		})
 	}
 }
@@ -116,10 +114,7 @@ func TestNothingIsSentWithoutTheLease(t *testing.T) {
 	defer server.Close()
 	config := &rest.Config{Host: server.URL}
 	lost := errors.New("the lease is lost")
-	clients, err := (&hostCluster{config: config}).leaderClients(t.Context(), config, time.Second, func() error { return lost })
-	if err != nil {
-		t.Fatal(err)
-	}
+	clients := must.Get((&hostCluster{config: config}).leaderClients(t.Context(), config, time.Second, func() error { return lost }))(t)
 	for name, send := range map[string]func() error{
 		"host": func() error {
 			return clients.host.CoreV1().Pods("ns").Delete(t.Context(), "pod", metav1.DeleteOptions{})
@@ -135,9 +130,7 @@ func TestNothingIsSentWithoutTheLease(t *testing.T) {
 			t.Errorf("%s: got error %v, want %v", name, err, lost)
 		}
 	}
-	if n := calls.Load(); n != 0 {
-		t.Errorf("got %d calls, want none", n)
-	}
+	is.Equal(t, calls.Load(), 0, "calls")
 }
 
 // TestLeaseHasItsOwnConnection counts connections: renewals must not share that of the evictions,
@@ -161,21 +154,11 @@ func TestLeaseHasItsOwnConnection(t *testing.T) {
 		// Nothing of the shared limit is left for the lease.
 		RateLimiter: flowcontrol.NewFakeNeverRateLimiter(),
 	}}
-	leases, err := host.leaseClient()
-	if err != nil {
-		t.Fatal(err)
-	}
-	clients, err := host.leaderClients(t.Context(), host.config, time.Second, func() error { return nil })
-	if err != nil {
-		t.Fatal(err)
-	}
+	leases := must.Get(host.leaseClient())(t)
+	clients := must.Get(host.leaderClients(t.Context(), host.config, time.Second, func() error { return nil }))(t)
 	for range 3 {
-		if _, err := leases.Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := clients.unlimited.CoreV1().Pods("ns").Get(t.Context(), "pod", metav1.GetOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(leases.Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{}))(t)
+		must.Get(clients.unlimited.CoreV1().Pods("ns").Get(t.Context(), "pod", metav1.GetOptions{}))(t)
 	}
 	if got := opened.Load(); got != 2 {
 		t.Errorf("the two clients have opened %d connections, want 2", got)

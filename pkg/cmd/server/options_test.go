@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func parse(t *testing.T, args ...string) CompletedOptions {
@@ -18,9 +20,7 @@ func parse(t *testing.T, args ...string) CompletedOptions {
 	for _, name := range sections.Order {
 		all.AddFlagSet(sections.FlagSets[name])
 	}
-	if err := all.Parse(args); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, all.Parse(args))
 	return o.Complete()
 }
 
@@ -99,9 +99,7 @@ func TestHelpHasSections(t *testing.T) {
 	cmd.SetOut(&out)
 	cmd.SetErr(&out)
 	cmd.SetArgs([]string{"--help"})
-	if err := cmd.Execute(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, cmd.Execute())
 	for _, section := range []string{
 		"Host cluster flags:", "Embedded etcd flags:", "Controllers flags:", "Admission flags:", "--version",
 	} {

@@ -7,7 +7,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -15,48 +14,31 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestStorageHasAnIdentity(t *testing.T) {
 	dir := t.TempDir()
 	open := func(dir, prefix string) (id string, revision int64) {
 		t.Helper()
-		etcd, err := embeddedetcd.Start(t.Context(),
-			embeddedetcd.Options{DataDir: dir, QuotaBytes: embeddedetcd.DefaultQuotaBytes})
-		if err != nil {
-			t.Fatal(err)
-		}
+		etcd := must.Get(embeddedetcd.Start(t.Context(),
+			embeddedetcd.Options{DataDir: dir, QuotaBytes: embeddedetcd.DefaultQuotaBytes}))(t)
 		defer etcd.Stop()
-		client, err := etcd.Client()
-		if err != nil {
-			t.Fatal(err)
-		}
+		client := must.Get(etcd.Client())(t)
 		defer client.Close()
-		s, err := openStorage(t.Context(), client, prefix)
-		if err != nil {
-			t.Fatal(err)
-		}
-		before, err := s.revision(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := client.Put(t.Context(), "an-object", "x"); err != nil {
-			t.Fatal(err)
-		}
+		s := must.Get(openStorage(t.Context(), client, prefix))(t)
+		before := must.Get(s.revision(t.Context()))(t)
+		must.Get(client.Put(t.Context(), "an-object", "x"))(t)
 		after, err := s.revision(t.Context())
-		if err != nil || after != before+1 {
-			t.Errorf("the revision was %d and is %d after one write (%v)", before, after, err)
-		}
+		is.True(t, err == nil && after == before+1, "the revision was %d and is %d after one write (%v)", before, after, err)
 		return s.id, after
 	}
 	first, at := open(dir, "/registry/a")
 	again, later := open(dir, "/registry/a")
-	if first != again || later <= at {
-		t.Errorf("storage %s at %d came back as %s at %d", first, at, again, later)
-	}
-	if !storageID.MatchString(first) {
-		t.Errorf("--adopt-storage would refuse %q", first)
-	}
+	is.True(t, first == again && later > at, "storage %s at %d came back as %s at %d", first, at, again, later)
+	is.True(t, storageID.MatchString(first), "--adopt-storage would refuse %q", first)
 	for name, other := range map[string][2]string{
 		"another folder": {t.TempDir(), "/registry/a"}, "another prefix": {dir, "/registry/b"},
 	} {
@@ -67,24 +49,13 @@ func TestStorageHasAnIdentity(t *testing.T) {
 }
 
 func TestStorageThatWasReplaced(t *testing.T) {
-	etcd, err := embeddedetcd.Start(t.Context(),
-		embeddedetcd.Options{DataDir: t.TempDir(), QuotaBytes: embeddedetcd.DefaultQuotaBytes})
-	if err != nil {
-		t.Fatal(err)
-	}
+	etcd := must.Get(embeddedetcd.Start(t.Context(),
+		embeddedetcd.Options{DataDir: t.TempDir(), QuotaBytes: embeddedetcd.DefaultQuotaBytes}))(t)
 	defer etcd.Stop()
-	client, err := etcd.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(etcd.Client())(t)
 	defer client.Close()
-	s, err := openStorage(t.Context(), client, "/registry")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := client.Delete(t.Context(), s.key); err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(openStorage(t.Context(), client, "/registry"))(t)
+	must.Get(client.Delete(t.Context(), s.key))(t)
 	if _, err := s.revision(t.Context()); err == nil {
 		t.Error("an emptied storage passes for the old one")
 	}
@@ -113,52 +84,50 @@ func TestSecondEmbeddedServerIsRefused(t *testing.T) {
 			holder: "alive", skew: -time.Hour, renews: true, wantErr: true, atMost: 4 * time.Second,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				host := fake.NewClientset()
-				leases := host.CoordinationV1().Leases("haulout-system")
-				write := func(holder string) {
-					seconds, now := int32(12), metav1.NewMicroTime(time.Now().Add(tc.skew))
-					lease := &coordinationv1.Lease{
-						ObjectMeta: metav1.ObjectMeta{Namespace: "haulout-system", Name: "haulout-apiserver"},
-						Spec: coordinationv1.LeaseSpec{
-							HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &now,
-						},
-					}
-					if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
-						_, _ = leases.Create(t.Context(), lease, metav1.CreateOptions{})
-					}
+		bubble.Run(t, name, func(t *testing.T) {
+			host := fake.NewClientset()
+			leases := host.CoordinationV1().Leases("haulout-system")
+			write := func(holder string) {
+				seconds, now := int32(12), metav1.NewMicroTime(time.Now().Add(tc.skew))
+				lease := &coordinationv1.Lease{
+					ObjectMeta: metav1.ObjectMeta{Namespace: "haulout-system", Name: "haulout-apiserver"},
+					Spec: coordinationv1.LeaseSpec{
+						HolderIdentity: &holder, LeaseDurationSeconds: &seconds, RenewTime: &now,
+					},
 				}
-				ctx, end := context.WithCancel(t.Context())
-				began := time.Now()
-				if tc.holder != "" {
-					write(tc.holder)
+				if _, err := leases.Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+					_, _ = leases.Create(t.Context(), lease, metav1.CreateOptions{})
 				}
-				if tc.renews {
-					go func() {
-						for {
-							select {
-							case <-ctx.Done():
-								return
-							case <-time.After(2 * time.Second):
-							}
-							if tc.released {
-								write("")
-								return
-							}
-							write(tc.holder)
+			}
+			ctx, end := context.WithCancel(t.Context())
+			began := time.Now()
+			if tc.holder != "" {
+				write(tc.holder)
+			}
+			if tc.renews {
+				go func() {
+					for {
+						select {
+						case <-ctx.Done():
+							return
+						case <-time.After(2 * time.Second):
 						}
-					}()
-				}
-				err := parse(t).refuseSecondStorage(ctx, host.CoordinationV1(), "own")
-				end()
-				if (err != nil) != tc.wantErr || err != nil && !strings.Contains(err.Error(), tc.holder) {
-					t.Errorf("got %v", err)
-				}
-				if took := time.Since(began); took > tc.atMost {
-					t.Errorf("it took %v, want at most %v", took, tc.atMost)
-				}
-			})
+						if tc.released {
+							write("")
+							return
+						}
+						write(tc.holder)
+					}
+				}()
+			}
+			err := parse(t).refuseSecondStorage(ctx, host.CoordinationV1(), "own")
+			end()
+			if (err != nil) != tc.wantErr || err != nil && !strings.Contains(err.Error(), tc.holder) {
+				t.Errorf("got %v", err)
+			}
+			if took := time.Since(began); took > tc.atMost {
+				t.Errorf("it took %v, want at most %v", took, tc.atMost)
+			}
 		})
 	}
 }

@@ -21,16 +21,14 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/server/embeddedetcd"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // TestWatchesHaveStreamsOfTheirOwn opens watches of a resource without a watch cache, as the server
 // does, and has etcd count its streams.
 func TestWatchesHaveStreamsOfTheirOwn(t *testing.T) {
-	etcd, err := embeddedetcd.Start(t.Context(),
-		embeddedetcd.Options{DataDir: t.TempDir(), QuotaBytes: embeddedetcd.DefaultQuotaBytes})
-	if err != nil {
-		t.Fatal(err)
-	}
+	etcd := must.Get(embeddedetcd.Start(t.Context(),
+		embeddedetcd.Options{DataDir: t.TempDir(), QuotaBytes: embeddedetcd.DefaultQuotaBytes}))(t)
 	defer etcd.Stop()
 	etcdOptions := NewOptions().Etcd
 	etcdOptions.StorageConfig.Transport.ServerList = []string{etcd.Endpoint()}
@@ -38,10 +36,7 @@ func TestWatchesHaveStreamsOfTheirOwn(t *testing.T) {
 		Options:        *etcdOptions,
 		StorageFactory: &serveroptions.SimpleStorageFactory{StorageConfig: etcdOptions.StorageConfig},
 	}}
-	options, err := getter.GetRESTOptions(v1alpha1.Resource("nodemaintenances"), &maintenance.NodeMaintenance{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	options := must.Get(getter.GetRESTOptions(v1alpha1.Resource("nodemaintenances"), &maintenance.NodeMaintenance{}))(t)
 	const prefix = "/nodemaintenances/"
 	store, destroy, err := options.Decorator(options.StorageConfig, prefix,
 		func(obj runtime.Object) (string, error) { return prefix + obj.(*maintenance.NodeMaintenance).Name, nil },
@@ -59,21 +54,16 @@ func TestWatchesHaveStreamsOfTheirOwn(t *testing.T) {
 	defer stop()
 	var watches []watch.Interface
 	for range count {
-		w, err := store.Watch(ctx, prefix, apistorage.ListOptions{
+		w := must.Get(store.Watch(ctx, prefix, apistorage.ListOptions{
 			ResourceVersion: "0", Recursive: true, Predicate: apistorage.Everything,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		watches = append(watches, w)
 	}
 	waitForStreams(t, before+count)
 	for i := range 5 {
 		name := strconv.Itoa(i)
 		one := &maintenance.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		if err := store.Create(t.Context(), prefix+name, one, nil, 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, store.Create(t.Context(), prefix+name, one, nil, 0))
 		for _, w := range watches {
 			if event := <-w.ResultChan(); event.Type != watch.Added {
 				t.Errorf("got event %s, want Added", event.Type)
@@ -98,10 +88,7 @@ func waitForStreams(t *testing.T, want float64) {
 // watchStreams returns how many streams with watches the servers of this process have.
 func watchStreams(t *testing.T) float64 {
 	t.Helper()
-	families, err := prometheus.DefaultGatherer.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	families := must.Get(prometheus.DefaultGatherer.Gather())(t)
 	for _, family := range families {
 		if family.GetName() == "etcd_debugging_mvcc_watch_stream_total" {
 			return family.GetMetric()[0].GetGauge().GetValue()

@@ -16,6 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -138,9 +141,7 @@ func TestLowerAndRestore(t *testing.T) {
 
 func TestACostThatWasChangedIsNotLoweredAgain(t *testing.T) {
 	c := newCluster(t, newPod(costKey, "9", originalKey, "7"))
-	if CanLower(c.pod()) {
-		t.Error("got a pod that can be lowered, want it left to who has changed it")
-	}
+	is.True(t, !CanLower(c.pod()), "got a pod that can be lowered, want it left to who has changed it")
 	c.lower(c.pod())
 	c.want("after lowering", map[string]string{costKey: "9", originalKey: "7"})
 }
@@ -241,32 +242,22 @@ func (c *cluster) store(pod *corev1.Pod) error {
 
 func (c *cluster) update(pod *corev1.Pod) {
 	c.Helper()
-	if err := c.store(pod); err != nil {
-		c.Fatal(err)
-	}
+	must.Do(c, c.store(pod))
 }
 
 func (c *cluster) pod() *corev1.Pod {
 	c.Helper()
-	pod, err := c.client.CoreV1().Pods("shop").Get(c.Context(), "web-0", metav1.GetOptions{})
-	if err != nil {
-		c.Fatal(err)
-	}
-	return pod
+	return must.Get(c.client.CoreV1().Pods("shop").Get(c.Context(), "web-0", metav1.GetOptions{}))(c)
 }
 
 func (c *cluster) lower(pod *corev1.Pod) {
 	c.Helper()
-	if err := Lower(c.Context(), c.client, pod); err != nil {
-		c.Fatal(err)
-	}
+	must.Do(c, Lower(c.Context(), c.client, pod))
 }
 
 func (c *cluster) restore(pod *corev1.Pod) {
 	c.Helper()
-	if err := Restore(c.Context(), c.client, pod); err != nil {
-		c.Fatal(err)
-	}
+	must.Do(c, Restore(c.Context(), c.client, pod))
 }
 
 func (c *cluster) want(when string, annotations map[string]string) {

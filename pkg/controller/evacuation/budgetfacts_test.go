@@ -21,6 +21,8 @@ import (
 	"haulout.dev/haulout/pkg/controller/eviction"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // queued is a queue of evictions that knows the budget of each Evacuation.
@@ -105,9 +107,7 @@ func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
 		now = now.Add(2 * factsFresh)
 		c.standoff(t.Context(), waiting, state, now)
 	})
-	if allocations > 5000 {
-		t.Errorf("got %.0f allocations, want fewer than the namespace has budgets", allocations)
-	}
+	is.True(t, allocations <= 5000, "got %.0f allocations, want fewer than the namespace has budgets", allocations)
 }
 
 // TestPodsThatCountNowhereInAStandoff: a pod that has finished or is terminating neither waits for
@@ -122,9 +122,7 @@ func TestPodsThatCountNowhereInAStandoff(t *testing.T) {
 				podOn("down-0-0", "app-0", "node-0", corev1.ConditionFalse), podOn("waits-0-0", "app-1", "node-0", corev1.ConditionTrue),
 			} {
 				ends(ended)
-				if err := pods.Update(ended); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, pods.Update(ended))
 			}
 			facts := c.factsOf(budgetOf("app-0"), start)
 			if got := len(facts.down); got != 29 {

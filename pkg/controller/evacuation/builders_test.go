@@ -14,6 +14,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/testing/build"
 )
 
 const (
@@ -30,6 +31,12 @@ const (
 	testNode = "node-7"
 )
 
+const (
+	second = time.Second
+	minute = time.Minute
+	hour   = time.Hour
+)
+
 var start = informertest.Start
 
 func after(d time.Duration) *metav1.Time {
@@ -37,7 +44,7 @@ func after(d time.Duration) *metav1.Time {
 }
 
 func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-	e := &maintenancev1alpha1.Evacuation{
+	return build.With(&maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: protocol.CanonicalName(podName, podUID), UID: "evacuation-1", ResourceVersion: "1",
 			Generation: 1, CreationTimestamp: *after(0), Finalizers: []string{ours},
@@ -47,11 +54,17 @@ func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1
 			ProgressDeadlineSeconds: ptr.To[int32](1800), NodeName: testNode,
 		},
 		Status: maintenancev1alpha1.EvacuationStatus{EvacuationCancellationPolicy: allow},
-	}
-	for _, mod := range mods {
-		mod(e)
-	}
-	return e
+	}, mods...)
+}
+
+// upForEviction is an Evacuation in which the eviction is active.
+func upForEviction(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+	return build.With(newEvacuation(active(evict)), mods...)
+}
+
+// turnOfA is an Evacuation in which the only evacuator is active.
+func turnOfA(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+	return build.With(newEvacuation(withEvacuators(classA), active(classA)), mods...)
 }
 
 func withEvacuators(classes ...string) func(*maintenancev1alpha1.Evacuation) {
@@ -118,20 +131,13 @@ func newMaintenance() *maintenancev1alpha1.NodeMaintenance {
 }
 
 func newPod(mods ...func(*corev1.Pod)) *corev1.Pod {
-	p := &corev1.Pod{
+	return build.With(&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: podName, UID: podUID, ResourceVersion: "1", CreationTimestamp: *after(-time.Hour),
 		},
-		Spec: corev1.PodSpec{NodeName: testNode},
-		Status: corev1.PodStatus{
-			Phase:      corev1.PodRunning,
-			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
-		},
-	}
-	for _, mod := range mods {
-		mod(p)
-	}
-	return p
+		Spec:   corev1.PodSpec{NodeName: testNode},
+		Status: build.Ready(),
+	}, mods...)
 }
 
 func inPhase(phase corev1.PodPhase) func(*corev1.Pod) {

@@ -16,6 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // TestNoEvacuationOutlivesItsTTL: whatever finalizers an Evacuation has, it is gone when its pod
@@ -28,24 +31,22 @@ func TestNoEvacuationOutlivesItsTTL(t *testing.T) {
 		"the garbage collector's finalizer without waiting": {theirs, metav1.FinalizerOrphanDependents},
 		"another instigator":                                {theirs},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, 0, newEvacuation(withFinalizers(finalizers...)), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
-				w.host.answer(refuse)
-				w.until("the eviction is active", 0, hasClass(evict))
-				w.must(w.client.Tracker().Delete(podsResource, "shop", podName))
-				w.until("the Evacuation is complete", 0, podDeleted)
-				<-time.After(DefaultCompletedTTL - time.Second)
-				synctest.Wait()
-				if !podDeleted(w.get()) {
-					t.Errorf("got %+v before the end of the TTL, want the complete Evacuation", w.get())
-				}
-				<-time.After(time.Second)
-				synctest.Wait()
-				if e := w.get(); e != nil {
-					t.Errorf("got an Evacuation with the finalizers %v after the TTL, want none", e.Finalizers)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, 0, newEvacuation(withFinalizers(finalizers...)), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
+			w.host.answer(refuse)
+			w.until("the eviction is active", 0, hasClass(evict))
+			must.Do(w, w.client.Tracker().Delete(podsResource, "shop", podName))
+			w.until("the Evacuation is complete", 0, podDeleted)
+			<-time.After(DefaultCompletedTTL - time.Second)
+			synctest.Wait()
+			if !podDeleted(w.get()) {
+				t.Errorf("got %+v before the end of the TTL, want the complete Evacuation", w.get())
+			}
+			<-time.After(time.Second)
+			synctest.Wait()
+			if e := w.get(); e != nil {
+				t.Errorf("got an Evacuation with the finalizers %v after the TTL, want none", e.Finalizers)
+			}
 		})
 	}
 }
@@ -59,47 +60,39 @@ func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
 		"a namespace with 150 pods":  {150, 150},
 		"a namespace with 1000 pods": {1000, 250},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var pods []runtime.Object
-				for i := range tt.pods {
-					pods = append(pods, newPod(func(p *corev1.Pod) {
-						p.Name, p.UID = fmt.Sprintf("other-%d", i), types.UID(fmt.Sprintf("uid-other-%d", i))
-					}))
-				}
-				left := func(i int) *maintenancev1alpha1.Evacuation {
-					return newEvacuation(withFinalizers(theirs, foreign),
-						withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, -time.Duration(i)*100*time.Millisecond),
-						func(e *maintenancev1alpha1.Evacuation) {
-							e.Name, e.UID = fmt.Sprintf("left-%d", i), types.UID(fmt.Sprintf("uid-left-%d", i))
-							e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: e.Name, UID: e.UID}
-						})
-				}
-				w := newWorld(t, 0, left(0), pods...)
-				for i := 1; i < 250; i++ {
-					w.must(w.api.client.Tracker().Add(left(i)))
-					// The fake watch has room for a hundred events.
-					synctest.Wait()
-				}
+		bubble.Run(t, name, func(t *testing.T) {
+			var pods []runtime.Object
+			for i := range tt.pods {
+				pods = append(pods, newPod(func(p *corev1.Pod) {
+					p.Name, p.UID = fmt.Sprintf("other-%d", i), types.UID(fmt.Sprintf("uid-other-%d", i))
+				}))
+			}
+			left := func(i int) *maintenancev1alpha1.Evacuation {
+				return newEvacuation(withFinalizers(theirs, foreign),
+					withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, -time.Duration(i)*100*time.Millisecond),
+					func(e *maintenancev1alpha1.Evacuation) {
+						e.Name, e.UID = fmt.Sprintf("left-%d", i), types.UID(fmt.Sprintf("uid-left-%d", i))
+						e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: e.Name, UID: e.UID}
+					})
+			}
+			w := newWorld(t, 0, left(0), pods...)
+			for i := 1; i < 250; i++ {
+				must.Do(w, w.api.client.Tracker().Add(left(i)))
+				// The fake watch has room for a hundred events.
 				synctest.Wait()
-				list, err := w.api.client.MaintenanceV1alpha1().Evacuations("shop").List(t.Context(), metav1.ListOptions{})
-				w.must(err)
-				if got := len(list.Items); got != tt.want {
-					t.Errorf("got %d Evacuations, want %d", got, tt.want)
+			}
+			synctest.Wait()
+			list := must.Get(w.api.client.MaintenanceV1alpha1().Evacuations("shop").List(t.Context(), metav1.ListOptions{}))(w)
+			is.Equal(t, len(list.Items), tt.want, "Evacuations")
+			for i := range tt.want {
+				if !slices.ContainsFunc(list.Items, func(e maintenancev1alpha1.Evacuation) bool { return e.Name == left(i).Name }) {
+					t.Errorf("got no Evacuation %s, want the newest %d", left(i).Name, tt.want)
 				}
-				for i := range tt.want {
-					if !slices.ContainsFunc(list.Items, func(e maintenancev1alpha1.Evacuation) bool { return e.Name == left(i).Name }) {
-						t.Errorf("got no Evacuation %s, want the newest %d", left(i).Name, tt.want)
-					}
-				}
-				<-time.After(DefaultCompletedTTL)
-				synctest.Wait()
-				list, err = w.api.client.MaintenanceV1alpha1().Evacuations("shop").List(t.Context(), metav1.ListOptions{})
-				w.must(err)
-				if len(list.Items) != 0 {
-					t.Errorf("got %d Evacuations after the TTL, want none", len(list.Items))
-				}
-			})
+			}
+			<-time.After(DefaultCompletedTTL)
+			synctest.Wait()
+			list = must.Get(w.api.client.MaintenanceV1alpha1().Evacuations("shop").List(t.Context(), metav1.ListOptions{}))(w)
+			is.Equal(t, len(list.Items), 0, "Evacuations after the TTL")
 		})
 	}
 }
@@ -111,13 +104,9 @@ func TestCompletedForgetsNamespaces(t *testing.T) {
 	c.addPods(e.Namespace, 1)
 	c.set(e)
 	c.set(e)
-	if n := len(c.namespaces[e.Namespace].kept); n != 1 {
-		t.Errorf("got %d complete Evacuations, want 1", n)
-	}
+	is.Equal(t, len(c.namespaces[e.Namespace].kept), 1, "complete Evacuations")
 	c.remove(keyOf(e))
 	c.remove(keyOf(e))
 	c.addPods(e.Namespace, -1)
-	if len(c.namespaces) != 0 {
-		t.Errorf("got %v, want no namespace left", c.namespaces)
-	}
+	is.True(t, len(c.namespaces) == 0, "got %v, want no namespace left", c.namespaces)
 }

@@ -26,6 +26,9 @@ import (
 	"haulout.dev/haulout/pkg/controller/selection"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestEvictionTakesFourWrites(t *testing.T) {
@@ -40,9 +43,7 @@ func TestEvictionTakesFourWrites(t *testing.T) {
 		if want := []string{"status", "status", "finalizers", "delete"}; !slices.Equal(writes, want) {
 			t.Errorf("got writes %v, want %v", writes, want)
 		}
-		if w.host.sent() != 1 {
-			t.Errorf("got %d evictions, want 1", w.host.sent())
-		}
+		is.Equal(t, w.host.sent(), 1, "evictions")
 	})
 }
 
@@ -79,23 +80,21 @@ func TestPodIsNotEvictedForAMaintenanceThatIsOver(t *testing.T) {
 		"it drains": {change: func(*maintenancev1alpha1.NodeMaintenance) {}, evicted: true},
 	}
 	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				nm := newMaintenance()
-				tt.change(nm)
-				w := newWorld(t, 0, newEvacuation(tt.mods...), newPod(), newNode(corev1.ConditionTrue), nm)
-				<-time.After(10 * withdrawalPatience)
-				if evicted := w.host.sent() == 1; evicted != tt.evicted {
-					t.Fatalf("got %d evictions after %s, want an eviction: %t", w.host.sent(), 10*withdrawalPatience, tt.evicted)
-				}
-				if tt.evicted {
-					return
-				}
-				other := newMaintenance()
-				other.Name = "other"
-				w.must(w.api.client.Tracker().Add(other))
-				w.until("the pod is deleted for another maintenance", withdrawalPatience, podDeleted)
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			nm := newMaintenance()
+			tt.change(nm)
+			w := newWorld(t, 0, newEvacuation(tt.mods...), newPod(), newNode(corev1.ConditionTrue), nm)
+			<-time.After(10 * withdrawalPatience)
+			if evicted := w.host.sent() == 1; evicted != tt.evicted {
+				t.Fatalf("got %d evictions after %s, want an eviction: %t", w.host.sent(), 10*withdrawalPatience, tt.evicted)
+			}
+			if tt.evicted {
+				return
+			}
+			other := newMaintenance()
+			other.Name = "other"
+			must.Do(w, w.api.client.Tracker().Add(other))
+			w.until("the pod is deleted for another maintenance", withdrawalPatience, podDeleted)
 		})
 	}
 }
@@ -108,9 +107,8 @@ func TestEvictionIsRetriedWhenTheBudgetAllowsIt(t *testing.T) {
 			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
 		w.expectEvent(EventBlocked)
 		w.host.answer(accept)
-		_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
-			metav1.UpdateOptions{})
-		w.must(err)
+		must.Get(w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
+			metav1.UpdateOptions{}))(w)
 		w.until("the pod is deleted", 0, podDeleted)
 		if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
 			t.Error("got Blocked true after the pod was deleted, want false")
@@ -152,27 +150,22 @@ func TestCancelled(t *testing.T) {
 		"another finalizer keeps the object": {[]string{foreign, ours}, deleting, []string{foreign}},
 	}
 	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, 0, newEvacuation(withFinalizers(tc.finalizers...)), newPod(),
-					newNode(corev1.ConditionTrue), newBudget("1", 0))
-				w.until("the eviction is active", 0, hasClass(evict))
-				w.api.edit(t, w.target, tc.withdraw)
-				w.until("the Evacuation is released", 0, func(e *maintenancev1alpha1.Evacuation) bool {
-					return e == nil && tc.wantLeft == nil ||
-						e != nil && tc.wantLeft != nil && slices.Equal(e.Finalizers, tc.wantLeft)
-				})
-				w.expectEvent(EventCancelled)
-
-				// The pod stays, although its budget allows the eviction from now on.
-				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
-					metav1.UpdateOptions{})
-				w.must(err)
-				<-time.After(time.Hour)
-				if w.host.sent() != 0 {
-					t.Errorf("got %d evictions, want none", w.host.sent())
-				}
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, 0, newEvacuation(withFinalizers(tc.finalizers...)), newPod(),
+				newNode(corev1.ConditionTrue), newBudget("1", 0))
+			w.until("the eviction is active", 0, hasClass(evict))
+			w.api.edit(t, w.target, tc.withdraw)
+			w.until("the Evacuation is released", 0, func(e *maintenancev1alpha1.Evacuation) bool {
+				return e == nil && tc.wantLeft == nil ||
+					e != nil && tc.wantLeft != nil && slices.Equal(e.Finalizers, tc.wantLeft)
 			})
+			w.expectEvent(EventCancelled)
+
+			// The pod stays, although its budget allows the eviction from now on.
+			must.Get(w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
+				metav1.UpdateOptions{}))(w)
+			<-time.After(time.Hour)
+			is.Equal(t, w.host.sent(), 0, "evictions")
 		})
 	}
 }
@@ -182,23 +175,6 @@ func TestCompletedEvacuationIsDeletedDespiteAnotherInstigator(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(withFinalizers(ours, theirs)), newPod(), newNode(corev1.ConditionTrue))
 		w.until("the pod is deleted", 0, podDeleted)
 		w.until("the Evacuation is deleted", 10*time.Second, gone)
-	})
-}
-
-func TestPodIsNotEvictedAfterForbid(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		evacuation := newEvacuation(withEvacuators(classA, classB), active(classA),
-			reported(time.Second, "switching over"), withFinalizers(),
-			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }))
-		w := newWorld(t, 0, evacuation, newPod(), newNode(corev1.ConditionTrue))
-		w.api.edit(t, evacuation, reported(5*time.Second, "still switching over"))
-		w.api.edit(t, evacuation,
-			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
-		w.until("the Evacuation is released", 0, gone)
-		w.expectEvent(EventCancelled)
-		if w.host.sent() != 0 {
-			t.Errorf("got %d evictions, want none", w.host.sent())
-		}
 	})
 }
 
@@ -223,27 +199,6 @@ func TestHandOverAfterTheDeadline(t *testing.T) {
 	})
 }
 
-func TestNewLeaderLetsEvacuatorsReport(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		// The deadline of the evacuator passed while no server ran.
-		evacuation := newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying"))
-		w := newWorld(t, 2*time.Hour, evacuation, newPod(), newNode(corev1.ConditionTrue))
-		w.until("the leader has served for four minutes", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
-			return w.clock.Since(start) >= 2*time.Hour+4*time.Minute
-		})
-		if !hasClass(classA)(w.get()) {
-			t.Fatal("the evacuator is not active any more, want the leader to wait for a report")
-		}
-		w.api.edit(t, evacuation, reported(2*time.Hour+4*time.Minute, "still copying"))
-		w.until("the leader has served for ten minutes", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
-			return w.clock.Since(start) >= 2*time.Hour+10*time.Minute
-		})
-		if !hasClass(classA)(w.get()) {
-			t.Error("the evacuator is not active any more although it has reported")
-		}
-	})
-}
-
 func TestNewLeaderContinuesAnEviction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		evacuation := newEvacuation(active(evict),
@@ -253,22 +208,6 @@ func TestNewLeaderContinuesAnEviction(t *testing.T) {
 		if writes := w.api.written(); writes[0] != "status" || len(writes) > 1 {
 			t.Errorf("got writes %v, want one write of the status", writes)
 		}
-	})
-}
-
-func TestDeletedEvacuationIsReleasedWithThePod(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		evacuation := newEvacuation(withEvacuators(classA), withFinalizers(ours, theirs),
-			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),
-			active(classA))
-		w := newWorld(t, 0, evacuation, newPod(), newNode(corev1.ConditionTrue))
-		w.api.edit(t, w.target, deleting)
-		<-time.After(time.Minute)
-		if w.get() == nil {
-			t.Fatal("the Evacuation was deleted although its evacuator forbids it")
-		}
-		w.must(w.client.Tracker().Delete(podsResource, "shop", podName))
-		w.until("the Evacuation is deleted", 0, gone)
 	})
 }
 
@@ -292,21 +231,13 @@ func newIdleController(
 	own := versionedfake.NewClientset()
 	ownInformers := externalversions.NewSharedInformerFactory(own, 0)
 	hostInformers := informers.NewSharedInformerFactory(client, 0)
-	selected, err := selection.New(hostInformers.Core().V1().Nodes().Informer(),
-		ownInformers.Maintenance().V1alpha1().NodeMaintenances().Informer(), clock.RealClock{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := New(Config{
+	selected := must.Get(selection.New(hostInformers.Core().V1().Nodes().Informer(),
+		ownInformers.Maintenance().V1alpha1().NodeMaintenances().Informer(), clock.RealClock{}))(t)
+	c := must.Get(New(Config{
 		Selection: selected, Host: client, HostInformers: hostInformers, Maintenance: own,
 		MaintenanceInformers: ownInformers, Recorder: &events.FakeRecorder{}, Evictions: &fakeHost{client: client},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := ownInformers.Maintenance().V1alpha1().Evacuations().Informer().GetIndexer().Add(evacuation); err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
+	must.Do(t, ownInformers.Maintenance().V1alpha1().Evacuations().Informer().GetIndexer().Add(evacuation))
 	return c, ownInformers
 }
 
@@ -366,19 +297,6 @@ func TestPodThatIsNotInTheCache(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestUnreachableNodeTakesPrecedenceOverAFinalizer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		pod := newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} })
-		w := newWorld(t, time.Hour, newEvacuation(active(evict)), pod, newNode(corev1.ConditionUnknown))
-		w.until("the node is reported as unreachable", 0,
-			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonNodeUnreachable))
-		_, err := w.client.CoreV1().Nodes().Update(t.Context(), newNode(corev1.ConditionTrue), metav1.UpdateOptions{})
-		w.must(err)
-		w.until("the finalizer is reported", 0,
-			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer))
-	})
 }
 
 func TestTypeOfMirrorPodWithoutItsNode(t *testing.T) {

@@ -4,6 +4,7 @@
 package evacuation
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 	"time"
@@ -17,14 +18,16 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // outcome has the parts of a decision that the tables compare.
 type outcome struct {
 	Active string
 	// Since and Progress are the times of the hand-over and of the last report, since the start.
-	Since           time.Duration
-	Progress        time.Duration
+	Since    time.Duration
+	Progress time.Duration
+	// Policy is Allow unless a table says otherwise.
 	Policy          maintenancev1alpha1.EvacuationCancellationPolicy
 	Completed       bool
 	Complete        string
@@ -87,7 +90,7 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 		t.Run(name, func(t *testing.T) {
 			s := situation{
 				now: start.Add(tc.at), evacuation: tc.evacuation, pod: tc.pod,
-				podType: maintenancev1alpha1.PodTypeDefault, servingSince: start.Add(-time.Hour),
+				podType: maintenancev1alpha1.PodTypeDefault, servingSince: start.Add(-hour),
 				completedTTL: DefaultCompletedTTL, startDeadline: DefaultEvacuatorStartDeadline,
 				surgeTimeout: protocol.DefaultSurgeTimeout, budgetPatience: protocol.DefaultBudgetPatience, longGrace: protocol.DefaultLongGrace,
 			}
@@ -96,6 +99,7 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 			}
 			before := tc.evacuation.DeepCopy()
 			got := decide(s)
+			tc.want.Policy = cmp.Or(tc.want.Policy, allow)
 			if outcomeOf(got) != tc.want {
 				t.Errorf("wrong decision (-want +got):\n%s", diff.Diff(tc.want, outcomeOf(got)))
 			}
@@ -110,42 +114,38 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 }
 
 func TestDecideCompletion(t *testing.T) {
-	completed := withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, time.Minute)
+	completed := withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, minute)
 	runDecide(t, map[string]decideTest{
 		"the pod is deleted": {
-			evacuation: newEvacuation(active(evict)), at: time.Minute,
-			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Wake: 6 * time.Minute},
+			evacuation: upForEviction(), at: minute,
+			want: outcome{Active: evict, Complete: "PodDeleted", Wake: 6 * minute},
 		},
 		"the pod was deleted before an evacuator was active": {
-			evacuation: newEvacuation(withEvacuators(classA)), at: time.Minute,
-			want: outcome{Policy: allow, Complete: "PodDeleted", Wake: 6 * time.Minute},
+			evacuation: newEvacuation(withEvacuators(classA)), at: minute,
+			want: outcome{Complete: "PodDeleted", Wake: 6 * minute},
 		},
 		"the pod has succeeded": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(inPhase(corev1.PodSucceeded)), at: time.Minute,
-			want: outcome{Active: evict, Policy: allow, Complete: "PodTerminated", Wake: 6 * time.Minute},
+			evacuation: upForEviction(), pod: newPod(inPhase(corev1.PodSucceeded)), at: minute,
+			want: outcome{Active: evict, Complete: "PodTerminated", Wake: 6 * minute},
 		},
 		"the pod has failed": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(inPhase(corev1.PodFailed)), at: time.Minute,
-			want: outcome{Active: evict, Policy: allow, Complete: "PodTerminated", Wake: 6 * time.Minute},
+			evacuation: upForEviction(), pod: newPod(inPhase(corev1.PodFailed)), at: minute,
+			want: outcome{Active: evict, Complete: "PodTerminated", Wake: 6 * minute},
 		},
 		"Blocked is cleared when the pod is deleted": {
 			evacuation: newEvacuation(active(evict),
 				withCondition(maintenancev1alpha1.ConditionBlocked, "PodDisruptionBudget", 0)),
-			at: time.Minute,
-			want: outcome{
-				Active: evict, Policy: allow, Complete: "PodDeleted", Blocked: "not: NotBlocked", Wake: 6 * time.Minute,
-			},
+			at:   minute,
+			want: outcome{Active: evict, Complete: "PodDeleted", Blocked: "not: NotBlocked", Wake: 6 * minute},
 		},
 		"the last refusals are counted when the pod is deleted": {
-			evacuation: newEvacuation(active(evict)), at: time.Minute,
-			mod: func(s *situation) { s.eviction = eviction.State{Known: true, FailedEvictions: 3} },
-			want: outcome{
-				Active: evict, Policy: allow, Complete: "PodDeleted", FailedEvictions: 3, Wake: 6 * time.Minute,
-			},
+			evacuation: upForEviction(), at: minute,
+			mod:  func(s *situation) { s.eviction = eviction.State{Known: true, FailedEvictions: 3} },
+			want: outcome{Active: evict, Complete: "PodDeleted", FailedEvictions: 3, Wake: 6 * minute},
 		},
 		"the pod is deleted and the object is being deleted, as in a terminating namespace": {
-			evacuation: newEvacuation(active(evict), deleting, withFinalizers(ours, theirs)), at: time.Minute,
-			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseAll},
+			evacuation: upForEviction(deleting, withFinalizers(ours, theirs)), at: minute,
+			want: outcome{Active: evict, Complete: "PodDeleted", Release: releaseAll},
 		},
 		"the pod is deleted, and the evacuator has forbidden cancellation": {
 			evacuation: newEvacuation(
@@ -153,39 +153,39 @@ func TestDecideCompletion(t *testing.T) {
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
 					st.EvacuationCancellationPolicy = forbid
 				}),
-			), at: time.Minute,
-			want: outcome{Active: classA, Policy: forbid, Complete: "PodDeleted", Wake: 6 * time.Minute},
+			), at: minute,
+			want: outcome{Active: classA, Policy: forbid, Complete: "PodDeleted", Wake: 6 * minute},
 		},
 		"a complete Evacuation is kept for the TTL": {
-			evacuation: newEvacuation(active(evict), completed), at: 5 * time.Minute,
-			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Wake: 6 * time.Minute},
+			evacuation: upForEviction(completed), at: 5 * minute,
+			want: outcome{Active: evict, Complete: "PodDeleted", Wake: 6 * minute},
 		},
 		"a complete Evacuation is released after the TTL": {
-			evacuation: newEvacuation(active(evict), completed), at: 6 * time.Minute,
-			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseDue},
+			evacuation: upForEviction(completed), at: 6 * minute,
+			want: outcome{Active: evict, Complete: "PodDeleted", Release: releaseDue},
 		},
 		"a complete Evacuation with a foreign finalizer is released after the TTL": {
-			evacuation: newEvacuation(active(evict), completed, deleting, withFinalizers(foreign)), at: 6 * time.Minute,
-			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseDue},
+			evacuation: upForEviction(completed, deleting, withFinalizers(foreign)), at: 6 * minute,
+			want: outcome{Active: evict, Complete: "PodDeleted", Release: releaseDue},
 		},
 		"a complete Evacuation that is being deleted with a foreign finalizer is released after the TTL": {
-			evacuation: newEvacuation(active(evict), completed, deleting, withFinalizers(theirs, foreign)), at: 2 * time.Minute,
-			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseAll, Wake: 6 * time.Minute},
+			evacuation: upForEviction(completed, deleting, withFinalizers(theirs, foreign)), at: 2 * minute,
+			want: outcome{Active: evict, Complete: "PodDeleted", Release: releaseAll, Wake: 6 * minute},
 		},
 		"a complete Evacuation of a namespace that has too many is released before the TTL": {
-			evacuation: newEvacuation(active(evict), completed), at: 2 * time.Minute,
+			evacuation: upForEviction(completed), at: 2 * minute,
 			mod:  func(s *situation) { s.surplus = true },
-			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseDue},
+			want: outcome{Active: evict, Complete: "PodDeleted", Release: releaseDue},
 		},
 		"a complete Evacuation is released immediately when it is being deleted": {
-			evacuation: newEvacuation(active(evict), completed, deleting), at: time.Minute,
-			want: outcome{Active: evict, Policy: allow, Complete: "PodDeleted", Release: releaseAll},
+			evacuation: upForEviction(completed, deleting), at: minute,
+			want: outcome{Active: evict, Complete: "PodDeleted", Release: releaseAll},
 		},
 		"a cancelled Evacuation is released immediately": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), withFinalizers(),
-				withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, time.Minute)),
-			pod: newPod(), at: time.Minute,
-			want: outcome{Active: classA, Policy: allow, Complete: "Cancelled", Release: releaseAll},
+			evacuation: turnOfA(withFinalizers(),
+				withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, minute)),
+			pod: newPod(), at: minute,
+			want: outcome{Active: classA, Complete: "Cancelled", Release: releaseAll},
 		},
 	})
 }
@@ -196,54 +196,51 @@ func TestDecideCancellation(t *testing.T) {
 	})
 	runDecide(t, map[string]decideTest{
 		"no instigator is left": {
-			evacuation: newEvacuation(active(evict), withFinalizers(foreign)), pod: newPod(),
-			want: outcome{Active: evict, Policy: allow, Release: releaseAll, Events: EventCancelled},
+			evacuation: upForEviction(withFinalizers(foreign)), pod: newPod(),
+			want: outcome{Active: evict, Release: releaseAll, Events: EventCancelled},
 		},
 		"another instigator is left": {
-			evacuation: newEvacuation(active(evict), withFinalizers(theirs)), pod: newPod(),
-			want: outcome{Active: evict, Policy: allow, Evict: true},
+			evacuation: upForEviction(withFinalizers(theirs)), pod: newPod(), want: outcome{Active: evict, Evict: true},
 		},
 		"the object is being deleted": {
-			evacuation: newEvacuation(active(evict), deleting), pod: newPod(),
-			want: outcome{Active: evict, Policy: allow, Release: releaseAll, Events: EventCancelled},
+			evacuation: upForEviction(deleting), pod: newPod(),
+			want: outcome{Active: evict, Release: releaseAll, Events: EventCancelled},
 		},
 		"the object is being deleted without instigators, and another finalizer keeps it": {
-			evacuation: newEvacuation(active(evict), deleting, withFinalizers(foreign)), pod: newPod(),
-			want: outcome{Active: evict, Policy: allow, Wake: time.Minute},
+			evacuation: upForEviction(deleting, withFinalizers(foreign)), pod: newPod(),
+			want: outcome{Active: evict, Wake: minute},
 		},
 		"no instigator is left before the first evacuator is active": {
 			evacuation: newEvacuation(withFinalizers()), pod: newPod(),
-			want: outcome{Policy: allow, Release: releaseAll, Events: EventCancelled},
+			want: outcome{Release: releaseAll, Events: EventCancelled},
 		},
 		"the evacuator forbids cancellation and reports": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "moving"),
-				forbidding, withFinalizers()),
-			pod: newPod(), at: 2 * time.Minute,
-			want: outcome{Active: classA, Progress: time.Minute, Policy: forbid, Wake: 16 * time.Minute},
+			evacuation: turnOfA(reported(minute, "moving"), forbidding, withFinalizers()),
+			pod:        newPod(), at: 2 * minute,
+			want: outcome{Active: classA, Progress: minute, Policy: forbid, Wake: 16 * minute},
 		},
 		"the evacuator forbids cancellation, then completes: the pod is not evicted": {
 			evacuation: newEvacuation(
-				withEvacuators(classA, classB), active(classA), reported(time.Minute, "moving"), forbidding,
+				withEvacuators(classA, classB), active(classA), reported(minute, "moving"), forbidding,
 				withFinalizers(),
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }),
 			), pod: newPod(),
-			at: 2 * time.Minute,
+			at: 2 * minute,
 			want: outcome{
-				Active: classA, Progress: time.Minute, Policy: forbid, Completed: true, Complete: "Cancelled",
+				Active: classA, Progress: minute, Policy: forbid, Completed: true, Complete: "Cancelled",
 				Release: releaseAll, Events: EventCancelled,
 			},
 		},
 		"the evacuator forbids cancellation, then does not report: the pod is not evicted": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "moving"),
-				forbidding, withFinalizers()),
-			pod: newPod(), at: 31 * time.Minute,
+			evacuation: turnOfA(reported(minute, "moving"), forbidding, withFinalizers()),
+			pod:        newPod(), at: 31 * minute,
 			want: outcome{
-				Active: classA, Progress: time.Minute, Policy: forbid, Complete: "Cancelled", Release: releaseAll,
+				Active: classA, Progress: minute, Policy: forbid, Complete: "Cancelled", Release: releaseAll,
 				Events: EventCancelled,
 			},
 		},
 		"cancellation is forbidden while the eviction is active": {
-			evacuation: newEvacuation(active(evict), forbidding, withFinalizers()), pod: newPod(),
+			evacuation: upForEviction(forbidding, withFinalizers()), pod: newPod(),
 			want: outcome{
 				Active: evict, Policy: forbid, Complete: "Cancelled", Release: releaseAll, Events: EventCancelled,
 			},
@@ -262,143 +259,130 @@ func TestDecideActiveEvacuator(t *testing.T) {
 	}
 	runDecide(t, map[string]decideTest{
 		"the pod is evicted if there are no evacuators": {
-			evacuation: newEvacuation(), pod: newPod(), at: time.Minute,
-			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true},
+			evacuation: newEvacuation(), pod: newPod(), at: minute,
+			want: outcome{Active: evict, Since: minute, Evict: true},
 			says: "no evacuator was active before",
 		},
 		"the evacuator with the highest priority becomes active": {
-			evacuation: newEvacuation(withEvacuators(classB, classA)), pod: newPod(), at: time.Minute,
-			want: outcome{Active: classB, Since: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second},
+			evacuation: newEvacuation(withEvacuators(classB, classA)), pod: newPod(), at: minute,
+			want: outcome{Active: classB, Since: minute, Wake: 3*minute + 30*second},
 			says: classB,
 		},
 		"an evacuator that has not reported has until the start deadline": {
 			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)), pod: newPod(),
-			at: 5*time.Minute - time.Second,
-			want: outcome{
-				Active: classA, Policy: allow, Wake: 5 * time.Minute, Blocked: "EvacuatorNotProgressing",
-				Events: EventBlocked,
-			},
+			at:   5*minute - second,
+			want: outcome{Active: classA, Wake: 5 * minute, Blocked: "EvacuatorNotProgressing", Events: EventBlocked},
 		},
 		"an evacuator that has not reported by the start deadline hands over": {
 			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA)), pod: newPod(),
-			at: 5 * time.Minute,
-			want: outcome{
-				Active: classB, Since: 5 * time.Minute, Policy: allow, Wake: 7*time.Minute + 30*time.Second,
-				Events: EventHandedOver,
-			},
+			at:   5 * minute,
+			want: outcome{Active: classB, Since: 5 * minute, Wake: 7*minute + 30*second, Events: EventHandedOver},
 			says: "a.example.com has not started within 5m0s",
 		},
 		"a progress deadline that is shorter than the start deadline replaces it": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), func(e *maintenancev1alpha1.Evacuation) {
+			evacuation: turnOfA(func(e *maintenancev1alpha1.Evacuation) {
 				e.Spec.ProgressDeadlineSeconds = ptr.To[int32](60)
 			}),
-			pod: newPod(), at: time.Minute,
-			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
+			pod: newPod(), at: minute,
+			want: outcome{Active: evict, Since: minute, Evict: true, Events: EventHandedOver},
 			says: "has not started within 1m0s",
 		},
 		"a report without a message counts": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(3*time.Second, "")),
-			pod:        newPod(), at: 10 * time.Minute,
-			want: outcome{
-				Active: classA, Progress: 3 * time.Second, Policy: allow, Wake: 15*time.Minute + 3*time.Second,
-			},
+			evacuation: turnOfA(reported(3*second, "")),
+			pod:        newPod(), at: 10 * minute,
+			want: outcome{Active: classA, Progress: 3 * second, Wake: 15*minute + 3*second},
 		},
 		"a report right after the hand-over starts the progress deadline": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Millisecond, "")),
-			pod:        newPod(), at: 10 * time.Minute,
-			want: outcome{
-				Active: classA, Progress: time.Millisecond, Policy: allow, Wake: 15*time.Minute + time.Millisecond,
-			},
+			evacuation: turnOfA(reported(time.Millisecond, "")),
+			pod:        newPod(), at: 10 * minute,
+			want: outcome{Active: classA, Progress: time.Millisecond, Wake: 15*minute + time.Millisecond},
 		},
 		"a report in the second of the hand-over starts the progress deadline": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(0, "")), pod: newPod(),
-			at: 10 * time.Minute, want: outcome{Active: classA, Policy: allow, Wake: 15 * time.Minute},
+			evacuation: turnOfA(reported(0, "")), pod: newPod(),
+			at: 10 * minute, want: outcome{Active: classA, Wake: 15 * minute},
 		},
 		"an evacuator that reports stays active for the progress deadline": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")),
-			pod:        newPod(), at: 49 * time.Minute,
+			evacuation: turnOfA(reported(20*minute, "copying")),
+			pod:        newPod(), at: 49 * minute,
 			want: outcome{
-				Active: classA, Progress: 20 * time.Minute, Policy: allow, Wake: 50 * time.Minute,
+				Active: classA, Progress: 20 * minute, Wake: 50 * minute,
 				Blocked: "EvacuatorNotProgressing", Events: EventBlocked,
 			},
 			says: "copying",
 		},
 		"an evacuator that does not report for the progress deadline hands over": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying")),
-			pod:        newPod(), at: 50 * time.Minute,
-			want: outcome{Active: evict, Since: 50 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
+			evacuation: turnOfA(reported(20*minute, "copying")),
+			pod:        newPod(), at: 50 * minute,
+			want: outcome{Active: evict, Since: 50 * minute, Evict: true, Events: EventHandedOver},
 			says: "a.example.com has not reported for 30m0s",
 		},
 		"the default of the progress deadline is half an hour": {
 			evacuation: newEvacuation(
-				withEvacuators(classA), active(classA), reported(time.Minute, "copying"),
+				withEvacuators(classA), active(classA), reported(minute, "copying"),
 				func(e *maintenancev1alpha1.Evacuation) {
 					e.Spec.ProgressDeadlineSeconds = nil
 				},
-			), pod: newPod(), at: 2 * time.Minute,
-			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 16 * time.Minute},
+			), pod: newPod(), at: 2 * minute,
+			want: outcome{Active: classA, Progress: minute, Wake: 16 * minute},
 		},
 		"an evacuator that has completed hands over immediately, with its message": {
 			evacuation: newEvacuation(
-				withEvacuators(classA, classB), active(classA), reported(time.Minute, "strategy is Recreate"), done,
+				withEvacuators(classA, classB), active(classA), reported(minute, "strategy is Recreate"), done,
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
-					st.ExpectedEvacuationFinishTime, st.EvacuationCancellationPolicy = after(time.Hour), forbid
+					st.ExpectedEvacuationFinishTime, st.EvacuationCancellationPolicy = after(hour), forbid
 				}),
-			), pod: newPod(), at: time.Minute,
-			want: outcome{Active: classB, Since: time.Minute, Policy: allow, Wake: 3*time.Minute + 30*time.Second},
+			), pod: newPod(), at: minute,
+			want: outcome{Active: classB, Since: minute, Wake: 3*minute + 30*second},
 			says: `a.example.com reported completion ("strategy is Recreate")`,
 		},
 		"a new leader waits for reports of evacuators": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
-			pod:        newPod(), at: 62 * time.Minute, mod: servingSince(time.Hour),
-			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 62*time.Minute + 30*time.Second},
+			evacuation: turnOfA(reported(minute, "copying")),
+			pod:        newPod(), at: 62 * minute, mod: servingSince(hour),
+			want: outcome{Active: classA, Progress: minute, Wake: 62*minute + 30*second},
 		},
 		"a new leader does not wait longer than the deadline": {
 			evacuation: newEvacuation(
-				withEvacuators(classA), active(classA), reported(time.Minute, "copying"),
+				withEvacuators(classA), active(classA), reported(minute, "copying"),
 				func(e *maintenancev1alpha1.Evacuation) {
 					e.Spec.ProgressDeadlineSeconds = ptr.To[int32](60)
 				},
-			), pod: newPod(), at: 61 * time.Minute,
-			mod:  servingSince(time.Hour),
-			want: outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
+			), pod: newPod(), at: 61 * minute,
+			mod:  servingSince(hour),
+			want: outcome{Active: evict, Since: 61 * minute, Evict: true, Events: EventHandedOver},
 		},
 		"a new leader hands over immediately from an evacuator that has completed": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), done), pod: newPod(),
-			at: 61 * time.Minute, mod: servingSince(time.Hour),
-			want: outcome{Active: evict, Since: 61 * time.Minute, Policy: allow, Evict: true},
+			evacuation: turnOfA(done), pod: newPod(),
+			at: 61 * minute, mod: servingSince(hour),
+			want: outcome{Active: evict, Since: 61 * minute, Evict: true},
 		},
 		"an active class that is not in the spec hands over": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classB)), pod: newPod(), at: time.Minute,
-			want: outcome{Active: evict, Since: time.Minute, Policy: allow, Evict: true, Events: EventHandedOver},
+			evacuation: newEvacuation(withEvacuators(classA), active(classB)), pod: newPod(), at: minute,
+			want: outcome{Active: evict, Since: minute, Evict: true, Events: EventHandedOver},
 		},
 		"the start deadline of the DaemonSet evacuator restarts before the drain reaches the pod": {
 			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
 				active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
-			pod: newPod(), at: 3 * time.Minute,
+			pod: newPod(), at: 3 * minute,
 			want: outcome{
-				Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Since: 3 * time.Minute, Policy: allow,
-				Wake: 5*time.Minute + 30*time.Second,
+				Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Since: 3 * minute, Wake: 5*minute + 30*second,
 			},
 		},
 		"a start deadline of one second restarts once a second": {
 			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
 				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
 				func(e *maintenancev1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](1) }),
-			pod: newPod(), at: 3*time.Minute + 700*time.Millisecond,
+			pod: newPod(), at: 3*minute + 700*time.Millisecond,
 			want: outcome{
-				Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Since: 3 * time.Minute, Policy: allow,
-				Wake: 3*time.Minute + time.Second,
+				Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Since: 3 * minute, Wake: 3*minute + second,
 			},
 		},
 		"the start deadline of the DaemonSet evacuator counts after the drain reaches the pod": {
 			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
 				active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
-			pod: newPod(), at: 5 * time.Minute,
+			pod: newPod(), at: 5 * minute,
 			mod: func(s *situation) { s.targeted, s.podType = true, maintenancev1alpha1.PodTypeDaemonSet },
 			want: outcome{
-				Active: evict, Since: 5 * time.Minute, Policy: allow, Blocked: "NoEvacuator",
-				Events: EventHandedOver + " " + EventBlocked,
+				Active: evict, Since: 5 * minute, Blocked: "NoEvacuator", Events: EventHandedOver + " " + EventBlocked,
 			},
 		},
 	})
@@ -411,78 +395,76 @@ func TestDecideEviction(t *testing.T) {
 	wasBlocked := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0)
 	runDecide(t, map[string]decideTest{
 		"DaemonSet pods are never evicted": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(),
+			evacuation: upForEviction(), pod: newPod(),
 			mod:  func(s *situation) { s.podType = maintenancev1alpha1.PodTypeDaemonSet },
-			want: outcome{Active: evict, Policy: allow, Blocked: "NoEvacuator", Events: EventBlocked},
+			want: outcome{Active: evict, Blocked: "NoEvacuator", Events: EventBlocked},
 		},
 		"static pods are never evicted": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(),
+			evacuation: upForEviction(), pod: newPod(),
 			mod:  func(s *situation) { s.podType = maintenancev1alpha1.PodTypeStatic },
-			want: outcome{Active: evict, Policy: allow, Blocked: "NoEvacuator", Events: EventBlocked},
+			want: outcome{Active: evict, Blocked: "NoEvacuator", Events: EventBlocked},
 		},
 		"terminating pods are waited for": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(terminatingUntil(time.Minute)), at: time.Minute,
-			want: outcome{Active: evict, Policy: allow, Wake: 90 * time.Second},
+			evacuation: upForEviction(), pod: newPod(terminatingUntil(minute)), at: minute,
+			want: outcome{Active: evict, Wake: 90 * second},
 		},
 		"the blocker of the queue becomes the condition Blocked": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(),
+			evacuation: upForEviction(), pod: newPod(),
 			mod: func(s *situation) { s.eviction = eviction.State{Known: true, FailedEvictions: 2, Blocker: budget} },
 			want: outcome{
-				Active: evict, Policy: allow, Blocked: "PodDisruptionBudget", FailedEvictions: 2, Evict: true,
-				Wake: time.Minute, Events: EventBlocked,
+				Active: evict, Blocked: "PodDisruptionBudget", FailedEvictions: 2, Evict: true,
+				Wake: minute, Events: EventBlocked,
 			},
 		},
 		"the same blocker is not recorded as a second event": {
-			evacuation: newEvacuation(active(evict), wasBlocked), pod: newPod(),
+			evacuation: upForEviction(wasBlocked), pod: newPod(),
 			mod:  func(s *situation) { s.eviction = eviction.State{Known: true, Blocker: budget} },
-			want: outcome{Active: evict, Policy: allow, Blocked: "PodDisruptionBudget", Evict: true, Wake: time.Minute},
+			want: outcome{Active: evict, Blocked: "PodDisruptionBudget", Evict: true, Wake: minute},
 		},
 		"Blocked is cleared when the queue has no blocker": {
-			evacuation: newEvacuation(active(evict), wasBlocked), pod: newPod(),
+			evacuation: upForEviction(wasBlocked), pod: newPod(),
 			mod:  func(s *situation) { s.eviction = eviction.State{Known: true} },
-			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
+			want: outcome{Active: evict, Blocked: "not: NotBlocked", Evict: true},
 		},
 		"Blocked stays after a restart until the queue has an answer": {
-			evacuation: newEvacuation(active(evict), wasBlocked), pod: newPod(),
-			want: outcome{Active: evict, Policy: allow, Blocked: "PodDisruptionBudget", Evict: true},
+			evacuation: upForEviction(wasBlocked), pod: newPod(),
+			want: outcome{Active: evict, Blocked: "PodDisruptionBudget", Evict: true},
 		},
 		"Blocked is cleared when the pod terminates": {
-			evacuation: newEvacuation(active(evict), wasBlocked), pod: newPod(terminatingUntil(time.Minute)),
-			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Wake: 90 * time.Second},
+			evacuation: upForEviction(wasBlocked), pod: newPod(terminatingUntil(minute)),
+			want: outcome{Active: evict, Blocked: "not: NotBlocked", Wake: 90 * second},
 		},
 		"the counter of failed evictions never decreases": {
 			evacuation: newEvacuation(active(evict),
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 7 })),
-			pod: newPod(), want: outcome{Active: evict, Policy: allow, FailedEvictions: 7, Evict: true},
+			pod: newPod(), want: outcome{Active: evict, FailedEvictions: 7, Evict: true},
 		},
 		"the grace period has passed": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(terminatingUntil(time.Minute)), at: 90 * time.Second,
-			want: outcome{Active: evict, Policy: allow, Blocked: "PodTerminating", Events: EventBlocked},
+			evacuation: upForEviction(), pod: newPod(terminatingUntil(minute)), at: 90 * second,
+			want: outcome{Active: evict, Blocked: "PodTerminating", Events: EventBlocked},
 		},
 		"a finalizer keeps the pod": {
-			evacuation: newEvacuation(active(evict)),
-			pod:        newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} }),
-			at:         90 * time.Second,
-			want:       outcome{Active: evict, Policy: allow, Blocked: "PodFinalizer", Events: EventBlocked},
+			evacuation: upForEviction(),
+			pod:        newPod(terminatingUntil(minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} }),
+			at:         90 * second,
+			want:       outcome{Active: evict, Blocked: "PodFinalizer", Events: EventBlocked},
 		},
 		"the node is unreachable": {
-			evacuation: newEvacuation(active(evict)),
-			pod:        newPod(terminatingUntil(time.Minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} }),
-			at:         90 * time.Second, mod: func(s *situation) { s.nodeUnreachable = true },
-			want: outcome{Active: evict, Policy: allow, Blocked: "NodeUnreachable", Events: EventBlocked},
+			evacuation: upForEviction(),
+			pod:        newPod(terminatingUntil(minute), func(p *corev1.Pod) { p.Finalizers = []string{foreign} }),
+			at:         90 * second, mod: func(s *situation) { s.nodeUnreachable = true },
+			want: outcome{Active: evict, Blocked: "NodeUnreachable", Events: EventBlocked},
 		},
 		"another reason is recorded as another event": {
 			evacuation: newEvacuation(active(evict),
 				withCondition(maintenancev1alpha1.ConditionBlocked, "NodeUnreachable", 0)),
-			pod: newPod(terminatingUntil(time.Minute)), at: 90 * time.Second,
-			want: outcome{Active: evict, Policy: allow, Blocked: "PodTerminating", Events: EventBlocked},
+			pod: newPod(terminatingUntil(minute)), at: 90 * second,
+			want: outcome{Active: evict, Blocked: "PodTerminating", Events: EventBlocked},
 		},
 	})
 }
 
 func TestTurnMessage(t *testing.T) {
 	message := turnMessage(classA, strings.Repeat("ä", protocol.MaxMessage))
-	if len(message) > protocol.MaxMessage {
-		t.Errorf("got a message of %d bytes, want at most %d", len(message), protocol.MaxMessage)
-	}
+	is.True(t, len(message) <= protocol.MaxMessage, "got a message of %d bytes, want at most %d", len(message), protocol.MaxMessage)
 }

@@ -4,19 +4,29 @@
 package evacuation
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
+	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	typed "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // refuseWrites makes the API refuse updates of a subresource of Evacuations.
@@ -69,8 +79,102 @@ func TestEvacuationThatCannotBeReleasedIsBlocked(t *testing.T) {
 		if passed := w.clock.Since(start); passed < loop.VisibleAfter {
 			t.Errorf("the Evacuation was blocked after %s, want not before %s", passed, loop.VisibleAfter)
 		}
-		if w.host.sent() != 0 {
-			t.Errorf("got %d evictions, want none", w.host.sent())
+		is.Equal(t, w.host.sent(), 0, "evictions")
+	})
+}
+
+// hangs is in the names of the Evacuations about which a webhook does not answer for 10 s.
+const hangs = "hangs-"
+
+// hanging is a client of a server with such a webhook.
+type hanging struct {
+	versioned.Interface
+	answers *atomic.Bool
+}
+
+type hangingGroup struct {
+	typed.MaintenanceV1alpha1Interface
+	answers *atomic.Bool
+}
+
+type hangingEvacuations struct {
+	typed.EvacuationInterface
+	answers *atomic.Bool
+}
+
+func (h hanging) MaintenanceV1alpha1() typed.MaintenanceV1alpha1Interface {
+	return hangingGroup{h.Interface.MaintenanceV1alpha1(), h.answers}
+}
+
+func (g hangingGroup) Evacuations(namespace string) typed.EvacuationInterface {
+	return hangingEvacuations{g.MaintenanceV1alpha1Interface.Evacuations(namespace), g.answers}
+}
+
+func (e hangingEvacuations) UpdateStatus(
+	ctx context.Context, obj *maintenancev1alpha1.Evacuation, o metav1.UpdateOptions,
+) (*maintenancev1alpha1.Evacuation, error) {
+	if !strings.Contains(obj.Name, hangs) || e.answers.Load() {
+		return e.EvacuationInterface.UpdateStatus(ctx, obj, o)
+	}
+	select {
+	case <-ctx.Done():
+	case <-time.After(10 * time.Second):
+	}
+	return nil, apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": context deadline exceeded`))
+}
+
+// TestHangingWritesDoNotHoldBackOthers has more Evacuations whose writes hang than the workers can
+// try within the backoff.
+func TestHangingWritesDoNotHoldBackOthers(t *testing.T) {
+	const broken = 40
+	newPair := func(name string) (*corev1.Pod, *maintenancev1alpha1.Evacuation) {
+		pod := newPod(func(p *corev1.Pod) { p.Name, p.UID = name, types.UID("uid-"+name) })
+		return pod, newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+			e.Name, e.UID = protocol.CanonicalName(name, pod.UID), types.UID("uid-e-"+name)
+			e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: name, UID: pod.UID}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		host := []runtime.Object{newNode(corev1.ConditionTrue)}
+		var evacuations []*maintenancev1alpha1.Evacuation
+		for i := range broken {
+			pod, evacuation := newPair(fmt.Sprintf("%s%d", hangs, i))
+			host, evacuations = append(host, pod), append(evacuations, evacuation)
+		}
+		pod, sound := newPair("sound")
+		w := newWorld(t, 0, evacuations[0], append(host, pod)...)
+		add := func(e *maintenancev1alpha1.Evacuation) {
+			t.Helper()
+			must.Do(w, w.api.client.Tracker().Add(e))
+			synctest.Wait()
+		}
+		for _, evacuation := range evacuations[1:] {
+			add(evacuation)
+		}
+		go func() {
+			for {
+				select {
+				case <-w.events.Events: // there are more than the recorder takes
+				case <-t.Context().Done():
+					return
+				}
+			}
+		}()
+		<-time.After(10 * time.Minute)
+		added := time.Now()
+		w.target = sound
+		add(sound)
+		w.until("the sound pod has left", time.Second, podDeleted)
+		if took := time.Since(added); took > 2*time.Second {
+			t.Errorf("the sound Evacuation took %s", took)
+		}
+		w.answers.Store(true)
+		answered := time.Now()
+		for _, w.target = range evacuations {
+			w.until("the webhook answers", time.Second, podDeleted)
+		}
+		if took := time.Since(answered); took > 2*time.Minute {
+			t.Errorf("the others took %s after the webhook had answered", took)
 		}
 	})
 }

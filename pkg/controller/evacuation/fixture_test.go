@@ -31,6 +31,7 @@ import (
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var (
@@ -127,14 +128,9 @@ func (a *fakeAPI) edit(
 	t.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	stored, err := a.stored(evacuation.Namespace, evacuation.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	stored := must.Get(a.stored(evacuation.Namespace, evacuation.Name))(t)
 	mod(stored)
-	if err := a.store(stored); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, a.store(stored))
 }
 
 func (a *fakeAPI) written() []string {
@@ -248,14 +244,12 @@ func newWorldWith(
 	w.accept = w.host.evict
 	hostInformers := informers.NewSharedInformerFactory(w.client, 0)
 	ownInformers := externalversions.NewSharedInformerFactory(w.api.client, 0)
-	selected, err := selection.New(hostInformers.Core().V1().Nodes().Informer(),
-		ownInformers.Maintenance().V1alpha1().NodeMaintenances().Informer(), clock)
-	w.must(err)
-	c, err := New(Config{
+	selected := must.Get(selection.New(hostInformers.Core().V1().Nodes().Informer(),
+		ownInformers.Maintenance().V1alpha1().NodeMaintenances().Informer(), clock))(w)
+	c := must.Get(New(Config{
 		Selection: selected, Host: w.client, HostInformers: hostInformers, Maintenance: hanging{w.api.client, &w.answers},
 		MaintenanceInformers: ownInformers, Recorder: w.events, Clock: clock, Evictions: w.host,
-	})
-	w.must(err)
+	}))(w)
 	ctx, cancel := context.WithCancel(t.Context())
 	watches := informertest.Count(w.client, w.api.client)
 	hostInformers.Start(ctx.Done())
@@ -275,13 +269,6 @@ func newWorldWith(
 	return w
 }
 
-func (w *world) must(err error) {
-	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
-}
-
 // get returns the stored Evacuation, nil if it does not exist.
 func (w *world) get() *maintenancev1alpha1.Evacuation {
 	w.Helper()
@@ -289,7 +276,7 @@ func (w *world) get() *maintenancev1alpha1.Evacuation {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	w.must(err)
+	must.Do(w, err)
 	return evacuation
 }
 

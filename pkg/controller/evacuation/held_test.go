@@ -6,8 +6,6 @@ package evacuation
 import (
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -15,12 +13,16 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // asking returns a maintenance that drains all pods of a node.
 func asking(name string, node *corev1.Node) *maintenancev1alpha1.NodeMaintenance {
 	return &maintenancev1alpha1.NodeMaintenance{
-		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: *after(-time.Hour)},
+		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: *after(-hour)},
 		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
 			Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: "kernel\nupdate",
 		},
@@ -40,11 +42,8 @@ func TestDecideHeld(t *testing.T) {
 	const held = "EvacuationHeld"
 	// heldBack returns an Evacuation without instigators that a finalizer keeps.
 	heldBack := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-		e := newEvacuation(active(evict), deleting, withFinalizers(foreign))
-		for _, mod := range mods {
-			mod(e)
-		}
-		return e
+		e := upForEviction(deleting, withFinalizers(foreign))
+		return build.With(e, mods...)
 	}
 	targeted := func(s *situation) { s.targeted = true }
 	ofType := func(podType maintenancev1alpha1.PodType, replaced bool) func(*situation) {
@@ -54,45 +53,38 @@ func TestDecideHeld(t *testing.T) {
 	runDecide(t, map[string]decideTest{
 		"a pod that a maintenance targets is evicted, and the finalizers are reported": {
 			evacuation: heldBack(), pod: newPod(), mod: targeted,
-			want: outcome{
-				Active: evict, Policy: allow, Blocked: held, Evict: true, Wake: time.Minute, Events: EventBlocked,
-			},
+			want: outcome{Active: evict, Blocked: held, Evict: true, Wake: minute, Events: EventBlocked},
 		},
 		"a pod with an active evacuator is evicted, too": {
 			evacuation: heldBack(withEvacuators(classA), active(classA)), pod: newPod(), mod: targeted,
-			want: outcome{
-				Active: classA, Policy: allow, Blocked: held, Evict: true, Wake: time.Minute, Events: EventBlocked,
-			},
+			want: outcome{Active: classA, Blocked: held, Evict: true, Wake: minute, Events: EventBlocked},
 		},
 		"a pod that no maintenance targets is not evicted": {
 			evacuation: heldBack(wasHeld), pod: newPod(),
-			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Wake: time.Minute},
+			want: outcome{Active: evict, Blocked: "not: NotBlocked", Wake: minute},
 		},
 		"a static pod is not evicted": {
 			evacuation: heldBack(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeStatic, false),
-			want: outcome{Active: evict, Policy: allow, Blocked: held, Wake: time.Minute, Events: EventBlocked},
+			want: outcome{Active: evict, Blocked: held, Wake: minute, Events: EventBlocked},
 		},
 		"a DaemonSet pod that the DaemonSet would replace is not evicted": {
 			evacuation: heldBack(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeDaemonSet, true),
-			want: outcome{Active: evict, Policy: allow, Blocked: held, Wake: time.Minute, Events: EventBlocked},
+			want: outcome{Active: evict, Blocked: held, Wake: minute, Events: EventBlocked},
 		},
 		"a DaemonSet pod that is not replaced is evicted": {
 			evacuation: heldBack(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeDaemonSet, false),
-			want: outcome{
-				Active: evict, Policy: allow, Blocked: held, Evict: true, Wake: time.Minute, Events: EventBlocked,
-			},
+			want: outcome{Active: evict, Blocked: held, Evict: true, Wake: minute, Events: EventBlocked},
 		},
 		"a terminating pod is waited for": {
-			evacuation: heldBack(wasHeld), pod: newPod(terminatingUntil(20 * time.Second)), mod: targeted,
-			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Wake: 50 * time.Second},
+			evacuation: heldBack(wasHeld), pod: newPod(terminatingUntil(20 * second)), mod: targeted,
+			want: outcome{Active: evict, Blocked: "not: NotBlocked", Wake: 50 * second},
 		},
 		"refused evictions are counted": {
 			evacuation: heldBack(), pod: newPod(), mod: func(s *situation) {
 				s.targeted, s.eviction = true, eviction.State{Known: true, FailedEvictions: 4}
 			},
 			want: outcome{
-				Active: evict, Policy: allow, Blocked: held, FailedEvictions: 4, Evict: true, Wake: time.Minute,
-				Events: EventBlocked,
+				Active: evict, Blocked: held, FailedEvictions: 4, Evict: true, Wake: minute, Events: EventBlocked,
 			},
 		},
 		"an evacuator that forbids cancellation stays active": {
@@ -102,11 +94,11 @@ func TestDecideHeld(t *testing.T) {
 					st.EvacuationCancellationPolicy = forbid
 				}),
 			), pod: newPod(), mod: targeted,
-			want: outcome{Active: classA, Policy: forbid, Wake: 15 * time.Minute},
+			want: outcome{Active: classA, Policy: forbid, Wake: 15 * minute},
 		},
 		"an Evacuation with an instigator is cancelled": {
 			evacuation: heldBack(withFinalizers(foreign, ours)), pod: newPod(), mod: targeted,
-			want: outcome{Active: evict, Policy: allow, Release: releaseAll, Events: EventCancelled},
+			want: outcome{Active: evict, Release: releaseAll, Events: EventCancelled},
 		},
 	})
 }
@@ -119,39 +111,34 @@ func TestPodOfAHeldEvacuationIsEvicted(t *testing.T) {
 		"a maintenance targets the pod":  {true, 1},
 		"no maintenance targets the pod": {false, 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				node := newNode(corev1.ConditionTrue)
-				w := newWorld(t, 0, newEvacuation(withFinalizers(foreign, ours)), newPod(), node, newBudget("1", 0))
-				if tt.asks {
-					w.must(w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
-				}
-				w.until("the eviction is active", 0, hasClass(evict))
-				w.api.edit(t, w.target, deleting)
-				w.until("no instigator is left", 0, func(e *maintenancev1alpha1.Evacuation) bool {
-					return len(e.Finalizers) == 1
-				})
-				if tt.asks {
-					w.until("the condition has the reason EvacuationHeld", 0,
-						hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuationHeld))
-					blocked := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked)
-					if !strings.Contains(blocked.Message, foreign) {
-						t.Errorf("got message %q, want finalizer %s in it", blocked.Message, foreign)
-					}
-				}
-				_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
-					metav1.UpdateOptions{})
-				w.must(err)
-				w.until("two minutes have passed", time.Second, func(*maintenancev1alpha1.Evacuation) bool {
-					return w.clock.Since(start) > 2*time.Minute
-				})
-				if got := w.host.sent(); got != tt.want {
-					t.Errorf("got %d evictions, want %d", got, tt.want)
-				}
-				if e := w.get(); e == nil || podDeleted(e) != tt.asks {
-					t.Errorf("got %+v, want an Evacuation with PodDeleted: %t", e, tt.asks)
-				}
+		bubble.Run(t, name, func(t *testing.T) {
+			node := newNode(corev1.ConditionTrue)
+			w := newWorld(t, 0, newEvacuation(withFinalizers(foreign, ours)), newPod(), node, newBudget("1", 0))
+			if tt.asks {
+				must.Do(w, w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
+			}
+			w.until("the eviction is active", 0, hasClass(evict))
+			w.api.edit(t, w.target, deleting)
+			w.until("no instigator is left", 0, func(e *maintenancev1alpha1.Evacuation) bool {
+				return len(e.Finalizers) == 1
 			})
+			if tt.asks {
+				w.until("the condition has the reason EvacuationHeld", 0,
+					hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuationHeld))
+				blocked := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+				if !strings.Contains(blocked.Message, foreign) {
+					t.Errorf("got message %q, want finalizer %s in it", blocked.Message, foreign)
+				}
+			}
+			must.Get(w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
+				metav1.UpdateOptions{}))(w)
+			w.until("two minutes have passed", second, func(*maintenancev1alpha1.Evacuation) bool {
+				return w.clock.Since(start) > 2*minute
+			})
+			is.Equal(t, w.host.sent(), tt.want, "evictions")
+			if e := w.get(); e == nil || podDeleted(e) != tt.asks {
+				t.Errorf("got %+v, want an Evacuation with PodDeleted: %t", e, tt.asks)
+			}
 		})
 	}
 }

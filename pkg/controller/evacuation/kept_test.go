@@ -15,11 +15,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const daemonSetClass = maintenancev1alpha1.EvacuatorClassDaemonSet
@@ -30,18 +32,13 @@ func requested(e *maintenancev1alpha1.Evacuation) {
 }
 
 func ofDaemonSet(p *corev1.Pod) {
-	p.OwnerReferences = []metav1.OwnerReference{
-		{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: ptr.To(true)},
-	}
+	p.OwnerReferences = build.Owner("apps/v1", "DaemonSet", "logger", "ds")
 }
 
 func TestDecideDaemonSetPod(t *testing.T) {
 	asked := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 		e := newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass), requested)
-		for _, mod := range mods {
-			mod(e)
-		}
-		return e
+		return build.With(e, mods...)
 	}
 	targeted := func(s *situation) { s.targeted, s.podType = true, maintenancev1alpha1.PodTypeDaemonSet }
 	blockedBy := func(reason string) func(*situation) {
@@ -56,32 +53,32 @@ func TestDecideDaemonSetPod(t *testing.T) {
 	runDecide(t, map[string]decideTest{
 		"the pod is evicted when the evacuator requests it": {
 			evacuation: asked(), pod: newPod(), mod: targeted,
-			want: outcome{Active: daemonSetClass, Policy: allow, Evict: true, Wake: 15 * time.Minute},
+			want: outcome{Active: daemonSetClass, Evict: true, Wake: 15 * time.Minute},
 		},
 		"the pod is not evicted before the evacuator requests it": {
 			evacuation: newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass)), pod: newPod(),
-			mod: targeted, want: outcome{Active: daemonSetClass, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
+			mod: targeted, want: outcome{Active: daemonSetClass, Wake: 2*time.Minute + 30*time.Second},
 		},
 		"the pod is not evicted if no maintenance targets it": {
 			evacuation: asked(), pod: newPod(),
 			mod:  func(s *situation) { s.podType = maintenancev1alpha1.PodTypeDaemonSet },
-			want: outcome{Active: daemonSetClass, Policy: allow, Wake: 15 * time.Minute},
+			want: outcome{Active: daemonSetClass, Wake: 15 * time.Minute},
 		},
 		"a pod of another type is not evicted": {
 			evacuation: asked(), pod: newPod(), mod: func(s *situation) { s.targeted = true },
-			want: outcome{Active: daemonSetClass, Policy: allow, Wake: 15 * time.Minute},
+			want: outcome{Active: daemonSetClass, Wake: 15 * time.Minute},
 		},
 		"the pod waits for its budget": {
 			evacuation: asked(), pod: newPod(), mod: blockedBy("UnhealthyPodsHoldBudget"),
 			want: outcome{
-				Active: daemonSetClass, Policy: allow, Blocked: "UnhealthyPodsHoldBudget", Evict: true,
+				Active: daemonSetClass, Blocked: "UnhealthyPodsHoldBudget", Evict: true,
 				Wake: time.Minute, Events: EventBlocked,
 			},
 		},
 		"the evacuator stays active while the budget allows no eviction": {
 			evacuation: asked(wasBlocked), pod: newPod(), at: 24 * time.Hour, mod: blockedBy("PodDisruptionBudget"),
 			want: outcome{
-				Active: daemonSetClass, Since: 24 * time.Hour, Policy: allow, Blocked: "PodDisruptionBudget",
+				Active: daemonSetClass, Since: 24 * time.Hour, Blocked: "PodDisruptionBudget",
 				Evict: true, Wake: 24*time.Hour + time.Minute,
 			},
 		},
@@ -119,9 +116,7 @@ func TestMessageOfAKeptDaemonSetPod(t *testing.T) {
 				t.Errorf("got %q", message)
 			}
 			e.Status = d.status
-			if got := protocol.IsKeptByBudget(e, protocol.DefaultBudgetPatience, start.Add(tt.at)); got != tt.want {
-				t.Errorf("got IsKeptByBudget %t, want %t", got, tt.want)
-			}
+			is.Equal(t, protocol.IsKeptByBudget(e, protocol.DefaultBudgetPatience, start.Add(tt.at)), tt.want, "IsKeptByBudget")
 			if !tt.want && protocol.IsBudgetReason(tt.reason) && !d.wake.Equal(start.Add(protocol.DefaultBudgetPatience)) {
 				t.Errorf("got the requeue at %s, want %s", d.wake, start.Add(protocol.DefaultBudgetPatience))
 			}
@@ -178,7 +173,7 @@ func daemonSetWorld(t *testing.T, allowed int32, answer func(*policyv1.Eviction)
 	e := newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass), requested)
 	w := newWorld(t, 0, e, newPod(ofDaemonSet), node, newBudget("1", allowed))
 	w.host.answer(answer)
-	w.must(w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
+	must.Do(w, w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
 	synctest.Wait()
 	w.api.edit(t, e, requested)
 	return w
@@ -198,9 +193,8 @@ func TestKeptDaemonSetPodIsEvictedWhenItsBudgetAllowsIt(t *testing.T) {
 			t.Errorf("got active evacuator %s, want %s", w.get().Status.ActiveEvacuatorClass, daemonSetClass)
 		}
 		w.host.answer(w.accept)
-		_, err := w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
-			metav1.UpdateOptions{})
-		w.must(err)
+		must.Get(w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
+			metav1.UpdateOptions{}))(w)
 		w.until("the pod is evicted", time.Second, podDeleted)
 	})
 }

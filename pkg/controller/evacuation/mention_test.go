@@ -16,6 +16,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const mentioned = " The pod leaves for NodeMaintenance kernel-2026-11 (kernel update)."
@@ -62,17 +65,13 @@ func TestMention(t *testing.T) {
 		"a decision without a message": {decision: decision{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := tt.decision.isForPeople(); got != tt.forPeople {
-				t.Errorf("got isForPeople %t, want %t", got, tt.forPeople)
-			}
+			is.Equal(t, tt.decision.isForPeople(), tt.forPeople, "isForPeople")
 			tt.decision.mention(tt.nm)
 			if got := tt.decision.status.Message; got != tt.status || len(got) > protocol.MaxMessage {
 				t.Errorf("got message %q, want %q", got, tt.status)
 			}
 			for i, want := range tt.notes {
-				if got := tt.decision.events[i].note; got != want {
-					t.Errorf("got note %q, want %q", got, want)
-				}
+				is.Equal(t, tt.decision.events[i].note, want, "note")
 			}
 		})
 	}
@@ -90,28 +89,24 @@ func TestEventOfAnEvictionNamesTheMaintenance(t *testing.T) {
 			protected: true, want: "Normal Evicted The pod is evicted, as its disruption budget allows.",
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				node := newNode(corev1.ConditionTrue)
-				objects := []runtime.Object{newPod(), node}
-				if tt.protected {
-					objects = append(objects, newBudget("1", 1))
+		bubble.Run(t, name, func(t *testing.T) {
+			node := newNode(corev1.ConditionTrue)
+			objects := []runtime.Object{newPod(), node}
+			if tt.protected {
+				objects = append(objects, newBudget("1", 1))
+			}
+			w := newWorld(t, 0, newEvacuation(withEvacuators(classA), active(classA)), objects...)
+			if tt.asked {
+				must.Do(w, w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
+			}
+			w.until("the pod is deleted", 10*time.Second, podDeleted)
+			var evicted []string
+			for len(w.events.Events) > 0 {
+				if text := <-w.events.Events; strings.Contains(text, EventEvicted) {
+					evicted = append(evicted, text)
 				}
-				w := newWorld(t, 0, newEvacuation(withEvacuators(classA), active(classA)), objects...)
-				if tt.asked {
-					w.must(w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
-				}
-				w.until("the pod is deleted", 10*time.Second, podDeleted)
-				var evicted []string
-				for len(w.events.Events) > 0 {
-					if text := <-w.events.Events; strings.Contains(text, EventEvicted) {
-						evicted = append(evicted, text)
-					}
-				}
-				if !slices.Equal(evicted, []string{tt.want}) {
-					t.Errorf("got events %q, want %q", evicted, tt.want)
-				}
-			})
+			}
+			is.True(t, slices.Equal(evicted, []string{tt.want}), "got events %q, want %q", evicted, tt.want)
 		})
 	}
 }
@@ -120,7 +115,7 @@ func TestHandOverNamesTheMaintenance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := newNode(corev1.ConditionTrue)
 		w := newWorld(t, 0, newEvacuation(withEvacuators(classA), active(classA)), newPod(), node, newBudget("1", 0))
-		w.must(w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
+		must.Do(w, w.api.client.Tracker().Add(asking("kernel-2026-11", node)))
 		w.until("the eviction is active", 10*time.Second, hasClass(evict))
 		if got := w.get().Status.Message; !strings.HasSuffix(got, mentioned) {
 			t.Errorf("got message %q, want it to end with %q", got, mentioned)

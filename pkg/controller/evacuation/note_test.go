@@ -8,6 +8,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestMessageOfAPodThatWaitsInTheQueue(t *testing.T) {
@@ -19,15 +20,11 @@ func TestMessageOfAPodThatWaitsInTheQueue(t *testing.T) {
 		want  string
 	}{
 		"the queue has a message": {
-			class: maintenancev1alpha1.EvacuatorClassEviction, state: eviction.State{Known: true, Message: waits},
-			want: waits,
+			maintenancev1alpha1.EvacuatorClassEviction, eviction.State{Known: true, Message: waits}, waits,
 		},
-		"the queue has no message": {
-			class: maintenancev1alpha1.EvacuatorClassEviction, state: eviction.State{Known: true}, want: handover,
-		},
+		"the queue has no message": {maintenancev1alpha1.EvacuatorClassEviction, eviction.State{Known: true}, handover},
 		"another evacuator is active": {
-			class: "a.example.com", state: eviction.State{Known: true, Message: waits},
-			want: turnMessage("a.example.com", "test"),
+			"a.example.com", eviction.State{Known: true, Message: waits}, turnMessage("a.example.com", "test"),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -35,9 +32,7 @@ func TestMessageOfAPodThatWaitsInTheQueue(t *testing.T) {
 			e := newEvacuation(active(tc.class))
 			d.status = e.Status
 			d.quoteQueue(situation{evacuation: e, eviction: tc.state})
-			if d.status.Message != tc.want {
-				t.Errorf("got message %q, want %q", d.status.Message, tc.want)
-			}
+			is.Equal(t, d.status.Message, tc.want, "message")
 		})
 	}
 }

@@ -17,6 +17,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestDecideSurgePending(t *testing.T) {
@@ -26,82 +29,68 @@ func TestDecideSurgePending(t *testing.T) {
 	)
 	surging := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 		e := newEvacuation(withEvacuators(class), active(class))
-		for _, mod := range mods {
-			mod(e)
-		}
-		return e
+		return build.With(e, mods...)
 	}
 	timeout := func(d time.Duration) func(*situation) { return func(s *situation) { s.surgeTimeout = d } }
 	runDecide(t, map[string]decideTest{
 		"a surge without progress is not blocked before the surge timeout": {
-			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(),
-			at:   6*time.Minute - time.Second,
-			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 6 * time.Minute},
+			evacuation: surging(reported(minute, "web is scaled up")), pod: newPod(),
+			at:   6*minute - second,
+			want: outcome{Active: class, Progress: minute, Wake: 6 * minute},
 		},
 		"a surge without progress is pending after the surge timeout": {
-			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: 6 * time.Minute,
-			want: outcome{
-				Active: class, Progress: time.Minute, Policy: allow, Blocked: pending, Wake: 31 * time.Minute,
-				Events: EventBlocked,
-			},
+			evacuation: surging(reported(minute, "web is scaled up")), pod: newPod(), at: 6 * minute,
+			want: outcome{Active: class, Progress: minute, Blocked: pending, Wake: 31 * minute, Events: EventBlocked},
 		},
 		"a pod that must not leave without a replacement stays beyond every deadline": {
-			evacuation: surging(reported(time.Minute, "no surge pod can be created")), pod: newPod(), at: 24 * time.Hour,
+			evacuation: surging(reported(minute, "no surge pod can be created")), pod: newPod(), at: 24 * hour,
 			mod: func(s *situation) {
 				s.standing = &eviction.Blocker{Reason: maintenancev1alpha1.ReasonReplicaFailure, Message: "None can be created."}
 			},
 			want: outcome{
-				Active: class, Progress: time.Minute, Policy: allow, Blocked: maintenancev1alpha1.ReasonReplicaFailure,
+				Active: class, Progress: minute, Blocked: maintenancev1alpha1.ReasonReplicaFailure,
 				Events: EventBlocked,
 			},
 		},
 		"a pod that is up for eviction and must not leave stays": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(), at: time.Hour,
+			evacuation: upForEviction(), pod: newPod(), at: hour,
 			mod: func(s *situation) {
 				s.standing = &eviction.Blocker{Reason: maintenancev1alpha1.ReasonReplicaFailure, Message: "None can be created."}
 			},
 			want: outcome{
-				Active: evict, Policy: allow, Blocked: maintenancev1alpha1.ReasonReplicaFailure, Wake: time.Hour + standingRetry,
+				Active: evict, Blocked: maintenancev1alpha1.ReasonReplicaFailure, Wake: hour + standingRetry,
 				Events: EventBlocked,
 			},
 		},
 		"the surge timeout of the Deployment counts": {
-			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: 20 * time.Minute,
-			mod:  timeout(20 * time.Minute),
-			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 21 * time.Minute},
+			evacuation: surging(reported(minute, "web is scaled up")), pod: newPod(), at: 20 * minute,
+			mod:  timeout(20 * minute),
+			want: outcome{Active: class, Progress: minute, Wake: 21 * minute},
 		},
 		"progress clears Blocked": {
-			evacuation: surging(reported(10*time.Minute, "scheduled"), withCondition("Blocked", pending, 0)),
-			pod:        newPod(), at: 10 * time.Minute,
-			want: outcome{
-				Active: class, Progress: 10 * time.Minute, Policy: allow, Blocked: "not: NotBlocked",
-				Wake: 15 * time.Minute,
-			},
+			evacuation: surging(reported(10*minute, "scheduled"), withCondition("Blocked", pending, 0)),
+			pod:        newPod(), at: 10 * minute,
+			want: outcome{Active: class, Progress: 10 * minute, Blocked: "not: NotBlocked", Wake: 15 * minute},
 		},
 		"a surge timeout beyond the progress deadline does not hide a pending surge": {
-			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: 16 * time.Minute,
-			mod: timeout(time.Hour),
-			want: outcome{
-				Active: class, Progress: time.Minute, Policy: allow, Blocked: pending, Wake: 31 * time.Minute,
-				Events: EventBlocked,
-			},
+			evacuation: surging(reported(minute, "web is scaled up")), pod: newPod(), at: 16 * minute,
+			mod:  timeout(hour),
+			want: outcome{Active: class, Progress: minute, Blocked: pending, Wake: 31 * minute, Events: EventBlocked},
 		},
 		"a new leader waits for a report of the evacuator": {
-			evacuation: surging(reported(time.Minute, "web is scaled up")), pod: newPod(), at: time.Hour,
-			mod:  func(s *situation) { s.servingSince = start.Add(time.Hour) },
-			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 62*time.Minute + 30*time.Second},
+			evacuation: surging(reported(minute, "web is scaled up")), pod: newPod(), at: hour,
+			mod:  func(s *situation) { s.servingSince = start.Add(hour) },
+			want: outcome{Active: class, Progress: minute, Wake: 62*minute + 30*second},
 		},
 		"a new leader does not clear Blocked": {
-			evacuation: surging(reported(time.Minute, "web is scaled up"), withCondition("Blocked", pending, 0)),
-			pod:        newPod(), at: time.Hour, mod: func(s *situation) { s.servingSince = start.Add(time.Hour) },
-			want: outcome{
-				Active: class, Progress: time.Minute, Policy: allow, Blocked: pending, Wake: 65 * time.Minute,
-			},
+			evacuation: surging(reported(minute, "web is scaled up"), withCondition("Blocked", pending, 0)),
+			pod:        newPod(), at: hour, mod: func(s *situation) { s.servingSince = start.Add(hour) },
+			want: outcome{Active: class, Progress: minute, Blocked: pending, Wake: 65 * minute},
 		},
 		"a terminating pod is not pending": {
-			evacuation: surging(reported(time.Minute, "x")), pod: newPod(terminatingUntil(20 * time.Minute)),
-			at:   10 * time.Minute,
-			want: outcome{Active: class, Progress: time.Minute, Policy: allow, Wake: 20*time.Minute + overdueAfter},
+			evacuation: surging(reported(minute, "x")), pod: newPod(terminatingUntil(20 * minute)),
+			at:   10 * minute,
+			want: outcome{Active: class, Progress: minute, Wake: 20*minute + overdueAfter},
 		},
 	})
 }
@@ -115,7 +104,7 @@ func TestMessageOfAPendingSurge(t *testing.T) {
 	}{
 		"it advises what to do, and quotes the report of the evacuator": {
 			mods: []func(*maintenancev1alpha1.Evacuation){
-				reported(time.Minute, "surge pod web-x is Pending:\n0/20 nodes \x1b[31mare available"),
+				reported(minute, "surge pod web-x is Pending:\n0/20 nodes \x1b[31mare available"),
 			},
 			want: []string{
 				"since 2000-01-01T00:01:00Z", "Free capacity", "maintenance.haulout.dev/surge-timeout",
@@ -133,22 +122,16 @@ func TestMessageOfAPendingSurge(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			mods := append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(class), active(class)}, tt.mods...)
 			got := decide(situation{
-				now: start.Add(20 * time.Minute), evacuation: newEvacuation(mods...), pod: newPod(),
-				podType: maintenancev1alpha1.PodTypeDefault, servingSince: start.Add(-time.Hour),
-				startDeadline: 25 * time.Minute, surgeTimeout: protocol.DefaultSurgeTimeout,
+				now: start.Add(20 * minute), evacuation: newEvacuation(mods...), pod: newPod(),
+				podType: maintenancev1alpha1.PodTypeDefault, servingSince: start.Add(-hour),
+				startDeadline: 25 * minute, surgeTimeout: protocol.DefaultSurgeTimeout,
 			})
 			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
-			if blocked == nil {
-				t.Fatal("condition Blocked not found")
-			}
+			must.True(t, blocked != nil, "condition Blocked not found")
 			for _, want := range tt.want {
-				if !strings.Contains(blocked.Message, want) {
-					t.Errorf("got message %q, want %q in it", blocked.Message, want)
-				}
+				is.True(t, strings.Contains(blocked.Message, want), "got message %q, want %q in it", blocked.Message, want)
 			}
-			if strings.Contains(blocked.Message, tt.not) {
-				t.Errorf("got message %q, want it without %q", blocked.Message, tt.not)
-			}
+			is.True(t, !strings.Contains(blocked.Message, tt.not), "got message %q, want it without %q", blocked.Message, tt.not)
 		})
 	}
 }
@@ -164,25 +147,19 @@ func TestEvictionIsNotSentOfAPodThatMustNotLeave(t *testing.T) {
 		"a pod without that evacuator": {false, &eviction.Blocker{Reason: maintenancev1alpha1.ReasonReplicaFailure}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			evacuation, pod := newEvacuation(active(evict)), newPod()
+			evacuation, pod := upForEviction(), newPod()
 			// A user has asked, so that no maintenance has to drain the node.
 			evacuation.Finalizers = []string{maintenancev1alpha1.FinalizerInstigatorPrefix + "user.example.com"}
 			c, _ := newIdleController(t, fake.NewClientset(pod), evacuation)
 			pods := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-			if err := pods.Add(pod); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, pods.Add(pod))
 			c.podLister = corelisters.NewPodLister(pods)
 			c.standing = func(_ *corev1.Pod, class string) *eviction.Blocker {
-				if class != evict {
-					t.Errorf("asked for class %q", class)
-				}
+				is.True(t, class == evict, "asked for class %q", class)
 				return tc.why
 			}
 			request := eviction.Request{Evacuation: keyOf(evacuation), Pod: pod.Name, UID: pod.UID, ReplacedFirst: tc.replaced}
-			if got := c.isWanted(request); got != tc.want {
-				t.Errorf("got %t, want %t", got, tc.want)
-			}
+			is.Equal(t, c.isWanted(request), tc.want)
 			s, err := c.gather(t.Context(), evacuation)
 			if err != nil || s.standing != nil {
 				t.Errorf("got %+v, %v for a pod that the evacuator of Deployments is not asked about", s.standing, err)

@@ -30,6 +30,9 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // volumeOn is a local PersistentVolume on a node, with the claim data that has it.
@@ -40,11 +43,7 @@ func volumeOn(node string) []runtime.Object {
 		},
 		&corev1.PersistentVolume{
 			ObjectMeta: metav1.ObjectMeta{Name: "disk"},
-			Spec: corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{
-				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
-					{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
-				}}},
-			}}},
+			Spec:       corev1.PersistentVolumeSpec{NodeAffinity: &corev1.VolumeNodeAffinity{Required: build.Labelled(corev1.LabelHostname, node)}},
 		},
 	}
 }
@@ -73,10 +72,7 @@ func unscheduled(name string, mods ...func(*corev1.Pod)) *corev1.Pod {
 	p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{
 		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable,
 	})
-	for _, mod := range mods {
-		mod(p)
-	}
-	return p
+	return build.With(p, mods...)
 }
 
 // TestPodThatCanOnlyRunOnAHeldNode covers the missing member of a StatefulSet: it is on no node,
@@ -99,23 +95,21 @@ func TestPodThatCanOnlyRunOnAHeldNode(t *testing.T) {
 		"its claim does not exist":          {claiming, nil, "UnhealthyPodsHoldBudget"},
 		"it selects a node that is unknown": {selecting("node-99"), nil, "UnhealthyPodsHoldBudget"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				here, there := named(cordoned(testNode)), named(cordoned("node-8"))
-				free := named(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-9", UID: "uid-node-9"}})
-				missing := unscheduled("web-2", tt.limit)
-				objects := append([]runtime.Object{newPod(labelled("web")), here, there, free, missing, budgetOf("web")}, tt.volumes...)
-				w := newWorld(t, 0, newEvacuation(), objects...)
-				w.host.answer(refuse)
-				w.must(w.api.client.Tracker().Add(asking("alpha", here)))
-				w.must(w.api.client.Tracker().Add(asking("beta", there)))
-				w.until("the condition has the reason "+tt.want, time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, tt.want))
-				message := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
-				hint := "work on node-8 now and release it alone, by taking it out of the node selector of NodeMaintenance beta"
-				if held := tt.want == "BudgetPodsCordoned"; strings.Contains(message, hint) != held {
-					t.Errorf("got message %q, want %q in it: %v", message, hint, held)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			here, there := named(cordoned(testNode)), named(cordoned("node-8"))
+			free := named(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-9", UID: "uid-node-9"}})
+			missing := unscheduled("web-2", tt.limit)
+			objects := append([]runtime.Object{newPod(labelled("web")), here, there, free, missing, budgetOf("web")}, tt.volumes...)
+			w := newWorld(t, 0, newEvacuation(), objects...)
+			w.host.answer(refuse)
+			must.Do(w, w.api.client.Tracker().Add(asking("alpha", here)))
+			must.Do(w, w.api.client.Tracker().Add(asking("beta", there)))
+			w.until("the condition has the reason "+tt.want, time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, tt.want))
+			message := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+			hint := "work on node-8 now and release it alone, by taking it out of the node selector of NodeMaintenance beta"
+			if held := tt.want == "BudgetPodsCordoned"; strings.Contains(message, hint) != held {
+				t.Errorf("got message %q, want %q in it: %v", message, hint, held)
+			}
 		})
 	}
 }
@@ -187,9 +181,7 @@ func waitingFor(t *testing.T, host *slowHost, healthy int32, pods ...*corev1.Pod
 // claim and select, and every pod that waits for the budget asks.
 func TestReadsOfPodsWithoutANodeAreLimited(t *testing.T) {
 	requiring := func(values ...string) *corev1.NodeSelector {
-		return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
-			{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: values},
-		}}}}
+		return build.Labelled(corev1.LabelHostname, values...)
 	}
 	limitedTo := func(values ...string) func(*corev1.Pod) {
 		return func(p *corev1.Pod) {

@@ -21,71 +21,53 @@ func TestDecideProgress(t *testing.T) {
 	}
 	runDecide(t, map[string]decideTest{
 		"an evacuator is not blocked before half of the progress deadline": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
-			pod:        newPod(), at: 16*time.Minute - time.Second,
-			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 16 * time.Minute},
+			evacuation: turnOfA(reported(minute, "copying")),
+			pod:        newPod(), at: 16*minute - second,
+			want: outcome{Active: classA, Progress: minute, Wake: 16 * minute},
 		},
 		"an evacuator that does not report for half of the progress deadline is blocked": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
-			pod:        newPod(), at: 16 * time.Minute,
-			want: outcome{
-				Active: classA, Progress: time.Minute, Policy: allow, Blocked: silent, Wake: 31 * time.Minute,
-				Events: EventBlocked,
-			},
+			evacuation: turnOfA(reported(minute, "copying")),
+			pod:        newPod(), at: 16 * minute,
+			want: outcome{Active: classA, Progress: minute, Blocked: silent, Wake: 31 * minute, Events: EventBlocked},
 		},
 		"a report clears Blocked": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(20*time.Minute, "copying"),
-				wasSilent),
-			pod: newPod(), at: 20 * time.Minute,
-			want: outcome{
-				Active: classA, Progress: 20 * time.Minute, Policy: allow, Blocked: "not: NotBlocked",
-				Wake: 35 * time.Minute,
-			},
+			evacuation: turnOfA(reported(20*minute, "copying"), wasSilent),
+			pod:        newPod(), at: 20 * minute,
+			want: outcome{Active: classA, Progress: 20 * minute, Blocked: "not: NotBlocked", Wake: 35 * minute},
 		},
 		"a hand-over clears Blocked": {
 			evacuation: newEvacuation(withEvacuators(classA, classB), active(classA), wasSilent), pod: newPod(),
-			at: 5 * time.Minute,
+			at: 5 * minute,
 			want: outcome{
-				Active: classB, Since: 5 * time.Minute, Policy: allow, Blocked: "not: NotBlocked",
-				Wake: 7*time.Minute + 30*time.Second, Events: EventHandedOver,
+				Active: classB, Since: 5 * minute, Blocked: "not: NotBlocked",
+				Wake: 7*minute + 30*second, Events: EventHandedOver,
 			},
 		},
 		"a terminating pod clears Blocked": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), wasSilent),
-			pod:        newPod(terminatingUntil(4 * time.Minute)), at: 4 * time.Minute,
-			want: outcome{
-				Active: classA, Policy: allow, Blocked: "not: NotBlocked", Wake: 4*time.Minute + overdueAfter,
-			},
+			evacuation: turnOfA(wasSilent),
+			pod:        newPod(terminatingUntil(4 * minute)), at: 4 * minute,
+			want: outcome{Active: classA, Blocked: "not: NotBlocked", Wake: 4*minute + overdueAfter},
 		},
 		"a new leader waits for a report of the evacuator": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
-			pod:        newPod(), at: 62 * time.Minute, mod: servingSince(time.Hour),
-			want: outcome{Active: classA, Progress: time.Minute, Policy: allow, Wake: 62*time.Minute + 30*time.Second},
+			evacuation: turnOfA(reported(minute, "copying")),
+			pod:        newPod(), at: 62 * minute, mod: servingSince(hour),
+			want: outcome{Active: classA, Progress: minute, Wake: 62*minute + 30*second},
 		},
 		"a new leader that gets no report sets Blocked": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying")),
-			pod:        newPod(), at: 63 * time.Minute, mod: servingSince(time.Hour),
-			want: outcome{
-				Active: classA, Progress: time.Minute, Policy: allow, Blocked: silent, Wake: 65 * time.Minute,
-				Events: EventBlocked,
-			},
+			evacuation: turnOfA(reported(minute, "copying")),
+			pod:        newPod(), at: 63 * minute, mod: servingSince(hour),
+			want: outcome{Active: classA, Progress: minute, Blocked: silent, Wake: 65 * minute, Events: EventBlocked},
 		},
 		"a new leader does not clear Blocked": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(time.Minute, "copying"),
-				wasSilent),
-			pod: newPod(), at: 61 * time.Minute, mod: servingSince(time.Hour),
-			want: outcome{
-				Active: classA, Progress: time.Minute, Policy: allow, Blocked: silent, Wake: 65 * time.Minute,
-			},
+			evacuation: turnOfA(reported(minute, "copying"), wasSilent),
+			pod:        newPod(), at: 61 * minute, mod: servingSince(hour),
+			want: outcome{Active: classA, Progress: minute, Blocked: silent, Wake: 65 * minute},
 		},
 		"the DaemonSet evacuator does not have to report before the drain reaches the pod": {
 			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
 				active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
-			pod: newPod(), at: 2*time.Minute + 29*time.Second,
-			want: outcome{
-				Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Policy: allow,
-				Wake: 2*time.Minute + 30*time.Second,
-			},
+			pod: newPod(), at: 2*minute + 29*second,
+			want: outcome{Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Wake: 2*minute + 30*second},
 		},
 	})
 }
@@ -97,14 +79,14 @@ func TestMessageOfAnEvacuatorThatDoesNotProgress(t *testing.T) {
 		want []string
 	}{
 		"it names the evacuator, its last report and the next evacuator": {
-			mods: []func(*maintenancev1alpha1.Evacuation){reported(time.Minute, "copying")}, at: 20 * time.Minute,
+			mods: []func(*maintenancev1alpha1.Evacuation){reported(minute, "copying")}, at: 20 * minute,
 			want: []string{
 				"a.example.com has not reported since 2000-01-01T00:01:00Z",
 				"b.example.com becomes active at 2000-01-01T00:31:00Z",
 			},
 		},
 		"the evacuator has never reported": {
-			at: 4 * time.Minute,
+			at: 4 * minute,
 			want: []string{
 				"since it became active at 2000-01-01T00:00:00Z",
 				"b.example.com becomes active at 2000-01-01T00:05:00Z",
@@ -115,7 +97,7 @@ func TestMessageOfAnEvacuatorThatDoesNotProgress(t *testing.T) {
 				reported(0, ""), withFinalizers(),
 				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),
 			},
-			at:   20 * time.Minute,
+			at:   20 * minute,
 			want: []string{"the evacuation ends, as no instigator requests it any more, at 2000-01-01T00:30:00Z"},
 		},
 	} {
@@ -126,7 +108,7 @@ func TestMessageOfAnEvacuatorThatDoesNotProgress(t *testing.T) {
 			}
 			got := decide(situation{
 				now: start.Add(tc.at), evacuation: e, pod: newPod(), podType: maintenancev1alpha1.PodTypeDefault,
-				servingSince: start.Add(-time.Hour), startDeadline: DefaultEvacuatorStartDeadline,
+				servingSince: start.Add(-hour), startDeadline: DefaultEvacuatorStartDeadline,
 			})
 			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
 			for _, want := range tc.want {

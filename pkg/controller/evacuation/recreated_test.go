@@ -18,6 +18,9 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // pastEvacuation returns the Evacuation of a pod that was created at asked and complete at left.
@@ -29,10 +32,7 @@ func pastEvacuation(
 	e.Name, e.UID = protocol.CanonicalName(pod, uid), "evacuation-"+uid
 	e.CreationTimestamp, e.Labels = *after(asked), map[string]string{"app": "web"}
 	e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: pod, UID: uid}
-	for _, mod := range mods {
-		mod(e)
-	}
-	return e
+	return build.With(e, mods...)
 }
 
 func createdAt(at time.Duration) func(*corev1.Pod) {
@@ -54,59 +54,53 @@ func TestCountComebacks(t *testing.T) {
 		past []*maintenancev1alpha1.Evacuation
 		want int
 	}{
-		"no pod was evacuated": {pod: newPod(createdAt(time.Minute)), want: 0},
+		"no pod was evacuated": {newPod(createdAt(time.Minute)), nil, 0},
 		"each pod of the same name counts, also within a second": {
-			pod: newPod(createdAt(time.Second)),
-			past: past(pastEvacuation(podName, 0, 0), pastEvacuation(podName, 0, time.Second),
+			newPod(createdAt(time.Second)),
+			past(pastEvacuation(podName, 0, 0), pastEvacuation(podName, 0, time.Second),
 				pastEvacuation(podName, time.Second, time.Second)),
-			want: 3,
+			3,
 		},
 		"each pod with the same labels counts": {
-			pod: newPod(createdAt(30 * time.Second)),
-			past: past(pastEvacuation("web-x", 0, 5*time.Second),
-				pastEvacuation("web-y", 10*time.Second, 15*time.Second)),
-			want: 2,
+			newPod(createdAt(30 * time.Second)),
+			past(pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 10*time.Second, 15*time.Second)),
+			2,
 		},
 		"pods with the same labels that left at the same time count once": {
-			pod: newPod(createdAt(30 * time.Second)),
-			past: past(pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 0, 15*time.Second),
+			newPod(createdAt(30 * time.Second)),
+			past(pastEvacuation("web-x", 0, 5*time.Second), pastEvacuation("web-y", 0, 15*time.Second),
 				pastEvacuation("web-z", time.Second, time.Second)),
-			want: 1,
+			1,
 		},
 		"pods that left after the creation of the pod do not count": {
-			pod: newPod(createdAt(-time.Hour)), past: past(pastEvacuation("web-x", 0, 5*time.Second)), want: 0,
+			newPod(createdAt(-time.Hour)), past(pastEvacuation("web-x", 0, 5*time.Second)), 0,
 		},
 		"cancelled Evacuations do not count": {
-			pod: newPod(createdAt(time.Minute)), past: past(pastEvacuation(podName, 0, 5*time.Second, cancelled)),
-			want: 0,
+			newPod(createdAt(time.Minute)), past(pastEvacuation(podName, 0, 5*time.Second, cancelled)), 0,
 		},
 		"a pod that has ended by itself counts": {
-			pod: newPod(createdAt(time.Minute)), past: past(pastEvacuation(podName, 0, 5*time.Second, ended)), want: 1,
+			newPod(createdAt(time.Minute)), past(pastEvacuation(podName, 0, 5*time.Second, ended)), 1,
 		},
 		"pods of other namespaces do not count": {
-			pod: newPod(createdAt(time.Minute)), past: past(pastEvacuation(podName, 0, 5*time.Second, elsewhere)),
-			want: 0,
+			newPod(createdAt(time.Minute)), past(pastEvacuation(podName, 0, 5*time.Second, elsewhere)), 0,
 		},
 		"pods with other labels do not count": {
-			pod: newPod(createdAt(time.Minute)), past: past(pastEvacuation("api-x", 0, 5*time.Second, otherApp)),
-			want: 0,
+			newPod(createdAt(time.Minute)), past(pastEvacuation("api-x", 0, 5*time.Second, otherApp)), 0,
 		},
 		"pods without labels and with another name do not count": {
-			pod:  newPod(createdAt(time.Minute), func(p *corev1.Pod) { p.Labels = nil }),
-			past: past(pastEvacuation("x", 0, time.Second, func(e *maintenancev1alpha1.Evacuation) { e.Labels = nil })),
-			want: 0,
+			newPod(createdAt(time.Minute), func(p *corev1.Pod) { p.Labels = nil }),
+			past(pastEvacuation("x", 0, time.Second, func(e *maintenancev1alpha1.Evacuation) { e.Labels = nil })),
+			0,
 		},
 		"the Evacuation of the pod itself does not count": {
-			pod: newPod(createdAt(0)),
-			past: past(newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete,
+			newPod(createdAt(0)),
+			past(newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete,
 				maintenancev1alpha1.ReasonPodDeleted, 0))),
-			want: 0,
+			0,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := countComebacks(tc.pod, tc.past, nil).count; got != tc.want {
-				t.Errorf("got %d comebacks, want %d", got, tc.want)
-			}
+			is.Equal(t, countComebacks(tc.pod, tc.past, nil).count, tc.want, "comebacks")
 		})
 	}
 }
@@ -116,42 +110,40 @@ func TestDecideRecreated(t *testing.T) {
 	wasRecreated := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonRecreated, 0)
 	runDecide(t, map[string]decideTest{
 		"a pod that has returned twice is evicted": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), mod: times(2),
-			want: outcome{Active: evict, Policy: allow, Evict: true},
+			evacuation: upForEviction(), pod: newPod(createdAt(0)), mod: times(2),
+			want: outcome{Active: evict, Evict: true},
 		},
 		"a pod that has returned three times is kept for some time": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), at: 9 * time.Second, mod: times(3),
-			want: outcome{
-				Active: evict, Policy: allow, Blocked: "Recreated", Wake: 10 * time.Second, Events: EventBlocked,
-			},
+			evacuation: upForEviction(), pod: newPod(createdAt(0)), at: 9 * time.Second, mod: times(3),
+			want: outcome{Active: evict, Blocked: "Recreated", Wake: 10 * time.Second, Events: EventBlocked},
 		},
 		"a pod that has returned three times is evicted after that time": {
-			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second,
+			evacuation: upForEviction(wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second,
 			mod:  func(s *situation) { s.comebacks.count, s.eviction.Known = 3, true },
-			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
+			want: outcome{Active: evict, Blocked: "not: NotBlocked", Evict: true},
 		},
 		"a pod that has returned more often is kept for longer": {
-			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second,
-			mod: times(5), want: outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: 40 * time.Second},
+			evacuation: upForEviction(wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second,
+			mod: times(5), want: outcome{Active: evict, Blocked: "Recreated", Wake: 40 * time.Second},
 		},
 		"a pod is kept for longestHold at most": {
-			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second,
-			mod: times(1000), want: outcome{Active: evict, Policy: allow, Blocked: "Recreated", Wake: longestHold},
+			evacuation: upForEviction(wasRecreated), pod: newPod(createdAt(0)), at: 10 * time.Second,
+			mod: times(1000), want: outcome{Active: evict, Blocked: "Recreated", Wake: longestHold},
 		},
 		"the pod is evicted when the earlier Evacuations are deleted": {
-			evacuation: newEvacuation(active(evict), wasRecreated), pod: newPod(createdAt(0)), at: 9 * time.Second,
+			evacuation: upForEviction(wasRecreated), pod: newPod(createdAt(0)), at: 9 * time.Second,
 			mod:  func(s *situation) { s.eviction.Known = true },
-			want: outcome{Active: evict, Policy: allow, Blocked: "not: NotBlocked", Evict: true},
+			want: outcome{Active: evict, Blocked: "not: NotBlocked", Evict: true},
 		},
 		"an active evacuator is not delayed": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA)), pod: newPod(createdAt(0)),
+			evacuation: turnOfA(), pod: newPod(createdAt(0)),
 			at: 9 * time.Second, mod: times(3),
-			want: outcome{Active: classA, Policy: allow, Wake: 2*time.Minute + 30*time.Second},
+			want: outcome{Active: classA, Wake: 2*time.Minute + 30*time.Second},
 		},
 		"a DaemonSet pod is not evicted": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(createdAt(0)), at: 9 * time.Second,
+			evacuation: upForEviction(), pod: newPod(createdAt(0)), at: 9 * time.Second,
 			mod:  func(s *situation) { s.comebacks.count, s.podType = 3, maintenancev1alpha1.PodTypeDaemonSet },
-			want: outcome{Active: evict, Policy: allow, Blocked: "NoEvacuator", Events: EventBlocked},
+			want: outcome{Active: evict, Blocked: "NoEvacuator", Events: EventBlocked},
 		},
 	})
 }
@@ -175,7 +167,7 @@ func TestMessageOfARecreatedPodNamesTheOwner(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := decide(situation{
-				now: start, evacuation: newEvacuation(active(evict)), comebacks: comebacks{count: 3},
+				now: start, evacuation: upForEviction(), comebacks: comebacks{count: 3},
 				podType: maintenancev1alpha1.PodTypeDefault,
 				pod: newPod(createdAt(0),
 					func(p *corev1.Pod) { p.OwnerReferences, p.Spec.NodeName = tc.owners, testNode }),
@@ -232,7 +224,7 @@ func TestPodsThatKeepComingAreEvictedSeldom(t *testing.T) {
 						continue
 					}
 					got := decide(situation{
-						now: start.Add(now), evacuation: newEvacuation(active(evict)), pod: pod,
+						now: start.Add(now), evacuation: upForEviction(), pod: pod,
 						podType: maintenancev1alpha1.PodTypeDefault, comebacks: known.count(pod, kept, start.Add(now)),
 					})
 					if blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked); blocked != nil {
@@ -248,12 +240,8 @@ func TestPodsThatKeepComingAreEvictedSeldom(t *testing.T) {
 					evictions++
 					pod = nil
 				}
-				if evictions > 25 {
-					t.Errorf("%d pods were evicted in an hour, want at most 25", evictions)
-				}
-				if !strings.Contains(message, tc.message) {
-					t.Errorf("got %q, want it to have %q", message, tc.message)
-				}
+				is.True(t, evictions <= 25, "%d pods were evicted in an hour, want at most 25", evictions)
+				is.True(t, strings.Contains(message, tc.message), "got %q, want it to have %q", message, tc.message)
 			})
 		}
 	}
@@ -276,9 +264,7 @@ func TestPodsOfLaterWavesAreNoComebacks(t *testing.T) {
 		"a pod that was created after the last wave": {10 * time.Second, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := countComebacks(newPod(createdAt(tc.at)), past, created).count; got != tc.want {
-				t.Errorf("got %d comebacks, want %d", got, tc.want)
-			}
+			is.Equal(t, countComebacks(newPod(createdAt(tc.at)), past, created).count, tc.want, "comebacks")
 		})
 	}
 }
@@ -301,9 +287,7 @@ func TestGatherCountsComebacks(t *testing.T) {
 			c, own := newIdleController(t, fake.NewClientset(pod), evacuation)
 			for i := range 3 {
 				past := pastEvacuation(podName, time.Duration(i)*time.Second, time.Duration(i)*time.Second)
-				if err := own.Maintenance().V1alpha1().Evacuations().Informer().GetIndexer().Add(past); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, own.Maintenance().V1alpha1().Evacuations().Informer().GetIndexer().Add(past))
 			}
 			s, err := c.gather(t.Context(), evacuation)
 			if err != nil || s.comebacks.count != tc.want {
@@ -326,23 +310,15 @@ func TestGatherRecognizesPodsByTheirCreation(t *testing.T) {
 		pod := newPod(createdAt(at), func(p *corev1.Pod) {
 			p.Name, p.UID, p.Labels, p.Spec.NodeName = e.Spec.PodRef.Name, e.Spec.PodRef.UID, e.Labels, testNode
 		})
-		if err := client.Tracker().Add(pod); err != nil {
-			t.Fatal(err)
-		}
-		if err := evacuations.Add(asked); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, client.Tracker().Add(pod))
+		must.Do(t, evacuations.Add(asked))
 		s, err := c.gather(t.Context(), asked)
 		if want := max(0, i-1); err != nil || s.comebacks.count != want {
 			t.Errorf("pod %d: got %+v, %v, want %d", i, s.comebacks, err, want)
 		}
-		if err := evacuations.Update(e); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, evacuations.Update(e))
 	}
-	if got := len(c.arrivals.pods); got != 4 {
-		t.Errorf("%d pods are known, want 4", got)
-	}
+	is.Equal(t, len(c.arrivals.pods), 4, "pods are known")
 	for _, e := range evacuations.List() {
 		c.evacuationGone(e)
 	}

@@ -6,7 +6,6 @@ package evacuation
 import (
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/bubble"
 )
 
 // TestRemedyOfABudgetThatNeverAllows covers what the condition Blocked advises: the annotation only
@@ -28,21 +28,19 @@ func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
 		"a pod of a Deployment that can be scaled up": {[]string{maintenancev1alpha1.EvacuatorClassDeployment}, true},
 		"a pod of another controller":                 {nil, false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				budget := budgetOf("web")
-				budget.Spec.MinAvailable, budget.Spec.MaxUnavailable = nil, ptr.To(intstr.FromInt32(0))
-				budget.Status.CurrentHealthy, budget.Status.DesiredHealthy, budget.Status.ExpectedPods = 1, 1, 1
-				w := newWorld(t, 0, newEvacuation(withEvacuators(tt.evacuators...), active(evict)), newPod(labelled("web")),
-					newNode(corev1.ConditionTrue), budget)
-				w.host.answer(refuse)
-				w.until("the budget blocks the pod", time.Second,
-					hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
-				got := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
-				if !strings.Contains(got, "never allows an eviction (maxUnavailable 0)") || strings.Contains(got, annotation) != tt.want {
-					t.Errorf("got message %q, want that it never allows one, and %q in it: %v", got, annotation, tt.want)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			budget := budgetOf("web")
+			budget.Spec.MinAvailable, budget.Spec.MaxUnavailable = nil, ptr.To(intstr.FromInt32(0))
+			budget.Status.CurrentHealthy, budget.Status.DesiredHealthy, budget.Status.ExpectedPods = 1, 1, 1
+			w := newWorld(t, 0, newEvacuation(withEvacuators(tt.evacuators...), active(evict)), newPod(labelled("web")),
+				newNode(corev1.ConditionTrue), budget)
+			w.host.answer(refuse)
+			w.until("the budget blocks the pod", time.Second,
+				hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
+			got := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+			if !strings.Contains(got, "never allows an eviction (maxUnavailable 0)") || strings.Contains(got, annotation) != tt.want {
+				t.Errorf("got message %q, want that it never allows one, and %q in it: %v", got, annotation, tt.want)
+			}
 		})
 	}
 }

@@ -6,7 +6,6 @@ package evacuation
 import (
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +16,9 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func key(name string) types.NamespacedName {
@@ -90,18 +92,12 @@ func TestExplainStandoff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := explainStandoff(key("web-1"), []string{"alpha"}, tt.budget, tt.rivals)
 			if got == nil {
-				if tt.want != "" {
-					t.Errorf("got no blocker, want %s", tt.want)
-				}
+				is.True(t, tt.want == "", "got no blocker, want %s", tt.want)
 				return
 			}
-			if got.Reason != tt.want {
-				t.Errorf("got blocker %+v, want %q", got, tt.want)
-			}
+			is.True(t, got.Reason == tt.want, "got blocker %+v, want %q", got, tt.want)
 			for _, says := range tt.says {
-				if !strings.Contains(got.Message, says) {
-					t.Errorf("got message %q, want %q in it", got.Message, says)
-				}
+				is.True(t, strings.Contains(got.Message, says), "got message %q, want %q in it", got.Message, says)
 			}
 		})
 	}
@@ -156,36 +152,33 @@ func TestStandoffIsReported(t *testing.T) {
 			there: there, rival: true, want: "BudgetsHoldEachOther",
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, 0, newEvacuation(), newPod(labelled("web")), here, tt.there,
-					podOn("web-2", "web", "node-8", corev1.ConditionFalse),
-					podOn("api-1", "api", "node-8", corev1.ConditionTrue),
-					podOn("api-2", "api", testNode, corev1.ConditionFalse), budgetOf("web"), budgetOf("api"))
-				w.host.answer(refuse)
-				w.must(w.api.client.Tracker().Add(asking("alpha", here)))
-				w.must(w.api.client.Tracker().Add(asking("beta", there)))
-				if tt.rival {
-					w.must(w.api.client.Tracker().Add(rivalEvacuation))
-				}
-				w.until("the condition has the reason "+tt.want, time.Second,
-					hasReason(maintenancev1alpha1.ConditionBlocked, tt.want))
-				before := meta.FindStatusCondition(w.get().Status.Conditions,
-					maintenancev1alpha1.ConditionBlocked).Message
-				version := w.get().ResourceVersion
-				end := w.clock.Now().Add(5 * time.Minute)
-				w.until("five minutes have passed", 5*time.Second, func(*maintenancev1alpha1.Evacuation) bool {
-					return w.clock.Now().After(end)
-				})
-				e := w.get()
-				got := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
-				if got.Message != before || got.Reason != tt.want {
-					t.Errorf("got condition %+v after five minutes, want message %q", got, before)
-				}
-				if e.Status.FailedEvictionCounter == 0 && e.ResourceVersion != version {
-					t.Errorf("got resourceVersion %s, want no write since %s", e.ResourceVersion, version)
-				}
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, 0, newEvacuation(), newPod(labelled("web")), here, tt.there,
+				podOn("web-2", "web", "node-8", corev1.ConditionFalse),
+				podOn("api-1", "api", "node-8", corev1.ConditionTrue),
+				podOn("api-2", "api", testNode, corev1.ConditionFalse), budgetOf("web"), budgetOf("api"))
+			w.host.answer(refuse)
+			must.Do(w, w.api.client.Tracker().Add(asking("alpha", here)))
+			must.Do(w, w.api.client.Tracker().Add(asking("beta", there)))
+			if tt.rival {
+				must.Do(w, w.api.client.Tracker().Add(rivalEvacuation))
+			}
+			w.until("the condition has the reason "+tt.want, time.Second,
+				hasReason(maintenancev1alpha1.ConditionBlocked, tt.want))
+			before := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+			version := w.get().ResourceVersion
+			end := w.clock.Now().Add(5 * time.Minute)
+			w.until("five minutes have passed", 5*time.Second, func(*maintenancev1alpha1.Evacuation) bool {
+				return w.clock.Now().After(end)
 			})
+			e := w.get()
+			got := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+			if got.Message != before || got.Reason != tt.want {
+				t.Errorf("got condition %+v after five minutes, want message %q", got, before)
+			}
+			if e.Status.FailedEvictionCounter == 0 && e.ResourceVersion != version {
+				t.Errorf("got resourceVersion %s, want no write since %s", e.ResourceVersion, version)
+			}
 		})
 	}
 }

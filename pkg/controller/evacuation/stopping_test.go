@@ -20,62 +20,56 @@ func TestDecideStopping(t *testing.T) {
 	unreachable := func(s *situation) { s.nodeUnreachable = true }
 	runDecide(t, map[string]decideTest{
 		"a pod that has just been told to stop costs no write": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(time.Hour)), at: 2 * time.Second,
-			want: outcome{Active: evict, Policy: allow, Wake: 5 * time.Second},
+			evacuation: upForEviction(), pod: newPod(stoppingFor(hour)), at: 2 * second,
+			want: outcome{Active: evict, Wake: 5 * second},
 		},
 		"a pod that is stopping says until when": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(time.Hour)), at: time.Minute,
-			want: outcome{Active: evict, Policy: allow, Blocked: stopping, Wake: time.Hour + 30*time.Second},
-			says: "The pod is stopping until " + start.Add(time.Hour).Format(time.RFC3339),
+			evacuation: upForEviction(), pod: newPod(stoppingFor(hour)), at: minute,
+			want: outcome{Active: evict, Blocked: stopping, Wake: hour + 30*second},
+			says: "The pod is stopping until " + start.Add(hour).Format(time.RFC3339),
 		},
 		"a pod that leaves by scale-down says so in the condition, and its evacuator keeps the message": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA), reported(0, "scaled down")),
-			pod:        newPod(stoppingFor(20 * time.Minute)), at: time.Minute,
-			want: outcome{Active: classA, Policy: allow, Blocked: stopping, Wake: 20*time.Minute + 30*time.Second},
+			evacuation: turnOfA(reported(0, "scaled down")),
+			pod:        newPod(stoppingFor(20 * minute)), at: minute,
+			want: outcome{Active: classA, Blocked: stopping, Wake: 20*minute + 30*second},
 			says: "scaled down",
 		},
 		"the longest grace period that is not blocked, at its end": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(protocol.DefaultLongGrace)), at: protocol.DefaultLongGrace,
-			want: outcome{Active: evict, Policy: allow, Blocked: stopping, Wake: protocol.DefaultLongGrace + 30*time.Second},
+			evacuation: upForEviction(), pod: newPod(stoppingFor(protocol.DefaultLongGrace)), at: protocol.DefaultLongGrace,
+			want: outcome{Active: evict, Blocked: stopping, Wake: protocol.DefaultLongGrace + 30*second},
 		},
 		"a longer grace period, before it is long": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(365 * 24 * time.Hour)), at: time.Hour,
-			want: outcome{Active: evict, Policy: allow, Blocked: stopping, Wake: protocol.DefaultLongGrace},
+			evacuation: upForEviction(), pod: newPod(stoppingFor(365 * 24 * hour)), at: hour,
+			want: outcome{Active: evict, Blocked: stopping, Wake: protocol.DefaultLongGrace},
 		},
 		"a longer grace period, when it is long": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(365 * 24 * time.Hour)), at: protocol.DefaultLongGrace,
-			want: outcome{
-				Active: evict, Policy: allow, Blocked: long, Wake: 365*24*time.Hour + 30*time.Second, Events: EventBlocked,
-			},
+			evacuation: upForEviction(), pod: newPod(stoppingFor(365 * 24 * hour)), at: protocol.DefaultLongGrace,
+			want: outcome{Active: evict, Blocked: long, Wake: 365*24*hour + 30*second, Events: EventBlocked},
 		},
 		"a node without a heartbeat comes first within the grace period": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(2 * time.Hour)), at: time.Second, mod: unreachable,
-			want: outcome{Active: evict, Policy: allow, Blocked: "NodeUnreachable", Events: EventBlocked},
+			evacuation: upForEviction(), pod: newPod(stoppingFor(2 * hour)), at: second, mod: unreachable,
+			want: outcome{Active: evict, Blocked: "NodeUnreachable", Events: EventBlocked},
 		},
 		"a node without a heartbeat comes first although an evacuator is active": {
-			evacuation: newEvacuation(withEvacuators(classA), active(classA)), pod: newPod(), at: time.Minute, mod: unreachable,
-			want: outcome{
-				Active: classA, Policy: allow, Blocked: "NodeUnreachable", Wake: 2*time.Minute + 30*time.Second, Events: EventBlocked,
-			},
+			evacuation: turnOfA(), pod: newPod(), at: minute, mod: unreachable,
+			want: outcome{Active: classA, Blocked: "NodeUnreachable", Wake: 2*minute + 30*second, Events: EventBlocked},
 		},
 		"a pod that waits for its turn says so": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(), at: time.Minute,
+			evacuation: upForEviction(), pod: newPod(), at: minute,
 			mod:  func(s *situation) { s.eviction = eviction.State{Known: true, Message: "The pod waits."} },
-			want: outcome{Active: evict, Policy: allow, Blocked: "not: PodWaits", Evict: true},
+			want: outcome{Active: evict, Blocked: "not: PodWaits", Evict: true},
 			says: "The pod waits.",
 		},
 		"a node without a heartbeat is told of a pod that waits for its turn": {
-			evacuation: newEvacuation(active(evict)), pod: newPod(), at: time.Minute,
+			evacuation: upForEviction(), pod: newPod(), at: minute,
 			mod: func(s *situation) {
 				s.nodeUnreachable, s.eviction = true, eviction.State{Known: true, Message: "The pod waits."}
 			},
-			want: outcome{Active: evict, Policy: allow, Blocked: "NodeUnreachable", Evict: true, Events: EventBlocked},
+			want: outcome{Active: evict, Blocked: "NodeUnreachable", Evict: true, Events: EventBlocked},
 		},
 		"the pod is gone, which ends the stopping": {
-			evacuation: newEvacuation(active(evict), wasStopping), at: time.Minute,
-			want: outcome{
-				Active: evict, Policy: allow, Complete: "PodDeleted", Blocked: "not: NotBlocked", Wake: 6 * time.Minute,
-			},
+			evacuation: upForEviction(wasStopping), at: minute,
+			want: outcome{Active: evict, Complete: "PodDeleted", Blocked: "not: NotBlocked", Wake: 6 * minute},
 		},
 	})
 }
@@ -89,14 +83,14 @@ func wasStopping(e *maintenancev1alpha1.Evacuation) {
 // TestLongGracePeriodNamesPodAndEnd also covers a node that stops responding: the end is in both
 // messages.
 func TestLongGracePeriodNamesPodAndEnd(t *testing.T) {
-	const grace = 24 * time.Hour
+	const grace = 24 * hour
 	for name, mod := range map[string]func(*situation){
 		"the kubelet responds":         func(*situation) {},
 		"the kubelet does not respond": func(s *situation) { s.nodeUnreachable = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := situation{
-				now: start.Add(3 * time.Hour), evacuation: newEvacuation(active(evict)), pod: newPod(stoppingFor(grace)),
+				now: start.Add(3 * hour), evacuation: upForEviction(), pod: newPod(stoppingFor(grace)),
 				podType: maintenancev1alpha1.PodTypeDefault, longGrace: protocol.DefaultLongGrace,
 			}
 			mod(&s)

@@ -13,16 +13,15 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/deletioncost"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestDecideCost(t *testing.T) {
 	surging := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 		class := maintenancev1alpha1.EvacuatorClassDeployment
 		e := newEvacuation(withEvacuators(class), active(class))
-		for _, mod := range mods {
-			mod(e)
-		}
-		return e
+		return build.With(e, mods...)
 	}
 	completed := withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })
 	lowered := annotated(map[string]string{costKey: lowest, originalKey: "7"})
@@ -64,9 +63,7 @@ func TestDecideCost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := decision{status: *tt.evacuation.Status.DeepCopy()}
 			d.decideCost(situation{now: start.Add(tt.at), evacuation: tt.evacuation, pod: tt.pod})
-			if d.lowerCost != tt.want {
-				t.Errorf("got lowerCost %t, want %t", d.lowerCost, tt.want)
-			}
+			is.Equal(t, d.lowerCost, tt.want, "lowerCost")
 			if wake := d.wake.Sub(start); !d.wake.IsZero() && wake != tt.wake || d.wake.IsZero() && tt.wake != 0 {
 				t.Errorf("got the requeue after %s, want %s", wake, tt.wake)
 			}

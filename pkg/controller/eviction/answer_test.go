@@ -21,6 +21,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 var podResource = schema.GroupResource{Resource: "pods"}
@@ -236,9 +238,7 @@ func TestHostEvictsOnce(t *testing.T) {
 			if got := answerOf(err, false).verdict; got != tc.want {
 				t.Errorf("got %s (%v), want %s", got, err, tc.want)
 			}
-			if calls.Load() != 1 {
-				t.Errorf("got %d calls, want 1", calls.Load())
-			}
+			is.Equal(t, calls.Load(), 1, "calls")
 		})
 	}
 }
@@ -263,9 +263,7 @@ func TestDryRunIsAnOptionOfTheRequest(t *testing.T) {
 				ObjectMeta:    metav1.ObjectMeta{Namespace: "shop", Name: "web-1"},
 				DeleteOptions: &metav1.DeleteOptions{DryRun: dryRun},
 			})
-			if err != nil || !slices.Equal(got, dryRun) {
-				t.Errorf("got dryRun=%q, %v, want %q", got, err, dryRun)
-			}
+			is.True(t, err == nil && slices.Equal(got, dryRun), "got dryRun=%q, %v, want %q", got, err, dryRun)
 		})
 	}
 }

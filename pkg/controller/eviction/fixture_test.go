@@ -4,6 +4,7 @@
 package eviction
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -24,6 +25,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const namespace = "shop"
@@ -121,7 +124,8 @@ type world struct {
 type worldConfig struct {
 	// live: the queue runs in its own goroutine. Otherwise the test runs its steps, so that it can
 	// check that a step does nothing.
-	live          bool
+	live bool
+	// maxConcurrent is 50 unless it is set.
 	maxConcurrent int
 	answer        func(pod string) error
 	pods          []*corev1.Pod
@@ -133,30 +137,29 @@ type worldConfig struct {
 	objects     []runtime.Object
 }
 
-func newWorld(t *testing.T, cfg worldConfig) *world {
+// newWorld returns a queue on a cluster of the objects.
+func newWorld(t *testing.T, cfg worldConfig, objects ...runtime.Object) *world {
 	t.Helper()
 	client := fake.NewClientset()
 	w := &world{T: t, client: client, changes: map[string]int{}, version: 100}
 	w.host = &fakeHost{client: client, answer: cfg.answer}
 	for _, pod := range cfg.pods {
-		w.must(client.Tracker().Add(pod))
+		must.Do(w, client.Tracker().Add(pod))
 	}
 	for _, budget := range cfg.budgets {
-		w.must(client.Tracker().Add(budget))
+		must.Do(w, client.Tracker().Add(budget))
 	}
-	for _, object := range cfg.objects {
-		w.must(client.Tracker().Add(object))
+	for _, object := range append(objects, cfg.objects...) {
+		must.Do(w, client.Tracker().Add(object))
 	}
 	factory := informers.NewSharedInformerFactory(client, 0)
 	policy := DefaultPolicy()
-	policy.MaxConcurrent, policy.UnprotectedMaxUnavailable = max(cfg.maxConcurrent, 1), cfg.unprotected
+	policy.MaxConcurrent, policy.UnprotectedMaxUnavailable = cmp.Or(cfg.maxConcurrent, 50), cfg.unprotected
 	var owners Owners
 	if cfg.turns {
-		var err error
-		owners, err = NewOwners(factory)
-		w.must(err)
+		owners = must.Get(NewOwners(factory))(w)
 	}
-	queue, err := New(Config{
+	queue := must.Get(New(Config{
 		Host: w.host, Pods: factory.Core().V1().Pods(), Budgets: factory.Policy().V1().PodDisruptionBudgets(),
 		Clock: w.clock, Policy: policy, Owners: owners, Wanted: func(Request) bool { return !w.unwanted.Load() },
 		Changed: func(evacuation types.NamespacedName) {
@@ -169,8 +172,7 @@ func newWorld(t *testing.T, cfg worldConfig) *world {
 			defer w.mu.Unlock()
 			w.costs = append(w.costs, pod.Name+" "+value)
 		},
-	})
-	w.must(err)
+	}))(w)
 	w.queue = queue
 	ctx, cancel := context.WithCancel(t.Context())
 	watches := informertest.Count(client)
@@ -191,13 +193,6 @@ func newWorld(t *testing.T, cfg worldConfig) *world {
 	})
 	w.live = cfg.live
 	return w
-}
-
-func (w *world) must(err error) {
-	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
 }
 
 // settled runs the queue until it has nothing left to do at the present time.
@@ -276,24 +271,21 @@ func (w *world) updatePod(pod *corev1.Pod) {
 	w.Helper()
 	w.version++
 	pod.ResourceVersion = strconv.Itoa(w.version)
-	_, err := w.client.CoreV1().Pods(namespace).Update(w.Context(), pod, metav1.UpdateOptions{})
-	w.must(err)
+	must.Get(w.client.CoreV1().Pods(namespace).Update(w.Context(), pod, metav1.UpdateOptions{}))(w)
 }
 
 func (w *world) updateBudget(budget *policyv1.PodDisruptionBudget) {
 	w.Helper()
 	w.version++
 	budget.ResourceVersion = strconv.Itoa(w.version)
-	_, err := w.client.PolicyV1().PodDisruptionBudgets(namespace).Update(w.Context(), budget, metav1.UpdateOptions{})
-	w.must(err)
+	must.Get(w.client.PolicyV1().PodDisruptionBudgets(namespace).Update(w.Context(), budget, metav1.UpdateOptions{}))(w)
 }
 
 func (w *world) createBudget(budget *policyv1.PodDisruptionBudget) {
 	w.Helper()
 	w.version++
 	budget.ResourceVersion = strconv.Itoa(w.version)
-	_, err := w.client.PolicyV1().PodDisruptionBudgets(namespace).Create(w.Context(), budget, metav1.CreateOptions{})
-	w.must(err)
+	must.Get(w.client.PolicyV1().PodDisruptionBudgets(namespace).Create(w.Context(), budget, metav1.CreateOptions{}))(w)
 }
 
 // sentTo reports whether at least n evictions were sent.
@@ -306,20 +298,13 @@ func evacuationOf(pod string) types.NamespacedName {
 }
 
 func newPod(name string, mods ...func(*corev1.Pod)) *corev1.Pod {
-	p := &corev1.Pod{
+	return build.With(&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: name, UID: types.UID("uid-" + name), ResourceVersion: "1",
 			CreationTimestamp: metav1.NewTime(start.Add(-time.Hour)), Labels: map[string]string{"app": "web"},
 		},
-		Status: corev1.PodStatus{
-			Phase:      corev1.PodRunning,
-			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
-		},
-	}
-	for _, mod := range mods {
-		mod(p)
-	}
-	return p
+		Status: build.Ready(),
+	}, mods...)
 }
 
 func stopping(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: start} }
@@ -335,7 +320,7 @@ func younger(by time.Duration) func(*corev1.Pod) {
 }
 
 func newBudget(name string, allowed int32, mods ...func(*policyv1.PodDisruptionBudget)) *policyv1.PodDisruptionBudget {
-	b := &policyv1.PodDisruptionBudget{
+	return build.With(&policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: name, UID: types.UID("uid-" + name), ResourceVersion: "1", Generation: 1,
 		},
@@ -346,11 +331,7 @@ func newBudget(name string, allowed int32, mods ...func(*policyv1.PodDisruptionB
 			ObservedGeneration: 1, DisruptionsAllowed: allowed, CurrentHealthy: 9 + allowed, DesiredHealthy: 9,
 			ExpectedPods: 10,
 		},
-	}
-	for _, mod := range mods {
-		mod(b)
-	}
-	return b
+	}, mods...)
 }
 
 func withHealthy(healthy int32) func(*policyv1.PodDisruptionBudget) {
@@ -358,6 +339,10 @@ func withHealthy(healthy int32) func(*policyv1.PodDisruptionBudget) {
 }
 
 func success(string) error { return nil }
+
+func budgetRefuses(string) error { return budgetClosed() }
+
+func budgetLags(string) error { return budgetStale() }
 
 func podNames(n int) ([]string, []*corev1.Pod) {
 	var names []string

@@ -6,7 +6,6 @@ package eviction
 import (
 	"context"
 	"errors"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,6 +14,9 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func granting(pod string, at time.Time) func(*policyv1.PodDisruptionBudget) {
@@ -73,38 +75,31 @@ func TestInterruptedEvictionIsFinished(t *testing.T) {
 		},
 	}
 	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, worldConfig{
-					maxConcurrent: 50, pods: c.pods, budgets: []*policyv1.PodDisruptionBudget{c.budget},
-					answer: func(string) error { t.Error("the queue sent an eviction under a closed budget"); return nil },
-				})
-				for _, pod := range c.pods {
-					w.add(pod.Name)
-				}
-				w.pass(interruptedAfter-time.Second, 500*time.Millisecond)
-				if sent := w.host.sent(); len(sent) != 0 {
-					t.Fatalf("got %v immediately, want the queue to wait for an eviction that may be in flight", sent)
-				}
-				if c.later != nil {
-					c.later(w)
-				}
-				w.pass(4*time.Second, 500*time.Millisecond)
-				if sent := w.host.sent(); !slices.Equal(sent, c.want) {
-					t.Errorf("got %v, want %v", sent, c.want)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t,
+				worldConfig{pods: c.pods, answer: func(string) error { t.Error("the queue sent an eviction under a closed budget"); return nil }},
+				c.budget)
+			for _, pod := range c.pods {
+				w.add(pod.Name)
+			}
+			w.pass(interruptedAfter-time.Second, 500*time.Millisecond)
+			if sent := w.host.sent(); len(sent) != 0 {
+				t.Fatalf("got %v immediately, want the queue to wait for an eviction that may be in flight", sent)
+			}
+			if c.later != nil {
+				c.later(w)
+			}
+			w.pass(4*time.Second, 500*time.Millisecond)
+			is.Slices(t, w.host.sent(), c.want)
 		})
 	}
 }
 
 func TestFinishingEndsBeforeTheDisruptionControllerForgetsTheGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")},
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0, granting("web-0", start))},
-			answer:  func(string) error { t.Error("the queue sent an eviction under a closed budget"); return nil },
-		})
+		w := newWorld(t,
+			worldConfig{answer: func(string) error { t.Error("the queue sent an eviction under a closed budget"); return nil }},
+			newPod("web-0"), newBudget("web", 0, granting("web-0", start)))
 		// The disruption controller drops a grant after two minutes. Two clocks may differ by ten
 		// seconds.
 		const forgotten = 2*time.Minute - 10*time.Second

@@ -11,6 +11,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestOrderWithinALane(t *testing.T) {
@@ -49,26 +52,19 @@ func TestOrderWithinALane(t *testing.T) {
 		},
 	}
 	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, worldConfig{
-					maxConcurrent: 1, pods: tc.pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
-					answer: success,
-				})
-				for _, pod := range tc.pods {
-					w.add(pod.Name)
-				}
-				w.settled()
-				w.updateBudget(newBudget("web", int32(len(tc.pods))))
-				w.until("all were sent", 0, w.sentTo(len(tc.pods)))
-				var want []string
-				for _, pod := range tc.want {
-					want = append(want, pod+"/uid-"+pod)
-				}
-				if got := w.host.sent(); !slices.Equal(got, want) {
-					t.Errorf("got %v, want %v", got, want)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, worldConfig{maxConcurrent: 1, pods: tc.pods, answer: success}, newBudget("web", 0))
+			for _, pod := range tc.pods {
+				w.add(pod.Name)
+			}
+			w.settled()
+			w.updateBudget(newBudget("web", int32(len(tc.pods))))
+			w.until("all were sent", 0, w.sentTo(len(tc.pods)))
+			var want []string
+			for _, pod := range tc.want {
+				want = append(want, pod+"/uid-"+pod)
+			}
+			is.Slices(t, w.host.sent(), want)
 		})
 	}
 }
@@ -76,10 +72,7 @@ func TestOrderWithinALane(t *testing.T) {
 func TestMalformedDeletionCostIsReportedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := newPod("web-0", costs("low"))
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: []*corev1.Pod{pod}, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
-			answer: success,
-		})
+		w := newWorld(t, worldConfig{answer: success}, pod, newBudget("web", 0))
 		w.add("web-0")
 		w.settled()
 		w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestActiveLanesShareTheCalls(t *testing.T) {
@@ -47,9 +49,7 @@ func TestActiveLanesShareTheCalls(t *testing.T) {
 			free := newLane(types.NamespacedName{}, nil, start)
 			free.add(&item{})
 			q := &Queue{ring: append(test.ring, free)}
-			if got := q.awakePerLane(now); got != test.want {
-				t.Errorf("got %d, want %d", got, test.want)
-			}
+			is.Equal(t, q.awakePerLane(now), test.want)
 		})
 	}
 }
@@ -58,15 +58,9 @@ func TestLaneSendsNoMoreThanItsShare(t *testing.T) {
 	l := newLane(types.NamespacedName{Name: "web"}, newBudget("web", 10), start)
 	l.awake.limit = laneAwake
 	for n := range 2 {
-		if !l.hasSlot(start, 2) {
-			t.Errorf("got no slot beside %d calls, want one: two are allowed", n)
-		}
+		is.True(t, l.hasSlot(start, 2), "got no slot beside %d calls, want one: two are allowed", n)
 		l.sending[&item{}] = start
 	}
-	if l.hasSlot(start, 2) {
-		t.Error("got a slot for a third call, want none")
-	}
-	if !l.hasSlot(start.Add(asleepAfter), 2) {
-		t.Error("got no slot while the other calls wait in the API server, want one")
-	}
+	is.True(t, !l.hasSlot(start, 2), "got a slot for a third call, want none")
+	is.True(t, l.hasSlot(start.Add(asleepAfter), 2), "got no slot while the other calls wait in the API server, want one")
 }

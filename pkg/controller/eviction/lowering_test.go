@@ -11,18 +11,16 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/controller/deletioncost"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func ownedBy(apiVersion, kind string) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
-		p.OwnerReferences = []metav1.OwnerReference{
-			{APIVersion: apiVersion, Kind: kind, Name: "web", UID: "uid-web", Controller: ptr.To(true)},
-		}
+		p.OwnerReferences = build.Owner(apiVersion, kind, "web", "uid-web")
 	}
 }
 
@@ -31,10 +29,7 @@ var ofReplicaSet = ownedBy("apps/v1", "ReplicaSet")
 // closed is a world in which no pod can be evicted. The pods wait from now on.
 func closed(t *testing.T, pods ...*corev1.Pod) *world {
 	t.Helper()
-	w := newWorld(t, worldConfig{
-		maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
-		answer: func(string) error { return budgetClosed() },
-	})
+	w := newWorld(t, worldConfig{pods: pods, answer: budgetRefuses}, newBudget("web", 0))
 	for _, pod := range pods {
 		w.add(pod.Name)
 	}
@@ -72,18 +67,14 @@ func TestCostOfWaitingPodsIsLowered(t *testing.T) {
 			[]*corev1.Pod{newPod("odd", ofReplicaSet, costs("low")), newPod("web", ofReplicaSet)}, []string{"web"},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := closed(t, tc.pods...)
-				w.pass(deletioncost.LowerAfter-time.Second, time.Second)
-				if got := w.host.cheapened(); len(got) != 0 {
-					t.Fatalf("got %v before the pods have waited for %s, want none", got, deletioncost.LowerAfter)
-				}
-				w.pass(deletioncost.LowerAfter, deletioncost.LowerEvery)
-				if got := w.host.cheapened(); !slices.Equal(got, tc.want) {
-					t.Errorf("got %v, want %v", got, tc.want)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			w := closed(t, tc.pods...)
+			w.pass(deletioncost.LowerAfter-time.Second, time.Second)
+			if got := w.host.cheapened(); len(got) != 0 {
+				t.Fatalf("got %v before the pods have waited for %s, want none", got, deletioncost.LowerAfter)
+			}
+			w.pass(deletioncost.LowerAfter, deletioncost.LowerEvery)
+			is.Slices(t, w.host.cheapened(), tc.want)
 		})
 	}
 }
@@ -122,9 +113,7 @@ func TestLoweringIsRetriedAFewTimes(t *testing.T) {
 		w := closed(t, newPod("web-0", ofReplicaSet))
 		w.host.refuseLower = errors.New("no")
 		w.pass(20*deletioncost.LowerAfter, time.Second)
-		if n := len(w.host.cheapened()); n != lowerAttempts {
-			t.Errorf("got %d attempts, want %d", n, lowerAttempts)
-		}
+		is.Equal(t, len(w.host.cheapened()), lowerAttempts, "attempts")
 	})
 }
 
@@ -132,10 +121,8 @@ func TestLoweredPodsKeepTheirPlaceInTheLane(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dear := newPod("dear", ofReplicaSet, costs("-2147483647"))
 		dear.Annotations["maintenance.haulout.dev/original-pod-deletion-cost"] = "1000"
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: []*corev1.Pod{dear, newPod("cheap", ofReplicaSet, costs("-5"))},
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
-		})
+		w := newWorld(t, worldConfig{answer: success},
+			dear, newPod("cheap", ofReplicaSet, costs("-5")), newBudget("web", 0))
 		w.add("dear", "cheap")
 		w.settled()
 		w.updateBudget(newBudget("web", 2))

@@ -11,6 +11,9 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/metrics/testutil"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestMetricsOfLanesAndAnswers(t *testing.T) {
@@ -18,16 +21,11 @@ func TestMetricsOfLanesAndAnswers(t *testing.T) {
 		api := func(b *policyv1.PodDisruptionBudget) {
 			b.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "api"}}
 		}
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, answer: success,
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0), newBudget("api", 1, api)},
-			pods:    []*corev1.Pod{newPod("web-0"), newPod("api-0", func(p *corev1.Pod) { p.Labels["app"] = "api" })},
-		})
+		w := newWorld(t, worldConfig{answer: success},
+			newBudget("web", 0), newBudget("api", 1, api), newPod("web-0"), newPod("api-0", func(p *corev1.Pod) { p.Labels["app"] = "api" }))
 		value := func(get func() (float64, error)) float64 {
 			t.Helper()
-			v, err := get()
-			w.must(err)
-			return v
+			return must.Get(get())(w)
 		}
 		lanes := func(state string) float64 {
 			return value(
@@ -45,9 +43,7 @@ func TestMetricsOfLanesAndAnswers(t *testing.T) {
 		if open, closed := lanes("open"), lanes("closed"); open != 1 || closed != 1 {
 			t.Errorf("got %v open and %v closed lanes, want one of each", open, closed)
 		}
-		if got := accepted() - before; got != 1 {
-			t.Errorf("got %v accepted evictions, want 1", got)
-		}
+		is.Equal(t, accepted()-before, 1, "accepted evictions")
 		if got := value(func() (float64, error) { return testutil.GetGaugeMetricValue(evictionsInFlight) }); got != 0 {
 			t.Errorf("got %v evictions in flight, want none", got)
 		}

@@ -20,6 +20,10 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func meta(name string, controller ...metav1.OwnerReference) metav1.ObjectMeta {
@@ -56,7 +60,8 @@ func podsOf(controller metav1.OwnerReference, n int, mods ...func(*corev1.Pod)) 
 			i), append([]func(*corev1.Pod){func(p *corev1.Pod) {
 			p.Spec.RestartPolicy = corev1.RestartPolicyAlways
 			p.OwnerReferences = []metav1.OwnerReference{controller}
-		}}, mods...)...))
+		},
+		}, mods...)...))
 	}
 	return pods
 }
@@ -146,17 +151,15 @@ func TestFirstShareOfPodsWithoutBudget(t *testing.T) {
 			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)}, want: 3,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				cfg := worldConfig{objects: tc.objects, pods: tc.pods, budgets: tc.budgets, unprotected: 25}
-				if tc.off {
-					cfg.unprotected = 100
-				}
-				w := turnsWorld(t, cfg)
-				if got := len(w.host.sent()); got != tc.want {
-					t.Errorf("got %d evictions (%v), want %d", got, w.host.sent(), tc.want)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			cfg := worldConfig{objects: tc.objects, pods: tc.pods, budgets: tc.budgets, unprotected: 25}
+			if tc.off {
+				cfg.unprotected = 100
+			}
+			w := turnsWorld(t, cfg)
+			if got := len(w.host.sent()); got != tc.want {
+				t.Errorf("got %d evictions (%v), want %d", got, w.host.sent(), tc.want)
+			}
 		})
 	}
 }
@@ -166,23 +169,20 @@ func TestOwnerWhosePodsAreNotReplaced(t *testing.T) {
 		"a StatefulSet":      controlledBy("apps/v1", "StatefulSet", "db"),
 		"another controller": controlledBy("example.com/v1", "Database", "db"),
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := turnsWorld(t, worldConfig{
-					objects: []runtime.Object{statefulSet("db", 3)}, pods: podsOf(controller, 3), unprotected: 25,
-				})
-				for n := 1; n <= 3; n++ {
-					if got := len(w.host.sent()); got != n {
-						t.Fatalf("got %d evictions after %s, want %d", got, w.clock.Since(start), n)
-					}
-					w.pass(DefaultPolicy().UnprotectedPatience-time.Second, time.Second)
-					if got := len(w.host.sent()); got != n {
-						t.Fatalf("got %d evictions after %s, want %d until the patience ends", got,
-							w.clock.Since(start), n)
-					}
-					w.pass(time.Second, time.Second)
-				}
+		bubble.Run(t, name, func(t *testing.T) {
+			w := turnsWorld(t, worldConfig{
+				objects: []runtime.Object{statefulSet("db", 3)}, pods: podsOf(controller, 3), unprotected: 25,
 			})
+			for n := 1; n <= 3; n++ {
+				if got := len(w.host.sent()); got != n {
+					t.Fatalf("got %d evictions after %s, want %d", got, w.clock.Since(start), n)
+				}
+				w.pass(DefaultPolicy().UnprotectedPatience-time.Second, time.Second)
+				if got := len(w.host.sent()); got != n {
+					t.Fatalf("got %d evictions after %s, want %d until the patience ends", got, w.clock.Since(start), n)
+				}
+				w.pass(time.Second, time.Second)
+			}
 		})
 	}
 }
@@ -198,7 +198,7 @@ func TestNextPodIsEvictedWhenTheReplacementIsReady(t *testing.T) {
 			}
 			back := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), n, notReady)[n-1]
 			back.Name, back.UID = fmt.Sprintf("db-new-%d", n), types.UID(fmt.Sprintf("new-%d", n))
-			w.must(w.client.Tracker().Add(back))
+			must.Do(w, w.client.Tracker().Add(back))
 			w.settled()
 			if got := len(w.host.sent()); got != n {
 				t.Fatalf("got %d evictions while the replacement starts, want %d", got, n)
@@ -220,9 +220,7 @@ func TestEvictionCountsUntilTheCacheShowsIt(t *testing.T) {
 		w := turnsWorld(t,
 			worldConfig{objects: []runtime.Object{statefulSet("db", 8)}, pods: pods, unprotected: 25, answer: success})
 		w.pass(resendAfter-time.Second, time.Second)
-		if got := len(w.host.sent()); got != 2 {
-			t.Errorf("got %d evictions while the cache shows all pods unchanged, want 2", got)
-		}
+		is.Equal(t, len(w.host.sent()), 2, "evictions while the cache shows all pods unchanged")
 	})
 }
 
@@ -233,13 +231,11 @@ func TestEvictionCountsUntilTheEventOfThePod(t *testing.T) {
 		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 8)
 		ahead := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 		for _, pod := range pods {
-			if err := ahead.Add(pod); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, ahead.Add(pod))
 		}
 		var w *world
 		w = newWorld(t, worldConfig{
-			objects: []runtime.Object{statefulSet("db", 8)}, pods: pods, unprotected: 25, maxConcurrent: 50, turns: true,
+			objects: []runtime.Object{statefulSet("db", 8)}, pods: pods, unprotected: 25, turns: true,
 			answer: func(pod string) error {
 				w.queue.Remove(evacuationOf(pod))
 				return ahead.Delete(newPod(pod))
@@ -250,9 +246,7 @@ func TestEvictionCountsUntilTheEventOfThePod(t *testing.T) {
 			w.add(pod.Name)
 		}
 		w.settled()
-		if got := len(w.host.sent()); got != 2 {
-			t.Errorf("got %d evictions before the events of the first pods, want 2", got)
-		}
+		is.Equal(t, len(w.host.sent()), 2, "evictions before the events of the first pods")
 	})
 }
 
@@ -270,9 +264,7 @@ func TestDeniedPodUsesNoShare(t *testing.T) {
 		for _, call := range w.host.sent() {
 			left[call] = true
 		}
-		if len(left) != 4 {
-			t.Errorf("got %v left, want only the pod that is always denied", left)
-		}
+		is.True(t, len(left) == 4, "got %v left, want only the pod that is always denied", left)
 	})
 }
 

@@ -15,6 +15,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestPodsWithoutBudgetAreEvictedInParallel(t *testing.T) {
@@ -32,19 +36,14 @@ func TestPodsWithoutBudgetAreEvictedInParallel(t *testing.T) {
 		if w.host.mostEver != 4 || len(slices.Compact(sent)) != 10 {
 			t.Errorf("got %d evictions in flight and %v; want 4 in flight and each pod once", w.host.mostEver, sent)
 		}
-		if sent[0] != "web-0/uid-web-0" {
-			t.Errorf("got %s; want the pod's UID as the precondition", sent[0])
-		}
+		is.True(t, sent[0] == "web-0/uid-web-0", "got %s; want the pod's UID as the precondition", sent[0])
 	})
 }
 
 func TestBudgetIsRespected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		names, pods := podNames(10)
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)},
-			answer: success,
-		})
+		w := newWorld(t, worldConfig{pods: pods, answer: success}, newBudget("web", 3))
 		w.add(names...)
 		w.until("three were sent", 0, w.sentTo(3))
 		w.settled()
@@ -65,9 +64,7 @@ func TestBudgetIsRespected(t *testing.T) {
 		w.updateBudget(newBudget("web", 2))
 		w.until("two more were sent", 0, w.sentTo(5))
 		w.settled()
-		if n := len(w.host.sent()); n != 5 {
-			t.Errorf("got %d evictions, want 5", n)
-		}
+		is.Equal(t, len(w.host.sent()), 5, "evictions")
 		if w.host.mostEver > laneCalls {
 			t.Errorf("got %d evictions in flight under one budget, want at most %d", w.host.mostEver, laneCalls)
 		}
@@ -76,11 +73,7 @@ func TestBudgetIsRespected(t *testing.T) {
 
 func TestClosedBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")},
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
-			answer:  func(string) error { return budgetClosed() },
-		})
+		w := newWorld(t, worldConfig{answer: budgetRefuses}, newPod("web-0"), newBudget("web", 0))
 		w.add("web-0")
 		w.settled()
 		if sent := w.host.sent(); len(sent) != 0 {
@@ -101,20 +94,15 @@ func TestClosedBudget(t *testing.T) {
 		before := w.clock.Now()
 		w.updateBudget(newBudget("web", 1))
 		w.until("it was sent again", 0, w.sentTo(2))
-		if !w.clock.Now().Equal(before) {
-			t.Error("the eviction was not sent immediately after the budget opened")
-		}
+		is.True(t, w.clock.Now().Equal(before), "the eviction was not sent immediately after the budget opened")
 	})
 }
 
 func TestProbeThatIsRefusedWhileItsBudgetOpens(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := make(chan error)
-		w := newWorld(t, worldConfig{
-			live: true, maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")},
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)},
-			answer:  func(string) error { return <-answers },
-		})
+		w := newWorld(t, worldConfig{live: true, maxConcurrent: 1, answer: func(string) error { return <-answers }},
+			newPod("web-0"), newBudget("web", 0))
 		w.add("web-0")
 		w.until("a probe was sent", time.Second, w.sentTo(1))
 		w.updateBudget(newBudget("web", 1))
@@ -127,10 +115,7 @@ func TestProbeThatIsRefusedWhileItsBudgetOpens(t *testing.T) {
 
 func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")},
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
-		})
+		w := newWorld(t, worldConfig{answer: success}, newPod("web-0"), newBudget("web", 0))
 		// The queue is paused, so that the pod stays in its lane.
 		w.queue.pausedUntil = start.Add(time.Hour)
 		w.add("web-0")
@@ -152,9 +137,7 @@ func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 		w.until("it stays open", time.Second, func() bool { return w.reason("web-0") == "" })
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if n := w.changes[evacuationOf("web-0").Name]; n != 2 {
-			t.Errorf("got %d changes reported, want 2", n)
-		}
+		is.Equal(t, w.changes[evacuationOf("web-0").Name], 2, "changes reported")
 	})
 }
 
@@ -171,9 +154,7 @@ func TestProbesOfClosedBudgetsAreFew(t *testing.T) {
 			budgets = append(budgets,
 				newBudget(name, 0, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = app }))
 		}
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: pods, budgets: budgets, answer: func(string) error { return budgetClosed() },
-		})
+		w := newWorld(t, worldConfig{pods: pods, budgets: budgets, answer: budgetRefuses})
 		w.add(names...)
 		w.pass(10*time.Minute, 500*time.Millisecond)
 		if n := len(w.host.sent()); n == 0 || n > 101 {
@@ -186,10 +167,7 @@ func TestStaleCacheCausesOneRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		// The budget allows three evictions in the cache, and none in the API server.
 		names, pods := podNames(10)
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 3)},
-			answer: func(string) error { return budgetClosed() },
-		})
+		w := newWorld(t, worldConfig{pods: pods, answer: budgetRefuses}, newBudget("web", 3))
 		w.add(names...)
 		w.until("one was refused", 0, func() bool { return len(w.host.sent()) > 0 && w.host.inFlight() == 0 })
 		w.settled()
@@ -203,11 +181,7 @@ func TestStaleCacheCausesOneRefusal(t *testing.T) {
 
 func TestStaleBudgetIsNotCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: []*corev1.Pod{newPod("web-0")},
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 1)},
-			answer:  func(string) error { return budgetStale() },
-		})
+		w := newWorld(t, worldConfig{answer: budgetLags}, newPod("web-0"), newBudget("web", 1))
 		w.add("web-0")
 		w.until("it was refused", 0, func() bool { return len(w.host.sent()) > 0 && w.host.inFlight() == 0 })
 		w.settled()
@@ -244,13 +218,10 @@ func TestPodsThatBypassTheirBudget(t *testing.T) {
 		})},
 	}
 	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t,
-					worldConfig{maxConcurrent: 50, pods: []*corev1.Pod{tc.pod}, budgets: tc.budgets, answer: success})
-				w.add("web-0")
-				w.until("it was sent", 0, w.sentTo(1))
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, worldConfig{budgets: tc.budgets, answer: success}, tc.pod)
+			w.add("web-0")
+			w.until("it was sent", 0, w.sentTo(1))
 		})
 	}
 }
@@ -263,40 +234,34 @@ func TestPodIsReadAfterAnUnknownAnswer(t *testing.T) {
 	}{
 		"the pod is gone": {
 			live: func(w *world) {
-				w.must(w.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), namespace, "web-0"))
+				must.Do(w, w.client.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), namespace, "web-0"))
 			}, wantCalls: 1,
 		},
 		"the pod has not changed": {live: func(*world) {}, wantCalls: 2},
 	}
 	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, worldConfig{
-					maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0"), newPod("web-1", younger(-time.Minute))},
-					answer: unknown,
-				})
-				w.host.answer = func(pod string) error {
-					if pod == "web-0" {
-						tc.live(w)
-						return unknown(pod)
-					}
-					return nil
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, worldConfig{maxConcurrent: 1, answer: unknown},
+				newPod("web-0"), newPod("web-1", younger(-time.Minute)))
+			w.host.answer = func(pod string) error {
+				if pod == "web-0" {
+					tc.live(w)
+					return unknown(pod)
 				}
-				w.add("web-0", "web-1")
-				w.until("the other was sent", 100*time.Millisecond,
-					func() bool { return slices.Contains(w.host.sent(), "web-1/uid-web-1") })
-				w.host.answer = success
-				w.pass(10*time.Second, 100*time.Millisecond)
-				n := 0
-				for _, call := range w.host.sent() {
-					if call == "web-0/uid-web-0" {
-						n++
-					}
+				return nil
+			}
+			w.add("web-0", "web-1")
+			w.until("the other was sent", 100*time.Millisecond,
+				func() bool { return slices.Contains(w.host.sent(), "web-1/uid-web-1") })
+			w.host.answer = success
+			w.pass(10*time.Second, 100*time.Millisecond)
+			n := 0
+			for _, call := range w.host.sent() {
+				if call == "web-0/uid-web-0" {
+					n++
 				}
-				if n != tc.wantCalls {
-					t.Errorf("got %d evictions, want %d", n, tc.wantCalls)
-				}
-			})
+			}
+			is.Equal(t, n, tc.wantCalls, "evictions")
 		})
 	}
 }
@@ -310,49 +275,40 @@ func TestOnlyThePodWithTheUIDIsEvicted(t *testing.T) {
 		"a pod that has ended": newPod("web-0", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
 	}
 	for name, pod := range names {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t,
-					worldConfig{maxConcurrent: 1, pods: []*corev1.Pod{pod, newPod("web-1")}, answer: success})
-				w.add("web-0", "web-1")
-				w.until("the other was sent", 0, w.sentTo(1))
-				w.settled()
-				if got := w.host.sent(); !slices.Equal(got, []string{"web-1/uid-web-1"}) {
-					t.Errorf("got %v, want only web-1", got)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, worldConfig{maxConcurrent: 1, answer: success}, pod, newPod("web-1"))
+			w.add("web-0", "web-1")
+			w.until("the other was sent", 0, w.sentTo(1))
+			w.settled()
+			if got := w.host.sent(); !slices.Equal(got, []string{"web-1/uid-web-1"}) {
+				t.Errorf("got %v, want only web-1", got)
+			}
 		})
 	}
 }
 
 func TestAcceptedIsNotSentAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")}, answer: success})
+		w := newWorld(t, worldConfig{maxConcurrent: 1, answer: success}, newPod("web-0"))
 		w.add("web-0")
 		w.until("it was sent", 0, w.sentTo(1))
 		w.settled()
 		w.add("web-0")
 		w.updatePod(newPod("web-0", notReady))
 		w.pass(50*time.Second, time.Second)
-		if n := len(w.host.sent()); n != 1 {
-			t.Errorf("got %d evictions, want 1", n)
-		}
+		is.Equal(t, len(w.host.sent()), 1, "evictions")
 		w.until("the eviction is sent again, as the cache shows no change of the pod", time.Second, w.sentTo(2))
 	})
 }
 
 func TestRemovedIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0"), newPod("web-1")},
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
-		})
+		w := newWorld(t, worldConfig{maxConcurrent: 1, answer: success},
+			newPod("web-0"), newPod("web-1"), newBudget("web", 0))
 		w.add("web-0", "web-1")
 		w.settled()
 		w.queue.Remove(evacuationOf("web-0"))
-		if w.state("web-0").Known {
-			t.Error("the queue still knows a pod that was removed")
-		}
+		is.True(t, !w.state("web-0").Known, "the queue still knows a pod that was removed")
 		w.updateBudget(newBudget("web", 2))
 		w.until("the other was sent", 0, w.sentTo(1))
 		w.settled()
@@ -364,10 +320,7 @@ func TestRemovedIsNotSent(t *testing.T) {
 
 func TestRestartKeepsBlocker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 1, pods: []*corev1.Pod{newPod("web-0")},
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
-		})
+		w := newWorld(t, worldConfig{maxConcurrent: 1, answer: success}, newPod("web-0"), newBudget("web", 0))
 		was := &Blocker{Reason: "PodDisruptionBudget", Message: "as it was"}
 		w.queue.Add(Request{
 			Evacuation: evacuationOf("web-0"), Pod: "web-0", UID: "uid-web-0", FailedEvictions: 4, Blocker: was,
@@ -378,9 +331,7 @@ func TestRestartKeepsBlocker(t *testing.T) {
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if len(w.changes) != 0 {
-			t.Errorf("got %v, want no change to be reported", w.changes)
-		}
+		is.True(t, len(w.changes) == 0, "got %v, want no change to be reported", w.changes)
 	})
 }
 
@@ -398,8 +349,7 @@ func TestLanesAlternate(t *testing.T) {
 		}
 		gate := make(chan struct{})
 		w := newWorld(t, worldConfig{live: true, maxConcurrent: 1, pods: append(pods,
-			newPod("gate", func(p *corev1.Pod) { p.Labels = nil })), budgets: budgets,
-			answer: func(string) error { <-gate; return nil }})
+			newPod("gate", func(p *corev1.Pod) { p.Labels = nil })), budgets: budgets, answer: func(string) error { <-gate; return nil }})
 		w.add("gate")
 		w.until("the gate is in flight", 0, func() bool { return w.host.inFlight() == 1 })
 		w.add("a-0", "a-1", "a-2", "b-0", "b-1", "b-2")
@@ -409,9 +359,7 @@ func TestLanesAlternate(t *testing.T) {
 		for _, call := range w.host.sent()[1:] {
 			apps += call[:1]
 		}
-		if apps != "ababab" && apps != "bababa" {
-			t.Errorf("got %s, want the lanes to alternate", apps)
-		}
+		is.True(t, apps == "ababab" || apps == "bababa", "got %s, want the lanes to alternate", apps)
 	})
 }
 
@@ -419,8 +367,8 @@ func TestSlowCallDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan struct{})
 		names, pods := podNames(laneCalls + 4)
-		w := newWorld(t, worldConfig{live: true, maxConcurrent: 50, pods: pods, budgets: []*policyv1.PodDisruptionBudget{newBudget("web", laneCalls+4)},
-			answer: func(string) error { <-hold; return nil }})
+		w := newWorld(t, worldConfig{live: true, pods: pods, answer: func(string) error { <-hold; return nil }},
+			newBudget("web", laneCalls+4))
 		defer close(hold)
 		w.add(names...)
 		w.until("the first is in flight", 0, func() bool { return w.host.inFlight() == 1 })

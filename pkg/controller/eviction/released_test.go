@@ -4,15 +4,21 @@
 package eviction
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var podsResource = corev1.SchemeGroupVersion.WithResource("pods")
@@ -40,7 +46,7 @@ func TestPodsThatDoNotServeForTheOwner(t *testing.T) {
 			change: func(w *world, pod *corev1.Pod) {
 				released(pod)
 				w.updatePod(pod)
-				w.must(w.client.Tracker().Delete(podsResource, namespace, pod.Name))
+				must.Do(w, w.client.Tracker().Delete(podsResource, namespace, pod.Name))
 			},
 		},
 		"one is terminating": {change: func(w *world, pod *corev1.Pod) { stopping(pod); w.updatePod(pod) }},
@@ -58,27 +64,24 @@ func TestPodsThatDoNotServeForTheOwner(t *testing.T) {
 			want: 1,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				pods := podsOf(db, 4)
-				// db-3 is denied, so that the owner is known before one of its pods has left.
-				w := newWorld(t, worldConfig{
-					objects: []runtime.Object{statefulSet("db", 4)}, pods: pods, unprotected: 25, maxConcurrent: 50, turns: true,
-					answer: func(string) error { return deniedBy("virt", 429, "not now") },
-				})
-				w.add("db-3")
-				w.settled()
-				w.queue.Remove(evacuationOf("db-3"))
-				tt.change(w, pods[3].DeepCopy())
-				w.settled()
-				w.host.answer = func(pod string) error { return w.client.Tracker().Delete(podsResource, namespace, pod) }
-				before := len(w.host.sent())
-				w.add("db-0", "db-1", "db-2")
-				w.settled()
-				if got := w.host.sent()[before:]; len(got) != tt.want {
-					t.Errorf("got evictions %v, want %d", got, tt.want)
-				}
+		bubble.Run(t, name, func(t *testing.T) {
+			pods := podsOf(db, 4)
+			// db-3 is denied, so that the owner is known before one of its pods has left.
+			w := newWorld(t, worldConfig{
+				objects: []runtime.Object{statefulSet("db", 4)}, pods: pods, unprotected: 25, turns: true, answer: func(string) error { return deniedBy("virt", 429, "not now") },
 			})
+			w.add("db-3")
+			w.settled()
+			w.queue.Remove(evacuationOf("db-3"))
+			tt.change(w, pods[3].DeepCopy())
+			w.settled()
+			w.host.answer = func(pod string) error { return w.client.Tracker().Delete(podsResource, namespace, pod) }
+			before := len(w.host.sent())
+			w.add("db-0", "db-1", "db-2")
+			w.settled()
+			if got := w.host.sent()[before:]; len(got) != tt.want {
+				t.Errorf("got evictions %v, want %d", got, tt.want)
+			}
 		})
 	}
 }
@@ -94,7 +97,7 @@ func TestPodsOfAnotherNamespace(t *testing.T) {
 			pods = append(pods, pod)
 		}
 		w := newWorld(t, worldConfig{
-			objects: []runtime.Object{statefulSet("db", 4)}, pods: pods, unprotected: 25, maxConcurrent: 50, turns: true, answer: success,
+			objects: []runtime.Object{statefulSet("db", 4)}, pods: pods, unprotected: 25, turns: true, answer: success,
 		})
 		evil := types.NamespacedName{Namespace: "evil", Name: "uid-evil-0-evil-0"}
 		w.queue.Add(Request{Evacuation: evil, Pod: "evil-0", UID: "uid-evil-0"})
@@ -116,7 +119,7 @@ func TestTerminatingPodsAreNotCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		custom := controlledBy("example.com/v1", "Database", "db")
 		pods := podsOf(custom, 3)
-		w := newWorld(t, worldConfig{pods: pods, unprotected: 25, maxConcurrent: 50, turns: true})
+		w := newWorld(t, worldConfig{pods: pods, unprotected: 25, turns: true})
 		w.host.answer = func(name string) error {
 			pod, err := w.client.Tracker().Get(podsResource, namespace, name)
 			if err != nil {
@@ -133,10 +136,102 @@ func TestTerminatingPodsAreNotCounted(t *testing.T) {
 			t.Fatalf("got %d evictions, want 1", got)
 		}
 		replacement := podsOf(custom, 4)[3]
-		w.must(w.client.Tracker().Add(replacement))
+		must.Do(w, w.client.Tracker().Add(replacement))
 		w.pass(time.Second, time.Second)
-		if got := len(w.host.sent()); got != 2 {
-			t.Errorf("got %d evictions after the replacement is ready, want 2", got)
+		is.Equal(t, len(w.host.sent()), 2, "evictions after the replacement is ready")
+	})
+}
+
+func TestPodThatIsAddedAgainIsNotEvictedTwice(t *testing.T) {
+	for name, test := range map[string]struct {
+		// answer is the answer to the first eviction.
+		answer error
+		// early: the pod is added again before the answer; otherwise after it.
+		early bool
+		// then changes the pod before it is added again.
+		then func(w *world)
+		want int
+	}{
+		"before the API server accepts the eviction": {early: true, want: 1},
+		"before the API server refuses the eviction": {
+			early: true, answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")), want: 2,
+		},
+		"after the API server accepted the eviction": {want: 1},
+		"after the API server refused the eviction": {
+			answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")), want: 2,
+		},
+		"when the cache shows that the pod is terminating": {
+			then: func(w *world) { w.updatePod(newPod("web-0", stopping)) }, want: 1,
+		},
+		"when the cache shows no change of the pod for a long time": {then: func(w *world) { w.pass(resendAfter, time.Second) }, want: 2},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			release := make(chan error, 1)
+			first := true
+			w := newWorld(t, worldConfig{live: true, maxConcurrent: 2, answer: func(string) error {
+				if first {
+					first = false
+					return <-release
+				}
+				return nil
+			},
+			}, newPod("web-0"))
+			w.add("web-0")
+			w.until("it was sent", 0, w.sentTo(1))
+			w.settled()
+			if got := w.queue.underway.List(); len(got) != 1 || got[0].UID != "uid-web-0" {
+				t.Errorf("got %v in flight, want the eviction of web-0", got)
+			}
+			w.queue.Remove(evacuationOf("web-0"))
+			if w.state("web-0").Known || len(w.queue.underway.List()) != 1 {
+				t.Errorf("got state %v and %v in flight after the removal, want no state and one in flight", w.state("web-0"), w.queue.underway.List())
+			}
+			if !test.early {
+				release <- test.answer
+				w.settled()
+				// The cache does not show yet that the pod is terminating.
+				if got := w.queue.underway.Has("uid-web-0"); got != (test.answer == nil) {
+					t.Errorf("got in flight %t after the answer", got)
+				}
+			}
+			if test.then != nil {
+				test.then(w)
+				w.settled()
+				is.True(t, !w.queue.underway.Has("uid-web-0"), "the eviction is still in flight")
+			}
+			w.add("web-0")
+			w.settled()
+			if test.early {
+				if n := len(w.host.sent()); n != 1 {
+					t.Errorf("got %d evictions while the first was in flight", n)
+				}
+				release <- test.answer
+			}
+			w.pass(30*time.Second, time.Second)
+			is.Equal(t, len(w.host.sent()), test.want, "evictions")
+			w.queue.Remove(evacuationOf("web-0"))
+			w.pass(2*resendAfter, time.Second)
+			w.queue.mu.Lock()
+			defer w.queue.mu.Unlock()
+			if len(w.queue.underway.List()) > 0 || len(w.queue.sent) > 0 || len(w.queue.items) > 0 || len(w.queue.byUID) > 0 || w.queue.resting.first() != nil {
+				t.Errorf("got %v sent and %v queued, want the queue to be empty", w.queue.sent, w.queue.items)
+			}
+		})
+	}
+}
+
+func TestNoEvictionAfterTheEvacuationWasWithdrawn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{maxConcurrent: 1, answer: success}, newPod("web-0"))
+		w.unwanted.Store(true)
+		w.add("web-0")
+		w.pass(10*time.Second, time.Second)
+		if got := w.host.sent(); len(got) > 0 {
+			t.Errorf("got %v", got)
 		}
+		// The Evacuation was recreated before the queue learned that the first was deleted.
+		w.unwanted.Store(false)
+		w.add("web-0")
+		w.until("it was sent", 0, w.sentTo(1))
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,15 +18,17 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // Whatever the answers, the queue retries no pod while another pod that it may evict has waited
 // since before the last try.
 func TestNoPodIsRetriedBeforeAllOthersWereTried(t *testing.T) {
 	for seed := range uint64(40) {
-		t.Run(fmt.Sprintf("world %d", seed), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { checkRounds(t, rand.New(rand.NewPCG(seed, 1))) })
-		})
+		bubble.Run(t, fmt.Sprintf("world %d", seed), func(t *testing.T) { checkRounds(t, rand.New(rand.NewPCG(seed, 1))) })
 	}
 }
 
@@ -128,20 +131,16 @@ func checkRounds(t *testing.T, r *rand.Rand) {
 		w.queue.mu.Unlock()
 		w.clock.Step(time.Duration(r.IntN(1500)) * time.Millisecond)
 	}
-	if retries == 0 {
-		t.Error("no pod was retried: the test has checked nothing")
-	}
+	is.True(t, retries != 0, "no pod was retried: the test has checked nothing")
 }
 
 // A retry also waits for the first tries of other lanes, where all lanes share one limit.
 func TestRetriesWaitForFirstTriesOfOtherLanes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		names, pods := podNames(5)
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 1, pods: append(pods, newPod("free", func(p *corev1.Pod) { p.Labels = nil })),
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 10)},
-			answer:  func(string) error { return overloaded(0) },
-		})
+		w := newWorld(t,
+			worldConfig{maxConcurrent: 1, pods: append(pods, newPod("free", func(p *corev1.Pod) { p.Labels = nil })), answer: func(string) error { return overloaded(0) }},
+			newBudget("web", 10))
 		w.add("free")
 		w.settled()
 		w.add(names...)
@@ -161,4 +160,193 @@ func TestRetriesWaitForFirstTriesOfOtherLanes(t *testing.T) {
 			seen[call] = true
 		}
 	})
+}
+
+func selects(key, value string) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) {
+		b.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{key: value}}
+	}
+}
+
+func generation(n int64) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) { b.Generation, b.Status.ObservedGeneration = n, n }
+}
+
+// manyBudgets is a namespace with n applications that have a budget each, and 1,000 waiting pods:
+// ten of each of a hundred applications.
+func manyBudgets(t *testing.T, n int) *world {
+	t.Helper()
+	cfg := worldConfig{maxConcurrent: 1, answer: budgetRefuses}
+	for i := range n {
+		app := fmt.Sprintf("app-%d", i)
+		cfg.budgets = append(cfg.budgets, newBudget(app, 0, selects("app", app)))
+	}
+	var names []string
+	for i := range 1000 {
+		name, app := fmt.Sprintf("pod-%d", i), fmt.Sprintf("app-%d", i/10)
+		names = append(names, name)
+		cfg.pods = append(cfg.pods, newPod(name, func(p *corev1.Pod) { p.Labels = map[string]string{"app": app} }))
+	}
+	w := newWorld(t, cfg)
+	w.add(names...)
+	w.settled()
+	return w
+}
+
+func (w *world) matches() int {
+	w.queue.mu.Lock()
+	defer w.queue.mu.Unlock()
+	return w.queue.budgets.Matched()
+}
+
+func TestChangeOfABudgetMatchesOnlyThePodsItConcerns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := manyBudgets(t, 2000)
+		if n := w.matches(); n > 1000 {
+			t.Errorf("got %d matches of 1,000 pods with 2,000 budgets, want one for each pod", n)
+		}
+		for _, step := range []struct {
+			name   string
+			change func(*policyv1.PodDisruptionBudget)
+			most   int
+		}{
+			{"a budget that asks for another number of the same pods", generation(2), 0},
+			{
+				"a budget that selects other pods",
+				func(b *policyv1.PodDisruptionBudget) { generation(3)(b); selects("app", "app-50")(b) }, 10,
+			},
+			{"a budget that selects its pods again", generation(4), 10},
+			{
+				"a budget that selects no waiting pod",
+				func(b *policyv1.PodDisruptionBudget) { generation(5)(b); selects("app", "none")(b) }, 0,
+			},
+		} {
+			before := w.matches()
+			w.updateBudget(newBudget("app-7", 0, selects("app", "app-7"), step.change))
+			w.settled()
+			w.pass(churnInterval, churnInterval)
+			if got := w.matches() - before; got > step.most {
+				t.Errorf("%s: got %d matches, want at most %d", step.name, got, step.most)
+			}
+		}
+		w.queue.mu.Lock()
+		defer w.queue.mu.Unlock()
+		if l := w.queue.items[evacuationOf("pod-70")].lane; l != w.queue.free {
+			t.Errorf("got the lane of %v, want no lane for a pod that its budget no longer selects", l.budgetName)
+		}
+	})
+}
+
+func TestBudgetThatChangesAllTheTimeIsMatchedOnceASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := manyBudgets(t, 100)
+		before := w.matches()
+		for n := range int64(100) {
+			value := []string{"app-7", "app-8"}[n%2]
+			w.updateBudget(newBudget("app-7", 0, selects("app", value), generation(n+2)))
+			w.settled()
+			w.pass(100*time.Millisecond, 100*time.Millisecond)
+		}
+		w.pass(churnInterval, churnInterval)
+		if got := w.matches() - before; got > 12*10 {
+			t.Errorf(
+				"got %d matches for 100 changes in ten seconds, want at most the ten pods of a selector each second",
+				got,
+			)
+		}
+		if got, want := w.budgetsOf("pod-80"), []string{"app-7", "app-8"}; !slices.Equal(got, want) {
+			t.Errorf("got %v for a pod that the last version selects, want %v", got, want)
+		}
+	})
+}
+
+// TestANewBudgetCountsImmediately adds two budgets one after the other, faster than changes are
+// evaluated.
+func TestANewBudgetCountsImmediately(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := manyBudgets(t, 10)
+		for _, name := range []string{"first", "second"} {
+			w.createBudget(newBudget(name, 0, selects("app", "app-7")))
+			w.settled()
+		}
+		if got, want := w.budgetsOf("pod-70"), []string{"app-7", "first", "second"}; !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
+}
+
+func (w *world) budgetsOf(pod string) []string {
+	w.queue.mu.Lock()
+	defer w.queue.mu.Unlock()
+	return slices.Clone(w.queue.items[evacuationOf(pod)].budgets)
+}
+
+func TestBudgetsOfAPod(t *testing.T) {
+	in := func(values ...string) metav1.LabelSelectorRequirement {
+		return metav1.LabelSelectorRequirement{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: values}
+	}
+	expression := func(operator metav1.LabelSelectorOperator, values ...string) metav1.LabelSelectorRequirement {
+		return metav1.LabelSelectorRequirement{Key: "app", Operator: operator, Values: values}
+	}
+	for name, tc := range map[string]struct {
+		selector *metav1.LabelSelector
+		labels   map[string]string
+		want     bool
+	}{
+		"matchLabels, equal": {
+			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+			map[string]string{"app": "web", "x": "y"}, true,
+		},
+		"matchLabels, not equal": {
+			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, map[string]string{"app": "db"}, false,
+		},
+		"matchLabels, one of two equal": {
+			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web", "x": "y"}},
+			map[string]string{"app": "web"}, false,
+		},
+		"In, with the value": {
+			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in("db", "web")}},
+			map[string]string{"app": "web"}, true,
+		},
+		"In, without the value": {
+			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in("db", "api")}},
+			map[string]string{"app": "web"}, false,
+		},
+		"DoesNotExist, with the label": {
+			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{expression("DoesNotExist")}}, nil, true,
+		},
+		"NotIn, with the value": {
+			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{expression("NotIn", "web")}},
+			map[string]string{"app": "web"}, false,
+		},
+		"Exists, with the label": {
+			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{expression("Exists")}},
+			map[string]string{"app": "web"}, true,
+		},
+		"the empty selector selects all": {&metav1.LabelSelector{}, nil, true},
+		"no selector selects none":       {nil, map[string]string{"app": "web"}, false},
+		"a broken selector selects none": {
+			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{expression("Like")}},
+			map[string]string{"app": "web"}, false,
+		},
+		"matchLabels with another label, and DoesNotExist": {&metav1.LabelSelector{
+			MatchLabels:      map[string]string{"x": "y"},
+			MatchExpressions: []metav1.LabelSelectorRequirement{expression("NotIn", "db")},
+		}, map[string]string{"app": "web", "x": "y"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := pdb.NewIndex([]*policyv1.PodDisruptionBudget{
+				newBudget("other", 1, selects("app", "other")),
+				newBudget("web", 1, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector = tc.selector }),
+			})
+			q := &Queue{budgets: b}
+			it := &item{Request: Request{Evacuation: evacuationOf("web-0")}}
+			q.matchBudgets(it, tc.labels)
+			is.Equal(t, len(q.budgetsOf(it)) == 1, tc.want)
+			is.Equal(t, b.Selects(namespace, "web", tc.labels), tc.want, "Selects")
+			b.Remove(namespace, "web")
+			b.Remove(namespace, "other")
+			is.Equal(t, b.Len(), 0, "budgets after they were deleted")
+		})
+	}
 }

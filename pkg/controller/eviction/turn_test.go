@@ -6,6 +6,8 @@ package eviction
 import (
 	"testing"
 	"time"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestTurn(t *testing.T) {
@@ -87,9 +89,7 @@ func TestPercent(t *testing.T) {
 	for s, want := range map[string]Percent{"25%": 25, "1%": 1, "100%": 100, "0%": 0, "101%": 0, "25": 0, "": 0, "%": 0, "-5%": 0, "a%": 0} {
 		var p Percent
 		err := p.Set(s)
-		if p != want || (err == nil) != (want != 0) {
-			t.Errorf("%q: got %d, %v", s, p, err)
-		}
+		is.True(t, p == want && (err == nil) == (want != 0), "%q: got %d, %v", s, p, err)
 		if err == nil && p.String() != s {
 			t.Errorf("%q: String returned %q", s, p.String())
 		}

@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestLatest(t *testing.T) {
@@ -30,20 +32,14 @@ func TestLatest(t *testing.T) {
 	want("neither the informer nor this process has the object", "")
 	latest.Wrote(node("5"))
 	want("only this process wrote the object, which may be deleted since", "")
-	if err := store.Add(node("5")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, store.Add(node("5")))
 	want("the informer has the object", "5")
 	latest.Wrote(node("9"))
 	want("this process wrote a newer version", "9")
 	latest.Wrote(node("7"))
 	want("this process received an older answer later", "9")
-	if err := store.Update(node("12")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, store.Update(node("12")))
 	want("the informer has a newer version", "12")
-	if err := store.Delete(node("12")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, store.Delete(node("12")))
 	want("the object is deleted", "")
 }

@@ -20,6 +20,9 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 var (
@@ -92,39 +95,33 @@ func TestItemsAreRequeuedUntilTheySucceed(t *testing.T) {
 			results: []error{fmt.Errorf("write: %w", conflict), nil}, after: []time.Duration{0, 1},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(4)))
-				var after []time.Duration
-				began := time.Now()
-				s := start(klog.NewContext(t.Context(), logger), t, nil, 2, func(_ context.Context, item string) error {
-					if item != "a" {
-						t.Errorf("got a sync of %q, want a", item)
-					}
-					result := test.results[len(after)]
-					after = append(after, time.Since(began)/time.Second)
-					return result
-				})
-				s.Add("a")
-				<-time.After(time.Hour)
-				synctest.Wait()
-				if !slices.Equal(after, test.after) {
-					t.Errorf("reconciled after %d seconds, want %d", after, test.after)
-				}
-				if n := s.NumRequeues("a"); n != 0 {
-					t.Errorf("got %d requeues after a success, want 0: the next backoff would be longer", n)
-				}
-				if failed := s.failed.Load(); failed != test.failed {
-					t.Errorf("%d failures counted, want %d", failed, test.failed)
-				}
-				logged := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
-				if n := strings.Count(logged, "Sync failed"); n != test.errors {
-					t.Errorf("%d failures logged, want %d:\n%s", n, test.errors, logged)
-				}
-				if n := strings.Count(logged, `letter="a"`); n != len(test.results)-1 {
-					t.Errorf("%d lines name the item, want %d:\n%s", n, len(test.results)-1, logged)
-				}
+		bubble.Run(t, name, func(t *testing.T) {
+			logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(4)))
+			var after []time.Duration
+			began := time.Now()
+			s := start(klog.NewContext(t.Context(), logger), t, nil, 2, func(_ context.Context, item string) error {
+				is.Equal(t, item, "a", "a sync of")
+				result := test.results[len(after)]
+				after = append(after, time.Since(began)/time.Second)
+				return result
 			})
+			s.Add("a")
+			<-time.After(time.Hour)
+			synctest.Wait()
+			is.True(t, slices.Equal(after, test.after), "reconciled after %d seconds, want %d", after, test.after)
+			if n := s.NumRequeues("a"); n != 0 {
+				t.Errorf("got %d requeues after a success, want 0: the next backoff would be longer", n)
+			}
+			if failed := s.failed.Load(); failed != test.failed {
+				t.Errorf("%d failures counted, want %d", failed, test.failed)
+			}
+			logged := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
+			if n := strings.Count(logged, "Sync failed"); n != test.errors {
+				t.Errorf("%d failures logged, want %d:\n%s", n, test.errors, logged)
+			}
+			if n := strings.Count(logged, `letter="a"`); n != len(test.results)-1 {
+				t.Errorf("%d lines name the item, want %d:\n%s", n, len(test.results)-1, logged)
+			}
 		})
 	}
 }
@@ -144,14 +141,10 @@ func TestWorkersReconcileDifferentItemsInParallel(t *testing.T) {
 		synctest.Wait()
 		s.Add("a")
 		synctest.Wait()
-		if n := busy.Load(); n != 1 {
-			t.Errorf("%d workers are busy with one item, want 1", n)
-		}
+		is.Equal(t, busy.Load(), 1, "workers are busy with one item")
 		s.Add("b")
 		synctest.Wait()
-		if n := busy.Load(); n != 2 {
-			t.Errorf("%d workers are busy with two items, want 2", n)
-		}
+		is.Equal(t, busy.Load(), 2, "workers are busy with two items")
 		close(release)
 		synctest.Wait()
 		if n := syncs.Load(); n != 3 {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestDecideMeddler(t *testing.T) {
@@ -48,9 +50,7 @@ func TestDecideMeddler(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := decideMeddler(test.fields); got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Equal(t, decideMeddler(test.fields), test.want)
 		})
 	}
 }

@@ -16,6 +16,8 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 const (
@@ -27,13 +29,9 @@ const (
 )
 
 func newNode(name string, modify ...func(*corev1.Node)) *corev1.Node {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+	return build.With(&corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"pool": "blue"},
-	}}
-	for _, m := range modify {
-		m(node)
-	}
-	return node
+	}}, modify...)
 }
 
 func cordoned(node *corev1.Node) { node.Spec.Unschedulable = true }
@@ -45,10 +43,7 @@ var (
 
 func heldBy(name string, stage maintenancev1alpha1.NodeMaintenanceStage, modify ...func(*holder)) holder {
 	h := holder{name: name, uid: types.UID("uid-" + name), stage: stage}
-	for _, m := range modify {
-		m(&h)
-	}
-	return h
+	return *build.With(&h, modify...)
 }
 
 func withPods(h *holder)      { h.left = true }
@@ -285,18 +280,14 @@ func TestDecideConditions(t *testing.T) {
 			for _, n := range change.news {
 				news = append(news, n.reason+" "+n.name)
 			}
-			if !slices.Equal(news, tc.wantNews) {
-				t.Errorf("got news %q, want %q", news, tc.wantNews)
-			}
+			is.Slices(t, news, tc.wantNews, "news")
 			_, annotated := tc.node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]
 			if annotated != (len(tc.holders) > 0) {
 				t.Errorf("got annotations %q with %d holders", tc.node.Annotations, len(tc.holders))
 			}
 			again := decideConditions(tc.node, nodemarks.ReadConditions(tc.node), tc.holders, !tc.early,
 				metav1.NewTime(justNow.Add(time.Hour)))
-			if !again.empty() || len(again.news) > 0 {
-				t.Errorf("a second decision is not empty: %+v", again)
-			}
+			is.True(t, again.empty() && len(again.news) == 0, "a second decision is not empty: %+v", again)
 		})
 	}
 }
@@ -345,13 +336,9 @@ func TestConditionsNameMaintenancesAndReasons(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			change := decideConditions(newNode("one"), nodemarks.Conditions{}, tc.holders, true, justNow)
-			if len(change.set) != len(tc.want) {
-				t.Errorf("got %d conditions, want %d", len(change.set), len(tc.want))
-			}
+			is.Equal(t, len(change.set), len(tc.want), "conditions")
 			for _, c := range change.set {
-				if c.Message != tc.want[c.Type] {
-					t.Errorf("got message %q of %s, want %q", c.Message, c.Type, tc.want[c.Type])
-				}
+				is.True(t, c.Message == tc.want[c.Type], "got message %q of %s, want %q", c.Message, c.Type, tc.want[c.Type])
 			}
 		})
 	}

@@ -13,6 +13,7 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 var (
@@ -38,6 +39,8 @@ func TestDecideNode(t *testing.T) {
 	held := []corev1.Taint{heldTaint}
 	drained := []corev1.Taint{heldTaint, drainTaint}
 	node := func(modify ...func(*corev1.Node)) *corev1.Node { return newNode("n", modify...) }
+	tainted := taintedWith(heldTaint)
+	marked := func() *corev1.Node { return node(cordoned, tainted) }
 	heldKey := nodestate.TaintKeys[:1]
 	for name, test := range map[string]struct {
 		facts facts
@@ -54,7 +57,7 @@ func TestDecideNode(t *testing.T) {
 			},
 		},
 		"a held node with its cordon and its taint is not changed": {
-			facts: facts{node: node(cordoned, taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey},
+			facts: facts{node: marked(), holders: m, cordon: m, taint: m, added: heldKey},
 		},
 		"the cordon of another client is not recorded, the taint is": {
 			facts: facts{node: node(cordoned), holders: m},
@@ -65,43 +68,36 @@ func TestDecideNode(t *testing.T) {
 			want:  nodeChange{cordon: m, taints: held, setTaints: true, taint: m, added: heldKey, setTaint: true},
 		},
 		"the cordon of the node's agent becomes ours": {
-			facts: facts{node: node(cordoned, cordonedByAgent, taintedWith(held...)), holders: m, taint: m, added: heldKey},
+			facts: facts{node: node(cordoned, cordonedByAgent, tainted), holders: m, taint: m, added: heldKey},
 			want:  nodeChange{cordon: m, setCordon: true, takesOver: true},
 		},
 		"the cordon of the node's agent is not taken over for a requester without the right": {
-			facts:   facts{node: node(cordoned, cordonedByAgent, taintedWith(held...)), holders: m, taint: m, added: heldKey},
+			facts:   facts{node: node(cordoned, cordonedByAgent, tainted), holders: m, taint: m, added: heldKey},
 			revoked: true,
 		},
 		"the cordon of the node's agent stays on a node that is not held": {
 			facts: facts{node: node(cordoned, cordonedByAgent)},
 		},
 		"a second holder is added to both annotations": {
-			facts: facts{
-				node: node(cordoned, taintedWith(held...)), holders: both, cordon: m, taint: m, added: heldKey,
-			},
-			want: nodeChange{cordon: both, setCordon: true, taint: both, added: heldKey, setTaint: true},
+			facts: facts{node: marked(), holders: both, cordon: m, taint: m, added: heldKey},
+			want:  nodeChange{cordon: both, setCordon: true, taint: both, added: heldKey, setTaint: true},
 		},
 		"a cordon that another client has removed is restored": {
-			facts: facts{node: node(taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey},
+			facts: facts{node: node(tainted), holders: m, cordon: m, taint: m, added: heldKey},
 			want:  nodeChange{unschedulable: ptr.To(true), cordon: m, cordonRestored: true},
 		},
 		"the cordon is not restored for a requester without the right": {
-			facts:   facts{node: node(taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey},
-			revoked: true,
+			facts: facts{node: node(tainted), holders: m, cordon: m, taint: m, added: heldKey}, revoked: true,
 		},
 		"a node whose DaemonSet pods are drained gets the drain taint": {
-			facts: facts{
-				node: node(cordoned, taintedWith(held...)), holders: m, cordon: m, taint: m, added: heldKey,
-				drainsDaemonSets: true,
-			},
+			facts: facts{node: marked(), holders: m, cordon: m, taint: m, added: heldKey, drainsDaemonSets: true},
 			want: nodeChange{
 				cordon: m, taints: drained, setTaints: true, taint: m, added: nodestate.TaintKeys, setTaint: true,
 			},
 		},
 		"a drain taint that another client has removed is restored": {
 			facts: facts{
-				node: node(cordoned, taintedWith(held...)), holders: m, cordon: m, taint: m, added: nodestate.TaintKeys,
-				drainsDaemonSets: true,
+				node: marked(), holders: m, cordon: m, taint: m, added: nodestate.TaintKeys, drainsDaemonSets: true,
 			},
 			want: nodeChange{cordon: m, taints: drained, setTaints: true, taintRestored: true},
 		},
@@ -127,14 +123,12 @@ func TestDecideNode(t *testing.T) {
 			},
 		},
 		"the cordon of another client stays when our taint is removed": {
-			facts: facts{node: node(cordoned, taintedWith(held...)), taint: m, added: heldKey},
+			facts: facts{node: marked(), taint: m, added: heldKey},
 			want:  nodeChange{taints: []corev1.Taint{}, setTaints: true, added: []string{}, setTaint: true},
 		},
 		"one of two holders is removed from both annotations": {
-			facts: facts{
-				node: node(cordoned, taintedWith(held...)), holders: other, cordon: both, taint: both, added: heldKey,
-			},
-			want: nodeChange{cordon: other, setCordon: true, taint: other, added: heldKey, setTaint: true},
+			facts: facts{node: marked(), holders: other, cordon: both, taint: both, added: heldKey},
+			want:  nodeChange{cordon: other, setCordon: true, taint: other, added: heldKey, setTaint: true},
 		},
 		"the drain taint is removed with the last holder that drains DaemonSet pods": {
 			facts: facts{
@@ -150,7 +144,7 @@ func TestDecideNode(t *testing.T) {
 			want:  nodeChange{setCordon: true, added: []string{}, setTaint: true},
 		},
 		"the cordon and the taint of another storage stay on a node that ours does not hold": {
-			facts: facts{node: node(cordoned, taintedWith(held...)), foreignCordon: true, foreignTaint: true},
+			facts: facts{node: marked(), foreignCordon: true, foreignTaint: true},
 		},
 		"a maintenance that makes its nodes schedulable removes the cordon of another client": {
 			facts: facts{node: node(cordoned), makesSchedulable: &maintenancev1alpha1.NodeMaintenance{}},
@@ -158,7 +152,7 @@ func TestDecideNode(t *testing.T) {
 		},
 		"a maintenance that makes its nodes schedulable does not remove the cordon of a holder": {
 			facts: facts{
-				node: node(cordoned, taintedWith(held...)), holders: other, cordon: other, taint: other, added: heldKey,
+				node: marked(), holders: other, cordon: other, taint: other, added: heldKey,
 				makesSchedulable: &maintenancev1alpha1.NodeMaintenance{},
 			},
 		},
@@ -172,9 +166,7 @@ func TestDecideNode(t *testing.T) {
 			if got.empty() && test.want.empty() {
 				return
 			}
-			if !reflect.DeepEqual(got, test.want) {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
+			is.True(t, reflect.DeepEqual(got, test.want), "got %+v, want %+v", got, test.want)
 		})
 	}
 }

@@ -26,6 +26,8 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func ownedBy(value string) func(*corev1.Node) {
@@ -61,12 +63,9 @@ func TestCordonAndComplete(t *testing.T) {
 		f.wantCordon("foreign", true)
 		f.wantCordon("green", false)
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested)
-		if got := f.nm("m").Status.ObservedGeneration; got != 1 {
-			t.Errorf("got observedGeneration %d, want 1", got)
-		}
+		is.Equal(t, f.nm("m").Status.ObservedGeneration, 1, "observedGeneration")
 
-		f.enter("m", stageComplete)
-		f.step("m")
+		f.advance("m", stageComplete)
 		f.wantCordon("one", false)
 		f.wantCordon("foreign", true)
 		if got := f.nm("m").Finalizers; len(got) > 0 {
@@ -82,12 +81,8 @@ func TestIdleWritesToNoNode(t *testing.T) {
 		f.wantCordon("one", false)
 		f.wantEvacuating()
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested)
-		if got := f.nodeStatus("m", "one").PodsPendingEvacuation; got != 1 {
-			t.Errorf("podsPendingEvacuation = %d, want 1", got)
-		}
-		if f.rights.asked > 0 {
-			t.Error("the authorizer was asked for an Idle maintenance, which writes to no node")
-		}
+		is.Equal(t, f.nodeStatus("m", "one").PodsPendingEvacuation, 1, "podsPendingEvacuation")
+		is.True(t, f.rights.asked <= 0, "the authorizer was asked for an Idle maintenance, which writes to no node")
 	})
 }
 
@@ -104,8 +99,7 @@ func TestIdleToCompleteMakesSchedulable(t *testing.T) {
 		f.rights.refused.Insert("refused")
 		f.step("holder")
 		f.step("m")
-		f.enter("m", stageComplete)
-		f.step("m")
+		f.advance("m", stageComplete)
 		f.wantCordon("foreign", false)
 		f.wantCordon("refused", true)
 		f.wantCordon("held", true, "holder")
@@ -117,8 +111,7 @@ func TestIdleToCompleteMakesSchedulable(t *testing.T) {
 func TestCreatedAndImmediatelyDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("foreign", cordoned), newMaintenance("m"))
-		f.enter("m", stageComplete)
-		f.step("m")
+		f.advance("m", stageComplete)
 		f.wantCordon("one", false)
 		f.wantCordon("foreign", true)
 		if got := f.nm("m").Finalizers; len(got) > 0 {
@@ -151,11 +144,9 @@ func TestOverlappingMaintenancesShareTheCordon(t *testing.T) {
 		f.step("a")
 		f.step("b")
 		f.wantCordon("one", true, "a", "b")
-		f.enter("a", stageComplete)
-		f.step("a")
+		f.advance("a", stageComplete)
 		f.wantCordon("one", true, "b")
-		f.enter("b", stageComplete)
-		f.step("b")
+		f.advance("b", stageComplete)
 		f.wantCordon("one", false)
 	})
 }
@@ -165,8 +156,7 @@ func TestUncordonWaitsForAMaintenanceThatHasNotBegun(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)))
 		f.step("a")
 		f.create(newMaintenance("b", createdAt(stageCordon)))
-		f.enter("a", stageComplete)
-		f.step("a")
+		f.advance("a", stageComplete)
 		// b has not recorded yet which nodes are new to it, and is going to cordon the node.
 		f.wantCordon("one", true, "a")
 		f.step("b")
@@ -175,8 +165,7 @@ func TestUncordonWaitsForAMaintenanceThatHasNotBegun(t *testing.T) {
 		if finalizers := f.nm("a").Finalizers; len(finalizers) > 0 {
 			t.Errorf("got finalizers %v of a, want none: it cordons no node", finalizers)
 		}
-		f.enter("b", stageComplete)
-		f.step("b")
+		f.advance("b", stageComplete)
 		f.wantCordon("one", false)
 	})
 }
@@ -194,21 +183,15 @@ func TestNodesThatStopMatchingAreReleased(t *testing.T) {
 		nm := f.nm("m")
 		nm.Spec.Reason = "kernel"
 		nm.Generation++
-		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
-			metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}))(t)
 		f.step("m")
 		f.wantCordon("one", true, "m")
 		f.wantEvacuating("p", "q")
-		f.wait(selection.Lingering)
-		f.step("m")
+		f.later("m", selection.Lingering)
 		f.wantCordon("one", false)
 		f.wantCordon("two", true, "m")
 		f.wantEvacuating("q")
-		if got := len(f.nm("m").Status.NodeStatuses); got != 1 {
-			t.Errorf("got %d node statuses, want 1", got)
-		}
+		is.Equal(t, len(f.nm("m").Status.NodeStatuses), 1, "node statuses")
 	})
 }
 
@@ -216,11 +199,8 @@ func TestRecreatedNodeIsANewNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", planning(upTo(1000))))
 		f.step("m")
-		f.deletePod("p")
-		f.step("m")
-		if err := f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		f.without("m", "p")
+		must.Do(t, f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}))
 		again := newNode("one")
 		again.UID = "again"
 		f.create(again)
@@ -231,9 +211,7 @@ func TestRecreatedNodeIsANewNode(t *testing.T) {
 		f.wantCordon("one", true, "m")
 		// The first node had finished all waves. This one is in its first wave.
 		f.wantEvacuating("r")
-		if f.rights.asked == asked {
-			t.Error("the new node was not authorized")
-		}
+		is.True(t, f.rights.asked != asked, "the new node was not authorized")
 		if got := f.nodeStatus("m", "one").NodeRef.UID; got != "again" {
 			t.Errorf("got the status of node %s", got)
 		}
@@ -248,10 +226,7 @@ func TestCordonIsRestoredUntilAnotherClientKeepsRemovingIt(t *testing.T) {
 			node := f.node("one")
 			node.Spec.Unschedulable = false
 			node.Labels["scaled"] = strconv.Itoa(rand.Int())
-			if _, err := f.host.CoreV1().Nodes().Update(f.ctx, node,
-				metav1.UpdateOptions{FieldManager: "autoscaler"}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(f.host.CoreV1().Nodes().Update(f.ctx, node, metav1.UpdateOptions{FieldManager: "autoscaler"}))(t)
 		}
 		for range nodestate.FightLimit {
 			uncordon()
@@ -272,8 +247,7 @@ func TestCordonIsRestoredUntilAnotherClientKeepsRemovingIt(t *testing.T) {
 		uncordon()
 		f.step("m")
 		f.wantCordon("one", false, "m")
-		f.wait(nodestate.FightPause)
-		f.step("m")
+		f.later("m", nodestate.FightPause)
 		f.wantCordon("one", true, "m")
 	})
 }
@@ -295,8 +269,7 @@ func TestRefusedNodesAreNotWritten(t *testing.T) {
 		f.wantEvent(EventNotAuthorized)
 
 		f.deletePod("p")
-		f.wait(nodestate.SettleTime)
-		f.step("m")
+		f.later("m", nodestate.SettleTime)
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized)
 	})
 }
@@ -312,8 +285,7 @@ func TestRevokedRightUncordonsNoNode(t *testing.T) {
 		f.wantCordon("one", true, "m")
 		f.wantEvacuating("p")
 
-		f.enter("m", stageComplete)
-		f.step("m")
+		f.advance("m", stageComplete)
 		f.wantCordon("one", false)
 		f.wantEvacuating()
 	})
@@ -358,9 +330,7 @@ func TestConflictOnANodeIsRetried(t *testing.T) {
 		})
 		f.step("m")
 		f.wantCordon("one", true, "m")
-		if !failed {
-			t.Error("the test met no conflict")
-		}
+		is.True(t, failed, "the test met no conflict")
 	})
 }
 
@@ -387,15 +357,10 @@ func TestInterruptedDeletionIsFinished(t *testing.T) {
 		})
 		f.step("left")
 		f.step("held")
-		if len(deleted) > 0 {
-			t.Errorf("the controller deleted %q while the API server may still do it", deleted)
-		}
-		f.wait(deletionPatience)
-		f.step("left")
+		is.True(t, len(deleted) == 0, "the controller deleted %q while the API server may still do it", deleted)
+		f.later("left", deletionPatience)
 		f.step("held")
-		if !slices.Equal(deleted, []string{"left"}) {
-			t.Errorf("the controller deleted %q, want left", deleted)
-		}
+		is.True(t, slices.Equal(deleted, []string{"left"}), "the controller deleted %q, want left", deleted)
 		if got := f.maintenanceList(); len(got) != 1 || got[0].Name != "held" {
 			t.Errorf("got %d maintenances, want held", len(got))
 		}
@@ -474,9 +439,7 @@ func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
 		}
 		f.wantCordon("one", true, "m")
 		f.wantEvacuating()
-		if got, want := f.nodeStatus("m", "one").DrainMessage, "Waiting for node two."; got != want {
-			t.Errorf("got message %q, want %q", got, want)
-		}
+		is.Equal(t, f.nodeStatus("m", "one").DrainMessage, "Waiting for node two.", "message")
 		f.wait(loop.VisibleAfter)
 		for range 3 {
 			try()
@@ -484,8 +447,6 @@ func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
 		// The other nodes drain, and the message names this one.
 		f.wantEvacuating("p")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
-		if got, want := f.nodeStatus("m", "two").DrainMessage, "Not drained: cordon node two: no"; got != want {
-			t.Errorf("got message %q, want %q", got, want)
-		}
+		is.Equal(t, f.nodeStatus("m", "two").DrainMessage, "Not drained: cordon node two: no", "message")
 	})
 }

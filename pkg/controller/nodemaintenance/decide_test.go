@@ -10,6 +10,8 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestDecideEvacuation(t *testing.T) {
@@ -41,12 +43,10 @@ func TestDecideEvacuation(t *testing.T) {
 }
 
 func TestDecideDrained(t *testing.T) {
+	const yes, no, inProgress = metav1.ConditionTrue, metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress
 	some := func(modify ...func(*remainder)) *remainder {
 		r := newRemainder()
-		for _, m := range modify {
-			m(r)
-		}
-		return r
+		return build.With(r, modify...)
 	}
 	leaving := func(r *remainder) { r.covered, r.targeted, r.evacuating = 3, 2, 2 }
 	blocked := func(r *remainder) {
@@ -63,74 +63,51 @@ func TestDecideDrained(t *testing.T) {
 	}{
 		"the maintenance is in another stage": {
 			drainedFacts{nodes: 1, finished: true, remainder: some()},
-			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain",
-			},
+			verdict{no, maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain"},
 		},
 		"a maintenance without nodes is not drained": {
 			drainedFacts{draining: true, finished: true, remainder: some()},
-			verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonNoNodes, "The selector matches no node"},
+			verdict{no, maintenancev1alpha1.ReasonNoNodes, "The selector matches no node"},
 		},
 		"pods that are evacuating are progress": {
 			drainedFacts{draining: true, nodes: 1, remainder: some(leaving)},
-			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
-				"3 pods left, 2 of them evacuating, 0 blocked",
-			},
+			verdict{no, inProgress, "3 pods left, 2 of them evacuating, 0 blocked"},
 		},
 		"a drain whose evacuating pods are all blocked is blocked": {
 			drainedFacts{draining: true, nodes: 1, remainder: some(leaving, blocked)},
-			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainBlocked,
-				"No pod is able to leave: default/p (PodDisruptionBudget), default/q (PodFinalizer); 3 pods left, 2 of them evacuating, 2 blocked",
-			},
+			verdict{no, maintenancev1alpha1.ReasonDrainBlocked, "No pod is able to leave: default/p (PodDisruptionBudget), default/q (PodFinalizer); 3 pods left, 2 of them evacuating, 2 blocked"},
 		},
 		"a drain with one evacuating pod that is not blocked is progress": {
 			drainedFacts{
 				draining: true, nodes: 1, remainder: some(leaving, blocked, func(r *remainder) { r.targeted = 3 }),
 			},
-			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
-				"3 pods left, 2 of them evacuating, 2 blocked",
-			},
+			verdict{no, inProgress, "3 pods left, 2 of them evacuating, 2 blocked"},
 		},
 		"a node that is not cordoned is not drained": {
 			drainedFacts{draining: true, nodes: 1, finished: true, uncordoned: []string{"n"}, remainder: some()},
-			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
-				"Waiting for 1 node to be cordoned; 0 pods left, 0 of them evacuating, 0 blocked",
-			},
+			verdict{no, inProgress, "Waiting for 1 node to be cordoned; 0 pods left, 0 of them evacuating, 0 blocked"},
 		},
 		"a drain with a refused node is not drained": {
 			drainedFacts{draining: true, nodes: 1, refused: 1, username: "x", finished: true, remainder: some()},
-			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized,
-				`User "x" may not delete 1 selected node, which stay as they are; 0 pods left, 0 of them evacuating, 0 blocked`,
-			},
+			verdict{no, maintenancev1alpha1.ReasonNotAuthorized, `User "x" may not delete 1 selected node, which stay as they are; 0 pods left, 0 of them evacuating, 0 blocked`},
 		},
 		"a drain without pods is drained": {
 			drainedFacts{draining: true, nodes: 2, finished: true, remainder: some()},
-			verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, "All pods have left 2 nodes"},
+			verdict{yes, maintenancev1alpha1.ReasonDrainComplete, "All pods have left 2 nodes"},
 		},
 		"pods left running on purpose are named": {
 			drainedFacts{
 				draining: true, nodes: 1, finished: true,
 				remainder: some(func(r *remainder) { r.left["DaemonSet pod of default/logger"] = 2 }),
 			},
-			verdict{
-				metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
-				"All pods have left 1 node but those left running on purpose: DaemonSet pod of default/logger (2)",
-			},
+			verdict{yes, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft, "All pods have left 1 node but those left running on purpose: DaemonSet pod of default/logger (2)"},
 		},
 		"attached volumes are named and do not delay Drained": {
 			drainedFacts{
 				draining: true, nodes: 3, finished: true, remainder: some(),
 				attached: attachedVolumes{volumes: 3, nodes: 2},
 			},
-			verdict{
-				metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete,
-				"All pods have left 3 nodes; 3 volumes are still attached to 2 nodes",
-			},
+			verdict{yes, maintenancev1alpha1.ReasonDrainComplete, "All pods have left 3 nodes; 3 volumes are still attached to 2 nodes"},
 		},
 		"one attached volume is named after the pods left running on purpose": {
 			drainedFacts{
@@ -138,25 +115,17 @@ func TestDecideDrained(t *testing.T) {
 				remainder: some(func(r *remainder) { r.left["static pod of default/x"] = 1 }),
 				attached:  attachedVolumes{volumes: 1, nodes: 1},
 			},
-			verdict{
-				metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
-				"All pods have left 1 node but those left running on purpose: static pod of default/x (1); 1 volume is still attached to 1 node",
-			},
+			verdict{yes, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft, "All pods have left 1 node but those left running on purpose: static pod of default/x (1); 1 volume is still attached to 1 node"},
 		},
 		"volumes of pods that still run are not named": {
 			drainedFacts{
 				draining: true, nodes: 1, remainder: some(leaving), attached: attachedVolumes{volumes: 3, nodes: 1},
 			},
-			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
-				"3 pods left, 2 of them evacuating, 0 blocked",
-			},
+			verdict{no, inProgress, "3 pods left, 2 of them evacuating, 0 blocked"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := decideDrained(test.facts); got != test.want {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
+			is.Equal(t, decideDrained(test.facts), test.want)
 		})
 	}
 }

@@ -24,12 +24,15 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // ourEvacuation returns the Evacuation of a pod of newPod.
 func ourEvacuation(pod, node string, modify ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 	p := newPod(pod, node, 0)
-	e := &maintenancev1alpha1.Evacuation{
+	return build.With(&maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: p.Namespace, Name: protocol.CanonicalName(p.Name, p.UID),
 			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
@@ -37,11 +40,7 @@ func ourEvacuation(pod, node string, modify ...func(*maintenancev1alpha1.Evacuat
 		Spec: maintenancev1alpha1.EvacuationSpec{
 			NodeName: node, PodRef: maintenancev1alpha1.PodReference{Name: p.Name, UID: p.UID},
 		},
-	}
-	for _, m := range modify {
-		m(e)
-	}
-	return e
+	}, modify...)
 }
 
 const foreignInstigator = maintenancev1alpha1.FinalizerInstigatorPrefix + "example.com"
@@ -69,11 +68,9 @@ func TestDrainInWaves(t *testing.T) {
 			newPod("daemon", "two", 0, ofDaemonSet))
 		f.step("m")
 		f.wantEvacuating("low-one", "low-two")
-		f.deletePod("low-one")
-		f.step("m")
+		f.without("m", "low-one")
 		f.wantEvacuating("low-two")
-		f.wait(time.Second)
-		f.step("m")
+		f.later("m", time.Second)
 		want := maintenancev1alpha1.NodeMaintenanceNodeStatus{
 			NodeRef:      maintenancev1alpha1.NodeReference{Name: "one", UID: "uid-one"},
 			DrainTargets: []maintenancev1alpha1.DrainPlanEntry{upTo(1000)}, DrainMessage: "Waiting for node two.",
@@ -84,18 +81,13 @@ func TestDrainInWaves(t *testing.T) {
 		}
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 
-		f.deletePod("low-two")
-		f.step("m")
+		f.without("m", "low-two")
 		f.wantEvacuating("high-one")
-		f.deletePod("high-one")
-		f.step("m")
+		f.without("m", "high-one")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-		f.wait(nodestate.SettleTime)
-		f.step("m")
+		f.later("m", nodestate.SettleTime)
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
-		if got := f.nodeStatus("m", "two").PodsKept; got != 1 {
-			t.Errorf("got podsKept %d, want 1", got)
-		}
+		is.Equal(t, f.nodeStatus("m", "two").PodsKept, 1, "podsKept")
 		f.wantEvent(EventDrained)
 
 		f.create(newPod("late", "one", 0))
@@ -116,9 +108,7 @@ func TestOrderOfWrites(t *testing.T) {
 		}
 		f.wantEvacuating()
 		f.authorized()
-		if err := f.reconcileNodes(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.reconcileNodes())
 		// The nodes are cordoned. No pod has an Evacuation before the cache shows that.
 		f.wantCordon("one", true, "m")
 		f.wantCordon("two", true, "m")
@@ -141,9 +131,7 @@ func TestOrderOfWrites(t *testing.T) {
 		})
 		f.step("m")
 		f.wantEvacuating("p")
-		if created != 1 {
-			t.Errorf("got %d requests to create an Evacuation, want 1", created)
-		}
+		is.Equal(t, created, 1, "requests to create an Evacuation")
 	})
 }
 
@@ -170,19 +158,15 @@ func TestNominatedPodsCount(t *testing.T) {
 			p.Status = corev1.PodStatus{Phase: corev1.PodPending, NominatedNodeName: "one"}
 		}))
 		f.step("m")
-		f.wait(nodestate.SettleTime)
-		f.step("m")
+		f.later("m", nodestate.SettleTime)
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 		// An Evacuation would delete a pod that the scheduler may bind to another node.
 		f.wantEvacuating()
-		if got := f.nodeStatus("m", "one").PodsPendingEvacuation; got != 1 {
-			t.Errorf("got %d pods pending, want 1", got)
-		}
+		is.Equal(t, f.nodeStatus("m", "one").PodsPendingEvacuation, 1, "pods pending")
 		if got := f.nodeStatus("m", "one").DrainMessage; !strings.Contains(got, "nominated") || !strings.Contains(got, "default/nominee") {
 			t.Errorf("the message %q does not name the pod", got)
 		}
-		f.wait(DefaultStallTimeout)
-		f.step("m")
+		f.later("m", DefaultStallTimeout)
 		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressStalled)
 		if got := conditionOf(f.nm("m"), maintenancev1alpha1.ConditionProgressing).Message; !strings.Contains(got, "default/nominee") {
 			t.Errorf("the message %q does not name the pod", got)
@@ -199,16 +183,13 @@ func TestNominatedPodsWithSchedulingGatesDoNotCount(t *testing.T) {
 			p.Status = corev1.PodStatus{Phase: corev1.PodPending, NominatedNodeName: "one"}
 		}))
 		f.step("m")
-		f.wait(nodestate.SettleTime)
-		f.step("m")
+		f.later("m", nodestate.SettleTime)
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
 		f.wantEvacuating()
 		// Without its gate the scheduler may bind it.
 		pod := f.pods()[0]
 		pod.Spec.SchedulingGates = nil
-		if _, err := f.host.CoreV1().Pods(pod.Namespace).Update(f.ctx, pod, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(f.host.CoreV1().Pods(pod.Namespace).Update(f.ctx, pod, metav1.UpdateOptions{}))(t)
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 	})
@@ -221,8 +202,7 @@ func TestEvacuationsOfOtherInstigatorsAreJoinedAndKept(t *testing.T) {
 			ourEvacuation("p", "one", instigatedBy(foreignInstigator)), ourEvacuation("q", "one", forbidden))
 		f.step("m")
 		f.wantEvacuating("p", "q", "r")
-		f.enter("m", stageComplete)
-		f.step("m")
+		f.advance("m", stageComplete)
 		f.wantEvacuating()
 		left := map[string][]string{}
 		for _, e := range f.evacuationList() {
@@ -246,13 +226,11 @@ func TestEvacuationsStayWhileAnotherMaintenanceWantsThem(t *testing.T) {
 			f.step("b")
 		}
 		f.wantEvacuating("p", "q")
-		f.enter("a", stageComplete)
-		f.step("a")
+		f.advance("a", stageComplete)
 		f.wantEvacuating("p")
 		f.wantCordon("one", true, "b")
 		f.wantCordon("two", false)
-		f.enter("b", stageComplete)
-		f.step("b")
+		f.advance("b", stageComplete)
 		f.wantEvacuating()
 		f.wantCordon("one", false)
 	})
@@ -265,9 +243,7 @@ func TestTargetsOfANodeAreStoredByEachMaintenance(t *testing.T) {
 			newMaintenance("b", createdMinute(2)))
 		f.step("a")
 		f.wantEvacuating()
-		if len(f.nodeStatus("a", "one").DrainTargets) == 0 {
-			t.Error("a has no targets")
-		}
+		is.True(t, len(f.nodeStatus("a", "one").DrainTargets) != 0, "a has no targets")
 		f.step("b")
 		f.wantEvacuating("p")
 		if got, want := f.nodeStatus("b",
@@ -289,11 +265,8 @@ func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
 			return true, nil, err
 		})
 		f.step("m")
-		f.wait(statusPace)
-		f.step("m")
-		if refused != 1 {
-			t.Errorf("got %d requests, want 1", refused)
-		}
+		f.later("m", statusPace)
+		is.Equal(t, refused, 1, "requests")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 		if got, want := f.nodeStatus("m",
 			"one").DrainMessage, "Evacuating; 1 pod of terminating namespaces: default/p"; got != want {
@@ -334,15 +307,9 @@ func TestMessageNamesPodsOfTerminatingNamespaces(t *testing.T) {
 		t.Run(sentence, func(t *testing.T) {
 			n := &nodeCount{refused: tc.refused}
 			got := n.messageOf(tc.planned)
-			if got != tc.want {
-				t.Errorf("got message %q, want %q", got, tc.want)
-			}
-			if len(got) > 128 {
-				t.Errorf("got %d bytes", len(got))
-			}
-			if !isMessageOf(got, tc.planned) {
-				t.Errorf("got %q, want it to count as a message of the plan", got)
-			}
+			is.Equal(t, got, tc.want, "message")
+			is.True(t, len(got) <= 128, "got %d bytes", len(got))
+			is.True(t, isMessageOf(got, tc.planned), "got %q, want it to count as a message of the plan", got)
 		})
 	}
 }
@@ -388,9 +355,7 @@ func TestRestartsInTheMiddleOfADrain(t *testing.T) {
 		f.maintenance.PrependReactor("update", "nodemaintenances", flaky)
 		f.drainToTheEnd(seed, r)
 		for name, times := range asked {
-			if times != 1 {
-				t.Errorf("seed %d: pod %s had %d Evacuations", seed, name, times)
-			}
+			is.True(t, times == 1, "seed %d: pod %s had %d Evacuations", seed, name, times)
 		}
 		f.enterDespite("m", stageComplete)
 		for range 100 {

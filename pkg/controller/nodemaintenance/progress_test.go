@@ -22,6 +22,9 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestMostPodsThatWereGone(t *testing.T) {
@@ -55,13 +58,9 @@ func TestMostPodsThatWereGone(t *testing.T) {
 				nm.Status.NodeStatuses = []maintenancev1alpha1.NodeMaintenanceNodeStatus{*test.before}
 			}
 			test.now.PodsGonePeak = gonePeakOf(nm, &test.now)
-			if test.now.PodsGonePeak != test.want {
-				t.Errorf("got %d, want %d", test.now.PodsGonePeak, test.want)
-			}
+			is.Equal(t, test.now.PodsGonePeak, test.want)
 			next := &maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{test.now}}
-			if got := moreGone(nm, next); got != test.more {
-				t.Errorf("got progress %t, want %t", got, test.more)
-			}
+			is.Equal(t, moreGone(nm, next), test.more, "progress")
 		})
 	}
 }
@@ -102,31 +101,24 @@ func TestPodsThatKeepComingAreNoProgress(t *testing.T) {
 		for i := range 60 {
 			name := fmt.Sprintf("guest-%03d", i)
 			f.create(newPod(name, "one", 0, func(p *corev1.Pod) { p.Labels = map[string]string{"n": name} }))
-			f.wait(20 * time.Second)
-			f.step("m")
+			f.later("m", 20*time.Second)
 			f.terminate(name, 30*time.Second)
-			f.wait(20 * time.Second)
-			f.step("m")
+			f.later("m", 20*time.Second)
 			f.deletePod(name)
-			f.wait(20 * time.Second)
-			f.step("m")
+			f.later("m", 20*time.Second)
 		}
 		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressStalled)
 		// The one that was there leaves.
 		f.deletePod("stuck")
 		f.create(newPod("late", "one", 0))
-		f.wait(statusPace)
-		f.step("m")
+		f.later("m", statusPace)
 		f.deletePod("late")
 		f.create(newPod("later", "one", 0))
-		f.wait(statusPace)
-		f.step("m")
+		f.later("m", statusPace)
 		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressStalled)
 		f.deletePod("later")
-		f.wait(statusPace)
-		f.step("m")
-		f.wait(nodestate.SettleTime)
-		f.step("m")
+		f.later("m", statusPace)
+		f.later("m", nodestate.SettleTime)
 		f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressDrained)
 	})
 }
@@ -134,14 +126,9 @@ func TestPodsThatKeepComingAreNoProgress(t *testing.T) {
 // terminate has a pod be deleted with a grace period.
 func (f *fixture) terminate(name string, grace time.Duration) {
 	f.t.Helper()
-	pod, err := f.host.CoreV1().Pods("default").Get(f.ctx, name, metav1.GetOptions{})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	pod := must.Get(f.host.CoreV1().Pods("default").Get(f.ctx, name, metav1.GetOptions{}))(f.t)
 	deletedIn(grace)(pod)
-	if _, err := f.host.CoreV1().Pods("default").Update(f.ctx, pod, metav1.UpdateOptions{}); err != nil {
-		f.t.Fatal(err)
-	}
+	must.Get(f.host.CoreV1().Pods("default").Update(f.ctx, pod, metav1.UpdateOptions{}))(f.t)
 }
 
 // deletedIn marks a pod as deleted now, with a grace period.
@@ -162,22 +149,17 @@ func TestGracePeriodIsProgressOnlyForAWhile(t *testing.T) {
 		"exactly the longest":      {protocol.DefaultLongGrace, protocol.DefaultLongGrace},
 		"a year, of which 2 hours": {365 * 24 * time.Hour, protocol.DefaultLongGrace},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0, deletedIn(test.grace)))
-				f.step("m")
-				begun := time.Now()
-				for time.Since(begun) < test.moves {
-					f.wait(5 * time.Minute)
-					f.step("m")
-				}
-				f.wait(DefaultStallTimeout - 2*time.Minute)
-				f.step("m")
-				f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressDraining)
-				f.wait(10 * time.Minute)
-				f.step("m")
-				f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressStalled)
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0, deletedIn(test.grace)))
+			f.step("m")
+			begun := time.Now()
+			for time.Since(begun) < test.moves {
+				f.later("m", 5*time.Minute)
+			}
+			f.later("m", DefaultStallTimeout-2*time.Minute)
+			f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressDraining)
+			f.later("m", 10*time.Minute)
+			f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressStalled)
 		})
 	}
 }

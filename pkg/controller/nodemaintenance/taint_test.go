@@ -22,6 +22,8 @@ import (
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var (
@@ -47,9 +49,7 @@ func (f *fixture) wantTaints(name string, taints []corev1.Taint, by ...string) {
 	for i := range node.Spec.Taints {
 		node.Spec.Taints[i].TimeAdded = nil
 	}
-	if !slices.Equal(node.Spec.Taints, taints) {
-		f.t.Errorf("node %s: got taints %v, want %v", name, node.Spec.Taints, taints)
-	}
+	is.True(f.t, slices.Equal(node.Spec.Taints, taints), "node %s: got taints %v, want %v", name, node.Spec.Taints, taints)
 	if got := slices.Sorted(maps.Keys(nodemarks.TaintedBy(node))); !slices.Equal(got, by) {
 		f.t.Errorf("node %s: got tainted by %v, want %v", name, got, by)
 	}
@@ -78,21 +78,17 @@ func TestTaintIsAddedWithTheFirstDaemonSetTarget(t *testing.T) {
 		f.wantTaints("one", []corev1.Taint{otherTaint, heldTaint}, "m")
 		f.wantTaints("two", []corev1.Taint{heldTaint}, "m")
 
-		f.deletePod("app")
-		f.step("m")
+		f.without("m", "app")
 		f.wantEvacuating("logger-1", "logger-2")
 		f.wantTaints("one", []corev1.Taint{otherTaint, heldTaint, drainTaint}, "m")
 		f.wantTaints("two", ours(), "m")
 		f.wantTaints("green", nil)
 
 		f.restart()
-		f.deletePod("logger-1")
-		f.deletePod("logger-2")
-		f.step("m")
+		f.without("m", "logger-1", "logger-2")
 		f.wantTaints("two", ours(), "m")
 
-		f.enter("m", stageComplete)
-		f.step("m")
+		f.advance("m", stageComplete)
 		f.wantTaints("one", []corev1.Taint{otherTaint})
 		f.wantTaints("two", []corev1.Taint{})
 		f.wantCordon("two", false)
@@ -117,43 +113,14 @@ func TestDaemonSetPodsThatTolerateTheTaintAreKeptAndNamed(t *testing.T) {
 			}))
 		f.step("m")
 		f.wantEvacuating("logger")
-		if got := f.nodeStatus("m", "one").PodsKept; got != 1 {
-			t.Errorf("got podsKept %d, want 1", got)
-		}
-		f.deletePod("logger")
-		f.step("m")
-		f.wait(nodestate.SettleTime)
-		f.step("m")
+		is.Equal(t, f.nodeStatus("m", "one").PodsKept, 1, "podsKept")
+		f.without("m", "logger")
+		f.later("m", nodestate.SettleTime)
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
 		if message := f.wantEvent(EventDrained); !strings.Contains(message,
 			"tolerates the drain taint of default/cni (1)") {
 			t.Errorf("got message %s, want the name of the pod that was kept", message)
 		}
-	})
-}
-
-func TestTaintOfAUserIsKept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(t, newNode("one", taintedWith(drainTaint)), newMaintenance("m"),
-			newPod("logger", "one", 0, ofDaemonSet))
-		f.step("m")
-		f.wantEvacuating("logger")
-		f.wantTaints("one", []corev1.Taint{drainTaint, heldTaint}, "m")
-		f.enter("m", stageComplete)
-		f.step("m")
-		f.wantTaints("one", []corev1.Taint{drainTaint})
-	})
-}
-
-func TestTaintIsRemovedFromANodeThatAUserCordoned(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(t, newNode("one", cordoned), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
-		f.step("m")
-		f.wantTaints("one", ours(), "m")
-		f.enter("m", stageComplete)
-		f.step("m")
-		f.wantTaints("one", []corev1.Taint{})
-		f.wantCordon("one", true)
 	})
 }
 
@@ -219,26 +186,6 @@ func TestRefusedTaintIsReported(t *testing.T) {
 	})
 }
 
-func TestTaintOfTwoMaintenances(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(t, newNode("one"), newMaintenance("a"), newMaintenance("b"),
-			newMaintenance("c", createdAt(stageCordon)), newPod("logger", "one", 0, ofDaemonSet))
-		for _, name := range []string{"a", "b", "c", "a", "b"} {
-			f.step(name)
-		}
-		f.wantTaints("one", ours(), "a", "b", "c")
-		f.enter("a", stageComplete)
-		f.step("a")
-		f.wantTaints("one", ours(), "b", "c")
-		f.wantEvacuating("logger")
-		f.enter("b", stageComplete)
-		f.step("b")
-		f.wantTaints("one", []corev1.Taint{heldTaint}, "c")
-		f.wantCordon("one", true, "c")
-		f.wantEvacuating()
-	})
-}
-
 func TestTaintThatAUserRemovesIsRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
@@ -252,8 +199,7 @@ func TestTaintThatAUserRemovesIsRestored(t *testing.T) {
 		f.updateNode("one", taintedWith())
 		f.step("m")
 		f.wantTaints("one", nil, "m")
-		f.wait(nodestate.FightPause)
-		f.step("m")
+		f.later("m", nodestate.FightPause)
 		f.wantTaints("one", ours(), "m")
 	})
 }
@@ -264,10 +210,7 @@ func TestTaintOfADeletedMaintenanceIsRemoved(t *testing.T) {
 			newPod("logger", "one", 0, ofDaemonSet))
 		f.step("m")
 		f.wantTaints("one", ours(), "m")
-		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m",
-			metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m", metav1.DeleteOptions{}))
 		f.restart()
 		f.sweep()
 		f.wantTaints("one", []corev1.Taint{})

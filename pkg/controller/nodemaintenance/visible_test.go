@@ -23,6 +23,9 @@ import (
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // These tests cover drains that do not progress: the object must show it.
@@ -94,9 +97,7 @@ func TestDecideProgressing(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := decideProgressing(test.facts); got != test.want {
-				t.Errorf("got %+v, want %+v", got, test.want)
-			}
+			is.Equal(t, decideProgressing(test.facts), test.want)
 		})
 	}
 }
@@ -147,9 +148,7 @@ func TestNodesAreReleasedOneByOne(t *testing.T) {
 				f.cached()
 				_ = f.withdraw() // p fails, which is what the test is about
 				f.cached()
-				if err := f.reconcileNodes(); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, f.reconcileNodes())
 				f.wait(statusPace)
 			}
 		}
@@ -206,17 +205,13 @@ func TestDrainWithoutProgressIsStalled(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.step("m")
 		f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressDraining)
-		f.wait(DefaultStallTimeout)
-		f.step("m")
+		f.later("m", DefaultStallTimeout)
 		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressStalled)
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainBlocked)
 		f.create(newPod("q", "one", 0))
-		f.wait(statusPace)
-		f.step("m")
-		f.deletePod("p")
-		f.step("m")
-		f.wait(statusPace)
-		f.step("m")
+		f.later("m", statusPace)
+		f.without("m", "p")
+		f.later("m", statusPace)
 		f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressDraining)
 	})
 }
@@ -267,16 +262,14 @@ func TestNodeThatIsUncordonedRepeatedlyDelaysOnlyItsOwnPods(t *testing.T) {
 			f.updateNode("two", func(node *corev1.Node) { node.Spec.Unschedulable = false })
 			f.step("m")
 		}
-		f.deletePod("first")
-		f.step("m")
+		f.without("m", "first")
 		f.wantEvacuating("other", "second")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
 		if got, want := f.nodeStatus("m",
 			"two").DrainMessage, "Not drained: its cordon is undone repeatedly"; got != want {
 			t.Errorf("got message %q, want %q", got, want)
 		}
-		f.wait(nodestate.FightWindow + time.Second)
-		f.step("m")
+		f.later("m", nodestate.FightWindow+time.Second)
 		if got := f.nodeStatus("m", "two").DrainMessage; strings.HasPrefix(got, "Not drained") {
 			t.Errorf("got message %q after the other client has stopped", got)
 		}
@@ -308,49 +301,41 @@ func TestNewNodes(t *testing.T) {
 		"a node as old as the newest node at the start joins": {ignoring, newNode("late", createdAtSecond(100)), true},
 		"a new leader decides the same":                       {ignoring, newNode("late", createdAtSecond(101)), false},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				objects := []runtime.Object{newNode("one", createdAtSecond(100)), newMaintenance("m", test.policy)}
-				if test.node.Name == "old" {
-					objects = append(objects, test.node.DeepCopy())
+		bubble.Run(t, name, func(t *testing.T) {
+			objects := []runtime.Object{newNode("one", createdAtSecond(100)), newMaintenance("m", test.policy)}
+			if test.node.Name == "old" {
+				objects = append(objects, test.node.DeepCopy())
+			}
+			f := newFixture(t, objects...)
+			f.step("m")
+			f.wantCordon("one", true, "m")
+			switch test.node.Name {
+			case "old":
+				f.updateNode("old", inPool("blue"))
+			case "one":
+				must.Do(t, f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}))
+				f.later("m", statusPace)
+				is.Equal(t, f.nodeStatus("m", "one").DrainMessage, MessageNodeGone, "message")
+				f.create(test.node)
+			default:
+				f.create(test.node)
+			}
+			if !test.joins {
+				f.cached()
+				f.wantEnqueued("m")
+			}
+			f.restart()
+			f.later("m", nodestate.SettleTime)
+			if test.joins {
+				f.wantCordon(test.node.Name, true, "m")
+			} else {
+				f.wantCordon(test.node.Name, false)
+				if c := conditionOf(
+					f.nm("m"), maintenancev1alpha1.ConditionProgressing,
+				); c == nil || !strings.Contains(c.Message, "1 new node is ignored (newNodes: Ignore): late") {
+					t.Errorf("got Progressing %+v", c)
 				}
-				f := newFixture(t, objects...)
-				f.step("m")
-				f.wantCordon("one", true, "m")
-				switch test.node.Name {
-				case "old":
-					f.updateNode("old", inPool("blue"))
-				case "one":
-					if err := f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}); err != nil {
-						t.Fatal(err)
-					}
-					f.wait(statusPace)
-					f.step("m")
-					if got := f.nodeStatus("m", "one").DrainMessage; got != MessageNodeGone {
-						t.Errorf("message %q, want %q", got, MessageNodeGone)
-					}
-					f.create(test.node)
-				default:
-					f.create(test.node)
-				}
-				if !test.joins {
-					f.cached()
-					f.wantEnqueued("m")
-				}
-				f.restart()
-				f.wait(nodestate.SettleTime)
-				f.step("m")
-				if test.joins {
-					f.wantCordon(test.node.Name, true, "m")
-				} else {
-					f.wantCordon(test.node.Name, false)
-					if c := conditionOf(
-						f.nm("m"), maintenancev1alpha1.ConditionProgressing,
-					); c == nil || !strings.Contains(c.Message, "1 new node is ignored (newNodes: Ignore): late") {
-						t.Errorf("got Progressing %+v", c)
-					}
-				}
-			})
+			}
 		})
 	}
 }
@@ -397,17 +382,11 @@ func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 			}
 			return false, nil, nil
 		})
-		if err := f.reconcileNodes(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.reconcileNodes())
 		f.wantCordon("left", false)
 		f.wantCordon("crowded", false)
-		if !f.node("hostile").Spec.Unschedulable {
-			t.Error("node hostile was uncordoned for a maintenance that cannot exist")
-		}
-		if reads > nodemarks.MaxMaintenances+1 {
-			t.Errorf("got %d reads for the names on two nodes", reads)
-		}
+		is.True(t, f.node("hostile").Spec.Unschedulable, "node hostile was uncordoned for a maintenance that cannot exist")
+		is.True(t, reads <= nodemarks.MaxMaintenances+1, "got %d reads for the names on two nodes", reads)
 	})
 }
 
@@ -435,13 +414,10 @@ func TestNodesThatDoNotFitInTheStatusAreNotSelected(t *testing.T) {
 		f.cached()
 		f.syncOnce("m")
 		f.cached()
-		if err := f.reconcileNodes(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.reconcileNodes())
 		f.wantCordon("late-0000", false)
 		// The node in the status drains.
-		f.wait(statusPace)
-		f.step("m")
+		f.later("m", statusPace)
 		f.wantEvacuating("p")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
 		// The message is compared up to the number of nodes.
@@ -477,9 +453,7 @@ func TestDescribeBlockers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := describeBlockers(&test.preview); got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Equal(t, describeBlockers(&test.preview), test.want)
 		})
 	}
 }
@@ -496,16 +470,11 @@ func TestDrainNamesItsBlockersWhenItBegins(t *testing.T) {
 			}}}, nil
 		})
 		f.step("m")
-		if f.forecasts.queue.Len() != 1 {
-			t.Fatal("the drain has begun, and the controller made no preview")
-		}
+		must.True(t, f.forecasts.queue.Len() == 1, "the drain has begun, and the controller made no preview")
 		for range 2 {
-			if err := f.forecasts.reconcile(f.ctx, "m"); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, f.forecasts.reconcile(f.ctx, "m"))
 		}
-		f.wait(statusPace)
-		f.step("m")
+		f.later("m", statusPace)
 		const want = "1 pod under budget default/b: PodDisruptionBudget (Never)"
 		if e := f.wantEvent(EventDrainForecast); !strings.Contains(e, want) {
 			t.Errorf("got event %q", e)
@@ -514,9 +483,7 @@ func TestDrainNamesItsBlockersWhenItBegins(t *testing.T) {
 			maintenancev1alpha1.ConditionProgressing); c == nil || !strings.Contains(c.Message, want) {
 			t.Errorf("got Progressing %+v", c)
 		}
-		if previews != 1 {
-			t.Errorf("got %d previews for one drain", previews)
-		}
+		is.True(t, previews == 1, "got %d previews for one drain", previews)
 	})
 }
 
@@ -525,29 +492,22 @@ func TestCompletedMaintenancesAreTrimmedAndDeleted(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.step("m")
 		// The time of the drain does not count.
-		f.wait(2000 * time.Hour)
-		f.step("m")
+		f.later("m", 2000*time.Hour)
 		f.enter("m", stageComplete)
 		nm := f.nm("m")
 		nm.Status.StageStatuses[len(nm.Status.StageStatuses)-1].StartTimestamp = &metav1.Time{Time: f.clock.Now()}
-		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
-			metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}))(t)
 		f.step("m")
 		if got := f.nodeStatus("m", "one"); len(got.DrainTargets) > 0 || got.PodsPeak != 0 {
 			t.Errorf("got status %+v, want it to be trimmed", got)
 		}
-		f.wait(1000 * time.Hour)
-		f.step("m")
+		f.later("m", 1000*time.Hour)
 		f.nm("m") // kept for ever by default
 		f.completedTTL = 1001 * time.Hour
 		f.step("m")
 		f.nm("m")
 		f.wait(time.Hour)
 		f.syncOnce("m")
-		if len(f.maintenanceList()) > 0 {
-			t.Error("the maintenance exists for longer than its time to live")
-		}
+		is.True(t, len(f.maintenanceList()) == 0, "the maintenance exists for longer than its time to live")
 	})
 }

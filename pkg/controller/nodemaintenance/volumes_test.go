@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func newAttachment(name, node string) *storagev1.VolumeAttachment {
@@ -28,15 +29,9 @@ func newAttachment(name, node string) *storagev1.VolumeAttachment {
 
 func (f *fixture) detach(name string) {
 	f.t.Helper()
-	attachment, err := f.host.StorageV1().VolumeAttachments().Get(f.ctx, name, metav1.GetOptions{})
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	attachment := must.Get(f.host.StorageV1().VolumeAttachments().Get(f.ctx, name, metav1.GetOptions{}))(f.t)
 	attachment.Status.Attached = false
-	if _, err := f.host.StorageV1().VolumeAttachments().UpdateStatus(f.ctx, attachment,
-		metav1.UpdateOptions{}); err != nil {
-		f.t.Fatal(err)
-	}
+	must.Get(f.host.StorageV1().VolumeAttachments().UpdateStatus(f.ctx, attachment, metav1.UpdateOptions{}))(f.t)
 }
 
 func (f *fixture) drainedMessage(name string) string {
@@ -67,9 +62,7 @@ func TestAttachedVolumesAreCounted(t *testing.T) {
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
 		f.detach("c")
 		says("All pods have left 3 nodes; 2 volumes are still attached to 1 node")
-		if err := f.host.StorageV1().VolumeAttachments().Delete(f.ctx, "a", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.host.StorageV1().VolumeAttachments().Delete(f.ctx, "a", metav1.DeleteOptions{}))
 		says("All pods have left 3 nodes; 1 volume is still attached to 1 node")
 		f.create(newAttachment("late", "three"))
 		says("All pods have left 3 nodes; 2 volumes are still attached to 2 nodes")

@@ -14,6 +14,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/build"
 )
 
 func TestReadMarkOfInvalidAnnotations(t *testing.T) {
@@ -58,9 +59,7 @@ func TestChoose(t *testing.T) {
 			Name: protocol.ShutdownName(node, boot), CreationTimestamp: metav1.Unix(created, 0),
 			Annotations: map[string]string{v1alpha1.AnnotationBootID: boot},
 		}}
-		nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-			MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}}},
-		}}}
+		nm.Spec.NodeSelector = build.Named(node)
 		return nm
 	}
 	namesOf := func(all []*v1alpha1.NodeMaintenance) []string {

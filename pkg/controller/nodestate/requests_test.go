@@ -17,6 +17,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestRequests(t *testing.T) {
@@ -74,16 +75,10 @@ func TestRequests(t *testing.T) {
 				t.Errorf("got request %+v, found %t, want found %t, unanswered %t",
 					request, found, test.pending, test.unanswered)
 			}
-			if got := r.AnyRecent("one"); got != test.recent {
-				t.Errorf("got recent %t, want %t", got, test.recent)
-			}
-			if got := r.Failure("1"); got != test.failure {
-				t.Errorf("got failure %q, want %q", got, test.failure)
-			}
+			is.Equal(t, r.AnyRecent("one"), test.recent, "recent")
+			is.Equal(t, r.Failure("1"), test.failure, "failure")
 			clock.SetTime(clock.Now().Add(RequestPatience))
-			if r.AnyRecent("one") {
-				t.Errorf("the request still counts as recent after %s", RequestPatience)
-			}
+			is.True(t, !r.AnyRecent("one"), "the request still counts as recent after %s", RequestPatience)
 			if got := r.On("one"); (len(got) == 1) != test.pending {
 				t.Errorf("got pending requests %v after %s, want pending %t", got, RequestPatience, test.pending)
 			}

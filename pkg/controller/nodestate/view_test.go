@@ -11,6 +11,8 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestViewIsNotCachedAfterAnEventDuringItsBuild(t *testing.T) {
@@ -21,20 +23,14 @@ func TestViewIsNotCachedAfterAnEventDuringItsBuild(t *testing.T) {
 		v.drop("n")
 		return old, nil
 	})
-	if err != nil || got != old {
-		t.Fatalf("got %v, %v, want the view that was built", got, err)
-	}
+	must.True(t, err == nil && got == old, "got %v, %v, want the view that was built", got, err)
 	for range 2 {
 		got, err = v.of(node, func(*corev1.Node) (*View, error) { return current, nil })
-		if err != nil || got != current {
-			t.Fatalf("got %v, %v, want the newer view", got, err)
-		}
+		must.True(t, err == nil && got == current, "got %v, %v, want the newer view", got, err)
 	}
 	recreated := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "other"}}
 	got, err = v.of(recreated, func(*corev1.Node) (*View, error) { return old, nil })
-	if err != nil || got != old {
-		t.Errorf("got %v, %v, want a new view for a recreated node", got, err)
-	}
+	is.True(t, err == nil && got == old, "got %v, %v, want a new view for a recreated node", got, err)
 }
 
 // TestViewDependsOnTheNodeAgent has a worker build a view from a node that it has read before the
@@ -53,14 +49,10 @@ func TestViewDependsOnTheNodeAgent(t *testing.T) {
 	for _, node := range []*corev1.Node{plain, withAgent, publishing, booted, controlPlane, plain} {
 		want := &View{}
 		got, err := v.of(node, func(*corev1.Node) (*View, error) { return want, nil })
-		if err != nil || got != want {
-			t.Fatalf("got %v, %v, want a new view after the node agent has changed", got, err)
-		}
+		must.True(t, err == nil && got == want, "got %v, %v, want a new view after the node agent has changed", got, err)
 		heartbeat := node.DeepCopy()
 		heartbeat.Status.Conditions = append(heartbeat.Status.Conditions, corev1.NodeCondition{Type: corev1.NodeReady})
 		got, err = v.of(heartbeat, func(*corev1.Node) (*View, error) { return &View{}, nil })
-		if err != nil || got != want {
-			t.Fatalf("got %v, %v, want the same view after a heartbeat", got, err)
-		}
+		must.True(t, err == nil && got == want, "got %v, %v, want the same view after a heartbeat", got, err)
 	}
 }

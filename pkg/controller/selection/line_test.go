@@ -15,6 +15,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/nodeselection"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func nodeNamed(name string, created time.Time) *corev1.Node {
@@ -125,9 +126,7 @@ func TestSelectorsAreMatchedWithoutTheLock(t *testing.T) {
 	if free != 1000 || locked != 2 {
 		t.Errorf("got %d nodes matched without the lock and %d with it, want 1000, and the 2 that changed meanwhile", free, locked)
 	}
-	if got := s.Count("m"); got != 999 {
-		t.Errorf("got %d nodes, want 999", got)
-	}
+	is.Equal(t, s.Count("m"), 999, "nodes")
 	free, locked = 0, 0
 	moved := nodes[3].DeepCopy()
 	moved.Labels["pool"] = "green"

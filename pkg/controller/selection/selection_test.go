@@ -11,6 +11,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // TestNewLeaderInherits starts with a status that has node one, whose labels do not match.
@@ -42,9 +43,7 @@ func TestNewLeaderInherits(t *testing.T) {
 			}
 			s.nodeChanged(nil, node)
 			s.maintenanceChanged(nil, nm)
-			if got := s.Count("m") == 1; got != test.want {
-				t.Errorf("got node selected %t, want %t", got, test.want)
-			}
+			is.Equal(t, s.Count("m") == 1, test.want, "node selected")
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/build"
 )
 
 func newNode(pool, version string) *corev1.Node {
@@ -27,12 +28,7 @@ func newMaintenance() *v1alpha1.NodeMaintenance {
 			Name: "m", UID: "m", Generation: 1, Finalizers: []string{v1alpha1.FinalizerMaintenanceCompletion},
 		},
 		Spec: v1alpha1.NodeMaintenanceSpec{
-			Stage: v1alpha1.NodeMaintenanceStageDrain,
-			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{
-					{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: []string{"blue"}},
-				},
-			}}},
+			Stage: v1alpha1.NodeMaintenanceStageDrain, NodeSelector: build.Labelled("pool", "blue"),
 		},
 	}
 }

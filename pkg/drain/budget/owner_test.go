@@ -9,6 +9,8 @@ import (
 
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // TestExplain covers budgets that allow no disruption: healthy pods open only some of them.
@@ -58,13 +60,9 @@ func TestRemedies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := Explain(budget("web", maxUnavailable("0"), computed(1, 1, 0)), test.owner).Message
 			for _, want := range test.want {
-				if !strings.Contains(got, want) {
-					t.Errorf("got %q, want %q in it", got, want)
-				}
+				is.True(t, strings.Contains(got, want), "got %q, want %q in it", got, want)
 			}
-			if strings.Contains(got, test.mustNot) {
-				t.Errorf("got %q, do not want %q in it", got, test.mustNot)
-			}
+			is.True(t, !strings.Contains(got, test.mustNot), "got %q, do not want %q in it", got, test.mustNot)
 		})
 	}
 }

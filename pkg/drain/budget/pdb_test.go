@@ -16,14 +16,13 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func budget(name string, modifiers ...func(*policyv1.PodDisruptionBudget)) *policyv1.PodDisruptionBudget {
-	b := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Generation: 1}}
-	for _, modify := range modifiers {
-		modify(b)
-	}
-	return b
+	return build.With(&policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Generation: 1}}, modifiers...)
 }
 
 func maxUnavailable(s string) func(*policyv1.PodDisruptionBudget) {
@@ -110,9 +109,7 @@ func TestNeverAllows(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, never := NeverAllows(budget("web", test.budget...))
-			if got != test.want || never != (test.want != "") {
-				t.Errorf("got %q, %v, want %q", got, never, test.want)
-			}
+			is.True(t, got == test.want && never == (test.want != ""), "got %q, %v, want %q", got, never, test.want)
 		})
 	}
 }
@@ -145,9 +142,7 @@ func TestMatching(t *testing.T) {
 		t.Errorf("got the old version after an update that selects the same pods")
 	}
 	other := budget("all", selecting(web))
-	if x.Update(other) {
-		t.Errorf("got an update for a version that selects other pods, want false")
-	}
+	is.True(t, !x.Update(other), "got an update for a version that selects other pods, want false")
 	x.Set(other)
 	if got := names(nil); got != nil {
 		t.Errorf("got %q after the change of the selector, want none", got)
@@ -203,9 +198,7 @@ func TestHolds(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := Holds(&test.pod); got != test.want {
-				t.Errorf("got %v, want %v", got, test.want)
-			}
+			is.Equal(t, Holds(&test.pod), test.want)
 		})
 	}
 }

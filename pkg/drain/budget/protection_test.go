@@ -11,6 +11,8 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestIndex(t *testing.T) {
@@ -36,9 +38,7 @@ func TestIndex(t *testing.T) {
 			for _, b := range index.Of(&corev1.Pod{ObjectMeta: test.pod}) {
 				got += b.Name + " "
 			}
-			if got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Equal(t, got, test.want)
 		})
 	}
 }
@@ -89,9 +89,7 @@ func TestUsesUp(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := UsesUp(budget("web", test.budget...), test.pod, now); got != test.want {
-				t.Errorf("got %v, want %v", got, test.want)
-			}
+			is.Equal(t, UsesUp(budget("web", test.budget...), test.pod, now), test.want)
 		})
 	}
 }
@@ -108,9 +106,7 @@ func TestRoom(t *testing.T) {
 		"that allows less than nothing": {[]func(*policyv1.PodDisruptionBudget){computed(3, 1, -1)}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := Room(budget("web", test.budget...)); got != test.want {
-				t.Errorf("got %d, want %d", got, test.want)
-			}
+			is.Equal(t, Room(budget("web", test.budget...)), test.want)
 		})
 	}
 }

@@ -14,11 +14,12 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestBlockers(t *testing.T) {
@@ -26,181 +27,148 @@ func TestBlockers(t *testing.T) {
 		scene scene
 		want  []string
 	}{
-		"none": {scene: scene{pods: pods(3, "web", "n1")}},
-		"a budget with room for all": {
-			scene: scene{pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)}},
-		},
+		"none":                       {scene{pods: webs(3)}, nil},
+		"a budget with room for all": {scene{pods: webs(2), budgets: limits{web(2)}}, nil},
 		"a budget that breaks the pods up": {
-			scene: scene{pods: pods(5, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)}},
-			want:  []string{"Delayed PodDisruptionBudget: 5 web(2) in 3 rounds"},
+			scene{pods: webs(5), budgets: limits{web(2)}}, list{"Delayed PodDisruptionBudget: 5 web(2) in 3 rounds"},
 		},
 		"a budget that is used up": {
-			scene: scene{
-				pods:    pods(2, "web", "n1"),
-				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9))},
-			},
-			want: []string{"NotNow PodDisruptionBudget: 2 web(0)"},
+			scene{pods: webs(2), budgets: limits{web(0, unhealthy(9))}}, list{"NotNow PodDisruptionBudget: 2 web(0)"},
 		},
 		"a budget that never allows": {
-			scene: scene{
-				pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
-			},
-			want: []string{"Never PodDisruptionBudget: 2 web(0)"},
+			scene{pods: webs(2), budgets: limits{web(0, closed)}}, list{"Never PodDisruptionBudget: 2 web(0)"},
 		},
 		"a budget that never allows, but for pods that are replaced first": {
-			scene: scene{
-				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: pastBudgets},
-				pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+			scene{
+				evacuators: list{deploymentClass}, owners: owners{rs: true, web: pastBudgets},
+				pods: webs(2), budgets: limits{web(0, closed)},
 			},
-			want: []string{"Delayed PodDisruptionBudget: 2 web(0)"},
+			list{"Delayed PodDisruptionBudget: 2 web(0)"},
 		},
 		"and none that are not": {
-			scene: scene{
-				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: recreating},
-				pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+			scene{
+				evacuators: list{deploymentClass}, owners: owners{rs: true, web: recreating},
+				pods: webs(2), budgets: limits{web(0, closed)},
 			},
-			want: []string{"Never PodDisruptionBudget: 2 web(0)"},
+			list{"Never PodDisruptionBudget: 2 web(0)"},
 		},
 		"a budget that is used up, but for pods that are replaced first": {
-			scene: scene{
-				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: pastBudgets},
-				pods: pods(2, "web", "n1"),
-				budgets: []policyv1.PodDisruptionBudget{
-					budget("web", "web", 0, unhealthy(9), func(b *policyv1.PodDisruptionBudget) {
+			scene{
+				evacuators: list{deploymentClass}, owners: owners{rs: true, web: pastBudgets},
+				pods: webs(2),
+				budgets: limits{
+					web(0, unhealthy(9), func(b *policyv1.PodDisruptionBudget) {
 						b.Spec.MaxUnavailable, b.Spec.MinAvailable = nil, ptr.To(intstr.FromInt32(9))
 					}),
 				},
 			},
-			want: []string{"Delayed PodDisruptionBudget: 2 web(0)"},
+			list{"Delayed PodDisruptionBudget: 2 web(0)"},
 		},
 		"if that opens it": {
-			scene: scene{
-				evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1"),
-				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(9))},
+			scene{
+				evacuators: list{deploymentClass}, owners: owners{rs: true}, pods: webs(2),
+				budgets: limits{web(0, unhealthy(9))},
 			},
-			want: []string{"NotNow PodDisruptionBudget: 2 web(0)"},
+			list{"NotNow PodDisruptionBudget: 2 web(0)"},
 		},
 		"several budgets also hold what is replaced": {
-			scene: scene{
-				evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1"),
-				budgets: []policyv1.PodDisruptionBudget{budget("b", "web", 5), budget("a", "web", 5)},
+			scene{
+				evacuators: list{deploymentClass}, owners: owners{rs: true}, pods: webs(2),
+				budgets: limits{budget("b", "web", 5), budget("a", "web", 5)},
 			},
-			want: []string{"Never MultiplePodDisruptionBudgets: 2 a(5) b(5)"},
+			list{"Never MultiplePodDisruptionBudgets: 2 a(5) b(5)"},
 		},
 		"a budget that cannot be computed": {
-			scene: scene{
-				pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, failed)},
-			},
-			want: []string{"Never PodDisruptionBudgetSyncFailed: 1 web(0)"},
+			scene{pods: webs(1), budgets: limits{web(0, failed)}},
+			list{"Never PodDisruptionBudgetSyncFailed: 1 web(0)"},
 		},
 		"a budget whose status is out of order": {
-			scene: scene{pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", -1)}},
-			want:  []string{"NotNow TooManyDisruptedPods: 1 web(0)"},
+			scene{pods: webs(1), budgets: limits{web(-1)}}, list{"NotNow TooManyDisruptedPods: 1 web(0)"},
 		},
 		"a budget that has just changed": {
-			scene: scene{pods: pods(1, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{
-				budget("web", "web", 5, func(b *policyv1.PodDisruptionBudget) { b.Generation = 1 }),
-			}},
-			want: []string{"NotNow PodDisruptionBudget: 1 web(0)"},
+			scene{pods: webs(1), budgets: limits{web(5, func(b *policyv1.PodDisruptionBudget) { b.Generation = 1 })}},
+			list{"NotNow PodDisruptionBudget: 1 web(0)"},
 		},
 		"several budgets": {
-			scene: scene{
-				pods:    pods(2, "web", "n1"),
-				budgets: []policyv1.PodDisruptionBudget{budget("b", "web", 5), budget("a", "web", 5)},
-			},
-			want: []string{"Never MultiplePodDisruptionBudgets: 2 a(5) b(5)"},
+			scene{pods: webs(2), budgets: limits{budget("b", "web", 5), budget("a", "web", 5)}},
+			list{"Never MultiplePodDisruptionBudgets: 2 a(5) b(5)"},
 		},
 		"pods that are not ready hold the budget": {
-			scene: scene{
-				pods:    slices.Concat(pods(1, "web", "n1"), []*corev1.Pod{pod("sick", "web", "n2", unready)}),
-				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(8))},
+			scene{
+				pods:    slices.Concat(webs(1), podList{pod("sick", "web", "n2", unready)}),
+				budgets: limits{web(0, unhealthy(8))},
 			},
-			want: []string{"NotNow UnhealthyPodsHoldBudget: 2 web(0)"},
+			list{"NotNow UnhealthyPodsHoldBudget: 2 web(0)"},
 		},
 		"unless its policy lets them go": {
-			scene: scene{
-				pods:    slices.Concat(pods(1, "web", "n1"), []*corev1.Pod{pod("sick", "web", "n2", unready)}),
-				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, unhealthy(8), lettingUnreadyGo)},
+			scene{
+				pods:    slices.Concat(webs(1), podList{pod("sick", "web", "n2", unready)}),
+				budgets: limits{web(0, unhealthy(8), lettingUnreadyGo)},
 			},
-			want: []string{"NotNow PodDisruptionBudget: 1 web(0)"},
+			list{"NotNow PodDisruptionBudget: 1 web(0)"},
 		},
 		"each wave gets the whole budget again": {
-			scene: scene{
-				pods: slices.Concat(pods(2, "web", "n1"),
-					[]*corev1.Pod{pod("x", "web", "n2", withPriority(2000000000))}),
-				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)},
+			scene{
+				pods:    slices.Concat(webs(2), podList{pod("x", "web", "n2", withPriority(2000000000))}),
+				budgets: limits{web(2)},
 			},
+			nil,
 		},
 		"and its rounds add up": {
-			scene: scene{
-				pods: slices.Concat(pods(3, "web", "n1"),
-					[]*corev1.Pod{pod("x", "web", "n2", withPriority(2000000000))}),
-				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 2)},
+			scene{
+				pods:    slices.Concat(webs(3), podList{pod("x", "web", "n2", withPriority(2000000000))}),
+				budgets: limits{web(2)},
 			},
-			want: []string{"Delayed PodDisruptionBudget: 4 web(2) in 3 rounds"},
+			list{"Delayed PodDisruptionBudget: 4 web(2) in 3 rounds"},
 		},
 		"pending and terminating pods use no budget": {
-			scene: scene{
-				pods: []*corev1.Pod{
+			scene{
+				pods: podList{
 					pod("pending", "web", "n1", inPhase(corev1.PodPending)),
 					pod("going", "web", "n1", goneBy(-time.Minute)),
 				},
-				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+				budgets: limits{web(0, closed)},
 			},
+			nil,
 		},
 		"the budget of a DaemonSet's pod does not matter to its evacuator": {
-			scene: scene{
-				evacuators: []string{daemonSetClass}, owners: owners{agent: true},
-				pods:    pods(1, "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
-				budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+			scene{
+				evacuators: list{daemonSetClass}, owners: owners{agent: true},
+				pods:    webs(1, ownedBy("apps/v1", "DaemonSet", "agent")),
+				budgets: limits{web(0, closed)},
 			},
+			nil,
 		},
 		"a DaemonSet's pod that its DaemonSet does not know": {
-			scene: scene{
-				evacuators: []string{daemonSetClass},
-				pods:       pods(1, "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
-			},
-			want: []string{"Never NoEvacuator: 1"},
+			scene{evacuators: list{daemonSetClass}, pods: webs(1, ownedBy("apps/v1", "DaemonSet", "agent"))},
+			list{"Never NoEvacuator: 1"},
 		},
-		"pods without a controller": {
-			scene: scene{pods: pods(2, "web", "n1", bare)}, want: []string{"Lost NoController: 2"},
-		},
+		"pods without a controller": {scene{pods: webs(2, bare)}, list{"Lost NoController: 2"}},
 		"a namespace that is being deleted": {
-			scene: scene{pods: pods(2, "web", "n1", bare), namespaces: []string{"shop"}},
-			want:  []string{"NotNow NamespaceTerminating: 2"},
+			scene{pods: webs(2, bare), namespaces: list{"shop"}}, list{"NotNow NamespaceTerminating: 2"},
 		},
-		"a finalizer": {
-			scene: scene{pods: pods(1, "web", "n1", held("example.com/a"))}, want: []string{"Delayed PodFinalizer: 1"},
-		},
-		"the finalizer of a Job is harmless": {
-			scene: scene{pods: pods(1, "web", "n1", held("batch.kubernetes.io/job-tracking"))},
-		},
+		"a finalizer":                        {scene{pods: webs(1, held("example.com/a"))}, list{"Delayed PodFinalizer: 1"}},
+		"the finalizer of a Job is harmless": {scene{pods: webs(1, held("batch.kubernetes.io/job-tracking"))}, nil},
 		"a finalizer of a pod that should be gone": {
-			scene: scene{pods: pods(1, "web", "n1", held("example.com/a"), goneBy(time.Minute))},
-			want:  []string{"NotNow PodFinalizer: 1"},
+			scene{pods: webs(1, held("example.com/a"), goneBy(time.Minute))}, list{"NotNow PodFinalizer: 1"},
 		},
-		"a pod that should be gone": {
-			scene: scene{pods: pods(1, "web", "n1", goneBy(31*time.Second))},
-			want:  []string{"NotNow PodTerminating: 1"},
-		},
-		"a pod that is about to go": {scene: scene{pods: pods(1, "web", "n1", goneBy(29*time.Second))}},
+		"a pod that should be gone": {scene{pods: webs(1, goneBy(31*time.Second))}, list{"NotNow PodTerminating: 1"}},
+		"a pod that is about to go": {scene{pods: webs(1, goneBy(29*time.Second))}, nil},
 		"a kubelet that does not answer": {
-			scene: scene{
-				nodes: []*corev1.Node{node("n1", unreachable)}, pods: pods(1, "web", "n1", goneBy(time.Minute)),
-			},
-			want: []string{"NotNow NodeUnreachable: 1"},
+			scene{nodes: []*corev1.Node{node("n1", unreachable)}, pods: webs(1, goneBy(time.Minute))},
+			list{"NotNow NodeUnreachable: 1"},
 		},
 		"the worst first, then the most": {
-			scene: scene{
+			scene{
 				pods: slices.Concat(pods(1, "never", "n1"), pods(4, "slow", "n1"), pods(2, "bare", "n1", bare),
 					pods(1, "shut", "n2"), pods(3, "closed", "n2"), pods(3, "another", "n2")),
-				budgets: []policyv1.PodDisruptionBudget{
+				budgets: limits{
 					budget("never", "never", 0, closed), budget("slow", "slow", 1),
 					budget("shut", "shut", 0, unhealthy(9)), budget("closed", "closed", 0, unhealthy(9)),
 					budget("another", "another", 0, unhealthy(9)),
 				},
 			},
-			want: []string{
+			list{
 				"Never PodDisruptionBudget: 1 never(0)", "NotNow PodDisruptionBudget: 3 another(0)",
 				"NotNow PodDisruptionBudget: 3 closed(0)", "NotNow PodDisruptionBudget: 1 shut(0)",
 				"Lost NoController: 2", "Delayed PodDisruptionBudget: 4 slow(1) in 4 rounds",
@@ -231,33 +199,28 @@ func TestPodsWithoutABudgetGoInTurns(t *testing.T) {
 		says  string
 	}{
 		"several pods of a StatefulSet": {
-			scene: scene{pods: pods(3, "db", "n1", serving, db)}, want: []string{"Delayed TurnsByOwner: 3"},
+			scene: scene{pods: pods(3, "db", "n1", serving, db)}, want: list{"Delayed TurnsByOwner: 3"},
 			says: "protects the pods of StatefulSet shop/db. ",
 		},
 		"the workload of most pods is named first": {
 			scene: scene{pods: slices.Concat(pods(2, "a", "n1", serving), pods(3, "db", "n1", serving, db))},
-			want:  []string{"Delayed TurnsByOwner: 5"},
+			want:  list{"Delayed TurnsByOwner: 5"},
 			says:  "protects the pods of StatefulSet shop/db, ReplicaSet shop/rs. ",
 		},
 		"a Deployment is named in the place of its ReplicaSet": {
 			scene: scene{
-				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: unscaled},
-				pods: pods(2, "web", "n1", serving),
+				evacuators: list{deploymentClass}, owners: owners{rs: true, web: unscaled}, pods: webs(2, serving),
 			},
-			want: []string{"Delayed TurnsByOwner: 2"}, says: "protects the pods of Deployment shop/web. ",
+			want: list{"Delayed TurnsByOwner: 2"}, says: "protects the pods of Deployment shop/web. ",
 		},
 		"pods that are replaced first": {
-			scene: scene{
-				evacuators: []string{deploymentClass}, owners: owners{rs: true}, pods: pods(2, "web", "n1", serving),
-			},
+			scene: scene{evacuators: list{deploymentClass}, owners: owners{rs: true}, pods: webs(2, serving)},
 		},
 		"one pod of a workload":   {scene: scene{pods: pods(1, "db", "n1", serving, db)}},
 		"pods that run to an end": {scene: scene{pods: pods(3, "db", "n1", runs, db)}},
 		"pods that are not ready": {scene: scene{pods: pods(3, "db", "n1", serving, db, unready)}},
 		"pods of a budget": {
-			scene: scene{
-				pods: pods(3, "db", "n1", serving, db), budgets: []policyv1.PodDisruptionBudget{budget("db", "db", 5)},
-			},
+			scene: scene{pods: pods(3, "db", "n1", serving, db), budgets: limits{budget("db", "db", 5)}},
 		},
 		"it is switched off": {scene: scene{pods: pods(3, "db", "n1", serving, db), allAtOnce: true}},
 	} {
@@ -270,9 +233,7 @@ func TestPodsWithoutABudgetGoInTurns(t *testing.T) {
 					t.Errorf("the message is %q, want %q in it", b.Message, test.says)
 				}
 			}
-			if !slices.Equal(got, test.want) {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Slices(t, got, test.want)
 		})
 	}
 }
@@ -295,8 +256,8 @@ func TestWhyPodsAreNotReplacedFirst(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := scene{
-				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: test.web},
-				pods: pods(2, "web", "n1"), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
+				evacuators: list{deploymentClass}, owners: owners{rs: true, web: test.web},
+				pods: webs(2), budgets: limits{web(0, closed)},
 			}.preview(t)
 			want := "PodDisruptionBudget web never allows an eviction (maxUnavailable 0). Change the budget, take the node " +
 				"out of the maintenance, which narrows its selector, or delete the pod by hand. " + test.want
@@ -332,10 +293,8 @@ func TestPodsTiedToTheirNodes(t *testing.T) {
 		"none":                           {1, nil, []string{"Delayed PodDisruptionBudget: 2 db(1) in 2 rounds"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out := scene{pods: members, pinned: test.pinned, budgets: []policyv1.PodDisruptionBudget{budget("db", "db", test.allowed)}}.preview(t)
-			if got := troubles(out); !slices.Equal(got, test.want) {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			out := scene{pods: members, pinned: test.pinned, budgets: limits{budget("db", "db", test.allowed)}}.preview(t)
+			is.Slices(t, troubles(out), test.want)
 		})
 	}
 }
@@ -349,8 +308,8 @@ func TestPodsTiedByTheirNodeSelector(t *testing.T) {
 	labelled := func(n *corev1.Node) { n.Labels = map[string]string{corev1.LabelHostname: n.Name} }
 	out := scene{
 		nodes:   []*corev1.Node{node("n1", labelled), node("n2", labelled)},
-		pods:    []*corev1.Pod{pod("osd-0", "osd", "n1", tied("n1")), pod("osd-1", "osd", "n2", tied("n2"))},
-		budgets: []policyv1.PodDisruptionBudget{budget("osd", "osd", 1)},
+		pods:    podList{pod("osd-0", "osd", "n1", tied("n1")), pod("osd-1", "osd", "n2", tied("n2"))},
+		budgets: limits{budget("osd", "osd", 1)},
 	}.preview(t)
 	if got, want := troubles(out), []string{"Never BudgetPodsCordoned: 2 osd(1)"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
@@ -379,9 +338,7 @@ func TestPodsThatAreLostWithTheirJob(t *testing.T) {
 		"a pod of a Job that stops already": {scene: scene{pods: pods(1, "backup", "n1", ofJob, goneBy(-time.Minute)), owners: job(0, 0)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := troubles(test.scene.preview(t)); !slices.Equal(got, test.want) {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Slices(t, troubles(test.scene.preview(t)), test.want)
 		})
 	}
 }
@@ -403,9 +360,7 @@ func TestNominatedPodsAreWaitedFor(t *testing.T) {
 // TestRemedyOfABudgetThatNeverAllows covers who owns the pods: the remedy must be true of them.
 func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
 	ofOperator := func(p *corev1.Pod) {
-		p.OwnerReferences = []metav1.OwnerReference{{
-			APIVersion: "postgresql.cnpg.io/v1", Kind: "Cluster", Name: "pg", UID: "pg", Controller: ptr.To(true),
-		}}
+		p.OwnerReferences = build.Owner("postgresql.cnpg.io/v1", "Cluster", "pg", "pg")
 	}
 	for name, test := range map[string]struct {
 		scene   scene
@@ -426,7 +381,7 @@ func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			test.scene.budgets = []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)}
+			test.scene.budgets = limits{budget("web", "web", 0, closed)}
 			got := test.scene.preview(t).Blockers[0]
 			if got.Effect != test.effect || !strings.Contains(got.Message, test.says) || strings.Contains(got.Message, test.mustNot) {
 				t.Errorf("got %s %q, want %s with %q and without %q", got.Effect, got.Message, test.effect, test.says, test.mustNot)
@@ -436,9 +391,7 @@ func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
 }
 
 func TestPodsNameTheirBlockers(t *testing.T) {
-	out := scene{
-		pods: pods(1, "web", "n1", bare), budgets: []policyv1.PodDisruptionBudget{budget("web", "web", 0, closed)},
-	}.preview(t)
+	out := scene{pods: pods(1, "web", "n1", bare), budgets: limits{budget("web", "web", 0, closed)}}.preview(t)
 	got := out.Waves[0].Nodes[0].Namespaces[0].Pods[0].Blockers
 	if want := []string{
 		maintenancev1alpha1.ReasonPodDisruptionBudget, maintenancev1alpha1.ReasonNoController,

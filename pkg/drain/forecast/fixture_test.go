@@ -25,9 +25,17 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/surge"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var now = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
+
+type (
+	podList = []*corev1.Pod
+	limits  = []policyv1.PodDisruptionBudget
+	list    = []string
+)
 
 // scene is a Situation in the making.
 type scene struct {
@@ -68,16 +76,12 @@ func (s scene) preview(t *testing.T) *maintenancev1alpha1.NodeMaintenancePreview
 	for _, pod := range s.pods {
 		pods.Add([]corev1.Pod{*pod})
 	}
-	out, err := Decide(t.Context(), &Situation{
+	return must.Get(Decide(t.Context(), &Situation{
 		Subject:  Member{NodeMaintenance: s.subject, Nodes: s.nodes, Refused: sets.New(s.refused...)},
 		Draining: s.draining, Sharing: s.sharing, Pods: pods, Budgets: s.budgets,
 		TerminatingNamespaces: sets.New(s.namespaces...), Owners: s.owners, Evacuators: evacuators, Pinned: pinned,
 		UnprotectedAllAtOnce: s.allAtOnce, Now: now,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
+	}))(t)
 }
 
 // maintenance returns an Idle one with the default plan.
@@ -132,11 +136,7 @@ func entry(podType maintenancev1alpha1.PodType, priority int32, app string) main
 }
 
 func node(name string, modifiers ...func(*corev1.Node)) *corev1.Node {
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}}
-	for _, modify := range modifiers {
-		modify(n)
-	}
-	return n
+	return build.With(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}}, modifiers...)
 }
 
 func cordoned(n *corev1.Node) { n.Spec.Unschedulable = true }
@@ -157,16 +157,10 @@ func pod(name, app, on string, modifiers ...func(*corev1.Pod)) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, Labels: map[string]string{"app": app}},
 		Spec:       corev1.PodSpec{NodeName: on},
-		Status: corev1.PodStatus{
-			Phase:      corev1.PodRunning,
-			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
-		},
+		Status:     build.Ready(),
 	}
 	ownedBy("apps/v1", "ReplicaSet", "rs")(p)
-	for _, modify := range modifiers {
-		modify(p)
-	}
-	return p
+	return build.With(p, modifiers...)
 }
 
 func ownedBy(apiVersion, kind, name string) func(*corev1.Pod) {
@@ -240,10 +234,17 @@ func budget(
 			DisruptionsAllowed: allowed, CurrentHealthy: 10, DesiredHealthy: 9, ExpectedPods: 10,
 		},
 	}
-	for _, modify := range modifiers {
-		modify(&b)
-	}
-	return b
+	return *build.With(&b, modifiers...)
+}
+
+// web is the budget web of the pods with the label web.
+func web(allowed int32, modifiers ...func(*policyv1.PodDisruptionBudget)) policyv1.PodDisruptionBudget {
+	return budget("web", "web", allowed, modifiers...)
+}
+
+// webs returns pods with the label web on the node n1.
+func webs(count int, modifiers ...func(*corev1.Pod)) []*corev1.Pod {
+	return pods(count, "web", "n1", modifiers...)
 }
 
 func unhealthy(healthy int32) func(*policyv1.PodDisruptionBudget) {
@@ -295,10 +296,7 @@ func (o owners) ReplicaSet(_ context.Context, _, name string) (*appsv1.ReplicaSe
 	}
 	return &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: name, UID: "uid-rs",
-			OwnerReferences: []metav1.OwnerReference{
-				{APIVersion: "apps/v1", Kind: "Deployment", Name: "web", UID: "uid-web", Controller: ptr.To(true)},
-			},
+			Name: name, UID: "uid-rs", OwnerReferences: build.Owner("apps/v1", "Deployment", "web", "uid-web"),
 		},
 		Spec: appsv1.ReplicaSetSpec{Selector: selector},
 	}, nil

@@ -9,6 +9,8 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestFailsJob(t *testing.T) {
@@ -47,9 +49,7 @@ func TestFailsJob(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			job := &batchv1.Job{Spec: test.spec, Status: batchv1.JobStatus{Failed: test.failed}}
-			if got := failsJob(job, test.evicted); got != test.want {
-				t.Errorf("got %v, want %v", got, test.want)
-			}
+			is.Equal(t, failsJob(job, test.evicted), test.want)
 		})
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 const (
@@ -38,11 +39,11 @@ func TestWaves(t *testing.T) {
 	}{
 		"nothing to do": {scene: scene{}},
 		"pods by node, namespace and name; empty entries are left out": {
-			scene: scene{pods: []*corev1.Pod{
+			scene: scene{pods: podList{
 				pod("b", "web", "n2"), pod("a", "web", "n2"), pod("z", "web", "n2", in("bank")), pod("c", "web", "n1"),
 				pod("important", "dns", "n1", withPriority(2000000000)),
 			}},
-			want: []string{
+			want: list{
 				"0: Default<=1000000000: 4 pods on 2 nodes, 4 asked", "  n1(1) shop/c", "  n2(3) bank/z shop/a,b",
 				"1: Default<=2000000000: 1 pods on 1 nodes, 0 asked", "  n1(1) shop/important",
 			},
@@ -51,45 +52,45 @@ func TestWaves(t *testing.T) {
 			scene: scene{
 				subject: maintenance("subject",
 					planned(entry(ordinary, 100, "web"), entry(ordinary, 100, ""), entry(ordinary, 200, ""))),
-				pods: []*corev1.Pod{
+				pods: podList{
 					pod("web", "web", "n1", withPriority(100)), pod("db", "db", "n1"),
 					pod("late", "web", "n2", withPriority(101)),
 				},
 			},
-			want: []string{
+			want: list{
 				"0: Default<=100 app=web: 1 pods on 1 nodes, 1 asked", "  n1(1) shop/web",
 				"1: Default<=100: 1 pods on 1 nodes, 0 asked", "  n1(1) shop/db",
 				"2: Default<=200: 1 pods on 1 nodes, 0 asked", "  n2(1) shop/late",
 			},
 		},
 		"pods of other nodes and finished ones do not count, terminating and nominated ones do": {
-			scene: scene{pods: []*corev1.Pod{
+			scene: scene{pods: podList{
 				pod("elsewhere", "web", "n3"), pod("done", "web", "n1", inPhase(corev1.PodSucceeded)),
 				pod("broken", "web", "n1", inPhase(corev1.PodFailed)), pod("going", "web", "n1", goneBy(-time.Minute)),
 				pod("coming", "web", "n2", nominated), pod("pending", "web", "", inPhase(corev1.PodPending)),
 			}},
-			want: []string{
+			want: list{
 				"0: Default<=1000000000: 2 pods on 2 nodes, 2 asked, 1 terminating", "  n1(1) shop/going",
 				"  n2(1) shop/coming",
 			},
 		},
 		"a pod that was read twice counts once": {
-			scene: scene{pods: []*corev1.Pod{pod("a", "web", "n1"), pod("a", "web", "n1")}},
-			want:  []string{"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked", "  n1(1) shop/a"},
+			scene: scene{pods: podList{pod("a", "web", "n1"), pod("a", "web", "n1")}},
+			want:  list{"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked", "  n1(1) shop/a"},
 		},
 		"refused nodes are not drained": {
-			scene: scene{refused: []string{"n1"}, pods: []*corev1.Pod{pod("a", "web", "n1"), pod("b", "web", "n2")}},
-			want:  []string{"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked", "  n2(1) shop/b"},
+			scene: scene{refused: list{"n1"}, pods: podList{pod("a", "web", "n1"), pod("b", "web", "n2")}},
+			want:  list{"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked", "  n2(1) shop/b"},
 		},
 		"DaemonSet pods without an evacuator are in no wave": {
-			scene: scene{pods: []*corev1.Pod{pod("agent", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent"))}},
+			scene: scene{pods: podList{pod("agent", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent"))}},
 		},
 		"with one they come after all others": {
-			scene: scene{evacuators: []string{daemonSetClass}, owners: owners{agent: true}, pods: []*corev1.Pod{
+			scene: scene{evacuators: list{daemonSetClass}, owners: owners{agent: true}, pods: podList{
 				pod("agent", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
 				pod("important", "dns", "n2", withPriority(2000001000)),
 			}},
-			want: []string{
+			want: list{
 				"2: Default<=2000001000: 1 pods on 1 nodes, 1 asked", "  n2(1) shop/important",
 				"4: DaemonSet<=1000000000: 1 pods on 1 nodes, 0 asked", "  n1(1) shop/agent",
 			},
@@ -99,12 +100,12 @@ func TestWaves(t *testing.T) {
 				subject: maintenance("subject", atStage(drain), reached("n1", entry(ordinary, 2000000000, "")),
 					reached("n2", entry(ordinary, 2000000000, ""))),
 				nodes: []*corev1.Node{node("n1", cordoned), node("n2", cordoned)},
-				pods: []*corev1.Pod{
+				pods: podList{
 					pod("late", "web", "n1"), pod("important", "dns", "n2", withPriority(2000000000)),
 					pod("vital", "cni", "n2", withPriority(2000001000)),
 				},
 			},
-			want: []string{
+			want: list{
 				"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked", "  n1(1) shop/late",
 				"1: Default<=2000000000: 1 pods on 1 nodes, 1 asked", "  n2(1) shop/important",
 				"2: Default<=2000001000: 1 pods on 1 nodes, 0 asked", "  n2(1) shop/vital",
@@ -112,7 +113,7 @@ func TestWaves(t *testing.T) {
 		},
 		"a drain whose nodes are not cordoned yet asks no pod": {
 			scene: scene{subject: maintenance("subject", atStage(drain)), pods: pods(1, "web", "n1")},
-			want:  []string{"0: Default<=1000000000: 1 pods on 1 nodes, 0 asked", "  n1(1) shop/web-1"},
+			want:  list{"0: Default<=1000000000: 1 pods on 1 nodes, 0 asked", "  n1(1) shop/web-1"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -124,9 +125,7 @@ func TestWaves(t *testing.T) {
 			for i := range out.Waves {
 				sum += out.Waves[i].PodCount
 			}
-			if out.PodCount != sum {
-				t.Errorf("%d pods in all, %d in the waves", out.PodCount, sum)
-			}
+			is.True(t, out.PodCount == sum, "%d pods in all, %d in the waves", out.PodCount, sum)
 		})
 	}
 }
@@ -140,52 +139,45 @@ func TestEvacuatorClasses(t *testing.T) {
 		pod        *corev1.Pod
 		want       []string
 	}{
-		"no evacuator but eviction": {
-			owners: owners{rs: true}, pod: pod("a", "web", "n1"), want: []string{evictionClass},
-		},
+		"no evacuator but eviction": {owners: owners{rs: true}, pod: pod("a", "web", "n1"), want: list{evictionClass}},
 		"an annotation": {
 			owners: owners{}, pod: pod("a", "web", "n1", annotated(custom, "7")),
-			want: []string{"move.example.com", evictionClass},
+			want: list{"move.example.com", evictionClass},
 		},
 		"an annotation that cannot be read": {
-			owners: owners{}, pod: pod("a", "web", "n1", annotated(custom, "high")), want: []string{evictionClass},
+			owners: owners{}, pod: pod("a", "web", "n1", annotated(custom, "high")), want: list{evictionClass},
 		},
 		"the Deployment of its ReplicaSet": {
-			evacuators: []string{deploymentClass}, owners: owners{rs: true}, pod: pod("a", "web", "n1"),
-			want: []string{deploymentClass, evictionClass},
+			evacuators: list{deploymentClass}, owners: owners{rs: true}, pod: pod("a", "web", "n1"),
+			want: list{deploymentClass, evictionClass},
 		},
 		"a ReplicaSet that does not select it": {
-			evacuators: []string{deploymentClass}, owners: owners{rs: true}, pod: pod("a", "db", "n1"),
-			want: []string{evictionClass},
+			evacuators: list{deploymentClass}, owners: owners{rs: true}, pod: pod("a", "db", "n1"),
+			want: list{evictionClass},
 		},
 		"a ReplicaSet that does not exist": {
-			evacuators: []string{deploymentClass}, owners: owners{}, pod: pod("a", "web", "n1"),
-			want: []string{evictionClass},
+			evacuators: list{deploymentClass}, owners: owners{}, pod: pod("a", "web", "n1"), want: list{evictionClass},
 		},
 		"the Deployment's after an annotation's": {
-			evacuators: []string{deploymentClass}, owners: owners{rs: true},
+			evacuators: list{deploymentClass}, owners: owners{rs: true},
 			pod:  pod("a", "web", "n1", annotated(custom, "20000")),
-			want: []string{"move.example.com", deploymentClass, evictionClass},
+			want: list{"move.example.com", deploymentClass, evictionClass},
 		},
 		"a DaemonSet's is never evicted": {
-			evacuators: []string{daemonSetClass}, owners: owners{agent: true},
-			pod: pod("a", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")), want: []string{daemonSetClass},
+			evacuators: list{daemonSetClass}, owners: owners{agent: true},
+			pod: pod("a", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")), want: list{daemonSetClass},
 		},
 		"a static pod's": {
-			evacuators: []string{maintenancev1alpha1.EvacuatorClassKubelet},
+			evacuators: list{maintenancev1alpha1.EvacuatorClassKubelet},
 			nodes:      []*corev1.Node{node("n1", withAgent)},
-			pod: pod(
-				"a", "web", "n1", annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", "n1"),
-			),
-			want: []string{maintenancev1alpha1.EvacuatorClassKubelet},
+			pod:        pod("a", "web", "n1", annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", "n1")),
+			want:       list{maintenancev1alpha1.EvacuatorClassKubelet},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			out := scene{evacuators: test.evacuators, owners: test.owners, nodes: test.nodes, pods: []*corev1.Pod{test.pod}}.preview(t)
+			out := scene{evacuators: test.evacuators, owners: test.owners, nodes: test.nodes, pods: podList{test.pod}}.preview(t)
 			w := out.Waves[0]
-			if got := w.Nodes[0].Namespaces[0].Pods[0].EvacuatorClasses; !slices.Equal(got, test.want) {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Slices(t, w.Nodes[0].Namespaces[0].Pods[0].EvacuatorClasses, test.want)
 			if len(w.Evacuators) != 1 ||
 				w.Evacuators[0] != (maintenancev1alpha1.PreviewEvacuator{EvacuatorClass: test.want[0], PodCount: 1}) {
 				t.Errorf("counted %+v, want one pod of %s", w.Evacuators, test.want[0])
@@ -199,7 +191,7 @@ func TestMessagesNameAFew(t *testing.T) {
 	for i := range 5 {
 		all = append(all, pod("a", "web", "n1", in(fmt.Sprintf("ns-%d", i))))
 	}
-	out := scene{pods: all, namespaces: []string{"ns-0", "ns-1", "ns-2", "ns-3", "ns-4"}}.preview(t)
+	out := scene{pods: all, namespaces: list{"ns-0", "ns-1", "ns-2", "ns-3", "ns-4"}}.preview(t)
 	if got, want := out.Blockers[0].Message, "No Evacuation can be created in a namespace that is being deleted: "+
 		"ns-0, ns-1, ns-2 and others. The pods leave with their namespace."; got != want {
 		t.Errorf("got %q, want %q", got, want)
@@ -230,7 +222,7 @@ func TestStaticPodsLeaveNodesWithAnAgent(t *testing.T) {
 		return pods(1, "proxy-"+node, node, annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", node))
 	}
 	out := scene{
-		evacuators: []string{maintenancev1alpha1.EvacuatorClassKubelet}, nodes: []*corev1.Node{node("n1", withAgent), node("n2")},
+		evacuators: list{maintenancev1alpha1.EvacuatorClassKubelet}, nodes: []*corev1.Node{node("n1", withAgent), node("n2")},
 		pods: slices.Concat(static("n1"), static("n2")),
 	}.preview(t)
 	if out.PodCount != 1 || len(out.Waves) != 1 || out.Waves[0].PodType != maintenancev1alpha1.PodTypeStatic ||
@@ -245,7 +237,7 @@ func TestStaticPodsLeaveNodesWithAnAgent(t *testing.T) {
 func TestStaticPodsOfAControlPlaneStay(t *testing.T) {
 	controlPlane := func(n *corev1.Node) { n.Labels = map[string]string{"node-role.kubernetes.io/control-plane": ""} }
 	out := scene{
-		evacuators: []string{maintenancev1alpha1.EvacuatorClassKubelet}, nodes: []*corev1.Node{node("n1", withAgent, controlPlane)},
+		evacuators: list{maintenancev1alpha1.EvacuatorClassKubelet}, nodes: []*corev1.Node{node("n1", withAgent, controlPlane)},
 		pods: pods(1, "etcd-n1", "n1", annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", "n1")),
 	}.preview(t)
 	if out.PodCount != 0 || len(out.PodsKept) != 1 || out.PodsKept[0].Reason != "static pod (ControlPlaneNode)" {
@@ -254,21 +246,17 @@ func TestStaticPodsOfAControlPlaneStay(t *testing.T) {
 }
 
 func TestHead(t *testing.T) {
-	out := scene{refused: []string{"n2"}, pods: pods(1, "web", "n1")}.preview(t)
+	out := scene{refused: list{"n2"}, pods: pods(1, "web", "n1")}.preview(t)
 	if out.Name != "subject" || out.UID != "uid-subject" || out.Generation != 3 || !out.Timestamp.Time.Equal(now) ||
 		out.Stage != idle {
 		t.Errorf("head is %+v", out)
 	}
-	if out.NodeCount != 2 || out.NodesRefused != 1 {
-		t.Errorf("%d nodes, %d refused", out.NodeCount, out.NodesRefused)
-	}
+	is.True(t, out.NodeCount == 2 && out.NodesRefused == 1, "%d nodes, %d refused", out.NodeCount, out.NodesRefused)
 	want := []maintenancev1alpha1.PreviewNode{
 		{Name: "n1", UID: "uid-n1", PodCount: 1, Message: "Evacuating"},
 		{Name: "n2", UID: "uid-n2", Refused: true, Message: `Not drained: user "ann" may not delete this node.`},
 	}
-	if !slices.Equal(out.Nodes, want) {
-		t.Errorf("nodes are %+v, want %+v", out.Nodes, want)
-	}
+	is.Slices(t, out.Nodes, want, "nodes")
 }
 
 func TestNothingIsToComeAfterComplete(t *testing.T) {
@@ -281,9 +269,7 @@ func TestNothingIsToComeAfterComplete(t *testing.T) {
 		out.Nodes[0].Message != "" {
 		t.Errorf("got %+v", out)
 	}
-	if len(out.Maintenances) != 1 || out.Maintenances[0].NodeCount != 1 {
-		t.Errorf("others are %+v", out.Maintenances)
-	}
+	is.True(t, len(out.Maintenances) == 1 && out.Maintenances[0].NodeCount == 1, "others are %+v", out.Maintenances)
 }
 
 func TestOtherMaintenances(t *testing.T) {
@@ -312,14 +298,14 @@ func TestOtherMaintenances(t *testing.T) {
 				sharing: []Member{
 					{NodeMaintenance: maintenance("older", atStage(drain)), Nodes: []*corev1.Node{n1, n3}},
 				},
-				pods: []*corev1.Pod{
+				pods: podList{
 					pod("a", "a", "n1", withPriority(2000000000)), pod("b", "b", "n2", withPriority(2000000000)),
 					pod("c", "c", "n3"),
 				},
 			},
-			waves:    []string{"1: Default<=2000000000: 2 pods on 2 nodes, 1 asked"},
+			waves:    list{"1: Default<=2000000000: 2 pods on 2 nodes, 1 asked"},
 			others:   []maintenancev1alpha1.PreviewMaintenance{{Name: "older", Stage: drain, NodeCount: 1}},
-			messages: []string{"Waiting for node n2.", "Evacuating"},
+			messages: list{"Waiting for node n2.", "Evacuating"},
 		},
 		"one that has come further takes its node along": {
 			scene: scene{
@@ -332,19 +318,19 @@ func TestOtherMaintenances(t *testing.T) {
 					},
 				},
 				sharing: []Member{{NodeMaintenance: maintenance("older", atStage(drain)), Nodes: []*corev1.Node{n1}}},
-				pods: []*corev1.Pod{
+				pods: podList{
 					pod("a", "a", "n1", withPriority(2000001000)), pod("b", "b", "n2"),
 					pod("c", "c", "n2", withPriority(2000001000)),
 				},
 			},
-			waves: []string{
+			waves: list{
 				"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked",
 				"2: Default<=2000001000: 2 pods on 2 nodes, 1 asked",
 			},
 			others: []maintenancev1alpha1.PreviewMaintenance{
 				{Name: "older", Stage: drain, NodeCount: 1, NodesFastForwarded: 1},
 			},
-			messages: []string{"Evacuating (fast-forwarded by older older)", "Evacuating"},
+			messages: list{"Evacuating (fast-forwarded by older older)", "Evacuating"},
 		},
 		"maintenances that do not drain are named, too": {
 			scene: scene{
@@ -361,25 +347,19 @@ func TestOtherMaintenances(t *testing.T) {
 				{Name: "b", Stage: maintenancev1alpha1.NodeMaintenanceStageCordon, NodeCount: 1},
 				{Name: "z", Stage: idle, NodeCount: 2},
 			},
-			messages: []string{"Drained", "Drained"},
+			messages: list{"Drained", "Drained"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out := test.scene.preview(t)
 			waves := slices.DeleteFunc(outline(out), func(line string) bool { return strings.HasPrefix(line, " ") })
-			if !slices.Equal(waves, test.waves) {
-				t.Errorf("waves are %q, want %q", waves, test.waves)
-			}
-			if !slices.Equal(out.Maintenances, test.others) {
-				t.Errorf("others are %+v, want %+v", out.Maintenances, test.others)
-			}
+			is.Slices(t, waves, test.waves, "waves")
+			is.Slices(t, out.Maintenances, test.others, "others")
 			var messages []string
 			for _, n := range out.Nodes {
 				messages = append(messages, n.Message)
 			}
-			if !slices.Equal(messages, test.messages) {
-				t.Errorf("messages are %q, want %q", messages, test.messages)
-			}
+			is.Slices(t, messages, test.messages, "messages")
 		})
 	}
 }
@@ -426,9 +406,7 @@ func TestLimits(t *testing.T) {
 	if len(out.Blockers) != MaxBlockers || out.BlockersOmitted != 3 {
 		t.Errorf("%d blockers, %d omitted", len(out.Blockers), out.BlockersOmitted)
 	}
-	if len(out.Maintenances) != MaxMaintenances {
-		t.Errorf("%d other maintenances", len(out.Maintenances))
-	}
+	is.True(t, len(out.Maintenances) == MaxMaintenances, "%d other maintenances", len(out.Maintenances))
 	out = scene{pods: pods(MaxPodsOfGroup+2, "web", "n1", bare)}.preview(t)
 	if b := out.Blockers[0]; len(b.Pods) != MaxPodsOfGroup || b.PodsOmitted != 2 {
 		t.Errorf("%d pods of the blocker are listed, %d omitted", len(b.Pods), b.PodsOmitted)
@@ -447,7 +425,5 @@ func TestDecideEndsWithItsContext(t *testing.T) {
 		Subject: Member{NodeMaintenance: maintenance("a"), Nodes: []*corev1.Node{n}, Refused: sets.New[string]()},
 		Pods:    collected,
 	})
-	if !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
+	is.True(t, errors.Is(err, context.Canceled), "got %v", err)
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestAskedBy(t *testing.T) {
@@ -96,9 +97,7 @@ func TestAskedBy(t *testing.T) {
 			if nm != nil {
 				got = nm.Name
 			}
-			if err != nil || got != tc.want {
-				t.Errorf("got %q, %v; want %q", got, err, tc.want)
-			}
+			is.True(t, err == nil && got == tc.want, "got %q, %v; want %q", got, err, tc.want)
 		})
 	}
 }

@@ -16,6 +16,8 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var left = metav1.NewTime(time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC))
@@ -120,10 +122,7 @@ func TestNewNodes(t *testing.T) {
 					{NodeRef: v1alpha1.NodeReference{Name: tt.held, UID: "old"}},
 				}
 			}
-			s, err := Of(nm)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(Of(nm))(t)
 			if selected, ignored := s.Decide(tt.node); selected != tt.wantMatch || ignored != tt.wantIgnored {
 				t.Errorf("got selected %t, ignored %t, want %t, %t", selected, ignored, tt.wantMatch, tt.wantIgnored)
 			}
@@ -165,14 +164,8 @@ func TestIndexAgreesWithNodeAffinity(t *testing.T) {
 			}
 			spec.NodeSelectorTerms = append(spec.NodeSelectorTerms, term)
 		}
-		reference, err := nodeaffinity.NewNodeSelector(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s, err := New(spec, nil, v1alpha1.NewNodesPolicyIgnore)
-		if err != nil {
-			t.Fatal(err)
-		}
+		reference := must.Get(nodeaffinity.NewNodeSelector(spec))(t)
+		s := must.Get(New(spec, nil, v1alpha1.NewNodesPolicyIgnore))(t)
 		for _, n := range []*corev1.Node{
 			node("n1", 0), node("n1", 0, "a", "1"), node("n2", 0, "a", "2", "b", "1"),
 			{ObjectMeta: metav1.ObjectMeta{Name: "n3"}},
@@ -186,9 +179,7 @@ func TestIndexAgreesWithNodeAffinity(t *testing.T) {
 			}
 		}
 	}
-	if matched == 0 {
-		t.Error("no selector matched: nothing was compared")
-	}
+	is.True(t, matched != 0, "no selector matched: nothing was compared")
 }
 
 func TestManyTermsCostFewEvaluations(t *testing.T) {
@@ -196,23 +187,16 @@ func TestManyTermsCostFewEvaluations(t *testing.T) {
 	for i := range cap(terms) {
 		terms = append(terms, labelTerm(requirement(fmt.Sprintf("k%d", i), corev1.NodeSelectorOpExists)))
 	}
-	s, err := New(selector(terms...), nil, v1alpha1.NewNodesPolicyIgnore)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(selector(terms...), nil, v1alpha1.NewNodesPolicyIgnore))(t)
 	n := node("n", time.Hour, "k7", "x", "k11", "y")
 	evaluated := 0
 	for range s.candidates(n) {
 		evaluated++
 	}
-	if evaluated != 2 {
-		t.Errorf("got %d of 26,000 terms evaluated for a node with two of the labels", evaluated)
-	}
+	is.True(t, evaluated == 2, "got %d of 26,000 terms evaluated for a node with two of the labels", evaluated)
 	with, _ := s.Decide(n)
 	without, _ := s.Decide(node("m", time.Hour))
-	if !with || without {
-		t.Error("the node with the labels is to match, the one without is not")
-	}
+	is.True(t, with && !without, "the node with the labels is to match, the one without is not")
 }
 
 // countedContext ends after it was asked some times.
@@ -229,11 +213,8 @@ func (c *countedContext) Err() error {
 }
 
 func TestSelectStopsWithItsContext(t *testing.T) {
-	s, err := New(selector(labelTerm(requirement("pool", corev1.NodeSelectorOpIn, "blue"))), &left,
-		v1alpha1.NewNodesPolicyIgnore)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(New(selector(labelTerm(requirement("pool", corev1.NodeSelectorOpIn, "blue"))), &left,
+		v1alpha1.NewNodesPolicyIgnore))(t)
 	nodes := []*corev1.Node{
 		node("a", 0, "pool", "blue"), node("b", 0), node("c", -time.Hour, "pool", "blue"), node("d", 0, "pool", "blue"),
 	}
@@ -274,17 +255,12 @@ func TestTermsWithoutAnIndexAreCheap(t *testing.T) {
 		"terms of NotIn":                 {excluding, 1000},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := New(selector(tt.terms...), nil, v1alpha1.NewNodesPolicyIgnore)
-			if err != nil {
-				t.Fatal(err)
-			}
+			s := must.Get(New(selector(tt.terms...), nil, v1alpha1.NewNodesPolicyIgnore))(t)
 			tried := 0
 			for range s.candidates(labelled) {
 				tried++
 			}
-			if tried != tt.tried {
-				t.Errorf("got %d terms tried, want %d", tried, tt.tried)
-			}
+			is.Equal(t, tried, tt.tried, "terms tried")
 			// The labels and fields of the node are not built again for each term.
 			if n := testing.AllocsPerRun(10, func() { s.Decide(labelled) }); n > 10 {
 				t.Errorf("got %.0f allocations for a node, want at most 10", n)

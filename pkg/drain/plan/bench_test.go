@@ -6,6 +6,8 @@ package plan
 import (
 	"fmt"
 	"testing"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -40,10 +42,7 @@ func benchWorld(b *testing.B, plan func() entries) World {
 	for i := range benchMaintenances {
 		w.Maintenances = append(w.Maintenances, benchMaintenance(w, i, i*benchShare, plan))
 	}
-	planned, err := Plan(w)
-	if err != nil {
-		b.Fatal(err)
-	}
+	planned := must.Get(Plan(w))(b)
 	store(w.Maintenances, planned)
 	return w
 }
@@ -80,9 +79,7 @@ func BenchmarkPlan(b *testing.B) {
 		for size, w := range map[string]World{fmt.Sprint(benchNodes): all, fmt.Sprint(benchShare): one} {
 			b.Run("plan="+name+"/nodes="+size, func(b *testing.B) {
 				for b.Loop() {
-					if _, err := Plan(w); err != nil {
-						b.Fatal(err)
-					}
+					must.Get(Plan(w))(b)
 				}
 			})
 		}

@@ -13,21 +13,19 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 const nodeUID = types.UID("node-uid")
 
 func owned(apiVersion, kind string, uid types.UID, modify ...func(*corev1.Pod)) *corev1.Pod {
 	yes := true
-	p := &corev1.Pod{
+	return build.With(&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: apiVersion, Kind: kind, UID: uid, Controller: &yes}},
 		},
-	}
-	for _, m := range modify {
-		m(p)
-	}
-	return p
+	}, modify...)
 }
 
 func mirror(p *corev1.Pod) {
@@ -43,24 +41,18 @@ func TestTypeOf(t *testing.T) {
 		pod  *corev1.Pod
 		want maintenancev1alpha1.PodType
 	}{
-		"a bare pod":                      {pod: &corev1.Pod{}, want: typeDefault},
-		"a pod of a ReplicaSet":           {pod: owned("apps/v1", "ReplicaSet", "x"), want: typeDefault},
-		"a pod of a DaemonSet":            {pod: owned("apps/v1", "DaemonSet", "x"), want: typeDaemonSet},
-		"a pod of another DaemonSet":      {pod: owned("apps.kruise.io/v1alpha1", "DaemonSet", "x"), want: typeDefault},
-		"a mirror pod":                    {pod: owned("v1", "Node", nodeUID, mirror), want: typeStatic},
-		"a mirror pod of an earlier node": {pod: owned("v1", "Node", "old", mirror), want: typeDefault},
-		"a pod of a ReplicaSet with the mirror annotation": {
-			pod: owned("apps/v1", "ReplicaSet", "x", mirror), want: typeDefault,
-		},
-		"a pod of a node without the mirror annotation": {pod: owned("v1", "Node", nodeUID), want: typeDefault},
-		"a pod of a DaemonSet with the mirror annotation": {
-			pod: owned("apps/v1", "DaemonSet", "x", mirror), want: typeDaemonSet,
-		},
+		"a bare pod":                                       {&corev1.Pod{}, typeDefault},
+		"a pod of a ReplicaSet":                            {owned("apps/v1", "ReplicaSet", "x"), typeDefault},
+		"a pod of a DaemonSet":                             {owned("apps/v1", "DaemonSet", "x"), typeDaemonSet},
+		"a pod of another DaemonSet":                       {owned("apps.kruise.io/v1alpha1", "DaemonSet", "x"), typeDefault},
+		"a mirror pod":                                     {owned("v1", "Node", nodeUID, mirror), typeStatic},
+		"a mirror pod of an earlier node":                  {owned("v1", "Node", "old", mirror), typeDefault},
+		"a pod of a ReplicaSet with the mirror annotation": {owned("apps/v1", "ReplicaSet", "x", mirror), typeDefault},
+		"a pod of a node without the mirror annotation":    {owned("v1", "Node", nodeUID), typeDefault},
+		"a pod of a DaemonSet with the mirror annotation":  {owned("apps/v1", "DaemonSet", "x", mirror), typeDaemonSet},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := TypeOf(test.pod, nodeUID); got != test.want {
-				t.Errorf("got %s, want %s", got, test.want)
-			}
+			is.Equal(t, TypeOf(test.pod, nodeUID), test.want)
 		})
 	}
 }
@@ -115,9 +107,7 @@ func TestLeft(t *testing.T) {
 			evacuators: all, want: "",
 		},
 		"a static pod without an agent stays": {
-			pod:        owned("v1", "Node", nodeUID, mirror),
-			evacuators: all,
-			want:       LeftStatic,
+			pod: owned("v1", "Node", nodeUID, mirror), evacuators: all, want: LeftStatic,
 		},
 		"a static pod with an agent that has stopped stays": {
 			pod:        owned("v1", "Node", nodeUID, mirror),
@@ -132,10 +122,7 @@ func TestLeft(t *testing.T) {
 			want:       LeftStatic,
 		},
 		"a static pod with an agent leaves": {
-			pod:        owned("v1", "Node", nodeUID, mirror),
-			node:       nodeWith(corev1.ConditionTrue),
-			evacuators: all,
-			want:       "",
+			pod: owned("v1", "Node", nodeUID, mirror), node: nodeWith(corev1.ConditionTrue), evacuators: all, want: "",
 		},
 		"a static pod that the agent keeps stays": {
 			pod:        owned("v1", "Node", nodeUID, mirror, named),
@@ -154,9 +141,7 @@ func TestLeft(t *testing.T) {
 			if test.node == nil {
 				test.node = &corev1.Node{}
 			}
-			if got := Left(test.pod, TypeOf(test.pod, nodeUID), test.node, test.evacuators); got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Equal(t, Left(test.pod, TypeOf(test.pod, nodeUID), test.node, test.evacuators), test.want)
 		})
 	}
 }
@@ -200,9 +185,7 @@ func TestIsLive(t *testing.T) {
 			if test.grace >= 0 {
 				pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds = &metav1.Time{}, &test.grace
 			}
-			if got := IsLive(pod); got != test.want {
-				t.Errorf("got %t, want %t", got, test.want)
-			}
+			is.Equal(t, IsLive(pod), test.want)
 		})
 	}
 }

@@ -7,6 +7,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestWaitMessage(t *testing.T) {
@@ -33,20 +36,14 @@ func TestWaitMessage(t *testing.T) {
 				nodes.add(name)
 			}
 			got := nodes.message(test.of)
-			if got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
-			if len(got) > MaxMessageBytes {
-				t.Errorf("got %d bytes, want at most %d", len(got), MaxMessageBytes)
-			}
+			is.Equal(t, got, test.want)
+			is.True(t, len(got) <= MaxMessageBytes, "got %d bytes, want at most %d", len(got), MaxMessageBytes)
 		})
 	}
 }
 
 func TestNotAuthorizedMessage(t *testing.T) {
-	if got, want := NotAuthorizedMessage("x"), `Not drained: user "x" may not delete this node.`; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	is.Equal(t, NotAuthorizedMessage("x"), `Not drained: user "x" may not delete this node.`)
 	for _, user := range []string{strings.Repeat("u", 300), strings.Repeat(`"`, 300), strings.Repeat("ü", 300)} {
 		if got := NotAuthorizedMessage(user); len(got) > MaxMessageBytes ||
 			!strings.HasSuffix(got, "may not delete this node.") {
@@ -64,10 +61,7 @@ func TestRemarksForTheSubjectOnly(t *testing.T) {
 		}
 		world.Subject = "m-007"
 		p := &planning{nodes: map[string]*nodeState{}, groups: map[string]*group{}}
-		result, err := p.plan(world)
-		if err != nil {
-			t.Fatal(err)
-		}
+		result := must.Get(p.plan(world))(t)
 		if len(result.Messages) != 1 || result.Messages["m-007"]["one"] != MessageEvacuating {
 			t.Errorf("got messages %v, want that of the subject", result.Messages)
 		}
@@ -81,8 +75,6 @@ func TestRemarksForTheSubjectOnly(t *testing.T) {
 				}
 			}
 		}
-		if remarks != 1 {
-			t.Errorf("of %d maintenances: got %d remarks, want that of the subject", n, remarks)
-		}
+		is.True(t, remarks == 1, "of %d maintenances: got %d remarks, want that of the subject", n, remarks)
 	}
 }

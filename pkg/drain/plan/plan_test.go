@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // expected is the expected result for one node: its targets, and its messages by maintenance.
@@ -22,9 +24,17 @@ type expected struct {
 
 func says(message string) map[string]string { return map[string]string{"m": message} }
 
+func worldOf(maintenances []Maintenance, nodes ...*Node) World {
+	return World{Maintenances: maintenances, Nodes: nodes}
+}
+
 func TestPlanOfOneMaintenance(t *testing.T) {
-	twoWaves := entries{entry(typeDefault, 1000), entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)}
-	webFirst := entries{entryFor(typeDefault, 1000, "web"), entry(typeDefault, maxPriority)}
+	type list = []Maintenance
+	first, rest := entry(typeDefault, 1000), entry(typeDefault, maxPriority)
+	everything, evacuating := entries{rest}, says("Evacuating")
+	m := func(plan entries, nodes ...string) Maintenance { return maintenance("m", 0, plan, nodes...) }
+	twoWaves := entries{first, rest, entry(typeDaemonSet, maxPriority)}
+	webFirst := entries{entryFor(typeDefault, 1000, "web"), rest}
 	labelled := entry(typeDefault, 7000)
 	labelled.PodSelector = &metav1.LabelSelector{
 		MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: metav1.LabelSelectorOpExists}},
@@ -35,149 +45,85 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		finished bool
 	}{
 		"the first wave opens on all nodes, even without pods in the wave": {
-			world: World{
-				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two")},
-				Nodes: []*Node{
-					node("one", pod(typeDefault, 0), pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000)),
-				},
-			},
+			world: worldOf(list{m(twoWaves, "one", "two")},
+				node("one", pod(typeDefault, 0), pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000))),
 			want: map[string]expected{
-				"one": {entries{entry(typeDefault, 1000)}, says("Evacuating")},
-				"two": {entries{entry(typeDefault, 1000)}, says("Waiting for node one.")},
+				"one": {entries{first}, evacuating},
+				"two": {entries{first}, says("Waiting for node one.")},
 			},
 		},
 		"the next wave opens when the last pod of the wave has left the last node": {
-			world: World{
-				Maintenances: []Maintenance{
-					maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, 1000)).before("two",
-						entry(typeDefault, 1000)),
-				},
-				Nodes: []*Node{node("one", pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000))},
-			},
-			want: map[string]expected{
-				"one": {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
-				"two": {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
-			},
+			world: worldOf(list{m(twoWaves, "one", "two").before("one", first).before("two", first)},
+				node("one", pod(typeDefault, 5000)), node("two", pod(typeDefault, 5000))),
+			want: map[string]expected{"one": {everything, evacuating}, "two": {everything, evacuating}},
 		},
 		"waves without pods are skipped": {
-			world: World{
-				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one")},
-				Nodes:        []*Node{node("one", pod(typeDaemonSet, 0))},
-			},
+			world: worldOf(list{m(twoWaves, "one")}, node("one", pod(typeDaemonSet, 0))),
 			want: map[string]expected{
-				"one": {
-					targets:  entries{entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)},
-					messages: says("Evacuating"),
-				},
+				"one": {targets: entries{rest, entry(typeDaemonSet, maxPriority)}, messages: evacuating},
 			},
 		},
 		"a maintenance without pods is finished": {
-			world: World{
-				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one")}, Nodes: []*Node{node("one")},
-			},
+			world: worldOf(list{m(twoWaves, "one")}, node("one")),
 			want: map[string]expected{
-				"one": {
-					targets:  entries{entry(typeDefault, maxPriority), entry(typeDaemonSet, maxPriority)},
-					messages: says("Drained"),
-				},
+				"one": {targets: entries{rest, entry(typeDaemonSet, maxPriority)}, messages: says("Drained")},
 			},
 			finished: true,
 		},
 		"a node that joins late starts at the first wave, and other nodes keep their targets": {
-			world: World{
-				Maintenances: []Maintenance{
-					maintenance("m", 0, twoWaves, "late", "old").before("old", entry(typeDefault, maxPriority)),
-				},
-				Nodes: []*Node{node("late", pod(typeDefault, 10)), node("old", pod(typeDefault, 5000))},
-			},
-			want: map[string]expected{
-				"late": {entries{entry(typeDefault, 1000)}, says("Evacuating")},
-				"old":  {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
-			},
+			world: worldOf(list{m(twoWaves, "late", "old").before("old", rest)},
+				node("late", pod(typeDefault, 10)), node("old", pod(typeDefault, 5000))),
+			want: map[string]expected{"late": {entries{first}, evacuating}, "old": {everything, evacuating}},
 		},
 		"a new pod of an earlier wave is a target immediately": {
-			world: World{
-				Maintenances: []Maintenance{
-					maintenance("m", 0, twoWaves, "one", "two").before("one", entry(typeDefault, maxPriority)).before(
-						"two", entry(typeDefault, maxPriority),
-					),
-				},
-				Nodes: []*Node{node("one", pod(typeDefault, 1)), node("two")},
-			},
+			world: worldOf(list{m(twoWaves, "one", "two").before("one", rest).before("two", rest)},
+				node("one", pod(typeDefault, 1)), node("two")),
 			want: map[string]expected{
-				"one": {entries{entry(typeDefault, maxPriority)}, says("Evacuating")},
-				"two": {entries{entry(typeDefault, maxPriority)}, says("Waiting for node one.")},
+				"one": {everything, evacuating},
+				"two": {everything, says("Waiting for node one.")},
 			},
 		},
 		"no wave opens before all nodes are cordoned": {
-			world: World{
-				Maintenances: []Maintenance{maintenance("m", 0, twoWaves, "one", "two").uncordoned("two")},
-				Nodes:        []*Node{node("one", pod(typeDefault, 1)), node("two")},
-			},
+			world: worldOf(list{m(twoWaves, "one", "two").uncordoned("two")}, node("one", pod(typeDefault, 1)), node("two")),
 			want: map[string]expected{
 				"one": {entries{}, says("Waiting for node two.")},
 				"two": {entries{}, says("Waiting for node two.")},
 			},
 		},
 		"an open wave continues until a node that joins late is cordoned": {
-			world: World{
-				Maintenances: []Maintenance{
-					maintenance("m", 0, twoWaves, "one", "two").before("one",
-						entry(typeDefault, 1000)).uncordoned("two"),
-				},
-				Nodes: []*Node{node("one", pod(typeDefault, 1)), node("two")},
-			},
+			world: worldOf(list{m(twoWaves, "one", "two").before("one", first).uncordoned("two")},
+				node("one", pod(typeDefault, 1)), node("two")),
 			want: map[string]expected{
-				"one": {entries{entry(typeDefault, 1000)}, says("Evacuating")},
+				"one": {entries{first}, evacuating},
 				"two": {entries{}, says("Waiting for nodes one and two.")},
 			},
 		},
 		"an entry with a selector comes before other entries of the same priority": {
-			world: World{
-				Maintenances: []Maintenance{
-					maintenance("m", 0, entries{entryFor(typeDefault, 1000, "web"), entry(typeDefault, 1000)}, "one"),
-				},
-				Nodes: []*Node{node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5))},
-			},
-			want: map[string]expected{"one": {entries{entryFor(typeDefault, 1000, "web")}, says("Evacuating")}},
+			world: worldOf(list{maintenance("m", 0, entries{entryFor(typeDefault, 1000, "web"), first}, "one")},
+				node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5))),
+			want: map[string]expected{"one": {entries{entryFor(typeDefault, 1000, "web")}, evacuating}},
 		},
 		"other nodes wait for a pod that an earlier status selects, in the current wave": {
-			world: World{
-				Maintenances: []Maintenance{
-					maintenance("m", 0, webFirst, "one", "two").before("one", labelled).uncordoned("two"),
-				},
-				Nodes: []*Node{node("one", podOf("web", typeDefault, 5)), node("two")},
-			},
+			world: worldOf(list{m(webFirst, "one", "two").before("one", labelled).uncordoned("two")},
+				node("one", podOf("web", typeDefault, 5)), node("two")),
 			want: map[string]expected{
-				"one": {entries{labelled}, says("Evacuating")},
+				"one": {entries{labelled}, evacuating},
 				"two": {entries{}, says("Waiting for nodes one and two.")},
 			},
 		},
 		"no node waits for a pod that an earlier status selects, before its wave": {
-			world: World{
-				Maintenances: []Maintenance{
-					maintenance("m", 0, webFirst, "one", "two").before("one",
-						entryFor(typeDefault, 7000, "db")).uncordoned("two"),
-				},
-				Nodes: []*Node{node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5)), node("two")},
-			},
+			world: worldOf(list{m(webFirst, "one", "two").before("one", entryFor(typeDefault, 7000, "db")).uncordoned("two")},
+				node("one", podOf("web", typeDefault, 5), podOf("db", typeDefault, 5)), node("two")),
 			want: map[string]expected{
-				"one": {entries{entryFor(typeDefault, 7000, "db")}, says("Evacuating")},
+				"one": {entries{entryFor(typeDefault, 7000, "db")}, evacuating},
 				"two": {entries{}, says("Waiting for node two.")},
 			},
 		},
 		"a selector of an earlier status stays a target": {
-			world: World{
-				Maintenances: []Maintenance{
-					maintenance("m", 0, twoWaves, "one").before("one", entryFor(typeDefault, 7000, "web")),
-				},
-				Nodes: []*Node{node("one", pod(typeDefault, 5), podOf("web", typeDefault, 6000))},
-			},
+			world: worldOf(list{m(twoWaves, "one").before("one", entryFor(typeDefault, 7000, "web"))},
+				node("one", pod(typeDefault, 5), podOf("web", typeDefault, 6000))),
 			want: map[string]expected{
-				"one": {
-					targets:  entries{entry(typeDefault, 1000), entryFor(typeDefault, 7000, "web")},
-					messages: says("Evacuating"),
-				},
+				"one": {targets: entries{first, entryFor(typeDefault, 7000, "web")}, messages: evacuating},
 			},
 		},
 	}
@@ -185,9 +131,7 @@ func TestPlanOfOneMaintenance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			result := mustPlan(t, test.world)
 			check(t, result, test.want)
-			if got := result.Finished["m"]; got != test.finished {
-				t.Errorf("finished = %t, want %t", got, test.finished)
-			}
+			is.Equal(t, result.Finished["m"], test.finished, "finished")
 		})
 	}
 }
@@ -317,10 +261,7 @@ func TestExamplesOfTheKEP(t *testing.T) {
 			w.Nodes = append(w.Nodes, node("four", pod(typeDefault, 2000), pod(typeDefault, 3000)))
 		}
 		w.Maintenances = maintenances
-		result, err := Plan(w)
-		if err != nil {
-			t.Fatal(err)
-		}
+		result := must.Get(Plan(w))(t)
 		t.Run(step.name, func(t *testing.T) {
 			checkAll(t, result, step.want)
 			if step.fastForwarded == nil {
@@ -329,9 +270,7 @@ func TestExamplesOfTheKEP(t *testing.T) {
 			if !reflect.DeepEqual(result.FastForwarded, step.fastForwarded) {
 				t.Errorf("fast-forwarded = %v, want %v", result.FastForwarded, step.fastForwarded)
 			}
-			if len(result.Overrides) > 0 {
-				t.Errorf("overrides = %v, want none", result.Overrides)
-			}
+			is.True(t, len(result.Overrides) == 0, "overrides = %v, want none", result.Overrides)
 		})
 		store(maintenances, result)
 	}
@@ -348,72 +287,42 @@ func store(maintenances []Maintenance, result Result) {
 
 func TestFastForwarding(t *testing.T) {
 	twoWaves := entries{entry(typeDefault, 1000), entry(typeDefault, maxPriority)}
+	type list = []Maintenance
 	low, high := pod(typeDefault, 0), pod(typeDefault, 5000)
 	far := entry(typeDefault, maxPriority)
+	older, younger := maintenance("b", 0, twoWaves, "one").before("one", far), maintenance("m", 1, twoWaves, "one", "two")
 	tests := map[string]struct {
 		world         World
 		fastForwarded string
 		message       string
 	}{
 		"a younger maintenance that selects the node": {
-			world: World{
-				Maintenances: []Maintenance{
-					maintenance("b", 0, twoWaves, "one").before("one", far),
-					maintenance("m", 1, twoWaves, "one", "two"),
-				},
-				Nodes: []*Node{node("one", high), node("two", low)},
-			},
+			world:         worldOf(list{older, younger}, node("one", high), node("two", low)),
 			fastForwarded: "b", message: "Evacuating (fast-forwarded by older b)",
 		},
 		"a younger maintenance that selects the node while it has no pods": {
-			world: World{
-				Maintenances: []Maintenance{
-					maintenance("b", 0, twoWaves, "one").before("one", far),
-					maintenance("m", 1, twoWaves, "one", "two"),
-				},
-				Nodes: []*Node{node("one"), node("two", low)},
-			},
+			world:         worldOf(list{older, younger}, node("one"), node("two", low)),
 			fastForwarded: "b", message: "Waiting for node two.",
 		},
 		"an older maintenance that begins to drain later": {
-			world: World{
-				Maintenances: []Maintenance{
-					maintenance("b", 1, twoWaves, "one").before("one", far),
-					maintenance("m", 0, twoWaves, "one", "two"),
-				},
-				Nodes: []*Node{node("one", high), node("two", low)},
-			},
+			world: worldOf(list{maintenance("b", 1, twoWaves, "one").before("one", far),
+				maintenance("m", 0, twoWaves, "one", "two")}, node("one", high), node("two", low)),
 			fastForwarded: "b", message: "Evacuating",
 		},
 		"a younger maintenance whose own plan is at the same entry": {
-			world: World{
-				Maintenances: []Maintenance{
-					maintenance("b", 0, twoWaves, "one").before("one", far),
-					maintenance("m", 1, twoWaves, "one", "two"),
-				},
-				Nodes: []*Node{node("one", high), node("two")},
-			},
-			message: "Evacuating",
+			world: worldOf(list{older, younger}, node("one", high), node("two")), message: "Evacuating",
 		},
 		"a maintenance that returns to an earlier entry for a new pod": {
-			world: World{
-				Maintenances: []Maintenance{
-					maintenance("m", 1, twoWaves, "one", "two").before("one", far).before("two", far),
-				},
-				Nodes: []*Node{node("one", high), node("two", low)},
-			},
+			world: worldOf(list{maintenance("m", 1, twoWaves, "one", "two").before("one", far).before("two", far)},
+				node("one", high), node("two", low)),
 			message: "Evacuating",
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			result := mustPlan(t, test.world)
-			if got := result.FastForwarded["m"]["one"]; got != test.fastForwarded {
-				t.Errorf("fast-forwarded by %q, want %q", got, test.fastForwarded)
-			}
-			if got := result.Messages["m"]["one"]; got != test.message {
-				t.Errorf("message = %q, want %q", got, test.message)
-			}
+			is.Equal(t, result.FastForwarded["m"]["one"], test.fastForwarded, "fast-forwarded by")
+			is.Equal(t, result.Messages["m"]["one"], test.message, "message")
 		})
 	}
 }
@@ -431,9 +340,7 @@ func TestOldestOfContradictingPlansIsFollowed(t *testing.T) {
 		map[string]string{"older": "Evacuating", "younger": "Evacuating (fast-forwarded by older older)"},
 	}})
 	want := []Override{{Followed: "older", Overridden: []string{"younger"}}}
-	if !reflect.DeepEqual(result.Overrides, want) {
-		t.Errorf("overrides = %v, want %v", result.Overrides, want)
-	}
+	is.True(t, reflect.DeepEqual(result.Overrides, want), "overrides = %v, want %v", result.Overrides, want)
 }
 
 func TestAllMaintenancesOfARaisedNodeAreOverridden(t *testing.T) {
@@ -452,9 +359,7 @@ func TestAllMaintenancesOfARaisedNodeAreOverridden(t *testing.T) {
 		Nodes: []*Node{node("empty"), node("both", podOf("x", typeDefault, 10)), node("static", pod(typeStatic, 10))},
 	})
 	want := []Override{{Followed: "oldest", Overridden: []string{"b", "c"}}}
-	if !reflect.DeepEqual(result.Overrides, want) {
-		t.Errorf("overrides = %v, want %v", result.Overrides, want)
-	}
+	is.True(t, reflect.DeepEqual(result.Overrides, want), "overrides = %v, want %v", result.Overrides, want)
 }
 
 func TestRecreatedMaintenanceIsYounger(t *testing.T) {
@@ -462,10 +367,7 @@ func TestRecreatedMaintenanceIsYounger(t *testing.T) {
 	y := maintenance("y", 1, entries{entryFor(typeDefault, 1000, "y"), entryFor(typeDefault, 2000, "x")}, "one")
 	nodes := []*Node{node("one", podOf("x", typeDefault, 1), podOf("y", typeDefault, 1))}
 	for _, followed := range []string{"x", "y"} {
-		result, err := Plan(World{Maintenances: []Maintenance{x, y}, Nodes: nodes})
-		if err != nil {
-			t.Fatal(err)
-		}
+		result := must.Get(Plan(World{Maintenances: []Maintenance{x, y}, Nodes: nodes}))(t)
 		check(t, result, map[string]expected{"one": {targets: entries{entryFor(typeDefault, 1000, followed)}}})
 		x.Created = x.Created.Add(time.Hour)
 	}
@@ -498,11 +400,7 @@ func TestPlanRejectsAnInvalidWorld(t *testing.T) {
 
 func mustPlan(t *testing.T, world World) Result {
 	t.Helper()
-	result, err := Plan(world)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return result
+	return must.Get(Plan(world))(t)
 }
 
 // checkAll checks that the result has the expected targets and messages, and no others.
@@ -519,9 +417,7 @@ func checkAll(t *testing.T, result Result, want map[string]expected) {
 	for _, w := range want {
 		messages -= len(w.messages)
 	}
-	if messages != 0 {
-		t.Errorf("got %d messages more than expected", messages)
-	}
+	is.True(t, messages == 0, "got %d messages more than expected", messages)
 }
 
 func check(t *testing.T, result Result, want map[string]expected) {
@@ -529,9 +425,7 @@ func check(t *testing.T, result Result, want map[string]expected) {
 	for node, w := range want {
 		got := result.Targets[node].Entries
 		equal := func(a, b maintenancev1alpha1.DrainPlanEntry) bool { return reflect.DeepEqual(a, b) }
-		if !slices.EqualFunc(got, w.targets, equal) {
-			t.Errorf("targets of %s = %v, want %v", node, got, w.targets)
-		}
+		is.True(t, slices.EqualFunc(got, w.targets, equal), "targets of %s = %v, want %v", node, got, w.targets)
 		for maintenance, message := range w.messages {
 			if got := result.Messages[maintenance][node]; got != message {
 				t.Errorf("message of %s for %s = %q, want %q", maintenance, node, got, message)

@@ -105,7 +105,8 @@ func swap(result Result, of Result) Result {
 	return result
 }
 
-func must(result Result, err error) Result {
+func planOf(w World) Result {
+	result, err := Plan(w)
 	if err != nil {
 		panic(err)
 	}
@@ -134,10 +135,10 @@ func TestPropertiesFindFaultsOfThePlanner(t *testing.T) {
 			against: breaking(func(w World, result Result) Result {
 				targets := map[string]Targets{}
 				for _, n := range w.Nodes {
-					alone := must(Plan(w.with(func(m *Maintenance) {
+					alone := planOf(w.with(func(m *Maintenance) {
 						m.Nodes = slices.DeleteFunc(slices.Clone(m.Nodes),
 							func(name string) bool { return name != n.Name })
-					})))
+					}))
 					if t, ok := alone.Targets[n.Name]; ok {
 						targets[n.Name] = t
 					}
@@ -151,7 +152,7 @@ func TestPropertiesFindFaultsOfThePlanner(t *testing.T) {
 			against: breaking(func(w World, result Result) Result {
 				targets := maps.Clone(result.Targets)
 				for i := range w.Maintenances {
-					alone := must(Plan(World{Maintenances: w.Maintenances[i : i+1], Nodes: w.Nodes}))
+					alone := planOf(World{Maintenances: w.Maintenances[i : i+1], Nodes: w.Nodes})
 					for node, t := range alone.Targets {
 						joined := slices.Concat(targets[node].Entries, t.Entries)
 						targets[node], _ = CompileTargets(ordered(joined))
@@ -164,17 +165,17 @@ func TestPropertiesFindFaultsOfThePlanner(t *testing.T) {
 		},
 		"the planner ignores the statuses": {
 			against: breaking(func(w World, result Result) Result {
-				return swap(result, must(Plan(w.with(func(m *Maintenance) { m.Before = nil }))))
+				return swap(result, planOf(w.with(func(m *Maintenance) { m.Before = nil })))
 			}),
 			property: "no backtracking",
 		},
 		"the planner uses the status of only one maintenance": {
 			against: breaking(func(w World, result Result) Result {
-				return swap(result, must(Plan(w.with(func(m *Maintenance) {
+				return swap(result, planOf(w.with(func(m *Maintenance) {
 					if m.Name != w.Maintenances[0].Name {
 						m.Before = nil
 					}
-				}))))
+				})))
 			}),
 			property: "independence",
 		},
@@ -208,7 +209,7 @@ func TestPropertiesFindFaultsOfThePlanner(t *testing.T) {
 		},
 		"a wave opens before all nodes are cordoned": {
 			against: breaking(func(w World, result Result) Result {
-				return swap(result, must(Plan(w.with(func(m *Maintenance) { m.Uncordoned = nil }))))
+				return swap(result, planOf(w.with(func(m *Maintenance) { m.Uncordoned = nil })))
 			}),
 			property: "order",
 		},
@@ -216,7 +217,7 @@ func TestPropertiesFindFaultsOfThePlanner(t *testing.T) {
 			against: breaking(func(w World, result Result) Result {
 				for _, m := range w.Maintenances {
 					if len(m.Uncordoned) > 0 {
-						return swap(result, must(Plan(w.with(func(m *Maintenance) { m.Uncordoned = m.Nodes }))))
+						return swap(result, planOf(w.with(func(m *Maintenance) { m.Uncordoned = m.Nodes })))
 					}
 				}
 				return result

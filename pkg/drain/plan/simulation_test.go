@@ -4,12 +4,20 @@
 package plan
 
 import (
+	"flag"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"runtime/debug"
 	"slices"
+	"testing"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // planner is Plan, or a planner with a fault, with which a test checks that the properties find the
@@ -322,5 +330,100 @@ func (sim *simulation) write(i int, m *simMaintenance, result Result) {
 			ref := sim.nodes[node].ref()
 			m.status[ref] = append(m.status[ref], *e.DeepCopy())
 		}
+	}
+}
+
+type entries = []maintenancev1alpha1.DrainPlanEntry
+
+const (
+	typeDefault   = maintenancev1alpha1.PodTypeDefault
+	typeDaemonSet = maintenancev1alpha1.PodTypeDaemonSet
+	typeStatic    = maintenancev1alpha1.PodTypeStatic
+	maxPriority   = maintenancev1alpha1.MaxPodPriority
+)
+
+func entry(t maintenancev1alpha1.PodType, priority int32) maintenancev1alpha1.DrainPlanEntry {
+	return maintenancev1alpha1.DrainPlanEntry{PodType: t, PodPriority: priority}
+}
+
+func entryFor(t maintenancev1alpha1.PodType, priority int32, app string) maintenancev1alpha1.DrainPlanEntry {
+	e := entry(t, priority)
+	e.PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
+	return e
+}
+
+func pod(t maintenancev1alpha1.PodType, priority int32) Pod { return Pod{Type: t, Priority: priority} }
+
+func podOf(app string, t maintenancev1alpha1.PodType, priority int32) Pod {
+	return Pod{Type: t, Priority: priority, Labels: labels.Set{"app": app}}
+}
+
+func node(name string, pods ...Pod) *Node { return &Node{Name: name, Pods: pods} }
+
+// maintenance returns a Maintenance that was created at the given minute.
+func maintenance(name string, minute int, plan entries, nodes ...string) Maintenance {
+	return Maintenance{
+		Name: name, Created: time.Date(2026, 11, 1, 0, minute, 0, 0, time.UTC), Plan: plan, Nodes: nodes,
+		Before: map[string]entries{},
+	}
+}
+
+func (m Maintenance) before(node string, targets ...maintenancev1alpha1.DrainPlanEntry) Maintenance {
+	m.Before[node] = targets
+	return m
+}
+
+func (m Maintenance) uncordoned(nodes ...string) Maintenance {
+	m.Uncordoned = nodes
+	return m
+}
+
+// defaultPlan returns the plan to which the API server defaults an empty plan.
+func defaultPlan() entries {
+	spec := maintenancev1alpha1.NodeMaintenanceSpec{}
+	maintenancev1alpha1.SetDefaults_NodeMaintenanceSpec(&spec)
+	return spec.DrainPlan
+}
+
+var (
+	worlds = flag.Int("worlds", usualWorlds(), "number of random worlds that TestRandomWorlds checks")
+	seed   = flag.Uint64("seed", 0, "first seed of TestRandomWorlds; 0 for the current time")
+)
+
+// usualWorlds returns a number of worlds that takes some seconds. With the race detector it would
+// take a minute, and the planner has no concurrency that the detector could check.
+func usualWorlds() int {
+	if info, ok := debug.ReadBuildInfo(); ok &&
+		slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		return 300
+	}
+	return 3000
+}
+
+// newPlan returns the planner under test.
+func newPlan() planner { return Plan }
+
+// TestRandomWorlds lets random maintenances drain random nodes while pods, nodes, maintenances and
+// leaders change, and checks every result. For a world that fails it prints the smallest script
+// that still fails.
+func TestRandomWorlds(t *testing.T) {
+	first := *seed
+	if first == 0 {
+		first = uint64(time.Now().UnixNano())
+	}
+	// Each part checks every fourth seed, in parallel with the other parts.
+	const parts = 4
+	for part := range uint64(parts) {
+		t.Run(fmt.Sprintf("part %d", part+1), func(t *testing.T) {
+			t.Parallel()
+			for i := part; i < uint64(*worlds) && !t.Failed(); i += parts {
+				s := writeScript(rand.New(rand.NewPCG(first+i, 0)))
+				if v := run(s, Plan); v != nil {
+					small, v := shrink(s, v, newPlan)
+					t.Errorf("seed %d fails (alone: -seed %d -worlds 1). The smallest script that fails:\n%s%v",
+						first+i, first+i, small, v)
+				}
+			}
+		})
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	policyv1 "k8s.io/api/policy/v1"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func expecting(pods int32) func(*policyv1.PodDisruptionBudget) {
@@ -49,9 +51,7 @@ func TestBudgetsThatNeverAllowAnEviction(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			why, never := NeverAllows(tc.budget, tc.replicas, tc.extra)
-			if why != tc.why || never != (tc.why != "") {
-				t.Errorf("got %v %q, want %q", never, why, tc.why)
-			}
+			is.True(t, why == tc.why && never == (tc.why != ""), "got %v %q, want %q", never, why, tc.why)
 			if got := ExtraFor(tc.budget, tc.replicas, tc.extra); got != tc.wantExtra {
 				t.Errorf("needs %d extra replicas, want %d", got, tc.wantExtra)
 			}

@@ -4,6 +4,7 @@
 package surge
 
 import (
+	"cmp"
 	"strings"
 	"testing"
 	"time"
@@ -17,18 +18,16 @@ import (
 	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // web returns a Deployment of 2 replicas with the usual strategy.
 func web(modifiers ...func(*appsv1.Deployment)) *appsv1.Deployment {
-	d := &appsv1.Deployment{
+	return build.With(&appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"},
 		Spec:       appsv1.DeploymentSpec{Replicas: ptr.To[int32](2)},
-	}
-	for _, modify := range modifiers {
-		modify(d)
-	}
-	return d
+	}, modifiers...)
 }
 
 func surging(limit string) func(*appsv1.Deployment) {
@@ -56,10 +55,7 @@ func scaler(modifiers ...func(*autoscalingv2.HorizontalPodAutoscaler)) *autoscal
 			},
 		},
 	}
-	for _, modify := range modifiers {
-		modify(a)
-	}
-	return a
+	return build.With(a, modifiers...)
 }
 
 func atMost(n int32) func(*autoscalingv2.HorizontalPodAutoscaler) {
@@ -79,10 +75,7 @@ func budget(
 	if maxUnavailable != "" {
 		b.Spec.MaxUnavailable = ptr.To(intstr.Parse(maxUnavailable))
 	}
-	for _, modify := range modifiers {
-		modify(b)
-	}
-	return b
+	return build.With(b, modifiers...)
 }
 
 func scalingDown(policy autoscalingv2.ScalingPolicySelect) func(*autoscalingv2.HorizontalPodAutoscaler) {
@@ -104,166 +97,123 @@ func failing(b *policyv1.PodDisruptionBudget) {
 }
 
 func TestRefusals(t *testing.T) {
-	type candidate = Candidate
 	autoscaled := func(list ...*autoscalingv2.HorizontalPodAutoscaler) []*autoscalingv2.HorizontalPodAutoscaler {
 		return list
 	}
 	for name, test := range map[string]struct {
-		candidate Candidate
-		budget    *policyv1.PodDisruptionBudget
+		deployment  *appsv1.Deployment
+		claims      []string
+		autoscalers []*autoscalingv2.HorizontalPodAutoscaler
+		// budget is that of two pods unless it is set.
+		budget *policyv1.PodDisruptionBudget
 		// want is the beginning of the refusal; it is empty where the pod leaves.
 		want string
 	}{
-		"the default of a quarter rounds up": {candidate: candidate{Deployment: web()}, budget: budget("2", "")},
+		"the default of a quarter rounds up": {},
 		"a budget that never allows an eviction": {
-			candidate: candidate{Deployment: web()}, budget: budget("", "0"),
+			budget: budget("", "0"),
 			want: "is not scaled up past PodDisruptionBudget web (maxUnavailable 0), which never allows an " +
 				"eviction: its pods are replaced nevertheless if it has the annotation " +
 				"maintenance.haulout.dev/surge: Always",
 		},
 		"a budget of all pods": {
-			candidate: candidate{Deployment: web()}, budget: budget("100%", ""),
-			want: "is not scaled up past PodDisruptionBudget web (minAvailable 100% of at most 3 pods), which",
+			budget: budget("100%", ""),
+			want:   "is not scaled up past PodDisruptionBudget web (minAvailable 100% of at most 3 pods), which",
 		},
 		"a budget of nothing": {
-			candidate: candidate{Deployment: web()}, budget: budget("", ""),
-			want: "is not scaled up past PodDisruptionBudget web (neither minAvailable nor maxUnavailable), which",
+			budget: budget("", ""),
+			want:   "is not scaled up past PodDisruptionBudget web (neither minAvailable nor maxUnavailable), which",
 		},
 		"a budget that cannot be computed": {
-			candidate: candidate{Deployment: web()}, budget: budget("2", "", failing),
-			want: "is not scaled up past PodDisruptionBudget web (it cannot be computed), which",
+			budget: budget("2", "", failing),
+			want:   "is not scaled up past PodDisruptionBudget web (it cannot be computed), which",
 		},
 		"a budget that never allows, and a Deployment that is always replaced": {
-			candidate: candidate{Deployment: web(always)}, budget: budget("", "0"),
+			deployment: web(always), budget: budget("", "0"),
 		},
 		"one that cannot be computed, and such a Deployment": {
-			candidate: candidate{Deployment: web(always)}, budget: budget("2", "", failing),
+			deployment: web(always), budget: budget("2", "", failing),
 		},
-		"the strategy Recreate": {
-			candidate: candidate{Deployment: web(recreating)}, budget: budget("2", ""),
-			want: "has the strategy Recreate: its pods must not",
-		},
-		"maxSurge 0": {
-			candidate: candidate{Deployment: web(surging("0"))}, budget: budget("2", ""),
-			want: "has maxSurge 0: it does not allow more",
-		},
-		"maxSurge 0%": {
-			candidate: candidate{Deployment: web(surging("0%"))}, budget: budget("2", ""), want: "has maxSurge 0",
-		},
-		"maxSurge that makes no sense": {
-			candidate: candidate{Deployment: web(surging("many"))}, budget: budget("2", ""), want: "has maxSurge 0",
-		},
-		"paused": {
-			candidate: candidate{Deployment: web(func(d *appsv1.Deployment) { d.Spec.Paused = true })},
-			budget:    budget("2", ""), want: "is paused",
-		},
+		"the strategy Recreate":        {deployment: web(recreating), want: "has the strategy Recreate: its pods must not"},
+		"maxSurge 0":                   {deployment: web(surging("0")), want: "has maxSurge 0: it does not allow more"},
+		"maxSurge 0%":                  {deployment: web(surging("0%")), want: "has maxSurge 0"},
+		"maxSurge that makes no sense": {deployment: web(surging("many")), want: "has maxSurge 0"},
+		"paused":                       {deployment: web(func(d *appsv1.Deployment) { d.Spec.Paused = true }), want: "is paused"},
 		"in deletion": {
-			candidate: candidate{Deployment: web(func(d *appsv1.Deployment) {
+			deployment: web(func(d *appsv1.Deployment) {
 				d.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(0, 0)))
-			})},
-			budget: budget("2", ""), want: "is being deleted",
+			}), want: "is being deleted",
 		},
 		"scaled to nothing": {
-			candidate: candidate{Deployment: web(func(d *appsv1.Deployment) { d.Spec.Replicas = ptr.To[int32](0) })},
-			budget:    budget("2", ""), want: "is scaled to 0",
+			deployment: web(func(d *appsv1.Deployment) { d.Spec.Replicas = ptr.To[int32](0) }), want: "is scaled to 0",
 		},
 		"annotated": {
-			candidate: candidate{Deployment: web(func(d *appsv1.Deployment) {
+			deployment: web(func(d *appsv1.Deployment) {
 				d.Annotations = map[string]string{
 					maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeDisabled,
 				}
-			})},
-			budget: budget("2", ""), want: "has the annotation maintenance.haulout.dev/surge: Disabled",
+			}), want: "has the annotation maintenance.haulout.dev/surge: Disabled",
 		},
 		"a volume of one node": {
-			candidate: candidate{Deployment: web(), OneNodeClaims: []string{"data"}}, budget: budget("2", ""),
-			want: "cannot be scaled up, as volume claim data is for one node",
+			claims: []string{"data"}, want: "cannot be scaled up, as volume claim data is for one node",
 		},
-		"an autoscaler with room": {
-			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler())}, budget: budget("2", ""),
-		},
+		"an autoscaler with room": {autoscalers: autoscaled(scaler())},
 		"one whose budget grows with it": {
-			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler())}, budget: budget("", "0"),
+			autoscalers: autoscaled(scaler()), budget: budget("", "0"),
 			want: "is not scaled up past PodDisruptionBudget web (maxUnavailable 0)",
 		},
 		"one whose budget grows with it, and a Deployment that is always replaced": {
-			candidate: candidate{Deployment: web(always), Autoscalers: autoscaled(scaler())}, budget: budget("", "0"),
+			deployment: web(always), autoscalers: autoscaled(scaler()), budget: budget("", "0"),
 			want: "is scaled up by HorizontalPodAutoscaler load without effect under PodDisruptionBudget web " +
 				"(maxUnavailable 0)",
 		},
 		"one that never scales down": {
-			candidate: candidate{
-				Deployment: web(), Autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.DisabledPolicySelect))),
-			},
-			budget: budget("2", ""), want: "is scaled by HorizontalPodAutoscaler load, which never scales down",
+			autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.DisabledPolicySelect))), want: "is scaled by HorizontalPodAutoscaler load, which never scales down",
 		},
 		"one that scales down as little as it can": {
-			candidate: candidate{
-				Deployment: web(), Autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.MinChangePolicySelect))),
-			},
-			budget: budget("2", ""),
+			autoscalers: autoscaled(scaler(scalingDown(autoscalingv2.MinChangePolicySelect))),
 		},
 		"one without room": {
-			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler(atMost(2)))},
-			budget:    budget("2", ""),
-			want:      "is scaled by HorizontalPodAutoscaler load, which cannot scale up: maxReplicas is 2",
+			autoscalers: autoscaled(scaler(atMost(2))),
+			want:        "is scaled by HorizontalPodAutoscaler load, which cannot scale up: maxReplicas is 2",
 		},
 		"one whose surge has taken the room": {
-			candidate: candidate{
-				Deployment: web(),
-				Autoscalers: autoscaled(scaler(atMost(2), func(a *autoscalingv2.HorizontalPodAutoscaler) {
-					a.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeRecord: "{}"}
-				})),
-			},
-			budget: budget("2", ""),
+			autoscalers: autoscaled(scaler(atMost(2), func(a *autoscalingv2.HorizontalPodAutoscaler) {
+				a.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeRecord: "{}"}
+			})),
 		},
 		"one that is not able to scale": {
-			candidate: candidate{
-				Deployment: web(),
-				Autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
-					a.Status.Conditions = nil
-				})),
-			},
-			budget: budget("2", ""), want: "is scaled by HorizontalPodAutoscaler load, which is not able",
+			autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
+				a.Status.Conditions = nil
+			})), want: "is scaled by HorizontalPodAutoscaler load, which is not able",
 		},
 		"one without metrics": {
-			candidate: candidate{
-				Deployment: web(),
-				Autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
-					a.Status.Conditions = append(a.Status.Conditions, autoscalingv2.HorizontalPodAutoscalerCondition{
-						Type: autoscalingv2.ScalingActive, Status: corev1.ConditionFalse,
-					})
-				})),
-			},
-			budget: budget("2", ""),
-			want:   "is scaled by HorizontalPodAutoscaler load, which could not scale it down again (ScalingActive is False)",
+			autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
+				a.Status.Conditions = append(a.Status.Conditions, autoscalingv2.HorizontalPodAutoscalerCondition{
+					Type: autoscalingv2.ScalingActive, Status: corev1.ConditionFalse,
+				})
+			})),
+			want: "is scaled by HorizontalPodAutoscaler load, which could not scale it down again (ScalingActive is False)",
 		},
 		"one that another controller keeps": {
-			candidate: candidate{
-				Deployment: web(),
-				Autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
-					a.OwnerReferences = []metav1.OwnerReference{
-						{Kind: "ScaledObject", Name: "x", Controller: ptr.To(true)},
-					}
-				})),
-			},
-			budget: budget("2", ""), want: "is scaled by HorizontalPodAutoscaler load, which ScaledObject x keeps",
+			autoscalers: autoscaled(scaler(func(a *autoscalingv2.HorizontalPodAutoscaler) {
+				a.OwnerReferences = []metav1.OwnerReference{{Kind: "ScaledObject", Name: "x", Controller: ptr.To(true)}}
+			})), want: "is scaled by HorizontalPodAutoscaler load, which ScaledObject x keeps",
 		},
 		"several autoscalers": {
-			candidate: candidate{Deployment: web(), Autoscalers: autoscaled(scaler(), scaler())},
-			budget:    budget("2", ""), want: "is scaled by 2 HorizontalPodAutoscalers",
+			autoscalers: autoscaled(scaler(), scaler()), want: "is scaled by 2 HorizontalPodAutoscalers",
 		},
 		"the Deployment's own reasons first": {
-			candidate: candidate{Deployment: web(recreating), Autoscalers: autoscaled(scaler(), scaler())},
-			budget:    budget("2", ""), want: "has the strategy Recreate",
+			deployment: web(recreating), autoscalers: autoscaled(scaler(), scaler()), want: "has the strategy Recreate",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			test.candidate.Deployment = DecidesOf(test.candidate.Deployment)
-			got := test.candidate.RefuseUnder(test.budget).String()
-			if (got == "") != (test.want == "") || !strings.HasPrefix(got, test.want) {
-				t.Errorf("got %q, want %q", got, test.want)
+			candidate := Candidate{
+				Deployment: DecidesOf(cmp.Or(test.deployment, web())), Autoscalers: test.autoscalers,
+				OneNodeClaims: test.claims,
 			}
+			got := candidate.RefuseUnder(cmp.Or(test.budget, budget("2", ""))).String()
+			is.True(t, (got == "") == (test.want == "") && strings.HasPrefix(got, test.want), "got %q, want %q", got, test.want)
 		})
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,6 +21,8 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 const class = "flush.example.com"
@@ -184,27 +185,23 @@ func TestCalledOff(t *testing.T) {
 		},
 		"one that says nothing fails": {says: "the evacuator reports", evacuate: func(context.Context, *task) {}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newCluster(tt.evacuate)
-				config := &Config{
-					Class: class, Kube: c.kube, Maintenance: c.api, Namespace: "shop", Deadline: 10 * time.Second,
-					Patience: time.Minute, Quiet: 10 * time.Second,
-					NewPod: func(name string) *corev1.Pod {
-						return &corev1.Pod{
-							ObjectMeta: metav1.ObjectMeta{UID: types.UID("uid-" + name)},
-							Status:     corev1.PodStatus{Phase: corev1.PodRunning},
-						}
-					},
-				}
-				err := config.check(t.Context(), isCalledOff)
-				if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
-					t.Errorf("got %v, want an error that says %q", err, tt.says)
-				}
-				if got := errors.Is(err, ErrUnexamined); got != tt.unexamined {
-					t.Errorf("got that it was not examined: %v, want %v", got, tt.unexamined)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			c := newCluster(tt.evacuate)
+			config := &Config{
+				Class: class, Kube: c.kube, Maintenance: c.api, Namespace: "shop", Deadline: 10 * time.Second,
+				Patience: time.Minute, Quiet: 10 * time.Second,
+				NewPod: func(name string) *corev1.Pod {
+					return &corev1.Pod{
+						ObjectMeta: metav1.ObjectMeta{UID: types.UID("uid-" + name)},
+						Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+					}
+				},
+			}
+			err := config.check(t.Context(), isCalledOff)
+			if (err == nil) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("got %v, want an error that says %q", err, tt.says)
+			}
+			is.Equal(t, errors.Is(err, ErrUnexamined), tt.unexamined, "that it was not examined")
 		})
 	}
 }

@@ -5,13 +5,14 @@ package cache
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestHandlerOf(t *testing.T) {
@@ -46,9 +47,7 @@ func TestHandlerOf(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var got []string
 			test.event(HandlerOf(func(old, now *corev1.Node) { got = append(got, fmt.Sprint(uid(old), " ", uid(now))) }))
-			if !slices.Equal(got, test.want) {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Slices(t, got, test.want)
 		})
 	}
 }

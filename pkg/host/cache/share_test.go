@@ -15,19 +15,21 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // podOf returns a pod as the API has it, with its own copy of everything.
 func podOf(controller types.UID, i int) *corev1.Pod {
-	yes, priority, grace := true, int32(1000), int64(30)
+	priority, grace := int32(1000), int64(30)
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "ns", Name: fmt.Sprintf("web-%d", i), UID: types.UID(fmt.Sprintf("uid-%d", i)),
 			GenerateName: "web-", Labels: map[string]string{"app": "web"},
 			Annotations: map[string]string{corev1.PodDeletionCost: "1", "other": "x"}, Finalizers: []string{"f"},
-			OwnerReferences: []metav1.OwnerReference{
-				{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: controller, Controller: &yes},
-			},
+			OwnerReferences: build.Owner("apps/v1", "ReplicaSet", "web", controller),
 		},
 		Spec: corev1.PodSpec{
 			NodeName: "n", Priority: &priority, TerminationGracePeriodSeconds: &grace,
@@ -47,10 +49,7 @@ func TestSiblingsShareWhatIsEqual(t *testing.T) {
 	transform := NewTransform()
 	stripped := func(pod *corev1.Pod) *corev1.Pod {
 		t.Helper()
-		out, err := transform(pod)
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := must.Get(transform(pod))(t)
 		return UnpackPod(out)
 	}
 	a, b, stranger := stripped(podOf("rs", 1)), stripped(podOf("rs", 2)), stripped(podOf("other", 3))
@@ -73,12 +72,8 @@ func TestSiblingsShareWhatIsEqual(t *testing.T) {
 			return x.Spec.TerminationGracePeriodSeconds == y.Spec.TerminationGracePeriodSeconds
 		},
 	} {
-		if !shared(a, b) {
-			t.Errorf("siblings do not share their %s", name)
-		}
-		if shared(a, stranger) {
-			t.Errorf("pods of different controllers share their %s", name)
-		}
+		is.True(t, shared(a, b), "siblings do not share their %s", name)
+		is.True(t, !shared(a, stranger), "pods of different controllers share their %s", name)
 	}
 	if canary.Labels["app"] != "canary" || a.Labels["app"] != "web" {
 		t.Errorf("labels are mixed up: %v, %v", canary.Labels, a.Labels)
@@ -104,10 +99,7 @@ func TestTransformKeepsWhatStripKeeps(t *testing.T) {
 			}
 			pod.Status.Phase, pod.Spec.NodeName, pod.Status.NominatedNodeName = corev1.PodPending, "", "other"
 		}
-		want, err := Strip(pod.DeepCopy())
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(Strip(pod.DeepCopy()))(t)
 		packed, err := transform(pod)
 		if got := UnpackPod(packed); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("got %+v, %v, want %+v", got, err, want)
@@ -125,13 +117,8 @@ func TestListerOfPackedPods(t *testing.T) {
 		if i == 0 {
 			pod.Labels["app"] = "canary"
 		}
-		packed, err := transform(pod)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := indexer.Add(packed); err != nil {
-			t.Fatal(err)
-		}
+		packed := must.Get(transform(pod))(t)
+		must.Do(t, indexer.Add(packed))
 	}
 	lister := PodLister(indexer)
 	if pod, err := lister.Pods("ns").Get("web-1"); err != nil || pod.UID != "uid-1" || pod.Spec.NodeName != "n" {

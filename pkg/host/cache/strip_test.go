@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestStrip(t *testing.T) {
@@ -163,9 +164,7 @@ func TestStrip(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := Strip(test.object)
-			if err != nil || !reflect.DeepEqual(got, test.want) {
-				t.Errorf("got %+v, %v, want %+v", got, err, test.want)
-			}
+			is.True(t, err == nil && reflect.DeepEqual(got, test.want), "got %+v, %v, want %+v", got, err, test.want)
 		})
 	}
 }

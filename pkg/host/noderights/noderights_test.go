@@ -21,6 +21,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // host is an authorizer that allows the deletion of the nodes it has, and counts.
@@ -149,16 +153,12 @@ func expectAllowed(t *testing.T, answers map[string]Answer, want int) {
 	t.Helper()
 	got := 0
 	for name, answer := range answers {
-		if answer.Err != nil {
-			t.Errorf("node %s: %v", name, answer.Err)
-		}
+		is.True(t, answer.Err == nil, "node %s: %v", name, answer.Err)
 		if answer.Allowed {
 			got++
 		}
 	}
-	if got != want {
-		t.Errorf("got %d nodes allowed, want %d", got, want)
-	}
+	is.Equal(t, got, want, "nodes allowed")
 }
 
 // TestLargeDrainAsksFewQuestions bounds what a drain costs the authorizer whose requester may
@@ -223,27 +223,24 @@ func TestAnswers(t *testing.T) {
 		},
 	}
 	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				start := time.Now()
-				c, nodes := newCache(tt.host), []*corev1.Node{node("a"), node("b"), node("c")}
-				got := settled(t, c, tt.host, tt.user, nodes)
-				if waited := time.Since(start); waited > 0 {
-					t.Errorf("the caller waited %s", waited)
+		bubble.Run(t, name, func(t *testing.T) {
+			start := time.Now()
+			c, nodes := newCache(tt.host), []*corev1.Node{node("a"), node("b"), node("c")}
+			got := settled(t, c, tt.host, tt.user, nodes)
+			if waited := time.Since(start); waited > 0 {
+				t.Errorf("the caller waited %s", waited)
+			}
+			if slices.ContainsFunc(slices.Collect(maps.Values(got)),
+				func(a Answer) bool { return errors.Is(a.Err, ErrAsking) }) {
+				elapse(answerWithin)
+				got = c.Ask(t.Context(), tt.user, nodes)
+			}
+			for name, want := range tt.want {
+				answer := got[name]
+				if answer.Allowed != want.Allowed || answer.Stale != want.Stale || !errors.Is(answer.Err, want.Err) {
+					t.Errorf("node %s: got %+v, want %+v", name, answer, want)
 				}
-				if slices.ContainsFunc(slices.Collect(maps.Values(got)),
-					func(a Answer) bool { return errors.Is(a.Err, ErrAsking) }) {
-					elapse(answerWithin)
-					got = c.Ask(t.Context(), tt.user, nodes)
-				}
-				for name, want := range tt.want {
-					answer := got[name]
-					if answer.Allowed != want.Allowed || answer.Stale != want.Stale ||
-						!errors.Is(answer.Err, want.Err) {
-						t.Errorf("node %s: got %+v, want %+v", name, answer, want)
-					}
-				}
-			})
+			}
 		})
 	}
 }
@@ -287,37 +284,35 @@ func TestSilentAuthorizer(t *testing.T) {
 // nodes are asked about all the time, as a drain does.
 func TestSilenceAboutOneUserDelaysNoOther(t *testing.T) {
 	for name, silent := range map[string]int{"one user": 1, "twenty users": 20} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				nodes := workers(100)
-				h := mayAll(nodes)
-				authorizer := silentAbout{host: h, users: map[string]bool{}}
-				c := NewCache(CacheConfig{Authorizer: authorizer, Clock: clock.RealClock{}, EveryByName: true})
-				for i := range silent {
-					authorizer.users[fmt.Sprintf("silent-%d", i)] = true
-				}
+		bubble.Run(t, name, func(t *testing.T) {
+			nodes := workers(100)
+			h := mayAll(nodes)
+			authorizer := silentAbout{host: h, users: map[string]bool{}}
+			c := NewCache(CacheConfig{Authorizer: authorizer, Clock: clock.RealClock{}, EveryByName: true})
+			for i := range silent {
+				authorizer.users[fmt.Sprintf("silent-%d", i)] = true
+			}
+			for user := range authorizer.users {
+				c.Ask(t.Context(), &authenticationv1.UserInfo{Username: user}, nodes)
+			}
+			if silent > AtOnce {
+				// Not all of them fit in the first round.
+				elapse(2 * answerWithin)
+			}
+			for range 5 {
 				for user := range authorizer.users {
 					c.Ask(t.Context(), &authenticationv1.UserInfo{Username: user}, nodes)
 				}
-				if silent > AtOnce {
-					// Not all of them fit in the first round.
-					elapse(2 * answerWithin)
-				}
-				for range 5 {
-					for user := range authorizer.users {
-						c.Ask(t.Context(), &authenticationv1.UserInfo{Username: user}, nodes)
-					}
-					elapse(askAgainAfter)
-				}
-				start := time.Now()
-				expectAllowed(t, settled(t, c, h, bob, nodes), len(nodes))
-				if waited := time.Since(start); waited > 0 {
-					t.Errorf("the first answers about another user took %s", waited)
-				}
-				// The last questions about the others time out.
-				elapse(5 * answerWithin)
-				expectAllowed(t, c.Ask(t.Context(), bob, nodes), len(nodes))
-			})
+				elapse(askAgainAfter)
+			}
+			start := time.Now()
+			expectAllowed(t, settled(t, c, h, bob, nodes), len(nodes))
+			if waited := time.Since(start); waited > 0 {
+				t.Errorf("the first answers about another user took %s", waited)
+			}
+			// The last questions about the others time out.
+			elapse(5 * answerWithin)
+			expectAllowed(t, c.Ask(t.Context(), bob, nodes), len(nodes))
 		})
 	}
 }
@@ -354,9 +349,7 @@ func TestNodesAreToldOf(t *testing.T) {
 			settled(t, c, h, bob, []*corev1.Node{node("a")})
 			mu.Lock()
 			defer mu.Unlock()
-			if told["a"] != want || len(told) > 1 {
-				t.Errorf("%s: told of %v, want %d times of a", what, told, want)
-			}
+			is.True(t, told["a"] == want && len(told) <= 1, "%s: told of %v, want %d times of a", what, told, want)
 		}
 		expect("the first failure", 1)
 		for range 3 {
@@ -392,8 +385,7 @@ func TestAnswersExpireAndAreRenewed(t *testing.T) {
 			{wait: time.Second, want: Answer{}, asks: true},
 		}},
 		"it is renewed in the background": {run: true, host: may("a"), steps: []step{
-			{wait: 9 * time.Minute, want: Answer{Allowed: true}},
-			{wait: 9 * time.Minute, want: Answer{Allowed: true}},
+			{wait: 9 * time.Minute, want: Answer{Allowed: true}}, {wait: 9 * time.Minute, want: Answer{Allowed: true}},
 		}},
 		"a revoked right is noticed in the background": {run: true, host: may("a"), steps: []step{
 			{do: revoke, wait: renewAfter + renewEvery + time.Second, want: Answer{}},
@@ -420,32 +412,30 @@ func TestAnswersExpireAndAreRenewed(t *testing.T) {
 		}},
 	}
 	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
-				c := newCache(tt.host)
-				if tt.run {
-					go c.Run(ctx)
+		bubble.Run(t, name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			c := newCache(tt.host)
+			if tt.run {
+				go c.Run(ctx)
+			}
+			nodes := []*corev1.Node{node("a")}
+			settled(t, c, tt.host, bob, nodes)
+			for i, step := range tt.steps {
+				if step.do != nil {
+					tt.host.set(step.do)
 				}
-				nodes := []*corev1.Node{node("a")}
-				settled(t, c, tt.host, bob, nodes)
-				for i, step := range tt.steps {
-					if step.do != nil {
-						tt.host.set(step.do)
-					}
-					elapse(step.wait)
-					tt.host.take()
-					got := settled(t, c, tt.host, bob, nodes)["a"]
-					if got.Allowed != step.want.Allowed || got.Stale != step.want.Stale ||
-						(got.Err == nil) != (step.want.Err == nil) {
-						t.Errorf("step %d: got %+v, want %+v", i, got, step.want)
-					}
-					if asked := tt.host.take(); (len(asked) > 0) != step.asks {
-						t.Errorf("step %d: asked %q, want a question: %v", i, asked, step.asks)
-					}
+				elapse(step.wait)
+				tt.host.take()
+				got := settled(t, c, tt.host, bob, nodes)["a"]
+				if got.Allowed != step.want.Allowed || got.Stale != step.want.Stale ||
+					(got.Err == nil) != (step.want.Err == nil) {
+					t.Errorf("step %d: got %+v, want %+v", i, got, step.want)
 				}
-			})
+				if asked := tt.host.take(); (len(asked) > 0) != step.asks {
+					t.Errorf("step %d: asked %q, want a question: %v", i, asked, step.asks)
+				}
+			}
 		})
 	}
 }
@@ -478,9 +468,7 @@ func TestUsersDoNotShareAnswers(t *testing.T) {
 	for _, u := range users {
 		seen[identify(u)] = true
 	}
-	if len(seen) != len(users) {
-		t.Errorf("got %d identities of %d users", len(seen), len(users))
-	}
+	is.True(t, len(seen) == len(users), "got %d identities of %d users", len(seen), len(users))
 	if identify(users[2]) != identify(&authenticationv1.UserInfo{Username: "bob", Groups: []string{"dev", "ops"}}) {
 		t.Error("the order of groups makes another user")
 	}
@@ -549,18 +537,13 @@ func TestAskChange(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			q := Questioner{Authorizer: tt.host, User: UserOf(bob), AtMost: 500, RefusalsAtMost: 10}
-			verdict, err := q.AskChange(t.Context(), tt.leaving, tt.joining)
-			if err != nil {
-				t.Fatal(err)
-			}
+			verdict := must.Get(q.AskChange(t.Context(), tt.leaving, tt.joining))(t)
 			asked := tt.host.take()
 			if len(asked) != tt.asked || !slices.Equal(verdict.Refused, tt.refused) || verdict.Unasked != tt.unasked {
 				t.Errorf("asked %d, got %+v; want %d, refused %q, %d unasked",
 					len(asked), verdict, tt.asked, tt.refused, tt.unasked)
 			}
-			if tt.notAsked != "" && slices.Contains(asked, tt.notAsked) {
-				t.Errorf("%s was asked about", tt.notAsked)
-			}
+			is.True(t, tt.notAsked == "" || !slices.Contains(asked, tt.notAsked), "%s was asked about", tt.notAsked)
 		})
 	}
 }

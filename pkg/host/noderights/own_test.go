@@ -7,6 +7,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
@@ -14,6 +15,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // refusing is an authorizer that allows nothing and records about which nodes it is asked.
@@ -72,30 +77,26 @@ var ownCases = map[string]struct {
 
 func TestCacheAboutTheNodeOfTheRequester(t *testing.T) {
 	for name, test := range ownCases {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				host := &refusing{}
-				c := NewCache(CacheConfig{Authorizer: host, Clock: clock.RealClock{}})
-				var nodes []*corev1.Node
-				for _, name := range test.nodes {
-					nodes = append(nodes, node(name))
+		bubble.Run(t, name, func(t *testing.T) {
+			host := &refusing{}
+			c := NewCache(CacheConfig{Authorizer: host, Clock: clock.RealClock{}})
+			var nodes []*corev1.Node
+			for _, name := range test.nodes {
+				nodes = append(nodes, node(name))
+			}
+			c.Ask(t.Context(), test.user, nodes)
+			// The answer about all nodes comes before the questions by name.
+			synctest.Wait()
+			c.Ask(t.Context(), test.user, nodes)
+			synctest.Wait()
+			answers := c.Ask(t.Context(), test.user, nodes)
+			for _, name := range test.nodes {
+				want := Answer{Allowed: slices.Contains(test.allowed, name)}
+				if got := answers[name]; got != want {
+					t.Errorf("answer about %s: %+v, want %+v", name, got, want)
 				}
-				c.Ask(t.Context(), test.user, nodes)
-				// The answer about all nodes comes before the questions by name.
-				synctest.Wait()
-				c.Ask(t.Context(), test.user, nodes)
-				synctest.Wait()
-				answers := c.Ask(t.Context(), test.user, nodes)
-				for _, name := range test.nodes {
-					want := Answer{Allowed: slices.Contains(test.allowed, name)}
-					if got := answers[name]; got != want {
-						t.Errorf("answer about %s: %+v, want %+v", name, got, want)
-					}
-				}
-				if asked := host.take(); !slices.Equal(asked, test.asked) {
-					t.Errorf("asked about %q, want %q", asked, test.asked)
-				}
-			})
+			}
+			is.Slices(t, host.take(), test.asked, "asked about")
 		})
 	}
 }
@@ -111,10 +112,7 @@ func TestQuestionerAboutTheNodeOfTheUser(t *testing.T) {
 				host := &refusing{}
 				names := slices.Clone(test.nodes)
 				leaving, joining := of(names)
-				verdict, err := Questioner{Authorizer: host, User: UserOf(test.user)}.AskChange(t.Context(), leaving, joining)
-				if err != nil {
-					t.Fatal(err)
-				}
+				verdict := must.Get(Questioner{Authorizer: host, User: UserOf(test.user)}.AskChange(t.Context(), leaving, joining))(t)
 				var refused []string
 				for _, name := range test.nodes {
 					if !slices.Contains(test.allowed, name) {
@@ -122,16 +120,40 @@ func TestQuestionerAboutTheNodeOfTheUser(t *testing.T) {
 					}
 				}
 				slices.Sort(refused)
-				if !slices.Equal(verdict.Refused, refused) {
-					t.Errorf("refused %q, want %q", verdict.Refused, refused)
-				}
-				if asked := host.take(); !slices.Equal(asked, test.asked) {
-					t.Errorf("asked about %q, want %q", asked, test.asked)
-				}
-				if !slices.Equal(names, test.nodes) {
-					t.Errorf("the list of the caller was changed to %q", names)
-				}
+				is.Slices(t, verdict.Refused, refused, "refused")
+				is.Slices(t, host.take(), test.asked, "asked about")
+				is.True(t, slices.Equal(names, test.nodes), "the list of the caller was changed to %q", names)
 			})
 		}
+	}
+}
+
+// TestNodesAreToldOfARightThatChanges has a right change that is renewed in the background: no
+// caller asks during that time.
+func TestNodesAreToldOfARightThatChanges(t *testing.T) {
+	for name, test := range map[string]struct {
+		host   *host
+		change func(*host)
+	}{
+		"the right to one node is granted":      {may(), func(h *host) { h.allowed["a"] = true }},
+		"the right to one node is revoked":      {may("a"), func(h *host) { h.allowed["a"] = false }},
+		"the right to all nodes is granted":     {may(), func(h *host) { h.allowed[""] = true }},
+		"the right to all and to one is denied": {may("", "a"), func(h *host) { h.allowed = map[string]bool{} }},
+	} {
+		bubble.Run(t, name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			c := newCache(test.host)
+			var told atomic.Int32
+			c.Subscribe(func(string) { told.Add(1) })
+			go c.Run(ctx)
+			settled(t, c, test.host, bob, []*corev1.Node{node("a")})
+			told.Store(0)
+			elapse(renewAfter + renewEvery)
+			is.True(t, told.Load() <= 0, "subscribers are called although the right is the same")
+			test.host.set(test.change)
+			elapse(renewAfter + renewEvery)
+			is.True(t, told.Load() != 0, "no subscriber is called")
+		})
 	}
 }

@@ -28,6 +28,7 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/forecast"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // What the largest cluster has that Kubernetes supports.
@@ -49,9 +50,7 @@ func newLargeHost(b *testing.B) *rest.Config {
 	h := &largeHost{pages: map[string][][]byte{}}
 	info, ok := k8sruntime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(),
 		k8sruntime.ContentTypeProtobuf)
-	if !ok {
-		b.Fatal("no protobuf")
-	}
+	must.True(b, ok, "no protobuf")
 	add := func(path string, count, size int, list func(from, to int, meta metav1.ListMeta) k8sruntime.Object) {
 		for from := 0; from == 0 || from < count; from += size {
 			to := min(from+size, count)
@@ -59,14 +58,11 @@ func newLargeHost(b *testing.B) *rest.Config {
 			if to < count {
 				meta.Continue = strconv.Itoa(len(h.pages[path]) + 1)
 			}
-			page, err := k8sruntime.Encode(
+			page := must.Get(k8sruntime.Encode(
 				scheme.Codecs.EncoderForVersion(info.Serializer,
 					scheme.Scheme.PrioritizedVersionsForGroup(groupOf(path))[0]),
 				list(from, to, meta),
-			)
-			if err != nil {
-				b.Fatal(err)
-			}
+			))(b)
 			h.pages[path] = append(h.pages[path], page)
 		}
 	}
@@ -251,10 +247,7 @@ func BenchmarkPreview(b *testing.B) {
 			if out.PodCount != benchPods || out.NodeCount != benchNodes {
 				b.Fatalf("%d pods, %d nodes", out.PodCount, out.NodeCount)
 			}
-			encoded, err := json.Marshal(out)
-			if err != nil {
-				b.Fatal(err)
-			}
+			encoded := must.Get(json.Marshal(out))(b)
 			b.ReportMetric(float64(len(encoded))/(1<<20), "MiB-JSON")
 			b.ReportMetric(float64(out.Size())/(1<<20), "MiB-protobuf")
 			b.ReportMetric(kept(b, p, nm), "MiB-kept")
@@ -266,17 +259,10 @@ func BenchmarkPreview(b *testing.B) {
 func kept(b *testing.B, p *Previewer, nm *maintenancev1alpha1.NodeMaintenance) float64 {
 	b.Helper()
 	before := heap()
-	nodes, err := p.reader.Nodes(b.Context())
-	if err != nil {
-		b.Fatal(err)
-	}
+	nodes := must.Get(p.reader.Nodes(b.Context()))(b)
 	s := &forecast.Situation{Evacuators: p.evacuators}
-	if err := p.choose(b.Context(), s, nm, nil, nodes); err != nil {
-		b.Fatal(err)
-	}
-	if err := p.look(b.Context(), s, nodes); err != nil {
-		b.Fatal(err)
-	}
+	must.Do(b, p.choose(b.Context(), s, nm, nil, nodes))
+	must.Do(b, p.look(b.Context(), s, nodes))
 	after := heap()
 	runtime.KeepAlive(s)
 	return float64(after-before) / (1 << 20)

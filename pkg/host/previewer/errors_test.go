@@ -18,6 +18,9 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestErrors(t *testing.T) {
@@ -43,9 +46,7 @@ func TestErrors(t *testing.T) {
 			f.others = []*maintenancev1alpha1.NodeMaintenance{maintenance("other", drain, "blue")}
 			fault(f)
 			out, err := f.preview(t.Context(), maintenance("nm", idle, "blue"))
-			if !apierrors.IsInternalError(err) || out != nil {
-				t.Errorf("got %v, %v", out, err)
-			}
+			is.True(t, apierrors.IsInternalError(err) && out == nil, "got %v, %v", out, err)
 		})
 	}
 }
@@ -61,10 +62,8 @@ func TestKindsThatTheServerMayNotRead(t *testing.T) {
 	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-web"}, Spec: appsv1.DeploymentSpec{Selector: selector}}
 	deployment.Spec.Template.Spec.Volumes = claiming.Spec.Volumes
 	replicaSet := &appsv1.ReplicaSet{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-rs", OwnerReferences: []metav1.OwnerReference{
-			{APIVersion: "apps/v1", Kind: "Deployment", Name: "web", UID: "uid-web", Controller: ptr.To(true)},
-		}},
-		Spec: appsv1.ReplicaSetSpec{Selector: selector},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-rs", OwnerReferences: build.Owner("apps/v1", "Deployment", "web", "uid-web")},
+		Spec:       appsv1.ReplicaSetSpec{Selector: selector},
 	}
 	bound := &corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "data"}, Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "disk"},
@@ -89,17 +88,11 @@ func TestKindsThatTheServerMayNotRead(t *testing.T) {
 			}
 			ctx, warnings := registrytest.WithWarnings(t.Context())
 			out, err := f.preview(ctx, maintenance("nm", idle, "blue"))
-			if err != nil || len(names(out)) != 2 {
-				t.Fatalf("got %+v, %v, want a preview of two pods", out, err)
-			}
+			must.True(t, err == nil && len(names(out)) == 2, "got %+v, %v, want a preview of two pods", out, err)
 			got := warnings.Texts()
-			if len(got) != len(test.want) {
-				t.Fatalf("got warnings %q, want %q", got, test.want)
-			}
+			must.True(t, len(got) == len(test.want), "got warnings %q, want %q", got, test.want)
 			for i, want := range test.want {
-				if !strings.HasPrefix(got[i], "not known: "+want) {
-					t.Errorf("got warning %q, want it to begin with %q", got[i], want)
-				}
+				is.True(t, strings.HasPrefix(got[i], "not known: "+want), "got warning %q, want it to begin with %q", got[i], want)
 			}
 		})
 	}

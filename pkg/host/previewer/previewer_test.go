@@ -33,6 +33,10 @@ import (
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var now = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
@@ -120,11 +124,7 @@ func (f *fixture) mustPreview(
 	t *testing.T, nm *maintenancev1alpha1.NodeMaintenance,
 ) *maintenancev1alpha1.NodeMaintenancePreview {
 	t.Helper()
-	out, err := f.preview(t.Context(), nm)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
+	return must.Get(f.preview(t.Context(), nm))(t)
 }
 
 // asked returns which resources were read.
@@ -144,11 +144,7 @@ func maintenance(
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(now)},
 		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
 			Stage: stage, RequestedBy: &authenticationv1.UserInfo{Username: "ann"},
-			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{
-					{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: pools},
-				},
-			}}},
+			NodeSelector: build.Labelled("pool", pools...),
 		},
 	}
 	maintenancev1alpha1.SetDefaults_NodeMaintenanceSpec(&nm.Spec)
@@ -168,15 +164,10 @@ func pod(name, on string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: name, Labels: map[string]string{"app": "web"},
-			OwnerReferences: []metav1.OwnerReference{
-				{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web", UID: "uid-rs", Controller: ptr.To(true)},
-			},
+			OwnerReferences: build.Owner("apps/v1", "ReplicaSet", "web", "uid-rs"),
 		},
-		Spec: corev1.PodSpec{NodeName: on},
-		Status: corev1.PodStatus{
-			Phase:      corev1.PodRunning,
-			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
-		},
+		Spec:   corev1.PodSpec{NodeName: on},
+		Status: build.Ready(),
 	}
 }
 
@@ -326,9 +317,7 @@ func TestOthers(t *testing.T) {
 	want := []maintenancev1alpha1.PreviewMaintenance{
 		{Name: "cordon", Stage: cordon, NodeCount: 1}, {Name: "next", Stage: drain, NodeCount: 1},
 	}
-	if !slices.Equal(out.Maintenances, want) {
-		t.Errorf("others are %+v, want %+v", out.Maintenances, want)
-	}
+	is.Slices(t, out.Maintenances, want, "others")
 	// The nodes of next and far are not cordoned, so next is held and with it the node that it
 	// shares.
 	if got, want := out.Waves[0].PodsAsked, int32(0); got != want || out.Waves[0].PodCount != 1 {
@@ -379,9 +368,7 @@ func TestOwnersAreReadForTheEvacuatorsThatAreOn(t *testing.T) {
 		&appsv1.ReplicaSet{
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: "shop", Name: "web", UID: "uid-rs",
-				OwnerReferences: []metav1.OwnerReference{
-					{APIVersion: "apps/v1", Kind: "Deployment", Name: "web", UID: "uid-web", Controller: ptr.To(true)},
-				},
+				OwnerReferences: build.Owner("apps/v1", "Deployment", "web", "uid-web"),
 			},
 			Spec: appsv1.ReplicaSetSpec{Selector: selector},
 		},
@@ -396,40 +383,34 @@ func TestOwnersAreReadForTheEvacuatorsThatAreOn(t *testing.T) {
 }
 
 func TestTimeIsLimited(t *testing.T) {
-	t.Run("that of a preview", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFixture()
-			p := f.previewer()
-			p.config.Maintenances = waiting
-			_, err := p.Preview(t.Context(), maintenance("nm", idle, "blue"))
-			if !apierrors.IsTimeout(err) {
-				t.Errorf("got %v", err)
-			}
-		})
+	bubble.Run(t, "that of a preview", func(t *testing.T) {
+		f := newFixture()
+		p := f.previewer()
+		p.config.Maintenances = waiting
+		_, err := p.Preview(t.Context(), maintenance("nm", idle, "blue"))
+		is.True(t, apierrors.IsTimeout(err), "got %v", err)
 	})
-	t.Run("that of waiting for a turn", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			p := newFixture().previewer()
-			p.config.Maintenances = waiting
-			ctx, cancel := context.WithCancel(t.Context())
-			var wg sync.WaitGroup
-			for range atOnce {
-				wg.Go(func() {
-					_, _ = p.Preview(ctx, maintenance("nm", idle, "blue"))
-				})
-			}
-			synctest.Wait()
-			if _, err := p.Preview(t.Context(), maintenance("nm", idle, "blue")); !apierrors.IsTooManyRequests(err) {
-				t.Errorf("got %v", err)
-			}
-			// Those who are done let others in.
-			cancel()
-			wg.Wait()
-			p.config.Maintenances = (&fixture{}).all
-			if _, err := p.Preview(t.Context(), maintenance("nm", idle, "blue")); err != nil {
-				t.Error(err)
-			}
-		})
+	bubble.Run(t, "that of waiting for a turn", func(t *testing.T) {
+		p := newFixture().previewer()
+		p.config.Maintenances = waiting
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for range atOnce {
+			wg.Go(func() {
+				_, _ = p.Preview(ctx, maintenance("nm", idle, "blue"))
+			})
+		}
+		synctest.Wait()
+		if _, err := p.Preview(t.Context(), maintenance("nm", idle, "blue")); !apierrors.IsTooManyRequests(err) {
+			t.Errorf("got %v", err)
+		}
+		// Those who are done let others in.
+		cancel()
+		wg.Wait()
+		p.config.Maintenances = (&fixture{}).all
+		if _, err := p.Preview(t.Context(), maintenance("nm", idle, "blue")); err != nil {
+			t.Error(err)
+		}
 	})
 	t.Run("that of the request", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -471,22 +452,15 @@ func TestCompletedMaintenancesAreNotRead(t *testing.T) {
 		maintenance("draining", drain, "blue"), maintenance("idle", idle, "blue"),
 		maintenance("done", maintenancev1alpha1.NodeMaintenanceStageComplete, "blue"), deleting,
 	} {
-		if err := informer.Informer().GetStore().Add(nm); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, informer.Informer().GetStore().Add(nm))
 	}
-	all, err := read(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(read(t.Context()))(t)
 	var names []string
 	for _, nm := range all {
 		names = append(names, nm.Name)
 	}
 	slices.Sort(names)
-	if !slices.Equal(names, []string{"draining", "idle"}) {
-		t.Errorf("got %q, want draining and idle", names)
-	}
+	is.True(t, slices.Equal(names, []string{"draining", "idle"}), "got %q, want draining and idle", names)
 }
 
 func TestIgnoredNodesAreCounted(t *testing.T) {
@@ -495,17 +469,10 @@ func TestIgnoredNodesAreCounted(t *testing.T) {
 	late := node("n3", "blue")
 	late.CreationTimestamp = metav1.NewTime(now)
 	nm.Status.NewestNodeTimestamp = &metav1.Time{Time: now.Add(-time.Hour)}
-	if err := f.kube.Tracker().Add(late); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.kube.Tracker().Add(late))
 	ctx, warnings := registrytest.WithWarnings(t.Context())
-	out, err := f.preview(ctx, nm)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if out.NodeCount != 2 {
-		t.Errorf("got %d nodes, want the two old ones", out.NodeCount)
-	}
+	out := must.Get(f.preview(ctx, nm))(t)
+	is.True(t, out.NodeCount == 2, "got %d nodes, want the two old ones", out.NodeCount)
 	if want := []string{
 		"spec.newNodes: matching nodes that are ignored because they were created later: 1",
 	}; !slices.Equal(warnings.Texts(), want) {

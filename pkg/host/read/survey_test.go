@@ -26,6 +26,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
@@ -128,11 +130,8 @@ func TestOwners(t *testing.T) {
 				}
 			}
 			kube := kubefake.NewClientset(objects...)
-			owners, err := Reader{Client: kube}.Owners(t.Context(), names,
-				[]*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "uid-n"}}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			owners := must.Get(Reader{Client: kube}.Owners(t.Context(), names,
+				[]*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "uid-n"}}}))(t)
 			if got := calls(kube); !sameCounts(got, test.want) {
 				t.Errorf("asked for %v, want %v", got, test.want)
 			}
@@ -176,9 +175,7 @@ func TestOwnersThatAreGoneOrUnknown(t *testing.T) {
 	names.Add("ns", &metav1.OwnerReference{Kind: "ReplicaSet", Name: "gone"})
 	kube := kubefake.NewClientset()
 	owners, err := Reader{Client: kube}.Owners(t.Context(), names, nil)
-	if err != nil || len(owners.replicaSets) != 0 {
-		t.Errorf("got %+v, %v", owners, err)
-	}
+	is.True(t, err == nil && len(owners.replicaSets) == 0, "got %+v, %v", owners, err)
 	kube.PrependReactor("get", "replicasets", func(k8stesting.Action) (bool, runtime.Object, error) {
 		return true, nil, errors.New("no")
 	})
@@ -219,18 +216,13 @@ func TestSurges(t *testing.T) {
 		scaler("ns", "c", "StatefulSet", "web"), scaler("ns", "d", "Deployment", "other"))
 	names := NewOwnerNames(sets.New(maintenancev1alpha1.EvacuatorClassDeployment))
 	names.Add("ns", &metav1.OwnerReference{Kind: "ReplicaSet", Name: "web"})
-	owners, err := Reader{Client: kube}.Owners(t.Context(), names, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	owners := must.Get(Reader{Client: kube}.Owners(t.Context(), names, nil))(t)
 	c := owners.Surge("ns", "web")
 	if c == nil || c.Deployment.Name != "web" || len(c.Autoscalers) != 2 || c.Autoscalers[0].Name != "a" ||
 		!slices.Equal(c.OneNodeClaims, []string{"data"}) {
 		t.Errorf("got %+v", c)
 	}
-	if n := calls(kube)["get persistentvolumeclaims"]; n != 3 {
-		t.Errorf("%d claims were read, want 3", n)
-	}
+	is.Equal(t, calls(kube)["get persistentvolumeclaims"], 3, "claims were read")
 	if other := owners.Surge("ns", "other"); other != nil {
 		t.Errorf("got %+v", other)
 	}
@@ -256,19 +248,14 @@ func TestJobsAreRead(t *testing.T) {
 	names.Add("ns", &metav1.OwnerReference{APIVersion: "batch/v1", Kind: "Job", Name: "gone"})
 	names.Add("ns", &metav1.OwnerReference{APIVersion: "batch.example.com/v1", Kind: "Job", Name: "other"})
 	kube := kubefake.NewClientset(job)
-	owners, err := Reader{Client: kube}.Owners(t.Context(), names, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	owners := must.Get(Reader{Client: kube}.Owners(t.Context(), names, nil))(t)
 	if got := owners.Job("ns", "backup"); got == nil || got.Spec.BackoffLimit == nil || *got.Spec.BackoffLimit != 3 || got.Status.Failed != 2 {
 		t.Errorf("got %+v", got)
 	}
 	if got := owners.Job("ns", "gone"); got != nil {
 		t.Errorf("got %+v, want none", got)
 	}
-	if n := calls(kube)["get jobs"]; n != 2 {
-		t.Errorf("%d Jobs were read, want 2", n)
-	}
+	is.Equal(t, calls(kube)["get jobs"], 2, "Jobs were read")
 }
 
 func TestNodesAreReadInPages(t *testing.T) {
@@ -292,17 +279,12 @@ func TestNodesAreReadInPages(t *testing.T) {
 		}
 		return true, list, nil
 	})
-	nodes, err := Reader{Client: kube}.Nodes(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	nodes := must.Get(Reader{Client: kube}.Nodes(t.Context()))(t)
 	if last := nodes[len(nodes)-1]; len(nodes) != 1200 || last.Name != "n-1199" || last.Labels["pool"] != "blue" ||
 		last.Status.Images != nil || len(last.Status.Conditions) != 1 {
 		t.Errorf("%d nodes, the last is %+v", len(nodes), last)
 	}
-	if !slices.Equal(limits, []int64{500, 500, 500}) {
-		t.Errorf("limits were %v", limits)
-	}
+	is.True(t, slices.Equal(limits, []int64{500, 500, 500}), "limits were %v", limits)
 }
 
 func TestBudgets(t *testing.T) {
@@ -345,9 +327,7 @@ func TestTerminatingNamespaces(t *testing.T) {
 		return true, list, err
 	})
 	names, err := Reader{Client: kube}.TerminatingNamespaces(t.Context())
-	if err != nil || !names.Equal(sets.New("b")) {
-		t.Errorf("got %v, %v", names, err)
-	}
+	is.True(t, err == nil && names.Equal(sets.New("b")), "got %v, %v", names, err)
 }
 
 func TestAListThatFailsEndsTheOthers(t *testing.T) {
@@ -359,7 +339,5 @@ func TestAListThatFailsEndsTheOthers(t *testing.T) {
 		<-ctx.Done()
 		return nil
 	})
-	if !errors.Is(err, failure) {
-		t.Errorf("got %v", err)
-	}
+	is.True(t, errors.Is(err, failure), "got %v", err)
 }

@@ -11,15 +11,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	kubefake "k8s.io/client-go/kubernetes/fake"
+
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestPinnedClaims(t *testing.T) {
 	volume := func(name string, nodes ...string) *corev1.PersistentVolume {
 		v := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		if len(nodes) > 0 {
-			v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: nodes}},
-			}}}}
+			v.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: build.Labelled(corev1.LabelHostname, nodes...)}
 		}
 		return v
 	}
@@ -37,10 +38,7 @@ func TestPinnedClaims(t *testing.T) {
 		claims.Insert(types.NamespacedName{Namespace: "ns", Name: name})
 	}
 	free := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "free", Labels: map[string]string{corev1.LabelHostname: "free"}}}
-	got, err := Reader{Client: kube}.PinnedClaims(t.Context(), claims, []*corev1.Node{free})
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(Reader{Client: kube}.PinnedClaims(t.Context(), claims, []*corev1.Node{free}))(t)
 	if want := sets.New(types.NamespacedName{Namespace: "ns", Name: "local"}); !got.Equal(want) {
 		t.Errorf("got %v, want %v", got, want)
 	}

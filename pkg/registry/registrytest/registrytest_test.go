@@ -16,6 +16,8 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestEtcdKeepsEachStorageApartAndInProtobuf(t *testing.T) {
@@ -35,13 +37,9 @@ func TestEtcdKeepsEachStorageApartAndInProtobuf(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: "same"}, Spec: maintenance.NodeMaintenanceSpec{Reason: reason},
 		}
 		key := options.ResourcePrefix + "/same"
-		if err := store.Create(ctx, key, in, &maintenance.NodeMaintenance{}, 0); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, store.Create(ctx, key, in, &maintenance.NodeMaintenance{}, 0))
 		out := &maintenance.NodeMaintenance{}
-		if err := store.Get(ctx, key, storage.GetOptions{}, out); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, store.Get(ctx, key, storage.GetOptions{}, out))
 		if out.Spec.Reason != reason || out.Spec.Stage != maintenance.NodeMaintenanceStageIdle {
 			t.Errorf("read reason %q and stage %q, want %q and the default", out.Spec.Reason, out.Spec.Stage, reason)
 		}
@@ -63,9 +61,7 @@ func TestRequestContext(t *testing.T) {
 	if u, ok := genericapirequest.UserFrom(ctx); !ok || u.GetName() != "ann" {
 		t.Errorf("user is %v, want ann", u)
 	}
-	if ns := genericapirequest.NamespaceValue(ctx); ns != "blue" {
-		t.Errorf("namespace is %q, want blue", ns)
-	}
+	is.Equal(t, genericapirequest.NamespaceValue(ctx), "blue", "namespace")
 }
 
 func TestWithWarnings(t *testing.T) {

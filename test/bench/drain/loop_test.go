@@ -13,6 +13,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestEvictAll(t *testing.T) {
@@ -48,16 +51,12 @@ func TestEvictAll(t *testing.T) {
 				}
 				return nil
 			})
-			if !errors.Is(err, test.fail) {
-				t.Fatalf("got error %v, want %v", err, test.fail)
-			}
+			must.True(t, errors.Is(err, test.fail), "got error %v, want %v", err, test.fail)
 			if test.fail != nil {
 				return
 			}
 			for _, pod := range pods {
-				if calls[pod] != test.want {
-					t.Errorf("pod %s: got %d calls, want %d", pod, calls[pod], test.want)
-				}
+				is.True(t, calls[pod] == test.want, "pod %s: got %d calls, want %d", pod, calls[pod], test.want)
 			}
 		})
 	}

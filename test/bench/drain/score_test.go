@@ -11,6 +11,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/oracle"
 )
 
@@ -49,10 +52,7 @@ func newResult(contender string, seconds float64, modifiers ...func(*result)) re
 	r := result{
 		Workload: oneBudget, Contender: contender, Pods: 100, Seconds: seconds, DoneSeconds: seconds + 1, Calls: 100,
 	}
-	for _, modify := range modifiers {
-		modify(&r)
-	}
-	return r
+	return *build.With(&r, modifiers...)
 }
 
 func withRejected(n int) func(*result) {
@@ -148,9 +148,7 @@ func TestMedian(t *testing.T) {
 		"of one value it is that and nothing else": {[]float64{7}, 7},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := median(test.values); got != test.want {
-				t.Errorf("got %v, want %v", got, test.want)
-			}
+			is.Equal(t, median(test.values), test.want)
 		})
 	}
 }
@@ -238,17 +236,12 @@ func TestTable(t *testing.T) {
 		newResult(drainPool, 8, failed),
 	}
 	results[0].Processes = map[string]cost{
-		host:   {CPUSeconds: 3.14, PeakBytes: 400e6},
-		server: {CPUSeconds: 0.2, PeakBytes: 99e6},
+		host: {CPUSeconds: 3.14, PeakBytes: 400e6}, server: {CPUSeconds: 0.2, PeakBytes: 99e6},
 	}
 	summaries := summarize(results, workloadNames, contenderNames)
 	var out strings.Builder
-	if err := printSummaries(&out, summaries); err != nil {
-		t.Fatal(err)
-	}
-	if err := printGoals(&out, judgeGoals(summaries)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, printSummaries(&out, summaries))
+	must.Do(t, printGoals(&out, judgeGoals(summaries)))
 	want := `WORKLOAD    CONTENDER              FIRST  SECONDS  DONE  PODS/S  MADE  CALLS/POD  REJECTED    TO CLOSED  API CPU  API MB  OUR CPU  OUR MB  CLIENT CPU  LOWEST  NEEDED  BELOW
 one-budget  drain-pool (not done)  -      -        -     -       -     -          -           -          -        -       -        -       -           -       -       -
 one-budget  bare-loop              0.0    10.0     11.0  10.0    0     1.50       50 (33.3%)  0          3.1      400     0.2      99      0.0         91.0%   90.0%   0

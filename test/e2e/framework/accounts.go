@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // ServiceAccount makes a service account, which goes with its namespace, and returns the clients of
@@ -27,14 +28,9 @@ func (c *Cluster) ServiceAccount(tb testing.TB, namespace, name string) Clients 
 	tb.Helper()
 	admin := c.As(tb)
 	accounts := admin.Kube.CoreV1().ServiceAccounts(namespace)
-	if _, err := accounts.Create(tb.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}},
-		metav1.CreateOptions{}); err != nil {
-		tb.Fatal(err)
-	}
-	token, err := accounts.CreateToken(tb.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	must.Get(accounts.Create(tb.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{}))(tb)
+	token := must.Get(accounts.CreateToken(tb.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(tb)
 	config := rest.AnonymousClientConfig(admin.Config)
 	config.BearerToken = token.Status.Token
 	return Clients{
@@ -48,17 +44,13 @@ func (c *Cluster) GrantIn(tb testing.TB, namespace, accountNamespace, account st
 	tb.Helper()
 	rbac := c.As(tb).Kube.RbacV1()
 	name := Name("e2e")
-	if _, err := rbac.Roles(namespace).Create(tb.Context(),
-		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{}); err != nil {
-		tb.Fatal(err)
-	}
-	if _, err := rbac.RoleBindings(namespace).Create(tb.Context(), &rbacv1.RoleBinding{
+	must.Get(rbac.Roles(namespace).Create(tb.Context(),
+		&rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: rules}, metav1.CreateOptions{}))(tb)
+	must.Get(rbac.RoleBindings(namespace).Create(tb.Context(), &rbacv1.RoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: accountNamespace, Name: account}},
-	}, metav1.CreateOptions{}); err != nil {
-		tb.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(tb)
 	c.inEffect(tb, serviceaccount.MakeUsername(accountNamespace, account), namespace, rules)
 }
 
@@ -66,11 +58,8 @@ func (c *Cluster) GrantIn(tb testing.TB, namespace, accountNamespace, account st
 func (c *Cluster) Grant(tb testing.TB, user string, rules ...rbacv1.PolicyRule) {
 	tb.Helper()
 	roles := c.As(tb).Kube.RbacV1().ClusterRoles()
-	role, err := roles.Create(tb.Context(),
-		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: Name("e2e")}, Rules: rules}, metav1.CreateOptions{})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	role := must.Get(roles.Create(tb.Context(),
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: Name("e2e")}, Rules: rules}, metav1.CreateOptions{}))(tb)
 	tb.Cleanup(func() { _ = roles.Delete(background(), role.Name, metav1.DeleteOptions{}) })
 	c.Bind(tb, user, role.Name)
 }
@@ -79,18 +68,12 @@ func (c *Cluster) Grant(tb testing.TB, user string, rules ...rbacv1.PolicyRule) 
 func (c *Cluster) Bind(tb testing.TB, user, clusterRole string) {
 	tb.Helper()
 	rbac := c.As(tb).Kube.RbacV1()
-	role, err := rbac.ClusterRoles().Get(tb.Context(), clusterRole, metav1.GetOptions{})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	binding, err := rbac.ClusterRoleBindings().Create(tb.Context(), &rbacv1.ClusterRoleBinding{
+	role := must.Get(rbac.ClusterRoles().Get(tb.Context(), clusterRole, metav1.GetOptions{}))(tb)
+	binding := must.Get(rbac.ClusterRoleBindings().Create(tb.Context(), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: Name("e2e")},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole},
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(tb)
 	tb.Cleanup(func() { _ = rbac.ClusterRoleBindings().Delete(background(), binding.Name, metav1.DeleteOptions{}) })
 	c.inEffect(tb, user, "", role.Rules)
 }

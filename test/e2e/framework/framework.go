@@ -21,13 +21,18 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilrand "k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	clientv1alpha1 "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // Timeout is how long a test waits for something that should come soon, on a machine that may be
@@ -144,10 +149,7 @@ func (c *Cluster) Root() string { return c.root }
 // As returns the clients of the administrator, or of a user with the given name and groups.
 func (c *Cluster) As(tb testing.TB, userAndGroups ...string) Clients {
 	tb.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
-	if err != nil {
-		tb.Fatal(err)
-	}
+	config := must.Get(clientcmd.BuildConfigFromFlags("", c.Kubeconfig()))(tb)
 	config.QPS, config.Burst = -1, 0
 	config.UserAgent = "haulout-e2e"
 	// Tests that are about warnings collect them; to the others they are noise.
@@ -212,25 +214,18 @@ func Gone(tb testing.TB, process string, pid int) {
 // Signal sends a signal to a process of the cluster, and returns its PID.
 func (c *Cluster) Signal(tb testing.TB, process string, signal syscall.Signal) (pid int) {
 	tb.Helper()
-	content, err := os.ReadFile(filepath.Join(c.dir, "state.json"))
-	if err != nil {
-		tb.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(filepath.Join(c.dir, "state.json")))(tb)
 	var state struct {
 		Processes map[string]struct {
 			PID int `json:"pid"`
 		} `json:"processes"`
 	}
-	if err := json.Unmarshal(content, &state); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, json.Unmarshal(content, &state))
 	pid = state.Processes[process].PID
 	if pid <= 1 {
 		tb.Fatalf("%s does not run", process)
 	}
-	if err := syscall.Kill(pid, signal); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, syscall.Kill(pid, signal))
 	return pid
 }
 
@@ -245,9 +240,7 @@ func (c *Cluster) WithServerFlags(tb testing.TB, flags ...string) (restore func(
 	restart := func(flags string) {
 		tb.Setenv(flagsVariable, flags)
 		c.KillServer(tb)
-		if err := c.Up(); err != nil {
-			tb.Fatal(err)
-		}
+		must.Do(tb, c.Up())
 	}
 	restart(strings.Join(append([]string{before}, flags...), " "))
 	return func() { restart(before) }
@@ -261,6 +254,50 @@ func zombie(pid int) bool {
 	}
 	_, after, _ := bytes.Cut(stat, []byte(") "))
 	return bytes.HasPrefix(after, []byte("Z"))
+}
+
+// Maintenances are the NodeMaintenances.
+func (c Clients) Maintenances() clientv1alpha1.NodeMaintenanceInterface {
+	return c.Haulout.MaintenanceV1alpha1().NodeMaintenances()
+}
+
+// Evacuations are those of a namespace.
+func (c Clients) Evacuations(namespace string) clientv1alpha1.EvacuationInterface {
+	return c.Haulout.MaintenanceV1alpha1().Evacuations(namespace)
+}
+
+// Pods are those of a namespace.
+func (c Clients) Pods(namespace string) typedcorev1.PodInterface {
+	return c.Kube.CoreV1().Pods(namespace)
+}
+
+// Nodes are the nodes.
+func (c Clients) Nodes() typedcorev1.NodeInterface { return c.Kube.CoreV1().Nodes() }
+
+// getter reads objects of one kind.
+type getter[T any] interface {
+	Get(context.Context, string, metav1.GetOptions) (T, error)
+}
+
+// Until waits until an object can be read of which a condition is true, and returns it.
+func Until[T any](tb testing.TB, what string, objects getter[T], name string, is func(T) bool) T {
+	tb.Helper()
+	var found T
+	Eventually(tb, what, func(ctx context.Context) (bool, error) {
+		var err error
+		found, err = objects.Get(ctx, name, metav1.GetOptions{})
+		return err == nil && is(found), err
+	})
+	return found
+}
+
+// UntilGone waits until there is no object of a name.
+func UntilGone[T any](tb testing.TB, what string, objects getter[T], name string) {
+	tb.Helper()
+	Eventually(tb, what, func(ctx context.Context) (bool, error) {
+		_, err := objects.Get(ctx, name, metav1.GetOptions{})
+		return apierrors.IsNotFound(err), nil
+	})
 }
 
 // Eventually waits until check is true. Its errors are taken for passing faults; the last one is

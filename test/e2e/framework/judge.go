@@ -4,15 +4,24 @@
 package framework
 
 import (
+	"bytes"
+	"encoding/json"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/component-base/metrics/testutil"
 
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/oracle"
 )
 
@@ -46,9 +55,7 @@ func Full(tb testing.TB) bool {
 		return false
 	}
 	full, err := strconv.ParseBool(value)
-	if err != nil {
-		tb.Fatalf("%s=%q: must be one of 1, true, 0, false", fullVariable, value)
-	}
+	must.True(tb, err == nil, "%s=%q: must be one of 1, true, 0, false", fullVariable, value)
 	return full
 }
 
@@ -67,21 +74,13 @@ func (c *Cluster) Record(tb testing.TB, scope oracle.Scope) *oracle.Recorder {
 	tb.Helper()
 	scope.AuditLog = c.AuditLogFile()
 	admin := c.As(tb)
-	recorder, err := oracle.Start(tb.Context(), admin.Kube, admin.Haulout, scope)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return recorder
+	return must.Get(oracle.Start(tb.Context(), admin.Kube, admin.Haulout, scope))(tb)
 }
 
 // AuditLog is the log of kube-apiserver of who evicts and deletes pods, from now on.
 func (c *Cluster) AuditLog(tb testing.TB) oracle.Log {
 	tb.Helper()
-	log, err := oracle.OpenLog(c.AuditLogFile())
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return log
+	return must.Get(oracle.OpenLog(c.AuditLogFile()))(tb)
 }
 
 // AuditLogFile is the file to which kube-apiserver writes who evicts and deletes pods.
@@ -102,4 +101,121 @@ func Accept(tb testing.TB, found []string, err error) {
 	if more := len(found) - most; more > 0 {
 		tb.Errorf("and %d more", more)
 	}
+}
+
+const (
+	// lastLines is how much of what is long goes into the output of a failed test.
+	lastLines = 60
+	// diagnoses is for how many tests that is done in a run: one failure may bring many others.
+	diagnoses = 3
+)
+
+// Diagnose writes to the output of a test that failed what the cluster looks like, since the
+// cluster is gone by the time a developer reads that. It has to be called before anything is put
+// away.
+func (c *Cluster) Diagnose(tb testing.TB) {
+	tb.Helper()
+	if _, again := c.diagnosed.LoadOrStore(tb.Name(), true); again || c.diagnoses.Add(1) > diagnoses {
+		return
+	}
+	for _, look := range []string{
+		"get nodemaintenances -o yaml", "get evacuations -A -o wide",
+		"get pods -A -o wide --sort-by=.metadata.creationTimestamp",
+		"get deployments,replicasets,daemonsets,poddisruptionbudgets -A -o wide",
+		"get nodes -o custom-columns=NAME:.metadata.name,UNSCHEDULABLE:.spec.unschedulable," +
+			"TAINTS:.spec.taints[*].key," +
+			"READY:.status.conditions[?(@.type==\"Ready\")].status",
+		"get events -A --sort-by=.metadata.creationTimestamp",
+	} {
+		// A test may fail since one of the servers does not answer.
+		out, errOut, err := c.kubectl(background(), "", append(strings.Fields(look), "--request-timeout=5s")...)
+		limit := lastLines
+		if strings.HasSuffix(look, "yaml") {
+			limit = 4 * lastLines
+		}
+		tb.Logf("cluster: kubectl %s (%v):\n%s%s", look, err, last(out, limit), errOut)
+	}
+	for _, name := range []string{"haulout-apiserver", "kube-scheduler", "kwok"} {
+		content, err := os.ReadFile(filepath.Join(c.dir, "logs", name+".log"))
+		lines := bytes.Split(content, []byte("\n"))
+		lines = slices.DeleteFunc(lines, func(line []byte) bool { return bytes.Contains(line, []byte("FLAG: --")) })
+		tb.Logf("cluster: the end of the log of %s (%v):\n%s",
+			name, err, last(string(bytes.Join(lines, []byte("\n"))), lastLines))
+	}
+}
+
+// last returns the last lines of a text.
+func last(text string, lines int) string {
+	all := strings.SplitAfter(strings.TrimRight(text, "\n"), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "")
+}
+
+// Metrics are what a server measures, by the names of the samples.
+type Metrics testutil.Metrics
+
+// ScrapeServer reads what haulout-apiserver measures: from itself, past the aggregator, which
+// passes on the API only.
+func (c *Cluster) ScrapeServer(tb testing.TB) (Metrics, error) {
+	tb.Helper()
+	return c.scrapeProcess(tb, "haulout-apiserver")
+}
+
+// ScrapeScheduler returns the metrics of the scheduler, stock or ours.
+func (c *Cluster) ScrapeScheduler(tb testing.TB) (Metrics, error) {
+	tb.Helper()
+	return c.scrapeProcess(tb, "kube-scheduler")
+}
+
+func (c *Cluster) scrapeProcess(tb testing.TB, process string) (Metrics, error) {
+	tb.Helper()
+	content, err := os.ReadFile(filepath.Join(c.dir, "state.json"))
+	if err != nil {
+		return nil, err
+	}
+	var state struct {
+		Ports map[string]int `json:"ports"`
+	}
+	if err := json.Unmarshal(content, &state); err != nil {
+		return nil, err
+	}
+	config := rest.CopyConfig(c.As(tb).Config)
+	config.Host = fmt.Sprintf("https://127.0.0.1:%d", state.Ports[process])
+	// Its certificate is not the cluster's; nothing but figures comes from there.
+	config.Insecure, config.CAData, config.CAFile = true, nil, ""
+	return scrape(tb, config)
+}
+
+// ScrapeHost reads what kube-apiserver measures.
+func (c *Cluster) ScrapeHost(tb testing.TB) (Metrics, error) {
+	tb.Helper()
+	return scrape(tb, c.As(tb).Config)
+}
+
+func scrape(tb testing.TB, config *rest.Config) (Metrics, error) {
+	tb.Helper()
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	text, err := client.Discovery().RESTClient().Get().AbsPath("/metrics").Do(tb.Context()).Raw()
+	if err != nil {
+		return nil, err
+	}
+	metrics := testutil.NewMetrics()
+	return Metrics(metrics), testutil.ParseMetrics(string(text), &metrics)
+}
+
+// Sum adds up the samples of a name that have the given labels, each as a name and a value.
+func (m Metrics) Sum(name string, labels ...string) float64 {
+	var sum float64
+	for _, sample := range m[name] {
+		matches := true
+		for i := 0; i < len(labels); i += 2 {
+			matches = matches && string(sample.Metric[testutil.LabelName(labels[i])]) == labels[i+1]
+		}
+		if matches {
+			sum += float64(sample.Value)
+		}
+	}
+	return sum
 }

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 
+	admissionv1 "k8s.io/api/admission/v1"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -23,6 +25,9 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/must"
+	"haulout.dev/haulout/test/internal/webhook"
 )
 
 // Pool is the label by which the nodes of a test are told from all others.
@@ -49,14 +54,12 @@ func (c *Cluster) NewNodes(tb testing.TB, pool string, simulated bool, names ...
 	tb.Helper()
 	admin := c.As(tb)
 	forAll(tb, names, func(name string) error {
-		_, err := admin.Kube.CoreV1().Nodes().Create(tb.Context(), newNode(name, pool, simulated),
-			metav1.CreateOptions{})
+		_, err := admin.Nodes().Create(tb.Context(), newNode(name, pool, simulated), metav1.CreateOptions{})
 		return err
 	})
 	tb.Cleanup(func() {
 		forAll(tb, names, func(name string) error {
-			err := admin.Kube.CoreV1().Nodes().Delete(background(), name,
-				metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
+			err := admin.Nodes().Delete(background(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)})
 			if apierrors.IsNotFound(err) {
 				return nil
 			}
@@ -65,7 +68,7 @@ func (c *Cluster) NewNodes(tb testing.TB, pool string, simulated bool, names ...
 	})
 	if simulated {
 		Eventually(tb, "the nodes of the pool are ready", func(ctx context.Context) (bool, error) {
-			list, err := admin.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: Pool + "=" + pool})
+			list, err := admin.Nodes().List(ctx, metav1.ListOptions{LabelSelector: Pool + "=" + pool})
 			if err != nil {
 				return false, err
 			}
@@ -110,9 +113,7 @@ func forAll(tb testing.TB, names []string, f func(string) error) {
 		})
 	}
 	wg.Wait()
-	if err := errors.Join(errs...); err != nil {
-		tb.Fatal(err)
-	}
+	must.Do(tb, errors.Join(errs...))
 }
 
 // newNode returns a node that takes no pods but those of its pool's tests.
@@ -137,10 +138,8 @@ func (c *Cluster) NewNamespace(tb testing.TB) string {
 	tb.Helper()
 	admin := c.As(tb)
 	name := Name("e2e")
-	if _, err := admin.Kube.CoreV1().Namespaces().Create(tb.Context(),
-		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
-		tb.Fatal(err)
-	}
+	must.Get(admin.Kube.CoreV1().Namespaces().Create(tb.Context(),
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))(tb)
 	tb.Cleanup(func() {
 		if err := admin.Kube.CoreV1().Namespaces().Delete(background(), name, metav1.DeleteOptions{}); err != nil &&
 			!apierrors.IsNotFound(err) {
@@ -170,10 +169,8 @@ func (c *Cluster) PodOn(tb testing.TB, namespace, name, pool, node string, modif
 	for _, m := range modify {
 		m(pod)
 	}
-	pods := c.As(tb).Kube.CoreV1().Pods(namespace)
-	if _, err := pods.Create(tb.Context(), pod, metav1.CreateOptions{}); err != nil {
-		tb.Fatal(err)
-	}
+	pods := c.As(tb).Pods(namespace)
+	must.Get(pods.Create(tb.Context(), pod, metav1.CreateOptions{}))(tb)
 	var running *corev1.Pod
 	Eventually(tb, "pod "+name+" runs", func(ctx context.Context) (bool, error) {
 		var err error
@@ -198,11 +195,11 @@ func (c *Cluster) PodsOn(tb testing.TB, namespace, pool string, pods ...*corev1.
 		byName[pod.Name], names[i] = pod, pod.Name
 	}
 	forAll(tb, names, func(name string) error {
-		_, err := admin.Kube.CoreV1().Pods(namespace).Create(tb.Context(), byName[name], metav1.CreateOptions{})
+		_, err := admin.Pods(namespace).Create(tb.Context(), byName[name], metav1.CreateOptions{})
 		return err
 	})
 	Eventually(tb, "the pods run", func(ctx context.Context) (bool, error) {
-		list, err := admin.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		list, err := admin.Pods(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return false, err
 		}
@@ -221,11 +218,9 @@ func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 	tb.Helper()
 	classes := c.As(tb).Kube.SchedulingV1().PriorityClasses()
 	name := Name(fmt.Sprintf("priority-%d", priority))
-	if _, err := classes.Create(tb.Context(),
+	must.Get(classes.Create(tb.Context(),
 		&schedulingv1.PriorityClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Value: priority},
-		metav1.CreateOptions{}); err != nil {
-		tb.Fatal(err)
-	}
+		metav1.CreateOptions{}))(tb)
 	tb.Cleanup(func() {
 		// A policy of haulout-scheduler keeps classes with a threshold, which is an annotation.
 		if _, err := classes.Patch(background(), name, types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`), metav1.PatchOptions{}); err != nil {
@@ -239,7 +234,7 @@ func (c *Cluster) PriorityClass(tb testing.TB, priority int32) string {
 	Eventually(tb, "priority class "+name+" is known", func(ctx context.Context) (bool, error) {
 		probe := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "probe"}, Spec: PodSpec("none")}
 		probe.Spec.PriorityClassName = name
-		_, err := c.As(tb).Kube.CoreV1().Pods(metav1.NamespaceDefault).Create(ctx, probe, metav1.CreateOptions{
+		_, err := c.As(tb).Pods(metav1.NamespaceDefault).Create(ctx, probe, metav1.CreateOptions{
 			DryRun: []string{metav1.DryRunAll},
 		})
 		return err == nil, err
@@ -274,9 +269,7 @@ func (c *Cluster) Deployment(
 		m(d)
 	}
 	deployments := c.As(tb).Kube.AppsV1().Deployments(namespace)
-	if _, err := deployments.Create(tb.Context(), d, metav1.CreateOptions{}); err != nil {
-		tb.Fatal(err)
-	}
+	must.Get(deployments.Create(tb.Context(), d, metav1.CreateOptions{}))(tb)
 	Eventually(tb, "deployment "+name+" is available", func(ctx context.Context) (bool, error) {
 		var err error
 		d, err = deployments.Get(ctx, name, metav1.GetOptions{})
@@ -290,15 +283,13 @@ func (c *Cluster) Deployment(
 func (c *Cluster) Budget(tb testing.TB, namespace, name string, maxUnavailable int) {
 	tb.Helper()
 	budgets := c.As(tb).Kube.PolicyV1().PodDisruptionBudgets(namespace)
-	if _, err := budgets.Create(tb.Context(), &policyv1.PodDisruptionBudget{
+	must.Get(budgets.Create(tb.Context(), &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			Selector:       &metav1.LabelSelector{MatchLabels: map[string]string{"app": name}},
 			MaxUnavailable: ptr.To(intstr.FromInt(maxUnavailable)),
 		},
-	}, metav1.CreateOptions{}); err != nil {
-		tb.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(tb)
 	Eventually(tb, "budget "+name+" is computed", func(ctx context.Context) (bool, error) {
 		b, err := budgets.Get(ctx, name, metav1.GetOptions{})
 		return err == nil && b.Status.ObservedGeneration == b.Generation && b.Status.ExpectedPods > 0, err
@@ -309,33 +300,22 @@ func (c *Cluster) Budget(tb testing.TB, namespace, name string, maxUnavailable i
 func Maintenance(
 	pool string, stage v1alpha1.NodeMaintenanceStage, modify ...func(*v1alpha1.NodeMaintenance),
 ) *v1alpha1.NodeMaintenance {
-	nm := &v1alpha1.NodeMaintenance{
+	return build.With(&v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: Name("nm")},
 		Spec:       v1alpha1.NodeMaintenanceSpec{Stage: stage, NodeSelector: Select(Pool, pool)},
-	}
-	for _, m := range modify {
-		m(nm)
-	}
-	return nm
+	}, modify...)
 }
 
 // Select returns a selector of the nodes with one of the values of a label.
 func Select(key string, values ...string) *corev1.NodeSelector {
-	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-		MatchExpressions: []corev1.NodeSelectorRequirement{
-			{Key: key, Operator: corev1.NodeSelectorOpIn, Values: values},
-		},
-	}}}
+	return build.Labelled(key, values...)
 }
 
 // Create makes a NodeMaintenance as the administrator; it is completed and removed with the test.
 func (c *Cluster) Create(tb testing.TB, nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
 	tb.Helper()
-	maintenances := c.As(tb).Haulout.MaintenanceV1alpha1().NodeMaintenances()
-	created, err := maintenances.Create(tb.Context(), nm, metav1.CreateOptions{})
-	if err != nil {
-		tb.Fatal(err)
-	}
+	maintenances := c.As(tb).Maintenances()
+	created := must.Get(maintenances.Create(tb.Context(), nm, metav1.CreateOptions{}))(tb)
 	tb.Cleanup(func() {
 		if tb.Failed() {
 			c.Diagnose(tb)
@@ -348,7 +328,7 @@ func (c *Cluster) Create(tb testing.TB, nm *v1alpha1.NodeMaintenance) *v1alpha1.
 // Remove deletes a NodeMaintenance, if there is one, and waits until it has released its nodes.
 func (c *Cluster) Remove(tb testing.TB, name string) {
 	tb.Helper()
-	maintenances := c.As(tb).Haulout.MaintenanceV1alpha1().NodeMaintenances()
+	maintenances := c.As(tb).Maintenances()
 	ctx, cancel := context.WithTimeout(background(), 3*Timeout)
 	defer cancel()
 	if err := maintenances.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
@@ -375,4 +355,21 @@ func (c *Cluster) Remove(tb testing.TB, name string) {
 		}
 	}
 	tb.Errorf("NodeMaintenance %s does not go away", name)
+}
+
+// Webhook has a validating webhook decide about requests in a namespace, until the test ends. What
+// decide returns is the answer of a denied request; nil allows it. API servers know of the webhook
+// a moment later: the caller waits until a request is denied.
+func (c *Cluster) Webhook(
+	tb testing.TB, namespace string, rule admissionregistrationv1.RuleWithOperations,
+	decide func(*admissionv1.AdmissionRequest) *metav1.Status,
+) {
+	tb.Helper()
+	stop := must.Get(webhook.Webhook{Name: Name("e2e"), Namespace: namespace, Rule: rule, Decide: decide}.
+		Start(tb.Context(), c.As(tb).Kube))(tb)
+	tb.Cleanup(func() {
+		if err := stop(background()); err != nil {
+			tb.Error(err)
+		}
+	})
 }

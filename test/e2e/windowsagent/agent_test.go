@@ -20,6 +20,8 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -187,10 +189,7 @@ func checkStatuses(t *testing.T, statuses []status) {
 // maintenance returns the NodeMaintenance of the shutdown of the node.
 func (n *node) maintenance(t *testing.T) *v1alpha1.NodeMaintenance {
 	t.Helper()
-	list, err := cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(cluster.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().List(t.Context(), metav1.ListOptions{}))(t)
 	for i := range list.Items {
 		if strings.HasPrefix(list.Items[i].Name, "shutdown-"+n.name+"-") && list.Items[i].Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
 			t.Cleanup(func() { cluster.Remove(t, list.Items[i].Name) })
@@ -206,14 +205,8 @@ func (n *node) maintenance(t *testing.T) *v1alpha1.NodeMaintenance {
 func watchPods(t *testing.T, namespace string) func() []string {
 	t.Helper()
 	pods := cluster.As(t).Kube.CoreV1().Pods(namespace)
-	list, err := pods.List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	watcher, err := pods.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(pods.List(t.Context(), metav1.ListOptions{}))(t)
+	watcher := must.Get(pods.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion}))(t)
 	done := make(chan []string, 1)
 	go func() {
 		var left []string
@@ -257,10 +250,7 @@ func testOffline(t *testing.T, n *node) {
 	for i, pod := range pods {
 		entries = append(entries, entry{Namespace: namespace, Name: pod.Name, UID: string(pod.UID), Takes: 300 * (i + 1)})
 	}
-	content, err := json.Marshal(entries)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(json.Marshal(entries))(t)
 	n.write(`C:\test\pods.json`, content)
 	errors := n.start("runtime", pipe, `C:\test\pods.json`, `C:\test\runtime.log`)
 	framework.Eventually(t, "the runtime listens and the agent has stored the pods", func(context.Context) (bool, error) {
@@ -284,9 +274,7 @@ func testOffline(t *testing.T, n *node) {
 	}
 	var kubelet status
 	n.helper(&kubelet, "status", "kubelet")
-	if kubelet.State != stopped {
-		t.Errorf("the kubelet has state %d, want %d", kubelet.State, stopped)
-	}
+	is.Equal(t, kubelet.State, stopped, "the kubelet has state")
 
 	n.switchOff()
 	n.switchOn("--restart")
@@ -333,10 +321,7 @@ func testStopAndUpdate(t *testing.T, n *node) {
 		return n.order() == `["haulout-node-agent"]`, nil
 	})
 	// An update replaces a program that runs, and a configuration.
-	program, err := os.ReadFile(n.path(`C:\test\agent.exe`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := must.Get(os.ReadFile(n.path(`C:\test\agent.exe`)))(t)
 	n.write(`C:\test\agent.exe`, append(program, 0))
 	n.write(configFile, fmt.Appendf(nil, agentConfig, 2*maxDelay, n.metrics))
 	if out := n.run("agent.exe", "install", "--config="+configFile); !strings.Contains(out, "installed and runs") {

@@ -8,6 +8,8 @@ import (
 	"debug/pe"
 	"encoding/binary"
 	"testing"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // Where the parts of the library are: the headers, then one section with the table of exports.
@@ -80,17 +82,11 @@ func forwardingDLL(name, function, target string) []byte {
 }
 
 func TestForwardingDLL(t *testing.T) {
-	file, err := pe.NewFile(bytes.NewReader(forwardingDLL("a.dll", "Function", "other.Name")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(pe.NewFile(bytes.NewReader(forwardingDLL("a.dll", "Function", "other.Name"))))(t)
 	if len(file.Sections) != 1 || file.Machine != pe.IMAGE_FILE_MACHINE_AMD64 {
 		t.Errorf("the file has %d sections for machine %#x, want one for %#x", len(file.Sections), file.Machine, pe.IMAGE_FILE_MACHINE_AMD64)
 	}
-	data, err := file.Sections[0].Data()
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(file.Sections[0].Data())(t)
 	for _, text := range []string{"a.dll\x00", "Function\x00", "other.Name\x00"} {
 		if !bytes.Contains(data, []byte(text)) {
 			t.Errorf("the exports have no %q", text)

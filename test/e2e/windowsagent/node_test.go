@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/clientcmd/api"
 
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -82,10 +83,7 @@ func newNode(t *testing.T) *node {
 
 func freePort(t *testing.T) int {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	return listener.Addr().(*net.TCPAddr).Port
 }
@@ -94,10 +92,7 @@ func freePort(t *testing.T) int {
 func nodeKubeconfig(t *testing.T, name string) []byte {
 	t.Helper()
 	block := func(file string) []byte {
-		content, err := os.ReadFile(filepath.Join(cluster.Dir(), "pki", file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Get(os.ReadFile(filepath.Join(cluster.Dir(), "pki", file)))(t)
 		first, _ := pem.Decode(content)
 		return first.Bytes
 	}
@@ -112,37 +107,21 @@ func nodeKubeconfig(t *testing.T, name string) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		Subject:  pkix.Name{CommonName: "system:node:" + name, Organization: []string{"system:nodes"}},
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
-	certificate, err := x509.CreateCertificate(rand.Reader, template, ca, key.Public(), caKey.(crypto.Signer))
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyBytes, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config, err := clientcmd.LoadFromFile(cluster.Kubeconfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	certificate := must.Get(x509.CreateCertificate(rand.Reader, template, ca, key.Public(), caKey.(crypto.Signer)))(t)
+	keyBytes := must.Get(x509.MarshalECPrivateKey(key))(t)
+	config := must.Get(clientcmd.LoadFromFile(cluster.Kubeconfig()))(t)
 	user := config.Contexts[config.CurrentContext].AuthInfo
 	config.AuthInfos[user] = &api.AuthInfo{
 		ClientCertificateData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}),
 		ClientKeyData:         pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: keyBytes}),
 	}
-	content, err := clientcmd.Write(*config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return content
+	return must.Get(clientcmd.Write(*config))(t)
 }
 
 // condition returns a condition of the node.

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -40,9 +41,7 @@ func newMachine(tb testing.TB) *machine {
 	tb.Helper()
 	m := &machine{tb: tb, dir: tb.TempDir()}
 	for _, folder := range []string{m.prefix(), filepath.Join(m.dir, "home")} {
-		if err := os.Mkdir(folder, 0o700); err != nil {
-			tb.Fatal(err)
-		}
+		must.Do(tb, os.Mkdir(folder, 0o700))
 	}
 	tb.Cleanup(m.switchOff)
 	m.switchOn("--init")
@@ -74,12 +73,8 @@ func (m *machine) path(file string) string {
 func (m *machine) write(file string, content []byte) {
 	m.tb.Helper()
 	path := m.path(file)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		m.tb.Fatal(err)
-	}
-	if err := os.WriteFile(path, content, 0o644); err != nil {
-		m.tb.Fatal(err)
-	}
+	must.Do(m.tb, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.Do(m.tb, os.WriteFile(path, content, 0o644))
 }
 
 func (m *machine) read(file string) string {
@@ -105,9 +100,7 @@ func (m *machine) command(ctx context.Context, program string, args ...string) *
 func (m *machine) switchOn(argument string) {
 	m.tb.Helper()
 	m.server = m.command(context.Background(), wineServer, "--foreground", "--persistent")
-	if err := m.server.Start(); err != nil {
-		m.tb.Fatal(err)
-	}
+	must.Do(m.tb, m.server.Start())
 	m.ended = make(chan struct{})
 	go func() {
 		defer close(m.ended)
@@ -116,10 +109,7 @@ func (m *machine) switchOn(argument string) {
 	ctx, cancel := context.WithTimeout(context.Background(), commandTimeout)
 	defer cancel()
 	// What it starts and leaves behind would keep a pipe open.
-	out, err := os.Create(filepath.Join(m.dir, "wineboot.log"))
-	if err != nil {
-		m.tb.Fatal(err)
-	}
+	out := must.Get(os.Create(filepath.Join(m.dir, "wineboot.log")))(m.tb)
 	defer out.Close()
 	cmd := m.command(ctx, wineLoader, "wineboot", argument)
 	cmd.Stdout, cmd.Stderr = out, out
@@ -163,19 +153,13 @@ func (m *machine) try(program string, args ...string) (string, error) {
 // run is try for programs that have to succeed.
 func (m *machine) run(program string, args ...string) string {
 	m.tb.Helper()
-	out, err := m.try(program, args...)
-	if err != nil {
-		m.tb.Fatal(err)
-	}
-	return out
+	return must.Get(m.try(program, args...))(m.tb)
 }
 
 // helper runs the helper and decodes the line of JSON that it prints.
 func (m *machine) helper(into any, args ...string) {
 	m.tb.Helper()
-	if err := json.Unmarshal([]byte(m.run("helper.exe", args...)), into); err != nil {
-		m.tb.Fatal(err)
-	}
+	must.Do(m.tb, json.Unmarshal([]byte(m.run("helper.exe", args...)), into))
 }
 
 // start starts a program that stays. It ends with the machine.
@@ -184,9 +168,7 @@ func (m *machine) start(args ...string) *bytes.Buffer {
 	var out bytes.Buffer
 	cmd := m.command(context.Background(), wineLoader, append([]string{`C:\test\helper.exe`}, args...)...)
 	cmd.Stderr = &out
-	if err := cmd.Start(); err != nil {
-		m.tb.Fatal(err)
-	}
+	must.Do(m.tb, cmd.Start())
 	go func() { _ = cmd.Wait() }()
 	return &out
 }
@@ -217,13 +199,8 @@ func (m *machine) watch(service string) (wait func() []status) {
 	m.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*commandTimeout)
 	cmd := m.command(ctx, wineLoader, `C:\test\helper.exe`, "watch", service)
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		m.tb.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		m.tb.Fatal(err)
-	}
+	out := must.Get(cmd.StdoutPipe())(m.tb)
+	must.Do(m.tb, cmd.Start())
 	seen := make(chan []status, 1)
 	first := make(chan struct{})
 	go func() {

@@ -15,6 +15,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // Authority issues certificates for a test.
@@ -29,47 +31,29 @@ type Authority struct {
 // New returns an authority that is valid for an hour.
 func New(tb testing.TB) Authority {
 	tb.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(tb)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"},
 		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))(tb)
+	cert := must.Get(x509.ParseCertificate(der))(tb)
 	return Authority{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), cert, key}
 }
 
 // Issue returns a certificate for a client, and for a server at the addresses, in PEM.
 func (a Authority) Issue(tb testing.TB, name string, addresses []net.IP) (cert, key []byte) {
 	tb.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+	private := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(tb)
+	der := must.Get(x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
 		NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		IPAddresses: addresses,
-	}, a.cert, &private.PublicKey, a.key)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	encoded, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	}, a.cert, &private.PublicKey, a.key))(tb)
+	encoded := must.Get(x509.MarshalPKCS8PrivateKey(private))(tb)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: encoded})
 }

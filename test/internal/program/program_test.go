@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func shell(environment ...string) Program { return Program{Path: "/bin/sh", Environment: environment} }
@@ -19,14 +21,8 @@ func TestRunReturnsBothOutputs(t *testing.T) {
 	t.Setenv("GIVEN", "overridden")
 	p := shell("GIVEN=here")
 	p.Dir = t.TempDir()
-	got, err := p.Run(t.Context(), "-c", `echo "$GIVEN"; echo there >&2; pwd -P`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, err := filepath.EvalSymlinks(p.Dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(p.Run(t.Context(), "-c", `echo "$GIVEN"; echo there >&2; pwd -P`))(t)
+	dir := must.Get(filepath.EvalSymlinks(p.Dir))(t)
 	if want := "here\nthere\n" + dir + "\n"; got.Output != want {
 		t.Errorf("printed %q, want %q", got.Output, want)
 	}

@@ -29,6 +29,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // outcome returns the result of a request: "" if it is admitted, else the reason of the error, with
@@ -142,9 +144,7 @@ func TestAdmitSetsLabelsAndNodeNameOfThePod(t *testing.T) {
 		e.Labels = map[string]string{"app": "mine", "mine": "yes"}
 		e.Spec.NodeName = "node-8"
 	})
-	if _, err := f.admit(request{object: evacuation}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.admit(request{object: evacuation}))(t)
 	if want := map[string]string{"app": "web", "mine": "yes"}; !maps.Equal(evacuation.Labels, want) {
 		t.Errorf("got labels %v, want %v", evacuation.Labels, want)
 	}
@@ -186,10 +186,7 @@ func TestAdmitCopiesLabelsUpToALimit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t, nil, nil, tt.pod)
 			evacuation := newEvacuation()
-			warnings, err := f.admit(request{user: server, object: evacuation})
-			if err != nil {
-				t.Fatal(err)
-			}
+			warnings := must.Get(f.admit(request{user: server, object: evacuation}))(t)
 			if len(evacuation.Labels) != tt.want || strings.Join(warnings, "\n") != tt.warn {
 				t.Errorf("got %d labels and warnings %q, want %d and %q",
 					len(evacuation.Labels), warnings, tt.want, tt.warn)
@@ -237,9 +234,7 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 	evacuators := func() []maintenance.Evacuator {
 		t.Helper()
 		evacuation := newEvacuation()
-		if _, err := f.admit(request{object: evacuation}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(f.admit(request{object: evacuation}))(t)
 		return evacuation.Spec.Evacuators
 	}
 	for range 3 {
@@ -255,9 +250,7 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 	// evacuator.
 	update := func(resource schema.GroupVersionResource, object runtime.Object) {
 		t.Helper()
-		if err := f.client.Tracker().Update(resource, object, "blue"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.client.Tracker().Update(resource, object, "blue"))
 	}
 	deployment, replicaSet = newDeployment()
 	deployment.UID, replicaSet.UID = "new", "new-too"
@@ -291,15 +284,11 @@ func TestConcurrentRequestsReadTheOwnerOnce(t *testing.T) {
 					return owner, nil
 				},
 			)
-			if got != owner || err != nil {
-				t.Errorf("got %v, %v, want the owner", got, err)
-			}
+			is.True(t, got == owner && err == nil, "got %v, %v, want the owner", got, err)
 		})
 	}
 	wg.Wait()
-	if got := reads.Load(); got != 1 {
-		t.Errorf("got %d reads, want 1", got)
-	}
+	is.Equal(t, reads.Load(), 1, "reads")
 
 	// A caller whose request is cancelled does not cancel the read for the others.
 	ctx, cancel := context.WithCancel(t.Context())
@@ -318,9 +307,7 @@ func TestConcurrentRequestsReadTheOwnerOnce(t *testing.T) {
 	}
 	close(release)
 	got, err := recent(t.Context(), memo, key, func(context.Context) (*appsv1.DaemonSet, error) { return owner, nil })
-	if got != owner || err != nil {
-		t.Errorf("got %v, %v, want the owner", got, err)
-	}
+	is.True(t, got == owner && err == nil, "got %v, %v, want the owner", got, err)
 }
 
 func TestOwnersWithoutSurgeAreReadOncePerTTL(t *testing.T) {
@@ -338,9 +325,7 @@ func TestOwnersWithoutSurgeAreReadOncePerTTL(t *testing.T) {
 	evacuators := func() []maintenance.Evacuator {
 		t.Helper()
 		evacuation := newEvacuation()
-		if _, err := f.admit(request{object: evacuation}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(f.admit(request{object: evacuation}))(t)
 		return evacuation.Spec.Evacuators
 	}
 	for range 3 {
@@ -348,15 +333,10 @@ func TestOwnersWithoutSurgeAreReadOncePerTTL(t *testing.T) {
 			t.Fatalf("got evacuators %v, want none", got)
 		}
 	}
-	if reads["replicasets"] != 1 || reads["deployments"] != 1 {
-		t.Errorf("got reads %v, want one of each owner", reads)
-	}
+	is.True(t, reads["replicasets"] == 1 && reads["deployments"] == 1, "got reads %v, want one of each owner", reads)
 
 	deployment.Annotations = nil
-	if err := f.client.Tracker().Update(appsv1.SchemeGroupVersion.WithResource("deployments"), deployment,
-		"blue"); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.client.Tracker().Update(appsv1.SchemeGroupVersion.WithResource("deployments"), deployment, "blue"))
 	now.Step(optedOutTTL + time.Millisecond)
 	if got := evacuators(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
 		t.Errorf("got evacuators %v after optedOutTTL, want deployment.apps.k8s.io", got)

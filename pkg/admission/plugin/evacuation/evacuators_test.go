@@ -17,6 +17,8 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // evacuator returns an evacuator with the role of its priority.
@@ -29,6 +31,9 @@ func evacuator(class string, priority int32) maintenance.Evacuator {
 }
 
 func TestAdmitEvacuators(t *testing.T) {
+	type list = []maintenance.Evacuator
+	const classA = "a.example.com"
+	a5 := evacuator(classA, 5)
 	const (
 		deploymentClass = "deployment.apps.k8s.io"
 		daemonSetClass  = "daemonset.apps.k8s.io"
@@ -60,7 +65,9 @@ func TestAdmitEvacuators(t *testing.T) {
 	byDaemonSet := ownedBy("apps/v1", "DaemonSet", "agent", "daemonset")
 	byNode := ownedBy("v1", "Node", "node-7", "node")
 	relabelled := func(pod *corev1.Pod) { pod.Labels = map[string]string{"app": "other"} }
-	pods := newPod
+	pods, scale := newPod, []string{scaleWeb}
+	toDeployment, a50 := list{evacuator(deploymentClass, 10000)}, list{evacuator(classA, 50)}
+	daemonSet10000, says50, b50 := evacuator(daemonSetClass, 10000), annotated(classA, "50"), annotated("b.example.com", "50")
 
 	tests := map[string]struct {
 		builtIn  []string
@@ -75,45 +82,37 @@ func TestAdmitEvacuators(t *testing.T) {
 	}{
 		"a bare pod has no evacuator": {builtIn: all, pod: pods()},
 
-		"a pod of a Deployment": {
-			builtIn: all, pod: pods(byReplicaSet), allowed: []string{scaleWeb},
-			want: []maintenance.Evacuator{evacuator(deploymentClass, 10000)},
-		},
+		"a pod of a Deployment": {builtIn: all, pod: pods(byReplicaSet), allowed: scale, want: toDeployment},
 		"a pod of a Deployment, and the server creates": {
-			builtIn: all, pod: pods(byReplicaSet), user: request{user: server},
-			want: []maintenance.Evacuator{evacuator(deploymentClass, 10000)},
+			builtIn: all, pod: pods(byReplicaSet), user: request{user: server}, want: toDeployment,
 		},
 		"a pod of a Deployment that the user may not scale": {builtIn: all, pod: pods(byReplicaSet), warnings: 1},
 		"a pod of a Deployment with surge disabled": {
-			builtIn: all, pod: pods(ownedBy("apps/v1", "ReplicaSet", "fixed-6b59", "fixed-replicaset")),
-			allowed: []string{scaleWeb},
+			builtIn: all, pod: pods(ownedBy("apps/v1", "ReplicaSet", "fixed-6b59", "fixed-replicaset")), allowed: scale,
 		},
 		"a pod of a Deployment, and its evacuator is disabled": {
-			builtIn: []string{daemonSetClass}, pod: pods(byReplicaSet), allowed: []string{scaleWeb},
+			builtIn: []string{daemonSetClass}, pod: pods(byReplicaSet), allowed: scale,
 		},
 		"a pod whose owner reference has another UID than the ReplicaSet": {
-			builtIn: all, allowed: []string{scaleWeb}, pod: pods(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "old")),
+			builtIn: all, allowed: scale, pod: pods(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "old")),
 		},
 		"a pod whose ReplicaSet does not exist": {
-			builtIn: all, allowed: []string{scaleWeb}, pod: pods(ownedBy("apps/v1", "ReplicaSet", "gone", "gone")),
+			builtIn: all, allowed: scale, pod: pods(ownedBy("apps/v1", "ReplicaSet", "gone", "gone")),
 		},
 		"a pod that the ReplicaSet does not select": {
-			builtIn: all, allowed: []string{scaleWeb}, pod: pods(byReplicaSet, relabelled),
+			builtIn: all, allowed: scale, pod: pods(byReplicaSet, relabelled),
 		},
 		"a ReplicaSet of another group": {
-			builtIn: all, allowed: []string{scaleWeb},
-			pod: pods(ownedBy("example.com/v1", "ReplicaSet", "web-6b59", "replicaset")),
+			builtIn: all, allowed: scale, pod: pods(ownedBy("example.com/v1", "ReplicaSet", "web-6b59", "replicaset")),
 		},
 		"an owner that is not the controller of the pod": {
-			builtIn: all, allowed: []string{scaleWeb},
+			builtIn: all, allowed: scale,
 			pod: pods(byReplicaSet, func(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }),
 		},
 		"an owner with an invalid apiVersion": {
 			builtIn: all, pod: pods(ownedBy("a/b/c", "ReplicaSet", "web-6b59", "replicaset")),
 		},
-		"a pod of a DaemonSet": {
-			builtIn: all, pod: pods(byDaemonSet), want: []maintenance.Evacuator{evacuator(daemonSetClass, 10000)},
-		},
+		"a pod of a DaemonSet": {builtIn: all, pod: pods(byDaemonSet), want: list{daemonSet10000}},
 		"a pod of a DaemonSet, and its evacuator is disabled": {
 			builtIn: []string{deploymentClass}, pod: pods(byDaemonSet),
 		},
@@ -121,16 +120,11 @@ func TestAdmitEvacuators(t *testing.T) {
 		"a pod whose owner reference has another UID than the DaemonSet": {
 			builtIn: all, pod: pods(ownedBy("apps/v1", "DaemonSet", "agent", "old")),
 		},
-		"a static pod": {
-			builtIn: all, pod: pods(byNode, mirror), want: []maintenance.Evacuator{evacuator(kubeletClass, 10000)},
-		},
+		"a static pod": {builtIn: all, pod: pods(byNode, mirror), want: list{evacuator(kubeletClass, 10000)}},
 		"a static pod, and its evacuator is disabled":      {builtIn: nil, pod: pods(byNode, mirror)},
 		"the annotation of a mirror pod without the owner": {builtIn: all, pod: pods(mirror)},
 		"the owner of a mirror pod without the annotation": {builtIn: all, pod: pods(byNode)},
-		"a mirror pod of a deleted node": {
-			builtIn: all,
-			pod:     pods(ownedBy("v1", "Node", "node-7", "old"), mirror),
-		},
+		"a mirror pod of a deleted node":                   {builtIn: all, pod: pods(ownedBy("v1", "Node", "node-7", "old"), mirror)},
 		"a static pod on a node without a node agent": {
 			builtIn: all,
 			pod:     pods(ownedBy("v1", "Node", "node-9", "plain"), mirror, func(p *corev1.Pod) { p.Spec.NodeName = "node-9" }),
@@ -140,90 +134,73 @@ func TestAdmitEvacuators(t *testing.T) {
 		},
 
 		"evacuators in annotations": {
-			pod:  pods(annotated("a.example.com", "50"), annotated("b.example.com", "10000/controller")),
-			want: []maintenance.Evacuator{evacuator("b.example.com", 10000), evacuator("a.example.com", 50)},
+			pod:  pods(says50, annotated("b.example.com", "10000/controller")),
+			want: list{evacuator("b.example.com", 10000), evacuator(classA, 50)},
 		},
 		"an evacuator in an annotation, and a built-in one": {
-			builtIn: all, pod: pods(byDaemonSet, annotated("a.example.com", "50")),
-			want: []maintenance.Evacuator{evacuator(daemonSetClass, 10000), evacuator("a.example.com", 50)},
+			builtIn: all, pod: pods(byDaemonSet, says50), want: list{daemonSet10000, evacuator(classA, 50)},
 		},
 		"a controller in an annotation replaces the built-in evacuator": {
-			builtIn: all, pod: pods(byDaemonSet, annotated("a.example.com", "10000/controller")),
-			want: []maintenance.Evacuator{evacuator("a.example.com", 10000)},
+			builtIn: all, pod: pods(byDaemonSet, annotated(classA, "10000/controller")),
+			want: list{evacuator(classA, 10000)},
 		},
 		"the priority in an annotation replaces that of the built-in evacuator": {
 			builtIn: all, pod: pods(byDaemonSet, annotated(daemonSetClass, "7")),
-			want: []maintenance.Evacuator{evacuator(daemonSetClass, 7)},
+			want: list{evacuator(daemonSetClass, 7)},
 		},
 		"a malformed annotation": {
-			pod:  pods(annotated("a.example.com", "high"), annotated("b.example.com", "5")),
-			want: []maintenance.Evacuator{evacuator("b.example.com", 5)}, events: 1, warnings: 1,
+			pod:  pods(annotated(classA, "high"), annotated("b.example.com", "5")),
+			want: list{evacuator("b.example.com", 5)}, events: 1, warnings: 1,
 		},
 		"a malformed annotation in a dry run": {
-			pod: pods(annotated("a.example.com", "high")), user: request{dryRun: true}, warnings: 1,
+			pod: pods(annotated(classA, "high")), user: request{dryRun: true}, warnings: 1,
 		},
 		"two controllers in annotations": {
-			pod:  pods(annotated("b.example.com", "10000/controller"), annotated("a.example.com", "10000/controller")),
-			want: []maintenance.Evacuator{evacuator("a.example.com", 10000)}, events: 1, warnings: 1,
+			pod:  pods(annotated("b.example.com", "10000/controller"), annotated(classA, "10000/controller")),
+			want: list{evacuator(classA, 10000)}, events: 1, warnings: 1,
 		},
 		"a reserved priority for a class of the domain of the controller": {
 			builtIn: all, pod: pods(byDaemonSet, annotated("before.apps.k8s.io", "10050")),
-			want: []maintenance.Evacuator{evacuator("before.apps.k8s.io", 10050), evacuator(daemonSetClass, 10000)},
+			want: list{evacuator("before.apps.k8s.io", 10050), daemonSet10000},
 		},
 		"a reserved priority for a class of another domain": {
 			builtIn: all, pod: pods(byDaemonSet, annotated("before.example.com", "10050")),
-			want: []maintenance.Evacuator{evacuator(daemonSetClass, 10000)}, events: 1, warnings: 1,
+			want: list{daemonSet10000}, events: 1, warnings: 1,
 		},
 		"a reserved priority without a controller": {
 			pod: pods(annotated("before.apps.k8s.io", "10050")), events: 1, warnings: 1,
 		},
 		"an annotation for the evacuator of Deployments": {
-			pod:     pods(annotated(deploymentClass, "10000/controller"), annotated("a.example.com", "5")),
+			pod:     pods(annotated(deploymentClass, "10000/controller"), annotated(classA, "5")),
 			allowed: []string{scaleAny},
-			want:    []maintenance.Evacuator{evacuator(deploymentClass, 10000), evacuator("a.example.com", 5)},
+			want:    list{evacuator(deploymentClass, 10000), a5},
 		},
 		"an annotation for the evacuator of Deployments, and the user may not scale": {
 			pod: pods(annotated(deploymentClass, "10000/controller"), annotated("before.apps.k8s.io", "10050"),
-				annotated("a.example.com", "5")),
-			want: []maintenance.Evacuator{evacuator("a.example.com", 5)}, warnings: 1,
+				annotated(classA, "5")),
+			want: list{a5}, warnings: 1,
 		},
 
 		"the client names an evacuator that it may assign": {
-			pod: pods(annotated("b.example.com", "50")), named: []maintenance.Evacuator{evacuator("a.example.com", 5)},
-			allowed: []string{assignA},
-			want:    []maintenance.Evacuator{evacuator("a.example.com", 5), evacuator("b.example.com", 50)},
+			pod: pods(b50), named: list{a5}, allowed: []string{assignA}, want: list{a5, evacuator("b.example.com", 50)},
 		},
-		"the client names an evacuator that it may not assign": {
-			pod: pods(), named: []maintenance.Evacuator{evacuator("a.example.com", 5)}, outcome: "Forbidden",
-		},
-		"the server names an evacuator": {
-			pod: pods(), user: request{user: server}, named: []maintenance.Evacuator{evacuator("a.example.com", 5)},
-			want: []maintenance.Evacuator{evacuator("a.example.com", 5)},
-		},
-		"the client names an evacuator of the pod": {
-			pod: pods(annotated("a.example.com", "50")), named: []maintenance.Evacuator{evacuator("a.example.com", 50)},
-			want: []maintenance.Evacuator{evacuator("a.example.com", 50)},
-		},
+		"the client names an evacuator that it may not assign": {pod: pods(), named: list{a5}, outcome: "Forbidden"},
+		"the server names an evacuator":                        {pod: pods(), user: request{user: server}, named: list{a5}, want: list{a5}},
+		"the client names an evacuator of the pod":             {pod: pods(says50), named: a50, want: a50},
 		"the client names an evacuator of the pod with another priority": {
-			pod:   pods(annotated("a.example.com", "50")),
-			named: []maintenance.Evacuator{evacuator("a.example.com", 90000)},
-			want:  []maintenance.Evacuator{evacuator("a.example.com", 50)}, warnings: 1,
+			pod: pods(says50), named: list{evacuator(classA, 90000)}, want: a50, warnings: 1,
 		},
 		"the client names the evacuator of Deployments and may not scale": {
-			pod: pods(), named: []maintenance.Evacuator{evacuator(deploymentClass, 10000)}, warnings: 1,
+			pod: pods(), named: toDeployment, warnings: 1,
 		},
-		"an invalid class, which validation refuses": {
-			pod: pods(), named: []maintenance.Evacuator{{EvacuatorClass: ""}}, want: []maintenance.Evacuator{{}},
-		},
+		"an invalid class, which validation refuses": {pod: pods(), named: list{{EvacuatorClass: ""}}, want: list{{}}},
 		"a second controller, which validation refuses": {
-			builtIn: all, pod: pods(byDaemonSet), named: []maintenance.Evacuator{evacuator("a.example.com", 10000)},
+			builtIn: all, pod: pods(byDaemonSet), named: list{evacuator(classA, 10000)},
 			allowed: []string{assignA},
-			want:    []maintenance.Evacuator{evacuator("a.example.com", 10000), evacuator(daemonSetClass, 10000)},
+			want:    list{evacuator(classA, 10000), daemonSet10000},
 		},
 		"duplicates, which validation refuses": {
-			pod:   pods(annotated("a.example.com", "5")),
-			named: []maintenance.Evacuator{evacuator("a.example.com", 5), evacuator("a.example.com", 5)},
-			want:  []maintenance.Evacuator{evacuator("a.example.com", 5), evacuator("a.example.com", 5)},
+			pod: pods(annotated(classA, "5")), named: list{a5, a5}, want: list{a5, a5},
 		},
 	}
 	for name, tt := range tests {
@@ -240,15 +217,9 @@ func TestAdmitEvacuators(t *testing.T) {
 			if err != nil {
 				return
 			}
-			if !slices.Equal(tt.user.object.Spec.Evacuators, tt.want) {
-				t.Errorf("got evacuators %v, want %v", tt.user.object.Spec.Evacuators, tt.want)
-			}
-			if len(f.events) != tt.events {
-				t.Errorf("got %d events, want %d", len(f.events), tt.events)
-			}
-			if len(warnings) != tt.warnings {
-				t.Errorf("got warnings %q, want %d", warnings, tt.warnings)
-			}
+			is.Slices(t, tt.user.object.Spec.Evacuators, tt.want, "evacuators")
+			is.Equal(t, len(f.events), tt.events, "events")
+			is.True(t, len(warnings) == tt.warnings, "got warnings %q, want %d", warnings, tt.warnings)
 			// The API server calls a plugin again after a webhook has changed the object.
 			before := slices.Clone(tt.user.object.Spec.Evacuators)
 			if _, err := f.admit(tt.user); err != nil || !slices.Equal(tt.user.object.Spec.Evacuators, before) {
@@ -265,17 +236,13 @@ func TestAdmitKeepsAtMostSixteenEvacuators(t *testing.T) {
 	}
 	f := newFixture(t, nil, []string{deletePod}, newPod(mods...))
 	evacuation := newEvacuation()
-	if _, err := f.admit(request{object: evacuation}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.admit(request{object: evacuation}))(t)
 	got := evacuation.Spec.Evacuators
 	if len(got) != 16 || got[0].EvacuatorClass != "e19.example.org" || got[14].EvacuatorClass != "e05.example.org" ||
 		got[15].EvacuatorClass != "controller.example.com" {
 		t.Errorf("got evacuators %v, want the 15 first ones and the controller", got)
 	}
-	if len(f.events) != 5 {
-		t.Errorf("got %d events, want 5", len(f.events))
-	}
+	is.Equal(t, len(f.events), 5, "events")
 }
 
 func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {
@@ -316,12 +283,8 @@ func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {
 			f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb},
 				newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
 			evacuation := newEvacuation()
-			if _, err := f.admit(request{object: evacuation}); err != nil {
-				t.Fatal(err)
-			}
-			if len(evacuation.Spec.Evacuators) > 0 {
-				t.Errorf("got evacuators %v, want none", evacuation.Spec.Evacuators)
-			}
+			must.Get(f.admit(request{object: evacuation}))(t)
+			is.True(t, len(evacuation.Spec.Evacuators) == 0, "got evacuators %v, want none", evacuation.Spec.Evacuators)
 		})
 	}
 }

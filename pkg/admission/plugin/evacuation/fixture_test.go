@@ -27,6 +27,8 @@ import (
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/identity"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -89,10 +91,7 @@ type fixture struct {
 
 func newFixture(t *testing.T, builtIn []string, allowed []string, objects ...runtime.Object) *fixture {
 	t.Helper()
-	plugin, err := New(builtIn...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	plugin := must.Get(New(builtIn...))(t)
 	f := &fixture{
 		Plugin: plugin, t: t, authz: &authz{allowed: allowed}, client: fake.NewClientset(objects...),
 		events: make(chan string, 100),
@@ -106,9 +105,7 @@ func newFixture(t *testing.T, builtIn []string, allowed []string, objects ...run
 	plugin.SetMaintenanceInformers(informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0))
 	// The tests fill the store: no informer runs that could sync.
 	plugin.SetReadyFunc(func() bool { return true })
-	if err := plugin.ValidateInitialization(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, plugin.ValidateInitialization())
 	return f
 }
 
@@ -160,17 +157,13 @@ func (f *fixture) validate(r request) error {
 type mod func(*maintenance.Evacuation)
 
 func newEvacuation(mods ...mod) *maintenance.Evacuation {
-	e := &maintenance.Evacuation{
+	return build.With(&maintenance.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: evacuationName, Finalizers: []string{instigator}},
 		Spec:       maintenance.EvacuationSpec{PodRef: maintenance.PodReference{Name: "web-1", UID: podUID}},
 		Status: maintenance.EvacuationStatus{
 			EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
 		},
-	}
-	for _, m := range mods {
-		m(e)
-	}
-	return e
+	}, mods...)
 }
 
 func named(list ...maintenance.Evacuator) mod {
@@ -196,16 +189,12 @@ func complete(e *maintenance.Evacuation) {
 type podMod func(*corev1.Pod)
 
 func newPod(mods ...podMod) *corev1.Pod {
-	pod := &corev1.Pod{
+	return build.With(&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "blue", Name: "web-1", UID: podUID, Labels: map[string]string{"app": "web"},
 		},
 		Spec: corev1.PodSpec{NodeName: "node-7"},
-	}
-	for _, m := range mods {
-		m(pod)
-	}
-	return pod
+	}, mods...)
 }
 
 func annotated(class, value string) podMod {

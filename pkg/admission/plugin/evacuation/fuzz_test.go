@@ -16,6 +16,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // FuzzAdmit creates generated Evacuations for a pod with a generated annotation and label. No user
@@ -61,9 +63,7 @@ func FuzzAdmit(f *testing.F) {
 		if !mayDelete {
 			t.Fatalf("%s may not delete the pod, but may create\n%+v", ann.Name, e)
 		}
-		if e.Spec.NodeName != pod.Spec.NodeName {
-			t.Errorf("the Evacuation names node %q", e.Spec.NodeName)
-		}
+		is.True(t, e.Spec.NodeName == pod.Spec.NodeName, "the Evacuation names node %q", e.Spec.NodeName)
 		for _, evacuator := range e.Spec.Evacuators {
 			same := func(other maintenance.Evacuator) bool { return other.EvacuatorClass == evacuator.EvacuatorClass }
 			if first := slices.IndexFunc(e.Spec.Evacuators, same); e.Spec.Evacuators[first] != evacuator {
@@ -74,16 +74,12 @@ func FuzzAdmit(f *testing.F) {
 		if _, err := fixture.admit(create); err != nil {
 			t.Fatalf("a second run fails: %v", err)
 		}
-		if !equality.Semantic.DeepEqual(once, e) {
-			t.Fatalf("a second run has changed\n%+v\nto\n%+v", once, e)
-		}
+		must.True(t, equality.Semantic.DeepEqual(once, e), "a second run has changed\n%+v\nto\n%+v", once, e)
 	})
 }
 
 // reject accepts the errors that tell a client what is wrong with its request.
 func reject(t *testing.T, err error) {
 	t.Helper()
-	if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
-		t.Fatalf("got %v, want Forbidden or Invalid", err)
-	}
+	must.True(t, apierrors.IsForbidden(err) || apierrors.IsInvalid(err), "got %v, want Forbidden or Invalid", err)
 }

@@ -16,6 +16,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/applyconfiguration"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // applier applies changes of another field manager to an Evacuation, as the API server does.
@@ -28,11 +30,8 @@ type applier struct {
 func newApplier(t *testing.T) *applier {
 	t.Helper()
 	scheme := registrytest.Scheme
-	fields, err := managedfields.NewDefaultFieldManager(applyconfiguration.NewTypeConverter(scheme), scheme, scheme,
-		scheme, v1alpha1.SchemeGroupVersion.WithKind("Evacuation"), maintenance.SchemeGroupVersion, "", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fields := must.Get(managedfields.NewDefaultFieldManager(applyconfiguration.NewTypeConverter(scheme), scheme, scheme,
+		scheme, v1alpha1.SchemeGroupVersion.WithKind("Evacuation"), maintenance.SchemeGroupVersion, "", nil))(t)
 	return &applier{t: t, fields: fields}
 }
 
@@ -41,13 +40,9 @@ func (a *applier) create(f *fixture, r request, runs int) {
 	a.t.Helper()
 	r.object = a.fields.UpdateNoErrors(&v1alpha1.Evacuation{}, r.object, "creator").(*maintenance.Evacuation)
 	for range runs {
-		if _, err := f.admit(r); err != nil {
-			a.t.Fatal(err)
-		}
+		must.Get(f.admit(r))(a.t)
 	}
-	if err := managedfields.ValidateManagedFields(r.object.ManagedFields); err != nil {
-		a.t.Fatal(err)
-	}
+	must.Do(a.t, managedfields.ValidateManagedFields(r.object.ManagedFields))
 	a.live = r.object
 	a.live.UID, a.live.ResourceVersion = "stored", "1"
 }
@@ -58,12 +53,9 @@ func (a *applier) apply(labels map[string]any) {
 	if labels != nil {
 		metadata["labels"] = labels
 	}
-	applied, err := a.fields.Apply(a.live, &unstructured.Unstructured{Object: map[string]any{
+	applied := must.Get(a.fields.Apply(a.live, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "Evacuation", "metadata": metadata,
-	}}, "other", false)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	}}, "other", false))(a.t)
 	a.live = applied.(*maintenance.Evacuation)
 }
 
@@ -77,16 +69,11 @@ func TestLabelsOfThePodStayWhenAnotherManagerStopsApplying(t *testing.T) {
 		applied map[string]any
 		runs    int
 	}{
-		"the manager has applied its own label": {
-			labels: map[string]string{"app": "web"}, applied: map[string]any{"ticket": "7"}, runs: 1,
-		},
+		"the manager has applied its own label": {map[string]string{"app": "web"}, map[string]any{"ticket": "7"}, 1},
 		"the manager has also applied a label of the pod": {
-			labels:  map[string]string{"app": "web", "tier": "front"},
-			applied: map[string]any{"ticket": "7", "app": "web"}, runs: 1,
+			map[string]string{"app": "web", "tier": "front"}, map[string]any{"ticket": "7", "app": "web"}, 1,
 		},
-		"admission runs twice": {
-			labels: map[string]string{"app": "web"}, applied: map[string]any{"ticket": "7"}, runs: 2,
-		},
+		"admission runs twice":                                {map[string]string{"app": "web"}, map[string]any{"ticket": "7"}, 2},
 		"the pod has more labels than fit into managedFields": {many, map[string]any{"ticket": "7"}, 1},
 		"the pod has no labels":                               {nil, map[string]any{"ticket": "7"}, 1},
 	}
@@ -97,16 +84,12 @@ func TestLabelsOfThePodStayWhenAnotherManagerStopsApplying(t *testing.T) {
 			a.create(f, request{user: server, object: newEvacuation()}, tt.runs)
 			owners := len(a.live.ManagedFields)
 			a.apply(tt.applied)
-			if a.live.Labels["ticket"] != "7" {
-				t.Fatalf("got labels %v, want the applied one", a.live.Labels)
-			}
+			must.True(t, a.live.Labels["ticket"] == "7", "got labels %v, want the applied one", a.live.Labels)
 			a.apply(nil)
 			if !maps.Equal(a.live.Labels, tt.labels) {
 				t.Errorf("got %d labels, %v, want the %d of the pod", len(a.live.Labels), a.live.Labels, len(tt.labels))
 			}
-			if owners > 2 {
-				t.Errorf("got %d managers after the creation, want at most two: the creator and admission", owners)
-			}
+			is.True(t, owners <= 2, "got %d managers after the creation, want at most two: the creator and admission", owners)
 			for _, entry := range a.live.ManagedFields {
 				if size := len(entry.FieldsV1.GetRawBytes()); size > maxOwnershipBytes+1000 {
 					t.Errorf("got %d bytes of fields of manager %s, want at most %d",
@@ -122,12 +105,8 @@ func TestLabelsOfThePodStayWhenAnotherManagerStopsApplying(t *testing.T) {
 func TestAdmitAddsNoManagerToAnObjectWithoutManagers(t *testing.T) {
 	f := newFixture(t, nil, nil, newPod())
 	evacuation := newEvacuation()
-	if _, err := f.admit(request{user: server, object: evacuation}); err != nil {
-		t.Fatal(err)
-	}
-	if len(evacuation.ManagedFields) > 0 {
-		t.Errorf("got managedFields %v, want none", evacuation.ManagedFields)
-	}
+	must.Get(f.admit(request{user: server, object: evacuation}))(t)
+	is.True(t, len(evacuation.ManagedFields) == 0, "got managedFields %v, want none", evacuation.ManagedFields)
 	a := newApplier(t)
 	a.live = evacuation
 	a.live.UID, a.live.ResourceVersion = "stored", "1"

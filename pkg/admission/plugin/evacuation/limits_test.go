@@ -15,6 +15,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestLimitOfEvacuationsOfANamespace(t *testing.T) {
@@ -62,9 +64,7 @@ func TestLimitOfEvacuationsOfANamespace(t *testing.T) {
 				if test.again && i == 0 {
 					e.Name = evacuationName
 				}
-				if err := f.stored.Add(e); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, f.stored.Add(e))
 			}
 			r := request{object: newEvacuation()}
 			if test.byServer {
@@ -79,9 +79,7 @@ func TestLimitOfEvacuationsOfANamespace(t *testing.T) {
 					t.Errorf("got %v, want status 429 with %q", err, test.refused)
 				}
 			}
-			if counts != test.wantCounts {
-				t.Errorf("got %d lists of pods for two requests, want %d", counts, test.wantCounts)
-			}
+			is.Equal(t, counts, test.wantCounts, "lists of pods for two requests")
 		})
 	}
 }
@@ -91,10 +89,7 @@ func TestKeepKey(t *testing.T) {
 	e := &v1alpha1.Evacuation{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "blue", Name: "a", UID: "1", ResourceVersion: "2", Labels: map[string]string{"a": "b"}, Finalizers: []string{instigator},
 	}}
-	kept, err := keepKey(e)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kept := must.Get(keepKey(e))(t)
 	got, ok := kept.(*metav1.PartialObjectMetadata)
 	if !ok || got.Namespace != "blue" || got.Name != "a" || got.UID != "1" || got.ResourceVersion != "2" || got.Labels != nil || got.Finalizers != nil {
 		t.Errorf("got %+v, want only what identifies the object", kept)

@@ -20,92 +20,69 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestValidateRights(t *testing.T) {
 	ownedEvacuation := newEvacuation(owned)
-	first := newEvacuation(active("first.example.com"))
+	first, both := newEvacuation(active("first.example.com")), newEvacuation(finalizers(instigator, instigatorA))
 	// The request is admitted with all of the rights, and refused if one of them is missing.
 	tests := map[string]struct {
 		request request
 		needs   []string
 	}{
-		"create": {request: request{object: newEvacuation()}, needs: []string{deletePod, useOurs}},
+		"create": {request{object: newEvacuation()}, []string{deletePod, useOurs}},
 		"create with two instigators": {
-			request: request{object: newEvacuation(finalizers(instigator, "example.com/other", instigatorA))},
-			needs:   []string{deletePod, useOurs, useA},
+			request{object: newEvacuation(finalizers(instigator, "example.com/other", instigatorA))},
+			[]string{deletePod, useOurs, useA},
 		},
 		"update, and the instigators stay": {
-			request: request{
-				operation: admission.Update, object: newEvacuation(),
-				old: newEvacuation(finalizers("example.com/other", instigator)),
-			},
+			request{object: newEvacuation(), old: newEvacuation(finalizers("example.com/other", instigator))}, nil,
 		},
-		"an instigator joins": {
-			request: request{
-				operation: admission.Update, object: newEvacuation(finalizers(instigator, instigatorA)),
-				old: newEvacuation(),
-			},
-			needs: []string{useA},
-		},
+		"an instigator joins": {request{object: both, old: newEvacuation()}, []string{useA}},
 		"an instigator withdraws": {
-			request: request{
-				operation: admission.Update, object: newEvacuation(finalizers(instigatorA)),
-				old: newEvacuation(finalizers(instigatorA, instigator)),
+			request{
+				object: newEvacuation(finalizers(instigatorA)), old: newEvacuation(finalizers(instigatorA, instigator)),
 			},
-			needs: []string{useOurs},
+			[]string{useOurs},
 		},
 		"an instigator replaces another one": {
-			request: request{
-				operation: admission.Update, object: newEvacuation(finalizers(instigatorA)), old: newEvacuation(),
-			},
-			needs: []string{useA, useOurs},
+			request{object: newEvacuation(finalizers(instigatorA)), old: newEvacuation()}, []string{useA, useOurs},
 		},
-		"an owner is added": {
-			request: request{operation: admission.Update, object: ownedEvacuation, old: newEvacuation()},
-			needs:   []string{deletePod, useOurs},
-		},
-		"an owner is removed": {
-			request: request{operation: admission.Update, object: newEvacuation(), old: ownedEvacuation},
-			needs:   []string{deletePod, useOurs},
-		},
+		"an owner is added":   {request{object: ownedEvacuation, old: newEvacuation()}, []string{deletePod, useOurs}},
+		"an owner is removed": {request{object: newEvacuation(), old: ownedEvacuation}, []string{deletePod, useOurs}},
 		"the active evacuator reports": {
-			request: request{operation: admission.Update, subresource: "status", object: first, old: first},
-			needs:   []string{progressFirst},
+			request{subresource: "status", object: first, old: first}, []string{progressFirst},
 		},
 		"the evacuator of the stored object counts, not that of the report": {
-			request: request{
-				operation: admission.Update, subresource: "status", object: newEvacuation(active("mine.example.com")),
-				old: first,
-			},
-			needs: []string{progressFirst},
+			request{subresource: "status", object: newEvacuation(active("mine.example.com")), old: first},
+			[]string{progressFirst},
 		},
 		"an owner is added and an instigator joins": {
-			request: request{
-				operation: admission.Update, object: newEvacuation(finalizers(instigator, instigatorA), owned),
-				old: newEvacuation(),
-			},
-			needs: []string{deletePod, useA, useOurs},
+			request{object: newEvacuation(finalizers(instigator, instigatorA), owned), old: newEvacuation()},
+			[]string{deletePod, useA, useOurs},
 		},
 		"create with an owner": {
-			request: request{object: newEvacuation(finalizers(instigator, instigatorA), owned)},
-			needs:   []string{deletePod, useOurs, useA},
+			request{object: newEvacuation(finalizers(instigator, instigatorA), owned)},
+			[]string{deletePod, useOurs, useA},
 		},
 		"delete": {
-			request: request{
-				operation: admission.Delete,
-				old:       newEvacuation(finalizers(instigatorA, instigator, "example.com/other")),
-			},
-			needs: []string{deletePod, useOurs, useA},
+			request{old: newEvacuation(finalizers(instigatorA, instigator, "example.com/other"))},
+			[]string{deletePod, useOurs, useA},
 		},
 		"update an unknown subresource": {
-			request: request{
-				operation: admission.Update, subresource: "other", object: newEvacuation(), old: newEvacuation(),
-			},
+			request{subresource: "other", object: newEvacuation(), old: newEvacuation()}, nil,
 		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
+			switch {
+			case tt.request.object == nil:
+				tt.request.operation = admission.Delete
+			case tt.request.old != nil:
+				tt.request.operation = admission.Update
+			}
 			f := newFixture(t, nil, tt.needs)
 			if err := f.validate(tt.request); err != nil {
 				t.Errorf("with all rights: %v", err)
@@ -115,9 +92,7 @@ func TestValidateRights(t *testing.T) {
 			slices.Sort(asked)
 			asked = slices.Compact(asked)
 			needs := slices.Sorted(slices.Values(tt.needs))
-			if !slices.Equal(asked, needs) {
-				t.Errorf("got questions about %q, want %q", asked, needs)
-			}
+			is.Slices(t, asked, needs, "questions about")
 			for i, missing := range tt.needs {
 				f := newFixture(t, nil, slices.Delete(slices.Clone(tt.needs), i, i+1))
 				if err := f.validate(tt.request); !apierrors.IsForbidden(err) ||
@@ -142,11 +117,7 @@ func owned(e *maintenance.Evacuation) {
 // therefore may not withdraw their requests by a deletion.
 func TestDeletionForOtherInstigators(t *testing.T) {
 	namespace := func(mods ...func(*corev1.Namespace)) *corev1.Namespace {
-		n := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}
-		for _, mod := range mods {
-			mod(n)
-		}
-		return n
+		return build.With(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "blue"}}, mods...)
 	}
 	terminating := func(n *corev1.Namespace) {
 		n.DeletionTimestamp = &metav1.Time{Time: time.Unix(1000, 0)}
@@ -331,9 +302,7 @@ func TestValidateDeletion(t *testing.T) {
 			if got := outcome(err); got != tt.want {
 				t.Errorf("got %q (%v), want %q", got, err, tt.want)
 			}
-			if err != nil && !strings.Contains(err.Error(), "Forbid") {
-				t.Errorf("got error %v, want the policy Forbid in it", err)
-			}
+			is.True(t, err == nil || strings.Contains(err.Error(), "Forbid"), "got error %v, want the policy Forbid in it", err)
 			r.user = server
 			if got := outcome(f.validate(r)); got != tt.want {
 				t.Errorf("the server: got %q, want %q", got, tt.want)
@@ -381,9 +350,7 @@ func TestRegister(t *testing.T) {
 		t.Fatalf("registered %q", got)
 	}
 	plugin, err := plugins.InitPlugin(PluginName, nil, admission.PluginInitializers{})
-	if err == nil {
-		t.Errorf("got plugin %v without an error although it was not initialized", plugin)
-	}
+	is.True(t, err != nil, "got plugin %v without an error although it was not initialized", plugin)
 	if _, err := New("deployment.apps.k8s.io", "statefulset.apps.k8s.io"); err == nil {
 		t.Error("got no error for an unknown built-in evacuator")
 	}

@@ -26,6 +26,8 @@ import (
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/identity"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var (
@@ -120,20 +122,14 @@ func newFixture(t *testing.T, h *host, nodes []*corev1.Node, others ...*v1alpha1
 	}.Initialize(plugin)
 	plugin.SetExternalKubeInformerFactory(host)
 	plugin.SetUnconditionalAuthorizer(h)
-	if err := plugin.ValidateInitialization(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, plugin.ValidateInitialization())
 	// The test fills the stores: no informer runs that could sync.
 	plugin.SetReadyFunc(func() bool { return true })
 	for _, node := range nodes {
-		if err := host.Core().V1().Nodes().Informer().GetStore().Add(node); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, host.Core().V1().Nodes().Informer().GetStore().Add(node))
 	}
 	for _, other := range others {
-		if err := own.Maintenance().V1alpha1().NodeMaintenances().Informer().GetStore().Add(other); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, own.Maintenance().V1alpha1().NodeMaintenances().Informer().GetStore().Add(other))
 	}
 	return &fixture{t: t, plugin: plugin, host: h}
 }
@@ -173,9 +169,7 @@ func (f *fixture) validate(ctx context.Context, r request) error {
 	}
 	attributes := admission.NewAttributesRecord(nm, old, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), "",
 		"a", v1alpha1.SchemeGroupVersion.WithResource(r.resource), r.subresource, operation, options, false, r.by)
-	if !f.plugin.Handles(operation) {
-		f.t.Fatalf("the plugin does not handle %s", operation)
-	}
+	must.True(f.t, f.plugin.Handles(operation), "the plugin does not handle %s", operation)
 	return f.plugin.Validate(ctx, attributes, nil)
 }
 
@@ -188,24 +182,16 @@ func node(name, pool string, roles ...string) *corev1.Node {
 }
 
 func pools(names ...string) *corev1.NodeSelector {
-	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-		MatchExpressions: []corev1.NodeSelectorRequirement{
-			{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: names},
-		},
-	}}}
+	return build.Labelled("pool", names...)
 }
 
 func maintain(
 	selector *corev1.NodeSelector, modifiers ...func(*maintenance.NodeMaintenance),
 ) *maintenance.NodeMaintenance {
-	nm := &maintenance.NodeMaintenance{
+	return build.With(&maintenance.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "a"},
 		Spec:       maintenance.NodeMaintenanceSpec{NodeSelector: selector, Stage: maintenance.NodeMaintenanceStageDrain},
-	}
-	for _, modify := range modifiers {
-		modify(nm)
-	}
-	return nm
+	}, modifiers...)
 }
 
 func atStage(stage maintenance.NodeMaintenanceStage) func(*maintenance.NodeMaintenance) {

@@ -15,6 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // FuzzValidate writes generated maintenances as a user who may delete the nodes of the pool blue
@@ -141,9 +142,7 @@ func touched(t *testing.T, nm *maintenance.NodeMaintenance) []string {
 		names = append(names, nm.Status.NodeStatuses[i].NodeRef.Name)
 	}
 	selector, err := nodeaffinity.NewNodeSelector(nm.Spec.NodeSelector)
-	if err != nil {
-		t.Fatalf("a valid selector cannot be used: %v", err)
-	}
+	must.True(t, err == nil, "a valid selector cannot be used: %v", err)
 	for _, node := range twoPools {
 		if selector.Match(node) && !slices.Contains(names, node.Name) {
 			names = append(names, node.Name)

@@ -17,6 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // stored returns n maintenances of a selector as the cache has them: m-00 is the newest.
@@ -108,9 +109,7 @@ func TestLimitOfMaintenancesThatHoldANode(t *testing.T) {
 			ctx, _ := f.context(r)
 			err := f.validate(ctx, r)
 			if !test.refused {
-				if err != nil {
-					t.Errorf("got %v, want it to be admitted", err)
-				}
+				is.True(t, err == nil, "got %v, want it to be admitted", err)
 				return
 			}
 			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "at most 50") || !strings.Contains(err.Error(), "m-49, m-48, m-47") {

@@ -20,6 +20,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	registry "haulout.dev/haulout/pkg/registry/maintenance/nodemaintenance"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -50,10 +53,7 @@ func shutdown(modifiers ...modifier) *maintenance.NodeMaintenance {
 			nm.Spec.DrainPlan = append(nm.Spec.DrainPlan, maintenance.DrainPlanEntry{PodType: podType, PodPriority: priority})
 		}
 	}
-	for _, modify := range modifiers {
-		modify(nm)
-	}
-	return nm
+	return build.With(nm, modifiers...)
 }
 
 func requestedBy(u user.Info) *authenticationv1.UserInfo {
@@ -61,9 +61,7 @@ func requestedBy(u user.Info) *authenticationv1.UserInfo {
 }
 
 func byName(names ...string) *corev1.NodeSelector {
-	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
-		{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: names},
-	}}}}
+	return build.Named(names...)
 }
 
 // requirement changes the only requirement of the selector.
@@ -98,9 +96,7 @@ func by(u user.Info) modifier {
 // asksNothing fails the test if the authorizer is asked about a node.
 func (f *fixture) asksNothing() {
 	f.t.Helper()
-	if len(f.host.asked) > 0 {
-		f.t.Errorf("the authorizer was asked about %q", f.host.asked)
-	}
+	is.True(f.t, len(f.host.asked) == 0, "the authorizer was asked about %q", f.host.asked)
 }
 
 // expect checks the outcome of a request: field is the path in the error, empty if it is admitted.
@@ -155,16 +151,14 @@ func TestShutdownThatDeviates(t *testing.T) {
 		"the name for another node": {
 			shutdown(metadata(func(m *metav1.ObjectMeta) { m.Name = "shutdown-red-1-1b4e28ba" })), "metadata.name",
 		},
-		"the name for another boot": {
-			shutdown(annotation(v1alpha1.AnnotationBootID, "0"+bootID[1:])), "metadata.name",
-		},
-		"a generated name":   {shutdown(metadata(func(m *metav1.ObjectMeta) { m.GenerateName = "shutdown-" })), "metadata.generateName"},
-		"without a boot ID":  {shutdown(metadata(func(m *metav1.ObjectMeta) { m.Annotations = nil })), bootIDField},
-		"an empty boot ID":   {shutdown(annotation(v1alpha1.AnnotationBootID, "")), bootIDField},
-		"a very long one":    {shutdown(annotation(v1alpha1.AnnotationBootID, strings.Repeat("0", 65))), bootIDField},
-		"another annotation": {shutdown(annotation("a", "b")), "metadata.annotations[a]"},
-		"labels":             {shutdown(label), "metadata.labels"},
-		"owners":             {shutdown(ownedBy("red-1")), "metadata.ownerReferences"},
+		"the name for another boot": {shutdown(annotation(v1alpha1.AnnotationBootID, "0"+bootID[1:])), "metadata.name"},
+		"a generated name":          {shutdown(metadata(func(m *metav1.ObjectMeta) { m.GenerateName = "shutdown-" })), "metadata.generateName"},
+		"without a boot ID":         {shutdown(metadata(func(m *metav1.ObjectMeta) { m.Annotations = nil })), bootIDField},
+		"an empty boot ID":          {shutdown(annotation(v1alpha1.AnnotationBootID, "")), bootIDField},
+		"a very long one":           {shutdown(annotation(v1alpha1.AnnotationBootID, strings.Repeat("0", 65))), bootIDField},
+		"another annotation":        {shutdown(annotation("a", "b")), "metadata.annotations[a]"},
+		"labels":                    {shutdown(label), "metadata.labels"},
+		"owners":                    {shutdown(ownedBy("red-1")), "metadata.ownerReferences"},
 		"a finalizer": {
 			shutdown(finalizers(v1alpha1.FinalizerMaintenanceCompletion, "example.com/keep")), "metadata.finalizers[1]",
 		},
@@ -376,9 +370,7 @@ func TestShutdownThroughTheRegistry(t *testing.T) {
 	}
 	scheme.Default(sent)
 	created := &maintenance.NodeMaintenance{}
-	if err := scheme.Convert(sent, created, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, scheme.Convert(sent, created, nil))
 	f := newFixture(t, may(), twoPools)
 	r := request{by: blue1, nm: created}
 	ctx, _ := f.context(r)

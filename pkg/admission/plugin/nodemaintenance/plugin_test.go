@@ -5,12 +5,17 @@ package nodemaintenance
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/authentication/user"
 	kubeinformers "k8s.io/client-go/informers"
@@ -21,119 +26,94 @@ import (
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/host/noderights"
 	"haulout.dev/haulout/pkg/identity"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestAuthorization(t *testing.T) {
+	blue, red, first, second := []string{"blue-1", "blue-2"}, []string{"red-1"}, []string{"blue-1"}, []string{"blue-2"}
+	ofBlue, ofRed := maintain(pools("blue")), maintain(pools("red"))
 	for name, test := range map[string]struct {
-		may     []string
+		may []string
+		// request is one of bob unless it says who.
 		request request
 		// refused are the nodes that the error names; nil if there is no error.
 		refused []string
 	}{
-		"create with nodes that the user may delete": {
-			may: []string{"blue-1", "blue-2"}, request: request{by: bob, nm: maintain(pools("blue"))},
-		},
-		"create with a node that the user may not delete": {
-			may: []string{"blue-1"}, request: request{by: bob, nm: maintain(pools("blue"))},
-			refused: []string{"blue-2"},
-		},
+		"create with nodes that the user may delete":      {may: blue, request: request{nm: ofBlue}},
+		"create with a node that the user may not delete": {may: first, request: request{nm: ofBlue}, refused: second},
 		"create in stage Idle with a node that the user may not delete": {
-			may: []string{"blue-1"}, request: request{by: bob, nm: maintain(pools("blue"), atStage("Idle"))},
-			refused: []string{"blue-2"},
+			may: first, request: request{nm: maintain(pools("blue"), atStage("Idle"))}, refused: second,
 		},
-		"create without nodes": {request: request{by: bob, nm: maintain(pools("green"))}},
-		"delete with nodes that the user may delete": {
-			may: []string{"blue-1", "blue-2"}, request: request{by: bob, old: maintain(pools("blue"))},
-		},
-		"delete with a node that the user may not delete": {
-			may: []string{"blue-1"}, request: request{by: bob, old: maintain(pools("blue"))},
-			refused: []string{"blue-2"},
-		},
+		"create without nodes":                            {request: request{nm: maintain(pools("green"))}},
+		"delete with nodes that the user may delete":      {may: blue, request: request{old: ofBlue}},
+		"delete with a node that the user may not delete": {may: first, request: request{old: ofBlue}, refused: second},
 		"delete with a held node that the selector does not match": {
-			may:     []string{"blue-1", "blue-2"},
-			request: request{by: bob, old: maintain(pools("blue"), holding("red-1"))}, refused: []string{"red-1"},
+			may: blue, request: request{old: maintain(pools("blue"), holding("red-1"))}, refused: red,
 		},
 		"delete with a held node that does not exist": {
-			may: []string{"blue-1", "blue-2"}, request: request{by: bob, old: maintain(pools("blue"), holding("gone"))},
-			refused: []string{"gone"},
+			may: blue, request: request{old: maintain(pools("blue"), holding("gone"))}, refused: []string{"gone"},
 		},
 		"remove a node that the user may not delete": {
-			may:     []string{"blue-1", "blue-2"},
-			request: request{by: bob, nm: maintain(pools("blue")), old: maintain(pools("blue", "red"))},
-			refused: []string{"red-1"},
+			may: blue, request: request{nm: ofBlue, old: maintain(pools("blue", "red"))}, refused: red,
 		},
 		"add a node that the user may not delete": {
-			may:     []string{"blue-1", "blue-2"},
-			request: request{by: bob, nm: maintain(pools("blue", "red")), old: maintain(pools("blue"))},
-			refused: []string{"red-1"},
+			may: blue, request: request{nm: maintain(pools("blue", "red")), old: ofBlue}, refused: red,
 		},
 		"drain a node that the user may not delete": {
-			may:     []string{"blue-1"},
-			request: request{by: bob, nm: maintain(pools("blue")), old: maintain(pools("blue"), atStage("Cordon"))},
-			refused: []string{"blue-2"},
+			may: first, request: request{nm: ofBlue, old: maintain(pools("blue"), atStage("Cordon"))}, refused: second,
 		},
 		"complete with a node that the user may not delete": {
-			may:     []string{"blue-1"},
-			request: request{by: bob, nm: maintain(pools("blue"), atStage("Complete")), old: maintain(pools("blue"))},
-			refused: []string{"blue-2"},
+			may:     first,
+			request: request{nm: maintain(pools("blue"), atStage("Complete")), old: ofBlue},
+			refused: second,
 		},
 		"complete with a new selector": {
-			may:     []string{"red-1"},
-			request: request{by: bob, nm: maintain(pools("red"), atStage("Complete")), old: maintain(pools("blue"))},
-			refused: []string{"blue-1", "blue-2"},
+			may: red, request: request{nm: maintain(pools("red"), atStage("Complete")), old: ofBlue}, refused: blue,
 		},
 		"the authorizer is not asked about a new node that is ignored": {
-			may: []string{"blue-1", "blue-2"},
+			may: blue,
 			request: request{
-				by: bob, nm: maintain(pools("blue", "new"), newest),
+				nm:  maintain(pools("blue", "new"), newest),
 				old: maintain(pools("blue", "new"), newest, atStage("Cordon")),
 			},
 		},
 		"the authorizer is asked about a new node that joins": {
-			may: []string{"blue-1", "blue-2"},
+			may: blue,
 			request: request{
-				by: bob, nm: maintain(pools("blue", "new"), newest, joins), old: maintain(pools("blue", "new"), newest),
+				nm: maintain(pools("blue", "new"), newest, joins), old: maintain(pools("blue", "new"), newest),
 			},
 			refused: []string{"new-1"},
 		},
 		"remove a new node that has joined": {
-			may: []string{"blue-1", "blue-2"},
+			may: blue,
 			request: request{
-				by: bob, nm: maintain(pools("blue"), newest, holding("new-1")),
+				nm:  maintain(pools("blue"), newest, holding("new-1")),
 				old: maintain(pools("blue", "new"), newest, holding("new-1")),
 			},
 			refused: []string{"new-1"},
 		},
-		"change the reason": {
-			request: request{by: bob, nm: maintain(pools("red"), because("x")), old: maintain(pools("red"))},
-			refused: []string{"red-1"},
-		},
+		"change the reason": {request: request{nm: maintain(pools("red"), because("x")), old: ofRed}, refused: red},
 		"add an owner, so that the maintenance is garbage-collected": {
-			request: request{by: bob, nm: maintain(pools("red"), ownedBy("x")), old: maintain(pools("red"))},
-			refused: []string{"red-1"},
+			request: request{nm: maintain(pools("red"), ownedBy("x")), old: ofRed}, refused: red,
 		},
-		"remove an owner": {
-			request: request{by: bob, nm: maintain(pools("red")), old: maintain(pools("red"), ownedBy("x"))},
-			refused: []string{"red-1"},
-		},
+		"remove an owner": {request: request{nm: ofRed, old: maintain(pools("red"), ownedBy("x"))}, refused: red},
 		"add a finalizer": {
-			request: request{by: bob, nm: maintain(pools("red"), finalizers("orphan")), old: maintain(pools("red"))},
-			refused: []string{"red-1"},
+			request: request{nm: maintain(pools("red"), finalizers("orphan")), old: ofRed}, refused: red,
 		},
 		"add a label": {
 			request: request{
-				by: bob,
+
 				nm: maintain(pools("red"),
 					func(nm *maintenance.NodeMaintenance) { nm.Labels = map[string]string{"a": "b"} }),
-				old: maintain(pools("red")),
+				old: ofRed,
 			},
 		},
 		"complete by the server": {
-			request: request{by: self, nm: maintain(pools("red"), atStage("Complete")), old: maintain(pools("red"))},
+			request: request{by: self, nm: maintain(pools("red"), atStage("Complete")), old: ofRed},
 		},
 		"complete by a user": {
-			request: request{by: bob, nm: maintain(pools("red"), atStage("Complete")), old: maintain(pools("red"))},
-			refused: []string{"red-1"},
+			request: request{nm: maintain(pools("red"), atStage("Complete")), old: ofRed}, refused: red,
 		},
 		"remove the finalizer orphan by the garbage collector": {
 			request: request{
@@ -147,18 +127,19 @@ func TestAuthorization(t *testing.T) {
 				old: maintain(pools("red"), finalizers("foregroundDeletion")),
 			},
 		},
-		"create another kind":    {request: request{by: bob, nm: maintain(pools("red")), resource: "evacuations"}},
-		"an unknown subresource": {request: request{by: bob, nm: maintain(pools("red")), subresource: "preview"}},
+		"create another kind":    {request: request{nm: ofRed, resource: "evacuations"}},
+		"an unknown subresource": {request: request{nm: ofRed, subresource: "preview"}},
 		"the user may delete all nodes, none of the control plane": {
-			may:     []string{"", "blue-1", "blue-2", "red-1"},
-			request: request{by: bob, nm: maintain(pools("blue", "red"))},
+			may: []string{"", "blue-1", "blue-2", "red-1"}, request: request{nm: maintain(pools("blue", "red"))},
 		},
 		"the user may delete all nodes, but not one of them by name": {
-			may: []string{"", "blue-1", "red-1"}, request: request{by: bob, nm: maintain(pools("blue", "red"))},
-			refused: []string{"blue-2"},
+			may: []string{"", "blue-1", "red-1"}, request: request{nm: maintain(pools("blue", "red"))}, refused: second,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if test.request.by == nil {
+				test.request.by = bob
+			}
 			f := newFixture(t, may(test.may...), twoPools)
 			ctx, _ := f.context(test.request)
 			err := f.validate(ctx, test.request)
@@ -168,13 +149,9 @@ func TestAuthorization(t *testing.T) {
 				}
 				return
 			}
-			if !apierrors.IsForbidden(err) {
-				t.Fatalf("got %v, want a Forbidden error", err)
-			}
+			must.True(t, apierrors.IsForbidden(err), "got %v, want a Forbidden error", err)
 			want := " of the nodes (" + strings.Join(test.refused, ", ") + ")"
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("got error %q, want %q in it", err, want)
-			}
+			is.True(t, strings.Contains(err.Error(), want), "got error %q, want %q in it", err, want)
 		})
 	}
 }
@@ -198,12 +175,8 @@ func TestGarbageCollectorMayOnlyRemoveItsFinalizers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := isGarbageCollection(collector, test.nm, old); got != test.want {
-				t.Errorf("got %t, want %t", got, test.want)
-			}
-			if isGarbageCollection(bob, test.nm, old) {
-				t.Error("got true for user bob, want false")
-			}
+			is.Equal(t, isGarbageCollection(collector, test.nm, old), test.want)
+			is.True(t, !isGarbageCollection(bob, test.nm, old), "got true for user bob, want false")
 		})
 	}
 }
@@ -302,9 +275,7 @@ func TestQuestionsToTheAuthorizer(t *testing.T) {
 				t.Errorf("got %d questions, want %d to %d", n, test.least, test.most)
 			}
 			for _, name := range test.always {
-				if !slices.Contains(test.host.asked, name) {
-					t.Errorf("the authorizer was not asked about %q", name)
-				}
+				is.True(t, slices.Contains(test.host.asked, name), "the authorizer was not asked about %q", name)
 			}
 			if test.host.most > noderights.AtOnce {
 				t.Errorf("got %d concurrent questions, want at most %d", test.host.most, noderights.AtOnce)
@@ -330,16 +301,9 @@ func TestRegister(t *testing.T) {
 	Register(plugins, config)
 	config.AskEveryNodeByName = true
 	plugin, err := plugins.InitPlugin(PluginName, nil, admission.PluginInitializers{})
-	if err == nil {
-		t.Error("got no error for a plugin that was not initialized")
-	}
-	if plugin != nil {
-		t.Errorf("got plugin %v, want none", plugin)
-	}
-	chain, err := plugins.NewFromPlugins([]string{PluginName}, noConfig{}, everything(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	is.True(t, err != nil, "got no error for a plugin that was not initialized")
+	is.True(t, plugin == nil, "got plugin %v, want none", plugin)
+	chain := must.Get(plugins.NewFromPlugins([]string{PluginName}, noConfig{}, everything(t), nil))(t)
 	if !chain.Handles(admission.Delete) || chain.Handles(admission.Connect) {
 		t.Error("the plugin handles Connect, or does not handle Delete")
 	}
@@ -360,11 +324,184 @@ func everything(t *testing.T) admission.PluginInitializer {
 
 func (i initialize) Initialize(plugin admission.Interface) {
 	p := plugin.(*Plugin)
-	if !p.config.AskEveryNodeByName {
-		i.t.Error("the plugin has the configuration from before the flags were parsed")
-	}
+	is.True(i.t, p.config.AskEveryNodeByName, "the plugin has the configuration from before the flags were parsed")
 	p.SetExternalKubeInformerFactory(kubeinformers.NewSharedInformerFactory(kubefake.NewClientset(), 0))
 	p.SetMaintenanceInformers(informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0))
 	p.SetUnconditionalAuthorizer(may())
 	p.SetServerIdentity(&identity.Server{})
+}
+
+// TestReleaseOfNodesAmongManyOthers covers a write that concerns hundreds of nodes that the user
+// may delete, and releases three nodes that the user may not delete.
+func TestReleaseOfNodesAmongManyOthers(t *testing.T) {
+	nodes := []*corev1.Node{node("prod-0", "prod"), node("prod-1", "prod"), node("prod-2", "prod")}
+	own := []string{}
+	for i := range 600 {
+		nodes = append(nodes, node(fmt.Sprintf("dev-%03d", i), "dev"))
+		own = append(own, fmt.Sprintf("dev-%03d", i))
+	}
+	held := holding("prod-0", "prod-1", "prod-2")
+	for name, r := range map[string]request{
+		"a new selector": {nm: maintain(pools("dev"), held), old: maintain(pools("prod"), held)},
+		"a new selector and stage Complete": {
+			nm: maintain(pools("dev"), held, atStage("Complete")), old: maintain(pools("prod"), held),
+		},
+		"the deletion of a maintenance that holds both": {old: maintain(pools("dev", "prod"), held, holding(own...))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.by = bob
+			f := newFixture(t, may(own...), nodes)
+			ctx, _ := f.context(r)
+			if err := f.validate(ctx, r); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "prod-2") {
+				t.Errorf("got %v, want a Forbidden error that names prod-2", err)
+			}
+		})
+	}
+}
+
+// TestReleaseOfManyNodes covers a user who may delete each of 1,202 nodes by name, and releases
+// them in one write.
+func TestReleaseOfManyNodes(t *testing.T) {
+	nodes := manyNodes(1200)
+	f := newFixture(t, may(allOf(nodes)...), nodes)
+	r := request{by: bob, old: maintain(pools("blue"))}
+	ctx, _ := f.context(r)
+	if err := f.validate(ctx, r); err != nil {
+		t.Error(err)
+	}
+	if n := len(f.host.asked); n != 1203 {
+		t.Errorf("got %d questions, want 1203: one for each of 1,202 nodes and one for all", n)
+	}
+}
+
+func TestReleaseFailsBeforeTheRequestTimesOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := may("blue-1")
+		h.hangs["blue-2"] = true
+		f := newFixture(t, h, twoPools)
+		r := request{by: bob, old: maintain(pools("blue"))}
+		ctx, _ := f.context(r)
+		ctx, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		err := f.validate(ctx, r)
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "2 nodes to release") ||
+			!strings.Contains(err.Error(), "in steps") {
+			t.Errorf("got %v, want an error that the nodes are to be released in steps", err)
+		}
+		is.True(t, ctx.Err() == nil, "the request timed out before it got an answer")
+	})
+}
+
+func TestErrorsNameOnlyNodesThatTheUserMayGet(t *testing.T) {
+	for name, test := range map[string]struct {
+		hidden []string
+		want   string
+	}{
+		"the user may get all nodes": {want: "may not delete 2 of the nodes (blue-1, blue-2),"},
+		"the user may get one node": {
+			hidden: []string{"blue-1"}, want: "may not delete 2 of the nodes (blue-2 and 1 that the user may not get),",
+		},
+		"the user may get no node": {hidden: []string{"blue-1", "blue-2"}, want: "may not delete 2 of the nodes,"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := may()
+			for _, node := range test.hidden {
+				h.hidden[node] = true
+			}
+			f := newFixture(t, h, twoPools)
+			r := request{by: bob, nm: maintain(pools("blue"))}
+			ctx, _ := f.context(r)
+			err := f.validate(ctx, r)
+			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), test.want) {
+				t.Fatalf("got %v, want %q in it", err, test.want)
+			}
+			for _, node := range test.hidden {
+				is.True(t, !strings.Contains(err.Error(), node), "got error %q, want it without the name of node %s", err, node)
+			}
+		})
+	}
+}
+
+// TestDrainPlanIsRefusedIfTheStatusWouldBeTooLarge checks that the error has the number of nodes
+// and the limit.
+func TestDrainPlanIsRefusedIfTheStatusWouldBeTooLarge(t *testing.T) {
+	nodes := manyNodes(5000)
+	plan := func(own, length int) func(*maintenance.NodeMaintenance) {
+		return func(nm *maintenance.NodeMaintenance) {
+			for i := range own {
+				nm.Spec.DrainPlan = append(nm.Spec.DrainPlan, maintenance.DrainPlanEntry{
+					PodType: "Default",
+					PodSelector: &metav1.LabelSelector{
+						MatchLabels: map[string]string{fmt.Sprintf("app-%d", i): strings.Repeat("x", length)},
+					},
+				})
+			}
+		}
+	}
+	for name, test := range map[string]struct {
+		request request
+		want    bool
+	}{
+		"a plan of 441 KiB for 5,000 nodes": {
+			request: request{nm: maintain(pools("blue"), plan(100, 4400))}, want: true,
+		},
+		"the same plan in stage Idle": {
+			request: request{nm: maintain(pools("blue"), plan(100, 4400), atStage("Idle"))}, want: true,
+		},
+		"the same plan for one node": {request: request{nm: maintain(pools("red"), plan(100, 4400))}},
+		"a new selector makes the status too large": {
+			request: request{nm: maintain(pools("blue"), plan(100, 50)), old: maintain(pools("red"), plan(100, 50))},
+			want:    true,
+		},
+		"the plan stays, and the reason changes": {
+			request: request{
+				nm: maintain(pools("blue"), plan(100, 50), because("x")), old: maintain(pools("blue"), plan(100, 50)),
+			},
+		},
+		"the plan stays, and the maintenance is completed": {
+			request: request{
+				nm:  maintain(pools("blue"), plan(100, 50), atStage("Complete")),
+				old: maintain(pools("blue"), plan(100, 50)),
+			},
+		},
+		"a plan without entries for 5,000 nodes": {request: request{nm: maintain(pools("blue"))}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, may(append(allOf(nodes), "")...), nodes)
+			test.request.by = bob
+			ctx, _ := f.context(test.request)
+			err := f.validate(ctx, test.request)
+			if !test.want {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "spec.drainPlan") ||
+				!strings.Contains(err.Error(), "for 5002 nodes") ||
+				!strings.Contains(err.Error(), "at most 1024 KiB") || len(err.Error()) > 500 {
+				t.Errorf("got %v, want a short error with the number of nodes and the limit", err)
+			}
+		})
+	}
+}
+
+// TestMatchingOfALargeSelectorStopsWithTheRequest covers an object that was stored before selectors
+// had a limit: its request stops when it is cancelled.
+func TestMatchingOfALargeSelectorStopsWithTheRequest(t *testing.T) {
+	selector := &corev1.NodeSelector{}
+	for i := range 26_000 {
+		selector.NodeSelectorTerms = append(selector.NodeSelectorTerms, corev1.NodeSelectorTerm{
+			MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: fmt.Sprintf("k%d", i), Operator: corev1.NodeSelectorOpExists},
+			}})
+	}
+	f := newFixture(t, may(""), manyNodes(100))
+	r := request{by: bob, nm: maintain(selector)}
+	ctx, _ := f.context(r)
+	ctx, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := f.validate(ctx, r); err == nil || len(f.host.asked) > 0 {
+		t.Errorf("got %v after %d questions, want an error before the first question", err, len(f.host.asked))
+	}
 }

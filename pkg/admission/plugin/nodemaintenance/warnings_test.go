@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func another(
@@ -36,6 +38,12 @@ func another(
 }
 
 func TestWarnings(t *testing.T) {
+	const (
+		itsNode     = "spec.nodeSelector: the Haulout server itself runs on node home"
+		allOfThem   = "spec.nodeSelector: all control-plane nodes match (2)"
+		moreThanOne = "spec.nodeSelector: drains more than one control-plane node: cp-1, cp-2"
+		alsoAdded   = "spec.newNodes: Join also drains nodes that an autoscaler adds to groups of karpenter.sh/nodepool"
+	)
 	cluster := []*corev1.Node{
 		node("blue-1", "blue"), node("blue-2", "blue"), node("red-1", "red"), node("home", "home"),
 		node("cp-1", "cp", "control-plane"), node("cp-2", "cp", "control-plane"),
@@ -43,41 +51,32 @@ func TestWarnings(t *testing.T) {
 	grouped := node("group-1", "group")
 	grouped.Labels["karpenter.sh/nodepool"] = "default"
 	for name, test := range map[string]struct {
+		// nodes is cluster unless it is set.
 		nodes   []*corev1.Node
 		others  []*v1alpha1.NodeMaintenance
 		request request
 		want    []string
 	}{
-		"some nodes": {nodes: cluster, request: request{nm: maintain(pools("blue"))}},
+		"some nodes": {request: request{nm: maintain(pools("blue"))}},
 		"no node matches": {
-			nodes: cluster, request: request{nm: maintain(pools("green"))},
+			request: request{nm: maintain(pools("green"))},
 			want: []string{
 				"spec.nodeSelector: no node matches now; existing nodes that match later join the maintenance",
 			},
 		},
 		"no node matches, and new nodes join": {
-			nodes: cluster, request: request{nm: maintain(pools("green"), joins)},
-			want: []string{"spec.nodeSelector: no node matches now; nodes that match later join the maintenance"},
+			request: request{nm: maintain(pools("green"), joins)},
+			want:    []string{"spec.nodeSelector: no node matches now; nodes that match later join the maintenance"},
 		},
 		"all nodes match": {
-			nodes: cluster, request: request{nm: maintain(pools("blue", "red", "home", "cp"))},
-			want: []string{
-				"spec.nodeSelector: the Haulout server itself runs on node home",
-				"spec.nodeSelector: all nodes of the cluster match (6)",
-				"spec.nodeSelector: all control-plane nodes match (2)",
-				"spec.nodeSelector: drains more than one control-plane node: cp-1, cp-2",
-			},
+			request: request{nm: maintain(pools("blue", "red", "home", "cp"))},
+			want:    []string{itsNode, "spec.nodeSelector: all nodes of the cluster match (6)", allOfThem, moreThanOne},
 		},
 		"all control-plane nodes match": {
-			nodes: cluster, request: request{nm: maintain(pools("cp"))},
-			want: []string{
-				"spec.nodeSelector: all control-plane nodes match (2)",
-				"spec.nodeSelector: drains more than one control-plane node: cp-1, cp-2",
-			},
+			request: request{nm: maintain(pools("cp"))}, want: []string{allOfThem, moreThanOne},
 		},
 		"all control-plane nodes match in stage Cordon": {
-			nodes: cluster, request: request{nm: maintain(pools("cp"), atStage("Cordon"))},
-			want: []string{"spec.nodeSelector: all control-plane nodes match (2)"},
+			request: request{nm: maintain(pools("cp"), atStage("Cordon"))}, want: []string{allOfThem},
 		},
 		"two nodes of etcd alone match": {
 			nodes:   append(cluster, node("etcd-1", "store", "etcd"), node("etcd-2", "store", "etcd")),
@@ -98,27 +97,23 @@ func TestWarnings(t *testing.T) {
 			request: request{nm: maintain(pools("store"))},
 			want:    []string{"spec.nodeSelector: nodes are already under maintenance by drains"},
 		},
-		"the node of the server matches": {
-			nodes: cluster, request: request{nm: maintain(pools("home"))},
-			want: []string{"spec.nodeSelector: the Haulout server itself runs on node home"},
-		},
+		"the node of the server matches": {request: request{nm: maintain(pools("home"))}, want: []string{itsNode}},
 		"the node of the server matches in stage Idle": {
-			nodes: cluster, request: request{nm: maintain(pools("home"), atStage("Idle"))},
-			want: []string{"spec.nodeSelector: the Haulout server itself runs on node home"},
+			request: request{nm: maintain(pools("home"), atStage("Idle"))}, want: []string{itsNode},
 		},
-		"stage Complete": {nodes: cluster, request: request{nm: maintain(pools("home"), atStage("Complete"))}},
-		"a deletion":     {nodes: cluster, request: request{old: maintain(pools("home"))}},
+		"stage Complete": {request: request{nm: maintain(pools("home"), atStage("Complete"))}},
+		"a deletion":     {request: request{old: maintain(pools("home"))}},
 		"the reason changes": {
-			nodes: cluster, request: request{nm: maintain(pools("home"), because("x")), old: maintain(pools("home"))},
+			request: request{nm: maintain(pools("home"), because("x")), old: maintain(pools("home"))},
 		},
 		"the stage changes": {
-			nodes:   cluster,
+
 			request: request{nm: maintain(pools("home")), old: maintain(pools("home"), atStage("Cordon"))},
-			want:    []string{"spec.nodeSelector: the Haulout server itself runs on node home"},
+			want:    []string{itsNode},
 		},
-		"a request of the server": {nodes: cluster, request: request{by: self, nm: maintain(pools("home"))}},
+		"a request of the server": {request: request{by: self, nm: maintain(pools("home"))}},
 		"other maintenances hold the same nodes": {
-			nodes: cluster,
+
 			others: []*v1alpha1.NodeMaintenance{
 				another("a", "Drain", pools("blue")), another("by-status", "Cordon", pools("red"), "blue-2"),
 				another("by-selector", "Drain", pools("blue", "red")), another("elsewhere", "Drain", pools("red")),
@@ -138,9 +133,7 @@ func TestWarnings(t *testing.T) {
 		},
 		"an autoscaler may add nodes, and new nodes join": {
 			nodes: append(cluster, grouped), request: request{nm: maintain(pools("group"), joins)},
-			want: []string{
-				"spec.newNodes: Join also drains nodes that an autoscaler adds to groups of karpenter.sh/nodepool",
-			},
+			want: []string{alsoAdded},
 		},
 		"an autoscaler may add nodes, and new nodes are ignored": {
 			nodes: append(cluster, grouped), request: request{nm: maintain(pools("group"))},
@@ -148,20 +141,19 @@ func TestWarnings(t *testing.T) {
 		"newNodes changes to Join": {
 			nodes:   append(cluster, grouped),
 			request: request{nm: maintain(pools("group"), joins), old: maintain(pools("group"))},
-			want: []string{
-				"spec.newNodes: Join also drains nodes that an autoscaler adds to groups of karpenter.sh/nodepool",
-			},
+			want:    []string{alsoAdded},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if test.nodes == nil {
+				test.nodes = cluster
+			}
 			if test.request.by == nil {
 				test.request.by = bob
 			}
 			f := newFixture(t, may(append(allOf(test.nodes), "")...), test.nodes, test.others...)
 			ctx, warnings := f.context(test.request)
-			if err := f.validate(ctx, test.request); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, f.validate(ctx, test.request))
 			if got := warnings.Texts(); !slices.Equal(got, test.want) {
 				t.Errorf("got warnings\n%s, want\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
@@ -179,9 +171,7 @@ func TestWarningsAreLimitedInNumberAndLength(t *testing.T) {
 		return texts
 	}}
 	texts := f.plugin.warnings(t.Context(), &write{nm: maintain(pools("blue")), change: &change{}})
-	if len(texts) != warningsAtMost {
-		t.Errorf("got %d warnings, want %d", len(texts), warningsAtMost)
-	}
+	is.Equal(t, len(texts), warningsAtMost, "warnings")
 	for _, text := range texts {
 		if n := utf8.RuneCountInString(text); n > warningLength {
 			t.Errorf("got a warning of %d characters, want at most %d", n, warningLength)
@@ -211,9 +201,7 @@ func TestListNames(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := listNames("by ", test.names)
-			if got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Equal(t, got, test.want)
 			if n := utf8.RuneCountInString(got); n > warningLength {
 				t.Errorf("got %d characters, want at most %d", n, warningLength)
 			}

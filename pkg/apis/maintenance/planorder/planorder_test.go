@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func labels(app string) *metav1.LabelSelector {
@@ -70,9 +72,7 @@ func TestCheck(t *testing.T) {
 			Check(test.plan, func(index, against int, v Violation) {
 				got = append(got, fmt.Sprintf("%d against %d: %s", index, against, v))
 			})
-			if !slices.Equal(got, test.want) {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Slices(t, got, test.want)
 			unknown := slices.ContainsFunc(test.plan, func(k Key) bool { return k.Type == "Bare" })
 			if ordered := Ordered(test.plan); ordered != (len(test.want) == 0 && !unknown) {
 				t.Errorf("Ordered says %v", ordered)
@@ -97,9 +97,7 @@ func TestBefore(t *testing.T) {
 		"the same, which is neither": {Key{"Default", 1, nil}, Key{"Default", 1, nil}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := Before(test.a, test.b); got != test.want {
-				t.Errorf("got %v, want %v", got, test.want)
-			}
+			is.Equal(t, Before(test.a, test.b), test.want)
 		})
 	}
 }

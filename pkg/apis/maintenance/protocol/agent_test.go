@@ -12,9 +12,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func nodeWith(conditions ...corev1.NodeCondition) *corev1.Node {
@@ -200,7 +201,7 @@ func TestStaticPodsHaveAnEvacuatorWithANodeAgent(t *testing.T) {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Annotations:     map[string]string{corev1.MirrorPodAnnotationKey: "hash"},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "one", UID: "uid-one", Controller: ptr.To(true)}},
+			OwnerReferences: build.Owner("v1", "Node", "one", "uid-one"),
 		},
 		Spec: corev1.PodSpec{NodeName: "one"},
 	}
@@ -211,9 +212,7 @@ func TestStaticPodsHaveAnEvacuatorWithANodeAgent(t *testing.T) {
 				want.Class = "kubelet.k8s.io"
 			}
 			got, err := BuiltInOf(t.Context(), pod, sets.New(maintenancev1alpha1.EvacuatorClassKubelet), ownerNode{test.node})
-			if err != nil || got != want {
-				t.Errorf("BuiltInOf() = %+v, %v, want %+v", got, err, want)
-			}
+			is.True(t, err == nil && got == want, "BuiltInOf() = %+v, %v, want %+v", got, err, want)
 			got, err = BuiltInOf(t.Context(), pod, sets.New[string](), ownerNode{test.node})
 			if err != nil || got != (BuiltIn{}) {
 				t.Errorf("with the evacuator disabled: BuiltInOf() = %+v, %v, want none", got, err)

@@ -4,7 +4,6 @@
 package protocol
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 const uid = types.UID("f5823a89-e03f-4752-b013-445643b8c7a0")
@@ -39,9 +39,7 @@ func TestCanonicalName(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := CanonicalName(tt.pod, uid)
-			if got != tt.want {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
+			is.Equal(t, got, tt.want)
 			if msgs := validation.IsDNS1123Subdomain(got); len(msgs) > 0 {
 				t.Errorf("%q is no valid name: %v", got, msgs)
 			}
@@ -74,45 +72,33 @@ func TestSort(t *testing.T) {
 		"first.example.org", "deployment.apps.k8s.io", "example.com", "a.example.com", "z.a.example.com",
 		"b.example.com", "last.example.com",
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	is.Slices(t, got, want)
 }
 
 func TestNext(t *testing.T) {
 	evacuators := []maintenancev1alpha1.Evacuator{
-		{EvacuatorClass: "low.example.com", Priority: 1},
-		{EvacuatorClass: "high.example.com", Priority: 2},
+		{EvacuatorClass: "low.example.com", Priority: 1}, {EvacuatorClass: "high.example.com", Priority: 2},
 	}
 	tests := map[string]struct {
 		evacuators []maintenancev1alpha1.Evacuator
 		active     string
 		want       string
 	}{
-		"the highest priority starts": {evacuators: evacuators, want: "high.example.com"},
-		"the next lower one follows":  {evacuators: evacuators, active: "high.example.com", want: "low.example.com"},
-		"eviction follows the last": {
-			evacuators: evacuators, active: "low.example.com", want: "eviction.maintenance.haulout.dev",
-		},
-		"eviction is final": {
-			evacuators: evacuators, active: "eviction.maintenance.haulout.dev",
-			want: "eviction.maintenance.haulout.dev",
-		},
-		"without evacuators eviction starts": {want: "eviction.maintenance.haulout.dev"},
+		"the highest priority starts":        {evacuators, "", "high.example.com"},
+		"the next lower one follows":         {evacuators, "high.example.com", "low.example.com"},
+		"eviction follows the last":          {evacuators, "low.example.com", "eviction.maintenance.haulout.dev"},
+		"eviction is final":                  {evacuators, "eviction.maintenance.haulout.dev", "eviction.maintenance.haulout.dev"},
+		"without evacuators eviction starts": {nil, "", "eviction.maintenance.haulout.dev"},
 		"an active class that is not listed has ended": {
-			evacuators: evacuators, active: "gone.example.com", want: "eviction.maintenance.haulout.dev",
+			evacuators, "gone.example.com", "eviction.maintenance.haulout.dev",
 		},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := Next(tt.evacuators, tt.active); got != tt.want {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
+			is.Equal(t, Next(tt.evacuators, tt.active), tt.want)
 		})
 	}
-	if evacuators[0].EvacuatorClass != "low.example.com" {
-		t.Error("Next changed its argument")
-	}
+	is.True(t, evacuators[0].EvacuatorClass == "low.example.com", "Next changed its argument")
 }
 
 func TestSharesParentDomain(t *testing.T) {
@@ -132,9 +118,7 @@ func TestSharesParentDomain(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := SharesParentDomain(tt.class, tt.controller); got != tt.want {
-				t.Errorf("got %v, want %v", got, tt.want)
-			}
+			is.Equal(t, SharesParentDomain(tt.class, tt.controller), tt.want)
 		})
 	}
 }
@@ -224,9 +208,7 @@ func TestInstigators(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			if got := Instigators(tt.finalizers); !slices.Equal(got, tt.want) {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
+			is.Slices(t, Instigators(tt.finalizers), tt.want)
 			if got := HasInstigator(tt.finalizers); got != (len(tt.want) > 0) {
 				t.Errorf("HasInstigator: got %v", got)
 			}

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestIsKeptByBudget(t *testing.T) {
@@ -62,9 +63,7 @@ func TestIsKeptByBudget(t *testing.T) {
 			for _, mod := range tt.mods {
 				mod(&e.Status)
 			}
-			if got := IsKeptByBudget(e, patience, begin.Add(tt.at)); got != tt.want {
-				t.Errorf("got %v, want %v", got, tt.want)
-			}
+			is.Equal(t, IsKeptByBudget(e, patience, begin.Add(tt.at)), tt.want)
 		})
 	}
 }

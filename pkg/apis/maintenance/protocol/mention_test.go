@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestMention(t *testing.T) {
@@ -32,9 +33,7 @@ func TestMention(t *testing.T) {
 				ObjectMeta: metav1.ObjectMeta{Name: "kernel"},
 				Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Reason: tt.reason},
 			}
-			if got := Mention(nm); got != tt.want {
-				t.Errorf("got %q, want %q", got, tt.want)
-			}
+			is.Equal(t, Mention(nm), tt.want)
 		})
 	}
 }

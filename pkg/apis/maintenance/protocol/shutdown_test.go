@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestShutdownName(t *testing.T) {
@@ -35,9 +37,7 @@ func TestShutdownName(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := ShutdownName(test.node, test.bootID)
-			if got != test.want {
-				t.Errorf("ShutdownName() = %q, want %q", got, test.want)
-			}
+			is.True(t, got == test.want, "ShutdownName() = %q, want %q", got, test.want)
 			if errs := validation.IsDNS1123Subdomain(got); len(errs) > 0 {
 				t.Errorf("%q is not a valid name: %v", got, errs)
 			}
@@ -95,15 +95,11 @@ func TestNodeOfShutdown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			meta := metav1.ObjectMeta{Name: ShutdownName(test.node, boot), Annotations: map[string]string{maintenancev1alpha1.AnnotationBootID: boot}}
-			selector := &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{
-				{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{test.node}},
-			}}}}
+			selector := build.Named(test.node)
 			if test.change != nil {
 				test.change(&meta, selector)
 			}
-			if got := NodeOfShutdown(&meta, selector); got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Equal(t, NodeOfShutdown(&meta, selector), test.want)
 		})
 	}
 }
@@ -125,9 +121,7 @@ func TestHasBootedSince(t *testing.T) {
 		"an ID that is short":               {node: second, shutdown: "14"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := HasBootedSince(test.node, test.shutdown); got != test.want {
-				t.Errorf("got %t, want %t", got, test.want)
-			}
+			is.Equal(t, HasBootedSince(test.node, test.shutdown), test.want)
 		})
 	}
 }

@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestIsControlPlane(t *testing.T) {
@@ -27,9 +29,7 @@ func TestIsControlPlane(t *testing.T) {
 			}
 		})
 	}
-	if IsControlPlane(nil) {
-		t.Error("got true without a Node")
-	}
+	is.True(t, !IsControlPlane(nil), "got true without a Node")
 }
 
 func TestKeptStaticPods(t *testing.T) {
@@ -77,7 +77,5 @@ func TestKeptStaticPods(t *testing.T) {
 			}
 		})
 	}
-	if len(tooMany) > 128 {
-		t.Errorf("got %d bytes for more pods than fit: %s", len(tooMany), tooMany)
-	}
+	is.True(t, len(tooMany) <= 128, "got %d bytes for more pods than fit: %s", len(tooMany), tooMany)
 }

@@ -12,6 +12,8 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestTurn(t *testing.T) {
@@ -66,25 +68,16 @@ func TestTurn(t *testing.T) {
 				ActiveEvacuatorCompleted: tt.completed, Message: tt.message,
 			}
 			var internal maintenance.EvacuationStatus
-			err := maintenancev1alpha1.Convert_v1alpha1_EvacuationStatus_To_maintenance_EvacuationStatus(&status,
-				&internal, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, maintenancev1alpha1.Convert_v1alpha1_EvacuationStatus_To_maintenance_EvacuationStatus(&status,
+				&internal, nil))
 			want := Turn{Class: class, Completed: tt.completed, Reported: tt.wantReported}
 			if tt.wantSince != nil {
 				want.Since = tt.wantSince.Time
 			}
 			turn := TurnOf(&status)
-			if turn != want {
-				t.Errorf("got %+v, want %+v", turn, want)
-			}
-			if fromInternal := TurnOfInternal(&internal); fromInternal != want {
-				t.Errorf("got %+v from the internal status, want %+v", fromInternal, want)
-			}
-			if got := turn.Patience(tt.seconds, 5*time.Minute); got != tt.wantPatience {
-				t.Errorf("patience %v, want %v", got, tt.wantPatience)
-			}
+			is.Equal(t, turn, want)
+			is.Equal(t, TurnOfInternal(&internal), want, "from the internal status")
+			is.Equal(t, turn.Patience(tt.seconds, 5*time.Minute), tt.wantPatience, "patience")
 		})
 	}
 }

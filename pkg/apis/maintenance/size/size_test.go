@@ -16,6 +16,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestValidate(t *testing.T) {
@@ -27,13 +29,7 @@ func TestValidate(t *testing.T) {
 			values[i] = strings.Repeat("n", 50)
 		}
 		return &maintenance.NodeMaintenance{
-			Spec: maintenance.NodeMaintenanceSpec{
-				NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-					MatchExpressions: []corev1.NodeSelectorRequirement{
-						{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: values},
-					},
-				}}},
-			},
+			Spec: maintenance.NodeMaintenanceSpec{NodeSelector: build.Labelled(corev1.LabelHostname, values...)},
 		}
 	}
 	// A label or annotation takes nine bytes more than its value here.
@@ -179,8 +175,6 @@ func TestStatusBytes(t *testing.T) {
 			stored.NodeStatuses = append(stored.NodeStatuses, n)
 		}
 		got, want := StatusBytes(entries, 1000), stored.Size()
-		if got < want || got > want*5/4 {
-			t.Errorf("got %d bytes, stored are %d", got, want)
-		}
+		is.True(t, got >= want && got <= want*5/4, "got %d bytes, stored are %d", got, want)
 	})
 }

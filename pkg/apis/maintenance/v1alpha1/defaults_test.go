@@ -17,6 +17,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // web is a selector that a plan may have.
@@ -81,12 +83,8 @@ func TestDefaultDrainPlan(t *testing.T) {
 			if got := describe(nm.Spec.DrainPlan); !slices.Equal(got, test.want) {
 				t.Errorf("plan is\n%s, want\n%s", strings.Join(got, "\n"), strings.Join(test.want, "\n"))
 			}
-			if nm.Spec.Stage != "Idle" {
-				t.Errorf("stage is %q, want Idle", nm.Spec.Stage)
-			}
-			if nm.Spec.NewNodes != "Ignore" {
-				t.Errorf("newNodes is %q, want Ignore", nm.Spec.NewNodes)
-			}
+			is.Equal(t, nm.Spec.Stage, "Idle", "stage")
+			is.Equal(t, nm.Spec.NewNodes, "Ignore", "newNodes")
 			v1alpha1.SetObjectDefaults_NodeMaintenance(nm)
 			if got := describe(nm.Spec.DrainPlan); !slices.Equal(got, test.want) {
 				t.Errorf("defaulting twice gives\n%s", strings.Join(got, "\n"))
@@ -143,9 +141,7 @@ func codec(t *testing.T) runtime.Codec {
 	install.Install(scheme)
 	codecs := serializer.NewCodecFactory(scheme)
 	info, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
-	if !ok {
-		t.Fatal("no protobuf serializer")
-	}
+	must.True(t, ok, "no protobuf serializer")
 	return codecs.CodecForVersions(info.Serializer, codecs.UniversalDeserializer(), v1alpha1.SchemeGroupVersion,
 		maintenance.SchemeGroupVersion)
 }
@@ -161,30 +157,17 @@ func TestStoredPlanReadsBackAsItWasWritten(t *testing.T) {
 
 func expectPlanAsStored(t *testing.T, bytes string) {
 	t.Helper()
-	data, err := hex.DecodeString(bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	obj, err := runtime.Decode(codec(t), data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(hex.DecodeString(bytes))(t)
+	obj := must.Get(runtime.Decode(codec(t), data))(t)
 	nm := obj.(*maintenance.NodeMaintenance)
-	if nm.Spec.NewNodes != maintenance.NewNodesPolicyIgnore {
-		t.Errorf("newNodes is %q, want Ignore", nm.Spec.NewNodes)
-	}
+	is.True(t, nm.Spec.NewNodes == maintenance.NewNodesPolicyIgnore, "newNodes is %q, want Ignore", nm.Spec.NewNodes)
 	versioned := &v1alpha1.NodeMaintenance{}
-	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil))
 	want := slices.Concat([]string{"Default 5"}, twelve)
 	if got := describe(versioned.Spec.DrainPlan); !slices.Equal(got, want) {
 		t.Errorf("plan is\n%s, want\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	again, err := runtime.Encode(codec(t), nm)
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must.Get(runtime.Encode(codec(t), nm))(t)
 	if got := hex.EncodeToString(again); got != storedWithNewNodes {
 		t.Errorf("it is stored as\n%s, want\n%s", got, storedWithNewNodes)
 	}

@@ -14,6 +14,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 const (
@@ -27,7 +29,7 @@ type evacuationMod func(*maintenance.Evacuation)
 // newEvacuation returns a valid Evacuation of the pod web-1 with three evacuators,
 // first.example.com before the controller before last.example.com, of which none is active yet.
 func newEvacuation(mods ...evacuationMod) *maintenance.Evacuation {
-	e := &maintenance.Evacuation{
+	return build.With(&maintenance.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "blue", Name: evacuationTestUID + "-web-1", Finalizers: []string{evacuationTestInstigator},
 		},
@@ -44,11 +46,7 @@ func newEvacuation(mods ...evacuationMod) *maintenance.Evacuation {
 		Status: maintenance.EvacuationStatus{
 			EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
 		},
-	}
-	for _, mod := range mods {
-		mod(e)
-	}
-	return e
+	}, mods...)
 }
 
 func withEvacuators(list ...maintenance.Evacuator) evacuationMod {
@@ -58,6 +56,12 @@ func withEvacuators(list ...maintenance.Evacuator) evacuationMod {
 func active(class string) evacuationMod {
 	return func(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorClass = class }
 }
+
+// The turns of newEvacuation.
+var (
+	first, second  = active("first.example.com"), active("deployment.apps.k8s.io")
+	last, evicting = active("last.example.com"), active(evacuationTestEviction)
+)
 
 func reportedAt(seconds int64) evacuationMod {
 	return func(e *maintenance.Evacuation) {
@@ -103,15 +107,19 @@ var evacuationComplete = withCondition("Complete", metav1.ConditionTrue, "PodDel
 func matchEvacuationErrors(t *testing.T, got, want field.ErrorList) {
 	t.Helper()
 	field.ErrorMatcher{}.ByType().ByField().Test(t, want, got)
-	if len(got) != len(want) {
-		t.Errorf("got %d errors, want %d: %v", len(got), len(want), got)
-	}
+	is.True(t, len(got) == len(want), "got %d errors, want %d: %v", len(got), len(want), got)
 }
 
 func TestValidateEvacuation(t *testing.T) {
 	namePath, generateNamePath := field.NewPath("metadata", "name"), field.NewPath("metadata", "generateName")
 	evacuatorPath := func(i int, name string) *field.Path {
 		return field.NewPath("spec", "evacuators").Index(i).Child(name)
+	}
+	badPriority := field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")}
+	badName, badGenerateName := field.ErrorList{field.Invalid(namePath, "", "")}, field.ErrorList{field.Invalid(generateNamePath, "", "")}
+	badFinalizer := field.ErrorList{field.Forbidden(field.NewPath("metadata", "finalizers").Index(1), "")}
+	evacuator := func(class string, priority int32, role maintenance.EvacuatorRole) maintenance.Evacuator {
+		return maintenance.Evacuator{EvacuatorClass: class, Priority: priority, Role: role}
 	}
 	controller := maintenance.Evacuator{EvacuatorClass: "deployment.apps.k8s.io", Priority: 10000, Role: "controller"}
 	tests := map[string]struct {
@@ -123,31 +131,24 @@ func TestValidateEvacuation(t *testing.T) {
 		"no node yet":          {mod: func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
 		"other finalizers beside": {
 			mod:  func(e *maintenance.Evacuation) { e.Finalizers = append(e.Finalizers, "example.com/other") },
-			want: field.ErrorList{field.Forbidden(field.NewPath("metadata", "finalizers").Index(1), "")},
+			want: badFinalizer,
 		},
 		"a finalizer of the garbage collector": {
 			mod:  func(e *maintenance.Evacuation) { e.Finalizers = append(e.Finalizers, metav1.FinalizerDeleteDependents) },
-			want: field.ErrorList{field.Forbidden(field.NewPath("metadata", "finalizers").Index(1), "")},
+			want: badFinalizer,
 		},
 		"a node whose name is none": {
 			mod:  func(e *maintenance.Evacuation) { e.Spec.NodeName = "a/b" },
 			want: field.ErrorList{field.Invalid(field.NewPath("spec", "nodeName"), "", "")},
 		},
-		"another name": {
-			mod:  func(e *maintenance.Evacuation) { e.Name = "other" },
-			want: field.ErrorList{field.Invalid(namePath, "", "")},
-		},
-		"the UID alone as name": {
-			mod:  func(e *maintenance.Evacuation) { e.Name = evacuationTestUID },
-			want: field.ErrorList{field.Invalid(namePath, "", "")},
-		},
+		"another name":          {mod: func(e *maintenance.Evacuation) { e.Name = "other" }, want: badName},
+		"the UID alone as name": {mod: func(e *maintenance.Evacuation) { e.Name = evacuationTestUID }, want: badName},
 		"generateName, name made from it": {
 			mod:  func(e *maintenance.Evacuation) { e.Name, e.GenerateName = "web-x7k2p", "web-" },
-			want: field.ErrorList{field.Invalid(generateNamePath, "", "")},
+			want: badGenerateName,
 		},
 		"generateName beside the right name": {
-			mod:  func(e *maintenance.Evacuation) { e.GenerateName = "web-" },
-			want: field.ErrorList{field.Invalid(generateNamePath, "", "")},
+			mod: func(e *maintenance.Evacuation) { e.GenerateName = "web-" }, want: badGenerateName,
 		},
 		"no pod name, which the tags report": {mod: func(e *maintenance.Evacuation) { e.Spec.PodRef.Name = "" }},
 		"no pod UID, which the tags report":  {mod: func(e *maintenance.Evacuation) { e.Spec.PodRef.UID = "" }},
@@ -167,50 +168,39 @@ func TestValidateEvacuation(t *testing.T) {
 			},
 		},
 		"two controllers": {
-			mod: withEvacuators(controller, maintenance.Evacuator{
-				EvacuatorClass: "b.example.com", Priority: 10000, Role: "controller",
-			}),
+			mod:  withEvacuators(controller, evacuator("b.example.com", 10000, "controller")),
 			want: field.ErrorList{field.Invalid(evacuatorPath(1, "role"), "", "")},
 		},
 		"a controller at another priority": {
-			mod: withEvacuators(maintenance.Evacuator{
-				EvacuatorClass: "b.example.com", Priority: 9999, Role: "controller",
-			}),
-			want: field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")},
+			mod: withEvacuators(evacuator("b.example.com", 9999, "controller")), want: badPriority,
 		},
 		"the controller's priority without the role": {
-			mod:  withEvacuators(maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000}),
+			mod:  withEvacuators(evacuator("b.example.com", 10000, "")),
 			want: field.ErrorList{field.Required(evacuatorPath(0, "role"), "")},
 		},
-		"an unknown role is left to the tags": {
-			mod: withEvacuators(maintenance.Evacuator{EvacuatorClass: "b.example.com", Priority: 10000, Role: "boss"}),
-		},
+		"an unknown role is left to the tags": {mod: withEvacuators(evacuator("b.example.com", 10000, "boss"))},
 		"a reserved priority under the controller's parent domain": {
-			mod: withEvacuators(maintenance.Evacuator{EvacuatorClass: "before.apps.k8s.io", Priority: 10050},
-				controller),
+			mod: withEvacuators(evacuator("before.apps.k8s.io", 10050, ""), controller),
 		},
 		"a reserved priority in another domain": {
-			mod: withEvacuators(maintenance.Evacuator{EvacuatorClass: "before.example.com", Priority: 10050},
-				controller),
-			want: field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")},
+			mod: withEvacuators(evacuator("before.example.com", 10050, ""), controller), want: badPriority,
 		},
 		"a reserved priority without a controller": {
-			mod:  withEvacuators(maintenance.Evacuator{EvacuatorClass: "before.apps.k8s.io", Priority: 10050}),
-			want: field.ErrorList{field.Invalid(evacuatorPath(0, "priority"), "", "")},
+			mod: withEvacuators(evacuator("before.apps.k8s.io", 10050, "")), want: badPriority,
 		},
 		"the lowest and the highest reserved priority": {
-			mod: withEvacuators(controller, maintenance.Evacuator{EvacuatorClass: "low.example.com", Priority: 9900},
-				maintenance.Evacuator{EvacuatorClass: "high.example.com", Priority: 10099}),
+			mod: withEvacuators(controller, evacuator("low.example.com", 9900, ""),
+				evacuator("high.example.com", 10099, "")),
 			want: field.ErrorList{
 				field.Invalid(evacuatorPath(1, "priority"), "", ""),
 				field.Invalid(evacuatorPath(2, "priority"), "", ""),
 			},
 		},
 		"the priorities around the reserved ones": {mod: withEvacuators(controller,
-			maintenance.Evacuator{EvacuatorClass: "low.example.com", Priority: 9899},
-			maintenance.Evacuator{EvacuatorClass: "high.example.com", Priority: 10100})},
+			evacuator("low.example.com", 9899, ""),
+			evacuator("high.example.com", 10100, ""))},
 		"the class of eviction": {
-			mod:  withEvacuators(maintenance.Evacuator{EvacuatorClass: evacuationTestEviction, Priority: 1}),
+			mod:  withEvacuators(evacuator(evacuationTestEviction, 1, "")),
 			want: field.ErrorList{field.Invalid(evacuatorPath(0, "evacuatorClass"), "", "")},
 		},
 	}
@@ -248,13 +238,9 @@ func TestWarnEvacuation(t *testing.T) {
 			got := WarnEvacuation(newEvacuation(func(e *maintenance.Evacuation) {
 				e.Spec.ProgressDeadlineSeconds = tt.seconds
 			}))
-			if (len(got) > 0) != tt.want {
-				t.Errorf("got %q", got)
-			}
+			is.True(t, (len(got) > 0) == tt.want, "got %q", got)
 			for _, text := range got {
-				if len(text) > 120 {
-					t.Errorf("warning of %d characters: %s", len(text), text)
-				}
+				is.True(t, len(text) <= 120, "warning of %d characters: %s", len(text), text)
 			}
 		})
 	}
@@ -298,75 +284,48 @@ func TestValidateEvacuationUpdate(t *testing.T) {
 func TestValidateEvacuationStatusUpdate(t *testing.T) {
 	status := field.NewPath("status")
 	class, policy := status.Child("activeEvacuatorClass"), status.Child("evacuationCancellationPolicy")
+	badClass, badPolicy := field.ErrorList{field.Invalid(class, "", "")}, field.ErrorList{field.Invalid(policy, "", "")}
+	ended := field.ErrorList{field.Forbidden(status, "")}
 	mods := func(m ...evacuationMod) []evacuationMod { return m }
 	turns := Turns{Now: time.Unix(10000, 0), StartDeadline: 5 * time.Minute}
 	tests := map[string]struct {
 		old, mods []evacuationMod
 		want      field.ErrorList
 	}{
-		"the turn starts at the highest priority": {mods: mods(active("first.example.com"))},
-		"the turn starts lower": {
-			mods: mods(active("deployment.apps.k8s.io")), want: field.ErrorList{field.Invalid(class, "", "")},
-		},
-		"the turn starts with eviction": {
-			mods: mods(active(evacuationTestEviction)), want: field.ErrorList{field.Invalid(class, "", "")},
-		},
+		"the turn starts at the highest priority": {mods: mods(first)},
+		"the turn starts lower":                   {mods: mods(second), want: badClass},
+		"the turn starts with eviction":           {mods: mods(evicting), want: badClass},
 		"eviction starts where there is no evacuator": {
-			old: mods(withEvacuators()), mods: mods(withEvacuators(), active(evacuationTestEviction)),
+			old: mods(withEvacuators()), mods: mods(withEvacuators(), evicting),
 		},
-		"the next one takes over": {
-			old: mods(active("first.example.com")), mods: mods(active("deployment.apps.k8s.io")),
-		},
-		"one is left out": {
-			old: mods(active("first.example.com")), mods: mods(active("last.example.com")),
-			want: field.ErrorList{field.Invalid(class, "", "")},
-		},
+		"the next one takes over": {old: mods(first), mods: mods(second)},
+		"one is left out":         {old: mods(first), mods: mods(last), want: badClass},
 		"one that keeps reporting": {
-			old:  mods(active("first.example.com"), reportedAt(9000)),
-			mods: mods(active("deployment.apps.k8s.io"), reportedAt(10000)),
-			want: field.ErrorList{field.Invalid(class, "", "")},
+			old: mods(first, reportedAt(9000)), mods: mods(second, reportedAt(10000)), want: badClass,
 		},
 		"one that has been silent for its deadline": {
-			old:  mods(active("first.example.com"), reportedAt(8200)),
-			mods: mods(active("deployment.apps.k8s.io"), reportedAt(10000)),
+			old: mods(first, reportedAt(8200)), mods: mods(second, reportedAt(10000)),
 		},
-		"one that has never started": {
-			old: mods(active("first.example.com"), activeSince(9700)), mods: mods(active("deployment.apps.k8s.io")),
-		},
-		"one that may still start": {
-			old: mods(active("first.example.com"), activeSince(9701)), mods: mods(active("deployment.apps.k8s.io")),
-			want: field.ErrorList{field.Invalid(class, "", "")},
-		},
+		"one that has never started": {old: mods(first, activeSince(9700)), mods: mods(second)},
+		"one that may still start":   {old: mods(first, activeSince(9701)), mods: mods(second), want: badClass},
 		"an active class that is not listed": {
-			old: mods(active("x.example.com"), reportedAt(9999)), mods: mods(active(evacuationTestEviction)),
+			old: mods(active("x.example.com"), reportedAt(9999)), mods: mods(evicting),
 		},
 		"an active class that is not listed, then a listed": {
-			old: mods(active("x.example.com"), reportedAt(9999)), mods: mods(active("last.example.com")),
-			want: field.ErrorList{field.Invalid(class, "", "")},
+			old: mods(active("x.example.com"), reportedAt(9999)), mods: mods(last), want: badClass,
 		},
 		"it was withdrawn before the first became active": {
-			old: mods(withoutInstigator), mods: mods(active("first.example.com")),
-			want: field.ErrorList{field.Invalid(class, "", "")},
+			old: mods(withoutInstigator), mods: mods(first), want: badClass,
 		},
 		"it is being deleted, and the next one takes over": {
-			old: mods(active("first.example.com"), evacuationDeleting), mods: mods(active("deployment.apps.k8s.io")),
-			want: field.ErrorList{field.Invalid(class, "", "")},
+			old: mods(first, evacuationDeleting), mods: mods(second), want: badClass,
 		},
-		"eviction takes over": {old: mods(active("last.example.com")), mods: mods(active(evacuationTestEviction))},
-		"the turn moves up": {
-			old: mods(active("last.example.com")), mods: mods(active("first.example.com")),
-			want: field.ErrorList{field.Invalid(class, "", "")},
-		},
-		"the turn comes back from eviction": {
-			old: mods(active(evacuationTestEviction)), mods: mods(active("last.example.com")),
-			want: field.ErrorList{field.Invalid(class, "", "")},
-		},
-		"the turn is taken back": {
-			old: mods(active("first.example.com")), mods: mods(active("")),
-			want: field.ErrorList{field.Invalid(class, "", "")},
-		},
+		"eviction takes over":               {old: mods(last), mods: mods(evicting)},
+		"the turn moves up":                 {old: mods(last), mods: mods(first), want: badClass},
+		"the turn comes back from eviction": {old: mods(evicting), mods: mods(last), want: badClass},
+		"the turn is taken back":            {old: mods(first), mods: mods(active("")), want: badClass},
 		"the turn goes to one that is not listed": {
-			old: mods(active("first.example.com")), mods: mods(active("x.example.com")),
+			old: mods(first), mods: mods(active("x.example.com")),
 			want: field.ErrorList{field.NotSupported(class, "", []string{})},
 		},
 
@@ -377,65 +336,45 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 		},
 		"a negative one is for the tag": {old: mods(failedEvictions(3)), mods: mods(failedEvictions(-1))},
 
-		"the active evacuator forbids": {
-			old: mods(active("first.example.com")), mods: mods(active("first.example.com"), forbid),
-		},
-		"it allows again": {old: mods(active("first.example.com"), forbid), mods: mods(active("first.example.com"))},
+		"the active evacuator forbids": {old: mods(first), mods: mods(first, forbid)},
+		"it allows again":              {old: mods(first, forbid), mods: mods(first)},
 		"forbidding while the object is being deleted": {
-			old:  mods(active("first.example.com"), evacuationDeleting),
-			mods: mods(active("first.example.com"), forbid, evacuationDeleting),
-			want: field.ErrorList{field.Invalid(policy, "", "")},
+			old: mods(first, evacuationDeleting), mods: mods(first, forbid, evacuationDeleting), want: badPolicy,
 		},
 		"forbidding without an instigator": {
-			old:  mods(active("first.example.com"), withoutInstigator),
-			mods: mods(active("first.example.com"), withoutInstigator, forbid),
-			want: field.ErrorList{field.Invalid(policy, "", "")},
+			old: mods(first, withoutInstigator), mods: mods(first, withoutInstigator, forbid), want: badPolicy,
 		},
-		"forbidding before an evacuator is active": {
-			mods: mods(forbid), want: field.ErrorList{field.Invalid(policy, "", "")},
-		},
+		"forbidding before an evacuator is active": {mods: mods(forbid), want: badPolicy},
 		"what was forbidden before the instigators left stays so": {
-			old:  mods(active("first.example.com"), withoutInstigator, forbid),
-			mods: mods(active("first.example.com"), withoutInstigator, forbid, withMessage("on")),
+			old:  mods(first, withoutInstigator, forbid),
+			mods: mods(first, withoutInstigator, forbid, withMessage("on")),
 		},
 		"what was forbidden before the deletion stays so": {
-			old:  mods(active("first.example.com"), evacuationDeleting, forbid),
-			mods: mods(active("first.example.com"), evacuationDeleting, forbid, withMessage("on")),
+			old:  mods(first, evacuationDeleting, forbid),
+			mods: mods(first, evacuationDeleting, forbid, withMessage("on")),
 		},
-		"forbidding for the eviction": {
-			old: mods(active(evacuationTestEviction)), mods: mods(active(evacuationTestEviction), forbid),
-			want: field.ErrorList{field.Invalid(policy, "", "")},
-		},
-		"Forbid across a hand-over": {
-			old: mods(active("first.example.com"), forbid), mods: mods(active("deployment.apps.k8s.io"), forbid),
-			want: field.ErrorList{field.Invalid(policy, "", "")},
-		},
+		"forbidding for the eviction": {old: mods(evicting), mods: mods(evicting, forbid), want: badPolicy},
+		"Forbid across a hand-over":   {old: mods(first, forbid), mods: mods(second, forbid), want: badPolicy},
 
-		"it completes": {
-			old: mods(active("first.example.com")), mods: mods(active("first.example.com"), evacuationComplete),
-		},
+		"it completes": {old: mods(first), mods: mods(first, evacuationComplete)},
 		"nothing changes after completion": {
-			old:  mods(active("first.example.com"), evacuationComplete),
-			mods: mods(active("first.example.com"), evacuationComplete),
+			old: mods(first, evacuationComplete), mods: mods(first, evacuationComplete),
 		},
 		"the message changes after completion": {
-			old: mods(evacuationComplete), mods: mods(evacuationComplete, withMessage("x")),
-			want: field.ErrorList{field.Forbidden(status, "")},
+			old: mods(evacuationComplete), mods: mods(evacuationComplete, withMessage("x")), want: ended,
 		},
 		"the turn moves after completion": {
-			old:  mods(active("first.example.com"), evacuationComplete),
-			mods: mods(active("last.example.com"), evacuationComplete),
-			want: field.ErrorList{field.Forbidden(status, "")},
+			old: mods(first, evacuationComplete), mods: mods(last, evacuationComplete), want: ended,
 		},
-		"completion is taken back": {old: mods(evacuationComplete), want: field.ErrorList{field.Forbidden(status, "")}},
+		"completion is taken back": {old: mods(evacuationComplete), want: ended},
 		"a condition Complete that is False does not end it": {
 			old:  mods(withCondition("Complete", metav1.ConditionFalse, "Evacuating")),
 			mods: mods(withCondition("Complete", metav1.ConditionFalse, "Evacuating"), withMessage("x")),
 		},
 
-		"blocked": {mods: mods(withCondition("Blocked", metav1.ConditionTrue, "PodDisruptionBudget"))},
+		"blocked": {mods: mods(withCondition("Blocked", "True", "PodDisruptionBudget"))},
 		"a condition without a reason": {
-			mods: mods(withCondition("Blocked", metav1.ConditionTrue, "")),
+			mods: mods(withCondition("Blocked", "True", "")),
 			want: field.ErrorList{field.Required(status.Child("conditions").Index(0).Child("reason"), "")},
 		},
 		"a condition of unknown status": {
@@ -445,8 +384,7 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 			},
 		},
 		"duplicates are left to the tag": {
-			mods: mods(withCondition("Blocked", metav1.ConditionTrue, "A"),
-				withCondition("Blocked", metav1.ConditionTrue, "A")),
+			mods: mods(withCondition("Blocked", "True", "A"), withCondition("Blocked", "True", "A")),
 		},
 	}
 	for name, tt := range tests {
@@ -459,59 +397,47 @@ func TestValidateEvacuationStatusUpdate(t *testing.T) {
 
 func TestValidateEvacuationReport(t *testing.T) {
 	status := field.NewPath("status")
+	forbidden := field.ErrorList{field.Forbidden(status, "")}
+	badClass := field.ErrorList{field.Invalid(status.Child("activeEvacuatorClass"), "", "")}
 	mods := func(m ...evacuationMod) []evacuationMod { return m }
 	tests := map[string]struct {
 		old, mods []evacuationMod
 		want      field.ErrorList
 	}{
-		"a heartbeat": {old: mods(active("first.example.com")), mods: mods(active("first.example.com"))},
+		"a heartbeat": {old: mods(first), mods: mods(first)},
 		"all that an evacuator reports": {
-			old: mods(active("first.example.com")),
-			mods: mods(active("first.example.com"), forbid, withMessage("x"), func(e *maintenance.Evacuation) {
+			old: mods(first),
+			mods: mods(first, forbid, withMessage("x"), func(e *maintenance.Evacuation) {
 				e.Status.ActiveEvacuatorCompleted = true
 				e.Status.ExpectedEvacuationFinishTime = ptr.To(metav1.Unix(2000, 0))
 				e.Status.EvacuationProgressTimestamp = ptr.To(metav1.Unix(1000, 0))
 			}),
 		},
-		"no evacuator is active yet": {
-			mods: mods(withMessage("x")), want: field.ErrorList{field.Forbidden(status, "")},
-		},
-		"it makes itself active": {
-			mods: mods(active("first.example.com")), want: field.ErrorList{field.Forbidden(status, "")},
-		},
-		"eviction is the server's": {
-			old: mods(active(evacuationTestEviction)), mods: mods(active(evacuationTestEviction), withMessage("x")),
-			want: field.ErrorList{field.Forbidden(status, "")},
-		},
-		"it passes the turn on": {
-			old: mods(active("first.example.com")), mods: mods(active("last.example.com")),
-			want: field.ErrorList{field.Invalid(status.Child("activeEvacuatorClass"), "", "")},
-		},
-		"it lost the turn": {
-			old: mods(active("last.example.com")), mods: mods(active("first.example.com"), withMessage("x")),
-			want: field.ErrorList{field.Invalid(status.Child("activeEvacuatorClass"), "", "")},
-		},
+		"no evacuator is active yet": {mods: mods(withMessage("x")), want: forbidden},
+		"it makes itself active":     {mods: mods(first), want: forbidden},
+		"eviction is the server's":   {old: mods(evicting), mods: mods(evicting, withMessage("x")), want: forbidden},
+		"it passes the turn on":      {old: mods(first), mods: mods(last), want: badClass},
+		"it lost the turn":           {old: mods(last), mods: mods(first, withMessage("x")), want: badClass},
 		"it dates its turn": {
-			old:  mods(active("first.example.com"), activeSince(1000)),
-			mods: mods(active("first.example.com"), activeSince(2000)),
+			old:  mods(first, activeSince(1000)),
+			mods: mods(first, activeSince(2000)),
 			want: field.ErrorList{field.Forbidden(status.Child("activeEvacuatorSince"), "")},
 		},
 		"it counts evictions": {
-			old: mods(active("first.example.com")), mods: mods(active("first.example.com"), failedEvictions(1)),
+			old: mods(first), mods: mods(first, failedEvictions(1)),
 			want: field.ErrorList{field.Forbidden(status.Child("failedEvictionCounter"), "")},
 		},
 		"it sets a condition": {
-			old: mods(active("first.example.com")), mods: mods(active("first.example.com"), evacuationComplete),
+			old: mods(first), mods: mods(first, evacuationComplete),
 			want: field.ErrorList{field.Forbidden(status.Child("conditions"), "")},
 		},
 		"it removes a condition": {
-			old:  mods(active("first.example.com"), withCondition("Blocked", "True", "A")),
-			mods: mods(active("first.example.com")),
+			old:  mods(first, withCondition("Blocked", "True", "A")),
+			mods: mods(first),
 			want: field.ErrorList{field.Forbidden(status.Child("conditions"), "")},
 		},
 		"it is over, which others check": {
-			old:  mods(active("first.example.com"), evacuationComplete),
-			mods: mods(active("first.example.com"), evacuationComplete, withMessage("x")),
+			old: mods(first, evacuationComplete), mods: mods(first, evacuationComplete, withMessage("x")),
 		},
 	}
 	for name, tt := range tests {

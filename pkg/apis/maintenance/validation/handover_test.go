@@ -12,6 +12,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestTurnGoesBackToTheEvacuatorOfDeploymentsOnly(t *testing.T) {
@@ -46,9 +47,7 @@ func TestTurnGoesBackToTheEvacuatorOfDeploymentsOnly(t *testing.T) {
 			next := old.DeepCopy()
 			next.Status.ActiveEvacuatorClass = tc.to
 			errs := validateHandOver(next, old, Turns{Now: time.Unix(0, 0)}, field.NewPath("status"))
-			if (len(errs) == 0) != tc.allowed {
-				t.Errorf("got %v, want it to be allowed: %t", errs, tc.allowed)
-			}
+			is.True(t, (len(errs) == 0) == tc.allowed, "got %v, want it to be allowed: %t", errs, tc.allowed)
 		})
 	}
 }

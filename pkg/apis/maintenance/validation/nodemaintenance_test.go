@@ -16,6 +16,8 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // nodeMaintenance is valid and has been defaulted, unless a modifier makes it otherwise.
@@ -34,9 +36,7 @@ func nodeMaintenance(t *testing.T, modifiers ...func(*v1alpha1.NodeMaintenance))
 	}
 	v1alpha1.SetObjectDefaults_NodeMaintenance(versioned)
 	nm := &maintenance.NodeMaintenance{}
-	if err := v1alpha1.Convert_v1alpha1_NodeMaintenance_To_maintenance_NodeMaintenance(versioned, nm, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, v1alpha1.Convert_v1alpha1_NodeMaintenance_To_maintenance_NodeMaintenance(versioned, nm, nil))
 	return nm
 }
 
@@ -66,9 +66,7 @@ func expect(t *testing.T, errs field.ErrorList, want ...string) {
 	for _, err := range errs {
 		got = append(got, err.Field+" "+string(err.Type))
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("errors are %q, want %q: %v", got, want, errs)
-	}
+	is.True(t, slices.Equal(got, want), "errors are %q, want %q: %v", got, want, errs)
 }
 
 func TestValidateNodeMaintenanceSelector(t *testing.T) {
@@ -89,90 +87,73 @@ func TestValidateNodeMaintenanceSelector(t *testing.T) {
 		want     []string
 	}{
 		"an absent one is for the tags to refuse": {},
-		"no term": {
-			selector: &corev1.NodeSelector{}, want: []string{"spec.nodeSelector.nodeSelectorTerms FieldValueRequired"},
-		},
+		"no term": {&corev1.NodeSelector{}, []string{"spec.nodeSelector.nodeSelectorTerms FieldValueRequired"}},
 		"an empty term": {
-			selector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}},
-			want:     []string{term + " FieldValueRequired"},
+			&corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{}}},
+			[]string{term + " FieldValueRequired"},
 		},
-		"In": {selector: label("a", "In", "x", "y")},
-		"In without values": {
-			selector: label("a", "In"), want: []string{term + ".matchExpressions[0].values FieldValueRequired"},
-		},
+		"In":                {label("a", "In", "x", "y"), nil},
+		"In without values": {label("a", "In"), []string{term + ".matchExpressions[0].values FieldValueRequired"}},
 		"NotIn without values": {
-			selector: label("a", "NotIn"), want: []string{term + ".matchExpressions[0].values FieldValueRequired"},
+			label("a", "NotIn"), []string{term + ".matchExpressions[0].values FieldValueRequired"},
 		},
-		"Exists": {selector: label("a", "Exists")},
+		"Exists": {label("a", "Exists"), nil},
 		"Exists with a value": {
-			selector: label("a", "Exists", "x"),
-			want:     []string{term + ".matchExpressions[0].values FieldValueForbidden"},
+			label("a", "Exists", "x"), []string{term + ".matchExpressions[0].values FieldValueForbidden"},
 		},
 		"DoesNotExist with a value": {
-			selector: label("a", "DoesNotExist", "x"),
-			want:     []string{term + ".matchExpressions[0].values FieldValueForbidden"},
+			label("a", "DoesNotExist", "x"), []string{term + ".matchExpressions[0].values FieldValueForbidden"},
 		},
-		"Gt": {selector: label("a", "Gt", "3")},
+		"Gt": {label("a", "Gt", "3"), nil},
 		"Gt with two values": {
-			selector: label("a", "Gt", "1", "2"),
-			want:     []string{term + ".matchExpressions[0].values FieldValueInvalid"},
+			label("a", "Gt", "1", "2"), []string{term + ".matchExpressions[0].values FieldValueInvalid"},
 		},
 		"Lt without a number": {
-			selector: label("a", "Lt", "x"), want: []string{term + ".matchExpressions[0].values[0] FieldValueInvalid"},
+			label("a", "Lt", "x"), []string{term + ".matchExpressions[0].values[0] FieldValueInvalid"},
 		},
 		"an unknown operator": {
-			selector: label("a", "Matches", "x"),
-			want:     []string{term + ".matchExpressions[0].operator FieldValueNotSupported"},
+			label("a", "Matches", "x"), []string{term + ".matchExpressions[0].operator FieldValueNotSupported"},
 		},
-		"no operator": {
-			selector: label("a", ""), want: []string{term + ".matchExpressions[0].operator FieldValueNotSupported"},
-		},
-		"a key that is none": {
-			selector: label("a b", "Exists"), want: []string{term + ".matchExpressions[0].key FieldValueInvalid"},
-		},
+		"no operator":        {label("a", ""), []string{term + ".matchExpressions[0].operator FieldValueNotSupported"}},
+		"a key that is none": {label("a b", "Exists"), []string{term + ".matchExpressions[0].key FieldValueInvalid"}},
 		"no key": {
-			selector: label("", "Exists"),
-			want: []string{
+			label("", "Exists"),
+			[]string{
 				term + ".matchExpressions[0].key FieldValueInvalid",
 				term + ".matchExpressions[0].key FieldValueInvalid",
 			},
 		},
 		"a value that no label can have": {
-			selector: label("a", "In", "x", "-"),
-			want:     []string{term + ".matchExpressions[0].values[1] FieldValueInvalid"},
+			label("a", "In", "x", "-"), []string{term + ".matchExpressions[0].values[1] FieldValueInvalid"},
 		},
-		"a node's name":         {selector: name("metadata.name", "In", "node-1")},
-		"all but a node's name": {selector: name("metadata.name", "NotIn", "node-1")},
+		"a node's name":         {name("metadata.name", "In", "node-1"), nil},
+		"all but a node's name": {name("metadata.name", "NotIn", "node-1"), nil},
 		"another field": {
-			selector: name("metadata.uid", "In", "x"),
-			want:     []string{term + ".matchFields[0].key FieldValueNotSupported"},
+			name("metadata.uid", "In", "x"), []string{term + ".matchFields[0].key FieldValueNotSupported"},
 		},
 		"an operator that is for labels": {
-			selector: name("metadata.name", "Exists"),
-			want:     []string{term + ".matchFields[0].operator FieldValueNotSupported"},
+			name("metadata.name", "Exists"), []string{term + ".matchFields[0].operator FieldValueNotSupported"},
 		},
 		"two names": {
-			selector: name("metadata.name", "In", "a", "b"),
-			want:     []string{term + ".matchFields[0].values FieldValueInvalid"},
+			name("metadata.name", "In", "a", "b"), []string{term + ".matchFields[0].values FieldValueInvalid"},
 		},
 		"a name that no node can have": {
-			selector: name("metadata.name", "In", "A_b"),
-			want:     []string{term + ".matchFields[0].values[0] FieldValueInvalid"},
+			name("metadata.name", "In", "A_b"), []string{term + ".matchFields[0].values[0] FieldValueInvalid"},
 		},
 		"a field and an operator that are unknown": {
-			selector: name("spec.x", "Gt", "1"),
-			want: []string{
+			name("spec.x", "Gt", "1"),
+			[]string{
 				term + ".matchFields[0].key FieldValueNotSupported",
 				term + ".matchFields[0].operator FieldValueNotSupported",
 			},
 		},
 		"each of several terms with its own index": {
-			selector: &corev1.NodeSelector{
+			&corev1.NodeSelector{
 				NodeSelectorTerms: []corev1.NodeSelectorTerm{
 					{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "a", Operator: "Exists"}}}, {},
 				},
 			},
-			want: []string{"spec.nodeSelector.nodeSelectorTerms[1] FieldValueRequired"},
+			[]string{"spec.nodeSelector.nodeSelectorTerms[1] FieldValueRequired"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

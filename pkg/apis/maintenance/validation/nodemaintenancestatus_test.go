@@ -94,110 +94,84 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 		return maintenance.NodeMaintenanceStatus{LastProgressTimestamp: ptr.To(metav1.Unix(seconds, 0))}
 	}
 	const targets = "status.nodeStatuses[0].drainTargets"
+	ten, fell := node("1", target("Default", 10)), []string{targets + " FieldValueInvalid"}
 	for name, test := range map[string]struct {
 		old, status maintenance.NodeMaintenanceStatus
 		want        []string
 	}{
-		"stages that stay": {old: stages(stage("Cordon")), status: stages(stage("Cordon"))},
-		"a stage more":     {old: stages(stage("Cordon")), status: stages(stage("Cordon"), stage("Drain"))},
+		"stages that stay": {stages(stage("Cordon")), stages(stage("Cordon")), nil},
+		"a stage more":     {stages(stage("Cordon")), stages(stage("Cordon"), stage("Drain")), nil},
 		"a stage less": {
-			old: stages(stage("Cordon"), stage("Drain")), status: stages(stage("Cordon")),
-			want: []string{"status.stageStatuses FieldValueInvalid"},
+			stages(stage("Cordon"), stage("Drain")),
+			stages(stage("Cordon")),
+			[]string{"status.stageStatuses FieldValueInvalid"},
 		},
 		"another time": {
-			old: stages(stage("Cordon")),
-			status: stages(maintenance.StageStatus{
-				Name: "Cordon", StartTimestamp: &metav1.Time{Time: time.Unix(9, 0)},
-			}),
-			want: []string{"status.stageStatuses FieldValueInvalid"},
+			stages(stage("Cordon")),
+			stages(maintenance.StageStatus{Name: "Cordon", StartTimestamp: &metav1.Time{Time: time.Unix(9, 0)}}),
+			[]string{"status.stageStatuses FieldValueInvalid"},
 		},
 		"a stage twice": {
-			old: stages(stage("Cordon")), status: stages(stage("Cordon"), stage("Cordon")),
-			want: []string{"status.stageStatuses[1].name FieldValueDuplicate"},
+			stages(stage("Cordon")),
+			stages(stage("Cordon"), stage("Cordon")),
+			[]string{"status.stageStatuses[1].name FieldValueDuplicate"},
 		},
-		"the newest node is recorded": {old: stages(), status: newest(5)},
-		"the newest node stays":       {old: newest(5), status: newest(5)},
-		"the newest node changes": {
-			old: newest(5), status: newest(6), want: []string{"status.newestNodeTimestamp FieldValueInvalid"},
-		},
-		"the newest node falls": {
-			old: newest(5), status: newest(4), want: []string{"status.newestNodeTimestamp FieldValueInvalid"},
-		},
-		"the newest node is removed": {
-			old: newest(5), status: stages(), want: []string{"status.newestNodeTimestamp FieldValueInvalid"},
-		},
-		"progress moves on": {old: progress(5), status: progress(6)},
-		"progress falls": {
-			old: progress(5), status: progress(4), want: []string{"status.lastProgressTimestamp FieldValueInvalid"},
-		},
-		"progress is removed": {
-			old: progress(5), status: stages(), want: []string{"status.lastProgressTimestamp FieldValueInvalid"},
-		},
+		"the newest node is recorded": {stages(), newest(5), nil},
+		"the newest node stays":       {newest(5), newest(5), nil},
+		"the newest node changes":     {newest(5), newest(6), []string{"status.newestNodeTimestamp FieldValueInvalid"}},
+		"the newest node falls":       {newest(5), newest(4), []string{"status.newestNodeTimestamp FieldValueInvalid"}},
+		"the newest node is removed":  {newest(5), stages(), []string{"status.newestNodeTimestamp FieldValueInvalid"}},
+		"progress moves on":           {progress(5), progress(6), nil},
+		"progress falls":              {progress(5), progress(4), []string{"status.lastProgressTimestamp FieldValueInvalid"}},
+		"progress is removed":         {progress(5), stages(), []string{"status.lastProgressTimestamp FieldValueInvalid"}},
 		"a stage without time": {
-			old: stages(), status: stages(maintenance.StageStatus{Name: "Idle"}),
-			want: []string{"status.stageStatuses[0].startTimestamp FieldValueRequired"},
+			stages(),
+			stages(maintenance.StageStatus{Name: "Idle"}),
+			[]string{"status.stageStatuses[0].startTimestamp FieldValueRequired"},
 		},
 		"a node twice": {
-			old: stages(), status: named("a", "b", "a"),
-			want: []string{"status.nodeStatuses[2].nodeRef.name FieldValueDuplicate"},
+			stages(), named("a", "b", "a"), []string{"status.nodeStatuses[2].nodeRef.name FieldValueDuplicate"},
 		},
 		"a name that no node can have": {
-			old: stages(), status: named("A_b"),
-			want: []string{"status.nodeStatuses[0].nodeRef.name FieldValueInvalid"},
+			stages(), named("A_b"), []string{"status.nodeStatuses[0].nodeRef.name FieldValueInvalid"},
 		},
 		"a target twice": {
-			old: stages(), status: node("1", target("Default", 10, "x"), target("Default", 20, "x")),
-			want: []string{targets + "[1] FieldValueDuplicate"},
+			stages(),
+			node("1", target("Default", 10, "x"), target("Default", 20, "x")),
+			[]string{targets + "[1] FieldValueDuplicate"},
 		},
 		"a selector that is none": {
-			old: stages(), status: node("1", target("Default", 10, "-")),
-			want: []string{targets + "[0].podSelector.matchLabels FieldValueInvalid"},
+			stages(),
+			node("1", target("Default", 10, "-")),
+			[]string{targets + "[0].podSelector.matchLabels FieldValueInvalid"},
 		},
-		"the same targets": {old: node("1", target("Default", 10)), status: node("1", target("Default", 10))},
-		"a higher target":  {old: node("1", target("Default", 10)), status: node("1", target("Default", 20))},
-		"one target more": {
-			old: node("1", target("Default", 10)), status: node("1", target("Default", 10), target("Static", 1)),
-		},
-		"a lower target": {
-			old: node("1", target("Default", 10)), status: node("1", target("Default", 9)),
-			want: []string{targets + " FieldValueInvalid"},
-		},
-		"a target less": {
-			old: node("1", target("Default", 10), target("Static", 1)), status: node("1", target("Static", 1)),
-			want: []string{targets + " FieldValueInvalid"},
-		},
-		"no target any more": {
-			old: node("1", target("Default", 10)), status: node("1"), want: []string{targets + " FieldValueInvalid"},
-		},
-		"all pods instead of some": {
-			old: node("1", target("Default", 10, "x")), status: node("1", target("Default", 10)),
-		},
-		"some pods instead of all": {
-			old: node("1", target("Default", 10)), status: node("1", target("Default", 10, "x")),
-			want: []string{targets + " FieldValueInvalid"},
-		},
-		"all pods of less priority": {
-			old: node("1", target("Default", 10, "x")), status: node("1", target("Default", 9)),
-			want: []string{targets + " FieldValueInvalid"},
-		},
-		"pods of another type": {
-			old: node("1", target("Default", 10)), status: node("1", target("Static", 10)),
-			want: []string{targets + " FieldValueInvalid"},
-		},
-		"a node that was recreated": {old: node("1", target("Default", 10)), status: node("2")},
-		"a node that left":          {old: node("1", target("Default", 10)), status: stages()},
-		"a condition":               {old: stages(), status: condition(func(*metav1.Condition) {})},
+		"the same targets":          {ten, ten, nil},
+		"a higher target":           {ten, node("1", target("Default", 20)), nil},
+		"one target more":           {ten, node("1", target("Default", 10), target("Static", 1)), nil},
+		"a lower target":            {ten, node("1", target("Default", 9)), fell},
+		"a target less":             {node("1", target("Default", 10), target("Static", 1)), node("1", target("Static", 1)), fell},
+		"no target any more":        {ten, node("1"), fell},
+		"all pods instead of some":  {node("1", target("Default", 10, "x")), ten, nil},
+		"some pods instead of all":  {ten, node("1", target("Default", 10, "x")), fell},
+		"all pods of less priority": {node("1", target("Default", 10, "x")), node("1", target("Default", 9)), fell},
+		"pods of another type":      {ten, node("1", target("Static", 10)), fell},
+		"a node that was recreated": {ten, node("2"), nil},
+		"a node that left":          {ten, stages(), nil},
+		"a condition":               {stages(), condition(func(*metav1.Condition) {}), nil},
 		"a condition without reason": {
-			old: stages(), status: condition(func(c *metav1.Condition) { c.Reason = "" }),
-			want: []string{"status.conditions[0].reason FieldValueRequired"},
+			stages(),
+			condition(func(c *metav1.Condition) { c.Reason = "" }),
+			[]string{"status.conditions[0].reason FieldValueRequired"},
 		},
 		"a condition of unknown status": {
-			old: stages(), status: condition(func(c *metav1.Condition) { c.Status = "Maybe" }),
-			want: []string{"status.conditions[0].status FieldValueNotSupported"},
+			stages(),
+			condition(func(c *metav1.Condition) { c.Status = "Maybe" }),
+			[]string{"status.conditions[0].status FieldValueNotSupported"},
 		},
 		"a condition without time": {
-			old: stages(), status: condition(func(c *metav1.Condition) { c.LastTransitionTime = metav1.Time{} }),
-			want: []string{"status.conditions[0].lastTransitionTime FieldValueRequired"},
+			stages(),
+			condition(func(c *metav1.Condition) { c.LastTransitionTime = metav1.Time{} }),
+			[]string{"status.conditions[0].lastTransitionTime FieldValueRequired"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -208,7 +182,7 @@ func TestValidateNodeMaintenanceStatusUpdate(t *testing.T) {
 	}
 	t.Run("a completed maintenance drops its targets", func(t *testing.T) {
 		nm, old := nodeMaintenance(t), nodeMaintenance(t)
-		nm.Status, old.Status = node("1"), node("1", target("Default", 10))
+		nm.Status, old.Status = node("1"), ten
 		nm.Spec.Stage = maintenance.NodeMaintenanceStageComplete
 		old.Spec.Stage = maintenance.NodeMaintenanceStageComplete
 		expect(t, ValidateNodeMaintenanceStatusUpdate(nm, old))

@@ -3,7 +3,11 @@
 
 package wording
 
-import "testing"
+import (
+	"testing"
+
+	"haulout.dev/haulout/pkg/testing/is"
+)
 
 func TestWording(t *testing.T) {
 	for name, tc := range map[string]struct{ got, want string }{
@@ -18,9 +22,7 @@ func TestWording(t *testing.T) {
 		"several things":              {Count(int32(0), "pod"), "0 pods"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if tc.got != tc.want {
-				t.Errorf("got %q, want %q", tc.got, tc.want)
-			}
+			is.Equal(t, tc.got, tc.want)
 		})
 	}
 }

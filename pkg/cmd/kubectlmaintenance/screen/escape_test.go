@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 	"unicode"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // hostile has what a terminal could be controlled with, by what it is, and how each is shown.
@@ -31,9 +34,7 @@ func TestEscape(t *testing.T) {
 	for name, test := range hostile {
 		t.Run(name, func(t *testing.T) {
 			got := Escape(test.text)
-			if got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Equal(t, got, test.want)
 			if again := Escape(got); again != got {
 				t.Errorf("escaped twice it is %q", again)
 			}
@@ -70,17 +71,13 @@ func TestNoTextControlsTheTerminal(t *testing.T) {
 func TestEscapesAreCutToo(t *testing.T) {
 	var out strings.Builder
 	terminal(&out, 10, 24).Draw(text(strings.Repeat("\x1b", 8)))
-	if got, want := out.String(), `\u001b\u>`+"\n"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	is.Equal(t, out.String(), `\u001b\u>`+"\n")
 }
 
 func TestPrintfKeepsTheLinesOfItsFormat(t *testing.T) {
 	var out strings.Builder
 	terminal(&out, 80, 24).Printf("\nDone: %s (%d)", "a\nb", 1)
-	if got, want := out.String(), "\nDone: a\\nb (1)\n"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
+	is.Equal(t, out.String(), "\nDone: a\\nb (1)\n")
 }
 
 func TestWrite(t *testing.T) {
@@ -94,12 +91,8 @@ func TestWrite(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out strings.Builder
-			if err := (&Screen{out: &out, terminal: test.terminal}).Write([]byte(document)); err != nil {
-				t.Fatal(err)
-			}
-			if out.String() != test.want {
-				t.Errorf("got %q, want %q", out.String(), test.want)
-			}
+			must.Do(t, (&Screen{out: &out, terminal: test.terminal}).Write([]byte(document)))
+			is.Equal(t, out.String(), test.want)
 		})
 	}
 }

@@ -8,6 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func terminal(out *strings.Builder, columns, rows int) *Screen {
@@ -60,9 +63,7 @@ func TestScreen(t *testing.T) {
 			s := terminal(&out, test.columns, test.rows)
 			s.colors = test.colors
 			test.tell(s)
-			if got := out.String(); got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Equal(t, out.String(), test.want)
 		})
 	}
 }
@@ -79,21 +80,13 @@ func TestALineOfAllColumnsIsNotCut(t *testing.T) {
 
 func TestAFileIsNoTerminal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "out")
-	file, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.Create(path))(t)
 	defer file.Close()
 	s := New(file, func(string) string { return "" })
-	if s.Live() {
-		t.Error("a file is taken for a terminal")
-	}
+	is.True(t, !s.Live(), "a file is taken for a terminal")
 	s.Draw(text("drawn"))
 	s.Println(Line{"printed", Good})
-	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(path))(t)
 	if got := string(content); got != "printed\n" {
 		t.Errorf("got %q, want the printed line alone, without sequences", got)
 	}
@@ -113,9 +106,7 @@ func TestBar(t *testing.T) {
 		"nothing to do":     {0, 0, "[####]"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := Bar(test.done, test.whole, 4); got != test.want {
-				t.Errorf("got %s, want %s", got, test.want)
-			}
+			is.Equal(t, Bar(test.done, test.whole, 4), test.want)
 		})
 	}
 }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // inStage returns a maintenance that entered a stage, and Cordon before it, a minute ago.
@@ -92,9 +93,7 @@ func TestStuck(t *testing.T) {
 			if c := Stuck(test.nm); c != nil {
 				got = c.Reason
 			}
-			if got != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
+			is.Equal(t, got, test.want)
 		})
 	}
 }

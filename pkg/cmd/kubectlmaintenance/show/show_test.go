@@ -15,6 +15,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 var now = time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
@@ -35,12 +36,8 @@ func TestPace(t *testing.T) {
 		"very many pods do not overflow":              {pace{1, time.Minute}, 150_000, 1, 150_000 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := test.pace.perMinute(); got != test.perMinute {
-				t.Errorf("%d a minute, want %d", got, test.perMinute)
-			}
-			if got := test.pace.forPods(test.pods); got != test.wantETA {
-				t.Errorf("%v to go, want %v", got, test.wantETA)
-			}
+			is.Equal(t, test.pace.perMinute(), test.perMinute, "a minute")
+			is.Equal(t, test.pace.forPods(test.pods), test.wantETA, "to go")
 		})
 	}
 }
@@ -189,9 +186,7 @@ func TestActions(t *testing.T) {
 	for _, reason := range append(slices.Collect(maps.Keys(actions)), "SomethingNew") {
 		b := Blocker{Namespace: "shop", Pod: "web-1", Node: "node-3", Reason: reason, evacuator: "example.com"}
 		for _, text := range []string{b.Who(), b.Look()} {
-			if text == "" || strings.Contains(text, "%") {
-				t.Errorf("%s: %q", reason, text)
-			}
+			is.True(t, text != "" && !strings.Contains(text, "%"), "%s: %q", reason, text)
 		}
 	}
 }
@@ -237,9 +232,7 @@ func TestManyNodes(t *testing.T) {
 	if strings.Index(short, "worst") > strings.Index(short, "node  ") || !strings.Contains(short, "worst") {
 		t.Errorf("the blocked node is not the first:\n%s", short)
 	}
-	if strings.Count(long, "\n") < 5000 {
-		t.Error("-o wide leaves nodes out")
-	}
+	is.True(t, strings.Count(long, "\n") >= 5000, "-o wide leaves nodes out")
 }
 
 // TestWaits tells pods whose evacuator makes no progress from pods that leave, that are blocked or
@@ -334,9 +327,7 @@ func TestWaits(t *testing.T) {
 			if test.modify != nil {
 				test.modify(e)
 			}
-			if got := Waits(e, now); got != test.want {
-				t.Errorf("it waits: %v, want %v", got, test.want)
-			}
+			is.Equal(t, Waits(e, now), test.want, "it waits")
 		})
 	}
 }

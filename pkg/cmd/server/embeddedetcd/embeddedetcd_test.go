@@ -12,16 +12,16 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func connect(t *testing.T, s *Server) *clientv3.Client {
 	t.Helper()
-	client, err := clientv3.New(clientv3.Config{
+	client := must.Get(clientv3.New(clientv3.Config{
 		Endpoints: []string{s.Endpoint()}, DialTimeout: 10 * time.Second, MaxCallSendMsgSize: 16 << 20,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
 }
@@ -33,28 +33,17 @@ func TestDataSurvivesARestart(t *testing.T) {
 	}
 	for name, dir := range cases {
 		t.Run(name, func(t *testing.T) {
-			first, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})
-			if err != nil {
-				t.Fatal(err)
-			}
+			first := must.Get(Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes}))(t)
 			large := strings.Repeat("x", MaxRequestBytes*9/10)
 			if _, err := connect(t, first).Put(t.Context(), "key", large); err != nil {
 				t.Errorf("a value of %d bytes is refused: %v", len(large), err)
 			}
 			first.Stop()
 
-			second, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})
-			if err != nil {
-				t.Fatal(err)
-			}
+			second := must.Get(Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes}))(t)
 			defer second.Stop()
-			got, err := connect(t, second).Get(t.Context(), "key")
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(got.Kvs) != 1 || string(got.Kvs[0].Value) != large {
-				t.Errorf("the value is not what was written")
-			}
+			got := must.Get(connect(t, second).Get(t.Context(), "key"))(t)
+			is.True(t, len(got.Kvs) == 1 && string(got.Kvs[0].Value) == large, "the value is not what was written")
 		})
 	}
 }
@@ -63,23 +52,14 @@ func TestDataSurvivesARestart(t *testing.T) {
 // before: it may have missed the last write or several.
 func TestClientThatMissedTheLastWriteListsAgain(t *testing.T) {
 	options := Options{DataDir: t.TempDir(), QuotaBytes: DefaultQuotaBytes}
-	first, err := Start(t.Context(), options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(Start(t.Context(), options))(t)
 	var last int64
 	for range 3 {
-		put, err := connect(t, first).Put(t.Context(), "/registry/object", "value")
-		if err != nil {
-			t.Fatal(err)
-		}
+		put := must.Get(connect(t, first).Put(t.Context(), "/registry/object", "value"))(t)
 		last = put.Header.Revision
 	}
 	first.Stop()
-	second, err := Start(t.Context(), options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	second := must.Get(Start(t.Context(), options))(t)
 	defer second.Stop()
 	for _, seen := range []int64{last - 2, last - 1} {
 		watch := connect(t, second).Watch(t.Context(), "/registry/", clientv3.WithPrefix(), clientv3.WithRev(seen+1), clientv3.WithPrevKV())
@@ -93,9 +73,7 @@ func TestClientThatMissedTheLastWriteListsAgain(t *testing.T) {
 	if got := <-watch; !got.Created || got.CompactRevision != 0 {
 		t.Errorf("a watch from version %d got %+v, want it to begin", last+1, got)
 	}
-	if _, err := client.Put(t.Context(), "/registry/object", "next"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.Put(t.Context(), "/registry/object", "next"))(t)
 	if got := <-watch; len(got.Events) != 1 || string(got.Events[0].Kv.Value) != "next" || got.Events[0].PrevKv == nil {
 		t.Errorf("got %+v, want the next write with what was before", got)
 	}
@@ -104,19 +82,11 @@ func TestClientThatMissedTheLastWriteListsAgain(t *testing.T) {
 func TestDataFolderIsPrivateAndUsedOnce(t *testing.T) {
 	given := filepath.Join(t.TempDir(), "volume")
 	dir := filepath.Join(given, privateName)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	s, err := Start(t.Context(), Options{DataDir: given, QuotaBytes: DefaultQuotaBytes})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(dir, 0o755))
+	s := must.Get(Start(t.Context(), Options{DataDir: given, QuotaBytes: DefaultQuotaBytes}))(t)
 	defer s.Stop()
 	for folder, want := range map[string]os.FileMode{given: 0o755, dir: 0o700} {
-		info, err := os.Stat(folder)
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := must.Get(os.Stat(folder))(t)
 		if info.Mode().Perm() != want {
 			t.Errorf("mode of %s is %v, want %v", folder, info.Mode().Perm(), want)
 		}
@@ -130,9 +100,7 @@ func TestDataFolderIsPrivateAndUsedOnce(t *testing.T) {
 		}
 	}
 	entries, err := os.ReadDir(given)
-	if err != nil || len(entries) != 1 {
-		t.Errorf("the server has put %v beside its own folder (%v)", entries, err)
-	}
+	is.True(t, err == nil && len(entries) == 1, "the server has put %v beside its own folder (%v)", entries, err)
 	// A second server waits for the end of the first, and then gives up.
 	ctx, cancel := context.WithTimeout(t.Context(), 2*lockRetry)
 	defer cancel()
@@ -148,10 +116,7 @@ func TestDataFolderIsPrivateAndUsedOnce(t *testing.T) {
 // TestReplacementWaitsForTheDataFolder stops a server after its replacement has been started.
 func TestReplacementWaitsForTheDataFolder(t *testing.T) {
 	dir := t.TempDir()
-	first, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes}))(t)
 	started := make(chan error)
 	go func() {
 		replacement, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: DefaultQuotaBytes})

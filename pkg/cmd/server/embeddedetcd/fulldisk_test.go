@@ -17,6 +17,9 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // Copies of this program do not run tests but one of these steps, in the folder that the variable
@@ -37,9 +40,7 @@ const smallVolume = "300m"
 // the reason, and after the volume has room again every acknowledged write must be there.
 func TestFullDiskLosesNothing(t *testing.T) {
 	if os.Getuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("only root may mount a volume")
-		}
+		must.True(t, os.Getenv("CI") == "", "only root may mount a volume")
 		t.Skip("only root may mount a volume") //nolint:forbidigo // with CI set, it fails
 	}
 	var said bytes.Buffer
@@ -68,9 +69,7 @@ func TestFullDiskLosesNothing(t *testing.T) {
 		t.Errorf("%d writes were acknowledged before the volume was full, one after: %v, want both", len(acknowledged), kept["after"])
 	}
 	for _, key := range acknowledged {
-		if !kept[key] {
-			t.Errorf("%s was acknowledged and is lost", key)
-		}
+		is.True(t, kept[key], "%s was acknowledged and is lost", key)
 	}
 }
 

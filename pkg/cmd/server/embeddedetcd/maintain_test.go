@@ -15,35 +15,28 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var restoredAt = time.Date(2026, 11, 23, 3, 4, 5, 0, time.UTC)
 
 func run(t *testing.T, dir string, quota int64) *Server {
 	t.Helper()
-	s, err := Start(t.Context(), Options{DataDir: dir, QuotaBytes: quota})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
+	return must.Get(Start(t.Context(), Options{DataDir: dir, QuotaBytes: quota}))(t)
 }
 
 func put(t *testing.T, client *clientv3.Client, pairs ...string) {
 	t.Helper()
 	for i := 0; i < len(pairs); i += 2 {
-		if _, err := client.Put(t.Context(), pairs[i], pairs[i+1]); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(client.Put(t.Context(), pairs[i], pairs[i+1]))(t)
 	}
 }
 
 // pairsOf returns all keys of an etcd with their values, in their order.
 func pairsOf(t *testing.T, client *clientv3.Client) (pairs []string, revision int64) {
 	t.Helper()
-	got, err := client.Get(t.Context(), "\x00", clientv3.WithFromKey())
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(client.Get(t.Context(), "\x00", clientv3.WithFromKey()))(t)
 	for _, pair := range got.Kvs {
 		pairs = append(pairs, string(pair.Key), string(pair.Value))
 	}
@@ -52,15 +45,10 @@ func pairsOf(t *testing.T, client *clientv3.Client) (pairs []string, revision in
 
 func snapshotOf(t *testing.T, dir string) []byte {
 	t.Helper()
-	member, err := Connect(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	member := must.Get(Connect(t.Context(), dir))(t)
 	defer member.Close()
 	var snapshot bytes.Buffer
-	if err := member.Snapshot(t.Context(), &snapshot); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, member.Snapshot(t.Context(), &snapshot))
 	return snapshot.Bytes()
 }
 
@@ -77,10 +65,7 @@ func TestRestore(t *testing.T) {
 	}
 	s.Stop()
 
-	restored, err := Restore(bytes.NewReader(snapshot), dir, restoredAt)
-	if err != nil {
-		t.Fatal(err)
-	}
+	restored := must.Get(Restore(bytes.NewReader(snapshot), dir, restoredAt))(t)
 	if want := filepath.Join(dir, "data", "etcd.before-20261123T030405Z"); restored.Previous != want || restored.TotalKey == 0 {
 		t.Errorf("got %+v, want the data before in %s", restored, want)
 	}
@@ -100,12 +85,8 @@ func TestRestore(t *testing.T) {
 	s.Stop()
 
 	// The data before are a data directory like any other.
-	if err := os.RemoveAll(filepath.Join(dir, "data", "etcd")); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(restored.Previous, filepath.Join(dir, "data", "etcd")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.RemoveAll(filepath.Join(dir, "data", "etcd")))
+	must.Do(t, os.Rename(restored.Previous, filepath.Join(dir, "data", "etcd")))
 	s = run(t, dir, DefaultQuotaBytes)
 	defer s.Stop()
 	if pairs, _ := pairsOf(t, connect(t, s)); !slices.Equal(pairs, []string{"/a", "1", "/b", "3", "/c", "4"}) {
@@ -119,9 +100,7 @@ func TestRestoreToAnEmptyVolume(t *testing.T) {
 	defer s.Stop()
 	put(t, connect(t, s), "/a", "1")
 	restored, err := Restore(bytes.NewReader(snapshotOf(t, from)), to, restoredAt)
-	if err != nil || restored.Previous != "" {
-		t.Fatalf("got %+v, error %v, want no data before", restored, err)
-	}
+	must.True(t, err == nil && restored.Previous == "", "got %+v, error %v, want no data before", restored, err)
 	other := run(t, to, DefaultQuotaBytes)
 	defer other.Stop()
 	if pairs, _ := pairsOf(t, connect(t, other)); !slices.Equal(pairs, []string{"/a", "1"}) {
@@ -145,10 +124,7 @@ func TestDamagedSnapshotIsRefused(t *testing.T) {
 			if _, err := Restore(bytes.NewReader(damaged), dir, restoredAt); err == nil {
 				t.Error("got no error")
 			}
-			entries, err := os.ReadDir(filepath.Join(dir, "data"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			entries := must.Get(os.ReadDir(filepath.Join(dir, "data")))(t)
 			for _, entry := range entries {
 				if strings.Contains(entry.Name(), "restore") || strings.Contains(entry.Name(), "before") {
 					t.Errorf("got %s left", entry.Name())
@@ -175,29 +151,16 @@ func TestDefragment(t *testing.T) {
 			break
 		}
 	}
-	member, err := Connect(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	member := must.Get(Connect(t.Context(), dir))(t)
 	defer member.Close()
-	full, err := member.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	full := must.Get(member.Status(t.Context()))(t)
 	if !full.Full || full.QuotaBytes != MinQuotaBytes || full.Objects < 5 || full.DatabaseBytes < MinQuotaBytes/2 ||
 		full.DiskFreeBytes <= 0 || full.Version == "" || full.Revision < full.Objects {
 		t.Errorf("got %+v, want a full database", full)
 	}
-	if _, err := client.Delete(t.Context(), "/", clientv3.WithPrefix()); err != nil {
-		t.Fatal(err)
-	}
-	if err := member.Defragment(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	status, err := member.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.Delete(t.Context(), "/", clientv3.WithPrefix()))(t)
+	must.Do(t, member.Defragment(t.Context()))
+	status := must.Get(member.Status(t.Context()))(t)
 	if status.Full || status.Objects != 0 || status.DatabaseBytes > full.DatabaseBytes/4 {
 		t.Errorf("got %+v, want a small database", status)
 	}

@@ -13,6 +13,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestQuotaLeavesRoomOnTheVolume(t *testing.T) {
@@ -27,9 +30,7 @@ func TestQuotaLeavesRoomOnTheVolume(t *testing.T) {
 		"more than the volume has": {9 * gib, 8 * gib, 2 * gib},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := limitQuota(tc.asked, tc.volume); got != tc.want {
-				t.Errorf("got %d, want %d", got, tc.want)
-			}
+			is.Equal(t, limitQuota(tc.asked, tc.volume), tc.want)
 		})
 	}
 }
@@ -39,20 +40,12 @@ func TestQuotaLeavesRoomOnTheVolume(t *testing.T) {
 func TestFullDatabaseComesBack(t *testing.T) {
 	dir := t.TempDir()
 	options := Options{DataDir: dir, QuotaBytes: MinQuotaBytes}
-	s, err := Start(t.Context(), options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Start(t.Context(), options))(t)
 	full := fill(t, connect(t, s), 1<<20, func(int) string { return "one" })
 	s.Stop()
-	if !full {
-		t.Fatal("the database did not fill up")
-	}
+	must.True(t, full, "the database did not fill up")
 
-	s, err = Start(t.Context(), options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s = must.Get(Start(t.Context(), options))(t)
 	defer s.Stop()
 	client := connect(t, s)
 	if _, err := client.Put(t.Context(), "two", "x"); err != nil {
@@ -78,9 +71,7 @@ func TestQuotaThatWasLowered(t *testing.T) {
 	}
 	client := connect(t, s)
 	for range 2 * MinQuotaBytes >> 20 {
-		if _, err := client.Put(t.Context(), "one", strings.Repeat("x", 1<<20)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(client.Put(t.Context(), "one", strings.Repeat("x", 1<<20)))(t)
 	}
 	s.Stop()
 
@@ -135,9 +126,5 @@ func fill(t *testing.T, client *clientv3.Client, size int, key func(int) string)
 
 func value(t *testing.T, gauge *metrics.Gauge) float64 {
 	t.Helper()
-	got, err := testutil.GetGaugeMetricValue(gauge)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return got
+	return must.Get(testutil.GetGaugeMetricValue(gauge))(t)
 }

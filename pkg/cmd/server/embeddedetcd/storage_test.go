@@ -12,21 +12,17 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // TestWatchesEndWhileEventsArrive ends a hundred watches at a time while others write. Each has to
 // end, and the next one has to get events: etcd's client for its own process can do neither when
 // requests to end watches and events wait for each other.
 func TestWatchesEndWhileEventsArrive(t *testing.T) {
-	s, err := Start(t.Context(), Options{DataDir: t.TempDir(), QuotaBytes: DefaultQuotaBytes})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Start(t.Context(), Options{DataDir: t.TempDir(), QuotaBytes: DefaultQuotaBytes}))(t)
 	defer s.Stop()
-	client, err := s.Client()
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(s.Client())(t)
 	defer client.Close()
 	writing, stop := context.WithCancel(t.Context())
 	var writers sync.WaitGroup

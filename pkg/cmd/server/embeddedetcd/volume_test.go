@@ -13,6 +13,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // startIn names the folder that a copy of this program starts a server in, as another user, instead
@@ -60,9 +63,7 @@ func TestStartsOnVolumesOfOthers(t *testing.T) {
 		"a block volume with the fsGroup of the pod": {mode: 0o775 | os.ModeSetgid, group: otherUser},
 		"a folder of the node that is open to all":   {mode: 0o777},
 		"a volume whose files the kubelet has opened": {
-			mode:  0o775 | os.ModeSetgid,
-			group: otherUser,
-			left:  0o770 | os.ModeSetgid,
+			mode: 0o775 | os.ModeSetgid, group: otherUser, left: 0o770 | os.ModeSetgid,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -84,18 +85,14 @@ func TestStartsOnVolumesOfOthers(t *testing.T) {
 				t.Errorf("the volume was %s and is %s", before, after)
 			}
 			info, err := os.Stat(filepath.Join(volume, privateName))
-			if err != nil || info.Mode().Perm() != 0o700 {
-				t.Errorf("the data is in %v, %v", info, err)
-			}
+			is.True(t, err == nil && info.Mode().Perm() == 0o700, "the data is in %v, %v", info, err)
 		})
 	}
 }
 
 func TestFolderThatCannotBeNarrowedIsNamed(t *testing.T) {
 	volume := t.TempDir()
-	if err := os.Symlink(t.TempDir(), filepath.Join(volume, privateName)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(t.TempDir(), filepath.Join(volume, privateName)))
 	s, err := Start(t.Context(), Options{DataDir: volume, QuotaBytes: DefaultQuotaBytes})
 	if err == nil {
 		s.Stop()
@@ -109,26 +106,17 @@ func TestFolderThatCannotBeNarrowedIsNamed(t *testing.T) {
 // makeFolder makes a folder as a storage driver does. Only root may give it away.
 func makeFolder(t *testing.T, path string, mode os.FileMode, user, group int) {
 	t.Helper()
-	if err := os.Mkdir(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(path, 0o700))
 	if os.Getuid() == 0 {
-		if err := os.Chown(path, user, group); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chown(path, user, group))
 	}
-	if err := os.Chmod(path, mode); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(path, mode))
 }
 
 // owned returns mode and owner of a folder.
 func owned(t *testing.T, path string) string {
 	t.Helper()
-	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	info := must.Get(os.Stat(path))(t)
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
 		t.Fatalf("%T is no Stat_t", info.Sys())
@@ -141,9 +129,7 @@ func reachable(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, folder := range []string{filepath.Dir(dir), dir} {
-		if err := os.Chmod(folder, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(folder, 0o755))
 	}
 	return dir
 }
@@ -151,25 +137,12 @@ func reachable(t *testing.T) string {
 // copyOfThisProgram puts the program of the tests where every user can start it.
 func copyOfThisProgram(t *testing.T) string {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	from, err := os.Open(self)
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
+	from := must.Get(os.Open(self))(t)
 	defer from.Close()
 	path := filepath.Join(reachable(t), "program")
-	to, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o755)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.Copy(to, from); err != nil {
-		t.Fatal(err)
-	}
-	if err := to.Close(); err != nil {
-		t.Fatal(err)
-	}
+	to := must.Get(os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o755))(t)
+	must.Get(io.Copy(to, from))(t)
+	must.Do(t, to.Close())
 	return path
 }

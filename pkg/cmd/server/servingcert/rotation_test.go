@@ -25,6 +25,9 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	aggregatorfake "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/fake"
 	"k8s.io/utils/clock"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // server serves HTTPS over pipes, with the certificate of a manager, as haulout-apiserver does.
@@ -127,9 +130,7 @@ func TestRotationFailsNoRequest(t *testing.T) {
 		for range 3 {
 			m := New(options, host, agg, clock.RealClock{})
 			m.periods = periods{ca: 6 * time.Minute, leaf: 2 * time.Minute, check: 5 * time.Second}
-			if err := m.RunOnce(ctx); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, m.RunOnce(ctx))
 			s := &server{manager: m, connections: make(chan net.Conn)}
 			serve(ctx, t, s, &running)
 			running.Go(func() { m.Run(ctx, 1) })
@@ -167,18 +168,14 @@ func TestRotationFailsNoRequest(t *testing.T) {
 			leaf, _ := s.manager.CurrentCertKeyContent()
 			leaves[string(leaf)], bundles[string(*a.bundle.Load())] = true, true
 			if i == 10_000 {
-				if err := host.CoreV1().Secrets(options.Namespace).Delete(ctx, SecretName, metav1.DeleteOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, host.CoreV1().Secrets(options.Namespace).Delete(ctx, SecretName, metav1.DeleteOptions{}))
 			}
 			if i > 200_000 {
 				t.Fatalf("got %d certificates after %d requests, want 11", len(leaves), i)
 			}
 			<-time.After(20 * time.Millisecond)
 		}
-		if len(bundles) < 3 {
-			t.Errorf("got %d caBundles, want some more: the CA has to be renewed, too", len(bundles))
-		}
+		is.True(t, len(bundles) >= 3, "got %d caBundles, want some more: the CA has to be renewed, too", len(bundles))
 		for _, c := range open {
 			c.Close()
 		}
@@ -190,9 +187,7 @@ func serve(ctx context.Context, t *testing.T, s *server, running *sync.WaitGroup
 	t.Helper()
 	config := &tls.Config{MinVersion: tls.VersionTLS13}
 	dynamic := dynamiccertificates.NewDynamicServingCertificateController(config, nil, s.manager, nil, nil)
-	if err := dynamic.RunOnce(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, dynamic.RunOnce())
 	s.manager.AddListener(dynamic)
 	running.Go(func() { dynamic.Run(1, ctx.Done()) })
 	config.GetConfigForClient = dynamic.GetConfigForClient

@@ -16,6 +16,9 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	aggregatorfake "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/fake"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var options = Options{
@@ -45,9 +48,7 @@ func (f fixture) replica() *Manager {
 
 func (f fixture) runOnce(m *Manager) (leaf []byte) {
 	f.Helper()
-	if err := m.RunOnce(f.Context()); err != nil {
-		f.Fatal(err)
-	}
+	must.Do(f, m.RunOnce(f.Context()))
 	leaf, _ = m.CurrentCertKeyContent()
 	return leaf
 }
@@ -66,14 +67,8 @@ func (f fixture) trustedAt(m *Manager, now time.Time) bool {
 	if err != nil {
 		f.Fatal(err)
 	}
-	pair, err := tls.X509KeyPair(m.CurrentCertKeyContent())
-	if err != nil {
-		f.Fatal(err)
-	}
-	leaf, err := x509.ParseCertificate(pair.Certificate[0])
-	if err != nil {
-		f.Fatal(err)
-	}
+	pair := must.Get(tls.X509KeyPair(m.CurrentCertKeyContent()))(f)
+	leaf := must.Get(x509.ParseCertificate(pair.Certificate[0]))(f)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(service.Spec.CABundle)
 	_, err = leaf.Verify(x509.VerifyOptions{
@@ -85,12 +80,8 @@ func (f fixture) trustedAt(m *Manager, now time.Time) bool {
 func TestCertificateIsMadeOnceAndSharedByReplicas(t *testing.T) {
 	f := newFixture(t)
 	a, b := f.replica(), f.replica()
-	if !bytes.Equal(f.runOnce(a), f.runOnce(b)) {
-		t.Error("the second replica serves another certificate")
-	}
-	if !f.trusted(a) || !f.trusted(b) {
-		t.Error("the announced CA does not vouch for the certificate")
-	}
+	is.True(t, bytes.Equal(f.runOnce(a), f.runOnce(b)), "the second replica serves another certificate")
+	is.True(t, f.trusted(a) && f.trusted(b), "the announced CA does not vouch for the certificate")
 }
 
 func TestReplicasThatStartTogetherAgree(t *testing.T) {
@@ -102,9 +93,7 @@ func TestReplicasThatStartTogetherAgree(t *testing.T) {
 	}
 	wg.Wait()
 	for _, m := range replicas {
-		if !f.trusted(m) {
-			t.Error("a replica serves a certificate that the announced CA does not vouch for")
-		}
+		is.True(t, f.trusted(m), "a replica serves a certificate that the announced CA does not vouch for")
 	}
 }
 
@@ -125,9 +114,7 @@ func TestRenewalOverYearsIsNeverUntrusted(t *testing.T) {
 			t.Fatalf("%v: not trusted", f.clock.Now())
 		}
 	}
-	if len(seen) < 40 {
-		t.Errorf("%d certificates in ten years, want a new one every 60 days or so", len(seen))
-	}
+	is.True(t, len(seen) >= 40, "%d certificates in ten years, want a new one every 60 days or so", len(seen))
 }
 
 // TestClocksFiveMinutesApartDoNoHarm has replicas and kube-apiservers whose clocks differ by five
@@ -170,28 +157,14 @@ func TestChangesFromOutsideAreHealed(t *testing.T) {
 	f := newFixture(t)
 	m := f.replica()
 	f.runOnce(m)
-	service, err := f.agg.ApiregistrationV1().APIServices().Get(t.Context(), options.APIService, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	service := must.Get(f.agg.ApiregistrationV1().APIServices().Get(t.Context(), options.APIService, metav1.GetOptions{}))(t)
 	service.Spec.CABundle = nil
-	if _, err := f.agg.ApiregistrationV1().APIServices().Update(t.Context(), service,
-		metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	secret, err := f.host.CoreV1().Secrets(options.Namespace).Get(t.Context(), SecretName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.agg.ApiregistrationV1().APIServices().Update(t.Context(), service, metav1.UpdateOptions{}))(t)
+	secret := must.Get(f.host.CoreV1().Secrets(options.Namespace).Get(t.Context(), SecretName, metav1.GetOptions{}))(t)
 	secret.Data[keyCert] = []byte("nonsense")
-	if _, err := f.host.CoreV1().Secrets(options.Namespace).Update(t.Context(), secret,
-		metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.host.CoreV1().Secrets(options.Namespace).Update(t.Context(), secret, metav1.UpdateOptions{}))(t)
 	f.runOnce(m)
-	if !f.trusted(m) {
-		t.Error("not trusted after the Secret and the caBundle were spoiled")
-	}
+	is.True(t, f.trusted(m), "not trusted after the Secret and the caBundle were spoiled")
 }
 
 // TestCABundleOfAnotherInstallationIsLeftAlone: the aggregator would not trust that one any more.
@@ -206,14 +179,12 @@ func TestCABundleOfAnotherInstallationIsLeftAlone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(t)
 			services := f.agg.ApiregistrationV1().APIServices()
-			if _, err := services.Update(t.Context(), &apiregistrationv1.APIService{
+			must.Get(services.Update(t.Context(), &apiregistrationv1.APIService{
 				ObjectMeta: metav1.ObjectMeta{Name: options.APIService},
 				Spec: apiregistrationv1.APIServiceSpec{
 					Service: &apiregistrationv1.ServiceReference{Namespace: tc.namespace, Name: options.Service},
 				},
-			}, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			}, metav1.UpdateOptions{}))(t)
 			f.runOnce(f.replica())
 			service, err := services.Get(t.Context(), options.APIService, metav1.GetOptions{})
 			if err != nil || (len(service.Spec.CABundle) > 0) != tc.want {

@@ -30,6 +30,9 @@ import (
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // world is a controller between two fake clusters.
@@ -68,11 +71,10 @@ func (w *world) start() (stop func()) {
 	hostInformers := informers.NewSharedInformerFactoryWithOptions(w.host, 0,
 		informers.WithTransform(controllercache.NewTransform()))
 	ownInformers := externalversions.NewSharedInformerFactory(w.api, 0)
-	c, err := New(Config{
+	c := must.Get(New(Config{
 		Host: w.host, HostInformers: hostInformers, Maintenance: w.api, MaintenanceInformers: ownInformers,
 		Recorder: w.events,
-	})
-	w.must(err)
+	}))(w)
 	ctx, cancel := context.WithCancel(w.Context())
 	watches := informertest.Count(w.host, w.api)
 	hostInformers.Start(ctx.Done())
@@ -91,13 +93,6 @@ func (w *world) start() (stop func()) {
 	})
 	w.Cleanup(stop)
 	return stop
-}
-
-func (w *world) must(err error) {
-	w.Helper()
-	if err != nil {
-		w.Fatal(err)
-	}
 }
 
 var evacuationsResource = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
@@ -138,16 +133,14 @@ func (w *world) until(step time.Duration, want ...string) {
 // status returns what is stored of the Evacuation.
 func (w *world) status() maintenancev1alpha1.EvacuationStatus {
 	w.Helper()
-	e, err := w.api.MaintenanceV1alpha1().Evacuations("logging").Get(w.Context(), newEvacuation().Name,
-		metav1.GetOptions{})
-	w.must(err)
+	e := must.Get(w.api.MaintenanceV1alpha1().Evacuations("logging").Get(w.Context(), newEvacuation().Name,
+		metav1.GetOptions{}))(w)
 	return e.Status
 }
 
 func (w *world) updateNode(mods ...func(*corev1.Node)) {
 	w.Helper()
-	_, err := w.host.CoreV1().Nodes().Update(w.Context(), newNode(mods...), metav1.UpdateOptions{})
-	w.must(err)
+	must.Get(w.host.CoreV1().Nodes().Update(w.Context(), newNode(mods...), metav1.UpdateOptions{}))(w)
 }
 
 // wantRequested reports an error unless the eviction is requested, which the evacuator leaves to
@@ -170,9 +163,8 @@ func TestRequestsTheEvictionWhenTheDrainGetsThere(t *testing.T) {
 			nm.Status.NodeStatuses[0].DrainTargets = nil
 		})
 		w := newWorld(t, newEvacuation(), nm, newPod(), newNode())
-		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), newMaintenance(),
-			metav1.UpdateOptions{})
-		w.must(err)
+		must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), newMaintenance(),
+			metav1.UpdateOptions{}))(w)
 		w.updateNode(tainted)
 		w.until(0, "report")
 		w.wantRequested()
@@ -185,9 +177,8 @@ func TestTaintBeforeTargets(t *testing.T) {
 			nm.Status.NodeStatuses[0].DrainTargets = nil
 		})
 		w := newWorld(t, newEvacuation(), nm, newPod(), newNode(tainted))
-		_, err := w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), newMaintenance(),
-			metav1.UpdateOptions{})
-		w.must(err)
+		must.Get(w.api.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(t.Context(), newMaintenance(),
+			metav1.UpdateOptions{}))(w)
 		w.until(0, "report")
 		w.wantRequested()
 	})
@@ -212,8 +203,8 @@ func (w *world) addDeclined() {
 	declined := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
 		e.Name, e.Spec.PodRef.Name = protocol.CanonicalName("other", podUID), "other"
 	})
-	w.must(w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.OwnerReferences = "other", nil })))
-	w.must(w.api.Tracker().Add(declined))
+	must.Do(w, w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.OwnerReferences = "other", nil })))
+	must.Do(w, w.api.Tracker().Add(declined))
 }
 
 func TestCancellationAtTheLastMoment(t *testing.T) {
@@ -225,7 +216,7 @@ func TestCancellationAtTheLastMoment(t *testing.T) {
 		withdrawn := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
 			e.Finalizers, e.ResourceVersion = nil, strconv.Itoa(w.version)
 		})
-		w.must(w.api.Tracker().Update(evacuationsResource, withdrawn, withdrawn.Namespace))
+		must.Do(w, w.api.Tracker().Update(evacuationsResource, withdrawn, withdrawn.Namespace))
 		w.mu.Unlock()
 		w.updateNode(tainted)
 		w.addDeclined()
@@ -260,11 +251,11 @@ func claiming(claim string) func(*corev1.Pod) {
 // bind makes a claim and its CSI volume.
 func (w *world) bind(claim, handle string) {
 	w.Helper()
-	w.must(w.host.Tracker().Add(&corev1.PersistentVolumeClaim{
+	must.Do(w, w.host.Tracker().Add(&corev1.PersistentVolumeClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "logging", Name: claim},
 		Spec:       corev1.PersistentVolumeClaimSpec{VolumeName: "pv-" + claim},
 	}))
-	w.must(w.host.Tracker().Add(&corev1.PersistentVolume{
+	must.Do(w, w.host.Tracker().Add(&corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "pv-" + claim},
 		Spec: corev1.PersistentVolumeSpec{PersistentVolumeSource: corev1.PersistentVolumeSource{
 			CSI: &corev1.CSIPersistentVolumeSource{Driver: "csi.example.com", VolumeHandle: handle},
@@ -294,62 +285,54 @@ func TestVolumesThatTheNodeHasNotReleased(t *testing.T) {
 			node: []func(*corev1.Node){tainted, withVolumes("vol-1"), notReady},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(tt.pod...), newNode())
-				w.bind("data", "vol-1")
-				w.updateNode(tt.node...)
-				w.until(0, "report")
-				if waits := w.status().ExpectedEvacuationFinishTime == nil; waits != tt.want {
-					t.Errorf("got that it waits: %v, want %v; %s", waits, tt.want, w.status().Message)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(tt.pod...), newNode())
+			w.bind("data", "vol-1")
+			w.updateNode(tt.node...)
+			w.until(0, "report")
+			if waits := w.status().ExpectedEvacuationFinishTime == nil; waits != tt.want {
+				t.Errorf("got that it waits: %v, want %v; %s", waits, tt.want, w.status().Message)
+			}
 		})
 	}
-	t.Run("end the wait when they are released", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(), newNode(tainted, withVolumes("vol-1")))
-			w.until(0, "report")
-			w.updateNode(tainted, withVolumes())
-			w.until(0, "report", "report")
-			w.wantRequested()
-		})
+	bubble.Run(t, "end the wait when they are released", func(t *testing.T) {
+		w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(), newNode(tainted, withVolumes("vol-1")))
+		w.until(0, "report")
+		w.updateNode(tainted, withVolumes())
+		w.until(0, "report", "report")
+		w.wantRequested()
 	})
-	t.Run("end the wait when its time is over", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(), newNode(tainted, withVolumes("vol-1")))
-			w.until(0, "report")
-			w.until(DefaultVolumeDetachTimeout/50, "report", "report")
-			if passed := time.Since(start); passed < DefaultVolumeDetachTimeout {
-				t.Errorf("got the request after %s, want %s", passed, DefaultVolumeDetachTimeout)
-			}
-			w.wantRequested()
-		})
+	bubble.Run(t, "end the wait when its time is over", func(t *testing.T) {
+		w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(), newNode(tainted, withVolumes("vol-1")))
+		w.until(0, "report")
+		w.until(DefaultVolumeDetachTimeout/50, "report", "report")
+		if passed := time.Since(start); passed < DefaultVolumeDetachTimeout {
+			t.Errorf("got the request after %s, want %s", passed, DefaultVolumeDetachTimeout)
+		}
+		w.wantRequested()
 	})
-	t.Run("are read once for all pods of a node", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(claiming("data")), newNode())
-			w.bind("data", "vol-1")
-			other := types.UID("22222222-2222-3333-4444-555555555555")
-			w.must(w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.UID = "second", other })))
-			w.must(w.api.Tracker().Add(newEvacuation(created, func(e *maintenancev1alpha1.Evacuation) {
-				e.Name, e.UID = protocol.CanonicalName("second", other), "evacuation-2"
-				e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: "second", UID: other}
-			})))
-			synctest.Wait()
-			w.updateNode(tainted, withVolumes("vol-1", "vol-2"))
-			w.until(0, "report", "report")
-			reads := 0
-			for _, action := range w.host.Actions() {
-				if action.GetVerb() == "get" && action.GetResource().Resource == "persistentvolumes" {
-					reads++
-				}
+	bubble.Run(t, "are read once for all pods of a node", func(t *testing.T) {
+		w := newWorld(t, newEvacuation(created), newMaintenance(), newPod(claiming("data")), newNode())
+		w.bind("data", "vol-1")
+		other := types.UID("22222222-2222-3333-4444-555555555555")
+		must.Do(w, w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.UID = "second", other })))
+		must.Do(w, w.api.Tracker().Add(newEvacuation(created, func(e *maintenancev1alpha1.Evacuation) {
+			e.Name, e.UID = protocol.CanonicalName("second", other), "evacuation-2"
+			e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: "second", UID: other}
+		})))
+		synctest.Wait()
+		w.updateNode(tainted, withVolumes("vol-1", "vol-2"))
+		w.until(0, "report", "report")
+		reads := 0
+		for _, action := range w.host.Actions() {
+			if action.GetVerb() == "get" && action.GetResource().Resource == "persistentvolumes" {
+				reads++
 			}
-			// Two workers may look at the same time.
-			if reads == 0 || reads > 2 {
-				t.Errorf("got %d reads of the volume of a claim, want at most one by each of the two workers", reads)
-			}
-		})
+		}
+		// Two workers may look at the same time.
+		if reads == 0 || reads > 2 {
+			t.Errorf("got %d reads of the volume of a claim, want at most one by each of the two workers", reads)
+		}
 	})
 }
 
@@ -361,26 +344,22 @@ func TestDaemonSetsThatAreUpdatedByDeletionAreWarnedOfOnce(t *testing.T) {
 		"OnDelete":      {appsv1.OnDeleteDaemonSetStrategyType, 1},
 		"RollingUpdate": {appsv1.RollingUpdateDaemonSetStrategyType, 0},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t, newEvacuation(), newMaintenance(), newPod(), newNode())
-				w.must(w.host.Tracker().Add(&appsv1.DaemonSet{
-					ObjectMeta: metav1.ObjectMeta{Namespace: "logging", Name: "logger", UID: "ds"},
-					Spec:       appsv1.DaemonSetSpec{UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: tt.strategy}},
-				}))
-				other := types.UID("22222222-2222-3333-4444-555555555555")
-				w.must(w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.UID = "second", other })))
-				w.must(w.api.Tracker().Add(newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
-					e.Name, e.UID = protocol.CanonicalName("second", other), "evacuation-2"
-					e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: "second", UID: other}
-				})))
-				synctest.Wait()
-				w.updateNode(tainted)
-				w.until(0, "report", "report")
-				if got := len(w.events.Events); got != tt.want {
-					t.Errorf("got %d events, want %d", got, tt.want)
-				}
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			w := newWorld(t, newEvacuation(), newMaintenance(), newPod(), newNode())
+			must.Do(w, w.host.Tracker().Add(&appsv1.DaemonSet{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "logging", Name: "logger", UID: "ds"},
+				Spec:       appsv1.DaemonSetSpec{UpdateStrategy: appsv1.DaemonSetUpdateStrategy{Type: tt.strategy}},
+			}))
+			other := types.UID("22222222-2222-3333-4444-555555555555")
+			must.Do(w, w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.UID = "second", other })))
+			must.Do(w, w.api.Tracker().Add(newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+				e.Name, e.UID = protocol.CanonicalName("second", other), "evacuation-2"
+				e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: "second", UID: other}
+			})))
+			synctest.Wait()
+			w.updateNode(tainted)
+			w.until(0, "report", "report")
+			is.Equal(t, len(w.events.Events), tt.want, "events")
 		})
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/testing/build"
 )
 
 const (
@@ -36,7 +37,7 @@ func at(d time.Duration) *metav1.Time {
 
 // newEvacuation makes one whose turn it has been this evacuator's since the start.
 func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-	e := &maintenancev1alpha1.Evacuation{
+	return build.With(&maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "logging", Name: protocol.CanonicalName(podName, podUID), UID: "evacuation-1",
 			ResourceVersion: "1", Finalizers: []string{ours},
@@ -48,11 +49,7 @@ func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1
 		Status: maintenancev1alpha1.EvacuationStatus{
 			ActiveEvacuatorClass: class, ActiveEvacuatorSince: at(0), Message: "turn",
 		},
-	}
-	for _, mod := range mods {
-		mod(e)
-	}
-	return e
+	}, mods...)
 }
 
 func reported(when, expected time.Duration, message string) func(*maintenancev1alpha1.Evacuation) {
@@ -64,20 +61,14 @@ func reported(when, expected time.Duration, message string) func(*maintenancev1a
 }
 
 func newPod(mods ...func(*corev1.Pod)) *corev1.Pod {
-	p := &corev1.Pod{
+	return build.With(&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "logging", Name: podName, UID: podUID, ResourceVersion: "1",
-			OwnerReferences: []metav1.OwnerReference{
-				{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: ptr.To(true)},
-			},
+			OwnerReferences: build.Owner("apps/v1", "DaemonSet", "logger", "ds"),
 		},
 		Spec:   corev1.PodSpec{NodeName: nodeName, TerminationGracePeriodSeconds: ptr.To[int64](60)},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning},
-	}
-	for _, mod := range mods {
-		mod(p)
-	}
-	return p
+	}, mods...)
 }
 
 func stopping(until time.Duration) func(*corev1.Pod) {
@@ -89,11 +80,7 @@ func stopping(until time.Duration) func(*corev1.Pod) {
 }
 
 func newNode(mods ...func(*corev1.Node)) *corev1.Node {
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "uid-node-7"}}
-	for _, mod := range mods {
-		mod(n)
-	}
-	return n
+	return build.With(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "uid-node-7"}}, mods...)
 }
 
 func tainted(n *corev1.Node) {
@@ -102,7 +89,7 @@ func tainted(n *corev1.Node) {
 
 // newMaintenance makes one that asks all DaemonSet pods of the node to leave.
 func newMaintenance(mods ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
-	nm := &maintenancev1alpha1.NodeMaintenance{
+	return build.With(&maintenancev1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "kernel", UID: "uid-kernel", ResourceVersion: "1"},
 		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
 			Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: "kernel update",
@@ -115,11 +102,7 @@ func newMaintenance(mods ...func(*maintenancev1alpha1.NodeMaintenance)) *mainten
 				},
 			}},
 		},
-	}
-	for _, mod := range mods {
-		mod(nm)
-	}
-	return nm
+	}, mods...)
 }
 
 func tolerating(t corev1.Toleration) func(*corev1.Pod) {
@@ -138,10 +121,7 @@ func TestDecide(t *testing.T) {
 			now: start.Add(time.Minute), evacuation: newEvacuation(), pod: newPod(), node: newNode(tainted),
 			askedBy: newMaintenance(),
 		}
-		for _, mod := range mods {
-			mod(&s)
-		}
-		return s
+		return *build.With(&s, mods...)
 	}
 	evacuation := func(mods ...func(*maintenancev1alpha1.Evacuation)) func(*situation) {
 		return func(s *situation) { s.evacuation = newEvacuation(mods...) }
@@ -152,13 +132,9 @@ func TestDecide(t *testing.T) {
 	status := func(
 		progress time.Duration, mods ...func(*maintenancev1alpha1.EvacuationStatus),
 	) *maintenancev1alpha1.EvacuationStatus {
-		st := &maintenancev1alpha1.EvacuationStatus{
+		return build.With(&maintenancev1alpha1.EvacuationStatus{
 			ActiveEvacuatorClass: class, ActiveEvacuatorSince: at(0), EvacuationProgressTimestamp: at(progress),
-		}
-		for _, mod := range mods {
-			mod(st)
-		}
-		return st
+		}, mods...)
 	}
 	saying := func(expected time.Duration, message string) func(*maintenancev1alpha1.EvacuationStatus) {
 		return func(st *maintenancev1alpha1.EvacuationStatus) {
@@ -170,7 +146,12 @@ func TestDecide(t *testing.T) {
 			st.ActiveEvacuatorCompleted, st.Message = true, message
 		}
 	}
-	const minute = time.Minute
+	const (
+		minute    = time.Minute
+		tolerates = "The pod tolerates the taint maintenance.haulout.dev/drain: if it were evicted, its " +
+			"DaemonSet would replace it on the node immediately. It is left running."
+	)
+	tolerant := tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})
 	for name, tc := range map[string]struct {
 		situation situation
 		want      decision
@@ -195,7 +176,7 @@ func TestDecide(t *testing.T) {
 			},
 		},
 		"a requested eviction is not requested again": {
-			situation: asked(evacuation(reported(0, 30*time.Second, message))), want: decision{},
+			situation: asked(evacuation(reported(0, 30*time.Second, message))),
 		},
 		"the pod is kept while the node has volumes of pods that have left, and that is reported": {
 			situation: asked(volumes),
@@ -227,47 +208,30 @@ func TestDecide(t *testing.T) {
 			want:      decision{status: status(5*minute, saying(6*minute, message)), requested: true},
 		},
 		"a pod that tolerates the taint does not wait for volumes": {
-			situation: asked(volumes, pod(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))),
-			want: decision{
-				status: status(
-					minute,
-					declined("The pod tolerates the taint maintenance.haulout.dev/drain: if it were evicted, its "+
-						"DaemonSet would replace it on the node immediately. It is left running."),
-				),
-			},
+			situation: asked(volumes, pod(tolerant)), want: decision{status: status(minute, declined(tolerates))},
 		},
-		"one that the drain has not reached waits": {
-			situation: asked(func(s *situation) { s.askedBy = nil }), want: decision{},
-		},
-		"one whose node is not tainted yet waits": {
-			situation: asked(func(s *situation) { s.node = newNode() }), want: decision{},
-		},
-		"one that is gone from the cache is nothing": {
-			situation: asked(func(s *situation) { s.pod = nil }), want: decision{},
-		},
-		"one without a node is nothing": {situation: asked(func(s *situation) { s.node = nil }), want: decision{}},
+		"one that the drain has not reached waits":   {situation: asked(func(s *situation) { s.askedBy = nil })},
+		"one whose node is not tainted yet waits":    {situation: asked(func(s *situation) { s.node = newNode() })},
+		"one that is gone from the cache is nothing": {situation: asked(func(s *situation) { s.pod = nil })},
+		"one without a node is nothing":              {situation: asked(func(s *situation) { s.node = nil })},
 		"one that has ended is nothing": {
-			situation: asked(pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })), want: decision{},
+			situation: asked(pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })),
 		},
 		"another evacuator's is none of its business": {
 			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) {
 				e.Status.ActiveEvacuatorClass = "a.example.com"
 			})),
-			want: decision{},
 		},
 		"one that it has declined is over for it": {
 			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) {
 				e.Status.ActiveEvacuatorCompleted = true
 			})),
-			want: decision{},
 		},
 		"one without an instigator is left alone": {
 			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil })),
-			want:      decision{},
 		},
 		"one that is being deleted is left alone": {
 			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = at(0) })),
-			want:      decision{},
 		},
 		"one that is complete is left alone": {
 			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) {
@@ -275,17 +239,9 @@ func TestDecide(t *testing.T) {
 					{Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue},
 				}
 			})),
-			want: decision{},
 		},
 		"one that tolerates everything would come back and is declined": {
-			situation: asked(pod(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists}))),
-			want: decision{
-				status: status(
-					minute,
-					declined("The pod tolerates the taint maintenance.haulout.dev/drain: if it were evicted, its "+
-						"DaemonSet would replace it on the node immediately. It is left running."),
-				),
-			},
+			situation: asked(pod(tolerant)), want: decision{status: status(minute, declined(tolerates))},
 		},
 		"a pod of no DaemonSet is declined, whatever its annotation says": {
 			situation: asked(pod(func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "ReplicaSet" })),
@@ -314,7 +270,7 @@ func TestDecide(t *testing.T) {
 			want:      decision{status: status(minute, saying(60*minute, message)), wake: start.Add(11 * minute)},
 		},
 		"after its grace period there is none": {
-			situation: asked(evacuation(reported(-10*minute, 0, message)), pod(stopping(0))), want: decision{},
+			situation: asked(evacuation(reported(-10*minute, 0, message)), pod(stopping(0))),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

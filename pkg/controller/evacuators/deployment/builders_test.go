@@ -20,6 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/testing/build"
 )
 
 const (
@@ -37,7 +38,7 @@ var podLabels = map[string]string{"app": testName}
 
 // newDeployment returns a Deployment that has all its pods.
 func newDeployment(replicas int32, mods ...func(*appsv1.Deployment)) *appsv1.Deployment {
-	d := &appsv1.Deployment{
+	return build.With(&appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: testNamespace, Name: testName, UID: testUID, ResourceVersion: "1", Generation: 1,
 		},
@@ -54,11 +55,7 @@ func newDeployment(replicas int32, mods ...func(*appsv1.Deployment)) *appsv1.Dep
 		Status: appsv1.DeploymentStatus{
 			ObservedGeneration: 1, Replicas: replicas, UpdatedReplicas: replicas, AvailableReplicas: replicas,
 		},
-	}
-	for _, mod := range mods {
-		mod(d)
-	}
-	return d
+	}, mods...)
 }
 
 func surging(surge string) func(*appsv1.Deployment) {
@@ -107,9 +104,7 @@ func newTestPod(name string, mods ...podMod) pod {
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: testNamespace, Name: name, UID: types.UID("uid-" + name), Labels: podLabels,
 			CreationTimestamp: metav1.NewTime(start.Add(-time.Hour)),
-			OwnerReferences: []metav1.OwnerReference{
-				{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-1", UID: "uid-web-1", Controller: ptr.To(true)},
-			},
+			OwnerReferences:   build.Owner("apps/v1", "ReplicaSet", "web-1", "uid-web-1"),
 		},
 		Spec: corev1.PodSpec{NodeName: "node-1"},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{
@@ -119,10 +114,7 @@ func newTestPod(name string, mods ...podMod) pod {
 			},
 		}},
 	}}
-	for _, mod := range mods {
-		mod(&p)
-	}
-	return p
+	return *build.With(&p, mods...)
 }
 
 // leaves has an Evacuation with the given class active, whose evacuator reported last at the start.
@@ -244,6 +236,12 @@ func at(after time.Duration, d *appsv1.Deployment, pods ...pod) situation {
 		activeReplicaSets: 1, pods: pods, memory: memory{known: true},
 	}
 	s.target = targetOf(d, nil, state{})
+	return s
+}
+
+// changed is a situation in which something else is different.
+func changed(s situation, change func(*situation)) situation {
+	change(&s)
 	return s
 }
 

@@ -16,11 +16,13 @@ import (
 	"k8s.io/utils/ptr"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 const web0 = "uid-web-0-web-0"
 
 func TestDecideStart(t *testing.T) {
+	const handOver = "hand over web-0;"
 	leaving := newTestPod("web-0", leaves(ours))
 	now := metav1.NewTime(start)
 	for name, tc := range map[string]struct {
@@ -60,7 +62,7 @@ func TestDecideStart(t *testing.T) {
 			says: "rollout is not complete",
 		},
 		"so is one with a second ReplicaSet": {
-			s:    func() situation { s := at(0, newDeployment(1), leaving); s.activeReplicaSets = 2; return s }(),
+			s:    changed(at(0, newDeployment(1), leaving), func(s *situation) { s.activeReplicaSets = 2 }),
 			says: "rollout is not complete",
 		},
 		"pods that the cache has not seen are waited for": {
@@ -74,45 +76,37 @@ func TestDecideStart(t *testing.T) {
 				}),
 				leaving,
 			),
-			want: "hand over web-0;", says: "strategy Recreate",
+			want: handOver, says: "strategy Recreate",
 		},
-		"maxSurge 0 declines": {
-			s: at(0, newDeployment(1, surging("0")), leaving), want: "hand over web-0;", says: "maxSurge 0",
-		},
+		"maxSurge 0 declines": {s: at(0, newDeployment(1, surging("0")), leaving), want: handOver, says: "maxSurge 0"},
 		"maxSurge 0% declines": {
-			s: at(0, newDeployment(1, surging("0%")), leaving), want: "hand over web-0;", says: "maxSurge 0",
+			s: at(0, newDeployment(1, surging("0%")), leaving), want: handOver, says: "maxSurge 0",
 		},
 		"a paused Deployment declines": {
 			s:    at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Spec.Paused = true }), leaving),
-			want: "hand over web-0;", says: "is paused",
+			want: handOver, says: "is paused",
 		},
 		"one that is being deleted declines": {
 			s:    at(0, newDeployment(1, func(d *appsv1.Deployment) { d.DeletionTimestamp = &now }), leaving),
-			want: "hand over web-0;", says: "being deleted",
+			want: handOver, says: "being deleted",
 		},
 		"one with the annotation declines": {
 			s: at(0, newDeployment(1, func(d *appsv1.Deployment) {
 				d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: "Disabled"}
 			}), leaving),
-			want: "hand over web-0;", says: "maintenance.haulout.dev/surge: Disabled",
+			want: handOver, says: "maintenance.haulout.dev/surge: Disabled",
 		},
 		"while the evacuator is off all decline": {
-			s:    func() situation { s := at(0, newDeployment(1), leaving); s.off = true; return s }(),
-			want: "hand over web-0;", says: "is disabled",
+			s:    changed(at(0, newDeployment(1), leaving), func(s *situation) { s.off = true }),
+			want: handOver, says: "is disabled",
 		},
-		"one that is scaled to 0 declines": {
-			s: at(0, newDeployment(0), leaving), want: "hand over web-0;", says: "scaled to 0",
-		},
+		"one that is scaled to 0 declines": {s: at(0, newDeployment(0), leaving), want: handOver, says: "scaled to 0"},
 		"a volume for one node declines": {
-			s: func() situation {
-				s := at(0, newDeployment(1), leaving)
-				s.oneNodeClaims = []string{"data"}
-				return s
-			}(),
-			want: "hand over web-0;", says: "volume claim data is for one node at a time",
+			s:    changed(at(0, newDeployment(1), leaving), func(s *situation) { s.oneNodeClaims = []string{"data"} }),
+			want: handOver, says: "volume claim data is for one node at a time",
 		},
 		"one that was set back twice declines": {
-			s: at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), leaving), want: "hand over web-0;",
+			s: at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), leaving), want: handOver,
 			says: "reverted its replicas 2 times",
 		},
 		"one that was set back once is tried again": {
@@ -140,9 +134,8 @@ func TestDecideStart(t *testing.T) {
 			want: "drop record;",
 		},
 		"a rollout that is stuck is not waited for longer than the timeout": {
-			s: at(6*time.Minute, newDeployment(1, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 0 }),
-				leaving),
-			want: "hand over web-0;", says: "for 5m0s",
+			s:    at(6*time.Minute, newDeployment(1, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 0 }), leaving),
+			want: handOver, says: "for 5m0s",
 		},
 		"unless the budget would not let the pod go": {
 			s: at(6*time.Minute, newDeployment(1, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 0 }),
@@ -150,7 +143,7 @@ func TestDecideStart(t *testing.T) {
 			want: "lower web-0;", says: "rollout is not complete",
 		},
 		"one that is stuck by its own deadline is not waited for at all": {
-			s: at(time.Second, newDeployment(1, stuck), leaving), want: "hand over web-0;",
+			s: at(time.Second, newDeployment(1, stuck), leaving), want: handOver,
 			says: "rollout of Deployment web is stuck (ProgressDeadlineExceeded)",
 		},
 		"unless the budget would not let the pod go then": {
@@ -163,7 +156,7 @@ func TestDecideStart(t *testing.T) {
 		},
 		"a pod that has not been ready for a minute is not replaced": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), unready, readyFor(time.Minute))),
-			want: "hand over web-0;", says: "has not been ready for 1m0s",
+			want: handOver, says: "has not been ready for 1m0s",
 		},
 		"one that has not been ready for less is": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), unready, readyFor(59*time.Second))),
@@ -175,14 +168,14 @@ func TestDecideStart(t *testing.T) {
 		},
 		"a budget of zero is its owner's no": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1))),
-			want: "hand over web-0;",
+			want: handOver,
 			says: "not scaled up past PodDisruptionBudget web (maxUnavailable 0), which never allows an eviction: " +
 				"its pods are replaced nevertheless if it has the annotation maintenance.haulout.dev/surge: Always",
 		},
 		"so is one in percent that rounds up to all pods": {
 			s: at(0, newDeployment(2), newTestPod("web-0", leaves(ours), under(percent("90%"), nil, 2, 2)),
 				newTestPod("web-1")),
-			want: "hand over web-0;", says: "(minAvailable 90% of at most 3 pods)",
+			want: handOver, says: "(minAvailable 90% of at most 3 pods)",
 		},
 		"a percentage that needs several more pods gets them": {
 			s: at(0, newDeployment(2, surging("900%")),
@@ -195,11 +188,11 @@ func TestDecideStart(t *testing.T) {
 		},
 		"several budgets decline": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), minOne(1, 1), minOne(1, 1))),
-			want: "hand over web-0;", says: "past the PodDisruptionBudgets web, web",
+			want: handOver, says: "past the PodDisruptionBudgets web, web",
 		},
 		"a budget that cannot be computed declines": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), minOne(1, 1), syncFailed)),
-			want: "hand over web-0;", says: "PodDisruptionBudget web (it cannot be computed)",
+			want: handOver, says: "PodDisruptionBudget web (it cannot be computed)",
 		},
 		"only the pods under such budgets are declined": {
 			s: at(0, newDeployment(2), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 2, 2)),
@@ -214,9 +207,7 @@ func TestDecideStart(t *testing.T) {
 // check compares a decision with its summary and with a part of what is said.
 func check(t *testing.T, d decision, want, says string) {
 	t.Helper()
-	if got := summary(d); got != want {
-		t.Errorf("decided %q, want %q", got, want)
-	}
+	is.Equal(t, summary(d), want, "decided")
 	said := ""
 	for _, r := range d.reports {
 		said += r.message + "\n"
@@ -227,7 +218,9 @@ func check(t *testing.T, d decision, want, says string) {
 }
 
 func TestDecideWithAutoscaler(t *testing.T) {
+	const handOver = "hand over web-0;"
 	leaving := newTestPod("web-0", leaves(ours))
+	one := at(0, newDeployment(1), leaving)
 	up := newAutoscaler(2, 3, 2)
 	annotated(record{
 		UID: "uid-hpa", From: 1, To: 2, Keep: 1, Since: &metav1.Time{Time: start}, Evacuations: []string{web0},
@@ -248,60 +241,55 @@ func TestDecideWithAutoscaler(t *testing.T) {
 		says string
 	}{
 		"its minReplicas is raised": {
-			s: at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 3, 1)), want: "scale to 2 for 1;",
-			says: "by HorizontalPodAutoscaler web",
+			s: one.scaledBy(newAutoscaler(1, 3, 1)), want: "scale to 2 for 1;", says: "by HorizontalPodAutoscaler web",
 		},
 		"from what it has, not from its least": {
-			s: at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 4, 3)), want: "scale to 4 for 1;",
-			says: "from 3 to 4",
+			s: one.scaledBy(newAutoscaler(1, 4, 3)), want: "scale to 4 for 1;", says: "from 3 to 4",
 		},
-		"it has no room": {
-			s: at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 1, 1)), want: "hand over web-0;",
-			says: "maxReplicas is 1",
-		},
+		"it has no room": {s: one.scaledBy(newAutoscaler(1, 1, 1)), want: handOver, says: "maxReplicas is 1"},
 		"there are two": {
-			s:    at(0, newDeployment(1), leaving).scaledBy(newAutoscaler(1, 3, 1), newAutoscaler(1, 3, 1)),
-			want: "hand over web-0;", says: "2 HorizontalPodAutoscalers",
+			s:    one.scaledBy(newAutoscaler(1, 3, 1), newAutoscaler(1, 3, 1)),
+			want: handOver, says: "2 HorizontalPodAutoscalers",
 		},
 		"it is not able to scale": {
-			s: at(0, newDeployment(1), leaving).scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
+			s: one.scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
 				a := newAutoscaler(1, 3, 1)
 				a.Status.Conditions[0].Status = corev1.ConditionFalse
 				return a
 			}()),
-			want: "hand over web-0;", says: "AbleToScale",
+			want: handOver, says: "AbleToScale",
 		},
 		"it never scales down": {
-			s: at(0, newDeployment(1), leaving).scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
+			s: one.scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
 				a := newAutoscaler(1, 3, 1)
 				a.Spec.Behavior = &autoscalingv2.HorizontalPodAutoscalerBehavior{
 					ScaleDown: &autoscalingv2.HPAScalingRules{SelectPolicy: ptr.To(autoscalingv2.DisabledPolicySelect)},
 				}
 				return a
 			}()),
-			want: "hand over web-0;", says: "HorizontalPodAutoscaler web, which never scales down",
+			want: handOver, says: "HorizontalPodAutoscaler web, which never scales down",
 		},
 		"its budget grows with it, whatever the owner says": {
 			s: at(0, newDeployment(1, always),
 				newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1))).scaledBy(newAutoscaler(1, 3, 1)),
-			want: "hand over web-0;", says: "without effect under PodDisruptionBudget web (maxUnavailable 0)",
+			want: handOver, says: "without effect under PodDisruptionBudget web (maxUnavailable 0)",
 		},
 		"a ScaledObject controls the autoscaler": {
-			s: at(0, newDeployment(1), leaving).scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
+			s: one.scaledBy(func() *autoscalingv2.HorizontalPodAutoscaler {
 				a := newAutoscaler(1, 3, 1)
 				a.OwnerReferences = []metav1.OwnerReference{
 					{Kind: "ScaledObject", Name: "web", Controller: ptr.To(true)},
 				}
 				return a
 			}()),
-			want: "hand over web-0;", says: "ScaledObject web",
+			want: handOver, says: "ScaledObject web",
 		},
 		"it is slow": {
 			s: at(9*time.Second, newDeployment(1), leaving).scaledBy(up), says: "has not scaled the Deployment yet",
 		},
 		"pods without a budget are evicted, too": {
 			s:    at(9*time.Second, newDeployment(2), leaving, newTestPod("web-1", fresh)).scaledBy(up),
-			want: "hand over web-0;", says: "available",
+			want: handOver, says: "available",
 		},
 		"it is taken back": {
 			s: at(9*time.Second, newDeployment(2), newTestPod("web-1", fresh)).scaledBy(up), want: "back to 1;",
@@ -317,11 +305,7 @@ func TestDecideWithAutoscaler(t *testing.T) {
 			want: "drop record;",
 		},
 		"the Deployment is gone": {
-			s: func() situation {
-				s := at(9*time.Second, newDeployment(1)).scaledBy(up)
-				s.deployment = nil
-				return s
-			}(),
+			s:    changed(at(9*time.Second, newDeployment(1)).scaledBy(up), func(s *situation) { s.deployment = nil }),
 			want: "back to 1;",
 		},
 	} {
@@ -376,9 +360,7 @@ func TestMisses(t *testing.T) {
 	s.memory.dropped = []string{"web-0"}
 	d := decide(s)
 	check(t, d, "scale to 2 for 1;", "from 1 to 2")
-	if d.memory.misses != 1 {
-		t.Errorf("counted %d misses, want 1", d.memory.misses)
-	}
+	is.True(t, d.memory.misses == 1, "counted %d misses, want 1", d.memory.misses)
 	s.memory = d.memory
 	s.memory.dropped = []string{"web-0"}
 	check(t, decide(s), "hand over web-0;", "2 scale-downs in a row")

@@ -17,6 +17,10 @@ import (
 )
 
 func TestDecideHold(t *testing.T) {
+	const back = "back to 1;hand over web-0;"
+	leaving := func() pod { return newTestPod("web-0", leaves(ours)) }
+	starting := func() pod { return newTestPod("web-1", fresh, unready) }
+	replacement := func() pod { return newTestPod("web-1", fresh) }
 	up := recorded(1, 2, web0)
 	scaled := func(mods ...func(*appsv1.Deployment)) *appsv1.Deployment {
 		return newDeployment(2, append(mods, up)...)
@@ -28,12 +32,11 @@ func TestDecideHold(t *testing.T) {
 		says string
 	}{
 		"the surge pod is awaited": {
-			s: at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)),
-				newTestPod("web-1", fresh, unready)),
+			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), starting()),
 			says: "web-1 on node node-1 is not ready",
 		},
 		"the scheduler is quoted": {
-			s: at(later, scaled(), newTestPod("web-0", leaves(ours)),
+			s: at(later, scaled(), leaving(),
 				newTestPod("web-1", fresh, pending("0/3 nodes are available: 3 Insufficient cpu."))),
 			says: "surge pod web-1 is Pending: 0/3 nodes are available: 3 Insufficient cpu.",
 		},
@@ -45,28 +48,19 @@ func TestDecideHold(t *testing.T) {
 						Reason: failedCreate, Message: "exceeded quota: small",
 					},
 				}
-			}), newTestPod("web-0", leaves(ours))),
+			}), leaving()),
 			says: "no surge pod can be created: exceeded quota: small.",
 		},
 		"the container is quoted": {
-			s: func() situation {
-				s := at(later, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh, unready))
-				s.waiting = map[string]string{"web-1": "container app waits (ImagePullBackOff)"}
-				return s
-			}(),
+			s:    changed(at(later, scaled(), leaving(), starting()), func(s *situation) { s.waiting = map[string]string{"web-1": "container app waits (ImagePullBackOff)"} }),
 			says: "is not ready: container app waits (ImagePullBackOff).",
 		},
 		"the node of a volume is named": {
-			s: func() situation {
-				s := at(later, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh, unready))
-				s.waiting = map[string]string{"web-1": "volume data: still attached to node-7"}
-				return s
-			}(),
+			s:    changed(at(later, scaled(), leaving(), starting()), func(s *situation) { s.waiting = map[string]string{"web-1": "volume data: still attached to node-7"} }),
 			says: "waits for volume data: still attached to node-7.",
 		},
 		"ready is not yet available": {
-			s: at(later, scaled(func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 30 }),
-				newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
+			s:    at(later, scaled(func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 30 }), leaving(), replacement()),
 			says: "has to stay so until",
 		},
 		"available on a node that is under maintenance does not count": {
@@ -77,46 +71,43 @@ func TestDecideHold(t *testing.T) {
 			says: "which is cordoned",
 		},
 		"a pod under a budget goes to its lane, and the surge stays": {
-			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2)), newTestPod("web-1", fresh)),
+			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2)), replacement()),
 			want: "hand over web-0;", says: "available in its place",
 		},
 		"while it is there the surge stays": {
-			s: at(later, scaled(), newTestPod("web-0", leaves(lanes), minOne(2, 2)), newTestPod("web-1", fresh)),
+			s: at(later, scaled(), newTestPod("web-0", leaves(lanes), minOne(2, 2)), replacement()),
 		},
 		"when it has gone the surge is taken back": {
-			s:    at(later, scaled(), newTestPod("web-1", fresh), newTestPod("web-2", fresh, pending(""))),
-			want: "back to 1;",
+			s: at(later, scaled(), replacement(), newTestPod("web-2", fresh, pending(""))), want: "back to 1;",
 		},
 		"when all have gone that a full record has room for, the next ones take their place": {
 			s: at(later, newDeployment(2, recorded(1, 2, slices.Repeat([]string{"gone"}, maxRecorded)...)),
-				newTestPod("web-0", leaves(ours), minOne(2, 2)), newTestPod("web-1", fresh)),
+				newTestPod("web-0", leaves(ours), minOne(2, 2)), replacement()),
 			want: "scale to 2 for 1;", says: "from 1 to 2",
 		},
 		"a pod without a budget gets the lowest deletion cost": {
-			s: at(later, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)), want: "lower web-0;",
+			s: at(later, scaled(), leaving(), replacement()), want: "lower web-0;",
 		},
 		"and then the surge is taken back": {
-			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest), newTestPod("web-1", fresh)),
+			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest), replacement()),
 			want: "back to 1;", says: "lowest deletion cost",
 		},
 		"a budget that never has room does not keep a pod whose owner wants it replaced": {
 			s: at(later, newDeployment(2, up, always),
-				newTestPod("web-0", leaves(ours), cheapest, under(nil, ptrTo(0), 2, 2)), newTestPod("web-1", fresh)),
+				newTestPod("web-0", leaves(ours), cheapest, under(nil, ptrTo(0), 2, 2)), replacement()),
 			want: "back to 1;", says: "lowest deletion cost",
 		},
 		"a budget that now never allows an eviction ends the surge, with web-0 no longer first to go": {
 			s: at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(nil, ptrTo(0), 2, 2)),
-				newTestPod("web-1", fresh)),
+				replacement()),
 			want: "restore web-0;",
 		},
 		"and when its deletion cost is what it was, the surge is taken back": {
-			s: at(later, scaled(), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 2, 2)),
-				newTestPod("web-1", fresh)),
-			want: "back to 1;hand over web-0;", says: "never allows an eviction",
+			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 2, 2)), replacement()),
+			want: back, says: "never allows an eviction",
 		},
 		"it does not hold the surge for another evacuator either": {
-			s: at(later, scaled(), newTestPod("web-0", leaves(lanes), under(nil, ptrTo(0), 2, 2)),
-				newTestPod("web-1", fresh)),
+			s:    at(later, scaled(), newTestPod("web-0", leaves(lanes), under(nil, ptrTo(0), 2, 2)), replacement()),
 			want: "back to 1;",
 		},
 		"a pod that its budget keeps at the end of its turn is not the first to go with the scale-down": {
@@ -125,61 +116,56 @@ func TestDecideHold(t *testing.T) {
 			want: "restore web-0;",
 		},
 		"several budgets end the surge": {
-			s: at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2), minOne(2, 2)),
-				newTestPod("web-1", fresh)),
-			want: "back to 1;hand over web-0;", says: "past the",
+			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2), minOne(2, 2)), replacement()),
+			want: back, says: "past the",
 		},
 		"a pod that is blocked for less than the timeout keeps the surge": {
 			s: goneAt(
 				start,
 				at(5*time.Minute-time.Second, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2)),
-					newTestPod("web-1", fresh)),
+					replacement()),
 			),
 		},
 		"one that is blocked for longer does not": {
 			s: goneAt(start, at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2)),
-				newTestPod("web-1", fresh))),
+				replacement())),
 			want: "back to 1;",
 		},
 		"unless another one has gone since": {
 			s: goneAt(
 				start.Add(time.Second),
-				at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2)),
-					newTestPod("web-1", fresh)),
+				at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2)), replacement()),
 			),
 		},
 		"and is not the first to go with the scale-down": {
 			s: goneAt(
 				start,
 				at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2), cheapest),
-					newTestPod("web-1", fresh)),
+					replacement()),
 			),
 			want: "restore web-0;",
 		},
 		"one that is blocked since its replacement is not there keeps the surge": {
 			s: goneAt(start, at(time.Hour, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 1)),
-				newTestPod("web-1", fresh, unready))),
+				starting())),
 		},
 		"a turn in which the surge flaps ends after three timeouts": {
-			s: at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), reported(14*time.Minute)),
-				newTestPod("web-1", fresh, unready)),
-			want: "back to 1;hand over web-0;", says: "No replacement is available after 15m0s",
+			s:    at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), reported(14*time.Minute)), starting()),
+			want: back, says: "No replacement is available after 15m0s",
 		},
 		"not before": {
 			s: at(15*time.Minute-time.Second, scaled(),
 				newTestPod("web-0", leaves(ours), cheapest, reported(14*time.Minute)),
-				newTestPod("web-1", fresh, unready)),
+				starting()),
 			says: "not ready",
 		},
 		"it does not end while the budget waits for the replacement only": {
-			s: at(time.Hour, scaled(), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 1)),
-				newTestPod("web-1", fresh, unready)),
+			s:    at(time.Hour, scaled(), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 1)), starting()),
 			says: "PodDisruptionBudget web allows no disruption",
 		},
 		"it ends where the budget lacks pods of others as well": {
-			s: at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), under(ptrTo(4), nil, 6, 3)),
-				newTestPod("web-1", fresh, unready)),
-			want: "back to 1;hand over web-0;",
+			s:    at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), under(ptrTo(4), nil, 6, 3)), starting()),
+			want: back,
 			says: "PodDisruptionBudget web would not allow a disruption with more replicas either",
 		},
 		"it ends where the replacements are there and do not help": {
@@ -189,17 +175,12 @@ func TestDecideHold(t *testing.T) {
 			want: "hand over web-1;", says: "with more replicas either",
 		},
 		"pods of which one has gone lately wait as long again": {
-			s: func() situation {
-				s := at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), cheapest, reported(14*time.Minute)),
-					newTestPod("web-1", fresh, unready))
-				s.memory.delivered = start.Add(12 * time.Minute)
-				return s
-			}(),
+			s: changed(at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), cheapest, reported(14*time.Minute)),
+				starting()), func(s *situation) { s.memory.delivered = start.Add(12 * time.Minute) }),
 			says: "not ready",
 		},
 		"a pod that waits is the first that a scale-down by its user takes": {
-			s: at(10*time.Second, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)),
-				newTestPod("web-1", fresh, unready)),
+			s:    at(10*time.Second, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), starting()),
 			want: "lower web-0;", says: "not ready",
 		},
 		"one at a time": {
@@ -209,36 +190,23 @@ func TestDecideHold(t *testing.T) {
 			want: "lower web-0;", says: "not ready",
 		},
 		"and not in the same moment": {
-			s: func() situation {
-				s := at(10*time.Second, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)),
-					newTestPod("web-1", fresh, unready))
-				s.memory.lowered = start.Add(10*time.Second - time.Millisecond)
-				return s
-			}(),
+			s:    changed(at(10*time.Second, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), starting()), func(s *situation) { s.memory.lowered = start.Add(10*time.Second - time.Millisecond) }),
 			says: "not ready",
 		},
 		"a deletion cost that could not be restored does not keep the surge up": {
-			s: func() situation {
-				s := at(later, scaled(), newTestPod("web-0", cheapest), newTestPod("web-1", fresh))
+			s: changed(at(later, scaled(), newTestPod("web-0", cheapest), replacement()), func(s *situation) {
 				s.attempts = map[types.UID]attempts{"uid-web-0": {failed: 1, next: start.Add(5 * time.Second)}}
-				return s
-			}(),
+			}),
 			want: "back to 1;restore web-0;",
 		},
 		"it is not tried again before its time": {
-			s: func() situation {
-				s := at(later, scaled(), newTestPod("web-0", cheapest), newTestPod("web-1", fresh))
+			s: changed(at(later, scaled(), newTestPod("web-0", cheapest), replacement()), func(s *situation) {
 				s.attempts = map[types.UID]attempts{"uid-web-0": {failed: 2, next: start.Add(15 * time.Second)}}
-				return s
-			}(),
+			}),
 			want: "back to 1;",
 		},
 		"nor after five attempts": {
-			s: func() situation {
-				s := at(time.Hour, newDeployment(1), newTestPod("web-0", cheapest))
-				s.attempts = map[types.UID]attempts{"uid-web-0": {failed: 5}}
-				return s
-			}(),
+			s:    changed(at(time.Hour, newDeployment(1), newTestPod("web-0", cheapest)), func(s *situation) { s.attempts = map[types.UID]attempts{"uid-web-0": {failed: 5}} }),
 			want: "idle;",
 		},
 		"a sick one of its kind does not hold it": {
@@ -258,12 +226,11 @@ func TestDecideHold(t *testing.T) {
 			says: "not ready",
 		},
 		"a pod from just before the surge is no replacement": {
-			s: at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours)),
-				newTestPod("web-1", justBefore)),
+			s:    at(later, newDeployment(3, recorded(2, 3, web0)), leaving(), newTestPod("web-1", justBefore)),
 			says: "has not been created yet",
 		},
 		"nor is it one while the replacement is not available": {
-			s: at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours)),
+			s: at(later, newDeployment(3, recorded(2, 3, web0)), leaving(),
 				newTestPod("web-1", justBefore), newTestPod("web-2", fresh, unready)),
 			says: "0 of 1 are available; surge pod web-2 on node node-1 is not ready",
 		},
@@ -284,80 +251,61 @@ func TestDecideHold(t *testing.T) {
 			says: "1 of 1 are available",
 		},
 		"cancelled: the surge is taken back and nothing goes": {
-			s: at(later, scaled(), newTestPod("web-0"), newTestPod("web-1", fresh)), want: "back to 1;",
+			s: at(later, scaled(), newTestPod("web-0"), replacement()), want: "back to 1;",
 		},
 		"cancelled: first the deletion costs are restored": {
-			s: at(later, scaled(), newTestPod("web-0", cheapest), newTestPod("web-1", fresh)), want: "restore web-0;",
+			s: at(later, scaled(), newTestPod("web-0", cheapest), replacement()), want: "restore web-0;",
 		},
-		"a user has set it back": {
-			s: at(later, newDeployment(1, up), newTestPod("web-0", leaves(ours))), want: "record 1 resets;",
-		},
+		"a user has set it back": {s: at(later, newDeployment(1, up), leaving()), want: "record 1 resets;"},
 		"a user has set it back and no pod leaves any more": {
 			s: at(later, newDeployment(1, up), newTestPod("web-0")), want: "drop record;",
 		},
-		"a user has scaled on": {
-			s: at(later, newDeployment(5, up), newTestPod("web-0", leaves(ours))), want: "drop record;",
-		},
-		"a user has scaled to 0": {
-			s: at(later, newDeployment(0, up), newTestPod("web-0", leaves(ours))), want: "drop record;",
-		},
+		"a user has scaled on":   {s: at(later, newDeployment(5, up), leaving()), want: "drop record;"},
+		"a user has scaled to 0": {s: at(later, newDeployment(0, up), leaving()), want: "drop record;"},
 		"paused meanwhile": {
-			s: at(later, scaled(func(d *appsv1.Deployment) { d.Spec.Paused = true }), newTestPod("web-0", leaves(ours)),
-				newTestPod("web-1", fresh)),
-			want: "back to 1;hand over web-0;", says: "is paused",
+			s:    at(later, scaled(func(d *appsv1.Deployment) { d.Spec.Paused = true }), leaving(), replacement()),
+			want: back, says: "is paused",
 		},
 		"switched off meanwhile": {
-			s: func() situation {
-				s := at(later, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh))
-				s.off = true
-				return s
-			}(),
-			want: "back to 1;hand over web-0;", says: "is disabled",
+			s:    changed(at(later, scaled(), leaving(), replacement()), func(s *situation) { s.off = true }),
+			want: back, says: "is disabled",
 		},
 		"deleted meanwhile": {
 			s: at(later, scaled(func(d *appsv1.Deployment) { d.DeletionTimestamp = &metav1.Time{Time: start} }),
-				newTestPod("web-0", leaves(ours))),
+				leaving()),
 			want: "hand over web-0;", says: "being deleted",
 		},
 		"rolled out meanwhile": {
-			s: at(later, scaled(func(d *appsv1.Deployment) { d.Status.Replicas = 3 }),
-				newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
+			s:    at(later, scaled(func(d *appsv1.Deployment) { d.Status.Replicas = 3 }), leaving(), replacement()),
 			says: "waits for a rollout",
 		},
 		"one more leaves and maxSurge allows it": {
-			s: at(later, newDeployment(5, recorded(4, 5, web0), surging("2")), newTestPod("web-0", leaves(ours)),
+			s: at(later, newDeployment(5, recorded(4, 5, web0), surging("2")), leaving(),
 				newTestPod("web-1", leaves(ours)), newTestPod("web-2"), newTestPod("web-3"),
 				newTestPod("web-4", fresh)),
 			want: "scale to 6 for 2;", says: "from 4 to 6",
 		},
 		"one more leaves and maxSurge does not allow it": {
-			s: at(later, newDeployment(5, recorded(4, 5, web0)), newTestPod("web-0", leaves(ours)),
+			s: at(later, newDeployment(5, recorded(4, 5, web0)), leaving(),
 				newTestPod("web-1", leaves(ours)), newTestPod("web-2"), newTestPod("web-3"),
 				newTestPod("web-4", fresh)),
 			want: "scale to 5 for 2;", says: "from 4 to 5",
 		},
 		"no progress for too long, and nothing holds the pod": {
-			s:    at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh, unready)),
-			want: "back to 1;hand over web-0;", says: "No progress",
+			s: at(6*time.Minute, scaled(), leaving(), starting()), want: back, says: "No progress",
 		},
 		"no progress for too long, and the budget holds the pod": {
-			s: at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)),
-				newTestPod("web-1", fresh, unready)),
+			s:    at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), starting()),
 			want: "lower web-0;", says: "PodDisruptionBudget web allows no disruption",
 		},
 		"no progress for too long, and the budget lets a pod go without the surge": {
 			s: at(6*time.Minute, scaled(),
 				newTestPod("web-0", leaves(ours), under(nil, ptr.To(intstr.FromInt32(1)), 2, 1)),
-				newTestPod("web-1", fresh, unready)),
-			want: "back to 1;hand over web-0;", says: "No progress",
+				starting()),
+			want: back, says: "No progress",
 		},
 		"a new leader gives it time": {
-			s: func() situation {
-				s := at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), cheapest),
-					newTestPod("web-1", fresh, unready))
-				s.servingSince = start.Add(5 * time.Minute)
-				return s
-			}(),
+			s:    changed(at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), cheapest), starting()), func(s *situation) { s.servingSince = start.Add(5 * time.Minute) }),
 			says: "not ready",
 		},
 	} {

@@ -29,6 +29,9 @@ import (
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // olderSet is a ReplicaSet of an earlier rollout.
@@ -54,18 +57,14 @@ func TestLeftoversOfEarlierRolloutsDoNotCount(t *testing.T) {
 			p.DeletionTimestamp, p.Finalizers = &metav1.Time{Time: start}, []string{"example.com/keep"}
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				evacuations, host := scene(newBudget(), olderSet(), leftover(mod))
-				newWorld(t, evacuations, host...).scaled(2, true)
-			})
+		bubble.Run(t, name, func(t *testing.T) {
+			evacuations, host := scene(newBudget(), olderSet(), leftover(mod))
+			newWorld(t, evacuations, host...).scaled(2, true)
 		})
 	}
-	t.Run("a pod that runs", func(t *testing.T) {
-		synctest.Test(t, func(t *testing.T) {
-			evacuations, host := scene(newBudget(), olderSet(), leftover(func(*pod) {}))
-			newWorld(t, evacuations, host...).reported("web-0", false, "2 of its ReplicaSets have pods")
-		})
+	bubble.Run(t, "a pod that runs", func(t *testing.T) {
+		evacuations, host := scene(newBudget(), olderSet(), leftover(func(*pod) {}))
+		newWorld(t, evacuations, host...).reported("web-0", false, "2 of its ReplicaSets have pods")
 	})
 }
 
@@ -97,9 +96,7 @@ func TestPodsThatReturnAreNotReplacedAgain(t *testing.T) {
 					w.fail("no pod is ready")
 				}
 			}
-			if w.next > 2 {
-				t.Errorf("%d pods were started, want 2", w.next)
-			}
+			is.True(t, w.next <= 2, "%d pods were started, want 2", w.next)
 			got := w.memory.standing
 			if got.Reason != maintenancev1alpha1.ReasonRecreated ||
 				!strings.Contains(got.Message, "tolerates the cordon taint node.kubernetes.io/unschedulable") {
@@ -193,9 +190,7 @@ func TestDeclinedTurnIsTakenUpAgain(t *testing.T) {
 			if got != tc.want {
 				t.Errorf("got %t (%+v), want %t", got, d.reports, tc.want)
 			}
-			if d.scale != nil {
-				t.Errorf("the record changes: %+v", d.scale)
-			}
+			is.True(t, d.scale == nil, "the record changes: %+v", d.scale)
 		})
 	}
 	t.Run("the pod is not blocked", func(t *testing.T) {
@@ -214,8 +209,7 @@ func TestOwnerChangesHisMind(t *testing.T) {
 		synctest.Wait()
 		d := w.deployment()
 		d.Spec.Paused = false
-		_, err := w.host.AppsV1().Deployments(testNamespace).Update(t.Context(), d, metav1.UpdateOptions{})
-		w.must(err)
+		must.Get(w.host.AppsV1().Deployments(testNamespace).Update(t.Context(), d, metav1.UpdateOptions{}))(w)
 		w.scaled(2, true)
 		w.reported("web-0", false, "scaled from 1 to 2")
 	})
@@ -270,9 +264,7 @@ func TestMinReplicasOfTheUser(t *testing.T) {
 		"are restored from a record that contradicts itself":            {recordedAutoscaler(10, 3, 2), "back to 10;"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := summary(decide(at(0, newDeployment(2), leaving, other).scaledBy(tc.a))); got != tc.want {
-				t.Errorf("got %q, want %q", got, tc.want)
-			}
+			is.Equal(t, summary(decide(at(0, newDeployment(2), leaving, other).scaledBy(tc.a))), tc.want)
 		})
 	}
 }
@@ -306,8 +298,7 @@ func TestAutoscalerOfSomethingElseGetsItsMinReplicasBack(t *testing.T) {
 		a.Spec.ScaleTargetRef = autoscalingv2.CrossVersionObjectReference{APIVersion: "argoproj.io/v1alpha1", Kind: "Rollout", Name: testName}
 		w := newWorld(t, nil, a)
 		w.until("minReplicas are as before", func() (bool, string) {
-			got, err := w.host.AutoscalingV2().HorizontalPodAutoscalers(testNamespace).Get(t.Context(), testName, metav1.GetOptions{})
-			w.must(err)
+			got := must.Get(w.host.AutoscalingV2().HorizontalPodAutoscalers(testNamespace).Get(t.Context(), testName, metav1.GetOptions{}))(w)
 			return *got.Spec.MinReplicas == 1 && len(got.Annotations) == 0, fmt.Sprint(*got.Spec.MinReplicas, got.Annotations)
 		})
 	})
@@ -348,15 +339,12 @@ func (h hangingPods) Patch(
 func TestCallThatWasNotSentIsNoTry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, own := fake.NewClientset(), versionedfake.NewClientset()
-		c, err := New(Config{
+		c := must.Get(New(Config{
 			Host:          client,
 			HostInformers: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(controllercache.NewTransform())),
 			Maintenance:   own, MaintenanceInformers: externalversions.NewSharedInformerFactory(own, 0),
 			Recorder: events.NewFakeRecorder(10),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		defer c.queue.ShutDown()
 		host := hanging{client, map[string]int{}}
 		c.host = host
@@ -366,9 +354,7 @@ func TestCallThatWasNotSentIsNoTry(t *testing.T) {
 			pods = append(pods, newTestPod(fmt.Sprintf("web-%d", i), cheapest).Pod)
 		}
 		c.writeCosts(t.Context(), key, situation{now: start}, decision{restore: pods})
-		if host.sent["web-0"] != 1 {
-			t.Errorf("sent %v", host.sent)
-		}
+		is.True(t, host.sent["web-0"] == 1, "sent %v", host.sent)
 		for _, p := range pods {
 			if tried := c.known.get(key).attempts[p.UID].failed; tried != host.sent[p.Name] {
 				t.Errorf("%s counts as tried %d times, %d calls were sent", p.Name, tried, host.sent[p.Name])

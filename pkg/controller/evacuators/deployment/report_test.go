@@ -14,6 +14,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
@@ -26,6 +27,8 @@ import (
 	typed "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // hangs is in the names of the pods about whose Evacuations a webhook does not answer for 10 s.
@@ -81,15 +84,12 @@ func TestHangingReportsDoNotHoldBackOthers(t *testing.T) {
 		sound := newTestPod("web-0", leaves(ours)).evacuation
 		d.reports = append(d.reports, report{evacuation: sound, message: "Waits.", progress: true})
 		client, own := fake.NewClientset(), versionedfake.NewClientset(sound)
-		c, err := New(Config{
+		c := must.Get(New(Config{
 			Host:          client,
 			HostInformers: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(controllercache.NewTransform())),
 			Maintenance:   own, MaintenanceInformers: externalversions.NewSharedInformerFactory(own, 0),
 			Recorder: events.NewFakeRecorder(10),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		defer c.queue.ShutDown()
 		sent := map[string]int{}
 		c.maintenance = hangingReports{own, sent}
@@ -122,6 +122,127 @@ func TestHangingReportsDoNotHoldBackOthers(t *testing.T) {
 		for name, times := range sent {
 			if want := map[bool][2]int{true: {2, 3}, false: {broken + 1, broken + 1}}[name != sound.Name]; times < want[0] || times > want[1] {
 				t.Errorf("%d reports to %s, want %v", times, name, want)
+			}
+		}
+	})
+}
+
+func TestLooksAtALargeDeploymentPause(t *testing.T) {
+	key, now := types.NamespacedName{Namespace: testNamespace, Name: testName}, start
+	for name, tc := range map[string]struct {
+		pods int
+		want time.Duration
+	}{
+		"one pod is reconciled again immediately":              {1, 400 * time.Microsecond},
+		"hundreds of pods are reconciled a few times a second": {600, 240 * time.Millisecond},
+		"the pause is bounded":                                 {100000, 250 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			known := newTracked()
+			is.True(t, known.nextLook(key).IsZero(), "the first look is put off")
+			known.haveLooked(key, now, tc.pods)
+			is.Equal(t, known.nextLook(key).Sub(now), tc.want, "a pause of")
+		})
+	}
+}
+
+// BenchmarkLook is one look at a Deployment of 600 pods that all leave, under a surge for a third
+// of them.
+func BenchmarkLook(b *testing.B) {
+	const pods = 600
+	evacuations := make([]runtime.Object, 0, pods)
+	host := []runtime.Object{newReplicaSet(), newBudget(), newNode("drained", true), newNode("good", false)}
+	names := make([]string, 0, pods)
+	for i := range pods {
+		p := newTestPod(fmt.Sprintf("web-%d", i), leaves(ours), on("drained"))
+		evacuations, host = append(evacuations, p.evacuation), append(host, p.Pod)
+		names = append(names, p.evacuation.Name)
+	}
+	host = append(host, newDeployment(pods+150, recorded(pods, pods+150, names[:maxRecorded]...)))
+	c := newIdle(b, evacuations, host)
+	key := types.NamespacedName{Namespace: testNamespace, Name: testName}
+	for b.Loop() {
+		s := must.Get(c.gather(b.Context(), key))(b)
+		must.True(b, len(s.pods) == pods, "got %d pods, want %d", len(s.pods), pods)
+		decide(s)
+	}
+}
+
+// newIdle returns a controller that knows the objects and does nothing with them.
+func newIdle(tb testing.TB, evacuations, host []runtime.Object) *Controller {
+	tb.Helper()
+	hostClient, own := fake.NewClientset(host...), versionedfake.NewClientset(evacuations...)
+	hostInformers := informers.NewSharedInformerFactoryWithOptions(hostClient, 0,
+		informers.WithTransform(controllercache.NewTransform()))
+	ownInformers := externalversions.NewSharedInformerFactory(own, 0)
+	c := must.Get(New(Config{
+		Host: hostClient, HostInformers: hostInformers, Maintenance: own, MaintenanceInformers: ownInformers,
+	}))(tb)
+	hostInformers.Start(tb.Context().Done())
+	ownInformers.Start(tb.Context().Done())
+	tb.Cleanup(func() {
+		hostInformers.Shutdown()
+		ownInformers.Shutdown()
+	})
+	hostInformers.WaitForCacheSync(tb.Context().Done())
+	ownInformers.WaitForCacheSync(tb.Context().Done())
+	return c
+}
+
+// TestFailedSurgesAreTriedAgain has reasons to decline that no event ends.
+func TestFailedSurgesAreTriedAgain(t *testing.T) {
+	refusedFor := func(declined int) func(*situation) {
+		return func(s *situation) {
+			s.refused = refusal{since: start, text: "a webhook refuses it", declined: declined}
+		}
+	}
+	missed := func(times int) func(*situation) {
+		return func(s *situation) { s.memory.misses, s.memory.missedAt = times, start.Add(5*time.Minute) }
+	}
+	for name, tc := range map[string]struct {
+		mod  func(*situation)
+		rest time.Duration
+	}{
+		"scaling was refused for the whole timeout": {refusedFor(0), 5 * time.Minute},
+		"scaling was refused again":                 {refusedFor(1), 10 * time.Minute},
+		"scaling was refused all day":               {refusedFor(50), time.Hour},
+		"two scale-downs removed other pods":        {missed(2), 5 * time.Minute},
+		"three scale-downs removed other pods":      {missed(3), 10 * time.Minute},
+	} {
+		for state, mods := range map[string][]podMod{
+			"blocked":             {leaves(lanes), blocked, minOne(1, 1)},
+			"up for eviction":     {leaves(lanes), minOne(1, 1)},
+			"still our evacuator": {leaves(ours), minOne(1, 1)},
+		} {
+			t.Run(name+", "+state, func(t *testing.T) {
+				end := 5*time.Minute + tc.rest
+				s := at(end-time.Second, newDeployment(1), newTestPod("web-0", mods...))
+				tc.mod(&s)
+				d := decide(s)
+				if d.scale != nil || d.idle || len(d.reports) > 0 && d.reports[0].takesUp || !d.wake.Equal(start.Add(end)) {
+					t.Errorf("before the end of the rest: got %q, %+v, wake %s; want it to wait until %s", summary(d), d.reports, d.wake, start.Add(end))
+				}
+				s = at(end, newDeployment(1), newTestPod("web-0", mods...))
+				tc.mod(&s)
+				d = decide(s)
+				if state == "blocked" && (len(d.reports) != 1 || !d.reports[0].takesUp) || state == "still our evacuator" && summary(d) != "scale to 2 for 1;" {
+					t.Errorf("after the rest: got %q, %+v", summary(d), d.reports)
+				}
+				if state == "blocked" && d.memory.misses != s.memory.misses {
+					t.Errorf("%d misses are left of %d", d.memory.misses, s.memory.misses)
+				}
+			})
+		}
+	}
+	t.Run("a further refusal doubles the rest", func(t *testing.T) {
+		key, known := types.NamespacedName{Namespace: testNamespace, Name: testName}, newTracked()
+		for _, tc := range []struct{ at, retry time.Duration }{
+			{0, 10 * time.Minute}, {time.Minute, 10 * time.Minute}, {10 * time.Minute, 20 * time.Minute},
+			{11 * time.Minute, 20 * time.Minute}, {21 * time.Minute, 41 * time.Minute},
+		} {
+			known.scaleFailed(key, "a webhook refuses it", start.Add(tc.at), 5*time.Minute)
+			if got := known.get(key).refused.retryAt(5 * time.Minute); !got.Equal(start.Add(tc.retry)) {
+				t.Errorf("failed after %s: tried again at %s, want %s", tc.at, got, start.Add(tc.retry))
 			}
 		}
 	})

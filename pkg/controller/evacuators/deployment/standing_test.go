@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestPodUpForEvictionStaysWhileNoneCanBeCreated(t *testing.T) {
@@ -55,9 +56,7 @@ func TestPodUpForEvictionStaysWhileNoneCanBeCreated(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			deployments := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 			sets := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-			if err := errors.Join(deployments.Add(tc.d), sets.Add(newReplicaSet())); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, errors.Join(deployments.Add(tc.d), sets.Add(newReplicaSet())))
 			c := &Controller{
 				deploymentLister: appslisters.NewDeploymentLister(deployments), replicaSetLister: appslisters.NewReplicaSetLister(sets), off: tc.off,
 			}

@@ -10,10 +10,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/testing/bubble"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // TestPodsThatStartOnHeldNodesAreNoReplacements plays an hour in which each pod of a surge starts
@@ -78,9 +83,7 @@ func TestPodsThatStartOnHeldNodesAreNoReplacements(t *testing.T) {
 					w.fail("its deadline passes: no report for %s", quiet)
 				}
 			}
-			if w.next > 25 {
-				t.Errorf("%d pods were started in an hour", w.next)
-			}
+			is.True(t, w.next <= 25, "%d pods were started in an hour", w.next)
 			for range 3600 {
 				second(false)
 			}
@@ -143,28 +146,92 @@ func TestPodThatWasThereBeforeTheCordonCounts(t *testing.T) {
 		"this leader saw it":   {completed: true, says: "available in its place"},
 		"a new leader did not": {newLeader: true, says: "which is cordoned"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				evacuations, host := scene(newBudget())
-				w := newWorld(t, evacuations, host...)
-				w.scaled(2, true)
-				replacement := newTestPod("web-1", on("good"), fresh, unready, func(p *pod) {
-					p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-				})
-				w.create(replacement)
-				w.reported("web-0", false, "web-1 on node good is not ready")
-				_, err := w.host.CoreV1().Nodes().Update(t.Context(), newNode("good", true), metav1.UpdateOptions{})
-				w.must(err)
-				if tc.newLeader {
-					w.stop()
-					w.run()
-				}
-				ready := replacement.DeepCopy()
-				ready.Status.Conditions[0].Status = corev1.ConditionTrue
-				_, err = w.host.CoreV1().Pods(testNamespace).UpdateStatus(t.Context(), ready, metav1.UpdateOptions{})
-				w.must(err)
-				w.reported("web-0", tc.completed, tc.says)
+		bubble.Run(t, name, func(t *testing.T) {
+			evacuations, host := scene(newBudget())
+			w := newWorld(t, evacuations, host...)
+			w.scaled(2, true)
+			replacement := newTestPod("web-1", on("good"), fresh, unready, func(p *pod) {
+				p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
 			})
+			w.create(replacement)
+			w.reported("web-0", false, "web-1 on node good is not ready")
+			must.Get(w.host.CoreV1().Nodes().Update(t.Context(), newNode("good", true), metav1.UpdateOptions{}))(w)
+			if tc.newLeader {
+				w.stop()
+				w.run()
+			}
+			ready := replacement.DeepCopy()
+			ready.Status.Conditions[0].Status = corev1.ConditionTrue
+			must.Get(w.host.CoreV1().Pods(testNamespace).UpdateStatus(t.Context(), ready, metav1.UpdateOptions{}))(w)
+			w.reported("web-0", tc.completed, tc.says)
 		})
 	}
+}
+
+func TestCancelledSurgeIsTakenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget())
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		must.Do(w, w.own.MaintenanceV1alpha1().Evacuations(testNamespace).Delete(t.Context(), web0, metav1.DeleteOptions{}))
+		w.scaled(1, false)
+		if _, err := w.host.CoreV1().Pods(testNamespace).Get(t.Context(), "web-0", metav1.GetOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestCancelledSurgeIsKeptUntilEvictionsAreAnswered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		evacuations, host := scene(newBudget())
+		w := newWorld(t, evacuations, host...)
+		w.scaled(2, true)
+		w.create(newTestPod("web-1", on("good"), fresh))
+		w.reported("web-0", true, "available in its place")
+		w.inFlight.Add(inflight.Eviction{UID: "uid-web-0"})
+		must.Do(w, w.own.MaintenanceV1alpha1().Evacuations(testNamespace).Delete(t.Context(), web0, metav1.DeleteOptions{}))
+		<-time.After(time.Minute)
+		synctest.Wait()
+		w.scaled(2, true)
+		w.inFlight.Remove("uid-web-0")
+		w.scaled(1, false)
+	})
+}
+
+func TestSurgeDoesNotGrowFromTheNumberOfAUser(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDeployment(2, recorded(1, 2, web0), surging("2"))
+		d.ManagedFields = replicasManagedBy("kubectl")
+		evacuations, host := scene()
+		other := newTestPod("web-1", leaves(ours), on("drained"))
+		host[0] = d
+		w := newWorld(t, append(evacuations, other.evacuation), append(host, other.Pod)...)
+		// Both pods leave in a surge of their own, which is taken back to the number of the user.
+		w.scaled(4, true)
+		r, _ := readRecord(w.deployment(), 1)
+		is.True(t, r.From == 2, "the surge is from %d to %d", r.From, r.To)
+	})
+}
+
+func replicasManagedBy(manager string) []metav1.ManagedFieldsEntry {
+	return []metav1.ManagedFieldsEntry{{
+		Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "apps/v1", FieldsType: "FieldsV1",
+		FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`),
+	}}
+}
+
+func TestSurgeOfAnotherTimeIsTakenBack(t *testing.T) {
+	leftBehind := func(manager string) *appsv1.Deployment {
+		d := newDeployment(2, recorded(1, 2, web0))
+		d.ManagedFields = replicasManagedBy(manager)
+		return d
+	}
+	bubble.Run(t, "if the number is still ours", func(t *testing.T) {
+		w := newWorld(t, nil, leftBehind(fieldManager), newReplicaSet())
+		w.scaled(1, false)
+	})
+	bubble.Run(t, "and left as it is if a rollback has brought the record back", func(t *testing.T) {
+		w := newWorld(t, nil, leftBehind("kubectl"), newReplicaSet())
+		w.scaled(2, false)
+	})
 }

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // turnOfWeb0 decides every ten seconds, with what happens in between, until the turn of web-0 ends.
@@ -118,12 +119,8 @@ func TestFlappingIsNoProgress(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			took, stamps := turnOfWeb0(tc.s, tc.happens)
-			if took == 0 || took > tc.within {
-				t.Errorf("the turn ended after %s, want it within %s", took, tc.within)
-			}
-			if stamps > tc.stamps {
-				t.Errorf("reported progress %d times, want at most %d", stamps, tc.stamps)
-			}
+			is.True(t, took != 0 && took <= tc.within, "the turn ended after %s, want it within %s", took, tc.within)
+			is.True(t, stamps <= tc.stamps, "reported progress %d times, want at most %d", stamps, tc.stamps)
 		})
 	}
 }
@@ -139,9 +136,7 @@ func TestRealProgressIsReported(t *testing.T) {
 		}
 	})
 	// The first report, a pod that is created, and one that has a node.
-	if stamps != 3 {
-		t.Errorf("reported progress %d times, want 3", stamps)
-	}
+	is.True(t, stamps == 3, "reported progress %d times, want 3", stamps)
 }
 
 func TestReplacementsAreToldByTheClockOfTheHost(t *testing.T) {
@@ -164,9 +159,7 @@ func TestReplacementsAreToldByTheClockOfTheHost(t *testing.T) {
 				t.Errorf("got %d replacements, want web-1", len(got))
 			}
 			// One on a node that is under maintenance does not serve.
-			if got := s.serving(); got != 1 {
-				t.Errorf("%d pods serve, want 1", got)
-			}
+			is.Equal(t, s.serving(), 1, "pods serve")
 		})
 	}
 }
@@ -199,9 +192,7 @@ func TestWarningsAreSentOnceForEachText(t *testing.T) {
 			}
 		}
 	}
-	if warnings != 2 {
-		t.Errorf("sent %d warnings, want 2", warnings)
-	}
+	is.True(t, warnings == 2, "sent %d warnings, want 2", warnings)
 }
 
 // TestPodsThatWereTriedRest has pods that are blocked after their turns: the owner mends the
@@ -266,23 +257,15 @@ func TestAnnotationsOfTheOwner(t *testing.T) {
 		timeout     time.Duration
 		warnings    int
 	}{
-		"none": {timeout: 5 * time.Minute, warnings: 0},
-		"a timeout": {
-			annotations: map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20m"},
-			timeout:     20 * time.Minute, warnings: 0,
-		},
+		"none":      {nil, 5 * time.Minute, 0},
+		"a timeout": {map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20m"}, 20 * time.Minute, 0},
 		"a timeout that is malformed": {
-			annotations: map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20"}, timeout: 5 * time.Minute,
-			warnings: 1,
+			map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20"}, 5 * time.Minute, 1,
 		},
 		"a mode that is unknown": {
-			annotations: map[string]string{maintenancev1alpha1.AnnotationSurge: "Sometimes"}, timeout: 5 * time.Minute,
-			warnings: 1,
+			map[string]string{maintenancev1alpha1.AnnotationSurge: "Sometimes"}, 5 * time.Minute, 1,
 		},
-		"a mode that is known": {
-			annotations: map[string]string{maintenancev1alpha1.AnnotationSurge: "Always"}, timeout: 5 * time.Minute,
-			warnings: 0,
-		},
+		"a mode that is known": {map[string]string{maintenancev1alpha1.AnnotationSurge: "Always"}, 5 * time.Minute, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Annotations = tc.annotations }))
@@ -307,9 +290,7 @@ func TestPurpose(t *testing.T) {
 		"one that is too long": {"x" + long, " for NodeMaintenance rack-7 (x" + long[:maxReason-2] + ")"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := purposeOf("rack-7", tc.reason); got != tc.want {
-				t.Errorf("got %q, want %q", got, tc.want)
-			}
+			is.Equal(t, purposeOf("rack-7", tc.reason), tc.want)
 		})
 	}
 }

@@ -11,6 +11,9 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // attachment is a volume on a node.
@@ -54,9 +57,7 @@ func TestWhereAttached(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := whereAttached("here", tc.forOneNode, tc.attachments); got != tc.want {
-				t.Errorf("got %q, want %q", got, tc.want)
-			}
+			is.Equal(t, whereAttached("here", tc.forOneNode, tc.attachments), tc.want)
 		})
 	}
 }
@@ -79,9 +80,7 @@ func TestHasStarted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &corev1.Pod{Status: corev1.PodStatus{InitContainerStatuses: tc.init, ContainerStatuses: tc.main}}
-			if got := hasStarted(p); got != tc.want {
-				t.Errorf("got %t, want %t", got, tc.want)
-			}
+			is.Equal(t, hasStarted(p), tc.want)
 		})
 	}
 }
@@ -94,7 +93,7 @@ func TestSurgePodWaitsForItsVolume(t *testing.T) {
 		evacuations, host := scene(newBudget(), attachment(volume, "node-7", true, ""))
 		w := newWorld(t, evacuations, host...)
 		w.scaled(2, true)
-		_, err := w.host.CoreV1().PersistentVolumeClaims(testNamespace).Create(
+		must.Get(w.host.CoreV1().PersistentVolumeClaims(testNamespace).Create(
 			t.Context(),
 			&corev1.PersistentVolumeClaim{
 				ObjectMeta: metav1.ObjectMeta{Namespace: testNamespace, Name: "data"},
@@ -103,8 +102,7 @@ func TestSurgePodWaitsForItsVolume(t *testing.T) {
 				},
 			},
 			metav1.CreateOptions{},
-		)
-		w.must(err)
+		))(w)
 		w.create(newTestPod("web-1", on("good"), fresh, unready, func(p *pod) {
 			p.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
 				PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},

@@ -19,6 +19,8 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -43,7 +45,7 @@ type mod func(*maintenance.Evacuation)
 
 // newEvacuation returns what admission hands on for the pod web-1, which names three evacuators.
 func newEvacuation(mods ...mod) *maintenance.Evacuation {
-	e := &maintenance.Evacuation{
+	return build.With(&maintenance.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "blue", Name: name, Finalizers: []string{instigator}, Labels: map[string]string{"app": "web"},
 		},
@@ -56,11 +58,7 @@ func newEvacuation(mods ...mod) *maintenance.Evacuation {
 			},
 			NodeName: "node-7",
 		},
-	}
-	for _, m := range mods {
-		m(e)
-	}
-	return e
+	}, mods...)
 }
 
 func withEvacuators(list ...maintenance.Evacuator) mod {
@@ -112,21 +110,16 @@ type registry struct {
 func newRegistry(t *testing.T, options generic.RESTOptions) *registry {
 	t.Helper()
 	clock := clocktesting.NewFakePassiveClock(start)
-	storage, err := newStorage(registrytest.Scheme, options, func(u user.Info) bool { return u.GetUID() == server.UID },
-		startDeadline, clock)
-	if err != nil {
-		t.Fatal(err)
-	}
+	storage := must.Get(newStorage(registrytest.Scheme, options, func(u user.Info) bool { return u.GetUID() == server.UID },
+		startDeadline, clock))(t)
 	t.Cleanup(storage.Evacuation.Destroy)
 	// A watch cache answers only once it has read what there is.
-	if err := wait.PollUntilContextTimeout(
+	must.Do(t, wait.PollUntilContextTimeout(
 		t.Context(), 10*time.Millisecond, time.Minute, true,
 		func(context.Context) (bool, error) {
 			return storage.Evacuation.ReadinessCheck() == nil, nil
 		},
-	); err != nil {
-		t.Fatal(err)
-	}
+	))
 	return &registry{Storage: storage, t: t, clock: clock}
 }
 
@@ -148,11 +141,7 @@ func (r *registry) create(u user.Info, evacuation *maintenance.Evacuation) (*mai
 
 func (r *registry) mustCreate(mods ...mod) *maintenance.Evacuation {
 	r.t.Helper()
-	evacuation, err := r.create(server, newEvacuation(mods...))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return evacuation
+	return must.Get(r.create(server, newEvacuation(mods...)))(r.t)
 }
 
 // apply changes what is stored, as a patch does it.
@@ -177,9 +166,7 @@ func (r *registry) update(u user.Info, mods ...mod) (*maintenance.Evacuation, er
 
 func (r *registry) mustUpdate(mods ...mod) {
 	r.t.Helper()
-	if _, err := r.update(ann, mods...); err != nil {
-		r.t.Fatal(err)
-	}
+	must.Get(r.update(ann, mods...))(r.t)
 }
 
 func (r *registry) updateStatus(u user.Info, mods ...mod) (*maintenance.Evacuation, error) {
@@ -193,11 +180,7 @@ func (r *registry) updateStatus(u user.Info, mods ...mod) (*maintenance.Evacuati
 
 func (r *registry) mustUpdateStatus(u user.Info, mods ...mod) *maintenance.Evacuation {
 	r.t.Helper()
-	evacuation, err := r.updateStatus(u, mods...)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return evacuation
+	return must.Get(r.updateStatus(u, mods...))(r.t)
 }
 
 func (r *registry) delete() {

@@ -4,6 +4,7 @@
 package evacuation
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -17,7 +18,11 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestStatusIsNotCreatedByUpdate(t *testing.T) {
@@ -26,9 +31,7 @@ func TestStatusIsNotCreatedByUpdate(t *testing.T) {
 	_, _, err := r.Status.Update(request(t, server, "update", "status", name), name,
 		rest.DefaultUpdatedObjectInfo(newEvacuation()), rest.ValidateAllObjectFunc, rest.ValidateAllObjectUpdateFunc,
 		true, &metav1.UpdateOptions{})
-	if !apierrors.IsNotFound(err) {
-		t.Errorf("got %v, want that it is not found", err)
-	}
+	is.True(t, apierrors.IsNotFound(err), "got %v, want that it is not found", err)
 }
 
 func TestStatusWritesKeepMetadataAndSpec(t *testing.T) {
@@ -39,34 +42,18 @@ func TestStatusWritesKeepMetadataAndSpec(t *testing.T) {
 		e.Labels = map[string]string{"app": "other"}
 		e.Spec.NodeName = "node-8"
 	})
-	if !equality.Semantic.DeepEqual(got.Spec, created.Spec) {
-		t.Errorf("the spec became %+v", got.Spec)
-	}
+	is.True(t, equality.Semantic.DeepEqual(got.Spec, created.Spec), "the spec became %+v", got.Spec)
 	if !slices.Equal(got.Finalizers, created.Finalizers) || got.Labels["app"] != "web" {
 		t.Errorf("the metadata became %+v", got.ObjectMeta)
 	}
-	if got.Status.ActiveEvacuatorClass != "first.example.com" {
-		t.Errorf("the status was not written: %+v", got.Status)
-	}
+	is.True(t, got.Status.ActiveEvacuatorClass == "first.example.com", "the status was not written: %+v", got.Status)
 }
 
 func TestStatusTransitions(t *testing.T) {
 	etcd := registrytest.RunEtcd(t)
 	first, last := active("first.example.com"), active("last.example.com")
 	mods := func(m ...mod) []mod { return m }
-	// inTurn gives the turn to each, as the one before has completed.
-	inTurn := func(classes ...string) []mod {
-		var steps []mod
-		for i, class := range classes {
-			if i > 0 {
-				steps = append(steps, completed)
-			}
-			steps = append(steps, active(class))
-		}
-		return steps
-	}
-	third := inTurn("first.example.com", "deployment.apps.k8s.io", "last.example.com")
-	evicted := inTurn("first.example.com", "deployment.apps.k8s.io", "last.example.com", eviction)
+	evicted := mods(first, completed, active("deployment.apps.k8s.io"), completed, last, completed, active(eviction))
 	tests := map[string]struct {
 		// before are writes of the server, one after the other.
 		before []mod
@@ -78,37 +65,9 @@ func TestStatusTransitions(t *testing.T) {
 		"the server moves down": {
 			before: mods(first, completed), user: server, mods: mods(active("deployment.apps.k8s.io")),
 		},
-		"the server moves to eviction": {
-			before: append(slices.Clone(third), completed), user: server, mods: mods(active(eviction)),
-		},
 		"the server leaves one out": {
 			before: mods(first, completed), user: server, mods: mods(last),
 			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
-		},
-		"the server goes straight to eviction": {
-			before: mods(first, completed), user: server, mods: mods(active(eviction)),
-			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
-		},
-		"the server moves up": {
-			before: third, user: server, mods: mods(first),
-			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
-		},
-		"the server moves up from eviction": {
-			before: evicted, user: server, mods: mods(first),
-			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
-		},
-		"the server names an unknown class": {
-			before: mods(first), user: server, mods: mods(active("x.example.com")),
-			want: []string{"FieldValueNotSupported status.activeEvacuatorClass"},
-		},
-		"the server takes the turn back": {
-			before: mods(first), user: server, mods: mods(active("")),
-			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
-		},
-		"the counter rises": {before: mods(first, counter(2)), user: server, mods: mods(counter(3))},
-		"the counter falls": {
-			before: mods(first, counter(2)), user: server, mods: mods(counter(1)),
-			want: []string{"FieldValueInvalid status.failedEvictionCounter"},
 		},
 		"the counter is negative": {
 			before: mods(first), user: server, mods: mods(counter(-1)),
@@ -127,33 +86,12 @@ func TestStatusTransitions(t *testing.T) {
 			before: mods(first), user: server, mods: mods(condition("Blocked", "A"), condition("Blocked", "A")),
 			want: []string{"FieldValueDuplicate status.conditions[1]"},
 		},
-		"a condition without reason": {
-			before: mods(first), user: server, mods: mods(condition("Blocked", "")),
-			want: []string{"FieldValueRequired status.conditions[0].reason"},
-		},
 		"the server completes it": {before: mods(first), user: server, mods: mods(condition("Complete", "PodDeleted"))},
-		"the server changes a complete one": {
-			before: mods(first, condition("Complete", "PodDeleted")), user: server, mods: mods(message("x")),
-			want: []string{"FieldValueForbidden status"},
-		},
-		"the server moves a complete one on": {
-			before: mods(first, condition("Complete", "PodDeleted")), user: server, mods: mods(last),
-			want: []string{"FieldValueForbidden status"},
-		},
 		"an evacuator reports on a complete one": {
 			before: mods(first, condition("Complete", "PodDeleted")), user: ann, mods: mods(message("x")),
 			want: []string{"FieldValueForbidden status"},
 		},
 		"an evacuator beats on a complete one": {before: mods(first, condition("Complete", "PodDeleted")), user: ann},
-		"the active evacuator reports":         {before: mods(first), user: ann, mods: mods(message("x"), forbid)},
-		"an evacuator passes the turn on": {
-			before: mods(first), user: ann, mods: mods(last),
-			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
-		},
-		"an evacuator that lost its turn writes": {
-			before: third, user: ann, mods: mods(first, message("x")),
-			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
-		},
 		"a user reports for eviction": {
 			before: evicted, user: ann, mods: mods(message("x")), want: []string{"FieldValueForbidden status"},
 		},
@@ -161,17 +99,9 @@ func TestStatusTransitions(t *testing.T) {
 			before: mods(first), user: ann, mods: mods(counter(1)),
 			want: []string{"FieldValueForbidden status.failedEvictionCounter"},
 		},
-		"an evacuator completes the evacuation": {
-			before: mods(first), user: ann, mods: mods(condition("Complete", "PodDeleted")),
-			want: []string{"FieldValueForbidden status.conditions"},
-		},
 		"the server completes and hands over in one write": {
 			before: mods(first), user: server, mods: mods(completed, active("deployment.apps.k8s.io")),
 			want: []string{"FieldValueInvalid status.activeEvacuatorClass"},
-		},
-		"the server forbids for the eviction": {
-			before: evicted, user: server, mods: mods(forbid),
-			want: []string{"FieldValueInvalid status.evacuationCancellationPolicy"},
 		},
 	}
 	for desc, tt := range tests {
@@ -274,9 +204,7 @@ func TestHandOverClearsWhatTheLastOneReported(t *testing.T) {
 		EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
 		Message:                      "first.example.com said it completed",
 	}
-	if !equality.Semantic.DeepEqual(got.Status, want) {
-		t.Errorf("the status is %+v, want %+v", got.Status, want)
-	}
+	is.True(t, equality.Semantic.DeepEqual(got.Status, want), "the status is %+v, want %+v", got.Status, want)
 }
 
 func TestForbidAndTheInstigators(t *testing.T) {
@@ -311,5 +239,237 @@ func TestForbidAndTheInstigators(t *testing.T) {
 			_, err := r.updateStatus(ann, forbid)
 			expectCauses(t, err, tt.want...)
 		})
+	}
+}
+
+// handOver is the server's write that makes a class the active evacuator.
+func (r *registry) handOver(to string) error {
+	_, err := r.updateStatus(server, active(to), message(protocol.TurnMessage(to, "test")))
+	return err
+}
+
+func TestTurnsEndByCompletionOrDeadlineOnly(t *testing.T) {
+	const second = "deployment.apps.k8s.io"
+	etcd := registrytest.RunEtcd(t)
+	refused := []string{"FieldValueInvalid status.activeEvacuatorClass"}
+	deadline := func(seconds int32) mod {
+		return func(e *maintenance.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To(seconds) }
+	}
+	stamped := func(at time.Duration) mod {
+		return func(e *maintenance.Evacuation) {
+			e.Status.EvacuationProgressTimestamp = ptr.To(metav1.NewTime(start.Add(at)))
+		}
+	}
+	tests := map[string]struct {
+		mod mod
+		// meanwhile happens a minute after the first evacuator got its turn.
+		meanwhile func(*registry)
+		// after is when the turn is to be handed over, counted from when it began.
+		after time.Duration
+		want  []string
+	}{
+		"it completed": {meanwhile: func(r *registry) { r.mustUpdateStatus(ann, completed) }, after: time.Minute},
+		"it completed and took it back": {
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, completed); r.mustUpdateStatus(ann, uncompleted) },
+			after:     2 * time.Minute, want: refused,
+		},
+		"it reported, and its deadline is near": {
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, message("x")) },
+			after:     30*time.Minute + 59*time.Second, want: refused,
+		},
+		"it reported, and its deadline is here": {
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, message("x")) }, after: 31 * time.Minute,
+		},
+		"its heartbeat says nothing": {
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann) }, after: 30 * time.Minute, want: refused,
+		},
+		"its first heartbeat comes right away": {
+			meanwhile: func(r *registry) { r.clock.SetTime(start.Add(time.Millisecond)); r.mustUpdateStatus(ann) },
+			after:     30*time.Minute - time.Second, want: refused,
+		},
+		"it never started, and its time is near": {after: startDeadline - time.Second, want: refused},
+		"it never started, and its time is here": {after: startDeadline},
+		"its deadline is the shorter one, and near": {
+			mod: deadline(120), after: 2*time.Minute - time.Second, want: refused,
+		},
+		"its deadline is the shorter one, and here": {mod: deadline(120), after: 2 * time.Minute},
+		"the server dates its turn back": {
+			meanwhile: func(r *registry) { r.mustUpdateStatus(server, stamped(-time.Hour)) }, after: 5 * time.Minute,
+			want: refused,
+		},
+		"the server takes its stamp away": {
+			meanwhile: func(r *registry) {
+				r.mustUpdateStatus(server, func(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorSince = nil })
+			},
+			after: startDeadline - time.Second, want: refused},
+		"the server dates activeEvacuatorSince back": {
+			meanwhile: func(r *registry) {
+				r.mustUpdateStatus(server, func(e *maintenance.Evacuation) {
+					e.Status.ActiveEvacuatorSince = ptr.To(metav1.NewTime(start.Add(-time.Hour)))
+				})
+			},
+			after: startDeadline + time.Minute - time.Second, want: refused},
+		"the server makes it active again while it waits": {
+			meanwhile: func(r *registry) {
+				r.mustUpdateStatus(server, func(e *maintenance.Evacuation) {
+					e.Status.ActiveEvacuatorSince = ptr.To(metav1.NewTime(r.clock.Now()))
+				})
+			},
+			after: startDeadline + time.Minute},
+		"a replica whose clock is ahead stamped its report": {
+			mod: deadline(60), meanwhile: func(r *registry) {
+				r.clock.SetTime(start.Add(3 * time.Minute))
+				r.mustUpdateStatus(ann, message("x"))
+			}, after: 3 * time.Minute, want: refused},
+		"a replica whose clock is behind stamped its report": {
+			mod: deadline(60), meanwhile: func(r *registry) {
+				r.clock.SetTime(start.Add(-time.Minute))
+				r.mustUpdateStatus(ann, message("x"))
+			}, after: time.Minute},
+		"the Evacuation was withdrawn": {
+			meanwhile: func(r *registry) {
+				r.mustUpdateStatus(ann, forbid, completed)
+				r.mustUpdate(finalizers())
+			},
+			after: time.Minute, want: refused},
+		"the evacuation is being deleted": {
+			meanwhile: func(r *registry) { r.mustUpdateStatus(ann, forbid, completed); r.delete() }, after: time.Minute,
+			want: refused,
+		},
+	}
+	for desc, tt := range tests {
+		t.Run(desc, func(t *testing.T) {
+			r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
+			if tt.mod == nil {
+				tt.mod = deadline(1800)
+			}
+			r.mustCreate(tt.mod)
+			must.Do(t, r.handOver("first.example.com"))
+			if tt.meanwhile != nil {
+				r.clock.SetTime(start.Add(time.Minute))
+				tt.meanwhile(r)
+			}
+			r.clock.SetTime(start.Add(tt.after))
+			expectCauses(t, r.handOver(second), tt.want...)
+		})
+	}
+}
+
+func uncompleted(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorCompleted = false }
+
+func TestFirstReportAndTheMessageOfTheServer(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	reports := func(e *maintenance.Evacuation) {
+		e.Status.EvacuationProgressTimestamp = ptr.To(metav1.NewTime(start))
+	}
+	tests := map[string]struct {
+		reports []func(*registry)
+		want    string
+	}{
+		"a first report without a message clears it": {
+			reports: []func(*registry){func(r *registry) { r.mustUpdateStatus(ann) }}},
+		"a first report of an evacuator in the server does, too": {
+			reports: []func(*registry){func(r *registry) { r.mustUpdateStatus(server, reports) }}},
+		"a first report with a message replaces it": {
+			reports: []func(*registry){func(r *registry) { r.mustUpdateStatus(ann, message("copying")) }},
+			want:    "copying",
+		},
+		"a second report without a message keeps the evacuator's own": {
+			reports: []func(*registry){
+				func(r *registry) { r.mustUpdateStatus(ann, message("copying")) },
+				func(r *registry) { r.clock.SetTime(start.Add(time.Minute)); r.mustUpdateStatus(ann) },
+			}, want: "copying"},
+		"another write of the server keeps it": {
+			reports: []func(*registry){func(r *registry) { r.mustUpdateStatus(server, counter(1)) }},
+			want:    "Evacuator first.example.com is active: it is the first evacuator."},
+	}
+	for desc, tt := range tests {
+		t.Run(desc, func(t *testing.T) {
+			r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
+			r.mustCreate()
+			for _, report := range tt.reports {
+				report(r)
+			}
+			if got := r.mustUpdateStatus(server); got.Status.Message != tt.want {
+				t.Errorf("the message is %q, want %q", got.Status.Message, tt.want)
+			}
+		})
+	}
+}
+
+func TestOnlyTheServerWritesActiveEvacuatorSince(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
+	created := r.mustCreate()
+	_, err := r.updateStatus(ann, func(e *maintenance.Evacuation) {
+		e.Status.ActiveEvacuatorSince = ptr.To(metav1.NewTime(start.Add(time.Hour)))
+	})
+	expectCauses(t, err, "FieldValueForbidden status.activeEvacuatorSince")
+	got := r.mustUpdateStatus(ann, func(e *maintenance.Evacuation) { e.Status.ActiveEvacuatorSince = nil })
+	if !got.Status.ActiveEvacuatorSince.Equal(created.Status.ActiveEvacuatorSince) {
+		t.Errorf("a client that does not know the field made it %v, want %v",
+			got.Status.ActiveEvacuatorSince, created.Status.ActiveEvacuatorSince)
+	}
+}
+
+func TestFirstMessageNamesTheMaintenance(t *testing.T) {
+	const mention = "NodeMaintenance kernel-2026-11 (kernel update)"
+	etcd := registrytest.RunEtcd(t)
+	tests := map[string]struct {
+		user       user.Info
+		evacuators []maintenance.Evacuator
+		want       string
+	}{
+		"of a pod that the eviction comes to first": {
+			user: server,
+			want: "The pod is up for eviction, within its disruption budget if it has one: it has no evacuator. The pod " +
+				"leaves for " + mention + ".",
+		},
+		"of a pod with an evacuator": {
+			user: server, evacuators: []maintenance.Evacuator{{EvacuatorClass: "a.example.com", Priority: 1}},
+			want: "Evacuator a.example.com is active: it is the first evacuator. The pod leaves for " + mention + ".",
+		},
+		"but not if another client says so": {
+			user: ann, want: "The pod is up for eviction, within its disruption budget if it has one: it has no evacuator.",
+		},
+	}
+	for desc, tt := range tests {
+		t.Run(desc, func(t *testing.T) {
+			r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
+			got := must.Get(r.create(
+				tt.user,
+				newEvacuation(withEvacuators(tt.evacuators...), func(e *maintenance.Evacuation) {
+					e.Annotations = map[string]string{"maintenance.haulout.dev/leaves-for": mention, "mine": "x"}
+				}),
+			))(t)
+			is.Equal(t, got.Status.Message, tt.want, "the message")
+			if len(got.Annotations) != 1 || got.Annotations["mine"] != "x" {
+				t.Errorf("the annotations are %v, want only the client's own", got.Annotations)
+			}
+		})
+	}
+}
+
+func TestServerJoinsAnEvacuationThatIsAsLargeAsItMayBe(t *testing.T) {
+	etcd := registrytest.RunEtcd(t)
+	r := newRegistry(t, etcd.RESTOptions(maintenance.Resource("evacuations")))
+	large := newEvacuation(finalizers("evacuation.coordination.k8s.io/instigator_a"))
+	large.UID, large.ResourceVersion = podUID, "1234567890"
+	large.Generation, large.CreationTimestamp = 1, metav1.NewTime(start)
+	for len(size.Validate(registrytest.Scheme, large)) == 0 {
+		large.Finalizers = append(large.Finalizers,
+			fmt.Sprintf("evacuation.coordination.k8s.io/instigator_%05d", len(large.Finalizers)))
+	}
+	r.mustCreate(finalizers(large.Finalizers[:len(large.Finalizers)-1]...))
+	join := func(e *maintenance.Evacuation) { e.Finalizers = append(e.Finalizers, instigator) }
+	_, err := r.update(ann, join)
+	expectCauses(t, err, "FieldValueForbidden metadata")
+	if _, err := r.update(server, join); err != nil {
+		t.Errorf("the server cannot join: %v", err)
+	}
+	if _, err := r.update(server, func(e *maintenance.Evacuation) {
+		e.Finalizers = e.Finalizers[:len(e.Finalizers)-1]
+	}); err != nil {
+		t.Errorf("the server cannot withdraw: %v", err)
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestTable(t *testing.T) {
@@ -25,13 +27,11 @@ func TestTable(t *testing.T) {
 		want []any
 	}{
 		"one that no client has touched": {
-			mods: []mod{func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
-			want: []any{
-				"web-1", "<none>", "<none>", "<none>", int64(0), "<none>", "<unknown>", "<none>", "<none>", name,
-			},
+			[]mod{func(e *maintenance.Evacuation) { e.Spec.NodeName = "" }},
+			[]any{"web-1", "<none>", "<none>", "<none>", int64(0), "<none>", "<unknown>", "<none>", "<none>", name},
 		},
 		"one that is blocked": {
-			mods: []mod{
+			[]mod{
 				created, active(eviction), counter(12), message("the pod is up for eviction"),
 				condition("Blocked", "PodDisruptionBudget"),
 				func(e *maintenance.Evacuation) {
@@ -39,44 +39,42 @@ func TestTable(t *testing.T) {
 					e.Status.EvacuationProgressTimestamp = ptr.To(before(45 * time.Second))
 				},
 			},
-			want: []any{
+			[]any{
 				"web-1", "node-7", eviction, "45s", int64(12), "PodDisruptionBudget", "90m",
 				"the budget web allows no disruption", "<none>", name,
 			},
 		},
 		"one that was blocked": {
-			mods: []mod{
+			[]mod{
 				created, active(eviction), condition("Blocked", "PodDisruptionBudget"),
 				func(e *maintenance.Evacuation) {
 					e.Status.Conditions[0].Status = metav1.ConditionFalse
 				},
 			},
-			want: []any{"web-1", "node-7", eviction, "<none>", int64(0), "<none>", "90m", "<none>", "<none>", name},
+			[]any{"web-1", "node-7", eviction, "<none>", int64(0), "<none>", "90m", "<none>", "<none>", name},
 		},
 		"one whose pod is stopping, with an evacuator that says something else": {
-			mods: []mod{
+			[]mod{
 				created, active("first.example.com"), message("copying"), condition("Blocked", "PodStopping"),
 				func(e *maintenance.Evacuation) {
 					e.Status.Conditions[0].Status, e.Status.Conditions[0].Message = metav1.ConditionFalse, "The pod is stopping"
 				},
 			},
-			want: []any{
+			[]any{
 				"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "The pod is stopping", "<none>", name,
 			},
 		},
 		"one that is expected to end": {
-			mods: []mod{created, active("first.example.com"), func(e *maintenance.Evacuation) {
+			[]mod{created, active("first.example.com"), func(e *maintenance.Evacuation) {
 				e.Status.ExpectedEvacuationFinishTime = ptr.To(before(-2 * time.Minute))
 			}},
-			want: []any{
-				"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "<none>", "2m", name,
-			},
+			[]any{"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "<none>", "2m", name},
 		},
 		"one that should have ended": {
-			mods: []mod{created, active("first.example.com"), func(e *maintenance.Evacuation) {
+			[]mod{created, active("first.example.com"), func(e *maintenance.Evacuation) {
 				e.Status.ExpectedEvacuationFinishTime = ptr.To(before(2 * time.Minute))
 			}},
-			want: []any{
+			[]any{
 				"web-1", "node-7", "first.example.com", "<none>", int64(0), "<none>", "90m", "<none>", "2m overdue",
 				name,
 			},
@@ -85,10 +83,7 @@ func TestTable(t *testing.T) {
 	convertor := &tableConvertor{clock: clocktesting.NewFakePassiveClock(now)}
 	for desc, tt := range tests {
 		t.Run(desc, func(t *testing.T) {
-			table, err := convertor.ConvertToTable(t.Context(), newEvacuation(tt.mods...), &metav1.TableOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			table := must.Get(convertor.ConvertToTable(t.Context(), newEvacuation(tt.mods...), &metav1.TableOptions{}))(t)
 			if len(table.Rows) != 1 || !slices.Equal(table.Rows[0].Cells, tt.want) {
 				t.Errorf("got %v, want %v", table.Rows, tt.want)
 			}
@@ -132,9 +127,7 @@ func TestTableColumns(t *testing.T) {
 	}
 
 	table, err = convertor.ConvertToTable(t.Context(), list, &metav1.TableOptions{NoHeaders: true})
-	if err != nil || len(table.ColumnDefinitions) != 0 {
-		t.Errorf("without headers: got %v, %v", table, err)
-	}
+	is.True(t, err == nil && len(table.ColumnDefinitions) == 0, "without headers: got %v, %v", table, err)
 	if _, err := convertor.ConvertToTable(t.Context(), &maintenance.NodeMaintenance{},
 		runtime.Object(nil)); err == nil {
 		t.Error("a NodeMaintenance was printed as Evacuation")

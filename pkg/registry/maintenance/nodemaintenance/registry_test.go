@@ -5,7 +5,6 @@ package nodemaintenance
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -24,6 +23,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -82,11 +84,7 @@ func newRegistryWith(t testing.TB, options generic.RESTOptions) *registry {
 	isServer := func(u user.Info) bool { return u.GetName() == self.Name && u.GetUID() == self.UID }
 	previewer := &fakePreviewer{}
 	r := &registry{t: t, clock: clock, options: options, previewer: previewer}
-	var err error
-	r.storage, err = newStorage(options, NewStrategy(registrytest.Scheme, isServer, func() string { return r.noLeader }, clock), previewer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r.storage = must.Get(newStorage(options, NewStrategy(registrytest.Scheme, isServer, func() string { return r.noLeader }, clock), previewer))(t)
 	t.Cleanup(r.storage.NodeMaintenance.Destroy)
 	return r
 }
@@ -106,9 +104,7 @@ func (r *registry) create(u user.Info, nm *maintenance.NodeMaintenance) (*mainte
 func (r *registry) mustCreate(u user.Info, nm *maintenance.NodeMaintenance) *maintenance.NodeMaintenance {
 	r.t.Helper()
 	out, err := r.create(u, nm)
-	if err != nil {
-		r.t.Fatalf("create: %v", err)
-	}
+	must.True(r.t, err == nil, "create: %v", err)
 	return out
 }
 
@@ -138,9 +134,7 @@ func (r *registry) mustUpdate(
 ) *maintenance.NodeMaintenance {
 	r.t.Helper()
 	out, err := r.update(u, name, change)
-	if err != nil {
-		r.t.Fatalf("update: %v", err)
-	}
+	must.True(r.t, err == nil, "update: %v", err)
 	return out
 }
 
@@ -167,9 +161,7 @@ func (r *registry) get(name string) *maintenance.NodeMaintenance {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	if err != nil {
-		r.t.Fatalf("get: %v", err)
-	}
+	must.True(r.t, err == nil, "get: %v", err)
 	return out.(*maintenance.NodeMaintenance)
 }
 
@@ -187,18 +179,12 @@ func newMaintenance(
 	}
 	registrytest.Scheme.Default(versioned)
 	nm := &maintenance.NodeMaintenance{}
-	if err := registrytest.Scheme.Convert(versioned, nm, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, registrytest.Scheme.Convert(versioned, nm, nil))
 	return nm
 }
 
 func poolSelector(pool string) *corev1.NodeSelector {
-	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-		MatchExpressions: []corev1.NodeSelectorRequirement{
-			{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: []string{pool}},
-		},
-	}}}
+	return build.Labelled("pool", pool)
 }
 
 func atStage(stage maintenance.NodeMaintenanceStage) func(*v1alpha1.NodeMaintenance) {
@@ -229,16 +215,12 @@ func stagesOf(t testing.TB, nm *maintenance.NodeMaintenance, times ...time.Time)
 
 func wantStages(t testing.TB, nm *maintenance.NodeMaintenance, want ...maintenance.NodeMaintenanceStage) {
 	t.Helper()
-	if got := stagesOf(t, nm); !slices.Equal(got, want) {
-		t.Errorf("entered stages %q, want %q", got, want)
-	}
+	is.Slices(t, stagesOf(t, nm), want, "entered stages")
 }
 
 func wantFinalizers(t testing.TB, nm *maintenance.NodeMaintenance, want ...string) {
 	t.Helper()
-	if !slices.Equal(nm.Finalizers, want) {
-		t.Errorf("finalizers are %q, want %q", nm.Finalizers, want)
-	}
+	is.Slices(t, nm.Finalizers, want, "finalizers")
 }
 
 // interceptedStorage runs a function once, after a read of one object.

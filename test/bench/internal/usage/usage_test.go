@@ -7,6 +7,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestParseMemory(t *testing.T) {
@@ -45,10 +47,7 @@ func TestParseCPU(t *testing.T) {
 }
 
 func TestMeterMeasuresAProcess(t *testing.T) {
-	m, err := Cluster{Processes: map[string]Process{"this": {PID: os.Getpid()}}}.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := must.Get(Cluster{Processes: map[string]Process{"this": {PID: os.Getpid()}}}.Start())(t)
 	costs, err := m.Read()
 	if err != nil || costs["this"].Peak == 0 || costs["this"].CPU < 0 {
 		t.Errorf("got %+v, %v, want a peak and a processor time", costs, err)

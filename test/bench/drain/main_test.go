@@ -1,0 +1,72 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
+)
+
+func TestSettings(t *testing.T) {
+	for name, test := range map[string]struct {
+		args []string
+		// fails is what the error names; there is no error if it is empty.
+		fails string
+	}{
+		"the defaults hold": {},
+		"a small size":      {args: []string{"--pods=60", "--deployments=6", "--nodes=6", "--spare=4"}},
+		"one workload and two contenders": {
+			args: []string{"--workloads=no-budgets", "--contenders=bare-loop,maintenance"},
+		},
+		"pods that do not divide into Deployments":  {args: []string{"--pods=601"}, fails: "--deployments"},
+		"more pods than the spare nodes can take":   {args: []string{"--pods=600", "--spare=2"}, fails: "--spare"},
+		"more pods than the nodes to drain can run": {args: []string{"--pods=600", "--nodes=2"}, fails: "--nodes"},
+		"no repetition":              {args: []string{"--repetitions=0"}, fails: "--repetitions=0"},
+		"an unknown contender":       {args: []string{"--contenders=unknown"}, fails: "--contenders"},
+		"an empty list of workloads": {args: []string{"--workloads="}, fails: "--workloads"},
+		"no time for a drain":        {args: []string{"--timeout=0s"}, fails: "--timeout"},
+		"a word that is no flag":     {args: []string{"fast"}, fails: "\"fast\""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := readSettings(test.args)
+			if test.fails == "" && err != nil || test.fails != "" && (err == nil || !strings.Contains(err.Error(), test.fails)) {
+				t.Errorf("got error %v, want one that names %q", err, test.fails)
+			}
+		})
+	}
+}
+
+func TestOrder(t *testing.T) {
+	for repetition, want := range [][]string{{"a", "b", "c"}, {"b", "c", "a"}, {"c", "a", "b"}, {"a", "b", "c"}} {
+		if diff := cmp.Diff(want, order([]string{"a", "b", "c"}, repetition)); diff != "" {
+			t.Errorf("repetition %d: %s", repetition, diff)
+		}
+	}
+}
+
+func TestWorkloads(t *testing.T) {
+	s := must.Get(readSettings(nil))(t)
+	for name, want := range map[string][3]int{
+		oneBudget: {1, 1, 600}, manyBudgets: {30, 30, 600}, noBudgets: {1, 0, 600}, singleReplicas: {50, 50, 50},
+	} {
+		w := newWorkload(name, s)
+		if got := [3]int{len(w.deployments), len(w.budgets), w.pods()}; got != want {
+			t.Errorf("%s: got %v Deployments, budgets and pods, want %v", name, got, want)
+		}
+		for i, d := range w.withoutSurge().deployments {
+			off := d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled
+			if _, changed := w.deployments[i].Annotations[v1alpha1.AnnotationSurge]; changed || !off {
+				t.Errorf("%s: surge must be off for the contender %s alone", name, noSurge)
+			}
+		}
+		if got := len(w.watched()); got != want[0] {
+			t.Errorf("%s: the availability of %d Deployments is measured, want %d", name, got, want[0])
+		}
+	}
+}

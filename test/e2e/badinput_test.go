@@ -1,0 +1,452 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/build"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
+	"haulout.dev/haulout/test/e2e/framework"
+)
+
+const testInstigator = v1alpha1.FinalizerInstigatorPrefix + "e2e.haulout.dev"
+
+func evacuationOf(pod *corev1.Pod, modify ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
+	return build.With(&v1alpha1.Evacuation{
+		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Finalizers: []string{testInstigator}},
+		Spec:       v1alpha1.EvacuationSpec{PodRef: v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
+	}, modify...)
+}
+
+func withEvacuators(evacuators ...v1alpha1.Evacuator) func(*v1alpha1.Evacuation) {
+	return func(e *v1alpha1.Evacuation) { e.Spec.Evacuators = evacuators }
+}
+
+func withForeignFinalizer(e *v1alpha1.Evacuation) {
+	e.Finalizers = append(e.Finalizers, "e2e.haulout.dev/foreign")
+}
+
+func with64KiBOfLabels(e *v1alpha1.Evacuation) {
+	e.Labels = map[string]string{}
+	for i := range 1000 {
+		e.Labels[fmt.Sprintf("label-%04d", i)] = strings.Repeat("x", 55)
+	}
+}
+
+func TestEvacuationThatIsRefused(t *testing.T) {
+	t.Parallel()
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	pod := cluster.PodOn(t, namespace, "pod", pool, nodes[0])
+	evacuations := cluster.As(t).Evacuations(namespace)
+	cases := map[string]struct {
+		modify func(*v1alpha1.Evacuation)
+		field  string
+		words  []string
+	}{
+		"with the UID of an earlier pod of that name": {
+			modify: func(e *v1alpha1.Evacuation) { e.Spec.PodRef.UID = "11111111-2222-3333-4444-555555555555" },
+			field:  "spec.podRef.uid", words: []string{string(pod.UID)},
+		},
+		"with two controllers": {
+			modify: withEvacuators(
+				v1alpha1.Evacuator{
+					EvacuatorClass: "a.example.com", Priority: 10000, Role: v1alpha1.EvacuatorRoleController,
+				},
+				v1alpha1.Evacuator{
+					EvacuatorClass: "b.example.com", Priority: 10000, Role: v1alpha1.EvacuatorRoleController,
+				}),
+			field: "spec.evacuators[1].role",
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			_, err := evacuations.Create(t.Context(), evacuationOf(pod, c.modify), metav1.CreateOptions{})
+			if !apierrors.IsInvalid(err) || !hasCause(err, c.field, c.words...) {
+				t.Errorf("got %v, want a refusal of %s that says %q", err, c.field, c.words)
+			}
+		})
+	}
+}
+
+func TestEvacuationOfAnEvacuator(t *testing.T) {
+	t.Parallel()
+	pool, nodes := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	const class = "mover.example.com"
+	pod := cluster.PodOn(t, namespace, "pod", pool, nodes[0], func(p *corev1.Pod) {
+		p.Annotations = map[string]string{v1alpha1.AnnotationEvacuatorPrefix + class: "20000"}
+		p.Labels = map[string]string{"app": "pod", "tier": "gold"}
+	})
+	admins := cluster.As(t).Evacuations(namespace)
+	created := must.Get(admins.Create(t.Context(), evacuationOf(pod), metav1.CreateOptions{}))(t)
+	if len(created.Spec.Evacuators) != 1 || created.Spec.Evacuators[0].EvacuatorClass != class ||
+		created.Spec.Evacuators[0].Priority != 20000 {
+		t.Errorf("evacuators are %+v, want the one that the pod's annotation names", created.Spec.Evacuators)
+	}
+	if created.Labels["tier"] != "gold" || created.Spec.NodeName != nodes[0] {
+		t.Errorf("labels %v and node %q are not those of the pod", created.Labels, created.Spec.NodeName)
+	}
+	framework.Until(t, "it is the evacuator's turn", admins, created.Name, func(e *v1alpha1.Evacuation) bool {
+		return e.Status.ActiveEvacuatorClass == class
+	})
+	writeStatus := rbacv1.PolicyRule{
+		APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"evacuations/status"},
+		Verbs: []string{"patch", "update"},
+	}
+	stranger, mover := framework.Name("stranger"), framework.Name("mover")
+	cluster.Grant(t, stranger, writeStatus,
+		rbacv1.PolicyRule{
+			APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"evacuators"},
+			ResourceNames: []string{"other.example.com"}, Verbs: []string{"progress"},
+		})
+	cluster.Grant(t, mover, writeStatus,
+		rbacv1.PolicyRule{
+			APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"evacuators"}, ResourceNames: []string{class},
+			Verbs: []string{"progress"},
+		})
+	forbid := []byte(`{"status":{"evacuationCancellationPolicy":"Forbid","message":"flushing"}}`)
+
+	t.Run("a user who may progress another class only is refused", func(t *testing.T) {
+		_, err := cluster.As(t, stranger).Evacuations(namespace).
+			Patch(t.Context(), created.Name, types.MergePatchType, forbid, metav1.PatchOptions{}, "status")
+		is.True(t, apierrors.IsForbidden(err), "got %v, want Forbidden", err)
+	})
+	t.Run("the evacuator itself is heard, and its report is stamped", func(t *testing.T) {
+		e := must.Get(cluster.As(t, mover).Evacuations(namespace).
+			Patch(t.Context(), created.Name, types.MergePatchType, forbid, metav1.PatchOptions{}, "status"))(t)
+		if e.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid ||
+			e.Status.EvacuationProgressTimestamp == nil {
+			t.Errorf("status is %+v", e.Status)
+		}
+	})
+	t.Run("what it has forbidden to cancel cannot be deleted while the pod lives", func(t *testing.T) {
+		err := admins.Delete(t.Context(), created.Name, metav1.DeleteOptions{})
+		if !apierrors.IsConflict(err) || !strings.Contains(err.Error(), "Forbid") {
+			t.Errorf("got %v, want a conflict that says why", err)
+		}
+	})
+	t.Run("the evacuator deletes the pod and the evacuation completes", func(t *testing.T) {
+		must.Do(t, cluster.As(t).Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
+		framework.Until(t, "it is complete", admins, created.Name, func(e *v1alpha1.Evacuation) bool {
+			return conditionIs(e.Status.Conditions, v1alpha1.ConditionComplete, metav1.ConditionTrue,
+				v1alpha1.ReasonPodDeleted)
+		})
+		if _, err := admins.Patch(t.Context(), created.Name, types.MergePatchType,
+			[]byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestEvacuationsThatFillANamespace has a tenant create Evacuations of pods without a node, which
+// it deletes again: first as large as they may be, then with a finalizer that would keep them.
+func TestEvacuationsThatFillANamespace(t *testing.T) {
+	t.Parallel()
+	const tries, allowed = 500, 200
+	pool, _ := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	admin := cluster.As(t)
+	evacuations, pods := admin.Evacuations(namespace), admin.Pods(namespace)
+	created, refused := 0, 0
+	for i := range tries {
+		pod, err := pods.Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%03d", i)}, Spec: neverScheduled(pool),
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := evacuations.Create(t.Context(), evacuationOf(pod, withForeignFinalizer, with64KiBOfLabels), metav1.CreateOptions{}); !apierrors.IsInvalid(err) {
+			t.Fatalf("with a foreign finalizer and 64 KiB of labels: got %v, want it to be refused as invalid", err)
+		}
+		_, err = evacuations.Create(t.Context(), evacuationOf(pod), metav1.CreateOptions{})
+		switch {
+		case err == nil:
+			created++
+		case apierrors.IsTooManyRequests(err) && strings.Contains(err.Error(), "at most 200 are allowed"):
+			refused++
+		default:
+			t.Fatalf("got %v, want it to be created or refused for their number", err)
+		}
+		// The server may have evicted it by now.
+		if err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To(int64(0))}); err != nil && !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+	}
+	// The controllers delete Evacuations whose pods are gone, which makes room.
+	list := must.Get(evacuations.List(t.Context(), metav1.ListOptions{}))(t)
+	is.True(t, len(list.Items) <= allowed, "the namespace has %d Evacuations, want at most %d", len(list.Items), allowed)
+	t.Logf("%d created, %d refused, %d left", created, refused, len(list.Items))
+}
+
+// neverScheduled is the spec of a pod of a pool that the scheduler leaves alone.
+func neverScheduled(pool string) corev1.PodSpec {
+	spec := framework.PodSpec(pool)
+	spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "e2e.haulout.dev/never"}}
+	return spec
+}
+
+// conditionIs reports whether a condition has a status and, unless empty, a reason.
+func conditionIs(
+	conditions []metav1.Condition, conditionType string, status metav1.ConditionStatus, reason string,
+) bool {
+	for _, c := range conditions {
+		if c.Type == conditionType {
+			return c.Status == status && (reason == "" || c.Reason == reason)
+		}
+	}
+	return false
+}
+
+func entry(priority int32, podType v1alpha1.PodType) v1alpha1.DrainPlanEntry {
+	return v1alpha1.DrainPlanEntry{PodPriority: priority, PodType: podType}
+}
+
+func withPlan(plan ...v1alpha1.DrainPlanEntry) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) { nm.Spec.DrainPlan = plan }
+}
+
+// hasCause reports whether an error is a refusal of the given field that contains all the words.
+func hasCause(err error, field string, words ...string) bool {
+	status, ok := err.(apierrors.APIStatus)
+	if !ok || status.Status().Details == nil {
+		return false
+	}
+	return slices.ContainsFunc(status.Status().Details.Causes, func(c metav1.StatusCause) bool {
+		return c.Field == field &&
+			!slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(c.Message, w) })
+	})
+}
+
+func TestNodeMaintenanceThatIsRefusedAtCreation(t *testing.T) {
+	t.Parallel()
+	maintenances := cluster.As(t).Maintenances()
+	cases := map[string]struct {
+		modify func(*v1alpha1.NodeMaintenance)
+		field  string
+		words  []string
+	}{
+		"a plan whose priorities descend": {
+			modify: withPlan(entry(2000, v1alpha1.PodTypeDefault), entry(1000, v1alpha1.PodTypeDefault)),
+			field:  "spec.drainPlan[1]", words: []string{"ascend"},
+		},
+		"no selector": {
+			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.NodeSelector = nil }, field: "spec.nodeSelector",
+		},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			nm := framework.Maintenance("none", v1alpha1.NodeMaintenanceStageIdle, c.modify)
+			_, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{})
+			if !apierrors.IsInvalid(err) || !hasCause(err, c.field, c.words...) {
+				t.Errorf("got %v, want a refusal of %s that says %q", err, c.field, c.words)
+			}
+		})
+	}
+}
+
+func TestNodeMaintenanceStatusIsTheServersAlone(t *testing.T) {
+	t.Parallel()
+	for name, clients := range map[string]framework.Clients{
+		"an administrator":                   cluster.As(t),
+		"a user who takes the server's name": cluster.As(t, "system:apiserver", "system:masters"),
+		"the server's own account in the cluster": cluster.As(t,
+			"system:serviceaccount:haulout-system:haulout-apiserver", "system:masters"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			nm := cluster.Create(t, framework.Maintenance(framework.Name("none"), v1alpha1.NodeMaintenanceStageIdle))
+			_, err := clients.Maintenances().Patch(t.Context(), nm.Name,
+				types.MergePatchType, []byte(`{"status":{"observedGeneration":99}}`), metav1.PatchOptions{}, "status")
+			is.True(t, apierrors.IsForbidden(err), "got %v, want Forbidden", err)
+		})
+	}
+}
+
+func TestRightsOnNodes(t *testing.T) {
+	t.Parallel()
+	pool, nodes := cluster.NewPool(t, 2, false)
+	user := framework.Name("half-operator")
+	cluster.Grant(t, user,
+		rbacv1.PolicyRule{
+			APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances"}, Verbs: []string{"*"},
+		},
+		rbacv1.PolicyRule{
+			APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: nodes[:1], Verbs: []string{"delete"},
+		})
+	theirs := cluster.As(t, user).Maintenances()
+	onlyFirst := framework.Select(corev1.LabelHostname, nodes[0])
+
+	t.Run(
+		"a maintenance over a node the user may not delete is refused, and names no node that they may not get",
+		func(t *testing.T) {
+			_, err := theirs.Create(t.Context(), framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle),
+				metav1.CreateOptions{})
+			if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), nodes[0]) ||
+				strings.Contains(err.Error(), nodes[1]) {
+				t.Errorf("got %v, want Forbidden without the name of a node", err)
+			}
+		},
+	)
+	t.Run("it names the node to a user who may get it", func(t *testing.T) {
+		reader := framework.Name("reading-operator")
+		cluster.Grant(t, reader,
+			rbacv1.PolicyRule{
+				APIGroups: []string{v1alpha1.GroupName}, Resources: []string{"nodemaintenances"},
+				Verbs: []string{"create"},
+			},
+			rbacv1.PolicyRule{
+				APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: nodes, Verbs: []string{"get"},
+			},
+			rbacv1.PolicyRule{
+				APIGroups: []string{""}, Resources: []string{"nodes"}, ResourceNames: nodes[:1],
+				Verbs: []string{"delete"},
+			})
+		_, err := cluster.As(t, reader).Maintenances().Create(
+			t.Context(), framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle), metav1.CreateOptions{})
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), nodes[1]) ||
+			strings.Contains(err.Error(), nodes[0]) {
+			t.Errorf("got %v, want Forbidden because of %s", err, nodes[1])
+		}
+	})
+	t.Run("a maintenance over their own node is taken", func(t *testing.T) {
+		nm := framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NodeSelector = onlyFirst
+		})
+		must.Get(theirs.Create(t.Context(), nm, metav1.CreateOptions{}))(t)
+		if err := theirs.Delete(t.Context(), nm.Name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	admins := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon))
+	t.Run("nor may they delete it", func(t *testing.T) {
+		if err := theirs.Delete(t.Context(), admins.Name, metav1.DeleteOptions{}); !apierrors.IsForbidden(err) {
+			t.Errorf("got %v, want Forbidden", err)
+		}
+	})
+}
+
+// crowd creates maintenances NAME-000, NAME-001 and so on, and removes all of them with the test.
+func crowd(t *testing.T, name string, count int, stage v1alpha1.NodeMaintenanceStage, selector *corev1.NodeSelector) {
+	t.Helper()
+	maintenances := cluster.As(t).Maintenances()
+	t.Cleanup(func() {
+		all := metav1.ListOptions{LabelSelector: "crowd=" + name}
+		if err := maintenances.DeleteCollection(context.Background(), metav1.DeleteOptions{}, all); err != nil {
+			t.Error(err)
+		}
+		// The context of the test has ended.
+		err := wait.PollUntilContextTimeout(context.Background(), 50*time.Millisecond, framework.Timeout, true, func(ctx context.Context) (bool, error) {
+			left, err := maintenances.List(ctx, all)
+			return err == nil && len(left.Items) == 0, nil
+		})
+		is.True(t, err == nil, "maintenances %s are left: %v", name, err)
+	})
+	for i := range count {
+		nm := framework.Maintenance(name, stage, func(nm *v1alpha1.NodeMaintenance) {
+			nm.Name, nm.Labels = fmt.Sprintf("%s-%03d", name, i), map[string]string{"crowd": name}
+			nm.Spec.NodeSelector = selector
+		})
+		must.Get(maintenances.Create(t.Context(), nm, metav1.CreateOptions{}))(t)
+	}
+}
+
+// hasNoPlace waits until the status of a maintenance says that its only node has no place for it.
+func hasNoPlace(t *testing.T, name string) {
+	t.Helper()
+	framework.Until(t, "the status of "+name+" names the limit",
+		cluster.As(t).Maintenances(), name, func(nm *v1alpha1.NodeMaintenance) bool {
+			return len(nm.Status.NodeStatuses) == 1 &&
+				strings.Contains(nm.Status.NodeStatuses[0].DrainMessage, v1alpha1.ReasonTooManyMaintenances)
+		})
+}
+
+// isNamed waits until the annotation of a node has a number of texts.
+func isNamed(t *testing.T, node, text string, times int) {
+	t.Helper()
+	framework.Until(t, fmt.Sprintf("node %s names %s %d times", node, text, times),
+		cluster.As(t).Nodes(), node, func(node *corev1.Node) bool {
+			return strings.Count(node.Annotations[v1alpha1.AnnotationTaintedBy], text) == times
+		})
+}
+
+// TestMoreMaintenancesThanMayHoldANode has 50 maintenances hold a node, and adds one by a write and
+// one by the labels of the node.
+func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
+	t.Parallel()
+	const most = 50
+	pool, nodes := cluster.NewPool(t, 1, true)
+	maintenances := cluster.As(t).Maintenances()
+	// The oldest of all: creation times have seconds, and of the same time the first by name.
+	oldest := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageCordon,
+		func(nm *v1alpha1.NodeMaintenance) {
+			nm.Name, nm.Spec.NodeSelector = "a-"+pool, framework.Select(pool, "yes")
+		}))
+	crowd(t, pool, most, v1alpha1.NodeMaintenanceStageCordon, framework.Select(framework.Pool, pool))
+	waiting := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageIdle))
+	framework.Eventually(t, "the 51st is refused when it leaves Idle", func(ctx context.Context) (bool, error) {
+		_, err := maintenances.Patch(ctx, waiting.Name, types.MergePatchType, []byte(`{"spec":{"stage":"Cordon"}}`),
+			metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "at most 50") &&
+			strings.Contains(err.Error(), pool+"-000, "+pool+"-001, "+pool+"-002"), nil
+	})
+	isNamed(t, nodes[0], `"`+pool+"-", most)
+	// The oldest one takes the place of the youngest.
+	merge(t, "", "node", nodes[0], fmt.Sprintf(`{"metadata":{"labels":{%q:"yes"}}}`, pool))
+	youngest := fmt.Sprintf("%s-%03d", pool, most-1)
+	hasNoPlace(t, youngest)
+	setStage(t, oldest.Name, v1alpha1.NodeMaintenanceStageComplete)
+	isNamed(t, nodes[0], youngest, 1)
+}
+
+func TestObjectsThatAreTooLargeAreRefused(t *testing.T) {
+	t.Parallel()
+	maintenances := cluster.As(t).Maintenances()
+	values := make([]string, 40000)
+	for i := range values {
+		values[i] = framework.Name("a-node-with-quite-a-long-name-that-goes-on-and-on")
+	}
+	nm := framework.Maintenance("none", v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NodeSelector = framework.Select(corev1.LabelHostname, values...)
+	})
+	_, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{})
+	if !apierrors.IsInvalid(err) || !hasCause(err, "spec", "too large", "512 KiB") {
+		t.Errorf("got %v, want it to be refused as too large", err)
+	}
+}
+
+func TestUnknownFieldsAreRefusedOnRequest(t *testing.T) {
+	t.Parallel()
+	body := []byte(
+		`{"apiVersion":"maintenance.haulout.dev/v1alpha1","kind":"NodeMaintenance","metadata":{"name":"` +
+			framework.Name("strict") + `"},` +
+			`"spec":{"nodeSelector":{"nodeSelectorTerms":[` +
+			`{"matchExpressions":[{"key":"pool","operator":"Exists"}]}]},` +
+			`"drainPlann":[]}}`,
+	)
+	result := cluster.As(t).Haulout.MaintenanceV1alpha1().RESTClient().Post().Resource("nodemaintenances").
+		Param("fieldValidation", "Strict").Param("dryRun", "All").SetHeader("Content-Type",
+		"application/json").Body(body).Do(t.Context())
+	err := result.Error()
+	if status, ok := err.(apierrors.APIStatus); !ok || status.Status().Code != http.StatusBadRequest ||
+		!strings.Contains(err.Error(), "spec.drainPlann") {
+		t.Errorf("got %v, want a bad request that names spec.drainPlann", err)
+	}
+}
