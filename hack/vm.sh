@@ -13,8 +13,8 @@
 # another exit code than 99.
 #
 #   VM_MEMORY=8G  VM_PROCESSORS=2  VM_TIMEOUT=20m
-#   VM_ARGUMENTS=systemd.journald.forward_to_console=1  more arguments for the kernel: this one shows
-#   the journal in bin/vm/console.log, also while the machine goes down
+#   VM_ARGUMENTS=systemd.journald.forward_to_console=1  more arguments for the kernel: this one
+#   shows the journal in bin/vm/console.log, also while the machine goes down
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 

@@ -11,7 +11,8 @@
 #   6. kube-apiserver does not answer, and containerd hangs
 #   7. a drain has parked a static pod: it stays parked over the boot, and returns with its UID
 #   8. kube-apiserver does not answer, the message bus hangs, and the runtime has CRI-O's socket
-#   9. the machine is reset while a drain parks the static pod or a user brings it back, RESETS times
+#   9. the machine is reset while a drain parks the static pod or a user brings it back, RESETS
+#      times
 #
 # hack/vm.sh runs the script after each boot. The folder below has what an earlier run has left.
 # After the first reboot, `hack/vm.sh --systemd hack/vm/reboot.sh 7` goes on with number 7.

@@ -105,8 +105,8 @@ func TestKeptPodsArePublishedBeforeTheAgentIsReady(t *testing.T) {
 	})
 }
 
-// TestKeptPodsArePublishedSoonAfterABoot has the kubelet register after the agent has started: until
-// then the Node has the boot before, for which the server believes nothing.
+// TestKeptPodsArePublishedSoonAfterABoot has the kubelet register after the agent has started:
+// until then the Node has the boot before, for which the server believes nothing.
 func TestKeptPodsArePublishedSoonAfterABoot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")})

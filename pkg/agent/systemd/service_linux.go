@@ -90,8 +90,8 @@ type Ending struct {
 
 // Ending tells a service that systemd stops whether it stops because the system goes down, and how
 // much time there is. Then nothing can call that off any more. Without this, a shutdown that was
-// begun by `systemctl start reboot.target` ends half-way when the kubelet starts a pod: the start of
-// the pod's slice, which may not run during a shutdown, removes the job of shutdown.target.
+// begun by `systemctl start reboot.target` ends half-way when the kubelet starts a pod: the start
+// of the pod's slice, which may not run during a shutdown, removes the job of shutdown.target.
 func (c *Client) Ending(ctx context.Context, name string) (Ending, error) {
 	state, err := c.SystemState(ctx)
 	if err != nil || state != StateStopping {

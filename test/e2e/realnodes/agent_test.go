@@ -286,6 +286,7 @@ func watchPods(t *testing.T, m *machine, namespace string) func() []string {
 }
 
 func (w *podWatch) observe(t *testing.T, node string, deleted bool, pod *corev1.Pod) {
+	t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	before, app := w.pods[pod.Name], pod.Labels["app"]
