@@ -233,3 +233,30 @@ func TestSamplesAreWhatThePluginPrints(t *testing.T) {
 	}
 	is.True(t, samples >= 5, "found %d samples only", samples)
 }
+
+// TestSentencesToTriageAreInTheTests looks for the sentences of failed tests that docs/triage.md
+// explains in the code that writes them. "…" stands for what the code fills in.
+func TestSentencesToTriageAreInTheTests(t *testing.T) {
+	var code strings.Builder
+	for _, pattern := range []string{"test/oracle/*.go", "test/faults/*.go", "test/e2e/*/*.go"} {
+		files, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			code.WriteString(read(t, strings.TrimPrefix(file, root+"/")))
+		}
+	}
+	sentences := 0
+	for _, row := range regexp.MustCompile("(?m)^\\| (`[^|]*`) \\|").FindAllStringSubmatch(read(t, "docs/triage.md"), -1) {
+		for _, match := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[1], -1) {
+			sentences++
+			if !regexp.MustCompile(strings.ReplaceAll(regexp.QuoteMeta(match[1]), "…", "%[a-z]")).MatchString(code.String()) {
+				t.Errorf("docs/triage.md: no test says %q", match[1])
+			}
+		}
+	}
+	if sentences < 10 {
+		t.Errorf("found %d sentences only", sentences)
+	}
+}
