@@ -260,3 +260,33 @@ func TestSentencesToTriageAreInTheTests(t *testing.T) {
 		t.Errorf("found %d sentences only", sentences)
 	}
 }
+
+// TestDecisionsAreInTheirIndex compares docs/decisions/README.md with the titles of the decisions and
+// with the decisions that supersede them.
+func TestDecisionsAreInTheirIndex(t *testing.T) {
+	index := read(t, "docs/decisions/README.md")
+	number := regexp.MustCompile(`\[decision\s+(\d+)\]`)
+	for name, text := range pages(t) {
+		file, isDecision := strings.CutPrefix(name, "docs/decisions/")
+		if !isDecision || file == "README.md" {
+			continue
+		}
+		parts := strings.SplitN(text, "\n\n", 3)
+		id, title, _ := strings.Cut(strings.TrimPrefix(parts[0], "# "), ". ")
+		var by []string
+		if strings.HasPrefix(parts[1], "Superseded by ") {
+			for _, match := range number.FindAllStringSubmatch(parts[1], -1) {
+				if !slices.Contains(by, match[1]) {
+					by = append(by, match[1])
+				}
+			}
+		} else if strings.Contains(text, "\nSuperseded by ") {
+			t.Errorf("%s: what supersedes it is not below the title", name)
+		}
+		entry := strings.Join([]string{"|", "[" + id + "](" + file + ")", "|", title, "|", strings.Join(by, ", "), "|"}, " ")
+		entry = strings.ReplaceAll(entry, "|  |", "| |")
+		if !strings.Contains(index, entry+"\n") {
+			t.Errorf("docs/decisions/README.md does not have the line %q", entry)
+		}
+	}
+}
