@@ -15,59 +15,78 @@ import (
 	"k8s.io/client-go/util/workqueue"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
-// syncIdle updates the status of an Idle maintenance without touching nodes or pods.
-func (c *Controller) syncIdle(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
-	g, err := c.gather(ctx, nm)
+// reconcile brings a maintenance as far as it may go. The controller of nodes keeps its nodes
+// cordoned and releases them.
+func (c *Controller) reconcile(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+	var next time.Duration
+	if maintenancev1alpha1.IsHolding(nm) {
+		next = c.selection.ReleaseExpired(nm.Name)
+		if nm.Status.NewestNodeTimestamp == nil {
+			return c.drawLine(ctx, nm)
+		}
+		c.problems.Note(nm.Name, "status", nodestate.TextOf(c.selection.TooLarge(nm)))
+	}
+	f, err := c.gather(ctx, nm)
 	if err != nil {
 		return err
 	}
-	l, err := c.decide(g)
+	f.wake = sooner(f.wake, next)
+	d, err := decide(f)
 	if err != nil {
 		return err
 	}
-	_, err = c.writeStatus(ctx, nm, l.status)
-	return err
+	if d.confirm {
+		found, err := c.liveRemainder(ctx, f)
+		if err != nil {
+			return err
+		}
+		if found == "" {
+			c.confirmed.Set(nm.Name, confirmation{uid: nm.UID, at: f.now})
+		}
+		f.live = &found
+		if d, err = decide(f); err != nil {
+			return err
+		}
+	}
+	if d.superseded {
+		return c.supersede(ctx, f)
+	}
+	return c.act(ctx, f, d)
 }
 
-// hold takes the drain of a maintenance as far as it may go. The controller of nodes keeps its
-// nodes cordoned.
-func (c *Controller) hold(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
-	if next := c.selection.ReleaseExpired(nm.Name); next > 0 {
-		c.queue.AddAfter(nm.Name, next)
+// act applies a decision: it has unwanted Evacuations withdrawn, writes the status, and then does
+// what depends on the new status.
+func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
+	nm := f.subject.NodeMaintenance
+	for _, node := range d.withdraw {
+		c.enqueueEvacuations(node)
 	}
-	if nm.Status.NewestNodeTimestamp == nil {
-		return c.drawLine(ctx, nm)
+	if d.wake > 0 {
+		c.queue.AddAfter(nm.Name, d.wake)
 	}
-	if superseded, err := c.supersede(ctx, nm); superseded || err != nil {
-		return err
-	}
-	g, err := c.gather(ctx, nm)
+	written, err := c.writeStatus(ctx, nm, d.status)
 	if err != nil {
-		return err
+		return loop.IgnoreNotFound(err)
 	}
-	c.problems.Note(nm.Name, "status", nodestate.TextOf(c.selection.TooLarge(nm)))
-	l, err := c.decide(g)
-	if err != nil {
-		return err
+	if maintenancev1alpha1.IsEnding(nm) {
+		c.announceProgressing(nm, written)
+		if len(f.held) > 0 || written == nm && !sameStatus(&nm.Status, &d.status) {
+			return nil // or the last word waits its turn, and the maintenance comes back for it
+		}
+		return c.dropFinalizer(ctx, written)
 	}
-	if err := c.confirmDrained(ctx, g, &l.status); err != nil {
-		return err
-	}
-	written, err := c.writeStatus(ctx, nm, l.status)
-	if err != nil {
-		return err
-	}
-	c.announceProgress(g, l.plan, written)
+	c.announceProgress(f, d.plan, written)
 	if !maintenancev1alpha1.IsDraining(nm) {
 		return nil
 	}
 	// From here on the targets are what is stored.
-	g.subject.NodeMaintenance = written
-	if err := errors.Join(c.evacuate(ctx, g, l), c.withdrawUnwanted(ctx, g, l)); err != nil {
+	f.subject.NodeMaintenance = written
+	if err := errors.Join(c.evacuate(ctx, f, d), c.withdrawUnwanted(ctx, f, d)); err != nil {
 		return shownError{err}
 	}
 	return nil

@@ -23,33 +23,31 @@ import (
 // announceRefused tells once about each node that the requester may not delete: the message in the
 // status before this write is the memory.
 func (c *Controller) announceRefused(m *member) {
-	if len(m.refused) == 0 {
-		return
-	}
 	message := drainplan.NotAuthorizedMessage(m.username())
 	omitted := meta.IsStatusConditionTrue(m.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted)
-	told := map[maintenancev1alpha1.NodeReference]bool{}
-	for i := range m.Status.NodeStatuses {
-		// Without messages a node that the status has was told of when it joined.
-		told[m.Status.NodeStatuses[i].NodeRef] = omitted || m.Status.NodeStatuses[i].DrainMessage == message
-	}
-	for _, node := range m.refused {
-		if !told[refOf(node)] {
-			c.nodeEvent(node, m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
-				"Left alone by NodeMaintenance %s: user %q may not delete the node", m.Name, m.username())
-			c.maintenanceEvent(m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
-				"Node %s is left alone: user %q may not delete it", node.Name, m.username())
+	for _, node := range m.nodes {
+		if node.outside == nil || node.outside.reason != maintenancev1alpha1.ReasonNotAuthorized {
+			continue
 		}
+		// Without messages a node that the status has was told of when it joined.
+		before := maintenancev1alpha1.NodeStatusOf(m.NodeMaintenance, refOf(node.Node))
+		if before != nil && (omitted || before.DrainMessage == message) {
+			continue
+		}
+		c.nodeEvent(node.Node, m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
+			"Left alone by NodeMaintenance %s: user %q may not delete the node", m.Name, m.username())
+		c.maintenanceEvent(m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
+			"Node %s is left alone: user %q may not delete it", node.Name, m.username())
 	}
 }
 
 // announceProgress tells what is new in the status that was written. If none was, nothing is told.
-func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, written *maintenancev1alpha1.NodeMaintenance) {
-	nm := g.subject.NodeMaintenance
+func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *maintenancev1alpha1.NodeMaintenance) {
+	nm := f.subject.NodeMaintenance
 	if written == nm {
 		return
 	}
-	c.announceRefused(g.subject)
+	c.announceRefused(f.subject)
 	if isDrained(written) && !isDrained(nm) {
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventDrained, actionDrain, "%s",
 			meta.FindStatusCondition(written.Status.Conditions, maintenancev1alpha1.ConditionDrained).Message)
@@ -64,7 +62,7 @@ func (c *Controller) announceProgress(g *gathered, plan drainplan.Result, writte
 		// The last waves of a plan are often empty.
 		if !isDrained(written) {
 			c.maintenanceEvent(nm, corev1.EventTypeNormal, EventWaveStarted, actionDrain,
-				"%s pods up to priority %d are asked to leave %s", wave.PodType, wave.PodPriority, wording.Count(len(g.subject.nodes), "node"))
+				"%s pods up to priority %d are asked to leave %s", wave.PodType, wave.PodPriority, wording.Count(len(f.subject.inside), "node"))
 		}
 	}
 	c.announceProgressing(nm, written)

@@ -21,43 +21,11 @@ import (
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/drain/holds"
-	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 // releaseRetry is how soon a maintenance that ends is reconciled again if no event of its nodes
 // comes before.
 const releaseRetry = 5 * time.Second
-
-// complete waits until the node reconciler has released every node of a maintenance, and then drops
-// its finalizer. Each node is released by itself: one that cannot be keeps its own message, and the
-// others go. A maintenance without the finalizer has been through this.
-func (c *Controller) complete(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
-	c.forecasts.byUID.Forget(nm.UID)
-	if maintenancev1alpha1.IsDone(nm) {
-		return c.finishCompleted(ctx, nm)
-	}
-	held := c.heldNodes(nm)
-	for name := range held {
-		c.enqueueEvacuations(name)
-	}
-	status := c.completedStatus(nm, held)
-	stored, err := c.writeStatus(ctx, nm, status)
-	if err != nil {
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return err
-	}
-	c.announceProgressing(nm, stored)
-	if len(held) > 0 {
-		c.queue.AddAfter(nm.Name, releaseRetry)
-		return nil
-	}
-	if stored == nm && !sameStatus(&nm.Status, &status) {
-		return nil // the last word waits its turn, and the maintenance comes back for it
-	}
-	return c.dropFinalizer(ctx, stored)
-}
 
 // heldNodes returns the nodes on which something of a maintenance is left: an annotation that names
 // it, an Evacuation that no other maintenance wants, an eviction that is under way, or a cordon
@@ -105,30 +73,35 @@ func (c *Controller) isTargeted(name string) bool {
 	return err == nil && c.holders.Any(name, holds.Targeting(node))
 }
 
-// completedStatus keeps which nodes the maintenance had, and drops the rest: a completed
-// maintenance may be kept for years. Nodes that are still to be released have the reason as their
-// message.
-func (c *Controller) completedStatus(nm *maintenancev1alpha1.NodeMaintenance, held sets.Set[string]) maintenancev1alpha1.NodeMaintenanceStatus {
-	status := *nm.Status.DeepCopy()
-	status.ObservedGeneration = nm.Generation
+// decideRelease keeps which nodes a maintenance had that ends, and drops the rest: a completed
+// maintenance may be kept for years. The controller of nodes releases each node by itself: one that
+// cannot be keeps its own message, and the others go.
+func (d *decision) decideRelease(f *facts) {
+	nm := f.subject.NodeMaintenance
+	d.status = *nm.Status.DeepCopy()
+	d.status.ObservedGeneration = nm.Generation
 	var failed []loop.Failure
-	for i := range status.NodeStatuses {
-		entry := &status.NodeStatuses[i]
-		*entry = maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef, DrainTargets: entry.DrainTargets}
-		if !held.Has(entry.NodeRef.Name) {
-			entry.DrainTargets = nil
+	for i := range d.status.NodeStatuses {
+		entry := &d.status.NodeStatuses[i]
+		name := entry.NodeRef.Name
+		*entry = maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef}
+		if !f.held.Has(name) {
 			continue
 		}
-		if trouble, _ := c.state.Troubles.Of(entry.NodeRef.Name); trouble != nil {
-			entry.DrainMessage = drainplan.Fit(maintenancev1alpha1.DrainMessageNotReleased+trouble.Text, drainplan.MaxMessageBytes)
-			failed = append(failed, loop.Failure{About: "node " + entry.NodeRef.Name, Since: trouble.Since, Text: trouble.Text})
-		} else {
-			entry.DrainMessage = maintenancev1alpha1.DrainMessageReleasing
+		entry.DrainTargets, entry.DrainMessage = nm.Status.NodeStatuses[i].DrainTargets, messageOfRelease(f, name)
+		if trouble, failing := f.troubles[name]; failing {
+			failed = append(failed, loop.Failure{About: "node " + name, Since: trouble.Since, Text: trouble.Text})
 		}
 	}
-	c.setCondition(nm, &status, maintenancev1alpha1.ConditionDrained, metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is complete")
-	c.setProgressing(nm, &status, progressFacts{ending: true, nodesHeld: len(held), problems: failed})
-	return status
+	slices.SortFunc(failed, loop.Failure.Compare)
+	d.withdraw = sets.List(f.held)
+	if len(f.held) > 0 {
+		d.wake = sooner(d.wake, releaseRetry)
+	}
+	setCondition(nm, &d.status, maintenancev1alpha1.ConditionDrained,
+		verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is complete"}, f.now)
+	setCondition(nm, &d.status, maintenancev1alpha1.ConditionProgressing,
+		decideProgressing(progressFacts{ending: true, nodesHeld: len(f.held), problems: failed}), f.now)
 }
 
 // finishCompleted deletes a completed maintenance whose time is over, and deletes again one whose
@@ -195,30 +168,26 @@ func (c *Controller) finishDeletion(ctx context.Context, nm *maintenancev1alpha1
 
 // supersede completes the maintenance of an earlier shutdown of a node once the machine has gone
 // down for a later one that holds the node. A later one alone may be cancelled, and then the
-// earlier one still keeps the node for the people who work on it. It reports whether it has done
-// so.
-func (c *Controller) supersede(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (bool, error) {
-	later := c.laterShutdown(nm)
-	if later == nil {
-		return false, nil
-	}
+// earlier one still keeps the node for the people who work on it.
+func (c *Controller) supersede(ctx context.Context, f *facts) error {
+	nm := f.subject.NodeMaintenance
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": nm.UID, "resourceVersion": nm.ResourceVersion},
 		"spec":     map[string]any{"stage": maintenancev1alpha1.NodeMaintenanceStageComplete},
 	})
 	if err != nil {
-		return false, err
+		return err
 	}
 	_, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
 	if apierrors.IsNotFound(err) {
-		return true, nil
+		return nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("complete it, since %s is of a later shutdown: %w", later.Name, err)
+		return fmt.Errorf("complete it, since %s is of a later shutdown: %w", f.later.Name, err)
 	}
 	c.maintenanceEvent(nm, corev1.EventTypeNormal, EventSuperseded, actionComplete,
-		"Completed: the node has gone down since for the shutdown of NodeMaintenance %s", later.Name)
-	return true, nil
+		"Completed: the node has gone down since for the shutdown of NodeMaintenance %s", f.later.Name)
+	return nil
 }
 
 // laterShutdown returns a maintenance of a later shutdown of the same node that holds the node and

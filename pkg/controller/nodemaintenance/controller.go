@@ -266,12 +266,10 @@ func (c *Controller) sync(ctx context.Context, item string) error {
 		return nil // the event that changes the selection enqueues the maintenance
 	case nm.DeletionTimestamp != nil && len(nm.Finalizers) == 0:
 		return c.finishDeletion(ctx, nm)
-	case maintenancev1alpha1.IsEnding(nm):
-		return c.complete(ctx, nm)
-	case nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageCordon, nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain:
-		return c.hold(ctx, nm)
+	case maintenancev1alpha1.IsDone(nm):
+		return c.finishCompleted(ctx, nm)
 	default:
-		return c.syncIdle(ctx, nm)
+		return c.reconcile(ctx, nm)
 	}
 }
 

@@ -54,9 +54,9 @@ type nodeCount struct {
 	unwanted []*maintenancev1alpha1.Evacuation
 }
 
-// count adds the pods of a node up. covered are all entries of the plan, targets the entries that
-// the node has reached.
-func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targets) *nodeCount {
+// countPods adds the pods of a node up. covered are all entries of the plan, targets the entries
+// that the node has reached.
+func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Targets) *nodeCount {
 	n := &nodeCount{targets: targets, keptStatic: map[protocol.KeptReason]int{}}
 	for i := range view.Pods {
 		pod := &view.Pods[i]
@@ -95,16 +95,17 @@ func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targ
 				n.unasked = append(n.unasked, pod)
 			}
 		}
-		if at := c.lastMove(pod, targeted); !at.IsZero() {
+		if at := lastMove(pod, targeted, f.longGrace); !at.IsZero() {
 			n.moves = append(n.moves, at)
 		}
+		refused := f.refusals[pod.UID]
 		if pod.Evacuation == nil {
 			n.pending++
-			if c.state.Requests.InTerminatingNamespace(pod.UID) {
+			if refused.terminating {
 				n.refused = append(n.refused, pod.Pod)
-			} else if why := c.state.Requests.Failure(pod.UID); why != "" && targeted {
+			} else if refused.why != "" && targeted {
 				n.stuck++
-				n.uncreatable = append(n.uncreatable, uncreatablePod{pod.Namespace, pod.Name, why})
+				n.uncreatable = append(n.uncreatable, uncreatablePod{pod.Namespace, pod.Name, refused.why})
 			}
 			continue
 		}
@@ -112,17 +113,17 @@ func (c *Controller) count(view *nodestate.View, covered, targets drainplan.Targ
 		if nodestate.TrueReason(pod.Evacuation, maintenancev1alpha1.ConditionBlocked) != "" {
 			n.stuck++
 			n.blocked = append(n.blocked, pod.Evacuation)
-		} else if why := c.state.Requests.Failure(pod.UID); why != "" && targeted && !pod.Ours {
+		} else if refused.why != "" && targeted && !pod.Ours {
 			n.stuck++
-			n.uncreatable = append(n.uncreatable, uncreatablePod{pod.Namespace, pod.Name, why})
+			n.uncreatable = append(n.uncreatable, uncreatablePod{pod.Namespace, pod.Name, refused.why})
 		}
 	}
 	return n
 }
 
 // lastMove returns the latest time at which a pod moves or has moved, zero if it never has. It may
-// be in the future for a pod that terminates.
-func (c *Controller) lastMove(pod *nodestate.Pod, targeted bool) time.Time {
+// be in the future for a pod that terminates, for at most longGrace.
+func lastMove(pod *nodestate.Pod, targeted bool, longGrace time.Duration) time.Time {
 	var last time.Time
 	if pod.Evacuation != nil && pod.Evacuation.Status.EvacuationProgressTimestamp != nil {
 		last = pod.Evacuation.Status.EvacuationProgressTimestamp.Time
@@ -130,7 +131,7 @@ func (c *Controller) lastMove(pod *nodestate.Pod, targeted bool) time.Time {
 	if !targeted || pod.StopsAt.IsZero() {
 		return last
 	}
-	if until := pod.StopsAt.Add(-max(0, pod.Grace-c.longGrace)); until.After(last) {
+	if until := pod.StopsAt.Add(-max(0, pod.Grace-longGrace)); until.After(last) {
 		return until
 	}
 	return last

@@ -24,74 +24,118 @@ type decision struct {
 	// plan is empty for stages other than Drain.
 	plan   drainplan.Result
 	status maintenancev1alpha1.NodeMaintenanceStatus
-	// counts are those of the nodes that the requester may delete, in their order.
+	// counts are those of the nodes inside the waves, in their order.
 	counts []*nodeCount
+	// withdraw are the nodes whose Evacuations are withdrawn unless another maintenance wants them.
+	withdraw []string
+	// confirm: the maintenance is drained if a live list shows no pod. It is read, and decided
+	// again, before the status is written.
+	confirm bool
+	// superseded: the maintenance is completed instead.
+	superseded bool
+	// wake is when to reconcile again without an event, 0 for never.
+	wake time.Duration
 }
 
-// decide computes the outcome from what was gathered. It writes nothing.
-func (c *Controller) decide(g *gathered) (*decision, error) {
-	nm := g.subject.NodeMaintenance
-	l := &decision{}
-	var err error
-	if maintenancev1alpha1.IsDraining(nm) {
-		if l.plan, err = drainplan.Plan(c.world(g)); err != nil {
-			return nil, err
-		}
+// decide computes the outcome from what was gathered. It depends on nothing else and changes
+// nothing.
+func decide(f *facts) (*decision, error) {
+	nm := f.subject.NodeMaintenance
+	d := &decision{wake: f.wake}
+	switch {
+	case maintenancev1alpha1.IsEnding(nm):
+		d.decideRelease(f)
+		return d, nil
+	case f.later != nil:
+		d.superseded = true
+		return d, nil
 	}
 	covered, err := drainplan.CompileTargets(nm.Spec.DrainPlan)
 	if err != nil {
 		return nil, err
 	}
-	l.status = maintenancev1alpha1.NodeMaintenanceStatus{
+	if maintenancev1alpha1.IsDraining(nm) {
+		if d.plan, err = drainplan.Plan(f.world()); err != nil {
+			return nil, err
+		}
+	}
+	d.status = maintenancev1alpha1.NodeMaintenanceStatus{
 		ObservedGeneration:  nm.Generation,
 		StageStatuses:       nm.Status.StageStatuses,
 		Conditions:          slices.Clone(nm.Status.Conditions),
 		NewestNodeTimestamp: nm.Status.NewestNodeTimestamp, LastProgressTimestamp: nm.Status.LastProgressTimestamp,
-		NodeStatuses: make([]maintenancev1alpha1.NodeMaintenanceNodeStatus, 0, len(g.subject.nodes)+len(g.subject.refused)),
+		NodeStatuses: make([]maintenancev1alpha1.NodeMaintenanceNodeStatus, 0, len(f.subject.nodes)+len(f.former)),
 	}
-	l.counts = make([]*nodeCount, 0, len(g.subject.nodes))
-	left, now := newRemainder(), c.clock.Now()
-	messages := l.plan.Messages[nm.Name]
-	for _, node := range g.subject.nodes {
-		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node)}
-		var targets drainplan.Targets
-		if maintenancev1alpha1.IsDraining(nm) {
-			targets = l.plan.Targets[node.Name]
-			entry.DrainTargets = targets.Entries
-		} else {
-			entry.DrainTargets = holds.Stored(nm, node)
+	d.counts = make([]*nodeCount, 0, len(f.subject.inside))
+	left := newRemainder()
+	for _, node := range f.subject.nodes {
+		d.addNode(f, node, covered, left)
+	}
+	for _, node := range f.former {
+		d.addFormer(f, node)
+	}
+	sortNodes(d.status.NodeStatuses)
+	d.decideConditions(f, left)
+	return d, nil
+}
+
+// addNode adds the entry of a selected node, and what is left on it if it is inside the waves. What
+// is left on another node is shown and not waited for.
+func (d *decision) addNode(f *facts, node memberNode, covered drainplan.Targets, left *remainder) {
+	nm := f.subject.NodeMaintenance
+	entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node)}
+	var targets drainplan.Targets
+	switch {
+	case node.outside == nil && maintenancev1alpha1.IsDraining(nm):
+		targets = d.plan.Targets[node.Name]
+		entry.DrainTargets = targets.Entries
+	case node.outside == nil || node.outside.reason != maintenancev1alpha1.ReasonTooManyMaintenances:
+		entry.DrainTargets = holds.Stored(nm, node.Node)
+	}
+	n := countPods(f, f.views[node.Name], covered, targets)
+	n.fill(nm, &entry)
+	switch trouble, failing := f.troubles[node.Name]; {
+	case node.outside != nil:
+		entry.DrainMessage = drainplan.Fit(maintenancev1alpha1.DrainMessageNotDrained+node.outside.why, drainplan.MaxMessageBytes)
+	case maintenancev1alpha1.IsDraining(nm):
+		entry.DrainMessage = n.messageOf(d.plan.Messages[nm.Name][node.Name])
+		if failing {
+			entry.DrainMessage = drainplan.Fit(trouble.Text+addendum+entry.DrainMessage, drainplan.MaxMessageBytes)
 		}
-		n := c.count(g.views[node.Name], covered, targets)
-		n.fill(nm, &entry)
-		if maintenancev1alpha1.IsDraining(nm) {
-			entry.DrainMessage = n.messageOf(messages[node.Name])
-			if trouble, _ := c.state.Troubles.Of(node.Name); trouble != nil {
-				entry.DrainMessage = drainplan.Fit(trouble.Text+addendum+entry.DrainMessage, drainplan.MaxMessageBytes)
-			}
-		}
-		left.add(n, n.movedAt(&entry, now))
-		l.counts = append(l.counts, n)
-		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
 	}
-	for _, excluded := range g.subject.excluded {
-		node := excluded.node
-		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.Fit(maintenancev1alpha1.DrainMessageNotDrained+excluded.why, drainplan.MaxMessageBytes)}
-		if excluded.reason != maintenancev1alpha1.ReasonTooManyMaintenances {
-			entry.DrainTargets = holds.Stored(nm, node)
-		}
-		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(nm, &entry)
-		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
+	if node.outside == nil {
+		left.add(n, n.movedAt(&entry, f.now))
+		d.counts = append(d.counts, n)
 	}
-	for _, node := range g.subject.refused {
-		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node), DrainMessage: drainplan.NotAuthorizedMessage(g.subject.username())}
-		entry.DrainTargets = holds.Stored(nm, node)
-		// Its counters are shown, but what is left there is not waited for.
-		c.count(g.views[node.Name], covered, drainplan.Targets{}).fill(nm, &entry)
-		l.status.NodeStatuses = append(l.status.NodeStatuses, entry)
+	d.status.NodeStatuses = append(d.status.NodeStatuses, entry)
+}
+
+// addFormer adds the entry of a node that the maintenance does not select any more and cannot
+// forget yet: it is still to be released, or it is gone and may be registered again.
+func (d *decision) addFormer(f *facts, node formerNode) {
+	entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: node.NodeRef, DrainTargets: node.DrainTargets}
+	switch {
+	case node.err != nil:
+		entry.DrainMessage = drainplan.Fit(node.err.Error(), drainplan.MaxMessageBytes)
+	case node.gone && maintenancev1alpha1.IsHolding(f.subject.NodeMaintenance) && f.subject.Spec.NewNodes != maintenancev1alpha1.NewNodesPolicyJoin:
+		// One that is registered again joins because it is listed here. With the policy Join any
+		// node joins, and the list would grow with every node that an autoscaler removes.
+		entry.DrainMessage = MessageNodeGone
+	case node.gone, node.released:
+		return
+	default:
+		d.withdraw = append(d.withdraw, node.NodeRef.Name)
+		entry.DrainMessage = messageOfRelease(f, node.NodeRef.Name)
 	}
-	l.status.NodeStatuses = append(l.status.NodeStatuses, c.keptEntries(g.subject)...)
-	sortNodes(l.status.NodeStatuses)
-	return l, c.setConditions(g, l, left)
+	d.status.NodeStatuses = append(d.status.NodeStatuses, entry)
+}
+
+// messageOfRelease says of a node that it is still to be released, and why if that keeps failing.
+func messageOfRelease(f *facts, node string) string {
+	if trouble, failing := f.troubles[node]; failing {
+		return drainplan.Fit(maintenancev1alpha1.DrainMessageNotReleased+trouble.Text, drainplan.MaxMessageBytes)
+	}
+	return maintenancev1alpha1.DrainMessageReleasing
 }
 
 // peakOf is the most pods that had to leave a node at one time. It can be told again after a
@@ -108,26 +152,56 @@ func peakOf(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alpha1.
 	return max(before, entry.PodsPendingEvacuation+entry.PodsEvacuating)
 }
 
-// setConditions sets the condition Drained, and counts what the gauges show.
-func (c *Controller) setConditions(g *gathered, l *decision, left *remainder) error {
-	nm := g.subject.NodeMaintenance
-	progress := c.setProgress(g, l, left)
-	facts := drainedFacts{
-		draining: maintenancev1alpha1.IsDraining(nm), nodes: len(g.subject.nodes), refused: len(g.subject.refused), username: g.subject.username(),
-		excluded: g.subject.excluded, stalledSince: progress.stalledSince,
-		uncordoned: g.subject.uncordoned(), finished: l.plan.Finished[nm.Name], remainder: left,
-	}
-	if facts.finished {
-		var err error
-		if facts.attached, err = c.attachedVolumes(g.subject.nodes); err != nil {
-			return err
+// decideConditions sets the conditions, and what else shows how the drain goes on.
+func (d *decision) decideConditions(f *facts, left *remainder) {
+	nm := f.subject.NodeMaintenance
+	progress := d.decideProgress(f, left)
+	drained := decideDrained(drainedFacts{
+		draining: maintenancev1alpha1.IsDraining(nm), nodes: f.subject.nodes, username: f.subject.username(),
+		stalledSince: progress.stalledSince, uncordoned: f.subject.uncordoned(), finished: d.plan.Finished[nm.Name],
+		remainder: left, attached: f.attached,
+	})
+	if drained.status == metav1.ConditionTrue {
+		if progress.unconfirmed = d.decideConfirmation(f); progress.unconfirmed == "" {
+			progress.drained = true
+		} else {
+			drained = verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, progress.unconfirmed}
 		}
 	}
-	verdict := decideDrained(facts)
-	c.setCondition(nm, &l.status, maintenancev1alpha1.ConditionDrained, verdict.status, verdict.reason, verdict.message)
-	progress.drained = verdict.status == metav1.ConditionTrue
-	c.setProgressing(nm, &l.status, progress)
-	return nil
+	setCondition(nm, &d.status, maintenancev1alpha1.ConditionDrained, drained, f.now)
+	setCondition(nm, &d.status, maintenancev1alpha1.ConditionProgressing, decideProgressing(progress), f.now)
+}
+
+// decideConfirmation lets Drained become True only after the scheduler has had time to bind what it
+// had placed, and after a live list has confirmed the cache. Once this leader has confirmed it for
+// these nodes, and as long as none of them is cordoned a second time, the cache is enough: every
+// pod that comes is an event. It returns what is waited for.
+func (d *decision) decideConfirmation(f *facts) string {
+	was := isDrained(f.subject.NodeMaintenance) && sameNodes(f.subject.Status.NodeStatuses, d.status.NodeStatuses)
+	// What a leader inherits as True has been waited for by another one.
+	inherited := was && f.confirmedAt.IsZero()
+	switch {
+	case was && !inherited && !f.cordonedAt.After(f.confirmedAt):
+		return ""
+	case f.unsettled > 0 && !inherited:
+		d.wake = sooner(d.wake, f.unsettled)
+		return "All pods are gone; waiting for pods that the scheduler may still bind"
+	case f.live == nil:
+		d.confirm = true
+		return ""
+	case *f.live != "":
+		d.wake = sooner(d.wake, confirmPatience)
+		return "Pod " + *f.live + " has just appeared"
+	}
+	return ""
+}
+
+func isDrained(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	return meta.IsStatusConditionTrue(nm.Status.Conditions, maintenancev1alpha1.ConditionDrained)
+}
+
+func sameNodes(a, b []maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
+	return slices.EqualFunc(a, b, func(x, y maintenancev1alpha1.NodeMaintenanceNodeStatus) bool { return x.NodeRef == y.NodeRef })
 }
 
 func sortNodes(nodes []maintenancev1alpha1.NodeMaintenanceNodeStatus) {
@@ -138,14 +212,13 @@ func sortNodes(nodes []maintenancev1alpha1.NodeMaintenanceNodeStatus) {
 
 // drainedFacts is what the condition Drained depends on, time and the live list aside.
 type drainedFacts struct {
-	draining       bool
-	nodes, refused int
-	username       string
-	excluded       []excludedNode
-	stalledSince   *metav1.Time
-	uncordoned     []string
-	finished       bool
-	remainder      *remainder
+	draining     bool
+	nodes        []memberNode
+	username     string
+	stalledSince *metav1.Time
+	uncordoned   []string
+	finished     bool
+	remainder    *remainder
 	// attached does not hold Drained back, since volumes may stay attached until the node is off;
 	// the user who switches it off needs to know.
 	attached attachedVolumes
@@ -160,20 +233,31 @@ type verdict struct {
 // decideDrained says what Drained is.
 func decideDrained(f drainedFacts) verdict {
 	r := f.remainder
+	refused, excluded := 0, []memberNode(nil)
+	for _, node := range f.nodes {
+		switch {
+		case node.outside == nil:
+		case node.outside.reason == maintenancev1alpha1.ReasonNotAuthorized:
+			refused++
+		default:
+			excluded = append(excluded, node)
+		}
+	}
+	inside := len(f.nodes) - refused - len(excluded)
 	no := func(reason, format string, args ...any) verdict {
 		return verdict{metav1.ConditionFalse, reason, fmt.Sprintf(format, args...)}
 	}
 	switch {
 	case !f.draining:
 		return no(maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain")
-	case f.nodes+f.refused+len(f.excluded) == 0:
+	case len(f.nodes) == 0:
 		return no(maintenancev1alpha1.ReasonNoNodes, "The selector matches no node")
-	case f.refused > 0:
+	case refused > 0:
 		return no(maintenancev1alpha1.ReasonNotAuthorized, "User %q may not delete %s, which stay as they are; %s",
-			f.username, wording.Count(f.refused, "selected node"), r.progress())
-	case len(f.excluded) > 0:
-		return no(f.excluded[0].reason, "%s outside the drain, such as %s: %s; %s",
-			pluralIs(len(f.excluded), "node"), f.excluded[0].node.Name, f.excluded[0].why, r.progress())
+			f.username, wording.Count(refused, "selected node"), r.progress())
+	case len(excluded) > 0:
+		return no(excluded[0].outside.reason, "%s outside the drain, such as %s: %s; %s",
+			pluralIs(len(excluded), "node"), excluded[0].Name, excluded[0].outside.why, r.progress())
 	case len(f.uncordoned) > 0:
 		return no(maintenancev1alpha1.ReasonDrainInProgress, "Waiting for %s to be cordoned; %s", wording.Count(len(f.uncordoned), "node"), r.progress())
 	case !f.finished && r.isBlocked():
@@ -184,9 +268,9 @@ func decideDrained(f drainedFacts) verdict {
 		return no(maintenancev1alpha1.ReasonDrainInProgress, "%s", capitalize(r.progress()))
 	case len(r.left) > 0:
 		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
-			fmt.Sprintf("All pods have left %s but those left running on purpose: %s", wording.Count(f.nodes, "node"), joinTop(r.left)) + r.staticRemark() + f.attached.remark()}
+			fmt.Sprintf("All pods have left %s but those left running on purpose: %s", wording.Count(inside, "node"), joinTop(r.left)) + r.staticRemark() + f.attached.remark()}
 	default:
-		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", wording.Count(f.nodes, "node")) + f.attached.remark()}
+		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", wording.Count(inside, "node")) + f.attached.remark()}
 	}
 }
 
@@ -260,9 +344,9 @@ func capitalize(s string) string {
 	return strings.ToUpper(s[:1]) + s[1:]
 }
 
-func (c *Controller) setCondition(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alpha1.NodeMaintenanceStatus, conditionType string, value metav1.ConditionStatus, reason, message string) {
+func setCondition(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alpha1.NodeMaintenanceStatus, conditionType string, v verdict, now time.Time) {
 	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-		Type: conditionType, Status: value, Reason: reason, Message: message,
-		ObservedGeneration: nm.Generation, LastTransitionTime: metav1.NewTime(c.clock.Now()),
+		Type: conditionType, Status: v.status, Reason: v.reason, Message: v.message,
+		ObservedGeneration: nm.Generation, LastTransitionTime: metav1.NewTime(now),
 	})
 }

@@ -4,6 +4,7 @@
 package nodemaintenance
 
 import (
+	"fmt"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,6 +43,18 @@ func TestDecideEvacuation(t *testing.T) {
 	}
 }
 
+// nodesWith returns nodes inside the waves, and others that are outside for the given reasons.
+func nodesWith(inside int, outside ...string) []memberNode {
+	nodes := make([]memberNode, 0, inside+len(outside))
+	for i := range inside {
+		nodes = append(nodes, memberNode{Node: newNode(fmt.Sprintf("n-%d", i))})
+	}
+	for _, reason := range outside {
+		nodes = append(nodes, memberNode{Node: newNode("out"), outside: &exclusion{reason: reason, why: "some text"}})
+	}
+	return nodes
+}
+
 func TestDecideDrained(t *testing.T) {
 	const yes, no, inProgress = metav1.ConditionTrue, metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress
 	some := func(modify ...func(*remainder)) *remainder {
@@ -62,56 +75,77 @@ func TestDecideDrained(t *testing.T) {
 		want  verdict
 	}{
 		"the maintenance is in another stage": {
-			drainedFacts{nodes: 1, finished: true, remainder: some()},
-			verdict{no, maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain"},
+			drainedFacts{nodes: nodesWith(1), finished: true, remainder: some()},
+			verdict{
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain",
+			},
 		},
 		"a maintenance without nodes is not drained": {
 			drainedFacts{draining: true, finished: true, remainder: some()},
 			verdict{no, maintenancev1alpha1.ReasonNoNodes, "The selector matches no node"},
 		},
 		"pods that are evacuating are progress": {
-			drainedFacts{draining: true, nodes: 1, remainder: some(leaving)},
-			verdict{no, inProgress, "3 pods left, 2 of them evacuating, 0 blocked"},
+			drainedFacts{draining: true, nodes: nodesWith(1), remainder: some(leaving)},
+			verdict{
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
+				"3 pods left, 2 of them evacuating, 0 blocked",
+			},
 		},
 		"a drain whose evacuating pods are all blocked is blocked": {
-			drainedFacts{draining: true, nodes: 1, remainder: some(leaving, blocked)},
-			verdict{no, maintenancev1alpha1.ReasonDrainBlocked, "No pod is able to leave: default/p (PodDisruptionBudget), default/q (PodFinalizer); 3 pods left, 2 of them evacuating, 2 blocked"},
+			drainedFacts{draining: true, nodes: nodesWith(1), remainder: some(leaving, blocked)},
+			verdict{
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainBlocked,
+				"No pod is able to leave: default/p (PodDisruptionBudget), default/q (PodFinalizer); 3 pods left, 2 of them evacuating, 2 blocked",
+			},
 		},
 		"a drain with one evacuating pod that is not blocked is progress": {
 			drainedFacts{
-				draining: true, nodes: 1, remainder: some(leaving, blocked, func(r *remainder) { r.targeted = 3 }),
+				draining: true, nodes: nodesWith(1), remainder: some(leaving, blocked, func(r *remainder) { r.targeted = 3 }),
 			},
 			verdict{no, inProgress, "3 pods left, 2 of them evacuating, 2 blocked"},
 		},
 		"a node that is not cordoned is not drained": {
-			drainedFacts{draining: true, nodes: 1, finished: true, uncordoned: []string{"n"}, remainder: some()},
-			verdict{no, inProgress, "Waiting for 1 node to be cordoned; 0 pods left, 0 of them evacuating, 0 blocked"},
+			drainedFacts{draining: true, nodes: nodesWith(1), finished: true, uncordoned: []string{"n"}, remainder: some()},
+			verdict{
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
+				"Waiting for 1 node to be cordoned; 0 pods left, 0 of them evacuating, 0 blocked",
+			},
 		},
 		"a drain with a refused node is not drained": {
-			drainedFacts{draining: true, nodes: 1, refused: 1, username: "x", finished: true, remainder: some()},
-			verdict{no, maintenancev1alpha1.ReasonNotAuthorized, `User "x" may not delete 1 selected node, which stay as they are; 0 pods left, 0 of them evacuating, 0 blocked`},
+			drainedFacts{draining: true, nodes: nodesWith(1, maintenancev1alpha1.ReasonNotAuthorized), username: "x", finished: true, remainder: some()},
+			verdict{
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized,
+				`User "x" may not delete 1 selected node, which stay as they are; 0 pods left, 0 of them evacuating, 0 blocked`,
+			},
+		},
+		"a drain with a node outside the waves is not drained": {
+			drainedFacts{draining: true, nodes: nodesWith(2, maintenancev1alpha1.ReasonNodeNotCordoned), finished: true, remainder: some()},
+			verdict{
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned,
+				"1 node is outside the drain, such as out: some text; 0 pods left, 0 of them evacuating, 0 blocked",
+			},
 		},
 		"a drain without pods is drained": {
-			drainedFacts{draining: true, nodes: 2, finished: true, remainder: some()},
-			verdict{yes, maintenancev1alpha1.ReasonDrainComplete, "All pods have left 2 nodes"},
+			drainedFacts{draining: true, nodes: nodesWith(2), finished: true, remainder: some()},
+			verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, "All pods have left 2 nodes"},
 		},
 		"pods left running on purpose are named": {
 			drainedFacts{
-				draining: true, nodes: 1, finished: true,
+				draining: true, nodes: nodesWith(1), finished: true,
 				remainder: some(func(r *remainder) { r.left["DaemonSet pod of default/logger"] = 2 }),
 			},
 			verdict{yes, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft, "All pods have left 1 node but those left running on purpose: DaemonSet pod of default/logger (2)"},
 		},
 		"attached volumes are named and do not delay Drained": {
 			drainedFacts{
-				draining: true, nodes: 3, finished: true, remainder: some(),
+				draining: true, nodes: nodesWith(3), finished: true, remainder: some(),
 				attached: attachedVolumes{volumes: 3, nodes: 2},
 			},
 			verdict{yes, maintenancev1alpha1.ReasonDrainComplete, "All pods have left 3 nodes; 3 volumes are still attached to 2 nodes"},
 		},
 		"one attached volume is named after the pods left running on purpose": {
 			drainedFacts{
-				draining: true, nodes: 1, finished: true,
+				draining: true, nodes: nodesWith(1), finished: true,
 				remainder: some(func(r *remainder) { r.left["static pod of default/x"] = 1 }),
 				attached:  attachedVolumes{volumes: 1, nodes: 1},
 			},
@@ -119,7 +153,7 @@ func TestDecideDrained(t *testing.T) {
 		},
 		"volumes of pods that still run are not named": {
 			drainedFacts{
-				draining: true, nodes: 1, remainder: some(leaving), attached: attachedVolumes{volumes: 3, nodes: 1},
+				draining: true, nodes: nodesWith(1), remainder: some(leaving), attached: attachedVolumes{volumes: 3, nodes: 1},
 			},
 			verdict{no, inProgress, "3 pods left, 2 of them evacuating, 0 blocked"},
 		},

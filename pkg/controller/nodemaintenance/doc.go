@@ -13,17 +13,23 @@
 // finalizer. Evacuations that no maintenance wants any more are withdrawn by a loop whose key is an
 // Evacuation (withdrawals.go).
 //
-// What the controller needs to continue after a crash is in the API: the status, the annotations on
-// the nodes, the finalizer on the Evacuations. What it keeps in memory may be dropped at any time:
+// A sync has three steps. gather reads all facts about a maintenance: the caches, the authorizer,
+// what has failed. decide computes the status and what follows from it, from these facts alone. act
+// writes the status, then creates and withdraws Evacuations. A decision that depends on a live list
+// asks for it and is made again with its outcome.
 //
-//   - latest: its own writes that the cache does not show yet. Without them a write conflicts.
-//   - written: when each status was written, so that counters wait. Without it one is written
-//     early.
-//   - confirmed: the nodes that a live list has confirmed as drained. Without it they are listed
-//     again.
-//   - costs: how long each sync took, for its pause. Without it one sync runs without a pause.
-//   - problems: what fails and since when. Without it a failure is shown a minute later.
-//   - forecasts: what the preview found. Without it the preview is read again.
+// What the controller needs to continue after a crash is in the API: the status, the annotations on
+// the nodes, the finalizer on the Evacuations. What it keeps in memory may be dropped at any time.
+// A new leader loses:
+//
+//   - latest: its own writes that the cache does not show yet. A write may conflict.
+//   - written: when each status was written, so that counters wait. One is written early.
+//   - confirmed: which maintenances a live list of this leader has confirmed as drained. They are
+//     listed again, once: a leader does not trust its first cache.
+//   - costs: how long each sync took, for its pause. One sync runs without a pause.
+//   - problems: what fails and since when. A failure is shown a minute later.
+//   - withdrawn: which withdrawals have failed, for their back-off. They are tried immediately.
+//   - forecasts: what the preview found. The preview is read again.
 //   - What is known about nodes and shared with the controller of nodes: packages selection,
 //     nodestate and noderights.
 //

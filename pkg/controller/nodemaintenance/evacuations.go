@@ -60,24 +60,21 @@ func decideEvacuation(pod *nodestate.Pod) evacuationStep {
 //
 // DaemonSet pods are asked to leave only when the cache shows the taint that keeps the DaemonSet
 // controller from replacing them.
-func (c *Controller) evacuate(ctx context.Context, g *gathered, l *decision) error {
-	tainted := sets.New[string]()
-	for _, node := range g.subject.nodes {
-		if drainplan.IsTainted(node) {
-			tainted.Insert(node.Name)
+func (c *Controller) evacuate(ctx context.Context, f *facts, d *decision) error {
+	work, behind := due(f, d)
+	for name := range behind {
+		if name != f.subject.Name {
+			c.queue.Add(name)
 		}
 	}
-	work := slices.DeleteFunc(c.due(g, l), func(pod *nodestate.Pod) bool {
-		return pod.Plan.Type == maintenancev1alpha1.PodTypeDaemonSet && !tainted.Has(controllercache.NodeOf(pod.Pod)) ||
-			c.hasToWait(g.subject.Name, pod)
-	})
+	work = slices.DeleteFunc(work, func(pod *nodestate.Pod) bool { return c.hasToWait(f.subject.Name, pod) })
 	c.neverTriedFirst(work)
-	return c.inRounds(ctx, g.subject.Name, len(work), func(ctx context.Context, i int) error {
+	return c.inRounds(ctx, f.subject.Name, len(work), func(ctx context.Context, i int) error {
 		pod := work[i]
 		if decideEvacuation(pod) == stepAdopt {
-			return c.adopt(ctx, g.subject.NodeMaintenance, pod)
+			return c.adopt(ctx, f.subject.NodeMaintenance, pod)
 		}
-		return c.create(ctx, g.subject.NodeMaintenance, pod.Pod)
+		return c.create(ctx, f.subject.NodeMaintenance, pod.Pod)
 	})
 }
 
@@ -109,44 +106,34 @@ func (c *Controller) neverTriedFirst(work []*nodestate.Pod) {
 }
 
 // due returns the pods that need an Evacuation on the nodes whose targets are stored by all
-// maintenances that drain them. The others of these maintenances are enqueued immediately.
-func (c *Controller) due(g *gathered, l *decision) []*nodestate.Pod {
-	var behind sets.Set[string]
-	var work []*nodestate.Pod
-	ownToo := ownPodsAreNext(l.counts)
-	for i, node := range g.subject.nodes {
-		n := l.counts[i]
-		if len(n.unasked) == 0 {
+// maintenances that drain them, and the maintenances that have not stored the targets yet.
+func due(f *facts, d *decision) (work []*nodestate.Pod, behind sets.Set[string]) {
+	waiting := sets.New[string]()
+	for i, node := range f.subject.inside {
+		if len(d.counts[i].unasked) > 0 {
+			waiting.Insert(node.Name)
+		}
+	}
+	behind = sets.New[string]()
+	ownToo, drainers := ownPodsAreNext(d.counts), f.drainers(waiting)
+	for i, node := range f.subject.inside {
+		n, late := d.counts[i], false
+		for _, m := range drainers[node.Name] {
+			if !drainplan.SameEntries(holds.Stored(m.NodeMaintenance, node), n.targets.Entries) {
+				behind.Insert(m.Name)
+				late = true
+			}
+		}
+		if late {
 			continue
 		}
-		late := c.behind(g, node, n.targets)
-		if len(late) == 0 {
-			work = append(work, n.unasked...)
-		}
-		for _, m := range late {
-			if m != g.subject {
-				behind = behind.Union(sets.New(m.Name))
+		for _, pod := range n.unasked {
+			if (ownToo || !pod.Own) && (pod.Plan.Type != maintenancev1alpha1.PodTypeDaemonSet || drainplan.IsTainted(node)) {
+				work = append(work, pod)
 			}
 		}
 	}
-	for name := range behind {
-		c.queue.Add(name)
-	}
-	if !ownToo {
-		work = slices.DeleteFunc(work, func(pod *nodestate.Pod) bool { return pod.Own })
-	}
-	return work
-}
-
-// behind returns the maintenances that drain a node and have not stored its targets yet.
-func (c *Controller) behind(g *gathered, node *corev1.Node, targets drainplan.Targets) []*member {
-	var late []*member
-	for _, name := range c.selection.MaintenancesOn(node.Name) {
-		if m := g.drainingOn(name, node); m != nil && !drainplan.SameEntries(holds.Stored(m.NodeMaintenance, node), targets.Entries) {
-			late = append(late, m)
-		}
-	}
-	return late
+	return work, behind
 }
 
 // ownPodsAreNext reports whether only pods of this server are left to leave.
@@ -161,10 +148,10 @@ func ownPodsAreNext(counts []*nodeCount) bool {
 
 // withdrawUnwanted removes our finalizer from the Evacuations of pods that no maintenance asks to
 // leave any more: their labels have changed, or their node is another one of the same name.
-func (c *Controller) withdrawUnwanted(ctx context.Context, g *gathered, l *decision) error {
+func (c *Controller) withdrawUnwanted(ctx context.Context, f *facts, d *decision) error {
 	var work []*maintenancev1alpha1.Evacuation
-	for i, node := range g.subject.nodes {
-		for _, e := range l.counts[i].unwanted {
+	for i, node := range f.subject.inside {
+		for _, e := range d.counts[i].unwanted {
 			if !c.wanted(e, node.Name) {
 				work = append(work, e)
 			}
@@ -173,7 +160,7 @@ func (c *Controller) withdrawUnwanted(ctx context.Context, g *gathered, l *decis
 	work = slices.DeleteFunc(work, func(e *maintenancev1alpha1.Evacuation) bool {
 		wait := c.withdrawalWait(e.UID)
 		if wait > 0 {
-			c.queue.AddAfter(g.subject.Name, wait)
+			c.queue.AddAfter(f.subject.Name, wait)
 		}
 		return wait > 0
 	})
@@ -182,7 +169,7 @@ func (c *Controller) withdrawUnwanted(ctx context.Context, g *gathered, l *decis
 		lastOfB, _ := c.withdrawn.Get(b.UID)
 		return lastOfA.at.Compare(lastOfB.at)
 	})
-	return c.inRounds(ctx, g.subject.Name, len(work), func(ctx context.Context, i int) error {
+	return c.inRounds(ctx, f.subject.Name, len(work), func(ctx context.Context, i int) error {
 		err := c.removeInstigator(ctx, work[i])
 		if ctx.Err() == nil && !loop.IsOnlyConflict(err) {
 			c.noteWithdrawal(work[i].UID, err)

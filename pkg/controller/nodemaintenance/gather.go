@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/drain/holds"
@@ -25,121 +27,244 @@ import (
 	"haulout.dev/haulout/pkg/host/noderights"
 )
 
-// member is a maintenance with its nodes.
-type member struct {
-	*maintenancev1alpha1.NodeMaintenance
-	// nodes are the nodes that the waves wait for: the requester may delete them and they can be
-	// cordoned, or it is too early to tell. refused are the nodes that the requester may not
-	// delete. All are sorted by name.
-	nodes, refused []*corev1.Node
-	// excluded are the nodes outside the waves because they cannot be cordoned, or the authorizer
-	// does not answer for them.
-	excluded []excludedNode
-	// unknown are those of nodes for which the authorizer has not answered yet. The waves wait for
-	// them.
-	unknown sets.Set[string]
-	// outside are the names of refused and excluded nodes.
-	outside sets.Set[string]
-}
-
-// excludedNode is a node outside the waves, why, and since when.
-type excludedNode struct {
-	node *corev1.Node
-	// reason is that of the condition Drained.
-	reason string
-	why    string
-	since  time.Time
-}
-
-// gathered is all that a sync decides from.
-type gathered struct {
+// facts are all inputs of a decision.
+type facts struct {
+	now     time.Time
 	subject *member
 	// draining are the maintenances in stage Drain that share nodes with the subject, directly or
 	// through others, and the subject itself if it drains.
 	draining []*member
 	// views are what is on the nodes, by name, for all nodes of subject and draining.
 	views map[string]*nodestate.View
-	// byName are draining by their names.
-	byName map[string]*member
+	// former are the nodes of the subject's status that it does not select any more.
+	former []formerNode
+	// refusals are why pods of the subject's nodes have no Evacuation of ours, by UID.
+	refusals map[types.UID]refusal
+	// troubles are what has failed for a minute about the nodes of the subject and its status, and
+	// problems about the subject itself.
+	troubles map[string]loop.Failure
+	problems []loop.Failure
+	// ignored are the nodes that match and are too new.
+	ignored []string
+	// attached are the volumes that are attached to the nodes inside the waves.
+	attached attachedVolumes
+	// cordonedAt is when the last node inside the waves was first seen cordoned, and unsettled how
+	// long the scheduler may still bind pods there.
+	cordonedAt time.Time
+	unsettled  time.Duration
+	// confirmedAt is when this leader confirmed by a live list that the subject is drained, zero if
+	// it has not.
+	confirmedAt time.Time
+	// live is the outcome of the live list that a decision has asked for, nil before that: a pod
+	// that is left on the nodes, or "".
+	live *string
+	// later is the maintenance of a later shutdown of the same node for which the machine has gone
+	// down, if the subject is of a shutdown.
+	later *maintenancev1alpha1.NodeMaintenance
+	// held are the nodes on which something of a maintenance is left that ends.
+	held sets.Set[string]
+	// wake is when one of these facts changes without an event, 0 if none does.
+	wake time.Duration
+
+	stallTimeout, longGrace time.Duration
 }
 
-func (c *Controller) gather(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*gathered, error) {
+// member is a maintenance with its nodes.
+type member struct {
+	*maintenancev1alpha1.NodeMaintenance
+	// nodes are all nodes that it selects, sorted by name.
+	nodes []memberNode
+	// inside are those that its waves wait for, in the same order: the requester may delete them
+	// and they can be cordoned, or it is too early to tell.
+	inside []*corev1.Node
+}
+
+// memberNode is a node that a maintenance selects.
+type memberNode struct {
+	*corev1.Node
+	// outside is why the node is outside the waves, nil if it is inside.
+	outside *exclusion
+	// unanswered: the authorizer has not answered for it yet. The waves wait for it.
+	unanswered bool
+}
+
+// exclusion is why a node is outside the waves, and since when.
+type exclusion struct {
+	// reason is that of the condition Drained.
+	reason string
+	why    string
+	since  time.Time
+}
+
+// formerNode is a node that a maintenance does not select any more and that its status has.
+type formerNode struct {
+	*maintenancev1alpha1.NodeMaintenanceNodeStatus
+	// gone: there is no node of this name. released: nothing of the maintenance is left on it.
+	gone, released bool
+	err            error
+}
+
+// refusal is why a pod has no Evacuation of ours: its namespace is being deleted, or two requests
+// have failed.
+type refusal struct {
+	terminating bool
+	why         string
+}
+
+// sooner returns the shorter one of two times to wait, where 0 is for ever.
+func sooner(a, b time.Duration) time.Duration {
+	if a <= 0 || b > 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// gather reads all inputs of the decision about a maintenance.
+func (c *Controller) gather(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*facts, error) {
+	f := &facts{
+		now: c.clock.Now(), subject: &member{NodeMaintenance: nm}, troubles: map[string]loop.Failure{}, refusals: map[types.UID]refusal{},
+		stallTimeout: c.stallTimeout, longGrace: c.longGrace,
+	}
+	if maintenancev1alpha1.IsEnding(nm) {
+		f.held = c.heldNodes(nm)
+		for name := range f.held {
+			c.gatherTrouble(f, name)
+		}
+		return f, nil
+	}
+	if maintenancev1alpha1.IsHolding(nm) {
+		if f.later = c.laterShutdown(nm); f.later != nil {
+			return f, nil
+		}
+	}
 	places := newPlaces(c)
-	subject := c.member(ctx, nm, places)
-	g := &gathered{subject: subject, byName: map[string]*member{}}
-	var err error
+	f.subject = c.member(ctx, f, nm, places)
 	if maintenancev1alpha1.IsDraining(nm) {
-		if g.draining, err = c.component(ctx, subject, places); err != nil {
+		if err := c.gatherDrain(ctx, f, places); err != nil {
 			return nil, err
 		}
 	}
-	for _, m := range g.draining {
-		g.byName[m.Name] = m
+	if err := c.gatherNodes(f); err != nil {
+		return nil, err
 	}
-	g.views = make(map[string]*nodestate.View, len(subject.nodes)+len(subject.refused))
-	for _, m := range append(slices.Clone(g.draining), subject) {
-		for _, node := range m.all() {
-			if _, done := g.views[node.Name]; !done {
-				view, err := c.state.View(node)
-				if err != nil {
-					return nil, err
-				}
-				g.views[node.Name] = view
-				if !view.Recheck.IsZero() {
-					c.queue.AddAfter(nm.Name, view.Recheck.Sub(c.clock.Now()))
-				}
-			}
-		}
-	}
-	return g, nil
+	c.gatherFormer(f)
+	var next time.Duration
+	f.problems, next = c.problems.Visible(nm.Name)
+	f.wake, f.ignored = sooner(f.wake, next), c.selection.IgnoredBy(nm.Name)
+	return f, nil
 }
 
-// stays reports whether a pod of this server is left on its node.
-func (g *gathered) stays(pod *corev1.Pod) bool {
-	view := g.views[pod.Spec.NodeName]
-	return view != nil && slices.ContainsFunc(view.Pods, func(p nodestate.Pod) bool { return p.UID == pod.UID && p.Kept == drainplan.LeftOwn })
-}
-
-// drainingOn returns the maintenance of the given name if it drains the node, or nil.
-func (g *gathered) drainingOn(name string, node *corev1.Node) *member {
-	if m := g.byName[name]; m != nil && m.mayTouch(node) {
-		return m
+// gatherDrain reads what only the decision about a maintenance in stage Drain depends on.
+func (c *Controller) gatherDrain(ctx context.Context, f *facts, places *places) (err error) {
+	if f.draining, err = c.component(ctx, f, places); err != nil {
+		return err
+	}
+	if f.attached, err = c.attachedVolumes(f.subject.inside); err != nil {
+		return err
+	}
+	f.cordonedAt, f.unsettled = c.state.Cordons.Latest(f.subject.inside), c.state.Cordons.Unsettled(f.subject.inside)
+	if confirmed, known := c.confirmed.Get(f.subject.Name); known && confirmed.uid == f.subject.UID {
+		f.confirmedAt = confirmed.at
 	}
 	return nil
 }
 
-// mayTouch reports whether a selected node is one that the requester may delete.
-func (m *member) mayTouch(node *corev1.Node) bool {
-	return !m.outside.Has(node.Name)
+// gatherNodes reads what is on the nodes.
+func (c *Controller) gatherNodes(f *facts) error {
+	f.views = make(map[string]*nodestate.View, len(f.subject.nodes))
+	for _, m := range append(slices.Clone(f.draining), f.subject) {
+		for _, node := range m.nodes {
+			if _, done := f.views[node.Name]; done {
+				continue
+			}
+			view, err := c.state.View(node.Node)
+			if err != nil {
+				return err
+			}
+			f.views[node.Name] = view
+			if !view.Recheck.IsZero() {
+				f.wake = sooner(f.wake, max(view.Recheck.Sub(f.now), time.Nanosecond))
+			}
+		}
+	}
+	for _, node := range f.subject.nodes {
+		c.gatherTrouble(f, node.Name)
+		for _, uid := range c.state.Requests.Pods(node.Name) {
+			if r := (refusal{c.state.Requests.InTerminatingNamespace(uid), c.state.Requests.Failure(uid)}); r != (refusal{}) {
+				f.refusals[uid] = r
+			}
+		}
+	}
+	return nil
+}
+
+// gatherTrouble reads what fails about a node. Its time comes again at every sync: an earlier event
+// of the maintenance takes the place of the one that was asked for before.
+func (c *Controller) gatherTrouble(f *facts, node string) {
+	trouble, next := c.state.Troubles.Of(node)
+	if trouble != nil {
+		f.troubles[node] = *trouble
+	}
+	f.wake = sooner(f.wake, next)
+}
+
+// gatherFormer reads what became of the nodes that the maintenance does not select any more.
+func (c *Controller) gatherFormer(f *facts) {
+	selected := sets.New[string]()
+	for _, node := range f.subject.nodes {
+		selected.Insert(node.Name)
+	}
+	for i := range f.subject.Status.NodeStatuses {
+		former := formerNode{NodeMaintenanceNodeStatus: &f.subject.Status.NodeStatuses[i]}
+		name := former.NodeRef.Name
+		if selected.Has(name) {
+			continue
+		}
+		node, exists, err := c.state.Nodes.Get(name)
+		former.err, former.gone = err, err == nil && !exists
+		former.released = err == nil && exists && !nodemarks.UIDs(node).Has(f.subject.UID) && c.isQuiet(name)
+		c.gatherTrouble(f, name)
+		f.former = append(f.former, former)
+	}
+}
+
+// stays reports whether a pod of this server is left on its node.
+func (f *facts) stays(pod *corev1.Pod) bool {
+	view := f.views[pod.Spec.NodeName]
+	return view != nil && slices.ContainsFunc(view.Pods, func(p nodestate.Pod) bool { return p.UID == pod.UID && p.Kept == drainplan.LeftOwn })
+}
+
+// drainers returns the maintenances that drain each of some nodes.
+func (f *facts) drainers(nodes sets.Set[string]) map[string][]*member {
+	drainers := make(map[string][]*member, len(nodes))
+	for _, m := range f.draining {
+		for _, node := range m.inside {
+			if nodes.Has(node.Name) {
+				drainers[node.Name] = append(drainers[node.Name], m)
+			}
+		}
+	}
+	return drainers
 }
 
 // uncordoned returns the nodes that the waves wait for before any pod is asked to leave.
 func (m *member) uncordoned() []string {
 	var names []string
 	for _, node := range m.nodes {
-		if !node.Spec.Unschedulable || m.unknown.Has(node.Name) {
+		if node.outside == nil && (!node.Spec.Unschedulable || node.unanswered) {
 			names = append(names, node.Name)
 		}
 	}
 	return names
 }
 
-// all returns all selected nodes.
-func (m *member) all() []*corev1.Node {
-	all := slices.Concat(m.nodes, m.refused)
-	for _, excluded := range m.excluded {
-		all = append(all, excluded.node)
-	}
-	return all
-}
-
 // component returns the draining maintenances that share nodes with the subject, directly or
 // through others, the subject first.
-func (c *Controller) component(ctx context.Context, subject *member, places *places) ([]*member, error) {
-	component := []*member{subject}
-	seen := map[string]bool{subject.Name: true}
+func (c *Controller) component(ctx context.Context, f *facts, places *places) ([]*member, error) {
+	component := []*member{f.subject}
+	seen := map[string]bool{f.subject.Name: true}
 	for i := 0; i < len(component); i++ {
-		for _, name := range c.selection.Neighbours(component[i].nodes) {
+		for _, name := range c.selection.Neighbours(component[i].inside) {
 			if seen[name] {
 				continue
 			}
@@ -151,122 +276,75 @@ func (c *Controller) component(ctx context.Context, subject *member, places *pla
 			if err != nil {
 				return nil, err
 			}
-			component = append(component, c.member(ctx, other, places))
+			component = append(component, c.member(ctx, f, other, places))
 		}
 	}
 	return component, nil
 }
 
-// member sorts the nodes of a maintenance into the nodes that its waves wait for and all other
-// nodes. An Idle maintenance touches no node, so member asks no authorizer.
-func (c *Controller) member(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, places *places) *member {
-	m := &member{NodeMaintenance: nm, unknown: sets.New[string](), outside: sets.New[string]()}
-	nodes := c.selection.NodesOf(nm.Name)
+// member reads which nodes of a maintenance its waves wait for. An Idle maintenance touches no
+// node, so member asks no authorizer.
+func (c *Controller) member(ctx context.Context, f *facts, nm *maintenancev1alpha1.NodeMaintenance, places *places) *member {
+	selected := c.selection.NodesOf(nm.Name)
+	m := &member{NodeMaintenance: nm, nodes: make([]memberNode, len(selected)), inside: selected}
+	for i, node := range selected {
+		m.nodes[i].Node = node
+	}
 	if !maintenancev1alpha1.IsHolding(nm) {
-		m.nodes = nodes
 		return m
 	}
-	answers := c.rights.Ask(ctx, nm.Spec.RequestedBy, nodes)
+	answers := c.rights.Ask(ctx, nm.Spec.RequestedBy, selected)
 	tooLarge := c.selection.TooLarge(nm)
-	exclude := func(node *corev1.Node, reason, why string, since time.Time) {
-		m.excluded = append(m.excluded, excludedNode{node: node, reason: reason, why: why, since: since})
-		m.outside.Insert(node.Name)
-	}
-	entered := maintenancev1alpha1.StageEntered(nm, maintenancev1alpha1.NodeMaintenanceStageCordon)
-	for _, node := range nodes {
-		answer := answers[node.Name]
+	m.inside = make([]*corev1.Node, 0, len(selected))
+	for i := range m.nodes {
+		node, answer := &m.nodes[i], answers[m.nodes[i].Name]
 		// The annotations are read only where they decide: for most nodes of a drain the answer is
 		// enough.
-		holds := (answer.Err != nil || tooLarge != nil) && (nodemarks.Holds(node, nm))
-		if answer.Err == nil && !answer.Allowed {
-			m.refused = append(m.refused, node)
-			m.outside.Insert(node.Name)
-			continue
+		holds := (answer.Err != nil || tooLarge != nil) && nodemarks.Holds(node.Node, nm)
+		node.outside = c.whyOutside(ctx, f, nm, node.Node, outsideFacts{answer, holds, tooLarge, places})
+		if node.outside == nil {
+			node.unanswered = answer.Err != nil && !holds
+			m.inside = append(m.inside, node.Node)
 		}
-		if places.lacksOne(ctx, nm, node) {
-			exclude(node, maintenancev1alpha1.ReasonTooManyMaintenances, noPlace, entered)
-			continue
-		}
-		if !holds && tooLarge != nil {
-			exclude(node, maintenancev1alpha1.ReasonNodeNotCordoned, tooLarge.Error(), entered)
-			continue
-		}
-		if why, since := c.whyExcluded(nm, node, holds, answer); why != "" {
-			exclude(node, maintenancev1alpha1.ReasonNodeNotCordoned, why, since)
-			continue
-		}
-		if answer.Err != nil && !holds {
-			m.unknown.Insert(node.Name)
-		}
-		m.nodes = append(m.nodes, node)
 	}
 	return m
 }
 
-// whyExcluded returns why a node is outside the waves: it could not be cordoned for a minute, its
-// cordon is undone repeatedly, or the authorizer has not answered for a minute.
-func (c *Controller) whyExcluded(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node, holds bool, answer noderights.Answer) (string, time.Time) {
-	if since, fought := c.state.Cordons.Fought(node); fought {
-		c.queue.AddAfter(nm.Name, max(time.Second, nodestate.FightWindow-c.clock.Since(since)))
-		return "its cordon is undone repeatedly", since
-	}
-	if node.Spec.Unschedulable && (holds || answer.Err == nil) {
-		return "", time.Time{}
-	}
-	trouble, wait := c.state.Troubles.Of(node.Name)
-	if trouble != nil {
-		return trouble.Text, trouble.Since
-	}
-	if wait > 0 {
-		// Again at every sync: an earlier event of the maintenance takes the place of the one that
-		// was asked for before.
-		c.queue.AddAfter(nm.Name, wait)
-	}
-	return "", time.Time{}
+// outsideFacts is what decides whether a node is inside the waves of a maintenance.
+type outsideFacts struct {
+	answer   noderights.Answer
+	holds    bool
+	tooLarge error
+	places   *places
 }
 
-// keptEntries returns the entries of nodes that the maintenance does not select and that it cannot
-// forget yet: nodes that are still to be released, and nodes that are gone and may be registered
-// again.
-func (c *Controller) keptEntries(m *member) []maintenancev1alpha1.NodeMaintenanceNodeStatus {
-	selected := sets.New[string]()
-	for _, node := range m.all() {
-		selected.Insert(node.Name)
+// whyOutside returns why a node is outside the waves of a maintenance that is not Idle: the
+// requester may not delete it, there is no place for another maintenance, the status has no room
+// for it, it could not be cordoned for a minute, its cordon is undone repeatedly, or the authorizer
+// has not answered for a minute.
+func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node, o outsideFacts) *exclusion {
+	entered := maintenancev1alpha1.StageEntered(nm, maintenancev1alpha1.NodeMaintenanceStageCordon)
+	switch {
+	case o.answer.Err == nil && !o.answer.Allowed:
+		message := drainplan.NotAuthorizedMessage(maintenancev1alpha1.RequesterOf(nm))
+		return &exclusion{reason: maintenancev1alpha1.ReasonNotAuthorized, why: strings.TrimPrefix(message, maintenancev1alpha1.DrainMessageNotDrained)}
+	case o.places.lacksOne(ctx, nm, node):
+		return &exclusion{maintenancev1alpha1.ReasonTooManyMaintenances, noPlace, entered}
+	case !o.holds && o.tooLarge != nil:
+		return &exclusion{maintenancev1alpha1.ReasonNodeNotCordoned, o.tooLarge.Error(), entered}
 	}
-	var kept []maintenancev1alpha1.NodeMaintenanceNodeStatus
-	for i := range m.Status.NodeStatuses {
-		before := &m.Status.NodeStatuses[i]
-		name := before.NodeRef.Name
-		if selected.Has(name) {
-			continue
-		}
-		entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: before.NodeRef, DrainTargets: before.DrainTargets}
-		node, exists, err := c.state.Nodes.Get(name)
-		trouble, wait := c.state.Troubles.Of(name)
-		switch {
-		case err != nil:
-			entry.DrainMessage = drainplan.Fit(err.Error(), drainplan.MaxMessageBytes)
-		case !exists && maintenancev1alpha1.IsHolding(m.NodeMaintenance) && m.Spec.NewNodes != maintenancev1alpha1.NewNodesPolicyJoin:
-			// One that is registered again joins because it is listed here. With the policy Join
-			// any node joins, and the list would grow with every node that an autoscaler removes.
-			entry.DrainMessage = MessageNodeGone
-		case !exists:
-			continue
-		case !nodemarks.UIDs(node).Has(m.UID) && c.isQuiet(name):
-			continue
-		default:
-			c.enqueueEvacuations(name)
-			entry.DrainMessage = maintenancev1alpha1.DrainMessageReleasing
-			if trouble != nil {
-				entry.DrainMessage = drainplan.Fit(maintenancev1alpha1.DrainMessageNotReleased+trouble.Text, drainplan.MaxMessageBytes)
-			}
-			if wait > 0 {
-				c.queue.AddAfter(m.Name, wait)
-			}
-		}
-		kept = append(kept, entry)
+	if since, fought := c.state.Cordons.Fought(node); fought {
+		f.wake = sooner(f.wake, max(time.Second, nodestate.FightWindow-f.now.Sub(since)))
+		return &exclusion{maintenancev1alpha1.ReasonNodeNotCordoned, "its cordon is undone repeatedly", since}
 	}
-	return kept
+	if node.Spec.Unschedulable && (o.holds || o.answer.Err == nil) {
+		return nil
+	}
+	trouble, next := c.state.Troubles.Of(node.Name)
+	if f.wake = sooner(f.wake, next); trouble == nil {
+		return nil
+	}
+	return &exclusion{maintenancev1alpha1.ReasonNodeNotCordoned, trouble.Text, trouble.Since}
 }
 
 // MessageNodeGone is the drainMessage of a node whose object does not exist any more. If it is
@@ -276,23 +354,23 @@ const MessageNodeGone = "Node is gone"
 func (m *member) username() string { return maintenancev1alpha1.RequesterOf(m.NodeMaintenance) }
 
 // world is what the planner is asked about.
-func (c *Controller) world(g *gathered) drainplan.World {
-	w := drainplan.World{Subject: g.subject.Name}
-	added := make(map[string]bool, len(g.views))
-	for _, m := range g.draining {
+func (f *facts) world() drainplan.World {
+	w := drainplan.World{Subject: f.subject.Name}
+	added := make(map[string]bool, len(f.views))
+	for _, m := range f.draining {
 		pm := drainplan.Maintenance{
 			Name: m.Name, Created: m.CreationTimestamp.Time, Plan: m.Spec.DrainPlan,
-			Nodes: make([]string, 0, len(m.nodes)), Before: make(map[string][]maintenancev1alpha1.DrainPlanEntry, len(m.nodes)),
+			Nodes: make([]string, 0, len(m.inside)), Before: make(map[string][]maintenancev1alpha1.DrainPlanEntry, len(m.inside)),
 		}
 		pm.Uncordoned = m.uncordoned()
-		for _, node := range m.nodes {
+		for _, node := range m.inside {
 			pm.Nodes = append(pm.Nodes, node.Name)
 			if targets := holds.Stored(m.NodeMaintenance, node); len(targets) > 0 {
 				pm.Before[node.Name] = targets
 			}
 			if !added[node.Name] {
 				added[node.Name] = true
-				w.Nodes = append(w.Nodes, g.views[node.Name].Plan)
+				w.Nodes = append(w.Nodes, f.views[node.Name].Plan)
 			}
 		}
 		w.Maintenances = append(w.Maintenances, pm)

@@ -44,8 +44,10 @@ type progressFacts struct {
 	nodesHeld int
 	// unknown is a stage that this version does not know.
 	unknown maintenancev1alpha1.NodeMaintenanceStage
-	// draining, drained: the stage is Drain, the condition Drained is True.
+	// draining, drained: the stage is Drain, the condition Drained is True. unconfirmed is what it
+	// waits for when no pod is left.
 	draining, drained bool
+	unconfirmed       string
 	// blocked reports that every pod that is asked to leave is blocked; worst names them.
 	blocked bool
 	worst   string
@@ -96,6 +98,8 @@ func progressVerdict(f progressFacts) verdict {
 		return verdict{yes, maintenancev1alpha1.ReasonProgressNotRequested, "The stage asks no pod to leave"}
 	case f.drained:
 		return verdict{yes, maintenancev1alpha1.ReasonProgressDrained, "Nothing is left to do in stage Drain"}
+	case f.unconfirmed != "":
+		return verdict{yes, maintenancev1alpha1.ReasonProgressDraining, f.unconfirmed}
 	case f.blocked:
 		return verdict{no, maintenancev1alpha1.ReasonProgressBlocked, "Every pod that is asked to leave is blocked: " + f.worst}
 	case f.stalledSince != nil:
@@ -124,12 +128,6 @@ func pluralIs(n int, noun string) string {
 		return wording.Count(n, noun) + " is"
 	}
 	return wording.Count(n, noun) + " are"
-}
-
-// setProgressing sets the condition.
-func (c *Controller) setProgressing(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alpha1.NodeMaintenanceStatus, f progressFacts) {
-	v := decideProgressing(f)
-	c.setCondition(nm, status, maintenancev1alpha1.ConditionProgressing, v.status, v.reason, v.message)
 }
 
 // movement is what shows that a drain moves.
@@ -211,61 +209,53 @@ func (n *nodeCount) movedAt(entry *maintenancev1alpha1.NodeMaintenanceNodeStatus
 	return moves[cameBack]
 }
 
-// setProgress sets lastProgressTimestamp and the condition Progressing of a maintenance that does
-// not end, and returns what they depend on.
-func (c *Controller) setProgress(g *gathered, l *decision, left *remainder) progressFacts {
-	nm := g.subject.NodeMaintenance
-	now := c.clock.Now()
-	f := progressFacts{draining: maintenancev1alpha1.IsDraining(nm), progress: left.progress(), forecast: c.forecasts.textOf(nm.UID), ignored: c.selection.IgnoredBy(nm.Name)}
-	f.problems = c.problemsOf(g.subject)
+// decideProgress sets lastProgressTimestamp of a maintenance that does not end, and returns what
+// the condition Progressing depends on.
+func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
+	nm := f.subject.NodeMaintenance
+	p := progressFacts{
+		draining: maintenancev1alpha1.IsDraining(nm), progress: left.progress(), ignored: f.ignored, problems: f.subject.problems(f),
+	}
 	if !nm.Spec.Stage.IsKnown() {
-		f.unknown = nm.Spec.Stage
+		p.unknown = nm.Spec.Stage
 	}
-	if !f.draining {
-		return f
+	if !p.draining {
+		return p
 	}
-	before := nm.Status.LastProgressTimestamp
 	next := *nm
-	next.Status = l.status
-	l.status.LastProgressTimestamp = lastProgress(before, movement{
-		moreGone:       moreGone(nm, &l.status),
-		targetsChanged: !drainplan.SameTargets(nm, &next) || isDrained(nm) && !l.plan.Finished[nm.Name],
+	next.Status = d.status
+	last := lastProgress(nm.Status.LastProgressTimestamp, movement{
+		moreGone:       moreGone(nm, &d.status),
+		targetsChanged: !drainplan.SameTargets(nm, &next) || isDrained(nm) && !d.plan.Finished[nm.Name],
 		moved:          left.moved,
-	}, now)
-	last := l.status.LastProgressTimestamp
-	f.blocked, f.waits = left.isBlocked(), left.targeted == 0
-	if f.blocked {
-		f.worst = left.worst()
+	}, f.now)
+	d.status.LastProgressTimestamp = last
+	p.blocked, p.waits = left.isBlocked(), left.targeted == 0
+	if p.blocked {
+		p.worst = left.worst()
 	}
-	since := now.Sub(last.Time)
-	f.moves = since < loop.VisibleAfter
-	if since >= c.stallTimeout {
-		f.stalledSince = last
+	since := f.now.Sub(last.Time)
+	p.moves = since < loop.VisibleAfter
+	if since >= f.stallTimeout {
+		p.stalledSince = last
 	} else {
-		c.queue.AddAfter(nm.Name, c.stallTimeout-since)
+		d.wake = sooner(d.wake, f.stallTimeout-since)
 	}
-	return f
+	return p
 }
 
-// problemsOf returns what keeps failing for a maintenance, and has it reconciled again when
-// something else has failed for long enough.
-func (c *Controller) problemsOf(m *member) []loop.Failure {
-	all, next := c.problems.Visible(m.Name)
-	// These are cordoned; what fails may be a taint or a condition.
+// problems returns what keeps failing for a maintenance, the oldest first.
+func (m *member) problems(f *facts) []loop.Failure {
+	all := slices.Clone(f.problems)
 	for _, node := range m.nodes {
-		trouble, wait := c.state.Troubles.Of(node.Name)
-		if trouble != nil {
-			all = append(all, loop.Failure{About: "node " + node.Name, Since: trouble.Since, Text: trouble.Text})
+		about := "node " + node.Name
+		switch trouble, failing := f.troubles[node.Name]; {
+		case node.outside != nil && node.outside.reason != maintenancev1alpha1.ReasonNotAuthorized:
+			all = append(all, loop.Failure{About: about, Since: node.outside.since, Text: node.outside.why})
+		case node.outside == nil && failing:
+			// It is cordoned; what fails may be a taint or a condition.
+			all = append(all, loop.Failure{About: about, Since: trouble.Since, Text: trouble.Text})
 		}
-		if wait > 0 && (next == 0 || wait < next) {
-			next = wait
-		}
-	}
-	if next > 0 {
-		c.queue.AddAfter(m.Name, next)
-	}
-	for _, excluded := range m.excluded {
-		all = append(all, loop.Failure{About: "node " + excluded.node.Name, Since: excluded.since, Text: excluded.why})
 	}
 	slices.SortFunc(all, loop.Failure.Compare)
 	return all
@@ -279,7 +269,8 @@ func (c *Controller) showFailure(nm *maintenancev1alpha1.NodeMaintenance) (*main
 		return nil, false
 	}
 	status := nm.Status.DeepCopy()
-	c.setCondition(nm, status, maintenancev1alpha1.ConditionProgressing, metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed, describe(all))
+	setCondition(nm, status, maintenancev1alpha1.ConditionProgressing,
+		verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed, describe(all)}, c.clock.Now())
 	return status, true
 }
 

@@ -110,8 +110,8 @@ func (c *Controller) dropMessages(nm *maintenancev1alpha1.NodeMaintenance) {
 			entry.DrainMessage = ""
 		}
 	}
-	c.setCondition(nm, &nm.Status, maintenancev1alpha1.ConditionNodeMessagesOmitted, metav1.ConditionTrue, maintenancev1alpha1.ReasonStatusTooLarge,
-		"The status would be too large with a message for each node; the counters are complete")
+	setCondition(nm, &nm.Status, maintenancev1alpha1.ConditionNodeMessagesOmitted, verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonStatusTooLarge,
+		"The status would be too large with a message for each node; the counters are complete"}, c.clock.Now())
 }
 
 // isTooLarge reports whether the API server or etcd refused an object for its size; etcd has no

@@ -158,6 +158,13 @@ func (r *Requests) On(node string) []types.NamespacedName {
 	return out
 }
 
+// Pods returns the UIDs of the pods of a node for which something is remembered.
+func (r *Requests) Pods(node string) []types.UID {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.byNode[node].UnsortedList()
+}
+
 // Of returns the request for an Evacuation that the cache does not show.
 func (r *Requests) Of(evacuation types.NamespacedName) (Request, bool) {
 	r.mu.Lock()

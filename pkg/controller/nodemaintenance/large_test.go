@@ -1,0 +1,111 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodemaintenance
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// BenchmarkLook gathers and decides, without writing, for one maintenance over 5,000 nodes with
+// 150,000 pods.
+func BenchmarkLook(b *testing.B) {
+	const nodes, podsPerNode = 5000, 30
+	c, nm := largeCluster(b, nodes, podsPerNode)
+	look := func() {
+		f, err := c.gather(b.Context(), nm)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if _, err := decide(f); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.Run("first", func(b *testing.B) {
+		for b.Loop() {
+			for n := range nodes {
+				c.state.DropView(fmt.Sprintf("node-%04d", n))
+			}
+			look()
+		}
+	})
+	b.Run("after a pod event", func(b *testing.B) {
+		look()
+		for i := 0; b.Loop(); i++ {
+			c.state.DropView(fmt.Sprintf("node-%04d", i%nodes))
+			look()
+		}
+	})
+}
+
+// TestStatusOf5000NodesFits fills the status of as many nodes and checks that it can be stored with
+// all messages.
+func TestStatusOf5000NodesFits(t *testing.T) {
+	c, nm := largeCluster(t, 5000, 1)
+	f, err := c.gather(t.Context(), nm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := decide(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := d.status
+	// The longest targets of a drain plan without entries of the user.
+	for i := range status.NodeStatuses {
+		status.NodeStatuses[i].DrainTargets = []maintenancev1alpha1.DrainPlanEntry{
+			{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: maintenancev1alpha1.MaxPodPriority},
+			{PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: maintenancev1alpha1.MaxPodPriority},
+			{PodType: maintenancev1alpha1.PodTypeStatic, PodPriority: maintenancev1alpha1.MaxPodPriority},
+		}
+		status.NodeStatuses[i].DrainMessage = "Waiting for nodes node-0001, node-0002 and 1234 more."
+	}
+	full := nm.DeepCopy()
+	full.Status = status
+	c.keepSmall(full)
+	if got := len(full.Status.NodeStatuses); got != 5000 {
+		t.Fatalf("got %d node statuses, want 5000", got)
+	}
+	if slices.ContainsFunc(full.Status.Conditions,
+		func(c metav1.Condition) bool { return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted }) {
+		t.Errorf("a status of %d bytes did not fit", full.Size())
+	}
+}
+
+// largeCluster fills the caches directly: the measured code does not depend on the informers.
+func largeCluster(tb testing.TB, nodes, podsPerNode int) (*Controller, *maintenancev1alpha1.NodeMaintenance) {
+	tb.Helper()
+	f, pods, evacuations := newController(tb)
+	nm := newMaintenance("m")
+	add := func(err error) {
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
+	for n := range nodes {
+		node := newNode(fmt.Sprintf("node-%04d", n), cordoned, ownedBy(`{"m":"uid-m"}`), func(node *corev1.Node) {
+			node.UID = types.UID(fmt.Sprintf("7c1f4f0e-3a52-4b7d-9e51-%012d", n))
+		})
+		add(f.nodeIndexer.Add(node))
+		f.selection.SetNode(node)
+		for p := range podsPerNode {
+			pod := newPod(fmt.Sprintf("pod-%04d-%d", n, p), node.Name, int32(p*100))
+			add(pods.Add(pod))
+			if p%2 == 0 {
+				e := ourEvacuation(pod.Name, node.Name)
+				add(evacuations.Add(runtime.Object(e)))
+			}
+		}
+	}
+	add(f.selection.SetMaintenance(nm))
+	return f, nm
+}

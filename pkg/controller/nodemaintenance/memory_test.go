@@ -1,0 +1,123 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodemaintenance
+
+import (
+	"reflect"
+	"slices"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// wantSameDecision checks that the caches of the controller do not change its decision: a
+// controller without them decides the same about a maintenance.
+func (f *fixture) wantSameDecision(name string) {
+	f.t.Helper()
+	nm, err := f.get(name)
+	if apierrors.IsNotFound(err) || err == nil && maintenancev1alpha1.IsDone(nm) {
+		return
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	remembered := f.decisionOf(nm)
+	for _, node := range f.nodeList() {
+		f.state.DropView(node.Name)
+	}
+	if fresh := f.decisionOf(nm); !reflect.DeepEqual(remembered, fresh) {
+		f.t.Errorf("%s: got %+v with the caches, %+v without", name, remembered, fresh)
+	}
+}
+
+// seen is the result of gathering and deciding.
+type seen struct {
+	status  maintenancev1alpha1.NodeMaintenanceStatus
+	targets map[string][]maintenancev1alpha1.DrainPlanEntry
+	unasked []string
+	// unwanted are Evacuations.
+	unwanted []string
+}
+
+func (f *fixture) decisionOf(nm *maintenancev1alpha1.NodeMaintenance) seen {
+	f.t.Helper()
+	facts, err := f.gather(f.ctx, nm)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	d, err := decide(facts)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	s := seen{status: *d.status.DeepCopy(), targets: map[string][]maintenancev1alpha1.DrainPlanEntry{}}
+	for node, targets := range d.plan.Targets {
+		s.targets[node] = targets.Entries
+	}
+	for _, n := range d.counts {
+		for _, pod := range n.unasked {
+			s.unasked = append(s.unasked, pod.Name)
+		}
+		for _, e := range n.unwanted {
+			s.unwanted = append(s.unwanted, e.Name)
+		}
+	}
+	return s
+}
+
+// TestEveryFieldOfANodeStatusIsCompared changes one field after the other, those of structs one by
+// one. The controller would never write a field that it does not compare.
+func TestEveryFieldOfANodeStatusIsCompared(t *testing.T) {
+	for _, list := range []reflect.Type{reflect.TypeFor[maintenancev1alpha1.NodeMaintenanceNodeStatus](), reflect.TypeFor[maintenancev1alpha1.DrainPlanEntry]()} {
+		for _, field := range fields(list) {
+			a := maintenancev1alpha1.NodeMaintenanceNodeStatus{DrainTargets: []maintenancev1alpha1.DrainPlanEntry{{}}}
+			b := *a.DeepCopy()
+			if !sameNodeStatus(&a, &b) {
+				t.Fatal("a copy differs")
+			}
+			value := reflect.ValueOf(&b).Elem()
+			if list == reflect.TypeFor[maintenancev1alpha1.DrainPlanEntry]() {
+				value = reflect.ValueOf(&b.DrainTargets[0]).Elem()
+			}
+			change(t, value.FieldByIndex(field.Index))
+			if sameNodeStatus(&a, &b) {
+				t.Errorf("%s.%s is not compared", list.Name(), field.Name)
+			}
+		}
+	}
+}
+
+// fields returns the fields of a struct, and those of a struct among them in its place.
+func fields(of reflect.Type) []reflect.StructField {
+	var out []reflect.StructField
+	for _, field := range reflect.VisibleFields(of) {
+		if field.Type.Kind() != reflect.Struct {
+			out = append(out, field)
+			continue
+		}
+		for _, inner := range fields(field.Type) {
+			inner.Index = append(slices.Clone(field.Index), inner.Index...)
+			out = append(out, inner)
+		}
+	}
+	return out
+}
+
+// change sets a field to another value.
+func change(t *testing.T, field reflect.Value) {
+	t.Helper()
+	switch field.Kind() {
+	case reflect.String:
+		field.SetString("changed")
+	case reflect.Int32:
+		field.SetInt(7)
+	case reflect.Slice:
+		field.SetZero()
+	case reflect.Pointer:
+		field.Set(reflect.New(field.Type().Elem()))
+	default:
+		t.Fatalf("no other value for a %s", field.Kind())
+	}
+}
