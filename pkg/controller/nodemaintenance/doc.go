@@ -29,7 +29,6 @@
 //   - costs: how long each sync took, for its pause. One sync runs without a pause.
 //   - problems: what fails and since when. A failure is shown a minute later.
 //   - withdrawn: which withdrawals have failed, for their back-off. They are tried immediately.
-//   - forecasts: what the preview found. The preview is read again.
 //   - What is known about nodes and shared with the controller of nodes: packages selection,
 //     nodestate and noderights.
 //

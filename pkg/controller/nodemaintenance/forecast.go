@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -23,26 +22,16 @@ import (
 const (
 	// forecastWorkers bounds the previews that are worked out at the same time.
 	forecastWorkers = 1
-	// forecastShown is how long what a preview found stays in the condition Progressing: after that
-	// the Evacuations say more.
-	forecastShown = 10 * time.Minute
 	// forecastNamed is how many blockers a text names.
 	forecastNamed = 3
 )
 
-// forecasts tells what will be in the way of a drain when it begins: admission lists no pods, so
-// nothing else tells the one who starts a drain with kubectl alone. It asks the preview, beside the
-// syncs, once for each drain.
+// forecasts tells what will be in the way of a drain when its first wave opens: admission lists no
+// pods, so nothing else tells the one who starts a drain with kubectl alone. It asks the preview,
+// beside the syncs.
 type forecasts struct {
 	c     *Controller
 	queue *loop.Queue[string]
-	// byUID are what the previews found.
-	byUID loop.Memory[types.UID, forecast]
-}
-
-type forecast struct {
-	at   time.Time
-	text string
 }
 
 func newForecasts(c *Controller, config Config) *forecasts {
@@ -55,7 +44,7 @@ func newForecasts(c *Controller, config Config) *forecasts {
 	}
 }
 
-// reconcile asks the preview of a maintenance once, and records what it found as an event.
+// reconcile asks the preview of a maintenance, and records what it found as an event.
 func (f *forecasts) reconcile(ctx context.Context, name string) error {
 	nm, err := f.c.get(name)
 	if apierrors.IsNotFound(err) {
@@ -64,7 +53,7 @@ func (f *forecasts) reconcile(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if _, known := f.byUID.Get(nm.UID); known || !maintenancev1alpha1.IsDraining(nm) {
+	if !maintenancev1alpha1.IsDraining(nm) {
 		return nil
 	}
 	preview, err := f.c.maintenance.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
@@ -75,13 +64,11 @@ func (f *forecasts) reconcile(ctx context.Context, name string) error {
 		return fmt.Errorf("preview the drain: %w", err)
 	}
 	text := describeBlockers(preview)
-	f.byUID.Set(nm.UID, forecast{at: f.c.clock.Now(), text: text})
 	if text == "" {
 		return nil
 	}
 	klog.FromContext(ctx).V(2).Info("A drain begins with pods in its way", "blockers", len(preview.Blockers))
 	f.c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainForecast, actionDrain, "In the way of the drain: %s", text)
-	f.c.queue.Add(name)
 	return nil
 }
 
@@ -110,12 +97,4 @@ func describeBlocker(b *maintenancev1alpha1.PreviewBlocker) string {
 		about = ", such as " + b.Pods[0].Namespace + "/" + b.Pods[0].Name
 	}
 	return fmt.Sprintf("%s%s: %s (%s)", wording.Count(int(b.PodCount), "pod"), about, b.Reason, b.Effect)
-}
-
-// textOf returns what was found in the way of a drain that began a short time ago.
-func (f *forecasts) textOf(uid types.UID) string {
-	if one, known := f.byUID.Get(uid); known && f.c.clock.Since(one.at) < forecastShown {
-		return one.text
-	}
-	return ""
 }

@@ -60,8 +60,6 @@ type progressFacts struct {
 	problems []loop.Failure
 	// progress tells how many pods are left.
 	progress string
-	// forecast is what the preview found in the way when the drain began.
-	forecast string
 	// ignored are the nodes that match and are too new.
 	ignored []string
 }
@@ -115,11 +113,7 @@ func progressVerdict(f progressFacts) verdict {
 	case f.waits:
 		return verdict{yes, maintenancev1alpha1.ReasonProgressWaiting, "Every node waits for other nodes or other maintenances"}
 	default:
-		text := capitalize(f.progress)
-		if f.forecast != "" {
-			text += "; in the way when the drain began: " + f.forecast
-		}
-		return verdict{yes, maintenancev1alpha1.ReasonProgressDraining, text}
+		return verdict{yes, maintenancev1alpha1.ReasonProgressDraining, capitalize(f.progress)}
 	}
 }
 
