@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
 
@@ -25,6 +26,9 @@ type ExtraConfig struct {
 	// MaintenanceInformers watch our own API through the loopback client, for admission on every
 	// replica.
 	MaintenanceInformers informers.SharedInformerFactory
+	// NewestNode returns the creation time of the newest node of the host cluster; nil means that
+	// the server knows no host cluster.
+	NewestNode nodemaintenance.NewestNode
 	// Previewer creates previews of maintenances.
 	Previewer nodemaintenance.Previewer
 	// EvacuatorStartDeadline is the time that an evacuator has for its first report before the next
@@ -78,7 +82,11 @@ func (c CompletedConfig) New() (*Server, error) {
 	if c.extra.Controllers != nil {
 		noLeader = c.extra.Controllers.NoLeader
 	}
-	storage, err := maintenancerest.NewStorage(Scheme, c.generic.RESTOptionsGetter, c.extra.Identity.Is, noLeader, c.extra.Previewer,
+	newest := c.extra.NewestNode
+	if newest == nil {
+		newest = func() (*metav1.Time, bool) { return nil, true }
+	}
+	storage, err := maintenancerest.NewStorage(Scheme, c.generic.RESTOptionsGetter, c.extra.Identity.Is, noLeader, newest, c.extra.Previewer,
 		c.extra.EvacuatorStartDeadline)
 	if err != nil {
 		return nil, err

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -34,6 +36,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apiserver"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/drain/nodeselection"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/generated/openapi"
@@ -153,9 +156,15 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		return nil, nil, err
 	}
 	maintenances := informers.NewSharedInformerFactoryWithOptions(own, resync, informers.WithTransform(controllercache.Strip))
+	nodes := generic.SharedInformerFactory.Core().V1().Nodes()
+	hasNodes, nodeLister := nodes.Informer().HasSynced, nodes.Lister()
 	extra := &apiserver.ExtraConfig{
 		Identity:             &identity.Server{},
 		MaintenanceInformers: maintenances,
+		NewestNode: func() (*metav1.Time, bool) {
+			all, err := nodeLister.List(labels.Everything())
+			return nodeselection.Newest(all), hasNodes() && err == nil
+		},
 		Previewer: previewer.New(previewer.Config{
 			Host: host.client, Authorizer: generic.Authorization.Authorizer, Evacuators: o.Evacuators.BuiltIn,
 			UnprotectedAllAtOnce: o.Controllers.Evictions.UnprotectedMaxUnavailable >= 100,

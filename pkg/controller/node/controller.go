@@ -216,8 +216,7 @@ func (c *Controller) sync(ctx context.Context, node *corev1.Node) error {
 		// must not bring about.
 		return err
 	case f.undecided:
-		// A maintenance is about to hold the node. There is an event when it does: that of its
-		// status, or that of the authorizer's answer.
+		// A maintenance may be about to hold the node: the answer of the authorizer is an event.
 		return nil
 	case c.state.HasOurs(node.Name):
 		c.queue.AddAfter(node.Name, releaseRetry)

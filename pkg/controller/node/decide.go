@@ -29,8 +29,8 @@ type facts struct {
 	// requester may delete the node or could when they took it. Those whose end is not certain are
 	// among them.
 	holders nodemarks.Owners
-	// undecided reports that a maintenance has left stage Idle and has not recorded yet which nodes
-	// are new to it, or that the authorizer has not answered yet whether it may hold the node.
+	// undecided reports that the authorizer has not answered yet whether a maintenance may hold the
+	// node.
 	undecided bool
 	// drainsDaemonSets reports that the stored targets of a holder include DaemonSet pods.
 	drainsDaemonSets bool

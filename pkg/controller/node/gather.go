@@ -92,10 +92,7 @@ func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingM
 			f.makesSchedulable = nm
 		}
 		holds := f.cordon.Has(nm) || f.taint.Has(nm)
-		if maintenancev1alpha1.IsHolding(nm) && nm.Status.NewestNodeTimestamp == nil {
-			f.undecided = true
-		}
-		if !maintenancev1alpha1.IsHolding(nm) || nm.Status.NewestNodeTimestamp == nil || !holds && c.selection.TooLarge(nm) != nil {
+		if !maintenancev1alpha1.IsHolding(nm) || !holds && c.selection.TooLarge(nm) != nil {
 			continue
 		}
 		answer := c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{node})[node.Name]

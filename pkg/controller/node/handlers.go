@@ -89,7 +89,7 @@ func sameNode(a, b *corev1.Node) bool {
 // maintenanceChanged enqueues the nodes that a maintenance selects or is recorded on.
 func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMaintenance) {
 	if old != nil && nm != nil && old.UID == nm.UID && old.Generation == nm.Generation && old.DeletionTimestamp.Equal(nm.DeletionTimestamp) &&
-		old.Status.NewestNodeTimestamp.Equal(nm.Status.NewestNodeTimestamp) && drainplan.SameTargets(old, nm) {
+		drainplan.SameTargets(old, nm) {
 		return
 	}
 	for _, m := range []*maintenancev1alpha1.NodeMaintenance{old, nm} {

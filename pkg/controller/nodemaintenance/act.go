@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
@@ -26,9 +25,6 @@ func (c *Controller) reconcile(ctx context.Context, nm *maintenancev1alpha1.Node
 	var next time.Duration
 	if maintenancev1alpha1.IsHolding(nm) {
 		next = c.selection.ReleaseExpired(nm.Name)
-		if nm.Status.NewestNodeTimestamp == nil {
-			return c.drawLine(ctx, nm)
-		}
 		c.problems.Note(nm.Name, "status", nodestate.TextOf(c.selection.TooLarge(nm)))
 	}
 	f, err := c.gather(ctx, nm)
@@ -97,19 +93,6 @@ func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 type shownError struct{ error }
 
 func (e shownError) Unwrap() error { return e.error }
-
-// drawLine stores which nodes are new to a maintenance that has left stage Idle, before any node is
-// touched: those created after the newest one that the cache shows now. One clock, that of the host
-// cluster, decides.
-func (c *Controller) drawLine(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
-	status := *nm.Status.DeepCopy()
-	if status.NewestNodeTimestamp = c.selection.NewestNode(); status.NewestNodeTimestamp.IsZero() {
-		// The cluster has no node yet: all that join are new.
-		status.NewestNodeTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
-	}
-	_, err := c.writeStatus(ctx, nm, status)
-	return err
-}
 
 // touchedNodes returns the names of the nodes that a maintenance may have changed: those of its
 // status and those with its annotation.

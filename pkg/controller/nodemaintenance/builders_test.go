@@ -78,7 +78,7 @@ func upTo(priority int32) maintenancev1alpha1.DrainPlanEntry {
 func atStage(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
 	return func(nm *maintenancev1alpha1.NodeMaintenance) {
 		if nm.Spec.Stage == "" {
-			nm.Status.StageStatuses, nm.Finalizers = nil, nil
+			nm.Status.StageStatuses, nm.Status.NewestNodeTimestamp, nm.Finalizers = nil, nil, nil
 		}
 		nm.Spec.Stage = stage
 		entered := []maintenancev1alpha1.NodeMaintenanceStage{stage}
@@ -87,6 +87,9 @@ func atStage(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1
 		}
 		for _, name := range entered {
 			nm.Status.StageStatuses = append(nm.Status.StageStatuses, maintenancev1alpha1.StageStatus{Name: name})
+		}
+		if maintenancev1alpha1.IsHolding(nm) && nm.Status.NewestNodeTimestamp == nil {
+			nm.Status.NewestNodeTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 		}
 		if stage != maintenancev1alpha1.NodeMaintenanceStageIdle && !slices.Contains(nm.Finalizers,
 			maintenancev1alpha1.FinalizerMaintenanceCompletion) {
@@ -101,11 +104,6 @@ func createdAt(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenance
 		nm.Spec.Stage = ""
 		atStage(stage)(nm)
 	}
-}
-
-// lineDrawn records in the status which nodes existed when the maintenance began.
-func lineDrawn(nm *maintenancev1alpha1.NodeMaintenance) {
-	nm.Status.NewestNodeTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 }
 
 func createdMinute(minute int) func(*maintenancev1alpha1.NodeMaintenance) {

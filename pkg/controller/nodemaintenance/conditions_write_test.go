@@ -127,11 +127,10 @@ func TestConditionsFollowTheStages(t *testing.T) {
 		f.step("m")
 		f.settlesTo("one")
 		f.enter("m", stageCordon)
+		f.authorized()
 		f.settleConditions()
-		// No condition before the cordon.
-		f.wantShown("one")
+		f.wantShown("one", shownCordoned...)
 		f.step("m")
-		f.settlesTo("one", shownCordoned...)
 		f.wantEvent(nodecontroller.EventNodeMaintenanceStarted)
 		f.advance("m", stageDrain)
 		f.settlesTo("one", shownDraining...)

@@ -151,15 +151,14 @@ func TestOverlappingMaintenancesShareTheCordon(t *testing.T) {
 	})
 }
 
-func TestUncordonWaitsForAMaintenanceThatHasNotBegun(t *testing.T) {
+// TestMaintenanceThatHasNotBegunTakesTheCordonOver has a maintenance that its controller has not
+// synced yet.
+func TestMaintenanceThatHasNotBegunTakesTheCordonOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)))
 		f.step("a")
 		f.create(newMaintenance("b", createdAt(stageCordon)))
-		f.advance("a", stageComplete)
-		// b has not recorded yet which nodes are new to it, and is going to cordon the node.
-		f.wantCordon("one", true, "a")
-		f.step("b")
+		f.enter("a", stageComplete)
 		f.step("a")
 		f.wantCordon("one", true, "b")
 		if finalizers := f.nm("a").Finalizers; len(finalizers) > 0 {
@@ -371,7 +370,7 @@ func TestSweepReleasesNodesOfDeletedMaintenances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one", cordoned, ownedBy(`{"gone":"1"}`)),
 			newNode("two", inPool("other"), cordoned, ownedBy(`{"gone":"1","m":"uid-m"}`)),
-			newNode("foreign", cordoned), newMaintenance("m", selecting("other"), createdAt(stageCordon), lineDrawn),
+			newNode("foreign", cordoned), newMaintenance("m", selecting("other"), createdAt(stageCordon)),
 			newPod("p", "one", 0), ourEvacuation("p", "one"))
 		f.sweep()
 		f.wantCordon("one", false)

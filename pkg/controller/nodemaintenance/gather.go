@@ -445,7 +445,7 @@ func (p *places) of(ctx context.Context, node *corev1.Node) nodePlaces {
 
 // mayTake reports whether a maintenance may take a node that it does not hold.
 func (p *places) mayTake(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) bool {
-	if nm.Status.NewestNodeTimestamp == nil || p.c.selection.TooLarge(nm) != nil {
+	if p.c.selection.TooLarge(nm) != nil {
 		return false
 	}
 	answer := p.c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{node})[node.Name]

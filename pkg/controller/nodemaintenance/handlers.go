@@ -46,8 +46,7 @@ func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMainten
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventStageStarted, actionMaintain, "Stage %s", nm.Spec.Stage)
 	}
 	statusOnly := old != nil && old.UID == nm.UID && old.Generation == nm.Generation &&
-		slices.Equal(old.Finalizers, nm.Finalizers) && old.DeletionTimestamp.Equal(nm.DeletionTimestamp) &&
-		old.Status.NewestNodeTimestamp.Equal(nm.Status.NewestNodeTimestamp)
+		slices.Equal(old.Finalizers, nm.Finalizers) && old.DeletionTimestamp.Equal(nm.DeletionTimestamp)
 	if !statusOnly {
 		c.queue.Add(nm.Name)
 	}

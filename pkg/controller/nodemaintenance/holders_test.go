@@ -29,7 +29,7 @@ import (
 func numbered(n int, modify ...func(*maintenancev1alpha1.NodeMaintenance)) []apiruntime.Object {
 	var objects []apiruntime.Object
 	for i := range n {
-		objects = append(objects, newMaintenance(fmt.Sprintf("m-%03d", i), append(modify, lineDrawn, createdMinute(1000-i))...))
+		objects = append(objects, newMaintenance(fmt.Sprintf("m-%03d", i), append(modify, createdMinute(1000-i))...))
 	}
 	return objects
 }
@@ -155,7 +155,7 @@ func TestAdvertisedMaintenancesAreLimited(t *testing.T) {
 func TestShutdownHasAPlaceOfItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		objects := append(numbered(51), newNode("one"), newPod("p", "one", 0),
-			newMaintenance("", lineDrawn, createdMinute(2000), shutdownOf("one", "boot-1")))
+			newMaintenance("", createdMinute(2000), shutdownOf("one", "boot-1")))
 		f := newFixture(t, objects...)
 		f.converge()
 		name := protocol.ShutdownName("one", "boot-1")
@@ -174,8 +174,8 @@ func TestShutdownHasAPlaceOfItsOwn(t *testing.T) {
 func TestEarlierShutdownHasNoPlaceOfItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		objects := append(numbered(51), newNode("one"), newPod("p", "one", 0),
-			newMaintenance("", lineDrawn, createdMinute(2000), shutdownOf("one", "boot-1")),
-			newMaintenance("", lineDrawn, createdMinute(2001), shutdownOf("one", "boot-2")))
+			newMaintenance("", createdMinute(2000), shutdownOf("one", "boot-1")),
+			newMaintenance("", createdMinute(2001), shutdownOf("one", "boot-2")))
 		f := newFixture(t, objects...)
 		f.converge()
 		holders := nodemarks.HoldersOf(f.node("one"))
@@ -220,11 +220,11 @@ func TestLaterShutdownSupersedes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		earlier, later := protocol.ShutdownName("one", bootNumber(1)), protocol.ShutdownName("one", bootNumber(2))
 		f := newFixture(t, newNode("one", inBoot(bootNumber(2))), newNode("two", inBoot(bootNumber(3))),
-			newMaintenance("", lineDrawn, createdMinute(1), shutdownOf("one", bootNumber(1))),
-			newMaintenance("", lineDrawn, createdMinute(1), shutdownOf("two", bootNumber(1))),
-			newMaintenance("other", lineDrawn, createdMinute(1)))
+			newMaintenance("", createdMinute(1), shutdownOf("one", bootNumber(1))),
+			newMaintenance("", createdMinute(1), shutdownOf("two", bootNumber(1))),
+			newMaintenance("other", createdMinute(1)))
 		f.converge()
-		f.create(newMaintenance("", lineDrawn, createdMinute(2), shutdownOf("one", bootNumber(2))))
+		f.create(newMaintenance("", createdMinute(2), shutdownOf("one", bootNumber(2))))
 		f.converge()
 		if got := f.nm(earlier).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageDrain {
 			t.Errorf("the earlier shutdown is at stage %s before the node goes down for the later one", got)
@@ -247,9 +247,9 @@ func TestLaterShutdownSupersedes(t *testing.T) {
 func TestCancelledShutdownSupersedesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		earlier, later := protocol.ShutdownName("one", bootNumber(1)), protocol.ShutdownName("one", bootNumber(2))
-		f := newFixture(t, newNode("one", inBoot(bootNumber(2))), newMaintenance("", lineDrawn, createdMinute(1), shutdownOf("one", bootNumber(1))))
+		f := newFixture(t, newNode("one", inBoot(bootNumber(2))), newMaintenance("", createdMinute(1), shutdownOf("one", bootNumber(1))))
 		f.converge()
-		f.create(newMaintenance("", lineDrawn, createdMinute(2), shutdownOf("one", bootNumber(2))))
+		f.create(newMaintenance("", createdMinute(2), shutdownOf("one", bootNumber(2))))
 		f.converge()
 		f.enter(later, maintenancev1alpha1.NodeMaintenanceStageComplete)
 		f.converge()
@@ -263,14 +263,14 @@ func TestCancelledShutdownSupersedesNothing(t *testing.T) {
 // TestShutdownsOfUnknownBoots has a node whose kubelet publishes no boot ID that can be compared.
 func TestShutdownsOfUnknownBoots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newMaintenance("", lineDrawn, createdMinute(1), shutdownOf("one", bootNumber(1))),
-			newMaintenance("", lineDrawn, createdMinute(2), shutdownOf("one", bootNumber(2))))
+		f := newFixture(t, newNode("one"), newMaintenance("", createdMinute(1), shutdownOf("one", bootNumber(1))),
+			newMaintenance("", createdMinute(2), shutdownOf("one", bootNumber(2))))
 		f.converge()
 		first, second := protocol.ShutdownName("one", bootNumber(1)), protocol.ShutdownName("one", bootNumber(2))
 		if got := f.nm(first).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageDrain {
 			t.Errorf("the first shutdown is at stage %s, and the second may be cancelled", got)
 		}
-		f.create(newMaintenance("", lineDrawn, createdMinute(3), shutdownOf("one", bootNumber(3))))
+		f.create(newMaintenance("", createdMinute(3), shutdownOf("one", bootNumber(3))))
 		f.converge()
 		if got := f.nm(first).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageComplete {
 			t.Errorf("the first shutdown is at stage %s, and the node has gone down for the second", got)

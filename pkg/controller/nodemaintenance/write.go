@@ -71,8 +71,13 @@ func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.No
 func isUrgent(old, next *maintenancev1alpha1.NodeMaintenance) bool {
 	was := meta.FindStatusCondition(old.Status.Conditions, maintenancev1alpha1.ConditionDrained)
 	is := meta.FindStatusCondition(next.Status.Conditions, maintenancev1alpha1.ConditionDrained)
-	return old.Status.ObservedGeneration != next.Status.ObservedGeneration || was == nil || is == nil || was.Status != is.Status || maintenancev1alpha1.IsHolding(next) && !drainplan.SameTargets(old, next) ||
-		!old.Status.NewestNodeTimestamp.Equal(next.Status.NewestNodeTimestamp) || isReleased(next) != isReleased(old) || progressStatus(old) != progressStatus(next)
+	switch {
+	case old.Status.ObservedGeneration != next.Status.ObservedGeneration, was == nil, is == nil, was.Status != is.Status:
+		return true
+	case maintenancev1alpha1.IsHolding(next) && !drainplan.SameTargets(old, next):
+		return true
+	}
+	return isReleased(next) != isReleased(old) || progressStatus(old) != progressStatus(next)
 }
 
 // progressStatus returns the status of the condition Progressing.

@@ -59,7 +59,7 @@ func TestNodeThatJoinsWhileTheLineIsDrawn(t *testing.T) {
 			s.nodeChanged(nil, nodeNamed("one", now.Add(-time.Hour)))
 			s.maintenanceChanged(nil, nm)
 			lined := nm.DeepCopy()
-			lined.Status.NewestNodeTimestamp = s.NewestNode()
+			lined.Status.NewestNodeTimestamp = &metav1.Time{Time: now.Add(-time.Hour)}
 			two := nodeNamed("two", now)
 			s.nodeChanged(nil, two)
 			s.maintenanceChanged(nm, lined)

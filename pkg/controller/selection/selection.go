@@ -385,19 +385,6 @@ func (s *Selection) IgnoredBy(name string) []string {
 	return nil
 }
 
-// NewestNode returns the newest creation time of all nodes, nil if there is none.
-func (s *Selection) NewestNode() *metav1.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var newest *metav1.Time
-	for _, node := range s.nodes {
-		if newest == nil || newest.Before(&node.CreationTimestamp) {
-			newest = node.CreationTimestamp.DeepCopy()
-		}
-	}
-	return newest
-}
-
 // Count returns how many nodes a maintenance selects.
 func (s *Selection) Count(name string) int {
 	s.mu.Lock()

@@ -200,3 +200,14 @@ func (s *Selector) add(source *corev1.NodeSelectorTerm, place *nodeterms.Place) 
 	}
 	return nil
 }
+
+// Newest returns the newest creation time of nodes, nil if there are none.
+func Newest(nodes []*corev1.Node) *metav1.Time {
+	var newest *metav1.Time
+	for _, node := range nodes {
+		if newest == nil || newest.Before(&node.CreationTimestamp) {
+			newest = node.CreationTimestamp.DeepCopy()
+		}
+	}
+	return newest
+}

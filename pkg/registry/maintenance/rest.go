@@ -18,12 +18,12 @@ import (
 
 // NewStorage returns the storage of all resources and subresources of the group by their names.
 // isServer reports whether a user is the server itself, which may write fields that are read-only
-// for other users. noLeader returns the warning that no replica leads. previewer creates the
-// previews of maintenances; evacuatorStartDeadline is the time that an evacuator has for its first
-// report.
+// for other users. noLeader returns the warning that no replica leads, newest the creation time of
+// the newest node. previewer creates the previews of maintenances; evacuatorStartDeadline is the
+// time that an evacuator has for its first report.
 func NewStorage(scheme *runtime.Scheme, opts generic.RESTOptionsGetter, isServer func(user.Info) bool, noLeader func() string,
-	previewer nodemaintenance.Previewer, evacuatorStartDeadline time.Duration) (map[string]rest.Storage, error) {
-	maintenances, err := nodemaintenance.NewStorage(scheme, opts, isServer, noLeader, previewer)
+	newest nodemaintenance.NewestNode, previewer nodemaintenance.Previewer, evacuatorStartDeadline time.Duration) (map[string]rest.Storage, error) {
+	maintenances, err := nodemaintenance.NewStorage(scheme, opts, isServer, noLeader, newest, previewer)
 	if err != nil {
 		return nil, err
 	}

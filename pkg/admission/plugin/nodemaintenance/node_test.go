@@ -360,7 +360,8 @@ func TestOthersEndAShutdown(t *testing.T) {
 func TestShutdownThroughTheRegistry(t *testing.T) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
-	strategy := registry.NewStrategy(scheme, func(user.Info) bool { return false }, func() string { return "" }, testingclock.NewFakePassiveClock(time.Unix(1000, 0)))
+	strategy := registry.NewStrategy(scheme, func(user.Info) bool { return false }, func() string { return "" },
+		func() (*metav1.Time, bool) { return nil, true }, testingclock.NewFakePassiveClock(time.Unix(1000, 0)))
 	sent := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "shutdown-blue-1-1b4e28ba", Annotations: map[string]string{v1alpha1.AnnotationBootID: bootID}},
 		Spec: v1alpha1.NodeMaintenanceSpec{

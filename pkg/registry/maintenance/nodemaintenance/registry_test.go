@@ -71,6 +71,10 @@ type registry struct {
 	previewer *fakePreviewer
 	// noLeader is the warning that no replica leads.
 	noLeader string
+	// newest is the creation time of the newest node, known whether this replica has read the
+	// nodes.
+	newest *metav1.Time
+	known  bool
 }
 
 func newRegistry(t testing.TB, etcd *registrytest.Etcd) *registry {
@@ -83,8 +87,13 @@ func newRegistryWith(t testing.TB, options generic.RESTOptions) *registry {
 	clock := testclock.NewFakePassiveClock(start)
 	isServer := func(u user.Info) bool { return u.GetName() == self.Name && u.GetUID() == self.UID }
 	previewer := &fakePreviewer{}
-	r := &registry{t: t, clock: clock, options: options, previewer: previewer}
-	r.storage = must.Get(newStorage(options, NewStrategy(registrytest.Scheme, isServer, func() string { return r.noLeader }, clock), previewer))(t)
+	r := &registry{t: t, clock: clock, options: options, previewer: previewer, newest: &metav1.Time{Time: start.Truncate(time.Second)}, known: true}
+	strategy := NewStrategy(registrytest.Scheme, isServer, func() string { return r.noLeader }, func() (*metav1.Time, bool) { return r.newest, r.known }, clock)
+	var err error
+	r.storage, err = newStorage(options, strategy, previewer)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(r.storage.NodeMaintenance.Destroy)
 	return r
 }

@@ -32,8 +32,8 @@ type Storage struct {
 // NewStorage returns the storage. isServer recognizes the server's own controllers. noLeader
 // returns the warning that no replica leads, empty if one does.
 func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, noLeader func() string,
-	previewer Previewer) (Storage, error) {
-	return newStorage(optsGetter, NewStrategy(scheme, isServer, noLeader, clock.RealClock{}), previewer)
+	newest NewestNode, previewer Previewer) (Storage, error) {
+	return newStorage(optsGetter, NewStrategy(scheme, isServer, noLeader, newest, clock.RealClock{}), previewer)
 }
 
 func newStorage(optsGetter generic.RESTOptionsGetter, strategy *Strategy, previewer Previewer) (Storage, error) {
@@ -90,6 +90,32 @@ func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions)
 		r.observed.warnOf(ctx, obj)
 	}
 	return obj, err
+}
+
+// Create refuses a maintenance whose line cannot be drawn, and creates it otherwise.
+func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
+	return r.Store.Create(ctx, obj, withLine(validate), options)
+}
+
+// Update refuses a change that needs a line which cannot be drawn, and makes it otherwise.
+func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, validate rest.ValidateObjectFunc,
+	validateUpdate rest.ValidateObjectUpdateFunc, forceAllowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
+	return r.Store.Update(ctx, name, info, withLine(validate), func(ctx context.Context, obj, old runtime.Object) error {
+		if err := refuseWithoutLine(obj.(*maintenance.NodeMaintenance)); err != nil {
+			return err
+		}
+		return validateUpdate(ctx, obj, old)
+	}, forceAllowCreate, options)
+}
+
+// withLine returns a validation of new objects that first refuses those without a line.
+func withLine(validate rest.ValidateObjectFunc) rest.ValidateObjectFunc {
+	return func(ctx context.Context, obj runtime.Object) error {
+		if err := refuseWithoutLine(obj.(*maintenance.NodeMaintenance)); err != nil {
+			return err
+		}
+		return validate(ctx, obj)
+	}
 }
 
 // ShortNames implements rest.ShortNamesProvider.

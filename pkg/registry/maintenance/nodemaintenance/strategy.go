@@ -8,9 +8,11 @@ package nodemaintenance
 import (
 	"context"
 	"slices"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -37,8 +39,13 @@ type Strategy struct {
 	// administrators.
 	isServer func(user.Info) bool
 	clock    clock.PassiveClock
+	newest   NewestNode
 	observed observation
 }
+
+// NewestNode returns the newest creation time of the nodes of the host cluster, nil if there is
+// none. It returns false as long as this replica has not read the nodes.
+type NewestNode func() (*metav1.Time, bool)
 
 var (
 	_ rest.RESTCreateStrategy         = &Strategy{}
@@ -49,12 +56,13 @@ var (
 
 // NewStrategy returns the strategy of the main resource. noLeader returns the warning that no
 // replica leads, empty if one does.
-func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, noLeader func() string, clock clock.PassiveClock) *Strategy {
+func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, noLeader func() string, newest NewestNode, clock clock.PassiveClock) *Strategy {
 	return &Strategy{
 		DeclarativeValidation: rest.DeclarativeValidation{Scheme: scheme},
 		NameGenerator:         names.SimpleNameGenerator,
 		isServer:              isServer,
 		clock:                 clock,
+		newest:                newest,
 		observed:              observation{clock: clock, noLeader: noLeader},
 	}
 }
@@ -102,6 +110,7 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	nm.Status = maintenance.NodeMaintenanceStatus{}
 	nm.Spec.RequestedBy = requester(ctx)
 	s.enterStage(nm)
+	s.drawLine(nm)
 	setCompletionFinalizer(nm, nm.Spec.Stage != maintenance.NodeMaintenanceStageIdle)
 }
 
@@ -121,6 +130,7 @@ func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object
 		nm.Status.StageStatuses = slices.Clone(before.Status.StageStatuses)
 		s.enterStage(nm)
 	}
+	s.drawLine(nm)
 	if stageChanged || nm.Spec.NewNodes != before.Spec.NewNodes ||
 		!apiequality.Semantic.DeepEqual(nm.Spec.NodeSelector, before.Spec.NodeSelector) {
 		s.setRequestedBy(ctx, nm)
@@ -191,6 +201,38 @@ func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
 			nm.Status.StageStatuses = append(nm.Status.StageStatuses, maintenance.StageStatus{Name: stage, StartTimestamp: now.DeepCopy()})
 		}
 	}
+}
+
+// drawLine records which nodes are new to a maintenance that holds its nodes from now on: those
+// created after the newest one that this replica knows. It is in the write that changes the stage,
+// so that the controller of nodes need not wait for another one. One clock, that of the host
+// cluster, decides. A maintenance that an older server has stored without its line gets it with the
+// next write.
+func (s *Strategy) drawLine(nm *maintenance.NodeMaintenance) {
+	if !isHolding(nm) || nm.Status.NewestNodeTimestamp != nil {
+		return
+	}
+	newest, known := s.newest()
+	if known && newest == nil {
+		// The cluster has no node yet: all that join are new.
+		newest = &metav1.Time{Time: time.Unix(1, 0)}
+	}
+	nm.Status.NewestNodeTimestamp = newest
+}
+
+func isHolding(nm *maintenance.NodeMaintenance) bool {
+	return nm.DeletionTimestamp == nil && (nm.Spec.Stage == maintenance.NodeMaintenanceStageCordon || nm.Spec.Stage == maintenance.NodeMaintenanceStageDrain)
+}
+
+// refuseWithoutLine refuses a write of a maintenance that holds its nodes and has no line, since
+// this replica has not read the nodes. A replica is ready only when it has: this is for clients
+// that reach it before.
+func refuseWithoutLine(nm *maintenance.NodeMaintenance) error {
+	if isHolding(nm) && nm.Status.NewestNodeTimestamp == nil {
+		return apierrors.NewServiceUnavailable("this replica of haulout-apiserver has just started and does not know the nodes of the cluster yet, " +
+			"so it cannot record which nodes are new to the maintenance: try again")
+	}
+	return nil
 }
 
 // setRequestedBy sets the user of this request, unless it is the server: its controllers act for
@@ -281,10 +323,11 @@ func (*StatusStrategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set 
 }
 
 // PrepareForUpdate keeps spec and metadata.
-func (*StatusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
+func (s *StatusStrategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 	nm, before := obj.(*maintenance.NodeMaintenance), old.(*maintenance.NodeMaintenance)
 	nm.Spec = before.Spec
 	metav1.ResetObjectMetaForStatus(&nm.ObjectMeta, &before.ObjectMeta)
+	s.drawLine(nm)
 }
 
 // WarningsOnUpdate returns none: a controller writes the status.

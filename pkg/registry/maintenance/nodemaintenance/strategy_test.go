@@ -408,7 +408,7 @@ func TestStatusUpdate(t *testing.T) {
 }
 
 func TestServerSideApplyDoesNotOwnWhatIsReset(t *testing.T) {
-	strategy := NewStrategy(registrytest.Scheme, nil, func() string { return "" }, nil)
+	strategy := NewStrategy(registrytest.Scheme, nil, func() string { return "" }, nil, nil)
 	for name, test := range map[string]struct {
 		reset map[fieldpath.APIVersion]*fieldpath.Set
 		want  string
