@@ -152,28 +152,6 @@ func TestDrainedNeedsALiveListWithoutPods(t *testing.T) {
 	})
 }
 
-func TestNominatedPodsCount(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("nominee", "", 0, func(p *corev1.Pod) {
-			p.Status = corev1.PodStatus{Phase: corev1.PodPending, NominatedNodeName: "one"}
-		}))
-		f.step("m")
-		f.later("m", nodestate.SettleTime)
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-		// An Evacuation would delete a pod that the scheduler may bind to another node.
-		f.wantEvacuating()
-		is.Equal(t, f.nodeStatus("m", "one").PodsPendingEvacuation, 1, "pods pending")
-		if got := f.nodeStatus("m", "one").DrainMessage; !strings.Contains(got, "nominated") || !strings.Contains(got, "default/nominee") {
-			t.Errorf("the message %q does not name the pod", got)
-		}
-		f.later("m", DefaultStallTimeout)
-		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressStalled)
-		if got := conditionOf(f.nm("m"), maintenancev1alpha1.ConditionProgressing).Message; !strings.Contains(got, "default/nominee") {
-			t.Errorf("the message %q does not name the pod", got)
-		}
-	})
-}
-
 // TestNominatedPodsWithSchedulingGatesDoNotCount has a pod that others than the scheduler have
 // nominated. The scheduler does not try it, and so does not drop the nomination.
 func TestNominatedPodsWithSchedulingGatesDoNotCount(t *testing.T) {
@@ -233,23 +211,6 @@ func TestEvacuationsStayWhileAnotherMaintenanceWantsThem(t *testing.T) {
 		f.advance("b", stageComplete)
 		f.wantEvacuating()
 		f.wantCordon("one", false)
-	})
-}
-
-// TestTargetsOfANodeAreStoredByEachMaintenance completes the maintenance that began alone.
-func TestTargetsOfANodeAreStoredByEachMaintenance(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("a", createdMinute(1)),
-			newMaintenance("b", createdMinute(2)))
-		f.step("a")
-		f.wantEvacuating()
-		is.True(t, len(f.nodeStatus("a", "one").DrainTargets) != 0, "a has no targets")
-		f.step("b")
-		f.wantEvacuating("p")
-		if got, want := f.nodeStatus("b",
-			"one").DrainTargets, f.nodeStatus("a", "one").DrainTargets; !reflect.DeepEqual(got, want) {
-			t.Errorf("got targets %v of b, want those of a, %v", got, want)
-		}
 	})
 }
 

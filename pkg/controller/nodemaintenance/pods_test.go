@@ -5,26 +5,18 @@ package nodemaintenance
 
 import (
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodestate"
-	"haulout.dev/haulout/pkg/testing/bubble"
-	"haulout.dev/haulout/pkg/testing/build"
-	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func ready(node *corev1.Node) {
@@ -229,52 +221,6 @@ func keeping(pod string) func(*corev1.Node) {
 		}
 		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationKeptStaticPods, protocol.EncodeKeptStaticPods("", kept))
 	}
-}
-
-func TestStaticPodsLeaveLastOnNodesWithAnAgent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one", agent(corev1.ConditionTrue)), newNode("two", agent(corev1.ConditionFalse)), newNode("three"),
-			newMaintenance("m"), newPod("web", "one", 0), newPod("proxy-one", "one", 2000001000, static),
-			newPod("proxy-two", "two", 2000001000, static), newPod("proxy-three", "three", 2000001000, static))
-		f.turnOn(maintenancev1alpha1.EvacuatorClassKubelet)
-		f.step("m")
-		f.wantEvacuating("web")
-		f.without("m", "web")
-		f.wantEvacuating("proxy-one")
-		f.without("m", "proxy-one")
-		f.later("m", nodestate.SettleTime)
-		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
-		for node, want := range map[string]int32{"one": 0, "two": 1, "three": 1} {
-			if got := f.nodeStatus("m", node).PodsKept; got != want {
-				t.Errorf("got podsKept %d of node %s, want %d", got, node, want)
-			}
-		}
-	})
-}
-
-// TestStaticPodsThatAreKept has the agent of one node keep one of its two pods, and all static pods
-// of the control-plane node stay, whatever its agent publishes.
-func TestStaticPodsThatAreKept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		controlPlane := func(node *corev1.Node) { node.Labels["node-role.kubernetes.io/control-plane"] = "" }
-		f := newFixture(t, newNode("one", agent(corev1.ConditionTrue), keeping("balancer")), newNode("two", agent(corev1.ConditionTrue), controlPlane),
-			newMaintenance("m"), newPod("balancer", "one", 0, static), newPod("web", "one", 0, static), newPod("etcd", "two", 0, static))
-		f.turnOn(maintenancev1alpha1.EvacuatorClassKubelet)
-		f.step("m")
-		f.wantEvacuating("web")
-		if got := f.nodeStatus("m", "one").DrainMessage; !strings.Contains(got, "1 static pod kept (ServesTheAPI)") {
-			t.Errorf("got the message %q of the node, want it to count the kept pod", got)
-		}
-		f.without("m", "web")
-		f.later("m", nodestate.SettleTime)
-		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
-		drained := meta.FindStatusCondition(f.nm("m").Status.Conditions, maintenancev1alpha1.ConditionDrained)
-		for _, part := range []string{
-			"static pod (ServesTheAPI) of default/balancer", "static pod (ControlPlaneNode) of default/etcd", "2 static pods keep running until the machine goes down",
-		} {
-			is.True(t, strings.Contains(drained.Message, part), "got the message %q, want it to have %q", drained.Message, part)
-		}
-	})
 }
 
 // TestAPodThatBecomesKept runs the controllers, which react to the annotation alone.

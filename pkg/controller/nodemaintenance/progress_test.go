@@ -5,26 +5,18 @@ package nodemaintenance
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
-	"haulout.dev/haulout/pkg/controller/nodestate"
-	"haulout.dev/haulout/pkg/testing/bubble"
-	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestMostPodsThatWereGone(t *testing.T) {
@@ -88,78 +80,6 @@ func TestWhenPodsOfANodeMoved(t *testing.T) {
 			if got := n.movedAt(entry, now); !got.Equal(test.want) {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
-		})
-	}
-}
-
-// TestPodsThatKeepComingAreNoProgress has a user create a pod on the held node every minute, with
-// other labels each time, so that none of them is taken for a copy of another.
-func TestPodsThatKeepComingAreNoProgress(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("stuck", "one", 0))
-		f.step("m")
-		for i := range 60 {
-			name := fmt.Sprintf("guest-%03d", i)
-			f.create(newPod(name, "one", 0, func(p *corev1.Pod) { p.Labels = map[string]string{"n": name} }))
-			f.later("m", 20*time.Second)
-			f.terminate(name, 30*time.Second)
-			f.later("m", 20*time.Second)
-			f.deletePod(name)
-			f.later("m", 20*time.Second)
-		}
-		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressStalled)
-		// The one that was there leaves.
-		f.deletePod("stuck")
-		f.create(newPod("late", "one", 0))
-		f.later("m", statusPace)
-		f.deletePod("late")
-		f.create(newPod("later", "one", 0))
-		f.later("m", statusPace)
-		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressStalled)
-		f.deletePod("later")
-		f.later("m", statusPace)
-		f.later("m", nodestate.SettleTime)
-		f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressDrained)
-	})
-}
-
-// terminate has a pod be deleted with a grace period.
-func (f *fixture) terminate(name string, grace time.Duration) {
-	f.t.Helper()
-	pod := must.Get(f.host.CoreV1().Pods("default").Get(f.ctx, name, metav1.GetOptions{}))(f.t)
-	deletedIn(grace)(pod)
-	must.Get(f.host.CoreV1().Pods("default").Update(f.ctx, pod, metav1.UpdateOptions{}))(f.t)
-}
-
-// deletedIn marks a pod as deleted now, with a grace period.
-func deletedIn(grace time.Duration) func(*corev1.Pod) {
-	return func(p *corev1.Pod) {
-		p.DeletionTimestamp = &metav1.Time{Time: time.Now().Add(grace)}
-		p.DeletionGracePeriodSeconds = ptr.To(int64(grace / time.Second))
-		p.Finalizers = []string{"example.com/stays"}
-	}
-}
-
-// TestGracePeriodIsProgressOnlyForAWhile has one pod that takes all of its grace period.
-func TestGracePeriodIsProgressOnlyForAWhile(t *testing.T) {
-	for name, test := range map[string]struct {
-		grace, moves time.Duration
-	}{
-		"an hour":                  {time.Hour, time.Hour},
-		"exactly the longest":      {protocol.DefaultLongGrace, protocol.DefaultLongGrace},
-		"a year, of which 2 hours": {365 * 24 * time.Hour, protocol.DefaultLongGrace},
-	} {
-		bubble.Run(t, name, func(t *testing.T) {
-			f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0, deletedIn(test.grace)))
-			f.step("m")
-			begun := time.Now()
-			for time.Since(begun) < test.moves {
-				f.later("m", 5*time.Minute)
-			}
-			f.later("m", DefaultStallTimeout-2*time.Minute)
-			f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressDraining)
-			f.later("m", 10*time.Minute)
-			f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressStalled)
 		})
 	}
 }

@@ -361,25 +361,6 @@ func TestNewLeaderConfirmsDrainedNodes(t *testing.T) {
 	})
 }
 
-// TestRenewedCordonIsWaitedForAgain makes a node schedulable for so short a time that no sync sees
-// it.
-func TestRenewedCordonIsWaitedForAgain(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newMaintenance("m"))
-		f.step("m")
-		f.later("m", nodestate.SettleTime)
-		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
-		f.wait(time.Minute)
-		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
-		f.cached()
-		f.updateNode("one", cordoned)
-		f.step("m")
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-		f.later("m", nodestate.SettleTime)
-		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
-	})
-}
-
 // TestTheLastCountersAreWritten ends a drain within the pause between two writes.
 func TestTheLastCountersAreWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

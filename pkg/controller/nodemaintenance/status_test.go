@@ -39,30 +39,6 @@ func TestCountersAreWrittenWithAPause(t *testing.T) {
 	})
 }
 
-func TestThePeakOfANodeNeverFalls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newMaintenance("m", atStage(maintenancev1alpha1.NodeMaintenanceStageCordon)),
-			newPod("p", "one", 0), newPod("q", "one", 0), newPod("r", "one", 0))
-		want := func(peak int32) {
-			t.Helper()
-			f.later("m", statusPace)
-			is.Equal(t, f.nodeStatus("m", "one").PodsPeak, peak, "podsPeak")
-		}
-		want(0)
-		f.deletePod("r")
-		f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
-		want(2)
-		f.deletePod("p")
-		want(2)
-		f.create(newPod("s", "one", 0))
-		f.create(newPod("t", "one", 0))
-		want(3)
-		f.deletePod("q")
-		f.deletePod("s")
-		want(3)
-	})
-}
-
 // TestOmittedMessagesKeepWhatIsReleased: a new leader reads from the status which nodes the
 // previous one was releasing.
 func TestOmittedMessagesKeepWhatIsReleased(t *testing.T) {

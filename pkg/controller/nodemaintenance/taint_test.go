@@ -104,23 +104,28 @@ func TestNoTaintWithoutTheEvacuator(t *testing.T) {
 	})
 }
 
-func TestDaemonSetPodsThatTolerateTheTaintAreKeptAndNamed(t *testing.T) {
+func TestTaintOfAUserIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet),
-			newPod("network", "one", 0, ofDaemonSet, func(p *corev1.Pod) {
-				p.OwnerReferences[0].Name = "cni"
-				p.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
-			}))
+		f := newTaintFixture(t, newNode("one", taintedWith(drainTaint)), newMaintenance("m"),
+			newPod("logger", "one", 0, ofDaemonSet))
 		f.step("m")
 		f.wantEvacuating("logger")
-		is.Equal(t, f.nodeStatus("m", "one").PodsKept, 1, "podsKept")
-		f.without("m", "logger")
-		f.later("m", nodestate.SettleTime)
-		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
-		if message := f.wantEvent(EventDrained); !strings.Contains(message,
-			"tolerates the drain taint of default/cni (1)") {
-			t.Errorf("got message %s, want the name of the pod that was kept", message)
-		}
+		f.wantTaints("one", []corev1.Taint{drainTaint, heldTaint}, "m")
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantTaints("one", []corev1.Taint{drainTaint})
+	})
+}
+
+func TestTaintIsRemovedFromANodeThatAUserCordoned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newTaintFixture(t, newNode("one", cordoned), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
+		f.step("m")
+		f.wantTaints("one", ours(), "m")
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.wantTaints("one", []corev1.Taint{})
+		f.wantCordon("one", true)
 	})
 }
 

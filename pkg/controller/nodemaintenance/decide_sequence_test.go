@@ -1,0 +1,316 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package nodemaintenance
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/nodestate"
+)
+
+// These tests make several decisions in a row, each about what the ones before have stored.
+
+func TestDecideThePeakNeverFalls(t *testing.T) {
+	w := newWorld(t, newMaintenance("m", createdAt(stageCordon)), newNode("one"))
+	for _, name := range []string{"p", "q", "r"} {
+		w.run(newPod(name, "one", 0))
+	}
+	want := func(peak int32) {
+		t.Helper()
+		if got := w.entry(w.after(time.Second), "one").PodsPeak; got != peak {
+			t.Errorf("got podsPeak %d, want %d", got, peak)
+		}
+	}
+	want(0)
+	w.gone("r")
+	atStage(stageDrain)(w.facts.subject.NodeMaintenance)
+	w.facts.draining = []*member{w.facts.subject}
+	want(2)
+	w.gone("p")
+	want(2)
+	w.run(newPod("s", "one", 0))
+	w.run(newPod("t", "one", 0))
+	want(3)
+	w.gone("q", "s")
+	want(3)
+}
+
+func TestDecideStalled(t *testing.T) {
+	w := newWorld(t, newMaintenance("m"), newNode("one"))
+	w.run(newPod("p", "one", 0))
+	d := w.after(0)
+	w.wantReasons(d, "DrainInProgress", "Draining")
+	if d.wake != DefaultStallTimeout {
+		t.Errorf("wakes after %s, want when the drain counts as stalled", d.wake)
+	}
+	w.wantReasons(w.after(DefaultStallTimeout), "DrainBlocked", "Stalled")
+	w.run(newPod("q", "one", 0))
+	w.after(time.Second)
+	w.gone("p")
+	w.wantReasons(w.after(time.Second), "DrainInProgress", "Draining")
+}
+
+// TestDecidePodsThatKeepComingAreNoProgress has a user create a pod on the held node every minute,
+// with other labels each time, so that none of them is taken for a copy of another.
+func TestDecidePodsThatKeepComingAreNoProgress(t *testing.T) {
+	w := newWorld(t, newMaintenance("m"), newNode("one"))
+	w.run(newPod("stuck", "one", 0))
+	w.after(0)
+	for i := range 60 {
+		guest := newPod(fmt.Sprintf("guest-%03d", i), "one", 0, func(p *corev1.Pod) { p.Labels = map[string]string{"n": p.Name} })
+		w.run(guest)
+		w.after(20 * time.Second)
+		terminatingAt(w.facts.now, 30*time.Second)(guest)
+		w.run(guest, evacuated())
+		w.after(20 * time.Second)
+		w.gone(guest.Name)
+		w.after(20 * time.Second)
+	}
+	w.wantReasons(w.after(0), "DrainBlocked", "Stalled")
+	t.Log("the one that was there leaves, and another comes")
+	w.gone("stuck")
+	w.run(newPod("late", "one", 0))
+	w.after(time.Second)
+	w.gone("late")
+	w.run(newPod("later", "one", 0))
+	w.wantReasons(w.after(time.Second), "DrainBlocked", "Stalled")
+	w.gone("later")
+	w.facts.live = ptr.To("")
+	w.wantReasons(w.after(time.Second), "DrainComplete", "Drained")
+}
+
+// terminatingAt marks a pod as deleted at a time, with a grace period.
+func terminatingAt(at time.Time, grace time.Duration) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{Time: at.Add(grace)}, ptr.To(int64(grace/time.Second))
+	}
+}
+
+// TestDecideGracePeriodIsProgressOnlyForAWhile has one pod that takes all of its grace period.
+func TestDecideGracePeriodIsProgressOnlyForAWhile(t *testing.T) {
+	for name, test := range map[string]struct {
+		grace, moves time.Duration
+	}{
+		"an hour":                  {time.Hour, time.Hour},
+		"exactly the longest":      {protocol.DefaultLongGrace, protocol.DefaultLongGrace},
+		"a year, of which 2 hours": {365 * 24 * time.Hour, protocol.DefaultLongGrace},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, newMaintenance("m"), newNode("one"))
+			w.run(newPod("p", "one", 0, terminatingAt(noon, test.grace)))
+			for w.after(0); w.facts.now.Sub(noon) < test.moves; {
+				w.after(5 * time.Minute)
+			}
+			w.wantReasons(w.after(DefaultStallTimeout-2*time.Minute), "DrainInProgress", "Draining")
+			w.wantReasons(w.after(10*time.Minute), "DrainBlocked", "Stalled")
+		})
+	}
+}
+
+func TestDecideOwnPodsAreLastOfTheirWave(t *testing.T) {
+	w := newWorld(t, newMaintenance("m", planning(upTo(1000), upTo(2000))), newNode("one"), newNode("two"))
+	own := func(p *nodestate.Pod) { p.Own = true }
+	w.run(newPod("haulout-1", "one", 500), own)
+	w.run(newPod("haulout-2", "two", 500), own)
+	w.run(newPod("web", "two", 700))
+	w.run(newPod("late", "one", 2000))
+	w.wantAsked("web")
+	w.gone("web")
+	w.wantAsked("haulout-1", "haulout-2")
+	w.gone("haulout-1", "haulout-2")
+	w.wantAsked("late")
+}
+
+func TestDecideStaticPodsLeaveLast(t *testing.T) {
+	w := newWorld(t, newMaintenance("m"), newNode("one", agent(corev1.ConditionTrue)), newNode("two", agent(corev1.ConditionFalse)), newNode("three"))
+	w.evacuators = sets.New(classKubelet)
+	w.run(newPod("web", "one", 0))
+	for _, node := range []string{"one", "two", "three"} {
+		w.run(newPod("proxy-"+node, node, 2000001000, static))
+	}
+	w.wantAsked("web")
+	w.gone("web")
+	w.wantAsked("proxy-one")
+	w.gone("proxy-one")
+	w.facts.live = ptr.To("")
+	d := w.after(time.Minute)
+	w.wantReasons(d, podsKept, "Drained")
+	for node, want := range map[string]int32{"one": 0, "two": 1, "three": 1} {
+		if got := w.entry(d, node).PodsKept; got != want {
+			t.Errorf("got podsKept %d of node %s, want %d", got, node, want)
+		}
+	}
+}
+
+// TestDecideStaticPodsThatAreKept has the agent of one node keep one of its two pods. All static
+// pods of the control-plane node stay, whatever its agent publishes.
+func TestDecideStaticPodsThatAreKept(t *testing.T) {
+	controlPlane := func(node *corev1.Node) { node.Labels["node-role.kubernetes.io/control-plane"] = "" }
+	w := newWorld(t, newMaintenance("m"), newNode("one", agent(corev1.ConditionTrue), keeping("balancer")), newNode("two", agent(corev1.ConditionTrue), controlPlane))
+	w.evacuators = sets.New(classKubelet)
+	w.run(newPod("balancer", "one", 0, static))
+	w.run(newPod("web", "one", 0, static))
+	w.run(newPod("etcd", "two", 0, static))
+	w.wantAsked("web")
+	w.gone("web")
+	w.facts.live = ptr.To("")
+	d := w.after(time.Minute)
+	w.wantReasons(d, podsKept, "Drained")
+	_, message := d.condition(maintenancev1alpha1.ConditionDrained)
+	wantPart(t, message, "static pod (ServesTheAPI) of default/balancer")
+	wantPart(t, message, "static pod (ControlPlaneNode) of default/etcd")
+	wantPart(t, message, "2 static pods keep running until the machine goes down")
+}
+
+// TestDecideTargetsOfANodeAreStoredByEachMaintenance has a second maintenance of the node that has
+// not stored its targets yet: the first one may be completed before it does.
+func TestDecideTargetsOfANodeAreStoredByEachMaintenance(t *testing.T) {
+	w := newWorld(t, newMaintenance("a", createdMinute(1)), newNode("one"))
+	other := &member{NodeMaintenance: newMaintenance("b", createdMinute(2)), nodes: w.facts.subject.nodes, inside: w.facts.subject.inside}
+	w.facts.draining = append(w.facts.draining, other)
+	w.run(newPod("p", "one", 0))
+	d := w.wantAsked()
+	if _, behind := due(w.facts, d); !behind.Equal(sets.New("b")) {
+		t.Errorf("waits for %v, want b", sets.List(behind))
+	}
+	other.Status.NodeStatuses = slices.Clone(d.status.NodeStatuses)
+	w.wantAsked("p")
+}
+
+func TestDecideConfirmation(t *testing.T) {
+	earlier, later := noon.Add(-time.Minute), noon.Add(-time.Second)
+	for name, test := range map[string]struct {
+		was       bool
+		confirmed time.Time
+		cordoned  time.Time
+		unsettled time.Duration
+		live      *string
+		// waits is a part of the message while it is not drained.
+		waits   string
+		confirm bool
+		wake    time.Duration
+	}{
+		"the scheduler may still bind pods":            {cordoned: later, unsettled: time.Second, waits: "the scheduler may still bind", wake: time.Second},
+		"the cache is not enough":                      {cordoned: earlier, confirm: true},
+		"a live list shows none":                       {cordoned: earlier, live: ptr.To("")},
+		"a live list shows a pod":                      {cordoned: earlier, live: ptr.To("shop/web"), waits: "Pod shop/web has just appeared", wake: confirmPatience},
+		"this leader has confirmed it":                 {was: true, cordoned: earlier, confirmed: later},
+		"and a node was cordoned again since":          {was: true, cordoned: later, confirmed: earlier, unsettled: 4 * time.Second, waits: "may still bind", wake: 4 * time.Second},
+		"and that has settled":                         {was: true, cordoned: later, confirmed: earlier, confirm: true},
+		"another leader has, which has waited":         {was: true, cordoned: later, unsettled: 4 * time.Second, confirm: true},
+		"another leader has, and a live list shows it": {was: true, cordoned: later, live: ptr.To("shop/web"), waits: "has just appeared", wake: confirmPatience},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, newMaintenance("m"), newNode("one"))
+			if test.was {
+				w.facts.live = ptr.To("")
+				w.after(0)
+			}
+			w.facts.confirmedAt, w.facts.cordonedAt, w.facts.unsettled, w.facts.live = test.confirmed, test.cordoned, test.unsettled, test.live
+			d := w.after(0)
+			drained, message := d.condition(maintenancev1alpha1.ConditionDrained)
+			if want := test.waits == ""; (drained == maintenancev1alpha1.ReasonDrainComplete) != want || d.confirm != test.confirm {
+				t.Errorf("got Drained %s (%s), asking for a live list: %t", drained, message, d.confirm)
+			}
+			if test.waits != "" {
+				wantPart(t, message, test.waits)
+				if d.wake != test.wake {
+					t.Errorf("wakes after %s, want %s", d.wake, test.wake)
+				}
+			}
+		})
+	}
+}
+
+// TestDecideFormerNodes has a node in the status that the maintenance does not select any more.
+func TestDecideFormerNodes(t *testing.T) {
+	joining := func(nm *maintenancev1alpha1.NodeMaintenance) {
+		nm.Spec.NewNodes = maintenancev1alpha1.NewNodesPolicyJoin
+	}
+	for name, test := range map[string]struct {
+		nm      *maintenancev1alpha1.NodeMaintenance
+		node    formerNode
+		trouble string
+		// message is that of the entry, "" if there is none.
+		message  string
+		withdraw bool
+	}{
+		"it is still to be released":                  {message: "Being released", withdraw: true},
+		"its release fails":                           {trouble: "no", message: "Not released: no", withdraw: true},
+		"it is released":                              {node: formerNode{released: true}},
+		"it is gone and may come back under its name": {node: formerNode{gone: true}, message: MessageNodeGone},
+		"it is gone, and every new node joins":        {nm: newMaintenance("m", joining), node: formerNode{gone: true}},
+		"it is gone, and the maintenance is Idle":     {nm: newMaintenance("m", createdAt(stageIdle)), node: formerNode{gone: true}},
+		"it cannot be read":                           {node: formerNode{err: errors.New("a cache is broken")}, message: "a cache is broken"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nm := test.nm
+			if nm == nil {
+				nm = newMaintenance("m")
+			}
+			w := newWorld(t, nm, newNode("one"))
+			targets := []maintenancev1alpha1.DrainPlanEntry{upTo(1)}
+			test.node.NodeMaintenanceNodeStatus = &maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(newNode("a")), DrainTargets: targets, PodsPeak: 7}
+			w.facts.former = []formerNode{test.node}
+			if test.trouble != "" {
+				w.facts.troubles["a"] = loop.Failure{Since: noon, Text: test.trouble}
+			}
+			d := w.after(0)
+			if got := len(d.status.NodeStatuses) == 2; got != (test.message != "") {
+				t.Fatalf("got the nodes %+v", d.status.NodeStatuses)
+			}
+			if test.message != "" {
+				if got := w.entry(d, "a"); got.DrainMessage != test.message || len(got.DrainTargets) != 1 || got.PodsPeak != 0 {
+					t.Errorf("got the entry %+v, want the message %q and the targets alone", got, test.message)
+				}
+			}
+			if got := slices.Equal(d.withdraw, []string{"a"}); got != test.withdraw {
+				t.Errorf("the Evacuations of %q are withdrawn, want those of the node: %t", d.withdraw, test.withdraw)
+			}
+		})
+	}
+}
+
+// TestDecideRelease has a maintenance of two nodes end: one is released, one is not.
+func TestDecideRelease(t *testing.T) {
+	w := newWorld(t, newMaintenance("m"), newNode("one"), newNode("two"))
+	w.run(newPod("p", "one", 0))
+	w.run(newPod("q", "two", 0))
+	w.after(0)
+	w.after(0)
+	atStage(stageComplete)(w.facts.subject.NodeMaintenance)
+	w.facts.held, w.facts.draining = sets.New("two"), nil
+	w.facts.troubles["two"] = loop.Failure{Since: noon, Text: "a policy says no"}
+	d := w.after(0)
+	want := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(newNode("one"))}
+	if got := w.entry(d, "one"); !sameNodeStatus(&got, &want) {
+		t.Errorf("got the entry %+v of a released node, want its name alone", got)
+	}
+	if got := w.entry(d, "two"); got.DrainMessage != "Not released: a policy says no" || len(got.DrainTargets) == 0 || got.PodsPeak != 0 {
+		t.Errorf("got the entry %+v of a node that is not released", got)
+	}
+	w.wantReasons(d, maintenancev1alpha1.ReasonNotRequested, maintenancev1alpha1.ReasonProgressComplete)
+	if !slices.Equal(d.withdraw, []string{"two"}) || d.wake != releaseRetry {
+		t.Errorf("withdraws from %q and wakes after %s", d.withdraw, d.wake)
+	}
+	w.facts.held = nil
+	if d = w.after(0); d.wake != 0 || len(d.withdraw) > 0 {
+		t.Errorf("withdraws from %q and wakes after %s when all nodes are released", d.withdraw, d.wake)
+	}
+	if _, message := d.condition(maintenancev1alpha1.ConditionProgressing); message != allReleased {
+		t.Errorf("got the message %q", message)
+	}
+}
