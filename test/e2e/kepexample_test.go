@@ -138,7 +138,7 @@ func (s *story) shows(t *testing.T, moment string, want map[string][]v1alpha1.No
 			}
 			added := []cmp.Option{
 				cmpopts.IgnoreFields(v1alpha1.NodeMaintenanceNodeStatus{}, "PodsBlocked", "PodsKept", "PodsPeak",
-					"PodsGonePeak"),
+					"PodsGonePeak", "Reason"),
 				cmpopts.IgnoreFields(v1alpha1.NodeReference{}, "UID"),
 				cmpopts.SortSlices(func(a, b v1alpha1.NodeMaintenanceNodeStatus) bool {
 					return a.NodeRef.Name < b.NodeRef.Name

@@ -134,6 +134,26 @@ type NodeMaintenanceSpec struct {
 	NewNodes     NewNodesPolicy
 }
 
+// NodeStatusReason is why a node of a maintenance is not drained like the others.
+type NodeStatusReason string
+
+const (
+	// NodeStatusNotAuthorized means that the requester may not delete the node.
+	NodeStatusNotAuthorized NodeStatusReason = "NotAuthorized"
+	// NodeStatusTooManyMaintenances means that as many other maintenances hold the node as may.
+	NodeStatusTooManyMaintenances NodeStatusReason = "TooManyMaintenances"
+	// NodeStatusNotCordoned means that the node is not cordoned.
+	NodeStatusNotCordoned NodeStatusReason = "NotCordoned"
+	// NodeStatusFastForwarded means that another maintenance has taken the node further.
+	NodeStatusFastForwarded NodeStatusReason = "FastForwarded"
+	// NodeStatusReleasing means that the node is still to be released.
+	NodeStatusReleasing NodeStatusReason = "Releasing"
+	// NodeStatusNotReleased means that the release of the node fails.
+	NodeStatusNotReleased NodeStatusReason = "NotReleased"
+	// NodeStatusGone means that the node does not exist any more.
+	NodeStatusGone NodeStatusReason = "NodeGone"
+)
+
 // DrainPlanEntry is one wave of a drain: the pods of one type, up to a priority, that match a
 // selector.
 type DrainPlanEntry struct {
@@ -151,6 +171,16 @@ type NodeMaintenanceStatus struct {
 	Conditions            []metav1.Condition
 	LastProgressTimestamp *metav1.Time
 	NewestNodeTimestamp   *metav1.Time
+	Waves                 []NodeMaintenanceWave
+}
+
+// NodeMaintenanceWave is how far an entry of the drain plan is.
+type NodeMaintenanceWave struct {
+	Entry     int32
+	PodsPeak  int32
+	PodsLeft  int32
+	StartTime *metav1.Time
+	EndTime   *metav1.Time
 }
 
 // StageStatus records when a stage was entered.
@@ -176,6 +206,7 @@ type NodeMaintenanceNodeStatus struct {
 	PodsKept              int32
 	PodsPeak              int32
 	PodsGonePeak          int32
+	Reason                NodeStatusReason
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

@@ -65,14 +65,15 @@ func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 	if d.wake > 0 {
 		c.queue.AddAfter(nm.Name, d.wake)
 	}
-	written, err := c.writeStatus(ctx, nm, d.status)
+	released := maintenancev1alpha1.IsEnding(nm) && len(f.held) == 0
+	written, err := c.writeStatus(ctx, nm, d.status, released)
 	if err != nil {
 		return loop.IgnoreNotFound(err)
 	}
 	if maintenancev1alpha1.IsEnding(nm) {
 		c.announceProgressing(nm, written)
-		if len(f.held) > 0 || written == nm && !sameStatus(&nm.Status, &d.status) {
-			return nil // or the last word waits its turn, and the maintenance comes back for it
+		if !released {
+			return nil
 		}
 		return c.dropFinalizer(ctx, written)
 	}

@@ -20,18 +20,15 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// announceRefused tells once about each node that the requester may not delete: the message in the
+// announceRefused tells once about each node that the requester may not delete: the reason in the
 // status before this write is the memory.
 func (c *Controller) announceRefused(m *member) {
-	message := drainplan.NotAuthorizedMessage(m.username())
-	omitted := meta.IsStatusConditionTrue(m.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted)
 	for _, node := range m.nodes {
-		if node.outside == nil || node.outside.reason != maintenancev1alpha1.ReasonNotAuthorized {
+		if node.outside == nil || node.outside.reason != maintenancev1alpha1.NodeStatusNotAuthorized {
 			continue
 		}
-		// Without messages a node that the status has was told of when it joined.
 		before := maintenancev1alpha1.NodeStatusOf(m.NodeMaintenance, refOf(node.Node))
-		if before != nil && (omitted || before.DrainMessage == message) {
+		if before != nil && before.Reason == maintenancev1alpha1.NodeStatusNotAuthorized {
 			continue
 		}
 		c.nodeEvent(node.Node, m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
@@ -115,18 +112,15 @@ func isFurther(a, b *maintenancev1alpha1.DrainPlanEntry) bool {
 }
 
 // announceFastForward tells once about each maintenance that has taken nodes further than the plan
-// of nm would have.
+// of nm would have: the reason in the status before this write is the memory.
 func (c *Controller) announceFastForward(nm *maintenancev1alpha1.NodeMaintenance, plan drainplan.Result) {
-	if meta.IsStatusConditionTrue(nm.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted) {
-		return // whether it was told is in the messages
-	}
-	before := map[string]string{}
+	before := map[string]maintenancev1alpha1.NodeStatusReason{}
 	for i := range nm.Status.NodeStatuses {
-		before[nm.Status.NodeStatuses[i].NodeRef.Name] = nm.Status.NodeStatuses[i].DrainMessage
+		before[nm.Status.NodeStatuses[i].NodeRef.Name] = nm.Status.NodeStatuses[i].Reason
 	}
 	told := sets.New[string]()
 	for node, by := range plan.FastForwarded[nm.Name] {
-		if !isMessageOf(before[node], plan.Messages[nm.Name][node]) && !told.Has(by) {
+		if before[node] != maintenancev1alpha1.NodeStatusFastForwarded && !told.Has(by) {
 			told.Insert(by)
 			c.maintenanceEvent(nm, corev1.EventTypeWarning, EventFastForwarded, actionDrain,
 				"NodeMaintenance %s has taken node %s further than the plan of %s: the pods it has passed are asked to leave now", by, node, nm.Name)

@@ -88,7 +88,8 @@ func (d *decision) decideRelease(f *facts) {
 		if !f.held.Has(name) {
 			continue
 		}
-		entry.DrainTargets, entry.DrainMessage = nm.Status.NodeStatuses[i].DrainTargets, messageOfRelease(f, name)
+		entry.DrainTargets = nm.Status.NodeStatuses[i].DrainTargets
+		entry.Reason, entry.DrainMessage = releaseOf(f, name)
 		if trouble, failing := f.troubles[name]; failing {
 			failed = append(failed, loop.Failure{About: "node " + name, Since: trouble.Since, Text: trouble.Text})
 		}

@@ -239,7 +239,7 @@ func (c *Controller) noteSync(ctx context.Context, item string, err error) {
 		return
 	}
 	if status, visible := c.showFailure(nm); visible {
-		written, writeErr := c.writeStatus(ctx, nm, *status)
+		written, writeErr := c.writeStatus(ctx, nm, *status, false)
 		if writeErr != nil {
 			klog.FromContext(ctx).Error(writeErr, "Cannot show on the object why its sync fails")
 			c.announceUnwritable(ctx, nm, writeErr)

@@ -54,9 +54,13 @@ type nodeCount struct {
 	unwanted []*maintenancev1alpha1.Evacuation
 }
 
+// waveCount counts the pods of an entry of the plan: those that have not left, and those of them
+// that are asked to leave.
+type waveCount struct{ left, asked int32 }
+
 // countPods adds the pods of a node up. covered are all entries of the plan, targets the entries
-// that the node has reached.
-func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Targets) *nodeCount {
+// that the node has reached. Pods of a node inside the waves are added to their waves.
+func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Targets, waves []waveCount, inside bool) *nodeCount {
 	n := &nodeCount{targets: targets, keptStatic: map[protocol.KeptReason]int{}}
 	for i := range view.Pods {
 		pod := &view.Pods[i]
@@ -66,18 +70,18 @@ func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Target
 			n.unwanted = append(n.unwanted, pod.Evacuation)
 		}
 		if pod.Kept != "" {
-			n.left++
-			if pod.Kept.IsStatic() {
-				n.static++
-			}
-			if reason := pod.Kept.KeptStatic(); reason != "" {
-				n.keptStatic[reason]++
-			}
-			n.leftOnPurpose = append(n.leftOnPurpose, fmt.Sprintf("%s of %s/%s", pod.Kept, pod.Namespace, ownerName(pod.Pod)))
+			n.addKept(pod)
 			continue
 		}
-		if !covered.Cover(pod.Plan) && pod.Evacuation == nil {
+		wave := covered.First(pod.Plan)
+		if wave < 0 && pod.Evacuation == nil {
 			continue
+		}
+		if inside && wave >= 0 {
+			waves[wave].left++
+			if targeted {
+				waves[wave].asked++
+			}
 		}
 		n.covered++
 		if targeted {
@@ -119,6 +123,18 @@ func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Target
 		}
 	}
 	return n
+}
+
+// addKept adds a pod that stays.
+func (n *nodeCount) addKept(pod *nodestate.Pod) {
+	n.left++
+	if pod.Kept.IsStatic() {
+		n.static++
+	}
+	if reason := pod.Kept.KeptStatic(); reason != "" {
+		n.keptStatic[reason]++
+	}
+	n.leftOnPurpose = append(n.leftOnPurpose, fmt.Sprintf("%s of %s/%s", pod.Kept, pod.Namespace, ownerName(pod.Pod)))
 }
 
 // lastMove returns the latest time at which a pod moves or has moved, zero if it never has. It may
@@ -177,11 +193,6 @@ func (n *nodeCount) messageOf(planned string) string {
 	return message
 }
 
-// isMessageOf reports whether a message is what the plan says, whatever was added.
-func isMessageOf(message, planned string) bool {
-	return message == planned || strings.HasPrefix(message, planned+addendum)
-}
-
 // fill writes the counters into the status of the node of a maintenance.
 func (n *nodeCount) fill(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alpha1.NodeMaintenanceNodeStatus) {
 	entry.PodsPendingEvacuation = n.pending
@@ -215,6 +226,8 @@ type remainder struct {
 	left  map[string]int
 	// static counts the static pods among left.
 	static int
+	// waves are by entry of the plan.
+	waves []waveCount
 }
 
 func newRemainder() *remainder {

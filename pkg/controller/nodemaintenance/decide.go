@@ -68,20 +68,22 @@ func decide(f *facts) (*decision, error) {
 	}
 	d.counts = make([]*nodeCount, 0, len(f.subject.inside))
 	left := newRemainder()
-	for _, node := range f.subject.nodes {
-		d.addNode(f, node, covered, left)
+	left.waves = make([]waveCount, len(nm.Spec.DrainPlan))
+	for i := range f.subject.nodes {
+		d.addNode(f, &f.subject.nodes[i], covered, left)
 	}
 	for _, node := range f.former {
 		d.addFormer(f, node)
 	}
 	sortNodes(d.status.NodeStatuses)
+	d.status.Waves = decideWaves(f, left.waves)
 	d.decideConditions(f, left)
 	return d, nil
 }
 
 // addNode adds the entry of a selected node, and what is left on it if it is inside the waves. What
 // is left on another node is shown and not waited for.
-func (d *decision) addNode(f *facts, node memberNode, covered drainplan.Targets, left *remainder) {
+func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets, left *remainder) {
 	nm := f.subject.NodeMaintenance
 	entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node)}
 	var targets drainplan.Targets
@@ -89,14 +91,15 @@ func (d *decision) addNode(f *facts, node memberNode, covered drainplan.Targets,
 	case node.outside == nil && maintenancev1alpha1.IsDraining(nm):
 		targets = d.plan.Targets[node.Name]
 		entry.DrainTargets = targets.Entries
-	case node.outside == nil || node.outside.reason != maintenancev1alpha1.ReasonTooManyMaintenances:
+	case node.outside == nil || node.outside.reason != maintenancev1alpha1.NodeStatusTooManyMaintenances:
 		entry.DrainTargets = holds.Stored(nm, node.Node)
 	}
-	n := countPods(f, f.views[node.Name], covered, targets)
+	n := countPods(f, f.views[node.Name], covered, targets, left.waves, node.outside == nil)
 	n.fill(nm, &entry)
+	entry.Reason = d.reasonOf(nm, node)
 	switch trouble, failing := f.troubles[node.Name]; {
 	case node.outside != nil:
-		entry.DrainMessage = drainplan.Fit(maintenancev1alpha1.DrainMessageNotDrained+node.outside.why, drainplan.MaxMessageBytes)
+		entry.DrainMessage = drainplan.Fit(drainplan.NotDrained+node.outside.why, drainplan.MaxMessageBytes)
 	case maintenancev1alpha1.IsDraining(nm):
 		entry.DrainMessage = n.messageOf(d.plan.Messages[nm.Name][node.Name])
 		if failing {
@@ -110,6 +113,52 @@ func (d *decision) addNode(f *facts, node memberNode, covered drainplan.Targets,
 	d.status.NodeStatuses = append(d.status.NodeStatuses, entry)
 }
 
+// reasonOf returns why a node is not drained like the others, "" if it is.
+func (d *decision) reasonOf(nm *maintenancev1alpha1.NodeMaintenance, node *memberNode) maintenancev1alpha1.NodeStatusReason {
+	switch {
+	case node.outside != nil:
+		return node.outside.reason
+	case maintenancev1alpha1.IsHolding(nm) && node.isUncordoned():
+		return maintenancev1alpha1.NodeStatusNotCordoned
+	case d.plan.FastForwarded[nm.Name][node.Name] != "":
+		return maintenancev1alpha1.NodeStatusFastForwarded
+	}
+	return ""
+}
+
+// decideWaves returns how far the entries of the plan are that have or had pods. After stage Drain
+// it stays as it is.
+func decideWaves(f *facts, counts []waveCount) []maintenancev1alpha1.NodeMaintenanceWave {
+	before := f.subject.Status.Waves
+	if !maintenancev1alpha1.IsDraining(f.subject.NodeMaintenance) {
+		return before
+	}
+	var waves []maintenancev1alpha1.NodeMaintenanceWave
+	now := &metav1.Time{Time: f.now}
+	for i, count := range counts {
+		wave := maintenancev1alpha1.NodeMaintenanceWave{Entry: int32(i)}
+		at := slices.IndexFunc(before, func(w maintenancev1alpha1.NodeMaintenanceWave) bool { return w.Entry == wave.Entry })
+		switch {
+		case at >= 0:
+			wave = before[at]
+		case count.left == 0:
+			continue
+		}
+		wave.PodsLeft, wave.PodsPeak = count.left, max(wave.PodsPeak, count.left)
+		if count.asked > 0 && wave.StartTime == nil {
+			wave.StartTime = now
+		}
+		switch {
+		case count.left > 0:
+			wave.EndTime = nil
+		case wave.EndTime == nil:
+			wave.EndTime = now
+		}
+		waves = append(waves, wave)
+	}
+	return waves
+}
+
 // addFormer adds the entry of a node that the maintenance does not select any more and cannot
 // forget yet: it is still to be released, or it is gone and may be registered again.
 func (d *decision) addFormer(f *facts, node formerNode) {
@@ -120,22 +169,22 @@ func (d *decision) addFormer(f *facts, node formerNode) {
 	case node.gone && maintenancev1alpha1.IsHolding(f.subject.NodeMaintenance) && f.subject.Spec.NewNodes != maintenancev1alpha1.NewNodesPolicyJoin:
 		// One that is registered again joins because it is listed here. With the policy Join any
 		// node joins, and the list would grow with every node that an autoscaler removes.
-		entry.DrainMessage = MessageNodeGone
+		entry.Reason, entry.DrainMessage = maintenancev1alpha1.NodeStatusGone, "Node is gone"
 	case node.gone, node.released:
 		return
 	default:
 		d.withdraw = append(d.withdraw, node.NodeRef.Name)
-		entry.DrainMessage = messageOfRelease(f, node.NodeRef.Name)
+		entry.Reason, entry.DrainMessage = releaseOf(f, node.NodeRef.Name)
 	}
 	d.status.NodeStatuses = append(d.status.NodeStatuses, entry)
 }
 
-// messageOfRelease says of a node that it is still to be released, and why if that keeps failing.
-func messageOfRelease(f *facts, node string) string {
+// releaseOf says of a node that it is still to be released, and why if that keeps failing.
+func releaseOf(f *facts, node string) (reason maintenancev1alpha1.NodeStatusReason, message string) {
 	if trouble, failing := f.troubles[node]; failing {
-		return drainplan.Fit(maintenancev1alpha1.DrainMessageNotReleased+trouble.Text, drainplan.MaxMessageBytes)
+		return maintenancev1alpha1.NodeStatusNotReleased, drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
 	}
-	return maintenancev1alpha1.DrainMessageReleasing
+	return maintenancev1alpha1.NodeStatusReleasing, "Being released"
 }
 
 // peakOf is the most pods that had to leave a node at one time. It can be told again after a
@@ -237,7 +286,7 @@ func decideDrained(f drainedFacts) verdict {
 	for _, node := range f.nodes {
 		switch {
 		case node.outside == nil:
-		case node.outside.reason == maintenancev1alpha1.ReasonNotAuthorized:
+		case node.outside.reason == maintenancev1alpha1.NodeStatusNotAuthorized:
 			refused++
 		default:
 			excluded = append(excluded, node)
@@ -256,7 +305,7 @@ func decideDrained(f drainedFacts) verdict {
 		return no(maintenancev1alpha1.ReasonNotAuthorized, "User %q may not delete %s, which stay as they are; %s",
 			f.username, wording.Count(refused, "selected node"), r.progress())
 	case len(excluded) > 0:
-		return no(excluded[0].outside.reason, "%s outside the drain, such as %s: %s; %s",
+		return no(excluded[0].outside.drained(), "%s outside the drain, such as %s: %s; %s",
 			pluralIs(len(excluded), "node"), excluded[0].Name, excluded[0].outside.why, r.progress())
 	case len(f.uncordoned) > 0:
 		return no(maintenancev1alpha1.ReasonDrainInProgress, "Waiting for %s to be cordoned; %s", wording.Count(len(f.uncordoned), "node"), r.progress())

@@ -30,6 +30,8 @@ type decideNodeTest struct {
 	message              string
 	pending, left, stuck int32
 	drained, progressing string
+	// reason is that of the node.
+	reason maintenancev1alpha1.NodeStatusReason
 }
 
 const (
@@ -130,24 +132,28 @@ func TestDecideNodes(t *testing.T) {
 				w.run(newPod("p", "one", 0))
 				w.facts.subject.nodes[0].Spec.Unschedulable = false
 			}, pending: 1, drained: "DrainInProgress", progressing: "Waiting",
+			reason: maintenancev1alpha1.NodeStatusNotCordoned,
 		},
 		"a node about which the authorizer has not answered asks no pod": {
 			given: func(w *world) {
 				w.run(newPod("p", "one", 0))
 				w.facts.subject.nodes[0].unanswered = true
 			}, pending: 1, drained: "DrainInProgress", progressing: "Waiting",
+			reason: maintenancev1alpha1.NodeStatusNotCordoned,
 		},
 		"a node that the requester may not delete is left alone": {
 			given: func(w *world) {
 				w.run(newPod("p", "one", 0))
-				w.outside("one", exclusion{reason: maintenancev1alpha1.ReasonNotAuthorized, why: `user "jane" may not delete this node.`})
+				w.outside("one", exclusion{reason: maintenancev1alpha1.NodeStatusNotAuthorized, why: `user "jane" may not delete this node.`})
 			}, message: `Not drained: user "jane" may not delete this node.`, pending: 1, drained: "NotAuthorized", progressing: "Waiting",
+			reason: maintenancev1alpha1.NodeStatusNotAuthorized,
 		},
 		"a node that cannot be cordoned is outside the waves": {
 			given: func(w *world) {
 				w.run(newPod("p", "one", 0))
-				w.outside("one", exclusion{maintenancev1alpha1.ReasonNodeNotCordoned, "cordon node one: no", noon.Add(-time.Hour)})
+				w.outside("one", exclusion{maintenancev1alpha1.NodeStatusNotCordoned, "cordon node one: no", noon.Add(-time.Hour)})
 			}, message: "Not drained: cordon node one: no", pending: 1, drained: "NodeNotCordoned", progressing: "SyncFailed",
+			reason: maintenancev1alpha1.NodeStatusNotCordoned,
 		},
 	} {
 		t.Run(name, test.run)
@@ -170,7 +176,7 @@ func (test decideNodeTest) run(t *testing.T) {
 	d := w.wantAsked(test.asked...)
 	w.wantReasons(d, test.drained, test.progressing)
 	got := w.entry(d, "one")
-	if got.PodsPendingEvacuation != test.pending || got.PodsKept != test.left || got.PodsBlocked != test.stuck || !strings.Contains(got.DrainMessage, test.message) {
+	if got.PodsPendingEvacuation != test.pending || got.PodsKept != test.left || got.PodsBlocked != test.stuck || got.Reason != test.reason || !strings.Contains(got.DrainMessage, test.message) {
 		t.Errorf("got the entry %+v", got)
 	}
 	var unwanted []string

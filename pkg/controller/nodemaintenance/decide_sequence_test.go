@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
@@ -246,12 +247,13 @@ func TestDecideFormerNodes(t *testing.T) {
 		trouble string
 		// message is that of the entry, "" if there is none.
 		message  string
+		reason   maintenancev1alpha1.NodeStatusReason
 		withdraw bool
 	}{
-		"it is still to be released":                  {message: "Being released", withdraw: true},
-		"its release fails":                           {trouble: "no", message: "Not released: no", withdraw: true},
+		"it is still to be released":                  {message: "Being released", reason: maintenancev1alpha1.NodeStatusReleasing, withdraw: true},
+		"its release fails":                           {trouble: "no", message: "Not released: no", reason: maintenancev1alpha1.NodeStatusNotReleased, withdraw: true},
 		"it is released":                              {node: formerNode{released: true}},
-		"it is gone and may come back under its name": {node: formerNode{gone: true}, message: MessageNodeGone},
+		"it is gone and may come back under its name": {node: formerNode{gone: true}, message: "Node is gone", reason: maintenancev1alpha1.NodeStatusGone},
 		"it is gone, and every new node joins":        {nm: newMaintenance("m", joining), node: formerNode{gone: true}},
 		"it is gone, and the maintenance is Idle":     {nm: newMaintenance("m", createdAt(stageIdle)), node: formerNode{gone: true}},
 		"it cannot be read":                           {node: formerNode{err: errors.New("a cache is broken")}, message: "a cache is broken"},
@@ -273,7 +275,7 @@ func TestDecideFormerNodes(t *testing.T) {
 				t.Fatalf("got the nodes %+v", d.status.NodeStatuses)
 			}
 			if test.message != "" {
-				if got := w.entry(d, "a"); got.DrainMessage != test.message || len(got.DrainTargets) != 1 || got.PodsPeak != 0 {
+				if got := w.entry(d, "a"); got.DrainMessage != test.message || got.Reason != test.reason || len(got.DrainTargets) != 1 || got.PodsPeak != 0 {
 					t.Errorf("got the entry %+v, want the message %q and the targets alone", got, test.message)
 				}
 			}
@@ -313,4 +315,37 @@ func TestDecideRelease(t *testing.T) {
 	if _, message := d.condition(maintenancev1alpha1.ConditionProgressing); message != allReleased {
 		t.Errorf("got the message %q", message)
 	}
+}
+
+// TestDecideWaves has two entries of a plan with pods, and one without.
+func TestDecideWaves(t *testing.T) {
+	w := newWorld(t, newMaintenance("m", planning(upTo(1000), upTo(2000), upTo(3000))), newNode("one"), newNode("two"), newNode("out"))
+	w.outside("out", exclusion{reason: maintenancev1alpha1.NodeStatusNotAuthorized, why: "no"})
+	w.run(newPod("p", "one", 0))
+	w.run(newPod("q", "two", 1000))
+	w.run(newPod("late", "one", 2500))
+	w.run(newPod("stays", "out", 0))
+	want := func(d *decision, want ...maintenancev1alpha1.NodeMaintenanceWave) {
+		t.Helper()
+		if got := d.status.Waves; !equality.Semantic.DeepEqual(got, want) {
+			t.Errorf("got the waves %v, want %v", got, want)
+		}
+	}
+	at := func(after time.Duration) *metav1.Time { return &metav1.Time{Time: noon.Add(after)} }
+	first := maintenancev1alpha1.NodeMaintenanceWave{Entry: 0, PodsPeak: 2, PodsLeft: 2, StartTime: at(0)}
+	third := maintenancev1alpha1.NodeMaintenanceWave{Entry: 2, PodsPeak: 1, PodsLeft: 1}
+	want(w.after(0), first, third)
+	w.gone("p")
+	first.PodsLeft = 1
+	want(w.after(time.Minute), first, third)
+	w.gone("q")
+	first.PodsLeft, first.EndTime, third.StartTime = 0, at(2*time.Minute), at(2*time.Minute)
+	want(w.after(time.Minute), first, third)
+	t.Log("a pod comes back")
+	w.run(newPod("r", "one", 0))
+	first.PodsLeft, first.EndTime = 1, nil
+	want(w.after(time.Minute), first, third)
+	t.Log("the maintenance ends")
+	atStage(stageComplete)(w.facts.subject.NodeMaintenance)
+	want(w.after(time.Minute), first, third)
 }

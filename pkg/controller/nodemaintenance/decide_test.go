@@ -44,7 +44,7 @@ func TestDecideEvacuation(t *testing.T) {
 }
 
 // nodesWith returns nodes inside the waves, and others that are outside for the given reasons.
-func nodesWith(inside int, outside ...string) []memberNode {
+func nodesWith(inside int, outside ...maintenancev1alpha1.NodeStatusReason) []memberNode {
 	nodes := make([]memberNode, 0, inside+len(outside))
 	for i := range inside {
 		nodes = append(nodes, memberNode{Node: newNode(fmt.Sprintf("n-%d", i))})
@@ -112,14 +112,14 @@ func TestDecideDrained(t *testing.T) {
 			},
 		},
 		"a drain with a refused node is not drained": {
-			drainedFacts{draining: true, nodes: nodesWith(1, maintenancev1alpha1.ReasonNotAuthorized), username: "x", finished: true, remainder: some()},
+			drainedFacts{draining: true, nodes: nodesWith(1, maintenancev1alpha1.NodeStatusNotAuthorized), username: "x", finished: true, remainder: some()},
 			verdict{
 				metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized,
 				`User "x" may not delete 1 selected node, which stay as they are; 0 pods left, 0 of them evacuating, 0 blocked`,
 			},
 		},
 		"a drain with a node outside the waves is not drained": {
-			drainedFacts{draining: true, nodes: nodesWith(2, maintenancev1alpha1.ReasonNodeNotCordoned), finished: true, remainder: some()},
+			drainedFacts{draining: true, nodes: nodesWith(2, maintenancev1alpha1.NodeStatusNotCordoned), finished: true, remainder: some()},
 			verdict{
 				metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned,
 				"1 node is outside the drain, such as out: some text; 0 pods left, 0 of them evacuating, 0 blocked",

@@ -268,9 +268,12 @@ func TestMessageNamesPodsOfTerminatingNamespaces(t *testing.T) {
 		t.Run(sentence, func(t *testing.T) {
 			n := &nodeCount{refused: tc.refused}
 			got := n.messageOf(tc.planned)
-			is.Equal(t, got, tc.want, "message")
-			is.True(t, len(got) <= 128, "got %d bytes", len(got))
-			is.True(t, isMessageOf(got, tc.planned), "got %q, want it to count as a message of the plan", got)
+			if got != tc.want {
+				t.Errorf("got message %q, want %q", got, tc.want)
+			}
+			if len(got) > 128 {
+				t.Errorf("got %d bytes", len(got))
+			}
 		})
 	}
 }

@@ -16,7 +16,7 @@ const (
 	// delete it.
 	EventNotAuthorized = "NotAuthorized"
 	// EventFastForwarded: a node had already come further than the plan of a maintenance that
-	// joined late. It is not sent while the status is too large for messages of nodes.
+	// joined late.
 	EventFastForwarded = "DrainFastForwarded"
 	// EventOrderOverridden: the plans of maintenances contradict each other, and the oldest one's
 	// order was followed.

@@ -90,10 +90,21 @@ type memberNode struct {
 
 // exclusion is why a node is outside the waves, and since when.
 type exclusion struct {
-	// reason is that of the condition Drained.
-	reason string
+	reason maintenancev1alpha1.NodeStatusReason
 	why    string
 	since  time.Time
+}
+
+// drained is the reason of the condition Drained of a maintenance with such a node.
+func (e *exclusion) drained() string {
+	switch e.reason {
+	case maintenancev1alpha1.NodeStatusNotAuthorized:
+		return maintenancev1alpha1.ReasonNotAuthorized
+	case maintenancev1alpha1.NodeStatusTooManyMaintenances:
+		return maintenancev1alpha1.ReasonTooManyMaintenances
+	default:
+		return maintenancev1alpha1.ReasonNodeNotCordoned
+	}
 }
 
 // formerNode is a node that a maintenance does not select any more and that its status has.
@@ -247,11 +258,16 @@ func (f *facts) drainers(nodes sets.Set[string]) map[string][]*member {
 	return drainers
 }
 
+// isUncordoned reports whether the waves wait for a node before any pod is asked to leave.
+func (n *memberNode) isUncordoned() bool {
+	return n.outside == nil && (!n.Spec.Unschedulable || n.unanswered)
+}
+
 // uncordoned returns the nodes that the waves wait for before any pod is asked to leave.
 func (m *member) uncordoned() []string {
 	var names []string
-	for _, node := range m.nodes {
-		if node.outside == nil && (!node.Spec.Unschedulable || node.unanswered) {
+	for i := range m.nodes {
+		if node := &m.nodes[i]; node.isUncordoned() {
 			names = append(names, node.Name)
 		}
 	}
@@ -327,15 +343,15 @@ func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *maintenancev1
 	switch {
 	case o.answer.Err == nil && !o.answer.Allowed:
 		message := drainplan.NotAuthorizedMessage(maintenancev1alpha1.RequesterOf(nm))
-		return &exclusion{reason: maintenancev1alpha1.ReasonNotAuthorized, why: strings.TrimPrefix(message, maintenancev1alpha1.DrainMessageNotDrained)}
+		return &exclusion{reason: maintenancev1alpha1.NodeStatusNotAuthorized, why: strings.TrimPrefix(message, drainplan.NotDrained)}
 	case o.places.lacksOne(ctx, nm, node):
-		return &exclusion{maintenancev1alpha1.ReasonTooManyMaintenances, noPlace, entered}
+		return &exclusion{maintenancev1alpha1.NodeStatusTooManyMaintenances, noPlace, entered}
 	case !o.holds && o.tooLarge != nil:
-		return &exclusion{maintenancev1alpha1.ReasonNodeNotCordoned, o.tooLarge.Error(), entered}
+		return &exclusion{maintenancev1alpha1.NodeStatusNotCordoned, o.tooLarge.Error(), entered}
 	}
 	if since, fought := c.state.Cordons.Fought(node); fought {
 		f.wake = sooner(f.wake, max(time.Second, nodestate.FightWindow-f.now.Sub(since)))
-		return &exclusion{maintenancev1alpha1.ReasonNodeNotCordoned, "its cordon is undone repeatedly", since}
+		return &exclusion{maintenancev1alpha1.NodeStatusNotCordoned, "its cordon is undone repeatedly", since}
 	}
 	if node.Spec.Unschedulable && (o.holds || o.answer.Err == nil) {
 		return nil
@@ -344,12 +360,8 @@ func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *maintenancev1
 	if f.wake = sooner(f.wake, next); trouble == nil {
 		return nil
 	}
-	return &exclusion{maintenancev1alpha1.ReasonNodeNotCordoned, trouble.Text, trouble.Since}
+	return &exclusion{maintenancev1alpha1.NodeStatusNotCordoned, trouble.Text, trouble.Since}
 }
-
-// MessageNodeGone is the drainMessage of a node whose object does not exist any more. If it is
-// registered again under its name it joins.
-const MessageNodeGone = "Node is gone"
 
 func (m *member) username() string { return maintenancev1alpha1.RequesterOf(m.NodeMaintenance) }
 

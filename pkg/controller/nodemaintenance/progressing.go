@@ -244,7 +244,7 @@ func (m *member) problems(f *facts) []loop.Failure {
 	for _, node := range m.nodes {
 		about := "node " + node.Name
 		switch trouble, failing := f.troubles[node.Name]; {
-		case node.outside != nil && node.outside.reason != maintenancev1alpha1.ReasonNotAuthorized:
+		case node.outside != nil && node.outside.reason != maintenancev1alpha1.NodeStatusNotAuthorized:
 			all = append(all, loop.Failure{About: about, Since: node.outside.since, Text: node.outside.why})
 		case node.outside == nil && failing:
 			// It is cordoned; what fails may be a taint or a condition.

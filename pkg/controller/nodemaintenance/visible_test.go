@@ -294,7 +294,43 @@ func TestNewNodes(t *testing.T) {
 				if test.node.Name == "old" {
 					objects = append(objects, test.node.DeepCopy())
 				}
-			}
+				f := newFixture(t, objects...)
+				f.step("m")
+				f.wantCordon("one", true, "m")
+				switch test.node.Name {
+				case "old":
+					f.updateNode("old", inPool("blue"))
+				case "one":
+					if err := f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}); err != nil {
+						t.Fatal(err)
+					}
+					f.wait(statusPace)
+					f.step("m")
+					if got := f.nodeStatus("m", "one").Reason; got != maintenancev1alpha1.NodeStatusGone {
+						t.Errorf("got the reason %q of a node that is gone", got)
+					}
+					f.create(test.node)
+				default:
+					f.create(test.node)
+				}
+				if !test.joins {
+					f.cached()
+					f.wantEnqueued("m")
+				}
+				f.restart()
+				f.wait(nodestate.SettleTime)
+				f.step("m")
+				if test.joins {
+					f.wantCordon(test.node.Name, true, "m")
+				} else {
+					f.wantCordon(test.node.Name, false)
+					if c := conditionOf(
+						f.nm("m"), maintenancev1alpha1.ConditionProgressing,
+					); c == nil || !strings.Contains(c.Message, "1 new node is ignored (newNodes: Ignore): late") {
+						t.Errorf("got Progressing %+v", c)
+					}
+				}
+			})
 		})
 	}
 }
@@ -366,7 +402,8 @@ func TestNodesThatDoNotFitInTheStatusAreNotSelected(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", wide))
 		f.step("m")
 		f.wantCordon("one", true, "m")
-		fits := size.MaxStatusBytes / size.StatusBytes(f.nm("m").Spec.DrainPlan, 1)
+		plan := f.nm("m").Spec.DrainPlan
+		fits := size.MaxStatusBytes / (size.StatusBytes(plan, 2) - size.StatusBytes(plan, 1))
 		for i := range fits {
 			f.create(newNode(fmt.Sprintf("late-%04d", i)))
 		}

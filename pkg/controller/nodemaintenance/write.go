@@ -32,8 +32,9 @@ const (
 
 // writeStatus stores a status if it differs, and returns the maintenance as it is then stored. What
 // others or a restart depend on is written immediately; a difference in counters and messages alone
-// waits. writeStatus takes ownership of status.
-func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, status maintenancev1alpha1.NodeMaintenanceStatus) (*maintenancev1alpha1.NodeMaintenance, error) {
+// waits, unless the status is urgent. writeStatus takes ownership of status.
+func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, status maintenancev1alpha1.NodeMaintenanceStatus,
+	urgent bool) (*maintenancev1alpha1.NodeMaintenance, error) {
 	changed := *nm
 	next := &changed
 	next.Status = status
@@ -41,7 +42,7 @@ func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.No
 	if sameStatus(&nm.Status, &next.Status) {
 		return nm, nil
 	}
-	if !isUrgent(nm, next) {
+	if !urgent && !isUrgent(nm, next) {
 		if wait := c.writePause(nm.Name, next.Size()); wait > 0 {
 			c.queue.AddAfter(nm.Name, wait)
 			return nm, nil
@@ -77,7 +78,7 @@ func isUrgent(old, next *maintenancev1alpha1.NodeMaintenance) bool {
 	case maintenancev1alpha1.IsHolding(next) && !drainplan.SameTargets(old, next):
 		return true
 	}
-	return isReleased(next) != isReleased(old) || progressStatus(old) != progressStatus(next)
+	return progressStatus(old) != progressStatus(next)
 }
 
 // progressStatus returns the status of the condition Progressing.
@@ -86,12 +87,6 @@ func progressStatus(nm *maintenancev1alpha1.NodeMaintenance) metav1.ConditionSta
 		return condition.Status
 	}
 	return ""
-}
-
-// isReleased reports whether the status says that a maintenance has given everything back.
-func isReleased(nm *maintenancev1alpha1.NodeMaintenance) bool {
-	condition := conditionOf(nm, maintenancev1alpha1.ConditionProgressing)
-	return condition != nil && condition.Message == allReleased
 }
 
 // keepSmall leaves the messages of the nodes out, and says so, when the object would become too
@@ -104,19 +99,13 @@ func (c *Controller) keepSmall(nm *maintenancev1alpha1.NodeMaintenance) {
 	meta.RemoveStatusCondition(&nm.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted)
 }
 
-// dropMessages leaves out all messages but that a node is being released: a new leader must not
-// take such a node back.
+// dropMessages leaves out all messages.
 func (c *Controller) dropMessages(nm *maintenancev1alpha1.NodeMaintenance) {
 	for i := range nm.Status.NodeStatuses {
-		entry := &nm.Status.NodeStatuses[i]
-		if maintenancev1alpha1.IsBeingReleased(entry) {
-			entry.DrainMessage = maintenancev1alpha1.DrainMessageReleasing
-		} else {
-			entry.DrainMessage = ""
-		}
+		nm.Status.NodeStatuses[i].DrainMessage = ""
 	}
 	setCondition(nm, &nm.Status, maintenancev1alpha1.ConditionNodeMessagesOmitted, verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonStatusTooLarge,
-		"The status would be too large with a message for each node; the counters are complete"}, c.clock.Now())
+		"The status would be too large with a message for each node; the counters and reasons are complete"}, c.clock.Now())
 }
 
 // isTooLarge reports whether the API server or etcd refused an object for its size; etcd has no
@@ -139,7 +128,7 @@ func (c *Controller) writePause(name string, size int) time.Duration {
 // sameNodeStatus reports whether two states of a node say the same. A field that is added to the
 // type has to be added here; a test sees to it.
 func sameNodeStatus(a, b *maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
-	return a.NodeRef == b.NodeRef && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
+	return a.NodeRef == b.NodeRef && a.Reason == b.Reason && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
 		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&
 		a.PodsGonePeak == b.PodsGonePeak &&
 		drainplan.SameEntries(a.DrainTargets, b.DrainTargets)

@@ -17,25 +17,25 @@ import (
 // TestNewLeaderInherits starts with a status that has node one, whose labels do not match.
 func TestNewLeaderInherits(t *testing.T) {
 	for name, test := range map[string]struct {
-		message  string
+		reason   v1alpha1.NodeStatusReason
 		observed int64
 		// registeredAgain: the node of the cache is another one than that of the status.
 		registeredAgain bool
 		want            bool
 	}{
 		"the node lingers":                                  {observed: 1, want: true},
-		"the previous leader was releasing the node":        {observed: 1, message: v1alpha1.DrainMessageReleasing},
-		"the previous leader could not release the node":    {observed: 1, message: v1alpha1.DrainMessageNotReleased + "forbidden"},
+		"the previous leader was releasing the node":        {observed: 1, reason: v1alpha1.NodeStatusReleasing},
+		"the previous leader could not release the node":    {observed: 1, reason: v1alpha1.NodeStatusNotReleased},
 		"the previous leader did not see the selector":      {observed: 0},
 		"another node was registered under the same name":   {observed: 1, registeredAgain: true},
-		"the previous leader could not cordon the node yet": {observed: 1, message: "Not drained: forbidden", want: true},
+		"the previous leader could not cordon the node yet": {observed: 1, reason: v1alpha1.NodeStatusNotCordoned, want: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSelection(clocktesting.NewFakePassiveClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)))
 			nm := newMaintenance()
 			nm.Status.ObservedGeneration = test.observed
 			nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{{
-				NodeRef: v1alpha1.NodeReference{Name: "one", UID: "1"}, DrainMessage: test.message,
+				NodeRef: v1alpha1.NodeReference{Name: "one", UID: "1"}, Reason: test.reason,
 			}}
 			node := newNode("green", "1")
 			if test.registeredAgain {

@@ -18,6 +18,8 @@ const MaxMessageBytes = 128
 const (
 	// MessageEvacuating means that pods of the node are leaving.
 	MessageEvacuating = "Evacuating"
+	// NotDrained begins the message of a node that is outside the waves.
+	NotDrained = "Not drained: "
 	// MessageDrained means that the maintenance has drained the node.
 	MessageDrained = "Drained"
 )
@@ -25,7 +27,7 @@ const (
 // NotAuthorizedMessage returns the message for a node that the requester of the maintenance may not
 // delete.
 func NotAuthorizedMessage(username string) string {
-	const format = maintenancev1alpha1.DrainMessageNotAuthorized + "%q may not delete this node."
+	const format = NotDrained + "user %q may not delete this node."
 	for limit := MaxMessageBytes - len(format); ; limit-- {
 		// A name that has to be escaped grows when it is quoted.
 		if message := fmt.Sprintf(format, Fit(username, limit)); len(message) <= MaxMessageBytes {

@@ -36,13 +36,16 @@ func CompileTargets(entries []maintenancev1alpha1.DrainPlanEntry) (Targets, erro
 }
 
 // Cover reports whether the pod is asked to leave.
-func (t Targets) Cover(pod Pod) bool {
+func (t Targets) Cover(pod Pod) bool { return t.First(pod) >= 0 }
+
+// First returns the index of the first entry that covers the pod, -1 if none does.
+func (t Targets) First(pod Pod) int {
 	for i := range t.Entries {
 		if t.Entries[i].PodType == pod.Type && pod.Priority <= t.Entries[i].PodPriority && matches(t.selectors[i], &pod) {
-			return true
+			return i
 		}
 	}
-	return false
+	return -1
 }
 
 // compileSelector returns nil for a selector of all pods.

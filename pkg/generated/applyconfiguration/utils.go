@@ -37,6 +37,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &maintenancev1alpha1.NodeMaintenanceSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceStatus"):
 		return &maintenancev1alpha1.NodeMaintenanceStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenanceWave"):
+		return &maintenancev1alpha1.NodeMaintenanceWaveApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("NodeReference"):
 		return &maintenancev1alpha1.NodeReferenceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("PodReference"):

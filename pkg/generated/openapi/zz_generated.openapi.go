@@ -34,6 +34,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		v1alpha1.NodeMaintenancePreview{}.OpenAPIModelName():           schema_pkg_apis_maintenance_v1alpha1_NodeMaintenancePreview(ref),
 		v1alpha1.NodeMaintenanceSpec{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref),
 		v1alpha1.NodeMaintenanceStatus{}.OpenAPIModelName():            schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref),
+		v1alpha1.NodeMaintenanceWave{}.OpenAPIModelName():              schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceWave(ref),
 		v1alpha1.NodeReference{}.OpenAPIModelName():                    schema_pkg_apis_maintenance_v1alpha1_NodeReference(ref),
 		v1alpha1.PodReference{}.OpenAPIModelName():                     schema_pkg_apis_maintenance_v1alpha1_PodReference(ref),
 		v1alpha1.PreviewBlocker{}.OpenAPIModelName():                   schema_pkg_apis_maintenance_v1alpha1_PreviewBlocker(ref),
@@ -876,6 +877,14 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 							Format:      "int32",
 						},
 					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "reason is why the node is not drained like the others, for programs: drainMessage is for people and is omitted if the status becomes too large. It is empty for a node of stage Idle, and for one whose drain takes its course: NotAuthorized, TooManyMaintenances, NotCordoned, FastForwarded, Releasing, NotReleased or NodeGone.\n\nPossible enum values:\n - `\"FastForwarded\"` means that another maintenance has taken the node further than the plan of this one. Its pods are asked to leave all the same.\n - `\"NodeGone\"` means that the node does not exist any more. It joins if it is registered again under its name.\n - `\"NotAuthorized\"` means that the requester may not delete the node. It is neither cordoned nor drained.\n - `\"NotCordoned\"` means that the node is not cordoned, or it is not known yet whether the requester may delete it. No pod of it is asked to leave.\n - `\"NotReleased\"` means that the release of such a node fails.\n - `\"Releasing\"` means that the maintenance no longer holds the node, and it is still to be released.\n - `\"TooManyMaintenances\"` means that as many other maintenances hold the node as may. It is not held before one of them ends.",
+							Type:        []string{"string"},
+							Format:      "",
+							Enum:        []interface{}{"FastForwarded", "NodeGone", "NotAuthorized", "NotCordoned", "NotReleased", "Releasing", "TooManyMaintenances"},
+						},
+					},
 				},
 				Required: []string{"nodeRef"},
 			},
@@ -1235,11 +1244,81 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceStatus(ref common.Refer
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
+					"waves": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "waves has one element for each entry of spec.drainPlan that has or had pods on the nodes since the drain began, in the order of the entries. It is written with the counters of the nodes and stays after stage Drain. At most 112.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(v1alpha1.NodeMaintenanceWave{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 				},
 			},
 		},
 		Dependencies: []string{
-			v1alpha1.NodeMaintenanceNodeStatus{}.OpenAPIModelName(), v1alpha1.StageStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+			v1alpha1.NodeMaintenanceNodeStatus{}.OpenAPIModelName(), v1alpha1.NodeMaintenanceWave{}.OpenAPIModelName(), v1alpha1.StageStatus{}.OpenAPIModelName(), metav1.Condition{}.OpenAPIModelName(), metav1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceWave(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeMaintenanceWave is how far an entry of the drain plan is.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"entry": {
+						SchemaProps: spec.SchemaProps{
+							Description: "entry is the index of the entry in spec.drainPlan, starting at 0.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"podsPeak": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsPeak is the highest number of pods of the entry that were on the nodes at one time since the drain began. podsPeak minus podsLeft is the number of pods that have left.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"podsLeft": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podsLeft is the number of pods of the entry that have not left.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"startTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "startTime is when the first pod of the entry was asked to leave. Unset before.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"endTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "endTime is when the last pod of the entry had left. Unset while there are pods.",
+							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"entry"},
+			},
+		},
+		Dependencies: []string{
+			metav1.Time{}.OpenAPIModelName()},
 	}
 }
 

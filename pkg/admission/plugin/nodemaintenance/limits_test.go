@@ -16,8 +16,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // stored returns n maintenances of a selector as the cache has them: m-00 is the newest.
@@ -41,8 +39,8 @@ func seenBy(all []*v1alpha1.NodeMaintenance, nodes ...v1alpha1.NodeMaintenanceNo
 	return all
 }
 
-func entryOf(node, message string) v1alpha1.NodeMaintenanceNodeStatus {
-	return v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: node}, DrainMessage: message}
+func entryOf(node string, reason v1alpha1.NodeStatusReason) v1alpha1.NodeMaintenanceNodeStatus {
+	return v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: node}, Reason: reason}
 }
 
 // shutdowns returns n maintenances of shutdowns of a node.
@@ -92,12 +90,12 @@ func TestLimitOfMaintenancesThatHoldANode(t *testing.T) {
 		"the node's own shutdown is admitted":              {others: stored(50, blue, drain), nm: shutdown(), by: "blue-1"},
 		"the shutdown of the node does not count":          {others: append(stored(49, blue, drain), shutdowns(1, "blue-1", drain)...), nm: maintain(byName("blue-1"))},
 		"the status counts for what a leader has seen":     {others: seenBy(stored(50, red, drain), entryOf("blue-1", "")), nm: maintain(blue), refused: true},
-		"one that may not hold the node does not count":    {others: allButOne(entryOf("blue-1", drainplan.NotAuthorizedMessage("eve"))), nm: maintain(blue)},
-		"one that has no place does not count":             {others: allButOne(entryOf("blue-1", v1alpha1.DrainMessageNoPlace+": 50 others")), nm: maintain(blue)},
-		"one that cannot drain the node counts":            {others: allButOne(entryOf("blue-1", v1alpha1.DrainMessageNotDrained+"no")), nm: maintain(blue), refused: true},
+		"one that may not hold the node does not count":    {others: allButOne(entryOf("blue-1", v1alpha1.NodeStatusNotAuthorized)), nm: maintain(blue)},
+		"one that has no place does not count":             {others: allButOne(entryOf("blue-1", v1alpha1.NodeStatusTooManyMaintenances)), nm: maintain(blue)},
+		"one that cannot drain the node counts":            {others: allButOne(entryOf("blue-1", v1alpha1.NodeStatusNotCordoned)), nm: maintain(blue), refused: true},
 		"what no leader has seen counts beside it":         {others: append(seenBy(stored(49, blue, drain), entryOf("blue-1", "")), stored(50, blue, drain)[49]), nm: maintain(blue), refused: true},
 		"what a leader has seen without nodes has none":    {others: seenBy(stored(50, blue, drain)), nm: maintain(blue)},
-		"nodes that are being released do not count":       {others: seenBy(stored(50, blue, drain), entryOf("blue-1", v1alpha1.DrainMessageReleasing)), nm: maintain(byName("blue-1"))},
+		"nodes that are being released do not count":       {others: seenBy(stored(50, blue, drain), entryOf("blue-1", v1alpha1.NodeStatusReleasing)), nm: maintain(byName("blue-1"))},
 		"the status of another generation does not count":  {others: seenAt(stored(50, red, drain), 7, entryOf("blue-1", "")), nm: maintain(blue)},
 	} {
 		t.Run(name, func(t *testing.T) {

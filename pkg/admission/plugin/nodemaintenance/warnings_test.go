@@ -127,7 +127,7 @@ func TestWarnings(t *testing.T) {
 			nodes: manyNodes(5000), request: request{nm: maintain(pools("blue"))},
 			want: []string{
 				"spec.nodeSelector: drains more than one control-plane node: z-1, z-2",
-				"spec.drainPlan: the status of 5002 nodes may take 1.2 MiB; " +
+				"spec.drainPlan: the status of 5002 nodes may take 1.3 MiB; " +
 					"messages of individual nodes may be omitted",
 			},
 		},

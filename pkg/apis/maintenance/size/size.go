@@ -35,8 +35,11 @@ const (
 	MaxEvacuationBytes = 64 << 10
 
 	// nodeBytes is the size of a node in a stored status without its targets and its message, for a
-	// name of 63 characters: about the longest that cloud providers use.
-	nodeBytes = 132
+	// name of 63 characters, about the longest that cloud providers use, and the longest reason of
+	// a node that has targets.
+	nodeBytes = 132 + 15
+	// waveBytes is the most that a wave takes.
+	waveBytes = 48
 	// entryBytes is what protobuf adds to a target in a list.
 	entryBytes = 4
 	// labelBytes is the most that protobuf adds to the key and the value of a label: a tag and a
@@ -59,7 +62,7 @@ func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 		perNode += max(0, size-targets[key])
 		targets[key] = max(size, targets[key])
 	}
-	return perNode * nodes
+	return perNode*nodes + waveBytes*len(plan)
 }
 
 // EvacuationMetadataBytes is the size of what MaxEvacuationMetadataBytes limits.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -168,11 +169,16 @@ func TestStatusBytes(t *testing.T) {
 			n := v1alpha1.NodeMaintenanceNodeStatus{
 				NodeRef:               v1alpha1.NodeReference{Name: fmt.Sprintf("%063d", i), UID: types.UID(fmt.Sprintf("%036d", i))},
 				PodsPendingEvacuation: 250, PodsEvacuating: 250, PodsBlocked: 250, PodsKept: 20, PodsPeak: 500, PodsGonePeak: 450,
+				Reason: v1alpha1.NodeStatusFastForwarded,
 			}
 			for _, e := range reached {
 				n.DrainTargets = append(n.DrainTargets, e)
 			}
 			stored.NodeStatuses = append(stored.NodeStatuses, n)
+		}
+		for i := range entries {
+			at := &metav1.Time{Time: time.Unix(1<<40, 0)}
+			stored.Waves = append(stored.Waves, v1alpha1.NodeMaintenanceWave{Entry: int32(i), PodsPeak: 1 << 30, PodsLeft: 1 << 30, StartTime: at, EndTime: at})
 		}
 		got, want := StatusBytes(entries, 1000), stored.Size()
 		is.True(t, got >= want && got <= want*5/4, "got %d bytes, stored are %d", got, want)

@@ -46,6 +46,8 @@ func (m *NodeMaintenanceSpec) Reset() { *m = NodeMaintenanceSpec{} }
 
 func (m *NodeMaintenanceStatus) Reset() { *m = NodeMaintenanceStatus{} }
 
+func (m *NodeMaintenanceWave) Reset() { *m = NodeMaintenanceWave{} }
+
 func (m *NodeReference) Reset() { *m = NodeReference{} }
 
 func (m *PodReference) Reset() { *m = PodReference{} }
@@ -529,6 +531,11 @@ func (m *NodeMaintenanceNodeStatus) MarshalToSizedBuffer(dAtA []byte) (int, erro
 	_ = i
 	var l int
 	_ = l
+	i -= len(m.Reason)
+	copy(dAtA[i:], m.Reason)
+	i = encodeVarintGenerated(dAtA, i, uint64(len(m.Reason)))
+	i--
+	dAtA[i] = 0x52
 	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsGonePeak))
 	i--
 	dAtA[i] = 0x48
@@ -814,6 +821,20 @@ func (m *NodeMaintenanceStatus) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 	_ = i
 	var l int
 	_ = l
+	if len(m.Waves) > 0 {
+		for iNdEx := len(m.Waves) - 1; iNdEx >= 0; iNdEx-- {
+			{
+				size, err := m.Waves[iNdEx].MarshalToSizedBuffer(dAtA[:i])
+				if err != nil {
+					return 0, err
+				}
+				i -= size
+				i = encodeVarintGenerated(dAtA, i, uint64(size))
+			}
+			i--
+			dAtA[i] = 0x3a
+		}
+	}
 	if m.NewestNodeTimestamp != nil {
 		{
 			size, err := m.NewestNodeTimestamp.MarshalToSizedBuffer(dAtA[:i])
@@ -881,6 +902,62 @@ func (m *NodeMaintenanceStatus) MarshalToSizedBuffer(dAtA []byte) (int, error) {
 		}
 	}
 	i = encodeVarintGenerated(dAtA, i, uint64(m.ObservedGeneration))
+	i--
+	dAtA[i] = 0x8
+	return len(dAtA) - i, nil
+}
+
+func (m *NodeMaintenanceWave) Marshal() (dAtA []byte, err error) {
+	size := m.Size()
+	dAtA = make([]byte, size)
+	n, err := m.MarshalToSizedBuffer(dAtA[:size])
+	if err != nil {
+		return nil, err
+	}
+	return dAtA[:n], nil
+}
+
+func (m *NodeMaintenanceWave) MarshalTo(dAtA []byte) (int, error) {
+	size := m.Size()
+	return m.MarshalToSizedBuffer(dAtA[:size])
+}
+
+func (m *NodeMaintenanceWave) MarshalToSizedBuffer(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	_ = i
+	var l int
+	_ = l
+	if m.EndTime != nil {
+		{
+			size, err := m.EndTime.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintGenerated(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x2a
+	}
+	if m.StartTime != nil {
+		{
+			size, err := m.StartTime.MarshalToSizedBuffer(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = encodeVarintGenerated(dAtA, i, uint64(size))
+		}
+		i--
+		dAtA[i] = 0x22
+	}
+	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsLeft))
+	i--
+	dAtA[i] = 0x18
+	i = encodeVarintGenerated(dAtA, i, uint64(m.PodsPeak))
+	i--
+	dAtA[i] = 0x10
+	i = encodeVarintGenerated(dAtA, i, uint64(m.Entry))
 	i--
 	dAtA[i] = 0x8
 	return len(dAtA) - i, nil
@@ -1725,6 +1802,8 @@ func (m *NodeMaintenanceNodeStatus) Size() (n int) {
 	n += 1 + sovGenerated(uint64(m.PodsKept))
 	n += 1 + sovGenerated(uint64(m.PodsPeak))
 	n += 1 + sovGenerated(uint64(m.PodsGonePeak))
+	l = len(m.Reason)
+	n += 1 + l + sovGenerated(uint64(l))
 	return n
 }
 
@@ -1840,6 +1919,32 @@ func (m *NodeMaintenanceStatus) Size() (n int) {
 	}
 	if m.NewestNodeTimestamp != nil {
 		l = m.NewestNodeTimestamp.Size()
+		n += 1 + l + sovGenerated(uint64(l))
+	}
+	if len(m.Waves) > 0 {
+		for _, e := range m.Waves {
+			l = e.Size()
+			n += 1 + l + sovGenerated(uint64(l))
+		}
+	}
+	return n
+}
+
+func (m *NodeMaintenanceWave) Size() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	n += 1 + sovGenerated(uint64(m.Entry))
+	n += 1 + sovGenerated(uint64(m.PodsPeak))
+	n += 1 + sovGenerated(uint64(m.PodsLeft))
+	if m.StartTime != nil {
+		l = m.StartTime.Size()
+		n += 1 + l + sovGenerated(uint64(l))
+	}
+	if m.EndTime != nil {
+		l = m.EndTime.Size()
 		n += 1 + l + sovGenerated(uint64(l))
 	}
 	return n
@@ -2248,6 +2353,7 @@ func (this *NodeMaintenanceNodeStatus) String() string {
 		`PodsKept:` + fmt.Sprintf("%v", this.PodsKept) + `,`,
 		`PodsPeak:` + fmt.Sprintf("%v", this.PodsPeak) + `,`,
 		`PodsGonePeak:` + fmt.Sprintf("%v", this.PodsGonePeak) + `,`,
+		`Reason:` + fmt.Sprintf("%v", this.Reason) + `,`,
 		`}`,
 	}, "")
 	return s
@@ -2340,6 +2446,11 @@ func (this *NodeMaintenanceStatus) String() string {
 		repeatedStringForConditions += fmt.Sprintf("%v", f) + ","
 	}
 	repeatedStringForConditions += "}"
+	repeatedStringForWaves := "[]NodeMaintenanceWave{"
+	for _, f := range this.Waves {
+		repeatedStringForWaves += strings.Replace(strings.Replace(f.String(), "NodeMaintenanceWave", "NodeMaintenanceWave", 1), `&`, ``, 1) + ","
+	}
+	repeatedStringForWaves += "}"
 	s := strings.Join([]string{`&NodeMaintenanceStatus{`,
 		`ObservedGeneration:` + fmt.Sprintf("%v", this.ObservedGeneration) + `,`,
 		`StageStatuses:` + repeatedStringForStageStatuses + `,`,
@@ -2347,6 +2458,21 @@ func (this *NodeMaintenanceStatus) String() string {
 		`Conditions:` + repeatedStringForConditions + `,`,
 		`LastProgressTimestamp:` + strings.Replace(fmt.Sprintf("%v", this.LastProgressTimestamp), "Time", "v1.Time", 1) + `,`,
 		`NewestNodeTimestamp:` + strings.Replace(fmt.Sprintf("%v", this.NewestNodeTimestamp), "Time", "v1.Time", 1) + `,`,
+		`Waves:` + repeatedStringForWaves + `,`,
+		`}`,
+	}, "")
+	return s
+}
+func (this *NodeMaintenanceWave) String() string {
+	if this == nil {
+		return "nil"
+	}
+	s := strings.Join([]string{`&NodeMaintenanceWave{`,
+		`Entry:` + fmt.Sprintf("%v", this.Entry) + `,`,
+		`PodsPeak:` + fmt.Sprintf("%v", this.PodsPeak) + `,`,
+		`PodsLeft:` + fmt.Sprintf("%v", this.PodsLeft) + `,`,
+		`StartTime:` + strings.Replace(fmt.Sprintf("%v", this.StartTime), "Time", "v1.Time", 1) + `,`,
+		`EndTime:` + strings.Replace(fmt.Sprintf("%v", this.EndTime), "Time", "v1.Time", 1) + `,`,
 		`}`,
 	}, "")
 	return s
@@ -4116,6 +4242,38 @@ func (m *NodeMaintenanceNodeStatus) Unmarshal(dAtA []byte) error {
 					break
 				}
 			}
+		case 10:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Reason", wireType)
+			}
+			var stringLen uint64
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				stringLen |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			intStringLen := int(stringLen)
+			if intStringLen < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			postIndex := iNdEx + intStringLen
+			if postIndex < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Reason = NodeStatusReason(dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := skipGenerated(dAtA[iNdEx:])
@@ -5059,6 +5217,219 @@ func (m *NodeMaintenanceStatus) Unmarshal(dAtA []byte) error {
 				m.NewestNodeTimestamp = &v1.Time{}
 			}
 			if err := m.NewestNodeTimestamp.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 7:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Waves", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Waves = append(m.Waves, NodeMaintenanceWave{})
+			if err := m.Waves[len(m.Waves)-1].Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		default:
+			iNdEx = preIndex
+			skippy, err := skipGenerated(dAtA[iNdEx:])
+			if err != nil {
+				return err
+			}
+			if (skippy < 0) || (iNdEx+skippy) < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			if (iNdEx + skippy) > l {
+				return io.ErrUnexpectedEOF
+			}
+			iNdEx += skippy
+		}
+	}
+
+	if iNdEx > l {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
+}
+func (m *NodeMaintenanceWave) Unmarshal(dAtA []byte) error {
+	l := len(dAtA)
+	iNdEx := 0
+	for iNdEx < l {
+		preIndex := iNdEx
+		var wire uint64
+		for shift := uint(0); ; shift += 7 {
+			if shift >= 64 {
+				return ErrIntOverflowGenerated
+			}
+			if iNdEx >= l {
+				return io.ErrUnexpectedEOF
+			}
+			b := dAtA[iNdEx]
+			iNdEx++
+			wire |= uint64(b&0x7F) << shift
+			if b < 0x80 {
+				break
+			}
+		}
+		fieldNum := int32(wire >> 3)
+		wireType := int(wire & 0x7)
+		if wireType == 4 {
+			return fmt.Errorf("proto: NodeMaintenanceWave: wiretype end group for non-group")
+		}
+		if fieldNum <= 0 {
+			return fmt.Errorf("proto: NodeMaintenanceWave: illegal tag %d (wire type %d)", fieldNum, wire)
+		}
+		switch fieldNum {
+		case 1:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Entry", wireType)
+			}
+			m.Entry = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Entry |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 2:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field PodsPeak", wireType)
+			}
+			m.PodsPeak = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.PodsPeak |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field PodsLeft", wireType)
+			}
+			m.PodsLeft = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.PodsLeft |= int32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 4:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field StartTime", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.StartTime == nil {
+				m.StartTime = &v1.Time{}
+			}
+			if err := m.StartTime.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 5:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field EndTime", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return ErrIntOverflowGenerated
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return ErrInvalidLengthGenerated
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.EndTime == nil {
+				m.EndTime = &v1.Time{}
+			}
+			if err := m.EndTime.Unmarshal(dAtA[iNdEx:postIndex]); err != nil {
 				return err
 			}
 			iNdEx = postIndex

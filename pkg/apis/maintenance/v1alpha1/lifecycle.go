@@ -63,32 +63,15 @@ func StageEntered(nm *NodeMaintenance, stage NodeMaintenanceStage) time.Time {
 	return time.Time{}
 }
 
-const (
-	// DrainMessageReleasing is the drainMessage of a node that the maintenance no longer holds and
-	// that is not released yet.
-	DrainMessageReleasing = "Being released"
-	// DrainMessageNotReleased begins the drainMessage of such a node whose release fails.
-	DrainMessageNotReleased = "Not released: "
-	// DrainMessageNotDrained begins the drainMessage of a node that is outside the waves.
-	DrainMessageNotDrained = "Not drained: "
-	// DrainMessageNotAuthorized begins that of a node that the maintenance leaves alone because its
-	// requester may not delete the node.
-	DrainMessageNotAuthorized = DrainMessageNotDrained + "user "
-	// DrainMessageNoPlace begins that of a node that the maintenance leaves alone because as many
-	// others hold it as may.
-	DrainMessageNoPlace = DrainMessageNotDrained + ReasonTooManyMaintenances
-)
-
-// IsLeftAlone reports whether a node is in the status of a maintenance that takes no hold of it. A
-// status that is too large for messages does not tell.
+// IsLeftAlone reports whether a node is in the status of a maintenance that takes no hold of it.
 func IsLeftAlone(node *NodeMaintenanceNodeStatus) bool {
-	return IsBeingReleased(node) || strings.HasPrefix(node.DrainMessage, DrainMessageNotAuthorized) || strings.HasPrefix(node.DrainMessage, DrainMessageNoPlace)
+	return IsBeingReleased(node) || node.Reason == NodeStatusNotAuthorized || node.Reason == NodeStatusTooManyMaintenances
 }
 
 // IsBeingReleased reports whether a node is in the status of a maintenance only because it is not
-// released yet. A status that is too large for messages keeps this one.
+// released yet.
 func IsBeingReleased(node *NodeMaintenanceNodeStatus) bool {
-	return node.DrainMessage == DrainMessageReleasing || strings.HasPrefix(node.DrainMessage, DrainMessageNotReleased)
+	return node.Reason == NodeStatusReleasing || node.Reason == NodeStatusNotReleased
 }
 
 // NodeStatusOf returns what the status of a maintenance says of a node, nil if it says nothing. A

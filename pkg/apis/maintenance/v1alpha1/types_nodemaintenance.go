@@ -44,6 +44,34 @@ const (
 	PodTypeStatic PodType = "Static"
 )
 
+// NodeStatusReason is why a node of a maintenance is not drained like the others.
+// +enum
+// +k8s:enum
+type NodeStatusReason string
+
+const (
+	// NodeStatusNotAuthorized means that the requester may not delete the node. It is neither
+	// cordoned nor drained.
+	NodeStatusNotAuthorized NodeStatusReason = "NotAuthorized"
+	// NodeStatusTooManyMaintenances means that as many other maintenances hold the node as may. It
+	// is not held before one of them ends.
+	NodeStatusTooManyMaintenances NodeStatusReason = "TooManyMaintenances"
+	// NodeStatusNotCordoned means that the node is not cordoned, or it is not known yet whether the
+	// requester may delete it. No pod of it is asked to leave.
+	NodeStatusNotCordoned NodeStatusReason = "NotCordoned"
+	// NodeStatusFastForwarded means that another maintenance has taken the node further than the
+	// plan of this one. Its pods are asked to leave all the same.
+	NodeStatusFastForwarded NodeStatusReason = "FastForwarded"
+	// NodeStatusReleasing means that the maintenance no longer holds the node, and it is still to
+	// be released.
+	NodeStatusReleasing NodeStatusReason = "Releasing"
+	// NodeStatusNotReleased means that the release of such a node fails.
+	NodeStatusNotReleased NodeStatusReason = "NotReleased"
+	// NodeStatusGone means that the node does not exist any more. It joins if it is registered
+	// again under its name.
+	NodeStatusGone NodeStatusReason = "NodeGone"
+)
+
 // NewNodesPolicy defines whether a maintenance takes matching nodes that are created after it left
 // stage Idle.
 // +enum
@@ -284,6 +312,46 @@ type NodeMaintenanceStatus struct {
 	// +optional
 	// +k8s:opaqueType
 	NewestNodeTimestamp *metav1.Time `json:"newestNodeTimestamp,omitempty" protobuf:"bytes,6,opt,name=newestNodeTimestamp"`
+
+	// waves has one element for each entry of spec.drainPlan that has or had pods on the nodes
+	// since the drain began, in the order of the entries. It is written with the counters of the
+	// nodes and stays after stage Drain. At most 112.
+	// +optional
+	// +listType=atomic
+	// +k8s:optional
+	// +k8s:listType=atomic
+	// +k8s:maxItems=112
+	Waves []NodeMaintenanceWave `json:"waves,omitempty" protobuf:"bytes,7,rep,name=waves"`
+}
+
+// NodeMaintenanceWave is how far an entry of the drain plan is.
+type NodeMaintenanceWave struct {
+	// entry is the index of the entry in spec.drainPlan, starting at 0.
+	// +required
+	Entry int32 `json:"entry" protobuf:"varint,1,opt,name=entry"`
+
+	// podsPeak is the highest number of pods of the entry that were on the nodes at one time since
+	// the drain began. podsPeak minus podsLeft is the number of pods that have left.
+	// +optional
+	// +k8s:optional
+	// +k8s:minimum=0
+	PodsPeak int32 `json:"podsPeak" protobuf:"varint,2,opt,name=podsPeak"`
+
+	// podsLeft is the number of pods of the entry that have not left.
+	// +optional
+	// +k8s:optional
+	// +k8s:minimum=0
+	PodsLeft int32 `json:"podsLeft" protobuf:"varint,3,opt,name=podsLeft"`
+
+	// startTime is when the first pod of the entry was asked to leave. Unset before.
+	// +optional
+	// +k8s:opaqueType
+	StartTime *metav1.Time `json:"startTime,omitempty" protobuf:"bytes,4,opt,name=startTime"`
+
+	// endTime is when the last pod of the entry had left. Unset while there are pods.
+	// +optional
+	// +k8s:opaqueType
+	EndTime *metav1.Time `json:"endTime,omitempty" protobuf:"bytes,5,opt,name=endTime"`
 }
 
 // StageStatus records when a stage was entered.
@@ -377,6 +445,14 @@ type NodeMaintenanceNodeStatus struct {
 	// +k8s:optional
 	// +k8s:minimum=0
 	PodsGonePeak int32 `json:"podsGonePeak,omitempty" protobuf:"varint,9,opt,name=podsGonePeak"`
+
+	// reason is why the node is not drained like the others, for programs: drainMessage is for
+	// people and is omitted if the status becomes too large. It is empty for a node of stage Idle,
+	// and for one whose drain takes its course: NotAuthorized, TooManyMaintenances, NotCordoned,
+	// FastForwarded, Releasing, NotReleased or NodeGone.
+	// +optional
+	// +k8s:optional
+	Reason NodeStatusReason `json:"reason,omitempty" protobuf:"bytes,10,opt,name=reason,casttype=NodeStatusReason"`
 }
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

@@ -69,6 +69,11 @@ func (in NodeMaintenanceStatus) OpenAPIModelName() string {
 }
 
 // OpenAPIModelName returns the OpenAPI model name for this type.
+func (in NodeMaintenanceWave) OpenAPIModelName() string {
+	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceWave"
+}
+
+// OpenAPIModelName returns the OpenAPI model name for this type.
 func (in NodeReference) OpenAPIModelName() string {
 	return "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeReference"
 }

@@ -997,6 +997,36 @@ func Validate_NodeMaintenanceNodeStatus(
 		errs = append(errs, fn(fldPath.Child("podsGonePeak"), &obj.PodsGonePeak, oldVal, oldObj != nil)...)
 	}
 
+	{ // field NodeMaintenanceNodeStatus.Reason
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *NodeStatusReason,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			// call the type's validation function
+			errs = append(errs, Validate_NodeStatusReason(ctx, op, fldPath, obj, oldObj)...)
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceNodeStatus) *NodeStatusReason {
+				return &oldObj.Reason
+			})
+		errs = append(errs, fn(fldPath.Child("reason"), &obj.Reason, oldVal, oldObj != nil)...)
+	}
+
 	return errs
 }
 
@@ -1500,6 +1530,118 @@ func Validate_NodeMaintenanceStatus(
 
 	// field NodeMaintenanceStatus.LastProgressTimestamp has no validation
 	// field NodeMaintenanceStatus.NewestNodeTimestamp has no validation
+
+	{ // field NodeMaintenanceStatus.Waves
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj []NodeMaintenanceWave,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if equality.Semantic.DeepEqual(obj, oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.MaxItems(ctx, op, fldPath, obj, oldObj, 112).MarkShortCircuit(); len(e) != 0 {
+				errs = append(errs, e...)
+				earlyReturn = true
+			}
+			if e := validate.OptionalSlice(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			// iterate the list and call the type's validation function
+			if e := validate.EachValSliceVal(ctx, op, fldPath, obj, oldObj, nil, nil, Validate_NodeMaintenanceWave); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceStatus) []NodeMaintenanceWave {
+				return oldObj.Waves
+			})
+		errs = append(errs, fn(fldPath.Child("waves"), obj.Waves, oldVal, oldObj != nil)...)
+	}
+
+	return errs
+}
+
+// Validate_NodeMaintenanceWave validates an instance of NodeMaintenanceWave according
+// to declarative validation rules in the API schema.
+func Validate_NodeMaintenanceWave(
+	ctx context.Context, op operation.Operation, fldPath *field.Path,
+	obj, oldObj *NodeMaintenanceWave) (errs field.ErrorList) {
+
+	// field NodeMaintenanceWave.Entry has no validation
+
+	{ // field NodeMaintenanceWave.PodsPeak
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *int32,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			if e := validate.Minimum(ctx, op, fldPath, obj, oldObj, 0); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceWave) *int32 {
+				return &oldObj.PodsPeak
+			})
+		errs = append(errs, fn(fldPath.Child("podsPeak"), &obj.PodsPeak, oldVal, oldObj != nil)...)
+	}
+
+	{ // field NodeMaintenanceWave.PodsLeft
+		fn := func(
+			fldPath *field.Path,
+			obj, oldObj *int32,
+			oldValueCorrelated bool) (errs field.ErrorList) {
+			// don't revalidate unchanged data
+			if oldValueCorrelated && op.Type == operation.Update {
+				if obj == oldObj || (obj != nil && oldObj != nil && *obj == *oldObj) {
+					return nil
+				}
+			}
+			// call field-attached validations
+			earlyReturn := false
+			if e := validate.OptionalValue(ctx, op, fldPath, obj, oldObj).MarkShortCircuit(); len(e) != 0 {
+				earlyReturn = true
+			}
+			if earlyReturn {
+				return // do not proceed
+			}
+			if e := validate.Minimum(ctx, op, fldPath, obj, oldObj, 0); len(e) != 0 {
+				errs = append(errs, e...)
+			}
+			return
+		}
+		oldVal := safe.Field(oldObj,
+			func(oldObj *NodeMaintenanceWave) *int32 {
+				return &oldObj.PodsLeft
+			})
+		errs = append(errs, fn(fldPath.Child("podsLeft"), &obj.PodsLeft, oldVal, oldObj != nil)...)
+	}
+
+	// field NodeMaintenanceWave.StartTime has no validation
+	// field NodeMaintenanceWave.EndTime has no validation
 	return errs
 }
 
@@ -1539,6 +1681,21 @@ func Validate_NodeReference(
 	}
 
 	// field NodeReference.UID has no validation
+	return errs
+}
+
+var symbolsForNodeStatusReason = sets.New(NodeStatusFastForwarded, NodeStatusGone, NodeStatusNotAuthorized, NodeStatusNotCordoned, NodeStatusNotReleased, NodeStatusReleasing, NodeStatusTooManyMaintenances)
+
+// Validate_NodeStatusReason validates an instance of NodeStatusReason according
+// to declarative validation rules in the API schema.
+func Validate_NodeStatusReason(
+	ctx context.Context, op operation.Operation, fldPath *field.Path,
+	obj, oldObj *NodeStatusReason) (errs field.ErrorList) {
+
+	if e := validate.Enum(ctx, op, fldPath, obj, oldObj, symbolsForNodeStatusReason, nil); len(e) != 0 {
+		errs = append(errs, e...)
+	}
+
 	return errs
 }
 

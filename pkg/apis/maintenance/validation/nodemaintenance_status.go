@@ -24,6 +24,7 @@ func ValidateNodeMaintenanceStatusUpdate(nm, old *maintenance.NodeMaintenance) f
 	errs := validateStageStatuses(nm.Status.StageStatuses, old.Status.StageStatuses, path.Child("stageStatuses"))
 	errs = append(errs, validateNodeStatuses(nm, old.Status.NodeStatuses, path.Child("nodeStatuses"))...)
 	errs = append(errs, validateTimes(&nm.Status, &old.Status, path)...)
+	errs = append(errs, validateWaves(nm, path.Child("waves"))...)
 	for i, condition := range nm.Status.Conditions {
 		errs = append(errs, metav1validation.ValidateCondition(condition, path.Child("conditions").Index(i))...)
 	}
@@ -42,6 +43,21 @@ func validateTimes(status, old *maintenance.NodeMaintenanceStatus, path *field.P
 		(status.LastProgressTimestamp == nil || status.LastProgressTimestamp.Before(last)) {
 		errs = append(errs, field.Invalid(path.Child("lastProgressTimestamp"), status.LastProgressTimestamp,
 			fmt.Sprintf("may not be before the stored time: %s", last.UTC().Format(time.RFC3339))))
+	}
+	return errs
+}
+
+// validateWaves checks that each wave is one of an entry of the plan, in the order of the entries.
+func validateWaves(nm *maintenance.NodeMaintenance, path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	last, entries := int32(-1), int32(len(nm.Spec.DrainPlan))
+	for i := range nm.Status.Waves {
+		entry := nm.Status.Waves[i].Entry
+		if entry <= last || entry >= entries {
+			errs = append(errs, field.Invalid(path.Index(i).Child("entry"), entry,
+				fmt.Sprintf("must be the index of one of the %d entries of spec.drainPlan, and after that of the wave before", entries)))
+		}
+		last = max(last, entry)
 	}
 	return errs
 }

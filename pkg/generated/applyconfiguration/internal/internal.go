@@ -192,6 +192,9 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 0
+    - name: reason
+      type:
+        scalar: string
 - name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceSpec
   map:
     fields:
@@ -250,6 +253,33 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.StageStatus
           elementRelationship: atomic
+    - name: waves
+      type:
+        list:
+          elementType:
+            namedType: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceWave
+          elementRelationship: atomic
+- name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeMaintenanceWave
+  map:
+    fields:
+    - name: endTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: entry
+      type:
+        scalar: numeric
+      default: 0
+    - name: podsLeft
+      type:
+        scalar: numeric
+      default: 0
+    - name: podsPeak
+      type:
+        scalar: numeric
+      default: 0
+    - name: startTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
 - name: dev.haulout.haulout.pkg.apis.maintenance.v1alpha1.NodeReference
   map:
     fields:

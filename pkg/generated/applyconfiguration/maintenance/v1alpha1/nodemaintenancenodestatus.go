@@ -5,6 +5,10 @@
 
 package v1alpha1
 
+import (
+	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
 // NodeMaintenanceNodeStatusApplyConfiguration represents a declarative configuration of the NodeMaintenanceNodeStatus type for use
 // with apply.
 //
@@ -40,6 +44,11 @@ type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	// last changed. Only a higher number is progress of the drain: a pod that leaves the node and
 	// is created on it again is none. 0 before the drain.
 	PodsGonePeak *int32 `json:"podsGonePeak,omitempty"`
+	// reason is why the node is not drained like the others, for programs: drainMessage is for
+	// people and is omitted if the status becomes too large. It is empty for a node of stage Idle,
+	// and for one whose drain takes its course: NotAuthorized, TooManyMaintenances, NotCordoned,
+	// FastForwarded, Releasing, NotReleased or NodeGone.
+	Reason *maintenancev1alpha1.NodeStatusReason `json:"reason,omitempty"`
 }
 
 // NodeMaintenanceNodeStatusApplyConfiguration constructs a declarative configuration of the NodeMaintenanceNodeStatus type for use with
@@ -122,5 +131,13 @@ func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPodsPeak(value int32) 
 // If called multiple times, the PodsGonePeak field is set to the value of the last call.
 func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithPodsGonePeak(value int32) *NodeMaintenanceNodeStatusApplyConfiguration {
 	b.PodsGonePeak = &value
+	return b
+}
+
+// WithReason sets the Reason field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Reason field is set to the value of the last call.
+func (b *NodeMaintenanceNodeStatusApplyConfiguration) WithReason(value maintenancev1alpha1.NodeStatusReason) *NodeMaintenanceNodeStatusApplyConfiguration {
+	b.Reason = &value
 	return b
 }

@@ -35,6 +35,10 @@ type NodeMaintenanceStatusApplyConfiguration struct {
 	// the maintenance left stage Idle. Nodes that were created later are new nodes, see
 	// spec.newNodes.
 	NewestNodeTimestamp *metav1.Time `json:"newestNodeTimestamp,omitempty"`
+	// waves has one element for each entry of spec.drainPlan that has or had pods on the nodes
+	// since the drain began, in the order of the entries. It is written with the counters of the
+	// nodes and stays after stage Drain. At most 112.
+	Waves []NodeMaintenanceWaveApplyConfiguration `json:"waves,omitempty"`
 }
 
 // NodeMaintenanceStatusApplyConfiguration constructs a declarative configuration of the NodeMaintenanceStatus type for use with
@@ -103,5 +107,18 @@ func (b *NodeMaintenanceStatusApplyConfiguration) WithLastProgressTimestamp(valu
 // If called multiple times, the NewestNodeTimestamp field is set to the value of the last call.
 func (b *NodeMaintenanceStatusApplyConfiguration) WithNewestNodeTimestamp(value metav1.Time) *NodeMaintenanceStatusApplyConfiguration {
 	b.NewestNodeTimestamp = &value
+	return b
+}
+
+// WithWaves adds the given value to the Waves field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Waves field.
+func (b *NodeMaintenanceStatusApplyConfiguration) WithWaves(values ...*NodeMaintenanceWaveApplyConfiguration) *NodeMaintenanceStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithWaves")
+		}
+		b.Waves = append(b.Waves, *values[i])
+	}
 	return b
 }
