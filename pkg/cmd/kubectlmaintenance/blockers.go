@@ -84,10 +84,7 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 		found.Items, left = slices.DeleteFunc(found.Items, elsewhere), slices.DeleteFunc(left, elsewhere)
 	}
 	blockers, waiting := show.BlockersOf(found.Items, nil), show.WaitingOf(found.Items, nil, now)
-	obstacles, err := e.obstacles(ctx, c, maintenances, found.Items)
-	if err != nil {
-		return err
-	}
+	obstacles := e.obstacles(maintenances, found.Items)
 	switch {
 	case !o.forPeople():
 		err = writeAll(e, o, found, pointers(found.Items))
@@ -110,25 +107,15 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 	return err
 }
 
-// obstacles returns the obstacles of maintenances other than pods. If nodes cannot be read, it
-// prints a note and only uses the conditions.
-func (e *environment) obstacles(
-	ctx context.Context, c clients, maintenances []v1alpha1.NodeMaintenance, evacuations []v1alpha1.Evacuation,
-) ([]show.Obstacle, error) {
-	uncordoned, err := uncordonedNodes(ctx, c, maintenances...)
-	switch {
-	case ctx.Err() != nil:
-		return nil, ctx.Err()
-	case err != nil:
-		e.screen(e.ErrOut).Printf("Note: nodes that are not cordoned may be missing: %v", err)
-	}
+// obstacles returns the obstacles of maintenances other than pods.
+func (e *environment) obstacles(maintenances []v1alpha1.NodeMaintenance, evacuations []v1alpha1.Evacuation) []show.Obstacle {
 	var obstacles []show.Obstacle
 	for i := range maintenances {
 		nm := &maintenances[i]
 		podsListed := len(show.BlockersOf(evacuations, show.Nodes(nm).Has)) > 0
-		obstacles = append(obstacles, show.Obstacles(nm, seeNodes(ctx, c, nm, uncordoned), podsListed, e.now())...)
+		obstacles = append(obstacles, show.Obstacles(nm, podsListed, e.now())...)
 	}
-	return obstacles, nil
+	return obstacles
 }
 
 // blockedMaintenances returns the maintenances for the command blockers: the named one or all, but

@@ -194,6 +194,9 @@ func draining() *v1alpha1.NodeMaintenance {
 					PodsKept: 1, PodsPeak: 7,
 				},
 			},
+			Waves: []v1alpha1.NodeMaintenanceWave{
+				{Entry: 0, PodsPeak: 13, PodsLeft: 9, StartTime: new(before(90 * time.Second))}, {Entry: 1, PodsPeak: 3, PodsLeft: 3},
+			},
 			Conditions: []metav1.Condition{{
 				Type: v1alpha1.ConditionDrained, Status: metav1.ConditionFalse, Reason: v1alpha1.ReasonDrainInProgress,
 				LastTransitionTime: before(90 * time.Second), Message: "12 pods left, 9 of them evacuating, 3 blocked",
@@ -209,6 +212,7 @@ func long() *v1alpha1.NodeMaintenance {
 		nm.Status.StageStatuses[i].StartTimestamp = new(before(3 * time.Hour))
 	}
 	nm.Status.NodeStatuses[0].PodsPeak, nm.Status.NodeStatuses[1].PodsPeak = 30, 60
+	nm.Status.Waves[0].PodsPeak = 87
 	return nm
 }
 

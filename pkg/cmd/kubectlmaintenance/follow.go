@@ -30,11 +30,6 @@ const (
 	redrawAfter = 200 * time.Millisecond
 	// redrawAtLeast is the interval of updates of times and paces without a change.
 	redrawAtLeast = time.Second
-	// wavesAfter is how long a preview of an active drain is used. It is the most expensive request
-	// for the server.
-	wavesAfter = 20 * time.Second
-	// nextWaveAfter is when a new preview may be requested because a wave is over.
-	nextWaveAfter = 3 * time.Second
 )
 
 // noteForbidden is shown if the user may not list Evacuations.
@@ -52,7 +47,6 @@ type follower struct {
 	evacuations listers.EvacuationLister
 	departures  map[types.UID]*show.Departures
 	changed     chan struct{}
-	waves       waves
 
 	mu sync.Mutex
 	// trouble is the last error of a watch, and troubleAt its time.
@@ -62,14 +56,6 @@ type follower struct {
 
 // troubleFor is how long an error is shown. A persistent error occurs repeatedly.
 const troubleFor = 15 * time.Second
-
-// waves are the waves of the last preview.
-type waves struct {
-	// off: previews are disabled, or the user may not get them.
-	off  bool
-	at   time.Time
-	last []show.Wave
-}
 
 // newFollower starts a follower, which ends with the context.
 func (e *environment) newFollower(ctx context.Context, c clients, name string) (*follower, error) {
@@ -152,7 +138,7 @@ func (f *follower) setTrouble(err error) {
 }
 
 // facts returns the facts about each maintenance, sorted by name. It is empty if none exists.
-func (f *follower) facts(ctx context.Context) ([]show.Facts, error) {
+func (f *follower) facts() ([]show.Facts, error) {
 	found, err := f.maintenances.List(labels.Everything())
 	if err != nil {
 		return nil, err
@@ -179,13 +165,9 @@ func (f *follower) facts(ctx context.Context) ([]show.Facts, error) {
 			}
 			f.departures[nm.UID].See(nm, evacuations)
 		}
-		facts := show.Facts{
+		out = append(out, show.Facts{
 			Maintenance: nm, Evacuations: evacuations, Departures: f.departures[nm.UID], Notes: f.notes(), Now: f.e.now(),
-		}
-		if f.name != "" {
-			f.askForWaves(ctx, &facts)
-		}
-		out = append(out, facts)
+		})
 	}
 	return out, nil
 }
@@ -203,45 +185,13 @@ func (f *follower) notes() []string {
 	return notes
 }
 
-// askForWaves adds the waves of a preview, which may be older than the other facts.
-func (f *follower) askForWaves(ctx context.Context, facts *show.Facts) {
-	w := &f.waves
-	if w.off || facts.Maintenance.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain {
-		return
-	}
-	facts.Waves = w.last
-	age := facts.Now.Sub(w.at)
-	if w.at.IsZero() || age >= wavesAfter || age >= nextWaveAfter && facts.WaveIsOver() {
-		w.at = facts.Now
-		preview, err := previewWaves(ctx, f.c, facts.Maintenance.Name)
-		switch {
-		case err == nil:
-			w.last = show.Waves(preview, w.last)
-		case apierrors.IsForbidden(err):
-			w.off, w.last = true, nil
-		}
-		facts.Waves = w.last
-	}
-}
-
-// previewWaves requests the remaining waves.
-func previewWaves(ctx context.Context, c clients, name string) ([]v1alpha1.PreviewWave, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	preview, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return nil, err
-	}
-	return preview.Waves, nil
-}
-
 // each calls look with the facts, after every change and at least once a second, until look returns
 // done.
 func (f *follower) each(ctx context.Context, look func([]show.Facts) (done bool, err error)) error {
 	ticker := time.NewTicker(redrawAtLeast)
 	defer ticker.Stop()
 	for {
-		facts, err := f.facts(ctx)
+		facts, err := f.facts()
 		if err != nil {
 			return err
 		}

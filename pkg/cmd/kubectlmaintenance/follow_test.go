@@ -350,7 +350,7 @@ func TestAPreviewThatIsLeft(t *testing.T) {
 	}
 }
 
-// TestManyMaintenancesCostFewRequests: blockers reads the nodes of all maintenances together.
+// TestManyMaintenancesCostFewRequests: blockers reads no node.
 func TestManyMaintenancesCostFewRequests(t *testing.T) {
 	var objects []runtime.Object
 	for i := range 200 {
@@ -364,7 +364,7 @@ func TestManyMaintenancesCostFewRequests(t *testing.T) {
 		objects = append(objects, nm)
 	}
 	w := newWorld(t, "", append(objects, cordon())...)
-	uncordon("node-005")(w)
+	uncordoned("node-005")(w)
 	if code := w.run(t.Context(), []string{"blockers"}); code != exitBlocked ||
 		!strings.Contains(w.out.String(), "nodes: node-005") {
 		t.Errorf("it ended with %d: %s", code, w.out.String())

@@ -141,7 +141,7 @@ var goldens = map[string]golden{
 	"status-watch-json":       {line: "status -w -o json"},
 	"status-watch-complete":   {line: "status memory --watch"},
 	"status-without-rights":   {line: "status kernel-update", arrange: forbid("list", "evacuations")},
-	"status-no-preview":       {line: "status kernel-update", arrange: forbid("get", "nodemaintenances/preview")},
+	"status-no-waves":         {line: "status kernel-update", objects: append([]runtime.Object{withoutWaves()}, evacuations()...)},
 	"status-blocked":          {line: "status kernel-update", objects: append([]runtime.Object{stuck()}, evacuations()...)},
 	"status-long":             {line: "status kernel-update", objects: append([]runtime.Object{long()}, evacuations()...)},
 	"status-long-table":       {line: "status", objects: append([]runtime.Object{long(), cordon()}, evacuations()...)},
@@ -151,22 +151,15 @@ var goldens = map[string]golden{
 	"blockers-name":           {line: "blockers kernel-update -o name"},
 	"blockers-none":           {line: "blockers memory"},
 	"blockers-refused": {
-		line: "blockers kernel-update", objects: []runtime.Object{notAuthorized()}, arrange: refuseNode,
+		line: "blockers kernel-update", objects: []runtime.Object{notAuthorized()}, arrange: refused("node-003"),
 	},
 	"blockers-refused-wide": {
-		line: "blockers kernel-update -o wide", objects: []runtime.Object{notAuthorized()}, arrange: refuseNode,
-	},
-	"blockers-no-preview": {
-		line: "blockers kernel-update", objects: []runtime.Object{notAuthorized()},
-		arrange: forbid("get", "nodemaintenances/preview"),
+		line: "blockers kernel-update -o wide", objects: []runtime.Object{notAuthorized()}, arrange: refused("node-003"),
 	},
 	"blockers-sync-failed": {
-		line: "blockers kernel-update", objects: []runtime.Object{syncFailed()}, arrange: uncordon("node-004"),
+		line: "blockers kernel-update", objects: []runtime.Object{syncFailed()}, arrange: uncordoned("node-004"),
 	},
-	"blockers-no-nodes": {
-		line: "blockers kernel-update", objects: []runtime.Object{syncFailed()}, arrange: forbid("get", "nodes"),
-	},
-	"blockers-uncordoned":  {line: "blockers", objects: []runtime.Object{cordon()}, arrange: uncordon("node-005")},
+	"blockers-uncordoned":  {line: "blockers", objects: []runtime.Object{cordon()}, arrange: uncordoned("node-005")},
 	"blockers-stalled":     {line: "blockers", objects: append([]runtime.Object{stalled()}, evacuations()...)},
 	"blockers-pods-only":   {line: "blockers", arrange: forbid("list", "nodemaintenances")},
 	"blockers-stuck":       {line: "blockers", objects: []runtime.Object{stuck()}},
@@ -182,12 +175,8 @@ var goldens = map[string]golden{
 	"wait-sync-failed": {
 		line: "stage kernel-update Drain --wait --timeout=1m", objects: []runtime.Object{syncFailed()},
 	},
-	"wait-cordon": {line: "stage zone-a Cordon --wait --timeout=1m", arrange: uncordon("node-005")},
-	"wait-cordon-refused": {line: "stage zone-a Cordon --wait", arrange: func(w *world) {
-		uncordon("node-005")(w)
-		previewRefuses("node-005")(w)
-		timePasses(w)
-	}},
+	"wait-cordon":           {line: "stage zone-a Cordon --wait --timeout=1m", arrange: uncordoned("node-005")},
+	"wait-cordon-refused":   {line: "stage zone-a Cordon --wait", arrange: refused("node-005")},
 	"complete-stuck":        {line: "complete memory --timeout=1m", objects: []runtime.Object{releasing()}},
 	"history-stalled":       {line: "history kernel-update", objects: append([]runtime.Object{stalled()}, events()...)},
 	"blockers-namespace":    {line: "blockers --namespace=db"},

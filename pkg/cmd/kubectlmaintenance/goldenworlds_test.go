@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -162,40 +161,38 @@ func newReasons() []runtime.Object {
 	return objects
 }
 
-// uncordon makes a node schedulable.
-func uncordon(name string) func(*world) {
+// because has the status of the maintenances say why a node is not drained like the others.
+func because(node string, reason v1alpha1.NodeStatusReason) func(*world) {
 	return func(w *world) {
-		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"pool": "blue"}}}
-		if err := w.kube.Tracker().Update(corev1.SchemeGroupVersion.WithResource("nodes"), node, ""); err != nil {
+		resource := v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
+		all, err := w.haulout.Tracker().List(resource, v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), "")
+		if err != nil {
 			panic(err)
+		}
+		for _, nm := range all.(*v1alpha1.NodeMaintenanceList).Items {
+			for i := range nm.Status.NodeStatuses {
+				if n := &nm.Status.NodeStatuses[i]; n.NodeRef.Name == node {
+					n.Reason = reason
+				}
+			}
+			if err := w.haulout.Tracker().Update(resource, &nm, ""); err != nil {
+				panic(err)
+			}
 		}
 	}
 }
 
-// previewRefuses makes previews report that the requester may not delete a node.
-func previewRefuses(name string) func(*world) {
-	return func(w *world) {
-		w.haulout.PrependReactor(
-			"get", "nodemaintenances/preview",
-			func(action clienttesting.Action) (bool, runtime.Object, error) {
-				p := newPreview(action.(clienttesting.GetAction).GetName())
-				p.NodesRefused, p.Nodes = 1, []v1alpha1.PreviewNode{{Name: name, Refused: true}}
-				return true, p, nil
-			},
-		)
-	}
-}
+// uncordoned has a node that is not cordoned.
+func uncordoned(node string) func(*world) { return because(node, v1alpha1.NodeStatusNotCordoned) }
 
-// refuseNode has a node that is neither authorized nor cordoned.
-func refuseNode(w *world) {
-	uncordon("node-003")(w)
-	previewRefuses("node-003")(w)
-}
+// refused has a node that the requester may not delete.
+func refused(node string) func(*world) { return because(node, v1alpha1.NodeStatusNotAuthorized) }
 
-// timePasses lets the plugin's clock go with that of the test.
-func timePasses(w *world) {
-	start := time.Now()
-	w.environment.now = func() time.Time { return now.Add(time.Since(start)) }
+// withoutWaves is draining as an older server reports it.
+func withoutWaves() *v1alpha1.NodeMaintenance {
+	nm := draining()
+	nm.Status.Waves = nil
+	return nm
 }
 
 func interactive(w *world) { w.environment.interactive = func() bool { return true } }

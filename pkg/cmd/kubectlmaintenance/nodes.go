@@ -130,26 +130,17 @@ func (e *environment) nameFor(title string) string {
 	return title + "-" + e.suffix()
 }
 
-// allNodes reads the nodes of the cluster.
+// allNodes reads the nodes of the cluster, page by page.
 func allNodes(ctx context.Context, c clients) ([]corev1.Node, error) {
 	var nodes []corev1.Node
-	err := eachNode(ctx, c, metav1.ListOptions{}, func(node *corev1.Node) { nodes = append(nodes, *node) })
-	return nodes, err
-}
-
-// eachNode calls visit for each node that the options select, reading page by page.
-func eachNode(ctx context.Context, c clients, options metav1.ListOptions, visit func(*corev1.Node)) error {
-	options.Limit = 500
-	for {
+	for options := (metav1.ListOptions{Limit: 500}); ; {
 		page, err := c.kube.CoreV1().Nodes().List(ctx, options)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		for i := range page.Items {
-			visit(&page.Items[i])
-		}
+		nodes = append(nodes, page.Items...)
 		if options.Continue = page.Continue; options.Continue == "" {
-			return nil
+			return nodes, nil
 		}
 	}
 }

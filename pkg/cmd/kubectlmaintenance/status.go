@@ -76,12 +76,6 @@ func (e *environment) status(ctx context.Context, o *output, name string) error 
 		e.show(showAll(all))
 		return nil
 	}
-	if one.Maintenance.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain {
-		// The status is useful without the waves, so ignore an error.
-		if preview, err := previewWaves(ctx, c, one.Maintenance.Name); err == nil {
-			one.Waves = show.Waves(preview, nil)
-		}
-	}
 	e.show(show.Status(*one, o.options(e.screen(e.Out).Columns())))
 	return nil
 }

@@ -86,14 +86,13 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 	}
 	ctx, cancel := withTimeout(ctx, o.timeout)
 	defer cancel()
-	cordon := cordonWait{e: e}
 	kept := ""
 	err := e.follow(ctx, c, nm.Name, out, func(f *show.Facts) (bool, error) {
 		if f == nil || f.Maintenance.UID != nm.UID {
 			return true, exitWith(exitEnded, "%s was deleted before it reached the stage %s", nm.Name, nm.Spec.Stage)
 		}
 		kept = keptPods(f.Maintenance)
-		return reached(ctx, c, f.Maintenance, nm.Spec.Stage, &cordon)
+		return reached(f.Maintenance, nm.Spec.Stage)
 	})
 	switch {
 	case errors.Is(err, errTimeout):
@@ -134,11 +133,9 @@ func (e *environment) timedOut(ctx context.Context, c clients, timeout time.Dura
 		reason, message := "", ""
 		if stuck := show.Stuck(nm); stuck != nil {
 			reason, message = stuck.Reason, stuck.Message
-		} else if nodes, err := uncordonedNodes(ctx, c, *nm); err == nil && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon {
+		} else if obstacles := show.Obstacles(nm, false, e.now()); nm.Spec.Stage == v1alpha1.NodeMaintenanceStageCordon && len(obstacles) > 0 {
 			// In stage Cordon no condition reports this.
-			if obstacles := show.Obstacles(nm, seeNodes(ctx, c, nm, nodes), false, e.now()); len(obstacles) > 0 {
-				reason, message = obstacles[0].Reason, obstacles[0].Message
-			}
+			reason, message = obstacles[0].Reason, obstacles[0].Message
 		}
 		if reason != "" {
 			return exitWith(exitBlocked, "%s is blocked after %s (%s: %s); the server keeps trying. Who must act: kubectl maintenance blockers %s",
@@ -182,7 +179,7 @@ func (e *environment) follow(ctx context.Context, c clients, name string, out io
 }
 
 // reached reports whether a maintenance has reached a stage, and returns an error if it never will.
-func reached(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage, cordon *cordonWait) (bool, error) {
+func reached(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) (bool, error) {
 	if nm.DeletionTimestamp != nil || nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete {
 		return true, exitWith(exitEnded, "%s was completed before it reached the stage %s", nm.Name, stage)
 	}
@@ -193,40 +190,20 @@ func reached(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, stage
 	case v1alpha1.NodeMaintenanceStageDrain:
 		return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained), nil
 	case v1alpha1.NodeMaintenanceStageCordon:
-		return cordon.isOver(ctx, c, nm)
+		return isCordoned(nm)
 	}
 	return true, nil
 }
 
-// cordonWait waits until the nodes of a maintenance are cordoned.
-type cordonWait struct {
-	e *environment
-	// askedAt is when the preview was last requested to find refused nodes.
-	askedAt time.Time
-}
-
-// isOver reports whether all nodes of a maintenance are unschedulable, and returns an error if the
+// isCordoned reports whether all nodes of a maintenance are cordoned, and returns an error if the
 // requester may not delete one of them, since that node will not be cordoned.
-func (w *cordonWait) isOver(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance) (bool, error) {
-	nodes, err := uncordonedNodes(ctx, c, *nm)
-	if err != nil || len(nodes) == 0 {
-		return err == nil && len(nm.Status.NodeStatuses) > 0, err
-	}
-	now := w.e.now()
-	if w.askedAt.IsZero() {
-		// Most nodes are cordoned soon, and a preview is the most expensive request for the server.
-		w.askedAt = now.Add(nextWaveAfter - wavesAfter)
-	}
-	if now.Sub(w.askedAt) < wavesAfter {
-		return false, nil
-	}
-	w.askedAt = now
-	if names := refused(ctx, c, nm.Name); len(names) > 0 {
+func isCordoned(nm *v1alpha1.NodeMaintenance) (bool, error) {
+	if refused := show.NodesFor(nm, v1alpha1.NodeStatusNotAuthorized); len(refused) > 0 {
 		return false, exitWith(exitBlocked,
 			"%[1]s does not touch nodes that the requester may not delete: %[2]s. Who must act: kubectl maintenance blockers %[1]s",
-			nm.Name, firstOf(names))
+			nm.Name, firstOf(refused))
 	}
-	return false, nil
+	return len(nm.Status.NodeStatuses) > 0 && len(show.NodesFor(nm, v1alpha1.NodeStatusNotCordoned)) == 0, nil
 }
 
 // firstOf returns the first few names.
@@ -248,7 +225,6 @@ func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid 
 		return nil
 	}
 	if err == nil {
-		f.waves.off = true
 		err = f.each(ctx, func(all []show.Facts) (bool, error) {
 			if len(all) == 0 || all[0].Maintenance.UID != uid {
 				return true, nil

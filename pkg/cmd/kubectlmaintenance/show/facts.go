@@ -24,9 +24,6 @@ type Facts struct {
 	// Departures are the pods that were seen leaving the nodes; nil if Evacuations could not be
 	// read.
 	Departures *Departures
-	// Waves are the waves that a preview predicts, see Waves; nil without a preview. They may be
-	// older than the rest.
-	Waves []Wave
 	// Notes describe reads that failed.
 	Notes []string
 	// Now is the time of the facts.
@@ -36,51 +33,41 @@ type Facts struct {
 	living map[string]int
 }
 
-// Wave is an entry of the drain plan with its pods.
-type Wave struct {
-	// Index is the index of the entry in the plan, starting at 0.
-	Index int32
-	// Entry describes the pods of the entry.
-	Entry string
-	// Left is the number of pods that have not left; Total is its maximum so far.
-	Left, Total int
-	// Leaving: the pods are asked to leave.
-	Leaving bool
+// wave is an entry of the drain plan with its pods.
+type wave struct {
+	// index is the index of the entry in the plan, starting at 0.
+	index int32
+	// entry describes the pods of the entry.
+	entry string
+	// left is the number of pods that have not left; total is its maximum so far.
+	left, total int
+	// leaving: the pods are asked to leave.
+	leaving bool
 }
 
-// Waves returns the waves of a preview, after the finished waves of earlier previews.
-func Waves(preview []v1alpha1.PreviewWave, former []Wave) []Wave {
-	waves := make([]Wave, 0, len(preview))
-	for i := range preview {
-		p := &preview[i]
-		w := Wave{
-			Index: p.Index, Entry: Entry(v1alpha1.DrainPlanEntry{PodType: p.PodType, PodPriority: p.PodPriority, PodSelector: p.PodSelector}),
-			Left: int(p.PodCount), Total: int(p.PodCount), Leaving: p.PodsAsked > 0,
-		}
-		if at := slices.IndexFunc(former, func(f Wave) bool { return f.Index == w.Index }); at >= 0 {
-			w.Total = max(w.Total, former[at].Total)
-		}
-		waves = append(waves, w)
-	}
-	for _, w := range former {
-		if !slices.ContainsFunc(waves, func(known Wave) bool { return known.Index == w.Index }) {
-			w.Left, w.Leaving = 0, false
-			waves = append(waves, w)
+// waves returns the waves that have or had pods, none if the server does not report them.
+func (f *Facts) waves() []wave {
+	plan, reported := f.Maintenance.Spec.DrainPlan, f.Maintenance.Status.Waves
+	waves := make([]wave, 0, len(reported))
+	for i := range reported {
+		if w := &reported[i]; int(w.Entry) < len(plan) {
+			waves = append(waves, wave{
+				index: w.Entry, entry: Entry(plan[w.Entry]), left: int(w.PodsLeft), total: int(w.PodsPeak), leaving: w.StartTime != nil && w.PodsLeft > 0,
+			})
 		}
 	}
-	slices.SortFunc(waves, func(a, b Wave) int { return int(a.Index - b.Index) })
 	return waves
 }
 
-// current returns the waves with the counters of the maintenance, which are newer: pods that have
-// left since then belong to the leaving wave.
-func (f *Facts) current() []Wave {
-	waves := slices.Clone(f.Waves)
+// current returns the waves with the Evacuations, which are newer: pods that have left since then
+// belong to the leaving wave.
+func (f *Facts) current() []wave {
+	waves := f.waves()
 	leaving, later := -1, 0
 	for i := range waves {
 		switch {
-		case !waves[i].Leaving:
-			later += waves[i].Left
+		case !waves[i].leaving:
+			later += waves[i].left
 		case leaving >= 0:
 			// With several leaving waves, the wave of a pod is not known.
 			return waves
@@ -90,16 +77,10 @@ func (f *Facts) current() []Wave {
 	}
 	if leaving >= 0 {
 		w := &waves[leaving]
-		w.Left = max(f.count().left()-later, 0)
-		w.Total = max(w.Total, w.Left)
+		w.left = max(f.count().left()-later, 0)
+		w.total = max(w.total, w.left)
 	}
 	return waves
-}
-
-// WaveIsOver reports whether the wave that was leaving has left while others have not, so that a
-// new preview is worth asking for.
-func (f *Facts) WaveIsOver() bool {
-	return f.count().left() > 0 && !slices.ContainsFunc(f.current(), func(w Wave) bool { return w.Leaving && w.Left > 0 })
 }
 
 // Departures records which pods have left the nodes of a maintenance, and when. The server deletes

@@ -29,14 +29,6 @@ type Obstacle struct {
 	Nodes []string
 }
 
-// NodesSeen is what was read about the nodes of a maintenance, in addition to its status.
-type NodesSeen struct {
-	// Uncordoned are the nodes that the scheduler may still bind pods to.
-	Uncordoned []string
-	// Refused are the nodes that the user who requested the maintenance may not delete.
-	Refused []string
-}
-
 // cordonedAfter is how long the nodes of a maintenance may take to be cordoned before one that is
 // not is an obstacle.
 const cordonedAfter = 10 * time.Second
@@ -103,7 +95,7 @@ func drainedCondition(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 // Obstacles returns the obstacles of a maintenance: the obstacles that its conditions report, and
 // nodes that are not cordoned or not authorized. Conditions that only report blocked pods are
 // omitted if the pods are listed.
-func Obstacles(nm *v1alpha1.NodeMaintenance, seen NodesSeen, podsListed bool, now time.Time) []Obstacle {
+func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []Obstacle {
 	var out []Obstacle
 	add := func(c *metav1.Condition) {
 		blocked := c.Reason == v1alpha1.ReasonDrainBlocked || c.Reason == v1alpha1.ReasonProgressBlocked
@@ -122,14 +114,27 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, seen NodesSeen, podsListed bool, no
 	} else if drained = drainedCondition(nm); drained != nil && namesNodes(drained.Reason) {
 		add(drained)
 	}
-	out = withNodes(out, nm.Name, v1alpha1.ReasonNotAuthorized, seen.Refused,
+	if !v1alpha1.IsHolding(nm) {
+		return out
+	}
+	out = withNodes(out, nm.Name, v1alpha1.ReasonNotAuthorized, NodesFor(nm, v1alpha1.NodeStatusNotAuthorized),
 		"The user who requested the maintenance may not delete these nodes, so they are neither cordoned nor drained.")
 	if at, held := Entered(nm, v1alpha1.NodeMaintenanceStageCordon); held && now.Sub(at) >= cordonedAfter {
-		uncordoned := slices.DeleteFunc(slices.Clone(seen.Uncordoned), func(node string) bool { return slices.Contains(seen.Refused, node) })
-		out = withNodes(out, nm.Name, v1alpha1.ReasonNodeNotCordoned, uncordoned,
+		out = withNodes(out, nm.Name, v1alpha1.ReasonNodeNotCordoned, NodesFor(nm, v1alpha1.NodeStatusNotCordoned),
 			"The scheduler may still bind pods to these nodes, so their pods are not asked to leave.")
 	}
 	return out
+}
+
+// NodesFor returns the nodes of a maintenance with a reason.
+func NodesFor(nm *v1alpha1.NodeMaintenance, reason v1alpha1.NodeStatusReason) []string {
+	var nodes []string
+	for i := range nm.Status.NodeStatuses {
+		if n := &nm.Status.NodeStatuses[i]; n.Reason == reason {
+			nodes = append(nodes, n.NodeRef.Name)
+		}
+	}
+	return nodes
 }
 
 // namesNodes reports whether a reason of Drained is about individual nodes. Such a condition is

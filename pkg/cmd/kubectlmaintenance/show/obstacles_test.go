@@ -102,10 +102,11 @@ func TestObstacles(t *testing.T) {
 	early := inStage(cordon)
 	early.Status.StageStatuses[0].StartTimestamp = new(metav1.NewTime(now.Add(-9 * time.Second)))
 	for name, test := range map[string]struct {
-		nm         *v1alpha1.NodeMaintenance
-		seen       NodesSeen
-		podsListed bool
-		want       []string
+		nm *v1alpha1.NodeMaintenance
+		// uncordoned and refused are nodes with these reasons.
+		uncordoned, refused []string
+		podsListed          bool
+		want                []string
 	}{
 		"pods leave": {nm: inStage(drain, "Drained=False DrainInProgress", "Progressing=True Draining")},
 		"blocked pods that are listed say more than the condition": {
@@ -119,27 +120,35 @@ func TestObstacles(t *testing.T) {
 			want: []string{"Stalled []"},
 		},
 		"a write fails for a node while the others move on": {
-			nm:   inStage(drain, "Drained=False NodeNotCordoned", "Progressing=True SyncFailed"),
-			seen: NodesSeen{Uncordoned: []string{"b", "a"}}, want: []string{"SyncFailed []", "NodeNotCordoned [a b]"},
+			nm:         inStage(drain, "Drained=False NodeNotCordoned", "Progressing=True SyncFailed"),
+			uncordoned: []string{"b", "a"}, want: []string{"SyncFailed []", "NodeNotCordoned [a b]"},
 		},
 		"a node is neither authorized nor, therefore, cordoned": {
-			nm:   inStage(drain, "Drained=False NotAuthorized", "Progressing=True Draining"),
-			seen: NodesSeen{Uncordoned: []string{"a"}, Refused: []string{"a"}}, want: []string{"NotAuthorized [a]"},
+			nm:      inStage(drain, "Drained=False NotAuthorized", "Progressing=True Draining"),
+			refused: []string{"a"}, want: []string{"NotAuthorized [a]"},
 		},
 		"nodes of both kinds, of which the condition reports one": {
-			nm:   inStage(drain, "Drained=False NotAuthorized", "Progressing=False Stalled"),
-			seen: NodesSeen{Uncordoned: []string{"a", "b"}, Refused: []string{"a"}},
+			nm:         inStage(drain, "Drained=False NotAuthorized", "Progressing=False Stalled"),
+			uncordoned: []string{"b"}, refused: []string{"a"},
 			want: []string{"Stalled []", "NotAuthorized [a]", "NodeNotCordoned [b]"},
 		},
 		"a cordon that is fought, which no condition reports": {
-			nm:   inStage(cordon, "Drained=False NotRequested", "Progressing=True NotRequested"),
-			seen: NodesSeen{Uncordoned: []string{"a"}}, want: []string{"NodeNotCordoned [a]"},
+			nm:         inStage(cordon, "Drained=False NotRequested", "Progressing=True NotRequested"),
+			uncordoned: []string{"a"}, want: []string{"NodeNotCordoned [a]"},
 		},
-		"a cordon that has just been requested": {nm: early, seen: NodesSeen{Uncordoned: []string{"a"}}},
+		"a cordon that has just been requested": {nm: early, uncordoned: []string{"a"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			add := func(reason v1alpha1.NodeStatusReason, names []string) {
+				for _, name := range names {
+					test.nm.Status.NodeStatuses = append(test.nm.Status.NodeStatuses,
+						v1alpha1.NodeMaintenanceNodeStatus{NodeRef: v1alpha1.NodeReference{Name: name}, Reason: reason})
+				}
+			}
+			add(v1alpha1.NodeStatusNotCordoned, test.uncordoned)
+			add(v1alpha1.NodeStatusNotAuthorized, test.refused)
 			var got []string
-			for _, b := range Obstacles(test.nm, test.seen, test.podsListed, now) {
+			for _, b := range Obstacles(test.nm, test.podsListed, now) {
 				got = append(got, fmt.Sprintf("%s %v", b.Reason, b.Nodes))
 				if b.Who() == "" || strings.Contains(b.Look(), "%") || !strings.Contains(b.Look(), "nm") {
 					t.Errorf("%s: %q, %q", b.Reason, b.Who(), b.Look())

@@ -117,7 +117,7 @@ func (f *Facts) waveLines(c count) []screen.Line {
 	target := f.target()
 	switch {
 	case c.left() == 0:
-	case len(f.Waves) > 0:
+	case len(f.Maintenance.Status.Waves) > 0:
 		for _, w := range f.current() {
 			lines = append(lines, waveLine(w))
 		}
@@ -127,19 +127,19 @@ func (f *Facts) waveLines(c count) []screen.Line {
 	return append(lines, screen.Line{})
 }
 
-// waveLine shows one wave. Only a watch that has seen its start knows its initial number of pods.
-func waveLine(w Wave) screen.Line {
-	text, style, state := wording.Count(w.Left, "pod")+" left", screen.Faint, "later"
-	if w.Total > w.Left {
-		text = fmt.Sprintf("%d of %d gone", w.Total-w.Left, w.Total)
+// waveLine shows one wave.
+func waveLine(w wave) screen.Line {
+	text, style, state := wording.Count(w.left, "pod")+" left", screen.Faint, "later"
+	if w.total > w.left {
+		text = fmt.Sprintf("%d of %d gone", w.total-w.left, w.total)
 	}
 	switch {
-	case w.Left == 0:
+	case w.left == 0:
 		style, state = screen.Good, "over"
-	case w.Leaving:
+	case w.leaving:
 		style, state = screen.Plain, "leaving"
 	}
-	return line(style, "  WAVE %-3d %s  %-16s %-8s %s", w.Index+1, screen.Bar(w.Total-w.Left, max(w.Total, 1), barColumns), text, state, w.Entry)
+	return line(style, "  WAVE %-3d %s  %-16s %-8s %s", w.index+1, screen.Bar(w.total-w.left, max(w.total, 1), barColumns), text, state, w.entry)
 }
 
 // progress returns a bar, or the number of remaining pods if it is not known how many have left.
