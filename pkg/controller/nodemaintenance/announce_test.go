@@ -18,7 +18,6 @@ import (
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
-	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestStagesAndWavesAreEvents(t *testing.T) {
@@ -32,8 +31,10 @@ func TestStagesAndWavesAreEvents(t *testing.T) {
 			"Default pods up to priority 1000000000 are asked to leave 1 node") {
 			t.Errorf("got event %q", e)
 		}
-		f.without("m", "p")
-		f.later("m", nodestate.SettleTime)
+		f.deletePod("p")
+		f.step("m")
+		f.wait(nodestate.SettleTime)
+		f.step("m")
 		f.wantEvent(EventDrained)
 		f.create(newPod("q", "one", 0))
 		f.step("m")
@@ -77,7 +78,9 @@ func TestRefusalsAreReportedOnceWithoutMessages(t *testing.T) {
 			}
 		}
 		// One on the node and one on the maintenance.
-		is.Equal(t, told, 2, "events about one refused node")
+		if told != 2 {
+			t.Errorf("got %d events about one refused node, want 2", told)
+		}
 	})
 }
 

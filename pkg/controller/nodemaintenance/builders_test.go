@@ -4,9 +4,7 @@
 package nodemaintenance
 
 import (
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -15,14 +13,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
-	"haulout.dev/haulout/pkg/testing/build"
 )
 
 func newNode(name string, modify ...func(*corev1.Node)) *corev1.Node {
-	return build.With(&corev1.Node{ObjectMeta: metav1.ObjectMeta{
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 		Name: name, UID: types.UID("uid-" + name), Labels: map[string]string{"pool": "blue"},
-	}}, modify...)
+	}}
+	for _, m := range modify {
+		m(node)
+	}
+	return node
 }
 
 func cordoned(node *corev1.Node) { node.Spec.Unschedulable = true }
@@ -32,14 +32,21 @@ func inPool(pool string) func(*corev1.Node) {
 }
 
 func newPod(name, node string, priority int32, modify ...func(*corev1.Pod)) *corev1.Pod {
-	return build.With(&corev1.Pod{
+	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID("uid-" + name)},
 		Spec:       corev1.PodSpec{NodeName: node, Priority: &priority}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
-	}, modify...)
+	}
+	for _, m := range modify {
+		m(pod)
+	}
+	return pod
 }
 
 func ofDaemonSet(pod *corev1.Pod) {
-	pod.OwnerReferences = build.Owner("apps/v1", "DaemonSet", "logger", "ds")
+	yes := true
+	pod.OwnerReferences = []metav1.OwnerReference{
+		{APIVersion: "apps/v1", Kind: "DaemonSet", Name: "logger", UID: "ds", Controller: &yes},
+	}
 }
 
 // newMaintenance returns a maintenance of pool blue in stage Drain, with the defaults of the API
@@ -62,7 +69,11 @@ func newMaintenance(
 
 func selecting(pools ...string) func(*maintenancev1alpha1.NodeMaintenance) {
 	return func(nm *maintenancev1alpha1.NodeMaintenance) {
-		nm.Spec.NodeSelector = build.Labelled("pool", pools...)
+		nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: pools},
+			},
+		}}}
 	}
 }
 
@@ -109,61 +120,5 @@ func createdAt(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenance
 func createdMinute(minute int) func(*maintenancev1alpha1.NodeMaintenance) {
 	return func(nm *maintenancev1alpha1.NodeMaintenance) {
 		nm.CreationTimestamp = metav1.NewTime(time.Date(2026, 11, 1, 0, minute, 0, 0, time.UTC))
-	}
-}
-
-// wantCordon checks a node: whether it is cordoned and which maintenances are on its annotation.
-func (f *fixture) wantCordon(name string, unschedulable bool, by ...string) {
-	f.t.Helper()
-	node := f.node(name)
-	if node.Spec.Unschedulable != unschedulable {
-		f.t.Errorf("node %s: got unschedulable %t, want %t", name, node.Spec.Unschedulable, unschedulable)
-	}
-	if got := slices.Sorted(maps.Keys(nodemarks.CordonedBy(node))); !slices.Equal(got, by) {
-		f.t.Errorf("node %s: got cordoned by %v, want %v", name, got, by)
-	}
-	if _, there := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]; there && len(by) == 0 {
-		f.t.Errorf("node %s still has the annotation", name)
-	}
-}
-
-func (f *fixture) wantDrained(name string, status metav1.ConditionStatus, reason string) {
-	f.t.Helper()
-	for _, c := range f.nm(name).Status.Conditions {
-		if c.Type == maintenancev1alpha1.ConditionDrained {
-			if c.Status != status || c.Reason != reason {
-				f.t.Errorf("got Drained %s %s (%s), want %s %s", c.Status, c.Reason, c.Message, status, reason)
-			}
-			return
-		}
-	}
-	f.t.Error("no condition Drained")
-}
-
-func (f *fixture) wantProgressing(name string, status metav1.ConditionStatus, reason string) {
-	f.t.Helper()
-	c := conditionOf(f.nm(name), maintenancev1alpha1.ConditionProgressing)
-	if c == nil {
-		f.t.Error("no condition Progressing")
-	} else if c.Status != status || c.Reason != reason {
-		f.t.Errorf("got Progressing %s %s (%s), want %s %s", c.Status, c.Reason, c.Message, status, reason)
-	}
-}
-
-// wantEvent reads the events that have been recorded so far, and checks that one has the reason.
-func (f *fixture) wantEvent(reason string) string {
-	f.t.Helper()
-	var seen []string
-	for {
-		select {
-		case e := <-f.recorder.Events:
-			if strings.Contains(e, " "+reason+" ") {
-				return e
-			}
-			seen = append(seen, e)
-		default:
-			f.t.Errorf("no event %s among %q", reason, seen)
-			return ""
-		}
 	}
 }

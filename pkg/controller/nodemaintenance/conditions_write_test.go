@@ -23,9 +23,8 @@ import (
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/host/noderights"
-	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // settleConditions reconciles all nodes until their conditions no longer change.
@@ -47,13 +46,6 @@ func (f *fixture) settleConditions() {
 	f.t.Fatal("the conditions do not converge")
 }
 
-// settlesTo reconciles all nodes, and checks the conditions of one.
-func (f *fixture) settlesTo(name string, want ...string) {
-	f.t.Helper()
-	f.settleConditions()
-	f.wantShown(name, want...)
-}
-
 // wantShown checks the conditions of a node, "Type=Status", in the order of their types.
 func (f *fixture) wantShown(name string, want ...string) {
 	f.t.Helper()
@@ -63,7 +55,9 @@ func (f *fixture) wantShown(name string, want ...string) {
 		got = append(got, string(c.Type)+"="+string(c.Status))
 	}
 	slices.Sort(got)
-	is.True(f.t, slices.Equal(got, append([]string{}, want...)), "node %s: conditions %q, want %q", name, got, want)
+	if !slices.Equal(got, append([]string{}, want...)) {
+		f.t.Errorf("node %s: conditions %q, want %q", name, got, want)
+	}
 	if value, there := node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]; there && len(want) == 0 {
 		f.t.Errorf("node %s still has the annotation %s", name, value)
 	}
@@ -125,25 +119,32 @@ func TestConditionsFollowTheStages(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("other", inPool("green")), newPod("p", "one", 0),
 			newMaintenance("m", createdAt(stageIdle)))
 		f.step("m")
-		f.settlesTo("one")
+		f.settleConditions()
+		f.wantShown("one")
 		f.enter("m", stageCordon)
 		f.authorized()
 		f.settleConditions()
 		f.wantShown("one", shownCordoned...)
 		f.step("m")
 		f.wantEvent(nodecontroller.EventNodeMaintenanceStarted)
-		f.advance("m", stageDrain)
-		f.settlesTo("one", shownDraining...)
+		f.enter("m", stageDrain)
+		f.step("m")
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
 		f.wantEvent(nodecontroller.EventNodeDrainStarted)
 		f.wait(nodestate.SettleTime)
-		f.settlesTo("one", shownDraining...)
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
 		f.deletePod("p")
-		f.settlesTo("one", shownDrained...)
+		f.settleConditions()
+		f.wantShown("one", shownDrained...)
 		f.wantEvent(nodecontroller.EventNodeDrained)
 		f.create(newPod("q", "one", 0))
-		f.settlesTo("one", shownDraining...)
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
 		f.wantEvent(nodecontroller.EventNodeDrainResumed)
-		f.advance("m", stageComplete)
+		f.enter("m", stageComplete)
+		f.step("m")
 		f.wantShown("one")
 		f.wantEvent(nodecontroller.EventNodeReleased)
 		f.wantShown("other")
@@ -154,18 +155,22 @@ func TestDrainedIsShownOnlyAfterTheSchedulerDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
-		f.settlesTo("one", shownDraining...)
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
 		f.wait(nodestate.SettleTime)
-		f.settlesTo("one", shownDrained...)
+		f.settleConditions()
+		f.wantShown("one", shownDrained...)
 		// The leader before has waited.
 		f.restart()
-		f.settlesTo("one", shownDrained...)
+		f.settleConditions()
+		f.wantShown("one", shownDrained...)
 		// The node was cordoned again: the scheduler may have bound a pod in between.
 		f.wait(time.Minute)
 		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
 		f.cached()
 		f.updateNode("one", cordoned)
-		f.settlesTo("one", shownDraining...)
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
 	})
 }
 
@@ -178,7 +183,9 @@ func TestDrainedIsNotShownOnAStaleCache(t *testing.T) {
 		f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, &corev1.PodList{Items: []corev1.Pod{*hidden}}, nil
 		})
-		must.Do(t, f.nodes.Sync(f.ctx, "one"))
+		if err := f.nodes.Sync(f.ctx, "one"); err != nil {
+			t.Fatal(err)
+		}
 		f.wantShown("one", shownDraining...)
 	})
 }
@@ -193,7 +200,8 @@ func TestEachNewPodIsNotTwoWrites(t *testing.T) {
 		for i := range 20 {
 			name := fmt.Sprintf("p-%d", i)
 			f.create(newPod(name, "one", 0))
-			f.settlesTo("one", shownDraining...)
+			f.settleConditions()
+			f.wantShown("one", shownDraining...)
 			f.deletePod(name)
 			f.settleConditions()
 			f.wait(time.Second)
@@ -202,7 +210,8 @@ func TestEachNewPodIsNotTwoWrites(t *testing.T) {
 			t.Errorf("got %d writes within %v, want one", got, 20*time.Second)
 		}
 		f.wait(30 * time.Second)
-		f.settlesTo("one", shownDrained...)
+		f.settleConditions()
+		f.wantShown("one", shownDrained...)
 	})
 }
 
@@ -231,10 +240,42 @@ func TestADrainIsFewWrites(t *testing.T) {
 			f.wait(time.Second)
 		}
 		f.step("m")
-		f.advance("m", stageComplete)
-		f.settlesTo("one")
+		f.enter("m", stageComplete)
+		f.step("m")
+		f.settleConditions()
+		f.wantShown("one")
 		// One write each: the drain begins, the node is drained, the node is released.
-		is.Equal(t, f.conditionPatches(), 3, "writes")
+		if got := f.conditionPatches(); got != 3 {
+			t.Errorf("got %d writes, want 3", got)
+		}
+	})
+}
+
+func TestConditionsOfOverlappingMaintenances(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newNode("two",
+			inPool("green")), newPod("p", "one", 0), newPod("q", "two", 0),
+			newMaintenance("a"), newMaintenance("b", selecting("blue", "green"), atStage(stageCordon)))
+		f.step("a")
+		f.step("b")
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
+		f.wantShown("two", shownCordoned...)
+		f.enter("b", stageDrain)
+		f.step("b")
+		f.settleConditions()
+		f.wantShown("two", shownDraining...)
+		f.enter("a", stageComplete)
+		f.step("a")
+		f.wantShown("one", shownDraining...)
+		if message := conditionOfNode(f.node("one"),
+			maintenancev1alpha1.NodeConditionMaintenanceInProgress).Message; message != "Held by NodeMaintenance b" {
+			t.Errorf("got message %q", message)
+		}
+		f.enter("b", stageComplete)
+		f.step("b")
+		f.wantShown("one")
+		f.wantShown("two")
 	})
 }
 
@@ -247,12 +288,14 @@ func TestNoConditionWithoutTheRight(t *testing.T) {
 		f.rights.refused.Insert("one")
 		f.step("m")
 		f.wait(nodestate.SettleTime)
-		f.settlesTo("one")
+		f.settleConditions()
+		f.wantShown("one")
 		f.wantShown("two", append(slices.Clone(shownDrained), "MaintenancePlanned=True")...)
 		// The conditions that are already there stay.
 		f.rights.refused.Insert("two")
 		f.wait(noderights.AnswerTTL + time.Second)
-		f.settlesTo("two", "DrainInProgress=False", "Drained=False", "MaintenanceInProgress=True")
+		f.settleConditions()
+		f.wantShown("two", "DrainInProgress=False", "Drained=False", "MaintenanceInProgress=True")
 		f.rights.err = fmt.Errorf("no answer")
 		f.wait(noderights.AnswerTTL + time.Second)
 		f.authorized()
@@ -265,25 +308,72 @@ func TestNoConditionWithoutTheRight(t *testing.T) {
 func TestPlannedMaintenancesAreShownOnlyOnRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("other", inPool("green")), newMaintenance("m", createdAt(stageIdle)))
-		f.settlesTo("one")
-		is.Equal(t, f.rights.asked, 0, "reviews for an idle maintenance")
-		f.advertise = true
-		f.restart()
-		f.settlesTo("one", "MaintenancePlanned=True")
-		f.wantShown("other")
-		f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "red" })
-		f.settlesTo("one")
-		f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "blue" })
-		f.settlesTo("one", "MaintenancePlanned=True")
-		// A process with the option off removes the condition of the process before.
-		f.advertise = false
-		f.restart()
-		f.settlesTo("one")
+		f.settleConditions()
+		f.wantShown("one")
+		if f.rights.asked != 0 {
+			t.Errorf("got %d reviews for an idle maintenance, want none", f.rights.asked)
+		}
 		f.advertise = true
 		f.restart()
 		f.settleConditions()
-		must.Do(t, f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m", metav1.DeleteOptions{}))
-		f.settlesTo("one")
+		f.wantShown("one", "MaintenancePlanned=True")
+		f.wantShown("other")
+		f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "red" })
+		f.settleConditions()
+		f.wantShown("one")
+		f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "blue" })
+		f.settleConditions()
+		f.wantShown("one", "MaintenancePlanned=True")
+		// A process with the option off removes the condition of the process before.
+		f.advertise = false
+		f.restart()
+		f.settleConditions()
+		f.wantShown("one")
+		f.advertise = true
+		f.restart()
+		f.settleConditions()
+		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m",
+			metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.settleConditions()
+		f.wantShown("one")
+	})
+}
+
+func TestLeftoverConditionsAreRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		foreign := showing("Drained=True Manual", "Ready=True KubeletReady")
+		f := newFixture(t, newNode(
+			"one", foreign, shownFor("gone", "uid-gone", stageDrain, shownDraining...),
+		), newNode("two", shownFor("m", "uid-m", stageCordon, shownCordoned...)),
+			newMaintenance("m", func(nm *maintenancev1alpha1.NodeMaintenance) { nm.UID = "another" }))
+		f.step("m")
+		f.settleConditions()
+		f.wantShown("one", "DrainInProgress=True", "Drained=True", "MaintenanceInProgress=True", "Ready=True")
+		f.wantShown("two", shownDraining...)
+		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m",
+			metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		f.settleConditions()
+		f.wantShown("one", "Drained=True", "Ready=True")
+		f.wantShown("two")
+	})
+}
+
+func TestNodesThatNoLongerMatchShowNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
+		f.step("m")
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
+		f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "red" })
+		f.step("m")
+		f.wait(selection.Lingering)
+		f.step("m")
+		f.wantShown("one")
+		f.wantCordon("one", false)
 	})
 }
 
@@ -292,11 +382,29 @@ func TestRecreatedNodeHasNoConditions(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
 		f.wait(nodestate.SettleTime)
-		f.settlesTo("one", shownDrained...)
-		must.Do(t, f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}))
+		f.settleConditions()
+		f.wantShown("one", shownDrained...)
+		if err := f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		f.create(newNode("one", func(node *corev1.Node) { node.UID = "second" }))
 		f.step("m")
-		f.settlesTo("one", shownDraining...)
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
+	})
+}
+
+func TestUncordonOfAUserRemovesDrained(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(t, newNode("one"), newMaintenance("m"))
+		f.step("m")
+		f.wait(nodestate.SettleTime)
+		f.settleConditions()
+		f.wantShown("one", shownDrained...)
+		f.wait(time.Second)
+		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
+		f.settleConditions()
+		f.wantShown("one", shownDraining...)
 	})
 }
 
@@ -319,7 +427,9 @@ func TestConflictIsDecidedAgain(t *testing.T) {
 			}
 			return true, nil, apierrors.NewConflict(corev1.Resource("nodes"), "one", fmt.Errorf("another client has changed it"))
 		})
-		must.Do(t, f.nodes.Sync(f.ctx, "one"))
+		if err := f.nodes.Sync(f.ctx, "one"); err != nil {
+			t.Fatal(err)
+		}
 		f.wantShown("one", "DrainInProgress=True", "Drained=True", "MaintenanceInProgress=True")
 		if reason := conditionOfNode(f.node("one"),
 			maintenancev1alpha1.NodeConditionDrained).Reason; reason != "Manual" {

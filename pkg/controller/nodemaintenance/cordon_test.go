@@ -26,8 +26,6 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/host/noderights"
-	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func ownedBy(value string) func(*corev1.Node) {
@@ -63,9 +61,12 @@ func TestCordonAndComplete(t *testing.T) {
 		f.wantCordon("foreign", true)
 		f.wantCordon("green", false)
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested)
-		is.Equal(t, f.nm("m").Status.ObservedGeneration, 1, "observedGeneration")
+		if got := f.nm("m").Status.ObservedGeneration; got != 1 {
+			t.Errorf("got observedGeneration %d, want 1", got)
+		}
 
-		f.advance("m", stageComplete)
+		f.enter("m", stageComplete)
+		f.step("m")
 		f.wantCordon("one", false)
 		f.wantCordon("foreign", true)
 		if got := f.nm("m").Finalizers; len(got) > 0 {
@@ -81,8 +82,12 @@ func TestIdleWritesToNoNode(t *testing.T) {
 		f.wantCordon("one", false)
 		f.wantEvacuating()
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested)
-		is.Equal(t, f.nodeStatus("m", "one").PodsPendingEvacuation, 1, "podsPendingEvacuation")
-		is.True(t, f.rights.asked <= 0, "the authorizer was asked for an Idle maintenance, which writes to no node")
+		if got := f.nodeStatus("m", "one").PodsPendingEvacuation; got != 1 {
+			t.Errorf("podsPendingEvacuation = %d, want 1", got)
+		}
+		if f.rights.asked > 0 {
+			t.Error("the authorizer was asked for an Idle maintenance, which writes to no node")
+		}
 	})
 }
 
@@ -99,7 +104,8 @@ func TestIdleToCompleteMakesSchedulable(t *testing.T) {
 		f.rights.refused.Insert("refused")
 		f.step("holder")
 		f.step("m")
-		f.advance("m", stageComplete)
+		f.enter("m", stageComplete)
+		f.step("m")
 		f.wantCordon("foreign", false)
 		f.wantCordon("refused", true)
 		f.wantCordon("held", true, "holder")
@@ -111,7 +117,8 @@ func TestIdleToCompleteMakesSchedulable(t *testing.T) {
 func TestCreatedAndImmediatelyDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("foreign", cordoned), newMaintenance("m"))
-		f.advance("m", stageComplete)
+		f.enter("m", stageComplete)
+		f.step("m")
 		f.wantCordon("one", false)
 		f.wantCordon("foreign", true)
 		if got := f.nm("m").Finalizers; len(got) > 0 {
@@ -144,9 +151,11 @@ func TestOverlappingMaintenancesShareTheCordon(t *testing.T) {
 		f.step("a")
 		f.step("b")
 		f.wantCordon("one", true, "a", "b")
-		f.advance("a", stageComplete)
+		f.enter("a", stageComplete)
+		f.step("a")
 		f.wantCordon("one", true, "b")
-		f.advance("b", stageComplete)
+		f.enter("b", stageComplete)
+		f.step("b")
 		f.wantCordon("one", false)
 	})
 }
@@ -164,7 +173,8 @@ func TestMaintenanceThatHasNotBegunTakesTheCordonOver(t *testing.T) {
 		if finalizers := f.nm("a").Finalizers; len(finalizers) > 0 {
 			t.Errorf("got finalizers %v of a, want none: it cordons no node", finalizers)
 		}
-		f.advance("b", stageComplete)
+		f.enter("b", stageComplete)
+		f.step("b")
 		f.wantCordon("one", false)
 	})
 }
@@ -182,15 +192,21 @@ func TestNodesThatStopMatchingAreReleased(t *testing.T) {
 		nm := f.nm("m")
 		nm.Spec.Reason = "kernel"
 		nm.Generation++
-		must.Get(f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}))(t)
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
+			metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		f.step("m")
 		f.wantCordon("one", true, "m")
 		f.wantEvacuating("p", "q")
-		f.later("m", selection.Lingering)
+		f.wait(selection.Lingering)
+		f.step("m")
 		f.wantCordon("one", false)
 		f.wantCordon("two", true, "m")
 		f.wantEvacuating("q")
-		is.Equal(t, len(f.nm("m").Status.NodeStatuses), 1, "node statuses")
+		if got := len(f.nm("m").Status.NodeStatuses); got != 1 {
+			t.Errorf("got %d node statuses, want 1", got)
+		}
 	})
 }
 
@@ -198,8 +214,11 @@ func TestRecreatedNodeIsANewNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", planning(upTo(1000))))
 		f.step("m")
-		f.without("m", "p")
-		must.Do(t, f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}))
+		f.deletePod("p")
+		f.step("m")
+		if err := f.host.CoreV1().Nodes().Delete(f.ctx, "one", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		again := newNode("one")
 		again.UID = "again"
 		f.create(again)
@@ -210,7 +229,9 @@ func TestRecreatedNodeIsANewNode(t *testing.T) {
 		f.wantCordon("one", true, "m")
 		// The first node had finished all waves. This one is in its first wave.
 		f.wantEvacuating("r")
-		is.True(t, f.rights.asked != asked, "the new node was not authorized")
+		if f.rights.asked == asked {
+			t.Error("the new node was not authorized")
+		}
 		if got := f.nodeStatus("m", "one").NodeRef.UID; got != "again" {
 			t.Errorf("got the status of node %s", got)
 		}
@@ -225,7 +246,10 @@ func TestCordonIsRestoredUntilAnotherClientKeepsRemovingIt(t *testing.T) {
 			node := f.node("one")
 			node.Spec.Unschedulable = false
 			node.Labels["scaled"] = strconv.Itoa(rand.Int())
-			must.Get(f.host.CoreV1().Nodes().Update(f.ctx, node, metav1.UpdateOptions{FieldManager: "autoscaler"}))(t)
+			if _, err := f.host.CoreV1().Nodes().Update(f.ctx, node,
+				metav1.UpdateOptions{FieldManager: "autoscaler"}); err != nil {
+				t.Fatal(err)
+			}
 		}
 		for range nodestate.FightLimit {
 			uncordon()
@@ -246,7 +270,8 @@ func TestCordonIsRestoredUntilAnotherClientKeepsRemovingIt(t *testing.T) {
 		uncordon()
 		f.step("m")
 		f.wantCordon("one", false, "m")
-		f.later("m", nodestate.FightPause)
+		f.wait(nodestate.FightPause)
+		f.step("m")
 		f.wantCordon("one", true, "m")
 	})
 }
@@ -268,7 +293,8 @@ func TestRefusedNodesAreNotWritten(t *testing.T) {
 		f.wantEvent(EventNotAuthorized)
 
 		f.deletePod("p")
-		f.later("m", nodestate.SettleTime)
+		f.wait(nodestate.SettleTime)
+		f.step("m")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized)
 	})
 }
@@ -284,7 +310,8 @@ func TestRevokedRightUncordonsNoNode(t *testing.T) {
 		f.wantCordon("one", true, "m")
 		f.wantEvacuating("p")
 
-		f.advance("m", stageComplete)
+		f.enter("m", stageComplete)
+		f.step("m")
 		f.wantCordon("one", false)
 		f.wantEvacuating()
 	})
@@ -329,7 +356,9 @@ func TestConflictOnANodeIsRetried(t *testing.T) {
 		})
 		f.step("m")
 		f.wantCordon("one", true, "m")
-		is.True(t, failed, "the test met no conflict")
+		if !failed {
+			t.Error("the test met no conflict")
+		}
 	})
 }
 
@@ -356,10 +385,15 @@ func TestInterruptedDeletionIsFinished(t *testing.T) {
 		})
 		f.step("left")
 		f.step("held")
-		is.True(t, len(deleted) == 0, "the controller deleted %q while the API server may still do it", deleted)
-		f.later("left", deletionPatience)
+		if len(deleted) > 0 {
+			t.Errorf("the controller deleted %q while the API server may still do it", deleted)
+		}
+		f.wait(deletionPatience)
+		f.step("left")
 		f.step("held")
-		is.True(t, slices.Equal(deleted, []string{"left"}), "the controller deleted %q, want left", deleted)
+		if !slices.Equal(deleted, []string{"left"}) {
+			t.Errorf("the controller deleted %q, want left", deleted)
+		}
 		if got := f.maintenanceList(); len(got) != 1 || got[0].Name != "held" {
 			t.Errorf("got %d maintenances, want held", len(got))
 		}
@@ -438,7 +472,9 @@ func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
 		}
 		f.wantCordon("one", true, "m")
 		f.wantEvacuating()
-		is.Equal(t, f.nodeStatus("m", "one").DrainMessage, "Waiting for node two.", "message")
+		if got, want := f.nodeStatus("m", "one").DrainMessage, "Waiting for node two."; got != want {
+			t.Errorf("got message %q, want %q", got, want)
+		}
 		f.wait(loop.VisibleAfter)
 		for range 3 {
 			try()
@@ -446,6 +482,8 @@ func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
 		// The other nodes drain, and the message names this one.
 		f.wantEvacuating("p")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
-		is.Equal(t, f.nodeStatus("m", "two").DrainMessage, "Not drained: cordon node two: no", "message")
+		if got, want := f.nodeStatus("m", "two").DrainMessage, "Not drained: cordon node two: no"; got != want {
+			t.Errorf("got message %q, want %q", got, want)
+		}
 	})
 }

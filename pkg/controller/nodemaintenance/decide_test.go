@@ -11,8 +11,6 @@ import (
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
-	"haulout.dev/haulout/pkg/testing/build"
-	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestDecideEvacuation(t *testing.T) {
@@ -56,10 +54,12 @@ func nodesWith(inside int, outside ...maintenancev1alpha1.NodeStatusReason) []me
 }
 
 func TestDecideDrained(t *testing.T) {
-	const yes, no, inProgress = metav1.ConditionTrue, metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress
 	some := func(modify ...func(*remainder)) *remainder {
 		r := newRemainder()
-		return build.With(r, modify...)
+		for _, m := range modify {
+			m(r)
+		}
+		return r
 	}
 	leaving := func(r *remainder) { r.covered, r.targeted, r.evacuating = 3, 2, 2 }
 	blocked := func(r *remainder) {
@@ -82,7 +82,7 @@ func TestDecideDrained(t *testing.T) {
 		},
 		"a maintenance without nodes is not drained": {
 			drainedFacts{draining: true, finished: true, remainder: some()},
-			verdict{no, maintenancev1alpha1.ReasonNoNodes, "The selector matches no node"},
+			verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonNoNodes, "The selector matches no node"},
 		},
 		"pods that are evacuating are progress": {
 			drainedFacts{draining: true, nodes: nodesWith(1), remainder: some(leaving)},
@@ -102,7 +102,10 @@ func TestDecideDrained(t *testing.T) {
 			drainedFacts{
 				draining: true, nodes: nodesWith(1), remainder: some(leaving, blocked, func(r *remainder) { r.targeted = 3 }),
 			},
-			verdict{no, inProgress, "3 pods left, 2 of them evacuating, 2 blocked"},
+			verdict{
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
+				"3 pods left, 2 of them evacuating, 2 blocked",
+			},
 		},
 		"a node that is not cordoned is not drained": {
 			drainedFacts{draining: true, nodes: nodesWith(1), finished: true, uncordoned: []string{"n"}, remainder: some()},
@@ -134,14 +137,20 @@ func TestDecideDrained(t *testing.T) {
 				draining: true, nodes: nodesWith(1), finished: true,
 				remainder: some(func(r *remainder) { r.left["DaemonSet pod of default/logger"] = 2 }),
 			},
-			verdict{yes, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft, "All pods have left 1 node but those left running on purpose: DaemonSet pod of default/logger (2)"},
+			verdict{
+				metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
+				"All pods have left 1 node but those left running on purpose: DaemonSet pod of default/logger (2)",
+			},
 		},
 		"attached volumes are named and do not delay Drained": {
 			drainedFacts{
 				draining: true, nodes: nodesWith(3), finished: true, remainder: some(),
 				attached: attachedVolumes{volumes: 3, nodes: 2},
 			},
-			verdict{yes, maintenancev1alpha1.ReasonDrainComplete, "All pods have left 3 nodes; 3 volumes are still attached to 2 nodes"},
+			verdict{
+				metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete,
+				"All pods have left 3 nodes; 3 volumes are still attached to 2 nodes",
+			},
 		},
 		"one attached volume is named after the pods left running on purpose": {
 			drainedFacts{
@@ -149,17 +158,25 @@ func TestDecideDrained(t *testing.T) {
 				remainder: some(func(r *remainder) { r.left["static pod of default/x"] = 1 }),
 				attached:  attachedVolumes{volumes: 1, nodes: 1},
 			},
-			verdict{yes, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft, "All pods have left 1 node but those left running on purpose: static pod of default/x (1); 1 volume is still attached to 1 node"},
+			verdict{
+				metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
+				"All pods have left 1 node but those left running on purpose: static pod of default/x (1); 1 volume is still attached to 1 node",
+			},
 		},
 		"volumes of pods that still run are not named": {
 			drainedFacts{
 				draining: true, nodes: nodesWith(1), remainder: some(leaving), attached: attachedVolumes{volumes: 3, nodes: 1},
 			},
-			verdict{no, inProgress, "3 pods left, 2 of them evacuating, 0 blocked"},
+			verdict{
+				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
+				"3 pods left, 2 of them evacuating, 0 blocked",
+			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			is.Equal(t, decideDrained(test.facts), test.want)
+			if got := decideDrained(test.facts); got != test.want {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
 		})
 	}
 }

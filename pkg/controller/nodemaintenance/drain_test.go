@@ -24,15 +24,12 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
-	"haulout.dev/haulout/pkg/testing/build"
-	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // ourEvacuation returns the Evacuation of a pod of newPod.
 func ourEvacuation(pod, node string, modify ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
 	p := newPod(pod, node, 0)
-	return build.With(&maintenancev1alpha1.Evacuation{
+	e := &maintenancev1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: p.Namespace, Name: protocol.CanonicalName(p.Name, p.UID),
 			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
@@ -40,7 +37,11 @@ func ourEvacuation(pod, node string, modify ...func(*maintenancev1alpha1.Evacuat
 		Spec: maintenancev1alpha1.EvacuationSpec{
 			NodeName: node, PodRef: maintenancev1alpha1.PodReference{Name: p.Name, UID: p.UID},
 		},
-	}, modify...)
+	}
+	for _, m := range modify {
+		m(e)
+	}
+	return e
 }
 
 const foreignInstigator = maintenancev1alpha1.FinalizerInstigatorPrefix + "example.com"
@@ -68,9 +69,11 @@ func TestDrainInWaves(t *testing.T) {
 			newPod("daemon", "two", 0, ofDaemonSet))
 		f.step("m")
 		f.wantEvacuating("low-one", "low-two")
-		f.without("m", "low-one")
+		f.deletePod("low-one")
+		f.step("m")
 		f.wantEvacuating("low-two")
-		f.later("m", time.Second)
+		f.wait(time.Second)
+		f.step("m")
 		want := maintenancev1alpha1.NodeMaintenanceNodeStatus{
 			NodeRef:      maintenancev1alpha1.NodeReference{Name: "one", UID: "uid-one"},
 			DrainTargets: []maintenancev1alpha1.DrainPlanEntry{upTo(1000)}, DrainMessage: "Waiting for node two.",
@@ -81,13 +84,18 @@ func TestDrainInWaves(t *testing.T) {
 		}
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 
-		f.without("m", "low-two")
+		f.deletePod("low-two")
+		f.step("m")
 		f.wantEvacuating("high-one")
-		f.without("m", "high-one")
+		f.deletePod("high-one")
+		f.step("m")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
-		f.later("m", nodestate.SettleTime)
+		f.wait(nodestate.SettleTime)
+		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
-		is.Equal(t, f.nodeStatus("m", "two").PodsKept, 1, "podsKept")
+		if got := f.nodeStatus("m", "two").PodsKept; got != 1 {
+			t.Errorf("got podsKept %d, want 1", got)
+		}
 		f.wantEvent(EventDrained)
 
 		f.create(newPod("late", "one", 0))
@@ -108,7 +116,9 @@ func TestOrderOfWrites(t *testing.T) {
 		}
 		f.wantEvacuating()
 		f.authorized()
-		must.Do(t, f.reconcileNodes())
+		if err := f.reconcileNodes(); err != nil {
+			t.Fatal(err)
+		}
 		// The nodes are cordoned. No pod has an Evacuation before the cache shows that.
 		f.wantCordon("one", true, "m")
 		f.wantCordon("two", true, "m")
@@ -131,7 +141,9 @@ func TestOrderOfWrites(t *testing.T) {
 		})
 		f.step("m")
 		f.wantEvacuating("p")
-		is.Equal(t, created, 1, "requests to create an Evacuation")
+		if created != 1 {
+			t.Errorf("got %d requests to create an Evacuation, want 1", created)
+		}
 	})
 }
 
@@ -161,13 +173,16 @@ func TestNominatedPodsWithSchedulingGatesDoNotCount(t *testing.T) {
 			p.Status = corev1.PodStatus{Phase: corev1.PodPending, NominatedNodeName: "one"}
 		}))
 		f.step("m")
-		f.later("m", nodestate.SettleTime)
+		f.wait(nodestate.SettleTime)
+		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
 		f.wantEvacuating()
 		// Without its gate the scheduler may bind it.
 		pod := f.pods()[0]
 		pod.Spec.SchedulingGates = nil
-		must.Get(f.host.CoreV1().Pods(pod.Namespace).Update(f.ctx, pod, metav1.UpdateOptions{}))(t)
+		if _, err := f.host.CoreV1().Pods(pod.Namespace).Update(f.ctx, pod, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 	})
@@ -180,7 +195,8 @@ func TestEvacuationsOfOtherInstigatorsAreJoinedAndKept(t *testing.T) {
 			ourEvacuation("p", "one", instigatedBy(foreignInstigator)), ourEvacuation("q", "one", forbidden))
 		f.step("m")
 		f.wantEvacuating("p", "q", "r")
-		f.advance("m", stageComplete)
+		f.enter("m", stageComplete)
+		f.step("m")
 		f.wantEvacuating()
 		left := map[string][]string{}
 		for _, e := range f.evacuationList() {
@@ -204,11 +220,13 @@ func TestEvacuationsStayWhileAnotherMaintenanceWantsThem(t *testing.T) {
 			f.step("b")
 		}
 		f.wantEvacuating("p", "q")
-		f.advance("a", stageComplete)
+		f.enter("a", stageComplete)
+		f.step("a")
 		f.wantEvacuating("p")
 		f.wantCordon("one", true, "b")
 		f.wantCordon("two", false)
-		f.advance("b", stageComplete)
+		f.enter("b", stageComplete)
+		f.step("b")
 		f.wantEvacuating()
 		f.wantCordon("one", false)
 	})
@@ -226,8 +244,11 @@ func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
 			return true, nil, err
 		})
 		f.step("m")
-		f.later("m", statusPace)
-		is.Equal(t, refused, 1, "requests")
+		f.wait(statusPace)
+		f.step("m")
+		if refused != 1 {
+			t.Errorf("got %d requests, want 1", refused)
+		}
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
 		if got, want := f.nodeStatus("m",
 			"one").DrainMessage, "Evacuating; 1 pod of terminating namespaces: default/p"; got != want {
@@ -319,7 +340,9 @@ func TestRestartsInTheMiddleOfADrain(t *testing.T) {
 		f.maintenance.PrependReactor("update", "nodemaintenances", flaky)
 		f.drainToTheEnd(seed, r)
 		for name, times := range asked {
-			is.True(t, times == 1, "seed %d: pod %s had %d Evacuations", seed, name, times)
+			if times != 1 {
+				t.Errorf("seed %d: pod %s had %d Evacuations", seed, name, times)
+			}
 		}
 		f.enterDespite("m", stageComplete)
 		for range 100 {

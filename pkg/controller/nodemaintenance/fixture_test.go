@@ -30,23 +30,19 @@ import (
 	"k8s.io/client-go/informers"
 	hostfake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodestate"
-	"haulout.dev/haulout/pkg/controller/selection"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	controllercache "haulout.dev/haulout/pkg/host/cache"
 	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/informertest"
 	"haulout.dev/haulout/pkg/host/noderights"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // fixture has two fake clusters, a clock and the controllers that run on them.
@@ -279,7 +275,9 @@ func sameObjects[T metav1.Object](cached, stored []T) bool {
 // controllers have nothing left to do.
 func (f *fixture) eventually(what string, condition func() bool) {
 	f.t.Helper()
-	must.True(f.t, informertest.Until(time.Millisecond, condition), "never came true: %s", what)
+	if !informertest.Until(time.Millisecond, condition) {
+		f.t.Fatalf("never came true: %s", what)
+	}
 }
 
 // syncOnce syncs a maintenance once.
@@ -300,9 +298,13 @@ func (f *fixture) step(name string) {
 			f.t.Fatalf("sync %q: %v", name, err)
 		}
 		f.cached()
-		must.Do(f.t, f.withdraw())
+		if err := f.withdraw(); err != nil {
+			f.t.Fatal(err)
+		}
 		f.cached()
-		must.Do(f.t, f.reconcileNodes())
+		if err := f.reconcileNodes(); err != nil {
+			f.t.Fatal(err)
+		}
 		f.cached()
 		if f.stored() == before {
 			f.wantSameDecision(name)
@@ -310,29 +312,6 @@ func (f *fixture) step(name string) {
 		}
 	}
 	f.t.Fatalf("%q does not converge", name)
-}
-
-// later lets time pass, and syncs a maintenance.
-func (f *fixture) later(name string, d time.Duration) {
-	f.t.Helper()
-	f.wait(d)
-	f.step(name)
-}
-
-// advance changes the stage of a maintenance, and syncs it.
-func (f *fixture) advance(name string, stage maintenancev1alpha1.NodeMaintenanceStage) {
-	f.t.Helper()
-	f.enter(name, stage)
-	f.step(name)
-}
-
-// without deletes pods, and syncs a maintenance.
-func (f *fixture) without(name string, pods ...string) {
-	f.t.Helper()
-	for _, pod := range pods {
-		f.deletePod(pod)
-	}
-	f.step(name)
 }
 
 // reconcileNodes reconciles every node that exists or that a maintenance or an Evacuation names.
@@ -365,7 +344,9 @@ func (f *fixture) sweep() {
 	f.resync(f.ctx)
 	for range 5 {
 		f.cached()
-		must.Do(f.t, errors.Join(f.withdraw(), f.reconcileNodes()))
+		if err := errors.Join(f.withdraw(), f.reconcileNodes()); err != nil {
+			f.t.Fatal(err)
+		}
 	}
 	f.cached()
 }
@@ -393,7 +374,10 @@ func (f *fixture) wait(d time.Duration) { f.clock.Step(d) }
 
 func (f *fixture) stored() string {
 	// The reviews that were sent have their answers now.
-	data := must.Get(json.Marshal([]any{f.nodeList(), f.maintenanceList(), f.evacuationList(), f.rights.count()}))(f.t)
+	data, err := json.Marshal([]any{f.nodeList(), f.maintenanceList(), f.evacuationList(), f.rights.count()})
+	if err != nil {
+		f.t.Fatal(err)
+	}
 	return string(data)
 }
 
@@ -423,7 +407,11 @@ func (f *fixture) pods() []*corev1.Pod {
 }
 
 func (f *fixture) cachedPods() []*corev1.Pod {
-	return must.Get(f.podLister.List(labels.Everything()))(f.t)
+	pods, err := f.podLister.List(labels.Everything())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return pods
 }
 
 func (f *fixture) volumeAttachments() []*storagev1.VolumeAttachment {
@@ -446,19 +434,29 @@ func (f *fixture) evacuationList() []*maintenancev1alpha1.Evacuation {
 
 func (f *fixture) node(name string) *corev1.Node {
 	f.t.Helper()
-	return must.Get(f.host.CoreV1().Nodes().Get(f.ctx, name, metav1.GetOptions{}))(f.t)
+	node, err := f.host.CoreV1().Nodes().Get(f.ctx, name, metav1.GetOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return node
 }
 
 func (f *fixture) updateNode(name string, modify func(*corev1.Node)) {
 	f.t.Helper()
 	node := f.node(name)
 	modify(node)
-	must.Get(f.host.CoreV1().Nodes().Update(f.ctx, node, metav1.UpdateOptions{}))(f.t)
+	if _, err := f.host.CoreV1().Nodes().Update(f.ctx, node, metav1.UpdateOptions{}); err != nil {
+		f.t.Fatal(err)
+	}
 }
 
 func (f *fixture) nm(name string) *maintenancev1alpha1.NodeMaintenance {
 	f.t.Helper()
-	return must.Get(f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(f.ctx, name, metav1.GetOptions{}))(f.t)
+	nm, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(f.ctx, name, metav1.GetOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return nm
 }
 
 // enter moves a maintenance to a stage as the API server does, and waits until the cache shows it.
@@ -468,7 +466,10 @@ func (f *fixture) enter(name string, stage maintenancev1alpha1.NodeMaintenanceSt
 	nm := f.nm(name)
 	atStage(stage)(nm)
 	nm.Generation++
-	must.Get(f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}))(f.t)
+	if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
+		metav1.UpdateOptions{}); err != nil {
+		f.t.Fatal(err)
+	}
 	f.eventually("the cache shows the stage", func() bool {
 		cached, err := f.maintenanceLister.Get(name)
 		return err == nil && cached.Generation == nm.Generation
@@ -482,7 +483,9 @@ func (f *fixture) deletePod(name string) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	must.Do(f.t, f.host.CoreV1().Pods("default").Delete(f.ctx, name, metav1.DeleteOptions{}))
+	if err := f.host.CoreV1().Pods("default").Delete(f.ctx, name, metav1.DeleteOptions{}); err != nil {
+		f.t.Fatal(err)
+	}
 	err = f.maintenance.MaintenanceV1alpha1().Evacuations("default").Delete(f.ctx,
 		protocol.CanonicalName(name, pod.UID), metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -518,48 +521,4 @@ func (f *fixture) nodeStatus(maintenance, node string) maintenancev1alpha1.NodeM
 	}
 	f.t.Fatalf("the status has no node %s", node)
 	return maintenancev1alpha1.NodeMaintenanceNodeStatus{}
-}
-
-// newControllers returns the controllers of nodes and of maintenances, wired as in the server.
-func newControllers(
-	tb testing.TB, nodeConfig nodecontroller.Config, stateConfig nodestate.Config,
-) (*nodecontroller.Controller, *Controller) {
-	tb.Helper()
-	host, maintenance := nodeConfig.HostInformers, nodeConfig.MaintenanceInformers
-	selected := must.Get(selection.New(host.Core().V1().Nodes().Informer(),
-		maintenance.Maintenance().V1alpha1().NodeMaintenances().Informer(), nodeConfig.Clock))(tb)
-	stateConfig.HostInformers, stateConfig.MaintenanceInformers, stateConfig.Selection = host, maintenance, selected
-	stateConfig.Clock, stateConfig.Evacuators = nodeConfig.Clock, nodeConfig.Evacuators
-	state := must.Get(nodestate.New(stateConfig))(tb)
-	nodeConfig.Selection, nodeConfig.State = selected, state
-	nodes := must.Get(nodecontroller.New(nodeConfig))(tb)
-	c := must.Get(New(Config{
-		Host: nodeConfig.Host, HostInformers: host, Maintenance: nodeConfig.Maintenance,
-		MaintenanceInformers: maintenance, Selection: selected, State: state, Rights: nodeConfig.Rights,
-		Recorder: nodeConfig.Recorder, Clock: nodeConfig.Clock,
-	}))(tb)
-	tb.Cleanup(func() {
-		over, cancel := context.WithCancel(context.Background())
-		cancel()
-		nodes.Run(over, 0)
-		c.Run(over, 0)
-	})
-	return nodes, c
-}
-
-// newController returns a controller on empty clusters whose informers do not run, and the stores
-// of its pods and Evacuations.
-func newController(tb testing.TB) (c *Controller, pods, evacuations cache.Store) {
-	tb.Helper()
-	host, maintenance := hostfake.NewClientset(), maintenancefake.NewClientset()
-	hostInformers, maintenanceInformers := informers.NewSharedInformerFactory(host,
-		0), externalversions.NewSharedInformerFactory(maintenance, 0)
-	_, c = newControllers(tb, nodecontroller.Config{
-		Host: host, HostInformers: hostInformers, Maintenance: maintenance, MaintenanceInformers: maintenanceInformers,
-		Recorder: events.NewFakeRecorder(1), Evacuators: sets.New[string](), Clock: clock.RealClock{},
-		Rights: noderights.NewCache(
-			noderights.CacheConfig{Authorizer: &rights{refused: sets.New[string]()}, Clock: clock.RealClock{}},
-		),
-	}, nodestate.Config{Evictions: &inflight.Evictions{}})
-	return c, hostInformers.Core().V1().Pods().Informer().GetStore(), maintenanceInformers.Maintenance().V1alpha1().Evacuations().Informer().GetStore()
 }

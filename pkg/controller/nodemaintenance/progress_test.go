@@ -50,9 +50,13 @@ func TestMostPodsThatWereGone(t *testing.T) {
 				nm.Status.NodeStatuses = []maintenancev1alpha1.NodeMaintenanceNodeStatus{*test.before}
 			}
 			test.now.PodsGonePeak = gonePeakOf(nm, &test.now)
-			is.Equal(t, test.now.PodsGonePeak, test.want)
+			if test.now.PodsGonePeak != test.want {
+				t.Errorf("got %d, want %d", test.now.PodsGonePeak, test.want)
+			}
 			next := &maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{test.now}}
-			is.Equal(t, moreGone(nm, next), test.more, "progress")
+			if got := moreGone(nm, next); got != test.more {
+				t.Errorf("got progress %t, want %t", got, test.more)
+			}
 		})
 	}
 }

@@ -29,9 +29,6 @@ import (
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/noderights"
-	"haulout.dev/haulout/pkg/testing/bubble"
-	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // wantEnqueued waits until an event has enqueued a maintenance.
@@ -53,15 +50,22 @@ func (f *fixture) wantEnqueued(name string) {
 func (f *fixture) wantWithdrawals() {
 	f.t.Helper()
 	f.eventually("an Evacuation is to be withdrawn", func() bool { return f.withdrawals.queue.Len() > 0 })
-	must.Do(f.t, f.withdraw())
+	if err := f.withdraw(); err != nil {
+		f.t.Fatal(err)
+	}
 	f.cached()
 }
 
 func (f *fixture) updatePod(name string, modify func(*corev1.Pod)) {
 	f.t.Helper()
-	pod := must.Get(f.host.CoreV1().Pods("default").Get(f.ctx, name, metav1.GetOptions{}))(f.t)
+	pod, err := f.host.CoreV1().Pods("default").Get(f.ctx, name, metav1.GetOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
 	modify(pod)
-	must.Get(f.host.CoreV1().Pods("default").Update(f.ctx, pod, metav1.UpdateOptions{}))(f.t)
+	if _, err := f.host.CoreV1().Pods("default").Update(f.ctx, pod, metav1.UpdateOptions{}); err != nil {
+		f.t.Fatal(err)
+	}
 }
 
 func nominated(node string) func(*corev1.Pod) {
@@ -92,7 +96,9 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 			if err := f.Controller.sync(f.ctx, "m"); err != nil && !loop.IsOnlyConflict(err) {
 				t.Fatal(err)
 			}
-			must.Do(t, errors.Join(f.withdraw(), f.reconcileNodes()))
+			if err := errors.Join(f.withdraw(), f.reconcileNodes()); err != nil {
+				t.Fatal(err)
+			}
 			f.wait(time.Second)
 			return len(f.nm("m").Finalizers) == 0
 		})
@@ -116,10 +122,13 @@ func TestCompleteWaitsForRequestsInFlight(t *testing.T) {
 			f.wait(nodestate.RequestPatience)
 		}
 		f.wantCordon("one", true, "m")
-		is.True(t, len(f.nm("m").Finalizers) != 0, "the maintenance has ended while a request for an Evacuation is in flight")
+		if len(f.nm("m").Finalizers) == 0 {
+			t.Error("the maintenance has ended while a request for an Evacuation is in flight")
+		}
 		f.state.Requests.Answered(pod.UID)
 		f.step("m")
-		f.later("m", answerRetry)
+		f.wait(answerRetry)
+		f.step("m")
 		f.wantCordon("one", false)
 		if finalizers := f.nm("m").Finalizers; len(finalizers) > 0 {
 			t.Errorf("got finalizers %v, want none: no Evacuation was created", finalizers)
@@ -146,7 +155,9 @@ func TestNoEvacuationForACompletedMaintenance(t *testing.T) {
 			}
 		}
 		f.wantEvacuating()
-		is.True(t, !f.state.HasOurs("one"), "the node waits for a request that was not sent")
+		if f.state.HasOurs("one") {
+			t.Error("the node waits for a request that was not sent")
+		}
 	})
 }
 
@@ -161,13 +172,18 @@ func TestNoEvacuationOnADeselectedNode(t *testing.T) {
 		nm := f.nm("m")
 		nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions[0].Values = []string{"green"}
 		nm.Generation++
-		must.Get(f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}))(t)
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
+			metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		f.cached()
 		if err := f.Controller.create(f.ctx, before, pod); err != nil {
 			t.Error(err)
 		}
 		f.wantEvacuating()
-		is.True(t, !f.state.HasOurs("one"), "the node waits for a request that was not sent")
+		if f.state.HasOurs("one") {
+			t.Error("the node waits for a request that was not sent")
+		}
 	})
 }
 
@@ -184,7 +200,8 @@ func TestMaintenanceEndsBesideOneThatHasNoTargets(t *testing.T) {
 		}))
 		f.step("b")
 		f.wantEvacuating("p")
-		f.advance("a", stageComplete)
+		f.enter("a", stageComplete)
+		f.step("a")
 		f.wantEvacuating()
 		if nm := f.nm("a"); len(nm.Finalizers) > 0 {
 			t.Errorf("maintenance a has not ended, conditions %v", nm.Status.Conditions)
@@ -203,7 +220,9 @@ func TestStrayEvacuationsAreWithdrawn(t *testing.T) {
 		f.wantWithdrawals()
 		f.wantEvacuating()
 
-		must.Do(t, f.host.CoreV1().Nodes().Delete(f.ctx, "two", metav1.DeleteOptions{}))
+		if err := f.host.CoreV1().Nodes().Delete(f.ctx, "two", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		f.cached()
 		f.create(ourEvacuation("q", "two"))
 		f.wantWithdrawals()
@@ -215,7 +234,8 @@ func TestCordonWrittenAfterTheEndOfItsMaintenanceIsRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m", createdAt(stageCordon)))
 		f.step("m")
-		f.advance("m", stageComplete)
+		f.enter("m", stageComplete)
+		f.step("m")
 		f.updateNode("one", func(node *corev1.Node) {
 			cordoned(node)
 			ownedBy(`{"m":"uid-m"}`)(node)
@@ -239,20 +259,23 @@ func TestEvacuationIsWithdrawnWhenThePodLosesItsNomination(t *testing.T) {
 				f.wantWithdrawals()
 			},
 			"at the end": func(f *fixture) {
-				f.advance("m", stageComplete)
+				f.enter("m", stageComplete)
+				f.step("m")
 			},
 		} {
-			bubble.Run(t, name+" "+when, func(t *testing.T) {
-				f := newFixture(t, newNode("one"), newNode("green", inPool("green")), newMaintenance("m"),
-					newPod("nominee", "", 0, nominated("one")))
-				f.step("m")
-				f.create(ourEvacuation("nominee", ""))
-				f.step("m")
-				f.wantEvacuating("nominee")
-				f.updatePod("nominee", change)
-				f.cached()
-				ends(f)
-				f.wantEvacuating()
+			t.Run(name+" "+when, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					f := newFixture(t, newNode("one"), newNode("green", inPool("green")), newMaintenance("m"),
+						newPod("nominee", "", 0, nominated("one")))
+					f.step("m")
+					f.create(ourEvacuation("nominee", ""))
+					f.step("m")
+					f.wantEvacuating("nominee")
+					f.updatePod("nominee", change)
+					f.cached()
+					ends(f)
+					f.wantEvacuating()
+				})
 			})
 		}
 	}
@@ -284,50 +307,62 @@ func TestDeselectedNodesStayInTheStatusUntilTheyAreReleased(t *testing.T) {
 			nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions = append(nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions,
 				corev1.NodeSelectorRequirement{Key: "kept", Operator: corev1.NodeSelectorOpExists})
 			nm.Generation++
-			must.Get(f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
-				metav1.UpdateOptions{}))(f.t)
+			if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
+				metav1.UpdateOptions{}); err != nil {
+				f.t.Fatal(err)
+			}
 		},
 		"the node is deleted": func(f *fixture) {
-			must.Do(f.t, f.host.CoreV1().Nodes().Delete(f.ctx, "foreign", metav1.DeleteOptions{}))
+			if err := f.host.CoreV1().Nodes().Delete(f.ctx, "foreign", metav1.DeleteOptions{}); err != nil {
+				f.t.Fatal(err)
+			}
 		},
 	} {
-		bubble.Run(t, name, func(t *testing.T) {
-			f := newFixture(t, newNode("one",
-				func(node *corev1.Node) { node.Labels["kept"] = "" }), newNode("foreign", cordoned),
-				newPod("p", "one", 0), newPod("q", "foreign", 0), newPod("gone", "foreign", 0), newMaintenance("m"))
-			f.step("m")
-			f.wantEvacuating("gone", "p", "q")
-			// Its Evacuation exists for a while after the eviction of the pod.
-			must.Do(t, f.host.CoreV1().Pods("default").Delete(f.ctx, "gone", metav1.DeleteOptions{}))
-			failing, refused := true, errors.New("not now")
-			f.maintenance.PrependReactor("patch", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
-				return failing, nil, refused
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, newNode("one",
+					func(node *corev1.Node) { node.Labels["kept"] = "" }), newNode("foreign", cordoned),
+					newPod("p", "one", 0), newPod("q", "foreign", 0), newPod("gone", "foreign", 0), newMaintenance("m"))
+				f.step("m")
+				f.wantEvacuating("gone", "p", "q")
+				// Its Evacuation exists for a while after the eviction of the pod.
+				if err := f.host.CoreV1().Pods("default").Delete(f.ctx, "gone", metav1.DeleteOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				failing, refused := true, errors.New("not now")
+				f.maintenance.PrependReactor("patch", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
+					return failing, nil, refused
+				})
+				leaves(f)
+				f.cached()
+				f.syncOnce("m")
+				f.wait(selection.Lingering)
+				f.cached()
+				f.syncOnce("m")
+				if err := f.withdraw(); !errors.Is(err, refused) {
+					t.Errorf("got error %v, want %v", err, refused)
+				}
+				if err := f.reconcileNodes(); err != nil {
+					t.Error(err)
+				}
+				f.wantEvacuating("gone", "p", "q")
+				f.nodeStatus("m", "foreign")
+				failing = false
+				// A new leader knows only the status.
+				f.restart()
+				f.wait(selection.Lingering)
+				f.step("m")
+				f.wait(selection.Lingering)
+				f.step("m")
+				f.wantEvacuating("p")
+				want := 1
+				if name == "the node is deleted" {
+					want = 2 // it may be registered again
+				}
+				if got := len(f.nm("m").Status.NodeStatuses); got != want {
+					t.Errorf("got %d node statuses, want %d", got, want)
+				}
 			})
-			leaves(f)
-			f.cached()
-			f.syncOnce("m")
-			f.wait(selection.Lingering)
-			f.cached()
-			f.syncOnce("m")
-			if err := f.withdraw(); !errors.Is(err, refused) {
-				t.Errorf("got error %v, want %v", err, refused)
-			}
-			if err := f.reconcileNodes(); err != nil {
-				t.Error(err)
-			}
-			f.wantEvacuating("gone", "p", "q")
-			f.nodeStatus("m", "foreign")
-			failing = false
-			// A new leader knows only the status.
-			f.restart()
-			f.later("m", selection.Lingering)
-			f.later("m", selection.Lingering)
-			f.wantEvacuating("p")
-			want := 1
-			if name == "the node is deleted" {
-				want = 2 // it may be registered again
-			}
-			is.Equal(t, len(f.nm("m").Status.NodeStatuses), want, "node statuses")
 		})
 	}
 }
@@ -338,7 +373,8 @@ func TestNewLeaderConfirmsDrainedNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
-		f.later("m", nodestate.SettleTime)
+		f.wait(nodestate.SettleTime)
+		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
 		f.restart()
 		lists, hidden := 0, []corev1.Pod{}
@@ -353,7 +389,9 @@ func TestNewLeaderConfirmsDrainedNodes(t *testing.T) {
 		f.step("m")
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
-		is.Equal(t, lists, 1, "live lists")
+		if lists != 1 {
+			t.Errorf("got %d live lists, want 1", lists)
+		}
 		hidden = append(hidden, *newPod("hidden", "one", 0))
 		f.restart()
 		f.step("m")
@@ -400,7 +438,8 @@ func TestRefusedNodesOfARunningDrainStayAsTheyAre(t *testing.T) {
 			t.Error("the status has no targets of node one")
 		}
 		f.rights.refused.Delete("one")
-		f.later("m", noderights.AnswerTTL+time.Second)
+		f.wait(noderights.AnswerTTL + time.Second)
+		f.step("m")
 		f.wantEvacuating("p", "q", "r", "s")
 		f.wantCordon("one", true, "m")
 	})
@@ -412,13 +451,18 @@ func TestRequestsAreSentInRounds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newMaintenance("m"))
 		var sent atomic.Int32
-		must.Do(t, f.inRounds(f.ctx, "m", 10*maxParallel, func(context.Context, int) error {
+		err := f.inRounds(f.ctx, "m", 10*maxParallel, func(context.Context, int) error {
 			sent.Add(1)
 			<-time.After(roundTime / 4)
 			return nil
-		}))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 		// The requests of the fifth quarter begin exactly at the end of the round.
-		is.Equal(t, sent.Load(), 5*maxParallel, "requests in a round")
+		if got := sent.Load(); got != 5*maxParallel {
+			t.Errorf("got %d requests in a round, want %d", got, 5*maxParallel)
+		}
 		f.wantEnqueued("m")
 	})
 }
@@ -441,29 +485,31 @@ func TestCompleteWaitsForEvictionsInFlight(t *testing.T) {
 			under: []inflight.Eviction{{Evacuation: evictionOf("p").Evacuation, Pod: "p", UID: "before"}},
 		},
 	} {
-		bubble.Run(t, name, func(t *testing.T) {
-			f := newFixture(t, newNode("one"), newNode(
-				"two", inPool("green"),
-			), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "two", 0), newPod("r", "one", 0),
-				ourEvacuation("r", "one", instigatedBy(foreignInstigator)))
-			for _, e := range test.under {
-				f.evictions.Add(e)
-			}
-			f.step("m")
-			f.wantEvacuating("p", "r")
-			f.enter("m", stageComplete)
-			f.cached()
-			f.step("m")
-			f.wantEvacuating()
-			f.wantCordon("one", test.waits, holders(test.waits)...)
-			if finalizers := f.nm("m").Finalizers; (len(finalizers) > 0) != test.waits {
-				t.Fatalf("got finalizers %v, want waiting %t", finalizers, test.waits)
-			}
-			for _, e := range test.under {
-				f.evictions.Remove(e.UID)
-			}
-			f.step("m")
-			f.wantCordon("one", false)
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFixture(t, newNode("one"), newNode(
+					"two", inPool("green"),
+				), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "two", 0), newPod("r", "one", 0),
+					ourEvacuation("r", "one", instigatedBy(foreignInstigator)))
+				for _, e := range test.under {
+					f.evictions.Add(e)
+				}
+				f.step("m")
+				f.wantEvacuating("p", "r")
+				f.enter("m", stageComplete)
+				f.cached()
+				f.step("m")
+				f.wantEvacuating()
+				f.wantCordon("one", test.waits, holders(test.waits)...)
+				if finalizers := f.nm("m").Finalizers; (len(finalizers) > 0) != test.waits {
+					t.Fatalf("got finalizers %v, want waiting %t", finalizers, test.waits)
+				}
+				for _, e := range test.under {
+					f.evictions.Remove(e.UID)
+				}
+				f.step("m")
+				f.wantCordon("one", false)
+			})
 		})
 	}
 }

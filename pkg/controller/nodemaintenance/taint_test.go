@@ -22,8 +22,6 @@ import (
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
-	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var (
@@ -49,7 +47,9 @@ func (f *fixture) wantTaints(name string, taints []corev1.Taint, by ...string) {
 	for i := range node.Spec.Taints {
 		node.Spec.Taints[i].TimeAdded = nil
 	}
-	is.True(f.t, slices.Equal(node.Spec.Taints, taints), "node %s: got taints %v, want %v", name, node.Spec.Taints, taints)
+	if !slices.Equal(node.Spec.Taints, taints) {
+		f.t.Errorf("node %s: got taints %v, want %v", name, node.Spec.Taints, taints)
+	}
 	if got := slices.Sorted(maps.Keys(nodemarks.TaintedBy(node))); !slices.Equal(got, by) {
 		f.t.Errorf("node %s: got tainted by %v, want %v", name, got, by)
 	}
@@ -78,17 +78,21 @@ func TestTaintIsAddedWithTheFirstDaemonSetTarget(t *testing.T) {
 		f.wantTaints("one", []corev1.Taint{otherTaint, heldTaint}, "m")
 		f.wantTaints("two", []corev1.Taint{heldTaint}, "m")
 
-		f.without("m", "app")
+		f.deletePod("app")
+		f.step("m")
 		f.wantEvacuating("logger-1", "logger-2")
 		f.wantTaints("one", []corev1.Taint{otherTaint, heldTaint, drainTaint}, "m")
 		f.wantTaints("two", ours(), "m")
 		f.wantTaints("green", nil)
 
 		f.restart()
-		f.without("m", "logger-1", "logger-2")
+		f.deletePod("logger-1")
+		f.deletePod("logger-2")
+		f.step("m")
 		f.wantTaints("two", ours(), "m")
 
-		f.advance("m", stageComplete)
+		f.enter("m", stageComplete)
+		f.step("m")
 		f.wantTaints("one", []corev1.Taint{otherTaint})
 		f.wantTaints("two", []corev1.Taint{})
 		f.wantCordon("two", false)
@@ -191,6 +195,26 @@ func TestRefusedTaintIsReported(t *testing.T) {
 	})
 }
 
+func TestTaintOfTwoMaintenances(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newTaintFixture(t, newNode("one"), newMaintenance("a"), newMaintenance("b"),
+			newMaintenance("c", createdAt(stageCordon)), newPod("logger", "one", 0, ofDaemonSet))
+		for _, name := range []string{"a", "b", "c", "a", "b"} {
+			f.step(name)
+		}
+		f.wantTaints("one", ours(), "a", "b", "c")
+		f.enter("a", stageComplete)
+		f.step("a")
+		f.wantTaints("one", ours(), "b", "c")
+		f.wantEvacuating("logger")
+		f.enter("b", stageComplete)
+		f.step("b")
+		f.wantTaints("one", []corev1.Taint{heldTaint}, "c")
+		f.wantCordon("one", true, "c")
+		f.wantEvacuating()
+	})
+}
+
 func TestTaintThatAUserRemovesIsRestored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
@@ -204,7 +228,8 @@ func TestTaintThatAUserRemovesIsRestored(t *testing.T) {
 		f.updateNode("one", taintedWith())
 		f.step("m")
 		f.wantTaints("one", nil, "m")
-		f.later("m", nodestate.FightPause)
+		f.wait(nodestate.FightPause)
+		f.step("m")
 		f.wantTaints("one", ours(), "m")
 	})
 }
@@ -215,7 +240,10 @@ func TestTaintOfADeletedMaintenanceIsRemoved(t *testing.T) {
 			newPod("logger", "one", 0, ofDaemonSet))
 		f.step("m")
 		f.wantTaints("one", ours(), "m")
-		must.Do(t, f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m", metav1.DeleteOptions{}))
+		if err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(f.ctx, "m",
+			metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		f.restart()
 		f.sweep()
 		f.wantTaints("one", []corev1.Taint{})

@@ -23,9 +23,6 @@ import (
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
-	"haulout.dev/haulout/pkg/testing/bubble"
-	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // These tests cover drains that do not progress: the object must show it.
@@ -97,7 +94,9 @@ func TestDecideProgressing(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			is.Equal(t, decideProgressing(test.facts), test.want)
+			if got := decideProgressing(test.facts); got != test.want {
+				t.Errorf("got %+v, want %+v", got, test.want)
+			}
 		})
 	}
 }
@@ -148,7 +147,9 @@ func TestNodesAreReleasedOneByOne(t *testing.T) {
 				f.cached()
 				_ = f.withdraw() // p fails, which is what the test is about
 				f.cached()
-				must.Do(t, f.reconcileNodes())
+				if err := f.reconcileNodes(); err != nil {
+					t.Fatal(err)
+				}
 				f.wait(statusPace)
 			}
 		}
@@ -246,14 +247,16 @@ func TestNodeThatIsUncordonedRepeatedlyDelaysOnlyItsOwnPods(t *testing.T) {
 			f.updateNode("two", func(node *corev1.Node) { node.Spec.Unschedulable = false })
 			f.step("m")
 		}
-		f.without("m", "first")
+		f.deletePod("first")
+		f.step("m")
 		f.wantEvacuating("other", "second")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
 		if got, want := f.nodeStatus("m",
 			"two").DrainMessage, "Not drained: its cordon is undone repeatedly"; got != want {
 			t.Errorf("got message %q, want %q", got, want)
 		}
-		f.later("m", nodestate.FightWindow+time.Second)
+		f.wait(nodestate.FightWindow + time.Second)
+		f.step("m")
 		if got := f.nodeStatus("m", "two").DrainMessage; strings.HasPrefix(got, "Not drained") {
 			t.Errorf("got message %q after the other client has stopped", got)
 		}
@@ -377,11 +380,17 @@ func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 			}
 			return false, nil, nil
 		})
-		must.Do(t, f.reconcileNodes())
+		if err := f.reconcileNodes(); err != nil {
+			t.Fatal(err)
+		}
 		f.wantCordon("left", false)
 		f.wantCordon("crowded", false)
-		is.True(t, f.node("hostile").Spec.Unschedulable, "node hostile was uncordoned for a maintenance that cannot exist")
-		is.True(t, reads <= nodemarks.MaxMaintenances+1, "got %d reads for the names on two nodes", reads)
+		if !f.node("hostile").Spec.Unschedulable {
+			t.Error("node hostile was uncordoned for a maintenance that cannot exist")
+		}
+		if reads > nodemarks.MaxMaintenances+1 {
+			t.Errorf("got %d reads for the names on two nodes", reads)
+		}
 	})
 }
 
@@ -410,10 +419,13 @@ func TestNodesThatDoNotFitInTheStatusAreNotSelected(t *testing.T) {
 		f.cached()
 		f.syncOnce("m")
 		f.cached()
-		must.Do(t, f.reconcileNodes())
+		if err := f.reconcileNodes(); err != nil {
+			t.Fatal(err)
+		}
 		f.wantCordon("late-0000", false)
 		// The node in the status drains.
-		f.later("m", statusPace)
+		f.wait(statusPace)
+		f.step("m")
 		f.wantEvacuating("p")
 		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
 		// The message is compared up to the number of nodes.
@@ -449,7 +461,9 @@ func TestDescribeBlockers(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			is.Equal(t, describeBlockers(&test.preview), test.want)
+			if got := describeBlockers(&test.preview); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
 		})
 	}
 }
@@ -499,7 +513,10 @@ func TestCompletedMaintenancesAreDeleted(t *testing.T) {
 		f.enter("m", stageComplete)
 		nm := f.nm("m")
 		nm.Status.StageStatuses[len(nm.Status.StageStatuses)-1].StartTimestamp = &metav1.Time{Time: f.clock.Now()}
-		must.Get(f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm, metav1.UpdateOptions{}))(t)
+		if _, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Update(f.ctx, nm,
+			metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		f.step("m")
 		f.wait(10 * time.Hour)
 		f.step("m")
@@ -509,6 +526,8 @@ func TestCompletedMaintenancesAreDeleted(t *testing.T) {
 		f.nm("m")
 		f.wait(time.Hour)
 		f.syncOnce("m")
-		is.True(t, len(f.maintenanceList()) == 0, "the maintenance exists for longer than its time to live")
+		if len(f.maintenanceList()) > 0 {
+			t.Error("the maintenance exists for longer than its time to live")
+		}
 	})
 }

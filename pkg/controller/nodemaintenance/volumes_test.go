@@ -13,7 +13,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func newAttachment(name, node string) *storagev1.VolumeAttachment {
@@ -29,9 +28,15 @@ func newAttachment(name, node string) *storagev1.VolumeAttachment {
 
 func (f *fixture) detach(name string) {
 	f.t.Helper()
-	attachment := must.Get(f.host.StorageV1().VolumeAttachments().Get(f.ctx, name, metav1.GetOptions{}))(f.t)
+	attachment, err := f.host.StorageV1().VolumeAttachments().Get(f.ctx, name, metav1.GetOptions{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
 	attachment.Status.Attached = false
-	must.Get(f.host.StorageV1().VolumeAttachments().UpdateStatus(f.ctx, attachment, metav1.UpdateOptions{}))(f.t)
+	if _, err := f.host.StorageV1().VolumeAttachments().UpdateStatus(f.ctx, attachment,
+		metav1.UpdateOptions{}); err != nil {
+		f.t.Fatal(err)
+	}
 }
 
 func (f *fixture) drainedMessage(name string) string {
@@ -62,7 +67,9 @@ func TestAttachedVolumesAreCounted(t *testing.T) {
 		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
 		f.detach("c")
 		says("All pods have left 3 nodes; 2 volumes are still attached to 1 node")
-		must.Do(t, f.host.StorageV1().VolumeAttachments().Delete(f.ctx, "a", metav1.DeleteOptions{}))
+		if err := f.host.StorageV1().VolumeAttachments().Delete(f.ctx, "a", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
 		says("All pods have left 3 nodes; 1 volume is still attached to 1 node")
 		f.create(newAttachment("late", "three"))
 		says("All pods have left 3 nodes; 2 volumes are still attached to 2 nodes")

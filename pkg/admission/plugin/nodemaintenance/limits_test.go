@@ -16,6 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // stored returns n maintenances of a selector as the cache has them: m-00 is the newest.

@@ -17,8 +17,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/registry/registrytest"
-	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // observedAt is an observation at a time at which a replica leads.
@@ -79,8 +77,13 @@ func TestTableOfMaintenanceThatIsNotObserved(t *testing.T) {
 			if test.change != nil {
 				test.change(nm)
 			}
-			table := must.Get(tableConvertor{observedAt(start.Add(test.after))}.ConvertToTable(t.Context(), nm, nil))(t)
-			is.Equal[any](t, table.Rows[0].Cells[1], test.want, "stage")
+			table, err := tableConvertor{observedAt(start.Add(test.after))}.ConvertToTable(t.Context(), nm, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := table.Rows[0].Cells[1]; got != test.want {
+				t.Errorf("got stage %q, want %q", got, test.want)
+			}
 		})
 	}
 }
@@ -92,7 +95,9 @@ func TestWarningsWithoutALeader(t *testing.T) {
 	requests := map[string]func(name string) []string{
 		"get": func(name string) []string {
 			ctx, warnings := registrytest.WithWarnings(r.ctx(ann, ""))
-			must.Get(r.storage.NodeMaintenance.Get(ctx, name, &metav1.GetOptions{}))(t)
+			if _, err := r.storage.NodeMaintenance.Get(ctx, name, &metav1.GetOptions{}); err != nil {
+				t.Fatal(err)
+			}
 			return warnings.Texts()
 		},
 		"update": func(name string) []string {
@@ -106,8 +111,10 @@ func TestWarningsWithoutALeader(t *testing.T) {
 		},
 		"create": func(name string) []string {
 			ctx, warnings := registrytest.WithWarnings(r.ctx(ann, ""))
-			must.Get(r.storage.NodeMaintenance.Create(ctx, newMaintenance(t, fmt.Sprintf("%s-%t", name, r.noLeader != "")),
-				rest.ValidateAllObjectFunc, &metav1.CreateOptions{}))(t)
+			if _, err := r.storage.NodeMaintenance.Create(ctx, newMaintenance(t, fmt.Sprintf("%s-%t", name, r.noLeader != "")),
+				rest.ValidateAllObjectFunc, &metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
 			return warnings.Texts()
 		},
 	}

@@ -14,8 +14,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
-	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // fakePreviewer remembers what it was asked, and answers with a wave.
@@ -47,7 +45,10 @@ func TestPreview(t *testing.T) {
 		}
 		return out.(*maintenance.NodeMaintenancePreview), nil
 	}
-	out := must.Get(get("b"))(t)
+	out, err := get("b")
+	if err != nil {
+		t.Fatal(err)
+	}
 	if out.Name != "b" || len(out.Waves) != 1 || out.Waves[0].PodType != maintenance.PodTypeStatic ||
 		out.Waves[0].PodCount != 7 {
 		t.Errorf("got %+v", out)
@@ -73,5 +74,7 @@ func TestPreviewInATable(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
 	table, err := r.storage.Preview.ConvertToTable(r.ctx(bob, "preview"),
 		&maintenance.NodeMaintenancePreview{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, nil)
-	is.True(t, err == nil && len(table.Rows) == 1 && table.Rows[0].Cells[0] == "a", "table is %+v (%v)", table, err)
+	if err != nil || len(table.Rows) != 1 || table.Rows[0].Cells[0] != "a" {
+		t.Errorf("table is %+v (%v)", table, err)
+	}
 }

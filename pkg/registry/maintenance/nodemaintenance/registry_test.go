@@ -5,6 +5,7 @@ package nodemaintenance
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -23,9 +24,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
-	"haulout.dev/haulout/pkg/testing/build"
-	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -113,7 +111,9 @@ func (r *registry) create(u user.Info, nm *maintenance.NodeMaintenance) (*mainte
 func (r *registry) mustCreate(u user.Info, nm *maintenance.NodeMaintenance) *maintenance.NodeMaintenance {
 	r.t.Helper()
 	out, err := r.create(u, nm)
-	must.True(r.t, err == nil, "create: %v", err)
+	if err != nil {
+		r.t.Fatalf("create: %v", err)
+	}
 	return out
 }
 
@@ -143,7 +143,9 @@ func (r *registry) mustUpdate(
 ) *maintenance.NodeMaintenance {
 	r.t.Helper()
 	out, err := r.update(u, name, change)
-	must.True(r.t, err == nil, "update: %v", err)
+	if err != nil {
+		r.t.Fatalf("update: %v", err)
+	}
 	return out
 }
 
@@ -170,7 +172,9 @@ func (r *registry) get(name string) *maintenance.NodeMaintenance {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	must.True(r.t, err == nil, "get: %v", err)
+	if err != nil {
+		r.t.Fatalf("get: %v", err)
+	}
 	return out.(*maintenance.NodeMaintenance)
 }
 
@@ -188,12 +192,18 @@ func newMaintenance(
 	}
 	registrytest.Scheme.Default(versioned)
 	nm := &maintenance.NodeMaintenance{}
-	must.Do(t, registrytest.Scheme.Convert(versioned, nm, nil))
+	if err := registrytest.Scheme.Convert(versioned, nm, nil); err != nil {
+		t.Fatal(err)
+	}
 	return nm
 }
 
 func poolSelector(pool string) *corev1.NodeSelector {
-	return build.Labelled("pool", pool)
+	return &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+		MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: []string{pool}},
+		},
+	}}}
 }
 
 func atStage(stage maintenance.NodeMaintenanceStage) func(*v1alpha1.NodeMaintenance) {
@@ -224,12 +234,16 @@ func stagesOf(t testing.TB, nm *maintenance.NodeMaintenance, times ...time.Time)
 
 func wantStages(t testing.TB, nm *maintenance.NodeMaintenance, want ...maintenance.NodeMaintenanceStage) {
 	t.Helper()
-	is.Slices(t, stagesOf(t, nm), want, "entered stages")
+	if got := stagesOf(t, nm); !slices.Equal(got, want) {
+		t.Errorf("entered stages %q, want %q", got, want)
+	}
 }
 
 func wantFinalizers(t testing.TB, nm *maintenance.NodeMaintenance, want ...string) {
 	t.Helper()
-	is.Slices(t, nm.Finalizers, want, "finalizers")
+	if !slices.Equal(nm.Finalizers, want) {
+		t.Errorf("finalizers are %q, want %q", nm.Finalizers, want)
+	}
 }
 
 // interceptedStorage runs a function once, after a read of one object.

@@ -19,13 +19,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/registry/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
-	"haulout.dev/haulout/pkg/testing/is"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestCreate(t *testing.T) {
@@ -103,6 +102,10 @@ func TestCreateRefusesWithPathAndType(t *testing.T) {
 			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = strings.Repeat("x", 1025) },
 			want:   []string{"spec.reason FieldValueTooLong"},
 		},
+		"a name that is no DNS subdomain": {
+			modify: func(nm *v1alpha1.NodeMaintenance) { nm.Name = "A_b" },
+			want:   []string{"metadata.name FieldValueInvalid"},
+		},
 		"a plan in the wrong order": {
 			modify: func(nm *v1alpha1.NodeMaintenance) {
 				nm.Spec.DrainPlan = []v1alpha1.DrainPlanEntry{{PodPriority: 20}, {PodPriority: 10}}
@@ -139,13 +142,17 @@ func TestStageChanges(t *testing.T) {
 		from, to maintenance.NodeMaintenanceStage
 		want     []maintenance.NodeMaintenanceStage
 	}{
-		"Idle to Cordon":     {idle, cordon, []maintenance.NodeMaintenanceStage{idle, cordon}},
-		"Idle to Drain":      {idle, drain, []maintenance.NodeMaintenanceStage{idle, cordon, drain}},
-		"Idle to Complete":   {idle, complete, []maintenance.NodeMaintenanceStage{idle, complete}},
-		"Cordon to Drain":    {cordon, drain, []maintenance.NodeMaintenanceStage{cordon, drain}},
-		"Cordon to Complete": {cordon, complete, []maintenance.NodeMaintenanceStage{cordon, complete}},
-		"Drain to Complete":  {drain, complete, []maintenance.NodeMaintenanceStage{cordon, drain, complete}},
-		"Drain to Cordon":    {drain, cordon, nil},
+		"Idle to Cordon":      {idle, cordon, []maintenance.NodeMaintenanceStage{idle, cordon}},
+		"Idle to Drain":       {idle, drain, []maintenance.NodeMaintenanceStage{idle, cordon, drain}},
+		"Idle to Complete":    {idle, complete, []maintenance.NodeMaintenanceStage{idle, complete}},
+		"Cordon to Drain":     {cordon, drain, []maintenance.NodeMaintenanceStage{cordon, drain}},
+		"Cordon to Complete":  {cordon, complete, []maintenance.NodeMaintenanceStage{cordon, complete}},
+		"Drain to Complete":   {drain, complete, []maintenance.NodeMaintenanceStage{cordon, drain, complete}},
+		"Cordon to Idle":      {cordon, idle, nil},
+		"Drain to Cordon":     {drain, cordon, nil},
+		"Complete to Drain":   {complete, drain, nil},
+		"Complete to Idle":    {complete, idle, nil},
+		"Drain to an unknown": {drain, "Sleep", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRegistry(t, etcd)
@@ -183,26 +190,30 @@ func TestRequestedBy(t *testing.T) {
 		want   *authenticationv1.UserInfo
 	}{
 		"who changes the selector": {
-			bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.NodeSelector = poolSelector("red") }, bobInfo(),
+			by: bob, change: func(nm *maintenance.NodeMaintenance) { nm.Spec.NodeSelector = poolSelector("red") },
+			want: bobInfo(),
 		},
 		"who changes newNodes": {
-			bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.NewNodes = maintenance.NewNodesPolicyJoin }, bobInfo(),
+			by:     bob,
+			change: func(nm *maintenance.NodeMaintenance) { nm.Spec.NewNodes = maintenance.NewNodesPolicyJoin },
+			want:   bobInfo(),
 		},
-		"who advances the stage": {bob, setStage(drain), bobInfo()},
+		"who advances the stage": {by: bob, change: setStage(drain), want: bobInfo()},
 		"not who changes the reason": {
-			bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.Reason = "kernel" }, annInfo(),
+			by: bob, change: func(nm *maintenance.NodeMaintenance) { nm.Spec.Reason = "kernel" }, want: annInfo(),
 		},
 		"not whom a client names": {
-			bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = bobInfo() }, annInfo(),
+			by: bob, change: func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = bobInfo() }, want: annInfo(),
 		},
 		"no other user if a client takes it": {
-			bob, func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = nil }, annInfo(),
+			by: bob, change: func(nm *maintenance.NodeMaintenance) { nm.Spec.RequestedBy = nil }, want: annInfo(),
 		},
-		"not the server, which acts for ann": {self, setStage(complete), annInfo()},
+		"not the server, which acts for ann": {by: self, change: setStage(complete), want: annInfo()},
 		"a user with the server's name, who is not the server": {
-			root,
-			setStage(complete),
-			&authenticationv1.UserInfo{Username: "system:apiserver", Groups: []string{user.SystemPrivilegedGroup}},
+			by: root, change: setStage(complete),
+			want: &authenticationv1.UserInfo{
+				Username: "system:apiserver", Groups: []string{user.SystemPrivilegedGroup},
+			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -254,7 +265,9 @@ func TestUpdateNeedsAResourceVersion(t *testing.T) {
 		t.Errorf("causes are %q: %v", got, err)
 	}
 	_, err = r.update(ann, "a", func(nm *maintenance.NodeMaintenance) { nm.ResourceVersion = "1" })
-	is.True(t, apierrors.IsConflict(err), "an old version gives %v, want a conflict", err)
+	if !apierrors.IsConflict(err) {
+		t.Errorf("an old version gives %v, want a conflict", err)
+	}
 }
 
 func TestCompletionFinalizer(t *testing.T) {
@@ -318,13 +331,16 @@ func TestStatusUpdate(t *testing.T) {
 	t.Run("it changes the status alone", func(t *testing.T) {
 		r := newRegistry(t, etcd)
 		before := r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
-		after := must.Get(r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
+		after, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
 			nm.Spec.Stage = complete
 			nm.Spec.RequestedBy = nil
 			nm.Labels = map[string]string{"a": "b"}
 			nm.Finalizers = nil
 			nm.Status.ObservedGeneration = 1
-		}))(t)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 		if after.Status.ObservedGeneration != 1 || after.Generation != 1 {
 			t.Errorf("observedGeneration %d, generation %d, want 1 and 1",
 				after.Status.ObservedGeneration, after.Generation)
@@ -337,13 +353,17 @@ func TestStatusUpdate(t *testing.T) {
 	t.Run("a main update keeps the status", func(t *testing.T) {
 		r := newRegistry(t, etcd)
 		r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
-		must.Get(r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
+		if _, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
 			nm.Status.ObservedGeneration = 1
-		}))(t)
+		}); err != nil {
+			t.Fatal(err)
+		}
 		out := r.mustUpdate(ann, "a", func(nm *maintenance.NodeMaintenance) {
 			nm.Status = maintenance.NodeMaintenanceStatus{}
 		})
-		is.True(t, out.Status.ObservedGeneration == 1, "the status is %v", out.Status)
+		if out.Status.ObservedGeneration != 1 {
+			t.Errorf("the status is %v", out.Status)
+		}
 		wantStages(t, out, cordon, drain)
 	})
 	for name, test := range map[string]struct {
@@ -382,6 +402,12 @@ func TestStatusUpdate(t *testing.T) {
 			},
 			want: []string{"status.conditions[1] FieldValueDuplicate"},
 		},
+		"another newest node": {
+			change: func(nm *maintenance.NodeMaintenance) {
+				nm.Status.NewestNodeTimestamp = ptr.To(metav1.NewTime(start.Add(time.Hour)))
+			},
+			want: []string{"status.newestNodeTimestamp FieldValueInvalid"},
+		},
 		"stages taken back": {
 			change: func(nm *maintenance.NodeMaintenance) {
 				nm.Status.StageStatuses = nm.Status.StageStatuses[:1]
@@ -403,7 +429,9 @@ func TestStatusUpdate(t *testing.T) {
 		_, _, err := r.storage.Status.Update(r.ctx(self, "status"), "a",
 			rest.DefaultUpdatedObjectInfo(newMaintenance(t, "a")), rest.ValidateAllObjectFunc,
 			rest.ValidateAllObjectUpdateFunc, true, &metav1.UpdateOptions{})
-		is.True(t, apierrors.IsNotFound(err), "got %v, want not found", err)
+		if !apierrors.IsNotFound(err) {
+			t.Errorf("got %v, want not found", err)
+		}
 	})
 }
 
@@ -417,10 +445,13 @@ func TestServerSideApplyDoesNotOwnWhatIsReset(t *testing.T) {
 		"status": {NewStatusStrategy(strategy).GetResetFields(), `{"f:status":{".":{},"f:observedGeneration":{}}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			manager := must.Get(managedfields.NewDefaultFieldManager(managedfields.NewDeducedTypeConverter(),
+			manager, err := managedfields.NewDefaultFieldManager(managedfields.NewDeducedTypeConverter(),
 				registrytest.Scheme, registrytest.Scheme, registrytest.Scheme,
 				v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), v1alpha1.SchemeGroupVersion, "",
-				fieldpath.NewExcludeFilterSetMap(test.reset)))(t)
+				fieldpath.NewExcludeFilterSetMap(test.reset))
+			if err != nil {
+				t.Fatal(err)
+			}
 			live := &v1alpha1.NodeMaintenance{
 				TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "NodeMaintenance"},
 			}
@@ -430,7 +461,10 @@ func TestServerSideApplyDoesNotOwnWhatIsReset(t *testing.T) {
 				"spec":     map[string]any{"reason": "x", "requestedBy": map[string]any{"username": "ann"}},
 				"status":   map[string]any{"observedGeneration": int64(3)},
 			}}
-			out := must.Get(manager.Apply(live, applied, "kubectl", false))(t)
+			out, err := manager.Apply(live, applied, "kubectl", false)
+			if err != nil {
+				t.Fatal(err)
+			}
 			accessor := out.(*v1alpha1.NodeMaintenance)
 			if fields := accessor.ManagedFields; len(fields) != 1 ||
 				string(fields[0].FieldsV1.GetRawBytes()) != test.want {
