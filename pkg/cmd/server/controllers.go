@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
+	"haulout.dev/haulout/pkg/controller/deletioncost"
 	"haulout.dev/haulout/pkg/controller/evacuation"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/node"
@@ -84,7 +85,13 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	if err != nil {
 		return err
 	}
-	controllers = append(append(controllers, drains...), evacuations)
+	costs, err := deletioncost.New(deletioncost.Config{
+		Host: d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, InFlight: inFlight, Recorder: d.recorder, Liveness: d.liveness,
+	})
+	if err != nil {
+		return fmt.Errorf("create controller %s: %w", deletioncost.Name, err)
+	}
+	controllers = append(append(controllers, drains...), evacuations, costs)
 	host.StartWithContext(ctx)
 	own.StartWithContext(ctx)
 	// Stop the informers after the controllers, which may still read them.

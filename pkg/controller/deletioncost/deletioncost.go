@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package deletioncost reads the deletion cost of pods (KEP-2255), and lowers it for pods that have
-// to leave anyway, so that a scale-down deletes these first.
+// to leave anyway, so that a scale-down deletes these first. Its controller is the only writer but
+// for the evacuator of Deployments, which writes costs before its own scale-downs.
 //
 // The same write stores the previous cost in an annotation of the pod. So no process has to
 // remember it: a pod that has the annotation and does not have to leave any more gets its previous
@@ -16,7 +17,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,11 +32,6 @@ import (
 const (
 	// Lowest is the cost of pods that have to be deleted first.
 	Lowest int32 = -2147483647
-	// LowerAfter is how long a pod waits before its cost is lowered.
-	LowerAfter = 10 * time.Second
-	// LowerEvery is the time between two such writes: every change of a pod makes the controllers
-	// of ReplicaSets and of budgets reconcile.
-	LowerEvery = 200 * time.Millisecond
 	// fieldManager is the field manager of these writes.
 	fieldManager = "haulout-deletioncost"
 	// attempts is how often a write is tried that fails with a conflict. Kubelets write a pod's

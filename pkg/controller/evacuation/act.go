@@ -42,9 +42,6 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 			FailedEvictions: evacuation.Status.FailedEvictionCounter, Blocker: blockerOf(&evacuation.Status),
 		})
 	}
-	if d.lowerCost {
-		c.lowerLater(s.pod, s.now)
-	}
 	if d.release != releaseNone {
 		if err := c.let(ctx, evacuation, d.release); err != nil {
 			return loop.IgnoreNotFound(err)

@@ -10,8 +10,8 @@
 // Kept in memory, and droppable at any time: which pods a watch has reported as deleted (departed;
 // without it they are read live), which pods of a namespace are down (down; read again) and which
 // nodes they are limited to (pins; read again), which Evacuations are complete (completed), which
-// cannot be written (failures; shown a minute later) or hang when they are (hung), when costs may
-// be written next (pace), and the reasons that the gauge of blocked Evacuations counts (blocked).
+// cannot be written (failures; shown a minute later) or hang when they are (hung), and the reasons
+// that the gauge of blocked Evacuations counts (blocked).
 package evacuation
 
 import (
@@ -188,11 +188,6 @@ type Controller struct {
 	hanging *loop.Queue[types.NamespacedName]
 	// completed has the complete Evacuations and the numbers of pods.
 	completed *completed
-	// lowered has the pods whose deletion cost was lowered and may have to be restored.
-	lowered *loop.Queue[types.NamespacedName]
-	// waiting has the pods that wait with an evacuator and have to get the lowest deletion cost.
-	waiting *loop.Queue[types.NamespacedName]
-	pace    pace
 	// departed are the pods whose deletion a watch has reported, so that syncs need not ask the API
 	// server. A UID is never reused.
 	departed loop.Memory[types.UID, struct{}]
@@ -231,14 +226,6 @@ func New(config Config) (*Controller, error) {
 			Failed: func() { syncErrors.Inc() },
 			LogAs:  func(key types.NamespacedName) (string, any) { return "evacuation", key },
 		}),
-		lowered: loop.NewQueue(loop.Config[types.NamespacedName]{
-			Name: Name + "-deletion-cost", Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " deletion cost",
-			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
-		}),
-		waiting: loop.NewQueue(loop.Config[types.NamespacedName]{
-			Name: Name + "-waiting-pods", Backoff: 10 * time.Second, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " waiting pod",
-			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
-		}),
 		completed: newCompleted(),
 		failures:  loop.NewFailures[types.NamespacedName](config.Clock, nil),
 		down:      downPods{known: map[string]knownDown{}},
@@ -253,12 +240,11 @@ func New(config Config) (*Controller, error) {
 	queue, err := eviction.New(eviction.Config{
 		Owners: owners,
 		Host:   config.Evictions, Pods: pods, Budgets: config.HostInformers.Policy().V1().PodDisruptionBudgets(), Clock: config.Clock,
-		Policy:          config.EvictionPolicy,
-		InFlight:        config.InFlight,
-		Wanted:          c.isWanted,
-		Changed:         func(evacuation types.NamespacedName) { c.queue.Add(evacuation) },
-		BadDeletionCost: c.sendBadDeletionCost,
-		Evicted:         c.sendEvicted,
+		Policy:   config.EvictionPolicy,
+		InFlight: config.InFlight,
+		Wanted:   c.isWanted,
+		Changed:  func(evacuation types.NamespacedName) { c.queue.Add(evacuation) },
+		Evicted:  c.sendEvicted,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("queue of evictions: %w", err)
@@ -338,8 +324,6 @@ func (c *Controller) isHeldAndTargeted(evacuation *maintenancev1alpha1.Evacuatio
 func (c *Controller) Run(ctx context.Context, workers int) {
 	defer c.queue.ShutDown()
 	defer c.hanging.ShutDown()
-	defer c.lowered.ShutDown()
-	defer c.waiting.ShutDown()
 	defer c.blocked.reset()
 	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
 	if !ok {
@@ -348,8 +332,6 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	c.servingSince = c.clock.Now()
 	var wg sync.WaitGroup
 	wg.Go(func() { c.evictions.Run(ctx) })
-	wg.Go(func() { c.lowered.Run(ctx, 1, c.restoreCost) })
-	wg.Go(func() { c.waiting.Run(ctx, 1, c.lowerCost) })
 	wg.Go(func() { c.queue.Run(ctx, workers, c.sync) })
 	wg.Go(func() { c.hanging.Run(ctx, hangingWorkers, c.syncHanging) })
 	wait.UntilWithContext(ctx, c.resync, loop.Resync)

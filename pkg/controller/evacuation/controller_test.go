@@ -116,16 +116,6 @@ func TestEvictionIsRetriedWhenTheBudgetAllowsIt(t *testing.T) {
 	})
 }
 
-func TestMalformedDeletionCostIsRecordedAsAnEvent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 0, newEvacuation(),
-			newPod(func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.PodDeletionCost: "low"} }),
-			newNode(corev1.ConditionTrue))
-		w.until("the pod is deleted", 0, podDeleted)
-		w.expectEvent(EventBadDeletionCost)
-	})
-}
-
 func TestRefusedEvictionsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0,

@@ -92,8 +92,6 @@ type decision struct {
 	// evict: the pod has to be evicted, after the status is written.
 	evict   bool
 	release release
-	// lowerCost: the pod has waited for a while and has to get the lowest deletion cost.
-	lowerCost bool
 	// handedOver: another class has become active.
 	handedOver bool
 	// wake is when to reconcile again without an event; zero means never.
@@ -202,7 +200,6 @@ func (d *decision) decideTurn(s situation) {
 		}
 	}
 	d.evict = s.pod.DeletionTimestamp == nil && !s.now.Before(heldUntil(s)) && (d.isUpForEviction(s) || d.isRequested(s))
-	d.decideCost(s)
 	d.decideBlocked(s)
 }
 

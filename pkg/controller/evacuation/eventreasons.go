@@ -21,9 +21,6 @@ const (
 	EventHandedOver = "EvacuatorHandedOver"
 	// EventBlocked: something keeps the pod from leaving. Sent when the reason changes.
 	EventBlocked = "EvacuationBlocked"
-	// EventBadDeletionCost: the deletion cost of a pod that has to be evicted is not a valid
-	// number. About the pod.
-	EventBadDeletionCost = "BadPodDeletionCost"
 	// EventEvicted: the API server accepted the eviction of a pod. Names the maintenance that the
 	// pod leaves for. About the pod.
 	EventEvicted = "Evicted"
@@ -53,16 +50,6 @@ func (c *Controller) send(evacuation *maintenancev1alpha1.Evacuation, events []e
 			},
 			e.eventType, e.reason, e.action, "%s", wording.Cut(e.note, protocol.MaxMessage))
 	}
-}
-
-// sendBadDeletionCost tells a pod's owner that its deletion cost counts as 0 in the order of
-// evictions.
-func (c *Controller) sendBadDeletionCost(pod *corev1.Pod, value string) {
-	c.recorder.Eventf(
-		&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}, nil,
-		corev1.EventTypeWarning, EventBadDeletionCost, actionEvacuate,
-		"The annotation %s is %q, which is not a 32-bit integer in plain notation. It counts as 0 in the order of evictions.",
-		corev1.PodDeletionCost, wording.Cut(value, protocol.MaxMessage/4))
 }
 
 // sendEvicted tells the owner of a pod, which will soon be deleted, why it was evicted. It needs no

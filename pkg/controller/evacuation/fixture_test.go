@@ -26,7 +26,6 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/deletioncost"
 	"haulout.dev/haulout/pkg/controller/selection"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -160,10 +159,6 @@ func (h *fakeHost) Finish(ctx context.Context, namespace, name string, options m
 
 func (h *fakeHost) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-}
-
-func (h *fakeHost) Lower(ctx context.Context, pod *corev1.Pod) error {
-	return deletioncost.Lower(ctx, h.client, pod)
 }
 
 // answer sets the answer to evictions, and returns the previous one.

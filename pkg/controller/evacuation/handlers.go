@@ -52,7 +52,6 @@ func (c *Controller) evacuationChanged(evacuation *maintenancev1alpha1.Evacuatio
 	c.blocked.set(keyOf(evacuation), reason)
 	c.completed.set(evacuation)
 	c.queue.Add(keyOf(evacuation))
-	c.podOfSettled(evacuation)
 }
 
 func (c *Controller) evacuationGone(obj any) {
@@ -68,9 +67,6 @@ func (c *Controller) evacuationGone(obj any) {
 	c.completed.remove(keyOf(evacuation))
 	c.blocked.set(keyOf(evacuation), "")
 	c.queue.Add(keyOf(evacuation))
-	if pod, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name); err == nil {
-		c.podSettled(pod)
-	}
 }
 
 // enqueueFor enqueues the Evacuation of a pod, if there is one.
@@ -84,11 +80,9 @@ func (c *Controller) enqueueFor(pod *corev1.Pod) {
 func (c *Controller) podAdded(pod *corev1.Pod) {
 	c.completed.addPods(pod.Namespace, 1)
 	c.enqueueFor(pod)
-	c.podSettled(pod)
 }
 
 func (c *Controller) podChanged(old, pod *corev1.Pod) {
-	c.podSettled(pod)
 	if old.UID != pod.UID {
 		c.enqueueFor(old)
 		c.enqueueFor(pod)

@@ -64,9 +64,6 @@ func (q *Queue) step(ctx context.Context, calls *sync.WaitGroup) time.Time {
 			calls.Go(func() { q.send(ctx, c) })
 		}
 	}
-	if it, pod := q.pickLowered(now); it != nil {
-		calls.Go(func() { q.lower(ctx, it, pod) })
-	}
 	q.tidyLanes(now)
 	q.review(now)
 	evictionsInFlight.Set(float64(q.inFlight))
@@ -342,9 +339,7 @@ func (q *Queue) place(it *item, now time.Time) {
 	if it.phase == phaseParked {
 		it.trouble = nil
 	}
-	if bad := it.read(pod); bad != "" {
-		q.badCost(pod, bad)
-	}
+	it.read(pod)
 	q.matchBudgets(it, pod.Labels)
 	var matching []*policyv1.PodDisruptionBudget
 	if pdb.Holds(pod) {
@@ -447,7 +442,6 @@ func (q *Queue) wakeAt(now time.Time) time.Time {
 	for _, c := range q.churn {
 		w.ring(c.next)
 	}
-	q.lowering.setAlarm(&w)
 	for _, l := range q.ring {
 		l.setAlarm(&w)
 	}

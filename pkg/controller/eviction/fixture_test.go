@@ -41,13 +41,10 @@ type fakeHost struct {
 	// finish is called with the context of each call that finishes an eviction, unless it is nil.
 	finish func(ctx context.Context) error
 
-	mu      sync.Mutex
-	calls   []string
-	lowered []string
-	// refuseLower is the answer to Lower.
-	refuseLower error
-	flying      int
-	mostEver    int
+	mu       sync.Mutex
+	calls    []string
+	flying   int
+	mostEver int
 }
 
 func (h *fakeHost) Evict(_ context.Context, eviction *policyv1.Eviction) error {
@@ -78,20 +75,6 @@ func (h *fakeHost) Pod(ctx context.Context, namespace, name string) (*corev1.Pod
 	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
-func (h *fakeHost) Lower(_ context.Context, pod *corev1.Pod) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.lowered = append(h.lowered, pod.Name)
-	return h.refuseLower
-}
-
-// cheapened returns the pods of all calls of Lower, failed ones included, in their order.
-func (h *fakeHost) cheapened() []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Clone(h.lowered)
-}
-
 func (h *fakeHost) sent() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -117,7 +100,6 @@ type world struct {
 	unwanted atomic.Bool
 	mu       sync.Mutex
 	changes  map[string]int
-	costs    []string
 	version  int
 }
 
@@ -167,12 +149,8 @@ func newWorld(t *testing.T, cfg worldConfig, objects ...runtime.Object) *world {
 			defer w.mu.Unlock()
 			w.changes[evacuation.Name]++
 		},
-		BadDeletionCost: func(pod *corev1.Pod, value string) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			w.costs = append(w.costs, pod.Name+" "+value)
-		},
-	}))(w)
+	})
+	w.must(err)
 	w.queue = queue
 	ctx, cancel := context.WithCancel(t.Context())
 	watches := informertest.Count(client)
@@ -244,13 +222,6 @@ func (w *world) add(pods ...string) {
 
 func (w *world) state(pod string) State {
 	return w.queue.State(evacuationOf(pod))
-}
-
-// badCosts returns the malformed deletion costs that the queue reported, with their pods.
-func (w *world) badCosts() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.costs)
 }
 
 func (w *world) reason(pod string) string {

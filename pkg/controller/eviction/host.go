@@ -21,8 +21,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
-
-	"haulout.dev/haulout/pkg/controller/deletioncost"
 )
 
 // Host is what the queue asks of the host cluster.
@@ -35,8 +33,6 @@ type Host interface {
 	Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error
 	// Pod reads a pod from the API, not from a cache.
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
-	// Lower gives a pod the lowest deletion cost, as deletioncost.Lower does.
-	Lower(ctx context.Context, pod *corev1.Pod) error
 }
 
 type host struct {
@@ -78,8 +74,4 @@ func (h host) Finish(ctx context.Context, namespace, name string, options metav1
 
 func (h host) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-}
-
-func (h host) Lower(ctx context.Context, pod *corev1.Pod) error {
-	return deletioncost.Lower(ctx, h.client, pod)
 }

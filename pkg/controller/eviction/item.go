@@ -46,8 +46,6 @@ type item struct {
 	created  time.Time
 	// owner is what the pod belongs to: the remedies for a closed budget depend on it.
 	owner pdb.Owner
-	// badCost is the malformed deletion cost that has been told of; "" if none was.
-	badCost string
 	// tried is the number of the item's last try among those of the queue; 0 if it has not been
 	// tried.
 	tried uint64
@@ -64,9 +62,6 @@ type item struct {
 	failures int
 	// restsForBudget: the rest ends as soon as the budget opens.
 	restsForBudget bool
-
-	// lowerFailures counts how often its pod's deletion cost could not be lowered.
-	lowerFailures int
 
 	failed int32
 	// trouble is nil unless the last answer was about this pod.
@@ -89,22 +84,12 @@ type item struct {
 	index int
 }
 
-// read copies from the pod what the order depends on. It returns a deletion cost that is malformed
-// and has not been told of.
-func (it *item) read(pod *corev1.Pod) (badCost string) {
+// read copies from the pod what the order depends on.
+func (it *item) read(pod *corev1.Pod) {
 	it.created = pod.CreationTimestamp.Time
 	it.notReady = !pdb.IsReady(pod)
 	if it.owner = pdb.OwnerOf(metav1.GetControllerOfNoCopy(pod)); it.ReplacedFirst {
 		it.owner = pdb.OwnerDeployment
 	}
-	var ok bool
-	if it.cost, ok = deletioncost.Of(pod); ok {
-		return ""
-	}
-	badCost = pod.Annotations[corev1.PodDeletionCost]
-	if badCost == it.badCost {
-		return ""
-	}
-	it.badCost = badCost
-	return badCost
+	it.cost, _ = deletioncost.Of(pod)
 }

@@ -69,24 +69,19 @@ func TestOrderWithinALane(t *testing.T) {
 	}
 }
 
-func TestMalformedDeletionCostIsReportedOnce(t *testing.T) {
+func TestLoweredPodsKeepTheirPlaceInTheLane(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		pod := newPod("web-0", costs("low"))
-		w := newWorld(t, worldConfig{answer: success}, pod, newBudget("web", 0))
-		w.add("web-0")
-		w.settled()
-		w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) {
-			b.Generation, b.Status.ObservedGeneration, b.Status.CurrentHealthy = 2, 2, 3 // no pod that is not ready may be evicted then
-		}))
-		w.updatePod(newPod("web-0", costs("low"), notReady))
-		w.until("the pod's change was seen", 0, func() bool {
-			w.queue.mu.Lock()
-			defer w.queue.mu.Unlock()
-			return w.queue.items[evacuationOf("web-0")].notReady
+		dear := newPod("dear", costs("-2147483647"))
+		dear.Annotations["maintenance.haulout.dev/original-pod-deletion-cost"] = "1000"
+		w := newWorld(t, worldConfig{
+			maxConcurrent: 50, pods: []*corev1.Pod{dear, newPod("cheap", costs("-5"))},
+			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
 		})
-		w.updatePod(newPod("web-0", costs("lower")))
-		w.until("the other value was reported", 0, func() bool { return len(w.badCosts()) == 2 })
-		if got, want := w.badCosts(), []string{"web-0 low", "web-0 lower"}; !slices.Equal(got, want) {
+		w.add("dear", "cheap")
+		w.settled()
+		w.updateBudget(newBudget("web", 2))
+		w.until("both were sent", 0, w.sentTo(2))
+		if got, want := w.host.sent(), []string{"cheap/uid-cheap", "dear/uid-dear"}; !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 	})

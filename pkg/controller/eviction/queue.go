@@ -90,9 +90,6 @@ type Config struct {
 	// Wanted reports whether there still is the Evacuation that a request was made for, when its
 	// eviction is about to be sent. It must not block nor call the Queue. Nil says yes.
 	Wanted func(Request) bool
-	// BadDeletionCost is called, once for each value, when the deletion cost of a pod to evict is
-	// malformed. It must not block nor call the Queue. Nil is not called.
-	BadDeletionCost func(pod *corev1.Pod, value string)
 	// InFlight takes in the evictions in flight; nil keeps them for the queue alone.
 	InFlight *inflight.Evictions
 	// Evicted is called with the pod, as it was before, when its eviction was accepted; protected
@@ -131,7 +128,6 @@ type Queue struct {
 	clock   clock.WithTicker
 	changed func(types.NamespacedName)
 	wanted  func(Request) bool
-	badCost func(pod *corev1.Pod, value string)
 	evicted func(pod *corev1.Pod, protected bool)
 	// underway are the evictions in flight, for others to read.
 	underway *inflight.Evictions
@@ -154,9 +150,8 @@ type Queue struct {
 	ring []*lane
 	turn int
 	// resting are the items that wait for a time.
-	resting  itemHeap
-	lowering lowering
-	probes   flowcontrol.PassiveRateLimiter
+	resting itemHeap
+	probes  flowcontrol.PassiveRateLimiter
 
 	// stepped is whether the queue has begun to send.
 	stepped bool
@@ -193,9 +188,6 @@ func New(cfg Config) (*Queue, error) {
 	if cfg.Wanted == nil {
 		cfg.Wanted = func(Request) bool { return true }
 	}
-	if cfg.BadDeletionCost == nil {
-		cfg.BadDeletionCost = func(*corev1.Pod, string) {}
-	}
 	if cfg.InFlight == nil {
 		cfg.InFlight = &inflight.Evictions{}
 	}
@@ -209,7 +201,6 @@ func New(cfg Config) (*Queue, error) {
 		clock:   cfg.Clock,
 		changed: cfg.Changed,
 		wanted:  cfg.Wanted,
-		badCost: cfg.BadDeletionCost,
 		evicted: cfg.Evicted, underway: cfg.InFlight,
 		kick:    make(chan struct{}, 1),
 		budgets: pdb.NewIndex(nil),
@@ -217,9 +208,9 @@ func New(cfg Config) (*Queue, error) {
 		byUID:   map[types.UID]*item{},
 		sent:    map[types.UID]*item{},
 		lanes:   map[types.NamespacedName]*lane{},
-		resting: itemHeap{less: (*item).dueBefore}, lowering: newLowering(),
-		probes: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
-		churn:  map[string]*churn{}, inNamespace: map[string]map[*item]struct{}{},
+		resting: itemHeap{less: (*item).dueBefore},
+		probes:  flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
+		churn:   map[string]*churn{}, inNamespace: map[string]map[*item]struct{}{},
 		concurrency: concurrency{limit: cfg.Policy.MaxConcurrent, most: cfg.Policy.MaxConcurrent},
 		policy:      cfg.Policy, ownerLanes: map[ownerKey]*lane{}, byController: map[ownerKey]*owned{}, ownerOf: map[types.UID]*owned{},
 	}
@@ -308,7 +299,6 @@ func (q *Queue) Add(r Request) {
 	}
 	q.inNamespace[r.Evacuation.Namespace][it] = struct{}{}
 	q.byUID[r.UID] = it
-	q.lowering.add(it, it.added)
 	if !sent {
 		q.place(it, it.added)
 		q.wake()

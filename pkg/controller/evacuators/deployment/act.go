@@ -42,7 +42,7 @@ const (
 // act applies a decision. It reports to Evacuations last: the reports hand the pods over, and after
 // a crash before them this evacuator is still active. If scaled is false, nothing was reported.
 func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situation, d decision) (scaled bool, err error) {
-	c.writeCosts(ctx, key, s, d)
+	c.writeCosts(ctx, d)
 	if d.scale != nil {
 		if err := c.scale(ctx, key, s, *d.scale); err != nil {
 			return false, err

@@ -32,10 +32,8 @@ const (
 
 // decision is the outcome of one sync, in the order in which it is applied.
 type decision struct {
-	// restore and lower are the pods whose deletion cost has to change. awaitsRestore: the surge is
-	// not reverted before each restore was tried once. retries: a failed write has to be retried.
-	restore, lower         []*corev1.Pod
-	awaitsRestore, retries bool
+	// restore and lower are the pods whose deletion cost has to change before a scale-down.
+	restore, lower []*corev1.Pod
 	// ended are the pods whose turns end without a replacement.
 	ended []*pod
 	// short caches what the surge lacks.
@@ -80,11 +78,10 @@ func decide(s situation) decision {
 		s.memory.stood = s.now
 	}
 	d := decision{memory: s.memory}
-	d.memory.known, d.memory.standing, d.memory.holds, d.memory.settled = true, Standing{}, false, nil
+	d.memory.known, d.memory.standing, d.memory.holds, d.memory.settled, d.memory.costsSince = true, Standing{}, false, nil, time.Time{}
 	for _, evacuation := range s.orphans {
 		d.reports = append(d.reports, report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment any more."})
 	}
-	d.restoreCosts(s)
 	d.warn(s)
 	r := s.target.record
 	switch {
@@ -106,8 +103,7 @@ func decide(s situation) decision {
 		d.memory.standing, d.memory.holds, d.memory.settled = s.standing(), s.holdsTurns(), s.settled()
 	}
 	rests := d.rests(s)
-	d.idle = !rests && len(s.leaving()) == 0 && len(s.declined()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil &&
-		len(d.restore) == 0 && !d.retries
+	d.idle = !rests && len(s.leaving()) == 0 && len(s.declined()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil
 	return d
 }
 
@@ -250,7 +246,6 @@ func (d *decision) start(s situation) {
 		}
 	}
 	if why := s.unsettled(); why != "" {
-		d.lowerWaiting(s, leaving)
 		now := mark{waitsForRollout: true, score: int(s.deployment.Status.UpdatedReplicas)}
 		d.say(s, leaving, now, func(*pod) string {
 			return fmt.Sprintf("Deployment %s is not scaled up yet: %s.", s.deployment.Name, why)
@@ -332,21 +327,17 @@ func (d *decision) hold(s situation) {
 			leaving = slices.Concat(waiting, others)
 		}
 	}
-	d.lowerWaiting(s, leaving)
 	progress := s.progressMessage()
 	message := func(p *pod) string { return s.scaledMessage(s.target.record, p) + progress }
 	d.say(s, leaving, mark{score: s.score()}, message, s.finish())
 }
 
 // withdraw reverts the surge while some of its pods still exist, and reports whether it does so.
-// First it restores their deletion cost, trying once for each pod: otherwise the scale-down would
-// delete pods that their budgets protect before the replacements. And it waits for evictions that
-// have been sent, since each of them may still take a pod besides those of the scale-down.
+// First it restores their deletion cost: otherwise the scale-down would delete pods that their
+// budgets protect before the replacements. And it waits for evictions that have been sent, since
+// each of them may still take a pod besides those of the scale-down.
 func (d *decision) withdraw(s situation, remaining []*pod) bool {
-	for _, p := range remaining {
-		d.restoreCost(s, p)
-	}
-	if d.awaitsRestore || d.awaitsAnswers(s) {
+	if d.restoreCosts(s, remaining) || d.awaitsAnswers(s) {
 		return false
 	}
 	d.takeBack(s)
@@ -453,23 +444,19 @@ func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 	if spare < 0 {
 		return false
 	}
-	waits := false
 	for _, p := range chosen {
-		switch {
-		case !deletioncost.CanLower(p.Pod):
-		case d.mayWriteCost(s, p):
+		if deletioncost.CanLower(p.Pod) {
 			d.lower = append(d.lower, p.Pod)
-		case s.attempts[p.UID].areOver():
-			// The scale-down would delete another pod.
-			d.lower = nil
-			return false
-		default:
-			waits = true
 		}
+	}
+	if len(d.lower) > 0 && !d.awaitsCosts(s) {
+		// The scale-down would delete another pod.
+		d.lower = nil
+		return false
 	}
 	// The ReplicaSet controller has to know the cost when it chooses the pods; our cache having it
 	// suggests that the controller's cache has it as well.
-	if waits || len(d.lower) > 0 || d.awaitsRestore || d.awaitsAnswers(s) {
+	if d.restoreCosts(s, nil) || len(d.lower) > 0 || d.awaitsAnswers(s) {
 		return true
 	}
 	d.memory.dropped, d.memory.spared = nil, 0

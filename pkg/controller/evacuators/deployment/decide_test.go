@@ -140,7 +140,7 @@ func TestDecideStart(t *testing.T) {
 		"unless the budget would not let the pod go": {
 			s: at(6*time.Minute, newDeployment(1, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 0 }),
 				newTestPod("web-0", leaves(ours), minOne(1, 1))),
-			want: "lower web-0;", says: "rollout is not complete",
+			says: "rollout is not complete",
 		},
 		"one that is stuck by its own deadline is not waited for at all": {
 			s: at(time.Second, newDeployment(1, stuck), leaving), want: handOver,

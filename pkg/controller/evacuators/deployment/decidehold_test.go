@@ -11,10 +11,16 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 )
+
+// awaitsCosts is a situation in which a scale-down waits for deletion costs since the start.
+func awaitsCosts(after time.Duration, d *appsv1.Deployment, pods ...pod) situation {
+	s := at(after, d, pods...)
+	s.memory.costsSince = start
+	return s
+}
 
 func TestDecideHold(t *testing.T) {
 	const back = "back to 1;hand over web-0;"
@@ -54,10 +60,6 @@ func TestDecideHold(t *testing.T) {
 		"the container is quoted": {
 			s:    changed(at(later, scaled(), leaving(), starting()), func(s *situation) { s.waiting = map[string]string{"web-1": "container app waits (ImagePullBackOff)"} }),
 			says: "is not ready: container app waits (ImagePullBackOff).",
-		},
-		"the node of a volume is named": {
-			s:    changed(at(later, scaled(), leaving(), starting()), func(s *situation) { s.waiting = map[string]string{"web-1": "volume data: still attached to node-7"} }),
-			says: "waits for volume data: still attached to node-7.",
 		},
 		"ready is not yet available": {
 			s:    at(later, scaled(func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 30 }), leaving(), replacement()),
@@ -179,35 +181,29 @@ func TestDecideHold(t *testing.T) {
 				starting()), func(s *situation) { s.memory.delivered = start.Add(12 * time.Minute) }),
 			says: "not ready",
 		},
-		"a pod that waits is the first that a scale-down by its user takes": {
-			s:    at(10*time.Second, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), starting()),
-			want: "lower web-0;", says: "not ready",
+		"the surge waits for a deletion cost that cannot be restored": {
+			s:    awaitsCosts(29*time.Second, scaled(), newTestPod("web-0", cheapest), newTestPod("web-1", fresh)),
+			want: "restore web-0;",
 		},
-		"one at a time": {
-			s: at(10*time.Second, newDeployment(4, recorded(3, 4, web0, "uid-web-1-web-1")),
-				newTestPod("web-0", leaves(ours), minOne(4, 3)), newTestPod("web-1", leaves(ours), minOne(4, 3)),
-				newTestPod("web-2"), newTestPod("web-3", fresh, unready)),
-			want: "lower web-0;", says: "not ready",
-		},
-		"and not in the same moment": {
-			s:    changed(at(10*time.Second, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), starting()), func(s *situation) { s.memory.lowered = start.Add(10*time.Second - time.Millisecond) }),
-			says: "not ready",
-		},
-		"a deletion cost that could not be restored does not keep the surge up": {
-			s: changed(at(later, scaled(), newTestPod("web-0", cheapest), replacement()), func(s *situation) {
-				s.attempts = map[types.UID]attempts{"uid-web-0": {failed: 1, next: start.Add(5 * time.Second)}}
-			}),
+		"but that does not keep it up": {
+			s:    awaitsCosts(30*time.Second, scaled(), newTestPod("web-0", cheapest), newTestPod("web-1", fresh)),
 			want: "back to 1;restore web-0;",
 		},
-		"it is not tried again before its time": {
-			s: changed(at(later, scaled(), newTestPod("web-0", cheapest), replacement()), func(s *situation) {
-				s.attempts = map[types.UID]attempts{"uid-web-0": {failed: 2, next: start.Add(15 * time.Second)}}
-			}),
-			want: "back to 1;",
+		"the scale-down waits for a deletion cost that cannot be lowered": {
+			s:    awaitsCosts(29*time.Second, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
+			want: "lower web-0;",
 		},
-		"nor after five attempts": {
-			s:    changed(at(time.Hour, newDeployment(1), newTestPod("web-0", cheapest)), func(s *situation) { s.attempts = map[types.UID]attempts{"uid-web-0": {failed: 5}} }),
-			want: "idle;",
+		"and is not made without it, since it would delete the other pod": {
+			s:    awaitsCosts(30*time.Second, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
+			says: "1 of 1 are available",
+		},
+		"first the costs of pods that may stay are restored": {
+			s: at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), cheapest),
+				newTestPod("web-1", cheapest), newTestPod("web-2", fresh)),
+			want: "restore web-1;",
+		},
+		"without a surge the controller of deletion costs restores them": {
+			s: at(time.Hour, newDeployment(1), newTestPod("web-0", cheapest)), want: "idle;",
 		},
 		"a sick one of its kind does not hold it": {
 			s: at(later, newDeployment(4, recorded(3, 4, web0)), newTestPod("web-0", leaves(ours), minOne(4, 3)),
@@ -295,8 +291,9 @@ func TestDecideHold(t *testing.T) {
 			s: at(6*time.Minute, scaled(), leaving(), starting()), want: back, says: "No progress",
 		},
 		"no progress for too long, and the budget holds the pod": {
-			s:    at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), starting()),
-			want: "lower web-0;", says: "PodDisruptionBudget web allows no disruption",
+			s: at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)),
+				newTestPod("web-1", fresh, unready)),
+			says: "PodDisruptionBudget web allows no disruption",
 		},
 		"no progress for too long, and the budget lets a pod go without the surge": {
 			s: at(6*time.Minute, scaled(),

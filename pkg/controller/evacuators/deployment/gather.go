@@ -39,7 +39,7 @@ func (c *Controller) gather(ctx context.Context, key types.NamespacedName) (situ
 	known := c.known.get(key)
 	s := situation{
 		now: c.clock.Now(), servingSince: c.servingSince, timeout: c.timeout, startDeadline: c.startDeadline, off: c.off,
-		memory: known.memory, attempts: known.attempts, refused: known.refused,
+		memory: known.memory, refused: known.refused,
 	}
 	deployment, exists, err := c.latestDeployments.Get(key.String())
 	if err != nil {

@@ -37,6 +37,8 @@ type simulation struct {
 	// never: their budget never allows an eviction, and they are replaced nevertheless.
 	never  bool
 	memory memory
+	// lowered has the turns of pods whose deletion cost was lowered.
+	lowered map[string]bool
 	// stale is the Deployment as an earlier cache showed it.
 	stale *appsv1.Deployment
 	// calm: users keep away, so that as many pods as they wish for have to be ready all the time.
@@ -46,7 +48,7 @@ type simulation struct {
 func newSimulation(t *testing.T, seed uint64) *simulation {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))
-	w := &simulation{t: t, rng: rng, now: start, wish: 1 + rng.Int32N(4), calm: rng.IntN(3) == 0}
+	w := &simulation{t: t, rng: rng, now: start, wish: 1 + rng.Int32N(4), calm: rng.IntN(3) == 0, lowered: map[string]bool{}}
 	w.d = newDeployment(w.wish, surging([]string{"1", "2", "50%", "100%"}[rng.IntN(4)]))
 	if rng.IntN(2) == 0 {
 		w.budget = 1 + rng.IntN(int(w.wish))
@@ -154,6 +156,22 @@ func (w *simulation) eviction() {
 			w.log = append(w.log, "the eviction of "+p.Name+" is granted")
 		}
 		return
+	}
+}
+
+// costs is what the controller of deletion costs does.
+func (w *simulation) costs() {
+	for i := range w.pods {
+		switch p := &w.pods[i]; {
+		case p.evacuation == nil && deletioncost.IsLowered(p.Pod):
+			w.annotate(p.Name, false)
+		case p.evacuation == nil || w.now.Before(p.evacuation.Status.ActiveEvacuatorSince.Add(10*time.Second)):
+		default:
+			if turn := p.Name + p.evacuation.Status.ActiveEvacuatorClass; !w.lowered[turn] {
+				w.lowered[turn] = true
+				w.annotate(p.Name, true)
+			}
+		}
 	}
 }
 
@@ -327,6 +345,7 @@ func (w *simulation) step() {
 		w.kubelet()
 	case 4:
 		w.eviction()
+		w.costs()
 	case 5:
 		if w.rng.IntN(3) == 0 {
 			w.askToLeave()
@@ -356,6 +375,7 @@ func (w *simulation) settle() {
 		w.replicaSet()
 		w.kubelet()
 		w.eviction()
+		w.costs()
 		w.us(false)
 		if w.calm && w.ready() < int(w.wish) {
 			w.fail("%d pods are ready, %d should be", w.ready(), w.wish)

@@ -28,11 +28,11 @@ func TestFirstReport(t *testing.T) {
 		// wake is by when the next look is due.
 		wake time.Duration
 	}{
-		"the surge starts immediately": {down: true, want: "scale to 2 for 1;", wake: sayFirstAfter},
-		"it goes on":                   {after: 4 * time.Second, wake: sayFirstAfter},
+		"the surge starts immediately": {down: true, want: "scale to 2 for 1;", wake: 2 * sayEvery},
+		"it goes on":                   {after: 4 * time.Second, wake: 2 * sayEvery},
 		"it is over before":            {after: 4 * time.Second, ready: true, want: "lower web-0;"},
-		"it takes longer":              {after: sayFirstAfter, want: "lower web-0;", says: "is not ready"},
-		"it starts late":               {after: sayFirstAfter, down: true, want: "scale to 2 for 1;", says: "is scaled from 1 to 2"},
+		"it takes longer":              {after: 2 * sayEvery, says: "is not ready"},
+		"it starts late":               {after: 2 * sayEvery, down: true, want: "scale to 2 for 1;", says: "is scaled from 1 to 2"},
 		"it has been told of": {
 			down: true, mods: []podMod{heard}, want: "scale to 2 for 1;", says: "is scaled from 1 to 2",
 		},

@@ -63,8 +63,6 @@ type situation struct {
 	waiting map[string]string
 	// memory is the state from the last decision of this process.
 	memory memory
-	// attempts are the failed writes of deletion costs, by the UID of the pod.
-	attempts map[types.UID]attempts
 	// refused is why the replica count cannot be written, and since when.
 	refused refusal
 	// warnings describe invalid annotations of the Deployment.
@@ -124,8 +122,8 @@ type memory struct {
 	// changed, and delivered is when a pod was last handed over because of a replacement.
 	gone              int
 	goneAt, delivered time.Time
-	// lowered is when the deletion cost of a waiting pod was last lowered.
-	lowered time.Time
+	// costsSince is since when a scale-down waits for deletion costs.
+	costsSince time.Time
 	// tried are the pods whose turns ended although a surge was possible. They rest before they are
 	// taken up again. The map is replaced, never changed.
 	tried map[types.UID]try

@@ -29,9 +29,6 @@ type state struct {
 	record *record
 	// nextLook is the earliest time of the next sync.
 	nextLook time.Time
-	// attempts are the failed writes of deletion costs. The map is replaced, never changed, since
-	// copies of it are read.
-	attempts map[types.UID]attempts
 	// unreported is when the last report to an Evacuation failed, by its name. The map is replaced,
 	// never changed.
 	unreported map[string]time.Time
@@ -150,35 +147,6 @@ func (t *tracked) scaleFailed(key types.NamespacedName, text string, now time.Ti
 	}
 	s.refused.text = text
 	return was.text != text
-}
-
-// costFailed records a failed write of the deletion cost of a pod, and returns its attempts.
-func (t *tracked) costFailed(key types.NamespacedName, pod types.UID, now time.Time) attempts {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := t.state(key)
-	tried := s.attempts[pod]
-	tried.next = now.Add(costBackoff << tried.failed)
-	tried.failed++
-	replaced := maps.Clone(s.attempts)
-	if replaced == nil {
-		replaced = map[types.UID]attempts{}
-	}
-	replaced[pod] = tried
-	s.attempts = replaced
-	return tried
-}
-
-// costWritten drops the failed attempts of a pod.
-func (t *tracked) costWritten(key types.NamespacedName, pod types.UID) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if s := t.deployments[key]; s != nil {
-		if _, failed := s.attempts[pod]; failed {
-			s.attempts = maps.Clone(s.attempts)
-			delete(s.attempts, pod)
-		}
-	}
 }
 
 // reported records the result of a report to an Evacuation.
