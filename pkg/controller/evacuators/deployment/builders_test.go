@@ -233,7 +233,7 @@ func newAutoscaler(low, high, current int32) *autoscalingv2.HorizontalPodAutosca
 func at(after time.Duration, d *appsv1.Deployment, pods ...pod) situation {
 	s := situation{
 		now: start.Add(after), servingSince: start.Add(-time.Hour), timeout: 5 * time.Minute, deployment: d,
-		activeReplicaSets: 1, pods: pods, memory: memory{known: true},
+		activeReplicaSets: 1, pods: pods, memory: memory{highest: new(int)},
 	}
 	s.target = targetOf(d, nil, state{})
 	return s

@@ -119,7 +119,6 @@ type Controller struct {
 	// latestDeployments and latestAutoscalers are as cached, or as written by this process.
 	latestDeployments loop.Latest[*appsv1.Deployment]
 	latestAutoscalers loop.Latest[*autoscalingv2.HorizontalPodAutoscaler]
-	attachments       cache.Indexer
 	synced            []cache.InformerSynced
 
 	queue *loop.Queue[item]
@@ -147,7 +146,6 @@ func New(config Config) (*Controller, error) {
 	deployments, budgets := config.HostInformers.Apps().V1().Deployments(), config.HostInformers.Policy().V1().PodDisruptionBudgets()
 	autoscalers := config.HostInformers.Autoscaling().V2().HorizontalPodAutoscalers()
 	replicaSets := config.HostInformers.Apps().V1().ReplicaSets()
-	attachments := config.HostInformers.Storage().V1().VolumeAttachments().Informer()
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
@@ -159,7 +157,6 @@ func New(config Config) (*Controller, error) {
 		autoscalers:       autoscalers.Informer().GetIndexer(),
 		latestDeployments: loop.NewLatest[*appsv1.Deployment](deployments.Informer().GetStore()),
 		latestAutoscalers: loop.NewLatest[*autoscalingv2.HorizontalPodAutoscaler](autoscalers.Informer().GetStore()),
-		attachments:       attachments.GetIndexer(),
 		queue: loop.NewQueue(loop.Config[item]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, LogAs: item.logAs, Failed: func() { syncErrors.Inc() },
 		}),
@@ -175,10 +172,7 @@ func New(config Config) (*Controller, error) {
 	if err := controllercache.AddIndex(autoscalers.Informer(), autoscalersByDeployment, indexByDeployment); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	if err := controllercache.AddIndex(attachments, attachmentsByVolume, indexByVolume); err != nil {
-		return nil, fmt.Errorf("add index: %w", err)
-	}
-	c.synced = append(c.synced, replicaSets.Informer().HasSynced, maintenances.Informer().HasSynced, attachments.HasSynced)
+	c.synced = append(c.synced, replicaSets.Informer().HasSynced, maintenances.Informer().HasSynced)
 	return c, c.watch(handled{
 		evacuations: evacuations.Informer(), deployments: deployments.Informer(), autoscalers: autoscalers.Informer(), pods: pods.Informer(),
 		nodes: nodes.Informer(), budgets: budgets.Informer(),

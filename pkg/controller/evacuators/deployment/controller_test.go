@@ -87,7 +87,7 @@ func (w *world) run() {
 	hostInformers.Start(ctx.Done())
 	ownInformers.Start(ctx.Done())
 	watches.Wait(w.T, 0, "nodes", "pods", "deployments", "horizontalpodautoscalers", "poddisruptionbudgets",
-		"volumeattachments", "nodemaintenances", "evacuations")
+		"nodemaintenances", "evacuations")
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -78,7 +78,7 @@ func decide(s situation) decision {
 		s.memory.stood = s.now
 	}
 	d := decision{memory: s.memory}
-	d.memory.known, d.memory.standing, d.memory.holds, d.memory.settled, d.memory.costsSince = true, Standing{}, false, nil, time.Time{}
+	d.memory.standing, d.memory.holds, d.memory.settled, d.memory.costsSince = Standing{}, false, nil, time.Time{}
 	for _, evacuation := range s.orphans {
 		d.reports = append(d.reports, report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment any more."})
 	}
@@ -191,7 +191,7 @@ func (d *decision) dissolve(s situation) {
 	if s.target.value == r.From {
 		resets++
 	}
-	d.scale = &scaling{}
+	d.scale, d.memory.highest = &scaling{}, nil
 	if resets > 0 && len(s.leaving()) > 0 {
 		d.scale.record = &record{UID: r.UID, Resets: resets}
 	}
@@ -225,7 +225,7 @@ func (d *decision) start(s situation) {
 		if s.target.record != nil && len(s.declined()) == 0 {
 			d.scale = &scaling{}
 		}
-		kept := memory{known: true, warned: d.memory.warned, tried: s.stillTried()}
+		kept := memory{warned: d.memory.warned, tried: s.stillTried()}
 		if len(s.declined()) > 0 {
 			kept.misses, kept.missedAt = s.memory.misses, s.memory.missedAt
 		}
@@ -246,8 +246,7 @@ func (d *decision) start(s situation) {
 		}
 	}
 	if why := s.unsettled(); why != "" {
-		now := mark{waitsForRollout: true, score: int(s.deployment.Status.UpdatedReplicas)}
-		d.say(s, leaving, now, func(*pod) string {
+		d.say(s, leaving, int(s.deployment.Status.UpdatedReplicas), func(*pod) string {
 			return fmt.Sprintf("Deployment %s is not scaled up yet: %s.", s.deployment.Name, why)
 		}, nil)
 		return
@@ -263,7 +262,7 @@ func (d *decision) start(s situation) {
 		Since: s.youngest(), Resets: s.target.record.resets(), Evacuations: namesOf(leaving),
 	}
 	d.scale = &scaling{value: &r.To, record: r}
-	d.memory.first, d.memory.inLine.mark = heard{at: s.now}, mark{}
+	d.memory.highest, d.memory.saidAt = new(int), s.now
 	d.memory.gone, d.memory.goneAt = 0, s.now
 	d.sayScaled(s, r, leaving)
 	d.event(corev1.EventTypeNormal, EventSurgeStarted, actionSurge, "%s is increased from %d to %d to replace pods before they leave: %d",
@@ -329,7 +328,7 @@ func (d *decision) hold(s situation) {
 	}
 	progress := s.progressMessage()
 	message := func(p *pod) string { return s.scaledMessage(s.target.record, p) + progress }
-	d.say(s, leaving, mark{score: s.score()}, message, s.finish())
+	d.say(s, leaving, s.score(), message, s.finish())
 }
 
 // withdraw reverts the surge while some of its pods still exist, and reports whether it does so.
@@ -405,7 +404,7 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	// Keep the names whose pods have left: they count the used replacements.
 	wider.Evacuations = slices.Concat(wider.Evacuations, namesOf(newcomers))
 	d.scale = &scaling{value: &wider.To, record: &wider}
-	d.memory.first.at = s.now
+	d.memory.saidAt = s.now
 	d.sayScaled(s, &wider, newcomers)
 	return true
 }
@@ -512,6 +511,7 @@ func (d *decision) takeBack(s situation) {
 	if d.scale = (&scaling{}); !r.isUp() {
 		return
 	}
+	d.memory.highest = nil
 	from := r.From
 	d.scale.value = &from
 	if a := s.target.autoscaler; a != nil && surge.LacksMetrics(a) {

@@ -58,7 +58,11 @@ func TestDecideHold(t *testing.T) {
 			says: "no surge pod can be created: exceeded quota: small.",
 		},
 		"the container is quoted": {
-			s:    changed(at(later, scaled(), leaving(), starting()), func(s *situation) { s.waiting = map[string]string{"web-1": "container app waits (ImagePullBackOff)"} }),
+			s: func() situation {
+				s := at(later, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh, unready))
+				s.memory.waiting = map[string]string{"web-1": "container app waits (ImagePullBackOff)"}
+				return s
+			}(),
 			says: "is not ready: container app waits (ImagePullBackOff).",
 		},
 		"ready is not yet available": {

@@ -4,6 +4,7 @@
 package deployment
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
@@ -28,20 +30,24 @@ const (
 	stepAvailable
 )
 
+// stepOf returns the last step that a replacement has taken.
+func (s *situation) stepOf(p *pod) int {
+	switch _, ready := s.availableAt(p); {
+	case s.isAvailable(p):
+		return stepAvailable
+	case ready:
+		return stepReady
+	case p.Spec.NodeName != "":
+		return stepScheduled
+	}
+	return stepCreated
+}
+
 // score returns the total progress of the replacements.
 func (s *situation) score() int {
 	score := 0
 	for _, p := range s.replacements() {
-		switch _, ready := s.availableAt(p); {
-		case s.isAvailable(p):
-			score += stepAvailable
-		case ready:
-			score += stepReady
-		case p.Spec.NodeName != "":
-			score += stepScheduled
-		default:
-			score += stepCreated
-		}
+		score += s.stepOf(p)
 	}
 	return score
 }
@@ -118,21 +124,10 @@ func (s *situation) trouble() string {
 		return "waits for a rollout that has started since."
 	}
 	replacements := s.replacements()
-	worst, rank := (*pod)(nil), stepAvailable+1
+	var worst *pod
 	for _, p := range replacements {
-		step := stepAvailable + 1
-		switch _, ready := s.availableAt(p); {
-		case p.Spec.NodeName == "":
-			step = stepCreated
-		case !ready:
-			step = stepScheduled
-		case !s.isAvailable(p):
-			step = stepReady
-		case !p.staysUp:
-			step = stepAvailable
-		}
-		if step < rank {
-			worst, rank = p, step
+		if step := s.stepOf(p); (step < stepAvailable || !p.staysUp) && (worst == nil || step < s.stepOf(worst)) {
+			worst = p
 		}
 	}
 	r := s.target.record
@@ -142,7 +137,7 @@ func (s *situation) trouble() string {
 	if worst == nil {
 		return "waits for the others of its replicas."
 	}
-	return s.explain(worst, rank)
+	return s.explain(worst, s.stepOf(worst))
 }
 
 // whyMissing returns why there are fewer replacements than there should be.
@@ -172,10 +167,7 @@ func (s *situation) explain(p *pod, step int) string {
 		}
 		return fmt.Sprintf("surge pod %s is Pending: no node has been chosen yet.", p.Name)
 	case stepScheduled:
-		if volume, ok := strings.CutPrefix(s.waiting[p.Name], "volume "); ok {
-			return fmt.Sprintf("surge pod %s on node %s waits for volume %s", p.Name, p.Spec.NodeName, wording.Sentence(volume))
-		}
-		if waiting := s.waiting[p.Name]; waiting != "" {
+		if waiting := s.memory.waiting[p.Name]; waiting != "" {
 			return fmt.Sprintf("surge pod %s on node %s is not ready%s", p.Name, p.Spec.NodeName, wording.Sentence(": "+waiting))
 		}
 		return fmt.Sprintf("surge pod %s on node %s is not ready.", p.Name, p.Spec.NodeName)
@@ -205,4 +197,52 @@ func orElse(s, otherwise string) string {
 		return otherwise
 	}
 	return s
+}
+
+// readWaiting reads from the API server why surge pods that are on a node are not ready, since the
+// cache does not have it. The result is used until the next report is due.
+func (c *Controller) readWaiting(ctx context.Context, s *situation) error {
+	const enough = 3
+	if s.deployment == nil || s.now.Before(latest(s.memory.saidAt, s.memory.waitingAt).Add(sayEvery)) {
+		return nil
+	}
+	read := map[string]string{}
+	for _, p := range s.replacements() {
+		if s.stepOf(p) != stepScheduled || len(read) == enough {
+			continue
+		}
+		live, err := c.host.CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
+		if loop.IgnoreNotFound(err) != nil {
+			return err
+		}
+		if err == nil {
+			read[p.Name] = waitsFor(live)
+		}
+	}
+	if len(read) > 0 {
+		s.memory.waiting, s.memory.waitingAt = read, s.now
+	}
+	return nil
+}
+
+// waitsFor returns why a pod's containers do not run, or that they run but are not ready.
+func waitsFor(p *corev1.Pod) string {
+	for _, statuses := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
+		for i := range statuses {
+			status := &statuses[i]
+			if waiting := status.State.Waiting; waiting != nil && waiting.Reason != "" && waiting.Reason != "PodInitializing" {
+				why := fmt.Sprintf("container %s waits (%s)", status.Name, waiting.Reason)
+				if waiting.Message != "" {
+					why += ": " + waiting.Message
+				}
+				return why
+			}
+		}
+	}
+	for i := range p.Status.ContainerStatuses {
+		if status := &p.Status.ContainerStatuses[i]; status.State.Running != nil && !status.Ready {
+			return fmt.Sprintf("container %s runs but does not become ready", status.Name)
+		}
+	}
+	return ""
 }

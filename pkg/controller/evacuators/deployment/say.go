@@ -5,7 +5,6 @@ package deployment
 
 import (
 	"fmt"
-	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,70 +13,52 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
-// sayEvery is the minimum interval of reports to the same Evacuation, sayEach limits the reports
-// per second, and sayInLineEvery is the interval for Evacuations that wait for another surge.
-// sayFirstAfter is the delay of the first report: most surges are over by then, and one report is
-// enough for them.
+// sayEvery is the minimum interval of reports about the progress of a surge. With sayEach for each
+// pod it is longer, since there may be any number of them.
 const (
-	sayEvery       = 5 * time.Second
-	sayEach        = 50 * time.Millisecond
-	sayInLineEvery = 15 * time.Second
-	sayFirstAfter  = 10 * time.Second
+	sayEvery = 5 * time.Second
+	sayEach  = 50 * time.Millisecond
 )
 
-// say reports the progress of the surge to its Evacuations, with a rate limit. Evacuations that
-// wait for another surge get reports less often, because there may be any number of them.
-func (d *decision) say(s situation, leaving []*pod, now mark, message func(*pod) string, expected *metav1.Time) {
-	isUp := s.target.record.isUp()
-	inLine := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return !isUp || s.isRecorded(p) })
-	first := slices.DeleteFunc(slices.Clone(leaving), func(p *pod) bool { return isUp && !s.isRecorded(p) })
-	d.tell(s, first, &d.memory.first, now, message, expected, max(sayEvery, time.Duration(len(first))*sayEach))
-	if len(inLine) > 0 {
-		waits := func(p *pod) string {
-			return fmt.Sprintf("Waits for the pods of Deployment %s that leave before: %s", s.deployment.Name, message(p))
+// say reports the progress of a surge, or of what it waits for, to the Evacuations. The first
+// report of a turn is a heartbeat even without progress; later ones only with progress, which is a
+// higher score than any before. A flapping pod is none, nor is a rollout that starts again.
+func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod) string, expected *metav1.Time) {
+	due := s.memory.saidAt.Add(max(sayEvery, min(time.Duration(len(leaving))*sayEach, s.timeout/4)))
+	progress := d.memory.highest != nil && score > *d.memory.highest
+	said, held := false, false
+	for _, p := range leaving {
+		if d.waitsToReport(s, p) {
+			continue
 		}
-		d.tell(s, inLine, &d.memory.inLine, now, waits, expected, sayInLineEvery)
+		text := message(p)
+		if s.target.record.isUp() && !s.isRecorded(p) {
+			text = fmt.Sprintf("Waits for the pods of Deployment %s that leave before: %s", s.deployment.Name, text)
+		}
+		isFirst := !protocol.TurnOf(&p.evacuation.Status).Reported
+		if !isFirst && !progress && p.evacuation.Status.Message == wording.Cut(text, protocol.MaxMessage) {
+			continue
+		}
+		if !isFirst && s.now.Before(due) {
+			held = true
+			continue
+		}
+		said = true
+		d.reports = append(d.reports, report{evacuation: p.evacuation, message: text, progress: progress || isFirst, expected: expected})
+	}
+	if held {
+		d.wakeAt(due)
+	} else if said {
+		d.memory.saidAt = s.now
+	}
+	if d.memory.highest == nil || progress && said && !held {
+		d.memory.highest = &score
 	}
 	// Report a lasting state after a while, also without an event.
 	for _, p := range s.replacements() {
 		if at, ready := s.availableAt(p); ready && s.now.Before(at) {
 			d.wakeAt(at)
 		}
-	}
-}
-
-// tell reports the same to some Evacuations, and records the reports. The first report of a turn is
-// a heartbeat even without progress; later ones only with progress.
-func (d *decision) tell(
-	s situation, leaving []*pod, heard *heard, now mark, message func(*pod) string,
-	expected *metav1.Time, every time.Duration,
-) {
-	progress := s.memory.known && now.isProgress(heard.mark)
-	held := s.now.Before(heard.at.Add(every))
-	changed := false
-	for _, p := range leaving {
-		reported := protocol.TurnOf(&p.evacuation.Status).Reported
-		if d.waitsToReport(s, p) {
-			continue
-		}
-		text := message(p)
-		if reported && !progress && p.evacuation.Status.Message == wording.Cut(text, protocol.MaxMessage) {
-			continue
-		}
-		if reported && held {
-			d.wakeAt(heard.at.Add(every))
-			continue
-		}
-		changed = true
-		d.reports = append(d.reports, report{
-			evacuation: p.evacuation, message: text, progress: progress || !reported, expected: expected,
-		})
-	}
-	if changed || !s.memory.known || now.waitsForRollout != heard.mark.waitsForRollout {
-		heard.mark = now.orHigher(heard.mark)
-	}
-	if changed {
-		heard.at = s.now
 	}
 }
 
@@ -95,15 +76,16 @@ func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 }
 
 // waitsToReport reports whether the first report of a turn can wait, and schedules the sync that
-// writes it: after at most a quarter of the start deadline. A turn that begins in the future has a
-// timestamp from another clock, which is ignored.
+// writes it: most surges are over by then, and one report is enough for them. It waits for at most
+// a quarter of the start deadline. A turn that begins in the future has a timestamp from another
+// clock, which is ignored.
 func (d *decision) waitsToReport(s situation, p *pod) bool {
 	turn := protocol.TurnOf(&p.evacuation.Status)
 	if turn.Reported {
 		return false
 	}
 	patience := turn.Patience(p.evacuation.Spec.ProgressDeadlineSeconds, s.startDeadline)
-	at := turn.Since.Add(min(sayFirstAfter, patience/4))
+	at := turn.Since.Add(min(2*sayEvery, patience/4))
 	if s.now.Before(turn.Since) || !s.now.Before(at) {
 		return false
 	}

@@ -59,8 +59,6 @@ type situation struct {
 	// oneNodeClaims are the names of the template's volume claims that only one node, or only one
 	// pod, can use at the same time.
 	oneNodeClaims []string
-	// waiting is what surge pods wait for, by the name of the pod.
-	waiting map[string]string
 	// memory is the state from the last decision of this process.
 	memory memory
 	// refused is why the replica count cannot be written, and since when.
@@ -109,13 +107,12 @@ type pod struct {
 
 // memory is state that need not survive a restart.
 type memory struct {
-	// known is false before the first decision.
-	known bool
-	// first is the last report to Evacuations in this surge, and inLine the last report to
-	// Evacuations that wait for the next surge.
-	first, inLine heard
-	// waiting is what surge pods waited for when it was last read, and waitingAt is the time of
-	// that read.
+	// highest is the highest score that was reported of this surge, or of the rollout before it;
+	// nil if none was. saidAt is when progress was last reported.
+	highest *int
+	saidAt  time.Time
+	// waiting is what surge pods waited for when it was last read, by the name of the pod, and
+	// waitingAt is the time of that read.
 	waiting   map[string]string
 	waitingAt time.Time
 	// gone is the number of pods that have left during the surge, goneAt is when that number last
@@ -156,35 +153,6 @@ type try struct {
 // restsUntil is when a pod that was tried is taken up again.
 func (t try) restsUntil(timeout time.Duration) time.Time {
 	return t.at.Add(restAfter(t.before, timeout))
-}
-
-// heard is the last report to Evacuations: the highest mark of the surge, and its time.
-type heard struct {
-	mark mark
-	at   time.Time
-}
-
-// mark is the progress of a surge, or of the rollout before it.
-type mark struct {
-	// waitsForRollout: no surge has started.
-	waitsForRollout bool
-	// score increases with each step of a replacement, or with each pod that the rollout has
-	// updated.
-	score int
-}
-
-// isProgress reports whether a mark is higher than the highest one so far. A flapping pod is no
-// progress, nor is a rollout that starts again.
-func (m mark) isProgress(highest mark) bool {
-	return m.waitsForRollout == highest.waitsForRollout && m.score > highest.score
-}
-
-// orHigher returns the higher one of two marks of the same kind.
-func (m mark) orHigher(highest mark) mark {
-	if m.waitsForRollout == highest.waitsForRollout && highest.score > m.score {
-		return highest
-	}
-	return m
 }
 
 // mayGo reports whether a pod may leave at any time: another evacuator has its turn, or an eviction

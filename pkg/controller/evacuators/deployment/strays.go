@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 
+	"k8s.io/utils/ptr"
+
 	"haulout.dev/haulout/pkg/controller/deletioncost"
 )
 
@@ -59,7 +61,7 @@ func (d *decision) sendAway(s situation, leaving []*pod) (waiting []*pod) {
 		}
 		spare -= cost
 		// The deadlines of the others must not pass: the next report counts as progress.
-		d.memory.first.mark, d.memory.inLine.mark = mark{score: -1}, mark{score: -1}
+		d.memory.highest = ptr.To(-1)
 		if deletioncost.CanLower(p.Pod) {
 			// If the surge ends before, its scale-down deletes the stray.
 			d.lower = append(d.lower, p.Pod)

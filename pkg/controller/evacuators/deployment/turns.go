@@ -328,7 +328,7 @@ func (d *decision) isInVain(s situation, handed []*pod) bool {
 
 // noteGone records when a pod last left during the surge.
 func (d *decision) noteGone(s situation) {
-	if gone := s.gone(); !s.memory.known || gone != s.memory.gone || s.memory.goneAt.IsZero() {
+	if gone := s.gone(); gone != s.memory.gone || s.memory.goneAt.IsZero() {
 		d.memory.gone, d.memory.goneAt = gone, s.now
 	}
 }
