@@ -65,7 +65,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	if err != nil {
 		return err
 	}
-	controllers, standing, err := d.builtIn(host, own, inFlight)
+	controllers, surges, err := d.builtIn(host, own, inFlight)
 	if err != nil {
 		return err
 	}
@@ -73,9 +73,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 		InFlight: inFlight, Selection: selected,
 		Host: d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder,
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
-		EvictionPolicy:          d.options.Evictions,
-		SurgeTimeout:            surgeTimeoutOf(host.Apps().V1().Deployments().Lister(), d.evacuators.SurgeTimeout),
-		Standing:                standing,
+		EvictionPolicy: d.options.Evictions, SurgeTimeout: surges.SurgeTimeout, Standing: standingIn(surges),
 		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, LongGrace: d.options.LongGrace,
 	})
 	if err != nil {

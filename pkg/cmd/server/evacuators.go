@@ -12,17 +12,13 @@ import (
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	hostinformers "k8s.io/client-go/informers"
-	appslisters "k8s.io/client-go/listers/apps/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/evacuators/daemonset"
 	"haulout.dev/haulout/pkg/controller/evacuators/deployment"
 	"haulout.dev/haulout/pkg/controller/eviction"
-	"haulout.dev/haulout/pkg/drain/surge"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/host/inflight"
 )
@@ -94,10 +90,9 @@ type controller interface {
 }
 
 // builtIn creates the controllers of the enabled built-in evacuators. The one of Deployments also
-// runs while it is disabled, to revert the surges that it may have left. standing returns why a pod
-// that waits for it, or for its eviction, has to stay.
+// runs while it is disabled, to revert the surges that it may have left.
 func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory, own informers.SharedInformerFactory,
-	inFlight *inflight.Evictions) (controllers []controller, standing func(*corev1.Pod, string) *eviction.Blocker, err error) {
+	inFlight *inflight.Evictions) (controllers []controller, surges *deployment.Controller, err error) {
 	if slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDaemonSet) {
 		c, err := daemonset.New(daemonset.Config{
 			Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Liveness: d.liveness,
@@ -108,7 +103,7 @@ func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory
 		}
 		controllers = append(controllers, c)
 	}
-	c, err := deployment.New(deployment.Config{
+	surges, err = deployment.New(deployment.Config{
 		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder, Liveness: d.liveness,
 		InFlight: inFlight, SurgeTimeout: d.evacuators.SurgeTimeout, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		Off: !slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDeployment),
@@ -116,17 +111,22 @@ func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory
 	if err != nil {
 		return nil, nil, fmt.Errorf("create controller %s: %w", deployment.Name, err)
 	}
-	standing = func(pod *corev1.Pod, class string) *eviction.Blocker {
-		of := c.Standing
+	return append(controllers, surges), surges, nil
+}
+
+// standingIn returns why a pod that waits for the evacuator of Deployments, or for its eviction,
+// has to stay.
+func standingIn(surges *deployment.Controller) func(*corev1.Pod, string) *eviction.Blocker {
+	return func(pod *corev1.Pod, class string) *eviction.Blocker {
+		of := surges.Standing
 		if class == v1alpha1.EvacuatorClassEviction {
-			of = c.StandingOfEvicted
+			of = surges.StandingOfEvicted
 		}
 		if why := of(pod); why != (deployment.Standing{}) {
 			return &eviction.Blocker{Reason: why.Reason, Message: why.Message}
 		}
 		return nil
 	}
-	return append(controllers, c), standing, nil
 }
 
 func allowedEvacuators() string {
@@ -134,34 +134,4 @@ func allowedEvacuators() string {
 		return "none"
 	}
 	return strings.Join(builtInEvacuators, ", ")
-}
-
-// surgeTimeoutOf returns how long the surge of the Deployment of a pod may make no progress: the
-// annotation of the Deployment, or else the fallback. ReplicaSets are not cached; their names are
-// those of their Deployments with a suffix.
-func surgeTimeoutOf(deployments appslisters.DeploymentLister, fallback time.Duration) func(*corev1.Pod) time.Duration {
-	return func(pod *corev1.Pod) time.Duration {
-		owner := metav1.GetControllerOfNoCopy(pod)
-		if owner == nil || owner.Kind != "ReplicaSet" {
-			return fallback
-		}
-		end := strings.LastIndexByte(owner.Name, '-')
-		if end < 0 {
-			return fallback
-		}
-		d, err := deployments.Deployments(pod.Namespace).Get(owner.Name[:end])
-		if err != nil {
-			return fallback
-		}
-		selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
-		if err != nil || !selector.Matches(labels.Set(pod.Labels)) {
-			return fallback
-		}
-		// The evacuator reports an invalid value.
-		timeout, err := surge.TimeoutFor(d.Annotations, fallback)
-		if err != nil {
-			return fallback
-		}
-		return timeout
-	}
 }

@@ -6,6 +6,7 @@ package deployment
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +28,22 @@ type Standing struct {
 	Reason string
 	// Message has the cause and who has to act.
 	Message string
+}
+
+// SurgeTimeout returns how long a surge for a pod may make no progress: what the annotation of its
+// Deployment has, or else the default of this controller.
+func (c *Controller) SurgeTimeout(p *corev1.Pod) time.Duration {
+	key, ok := c.deploymentOf(p)
+	if !ok {
+		return c.timeout
+	}
+	d, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)
+	if err != nil {
+		return c.timeout
+	}
+	// A sync of the Deployment reports an invalid value.
+	timeout, _ := surge.TimeoutFor(d.Annotations, c.timeout)
+	return timeout
 }
 
 // Standing returns why a pod that waits for this evacuator has to stay, as of the last sync of its

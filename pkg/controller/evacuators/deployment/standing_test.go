@@ -7,15 +7,58 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	"k8s.io/client-go/tools/cache"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/must"
 )
+
+// knowing returns a controller that knows a Deployment and the ReplicaSet of its pods.
+func knowing(t *testing.T, d *appsv1.Deployment) *Controller {
+	t.Helper()
+	deployments := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	sets := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
+	if err := errors.Join(deployments.Add(d), sets.Add(newReplicaSet())); err != nil {
+		t.Fatal(err)
+	}
+	return &Controller{deploymentLister: appslisters.NewDeploymentLister(deployments), replicaSetLister: appslisters.NewReplicaSetLister(sets)}
+}
+
+func TestSurgeTimeout(t *testing.T) {
+	with := func(timeout string) *appsv1.Deployment {
+		return newDeployment(1, func(d *appsv1.Deployment) {
+			d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: timeout}
+		})
+	}
+	owner := func(mod func(*metav1.OwnerReference)) podMod { return func(p *pod) { mod(&p.OwnerReferences[0]) } }
+	const fallback = 5 * time.Minute
+	for name, tc := range map[string]struct {
+		d    *appsv1.Deployment
+		mods []podMod
+		want time.Duration
+	}{
+		"what its Deployment says":              {d: with("20m"), want: 20 * time.Minute},
+		"the flag if the Deployment says none":  {d: newDeployment(1), want: fallback},
+		"the flag if it says nonsense":          {d: with("soon"), want: fallback},
+		"the flag if the ReplicaSet is unknown": {d: with("20m"), mods: []podMod{owner(func(o *metav1.OwnerReference) { o.Name = "web-2" })}, want: fallback},
+		"the flag if it is another of the name": {d: with("20m"), mods: []podMod{owner(func(o *metav1.OwnerReference) { o.UID = "uid-web-2" })}, want: fallback},
+		"the flag for other owners":             {d: with("20m"), mods: []podMod{owner(func(o *metav1.OwnerReference) { o.Kind = "StatefulSet" })}, want: fallback},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := knowing(t, tc.d)
+			c.timeout = fallback
+			if got := c.SurgeTimeout(newTestPod("web-0", tc.mods...).Pod); got != tc.want {
+				t.Errorf("got %s, want %s", got, tc.want)
+			}
+		})
+	}
+}
 
 func TestPodUpForEvictionStaysWhileNoneCanBeCreated(t *testing.T) {
 	failing := func(message string, available int32) func(*appsv1.Deployment) {
@@ -54,12 +97,8 @@ func TestPodUpForEvictionStaysWhileNoneCanBeCreated(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			deployments := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-			sets := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-			must.Do(t, errors.Join(deployments.Add(tc.d), sets.Add(newReplicaSet())))
-			c := &Controller{
-				deploymentLister: appslisters.NewDeploymentLister(deployments), replicaSetLister: appslisters.NewReplicaSetLister(sets), off: tc.off,
-			}
+			c := knowing(t, tc.d)
+			c.off = tc.off
 			got := c.StandingOfEvicted(tc.pod)
 			if stays := got.Reason == maintenancev1alpha1.ReasonReplicaFailure; stays != tc.stays || stays != strings.Contains(got.Message, webhook) {
 				t.Errorf("got %+v, want it to stay: %t", got, tc.stays)
