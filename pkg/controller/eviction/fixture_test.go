@@ -149,8 +149,7 @@ func newWorld(t *testing.T, cfg worldConfig, objects ...runtime.Object) *world {
 			defer w.mu.Unlock()
 			w.changes[evacuation.Name]++
 		},
-	})
-	w.must(err)
+	}))(w)
 	w.queue = queue
 	ctx, cancel := context.WithCancel(t.Context())
 	watches := informertest.Count(client)

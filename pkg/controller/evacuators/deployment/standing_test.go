@@ -16,7 +16,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // knowing returns a controller that knows a Deployment and the ReplicaSet of its pods.
