@@ -137,7 +137,7 @@ stopped when their maintenance is completed.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return uninstall(cmd, o, s, restore, force) },
 	}
 	cmd.Flags().BoolVar(&restore, "restore-static-pods", restore, "Restore the static pods that are parked.")
-	cmd.Flags().BoolVar(&force, "force", force, "Uninstall although the API or the service manager does not answer, or the state cannot be read. "+
+	cmd.Flags().BoolVar(&force, "force", force, "Uninstall although the configuration or the state cannot be read, or the API or the service manager does not answer. "+
 		"A condition NodeAgentReady that stays True counts for some minutes more: until then drains wait for the agent.")
 	return cmd
 }
