@@ -62,3 +62,43 @@ func TestFirstReport(t *testing.T) {
 		})
 	}
 }
+
+// TestHighestScore checks that progress is that of one surge.
+func TestHighestScore(t *testing.T) {
+	for name, tc := range map[string]struct {
+		s    situation
+		want *int
+	}{
+		"a surge begins at 0":   {at(0, newDeployment(1), newTestPod("web-0", leaves(ours))), ptr.To(0)},
+		"none remains after it": {at(9*time.Second, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-1", fresh)), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tc.s.memory.highest = ptr.To(9)
+			if got := decide(tc.s).memory.highest; !ptr.Equal(got, tc.want) {
+				t.Errorf("got %v, want %v", ptr.Deref(got, -1), ptr.Deref(tc.want, -1))
+			}
+		})
+	}
+}
+
+// TestProgressThatIsHeldBackIsReportedLater has progress shortly after the last report, when only a
+// pod hears of it that has heard of nothing yet.
+func TestProgressThatIsHeldBackIsReportedLater(t *testing.T) {
+	s := at(9*time.Second, newDeployment(4, recorded(2, 4, web0, "uid-web-1-web-1"), surging("2")),
+		newTestPod("web-0", leaves(ours), minOne(4, 2), reported(8*time.Second)), newTestPod("web-1", leaves(ours), minOne(4, 2)),
+		newTestPod("web-2", fresh, unready), newTestPod("web-3", fresh, unready))
+	s.memory.saidAt = start.Add(8 * time.Second)
+	d := decide(s)
+	if len(d.reports) != 1 || d.reports[0].evacuation.Spec.PodRef.Name != "web-1" {
+		t.Fatalf("reported %+v, want a report to web-1 alone", d.reports)
+	}
+	due := start.Add(8*time.Second + sayEvery)
+	if !d.wake.Equal(due) {
+		t.Errorf("wakes at %s, want %s", d.wake, due)
+	}
+	s.now, s.memory = due, d.memory
+	d = decide(s)
+	if len(d.reports) != 2 || !d.reports[0].progress {
+		t.Errorf("reported %+v, want progress to both", d.reports)
+	}
+}
