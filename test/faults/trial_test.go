@@ -178,25 +178,12 @@ func (x *trial) run() {
 // nudgeInterval is the time between two changes of the pods that kwok may have forgotten.
 const nudgeInterval = 2 * time.Second
 
-// nudge has kwok look at the pods again that do not run or that end, until the test ends. Unlike a
-// kubelet it tries nothing again that kube-apiserver has refused.
+// nudge has kwok look at the pods again until the test ends.
 func (x *trial) nudge() {
-	pods := x.observer.Pods(x.namespace)
 	for x.t.Context().Err() == nil {
 		<-time.After(nudgeInterval)
-		list, err := pods.List(x.t.Context(), metav1.ListOptions{})
-		if err != nil {
-			continue
-		}
-		for i := range list.Items {
-			pod := &list.Items[i]
-			if pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil {
-				continue
-			}
-			patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"faults.haulout.dev/nudged":%q}}}`, time.Now())
-			// What fails is tried again.
-			_, _ = pods.Patch(x.t.Context(), pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
-		}
+		// It names pods that do not run, and what fails is tried again.
+		_ = framework.Nudge(x.t.Context(), x.observer.Pods(x.namespace))
 	}
 }
 

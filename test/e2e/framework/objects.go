@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -22,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -270,12 +273,44 @@ func (c *Cluster) Deployment(
 	}
 	deployments := c.As(tb).Kube.AppsV1().Deployments(namespace)
 	must.Get(deployments.Create(tb.Context(), d, metav1.CreateOptions{}))(tb)
+	nudge := time.Now().Add(nudgeAfter)
 	Eventually(tb, "deployment "+name+" is available", func(ctx context.Context) (bool, error) {
 		var err error
 		d, err = deployments.Get(ctx, name, metav1.GetOptions{})
-		return err == nil && d.Status.AvailableReplicas == replicas, err
+		if err != nil || d.Status.AvailableReplicas == replicas || time.Now().Before(nudge) {
+			return err == nil && d.Status.AvailableReplicas == replicas, err
+		}
+		nudge = time.Now().Add(nudgeAfter)
+		return false, Nudge(ctx, c.As(tb).Kube.CoreV1().Pods(namespace))
 	})
 	return d
+}
+
+// nudgeAfter is how long a Deployment has to become available before its pods are nudged, and the
+// pause between two nudges.
+const nudgeAfter = 10 * time.Second
+
+// Nudge has kwok look again at the pods of a namespace that do not run or that end. Unlike a
+// kubelet it tries nothing again that kube-apiserver has refused. The error names these pods.
+func Nudge(ctx context.Context, pods typedcorev1.PodInterface) error {
+	list, err := pods.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	var left []string
+	for i := range list.Items {
+		pod := &list.Items[i]
+		if pod.Status.Phase == corev1.PodRunning && pod.DeletionTimestamp == nil {
+			continue
+		}
+		left = append(left, fmt.Sprintf("%s on node %q is %s: %v", pod.Name, pod.Spec.NodeName, pod.Status.Phase, pod.Status.Conditions))
+		if pod.Spec.NodeName != "" {
+			patch := fmt.Appendf(nil, `{"metadata":{"annotations":{"e2e.haulout.dev/nudged":%q}}}`, time.Now())
+			// What fails is tried again.
+			_, _ = pods.Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{})
+		}
+	}
+	return fmt.Errorf("pods that do not run: %s", strings.Join(left, "; "))
 }
 
 // Budget makes a PodDisruptionBudget for the pods with the label app=name and waits until its
