@@ -261,8 +261,8 @@ func TestSentencesToTriageAreInTheTests(t *testing.T) {
 	}
 }
 
-// TestDecisionsAreInTheirIndex compares docs/decisions/README.md with the titles of the decisions and
-// with the decisions that supersede them.
+// TestDecisionsAreInTheirIndex compares docs/decisions/README.md with the titles of the decisions
+// and with the decisions that supersede them.
 func TestDecisionsAreInTheirIndex(t *testing.T) {
 	index := read(t, "docs/decisions/README.md")
 	number := regexp.MustCompile(`\[decision\s+(\d+)\]`)

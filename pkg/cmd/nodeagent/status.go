@@ -44,7 +44,8 @@ var errUnhealthy = errors.New("the agent does not run, holds no lock or has prob
 // snapshot is all that status finds out. Each part is independent of the others.
 type snapshot struct {
 	// ConfigurationError is why the configuration cannot be loaded. The rest was found with what an
-	// agent in safe mode uses then: the configuration that was stored in this boot, or the defaults.
+	// agent in safe mode uses then: the configuration that was stored in this boot, or the
+	// defaults.
 	ConfigurationError string `json:"configurationError,omitempty"`
 	// Report is the answer of the running agent, nil if there was none; ReportError says why.
 	Report      *Report `json:"report,omitempty"`
