@@ -188,8 +188,8 @@ func TestUnasked(t *testing.T) {
 				p.evict("web")
 			},
 		},
-		"somebody else evicts": {play: func(p *tape) { p.evict("web"); p.calls[0].User = "alice" }},
-		"a budget refused":     {play: func(p *tape) { p.evict("web"); p.calls[0].Code = 429 }},
+		"another user evicts": {play: func(p *tape) { p.evict("web"); p.calls[0].User = "alice" }},
+		"a budget refused":    {play: func(p *tape) { p.evict("web"); p.calls[0].Code = 429 }},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -196,7 +196,7 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 		if err != nil {
 			// What was evicted so far is no reason to wait for it: it makes too little room.
 			for _, pod := range evicted {
-				g.addLeaving(nobody, pod)
+				g.addLeaving(noPreemptor, pod)
 			}
 			g.refuseCandidate(ctx, c, preemptor, pod, rules, len(evicted) > 0)
 			return err

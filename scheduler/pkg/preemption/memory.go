@@ -31,8 +31,8 @@ const (
 	leaveOutDelay = time.Second
 	// everyCandidate, as a candidate that is left out, stands for all of them.
 	everyCandidate = ""
-	// nobody, as the preemptor of a victim, waits for it to leave.
-	nobody types.UID = ""
+	// noPreemptor stands for a victim that no pending pod or group waits for.
+	noPreemptor types.UID = ""
 )
 
 // memory is what the gate remembers of pods that exist. It is lost with the process.

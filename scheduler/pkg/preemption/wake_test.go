@@ -168,7 +168,7 @@ func TestOpenings(t *testing.T) {
 	failed := func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed }
 	labelled := func(pod *corev1.Pod) { pod.Labels["more"] = "" }
 	for name, test := range map[string]struct {
-		// before wakes nobody.
+		// before wakes no pod.
 		before, after runtime.Object
 		want          []string
 	}{

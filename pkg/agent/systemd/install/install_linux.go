@@ -283,13 +283,13 @@ func sumOf(open func() (io.ReadCloser, error)) (sum [sha256.Size]byte, err error
 	return [sha256.Size]byte(hash.Sum(nil)), err
 }
 
-// removeDropIn removes a drop-in, and its folder if nobody else has a file there.
+// removeDropIn removes a drop-in, and its folder if that is empty.
 func removeDropIn(path string) error {
 	if err := files.Remove(path); err != nil {
 		return err
 	}
 	err := unix.Rmdir(filepath.Dir(path))
-	// ENOTDIR: the folder is a link, and so belongs to someone else.
+	// ENOTDIR: the folder is a link, which the agent has not made.
 	for _, left := range []error{unix.ENOENT, unix.ENOTEMPTY, unix.ENOTDIR, unix.EBUSY} {
 		if errors.Is(err, left) {
 			return nil
