@@ -44,20 +44,24 @@ func (s Service) State(ctx context.Context) (UnitState, error) {
 }
 
 // Ending tells the service, which systemd stops, whether that is because the system goes down, and
-// how much time there is. The bus is asked only if systemd itself cannot be: then it may be broken.
+// how much time there is. It sees to it that nothing calls such a shutdown off any more, see
+// Client.MakeIrreversible. The bus is asked only if systemd itself cannot be: then it may be
+// broken.
 func (s Service) Ending(ctx context.Context) (ending Ending, err error) {
+	ask := func(c *Client, ctx context.Context, unit string) (err error) {
+		if ending, err = c.Ending(ctx, unit); err != nil || !ending.Stopping {
+			return err
+		}
+		return c.MakeIrreversible(ctx)
+	}
 	conn, err := connectDirectly(ctx, s.Root)
 	if err == nil {
 		defer conn.Close()
-		if ending, err = NewClient(conn).Ending(ctx, s.Unit); err == nil || ending.Stopping {
+		if err = ask(NewClient(conn), ctx, s.Unit); err == nil || ending.Stopping {
 			return ending, err
 		}
 	}
-	busErr := s.do(ctx, func(c *Client, ctx context.Context, unit string) (err error) {
-		ending, err = c.Ending(ctx, unit)
-		return err
-	})
-	if busErr != nil {
+	if busErr := s.do(ctx, ask); busErr != nil {
 		return ending, errors.Join(err, busErr)
 	}
 	return ending, nil
@@ -73,7 +77,8 @@ func (s Service) do(ctx context.Context, act func(*Client, context.Context, stri
 }
 
 // endReserve is the part of a target's time limit in which systemd ends the containers and services
-// that are left after the agent: the time that it gives each of them by default.
+// that are left after the agent: the time that it gives each of them by default, and at most half
+// of the limit.
 const endReserve = 90 * time.Second
 
 // Ending is why and how systemd ends the system.
@@ -108,14 +113,23 @@ func (c *Client) Ending(ctx context.Context, name string) (Ending, error) {
 	}
 	ending.Kind = shutdownTargets[target]
 	limit, err := c.timeout(ctx, target, unitInterface, "JobTimeoutUSec")
-	ending.Limit = min(ending.Limit, limit-endReserve)
-	if err != nil {
-		return ending, err
+	ending.Limit = min(ending.Limit, limit-min(endReserve, limit/2))
+	return ending, err
+}
+
+// MakeIrreversible keeps the shutdown that systemd carries out from being called off. Without this,
+// one that was begun by `systemctl start reboot.target` ends half-way when the kubelet starts a
+// pod: the start of the pod's slice, which may not run during a shutdown, removes the job of
+// shutdown.target.
+func (c *Client) MakeIrreversible(ctx context.Context) error {
+	target, err := c.shutdownTarget(ctx)
+	if err != nil || target == "" {
+		return err
 	}
 	if err := c.manager.CallWithContext(ctx, managerInterface+".StartUnit", 0, target, "replace-irreversibly").Err; err != nil {
-		return ending, fmt.Errorf("make the start of %s irreversible: %w", target, err)
+		return fmt.Errorf("make the start of %s irreversible: %w", target, err)
 	}
-	return ending, nil
+	return nil
 }
 
 // timeout reads a property that is a number of microseconds, or infinity.
