@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 
 	"haulout.dev/haulout/pkg/agent/config"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/cmd/nodeagent"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -109,8 +109,8 @@ func TestInstallerOfTheNodeAgent(t *testing.T) {
 	d, ok := byName["DaemonSet haulout-node-agent"].(*appsv1.DaemonSet)
 	must.True(t, ok, "there is no DaemonSet")
 	pod := &corev1.Pod{Spec: d.Spec.Template.Spec}
-	evacuators := sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet)
-	if left := drainplan.Left(pod, maintenancev1alpha1.PodTypeDaemonSet, &corev1.Node{}, evacuators); left != "" {
+	evacuators := sets.New(v1alpha1.EvacuatorClassDaemonSet)
+	if left := drainplan.Kept(pod, v1alpha1.PodTypeDaemonSet, &corev1.Node{}, evacuators); left != "" {
 		t.Errorf("a drain leaves the pods running: %s", left)
 	}
 	for _, volume := range pod.Spec.Volumes {

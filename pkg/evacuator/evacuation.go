@@ -18,7 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
@@ -64,11 +64,11 @@ type Evacuation struct {
 	reported chan struct{}
 
 	mu       sync.Mutex
-	latest   *maintenancev1alpha1.Evacuation
+	latest   *v1alpha1.Evacuation
 	progress Progress
 }
 
-func newEvacuation(ctx context.Context, v *Evacuator, object *maintenancev1alpha1.Evacuation) *Evacuation {
+func newEvacuation(ctx context.Context, v *Evacuator, object *v1alpha1.Evacuation) *Evacuation {
 	e := &Evacuation{
 		Namespace: object.Namespace, PodName: object.Spec.PodRef.Name, PodUID: object.Spec.PodRef.UID, NodeName: object.Spec.NodeName,
 		evacuator: v, name: object.Name, uid: object.UID, latest: object, reported: make(chan struct{}, 1),
@@ -79,17 +79,17 @@ func newEvacuation(ctx context.Context, v *Evacuator, object *maintenancev1alpha
 }
 
 // endOf returns why a class must not work on an Evacuation any more; nil if it may.
-func endOf(object *maintenancev1alpha1.Evacuation, class string) error {
+func endOf(object *v1alpha1.Evacuation, class string) error {
 	status := &object.Status
 	switch {
-	case meta.IsStatusConditionTrue(status.Conditions, maintenancev1alpha1.ConditionComplete):
-		if c := meta.FindStatusCondition(status.Conditions, maintenancev1alpha1.ConditionComplete); c.Reason == maintenancev1alpha1.ReasonCancelled {
+	case meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionComplete):
+		if c := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionComplete); c.Reason == v1alpha1.ReasonCancelled {
 			return ErrCancelled
 		}
 		return ErrDeparted
 	case status.ActiveEvacuatorClass != class:
 		return ErrTurnLost
-	case status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid:
+	case status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid:
 		return nil
 	case protocol.IsWithdrawn(object):
 		return ErrCancelled
@@ -98,7 +98,7 @@ func endOf(object *maintenancev1alpha1.Evacuation, class string) error {
 }
 
 // Object returns the last known state of the Evacuation. It must not be changed.
-func (e *Evacuation) Object() *maintenancev1alpha1.Evacuation {
+func (e *Evacuation) Object() *v1alpha1.Evacuation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.latest
@@ -106,7 +106,7 @@ func (e *Evacuation) Object() *maintenancev1alpha1.Evacuation {
 
 // observe stores a new state of the Evacuation, and ends the handler's context if the class must
 // not continue.
-func (e *Evacuation) observe(object *maintenancev1alpha1.Evacuation) {
+func (e *Evacuation) observe(object *v1alpha1.Evacuation) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.latest = object
@@ -133,12 +133,12 @@ func (e *Evacuation) Report(ctx context.Context, p Progress) error {
 // an error if the write fails, for example because the evacuation was already withdrawn: then the
 // handler has to stop and undo its work.
 func (e *Evacuation) Forbid(ctx context.Context) error {
-	return e.write(ctx, map[string]any{"evacuationCancellationPolicy": maintenancev1alpha1.EvacuationCancellationPolicyForbid})
+	return e.write(ctx, map[string]any{"evacuationCancellationPolicy": v1alpha1.EvacuationCancellationPolicyForbid})
 }
 
 // Allow reverts Forbid.
 func (e *Evacuation) Allow(ctx context.Context) error {
-	return e.write(ctx, map[string]any{"evacuationCancellationPolicy": maintenancev1alpha1.EvacuationCancellationPolicyAllow})
+	return e.write(ctx, map[string]any{"evacuationCancellationPolicy": v1alpha1.EvacuationCancellationPolicyAllow})
 }
 
 // AwaitDeparture waits until the pod has left, and then returns nil. If the evacuation ends in

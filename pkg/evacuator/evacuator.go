@@ -33,7 +33,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	maintenanceinformers "haulout.dev/haulout/pkg/generated/informers/externalversions/maintenance/v1alpha1"
 )
@@ -89,7 +89,7 @@ type Config struct {
 // The value is its priority, from 0 to 100000: the highest becomes active first. 10000 is reserved
 // for the pod's own controller, and 9900 to 10099 for classes that share its parent domain.
 func AnnotationKey(class string) string {
-	return maintenancev1alpha1.AnnotationEvacuatorPrefix + class
+	return v1alpha1.AnnotationEvacuatorPrefix + class
 }
 
 // Evacuator calls a Handler for each pod for which its class is active.
@@ -115,7 +115,7 @@ func New(config Config) (*Evacuator, error) {
 	if len(config.Class) > protocol.MaxClassLength {
 		return nil, fmt.Errorf("class %q is longer than %d characters", config.Class, protocol.MaxClassLength)
 	}
-	if config.Class == maintenancev1alpha1.EvacuatorClassEviction {
+	if config.Class == v1alpha1.EvacuatorClassEviction {
 		return nil, fmt.Errorf("class %q is reserved for eviction, which always comes last", config.Class)
 	}
 	if config.Client == nil || config.Handler == nil {
@@ -163,7 +163,7 @@ func (v *Evacuator) Run(ctx context.Context) error {
 
 // changed passes an Evacuation to its handler, or starts one.
 func (v *Evacuator) changed(ctx context.Context, obj any) {
-	object, ok := obj.(*maintenancev1alpha1.Evacuation)
+	object, ok := obj.(*v1alpha1.Evacuation)
 	if !ok {
 		return
 	}
@@ -194,7 +194,7 @@ func (v *Evacuator) gone(ctx context.Context, obj any) {
 	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = tombstone.Obj
 	}
-	object, ok := obj.(*maintenancev1alpha1.Evacuation)
+	object, ok := obj.(*v1alpha1.Evacuation)
 	if !ok {
 		return
 	}

@@ -22,7 +22,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	"haulout.dev/haulout/pkg/host/informertest"
 	"haulout.dev/haulout/pkg/testing/bubble"
@@ -38,37 +38,37 @@ const (
 
 var (
 	start     = informertest.Start
-	resource  = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
+	resource  = v1alpha1.SchemeGroupVersion.WithResource("evacuations")
 	errBroken = errors.New("disk is full")
 )
 
 // newEvacuationOf makes one whose turn it is.
-func newEvacuationOf(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-	return build.With(&maintenancev1alpha1.Evacuation{
+func newEvacuationOf(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
+	return build.With(&v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: name, UID: "evacuation-1",
-			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+			Finalizers: []string{v1alpha1.FinalizerInstigatorNodeMaintenance},
 		},
-		Spec: maintenancev1alpha1.EvacuationSpec{
-			PodRef: maintenancev1alpha1.PodReference{Name: "db-0", UID: "uid-1"}, NodeName: "node-7",
+		Spec: v1alpha1.EvacuationSpec{
+			PodRef: v1alpha1.PodReference{Name: "db-0", UID: "uid-1"}, NodeName: "node-7",
 			ProgressDeadlineSeconds: ptr.To[int32](40),
 		},
-		Status: maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: class},
+		Status: v1alpha1.EvacuationStatus{ActiveEvacuatorClass: class},
 	}, mods...)
 }
 
-func complete(reason string) func(*maintenancev1alpha1.Evacuation) {
-	return func(e *maintenancev1alpha1.Evacuation) {
+func complete(reason string) func(*v1alpha1.Evacuation) {
+	return func(e *v1alpha1.Evacuation) {
 		e.Status.Conditions = []metav1.Condition{
-			{Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason},
+			{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason},
 		}
 	}
 }
 
-func withdrawn(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil }
+func withdrawn(e *v1alpha1.Evacuation) { e.Finalizers = nil }
 
-func turnOf(class string) func(*maintenancev1alpha1.Evacuation) {
-	return func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorClass = class }
+func turnOf(class string) func(*v1alpha1.Evacuation) {
+	return func(e *v1alpha1.Evacuation) { e.Status.ActiveEvacuatorClass = class }
 }
 
 // world is an Evacuator on a fake API.
@@ -151,13 +151,13 @@ func (w *world) patch(action clienttesting.Action) (bool, runtime.Object, error)
 	if err != nil {
 		return true, nil, err
 	}
-	object := stored.(*maintenancev1alpha1.Evacuation).DeepCopy()
+	object := stored.(*v1alpha1.Evacuation).DeepCopy()
 	if object.UID != body.Metadata.UID {
 		return true, nil, apierrors.NewConflict(resource.GroupResource(), object.Name, errors.New("UID"))
 	}
 	if body.Status["activeEvacuatorClass"] != object.Status.ActiveEvacuatorClass {
 		return true, nil, apierrors.NewInvalid(
-			maintenancev1alpha1.SchemeGroupVersion.WithKind("Evacuation").GroupKind(), object.Name, nil,
+			v1alpha1.SchemeGroupVersion.WithKind("Evacuation").GroupKind(), object.Name, nil,
 		)
 	}
 	delete(body.Status, "activeEvacuatorClass")
@@ -167,7 +167,7 @@ func (w *world) patch(action clienttesting.Action) (bool, runtime.Object, error)
 	}
 	w.writes = append(w.writes, string(text))
 	if policy, ok := body.Status["evacuationCancellationPolicy"].(string); ok {
-		object.Status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicy(policy)
+		object.Status.EvacuationCancellationPolicy = v1alpha1.EvacuationCancellationPolicy(policy)
 	}
 	if body.Status["activeEvacuatorCompleted"] == true {
 		object.Status.ActiveEvacuatorCompleted = true
@@ -175,12 +175,12 @@ func (w *world) patch(action clienttesting.Action) (bool, runtime.Object, error)
 	return true, object, w.api.Tracker().Update(resource, object, object.Namespace)
 }
 
-func (w *world) edit(mod func(*maintenancev1alpha1.Evacuation)) {
+func (w *world) edit(mod func(*v1alpha1.Evacuation)) {
 	w.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	stored := must.Get(w.api.Tracker().Get(resource, "shop", name))(w)
-	object := stored.(*maintenancev1alpha1.Evacuation).DeepCopy()
+	object := stored.(*v1alpha1.Evacuation).DeepCopy()
 	mod(object)
 	must.Do(w, w.api.Tracker().Update(resource, object, object.Namespace))
 }
@@ -261,18 +261,18 @@ func TestHandlersContextEnds(t *testing.T) {
 		cause   error
 	}{
 		"when the pod has left": {
-			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonPodDeleted)) }, cause: ErrDeparted,
+			happens: func(w *world) { w.edit(complete(v1alpha1.ReasonPodDeleted)) }, cause: ErrDeparted,
 		},
 		"when the pod has terminated": {
-			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonPodTerminated)) }, cause: ErrDeparted,
+			happens: func(w *world) { w.edit(complete(v1alpha1.ReasonPodTerminated)) }, cause: ErrDeparted,
 		},
 		"when no instigator asks for it any more": {happens: func(w *world) { w.edit(withdrawn) }, cause: ErrCancelled},
 		"when it is completed as cancelled": {
-			happens: func(w *world) { w.edit(complete(maintenancev1alpha1.ReasonCancelled)) }, cause: ErrCancelled,
+			happens: func(w *world) { w.edit(complete(v1alpha1.ReasonCancelled)) }, cause: ErrCancelled,
 		},
 		"when it is being deleted": {
 			happens: func(w *world) {
-				w.edit(func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{Time: start} })
+				w.edit(func(e *v1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{Time: start} })
 			},
 			cause: ErrCancelled,
 		},
@@ -300,10 +300,10 @@ func TestHandlersContextEnds(t *testing.T) {
 
 func TestDepartureIsAwaited(t *testing.T) {
 	for name, tc := range map[string]struct {
-		happens func(*maintenancev1alpha1.Evacuation)
+		happens func(*v1alpha1.Evacuation)
 		want    error
 	}{
-		"and comes":                {complete(maintenancev1alpha1.ReasonPodDeleted), nil},
+		"and comes":                {complete(v1alpha1.ReasonPodDeleted), nil},
 		"and may be cancelled":     {withdrawn, ErrCancelled},
 		"and may become another's": {turnOf("b.example.com"), ErrTurnLost},
 	} {
@@ -345,15 +345,15 @@ func TestForbiddenEvacuationsAreNotCalledOff(t *testing.T) {
 		}, newEvacuationOf())
 		w.untilWritten(`{}`, `{"evacuationCancellationPolicy":"Forbid"}`)
 		w.edit(withdrawn)
-		w.edit(complete(maintenancev1alpha1.ReasonPodDeleted))
+		w.edit(complete(v1alpha1.ReasonPodDeleted))
 		w.wantCause(ErrDeparted)
 	})
 }
 
 func TestForbiddenEvacuationsAreTakenUpAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, untilEnd, newEvacuationOf(withdrawn, func(e *maintenancev1alpha1.Evacuation) {
-			e.Status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyForbid
+		w := newWorld(t, untilEnd, newEvacuationOf(withdrawn, func(e *v1alpha1.Evacuation) {
+			e.Status.EvacuationCancellationPolicy = v1alpha1.EvacuationCancellationPolicyForbid
 		}))
 		w.untilWritten(`{}`)
 	})
@@ -442,14 +442,14 @@ func TestWorkIsTakenUpAfterARestart(t *testing.T) {
 
 func TestOthersAreLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		other := func(name string, mods ...func(*maintenancev1alpha1.Evacuation)) runtime.Object {
+		other := func(name string, mods ...func(*v1alpha1.Evacuation)) runtime.Object {
 			e := newEvacuationOf(mods...)
 			e.Name, e.UID = name, types.UID(name)
 			return e
 		}
 		w := newWorld(t, untilEnd, other("a", turnOf("b.example.com")), other("b", withdrawn),
-			other("c", complete(maintenancev1alpha1.ReasonPodDeleted)),
-			other("d", func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }),
+			other("c", complete(v1alpha1.ReasonPodDeleted)),
+			other("d", func(e *v1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }),
 			newEvacuationOf())
 		w.untilWritten(`{}`)
 		w.stop()
@@ -467,7 +467,7 @@ func TestBadConfigs(t *testing.T) {
 		"a class that is no domain": {Config{Class: "Flush", Client: client, Handler: untilEnd}, `class "Flush"`},
 		"a class that is too long":  {Config{Class: strings.Repeat("a", 55), Client: client, Handler: untilEnd}, "54"},
 		"the class of eviction": {
-			config: Config{Class: maintenancev1alpha1.EvacuatorClassEviction, Client: client, Handler: untilEnd},
+			config: Config{Class: v1alpha1.EvacuatorClassEviction, Client: client, Handler: untilEnd},
 			want:   "eviction",
 		},
 		"no client":  {Config{Class: class, Handler: untilEnd}, "client"},

@@ -28,8 +28,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
-	"haulout.dev/haulout/pkg/drain/nodeselection"
+	"haulout.dev/haulout/pkg/drain/marks"
+	"haulout.dev/haulout/pkg/drain/nodeselector"
 	"haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -92,7 +92,7 @@ func convert(t *testing.T, scheme *runtime.Scheme, from, to runtime.Object) {
 // useMaintenance does with a valid object what the controllers do first.
 func useMaintenance(t *testing.T, nm *v1alpha1.NodeMaintenance) {
 	t.Helper()
-	selector, err := nodeselection.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, nm.Spec.NewNodes)
+	selector, err := nodeselector.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, nm.Spec.NewNodes)
 	if err != nil {
 		t.Fatalf("a valid node selector cannot be used: %v", err)
 	}
@@ -165,13 +165,13 @@ func FuzzNodeAnnotations(f *testing.F) {
 	f.Add(`[]`)
 	f.Fuzz(func(t *testing.T, value string) {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{}}}
-		for _, key := range nodemarks.Annotations {
+		for _, key := range marks.Annotations {
 			node.Annotations[key] = value
 		}
-		if nodemarks.Names(node).Has("") || nodemarks.UIDs(node).Has("") {
+		if marks.Names(node).Has("") || marks.UIDs(node).Has("") {
 			t.Fatalf("%q names a maintenance without a name or UID", value)
 		}
-		if !nodemarks.Same(node, node) {
+		if !marks.Same(node, node) {
 			t.Fatal("a node differs from itself")
 		}
 	})

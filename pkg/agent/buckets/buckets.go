@@ -13,7 +13,7 @@ import (
 	"time"
 
 	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // Bucket is the pods from a priority up to that of the next bucket, and their time to end.
@@ -60,14 +60,14 @@ func (t Table) Highest(index int) int32 {
 // within each pod type. A plan's entries have upper bounds and the table has lower ones, so the
 // entry of a bucket ends just below the next bucket. The times are not in the plan: they are for
 // pods that end without the API.
-func (t Table) DrainPlan() []maintenancev1alpha1.DrainPlanEntry {
-	types := []maintenancev1alpha1.PodType{
-		maintenancev1alpha1.PodTypeDefault, maintenancev1alpha1.PodTypeDaemonSet, maintenancev1alpha1.PodTypeStatic,
+func (t Table) DrainPlan() []v1alpha1.DrainPlanEntry {
+	types := []v1alpha1.PodType{
+		v1alpha1.PodTypeDefault, v1alpha1.PodTypeDaemonSet, v1alpha1.PodTypeStatic,
 	}
-	plan := make([]maintenancev1alpha1.DrainPlanEntry, 0, len(types)*len(t))
+	plan := make([]v1alpha1.DrainPlanEntry, 0, len(types)*len(t))
 	for _, podType := range types {
 		for i := range t {
-			plan = append(plan, maintenancev1alpha1.DrainPlanEntry{PodType: podType, PodPriority: t.Highest(i)})
+			plan = append(plan, v1alpha1.DrainPlanEntry{PodType: podType, PodPriority: t.Highest(i)})
 		}
 	}
 	return plan

@@ -18,7 +18,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/config"
 	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
 )
 
@@ -121,21 +121,21 @@ func TestDrainPlan(t *testing.T) {
 }
 
 // defaulted returns the plan as the server stores it, after the server's own validation.
-func defaulted(t *testing.T, plan []maintenancev1alpha1.DrainPlanEntry) []maintenancev1alpha1.DrainPlanEntry {
+func defaulted(t *testing.T, plan []v1alpha1.DrainPlanEntry) []v1alpha1.DrainPlanEntry {
 	t.Helper()
-	nm := &maintenancev1alpha1.NodeMaintenance{
+	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "shutdown-a-12345678"},
-		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
+		Spec: v1alpha1.NodeMaintenanceSpec{
 			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchFields: []corev1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}},
 			}}},
-			Stage:     maintenancev1alpha1.NodeMaintenanceStageDrain,
+			Stage:     v1alpha1.NodeMaintenanceStageDrain,
 			DrainPlan: plan,
 		},
 	}
-	maintenancev1alpha1.SetObjectDefaults_NodeMaintenance(nm)
+	v1alpha1.SetObjectDefaults_NodeMaintenance(nm)
 	internal := &maintenance.NodeMaintenance{}
-	if err := maintenancev1alpha1.Convert_v1alpha1_NodeMaintenance_To_maintenance_NodeMaintenance(nm, internal, nil); err != nil {
+	if err := v1alpha1.Convert_v1alpha1_NodeMaintenance_To_maintenance_NodeMaintenance(nm, internal, nil); err != nil {
 		t.Fatal(err)
 	}
 	if errs := validation.ValidateNodeMaintenance(internal); len(errs) > 0 {
@@ -146,8 +146,8 @@ func defaulted(t *testing.T, plan []maintenancev1alpha1.DrainPlanEntry) []mainte
 
 // firstCovering returns the entry that evacuates a pod: the first one of its type that reaches its
 // priority.
-func firstCovering(plan []maintenancev1alpha1.DrainPlanEntry, podType maintenancev1alpha1.PodType, priority int32) int {
-	return slices.IndexFunc(plan, func(e maintenancev1alpha1.DrainPlanEntry) bool {
+func firstCovering(plan []v1alpha1.DrainPlanEntry, podType v1alpha1.PodType, priority int32) int {
+	return slices.IndexFunc(plan, func(e v1alpha1.DrainPlanEntry) bool {
 		return e.PodType == podType && e.PodPriority >= priority
 	})
 }
@@ -155,7 +155,7 @@ func firstCovering(plan []maintenancev1alpha1.DrainPlanEntry, podType maintenanc
 // randomTable is a table that the validation of the configuration accepts. Its priorities are
 // mostly near each other, near the ends of the range or near priorities that each plan has.
 func randomTable(random *rand.Rand) []configv1alpha1.ShutdownGracePeriodByPodPriority {
-	anchors := append(maintenancev1alpha1.FrozenPriorities(), math.MinInt32, math.MinInt32+2, -1, 0, 1, 1000)
+	anchors := append(v1alpha1.FrozenPriorities(), math.MinInt32, math.MinInt32+2, -1, 0, 1, 1000)
 	seen := map[int32]bool{}
 	var entries []configv1alpha1.ShutdownGracePeriodByPodPriority
 	for range 1 + random.IntN(config.MaxTableEntries) {
@@ -175,7 +175,7 @@ func randomTable(random *rand.Rand) []configv1alpha1.ShutdownGracePeriodByPodPri
 // interesting are the priorities at and around each boundary of a table and of the plan's own.
 func interesting(table Table, random *rand.Rand) []int32 {
 	priorities := []int32{math.MinInt32, 0, math.MaxInt32, int32(random.Uint32())}
-	for _, p := range maintenancev1alpha1.FrozenPriorities() {
+	for _, p := range v1alpha1.FrozenPriorities() {
 		priorities = append(priorities, p-1, p)
 	}
 	for _, b := range table {
@@ -201,7 +201,7 @@ func TestEachPriorityIsInOneBucketAndLeavesWithIt(t *testing.T) {
 			if got := bucketsOf(table, priority); !slices.Equal(got, []int{index}) {
 				t.Fatalf("seed %d: priority %d is in the buckets %v, Index says %d: %v", seed, priority, got, index, table)
 			}
-			for _, podType := range []maintenancev1alpha1.PodType{"Default", "DaemonSet", "Static"} {
+			for _, podType := range []v1alpha1.PodType{"Default", "DaemonSet", "Static"} {
 				first := firstCovering(plan, podType, priority)
 				if first < 0 {
 					t.Fatalf("seed %d: no entry covers %s pods of priority %d: %v", seed, podType, priority, plan)

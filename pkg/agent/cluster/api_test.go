@@ -33,7 +33,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	haulscheme "haulout.dev/haulout/pkg/generated/clientset/versioned/scheme"
 )
 
@@ -109,7 +109,7 @@ func pathOf(object runtime.Object) string {
 	return maintenancesPath + "/" + accessor.GetName()
 }
 
-var maintenancesPath = "/apis/" + maintenancev1alpha1.SchemeGroupVersion.String() + "/nodemaintenances"
+var maintenancesPath = "/apis/" + v1alpha1.SchemeGroupVersion.String() + "/nodemaintenances"
 
 // put stores an object as a new version.
 func (a *api) put(path string, object runtime.Object) {
@@ -127,10 +127,10 @@ func (a *api) put(path string, object runtime.Object) {
 }
 
 // maintenance returns a stored maintenance, nil if there is none.
-func (a *api) maintenance(name string) *maintenancev1alpha1.NodeMaintenance {
+func (a *api) maintenance(name string) *v1alpha1.NodeMaintenance {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	nm, _ := a.objects[maintenancesPath+"/"+name].(*maintenancev1alpha1.NodeMaintenance)
+	nm, _ := a.objects[maintenancesPath+"/"+name].(*v1alpha1.NodeMaintenance)
 	return nm
 }
 
@@ -193,8 +193,8 @@ func answer(w http.ResponseWriter, code int, object runtime.Object) {
 	group := corev1.SchemeGroupVersion
 	codecs := kubescheme.Codecs
 	switch object.(type) {
-	case *maintenancev1alpha1.NodeMaintenance, *maintenancev1alpha1.NodeMaintenanceList:
-		group, codecs = maintenancev1alpha1.SchemeGroupVersion, haulscheme.Codecs
+	case *v1alpha1.NodeMaintenance, *v1alpha1.NodeMaintenanceList:
+		group, codecs = v1alpha1.SchemeGroupVersion, haulscheme.Codecs
 	case *authenticationv1.SelfSubjectReview:
 		group = authenticationv1.SchemeGroupVersion
 	}
@@ -234,7 +234,7 @@ func (a *api) handle(r *http.Request, body []byte) (runtime.Object, int, *apierr
 	case http.MethodGet:
 		return object, http.StatusOK, nil
 	case http.MethodDelete:
-		return a.remove(path, object.(*maintenancev1alpha1.NodeMaintenance), body)
+		return a.remove(path, object.(*v1alpha1.NodeMaintenance), body)
 	case http.MethodPatch:
 		if _, isPod := object.(*corev1.Pod); isPod && !status {
 			a.t.Errorf("patch of %s: the agent writes the status of pods", r.URL.Path)
@@ -299,10 +299,10 @@ func (a *api) create(body []byte) (runtime.Object, int, *apierrors.StatusError) 
 	if err != nil {
 		return nil, 0, apierrors.NewBadRequest(err.Error())
 	}
-	nm := object.(*maintenancev1alpha1.NodeMaintenance)
+	nm := object.(*v1alpha1.NodeMaintenance)
 	path := maintenancesPath + "/" + nm.Name
 	if a.objects[path] != nil {
-		return nil, 0, apierrors.NewAlreadyExists(maintenancev1alpha1.Resource("nodemaintenances"), nm.Name)
+		return nil, 0, apierrors.NewAlreadyExists(v1alpha1.Resource("nodemaintenances"), nm.Name)
 	}
 	nm.Generation = 1
 	nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: ownUser}
@@ -318,31 +318,31 @@ func (a *api) list(from, selector string) (runtime.Object, int, *apierrors.Statu
 	}
 	var paths []string
 	for path, object := range a.objects {
-		nm, ok := object.(*maintenancev1alpha1.NodeMaintenance)
+		nm, ok := object.(*v1alpha1.NodeMaintenance)
 		if ok && path > from && parsed.Matches(fields.Set{"nodeOfShutdown": protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector)}) {
 			paths = append(paths, path)
 		}
 	}
 	slices.Sort(paths)
-	list := &maintenancev1alpha1.NodeMaintenanceList{}
+	list := &v1alpha1.NodeMaintenanceList{}
 	for i, path := range paths {
 		if i == pageLen {
 			list.Continue = paths[i-1]
 			break
 		}
-		list.Items = append(list.Items, *a.objects[path].(*maintenancev1alpha1.NodeMaintenance))
+		list.Items = append(list.Items, *a.objects[path].(*v1alpha1.NodeMaintenance))
 	}
 	a.listed += len(list.Items)
 	return list, http.StatusOK, nil
 }
 
-func (a *api) remove(path string, nm *maintenancev1alpha1.NodeMaintenance, body []byte) (runtime.Object, int, *apierrors.StatusError) {
+func (a *api) remove(path string, nm *v1alpha1.NodeMaintenance, body []byte) (runtime.Object, int, *apierrors.StatusError) {
 	options := &metav1.DeleteOptions{}
 	if _, _, err := haulscheme.Codecs.UniversalDeserializer().Decode(body, nil, options); err != nil {
 		return nil, 0, apierrors.NewBadRequest(err.Error())
 	}
 	if p := options.Preconditions; p == nil || p.UID == nil || *p.UID != nm.UID {
-		return nil, 0, apierrors.NewConflict(maintenancev1alpha1.Resource("nodemaintenances"), nm.Name, fmt.Errorf("the UID is %s", nm.UID))
+		return nil, 0, apierrors.NewConflict(v1alpha1.Resource("nodemaintenances"), nm.Name, fmt.Errorf("the UID is %s", nm.UID))
 	}
 	if a.finalizer {
 		deleted := nm.DeepCopy()
@@ -376,7 +376,7 @@ func (a *api) patch(path string, object runtime.Object, contentType string, body
 	}
 	// Haulout's API knows no other patch than the merge patch; for one without lists they are
 	// equal.
-	if _, isMaintenance := object.(*maintenancev1alpha1.NodeMaintenance); isMaintenance && contentType != string(types.MergePatchType) {
+	if _, isMaintenance := object.(*v1alpha1.NodeMaintenance); isMaintenance && contentType != string(types.MergePatchType) {
 		return nil, 0, apierrors.NewBadRequest("unexpected type of patch " + contentType)
 	}
 	after, err := strategicpatch.StrategicMergePatch(before, body, object)

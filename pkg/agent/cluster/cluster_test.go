@@ -26,30 +26,30 @@ import (
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const otherBoot = "6fa459ea-ee8a-3ca4-894e-db77e160355e"
 
-var plan = []maintenancev1alpha1.DrainPlanEntry{
-	{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: 999}, {PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: 2147483647},
+var plan = []v1alpha1.DrainPlanEntry{
+	{PodType: v1alpha1.PodTypeDefault, PodPriority: 999}, {PodType: v1alpha1.PodTypeDefault, PodPriority: 2147483647},
 }
 
 func request() shutdown.MaintenanceRequest {
-	return shutdown.MaintenanceRequest{BootID: boot, Reason: maintenancev1alpha1.ShutdownReasonReboot, DrainPlan: plan}
+	return shutdown.MaintenanceRequest{BootID: boot, Reason: v1alpha1.ShutdownReasonReboot, DrainPlan: plan}
 }
 
 // own returns the maintenance of this boot as the agent creates it.
-func own(modify ...func(nm *maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
-	nm := &maintenancev1alpha1.NodeMaintenance{
+func own(modify ...func(nm *v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
+	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: ownName, UID: "nm-1", Generation: 1, Annotations: map[string]string{maintenancev1alpha1.AnnotationBootID: boot},
+			Name: ownName, UID: "nm-1", Generation: 1, Annotations: map[string]string{v1alpha1.AnnotationBootID: boot},
 		},
-		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
+		Spec: v1alpha1.NodeMaintenanceSpec{
 			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{nodeName}}},
 			}}},
-			Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, DrainPlan: plan, Reason: maintenancev1alpha1.ShutdownReasonReboot,
+			Stage: v1alpha1.NodeMaintenanceStageDrain, DrainPlan: plan, Reason: v1alpha1.ShutdownReasonReboot,
 			RequestedBy: &authenticationv1.UserInfo{Username: ownUser},
 		},
 	}
@@ -59,18 +59,18 @@ func own(modify ...func(nm *maintenancev1alpha1.NodeMaintenance)) *maintenancev1
 	return nm
 }
 
-func stage(s maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.Stage = s }
+func stage(s v1alpha1.NodeMaintenanceStage) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = s }
 }
 
-func byUser(name string) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.RequestedBy.Username = name }
+func byUser(name string) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) { nm.Spec.RequestedBy.Username = name }
 }
 
-func ofBoot(id string) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+func ofBoot(id string) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
 		nm.Name, nm.UID = protocol.ShutdownName(nodeName, id), types.UID("nm-"+id[:4])
-		nm.Annotations[maintenancev1alpha1.AnnotationBootID] = id
+		nm.Annotations[v1alpha1.AnnotationBootID] = id
 	}
 }
 
@@ -100,23 +100,23 @@ func TestEnsureCreates(t *testing.T) {
 func TestEnsureWithExisting(t *testing.T) {
 	const adopted, replaced, refusal, retry = "adopted", "replaced", "refused", "retry"
 	for name, tt := range map[string]struct {
-		old       *maintenancev1alpha1.NodeMaintenance
+		old       *v1alpha1.NodeMaintenance
 		finalizer bool
 		want      string
 		message   string
 	}{
 		"the same":                         {old: own(), want: adopted},
-		"with another reason":              {old: own(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.Reason = "node shutdown" }), want: adopted},
-		"of a cancelled shutdown":          {old: own(stage(maintenancev1alpha1.NodeMaintenanceStageComplete)), want: replaced},
-		"of a cancelled one, not released": {old: own(stage(maintenancev1alpha1.NodeMaintenanceStageComplete)), finalizer: true, want: retry, message: "still exists"},
-		"completed by a user":              {old: own(stage(maintenancev1alpha1.NodeMaintenanceStageComplete), byUser("jane")), want: refusal, message: "user jane has completed it"},
-		"of another boot, with this name": {old: own(func(nm *maintenancev1alpha1.NodeMaintenance) {
-			nm.Annotations[maintenancev1alpha1.AnnotationBootID] = "x"
+		"with another reason":              {old: own(func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "node shutdown" }), want: adopted},
+		"of a cancelled shutdown":          {old: own(stage(v1alpha1.NodeMaintenanceStageComplete)), want: replaced},
+		"of a cancelled one, not released": {old: own(stage(v1alpha1.NodeMaintenanceStageComplete)), finalizer: true, want: retry, message: "still exists"},
+		"completed by a user":              {old: own(stage(v1alpha1.NodeMaintenanceStageComplete), byUser("jane")), want: refusal, message: "user jane has completed it"},
+		"of another boot, with this name": {old: own(func(nm *v1alpha1.NodeMaintenance) {
+			nm.Annotations[v1alpha1.AnnotationBootID] = "x"
 		}), want: refusal, message: `is "x"`},
-		"without a boot":                     {old: own(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Annotations = nil }), want: refusal, message: `is ""`},
-		"that a user has only announced":     {old: own(stage(maintenancev1alpha1.NodeMaintenanceStageIdle)), want: refusal, message: "its stage is Idle"},
-		"of two nodes":                       {old: own(func(nm *maintenancev1alpha1.NodeMaintenance) { addNode(nm, "worker-2") }), want: refusal, message: "node worker-1 alone"},
-		"that is deleted and still released": {old: own(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), want: retry, message: "still exists"},
+		"without a boot":                     {old: own(func(nm *v1alpha1.NodeMaintenance) { nm.Annotations = nil }), want: refusal, message: `is ""`},
+		"that a user has only announced":     {old: own(stage(v1alpha1.NodeMaintenanceStageIdle)), want: refusal, message: "its stage is Idle"},
+		"of two nodes":                       {old: own(func(nm *v1alpha1.NodeMaintenance) { addNode(nm, "worker-2") }), want: refusal, message: "node worker-1 alone"},
+		"that is deleted and still released": {old: own(func(nm *v1alpha1.NodeMaintenance) { nm.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), want: retry, message: "still exists"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, tt.old)
@@ -137,14 +137,14 @@ func TestEnsureWithExisting(t *testing.T) {
 			if err != nil && !strings.Contains(err.Error(), tt.message) {
 				t.Errorf("error %q, want %q in it", err, tt.message)
 			}
-			if nm := a.maintenance(ownName); got == replaced && !maintenancev1alpha1.IsDraining(nm) {
+			if nm := a.maintenance(ownName); got == replaced && !v1alpha1.IsDraining(nm) {
 				t.Errorf("the new maintenance is in stage %s", nm.Spec.Stage)
 			}
 		})
 	}
 }
 
-func addNode(nm *maintenancev1alpha1.NodeMaintenance, node string) {
+func addNode(nm *v1alpha1.NodeMaintenance, node string) {
 	values := &nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchFields[0].Values
 	*values = append(*values, node)
 }
@@ -152,14 +152,14 @@ func addNode(nm *maintenancev1alpha1.NodeMaintenance, node string) {
 // The errors of the API that mean that it will not accept the maintenance, and those after which it
 // is asked again.
 func TestRefusals(t *testing.T) {
-	resource := maintenancev1alpha1.Resource("nodemaintenances")
+	resource := v1alpha1.Resource("nodemaintenances")
 	missing := apierrors.NewGenericServerResponse(http.StatusNotFound, "post", resource, "", "404 page not found", 0, true)
 	for name, tt := range map[string]struct {
 		err     *apierrors.StatusError
 		refused bool
 	}{
 		"forbidden":            {apierrors.NewForbidden(resource, ownName, errors.New("not your node")), true},
-		"invalid":              {apierrors.NewInvalid(maintenancev1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance").GroupKind(), ownName, nil), true},
+		"invalid":              {apierrors.NewInvalid(v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance").GroupKind(), ownName, nil), true},
 		"bad request":          {apierrors.NewBadRequest("unknown field"), true},
 		"unauthorized":         {apierrors.NewUnauthorized("expired"), true},
 		"not installed":        {missing, true},
@@ -191,7 +191,7 @@ func TestRefusals(t *testing.T) {
 
 func TestDrainOfAnUninstalledServer(t *testing.T) {
 	a := newAPI(t)
-	missing := apierrors.NewGenericServerResponse(http.StatusNotFound, "get", maintenancev1alpha1.Resource("nodemaintenances"), ownName, "404 page not found", 0, true)
+	missing := apierrors.NewGenericServerResponse(http.StatusNotFound, "get", v1alpha1.Resource("nodemaintenances"), ownName, "404 page not found", 0, true)
 	a.before = func(string, string) *apierrors.StatusError { return missing }
 	if drain, err := a.client.Drain(t.Context(), state.MaintenanceRef{Name: ownName}); !errors.Is(err, shutdown.ErrRefused) {
 		t.Errorf("Drain() = %+v, %v, want ErrRefused: no user has ended the maintenance", drain, err)
@@ -224,14 +224,14 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-func drained(status metav1.ConditionStatus, reason string, generation int64) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+func drained(status metav1.ConditionStatus, reason string, generation int64) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
 		nm.Status.Conditions = []metav1.Condition{{
-			Type: maintenancev1alpha1.ConditionDrained, Status: status, Reason: reason, Message: "condition", ObservedGeneration: generation,
+			Type: v1alpha1.ConditionDrained, Status: status, Reason: reason, Message: "condition", ObservedGeneration: generation,
 		}}
-		nm.Status.NodeStatuses = []maintenancev1alpha1.NodeMaintenanceNodeStatus{
-			{NodeRef: maintenancev1alpha1.NodeReference{Name: "worker-0"}, PodsEvacuating: 100},
-			{NodeRef: maintenancev1alpha1.NodeReference{Name: nodeName}, PodsPendingEvacuation: 2, PodsEvacuating: 3, PodsKept: 4, DrainMessage: "3 pods are leaving"},
+		nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{
+			{NodeRef: v1alpha1.NodeReference{Name: "worker-0"}, PodsEvacuating: 100},
+			{NodeRef: v1alpha1.NodeReference{Name: nodeName}, PodsPendingEvacuation: 2, PodsEvacuating: 3, PodsKept: 4, DrainMessage: "3 pods are leaving"},
 		}
 	}
 }
@@ -241,33 +241,33 @@ func TestDrain(t *testing.T) {
 	done := counts
 	done.Drained = true
 	for name, tt := range map[string]struct {
-		nm      *maintenancev1alpha1.NodeMaintenance
+		nm      *v1alpha1.NodeMaintenance
 		want    shutdown.DrainState
 		warning string
 		// refused: with ErrRefused; fails: with another error.
 		refused, fails bool
 	}{
 		"no leader has seen it": {nm: own(), fails: true},
-		"its leader is gone":    {nm: own(drained(metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, 1)), warning: protocol.NoLeaderWarning + " since 10:00", fails: true},
+		"its leader is gone":    {nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress, 1)), warning: protocol.NoLeaderWarning + " since 10:00", fails: true},
 		"drained, without a leader": {
-			nm: own(drained(metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, 1)), warning: protocol.NoLeaderWarning, want: done,
+			nm: own(drained(metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, 1)), warning: protocol.NoLeaderWarning, want: done,
 		},
-		"with another warning":   {nm: own(drained(metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, 1)), warning: "deprecated", want: counts},
-		"pods are leaving":       {nm: own(drained(metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, 1)), want: counts},
-		"drained":                {nm: own(drained(metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, 1)), want: done},
-		"with pods left":         {nm: own(drained(metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft, 1)), want: done},
-		"of an older generation": {nm: own(drained(metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, 0)), fails: true},
+		"with another warning":   {nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress, 1)), warning: "deprecated", want: counts},
+		"pods are leaving":       {nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress, 1)), want: counts},
+		"drained":                {nm: own(drained(metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, 1)), want: done},
+		"with pods left":         {nm: own(drained(metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft, 1)), want: done},
+		"of an older generation": {nm: own(drained(metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, 0)), fails: true},
 		"the condition alone": {
-			nm: own(drained(metav1.ConditionFalse, maintenancev1alpha1.ReasonNoNodes, 1), func(nm *maintenancev1alpha1.NodeMaintenance) {
+			nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonNoNodes, 1), func(nm *v1alpha1.NodeMaintenance) {
 				nm.Status.NodeStatuses = nil
 			}),
 			want: shutdown.DrainState{Message: "condition"},
 		},
-		"the node may not be drained": {nm: own(drained(metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized, 1)), refused: true},
-		"completed":                   {nm: own(stage(maintenancev1alpha1.NodeMaintenanceStageComplete)), want: shutdown.DrainState{Ended: true}},
-		"deleted":                     {nm: own(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), want: shutdown.DrainState{Ended: true}},
+		"the node may not be drained": {nm: own(drained(metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized, 1)), refused: true},
+		"completed":                   {nm: own(stage(v1alpha1.NodeMaintenanceStageComplete)), want: shutdown.DrainState{Ended: true}},
+		"deleted":                     {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), want: shutdown.DrainState{Ended: true}},
 		"gone":                        {nm: own(ofBoot(otherBoot)), want: shutdown.DrainState{Ended: true}},
-		"recreated":                   {nm: own(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.UID = "nm-2" }), want: shutdown.DrainState{Ended: true}},
+		"recreated":                   {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.UID = "nm-2" }), want: shutdown.DrainState{Ended: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, tt.nm)
@@ -283,20 +283,20 @@ func TestDrain(t *testing.T) {
 func TestComplete(t *testing.T) {
 	ref := state.MaintenanceRef{Name: ownName, UID: "nm-1"}
 	for name, tt := range map[string]struct {
-		nm   *maintenancev1alpha1.NodeMaintenance
+		nm   *v1alpha1.NodeMaintenance
 		ref  state.MaintenanceRef
-		want maintenancev1alpha1.NodeMaintenanceStage
+		want v1alpha1.NodeMaintenanceStage
 	}{
-		"its own":                    {nm: own(), ref: ref, want: maintenancev1alpha1.NodeMaintenanceStageComplete},
-		"its own, by the name alone": {nm: own(), ref: state.MaintenanceRef{Name: ownName}, want: maintenancev1alpha1.NodeMaintenanceStageComplete},
-		"completed before":           {nm: own(stage(maintenancev1alpha1.NodeMaintenanceStageComplete)), ref: ref, want: maintenancev1alpha1.NodeMaintenanceStageComplete},
-		"recreated":                  {nm: own(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.UID = "nm-2" }), ref: ref, want: maintenancev1alpha1.NodeMaintenanceStageDrain},
-		"changed by another user":    {nm: own(byUser("jane")), ref: ref, want: maintenancev1alpha1.NodeMaintenanceStageDrain},
-		"of another user, same name": {nm: own(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Annotations = nil }), ref: ref, want: maintenancev1alpha1.NodeMaintenanceStageDrain},
-		"without a requester":        {nm: own(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.RequestedBy = nil }), ref: ref, want: maintenancev1alpha1.NodeMaintenanceStageDrain},
-		"of another boot in this name": {nm: own(func(nm *maintenancev1alpha1.NodeMaintenance) {
-			nm.Annotations[maintenancev1alpha1.AnnotationBootID] = otherBoot
-		}), ref: ref, want: maintenancev1alpha1.NodeMaintenanceStageDrain},
+		"its own":                    {nm: own(), ref: ref, want: v1alpha1.NodeMaintenanceStageComplete},
+		"its own, by the name alone": {nm: own(), ref: state.MaintenanceRef{Name: ownName}, want: v1alpha1.NodeMaintenanceStageComplete},
+		"completed before":           {nm: own(stage(v1alpha1.NodeMaintenanceStageComplete)), ref: ref, want: v1alpha1.NodeMaintenanceStageComplete},
+		"recreated":                  {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.UID = "nm-2" }), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
+		"changed by another user":    {nm: own(byUser("jane")), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
+		"of another user, same name": {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.Annotations = nil }), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
+		"without a requester":        {nm: own(func(nm *v1alpha1.NodeMaintenance) { nm.Spec.RequestedBy = nil }), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
+		"of another boot in this name": {nm: own(func(nm *v1alpha1.NodeMaintenance) {
+			nm.Annotations[v1alpha1.AnnotationBootID] = otherBoot
+		}), ref: ref, want: v1alpha1.NodeMaintenanceStageDrain},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, tt.nm)
@@ -317,10 +317,10 @@ func TestComplete(t *testing.T) {
 func TestCompleteConflicts(t *testing.T) {
 	for name, tt := range map[string]struct {
 		conflicts int
-		stage     maintenancev1alpha1.NodeMaintenanceStage
+		stage     v1alpha1.NodeMaintenanceStage
 	}{
-		"a few":    {2, maintenancev1alpha1.NodeMaintenanceStageComplete},
-		"too many": {100, maintenancev1alpha1.NodeMaintenanceStageDrain},
+		"a few":    {2, v1alpha1.NodeMaintenanceStageComplete},
+		"too many": {100, v1alpha1.NodeMaintenanceStageDrain},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, own())
@@ -335,7 +335,7 @@ func TestCompleteConflicts(t *testing.T) {
 				return nil
 			}
 			err := a.client.Complete(t.Context(), state.MaintenanceRef{Name: ownName})
-			if (err == nil) != (tt.stage == maintenancev1alpha1.NodeMaintenanceStageComplete) {
+			if (err == nil) != (tt.stage == v1alpha1.NodeMaintenanceStageComplete) {
 				t.Errorf("Complete() = %v", err)
 			}
 			if got := a.maintenance(ownName).Spec.Stage; got != tt.stage {
@@ -349,7 +349,7 @@ func TestSetCondition(t *testing.T) {
 	past := metav1.NewTime(time.Now().Add(-time.Hour).Truncate(time.Second))
 	ready := corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: past, LastHeartbeatTime: past}
 	old := corev1.NodeCondition{
-		Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue, Reason: "Ready", LastTransitionTime: past, LastHeartbeatTime: past,
+		Type: v1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue, Reason: "Ready", LastTransitionTime: past, LastHeartbeatTime: past,
 	}
 	for name, tt := range map[string]struct {
 		status    corev1.ConditionStatus
@@ -364,13 +364,13 @@ func TestSetCondition(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "n"}, Status: corev1.NodeStatus{Conditions: tt.existing}})
 			err := a.client.SetCondition(t.Context(), corev1.NodeCondition{
-				Type: maintenancev1alpha1.NodeConditionAgentReady, Status: tt.status, Reason: "Why", Message: "because",
+				Type: v1alpha1.NodeConditionAgentReady, Status: tt.status, Reason: "Why", Message: "because",
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
 			conditions := a.node().Status.Conditions
-			i := slices.IndexFunc(conditions, func(c corev1.NodeCondition) bool { return c.Type == maintenancev1alpha1.NodeConditionAgentReady })
+			i := slices.IndexFunc(conditions, func(c corev1.NodeCondition) bool { return c.Type == v1alpha1.NodeConditionAgentReady })
 			if i < 0 {
 				t.Fatalf("the condition is missing: %v", conditions)
 			}

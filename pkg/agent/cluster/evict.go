@@ -23,7 +23,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // Pods lists the pods of the node that have not finished.
@@ -69,7 +69,7 @@ func (c *Client) Evict(ctx context.Context, pod shutdown.Pod) error {
 	eviction := &policyv1.Eviction{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: pod.Namespace, Name: pod.Name,
-			Annotations: map[string]string{maintenancev1alpha1.AnnotationEvictNow: component},
+			Annotations: map[string]string{v1alpha1.AnnotationEvictNow: component},
 		},
 		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
 	}
@@ -95,12 +95,12 @@ func (c *Client) Cordon(ctx context.Context, bootID string) error {
 		return err
 	}
 	// The cordon of an earlier boot that was not undone is this one's to undo.
-	boot := node.Annotations[maintenancev1alpha1.AnnotationCordonedByAgent]
+	boot := node.Annotations[v1alpha1.AnnotationCordonedByAgent]
 	if node.Spec.Unschedulable && (boot == "" || boot == bootID) {
 		return nil
 	}
 	klog.FromContext(ctx).Info("Making the node unschedulable, since no server does", "node", c.node)
-	return c.patchNode(ctx, node, map[string]any{maintenancev1alpha1.AnnotationCordonedByAgent: bootID}, map[string]any{"unschedulable": true})
+	return c.patchNode(ctx, node, map[string]any{v1alpha1.AnnotationCordonedByAgent: bootID}, map[string]any{"unschedulable": true})
 }
 
 // Uncordon undoes the Cordon of this or an earlier boot, unless the server has taken it over. That
@@ -110,14 +110,14 @@ func (c *Client) Uncordon(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if _, byAgent := node.Annotations[maintenancev1alpha1.AnnotationCordonedByAgent]; !byAgent {
+	if _, byAgent := node.Annotations[v1alpha1.AnnotationCordonedByAgent]; !byAgent {
 		return nil
 	}
 	spec := map[string]any{"unschedulable": false}
-	if _, held := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]; held {
+	if _, held := node.Annotations[v1alpha1.AnnotationCordonedBy]; held {
 		spec = map[string]any{}
 	}
-	return c.patchNode(ctx, node, map[string]any{maintenancev1alpha1.AnnotationCordonedByAgent: nil}, spec)
+	return c.patchNode(ctx, node, map[string]any{v1alpha1.AnnotationCordonedByAgent: nil}, spec)
 }
 
 func (c *Client) getNode(ctx context.Context) (*corev1.Node, error) {

@@ -19,7 +19,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // podOn returns a running pod of the node.
@@ -54,7 +54,7 @@ func TestPods(t *testing.T) {
 		"one of another API":    {podOn("a", ownedBy("apps.example.com/v1", "DaemonSet")), shutdown.Pod{Owner: "owner"}},
 		"a mirror pod":          {podOn("a", annotated(corev1.MirrorPodAnnotationKey)), shutdown.Pod{Stays: true}},
 		"a pod that leaves":     {podOn("a", func(pod *corev1.Pod) { pod.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), shutdown.Pod{Leaving: true}},
-		"with an evacuator":     {podOn("a", annotated(maintenancev1alpha1.AnnotationEvacuatorPrefix+"x.example.com")), shutdown.Pod{Evacuator: true}},
+		"with an evacuator":     {podOn("a", annotated(v1alpha1.AnnotationEvacuatorPrefix+"x.example.com")), shutdown.Pod{Evacuator: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			finished := podOn("finished", func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodSucceeded })

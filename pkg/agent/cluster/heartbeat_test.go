@@ -11,13 +11,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func TestHeartbeatOfNodeAgentReady(t *testing.T) {
-	ready := corev1.NodeCondition{Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue, Reason: "Ready", Message: "v1"}
+	ready := corev1.NodeCondition{Type: v1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue, Reason: "Ready", Message: "v1"}
 	held := corev1.NodeCondition{
-		Type: maintenancev1alpha1.NodeConditionMaintenanceInProgress, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Now()),
+		Type: v1alpha1.NodeConditionMaintenanceInProgress, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Now()),
 	}
 	for name, tt := range map[string]struct {
 		age    time.Duration

@@ -27,7 +27,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // patchAttempts is how often a patch is tried against newer versions of the object: the server
@@ -67,7 +67,7 @@ func (c *Client) ensure(ctx context.Context, request shutdown.MaintenanceRequest
 		if err := c.mayAdopt(ctx, old, want); err != nil {
 			return state.MaintenanceRef{}, err
 		}
-		if maintenancev1alpha1.IsDraining(old) {
+		if v1alpha1.IsDraining(old) {
 			return refOf(old), nil
 		}
 		if err := c.remove(ctx, old); err != nil {
@@ -78,19 +78,19 @@ func (c *Client) ensure(ctx context.Context, request shutdown.MaintenanceRequest
 }
 
 // build returns the maintenance of a shutdown.
-func (c *Client) build(request shutdown.MaintenanceRequest) *maintenancev1alpha1.NodeMaintenance {
-	return &maintenancev1alpha1.NodeMaintenance{
+func (c *Client) build(request shutdown.MaintenanceRequest) *v1alpha1.NodeMaintenance {
+	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        protocol.ShutdownName(c.node, request.BootID),
-			Annotations: map[string]string{maintenancev1alpha1.AnnotationBootID: request.BootID},
+			Annotations: map[string]string{v1alpha1.AnnotationBootID: request.BootID},
 		},
-		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
+		Spec: v1alpha1.NodeMaintenanceSpec{
 			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchFields: []corev1.NodeSelectorRequirement{{
 					Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{c.node},
 				}},
 			}}},
-			Stage:     maintenancev1alpha1.NodeMaintenanceStageDrain,
+			Stage:     v1alpha1.NodeMaintenanceStageDrain,
 			DrainPlan: request.DrainPlan,
 			Reason:    request.Reason,
 		},
@@ -99,21 +99,21 @@ func (c *Client) build(request shutdown.MaintenanceRequest) *maintenancev1alpha1
 
 // mayAdopt returns an error that says what is in the way if an existing maintenance is not one that
 // this agent has created for this boot.
-func (c *Client) mayAdopt(ctx context.Context, old, want *maintenancev1alpha1.NodeMaintenance) error {
+func (c *Client) mayAdopt(ctx context.Context, old, want *v1alpha1.NodeMaintenance) error {
 	inTheWay := func(format string, args ...any) error {
 		return fmt.Errorf("%w: NodeMaintenance %s exists, and %s; delete it", shutdown.ErrRefused, old.Name, fmt.Sprintf(format, args...))
 	}
-	boot := want.Annotations[maintenancev1alpha1.AnnotationBootID]
-	if got := old.Annotations[maintenancev1alpha1.AnnotationBootID]; got != boot {
-		return inTheWay("its annotation %s is %q and not %q", maintenancev1alpha1.AnnotationBootID, got, boot)
+	boot := want.Annotations[v1alpha1.AnnotationBootID]
+	if got := old.Annotations[v1alpha1.AnnotationBootID]; got != boot {
+		return inTheWay("its annotation %s is %q and not %q", v1alpha1.AnnotationBootID, got, boot)
 	}
 	if !apiequality.Semantic.DeepEqual(old.Spec.NodeSelector, want.Spec.NodeSelector) {
 		return inTheWay("it does not select node %s alone by its name", c.node)
 	}
-	if maintenancev1alpha1.IsDraining(old) {
+	if v1alpha1.IsDraining(old) {
 		return nil // who advanced it does not matter
 	}
-	if !maintenancev1alpha1.IsEnding(old) {
+	if !v1alpha1.IsEnding(old) {
 		return inTheWay("its stage is %s and not Drain", old.Spec.Stage)
 	}
 	own, err := c.requestedBySelf(ctx, old)
@@ -124,7 +124,7 @@ func (c *Client) mayAdopt(ctx context.Context, old, want *maintenancev1alpha1.No
 }
 
 // remove deletes the completed maintenance of an earlier shutdown.
-func (c *Client) remove(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+func (c *Client) remove(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	if nm.DeletionTimestamp != nil {
 		return nil
 	}
@@ -135,11 +135,11 @@ func (c *Client) remove(ctx context.Context, nm *maintenancev1alpha1.NodeMainten
 	return nil
 }
 
-func refOf(nm *maintenancev1alpha1.NodeMaintenance) state.MaintenanceRef {
+func refOf(nm *v1alpha1.NodeMaintenance) state.MaintenanceRef {
 	return state.MaintenanceRef{Name: nm.Name, UID: nm.UID}
 }
 
-func requester(nm *maintenancev1alpha1.NodeMaintenance) string {
+func requester(nm *v1alpha1.NodeMaintenance) string {
 	if nm.Spec.RequestedBy == nil {
 		return ""
 	}
@@ -148,7 +148,7 @@ func requester(nm *maintenancev1alpha1.NodeMaintenance) string {
 
 // requestedBySelf reports whether this agent is the last that has changed the stage or the nodes of
 // a maintenance.
-func (c *Client) requestedBySelf(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (bool, error) {
+func (c *Client) requestedBySelf(ctx context.Context, nm *v1alpha1.NodeMaintenance) (bool, error) {
 	user, err := c.ownUser(ctx)
 	return user != "" && requester(nm) == user, err
 }
@@ -167,15 +167,15 @@ func (c *Client) drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.
 	if err != nil {
 		return shutdown.DrainState{}, refused(fmt.Errorf("get NodeMaintenance %s: %w", ref.Name, err))
 	}
-	if ref.UID != "" && nm.UID != ref.UID || !maintenancev1alpha1.IsDraining(nm) {
+	if ref.UID != "" && nm.UID != ref.UID || !v1alpha1.IsDraining(nm) {
 		return shutdown.DrainState{Ended: true}, nil
 	}
 	var drain shutdown.DrainState
-	condition := meta.FindStatusCondition(nm.Status.Conditions, maintenancev1alpha1.ConditionDrained)
+	condition := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 	if condition == nil || condition.ObservedGeneration < nm.Generation {
 		return shutdown.DrainState{}, errors.Join(fmt.Errorf("NodeMaintenance %s has no status yet", ref.Name), warned.noLeader())
 	}
-	if condition.Reason == maintenancev1alpha1.ReasonNotAuthorized {
+	if condition.Reason == v1alpha1.ReasonNotAuthorized {
 		return shutdown.DrainState{}, fmt.Errorf("%w: NodeMaintenance %s: %s", shutdown.ErrRefused, ref.Name, condition.Message)
 	}
 	drain.Drained = condition.Status == metav1.ConditionTrue
@@ -223,13 +223,13 @@ func (c *Client) Complete(ctx context.Context, ref state.MaintenanceRef) error {
 }
 
 // complete moves one maintenance to stage Complete if it still is as it was read.
-func (c *Client) complete(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
-	if maintenancev1alpha1.IsEnding(nm) {
+func (c *Client) complete(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
+	if v1alpha1.IsEnding(nm) {
 		return nil
 	}
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": nm.UID, "resourceVersion": nm.ResourceVersion},
-		"spec":     map[string]any{"stage": maintenancev1alpha1.NodeMaintenanceStageComplete},
+		"spec":     map[string]any{"stage": v1alpha1.NodeMaintenanceStageComplete},
 	})
 	if err != nil {
 		return err
@@ -243,8 +243,8 @@ func (c *Client) complete(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 }
 
 // isOfShutdown reports whether a maintenance is that of a shutdown of this node.
-func (c *Client) isOfShutdown(nm *maintenancev1alpha1.NodeMaintenance) bool {
-	boot := nm.Annotations[maintenancev1alpha1.AnnotationBootID]
+func (c *Client) isOfShutdown(nm *v1alpha1.NodeMaintenance) bool {
+	boot := nm.Annotations[v1alpha1.AnnotationBootID]
 	return boot != "" && nm.Name == protocol.ShutdownName(c.node, boot)
 }
 
@@ -252,7 +252,7 @@ func (c *Client) isOfShutdown(nm *maintenancev1alpha1.NodeMaintenance) bool {
 func (c *Client) CompleteOlder(ctx context.Context, bootID string) (completed int, err error) {
 	older, errs := c.listOlder(ctx, bootID)
 	for _, nm := range older {
-		if maintenancev1alpha1.IsEnding(nm) {
+		if v1alpha1.IsEnding(nm) {
 			continue
 		}
 		own, err := c.requestedBySelf(ctx, nm)
@@ -273,8 +273,8 @@ func (c *Client) CompleteOlder(ctx context.Context, bootID string) (completed in
 // that another user has completed: each reboot makes one, and a node may have only so many.
 func (c *Client) DeleteOldest(ctx context.Context, bootID string) error {
 	older, errs := c.listOlder(ctx, bootID)
-	older = slices.DeleteFunc(older, func(nm *maintenancev1alpha1.NodeMaintenance) bool { return !maintenancev1alpha1.IsEnding(nm) })
-	slices.SortFunc(older, func(a, b *maintenancev1alpha1.NodeMaintenance) int {
+	older = slices.DeleteFunc(older, func(nm *v1alpha1.NodeMaintenance) bool { return !v1alpha1.IsEnding(nm) })
+	slices.SortFunc(older, func(a, b *v1alpha1.NodeMaintenance) int {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(b.Name, a.Name))
 	})
 	for _, nm := range older[min(keptMaintenances, len(older)):] {
@@ -288,7 +288,7 @@ func (c *Client) DeleteOldest(ctx context.Context, bootID string) error {
 
 // listOlder returns the maintenances of earlier shutdowns of this node, also if another user has
 // changed them since, and what has failed on the way.
-func (c *Client) listOlder(ctx context.Context, bootID string) (older []*maintenancev1alpha1.NodeMaintenance, errs []error) {
+func (c *Client) listOlder(ctx context.Context, bootID string) (older []*v1alpha1.NodeMaintenance, errs []error) {
 	options := metav1.ListOptions{Limit: pageSize, FieldSelector: fields.OneTermEqualSelector(maintenance.FieldNodeOfShutdown, c.node).String()}
 	for {
 		page, err := c.maintenances.List(ctx, options)
@@ -302,7 +302,7 @@ func (c *Client) listOlder(ctx context.Context, bootID string) (older []*mainten
 		}
 		for i := range page.Items {
 			nm := &page.Items[i]
-			if nm.Annotations[maintenancev1alpha1.AnnotationBootID] != bootID && c.isOfShutdown(nm) {
+			if nm.Annotations[v1alpha1.AnnotationBootID] != bootID && c.isOfShutdown(nm) {
 				older = append(older, nm.DeepCopy()) // not the whole page
 			}
 		}

@@ -16,16 +16,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func TestCompleteOlder(t *testing.T) {
-	named := func(name string) func(*maintenancev1alpha1.NodeMaintenance) {
-		return func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Name = name }
+	named := func(name string) func(*v1alpha1.NodeMaintenance) {
+		return func(nm *v1alpha1.NodeMaintenance) { nm.Name = name }
 	}
-	completed, kept := maintenancev1alpha1.NodeMaintenanceStageComplete, maintenancev1alpha1.NodeMaintenanceStageDrain
+	completed, kept := v1alpha1.NodeMaintenanceStageComplete, v1alpha1.NodeMaintenanceStageDrain
 	const boot2, boot3, boot4 = "aaaaaaaa-2fa1-11d2-883f-0016d3cca427", "bbbbbbbb-2fa1-11d2-883f-0016d3cca427", "cccccccc-2fa1-11d2-883f-0016d3cca427"
-	objects := []*maintenancev1alpha1.NodeMaintenance{
+	objects := []*v1alpha1.NodeMaintenance{
 		own(), own(ofBoot(otherBoot)), own(ofBoot(boot2)), own(ofBoot(boot3), byUser("jane")), own(ofBoot(boot4), stage(completed)),
 		own(ofBoot(otherBoot), named("kernel")), own(ofBoot(otherBoot), named("shutdown-worker-10-6fa459ea")),
 	}
@@ -38,7 +38,7 @@ func TestCompleteOlder(t *testing.T) {
 	if n != 2 || err != nil {
 		t.Errorf("CompleteOlder() = %d, %v, want 2", n, err)
 	}
-	for name, want := range map[string]maintenancev1alpha1.NodeMaintenanceStage{
+	for name, want := range map[string]v1alpha1.NodeMaintenanceStage{
 		ownName: kept, objects[1].Name: completed, objects[2].Name: completed, objects[3].Name: kept, objects[4].Name: completed,
 		"kernel": kept, "shutdown-worker-10-6fa459ea": kept,
 	} {
@@ -56,14 +56,14 @@ func TestCompleteOlder(t *testing.T) {
 
 // Each reboot makes a maintenance. Of those that are over, the newest stay.
 func TestOldestMaintenancesAreDeleted(t *testing.T) {
-	completed := stage(maintenancev1alpha1.NodeMaintenanceStageComplete)
-	hour := func(n int) func(*maintenancev1alpha1.NodeMaintenance) {
-		return func(nm *maintenancev1alpha1.NodeMaintenance) {
+	completed := stage(v1alpha1.NodeMaintenanceStageComplete)
+	hour := func(n int) func(*v1alpha1.NodeMaintenance) {
+		return func(nm *v1alpha1.NodeMaintenance) {
 			nm.CreationTimestamp = metav1.Date(2026, 1, 1, 0, n, 0, 0, time.UTC)
 		}
 	}
-	of := func(n int, modify ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
-		return own(append([]func(*maintenancev1alpha1.NodeMaintenance){ofBoot(fmt.Sprintf("%08x-2fa1-11d2-883f-0016d3cca427", n)), hour(n)}, modify...)...)
+	of := func(n int, modify ...func(*v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
+		return own(append([]func(*v1alpha1.NodeMaintenance){ofBoot(fmt.Sprintf("%08x-2fa1-11d2-883f-0016d3cca427", n)), hour(n)}, modify...)...)
 	}
 	var objects []runtime.Object
 	for n := range 17 {
@@ -75,7 +75,7 @@ func TestOldestMaintenancesAreDeleted(t *testing.T) {
 	a := newAPI(t, append(objects, forbidden)...)
 	a.before = func(verb, path string) *apierrors.StatusError {
 		if verb == http.MethodDelete && strings.HasSuffix(path, forbidden.Name) {
-			return apierrors.NewForbidden(maintenancev1alpha1.Resource("nodemaintenances"), forbidden.Name, errors.New("joe's"))
+			return apierrors.NewForbidden(v1alpha1.Resource("nodemaintenances"), forbidden.Name, errors.New("joe's"))
 		}
 		return nil
 	}
@@ -86,7 +86,7 @@ func TestOldestMaintenancesAreDeleted(t *testing.T) {
 	}
 	var gone []string
 	for _, object := range objects {
-		if nm := object.(*maintenancev1alpha1.NodeMaintenance); a.maintenance(nm.Name) == nil {
+		if nm := object.(*v1alpha1.NodeMaintenance); a.maintenance(nm.Name) == nil {
 			gone = append(gone, nm.Name)
 		}
 	}
@@ -99,7 +99,7 @@ func TestOldestMaintenancesAreDeleted(t *testing.T) {
 func TestADeletionThatFailsIsNamed(t *testing.T) {
 	var objects []runtime.Object
 	for n := range 16 {
-		objects = append(objects, own(ofBoot(fmt.Sprintf("%08x-2fa1-11d2-883f-0016d3cca427", n)), stage(maintenancev1alpha1.NodeMaintenanceStageComplete)))
+		objects = append(objects, own(ofBoot(fmt.Sprintf("%08x-2fa1-11d2-883f-0016d3cca427", n)), stage(v1alpha1.NodeMaintenanceStageComplete)))
 	}
 	a := newAPI(t, objects...)
 	a.before = func(verb, _ string) *apierrors.StatusError {
@@ -141,7 +141,7 @@ func TestOnlyOwnMaintenancesAreListed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			objects := []runtime.Object{own(ofBoot(otherBoot))}
 			for n := range others {
-				objects = append(objects, own(func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Name = fmt.Sprintf("kernel-%d", n) }))
+				objects = append(objects, own(func(nm *v1alpha1.NodeMaintenance) { nm.Name = fmt.Sprintf("kernel-%d", n) }))
 			}
 			a := newAPI(t, objects...)
 			a.older = test.older

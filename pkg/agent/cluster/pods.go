@@ -22,7 +22,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
@@ -147,7 +147,7 @@ func (c *Client) SetCondition(ctx context.Context, condition corev1.NodeConditio
 		return err
 	}
 	now := metav1.NewTime(time.Now())
-	if condition.Type == maintenancev1alpha1.NodeConditionAgentReady && slices.ContainsFunc(node.Status.Conditions, func(old corev1.NodeCondition) bool {
+	if condition.Type == v1alpha1.NodeConditionAgentReady && slices.ContainsFunc(node.Status.Conditions, func(old corev1.NodeCondition) bool {
 		age := now.Sub(old.LastHeartbeatTime.Time) // negative if the clock was set back
 		return old.Type == condition.Type && old.Status == condition.Status && old.Reason == condition.Reason && old.Message == condition.Message &&
 			age >= 0 && age < protocol.AgentHeartbeatOf(node)

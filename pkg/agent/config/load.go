@@ -18,7 +18,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"sigs.k8s.io/yaml"
 
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 )
 
 var (
@@ -27,7 +27,7 @@ var (
 )
 
 func init() {
-	utilruntime.Must(v1alpha1.AddToScheme(scheme))
+	utilruntime.Must(configv1alpha1.AddToScheme(scheme))
 }
 
 // DefaultPath returns where the configuration file is unless a flag names another one.
@@ -43,16 +43,16 @@ func defaultPath(goos string) string {
 }
 
 // Default returns the configuration of an agent without a file.
-func Default() *v1alpha1.NodeAgentConfiguration {
-	c := &v1alpha1.NodeAgentConfiguration{}
-	c.APIVersion, c.Kind = v1alpha1.SchemeGroupVersion.String(), v1alpha1.Kind
-	v1alpha1.SetDefaults_NodeAgentConfiguration(c)
+func Default() *configv1alpha1.NodeAgentConfiguration {
+	c := &configv1alpha1.NodeAgentConfiguration{}
+	c.APIVersion, c.Kind = configv1alpha1.SchemeGroupVersion.String(), configv1alpha1.Kind
+	configv1alpha1.SetDefaults_NodeAgentConfiguration(c)
 	return c
 }
 
 // Load reads a configuration file, sets what it leaves out and checks it. An error names the file
 // and each wrong field.
-func Load(path string) (*v1alpha1.NodeAgentConfiguration, error) {
+func Load(path string) (*configv1alpha1.NodeAgentConfiguration, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration: %w", err)
@@ -69,22 +69,22 @@ func Load(path string) (*v1alpha1.NodeAgentConfiguration, error) {
 
 // decode reads exactly one document of the one version that there is. A field that it does not know
 // is an error: a misspelled field would otherwise have its default, which is seen at a shutdown.
-func decode(data []byte) (*v1alpha1.NodeAgentConfiguration, error) {
+func decode(data []byte) (*configv1alpha1.NodeAgentConfiguration, error) {
 	if err := checkKind(data); err != nil {
 		return nil, err
 	}
-	object, _, err := codecs.UniversalDecoder(v1alpha1.SchemeGroupVersion).Decode(data, nil, nil)
+	object, _, err := codecs.UniversalDecoder(configv1alpha1.SchemeGroupVersion).Decode(data, nil, nil)
 	if strict, ok := runtime.AsStrictDecodingError(err); ok {
 		return nil, utilerrors.NewAggregate(strict.Errors())
 	}
 	if err != nil {
 		return nil, err
 	}
-	c, ok := object.(*v1alpha1.NodeAgentConfiguration)
+	c, ok := object.(*configv1alpha1.NodeAgentConfiguration)
 	if !ok {
 		return nil, fmt.Errorf("decoded as %T", object)
 	}
-	c.SetGroupVersionKind(v1alpha1.SchemeGroupVersion.WithKind(v1alpha1.Kind))
+	c.SetGroupVersionKind(configv1alpha1.SchemeGroupVersion.WithKind(configv1alpha1.Kind))
 	return c, nil
 }
 
@@ -101,11 +101,11 @@ func checkKind(data []byte) error {
 		return err
 	}
 	var errs []error
-	if want := v1alpha1.SchemeGroupVersion.String(); head.APIVersion != want {
+	if want := configv1alpha1.SchemeGroupVersion.String(); head.APIVersion != want {
 		errs = append(errs, fmt.Errorf("apiVersion is %q: must be %q", head.APIVersion, want))
 	}
-	if head.Kind != v1alpha1.Kind {
-		errs = append(errs, fmt.Errorf("kind is %q: must be %q", head.Kind, v1alpha1.Kind))
+	if head.Kind != configv1alpha1.Kind {
+		errs = append(errs, fmt.Errorf("kind is %q: must be %q", head.Kind, configv1alpha1.Kind))
 	}
 	return errors.Join(errs...)
 }

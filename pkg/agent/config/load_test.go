@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 )
 
 const head = "apiVersion: nodeagent.haulout.dev/v1alpha1\nkind: NodeAgentConfiguration\n"
@@ -28,19 +28,19 @@ func write(t *testing.T, content string) string {
 }
 
 func TestLoad(t *testing.T) {
-	changed := func(change func(*v1alpha1.NodeAgentConfiguration)) *v1alpha1.NodeAgentConfiguration {
+	changed := func(change func(*configv1alpha1.NodeAgentConfiguration)) *configv1alpha1.NodeAgentConfiguration {
 		c := Default()
 		change(c)
 		return c
 	}
 	for name, test := range map[string]struct {
 		content string
-		want    *v1alpha1.NodeAgentConfiguration
+		want    *configv1alpha1.NodeAgentConfiguration
 	}{
 		"nothing but the kind": {content: head, want: Default()},
 		"JSON": {
 			content: `{"apiVersion":"nodeagent.haulout.dev/v1alpha1","kind":"NodeAgentConfiguration","nodeName":"a"}`,
-			want:    changed(func(c *v1alpha1.NodeAgentConfiguration) { c.NodeName = "a" }),
+			want:    changed(func(c *configv1alpha1.NodeAgentConfiguration) { c.NodeName = "a" }),
 		},
 		"the table of KEP-2712, from high to low": {
 			content: head + `
@@ -51,8 +51,8 @@ shutdownGracePeriodByPodPriority:
 - {priority: 0, shutdownGracePeriodSeconds: 60}
 maxShutdownDelay: 1h
 `,
-			want: changed(func(c *v1alpha1.NodeAgentConfiguration) {
-				c.ShutdownGracePeriodByPodPriority = []v1alpha1.ShutdownGracePeriodByPodPriority{
+			want: changed(func(c *configv1alpha1.NodeAgentConfiguration) {
+				c.ShutdownGracePeriodByPodPriority = []configv1alpha1.ShutdownGracePeriodByPodPriority{
 					{Priority: 100000, ShutdownGracePeriodSeconds: 300}, {Priority: 10000, ShutdownGracePeriodSeconds: 180},
 					{Priority: 1000, ShutdownGracePeriodSeconds: 120}, {Priority: 0, ShutdownGracePeriodSeconds: 60},
 				}
@@ -61,15 +61,15 @@ maxShutdownDelay: 1h
 		},
 		"one document between markers and comments": {
 			content: "# by hand\n---\n" + head + "localEngine: None\n---\n# the end\n",
-			want:    changed(func(c *v1alpha1.NodeAgentConfiguration) { c.LocalEngine = v1alpha1.LocalEngineNone }),
+			want:    changed(func(c *configv1alpha1.NodeAgentConfiguration) { c.LocalEngine = configv1alpha1.LocalEngineNone }),
 		},
 		"endpoints switched off": {
 			content: head + "metricsBindAddress: \"\"\n",
-			want:    changed(func(c *v1alpha1.NodeAgentConfiguration) { *c.MetricsBindAddress = "" }),
+			want:    changed(func(c *configv1alpha1.NodeAgentConfiguration) { *c.MetricsBindAddress = "" }),
 		},
 		"the maintenance stays after a reboot": {
 			content: head + "completeAfterReboot: false\n",
-			want:    changed(func(c *v1alpha1.NodeAgentConfiguration) { *c.CompleteAfterReboot = false }),
+			want:    changed(func(c *configv1alpha1.NodeAgentConfiguration) { *c.CompleteAfterReboot = false }),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
@@ -27,18 +27,18 @@ const (
 	Margin = 5 * time.Second
 	// MaxTableEntries is the maximum number of entries of the table. The drain plan has an entry of
 	// each pod type for each of them.
-	MaxTableEntries = maintenancev1alpha1.MaxOwnDrainPlanEntries / 3
+	MaxTableEntries = v1alpha1.MaxOwnDrainPlanEntries / 3
 
 	maxDelay       = 24 * time.Hour
 	maxGracePeriod = int64(maxDelay / time.Second)
 )
 
 // Validate returns the errors of a configuration that has its defaults.
-func Validate(c *v1alpha1.NodeAgentConfiguration) field.ErrorList {
+func Validate(c *configv1alpha1.NodeAgentConfiguration) field.ErrorList {
 	return validate(c, runtime.GOOS)
 }
 
-func validate(c *v1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
+func validate(c *configv1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
 	var errs field.ErrorList
 	if c.NodeName != "" {
 		for _, msg := range validation.IsDNS1123Subdomain(c.NodeName) {
@@ -49,7 +49,7 @@ func validate(c *v1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
 	errs = append(errs, validateTimes(c)...)
 	errs = append(errs, validatePlaces(c, goos)...)
 	errs = append(errs, validateChoices(c, goos)...)
-	errs = append(errs, oneOf(field.NewPath("staticPods"), c.StaticPods, v1alpha1.StaticPodsEvacuate, v1alpha1.StaticPodsKeep)...)
+	errs = append(errs, oneOf(field.NewPath("staticPods"), c.StaticPods, configv1alpha1.StaticPodsEvacuate, configv1alpha1.StaticPodsKeep)...)
 	errs = append(errs, validatePatterns(c.KeepStaticPods, field.NewPath("keepStaticPods"))...)
 	errs = append(errs, validatePatterns(c.EvacuateStaticPods, field.NewPath("evacuateStaticPods"))...)
 	return append(errs, validateBindAddress(c.MetricsBindAddress, field.NewPath("metricsBindAddress"))...)
@@ -59,7 +59,7 @@ func validate(c *v1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
 // sorts its table, and KEP-2712 writes it from high to low, so any order is right. Of two entries
 // with one priority the kubelet takes the one that its sorting happens to put first, and an entry
 // of no time kills pods without a wait: both are mistakes here.
-func validateTable(table []v1alpha1.ShutdownGracePeriodByPodPriority, fldPath *field.Path) field.ErrorList {
+func validateTable(table []configv1alpha1.ShutdownGracePeriodByPodPriority, fldPath *field.Path) field.ErrorList {
 	if len(table) == 0 {
 		return field.ErrorList{field.Required(fldPath, "must have at least one entry")}
 	}
@@ -81,7 +81,7 @@ func validateTable(table []v1alpha1.ShutdownGracePeriodByPodPriority, fldPath *f
 	return errs
 }
 
-func validateTimes(c *v1alpha1.NodeAgentConfiguration) field.ErrorList {
+func validateTimes(c *configv1alpha1.NodeAgentConfiguration) field.ErrorList {
 	delay, grace, restore := field.NewPath("maxShutdownDelay"), field.NewPath("apiGracePeriod"), field.NewPath("apiLossRestorePeriod")
 	errs := inRange(delay, c.MaxShutdownDelay, time.Second, maxDelay)
 	if len(errs) == 0 {
@@ -96,7 +96,7 @@ func validateTimes(c *v1alpha1.NodeAgentConfiguration) field.ErrorList {
 }
 
 // total returns the sum of the periods of a table; it does not overflow.
-func total(table []v1alpha1.ShutdownGracePeriodByPodPriority) time.Duration {
+func total(table []configv1alpha1.ShutdownGracePeriodByPodPriority) time.Duration {
 	var sum time.Duration
 	for _, entry := range table {
 		seconds := min(max(entry.ShutdownGracePeriodSeconds, 0), maxGracePeriod)
@@ -114,7 +114,7 @@ func inRange(fldPath *field.Path, d metav1.Duration, low, high time.Duration) fi
 	return field.ErrorList{field.Invalid(fldPath, d.Duration.String(), fmt.Sprintf("must be between %v and %v, inclusive", low, high))}
 }
 
-func validatePlaces(c *v1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
+func validatePlaces(c *configv1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
 	var errs field.ErrorList
 	for _, f := range []struct {
 		name, value string
@@ -163,12 +163,12 @@ func isRoot(p, goos string) bool {
 
 var unitName = regexp.MustCompile(`^[A-Za-z0-9:_.\\@-]+\.service$`)
 
-func validateChoices(c *v1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
+func validateChoices(c *configv1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
 	var errs field.ErrorList
 	errs = append(errs, validateEngine(c.LocalEngine, field.NewPath("localEngine"))...)
 	errs = append(errs, oneOf(field.NewPath("onForgottenShutdown"), c.OnForgottenShutdown,
-		v1alpha1.ForgottenShutdownKeep, v1alpha1.ForgottenShutdownCancel)...)
-	if c.DrainBeforeShutdown != nil && !*c.DrainBeforeShutdown && c.LocalEngine == v1alpha1.LocalEngineNone {
+		configv1alpha1.ForgottenShutdownKeep, configv1alpha1.ForgottenShutdownCancel)...)
+	if c.DrainBeforeShutdown != nil && !*c.DrainBeforeShutdown && c.LocalEngine == configv1alpha1.LocalEngineNone {
 		errs = append(errs, field.Invalid(field.NewPath("drainBeforeShutdown"), false,
 			"must be true if localEngine is None: nothing else would end the pods"))
 	}
@@ -185,12 +185,12 @@ func validateChoices(c *v1alpha1.NodeAgentConfiguration, goos string) field.Erro
 // validateEngine refuses the engine of older versions with what to do. To take CRI in its place
 // would not be safe: the kubelet still has the graceful shutdown of its own that KubeletBus needed,
 // with which it ends all pods when a shutdown begins, without their budgets.
-func validateEngine(engine v1alpha1.LocalEngine, fldPath *field.Path) field.ErrorList {
+func validateEngine(engine configv1alpha1.LocalEngine, fldPath *field.Path) field.ErrorList {
 	if engine == "KubeletBus" {
 		return field.ErrorList{field.Invalid(fldPath, engine, `was removed: must be "CRI" or "None"; first remove `+
 			"shutdownGracePeriodByPodPriority, shutdownGracePeriod and shutdownGracePeriodCriticalPods from the kubelet's configuration")}
 	}
-	return oneOf(fldPath, engine, v1alpha1.LocalEngineCRI, v1alpha1.LocalEngineNone)
+	return oneOf(fldPath, engine, configv1alpha1.LocalEngineCRI, configv1alpha1.LocalEngineNone)
 }
 
 // maxPatterns is the maximum number of patterns of static pods in a list.

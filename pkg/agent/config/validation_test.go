@@ -13,13 +13,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 )
 
-type modifier func(*v1alpha1.NodeAgentConfiguration)
+type modifier func(*configv1alpha1.NodeAgentConfiguration)
 
 // config is valid for an operating system, unless a modifier makes it otherwise.
-func config(goos string, modifiers ...modifier) *v1alpha1.NodeAgentConfiguration {
+func config(goos string, modifiers ...modifier) *configv1alpha1.NodeAgentConfiguration {
 	c := Default()
 	if goos == "windows" {
 		c.Kubeconfig, c.KubeletConfig, c.StateDirectory = `C:\k\kubelet.conf`, `C:\k\config.yaml`, `C:\ProgramData\a`
@@ -33,11 +33,11 @@ func config(goos string, modifiers ...modifier) *v1alpha1.NodeAgentConfiguration
 
 // table takes pairs of a priority and its seconds.
 func table(pairs ...int64) modifier {
-	return func(c *v1alpha1.NodeAgentConfiguration) {
+	return func(c *configv1alpha1.NodeAgentConfiguration) {
 		c.ShutdownGracePeriodByPodPriority = nil
 		for i := 0; i < len(pairs); i += 2 {
 			c.ShutdownGracePeriodByPodPriority = append(c.ShutdownGracePeriodByPodPriority,
-				v1alpha1.ShutdownGracePeriodByPodPriority{Priority: int32(pairs[i]), ShutdownGracePeriodSeconds: pairs[i+1]})
+				configv1alpha1.ShutdownGracePeriodByPodPriority{Priority: int32(pairs[i]), ShutdownGracePeriodSeconds: pairs[i+1]})
 		}
 	}
 }
@@ -51,33 +51,35 @@ func longTable(n int) modifier {
 }
 
 func delay(d time.Duration) modifier {
-	return func(c *v1alpha1.NodeAgentConfiguration) { c.MaxShutdownDelay = metav1.Duration{Duration: d} }
+	return func(c *configv1alpha1.NodeAgentConfiguration) { c.MaxShutdownDelay = metav1.Duration{Duration: d} }
 }
 
 func apiGrace(d time.Duration) modifier {
-	return func(c *v1alpha1.NodeAgentConfiguration) { c.APIGracePeriod = metav1.Duration{Duration: d} }
+	return func(c *configv1alpha1.NodeAgentConfiguration) { c.APIGracePeriod = metav1.Duration{Duration: d} }
 }
 
-func set(field func(*v1alpha1.NodeAgentConfiguration) *string, value string) modifier {
-	return func(c *v1alpha1.NodeAgentConfiguration) { *field(c) = value }
+func set(field func(*configv1alpha1.NodeAgentConfiguration) *string, value string) modifier {
+	return func(c *configv1alpha1.NodeAgentConfiguration) { *field(c) = value }
 }
 
-func runtimeEndpoint(c *v1alpha1.NodeAgentConfiguration) *string { return &c.RuntimeEndpoint }
-func kubeletService(c *v1alpha1.NodeAgentConfiguration) *string  { return &c.KubeletService }
-func staticPodPath(c *v1alpha1.NodeAgentConfiguration) *string   { return &c.StaticPodPath }
-func stateDirectory(c *v1alpha1.NodeAgentConfiguration) *string  { return &c.StateDirectory }
-func nodeName(c *v1alpha1.NodeAgentConfiguration) *string        { return &c.NodeName }
-func engine(c *v1alpha1.NodeAgentConfiguration) *string          { return (*string)(&c.LocalEngine) }
-func forgotten(c *v1alpha1.NodeAgentConfiguration) *string       { return (*string)(&c.OnForgottenShutdown) }
-func kubeconfig(c *v1alpha1.NodeAgentConfiguration) *string      { return &c.Kubeconfig }
-func kubeletConfig(c *v1alpha1.NodeAgentConfiguration) *string   { return &c.KubeletConfig }
-func bindAddress(c *v1alpha1.NodeAgentConfiguration) *string     { return c.MetricsBindAddress }
+func runtimeEndpoint(c *configv1alpha1.NodeAgentConfiguration) *string { return &c.RuntimeEndpoint }
+func kubeletService(c *configv1alpha1.NodeAgentConfiguration) *string  { return &c.KubeletService }
+func staticPodPath(c *configv1alpha1.NodeAgentConfiguration) *string   { return &c.StaticPodPath }
+func stateDirectory(c *configv1alpha1.NodeAgentConfiguration) *string  { return &c.StateDirectory }
+func nodeName(c *configv1alpha1.NodeAgentConfiguration) *string        { return &c.NodeName }
+func engine(c *configv1alpha1.NodeAgentConfiguration) *string          { return (*string)(&c.LocalEngine) }
+func forgotten(c *configv1alpha1.NodeAgentConfiguration) *string {
+	return (*string)(&c.OnForgottenShutdown)
+}
+func kubeconfig(c *configv1alpha1.NodeAgentConfiguration) *string    { return &c.Kubeconfig }
+func kubeletConfig(c *configv1alpha1.NodeAgentConfiguration) *string { return &c.KubeletConfig }
+func bindAddress(c *configv1alpha1.NodeAgentConfiguration) *string   { return c.MetricsBindAddress }
 
 func restorePeriod(d time.Duration) modifier {
-	return func(c *v1alpha1.NodeAgentConfiguration) { c.APILossRestorePeriod = metav1.Duration{Duration: d} }
+	return func(c *configv1alpha1.NodeAgentConfiguration) { c.APILossRestorePeriod = metav1.Duration{Duration: d} }
 }
 
-func withoutDrain(c *v1alpha1.NodeAgentConfiguration) { c.DrainBeforeShutdown = ptr.To(false) }
+func withoutDrain(c *configv1alpha1.NodeAgentConfiguration) { c.DrainBeforeShutdown = ptr.To(false) }
 
 func TestValidate(t *testing.T) {
 	const entries = "shutdownGracePeriodByPodPriority"
@@ -172,7 +174,7 @@ func TestValidate(t *testing.T) {
 		},
 		"an API grace longer than the delay, of which a quarter counts": {modify: []modifier{table(0, 5), delay(10 * time.Second)}},
 		"neither a drain nor an engine": {
-			modify: []modifier{withoutDrain, set(engine, string(v1alpha1.LocalEngineNone))},
+			modify: []modifier{withoutDrain, set(engine, string(configv1alpha1.LocalEngineNone))},
 			want:   []string{"drainBeforeShutdown FieldValueInvalid"},
 			text:   "must be true if localEngine is None",
 		},
@@ -189,28 +191,28 @@ func TestValidate(t *testing.T) {
 		},
 
 		"a short restore period without Haulout": {
-			modify: []modifier{func(c *v1alpha1.NodeAgentConfiguration) {
+			modify: []modifier{func(c *configv1alpha1.NodeAgentConfiguration) {
 				c.HauloutLossRestorePeriod = metav1.Duration{Duration: time.Second}
 			}},
 			want: []string{"hauloutLossRestorePeriod FieldValueInvalid"},
 			text: "between 10s and 24h",
 		},
-		"static pods that stay but one": {modify: []modifier{func(c *v1alpha1.NodeAgentConfiguration) {
+		"static pods that stay but one": {modify: []modifier{func(c *configv1alpha1.NodeAgentConfiguration) {
 			c.StaticPods, c.KeepStaticPods, c.EvacuateStaticPods = "Keep", []string{"kube-system/*"}, []string{"*/logs-[a-c]*"}
 		}}},
 		"a policy of static pods that there is not": {
-			modify: []modifier{set(func(c *v1alpha1.NodeAgentConfiguration) *string { return (*string)(&c.StaticPods) }, "Kill")},
+			modify: []modifier{set(func(c *configv1alpha1.NodeAgentConfiguration) *string { return (*string)(&c.StaticPods) }, "Kill")},
 			want:   []string{"staticPods FieldValueNotSupported"},
 		},
 		"patterns that are none": {
-			modify: []modifier{func(c *v1alpha1.NodeAgentConfiguration) {
+			modify: []modifier{func(c *configv1alpha1.NodeAgentConfiguration) {
 				c.KeepStaticPods, c.EvacuateStaticPods = []string{"kube-system/a", "web"}, []string{"kube-system/[", "a/b/c"}
 			}},
 			want: []string{"keepStaticPods[1] FieldValueInvalid", "evacuateStaticPods[0] FieldValueInvalid", "evacuateStaticPods[1] FieldValueInvalid"},
 			text: "<namespace>/<name>",
 		},
 		"too many patterns": {
-			modify: []modifier{func(c *v1alpha1.NodeAgentConfiguration) { c.KeepStaticPods = slices.Repeat([]string{"a/b"}, 65) }},
+			modify: []modifier{func(c *configv1alpha1.NodeAgentConfiguration) { c.KeepStaticPods = slices.Repeat([]string{"a/b"}, 65) }},
 			want:   []string{"keepStaticPods FieldValueTooMany"},
 		},
 

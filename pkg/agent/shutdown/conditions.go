@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"haulout.dev/haulout/pkg/agent/state"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // Reasons of the condition GracefulNodeShutdownInProgress.
@@ -86,18 +86,18 @@ const maxConditionMessage = 1024
 func shutdownReason(kind string) string {
 	switch kind {
 	case "reboot":
-		return maintenancev1alpha1.ShutdownReasonReboot
+		return v1alpha1.ShutdownReasonReboot
 	case "poweroff":
-		return maintenancev1alpha1.ShutdownReasonPowerOff
+		return v1alpha1.ShutdownReasonPowerOff
 	}
-	return maintenancev1alpha1.ShutdownReason
+	return v1alpha1.ShutdownReason
 }
 
 // StoppedConditions returns the conditions NodeAgentReady and NodeAgentRunning of a node whose
 // agent is uninstalled.
 func StoppedConditions(version string) []corev1.NodeCondition {
 	var stopped []corev1.NodeCondition
-	for _, of := range []corev1.NodeConditionType{maintenancev1alpha1.NodeConditionAgentReady, maintenancev1alpha1.NodeConditionAgentRunning} {
+	for _, of := range []corev1.NodeConditionType{v1alpha1.NodeConditionAgentReady, v1alpha1.NodeConditionAgentRunning} {
 		stopped = append(stopped, corev1.NodeCondition{
 			Type: of, Status: corev1.ConditionFalse, Reason: ReasonStopped, Message: fmt.Sprintf("haulout-node-agent %s was uninstalled", version),
 		})
@@ -173,7 +173,7 @@ func idleReason(in *input, d *decision) (reason, message string) {
 // runningCondition returns the condition NodeAgentRunning: the agent is there, and delays
 // shutdowns.
 func runningCondition(version, reason, limit string, machine *MachineState, problems []string) corev1.NodeCondition {
-	c := corev1.NodeCondition{Type: maintenancev1alpha1.NodeConditionAgentRunning, Status: corev1.ConditionTrue, Reason: ReasonRunning}
+	c := corev1.NodeCondition{Type: v1alpha1.NodeConditionAgentRunning, Status: corev1.ConditionTrue, Reason: ReasonRunning}
 	switch {
 	case limit != "":
 		c.Status, c.Reason = corev1.ConditionFalse, reason
@@ -187,7 +187,7 @@ func runningCondition(version, reason, limit string, machine *MachineState, prob
 // readyCondition returns the condition NodeAgentReady: the agent may stop static pods. reason is
 // that of a limit of the agent, empty if there is none.
 func readyCondition(version, reason, staticProblem string, machine *MachineState, problems []string) corev1.NodeCondition {
-	c := corev1.NodeCondition{Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue, Reason: ReasonReady}
+	c := corev1.NodeCondition{Type: v1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue, Reason: ReasonReady}
 	if staticProblem != "" {
 		c.Status, c.Reason = corev1.ConditionFalse, cmp.Or(reason, ReasonStaticPodsUnavailable)
 	}

@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"haulout.dev/haulout/pkg/agent/state"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // localStart is when ending the pods locally has to begin.
@@ -96,7 +96,7 @@ func (d *decision) isTimeToGoBack(s *settings, in *input) bool {
 
 // criticalBucket returns the index of the bucket of the pods that the node itself depends on.
 func (s *settings) criticalBucket() int {
-	return s.buckets.Index(maintenancev1alpha1.SystemNodeCritical)
+	return s.buckets.Index(v1alpha1.SystemNodeCritical)
 }
 
 // canLeave reports whether pods that are left can leave through the API: kube-apiserver answers, be

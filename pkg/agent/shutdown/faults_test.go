@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/agent/state"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // A full disk and a crash do not make the agent forget that it has stopped the kubelet.
@@ -60,7 +60,7 @@ func TestTheNodeIsOpenedAfterAFullDisk(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	scenario(t, func(w *world) { w.diskFull = true }, func(w *world) {
 		w.wait(30 * time.Second)
-		if c := w.condition(maintenancev1alpha1.NodeConditionAgentReady); !strings.Contains(c.Message, "no space left on device") {
+		if c := w.condition(v1alpha1.NodeConditionAgentReady); !strings.Contains(c.Message, "no space left on device") {
 			t.Errorf("condition %+v", c)
 		}
 		w.request()
@@ -69,7 +69,7 @@ func TestFullDisk(t *testing.T) {
 		w.set(func() { w.diskFull = false })
 		w.wait(40 * time.Second)
 		expect(t, "stored phase", state.Armed, w.disk.Phase)
-		if c := w.condition(maintenancev1alpha1.NodeConditionAgentReady); strings.Contains(c.Message, "no space left") {
+		if c := w.condition(v1alpha1.NodeConditionAgentReady); strings.Contains(c.Message, "no space left") {
 			t.Errorf("condition %+v", c)
 		}
 	})
@@ -127,7 +127,7 @@ func TestDamagedState(t *testing.T) {
 	scenario(t, func(w *world) { w.configure = func(c *Config) { c.Store = damagedStore{c.Store, damaged} } }, func(w *world) {
 		w.wait(20 * time.Second)
 		w.wantPhase(state.Armed)
-		if c := w.condition(maintenancev1alpha1.NodeConditionAgentReady); !strings.Contains(c.Message, "moved to state.json.damaged") {
+		if c := w.condition(v1alpha1.NodeConditionAgentReady); !strings.Contains(c.Message, "moved to state.json.damaged") {
 			t.Errorf("condition %+v", c)
 		}
 	})
@@ -167,7 +167,7 @@ func TestMachineGivesUp(t *testing.T) {
 	var broken atomic.Bool
 	broken.Store(true)
 	scenario(t, func(w *world) { w.configure = func(c *Config) { c.Machine = brokenMachine{c.Machine, &broken} } }, func(w *world) {
-		ready := maintenancev1alpha1.NodeConditionAgentReady
+		ready := v1alpha1.NodeConditionAgentReady
 		w.wait(20 * time.Second)
 		if c := w.condition(ready); !strings.Contains(c.Message, "the watch of the machine has ended: no bus") {
 			t.Errorf("condition %+v", c)

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/agent/state"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // Errors that the implementations of the interfaces return, possibly wrapped.
@@ -76,7 +76,7 @@ type MaintenanceRequest struct {
 	// Reason becomes spec.reason.
 	Reason string
 	// DrainPlan becomes spec.drainPlan.
-	DrainPlan []maintenancev1alpha1.DrainPlanEntry
+	DrainPlan []v1alpha1.DrainPlanEntry
 }
 
 // Pod is a pod of the node that has not finished, as the API lists it.

@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"haulout.dev/haulout/pkg/agent/state"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // unable is an engine that cannot end pods on this machine.
@@ -31,7 +31,7 @@ func TestNothingCanBeEnded(t *testing.T) {
 		}
 	}, func(w *world) {
 		w.wait(20 * time.Second)
-		for _, of := range []corev1.NodeConditionType{maintenancev1alpha1.NodeConditionAgentReady, maintenancev1alpha1.NodeConditionAgentRunning} {
+		for _, of := range []corev1.NodeConditionType{v1alpha1.NodeConditionAgentReady, v1alpha1.NodeConditionAgentRunning} {
 			if c := w.condition(of); c.Status != corev1.ConditionFalse || c.Reason != ReasonKubeletUnit {
 				t.Errorf("condition %+v, want False with reason %s", c, ReasonKubeletUnit)
 			}

@@ -22,7 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/buckets"
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/state"
 )
 
@@ -73,7 +73,7 @@ type Config struct {
 	CompleteAfterReboot, KeepForgotten bool
 	// Configuration returns what is stored with every state, nil for nothing. The result must not
 	// be changed later.
-	Configuration func() *v1alpha1.NodeAgentConfiguration
+	Configuration func() *configv1alpha1.NodeAgentConfiguration
 	// Limited returns a reason and a sentence while the agent cannot end pods on the node or stop
 	// static pods, empty while it can.
 	Limited func() (reason, message string)

@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 )
@@ -57,7 +57,7 @@ func (p *process) config() Config {
 			defer p.mu.Unlock()
 			return p.wall()
 		}, SinceBoot: sinceBoot,
-		Configuration: func() *v1alpha1.NodeAgentConfiguration { return nil }, Limited: func() (string, string) { return "", "" },
+		Configuration: func() *configv1alpha1.NodeAgentConfiguration { return nil }, Limited: func() (string, string) { return "", "" },
 		Warnings: func() []string { return nil }, Refused: func() int { return 0 }, Within: func() *state.Within { return nil },
 	}
 	if p.world.noted {

@@ -20,7 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/buckets"
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
@@ -52,7 +52,7 @@ func (w *conditionWriter) dueAt(want *corev1.NodeCondition, step string) time.Ti
 	case old.Message != want.Message:
 		return w.writtenAt.Add(messagePeriod)
 	}
-	if want.Type == maintenancev1alpha1.NodeConditionAgentReady {
+	if want.Type == v1alpha1.NodeConditionAgentReady {
 		// SetCondition writes it as often as the node needs it.
 		return w.writtenAt.Add(protocol.AgentHeartbeat)
 	}

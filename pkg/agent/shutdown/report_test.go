@@ -12,13 +12,13 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func TestConditionWrites(t *testing.T) {
 	scenario(t, nil, func(w *world) {
 		w.wait(21 * time.Minute)
-		ready, running := maintenancev1alpha1.NodeConditionAgentReady, maintenancev1alpha1.NodeConditionAgentRunning
+		ready, running := v1alpha1.NodeConditionAgentReady, v1alpha1.NodeConditionAgentRunning
 		// One at the start, one when the machine is known, and a heartbeat every five minutes; of
 		// the condition that the server reads every minute, if the node needs it.
 		counts := map[corev1.NodeConditionType]int{}

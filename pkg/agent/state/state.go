@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 )
 
 // Version is the version of the file that this agent writes and the only one that it reads.
@@ -73,7 +73,7 @@ type State struct {
 	// Configuration is that of the agent that stored this, with the name of the node, the endpoint
 	// of the runtime and the folder of static pods as it has found them: an agent whose
 	// configuration cannot be loaded ends the pods with it.
-	Configuration *v1alpha1.NodeAgentConfiguration `json:"configuration,omitempty"`
+	Configuration *configv1alpha1.NodeAgentConfiguration `json:"configuration,omitempty"`
 }
 
 // Times are those of a shutdown, zero if it has not come so far.

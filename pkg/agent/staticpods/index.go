@@ -38,7 +38,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/agent/local/pods"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -158,7 +158,7 @@ func (i *index) pod(key types.NamespacedName) []*Entry {
 
 // targeting returns which of the maintenances in stage Drain ask a static pod to leave the node.
 // They do not mean a Node that was created again with the same name.
-func targeting(list []maintenancev1alpha1.NodeMaintenance, node maintenancev1alpha1.NodeReference, priority int32, labels map[string]string) ([]Maintenance, error) {
+func targeting(list []v1alpha1.NodeMaintenance, node v1alpha1.NodeReference, priority int32, labels map[string]string) ([]Maintenance, error) {
 	var found []Maintenance
 	for i := range list {
 		nm := &list[i]
@@ -170,7 +170,7 @@ func targeting(list []maintenancev1alpha1.NodeMaintenance, node maintenancev1alp
 			if err != nil {
 				return nil, fmt.Errorf("drain targets of NodeMaintenance %s: %w", nm.Name, err)
 			}
-			if targets.Cover(drainplan.Pod{Type: maintenancev1alpha1.PodTypeStatic, Priority: priority, Labels: labels}) {
+			if targets.Cover(drainplan.Pod{Type: v1alpha1.PodTypeStatic, Priority: priority, Labels: labels}) {
 				found = append(found, Maintenance{Name: nm.Name, UID: nm.UID, reason: nm.Spec.Reason})
 			}
 		}

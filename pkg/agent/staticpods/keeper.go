@@ -19,7 +19,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/evacuator"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 )
@@ -137,7 +137,7 @@ type Keeper struct {
 	place     apiPlace
 	namespace types.UID
 	// list are the maintenances of the last list, at listedAt.
-	list     []maintenancev1alpha1.NodeMaintenance
+	list     []v1alpha1.NodeMaintenance
 	listedAt time.Time
 	// checked are the marks of the Node for which the maintenances were last read, at checkedAt.
 	checked   string
@@ -181,7 +181,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	registerMetrics()
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("component", "static-pods"))
 	v, err := evacuator.New(evacuator.Config{
-		Class: maintenancev1alpha1.EvacuatorClassKubelet, Client: k.Maintenance, NodeName: k.NodeName, HandlerReportsFirst: true,
+		Class: v1alpha1.EvacuatorClassKubelet, Client: k.Maintenance, NodeName: k.NodeName, HandlerReportsFirst: true,
 		Handler: k.evacuate,
 	})
 	if err != nil {
@@ -395,7 +395,7 @@ func (k *Keeper) setProblem(ctx context.Context, err error) {
 }
 
 // restoreUntargeted restores the entries whose pods no maintenance targets, and updates the others.
-func (k *Keeper) restoreUntargeted(ctx context.Context, entries []Entry, list []maintenancev1alpha1.NodeMaintenance) {
+func (k *Keeper) restoreUntargeted(ctx context.Context, entries []Entry, list []v1alpha1.NodeMaintenance) {
 	// All together: a manifest would be held as long as another one of its pod is parked.
 	untargeted := map[string]time.Time{}
 	for i := range entries {
@@ -420,13 +420,13 @@ func (k *Keeper) restoreUntargeted(ctx context.Context, entries []Entry, list []
 
 // targeting returns the maintenances that target a parked pod. A file that is no manifest stays as
 // long as the maintenance for which it was parked.
-func (k *Keeper) targeting(e *Entry, list []maintenancev1alpha1.NodeMaintenance) ([]Maintenance, error) {
+func (k *Keeper) targeting(e *Entry, list []v1alpha1.NodeMaintenance) ([]Maintenance, error) {
 	if e.Name != "" {
 		return targeting(list, k.ref(), e.Priority, e.Labels)
 	}
 	var found []Maintenance
 	for _, m := range e.Maintenances {
-		if slices.ContainsFunc(list, func(nm maintenancev1alpha1.NodeMaintenance) bool { return nm.UID == m.UID }) {
+		if slices.ContainsFunc(list, func(nm v1alpha1.NodeMaintenance) bool { return nm.UID == m.UID }) {
 			found = append(found, m)
 		}
 	}

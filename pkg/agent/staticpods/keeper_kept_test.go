@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // control returns a manifest of kube-apiserver.
@@ -82,7 +82,7 @@ func TestPodsThatAreKeptInVainAreCounted(t *testing.T) {
 		if n := k.Refused(); n != 1 {
 			t.Errorf("got %d pods, want 1", n)
 		}
-		w.editEvacuation("web", func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil })
+		w.editEvacuation("web", func(e *v1alpha1.Evacuation) { e.Finalizers = nil })
 		w.until("the pod is not asked for any more", func() bool { return k.Refused() == 0 })
 	})
 }

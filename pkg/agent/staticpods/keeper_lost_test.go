@@ -16,7 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func TestAllPodsReturnWithoutTheAPIs(t *testing.T) {
@@ -142,7 +142,7 @@ func TestWhatFailsForAMinuteIsReported(t *testing.T) {
 // A Node that was deleted and has joined again is another one, which the maintenance does not mean.
 func TestARecreatedNodeReleasesThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000, func(nm *maintenancev1alpha1.NodeMaintenance) {
+		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000, func(nm *v1alpha1.NodeMaintenance) {
 			nm.Status.NodeStatuses[1].NodeRef.UID = "uid-node-7"
 		}))
 		if err := w.kube.Tracker().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "uid-of-the-cluster"}}); err != nil {

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 )
 
@@ -26,7 +26,7 @@ func slow(name string, seconds int) string {
 	return text(name, "  priority: 1", fmt.Sprint("  terminationGracePeriodSeconds: ", seconds))
 }
 
-const complete = maintenancev1alpha1.NodeMaintenanceStageComplete
+const complete = v1alpha1.NodeMaintenanceStageComplete
 
 // drained returns a world whose pod web was stopped for the maintenance update.
 func drained(t *testing.T) *world {
@@ -102,7 +102,7 @@ func TestAMaintenanceThatIsDeletedReleasesThePod(t *testing.T) {
 func TestANodeThatLeavesTheMaintenanceReleasesThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
-		w.editMaintenance("update", func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Status.NodeStatuses = nm.Status.NodeStatuses[:1] })
+		w.editMaintenance("update", func(nm *v1alpha1.NodeMaintenance) { nm.Status.NodeStatuses = nm.Status.NodeStatuses[:1] })
 		w.wantHappened("run web", "TERM web", "stop web", "run web")
 	})
 }
@@ -110,7 +110,7 @@ func TestANodeThatLeavesTheMaintenanceReleasesThePod(t *testing.T) {
 func TestAnotherMaintenanceKeepsThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
-		w.add(drain("second", maintenancev1alpha1.MaxPodPriority))
+		w.add(drain("second", v1alpha1.MaxPodPriority))
 		w.pass(time.Minute)
 		w.editMaintenance("update", inStage(complete))
 		w.wantHappened("run web", "TERM web", "stop web")
@@ -124,13 +124,13 @@ func TestAnotherMaintenanceKeepsThePod(t *testing.T) {
 }
 
 func TestPodsThatNoMaintenanceTargetsAreLeftAlone(t *testing.T) {
-	for name, nm := range map[string]*maintenancev1alpha1.NodeMaintenance{
-		"without a drain":                drain("update", 1000, inStage(maintenancev1alpha1.NodeMaintenanceStageCordon)),
+	for name, nm := range map[string]*v1alpha1.NodeMaintenance{
+		"without a drain":                drain("update", 1000, inStage(v1alpha1.NodeMaintenanceStageCordon)),
 		"with a priority that is higher": drain("update", 999),
-		"on another node": drain("update", 1000, func(nm *maintenancev1alpha1.NodeMaintenance) {
+		"on another node": drain("update", 1000, func(nm *v1alpha1.NodeMaintenance) {
 			nm.Status.NodeStatuses[1].NodeRef.Name = "node-8"
 		}),
-		"of another type": drain("update", 1000, func(nm *maintenancev1alpha1.NodeMaintenance) {
+		"of another type": drain("update", 1000, func(nm *v1alpha1.NodeMaintenance) {
 			nm.Status.NodeStatuses[1].DrainTargets = nm.Status.NodeStatuses[1].DrainTargets[:1]
 		}),
 	} {
@@ -143,7 +143,7 @@ func TestPodsThatNoMaintenanceTargetsAreLeftAlone(t *testing.T) {
 					t.Errorf("got the reports %+v, want none", got)
 				}
 				// The wave opens later.
-				w.editMaintenance("update", func(nm *maintenancev1alpha1.NodeMaintenance) { *nm = *drain("update", 1000) })
+				w.editMaintenance("update", func(nm *v1alpha1.NodeMaintenance) { *nm = *drain("update", 1000) })
 				w.wantHappened("run web", "TERM web", "stop web")
 			})
 		})
@@ -231,7 +231,7 @@ func TestACancelledMaintenanceRestartsThePod(t *testing.T) {
 		w.add(evacuationOf("web"))
 		w.until("the pod is terminating", func() bool { return slices.Contains(w.kubelet.happened(), "TERM web") })
 		w.editMaintenance("update", inStage(complete))
-		w.editEvacuation("web", func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil })
+		w.editEvacuation("web", func(e *v1alpha1.Evacuation) { e.Finalizers = nil })
 		w.wantHappened("run web", "TERM web", "stop web", "run web")
 		if got := w.kubelet.uid("web"); got != uid {
 			t.Errorf("got the UID %s, want %s as before", got, uid)
@@ -387,8 +387,8 @@ func TestTheHoldersOfTheNodeAreReadByName(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
 		w.editNode(func(n *corev1.Node) {
 			n.Annotations = map[string]string{
-				maintenancev1alpha1.AnnotationCordonedBy:   `{"storage":"s","maintenances":{"update":"uid-update","gone":"uid-gone"}}`,
-				maintenancev1alpha1.AnnotationConditionsBy: `{"storage":"s","conditions":[],"maintenances":{"update":{"uid":"uid-update","stage":"Drain"}}}`,
+				v1alpha1.AnnotationCordonedBy:   `{"storage":"s","maintenances":{"update":"uid-update","gone":"uid-gone"}}`,
+				v1alpha1.AnnotationConditionsBy: `{"storage":"s","conditions":[],"maintenances":{"update":{"uid":"uid-update","stage":"Drain"}}}`,
 			}
 		})
 		w.api.ClearActions()
@@ -410,7 +410,7 @@ func TestTheHoldersOfTheNodeAreReadByName(t *testing.T) {
 			t.Errorf("maintenances were read %d times in ten minutes", reads)
 		}
 		w.want(".nm-parked/uid-update/web.yaml")
-		w.editNode(func(n *corev1.Node) { delete(n.Annotations, maintenancev1alpha1.AnnotationCordonedBy) })
+		w.editNode(func(n *corev1.Node) { delete(n.Annotations, v1alpha1.AnnotationCordonedBy) })
 		w.editMaintenance("update", inStage(complete))
 		w.wantHappened("run web", "TERM web", "stop web", "run web")
 	})

@@ -28,7 +28,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/local/pods"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
@@ -55,10 +55,10 @@ func (k *Keeper) node(ctx context.Context) (*corev1.Node, error) {
 }
 
 // ref returns the Node as last read, without its UID if it was not.
-func (k *Keeper) ref() maintenancev1alpha1.NodeReference {
+func (k *Keeper) ref() v1alpha1.NodeReference {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	ref := maintenancev1alpha1.NodeReference{Name: k.NodeName}
+	ref := v1alpha1.NodeReference{Name: k.NodeName}
 	if k.seen != nil {
 		ref.UID = k.seen.UID
 	}
@@ -122,9 +122,9 @@ func (k *Keeper) publish(ctx context.Context, node *corev1.Node, kept map[types.
 		reasons[pod.String()] = reason
 	}
 	value := protocol.EncodeKeptStaticPods(node.Status.NodeInfo.BootID, reasons)
-	if node.Annotations[maintenancev1alpha1.AnnotationKeptStaticPods] != value {
+	if node.Annotations[v1alpha1.AnnotationKeptStaticPods] != value {
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-			"uid": node.UID, "annotations": map[string]string{maintenancev1alpha1.AnnotationKeptStaticPods: value},
+			"uid": node.UID, "annotations": map[string]string{v1alpha1.AnnotationKeptStaticPods: value},
 		}})
 		if err != nil {
 			return err
@@ -146,7 +146,7 @@ func (k *Keeper) publish(ctx context.Context, node *corev1.Node, kept map[types.
 func holdersOf(node *corev1.Node) []string {
 	names := sets.New[string]()
 	for _, annotation := range []string{
-		maintenancev1alpha1.AnnotationCordonedBy, maintenancev1alpha1.AnnotationTaintedBy, maintenancev1alpha1.AnnotationConditionsBy,
+		v1alpha1.AnnotationCordonedBy, v1alpha1.AnnotationTaintedBy, v1alpha1.AnnotationConditionsBy,
 	} {
 		var mark struct {
 			Maintenances map[string]json.RawMessage `json:"maintenances"`
@@ -159,7 +159,7 @@ func holdersOf(node *corev1.Node) []string {
 }
 
 // maintenances returns the maintenances in stage Drain that hold the node.
-func (k *Keeper) maintenances(ctx context.Context) ([]maintenancev1alpha1.NodeMaintenance, error) {
+func (k *Keeper) maintenances(ctx context.Context) ([]v1alpha1.NodeMaintenance, error) {
 	node, err := k.node(ctx)
 	if err != nil {
 		return nil, err
@@ -171,7 +171,7 @@ func (k *Keeper) maintenances(ctx context.Context) ([]maintenancev1alpha1.NodeMa
 	k.mu.Lock()
 	k.listedAt, k.list = time.Time{}, nil
 	k.mu.Unlock()
-	var found []maintenancev1alpha1.NodeMaintenance
+	var found []v1alpha1.NodeMaintenance
 	for _, name := range holders {
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		nm, err := k.Maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
@@ -180,7 +180,7 @@ func (k *Keeper) maintenances(ctx context.Context) ([]maintenancev1alpha1.NodeMa
 		case apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse):
 		case err != nil:
 			return nil, fmt.Errorf("get NodeMaintenance %s: %w", name, err)
-		case nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain:
+		case nm.Spec.Stage == v1alpha1.NodeMaintenanceStageDrain:
 			found = append(found, *nm)
 		}
 	}
@@ -188,7 +188,7 @@ func (k *Keeper) maintenances(ctx context.Context) ([]maintenancev1alpha1.NodeMa
 }
 
 // listed lists the maintenances in stage Drain, for a Node whose marks name none.
-func (k *Keeper) listed(ctx context.Context) ([]maintenancev1alpha1.NodeMaintenance, error) {
+func (k *Keeper) listed(ctx context.Context) ([]v1alpha1.NodeMaintenance, error) {
 	k.mu.Lock()
 	list, at := k.list, k.listedAt
 	k.mu.Unlock()
@@ -198,15 +198,15 @@ func (k *Keeper) listed(ctx context.Context) ([]maintenancev1alpha1.NodeMaintena
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	all, err := k.Maintenance.MaintenanceV1alpha1().NodeMaintenances().List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector(maintenance.FieldStage, string(maintenancev1alpha1.NodeMaintenanceStageDrain)).String(),
+		FieldSelector: fields.OneTermEqualSelector(maintenance.FieldStage, string(v1alpha1.NodeMaintenanceStageDrain)).String(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list the NodeMaintenances in stage Drain: %w", err)
 	}
 	// Not all servers know the field. Only those of this node are remembered.
-	list = slices.DeleteFunc(all.Items, func(nm maintenancev1alpha1.NodeMaintenance) bool {
-		return nm.Spec.Stage != maintenancev1alpha1.NodeMaintenanceStageDrain ||
-			!slices.ContainsFunc(nm.Status.NodeStatuses, func(s maintenancev1alpha1.NodeMaintenanceNodeStatus) bool { return s.NodeRef.Name == k.NodeName })
+	list = slices.DeleteFunc(all.Items, func(nm v1alpha1.NodeMaintenance) bool {
+		return nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain ||
+			!slices.ContainsFunc(nm.Status.NodeStatuses, func(s v1alpha1.NodeMaintenanceNodeStatus) bool { return s.NodeRef.Name == k.NodeName })
 	})
 	k.mu.Lock()
 	defer k.mu.Unlock()

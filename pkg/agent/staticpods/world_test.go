@@ -22,7 +22,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	"haulout.dev/haulout/pkg/host/informertest"
 )
@@ -34,17 +34,17 @@ func manifestOf(name string, more ...string) string {
 
 // drain returns a NodeMaintenance in stage Drain that asks static pods up to a priority to leave
 // the node.
-func drain(name string, priority int32, mods ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
-	nm := &maintenancev1alpha1.NodeMaintenance{
+func drain(name string, priority int32, mods ...func(*v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
+	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
-		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: "new kernel"},
-		Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{
-			{NodeRef: maintenancev1alpha1.NodeReference{Name: "other"}},
+		Spec:       v1alpha1.NodeMaintenanceSpec{Stage: v1alpha1.NodeMaintenanceStageDrain, Reason: "new kernel"},
+		Status: v1alpha1.NodeMaintenanceStatus{NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{
+			{NodeRef: v1alpha1.NodeReference{Name: "other"}},
 			{
-				NodeRef: maintenancev1alpha1.NodeReference{Name: node},
-				DrainTargets: []maintenancev1alpha1.DrainPlanEntry{
-					{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: maintenancev1alpha1.MaxPodPriority},
-					{PodType: maintenancev1alpha1.PodTypeStatic, PodPriority: priority},
+				NodeRef: v1alpha1.NodeReference{Name: node},
+				DrainTargets: []v1alpha1.DrainPlanEntry{
+					{PodType: v1alpha1.PodTypeDefault, PodPriority: v1alpha1.MaxPodPriority},
+					{PodType: v1alpha1.PodTypeStatic, PodPriority: priority},
 				},
 			},
 		}},
@@ -55,29 +55,29 @@ func drain(name string, priority int32, mods ...func(*maintenancev1alpha1.NodeMa
 	return nm
 }
 
-func inStage(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.Stage = stage }
+func inStage(stage v1alpha1.NodeMaintenanceStage) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = stage }
 }
 
 // evacuationOf returns an Evacuation of a pod whose active class is the kubelet's.
-func evacuationOf(name string) *maintenancev1alpha1.Evacuation {
-	return &maintenancev1alpha1.Evacuation{
+func evacuationOf(name string) *v1alpha1.Evacuation {
+	return &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "default", Name: "evacuation-of-" + name, UID: types.UID("evacuation-" + name),
-			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+			Finalizers: []string{v1alpha1.FinalizerInstigatorNodeMaintenance},
 		},
-		Spec: maintenancev1alpha1.EvacuationSpec{
-			PodRef: maintenancev1alpha1.PodReference{Name: name + "-node-7", UID: "api-1"}, NodeName: node,
+		Spec: v1alpha1.EvacuationSpec{
+			PodRef: v1alpha1.PodReference{Name: name + "-node-7", UID: "api-1"}, NodeName: node,
 			ProgressDeadlineSeconds: ptr.To[int32](1800),
 		},
-		Status: maintenancev1alpha1.EvacuationStatus{ActiveEvacuatorClass: maintenancev1alpha1.EvacuatorClassKubelet},
+		Status: v1alpha1.EvacuationStatus{ActiveEvacuatorClass: v1alpha1.EvacuatorClassKubelet},
 	}
 }
 
 var (
-	maintenancesResource = maintenancev1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
+	maintenancesResource = v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances")
 	nodesResource        = corev1.SchemeGroupVersion.WithResource("nodes")
-	evacuationsResource  = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
+	evacuationsResource  = v1alpha1.SchemeGroupVersion.WithResource("evacuations")
 )
 
 // report is a write to the status of an Evacuation.
@@ -299,13 +299,13 @@ func (w *world) add(object runtime.Object) {
 }
 
 // editMaintenance changes a NodeMaintenance.
-func (w *world) editMaintenance(name string, mod func(*maintenancev1alpha1.NodeMaintenance)) {
+func (w *world) editMaintenance(name string, mod func(*v1alpha1.NodeMaintenance)) {
 	w.Helper()
 	stored, err := w.api.Tracker().Get(maintenancesResource, "", name)
 	if err != nil {
 		w.Fatal(err)
 	}
-	nm := stored.(*maintenancev1alpha1.NodeMaintenance).DeepCopy()
+	nm := stored.(*v1alpha1.NodeMaintenance).DeepCopy()
 	mod(nm)
 	if err := w.api.Tracker().Update(maintenancesResource, nm, ""); err != nil {
 		w.Fatal(err)
@@ -313,13 +313,13 @@ func (w *world) editMaintenance(name string, mod func(*maintenancev1alpha1.NodeM
 }
 
 // editEvacuation changes an Evacuation.
-func (w *world) editEvacuation(name string, mod func(*maintenancev1alpha1.Evacuation)) {
+func (w *world) editEvacuation(name string, mod func(*v1alpha1.Evacuation)) {
 	w.Helper()
 	stored, err := w.api.Tracker().Get(evacuationsResource, "default", "evacuation-of-"+name)
 	if err != nil {
 		w.Fatal(err)
 	}
-	e := stored.(*maintenancev1alpha1.Evacuation).DeepCopy()
+	e := stored.(*v1alpha1.Evacuation).DeepCopy()
 	mod(e)
 	if err := w.api.Tracker().Update(evacuationsResource, e, "default"); err != nil {
 		w.Fatal(err)
@@ -327,9 +327,9 @@ func (w *world) editEvacuation(name string, mod func(*maintenancev1alpha1.Evacua
 }
 
 // departed does what the server does when the pod is gone.
-func departed(e *maintenancev1alpha1.Evacuation) {
+func departed(e *v1alpha1.Evacuation) {
 	e.Status.Conditions = []metav1.Condition{{
-		Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: maintenancev1alpha1.ReasonPodDeleted,
+		Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonPodDeleted,
 	}}
 }
 
@@ -373,5 +373,5 @@ func (w *world) published() string {
 	if err != nil {
 		w.Fatal(err)
 	}
-	return stored.(*corev1.Node).Annotations[maintenancev1alpha1.AnnotationKeptStaticPods]
+	return stored.(*corev1.Node).Annotations[v1alpha1.AnnotationKeptStaticPods]
 }

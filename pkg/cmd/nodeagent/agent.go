@@ -16,7 +16,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/buckets"
 	"haulout.dev/haulout/pkg/agent/cluster"
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/kubelet"
 	"haulout.dev/haulout/pkg/agent/local/cri"
 	"haulout.dev/haulout/pkg/agent/local/pods"
@@ -62,7 +62,7 @@ type host struct {
 
 // agent is a node agent that is ready to run.
 type agent struct {
-	config  *v1alpha1.NodeAgentConfiguration
+	config  *configv1alpha1.NodeAgentConfiguration
 	host    *host
 	node    string
 	bootID  string
@@ -85,7 +85,7 @@ type start struct {
 }
 
 // begin opens the state directory, and makes this process its only agent.
-func begin(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*start, error) {
+func begin(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) (*start, error) {
 	store, err := state.Open(c.StateDirectory, state.RunDirectory)
 	if err != nil {
 		return nil, err
@@ -109,7 +109,7 @@ func begin(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*start, err
 }
 
 // newAgent makes all parts of the agent and starts none.
-func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start, h *host, config *rest.Config, node string) (*agent, error) {
+func newAgent(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, s *start, h *host, config *rest.Config, node string) (*agent, error) {
 	a := &agent{config: c, host: h, node: node, bootID: s.bootID, started: time.Now()}
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -138,7 +138,7 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 	}
 	table := buckets.New(c.ShutdownGracePeriodByPodPriority)
 	problem := a.static.KubeletProblem
-	if c.LocalEngine != v1alpha1.LocalEngineCRI {
+	if c.LocalEngine != configv1alpha1.LocalEngineCRI {
 		problem = func() string { return "safe mode, because " + h.safeMode }
 	}
 	runtime, err := cri.New(cri.Config{
@@ -149,13 +149,13 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 	}
 	a.closers = append(a.closers, runtime.Close)
 	// In safe mode, a shutdown with pods would wait until its deadline without an engine.
-	if c.LocalEngine == v1alpha1.LocalEngineCRI || h.safeMode != "" {
+	if c.LocalEngine == configv1alpha1.LocalEngineCRI || h.safeMode != "" {
 		a.engine = runtime
 	}
 	a.static.newKeeper = func(dir string, facts kubelet.Facts) (keeper, error) {
 		return staticpods.New(staticpods.Config{
 			Dir: dir, NodeName: node, BootID: nodeBootID(), Kubelet: &limitedKubelet{kubelet.Health{Address: facts.HealthzAddress}, a.static}, Containers: runtime,
-			Policy: staticpods.Policy{KeepAll: c.StaticPods == v1alpha1.StaticPodsKeep, Keep: c.KeepStaticPods, Evacuate: c.EvacuateStaticPods},
+			Policy: staticpods.Policy{KeepAll: c.StaticPods == configv1alpha1.StaticPodsKeep, Keep: c.KeepStaticPods, Evacuate: c.EvacuateStaticPods},
 			Server: serverOf(c, facts), CA: authoritiesOf(c, facts), Static: a.staticPodNames, Kube: kube, Maintenance: maintenance,
 			APILossRestorePeriod: c.APILossRestorePeriod.Duration, HauloutLossRestorePeriod: c.HauloutLossRestorePeriod.Duration,
 			PollingOnly: h.pollingOnly,
@@ -177,7 +177,7 @@ func newAgent(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, s *start,
 		StaticPods: a.static, Buckets: table,
 		MaxShutdownDelay: c.MaxShutdownDelay.Duration, APIGracePeriod: c.APIGracePeriod.Duration,
 		DrainBeforeShutdown: *c.DrainBeforeShutdown, Within: func() *state.Within { return readWithin(ctx, c) },
-		CompleteAfterReboot: *c.CompleteAfterReboot, KeepForgotten: c.OnForgottenShutdown == v1alpha1.ForgottenShutdownKeep,
+		CompleteAfterReboot: *c.CompleteAfterReboot, KeepForgotten: c.OnForgottenShutdown == configv1alpha1.ForgottenShutdownKeep,
 	})
 	return a, err
 }
@@ -207,7 +207,7 @@ func (a *agent) warnings() []string {
 
 // known returns the configuration with what the agent has found out, for one that starts without.
 // In safe mode it is what an earlier process has stored.
-func (a *agent) known() *v1alpha1.NodeAgentConfiguration {
+func (a *agent) known() *configv1alpha1.NodeAgentConfiguration {
 	c := a.config.DeepCopy()
 	c.NodeName, c.RuntimeEndpoint = a.node, a.static.RuntimeEndpoint()
 	if folder := a.static.Folder(); folder != "" {

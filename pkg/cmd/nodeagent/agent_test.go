@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/agent/config"
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -90,7 +90,7 @@ func (k noKubelet) Start(context.Context) error {
 }
 
 // testConfig is a configuration on which an agent can run as any user.
-func testConfig(t *testing.T) *v1alpha1.NodeAgentConfiguration {
+func testConfig(t *testing.T) *configv1alpha1.NodeAgentConfiguration {
 	t.Helper()
 	dir := t.TempDir()
 	c := config.Default()
@@ -100,8 +100,8 @@ func testConfig(t *testing.T) *v1alpha1.NodeAgentConfiguration {
 	c.StateDirectory = filepath.Join(dir, "state")
 	c.RuntimeEndpoint = "unix://" + filepath.Join(dir, "cri.sock")
 	c.MetricsBindAddress = ptr.To(unreachable(t))
-	c.LocalEngine = v1alpha1.LocalEngineNone
-	c.ShutdownGracePeriodByPodPriority = []v1alpha1.ShutdownGracePeriodByPodPriority{{ShutdownGracePeriodSeconds: 1}}
+	c.LocalEngine = configv1alpha1.LocalEngineNone
+	c.ShutdownGracePeriodByPodPriority = []configv1alpha1.ShutdownGracePeriodByPodPriority{{ShutdownGracePeriodSeconds: 1}}
 	c.APIGracePeriod = metav1.Duration{Duration: time.Second}
 	must.Do(t, os.WriteFile(c.KubeletConfig, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"), 0o600))
 	return c
@@ -126,7 +126,7 @@ func (s *statuses) has(part string) bool {
 }
 
 // startAgent runs an agent of a test until the test ends. It returns what stops it and its error.
-func startAgent(t *testing.T, c *v1alpha1.NodeAgentConfiguration, h *host) (stop func() error) {
+func startAgent(t *testing.T, c *configv1alpha1.NodeAgentConfiguration, h *host) (stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	s := must.Get(begin(ctx, c))(t)
@@ -263,7 +263,7 @@ func TestNewerStateEndsTheAgent(t *testing.T) {
 }
 
 func TestEngines(t *testing.T) {
-	for engine, want := range map[v1alpha1.LocalEngine]string{v1alpha1.LocalEngineCRI: "CRI", v1alpha1.LocalEngineNone: ""} {
+	for engine, want := range map[configv1alpha1.LocalEngine]string{configv1alpha1.LocalEngineCRI: "CRI", configv1alpha1.LocalEngineNone: ""} {
 		t.Run(string(engine), func(t *testing.T) {
 			c := testConfig(t)
 			c.LocalEngine = engine

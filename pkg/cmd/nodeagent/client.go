@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/kubelet"
 	"haulout.dev/haulout/pkg/version"
 )
@@ -63,7 +63,7 @@ func noticeDeadConnections() error {
 
 // clientOf returns how to reach the API, and the name of the node. It fails if that yields no
 // client, as with authorities that are no certificates.
-func clientOf(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) (*rest.Config, string, error) {
+func clientOf(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) (*rest.Config, string, error) {
 	config, err := restConfig(c.Kubeconfig)
 	if err != nil {
 		return nil, "", err
@@ -110,7 +110,7 @@ func authoritiesIn(config *rest.Config) ([]byte, error) {
 
 // nodeName returns the name of the Node object: the configured one, else the one in the kubelet's
 // certificate, else the one with which the kubelet registers.
-func nodeName(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, config *rest.Config) (string, error) {
+func nodeName(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, config *rest.Config) (string, error) {
 	certified, err := certifiedNode(config)
 	if c.NodeName != "" {
 		if err == nil && certified != "" && certified != c.NodeName {

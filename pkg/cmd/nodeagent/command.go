@@ -26,7 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"haulout.dev/haulout/pkg/agent/config"
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/kubelet"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
@@ -110,7 +110,7 @@ func (o *Options) addFlags(flags *pflag.FlagSet) {
 }
 
 // Load returns the configuration: the file, its defaults, and on top the flags.
-func (o *Options) Load() (*v1alpha1.NodeAgentConfiguration, error) {
+func (o *Options) Load() (*configv1alpha1.NodeAgentConfiguration, error) {
 	path := o.ConfigFile
 	if path == "" {
 		path = config.DefaultPath()
@@ -208,21 +208,23 @@ the agent has the table, since with both the kubelet ends the pods immediately.`
 
 // printMigrated prints the fields of the agent's configuration that take the place of the
 // kubelet's.
-func printMigrated(out io.Writer, c *v1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) error {
+func printMigrated(out io.Writer, c *configv1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) error {
 	if len(facts.ShutdownFields) == 0 {
 		return errors.New("the kubelet has no graceful shutdown of its own: shutdownGracePeriod and shutdownGracePeriodByPodPriority are not set")
 	}
 	var migrated struct {
-		Table    []v1alpha1.ShutdownGracePeriodByPodPriority `json:"shutdownGracePeriodByPodPriority"`
-		MaxDelay *metav1.Duration                            `json:"maxShutdownDelay,omitempty"`
+		Table    []configv1alpha1.ShutdownGracePeriodByPodPriority `json:"shutdownGracePeriodByPodPriority"`
+		MaxDelay *metav1.Duration                                  `json:"maxShutdownDelay,omitempty"`
 	}
 	total := int64(0)
 	for priority, seconds := range facts.ShutdownTable {
 		// An entry without time ends its pods without a wait, which the agent does not do.
-		migrated.Table = append(migrated.Table, v1alpha1.ShutdownGracePeriodByPodPriority{Priority: priority, ShutdownGracePeriodSeconds: max(seconds, 1)})
+		migrated.Table = append(migrated.Table, configv1alpha1.ShutdownGracePeriodByPodPriority{Priority: priority, ShutdownGracePeriodSeconds: max(seconds, 1)})
 		total += max(seconds, 1)
 	}
-	slices.SortFunc(migrated.Table, func(a, b v1alpha1.ShutdownGracePeriodByPodPriority) int { return cmp.Compare(a.Priority, b.Priority) })
+	slices.SortFunc(migrated.Table, func(a, b configv1alpha1.ShutdownGracePeriodByPodPriority) int {
+		return cmp.Compare(a.Priority, b.Priority)
+	})
 	if least := time.Duration(total)*time.Second + config.Margin; c.MaxShutdownDelay.Duration < least {
 		migrated.MaxDelay = &metav1.Duration{Duration: least}
 	}
@@ -235,7 +237,7 @@ func printMigrated(out io.Writer, c *v1alpha1.NodeAgentConfiguration, facts *kub
 }
 
 // withinDirectory returns where a request to shorten a shutdown is kept.
-func withinDirectory(c *v1alpha1.NodeAgentConfiguration) string {
+func withinDirectory(c *configv1alpha1.NodeAgentConfiguration) string {
 	if state.RunDirectory != "" {
 		return state.RunDirectory
 	}
@@ -243,7 +245,7 @@ func withinDirectory(c *v1alpha1.NodeAgentConfiguration) string {
 }
 
 // readWithin returns the last request to shorten a shutdown, nil if there is none.
-func readWithin(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) *state.Within {
+func readWithin(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) *state.Within {
 	w, err := state.ReadWithin(withinDirectory(c))
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot read the request to shorten a shutdown", "err", err)

@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"haulout.dev/haulout/pkg/agent/config"
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -46,7 +46,7 @@ func execute(t *testing.T, args ...string) (string, error) {
 func TestConfigCheck(t *testing.T) {
 	path := configFile(t, "nodeName: from-the-file\nmaxShutdownDelay: 10m\n")
 	out := must.Get(execute(t, "config", "check", "--config", path, "--node-name", "from-the-flag", "--state-directory", "/state"))(t)
-	var c v1alpha1.NodeAgentConfiguration
+	var c configv1alpha1.NodeAgentConfiguration
 	if err := yaml.UnmarshalStrict([]byte(out), &c); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

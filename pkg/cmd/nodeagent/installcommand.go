@@ -18,7 +18,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/cluster"
 	"haulout.dev/haulout/pkg/agent/config"
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/staticpods"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -36,7 +36,7 @@ type installation struct {
 	binary string
 	// config is the configuration, content its file and path where the service reads it. No content
 	// means that the machine's own file stays.
-	config  *v1alpha1.NodeAgentConfiguration
+	config  *configv1alpha1.NodeAgentConfiguration
 	content []byte
 	path    string
 	// args are the arguments of the program.
@@ -207,7 +207,7 @@ func parkedOf(ctx context.Context, o *Options, force bool) (string, []string, er
 
 // reportStopped writes into the node's conditions that it has no agent any more, so that drains
 // leave its static pods alone.
-func reportStopped(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) error {
+func reportStopped(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) error {
 	ctx, cancel := context.WithTimeout(ctx, conditionTimeout)
 	defer cancel()
 	rest, node, err := clientOf(ctx, c)

@@ -20,7 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/config"
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/state"
 )
 
@@ -44,7 +44,7 @@ const (
 // shutdown that is pending ends the pods with the configuration that was stored in this boot, or
 // goes on immediately if there is none.
 type mode struct {
-	config *v1alpha1.NodeAgentConfiguration
+	config *configv1alpha1.NodeAgentConfiguration
 	client *rest.Config
 	node   string
 	// files is what the client was made from, see clientFiles.
@@ -96,7 +96,7 @@ func (m *mode) connect(ctx context.Context) error {
 // safeMode returns the mode with the configuration that was stored in this boot, in the state
 // directory of c. If there is none, the agent releases with c. The client of the mode writes the
 // conditions of the node, if there is one.
-func safeMode(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, why string) mode {
+func safeMode(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, why string) mode {
 	m := mode{why: why, safe: true, config: storedConfiguration(c.StateDirectory)}
 	if m.config == nil {
 		m.config = releasing(c)
@@ -111,21 +111,21 @@ func safeMode(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, why strin
 }
 
 // releasing returns a configuration with which the agent ends no pods, and uses no state of before.
-func releasing(c *v1alpha1.NodeAgentConfiguration) *v1alpha1.NodeAgentConfiguration {
+func releasing(c *configv1alpha1.NodeAgentConfiguration) *configv1alpha1.NodeAgentConfiguration {
 	c = c.DeepCopy()
-	c.LocalEngine, c.StateDirectory = v1alpha1.LocalEngineNone, releasingDir
+	c.LocalEngine, c.StateDirectory = configv1alpha1.LocalEngineNone, releasingDir
 	return c
 }
 
 // storedConfiguration returns the configuration with which an agent has run in this boot, nil if
 // there is none or if it has left no list of pods.
-func storedConfiguration(dir string) *v1alpha1.NodeAgentConfiguration {
+func storedConfiguration(dir string) *configv1alpha1.NodeAgentConfiguration {
 	kernel, err := state.BootID()
 	if err != nil {
 		return nil
 	}
 	stored, err := state.Read(dir, state.RunDirectory)
-	if err != nil || stored.Configuration == nil || !state.OfKernel(stored.BootID, kernel) || stored.Configuration.LocalEngine == v1alpha1.LocalEngineNone {
+	if err != nil || stored.Configuration == nil || !state.OfKernel(stored.BootID, kernel) || stored.Configuration.LocalEngine == configv1alpha1.LocalEngineNone {
 		return nil
 	}
 	if _, err := os.Stat(filepath.Join(dir, "pods.json")); err != nil {
@@ -135,14 +135,14 @@ func storedConfiguration(dir string) *v1alpha1.NodeAgentConfiguration {
 }
 
 // lastConfiguration returns what an agent runs with whose configuration cannot be loaded.
-func lastConfiguration(ctx context.Context, o *Options) *v1alpha1.NodeAgentConfiguration {
+func lastConfiguration(ctx context.Context, o *Options) *configv1alpha1.NodeAgentConfiguration {
 	c := config.Default()
 	c.StateDirectory = cmp.Or(o.StateDirectory, lastStateDirectory(ctx), c.StateDirectory)
 	return cmp.Or(storedConfiguration(c.StateDirectory), c)
 }
 
 // lastNode returns the name of the node without a client.
-func lastNode(c *v1alpha1.NodeAgentConfiguration) string {
+func lastNode(c *configv1alpha1.NodeAgentConfiguration) string {
 	if c.NodeName != "" {
 		return c.NodeName
 	}

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"haulout.dev/haulout/pkg/agent/config"
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -31,7 +31,7 @@ func storeConfiguration(t *testing.T, dir, bootID string, pods bool) {
 	store := must.Get(state.Open(dir, ""))(t)
 	c := config.Default()
 	c.NodeName, c.StateDirectory, c.Kubeconfig = "node-1", dir, filepath.Join(dir, "gone.conf")
-	c.ShutdownGracePeriodByPodPriority = []v1alpha1.ShutdownGracePeriodByPodPriority{{ShutdownGracePeriodSeconds: 7}}
+	c.ShutdownGracePeriodByPodPriority = []configv1alpha1.ShutdownGracePeriodByPodPriority{{ShutdownGracePeriodSeconds: 7}}
 	must.Do(t, store.Save(state.State{Phase: state.Armed, BootID: bootID, Configuration: c}))
 	if pods {
 		must.Do(t, os.WriteFile(filepath.Join(dir, "pods.json"), []byte("{}"), 0o600))
@@ -107,7 +107,7 @@ func TestChooseMode(t *testing.T) {
 			if m.safe != test.safe || (m.why == "") != (test.why == "") || !strings.Contains(m.why, test.why) {
 				t.Errorf("safe mode: %t, because %q, want %t, because %q", m.safe, m.why, test.safe, test.why)
 			}
-			if local := m.config.LocalEngine == v1alpha1.LocalEngineCRI; local != test.local || m.config.StateDirectory != dir && local {
+			if local := m.config.LocalEngine == configv1alpha1.LocalEngineCRI; local != test.local || m.config.StateDirectory != dir && local {
 				t.Errorf("the engine is %s with the state in %s, want that pods are ended: %t", m.config.LocalEngine, m.config.StateDirectory, test.local)
 			}
 			if stored := m.config.ShutdownGracePeriodByPodPriority[0].ShutdownGracePeriodSeconds == 7; stored != test.storedTable {
@@ -188,7 +188,7 @@ func TestSafeModeOnlyTells(t *testing.T) {
 func TestSafeModeReleases(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
-	c.LocalEngine = v1alpha1.LocalEngineNone
+	c.LocalEngine = configv1alpha1.LocalEngineNone
 	must.Do(t, os.MkdirAll(c.StateDirectory, 0o700))
 	const stored = `{"version":1,"node":"node-1","pods":[{"namespace":"blue","name":"web-1","priority":0}]}`
 	must.Do(t, os.WriteFile(filepath.Join(c.StateDirectory, "pods.json"), []byte(stored), 0o600))
@@ -219,7 +219,7 @@ func TestSafeModeTellsWhatIsParked(t *testing.T) {
 func TestKubeletOfAnotherUnitIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t)
-	c.LocalEngine = v1alpha1.LocalEngineCRI
+	c.LocalEngine = configv1alpha1.LocalEngineCRI
 	machine := newFakeMachine()
 	startAgent(t, c, &host{
 		machine: machine, kubelet: noKubelet{t}, status: func(string) {},

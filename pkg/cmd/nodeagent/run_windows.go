@@ -21,7 +21,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/config"
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/agent/windows"
@@ -178,7 +178,7 @@ func (r *runner) run(ctx context.Context, o *Options) error {
 func lastStateDirectory(context.Context) string { return "" }
 
 // lastConfiguration returns the defaults, for the same reason.
-func lastConfiguration(_ context.Context, o *Options) *v1alpha1.NodeAgentConfiguration {
+func lastConfiguration(_ context.Context, o *Options) *configv1alpha1.NodeAgentConfiguration {
 	c := config.Default()
 	c.StateDirectory = cmp.Or(o.StateDirectory, c.StateDirectory)
 	return c
@@ -208,7 +208,7 @@ func (r *runner) endErr(ctx context.Context, err error) error {
 
 // waitForClient returns how to reach the API and the name of the node. On a machine that has not
 // joined a cluster yet, it waits until it has, or shuts down without.
-func (r *runner) waitForClient(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, status func(string)) (config *rest.Config, node string, err error) {
+func (r *runner) waitForClient(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, status func(string)) (config *rest.Config, node string, err error) {
 	last := ""
 	for {
 		config, node, err := clientOf(ctx, c)
@@ -232,7 +232,7 @@ func (r *runner) waitForClient(ctx context.Context, c *v1alpha1.NodeAgentConfigu
 
 // machineConfig returns how the shutdown is delayed, with what an earlier process of this boot knew
 // of it.
-func machineConfig(c *v1alpha1.NodeAgentConfiguration, s *start, controls *windows.Controls) windows.Config {
+func machineConfig(c *configv1alpha1.NodeAgentConfiguration, s *start, controls *windows.Controls) windows.Config {
 	m := windows.Config{
 		Delay: c.MaxShutdownDelay.Duration, Controls: controls,
 		Settings: windows.NewSettings(c.StateDirectory, c.KubeletService),

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/kubelet"
 	"haulout.dev/haulout/pkg/agent/staticpods"
 )
@@ -37,7 +37,7 @@ type keeper interface {
 // staticPods follows the kubelet's configuration, and runs a keeper for the folder that it names.
 // It implements shutdown.StaticPods.
 type staticPods struct {
-	config *v1alpha1.NodeAgentConfiguration
+	config *configv1alpha1.NodeAgentConfiguration
 	// discover returns the kubelet's configuration; kubelet.Discover implements it.
 	discover func(ctx context.Context, configPath string) (kubelet.Facts, error)
 	// kubeletProblem returns why the agent cannot stop the kubelet, empty if it can; ok is false if
@@ -71,7 +71,7 @@ type keeperKey struct {
 
 // serverOf returns a function that reads the URL of the kubelet's API server. A kubelet without a
 // kubeconfig of its own is a part of another program, whose kubeconfig is the agent's.
-func serverOf(c *v1alpha1.NodeAgentConfiguration, facts kubelet.Facts) func() (string, error) {
+func serverOf(c *configv1alpha1.NodeAgentConfiguration, facts kubelet.Facts) func() (string, error) {
 	return func() (string, error) {
 		config, err := restConfig(cmp.Or(facts.Kubeconfig, c.Kubeconfig))
 		if err != nil {
@@ -83,7 +83,7 @@ func serverOf(c *v1alpha1.NodeAgentConfiguration, facts kubelet.Facts) func() (s
 
 // authoritiesOf returns a function that reads the certificates of the authorities that the kubelet
 // trusts.
-func authoritiesOf(c *v1alpha1.NodeAgentConfiguration, facts kubelet.Facts) func() ([]byte, error) {
+func authoritiesOf(c *configv1alpha1.NodeAgentConfiguration, facts kubelet.Facts) func() ([]byte, error) {
 	return func() ([]byte, error) {
 		config, err := restConfig(cmp.Or(facts.Kubeconfig, c.Kubeconfig))
 		if err != nil {
@@ -315,7 +315,7 @@ func (s *staticPods) next(ctx context.Context) (keeper, error) {
 }
 
 // warnings returns what in the kubelet's configuration does not fit the agent's.
-func warnings(c *v1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) []string {
+func warnings(c *configv1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) []string {
 	var list []string
 	if c.RuntimeEndpoint != "" && facts.ContainerRuntimeEndpoint != "" && socketOf(facts.ContainerRuntimeEndpoint) != socketOf(c.RuntimeEndpoint) {
 		list = append(list, fmt.Sprintf("The kubelet's container runtime is at %s, which the agent uses; runtimeEndpoint is %s: remove it, or set it to the same.",

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/agent/config"
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/kubelet"
 	"haulout.dev/haulout/pkg/agent/staticpods"
 	"haulout.dev/haulout/pkg/testing/bubble"
@@ -290,7 +290,7 @@ func TestWarnings(t *testing.T) {
 	must.Do(t, os.Symlink(socket, link))
 	for name, test := range map[string]struct {
 		facts  kubelet.Facts
-		engine v1alpha1.LocalEngine
+		engine configv1alpha1.LocalEngine
 		want   []string
 	}{
 		"the same endpoint":                {facts: kubelet.Facts{ContainerRuntimeEndpoint: "unix://" + socket}},
@@ -306,7 +306,7 @@ func TestWarnings(t *testing.T) {
 		},
 		"a kubelet with its own shutdown, and no engine": {
 			facts:  kubelet.Facts{ShutdownFields: []string{"shutdownGracePeriodByPodPriority"}},
-			engine: v1alpha1.LocalEngineNone, want: []string{"remove shutdownGracePeriodByPodPriority"},
+			engine: configv1alpha1.LocalEngineNone, want: []string{"remove shutdownGracePeriodByPodPriority"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

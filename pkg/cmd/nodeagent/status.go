@@ -24,10 +24,10 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
-	"haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
@@ -100,7 +100,7 @@ the agent runs, holds the lock that delays a shutdown and has no problems.`,
 }
 
 // takeSnapshot asks everything that can be asked.
-func takeSnapshot(ctx context.Context, c *v1alpha1.NodeAgentConfiguration) *snapshot {
+func takeSnapshot(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) *snapshot {
 	s := &snapshot{}
 	report, err := askAgent(ctx, *c.MetricsBindAddress)
 	s.Report, s.ReportError = report, text(err)
@@ -162,7 +162,7 @@ func reachable(address string) string {
 }
 
 // askNode asks the API for the node's conditions that the agent writes.
-func askNode(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, report *Report) (string, []corev1.NodeCondition, error) {
+func askNode(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, report *Report) (string, []corev1.NodeCondition, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	rest, err := restConfig(c.Kubeconfig)
@@ -189,7 +189,7 @@ func askNode(ctx context.Context, c *v1alpha1.NodeAgentConfiguration, report *Re
 	var conditions []corev1.NodeCondition
 	for _, condition := range node.Status.Conditions {
 		switch condition.Type {
-		case maintenancev1alpha1.NodeConditionAgentReady, maintenancev1alpha1.NodeConditionAgentRunning, corev1.NodeGracefulNodeShutdownInProgress:
+		case v1alpha1.NodeConditionAgentReady, v1alpha1.NodeConditionAgentRunning, corev1.NodeGracefulNodeShutdownInProgress:
 			conditions = append(conditions, condition)
 		}
 	}

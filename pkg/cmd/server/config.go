@@ -36,11 +36,11 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apiserver"
 	"haulout.dev/haulout/pkg/controller/loop"
-	"haulout.dev/haulout/pkg/drain/nodeselection"
+	"haulout.dev/haulout/pkg/drain/nodeselector"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/generated/openapi"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/previewer"
 	"haulout.dev/haulout/pkg/identity"
 	"haulout.dev/haulout/pkg/version"
@@ -155,7 +155,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	}); err != nil {
 		return nil, nil, err
 	}
-	maintenances := informers.NewSharedInformerFactoryWithOptions(own, resync, informers.WithTransform(controllercache.Strip))
+	maintenances := informers.NewSharedInformerFactoryWithOptions(own, resync, informers.WithTransform(podcache.Strip))
 	nodes := generic.SharedInformerFactory.Core().V1().Nodes()
 	hasNodes, nodeLister := nodes.Informer().HasSynced, nodes.Lister()
 	extra := &apiserver.ExtraConfig{
@@ -163,7 +163,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 		MaintenanceInformers: maintenances,
 		NewestNode: func() (*metav1.Time, bool) {
 			all, err := nodeLister.List(labels.Everything())
-			return nodeselection.Newest(all), hasNodes() && err == nil
+			return nodeselector.Newest(all), hasNodes() && err == nil
 		},
 		Previewer: previewer.New(previewer.Config{
 			Host: host.client, Authorizer: generic.Authorization.Authorizer, Evacuators: o.Evacuators.BuiltIn,

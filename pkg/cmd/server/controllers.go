@@ -23,9 +23,9 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
 	"haulout.dev/haulout/pkg/host/inflight"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/host/podcache"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 // controllerDependencies has the dependencies of every set of controllers.
@@ -58,8 +58,8 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	if d.leaderClients, err = d.newClients(ctx, mayAct); err != nil {
 		return fmt.Errorf("create the clients of the controllers: %w", err)
 	}
-	host := hostinformers.NewSharedInformerFactoryWithOptions(d.host, resync, hostinformers.WithTransform(controllercache.NewTransform()))
-	own := informers.NewSharedInformerFactoryWithOptions(d.own, resync, informers.WithTransform(controllercache.Strip))
+	host := hostinformers.NewSharedInformerFactoryWithOptions(d.host, resync, hostinformers.WithTransform(podcache.NewTransform()))
+	own := informers.NewSharedInformerFactoryWithOptions(d.own, resync, informers.WithTransform(podcache.Strip))
 	inFlight := &inflight.Evictions{}
 	selected, err := selection.New(host.Core().V1().Nodes().Informer(), own.Maintenance().V1alpha1().NodeMaintenances().Informer(), clock.RealClock{})
 	if err != nil {
@@ -79,7 +79,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	if err != nil {
 		return fmt.Errorf("create controller %s: %w", evacuation.Name, err)
 	}
-	drains, rights, err := d.drains(host, own, inFlight, selected)
+	drains, nodeRights, err := d.drains(host, own, inFlight, selected)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	defer own.Shutdown()
 	defer cancel()
 	var wg sync.WaitGroup
-	wg.Go(func() { rights.Run(ctx) })
+	wg.Go(func() { nodeRights.Run(ctx) })
 	for _, c := range controllers {
 		wg.Go(func() { c.Run(ctx, d.options.Workers) })
 	}
@@ -107,9 +107,9 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 
 // drains makes the controllers of nodes and of maintenances, and what both hold.
 func (d controllerDependencies) drains(host hostinformers.SharedInformerFactory, own informers.SharedInformerFactory,
-	inFlight *inflight.Evictions, selected *selection.Selection) ([]controller, *noderights.Cache, error) {
+	inFlight *inflight.Evictions, selected *selection.Selection) ([]controller, *rights.Cache, error) {
 	realTime, evacuators := clock.RealClock{}, sets.New(d.evacuators.BuiltIn...)
-	rights := noderights.NewCache(noderights.CacheConfig{Authorizer: d.authorizer, EveryByName: d.askEveryNodeByName, Clock: realTime})
+	nodeRights := rights.NewCache(rights.CacheConfig{Authorizer: d.authorizer, EveryByName: d.askEveryNodeByName, Clock: realTime})
 	state, err := nodestate.New(nodestate.Config{
 		HostInformers: host, MaintenanceInformers: own, Selection: selected, Evictions: inFlight, Clock: realTime, Evacuators: evacuators,
 		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, OwnPod: d.ownPod,
@@ -118,7 +118,7 @@ func (d controllerDependencies) drains(host hostinformers.SharedInformerFactory,
 		return nil, nil, err
 	}
 	nodes, err := node.New(node.Config{
-		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Selection: selected, State: state, Rights: rights,
+		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Selection: selected, State: state, Rights: nodeRights,
 		Recorder: d.recorder, Clock: realTime, Liveness: d.liveness, Evacuators: evacuators,
 		StorageID: d.storageID, AdoptStorage: d.options.AdoptStorage, AdvertisePlanned: d.options.AdvertisePlannedMaintenance,
 	})
@@ -126,12 +126,12 @@ func (d controllerDependencies) drains(host hostinformers.SharedInformerFactory,
 		return nil, nil, fmt.Errorf("make controller %s: %w", node.Name, err)
 	}
 	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
-		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Selection: selected, State: state, Rights: rights,
+		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Selection: selected, State: state, Rights: nodeRights,
 		Recorder: d.recorder, Clock: realTime, Liveness: d.liveness,
 		StallTimeout: d.options.StallTimeout, CompletedTTL: d.options.CompletedMaintenanceTTL, LongGrace: d.options.LongGrace,
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("make controller %s: %w", nodemaintenance.Name, err)
 	}
-	return []controller{nodes, maintenances}, rights, nil
+	return []controller{nodes, maintenances}, nodeRights, nil
 }

@@ -22,13 +22,13 @@ import (
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
 	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // Name is the name of this controller in logs, metrics and queues.
@@ -122,16 +122,16 @@ func New(config Config) (*Controller, error) {
 	pods, evacuations := config.HostInformers.Core().V1().Pods().Informer(), config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
 		host: config.Host, maintenance: config.Maintenance, inFlight: config.InFlight, recorder: config.Recorder, clock: config.Clock,
-		pods: controllercache.PodLister(pods.GetIndexer()), evacuations: evacuations.Lister(), turns: map[types.NamespacedName]*turn{},
+		pods: podcache.PodLister(pods.GetIndexer()), evacuations: evacuations.Lister(), turns: map[types.NamespacedName]*turn{},
 		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness,
 			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
 		}),
 	}
 	var err error
-	c.synced, err = controllercache.AddHandlers(
-		controllercache.Handled{Informer: pods, Handler: controllercache.UnpackedPods(controllercache.HandlerOf(c.podChanged))},
-		controllercache.Handled{Informer: evacuations.Informer(), Handler: controllercache.HandlerOf(c.evacuationChanged)},
+	c.synced, err = podcache.AddHandlers(
+		podcache.Handled{Informer: pods, Handler: podcache.UnpackedPods(podcache.HandlerOf(c.podChanged))},
+		podcache.Handled{Informer: evacuations.Informer(), Handler: podcache.HandlerOf(c.evacuationChanged)},
 	)
 	return c, err
 }
@@ -155,27 +155,27 @@ func (c *Controller) podChanged(_, pod *corev1.Pod) {
 	}
 }
 
-func (c *Controller) evacuationChanged(old, evacuation *maintenancev1alpha1.Evacuation) {
+func (c *Controller) evacuationChanged(old, evacuation *v1alpha1.Evacuation) {
 	if evacuation == nil {
 		evacuation = old
 	}
 	c.queue.Add(types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Spec.PodRef.Name})
 }
 
-func (c *Controller) evacuationOf(pod *corev1.Pod) (*maintenancev1alpha1.Evacuation, error) {
+func (c *Controller) evacuationOf(pod *corev1.Pod) (*v1alpha1.Evacuation, error) {
 	return c.evacuations.Evacuations(pod.Namespace).Get(protocol.CanonicalName(pod.Name, pod.UID))
 }
 
 // asks reports whether an Evacuation still asks its pod to leave.
-func asks(evacuation *maintenancev1alpha1.Evacuation) bool {
+func asks(evacuation *v1alpha1.Evacuation) bool {
 	return !protocol.IsComplete(evacuation) &&
-		(!protocol.IsWithdrawn(evacuation) || evacuation.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid)
+		(!protocol.IsWithdrawn(evacuation) || evacuation.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid)
 }
 
 // waitsSince returns since when a pod waits to be replaced or evicted; zero if it does not.
-func waitsSince(status *maintenancev1alpha1.EvacuationStatus) time.Time {
+func waitsSince(status *v1alpha1.EvacuationStatus) time.Time {
 	class := status.ActiveEvacuatorClass
-	waits := class == maintenancev1alpha1.EvacuatorClassEviction || class == maintenancev1alpha1.EvacuatorClassDeployment && !status.ActiveEvacuatorCompleted
+	waits := class == v1alpha1.EvacuatorClassEviction || class == v1alpha1.EvacuatorClassDeployment && !status.ActiveEvacuatorCompleted
 	if !waits || status.ActiveEvacuatorSince == nil {
 		return time.Time{}
 	}

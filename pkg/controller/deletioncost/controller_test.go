@@ -28,22 +28,22 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
 	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 var (
 	start               = informertest.Start
-	evacuationsResource = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
+	evacuationsResource = v1alpha1.SchemeGroupVersion.WithResource("evacuations")
 )
 
 const (
-	surge = maintenancev1alpha1.EvacuatorClassDeployment
-	evict = maintenancev1alpha1.EvacuatorClassEviction
+	surge = v1alpha1.EvacuatorClassDeployment
+	evict = v1alpha1.EvacuatorClassEviction
 )
 
 func ownedBy(apiVersion, kind string) func(*corev1.Pod) {
@@ -61,15 +61,15 @@ func ofReplicaSet(i int, pairs ...string) *corev1.Pod {
 }
 
 // evacuationOf returns an Evacuation whose class has been active since the start.
-func evacuationOf(pod *corev1.Pod, class string, mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-	e := &maintenancev1alpha1.Evacuation{
+func evacuationOf(pod *corev1.Pod, class string, mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
+	e := &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID), Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+			Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID), Finalizers: []string{v1alpha1.FinalizerInstigatorNodeMaintenance},
 		},
-		Spec: maintenancev1alpha1.EvacuationSpec{PodRef: maintenancev1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
-		Status: maintenancev1alpha1.EvacuationStatus{
+		Spec: v1alpha1.EvacuationSpec{PodRef: v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
+		Status: v1alpha1.EvacuationStatus{
 			ActiveEvacuatorClass: class, ActiveEvacuatorSince: &metav1.Time{Time: start},
-			EvacuationCancellationPolicy: maintenancev1alpha1.EvacuationCancellationPolicyAllow,
+			EvacuationCancellationPolicy: v1alpha1.EvacuationCancellationPolicyAllow,
 		},
 	}
 	for _, mod := range mods {
@@ -78,13 +78,13 @@ func evacuationOf(pod *corev1.Pod, class string, mods ...func(*maintenancev1alph
 	return e
 }
 
-func withdrawn(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil }
-func forbids(e *maintenancev1alpha1.Evacuation) {
-	e.Status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyForbid
+func withdrawn(e *v1alpha1.Evacuation) { e.Finalizers = nil }
+func forbids(e *v1alpha1.Evacuation) {
+	e.Status.EvacuationCancellationPolicy = v1alpha1.EvacuationCancellationPolicyForbid
 }
-func declined(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }
-func complete(e *maintenancev1alpha1.Evacuation) {
-	e.Status.Conditions = []metav1.Condition{{Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
+func declined(e *v1alpha1.Evacuation) { e.Status.ActiveEvacuatorCompleted = true }
+func complete(e *v1alpha1.Evacuation) {
+	e.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
 }
 
 // world has a controller and two fake clusters. It runs in a bubble of synctest, which begins at
@@ -129,7 +129,7 @@ func newWorld(t *testing.T, objects ...runtime.Object) *world {
 
 func (w *world) run() {
 	w.Helper()
-	host := informers.NewSharedInformerFactoryWithOptions(w.host, 0, informers.WithTransform(controllercache.NewTransform()))
+	host := informers.NewSharedInformerFactoryWithOptions(w.host, 0, informers.WithTransform(podcache.NewTransform()))
 	own := externalversions.NewSharedInformerFactory(w.own, 0)
 	c, err := New(Config{
 		Host: w.client, HostInformers: host, Maintenance: w.own, MaintenanceInformers: own, InFlight: w.inFlight, Recorder: w.events,
@@ -155,7 +155,7 @@ func (w *world) run() {
 	})
 }
 
-func (w *world) edit(e *maintenancev1alpha1.Evacuation, mod func(*maintenancev1alpha1.Evacuation)) {
+func (w *world) edit(e *v1alpha1.Evacuation, mod func(*v1alpha1.Evacuation)) {
 	w.Helper()
 	changed := e.DeepCopy()
 	mod(changed)
@@ -191,27 +191,27 @@ func TestCostsAreLoweredAndRestored(t *testing.T) {
 	for name, tc := range map[string]struct {
 		original map[string]string
 		class    string
-		end      func(*world, *maintenancev1alpha1.Evacuation)
+		end      func(*world, *v1alpha1.Evacuation)
 	}{
 		"restored when no instigator asks any more": {
-			map[string]string{costKey: "7"}, evict, func(w *world, e *maintenancev1alpha1.Evacuation) { w.edit(e, withdrawn) },
+			map[string]string{costKey: "7"}, evict, func(w *world, e *v1alpha1.Evacuation) { w.edit(e, withdrawn) },
 		},
 		"also while it waits for the evacuator of Deployments": {
-			map[string]string{costKey: "7"}, surge, func(w *world, e *maintenancev1alpha1.Evacuation) { w.edit(e, withdrawn) },
+			map[string]string{costKey: "7"}, surge, func(w *world, e *v1alpha1.Evacuation) { w.edit(e, withdrawn) },
 		},
 		"removed if the pod had none": {
-			nil, evict, func(w *world, e *maintenancev1alpha1.Evacuation) { w.edit(e, withdrawn) },
+			nil, evict, func(w *world, e *v1alpha1.Evacuation) { w.edit(e, withdrawn) },
 		},
 		"restored when the Evacuation is complete": {
-			map[string]string{costKey: "7"}, evict, func(w *world, e *maintenancev1alpha1.Evacuation) { w.edit(e, complete) },
+			map[string]string{costKey: "7"}, evict, func(w *world, e *v1alpha1.Evacuation) { w.edit(e, complete) },
 		},
 		"restored when a user deletes the Evacuation": {
-			map[string]string{costKey: "7"}, evict, func(w *world, e *maintenancev1alpha1.Evacuation) {
-				w.edit(e, func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{Time: start} })
+			map[string]string{costKey: "7"}, evict, func(w *world, e *v1alpha1.Evacuation) {
+				w.edit(e, func(e *v1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{Time: start} })
 			},
 		},
 		"restored when the Evacuation is removed without its finalizers": {
-			map[string]string{costKey: "7"}, evict, func(w *world, e *maintenancev1alpha1.Evacuation) {
+			map[string]string{costKey: "7"}, evict, func(w *world, e *v1alpha1.Evacuation) {
 				if err := w.own.Tracker().Delete(evacuationsResource, e.Namespace, e.Name); err != nil {
 					w.Fatal(err)
 				}
@@ -247,7 +247,7 @@ func TestCostsThatAreNotLowered(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pod      *corev1.Pod
 		class    string
-		mods     []func(*maintenancev1alpha1.Evacuation)
+		mods     []func(*v1alpha1.Evacuation)
 		inFlight bool
 	}{
 		"of a pod without an owner":                  {pod: newPod(), class: evict},
@@ -260,9 +260,9 @@ func TestCostsThatAreNotLowered(t *testing.T) {
 		"of a terminating pod":                       {pod: with(ofReplicaSet(0), terminating), class: evict},
 		"of a pod whose eviction was sent":           {pod: ofReplicaSet(0), class: evict, inFlight: true},
 		"of a pod with another evacuator":            {pod: ofReplicaSet(0), class: "example.com"},
-		"of a pod that the evacuator has declined":   {pod: ofReplicaSet(0), class: surge, mods: []func(*maintenancev1alpha1.Evacuation){declined}},
-		"of a pod whose Evacuation is complete":      {pod: ofReplicaSet(0), class: evict, mods: []func(*maintenancev1alpha1.Evacuation){complete}},
-		"of a pod that no instigator asks any more ": {pod: ofReplicaSet(0), class: evict, mods: []func(*maintenancev1alpha1.Evacuation){withdrawn}},
+		"of a pod that the evacuator has declined":   {pod: ofReplicaSet(0), class: surge, mods: []func(*v1alpha1.Evacuation){declined}},
+		"of a pod whose Evacuation is complete":      {pod: ofReplicaSet(0), class: evict, mods: []func(*v1alpha1.Evacuation){complete}},
+		"of a pod that no instigator asks any more ": {pod: ofReplicaSet(0), class: evict, mods: []func(*v1alpha1.Evacuation){withdrawn}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -287,16 +287,16 @@ func TestCostsThatAreNotLowered(t *testing.T) {
 func TestCostsThatTheLastLeaderLowered(t *testing.T) {
 	lowered, restored := map[string]string{costKey: lowest, originalKey: "7"}, map[string]string{costKey: "7"}
 	for name, tc := range map[string]struct {
-		mods []func(*maintenancev1alpha1.Evacuation)
+		mods []func(*v1alpha1.Evacuation)
 		// none: there is no Evacuation; unseen: the cache has none.
 		none, unseen bool
 		want         map[string]string
 	}{
 		"restored without an Evacuation":                             {none: true, want: restored},
-		"restored if the Evacuation is complete":                     {mods: []func(*maintenancev1alpha1.Evacuation){complete}, want: restored},
-		"restored if no instigator asks":                             {mods: []func(*maintenancev1alpha1.Evacuation){withdrawn}, want: restored},
+		"restored if the Evacuation is complete":                     {mods: []func(*v1alpha1.Evacuation){complete}, want: restored},
+		"restored if no instigator asks":                             {mods: []func(*v1alpha1.Evacuation){withdrawn}, want: restored},
 		"kept while the pod is asked to leave":                       {want: lowered},
-		"kept while the evacuator forbids the cancellation":          {mods: []func(*maintenancev1alpha1.Evacuation){withdrawn, forbids}, want: lowered},
+		"kept while the evacuator forbids the cancellation":          {mods: []func(*v1alpha1.Evacuation){withdrawn, forbids}, want: lowered},
 		"kept if the cache of Evacuations is behind that of the pod": {unseen: true, want: lowered},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -364,7 +364,7 @@ func TestLoweringIsRetriedAFewTimes(t *testing.T) {
 		w.run()
 		wait(lowerAfter + time.Second)
 		// An event does not make it try again sooner.
-		w.edit(e, func(e *maintenancev1alpha1.Evacuation) { e.Status.FailedEvictionCounter = 1 })
+		w.edit(e, func(e *v1alpha1.Evacuation) { e.Status.FailedEvictionCounter = 1 })
 		wait(time.Second)
 		if n := w.patches.Load(); n != 1 {
 			t.Errorf("got %d attempts, want 1 for now", n)
@@ -415,7 +415,7 @@ func TestWritesThatHangDelayNoRestoring(t *testing.T) {
 		stays := ofReplicaSet(0)
 		asked := evacuationOf(stays, evict)
 		objects := []runtime.Object{stays, asked}
-		var stuck []*maintenancev1alpha1.Evacuation
+		var stuck []*v1alpha1.Evacuation
 		for i := range 10 {
 			sound, hangs := ofReplicaSet(i+1), ofReplicaSet(200+i)
 			stuck = append(stuck, evacuationOf(hangs, evict))
@@ -433,7 +433,7 @@ func TestWritesThatHangDelayNoRestoring(t *testing.T) {
 		// The next turns of those that hang begin.
 		now := metav1.Now()
 		for _, e := range stuck {
-			w.edit(e, func(e *maintenancev1alpha1.Evacuation) { e.Status.ActiveEvacuatorSince = &now })
+			w.edit(e, func(e *v1alpha1.Evacuation) { e.Status.ActiveEvacuatorSince = &now })
 		}
 		wait(lowerAfter + time.Second)
 		begun := time.Now()
@@ -466,7 +466,7 @@ func TestCostThatWasRestoredStays(t *testing.T) {
 		w.until(pod.Name, map[string]string{costKey: "7"})
 		// In the next turn it waits again.
 		now := metav1.Now()
-		w.edit(e, func(e *maintenancev1alpha1.Evacuation) {
+		w.edit(e, func(e *v1alpha1.Evacuation) {
 			e.Status.ActiveEvacuatorClass, e.Status.ActiveEvacuatorSince = evict, &now
 		})
 		w.until(pod.Name, lowered)
@@ -483,7 +483,7 @@ func TestMalformedCostIsReportedOnce(t *testing.T) {
 		w := newWorld(t, pod, e)
 		w.run()
 		wait(time.Second)
-		w.edit(e, func(e *maintenancev1alpha1.Evacuation) { e.Status.FailedEvictionCounter = 1 })
+		w.edit(e, func(e *v1alpha1.Evacuation) { e.Status.FailedEvictionCounter = 1 })
 		wait(time.Second)
 		changed := pod.DeepCopy()
 		changed.Annotations[costKey] = "lower"

@@ -25,7 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 )
 
@@ -45,7 +45,7 @@ var lowestText = strconv.Itoa(int(Lowest))
 // Of returns the pod's original deletion cost, even while it is lowered. ok is false if the cost is
 // malformed; it then counts as 0, like an unset cost.
 func Of(pod *corev1.Pod) (cost int32, ok bool) {
-	original, lowered := pod.Annotations[maintenancev1alpha1.AnnotationOriginalPodDeletionCost]
+	original, lowered := pod.Annotations[v1alpha1.AnnotationOriginalPodDeletionCost]
 	value, set := pod.Annotations[corev1.PodDeletionCost]
 	if lowered && value == lowestText {
 		value, set = original, original != ""
@@ -68,7 +68,7 @@ func parse(value string) (cost int32, ok bool) {
 
 // IsLowered reports whether a pod's cost was lowered and has not been restored.
 func IsLowered(pod *corev1.Pod) bool {
-	_, lowered := pod.Annotations[maintenancev1alpha1.AnnotationOriginalPodDeletionCost]
+	_, lowered := pod.Annotations[v1alpha1.AnnotationOriginalPodDeletionCost]
 	return lowered
 }
 
@@ -88,8 +88,8 @@ func decideLower(pod *corev1.Pod) annotations {
 		return nil
 	}
 	return annotations{
-		maintenancev1alpha1.AnnotationOriginalPodDeletionCost: pod.Annotations[corev1.PodDeletionCost],
-		corev1.PodDeletionCost:                                lowestText,
+		v1alpha1.AnnotationOriginalPodDeletionCost: pod.Annotations[corev1.PodDeletionCost],
+		corev1.PodDeletionCost:                     lowestText,
 	}
 }
 
@@ -98,11 +98,11 @@ func decideRestore(pod *corev1.Pod) annotations {
 	if !IsLowered(pod) {
 		return nil
 	}
-	change := annotations{maintenancev1alpha1.AnnotationOriginalPodDeletionCost: nil}
+	change := annotations{v1alpha1.AnnotationOriginalPodDeletionCost: nil}
 	if pod.Annotations[corev1.PodDeletionCost] != lowestText {
 		return change
 	}
-	original := pod.Annotations[maintenancev1alpha1.AnnotationOriginalPodDeletionCost]
+	original := pod.Annotations[v1alpha1.AnnotationOriginalPodDeletionCost]
 	change[corev1.PodDeletionCost] = nil
 	// This package does not store a malformed cost, and the API server would refuse it. Treat it as
 	// unset.

@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
 )
@@ -38,7 +38,7 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 	if d.evict {
 		c.evictions.Add(eviction.Request{
 			Evacuation: key, Pod: evacuation.Spec.PodRef.Name, UID: evacuation.Spec.PodRef.UID,
-			ReplacedFirst:   isEvacuator(evacuation, maintenancev1alpha1.EvacuatorClassDeployment),
+			ReplacedFirst:   isEvacuator(evacuation, v1alpha1.EvacuatorClassDeployment),
 			FailedEvictions: evacuation.Status.FailedEvictionCounter, Blocker: blockerOf(&evacuation.Status),
 		})
 	}
@@ -57,7 +57,7 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 }
 
 // writeStatus writes the desired status if it differs, and returns the resulting Evacuation.
-func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (*maintenancev1alpha1.Evacuation, error) {
+func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (*v1alpha1.Evacuation, error) {
 	before := &s.evacuation.Status
 	if equality.Semantic.DeepEqual(*before, d.status) {
 		return s.evacuation, nil
@@ -71,7 +71,7 @@ func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (
 	logger := klog.FromContext(ctx)
 	if protocol.IsComplete(evacuation) {
 		logger.V(2).Info("Evacuation is complete", "pod", klog.KRef(evacuation.Namespace, evacuation.Spec.PodRef.Name))
-		evacuationsCompleted.WithLabelValues(meta.FindStatusCondition(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete).Reason).Inc()
+		evacuationsCompleted.WithLabelValues(meta.FindStatusCondition(evacuation.Status.Conditions, v1alpha1.ConditionComplete).Reason).Inc()
 		if s.pod == nil || isFinished(s.pod) {
 			evacuationDuration.Observe(s.now.Sub(evacuation.CreationTimestamp.Time).Seconds())
 		}
@@ -88,7 +88,7 @@ func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (
 // the object has changed since the decision, so that a new instigator is not overlooked. The
 // deletion does not wait for dependents: their finalizers could keep the object for as long as its
 // owner likes.
-func (c *Controller) let(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation, which release) error {
+func (c *Controller) let(ctx context.Context, evacuation *v1alpha1.Evacuation, which release) error {
 	client := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace)
 	kept := slices.DeleteFunc(slices.Clone(evacuation.Finalizers), func(finalizer string) bool {
 		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)

@@ -8,17 +8,17 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // TestDecideNodeAgent covers static pods, which only the node agent of their node can stop.
 func TestDecideNodeAgent(t *testing.T) {
-	const agent, silent = maintenancev1alpha1.EvacuatorClassKubelet, "EvacuatorNotProgressing"
-	wasSilent := withCondition(maintenancev1alpha1.ConditionBlocked, silent, 0)
-	static := func(s *situation) { s.podType, s.targeted = maintenancev1alpha1.PodTypeStatic, true }
-	early := func(s *situation) { s.podType = maintenancev1alpha1.PodTypeStatic }
-	completed := withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })
+	const agent, silent = v1alpha1.EvacuatorClassKubelet, "EvacuatorNotProgressing"
+	wasSilent := withCondition(v1alpha1.ConditionBlocked, silent, 0)
+	static := func(s *situation) { s.podType, s.targeted = v1alpha1.PodTypeStatic, true }
+	early := func(s *situation) { s.podType = v1alpha1.PodTypeStatic }
+	completed := withStatus(func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })
 	runDecide(t, map[string]decideTest{
 		"the agent has time to start": {
 			evacuation: newEvacuation(withEvacuators(agent), active(agent)), pod: newPod(), mod: static, at: 2 * minute,
@@ -70,7 +70,7 @@ func TestDecideNodeAgent(t *testing.T) {
 		},
 		"a withdrawn Evacuation ends at the deadline although the agent forbids that": {
 			evacuation: newEvacuation(withEvacuators(agent), active(agent), withFinalizers(), withStatus(
-				func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid })),
+				func(st *v1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid })),
 			pod: newPod(), mod: static, at: 5 * minute,
 			want: outcome{Active: agent, Policy: forbid, Complete: "Cancelled", Release: releaseAll, Events: EventCancelled},
 		},
@@ -79,13 +79,13 @@ func TestDecideNodeAgent(t *testing.T) {
 
 func TestMessageAboutANodeAgentThatVanished(t *testing.T) {
 	s := situation{
-		now: start.Add(hour), pod: newPod(), podType: maintenancev1alpha1.PodTypeStatic, targeted: true,
+		now: start.Add(hour), pod: newPod(), podType: v1alpha1.PodTypeStatic, targeted: true,
 		evacuation: newEvacuation(
-			withEvacuators(maintenancev1alpha1.EvacuatorClassKubelet), active(maintenancev1alpha1.EvacuatorClassKubelet),
+			withEvacuators(v1alpha1.EvacuatorClassKubelet), active(v1alpha1.EvacuatorClassKubelet),
 		),
 		startDeadline: DefaultEvacuatorStartDeadline,
 	}
-	blocked := meta.FindStatusCondition(decide(s).status.Conditions, maintenancev1alpha1.ConditionBlocked)
+	blocked := meta.FindStatusCondition(decide(s).status.Conditions, v1alpha1.ConditionBlocked)
 	const want = "Evacuator kubelet.k8s.io has not reported since it became active at 2000-01-01T00:00:00Z. It is the node agent of node node-7, " +
 		"and nothing else can remove a static pod: check that haulout-node-agent runs there and what it says about the pod, " +
 		"or move the manifest of the pod away."

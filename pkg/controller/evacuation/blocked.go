@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
@@ -34,8 +34,8 @@ const (
 // eventPerText are the reasons for which each change of the message is an event. The messages of
 // the other reasons have numbers that change all the time.
 var eventPerText = []string{
-	maintenancev1alpha1.ReasonEvictionForbidden, maintenancev1alpha1.ReasonEvictionDenied, maintenancev1alpha1.ReasonEvictionError,
-	maintenancev1alpha1.ReasonEvacuationHeld, maintenancev1alpha1.ReasonBudgetsHoldEachOther, maintenancev1alpha1.ReasonBudgetPodsCordoned,
+	v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonEvictionError,
+	v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetsHoldEachOther, v1alpha1.ReasonBudgetPodsCordoned,
 }
 
 // decideBlocked sets what keeps the pod of an active Evacuation from leaving. The queue of
@@ -57,12 +57,12 @@ func (d *decision) decideBlocked(s situation) {
 				d.decideWaiting(s)
 			}
 		}
-	case d.status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassEviction:
+	case d.status.ActiveEvacuatorClass != v1alpha1.EvacuatorClassEviction:
 		d.decideProgress(s)
-	case s.podType == maintenancev1alpha1.PodTypeDefault && s.standing != nil:
+	case s.podType == v1alpha1.PodTypeDefault && s.standing != nil:
 		d.wakeAt(s.now.Add(standingRetry))
 		d.setBlocked(s, s.standing)
-	case s.podType == maintenancev1alpha1.PodTypeDefault:
+	case s.podType == v1alpha1.PodTypeDefault:
 		until := heldUntil(s)
 		d.wakeAt(until)
 		d.setBlocked(s, recreated(s, until))
@@ -83,13 +83,13 @@ func (d *decision) decideTerminating(s situation) {
 		d.decideStopping(s)
 	case len(s.pod.Finalizers) > 0:
 		d.setBlocked(s, &eviction.Blocker{
-			Reason: maintenancev1alpha1.ReasonPodFinalizer,
+			Reason: v1alpha1.ReasonPodFinalizer,
 			Message: fmt.Sprintf("The pod should have been gone at %s and is held by the finalizers %s. Check the controllers that added them.",
 				since, strings.Join(s.pod.Finalizers, ", ")),
 		})
 	default:
 		d.setBlocked(s, &eviction.Blocker{
-			Reason:  maintenancev1alpha1.ReasonPodTerminating,
+			Reason:  v1alpha1.ReasonPodTerminating,
 			Message: fmt.Sprintf("The grace period of the pod ended at %s and it has not stopped. Check its containers and the kubelet of node %s.", since, s.pod.Spec.NodeName),
 		})
 	}
@@ -107,7 +107,7 @@ func unreachable(s situation) *eviction.Blocker {
 		grace = fmt.Sprintf(" (its grace period %s at %s)", verb, ends.UTC().Format(time.RFC3339))
 	}
 	return &eviction.Blocker{
-		Reason: maintenancev1alpha1.ReasonNodeUnreachable,
+		Reason: v1alpha1.ReasonNodeUnreachable,
 		Message: fmt.Sprintf("The kubelet of node %s does not respond, so it cannot confirm that the pod has stopped%s. "+
 			"Bring the node back, or make sure that it is off and then taint it with %s.", s.pod.Spec.NodeName, grace, corev1.TaintNodeOutOfService),
 	}
@@ -116,17 +116,17 @@ func unreachable(s situation) *eviction.Blocker {
 // decideWaiting explains a pod that waits for its eviction and is not blocked, if the queue says
 // why.
 func (d *decision) decideWaiting(s situation) {
-	if s.nodeUnreachable || s.eviction.Message == "" || d.status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassEviction {
+	if s.nodeUnreachable || s.eviction.Message == "" || d.status.ActiveEvacuatorClass != v1alpha1.EvacuatorClassEviction {
 		d.unlessUnreachable(s)
 		return
 	}
-	d.setNotBlocked(s, maintenancev1alpha1.ReasonPodWaits, wording.Cut(s.eviction.Message, protocol.MaxMessage))
+	d.setNotBlocked(s, v1alpha1.ReasonPodWaits, wording.Cut(s.eviction.Message, protocol.MaxMessage))
 }
 
 // unlessUnreachable clears Blocked, unless the node of a pod that an eviction can remove is
 // unreachable. Other pods have evacuators on the node, which report that they do nothing.
 func (d *decision) unlessUnreachable(s situation) {
-	if s.nodeUnreachable && s.podType == maintenancev1alpha1.PodTypeDefault {
+	if s.nodeUnreachable && s.podType == v1alpha1.PodTypeDefault {
 		d.setBlocked(s, unreachable(s))
 		return
 	}
@@ -134,9 +134,9 @@ func (d *decision) unlessUnreachable(s situation) {
 }
 
 func noEvacuator(s situation) *eviction.Blocker {
-	b := &eviction.Blocker{Reason: maintenancev1alpha1.ReasonNoEvacuator}
+	b := &eviction.Blocker{Reason: v1alpha1.ReasonNoEvacuator}
 	switch s.podType {
-	case maintenancev1alpha1.PodTypeStatic:
+	case v1alpha1.PodTypeStatic:
 		b.Message = "No evacuator is left that can remove the static pod, and evicting it would not stop it. Move its manifest away on the node; " +
 			"or run the node agent there and delete this Evacuation, which a maintenance then requests again."
 	default:
@@ -152,12 +152,12 @@ func (d *decision) setBlocked(s situation, b *eviction.Blocker) {
 		d.clearBlocked(s)
 		return
 	}
-	before := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked)
+	before := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionBlocked)
 	message := wording.Cut(b.Message, protocol.MaxMessage)
 	isNew := before == nil || before.Status != metav1.ConditionTrue || before.Reason != b.Reason ||
 		slices.Contains(eventPerText, b.Reason) && before.Message != message
 	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
-		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionTrue, Reason: b.Reason, Message: message,
+		Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionTrue, Reason: b.Reason, Message: message,
 		LastTransitionTime: *protocol.Timestamp(s.now), ObservedGeneration: s.evacuation.Generation,
 	})
 	if isNew {
@@ -169,7 +169,7 @@ func (d *decision) setBlocked(s situation, b *eviction.Blocker) {
 // clearBlocked sets Blocked to False. An Evacuation that was never blocked does not get the
 // condition.
 func (d *decision) clearBlocked(s situation) {
-	if was := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked); was != nil && was.Reason != reasonNotBlocked {
+	if was := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionBlocked); was != nil && was.Reason != reasonNotBlocked {
 		d.setNotBlocked(s, reasonNotBlocked, "")
 	}
 }
@@ -177,14 +177,14 @@ func (d *decision) clearBlocked(s situation) {
 // setNotBlocked sets Blocked to False with a reason.
 func (d *decision) setNotBlocked(s situation, reason, message string) {
 	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
-		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: reason, Message: message,
+		Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionFalse, Reason: reason, Message: message,
 		LastTransitionTime: *protocol.Timestamp(s.now), ObservedGeneration: s.evacuation.Generation,
 	})
 }
 
 // blockerOf returns the blocker in the stored condition, or nil if the Evacuation is not blocked.
-func blockerOf(status *maintenancev1alpha1.EvacuationStatus) *eviction.Blocker {
-	blocked := meta.FindStatusCondition(status.Conditions, maintenancev1alpha1.ConditionBlocked)
+func blockerOf(status *v1alpha1.EvacuationStatus) *eviction.Blocker {
+	blocked := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionBlocked)
 	if blocked == nil || blocked.Status != metav1.ConditionTrue {
 		return nil
 	}
@@ -198,7 +198,7 @@ const heldCheck = time.Minute
 // foreignHolders returns the finalizers that keep an Evacuation which is being deleted and has no
 // instigator. The name of an Evacuation is canonical: while these keep it, no new one for the same
 // pod can be created.
-func foreignHolders(evacuation *maintenancev1alpha1.Evacuation) []string {
+func foreignHolders(evacuation *v1alpha1.Evacuation) []string {
 	if evacuation.DeletionTimestamp == nil || protocol.HasInstigator(evacuation.Finalizers) {
 		return nil
 	}
@@ -206,7 +206,7 @@ func foreignHolders(evacuation *maintenancev1alpha1.Evacuation) []string {
 }
 
 // hasForeignFinalizer reports whether an Evacuation has a finalizer that is no instigator's.
-func hasForeignFinalizer(evacuation *maintenancev1alpha1.Evacuation) bool {
+func hasForeignFinalizer(evacuation *v1alpha1.Evacuation) bool {
 	return slices.ContainsFunc(evacuation.Finalizers, func(finalizer string) bool {
 		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)
 		return !isInstigator
@@ -215,9 +215,9 @@ func hasForeignFinalizer(evacuation *maintenancev1alpha1.Evacuation) bool {
 
 // isDeadButHeld reports whether an Evacuation is over for its instigators and evacuators and only
 // foreign finalizers keep it.
-func isDeadButHeld(evacuation *maintenancev1alpha1.Evacuation) bool {
+func isDeadButHeld(evacuation *v1alpha1.Evacuation) bool {
 	return len(foreignHolders(evacuation)) > 0 && !protocol.IsComplete(evacuation) &&
-		evacuation.Status.EvacuationCancellationPolicy != maintenancev1alpha1.EvacuationCancellationPolicyForbid
+		evacuation.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid
 }
 
 // decideHeld makes sure that foreign finalizers do not keep the pod on its node: if a maintenance
@@ -234,14 +234,14 @@ func (d *decision) decideHeld(s situation, holders []string) {
 		d.decideTerminating(s)
 		return
 	}
-	canLeave := s.podType == maintenancev1alpha1.PodTypeDefault ||
-		s.podType == maintenancev1alpha1.PodTypeDaemonSet && !s.replaced
+	canLeave := s.podType == v1alpha1.PodTypeDefault ||
+		s.podType == v1alpha1.PodTypeDaemonSet && !s.replaced
 	d.evict = canLeave && !s.now.Before(heldUntil(s))
 	d.setBlocked(s, held(s, d.evict, holders))
 }
 
 func held(s situation, evict bool, holders []string) *eviction.Blocker {
-	b := &eviction.Blocker{Reason: maintenancev1alpha1.ReasonEvacuationHeld}
+	b := &eviction.Blocker{Reason: v1alpha1.ReasonEvacuationHeld}
 	names := protocol.OneLine(strings.Join(holders, ", "), protocol.MaxMessage/2)
 	b.Message = fmt.Sprintf("The Evacuation is being deleted and is held by the finalizers %s, "+
 		"while a NodeMaintenance still asks the pod to leave. No evacuator works on it.", names)
@@ -259,7 +259,7 @@ func held(s situation, evict bool, holders []string) *eviction.Blocker {
 // early enough for a user to fix it before the next one becomes active.
 func (d *decision) decideProgress(s situation) {
 	deadline := d.deadline(s)
-	if d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment {
+	if d.status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDeployment {
 		if s.standing != nil {
 			d.setBlocked(s, s.standing)
 			return
@@ -288,7 +288,7 @@ func (d *decision) decideProgress(s situation) {
 // leader gives it time to report first, but keeps the condition that the previous leader set.
 func (d *decision) quietAt(s situation, deadline deadline) time.Time {
 	quiet := deadline.since.Add(deadline.length / 2)
-	if was := blockerOf(&d.status); was != nil && was.Reason == maintenancev1alpha1.ReasonEvacuatorNotProgressing {
+	if was := blockerOf(&d.status); was != nil && was.Reason == v1alpha1.ReasonEvacuatorNotProgressing {
 		return quiet
 	}
 	if grace := s.servingSince.Add(min(deadline.length, longestGrace) / 2); quiet.Before(grace) {
@@ -305,7 +305,7 @@ func (d *decision) notProgressing(s situation, deadline deadline) *eviction.Bloc
 	}
 	if d.onlyAgentCanAct(s) && !protocol.IsWithdrawn(s.evacuation) {
 		return &eviction.Blocker{
-			Reason: maintenancev1alpha1.ReasonEvacuatorNotProgressing,
+			Reason: v1alpha1.ReasonEvacuatorNotProgressing,
 			Message: fmt.Sprintf("%s. It is the node agent of node %s, and nothing else can remove a static pod: check that haulout-node-agent runs there "+
 				"and what it says about the pod, or move the manifest of the pod away.", silent, s.pod.Spec.NodeName),
 		}
@@ -315,7 +315,7 @@ func (d *decision) notProgressing(s situation, deadline deadline) *eviction.Bloc
 		end = "the evacuation ends, as no instigator requests it any more,"
 	}
 	return &eviction.Blocker{
-		Reason: maintenancev1alpha1.ReasonEvacuatorNotProgressing,
+		Reason: v1alpha1.ReasonEvacuatorNotProgressing,
 		Message: fmt.Sprintf("%s. Unless it does, %s at %s. Check that the controller behind it runs and what it says about the pod.",
 			silent, end, deadline.at.UTC().Format(time.RFC3339)),
 	}
@@ -331,7 +331,7 @@ func surgePendingAt(s situation, deadline deadline) time.Time {
 	}
 	// A new leader lets the evacuator report first, but keeps the condition that the previous
 	// leader set.
-	if was := blockerOf(&s.evacuation.Status); was != nil && was.Reason == maintenancev1alpha1.ReasonSurgePending {
+	if was := blockerOf(&s.evacuation.Status); was != nil && was.Reason == v1alpha1.ReasonSurgePending {
 		return at
 	}
 	if grace := s.servingSince.Add(min(s.surgeTimeout, longestGrace) / 2); at.Before(grace) {
@@ -347,14 +347,14 @@ func (d *decision) surgePending(deadline deadline) *eviction.Blocker {
 		"Free capacity for one more pod of the Deployment or fix what prevents it from starting; "+
 		"set the annotation %s on the Deployment if its pods start slowly, "+
 		"or %s: %s to evict its pods without a replacement, as their disruption budget allows.",
-		deadline.since.UTC().Format(time.RFC3339), maintenancev1alpha1.AnnotationSurgeTimeout,
-		maintenancev1alpha1.AnnotationSurge, maintenancev1alpha1.SurgeDisabled)
+		deadline.since.UTC().Format(time.RFC3339), v1alpha1.AnnotationSurgeTimeout,
+		v1alpha1.AnnotationSurge, v1alpha1.SurgeDisabled)
 	if deadline.reported {
 		if said := protocol.OneLine(d.status.Message, protocol.MaxMessage/4); said != "" {
 			message += fmt.Sprintf(" Last report of the evacuator: %q", said)
 		}
 	}
-	return &eviction.Blocker{Reason: maintenancev1alpha1.ReasonSurgePending, Message: message}
+	return &eviction.Blocker{Reason: v1alpha1.ReasonSurgePending, Message: message}
 }
 
 // explainKept adds to the message that a DaemonSet pod is kept, because its budget has allowed no
@@ -365,7 +365,7 @@ func (d *decision) explainKept(s situation, b *eviction.Blocker) *eviction.Block
 		return b
 	}
 	since := s.now
-	blocked := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked)
+	blocked := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionBlocked)
 	if blocked != nil && blocked.Status == metav1.ConditionTrue {
 		if !protocol.IsBudgetReason(blocked.Reason) {
 			// Until now something else blocked the pod: the patience with its budget begins now.
@@ -373,7 +373,7 @@ func (d *decision) explainKept(s situation, b *eviction.Blocker) *eviction.Block
 		}
 		since = blocked.LastTransitionTime.Time
 	}
-	if b.Reason != maintenancev1alpha1.ReasonPodDisruptionBudgetSyncFailed {
+	if b.Reason != v1alpha1.ReasonPodDisruptionBudgetSyncFailed {
 		if at := since.Add(s.budgetPatience); s.now.Before(at) {
 			d.wakeAt(at)
 			return b
@@ -408,7 +408,7 @@ func (d *decision) decideStopping(s situation) {
 	long := since.Add(s.longGrace)
 	if long.Before(ends) && !s.now.Before(long) {
 		d.setBlocked(s, &eviction.Blocker{
-			Reason: maintenancev1alpha1.ReasonLongGracePeriod,
+			Reason: v1alpha1.ReasonLongGracePeriod,
 			Message: fmt.Sprintf("Pod %s is stopping until %s, %s after it was told to stop, which is longer than --long-grace (%s). "+
 				"Check why it does not stop earlier; kubectl delete pod with a shorter --grace-period ends it sooner.",
 				s.pod.Name, ends.UTC().Format(time.RFC3339), ends.Sub(since), s.longGrace),
@@ -419,8 +419,8 @@ func (d *decision) decideStopping(s situation) {
 		d.wakeAt(long)
 	}
 	message := fmt.Sprintf("The pod is stopping until %s, the end of its grace period.", ends.UTC().Format(time.RFC3339))
-	d.setNotBlocked(s, maintenancev1alpha1.ReasonPodStopping, message)
-	if d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction {
+	d.setNotBlocked(s, v1alpha1.ReasonPodStopping, message)
+	if d.status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction {
 		// The message of an evacuator belongs to the evacuator.
 		d.status.Message = message
 	}
@@ -468,7 +468,7 @@ func (c *Controller) hangs(key types.NamespacedName) bool {
 // notReleased returns the blocker of a withdrawn Evacuation whose finalizers cannot be removed.
 func notReleased(failure string) *eviction.Blocker {
 	return &eviction.Blocker{
-		Reason: maintenancev1alpha1.ReasonEvictionError,
+		Reason: v1alpha1.ReasonEvictionError,
 		Message: fmt.Sprintf("The Evacuation is cancelled and cannot be released: %s. The server retries. "+
 			"Check which policy or webhook refuses the writes of the server.", failure),
 	}

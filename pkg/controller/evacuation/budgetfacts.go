@@ -17,11 +17,11 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
-	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/drain/pdb"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 const (
@@ -132,7 +132,7 @@ func (c *Controller) readDown(namespace string) []labelledDown {
 	var down []labelledDown
 	holders := map[string][]string{}
 	for _, pod := range pods {
-		node := controllercache.NodeOf(pod)
+		node := podcache.NodeOf(pod)
 		if isUnschedulable(pod) && pod.DeletionTimestamp == nil {
 			key := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 			down = append(down, labelledDown{downPod{pod: key}, pod.Labels})
@@ -165,9 +165,9 @@ func (c *Controller) holdersOf(nodeName string) []string {
 		return nil
 	}
 	var names []string
-	ref := maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID}
+	ref := v1alpha1.NodeReference{Name: node.Name, UID: node.UID}
 	for _, nm := range maintenances {
-		if maintenancev1alpha1.IsHolding(nm) && maintenancev1alpha1.NodeStatusOf(nm, ref) != nil {
+		if v1alpha1.IsHolding(nm) && v1alpha1.NodeStatusOf(nm, ref) != nil {
 			names = append(names, nm.Name)
 		}
 	}
@@ -205,20 +205,20 @@ func (c *Controller) rivals(facts budgetFacts, now time.Time) []rival {
 
 // waitingForBudgets returns the first Evacuations on a node that wait for a budget. They are
 // sorted, so that messages name the same ones each time.
-func (c *Controller) waitingForBudgets(node string) []*maintenancev1alpha1.Evacuation {
-	objects, err := c.evacuationIndexer.ByIndex(controllercache.EvacuationsByNode, node)
+func (c *Controller) waitingForBudgets(node string) []*v1alpha1.Evacuation {
+	objects, err := c.evacuationIndexer.ByIndex(podcache.EvacuationsByNode, node)
 	if err != nil {
 		return nil
 	}
-	var waiting []*maintenancev1alpha1.Evacuation
+	var waiting []*v1alpha1.Evacuation
 	for _, object := range objects {
-		if evacuation, ok := object.(*maintenancev1alpha1.Evacuation); ok {
+		if evacuation, ok := object.(*v1alpha1.Evacuation); ok {
 			if blocker := blockerOf(&evacuation.Status); blocker != nil && slices.Contains(refinable, blocker.Reason) {
 				waiting = append(waiting, evacuation)
 			}
 		}
 	}
-	slices.SortFunc(waiting, func(a, b *maintenancev1alpha1.Evacuation) int {
+	slices.SortFunc(waiting, func(a, b *v1alpha1.Evacuation) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Spec.PodRef.Name, b.Spec.PodRef.Name))
 	})
 	return waiting[:min(maxRivals, len(waiting))]

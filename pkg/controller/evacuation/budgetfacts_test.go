@@ -17,10 +17,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -37,10 +37,10 @@ func (q queued) State(evacuation types.NamespacedName) eviction.State {
 
 type listOf struct {
 	maintenancelisters.NodeMaintenanceLister
-	items []*maintenancev1alpha1.NodeMaintenance
+	items []*v1alpha1.NodeMaintenance
 }
 
-func (l listOf) List(labels.Selector) ([]*maintenancev1alpha1.NodeMaintenance, error) {
+func (l listOf) List(labels.Selector) ([]*v1alpha1.NodeMaintenance, error) {
 	return l.items, nil
 }
 
@@ -71,23 +71,23 @@ func manyBudgets(t *testing.T) (*Controller, cache.Indexer) {
 	for n := range 3 {
 		node := cordoned(fmt.Sprintf("node-%d", n))
 		add(nodes.Informer().GetIndexer().Add(node))
-		beta.Status.NodeStatuses = append(beta.Status.NodeStatuses, maintenancev1alpha1.NodeMaintenanceNodeStatus{
-			NodeRef: maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID},
+		beta.Status.NodeStatuses = append(beta.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
+			NodeRef: v1alpha1.NodeReference{Name: node.Name, UID: node.UID},
 		})
 		for p := range 10 {
 			add(pods.Add(podOn(fmt.Sprintf("down-%d-%d", n, p), "app-0", node.Name, corev1.ConditionFalse)))
 			app := fmt.Sprintf("app-%d", 1+10*n+p)
 			waits := podOn(fmt.Sprintf("waits-%d-%d", n, p), app, node.Name, corev1.ConditionTrue)
 			add(pods.Add(waits))
-			e := newEvacuation(withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0))
+			e := newEvacuation(withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodDisruptionBudget, 0))
 			e.Name, e.UID, e.Spec.NodeName = protocol.CanonicalName(waits.Name, waits.UID), waits.UID, node.Name
-			e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: waits.Name, UID: waits.UID}
+			e.Spec.PodRef = v1alpha1.PodReference{Name: waits.Name, UID: waits.UID}
 			add(c.evacuationIndexer.Add(e))
 			known.budgets[keyOf(e)] = key(app)
 		}
 	}
-	c.budgetLister, c.podLister, c.nodeLister = policylisters.NewPodDisruptionBudgetLister(budgets), controllercache.PodLister(pods), nodes.Lister()
-	c.maintenanceLister, c.evictions = listOf{c.maintenanceLister, []*maintenancev1alpha1.NodeMaintenance{beta}}, known
+	c.budgetLister, c.podLister, c.nodeLister = policylisters.NewPodDisruptionBudgetLister(budgets), podcache.PodLister(pods), nodes.Lister()
+	c.maintenanceLister, c.evictions = listOf{c.maintenanceLister, []*v1alpha1.NodeMaintenance{beta}}, known
 	return c, pods
 }
 
@@ -97,11 +97,11 @@ func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
 	c, _ := manyBudgets(t)
 	waiting := podOn("web-1", "app-0", "node-0", corev1.ConditionTrue)
 	state := eviction.State{
-		Known: true, Budget: key("app-0"), Blocker: &eviction.Blocker{Reason: maintenancev1alpha1.ReasonPodDisruptionBudget},
+		Known: true, Budget: key("app-0"), Blocker: &eviction.Blocker{Reason: v1alpha1.ReasonPodDisruptionBudget},
 	}
 	now := start
-	if b := c.standoff(t.Context(), waiting, state, now); b == nil || b.Reason != maintenancev1alpha1.ReasonBudgetPodsCordoned {
-		t.Fatalf("got blocker %+v, want %s", b, maintenancev1alpha1.ReasonBudgetPodsCordoned)
+	if b := c.standoff(t.Context(), waiting, state, now); b == nil || b.Reason != v1alpha1.ReasonBudgetPodsCordoned {
+		t.Fatalf("got blocker %+v, want %s", b, v1alpha1.ReasonBudgetPodsCordoned)
 	}
 	allocations := testing.AllocsPerRun(10, func() {
 		now = now.Add(2 * factsFresh)

@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/informertest"
 	"haulout.dev/haulout/pkg/testing/build"
 )
@@ -20,11 +20,11 @@ import (
 const (
 	classA   = "a.example.com"
 	classB   = "b.example.com"
-	evict    = maintenancev1alpha1.EvacuatorClassEviction
-	forbid   = maintenancev1alpha1.EvacuationCancellationPolicyForbid
-	allow    = maintenancev1alpha1.EvacuationCancellationPolicyAllow
-	ours     = maintenancev1alpha1.FinalizerInstigatorNodeMaintenance
-	theirs   = maintenancev1alpha1.FinalizerInstigatorPrefix + "autoscaler.example.com"
+	evict    = v1alpha1.EvacuatorClassEviction
+	forbid   = v1alpha1.EvacuationCancellationPolicyForbid
+	allow    = v1alpha1.EvacuationCancellationPolicyAllow
+	ours     = v1alpha1.FinalizerInstigatorNodeMaintenance
+	theirs   = v1alpha1.FinalizerInstigatorPrefix + "autoscaler.example.com"
 	foreign  = "example.com/audit"
 	podUID   = types.UID("11111111-2222-3333-4444-555555555555")
 	podName  = "web-1"
@@ -43,53 +43,53 @@ func after(d time.Duration) *metav1.Time {
 	return &metav1.Time{Time: start.Add(d)}
 }
 
-func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-	return build.With(&maintenancev1alpha1.Evacuation{
+func newEvacuation(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
+	return build.With(&v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "shop", Name: protocol.CanonicalName(podName, podUID), UID: "evacuation-1", ResourceVersion: "1",
 			Generation: 1, CreationTimestamp: *after(0), Finalizers: []string{ours},
 		},
-		Spec: maintenancev1alpha1.EvacuationSpec{
-			PodRef:                  maintenancev1alpha1.PodReference{Name: podName, UID: podUID},
+		Spec: v1alpha1.EvacuationSpec{
+			PodRef:                  v1alpha1.PodReference{Name: podName, UID: podUID},
 			ProgressDeadlineSeconds: ptr.To[int32](1800), NodeName: testNode,
 		},
-		Status: maintenancev1alpha1.EvacuationStatus{EvacuationCancellationPolicy: allow},
+		Status: v1alpha1.EvacuationStatus{EvacuationCancellationPolicy: allow},
 	}, mods...)
 }
 
 // upForEviction is an Evacuation in which the eviction is active.
-func upForEviction(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+func upForEviction(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	return build.With(newEvacuation(active(evict)), mods...)
 }
 
 // turnOfA is an Evacuation in which the only evacuator is active.
-func turnOfA(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+func turnOfA(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	return build.With(newEvacuation(withEvacuators(classA), active(classA)), mods...)
 }
 
-func withEvacuators(classes ...string) func(*maintenancev1alpha1.Evacuation) {
-	return func(e *maintenancev1alpha1.Evacuation) {
+func withEvacuators(classes ...string) func(*v1alpha1.Evacuation) {
+	return func(e *v1alpha1.Evacuation) {
 		for i, class := range classes {
-			e.Spec.Evacuators = append(e.Spec.Evacuators, maintenancev1alpha1.Evacuator{
+			e.Spec.Evacuators = append(e.Spec.Evacuators, v1alpha1.Evacuator{
 				EvacuatorClass: class, Priority: int32(1000 - i),
 			})
 		}
 	}
 }
 
-func withFinalizers(finalizers ...string) func(*maintenancev1alpha1.Evacuation) {
-	return func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = finalizers }
+func withFinalizers(finalizers ...string) func(*v1alpha1.Evacuation) {
+	return func(e *v1alpha1.Evacuation) { e.Finalizers = finalizers }
 }
 
-func deleting(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = after(time.Minute) }
+func deleting(e *v1alpha1.Evacuation) { e.DeletionTimestamp = after(time.Minute) }
 
-func withStatus(mod func(*maintenancev1alpha1.EvacuationStatus)) func(*maintenancev1alpha1.Evacuation) {
-	return func(e *maintenancev1alpha1.Evacuation) { mod(&e.Status) }
+func withStatus(mod func(*v1alpha1.EvacuationStatus)) func(*v1alpha1.Evacuation) {
+	return func(e *v1alpha1.Evacuation) { mod(&e.Status) }
 }
 
 // active makes a class the active evacuator at the start, as the controller does.
-func active(class string) func(*maintenancev1alpha1.Evacuation) {
-	return withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+func active(class string) func(*v1alpha1.Evacuation) {
+	return withStatus(func(st *v1alpha1.EvacuationStatus) {
 		st.ActiveEvacuatorClass = class
 		st.ActiveEvacuatorSince = after(0)
 		st.Message = turnMessage(class, "test")
@@ -97,8 +97,8 @@ func active(class string) func(*maintenancev1alpha1.Evacuation) {
 }
 
 // reported adds a report of the active evacuator.
-func reported(at time.Duration, message string) func(*maintenancev1alpha1.Evacuation) {
-	return withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+func reported(at time.Duration, message string) func(*v1alpha1.Evacuation) {
+	return withStatus(func(st *v1alpha1.EvacuationStatus) {
 		st.EvacuationProgressTimestamp = after(at)
 		if message != "" {
 			st.Message = message
@@ -106,8 +106,8 @@ func reported(at time.Duration, message string) func(*maintenancev1alpha1.Evacua
 	})
 }
 
-func withCondition(conditionType, reason string, at time.Duration) func(*maintenancev1alpha1.Evacuation) {
-	return withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+func withCondition(conditionType, reason string, at time.Duration) func(*v1alpha1.Evacuation) {
+	return withStatus(func(st *v1alpha1.EvacuationStatus) {
 		st.Conditions = append(st.Conditions, metav1.Condition{
 			Type: conditionType, Status: metav1.ConditionTrue, Reason: reason, LastTransitionTime: *after(at),
 			ObservedGeneration: 1,
@@ -116,11 +116,11 @@ func withCondition(conditionType, reason string, at time.Duration) func(*mainten
 }
 
 // newMaintenance drains all nodes. It has no targets yet, so no message names it.
-func newMaintenance() *maintenancev1alpha1.NodeMaintenance {
-	return &maintenancev1alpha1.NodeMaintenance{
+func newMaintenance() *v1alpha1.NodeMaintenance {
+	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "all", UID: "all", ResourceVersion: "1"},
-		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
-			Stage: maintenancev1alpha1.NodeMaintenanceStageDrain,
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			Stage: v1alpha1.NodeMaintenanceStageDrain,
 			NodeSelector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 				MatchExpressions: []corev1.NodeSelectorRequirement{
 					{Key: "none", Operator: corev1.NodeSelectorOpDoesNotExist},

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // minCompleted is how many complete Evacuations of a namespace are kept for the TTL, however few
@@ -73,11 +73,11 @@ func (c *completed) addPods(namespace string, n int) {
 }
 
 // set takes in an Evacuation as it is.
-func (c *completed) set(evacuation *maintenancev1alpha1.Evacuation) {
+func (c *completed) set(evacuation *v1alpha1.Evacuation) {
 	if !protocol.IsComplete(evacuation) {
 		return
 	}
-	is := completion{evacuation.Name, meta.FindStatusCondition(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete).LastTransitionTime.Time}
+	is := completion{evacuation.Name, meta.FindStatusCondition(evacuation.Status.Conditions, v1alpha1.ConditionComplete).LastTransitionTime.Time}
 	c.change(evacuation.Namespace, func(in *completedIn) {
 		if _, known := in.known[is.name]; known {
 			return

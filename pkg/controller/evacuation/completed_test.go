@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -67,12 +67,12 @@ func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
 					p.Name, p.UID = fmt.Sprintf("other-%d", i), types.UID(fmt.Sprintf("uid-other-%d", i))
 				}))
 			}
-			left := func(i int) *maintenancev1alpha1.Evacuation {
+			left := func(i int) *v1alpha1.Evacuation {
 				return newEvacuation(withFinalizers(theirs, foreign),
-					withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, -time.Duration(i)*100*time.Millisecond),
-					func(e *maintenancev1alpha1.Evacuation) {
+					withCondition(v1alpha1.ConditionComplete, v1alpha1.ReasonPodDeleted, -time.Duration(i)*100*time.Millisecond),
+					func(e *v1alpha1.Evacuation) {
 						e.Name, e.UID = fmt.Sprintf("left-%d", i), types.UID(fmt.Sprintf("uid-left-%d", i))
-						e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: e.Name, UID: e.UID}
+						e.Spec.PodRef = v1alpha1.PodReference{Name: e.Name, UID: e.UID}
 					})
 			}
 			w := newWorld(t, 0, left(0), pods...)
@@ -85,7 +85,7 @@ func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
 			list := must.Get(w.api.client.MaintenanceV1alpha1().Evacuations("shop").List(t.Context(), metav1.ListOptions{}))(w)
 			is.Equal(t, len(list.Items), tt.want, "Evacuations")
 			for i := range tt.want {
-				if !slices.ContainsFunc(list.Items, func(e maintenancev1alpha1.Evacuation) bool { return e.Name == left(i).Name }) {
+				if !slices.ContainsFunc(list.Items, func(e v1alpha1.Evacuation) bool { return e.Name == left(i).Name }) {
 					t.Errorf("got no Evacuation %s, want the newest %d", left(i).Name, tt.want)
 				}
 			}
@@ -99,7 +99,7 @@ func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
 
 func TestCompletedForgetsNamespaces(t *testing.T) {
 	c := newCompleted()
-	e := newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, 0))
+	e := newEvacuation(withCondition(v1alpha1.ConditionComplete, v1alpha1.ReasonPodDeleted, 0))
 	c.set(newEvacuation())
 	c.addPods(e.Namespace, 1)
 	c.set(e)

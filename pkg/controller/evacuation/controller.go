@@ -36,7 +36,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/selection"
@@ -44,8 +44,8 @@ import (
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
 	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // Name is the name of this controller in logs, metrics and queues.
@@ -216,7 +216,7 @@ func New(config Config) (*Controller, error) {
 		budgetPatience: config.DaemonSetBudgetPatience, longGrace: config.LongGrace, surgeTimeout: config.SurgeTimeout, standing: config.Standing,
 		budgetLister:     config.HostInformers.Policy().V1().PodDisruptionBudgets().Lister(),
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
-		maintenanceLister: maintenances.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), nodeLister: nodes.Lister(),
+		maintenanceLister: maintenances.Lister(), podLister: podcache.PodLister(pods.Informer().GetIndexer()), nodeLister: nodes.Lister(),
 		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },
@@ -250,7 +250,7 @@ func New(config Config) (*Controller, error) {
 		return nil, fmt.Errorf("queue of evictions: %w", err)
 	}
 	c.evictions = queue
-	if err := controllercache.AddEvacuationsByNode(evacuations.Informer()); err != nil {
+	if err := podcache.AddEvacuationsByNode(evacuations.Informer()); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
 	// No handler: a change of a maintenance needs no sync. Only the cache has to be synced, for
@@ -285,13 +285,13 @@ func (c *Controller) isWanted(r eviction.Request) bool {
 // mustStay reports whether the pod to be evicted must not leave.
 func (c *Controller) mustStay(r eviction.Request) bool {
 	pod, err := c.podLister.Pods(r.Evacuation.Namespace).Get(r.Pod)
-	return err == nil && c.standing(pod, maintenancev1alpha1.EvacuatorClassEviction) != nil
+	return err == nil && c.standing(pod, v1alpha1.EvacuatorClassEviction) != nil
 }
 
-func onlyMaintenancesAsk(evacuation *maintenancev1alpha1.Evacuation) bool {
+func onlyMaintenancesAsk(evacuation *v1alpha1.Evacuation) bool {
 	return !slices.ContainsFunc(evacuation.Finalizers, func(finalizer string) bool {
 		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)
-		return isInstigator && finalizer != maintenancev1alpha1.FinalizerInstigatorNodeMaintenance
+		return isInstigator && finalizer != v1alpha1.FinalizerInstigatorNodeMaintenance
 	})
 }
 
@@ -302,12 +302,12 @@ func (c *Controller) isDrained(r eviction.Request) bool {
 	if err != nil {
 		return false
 	}
-	return c.holders.Any(pod.Spec.NodeName, maintenancev1alpha1.IsDraining)
+	return c.holders.Any(pod.Spec.NodeName, v1alpha1.IsDraining)
 }
 
 // isHeldAndTargeted reports whether a maintenance still asks for the pod of an Evacuation that only
 // foreign finalizers keep.
-func (c *Controller) isHeldAndTargeted(evacuation *maintenancev1alpha1.Evacuation) bool {
+func (c *Controller) isHeldAndTargeted(evacuation *v1alpha1.Evacuation) bool {
 	if !isDeadButHeld(evacuation) {
 		return false
 	}

@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/selection"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -51,33 +51,33 @@ func TestEvictionTakesFourWrites(t *testing.T) {
 // Evacuation yet, as after a change of the leader.
 func TestPodIsNotEvictedForAMaintenanceThatIsOver(t *testing.T) {
 	tests := map[string]struct {
-		change  func(*maintenancev1alpha1.NodeMaintenance)
-		mods    []func(*maintenancev1alpha1.Evacuation)
+		change  func(*v1alpha1.NodeMaintenance)
+		mods    []func(*v1alpha1.Evacuation)
 		evicted bool
 	}{
 		"its stage is Complete": {
-			change: func(nm *maintenancev1alpha1.NodeMaintenance) {
-				nm.Spec.Stage = maintenancev1alpha1.NodeMaintenanceStageComplete
+			change: func(nm *v1alpha1.NodeMaintenance) {
+				nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
 			},
 		},
 		"it is being deleted": {
-			change: func(nm *maintenancev1alpha1.NodeMaintenance) { nm.DeletionTimestamp = after(0) },
+			change: func(nm *v1alpha1.NodeMaintenance) { nm.DeletionTimestamp = after(0) },
 		},
 		"it selects other nodes": {
-			change: func(nm *maintenancev1alpha1.NodeMaintenance) {
+			change: func(nm *v1alpha1.NodeMaintenance) {
 				nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchExpressions[0].Operator = corev1.NodeSelectorOpExists
 			},
 		},
 		"another instigator asks, too": {
-			change: func(nm *maintenancev1alpha1.NodeMaintenance) {
-				nm.Spec.Stage = maintenancev1alpha1.NodeMaintenanceStageComplete
+			change: func(nm *v1alpha1.NodeMaintenance) {
+				nm.Spec.Stage = v1alpha1.NodeMaintenanceStageComplete
 			},
-			mods: []func(*maintenancev1alpha1.Evacuation){func(e *maintenancev1alpha1.Evacuation) {
+			mods: []func(*v1alpha1.Evacuation){func(e *v1alpha1.Evacuation) {
 				e.Finalizers = append(e.Finalizers, theirs)
 			}},
 			evicted: true,
 		},
-		"it drains": {change: func(*maintenancev1alpha1.NodeMaintenance) {}, evicted: true},
+		"it drains": {change: func(*v1alpha1.NodeMaintenance) {}, evicted: true},
 	}
 	for name, tt := range tests {
 		bubble.Run(t, name, func(t *testing.T) {
@@ -104,13 +104,13 @@ func TestEvictionIsRetriedWhenTheBudgetAllowsIt(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(), newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
 		accept := w.host.answer(refuse)
 		w.until("the Evacuation is blocked", 100*time.Millisecond,
-			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
+			hasReason(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodDisruptionBudget))
 		w.expectEvent(EventBlocked)
 		w.host.answer(accept)
 		must.Get(w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
 			metav1.UpdateOptions{}))(w)
 		w.until("the pod is deleted", 0, podDeleted)
-		if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
+		if meta.IsStatusConditionTrue(w.get().Status.Conditions, v1alpha1.ConditionBlocked) {
 			t.Error("got Blocked true after the pod was deleted, want false")
 		}
 	})
@@ -119,10 +119,10 @@ func TestEvictionIsRetriedWhenTheBudgetAllowsIt(t *testing.T) {
 func TestRefusedEvictionsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, 0,
-			newEvacuation(withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 2 })),
+			newEvacuation(withStatus(func(st *v1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 2 })),
 			newPod(), newNode(corev1.ConditionTrue), newBudget("1", 0))
 		w.host.answer(refuse)
-		w.until("a refused eviction is counted", 100*time.Millisecond, func(e *maintenancev1alpha1.Evacuation) bool {
+		w.until("a refused eviction is counted", 100*time.Millisecond, func(e *v1alpha1.Evacuation) bool {
 			return e.Status.FailedEvictionCounter == 3
 		})
 	})
@@ -131,7 +131,7 @@ func TestRefusedEvictionsAreCounted(t *testing.T) {
 func TestCancelled(t *testing.T) {
 	tests := map[string]struct {
 		finalizers []string
-		withdraw   func(*maintenancev1alpha1.Evacuation)
+		withdraw   func(*v1alpha1.Evacuation)
 		// wantLeft are the finalizers of an object that another finalizer keeps.
 		wantLeft []string
 	}{
@@ -145,7 +145,7 @@ func TestCancelled(t *testing.T) {
 				newNode(corev1.ConditionTrue), newBudget("1", 0))
 			w.until("the eviction is active", 0, hasClass(evict))
 			w.api.edit(t, w.target, tc.withdraw)
-			w.until("the Evacuation is released", 0, func(e *maintenancev1alpha1.Evacuation) bool {
+			w.until("the Evacuation is released", 0, func(e *v1alpha1.Evacuation) bool {
 				return e == nil && tc.wantLeft == nil ||
 					e != nil && tc.wantLeft != nil && slices.Equal(e.Finalizers, tc.wantLeft)
 			})
@@ -173,10 +173,10 @@ func TestHandOverAfterTheDeadline(t *testing.T) {
 		w := newWorld(t, 0, newEvacuation(withEvacuators(classA, classB)), newPod(), newNode(corev1.ConditionTrue))
 		w.until("the first evacuator is active", 0, hasClass(classA))
 		w.until("the evacuator does not progress", time.Second,
-			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuatorNotProgressing))
+			hasReason(v1alpha1.ConditionBlocked, v1alpha1.ReasonEvacuatorNotProgressing))
 		w.expectEvent(EventBlocked)
 		w.until("the second evacuator is active", time.Second, hasClass(classB))
-		if meta.IsStatusConditionTrue(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked) {
+		if meta.IsStatusConditionTrue(w.get().Status.Conditions, v1alpha1.ConditionBlocked) {
 			t.Error("got Blocked true right after the hand-over, want false")
 		}
 		w.expectEvent(EventHandedOver)
@@ -184,7 +184,7 @@ func TestHandOverAfterTheDeadline(t *testing.T) {
 			t.Errorf("the hand-over was after %s, want not before %s", elapsed, DefaultEvacuatorStartDeadline)
 		}
 		w.api.edit(t, w.target,
-			withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
+			withStatus(func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }))
 		w.until("the pod is evicted", 0, podDeleted)
 	})
 }
@@ -192,7 +192,7 @@ func TestHandOverAfterTheDeadline(t *testing.T) {
 func TestNewLeaderContinuesAnEviction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		evacuation := newEvacuation(active(evict),
-			withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0))
+			withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodDisruptionBudget, 0))
 		w := newWorld(t, time.Hour, evacuation, newPod(), newNode(corev1.ConditionTrue), newBudget("1", 1))
 		w.until("the pod is deleted", 0, podDeleted)
 		if writes := w.api.written(); writes[0] != "status" || len(writes) > 1 {
@@ -215,7 +215,7 @@ func TestPodOfTheSameNameIsNotEvicted(t *testing.T) {
 // newIdleController returns a controller that does not run, and the factory of its informers. Its
 // caches have only the objects that the test adds.
 func newIdleController(
-	t *testing.T, client *fake.Clientset, evacuation *maintenancev1alpha1.Evacuation,
+	t *testing.T, client *fake.Clientset, evacuation *v1alpha1.Evacuation,
 ) (*Controller, externalversions.SharedInformerFactory) {
 	t.Helper()
 	own := versionedfake.NewClientset()
@@ -297,13 +297,13 @@ func TestTypeOfMirrorPodWithoutItsNode(t *testing.T) {
 			{APIVersion: "v1", Kind: "Node", Name: testNode, UID: "uid-" + testNode, Controller: &yes},
 		}
 	})
-	if got := podTypeOf(mirror, nil); got != maintenancev1alpha1.PodTypeStatic {
+	if got := podTypeOf(mirror, nil); got != v1alpha1.PodTypeStatic {
 		t.Errorf("got %s for a mirror pod without its node, want Static", got)
 	}
-	if got := podTypeOf(mirror, newNode(corev1.ConditionTrue)); got != maintenancev1alpha1.PodTypeStatic {
+	if got := podTypeOf(mirror, newNode(corev1.ConditionTrue)); got != v1alpha1.PodTypeStatic {
 		t.Errorf("got %s for a mirror pod, want Static", got)
 	}
-	if got := podTypeOf(newPod(), nil); got != maintenancev1alpha1.PodTypeDefault {
+	if got := podTypeOf(newPod(), nil); got != v1alpha1.PodTypeDefault {
 		t.Errorf("got %s for a bare pod, want Default", got)
 	}
 }

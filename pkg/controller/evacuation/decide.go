@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
@@ -30,11 +30,11 @@ const (
 // situation has all inputs of the decision about an Evacuation.
 type situation struct {
 	now        time.Time
-	evacuation *maintenancev1alpha1.Evacuation
+	evacuation *v1alpha1.Evacuation
 	// pod is nil if the pod no longer exists, which the API has confirmed.
 	pod *corev1.Pod
 	// podType is the type of the pod.
-	podType maintenancev1alpha1.PodType
+	podType v1alpha1.PodType
 	// nodeUnreachable: the kubelet of the pod's node does not respond.
 	nodeUnreachable bool
 	// targeted: the drain has reached the pod on its node. It is only set for the evacuators that
@@ -88,7 +88,7 @@ const (
 // decision is the outcome of one sync.
 type decision struct {
 	// status is the desired status.
-	status maintenancev1alpha1.EvacuationStatus
+	status v1alpha1.EvacuationStatus
 	// evict: the pod has to be evicted, after the status is written.
 	evict   bool
 	release release
@@ -108,7 +108,7 @@ func decide(s situation) decision {
 		d.decideRelease(s)
 	case s.pod == nil || isFinished(s.pod):
 		d.decidePodLeft(s)
-	case protocol.IsWithdrawn(s.evacuation) && d.status.EvacuationCancellationPolicy != maintenancev1alpha1.EvacuationCancellationPolicyForbid:
+	case protocol.IsWithdrawn(s.evacuation) && d.status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid:
 		d.decideCancel(s)
 	default:
 		d.decideTurn(s)
@@ -125,13 +125,13 @@ func isFinished(pod *corev1.Pod) bool {
 // finalizers of others any more: a quota of pods does not bound Evacuations that outlive their
 // pods.
 func (d *decision) decideRelease(s situation) {
-	complete := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionComplete)
+	complete := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionComplete)
 	expiry := complete.LastTransitionTime.Add(s.completedTTL)
 	switch {
 	case s.surplus || !s.now.Before(expiry):
 		d.release = releaseDue
 		return
-	case s.evacuation.DeletionTimestamp != nil || complete.Reason == maintenancev1alpha1.ReasonCancelled:
+	case s.evacuation.DeletionTimestamp != nil || complete.Reason == v1alpha1.ReasonCancelled:
 		if d.release = releaseAll; !hasForeignFinalizer(s.evacuation) {
 			return
 		}
@@ -140,9 +140,9 @@ func (d *decision) decideRelease(s situation) {
 }
 
 func (d *decision) decidePodLeft(s situation) {
-	reason, message := maintenancev1alpha1.ReasonPodDeleted, "The pod is gone."
+	reason, message := v1alpha1.ReasonPodDeleted, "The pod is gone."
 	if s.pod != nil {
-		reason, message = maintenancev1alpha1.ReasonPodTerminated, fmt.Sprintf("The pod has ended: its phase is %s.", s.pod.Status.Phase)
+		reason, message = v1alpha1.ReasonPodTerminated, fmt.Sprintf("The pod has ended: its phase is %s.", s.pod.Status.Phase)
 	}
 	d.complete(s, reason, message)
 	d.decideRelease(s)
@@ -179,7 +179,7 @@ func (d *decision) decideTurn(s situation) {
 			d.endCancelled(s, "no evacuator is left")
 			return
 		}
-		if active != maintenancev1alpha1.EvacuatorClassEviction {
+		if active != v1alpha1.EvacuatorClassEviction {
 			d.handOver(s, "is not among the evacuators")
 		}
 	default:
@@ -206,19 +206,19 @@ func (d *decision) decideTurn(s situation) {
 // isUpForEviction reports whether no evacuator is left and the pod may be evicted as the last
 // resort. It may not while its Deployment can create no other pod.
 func (d *decision) isUpForEviction(s situation) bool {
-	return d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction && s.podType == maintenancev1alpha1.PodTypeDefault && s.standing == nil
+	return d.status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction && s.podType == v1alpha1.PodTypeDefault && s.standing == nil
 }
 
 // isRequested reports whether the DaemonSet evacuator requests the eviction of its pod, which it
 // does by a report with an expected finish time. From then on the queue determines the blocker, and
 // the evacuator has no deadline.
 func (d *decision) isRequested(s situation) bool {
-	return d.status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDaemonSet && !d.status.ActiveEvacuatorCompleted &&
-		d.status.ExpectedEvacuationFinishTime != nil && s.podType == maintenancev1alpha1.PodTypeDaemonSet && s.targeted
+	return d.status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDaemonSet && !d.status.ActiveEvacuatorCompleted &&
+		d.status.ExpectedEvacuationFinishTime != nil && s.podType == v1alpha1.PodTypeDaemonSet && s.targeted
 }
 
-func isEvacuator(evacuation *maintenancev1alpha1.Evacuation, class string) bool {
-	return slices.ContainsFunc(evacuation.Spec.Evacuators, func(e maintenancev1alpha1.Evacuator) bool { return e.EvacuatorClass == class })
+func isEvacuator(evacuation *v1alpha1.Evacuation, class string) bool {
+	return slices.ContainsFunc(evacuation.Spec.Evacuators, func(e v1alpha1.Evacuator) bool { return e.EvacuatorClass == class })
 }
 
 // reasonToGiveUp returns why the next evacuator becomes active; "" if the current one stays active.
@@ -278,7 +278,7 @@ func (d *decision) deadline(s situation) deadline {
 
 // waitsForDrain reports whether an evacuator acts only when the drain has reached the pod.
 func waitsForDrain(class string) bool {
-	return class == maintenancev1alpha1.EvacuatorClassDaemonSet || class == maintenancev1alpha1.EvacuatorClassKubelet
+	return class == v1alpha1.EvacuatorClassDaemonSet || class == v1alpha1.EvacuatorClassKubelet
 }
 
 // onlyAgentCanAct reports whether the active evacuator is the node agent of a static pod, has not
@@ -286,9 +286,9 @@ func waitsForDrain(class string) bool {
 // static pod: the agent stays active, so that it continues when it is back.
 func (d *decision) onlyAgentCanAct(s situation) bool {
 	class := d.status.ActiveEvacuatorClass
-	return class == maintenancev1alpha1.EvacuatorClassKubelet && !d.status.ActiveEvacuatorCompleted &&
-		s.podType == maintenancev1alpha1.PodTypeStatic &&
-		protocol.Next(s.evacuation.Spec.Evacuators, class) == maintenancev1alpha1.EvacuatorClassEviction
+	return class == v1alpha1.EvacuatorClassKubelet && !d.status.ActiveEvacuatorCompleted &&
+		s.podType == v1alpha1.PodTypeStatic &&
+		protocol.Next(s.evacuation.Spec.Evacuators, class) == v1alpha1.EvacuatorClassEviction
 }
 
 // restartClock moves the start of the deadline of an evacuator that waits for the drain to now.
@@ -308,7 +308,7 @@ func (d *decision) handOver(s situation, why string) {
 	d.status.ActiveEvacuatorSince = protocol.Timestamp(s.now)
 	d.status.EvacuationProgressTimestamp = nil
 	d.status.ExpectedEvacuationFinishTime = nil
-	d.status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyAllow
+	d.status.EvacuationCancellationPolicy = v1alpha1.EvacuationCancellationPolicyAllow
 	account := fmt.Sprintf("%s %s", from, why)
 	if from == "" {
 		// The API server sets the first active evacuator when it stores a new Evacuation, but not
@@ -327,7 +327,7 @@ func (d *decision) handOver(s situation, why string) {
 // does not evict the pod, since no instigator requests it.
 func (d *decision) endCancelled(s situation, why string) {
 	message := fmt.Sprintf("Cancelled: no instigator requests the evacuation any more, and %s.", why)
-	d.complete(s, maintenancev1alpha1.ReasonCancelled, message)
+	d.complete(s, v1alpha1.ReasonCancelled, message)
 	d.release = releaseAll
 	d.events = append(d.events, event{corev1.EventTypeNormal, EventCancelled, actionCancel, message})
 }
@@ -335,7 +335,7 @@ func (d *decision) endCancelled(s situation, why string) {
 func (d *decision) complete(s situation, reason, message string) {
 	d.clearBlocked(s)
 	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
-		Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason, Message: message,
+		Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason, Message: message,
 		LastTransitionTime: *protocol.Timestamp(s.now), ObservedGeneration: s.evacuation.Generation,
 	})
 	d.countFailedEvictions(s)
@@ -366,7 +366,7 @@ func (d *decision) isForPeople() bool {
 
 // mention adds the maintenance that the pod leaves for to the message of a hand-over and to the
 // events, except to those about a cancellation: no maintenance asks for the pod then.
-func (d *decision) mention(nm *maintenancev1alpha1.NodeMaintenance) {
+func (d *decision) mention(nm *v1alpha1.NodeMaintenance) {
 	if nm == nil {
 		return
 	}
@@ -384,7 +384,7 @@ func (d *decision) mention(nm *maintenancev1alpha1.NodeMaintenance) {
 // quoteQueue copies the queue's message about a pod that waits and is not blocked. While an
 // evacuator is active, the message belongs to the evacuator.
 func (d *decision) quoteQueue(s situation) {
-	if !d.evict || s.eviction.Message == "" || d.status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassEviction {
+	if !d.evict || s.eviction.Message == "" || d.status.ActiveEvacuatorClass != v1alpha1.EvacuatorClassEviction {
 		return
 	}
 	d.status.Message = wording.Cut(s.eviction.Message, protocol.MaxMessage)

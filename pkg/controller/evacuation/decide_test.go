@@ -16,7 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -28,7 +28,7 @@ type outcome struct {
 	Since    time.Duration
 	Progress time.Duration
 	// Policy is Allow unless a table says otherwise.
-	Policy          maintenancev1alpha1.EvacuationCancellationPolicy
+	Policy          v1alpha1.EvacuationCancellationPolicy
 	Completed       bool
 	Complete        string
 	Blocked         string
@@ -57,9 +57,9 @@ func outcomeOf(d decision) outcome {
 			value = "not: " + value
 		}
 		switch condition.Type {
-		case maintenancev1alpha1.ConditionComplete:
+		case v1alpha1.ConditionComplete:
 			o.Complete = value
-		case maintenancev1alpha1.ConditionBlocked:
+		case v1alpha1.ConditionBlocked:
 			o.Blocked = value
 		}
 	}
@@ -75,7 +75,7 @@ func outcomeOf(d decision) outcome {
 }
 
 type decideTest struct {
-	evacuation *maintenancev1alpha1.Evacuation
+	evacuation *v1alpha1.Evacuation
 	pod        *corev1.Pod
 	mod        func(*situation)
 	at         time.Duration
@@ -90,7 +90,7 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 		t.Run(name, func(t *testing.T) {
 			s := situation{
 				now: start.Add(tc.at), evacuation: tc.evacuation, pod: tc.pod,
-				podType: maintenancev1alpha1.PodTypeDefault, servingSince: start.Add(-hour),
+				podType: v1alpha1.PodTypeDefault, servingSince: start.Add(-hour),
 				completedTTL: DefaultCompletedTTL, startDeadline: DefaultEvacuatorStartDeadline,
 				surgeTimeout: protocol.DefaultSurgeTimeout, budgetPatience: protocol.DefaultBudgetPatience, longGrace: protocol.DefaultLongGrace,
 			}
@@ -114,7 +114,7 @@ func runDecide(t *testing.T, tests map[string]decideTest) {
 }
 
 func TestDecideCompletion(t *testing.T) {
-	completed := withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, minute)
+	completed := withCondition(v1alpha1.ConditionComplete, v1alpha1.ReasonPodDeleted, minute)
 	runDecide(t, map[string]decideTest{
 		"the pod is deleted": {
 			evacuation: upForEviction(), at: minute,
@@ -134,7 +134,7 @@ func TestDecideCompletion(t *testing.T) {
 		},
 		"Blocked is cleared when the pod is deleted": {
 			evacuation: newEvacuation(active(evict),
-				withCondition(maintenancev1alpha1.ConditionBlocked, "PodDisruptionBudget", 0)),
+				withCondition(v1alpha1.ConditionBlocked, "PodDisruptionBudget", 0)),
 			at:   minute,
 			want: outcome{Active: evict, Complete: "PodDeleted", Blocked: "not: NotBlocked", Wake: 6 * minute},
 		},
@@ -150,7 +150,7 @@ func TestDecideCompletion(t *testing.T) {
 		"the pod is deleted, and the evacuator has forbidden cancellation": {
 			evacuation: newEvacuation(
 				withEvacuators(classA), active(classA), withFinalizers(),
-				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+				withStatus(func(st *v1alpha1.EvacuationStatus) {
 					st.EvacuationCancellationPolicy = forbid
 				}),
 			), at: minute,
@@ -183,7 +183,7 @@ func TestDecideCompletion(t *testing.T) {
 		},
 		"a cancelled Evacuation is released immediately": {
 			evacuation: turnOfA(withFinalizers(),
-				withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled, minute)),
+				withCondition(v1alpha1.ConditionComplete, v1alpha1.ReasonCancelled, minute)),
 			pod: newPod(), at: minute,
 			want: outcome{Active: classA, Complete: "Cancelled", Release: releaseAll},
 		},
@@ -191,7 +191,7 @@ func TestDecideCompletion(t *testing.T) {
 }
 
 func TestDecideCancellation(t *testing.T) {
-	forbidding := withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+	forbidding := withStatus(func(st *v1alpha1.EvacuationStatus) {
 		st.EvacuationCancellationPolicy = forbid
 	})
 	runDecide(t, map[string]decideTest{
@@ -223,7 +223,7 @@ func TestDecideCancellation(t *testing.T) {
 			evacuation: newEvacuation(
 				withEvacuators(classA, classB), active(classA), reported(minute, "moving"), forbidding,
 				withFinalizers(),
-				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }),
+				withStatus(func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }),
 			), pod: newPod(),
 			at: 2 * minute,
 			want: outcome{
@@ -253,7 +253,7 @@ func TestDecideCancellation(t *testing.T) {
 }
 
 func TestDecideActiveEvacuator(t *testing.T) {
-	done := withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })
+	done := withStatus(func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true })
 	servingSince := func(at time.Duration) func(*situation) {
 		return func(s *situation) { s.servingSince = start.Add(at) }
 	}
@@ -280,7 +280,7 @@ func TestDecideActiveEvacuator(t *testing.T) {
 			says: "a.example.com has not started within 5m0s",
 		},
 		"a progress deadline that is shorter than the start deadline replaces it": {
-			evacuation: turnOfA(func(e *maintenancev1alpha1.Evacuation) {
+			evacuation: turnOfA(func(e *v1alpha1.Evacuation) {
 				e.Spec.ProgressDeadlineSeconds = ptr.To[int32](60)
 			}),
 			pod: newPod(), at: minute,
@@ -319,7 +319,7 @@ func TestDecideActiveEvacuator(t *testing.T) {
 		"the default of the progress deadline is half an hour": {
 			evacuation: newEvacuation(
 				withEvacuators(classA), active(classA), reported(minute, "copying"),
-				func(e *maintenancev1alpha1.Evacuation) {
+				func(e *v1alpha1.Evacuation) {
 					e.Spec.ProgressDeadlineSeconds = nil
 				},
 			), pod: newPod(), at: 2 * minute,
@@ -328,7 +328,7 @@ func TestDecideActiveEvacuator(t *testing.T) {
 		"an evacuator that has completed hands over immediately, with its message": {
 			evacuation: newEvacuation(
 				withEvacuators(classA, classB), active(classA), reported(minute, "strategy is Recreate"), done,
-				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+				withStatus(func(st *v1alpha1.EvacuationStatus) {
 					st.ExpectedEvacuationFinishTime, st.EvacuationCancellationPolicy = after(hour), forbid
 				}),
 			), pod: newPod(), at: minute,
@@ -343,7 +343,7 @@ func TestDecideActiveEvacuator(t *testing.T) {
 		"a new leader does not wait longer than the deadline": {
 			evacuation: newEvacuation(
 				withEvacuators(classA), active(classA), reported(minute, "copying"),
-				func(e *maintenancev1alpha1.Evacuation) {
+				func(e *v1alpha1.Evacuation) {
 					e.Spec.ProgressDeadlineSeconds = ptr.To[int32](60)
 				},
 			), pod: newPod(), at: 61 * minute,
@@ -360,27 +360,27 @@ func TestDecideActiveEvacuator(t *testing.T) {
 			want: outcome{Active: evict, Since: minute, Evict: true, Events: EventHandedOver},
 		},
 		"the start deadline of the DaemonSet evacuator restarts before the drain reaches the pod": {
-			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
-				active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
+			evacuation: newEvacuation(withEvacuators(v1alpha1.EvacuatorClassDaemonSet),
+				active(v1alpha1.EvacuatorClassDaemonSet)),
 			pod: newPod(), at: 3 * minute,
 			want: outcome{
-				Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Since: 3 * minute, Wake: 5*minute + 30*second,
+				Active: v1alpha1.EvacuatorClassDaemonSet, Since: 3 * minute, Wake: 5*minute + 30*second,
 			},
 		},
 		"a start deadline of one second restarts once a second": {
-			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
-				active(maintenancev1alpha1.EvacuatorClassDaemonSet),
-				func(e *maintenancev1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](1) }),
+			evacuation: newEvacuation(withEvacuators(v1alpha1.EvacuatorClassDaemonSet),
+				active(v1alpha1.EvacuatorClassDaemonSet),
+				func(e *v1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](1) }),
 			pod: newPod(), at: 3*minute + 700*time.Millisecond,
 			want: outcome{
-				Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Since: 3 * minute, Wake: 3*minute + second,
+				Active: v1alpha1.EvacuatorClassDaemonSet, Since: 3 * minute, Wake: 3*minute + second,
 			},
 		},
 		"the start deadline of the DaemonSet evacuator counts after the drain reaches the pod": {
-			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
-				active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
+			evacuation: newEvacuation(withEvacuators(v1alpha1.EvacuatorClassDaemonSet),
+				active(v1alpha1.EvacuatorClassDaemonSet)),
 			pod: newPod(), at: 5 * minute,
-			mod: func(s *situation) { s.targeted, s.podType = true, maintenancev1alpha1.PodTypeDaemonSet },
+			mod: func(s *situation) { s.targeted, s.podType = true, v1alpha1.PodTypeDaemonSet },
 			want: outcome{
 				Active: evict, Since: 5 * minute, Blocked: "NoEvacuator", Events: EventHandedOver + " " + EventBlocked,
 			},
@@ -390,18 +390,18 @@ func TestDecideActiveEvacuator(t *testing.T) {
 
 func TestDecideEviction(t *testing.T) {
 	budget := &eviction.Blocker{
-		Reason: maintenancev1alpha1.ReasonPodDisruptionBudget, Message: "PodDisruptionBudget web allows no disruption.",
+		Reason: v1alpha1.ReasonPodDisruptionBudget, Message: "PodDisruptionBudget web allows no disruption.",
 	}
-	wasBlocked := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0)
+	wasBlocked := withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodDisruptionBudget, 0)
 	runDecide(t, map[string]decideTest{
 		"DaemonSet pods are never evicted": {
 			evacuation: upForEviction(), pod: newPod(),
-			mod:  func(s *situation) { s.podType = maintenancev1alpha1.PodTypeDaemonSet },
+			mod:  func(s *situation) { s.podType = v1alpha1.PodTypeDaemonSet },
 			want: outcome{Active: evict, Blocked: "NoEvacuator", Events: EventBlocked},
 		},
 		"static pods are never evicted": {
 			evacuation: upForEviction(), pod: newPod(),
-			mod:  func(s *situation) { s.podType = maintenancev1alpha1.PodTypeStatic },
+			mod:  func(s *situation) { s.podType = v1alpha1.PodTypeStatic },
 			want: outcome{Active: evict, Blocked: "NoEvacuator", Events: EventBlocked},
 		},
 		"terminating pods are waited for": {
@@ -436,7 +436,7 @@ func TestDecideEviction(t *testing.T) {
 		},
 		"the counter of failed evictions never decreases": {
 			evacuation: newEvacuation(active(evict),
-				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 7 })),
+				withStatus(func(st *v1alpha1.EvacuationStatus) { st.FailedEvictionCounter = 7 })),
 			pod: newPod(), want: outcome{Active: evict, FailedEvictions: 7, Evict: true},
 		},
 		"the grace period has passed": {
@@ -457,7 +457,7 @@ func TestDecideEviction(t *testing.T) {
 		},
 		"another reason is recorded as another event": {
 			evacuation: newEvacuation(active(evict),
-				withCondition(maintenancev1alpha1.ConditionBlocked, "NodeUnreachable", 0)),
+				withCondition(v1alpha1.ConditionBlocked, "NodeUnreachable", 0)),
 			pod: newPod(terminatingUntil(minute)), at: 90 * second,
 			want: outcome{Active: evict, Blocked: "PodTerminating", Events: EventBlocked},
 		},

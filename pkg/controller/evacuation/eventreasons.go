@@ -7,7 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
@@ -38,14 +38,14 @@ type event struct {
 	eventType, reason, action, note string
 }
 
-func (c *Controller) send(evacuation *maintenancev1alpha1.Evacuation, events []event) {
+func (c *Controller) send(evacuation *v1alpha1.Evacuation, events []event) {
 	pod := evacuation.Spec.PodRef
 	for _, e := range events {
 		// References instead of objects: they have a kind, whatever scheme the recorder has.
 		c.recorder.Eventf(
 			&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: evacuation.Namespace, Name: pod.Name, UID: pod.UID},
 			&corev1.ObjectReference{
-				APIVersion: maintenancev1alpha1.SchemeGroupVersion.String(), Kind: "Evacuation",
+				APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "Evacuation",
 				Namespace: evacuation.Namespace, Name: evacuation.Name, UID: evacuation.UID, ResourceVersion: evacuation.ResourceVersion,
 			},
 			e.eventType, e.reason, e.action, "%s", wording.Cut(e.note, protocol.MaxMessage))

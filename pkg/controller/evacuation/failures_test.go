@@ -21,7 +21,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	typed "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
@@ -50,7 +50,7 @@ func TestStatusThatCannotBeWrittenIsRecordedAsAnEvent(t *testing.T) {
 		w.until("the eviction is active", 0, hasClass(evict))
 		w.refuseWrites("status")
 		var got []string
-		w.until("20 minutes have passed", time.Second, func(*maintenancev1alpha1.Evacuation) bool {
+		w.until("20 minutes have passed", time.Second, func(*v1alpha1.Evacuation) bool {
 			select {
 			case e := <-w.events.Events:
 				got = append(got, e)
@@ -75,7 +75,7 @@ func TestEvacuationThatCannotBeReleasedIsBlocked(t *testing.T) {
 		w.refuseWrites("")
 		w.api.edit(t, w.target, deleting)
 		w.until("the Evacuation is blocked", time.Second,
-			hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvictionError))
+			hasReason(v1alpha1.ConditionBlocked, v1alpha1.ReasonEvictionError))
 		if passed := w.clock.Since(start); passed < loop.VisibleAfter {
 			t.Errorf("the Evacuation was blocked after %s, want not before %s", passed, loop.VisibleAfter)
 		}
@@ -111,8 +111,8 @@ func (g hangingGroup) Evacuations(namespace string) typed.EvacuationInterface {
 }
 
 func (e hangingEvacuations) UpdateStatus(
-	ctx context.Context, obj *maintenancev1alpha1.Evacuation, o metav1.UpdateOptions,
-) (*maintenancev1alpha1.Evacuation, error) {
+	ctx context.Context, obj *v1alpha1.Evacuation, o metav1.UpdateOptions,
+) (*v1alpha1.Evacuation, error) {
 	if !strings.Contains(obj.Name, hangs) || e.answers.Load() {
 		return e.EvacuationInterface.UpdateStatus(ctx, obj, o)
 	}
@@ -127,23 +127,23 @@ func (e hangingEvacuations) UpdateStatus(
 // try within the backoff.
 func TestHangingWritesDoNotHoldBackOthers(t *testing.T) {
 	const broken = 40
-	newPair := func(name string) (*corev1.Pod, *maintenancev1alpha1.Evacuation) {
+	newPair := func(name string) (*corev1.Pod, *v1alpha1.Evacuation) {
 		pod := newPod(func(p *corev1.Pod) { p.Name, p.UID = name, types.UID("uid-"+name) })
-		return pod, newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+		return pod, newEvacuation(func(e *v1alpha1.Evacuation) {
 			e.Name, e.UID = protocol.CanonicalName(name, pod.UID), types.UID("uid-e-"+name)
-			e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: name, UID: pod.UID}
+			e.Spec.PodRef = v1alpha1.PodReference{Name: name, UID: pod.UID}
 		})
 	}
 	synctest.Test(t, func(t *testing.T) {
 		host := []runtime.Object{newNode(corev1.ConditionTrue)}
-		var evacuations []*maintenancev1alpha1.Evacuation
+		var evacuations []*v1alpha1.Evacuation
 		for i := range broken {
 			pod, evacuation := newPair(fmt.Sprintf("%s%d", hangs, i))
 			host, evacuations = append(host, pod), append(evacuations, evacuation)
 		}
 		pod, sound := newPair("sound")
 		w := newWorld(t, 0, evacuations[0], append(host, pod)...)
-		add := func(e *maintenancev1alpha1.Evacuation) {
+		add := func(e *v1alpha1.Evacuation) {
 			t.Helper()
 			must.Do(w, w.api.client.Tracker().Add(e))
 			synctest.Wait()

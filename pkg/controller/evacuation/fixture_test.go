@@ -25,7 +25,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/selection"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -34,7 +34,7 @@ import (
 )
 
 var (
-	evacuationsResource = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
+	evacuationsResource = v1alpha1.SchemeGroupVersion.WithResource("evacuations")
 	podsResource        = corev1.SchemeGroupVersion.WithResource("pods")
 )
 
@@ -56,18 +56,18 @@ func newFakeAPI(clock informertest.Clock, objects ...runtime.Object) *fakeAPI {
 	return api
 }
 
-func (a *fakeAPI) stored(namespace, name string) (*maintenancev1alpha1.Evacuation, error) {
+func (a *fakeAPI) stored(namespace, name string) (*v1alpha1.Evacuation, error) {
 	obj, err := a.client.Tracker().Get(evacuationsResource, namespace, name)
 	if err != nil {
 		return nil, err
 	}
-	return obj.(*maintenancev1alpha1.Evacuation).DeepCopy(), nil
+	return obj.(*v1alpha1.Evacuation).DeepCopy(), nil
 }
 
 func (a *fakeAPI) update(action clienttesting.Action) (bool, runtime.Object, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	sent := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.Evacuation)
+	sent := action.(clienttesting.UpdateAction).GetObject().(*v1alpha1.Evacuation)
 	stored, err := a.stored(sent.Namespace, sent.Name)
 	if err != nil {
 		return true, nil, err
@@ -90,7 +90,7 @@ func (a *fakeAPI) update(action clienttesting.Action) (bool, runtime.Object, err
 }
 
 // store writes an Evacuation. The caller holds the lock.
-func (a *fakeAPI) store(evacuation *maintenancev1alpha1.Evacuation) error {
+func (a *fakeAPI) store(evacuation *v1alpha1.Evacuation) error {
 	a.version++
 	evacuation.ResourceVersion = strconv.Itoa(a.version)
 	if evacuation.DeletionTimestamp != nil && len(evacuation.Finalizers) == 0 {
@@ -122,7 +122,7 @@ func (a *fakeAPI) delete(action clienttesting.Action) (bool, runtime.Object, err
 
 // edit changes an Evacuation as another client.
 func (a *fakeAPI) edit(
-	t *testing.T, evacuation *maintenancev1alpha1.Evacuation, mod func(*maintenancev1alpha1.Evacuation),
+	t *testing.T, evacuation *v1alpha1.Evacuation, mod func(*v1alpha1.Evacuation),
 ) {
 	t.Helper()
 	a.mu.Lock()
@@ -193,7 +193,7 @@ type world struct {
 	client *fake.Clientset
 	host   *fakeHost
 	events *events.FakeRecorder
-	target *maintenancev1alpha1.Evacuation
+	target *v1alpha1.Evacuation
 	// accept is the default answer to evictions, which deletes the pod.
 	accept func(*policyv1.Eviction) error
 	// answers: the webhook answers about the Evacuations with hangs in their names.
@@ -204,7 +204,7 @@ type world struct {
 // maintenance drains all nodes, unless there is one among the objects. The test runs in a bubble of
 // synctest.
 func newWorld(
-	t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, host ...runtime.Object,
+	t *testing.T, at time.Duration, evacuation *v1alpha1.Evacuation, host ...runtime.Object,
 ) *world {
 	t.Helper()
 	return newWorldWith(t, at, evacuation, func(*fake.Clientset) {}, host...)
@@ -212,14 +212,14 @@ func newWorld(
 
 // newWorldWith is newWorld with changes to the fake host cluster before the controller starts.
 func newWorldWith(
-	t *testing.T, at time.Duration, evacuation *maintenancev1alpha1.Evacuation, prepare func(*fake.Clientset),
+	t *testing.T, at time.Duration, evacuation *v1alpha1.Evacuation, prepare func(*fake.Clientset),
 	objects ...runtime.Object,
 ) *world {
 	t.Helper()
 	var nm runtime.Object = newMaintenance()
 	var host []runtime.Object
 	for _, object := range objects {
-		if _, ok := object.(*maintenancev1alpha1.NodeMaintenance); ok {
+		if _, ok := object.(*v1alpha1.NodeMaintenance); ok {
 			nm = object
 		} else {
 			host = append(host, object)
@@ -265,7 +265,7 @@ func newWorldWith(
 }
 
 // get returns the stored Evacuation, nil if it does not exist.
-func (w *world) get() *maintenancev1alpha1.Evacuation {
+func (w *world) get() *v1alpha1.Evacuation {
 	w.Helper()
 	evacuation, err := w.api.stored(w.target.Namespace, w.target.Name)
 	if apierrors.IsNotFound(err) {
@@ -276,7 +276,7 @@ func (w *world) get() *maintenancev1alpha1.Evacuation {
 }
 
 // until waits in steps for a condition of the stored Evacuation, which is nil when it is gone.
-func (w *world) until(what string, step time.Duration, condition func(*maintenancev1alpha1.Evacuation) bool) {
+func (w *world) until(what string, step time.Duration, condition func(*v1alpha1.Evacuation) bool) {
 	w.Helper()
 	if !informertest.Until(step, func() bool { return condition(w.get()) }) {
 		w.Fatalf("waited in vain until %s at %s; writes: %v; evacuation: %+v",
@@ -296,14 +296,14 @@ func (w *world) expectEvent(reason string) {
 	}
 }
 
-func hasClass(class string) func(*maintenancev1alpha1.Evacuation) bool {
-	return func(e *maintenancev1alpha1.Evacuation) bool {
+func hasClass(class string) func(*v1alpha1.Evacuation) bool {
+	return func(e *v1alpha1.Evacuation) bool {
 		return e != nil && e.Status.ActiveEvacuatorClass == class
 	}
 }
 
-func hasReason(conditionType, reason string) func(*maintenancev1alpha1.Evacuation) bool {
-	return func(e *maintenancev1alpha1.Evacuation) bool {
+func hasReason(conditionType, reason string) func(*v1alpha1.Evacuation) bool {
+	return func(e *v1alpha1.Evacuation) bool {
 		if e == nil {
 			return false
 		}
@@ -313,8 +313,8 @@ func hasReason(conditionType, reason string) func(*maintenancev1alpha1.Evacuatio
 }
 
 var (
-	podDeleted = hasReason(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted)
-	gone       = func(e *maintenancev1alpha1.Evacuation) bool { return e == nil }
+	podDeleted = hasReason(v1alpha1.ConditionComplete, v1alpha1.ReasonPodDeleted)
+	gone       = func(e *v1alpha1.Evacuation) bool { return e == nil }
 )
 
 func newNode(ready corev1.ConditionStatus) *corev1.Node {

@@ -15,15 +15,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // gather reads all inputs of the decision about an Evacuation.
-func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation) (situation, error) {
+func (c *Controller) gather(ctx context.Context, evacuation *v1alpha1.Evacuation) (situation, error) {
 	s := situation{
 		evacuation:   evacuation,
 		eviction:     c.evictions.State(keyOf(evacuation)),
@@ -48,7 +48,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 		return s, err
 	}
 	s.podType = podTypeOf(pod, node)
-	if s.podType == maintenancev1alpha1.PodTypeDefault {
+	if s.podType == v1alpha1.PodTypeDefault {
 		c.arrivals.add(pod, func() bool {
 			_, err := c.evacuationLister.Evacuations(evacuation.Namespace).Get(evacuation.Name)
 			return err == nil
@@ -57,12 +57,12 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 	if s.comebacks, err = c.comebacks(evacuation, pod); err != nil {
 		return s, err
 	}
-	s.nodeUnreachable = node != nil && controllercache.Readiness(node) == corev1.ConditionUnknown
+	s.nodeUnreachable = node != nil && podcache.Readiness(node) == corev1.ConditionUnknown
 	switch class := evacuation.Status.ActiveEvacuatorClass; class {
-	case maintenancev1alpha1.EvacuatorClassDeployment:
+	case v1alpha1.EvacuatorClassDeployment:
 		s.surgeTimeout, s.standing = c.surgeTimeout(pod), c.standing(pod, class)
-	case maintenancev1alpha1.EvacuatorClassEviction:
-		if isEvacuator(evacuation, maintenancev1alpha1.EvacuatorClassDeployment) {
+	case v1alpha1.EvacuatorClassEviction:
+		if isEvacuator(evacuation, v1alpha1.EvacuatorClassDeployment) {
 			s.standing = c.standing(pod, class)
 		}
 	}
@@ -70,7 +70,7 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 	if node == nil || !waitsForDrain(evacuation.Status.ActiveEvacuatorClass) && !isDeadButHeld(evacuation) {
 		return s, nil
 	}
-	s.replaced = s.podType == maintenancev1alpha1.PodTypeDaemonSet && isReplaced(pod, node)
+	s.replaced = s.podType == v1alpha1.PodTypeDaemonSet && isReplaced(pod, node)
 	by, err := c.askedBy(pod)
 	s.targeted = by != nil
 	return s, err
@@ -78,23 +78,23 @@ func (c *Controller) gather(ctx context.Context, evacuation *maintenancev1alpha1
 
 // isReplaced reports whether the DaemonSet would immediately recreate an evicted pod on the node.
 func isReplaced(pod *corev1.Pod, node *corev1.Node) bool {
-	builtIn := sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet)
-	return !drainplan.IsTainted(node) || drainplan.Left(pod, maintenancev1alpha1.PodTypeDaemonSet, node, builtIn) != ""
+	builtIn := sets.New(v1alpha1.EvacuatorClassDaemonSet)
+	return !drainplan.IsTainted(node) || drainplan.Kept(pod, v1alpha1.PodTypeDaemonSet, node, builtIn) != ""
 }
 
 // comebacks counts how often the pod was recreated on its node. It skips that for terminating pods,
 // and for pods that are older than the Evacuations that are still kept.
-func (c *Controller) comebacks(evacuation *maintenancev1alpha1.Evacuation, pod *corev1.Pod) (comebacks, error) {
+func (c *Controller) comebacks(evacuation *v1alpha1.Evacuation, pod *corev1.Pod) (comebacks, error) {
 	if pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil || evacuation.CreationTimestamp.Sub(pod.CreationTimestamp.Time) > c.completedTTL {
 		return comebacks{}, nil
 	}
-	objects, err := c.evacuationIndexer.ByIndex(controllercache.EvacuationsByNode, pod.Spec.NodeName)
+	objects, err := c.evacuationIndexer.ByIndex(podcache.EvacuationsByNode, pod.Spec.NodeName)
 	if err != nil {
 		return comebacks{}, err
 	}
-	evacuations := make([]*maintenancev1alpha1.Evacuation, 0, len(objects))
+	evacuations := make([]*v1alpha1.Evacuation, 0, len(objects))
 	for _, object := range objects {
-		if e, ok := object.(*maintenancev1alpha1.Evacuation); ok {
+		if e, ok := object.(*v1alpha1.Evacuation); ok {
 			evacuations = append(evacuations, e)
 		}
 	}
@@ -104,7 +104,7 @@ func (c *Controller) comebacks(evacuation *maintenancev1alpha1.Evacuation, pod *
 // pod returns the Evacuation's pod, or nil if the pod certainly no longer exists. A pod that is
 // missing in the cache may still exist: Evacuations come from another API server, so the cache of
 // pods may be behind.
-func (c *Controller) pod(ctx context.Context, evacuation *maintenancev1alpha1.Evacuation) (*corev1.Pod, error) {
+func (c *Controller) pod(ctx context.Context, evacuation *v1alpha1.Evacuation) (*corev1.Pod, error) {
 	ref := evacuation.Spec.PodRef
 	pod, err := c.podLister.Pods(evacuation.Namespace).Get(ref.Name)
 	if err == nil && pod.UID == ref.UID {
@@ -129,7 +129,7 @@ func (c *Controller) pod(ctx context.Context, evacuation *maintenancev1alpha1.Ev
 	return pod, nil
 }
 
-func podTypeOf(pod *corev1.Pod, node *corev1.Node) maintenancev1alpha1.PodType {
+func podTypeOf(pod *corev1.Pod, node *corev1.Node) v1alpha1.PodType {
 	if node != nil {
 		return drainplan.TypeOf(pod, node.UID)
 	}
@@ -143,7 +143,7 @@ func podTypeOf(pod *corev1.Pod, node *corev1.Node) maintenancev1alpha1.PodType {
 }
 
 // askedBy returns the maintenance that asks the pod to leave its node now, or nil.
-func (c *Controller) askedBy(pod *corev1.Pod) (*maintenancev1alpha1.NodeMaintenance, error) {
+func (c *Controller) askedBy(pod *corev1.Pod) (*v1alpha1.NodeMaintenance, error) {
 	node, err := c.nodeLister.Get(pod.Spec.NodeName)
 	if err != nil {
 		return nil, loop.IgnoreNotFound(err)

@@ -11,11 +11,11 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-func keyOf(evacuation *maintenancev1alpha1.Evacuation) types.NamespacedName {
+func keyOf(evacuation *v1alpha1.Evacuation) types.NamespacedName {
 	return types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name}
 }
 
@@ -25,18 +25,18 @@ func keyOfPod(pod *corev1.Pod) types.NamespacedName {
 }
 
 func (c *Controller) watch(evacuations, pods, nodes cache.SharedIndexInformer) error {
-	synced, err := controllercache.AddHandlers(
-		controllercache.Handled{Informer: evacuations, Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { c.evacuationChanged(obj.(*maintenancev1alpha1.Evacuation)) },
-			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj.(*maintenancev1alpha1.Evacuation)) },
+	synced, err := podcache.AddHandlers(
+		podcache.Handled{Informer: evacuations, Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc:    func(obj any) { c.evacuationChanged(obj.(*v1alpha1.Evacuation)) },
+			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj.(*v1alpha1.Evacuation)) },
 			DeleteFunc: c.evacuationGone,
 		}},
-		controllercache.Handled{Informer: pods, Handler: controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
+		podcache.Handled{Informer: pods, Handler: podcache.UnpackedPods(cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { c.podAdded(obj.(*corev1.Pod)) },
 			UpdateFunc: func(old, obj any) { c.podChanged(old.(*corev1.Pod), obj.(*corev1.Pod)) },
 			DeleteFunc: c.podGone,
 		})},
-		controllercache.Handled{Informer: nodes, Handler: cache.ResourceEventHandlerFuncs{
+		podcache.Handled{Informer: nodes, Handler: cache.ResourceEventHandlerFuncs{
 			UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) },
 		}},
 	)
@@ -44,7 +44,7 @@ func (c *Controller) watch(evacuations, pods, nodes cache.SharedIndexInformer) e
 	return err
 }
 
-func (c *Controller) evacuationChanged(evacuation *maintenancev1alpha1.Evacuation) {
+func (c *Controller) evacuationChanged(evacuation *v1alpha1.Evacuation) {
 	reason := ""
 	if blocker := blockerOf(&evacuation.Status); blocker != nil {
 		reason = blocker.Reason
@@ -58,7 +58,7 @@ func (c *Controller) evacuationGone(obj any) {
 	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = tombstone.Obj
 	}
-	evacuation, ok := obj.(*maintenancev1alpha1.Evacuation)
+	evacuation, ok := obj.(*v1alpha1.Evacuation)
 	if !ok {
 		return
 	}
@@ -120,10 +120,10 @@ func (c *Controller) podGone(obj any) {
 
 // nodeChanged enqueues the Evacuations of a node whose kubelet becomes unreachable or reachable.
 func (c *Controller) nodeChanged(old, node *corev1.Node) {
-	if controllercache.Readiness(old) == controllercache.Readiness(node) {
+	if podcache.Readiness(old) == podcache.Readiness(node) {
 		return
 	}
-	keys, err := c.evacuationIndexer.IndexKeys(controllercache.EvacuationsByNode, node.Name)
+	keys, err := c.evacuationIndexer.IndexKeys(podcache.EvacuationsByNode, node.Name)
 	if err != nil {
 		return
 	}

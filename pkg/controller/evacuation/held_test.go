@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/build"
@@ -20,18 +20,18 @@ import (
 )
 
 // asking returns a maintenance that drains all pods of a node.
-func asking(name string, node *corev1.Node) *maintenancev1alpha1.NodeMaintenance {
-	return &maintenancev1alpha1.NodeMaintenance{
+func asking(name string, node *corev1.Node) *v1alpha1.NodeMaintenance {
+	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: *after(-hour)},
-		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
-			Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: "kernel\nupdate",
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			Stage: v1alpha1.NodeMaintenanceStageDrain, Reason: "kernel\nupdate",
 		},
-		Status: maintenancev1alpha1.NodeMaintenanceStatus{
-			NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
-				NodeRef: maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID},
-				DrainTargets: []maintenancev1alpha1.DrainPlanEntry{
-					{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: 1000},
-					{PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: 1000},
+		Status: v1alpha1.NodeMaintenanceStatus{
+			NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{{
+				NodeRef: v1alpha1.NodeReference{Name: node.Name, UID: node.UID},
+				DrainTargets: []v1alpha1.DrainPlanEntry{
+					{PodType: v1alpha1.PodTypeDefault, PodPriority: 1000},
+					{PodType: v1alpha1.PodTypeDaemonSet, PodPriority: 1000},
 				},
 			}},
 		},
@@ -41,15 +41,15 @@ func asking(name string, node *corev1.Node) *maintenancev1alpha1.NodeMaintenance
 func TestDecideHeld(t *testing.T) {
 	const held = "EvacuationHeld"
 	// heldBack returns an Evacuation without instigators that a finalizer keeps.
-	heldBack := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+	heldBack := func(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 		e := upForEviction(deleting, withFinalizers(foreign))
 		return build.With(e, mods...)
 	}
 	targeted := func(s *situation) { s.targeted = true }
-	ofType := func(podType maintenancev1alpha1.PodType, replaced bool) func(*situation) {
+	ofType := func(podType v1alpha1.PodType, replaced bool) func(*situation) {
 		return func(s *situation) { s.targeted, s.podType, s.replaced = true, podType, replaced }
 	}
-	wasHeld := withCondition(maintenancev1alpha1.ConditionBlocked, held, 0)
+	wasHeld := withCondition(v1alpha1.ConditionBlocked, held, 0)
 	runDecide(t, map[string]decideTest{
 		"a pod that a maintenance targets is evicted, and the finalizers are reported": {
 			evacuation: heldBack(), pod: newPod(), mod: targeted,
@@ -64,15 +64,15 @@ func TestDecideHeld(t *testing.T) {
 			want: outcome{Active: evict, Blocked: "not: NotBlocked", Wake: minute},
 		},
 		"a static pod is not evicted": {
-			evacuation: heldBack(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeStatic, false),
+			evacuation: heldBack(), pod: newPod(), mod: ofType(v1alpha1.PodTypeStatic, false),
 			want: outcome{Active: evict, Blocked: held, Wake: minute, Events: EventBlocked},
 		},
 		"a DaemonSet pod that the DaemonSet would replace is not evicted": {
-			evacuation: heldBack(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeDaemonSet, true),
+			evacuation: heldBack(), pod: newPod(), mod: ofType(v1alpha1.PodTypeDaemonSet, true),
 			want: outcome{Active: evict, Blocked: held, Wake: minute, Events: EventBlocked},
 		},
 		"a DaemonSet pod that is not replaced is evicted": {
-			evacuation: heldBack(), pod: newPod(), mod: ofType(maintenancev1alpha1.PodTypeDaemonSet, false),
+			evacuation: heldBack(), pod: newPod(), mod: ofType(v1alpha1.PodTypeDaemonSet, false),
 			want: outcome{Active: evict, Blocked: held, Evict: true, Wake: minute, Events: EventBlocked},
 		},
 		"a terminating pod is waited for": {
@@ -90,7 +90,7 @@ func TestDecideHeld(t *testing.T) {
 		"an evacuator that forbids cancellation stays active": {
 			evacuation: heldBack(
 				withEvacuators(classA), active(classA), reported(0, "moving"),
-				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) {
+				withStatus(func(st *v1alpha1.EvacuationStatus) {
 					st.EvacuationCancellationPolicy = forbid
 				}),
 			), pod: newPod(), mod: targeted,
@@ -119,20 +119,20 @@ func TestPodOfAHeldEvacuationIsEvicted(t *testing.T) {
 			}
 			w.until("the eviction is active", 0, hasClass(evict))
 			w.api.edit(t, w.target, deleting)
-			w.until("no instigator is left", 0, func(e *maintenancev1alpha1.Evacuation) bool {
+			w.until("no instigator is left", 0, func(e *v1alpha1.Evacuation) bool {
 				return len(e.Finalizers) == 1
 			})
 			if tt.asks {
 				w.until("the condition has the reason EvacuationHeld", 0,
-					hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonEvacuationHeld))
-				blocked := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+					hasReason(v1alpha1.ConditionBlocked, v1alpha1.ReasonEvacuationHeld))
+				blocked := meta.FindStatusCondition(w.get().Status.Conditions, v1alpha1.ConditionBlocked)
 				if !strings.Contains(blocked.Message, foreign) {
 					t.Errorf("got message %q, want finalizer %s in it", blocked.Message, foreign)
 				}
 			}
 			must.Get(w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
 				metav1.UpdateOptions{}))(w)
-			w.until("two minutes have passed", second, func(*maintenancev1alpha1.Evacuation) bool {
+			w.until("two minutes have passed", second, func(*v1alpha1.Evacuation) bool {
 				return w.clock.Since(start) > 2*minute
 			})
 			is.Equal(t, w.host.sent(), tt.want, "evictions")

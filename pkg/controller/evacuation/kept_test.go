@@ -17,17 +17,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-const daemonSetClass = maintenancev1alpha1.EvacuatorClassDaemonSet
+const daemonSetClass = v1alpha1.EvacuatorClassDaemonSet
 
 // requested adds the report with which the DaemonSet evacuator requests the eviction.
-func requested(e *maintenancev1alpha1.Evacuation) {
+func requested(e *v1alpha1.Evacuation) {
 	e.Status.EvacuationProgressTimestamp, e.Status.ExpectedEvacuationFinishTime = after(0), after(time.Minute)
 }
 
@@ -36,11 +36,11 @@ func ofDaemonSet(p *corev1.Pod) {
 }
 
 func TestDecideDaemonSetPod(t *testing.T) {
-	asked := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+	asked := func(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 		e := newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass), requested)
 		return build.With(e, mods...)
 	}
-	targeted := func(s *situation) { s.targeted, s.podType = true, maintenancev1alpha1.PodTypeDaemonSet }
+	targeted := func(s *situation) { s.targeted, s.podType = true, v1alpha1.PodTypeDaemonSet }
 	blockedBy := func(reason string) func(*situation) {
 		return func(s *situation) {
 			targeted(s)
@@ -49,7 +49,7 @@ func TestDecideDaemonSetPod(t *testing.T) {
 			}
 		}
 	}
-	wasBlocked := withCondition(maintenancev1alpha1.ConditionBlocked, "PodDisruptionBudget", 0)
+	wasBlocked := withCondition(v1alpha1.ConditionBlocked, "PodDisruptionBudget", 0)
 	runDecide(t, map[string]decideTest{
 		"the pod is evicted when the evacuator requests it": {
 			evacuation: asked(), pod: newPod(), mod: targeted,
@@ -61,7 +61,7 @@ func TestDecideDaemonSetPod(t *testing.T) {
 		},
 		"the pod is not evicted if no maintenance targets it": {
 			evacuation: asked(), pod: newPod(),
-			mod:  func(s *situation) { s.podType = maintenancev1alpha1.PodTypeDaemonSet },
+			mod:  func(s *situation) { s.podType = v1alpha1.PodTypeDaemonSet },
 			want: outcome{Active: daemonSetClass, Wake: 15 * time.Minute},
 		},
 		"a pod of another type is not evicted": {
@@ -102,16 +102,16 @@ func TestMessageOfAKeptDaemonSetPod(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass), requested,
-				withCondition(maintenancev1alpha1.ConditionBlocked, tt.reason, 0))
+				withCondition(v1alpha1.ConditionBlocked, tt.reason, 0))
 			d := decide(situation{
-				now: start.Add(tt.at), evacuation: e, pod: newPod(), podType: maintenancev1alpha1.PodTypeDaemonSet,
+				now: start.Add(tt.at), evacuation: e, pod: newPod(), podType: v1alpha1.PodTypeDaemonSet,
 				targeted: true, servingSince: start, startDeadline: DefaultEvacuatorStartDeadline,
 				budgetPatience: protocol.DefaultBudgetPatience,
 				eviction: eviction.State{
 					Known: true, Blocker: &eviction.Blocker{Reason: tt.reason, Message: "Budget logger."},
 				},
 			})
-			message := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+			message := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionBlocked).Message
 			if got := strings.Contains(message, "is kept on its node since 2000-01-01T00:00:00Z"); got != tt.want {
 				t.Errorf("got %q", message)
 			}
@@ -128,25 +128,25 @@ func TestMessageOfAKeptDaemonSetPod(t *testing.T) {
 // and then its budget allows no disruption.
 func TestPatienceWithABudgetBeginsWithTheBudget(t *testing.T) {
 	for _, before := range []string{
-		maintenancev1alpha1.ReasonEvictionDenied, maintenancev1alpha1.ReasonEvictionError, maintenancev1alpha1.ReasonEvictionForbidden,
-		maintenancev1alpha1.ReasonEvacuatorNotProgressing,
+		v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonEvictionError, v1alpha1.ReasonEvictionForbidden,
+		v1alpha1.ReasonEvacuatorNotProgressing,
 	} {
 		t.Run(before, func(t *testing.T) {
 			e := newEvacuation(withEvacuators(daemonSetClass), active(daemonSetClass), requested,
-				withCondition(maintenancev1alpha1.ConditionBlocked, before, 0))
+				withCondition(v1alpha1.ConditionBlocked, before, 0))
 			const begins = 20 * time.Minute
 			for _, step := range []struct {
 				at     time.Duration
 				reason string
 				want   bool
 			}{
-				{begins, maintenancev1alpha1.ReasonPodDisruptionBudget, false},
-				{begins + time.Minute, maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget, false},
-				{begins + protocol.DefaultBudgetPatience - time.Second, maintenancev1alpha1.ReasonPodDisruptionBudget, false},
-				{begins + protocol.DefaultBudgetPatience, maintenancev1alpha1.ReasonPodDisruptionBudget, true},
+				{begins, v1alpha1.ReasonPodDisruptionBudget, false},
+				{begins + time.Minute, v1alpha1.ReasonUnhealthyPodsHoldBudget, false},
+				{begins + protocol.DefaultBudgetPatience - time.Second, v1alpha1.ReasonPodDisruptionBudget, false},
+				{begins + protocol.DefaultBudgetPatience, v1alpha1.ReasonPodDisruptionBudget, true},
 			} {
 				d := decide(situation{
-					now: start.Add(step.at), evacuation: e, pod: newPod(), podType: maintenancev1alpha1.PodTypeDaemonSet,
+					now: start.Add(step.at), evacuation: e, pod: newPod(), podType: v1alpha1.PodTypeDaemonSet,
 					targeted: true, servingSince: start, startDeadline: DefaultEvacuatorStartDeadline,
 					budgetPatience: protocol.DefaultBudgetPatience,
 					eviction: eviction.State{
@@ -157,7 +157,7 @@ func TestPatienceWithABudgetBeginsWithTheBudget(t *testing.T) {
 				if got := protocol.IsKeptByBudget(e, protocol.DefaultBudgetPatience, start.Add(step.at)); got != step.want {
 					t.Errorf("got IsKeptByBudget %t at %s, want %t", got, step.at, step.want)
 				}
-				message := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+				message := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionBlocked).Message
 				if got := strings.Contains(message, "is kept on its node since 2000-01-01T00:20:00Z"); got != step.want {
 					t.Errorf("got message %q at %s", message, step.at)
 				}
@@ -182,10 +182,10 @@ func daemonSetWorld(t *testing.T, allowed int32, answer func(*policyv1.Eviction)
 func TestKeptDaemonSetPodIsEvictedWhenItsBudgetAllowsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := daemonSetWorld(t, 0, refuse)
-		w.until("the pod is kept", time.Second, func(e *maintenancev1alpha1.Evacuation) bool {
+		w.until("the pod is kept", time.Second, func(e *v1alpha1.Evacuation) bool {
 			return protocol.IsKeptByBudget(e, protocol.DefaultBudgetPatience, w.clock.Now()) &&
 				strings.Contains(
-					meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message,
+					meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked).Message,
 					"kept",
 				)
 		})
@@ -204,13 +204,13 @@ func TestRefusedDaemonSetPodIsBlocked(t *testing.T) {
 		w := daemonSetWorld(t, 1, func(*policyv1.Eviction) error {
 			return apierrors.NewForbidden(corev1.Resource("pods"), podName, errors.New("denied by policy keep-logging"))
 		})
-		blocked := func(e *maintenancev1alpha1.Evacuation) bool {
-			condition := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+		blocked := func(e *v1alpha1.Evacuation) bool {
+			condition := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked)
 			return condition != nil && condition.Status == metav1.ConditionTrue &&
 				strings.Contains(condition.Message, "keep-logging")
 		}
 		w.until("the Evacuation is blocked with the error of the policy", time.Second, blocked)
-		w.until("an hour has passed", 10*time.Second, func(*maintenancev1alpha1.Evacuation) bool {
+		w.until("an hour has passed", 10*time.Second, func(*v1alpha1.Evacuation) bool {
 			return w.clock.Since(start) > time.Hour
 		})
 		if e := w.get(); !blocked(e) || !hasClass(daemonSetClass)(e) {

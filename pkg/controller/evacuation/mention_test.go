@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -28,21 +28,21 @@ func TestMention(t *testing.T) {
 	long := strings.Repeat("ä", protocol.MaxMessage)
 	for name, tt := range map[string]struct {
 		decision  decision
-		nm        *maintenancev1alpha1.NodeMaintenance
+		nm        *v1alpha1.NodeMaintenance
 		status    string
 		notes     []string
 		forPeople bool
 	}{
 		"a hand-over: the status and the event": {
 			decision: decision{
-				handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: "x."},
+				handedOver: true, status: v1alpha1.EvacuationStatus{Message: "x."},
 				events: []event{{reason: EventHandedOver, note: "y."}},
 			},
 			nm: nm, status: "x." + mentioned, notes: []string{"y." + mentioned}, forPeople: true,
 		},
 		"an event about a blocker: not the message of the evacuator": {
 			decision: decision{
-				status: maintenancev1alpha1.EvacuationStatus{Message: "copying"},
+				status: v1alpha1.EvacuationStatus{Message: "copying"},
 				events: []event{{reason: EventBlocked, note: "y."}},
 			},
 			nm: nm, status: "copying", notes: []string{"y." + mentioned}, forPeople: true,
@@ -53,13 +53,13 @@ func TestMention(t *testing.T) {
 		},
 		"no maintenance targets the pod: nothing": {
 			decision: decision{
-				handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: "x."},
+				handedOver: true, status: v1alpha1.EvacuationStatus{Message: "x."},
 				events: []event{{reason: EventBlocked, note: "y."}},
 			},
 			status: "x.", notes: []string{"y."}, forPeople: true,
 		},
 		"a long message is cut before the name of the maintenance": {
-			decision: decision{handedOver: true, status: maintenancev1alpha1.EvacuationStatus{Message: long}}, nm: nm,
+			decision: decision{handedOver: true, status: v1alpha1.EvacuationStatus{Message: long}}, nm: nm,
 			status: wording.Cut(long, protocol.MaxMessage-len(mentioned)) + mentioned, forPeople: true,
 		},
 		"a decision without a message": {decision: decision{}},

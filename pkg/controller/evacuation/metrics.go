@@ -10,7 +10,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 var (
@@ -51,16 +51,16 @@ var (
 
 // Initialize all series: an alert on a metric that does not exist never fires.
 var (
-	completeReasons = []string{maintenancev1alpha1.ReasonPodDeleted, maintenancev1alpha1.ReasonPodTerminated, maintenancev1alpha1.ReasonCancelled}
+	completeReasons = []string{v1alpha1.ReasonPodDeleted, v1alpha1.ReasonPodTerminated, v1alpha1.ReasonCancelled}
 	blockedReasons  = []string{
-		maintenancev1alpha1.ReasonPodDisruptionBudget, maintenancev1alpha1.ReasonPodDisruptionBudgetSyncFailed, maintenancev1alpha1.ReasonTooManyDisruptedPods,
-		maintenancev1alpha1.ReasonMultiplePodDisruptionBudgets, maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget, maintenancev1alpha1.ReasonEvacuatorNotProgressing,
-		maintenancev1alpha1.ReasonPodTerminating, maintenancev1alpha1.ReasonPodFinalizer, maintenancev1alpha1.ReasonNodeUnreachable,
-		maintenancev1alpha1.ReasonNoEvacuator, maintenancev1alpha1.ReasonRecreated, maintenancev1alpha1.ReasonEvictionForbidden, maintenancev1alpha1.ReasonEvictionError,
-		maintenancev1alpha1.ReasonEvictionDenied, maintenancev1alpha1.ReasonSurgePending, maintenancev1alpha1.ReasonEvacuationHeld,
-		maintenancev1alpha1.ReasonReplicaFailure,
-		maintenancev1alpha1.ReasonBudgetsHoldEachOther, maintenancev1alpha1.ReasonBudgetPodsCordoned,
-		maintenancev1alpha1.ReasonLongGracePeriod,
+		v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonPodDisruptionBudgetSyncFailed, v1alpha1.ReasonTooManyDisruptedPods,
+		v1alpha1.ReasonMultiplePodDisruptionBudgets, v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonEvacuatorNotProgressing,
+		v1alpha1.ReasonPodTerminating, v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable,
+		v1alpha1.ReasonNoEvacuator, v1alpha1.ReasonRecreated, v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionError,
+		v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld,
+		v1alpha1.ReasonReplicaFailure,
+		v1alpha1.ReasonBudgetsHoldEachOther, v1alpha1.ReasonBudgetPodsCordoned,
+		v1alpha1.ReasonLongGracePeriod,
 	}
 )
 

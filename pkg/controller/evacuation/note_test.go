@@ -6,23 +6,23 @@ package evacuation
 import (
 	"testing"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestMessageOfAPodThatWaitsInTheQueue(t *testing.T) {
 	const waits = "The pod waits for other pods of StatefulSet db to be available."
-	handover := turnMessage(maintenancev1alpha1.EvacuatorClassEviction, "test")
+	handover := turnMessage(v1alpha1.EvacuatorClassEviction, "test")
 	for name, tc := range map[string]struct {
 		class string
 		state eviction.State
 		want  string
 	}{
 		"the queue has a message": {
-			maintenancev1alpha1.EvacuatorClassEviction, eviction.State{Known: true, Message: waits}, waits,
+			v1alpha1.EvacuatorClassEviction, eviction.State{Known: true, Message: waits}, waits,
 		},
-		"the queue has no message": {maintenancev1alpha1.EvacuatorClassEviction, eviction.State{Known: true}, handover},
+		"the queue has no message": {v1alpha1.EvacuatorClassEviction, eviction.State{Known: true}, handover},
 		"another evacuator is active": {
 			"a.example.com", eviction.State{Known: true, Message: waits}, turnMessage("a.example.com", "test"),
 		},

@@ -15,7 +15,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -24,10 +24,10 @@ import (
 
 func TestDecideSurgePending(t *testing.T) {
 	const (
-		class   = maintenancev1alpha1.EvacuatorClassDeployment
+		class   = v1alpha1.EvacuatorClassDeployment
 		pending = "SurgePending"
 	)
-	surging := func(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+	surging := func(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 		e := newEvacuation(withEvacuators(class), active(class))
 		return build.With(e, mods...)
 	}
@@ -45,20 +45,20 @@ func TestDecideSurgePending(t *testing.T) {
 		"a pod that must not leave without a replacement stays beyond every deadline": {
 			evacuation: surging(reported(minute, "no surge pod can be created")), pod: newPod(), at: 24 * hour,
 			mod: func(s *situation) {
-				s.standing = &eviction.Blocker{Reason: maintenancev1alpha1.ReasonReplicaFailure, Message: "None can be created."}
+				s.standing = &eviction.Blocker{Reason: v1alpha1.ReasonReplicaFailure, Message: "None can be created."}
 			},
 			want: outcome{
-				Active: class, Progress: minute, Blocked: maintenancev1alpha1.ReasonReplicaFailure,
+				Active: class, Progress: minute, Blocked: v1alpha1.ReasonReplicaFailure,
 				Events: EventBlocked,
 			},
 		},
 		"a pod that is up for eviction and must not leave stays": {
 			evacuation: upForEviction(), pod: newPod(), at: hour,
 			mod: func(s *situation) {
-				s.standing = &eviction.Blocker{Reason: maintenancev1alpha1.ReasonReplicaFailure, Message: "None can be created."}
+				s.standing = &eviction.Blocker{Reason: v1alpha1.ReasonReplicaFailure, Message: "None can be created."}
 			},
 			want: outcome{
-				Active: evict, Blocked: maintenancev1alpha1.ReasonReplicaFailure, Wake: hour + standingRetry,
+				Active: evict, Blocked: v1alpha1.ReasonReplicaFailure, Wake: hour + standingRetry,
 				Events: EventBlocked,
 			},
 		},
@@ -96,14 +96,14 @@ func TestDecideSurgePending(t *testing.T) {
 }
 
 func TestMessageOfAPendingSurge(t *testing.T) {
-	class := maintenancev1alpha1.EvacuatorClassDeployment
+	class := v1alpha1.EvacuatorClassDeployment
 	for name, tt := range map[string]struct {
-		mods []func(*maintenancev1alpha1.Evacuation)
+		mods []func(*v1alpha1.Evacuation)
 		want []string
 		not  string
 	}{
 		"it advises what to do, and quotes the report of the evacuator": {
-			mods: []func(*maintenancev1alpha1.Evacuation){
+			mods: []func(*v1alpha1.Evacuation){
 				reported(minute, "surge pod web-x is Pending:\n0/20 nodes \x1b[31mare available"),
 			},
 			want: []string{
@@ -113,20 +113,20 @@ func TestMessageOfAPendingSurge(t *testing.T) {
 			not: "Check that the controller behind it runs",
 		},
 		"it does not quote the message of the server": {
-			mods: []func(*maintenancev1alpha1.Evacuation){
-				func(e *maintenancev1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = nil },
+			mods: []func(*v1alpha1.Evacuation){
+				func(e *v1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = nil },
 			},
 			want: []string{"since 2000-01-01T00:00:00Z"}, not: "Last report",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			mods := append([]func(*maintenancev1alpha1.Evacuation){withEvacuators(class), active(class)}, tt.mods...)
+			mods := append([]func(*v1alpha1.Evacuation){withEvacuators(class), active(class)}, tt.mods...)
 			got := decide(situation{
 				now: start.Add(20 * minute), evacuation: newEvacuation(mods...), pod: newPod(),
-				podType: maintenancev1alpha1.PodTypeDefault, servingSince: start.Add(-hour),
+				podType: v1alpha1.PodTypeDefault, servingSince: start.Add(-hour),
 				startDeadline: 25 * minute, surgeTimeout: protocol.DefaultSurgeTimeout,
 			})
-			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
+			blocked := meta.FindStatusCondition(got.status.Conditions, v1alpha1.ConditionBlocked)
 			must.True(t, blocked != nil, "condition Blocked not found")
 			for _, want := range tt.want {
 				is.True(t, strings.Contains(blocked.Message, want), "got message %q, want %q in it", blocked.Message, want)
@@ -142,14 +142,14 @@ func TestEvictionIsNotSentOfAPodThatMustNotLeave(t *testing.T) {
 		why      *eviction.Blocker
 		want     bool
 	}{
-		"a reason that is newer than the decision": {true, &eviction.Blocker{Reason: maintenancev1alpha1.ReasonReplicaFailure}, false},
+		"a reason that is newer than the decision": {true, &eviction.Blocker{Reason: v1alpha1.ReasonReplicaFailure}, false},
 		"no reason":                    {true, nil, true},
-		"a pod without that evacuator": {false, &eviction.Blocker{Reason: maintenancev1alpha1.ReasonReplicaFailure}, true},
+		"a pod without that evacuator": {false, &eviction.Blocker{Reason: v1alpha1.ReasonReplicaFailure}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			evacuation, pod := upForEviction(), newPod()
 			// A user has asked, so that no maintenance has to drain the node.
-			evacuation.Finalizers = []string{maintenancev1alpha1.FinalizerInstigatorPrefix + "user.example.com"}
+			evacuation.Finalizers = []string{v1alpha1.FinalizerInstigatorPrefix + "user.example.com"}
 			c, _ := newIdleController(t, fake.NewClientset(pod), evacuation)
 			pods := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
 			must.Do(t, pods.Add(pod))
@@ -164,7 +164,7 @@ func TestEvictionIsNotSentOfAPodThatMustNotLeave(t *testing.T) {
 			if err != nil || s.standing != nil {
 				t.Errorf("got %+v, %v for a pod that the evacuator of Deployments is not asked about", s.standing, err)
 			}
-			evacuation.Spec.Evacuators = []maintenancev1alpha1.Evacuator{{EvacuatorClass: maintenancev1alpha1.EvacuatorClassDeployment}}
+			evacuation.Spec.Evacuators = []v1alpha1.Evacuator{{EvacuatorClass: v1alpha1.EvacuatorClassDeployment}}
 			if s, err = c.gather(t.Context(), evacuation); err != nil || s.standing != tc.why {
 				t.Errorf("got %+v, %v, want %+v", s.standing, err, tc.why)
 			}

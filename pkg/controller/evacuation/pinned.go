@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/read"
 )
 
@@ -72,7 +72,7 @@ func (p *pins) of(key types.NamespacedName, now time.Time) (known *knownPin, isN
 
 // isUnschedulable reports whether the scheduler has found no node for a pod.
 func isUnschedulable(pod *corev1.Pod) bool {
-	if pod.Spec.NodeName != "" || pod.Status.Phase != corev1.PodPending || controllercache.NodeOf(pod) != "" {
+	if pod.Spec.NodeName != "" || pod.Status.Phase != corev1.PodPending || podcache.NodeOf(pod) != "" {
 		return false
 	}
 	for i := range pod.Status.Conditions {

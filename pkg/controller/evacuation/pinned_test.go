@@ -27,9 +27,9 @@ import (
 	policylisters "k8s.io/client-go/listers/policy/v1"
 	"k8s.io/client-go/rest"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -104,8 +104,8 @@ func TestPodThatCanOnlyRunOnAHeldNode(t *testing.T) {
 			w.host.answer(refuse)
 			must.Do(w, w.api.client.Tracker().Add(asking("alpha", here)))
 			must.Do(w, w.api.client.Tracker().Add(asking("beta", there)))
-			w.until("the condition has the reason "+tt.want, time.Second, hasReason(maintenancev1alpha1.ConditionBlocked, tt.want))
-			message := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+			w.until("the condition has the reason "+tt.want, time.Second, hasReason(v1alpha1.ConditionBlocked, tt.want))
+			message := meta.FindStatusCondition(w.get().Status.Conditions, v1alpha1.ConditionBlocked).Message
 			hint := "work on node-8 now and release it alone, by taking it out of the node selector of NodeMaintenance beta"
 			if held := tt.want == "BudgetPodsCordoned"; strings.Contains(message, hint) != held {
 				t.Errorf("got message %q, want %q in it: %v", message, hint, held)
@@ -168,11 +168,11 @@ func waitingFor(t *testing.T, host *slowHost, healthy int32, pods ...*corev1.Pod
 	var err error
 	c.host, err = kubernetes.NewForConfig(&rest.Config{Host: "http://host", Transport: host, QPS: -1})
 	must(err)
-	c.budgetLister, c.podLister, c.nodeLister = policylisters.NewPodDisruptionBudgetLister(budgets), controllercache.PodLister(podIndexer), nodes.Lister()
-	c.maintenanceLister = listOf{c.maintenanceLister, []*maintenancev1alpha1.NodeMaintenance{asking("beta", held)}}
+	c.budgetLister, c.podLister, c.nodeLister = policylisters.NewPodDisruptionBudgetLister(budgets), podcache.PodLister(podIndexer), nodes.Lister()
+	c.maintenanceLister = listOf{c.maintenanceLister, []*v1alpha1.NodeMaintenance{asking("beta", held)}}
 	waiting := podOn("web-1", "web", testNode, corev1.ConditionTrue)
 	state := eviction.State{
-		Known: true, Budget: key("web"), Blocker: &eviction.Blocker{Reason: maintenancev1alpha1.ReasonPodDisruptionBudget},
+		Known: true, Budget: key("web"), Blocker: &eviction.Blocker{Reason: v1alpha1.ReasonPodDisruptionBudget},
 	}
 	return func(ctx context.Context) *eviction.Blocker { return c.standoff(ctx, waiting, state, start) }
 }
@@ -258,8 +258,8 @@ func TestPodsThatWaitForOneBudgetShareItsReads(t *testing.T) {
 		var workers sync.WaitGroup
 		for range 8 {
 			workers.Go(func() {
-				if got := ask(t.Context()); got == nil || got.Reason != maintenancev1alpha1.ReasonBudgetPodsCordoned {
-					t.Errorf("got blocker %+v, want %s", got, maintenancev1alpha1.ReasonBudgetPodsCordoned)
+				if got := ask(t.Context()); got == nil || got.Reason != v1alpha1.ReasonBudgetPodsCordoned {
+					t.Errorf("got blocker %+v, want %s", got, v1alpha1.ReasonBudgetPodsCordoned)
 				}
 			})
 		}

@@ -10,12 +10,12 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func TestDecideProgress(t *testing.T) {
 	const silent = "EvacuatorNotProgressing"
-	wasSilent := withCondition(maintenancev1alpha1.ConditionBlocked, silent, 0)
+	wasSilent := withCondition(v1alpha1.ConditionBlocked, silent, 0)
 	servingSince := func(at time.Duration) func(*situation) {
 		return func(s *situation) { s.servingSince = start.Add(at) }
 	}
@@ -64,22 +64,22 @@ func TestDecideProgress(t *testing.T) {
 			want: outcome{Active: classA, Progress: minute, Blocked: silent, Wake: 65 * minute},
 		},
 		"the DaemonSet evacuator does not have to report before the drain reaches the pod": {
-			evacuation: newEvacuation(withEvacuators(maintenancev1alpha1.EvacuatorClassDaemonSet),
-				active(maintenancev1alpha1.EvacuatorClassDaemonSet)),
+			evacuation: newEvacuation(withEvacuators(v1alpha1.EvacuatorClassDaemonSet),
+				active(v1alpha1.EvacuatorClassDaemonSet)),
 			pod: newPod(), at: 2*minute + 29*second,
-			want: outcome{Active: maintenancev1alpha1.EvacuatorClassDaemonSet, Wake: 2*minute + 30*second},
+			want: outcome{Active: v1alpha1.EvacuatorClassDaemonSet, Wake: 2*minute + 30*second},
 		},
 	})
 }
 
 func TestMessageOfAnEvacuatorThatDoesNotProgress(t *testing.T) {
 	for name, tc := range map[string]struct {
-		mods []func(*maintenancev1alpha1.Evacuation)
+		mods []func(*v1alpha1.Evacuation)
 		at   time.Duration
 		want []string
 	}{
 		"it names the evacuator, its last report and the next evacuator": {
-			mods: []func(*maintenancev1alpha1.Evacuation){reported(minute, "copying")}, at: 20 * minute,
+			mods: []func(*v1alpha1.Evacuation){reported(minute, "copying")}, at: 20 * minute,
 			want: []string{
 				"a.example.com has not reported since 2000-01-01T00:01:00Z",
 				"b.example.com becomes active at 2000-01-01T00:31:00Z",
@@ -93,9 +93,9 @@ func TestMessageOfAnEvacuatorThatDoesNotProgress(t *testing.T) {
 			},
 		},
 		"no evacuator follows": {
-			mods: []func(*maintenancev1alpha1.Evacuation){
+			mods: []func(*v1alpha1.Evacuation){
 				reported(0, ""), withFinalizers(),
-				withStatus(func(st *maintenancev1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),
+				withStatus(func(st *v1alpha1.EvacuationStatus) { st.EvacuationCancellationPolicy = forbid }),
 			},
 			at:   20 * minute,
 			want: []string{"the evacuation ends, as no instigator requests it any more, at 2000-01-01T00:30:00Z"},
@@ -107,10 +107,10 @@ func TestMessageOfAnEvacuatorThatDoesNotProgress(t *testing.T) {
 				mod(e)
 			}
 			got := decide(situation{
-				now: start.Add(tc.at), evacuation: e, pod: newPod(), podType: maintenancev1alpha1.PodTypeDefault,
+				now: start.Add(tc.at), evacuation: e, pod: newPod(), podType: v1alpha1.PodTypeDefault,
 				servingSince: start.Add(-hour), startDeadline: DefaultEvacuatorStartDeadline,
 			})
-			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
+			blocked := meta.FindStatusCondition(got.status.Conditions, v1alpha1.ConditionBlocked)
 			for _, want := range tc.want {
 				if blocked == nil || !strings.Contains(blocked.Message, want) {
 					t.Errorf("got condition %+v, want %q in its message", blocked, want)

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
@@ -53,17 +53,17 @@ type comebacks struct {
 // namespace that were created while its pods were evacuated from the node count as well, if more:
 // they all ignore the cordon, and a namespace has few such clients. created are the creation times
 // of deleted pods, as far as this leader has seen them.
-func countComebacks(pod *corev1.Pod, evacuations []*maintenancev1alpha1.Evacuation, created map[types.UID]time.Time) comebacks {
-	var left []*maintenancev1alpha1.Evacuation
+func countComebacks(pod *corev1.Pod, evacuations []*v1alpha1.Evacuation, created map[types.UID]time.Time) comebacks {
+	var left []*v1alpha1.Evacuation
 	for _, e := range evacuations {
 		if e.Namespace == pod.Namespace && e.Spec.PodRef.UID != pod.UID && hasEvacuated(e) {
 			left = append(left, e)
 		}
 	}
-	slices.SortFunc(left, func(a, b *maintenancev1alpha1.Evacuation) int {
+	slices.SortFunc(left, func(a, b *v1alpha1.Evacuation) int {
 		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
 	})
-	var alike, late []*maintenancev1alpha1.Evacuation
+	var alike, late []*v1alpha1.Evacuation
 	for _, e := range left {
 		isLike := isAlike(pod, e)
 		if isLike {
@@ -80,9 +80,9 @@ func countComebacks(pod *corev1.Pod, evacuations []*maintenancev1alpha1.Evacuati
 
 // chainOf returns the number of Evacuations, each of which began after the previous one was over
 // and all of which began before the pod was created.
-func chainOf(pod *corev1.Pod, left []*maintenancev1alpha1.Evacuation) int {
+func chainOf(pod *corev1.Pod, left []*v1alpha1.Evacuation) int {
 	count := 0
-	var last *maintenancev1alpha1.Evacuation
+	var last *v1alpha1.Evacuation
 	for _, e := range left {
 		if last == nil || e.Spec.PodRef.Name == last.Spec.PodRef.Name || e.CreationTimestamp.After(goneAt(last)) {
 			last = e
@@ -96,17 +96,17 @@ func chainOf(pod *corev1.Pod, left []*maintenancev1alpha1.Evacuation) int {
 }
 
 // hasEvacuated reports whether the pod of an Evacuation has left.
-func hasEvacuated(e *maintenancev1alpha1.Evacuation) bool {
+func hasEvacuated(e *v1alpha1.Evacuation) bool {
 	_, left := protocol.LeftAt(e)
 	return left
 }
 
-func goneAt(e *maintenancev1alpha1.Evacuation) time.Time {
+func goneAt(e *v1alpha1.Evacuation) time.Time {
 	at, _ := protocol.LeftAt(e)
 	return at
 }
 
-func isAlike(pod *corev1.Pod, e *maintenancev1alpha1.Evacuation) bool {
+func isAlike(pod *corev1.Pod, e *v1alpha1.Evacuation) bool {
 	return e.Spec.PodRef.Name == pod.Name || len(pod.Labels) > 0 && maps.Equal(pod.Labels, e.Labels)
 }
 
@@ -140,7 +140,7 @@ func recreated(s situation, until time.Time) *eviction.Blocker {
 			owner, created, s.pod.Spec.NodeName, s.comebacks.count)
 	}
 	return &eviction.Blocker{
-		Reason:  maintenancev1alpha1.ReasonRecreated,
+		Reason:  v1alpha1.ReasonRecreated,
 		Message: fmt.Sprintf("%s %s It is evicted again at %s.", what, remedy, until.UTC().Format(time.RFC3339)),
 	}
 }
@@ -161,7 +161,7 @@ type arrival struct {
 }
 
 type departure struct {
-	evacuation *maintenancev1alpha1.Evacuation
+	evacuation *v1alpha1.Evacuation
 	created    time.Time
 }
 
@@ -176,7 +176,7 @@ func (a *arrivals) add(pod *corev1.Pod, matters func() bool) {
 }
 
 // count counts how often pods like this one returned to its node, given the Evacuations that exist.
-func (a *arrivals) count(pod *corev1.Pod, evacuations []*maintenancev1alpha1.Evacuation, now time.Time) comebacks {
+func (a *arrivals) count(pod *corev1.Pod, evacuations []*v1alpha1.Evacuation, now time.Time) comebacks {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	created := make(map[types.UID]time.Time, len(evacuations))
@@ -200,7 +200,7 @@ func (a *arrivals) count(pod *corev1.Pod, evacuations []*maintenancev1alpha1.Eva
 }
 
 // leave records that an Evacuation does not exist any more.
-func (a *arrivals) leave(e *maintenancev1alpha1.Evacuation, now time.Time) {
+func (a *arrivals) leave(e *v1alpha1.Evacuation, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if was := a.pods[e.Spec.PodRef.UID]; was.returned && hasEvacuated(e) {

@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -25,13 +25,13 @@ import (
 
 // pastEvacuation returns the Evacuation of a pod that was created at asked and complete at left.
 func pastEvacuation(
-	pod string, asked, left time.Duration, mods ...func(*maintenancev1alpha1.Evacuation),
-) *maintenancev1alpha1.Evacuation {
+	pod string, asked, left time.Duration, mods ...func(*v1alpha1.Evacuation),
+) *v1alpha1.Evacuation {
 	uid := types.UID(fmt.Sprintf("%s-%d", pod, asked))
-	e := newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonPodDeleted, left))
+	e := newEvacuation(withCondition(v1alpha1.ConditionComplete, v1alpha1.ReasonPodDeleted, left))
 	e.Name, e.UID = protocol.CanonicalName(pod, uid), "evacuation-"+uid
 	e.CreationTimestamp, e.Labels = *after(asked), map[string]string{"app": "web"}
-	e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: pod, UID: uid}
+	e.Spec.PodRef = v1alpha1.PodReference{Name: pod, UID: uid}
 	return build.With(e, mods...)
 }
 
@@ -40,18 +40,18 @@ func createdAt(at time.Duration) func(*corev1.Pod) {
 }
 
 func TestCountComebacks(t *testing.T) {
-	cancelled := func(e *maintenancev1alpha1.Evacuation) {
-		e.Status.Conditions[0].Reason = maintenancev1alpha1.ReasonCancelled
+	cancelled := func(e *v1alpha1.Evacuation) {
+		e.Status.Conditions[0].Reason = v1alpha1.ReasonCancelled
 	}
-	ended := func(e *maintenancev1alpha1.Evacuation) {
-		e.Status.Conditions[0].Reason = maintenancev1alpha1.ReasonPodTerminated
+	ended := func(e *v1alpha1.Evacuation) {
+		e.Status.Conditions[0].Reason = v1alpha1.ReasonPodTerminated
 	}
-	elsewhere := func(e *maintenancev1alpha1.Evacuation) { e.Namespace = "other" }
-	otherApp := func(e *maintenancev1alpha1.Evacuation) { e.Labels = map[string]string{"app": "api"} }
-	past := func(es ...*maintenancev1alpha1.Evacuation) []*maintenancev1alpha1.Evacuation { return es }
+	elsewhere := func(e *v1alpha1.Evacuation) { e.Namespace = "other" }
+	otherApp := func(e *v1alpha1.Evacuation) { e.Labels = map[string]string{"app": "api"} }
+	past := func(es ...*v1alpha1.Evacuation) []*v1alpha1.Evacuation { return es }
 	for name, tc := range map[string]struct {
 		pod  *corev1.Pod
-		past []*maintenancev1alpha1.Evacuation
+		past []*v1alpha1.Evacuation
 		want int
 	}{
 		"no pod was evacuated": {newPod(createdAt(time.Minute)), nil, 0},
@@ -89,13 +89,13 @@ func TestCountComebacks(t *testing.T) {
 		},
 		"pods without labels and with another name do not count": {
 			newPod(createdAt(time.Minute), func(p *corev1.Pod) { p.Labels = nil }),
-			past(pastEvacuation("x", 0, time.Second, func(e *maintenancev1alpha1.Evacuation) { e.Labels = nil })),
+			past(pastEvacuation("x", 0, time.Second, func(e *v1alpha1.Evacuation) { e.Labels = nil })),
 			0,
 		},
 		"the Evacuation of the pod itself does not count": {
 			newPod(createdAt(0)),
-			past(newEvacuation(withCondition(maintenancev1alpha1.ConditionComplete,
-				maintenancev1alpha1.ReasonPodDeleted, 0))),
+			past(newEvacuation(withCondition(v1alpha1.ConditionComplete,
+				v1alpha1.ReasonPodDeleted, 0))),
 			0,
 		},
 	} {
@@ -107,7 +107,7 @@ func TestCountComebacks(t *testing.T) {
 
 func TestDecideRecreated(t *testing.T) {
 	times := func(n int) func(*situation) { return func(s *situation) { s.comebacks.count = n } }
-	wasRecreated := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonRecreated, 0)
+	wasRecreated := withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonRecreated, 0)
 	runDecide(t, map[string]decideTest{
 		"a pod that has returned twice is evicted": {
 			evacuation: upForEviction(), pod: newPod(createdAt(0)), mod: times(2),
@@ -142,7 +142,7 @@ func TestDecideRecreated(t *testing.T) {
 		},
 		"a DaemonSet pod is not evicted": {
 			evacuation: upForEviction(), pod: newPod(createdAt(0)), at: 9 * time.Second,
-			mod:  func(s *situation) { s.comebacks.count, s.podType = 3, maintenancev1alpha1.PodTypeDaemonSet },
+			mod:  func(s *situation) { s.comebacks.count, s.podType = 3, v1alpha1.PodTypeDaemonSet },
 			want: outcome{Active: evict, Blocked: "NoEvacuator", Events: EventBlocked},
 		},
 	})
@@ -168,11 +168,11 @@ func TestMessageOfARecreatedPodNamesTheOwner(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			got := decide(situation{
 				now: start, evacuation: upForEviction(), comebacks: comebacks{count: 3},
-				podType: maintenancev1alpha1.PodTypeDefault,
+				podType: v1alpha1.PodTypeDefault,
 				pod: newPod(createdAt(0),
 					func(p *corev1.Pod) { p.OwnerReferences, p.Spec.NodeName = tc.owners, testNode }),
 			})
-			blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked)
+			blocked := meta.FindStatusCondition(got.status.Conditions, v1alpha1.ConditionBlocked)
 			if blocked == nil || !strings.Contains(blocked.Message, tc.want) {
 				t.Errorf("got condition %+v, want %q in its message", blocked, tc.want)
 			}
@@ -203,10 +203,10 @@ func TestPodsThatKeepComingAreEvictedSeldom(t *testing.T) {
 		},
 		"without labels": {func(p *corev1.Pod, _ string) { p.Labels = nil }, "as other pods of its namespace"},
 	} {
-		for _, reason := range []string{maintenancev1alpha1.ReasonPodDeleted, maintenancev1alpha1.ReasonPodTerminated} {
+		for _, reason := range []string{v1alpha1.ReasonPodDeleted, v1alpha1.ReasonPodTerminated} {
 			t.Run(name+", "+reason, func(t *testing.T) {
 				var pod *corev1.Pod
-				var kept []*maintenancev1alpha1.Evacuation
+				var kept []*v1alpha1.Evacuation
 				known := arrivals{pods: map[types.UID]arrival{}}
 				evictions, message := 0, ""
 				for now := time.Duration(0); now < time.Hour; now += time.Second {
@@ -225,16 +225,16 @@ func TestPodsThatKeepComingAreEvictedSeldom(t *testing.T) {
 					}
 					got := decide(situation{
 						now: start.Add(now), evacuation: upForEviction(), pod: pod,
-						podType: maintenancev1alpha1.PodTypeDefault, comebacks: known.count(pod, kept, start.Add(now)),
+						podType: v1alpha1.PodTypeDefault, comebacks: known.count(pod, kept, start.Add(now)),
 					})
-					if blocked := meta.FindStatusCondition(got.status.Conditions, maintenancev1alpha1.ConditionBlocked); blocked != nil {
+					if blocked := meta.FindStatusCondition(got.status.Conditions, v1alpha1.ConditionBlocked); blocked != nil {
 						message = blocked.Message
 					}
 					if !got.evict {
 						continue
 					}
 					asked := pod.CreationTimestamp.Sub(start) + time.Second
-					kept = append(kept, pastEvacuation(pod.Name, asked, now, func(e *maintenancev1alpha1.Evacuation) {
+					kept = append(kept, pastEvacuation(pod.Name, asked, now, func(e *v1alpha1.Evacuation) {
 						e.Spec.PodRef.UID, e.Spec.NodeName, e.Labels, e.Status.Conditions[0].Reason = pod.UID, testNode, pod.Labels, reason
 					}))
 					evictions++
@@ -248,7 +248,7 @@ func TestPodsThatKeepComingAreEvictedSeldom(t *testing.T) {
 }
 
 func TestPodsOfLaterWavesAreNoComebacks(t *testing.T) {
-	past := []*maintenancev1alpha1.Evacuation{
+	past := []*v1alpha1.Evacuation{
 		pastEvacuation("a", 0, time.Second), pastEvacuation("b", 2*time.Second, 3*time.Second), pastEvacuation("c", 4*time.Second, 5*time.Second),
 	}
 	created := map[types.UID]time.Time{}
@@ -281,7 +281,7 @@ func TestGatherCountsComebacks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := newPod(createdAt(tc.created), func(p *corev1.Pod) { p.Spec.NodeName = testNode }, tc.mod)
-			evacuation := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+			evacuation := newEvacuation(func(e *v1alpha1.Evacuation) {
 				e.CreationTimestamp = *after(time.Minute)
 			})
 			c, own := newIdleController(t, fake.NewClientset(pod), evacuation)

@@ -13,19 +13,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/bubble"
 )
 
 // TestRemedyOfABudgetThatNeverAllows covers what the condition Blocked advises: the annotation only
 // where the evacuator of Deployments can replace the pod.
 func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
-	const annotation = maintenancev1alpha1.AnnotationSurge + ": " + maintenancev1alpha1.SurgeAlways
+	const annotation = v1alpha1.AnnotationSurge + ": " + v1alpha1.SurgeAlways
 	for name, tt := range map[string]struct {
 		evacuators []string
 		want       bool
 	}{
-		"a pod of a Deployment that can be scaled up": {[]string{maintenancev1alpha1.EvacuatorClassDeployment}, true},
+		"a pod of a Deployment that can be scaled up": {[]string{v1alpha1.EvacuatorClassDeployment}, true},
 		"a pod of another controller":                 {nil, false},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
@@ -36,8 +36,8 @@ func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
 				newNode(corev1.ConditionTrue), budget)
 			w.host.answer(refuse)
 			w.until("the budget blocks the pod", time.Second,
-				hasReason(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget))
-			got := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+				hasReason(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodDisruptionBudget))
+			got := meta.FindStatusCondition(w.get().Status.Conditions, v1alpha1.ConditionBlocked).Message
 			if !strings.Contains(got, "never allows an eviction (maxUnavailable 0)") || strings.Contains(got, annotation) != tt.want {
 				t.Errorf("got message %q, want that it never allows one, and %q in it: %v", got, annotation, tt.want)
 			}

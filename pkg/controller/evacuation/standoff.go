@@ -11,7 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
@@ -21,8 +21,8 @@ const standoffCheck = time.Minute
 
 // refinable are the reasons that maintenances may cause: a valid budget allows no disruption.
 var refinable = []string{
-	maintenancev1alpha1.ReasonPodDisruptionBudget, maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget,
-	maintenancev1alpha1.ReasonBudgetPodsCordoned, maintenancev1alpha1.ReasonBudgetsHoldEachOther,
+	v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonUnhealthyPodsHoldBudget,
+	v1alpha1.ReasonBudgetPodsCordoned, v1alpha1.ReasonBudgetsHoldEachOther,
 }
 
 // budgetFacts are the facts about a PodDisruptionBudget that a standoff depends on.
@@ -100,7 +100,7 @@ func explainStandoff(pod types.NamespacedName, holders []string, budget budgetFa
 		named = append(named, fmt.Sprintf("and %d more", more))
 	}
 	return &eviction.Blocker{
-		Reason: maintenancev1alpha1.ReasonBudgetPodsCordoned,
+		Reason: v1alpha1.ReasonBudgetPodsCordoned,
 		Message: fmt.Sprintf("PodDisruptionBudget %s allows no disruption because pods of it are not ready "+
 			"on nodes that are under maintenance: %s. It opens when they are ready elsewhere: complete the maintenance "+
 			"of one of these nodes, or delete these pods if they may start on another node.%s",
@@ -127,7 +127,7 @@ func explainCycle(pod types.NamespacedName, holders []string, budget budgetFacts
 				continue
 			}
 			return &eviction.Blocker{
-				Reason: maintenancev1alpha1.ReasonBudgetsHoldEachOther,
+				Reason: v1alpha1.ReasonBudgetsHoldEachOther,
 				Message: fmt.Sprintf("NodeMaintenances %s and %s hold each other: "+
 					"PodDisruptionBudget %s waits for pods on the nodes of %s, and "+
 					"PodDisruptionBudget %s of pod %s, which has to leave there, waits for pods on the nodes of %s. "+

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -133,10 +133,10 @@ func cordoned(name string) *corev1.Node {
 
 func TestStandoffIsReported(t *testing.T) {
 	here, there := cordoned(testNode), cordoned("node-8")
-	waits := withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget, 0)
-	rivalEvacuation := newEvacuation(active(evict), waits, func(e *maintenancev1alpha1.Evacuation) {
+	waits := withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodDisruptionBudget, 0)
+	rivalEvacuation := newEvacuation(active(evict), waits, func(e *v1alpha1.Evacuation) {
 		e.Name, e.UID, e.Spec.NodeName = protocol.CanonicalName("api-1", "uid-api-1"), "evacuation-2", "node-8"
-		e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: "api-1", UID: "uid-api-1"}
+		e.Spec.PodRef = v1alpha1.PodReference{Name: "api-1", UID: "uid-api-1"}
 	})
 	for name, tt := range map[string]struct {
 		there *corev1.Node
@@ -164,15 +164,15 @@ func TestStandoffIsReported(t *testing.T) {
 				must.Do(w, w.api.client.Tracker().Add(rivalEvacuation))
 			}
 			w.until("the condition has the reason "+tt.want, time.Second,
-				hasReason(maintenancev1alpha1.ConditionBlocked, tt.want))
-			before := meta.FindStatusCondition(w.get().Status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+				hasReason(v1alpha1.ConditionBlocked, tt.want))
+			before := meta.FindStatusCondition(w.get().Status.Conditions, v1alpha1.ConditionBlocked).Message
 			version := w.get().ResourceVersion
 			end := w.clock.Now().Add(5 * time.Minute)
-			w.until("five minutes have passed", 5*time.Second, func(*maintenancev1alpha1.Evacuation) bool {
+			w.until("five minutes have passed", 5*time.Second, func(*v1alpha1.Evacuation) bool {
 				return w.clock.Now().After(end)
 			})
 			e := w.get()
-			got := meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+			got := meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked)
 			if got.Message != before || got.Reason != tt.want {
 				t.Errorf("got condition %+v after five minutes, want message %q", got, before)
 			}

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
 )
 
@@ -75,8 +75,8 @@ func TestDecideStopping(t *testing.T) {
 }
 
 // wasStopping gives the Evacuation the condition of a pod that was stopping.
-func wasStopping(e *maintenancev1alpha1.Evacuation) {
-	withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodStopping, 0)(e)
+func wasStopping(e *v1alpha1.Evacuation) {
+	withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodStopping, 0)(e)
 	e.Status.Conditions[len(e.Status.Conditions)-1].Status = "False"
 }
 
@@ -91,11 +91,11 @@ func TestLongGracePeriodNamesPodAndEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := situation{
 				now: start.Add(3 * hour), evacuation: upForEviction(), pod: newPod(stoppingFor(grace)),
-				podType: maintenancev1alpha1.PodTypeDefault, longGrace: protocol.DefaultLongGrace,
+				podType: v1alpha1.PodTypeDefault, longGrace: protocol.DefaultLongGrace,
 			}
 			mod(&s)
 			d := decide(s)
-			got := meta.FindStatusCondition(d.status.Conditions, maintenancev1alpha1.ConditionBlocked).Message
+			got := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionBlocked).Message
 			if want := start.Add(grace).Format(time.RFC3339); !strings.Contains(got, want) {
 				t.Errorf("got %q, want the end %s in it", got, want)
 			}

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // Owners tells which workload a pod belongs to. Its methods read caches: they must not block.
@@ -57,15 +57,15 @@ type hostOwners struct {
 // run yet.
 func NewOwners(host informers.SharedInformerFactory) (Owners, error) {
 	pods, apps := host.Core().V1().Pods().Informer(), host.Apps().V1()
-	if err := controllercache.AddIndex(pods, podsByController, func(obj any) ([]string, error) {
-		if pod := controllercache.UnpackPod(obj); pod != nil {
+	if err := podcache.AddIndex(pods, podsByController, func(obj any) ([]string, error) {
+		if pod := podcache.UnpackPod(obj); pod != nil {
 			return controllerOf(pod), nil
 		}
 		return nil, nil
 	}); err != nil {
 		return nil, fmt.Errorf("add index of pods: %w", err)
 	}
-	if err := controllercache.AddIndex(apps.ReplicaSets().Informer(), replicaSetsByController, func(obj any) ([]string, error) {
+	if err := podcache.AddIndex(apps.ReplicaSets().Informer(), replicaSetsByController, func(obj any) ([]string, error) {
 		if set, ok := obj.(*appsv1.ReplicaSet); ok {
 			return controllerOf(set), nil
 		}
@@ -105,7 +105,7 @@ func (o *hostOwners) Pods(namespace string, controller types.UID) []*corev1.Pod 
 	}
 	pods := make([]*corev1.Pod, 0, len(objects))
 	for _, obj := range objects {
-		if pod := controllercache.UnpackPod(obj); pod != nil {
+		if pod := podcache.UnpackPod(obj); pod != nil {
 			pods = append(pods, pod)
 		}
 	}

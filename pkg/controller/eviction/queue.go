@@ -20,9 +20,9 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	pdb "haulout.dev/haulout/pkg/drain/budget"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/drain/pdb"
 	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // probeInterval is how often the closed lanes together may ask the API whether it sees what the
@@ -197,7 +197,7 @@ func New(cfg Config) (*Queue, error) {
 	registerMetrics()
 	q := &Queue{
 		host:    cfg.Host,
-		pods:    controllercache.PodLister(cfg.Pods.Informer().GetIndexer()),
+		pods:    podcache.PodLister(cfg.Pods.Informer().GetIndexer()),
 		clock:   cfg.Clock,
 		changed: cfg.Changed,
 		wanted:  cfg.Wanted,
@@ -221,7 +221,7 @@ func New(cfg Config) (*Queue, error) {
 	q.free = newLane(types.NamespacedName{}, nil, cfg.Clock.Now())
 	q.ring = []*lane{q.free}
 
-	pods, err := cfg.Pods.Informer().AddEventHandler(controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
+	pods, err := cfg.Pods.Informer().AddEventHandler(podcache.UnpackedPods(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { q.podChanged(obj, false) },
 		UpdateFunc: func(_, obj any) { q.podChanged(obj, false) },
 		DeleteFunc: func(obj any) { q.podChanged(obj, true) },

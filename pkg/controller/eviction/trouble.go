@@ -6,7 +6,7 @@ package eviction
 import (
 	"time"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
@@ -43,16 +43,16 @@ func (it *item) settle(a answer, deniedAfter time.Duration, now time.Time) {
 		// The lane waits in its stead.
 	case verdictDenied:
 		it.denial = wording.Sentence(a.message)
-		it.block(it.deniedSince.Add(deniedAfter), maintenancev1alpha1.ReasonEvictionDenied, "The eviction is refused: "+it.denial+
+		it.block(it.deniedSince.Add(deniedAfter), v1alpha1.ReasonEvictionDenied, "The eviction is refused: "+it.denial+
 			" It is tried again. Ask who runs the webhook or the policy, or delete the pod by hand.")
 		it.rest(now, maxBudgetRest, false)
 	case verdictOverloaded:
-		it.block(it.failingSince.Add(failingAfter), maintenancev1alpha1.ReasonEvictionError,
+		it.block(it.failingSince.Add(failingAfter), v1alpha1.ReasonEvictionError,
 			"kube-apiserver answers that it cannot evict the pod now: "+wording.Sentence(a.message)+" It is tried again. Check kube-apiserver.")
 		it.rest(now, maxOverloadRest, false)
 		it.due = latest(it.due, now.Add(a.retryAfter))
 	case verdictUnknown:
-		it.block(it.failingSince.Add(failingAfter), maintenancev1alpha1.ReasonEvictionError,
+		it.block(it.failingSince.Add(failingAfter), v1alpha1.ReasonEvictionError,
 			"The eviction gets no answer in time, and the pod is still there: "+wording.Sentence(a.message)+
 				" It is tried again. Check kube-apiserver, and that admission webhooks for pods/eviction are quick.")
 		it.rest(now, maxTroubleRest, false)
@@ -60,21 +60,21 @@ func (it *item) settle(a answer, deniedAfter time.Duration, now time.Time) {
 		it.trouble = &trouble{Blocker: *tooManyDisruptedPods(wording.Sentence(a.message))}
 		it.rest(now, maxBudgetRest, true)
 	case verdictNamespaceTerminating:
-		it.block(it.failingSince.Add(failingAfter), maintenancev1alpha1.ReasonEvictionError,
+		it.block(it.failingSince.Add(failingAfter), v1alpha1.ReasonEvictionError,
 			"The namespace is being deleted, in which pods cannot be evicted, and the pod has not been deleted with it: "+
 				wording.Sentence(a.message)+" Check the namespace's conditions, or delete the pod by hand.")
 		it.rest(now, maxTroubleRest, false)
 	case verdictForbidden:
-		it.block(now, maintenancev1alpha1.ReasonEvictionForbidden,
+		it.block(now, v1alpha1.ReasonEvictionForbidden,
 			"The eviction is forbidden: "+wording.Sentence(a.message)+" Grant the server the right, or delete the pod by hand.")
 		it.rest(now, maxTroubleRest, false)
 	case verdictSeveralBudgets:
-		it.block(now, maintenancev1alpha1.ReasonMultiplePodDisruptionBudgets,
+		it.block(now, v1alpha1.ReasonMultiplePodDisruptionBudgets,
 			"The pod is selected by more than one PodDisruptionBudget, which the eviction API refuses. "+
 				"Change their selectors or delete all but one.")
 		it.rest(now, maxTroubleRest, false)
 	case verdictFailed:
-		it.block(now, maintenancev1alpha1.ReasonEvictionError, "The eviction fails: "+wording.Sentence(a.message)+" It is tried again.")
+		it.block(now, v1alpha1.ReasonEvictionError, "The eviction fails: "+wording.Sentence(a.message)+" It is tried again.")
 		it.rest(now, maxTroubleRest, false)
 	default:
 		it.rest(now, maxTroubleRest, false)
@@ -114,11 +114,11 @@ func (it *item) inherit(b *Blocker, deniedAfter time.Duration, now time.Time) {
 		return
 	}
 	switch b.Reason {
-	case maintenancev1alpha1.ReasonEvictionDenied:
+	case v1alpha1.ReasonEvictionDenied:
 		it.deniedSince = now.Add(-deniedAfter)
-	case maintenancev1alpha1.ReasonEvictionError:
+	case v1alpha1.ReasonEvictionError:
 		it.failingSince = now.Add(-failingAfter)
-	case maintenancev1alpha1.ReasonEvictionForbidden:
+	case v1alpha1.ReasonEvictionForbidden:
 	default:
 		return
 	}

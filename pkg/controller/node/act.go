@@ -19,9 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // write brings the cordon, the taints and their annotations to what was decided, and reports
@@ -123,13 +123,13 @@ func (c *Controller) confirm(ctx context.Context, f facts, change nodeChange) er
 
 // confirmHolding returns an error unless a maintenance still is what the cache says, and holds its
 // nodes.
-func (c *Controller) confirmHolding(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+func (c *Controller) confirmHolding(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	live, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("read the maintenance before writing to its nodes: %w", err)
 	}
-	if err != nil || live.UID != nm.UID || live.Generation != nm.Generation || !maintenancev1alpha1.IsHolding(live) {
-		return apierrors.NewConflict(maintenancev1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has moved on"))
+	if err != nil || live.UID != nm.UID || live.Generation != nm.Generation || !v1alpha1.IsHolding(live) {
+		return apierrors.NewConflict(v1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has moved on"))
 	}
 	return nil
 }
@@ -140,7 +140,7 @@ func (c *Controller) mayMakeSchedulable(ctx context.Context, f facts) (bool, err
 	nm := f.makesSchedulable
 	answer := c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{f.node})[f.node.Name]
 	if answer.Err != nil {
-		return false, ignoreAsking(fmt.Errorf("ask whether user %q may delete node %s: %w", maintenancev1alpha1.RequesterOf(nm), f.node.Name, answer.Err))
+		return false, ignoreAsking(fmt.Errorf("ask whether user %q may delete node %s: %w", v1alpha1.RequesterOf(nm), f.node.Name, answer.Err))
 	}
 	if !answer.Allowed && f.node.Spec.Unschedulable {
 		c.nodeEvent(f.node, nm, corev1.EventTypeWarning, EventNotAuthorized, actionUncordon,
@@ -164,13 +164,13 @@ func (c *Controller) noteMadeSchedulable(f facts) {
 func (c *Controller) apply(ctx context.Context, node *corev1.Node, change nodeChange) error {
 	annotations := map[string]any{}
 	if change.setCordon {
-		annotations[maintenancev1alpha1.AnnotationCordonedBy] = nodemarks.Mark{Storage: c.storage, Maintenances: change.cordon}.Encode()
+		annotations[v1alpha1.AnnotationCordonedBy] = marks.Mark{Storage: c.storage, Maintenances: change.cordon}.Encode()
 	}
 	if change.takesOver {
-		annotations[maintenancev1alpha1.AnnotationCordonedByAgent] = nil
+		annotations[v1alpha1.AnnotationCordonedByAgent] = nil
 	}
 	if change.setTaint {
-		annotations[maintenancev1alpha1.AnnotationTaintedBy] = nodemarks.Mark{
+		annotations[v1alpha1.AnnotationTaintedBy] = marks.Mark{
 			Storage: c.storage, Maintenances: change.taint, Taints: change.added, OwnPods: change.ownPods,
 		}.Encode()
 	}
@@ -196,7 +196,7 @@ func (c *Controller) apply(ctx context.Context, node *corev1.Node, change nodeCh
 
 // remember keeps a node as it was written, until the cache shows it.
 func (c *Controller) remember(stored *corev1.Node) error {
-	if _, err := controllercache.Strip(stored); err != nil {
+	if _, err := podcache.Strip(stored); err != nil {
 		return err
 	}
 	c.state.Nodes.Wrote(stored)
@@ -226,7 +226,7 @@ func (c *Controller) announce(ctx context.Context, f facts, change nodeChange, w
 
 // subjectOf returns the maintenance that an event about a change is about: the first by name that
 // holds the node, or that has released it; nil if there is none.
-func subjectOf(f facts, change nodeChange) *maintenancev1alpha1.NodeMaintenance {
+func subjectOf(f facts, change nodeChange) *v1alpha1.NodeMaintenance {
 	if change.unschedulable != nil && !*change.unschedulable && f.makesSchedulable != nil {
 		return f.makesSchedulable
 	}
@@ -238,11 +238,11 @@ func subjectOf(f facts, change nodeChange) *maintenancev1alpha1.NodeMaintenance 
 		return nil
 	}
 	first := slices.Min(slices.Collect(maps.Keys(all)))
-	return &maintenancev1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: first, UID: all[first]}}
+	return &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: first, UID: all[first]}}
 }
 
 // cordonRestored reports that someone else has undone our cordon, and who if it is a fight.
-func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance, who string) {
+func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *v1alpha1.NodeMaintenance, who string) {
 	c.state.Cordons.Restored(node)
 	cordonsRestored.Inc()
 	if who == "" {

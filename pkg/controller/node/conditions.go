@@ -17,9 +17,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/marks"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -33,7 +33,7 @@ const confirmPatience = time.Second
 // writeConditions brings the conditions of a node to what they should be. It returns the node as it
 // is then stored, nil if nothing was written.
 func (c *Controller) writeConditions(ctx context.Context, node *corev1.Node, f facts) (*corev1.Node, error) {
-	if there := nodemarks.ReadConditions(node); !there.IsEmpty() && !c.isOurStorage(there.Storage) {
+	if there := marks.ReadConditions(node); !there.IsEmpty() && !c.isOurStorage(there.Storage) {
 		// Another storage's server finds its conditions by this record.
 		return nil, nil
 	}
@@ -65,7 +65,7 @@ func (c *Controller) writeConditions(ctx context.Context, node *corev1.Node, f f
 		return nil, fmt.Errorf("write the conditions of node %s: %w", node.Name, err)
 	}
 	for _, news := range change.news {
-		about := &maintenancev1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: news.name, UID: news.uid}}
+		about := &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: news.name, UID: news.uid}}
 		c.nodeEvent(node, about, corev1.EventTypeNormal, news.reason, news.action, "%s", news.note)
 	}
 	return stored, unanswered
@@ -73,10 +73,10 @@ func (c *Controller) writeConditions(ctx context.Context, node *corev1.Node, f f
 
 // recordOf returns what the annotation of a node records about its conditions, if it is of our
 // storage.
-func (c *Controller) recordOf(node *corev1.Node) nodemarks.Conditions {
-	record := nodemarks.ReadConditions(node)
+func (c *Controller) recordOf(node *corev1.Node) marks.Conditions {
+	record := marks.ReadConditions(node)
 	if len(record.Maintenances) > 0 && !c.isOurStorage(record.Storage) {
-		return nodemarks.Conditions{}
+		return marks.Conditions{}
 	}
 	return record
 }
@@ -97,7 +97,7 @@ func (c *Controller) patchConditions(ctx context.Context, node *corev1.Node, cha
 		if !change.record.IsEmpty() {
 			value = change.record.Encode(c.storage)
 		}
-		metadata["annotations"] = map[string]any{maintenancev1alpha1.AnnotationConditionsBy: value}
+		metadata["annotations"] = map[string]any{v1alpha1.AnnotationConditionsBy: value}
 	}
 	data, err := json.Marshal(map[string]any{"metadata": metadata, "status": map[string]any{"conditions": conditions}})
 	if err != nil {
@@ -117,7 +117,7 @@ func (c *Controller) patchConditions(ctx context.Context, node *corev1.Node, cha
 // behalf of one whose requester may not delete the node; a right that is lost later ends no hold.
 // While the authorizer gives no answer about one in stage Idle, that is as recorded, and unanswered
 // says so.
-func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, record nodemarks.Conditions) (holders []holder, unanswered, err error) {
+func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, record marks.Conditions) (holders []holder, unanswered, err error) {
 	names := c.selection.MaintenancesOn(node.Name)
 	advertised, err := c.advertised(node, names)
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, 
 		if err != nil {
 			return nil, nil, err
 		}
-		held := maintenancev1alpha1.IsHolding(nm) && f.holders[nm.Name] == nm.UID
+		held := v1alpha1.IsHolding(nm) && f.holders[nm.Name] == nm.UID
 		planned := advertised.Has(name)
 		if !held && !planned {
 			continue
@@ -139,7 +139,7 @@ func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, 
 		answer := c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{node})[node.Name]
 		if planned && answer.Err != nil {
 			unanswered = errors.Join(
-				unanswered, fmt.Errorf("ask whether user %q may delete node %s: %w", maintenancev1alpha1.RequesterOf(nm), node.Name, answer.Err),
+				unanswered, fmt.Errorf("ask whether user %q may delete node %s: %w", v1alpha1.RequesterOf(nm), node.Name, answer.Err),
 			)
 			answer.Allowed = record.StageOf(nm.Name, nm.UID) != ""
 		}
@@ -147,7 +147,7 @@ func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, 
 			continue
 		}
 		h := holder{name: nm.Name, uid: nm.UID, stage: nm.Spec.Stage, reason: nm.Spec.Reason, refused: !answer.Allowed && answer.Err == nil}
-		if maintenancev1alpha1.IsDraining(nm) {
+		if v1alpha1.IsDraining(nm) {
 			if h.left, err = c.covers(nm, node); err != nil {
 				return nil, nil, err
 			}
@@ -163,18 +163,18 @@ func (c *Controller) advertised(node *corev1.Node, names []string) (sets.Set[str
 	if !c.advertise {
 		return advertised, nil
 	}
-	var planned []*maintenancev1alpha1.NodeMaintenance
+	var planned []*v1alpha1.NodeMaintenance
 	for _, name := range names {
 		nm, err := c.maintenanceLister.Get(name)
 		switch {
 		case apierrors.IsNotFound(err):
 		case err != nil:
 			return nil, err
-		case nm.DeletionTimestamp == nil && nm.Spec.Stage == maintenancev1alpha1.NodeMaintenanceStageIdle:
+		case nm.DeletionTimestamp == nil && nm.Spec.Stage == v1alpha1.NodeMaintenanceStageIdle:
 			planned = append(planned, nm)
 		}
 	}
-	for _, nm := range nodemarks.Choose(node.Name, planned, 0, nil) {
+	for _, nm := range marks.Choose(node.Name, planned, 0, nil) {
 		advertised.Insert(nm.Name)
 	}
 	return advertised, nil
@@ -182,7 +182,7 @@ func (c *Controller) advertised(node *corev1.Node, names []string) (sets.Set[str
 
 // covers reports whether the cache shows a live pod on a node that a maintenance's plan covers and
 // that is not left running on purpose.
-func (c *Controller) covers(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) (bool, error) {
+func (c *Controller) covers(nm *v1alpha1.NodeMaintenance, node *corev1.Node) (bool, error) {
 	plan, err := drainplan.CompileTargets(nm.Spec.DrainPlan)
 	if err != nil {
 		return false, fmt.Errorf("drain plan of %s: %w", nm.Name, err)
@@ -211,7 +211,7 @@ func (c *Controller) unconfirmed(ctx context.Context, node *corev1.Node, holders
 		maintenances.Insert(h.uid)
 	}
 	one := []*corev1.Node{node}
-	drained := ours(c.recordOf(node), node, maintenancev1alpha1.NodeConditionDrained)
+	drained := ours(c.recordOf(node), node, v1alpha1.NodeConditionDrained)
 	if drained != nil && drained.Status == corev1.ConditionTrue {
 		confirmed := c.confirmedOf(node)
 		if confirmed.maintenances.IsSuperset(maintenances) && !c.state.Cordons.Latest(one).After(confirmed.at) {
@@ -221,7 +221,7 @@ func (c *Controller) unconfirmed(ctx context.Context, node *corev1.Node, holders
 	if wait := c.state.Cordons.Unsettled(one); wait > 0 {
 		return wait, nil
 	}
-	if drained != nil && drained.Reason == maintenancev1alpha1.NodeReasonPodsReturned {
+	if drained != nil && drained.Reason == v1alpha1.NodeReasonPodsReturned {
 		if wait := returnPatience - c.clock.Since(drained.LastTransitionTime.Time); wait > 0 {
 			return min(wait, returnPatience), nil
 		}
@@ -246,7 +246,7 @@ func (c *Controller) confirmedOf(node *corev1.Node) drainedNode {
 	}
 	inherited := drainedNode{at: c.clock.Now(), maintenances: sets.New[types.UID]()}
 	for _, recorded := range c.recordOf(node).Maintenances {
-		if recorded.Stage == maintenancev1alpha1.NodeMaintenanceStageDrain {
+		if recorded.Stage == v1alpha1.NodeMaintenanceStageDrain {
 			inherited.maintenances.Insert(recorded.UID)
 		}
 	}

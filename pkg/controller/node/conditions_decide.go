@@ -13,24 +13,24 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
 )
 
 // conditionTypes are the conditions that this controller may add to nodes, in the order in which it
 // writes them.
 var conditionTypes = []corev1.NodeConditionType{
-	maintenancev1alpha1.NodeConditionMaintenancePlanned,
-	maintenancev1alpha1.NodeConditionMaintenanceInProgress,
-	maintenancev1alpha1.NodeConditionDrainInProgress,
-	maintenancev1alpha1.NodeConditionDrained,
+	v1alpha1.NodeConditionMaintenancePlanned,
+	v1alpha1.NodeConditionMaintenanceInProgress,
+	v1alpha1.NodeConditionDrainInProgress,
+	v1alpha1.NodeConditionDrained,
 }
 
 // holder is a maintenance as one of its nodes sees it.
 type holder struct {
 	name, reason string
 	uid          types.UID
-	stage        maintenancev1alpha1.NodeMaintenanceStage
+	stage        v1alpha1.NodeMaintenanceStage
 	// refused says that the requester may not delete the node any more: what was begun there stays,
 	// but the drain does not go on.
 	refused bool
@@ -40,9 +40,9 @@ type holder struct {
 
 // ours returns a condition of the node if it is ours: the annotation has it, and no other writer
 // has changed its reason since.
-func ours(record nodemarks.Conditions, node *corev1.Node, conditionType corev1.NodeConditionType) *corev1.NodeCondition {
+func ours(record marks.Conditions, node *corev1.Node, conditionType corev1.NodeConditionType) *corev1.NodeCondition {
 	condition := conditionOf(node, conditionType)
-	if condition == nil || !slices.Contains(record.Conditions, conditionType) || !strings.HasPrefix(condition.Reason, maintenancev1alpha1.NodeReasonPrefix) {
+	if condition == nil || !slices.Contains(record.Conditions, conditionType) || !strings.HasPrefix(condition.Reason, v1alpha1.NodeReasonPrefix) {
 		return nil
 	}
 	return condition
@@ -62,7 +62,7 @@ type conditionsChange struct {
 	set    []corev1.NodeCondition
 	remove []corev1.NodeConditionType
 	// record is the wanted annotation if setRecord; an empty one is removed.
-	record    nodemarks.Conditions
+	record    marks.Conditions
 	setRecord bool
 	// drained says that the node is, or is to be, shown as drained.
 	drained bool
@@ -82,12 +82,12 @@ type conditionNews struct {
 // decideConditions says what changes about a node's conditions when the given maintenances, sorted
 // by name, hold or plan to hold it. Conditions that are not ours are left as they are. That no
 // covered pod is left counts only if quiet.
-func decideConditions(node *corev1.Node, before nodemarks.Conditions, holders []holder, quiet bool, now metav1.Time) conditionsChange {
+func decideConditions(node *corev1.Node, before marks.Conditions, holders []holder, quiet bool, now metav1.Time) conditionsChange {
 	drain := drainOf(holders, quiet)
 	change := conditionsChange{drained: drain == drainDone}
-	after := nodemarks.Conditions{Conditions: []corev1.NodeConditionType{}, Maintenances: map[string]nodemarks.Recorded{}}
+	after := marks.Conditions{Conditions: []corev1.NodeConditionType{}, Maintenances: map[string]marks.Recorded{}}
 	for _, h := range holders {
-		after.Maintenances[h.name] = nodemarks.Recorded{UID: h.uid, Stage: h.stage}
+		after.Maintenances[h.name] = marks.Recorded{UID: h.uid, Stage: h.stage}
 	}
 	wanted := wantedConditions(node, before, holders, drain)
 	for _, conditionType := range conditionTypes {
@@ -120,8 +120,8 @@ func decideConditions(node *corev1.Node, before nodemarks.Conditions, holders []
 
 // isUnreadable reports whether the annotation of a node is there and records nothing.
 func isUnreadable(node *corev1.Node) bool {
-	_, there := node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]
-	return there && nodemarks.ReadConditions(node).IsEmpty()
+	_, there := node.Annotations[v1alpha1.AnnotationConditionsBy]
+	return there && marks.ReadConditions(node).IsEmpty()
 }
 
 // drainState is how far the drain of a node is.
@@ -157,10 +157,10 @@ func drainOf(holders []holder, quiet bool) drainState {
 }
 
 func drainingOf(holders []holder) []holder {
-	return inStage(holders, maintenancev1alpha1.NodeMaintenanceStageDrain)
+	return inStage(holders, v1alpha1.NodeMaintenanceStageDrain)
 }
 
-func inStage(holders []holder, stage maintenancev1alpha1.NodeMaintenanceStage) []holder {
+func inStage(holders []holder, stage v1alpha1.NodeMaintenanceStage) []holder {
 	var out []holder
 	for _, h := range holders {
 		if h.stage == stage {
@@ -178,55 +178,55 @@ type nodeVerdict struct {
 
 // wantedConditions says what the conditions of a node are, if all of them are ours. They change
 // with stages and not with every pod.
-func wantedConditions(node *corev1.Node, before nodemarks.Conditions, holders []holder, drain drainState) map[corev1.NodeConditionType]nodeVerdict {
+func wantedConditions(node *corev1.Node, before marks.Conditions, holders []holder, drain drainState) map[corev1.NodeConditionType]nodeVerdict {
 	wanted := map[corev1.NodeConditionType]nodeVerdict{}
-	planned := inStage(holders, maintenancev1alpha1.NodeMaintenanceStageIdle)
+	planned := inStage(holders, v1alpha1.NodeMaintenanceStageIdle)
 	if len(planned) > 0 {
-		wanted[maintenancev1alpha1.NodeConditionMaintenancePlanned] = nodeVerdict{
-			corev1.ConditionTrue, maintenancev1alpha1.NodeReasonPlanned, "Planned by " + listHolders(planned),
+		wanted[v1alpha1.NodeConditionMaintenancePlanned] = nodeVerdict{
+			corev1.ConditionTrue, v1alpha1.NodeReasonPlanned, "Planned by " + listHolders(planned),
 		}
 	}
-	holding := slices.DeleteFunc(slices.Clone(holders), func(h holder) bool { return h.stage == maintenancev1alpha1.NodeMaintenanceStageIdle })
+	holding := slices.DeleteFunc(slices.Clone(holders), func(h holder) bool { return h.stage == v1alpha1.NodeMaintenanceStageIdle })
 	if len(holding) == 0 {
 		return wanted
 	}
-	inProgress := nodeVerdict{corev1.ConditionTrue, maintenancev1alpha1.NodeReasonCordon, "Held by " + listHolders(holding)}
+	inProgress := nodeVerdict{corev1.ConditionTrue, v1alpha1.NodeReasonCordon, "Held by " + listHolders(holding)}
 	if drain != drainNone {
-		inProgress.reason = maintenancev1alpha1.NodeReasonDrain
+		inProgress.reason = v1alpha1.NodeReasonDrain
 	}
-	wanted[maintenancev1alpha1.NodeConditionMaintenanceInProgress] = inProgress
+	wanted[v1alpha1.NodeConditionMaintenanceInProgress] = inProgress
 
 	set := func(draining, drained corev1.ConditionStatus, reason, format string) {
 		message := fmt.Sprintf(format, listHolders(drainingOf(holders)))
-		wanted[maintenancev1alpha1.NodeConditionDrainInProgress] = nodeVerdict{draining, reason, message}
-		wanted[maintenancev1alpha1.NodeConditionDrained] = nodeVerdict{drained, reason, message}
+		wanted[v1alpha1.NodeConditionDrainInProgress] = nodeVerdict{draining, reason, message}
+		wanted[v1alpha1.NodeConditionDrained] = nodeVerdict{drained, reason, message}
 	}
 	switch drain {
 	case drainNone:
 	case drainGoesOn:
-		set(corev1.ConditionTrue, corev1.ConditionFalse, maintenancev1alpha1.NodeReasonPodsLeaving, "Waiting for the pods that are covered by %s")
+		set(corev1.ConditionTrue, corev1.ConditionFalse, v1alpha1.NodeReasonPodsLeaving, "Waiting for the pods that are covered by %s")
 		if hasResumed(node, before, holders) {
-			drained := wanted[maintenancev1alpha1.NodeConditionDrained]
-			drained.reason = maintenancev1alpha1.NodeReasonPodsReturned
-			wanted[maintenancev1alpha1.NodeConditionDrained] = drained
+			drained := wanted[v1alpha1.NodeConditionDrained]
+			drained.reason = v1alpha1.NodeReasonPodsReturned
+			wanted[v1alpha1.NodeConditionDrained] = drained
 		}
 	case drainDone:
-		set(corev1.ConditionFalse, corev1.ConditionTrue, maintenancev1alpha1.NodeReasonNoPodsLeft, "No pod is left that is covered by %s")
+		set(corev1.ConditionFalse, corev1.ConditionTrue, v1alpha1.NodeReasonNoPodsLeft, "No pod is left that is covered by %s")
 	case drainRefused:
-		set(corev1.ConditionFalse, corev1.ConditionFalse, maintenancev1alpha1.NodeReasonNotAuthorized, "A requester may not delete this node any more, of %s")
+		set(corev1.ConditionFalse, corev1.ConditionFalse, v1alpha1.NodeReasonNotAuthorized, "A requester may not delete this node any more, of %s")
 	}
 	return wanted
 }
 
 // hasResumed reports whether a node that is not drained was so before, for the same maintenances.
-func hasResumed(node *corev1.Node, before nodemarks.Conditions, holders []holder) bool {
+func hasResumed(node *corev1.Node, before marks.Conditions, holders []holder) bool {
 	for _, h := range drainingOf(holders) {
-		if before.StageOf(h.name, h.uid) != maintenancev1alpha1.NodeMaintenanceStageDrain {
+		if before.StageOf(h.name, h.uid) != v1alpha1.NodeMaintenanceStageDrain {
 			return false
 		}
 	}
-	drained := ours(before, node, maintenancev1alpha1.NodeConditionDrained)
-	return drained != nil && (drained.Status == corev1.ConditionTrue || drained.Reason == maintenancev1alpha1.NodeReasonPodsReturned)
+	drained := ours(before, node, v1alpha1.NodeConditionDrained)
+	return drained != nil && (drained.Status == corev1.ConditionTrue || drained.Reason == v1alpha1.NodeReasonPodsReturned)
 }
 
 const (
@@ -257,27 +257,27 @@ func listHolders(holders []holder) string {
 
 // newsOf says what is new about a node, compared to what was recorded when its conditions were last
 // written.
-func newsOf(node *corev1.Node, before nodemarks.Conditions, holders []holder, drain drainState) []conditionNews {
+func newsOf(node *corev1.Node, before marks.Conditions, holders []holder, drain drainState) []conditionNews {
 	var news []conditionNews
 	tell := func(reason, action, name string, uid types.UID, format string, args ...any) {
 		news = append(news, conditionNews{reason: reason, action: action, note: fmt.Sprintf(format, args...), name: name, uid: uid})
 	}
 	holding := map[types.UID]bool{}
 	for _, h := range holders {
-		if h.stage == maintenancev1alpha1.NodeMaintenanceStageIdle {
+		if h.stage == v1alpha1.NodeMaintenanceStageIdle {
 			continue
 		}
 		holding[h.uid] = true
 		if !before.Holds(h.name, h.uid) {
 			tell(EventNodeMaintenanceStarted, actionMaintain, h.name, h.uid, "Held by %s", listHolders([]holder{h}))
 		}
-		if h.stage == maintenancev1alpha1.NodeMaintenanceStageDrain && before.StageOf(h.name, h.uid) != h.stage {
+		if h.stage == v1alpha1.NodeMaintenanceStageDrain && before.StageOf(h.name, h.uid) != h.stage {
 			tell(EventNodeDrainStarted, actionDrain, h.name, h.uid, "%s drains the node", listHolders([]holder{h}))
 		}
 	}
-	drained := ours(before, node, maintenancev1alpha1.NodeConditionDrained)
+	drained := ours(before, node, v1alpha1.NodeConditionDrained)
 	was := drained != nil && drained.Status == corev1.ConditionTrue
-	foreign := drained == nil && conditionOf(node, maintenancev1alpha1.NodeConditionDrained) != nil
+	foreign := drained == nil && conditionOf(node, v1alpha1.NodeConditionDrained) != nil
 	if draining := drainingOf(holders); len(draining) > 0 && !foreign {
 		first := draining[0]
 		switch {

@@ -14,16 +14,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
 const (
-	stageIdle   = maintenancev1alpha1.NodeMaintenanceStageIdle
-	stageCordon = maintenancev1alpha1.NodeMaintenanceStageCordon
-	stageDrain  = maintenancev1alpha1.NodeMaintenanceStageDrain
+	stageIdle   = v1alpha1.NodeMaintenanceStageIdle
+	stageCordon = v1alpha1.NodeMaintenanceStageCordon
+	stageDrain  = v1alpha1.NodeMaintenanceStageDrain
 
 	testStorage = "storage-1"
 )
@@ -41,7 +41,7 @@ var (
 	justNow = metav1.NewTime(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))
 )
 
-func heldBy(name string, stage maintenancev1alpha1.NodeMaintenanceStage, modify ...func(*holder)) holder {
+func heldBy(name string, stage v1alpha1.NodeMaintenanceStage, modify ...func(*holder)) holder {
 	h := holder{name: name, uid: types.UID("uid-" + name), stage: stage}
 	return *build.With(&h, modify...)
 }
@@ -72,7 +72,7 @@ func showing(conditions ...string) func(*corev1.Node) {
 // shownFor gives a node the conditions that the controller wrote for the given holders at longAgo.
 func shownFor(holders ...holder) func(*corev1.Node) {
 	return func(node *corev1.Node) {
-		applyConditions(node, decideConditions(node, nodemarks.ReadConditions(node), holders, true, longAgo))
+		applyConditions(node, decideConditions(node, marks.ReadConditions(node), holders, true, longAgo))
 	}
 }
 
@@ -87,9 +87,9 @@ func applyConditions(node *corev1.Node, change conditionsChange) {
 		if node.Annotations == nil {
 			node.Annotations = map[string]string{}
 		}
-		node.Annotations[maintenancev1alpha1.AnnotationConditionsBy] = change.record.Encode(testStorage)
+		node.Annotations[v1alpha1.AnnotationConditionsBy] = change.record.Encode(testStorage)
 		if change.record.IsEmpty() {
-			delete(node.Annotations, maintenancev1alpha1.AnnotationConditionsBy)
+			delete(node.Annotations, v1alpha1.AnnotationConditionsBy)
 		}
 	}
 }
@@ -247,7 +247,7 @@ func TestDecideConditions(t *testing.T) {
 		},
 		"a condition whose reason another client has changed stays": {
 			node: newNode("one", shownFor(heldBy("a", stageDrain)), func(node *corev1.Node) {
-				conditionOf(node, maintenancev1alpha1.NodeConditionDrained).Reason = "Manual"
+				conditionOf(node, v1alpha1.NodeConditionDrained).Reason = "Manual"
 			}),
 			want: []string{"Drained=True Manual" + before}, wantNews: []string{"NodeMaintenanceReleased a"},
 		},
@@ -256,14 +256,14 @@ func TestDecideConditions(t *testing.T) {
 		},
 		"all conditions stay if the annotation cannot be read": {
 			node: newNode("one", showing(drained), func(node *corev1.Node) {
-				node.Annotations = map[string]string{maintenancev1alpha1.AnnotationConditionsBy: "{"}
+				node.Annotations = map[string]string{v1alpha1.AnnotationConditionsBy: "{"}
 			}),
 			want: []string{drained + before},
 		},
 		"a condition that another client has removed is added again": {
 			node: newNode("one", shownFor(heldBy("a", stageDrain)), func(node *corev1.Node) {
 				node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-					return c.Type == maintenancev1alpha1.NodeConditionDrainInProgress
+					return c.Type == v1alpha1.NodeConditionDrainInProgress
 				})
 			}),
 			holders: []holder{heldBy("a", stageDrain)},
@@ -271,7 +271,7 @@ func TestDecideConditions(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			change := decideConditions(tc.node, nodemarks.ReadConditions(tc.node), tc.holders, !tc.early, justNow)
+			change := decideConditions(tc.node, marks.ReadConditions(tc.node), tc.holders, !tc.early, justNow)
 			applyConditions(tc.node, change)
 			if got := shown(tc.node); !slices.Equal(got, tc.want) {
 				t.Errorf("got conditions\n%q, want\n%q", got, tc.want)
@@ -281,11 +281,11 @@ func TestDecideConditions(t *testing.T) {
 				news = append(news, n.reason+" "+n.name)
 			}
 			is.Slices(t, news, tc.wantNews, "news")
-			_, annotated := tc.node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]
+			_, annotated := tc.node.Annotations[v1alpha1.AnnotationConditionsBy]
 			if annotated != (len(tc.holders) > 0) {
 				t.Errorf("got annotations %q with %d holders", tc.node.Annotations, len(tc.holders))
 			}
-			again := decideConditions(tc.node, nodemarks.ReadConditions(tc.node), tc.holders, !tc.early,
+			again := decideConditions(tc.node, marks.ReadConditions(tc.node), tc.holders, !tc.early,
 				metav1.NewTime(justNow.Add(time.Hour)))
 			is.True(t, again.empty() && len(again.news) == 0, "a second decision is not empty: %+v", again)
 		})
@@ -335,7 +335,7 @@ func TestConditionsNameMaintenancesAndReasons(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			change := decideConditions(newNode("one"), nodemarks.Conditions{}, tc.holders, true, justNow)
+			change := decideConditions(newNode("one"), marks.Conditions{}, tc.holders, true, justNow)
 			is.Equal(t, len(change.set), len(tc.want), "conditions")
 			for _, c := range change.set {
 				is.True(t, c.Message == tc.want[c.Type], "got message %q of %s, want %q", c.Message, c.Type, tc.want[c.Type])

@@ -24,13 +24,12 @@ import (
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/controller/loop"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 // Name is what this controller is called in logs, metrics, queues and as a field manager.
@@ -66,7 +65,7 @@ type Config struct {
 	// Selection, State and Rights are shared with the controller of maintenances.
 	Selection *selection.Selection
 	State     *nodestate.State
-	Rights    *noderights.Cache
+	Rights    *rights.Cache
 	// Recorder writes events into the host cluster.
 	Recorder events.EventRecorder
 	Clock    clock.WithTicker
@@ -92,7 +91,7 @@ type Controller struct {
 	nodes             cache.Indexer
 	selection         *selection.Selection
 	state             *nodestate.State
-	rights            *noderights.Cache
+	rights            *rights.Cache
 	recorder          events.EventRecorder
 	clock             clock.WithTicker
 	evacuators        sets.Set[string]
@@ -152,7 +151,7 @@ func New(config Config) (*Controller, error) {
 		holding:   map[types.UID]heldGeneration{},
 		foreign:   map[types.UID]string{},
 	}
-	if err := nodemarks.AddNodesByMaintenance(nodes); err != nil {
+	if err := nodestate.AddNodesByMaintenance(nodes); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
 	c.subscribe()
@@ -256,7 +255,7 @@ func (c *Controller) release(ctx context.Context, node *corev1.Node, f facts) er
 // ignoreAsking returns nil for what waits for the first answer of the authorizer: the node is
 // synced again when that is there.
 func ignoreAsking(err error) error {
-	if errors.Is(err, noderights.ErrAsking) {
+	if errors.Is(err, rights.ErrAsking) {
 		return nil
 	}
 	return err

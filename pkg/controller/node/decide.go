@@ -12,9 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/marks"
 )
 
 // facts is what the decision about a node depends on.
@@ -23,12 +23,12 @@ type facts struct {
 	// cordon and taint are the maintenances of our storage that the node's annotations name.
 	// foreignCordon and foreignTaint report that the annotation is of another storage, or cannot be
 	// read: then what it is about is not ours.
-	cordon, taint               nodemarks.Owners
+	cordon, taint               marks.Owners
 	foreignCordon, foreignTaint bool
 	// holders are the maintenances that hold the node: in stage Cordon or Drain, and their
 	// requester may delete the node or could when they took it. Those whose end is not certain are
 	// among them.
-	holders nodemarks.Owners
+	holders marks.Owners
 	// undecided reports that the authorizer has not answered yet whether a maintenance may hold the
 	// node.
 	undecided bool
@@ -46,13 +46,13 @@ type facts struct {
 	mayWork bool
 	// makesSchedulable is the maintenance that went from Idle to Complete, and so lifts any cordon
 	// of its nodes; nil if there is none.
-	makesSchedulable *maintenancev1alpha1.NodeMaintenance
+	makesSchedulable *v1alpha1.NodeMaintenance
 }
 
 // released returns the maintenances that the annotations name and that do not hold the node any
 // more.
-func (f *facts) released() nodemarks.Owners {
-	out := nodemarks.Owners{}
+func (f *facts) released() marks.Owners {
+	out := marks.Owners{}
 	maps.Copy(out, f.cordon)
 	maps.Copy(out, f.taint)
 	maps.DeleteFunc(out, func(name string, _ types.UID) bool { _, holds := f.holders[name]; return holds })
@@ -64,14 +64,14 @@ type nodeChange struct {
 	// unschedulable is the wanted value, or nil to leave it.
 	unschedulable *bool
 	// cordon is the wanted annotation about the cordon if setCordon; an empty one is removed.
-	cordon    nodemarks.Owners
+	cordon    marks.Owners
 	setCordon bool
 	// takesOver reports that the annotation about the cordon replaces that of the node's agent.
 	takesOver bool
 	// taints are the wanted ones if setTaints; taint is the wanted annotation about ours if
 	// setTaint, an empty one is removed.
 	taints              []corev1.Taint
-	taint               nodemarks.Owners
+	taint               marks.Owners
 	added               []string
 	ownPods             []types.UID
 	setTaints, setTaint bool
@@ -97,7 +97,7 @@ func decide(f facts) nodeChange {
 
 func (n *nodeChange) decideCordon(f facts) {
 	yes, no := true, false
-	_, byAgent := f.node.Annotations[maintenancev1alpha1.AnnotationCordonedByAgent]
+	_, byAgent := f.node.Annotations[v1alpha1.AnnotationCordonedByAgent]
 	switch {
 	case len(f.holders) > 0 && !f.node.Spec.Unschedulable && !f.mayWork:
 	case len(f.holders) > 0 && !f.node.Spec.Unschedulable:

@@ -10,14 +10,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
 var (
-	heldTaint  = corev1.Taint{Key: maintenancev1alpha1.TaintHeld, Effect: corev1.TaintEffectPreferNoSchedule}
+	heldTaint  = corev1.Taint{Key: v1alpha1.TaintHeld, Effect: corev1.TaintEffectPreferNoSchedule}
 	drainTaint = corev1.Taint{Key: "maintenance.haulout.dev/drain", Effect: "NoSchedule"}
 	otherTaint = corev1.Taint{Key: "example.com/gpu", Value: "yes", Effect: "NoExecute"}
 )
@@ -30,12 +30,12 @@ func cordonedByAgent(node *corev1.Node) {
 	if node.Annotations == nil {
 		node.Annotations = map[string]string{}
 	}
-	node.Annotations[maintenancev1alpha1.AnnotationCordonedByAgent] = "boot"
+	node.Annotations[v1alpha1.AnnotationCordonedByAgent] = "boot"
 }
 
 func TestDecideNode(t *testing.T) {
-	m, other := nodemarks.Owners{"m": "uid-m"}, nodemarks.Owners{"o": "1"}
-	both := nodemarks.Owners{"m": "uid-m", "o": "1"}
+	m, other := marks.Owners{"m": "uid-m"}, marks.Owners{"o": "1"}
+	both := marks.Owners{"m": "uid-m", "o": "1"}
 	held := []corev1.Taint{heldTaint}
 	drained := []corev1.Taint{heldTaint, drainTaint}
 	node := func(modify ...func(*corev1.Node)) *corev1.Node { return newNode("n", modify...) }
@@ -147,13 +147,13 @@ func TestDecideNode(t *testing.T) {
 			facts: facts{node: marked(), foreignCordon: true, foreignTaint: true},
 		},
 		"a maintenance that makes its nodes schedulable removes the cordon of another client": {
-			facts: facts{node: node(cordoned), makesSchedulable: &maintenancev1alpha1.NodeMaintenance{}},
+			facts: facts{node: node(cordoned), makesSchedulable: &v1alpha1.NodeMaintenance{}},
 			want:  nodeChange{unschedulable: ptr.To(false)},
 		},
 		"a maintenance that makes its nodes schedulable does not remove the cordon of a holder": {
 			facts: facts{
 				node: marked(), holders: other, cordon: other, taint: other, added: heldKey,
-				makesSchedulable: &maintenancev1alpha1.NodeMaintenance{},
+				makesSchedulable: &v1alpha1.NodeMaintenance{},
 			},
 		},
 	} {

@@ -12,7 +12,7 @@
 // A node is released when no maintenance holds it and no Evacuation of ours is left on it; the
 // controller of maintenances withdraws these. The two controllers never call each other. They share
 // which maintenance selects which node (package selection), what is known about the pods of a node
-// (package nodestate) and who may delete which node (package noderights).
+// (package nodestate) and who may delete which node (package rights).
 //
 // Kept in memory, and droppable at any time: for whom a node was confirmed as drained (confirmed
 // again by a live list), which maintenances were read a moment ago (read again), and which storages

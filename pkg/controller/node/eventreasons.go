@@ -6,7 +6,7 @@ package node
 import (
 	corev1 "k8s.io/api/core/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/eventref"
 )
 
@@ -52,6 +52,6 @@ const (
 	actionComplete = "Complete"
 )
 
-func (c *Controller) nodeEvent(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance, eventType, reason, action, format string, args ...any) {
+func (c *Controller) nodeEvent(node *corev1.Node, nm *v1alpha1.NodeMaintenance, eventType, reason, action, format string, args ...any) {
 	c.recorder.Eventf(eventref.Node(node), eventref.NodeMaintenance(nm), eventType, reason, action, "%s", eventref.Note(format, args...))
 }

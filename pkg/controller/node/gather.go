@@ -14,22 +14,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/holds"
+	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/eventref"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 // gather reads what the decision about a node depends on. If the authorizer does not answer, gather
 // returns an error beside the facts: the maintenances that hold the node already continue to hold
 // it.
 func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, error) {
-	f := facts{node: node, holders: nodemarks.Owners{}, now: c.clock.Now()}
-	f.cordon, f.foreignCordon = c.ours(node, maintenancev1alpha1.AnnotationCordonedBy)
-	f.taint, f.foreignTaint = c.ours(node, maintenancev1alpha1.AnnotationTaintedBy)
+	f := facts{node: node, holders: marks.Owners{}, now: c.clock.Now()}
+	f.cordon, f.foreignCordon = c.ours(node, v1alpha1.AnnotationCordonedBy)
+	f.taint, f.foreignTaint = c.ours(node, v1alpha1.AnnotationTaintedBy)
 	if !f.foreignTaint {
-		mark := nodemarks.Read(node, maintenancev1alpha1.AnnotationTaintedBy)
+		mark := marks.Read(node, v1alpha1.AnnotationTaintedBy)
 		f.added, f.recordedOwn = mark.Taints, mark.OwnPods
 	}
 	var err error
@@ -54,11 +54,11 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 			f.holders[name] = uid
 		}
 	}
-	var all []*maintenancev1alpha1.NodeMaintenance
+	var all []*v1alpha1.NodeMaintenance
 	for _, w := range wanting {
 		all = append(all, w.NodeMaintenance)
 	}
-	for _, nm := range nodemarks.Choose(node.Name, all, len(f.holders), nil) {
+	for _, nm := range marks.Choose(node.Name, all, len(f.holders), nil) {
 		f.holders[nm.Name] = nm.UID
 		f.mayWork = f.mayWork || wanting[nm.Name].mayWork
 		f.drainsDaemonSets = f.drainsDaemonSets || c.asksDaemonSets(nm, node)
@@ -68,7 +68,7 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 
 // wantingMaintenance is a maintenance that holds a node if there is a place for it.
 type wantingMaintenance struct {
-	*maintenancev1alpha1.NodeMaintenance
+	*v1alpha1.NodeMaintenance
 	// mayWork reports that its requester may delete the node now.
 	mayWork bool
 }
@@ -88,20 +88,20 @@ func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingM
 		if err != nil {
 			return nil, err
 		}
-		if maintenancev1alpha1.UncordonsOnly(nm) && !maintenancev1alpha1.IsDone(nm) && !c.state.Cordons.IsLifted(node, nm.UID) {
+		if v1alpha1.UncordonsOnly(nm) && !v1alpha1.IsDone(nm) && !c.state.Cordons.IsLifted(node, nm.UID) {
 			f.makesSchedulable = nm
 		}
 		holds := f.cordon.Has(nm) || f.taint.Has(nm)
-		if !maintenancev1alpha1.IsHolding(nm) || !holds && c.selection.TooLarge(nm) != nil {
+		if !v1alpha1.IsHolding(nm) || !holds && c.selection.TooLarge(nm) != nil {
 			continue
 		}
 		answer := c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{node})[node.Name]
 		switch {
 		case holds || answer.Err == nil:
-		case errors.Is(answer.Err, noderights.ErrAsking):
+		case errors.Is(answer.Err, rights.ErrAsking):
 			f.undecided = true
 		default:
-			errs = append(errs, fmt.Errorf("ask whether user %q may delete node %s: %w", maintenancev1alpha1.RequesterOf(nm), node.Name, answer.Err))
+			errs = append(errs, fmt.Errorf("ask whether user %q may delete node %s: %w", v1alpha1.RequesterOf(nm), node.Name, answer.Err))
 		}
 		mayWork := answer.Allowed && (holds || !answer.Stale)
 		if holds || mayWork {
@@ -115,8 +115,8 @@ func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingM
 // marks on a node.
 func (c *Controller) noteForeign(node *corev1.Node) {
 	storage := ""
-	for _, key := range []string{maintenancev1alpha1.AnnotationCordonedBy, maintenancev1alpha1.AnnotationTaintedBy} {
-		if id := nodemarks.Read(node, key).Storage; id != "" && !c.isOurStorage(id) {
+	for _, key := range []string{v1alpha1.AnnotationCordonedBy, v1alpha1.AnnotationTaintedBy} {
+		if id := marks.Read(node, key).Storage; id != "" && !c.isOurStorage(id) {
 			storage = id
 		}
 	}
@@ -137,11 +137,11 @@ func (c *Controller) noteForeign(node *corev1.Node) {
 
 // ours returns the maintenances of our storage that an annotation of a node names, and whether the
 // annotation is there and not ours.
-func (c *Controller) ours(node *corev1.Node, annotation string) (o nodemarks.Owners, foreign bool) {
+func (c *Controller) ours(node *corev1.Node, annotation string) (o marks.Owners, foreign bool) {
 	if _, there := node.Annotations[annotation]; !there {
 		return nil, false
 	}
-	m := nodemarks.Read(node, annotation)
+	m := marks.Read(node, annotation)
 	if !c.isOurStorage(m.Storage) {
 		return nil, true
 	}
@@ -165,15 +165,15 @@ func (c *Controller) hasEnded(ctx context.Context, name string, uid types.UID, n
 			return false, fmt.Errorf("read maintenance %s, which node %s names: %w", name, node.Name, err)
 		}
 		// The cache does not show it yet.
-		return maintenancev1alpha1.IsDone(nm), nil
+		return v1alpha1.IsDone(nm), nil
 	}
-	return !maintenancev1alpha1.IsHolding(nm) || !slices.Contains(c.selection.MaintenancesOn(node.Name), name), nil
+	return !v1alpha1.IsHolding(nm) || !slices.Contains(c.selection.MaintenancesOn(node.Name), name), nil
 }
 
 // asksDaemonSets reports whether the stored targets of a maintenance that drains a node include
 // DaemonSet pods.
-func (c *Controller) asksDaemonSets(nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) bool {
-	return c.evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet) && slices.ContainsFunc(holds.Targets(nm, node), func(e maintenancev1alpha1.DrainPlanEntry) bool {
-		return e.PodType == maintenancev1alpha1.PodTypeDaemonSet
+func (c *Controller) asksDaemonSets(nm *v1alpha1.NodeMaintenance, node *corev1.Node) bool {
+	return c.evacuators.Has(v1alpha1.EvacuatorClassDaemonSet) && slices.ContainsFunc(holds.Targets(nm, node), func(e v1alpha1.DrainPlanEntry) bool {
+		return e.PodType == v1alpha1.PodTypeDaemonSet
 	})
 }

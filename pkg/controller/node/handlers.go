@@ -11,12 +11,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
+	"haulout.dev/haulout/pkg/drain/marks"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // subscribe has nodes enqueued whose cordon, taints or conditions an event may change.
@@ -42,7 +42,7 @@ func (c *Controller) enqueueAll(context.Context) {
 
 // isConcerned reports whether a node has something of ours, or a maintenance selects it.
 func (c *Controller) isConcerned(node *corev1.Node) bool {
-	for _, key := range nodemarks.Annotations {
+	for _, key := range marks.Annotations {
 		if _, ok := node.Annotations[key]; ok {
 			return true
 		}
@@ -73,7 +73,7 @@ func (c *Controller) forget(node *corev1.Node) {
 // sameNode reports whether nothing has changed about a node that its cordon, taints and conditions
 // depend on, nor they themselves.
 func sameNode(a, b *corev1.Node) bool {
-	if a.UID != b.UID || a.Spec.Unschedulable != b.Spec.Unschedulable || !nodestate.SameTaints(a, b) || !nodemarks.Same(a, b) ||
+	if a.UID != b.UID || a.Spec.Unschedulable != b.Spec.Unschedulable || !nodestate.SameTaints(a, b) || !marks.Same(a, b) ||
 		protocol.StaticPodFactsOf(a) != protocol.StaticPodFactsOf(b) {
 		return false
 	}
@@ -87,12 +87,12 @@ func sameNode(a, b *corev1.Node) bool {
 }
 
 // maintenanceChanged enqueues the nodes that a maintenance selects or is recorded on.
-func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMaintenance) {
+func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 	if old != nil && nm != nil && old.UID == nm.UID && old.Generation == nm.Generation && old.DeletionTimestamp.Equal(nm.DeletionTimestamp) &&
 		drainplan.SameTargets(old, nm) {
 		return
 	}
-	for _, m := range []*maintenancev1alpha1.NodeMaintenance{old, nm} {
+	for _, m := range []*v1alpha1.NodeMaintenance{old, nm} {
 		if m == nil {
 			continue
 		}
@@ -107,7 +107,7 @@ func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMainten
 
 // recordedFor returns the nodes whose annotations name a maintenance, as the cache shows them.
 func (c *Controller) recordedFor(uid types.UID) sets.Set[string] {
-	keys, err := c.nodes.IndexKeys(nodemarks.NodesByMaintenance, string(uid))
+	keys, err := c.nodes.IndexKeys(nodestate.NodesByMaintenance, string(uid))
 	if err != nil {
 		return nil
 	}
@@ -117,12 +117,12 @@ func (c *Controller) recordedFor(uid types.UID) sets.Set[string] {
 func (c *Controller) podChanged(old, pod *corev1.Pod) {
 	for _, p := range []*corev1.Pod{old, pod} {
 		if p != nil {
-			c.enqueueHeld(controllercache.NodeOf(p))
+			c.enqueueHeld(podcache.NodeOf(p))
 		}
 	}
 }
 
-func (c *Controller) evacuationChanged(old, evacuation *maintenancev1alpha1.Evacuation) {
+func (c *Controller) evacuationChanged(old, evacuation *v1alpha1.Evacuation) {
 	latest := evacuation
 	if latest == nil {
 		latest = old

@@ -13,17 +13,16 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
 // reconcile brings a maintenance as far as it may go. The controller of nodes keeps its nodes
 // cordoned and releases them.
-func (c *Controller) reconcile(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+func (c *Controller) reconcile(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	var next time.Duration
-	if maintenancev1alpha1.IsHolding(nm) {
+	if v1alpha1.IsHolding(nm) {
 		next = c.selection.ReleaseExpired(nm.Name)
 		c.problems.Note(nm.Name, "status", nodestate.TextOf(c.selection.TooLarge(nm)))
 	}
@@ -65,12 +64,12 @@ func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 	if d.wake > 0 {
 		c.queue.AddAfter(nm.Name, d.wake)
 	}
-	released := maintenancev1alpha1.IsEnding(nm) && len(f.held) == 0
+	released := v1alpha1.IsEnding(nm) && len(f.held) == 0
 	written, err := c.writeStatus(ctx, nm, d.status, released)
 	if err != nil {
 		return loop.IgnoreNotFound(err)
 	}
-	if maintenancev1alpha1.IsEnding(nm) {
+	if v1alpha1.IsEnding(nm) {
 		c.announceProgressing(nm, written)
 		if !released {
 			return nil
@@ -78,7 +77,7 @@ func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 		return c.dropFinalizer(ctx, written)
 	}
 	c.announceProgress(f, d.plan, written)
-	if !maintenancev1alpha1.IsDraining(nm) {
+	if !v1alpha1.IsDraining(nm) {
 		return nil
 	}
 	// From here on the targets are what is stored.
@@ -97,12 +96,12 @@ func (e shownError) Unwrap() error { return e.error }
 
 // touchedNodes returns the names of the nodes that a maintenance may have changed: those of its
 // status and those with its annotation.
-func (c *Controller) touchedNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.Set[string] {
+func (c *Controller) touchedNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 	names := make(sets.Set[string], len(nm.Status.NodeStatuses))
 	for i := range nm.Status.NodeStatuses {
 		names.Insert(nm.Status.NodeStatuses[i].NodeRef.Name)
 	}
-	annotated, err := c.nodeIndexer.IndexKeys(nodemarks.NodesByMaintenance, string(nm.UID))
+	annotated, err := c.nodeIndexer.IndexKeys(nodestate.NodesByMaintenance, string(nm.UID))
 	if err == nil {
 		names.Insert(annotated...)
 	}

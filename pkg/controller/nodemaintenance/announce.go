@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
@@ -24,11 +24,11 @@ import (
 // status before this write is the memory.
 func (c *Controller) announceRefused(m *member) {
 	for _, node := range m.nodes {
-		if node.outside == nil || node.outside.reason != maintenancev1alpha1.NodeStatusNotAuthorized {
+		if node.outside == nil || node.outside.reason != v1alpha1.NodeStatusNotAuthorized {
 			continue
 		}
-		before := maintenancev1alpha1.NodeStatusOf(m.NodeMaintenance, refOf(node.Node))
-		if before != nil && before.Reason == maintenancev1alpha1.NodeStatusNotAuthorized {
+		before := v1alpha1.NodeStatusOf(m.NodeMaintenance, refOf(node.Node))
+		if before != nil && before.Reason == v1alpha1.NodeStatusNotAuthorized {
 			continue
 		}
 		c.nodeEvent(node.Node, m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
@@ -39,7 +39,7 @@ func (c *Controller) announceRefused(m *member) {
 }
 
 // announceProgress tells what is new in the status that was written. If none was, nothing is told.
-func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *maintenancev1alpha1.NodeMaintenance) {
+func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *v1alpha1.NodeMaintenance) {
 	nm := f.subject.NodeMaintenance
 	if written == nm {
 		return
@@ -47,10 +47,10 @@ func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *
 	c.announceRefused(f.subject)
 	if isDrained(written) && !isDrained(nm) {
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventDrained, actionDrain, "%s",
-			meta.FindStatusCondition(written.Status.Conditions, maintenancev1alpha1.ConditionDrained).Message)
+			meta.FindStatusCondition(written.Status.Conditions, v1alpha1.ConditionDrained).Message)
 	}
 	if isDrained(nm) && !isDrained(written) {
-		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainedNoLonger, actionDrain, "%s", conditionOf(written, maintenancev1alpha1.ConditionDrained).Message)
+		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainedNoLonger, actionDrain, "%s", conditionOf(written, v1alpha1.ConditionDrained).Message)
 	}
 	if wave := openedWave(nm, written); wave != nil {
 		if !hasTargets(nm) {
@@ -81,9 +81,9 @@ func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *
 
 // openedWave returns the last of the targets that the written status has and the one before has
 // not, nil if there is none.
-func openedWave(before, written *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.DrainPlanEntry {
-	furthest := func(nm *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.DrainPlanEntry {
-		var last *maintenancev1alpha1.DrainPlanEntry
+func openedWave(before, written *v1alpha1.NodeMaintenance) *v1alpha1.DrainPlanEntry {
+	furthest := func(nm *v1alpha1.NodeMaintenance) *v1alpha1.DrainPlanEntry {
+		var last *v1alpha1.DrainPlanEntry
 		for i := range nm.Status.NodeStatuses {
 			targets := nm.Status.NodeStatuses[i].DrainTargets
 			if len(targets) > 0 && (last == nil || isFurther(&targets[len(targets)-1], last)) {
@@ -100,27 +100,27 @@ func openedWave(before, written *maintenancev1alpha1.NodeMaintenance) *maintenan
 }
 
 // hasTargets reports whether a wave has opened before.
-func hasTargets(nm *maintenancev1alpha1.NodeMaintenance) bool {
-	return slices.ContainsFunc(nm.Status.NodeStatuses, func(n maintenancev1alpha1.NodeMaintenanceNodeStatus) bool { return len(n.DrainTargets) > 0 })
+func hasTargets(nm *v1alpha1.NodeMaintenance) bool {
+	return slices.ContainsFunc(nm.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return len(n.DrainTargets) > 0 })
 }
 
 // isFurther reports whether one target comes after another in every plan.
-func isFurther(a, b *maintenancev1alpha1.DrainPlanEntry) bool {
-	order := []maintenancev1alpha1.PodType{maintenancev1alpha1.PodTypeDefault, maintenancev1alpha1.PodTypeDaemonSet, maintenancev1alpha1.PodTypeStatic}
+func isFurther(a, b *v1alpha1.DrainPlanEntry) bool {
+	order := []v1alpha1.PodType{v1alpha1.PodTypeDefault, v1alpha1.PodTypeDaemonSet, v1alpha1.PodTypeStatic}
 	x, y := slices.Index(order, a.PodType), slices.Index(order, b.PodType)
 	return x > y || x == y && a.PodPriority > b.PodPriority
 }
 
 // announceFastForward tells once about each maintenance that has taken nodes further than the plan
 // of nm would have: the reason in the status before this write is the memory.
-func (c *Controller) announceFastForward(nm *maintenancev1alpha1.NodeMaintenance, plan drainplan.Result) {
-	before := map[string]maintenancev1alpha1.NodeStatusReason{}
+func (c *Controller) announceFastForward(nm *v1alpha1.NodeMaintenance, plan drainplan.Result) {
+	before := map[string]v1alpha1.NodeStatusReason{}
 	for i := range nm.Status.NodeStatuses {
 		before[nm.Status.NodeStatuses[i].NodeRef.Name] = nm.Status.NodeStatuses[i].Reason
 	}
 	told := sets.New[string]()
 	for node, by := range plan.FastForwarded[nm.Name] {
-		if before[node] != maintenancev1alpha1.NodeStatusFastForwarded && !told.Has(by) {
+		if before[node] != v1alpha1.NodeStatusFastForwarded && !told.Has(by) {
 			told.Insert(by)
 			c.maintenanceEvent(nm, corev1.EventTypeWarning, EventFastForwarded, actionDrain,
 				"NodeMaintenance %s has taken node %s further than the plan of %s: the pods it has passed are asked to leave now", by, node, nm.Name)
@@ -129,9 +129,9 @@ func (c *Controller) announceFastForward(nm *maintenancev1alpha1.NodeMaintenance
 }
 
 // blockedDrain returns the condition Drained if its reason is that the drain is blocked, or nil.
-func blockedDrain(nm *maintenancev1alpha1.NodeMaintenance) *metav1.Condition {
-	drained := meta.FindStatusCondition(nm.Status.Conditions, maintenancev1alpha1.ConditionDrained)
-	if drained == nil || drained.Reason != maintenancev1alpha1.ReasonDrainBlocked {
+func blockedDrain(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
+	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
+	if drained == nil || drained.Reason != v1alpha1.ReasonDrainBlocked {
 		return nil
 	}
 	return drained
@@ -139,13 +139,13 @@ func blockedDrain(nm *maintenancev1alpha1.NodeMaintenance) *metav1.Condition {
 
 // announceProgressing records an event when a maintenance stops moving on, or starts to fail for
 // another reason.
-func (c *Controller) announceProgressing(old, written *maintenancev1alpha1.NodeMaintenance) {
-	was, is := conditionOf(old, maintenancev1alpha1.ConditionProgressing), conditionOf(written, maintenancev1alpha1.ConditionProgressing)
+func (c *Controller) announceProgressing(old, written *v1alpha1.NodeMaintenance) {
+	was, is := conditionOf(old, v1alpha1.ConditionProgressing), conditionOf(written, v1alpha1.ConditionProgressing)
 	if is == nil {
 		return
 	}
-	failing := is.Reason == maintenancev1alpha1.ReasonProgressSyncFailed ||
-		is.Reason == maintenancev1alpha1.ReasonProgressComplete && is.Status == metav1.ConditionFalse
+	failing := is.Reason == v1alpha1.ReasonProgressSyncFailed ||
+		is.Reason == v1alpha1.ReasonProgressComplete && is.Status == metav1.ConditionFalse
 	switch {
 	case is.Status == metav1.ConditionTrue && !failing:
 		return
@@ -159,7 +159,7 @@ func (c *Controller) announceProgressing(old, written *maintenancev1alpha1.NodeM
 
 // announceUnwritable tells why the status of a maintenance cannot be written, once for each text:
 // conditions cannot tell it.
-func (c *Controller) announceUnwritable(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, err error) {
+func (c *Controller) announceUnwritable(ctx context.Context, nm *v1alpha1.NodeMaintenance, err error) {
 	if ctx.Err() != nil || loop.IsOnlyConflict(err) || apierrors.IsNotFound(err) {
 		return
 	}

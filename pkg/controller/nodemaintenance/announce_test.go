@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
@@ -42,7 +42,7 @@ func TestStagesAndWavesAreEvents(t *testing.T) {
 			t.Errorf("got event %q", e)
 		}
 		// The pod was created a moment ago, so that the drain is not stalled.
-		f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressDraining)
+		f.wantProgressing("m", metav1.ConditionTrue, v1alpha1.ReasonProgressDraining)
 		f.enter("m", stageComplete)
 		f.cached()
 		if e := f.wantEvent(EventStageStarted); !strings.Contains(e, "Stage Complete") {
@@ -58,11 +58,11 @@ func TestRefusalsAreReportedOnceWithoutMessages(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
 		f.rights.refused.Insert("two")
 		f.maintenance.PrependReactor("update", "nodemaintenances", func(action clienttesting.Action) (bool, runtime.Object, error) {
-			nm := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.NodeMaintenance)
+			nm := action.(clienttesting.UpdateAction).GetObject().(*v1alpha1.NodeMaintenance)
 			for i := range nm.Status.NodeStatuses {
 				if nm.Status.NodeStatuses[i].DrainMessage != "" {
 					return true, nil, apierrors.NewGenericServerResponse(http.StatusRequestEntityTooLarge, "put",
-						maintenancev1alpha1.Resource("nodemaintenances"), "m", "", 0, false)
+						v1alpha1.Resource("nodemaintenances"), "m", "", 0, false)
 				}
 			}
 			return false, nil, nil

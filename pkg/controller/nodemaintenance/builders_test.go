@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func newNode(name string, modify ...func(*corev1.Node)) *corev1.Node {
@@ -52,23 +52,23 @@ func ofDaemonSet(pod *corev1.Pod) {
 // newMaintenance returns a maintenance of pool blue in stage Drain, with the defaults of the API
 // server.
 func newMaintenance(
-	name string, modify ...func(*maintenancev1alpha1.NodeMaintenance),
-) *maintenancev1alpha1.NodeMaintenance {
-	nm := &maintenancev1alpha1.NodeMaintenance{
+	name string, modify ...func(*v1alpha1.NodeMaintenance),
+) *v1alpha1.NodeMaintenance {
+	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), Generation: 1},
-		Spec:       maintenancev1alpha1.NodeMaintenanceSpec{RequestedBy: &authenticationv1.UserInfo{Username: "jane"}},
+		Spec:       v1alpha1.NodeMaintenanceSpec{RequestedBy: &authenticationv1.UserInfo{Username: "jane"}},
 	}
 	selecting("blue")(nm)
-	atStage(maintenancev1alpha1.NodeMaintenanceStageDrain)(nm)
+	atStage(v1alpha1.NodeMaintenanceStageDrain)(nm)
 	for _, m := range modify {
 		m(nm)
 	}
-	maintenancev1alpha1.SetDefaults_NodeMaintenanceSpec(&nm.Spec)
+	v1alpha1.SetDefaults_NodeMaintenanceSpec(&nm.Spec)
 	return nm
 }
 
-func selecting(pools ...string) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+func selecting(pools ...string) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
 		nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 			MatchExpressions: []corev1.NodeSelectorRequirement{
 				{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: pools},
@@ -77,48 +77,48 @@ func selecting(pools ...string) func(*maintenancev1alpha1.NodeMaintenance) {
 	}
 }
 
-func planning(entries ...maintenancev1alpha1.DrainPlanEntry) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.DrainPlan = entries }
+func planning(entries ...v1alpha1.DrainPlanEntry) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) { nm.Spec.DrainPlan = entries }
 }
 
-func upTo(priority int32) maintenancev1alpha1.DrainPlanEntry {
-	return maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: priority}
+func upTo(priority int32) v1alpha1.DrainPlanEntry {
+	return v1alpha1.DrainPlanEntry{PodType: v1alpha1.PodTypeDefault, PodPriority: priority}
 }
 
 // atStage sets the stage, and the fields that the API server sets with it.
-func atStage(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+func atStage(stage v1alpha1.NodeMaintenanceStage) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
 		if nm.Spec.Stage == "" {
 			nm.Status.StageStatuses, nm.Status.NewestNodeTimestamp, nm.Finalizers = nil, nil, nil
 		}
 		nm.Spec.Stage = stage
-		entered := []maintenancev1alpha1.NodeMaintenanceStage{stage}
-		if stage == maintenancev1alpha1.NodeMaintenanceStageDrain {
-			entered = []maintenancev1alpha1.NodeMaintenanceStage{maintenancev1alpha1.NodeMaintenanceStageCordon, stage}
+		entered := []v1alpha1.NodeMaintenanceStage{stage}
+		if stage == v1alpha1.NodeMaintenanceStageDrain {
+			entered = []v1alpha1.NodeMaintenanceStage{v1alpha1.NodeMaintenanceStageCordon, stage}
 		}
 		for _, name := range entered {
-			nm.Status.StageStatuses = append(nm.Status.StageStatuses, maintenancev1alpha1.StageStatus{Name: name})
+			nm.Status.StageStatuses = append(nm.Status.StageStatuses, v1alpha1.StageStatus{Name: name})
 		}
-		if maintenancev1alpha1.IsHolding(nm) && nm.Status.NewestNodeTimestamp == nil {
+		if v1alpha1.IsHolding(nm) && nm.Status.NewestNodeTimestamp == nil {
 			nm.Status.NewestNodeTimestamp = &metav1.Time{Time: time.Unix(1, 0)}
 		}
-		if stage != maintenancev1alpha1.NodeMaintenanceStageIdle && !slices.Contains(nm.Finalizers,
-			maintenancev1alpha1.FinalizerMaintenanceCompletion) {
-			nm.Finalizers = append(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion)
+		if stage != v1alpha1.NodeMaintenanceStageIdle && !slices.Contains(nm.Finalizers,
+			v1alpha1.FinalizerMaintenanceCompletion) {
+			nm.Finalizers = append(nm.Finalizers, v1alpha1.FinalizerMaintenanceCompletion)
 		}
 	}
 }
 
 // createdAt creates the maintenance in a stage.
-func createdAt(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+func createdAt(stage v1alpha1.NodeMaintenanceStage) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
 		nm.Spec.Stage = ""
 		atStage(stage)(nm)
 	}
 }
 
-func createdMinute(minute int) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+func createdMinute(minute int) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
 		nm.CreationTimestamp = metav1.NewTime(time.Date(2026, 11, 1, 0, minute, 0, 0, time.UTC))
 	}
 }

@@ -17,10 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/drain/holds"
+	"haulout.dev/haulout/pkg/drain/marks"
 )
 
 // releaseRetry is how soon a maintenance that ends is reconciled again if no event of its nodes
@@ -30,7 +30,7 @@ const releaseRetry = 5 * time.Second
 // heldNodes returns the nodes on which something of a maintenance is left: an annotation that names
 // it, an Evacuation that no other maintenance wants, an eviction that is under way, or a cordon
 // that it was made to lift.
-func (c *Controller) heldNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.Set[string] {
+func (c *Controller) heldNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 	held := sets.New[string]()
 	names := c.touchedNodes(nm)
 	for _, node := range c.selection.NodesOf(nm.Name) {
@@ -38,7 +38,7 @@ func (c *Controller) heldNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.Set
 	}
 	for name := range names {
 		node, exists, err := c.state.Nodes.Get(name)
-		if err == nil && exists && (nodemarks.UIDs(node).Has(nm.UID) || c.isToBeUncordoned(node, nm)) || !c.isQuiet(name) {
+		if err == nil && exists && (marks.UIDs(node).Has(nm.UID) || c.isToBeUncordoned(node, nm)) || !c.isQuiet(name) {
 			held.Insert(name)
 		}
 	}
@@ -46,10 +46,10 @@ func (c *Controller) heldNodes(nm *maintenancev1alpha1.NodeMaintenance) sets.Set
 }
 
 // isToBeUncordoned reports whether a node has a cordon that a maintenance exists to remove.
-func (c *Controller) isToBeUncordoned(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance) bool {
-	return maintenancev1alpha1.UncordonsOnly(nm) && node.Spec.Unschedulable && slices.Contains(c.selection.MaintenancesOn(node.Name), nm.Name) &&
-		!c.state.Cordons.IsLifted(node, nm.UID) && !c.holders.Any(node.Name, func(other *maintenancev1alpha1.NodeMaintenance) bool {
-		return other.UID != nm.UID && maintenancev1alpha1.IsHolding(other) && nodemarks.Holds(node, other)
+func (c *Controller) isToBeUncordoned(node *corev1.Node, nm *v1alpha1.NodeMaintenance) bool {
+	return v1alpha1.UncordonsOnly(nm) && node.Spec.Unschedulable && slices.Contains(c.selection.MaintenancesOn(node.Name), nm.Name) &&
+		!c.state.Cordons.IsLifted(node, nm.UID) && !c.holders.Any(node.Name, func(other *v1alpha1.NodeMaintenance) bool {
+		return other.UID != nm.UID && v1alpha1.IsHolding(other) && marks.Holds(node, other)
 	})
 }
 
@@ -62,7 +62,7 @@ func (c *Controller) isQuiet(node string) bool {
 		return !c.state.HasOurs(node)
 	}
 	// What was requested may be for the maintenance that goes on.
-	return !c.state.Requests.AnyRecent(node) && !slices.ContainsFunc(c.state.OurEvacuations(node), func(e *maintenancev1alpha1.Evacuation) bool {
+	return !c.state.Requests.AnyRecent(node) && !slices.ContainsFunc(c.state.OurEvacuations(node), func(e *v1alpha1.Evacuation) bool {
 		return !c.wanted(e, node)
 	})
 }
@@ -84,7 +84,7 @@ func (d *decision) decideRelease(f *facts) {
 	for i := range d.status.NodeStatuses {
 		entry := &d.status.NodeStatuses[i]
 		name := entry.NodeRef.Name
-		*entry = maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef}
+		*entry = v1alpha1.NodeMaintenanceNodeStatus{NodeRef: entry.NodeRef}
 		if !f.held.Has(name) {
 			continue
 		}
@@ -99,19 +99,19 @@ func (d *decision) decideRelease(f *facts) {
 	if len(f.held) > 0 {
 		d.wake = sooner(d.wake, releaseRetry)
 	}
-	setCondition(nm, &d.status, maintenancev1alpha1.ConditionDrained,
-		verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is complete"}, f.now)
-	setCondition(nm, &d.status, maintenancev1alpha1.ConditionProgressing,
+	setCondition(nm, &d.status, v1alpha1.ConditionDrained,
+		verdict{metav1.ConditionFalse, v1alpha1.ReasonNotRequested, "The maintenance is complete"}, f.now)
+	setCondition(nm, &d.status, v1alpha1.ConditionProgressing,
 		decideProgressing(progressFacts{ending: true, nodesHeld: len(f.held), problems: failed}), f.now)
 }
 
 // finishCompleted deletes a completed maintenance whose time is over, and deletes again one whose
 // deletion was interrupted.
-func (c *Controller) finishCompleted(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+func (c *Controller) finishCompleted(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	if nm.DeletionTimestamp != nil || c.completedTTL == 0 {
 		return nil
 	}
-	completed := maintenancev1alpha1.StageEntered(nm, maintenancev1alpha1.NodeMaintenanceStageComplete)
+	completed := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageComplete)
 	if completed.IsZero() {
 		return nil
 	}
@@ -127,11 +127,11 @@ func (c *Controller) finishCompleted(ctx context.Context, nm *maintenancev1alpha
 	return nil
 }
 
-func (c *Controller) dropFinalizer(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
-	if !slices.Contains(nm.Finalizers, maintenancev1alpha1.FinalizerMaintenanceCompletion) {
+func (c *Controller) dropFinalizer(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
+	if !slices.Contains(nm.Finalizers, v1alpha1.FinalizerMaintenanceCompletion) {
 		return nil
 	}
-	rest := slices.DeleteFunc(slices.Clone(nm.Finalizers), func(f string) bool { return f == maintenancev1alpha1.FinalizerMaintenanceCompletion })
+	rest := slices.DeleteFunc(slices.Clone(nm.Finalizers), func(f string) bool { return f == v1alpha1.FinalizerMaintenanceCompletion })
 	patch, err := finalizerPatch(nm, rest)
 	if err != nil {
 		return err
@@ -152,7 +152,7 @@ const deletionPatience = 5 * time.Second
 // finishDeletion deletes a maintenance again that is marked as deleted although nothing holds it.
 // An Idle one is marked in one write and deleted in the next: a server that dies between them
 // leaves an object that nothing else would ever remove.
-func (c *Controller) finishDeletion(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) error {
+func (c *Controller) finishDeletion(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	if wait := deletionPatience - c.clock.Since(nm.DeletionTimestamp.Time); wait > 0 {
 		// Not longer, whatever the clock of the server that marked it says.
 		c.queue.AddAfter(nm.Name, min(wait, deletionPatience))
@@ -174,7 +174,7 @@ func (c *Controller) supersede(ctx context.Context, f *facts) error {
 	nm := f.subject.NodeMaintenance
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": nm.UID, "resourceVersion": nm.ResourceVersion},
-		"spec":     map[string]any{"stage": maintenancev1alpha1.NodeMaintenanceStageComplete},
+		"spec":     map[string]any{"stage": v1alpha1.NodeMaintenanceStageComplete},
 	})
 	if err != nil {
 		return err
@@ -194,7 +194,7 @@ func (c *Controller) supersede(ctx context.Context, f *facts) error {
 // laterShutdown returns a maintenance of a later shutdown of the same node that holds the node and
 // for which the machine has gone down, or nil. It has if the kernel has booted since, or if there
 // is a shutdown of yet another boot after it.
-func (c *Controller) laterShutdown(nm *maintenancev1alpha1.NodeMaintenance) *maintenancev1alpha1.NodeMaintenance {
+func (c *Controller) laterShutdown(nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
 	name := protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector)
 	if name == "" {
 		return nil
@@ -203,17 +203,17 @@ func (c *Controller) laterShutdown(nm *maintenancev1alpha1.NodeMaintenance) *mai
 	if err != nil {
 		return nil
 	}
-	later := c.holders.Which(name, func(m *maintenancev1alpha1.NodeMaintenance) bool {
-		return maintenancev1alpha1.IsHolding(m) && nodemarks.IsShutdownOf(name, m) &&
-			maintenancev1alpha1.CompareAge(nm, m) < 0 && nodemarks.Holds(node, m)
+	later := c.holders.Which(name, func(m *v1alpha1.NodeMaintenance) bool {
+		return v1alpha1.IsHolding(m) && marks.IsShutdownOf(name, m) &&
+			v1alpha1.CompareAge(nm, m) < 0 && marks.Holds(node, m)
 	})
 	if len(later) == 0 {
 		return nil
 	}
-	slices.SortFunc(later, maintenancev1alpha1.CompareAge)
+	slices.SortFunc(later, v1alpha1.CompareAge)
 	latest := later[len(later)-1]
 	switch {
-	case protocol.HasBootedSince(node.Status.NodeInfo.BootID, latest.Annotations[maintenancev1alpha1.AnnotationBootID]):
+	case protocol.HasBootedSince(node.Status.NodeInfo.BootID, latest.Annotations[v1alpha1.AnnotationBootID]):
 		return latest
 	case len(later) > 1:
 		return later[len(later)-2]

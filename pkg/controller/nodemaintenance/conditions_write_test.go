@@ -19,12 +19,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/drain/marks"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 // settleConditions reconciles all nodes until their conditions no longer change.
@@ -58,7 +58,7 @@ func (f *fixture) wantShown(name string, want ...string) {
 	if !slices.Equal(got, append([]string{}, want...)) {
 		f.t.Errorf("node %s: conditions %q, want %q", name, got, want)
 	}
-	if value, there := node.Annotations[maintenancev1alpha1.AnnotationConditionsBy]; there && len(want) == 0 {
+	if value, there := node.Annotations[v1alpha1.AnnotationConditionsBy]; there && len(want) == 0 {
 		f.t.Errorf("node %s still has the annotation %s", name, value)
 	}
 }
@@ -88,19 +88,19 @@ func showing(conditions ...string) func(*corev1.Node) {
 // shownFor adds conditions, "Type=Status", to a node, with the annotation that they are ours and of
 // a maintenance.
 func shownFor(
-	name string, uid types.UID, stage maintenancev1alpha1.NodeMaintenanceStage, conditions ...string,
+	name string, uid types.UID, stage v1alpha1.NodeMaintenanceStage, conditions ...string,
 ) func(*corev1.Node) {
 	return func(node *corev1.Node) {
-		record := nodemarks.Conditions{Maintenances: map[string]nodemarks.Recorded{name: {UID: uid, Stage: stage}}}
+		record := marks.Conditions{Maintenances: map[string]marks.Recorded{name: {UID: uid, Stage: stage}}}
 		for _, c := range conditions {
 			conditionType, _, _ := strings.Cut(c, "=")
 			if conditionOfNode(node, corev1.NodeConditionType(conditionType)) != nil {
 				continue // another client's
 			}
 			record.Conditions = append(record.Conditions, corev1.NodeConditionType(conditionType))
-			showing(c + " " + maintenancev1alpha1.NodeReasonPrefix)(node)
+			showing(c + " " + v1alpha1.NodeReasonPrefix)(node)
 		}
-		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationConditionsBy,
+		metav1.SetMetaDataAnnotation(&node.ObjectMeta, v1alpha1.AnnotationConditionsBy,
 			record.Encode(testStorage))
 	}
 }
@@ -269,7 +269,7 @@ func TestConditionsOfOverlappingMaintenances(t *testing.T) {
 		f.step("a")
 		f.wantShown("one", shownDraining...)
 		if message := conditionOfNode(f.node("one"),
-			maintenancev1alpha1.NodeConditionMaintenanceInProgress).Message; message != "Held by NodeMaintenance b" {
+			v1alpha1.NodeConditionMaintenanceInProgress).Message; message != "Held by NodeMaintenance b" {
 			t.Errorf("got message %q", message)
 		}
 		f.enter("b", stageComplete)
@@ -293,11 +293,11 @@ func TestNoConditionWithoutTheRight(t *testing.T) {
 		f.wantShown("two", append(slices.Clone(shownDrained), "MaintenancePlanned=True")...)
 		// The conditions that are already there stay.
 		f.rights.refused.Insert("two")
-		f.wait(noderights.AnswerTTL + time.Second)
+		f.wait(rights.AnswerTTL + time.Second)
 		f.settleConditions()
 		f.wantShown("two", "DrainInProgress=False", "Drained=False", "MaintenanceInProgress=True")
 		f.rights.err = fmt.Errorf("no answer")
-		f.wait(noderights.AnswerTTL + time.Second)
+		f.wait(rights.AnswerTTL + time.Second)
 		f.authorized()
 		if err := f.nodes.Sync(f.ctx, "two"); !errors.Is(err, f.rights.err) {
 			t.Errorf("got error %v, want that of the authorizer", err)
@@ -347,7 +347,7 @@ func TestLeftoverConditionsAreRemoved(t *testing.T) {
 		f := newFixture(t, newNode(
 			"one", foreign, shownFor("gone", "uid-gone", stageDrain, shownDraining...),
 		), newNode("two", shownFor("m", "uid-m", stageCordon, shownCordoned...)),
-			newMaintenance("m", func(nm *maintenancev1alpha1.NodeMaintenance) { nm.UID = "another" }))
+			newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) { nm.UID = "another" }))
 		f.step("m")
 		f.settleConditions()
 		f.wantShown("one", "DrainInProgress=True", "Drained=True", "MaintenanceInProgress=True", "Ready=True")
@@ -412,7 +412,7 @@ func TestConflictIsDecidedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", createdAt(stageCordon)))
 		f.step("m")
-		f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
+		f.enter("m", v1alpha1.NodeMaintenanceStageDrain)
 		taken := f.node("one")
 		showing("Drained=True Manual")(taken)
 		conflicts := 1
@@ -432,7 +432,7 @@ func TestConflictIsDecidedAgain(t *testing.T) {
 		}
 		f.wantShown("one", "DrainInProgress=True", "Drained=True", "MaintenanceInProgress=True")
 		if reason := conditionOfNode(f.node("one"),
-			maintenancev1alpha1.NodeConditionDrained).Reason; reason != "Manual" {
+			v1alpha1.NodeConditionDrained).Reason; reason != "Manual" {
 			t.Errorf("the condition of another client now has the reason %s", reason)
 		}
 	})

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // confirmation is when this leader has seen, by a live list, that a maintenance is drained.
@@ -70,7 +70,7 @@ func (c *Controller) liveRemainderOf(ctx context.Context, selector string, f *fa
 		}
 		for i := range list.Items {
 			pod := &list.Items[i]
-			node := nodes[controllercache.NodeOf(pod)]
+			node := nodes[podcache.NodeOf(pod)]
 			if node == nil || !drainplan.IsLive(pod) {
 				continue
 			}

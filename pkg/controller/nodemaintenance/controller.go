@@ -24,17 +24,16 @@ import (
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/drain/holds"
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/host/podcache"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 // Name is what this controller is called in logs, metrics, queues and as a field manager.
@@ -70,7 +69,7 @@ type Config struct {
 	// Selection, State and Rights are shared with the controller of nodes.
 	Selection *selection.Selection
 	State     *nodestate.State
-	Rights    *noderights.Cache
+	Rights    *rights.Cache
 	// Liveness learns what the workers are busy with; it may be nil.
 	Liveness *loop.Tracker
 	// StallTimeout is how long nothing may move in a drain before it counts as stalled; 0 is 15
@@ -106,9 +105,9 @@ type Controller struct {
 	// holders finds the maintenances of a node, as get returns them.
 	holders holds.Index
 	state   *nodestate.State
-	rights  *noderights.Cache
+	rights  *rights.Cache
 	// latest are the maintenances, as cached or as written by this process.
-	latest loop.Latest[*maintenancev1alpha1.NodeMaintenance]
+	latest loop.Latest[*v1alpha1.NodeMaintenance]
 	// written is when the status of each maintenance was last written, to pace the writes.
 	written   loop.Memory[string, time.Time]
 	confirmed loop.Memory[string, confirmation]
@@ -146,7 +145,7 @@ func New(config Config) (*Controller, error) {
 		maintenanceLister: maintenances.Lister(),
 		evacuationLister:  evacuations.Lister(),
 		nodeLister:        nodes.Lister(),
-		podLister:         controllercache.PodLister(pods.Informer().GetIndexer()),
+		podLister:         podcache.PodLister(pods.Informer().GetIndexer()),
 		nodeIndexer:       nodes.Informer().GetIndexer(),
 		volumeIndexer:     volumes.GetIndexer(),
 		synced:            []cache.InformerSynced{config.Selection.HasSynced, config.State.HasSynced},
@@ -157,7 +156,7 @@ func New(config Config) (*Controller, error) {
 		selection:    config.Selection,
 		state:        config.State,
 		rights:       config.Rights,
-		latest:       loop.NewLatest[*maintenancev1alpha1.NodeMaintenance](maintenances.Informer().GetStore()),
+		latest:       loop.NewLatest[*v1alpha1.NodeMaintenance](maintenances.Informer().GetStore()),
 		problems:     loop.NewFailures[string](config.Clock, nil),
 		stallTimeout: config.StallTimeout,
 		longGrace:    config.LongGrace,
@@ -168,8 +167,8 @@ func New(config Config) (*Controller, error) {
 	c.withdrawals = newWithdrawals(c, config)
 	c.forecasts = newForecasts(c, config)
 	if err := errors.Join(
-		nodemarks.AddNodesByMaintenance(nodes.Informer()),
-		controllercache.AddIndex(volumes, attachedByNode, indexAttachedByNode),
+		nodestate.AddNodesByMaintenance(nodes.Informer()),
+		podcache.AddIndex(volumes, attachedByNode, indexAttachedByNode),
 	); err != nil {
 		return nil, fmt.Errorf("add indexes: %w", err)
 	}
@@ -235,7 +234,7 @@ func (c *Controller) noteSync(ctx context.Context, item string, err error) {
 		return
 	}
 	nm, getErr := c.get(item)
-	if getErr != nil || maintenancev1alpha1.IsDone(nm) {
+	if getErr != nil || v1alpha1.IsDone(nm) {
 		return
 	}
 	if status, visible := c.showFailure(nm); visible {
@@ -262,11 +261,11 @@ func (c *Controller) sync(ctx context.Context, item string) error {
 	switch {
 	case err != nil:
 		return err
-	case !shown && !maintenancev1alpha1.IsDone(nm):
+	case !shown && !v1alpha1.IsDone(nm):
 		return nil // the event that changes the selection enqueues the maintenance
 	case nm.DeletionTimestamp != nil && len(nm.Finalizers) == 0:
 		return c.finishDeletion(ctx, nm)
-	case maintenancev1alpha1.IsDone(nm):
+	case v1alpha1.IsDone(nm):
 		return c.finishCompleted(ctx, nm)
 	default:
 		return c.reconcile(ctx, nm)
@@ -274,13 +273,13 @@ func (c *Controller) sync(ctx context.Context, item string) error {
 }
 
 // get returns a maintenance as the cache has it, or as this controller wrote it if that is newer.
-func (c *Controller) get(name string) (*maintenancev1alpha1.NodeMaintenance, error) {
+func (c *Controller) get(name string) (*v1alpha1.NodeMaintenance, error) {
 	nm, exists, err := c.latest.Get(name)
 	if err != nil {
 		return nil, err
 	}
 	if !exists {
-		return nil, apierrors.NewNotFound(maintenancev1alpha1.Resource("nodemaintenances"), name)
+		return nil, apierrors.NewNotFound(v1alpha1.Resource("nodemaintenances"), name)
 	}
 	return nm, nil
 }

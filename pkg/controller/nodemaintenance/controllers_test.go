@@ -20,7 +20,7 @@ import (
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/host/inflight"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 // newControllers returns the controllers of nodes and of maintenances, wired as in the server.
@@ -70,8 +70,8 @@ func newController(tb testing.TB) (c *Controller, pods, evacuations cache.Store)
 	_, c = newControllers(tb, nodecontroller.Config{
 		Host: host, HostInformers: hostInformers, Maintenance: maintenance, MaintenanceInformers: maintenanceInformers,
 		Recorder: events.NewFakeRecorder(1), Evacuators: sets.New[string](), Clock: clock.RealClock{},
-		Rights: noderights.NewCache(
-			noderights.CacheConfig{Authorizer: &rights{refused: sets.New[string]()}, Clock: clock.RealClock{}},
+		Rights: rights.NewCache(
+			rights.CacheConfig{Authorizer: &authorizerOfAll{refused: sets.New[string]()}, Clock: clock.RealClock{}},
 		),
 	}, nodestate.Config{Evictions: &inflight.Evictions{}})
 	return c, hostInformers.Core().V1().Pods().Informer().GetStore(), maintenanceInformers.Maintenance().V1alpha1().Evacuations().Informer().GetStore()

@@ -20,17 +20,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 func ownedBy(value string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
-		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationCordonedBy, withStorage(value))
+		metav1.SetMetaDataAnnotation(&node.ObjectMeta, v1alpha1.AnnotationCordonedBy, withStorage(value))
 	}
 }
 
@@ -46,10 +46,10 @@ func withStorage(value string) string {
 func to[T any](v T) *T { return &v }
 
 const (
-	stageIdle     = maintenancev1alpha1.NodeMaintenanceStageIdle
-	stageDrain    = maintenancev1alpha1.NodeMaintenanceStageDrain
-	stageCordon   = maintenancev1alpha1.NodeMaintenanceStageCordon
-	stageComplete = maintenancev1alpha1.NodeMaintenanceStageComplete
+	stageIdle     = v1alpha1.NodeMaintenanceStageIdle
+	stageDrain    = v1alpha1.NodeMaintenanceStageDrain
+	stageCordon   = v1alpha1.NodeMaintenanceStageCordon
+	stageComplete = v1alpha1.NodeMaintenanceStageComplete
 )
 
 func TestCordonAndComplete(t *testing.T) {
@@ -60,7 +60,7 @@ func TestCordonAndComplete(t *testing.T) {
 		f.wantCordon("one", true, "m")
 		f.wantCordon("foreign", true)
 		f.wantCordon("green", false)
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNotRequested)
 		if got := f.nm("m").Status.ObservedGeneration; got != 1 {
 			t.Errorf("got observedGeneration %d, want 1", got)
 		}
@@ -81,7 +81,7 @@ func TestIdleWritesToNoNode(t *testing.T) {
 		f.step("m")
 		f.wantCordon("one", false)
 		f.wantEvacuating()
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNotRequested)
 		if got := f.nodeStatus("m", "one").PodsPendingEvacuation; got != 1 {
 			t.Errorf("podsPendingEvacuation = %d, want 1", got)
 		}
@@ -96,7 +96,7 @@ func TestIdleToCompleteMakesSchedulable(t *testing.T) {
 		f := newFixture(t, newNode("foreign", cordoned), newNode("refused", cordoned), newNode("held"),
 			newMaintenance(
 				"m", createdAt(stageIdle),
-			), newMaintenance("holder", createdAt(stageCordon), func(nm *maintenancev1alpha1.NodeMaintenance) {
+			), newMaintenance("holder", createdAt(stageCordon), func(nm *v1alpha1.NodeMaintenance) {
 				nm.Spec.NodeSelector.NodeSelectorTerms[0].MatchFields = []corev1.NodeSelectorRequirement{
 					{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"held"}},
 				}
@@ -285,7 +285,7 @@ func TestRefusedNodesAreNotWritten(t *testing.T) {
 		f.wantCordon("one", true, "m")
 		f.wantCordon("two", false)
 		f.wantEvacuating("p")
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized)
 		if got, want := f.nodeStatus("m",
 			"two").DrainMessage, `Not drained: user "jane" may not delete this node.`; got != want {
 			t.Errorf("got message %q, want %q", got, want)
@@ -295,7 +295,7 @@ func TestRefusedNodesAreNotWritten(t *testing.T) {
 		f.deletePod("p")
 		f.wait(nodestate.SettleTime)
 		f.step("m")
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized)
 	})
 }
 
@@ -304,7 +304,7 @@ func TestRevokedRightUncordonsNoNode(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m", planning(upTo(10))))
 		f.step("m")
 		f.rights.refused.Insert("one")
-		f.wait(noderights.AnswerTTL + time.Second)
+		f.wait(rights.AnswerTTL + time.Second)
 		f.create(newPod("q", "one", 0))
 		f.step("m")
 		f.wantCordon("one", true, "m")
@@ -333,8 +333,8 @@ func TestAuthorizerThatFailsStopsTheDrain(t *testing.T) {
 		f.cached()
 		f.wait(loop.VisibleAfter)
 		f.syncOnce("m")
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
-		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNodeNotCordoned)
+		f.wantProgressing("m", metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed)
 	})
 }
 
@@ -366,8 +366,8 @@ func TestConflictOnANodeIsRetried(t *testing.T) {
 // when it was killed.
 func TestInterruptedDeletionIsFinished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		deleting := func(finalizers ...string) func(*maintenancev1alpha1.NodeMaintenance) {
-			return func(nm *maintenancev1alpha1.NodeMaintenance) {
+		deleting := func(finalizers ...string) func(*v1alpha1.NodeMaintenance) {
+			return func(nm *v1alpha1.NodeMaintenance) {
 				createdAt(stageIdle)(nm)
 				nm.DeletionTimestamp, nm.Finalizers = &metav1.Time{Time: time.Now()}, finalizers
 			}
@@ -481,7 +481,7 @@ func TestNoEvacuationWhileANodeCannotBeCordoned(t *testing.T) {
 		}
 		// The other nodes drain, and the message names this one.
 		f.wantEvacuating("p")
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNodeNotCordoned)
 		if got, want := f.nodeStatus("m", "two").DrainMessage, "Not drained: cordon node two: no"; got != want {
 			t.Errorf("got message %q, want %q", got, want)
 		}

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
@@ -30,7 +30,7 @@ type nodeCount struct {
 	covered, targeted int
 	// targetedOwn are those of the targeted ones that are pods of this server.
 	targetedOwn int
-	blocked     []*maintenancev1alpha1.Evacuation
+	blocked     []*v1alpha1.Evacuation
 	// refused are the pods that cannot have an Evacuation because their namespace goes away.
 	refused []*corev1.Pod
 	// uncreatable are the pods that are asked to leave and for which twice no Evacuation could be
@@ -51,7 +51,7 @@ type nodeCount struct {
 	unasked []*nodestate.Pod
 	// unwanted are the Evacuations with our finalizer of pods that the targets do not cover (any
 	// more).
-	unwanted []*maintenancev1alpha1.Evacuation
+	unwanted []*v1alpha1.Evacuation
 }
 
 // waveCount counts the pods of an entry of the plan: those that have not left, and those of them
@@ -65,7 +65,7 @@ func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Target
 	for i := range view.Pods {
 		pod := &view.Pods[i]
 		targeted := pod.Kept == "" && targets.Cover(pod.Plan)
-		waitsForBudget := pod.Kept == drainplan.LeftBudget && targets.Cover(pod.Plan)
+		waitsForBudget := pod.Kept == drainplan.KeptBudget && targets.Cover(pod.Plan)
 		if pod.Ours && !targeted && !waitsForBudget {
 			n.unwanted = append(n.unwanted, pod.Evacuation)
 		}
@@ -114,7 +114,7 @@ func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Target
 			continue
 		}
 		n.evacuating++
-		if nodestate.TrueReason(pod.Evacuation, maintenancev1alpha1.ConditionBlocked) != "" {
+		if nodestate.TrueReason(pod.Evacuation, v1alpha1.ConditionBlocked) != "" {
 			n.stuck++
 			n.blocked = append(n.blocked, pod.Evacuation)
 		} else if refused.why != "" && targeted && !pod.Ours {
@@ -194,7 +194,7 @@ func (n *nodeCount) messageOf(planned string) string {
 }
 
 // fill writes the counters into the status of the node of a maintenance.
-func (n *nodeCount) fill(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alpha1.NodeMaintenanceNodeStatus) {
+func (n *nodeCount) fill(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeStatus) {
 	entry.PodsPendingEvacuation = n.pending
 	entry.PodsEvacuating = n.evacuating
 	entry.PodsBlocked = n.stuck
@@ -217,7 +217,7 @@ type remainder struct {
 	// have an Evacuation because their namespace is terminating.
 	covered, targeted, evacuating, refused int
 	refusedNamespaces                      map[string]int
-	blocked                                []*maintenancev1alpha1.Evacuation
+	blocked                                []*v1alpha1.Evacuation
 	uncreatable                            []uncreatablePod
 	// nominated are the pods that are only nominated for a node.
 	nominated []string

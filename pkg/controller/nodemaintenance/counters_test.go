@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 )
 
@@ -46,10 +46,10 @@ func TestCountersAreWrittenWithAPause(t *testing.T) {
 func TestOmittedMessagesKeepReasons(t *testing.T) {
 	c, _, _ := newController(t)
 	nm := newMaintenance("m")
-	entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{Reason: maintenancev1alpha1.NodeStatusReleasing, DrainMessage: "Being released"}
-	nm.Status.NodeStatuses = []maintenancev1alpha1.NodeMaintenanceNodeStatus{entry}
+	entry := v1alpha1.NodeMaintenanceNodeStatus{Reason: v1alpha1.NodeStatusReleasing, DrainMessage: "Being released"}
+	nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{entry}
 	c.dropMessages(nm)
-	if got := nm.Status.NodeStatuses[0]; got.DrainMessage != "" || !maintenancev1alpha1.IsBeingReleased(&got) {
+	if got := nm.Status.NodeStatuses[0]; got.DrainMessage != "" || !v1alpha1.IsBeingReleased(&got) {
 		t.Errorf("got the entry %+v, want the reason alone", got)
 	}
 }
@@ -59,7 +59,7 @@ func TestStatusThatIsTooLargeHasNoMessages(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		refuse := func(always bool) clienttesting.ReactionFunc {
 			return func(action clienttesting.Action) (bool, runtime.Object, error) {
-				nm := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.NodeMaintenance)
+				nm := action.(clienttesting.UpdateAction).GetObject().(*v1alpha1.NodeMaintenance)
 				if len(nm.Status.NodeStatuses) == 0 {
 					return false, nil, nil
 				}
@@ -67,7 +67,7 @@ func TestStatusThatIsTooLargeHasNoMessages(t *testing.T) {
 				isNew := entry.PodsEvacuating+entry.PodsPendingEvacuation == 0
 				if always && isNew || entry.DrainMessage != "" {
 					return true, nil, apierrors.NewGenericServerResponse(http.StatusRequestEntityTooLarge, "put",
-						maintenancev1alpha1.Resource("nodemaintenances"), "m", "", 0, false)
+						v1alpha1.Resource("nodemaintenances"), "m", "", 0, false)
 				}
 				return false, nil, nil
 			}
@@ -77,7 +77,7 @@ func TestStatusThatIsTooLargeHasNoMessages(t *testing.T) {
 		f.wantEvacuating("p")
 		conditions := f.nm("m").Status.Conditions
 		if i := slices.IndexFunc(conditions, func(c metav1.Condition) bool {
-			return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted && c.Status == metav1.ConditionTrue
+			return c.Type == v1alpha1.ConditionNodeMessagesOmitted && c.Status == metav1.ConditionTrue
 		}); i < 0 {
 			t.Errorf("got conditions %v, want one about the omitted messages", conditions)
 		}
@@ -93,6 +93,6 @@ func TestStatusThatIsTooLargeHasNoMessages(t *testing.T) {
 		}
 		f.wantEvent(EventStatusTooLarge)
 		// The stored status stays, and a condition tells why it is not updated.
-		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed)
+		f.wantProgressing("m", metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed)
 	})
 }

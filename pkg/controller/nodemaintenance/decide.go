@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
@@ -23,7 +23,7 @@ import (
 type decision struct {
 	// plan is empty for stages other than Drain.
 	plan   drainplan.Result
-	status maintenancev1alpha1.NodeMaintenanceStatus
+	status v1alpha1.NodeMaintenanceStatus
 	// counts are those of the nodes inside the waves, in their order.
 	counts []*nodeCount
 	// withdraw are the nodes whose Evacuations are withdrawn unless another maintenance wants them.
@@ -43,7 +43,7 @@ func decide(f *facts) (*decision, error) {
 	nm := f.subject.NodeMaintenance
 	d := &decision{wake: f.wake}
 	switch {
-	case maintenancev1alpha1.IsEnding(nm):
+	case v1alpha1.IsEnding(nm):
 		d.decideRelease(f)
 		return d, nil
 	case f.later != nil:
@@ -54,17 +54,17 @@ func decide(f *facts) (*decision, error) {
 	if err != nil {
 		return nil, err
 	}
-	if maintenancev1alpha1.IsDraining(nm) {
+	if v1alpha1.IsDraining(nm) {
 		if d.plan, err = drainplan.Plan(f.world()); err != nil {
 			return nil, err
 		}
 	}
-	d.status = maintenancev1alpha1.NodeMaintenanceStatus{
+	d.status = v1alpha1.NodeMaintenanceStatus{
 		ObservedGeneration:  nm.Generation,
 		StageStatuses:       nm.Status.StageStatuses,
 		Conditions:          slices.Clone(nm.Status.Conditions),
 		NewestNodeTimestamp: nm.Status.NewestNodeTimestamp, LastProgressTimestamp: nm.Status.LastProgressTimestamp,
-		NodeStatuses: make([]maintenancev1alpha1.NodeMaintenanceNodeStatus, 0, len(f.subject.nodes)+len(f.former)),
+		NodeStatuses: make([]v1alpha1.NodeMaintenanceNodeStatus, 0, len(f.subject.nodes)+len(f.former)),
 	}
 	d.counts = make([]*nodeCount, 0, len(f.subject.inside))
 	left := newRemainder()
@@ -85,13 +85,13 @@ func decide(f *facts) (*decision, error) {
 // is left on another node is shown and not waited for.
 func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets, left *remainder) {
 	nm := f.subject.NodeMaintenance
-	entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node)}
+	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node)}
 	var targets drainplan.Targets
 	switch {
-	case node.outside == nil && maintenancev1alpha1.IsDraining(nm):
+	case node.outside == nil && v1alpha1.IsDraining(nm):
 		targets = d.plan.Targets[node.Name]
 		entry.DrainTargets = targets.Entries
-	case node.outside == nil || node.outside.reason != maintenancev1alpha1.NodeStatusTooManyMaintenances:
+	case node.outside == nil || node.outside.reason != v1alpha1.NodeStatusTooManyMaintenances:
 		entry.DrainTargets = holds.Stored(nm, node.Node)
 	}
 	n := countPods(f, f.views[node.Name], covered, targets, left.waves, node.outside == nil)
@@ -100,7 +100,7 @@ func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets
 	switch trouble, failing := f.troubles[node.Name]; {
 	case node.outside != nil:
 		entry.DrainMessage = drainplan.Fit(drainplan.NotDrained+node.outside.why, drainplan.MaxMessageBytes)
-	case maintenancev1alpha1.IsDraining(nm):
+	case v1alpha1.IsDraining(nm):
 		entry.DrainMessage = n.messageOf(d.plan.Messages[nm.Name][node.Name])
 		if failing {
 			entry.DrainMessage = drainplan.Fit(trouble.Text+addendum+entry.DrainMessage, drainplan.MaxMessageBytes)
@@ -114,30 +114,30 @@ func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets
 }
 
 // reasonOf returns why a node is not drained like the others, "" if it is.
-func (d *decision) reasonOf(nm *maintenancev1alpha1.NodeMaintenance, node *memberNode) maintenancev1alpha1.NodeStatusReason {
+func (d *decision) reasonOf(nm *v1alpha1.NodeMaintenance, node *memberNode) v1alpha1.NodeStatusReason {
 	switch {
 	case node.outside != nil:
 		return node.outside.reason
-	case maintenancev1alpha1.IsHolding(nm) && node.isUncordoned():
-		return maintenancev1alpha1.NodeStatusNotCordoned
+	case v1alpha1.IsHolding(nm) && node.isUncordoned():
+		return v1alpha1.NodeStatusNotCordoned
 	case d.plan.FastForwarded[nm.Name][node.Name] != "":
-		return maintenancev1alpha1.NodeStatusFastForwarded
+		return v1alpha1.NodeStatusFastForwarded
 	}
 	return ""
 }
 
 // decideWaves returns how far the entries of the plan are that have or had pods. After stage Drain
 // it stays as it is.
-func decideWaves(f *facts, counts []waveCount) []maintenancev1alpha1.NodeMaintenanceWave {
+func decideWaves(f *facts, counts []waveCount) []v1alpha1.NodeMaintenanceWave {
 	before := f.subject.Status.Waves
-	if !maintenancev1alpha1.IsDraining(f.subject.NodeMaintenance) {
+	if !v1alpha1.IsDraining(f.subject.NodeMaintenance) {
 		return before
 	}
-	var waves []maintenancev1alpha1.NodeMaintenanceWave
+	var waves []v1alpha1.NodeMaintenanceWave
 	now := &metav1.Time{Time: f.now}
 	for i, count := range counts {
-		wave := maintenancev1alpha1.NodeMaintenanceWave{Entry: int32(i)}
-		at := slices.IndexFunc(before, func(w maintenancev1alpha1.NodeMaintenanceWave) bool { return w.Entry == wave.Entry })
+		wave := v1alpha1.NodeMaintenanceWave{Entry: int32(i)}
+		at := slices.IndexFunc(before, func(w v1alpha1.NodeMaintenanceWave) bool { return w.Entry == wave.Entry })
 		switch {
 		case at >= 0:
 			wave = before[at]
@@ -162,14 +162,14 @@ func decideWaves(f *facts, counts []waveCount) []maintenancev1alpha1.NodeMainten
 // addFormer adds the entry of a node that the maintenance does not select any more and cannot
 // forget yet: it is still to be released, or it is gone and may be registered again.
 func (d *decision) addFormer(f *facts, node formerNode) {
-	entry := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: node.NodeRef, DrainTargets: node.DrainTargets}
+	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: node.NodeRef, DrainTargets: node.DrainTargets}
 	switch {
 	case node.err != nil:
 		entry.DrainMessage = drainplan.Fit(node.err.Error(), drainplan.MaxMessageBytes)
-	case node.gone && maintenancev1alpha1.IsHolding(f.subject.NodeMaintenance) && f.subject.Spec.NewNodes != maintenancev1alpha1.NewNodesPolicyJoin:
+	case node.gone && v1alpha1.IsHolding(f.subject.NodeMaintenance) && f.subject.Spec.NewNodes != v1alpha1.NewNodesPolicyJoin:
 		// One that is registered again joins because it is listed here. With the policy Join any
 		// node joins, and the list would grow with every node that an autoscaler removes.
-		entry.Reason, entry.DrainMessage = maintenancev1alpha1.NodeStatusGone, "Node is gone"
+		entry.Reason, entry.DrainMessage = v1alpha1.NodeStatusGone, "Node is gone"
 	case node.gone, node.released:
 		return
 	default:
@@ -180,22 +180,22 @@ func (d *decision) addFormer(f *facts, node formerNode) {
 }
 
 // releaseOf says of a node that it is still to be released, and why if that keeps failing.
-func releaseOf(f *facts, node string) (reason maintenancev1alpha1.NodeStatusReason, message string) {
+func releaseOf(f *facts, node string) (reason v1alpha1.NodeStatusReason, message string) {
 	if trouble, failing := f.troubles[node]; failing {
-		return maintenancev1alpha1.NodeStatusNotReleased, drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
+		return v1alpha1.NodeStatusNotReleased, drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
 	}
-	return maintenancev1alpha1.NodeStatusReleasing, "Being released"
+	return v1alpha1.NodeStatusReleasing, "Being released"
 }
 
 // peakOf is the most pods that had to leave a node at one time. It can be told again after a
 // restart, since it never falls while the node is held; how many have left could not, since nothing
 // is left of them.
-func peakOf(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alpha1.NodeMaintenanceNodeStatus) int32 {
+func peakOf(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeStatus) int32 {
 	var before int32
-	if status := maintenancev1alpha1.NodeStatusOf(nm, entry.NodeRef); status != nil {
+	if status := v1alpha1.NodeStatusOf(nm, entry.NodeRef); status != nil {
 		before = status.PodsPeak
 	}
-	if !maintenancev1alpha1.IsDraining(nm) {
+	if !v1alpha1.IsDraining(nm) {
 		return before
 	}
 	return max(before, entry.PodsPendingEvacuation+entry.PodsEvacuating)
@@ -206,7 +206,7 @@ func (d *decision) decideConditions(f *facts, left *remainder) {
 	nm := f.subject.NodeMaintenance
 	progress := d.decideProgress(f, left)
 	drained := decideDrained(drainedFacts{
-		draining: maintenancev1alpha1.IsDraining(nm), nodes: f.subject.nodes, username: f.subject.username(),
+		draining: v1alpha1.IsDraining(nm), nodes: f.subject.nodes, username: f.subject.username(),
 		stalledSince: progress.stalledSince, uncordoned: f.subject.uncordoned(), finished: d.plan.Finished[nm.Name],
 		remainder: left, attached: f.attached,
 	})
@@ -214,11 +214,11 @@ func (d *decision) decideConditions(f *facts, left *remainder) {
 		if progress.unconfirmed = d.decideConfirmation(f); progress.unconfirmed == "" {
 			progress.drained = true
 		} else {
-			drained = verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress, progress.unconfirmed}
+			drained = verdict{metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress, progress.unconfirmed}
 		}
 	}
-	setCondition(nm, &d.status, maintenancev1alpha1.ConditionDrained, drained, f.now)
-	setCondition(nm, &d.status, maintenancev1alpha1.ConditionProgressing, decideProgressing(progress), f.now)
+	setCondition(nm, &d.status, v1alpha1.ConditionDrained, drained, f.now)
+	setCondition(nm, &d.status, v1alpha1.ConditionProgressing, decideProgressing(progress), f.now)
 }
 
 // decideConfirmation lets Drained become True only after the scheduler has had time to bind what it
@@ -245,16 +245,16 @@ func (d *decision) decideConfirmation(f *facts) string {
 	return ""
 }
 
-func isDrained(nm *maintenancev1alpha1.NodeMaintenance) bool {
-	return meta.IsStatusConditionTrue(nm.Status.Conditions, maintenancev1alpha1.ConditionDrained)
+func isDrained(nm *v1alpha1.NodeMaintenance) bool {
+	return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained)
 }
 
-func sameNodes(a, b []maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
-	return slices.EqualFunc(a, b, func(x, y maintenancev1alpha1.NodeMaintenanceNodeStatus) bool { return x.NodeRef == y.NodeRef })
+func sameNodes(a, b []v1alpha1.NodeMaintenanceNodeStatus) bool {
+	return slices.EqualFunc(a, b, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool { return x.NodeRef == y.NodeRef })
 }
 
-func sortNodes(nodes []maintenancev1alpha1.NodeMaintenanceNodeStatus) {
-	slices.SortFunc(nodes, func(a, b maintenancev1alpha1.NodeMaintenanceNodeStatus) int {
+func sortNodes(nodes []v1alpha1.NodeMaintenanceNodeStatus) {
+	slices.SortFunc(nodes, func(a, b v1alpha1.NodeMaintenanceNodeStatus) int {
 		return strings.Compare(a.NodeRef.Name, b.NodeRef.Name)
 	})
 }
@@ -286,7 +286,7 @@ func decideDrained(f drainedFacts) verdict {
 	for _, node := range f.nodes {
 		switch {
 		case node.outside == nil:
-		case node.outside.reason == maintenancev1alpha1.NodeStatusNotAuthorized:
+		case node.outside.reason == v1alpha1.NodeStatusNotAuthorized:
 			refused++
 		default:
 			excluded = append(excluded, node)
@@ -298,28 +298,28 @@ func decideDrained(f drainedFacts) verdict {
 	}
 	switch {
 	case !f.draining:
-		return no(maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain")
+		return no(v1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain")
 	case len(f.nodes) == 0:
-		return no(maintenancev1alpha1.ReasonNoNodes, "The selector matches no node")
+		return no(v1alpha1.ReasonNoNodes, "The selector matches no node")
 	case refused > 0:
-		return no(maintenancev1alpha1.ReasonNotAuthorized, "User %q may not delete %s, which stay as they are; %s",
+		return no(v1alpha1.ReasonNotAuthorized, "User %q may not delete %s, which stay as they are; %s",
 			f.username, wording.Count(refused, "selected node"), r.progress())
 	case len(excluded) > 0:
 		return no(excluded[0].outside.drained(), "%s outside the drain, such as %s: %s; %s",
 			pluralIs(len(excluded), "node"), excluded[0].Name, excluded[0].outside.why, r.progress())
 	case len(f.uncordoned) > 0:
-		return no(maintenancev1alpha1.ReasonDrainInProgress, "Waiting for %s to be cordoned; %s", wording.Count(len(f.uncordoned), "node"), r.progress())
+		return no(v1alpha1.ReasonDrainInProgress, "Waiting for %s to be cordoned; %s", wording.Count(len(f.uncordoned), "node"), r.progress())
 	case !f.finished && r.isBlocked():
-		return no(maintenancev1alpha1.ReasonDrainBlocked, "No pod is able to leave: %s; %s", r.worst(), r.progress())
+		return no(v1alpha1.ReasonDrainBlocked, "No pod is able to leave: %s; %s", r.worst(), r.progress())
 	case !f.finished && f.stalledSince != nil:
-		return no(maintenancev1alpha1.ReasonDrainBlocked, "Nothing has moved since %s; %s", f.stalledSince.UTC().Format(time.RFC3339), r.progress())
+		return no(v1alpha1.ReasonDrainBlocked, "Nothing has moved since %s; %s", f.stalledSince.UTC().Format(time.RFC3339), r.progress())
 	case !f.finished:
-		return no(maintenancev1alpha1.ReasonDrainInProgress, "%s", capitalize(r.progress()))
+		return no(v1alpha1.ReasonDrainInProgress, "%s", capitalize(r.progress()))
 	case len(r.left) > 0:
-		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
+		return verdict{metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft,
 			fmt.Sprintf("All pods have left %s but those left running on purpose: %s", wording.Count(inside, "node"), joinTop(r.left)) + r.staticRemark() + f.attached.remark()}
 	default:
-		return verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", wording.Count(inside, "node")) + f.attached.remark()}
+		return verdict{metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", wording.Count(inside, "node")) + f.attached.remark()}
 	}
 }
 
@@ -351,10 +351,10 @@ func (r *remainder) progress() string {
 // worst names the three pods that have been blocked for longest.
 func (r *remainder) worst() string {
 	blocked := slices.Clone(r.blocked)
-	since := func(e *maintenancev1alpha1.Evacuation) *metav1.Condition {
-		return meta.FindStatusCondition(e.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+	since := func(e *v1alpha1.Evacuation) *metav1.Condition {
+		return meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionBlocked)
 	}
-	slices.SortStableFunc(blocked, func(a, b *maintenancev1alpha1.Evacuation) int {
+	slices.SortStableFunc(blocked, func(a, b *v1alpha1.Evacuation) int {
 		return since(a).LastTransitionTime.Compare(since(b).LastTransitionTime.Time)
 	})
 	var out []string
@@ -393,7 +393,7 @@ func capitalize(s string) string {
 	return strings.ToUpper(s[:1]) + s[1:]
 }
 
-func setCondition(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alpha1.NodeMaintenanceStatus, conditionType string, v verdict, now time.Time) {
+func setCondition(nm *v1alpha1.NodeMaintenance, status *v1alpha1.NodeMaintenanceStatus, conditionType string, v verdict, now time.Time) {
 	meta.SetStatusCondition(&status.Conditions, metav1.Condition{
 		Type: conditionType, Status: v.status, Reason: v.reason, Message: v.message,
 		ObservedGeneration: nm.Generation, LastTransitionTime: metav1.NewTime(now),

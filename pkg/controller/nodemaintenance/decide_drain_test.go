@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
@@ -31,13 +31,13 @@ type decideNodeTest struct {
 	pending, left, stuck int32
 	drained, progressing string
 	// reason is that of the node.
-	reason maintenancev1alpha1.NodeStatusReason
+	reason v1alpha1.NodeStatusReason
 }
 
 const (
-	classDaemonSet = maintenancev1alpha1.EvacuatorClassDaemonSet
-	classKubelet   = maintenancev1alpha1.EvacuatorClassKubelet
-	podsKept       = maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft
+	classDaemonSet = v1alpha1.EvacuatorClassDaemonSet
+	classKubelet   = v1alpha1.EvacuatorClassKubelet
+	podsKept       = v1alpha1.ReasonDrainCompleteWithPodsLeft
 )
 
 func TestDecideKeptPods(t *testing.T) {
@@ -62,7 +62,7 @@ func TestDecideKeptPods(t *testing.T) {
 		"a DaemonSet pod whose budget stays closed is kept, and still asked to leave": {
 			evacuators: []string{classDaemonSet}, left: 1, drained: podsKept, progressing: "Drained",
 			given: func(w *world) {
-				w.run(newPod("p", "one", 0, ofDaemonSet), evacuated(), func(p *nodestate.Pod) { p.Kept = drainplan.LeftBudget })
+				w.run(newPod("p", "one", 0, ofDaemonSet), evacuated(), func(p *nodestate.Pod) { p.Kept = drainplan.KeptBudget })
 			},
 		},
 		"a static pod is kept without the evacuator": {
@@ -111,7 +111,7 @@ func TestDecidePods(t *testing.T) {
 		},
 		"a pod whose Evacuation is blocked is blocked": {
 			given: func(w *world) {
-				w.run(newPod("p", "one", 0), evacuated(withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget)))
+				w.run(newPod("p", "one", 0), evacuated(withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodDisruptionBudget)))
 			}, stuck: 1, drained: "DrainBlocked", progressing: "Blocked",
 		},
 	} {
@@ -132,28 +132,28 @@ func TestDecideNodes(t *testing.T) {
 				w.run(newPod("p", "one", 0))
 				w.facts.subject.nodes[0].Spec.Unschedulable = false
 			}, pending: 1, drained: "DrainInProgress", progressing: "Waiting",
-			reason: maintenancev1alpha1.NodeStatusNotCordoned,
+			reason: v1alpha1.NodeStatusNotCordoned,
 		},
 		"a node about which the authorizer has not answered asks no pod": {
 			given: func(w *world) {
 				w.run(newPod("p", "one", 0))
 				w.facts.subject.nodes[0].unanswered = true
 			}, pending: 1, drained: "DrainInProgress", progressing: "Waiting",
-			reason: maintenancev1alpha1.NodeStatusNotCordoned,
+			reason: v1alpha1.NodeStatusNotCordoned,
 		},
 		"a node that the requester may not delete is left alone": {
 			given: func(w *world) {
 				w.run(newPod("p", "one", 0))
-				w.outside("one", exclusion{reason: maintenancev1alpha1.NodeStatusNotAuthorized, why: `user "jane" may not delete this node.`})
+				w.outside("one", exclusion{reason: v1alpha1.NodeStatusNotAuthorized, why: `user "jane" may not delete this node.`})
 			}, message: `Not drained: user "jane" may not delete this node.`, pending: 1, drained: "NotAuthorized", progressing: "Waiting",
-			reason: maintenancev1alpha1.NodeStatusNotAuthorized,
+			reason: v1alpha1.NodeStatusNotAuthorized,
 		},
 		"a node that cannot be cordoned is outside the waves": {
 			given: func(w *world) {
 				w.run(newPod("p", "one", 0))
-				w.outside("one", exclusion{maintenancev1alpha1.NodeStatusNotCordoned, "cordon node one: no", noon.Add(-time.Hour)})
+				w.outside("one", exclusion{v1alpha1.NodeStatusNotCordoned, "cordon node one: no", noon.Add(-time.Hour)})
 			}, message: "Not drained: cordon node one: no", pending: 1, drained: "NodeNotCordoned", progressing: "SyncFailed",
-			reason: maintenancev1alpha1.NodeStatusNotCordoned,
+			reason: v1alpha1.NodeStatusNotCordoned,
 		},
 	} {
 		t.Run(name, test.run)

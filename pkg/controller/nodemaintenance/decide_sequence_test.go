@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
@@ -170,7 +170,7 @@ func TestDecideStaticPodsThatAreKept(t *testing.T) {
 	w.facts.live = ptr.To("")
 	d := w.after(time.Minute)
 	w.wantReasons(d, podsKept, "Drained")
-	_, message := d.condition(maintenancev1alpha1.ConditionDrained)
+	_, message := d.condition(v1alpha1.ConditionDrained)
 	wantPart(t, message, "static pod (ServesTheAPI) of default/balancer")
 	wantPart(t, message, "static pod (ControlPlaneNode) of default/etcd")
 	wantPart(t, message, "2 static pods keep running until the machine goes down")
@@ -222,8 +222,8 @@ func TestDecideConfirmation(t *testing.T) {
 			}
 			w.facts.confirmedAt, w.facts.cordonedAt, w.facts.unsettled, w.facts.live = test.confirmed, test.cordoned, test.unsettled, test.live
 			d := w.after(0)
-			drained, message := d.condition(maintenancev1alpha1.ConditionDrained)
-			if want := test.waits == ""; (drained == maintenancev1alpha1.ReasonDrainComplete) != want || d.confirm != test.confirm {
+			drained, message := d.condition(v1alpha1.ConditionDrained)
+			if want := test.waits == ""; (drained == v1alpha1.ReasonDrainComplete) != want || d.confirm != test.confirm {
 				t.Errorf("got Drained %s (%s), asking for a live list: %t", drained, message, d.confirm)
 			}
 			if test.waits != "" {
@@ -238,22 +238,22 @@ func TestDecideConfirmation(t *testing.T) {
 
 // TestDecideFormerNodes has a node in the status that the maintenance does not select any more.
 func TestDecideFormerNodes(t *testing.T) {
-	joining := func(nm *maintenancev1alpha1.NodeMaintenance) {
-		nm.Spec.NewNodes = maintenancev1alpha1.NewNodesPolicyJoin
+	joining := func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NewNodes = v1alpha1.NewNodesPolicyJoin
 	}
 	for name, test := range map[string]struct {
-		nm      *maintenancev1alpha1.NodeMaintenance
+		nm      *v1alpha1.NodeMaintenance
 		node    formerNode
 		trouble string
 		// message is that of the entry, "" if there is none.
 		message  string
-		reason   maintenancev1alpha1.NodeStatusReason
+		reason   v1alpha1.NodeStatusReason
 		withdraw bool
 	}{
-		"it is still to be released":                  {message: "Being released", reason: maintenancev1alpha1.NodeStatusReleasing, withdraw: true},
-		"its release fails":                           {trouble: "no", message: "Not released: no", reason: maintenancev1alpha1.NodeStatusNotReleased, withdraw: true},
+		"it is still to be released":                  {message: "Being released", reason: v1alpha1.NodeStatusReleasing, withdraw: true},
+		"its release fails":                           {trouble: "no", message: "Not released: no", reason: v1alpha1.NodeStatusNotReleased, withdraw: true},
 		"it is released":                              {node: formerNode{released: true}},
-		"it is gone and may come back under its name": {node: formerNode{gone: true}, message: "Node is gone", reason: maintenancev1alpha1.NodeStatusGone},
+		"it is gone and may come back under its name": {node: formerNode{gone: true}, message: "Node is gone", reason: v1alpha1.NodeStatusGone},
 		"it is gone, and every new node joins":        {nm: newMaintenance("m", joining), node: formerNode{gone: true}},
 		"it is gone, and the maintenance is Idle":     {nm: newMaintenance("m", createdAt(stageIdle)), node: formerNode{gone: true}},
 		"it cannot be read":                           {node: formerNode{err: errors.New("a cache is broken")}, message: "a cache is broken"},
@@ -264,8 +264,8 @@ func TestDecideFormerNodes(t *testing.T) {
 				nm = newMaintenance("m")
 			}
 			w := newWorld(t, nm, newNode("one"))
-			targets := []maintenancev1alpha1.DrainPlanEntry{upTo(1)}
-			test.node.NodeMaintenanceNodeStatus = &maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(newNode("a")), DrainTargets: targets, PodsPeak: 7}
+			targets := []v1alpha1.DrainPlanEntry{upTo(1)}
+			test.node.NodeMaintenanceNodeStatus = &v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(newNode("a")), DrainTargets: targets, PodsPeak: 7}
 			w.facts.former = []formerNode{test.node}
 			if test.trouble != "" {
 				w.facts.troubles["a"] = loop.Failure{Since: noon, Text: test.trouble}
@@ -297,14 +297,14 @@ func TestDecideRelease(t *testing.T) {
 	w.facts.held, w.facts.draining = sets.New("two"), nil
 	w.facts.troubles["two"] = loop.Failure{Since: noon, Text: "a policy says no"}
 	d := w.after(0)
-	want := maintenancev1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(newNode("one"))}
+	want := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(newNode("one"))}
 	if got := w.entry(d, "one"); !sameNodeStatus(&got, &want) {
 		t.Errorf("got the entry %+v of a released node, want its name alone", got)
 	}
 	if got := w.entry(d, "two"); got.DrainMessage != "Not released: a policy says no" || len(got.DrainTargets) == 0 || got.PodsPeak != 0 {
 		t.Errorf("got the entry %+v of a node that is not released", got)
 	}
-	w.wantReasons(d, maintenancev1alpha1.ReasonNotRequested, maintenancev1alpha1.ReasonProgressComplete)
+	w.wantReasons(d, v1alpha1.ReasonNotRequested, v1alpha1.ReasonProgressComplete)
 	if !slices.Equal(d.withdraw, []string{"two"}) || d.wake != releaseRetry {
 		t.Errorf("withdraws from %q and wakes after %s", d.withdraw, d.wake)
 	}
@@ -312,7 +312,7 @@ func TestDecideRelease(t *testing.T) {
 	if d = w.after(0); d.wake != 0 || len(d.withdraw) > 0 {
 		t.Errorf("withdraws from %q and wakes after %s when all nodes are released", d.withdraw, d.wake)
 	}
-	if _, message := d.condition(maintenancev1alpha1.ConditionProgressing); message != allReleased {
+	if _, message := d.condition(v1alpha1.ConditionProgressing); message != allReleased {
 		t.Errorf("got the message %q", message)
 	}
 }
@@ -320,20 +320,20 @@ func TestDecideRelease(t *testing.T) {
 // TestDecideWaves has two entries of a plan with pods, and one without.
 func TestDecideWaves(t *testing.T) {
 	w := newWorld(t, newMaintenance("m", planning(upTo(1000), upTo(2000), upTo(3000))), newNode("one"), newNode("two"), newNode("out"))
-	w.outside("out", exclusion{reason: maintenancev1alpha1.NodeStatusNotAuthorized, why: "no"})
+	w.outside("out", exclusion{reason: v1alpha1.NodeStatusNotAuthorized, why: "no"})
 	w.run(newPod("p", "one", 0))
 	w.run(newPod("q", "two", 1000))
 	w.run(newPod("late", "one", 2500))
 	w.run(newPod("stays", "out", 0))
-	want := func(d *decision, want ...maintenancev1alpha1.NodeMaintenanceWave) {
+	want := func(d *decision, want ...v1alpha1.NodeMaintenanceWave) {
 		t.Helper()
 		if got := d.status.Waves; !equality.Semantic.DeepEqual(got, want) {
 			t.Errorf("got the waves %v, want %v", got, want)
 		}
 	}
 	at := func(after time.Duration) *metav1.Time { return &metav1.Time{Time: noon.Add(after)} }
-	first := maintenancev1alpha1.NodeMaintenanceWave{Entry: 0, PodsPeak: 2, PodsLeft: 2, StartTime: at(0)}
-	third := maintenancev1alpha1.NodeMaintenanceWave{Entry: 2, PodsPeak: 1, PodsLeft: 1}
+	first := v1alpha1.NodeMaintenanceWave{Entry: 0, PodsPeak: 2, PodsLeft: 2, StartTime: at(0)}
+	third := v1alpha1.NodeMaintenanceWave{Entry: 2, PodsPeak: 1, PodsLeft: 1}
 	want(w.after(0), first, third)
 	w.gone("p")
 	first.PodsLeft = 1

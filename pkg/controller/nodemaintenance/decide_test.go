@@ -9,13 +9,13 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
 func TestDecideEvacuation(t *testing.T) {
 	for name, test := range map[string]struct {
-		evacuation *maintenancev1alpha1.Evacuation
+		evacuation *v1alpha1.Evacuation
 		want       evacuationStep
 	}{
 		"a pod without an Evacuation gets one": {nil, stepCreate},
@@ -24,9 +24,9 @@ func TestDecideEvacuation(t *testing.T) {
 			ourEvacuation("p", "n", instigatedBy(foreignInstigator)), stepAdopt,
 		},
 		"an Evacuation that is being deleted is waited for": {ourEvacuation("p", "n", instigatedBy(foreignInstigator),
-			func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{} }), stepWait},
+			func(e *v1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{} }), stepWait},
 		"an Evacuation that has ended is waited for": {ourEvacuation("p", "n", instigatedBy(),
-			withCondition(maintenancev1alpha1.ConditionComplete, maintenancev1alpha1.ReasonCancelled)), stepWait},
+			withCondition(v1alpha1.ConditionComplete, v1alpha1.ReasonCancelled)), stepWait},
 		"an Evacuation that goes on without instigators is joined": {
 			ourEvacuation("p", "n", instigatedBy(), forbidden), stepAdopt,
 		},
@@ -42,7 +42,7 @@ func TestDecideEvacuation(t *testing.T) {
 }
 
 // nodesWith returns nodes inside the waves, and others that are outside for the given reasons.
-func nodesWith(inside int, outside ...maintenancev1alpha1.NodeStatusReason) []memberNode {
+func nodesWith(inside int, outside ...v1alpha1.NodeStatusReason) []memberNode {
 	nodes := make([]memberNode, 0, inside+len(outside))
 	for i := range inside {
 		nodes = append(nodes, memberNode{Node: newNode(fmt.Sprintf("n-%d", i))})
@@ -63,11 +63,11 @@ func TestDecideDrained(t *testing.T) {
 	}
 	leaving := func(r *remainder) { r.covered, r.targeted, r.evacuating = 3, 2, 2 }
 	blocked := func(r *remainder) {
-		r.blocked = []*maintenancev1alpha1.Evacuation{
+		r.blocked = []*v1alpha1.Evacuation{
 			ourEvacuation("p", "n",
-				withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodDisruptionBudget)),
+				withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodDisruptionBudget)),
 			ourEvacuation("q", "n",
-				withCondition(maintenancev1alpha1.ConditionBlocked, maintenancev1alpha1.ReasonPodFinalizer)),
+				withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodFinalizer)),
 		}
 	}
 	for name, test := range map[string]struct {
@@ -77,24 +77,24 @@ func TestDecideDrained(t *testing.T) {
 		"the maintenance is in another stage": {
 			drainedFacts{nodes: nodesWith(1), finished: true, remainder: some()},
 			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain",
+				metav1.ConditionFalse, v1alpha1.ReasonNotRequested, "The maintenance is not in stage Drain",
 			},
 		},
 		"a maintenance without nodes is not drained": {
 			drainedFacts{draining: true, finished: true, remainder: some()},
-			verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonNoNodes, "The selector matches no node"},
+			verdict{metav1.ConditionFalse, v1alpha1.ReasonNoNodes, "The selector matches no node"},
 		},
 		"pods that are evacuating are progress": {
 			drainedFacts{draining: true, nodes: nodesWith(1), remainder: some(leaving)},
 			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
+				metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress,
 				"3 pods left, 2 of them evacuating, 0 blocked",
 			},
 		},
 		"a drain whose evacuating pods are all blocked is blocked": {
 			drainedFacts{draining: true, nodes: nodesWith(1), remainder: some(leaving, blocked)},
 			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainBlocked,
+				metav1.ConditionFalse, v1alpha1.ReasonDrainBlocked,
 				"No pod is able to leave: default/p (PodDisruptionBudget), default/q (PodFinalizer); 3 pods left, 2 of them evacuating, 2 blocked",
 			},
 		},
@@ -103,34 +103,34 @@ func TestDecideDrained(t *testing.T) {
 				draining: true, nodes: nodesWith(1), remainder: some(leaving, blocked, func(r *remainder) { r.targeted = 3 }),
 			},
 			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
+				metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress,
 				"3 pods left, 2 of them evacuating, 2 blocked",
 			},
 		},
 		"a node that is not cordoned is not drained": {
 			drainedFacts{draining: true, nodes: nodesWith(1), finished: true, uncordoned: []string{"n"}, remainder: some()},
 			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
+				metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress,
 				"Waiting for 1 node to be cordoned; 0 pods left, 0 of them evacuating, 0 blocked",
 			},
 		},
 		"a drain with a refused node is not drained": {
-			drainedFacts{draining: true, nodes: nodesWith(1, maintenancev1alpha1.NodeStatusNotAuthorized), username: "x", finished: true, remainder: some()},
+			drainedFacts{draining: true, nodes: nodesWith(1, v1alpha1.NodeStatusNotAuthorized), username: "x", finished: true, remainder: some()},
 			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonNotAuthorized,
+				metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized,
 				`User "x" may not delete 1 selected node, which stay as they are; 0 pods left, 0 of them evacuating, 0 blocked`,
 			},
 		},
 		"a drain with a node outside the waves is not drained": {
-			drainedFacts{draining: true, nodes: nodesWith(2, maintenancev1alpha1.NodeStatusNotCordoned), finished: true, remainder: some()},
+			drainedFacts{draining: true, nodes: nodesWith(2, v1alpha1.NodeStatusNotCordoned), finished: true, remainder: some()},
 			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned,
+				metav1.ConditionFalse, v1alpha1.ReasonNodeNotCordoned,
 				"1 node is outside the drain, such as out: some text; 0 pods left, 0 of them evacuating, 0 blocked",
 			},
 		},
 		"a drain without pods is drained": {
 			drainedFacts{draining: true, nodes: nodesWith(2), finished: true, remainder: some()},
-			verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete, "All pods have left 2 nodes"},
+			verdict{metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, "All pods have left 2 nodes"},
 		},
 		"pods left running on purpose are named": {
 			drainedFacts{
@@ -138,7 +138,7 @@ func TestDecideDrained(t *testing.T) {
 				remainder: some(func(r *remainder) { r.left["DaemonSet pod of default/logger"] = 2 }),
 			},
 			verdict{
-				metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
+				metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft,
 				"All pods have left 1 node but those left running on purpose: DaemonSet pod of default/logger (2)",
 			},
 		},
@@ -148,7 +148,7 @@ func TestDecideDrained(t *testing.T) {
 				attached: attachedVolumes{volumes: 3, nodes: 2},
 			},
 			verdict{
-				metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete,
+				metav1.ConditionTrue, v1alpha1.ReasonDrainComplete,
 				"All pods have left 3 nodes; 3 volumes are still attached to 2 nodes",
 			},
 		},
@@ -159,7 +159,7 @@ func TestDecideDrained(t *testing.T) {
 				attached:  attachedVolumes{volumes: 1, nodes: 1},
 			},
 			verdict{
-				metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft,
+				metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft,
 				"All pods have left 1 node but those left running on purpose: static pod of default/x (1); 1 volume is still attached to 1 node",
 			},
 		},
@@ -168,7 +168,7 @@ func TestDecideDrained(t *testing.T) {
 				draining: true, nodes: nodesWith(1), remainder: some(leaving), attached: attachedVolumes{volumes: 3, nodes: 1},
 			},
 			verdict{
-				metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress,
+				metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress,
 				"3 pods left, 2 of them evacuating, 0 blocked",
 			},
 		},

@@ -30,7 +30,7 @@
 //   - problems: what fails and since when. A failure is shown a minute later.
 //   - withdrawn: which withdrawals have failed, for their back-off. They are tried immediately.
 //   - What is known about nodes and shared with the controller of nodes: packages selection,
-//     nodestate and noderights.
+//     nodestate and rights.
 //
 // The planner keeps nothing: every sync plans from what it has gathered.
 //

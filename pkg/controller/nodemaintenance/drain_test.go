@@ -22,20 +22,20 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
 // ourEvacuation returns the Evacuation of a pod of newPod.
-func ourEvacuation(pod, node string, modify ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
+func ourEvacuation(pod, node string, modify ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	p := newPod(pod, node, 0)
-	e := &maintenancev1alpha1.Evacuation{
+	e := &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: p.Namespace, Name: protocol.CanonicalName(p.Name, p.UID),
-			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+			Finalizers: []string{v1alpha1.FinalizerInstigatorNodeMaintenance},
 		},
-		Spec: maintenancev1alpha1.EvacuationSpec{
-			NodeName: node, PodRef: maintenancev1alpha1.PodReference{Name: p.Name, UID: p.UID},
+		Spec: v1alpha1.EvacuationSpec{
+			NodeName: node, PodRef: v1alpha1.PodReference{Name: p.Name, UID: p.UID},
 		},
 	}
 	for _, m := range modify {
@@ -44,18 +44,18 @@ func ourEvacuation(pod, node string, modify ...func(*maintenancev1alpha1.Evacuat
 	return e
 }
 
-const foreignInstigator = maintenancev1alpha1.FinalizerInstigatorPrefix + "example.com"
+const foreignInstigator = v1alpha1.FinalizerInstigatorPrefix + "example.com"
 
-func instigatedBy(finalizers ...string) func(*maintenancev1alpha1.Evacuation) {
-	return func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = finalizers }
+func instigatedBy(finalizers ...string) func(*v1alpha1.Evacuation) {
+	return func(e *v1alpha1.Evacuation) { e.Finalizers = finalizers }
 }
 
-func forbidden(e *maintenancev1alpha1.Evacuation) {
-	e.Status.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyForbid
+func forbidden(e *v1alpha1.Evacuation) {
+	e.Status.EvacuationCancellationPolicy = v1alpha1.EvacuationCancellationPolicyForbid
 }
 
-func withCondition(conditionType, reason string) func(*maintenancev1alpha1.Evacuation) {
-	return func(e *maintenancev1alpha1.Evacuation) {
+func withCondition(conditionType, reason string) func(*v1alpha1.Evacuation) {
+	return func(e *v1alpha1.Evacuation) {
 		e.Status.Conditions = append(e.Status.Conditions,
 			metav1.Condition{Type: conditionType, Status: metav1.ConditionTrue, Reason: reason})
 	}
@@ -74,25 +74,25 @@ func TestDrainInWaves(t *testing.T) {
 		f.wantEvacuating("low-two")
 		f.wait(time.Second)
 		f.step("m")
-		want := maintenancev1alpha1.NodeMaintenanceNodeStatus{
-			NodeRef:      maintenancev1alpha1.NodeReference{Name: "one", UID: "uid-one"},
-			DrainTargets: []maintenancev1alpha1.DrainPlanEntry{upTo(1000)}, DrainMessage: "Waiting for node two.",
+		want := v1alpha1.NodeMaintenanceNodeStatus{
+			NodeRef:      v1alpha1.NodeReference{Name: "one", UID: "uid-one"},
+			DrainTargets: []v1alpha1.DrainPlanEntry{upTo(1000)}, DrainMessage: "Waiting for node two.",
 			PodsPendingEvacuation: 1, PodsPeak: 2, PodsGonePeak: 1,
 		}
 		if got := f.nodeStatus("m", "one"); !reflect.DeepEqual(got, want) {
 			t.Errorf("got status %+v of node one, want %+v", got, want)
 		}
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress)
 
 		f.deletePod("low-two")
 		f.step("m")
 		f.wantEvacuating("high-one")
 		f.deletePod("high-one")
 		f.step("m")
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress)
 		f.wait(nodestate.SettleTime)
 		f.step("m")
-		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
+		f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft)
 		if got := f.nodeStatus("m", "two").PodsKept; got != 1 {
 			t.Errorf("got podsKept %d, want 1", got)
 		}
@@ -100,7 +100,7 @@ func TestDrainInWaves(t *testing.T) {
 
 		f.create(newPod("late", "one", 0))
 		f.step("m")
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress)
 		f.wantEvacuating("late")
 	})
 }
@@ -127,12 +127,12 @@ func TestOrderOfWrites(t *testing.T) {
 		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
 			created++
 			// Not through the client, which is locked while a reactor runs.
-			stored, err := f.maintenance.Tracker().Get(maintenancev1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", "m")
+			stored, err := f.maintenance.Tracker().Get(v1alpha1.SchemeGroupVersion.WithResource("nodemaintenances"), "", "m")
 			if err != nil {
 				t.Error(err)
 				return false, nil, nil
 			}
-			for _, node := range stored.(*maintenancev1alpha1.NodeMaintenance).Status.NodeStatuses {
+			for _, node := range stored.(*v1alpha1.NodeMaintenance).Status.NodeStatuses {
 				if len(node.DrainTargets) == 0 {
 					t.Errorf("an Evacuation is created before the targets of node %s are stored", node.NodeRef.Name)
 				}
@@ -157,10 +157,10 @@ func TestDrainedNeedsALiveListWithoutPods(t *testing.T) {
 			return true, &corev1.PodList{Items: []corev1.Pod{*hidden}}, nil
 		})
 		f.syncOnce("m")
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress)
 		hidden.Status.Phase = corev1.PodSucceeded
 		f.syncOnce("m")
-		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
+		f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainComplete)
 	})
 }
 
@@ -175,7 +175,7 @@ func TestNominatedPodsWithSchedulingGatesDoNotCount(t *testing.T) {
 		f.step("m")
 		f.wait(nodestate.SettleTime)
 		f.step("m")
-		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
+		f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainComplete)
 		f.wantEvacuating()
 		// Without its gate the scheduler may bind it.
 		pod := f.pods()[0]
@@ -184,7 +184,7 @@ func TestNominatedPodsWithSchedulingGatesDoNotCount(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.step("m")
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress)
 	})
 }
 
@@ -238,7 +238,7 @@ func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
 		refused := 0
 		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
 			refused++
-			err := apierrors.NewForbidden(maintenancev1alpha1.Resource("evacuations"), "p",
+			err := apierrors.NewForbidden(v1alpha1.Resource("evacuations"), "p",
 				errors.New("the namespace is being terminated"))
 			err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
 			return true, nil, err
@@ -249,13 +249,13 @@ func TestPodsInTerminatingNamespacesAreCountedAndNamed(t *testing.T) {
 		if refused != 1 {
 			t.Errorf("got %d requests, want 1", refused)
 		}
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress)
 		if got, want := f.nodeStatus("m",
 			"one").DrainMessage, "Evacuating; 1 pod of terminating namespaces: default/p"; got != want {
 			t.Errorf("got drainMessage %q, want %q", got, want)
 		}
 		want := "1 pod left, 0 of them evacuating, 0 blocked; 1 pod cannot be evacuated because of namespaces that are being deleted: default (1)"
-		if got := meta.FindStatusCondition(f.nm("m").Status.Conditions, maintenancev1alpha1.ConditionDrained).Message; got != want {
+		if got := meta.FindStatusCondition(f.nm("m").Status.Conditions, v1alpha1.ConditionDrained).Message; got != want {
 			t.Errorf("got message %q, want %q", got, want)
 		}
 	})
@@ -321,7 +321,7 @@ func TestRestartsInTheMiddleOfADrain(t *testing.T) {
 		f := newFixture(t, objects...)
 		asked := map[string]int{}
 		f.maintenance.PrependReactor("create", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
-			e := action.(clienttesting.CreateAction).GetObject().(*maintenancev1alpha1.Evacuation)
+			e := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.Evacuation)
 			asked[e.Spec.PodRef.Name]++
 			for _, pod := range f.pods() {
 				if wave(*pod.Spec.Priority) < wave(priority[e.Spec.PodRef.Name]) {
@@ -404,7 +404,7 @@ func (f *fixture) drainToTheEnd(seed uint64, r *rand.Rand) {
 }
 
 // enterDespite enters a stage, and retries writes that fail.
-func (f *fixture) enterDespite(name string, stage maintenancev1alpha1.NodeMaintenanceStage) {
+func (f *fixture) enterDespite(name string, stage v1alpha1.NodeMaintenanceStage) {
 	f.t.Helper()
 	f.eventually("the stage is written", func() bool {
 		nm := f.nm(name)

@@ -10,7 +10,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // TestNewLeaderGoesOnReleasing narrows the selector, and starts a new leader before the deselected
@@ -34,7 +34,7 @@ func TestNewLeaderGoesOnReleasing(t *testing.T) {
 		f.cached()
 		f.syncOnce("m")
 		f.cached()
-		if got := f.nodeStatus("m", "one"); !maintenancev1alpha1.IsBeingReleased(&got) {
+		if got := f.nodeStatus("m", "one"); !v1alpha1.IsBeingReleased(&got) {
 			t.Fatalf("got status %+v of a node that the selector leaves out, want it to be released", got)
 		}
 		f.restart()
@@ -52,7 +52,7 @@ func TestNewLeaderGoesOnReleasing(t *testing.T) {
 func TestPodsWhoseEvacuatorIsTurnedOffAreKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("logger", "one", 0, ofDaemonSet), newMaintenance("m"))
-		f.turnOn(maintenancev1alpha1.EvacuatorClassDaemonSet)
+		f.turnOn(v1alpha1.EvacuatorClassDaemonSet)
 		f.step("m")
 		f.wait(time.Minute)
 		f.step("m")

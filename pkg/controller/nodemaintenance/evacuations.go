@@ -18,12 +18,12 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // evacuationStep is what a pod that is asked to leave needs.
@@ -47,7 +47,7 @@ func decideEvacuation(pod *nodestate.Pod) evacuationStep {
 		return stepCreate
 	case pod.Ours:
 		return stepNone
-	case e.DeletionTimestamp != nil, nodestate.TrueReason(e, maintenancev1alpha1.ConditionComplete) != "":
+	case e.DeletionTimestamp != nil, nodestate.TrueReason(e, v1alpha1.ConditionComplete) != "":
 		return stepWait
 	default:
 		return stepAdopt
@@ -128,7 +128,7 @@ func due(f *facts, d *decision) (work []*nodestate.Pod, behind sets.Set[string])
 			continue
 		}
 		for _, pod := range n.unasked {
-			if (ownToo || !pod.Own) && (pod.Plan.Type != maintenancev1alpha1.PodTypeDaemonSet || drainplan.IsTainted(node)) {
+			if (ownToo || !pod.Own) && (pod.Plan.Type != v1alpha1.PodTypeDaemonSet || drainplan.IsTainted(node)) {
 				work = append(work, pod)
 			}
 		}
@@ -149,7 +149,7 @@ func ownPodsAreNext(counts []*nodeCount) bool {
 // withdrawUnwanted removes our finalizer from the Evacuations of pods that no maintenance asks to
 // leave any more: their labels have changed, or their node is another one of the same name.
 func (c *Controller) withdrawUnwanted(ctx context.Context, f *facts, d *decision) error {
-	var work []*maintenancev1alpha1.Evacuation
+	var work []*v1alpha1.Evacuation
 	for i, node := range f.subject.inside {
 		for _, e := range d.counts[i].unwanted {
 			if !c.wanted(e, node.Name) {
@@ -157,14 +157,14 @@ func (c *Controller) withdrawUnwanted(ctx context.Context, f *facts, d *decision
 			}
 		}
 	}
-	work = slices.DeleteFunc(work, func(e *maintenancev1alpha1.Evacuation) bool {
+	work = slices.DeleteFunc(work, func(e *v1alpha1.Evacuation) bool {
 		wait := c.withdrawalWait(e.UID)
 		if wait > 0 {
 			c.queue.AddAfter(f.subject.Name, wait)
 		}
 		return wait > 0
 	})
-	slices.SortStableFunc(work, func(a, b *maintenancev1alpha1.Evacuation) int {
+	slices.SortStableFunc(work, func(a, b *v1alpha1.Evacuation) int {
 		lastOfA, _ := c.withdrawn.Get(a.UID)
 		lastOfB, _ := c.withdrawn.Get(b.UID)
 		return lastOfA.at.Compare(lastOfB.at)
@@ -178,25 +178,25 @@ func (c *Controller) withdrawUnwanted(ctx context.Context, f *facts, d *decision
 	})
 }
 
-func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod) error {
+func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *corev1.Pod) error {
 	// Before the request, lest the event outrun the memory of it. The cache will show it; until
 	// then no sync tries again.
 	c.state.Requests.Remember(pod)
 	defer c.state.Requests.Answered(pod.UID)
-	if !c.isStillDraining(nm, controllercache.NodeOf(pod)) {
-		c.state.EndRequest(controllercache.NodeOf(pod), pod.UID)
+	if !c.isStillDraining(nm, podcache.NodeOf(pod)) {
+		c.state.EndRequest(podcache.NodeOf(pod), pod.UID)
 		return nil
 	}
-	e := &maintenancev1alpha1.Evacuation{
+	e := &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:  pod.Namespace,
 			Name:       protocol.CanonicalName(pod.Name, pod.UID),
-			Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+			Finalizers: []string{v1alpha1.FinalizerInstigatorNodeMaintenance},
 			// Of a pod without an evacuator no later write of the status could name the
 			// maintenance.
-			Annotations: map[string]string{maintenancev1alpha1.AnnotationLeavesFor: protocol.Mention(nm)},
+			Annotations: map[string]string{v1alpha1.AnnotationLeavesFor: protocol.Mention(nm)},
 		},
-		Spec: maintenancev1alpha1.EvacuationSpec{PodRef: maintenancev1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
+		Spec: v1alpha1.EvacuationSpec{PodRef: v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
 	}
 	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -232,16 +232,16 @@ func (c *Controller) create(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 // isStillDraining reports whether the caches show that a maintenance drains and selects a node.
 // They are asked after a request was noted. The controller of nodes reads the same caches first and
 // the requests then, so that it either waits for the request or has it not sent.
-func (c *Controller) isStillDraining(nm *maintenancev1alpha1.NodeMaintenance, node string) bool {
+func (c *Controller) isStillDraining(nm *v1alpha1.NodeMaintenance, node string) bool {
 	cached := holds.Index{On: c.selection.MaintenancesOn, Get: c.maintenanceLister.Get}
-	return cached.Any(node, func(now *maintenancev1alpha1.NodeMaintenance) bool {
-		return now.UID == nm.UID && maintenancev1alpha1.IsDraining(now)
+	return cached.Any(node, func(now *v1alpha1.NodeMaintenance) bool {
+		return now.UID == nm.UID && v1alpha1.IsDraining(now)
 	})
 }
 
 // creationFailed notes why a pod has no Evacuation with our finalizer, and has it tried again
 // later. After the second time its node shows it.
-func (c *Controller) creationFailed(nm *maintenancev1alpha1.NodeMaintenance, pod *corev1.Pod, err error) {
+func (c *Controller) creationFailed(nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, err error) {
 	defer func() { c.queue.AddAfter(nm.Name, c.state.Requests.Wait(pod.UID)) }()
 	if c.state.Requests.Failed(pod.UID, err) {
 		c.queue.AddAfter(nm.Name, debounce)
@@ -250,15 +250,15 @@ func (c *Controller) creationFailed(nm *maintenancev1alpha1.NodeMaintenance, pod
 
 // adopt joins the instigators of a pod's Evacuation. What keeps being refused is a blocker of the
 // pod and not an error of the whole maintenance.
-func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, pod *nodestate.Pod) error {
+func (c *Controller) adopt(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *nodestate.Pod) error {
 	e := pod.Evacuation
 	c.state.Requests.Remember(pod.Pod)
 	defer c.state.Requests.Answered(pod.UID)
-	if !c.isStillDraining(nm, controllercache.NodeOf(pod.Pod)) {
-		c.state.EndRequest(controllercache.NodeOf(pod.Pod), pod.UID)
+	if !c.isStillDraining(nm, podcache.NodeOf(pod.Pod)) {
+		c.state.EndRequest(podcache.NodeOf(pod.Pod), pod.UID)
 		return nil
 	}
-	finalizers := append(slices.Clone(e.Finalizers), maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
+	finalizers := append(slices.Clone(e.Finalizers), v1alpha1.FinalizerInstigatorNodeMaintenance)
 	err := c.setFinalizers(ctx, e, finalizers)
 	if err == nil || apierrors.IsNotFound(err) {
 		return nil
@@ -279,7 +279,7 @@ func (c *Controller) adopt(ctx context.Context, nm *maintenancev1alpha1.NodeMain
 	return err
 }
 
-func (c *Controller) setFinalizers(ctx context.Context, e *maintenancev1alpha1.Evacuation, finalizers []string) error {
+func (c *Controller) setFinalizers(ctx context.Context, e *v1alpha1.Evacuation, finalizers []string) error {
 	patch, err := finalizerPatch(e, finalizers)
 	if err != nil {
 		return err
@@ -303,18 +303,18 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 
 // wanted reports whether a maintenance has the pod of an Evacuation within the stored targets of
 // its node. A pod that is left running is asked for only as long as its budget may open again.
-func (c *Controller) wanted(e *maintenancev1alpha1.Evacuation, nodeName string) bool {
+func (c *Controller) wanted(e *v1alpha1.Evacuation, nodeName string) bool {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil {
 		return false
 	}
 	pod := c.state.PodOf(e)
 	if pod != nil {
-		if kept := c.state.Classify(pod, node).Kept; kept != "" && kept != drainplan.LeftBudget {
+		if kept := c.state.Classify(pod, node).Kept; kept != "" && kept != drainplan.KeptBudget {
 			return false
 		}
 	}
-	return c.holders.Any(nodeName, func(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	return c.holders.Any(nodeName, func(nm *v1alpha1.NodeMaintenance) bool {
 		if pod == nil {
 			// No more is known of it than that its node is drained.
 			return holds.Targeting(node)(nm)

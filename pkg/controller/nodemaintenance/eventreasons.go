@@ -6,7 +6,7 @@ package nodemaintenance
 import (
 	corev1 "k8s.io/api/core/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/eventref"
 )
 
@@ -56,10 +56,10 @@ const (
 	actionComplete = "Complete"
 )
 
-func (c *Controller) nodeEvent(node *corev1.Node, nm *maintenancev1alpha1.NodeMaintenance, eventType, reason, action, format string, args ...any) {
+func (c *Controller) nodeEvent(node *corev1.Node, nm *v1alpha1.NodeMaintenance, eventType, reason, action, format string, args ...any) {
 	c.recorder.Eventf(eventref.Node(node), eventref.NodeMaintenance(nm), eventType, reason, action, "%s", eventref.Note(format, args...))
 }
 
-func (c *Controller) maintenanceEvent(nm *maintenancev1alpha1.NodeMaintenance, eventType, reason, action, format string, args ...any) {
+func (c *Controller) maintenanceEvent(nm *v1alpha1.NodeMaintenance, eventType, reason, action, format string, args ...any) {
 	c.recorder.Eventf(eventref.NodeMaintenance(nm), nil, eventType, reason, action, "%s", eventref.Note(format, args...))
 }

@@ -10,8 +10,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
 )
 
 // wantCordon checks a node: whether it is cordoned and which maintenances are on its annotation.
@@ -21,10 +21,10 @@ func (f *fixture) wantCordon(name string, unschedulable bool, by ...string) {
 	if node.Spec.Unschedulable != unschedulable {
 		f.t.Errorf("node %s: got unschedulable %t, want %t", name, node.Spec.Unschedulable, unschedulable)
 	}
-	if got := slices.Sorted(maps.Keys(nodemarks.CordonedBy(node))); !slices.Equal(got, by) {
+	if got := slices.Sorted(maps.Keys(marks.CordonedBy(node))); !slices.Equal(got, by) {
 		f.t.Errorf("node %s: got cordoned by %v, want %v", name, got, by)
 	}
-	if _, there := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]; there && len(by) == 0 {
+	if _, there := node.Annotations[v1alpha1.AnnotationCordonedBy]; there && len(by) == 0 {
 		f.t.Errorf("node %s still has the annotation", name)
 	}
 }
@@ -32,7 +32,7 @@ func (f *fixture) wantCordon(name string, unschedulable bool, by ...string) {
 func (f *fixture) wantDrained(name string, status metav1.ConditionStatus, reason string) {
 	f.t.Helper()
 	for _, c := range f.nm(name).Status.Conditions {
-		if c.Type == maintenancev1alpha1.ConditionDrained {
+		if c.Type == v1alpha1.ConditionDrained {
 			if c.Status != status || c.Reason != reason {
 				f.t.Errorf("got Drained %s %s (%s), want %s %s", c.Status, c.Reason, c.Message, status, reason)
 			}
@@ -44,7 +44,7 @@ func (f *fixture) wantDrained(name string, status metav1.ConditionStatus, reason
 
 func (f *fixture) wantProgressing(name string, status metav1.ConditionStatus, reason string) {
 	f.t.Helper()
-	c := conditionOf(f.nm(name), maintenancev1alpha1.ConditionProgressing)
+	c := conditionOf(f.nm(name), v1alpha1.ConditionProgressing)
 	if c == nil {
 		f.t.Error("no condition Progressing")
 	} else if c.Status != status || c.Reason != reason {

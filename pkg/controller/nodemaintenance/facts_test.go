@@ -14,11 +14,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // noon is when the decisions of these tests begin.
@@ -35,7 +35,7 @@ type world struct {
 }
 
 // newWorld returns a world in which nodes have been cordoned for an hour.
-func newWorld(t *testing.T, nm *maintenancev1alpha1.NodeMaintenance, nodes ...*corev1.Node) *world {
+func newWorld(t *testing.T, nm *v1alpha1.NodeMaintenance, nodes ...*corev1.Node) *world {
 	t.Helper()
 	w := &world{t: t, nodes: nodes, pods: map[string]nodestate.Pod{}, evacuators: sets.New[string](), facts: &facts{
 		now: noon, subject: &member{NodeMaintenance: nm}, refusals: map[types.UID]refusal{}, troubles: map[string]loop.Failure{},
@@ -46,7 +46,7 @@ func newWorld(t *testing.T, nm *maintenancev1alpha1.NodeMaintenance, nodes ...*c
 		w.facts.subject.nodes = append(w.facts.subject.nodes, memberNode{Node: node})
 		w.facts.subject.inside = append(w.facts.subject.inside, node)
 	}
-	if maintenancev1alpha1.IsDraining(nm) {
+	if v1alpha1.IsDraining(nm) {
 		w.facts.draining = []*member{w.facts.subject}
 	}
 	return w
@@ -54,9 +54,9 @@ func newWorld(t *testing.T, nm *maintenancev1alpha1.NodeMaintenance, nodes ...*c
 
 // run has a pod run on its node, without an Evacuation.
 func (w *world) run(pod *corev1.Pod, modify ...func(*nodestate.Pod)) {
-	node := w.node(controllercache.NodeOf(pod))
+	node := w.node(podcache.NodeOf(pod))
 	p := nodestate.Pod{Pod: pod, Plan: drainplan.PodOf(pod, node.UID), Bound: pod.Spec.NodeName != ""}
-	p.Kept = drainplan.Left(pod, p.Plan.Type, node, w.evacuators)
+	p.Kept = drainplan.Kept(pod, p.Plan.Type, node, w.evacuators)
 	if pod.DeletionTimestamp != nil {
 		p.StopsAt, p.Grace = pod.DeletionTimestamp.Time, time.Duration(*pod.DeletionGracePeriodSeconds)*time.Second
 	}
@@ -67,7 +67,7 @@ func (w *world) run(pod *corev1.Pod, modify ...func(*nodestate.Pod)) {
 }
 
 // evacuated gives a pod an Evacuation of ours.
-func evacuated(modify ...func(*maintenancev1alpha1.Evacuation)) func(*nodestate.Pod) {
+func evacuated(modify ...func(*v1alpha1.Evacuation)) func(*nodestate.Pod) {
 	return func(p *nodestate.Pod) {
 		p.Evacuation = ourEvacuation(p.Name, p.Spec.NodeName, modify...)
 		p.Ours = nodestate.IsOurs(p.Evacuation)
@@ -110,7 +110,7 @@ func (w *world) decide() (*decision, []string) {
 	for _, node := range w.nodes {
 		view := &nodestate.View{Plan: &drainplan.Node{Name: node.Name, UID: node.UID}}
 		for _, pod := range w.pods {
-			if controllercache.NodeOf(pod.Pod) != node.Name {
+			if podcache.NodeOf(pod.Pod) != node.Name {
 				continue
 			}
 			view.Pods = append(view.Pods, pod)
@@ -129,7 +129,7 @@ func (w *world) decide() (*decision, []string) {
 	stored.Status = d.status
 	w.facts.subject.NodeMaintenance = stored
 	asked := []string{}
-	if !maintenancev1alpha1.IsEnding(stored) {
+	if !v1alpha1.IsEnding(stored) {
 		work, _ := due(w.facts, d)
 		for _, pod := range work {
 			asked = append(asked, pod.Name)
@@ -159,23 +159,23 @@ func (w *world) wantAsked(want ...string) *decision {
 }
 
 func (d *decision) condition(conditionType string) (reason, message string) {
-	c := conditionOf(&maintenancev1alpha1.NodeMaintenance{Status: d.status}, conditionType)
+	c := conditionOf(&v1alpha1.NodeMaintenance{Status: d.status}, conditionType)
 	return c.Reason, c.Message
 }
 
 // wantReasons checks the reasons of the conditions Drained and Progressing.
 func (w *world) wantReasons(d *decision, drained, progressing string) {
 	w.t.Helper()
-	if got, message := d.condition(maintenancev1alpha1.ConditionDrained); got != drained {
+	if got, message := d.condition(v1alpha1.ConditionDrained); got != drained {
 		w.t.Errorf("Drained has the reason %s (%s), want %s", got, message, drained)
 	}
-	if got, message := d.condition(maintenancev1alpha1.ConditionProgressing); got != progressing {
+	if got, message := d.condition(v1alpha1.ConditionProgressing); got != progressing {
 		w.t.Errorf("Progressing has the reason %s (%s), want %s", got, message, progressing)
 	}
 }
 
 // entry returns what a status says of a node.
-func (w *world) entry(d *decision, node string) maintenancev1alpha1.NodeMaintenanceNodeStatus {
+func (w *world) entry(d *decision, node string) v1alpha1.NodeMaintenanceNodeStatus {
 	w.t.Helper()
 	for _, entry := range d.status.NodeStatuses {
 		if entry.NodeRef.Name == node {
@@ -183,7 +183,7 @@ func (w *world) entry(d *decision, node string) maintenancev1alpha1.NodeMaintena
 		}
 	}
 	w.t.Fatalf("the status has no node %s", node)
-	return maintenancev1alpha1.NodeMaintenanceNodeStatus{}
+	return v1alpha1.NodeMaintenanceNodeStatus{}
 }
 
 func wantPart(t *testing.T, text, part string) {

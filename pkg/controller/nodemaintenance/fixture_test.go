@@ -33,16 +33,16 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
 	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/informertest"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/host/podcache"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 // fixture has two fake clusters, a clock and the controllers that run on them.
@@ -53,7 +53,7 @@ type fixture struct {
 	maintenance *maintenancefake.Clientset
 	clock       informertest.Clock
 	recorder    *events.FakeRecorder
-	rights      *rights
+	rights      *authorizerOfAll
 	watches     *informertest.Watches
 	// evacuatorsOn are the classes of the built-in evacuators that are enabled.
 	evacuatorsOn sets.Set[string]
@@ -74,8 +74,8 @@ func (f *fixture) turnOn(class string) {
 	f.restart()
 }
 
-// rights allows every user to delete every node but those refused.
-type rights struct {
+// authorizerOfAll allows every user to delete every node but those refused.
+type authorizerOfAll struct {
 	mu      sync.Mutex
 	refused sets.Set[string]
 	err     error
@@ -88,13 +88,13 @@ type rights struct {
 }
 
 // count returns the number of reviews so far.
-func (r *rights) count() int {
+func (r *authorizerOfAll) count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.asked
 }
 
-func (r *rights) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+func (r *authorizerOfAll) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if r.silent != "" && a.GetUser().GetName() == r.silent {
 		select {
 		case <-r.answer:
@@ -120,13 +120,13 @@ func (r *rights) Authorize(ctx context.Context, a authorizer.Attributes) (author
 	return authorizer.DecisionAllow, "", nil
 }
 
-func (r *rights) ConditionsAwareAuthorize(
+func (r *authorizerOfAll) ConditionsAwareAuthorize(
 	ctx context.Context, a authorizer.Attributes,
 ) authorizer.ConditionsAwareDecision {
 	return authorizer.ConditionsAwareDecisionFromParts(r.Authorize(ctx, a))
 }
 
-func (r *rights) EvaluateConditions(
+func (r *authorizerOfAll) EvaluateConditions(
 	ctx context.Context, d authorizer.ConditionsAwareDecision, data authorizer.ConditionsData,
 ) (authorizer.Decision, string, error) {
 	return authorizer.DecisionDeny, "", nil
@@ -141,12 +141,12 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Cleanup(cancel)
 	f := &fixture{
 		t: t, ctx: ctx, host: hostfake.NewClientset(), maintenance: maintenancefake.NewClientset(),
-		recorder: events.NewFakeRecorder(10000), rights: &rights{refused: sets.New[string]()},
+		recorder: events.NewFakeRecorder(10000), rights: &authorizerOfAll{refused: sets.New[string]()},
 		evacuatorsOn: sets.New[string](), evictions: &inflight.Evictions{},
 	}
 	f.watches = informertest.Count(f.host, f.maintenance)
 	f.maintenance.PrependReactor("create", "evacuations", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		e := action.(clienttesting.CreateAction).GetObject().(*maintenancev1alpha1.Evacuation)
+		e := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.Evacuation)
 		pod, err := f.host.CoreV1().Pods(e.Namespace).Get(ctx, e.Spec.PodRef.Name, metav1.GetOptions{})
 		if err != nil || pod.UID != e.Spec.PodRef.UID {
 			return true, nil, apierrors.NewNotFound(corev1.Resource("pods"), e.Spec.PodRef.Name)
@@ -155,7 +155,7 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 		return false, nil, nil
 	})
 	f.maintenance.PrependReactor("get", "nodemaintenances/preview", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, &maintenancev1alpha1.NodeMaintenancePreview{}, nil
+		return true, &v1alpha1.NodeMaintenancePreview{}, nil
 	})
 	for _, o := range objects {
 		f.create(o)
@@ -168,14 +168,14 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 func (f *fixture) restart() {
 	f.t.Helper()
 	hostInformers := informers.NewSharedInformerFactoryWithOptions(f.host, 0,
-		informers.WithTransform(controllercache.NewTransform()))
+		informers.WithTransform(podcache.NewTransform()))
 	maintenanceInformers := externalversions.NewSharedInformerFactory(f.maintenance, 0)
 	f.nodes, f.Controller = newControllers(f.t, nodecontroller.Config{
 		Host: f.host, HostInformers: hostInformers, Maintenance: f.maintenance,
 		MaintenanceInformers: maintenanceInformers,
 		Recorder:             f.recorder, Clock: f.clock, Evacuators: f.evacuatorsOn.Clone(), StorageID: testStorage,
 		AdoptStorage: f.adopted, AdvertisePlanned: f.advertise,
-		Rights: noderights.NewCache(noderights.CacheConfig{Authorizer: f.rights, Clock: f.clock}),
+		Rights: rights.NewCache(rights.CacheConfig{Authorizer: f.rights, Clock: f.clock}),
 	}, nodestate.Config{Evictions: f.evictions, OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"}})
 	watched := []string{"nodes", "pods", "volumeattachments", "nodemaintenances", "evacuations"}
 	begun := f.watches.Fewest(watched...)
@@ -203,9 +203,9 @@ func (f *fixture) create(o runtime.Object) {
 		_, err = f.host.SchedulingV1().PriorityClasses().Create(f.ctx, o, metav1.CreateOptions{})
 	case *storagev1.VolumeAttachment:
 		_, err = f.host.StorageV1().VolumeAttachments().Create(f.ctx, o, metav1.CreateOptions{})
-	case *maintenancev1alpha1.NodeMaintenance:
+	case *v1alpha1.NodeMaintenance:
 		_, err = f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Create(f.ctx, o, metav1.CreateOptions{})
-	case *maintenancev1alpha1.Evacuation:
+	case *v1alpha1.Evacuation:
 		_, err = f.maintenance.MaintenanceV1alpha1().Evacuations(o.Namespace).Create(f.ctx, o, metav1.CreateOptions{})
 	default:
 		f.t.Fatalf("cannot create %T", o)
@@ -243,7 +243,7 @@ func (f *fixture) authorized() {
 	for asked := -1; asked != f.rights.count(); {
 		asked = f.rights.count()
 		for _, nm := range f.maintenanceList() {
-			if maintenancev1alpha1.IsHolding(nm) {
+			if v1alpha1.IsHolding(nm) {
 				f.Controller.rights.Ask(f.ctx, nm.Spec.RequestedBy, f.selection.NodesOf(nm.Name))
 			}
 		}
@@ -256,7 +256,7 @@ func sameObjects[T metav1.Object](cached, stored []T) bool {
 		plain := any(o).(runtime.Object).DeepCopyObject()
 		// Objects of informers have no kind.
 		plain.GetObjectKind().SetGroupVersionKind(schema.GroupVersionKind{})
-		stripped, _ := controllercache.Strip(plain)
+		stripped, _ := podcache.Strip(plain)
 		o = stripped.(T)
 		data, _ := json.Marshal(o)
 		return string(data)
@@ -420,15 +420,15 @@ func (f *fixture) volumeAttachments() []*storagev1.VolumeAttachment {
 		f.host.StorageV1().VolumeAttachments().List(f.ctx, metav1.ListOptions{}))
 }
 
-func (f *fixture) maintenanceList() []*maintenancev1alpha1.NodeMaintenance {
+func (f *fixture) maintenanceList() []*v1alpha1.NodeMaintenance {
 	f.t.Helper()
-	return objects(f, func(l *maintenancev1alpha1.NodeMaintenanceList) []maintenancev1alpha1.NodeMaintenance { return l.Items })(
+	return objects(f, func(l *v1alpha1.NodeMaintenanceList) []v1alpha1.NodeMaintenance { return l.Items })(
 		f.maintenance.MaintenanceV1alpha1().NodeMaintenances().List(f.ctx, metav1.ListOptions{}))
 }
 
-func (f *fixture) evacuationList() []*maintenancev1alpha1.Evacuation {
+func (f *fixture) evacuationList() []*v1alpha1.Evacuation {
 	f.t.Helper()
-	return objects(f, func(l *maintenancev1alpha1.EvacuationList) []maintenancev1alpha1.Evacuation { return l.Items })(
+	return objects(f, func(l *v1alpha1.EvacuationList) []v1alpha1.Evacuation { return l.Items })(
 		f.maintenance.MaintenanceV1alpha1().Evacuations("").List(f.ctx, metav1.ListOptions{}))
 }
 
@@ -450,7 +450,7 @@ func (f *fixture) updateNode(name string, modify func(*corev1.Node)) {
 	}
 }
 
-func (f *fixture) nm(name string) *maintenancev1alpha1.NodeMaintenance {
+func (f *fixture) nm(name string) *v1alpha1.NodeMaintenance {
 	f.t.Helper()
 	nm, err := f.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(f.ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -461,7 +461,7 @@ func (f *fixture) nm(name string) *maintenancev1alpha1.NodeMaintenance {
 
 // enter moves a maintenance to a stage as the API server does, and waits until the cache shows it.
 // The fake cluster knows no conflicts: a status write with an older version would undo the stage.
-func (f *fixture) enter(name string, stage maintenancev1alpha1.NodeMaintenanceStage) {
+func (f *fixture) enter(name string, stage v1alpha1.NodeMaintenanceStage) {
 	f.t.Helper()
 	nm := f.nm(name)
 	atStage(stage)(nm)
@@ -497,7 +497,7 @@ func (f *fixture) deletePod(name string) {
 func (f *fixture) evacuating() []string {
 	out := []string{}
 	for _, e := range f.evacuationList() {
-		if slices.Contains(e.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance) {
+		if slices.Contains(e.Finalizers, v1alpha1.FinalizerInstigatorNodeMaintenance) {
 			out = append(out, e.Spec.PodRef.Name)
 		}
 	}
@@ -512,7 +512,7 @@ func (f *fixture) wantEvacuating(names ...string) {
 	}
 }
 
-func (f *fixture) nodeStatus(maintenance, node string) maintenancev1alpha1.NodeMaintenanceNodeStatus {
+func (f *fixture) nodeStatus(maintenance, node string) v1alpha1.NodeMaintenanceNodeStatus {
 	f.t.Helper()
 	for _, n := range f.nm(maintenance).Status.NodeStatuses {
 		if n.NodeRef.Name == node {
@@ -520,5 +520,5 @@ func (f *fixture) nodeStatus(maintenance, node string) maintenancev1alpha1.NodeM
 		}
 	}
 	f.t.Fatalf("the status has no node %s", node)
-	return maintenancev1alpha1.NodeMaintenanceNodeStatus{}
+	return v1alpha1.NodeMaintenanceNodeStatus{}
 }

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
 )
@@ -53,7 +53,7 @@ func (f *forecasts) reconcile(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if !maintenancev1alpha1.IsDraining(nm) {
+	if !v1alpha1.IsDraining(nm) {
 		return nil
 	}
 	preview, err := f.c.maintenance.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
@@ -73,7 +73,7 @@ func (f *forecasts) reconcile(ctx context.Context, name string) error {
 }
 
 // describeBlockers names the worst blockers of a preview, "" if there are none.
-func describeBlockers(preview *maintenancev1alpha1.NodeMaintenancePreview) string {
+func describeBlockers(preview *v1alpha1.NodeMaintenancePreview) string {
 	var named []string
 	for i := range preview.Blockers {
 		if len(named) == forecastNamed {
@@ -88,7 +88,7 @@ func describeBlockers(preview *maintenancev1alpha1.NodeMaintenancePreview) strin
 	return text
 }
 
-func describeBlocker(b *maintenancev1alpha1.PreviewBlocker) string {
+func describeBlocker(b *v1alpha1.PreviewBlocker) string {
 	about := ""
 	switch {
 	case len(b.Budgets) > 0:

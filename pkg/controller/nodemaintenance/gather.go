@@ -18,13 +18,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/drain/holds"
+	"haulout.dev/haulout/pkg/drain/marks"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 // facts are all inputs of a decision.
@@ -60,7 +60,7 @@ type facts struct {
 	live *string
 	// later is the maintenance of a later shutdown of the same node for which the machine has gone
 	// down, if the subject is of a shutdown.
-	later *maintenancev1alpha1.NodeMaintenance
+	later *v1alpha1.NodeMaintenance
 	// held are the nodes on which something of a maintenance is left that ends.
 	held sets.Set[string]
 	// wake is when one of these facts changes without an event, 0 if none does.
@@ -71,7 +71,7 @@ type facts struct {
 
 // member is a maintenance with its nodes.
 type member struct {
-	*maintenancev1alpha1.NodeMaintenance
+	*v1alpha1.NodeMaintenance
 	// nodes are all nodes that it selects, sorted by name.
 	nodes []memberNode
 	// inside are those that its waves wait for, in the same order: the requester may delete them
@@ -90,7 +90,7 @@ type memberNode struct {
 
 // exclusion is why a node is outside the waves, and since when.
 type exclusion struct {
-	reason maintenancev1alpha1.NodeStatusReason
+	reason v1alpha1.NodeStatusReason
 	why    string
 	since  time.Time
 }
@@ -98,18 +98,18 @@ type exclusion struct {
 // drained is the reason of the condition Drained of a maintenance with such a node.
 func (e *exclusion) drained() string {
 	switch e.reason {
-	case maintenancev1alpha1.NodeStatusNotAuthorized:
-		return maintenancev1alpha1.ReasonNotAuthorized
-	case maintenancev1alpha1.NodeStatusTooManyMaintenances:
-		return maintenancev1alpha1.ReasonTooManyMaintenances
+	case v1alpha1.NodeStatusNotAuthorized:
+		return v1alpha1.ReasonNotAuthorized
+	case v1alpha1.NodeStatusTooManyMaintenances:
+		return v1alpha1.ReasonTooManyMaintenances
 	default:
-		return maintenancev1alpha1.ReasonNodeNotCordoned
+		return v1alpha1.ReasonNodeNotCordoned
 	}
 }
 
 // formerNode is a node that a maintenance does not select any more and that its status has.
 type formerNode struct {
-	*maintenancev1alpha1.NodeMaintenanceNodeStatus
+	*v1alpha1.NodeMaintenanceNodeStatus
 	// gone: there is no node of this name. released: nothing of the maintenance is left on it.
 	gone, released bool
 	err            error
@@ -131,26 +131,26 @@ func sooner(a, b time.Duration) time.Duration {
 }
 
 // gather reads all inputs of the decision about a maintenance.
-func (c *Controller) gather(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*facts, error) {
+func (c *Controller) gather(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*facts, error) {
 	f := &facts{
 		now: c.clock.Now(), subject: &member{NodeMaintenance: nm}, troubles: map[string]loop.Failure{}, refusals: map[types.UID]refusal{},
 		stallTimeout: c.stallTimeout, longGrace: c.longGrace,
 	}
-	if maintenancev1alpha1.IsEnding(nm) {
+	if v1alpha1.IsEnding(nm) {
 		f.held = c.heldNodes(nm)
 		for name := range f.held {
 			c.gatherTrouble(f, name)
 		}
 		return f, nil
 	}
-	if maintenancev1alpha1.IsHolding(nm) {
+	if v1alpha1.IsHolding(nm) {
 		if f.later = c.laterShutdown(nm); f.later != nil {
 			return f, nil
 		}
 	}
 	places := newPlaces(c)
 	f.subject = c.member(ctx, f, nm, places)
-	if maintenancev1alpha1.IsDraining(nm) {
+	if v1alpha1.IsDraining(nm) {
 		if err := c.gatherDrain(ctx, f, places); err != nil {
 			return nil, err
 		}
@@ -233,7 +233,7 @@ func (c *Controller) gatherFormer(f *facts) {
 		}
 		node, exists, err := c.state.Nodes.Get(name)
 		former.err, former.gone = err, err == nil && !exists
-		former.released = err == nil && exists && !nodemarks.UIDs(node).Has(f.subject.UID) && c.isQuiet(name)
+		former.released = err == nil && exists && !marks.UIDs(node).Has(f.subject.UID) && c.isQuiet(name)
 		c.gatherTrouble(f, name)
 		f.former = append(f.former, former)
 	}
@@ -242,7 +242,7 @@ func (c *Controller) gatherFormer(f *facts) {
 // stays reports whether a pod of this server is left on its node.
 func (f *facts) stays(pod *corev1.Pod) bool {
 	view := f.views[pod.Spec.NodeName]
-	return view != nil && slices.ContainsFunc(view.Pods, func(p nodestate.Pod) bool { return p.UID == pod.UID && p.Kept == drainplan.LeftOwn })
+	return view != nil && slices.ContainsFunc(view.Pods, func(p nodestate.Pod) bool { return p.UID == pod.UID && p.Kept == drainplan.KeptOwn })
 }
 
 // drainers returns the maintenances that drain each of some nodes.
@@ -286,7 +286,7 @@ func (c *Controller) component(ctx context.Context, f *facts, places *places) ([
 			}
 			seen[name] = true
 			other, err := c.get(name)
-			if apierrors.IsNotFound(err) || err == nil && !maintenancev1alpha1.IsDraining(other) {
+			if apierrors.IsNotFound(err) || err == nil && !v1alpha1.IsDraining(other) {
 				continue
 			}
 			if err != nil {
@@ -300,13 +300,13 @@ func (c *Controller) component(ctx context.Context, f *facts, places *places) ([
 
 // member reads which nodes of a maintenance its waves wait for. An Idle maintenance touches no
 // node, so member asks no authorizer.
-func (c *Controller) member(ctx context.Context, f *facts, nm *maintenancev1alpha1.NodeMaintenance, places *places) *member {
+func (c *Controller) member(ctx context.Context, f *facts, nm *v1alpha1.NodeMaintenance, places *places) *member {
 	selected := c.selection.NodesOf(nm.Name)
 	m := &member{NodeMaintenance: nm, nodes: make([]memberNode, len(selected)), inside: selected}
 	for i, node := range selected {
 		m.nodes[i].Node = node
 	}
-	if !maintenancev1alpha1.IsHolding(nm) {
+	if !v1alpha1.IsHolding(nm) {
 		return m
 	}
 	answers := c.rights.Ask(ctx, nm.Spec.RequestedBy, selected)
@@ -316,7 +316,7 @@ func (c *Controller) member(ctx context.Context, f *facts, nm *maintenancev1alph
 		node, answer := &m.nodes[i], answers[m.nodes[i].Name]
 		// The annotations are read only where they decide: for most nodes of a drain the answer is
 		// enough.
-		holds := (answer.Err != nil || tooLarge != nil) && nodemarks.Holds(node.Node, nm)
+		holds := (answer.Err != nil || tooLarge != nil) && marks.Holds(node.Node, nm)
 		node.outside = c.whyOutside(ctx, f, nm, node.Node, outsideFacts{answer, holds, tooLarge, places})
 		if node.outside == nil {
 			node.unanswered = answer.Err != nil && !holds
@@ -328,7 +328,7 @@ func (c *Controller) member(ctx context.Context, f *facts, nm *maintenancev1alph
 
 // outsideFacts is what decides whether a node is inside the waves of a maintenance.
 type outsideFacts struct {
-	answer   noderights.Answer
+	answer   rights.Answer
 	holds    bool
 	tooLarge error
 	places   *places
@@ -338,20 +338,20 @@ type outsideFacts struct {
 // requester may not delete it, there is no place for another maintenance, the status has no room
 // for it, it could not be cordoned for a minute, its cordon is undone repeatedly, or the authorizer
 // has not answered for a minute.
-func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node, o outsideFacts) *exclusion {
-	entered := maintenancev1alpha1.StageEntered(nm, maintenancev1alpha1.NodeMaintenanceStageCordon)
+func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *v1alpha1.NodeMaintenance, node *corev1.Node, o outsideFacts) *exclusion {
+	entered := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageCordon)
 	switch {
 	case o.answer.Err == nil && !o.answer.Allowed:
-		message := drainplan.NotAuthorizedMessage(maintenancev1alpha1.RequesterOf(nm))
-		return &exclusion{reason: maintenancev1alpha1.NodeStatusNotAuthorized, why: strings.TrimPrefix(message, drainplan.NotDrained)}
+		message := drainplan.NotAuthorizedMessage(v1alpha1.RequesterOf(nm))
+		return &exclusion{reason: v1alpha1.NodeStatusNotAuthorized, why: strings.TrimPrefix(message, drainplan.NotDrained)}
 	case o.places.lacksOne(ctx, nm, node):
-		return &exclusion{maintenancev1alpha1.NodeStatusTooManyMaintenances, noPlace, entered}
+		return &exclusion{v1alpha1.NodeStatusTooManyMaintenances, noPlace, entered}
 	case !o.holds && o.tooLarge != nil:
-		return &exclusion{maintenancev1alpha1.NodeStatusNotCordoned, o.tooLarge.Error(), entered}
+		return &exclusion{v1alpha1.NodeStatusNotCordoned, o.tooLarge.Error(), entered}
 	}
 	if since, fought := c.state.Cordons.Fought(node); fought {
 		f.wake = sooner(f.wake, max(time.Second, nodestate.FightWindow-f.now.Sub(since)))
-		return &exclusion{maintenancev1alpha1.NodeStatusNotCordoned, "its cordon is undone repeatedly", since}
+		return &exclusion{v1alpha1.NodeStatusNotCordoned, "its cordon is undone repeatedly", since}
 	}
 	if node.Spec.Unschedulable && (o.holds || o.answer.Err == nil) {
 		return nil
@@ -360,10 +360,10 @@ func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *maintenancev1
 	if f.wake = sooner(f.wake, next); trouble == nil {
 		return nil
 	}
-	return &exclusion{maintenancev1alpha1.NodeStatusNotCordoned, trouble.Text, trouble.Since}
+	return &exclusion{v1alpha1.NodeStatusNotCordoned, trouble.Text, trouble.Since}
 }
 
-func (m *member) username() string { return maintenancev1alpha1.RequesterOf(m.NodeMaintenance) }
+func (m *member) username() string { return v1alpha1.RequesterOf(m.NodeMaintenance) }
 
 // world is what the planner is asked about.
 func (f *facts) world() drainplan.World {
@@ -372,7 +372,7 @@ func (f *facts) world() drainplan.World {
 	for _, m := range f.draining {
 		pm := drainplan.Maintenance{
 			Name: m.Name, Created: m.CreationTimestamp.Time, Plan: m.Spec.DrainPlan,
-			Nodes: make([]string, 0, len(m.inside)), Before: make(map[string][]maintenancev1alpha1.DrainPlanEntry, len(m.inside)),
+			Nodes: make([]string, 0, len(m.inside)), Before: make(map[string][]v1alpha1.DrainPlanEntry, len(m.inside)),
 		}
 		pm.Uncordoned = m.uncordoned()
 		for _, node := range m.inside {
@@ -390,12 +390,12 @@ func (f *facts) world() drainplan.World {
 	return w
 }
 
-func refOf(node *corev1.Node) maintenancev1alpha1.NodeReference {
-	return maintenancev1alpha1.NodeReference{Name: node.Name, UID: node.UID}
+func refOf(node *corev1.Node) v1alpha1.NodeReference {
+	return v1alpha1.NodeReference{Name: node.Name, UID: node.UID}
 }
 
 // maintenances returns all maintenances.
-func (c *Controller) maintenances() []*maintenancev1alpha1.NodeMaintenance {
+func (c *Controller) maintenances() []*v1alpha1.NodeMaintenance {
 	all, err := c.maintenanceLister.List(labels.Everything())
 	if err != nil {
 		utilruntime.HandleError(fmt.Errorf("list maintenances from the cache: %w", err))
@@ -404,10 +404,10 @@ func (c *Controller) maintenances() []*maintenancev1alpha1.NodeMaintenance {
 }
 
 // noPlace is why a maintenance does not hold a node that as many others hold as may.
-var noPlace = fmt.Sprintf("%s: %d other maintenances hold the node", maintenancev1alpha1.ReasonTooManyMaintenances, protocol.MaxHolders)
+var noPlace = fmt.Sprintf("%s: %d other maintenances hold the node", v1alpha1.ReasonTooManyMaintenances, protocol.MaxHolders)
 
 // places knows which nodes have no place for another maintenance. As the controller of nodes does,
-// it has nodemarks.Choose decide among the maintenances that want to hold a node. The annotations
+// it has marks.Choose decide among the maintenances that want to hold a node. The annotations
 // of the node only tell which of them hold it although their requesters have lost the right to: if
 // its kubelet erases them, no other maintenance gets a place. Only a node that more maintenances
 // select than may hold it is read, once in a sync.
@@ -425,7 +425,7 @@ func newPlaces(c *Controller) *places { return &places{c: c, byNode: map[string]
 
 // lacksOne reports whether a maintenance in stage Cordon or Drain does not hold a node because
 // others have all places.
-func (p *places) lacksOne(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) bool {
+func (p *places) lacksOne(ctx context.Context, nm *v1alpha1.NodeMaintenance, node *corev1.Node) bool {
 	if p.c.selection.CountOn(node.Name) <= protocol.MaxHolders {
 		return false
 	}
@@ -438,9 +438,9 @@ func (p *places) lacksOne(ctx context.Context, nm *maintenancev1alpha1.NodeMaint
 }
 
 func (p *places) of(ctx context.Context, node *corev1.Node) nodePlaces {
-	holders := nodemarks.HoldersOf(node)
-	selecting := p.c.holders.Which(node.Name, maintenancev1alpha1.IsHolding)
-	chosen := nodemarks.Choose(node.Name, selecting, 0, func(nm *maintenancev1alpha1.NodeMaintenance) bool {
+	holders := marks.HoldersOf(node)
+	selecting := p.c.holders.Which(node.Name, v1alpha1.IsHolding)
+	chosen := marks.Choose(node.Name, selecting, 0, func(nm *v1alpha1.NodeMaintenance) bool {
 		return holders.Has(nm) || p.mayTake(ctx, nm, node)
 	})
 	uids := sets.New[types.UID]()
@@ -448,7 +448,7 @@ func (p *places) of(ctx context.Context, node *corev1.Node) nodePlaces {
 		uids.Insert(nm.UID)
 	}
 	taken := len(chosen)
-	if slices.ContainsFunc(chosen, func(nm *maintenancev1alpha1.NodeMaintenance) bool { return nodemarks.IsShutdownOf(node.Name, nm) }) {
+	if slices.ContainsFunc(chosen, func(nm *v1alpha1.NodeMaintenance) bool { return marks.IsShutdownOf(node.Name, nm) }) {
 		// One of them needs none.
 		taken--
 	}
@@ -456,7 +456,7 @@ func (p *places) of(ctx context.Context, node *corev1.Node) nodePlaces {
 }
 
 // mayTake reports whether a maintenance may take a node that it does not hold.
-func (p *places) mayTake(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, node *corev1.Node) bool {
+func (p *places) mayTake(ctx context.Context, nm *v1alpha1.NodeMaintenance, node *corev1.Node) bool {
 	if p.c.selection.TooLarge(nm) != nil {
 		return false
 	}

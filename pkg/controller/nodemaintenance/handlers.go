@@ -13,12 +13,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
+	"haulout.dev/haulout/pkg/drain/marks"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // subscribe has the maintenances enqueued that an event concerns.
@@ -26,7 +26,7 @@ func (c *Controller) subscribe(volumes cache.SharedIndexInformer) error {
 	c.selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged, Released: c.nodeReleased})
 	c.state.Subscribe(nodestate.Subscriber{Pod: c.podChanged, Evacuation: c.evacuationChanged, Changed: c.stateChanged})
 	c.rights.Subscribe(c.enqueueNode)
-	registration, err := volumes.AddEventHandler(controllercache.HandlerOf(c.volumeAttachmentChanged))
+	registration, err := volumes.AddEventHandler(podcache.HandlerOf(c.volumeAttachmentChanged))
 	if err != nil {
 		return fmt.Errorf("watch volume attachments: %w", err)
 	}
@@ -34,7 +34,7 @@ func (c *Controller) subscribe(volumes cache.SharedIndexInformer) error {
 	return nil
 }
 
-func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMaintenance) {
+func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 	c.gauges.update()
 	if nm == nil {
 		c.enqueueNeighbours(old)
@@ -50,17 +50,17 @@ func (c *Controller) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMainten
 	if !statusOnly {
 		c.queue.Add(nm.Name)
 	}
-	if old != nil && maintenancev1alpha1.IsHolding(old) != maintenancev1alpha1.IsHolding(nm) || !statusOnly || !drainplan.SameTargets(old, nm) {
+	if old != nil && v1alpha1.IsHolding(old) != v1alpha1.IsHolding(nm) || !statusOnly || !drainplan.SameTargets(old, nm) {
 		// Not gathered with other events: they wait for these targets to be stored.
 		c.enqueueNeighbours(nm)
 	}
-	if maintenancev1alpha1.IsEnding(nm) && !statusOnly {
+	if v1alpha1.IsEnding(nm) && !statusOnly {
 		c.enqueueEvacuationsOf(nm)
 	}
 }
 
 // enqueueNeighbours enqueues the maintenances that share a node with nm, without a delay.
-func (c *Controller) enqueueNeighbours(nm *maintenancev1alpha1.NodeMaintenance) {
+func (c *Controller) enqueueNeighbours(nm *v1alpha1.NodeMaintenance) {
 	for _, name := range c.selection.Neighbours(c.selection.NodesOf(nm.Name)) {
 		if name != nm.Name {
 			c.queue.Add(name)
@@ -82,13 +82,13 @@ func (c *Controller) nodeChanged(change selection.NodeChange) {
 	}
 	if old != nil {
 		// A maintenance that the node does not name any more may have been waiting for that.
-		c.enqueue(sets.List(nodemarks.Names(old)))
+		c.enqueue(sets.List(marks.Names(old)))
 	}
 }
 
 // sameNode reports whether nothing has changed about a node that this controller reads.
 func sameNode(a, b *corev1.Node) bool {
-	return a.UID == b.UID && a.Spec.Unschedulable == b.Spec.Unschedulable && labels.Equals(a.Labels, b.Labels) && nodemarks.Same(a, b) &&
+	return a.UID == b.UID && a.Spec.Unschedulable == b.Spec.Unschedulable && labels.Equals(a.Labels, b.Labels) && marks.Same(a, b) &&
 		drainplan.IsTainted(a) == drainplan.IsTainted(b) && protocol.StaticPodFactsOf(a) == protocol.StaticPodFactsOf(b)
 }
 
@@ -97,7 +97,7 @@ func sameNode(a, b *corev1.Node) bool {
 func (c *Controller) stateChanged(name string) {
 	c.enqueueNode(name)
 	if node, err := c.nodeLister.Get(name); err == nil {
-		c.enqueue(sets.List(nodemarks.Names(node)))
+		c.enqueue(sets.List(marks.Names(node)))
 	}
 }
 
@@ -108,7 +108,7 @@ func (c *Controller) nodeReleased(node string) {
 }
 
 func (c *Controller) podChanged(old, pod *corev1.Pod) {
-	if old != nil && pod != nil && controllercache.NodeOf(old) != controllercache.NodeOf(pod) {
+	if old != nil && pod != nil && podcache.NodeOf(old) != podcache.NodeOf(pod) {
 		// No maintenance may hold its new node, but its Evacuation is from the old one.
 		if e := c.state.EvacuationOf(pod); e != nil {
 			c.withdrawals.enqueue(e)
@@ -116,12 +116,12 @@ func (c *Controller) podChanged(old, pod *corev1.Pod) {
 	}
 	for _, p := range []*corev1.Pod{old, pod} {
 		if p != nil {
-			c.enqueueNode(controllercache.NodeOf(p))
+			c.enqueueNode(podcache.NodeOf(p))
 		}
 	}
 }
 
-func (c *Controller) evacuationChanged(old, evacuation *maintenancev1alpha1.Evacuation) {
+func (c *Controller) evacuationChanged(old, evacuation *v1alpha1.Evacuation) {
 	latest := evacuation
 	if latest == nil {
 		latest = old
@@ -132,7 +132,7 @@ func (c *Controller) evacuationChanged(old, evacuation *maintenancev1alpha1.Evac
 
 // enqueueEvacuationsOf has the Evacuations of the nodes of a maintenance withdrawn that no other
 // one wants.
-func (c *Controller) enqueueEvacuationsOf(nm *maintenancev1alpha1.NodeMaintenance) {
+func (c *Controller) enqueueEvacuationsOf(nm *v1alpha1.NodeMaintenance) {
 	names := c.touchedNodes(nm)
 	for _, node := range c.selection.NodesOf(nm.Name) {
 		names.Insert(node.Name)

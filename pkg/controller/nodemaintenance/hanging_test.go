@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	typed "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
 )
@@ -55,14 +55,14 @@ type hangingEvacuations struct {
 	h *hanging
 }
 
-func (e hangingEvacuations) Create(ctx context.Context, obj *maintenancev1alpha1.Evacuation, o metav1.CreateOptions) (*maintenancev1alpha1.Evacuation, error) {
+func (e hangingEvacuations) Create(ctx context.Context, obj *v1alpha1.Evacuation, o metav1.CreateOptions) (*v1alpha1.Evacuation, error) {
 	if err := e.h.call(ctx, obj.Spec.PodRef.Name); err != nil {
 		return nil, err
 	}
 	return e.EvacuationInterface.Create(ctx, obj, o)
 }
 
-func (e hangingEvacuations) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, o metav1.PatchOptions, subresources ...string) (*maintenancev1alpha1.Evacuation, error) {
+func (e hangingEvacuations) Patch(ctx context.Context, name string, pt types.PatchType, data []byte, o metav1.PatchOptions, subresources ...string) (*v1alpha1.Evacuation, error) {
 	if err := e.h.call(ctx, name); err != nil {
 		return nil, err
 	}

@@ -19,12 +19,12 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/marks"
 )
 
 // numbered returns maintenances m-000, m-001 and so on, each a minute older than the one before.
-func numbered(n int, modify ...func(*maintenancev1alpha1.NodeMaintenance)) []apiruntime.Object {
+func numbered(n int, modify ...func(*v1alpha1.NodeMaintenance)) []apiruntime.Object {
 	var objects []apiruntime.Object
 	for i := range n {
 		objects = append(objects, newMaintenance(fmt.Sprintf("m-%03d", i), append(modify, createdMinute(1000-i))...))
@@ -33,11 +33,11 @@ func numbered(n int, modify ...func(*maintenancev1alpha1.NodeMaintenance)) []api
 }
 
 // shutdownOf makes a maintenance that of a shutdown of a node.
-func shutdownOf(node, boot string) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) {
+func shutdownOf(node, boot string) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
 		nm.Name = protocol.ShutdownName(node, boot)
 		nm.UID = types.UID("uid-" + nm.Name)
-		nm.Annotations = map[string]string{maintenancev1alpha1.AnnotationBootID: boot}
+		nm.Annotations = map[string]string{v1alpha1.AnnotationBootID: boot}
 		nm.Spec.NodeSelector = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
 			MatchFields: []corev1.NodeSelectorRequirement{
 				{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{node}},
@@ -77,7 +77,7 @@ func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
 		f.updateNode("one", inPool("blue"))
 		f.converge()
 
-		holders := nodemarks.HoldersOf(f.node("one"))
+		holders := marks.HoldersOf(f.node("one"))
 		if len(holders) != protocol.MaxHolders || holders["m-000"] != "" || holders["m-001"] != "" {
 			t.Errorf("got %d holders of the node, want the oldest %d, which are not m-000 and m-001", len(holders), protocol.MaxHolders)
 		}
@@ -87,7 +87,7 @@ func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
 			if got := status.DrainMessage == message; got != want {
 				t.Errorf("the message of %s for the node is %q, want that of the limit: %t", name, status.DrainMessage, want)
 			}
-			if got := maintenancev1alpha1.IsLeftAlone(&status); got != want {
+			if got := v1alpha1.IsLeftAlone(&status); got != want {
 				t.Errorf("%s leaves the node alone: %t, want %t", name, got, want)
 			}
 			if got := len(status.DrainTargets) == 0; got != want {
@@ -98,16 +98,16 @@ func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
 		f.deletePod("p")
 		f.wait(time.Minute)
 		f.converge()
-		for name, want := range map[string]string{"m-001": maintenancev1alpha1.ReasonTooManyMaintenances, "m-051": maintenancev1alpha1.ReasonDrainComplete} {
-			if got := conditionOf(f.nm(name), maintenancev1alpha1.ConditionDrained); got == nil || got.Reason != want {
+		for name, want := range map[string]string{"m-001": v1alpha1.ReasonTooManyMaintenances, "m-051": v1alpha1.ReasonDrainComplete} {
+			if got := conditionOf(f.nm(name), v1alpha1.ConditionDrained); got == nil || got.Reason != want {
 				t.Errorf("the condition Drained of %s is %v, want the reason %s", name, got, want)
 			}
 		}
 
 		t.Log("a holder completes: the oldest one that waits takes its place")
-		f.enter("m-051", maintenancev1alpha1.NodeMaintenanceStageComplete)
+		f.enter("m-051", v1alpha1.NodeMaintenanceStageComplete)
 		f.converge()
-		holders = nodemarks.HoldersOf(f.node("one"))
+		holders = marks.HoldersOf(f.node("one"))
 		if len(holders) != protocol.MaxHolders || holders["m-051"] != "" || holders["m-000"] != "" || holders["m-001"] == "" {
 			t.Errorf("got holders %v, want m-001 in place of m-051", holders)
 		}
@@ -118,7 +118,7 @@ func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
 // annotations name the maintenances that hold it, and that its conditions are written.
 func TestTooManyMaintenancesOfANodeWriteItOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, append(numbered(51, createdAt(maintenancev1alpha1.NodeMaintenanceStageCordon)), newNode("one"), newNode("two"))...)
+		f := newFixture(t, append(numbered(51, createdAt(v1alpha1.NodeMaintenanceStageCordon)), newNode("one"), newNode("two"))...)
 		f.converge()
 		writes := 0
 		f.host.PrependReactor("patch", "nodes", func(clienttesting.Action) (bool, apiruntime.Object, error) {
@@ -136,7 +136,7 @@ func TestTooManyMaintenancesOfANodeWriteItOnce(t *testing.T) {
 			t.Errorf("got %d writes of nodes in 5 rounds without any change, want none", writes)
 		}
 		hasCondition := func(c corev1.NodeCondition) bool {
-			return c.Type == maintenancev1alpha1.NodeConditionMaintenanceInProgress
+			return c.Type == v1alpha1.NodeConditionMaintenanceInProgress
 		}
 		if !slices.ContainsFunc(f.node("one").Status.Conditions, hasCondition) {
 			t.Error("the node does not have the condition of a maintenance")
@@ -148,11 +148,11 @@ func TestTooManyMaintenancesOfANodeWriteItOnce(t *testing.T) {
 // node has room for.
 func TestAdvertisedMaintenancesAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, append(numbered(60, createdAt(maintenancev1alpha1.NodeMaintenanceStageIdle)), newNode("one"))...)
+		f := newFixture(t, append(numbered(60, createdAt(v1alpha1.NodeMaintenanceStageIdle)), newNode("one"))...)
 		f.advertise = true
 		f.restart()
 		f.converge()
-		recorded := nodemarks.ReadConditions(f.node("one")).Maintenances
+		recorded := marks.ReadConditions(f.node("one")).Maintenances
 		if _, oldest := recorded["m-059"]; len(recorded) != protocol.MaxHolders || !oldest {
 			t.Errorf("got %d maintenances in the annotation, want the oldest %d", len(recorded), protocol.MaxHolders)
 		}
@@ -167,11 +167,11 @@ func TestShutdownHasAPlaceOfItsOwn(t *testing.T) {
 		f := newFixture(t, objects...)
 		f.converge()
 		name := protocol.ShutdownName("one", "boot-1")
-		holders := nodemarks.HoldersOf(f.node("one"))
+		holders := marks.HoldersOf(f.node("one"))
 		if len(holders) != protocol.MaxHolders+1 || holders[name] == "" || holders["m-000"] != "" {
 			t.Errorf("got %d holders of the node, want the shutdown and the oldest %d others", len(holders), protocol.MaxHolders)
 		}
-		if got := f.nodeStatus(name, "one").DrainMessage; strings.Contains(got, maintenancev1alpha1.ReasonTooManyMaintenances) {
+		if got := f.nodeStatus(name, "one").DrainMessage; strings.Contains(got, v1alpha1.ReasonTooManyMaintenances) {
 			t.Errorf("the shutdown does not drain its node: %s", got)
 		}
 	})
@@ -186,10 +186,10 @@ func TestEarlierShutdownHasNoPlaceOfItsOwn(t *testing.T) {
 			newMaintenance("", createdMinute(2001), shutdownOf("one", "boot-2")))
 		f := newFixture(t, objects...)
 		f.converge()
-		holders := nodemarks.HoldersOf(f.node("one"))
+		holders := marks.HoldersOf(f.node("one"))
 		for name, lacksOne := range map[string]bool{protocol.ShutdownName("one", "boot-1"): true, protocol.ShutdownName("one", "boot-2"): false, "m-000": true, "m-050": false} {
 			message := f.nodeStatus(name, "one").DrainMessage
-			if holds := holders[name] != ""; holds == lacksOne || strings.Contains(message, maintenancev1alpha1.ReasonTooManyMaintenances) != lacksOne {
+			if holds := holders[name] != ""; holds == lacksOne || strings.Contains(message, v1alpha1.ReasonTooManyMaintenances) != lacksOne {
 				t.Errorf("%s holds the node: %t, and its message is %q; want that it lacks a place: %t", name, holds, message, lacksOne)
 			}
 		}
@@ -207,7 +207,7 @@ func TestPlacesOutliveAnnotations(t *testing.T) {
 		for i := range 60 {
 			name := fmt.Sprintf("m-%03d", i)
 			f.syncOnce(name)
-			lacksOne := strings.Contains(f.nodeStatus(name, "one").DrainMessage, maintenancev1alpha1.ReasonTooManyMaintenances)
+			lacksOne := strings.Contains(f.nodeStatus(name, "one").DrainMessage, v1alpha1.ReasonTooManyMaintenances)
 			if want := i < 10; lacksOne != want {
 				t.Errorf("%s lacks a place: %t, want %t", name, lacksOne, want)
 			}
@@ -234,14 +234,14 @@ func TestLaterShutdownSupersedes(t *testing.T) {
 		f.converge()
 		f.create(newMaintenance("", createdMinute(2), shutdownOf("one", bootNumber(2))))
 		f.converge()
-		if got := f.nm(earlier).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageDrain {
+		if got := f.nm(earlier).Spec.Stage; got != v1alpha1.NodeMaintenanceStageDrain {
 			t.Errorf("the earlier shutdown is at stage %s before the node goes down for the later one", got)
 		}
 		f.updateNode("one", inBoot(bootNumber(3)))
 		f.converge()
-		for name, want := range map[string]maintenancev1alpha1.NodeMaintenanceStage{
-			earlier: maintenancev1alpha1.NodeMaintenanceStageComplete, later: maintenancev1alpha1.NodeMaintenanceStageDrain,
-			"other": maintenancev1alpha1.NodeMaintenanceStageDrain, protocol.ShutdownName("two", bootNumber(1)): maintenancev1alpha1.NodeMaintenanceStageDrain,
+		for name, want := range map[string]v1alpha1.NodeMaintenanceStage{
+			earlier: v1alpha1.NodeMaintenanceStageComplete, later: v1alpha1.NodeMaintenanceStageDrain,
+			"other": v1alpha1.NodeMaintenanceStageDrain, protocol.ShutdownName("two", bootNumber(1)): v1alpha1.NodeMaintenanceStageDrain,
 		} {
 			if got := f.nm(name).Spec.Stage; got != want {
 				t.Errorf("%s is at stage %s, want %s", name, got, want)
@@ -259,10 +259,10 @@ func TestCancelledShutdownSupersedesNothing(t *testing.T) {
 		f.converge()
 		f.create(newMaintenance("", createdMinute(2), shutdownOf("one", bootNumber(2))))
 		f.converge()
-		f.enter(later, maintenancev1alpha1.NodeMaintenanceStageComplete)
+		f.enter(later, v1alpha1.NodeMaintenanceStageComplete)
 		f.converge()
 		node := f.node("one")
-		if got := f.nm(earlier).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageDrain || !node.Spec.Unschedulable {
+		if got := f.nm(earlier).Spec.Stage; got != v1alpha1.NodeMaintenanceStageDrain || !node.Spec.Unschedulable {
 			t.Errorf("the earlier shutdown is at stage %s, and its node is cordoned: %t; want that it holds the node", got, node.Spec.Unschedulable)
 		}
 	})
@@ -275,15 +275,15 @@ func TestShutdownsOfUnknownBoots(t *testing.T) {
 			newMaintenance("", createdMinute(2), shutdownOf("one", bootNumber(2))))
 		f.converge()
 		first, second := protocol.ShutdownName("one", bootNumber(1)), protocol.ShutdownName("one", bootNumber(2))
-		if got := f.nm(first).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageDrain {
+		if got := f.nm(first).Spec.Stage; got != v1alpha1.NodeMaintenanceStageDrain {
 			t.Errorf("the first shutdown is at stage %s, and the second may be cancelled", got)
 		}
 		f.create(newMaintenance("", createdMinute(3), shutdownOf("one", bootNumber(3))))
 		f.converge()
-		if got := f.nm(first).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageComplete {
+		if got := f.nm(first).Spec.Stage; got != v1alpha1.NodeMaintenanceStageComplete {
 			t.Errorf("the first shutdown is at stage %s, and the node has gone down for the second", got)
 		}
-		if got := f.nm(second).Spec.Stage; got != maintenancev1alpha1.NodeMaintenanceStageDrain {
+		if got := f.nm(second).Spec.Stage; got != v1alpha1.NodeMaintenanceStageDrain {
 			t.Errorf("the second shutdown is at stage %s, and the third may be cancelled", got)
 		}
 	})

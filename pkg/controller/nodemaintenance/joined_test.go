@@ -13,22 +13,22 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
 func TestRefusedJoinsAreBlockers(t *testing.T) {
-	evacuation := maintenancev1alpha1.SchemeGroupVersion.WithKind("Evacuation").GroupKind()
+	evacuation := v1alpha1.SchemeGroupVersion.WithKind("Evacuation").GroupKind()
 	for name, tt := range map[string]struct {
 		answer  error
 		blocked int32
 	}{
 		"a join that is invalid": {apierrors.NewInvalid(evacuation, "p", nil), 1},
 		"a join that admission forbids": {
-			apierrors.NewForbidden(maintenancev1alpha1.Resource("evacuations"), "p", nil), 1,
+			apierrors.NewForbidden(v1alpha1.Resource("evacuations"), "p", nil), 1,
 		},
 		"but not a join that conflicts with another write": {
-			apierrors.NewConflict(maintenancev1alpha1.Resource("evacuations"), "p", nil), 0,
+			apierrors.NewConflict(v1alpha1.Resource("evacuations"), "p", nil), 0,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestRefusedJoinsAreBlockers(t *testing.T) {
 					t.Errorf("got status %+v, want %d blocked pods", got, tt.blocked)
 				}
 				if tt.blocked > 0 {
-					f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressBlocked)
+					f.wantProgressing("m", metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
 				}
 				refuses = false
 				f.wait(nodestate.Backoff(4))
@@ -68,12 +68,12 @@ func TestRefusedJoinsAreBlockers(t *testing.T) {
 func TestRequestsForEvacuationsNameTheMaintenance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one",
-			0), newMaintenance("m", func(nm *maintenancev1alpha1.NodeMaintenance) {
+			0), newMaintenance("m", func(nm *v1alpha1.NodeMaintenance) {
 			nm.Spec.Reason = "kernel\nupdate"
 		}))
 		f.step("m")
 		for _, e := range f.evacuationList() {
-			if got := e.Annotations[maintenancev1alpha1.AnnotationLeavesFor]; got != "NodeMaintenance m (kernel update)" {
+			if got := e.Annotations[v1alpha1.AnnotationLeavesFor]; got != "NodeMaintenance m (kernel update)" {
 				t.Errorf("got message %q of the request", got)
 			}
 		}

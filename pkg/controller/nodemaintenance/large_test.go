@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // BenchmarkLook gathers and decides, without writing, for one maintenance over 5,000 nodes with
@@ -62,10 +62,10 @@ func TestStatusOf5000NodesFits(t *testing.T) {
 	status := d.status
 	// The longest targets of a drain plan without entries of the user.
 	for i := range status.NodeStatuses {
-		status.NodeStatuses[i].DrainTargets = []maintenancev1alpha1.DrainPlanEntry{
-			{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: maintenancev1alpha1.MaxPodPriority},
-			{PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: maintenancev1alpha1.MaxPodPriority},
-			{PodType: maintenancev1alpha1.PodTypeStatic, PodPriority: maintenancev1alpha1.MaxPodPriority},
+		status.NodeStatuses[i].DrainTargets = []v1alpha1.DrainPlanEntry{
+			{PodType: v1alpha1.PodTypeDefault, PodPriority: v1alpha1.MaxPodPriority},
+			{PodType: v1alpha1.PodTypeDaemonSet, PodPriority: v1alpha1.MaxPodPriority},
+			{PodType: v1alpha1.PodTypeStatic, PodPriority: v1alpha1.MaxPodPriority},
 		}
 		status.NodeStatuses[i].DrainMessage = "Waiting for nodes node-0001, node-0002 and 1234 more."
 	}
@@ -76,13 +76,13 @@ func TestStatusOf5000NodesFits(t *testing.T) {
 		t.Fatalf("got %d node statuses, want 5000", got)
 	}
 	if slices.ContainsFunc(full.Status.Conditions,
-		func(c metav1.Condition) bool { return c.Type == maintenancev1alpha1.ConditionNodeMessagesOmitted }) {
+		func(c metav1.Condition) bool { return c.Type == v1alpha1.ConditionNodeMessagesOmitted }) {
 		t.Errorf("a status of %d bytes did not fit", full.Size())
 	}
 }
 
 // largeCluster fills the caches directly: the measured code does not depend on the informers.
-func largeCluster(tb testing.TB, nodes, podsPerNode int) (*Controller, *maintenancev1alpha1.NodeMaintenance) {
+func largeCluster(tb testing.TB, nodes, podsPerNode int) (*Controller, *v1alpha1.NodeMaintenance) {
 	tb.Helper()
 	f, pods, evacuations := newController(tb)
 	nm := newMaintenance("m")

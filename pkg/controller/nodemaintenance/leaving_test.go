@@ -11,7 +11,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // TestEvacuationsOfADeselectedNodeAreWithdrawn has a user narrow the selector because a node cannot
@@ -48,7 +48,7 @@ func TestEvacuationsOfADeselectedNodeAreWithdrawn(t *testing.T) {
 func TestSilentAuthorizerOfAPlannedMaintenanceDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"),
-			newMaintenance("planned", createdAt(stageIdle), func(nm *maintenancev1alpha1.NodeMaintenance) {
+			newMaintenance("planned", createdAt(stageIdle), func(nm *v1alpha1.NodeMaintenance) {
 				nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "slow"}
 			}))
 		f.advertise = true

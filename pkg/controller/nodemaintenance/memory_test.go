@@ -10,7 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // wantSameDecision checks that the caches of the controller do not change its decision: a
@@ -18,7 +18,7 @@ import (
 func (f *fixture) wantSameDecision(name string) {
 	f.t.Helper()
 	nm, err := f.get(name)
-	if apierrors.IsNotFound(err) || err == nil && maintenancev1alpha1.IsDone(nm) {
+	if apierrors.IsNotFound(err) || err == nil && v1alpha1.IsDone(nm) {
 		return
 	}
 	if err != nil {
@@ -35,14 +35,14 @@ func (f *fixture) wantSameDecision(name string) {
 
 // seen is the result of gathering and deciding.
 type seen struct {
-	status  maintenancev1alpha1.NodeMaintenanceStatus
-	targets map[string][]maintenancev1alpha1.DrainPlanEntry
+	status  v1alpha1.NodeMaintenanceStatus
+	targets map[string][]v1alpha1.DrainPlanEntry
 	unasked []string
 	// unwanted are Evacuations.
 	unwanted []string
 }
 
-func (f *fixture) decisionOf(nm *maintenancev1alpha1.NodeMaintenance) seen {
+func (f *fixture) decisionOf(nm *v1alpha1.NodeMaintenance) seen {
 	f.t.Helper()
 	facts, err := f.gather(f.ctx, nm)
 	if err != nil {
@@ -52,7 +52,7 @@ func (f *fixture) decisionOf(nm *maintenancev1alpha1.NodeMaintenance) seen {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	s := seen{status: *d.status.DeepCopy(), targets: map[string][]maintenancev1alpha1.DrainPlanEntry{}}
+	s := seen{status: *d.status.DeepCopy(), targets: map[string][]v1alpha1.DrainPlanEntry{}}
 	for node, targets := range d.plan.Targets {
 		s.targets[node] = targets.Entries
 	}
@@ -70,15 +70,15 @@ func (f *fixture) decisionOf(nm *maintenancev1alpha1.NodeMaintenance) seen {
 // TestEveryFieldOfANodeStatusIsCompared changes one field after the other, those of structs one by
 // one. The controller would never write a field that it does not compare.
 func TestEveryFieldOfANodeStatusIsCompared(t *testing.T) {
-	for _, list := range []reflect.Type{reflect.TypeFor[maintenancev1alpha1.NodeMaintenanceNodeStatus](), reflect.TypeFor[maintenancev1alpha1.DrainPlanEntry]()} {
+	for _, list := range []reflect.Type{reflect.TypeFor[v1alpha1.NodeMaintenanceNodeStatus](), reflect.TypeFor[v1alpha1.DrainPlanEntry]()} {
 		for _, field := range fields(list) {
-			a := maintenancev1alpha1.NodeMaintenanceNodeStatus{DrainTargets: []maintenancev1alpha1.DrainPlanEntry{{}}}
+			a := v1alpha1.NodeMaintenanceNodeStatus{DrainTargets: []v1alpha1.DrainPlanEntry{{}}}
 			b := *a.DeepCopy()
 			if !sameNodeStatus(&a, &b) {
 				t.Fatal("a copy differs")
 			}
 			value := reflect.ValueOf(&b).Elem()
-			if list == reflect.TypeFor[maintenancev1alpha1.DrainPlanEntry]() {
+			if list == reflect.TypeFor[v1alpha1.DrainPlanEntry]() {
 				value = reflect.ValueOf(&b.DrainTargets[0]).Elem()
 			}
 			change(t, value.FieldByIndex(field.Index))

@@ -11,7 +11,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 var (
@@ -22,7 +22,7 @@ var (
 	}, []string{"stage"})
 	podsByState = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "pods",
-		Help:           "Pods on nodes that are drained, by state: pending, evacuating, blocked (these are evacuating, too), left. A pod on a node of several maintenances counts for each.",
+		Help:           "Pods on nodes that are drained, by state: pending, evacuating, blocked (these are evacuating, too), kept. A pod on a node of several maintenances counts for each.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"state"})
 	maintenancesByStage = metrics.NewGaugeVec(&metrics.GaugeOpts{
@@ -60,7 +60,7 @@ var (
 
 // gauges keep the gauges about maintenances as the cache shows these.
 type gauges struct {
-	list func() []*maintenancev1alpha1.NodeMaintenance
+	list func() []*v1alpha1.NodeMaintenance
 
 	mu    sync.Mutex
 	ended bool
@@ -84,31 +84,31 @@ func (g *gauges) end() {
 }
 
 // stages are all stages.
-var stages = []maintenancev1alpha1.NodeMaintenanceStage{
-	maintenancev1alpha1.NodeMaintenanceStageIdle,
-	maintenancev1alpha1.NodeMaintenanceStageCordon,
-	maintenancev1alpha1.NodeMaintenanceStageDrain,
-	maintenancev1alpha1.NodeMaintenanceStageComplete,
+var stages = []v1alpha1.NodeMaintenanceStage{
+	v1alpha1.NodeMaintenanceStageIdle,
+	v1alpha1.NodeMaintenanceStageCordon,
+	v1alpha1.NodeMaintenanceStageDrain,
+	v1alpha1.NodeMaintenanceStageComplete,
 }
 
 // publish sets the gauges to the sums of these maintenances.
-func publish(all []*maintenancev1alpha1.NodeMaintenance) {
-	maintenances, nodes := map[maintenancev1alpha1.NodeMaintenanceStage]int{}, map[maintenancev1alpha1.NodeMaintenanceStage]int{}
-	oldest := map[maintenancev1alpha1.NodeMaintenanceStage]time.Time{}
-	var pods maintenancev1alpha1.NodeMaintenanceNodeStatus
+func publish(all []*v1alpha1.NodeMaintenance) {
+	maintenances, nodes := map[v1alpha1.NodeMaintenanceStage]int{}, map[v1alpha1.NodeMaintenanceStage]int{}
+	oldest := map[v1alpha1.NodeMaintenanceStage]time.Time{}
+	var pods v1alpha1.NodeMaintenanceNodeStatus
 	blocked := 0
 	for _, nm := range all {
 		stage := nm.Spec.Stage
 		maintenances[stage]++
 		nodes[stage] += len(nm.Status.NodeStatuses)
-		entered := maintenancev1alpha1.StageEntered(nm, stage)
+		entered := v1alpha1.StageEntered(nm, stage)
 		if first, ok := oldest[stage]; !entered.IsZero() && (!ok || entered.Before(first)) {
 			oldest[stage] = entered
 		}
-		if meta.IsStatusConditionFalse(nm.Status.Conditions, maintenancev1alpha1.ConditionProgressing) {
+		if meta.IsStatusConditionFalse(nm.Status.Conditions, v1alpha1.ConditionProgressing) {
 			blocked++
 		}
-		if stage != maintenancev1alpha1.NodeMaintenanceStageDrain {
+		if stage != v1alpha1.NodeMaintenanceStageDrain {
 			continue
 		}
 		for i := range nm.Status.NodeStatuses {
@@ -123,8 +123,8 @@ func publish(all []*maintenancev1alpha1.NodeMaintenance) {
 		maintenancesByStage.WithLabelValues(string(stage)).Set(float64(maintenances[stage]))
 		nodesHeld.WithLabelValues(string(stage)).Set(float64(nodes[stage]))
 	}
-	for _, stage := range []maintenancev1alpha1.NodeMaintenanceStage{
-		maintenancev1alpha1.NodeMaintenanceStageCordon, maintenancev1alpha1.NodeMaintenanceStageDrain,
+	for _, stage := range []v1alpha1.NodeMaintenanceStage{
+		v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeMaintenanceStageDrain,
 	} {
 		var entered float64
 		if first, ok := oldest[stage]; ok {
@@ -136,5 +136,5 @@ func publish(all []*maintenancev1alpha1.NodeMaintenance) {
 	podsByState.WithLabelValues("pending").Set(float64(pods.PodsPendingEvacuation))
 	podsByState.WithLabelValues("evacuating").Set(float64(pods.PodsEvacuating))
 	podsByState.WithLabelValues("blocked").Set(float64(pods.PodsBlocked))
-	podsByState.WithLabelValues("left").Set(float64(pods.PodsKept))
+	podsByState.WithLabelValues("kept").Set(float64(pods.PodsKept))
 }

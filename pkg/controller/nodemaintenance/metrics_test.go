@@ -11,43 +11,43 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func TestGaugesAddMaintenancesUp(t *testing.T) {
 	registerMetrics()
 	const (
-		drain  = maintenancev1alpha1.NodeMaintenanceStageDrain
-		cordon = maintenancev1alpha1.NodeMaintenanceStageCordon
-		idle   = maintenancev1alpha1.NodeMaintenanceStageIdle
+		drain  = v1alpha1.NodeMaintenanceStageDrain
+		cordon = v1alpha1.NodeMaintenanceStageCordon
+		idle   = v1alpha1.NodeMaintenanceStageIdle
 	)
 	inStage := func(
-		stage maintenancev1alpha1.NodeMaintenanceStage, entered int64, progressing metav1.ConditionStatus,
-		node maintenancev1alpha1.NodeMaintenanceNodeStatus,
-	) *maintenancev1alpha1.NodeMaintenance {
-		return &maintenancev1alpha1.NodeMaintenance{
-			Spec: maintenancev1alpha1.NodeMaintenanceSpec{Stage: stage},
-			Status: maintenancev1alpha1.NodeMaintenanceStatus{
-				StageStatuses: []maintenancev1alpha1.StageStatus{
+		stage v1alpha1.NodeMaintenanceStage, entered int64, progressing metav1.ConditionStatus,
+		node v1alpha1.NodeMaintenanceNodeStatus,
+	) *v1alpha1.NodeMaintenance {
+		return &v1alpha1.NodeMaintenance{
+			Spec: v1alpha1.NodeMaintenanceSpec{Stage: stage},
+			Status: v1alpha1.NodeMaintenanceStatus{
+				StageStatuses: []v1alpha1.StageStatus{
 					{Name: cordon, StartTimestamp: new(metav1.Unix(1, 0))},
 					{Name: stage, StartTimestamp: new(metav1.Unix(entered, 0))},
 				},
-				Conditions:   []metav1.Condition{{Type: maintenancev1alpha1.ConditionProgressing, Status: progressing}},
-				NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{node},
+				Conditions:   []metav1.Condition{{Type: v1alpha1.ConditionProgressing, Status: progressing}},
+				NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{node},
 			},
 		}
 	}
-	moves := inStage(drain, 300, metav1.ConditionTrue, maintenancev1alpha1.NodeMaintenanceNodeStatus{
+	moves := inStage(drain, 300, metav1.ConditionTrue, v1alpha1.NodeMaintenanceNodeStatus{
 		PodsEvacuating: 3, PodsBlocked: 2, PodsPendingEvacuation: 1,
 	})
-	stuck := inStage(drain, 200, metav1.ConditionFalse, maintenancev1alpha1.NodeMaintenanceNodeStatus{
+	stuck := inStage(drain, 200, metav1.ConditionFalse, v1alpha1.NodeMaintenanceNodeStatus{
 		PodsEvacuating: 1, PodsBlocked: 1, PodsKept: 4,
 	})
-	planned := inStage(idle, 100, metav1.ConditionTrue, maintenancev1alpha1.NodeMaintenanceNodeStatus{
+	planned := inStage(idle, 100, metav1.ConditionTrue, v1alpha1.NodeMaintenanceNodeStatus{
 		PodsPendingEvacuation: 9,
 	})
-	all := []*maintenancev1alpha1.NodeMaintenance{moves, stuck, planned}
-	g := gauges{list: func() []*maintenancev1alpha1.NodeMaintenance { return all }}
+	all := []*v1alpha1.NodeMaintenance{moves, stuck, planned}
+	g := gauges{list: func() []*v1alpha1.NodeMaintenance { return all }}
 	want := func(text string, gauge metrics.GaugeMetric, value float64) {
 		t.Helper()
 		if got, err := testutil.GetGaugeMetricValue(gauge); err != nil || got != value {
@@ -64,9 +64,9 @@ func TestGaugesAddMaintenancesUp(t *testing.T) {
 	want("evacuating pods", podsByState.WithLabelValues("evacuating"), 4)
 	want("blocked pods", podsByState.WithLabelValues("blocked"), 3)
 	want("pending pods without those of Idle", podsByState.WithLabelValues("pending"), 1)
-	want("kept pods", podsByState.WithLabelValues("left"), 4)
+	want("kept pods", podsByState.WithLabelValues("kept"), 4)
 
-	all = slices.DeleteFunc(all, func(nm *maintenancev1alpha1.NodeMaintenance) bool { return nm == stuck })
+	all = slices.DeleteFunc(all, func(nm *v1alpha1.NodeMaintenance) bool { return nm == stuck })
 	g.update()
 	want("start of the oldest drain after the other was deleted", oldestStart.WithLabelValues("Drain"), 300)
 	want("drains without progress after it was deleted", drainsBlocked, 0)

@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
@@ -67,7 +67,7 @@ func testAnOwnPodThatComesBack(t *testing.T, created time.Time) {
 		f.wantEvacuating()
 		f.wait(nodestate.SettleTime)
 		f.step("m")
-		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainCompleteWithPodsLeft)
+		f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft)
 		if kept := f.nodeStatus("m", "one").PodsKept; kept != 1 {
 			t.Errorf("got %d pods kept, want 1", kept)
 		}

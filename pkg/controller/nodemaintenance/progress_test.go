@@ -15,21 +15,21 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 )
 
 func TestMostPodsThatWereGone(t *testing.T) {
-	ref := maintenancev1alpha1.NodeReference{Name: "one", UID: "uid-one"}
-	wave := []maintenancev1alpha1.DrainPlanEntry{upTo(1000)}
-	entry := func(peak, left, gonePeak int32, targets ...maintenancev1alpha1.DrainPlanEntry) maintenancev1alpha1.NodeMaintenanceNodeStatus {
-		return maintenancev1alpha1.NodeMaintenanceNodeStatus{
+	ref := v1alpha1.NodeReference{Name: "one", UID: "uid-one"}
+	wave := []v1alpha1.DrainPlanEntry{upTo(1000)}
+	entry := func(peak, left, gonePeak int32, targets ...v1alpha1.DrainPlanEntry) v1alpha1.NodeMaintenanceNodeStatus {
+		return v1alpha1.NodeMaintenanceNodeStatus{
 			NodeRef: ref, PodsPeak: peak, PodsPendingEvacuation: left, PodsGonePeak: gonePeak, DrainTargets: targets,
 		}
 	}
 	for name, test := range map[string]struct {
-		before *maintenancev1alpha1.NodeMaintenanceNodeStatus
-		now    maintenancev1alpha1.NodeMaintenanceNodeStatus
+		before *v1alpha1.NodeMaintenanceNodeStatus
+		now    v1alpha1.NodeMaintenanceNodeStatus
 		want   int32
 		more   bool
 	}{
@@ -47,13 +47,13 @@ func TestMostPodsThatWereGone(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			nm := newMaintenance("m")
 			if test.before != nil {
-				nm.Status.NodeStatuses = []maintenancev1alpha1.NodeMaintenanceNodeStatus{*test.before}
+				nm.Status.NodeStatuses = []v1alpha1.NodeMaintenanceNodeStatus{*test.before}
 			}
 			test.now.PodsGonePeak = gonePeakOf(nm, &test.now)
 			if test.now.PodsGonePeak != test.want {
 				t.Errorf("got %d, want %d", test.now.PodsGonePeak, test.want)
 			}
-			next := &maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{test.now}}
+			next := &v1alpha1.NodeMaintenanceStatus{NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{test.now}}
 			if got := moreGone(nm, next); got != test.more {
 				t.Errorf("got progress %t, want %t", got, test.more)
 			}
@@ -80,7 +80,7 @@ func TestWhenPodsOfANodeMoved(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := &nodeCount{moves: test.moves}
-			entry := &maintenancev1alpha1.NodeMaintenanceNodeStatus{PodsPeak: 10, PodsEvacuating: 5, PodsGonePeak: 5 + test.cameBack}
+			entry := &v1alpha1.NodeMaintenanceNodeStatus{PodsPeak: 10, PodsEvacuating: 5, PodsGonePeak: 5 + test.cameBack}
 			if got := n.movedAt(entry, now); !got.Equal(test.want) {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
@@ -95,7 +95,7 @@ func TestRefusedStatusIsTold(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		policy := "require-owner"
 		f.maintenance.PrependReactor("update", "nodemaintenances", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, nil, apierrors.NewForbidden(maintenancev1alpha1.Resource("nodemaintenances"), "m", errors.New("denied by policy "+policy))
+			return true, nil, apierrors.NewForbidden(v1alpha1.Resource("nodemaintenances"), "m", errors.New("denied by policy "+policy))
 		})
 		told := func() (texts []string) {
 			for {

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
@@ -43,7 +43,7 @@ type progressFacts struct {
 	ending    bool
 	nodesHeld int
 	// unknown is a stage that this version does not know.
-	unknown maintenancev1alpha1.NodeMaintenanceStage
+	unknown v1alpha1.NodeMaintenanceStage
 	// draining, drained: the stage is Drain, the condition Drained is True. unconfirmed is what it
 	// waits for when no pod is left.
 	draining, drained bool
@@ -81,39 +81,39 @@ func progressVerdict(f progressFacts) verdict {
 	yes, no := metav1.ConditionTrue, metav1.ConditionFalse
 	switch {
 	case f.ending && f.nodesHeld == 0:
-		return verdict{yes, maintenancev1alpha1.ReasonProgressComplete, allReleased}
+		return verdict{yes, v1alpha1.ReasonProgressComplete, allReleased}
 	case f.ending && len(f.problems) > 0:
-		return verdict{no, maintenancev1alpha1.ReasonProgressComplete,
+		return verdict{no, v1alpha1.ReasonProgressComplete,
 			fmt.Sprintf("%s still to be released. %s", pluralIs(f.nodesHeld, "node"), describe(f.problems))}
 	case f.ending:
-		return verdict{yes, maintenancev1alpha1.ReasonProgressComplete, pluralIs(f.nodesHeld, "node") + " still to be released"}
+		return verdict{yes, v1alpha1.ReasonProgressComplete, pluralIs(f.nodesHeld, "node") + " still to be released"}
 	case f.unknown != "":
-		return verdict{no, maintenancev1alpha1.ReasonProgressNotRequested,
+		return verdict{no, v1alpha1.ReasonProgressNotRequested,
 			fmt.Sprintf("This version of the server does not know the stage %s: the nodes stay cordoned and no pod is asked to leave; the stage can change to Complete", f.unknown)}
 	case !f.draining && len(f.problems) > 0:
-		return verdict{no, maintenancev1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
+		return verdict{no, v1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
 	case !f.draining:
-		return verdict{yes, maintenancev1alpha1.ReasonProgressNotRequested, "The stage asks no pod to leave"}
+		return verdict{yes, v1alpha1.ReasonProgressNotRequested, "The stage asks no pod to leave"}
 	case f.drained:
-		return verdict{yes, maintenancev1alpha1.ReasonProgressDrained, "Nothing is left to do in stage Drain"}
+		return verdict{yes, v1alpha1.ReasonProgressDrained, "Nothing is left to do in stage Drain"}
 	case f.unconfirmed != "":
-		return verdict{yes, maintenancev1alpha1.ReasonProgressDraining, f.unconfirmed}
+		return verdict{yes, v1alpha1.ReasonProgressDraining, f.unconfirmed}
 	case f.blocked:
-		return verdict{no, maintenancev1alpha1.ReasonProgressBlocked, "Every pod that is asked to leave is blocked: " + f.worst}
+		return verdict{no, v1alpha1.ReasonProgressBlocked, "Every pod that is asked to leave is blocked: " + f.worst}
 	case f.stalledSince != nil:
 		text := "Nothing has moved since " + f.stalledSince.UTC().Format(time.RFC3339) + ": " + f.progress
 		if len(f.problems) > 0 {
 			text += ". " + describe(f.problems)
 		}
-		return verdict{no, maintenancev1alpha1.ReasonProgressStalled, text}
+		return verdict{no, v1alpha1.ReasonProgressStalled, text}
 	case len(f.problems) > 0 && f.moves:
-		return verdict{yes, maintenancev1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
+		return verdict{yes, v1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
 	case len(f.problems) > 0:
-		return verdict{no, maintenancev1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
+		return verdict{no, v1alpha1.ReasonProgressSyncFailed, describe(f.problems)}
 	case f.waits:
-		return verdict{yes, maintenancev1alpha1.ReasonProgressWaiting, "Every node waits for other nodes or other maintenances"}
+		return verdict{yes, v1alpha1.ReasonProgressWaiting, "Every node waits for other nodes or other maintenances"}
 	default:
-		return verdict{yes, maintenancev1alpha1.ReasonProgressDraining, capitalize(f.progress)}
+		return verdict{yes, v1alpha1.ReasonProgressDraining, capitalize(f.progress)}
 	}
 }
 
@@ -154,18 +154,18 @@ func lastProgress(before *metav1.Time, m movement, now time.Time) *metav1.Time {
 }
 
 // gone returns how many pods fewer are on a node than at its peak.
-func gone(entry *maintenancev1alpha1.NodeMaintenanceNodeStatus) int32 {
+func gone(entry *v1alpha1.NodeMaintenanceNodeStatus) int32 {
 	return max(0, entry.PodsPeak-entry.PodsPendingEvacuation-entry.PodsEvacuating)
 }
 
 // gonePeakOf returns the most pods that were gone from a node at one time since its targets last
 // changed.
-func gonePeakOf(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alpha1.NodeMaintenanceNodeStatus) int32 {
-	before := maintenancev1alpha1.NodeStatusOf(nm, entry.NodeRef)
+func gonePeakOf(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeStatus) int32 {
+	before := v1alpha1.NodeStatusOf(nm, entry.NodeRef)
 	switch {
-	case !maintenancev1alpha1.IsDraining(nm) && before == nil:
+	case !v1alpha1.IsDraining(nm) && before == nil:
 		return 0
-	case !maintenancev1alpha1.IsDraining(nm):
+	case !v1alpha1.IsDraining(nm):
 		return before.PodsGonePeak
 	case before == nil || !drainplan.SameEntries(before.DrainTargets, entry.DrainTargets):
 		return gone(entry)
@@ -174,10 +174,10 @@ func gonePeakOf(nm *maintenancev1alpha1.NodeMaintenance, entry *maintenancev1alp
 }
 
 // moreGone reports whether more pods than ever before have left one of the nodes.
-func moreGone(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alpha1.NodeMaintenanceStatus) bool {
+func moreGone(nm *v1alpha1.NodeMaintenance, status *v1alpha1.NodeMaintenanceStatus) bool {
 	for i := range status.NodeStatuses {
 		entry := &status.NodeStatuses[i]
-		if before := maintenancev1alpha1.NodeStatusOf(nm, entry.NodeRef); before != nil && entry.PodsGonePeak > before.PodsGonePeak {
+		if before := v1alpha1.NodeStatusOf(nm, entry.NodeRef); before != nil && entry.PodsGonePeak > before.PodsGonePeak {
 			return true
 		}
 	}
@@ -187,7 +187,7 @@ func moreGone(nm *maintenancev1alpha1.NodeMaintenance, status *maintenancev1alph
 // movedAt returns when the pods of a node last moved. Pods that have come back do not count: as
 // many of those that move now would, when they have left, only restore what was there before. That
 // is the latest sign after those of that many pods.
-func (n *nodeCount) movedAt(entry *maintenancev1alpha1.NodeMaintenanceNodeStatus, now time.Time) time.Time {
+func (n *nodeCount) movedAt(entry *v1alpha1.NodeMaintenanceNodeStatus, now time.Time) time.Time {
 	// Outside of stage Drain more may be gone than at any time of the drain.
 	cameBack := int(max(0, entry.PodsGonePeak-gone(entry)))
 	if cameBack >= len(n.moves) {
@@ -208,7 +208,7 @@ func (n *nodeCount) movedAt(entry *maintenancev1alpha1.NodeMaintenanceNodeStatus
 func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 	nm := f.subject.NodeMaintenance
 	p := progressFacts{
-		draining: maintenancev1alpha1.IsDraining(nm), progress: left.progress(), ignored: f.ignored, problems: f.subject.problems(f),
+		draining: v1alpha1.IsDraining(nm), progress: left.progress(), ignored: f.ignored, problems: f.subject.problems(f),
 	}
 	if !nm.Spec.Stage.IsKnown() {
 		p.unknown = nm.Spec.Stage
@@ -244,7 +244,7 @@ func (m *member) problems(f *facts) []loop.Failure {
 	for _, node := range m.nodes {
 		about := "node " + node.Name
 		switch trouble, failing := f.troubles[node.Name]; {
-		case node.outside != nil && node.outside.reason != maintenancev1alpha1.NodeStatusNotAuthorized:
+		case node.outside != nil && node.outside.reason != v1alpha1.NodeStatusNotAuthorized:
 			all = append(all, loop.Failure{About: about, Since: node.outside.since, Text: node.outside.why})
 		case node.outside == nil && failing:
 			// It is cordoned; what fails may be a taint or a condition.
@@ -257,17 +257,17 @@ func (m *member) problems(f *facts) []loop.Failure {
 
 // showFailure shows, on a maintenance whose sync has failed for long enough, why: the rest of its
 // status stays as it is.
-func (c *Controller) showFailure(nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenanceStatus, bool) {
+func (c *Controller) showFailure(nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenanceStatus, bool) {
 	all, _ := c.problems.Visible(nm.Name)
 	if len(all) == 0 {
 		return nil, false
 	}
 	status := nm.Status.DeepCopy()
-	setCondition(nm, status, maintenancev1alpha1.ConditionProgressing,
-		verdict{metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed, describe(all)}, c.clock.Now())
+	setCondition(nm, status, v1alpha1.ConditionProgressing,
+		verdict{metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed, describe(all)}, c.clock.Now())
 	return status, true
 }
 
-func conditionOf(nm *maintenancev1alpha1.NodeMaintenance, conditionType string) *metav1.Condition {
+func conditionOf(nm *v1alpha1.NodeMaintenance, conditionType string) *metav1.Condition {
 	return meta.FindStatusCondition(nm.Status.Conditions, conditionType)
 }

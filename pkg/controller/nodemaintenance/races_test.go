@@ -23,12 +23,12 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/host/inflight"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 // wantEnqueued waits until an event has enqueued a maintenance.
@@ -82,7 +82,7 @@ func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 			createdAt(stageCordon)),
 			ourEvacuation("q", "one", instigatedBy(foreignInstigator)))
 		f.step("m")
-		f.enter("m", maintenancev1alpha1.NodeMaintenanceStageDrain)
+		f.enter("m", v1alpha1.NodeMaintenanceStageDrain)
 		// From here on the cache gets no event of an Evacuation.
 		f.maintenance.PrependWatchReactor("evacuations", func(clienttesting.Action) (bool, watch.Interface, error) {
 			f.watches.Begin("evacuations")
@@ -195,7 +195,7 @@ func TestMaintenanceEndsBesideOneThatHasNoTargets(t *testing.T) {
 		f.step("a")
 		f.wantEvacuating("p")
 		f.rights.refused.Insert("one")
-		f.create(newMaintenance("b", createdMinute(2), func(nm *maintenancev1alpha1.NodeMaintenance) {
+		f.create(newMaintenance("b", createdMinute(2), func(nm *v1alpha1.NodeMaintenance) {
 			nm.Spec.RequestedBy = &authenticationv1.UserInfo{Username: "other"}
 		}))
 		f.step("b")
@@ -375,7 +375,7 @@ func TestNewLeaderConfirmsDrainedNodes(t *testing.T) {
 		f.step("m")
 		f.wait(nodestate.SettleTime)
 		f.step("m")
-		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
+		f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainComplete)
 		f.restart()
 		lists, hidden := 0, []corev1.Pod{}
 		f.host.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -388,14 +388,14 @@ func TestNewLeaderConfirmsDrainedNodes(t *testing.T) {
 		})
 		f.step("m")
 		f.step("m")
-		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
+		f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainComplete)
 		if lists != 1 {
 			t.Errorf("got %d live lists, want 1", lists)
 		}
 		hidden = append(hidden, *newPod("hidden", "one", 0))
 		f.restart()
 		f.step("m")
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainInProgress)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress)
 	})
 }
 
@@ -423,7 +423,7 @@ func TestRefusedNodesOfARunningDrainStayAsTheyAre(t *testing.T) {
 		f.step("m")
 		f.wantEvacuating("p", "q")
 		f.rights.refused.Insert("one")
-		f.wait(noderights.AnswerTTL + time.Second)
+		f.wait(rights.AnswerTTL + time.Second)
 		f.create(newPod("r", "one", 0))
 		f.create(newPod("s", "two", 0))
 		f.updateNode("one", func(node *corev1.Node) { node.Spec.Unschedulable = false })
@@ -438,7 +438,7 @@ func TestRefusedNodesOfARunningDrainStayAsTheyAre(t *testing.T) {
 			t.Error("the status has no targets of node one")
 		}
 		f.rights.refused.Delete("one")
-		f.wait(noderights.AnswerTTL + time.Second)
+		f.wait(rights.AnswerTTL + time.Second)
 		f.step("m")
 		f.wantEvacuating("p", "q", "r", "s")
 		f.wantCordon("one", true, "m")

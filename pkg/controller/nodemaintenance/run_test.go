@@ -13,7 +13,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // TestRun starts the controller, which reacts to events only.
@@ -51,7 +51,7 @@ func TestSilentAuthorizerDelaysNoOtherDrain(t *testing.T) {
 			name := fmt.Sprintf("%s-%02d", silent, i)
 			objects = append(objects, newNode(name,
 				inPool(name)), newPod(name, name, 0), newMaintenance(name, selecting(name),
-				func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.RequestedBy.Username = silent }))
+				func(nm *v1alpha1.NodeMaintenance) { nm.Spec.RequestedBy.Username = silent }))
 		}
 		f := newFixture(t)
 		f.rights.silent, f.rights.answer = silent, make(chan struct{})

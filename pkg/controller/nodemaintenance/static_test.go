@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // static makes a mirror pod on its node.
@@ -30,10 +30,10 @@ func agent(status corev1.ConditionStatus) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		keeping("")(node)
 		node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-			return c.Type == maintenancev1alpha1.NodeConditionAgentReady
+			return c.Type == v1alpha1.NodeConditionAgentReady
 		})
 		node.Status.Conditions = append(node.Status.Conditions, corev1.NodeCondition{
-			Type: maintenancev1alpha1.NodeConditionAgentReady, Status: status,
+			Type: v1alpha1.NodeConditionAgentReady, Status: status,
 		})
 	}
 }
@@ -45,7 +45,7 @@ func keeping(pod string) func(*corev1.Node) {
 		if pod != "" {
 			kept["default/"+pod] = protocol.KeptServesAPI
 		}
-		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationKeptStaticPods, protocol.EncodeKeptStaticPods("", kept))
+		metav1.SetMetaDataAnnotation(&node.ObjectMeta, v1alpha1.AnnotationKeptStaticPods, protocol.EncodeKeptStaticPods("", kept))
 	}
 }
 
@@ -53,7 +53,7 @@ func keeping(pod string) func(*corev1.Node) {
 func TestAPodThatBecomesKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one", agent(corev1.ConditionTrue)), newMaintenance("m"), newPod("proxy", "one", 0, static))
-		f.turnOn(maintenancev1alpha1.EvacuatorClassKubelet)
+		f.turnOn(v1alpha1.EvacuatorClassKubelet)
 		go f.run(2)
 		f.soon("the static pod is asked to leave", func() bool { return slices.Equal(f.evacuating(), []string{"proxy"}) })
 		f.updateNode("one", keeping("proxy"))
@@ -68,7 +68,7 @@ func TestAPodThatBecomesKept(t *testing.T) {
 func TestAgentsThatComeAndGo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("proxy", "one", 0, static))
-		f.turnOn(maintenancev1alpha1.EvacuatorClassKubelet)
+		f.turnOn(v1alpha1.EvacuatorClassKubelet)
 		go f.run(2)
 		drained := func(status corev1.ConditionStatus) func() bool { return f.shows("one", status) }
 		f.ticking("the static pod is kept", func() bool { return isDrained(f.nm("m")) && len(f.evacuating()) == 0 })
@@ -91,7 +91,7 @@ func TestAgentsThatComeAndGo(t *testing.T) {
 func TestAgentsThatComeAndGoBeforeTheirWave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m"), newPod("proxy", "one", 0, static), newPod("web", "two", 0))
-		f.turnOn(maintenancev1alpha1.EvacuatorClassKubelet)
+		f.turnOn(v1alpha1.EvacuatorClassKubelet)
 		go f.run(2)
 		f.ticking("the other pod is asked to leave", func() bool { return slices.Equal(f.evacuating(), []string{"web"}) })
 		f.ticking("the node is drained", f.shows("one", corev1.ConditionTrue))
@@ -112,7 +112,7 @@ func TestAgentsThatComeAndGoBeforeTheirWave(t *testing.T) {
 func (f *fixture) shows(node string, status corev1.ConditionStatus) func() bool {
 	return func() bool {
 		return slices.ContainsFunc(f.node(node).Status.Conditions, func(c corev1.NodeCondition) bool {
-			return c.Type == maintenancev1alpha1.NodeConditionDrained && c.Status == status
+			return c.Type == v1alpha1.NodeConditionDrained && c.Status == status
 		})
 	}
 }

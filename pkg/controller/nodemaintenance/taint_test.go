@@ -17,15 +17,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/marks"
 )
 
 var (
-	heldTaint  = corev1.Taint{Key: maintenancev1alpha1.TaintHeld, Effect: corev1.TaintEffectPreferNoSchedule}
+	heldTaint  = corev1.Taint{Key: v1alpha1.TaintHeld, Effect: corev1.TaintEffectPreferNoSchedule}
 	drainTaint = corev1.Taint{Key: "maintenance.haulout.dev/drain", Effect: "NoSchedule"}
 	otherTaint = corev1.Taint{Key: "example.com/gpu", Value: "yes", Effect: "NoExecute"}
 )
@@ -36,7 +36,7 @@ func taintedWith(taints ...corev1.Taint) func(*corev1.Node) {
 
 func taintedBy(value string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
-		metav1.SetMetaDataAnnotation(&node.ObjectMeta, maintenancev1alpha1.AnnotationTaintedBy, withStorage(value))
+		metav1.SetMetaDataAnnotation(&node.ObjectMeta, v1alpha1.AnnotationTaintedBy, withStorage(value))
 	}
 }
 
@@ -50,10 +50,10 @@ func (f *fixture) wantTaints(name string, taints []corev1.Taint, by ...string) {
 	if !slices.Equal(node.Spec.Taints, taints) {
 		f.t.Errorf("node %s: got taints %v, want %v", name, node.Spec.Taints, taints)
 	}
-	if got := slices.Sorted(maps.Keys(nodemarks.TaintedBy(node))); !slices.Equal(got, by) {
+	if got := slices.Sorted(maps.Keys(marks.TaintedBy(node))); !slices.Equal(got, by) {
 		f.t.Errorf("node %s: got tainted by %v, want %v", name, got, by)
 	}
-	if _, there := node.Annotations[maintenancev1alpha1.AnnotationTaintedBy]; there && len(by) == 0 {
+	if _, there := node.Annotations[v1alpha1.AnnotationTaintedBy]; there && len(by) == 0 {
 		f.t.Errorf("node %s still has the annotation", name)
 	}
 }
@@ -63,7 +63,7 @@ func ours() []corev1.Taint { return []corev1.Taint{heldTaint, drainTaint} }
 func newTaintFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	t.Helper()
 	f := newFixture(t, objects...)
-	f.turnOn(maintenancev1alpha1.EvacuatorClassDaemonSet)
+	f.turnOn(v1alpha1.EvacuatorClassDaemonSet)
 	return f
 }
 
@@ -187,7 +187,7 @@ func TestRefusedTaintIsReported(t *testing.T) {
 			try()
 		}
 		f.wantEvacuating()
-		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressSyncFailed)
+		f.wantProgressing("m", metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed)
 		if message := f.nodeStatus("m", "one").DrainMessage; !strings.Contains(message,
 			"a policy refuses it") || failed == 0 {
 			t.Errorf("message %q after %d attempts, want why the node has no taint", message, failed)

@@ -18,11 +18,11 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	"haulout.dev/haulout/pkg/drain/marks"
 )
 
 // These tests cover drains that do not progress: the object must show it.
@@ -159,7 +159,7 @@ func TestNodesAreReleasedOneByOne(t *testing.T) {
 		f.wantCordon("two", true, "m")
 		f.wait(loop.VisibleAfter)
 		try()
-		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressComplete)
+		f.wantProgressing("m", metav1.ConditionFalse, v1alpha1.ReasonProgressComplete)
 		if got := f.nodeStatus("m", "two").DrainMessage; !strings.HasPrefix(got, "Not released: ") || !strings.Contains(
 			got, "a policy says no",
 		) {
@@ -175,7 +175,7 @@ func TestNodesAreReleasedOneByOne(t *testing.T) {
 		if finalizers := f.nm("m").Finalizers; len(finalizers) > 0 {
 			t.Errorf("got finalizers %v", finalizers)
 		}
-		f.wantProgressing("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonProgressComplete)
+		f.wantProgressing("m", metav1.ConditionTrue, v1alpha1.ReasonProgressComplete)
 	})
 }
 
@@ -184,7 +184,7 @@ func TestRefusedEvacuationsAreBlockers(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
 		f.maintenance.PrependReactor("create", "evacuations", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewInvalid(
-				maintenancev1alpha1.SchemeGroupVersion.WithKind("Evacuation").GroupKind(), "p", nil,
+				v1alpha1.SchemeGroupVersion.WithKind("Evacuation").GroupKind(), "p", nil,
 			)
 		})
 		for range 3 {
@@ -196,8 +196,8 @@ func TestRefusedEvacuationsAreBlockers(t *testing.T) {
 			"no Evacuation for 1 pod, such as default/p: ") {
 			t.Errorf("got status %+v", got)
 		}
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonDrainBlocked)
-		f.wantProgressing("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonProgressBlocked)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonDrainBlocked)
+		f.wantProgressing("m", metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
 	})
 }
 
@@ -217,8 +217,8 @@ func TestFailedSyncIsShown(t *testing.T) {
 			}
 			f.wait(loop.VisibleAfter)
 		}
-		c := conditionOf(f.nm("m"), maintenancev1alpha1.ConditionProgressing)
-		if c == nil || c.Status != metav1.ConditionFalse || c.Reason != maintenancev1alpha1.ReasonProgressSyncFailed || !strings.Contains(c.Message, "on fire") {
+		c := conditionOf(f.nm("m"), v1alpha1.ConditionProgressing)
+		if c == nil || c.Status != metav1.ConditionFalse || c.Reason != v1alpha1.ReasonProgressSyncFailed || !strings.Contains(c.Message, "on fire") {
 			t.Errorf("got Progressing %+v", c)
 		}
 		f.wantEvent(EventNotProgressing)
@@ -250,7 +250,7 @@ func TestNodeThatIsUncordonedRepeatedlyDelaysOnlyItsOwnPods(t *testing.T) {
 		f.deletePod("first")
 		f.step("m")
 		f.wantEvacuating("other", "second")
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNodeNotCordoned)
 		if got, want := f.nodeStatus("m",
 			"two").DrainMessage, "Not drained: its cordon is undone repeatedly"; got != want {
 			t.Errorf("got message %q, want %q", got, want)
@@ -268,12 +268,12 @@ func createdAtSecond(second int64) func(*corev1.Node) {
 }
 
 func TestNewNodes(t *testing.T) {
-	ignoring := func(*maintenancev1alpha1.NodeMaintenance) {}
-	joining := func(nm *maintenancev1alpha1.NodeMaintenance) {
-		nm.Spec.NewNodes = maintenancev1alpha1.NewNodesPolicyJoin
+	ignoring := func(*v1alpha1.NodeMaintenance) {}
+	joining := func(nm *v1alpha1.NodeMaintenance) {
+		nm.Spec.NewNodes = v1alpha1.NewNodesPolicyJoin
 	}
 	for name, test := range map[string]struct {
-		policy func(*maintenancev1alpha1.NodeMaintenance)
+		policy func(*v1alpha1.NodeMaintenance)
 		node   *corev1.Node
 		joins  bool
 	}{
@@ -290,7 +290,7 @@ func TestNewNodes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				lined := func(nm *maintenancev1alpha1.NodeMaintenance) {
+				lined := func(nm *v1alpha1.NodeMaintenance) {
 					nm.Status.NewestNodeTimestamp = &metav1.Time{Time: time.Unix(100, 0)}
 				}
 				objects := []runtime.Object{newNode("one", createdAtSecond(100)), newMaintenance("m", test.policy, lined)}
@@ -309,7 +309,7 @@ func TestNewNodes(t *testing.T) {
 					}
 					f.wait(statusPace)
 					f.step("m")
-					if got := f.nodeStatus("m", "one").Reason; got != maintenancev1alpha1.NodeStatusGone {
+					if got := f.nodeStatus("m", "one").Reason; got != v1alpha1.NodeStatusGone {
 						t.Errorf("got the reason %q of a node that is gone", got)
 					}
 					f.create(test.node)
@@ -328,7 +328,7 @@ func TestNewNodes(t *testing.T) {
 				} else {
 					f.wantCordon(test.node.Name, false)
 					if c := conditionOf(
-						f.nm("m"), maintenancev1alpha1.ConditionProgressing,
+						f.nm("m"), v1alpha1.ConditionProgressing,
 					); c == nil || !strings.Contains(c.Message, "1 new node is ignored (newNodes: Ignore): late") {
 						t.Errorf("got Progressing %+v", c)
 					}
@@ -347,7 +347,7 @@ func TestNodesOfAnotherStorageAreKept(t *testing.T) {
 		f.sweep()
 		f.wantEvent(nodecontroller.EventForeignMarks)
 		node := f.node("one")
-		if !node.Spec.Unschedulable || len(node.Spec.Taints) != 1 || node.Annotations[maintenancev1alpha1.AnnotationCordonedBy] != foreign {
+		if !node.Spec.Unschedulable || len(node.Spec.Taints) != 1 || node.Annotations[v1alpha1.AnnotationCordonedBy] != foreign {
 			t.Errorf("the node of another storage was changed: %+v %v", node.Spec, node.Annotations)
 		}
 		f.adopted = "another"
@@ -388,7 +388,7 @@ func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 		if !f.node("hostile").Spec.Unschedulable {
 			t.Error("node hostile was uncordoned for a maintenance that cannot exist")
 		}
-		if reads > nodemarks.MaxMaintenances+1 {
+		if reads > marks.MaxMaintenances+1 {
 			t.Errorf("got %d reads for the names on two nodes", reads)
 		}
 	})
@@ -397,11 +397,11 @@ func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 // TestNodesThatDoNotFitInTheStatusAreNotSelected has more nodes join than the status has room for.
 func TestNodesThatDoNotFitInTheStatusAreNotSelected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		wide := func(nm *maintenancev1alpha1.NodeMaintenance) {
-			nm.Spec.NewNodes = maintenancev1alpha1.NewNodesPolicyJoin
+		wide := func(nm *v1alpha1.NodeMaintenance) {
+			nm.Spec.NewNodes = v1alpha1.NewNodesPolicyJoin
 			for i := range 100 {
-				nm.Spec.DrainPlan = append(nm.Spec.DrainPlan, maintenancev1alpha1.DrainPlanEntry{
-					PodPriority: 1000, PodType: maintenancev1alpha1.PodTypeDefault,
+				nm.Spec.DrainPlan = append(nm.Spec.DrainPlan, v1alpha1.DrainPlanEntry{
+					PodPriority: 1000, PodType: v1alpha1.PodTypeDefault,
 					PodSelector: &metav1.LabelSelector{
 						MatchLabels: map[string]string{"app": fmt.Sprintf("%s-%03d", strings.Repeat("a", 59), i)},
 					},
@@ -427,7 +427,7 @@ func TestNodesThatDoNotFitInTheStatusAreNotSelected(t *testing.T) {
 		f.wait(statusPace)
 		f.step("m")
 		f.wantEvacuating("p")
-		f.wantDrained("m", metav1.ConditionFalse, maintenancev1alpha1.ReasonNodeNotCordoned)
+		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNodeNotCordoned)
 		// The message is compared up to the number of nodes.
 		if got := f.nodeStatus("m", "late-0000").DrainMessage; !strings.HasPrefix(got, "Not drained: the status of ") {
 			t.Errorf("got message %q, want why the node is not drained", got)
@@ -436,25 +436,25 @@ func TestNodesThatDoNotFitInTheStatusAreNotSelected(t *testing.T) {
 }
 
 func TestDescribeBlockers(t *testing.T) {
-	blocker := func(n int32, reason string, effect maintenancev1alpha1.PreviewEffect) maintenancev1alpha1.PreviewBlocker {
-		return maintenancev1alpha1.PreviewBlocker{Effect: effect, Reason: reason, PodCount: n}
+	blocker := func(n int32, reason string, effect v1alpha1.PreviewEffect) v1alpha1.PreviewBlocker {
+		return v1alpha1.PreviewBlocker{Effect: effect, Reason: reason, PodCount: n}
 	}
 	budget := blocker(2, "PodDisruptionBudget", "Never")
-	budget.Budgets = []maintenancev1alpha1.PreviewBudget{{Namespace: "shop", Name: "web"}}
+	budget.Budgets = []v1alpha1.PreviewBudget{{Namespace: "shop", Name: "web"}}
 	bare := blocker(1, "NoController", "Lost")
-	bare.Pods = []maintenancev1alpha1.PreviewPodReference{{Namespace: "shop", Name: "job"}}
+	bare.Pods = []v1alpha1.PreviewPodReference{{Namespace: "shop", Name: "job"}}
 	for name, test := range map[string]struct {
-		preview maintenancev1alpha1.NodeMaintenancePreview
+		preview v1alpha1.NodeMaintenancePreview
 		want    string
 	}{
 		"nothing": {},
 		"two": {
-			maintenancev1alpha1.NodeMaintenancePreview{Blockers: []maintenancev1alpha1.PreviewBlocker{budget, bare}},
+			v1alpha1.NodeMaintenancePreview{Blockers: []v1alpha1.PreviewBlocker{budget, bare}},
 			"2 pods under budget shop/web: PodDisruptionBudget (Never); 1 pod, such as shop/job: NoController (Lost)",
 		},
 		"more pods than the message names": {
-			maintenancev1alpha1.NodeMaintenancePreview{
-				Blockers: []maintenancev1alpha1.PreviewBlocker{budget, bare, bare, bare}, BlockersOmitted: 5,
+			v1alpha1.NodeMaintenancePreview{
+				Blockers: []v1alpha1.PreviewBlocker{budget, bare, bare, bare}, BlockersOmitted: 5,
 			},
 			"2 pods under budget shop/web: PodDisruptionBudget (Never); 1 pod, such as shop/job: NoController (Lost); " +
 				"1 pod, such as shop/job: NoController (Lost); and 6 more, see the preview",
@@ -474,9 +474,9 @@ func TestDrainNamesItsBlockersWhenItBegins(t *testing.T) {
 		previews := 0
 		f.maintenance.PrependReactor("get", "nodemaintenances/preview", func(clienttesting.Action) (bool, runtime.Object, error) {
 			previews++
-			return true, &maintenancev1alpha1.NodeMaintenancePreview{Blockers: []maintenancev1alpha1.PreviewBlocker{{
+			return true, &v1alpha1.NodeMaintenancePreview{Blockers: []v1alpha1.PreviewBlocker{{
 				Effect: "Never", Reason: "PodDisruptionBudget", PodCount: 1,
-				Budgets: []maintenancev1alpha1.PreviewBudget{{Namespace: "default", Name: "b"}},
+				Budgets: []v1alpha1.PreviewBudget{{Namespace: "default", Name: "b"}},
 			}}}, nil
 		})
 		f.step("m")

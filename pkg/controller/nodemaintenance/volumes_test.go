@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func newAttachment(name, node string) *storagev1.VolumeAttachment {
@@ -41,7 +41,7 @@ func (f *fixture) detach(name string) {
 
 func (f *fixture) drainedMessage(name string) string {
 	f.t.Helper()
-	condition := meta.FindStatusCondition(f.nm(name).Status.Conditions, maintenancev1alpha1.ConditionDrained)
+	condition := meta.FindStatusCondition(f.nm(name).Status.Conditions, v1alpha1.ConditionDrained)
 	if condition == nil {
 		return ""
 	}
@@ -64,7 +64,7 @@ func TestAttachedVolumesAreCounted(t *testing.T) {
 			f.ticking("Drained says "+want, func() bool { return f.drainedMessage("m") == want })
 		}
 		says("All pods have left 3 nodes; 3 volumes are still attached to 2 nodes")
-		f.wantDrained("m", metav1.ConditionTrue, maintenancev1alpha1.ReasonDrainComplete)
+		f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainComplete)
 		f.detach("c")
 		says("All pods have left 3 nodes; 2 volumes are still attached to 1 node")
 		if err := f.host.StorageV1().VolumeAttachments().Delete(f.ctx, "a", metav1.DeleteOptions{}); err != nil {

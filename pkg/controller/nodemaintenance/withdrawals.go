@@ -15,7 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
@@ -43,7 +43,7 @@ func newWithdrawals(c *Controller, config Config) *withdrawals {
 	})}
 }
 
-func (w *withdrawals) enqueue(e *maintenancev1alpha1.Evacuation) {
+func (w *withdrawals) enqueue(e *v1alpha1.Evacuation) {
 	if nodestate.IsOurs(e) {
 		w.queue.Add(types.NamespacedName{Namespace: e.Namespace, Name: e.Name})
 	}
@@ -75,7 +75,7 @@ func (w *withdrawals) sync(ctx context.Context, key types.NamespacedName) error 
 
 // get returns an Evacuation, from the API if it was requested and the cache does not show it; nil
 // if there is none, or not yet.
-func (w *withdrawals) get(ctx context.Context, key types.NamespacedName) (*maintenancev1alpha1.Evacuation, error) {
+func (w *withdrawals) get(ctx context.Context, key types.NamespacedName) (*v1alpha1.Evacuation, error) {
 	request, requested := w.c.state.Requests.Of(key)
 	switch {
 	case !requested:
@@ -103,7 +103,7 @@ func (w *withdrawals) get(ctx context.Context, key types.NamespacedName) (*maint
 
 // isStray reports whether no maintenance asks pods to leave the node that an Evacuation of ours is
 // about.
-func (w *withdrawals) isStray(e *maintenancev1alpha1.Evacuation, node string) bool {
+func (w *withdrawals) isStray(e *v1alpha1.Evacuation, node string) bool {
 	if node != "" {
 		return !w.c.isTargeted(node)
 	}
@@ -115,9 +115,9 @@ func (w *withdrawals) isStray(e *maintenancev1alpha1.Evacuation, node string) bo
 // removeInstigator removes our finalizer from an Evacuation and, where no other instigator has
 // asked for it and nothing forbids it, deletes it. One whose evacuator cannot stop any more is left
 // to it.
-func (c *Controller) removeInstigator(ctx context.Context, e *maintenancev1alpha1.Evacuation) error {
+func (c *Controller) removeInstigator(ctx context.Context, e *v1alpha1.Evacuation) error {
 	rest := slices.DeleteFunc(slices.Clone(e.Finalizers), func(f string) bool {
-		return f == maintenancev1alpha1.FinalizerInstigatorNodeMaintenance
+		return f == v1alpha1.FinalizerInstigatorNodeMaintenance
 	})
 	if err := c.setFinalizers(ctx, e, rest); err != nil {
 		if apierrors.IsNotFound(err) {
@@ -126,7 +126,7 @@ func (c *Controller) removeInstigator(ctx context.Context, e *maintenancev1alpha
 		return fmt.Errorf("withdraw from evacuation %s/%s: %w", e.Namespace, e.Name, err)
 	}
 	if protocol.HasInstigator(rest) || e.DeletionTimestamp != nil ||
-		e.Status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid {
+		e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid {
 		return nil
 	}
 	// A deadline of its own: after a slow change it would not be sent.

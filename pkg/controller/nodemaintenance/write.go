@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
@@ -33,8 +33,8 @@ const (
 // writeStatus stores a status if it differs, and returns the maintenance as it is then stored. What
 // others or a restart depend on is written immediately; a difference in counters and messages alone
 // waits, unless the status is urgent. writeStatus takes ownership of status.
-func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, status maintenancev1alpha1.NodeMaintenanceStatus,
-	urgent bool) (*maintenancev1alpha1.NodeMaintenance, error) {
+func (c *Controller) writeStatus(ctx context.Context, nm *v1alpha1.NodeMaintenance, status v1alpha1.NodeMaintenanceStatus,
+	urgent bool) (*v1alpha1.NodeMaintenance, error) {
 	changed := *nm
 	next := &changed
 	next.Status = status
@@ -69,21 +69,21 @@ func (c *Controller) writeStatus(ctx context.Context, nm *maintenancev1alpha1.No
 }
 
 // isUrgent reports whether a status has more news than counters and messages.
-func isUrgent(old, next *maintenancev1alpha1.NodeMaintenance) bool {
-	was := meta.FindStatusCondition(old.Status.Conditions, maintenancev1alpha1.ConditionDrained)
-	is := meta.FindStatusCondition(next.Status.Conditions, maintenancev1alpha1.ConditionDrained)
+func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
+	was := meta.FindStatusCondition(old.Status.Conditions, v1alpha1.ConditionDrained)
+	is := meta.FindStatusCondition(next.Status.Conditions, v1alpha1.ConditionDrained)
 	switch {
 	case old.Status.ObservedGeneration != next.Status.ObservedGeneration, was == nil, is == nil, was.Status != is.Status:
 		return true
-	case maintenancev1alpha1.IsHolding(next) && !drainplan.SameTargets(old, next):
+	case v1alpha1.IsHolding(next) && !drainplan.SameTargets(old, next):
 		return true
 	}
 	return progressStatus(old) != progressStatus(next)
 }
 
 // progressStatus returns the status of the condition Progressing.
-func progressStatus(nm *maintenancev1alpha1.NodeMaintenance) metav1.ConditionStatus {
-	if condition := conditionOf(nm, maintenancev1alpha1.ConditionProgressing); condition != nil {
+func progressStatus(nm *v1alpha1.NodeMaintenance) metav1.ConditionStatus {
+	if condition := conditionOf(nm, v1alpha1.ConditionProgressing); condition != nil {
 		return condition.Status
 	}
 	return ""
@@ -91,20 +91,20 @@ func progressStatus(nm *maintenancev1alpha1.NodeMaintenance) metav1.ConditionSta
 
 // keepSmall leaves the messages of the nodes out, and says so, when the object would become too
 // large.
-func (c *Controller) keepSmall(nm *maintenancev1alpha1.NodeMaintenance) {
+func (c *Controller) keepSmall(nm *v1alpha1.NodeMaintenance) {
 	if nm.Size() > maxStatusBytes {
 		c.dropMessages(nm)
 		return
 	}
-	meta.RemoveStatusCondition(&nm.Status.Conditions, maintenancev1alpha1.ConditionNodeMessagesOmitted)
+	meta.RemoveStatusCondition(&nm.Status.Conditions, v1alpha1.ConditionNodeMessagesOmitted)
 }
 
 // dropMessages leaves out all messages.
-func (c *Controller) dropMessages(nm *maintenancev1alpha1.NodeMaintenance) {
+func (c *Controller) dropMessages(nm *v1alpha1.NodeMaintenance) {
 	for i := range nm.Status.NodeStatuses {
 		nm.Status.NodeStatuses[i].DrainMessage = ""
 	}
-	setCondition(nm, &nm.Status, maintenancev1alpha1.ConditionNodeMessagesOmitted, verdict{metav1.ConditionTrue, maintenancev1alpha1.ReasonStatusTooLarge,
+	setCondition(nm, &nm.Status, v1alpha1.ConditionNodeMessagesOmitted, verdict{metav1.ConditionTrue, v1alpha1.ReasonStatusTooLarge,
 		"The status would be too large with a message for each node; the counters and reasons are complete"}, c.clock.Now())
 }
 
@@ -127,7 +127,7 @@ func (c *Controller) writePause(name string, size int) time.Duration {
 
 // sameNodeStatus reports whether two states of a node say the same. A field that is added to the
 // type has to be added here; a test sees to it.
-func sameNodeStatus(a, b *maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
+func sameNodeStatus(a, b *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.Reason == b.Reason && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
 		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&
 		a.PodsGonePeak == b.PodsGonePeak &&
@@ -135,7 +135,7 @@ func sameNodeStatus(a, b *maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
 }
 
 // sameStatus reports whether two statuses say the same.
-func sameStatus(a, b *maintenancev1alpha1.NodeMaintenanceStatus) bool {
+func sameStatus(a, b *v1alpha1.NodeMaintenanceStatus) bool {
 	if len(a.NodeStatuses) != len(b.NodeStatuses) {
 		return false
 	}

@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
+	"haulout.dev/haulout/pkg/drain/marks"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // A server that drains nodes must not evict itself before the others have left: then no controller
@@ -53,13 +53,13 @@ func (s *State) OwnPodsOn(node string) ([]types.UID, error) {
 	if s.ownPod.Name == "" {
 		return nil, nil
 	}
-	objects, err := s.pods.ByIndex(controllercache.PodsByNode, node)
+	objects, err := s.pods.ByIndex(podcache.PodsByNode, node)
 	if err != nil {
 		return nil, err
 	}
 	var uids []types.UID
 	for _, obj := range objects {
-		if pod := controllercache.UnpackPod(obj); pod != nil && drainplan.IsLive(pod) && s.isOwn(pod) {
+		if pod := podcache.UnpackPod(obj); pod != nil && drainplan.IsLive(pod) && s.isOwn(pod) {
 			uids = append(uids, pod.UID)
 		}
 	}
@@ -73,7 +73,7 @@ func (s *State) OwnPodsOn(node string) ([]types.UID, error) {
 // of a pod and the time of the taint are of clocks of two machines. A pod that was bound when the
 // node was being held, and that the cache did not show yet, stays, too.
 func (s *State) hasComeBack(pod *corev1.Pod, node *corev1.Node) bool {
-	mark := nodemarks.Read(node, v1alpha1.AnnotationTaintedBy)
+	mark := marks.Read(node, v1alpha1.AnnotationTaintedBy)
 	if slices.Contains(mark.OwnPods, pod.UID) {
 		return false
 	}

@@ -16,7 +16,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // RequestPatience is how long a request for an Evacuation is taken for granted although the cache
@@ -66,7 +66,7 @@ func (r *Requests) Remember(pod *corev1.Pod) {
 	defer r.mu.Unlock()
 	before := r.pods[pod.UID]
 	r.forget(pod.UID)
-	node := controllercache.NodeOf(pod)
+	node := podcache.NodeOf(pod)
 	if r.byNode[node] == nil {
 		r.byNode[node] = sets.New[types.UID]()
 	}

@@ -30,13 +30,13 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
-	"haulout.dev/haulout/pkg/controller/nodemarks"
 	"haulout.dev/haulout/pkg/controller/selection"
+	"haulout.dev/haulout/pkg/drain/marks"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
 	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // Config is what a State needs.
@@ -118,7 +118,7 @@ func New(config Config) (*State, error) {
 		selection:         config.Selection,
 		pods:              pods.GetIndexer(),
 		evacuations:       evacuations.GetIndexer(),
-		podLister:         controllercache.PodLister(pods.GetIndexer()),
+		podLister:         podcache.PodLister(pods.GetIndexer()),
 		evacuationLister:  maintenance.Evacuations().Lister(),
 		maintenanceLister: maintenance.NodeMaintenances().Lister(),
 		evictions:         config.Evictions,
@@ -128,17 +128,17 @@ func New(config Config) (*State, error) {
 		views:             newViews(),
 	}
 	s.Troubles = loop.NewFailures(config.Clock, func(node string) { s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node) })
-	if err := controllercache.AddPodsByNode(pods); err != nil {
+	if err := podcache.AddPodsByNode(pods); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	if err := controllercache.AddEvacuationsByNode(evacuations); err != nil {
+	if err := podcache.AddEvacuationsByNode(evacuations); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
 	config.Selection.Subscribe(selection.Subscriber{Node: s.nodeChanged, Maintenance: s.maintenanceChanged})
 	var err error
-	s.synced, err = controllercache.AddHandlers(
-		controllercache.Handled{Informer: pods, Handler: controllercache.UnpackedPods(controllercache.HandlerOf(s.podChanged))},
-		controllercache.Handled{Informer: evacuations, Handler: controllercache.HandlerOf(s.evacuationChanged)},
+	s.synced, err = podcache.AddHandlers(
+		podcache.Handled{Informer: pods, Handler: podcache.UnpackedPods(podcache.HandlerOf(s.podChanged))},
+		podcache.Handled{Informer: evacuations, Handler: podcache.HandlerOf(s.evacuationChanged)},
 	)
 	if err != nil {
 		return nil, fmt.Errorf("watch what is on nodes: %w", err)
@@ -173,7 +173,7 @@ func (s *State) nodeChanged(change selection.NodeChange) {
 		return
 	}
 	s.Cordons.observe(node)
-	if old != nil && (!labels.Equals(old.Labels, node.Labels) || !SameTaints(old, node) || !nodemarks.Same(old, node)) {
+	if old != nil && (!labels.Equals(old.Labels, node.Labels) || !SameTaints(old, node) || !marks.Same(old, node)) {
 		// Whether a pod of this server stays depends on the taints.
 		s.views.drop(node.Name)
 	}
@@ -189,7 +189,7 @@ func (s *State) maintenanceChanged(_, nm *v1alpha1.NodeMaintenance) {
 func (s *State) podChanged(old, pod *corev1.Pod) {
 	for _, p := range []*corev1.Pod{old, pod} {
 		if p != nil {
-			s.views.drop(controllercache.NodeOf(p))
+			s.views.drop(podcache.NodeOf(p))
 		}
 	}
 	if pod == nil {
@@ -226,7 +226,7 @@ func (s *State) evacuationChanged(old, evacuation *v1alpha1.Evacuation) {
 
 // samePod reports whether nothing has changed about a pod that a drain reads.
 func samePod(a, b *corev1.Pod) bool {
-	return a.UID == b.UID && controllercache.NodeOf(a) == controllercache.NodeOf(b) && a.Status.Phase == b.Status.Phase &&
+	return a.UID == b.UID && podcache.NodeOf(a) == podcache.NodeOf(b) && a.Status.Phase == b.Status.Phase &&
 		drainplan.IsLive(a) == drainplan.IsLive(b) &&
 		labels.Equals(a.Labels, b.Labels) && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
 		equality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences)
@@ -279,7 +279,7 @@ func (s *State) NodeOf(e *v1alpha1.Evacuation) string {
 		return e.Spec.NodeName
 	}
 	if pod := s.PodOf(e); pod != nil {
-		return controllercache.NodeOf(pod)
+		return podcache.NodeOf(pod)
 	}
 	return ""
 }
@@ -300,7 +300,7 @@ func (s *State) EvacuationsWithoutNode() []*v1alpha1.Evacuation {
 
 // evacuationsIn returns the Evacuations whose spec has the given node.
 func (s *State) evacuationsIn(node string) []*v1alpha1.Evacuation {
-	objects, err := s.evacuations.ByIndex(controllercache.EvacuationsByNode, node)
+	objects, err := s.evacuations.ByIndex(podcache.EvacuationsByNode, node)
 	if err != nil {
 		utilruntime.HandleError(fmt.Errorf("list evacuations by node from the cache: %w", err))
 	}
@@ -352,5 +352,5 @@ func (s *State) isWithdrawnFrom(eviction inflight.Eviction, node string) bool {
 		return false
 	}
 	pod, err := s.podLister.Pods(eviction.Evacuation.Namespace).Get(eviction.Pod)
-	return err == nil && pod.UID == eviction.UID && controllercache.NodeOf(pod) == node
+	return err == nil && pod.UID == eviction.UID && podcache.NodeOf(pod) == node
 }

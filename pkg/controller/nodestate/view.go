@@ -16,7 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // Pod is a live pod that counts for a node.
@@ -25,7 +25,7 @@ type Pod struct {
 	// Plan is the pod as the planner sees it.
 	Plan drainplan.Pod
 	// Kept is why the pod is left running, "" if it is to leave.
-	Kept drainplan.LeftReason
+	Kept drainplan.KeptReason
 	// Own: it is a pod of this server.
 	Own bool
 	// KeptAt is when its closed budget is a reason to keep it, zero if it is not waiting for one.
@@ -141,13 +141,13 @@ func (s *State) View(node *corev1.Node) (*View, error) {
 }
 
 func (s *State) buildView(node *corev1.Node) (*View, error) {
-	objects, err := s.pods.ByIndex(controllercache.PodsByNode, node.Name)
+	objects, err := s.pods.ByIndex(podcache.PodsByNode, node.Name)
 	if err != nil {
 		return nil, err
 	}
 	view := &View{Pods: make([]Pod, 0, len(objects)), Plan: &drainplan.Node{Name: node.Name, UID: node.UID}}
 	for _, obj := range objects {
-		pod := controllercache.UnpackPod(obj)
+		pod := podcache.UnpackPod(obj)
 		if !drainplan.IsLive(pod) {
 			continue
 		}
@@ -175,7 +175,7 @@ func (s *State) buildView(node *corev1.Node) (*View, error) {
 // Classify returns what a drain makes of a pod on a node.
 func (s *State) Classify(pod *corev1.Pod, node *corev1.Node) Pod {
 	plan := drainplan.PodOf(pod, node.UID)
-	live := Pod{Pod: pod, Plan: plan, Kept: drainplan.Left(pod, plan.Type, node, s.evacuators), Own: s.isOwn(pod)}
+	live := Pod{Pod: pod, Plan: plan, Kept: drainplan.Kept(pod, plan.Type, node, s.evacuators), Own: s.isOwn(pod)}
 	live.Bound = pod.Spec.NodeName != ""
 	if pod.DeletionTimestamp != nil {
 		live.StopsAt = pod.DeletionTimestamp.Time
@@ -189,11 +189,11 @@ func (s *State) Classify(pod *corev1.Pod, node *corev1.Node) Pod {
 	if live.Evacuation != nil && live.Kept == "" && plan.Type == v1alpha1.PodTypeDaemonSet {
 		var waits bool
 		if live.KeptAt, waits = protocol.KeptByBudgetAt(live.Evacuation, s.budgetPatience); waits && !s.clock.Now().Before(live.KeptAt) {
-			live.Kept = drainplan.LeftBudget
+			live.Kept = drainplan.KeptBudget
 		}
 	}
 	if live.Own && live.Kept == "" && s.hasComeBack(pod, node) {
-		live.Kept = drainplan.LeftOwn
+		live.Kept = drainplan.KeptOwn
 	}
 	return live
 }

@@ -14,7 +14,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drain/nodeselection"
+	"haulout.dev/haulout/pkg/drain/nodeselector"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -94,7 +94,7 @@ func TestSelectorsAreMatchedWithoutTheLock(t *testing.T) {
 	s := newSelection(clocktesting.NewFakePassiveClock(now))
 	locked, free := 0, 0
 	var meanwhile func()
-	s.match = func(selector *nodeselection.Selector, node *corev1.Node) nodeselection.Match {
+	s.match = func(selector *nodeselector.Selector, node *corev1.Node) nodeselector.Match {
 		if s.mu.TryLock() {
 			s.mu.Unlock()
 			free++

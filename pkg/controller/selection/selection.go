@@ -21,8 +21,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drain/nodeselection"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/nodeselector"
 )
 
 // Lingering is how long a node stays selected whose labels stop matching: a label that flaps must
@@ -36,7 +36,7 @@ type Selection struct {
 	clock clock.PassiveClock
 	// match evaluates the terms of a selector for a node. With many terms and nodes it takes long:
 	// it is called without the lock, but for nodes that change at the same time.
-	match func(*nodeselection.Selector, *corev1.Node) nodeselection.Match
+	match func(*nodeselector.Selector, *corev1.Node) nodeselector.Match
 	// subscribers are told of changes; synced are the handlers of this index.
 	subscribers []Subscriber
 	synced      []cache.InformerSynced
@@ -56,7 +56,7 @@ type selected struct {
 	holding    bool
 	// source is what selector was compiled from.
 	source   *corev1.NodeSelector
-	selector *nodeselection.Selector
+	selector *nodeselector.Selector
 	nodes    sets.Set[string]
 	// held are the names of nodes that the maintenance has or had. One that is registered again
 	// under such a name joins.
@@ -73,8 +73,8 @@ type selected struct {
 }
 
 // SetMaintenance takes in what a maintenance selects, as the handler of its events does.
-func (s *Selection) SetMaintenance(nm *maintenancev1alpha1.NodeMaintenance) error {
-	if maintenancev1alpha1.IsDone(nm) {
+func (s *Selection) SetMaintenance(nm *v1alpha1.NodeMaintenance) error {
+	if v1alpha1.IsDone(nm) {
 		s.removeMaintenance(nm.Name)
 		return nil
 	}
@@ -82,7 +82,7 @@ func (s *Selection) SetMaintenance(nm *maintenancev1alpha1.NodeMaintenance) erro
 	if known {
 		return nil
 	}
-	selector, err := nodeselection.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, nm.Spec.NewNodes)
+	selector, err := nodeselector.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, nm.Spec.NewNodes)
 	if err != nil {
 		err = fmt.Errorf("node selector: %w", err)
 		s.mu.Lock()
@@ -110,7 +110,7 @@ func (s *Selection) SetMaintenance(nm *maintenancev1alpha1.NodeMaintenance) erro
 }
 
 // nodesUnless returns all nodes, unless the selection has taken in this state of a maintenance.
-func (s *Selection) nodesUnless(nm *maintenancev1alpha1.NodeMaintenance) (nodes []*corev1.Node, known bool) {
+func (s *Selection) nodesUnless(nm *v1alpha1.NodeMaintenance) (nodes []*corev1.Node, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.maintenances[nm.Name].isOf(nm) {
@@ -122,7 +122,7 @@ func (s *Selection) nodesUnless(nm *maintenancev1alpha1.NodeMaintenance) (nodes 
 // matchedNode is how a selector matched a node.
 type matchedNode struct {
 	node  *corev1.Node
-	match nodeselection.Match
+	match nodeselector.Match
 }
 
 // isSame reports whether a selector matches a newer state of the node in the same way.
@@ -131,18 +131,18 @@ func (m *matchedNode) isSame(node *corev1.Node) bool {
 }
 
 // isOf reports whether an entry was made from this state of a maintenance.
-func (e *selected) isOf(nm *maintenancev1alpha1.NodeMaintenance) bool {
+func (e *selected) isOf(nm *v1alpha1.NodeMaintenance) bool {
 	return e != nil && e.uid == nm.UID && e.generation == nm.Generation &&
 		e.newest.Equal(nm.Status.NewestNodeTimestamp)
 }
 
 // newSelected returns the entry of a maintenance, which selects no node yet.
-func (s *Selection) newSelected(nm *maintenancev1alpha1.NodeMaintenance, selector *nodeselection.Selector) *selected {
+func (s *Selection) newSelected(nm *v1alpha1.NodeMaintenance, selector *nodeselector.Selector) *selected {
 	entry := &selected{
 		uid:        nm.UID,
 		generation: nm.Generation,
 		newest:     nm.Status.NewestNodeTimestamp,
-		holding:    maintenancev1alpha1.IsHolding(nm),
+		holding:    v1alpha1.IsHolding(nm),
 		source:     nm.Spec.NodeSelector,
 		nodes:      sets.New[string](),
 		held:       sets.New[string](),
@@ -153,7 +153,7 @@ func (s *Selection) newSelected(nm *maintenancev1alpha1.NodeMaintenance, selecto
 	for i := range nm.Status.NodeStatuses {
 		status := &nm.Status.NodeStatuses[i]
 		entry.held.Insert(status.NodeRef.Name)
-		if nm.Status.ObservedGeneration == nm.Generation && !maintenancev1alpha1.IsBeingReleased(status) {
+		if nm.Status.ObservedGeneration == nm.Generation && !v1alpha1.IsBeingReleased(status) {
 			entry.inherited[status.NodeRef.Name] = status.NodeRef.UID
 		}
 	}
@@ -194,7 +194,7 @@ func (e *selected) inherit(old *selected, nodes map[string]*corev1.Node, sameSel
 // Shows reports whether the selection has taken in this state of a maintenance. Until then its
 // event is under way, and the nodes are those of an earlier state. The error is why the node
 // selector cannot be read.
-func (s *Selection) Shows(nm *maintenancev1alpha1.NodeMaintenance) (bool, error) {
+func (s *Selection) Shows(nm *v1alpha1.NodeMaintenance) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.maintenances[nm.Name].isOf(nm), s.invalid[nm.Name]
@@ -222,7 +222,7 @@ func (s *Selection) remove(name string) {
 // SetNode takes in a node, as the handler of its events does. It returns the maintenances that
 // selected or ignored it before or do so now, and those for which it lingers from now on.
 func (s *Selection) SetNode(node *corev1.Node) (touched, leaving []string) {
-	matched := map[*nodeselection.Selector]nodeselection.Match{}
+	matched := map[*nodeselector.Selector]nodeselector.Match{}
 	for _, selector := range s.selectors() {
 		matched[selector] = s.match(selector, node)
 	}
@@ -252,10 +252,10 @@ func (s *Selection) SetNode(node *corev1.Node) (touched, leaving []string) {
 }
 
 // selectors returns the selectors of all maintenances.
-func (s *Selection) selectors() []*nodeselection.Selector {
+func (s *Selection) selectors() []*nodeselector.Selector {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := make([]*nodeselection.Selector, 0, len(s.maintenances))
+	all := make([]*nodeselector.Selector, 0, len(s.maintenances))
 	for _, entry := range s.maintenances {
 		all = append(all, entry.selector)
 	}
@@ -299,7 +299,7 @@ func (s *Selection) removeNode(name string) []string {
 }
 
 // set takes in how a selector matches a node, and reports whether the node lingers from now on.
-func (s *Selection) set(name string, entry *selected, node *corev1.Node, match nodeselection.Match) (lingers bool) {
+func (s *Selection) set(name string, entry *selected, node *corev1.Node, match nodeselector.Match) (lingers bool) {
 	selects, ignores := entry.selector.Judge(node, match)
 	if ignores {
 		entry.ignored.Insert(node.Name)

@@ -15,9 +15,9 @@ import (
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drain/nodeselection"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/nodeselector"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // Subscriber is told of changes after the selection has taken them in. Its functions must not
@@ -28,7 +28,7 @@ type Subscriber struct {
 	Node func(NodeChange)
 	// Maintenance is called for each event of a maintenance. One that is deleted still selects its
 	// nodes while it is called.
-	Maintenance func(old, nm *maintenancev1alpha1.NodeMaintenance)
+	Maintenance func(old, nm *v1alpha1.NodeMaintenance)
 	// Released is called with the name of each node that lingered and is selected no longer.
 	Released func(node string)
 }
@@ -47,9 +47,9 @@ type NodeChange struct {
 func New(nodes, maintenances cache.SharedIndexInformer, clock clock.PassiveClock) (*Selection, error) {
 	s := newSelection(clock)
 	var err error
-	s.synced, err = controllercache.AddHandlers(
-		controllercache.Handled{Informer: maintenances, Handler: controllercache.HandlerOf(s.maintenanceChanged)},
-		controllercache.Handled{Informer: nodes, Handler: controllercache.HandlerOf(s.nodeChanged)},
+	s.synced, err = podcache.AddHandlers(
+		podcache.Handled{Informer: maintenances, Handler: podcache.HandlerOf(s.maintenanceChanged)},
+		podcache.Handled{Informer: nodes, Handler: podcache.HandlerOf(s.nodeChanged)},
 	)
 	if err != nil {
 		return nil, fmt.Errorf("watch what selects nodes: %w", err)
@@ -60,7 +60,7 @@ func New(nodes, maintenances cache.SharedIndexInformer, clock clock.PassiveClock
 func newSelection(clock clock.PassiveClock) *Selection {
 	return &Selection{
 		clock:        clock,
-		match:        (*nodeselection.Selector).Match,
+		match:        (*nodeselector.Selector).Match,
 		nodes:        map[string]*corev1.Node{},
 		maintenances: map[string]*selected{},
 		byNode:       map[string]sets.Set[string]{},
@@ -83,7 +83,7 @@ func (s *Selection) HasSynced() bool {
 	return true
 }
 
-func (s *Selection) maintenanceChanged(old, nm *maintenancev1alpha1.NodeMaintenance) {
+func (s *Selection) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 	if nm != nil {
 		if err := s.SetMaintenance(nm); err != nil {
 			utilruntime.HandleError(fmt.Errorf("maintenance %s: %w", nm.Name, err))
@@ -135,8 +135,8 @@ func (s *Selection) ReleaseExpired(maintenance string) time.Duration {
 // TooLarge returns an error if the status of a maintenance that holds nodes could not be stored for
 // all nodes that it selects. Such a maintenance takes no further node. Admission refuses it for the
 // nodes that it knows; others may have been added since.
-func (s *Selection) TooLarge(nm *maintenancev1alpha1.NodeMaintenance) error {
-	if !maintenancev1alpha1.IsHolding(nm) {
+func (s *Selection) TooLarge(nm *v1alpha1.NodeMaintenance) error {
+	if !v1alpha1.IsHolding(nm) {
 		return nil
 	}
 	nodes := s.Count(nm.Name)

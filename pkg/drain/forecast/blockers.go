@@ -16,8 +16,8 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/pdb"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
@@ -31,7 +31,7 @@ const (
 
 // blocker is a problem that one or more pods share.
 type blocker struct {
-	maintenancev1alpha1.PreviewBlocker
+	v1alpha1.PreviewBlocker
 	pods []*leavingPod
 	// names are the names for its message.
 	names []string
@@ -57,7 +57,7 @@ func (b *blocker) named() string {
 
 // kind identifies a blocker.
 type kind struct {
-	effect  maintenancev1alpha1.PreviewEffect
+	effect  v1alpha1.PreviewEffect
 	reason  string
 	budgets string
 }
@@ -85,7 +85,7 @@ func newTrouble(d *decision) *trouble {
 }
 
 // of returns the blocker of a kind, which is created on first use.
-func (t *trouble) of(effect maintenancev1alpha1.PreviewEffect, reason string, budgets ...*policyv1.PodDisruptionBudget) *blocker {
+func (t *trouble) of(effect v1alpha1.PreviewEffect, reason string, budgets ...*policyv1.PodDisruptionBudget) *blocker {
 	k := kind{effect: effect, reason: reason}
 	for _, budget := range budgets {
 		k.budgets += pdb.NameOf(budget).String() + " "
@@ -94,7 +94,7 @@ func (t *trouble) of(effect maintenancev1alpha1.PreviewEffect, reason string, bu
 		b := &blocker{}
 		b.Effect, b.Reason = effect, reason
 		for _, budget := range budgets {
-			b.Budgets = append(b.Budgets, maintenancev1alpha1.PreviewBudget{
+			b.Budgets = append(b.Budgets, v1alpha1.PreviewBudget{
 				Namespace: budget.Namespace, Name: budget.Name, DisruptionsAllowed: int32(pdb.Allowed(budget)),
 			})
 		}
@@ -106,11 +106,11 @@ func (t *trouble) of(effect maintenancev1alpha1.PreviewEffect, reason string, bu
 // look adds the pod to the blockers that affect it.
 func (t *trouble) look(pod *leavingPod, on *nodeState) {
 	if pod.Nominated {
-		t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonPodNominated).add(pod)
+		t.of(v1alpha1.PreviewEffectNotNow, v1alpha1.ReasonPodNominated).add(pod)
 		return
 	}
 	if on.unreachable {
-		t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonNodeUnreachable).add(pod, pod.Node)
+		t.of(v1alpha1.PreviewEffectNotNow, v1alpha1.ReasonNodeUnreachable).add(pod, pod.Node)
 	}
 	if pod.Terminating() {
 		if t.Now.After(pod.GoneBy.Add(overdueAfter)) && !on.unreachable {
@@ -119,21 +119,21 @@ func (t *trouble) look(pod *leavingPod, on *nodeState) {
 		return
 	}
 	if len(pod.finalizers) > 0 {
-		t.of(maintenancev1alpha1.PreviewEffectDelayed, maintenancev1alpha1.ReasonPodFinalizer).add(pod, pod.finalizers...)
+		t.of(v1alpha1.PreviewEffectDelayed, v1alpha1.ReasonPodFinalizer).add(pod, pod.finalizers...)
 	}
 	if t.TerminatingNamespaces.Has(pod.Namespace) {
-		t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonNamespaceTerminating).add(pod, pod.Namespace)
+		t.of(v1alpha1.PreviewEffectNotNow, v1alpha1.ReasonNamespaceTerminating).add(pod, pod.Namespace)
 		return
 	}
 	if len(pod.Classes) == 0 {
-		t.of(maintenancev1alpha1.PreviewEffectNever, maintenancev1alpha1.ReasonNoEvacuator).add(pod)
+		t.of(v1alpha1.PreviewEffectNever, v1alpha1.ReasonNoEvacuator).add(pod)
 	}
 	if name, ok := pod.jobOf(); ok {
 		job := types.NamespacedName{Namespace: pod.Namespace, Name: name}
 		t.ofJobs[job] = append(t.ofJobs[job], pod)
 	}
 	if pod.Owner == nil {
-		t.of(maintenancev1alpha1.PreviewEffectLost, maintenancev1alpha1.ReasonNoController).add(pod)
+		t.of(v1alpha1.PreviewEffectLost, v1alpha1.ReasonNoController).add(pod)
 	}
 	if pod.Held {
 		t.addBudgets(pod, t.budgets.Matching(pod.Namespace, pod.Labels))
@@ -149,7 +149,7 @@ func (t *trouble) addBudgets(pod *leavingPod, budgets []*policyv1.PodDisruptionB
 	}
 	if len(budgets) > 1 {
 		refusal := pdb.ExplainSeveral(budgets)
-		b := t.of(maintenancev1alpha1.PreviewEffectNever, refusal.Reason, budgets...)
+		b := t.of(v1alpha1.PreviewEffectNever, refusal.Reason, budgets...)
 		b.Message = refusal.Message
 		b.add(pod)
 		return
@@ -184,19 +184,19 @@ func (t *trouble) addBudgets(pod *leavingPod, budgets []*policyv1.PodDisruptionB
 // addOverdue adds a pod whose grace period has ended.
 func (t *trouble) addOverdue(pod *leavingPod) {
 	if len(pod.finalizers) > 0 {
-		t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonPodFinalizer).add(pod, pod.finalizers...)
+		t.of(v1alpha1.PreviewEffectNotNow, v1alpha1.ReasonPodFinalizer).add(pod, pod.finalizers...)
 		return
 	}
-	t.of(maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.ReasonPodTerminating).add(pod)
+	t.of(v1alpha1.PreviewEffectNotNow, v1alpha1.ReasonPodTerminating).add(pod)
 }
 
 // addNever adds a pod whose budget never allows an eviction, and whose Deployment is not scaled up
 // because of the refusal. An operator may move the pod's role to another pod, after which the
 // budget allows it.
 func (t *trouble) addNever(pod *leavingPod, budget *policyv1.PodDisruptionBudget, refusal surge.Refusal) {
-	owner, effect := pdb.OwnerOf(pod.Owner), maintenancev1alpha1.PreviewEffectNever
+	owner, effect := pdb.OwnerOf(pod.Owner), v1alpha1.PreviewEffectNever
 	if owner.IsOperator() {
-		effect = maintenancev1alpha1.PreviewEffectNotNow
+		effect = v1alpha1.PreviewEffectNotNow
 	}
 	if pod.Surge != nil && !surge.IsAlways(pod.Surge.Deployment.Annotations) {
 		// Only the budget is in the way of a replacement, and the remedy names the annotation.
@@ -216,7 +216,7 @@ func (t *trouble) addNever(pod *leavingPod, budget *policyv1.PodDisruptionBudget
 // addReplaced adds a pod that leaves when its replacement is available, although its budget allows
 // no eviction.
 func (t *trouble) addReplaced(pod *leavingPod, budget *policyv1.PodDisruptionBudget, says string) {
-	b := t.of(maintenancev1alpha1.PreviewEffectDelayed, maintenancev1alpha1.ReasonPodDisruptionBudget, budget)
+	b := t.of(v1alpha1.PreviewEffectDelayed, v1alpha1.ReasonPodDisruptionBudget, budget)
 	b.Message = fmt.Sprintf("PodDisruptionBudget %s %s. The pods leave when their Deployment has been scaled up within its maxSurge and other pods are "+
 		"available in their place.", budget.Name, says)
 	b.add(pod)
@@ -234,7 +234,7 @@ func (t *trouble) addJobs() {
 			continue
 		}
 		for _, pod := range pods {
-			t.of(maintenancev1alpha1.PreviewEffectLost, maintenancev1alpha1.ReasonJobFails).add(pod, name.String())
+			t.of(v1alpha1.PreviewEffectLost, v1alpha1.ReasonJobFails).add(pod, name.String())
 		}
 	}
 }
@@ -300,7 +300,7 @@ func (t *trouble) all() []*blocker {
 			cmp.Compare(badness(a.Effect), badness(b.Effect)),
 			-cmp.Compare(len(a.pods), len(b.pods)),
 			strings.Compare(a.Reason, b.Reason),
-			slices.CompareFunc(a.Budgets, b.Budgets, func(x, y maintenancev1alpha1.PreviewBudget) int {
+			slices.CompareFunc(a.Budgets, b.Budgets, func(x, y v1alpha1.PreviewBudget) int {
 				return cmp.Or(strings.Compare(x.Namespace, y.Namespace), strings.Compare(x.Name, y.Name))
 			}),
 		)
@@ -309,9 +309,9 @@ func (t *trouble) all() []*blocker {
 }
 
 // badness returns the rank of an effect, the worst first.
-func badness(e maintenancev1alpha1.PreviewEffect) int {
-	return slices.Index([]maintenancev1alpha1.PreviewEffect{
-		maintenancev1alpha1.PreviewEffectNever, maintenancev1alpha1.PreviewEffectNotNow, maintenancev1alpha1.PreviewEffectLost, maintenancev1alpha1.PreviewEffectDelayed,
+func badness(e v1alpha1.PreviewEffect) int {
+	return slices.Index([]v1alpha1.PreviewEffect{
+		v1alpha1.PreviewEffectNever, v1alpha1.PreviewEffectNotNow, v1alpha1.PreviewEffectLost, v1alpha1.PreviewEffectDelayed,
 	}, e)
 }
 
@@ -321,37 +321,37 @@ func (b *blocker) explain() {
 		return
 	}
 	switch b.Reason {
-	case maintenancev1alpha1.ReasonNodeUnreachable:
+	case v1alpha1.ReasonNodeUnreachable:
 		b.Message = fmt.Sprintf("The kubelet does not respond on %s, so it cannot confirm that a pod there has stopped. "+
 			"Bring the nodes back, or make sure that they are off and then taint them with node.kubernetes.io/out-of-service.", b.named())
-	case maintenancev1alpha1.ReasonNamespaceTerminating:
+	case v1alpha1.ReasonNamespaceTerminating:
 		b.Message = fmt.Sprintf("No Evacuation can be created in a namespace that is being deleted: %s. The pods leave with their namespace.", b.named())
-	case maintenancev1alpha1.ReasonNoEvacuator:
+	case v1alpha1.ReasonNoEvacuator:
 		b.Message = "No evacuator is able to remove these pods: they cannot be evicted, and the owner in their owner references does not exist or does not select them. " +
 			"Correct their owner references, or delete them by hand."
-	case maintenancev1alpha1.ReasonTurnsByOwner:
+	case v1alpha1.ReasonTurnsByOwner:
 		b.Message = fmt.Sprintf("No PodDisruptionBudget protects the pods of %s. Only some pods of a workload may be missing at the same time, "+
 			"so these leave in turns, each when the replacements of the one before are ready or have had time to be.", b.named())
-	case maintenancev1alpha1.ReasonPodTerminating:
+	case v1alpha1.ReasonPodTerminating:
 		b.Message = "The grace period of the pods has ended and they have not stopped. Check their containers and the kubelets of their nodes."
-	case maintenancev1alpha1.ReasonNoController:
+	case v1alpha1.ReasonNoController:
 		b.Message = "No controller owns the pods, so nothing recreates them after they have left."
-	case maintenancev1alpha1.ReasonJobFails:
+	case v1alpha1.ReasonJobFails:
 		b.Message = fmt.Sprintf("An evicted pod counts as failed, and these Jobs allow no more failures, so they fail for good: %s. "+
 			"Wait until they have ended, raise their backoffLimit, or have their podFailurePolicy ignore the condition DisruptionTarget.", b.named())
-	case maintenancev1alpha1.ReasonPodNominated:
+	case v1alpha1.ReasonPodNominated:
 		b.Message = "The pods are not bound to these nodes and only nominated for them. They are not evicted, and lose nothing: " +
 			"the drain waits until the scheduler drops the nomination or binds them to other nodes."
-	case maintenancev1alpha1.ReasonPodFinalizer:
+	case v1alpha1.ReasonPodFinalizer:
 		b.Message = fmt.Sprintf("The pods remain after they have stopped until their finalizers are removed: %s.", b.named())
-		if b.Effect == maintenancev1alpha1.PreviewEffectNotNow {
+		if b.Effect == v1alpha1.PreviewEffectNotNow {
 			b.Message = fmt.Sprintf("The grace period of the pods has ended, but finalizers prevent their deletion: %s. Check the controllers that added them.", b.named())
 		}
 	}
 }
 
 // describeBlockers adds the worst blockers to the preview.
-func (d *decision) describeBlockers(out *maintenancev1alpha1.NodeMaintenancePreview) {
+func (d *decision) describeBlockers(out *v1alpha1.NodeMaintenancePreview) {
 	listed := d.blockers[:min(len(d.blockers), MaxBlockers)]
 	out.BlockersOmitted = int32(len(d.blockers) - len(listed))
 	for _, b := range listed {
@@ -367,34 +367,34 @@ func (d *decision) describeBlockers(out *maintenancev1alpha1.NodeMaintenancePrev
 
 // describePodsKept adds the pods that are kept running to the preview, the reason with most pods
 // first.
-func (d *decision) describePodsKept(out *maintenancev1alpha1.NodeMaintenancePreview) {
-	for reason, pods := range d.left {
-		left := maintenancev1alpha1.PreviewPodsKept{Reason: string(reason), PodCount: int32(len(pods))}
-		left.Pods, left.PodsOmitted = references(pods)
-		out.PodsKept = append(out.PodsKept, left)
-		out.PodsKeptCount += left.PodCount
+func (d *decision) describePodsKept(out *v1alpha1.NodeMaintenancePreview) {
+	for reason, pods := range d.kept {
+		kept := v1alpha1.PreviewPodsKept{Reason: string(reason), PodCount: int32(len(pods))}
+		kept.Pods, kept.PodsOmitted = references(pods)
+		out.PodsKept = append(out.PodsKept, kept)
+		out.PodsKeptCount += kept.PodCount
 	}
-	slices.SortFunc(out.PodsKept, func(a, b maintenancev1alpha1.PreviewPodsKept) int {
+	slices.SortFunc(out.PodsKept, func(a, b v1alpha1.PreviewPodsKept) int {
 		return cmp.Or(-cmp.Compare(a.PodCount, b.PodCount), strings.Compare(a.Reason, b.Reason))
 	})
 }
 
 // references returns the references of the first pods, and how many others there are.
-func references(pods []*Pod) (listed []maintenancev1alpha1.PreviewPodReference, omitted int32) {
+func references(pods []*Pod) (listed []v1alpha1.PreviewPodReference, omitted int32) {
 	sorted := slices.SortedFunc(slices.Values(pods), func(a, b *Pod) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(a.Node, b.Node))
 	})
 	for _, pod := range sorted[:min(len(sorted), MaxPodsOfGroup)] {
-		listed = append(listed, maintenancev1alpha1.PreviewPodReference{Namespace: pod.Namespace, Name: pod.Name, Node: pod.Node})
+		listed = append(listed, v1alpha1.PreviewPodReference{Namespace: pod.Namespace, Name: pod.Name, Node: pod.Node})
 	}
 	return listed, int32(len(sorted) - len(listed))
 }
 
 // describeMaintenances adds the other maintenances on the same nodes to the preview.
-func (d *decision) describeMaintenances(out *maintenancev1alpha1.NodeMaintenancePreview) {
+func (d *decision) describeMaintenances(out *v1alpha1.NodeMaintenancePreview) {
 	for i := range d.Sharing {
 		other := &d.Sharing[i]
-		shared := maintenancev1alpha1.PreviewMaintenance{Name: other.Name, Stage: other.Spec.Stage}
+		shared := v1alpha1.PreviewMaintenance{Name: other.Name, Stage: other.Spec.Stage}
 		for _, n := range other.Nodes {
 			if d.nodes[n.Name] == nil {
 				continue
@@ -406,12 +406,12 @@ func (d *decision) describeMaintenances(out *maintenancev1alpha1.NodeMaintenance
 		}
 		out.Maintenances = append(out.Maintenances, shared)
 	}
-	slices.SortFunc(out.Maintenances, func(a, b maintenancev1alpha1.PreviewMaintenance) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out.Maintenances, func(a, b v1alpha1.PreviewMaintenance) int { return strings.Compare(a.Name, b.Name) })
 	out.Maintenances = out.Maintenances[:min(len(out.Maintenances), MaxMaintenances)]
 }
 
 // describeNodes adds the nodes to the preview.
-func (d *decision) describeNodes(out *maintenancev1alpha1.NodeMaintenancePreview) {
+func (d *decision) describeNodes(out *v1alpha1.NodeMaintenancePreview) {
 	username := ""
 	if d.Subject.Spec.RequestedBy != nil {
 		username = d.Subject.Spec.RequestedBy.Username
@@ -420,8 +420,8 @@ func (d *decision) describeNodes(out *maintenancev1alpha1.NodeMaintenancePreview
 	out.NodesOmitted = int32(len(d.Subject.Nodes) - len(listed))
 	for _, n := range listed {
 		counts := d.nodes[n.Name]
-		described := maintenancev1alpha1.PreviewNode{
-			Name: n.Name, UID: n.UID, Refused: counts.refused, PodCount: int32(counts.pods), PodsKept: int32(counts.left),
+		described := v1alpha1.PreviewNode{
+			Name: n.Name, UID: n.UID, Refused: counts.refused, PodCount: int32(counts.pods), PodsKept: int32(counts.kept),
 			Message: d.result.Messages[d.subject][n.Name],
 		}
 		if counts.refused {

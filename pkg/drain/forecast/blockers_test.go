@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -364,7 +364,7 @@ func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		scene   scene
-		effect  maintenancev1alpha1.PreviewEffect
+		effect  v1alpha1.PreviewEffect
 		says    string
 		mustNot string
 	}{
@@ -373,11 +373,11 @@ func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
 				evacuators: []string{deploymentClass}, owners: owners{rs: true, web: func(*appsv1.Deployment) {}},
 				pods: pods(2, "web", "n1"),
 			},
-			effect: maintenancev1alpha1.PreviewEffectNever, says: "maintenance.haulout.dev/surge: Always", mustNot: "They are not replaced first",
+			effect: v1alpha1.PreviewEffectNever, says: "maintenance.haulout.dev/surge: Always", mustNot: "They are not replaced first",
 		},
 		"an operator, which may move the role of the pod": {
 			scene:  scene{pods: pods(1, "web", "n1", ofOperator)},
-			effect: maintenancev1alpha1.PreviewEffectNotNow, says: "Cluster pg owns the pod", mustNot: "or delete",
+			effect: v1alpha1.PreviewEffectNotNow, says: "Cluster pg owns the pod", mustNot: "or delete",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -394,7 +394,7 @@ func TestPodsNameTheirBlockers(t *testing.T) {
 	out := scene{pods: pods(1, "web", "n1", bare), budgets: limits{budget("web", "web", 0, closed)}}.preview(t)
 	got := out.Waves[0].Nodes[0].Namespaces[0].Pods[0].Blockers
 	if want := []string{
-		maintenancev1alpha1.ReasonPodDisruptionBudget, maintenancev1alpha1.ReasonNoController,
+		v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonNoController,
 	}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

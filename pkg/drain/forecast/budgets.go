@@ -13,8 +13,8 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
 // budgetUse is what the whole drain needs of a budget that sometimes allows a disruption. Dry runs
@@ -72,7 +72,7 @@ func (t *trouble) addTurns() {
 	for _, owner := range owners {
 		if pods := t.unprotected[owner]; len(pods) > 1 {
 			for _, pod := range pods {
-				t.of(maintenancev1alpha1.PreviewEffectDelayed, maintenancev1alpha1.ReasonTurnsByOwner).add(pod, owner)
+				t.of(v1alpha1.PreviewEffectDelayed, v1alpha1.ReasonTurnsByOwner).add(pod, owner)
 			}
 		}
 	}
@@ -83,7 +83,7 @@ func (t *trouble) addUse(u *budgetUse) {
 	allowed := pdb.Allowed(u.budget)
 	if allowed <= 0 {
 		refusal := u.refusal()
-		b := t.of(maintenancev1alpha1.PreviewEffectNotNow, refusal.Reason, u.budget)
+		b := t.of(v1alpha1.PreviewEffectNotNow, refusal.Reason, u.budget)
 		b.Message, b.pods = refusal.Message, u.pods
 		return
 	}
@@ -95,7 +95,7 @@ func (t *trouble) addUse(u *budgetUse) {
 	if !broken {
 		return
 	}
-	b := t.of(maintenancev1alpha1.PreviewEffectDelayed, maintenancev1alpha1.ReasonPodDisruptionBudget, u.budget)
+	b := t.of(v1alpha1.PreviewEffectDelayed, v1alpha1.ReasonPodDisruptionBudget, u.budget)
 	b.pods, b.Rounds = u.pods, int32(rounds)
 	b.Message = fmt.Sprintf("PodDisruptionBudget %s allows %d of these %d pods at the same time, so they leave in %d groups, each when the replacements of the one before are ready.",
 		u.budget.Name, allowed, len(u.pods), rounds)
@@ -104,7 +104,7 @@ func (t *trouble) addUse(u *budgetUse) {
 // addPinned adds the pods of a budget of which only some may be missing, and that do not come back
 // before their nodes are released: the others wait for them until a user acts.
 func (t *trouble) addPinned(u *budgetUse, allowed int) {
-	b := t.of(maintenancev1alpha1.PreviewEffectNever, maintenancev1alpha1.ReasonBudgetPodsCordoned, u.budget)
+	b := t.of(v1alpha1.PreviewEffectNever, v1alpha1.ReasonBudgetPodsCordoned, u.budget)
 	b.pods = u.pinned
 	b.Message = fmt.Sprintf("PodDisruptionBudget %s allows %d of these %d pods at the same time, and their volumes or node selectors tie them to nodes of this maintenance: "+
 		"after %d have left, the others stay until the nodes of those are released. Drain the nodes one after the other, "+
@@ -137,7 +137,7 @@ func (u *budgetUse) refusal() pdb.Refusal {
 // opensWithOneMore reports whether a budget that allows no eviction now would allow one with one
 // more healthy pod.
 func opensWithOneMore(budget *policyv1.PodDisruptionBudget) bool {
-	if pdb.Allowed(budget) > 0 || !pdb.IsCurrent(budget) || pdb.Explain(budget, pdb.OwnerNone).Reason != maintenancev1alpha1.ReasonPodDisruptionBudget {
+	if pdb.Allowed(budget) > 0 || !pdb.IsCurrent(budget) || pdb.Explain(budget, pdb.OwnerNone).Reason != v1alpha1.ReasonPodDisruptionBudget {
 		return false
 	}
 	return budget.Status.CurrentHealthy >= pdb.DesiredHealthy(budget, budget.Status.ExpectedPods+1)

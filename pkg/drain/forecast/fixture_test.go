@@ -23,7 +23,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/surge"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -41,7 +41,7 @@ type (
 type scene struct {
 	// allAtOnce switches off turns by owner.
 	allAtOnce  bool
-	subject    *maintenancev1alpha1.NodeMaintenance
+	subject    *v1alpha1.NodeMaintenance
 	nodes      []*corev1.Node
 	refused    []string
 	pods       []*corev1.Pod
@@ -55,7 +55,7 @@ type scene struct {
 }
 
 // preview decides, with every node of the scene selected by the subject.
-func (s scene) preview(t *testing.T) *maintenancev1alpha1.NodeMaintenancePreview {
+func (s scene) preview(t *testing.T) *v1alpha1.NodeMaintenancePreview {
 	t.Helper()
 	if s.subject == nil {
 		s.subject = maintenance("subject")
@@ -86,49 +86,49 @@ func (s scene) preview(t *testing.T) *maintenancev1alpha1.NodeMaintenancePreview
 
 // maintenance returns an Idle one with the default plan.
 func maintenance(
-	name string, modifiers ...func(*maintenancev1alpha1.NodeMaintenance),
-) *maintenancev1alpha1.NodeMaintenance {
-	nm := &maintenancev1alpha1.NodeMaintenance{
+	name string, modifiers ...func(*v1alpha1.NodeMaintenance),
+) *v1alpha1.NodeMaintenance {
+	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, UID: types.UID("uid-" + name), Generation: 3,
 			CreationTimestamp: metav1.NewTime(now.Add(-time.Hour)),
 		},
-		Spec: maintenancev1alpha1.NodeMaintenanceSpec{RequestedBy: &authenticationv1.UserInfo{Username: "ann"}},
+		Spec: v1alpha1.NodeMaintenanceSpec{RequestedBy: &authenticationv1.UserInfo{Username: "ann"}},
 	}
 	for _, modify := range modifiers {
 		modify(nm)
 	}
-	maintenancev1alpha1.SetDefaults_NodeMaintenanceSpec(&nm.Spec)
+	v1alpha1.SetDefaults_NodeMaintenanceSpec(&nm.Spec)
 	if nm.Spec.Stage == "" {
-		nm.Spec.Stage = maintenancev1alpha1.NodeMaintenanceStageIdle
+		nm.Spec.Stage = v1alpha1.NodeMaintenanceStageIdle
 	}
 	return nm
 }
 
-func atStage(stage maintenancev1alpha1.NodeMaintenanceStage) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.Stage = stage }
+func atStage(stage v1alpha1.NodeMaintenanceStage) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = stage }
 }
 
-func created(ago time.Duration) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) { nm.CreationTimestamp = metav1.NewTime(now.Add(-ago)) }
+func created(ago time.Duration) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) { nm.CreationTimestamp = metav1.NewTime(now.Add(-ago)) }
 }
 
-func planned(entries ...maintenancev1alpha1.DrainPlanEntry) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.DrainPlan = entries }
+func planned(entries ...v1alpha1.DrainPlanEntry) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) { nm.Spec.DrainPlan = entries }
 }
 
 // reached gives the status the targets of a node.
-func reached(name string, targets ...maintenancev1alpha1.DrainPlanEntry) func(*maintenancev1alpha1.NodeMaintenance) {
-	return func(nm *maintenancev1alpha1.NodeMaintenance) {
-		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, maintenancev1alpha1.NodeMaintenanceNodeStatus{
-			NodeRef:      maintenancev1alpha1.NodeReference{Name: name, UID: types.UID("uid-" + name)},
+func reached(name string, targets ...v1alpha1.DrainPlanEntry) func(*v1alpha1.NodeMaintenance) {
+	return func(nm *v1alpha1.NodeMaintenance) {
+		nm.Status.NodeStatuses = append(nm.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
+			NodeRef:      v1alpha1.NodeReference{Name: name, UID: types.UID("uid-" + name)},
 			DrainTargets: targets,
 		})
 	}
 }
 
-func entry(podType maintenancev1alpha1.PodType, priority int32, app string) maintenancev1alpha1.DrainPlanEntry {
-	e := maintenancev1alpha1.DrainPlanEntry{PodType: podType, PodPriority: priority}
+func entry(podType v1alpha1.PodType, priority int32, app string) v1alpha1.DrainPlanEntry {
+	e := v1alpha1.DrainPlanEntry{PodType: podType, PodPriority: priority}
 	if app != "" {
 		e.PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
 	}
@@ -146,9 +146,9 @@ func unreachable(n *corev1.Node) {
 }
 
 func withAgent(n *corev1.Node) {
-	metav1.SetMetaDataAnnotation(&n.ObjectMeta, maintenancev1alpha1.AnnotationKeptStaticPods, protocol.EncodeKeptStaticPods("", nil))
+	metav1.SetMetaDataAnnotation(&n.ObjectMeta, v1alpha1.AnnotationKeptStaticPods, protocol.EncodeKeptStaticPods("", nil))
 	n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{
-		Type: maintenancev1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue,
+		Type: v1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue,
 	})
 }
 
@@ -278,12 +278,12 @@ type owners struct {
 func recreating(d *appsv1.Deployment) { d.Spec.Strategy.Type = appsv1.RecreateDeploymentStrategyType }
 
 func unscaled(d *appsv1.Deployment) {
-	d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeDisabled}
+	d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
 }
 
 // pastBudgets lets pods be replaced although their budget never allows an eviction.
 func pastBudgets(d *appsv1.Deployment) {
-	d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeAlways}
+	d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeAlways}
 }
 
 func serving(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyAlways }
@@ -334,7 +334,7 @@ func (o owners) Node(_ context.Context, name string) (*corev1.Node, error) {
 }
 
 // outline writes the waves in few words: a line for each wave, and one for each of its nodes.
-func outline(out *maintenancev1alpha1.NodeMaintenancePreview) []string {
+func outline(out *v1alpha1.NodeMaintenancePreview) []string {
 	var lines []string
 	for i := range out.Waves {
 		w := &out.Waves[i]
@@ -363,7 +363,7 @@ func outline(out *maintenancev1alpha1.NodeMaintenancePreview) []string {
 }
 
 // troubles writes the blockers in few words.
-func troubles(out *maintenancev1alpha1.NodeMaintenancePreview) []string {
+func troubles(out *v1alpha1.NodeMaintenancePreview) []string {
 	var lines []string
 	for i := range out.Blockers {
 		b := &out.Blockers[i]

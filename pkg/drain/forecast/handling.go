@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
@@ -43,7 +43,7 @@ type handling struct {
 }
 
 // evictionOnly are the classes of most pods.
-var evictionOnly = []string{maintenancev1alpha1.EvacuatorClassEviction}
+var evictionOnly = []string{v1alpha1.EvacuatorClassEviction}
 
 // handlingOf returns how a pod is removed, as its Evacuation would define it, given the enabled
 // built-in evacuators.
@@ -66,7 +66,7 @@ func handlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owner
 		h.Deployment = builtIn.Deployment
 		h.scale(owners.Surge(pod.Namespace, h.Deployment))
 	}
-	evicted := pod.Type == maintenancev1alpha1.PodTypeDefault
+	evicted := pod.Type == v1alpha1.PodTypeDefault
 	if builtIn.Class == "" && len(pod.Annotations) == 0 && evicted {
 		h.Classes = evictionOnly
 		return h, nil
@@ -76,12 +76,12 @@ func handlingOf(ctx context.Context, pod *Pod, on sets.Set[string], owners Owner
 	for i := range list {
 		h.Classes = append(h.Classes, list[i].EvacuatorClass)
 	}
-	if builtIn.Class == maintenancev1alpha1.EvacuatorClassDeployment && slices.Contains(h.Classes, maintenancev1alpha1.EvacuatorClassDeployment) {
+	if builtIn.Class == v1alpha1.EvacuatorClassDeployment && slices.Contains(h.Classes, v1alpha1.EvacuatorClassDeployment) {
 		h.Deployment = builtIn.Deployment
 		h.scale(owners.Surge(pod.Namespace, h.Deployment))
 	}
 	if evicted {
-		h.Classes = append(h.Classes, maintenancev1alpha1.EvacuatorClassEviction)
+		h.Classes = append(h.Classes, v1alpha1.EvacuatorClassEviction)
 	}
 	return h, nil
 }
@@ -95,5 +95,5 @@ func (h *handling) scale(c *surge.Candidate) {
 		h.Surge = c
 		return
 	}
-	h.Classes = slices.DeleteFunc(h.Classes, func(class string) bool { return class == maintenancev1alpha1.EvacuatorClassDeployment })
+	h.Classes = slices.DeleteFunc(h.Classes, func(class string) bool { return class == v1alpha1.EvacuatorClassDeployment })
 }

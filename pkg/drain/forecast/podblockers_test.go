@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func merelyOwned(p *corev1.Pod) { p.OwnerReferences[0].Controller = nil }
@@ -77,12 +77,12 @@ func TestBlockersOfOnePod(t *testing.T) {
 		"a static pod, with an agent": {
 			pod:        pod("web", "web", "n1", mirror, ownedBy("v1", "Node", "n1")),
 			agent:      corev1.ConditionTrue,
-			evacuators: []string{maintenancev1alpha1.EvacuatorClassKubelet},
+			evacuators: []string{v1alpha1.EvacuatorClassKubelet},
 		},
 		"a static pod, with an agent that has stopped": {
 			pod:        pod("web", "web", "n1", mirror, ownedBy("v1", "Node", "n1")),
 			agent:      corev1.ConditionFalse,
-			evacuators: []string{maintenancev1alpha1.EvacuatorClassKubelet},
+			evacuators: []string{v1alpha1.EvacuatorClassKubelet},
 			want:       []string{"kept: static pod"},
 		},
 		"a static pod, with an agent and without the evacuator": {
@@ -98,11 +98,11 @@ func TestBlockersOfOnePod(t *testing.T) {
 		},
 		"a DaemonSet pod, with its evacuator": {
 			pod: pod("web", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")), budgets: never,
-			evacuators: []string{maintenancev1alpha1.EvacuatorClassDaemonSet},
+			evacuators: []string{v1alpha1.EvacuatorClassDaemonSet},
 		},
 		"a tolerant DaemonSet pod, even with an evacuator": {
 			pod:        pod("web", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent"), tolerant),
-			evacuators: []string{maintenancev1alpha1.EvacuatorClassDaemonSet},
+			evacuators: []string{v1alpha1.EvacuatorClassDaemonSet},
 			want:       []string{"kept: DaemonSet pod that tolerates the drain taint"},
 		},
 	} {

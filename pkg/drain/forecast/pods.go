@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/pdb"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -31,10 +31,10 @@ type Pod struct {
 	Namespace, Name, Node string
 	Labels                labels.Set
 	// Type and Priority determine its wave.
-	Type     maintenancev1alpha1.PodType
+	Type     v1alpha1.PodType
 	Priority int32
-	// Left is why the drain keeps the pod running; it is empty for a pod that is asked to leave.
-	Left drainplan.LeftReason
+	// Kept is why the drain keeps the pod running; it is empty for a pod that is asked to leave.
+	Kept drainplan.KeptReason
 	// Owner is the controller of the pod; nil if it has none.
 	Owner *metav1.OwnerReference
 	// Annotations are the annotations that determine the evacuators, and the one of mirror pods.
@@ -73,10 +73,10 @@ func podOf(pod *corev1.Pod, node *corev1.Node, builtIn sets.Set[string]) (Pod, b
 	p := Pod{
 		Namespace: pod.Namespace, Name: pod.Name, Node: node.Name, Labels: pod.Labels,
 		Type: planned.Type, Priority: planned.Priority,
-		Left:        drainplan.Left(pod, planned.Type, node, builtIn),
+		Kept:        drainplan.Kept(pod, planned.Type, node, builtIn),
 		Owner:       metav1.GetControllerOfNoCopy(pod),
 		Annotations: annotationsOf(pod),
-		Held:        planned.Type == maintenancev1alpha1.PodTypeDefault && pdb.Holds(pod),
+		Held:        planned.Type == v1alpha1.PodTypeDefault && pdb.Holds(pod),
 		Restarts:    pod.Spec.RestartPolicy == corev1.RestartPolicyAlways,
 		Claims:      claimsOf(pod),
 		Tied:        isTied(pod, node),
@@ -278,7 +278,7 @@ func (p *Pods) planned(name string) []drainplan.Pod {
 	pods := p.on(name)
 	out := make([]drainplan.Pod, 0, len(pods))
 	for i := range pods {
-		if pods[i].Left == "" {
+		if pods[i].Kept == "" {
 			out = append(out, pods[i].planned())
 		}
 	}

@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -50,7 +50,7 @@ const (
 
 // Member is a maintenance with its nodes.
 type Member struct {
-	*maintenancev1alpha1.NodeMaintenance
+	*v1alpha1.NodeMaintenance
 	// Nodes are the nodes that it selects, sorted by name.
 	Nodes []*corev1.Node
 	// Ignored is the number of nodes that match its selector and are ignored because they are new.
@@ -106,9 +106,9 @@ type Situation struct {
 
 // Decide returns the preview. It returns an error if the plan of a maintenance is invalid, if an
 // owner cannot be read, or if the context ends.
-func Decide(ctx context.Context, s *Situation) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
+func Decide(ctx context.Context, s *Situation) (*v1alpha1.NodeMaintenancePreview, error) {
 	d := &decision{Situation: s, subject: s.Subject.Name}
-	out := &maintenancev1alpha1.NodeMaintenancePreview{
+	out := &v1alpha1.NodeMaintenancePreview{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: s.Subject.Name, UID: s.Subject.UID, Generation: s.Subject.Generation, CreationTimestamp: s.Subject.CreationTimestamp,
 		},
@@ -117,7 +117,7 @@ func Decide(ctx context.Context, s *Situation) (*maintenancev1alpha1.NodeMainten
 		NodeCount: int32(len(s.Subject.Nodes)), NodesRefused: int32(s.Subject.Refused.Len()), NodesUnchecked: int32(s.Unchecked),
 	}
 	d.nodes = newNodes(s)
-	if !maintenancev1alpha1.IsEnding(s.Subject.NodeMaintenance) {
+	if !v1alpha1.IsEnding(s.Subject.NodeMaintenance) {
 		if err := d.plan(); err != nil {
 			return nil, err
 		}
@@ -145,8 +145,8 @@ type decision struct {
 	waves []*wave
 	// leaving are the pods in waves: by node, namespace and name.
 	leaving []*leavingPod
-	// left are the pods that are kept running.
-	left map[drainplan.LeftReason][]*Pod
+	// kept are the pods that are kept running.
+	kept map[drainplan.KeptReason][]*Pod
 	// blockers are the blockers, finally sorted with the worst first.
 	blockers []*blocker
 }
@@ -156,7 +156,7 @@ type nodeState struct {
 	*corev1.Node
 	refused     bool
 	unreachable bool
-	pods, left  int
+	pods, kept  int
 }
 
 func newNodes(s *Situation) map[string]*nodeState {
@@ -186,7 +186,7 @@ func (d *decision) plan() error {
 	for i := range members {
 		m := &members[i]
 		planned := drainplan.Maintenance{
-			Name: m.Name, Created: m.CreationTimestamp.Time, Plan: m.Spec.DrainPlan, Before: map[string][]maintenancev1alpha1.DrainPlanEntry{},
+			Name: m.Name, Created: m.CreationTimestamp.Time, Plan: m.Spec.DrainPlan, Before: map[string][]v1alpha1.DrainPlanEntry{},
 		}
 		before := targetsOf(m.NodeMaintenance)
 		for _, n := range m.Allowed() {
@@ -194,7 +194,7 @@ func (d *decision) plan() error {
 			if !n.Spec.Unschedulable && !d.isAsIfCordoned(n.Name) {
 				planned.Uncordoned = append(planned.Uncordoned, n.Name)
 			}
-			if targets, ok := before[maintenancev1alpha1.NodeReference{Name: n.Name, UID: n.UID}]; ok {
+			if targets, ok := before[v1alpha1.NodeReference{Name: n.Name, UID: n.UID}]; ok {
 				planned.Before[n.Name] = targets
 			}
 			if !added.Has(n.Name) {
@@ -215,12 +215,12 @@ func (d *decision) plan() error {
 // it.
 func (d *decision) isAsIfCordoned(name string) bool {
 	n := d.nodes[name]
-	return !maintenancev1alpha1.IsDraining(d.Subject.NodeMaintenance) && n != nil && !n.refused
+	return !v1alpha1.IsDraining(d.Subject.NodeMaintenance) && n != nil && !n.refused
 }
 
 // targetsOf returns the targets in a status, by node.
-func targetsOf(nm *maintenancev1alpha1.NodeMaintenance) map[maintenancev1alpha1.NodeReference][]maintenancev1alpha1.DrainPlanEntry {
-	targets := make(map[maintenancev1alpha1.NodeReference][]maintenancev1alpha1.DrainPlanEntry, len(nm.Status.NodeStatuses))
+func targetsOf(nm *v1alpha1.NodeMaintenance) map[v1alpha1.NodeReference][]v1alpha1.DrainPlanEntry {
+	targets := make(map[v1alpha1.NodeReference][]v1alpha1.DrainPlanEntry, len(nm.Status.NodeStatuses))
 	for i := range nm.Status.NodeStatuses {
 		if status := &nm.Status.NodeStatuses[i]; len(status.DrainTargets) > 0 {
 			targets[status.NodeRef] = status.DrainTargets

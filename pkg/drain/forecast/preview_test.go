@@ -15,21 +15,21 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
 const (
-	idle     = maintenancev1alpha1.NodeMaintenanceStageIdle
-	drain    = maintenancev1alpha1.NodeMaintenanceStageDrain
-	complete = maintenancev1alpha1.NodeMaintenanceStageComplete
+	idle     = v1alpha1.NodeMaintenanceStageIdle
+	drain    = v1alpha1.NodeMaintenanceStageDrain
+	complete = v1alpha1.NodeMaintenanceStageComplete
 
-	ordinary  = maintenancev1alpha1.PodTypeDefault
-	daemonSet = maintenancev1alpha1.PodTypeDaemonSet
+	ordinary  = v1alpha1.PodTypeDefault
+	daemonSet = v1alpha1.PodTypeDaemonSet
 
-	deploymentClass = maintenancev1alpha1.EvacuatorClassDeployment
-	daemonSetClass  = maintenancev1alpha1.EvacuatorClassDaemonSet
-	evictionClass   = maintenancev1alpha1.EvacuatorClassEviction
+	deploymentClass = v1alpha1.EvacuatorClassDeployment
+	daemonSetClass  = v1alpha1.EvacuatorClassDaemonSet
+	evictionClass   = v1alpha1.EvacuatorClassEviction
 )
 
 func TestWaves(t *testing.T) {
@@ -131,7 +131,7 @@ func TestWaves(t *testing.T) {
 }
 
 func TestEvacuatorClasses(t *testing.T) {
-	custom := maintenancev1alpha1.AnnotationEvacuatorPrefix + "move.example.com"
+	custom := v1alpha1.AnnotationEvacuatorPrefix + "move.example.com"
 	for name, test := range map[string]struct {
 		evacuators []string
 		owners     owners
@@ -168,10 +168,10 @@ func TestEvacuatorClasses(t *testing.T) {
 			pod: pod("a", "web", "n1", ownedBy("apps/v1", "DaemonSet", "agent")), want: list{daemonSetClass},
 		},
 		"a static pod's": {
-			evacuators: list{maintenancev1alpha1.EvacuatorClassKubelet},
+			evacuators: list{v1alpha1.EvacuatorClassKubelet},
 			nodes:      []*corev1.Node{node("n1", withAgent)},
 			pod:        pod("a", "web", "n1", annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", "n1")),
-			want:       list{maintenancev1alpha1.EvacuatorClassKubelet},
+			want:       list{v1alpha1.EvacuatorClassKubelet},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -179,7 +179,7 @@ func TestEvacuatorClasses(t *testing.T) {
 			w := out.Waves[0]
 			is.Slices(t, w.Nodes[0].Namespaces[0].Pods[0].EvacuatorClasses, test.want)
 			if len(w.Evacuators) != 1 ||
-				w.Evacuators[0] != (maintenancev1alpha1.PreviewEvacuator{EvacuatorClass: test.want[0], PodCount: 1}) {
+				w.Evacuators[0] != (v1alpha1.PreviewEvacuator{EvacuatorClass: test.want[0], PodCount: 1}) {
 				t.Errorf("counted %+v, want one pod of %s", w.Evacuators, test.want[0])
 			}
 		})
@@ -198,7 +198,7 @@ func TestMessagesNameAFew(t *testing.T) {
 	}
 }
 
-func TestPodsLeft(t *testing.T) {
+func TestPodsKept(t *testing.T) {
 	out := scene{pods: slices.Concat(pods(2, "agent", "n1", ownedBy("apps/v1", "DaemonSet", "agent")),
 		pods(1, "proxy", "n2", annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", "n2")),
 		pods(1, "web", "n2"))}.preview(t)
@@ -206,7 +206,7 @@ func TestPodsLeft(t *testing.T) {
 		t.Fatalf("%d left: %+v, %d leave", out.PodsKeptCount, out.PodsKept, out.PodCount)
 	}
 	if l := out.PodsKept[0]; l.Reason != "DaemonSet pod" || l.PodCount != 2 ||
-		l.Pods[1] != (maintenancev1alpha1.PreviewPodReference{Namespace: "shop", Name: "agent-2", Node: "n1"}) {
+		l.Pods[1] != (v1alpha1.PreviewPodReference{Namespace: "shop", Name: "agent-2", Node: "n1"}) {
 		t.Errorf("got %+v", l)
 	}
 	if l := out.PodsKept[1]; l.Reason != "static pod" || l.PodCount != 1 {
@@ -222,10 +222,10 @@ func TestStaticPodsLeaveNodesWithAnAgent(t *testing.T) {
 		return pods(1, "proxy-"+node, node, annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", node))
 	}
 	out := scene{
-		evacuators: list{maintenancev1alpha1.EvacuatorClassKubelet}, nodes: []*corev1.Node{node("n1", withAgent), node("n2")},
+		evacuators: list{v1alpha1.EvacuatorClassKubelet}, nodes: []*corev1.Node{node("n1", withAgent), node("n2")},
 		pods: slices.Concat(static("n1"), static("n2")),
 	}.preview(t)
-	if out.PodCount != 1 || len(out.Waves) != 1 || out.Waves[0].PodType != maintenancev1alpha1.PodTypeStatic ||
+	if out.PodCount != 1 || len(out.Waves) != 1 || out.Waves[0].PodType != v1alpha1.PodTypeStatic ||
 		out.Waves[0].Nodes[0].Name != "n1" {
 		t.Errorf("%d pods leave in waves %+v, want the one of n1", out.PodCount, out.Waves)
 	}
@@ -237,7 +237,7 @@ func TestStaticPodsLeaveNodesWithAnAgent(t *testing.T) {
 func TestStaticPodsOfAControlPlaneStay(t *testing.T) {
 	controlPlane := func(n *corev1.Node) { n.Labels = map[string]string{"node-role.kubernetes.io/control-plane": ""} }
 	out := scene{
-		evacuators: list{maintenancev1alpha1.EvacuatorClassKubelet}, nodes: []*corev1.Node{node("n1", withAgent, controlPlane)},
+		evacuators: list{v1alpha1.EvacuatorClassKubelet}, nodes: []*corev1.Node{node("n1", withAgent, controlPlane)},
 		pods: pods(1, "etcd-n1", "n1", annotated(corev1.MirrorPodAnnotationKey, "hash"), ownedBy("v1", "Node", "n1")),
 	}.preview(t)
 	if out.PodCount != 0 || len(out.PodsKept) != 1 || out.PodsKept[0].Reason != "static pod (ControlPlaneNode)" {
@@ -252,7 +252,7 @@ func TestHead(t *testing.T) {
 		t.Errorf("head is %+v", out)
 	}
 	is.True(t, out.NodeCount == 2 && out.NodesRefused == 1, "%d nodes, %d refused", out.NodeCount, out.NodesRefused)
-	want := []maintenancev1alpha1.PreviewNode{
+	want := []v1alpha1.PreviewNode{
 		{Name: "n1", UID: "uid-n1", PodCount: 1, Message: "Evacuating"},
 		{Name: "n2", UID: "uid-n2", Refused: true, Message: `Not drained: user "ann" may not delete this node.`},
 	}
@@ -279,7 +279,7 @@ func TestOtherMaintenances(t *testing.T) {
 		scene scene
 		// waves are without the lines of nodes.
 		waves    []string
-		others   []maintenancev1alpha1.PreviewMaintenance
+		others   []v1alpha1.PreviewMaintenance
 		messages []string
 	}{
 		"one that has come less far holds its node back": {
@@ -304,7 +304,7 @@ func TestOtherMaintenances(t *testing.T) {
 				},
 			},
 			waves:    list{"1: Default<=2000000000: 2 pods on 2 nodes, 1 asked"},
-			others:   []maintenancev1alpha1.PreviewMaintenance{{Name: "older", Stage: drain, NodeCount: 1}},
+			others:   []v1alpha1.PreviewMaintenance{{Name: "older", Stage: drain, NodeCount: 1}},
 			messages: list{"Waiting for node n2.", "Evacuating"},
 		},
 		"one that has come further takes its node along": {
@@ -327,7 +327,7 @@ func TestOtherMaintenances(t *testing.T) {
 				"0: Default<=1000000000: 1 pods on 1 nodes, 1 asked",
 				"2: Default<=2000001000: 2 pods on 2 nodes, 1 asked",
 			},
-			others: []maintenancev1alpha1.PreviewMaintenance{
+			others: []v1alpha1.PreviewMaintenance{
 				{Name: "older", Stage: drain, NodeCount: 1, NodesFastForwarded: 1},
 			},
 			messages: list{"Evacuating (fast-forwarded by older older)", "Evacuating"},
@@ -338,13 +338,13 @@ func TestOtherMaintenances(t *testing.T) {
 				sharing: []Member{
 					{NodeMaintenance: maintenance("z"), Nodes: []*corev1.Node{n1, n2, n3}},
 					{
-						NodeMaintenance: maintenance("b", atStage(maintenancev1alpha1.NodeMaintenanceStageCordon)),
+						NodeMaintenance: maintenance("b", atStage(v1alpha1.NodeMaintenanceStageCordon)),
 						Nodes:           []*corev1.Node{n2},
 					},
 				},
 			},
-			others: []maintenancev1alpha1.PreviewMaintenance{
-				{Name: "b", Stage: maintenancev1alpha1.NodeMaintenanceStageCordon, NodeCount: 1},
+			others: []v1alpha1.PreviewMaintenance{
+				{Name: "b", Stage: v1alpha1.NodeMaintenanceStageCordon, NodeCount: 1},
 				{Name: "z", Stage: idle, NodeCount: 2},
 			},
 			messages: list{"Drained", "Drained"},
@@ -369,7 +369,7 @@ func TestLimits(t *testing.T) {
 	for i := range MaxNodes + 1 {
 		s.nodes = append(s.nodes, node(fmt.Sprintf("n%05d", i)))
 	}
-	var plan []maintenancev1alpha1.DrainPlanEntry
+	var plan []v1alpha1.DrainPlanEntry
 	for w := range 7 {
 		plan = append(plan, entry(ordinary, int32(w), ""))
 		s.pods = append(s.pods, pods(MaxPodsOfWave+1, fmt.Sprintf("w%d", w), "n00001", withPriority(int32(w)), bare)...)

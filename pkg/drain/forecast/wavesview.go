@@ -11,14 +11,14 @@ import (
 	"slices"
 	"strings"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 // wave is an entry of the plan.
 type wave struct {
 	index int
-	entry *maintenancev1alpha1.DrainPlanEntry
+	entry *v1alpha1.DrainPlanEntry
 	// covers is the compiled entry alone.
 	covers drainplan.Targets
 	// pods are the pods of the wave by node, namespace and name; listed are the first of them.
@@ -51,7 +51,7 @@ func (d *decision) sortPods(ctx context.Context) error {
 		}
 		d.waves = append(d.waves, &wave{index: i, entry: &plan[i], covers: covers})
 	}
-	d.left = map[drainplan.LeftReason][]*Pod{}
+	d.kept = map[drainplan.KeptReason][]*Pod{}
 	trouble := newTrouble(d)
 	seen := 0
 	for _, n := range d.Subject.Allowed() {
@@ -61,9 +61,9 @@ func (d *decision) sortPods(ctx context.Context) error {
 				return ctx.Err()
 			}
 			pod := &pods[i]
-			if pod.Left != "" {
-				d.left[pod.Left] = append(d.left[pod.Left], pod)
-				counts.left++
+			if pod.Kept != "" {
+				d.kept[pod.Kept] = append(d.kept[pod.Kept], pod)
+				counts.kept++
 				continue
 			}
 			w := d.waveOf(pod)
@@ -109,7 +109,7 @@ func (w *wave) add(pod *leavingPod, targets drainplan.Targets) {
 }
 
 // describeWaves adds the waves that have pods to the preview.
-func (d *decision) describeWaves(out *maintenancev1alpha1.NodeMaintenancePreview) {
+func (d *decision) describeWaves(out *v1alpha1.NodeMaintenancePreview) {
 	out.PodCount = int32(len(d.leaving))
 	room := MaxPods
 	for _, w := range d.waves {
@@ -134,8 +134,8 @@ func (d *decision) describeWaves(out *maintenancev1alpha1.NodeMaintenancePreview
 }
 
 // describe returns a wave of the preview. Its pods are sorted by node, namespace and name.
-func (w *wave) describe() maintenancev1alpha1.PreviewWave {
-	out := maintenancev1alpha1.PreviewWave{
+func (w *wave) describe() v1alpha1.PreviewWave {
+	out := v1alpha1.PreviewWave{
 		Index: int32(w.index), PodType: w.entry.PodType, PodPriority: w.entry.PodPriority, PodSelector: w.entry.PodSelector.DeepCopy(),
 		PodCount: int32(len(w.pods)), PodsAsked: int32(w.asked), PodsTerminating: int32(w.terminating),
 		PodsOmitted: int32(len(w.pods) - len(w.listed)),
@@ -154,18 +154,18 @@ func (w *wave) describe() maintenancev1alpha1.PreviewWave {
 		return cmp.Or(-cmp.Compare(byClass[a], byClass[b]), strings.Compare(a, b))
 	})
 	for _, class := range classes[:min(len(classes), MaxEvacuators)] {
-		out.Evacuators = append(out.Evacuators, maintenancev1alpha1.PreviewEvacuator{EvacuatorClass: class, PodCount: int32(byClass[class])})
+		out.Evacuators = append(out.Evacuators, v1alpha1.PreviewEvacuator{EvacuatorClass: class, PodCount: int32(byClass[class])})
 	}
 	for _, pod := range w.listed {
 		if n := len(out.Nodes); n == 0 || out.Nodes[n-1].Name != pod.Node {
-			out.Nodes = append(out.Nodes, maintenancev1alpha1.PreviewWaveNode{Name: pod.Node, PodCount: int32(onNode[pod.Node])})
+			out.Nodes = append(out.Nodes, v1alpha1.PreviewWaveNode{Name: pod.Node, PodCount: int32(onNode[pod.Node])})
 		}
 		n := &out.Nodes[len(out.Nodes)-1]
 		if last := len(n.Namespaces); last == 0 || n.Namespaces[last-1].Name != pod.Namespace {
-			n.Namespaces = append(n.Namespaces, maintenancev1alpha1.PreviewWaveNamespace{Name: pod.Namespace})
+			n.Namespaces = append(n.Namespaces, v1alpha1.PreviewWaveNamespace{Name: pod.Namespace})
 		}
 		namespace := &n.Namespaces[len(n.Namespaces)-1]
-		namespace.Pods = append(namespace.Pods, maintenancev1alpha1.PreviewPod{
+		namespace.Pods = append(namespace.Pods, v1alpha1.PreviewPod{
 			Name: pod.Name, EvacuatorClasses: pod.Classes, Blockers: pod.blockers, Terminating: pod.Terminating(),
 		})
 	}

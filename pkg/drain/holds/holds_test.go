@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -23,28 +23,28 @@ func TestAskedBy(t *testing.T) {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.PodSpec{NodeName: "one"},
 	}
-	covers := maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDefault, PodPriority: 1000}
-	misses := maintenancev1alpha1.DrainPlanEntry{PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: 1000}
+	covers := v1alpha1.DrainPlanEntry{PodType: v1alpha1.PodTypeDefault, PodPriority: 1000}
+	misses := v1alpha1.DrainPlanEntry{PodType: v1alpha1.PodTypeDaemonSet, PodPriority: 1000}
 	maintenance := func(
-		name string, minute int, uid types.UID, targets ...maintenancev1alpha1.DrainPlanEntry,
-	) *maintenancev1alpha1.NodeMaintenance {
-		return &maintenancev1alpha1.NodeMaintenance{
+		name string, minute int, uid types.UID, targets ...v1alpha1.DrainPlanEntry,
+	) *v1alpha1.NodeMaintenance {
+		return &v1alpha1.NodeMaintenance{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: name, CreationTimestamp: metav1.NewTime(time.Date(2026, 11, 1, 0, minute, 0, 0, time.UTC)),
 			},
-			Spec: maintenancev1alpha1.NodeMaintenanceSpec{Stage: maintenancev1alpha1.NodeMaintenanceStageDrain},
-			Status: maintenancev1alpha1.NodeMaintenanceStatus{
-				NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{
-					{NodeRef: maintenancev1alpha1.NodeReference{Name: "one", UID: uid}, DrainTargets: targets},
+			Spec: v1alpha1.NodeMaintenanceSpec{Stage: v1alpha1.NodeMaintenanceStageDrain},
+			Status: v1alpha1.NodeMaintenanceStatus{
+				NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{
+					{NodeRef: v1alpha1.NodeReference{Name: "one", UID: uid}, DrainTargets: targets},
 					{
-						NodeRef:      maintenancev1alpha1.NodeReference{Name: "other", UID: "uid-other"},
-						DrainTargets: []maintenancev1alpha1.DrainPlanEntry{covers},
+						NodeRef:      v1alpha1.NodeReference{Name: "other", UID: "uid-other"},
+						DrainTargets: []v1alpha1.DrainPlanEntry{covers},
 					},
 				},
 			},
 		}
 	}
-	at := func(stage maintenancev1alpha1.NodeMaintenanceStage) *maintenancev1alpha1.NodeMaintenance {
+	at := func(stage v1alpha1.NodeMaintenanceStage) *v1alpha1.NodeMaintenance {
 		nm := maintenance("a", 0, "uid-one", covers)
 		nm.Spec.Stage = stage
 		return nm
@@ -52,44 +52,44 @@ func TestAskedBy(t *testing.T) {
 	deleting := maintenance("a", 0, "uid-one", covers)
 	deleting.DeletionTimestamp = &metav1.Time{Time: time.Date(2026, 11, 1, 1, 0, 0, 0, time.UTC)}
 	for name, tc := range map[string]struct {
-		maintenances []*maintenancev1alpha1.NodeMaintenance
+		maintenances []*v1alpha1.NodeMaintenance
 		want         string
 	}{
 		"no maintenance": {},
 		"a maintenance whose drain targets cover the pod": {
-			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "uid-one", covers)}, want: "a",
+			maintenances: []*v1alpha1.NodeMaintenance{maintenance("a", 0, "uid-one", covers)}, want: "a",
 		},
 		"not a maintenance whose drain targets do not cover the pod": {
-			maintenances: []*maintenancev1alpha1.NodeMaintenance{
+			maintenances: []*v1alpha1.NodeMaintenance{
 				maintenance("a", 0, "uid-one", misses), maintenance("b", 0, "uid-one", covers),
 			},
 			want: "b",
 		},
 		"not a maintenance without drain targets": {
-			maintenances: []*maintenancev1alpha1.NodeMaintenance{
+			maintenances: []*v1alpha1.NodeMaintenance{
 				maintenance("a", 0, "uid-one"), maintenance("b", 0, "uid-one", covers),
 			},
 			want: "b",
 		},
 		"the oldest of several maintenances": {
-			maintenances: []*maintenancev1alpha1.NodeMaintenance{
+			maintenances: []*v1alpha1.NodeMaintenance{
 				maintenance("a", 2, "uid-one", covers), maintenance("b", 1, "uid-one", covers),
 			},
 			want: "b",
 		},
 		"the first by name of several maintenances of the same age": {
-			maintenances: []*maintenancev1alpha1.NodeMaintenance{
+			maintenances: []*v1alpha1.NodeMaintenance{
 				maintenance("b", 1, "uid-one", covers), maintenance("a", 1, "uid-one", covers),
 			},
 			want: "a",
 		},
 		"not a maintenance of an earlier node with the same name": {
-			maintenances: []*maintenancev1alpha1.NodeMaintenance{maintenance("a", 0, "earlier", covers)},
+			maintenances: []*v1alpha1.NodeMaintenance{maintenance("a", 0, "earlier", covers)},
 		},
 		"not a maintenance in stage Complete": {
-			maintenances: []*maintenancev1alpha1.NodeMaintenance{at(maintenancev1alpha1.NodeMaintenanceStageComplete)},
+			maintenances: []*v1alpha1.NodeMaintenance{at(v1alpha1.NodeMaintenanceStageComplete)},
 		},
-		"not a maintenance that is being deleted": {maintenances: []*maintenancev1alpha1.NodeMaintenance{deleting}},
+		"not a maintenance that is being deleted": {maintenances: []*v1alpha1.NodeMaintenance{deleting}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nm, err := AskedBy(pod, node, tc.maintenances)
@@ -105,18 +105,18 @@ func TestAskedBy(t *testing.T) {
 // TestOfANode is about one maintenance of each stage that select a node and have targets for it.
 func TestOfANode(t *testing.T) {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid-one"}}
-	all := map[string]*maintenancev1alpha1.NodeMaintenance{}
-	for name, stage := range map[string]maintenancev1alpha1.NodeMaintenanceStage{
-		"idle": maintenancev1alpha1.NodeMaintenanceStageIdle, "cordon": maintenancev1alpha1.NodeMaintenanceStageCordon,
-		"drain": maintenancev1alpha1.NodeMaintenanceStageDrain, "complete": maintenancev1alpha1.NodeMaintenanceStageComplete,
-		"deleted": maintenancev1alpha1.NodeMaintenanceStageDrain, "untargeted": maintenancev1alpha1.NodeMaintenanceStageDrain,
-		"reborn": maintenancev1alpha1.NodeMaintenanceStageDrain,
+	all := map[string]*v1alpha1.NodeMaintenance{}
+	for name, stage := range map[string]v1alpha1.NodeMaintenanceStage{
+		"idle": v1alpha1.NodeMaintenanceStageIdle, "cordon": v1alpha1.NodeMaintenanceStageCordon,
+		"drain": v1alpha1.NodeMaintenanceStageDrain, "complete": v1alpha1.NodeMaintenanceStageComplete,
+		"deleted": v1alpha1.NodeMaintenanceStageDrain, "untargeted": v1alpha1.NodeMaintenanceStageDrain,
+		"reborn": v1alpha1.NodeMaintenanceStageDrain,
 	} {
-		all[name] = &maintenancev1alpha1.NodeMaintenance{
-			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: maintenancev1alpha1.NodeMaintenanceSpec{Stage: stage},
-			Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
-				NodeRef:      maintenancev1alpha1.NodeReference{Name: "one", UID: "uid-one"},
-				DrainTargets: []maintenancev1alpha1.DrainPlanEntry{{PodType: maintenancev1alpha1.PodTypeDefault}},
+		all[name] = &v1alpha1.NodeMaintenance{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.NodeMaintenanceSpec{Stage: stage},
+			Status: v1alpha1.NodeMaintenanceStatus{NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{{
+				NodeRef:      v1alpha1.NodeReference{Name: "one", UID: "uid-one"},
+				DrainTargets: []v1alpha1.DrainPlanEntry{{PodType: v1alpha1.PodTypeDefault}},
 			}}},
 		}
 	}
@@ -130,7 +130,7 @@ func TestOfANode(t *testing.T) {
 			}
 			return append(slices.Sorted(maps.Keys(all)), "unread")
 		},
-		Get: func(name string) (*maintenancev1alpha1.NodeMaintenance, error) {
+		Get: func(name string) (*v1alpha1.NodeMaintenance, error) {
 			if nm := all[name]; nm != nil {
 				return nm, nil
 			}
@@ -138,17 +138,17 @@ func TestOfANode(t *testing.T) {
 		},
 	}
 	for name, tc := range map[string]struct {
-		is   func(*maintenancev1alpha1.NodeMaintenance) bool
+		is   func(*v1alpha1.NodeMaintenance) bool
 		want []string
 	}{
-		"hold":   {maintenancev1alpha1.IsHolding, []string{"cordon", "drain", "reborn", "untargeted"}},
-		"drain":  {maintenancev1alpha1.IsDraining, []string{"drain", "reborn", "untargeted"}},
+		"hold":   {v1alpha1.IsHolding, []string{"cordon", "drain", "reborn", "untargeted"}},
+		"drain":  {v1alpha1.IsDraining, []string{"drain", "reborn", "untargeted"}},
 		"target": {Targeting(node), []string{"drain"}},
 		"stored": {
-			func(nm *maintenancev1alpha1.NodeMaintenance) bool { return len(Stored(nm, node)) > 0 },
+			func(nm *v1alpha1.NodeMaintenance) bool { return len(Stored(nm, node)) > 0 },
 			[]string{"complete", "cordon", "deleted", "drain", "idle"},
 		},
-		"none": {func(*maintenancev1alpha1.NodeMaintenance) bool { return false }, nil},
+		"none": {func(*v1alpha1.NodeMaintenance) bool { return false }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got []string

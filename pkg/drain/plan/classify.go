@@ -15,32 +15,32 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// LeftReason is why a pod is kept running on purpose; it is empty for a pod that leaves.
-type LeftReason string
+// KeptReason is why a pod is kept running on purpose; it is empty for a pod that leaves.
+type KeptReason string
 
 const (
-	// LeftDaemonSet is the reason of DaemonSet pods if their evacuator is disabled.
-	LeftDaemonSet LeftReason = "DaemonSet pod"
-	// LeftTolerant is the reason of DaemonSet pods that tolerate our taint: they would be recreated
+	// KeptDaemonSet is the reason of DaemonSet pods if their evacuator is disabled.
+	KeptDaemonSet KeptReason = "DaemonSet pod"
+	// KeptTolerant is the reason of DaemonSet pods that tolerate our taint: they would be recreated
 	// immediately.
-	LeftTolerant LeftReason = "DaemonSet pod that tolerates the drain taint"
-	// LeftStatic is the reason of static pods on a node without a node agent. The reason of those
+	KeptTolerant KeptReason = "DaemonSet pod that tolerates the drain taint"
+	// KeptStatic is the reason of static pods on a node without a node agent. The reason of those
 	// that the server or the agent of the node keeps adds why, see KeptStatic.
-	LeftStatic LeftReason = "static pod"
-	// LeftBudget is the reason of DaemonSet pods whose budget has allowed no disruption for too
+	KeptStatic KeptReason = "static pod"
+	// KeptBudget is the reason of DaemonSet pods whose budget has allowed no disruption for too
 	// long. They are evicted if it does later.
-	LeftBudget LeftReason = "DaemonSet pod whose budget stays closed"
-	// LeftOwn is the reason of pods of the server that were recreated on a node that a maintenance
+	KeptBudget KeptReason = "DaemonSet pod whose budget stays closed"
+	// KeptOwn is the reason of pods of the server that were recreated on a node that a maintenance
 	// holds.
-	LeftOwn LeftReason = "server pod that came back"
+	KeptOwn KeptReason = "server pod that came back"
 )
 
 // KeptStatic returns why a static pod is kept on a node with a node agent, empty for other pods.
-func (r LeftReason) KeptStatic() protocol.KeptReason {
-	reason, _ := strings.CutPrefix(string(r), string(LeftStatic)+" (")
+func (r KeptReason) KeptStatic() protocol.KeptReason {
+	reason, _ := strings.CutPrefix(string(r), string(KeptStatic)+" (")
 	if reason == string(r) {
 		return ""
 	}
@@ -48,7 +48,7 @@ func (r LeftReason) KeptStatic() protocol.KeptReason {
 }
 
 // IsStatic reports whether it is the reason of a static pod.
-func (r LeftReason) IsStatic() bool { return r == LeftStatic || r.KeptStatic() != "" }
+func (r KeptReason) IsStatic() bool { return r == KeptStatic || r.KeptStatic() != "" }
 
 // IsLive reports whether a pod runs or will run, or takes something of its node. Terminating pods
 // are live until they are deleted: the kubelet still has to unmount their volumes after their
@@ -64,18 +64,18 @@ func IsLive(pod *corev1.Pod) bool {
 
 // TypeOf returns the type of a pod on a node of the given UID. The mirror annotation alone does not
 // make a static pod, since any user can set it: the node must also be its controller.
-func TypeOf(pod *corev1.Pod, node types.UID) maintenancev1alpha1.PodType {
+func TypeOf(pod *corev1.Pod, node types.UID) v1alpha1.PodType {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil {
-		return maintenancev1alpha1.PodTypeDefault
+		return v1alpha1.PodTypeDefault
 	}
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror && owner.Kind == "Node" && owner.APIVersion == "v1" && owner.UID == node {
-		return maintenancev1alpha1.PodTypeStatic
+		return v1alpha1.PodTypeStatic
 	}
 	if gv, err := schema.ParseGroupVersion(owner.APIVersion); err == nil && gv.Group == "apps" && owner.Kind == "DaemonSet" {
-		return maintenancev1alpha1.PodTypeDaemonSet
+		return v1alpha1.PodTypeDaemonSet
 	}
-	return maintenancev1alpha1.PodTypeDefault
+	return v1alpha1.PodTypeDefault
 }
 
 // PodOf returns the fields that planning needs of a pod on a node of the given UID.
@@ -87,23 +87,23 @@ func PodOf(pod *corev1.Pod, node types.UID) Pod {
 	return p
 }
 
-// Left returns why a pod of the given type on a node is kept running, given the enabled built-in
+// Kept returns why a pod of the given type on a node is kept running, given the enabled built-in
 // evacuators.
-func Left(pod *corev1.Pod, podType maintenancev1alpha1.PodType, node *corev1.Node, evacuators sets.Set[string]) LeftReason {
+func Kept(pod *corev1.Pod, podType v1alpha1.PodType, node *corev1.Node, evacuators sets.Set[string]) KeptReason {
 	switch podType {
-	case maintenancev1alpha1.PodTypeStatic:
-		if !evacuators.Has(maintenancev1alpha1.EvacuatorClassKubelet) || !protocol.HasNodeAgent(node) {
-			return LeftStatic
+	case v1alpha1.PodTypeStatic:
+		if !evacuators.Has(v1alpha1.EvacuatorClassKubelet) || !protocol.HasNodeAgent(node) {
+			return KeptStatic
 		}
 		if reason := protocol.StaticPodFactsOf(node).Kept(pod.Namespace, pod.Name); reason != "" {
-			return LeftReason(fmt.Sprintf("%s (%s)", LeftStatic, reason))
+			return KeptReason(fmt.Sprintf("%s (%s)", KeptStatic, reason))
 		}
-	case maintenancev1alpha1.PodTypeDaemonSet:
-		if !evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet) {
-			return LeftDaemonSet
+	case v1alpha1.PodTypeDaemonSet:
+		if !evacuators.Has(v1alpha1.EvacuatorClassDaemonSet) {
+			return KeptDaemonSet
 		}
 		if toleratesDrain(pod) {
-			return LeftTolerant
+			return KeptTolerant
 		}
 	}
 	return ""
@@ -113,7 +113,7 @@ func Left(pod *corev1.Pod, podType maintenancev1alpha1.PodType, node *corev1.Nod
 // who added it.
 func IsTainted(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool {
-		return t.Key == maintenancev1alpha1.TaintDrain && t.Effect == corev1.TaintEffectNoSchedule
+		return t.Key == v1alpha1.TaintDrain && t.Effect == corev1.TaintEffectNoSchedule
 	})
 }
 
@@ -124,10 +124,10 @@ func toleratesDrain(pod *corev1.Pod) bool {
 			continue
 		}
 		// Our taint has no value, so Equal only tolerates it without a value.
-		if t.Operator == corev1.TolerationOpExists && (t.Key == "" || t.Key == maintenancev1alpha1.TaintDrain) {
+		if t.Operator == corev1.TolerationOpExists && (t.Key == "" || t.Key == v1alpha1.TaintDrain) {
 			return true
 		}
-		if (t.Operator == corev1.TolerationOpEqual || t.Operator == "") && t.Key == maintenancev1alpha1.TaintDrain && t.Value == "" {
+		if (t.Operator == corev1.TolerationOpEqual || t.Operator == "") && t.Key == v1alpha1.TaintDrain && t.Value == "" {
 			return true
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -39,7 +39,7 @@ func tolerating(t corev1.Toleration) func(*corev1.Pod) {
 func TestTypeOf(t *testing.T) {
 	for name, test := range map[string]struct {
 		pod  *corev1.Pod
-		want maintenancev1alpha1.PodType
+		want v1alpha1.PodType
 	}{
 		"a bare pod":                                       {&corev1.Pod{}, typeDefault},
 		"a pod of a ReplicaSet":                            {owned("apps/v1", "ReplicaSet", "x"), typeDefault},
@@ -57,14 +57,14 @@ func TestTypeOf(t *testing.T) {
 	}
 }
 
-func TestLeft(t *testing.T) {
+func TestKept(t *testing.T) {
 	none := sets.New[string]()
-	all := sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet, maintenancev1alpha1.EvacuatorClassKubelet)
+	all := sets.New(v1alpha1.EvacuatorClassDaemonSet, v1alpha1.EvacuatorClassKubelet)
 	publishing := func(status corev1.ConditionStatus, kept string) *corev1.Node {
 		return &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{maintenancev1alpha1.AnnotationKeptStaticPods: kept}},
+			ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{v1alpha1.AnnotationKeptStaticPods: kept}},
 			Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
-				{Type: maintenancev1alpha1.NodeConditionAgentReady, Status: status},
+				{Type: v1alpha1.NodeConditionAgentReady, Status: status},
 			}},
 		}
 	}
@@ -75,7 +75,7 @@ func TestLeft(t *testing.T) {
 		pod        *corev1.Pod
 		node       *corev1.Node
 		evacuators sets.Set[string]
-		want       LeftReason
+		want       KeptReason
 	}{
 		"a Default pod leaves": {pod: &corev1.Pod{}, evacuators: none, want: ""},
 		"a Default pod that tolerates every taint leaves": {
@@ -83,18 +83,18 @@ func TestLeft(t *testing.T) {
 				tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})),
 			evacuators: none, want: "",
 		},
-		"a DaemonSet pod without its evacuator stays": {pod: daemon(), evacuators: none, want: LeftDaemonSet},
+		"a DaemonSet pod without its evacuator stays": {pod: daemon(), evacuators: none, want: KeptDaemonSet},
 		"a DaemonSet pod with its evacuator leaves":   {pod: daemon(), evacuators: all, want: ""},
 		"a DaemonSet pod that tolerates every taint stays": {
 			pod: daemon(tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})), evacuators: all,
-			want: LeftTolerant,
+			want: KeptTolerant,
 		},
 		"a DaemonSet pod that tolerates the drain taint stays": {
 			pod: daemon(tolerating(corev1.Toleration{
-				Key: maintenancev1alpha1.TaintDrain, Operator: corev1.TolerationOpExists,
+				Key: v1alpha1.TaintDrain, Operator: corev1.TolerationOpExists,
 				Effect: corev1.TaintEffectNoSchedule,
 			})),
-			evacuators: all, want: LeftTolerant,
+			evacuators: all, want: KeptTolerant,
 		},
 		"a DaemonSet pod that tolerates only NoExecute taints leaves": {
 			pod: daemon(tolerating(corev1.Toleration{
@@ -107,19 +107,19 @@ func TestLeft(t *testing.T) {
 			evacuators: all, want: "",
 		},
 		"a static pod without an agent stays": {
-			pod: owned("v1", "Node", nodeUID, mirror), evacuators: all, want: LeftStatic,
+			pod: owned("v1", "Node", nodeUID, mirror), evacuators: all, want: KeptStatic,
 		},
 		"a static pod with an agent that has stopped stays": {
 			pod:        owned("v1", "Node", nodeUID, mirror),
 			node:       nodeWith(corev1.ConditionFalse),
 			evacuators: all,
-			want:       LeftStatic,
+			want:       KeptStatic,
 		},
 		"a static pod with an agent stays if the evacuator is disabled": {
 			pod:        owned("v1", "Node", nodeUID, mirror),
 			node:       nodeWith(corev1.ConditionTrue),
 			evacuators: none,
-			want:       LeftStatic,
+			want:       KeptStatic,
 		},
 		"a static pod with an agent leaves": {
 			pod: owned("v1", "Node", nodeUID, mirror), node: nodeWith(corev1.ConditionTrue), evacuators: all, want: "",
@@ -141,19 +141,19 @@ func TestLeft(t *testing.T) {
 			if test.node == nil {
 				test.node = &corev1.Node{}
 			}
-			is.Equal(t, Left(test.pod, TypeOf(test.pod, nodeUID), test.node, test.evacuators), test.want)
+			is.Equal(t, Kept(test.pod, TypeOf(test.pod, nodeUID), test.node, test.evacuators), test.want)
 		})
 	}
 }
 
 func TestKeptStaticReason(t *testing.T) {
-	for reason, test := range map[LeftReason]struct {
+	for reason, test := range map[KeptReason]struct {
 		static bool
 		want   protocol.KeptReason
 	}{
-		LeftStatic:                      {static: true},
+		KeptStatic:                      {static: true},
 		"static pod (ControlPlaneNode)": {static: true, want: protocol.KeptControlPlane},
-		LeftTolerant:                    {},
+		KeptTolerant:                    {},
 		"":                              {},
 	} {
 		if got := reason.KeptStatic(); got != test.want || reason.IsStatic() != test.static {

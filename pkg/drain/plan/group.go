@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // group is the shared state of nodes that are held by the same maintenances: the keys that their
@@ -145,7 +145,7 @@ func (g *group) membership(m *progress, known map[key]int) membership {
 
 // find returns the place of an entry's key, or -1. Statuses list their entries in the order of the
 // keys, so that the search begins behind the place of the last one.
-func (g *group) find(e *maintenancev1alpha1.DrainPlanEntry, after int) int {
+func (g *group) find(e *v1alpha1.DrainPlanEntry, after int) int {
 	for i := range g.keys {
 		k := (after + 1 + i) % len(g.keys)
 		if g.keys[k].podType == e.PodType && planorder.SameSelector(g.keys[k].planKey.selector, e.PodSelector) {
@@ -214,12 +214,12 @@ func (g *group) answer(before, further reach) *answer {
 	if a := g.answers[string(id)]; a != nil {
 		return a
 	}
-	a := &answer{reached: slices.Clone(g.joined), targets: Targets{Entries: []maintenancev1alpha1.DrainPlanEntry{}}}
+	a := &answer{reached: slices.Clone(g.joined), targets: Targets{Entries: []v1alpha1.DrainPlanEntry{}}}
 	for k, priority := range a.reached {
 		if priority == unreached {
 			continue
 		}
-		e := maintenancev1alpha1.DrainPlanEntry{PodType: g.keys[k].podType, PodPriority: int32(priority)}
+		e := v1alpha1.DrainPlanEntry{PodType: g.keys[k].podType, PodPriority: int32(priority)}
 		if !g.keys[k].all() {
 			e.PodSelector = g.keys[k].planKey.selector
 		}

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // MaxMessageBytes is the maximum length of a drain message in the status.
@@ -88,7 +88,7 @@ func (h *hold) joinedBehind() string {
 			continue
 		}
 		for _, other := range n.holds {
-			if slices.ContainsFunc(other.before, func(e maintenancev1alpha1.DrainPlanEntry) bool {
+			if slices.ContainsFunc(other.before, func(e v1alpha1.DrainPlanEntry) bool {
 				return int64(e.PodPriority) == reached && n.group.find(&e, k-1) == k
 			}) {
 				return other.by.name

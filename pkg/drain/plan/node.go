@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // nodeState is the planning state of one node.
@@ -147,7 +147,7 @@ func (n *nodeState) movesFor(h *hold) bool {
 }
 
 // SameEntries reports whether two plans, or two lists of targets, say the same.
-func SameEntries(a, b []maintenancev1alpha1.DrainPlanEntry) bool {
+func SameEntries(a, b []v1alpha1.DrainPlanEntry) bool {
 	if len(a) != len(b) {
 		return false
 	}

@@ -11,7 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -424,7 +424,7 @@ func check(t *testing.T, result Result, want map[string]expected) {
 	t.Helper()
 	for node, w := range want {
 		got := result.Targets[node].Entries
-		equal := func(a, b maintenancev1alpha1.DrainPlanEntry) bool { return reflect.DeepEqual(a, b) }
+		equal := func(a, b v1alpha1.DrainPlanEntry) bool { return reflect.DeepEqual(a, b) }
 		is.True(t, slices.EqualFunc(got, w.targets, equal), "targets of %s = %v, want %v", node, got, w.targets)
 		for maintenance, message := range w.messages {
 			if got := result.Messages[maintenance][node]; got != message {

@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // checkIndependence checks that the result does not depend on the order of the input, and that the
@@ -203,7 +203,7 @@ func beforeOf(w World, node string) Targets {
 func (sim *simulation) checkNoBacktracking(w World, result Result) *violation {
 	for node, targets := range result.Targets {
 		for _, before := range beforeOf(w, node).Entries {
-			kept := slices.ContainsFunc(targets.Entries, func(e maintenancev1alpha1.DrainPlanEntry) bool {
+			kept := slices.ContainsFunc(targets.Entries, func(e v1alpha1.DrainPlanEntry) bool {
 				return e.PodType == before.PodType && e.PodPriority >= before.PodPriority &&
 					planorder.CanonicalSelector(e.PodSelector) == planorder.CanonicalSelector(before.PodSelector)
 			})

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // script is a random world and its changes. Every run of a script has the same result, and any step
@@ -144,7 +144,7 @@ type writer struct {
 	script              script
 	// Worlds differ in their types, apps and priorities, and in how many of four nodes a
 	// maintenance selects, so that every combination that a fault needs is frequent in some worlds.
-	types      []maintenancev1alpha1.PodType
+	types      []v1alpha1.PodType
 	apps       []string
 	priorities []int32
 	density    int
@@ -159,7 +159,7 @@ type random interface {
 // writeScript returns a random script.
 func writeScript(r random) script {
 	w := &writer{
-		random: r, types: []maintenancev1alpha1.PodType{typeDefault, typeDaemonSet, typeStatic}[:1+r.IntN(3)],
+		random: r, types: []v1alpha1.PodType{typeDefault, typeDaemonSet, typeStatic}[:1+r.IntN(3)],
 		apps:       []string{"x", "y", "z", ""}[:2+r.IntN(3)],
 		priorities: []int32{10, 20, -5, 0, 30, maxPriority}[:1+r.IntN(6)], density: 1 + r.IntN(3),
 	}
@@ -304,10 +304,10 @@ func completed(own entries) entries {
 
 // ordered sorts entries as validation requires, without duplicates.
 func ordered(plan entries) entries {
-	key := func(e maintenancev1alpha1.DrainPlanEntry) planorder.Key {
+	key := func(e v1alpha1.DrainPlanEntry) planorder.Key {
 		return planorder.Key{Type: string(e.PodType), Priority: e.PodPriority, Selector: e.PodSelector}
 	}
-	slices.SortStableFunc(plan, func(a, b maintenancev1alpha1.DrainPlanEntry) int {
+	slices.SortStableFunc(plan, func(a, b v1alpha1.DrainPlanEntry) int {
 		switch {
 		case planorder.Before(key(a), key(b)):
 			return -1

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // planner is Plan, or a planner with a fault, with which a test checks that the properties find the
@@ -333,28 +333,28 @@ func (sim *simulation) write(i int, m *simMaintenance, result Result) {
 	}
 }
 
-type entries = []maintenancev1alpha1.DrainPlanEntry
+type entries = []v1alpha1.DrainPlanEntry
 
 const (
-	typeDefault   = maintenancev1alpha1.PodTypeDefault
-	typeDaemonSet = maintenancev1alpha1.PodTypeDaemonSet
-	typeStatic    = maintenancev1alpha1.PodTypeStatic
-	maxPriority   = maintenancev1alpha1.MaxPodPriority
+	typeDefault   = v1alpha1.PodTypeDefault
+	typeDaemonSet = v1alpha1.PodTypeDaemonSet
+	typeStatic    = v1alpha1.PodTypeStatic
+	maxPriority   = v1alpha1.MaxPodPriority
 )
 
-func entry(t maintenancev1alpha1.PodType, priority int32) maintenancev1alpha1.DrainPlanEntry {
-	return maintenancev1alpha1.DrainPlanEntry{PodType: t, PodPriority: priority}
+func entry(t v1alpha1.PodType, priority int32) v1alpha1.DrainPlanEntry {
+	return v1alpha1.DrainPlanEntry{PodType: t, PodPriority: priority}
 }
 
-func entryFor(t maintenancev1alpha1.PodType, priority int32, app string) maintenancev1alpha1.DrainPlanEntry {
+func entryFor(t v1alpha1.PodType, priority int32, app string) v1alpha1.DrainPlanEntry {
 	e := entry(t, priority)
 	e.PodSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
 	return e
 }
 
-func pod(t maintenancev1alpha1.PodType, priority int32) Pod { return Pod{Type: t, Priority: priority} }
+func pod(t v1alpha1.PodType, priority int32) Pod { return Pod{Type: t, Priority: priority} }
 
-func podOf(app string, t maintenancev1alpha1.PodType, priority int32) Pod {
+func podOf(app string, t v1alpha1.PodType, priority int32) Pod {
 	return Pod{Type: t, Priority: priority, Labels: labels.Set{"app": app}}
 }
 
@@ -368,7 +368,7 @@ func maintenance(name string, minute int, plan entries, nodes ...string) Mainten
 	}
 }
 
-func (m Maintenance) before(node string, targets ...maintenancev1alpha1.DrainPlanEntry) Maintenance {
+func (m Maintenance) before(node string, targets ...v1alpha1.DrainPlanEntry) Maintenance {
 	m.Before[node] = targets
 	return m
 }
@@ -380,8 +380,8 @@ func (m Maintenance) uncordoned(nodes ...string) Maintenance {
 
 // defaultPlan returns the plan to which the API server defaults an empty plan.
 func defaultPlan() entries {
-	spec := maintenancev1alpha1.NodeMaintenanceSpec{}
-	maintenancev1alpha1.SetDefaults_NodeMaintenanceSpec(&spec)
+	spec := v1alpha1.NodeMaintenanceSpec{}
+	v1alpha1.SetDefaults_NodeMaintenanceSpec(&spec)
 	return spec.DrainPlan
 }
 

@@ -11,19 +11,19 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // Targets are the compiled drain targets of a node. The zero value covers no pod.
 type Targets struct {
 	// Entries are the targets as in the status: by pod type, the entry for all pods before those
 	// with a selector. They are shared and must not be changed.
-	Entries   []maintenancev1alpha1.DrainPlanEntry
+	Entries   []v1alpha1.DrainPlanEntry
 	selectors []labels.Selector
 }
 
 // CompileTargets compiles the targets in a status.
-func CompileTargets(entries []maintenancev1alpha1.DrainPlanEntry) (Targets, error) {
+func CompileTargets(entries []v1alpha1.DrainPlanEntry) (Targets, error) {
 	t := Targets{Entries: entries, selectors: make([]labels.Selector, len(entries))}
 	for i := range entries {
 		s, err := compileSelector(entries[i].PodSelector)
@@ -62,14 +62,14 @@ func matches(s labels.Selector, pod *Pod) bool {
 
 // key identifies a target: the pods of a type that a selector, written canonically, selects.
 type key struct {
-	podType  maintenancev1alpha1.PodType
+	podType  v1alpha1.PodType
 	selector string
 }
 
 // generically returns the key of all pods of the type.
 func (k key) generically() key { return key{podType: k.podType} }
 
-func typeRank(t maintenancev1alpha1.PodType) int {
+func typeRank(t v1alpha1.PodType) int {
 	rank, _ := planorder.TypeRank(string(t))
 	return rank
 }
@@ -84,17 +84,17 @@ func compareGenericFirst(a, b key) int {
 	return 0
 }
 
-func entryKey(e *maintenancev1alpha1.DrainPlanEntry) key {
+func entryKey(e *v1alpha1.DrainPlanEntry) key {
 	t := e.PodType
 	if t == "" {
-		t = maintenancev1alpha1.PodTypeDefault
+		t = v1alpha1.PodTypeDefault
 	}
 	return key{podType: t, selector: planorder.CanonicalSelector(e.PodSelector)}
 }
 
 // SameTargets reports whether two states of a maintenance ask the same pods to leave.
-func SameTargets(a, b *maintenancev1alpha1.NodeMaintenance) bool {
-	return slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y maintenancev1alpha1.NodeMaintenanceNodeStatus) bool {
+func SameTargets(a, b *v1alpha1.NodeMaintenance) bool {
+	return slices.EqualFunc(a.Status.NodeStatuses, b.Status.NodeStatuses, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool {
 		return x.NodeRef == y.NodeRef && SameEntries(x.DrainTargets, y.DrainTargets)
 	})
 }

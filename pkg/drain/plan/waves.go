@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // planEntry is a compiled entry of a plan.
@@ -72,13 +72,13 @@ type hold struct {
 	// index is the index in the holds of the node.
 	index int
 	// before are the targets in the maintenance's status.
-	before []maintenancev1alpha1.DrainPlanEntry
+	before []v1alpha1.DrainPlanEntry
 	// first is the index of the first entry that covers a live pod on the node, or len(by.entries).
 	first      int
 	uncordoned bool
 }
 
-func (m *progress) compile(plan []maintenancev1alpha1.DrainPlanEntry) error {
+func (m *progress) compile(plan []v1alpha1.DrainPlanEntry) error {
 	m.entries, m.keys = make([]planEntry, 0, len(plan)), nil
 	places := make(map[key]int, len(plan))
 	for i := range plan {

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // World is all that a plan depends on. No order in it matters, and nothing in it is changed.
@@ -32,14 +32,14 @@ type Maintenance struct {
 	// precedence.
 	Created time.Time
 	// Plan is the completed drain plan, in order.
-	Plan []maintenancev1alpha1.DrainPlanEntry
+	Plan []v1alpha1.DrainPlanEntry
 	// Nodes are the names of the selected nodes that the requester may delete.
 	Nodes []string
 	// Uncordoned are those of Nodes that have not been seen cordoned. While there are any the
 	// maintenance raises no targets: pods could still land behind a wave that has passed.
 	Uncordoned []string
 	// Before are the targets that its status has for a node of the same UID, by node name.
-	Before map[string][]maintenancev1alpha1.DrainPlanEntry
+	Before map[string][]v1alpha1.DrainPlanEntry
 }
 
 // Node is a node with its live pods: the pods that are neither finished nor kept running on
@@ -52,7 +52,7 @@ type Node struct {
 
 // Pod has the fields of a pod that planning needs.
 type Pod struct {
-	Type     maintenancev1alpha1.PodType
+	Type     v1alpha1.PodType
 	Priority int32
 	Labels   labels.Set
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 func TestTimeoutFor(t *testing.T) {
@@ -21,7 +21,7 @@ func TestTimeoutFor(t *testing.T) {
 		"": 0, "20": 0, "999ms": 0, "24h1s": 0, "-5m": 0, "soon": 0,
 	} {
 		t.Run(value, func(t *testing.T) {
-			got, err := TimeoutFor(map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: value}, fallback)
+			got, err := TimeoutFor(map[string]string{v1alpha1.AnnotationSurgeTimeout: value}, fallback)
 			if refused := want == 0; refused != (err != nil) || !refused && got != want || refused && got != fallback {
 				t.Errorf("got %s, %v", got, err)
 			}
@@ -37,7 +37,7 @@ func TestCheckMode(t *testing.T) {
 		"":         false,
 		"true":     false,
 	} {
-		annotations := map[string]string{maintenancev1alpha1.AnnotationSurge: value}
+		annotations := map[string]string{v1alpha1.AnnotationSurge: value}
 		if err := CheckMode(annotations); known != (err == nil) {
 			t.Errorf("%q: got %v", value, err)
 		}

@@ -11,8 +11,8 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	policyv1 "k8s.io/api/policy/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
 // NeverAllows reports whether a budget allows no eviction even if all of its pods are healthy and a
@@ -89,8 +89,8 @@ func RefuseBudgets(
 	}
 	return Refusal{
 		Fact: fmt.Sprintf("is not scaled up past %s, %s", names, why),
-		Because: fmt.Sprintf("its pods are replaced nevertheless if it has the annotation %s: %s", maintenancev1alpha1.AnnotationSurge,
-			maintenancev1alpha1.SurgeAlways),
+		Because: fmt.Sprintf("its pods are replaced nevertheless if it has the annotation %s: %s", v1alpha1.AnnotationSurge,
+			v1alpha1.SurgeAlways),
 	}
 }
 

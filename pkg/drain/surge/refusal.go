@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // Refusal is why a Deployment is not scaled up. The zero value means that it is.
@@ -40,8 +40,8 @@ func Refuse(d *appsv1.Deployment, replicas int32, oneNodeClaims []string) Refusa
 	switch {
 	case d.DeletionTimestamp != nil:
 		return Refusal{Fact: "is being deleted"}
-	case d.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled:
-		return Refusal{Fact: fmt.Sprintf("has the annotation %s: %s", maintenancev1alpha1.AnnotationSurge, maintenancev1alpha1.SurgeDisabled)}
+	case d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled:
+		return Refusal{Fact: fmt.Sprintf("has the annotation %s: %s", v1alpha1.AnnotationSurge, v1alpha1.SurgeDisabled)}
 	case d.Spec.Paused:
 		return Refusal{Fact: "is paused"}
 	case d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType:

@@ -22,7 +22,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // Replicas returns the desired replicas of a Deployment.
@@ -97,14 +97,14 @@ const (
 // It returns the fallback if the annotation maintenance.haulout.dev/surge-timeout is not set or,
 // with an error, if its value is not a duration from 1s to 24h.
 func TimeoutFor(annotations map[string]string, fallback time.Duration) (time.Duration, error) {
-	value, set := annotations[maintenancev1alpha1.AnnotationSurgeTimeout]
+	value, set := annotations[v1alpha1.AnnotationSurgeTimeout]
 	if !set {
 		return fallback, nil
 	}
 	timeout, err := time.ParseDuration(value)
 	if err != nil || timeout < shortestTimeout || timeout > longestTimeout {
 		return fallback, fmt.Errorf("annotation %s: %.64q must be a duration from 1s to 24h, such as \"20m\"; %s is used",
-			maintenancev1alpha1.AnnotationSurgeTimeout, value, fallback)
+			v1alpha1.AnnotationSurgeTimeout, value, fallback)
 	}
 	return timeout, nil
 }
@@ -112,19 +112,19 @@ func TimeoutFor(annotations map[string]string, fallback time.Duration) (time.Dur
 // CheckMode returns an error if the annotation maintenance.haulout.dev/surge has an invalid value,
 // which is treated as if it was not set.
 func CheckMode(annotations map[string]string) error {
-	switch value, set := annotations[maintenancev1alpha1.AnnotationSurge]; {
-	case !set, value == maintenancev1alpha1.SurgeDisabled, value == maintenancev1alpha1.SurgeAlways:
+	switch value, set := annotations[v1alpha1.AnnotationSurge]; {
+	case !set, value == v1alpha1.SurgeDisabled, value == v1alpha1.SurgeAlways:
 		return nil
 	default:
-		return fmt.Errorf("annotation %s: %.64q must be %q or %q; it is ignored", maintenancev1alpha1.AnnotationSurge, value,
-			maintenancev1alpha1.SurgeDisabled, maintenancev1alpha1.SurgeAlways)
+		return fmt.Errorf("annotation %s: %.64q must be %q or %q; it is ignored", v1alpha1.AnnotationSurge, value,
+			v1alpha1.SurgeDisabled, v1alpha1.SurgeAlways)
 	}
 }
 
 // IsAlways reports whether the pods of a Deployment with these annotations are replaced even if
 // their budgets never allow an eviction.
 func IsAlways(annotations map[string]string) bool {
-	return annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeAlways
+	return annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeAlways
 }
 
 // CordonToleration returns a phrase with the toleration that lets the scheduler put a pod on
@@ -176,7 +176,7 @@ func (c *Candidate) Refuse() Refusal {
 	}
 	a := c.Autoscalers[0]
 	extra := a.Spec.MaxReplicas - AutoscaledTo(c.Deployment, a)
-	if _, up := a.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]; up {
+	if _, up := a.Annotations[v1alpha1.AnnotationSurgeRecord]; up {
 		// Its own surge uses the remaining replicas.
 		extra = 1
 	}

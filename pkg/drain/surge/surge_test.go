@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -87,7 +87,7 @@ func scalingDown(policy autoscalingv2.ScalingPolicySelect) func(*autoscalingv2.H
 }
 
 func always(d *appsv1.Deployment) {
-	d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeAlways}
+	d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeAlways}
 }
 
 func failing(b *policyv1.PodDisruptionBudget) {
@@ -150,7 +150,7 @@ func TestRefusals(t *testing.T) {
 		"annotated": {
 			deployment: web(func(d *appsv1.Deployment) {
 				d.Annotations = map[string]string{
-					maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeDisabled,
+					v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled,
 				}
 			}), want: "has the annotation maintenance.haulout.dev/surge: Disabled",
 		},
@@ -179,7 +179,7 @@ func TestRefusals(t *testing.T) {
 		},
 		"one whose surge has taken the room": {
 			autoscalers: autoscaled(scaler(atMost(2), func(a *autoscalingv2.HorizontalPodAutoscaler) {
-				a.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeRecord: "{}"}
+				a.Annotations = map[string]string{v1alpha1.AnnotationSurgeRecord: "{}"}
 			})),
 		},
 		"one that is not able to scale": {

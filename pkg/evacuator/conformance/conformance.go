@@ -19,14 +19,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/evacuator"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 )
 
 const (
 	// instigator is the instigator of the Evacuations of the checks.
-	instigator = maintenancev1alpha1.FinalizerInstigatorPrefix + "conformance.haulout.dev"
+	instigator = v1alpha1.FinalizerInstigatorPrefix + "conformance.haulout.dev"
 	// before and after are classes without an evacuator, with a higher and a lower priority than
 	// the checked evacuator.
 	before, after = "before.conformance.haulout.dev", "after.conformance.haulout.dev"
@@ -113,7 +113,7 @@ type subject struct {
 	name string
 	pod  *corev1.Pod
 	// asked is the Evacuation as it was created.
-	asked *maintenancev1alpha1.Evacuation
+	asked *v1alpha1.Evacuation
 }
 
 // start creates the pod with its evacuators and waits until it runs.
@@ -137,10 +137,10 @@ func (s *subject) start(ctx context.Context, priorities map[string]string) error
 // ask creates an Evacuation of the pod.
 func (s *subject) ask(ctx context.Context) error {
 	var err error
-	s.asked, err = s.Maintenance.MaintenanceV1alpha1().Evacuations(s.Namespace).Create(ctx, &maintenancev1alpha1.Evacuation{
+	s.asked, err = s.Maintenance.MaintenanceV1alpha1().Evacuations(s.Namespace).Create(ctx, &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Finalizers: []string{instigator}},
-		Spec: maintenancev1alpha1.EvacuationSpec{
-			PodRef: maintenancev1alpha1.PodReference{Name: s.pod.Name, UID: s.pod.UID}, ProgressDeadlineSeconds: ptr.To(int32(s.Deadline / time.Second)),
+		Spec: v1alpha1.EvacuationSpec{
+			PodRef: v1alpha1.PodReference{Name: s.pod.Name, UID: s.pod.UID}, ProgressDeadlineSeconds: ptr.To(int32(s.Deadline / time.Second)),
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
@@ -173,7 +173,7 @@ func (s *subject) remove(ctx context.Context) error {
 
 // follow calls see for each state of the Evacuation since its creation, with nil after its
 // deletion, until see returns true.
-func (s *subject) follow(ctx context.Context, limit time.Duration, what string, see func(*maintenancev1alpha1.Evacuation) (enough bool, err error)) error {
+func (s *subject) follow(ctx context.Context, limit time.Duration, what string, see func(*v1alpha1.Evacuation) (enough bool, err error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s it did not happen that %s", limit, what))
 	defer cancel()
 	w, err := s.Maintenance.MaintenanceV1alpha1().Evacuations(s.Namespace).Watch(ctx, metav1.ListOptions{
@@ -191,7 +191,7 @@ func (s *subject) follow(ctx context.Context, limit time.Duration, what string, 
 			if !ok {
 				return errors.New("the watch of the evacuation was closed")
 			}
-			object, ok := event.Object.(*maintenancev1alpha1.Evacuation)
+			object, ok := event.Object.(*v1alpha1.Evacuation)
 			if !ok {
 				return apierrors.FromObject(event.Object)
 			}
@@ -249,7 +249,7 @@ func (s *subject) stays(ctx context.Context) error {
 // departs follows the evacuation until the evacuator has ended it.
 func (s *subject) departs(ctx context.Context) error {
 	completed := false
-	return s.follow(ctx, s.Patience, "the evacuator ends the evacuation", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+	return s.follow(ctx, s.Patience, "the evacuator ends the evacuation", func(e *v1alpha1.Evacuation) (bool, error) {
 		switch {
 		case e == nil:
 			return false, errors.New("the Evacuation is gone before the pod has left")
@@ -267,9 +267,9 @@ func (s *subject) departs(ctx context.Context) error {
 	})
 }
 
-func isComplete(e *maintenancev1alpha1.Evacuation) bool {
+func isComplete(e *v1alpha1.Evacuation) bool {
 	for _, condition := range e.Status.Conditions {
-		if condition.Type == maintenancev1alpha1.ConditionComplete && condition.Status == metav1.ConditionTrue {
+		if condition.Type == v1alpha1.ConditionComplete && condition.Status == metav1.ConditionTrue {
 			return true
 		}
 	}
@@ -327,7 +327,7 @@ func isCalledOff(ctx context.Context, s *subject) error {
 // begins waits until the evacuator has written the status.
 func (s *subject) begins(ctx context.Context) (how beginning, err error) {
 	wasActive := s.asked.Status.ActiveEvacuatorClass == s.Class
-	err = s.follow(ctx, s.Patience, "the evacuator reports", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+	err = s.follow(ctx, s.Patience, "the evacuator reports", func(e *v1alpha1.Evacuation) (bool, error) {
 		if e == nil {
 			return false, errors.New("the Evacuation is gone before the evacuator has reported")
 		}
@@ -335,7 +335,7 @@ func (s *subject) begins(ctx context.Context) (how beginning, err error) {
 		switch isActive := status.ActiveEvacuatorClass == s.Class; {
 		case isComplete(e), isActive && status.ActiveEvacuatorCompleted:
 			how = over
-		case isActive && status.EvacuationCancellationPolicy == maintenancev1alpha1.EvacuationCancellationPolicyForbid:
+		case isActive && status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid:
 			how = forbidden
 		case isActive:
 			wasActive = true
@@ -354,7 +354,7 @@ func (s *subject) begins(ctx context.Context) (how beginning, err error) {
 // again.
 func (s *subject) makesWay(ctx context.Context) error {
 	ended := false
-	goes := func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+	goes := func(e *v1alpha1.Evacuation) (bool, error) {
 		ended = e != nil && isComplete(e)
 		return e == nil || ended, nil
 	}
@@ -379,7 +379,7 @@ func (s *subject) endsAlthoughWithdrawn(ctx context.Context) error {
 	if err := s.withdraw(ctx); err != nil {
 		return err
 	}
-	ends := func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+	ends := func(e *v1alpha1.Evacuation) (bool, error) {
 		if e == nil {
 			return false, errors.New("the Evacuation is gone before it has come to an end")
 		}
@@ -419,7 +419,7 @@ func waitsForItsTurn(ctx context.Context, s *subject) error {
 	if err := s.ask(ctx); err != nil {
 		return err
 	}
-	if err := s.follow(ctx, s.Patience, "the other evacuator becomes active", func(e *maintenancev1alpha1.Evacuation) (bool, error) {
+	if err := s.follow(ctx, s.Patience, "the other evacuator becomes active", func(e *v1alpha1.Evacuation) (bool, error) {
 		return e != nil && e.Status.ActiveEvacuatorClass == before, nil
 	}); err != nil {
 		return err

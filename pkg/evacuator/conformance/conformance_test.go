@@ -19,7 +19,7 @@ import (
 	kubefake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -27,7 +27,7 @@ import (
 
 const class = "flush.example.com"
 
-var evacuations = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
+var evacuations = v1alpha1.SchemeGroupVersion.WithResource("evacuations")
 
 // cluster is an API that does what the checks depend on, with one evacuator of the class.
 type cluster struct {
@@ -60,7 +60,7 @@ func newCluster(evacuate func(context.Context, *task)) *cluster {
 func (c *cluster) create(action clienttesting.Action) (bool, runtime.Object, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e := action.(clienttesting.CreateAction).GetObject().(*maintenancev1alpha1.Evacuation).DeepCopy()
+	e := action.(clienttesting.CreateAction).GetObject().(*v1alpha1.Evacuation).DeepCopy()
 	c.count++
 	e.Name, e.UID = fmt.Sprintf("%s-%d", e.Spec.PodRef.Name, c.count), types.UID(fmt.Sprint(c.count))
 	e.Status.ActiveEvacuatorClass = class
@@ -81,43 +81,43 @@ func (c *cluster) withdraw(action clienttesting.Action) (bool, runtime.Object, e
 		if err != nil {
 			return
 		}
-		policy := stored.(*maintenancev1alpha1.Evacuation).Status.EvacuationCancellationPolicy
-		if policy == maintenancev1alpha1.EvacuationCancellationPolicyForbid {
+		policy := stored.(*v1alpha1.Evacuation).Status.EvacuationCancellationPolicy
+		if policy == v1alpha1.EvacuationCancellationPolicyForbid {
 			return
 		}
 		c.ends[name]()
 		_ = c.api.Tracker().Delete(evacuations, "shop", name)
 	})
-	return true, &maintenancev1alpha1.Evacuation{}, nil
+	return true, &v1alpha1.Evacuation{}, nil
 }
 
 // write changes the status; an Evacuation that is gone takes no report.
-func (t *task) write(mod func(*maintenancev1alpha1.EvacuationStatus)) {
+func (t *task) write(mod func(*v1alpha1.EvacuationStatus)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	stored, err := t.api.Tracker().Get(evacuations, "shop", t.name)
 	if err != nil {
 		return
 	}
-	e := stored.(*maintenancev1alpha1.Evacuation).DeepCopy()
+	e := stored.(*v1alpha1.Evacuation).DeepCopy()
 	e.Status.EvacuationProgressTimestamp = &metav1.Time{Time: time.Now()}
 	mod(&e.Status)
 	_ = t.api.Tracker().Update(evacuations, e, "shop")
 }
 
-func (t *task) report() { t.write(func(*maintenancev1alpha1.EvacuationStatus) {}) }
+func (t *task) report() { t.write(func(*v1alpha1.EvacuationStatus) {}) }
 
 func (t *task) forbid() {
-	t.write(func(st *maintenancev1alpha1.EvacuationStatus) {
-		st.EvacuationCancellationPolicy = maintenancev1alpha1.EvacuationCancellationPolicyForbid
+	t.write(func(st *v1alpha1.EvacuationStatus) {
+		st.EvacuationCancellationPolicy = v1alpha1.EvacuationCancellationPolicyForbid
 	})
 }
 
 // remove deletes the pod, upon which the Evacuation is complete.
 func (t *task) remove() {
 	_ = t.kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "shop", t.pod)
-	t.write(func(st *maintenancev1alpha1.EvacuationStatus) {
-		st.Conditions = []metav1.Condition{{Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
+	t.write(func(st *v1alpha1.EvacuationStatus) {
+		st.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
 	})
 }
 

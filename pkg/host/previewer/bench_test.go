@@ -26,7 +26,7 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/forecast"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -227,7 +227,7 @@ func benchPod(i int) corev1.Pod {
 func BenchmarkPreview(b *testing.B) {
 	config := newLargeHost(b)
 	for name, evacuators := range map[string][]string{
-		"Eviction": nil, "Deployments": {maintenancev1alpha1.EvacuatorClassDeployment},
+		"Eviction": nil, "Deployments": {v1alpha1.EvacuatorClassDeployment},
 	} {
 		b.Run(name, func(b *testing.B) {
 			p := New(Config{
@@ -236,7 +236,7 @@ func BenchmarkPreview(b *testing.B) {
 				Maintenances: (&fixture{}).all, Clock: clock.RealClock{},
 			})
 			nm := maintenance("all", idle, "blue")
-			var out *maintenancev1alpha1.NodeMaintenancePreview
+			var out *v1alpha1.NodeMaintenancePreview
 			b.ReportAllocs()
 			for b.Loop() {
 				var err error
@@ -256,7 +256,7 @@ func BenchmarkPreview(b *testing.B) {
 }
 
 // kept returns how much memory is in use, beyond what was before, when all is read.
-func kept(b *testing.B, p *Previewer, nm *maintenancev1alpha1.NodeMaintenance) float64 {
+func kept(b *testing.B, p *Previewer, nm *v1alpha1.NodeMaintenance) float64 {
 	b.Helper()
 	before := heap()
 	nodes := must.Get(p.reader.Nodes(b.Context()))(b)

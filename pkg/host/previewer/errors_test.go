@@ -16,7 +16,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -43,7 +43,7 @@ func TestErrors(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(node("blue", "blue"), pod("a", "blue"))
-			f.others = []*maintenancev1alpha1.NodeMaintenance{maintenance("other", drain, "blue")}
+			f.others = []*v1alpha1.NodeMaintenance{maintenance("other", drain, "blue")}
 			fault(f)
 			out, err := f.preview(t.Context(), maintenance("nm", idle, "blue"))
 			is.True(t, apierrors.IsInternalError(err) && out == nil, "got %v, %v", out, err)
@@ -80,7 +80,7 @@ func TestKindsThatTheServerMayNotRead(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFixture(node("blue", "blue"), claiming, ofJob, deployment, replicaSet, bound)
-			f.evacuators = []string{maintenancev1alpha1.EvacuatorClassDeployment}
+			f.evacuators = []string{v1alpha1.EvacuatorClassDeployment}
 			for _, resource := range test.resources {
 				f.kube.PrependReactor("get", resource, func(k8stesting.Action) (bool, runtime.Object, error) {
 					return true, nil, apierrors.NewForbidden(corev1.Resource(resource), "", errors.New("no"))

@@ -24,13 +24,13 @@ import (
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/forecast"
-	"haulout.dev/haulout/pkg/drain/nodeselection"
+	"haulout.dev/haulout/pkg/drain/nodeselector"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/host/podcache"
 	survey "haulout.dev/haulout/pkg/host/read"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 const (
@@ -59,7 +59,7 @@ type Config struct {
 	// AskEveryNodeByName is the same setting as in admission.
 	AskEveryNodeByName bool
 	// Maintenances returns the maintenances that may matter to another one, see NotDone.
-	Maintenances func(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error)
+	Maintenances func(context.Context) ([]*v1alpha1.NodeMaintenance, error)
 	// UnprotectedAllAtOnce: pods that no budget protects are evicted at the same time, not in turns
 	// by owner.
 	UnprotectedAllAtOnce bool
@@ -84,10 +84,10 @@ func New(config Config) *Previewer {
 
 // NotDone returns a function for Config.Maintenances that reads an informer, so that previews do
 // not decode all completed maintenances, and omits those.
-func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
+func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) ([]*v1alpha1.NodeMaintenance, error) {
 	// Call it now, so that the factory starts the informer.
 	synced, lister := informer.Informer().HasSynced, informer.Lister()
-	return func(ctx context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
+	return func(ctx context.Context) ([]*v1alpha1.NodeMaintenance, error) {
 		if !synced() && !cache.WaitForCacheSync(ctx.Done(), synced) {
 			return nil, errors.New("the cache of NodeMaintenances is not synced yet")
 		}
@@ -95,12 +95,12 @@ func NotDone(informer informers.NodeMaintenanceInformer) func(context.Context) (
 		if err != nil {
 			return nil, err
 		}
-		return slices.DeleteFunc(all, maintenancev1alpha1.IsEnding), nil
+		return slices.DeleteFunc(all, v1alpha1.IsEnding), nil
 	}
 }
 
 // Preview returns the preview of a maintenance. Its errors are suitable as responses to clients.
-func (p *Previewer) Preview(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
+func (p *Previewer) Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error) {
 	timer := time.NewTimer(waitFor)
 	defer timer.Stop()
 	select {
@@ -128,7 +128,7 @@ func (p *Previewer) Preview(ctx context.Context, nm *maintenancev1alpha1.NodeMai
 	return nil, apierrors.NewInternalError(err)
 }
 
-func (p *Previewer) work(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
+func (p *Previewer) work(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error) {
 	s := &forecast.Situation{Now: p.config.Clock.Now(), Evacuators: p.evacuators, UnprotectedAllAtOnce: p.config.UnprotectedAllAtOnce}
 	nodes, err := p.reader.Nodes(ctx)
 	if err != nil {
@@ -145,7 +145,7 @@ func (p *Previewer) work(ctx context.Context, nm *maintenancev1alpha1.NodeMainte
 	if n := s.Subject.Ignored; n > 0 {
 		warning.AddWarning(ctx, "", fmt.Sprintf("spec.newNodes: matching nodes that are ignored because they were created later: %d", n))
 	}
-	if !maintenancev1alpha1.IsEnding(nm) {
+	if !v1alpha1.IsEnding(nm) {
 		if err := p.authorize(ctx, s); err != nil {
 			return nil, err
 		}
@@ -157,8 +157,8 @@ func (p *Previewer) work(ctx context.Context, nm *maintenancev1alpha1.NodeMainte
 }
 
 // choose selects the relevant maintenances and their nodes.
-func (p *Previewer) choose(ctx context.Context, s *forecast.Situation, nm *maintenancev1alpha1.NodeMaintenance,
-	all []*maintenancev1alpha1.NodeMaintenance, nodes []*corev1.Node) error {
+func (p *Previewer) choose(ctx context.Context, s *forecast.Situation, nm *v1alpha1.NodeMaintenance,
+	all []*v1alpha1.NodeMaintenance, nodes []*corev1.Node) error {
 	var err error
 	if s.Subject, err = member(ctx, nm, nodes); err != nil {
 		return err
@@ -177,7 +177,7 @@ func (p *Previewer) choose(ctx context.Context, s *forecast.Situation, nm *maint
 	}
 	var candidates []forecast.Member
 	for _, other := range all {
-		if other.Name == nm.Name || maintenancev1alpha1.IsEnding(other) {
+		if other.Name == nm.Name || v1alpha1.IsEnding(other) {
 			continue
 		}
 		m, err := member(ctx, other, nodes)
@@ -187,11 +187,11 @@ func (p *Previewer) choose(ctx context.Context, s *forecast.Situation, nm *maint
 		if touches(m) {
 			s.Sharing = append(s.Sharing, m)
 		}
-		if maintenancev1alpha1.IsDraining(other) {
+		if v1alpha1.IsDraining(other) {
 			candidates = append(candidates, m)
 		}
 	}
-	if maintenancev1alpha1.IsEnding(nm) {
+	if v1alpha1.IsEnding(nm) {
 		return nil
 	}
 	for {
@@ -205,9 +205,9 @@ func (p *Previewer) choose(ctx context.Context, s *forecast.Situation, nm *maint
 	}
 }
 
-func member(ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance, nodes []*corev1.Node) (forecast.Member, error) {
+func member(ctx context.Context, nm *v1alpha1.NodeMaintenance, nodes []*corev1.Node) (forecast.Member, error) {
 	m := forecast.Member{NodeMaintenance: nm, Refused: sets.New[string]()}
-	selector, err := nodeselection.Of(nm)
+	selector, err := nodeselector.Of(nm)
 	if err != nil {
 		return m, fmt.Errorf("parse the node selector of maintenance %s: %w", nm.Name, err)
 	}
@@ -240,7 +240,7 @@ func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked i
 		}
 		return 0, nil
 	}
-	var nodes noderights.Nodes
+	var nodes rights.Nodes
 	for _, n := range m.Nodes {
 		if protocol.IsControlPlane(n) {
 			nodes.ControlPlane = append(nodes.ControlPlane, n.Name)
@@ -248,8 +248,8 @@ func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked i
 			nodes.Others = append(nodes.Others, n.Name)
 		}
 	}
-	q := noderights.Questioner{
-		Authorizer: p.config.Authorizer, User: noderights.UserOf(requester),
+	q := rights.Questioner{
+		Authorizer: p.config.Authorizer, User: rights.UserOf(requester),
 		EveryByName: p.config.AskEveryNodeByName, AtMost: askAtMost,
 	}
 	verdict, err := q.Ask(ctx, nodes)
@@ -260,7 +260,7 @@ func (p *Previewer) refuse(ctx context.Context, m *forecast.Member) (unchecked i
 // look reads the pods of the relevant nodes, and the objects that their evacuation depends on.
 func (p *Previewer) look(ctx context.Context, s *forecast.Situation, nodes []*corev1.Node) error {
 	touched, touchedNames := touchedNodes(s)
-	s.Pods = forecast.NewPods(touched, p.evacuators, controllercache.NodeOf)
+	s.Pods = forecast.NewPods(touched, p.evacuators, podcache.NodeOf)
 	if len(touched) == 0 {
 		return nil
 	}

@@ -29,7 +29,7 @@ import (
 	testclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/registry/registrytest"
@@ -42,10 +42,10 @@ import (
 var now = time.Date(2026, 11, 21, 8, 0, 0, 0, time.UTC)
 
 const (
-	idle     = maintenancev1alpha1.NodeMaintenanceStageIdle
-	cordon   = maintenancev1alpha1.NodeMaintenanceStageCordon
-	drain    = maintenancev1alpha1.NodeMaintenanceStageDrain
-	complete = maintenancev1alpha1.NodeMaintenanceStageComplete
+	idle     = v1alpha1.NodeMaintenanceStageIdle
+	cordon   = v1alpha1.NodeMaintenanceStageCordon
+	drain    = v1alpha1.NodeMaintenanceStageDrain
+	complete = v1alpha1.NodeMaintenanceStageComplete
 )
 
 // host allows every user to delete the nodes that it has for his name; the empty one stands for all
@@ -80,7 +80,7 @@ type fixture struct {
 	host       *host
 	evacuators []string
 	everyNode  bool
-	others     []*maintenancev1alpha1.NodeMaintenance
+	others     []*v1alpha1.NodeMaintenance
 }
 
 // newFixture returns a cluster of these objects, in which ann may delete all nodes.
@@ -111,18 +111,18 @@ func (f *fixture) previewer() *Previewer {
 }
 
 func (f *fixture) preview(
-	ctx context.Context, nm *maintenancev1alpha1.NodeMaintenance,
-) (*maintenancev1alpha1.NodeMaintenancePreview, error) {
+	ctx context.Context, nm *v1alpha1.NodeMaintenance,
+) (*v1alpha1.NodeMaintenancePreview, error) {
 	return f.previewer().Preview(ctx, nm)
 }
 
-func (f *fixture) all(context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
+func (f *fixture) all(context.Context) ([]*v1alpha1.NodeMaintenance, error) {
 	return f.others, nil
 }
 
 func (f *fixture) mustPreview(
-	t *testing.T, nm *maintenancev1alpha1.NodeMaintenance,
-) *maintenancev1alpha1.NodeMaintenancePreview {
+	t *testing.T, nm *v1alpha1.NodeMaintenance,
+) *v1alpha1.NodeMaintenancePreview {
 	t.Helper()
 	return must.Get(f.preview(t.Context(), nm))(t)
 }
@@ -138,16 +138,16 @@ func (f *fixture) asked() []string {
 }
 
 func maintenance(
-	name string, stage maintenancev1alpha1.NodeMaintenanceStage, pools ...string,
-) *maintenancev1alpha1.NodeMaintenance {
-	nm := &maintenancev1alpha1.NodeMaintenance{
+	name string, stage v1alpha1.NodeMaintenanceStage, pools ...string,
+) *v1alpha1.NodeMaintenance {
+	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(now)},
-		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
+		Spec: v1alpha1.NodeMaintenanceSpec{
 			Stage: stage, RequestedBy: &authenticationv1.UserInfo{Username: "ann"},
 			NodeSelector: build.Labelled("pool", pools...),
 		},
 	}
-	maintenancev1alpha1.SetDefaults_NodeMaintenanceSpec(&nm.Spec)
+	v1alpha1.SetDefaults_NodeMaintenanceSpec(&nm.Spec)
 	return nm
 }
 
@@ -193,7 +193,7 @@ func closedBudget() *policyv1.PodDisruptionBudget {
 }
 
 // names returns the pods of all waves.
-func names(out *maintenancev1alpha1.NodeMaintenancePreview) []string {
+func names(out *v1alpha1.NodeMaintenancePreview) []string {
 	var names []string
 	for i := range out.Waves {
 		for _, n := range out.Waves[i].Nodes {
@@ -215,7 +215,7 @@ func TestPreview(t *testing.T) {
 	if got, want := names(out), []string{"blue-1/a", "blue-2/b", "blue-2/c"}; !slices.Equal(got, want) {
 		t.Errorf("pods are %q, want %q", got, want)
 	}
-	if len(out.Blockers) != 2 || out.Blockers[0].PodCount != 2 || out.Blockers[1].Reason != maintenancev1alpha1.ReasonPodNominated || !out.Timestamp.Time.Equal(now) || out.NodeCount != 2 {
+	if len(out.Blockers) != 2 || out.Blockers[0].PodCount != 2 || out.Blockers[1].Reason != v1alpha1.ReasonPodNominated || !out.Timestamp.Time.Equal(now) || out.NodeCount != 2 {
 		t.Errorf("got %+v", out)
 	}
 	want := []string{"list namespaces", "list nodes", "list poddisruptionbudgets", "list pods"}
@@ -308,13 +308,13 @@ func TestOthers(t *testing.T) {
 	gone := maintenance("gone", drain, "blue")
 	gone.DeletionTimestamp = ptr.To(metav1.NewTime(now))
 	subject := maintenance("subject", idle, "blue")
-	f.others = []*maintenancev1alpha1.NodeMaintenance{
+	f.others = []*v1alpha1.NodeMaintenance{
 		subject, maintenance("next", drain, "blue", "green"), maintenance("far", drain, "green", "red"),
 		maintenance("stranger", drain, "gray"), maintenance("cordon", cordon, "blue", "gray"),
 		maintenance("done", complete, "blue"), gone, maintenance("elsewhere", idle, "red"),
 	}
 	out := f.mustPreview(t, subject)
-	want := []maintenancev1alpha1.PreviewMaintenance{
+	want := []v1alpha1.PreviewMaintenance{
 		{Name: "cordon", Stage: cordon, NodeCount: 1}, {Name: "next", Stage: drain, NodeCount: 1},
 	}
 	is.Slices(t, out.Maintenances, want, "others")
@@ -338,9 +338,9 @@ func TestOthers(t *testing.T) {
 }
 
 func TestAfterCompleteNoPodIsAskedToLeave(t *testing.T) {
-	for name, modify := range map[string]func(*maintenancev1alpha1.NodeMaintenance){
-		"in Complete": func(nm *maintenancev1alpha1.NodeMaintenance) { nm.Spec.Stage = complete },
-		"in deletion": func(nm *maintenancev1alpha1.NodeMaintenance) {
+	for name, modify := range map[string]func(*v1alpha1.NodeMaintenance){
+		"in Complete": func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Stage = complete },
+		"in deletion": func(nm *v1alpha1.NodeMaintenance) {
 			nm.DeletionTimestamp = ptr.To(metav1.NewTime(now))
 		},
 	} {
@@ -375,9 +375,9 @@ func TestOwnersAreReadForTheEvacuatorsThatAreOn(t *testing.T) {
 		pod("a", "blue"),
 	}
 	f := newFixture(objects...)
-	f.evacuators = []string{maintenancev1alpha1.EvacuatorClassDeployment}
+	f.evacuators = []string{v1alpha1.EvacuatorClassDeployment}
 	out := f.mustPreview(t, maintenance("nm", idle, "blue"))
-	if got := out.Waves[0].Evacuators[0].EvacuatorClass; got != maintenancev1alpha1.EvacuatorClassDeployment {
+	if got := out.Waves[0].Evacuators[0].EvacuatorClass; got != v1alpha1.EvacuatorClassDeployment {
 		t.Errorf("evacuator is %q", got)
 	}
 }
@@ -426,7 +426,7 @@ func TestTimeIsLimited(t *testing.T) {
 }
 
 // waiting never has the maintenances.
-func waiting(ctx context.Context) ([]*maintenancev1alpha1.NodeMaintenance, error) {
+func waiting(ctx context.Context) ([]*v1alpha1.NodeMaintenance, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
@@ -448,9 +448,9 @@ func TestCompletedMaintenancesAreNotRead(t *testing.T) {
 	factory.WaitForCacheSyncWithContext(t.Context())
 	deleting := maintenance("deleting", drain, "blue")
 	deleting.DeletionTimestamp = &metav1.Time{Time: now}
-	for _, nm := range []*maintenancev1alpha1.NodeMaintenance{
+	for _, nm := range []*v1alpha1.NodeMaintenance{
 		maintenance("draining", drain, "blue"), maintenance("idle", idle, "blue"),
-		maintenance("done", maintenancev1alpha1.NodeMaintenanceStageComplete, "blue"), deleting,
+		maintenance("done", v1alpha1.NodeMaintenanceStageComplete, "blue"), deleting,
 	} {
 		must.Do(t, informer.Informer().GetStore().Add(nm))
 	}

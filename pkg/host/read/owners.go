@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/forecast"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
@@ -40,9 +40,9 @@ func NewOwnerNames(builtIn sets.Set[string]) *OwnerNames {
 func (n *OwnerNames) Add(namespace string, owner *metav1.OwnerReference) {
 	name := types.NamespacedName{Namespace: namespace, Name: owner.Name}
 	switch {
-	case owner.Kind == "ReplicaSet" && n.evacuators.Has(maintenancev1alpha1.EvacuatorClassDeployment):
+	case owner.Kind == "ReplicaSet" && n.evacuators.Has(v1alpha1.EvacuatorClassDeployment):
 		n.replicaSets.Insert(name)
-	case owner.Kind == "DaemonSet" && n.evacuators.Has(maintenancev1alpha1.EvacuatorClassDaemonSet):
+	case owner.Kind == "DaemonSet" && n.evacuators.Has(v1alpha1.EvacuatorClassDaemonSet):
 		n.daemonSets.Insert(name)
 	case owner.Kind == "Job" && owner.APIVersion == batchv1.SchemeGroupVersion.String():
 		n.jobs.Insert(name)

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/workqueue"
 
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 const (
@@ -58,7 +58,7 @@ func (r Reader) Nodes(ctx context.Context) ([]*corev1.Node, error) {
 		for i := range list.Items {
 			// Copy it, so that the page can be freed.
 			node := list.Items[i]
-			if _, err := controllercache.Strip(&node); err != nil {
+			if _, err := podcache.Strip(&node); err != nil {
 				return err
 			}
 			nodes = append(nodes, &node)

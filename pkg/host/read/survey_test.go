@@ -25,7 +25,7 @@ import (
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -74,7 +74,7 @@ func calls(kube *kubefake.Clientset) map[string]int {
 }
 
 func TestOwners(t *testing.T) {
-	all := sets.New(maintenancev1alpha1.EvacuatorClassDeployment, maintenancev1alpha1.EvacuatorClassDaemonSet)
+	all := sets.New(v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassDaemonSet)
 	for name, test := range map[string]struct {
 		namespaces, perNamespace int
 		builtIn                  sets.Set[string]
@@ -108,7 +108,7 @@ func TestOwners(t *testing.T) {
 			},
 		},
 		"only for evacuators that are on": {
-			namespaces: 1, perNamespace: 1, builtIn: sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet),
+			namespaces: 1, perNamespace: 1, builtIn: sets.New(v1alpha1.EvacuatorClassDaemonSet),
 			want: map[string]int{"get daemonsets": 1},
 		},
 		"none while none is on": {namespaces: 1, perNamespace: 1, want: map[string]int{}},
@@ -136,7 +136,7 @@ func TestOwners(t *testing.T) {
 				t.Errorf("asked for %v, want %v", got, test.want)
 			}
 			want := test.namespaces * test.perNamespace
-			if test.builtIn.Has(maintenancev1alpha1.EvacuatorClassDeployment) {
+			if test.builtIn.Has(v1alpha1.EvacuatorClassDeployment) {
 				rs, _ := owners.ReplicaSet(t.Context(), "ns-0", "web-0")
 				d, _ := owners.Deployment(t.Context(), "ns-0", "web-0")
 				if len(owners.replicaSets) != want || len(owners.deployments) != want || rs.UID != "rs-web-0" ||
@@ -147,7 +147,7 @@ func TestOwners(t *testing.T) {
 				}
 			}
 			if ds, _ := owners.DaemonSet(t.Context(), "ns-0", "web-0"); test.builtIn.Has(
-				maintenancev1alpha1.EvacuatorClassDaemonSet,
+				v1alpha1.EvacuatorClassDaemonSet,
 			) != (ds != nil) {
 				t.Errorf("got DaemonSet %+v", ds)
 			}
@@ -171,7 +171,7 @@ func sameCounts(a, b map[string]int) bool {
 }
 
 func TestOwnersThatAreGoneOrUnknown(t *testing.T) {
-	names := NewOwnerNames(sets.New(maintenancev1alpha1.EvacuatorClassDeployment))
+	names := NewOwnerNames(sets.New(v1alpha1.EvacuatorClassDeployment))
 	names.Add("ns", &metav1.OwnerReference{Kind: "ReplicaSet", Name: "gone"})
 	kube := kubefake.NewClientset()
 	owners, err := Reader{Client: kube}.Owners(t.Context(), names, nil)
@@ -214,7 +214,7 @@ func TestSurges(t *testing.T) {
 		claim("data", corev1.ReadWriteOnce), claim("other", corev1.ReadWriteOnce),
 		scaler("ns", "b", "Deployment", "web"), scaler("ns", "a", "Deployment", "web"),
 		scaler("ns", "c", "StatefulSet", "web"), scaler("ns", "d", "Deployment", "other"))
-	names := NewOwnerNames(sets.New(maintenancev1alpha1.EvacuatorClassDeployment))
+	names := NewOwnerNames(sets.New(v1alpha1.EvacuatorClassDeployment))
 	names.Add("ns", &metav1.OwnerReference{Kind: "ReplicaSet", Name: "web"})
 	owners := must.Get(Reader{Client: kube}.Owners(t.Context(), names, nil))(t)
 	c := owners.Surge("ns", "web")

@@ -19,7 +19,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
-	"haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // The reasons of the plugin's own events.
@@ -80,7 +80,7 @@ func newBadThresholds(handle fwk.Handle) (*badThresholds, error) {
 	b := &badThresholds{handle: handle, reported: map[string]string{}}
 	classes := handle.SharedInformerFactory().Scheduling().V1().PriorityClasses()
 	changed := func(_, _ *schedulingv1.PriorityClass) { b.update(classes.Lister()) }
-	_, err := classes.Informer().AddEventHandler(cache.HandlerOf(changed))
+	_, err := classes.Informer().AddEventHandler(podcache.HandlerOf(changed))
 	return b, err
 }
 

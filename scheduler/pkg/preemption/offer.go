@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
-	"haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
 // rules decide which pods may be victims of a pending pod. They are values of one time and are
@@ -23,7 +23,7 @@ type rules struct {
 	// priority is that of the pending pod, or of its group.
 	priority   int32
 	thresholds thresholds
-	budgets    *budget.Index
+	budgets    *pdb.Index
 	// refused reports whether the Eviction API has refused the pod lately.
 	refused func(types.UID) bool
 	now     time.Time
@@ -49,7 +49,7 @@ type protection struct {
 func (r *rules) protectionOf(pod *corev1.Pod) protection {
 	p := protection{selecting: r.budgets.Of(pod)}
 	for _, b := range p.selecting {
-		if budget.UsesUp(b, pod, r.now) {
+		if pdb.UsesUp(b, pod, r.now) {
 			p.used = append(p.used, b)
 		}
 	}
@@ -70,17 +70,17 @@ func (r *rules) evictable(pod *corev1.Pod, p protection) bool {
 type rooms map[types.NamespacedName]int
 
 func (left rooms) of(b *policyv1.PodDisruptionBudget) int {
-	if n, counted := left[budget.NameOf(b)]; counted {
+	if n, counted := left[pdb.NameOf(b)]; counted {
 		return n
 	}
-	return budget.Room(b)
+	return pdb.Room(b)
 }
 
 // takeAll subtracts the disruptions of a unit, but never below zero.
 func (left rooms) takeAll(unit []protection) {
 	for _, p := range unit {
 		for _, b := range p.used {
-			left[budget.NameOf(b)] = max(0, left.of(b)-1)
+			left[pdb.NameOf(b)] = max(0, left.of(b)-1)
 		}
 	}
 }
@@ -154,15 +154,15 @@ func take[V upstream.Victim](r *rules, u unit[V], left rooms, kept sets.Set[type
 			return false
 		}
 		for _, b := range p.used {
-			needed[budget.NameOf(b)]++
+			needed[pdb.NameOf(b)]++
 			if p.guarded {
-				own.Insert(budget.NameOf(b))
+				own.Insert(pdb.NameOf(b))
 			}
 		}
 	}
 	for _, p := range u.protections {
 		for _, b := range p.used {
-			name := budget.NameOf(b)
+			name := pdb.NameOf(b)
 			if (own.Has(name) || kept.Has(name)) && needed[name] > left.of(b) {
 				return false
 			}
@@ -182,7 +182,7 @@ func (r *rules) breaks(pods []*corev1.Pod) (broken *corev1.Pod, why string) {
 		p := r.protectionOf(pod)
 		protections = append(protections, p)
 		for _, b := range p.used {
-			needed[budget.NameOf(b)]++
+			needed[pdb.NameOf(b)]++
 		}
 	}
 	for i, p := range protections {
@@ -190,13 +190,13 @@ func (r *rules) breaks(pods []*corev1.Pod) (broken *corev1.Pod, why string) {
 			continue
 		}
 		if len(p.selecting) > 1 {
-			return pods[i], budget.ExplainSeveral(p.selecting).Message
+			return pods[i], pdb.ExplainSeveral(p.selecting).Message
 		}
 		if r.refused(pods[i].UID) {
 			return pods[i], "Its eviction was refused lately."
 		}
 		for _, b := range p.used {
-			if room := budget.Room(b); needed[budget.NameOf(b)] > room {
+			if room := pdb.Room(b); needed[pdb.NameOf(b)] > room {
 				return pods[i], "PodDisruptionBudget " + b.Name + " has no room for it."
 			}
 		}
@@ -226,7 +226,7 @@ func (r *rules) heldOf(pods []*corev1.Pod) heldPods {
 			held.pods.Insert(pod.UID)
 		}
 		for _, b := range budgets {
-			held.budgets.Insert(budget.NameOf(b))
+			held.budgets.Insert(pdb.NameOf(b))
 		}
 	}
 	return held

@@ -35,7 +35,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/feature"
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
-	"haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
 const (
@@ -173,7 +173,7 @@ func (p *Plugin) rules(priority int32) (*rules, error) {
 	if err != nil {
 		return nil, err
 	}
-	r.budgets = budget.NewIndex(budgets)
+	r.budgets = pdb.NewIndex(budgets)
 	return r, nil
 }
 

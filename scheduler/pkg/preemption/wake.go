@@ -18,7 +18,7 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
-	"haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
 const (
@@ -242,7 +242,7 @@ func (w *waitingRoom) room(name types.NamespacedName) int {
 	if err != nil {
 		return 0
 	}
-	return budget.Room(b)
+	return pdb.Room(b)
 }
 
 func (w *waitingRoom) activate(who *waiter) {

@@ -13,16 +13,16 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/informers"
 
-	"haulout.dev/haulout/pkg/drain/budget"
-	"haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/drain/pdb"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // watch has the room learn what opens budgets, and which pods are gone.
 func (w *waitingRoom) watch(factory informers.SharedInformerFactory) error {
-	_, err := cache.AddHandlers(
-		cache.Handled{Informer: factory.Policy().V1().PodDisruptionBudgets().Informer(), Handler: cache.HandlerOf(w.budgetChanged)},
-		cache.Handled{Informer: factory.Scheduling().V1().PriorityClasses().Informer(), Handler: cache.HandlerOf(w.classChanged)},
-		cache.Handled{Informer: factory.Core().V1().Pods().Informer(), Handler: cache.HandlerOf(w.podChanged)},
+	_, err := podcache.AddHandlers(
+		podcache.Handled{Informer: factory.Policy().V1().PodDisruptionBudgets().Informer(), Handler: podcache.HandlerOf(w.budgetChanged)},
+		podcache.Handled{Informer: factory.Scheduling().V1().PriorityClasses().Informer(), Handler: podcache.HandlerOf(w.classChanged)},
+		podcache.Handled{Informer: factory.Core().V1().Pods().Informer(), Handler: podcache.HandlerOf(w.podChanged)},
 	)
 	return err
 }
@@ -33,10 +33,10 @@ func (w *waitingRoom) budgetChanged(before, after *policyv1.PodDisruptionBudget)
 	}
 	// Pods may be free of a budget that is gone or whose spec has changed, and pods that are not
 	// ready of one whose others are.
-	all := after == nil || before.Generation != after.Generation || !budget.LetsUnreadyGo(before) && budget.LetsUnreadyGo(after)
-	if all || budget.Room(after) > budget.Room(before) {
-		w.forgetRefusals(budget.NameOf(before))
-		w.open(budget.NameOf(before), all)
+	all := after == nil || before.Generation != after.Generation || !pdb.LetsUnreadyGo(before) && pdb.LetsUnreadyGo(after)
+	if all || pdb.Room(after) > pdb.Room(before) {
+		w.forgetRefusals(pdb.NameOf(before))
+		w.open(pdb.NameOf(before), all)
 	}
 }
 
@@ -52,7 +52,7 @@ func (w *waitingRoom) podChanged(before, after *corev1.Pod) {
 		w.forgetPod(before.UID)
 	case before == nil, before.Spec.NodeName == "", after.DeletionTimestamp != nil:
 		// The end of a pod that is terminating wakes whom it helps.
-	case budget.IsReady(before) != budget.IsReady(after), budget.Holds(before) != budget.Holds(after), !maps.Equal(before.Labels, after.Labels):
+	case pdb.IsReady(before) != pdb.IsReady(after), pdb.Holds(before) != pdb.Holds(after), !maps.Equal(before.Labels, after.Labels):
 		w.openFreed(before, after)
 	}
 }
@@ -70,11 +70,11 @@ func (w *waitingRoom) openFreed(before, after *corev1.Pod) {
 	if err != nil {
 		return
 	}
-	index, now := budget.NewIndex(budgets), w.clock.Now()
+	index, now := pdb.NewIndex(budgets), w.clock.Now()
 	still := index.Of(after)
 	for _, b := range index.Of(before) {
-		if !slices.Contains(still, b) || budget.UsesUp(b, before, now) && !budget.UsesUp(b, after, now) {
-			w.open(budget.NameOf(b), true)
+		if !slices.Contains(still, b) || pdb.UsesUp(b, before, now) && !pdb.UsesUp(b, after, now) {
+			w.open(pdb.NameOf(b), true)
 		}
 	}
 }

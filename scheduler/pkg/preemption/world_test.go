@@ -19,7 +19,7 @@ import (
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 	"k8s.io/utils/ptr"
 
-	"haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
 // started is when the first pods were started; a pod with a higher number started later.
@@ -106,7 +106,7 @@ func rulesFor(priority int32, budgets []*policyv1.PodDisruptionBudget, refused .
 		priority: priority,
 		thresholds: newThresholds(classes, noThreshold, func(*corev1.Pod) []string { return nil },
 			func(c *schedulingv1.PriorityClass, err error) { panic(fmt.Sprint(c.Name, err)) }),
-		budgets: budget.NewIndex(budgets),
+		budgets: pdb.NewIndex(budgets),
 		now:     clockTime,
 		refused: func(uid types.UID) bool {
 			for _, name := range refused {

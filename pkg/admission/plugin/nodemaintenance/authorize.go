@@ -20,8 +20,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drain/nodeselection"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/drain/nodeselector"
+	"haulout.dev/haulout/pkg/host/rights"
 )
 
 const (
@@ -97,7 +97,7 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 
 // selectNodes returns the nodes that a maintenance selects.
 func selectNodes(ctx context.Context, nm *maintenance.NodeMaintenance, all []*corev1.Node) ([]*corev1.Node, error) {
-	selector, err := nodeselection.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, v1alpha1.NewNodesPolicy(nm.Spec.NewNodes))
+	selector, err := nodeselector.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, v1alpha1.NewNodesPolicy(nm.Spec.NewNodes))
 	if err != nil {
 		return nil, fmt.Errorf("parse the node selector: %w", err)
 	}
@@ -110,8 +110,8 @@ func selectNodes(ctx context.Context, nm *maintenance.NodeMaintenance, all []*co
 }
 
 // inOrder returns the nodes in order, so that a repeated request checks the same ones.
-func (s nodeSet) inOrder() noderights.Nodes {
-	var nodes noderights.Nodes
+func (s nodeSet) inOrder() rights.Nodes {
+	var nodes rights.Nodes
 	for name, node := range s {
 		nodes = appendNode(nodes, name, node)
 	}
@@ -120,7 +120,7 @@ func (s nodeSet) inOrder() noderights.Nodes {
 	return nodes
 }
 
-func appendNode(nodes noderights.Nodes, name string, node *corev1.Node) noderights.Nodes {
+func appendNode(nodes rights.Nodes, name string, node *corev1.Node) rights.Nodes {
 	if protocol.IsControlPlane(node) {
 		nodes.ControlPlane = append(nodes.ControlPlane, name)
 	} else {
@@ -132,11 +132,11 @@ func appendNode(nodes noderights.Nodes, name string, node *corev1.Node) noderigh
 // authorize refuses the write if the user is not allowed to delete its nodes. It caches no answers:
 // when a conflict repeats the request, the cache of the delegated authorizer has them.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, c *change) error {
-	var joining noderights.Nodes
+	var joining rights.Nodes
 	for _, node := range c.selected {
 		joining = appendNode(joining, node.Name, node)
 	}
-	q := noderights.Questioner{
+	q := rights.Questioner{
 		Authorizer: p.authorizer, User: a.GetUserInfo(), EveryByName: p.config.AskEveryNodeByName, AtMost: askAtMost, RefusalsAtMost: refusalsAtMost,
 	}
 	asking, cancel := withTimeToAnswer(ctx)
@@ -166,7 +166,7 @@ func withTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc)
 
 // describeRefused names the refused nodes that the user may read and counts the others: selectors
 // match labels, so names would reveal to a user without that right which nodes have which labels.
-func describeRefused(ctx context.Context, q noderights.Questioner, verdict noderights.Verdict) string {
+func describeRefused(ctx context.Context, q rights.Questioner, verdict rights.Verdict) string {
 	var names []string
 	for _, name := range verdict.Refused {
 		if q.MayGet(ctx, name) {

@@ -18,7 +18,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/drain/nodeselection"
+	"haulout.dev/haulout/pkg/drain/nodeselector"
 	"haulout.dev/haulout/pkg/identity"
 )
 
@@ -134,7 +134,7 @@ func selectedBy(
 		}
 		return names, nil
 	}
-	selector, err := nodeselection.Of(other)
+	selector, err := nodeselector.Of(other)
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/identity"
 )
 
@@ -190,6 +190,6 @@ func isRequestedByNode(requester *authenticationv1.UserInfo, node string) bool {
 	if requester == nil {
 		return false
 	}
-	name, ok := identity.NodeOf(noderights.UserOf(requester))
+	name, ok := identity.NodeOf(rights.UserOf(requester))
 	return ok && name == node
 }

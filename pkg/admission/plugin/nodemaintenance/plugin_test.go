@@ -24,7 +24,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	"haulout.dev/haulout/pkg/host/noderights"
+	"haulout.dev/haulout/pkg/host/rights"
 	"haulout.dev/haulout/pkg/identity"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -237,7 +237,7 @@ func TestQuestionsToTheAuthorizer(t *testing.T) {
 			always: []string{"z-1", "z-2", "n-0497"},
 		},
 		"it stops after ten refusals": {
-			host: may(), least: 11, most: 11 + noderights.AtOnce, err: apierrors.IsForbidden, more: true,
+			host: may(), least: 11, most: 11 + rights.AtOnce, err: apierrors.IsForbidden, more: true,
 		},
 		"the authorizer fails for a node": {
 			host: func() *host { h := may(allOf(nodes)...); h.fails["n-0005"] = true; return h }(), least: 2, most: 501,
@@ -277,8 +277,8 @@ func TestQuestionsToTheAuthorizer(t *testing.T) {
 			for _, name := range test.always {
 				is.True(t, slices.Contains(test.host.asked, name), "the authorizer was not asked about %q", name)
 			}
-			if test.host.most > noderights.AtOnce {
-				t.Errorf("got %d concurrent questions, want at most %d", test.host.most, noderights.AtOnce)
+			if test.host.most > rights.AtOnce {
+				t.Errorf("got %d concurrent questions, want at most %d", test.host.most, rights.AtOnce)
 			}
 		})
 	}

@@ -8,7 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
@@ -28,7 +28,7 @@ const (
 // as its condition shows. An agent that crashed leaves the condition True, so one that is silent is
 // gone.
 func HasNodeAgent(node *corev1.Node) bool {
-	agent := conditionOf(node, maintenancev1alpha1.NodeConditionAgentReady)
+	agent := conditionOf(node, v1alpha1.NodeConditionAgentReady)
 	return agent.Status == corev1.ConditionTrue && !isSilent(node, &agent)
 }
 
@@ -49,7 +49,7 @@ func AgentHeartbeatOf(node *corev1.Node) time.Duration {
 // heartbeats, too: one that a newer agent left before it was replaced by an older one has none.
 func isSilent(node *corev1.Node, agent *corev1.NodeCondition) bool {
 	last, kubelet := agent.LastHeartbeatTime.Time, conditionOf(node, corev1.NodeReady).LastHeartbeatTime
-	running, held := conditionOf(node, maintenancev1alpha1.NodeConditionAgentRunning).LastHeartbeatTime, heldSince(node)
+	running, held := conditionOf(node, v1alpha1.NodeConditionAgentRunning).LastHeartbeatTime, heldSince(node)
 	switch {
 	case last.IsZero():
 		return false
@@ -67,7 +67,7 @@ func isSilent(node *corev1.Node, agent *corev1.NodeCondition) bool {
 // the server: if it differs from that of the node, so does the time within which an agent that was
 // idle has to answer.
 func heldSince(node *corev1.Node) time.Time {
-	if held := conditionOf(node, maintenancev1alpha1.NodeConditionMaintenanceInProgress); held.Status == corev1.ConditionTrue {
+	if held := conditionOf(node, v1alpha1.NodeConditionMaintenanceInProgress); held.Status == corev1.ConditionTrue {
 		return held.LastTransitionTime.Time
 	}
 	return time.Time{}

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -211,7 +211,7 @@ func TestStaticPodsHaveAnEvacuatorWithANodeAgent(t *testing.T) {
 			if test.want {
 				want.Class = "kubelet.k8s.io"
 			}
-			got, err := BuiltInOf(t.Context(), pod, sets.New(maintenancev1alpha1.EvacuatorClassKubelet), ownerNode{test.node})
+			got, err := BuiltInOf(t.Context(), pod, sets.New(v1alpha1.EvacuatorClassKubelet), ownerNode{test.node})
 			is.True(t, err == nil && got == want, "BuiltInOf() = %+v, %v, want %+v", got, err, want)
 			got, err = BuiltInOf(t.Context(), pod, sets.New[string](), ownerNode{test.node})
 			if err != nil || got != (BuiltIn{}) {

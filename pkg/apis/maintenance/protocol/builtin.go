@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // Owners finds the owners of pods. Each method returns nil for an object that does not exist, and
@@ -37,8 +37,8 @@ func DecidesOf(full *appsv1.Deployment) *appsv1.Deployment {
 		ObjectMeta: metav1.ObjectMeta{Namespace: full.Namespace, Name: full.Name, UID: full.UID, OwnerReferences: full.OwnerReferences},
 		Spec:       appsv1.DeploymentSpec{Selector: full.Spec.Selector},
 	}
-	if surge, ok := full.Annotations[maintenancev1alpha1.AnnotationSurge]; ok {
-		d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: surge}
+	if surge, ok := full.Annotations[v1alpha1.AnnotationSurge]; ok {
+		d.Annotations = map[string]string{v1alpha1.AnnotationSurge: surge}
 	}
 	return d
 }
@@ -70,23 +70,23 @@ func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners
 		return BuiltIn{}, nil
 	}
 	switch kind := groupVersion.WithKind(owner.Kind).GroupKind(); {
-	case kind == appsKind("ReplicaSet") && on.Has(maintenancev1alpha1.EvacuatorClassDeployment):
+	case kind == appsKind("ReplicaSet") && on.Has(v1alpha1.EvacuatorClassDeployment):
 		deployment, err := deploymentOf(ctx, pod, owner, owners)
 		switch {
 		case err != nil || deployment == nil:
 			return BuiltIn{}, err
-		case deployment.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled:
+		case deployment.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled:
 			// The evacuator would decline.
 			return BuiltIn{Deployment: deployment.Name, OptedOut: true}, nil
 		}
-		return BuiltIn{Class: maintenancev1alpha1.EvacuatorClassDeployment, Deployment: deployment.Name}, nil
-	case kind == appsKind("DaemonSet") && on.Has(maintenancev1alpha1.EvacuatorClassDaemonSet):
+		return BuiltIn{Class: v1alpha1.EvacuatorClassDeployment, Deployment: deployment.Name}, nil
+	case kind == appsKind("DaemonSet") && on.Has(v1alpha1.EvacuatorClassDaemonSet):
 		daemonSet, err := owners.DaemonSet(ctx, pod.Namespace, owner.Name)
 		if err != nil || daemonSet == nil || daemonSet.UID != owner.UID || !selects(daemonSet.Spec.Selector, pod) {
 			return BuiltIn{}, err
 		}
-		return BuiltIn{Class: maintenancev1alpha1.EvacuatorClassDaemonSet}, nil
-	case kind == corev1.SchemeGroupVersion.WithKind("Node").GroupKind() && on.Has(maintenancev1alpha1.EvacuatorClassKubelet):
+		return BuiltIn{Class: v1alpha1.EvacuatorClassDaemonSet}, nil
+	case kind == corev1.SchemeGroupVersion.WithKind("Node").GroupKind() && on.Has(v1alpha1.EvacuatorClassKubelet):
 		if _, isMirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; !isMirror || pod.Spec.NodeName != owner.Name {
 			return BuiltIn{}, nil
 		}
@@ -94,7 +94,7 @@ func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners
 		if err != nil || node == nil || node.UID != owner.UID || !HasNodeAgent(node) {
 			return BuiltIn{}, err
 		}
-		return BuiltIn{Class: maintenancev1alpha1.EvacuatorClassKubelet}, nil
+		return BuiltIn{Class: v1alpha1.EvacuatorClassKubelet}, nil
 	}
 	return BuiltIn{}, nil
 }

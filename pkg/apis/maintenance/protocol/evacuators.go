@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
@@ -65,11 +65,11 @@ func (r Rank) Compare(other Rank) int {
 }
 
 // Sort puts evacuators into the order in which they act.
-func Sort(evacuators []maintenancev1alpha1.Evacuator) {
+func Sort(evacuators []v1alpha1.Evacuator) {
 	slices.SortStableFunc(evacuators, compare)
 }
 
-func compare(a, b maintenancev1alpha1.Evacuator) int {
+func compare(a, b v1alpha1.Evacuator) int {
 	return Rank{a.Priority, a.EvacuatorClass}.Compare(Rank{b.Priority, b.EvacuatorClass})
 }
 
@@ -82,19 +82,19 @@ func SortInternal(evacuators []maintenance.Evacuator) {
 
 // Next returns the class that follows active: the first one if active is empty, and the eviction
 // class if no evacuator is left or active is not one of the evacuators.
-func Next(evacuators []maintenancev1alpha1.Evacuator, active string) string {
+func Next(evacuators []v1alpha1.Evacuator, active string) string {
 	sorted := slices.Clone(evacuators)
 	Sort(sorted)
 	next := 0
 	if active != "" {
-		i := slices.IndexFunc(sorted, func(e maintenancev1alpha1.Evacuator) bool { return e.EvacuatorClass == active })
+		i := slices.IndexFunc(sorted, func(e v1alpha1.Evacuator) bool { return e.EvacuatorClass == active })
 		if i < 0 {
-			return maintenancev1alpha1.EvacuatorClassEviction
+			return v1alpha1.EvacuatorClassEviction
 		}
 		next = i + 1
 	}
 	if next >= len(sorted) {
-		return maintenancev1alpha1.EvacuatorClassEviction
+		return v1alpha1.EvacuatorClassEviction
 	}
 	return sorted[next].EvacuatorClass
 }
@@ -116,12 +116,12 @@ func SharesParentDomain(class, controller string) bool {
 }
 
 // CheckRole returns why a role cannot be combined with a priority, or "" if it can.
-func CheckRole(priority int32, role maintenancev1alpha1.EvacuatorRole) string {
-	isController := role == maintenancev1alpha1.EvacuatorRoleController
+func CheckRole(priority int32, role v1alpha1.EvacuatorRole) string {
+	isController := role == v1alpha1.EvacuatorRoleController
 	switch {
-	case isController && priority != maintenancev1alpha1.ControllerEvacuatorPriority:
-		return fmt.Sprintf("the role controller requires priority %d", maintenancev1alpha1.ControllerEvacuatorPriority)
-	case !isController && priority == maintenancev1alpha1.ControllerEvacuatorPriority:
+	case isController && priority != v1alpha1.ControllerEvacuatorPriority:
+		return fmt.Sprintf("the role controller requires priority %d", v1alpha1.ControllerEvacuatorPriority)
+	case !isController && priority == v1alpha1.ControllerEvacuatorPriority:
 		return fmt.Sprintf("priority %d requires the role controller", priority)
 	}
 	return ""
@@ -129,24 +129,24 @@ func CheckRole(priority int32, role maintenancev1alpha1.EvacuatorRole) string {
 
 // IsAnnotation reports whether a pod's annotation has the prefix that names an evacuator.
 func IsAnnotation(key string) bool {
-	return strings.HasPrefix(key, maintenancev1alpha1.AnnotationEvacuatorPrefix)
+	return strings.HasPrefix(key, v1alpha1.AnnotationEvacuatorPrefix)
 }
 
 // ParseAnnotation parses an annotation with which a pod names an evacuator: the class in its key,
 // "<priority>" or "<priority>/<role>" in its value. It checks every rule that does not depend on
 // the other evacuators.
-func ParseAnnotation(key, value string) (class string, priority int32, role maintenancev1alpha1.EvacuatorRole, err error) {
+func ParseAnnotation(key, value string) (class string, priority int32, role v1alpha1.EvacuatorRole, err error) {
 	if !IsAnnotation(key) {
-		return "", 0, "", fmt.Errorf("annotation %q does not start with %q", key, maintenancev1alpha1.AnnotationEvacuatorPrefix)
+		return "", 0, "", fmt.Errorf("annotation %q does not start with %q", key, v1alpha1.AnnotationEvacuatorPrefix)
 	}
-	class = strings.TrimPrefix(key, maintenancev1alpha1.AnnotationEvacuatorPrefix)
+	class = strings.TrimPrefix(key, v1alpha1.AnnotationEvacuatorPrefix)
 	if len(class) > MaxClassLength {
 		return "", 0, "", fmt.Errorf("class %q is longer than %d characters", class, MaxClassLength)
 	}
 	if msgs := validation.IsDNS1123Subdomain(class); len(msgs) > 0 {
 		return "", 0, "", fmt.Errorf("class %q: %s", class, strings.Join(msgs, ", "))
 	}
-	if class == maintenancev1alpha1.EvacuatorClassEviction {
+	if class == v1alpha1.EvacuatorClassEviction {
 		return "", 0, "", fmt.Errorf("class %q is reserved for eviction, which always comes last", class)
 	}
 	number, roleName, hasRole := strings.Cut(value, "/")
@@ -154,9 +154,9 @@ func ParseAnnotation(key, value string) (class string, priority int32, role main
 	if err != nil || parsed > uint64(MaxPriority) {
 		return "", 0, "", fmt.Errorf("value %q of class %s: must be <priority> or <priority>/<role> with a priority from 0 to %d", value, class, MaxPriority)
 	}
-	priority, role = int32(parsed), maintenancev1alpha1.EvacuatorRole(roleName)
-	if hasRole && role != maintenancev1alpha1.EvacuatorRoleController {
-		return "", 0, "", fmt.Errorf("value %q of class %s: the only supported role is %q", value, class, maintenancev1alpha1.EvacuatorRoleController)
+	priority, role = int32(parsed), v1alpha1.EvacuatorRole(roleName)
+	if hasRole && role != v1alpha1.EvacuatorRoleController {
+		return "", 0, "", fmt.Errorf("value %q of class %s: the only supported role is %q", value, class, v1alpha1.EvacuatorRoleController)
 	}
 	if msg := CheckRole(priority, role); msg != "" {
 		return "", 0, "", fmt.Errorf("value %q of class %s: %s", value, class, msg)

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -48,10 +48,10 @@ func TestCanonicalName(t *testing.T) {
 }
 
 func TestSort(t *testing.T) {
-	evacuators := []maintenancev1alpha1.Evacuator{
+	evacuators := []v1alpha1.Evacuator{
 		{EvacuatorClass: "b.example.com", Priority: 5},
 		{EvacuatorClass: "z.a.example.com", Priority: 5},
-		{EvacuatorClass: "deployment.apps.k8s.io", Priority: 10000, Role: maintenancev1alpha1.EvacuatorRoleController},
+		{EvacuatorClass: "deployment.apps.k8s.io", Priority: 10000, Role: v1alpha1.EvacuatorRoleController},
 		{EvacuatorClass: "a.example.com", Priority: 5},
 		{EvacuatorClass: "first.example.org", Priority: 100000},
 		{EvacuatorClass: "example.com", Priority: 5},
@@ -76,11 +76,11 @@ func TestSort(t *testing.T) {
 }
 
 func TestNext(t *testing.T) {
-	evacuators := []maintenancev1alpha1.Evacuator{
+	evacuators := []v1alpha1.Evacuator{
 		{EvacuatorClass: "low.example.com", Priority: 1}, {EvacuatorClass: "high.example.com", Priority: 2},
 	}
 	tests := map[string]struct {
-		evacuators []maintenancev1alpha1.Evacuator
+		evacuators []v1alpha1.Evacuator
 		active     string
 		want       string
 	}{
@@ -128,27 +128,27 @@ func TestParseAnnotation(t *testing.T) {
 	class54 := strings.Repeat("a", 42) + ".example.com"
 	tests := map[string]struct {
 		key, value string
-		want       *maintenancev1alpha1.Evacuator
+		want       *v1alpha1.Evacuator
 	}{
 		"a priority": {
 			key: prefix + "a.example.com", value: "50",
-			want: &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 50},
+			want: &v1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 50},
 		},
 		"the lowest priority": {
 			key: prefix + "a.example.com", value: "0",
-			want: &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com"},
+			want: &v1alpha1.Evacuator{EvacuatorClass: "a.example.com"},
 		},
 		"the highest priority": {
 			key: prefix + "a.example.com", value: "100000",
-			want: &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 100000},
+			want: &v1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 100000},
 		},
 		"the longest class": {
 			key: prefix + class54, value: "1",
-			want: &maintenancev1alpha1.Evacuator{EvacuatorClass: class54, Priority: 1},
+			want: &v1alpha1.Evacuator{EvacuatorClass: class54, Priority: 1},
 		},
 		"the controller": {
 			key: prefix + "a.example.com", value: "10000/controller",
-			want: &maintenancev1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 10000, Role: "controller"},
+			want: &v1alpha1.Evacuator{EvacuatorClass: "a.example.com", Priority: 10000, Role: "controller"},
 		},
 		"the controller without its role":   {key: prefix + "a.example.com", value: "10000"},
 		"the role at another priority":      {key: prefix + "a.example.com", value: "9999/controller"},
@@ -172,11 +172,11 @@ func TestParseAnnotation(t *testing.T) {
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			class, priority, role, err := ParseAnnotation(tt.key, tt.value)
-			got := maintenancev1alpha1.Evacuator{EvacuatorClass: class, Priority: priority, Role: role}
+			got := v1alpha1.Evacuator{EvacuatorClass: class, Priority: priority, Role: role}
 			switch {
 			case tt.want == nil && err == nil:
 				t.Errorf("accepted as %v", got)
-			case tt.want == nil && got != maintenancev1alpha1.Evacuator{}:
+			case tt.want == nil && got != v1alpha1.Evacuator{}:
 				t.Errorf("returned %v beside the error", got)
 			case tt.want != nil && err != nil:
 				t.Errorf("refused: %v", err)

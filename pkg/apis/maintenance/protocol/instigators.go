@@ -8,13 +8,13 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // IsInstigatorFinalizer returns the name of the instigator of a finalizer, and false for any other
 // finalizer.
 func IsInstigatorFinalizer(finalizer string) (name string, ok bool) {
-	name, ok = strings.CutPrefix(finalizer, maintenancev1alpha1.FinalizerInstigatorPrefix)
+	name, ok = strings.CutPrefix(finalizer, v1alpha1.FinalizerInstigatorPrefix)
 	if !ok || name == "" {
 		return "", false
 	}
@@ -38,11 +38,11 @@ func HasInstigator(finalizers []string) bool {
 }
 
 // IsWithdrawn reports whether no instigator requests the evacuation any more.
-func IsWithdrawn(evacuation *maintenancev1alpha1.Evacuation) bool {
+func IsWithdrawn(evacuation *v1alpha1.Evacuation) bool {
 	return evacuation.DeletionTimestamp != nil || !HasInstigator(evacuation.Finalizers)
 }
 
 // IsComplete reports whether an Evacuation is over.
-func IsComplete(evacuation *maintenancev1alpha1.Evacuation) bool {
-	return meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete)
+func IsComplete(evacuation *v1alpha1.Evacuation) bool {
+	return meta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionComplete)
 }

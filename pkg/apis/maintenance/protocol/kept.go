@@ -10,16 +10,16 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // budgetReasons are the reasons of the condition Blocked that name a PodDisruptionBudget as the
 // cause.
 var budgetReasons = []string{
-	maintenancev1alpha1.ReasonPodDisruptionBudget, maintenancev1alpha1.ReasonPodDisruptionBudgetSyncFailed,
-	maintenancev1alpha1.ReasonTooManyDisruptedPods, maintenancev1alpha1.ReasonMultiplePodDisruptionBudgets,
-	maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget, maintenancev1alpha1.ReasonBudgetsHoldEachOther,
-	maintenancev1alpha1.ReasonBudgetPodsCordoned,
+	v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonPodDisruptionBudgetSyncFailed,
+	v1alpha1.ReasonTooManyDisruptedPods, v1alpha1.ReasonMultiplePodDisruptionBudgets,
+	v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonBudgetsHoldEachOther,
+	v1alpha1.ReasonBudgetPodsCordoned,
 }
 
 // IsBudgetReason reports whether a reason of the condition Blocked names a PodDisruptionBudget as
@@ -33,24 +33,24 @@ func IsBudgetReason(reason string) bool {
 // computed. Such a pod counts among the podsKept of its node and does not block the drain. It is
 // evicted if the budget opens later. Time for which something else blocked the pod does not count:
 // when a budget becomes the reason, the controller of Evacuations restarts lastTransitionTime.
-func IsKeptByBudget(evacuation *maintenancev1alpha1.Evacuation, patience time.Duration, now time.Time) bool {
+func IsKeptByBudget(evacuation *v1alpha1.Evacuation, patience time.Duration, now time.Time) bool {
 	at, kept := KeptByBudgetAt(evacuation, patience)
 	return kept && !now.Before(at)
 }
 
 // KeptByBudgetAt returns the time from which IsKeptByBudget is true if the status stays as it is;
 // false if it never is.
-func KeptByBudgetAt(evacuation *maintenancev1alpha1.Evacuation, patience time.Duration) (time.Time, bool) {
+func KeptByBudgetAt(evacuation *v1alpha1.Evacuation, patience time.Duration) (time.Time, bool) {
 	status := &evacuation.Status
-	if status.ActiveEvacuatorClass != maintenancev1alpha1.EvacuatorClassDaemonSet || status.ActiveEvacuatorCompleted ||
+	if status.ActiveEvacuatorClass != v1alpha1.EvacuatorClassDaemonSet || status.ActiveEvacuatorCompleted ||
 		IsComplete(evacuation) {
 		return time.Time{}, false
 	}
-	blocked := meta.FindStatusCondition(status.Conditions, maintenancev1alpha1.ConditionBlocked)
+	blocked := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionBlocked)
 	if blocked == nil || blocked.Status != metav1.ConditionTrue || !IsBudgetReason(blocked.Reason) {
 		return time.Time{}, false
 	}
-	if blocked.Reason == maintenancev1alpha1.ReasonPodDisruptionBudgetSyncFailed {
+	if blocked.Reason == v1alpha1.ReasonPodDisruptionBudgetSyncFailed {
 		return blocked.LastTransitionTime.Time, true
 	}
 	return blocked.LastTransitionTime.Add(patience), true

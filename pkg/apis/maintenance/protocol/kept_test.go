@@ -9,28 +9,28 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestIsKeptByBudget(t *testing.T) {
 	const patience = 5 * time.Minute
 	begin := time.Date(2026, 11, 3, 10, 0, 0, 0, time.UTC)
-	condition := func(kind, reason string, status metav1.ConditionStatus) func(*maintenancev1alpha1.EvacuationStatus) {
-		return func(st *maintenancev1alpha1.EvacuationStatus) {
+	condition := func(kind, reason string, status metav1.ConditionStatus) func(*v1alpha1.EvacuationStatus) {
+		return func(st *v1alpha1.EvacuationStatus) {
 			st.Conditions = append(st.Conditions, metav1.Condition{
 				Type: kind, Status: status, Reason: reason, LastTransitionTime: metav1.NewTime(begin),
 			})
 		}
 	}
-	blocked := func(reason string) func(*maintenancev1alpha1.EvacuationStatus) {
+	blocked := func(reason string) func(*v1alpha1.EvacuationStatus) {
 		return condition("Blocked", reason, metav1.ConditionTrue)
 	}
-	active := func(class string) func(*maintenancev1alpha1.EvacuationStatus) {
-		return func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorClass = class }
+	active := func(class string) func(*v1alpha1.EvacuationStatus) {
+		return func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorClass = class }
 	}
-	completed := func(st *maintenancev1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }
-	type mods []func(*maintenancev1alpha1.EvacuationStatus)
+	completed := func(st *v1alpha1.EvacuationStatus) { st.ActiveEvacuatorCompleted = true }
+	type mods []func(*v1alpha1.EvacuationStatus)
 	for name, tt := range map[string]struct {
 		mods mods
 		at   time.Duration
@@ -57,8 +57,8 @@ func TestIsKeptByBudget(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := &maintenancev1alpha1.Evacuation{Status: maintenancev1alpha1.EvacuationStatus{
-				ActiveEvacuatorClass: maintenancev1alpha1.EvacuatorClassDaemonSet,
+			e := &v1alpha1.Evacuation{Status: v1alpha1.EvacuationStatus{
+				ActiveEvacuatorClass: v1alpha1.EvacuatorClassDaemonSet,
 			}}
 			for _, mod := range tt.mods {
 				mod(&e.Status)

@@ -9,15 +9,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // LeftAt returns when the pod of an Evacuation left its node, no matter how: evicted, scaled down,
 // deleted by its owner or because it has ended. It returns false if the pod has not, or the
 // Evacuation was cancelled.
-func LeftAt(evacuation *maintenancev1alpha1.Evacuation) (time.Time, bool) {
-	complete := meta.FindStatusCondition(evacuation.Status.Conditions, maintenancev1alpha1.ConditionComplete)
-	if complete == nil || complete.Status != metav1.ConditionTrue || complete.Reason == maintenancev1alpha1.ReasonCancelled {
+func LeftAt(evacuation *v1alpha1.Evacuation) (time.Time, bool) {
+	complete := meta.FindStatusCondition(evacuation.Status.Conditions, v1alpha1.ConditionComplete)
+	if complete == nil || complete.Status != metav1.ConditionTrue || complete.Reason == v1alpha1.ReasonCancelled {
 		return time.Time{}, false
 	}
 	return complete.LastTransitionTime.Time, true

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"unicode"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // maxMentionedReason is the maximum length, in bytes, of the part of spec.reason that messages and
@@ -17,7 +17,7 @@ const maxMentionedReason = 128
 // Mention returns the name of a NodeMaintenance for a message to people, with its reason if it has
 // one: "NodeMaintenance kernel-2026-11 (kernel update)". The reason is one line of at most 128
 // bytes.
-func Mention(nm *maintenancev1alpha1.NodeMaintenance) string {
+func Mention(nm *v1alpha1.NodeMaintenance) string {
 	reason := OneLine(nm.Spec.Reason, maxMentionedReason)
 	if reason == "" {
 		return "NodeMaintenance " + nm.Name

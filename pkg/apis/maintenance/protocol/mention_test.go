@@ -9,7 +9,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -29,9 +29,9 @@ func TestMention(t *testing.T) {
 		"invalid bytes": {"a\xff\xfeb", "NodeMaintenance kernel (ab)"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			nm := &maintenancev1alpha1.NodeMaintenance{
+			nm := &v1alpha1.NodeMaintenance{
 				ObjectMeta: metav1.ObjectMeta{Name: "kernel"},
-				Spec:       maintenancev1alpha1.NodeMaintenanceSpec{Reason: tt.reason},
+				Spec:       v1alpha1.NodeMaintenanceSpec{Reason: tt.reason},
 			}
 			is.Equal(t, Mention(nm), tt.want)
 		})

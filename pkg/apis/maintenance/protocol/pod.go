@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // IgnoredAnnotation is an annotation of a pod that the server ignores because it is invalid.
@@ -28,7 +28,7 @@ func OfPod(annotations map[string]string, builtIn string, mayUse func(class stri
 	var list []maintenance.Evacuator
 	var ignored []IgnoredAnnotation
 	ignore := func(class, why string) {
-		ignored = append(ignored, IgnoredAnnotation{Key: maintenancev1alpha1.AnnotationEvacuatorPrefix + class, Why: why})
+		ignored = append(ignored, IgnoredAnnotation{Key: v1alpha1.AnnotationEvacuatorPrefix + class, Why: why})
 	}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		if !IsAnnotation(key) {
@@ -60,7 +60,7 @@ func OfPod(annotations map[string]string, builtIn string, mayUse func(class stri
 	if builtIn != "" && controller == "" && !HasClass(list, builtIn) {
 		controller = builtIn
 		list = append(list, maintenance.Evacuator{
-			EvacuatorClass: builtIn, Priority: maintenancev1alpha1.ControllerEvacuatorPriority, Role: maintenance.EvacuatorRoleController,
+			EvacuatorClass: builtIn, Priority: v1alpha1.ControllerEvacuatorPriority, Role: maintenance.EvacuatorRoleController,
 		})
 		SortInternal(list)
 	}

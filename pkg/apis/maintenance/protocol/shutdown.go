@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
@@ -69,7 +69,7 @@ func digest(text string, digits int) string {
 // its name and nothing else, so that a user needs the right to the node to make one. It stays one
 // when another user completes it.
 func NodeOfShutdown(meta *metav1.ObjectMeta, selector *corev1.NodeSelector) string {
-	bootID := meta.Annotations[maintenancev1alpha1.AnnotationBootID]
+	bootID := meta.Annotations[v1alpha1.AnnotationBootID]
 	if bootID == "" || !strings.HasPrefix(meta.Name, shutdownPrefix) || selector == nil || len(selector.NodeSelectorTerms) != 1 {
 		return ""
 	}

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -73,7 +73,7 @@ func TestNodeOfShutdown(t *testing.T) {
 		"with labels of another user": {node: "worker-1", change: func(m *metav1.ObjectMeta, _ *corev1.NodeSelector) { m.Labels = map[string]string{"a": "b"} }, want: "worker-1"},
 		"without a boot ID":           {node: "worker-1", change: func(m *metav1.ObjectMeta, _ *corev1.NodeSelector) { m.Annotations = nil }},
 		"with another boot ID": {node: "worker-1", change: func(m *metav1.ObjectMeta, _ *corev1.NodeSelector) {
-			m.Annotations[maintenancev1alpha1.AnnotationBootID] = "other"
+			m.Annotations[v1alpha1.AnnotationBootID] = "other"
 		}},
 		"with another name": {node: "worker-1", change: func(m *metav1.ObjectMeta, _ *corev1.NodeSelector) { m.Name = "kernel-update" }},
 		"that selects another node": {node: "worker-1", change: func(_ *metav1.ObjectMeta, s *corev1.NodeSelector) {
@@ -94,7 +94,7 @@ func TestNodeOfShutdown(t *testing.T) {
 		"without a term": {node: "worker-1", change: func(_ *metav1.ObjectMeta, s *corev1.NodeSelector) { s.NodeSelectorTerms = nil }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			meta := metav1.ObjectMeta{Name: ShutdownName(test.node, boot), Annotations: map[string]string{maintenancev1alpha1.AnnotationBootID: boot}}
+			meta := metav1.ObjectMeta{Name: ShutdownName(test.node, boot), Annotations: map[string]string{v1alpha1.AnnotationBootID: boot}}
 			selector := build.Named(test.node)
 			if test.change != nil {
 				test.change(&meta, selector)

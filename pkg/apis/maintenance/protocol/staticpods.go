@@ -10,7 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // controlPlaneLabels are the labels of Nodes that run a part of a control plane, in the common
@@ -94,7 +94,7 @@ type StaticPodFacts struct {
 func StaticPodFactsOf(node *corev1.Node) StaticPodFacts {
 	f := StaticPodFacts{hasAgent: HasNodeAgent(node), isControlPlane: IsControlPlane(node)}
 	if node != nil {
-		f.bootID, f.published = node.Status.NodeInfo.BootID, node.Annotations[maintenancev1alpha1.AnnotationKeptStaticPods]
+		f.bootID, f.published = node.Status.NodeInfo.BootID, node.Annotations[v1alpha1.AnnotationKeptStaticPods]
 	}
 	return f
 }

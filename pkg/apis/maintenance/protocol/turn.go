@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // DefaultProgressDeadline is the default of spec.progressDeadlineSeconds.
@@ -30,7 +30,7 @@ type Turn struct {
 }
 
 // TurnOf returns the turn that a status records.
-func TurnOf(status *maintenancev1alpha1.EvacuationStatus) Turn {
+func TurnOf(status *v1alpha1.EvacuationStatus) Turn {
 	return turnOf(status.ActiveEvacuatorClass, status.ActiveEvacuatorSince, status.EvacuationProgressTimestamp, status.ActiveEvacuatorCompleted)
 }
 
@@ -67,7 +67,7 @@ func (t Turn) Patience(progressDeadlineSeconds *int32, start time.Duration) time
 // and why.
 func FirstTurn(evacuators []maintenance.Evacuator) (class, account string) {
 	if len(evacuators) == 0 {
-		return maintenancev1alpha1.EvacuatorClassEviction, "it has no evacuator"
+		return v1alpha1.EvacuatorClassEviction, "it has no evacuator"
 	}
 	sorted := slices.Clone(evacuators)
 	SortInternal(sorted)
@@ -77,7 +77,7 @@ func FirstTurn(evacuators []maintenance.Evacuator) (class, account string) {
 // TurnMessage returns the status message at a hand-over: which class is active now, and why. It is
 // for people; programs do not read it.
 func TurnMessage(class, account string) string {
-	if class == maintenancev1alpha1.EvacuatorClassEviction {
+	if class == v1alpha1.EvacuatorClassEviction {
 		return "The pod is up for eviction, within its disruption budget if it has one: " + account + "."
 	}
 	return "Evacuator " + class + " is active: " + account + "."

@@ -11,7 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -63,12 +63,12 @@ func TestTurn(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			status := maintenancev1alpha1.EvacuationStatus{
+			status := v1alpha1.EvacuationStatus{
 				ActiveEvacuatorClass: class, ActiveEvacuatorSince: tt.since, EvacuationProgressTimestamp: tt.progress,
 				ActiveEvacuatorCompleted: tt.completed, Message: tt.message,
 			}
 			var internal maintenance.EvacuationStatus
-			must.Do(t, maintenancev1alpha1.Convert_v1alpha1_EvacuationStatus_To_maintenance_EvacuationStatus(&status,
+			must.Do(t, v1alpha1.Convert_v1alpha1_EvacuationStatus_To_maintenance_EvacuationStatus(&status,
 				&internal, nil))
 			want := Turn{Class: class, Completed: tt.completed, Reported: tt.wantReported}
 			if tt.wantSince != nil {

@@ -41,7 +41,7 @@ import (
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // Name is the name of this controller in logs, metrics and queues.
@@ -117,7 +117,7 @@ func New(config Config) (*Controller, error) {
 	c := &Controller{
 		host: config.Host, maintenance: config.Maintenance, clock: config.Clock, recorder: config.Recorder,
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(), maintenanceLister: maintenances.Lister(),
-		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()),
+		nodeLister: nodes.Lister(), podLister: podcache.PodLister(pods.Informer().GetIndexer()),
 		podIndexer: pods.Informer().GetIndexer(), daemonSetLister: daemonSets.Lister(),
 		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness,
@@ -126,11 +126,11 @@ func New(config Config) (*Controller, error) {
 		volumeDetachTimeout: config.VolumeDetachTimeout,
 		volumes:             volumesOfNodes{known: map[types.UID]knownVolumes{}},
 	}
-	if err := controllercache.AddPodsByNode(pods.Informer()); err != nil {
+	if err := podcache.AddPodsByNode(pods.Informer()); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
 	c.synced = append(c.synced, daemonSets.Informer().HasSynced)
-	if err := controllercache.AddIndex(evacuations.Informer(), evacuationsByNode, indexByNode); err != nil {
+	if err := podcache.AddIndex(evacuations.Informer(), evacuationsByNode, indexByNode); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
 	return c, c.watch(evacuations.Informer(), maintenances.Informer(), pods.Informer(), nodes.Informer())

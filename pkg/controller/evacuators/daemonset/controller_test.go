@@ -25,11 +25,11 @@ import (
 	"k8s.io/client-go/tools/events"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -51,7 +51,7 @@ type world struct {
 
 // newWorld starts a controller.
 func newWorld(
-	t *testing.T, evacuation *maintenancev1alpha1.Evacuation, nm *maintenancev1alpha1.NodeMaintenance,
+	t *testing.T, evacuation *v1alpha1.Evacuation, nm *v1alpha1.NodeMaintenance,
 	pod *corev1.Pod, node *corev1.Node,
 ) *world {
 	t.Helper()
@@ -69,7 +69,7 @@ func newWorld(
 func (w *world) start() (stop func()) {
 	w.Helper()
 	hostInformers := informers.NewSharedInformerFactoryWithOptions(w.host, 0,
-		informers.WithTransform(controllercache.NewTransform()))
+		informers.WithTransform(podcache.NewTransform()))
 	ownInformers := externalversions.NewSharedInformerFactory(w.api, 0)
 	c := must.Get(New(Config{
 		Host: w.host, HostInformers: hostInformers, Maintenance: w.api, MaintenanceInformers: ownInformers,
@@ -95,18 +95,18 @@ func (w *world) start() (stop func()) {
 	return stop
 }
 
-var evacuationsResource = maintenancev1alpha1.SchemeGroupVersion.WithResource("evacuations")
+var evacuationsResource = v1alpha1.SchemeGroupVersion.WithResource("evacuations")
 
 // update refuses what was decided from an old state.
 func (w *world) update(action clienttesting.Action) (bool, runtime.Object, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	sent := action.(clienttesting.UpdateAction).GetObject().(*maintenancev1alpha1.Evacuation).DeepCopy()
+	sent := action.(clienttesting.UpdateAction).GetObject().(*v1alpha1.Evacuation).DeepCopy()
 	stored, err := w.api.Tracker().Get(evacuationsResource, sent.Namespace, sent.Name)
 	if err != nil {
 		return true, nil, err
 	}
-	if stored.(*maintenancev1alpha1.Evacuation).ResourceVersion != sent.ResourceVersion {
+	if stored.(*v1alpha1.Evacuation).ResourceVersion != sent.ResourceVersion {
 		return true, nil, apierrors.NewConflict(evacuationsResource.GroupResource(), sent.Name, errors.New("stale"))
 	}
 	w.done = append(w.done, "report")
@@ -131,7 +131,7 @@ func (w *world) until(step time.Duration, want ...string) {
 }
 
 // status returns what is stored of the Evacuation.
-func (w *world) status() maintenancev1alpha1.EvacuationStatus {
+func (w *world) status() v1alpha1.EvacuationStatus {
 	w.Helper()
 	e := must.Get(w.api.MaintenanceV1alpha1().Evacuations("logging").Get(w.Context(), newEvacuation().Name,
 		metav1.GetOptions{}))(w)
@@ -159,7 +159,7 @@ func (w *world) wantRequested() {
 
 func TestRequestsTheEvictionWhenTheDrainGetsThere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		nm := newMaintenance(func(nm *maintenancev1alpha1.NodeMaintenance) {
+		nm := newMaintenance(func(nm *v1alpha1.NodeMaintenance) {
 			nm.Status.NodeStatuses[0].DrainTargets = nil
 		})
 		w := newWorld(t, newEvacuation(), nm, newPod(), newNode())
@@ -173,7 +173,7 @@ func TestRequestsTheEvictionWhenTheDrainGetsThere(t *testing.T) {
 
 func TestTaintBeforeTargets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		nm := newMaintenance(func(nm *maintenancev1alpha1.NodeMaintenance) {
+		nm := newMaintenance(func(nm *v1alpha1.NodeMaintenance) {
 			nm.Status.NodeStatuses[0].DrainTargets = nil
 		})
 		w := newWorld(t, newEvacuation(), nm, newPod(), newNode(tainted))
@@ -200,7 +200,7 @@ func TestRestartAfterTheRequest(t *testing.T) {
 // addDeclined adds an Evacuation of a pod that is no DaemonSet's, which is declined by a report.
 func (w *world) addDeclined() {
 	w.Helper()
-	declined := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+	declined := newEvacuation(func(e *v1alpha1.Evacuation) {
 		e.Name, e.Spec.PodRef.Name = protocol.CanonicalName("other", podUID), "other"
 	})
 	must.Do(w, w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.OwnerReferences = "other", nil })))
@@ -213,7 +213,7 @@ func TestCancellationAtTheLastMoment(t *testing.T) {
 		// The cache does not see it, but the write does.
 		w.mu.Lock()
 		w.version++
-		withdrawn := newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+		withdrawn := newEvacuation(func(e *v1alpha1.Evacuation) {
 			e.Finalizers, e.ResourceVersion = nil, strconv.Itoa(w.version)
 		})
 		must.Do(w, w.api.Tracker().Update(evacuationsResource, withdrawn, withdrawn.Namespace))
@@ -264,7 +264,7 @@ func (w *world) bind(claim, handle string) {
 }
 
 func TestVolumesThatTheNodeHasNotReleased(t *testing.T) {
-	created := func(e *maintenancev1alpha1.Evacuation) { e.CreationTimestamp = *at(0) }
+	created := func(e *v1alpha1.Evacuation) { e.CreationTimestamp = *at(0) }
 	for name, tt := range map[string]struct {
 		node []func(*corev1.Node)
 		pod  []func(*corev1.Pod)
@@ -316,9 +316,9 @@ func TestVolumesThatTheNodeHasNotReleased(t *testing.T) {
 		w.bind("data", "vol-1")
 		other := types.UID("22222222-2222-3333-4444-555555555555")
 		must.Do(w, w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.UID = "second", other })))
-		must.Do(w, w.api.Tracker().Add(newEvacuation(created, func(e *maintenancev1alpha1.Evacuation) {
+		must.Do(w, w.api.Tracker().Add(newEvacuation(created, func(e *v1alpha1.Evacuation) {
 			e.Name, e.UID = protocol.CanonicalName("second", other), "evacuation-2"
-			e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: "second", UID: other}
+			e.Spec.PodRef = v1alpha1.PodReference{Name: "second", UID: other}
 		})))
 		synctest.Wait()
 		w.updateNode(tainted, withVolumes("vol-1", "vol-2"))
@@ -352,9 +352,9 @@ func TestDaemonSetsThatAreUpdatedByDeletionAreWarnedOfOnce(t *testing.T) {
 			}))
 			other := types.UID("22222222-2222-3333-4444-555555555555")
 			must.Do(w, w.host.Tracker().Add(newPod(func(p *corev1.Pod) { p.Name, p.UID = "second", other })))
-			must.Do(w, w.api.Tracker().Add(newEvacuation(func(e *maintenancev1alpha1.Evacuation) {
+			must.Do(w, w.api.Tracker().Add(newEvacuation(func(e *v1alpha1.Evacuation) {
 				e.Name, e.UID = protocol.CanonicalName("second", other), "evacuation-2"
-				e.Spec.PodRef = maintenancev1alpha1.PodReference{Name: "second", UID: other}
+				e.Spec.PodRef = v1alpha1.PodReference{Name: "second", UID: other}
 			})))
 			synctest.Wait()
 			w.updateNode(tainted)

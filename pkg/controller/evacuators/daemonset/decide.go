@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
@@ -30,14 +30,14 @@ const (
 // situation has all inputs of the decision about an Evacuation.
 type situation struct {
 	now        time.Time
-	evacuation *maintenancev1alpha1.Evacuation
+	evacuation *v1alpha1.Evacuation
 	// pod is nil if it is not in the cache: then the evacuation controller checks whether it still
 	// exists.
 	pod *corev1.Pod
 	// node is the node of the pod, or nil.
 	node *corev1.Node
 	// askedBy is the maintenance that asks the pod to leave now, or nil.
-	askedBy *maintenancev1alpha1.NodeMaintenance
+	askedBy *v1alpha1.NodeMaintenance
 	// volumes are the volumes that the node still has in use although no remaining pod uses them.
 	volumes []string
 	// volumesUntil is the end of the wait for these volumes.
@@ -48,7 +48,7 @@ type situation struct {
 type decision struct {
 	// status is the report to write, or nil. A report with an expected finish time requests the
 	// eviction of the pod.
-	status *maintenancev1alpha1.EvacuationStatus
+	status *v1alpha1.EvacuationStatus
 	// requested: the report requests the eviction.
 	requested bool
 	// wake is when to reconcile again without an event; zero means never.
@@ -56,8 +56,8 @@ type decision struct {
 }
 
 // hasTurn reports whether this evacuator is the active one of an Evacuation and has to work on it.
-func hasTurn(evacuation *maintenancev1alpha1.Evacuation) bool {
-	return evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDaemonSet && !evacuation.Status.ActiveEvacuatorCompleted &&
+func hasTurn(evacuation *v1alpha1.Evacuation) bool {
+	return evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDaemonSet && !evacuation.Status.ActiveEvacuatorCompleted &&
 		// Without an instigator it is about to be cancelled: this evacuator never sets Forbid.
 		!protocol.IsComplete(evacuation) && !protocol.IsWithdrawn(evacuation)
 }
@@ -69,7 +69,7 @@ func decide(s situation) decision {
 	}
 	podType := drainplan.TypeOf(s.pod, s.node.UID)
 	switch {
-	case podType != maintenancev1alpha1.PodTypeDaemonSet:
+	case podType != v1alpha1.PodTypeDaemonSet:
 		// The pod's annotation names this evacuator. Deleting the pod would bypass its disruption
 		// budget.
 		return s.decline("The pod does not belong to a DaemonSet: this evacuator does not act on it.")
@@ -81,9 +81,9 @@ func decide(s situation) decision {
 	case s.askedBy == nil:
 		// It waits until the drain reaches the pod, which has no deadline.
 		return decision{}
-	case drainplan.Left(s.pod, podType, s.node, sets.New(maintenancev1alpha1.EvacuatorClassDaemonSet)) == drainplan.LeftTolerant:
+	case drainplan.Kept(s.pod, podType, s.node, sets.New(v1alpha1.EvacuatorClassDaemonSet)) == drainplan.KeptTolerant:
 		return s.decline(fmt.Sprintf("The pod tolerates the taint %s: if it were evicted, its DaemonSet would replace it on the node immediately. It is left running.",
-			maintenancev1alpha1.TaintDrain))
+			v1alpha1.TaintDrain))
 	case !drainplan.IsTainted(s.node):
 		// The DaemonSet would recreate the pod now. The event of the taint will trigger another
 		// sync.
@@ -178,7 +178,7 @@ func (s *situation) decline(why string) decision {
 
 // report returns the status with the expected finish time. The server sets the timestamps of
 // reports by other users; its own evacuators set them themselves.
-func (s *situation) report(expected time.Time, message string) *maintenancev1alpha1.EvacuationStatus {
+func (s *situation) report(expected time.Time, message string) *v1alpha1.EvacuationStatus {
 	status := s.evacuation.Status.DeepCopy()
 	status.EvacuationProgressTimestamp = protocol.Timestamp(s.now)
 	status.ExpectedEvacuationFinishTime = protocol.Timestamp(expected)

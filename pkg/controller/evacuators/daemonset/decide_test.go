@@ -15,14 +15,14 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/informertest"
 	"haulout.dev/haulout/pkg/testing/build"
 )
 
 const (
-	class    = maintenancev1alpha1.EvacuatorClassDaemonSet
-	ours     = maintenancev1alpha1.FinalizerInstigatorNodeMaintenance
+	class    = v1alpha1.EvacuatorClassDaemonSet
+	ours     = v1alpha1.FinalizerInstigatorNodeMaintenance
 	podName  = "logger-x7k"
 	podUID   = types.UID("11111111-2222-3333-4444-555555555555")
 	nodeName = "node-7"
@@ -36,24 +36,24 @@ func at(d time.Duration) *metav1.Time {
 }
 
 // newEvacuation makes one whose turn it has been this evacuator's since the start.
-func newEvacuation(mods ...func(*maintenancev1alpha1.Evacuation)) *maintenancev1alpha1.Evacuation {
-	return build.With(&maintenancev1alpha1.Evacuation{
+func newEvacuation(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
+	return build.With(&v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "logging", Name: protocol.CanonicalName(podName, podUID), UID: "evacuation-1",
 			ResourceVersion: "1", Finalizers: []string{ours},
 		},
-		Spec: maintenancev1alpha1.EvacuationSpec{
-			PodRef: maintenancev1alpha1.PodReference{Name: podName, UID: podUID}, NodeName: nodeName,
+		Spec: v1alpha1.EvacuationSpec{
+			PodRef: v1alpha1.PodReference{Name: podName, UID: podUID}, NodeName: nodeName,
 			ProgressDeadlineSeconds: ptr.To[int32](1800),
 		},
-		Status: maintenancev1alpha1.EvacuationStatus{
+		Status: v1alpha1.EvacuationStatus{
 			ActiveEvacuatorClass: class, ActiveEvacuatorSince: at(0), Message: "turn",
 		},
 	}, mods...)
 }
 
-func reported(when, expected time.Duration, message string) func(*maintenancev1alpha1.Evacuation) {
-	return func(e *maintenancev1alpha1.Evacuation) {
+func reported(when, expected time.Duration, message string) func(*v1alpha1.Evacuation) {
+	return func(e *v1alpha1.Evacuation) {
 		e.Status.EvacuationProgressTimestamp, e.Status.ExpectedEvacuationFinishTime, e.Status.Message = at(when), at(
 			expected,
 		), message
@@ -88,17 +88,17 @@ func tainted(n *corev1.Node) {
 }
 
 // newMaintenance makes one that asks all DaemonSet pods of the node to leave.
-func newMaintenance(mods ...func(*maintenancev1alpha1.NodeMaintenance)) *maintenancev1alpha1.NodeMaintenance {
-	return build.With(&maintenancev1alpha1.NodeMaintenance{
+func newMaintenance(mods ...func(*v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
+	return build.With(&v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "kernel", UID: "uid-kernel", ResourceVersion: "1"},
-		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
-			Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: "kernel update",
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			Stage: v1alpha1.NodeMaintenanceStageDrain, Reason: "kernel update",
 		},
-		Status: maintenancev1alpha1.NodeMaintenanceStatus{
-			NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{{
-				NodeRef: maintenancev1alpha1.NodeReference{Name: nodeName, UID: "uid-node-7"},
-				DrainTargets: []maintenancev1alpha1.DrainPlanEntry{
-					{PodType: maintenancev1alpha1.PodTypeDaemonSet, PodPriority: 1000},
+		Status: v1alpha1.NodeMaintenanceStatus{
+			NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{{
+				NodeRef: v1alpha1.NodeReference{Name: nodeName, UID: "uid-node-7"},
+				DrainTargets: []v1alpha1.DrainPlanEntry{
+					{PodType: v1alpha1.PodTypeDaemonSet, PodPriority: 1000},
 				},
 			}},
 		},
@@ -123,26 +123,26 @@ func TestDecide(t *testing.T) {
 		}
 		return *build.With(&s, mods...)
 	}
-	evacuation := func(mods ...func(*maintenancev1alpha1.Evacuation)) func(*situation) {
+	evacuation := func(mods ...func(*v1alpha1.Evacuation)) func(*situation) {
 		return func(s *situation) { s.evacuation = newEvacuation(mods...) }
 	}
 	pod := func(mods ...func(*corev1.Pod)) func(*situation) {
 		return func(s *situation) { s.pod = newPod(mods...) }
 	}
 	status := func(
-		progress time.Duration, mods ...func(*maintenancev1alpha1.EvacuationStatus),
-	) *maintenancev1alpha1.EvacuationStatus {
-		return build.With(&maintenancev1alpha1.EvacuationStatus{
+		progress time.Duration, mods ...func(*v1alpha1.EvacuationStatus),
+	) *v1alpha1.EvacuationStatus {
+		return build.With(&v1alpha1.EvacuationStatus{
 			ActiveEvacuatorClass: class, ActiveEvacuatorSince: at(0), EvacuationProgressTimestamp: at(progress),
 		}, mods...)
 	}
-	saying := func(expected time.Duration, message string) func(*maintenancev1alpha1.EvacuationStatus) {
-		return func(st *maintenancev1alpha1.EvacuationStatus) {
+	saying := func(expected time.Duration, message string) func(*v1alpha1.EvacuationStatus) {
+		return func(st *v1alpha1.EvacuationStatus) {
 			st.ExpectedEvacuationFinishTime, st.Message = at(expected), message
 		}
 	}
-	declined := func(message string) func(*maintenancev1alpha1.EvacuationStatus) {
-		return func(st *maintenancev1alpha1.EvacuationStatus) {
+	declined := func(message string) func(*v1alpha1.EvacuationStatus) {
+		return func(st *v1alpha1.EvacuationStatus) {
 			st.ActiveEvacuatorCompleted, st.Message = true, message
 		}
 	}
@@ -181,7 +181,7 @@ func TestDecide(t *testing.T) {
 		"the pod is kept while the node has volumes of pods that have left, and that is reported": {
 			situation: asked(volumes),
 			want: decision{
-				status: status(minute, func(st *maintenancev1alpha1.EvacuationStatus) { st.Message = waits }),
+				status: status(minute, func(st *v1alpha1.EvacuationStatus) { st.Message = waits }),
 				wake:   start.Add(minute + 30*time.Second),
 			},
 		},
@@ -199,7 +199,7 @@ func TestDecide(t *testing.T) {
 				), ptr.To[int32](60)
 			}),
 			want: decision{
-				status: status(minute, func(st *maintenancev1alpha1.EvacuationStatus) { st.Message = waits }),
+				status: status(minute, func(st *v1alpha1.EvacuationStatus) { st.Message = waits }),
 				wake:   start.Add(minute + 20*time.Second),
 			},
 		},
@@ -218,25 +218,25 @@ func TestDecide(t *testing.T) {
 			situation: asked(pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })),
 		},
 		"another evacuator's is none of its business": {
-			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) {
+			situation: asked(evacuation(func(e *v1alpha1.Evacuation) {
 				e.Status.ActiveEvacuatorClass = "a.example.com"
 			})),
 		},
 		"one that it has declined is over for it": {
-			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) {
+			situation: asked(evacuation(func(e *v1alpha1.Evacuation) {
 				e.Status.ActiveEvacuatorCompleted = true
 			})),
 		},
 		"one without an instigator is left alone": {
-			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.Finalizers = nil })),
+			situation: asked(evacuation(func(e *v1alpha1.Evacuation) { e.Finalizers = nil })),
 		},
 		"one that is being deleted is left alone": {
-			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) { e.DeletionTimestamp = at(0) })),
+			situation: asked(evacuation(func(e *v1alpha1.Evacuation) { e.DeletionTimestamp = at(0) })),
 		},
 		"one that is complete is left alone": {
-			situation: asked(evacuation(func(e *maintenancev1alpha1.Evacuation) {
+			situation: asked(evacuation(func(e *v1alpha1.Evacuation) {
 				e.Status.Conditions = []metav1.Condition{
-					{Type: maintenancev1alpha1.ConditionComplete, Status: metav1.ConditionTrue},
+					{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue},
 				}
 			})),
 		},

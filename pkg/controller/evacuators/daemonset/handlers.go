@@ -12,9 +12,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // evacuationsByNode is the index of the Evacuations whose active evacuator this is, by the node of
@@ -22,38 +22,38 @@ import (
 const evacuationsByNode = "haulout.dev/daemonset-evacuator-by-node"
 
 func indexByNode(obj any) ([]string, error) {
-	if evacuation, ok := obj.(*maintenancev1alpha1.Evacuation); ok && hasTurn(evacuation) && evacuation.Spec.NodeName != "" {
+	if evacuation, ok := obj.(*v1alpha1.Evacuation); ok && hasTurn(evacuation) && evacuation.Spec.NodeName != "" {
 		return []string{evacuation.Spec.NodeName}, nil
 	}
 	return nil, nil
 }
 
 func (c *Controller) watch(evacuations, maintenances, pods, nodes cache.SharedIndexInformer) error {
-	synced, err := controllercache.AddHandlers(
-		controllercache.Handled{Informer: evacuations, Handler: cache.ResourceEventHandlerFuncs{
+	synced, err := podcache.AddHandlers(
+		podcache.Handled{Informer: evacuations, Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    c.evacuationChanged,
 			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj) },
 		}},
-		controllercache.Handled{Informer: maintenances, Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc: func(obj any) { c.targetsChanged(nil, obj.(*maintenancev1alpha1.NodeMaintenance)) },
+		podcache.Handled{Informer: maintenances, Handler: cache.ResourceEventHandlerFuncs{
+			AddFunc: func(obj any) { c.targetsChanged(nil, obj.(*v1alpha1.NodeMaintenance)) },
 			UpdateFunc: func(old, obj any) {
-				c.targetsChanged(old.(*maintenancev1alpha1.NodeMaintenance), obj.(*maintenancev1alpha1.NodeMaintenance))
+				c.targetsChanged(old.(*v1alpha1.NodeMaintenance), obj.(*v1alpha1.NodeMaintenance))
 			},
 		}},
-		controllercache.Handled{Informer: pods, Handler: controllercache.UnpackedPods(cache.ResourceEventHandlerFuncs{
+		podcache.Handled{Informer: pods, Handler: podcache.UnpackedPods(cache.ResourceEventHandlerFuncs{
 			AddFunc: func(obj any) { c.enqueueFor(obj.(*corev1.Pod)) },
 			UpdateFunc: func(_, obj any) {
-				if pod := obj.(*corev1.Pod); drainplan.TypeOf(pod, "") == maintenancev1alpha1.PodTypeDaemonSet {
+				if pod := obj.(*corev1.Pod); drainplan.TypeOf(pod, "") == v1alpha1.PodTypeDaemonSet {
 					c.enqueueFor(pod)
 				}
 			},
 		})},
-		controllercache.Handled{Informer: nodes, Handler: cache.ResourceEventHandlerFuncs{
+		podcache.Handled{Informer: nodes, Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc: func(obj any) { c.mark(obj.(*corev1.Node).Name) },
 			UpdateFunc: func(old, obj any) {
 				before, node := old.(*corev1.Node), obj.(*corev1.Node)
 				tainted := drainplan.IsTainted(node) && !drainplan.IsTainted(before)
-				if tainted || controllercache.Readiness(node) != controllercache.Readiness(before) || !slices.Equal(before.Status.VolumesInUse, node.Status.VolumesInUse) {
+				if tainted || podcache.Readiness(node) != podcache.Readiness(before) || !slices.Equal(before.Status.VolumesInUse, node.Status.VolumesInUse) {
 					c.mark(node.Name)
 				}
 			},
@@ -64,15 +64,15 @@ func (c *Controller) watch(evacuations, maintenances, pods, nodes cache.SharedIn
 }
 
 func (c *Controller) evacuationChanged(obj any) {
-	if evacuation, ok := obj.(*maintenancev1alpha1.Evacuation); ok && hasTurn(evacuation) {
+	if evacuation, ok := obj.(*v1alpha1.Evacuation); ok && hasTurn(evacuation) {
 		c.queue.Add(types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name})
 	}
 }
 
 // targetsChanged enqueues the Evacuations on the nodes whose targets have changed in the status of
 // a maintenance.
-func (c *Controller) targetsChanged(old, nm *maintenancev1alpha1.NodeMaintenance) {
-	var before []maintenancev1alpha1.NodeMaintenanceNodeStatus
+func (c *Controller) targetsChanged(old, nm *v1alpha1.NodeMaintenance) {
+	var before []v1alpha1.NodeMaintenanceNodeStatus
 	if old != nil && old.Spec.Stage == nm.Spec.Stage {
 		before = old.Status.NodeStatuses
 	}
@@ -87,7 +87,7 @@ func (c *Controller) targetsChanged(old, nm *maintenancev1alpha1.NodeMaintenance
 	}
 }
 
-func sameEntry(a, b maintenancev1alpha1.DrainPlanEntry) bool {
+func sameEntry(a, b v1alpha1.DrainPlanEntry) bool {
 	return equality.Semantic.DeepEqual(a, b)
 }
 

@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 const (
@@ -72,15 +72,15 @@ func (v *volumesOfNodes) set(node types.UID, known knownVolumes) {
 // volumesUntil returns the end of the wait for the volumes of a node, which starts at its first
 // Evacuation of a DaemonSet pod. The zero time means no wait: a node that is not ready unmounts
 // nothing.
-func (c *Controller) volumesUntil(node *corev1.Node, evacuation *maintenancev1alpha1.Evacuation) time.Time {
-	if c.volumeDetachTimeout < 0 || controllercache.Readiness(node) != corev1.ConditionTrue || !hasCSIVolume(node) {
+func (c *Controller) volumesUntil(node *corev1.Node, evacuation *v1alpha1.Evacuation) time.Time {
+	if c.volumeDetachTimeout < 0 || podcache.Readiness(node) != corev1.ConditionTrue || !hasCSIVolume(node) {
 		return time.Time{}
 	}
 	first := evacuation.CreationTimestamp.Time
 	objects, err := c.evacuationIndexer.ByIndex(evacuationsByNode, node.Name)
 	if err == nil {
 		for _, obj := range objects {
-			if e, ok := obj.(*maintenancev1alpha1.Evacuation); ok && e.CreationTimestamp.Time.Before(first) {
+			if e, ok := obj.(*v1alpha1.Evacuation); ok && e.CreationTimestamp.Time.Before(first) {
 				first = e.CreationTimestamp.Time
 			}
 		}
@@ -116,13 +116,13 @@ func (c *Controller) unusedVolumes(ctx context.Context, node *corev1.Node, now t
 
 // claimsOn returns the claims of the remaining pods on a node.
 func (c *Controller) claimsOn(node string) []types.NamespacedName {
-	objects, err := c.podIndexer.ByIndex(controllercache.PodsByNode, node)
+	objects, err := c.podIndexer.ByIndex(podcache.PodsByNode, node)
 	if err != nil {
 		return nil
 	}
 	claims := sets.New[types.NamespacedName]()
 	for _, obj := range objects {
-		pod := controllercache.UnpackPod(obj)
+		pod := podcache.UnpackPod(obj)
 		if pod == nil || !drainplan.IsLive(pod) {
 			continue
 		}

@@ -24,11 +24,11 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/surge"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 const (
@@ -167,7 +167,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 
 func stripped[T *appsv1.Deployment | *autoscalingv2.HorizontalPodAutoscaler](object T) T {
 	// It never fails for these kinds, and a failure would only cost memory.
-	_, _ = controllercache.Strip(object)
+	_, _ = podcache.Strip(object)
 	return object
 }
 
@@ -182,7 +182,7 @@ func patchOf(object metav1.Object, field string, change scaling) ([]byte, error)
 	}
 	patch := map[string]any{"metadata": map[string]any{
 		"uid": object.GetUID(), "resourceVersion": object.GetResourceVersion(),
-		"annotations": map[string]any{maintenancev1alpha1.AnnotationSurgeRecord: value},
+		"annotations": map[string]any{v1alpha1.AnnotationSurgeRecord: value},
 	}}
 	if change.value != nil {
 		patch["spec"] = map[string]any{field: *change.value}
@@ -255,11 +255,11 @@ func (c *Controller) report(ctx context.Context, now time.Time, r report) error 
 	}))
 }
 
-func (r *report) writeTo(status *maintenancev1alpha1.EvacuationStatus, now time.Time) {
+func (r *report) writeTo(status *v1alpha1.EvacuationStatus, now time.Time) {
 	status.Message = wording.Cut(r.message, protocol.MaxMessage)
 	if r.takesUp {
 		// The API server stamps the beginning of the turn and clears the report of the last one.
-		status.ActiveEvacuatorClass, status.ActiveEvacuatorCompleted = maintenancev1alpha1.EvacuatorClassDeployment, false
+		status.ActiveEvacuatorClass, status.ActiveEvacuatorCompleted = v1alpha1.EvacuatorClassDeployment, false
 		status.EvacuationProgressTimestamp, status.ExpectedEvacuationFinishTime = nil, nil
 		status.ActiveEvacuatorSince = protocol.Timestamp(now)
 		return

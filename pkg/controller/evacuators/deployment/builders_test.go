@@ -18,8 +18,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/pdb"
 	"haulout.dev/haulout/pkg/testing/build"
 )
 
@@ -27,8 +27,8 @@ const (
 	testNamespace = "shop"
 	testName      = "web"
 	testUID       = types.UID("uid-web")
-	ours          = maintenancev1alpha1.EvacuatorClassDeployment
-	lanes         = maintenancev1alpha1.EvacuatorClassEviction
+	ours          = v1alpha1.EvacuatorClassDeployment
+	lanes         = v1alpha1.EvacuatorClassEviction
 )
 
 // start is the time at which everything begins.
@@ -75,7 +75,7 @@ func annotated(r record) func(*appsv1.Deployment) {
 		if err != nil {
 			panic(err)
 		}
-		d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeRecord: string(text)}
+		d.Annotations = map[string]string{v1alpha1.AnnotationSurgeRecord: string(text)}
 	}
 }
 
@@ -84,7 +84,7 @@ func always(d *appsv1.Deployment) {
 	if d.Annotations == nil {
 		d.Annotations = map[string]string{}
 	}
-	d.Annotations[maintenancev1alpha1.AnnotationSurge] = maintenancev1alpha1.SurgeAlways
+	d.Annotations[v1alpha1.AnnotationSurge] = v1alpha1.SurgeAlways
 }
 
 // stuck has a rollout that has made no progress for too long.
@@ -121,18 +121,18 @@ func newTestPod(name string, mods ...podMod) pod {
 func leaves(class string) podMod {
 	return func(p *pod) {
 		p.staysUp = false
-		p.evacuation = &maintenancev1alpha1.Evacuation{
+		p.evacuation = &v1alpha1.Evacuation{
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: testNamespace, Name: protocol.CanonicalName(p.Name, p.UID), ResourceVersion: "1",
-				Finalizers: []string{maintenancev1alpha1.FinalizerInstigatorNodeMaintenance},
+				Finalizers: []string{v1alpha1.FinalizerInstigatorNodeMaintenance},
 			},
-			Spec: maintenancev1alpha1.EvacuationSpec{
-				PodRef: maintenancev1alpha1.PodReference{Name: p.Name, UID: p.UID},
-				Evacuators: []maintenancev1alpha1.Evacuator{
-					{EvacuatorClass: ours, Priority: 10000, Role: maintenancev1alpha1.EvacuatorRoleController},
+			Spec: v1alpha1.EvacuationSpec{
+				PodRef: v1alpha1.PodReference{Name: p.Name, UID: p.UID},
+				Evacuators: []v1alpha1.Evacuator{
+					{EvacuatorClass: ours, Priority: 10000, Role: v1alpha1.EvacuatorRoleController},
 				},
 			},
-			Status: maintenancev1alpha1.EvacuationStatus{
+			Status: v1alpha1.EvacuationStatus{
 				ActiveEvacuatorClass: class, ActiveEvacuatorSince: &metav1.Time{Time: start},
 				Message: "It is the first evacuator.",
 			},
@@ -177,8 +177,8 @@ func reported(after time.Duration) podMod {
 // blocked has an Evacuation that has been blocked since the start.
 func blocked(p *pod) {
 	p.evacuation.Status.Conditions = []metav1.Condition{{
-		Type: maintenancev1alpha1.ConditionBlocked, Status: metav1.ConditionTrue,
-		Reason: maintenancev1alpha1.ReasonEvictionDenied, LastTransitionTime: metav1.NewTime(start),
+		Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionTrue,
+		Reason: v1alpha1.ReasonEvictionDenied, LastTransitionTime: metav1.NewTime(start),
 	}}
 }
 
@@ -186,7 +186,7 @@ func cordoned(p *pod) { p.staysUp = false }
 
 func cheapest(p *pod) {
 	p.Annotations = map[string]string{
-		corev1.PodDeletionCost: "-2147483647", maintenancev1alpha1.AnnotationOriginalPodDeletionCost: "",
+		corev1.PodDeletionCost: "-2147483647", v1alpha1.AnnotationOriginalPodDeletionCost: "",
 	}
 }
 

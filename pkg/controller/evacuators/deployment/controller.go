@@ -35,12 +35,12 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/controller/loop"
-	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/drain/pdb"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
 	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // Name is the name of this controller in logs, metrics and queues.
@@ -152,7 +152,7 @@ func New(config Config) (*Controller, error) {
 		host: config.Host, inFlight: config.InFlight, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
 		timeout: config.SurgeTimeout, startDeadline: config.EvacuatorStartDeadline, off: config.Off,
 		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(), deploymentLister: deployments.Lister(),
-		nodeLister: nodes.Lister(), podLister: controllercache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),
+		nodeLister: nodes.Lister(), podLister: podcache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),
 		replicaSetLister: replicaSets.Lister(), replicaSets: replicaSets.Informer().GetIndexer(),
 		autoscalers:       autoscalers.Informer().GetIndexer(),
 		latestDeployments: loop.NewLatest[*appsv1.Deployment](deployments.Informer().GetStore()),
@@ -163,13 +163,13 @@ func New(config Config) (*Controller, error) {
 		known:   newTracked(),
 		budgets: pdb.NewIndex(nil),
 	}
-	if err := controllercache.AddIndex(pods.Informer(), podsByReplicaSet, indexByReplicaSet); err != nil {
+	if err := podcache.AddIndex(pods.Informer(), podsByReplicaSet, indexByReplicaSet); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	if err := controllercache.AddIndex(replicaSets.Informer(), replicaSetsByDeployment, indexReplicaSets); err != nil {
+	if err := podcache.AddIndex(replicaSets.Informer(), replicaSetsByDeployment, indexReplicaSets); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	if err := controllercache.AddIndex(autoscalers.Informer(), autoscalersByDeployment, indexByDeployment); err != nil {
+	if err := podcache.AddIndex(autoscalers.Informer(), autoscalersByDeployment, indexByDeployment); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
 	c.synced = append(c.synced, replicaSets.Informer().HasSynced, maintenances.Informer().HasSynced)

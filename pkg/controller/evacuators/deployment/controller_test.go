@@ -31,13 +31,13 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/surge"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
 	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -76,7 +76,7 @@ func newUnstartedWorld(t *testing.T, evacuations []runtime.Object, host ...runti
 func (w *world) run() {
 	w.Helper()
 	hostInformers := informers.NewSharedInformerFactoryWithOptions(w.host, 0,
-		informers.WithTransform(controllercache.NewTransform()))
+		informers.WithTransform(podcache.NewTransform()))
 	ownInformers := externalversions.NewSharedInformerFactory(w.own, 0)
 	c := must.Get(New(Config{
 		Host: w.host, HostInformers: hostInformers, Maintenance: w.own, MaintenanceInformers: ownInformers,
@@ -128,7 +128,7 @@ func (w *world) scaled(replicas int32, withRecord bool) {
 	w.Helper()
 	w.until(fmt.Sprintf("the Deployment has %d replicas", replicas), func() (bool, string) {
 		d := w.deployment()
-		_, ok := d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]
+		_, ok := d.Annotations[v1alpha1.AnnotationSurgeRecord]
 		return surge.Replicas(d) == replicas &&
 			ok == withRecord, fmt.Sprintf("%d, annotations %v", surge.Replicas(d), d.Annotations)
 	})
@@ -291,7 +291,7 @@ func TestSeveralNodesAtTheSameTime(t *testing.T) {
 		w.until("the surge is for both", func() (bool, string) {
 			d := w.deployment()
 			return surge.Replicas(d) == 4 &&
-				strings.Count(d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord],
+				strings.Count(d.Annotations[v1alpha1.AnnotationSurgeRecord],
 					"uid-web-") == 2, fmt.Sprint(d.Annotations)
 		})
 		w.scaled(4, true)
@@ -321,18 +321,18 @@ func TestDeploymentThatGoesAwayIsForgotten(t *testing.T) {
 
 // drains returns a NodeMaintenance that drains the node "drained" and has been refused the node
 // "good".
-func drains(name, reason string) *maintenancev1alpha1.NodeMaintenance {
-	return &maintenancev1alpha1.NodeMaintenance{
+func drains(name, reason string) *v1alpha1.NodeMaintenance {
+	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
-		Spec: maintenancev1alpha1.NodeMaintenanceSpec{
-			Stage: maintenancev1alpha1.NodeMaintenanceStageDrain, Reason: reason,
+		Spec: v1alpha1.NodeMaintenanceSpec{
+			Stage: v1alpha1.NodeMaintenanceStageDrain, Reason: reason,
 		},
-		Status: maintenancev1alpha1.NodeMaintenanceStatus{NodeStatuses: []maintenancev1alpha1.NodeMaintenanceNodeStatus{
+		Status: v1alpha1.NodeMaintenanceStatus{NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{
 			{
-				NodeRef:      maintenancev1alpha1.NodeReference{Name: "drained", UID: "uid-node"},
-				DrainTargets: []maintenancev1alpha1.DrainPlanEntry{{PodType: maintenancev1alpha1.PodTypeDefault}},
+				NodeRef:      v1alpha1.NodeReference{Name: "drained", UID: "uid-node"},
+				DrainTargets: []v1alpha1.DrainPlanEntry{{PodType: v1alpha1.PodTypeDefault}},
 			},
-			{NodeRef: maintenancev1alpha1.NodeReference{Name: "good", UID: "uid-node"}},
+			{NodeRef: v1alpha1.NodeReference{Name: "good", UID: "uid-node"}},
 		}},
 	}
 }
@@ -352,7 +352,7 @@ func TestPurposeIsTheFirstMaintenanceThatDrainsTheNode(t *testing.T) {
 	for _, name := range []string{"rack-9", "rack-7", "rack-8", "rack-6", "rack-5"} {
 		nm := drains(name, "")
 		if name < "rack-7" {
-			nm.Spec.Stage = maintenancev1alpha1.NodeMaintenanceStageCordon
+			nm.Spec.Stage = v1alpha1.NodeMaintenanceStageCordon
 		}
 		own = append(own, nm)
 	}

@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/deletioncost"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
@@ -62,7 +62,7 @@ type scaling struct {
 
 // report is a report to an Evacuation.
 type report struct {
-	evacuation *maintenancev1alpha1.Evacuation
+	evacuation *v1alpha1.Evacuation
 	message    string
 	// progress sets the progress timestamp, completed makes the next evacuator active.
 	progress, completed bool
@@ -133,7 +133,7 @@ func (s *situation) reasonToDecline() string {
 	switch {
 	case s.target.record.resets() >= maxResets:
 		return fmt.Sprintf("cannot be scaled up: a user or controller has reverted its replicas %d times (it is tried again without the annotation %s)",
-			s.target.record.resets(), maintenancev1alpha1.AnnotationSurgeRecord)
+			s.target.record.resets(), v1alpha1.AnnotationSurgeRecord)
 	case s.isScaleRefused():
 		return "cannot be scaled up: " + s.refused.text
 	case s.now.Before(s.missedUntil()):

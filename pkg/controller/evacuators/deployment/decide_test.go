@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -92,7 +92,7 @@ func TestDecideStart(t *testing.T) {
 		},
 		"one with the annotation declines": {
 			s: at(0, newDeployment(1, func(d *appsv1.Deployment) {
-				d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: "Disabled"}
+				d.Annotations = map[string]string{v1alpha1.AnnotationSurge: "Disabled"}
 			}), leaving),
 			want: handOver, says: "maintenance.haulout.dev/surge: Disabled",
 		},
@@ -119,7 +119,7 @@ func TestDecideStart(t *testing.T) {
 		},
 		"a record that cannot be read goes": {
 			s: at(0, newDeployment(1, func(d *appsv1.Deployment) {
-				d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeRecord: "{"}
+				d.Annotations = map[string]string{v1alpha1.AnnotationSurgeRecord: "{"}
 			}), leaving),
 			want: "drop record;",
 		},

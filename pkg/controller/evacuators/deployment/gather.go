@@ -23,12 +23,12 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/holds"
+	"haulout.dev/haulout/pkg/drain/pdb"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/drain/surge"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // cacheRetry is how long to wait for the cache to show a ReplicaSet that the API has.
@@ -140,7 +140,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 		}
 		isActive := ptr.Deref(set.Spec.Replicas, 1) > 0
 		for _, object := range objects {
-			p := controllercache.UnpackPod(object)
+			p := podcache.UnpackPod(object)
 			if p == nil || p.Namespace != key.Namespace || p.DeletionTimestamp != nil || !drainplan.IsLive(p) {
 				continue
 			}
@@ -181,7 +181,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 }
 
 // evacuationOf returns the Evacuation of a pod, unless it is complete or withdrawn.
-func (c *Controller) evacuationOf(p *corev1.Pod) (*maintenancev1alpha1.Evacuation, error) {
+func (c *Controller) evacuationOf(p *corev1.Pod) (*v1alpha1.Evacuation, error) {
 	evacuation, err := c.evacuationLister.Evacuations(p.Namespace).Get(protocol.CanonicalName(p.Name, p.UID))
 	if apierrors.IsNotFound(err) {
 		return nil, nil
@@ -226,15 +226,15 @@ func (c *Controller) staysUp(name string) bool {
 
 // isUnderMaintenance reports whether a maintenance holds a node, or its user has cordoned it.
 func isUnderMaintenance(node *corev1.Node) bool {
-	_, cordoned := node.Annotations[maintenancev1alpha1.AnnotationCordonedBy]
+	_, cordoned := node.Annotations[v1alpha1.AnnotationCordonedBy]
 	return cordoned || node.Spec.Unschedulable || slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
-		return taint.Key == maintenancev1alpha1.TaintHeld
+		return taint.Key == v1alpha1.TaintHeld
 	})
 }
 
 // isOfMaintenance reports whether a NodeMaintenance is an instigator of an Evacuation.
-func isOfMaintenance(evacuation *maintenancev1alpha1.Evacuation) bool {
-	return slices.Contains(evacuation.Finalizers, maintenancev1alpha1.FinalizerInstigatorNodeMaintenance)
+func isOfMaintenance(evacuation *v1alpha1.Evacuation) bool {
+	return slices.Contains(evacuation.Finalizers, v1alpha1.FinalizerInstigatorNodeMaintenance)
 }
 
 // purposeOn returns a phrase with the NodeMaintenance that drains a node, the oldest if there are

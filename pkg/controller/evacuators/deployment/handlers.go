@@ -18,9 +18,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/surge"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 const (
@@ -78,13 +78,13 @@ type handled struct {
 }
 
 func (c *Controller) watch(h handled) error {
-	synced, err := controllercache.AddHandlers(
-		controllercache.Handled{Informer: h.evacuations, Handler: changes(c.evacuationChanged)},
-		controllercache.Handled{Informer: h.deployments, Handler: changes(c.deploymentChanged)},
-		controllercache.Handled{Informer: h.autoscalers, Handler: changes(c.autoscalerChanged)},
-		controllercache.Handled{Informer: h.pods, Handler: controllercache.UnpackedPods(changes(c.podChanged))},
-		controllercache.Handled{Informer: h.nodes, Handler: cache.ResourceEventHandlerFuncs{UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) }}},
-		controllercache.Handled{Informer: h.budgets, Handler: controllercache.HandlerOf(c.budgetChanged)},
+	synced, err := podcache.AddHandlers(
+		podcache.Handled{Informer: h.evacuations, Handler: changes(c.evacuationChanged)},
+		podcache.Handled{Informer: h.deployments, Handler: changes(c.deploymentChanged)},
+		podcache.Handled{Informer: h.autoscalers, Handler: changes(c.autoscalerChanged)},
+		podcache.Handled{Informer: h.pods, Handler: podcache.UnpackedPods(changes(c.podChanged))},
+		podcache.Handled{Informer: h.nodes, Handler: cache.ResourceEventHandlerFuncs{UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) }}},
+		podcache.Handled{Informer: h.budgets, Handler: podcache.HandlerOf(c.budgetChanged)},
 	)
 	c.synced = append(c.synced, synced...)
 	return err
@@ -118,7 +118,7 @@ func changes[T any](changed func(T)) cache.ResourceEventHandler {
 }
 
 // evacuationChanged also enqueues the Deployments whose Evacuations were withdrawn or handed over.
-func (c *Controller) evacuationChanged(evacuation *maintenancev1alpha1.Evacuation) {
+func (c *Controller) evacuationChanged(evacuation *v1alpha1.Evacuation) {
 	if p, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name); err == nil && p.UID == evacuation.Spec.PodRef.UID && c.enqueueOwner(p) {
 		return
 	}
@@ -171,7 +171,7 @@ func (c *Controller) podChanged(p *corev1.Pod) {
 
 func (c *Controller) deploymentChanged(d *appsv1.Deployment) {
 	key := types.NamespacedName{Namespace: d.Namespace, Name: d.Name}
-	if _, recorded := d.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {
+	if _, recorded := d.Annotations[v1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {
 		c.lookAt(key)
 	}
 }
@@ -179,12 +179,12 @@ func (c *Controller) deploymentChanged(d *appsv1.Deployment) {
 func (c *Controller) autoscalerChanged(a *autoscalingv2.HorizontalPodAutoscaler) {
 	key, ok := surge.Scales(a)
 	if !ok {
-		if _, recorded := a.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]; recorded {
+		if _, recorded := a.Annotations[v1alpha1.AnnotationSurgeRecord]; recorded {
 			c.queue.Add(item{isAutoscaler: true, NamespacedName: types.NamespacedName{Namespace: a.Namespace, Name: a.Name}})
 		}
 		return
 	}
-	if _, recorded := a.Annotations[maintenancev1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {
+	if _, recorded := a.Annotations[v1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {
 		c.lookAt(key)
 	}
 }

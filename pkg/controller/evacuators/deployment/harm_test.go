@@ -25,10 +25,10 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -98,7 +98,7 @@ func TestPodsThatReturnAreNotReplacedAgain(t *testing.T) {
 			}
 			is.True(t, w.next <= 2, "%d pods were started, want 2", w.next)
 			got := w.memory.standing
-			if got.Reason != maintenancev1alpha1.ReasonRecreated ||
+			if got.Reason != v1alpha1.ReasonRecreated ||
 				!strings.Contains(got.Message, "tolerates the cordon taint node.kubernetes.io/unschedulable") {
 				t.Errorf("got %+v, want it to name the toleration", got)
 			}
@@ -145,7 +145,7 @@ func TestDeclinedTurnIsTakenUpAgain(t *testing.T) {
 	never := under(nil, ptrTo(0), 1, 1)
 	other := func(p *pod) {
 		p.evacuation.Spec.Evacuators = append(p.evacuation.Spec.Evacuators,
-			maintenancev1alpha1.Evacuator{EvacuatorClass: "later.example.com", Priority: 1})
+			v1alpha1.Evacuator{EvacuatorClass: "later.example.com", Priority: 1})
 	}
 	autoscaled := func(high int32) func(*situation) {
 		return func(s *situation) { *s = s.scaledBy(newAutoscaler(1, high, 1)) }
@@ -250,7 +250,7 @@ func recordedAutoscaler(from, to, keep int32) *autoscalingv2.HorizontalPodAutosc
 	if err != nil {
 		panic(err)
 	}
-	a.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeRecord: string(text)}
+	a.Annotations = map[string]string{v1alpha1.AnnotationSurgeRecord: string(text)}
 	return a
 }
 
@@ -341,7 +341,7 @@ func TestHangingCostsDoNotHoldBackASync(t *testing.T) {
 		client, own := fake.NewClientset(), versionedfake.NewClientset()
 		c := must.Get(New(Config{
 			Host:          client,
-			HostInformers: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(controllercache.NewTransform())),
+			HostInformers: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(podcache.NewTransform())),
 			Maintenance:   own, MaintenanceInformers: externalversions.NewSharedInformerFactory(own, 0),
 			Recorder: events.NewFakeRecorder(10),
 		}))(t)

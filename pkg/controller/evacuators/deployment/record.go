@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // maxRecorded is the maximum number of pods in one surge, which limits the size of the annotation.
@@ -57,7 +57,7 @@ func (r *record) resets() int {
 // be parsed, or it was copied from another object. It is returned as well if it is one of this
 // object that contradicts itself. lowest is the lowest possible replica count before a surge.
 func readRecord(object metav1.Object, lowest int32) (r *record, garbage bool) {
-	value, ok := object.GetAnnotations()[maintenancev1alpha1.AnnotationSurgeRecord]
+	value, ok := object.GetAnnotations()[v1alpha1.AnnotationSurgeRecord]
 	if !ok {
 		return nil, false
 	}

@@ -20,13 +20,13 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/events"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	typed "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
+	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -59,8 +59,8 @@ func (h hangingGroup) Evacuations(namespace string) typed.EvacuationInterface {
 }
 
 func (h hangingEvacuations) UpdateStatus(
-	ctx context.Context, e *maintenancev1alpha1.Evacuation, o metav1.UpdateOptions,
-) (*maintenancev1alpha1.Evacuation, error) {
+	ctx context.Context, e *v1alpha1.Evacuation, o metav1.UpdateOptions,
+) (*v1alpha1.Evacuation, error) {
 	h.sent[e.Name]++
 	if !strings.Contains(e.Name, hangs) {
 		return h.EvacuationInterface.UpdateStatus(ctx, e, o)
@@ -86,7 +86,7 @@ func TestHangingReportsDoNotHoldBackOthers(t *testing.T) {
 		client, own := fake.NewClientset(), versionedfake.NewClientset(sound)
 		c := must.Get(New(Config{
 			Host:          client,
-			HostInformers: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(controllercache.NewTransform())),
+			HostInformers: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(podcache.NewTransform())),
 			Maintenance:   own, MaintenanceInformers: externalversions.NewSharedInformerFactory(own, 0),
 			Recorder: events.NewFakeRecorder(10),
 		}))(t)
@@ -173,7 +173,7 @@ func newIdle(tb testing.TB, evacuations, host []runtime.Object) *Controller {
 	tb.Helper()
 	hostClient, own := fake.NewClientset(host...), versionedfake.NewClientset(evacuations...)
 	hostInformers := informers.NewSharedInformerFactoryWithOptions(hostClient, 0,
-		informers.WithTransform(controllercache.NewTransform()))
+		informers.WithTransform(podcache.NewTransform()))
 	ownInformers := externalversions.NewSharedInformerFactory(own, 0)
 	c := must.Get(New(Config{
 		Host: hostClient, HostInformers: hostInformers, Maintenance: own, MaintenanceInformers: ownInformers,

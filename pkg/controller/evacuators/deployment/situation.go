@@ -19,8 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/pdb"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
@@ -52,7 +52,7 @@ type situation struct {
 	pods []pod
 	// orphans are the Evacuations that wait for this evacuator and whose pods belong to a deleted
 	// Deployment of this name.
-	orphans []*maintenancev1alpha1.Evacuation
+	orphans []*v1alpha1.Evacuation
 	// activeReplicaSets is the number of ReplicaSets that should have pods, or have some that are
 	// neither finished nor terminating: what kubelets have evicted stays behind as a failed pod.
 	activeReplicaSets int
@@ -92,7 +92,7 @@ func (t *target) isGoing(s *situation) bool {
 type pod struct {
 	*corev1.Pod
 	// evacuation is the active Evacuation of the pod; nil if there is none.
-	evacuation *maintenancev1alpha1.Evacuation
+	evacuation *v1alpha1.Evacuation
 	// isEvicting: an eviction of the pod has been sent, for this Evacuation or a withdrawn one, and
 	// the cache does not show yet what became of it.
 	isEvicting bool
@@ -162,19 +162,19 @@ func (p *pod) mayGo() bool {
 }
 
 // isOurTurn reports whether an Evacuation waits for this evacuator.
-func isOurTurn(evacuation *maintenancev1alpha1.Evacuation) bool {
-	return evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment && !evacuation.Status.ActiveEvacuatorCompleted
+func isOurTurn(evacuation *v1alpha1.Evacuation) bool {
+	return evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDeployment && !evacuation.Status.ActiveEvacuatorCompleted
 }
 
 // isDeclined reports whether an Evacuation may return to this evacuator: eviction follows it
 // directly, and cannot remove the pod. Another evacuator in between would be asked twice.
-func isDeclined(evacuation *maintenancev1alpha1.Evacuation) bool {
-	return evacuation.Status.ActiveEvacuatorClass == maintenancev1alpha1.EvacuatorClassEviction &&
-		slices.ContainsFunc(evacuation.Spec.Evacuators, func(e maintenancev1alpha1.Evacuator) bool {
-			return e.EvacuatorClass == maintenancev1alpha1.EvacuatorClassDeployment
+func isDeclined(evacuation *v1alpha1.Evacuation) bool {
+	return evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction &&
+		slices.ContainsFunc(evacuation.Spec.Evacuators, func(e v1alpha1.Evacuator) bool {
+			return e.EvacuatorClass == v1alpha1.EvacuatorClassDeployment
 		}) &&
-		protocol.Next(evacuation.Spec.Evacuators, maintenancev1alpha1.EvacuatorClassDeployment) == maintenancev1alpha1.EvacuatorClassEviction &&
-		meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+		protocol.Next(evacuation.Spec.Evacuators, v1alpha1.EvacuatorClassDeployment) == v1alpha1.EvacuatorClassEviction &&
+		meta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
 }
 
 // declined returns the blocked pods whose turns ended, and which do not rest after a try to replace
@@ -466,7 +466,7 @@ func maxSurge(d *appsv1.Deployment, replicas int32) int32 {
 
 // lastSign is when the surge for an Evacuation last made progress or, if that could not be
 // reported, when this leader started.
-func (s *situation) lastSign(evacuation *maintenancev1alpha1.Evacuation) time.Time {
+func (s *situation) lastSign(evacuation *v1alpha1.Evacuation) time.Time {
 	return latest(protocol.TurnOf(&evacuation.Status).Since, s.servingSince)
 }
 

@@ -12,9 +12,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
-	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/drain/pdb"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
@@ -65,7 +65,7 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 		return Standing{}
 	}
 	d, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)
-	if err != nil || d.Annotations[maintenancev1alpha1.AnnotationSurge] == maintenancev1alpha1.SurgeDisabled {
+	if err != nil || d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
 		return Standing{}
 	}
 	wanted := surge.Replicas(d)
@@ -86,7 +86,7 @@ func standingOf(d *appsv1.Deployment) Standing {
 		return Standing{}
 	}
 	return Standing{
-		Reason: maintenancev1alpha1.ReasonReplicaFailure,
+		Reason: v1alpha1.ReasonReplicaFailure,
 		Message: fmt.Sprintf("No pod of Deployment %s can be created, so none could take the place of this one, which stays until that is corrected: %s "+
 			"The owner of what the error names has to act, or the owner of the application may delete the pod.",
 			d.Name, wording.Sentence(failure)),
@@ -100,7 +100,7 @@ func (s *situation) standing() Standing {
 	}
 	if p := s.returned(); p != nil {
 		return Standing{
-			Reason: maintenancev1alpha1.ReasonRecreated,
+			Reason: v1alpha1.ReasonRecreated,
 			Message: fmt.Sprintf("Pod %s of the surge has started on node %s, which is under maintenance, and another one would, too: Deployment %s %s. "+
 				"Remove that toleration from the Deployment; until then its pods stay.",
 				p.Name, p.Spec.NodeName, s.deployment.Name, surge.CordonToleration(p.Pod)),

@@ -15,7 +15,7 @@ import (
 	appslisters "k8s.io/client-go/listers/apps/v1"
 	"k8s.io/client-go/tools/cache"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // knowing returns a controller that knows a Deployment and the ReplicaSet of its pods.
@@ -32,7 +32,7 @@ func knowing(t *testing.T, d *appsv1.Deployment) *Controller {
 func TestSurgeTimeout(t *testing.T) {
 	with := func(timeout string) *appsv1.Deployment {
 		return newDeployment(1, func(d *appsv1.Deployment) {
-			d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: timeout}
+			d.Annotations = map[string]string{v1alpha1.AnnotationSurgeTimeout: timeout}
 		})
 	}
 	owner := func(mod func(*metav1.OwnerReference)) podMod { return func(p *pod) { mod(&p.OwnerReferences[0]) } }
@@ -87,7 +87,7 @@ func TestPodUpForEvictionStaysWhileNoneCanBeCreated(t *testing.T) {
 		"the evacuator is disabled": {d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0").Pod, off: true},
 		"surge: Disabled": {
 			d: newDeployment(2, failing(webhook, 1), func(d *appsv1.Deployment) {
-				d.Annotations = map[string]string{maintenancev1alpha1.AnnotationSurge: maintenancev1alpha1.SurgeDisabled}
+				d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
 			}),
 			pod: newTestPod("web-0").Pod,
 		},
@@ -99,7 +99,7 @@ func TestPodUpForEvictionStaysWhileNoneCanBeCreated(t *testing.T) {
 			c := knowing(t, tc.d)
 			c.off = tc.off
 			got := c.StandingOfEvicted(tc.pod)
-			if stays := got.Reason == maintenancev1alpha1.ReasonReplicaFailure; stays != tc.stays || stays != strings.Contains(got.Message, webhook) {
+			if stays := got.Reason == v1alpha1.ReasonReplicaFailure; stays != tc.stays || stays != strings.Contains(got.Message, webhook) {
 				t.Errorf("got %+v, want it to stay: %t", got, tc.stays)
 			}
 		})

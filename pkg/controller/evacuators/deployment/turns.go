@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	pdb "haulout.dev/haulout/pkg/drain/budget"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/drain/pdb"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
@@ -310,7 +310,7 @@ func (d *decision) isInVain(s situation, handed []*pod) bool {
 	}
 	since, reason := latest(d.memory.goneAt, s.servingSince), ""
 	for _, p := range handed {
-		blocked := meta.FindStatusCondition(p.evacuation.Status.Conditions, maintenancev1alpha1.ConditionBlocked)
+		blocked := meta.FindStatusCondition(p.evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
 		if blocked == nil || blocked.Status != "True" || !letsGo(p, 0) && d.lacksReplacements(s, p) {
 			return false
 		}

@@ -12,7 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -258,14 +258,14 @@ func TestAnnotationsOfTheOwner(t *testing.T) {
 		warnings    int
 	}{
 		"none":      {nil, 5 * time.Minute, 0},
-		"a timeout": {map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20m"}, 20 * time.Minute, 0},
+		"a timeout": {map[string]string{v1alpha1.AnnotationSurgeTimeout: "20m"}, 20 * time.Minute, 0},
 		"a timeout that is malformed": {
-			map[string]string{maintenancev1alpha1.AnnotationSurgeTimeout: "20"}, 5 * time.Minute, 1,
+			map[string]string{v1alpha1.AnnotationSurgeTimeout: "20"}, 5 * time.Minute, 1,
 		},
 		"a mode that is unknown": {
-			map[string]string{maintenancev1alpha1.AnnotationSurge: "Sometimes"}, 5 * time.Minute, 1,
+			map[string]string{v1alpha1.AnnotationSurge: "Sometimes"}, 5 * time.Minute, 1,
 		},
-		"a mode that is known": {map[string]string{maintenancev1alpha1.AnnotationSurge: "Always"}, 5 * time.Minute, 0},
+		"a mode that is known": {map[string]string{v1alpha1.AnnotationSurge: "Always"}, 5 * time.Minute, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Annotations = tc.annotations }))

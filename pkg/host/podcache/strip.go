@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cache
+package podcache
 
 import (
 	"strings"
@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // NewTransform returns a transform for a whole informer factory of the host cluster: it removes the
@@ -128,11 +128,11 @@ func telling(conditions []corev1.PodCondition) []corev1.PodCondition {
 
 func keepPodAnnotation(key string) bool {
 	return key == corev1.MirrorPodAnnotationKey || key == corev1.PodDeletionCost ||
-		strings.HasPrefix(key, maintenancev1alpha1.AnnotationEvacuatorPrefix) || strings.HasPrefix(key, ownPrefix)
+		strings.HasPrefix(key, v1alpha1.AnnotationEvacuatorPrefix) || strings.HasPrefix(key, ownPrefix)
 }
 
 // ownPrefix is the prefix of all our own keys.
-const ownPrefix = maintenancev1alpha1.GroupName + "/"
+const ownPrefix = v1alpha1.GroupName + "/"
 
 // claims returns a new slice, so that the omitted volumes can be freed.
 func claims(volumes []corev1.Volume) []corev1.Volume {

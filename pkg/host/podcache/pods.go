@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cache has the indexes and the transforms of the informers that the controllers share.
-package cache
+// Package podcache has the indexes and the transforms of the informers that the controllers share.
+package podcache
 
 import (
 	corev1 "k8s.io/api/core/v1"

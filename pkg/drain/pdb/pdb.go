@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package budget evaluates PodDisruptionBudgets as the Eviction API does: which pods they protect,
+// Package pdb evaluates PodDisruptionBudgets as the Eviction API does: which pods they protect,
 // and how many disruptions they allow. Values in, values out: it has no client, so that controllers
 // that evict and previews that predict evaluate a budget in the same way.
-package budget
+package pdb
 
 import (
 	"fmt"

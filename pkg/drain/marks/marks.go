@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodemarks reads and writes the annotations in which the server records what it did to a
+// Package marks reads and writes the annotations in which the server records what it did to a
 // node, and for which maintenances. The controller of nodes writes them, that of maintenances reads
 // them: a maintenance is complete when no node names it any more. A kubelet may annotate its own
 // node, so all of it is input.
-package nodemarks
+package marks
 
 import (
 	"encoding/json"
@@ -16,11 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	controllercache "haulout.dev/haulout/pkg/host/cache"
 )
 
 // Annotations are the keys of the annotations.
@@ -182,24 +180,4 @@ func UIDs(node *corev1.Node) sets.Set[types.UID] {
 // Same reports whether two states of a node have the same annotations of ours.
 func Same(a, b *corev1.Node) bool {
 	return !slices.ContainsFunc(Annotations, func(key string) bool { return a.Annotations[key] != b.Annotations[key] })
-}
-
-// NodesByMaintenance is the index of nodes by the UIDs of the maintenances that their annotations
-// name.
-const NodesByMaintenance = "haulout.dev/nodes-by-maintenance"
-
-// AddNodesByMaintenance adds the index, unless another controller has done so. The informer must
-// not run yet.
-func AddNodesByMaintenance(informer cache.SharedIndexInformer) error {
-	return controllercache.AddIndex(informer, NodesByMaintenance, func(obj any) ([]string, error) {
-		node, ok := obj.(*corev1.Node)
-		if !ok {
-			return nil, nil
-		}
-		var uids []string
-		for uid := range UIDs(node) {
-			uids = append(uids, string(uid))
-		}
-		return uids, nil
-	})
 }

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package budget
+package pdb
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 
 	policyv1 "k8s.io/api/policy/v1"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // maxDisruptedPods is the maximum number of evictions of a budget that the API server allows before
@@ -42,7 +42,7 @@ func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 	status := budget.Status
 	if message, failed := SyncFailure(budget); failed {
 		return Refusal{
-			Reason: maintenancev1alpha1.ReasonPodDisruptionBudgetSyncFailed,
+			Reason: v1alpha1.ReasonPodDisruptionBudgetSyncFailed,
 			Message: fmt.Sprintf("PodDisruptionBudget %s cannot be computed and so never allows a disruption: %s. Correct the budget, or delete the pod by hand.",
 				budget.Name, message),
 		}
@@ -51,7 +51,7 @@ func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 		return TooManyDisruptedPods(fmt.Sprintf("PodDisruptionBudget %s allows %d disruptions and lists %d evictions that are not confirmed.",
 			budget.Name, status.DisruptionsAllowed, len(status.DisruptedPods)))
 	}
-	refusal := Refusal{Reason: maintenancev1alpha1.ReasonPodDisruptionBudget}
+	refusal := Refusal{Reason: v1alpha1.ReasonPodDisruptionBudget}
 	if CountsNone(budget) {
 		refusal.Message = fmt.Sprintf("PodDisruptionBudget %s allows no disruption: its pods have no controller, from which it would know how many there must be. "+
 			"Give it a number as minAvailable, or delete the pod by hand.", budget.Name)
@@ -79,7 +79,7 @@ func Explain(budget *policyv1.PodDisruptionBudget, owner Owner) Refusal {
 func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (Refusal, bool) {
 	refusal, status := Explain(budget, OwnerNone), budget.Status
 	unhealthy := status.ExpectedPods - status.CurrentHealthy
-	if refusal.Reason != maintenancev1alpha1.ReasonPodDisruptionBudget || !IsCurrent(budget) || unhealthy <= 0 {
+	if refusal.Reason != v1alpha1.ReasonPodDisruptionBudget || !IsCurrent(budget) || unhealthy <= 0 {
 		return Refusal{}, false
 	}
 	short := status.CurrentHealthy < status.DesiredHealthy
@@ -101,7 +101,7 @@ func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (
 		advice = "Get them ready, or set unhealthyPodEvictionPolicy to AlwaysAllow in the budget, which allows the eviction of pods that are not ready."
 	}
 	return Refusal{
-		Reason: maintenancev1alpha1.ReasonUnhealthyPodsHoldBudget,
+		Reason: v1alpha1.ReasonUnhealthyPodsHoldBudget,
 		Message: fmt.Sprintf("PodDisruptionBudget %s allows no disruption, because %d of %d pods are not ready or missing: %d are healthy and %d must be. %s",
 			budget.Name, unhealthy, status.ExpectedPods, status.CurrentHealthy, status.DesiredHealthy, advice),
 	}, true
@@ -111,7 +111,7 @@ func HeldByUnhealthy(budget *policyv1.PodDisruptionBudget, ready, steady bool) (
 // that describes the status.
 func TooManyDisruptedPods(what string) Refusal {
 	return Refusal{
-		Reason:  maintenancev1alpha1.ReasonTooManyDisruptedPods,
+		Reason:  v1alpha1.ReasonTooManyDisruptedPods,
 		Message: what + " Check that the disruption controller runs; it corrects the budget's status.",
 	}
 }
@@ -123,7 +123,7 @@ func ExplainSeveral(matching []*policyv1.PodDisruptionBudget) Refusal {
 		names = append(names, budget.Name)
 	}
 	return Refusal{
-		Reason: maintenancev1alpha1.ReasonMultiplePodDisruptionBudgets,
+		Reason: v1alpha1.ReasonMultiplePodDisruptionBudgets,
 		Message: fmt.Sprintf("The pod is selected by the PodDisruptionBudgets %s, and the eviction API refuses pods with more than one. "+
 			"Change their selectors or delete all but one.", strings.Join(names, ", ")),
 	}

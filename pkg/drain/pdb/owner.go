@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package budget
+package pdb
 
 import (
 	"fmt"
@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	maintenancev1alpha1 "haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // Owner is what a pod belongs to, as far as the remedies for a budget that never allows an eviction
@@ -74,7 +74,7 @@ func (o Owner) remedy() string {
 	switch o.kind {
 	case ownerDeployment:
 		return fmt.Sprintf("The owner of the app can change the budget, or set the annotation %s: %s on the Deployment: unless an autoscaler scales it, "+
-			"its pods are then replaced before they leave. Or %s.", maintenancev1alpha1.AnnotationSurge, maintenancev1alpha1.SurgeAlways, narrow)
+			"its pods are then replaced before they leave. Or %s.", v1alpha1.AnnotationSurge, v1alpha1.SurgeAlways, narrow)
 	case ownerOperator:
 		return fmt.Sprintf("%s owns the pod: its operator may give the pod's role to another pod, which opens the budget. "+
 			"If it does not, ask its owner, or %s. Do not delete the pod by hand.", o.name, narrow)

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-package cache
+package podcache
 
 import (
 	"k8s.io/apimachinery/pkg/api/meta"

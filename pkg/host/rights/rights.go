@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package noderights asks the host cluster whether a user may delete nodes, which is the right that
+// Package rights asks the host cluster whether a user may delete nodes, which is the right that
 // a user needs to have nodes maintained. A Questioner checks many nodes for one request; a Cache
 // serves controllers repeatedly, for many users.
 //
@@ -13,7 +13,7 @@
 // that a user is, no authorizer is asked. About other nodes it is a user like any other.
 //
 // The content of a Cache may be dropped at any time.
-package noderights
+package rights
 
 import (
 	"context"

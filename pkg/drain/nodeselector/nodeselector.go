@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeselection determines the nodes that a NodeMaintenance selects. It is the only place
+// Package nodeselector determines the nodes that a NodeMaintenance selects. It is the only place
 // that evaluates spec.newNodes, so that admission, previews and controllers agree on the selection.
-package nodeselection
+package nodeselector
 
 import (
 	"context"
