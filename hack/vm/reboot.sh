@@ -298,7 +298,7 @@ agrees() {
 	eventually 120 "the node is schedulable" schedulable
 }
 
-nothingParked() { [[ -e /etc/kubernetes/manifests/static.yaml && "$(haulout-node-agent static list)" != *static* ]]; }
+nothingParked() { [[ -e /etc/kubernetes/manifests/static.yaml ]] && haulout-node-agent static list | grep --quiet "^No static pods .* are parked"; }
 
 # parksUntilReset drains the node and brings it back until the kernel resets the machine, at a
 # random moment and without a write of what is in memory.
