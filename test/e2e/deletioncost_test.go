@@ -118,9 +118,42 @@ func TestScaleDownTakesThePodsThatWait(t *testing.T) {
 	}
 }
 
-// TestDeletionCostsComeBack ends drains in which pods wait, in every way, and once with a server
-// that is killed during the drain.
+// TestDeletionCostsComeBack ends drains in which pods wait, in every way.
 func TestDeletionCostsComeBack(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(t *testing.T, nm string){
+		"by completing it": func(t *testing.T, nm string) {
+			t.Helper()
+			setStage(t, nm, v1alpha1.NodeMaintenanceStageComplete)
+		},
+		"by deleting it": deleteMaintenance,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			costsComeBack(t, end)
+		})
+	}
+}
+
+// TestDeletionCostsComeBackAfterTheServerWasKilled kills the server during the drain.
+func TestDeletionCostsComeBackAfterTheServerWasKilled(t *testing.T) {
+	costsComeBack(t, func(t *testing.T, nm string) {
+		t.Helper()
+		cluster.KillServer(t)
+		must.Do(t, cluster.Up())
+		deleteMaintenance(t, nm)
+	})
+}
+
+func deleteMaintenance(t *testing.T, nm string) {
+	t.Helper()
+	cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm, "--timeout=60s")
+}
+
+// costsComeBack drains a node whose pods have to wait, so that their costs are lowered, changes the
+// cost of one, and ends the drain.
+func costsComeBack(t *testing.T, end func(t *testing.T, nm string)) {
+	t.Helper()
 	pool, nodes := cluster.NewPool(t, 1, true)
 	namespace := cluster.NewNamespace(t)
 	cluster.Deployment(t, namespace, "web", pool, 3, withoutSurge)
@@ -129,45 +162,29 @@ func TestDeletionCostsComeBack(t *testing.T) {
 	dear, changed := pods[0].Name, pods[1].Name
 	merge(t, namespace, "pod", dear, `{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"7"}}}`)
 	before := must.Get(costs(t.Context(), t, namespace, "web"))(t)
-	for name, end := range map[string]func(nm string){
-		"by completing it": func(nm string) { setStage(t, nm, v1alpha1.NodeMaintenanceStageComplete) },
-		"by deleting it": func(nm string) {
-			cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm, "--timeout=60s")
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+	waitForCosts(
+		t, namespace, "web", "all pods are cheap",
+		func(pod string, annotations map[string]string) bool {
+			want := maps.Clone(loweredCost)
+			if pod == dear {
+				want[v1alpha1.AnnotationOriginalPodDeletionCost] = "7"
+			}
+			return maps.Equal(annotations, want)
 		},
-		"by deleting it after the server was killed": func(nm string) {
-			cluster.KillServer(t)
-			must.Do(t, cluster.Up())
-			cluster.MustKubectl(t, "", "delete", "nodemaintenance", nm, "--timeout=60s")
+	)
+	merge(t, namespace, "pod", changed,
+		`{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"9"}}}`)
+	end(t, nm.Name)
+	waitForCosts(
+		t, namespace, "web", "the costs are as before, but for the one that was changed",
+		func(pod string, annotations map[string]string) bool {
+			if pod == changed {
+				return maps.Equal(annotations, map[string]string{corev1.PodDeletionCost: "9"})
+			}
+			return maps.Equal(annotations, before[pod])
 		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-			waitForCosts(
-				t, namespace, "web", "all pods are cheap",
-				func(pod string, annotations map[string]string) bool {
-					want := maps.Clone(loweredCost)
-					if pod == dear {
-						want[v1alpha1.AnnotationOriginalPodDeletionCost] = "7"
-					}
-					return maps.Equal(annotations, want)
-				},
-			)
-			merge(t, namespace, "pod", changed,
-				`{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"9"}}}`)
-			end(nm.Name)
-			waitForCosts(
-				t, namespace, "web", "the costs are as before, but for the one that was changed",
-				func(pod string, annotations map[string]string) bool {
-					if pod == changed {
-						return maps.Equal(annotations, map[string]string{corev1.PodDeletionCost: "9"})
-					}
-					return maps.Equal(annotations, before[pod])
-				},
-			)
-			merge(t, namespace, "pod", changed,
-				`{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":null}}}`)
-		})
-	}
+	)
 	if now := livePods(t, namespace); len(now) != 3 || now[0].Spec.NodeName != nodes[0] {
 		t.Errorf("the pods have not stayed: %d are left", len(now))
 	}

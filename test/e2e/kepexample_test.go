@@ -164,6 +164,7 @@ func at(node string, pending, evacuating int32, message string, target int32) v1
 // TestTheExampleOfTheKEP plays KEP-4212, "Pod Selection and DrainTargets Example", with its
 // numbers. Budgets hold the pods until the example says that they have left.
 func TestTheExampleOfTheKEP(t *testing.T) {
+	t.Parallel()
 	type nodes = []v1alpha1.NodeMaintenanceNodeStatus
 	entry := func(podType v1alpha1.PodType, priority int32) v1alpha1.DrainPlanEntry {
 		return v1alpha1.DrainPlanEntry{PodType: podType, PodPriority: priority}

@@ -40,6 +40,7 @@ spec:
 
 // TestKubectl goes through what an administrator does with a maintenance, with nothing but kubectl.
 func TestKubectl(t *testing.T) {
+	t.Parallel()
 	pool, nodes := cluster.NewPool(t, 3, true)
 	namespace := cluster.NewNamespace(t)
 	cluster.Deployment(t, namespace, "stuck", pool, 3)
@@ -176,6 +177,7 @@ func count(t *testing.T, node string) int {
 
 // TestServing looks at the API from the side of programs.
 func TestServing(t *testing.T) {
+	t.Parallel()
 	rest := cluster.As(t).Haulout.MaintenanceV1alpha1().RESTClient()
 	get := func(t *testing.T, path, accept string) []byte {
 		t.Helper()

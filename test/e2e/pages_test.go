@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -82,23 +81,26 @@ func runScript(t *testing.T, script docs.Script) {
 
 // pageKinds are what the commands of pages create, in the order in which it is removed.
 var pageKinds = []string{
-	"nodemaintenances", "evacuations", "deployments", "statefulsets", "daemonsets", "pods", "poddisruptionbudgets",
-	"serviceaccounts", "roles", "rolebindings", "clusterroles", "clusterrolebindings", "namespaces",
+	"NodeMaintenance", "Evacuation", "Deployment", "StatefulSet", "DaemonSet", "Pod", "PodDisruptionBudget",
+	"ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding", "Namespace",
 }
+
+// noNamespace is what kubectl prints as the namespace of an object without one.
+const noNamespace = "<none>"
+
+// pageObject is an object of one of the pageKinds.
+type pageObject struct{ kind, namespace, name string }
 
 // pageState is what a cluster has before a page is tried.
 type pageState struct {
-	objects sets.Set[string]
+	objects sets.Set[pageObject]
 	// labels are those of the nodes that were there, by name.
 	labels map[string]map[string]string
 }
 
 func belongingsOfCluster(t *testing.T) pageState {
 	t.Helper()
-	state := pageState{objects: sets.New[string](), labels: map[string]map[string]string{}}
-	for _, kind := range pageKinds {
-		state.objects.Insert(objectsOf(t, kind)...)
-	}
+	state := pageState{objects: sets.New(objectsOf(t, pageKinds...)...), labels: map[string]map[string]string{}}
 	nodes := must.Get(cluster.As(t).Nodes().List(t.Context(), metav1.ListOptions{}))(t)
 	for i := range nodes.Items {
 		state.labels[nodes.Items[i].Name] = nodes.Items[i].Labels
@@ -106,16 +108,22 @@ func belongingsOfCluster(t *testing.T) pageState {
 	return state
 }
 
-// objectsOf returns "kind namespace name" of the objects of a kind; the namespace of what has none
-// is "<none>".
-func objectsOf(t *testing.T, kind string) []string {
+// isNew reports whether a page has created an object that does not go with another one.
+func (s pageState) isNew(o pageObject) bool {
+	namespace := pageObject{kind: "Namespace", namespace: noNamespace, name: o.namespace}
+	return !s.objects.Has(o) && !strings.HasPrefix(o.name, "system:") && (o.namespace == noNamespace || s.objects.Has(namespace))
+}
+
+// objectsOf returns the objects of kinds. It runs kubectl once, which takes longer to start than to
+// list them.
+func objectsOf(t *testing.T, kinds ...string) []pageObject {
 	t.Helper()
-	out := cluster.MustKubectl(noContext{t}, "", "get", kind, "-A", "--no-headers",
+	out := cluster.MustKubectl(noContext{t}, "", "get", strings.ToLower(strings.Join(kinds, ",")), "-A", "--no-headers",
 		"-o", "custom-columns=KIND:.kind,NAMESPACE:.metadata.namespace,NAME:.metadata.name")
-	var objects []string
+	var objects []pageObject
 	for line := range strings.Lines(out) {
 		if fields := strings.Fields(line); len(fields) == 3 {
-			objects = append(objects, kind+" "+fields[1]+" "+fields[2])
+			objects = append(objects, pageObject{kind: fields[0], namespace: fields[1], name: fields[2]})
 		}
 	}
 	return objects
@@ -124,16 +132,21 @@ func objectsOf(t *testing.T, kind string) []string {
 // putBack removes what was not there before, and restores the labels of nodes.
 func putBack(t *testing.T, before pageState) {
 	t.Helper()
+	names := map[pageObject][]string{} // by kind and namespace
+	for _, o := range objectsOf(t, pageKinds...) {
+		if before.isNew(o) {
+			group := pageObject{kind: o.kind, namespace: o.namespace}
+			names[group] = append(names[group], o.name)
+		}
+	}
 	for _, kind := range pageKinds {
-		for _, object := range objectsOf(t, kind) {
-			fields := strings.Fields(object)
-			owned := slices.Contains([]string{"evacuations", "pods"}, kind) && fields[1] != metav1.NamespaceDefault
-			if before.objects.Has(object) || owned || strings.HasPrefix(fields[2], "system:") {
+		for group := range names {
+			if group.kind != kind {
 				continue
 			}
-			args := []string{"delete", kind, fields[2], "--ignore-not-found", "--timeout=90s"}
-			if fields[1] != "<none>" {
-				args = append(args, "-n", fields[1])
+			args := append([]string{"delete", kind, "--ignore-not-found", "--timeout=90s"}, names[group]...)
+			if group.namespace != noNamespace {
+				args = append(args, "-n", group.namespace)
 			}
 			cluster.MustKubectl(noContext{t}, "", args...)
 		}
@@ -149,11 +162,9 @@ func putBack(t *testing.T, before pageState) {
 		}
 	}
 	framework.Eventually(noContext{t}, "nothing that a page has created is left", func(context.Context) (bool, error) {
-		for _, kind := range []string{"nodemaintenances", "namespaces"} {
-			for _, object := range objectsOf(t, kind) {
-				if !before.objects.Has(object) {
-					return false, fmt.Errorf("%s is left", object)
-				}
+		for _, o := range objectsOf(t, "NodeMaintenance", "Namespace") {
+			if before.isNew(o) {
+				return false, fmt.Errorf("%v is left", o)
 			}
 		}
 		return true, nil

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -69,57 +70,49 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	}
 }
 
-func TestNamespaceDeletion(t *testing.T) {
+// TestNamespaceWithEvacuationsIsDeleted deletes a namespace whose pods are being evacuated.
+func TestNamespaceWithEvacuationsIsDeleted(t *testing.T) {
+	t.Parallel()
 	namespaces := cluster.As(t).Kube.CoreV1().Namespaces()
-	gone := func(t *testing.T, name string) {
-		t.Helper()
-		framework.UntilGone(t, "namespace "+name+" is gone", namespaces, name)
-	}
-	t.Run("finishes, with pods that are being evacuated in it", func(t *testing.T) {
-		pool, _ := cluster.NewPool(t, 1, true)
-		namespace := cluster.NewNamespace(t)
-		cluster.Deployment(t, namespace, "stuck", pool, 3)
-		cluster.Budget(t, namespace, "stuck", 0)
-		nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
-		framework.Eventually(t, "the pods have evacuations", func(ctx context.Context) (bool, error) {
-			list, err := cluster.As(t).Evacuations(namespace).List(ctx, metav1.ListOptions{})
-			return err == nil && len(list.Items) == 3, err
-		})
-		must.Do(t, namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}))
-		gone(t, namespace)
-		drained(t, nm.Name)
+	pool, _ := cluster.NewPool(t, 1, true)
+	namespace := cluster.NewNamespace(t)
+	cluster.Deployment(t, namespace, "stuck", pool, 3)
+	cluster.Budget(t, namespace, "stuck", 0)
+	nm := cluster.Create(t, framework.Maintenance(pool, v1alpha1.NodeMaintenanceStageDrain))
+	framework.Eventually(t, "the pods have evacuations", func(ctx context.Context) (bool, error) {
+		list, err := cluster.As(t).Evacuations(namespace).List(ctx, metav1.ListOptions{})
+		return err == nil && len(list.Items) == 3, err
 	})
-	t.Run("says what it waits for while our server is down, and finishes when it is back", func(t *testing.T) {
-		namespace := cluster.NewNamespace(t)
-		cluster.KillServer(t)
-		t.Cleanup(func() {
-			if err := cluster.Up(); err != nil {
-				t.Error(err)
-			}
-		})
-		framework.Eventually(t, "the aggregator has noticed", func(ctx context.Context) (bool, error) {
-			_, errOut, err := cluster.Kubectl(t, "", "get", "nodemaintenances")
-			return err != nil && errOut != "", nil
-		})
-		must.Do(t, namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}))
-		framework.Eventually(
-			t, "the namespace's condition names our API group",
-			func(ctx context.Context) (bool, error) {
-				ns, err := namespaces.Get(ctx, namespace, metav1.GetOptions{})
-				if err != nil {
-					return false, err
-				}
-				for _, c := range ns.Status.Conditions {
-					if c.Type == corev1.NamespaceDeletionDiscoveryFailure && c.Status == corev1.ConditionTrue {
-						return true, nil
-					}
-				}
-				return false, nil
-			},
-		)
-		must.Do(t, cluster.Up())
-		gone(t, namespace)
+	must.Do(t, namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}))
+	framework.UntilGone(t, "the namespace is gone", namespaces, namespace)
+	drained(t, nm.Name)
+}
+
+// TestNamespaceIsDeletedWhenTheServerIsBack deletes a namespace while the server is down: its
+// condition names what it waits for.
+func TestNamespaceIsDeletedWhenTheServerIsBack(t *testing.T) {
+	namespaces := cluster.As(t).Kube.CoreV1().Namespaces()
+	namespace := cluster.NewNamespace(t)
+	cluster.KillServer(t)
+	t.Cleanup(func() {
+		if err := cluster.Up(); err != nil {
+			t.Error(err)
+		}
 	})
+	framework.Eventually(t, "the aggregator has noticed", func(ctx context.Context) (bool, error) {
+		_, errOut, err := cluster.Kubectl(t, "", "get", "nodemaintenances")
+		return err != nil && errOut != "", nil
+	})
+	must.Do(t, namespaces.Delete(t.Context(), namespace, metav1.DeleteOptions{}))
+	framework.Until(t, "the namespace's condition names our API group", namespaces, namespace, func(ns *corev1.Namespace) bool {
+		return slices.ContainsFunc(ns.Status.Conditions, func(c corev1.NamespaceCondition) bool {
+			return c.Type == corev1.NamespaceDeletionDiscoveryFailure && c.Status == corev1.ConditionTrue
+		})
+	})
+	must.Do(t, cluster.Up())
+	// The controller of namespaces tries again after up to a minute, and five seconds after a change.
+	merge(t, "", "namespace", namespace, `{"metadata":{"annotations":{"e2e.haulout.dev/nudged":"yes"}}}`)
+	framework.UntilGone(t, "the namespace is gone", namespaces, namespace)
 }
 
 // TestThousandsOfNodes drains 1,000 nodes in one maintenance, with E2E_FULL=1 the 5,000 of the
