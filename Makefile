@@ -2,10 +2,9 @@
 
 # --- Versions of everything that is built or installed from elsewhere -----------------------------
 
-# The development cluster. k8s.io/* and etcd are pinned in test/cluster/go.mod; this is what the
-# binaries call themselves.
+# The development cluster. k8s.io/*, etcd and kwok are pinned in test/cluster/go.mod; this is what
+# the binaries of Kubernetes call themselves.
 KUBE_VERSION := v1.37.1
-KWOK_VERSION := v0.8.0
 
 # The tools of verify and update, which hack/lib.sh fetches through Go modules into bin/tools. None
 # of them is in go.mod, where it would decide on the versions of our own libraries. The code
@@ -146,7 +145,7 @@ KUBE_LDFLAGS := -s -w $(foreach package,$(KUBE_VERSION_PACKAGES),\
 	-X $(package).gitMajor=$(word 1,$(KUBE_VERSION_PARTS)) -X $(package).gitMinor=$(word 2,$(KUBE_VERSION_PARTS)))
 
 KUBE_STAMP := $(STAMPS)/kube-$(KUBE_VERSION)-$(GO_VERSION)
-KWOK_STAMP := $(STAMPS)/kwok-$(KWOK_VERSION)-$(GO_VERSION)
+KWOK_STAMP := $(STAMPS)/kwok-$(GO_VERSION)
 CLUSTER_STAMP := $(STAMPS)/cluster-$(GO_VERSION)
 
 # A stamp does not show that a binary has been removed since.
@@ -163,13 +162,13 @@ $(KUBE_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum $(wildcard $(CL
 		$(addprefix k8s.io/kubernetes/cmd/,$(KUBE_BINARIES)) ./cmd/etcd ./cmd/kubectl
 	@touch $@
 
-# kwok stays out of our module graph: it asks for other versions of the Kubernetes libraries. Its
-# stages are part of its module but not of its binary.
-$(KWOK_STAMP):
-	@echo 'Building kwok $(KWOK_VERSION)'
+# kwok is a tool of the module: by itself it would compile another version of the Kubernetes
+# libraries. Its stages are part of its module but not of its binary.
+$(KWOK_STAMP): $(CLUSTER_MODULE)/go.mod $(CLUSTER_MODULE)/go.sum
+	@echo 'Building kwok'
 	@mkdir -p $(STAMPS)
-	GOBIN='$(abspath $(BIN))' go install $(GO_BUILD_FLAGS) -ldflags '-s -w' sigs.k8s.io/kwok/cmd/kwok@$(KWOK_VERSION)
-	@stages=$$(go mod download -json sigs.k8s.io/kwok@$(KWOK_VERSION) | sed -n 's/^\t"Dir": "\(.*\)",$$/\1/p')/kustomize/stage; \
+	cd $(CLUSTER_MODULE) && go build $(GO_BUILD_FLAGS) -ldflags '-s -w' -o ../../$(BIN)/ sigs.k8s.io/kwok/cmd/kwok
+	@stages="$$(go -C $(CLUSTER_MODULE) list -m -f '{{.Dir}}' sigs.k8s.io/kwok)"/kustomize/stage; \
 	rm -rf $(BIN)/kwok-stages; \
 	for folder in node/fast node/heartbeat-with-lease pod/fast pod/general; do \
 		mkdir -p $(BIN)/kwok-stages/$$folder; \
