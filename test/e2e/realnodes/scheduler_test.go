@@ -25,11 +25,10 @@ const (
 	slot = "example.com/slot"
 )
 
-// TestSecondScheduler runs haulout-scheduler beside the cluster's own, as docs/preemption.md says:
+// testSecondScheduler runs haulout-scheduler beside the cluster's own, as docs/preemption.md says:
 // it schedules the pods that name it, and keeps their budgets.
-func TestSecondScheduler(t *testing.T) {
-	t.Setenv("HAULOUT", "false")
-	c := start(t)
+func testSecondScheduler(t *testing.T, c *framework.Cluster) {
+	t.Helper()
 	apply(t, c, "second-scheduler", secondScheduler)
 	c.MustKubectl(t, "", "--namespace="+secondScheduler, "rollout", "status", "deployment/"+secondScheduler, "--timeout=2m")
 

@@ -28,7 +28,8 @@ const (
 )
 
 // TestServerAsAPod installs the server from artifacts/base, as docs/install.md says. The server
-// drains the other node and its own, and survives a power failure.
+// drains the other node and its own, and survives a power failure. The second scheduler is installed
+// beside it.
 func TestServerAsAPod(t *testing.T) {
 	t.Setenv("HAULOUT", "false")
 	c := start(t)
@@ -73,6 +74,7 @@ func TestServerAsAPod(t *testing.T) {
 	complete(t, c, "own")
 	ready(t, c, namespace, "app=db", 1)
 	t.Run("a backup is restored", func(t *testing.T) { testRestore(t, c) })
+	t.Run("a second scheduler", func(t *testing.T) { testSecondScheduler(t, c) })
 }
 
 // checkFlowSchemas waits until kube-apiserver has queued requests of the server by both schemas of
