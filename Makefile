@@ -284,17 +284,6 @@ cgroup2: cluster-binaries node-binaries ## Drain a real node on cgroups of versi
 reboots: cluster-binaries node-binaries ## Reboot a node with the node agent, systemd and its cgroup driver, in an emulated machine (half an hour; needs Debian and root)
 	@VM_TIMEOUT="$${VM_TIMEOUT:-1h}" hack/vm.sh --systemd hack/vm/reboot.sh
 
-FAULT_SEEDS ?= 200
-
-.PHONY: node-safety
-node-safety: kubeadm reboots ## What takes too long for make test: control planes of kubeadm, reboots of an emulated machine, 200 random faults (two hours; FAULT_SEEDS=20)
-	E2E_SEEDS='$(FAULT_SEEDS)' hack/test.sh -v -count=1 -run='^TestRandomFaults$$' -timeout=4h ./test/faults
-
-.PHONY: nightly
-nightly: ## Everything that takes too long for make test: node-safety, and each fuzz target for five minutes (three hours)
-	$(MAKE) --no-print-directory fuzz FUZZ_TIME=5m
-	$(MAKE) --no-print-directory node-safety
-
 ##@ Demo
 
 # A mistake in a variable should show before minutes of building.
@@ -348,10 +337,12 @@ idle: cluster-binaries build ## Measure what 10,000 pods cost that cannot leave 
 RUN ?=
 COUNT ?= 1
 UNIT_FLAGS ?=
-# With RACE=1, unit runs these packages with the race detector: they start goroutines. The others
-# have none, or those of a library.
+# With RACE=1, unit runs these packages with the race detector: they start goroutines, and their
+# tests compile no server, which would be compiled once more for it. RACE=all adds those that do.
+# The others have no goroutines, or those of a library.
 RACE ?=
-RACE_PACKAGES := /pkg/(agent|apiserver|controller|evacuator|host)(/|$$)
+RACE_PACKAGES := /pkg/(agent|controller|evacuator|host)(/|$$)
+RACE_SERVERS := /pkg/(apiserver|host/previewer)(/|$$)
 MONITORING_FLAGS ?=
 E2E_FLAGS ?=
 E2E_TIMEOUT ?= 40m
@@ -367,15 +358,21 @@ FUZZ_PACKAGES := ./test/fuzz ./pkg/admission/plugin/evacuation ./pkg/admission/p
 fuzz: ## Search for input that breaks a reader (FUZZ_TIME=10m for each target); what is found is written to testdata/fuzz
 	@hack/fuzz.sh '$(FUZZ_TIME)' $(FUZZ_PACKAGES)
 
+# End-to-end tests are compiled, too. All tests are vetted by make lint.
 .PHONY: unit
 unit: ## Run the tests that need no cluster, of all modules
-	go vet ./test/...
-	go vet -tags=kubeadm ./test/e2e/realnodes
+	@go list -test -export -f '' ./test/...
+	@go list -test -export -f '' -tags=kubeadm ./test/e2e/realnodes
 	@# A failure in one module hides none in another: all are run, and then it fails.
 	failed=; packages="$$(go list ./... | grep -Ev '/test/(e2e|faults)')"; \
-	if [[ -n '$(RACE)' ]]; then \
-		hack/test.sh -race $(UNIT_FLAGS) $$(grep -E '$(RACE_PACKAGES)' <<<"$$packages") || failed=1; \
-		packages="$$(grep -Ev '$(RACE_PACKAGES)' <<<"$$packages")"; \
+	case '$(RACE)' in \
+	'') race= ;; \
+	all) race="$$(grep -E '$(RACE_PACKAGES)|$(RACE_SERVERS)' <<<"$$packages")" ;; \
+	*) race="$$(grep -E '$(RACE_PACKAGES)' <<<"$$packages" | grep -Ev '$(RACE_SERVERS)')" ;; \
+	esac; \
+	if [[ -n "$$race" ]]; then \
+		hack/test.sh -race $(UNIT_FLAGS) $$race || failed=1; \
+		packages="$$(grep -vxF "$$race" <<<"$$packages")"; \
 	fi; \
 	hack/test.sh $(UNIT_FLAGS) $$packages || failed=1; \
 	(cd $(CLUSTER_MODULE) && ../../hack/test.sh $(UNIT_FLAGS) ./...) || failed=1; \
@@ -387,11 +384,17 @@ unit: ## Run the tests that need no cluster, of all modules
 
 .PHONY: race
 race: ## Run the tests that need no cluster, those of code with goroutines with the race detector (needs a C compiler)
-	@$(MAKE) --no-print-directory unit RACE=1
+	@$(MAKE) --no-print-directory unit RACE=all
 
 # Only root can start real nodes; their tests are left out without.
 ifeq ($(shell id -u),0)
 E2E_NEEDS := node-binaries
+endif
+
+# Tests that do not run, as a pattern.
+SKIP ?=
+ifeq ($(findstring TestSideBySide,$(SKIP)),)
+E2E_NEEDS += previous
 endif
 
 PREVIOUS ?=
@@ -401,8 +404,30 @@ previous: ## Build the server of an earlier commit, which the end-to-end tests r
 	@PREVIOUS='$(PREVIOUS)' hack/previous.sh
 
 .PHONY: e2e
-e2e: cluster-binaries build windows-agent scheduler previous $(E2E_NEEDS) ## Run the end-to-end tests (RUN=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
-	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -timeout='$(E2E_TIMEOUT)' -parallel=8 $(E2E_FLAGS) -p=1 ./test/e2e/... ./test/faults/...
+e2e: cluster-binaries build windows-agent scheduler $(E2E_NEEDS) ## Run the end-to-end tests (RUN=pattern, SKIP=pattern, COUNT=n; E2E_CLUSTER_DIR=dir uses that running cluster, E2E_FULL=1 the large sizes)
+	hack/test.sh -v -count='$(COUNT)' -run='$(RUN)' -skip='$(SKIP)' -timeout='$(E2E_TIMEOUT)' -parallel=8 $(E2E_FLAGS) -p=1 ./test/e2e/... ./test/faults/...
+
+# How many seeds faults plays.
+FAULT_SEEDS ?= 200
+
+.PHONY: faults
+faults: cluster-binaries build ## Drain nodes while things fail at random, 200 times (an hour and a half; FAULT_SEEDS=20)
+	E2E_SEEDS='$(FAULT_SEEDS)' hack/test.sh -v -count=1 -run='^TestRandomFaults$$' -timeout=6h ./test/faults
+
+.PHONY: full
+full: ## Run the end-to-end tests in their large sizes, without what faults runs (two hours)
+	@$(MAKE) --no-print-directory e2e E2E_FULL=1 E2E_TIMEOUT=6h SKIP='^TestRandomFaults\z'
+
+.PHONY: codegen
+codegen: ## Generate all code in a copy of the tree and compare, also if nothing has changed since it was generated
+	@hack/verify-codegen.sh --full
+
+# What takes too long for .ci/run, and what .ci/run does in part.
+NIGHTLY ?= codegen race fuzz full faults kubeadm cgroup2 reboots bench memory clients idle
+
+.PHONY: nightly
+nightly: ## Run everything that takes long, and end with a table of what came of it (eight hours; needs Debian and root; NIGHTLY='fuzz kubeadm')
+	@FUZZ_TIME="$${FUZZ_TIME:-5m}" hack/nightly.sh '$(MAKE)' $(NIGHTLY)
 
 .PHONY: verify
 verify: ## Check generated code and pages, formatting, lint, manifests, go.mod and licence headers; change nothing
