@@ -24,6 +24,25 @@ code_generator_version() {
 	(cd "${ROOT}" && go list -m -f '{{.Version}}' k8s.io/apimachinery)
 }
 
+# codegen_hash prints a hash of the types, of the versions of the generators, and of all that
+# hack/update-codegen.sh has generated.
+codegen_hash() {
+	cd "${ROOT}"
+	{
+		code_generator_version
+		go list -m k8s.io/api k8s.io/kube-openapi
+		pinned GOGO_PROTOBUF_VERSION
+		pinned GOIMPORTS_VERSION
+		# A tag in a folder where nothing was generated yet.
+		grep -rhE --include='*.go' '^[[:space:]]*// ?\+(k8s:|genclient|groupName)' pkg | sort
+		{
+			ls hack/update-codegen.sh hack/update-protobuf.sh hack/boilerplate.go.txt hack/openapi-violations.list
+			grep -rl --include='*.go' '^// Code generated .* DO NOT EDIT\.$' pkg | xargs dirname | sort -u |
+				xargs -I{} find {} -maxdepth 1 -type f ! -name '*_test.go'
+		} | LC_ALL=C sort | xargs sha256sum
+	} | sha256sum
+}
+
 # module_dir PATH VERSION prints the folder of a module in the module cache, fetching it first if
 # need be.
 module_dir() {
@@ -42,12 +61,42 @@ tool() {
 	echo "${folder}/$1"
 }
 
+# golangci_lint prints the path of golangci-lint with kube-api-linter, which is a plugin of it. A
+# program of its own for the plugin would compile golangci-lint once more, in another version.
 golangci_lint() {
-	tool golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint "$(pinned GOLANGCI_LINT_VERSION)"
-}
+	local version plugin folder source
+	version="$(pinned GOLANGCI_LINT_VERSION)"
+	plugin="$(pinned KUBE_API_LINTER_VERSION)"
+	folder="${ROOT}/bin/tools/golangci-lint-${version}-${plugin##*-}-$(go env GOVERSION)"
+	if [[ ! -x "${folder}/golangci-lint" ]]; then
+		echo "Building golangci-lint ${version} with kube-api-linter ${plugin}" >&2
+		source="$(mktemp -d)"
+		cat >"${source}/go.mod" <<-END
+			module lint
+			go 1.26.0
+			require github.com/golangci/golangci-lint/v2 ${version}
+			require sigs.k8s.io/kube-api-linter ${plugin}
+		END
+		cat >"${source}/main.go" <<-END
+			package main
 
-kube_api_linter() {
-	tool golangci-lint-kube-api-linter sigs.k8s.io/kube-api-linter/cmd/golangci-lint-kube-api-linter "$(pinned KUBE_API_LINTER_VERSION)"
+			import (
+				"os"
+
+				"github.com/golangci/golangci-lint/v2/pkg/commands"
+				_ "sigs.k8s.io/kube-api-linter"
+			)
+
+			func main() {
+				if commands.Execute(commands.BuildInfo{Version: "${version#v}"}) != nil {
+					os.Exit(3)
+				}
+			}
+		END
+		(cd "${source}" && GOFLAGS="${GOFLAGS} -mod=mod" go build -ldflags '-s -w' -o "${folder}/golangci-lint" .) >&2
+		rm -rf "${source}"
+	fi
+	echo "${folder}/golangci-lint"
 }
 
 kustomize() {

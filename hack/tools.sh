@@ -2,5 +2,4 @@
 # Fetches and builds the tools of the other scripts, which otherwise each does by itself.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 golangci_lint
-kube_api_linter
 kustomize

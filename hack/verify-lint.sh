@@ -3,7 +3,6 @@
 # over what is compiled for Windows alone, and has bash read the shell scripts.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lint="$(golangci_lint)"
-api_lint="$(kube_api_linter)"
 failed=
 cd "${ROOT}"
 while IFS= read -r -d '' script; do
@@ -15,6 +14,6 @@ for module in "${MODULES[@]}"; do
 	"${lint}" run --config "${ROOT}/.golangci.yaml" ./... || failed=1
 done
 cd "${ROOT}"
-"${api_lint}" run --config "${ROOT}/.golangci-api.yaml" ./pkg/apis/maintenance/v1alpha1/... || failed=1
+"${lint}" run --config "${ROOT}/.golangci-api.yaml" ./pkg/apis/maintenance/v1alpha1/... || failed=1
 GOOS=windows CGO_ENABLED=0 go vet ./cmd/node-agent ./pkg/agent/... ./pkg/cmd/nodeagent/... ./test/e2e/windowsagent/helper || failed=1
 [[ -z "${failed}" ]]
