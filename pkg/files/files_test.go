@@ -15,13 +15,12 @@ import (
 	"testing/iotest"
 
 	"haulout.dev/haulout/pkg/files"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func write(t *testing.T, name, content string) {
 	t.Helper()
-	if err := os.WriteFile(name, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(name, []byte(content), 0o600))
 }
 
 // want compares the names and the contents of the files of a folder.
@@ -50,9 +49,7 @@ func TestReplace(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(t.TempDir(), "new")
 			path := filepath.Join(dir, "a.conf")
-			if err := replace(path, strings.NewReader("old"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, replace(path, strings.NewReader("old"), 0o600))
 			want(t, dir, map[string]string{"a.conf": "old"})
 			broken := errors.New("no space left on device")
 			part := io.MultiReader(bytes.NewReader([]byte("ne")), iotest.ErrReader(broken))
@@ -75,9 +72,7 @@ func TestReplace(t *testing.T) {
 func TestReplaceDoesNotReplaceAFolder(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(dir, "a", "b"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(filepath.Join(dir, "a", "b"), 0o700))
 	if err := files.Replace(filepath.Join(dir, "a"), strings.NewReader("x"), 0o600); err == nil {
 		t.Error("a file has replaced a folder")
 	}
@@ -107,17 +102,12 @@ func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	write(t, path, "")
 	open := func() *os.File {
-		file, err := os.Open(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := must.Get(os.Open(path))(t)
 		return file
 	}
 	first, second := open(), open()
 	defer second.Close()
-	if err := files.TryLock(first); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, files.TryLock(first))
 	if err := files.TryLock(second); err == nil {
 		t.Error("two have the lock")
 	}

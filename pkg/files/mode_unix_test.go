@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"haulout.dev/haulout/pkg/files"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // Not parallel: the umask is that of the process.
@@ -26,9 +27,7 @@ func TestModes(t *testing.T) {
 	}
 	private, public := filepath.Join(t.TempDir(), "private", "a"), filepath.Join(t.TempDir(), "public", "a")
 	for name, mode := range map[string]os.FileMode{private: 0o600, public: 0o644} {
-		if err := files.Replace(name, strings.NewReader("x"), mode); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, files.Replace(name, strings.NewReader("x"), mode))
 	}
 	for name, wanted := range map[string]os.FileMode{
 		path: 0o755, private: 0o600, public: 0o644, filepath.Dir(private): 0o700, filepath.Dir(public): 0o755,

@@ -107,10 +107,7 @@ func TestCallingOff(t *testing.T) {
 				return ""
 			})
 			done := time.Now()
-			list, err := evacuations.List(t.Context(), metav1.ListOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			list := must.Get(evacuations.List(t.Context(), metav1.ListOptions{}))(t)
 			left := map[string][]string{}
 			for i := range list.Items {
 				left[list.Items[i].Spec.PodRef.Name] = list.Items[i].Finalizers
@@ -118,13 +115,7 @@ func TestCallingOff(t *testing.T) {
 			if diff := cmp.Diff(map[string][]string{"shared": {testInstigator}, "busy": nil}, left); diff != "" {
 				t.Errorf("Evacuations that are left, with their finalizers (-want +got):\n%s", diff)
 			}
-			putBack := func() []string {
-				var node *corev1.Node
-				if node, err = cluster.As(t).Nodes().Get(t.Context(), nodes[0], metav1.GetOptions{}); err != nil {
-					t.Fatal(err)
-				}
-				return oracle.LeftOn(node, false)
-			}
+			putBack := func() []string { return oracle.LeftOn(theNode(t, nodes[0]), false) }
 			framework.Accept(t, putBack(), nil)
 
 			// The one that could not be cancelled continues, with its evacuator only: when that one
@@ -229,9 +220,7 @@ func TestNodeThatIsMadeAgain(t *testing.T) {
 		if name == "last" {
 			critical(*pod)
 		}
-		if *pod, err = kube.CoreV1().Pods(namespace).Create(t.Context(), *pod, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		*pod = must.Get(kube.CoreV1().Pods(namespace).Create(t.Context(), *pod, metav1.CreateOptions{}))(t)
 	}
 	cluster.NewNodes(t, pool, true, again)
 	unschedulable(t, true, nodes...)

@@ -92,10 +92,7 @@ func TestMetrics(t *testing.T) {
 // TestMetricsAreServed looks for each metric that the documentation lists and that rules and
 // dashboard use.
 func TestMetricsAreServed(t *testing.T) {
-	ours, err := cluster.ScrapeServer(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ours := must.Get(cluster.ScrapeServer(t))(t)
 	hosts := must.Get(cluster.ScrapeHost(t))(t)
 	read := func(path ...string) string {
 		content := must.Get(os.ReadFile(filepath.Join(append([]string{cluster.Root()}, path...)...)))(t)
@@ -126,9 +123,7 @@ func TestMetricsAreServed(t *testing.T) {
 			t.Errorf("docs/metrics.md does not list %s", name)
 		}
 	}
-	if ours, err = cluster.ScrapeServer(t); err != nil {
-		t.Fatal(err)
-	}
+	ours = must.Get(cluster.ScrapeServer(t))(t)
 	for _, name := range strings.Fields(read("artifacts", "monitoring", "metrics.txt")) {
 		if strings.HasPrefix(name, "haulout_preemption_") {
 			continue // of haulout-scheduler: test/e2e/preemption looks for them

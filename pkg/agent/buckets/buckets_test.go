@@ -20,6 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func entry(priority int32, seconds int64) configv1alpha1.ShutdownGracePeriodByPodPriority {
@@ -135,9 +136,7 @@ func defaulted(t *testing.T, plan []v1alpha1.DrainPlanEntry) []v1alpha1.DrainPla
 	}
 	v1alpha1.SetObjectDefaults_NodeMaintenance(nm)
 	internal := &maintenance.NodeMaintenance{}
-	if err := v1alpha1.Convert_v1alpha1_NodeMaintenance_To_maintenance_NodeMaintenance(nm, internal, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, v1alpha1.Convert_v1alpha1_NodeMaintenance_To_maintenance_NodeMaintenance(nm, internal, nil))
 	if errs := validation.ValidateNodeMaintenance(internal); len(errs) > 0 {
 		t.Fatalf("the server refuses the plan: %v", errs)
 	}

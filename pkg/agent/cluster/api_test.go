@@ -35,6 +35,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	haulscheme "haulout.dev/haulout/pkg/generated/clientset/versioned/scheme"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -87,10 +88,7 @@ func newAPI(t *testing.T, objects ...runtime.Object) *api {
 	config := &rest.Config{Host: a.server.URL, QPS: -1, ContentConfig: rest.ContentConfig{
 		ContentType: "application/vnd.kubernetes.protobuf", AcceptContentTypes: "application/vnd.kubernetes.protobuf,application/json",
 	}}
-	client, err := New(Config{NodeName: nodeName, REST: config, Recorder: a.events})
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(New(Config{NodeName: nodeName, REST: config, Recorder: a.events}))(t)
 	a.client, a.config = client, config
 	return a
 }

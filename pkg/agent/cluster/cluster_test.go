@@ -27,6 +27,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const otherBoot = "6fa459ea-ee8a-3ca4-894e-db77e160355e"
@@ -76,10 +77,7 @@ func ofBoot(id string) func(*v1alpha1.NodeMaintenance) {
 
 func TestEnsureCreates(t *testing.T) {
 	a := newAPI(t)
-	ref, err := a.client.EnsureMaintenance(t.Context(), request())
-	if err != nil {
-		t.Fatal(err)
-	}
+	ref := must.Get(a.client.EnsureMaintenance(t.Context(), request()))(t)
 	nm := a.maintenance(ownName)
 	if nm == nil || ref.Name != ownName || ref.UID != nm.UID {
 		t.Fatalf("got %+v, stored %+v", ref, nm)
@@ -300,9 +298,7 @@ func TestComplete(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, tt.nm)
-			if err := a.client.Complete(t.Context(), tt.ref); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, a.client.Complete(t.Context(), tt.ref))
 			if got := a.maintenance(ownName).Spec.Stage; got != tt.want {
 				t.Errorf("stage %s, want %s", got, tt.want)
 			}
@@ -363,12 +359,9 @@ func TestSetCondition(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "n"}, Status: corev1.NodeStatus{Conditions: tt.existing}})
-			err := a.client.SetCondition(t.Context(), corev1.NodeCondition{
+			must.Do(t, a.client.SetCondition(t.Context(), corev1.NodeCondition{
 				Type: v1alpha1.NodeConditionAgentReady, Status: tt.status, Reason: "Why", Message: "because",
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			}))
 			conditions := a.node().Status.Conditions
 			i := slices.IndexFunc(conditions, func(c corev1.NodeCondition) bool { return c.Type == v1alpha1.NodeConditionAgentReady })
 			if i < 0 {
@@ -527,14 +520,8 @@ func TestRecorder(t *testing.T) {
 	host := fake.NewClientset()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	watch, err := host.CoreV1().Events("").Watch(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := New(Config{NodeName: nodeName, REST: newAPI(t).config, Recorder: NewRecorder(ctx, host, nodeName)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	watch := must.Get(host.CoreV1().Events("").Watch(ctx, metav1.ListOptions{}))(t)
+	client := must.Get(New(Config{NodeName: nodeName, REST: newAPI(t).config, Recorder: NewRecorder(ctx, host, nodeName)}))(t)
 	client.Event(corev1.EventTypeNormal, "Why", "something")
 	event, ok := (<-watch.ResultChan()).Object.(*corev1.Event)
 	if !ok || event.InvolvedObject.Kind != "Node" || event.InvolvedObject.Name != nodeName || event.InvolvedObject.UID != nodeName ||

@@ -16,6 +16,8 @@ import (
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/record"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // frozen is a TCP proxy whose connections deliver nothing any more after freeze, without an end: as
@@ -128,9 +130,7 @@ func TestDeadConnection(t *testing.T) {
 		return err
 	}
 	for range 3 {
-		if err := list(time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, list(time.Minute))
 	}
 	if n := proxy.freeze(); n != 1 {
 		t.Fatalf("%d connections, want one for all requests", n)
@@ -148,10 +148,7 @@ func TestDeadConnection(t *testing.T) {
 
 // Whatever accepts a connection and does not answer, the next attempt begins elsewhere.
 func TestAttemptsBeginWithAnotherAddress(t *testing.T) {
-	listener, err := net.Listen("tcp", "localhost:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := must.Get(net.Listen("tcp", "localhost:0"))(t)
 	defer listener.Close()
 	_, port, err := net.SplitHostPort(listener.Addr().String())
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // podOn returns a running pod of the node.
@@ -159,9 +160,7 @@ func TestCordonAndUncordon(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, tt.node)
 			for range 2 {
-				if err := tt.do(a); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, tt.do(a))
 			}
 			if got := a.node(); got.Spec.Unschedulable != tt.cordoned || got.Annotations[key] != tt.annotation {
 				t.Errorf("cordoned %t, annotation %q, want %t, %q", got.Spec.Unschedulable, got.Annotations[key], tt.cordoned, tt.annotation)

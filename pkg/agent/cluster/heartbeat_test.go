@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestHeartbeatOfNodeAgentReady(t *testing.T) {
@@ -47,9 +48,7 @@ func TestHeartbeatOfNodeAgentReady(t *testing.T) {
 			if tt.change != nil {
 				tt.change(&next)
 			}
-			if err := a.client.SetCondition(t.Context(), next); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, a.client.SetCondition(t.Context(), next))
 			conditions := a.node().Status.Conditions
 			i := slices.IndexFunc(conditions, func(c corev1.NodeCondition) bool { return c.Type == next.Type })
 			if written := !conditions[i].LastHeartbeatTime.Equal(&old.LastHeartbeatTime); written != tt.want {

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestCompleteOlder(t *testing.T) {
@@ -80,9 +81,7 @@ func TestOldestMaintenancesAreDeleted(t *testing.T) {
 		return nil
 	}
 	for range 2 {
-		if err := a.client.DeleteOldest(t.Context(), boot); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.client.DeleteOldest(t.Context(), boot))
 	}
 	var gone []string
 	for _, object := range objects {

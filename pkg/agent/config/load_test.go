@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const head = "apiVersion: nodeagent.haulout.dev/v1alpha1\nkind: NodeAgentConfiguration\n"
@@ -21,9 +22,7 @@ const head = "apiVersion: nodeagent.haulout.dev/v1alpha1\nkind: NodeAgentConfigu
 func write(t *testing.T, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
@@ -73,10 +72,7 @@ maxShutdownDelay: 1h
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := Load(write(t, test.content))
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(Load(write(t, test.content)))(t)
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("the configuration differs (-want +got):\n%s", diff)
 			}

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const header = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
@@ -20,12 +22,8 @@ func write(t *testing.T, files map[string]string) string {
 	dir := t.TempDir()
 	for name, text := range files {
 		path := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.Do(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	return dir
 }
@@ -159,10 +157,7 @@ unknownField: {a: b}
 			for _, arg := range tc.args {
 				args = append(args, strings.ReplaceAll(arg, "DIR", dir))
 			}
-			got, err := discover(filepath.Join(dir, "default.yaml"), args, dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := must.Get(discover(filepath.Join(dir, "default.yaml"), args, dir))(t)
 			tc.want.StaticPodPath = strings.ReplaceAll(tc.want.StaticPodPath, "DIR", dir)
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
@@ -201,10 +196,7 @@ func TestBadConfigurations(t *testing.T) {
 }
 
 func TestDiscoverNamesTheHost(t *testing.T) {
-	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	host := must.Get(os.Hostname())(t)
 	got, err := discover("", []string{"kubelet"}, "")
 	if err != nil || got.NodeName != strings.ToLower(host) {
 		t.Errorf("got %q, %v, want %q", got.NodeName, err, strings.ToLower(host))

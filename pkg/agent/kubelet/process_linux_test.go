@@ -16,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // envKubelet makes the test's program run as a process that only waits.
@@ -33,22 +35,11 @@ func TestMain(m *testing.M) {
 // runKubelet runs a process that is called as a kubelet, until its end is called or the test ends.
 func runKubelet(t *testing.T, dir string, args ...string) (pid int, end func()) {
 	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	command := &exec.Cmd{Path: self, Args: append([]string{"/usr/bin/kubelet"}, args...), Env: []string{envKubelet + "=1"}, Dir: dir}
-	stdin, err := command.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdin := must.Get(command.StdinPipe())(t)
+	stdout := must.Get(command.StdoutPipe())(t)
+	must.Do(t, command.Start())
 	ended := false
 	end = func() {
 		if !ended {
@@ -58,9 +49,7 @@ func runKubelet(t *testing.T, dir string, args ...string) (pid int, end func()) 
 		}
 	}
 	t.Cleanup(end)
-	if _, err := bufio.NewReader(stdout).ReadString('\n'); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(bufio.NewReader(stdout).ReadString('\n'))(t)
 	return command.Process.Pid, end
 }
 
@@ -80,9 +69,7 @@ func only(t *testing.T, pids ...int) string {
 
 func link(t *testing.T, target, name string) {
 	t.Helper()
-	if err := os.Symlink(target, name); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Symlink(target, name))
 }
 
 func TestARealProcessIsFound(t *testing.T) {
@@ -90,10 +77,7 @@ func TestARealProcessIsFound(t *testing.T) {
 	before := time.Now()
 	pid, end := runKubelet(t, dir, "--config=config.yaml", "--hostname-override=node-7")
 	proc := only(t, os.Getpid(), pid)
-	got, err := findIn(proc, os.Getuid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(findIn(proc, os.Getuid()))(t)
 	wantArgs := []string{"/usr/bin/kubelet", "--config=config.yaml", "--hostname-override=node-7"}
 	if got.PID != pid || got.Dir != dir || !slices.Equal(got.Args, wantArgs) {
 		t.Errorf("got %+v, want the process %d in %s with %q", got, pid, dir, wantArgs)
@@ -122,19 +106,13 @@ func TestTheOldestKubeletIsFound(t *testing.T) {
 	first, _ := runKubelet(t, t.TempDir())
 	proc := only(t, first)
 	started := func() uint64 {
-		ticks, err := startOf(filepath.Join(proc, strconv.Itoa(first)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		ticks := must.Get(startOf(filepath.Join(proc, strconv.Itoa(first))))(t)
 		return ticks
 	}()
 	// A younger one is started in another tick of 10 ms.
 	for deadline := time.Now().Add(20 * time.Second); ; {
 		second, end := runKubelet(t, t.TempDir())
-		ticks, err := startOf("/proc/" + strconv.Itoa(second))
-		if err != nil {
-			t.Fatal(err)
-		}
+		ticks := must.Get(startOf("/proc/" + strconv.Itoa(second)))(t)
 		if ticks > started {
 			link(t, "/proc/"+strconv.Itoa(second), filepath.Join(proc, strconv.Itoa(second)))
 			break
@@ -165,18 +143,12 @@ func TestKubeletsOfOthersAreIgnored(t *testing.T) {
 		// A process has its own folder here, with the same files but for its cgroup.
 		process := func(name, source, cgroup string) {
 			dir := filepath.Join(proc, name)
-			if err := os.RemoveAll(dir); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Mkdir(dir, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.RemoveAll(dir))
+			must.Do(t, os.Mkdir(dir, 0o755))
 			for _, file := range []string{"cmdline", "stat", "cwd", "ns"} {
 				link(t, fmt.Sprintf("/proc/%s/%s", source, file), filepath.Join(dir, file))
 			}
-			if err := os.WriteFile(filepath.Join(dir, "cgroup"), []byte(cgroup+"\n"), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(dir, "cgroup"), []byte(cgroup+"\n"), 0o600))
 		}
 		const pod, service = "0::/kubepods.slice/kubepods-besteffort.slice/cri-containerd-0.scope", "0::/system.slice/kubelet.service"
 		process("self", "self", "0::/system.slice/haulout-node-agent.service")
@@ -200,9 +172,7 @@ func TestKubeletsOfOthersAreIgnored(t *testing.T) {
 		for _, name := range []string{"stat", "sys", strconv.Itoa(pid)} {
 			link(t, "/proc/"+name, filepath.Join(proc, name))
 		}
-		if err := os.MkdirAll(filepath.Join(proc, "self", "ns"), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.MkdirAll(filepath.Join(proc, "self", "ns"), 0o755))
 		link(t, "pid:[1]", filepath.Join(proc, "self", "ns", "pid"))
 		if got, err := findIn(proc, os.Getuid()); !errors.Is(err, ErrNotRunning) {
 			t.Errorf("got %+v, %v, want %v", got, err, ErrNotRunning)

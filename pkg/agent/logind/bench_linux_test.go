@@ -21,6 +21,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -69,26 +70,15 @@ func (b *bench) startBus() {
 	_ = os.Remove("/run/dbus/system_bus_socket")
 	b.dbus = exec.Command("dbus-daemon", "--system", "--nofork", "--nopidfile", "--print-address=1")
 	b.dbus.Stderr = os.Stderr
-	out, err := b.dbus.StdoutPipe()
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	if err := b.dbus.Start(); err != nil {
-		b.t.Fatal(err)
-	}
+	out := must.Get(b.dbus.StdoutPipe())(b.t)
+	must.Do(b.t, b.dbus.Start())
 	// It prints its address when it can be reached.
 	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		b.t.Fatalf("dbus-daemon did not start: %v", err)
 	}
-	if b.conn, err = dbus.SystemBusPrivate(); err != nil {
-		b.t.Fatal(err)
-	}
-	if err := b.conn.Auth(nil); err != nil {
-		b.t.Fatal(err)
-	}
-	if err := b.conn.Hello(); err != nil {
-		b.t.Fatal(err)
-	}
+	b.conn = must.Get(dbus.SystemBusPrivate())(b.t)
+	must.Do(b.t, b.conn.Auth(nil))
+	must.Do(b.t, b.conn.Hello())
 	b.systemd = &fakeSystemd{bench: b, conn: b.conn, started: make(chan string, 16)}
 	b.systemd.export()
 }
@@ -98,9 +88,7 @@ func (b *bench) startLogind() {
 	b.logind = exec.Command(logindPath)
 	b.logind.Env = append(os.Environ(), "SYSTEMD_LOG_TARGET=console", "SYSTEMD_LOG_LEVEL=info")
 	b.logind.Stdout, b.logind.Stderr = os.Stdout, os.Stderr
-	if err := b.logind.Start(); err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, b.logind.Start())
 	eventually(b.t, "logind is on the bus", func() bool {
 		var has bool
 		err := b.conn.BusObject().Call("org.freedesktop.DBus.NameHasOwner", 0, loginName).Store(&has)
@@ -111,9 +99,7 @@ func (b *bench) startLogind() {
 // kill ends a process as a crash does.
 func (b *bench) kill(cmd *exec.Cmd) {
 	b.t.Helper()
-	if err := cmd.Process.Kill(); err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, cmd.Process.Kill())
 	_ = cmd.Wait()
 }
 
@@ -167,9 +153,7 @@ type inhibitor struct {
 func (b *bench) locks(who string) []inhibitor {
 	b.t.Helper()
 	var all, found []inhibitor
-	if err := b.call("ListInhibitors").Store(&all); err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, b.call("ListInhibitors").Store(&all))
 	for _, one := range all {
 		if one.Who == who {
 			found = append(found, one)
@@ -182,9 +166,7 @@ func (b *bench) locks(who string) []inhibitor {
 func (b *bench) inhibit(who string) *os.File {
 	b.t.Helper()
 	var fd dbus.UnixFD
-	if err := b.call("Inhibit", "shutdown", who, "test", "delay").Store(&fd); err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, b.call("Inhibit", "shutdown", who, "test", "delay").Store(&fd))
 	return os.NewFile(uintptr(fd), who)
 }
 
@@ -217,20 +199,14 @@ func (b *bench) mustGoDown(want string) {
 // configure writes a configuration file of logind.
 func (b *bench) configure(path, delay string) {
 	b.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		b.t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte("[Login]\nInhibitDelayMaxSec="+delay+"\n"), 0o644); err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, os.MkdirAll(filepath.Dir(path), 0o755))
+	must.Do(b.t, os.WriteFile(path, []byte("[Login]\nInhibitDelayMaxSec="+delay+"\n"), 0o644))
 }
 
 // sighup lets logind read its configuration.
 func (b *bench) sighup() {
 	b.t.Helper()
-	if err := b.logind.Process.Signal(syscall.SIGHUP); err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, b.logind.Process.Signal(syscall.SIGHUP))
 }
 
 // fakeSystemd is what logind and the agent ask of systemd.
@@ -259,18 +235,12 @@ const (
 func (f *fakeSystemd) export() {
 	t := f.bench.t
 	t.Helper()
-	if err := f.conn.Export(f, systemdPath, systemdManager); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.conn.Export(f, systemdPath, systemdManager))
 	for _, target := range []string{"reboot", "poweroff", "halt", "kexec"} {
 		path := dbus.ObjectPath("/org/freedesktop/systemd1/unit/" + target + "_2etarget")
-		if err := f.conn.Export(loaded{}, path, "org.freedesktop.DBus.Properties"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, f.conn.Export(loaded{}, path, "org.freedesktop.DBus.Properties"))
 	}
-	if _, err := f.conn.RequestName("org.freedesktop.systemd1", dbus.NameFlagDoNotQueue); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.conn.RequestName("org.freedesktop.systemd1", dbus.NameFlagDoNotQueue))(t)
 }
 
 // Subscribe is called before the jobs are watched.
@@ -419,9 +389,7 @@ func (b *bench) startHolder(condition func(shutdown.MachineState) bool) (*exec.C
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
-		b.t.Fatal(err)
-	}
+	must.Do(b.t, cmd.Start())
 	var state shutdown.MachineState
 	for lines := json.NewDecoder(out); !condition(state); {
 		state = shutdown.MachineState{}

@@ -10,6 +10,8 @@ import (
 
 	"github.com/godbus/dbus/v5"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestParsePrepare(t *testing.T) {
@@ -48,9 +50,7 @@ func TestParsePrepare(t *testing.T) {
 
 func TestOpenLockRefuses(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "1.ref"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "1.ref"), nil, 0o600))
 	for name, path := range map[string]string{
 		"a path in another directory":  filepath.Join(dir, "1.ref"),
 		"a path out of the directory":  inhibitDir + "/../x.ref",

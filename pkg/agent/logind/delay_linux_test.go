@@ -14,6 +14,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const ownDropIn = etcDropIns + "/" + logind.DropInName
@@ -78,9 +79,7 @@ func TestDelayIsRaised(t *testing.T) {
 					t.Errorf("InhibitDelayMaxUSec is %d, want %s", usec, test.wantDelay)
 				}
 				for path := range test.files {
-					if err := os.Remove(path); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, os.Remove(path))
 				}
 				if test.wantProblem != nil {
 					a.until("without the other file, the delay is raised", func(s shutdown.MachineState) bool {
@@ -107,9 +106,7 @@ func TestLowerConfiguredDelayIsApplied(t *testing.T) {
 func TestReadOnlyEtc(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
 		t.Helper()
-		if err := unix.Mount("", "/etc/systemd", "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, unix.Mount("", "/etc/systemd", "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 		a := start(t, config())
 		a.until("the delay is raised", func(s shutdown.MachineState) bool { return locked(s) && s.Delay == time.Minute })
 		if _, err := os.Stat("/run/systemd/logind.conf.d/" + logind.DropInName); err != nil {
@@ -124,9 +121,7 @@ func TestRemoveDropIn(t *testing.T) {
 		a := start(t, config(func(c *logind.Config) { c.ResyncPeriod = time.Hour }))
 		a.until("the delay is raised", func(s shutdown.MachineState) bool { return locked(s) && s.Delay == time.Minute })
 		for range 2 { // the second one finds nothing
-			if err := logind.RemoveDropIn(t.Context(), systemd.NewClient(b.conn), ""); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, logind.RemoveDropIn(t.Context(), systemd.NewClient(b.conn), ""))
 		}
 		eventually(t, "logind has its own delay again", func() bool { return b.property("InhibitDelayMaxUSec") == uint64(5_000_000) })
 		if _, err := os.Stat(ownDropIn); !os.IsNotExist(err) {

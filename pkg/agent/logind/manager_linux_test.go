@@ -18,6 +18,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestShutdownWaitsForTheRelease(t *testing.T) {
@@ -43,9 +44,7 @@ func TestShutdownWaitsForTheRelease(t *testing.T) {
 		}
 		b.mustWait()
 		for range 2 { // the second one does nothing
-			if err := a.Release(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, a.Release(t.Context()))
 		}
 		b.mustGoDown("reboot.target")
 		if state := a.State(); state.LockHeld || state.LockPath != "" || !state.ShuttingDown {
@@ -63,9 +62,7 @@ func TestReleaseWithoutShutdownKeepsTheLock(t *testing.T) {
 		t.Helper()
 		a := start(t, config())
 		a.until("the lock is held", locked)
-		if err := a.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.Release(t.Context()))
 		b.reboot()
 		a.until("a shutdown is pending", pending)
 		b.mustWait()
@@ -79,19 +76,14 @@ func TestReleaseWithoutABus(t *testing.T) {
 		t.Helper()
 		store := &fakeStore{}
 		holder, held := b.startHolder(locked)
-		lock, err := os.OpenFile(held.LockPath, os.O_WRONLY|syscall.O_NONBLOCK, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lock := must.Get(os.OpenFile(held.LockPath, os.O_WRONLY|syscall.O_NONBLOCK, 0))(t)
 		b.kill(holder)
 		b.kill(b.dbus)
 		a := start(t, config(func(c *logind.Config) { c.Store, c.Stored = store, []*os.File{lock} }))
 		a.until("the lock is held, the bus is missed", func(s shutdown.MachineState) bool {
 			return s.LockHeld && !s.Known && hasProblem(s, "cannot be reached")
 		})
-		if err := a.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.Release(t.Context()))
 		if a.State().LockHeld || !store.removed {
 			t.Errorf("the lock is held: %t, removed from the store: %t", a.State().LockHeld, store.removed)
 		}
@@ -142,9 +134,7 @@ func TestLockOutlivesTheKilledHolder(t *testing.T) {
 			t.Errorf("the shutdown is from %s to %s, want what the first process knew, %s to %s", state.Since, state.Deadline, since, deadline)
 		}
 		b.mustWait()
-		if err := second.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, second.Release(t.Context()))
 		b.mustGoDown("reboot.target")
 	})
 }
@@ -218,9 +208,7 @@ func TestLockIsKeptOverRestarts(t *testing.T) {
 				b.reboot()
 				a.until("a shutdown is pending", pending)
 				b.mustWait()
-				if err := a.Release(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, a.Release(t.Context()))
 				b.mustGoDown("reboot.target")
 			})
 		})
@@ -250,9 +238,7 @@ func TestRestartForgetsThePendingShutdown(t *testing.T) {
 					t.Errorf("state %+v, want nothing forgotten", again)
 				}
 				b.mustWait()
-				if err := a.Release(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, a.Release(t.Context()))
 				b.mustGoDown("reboot.target")
 			})
 		})
@@ -282,9 +268,7 @@ func TestCancelledShutdown(t *testing.T) {
 				b.reboot()
 				a.until("a shutdown is pending", pending)
 				if test.release {
-					if err := a.Release(t.Context()); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, a.Release(t.Context()))
 				}
 				b.mustGoDown("reboot.target")
 				if !test.refuse {
@@ -333,9 +317,7 @@ func TestSignalsOfOthersAreNotBelieved(t *testing.T) {
 			// Sent to everybody, and to each client of the bus alone, which no subscription
 			// filters.
 			var names []string
-			if err := b.conn.BusObject().Call("org.freedesktop.DBus.ListNames", 0).Store(&names); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, b.conn.BusObject().Call("org.freedesktop.DBus.ListNames", 0).Store(&names))
 			for _, name := range append(names, "") {
 				message := &dbus.Message{Type: dbus.TypeSignal, Body: []any{begins}, Headers: map[dbus.HeaderField]dbus.Variant{
 					dbus.FieldInterface: dbus.MakeVariant(login),
@@ -359,9 +341,7 @@ func TestSignalsOfOthersAreNotBelieved(t *testing.T) {
 			t.Errorf("the shutdown began at %s, before logind's signal", since)
 		}
 		spoof(false)
-		if err := a.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.Release(t.Context()))
 		b.mustGoDown("reboot.target")
 		if state := a.State(); !state.ShuttingDown || !state.Since.Equal(since) {
 			t.Errorf("state %+v, want the shutdown of %s", state, since)
@@ -377,9 +357,7 @@ func TestLostLockIsReplaced(t *testing.T) {
 		store := &fakeStore{}
 		a := start(t, config(func(c *logind.Config) { c.Store = store }))
 		before := a.until("the lock is held", locked)
-		if err := os.Remove(before.LockPath); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(before.LockPath))
 		after := a.until("there is another lock", func(s shutdown.MachineState) bool { return s.LockHeld && s.LockPath != before.LockPath })
 		if got := store.paths(); !slices.Equal(got, []string{after.LockPath}) {
 			t.Errorf("the store has %q, want %q alone", got, after.LockPath)
@@ -395,14 +373,8 @@ func TestStoredLockIsTakenOver(t *testing.T) {
 		t.Helper()
 		store := &fakeStore{}
 		holder, held := b.startHolder(locked)
-		lock, err := os.OpenFile(held.LockPath, os.O_WRONLY|syscall.O_NONBLOCK, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		regular, err := os.Open("/etc/passwd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		lock := must.Get(os.OpenFile(held.LockPath, os.O_WRONLY|syscall.O_NONBLOCK, 0))(t)
+		regular := must.Get(os.Open("/etc/passwd"))(t)
 		b.reboot()
 		b.kill(holder)
 		a := start(t, config(func(c *logind.Config) {
@@ -412,9 +384,7 @@ func TestStoredLockIsTakenOver(t *testing.T) {
 			t.Errorf("state %+v, want the lock %s", state, held.LockPath)
 		}
 		b.mustWait()
-		if err := a.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.Release(t.Context()))
 		if !store.removed {
 			t.Error("the lock stayed in the store, where it delays the shutdown")
 		}
@@ -453,14 +423,10 @@ func TestAgentWaitsForLogind(t *testing.T) {
 		b.startLogind()
 		a.until("the lock is held", locked)
 		// One that hangs.
-		if err := b.logind.Process.Signal(syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.logind.Process.Signal(syscall.SIGSTOP))
 		slow := start(t, config(func(c *logind.Config) { c.CallTimeout = 50 * time.Millisecond }))
 		slow.until("logind does not answer", func(s shutdown.MachineState) bool { return hasProblem(s, "cannot be reached") })
-		if err := b.logind.Process.Signal(syscall.SIGCONT); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, b.logind.Process.Signal(syscall.SIGCONT))
 		slow.until("the lock is held", func(s shutdown.MachineState) bool { return s.LockHeld })
 	})
 }
@@ -480,9 +446,7 @@ func TestSystemdStopsTheAgent(t *testing.T) {
 		if !state.ShuttingDown || state.Kind != "reboot" || state.Deadline.Sub(before).Round(time.Second) != 10*time.Second {
 			t.Errorf("state %+v, want a reboot within 10s, whatever logind says", state)
 		}
-		if err := a.Release(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, a.Release(t.Context()))
 		kubelet.Close()
 		state = a.until("logind was asked again", func(s shutdown.MachineState) bool { return len(s.Problems) == 0 })
 		if !state.ShuttingDown || state.LockHeld || len(b.locks(logind.Who)) != 0 {
@@ -528,9 +492,6 @@ func (f *fakeStore) paths() []string {
 // describedLocks returns the pipes of all locks.
 func describedLocks(t *testing.T) []string {
 	t.Helper()
-	paths, err := filepath.Glob("/run/systemd/inhibit/*.ref")
-	if err != nil {
-		t.Fatal(err)
-	}
+	paths := must.Get(filepath.Glob("/run/systemd/inhibit/*.ref"))(t)
 	return paths
 }

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestEffectiveSetting(t *testing.T) {
@@ -56,12 +58,8 @@ func TestEffectiveSetting(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			for path, content := range test.files {
-				if err := os.MkdirAll(filepath.Dir(filepath.Join(root, path)), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(root, path), []byte(content), 0o644); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.MkdirAll(filepath.Dir(filepath.Join(root, path)), 0o755))
+				must.Do(t, os.WriteFile(filepath.Join(root, path), []byte(content), 0o644))
 			}
 			got, err := effectiveSetting(root)
 			if err != nil || got != test.want {

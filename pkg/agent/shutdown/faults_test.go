@@ -13,6 +13,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // A full disk and a crash do not make the agent forget that it has stopped the kubelet.
@@ -139,10 +140,7 @@ func TestStateOfAnotherVersion(t *testing.T) {
 	w.process = p
 	config := p.config()
 	config.Store = damagedStore{config.Store, &state.VersionError{Path: "state.json", Version: 7}}
-	manager, err := New(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	manager := must.Get(New(config))(t)
 	var version *state.VersionError
 	if err := manager.Run(t.Context()); !errors.As(err, &version) {
 		t.Errorf("Run() = %v, want a VersionError", err)

@@ -17,6 +17,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // childEnv tells the test program that it is the child of a test.
@@ -40,26 +42,16 @@ func TestKilledWhileSaving(t *testing.T) {
 	dir := t.TempDir()
 	for round := range 20 {
 		cmd := child(t, dir)
-		stdout, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
+		stdout := must.Get(cmd.StdoutPipe())(t)
+		must.Do(t, cmd.Start())
 		saved := 0
 		lines := bufio.NewScanner(stdout)
 		for lines.Scan() {
 			if n, ok := strings.CutPrefix(lines.Text(), "saved "); ok {
-				saved, err = strconv.Atoi(n)
-				if err != nil {
-					t.Fatal(err)
-				}
+				saved = must.Get(strconv.Atoi(n))(t)
 				// A different number each round, so that the kill hits different moments.
 				if saved == 3+round*7 {
-					if err := cmd.Process.Kill(); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, cmd.Process.Kill())
 				}
 			}
 		}
@@ -82,9 +74,7 @@ func saveForever(t *testing.T, dir string) {
 		state.Local.Bucket = n
 		state.Killed = make([]KilledPod, 100)
 		save(t, s, state)
-		if _, err := fmt.Fprintf(os.Stdout, "saved %d\n", n); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(fmt.Fprintf(os.Stdout, "saved %d\n", n))(t)
 	}
 }
 
@@ -135,9 +125,7 @@ func saveOnFullDisk(t *testing.T, dir string) {
 			t.Fatalf("the state differs (-want +got):\n%s", diff)
 		}
 	}
-	if err := os.Remove(filler); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filler))
 	save(t, s, next)
 	if diff := cmp.Diff(next, load(t, open(t, dir))); diff != "" {
 		t.Errorf("the state differs (-want +got):\n%s", diff)
@@ -156,24 +144,14 @@ func TestDiskThatBecomesReadOnly(t *testing.T) {
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
 		t.Fatalf("mount a small file system: %v", err)
 	}
-	s, err := Open(dir, run)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Open(dir, run))(t)
 	save(t, s, full())
-	if err := errors.Join(s.Lock(), s.lock.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, errors.Join(s.Lock(), s.lock.Close()))
 	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		t.Fatalf("mount it read-only: %v", err)
 	}
-	again, err := Open(dir, run)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := again.Lock(); err != nil {
-		t.Fatal(err)
-	}
+	again := must.Get(Open(dir, run))(t)
+	must.Do(t, again.Lock())
 	if diff := cmp.Diff(full(), load(t, again)); diff != "" {
 		t.Errorf("the state differs (-want +got):\n%s", diff)
 	}
@@ -184,20 +162,14 @@ func TestDiskThatBecomesReadOnly(t *testing.T) {
 	if stored, err := Read(dir, run); err != nil || stored.Phase != Armed {
 		t.Errorf("got the state %+v, %v, want the second copy", stored, err)
 	}
-	second, err := Open(dir, run)
-	if err != nil {
-		t.Fatal(err)
-	}
+	second := must.Get(Open(dir, run))(t)
 	if err := second.Lock(); err == nil {
 		t.Error("a second agent uses the directory")
 	}
 }
 
 func TestBootIDIsTheKernels(t *testing.T) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile("/proc/sys/kernel/random/boot_id"))(t)
 	if got, err := BootID(); err != nil || got != strings.TrimSpace(string(data)) {
 		t.Errorf("the boot is %q, %v, want %s", got, err, data)
 	}

@@ -18,30 +18,23 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"haulout.dev/haulout/pkg/files"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func open(t *testing.T, dir string) *Store {
 	t.Helper()
-	s, err := Open(dir, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Open(dir, ""))(t)
 	return s
 }
 
 func save(t *testing.T, s *Store, state State) {
 	t.Helper()
-	if err := s.Save(state); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, s.Save(state))
 }
 
 func load(t *testing.T, s *Store) State {
 	t.Helper()
-	state, err := s.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
+	state := must.Get(s.Load())(t)
 	return state
 }
 
@@ -133,9 +126,7 @@ func TestDamagedFileIsKeptAside(t *testing.T) {
 			s := open(t, dir)
 			s.now = func() time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) }
 			for _, want := range []string{path + ".damaged-20260102T030405Z", path + ".damaged-20260102T030405Z-2"} {
-				if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.WriteFile(path, []byte(content), 0o600))
 				state, err := s.Load()
 				var damaged *DamagedError
 				if !errors.As(err, &damaged) {
@@ -167,9 +158,7 @@ func TestDamagedFileIsKeptAside(t *testing.T) {
 func TestFieldsOfANewerAgentAreIgnored(t *testing.T) {
 	dir := t.TempDir()
 	content := `{"version":1,"bootID":"b","phase":"Local","newer":true,"local":{"bucket":1,"newer":{}},"configuration":{"newer":[]}}`
-	if err := os.WriteFile(filepath.Join(dir, fileName), []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, fileName), []byte(content), 0o600))
 	got := load(t, open(t, dir))
 	if got.Phase != LocalRun || got.Local == nil || got.Local.Bucket != 1 {
 		t.Errorf("the state is %+v, want the local run", got)
@@ -178,9 +167,7 @@ func TestFieldsOfANewerAgentAreIgnored(t *testing.T) {
 
 func TestReadChangesNothing(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, fileName), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, fileName), []byte("{"), 0o600))
 	var damaged *DamagedError
 	if _, err := Read(dir, ""); !errors.As(err, &damaged) || damaged.KeptAs != "" {
 		t.Errorf("the error is %v, want a DamagedError of a file that was not moved", err)
@@ -194,9 +181,7 @@ func TestOtherVersionIsRefused(t *testing.T) {
 	for _, content := range []string{`{"version":2,"phase":["a list"],"more":true}`, `{"version":0}`, `{"version":-1}`} {
 		dir := t.TempDir()
 		path := filepath.Join(dir, fileName)
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(path, []byte(content), 0o600))
 		_, err := open(t, dir).Load()
 		var version *VersionError
 		if !errors.As(err, &version) || !strings.Contains(err.Error(), "must be 1") {
@@ -213,17 +198,13 @@ func TestPartialTemporaryFile(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	save(t, s, full())
-	if err := os.WriteFile(files.Temporary(filepath.Join(dir, fileName)), []byte(`{"version":1,"pha`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(files.Temporary(filepath.Join(dir, fileName)), []byte(`{"version":1,"pha`), 0o600))
 	restarted := open(t, dir)
 	if diff := cmp.Diff(full(), load(t, restarted)); diff != "" {
 		t.Errorf("the state differs (-want +got):\n%s", diff)
 	}
 	// The rest of a longer temporary file must not be behind the next state.
-	if err := os.WriteFile(files.Temporary(filepath.Join(dir, fileName)), bytes.Repeat([]byte("x"), 10000), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(files.Temporary(filepath.Join(dir, fileName)), bytes.Repeat([]byte("x"), 10000), 0o600))
 	next := State{Version: Version, BootID: "b", Phase: Armed}
 	save(t, restarted, next)
 	if diff := cmp.Diff(next, load(t, restarted)); diff != "" {
@@ -252,9 +233,7 @@ func TestFailedWriteKeepsTheStateBefore(t *testing.T) {
 
 func TestDirectoryThatIsAFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, nil, 0o600))
 	if _, err := Open(path, ""); err == nil {
 		t.Error("opened a file as state directory")
 	}
@@ -264,27 +243,20 @@ func TestOneAgentPerDirectory(t *testing.T) {
 	dir := t.TempDir()
 	first, second := open(t, dir), open(t, dir)
 	for range 2 {
-		if err := first.Lock(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, first.Lock())
 	}
 	if err := second.Lock(); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("the error is %v, want one that names %s", err, dir)
 	}
 	// The lock ends with the process that holds it, however that ends.
-	if err := first.lock.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, first.lock.Close())
 	if err := second.Lock(); err != nil {
 		t.Error(err)
 	}
 }
 
 func TestBootID(t *testing.T) {
-	first, err := BootID()
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(BootID())(t)
 	second, err := BootID()
 	if err != nil || first != second {
 		t.Errorf("the boot is %q and then %q, %v", first, second, err)
@@ -297,10 +269,7 @@ func TestBootID(t *testing.T) {
 // An agent that is killed on a machine with a full disk knows what it has done, for this boot.
 func TestAFullDiskLeavesASecondCopy(t *testing.T) {
 	dir, run := t.TempDir(), filepath.Join(t.TempDir(), "run")
-	s, err := Open(dir, run)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Open(dir, run))(t)
 	old, newer, newest := State{Version: Version, BootID: "b", Phase: Armed}, full(), full()
 	newest.Phase = Releasing
 	save(t, s, old)
@@ -308,10 +277,7 @@ func TestAFullDiskLeavesASecondCopy(t *testing.T) {
 	if err := s.Save(newer); err == nil {
 		t.Error("the failure was not reported")
 	}
-	again, err := Open(dir, run)
-	if err != nil {
-		t.Fatal(err)
-	}
+	again := must.Get(Open(dir, run))(t)
 	if diff := cmp.Diff(newer, load(t, again)); diff != "" {
 		t.Errorf("the second copy is not loaded (-want +got):\n%s", diff)
 	}
@@ -323,9 +289,7 @@ func TestAFullDiskLeavesASecondCopy(t *testing.T) {
 		t.Errorf("the second copy is still there: %v", err)
 	}
 	// A crash before it is removed: it is older.
-	if err := os.WriteFile(filepath.Join(run, fileName), []byte(`{"version":1,"sequence":1}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(run, fileName), []byte(`{"version":1,"sequence":1}`), 0o600))
 	if diff := cmp.Diff(newest, load(t, again)); diff != "" {
 		t.Errorf("the older copy is loaded (-want +got):\n%s", diff)
 	}
@@ -337,16 +301,12 @@ func TestWithin(t *testing.T) {
 		t.Errorf("ReadWithin() = %v, %v, want nothing", w, err)
 	}
 	for _, want := range []Within{{BootID: "b", SinceBoot: time.Hour, Within: 2 * time.Minute}, {BootID: "c", SinceBoot: time.Minute, Within: time.Second}} {
-		if err := WriteWithin(dir, want); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, WriteWithin(dir, want))
 		if got, err := ReadWithin(dir); err != nil || *got != want {
 			t.Errorf("ReadWithin() = %v, %v, want %v", got, err, want)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(dir, withinName), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, withinName), []byte("{"), 0o600))
 	if w, err := ReadWithin(dir); err == nil {
 		t.Errorf("ReadWithin() = %v, want an error", w)
 	}
@@ -360,9 +320,7 @@ func TestStoredIsTheTimeOfTheNewestFile(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	for i, in := range []string{run, dir} {
 		save(t, open(t, in), full())
-		if err := os.Chtimes(filepath.Join(in, fileName), at, at.Add(time.Duration(i)*time.Minute)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chtimes(filepath.Join(in, fileName), at, at.Add(time.Duration(i)*time.Minute)))
 		if got, want := Stored(dir, run), at.Add(time.Duration(i)*time.Minute); !got.Equal(want) {
 			t.Errorf("got %v, want %v", got, want)
 		}

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var errCrash = errors.New("crashed")
@@ -111,10 +113,7 @@ func (w *tree) contents() map[string]int {
 			continue
 		}
 		if info, err := os.Lstat(filepath.Join(w.root, name)); err == nil && info.Mode()&fs.ModeSymlink != 0 {
-			target, err := os.Readlink(filepath.Join(w.root, name))
-			if err != nil {
-				w.Fatal(err)
-			}
+			target := must.Get(os.Readlink(filepath.Join(w.root, name)))(w)
 			found["-> "+target]++
 			continue
 		}
@@ -131,9 +130,7 @@ func TestCrashes(t *testing.T) {
 		"manifests/c.yaml": "-> ../sources/web.yaml", "sources/web.yaml": text("web", "  priority: 3"), "manifests/db.yaml": text("db"),
 	}
 	parkedAll := func(w *tree) {
-		if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
-			w.Fatal(err)
-		}
+		must.Get(w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil))(w)
 	}
 	parked := []string{
 		".nm-parked/uid-update/a.yaml", ".nm-parked/uid-update/b.yaml", ".nm-parked/uid-update/c.yaml", "manifests/db.yaml", "sources/web.yaml",
@@ -234,9 +231,7 @@ func TestCrashes(t *testing.T) {
 						_ = tc.again(w.folder(crashing{left: &again}))
 						w.wantContents(before, tc.replaces)
 					}
-					if err := tc.again(w.folder(osFiles{})); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, tc.again(w.folder(osFiles{})))
 					w.wantContents(before, tc.replaces)
 					w.want(append(slices.Clone(tc.want), w.leftovers()...)...)
 					w.wantEntries(tc.entries...)

@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/files"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const node = "Node-7"
@@ -77,9 +78,7 @@ func newTree(t *testing.T, files map[string]string) *tree {
 
 func (w *tree) mkdir(name string) {
 	w.Helper()
-	if err := os.MkdirAll(filepath.Join(w.root, name), 0o755); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, os.MkdirAll(filepath.Join(w.root, name), 0o755))
 }
 
 func (w *tree) write(name, content string) {
@@ -87,14 +86,10 @@ func (w *tree) write(name, content string) {
 	path := filepath.Join(w.root, name)
 	w.mkdir(filepath.Dir(name))
 	if target, ok := strings.CutPrefix(content, "-> "); ok {
-		if err := os.Symlink(target, path); err != nil {
-			w.Fatal(err)
-		}
+		must.Do(w, os.Symlink(target, path))
 		return
 	}
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, os.WriteFile(path, []byte(content), 0o644))
 }
 
 func (w *tree) dir() string { return filepath.Join(w.root, "manifests") }
@@ -107,7 +102,7 @@ func (w *tree) folder(files fileSystem) *folder {
 func (w *tree) list() []string {
 	w.Helper()
 	var found []string
-	err := filepath.WalkDir(w.root, func(path string, entry fs.DirEntry, err error) error {
+	must.Do(w, filepath.WalkDir(w.root, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
@@ -116,10 +111,7 @@ func (w *tree) list() []string {
 			found = append(found, filepath.ToSlash(name))
 		}
 		return err
-	})
-	if err != nil {
-		w.Fatal(err)
-	}
+	}))
 	return found
 }
 
@@ -133,26 +125,17 @@ func (w *tree) want(files ...string) {
 
 func (w *tree) read(name string) string {
 	w.Helper()
-	data, err := os.ReadFile(filepath.Join(w.root, name))
-	if err != nil {
-		w.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(filepath.Join(w.root, name)))(w)
 	return string(data)
 }
 
 // entries returns the files, origins and pods of the index.
 func (w *tree) entries() []string {
 	w.Helper()
-	entries, err := w.folder(osFiles{}).entries()
-	if err != nil {
-		w.Fatal(err)
-	}
+	entries := must.Get(w.folder(osFiles{}).entries())(w)
 	var found []string
 	for _, e := range entries {
-		origin, err := filepath.Rel(w.root, e.Origin)
-		if err != nil {
-			w.Fatal(err)
-		}
+		origin := must.Get(filepath.Rel(w.root, e.Origin))(w)
 		found = append(found, fmt.Sprintf("%s <- %s %s/%s", e.File, filepath.ToSlash(origin), e.Namespace, e.Name))
 	}
 	slices.Sort(found)
@@ -229,15 +212,11 @@ func TestPark(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newTree(t, tc.files)
-			if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "instance-1", nil); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(w.folder(osFiles{}).park(mirror("web"), forUpdate, "instance-1", nil))(t)
 			w.want(tc.want...)
 			w.wantEntries(tc.wantEntries...)
 			// All of it returns to where it was.
-			if _, err := w.folder(osFiles{}).restore(all); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(w.folder(osFiles{}).restore(all))(t)
 			w.want(slices.Collect(maps.Keys(tc.files))...)
 			w.wantEntries()
 			for name, content := range tc.files {
@@ -257,13 +236,8 @@ func TestEntryOfAParkedManifest(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
 	pod := mirror("web", func(p *corev1.Pod) { p.Labels = map[string]string{"app": "web"}; p.Spec.HostNetwork = true })
 	f := w.folder(osFiles{})
-	if _, err := f.park(pod, forUpdate, "instance-1", nil); err != nil {
-		t.Fatal(err)
-	}
-	got, err := f.entries()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.park(pod, forUpdate, "instance-1", nil))(t)
+	got := must.Get(f.entries())(t)
 	want := []Entry{{
 		File: "uid-update/web.yaml", Origin: filepath.Join(w.dir(), "web.yaml"), SHA256: hashOf([]byte(text("web"))), Mode: "-rw-r--r--",
 		Namespace: "default", Name: "web-node-7", StaticUIDs: []types.UID{"static-web"}, Priority: 1000,
@@ -281,12 +255,8 @@ func TestEntryOfAParkedManifest(t *testing.T) {
 
 func TestParkingKeepsModeAndTheFolderIsPrivate(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
-	if err := os.Chmod(filepath.Join(w.dir(), "web.yaml"), 0o640); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Chmod(filepath.Join(w.dir(), "web.yaml"), 0o640))
+	must.Get(w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil))(t)
 	for name, want := range map[string]fs.FileMode{
 		".nm-parked": fs.ModeDir | 0o700, ".nm-parked/uid-update": fs.ModeDir | 0o700,
 		".nm-parked/index.json": 0o600, ".nm-parked/uid-update/web.yaml": 0o640,
@@ -359,15 +329,11 @@ func TestHold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newTree(t, parked)
 			f := w.folder(osFiles{})
-			if _, err := f.park(mirror("web"), forUpdate, "instance-1", nil); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(f.park(mirror("web"), forUpdate, "instance-1", nil))(t)
 			for name, content := range tc.puts {
 				w.write(name, content)
 			}
-			if _, err := f.hold(each, always); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(f.hold(each, always))(t)
 			w.want(tc.want...)
 			w.wantEntries(tc.wantEntries...)
 			if got := w.read(".nm-parked/uid-update/web.yaml"); got != tc.wantContent {
@@ -380,9 +346,7 @@ func TestHold(t *testing.T) {
 func TestHoldNeedsTheCheck(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
 	f := w.folder(osFiles{})
-	if _, err := f.park(mirror("web"), forUpdate, "", nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.park(mirror("web"), forUpdate, "", nil))(t)
 	w.write("manifests/web.yaml", text("web"))
 	errDown := errors.New("the kubelet is down")
 	if _, err := f.hold(each, func() (string, error) { return "", errDown }); !errors.Is(err, errDown) {
@@ -394,13 +358,9 @@ func TestHoldNeedsTheCheck(t *testing.T) {
 func TestParkedManifestOfAnotherPodGoesToTheArchive(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
 	f := w.folder(osFiles{})
-	if _, err := f.park(mirror("web"), forUpdate, "", nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.park(mirror("web"), forUpdate, "", nil))(t)
 	w.write("manifests/web.yaml", text("api"))
-	if _, err := f.park(mirror("api"), forUpdate, "", nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.park(mirror("api"), forUpdate, "", nil))(t)
 	w.want(".nm-parked/archive/web.yaml", ".nm-parked/uid-update/web.yaml")
 	w.wantEntries("uid-update/web.yaml <- manifests/web.yaml default/api-node-7")
 	if got := w.read(".nm-parked/archive/web.yaml"); got != text("web") {
@@ -411,9 +371,7 @@ func TestParkedManifestOfAnotherPodGoesToTheArchive(t *testing.T) {
 func TestRestoreKeepsANewerManifest(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web"), ".nm-parked/archive/web.yaml": "older"})
 	f := w.folder(osFiles{})
-	if _, err := f.park(mirror("web"), forUpdate, "", nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(f.park(mirror("web"), forUpdate, "", nil))(t)
 	w.write("manifests/web.yaml", text("web", "  priority: 5"))
 	done, err := f.restore(all)
 	if err != nil || len(done) != 1 || done[0].Archived != filepath.Join(w.root, ".nm-parked", "archive", "web.yaml.1") {
@@ -450,9 +408,7 @@ func TestIndexFollowsTheFiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
-			if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil))(t)
 			tc.damage(w)
 			w.wantEntries(tc.want...)
 			w.wantEntries(tc.want...)
@@ -462,16 +418,12 @@ func TestIndexFollowsTheFiles(t *testing.T) {
 
 func (w *tree) remove(name string) {
 	w.Helper()
-	if err := os.Remove(filepath.Join(w.root, name)); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, os.Remove(filepath.Join(w.root, name)))
 }
 
 func TestADamagedIndexIsKept(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
-	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil))(t)
 	w.write(".nm-parked/index.json", "damaged")
 	w.entries()
 	if got := w.read(".nm-parked/index.json.damaged-20260501T120000"); got != "damaged" {
@@ -514,13 +466,9 @@ func TestALinkedStaticPodFolder(t *testing.T) {
 	w := newTree(t, map[string]string{"data/real/web.yaml": text("web")})
 	w.remove("manifests")
 	w.write("manifests", "-> data/real")
-	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil))(t)
 	w.want("manifests", "data/.nm-parked/uid-update/web.yaml")
-	if _, err := w.folder(osFiles{}).restore(all); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.folder(osFiles{}).restore(all))(t)
 	w.want("manifests", "data/real/web.yaml")
 }
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestAllPodsReturnWithoutTheAPIs(t *testing.T) {
@@ -145,9 +146,7 @@ func TestARecreatedNodeReleasesThePod(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000, func(nm *v1alpha1.NodeMaintenance) {
 			nm.Status.NodeStatuses[1].NodeRef.UID = "uid-node-7"
 		}))
-		if err := w.kube.Tracker().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "uid-of-the-cluster"}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.kube.Tracker().Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceSystem, UID: "uid-of-the-cluster"}}))
 		w.pass(3 * time.Minute) // the agent reads it
 		w.add(evacuationOf("web"))
 		w.untilReported("has stopped")

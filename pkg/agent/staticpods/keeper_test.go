@@ -19,6 +19,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // slow returns a manifest of a pod that takes some seconds to end.
@@ -92,9 +93,7 @@ func TestABootedMachineKeepsItsPodsStopped(t *testing.T) {
 func TestAMaintenanceThatIsDeletedReleasesThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
-		if err := w.api.Tracker().Delete(maintenancesResource, "", "update"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.api.Tracker().Delete(maintenancesResource, "", "update"))
 		w.wantHappened("run web", "TERM web", "stop web", "run web")
 	})
 }
@@ -163,9 +162,7 @@ func TestPodsThatAreNotStaticPodsOfTheNodeAreLeftAlone(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, nil, drain("update", 1000))
 				w.write("other/web.yaml", manifestOf("web"))
-				if err := w.kube.Tracker().Add(mirror("web", mod)); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, w.kube.Tracker().Add(mirror("web", mod)))
 				w.add(evacuationOf("web"))
 				w.pass(time.Minute)
 				if got := w.reported(); len(got) != 0 {
@@ -242,9 +239,7 @@ func TestACancelledMaintenanceRestartsThePod(t *testing.T) {
 func TestAStaticPodFromAURLIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil, drain("update", 1000))
-		if err := w.kube.Tracker().Add(mirror("web", func(p *corev1.Pod) { p.Annotations[annotationConfigSource] = "http" })); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.kube.Tracker().Add(mirror("web", func(p *corev1.Pod) { p.Annotations[annotationConfigSource] = "http" })))
 		w.add(evacuationOf("web"))
 		got := w.untilReported("default/web-node-7 comes from the kubelet's staticPodURL")
 		if !got.done || !strings.Contains(got.message, "kubelet.k8s.io gives up") {
@@ -257,9 +252,7 @@ func TestAStaticPodFromAURLIsReported(t *testing.T) {
 func TestAPodWithoutAManifestIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil, drain("update", 1000))
-		if err := w.kube.Tracker().Add(mirror("web")); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.kube.Tracker().Add(mirror("web")))
 		w.add(evacuationOf("web"))
 		w.untilReported("has no manifest of static pod default/web-node-7")
 	})
@@ -348,9 +341,7 @@ func TestAContainerThatRunsKeepsThePodFromBeingDone(t *testing.T) {
 		w.add(evacuationOf("web"))
 		w.untilReported("terminating")
 		// A user deletes the mirror pod.
-		if err := w.kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "default", "web-node-7"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.kube.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("pods"), "default", "web-node-7"))
 		w.pass(time.Minute)
 		// A runtime that does not answer is not a pod that has stopped.
 		w.kubelet.set(func(k *fakeKubelet) { k.runtime = errors.New("no runtime") })
@@ -439,9 +430,7 @@ func TestManifestsOfAnotherClusterAreSetAside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
 		w.stop()
-		if err := w.api.Tracker().Delete(maintenancesResource, "", "update"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.api.Tracker().Delete(maintenancesResource, "", "update"))
 		w.editNode(func(n *corev1.Node) { n.UID = "uid-of-another-cluster" })
 		w.run()
 		w.untilEvent("Warning StaticPodOfAnotherCluster ")
@@ -460,9 +449,7 @@ func TestAnEntryThatIsOlderThanTheNodeIsOfAnotherCluster(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
 		w.stop()
-		if err := w.folder(osFiles{}).change(types.NamespacedName{Namespace: "default", Name: "web-node-7"}, func(e *Entry) { e.Cluster = nil }); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, w.folder(osFiles{}).change(types.NamespacedName{Namespace: "default", Name: "web-node-7"}, func(e *Entry) { e.Cluster = nil }))
 		w.editNode(func(n *corev1.Node) {
 			n.UID, n.CreationTimestamp = "uid-of-another-cluster", metav1.NewTime(time.Now().Add(time.Second))
 		})
@@ -479,13 +466,11 @@ func TestTheClusterOfAnEntryStays(t *testing.T) {
 		w.stop()
 		w.write(".nm-parked/uid-update/new.yaml", manifestOf("web"))
 		w.write(".nm-parked/uid-update/old.yaml", manifestOf("web"))
-		if err := w.folder(osFiles{}).change(types.NamespacedName{Namespace: "default", Name: "web-node-7"}, func(e *Entry) {
+		must.Do(t, w.folder(osFiles{}).change(types.NamespacedName{Namespace: "default", Name: "web-node-7"}, func(e *Entry) {
 			if e.File == "uid-update/old.yaml" {
 				e.Cluster = &Cluster{Node: "uid-of-another-cluster"}
 			}
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		w.run()
 		w.untilEvent("Warning StaticPodOfAnotherCluster ")
 		w.want(".nm-parked/foreign/old.yaml", ".nm-parked/uid-update/new.yaml")
@@ -538,9 +523,7 @@ func TestBadConfigs(t *testing.T) {
 			APILossRestorePeriod: time.Minute, HauloutLossRestorePeriod: time.Minute,
 		}
 	}
-	if _, err := New(good()); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(New(good()))(t)
 	for name, mod := range map[string]func(*Config){
 		"no node":       func(c *Config) { c.NodeName = "" },
 		"no kubelet":    func(c *Config) { c.Kubelet = nil },
@@ -578,10 +561,7 @@ func TestAManifestThatIsParkedDuringADecisionStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := drained(t)
 		k := w.newKeeper()
-		entries, err := k.Parked()
-		if err != nil {
-			t.Fatal(err)
-		}
+		entries := must.Get(k.Parked())(t)
 		w.pass(time.Second)
 		w.write("manifests/web.yaml", manifestOf("web"))
 		w.until("it is parked", func() bool { return slices.Equal(w.list(), []string{".nm-parked/uid-update/web.yaml"}) })

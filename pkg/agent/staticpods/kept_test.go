@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // manifests are static pods as the distributions write them, each with the reason for which it is
@@ -107,9 +108,7 @@ var manifests = map[string]struct {
 func podIn(t *testing.T, name, manifest string) *corev1.Pod {
 	t.Helper()
 	pod := &corev1.Pod{}
-	if err := yaml.Unmarshal([]byte(strings.ReplaceAll(manifest, "\t", " ")), pod); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, yaml.Unmarshal([]byte(strings.ReplaceAll(manifest, "\t", " ")), pod))
 	pod.Namespace, pod.Name = "kube-system", name+"-node-7"
 	return pod
 }

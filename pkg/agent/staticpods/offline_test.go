@@ -10,15 +10,15 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestOffline(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web"), "manifests/db.yaml": text("db"), "manifests/api.yaml": text("api")})
 	f := w.folder(osFiles{})
 	for _, name := range []string{"web", "db", "api"} {
-		if _, err := f.park(mirror(name), forUpdate, "", nil); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(f.park(mirror(name), forUpdate, "", nil))(t)
 	}
 	list, err := List(w.dir())
 	if err != nil || len(list) != 3 {
@@ -58,9 +58,7 @@ func TestOfflineOnAMachineWithoutParkedPods(t *testing.T) {
 
 func TestRestoreWorksOnAFullDisk(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/a": text("web"), "manifests/b": text("web")})
-	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil))(t)
 	if _, err := w.folder(failing{write: errors.New("no space left on device")}).restore(all); err != nil {
 		t.Error(err)
 	}
@@ -92,18 +90,12 @@ func (f refusing) RenameNew(from, to string) error {
 
 func TestARestoreThatFailsHalfwayIsNotHeld(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/a": text("web"), "manifests/b": text("web")})
-	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil))(t)
 	if done, err := w.folder(refusing{name: "b"}).restore(all); !errors.Is(err, fs.ErrPermission) || len(done) != 1 {
 		t.Errorf("got %+v, %v, want one and %v", done, err, fs.ErrPermission)
 	}
-	if _, err := w.folder(osFiles{}).hold(each, always); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.folder(osFiles{}).hold(each, always))(t)
 	w.want("manifests/a", ".nm-parked/uid-update/b")
-	if _, err := w.folder(osFiles{}).restore(func(e *Entry) bool { return e.Restoring }); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.folder(osFiles{}).restore(func(e *Entry) bool { return e.Restoring }))(t)
 	w.want("manifests/a", "manifests/b")
 }

@@ -21,6 +21,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/local/pods"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // envParent is the parent of a static pod folder that is a mount of its own.
@@ -31,12 +32,8 @@ const envParent = "HAULOUT_TEST_PARENT"
 func TestABindMountIsNamed(t *testing.T) {
 	if parent := os.Getenv(envParent); parent != "" {
 		w := &tree{T: t, root: parent}
-		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Mount(w.dir(), w.dir(), "", unix.MS_BIND, ""); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
+		must.Do(t, unix.Mount(w.dir(), w.dir(), "", unix.MS_BIND, ""))
 		f := w.folder(osFiles{})
 		for name, err := range map[string]error{
 			"probe": f.probe(),
@@ -50,10 +47,7 @@ func TestABindMountIsNamed(t *testing.T) {
 		return
 	}
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	command := exec.Command(self, "-test.run=^TestABindMountIsNamed$", "-test.v")
 	command.Env = append(os.Environ(), envParent+"="+w.root)
 	command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
@@ -72,9 +66,7 @@ func TestABindMountIsNamed(t *testing.T) {
 // TestAManifestThatIsPutBackIsSeen uses the events of the real file system.
 func TestAManifestThatIsPutBackIsSeen(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
-	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil))(t)
 	kubelet := &fakeKubelet{}
 	k, err := New(Config{
 		Dir: w.dir(), NodeName: node, Kubelet: kubelet, Containers: kubelet, Kube: kubefake.NewClientset(ownNode()),
@@ -120,9 +112,7 @@ func TestAManifestThatIsPutBackIsSeen(t *testing.T) {
 	} {
 		w.write("source.yaml", text("web"))
 		path := filepath.Join(w.dir(), "again.yaml")
-		if err := put(path); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, put(path))
 		err := wait.PollUntilContextTimeout(ctx, time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
 			entries, err := os.ReadDir(w.dir())
 			return len(entries) == 0, err
@@ -150,9 +140,7 @@ func TestAWatchOfAFolderThatIsRemovedEnds(t *testing.T) {
 
 func TestANamedPipeDoesNotBlock(t *testing.T) {
 	w := newTree(t, map[string]string{"manifests/web.yaml": text("web")})
-	if err := unix.Mkfifo(filepath.Join(w.dir(), "pipe"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, unix.Mkfifo(filepath.Join(w.dir(), "pipe"), 0o600))
 	if _, err := w.folder(osFiles{}).park(mirror("web"), forUpdate, "", nil); err != nil {
 		t.Error(err)
 	}
@@ -173,10 +161,7 @@ func TestProcessesWaitForEachOther(t *testing.T) {
 		}
 		taken <- second
 	}()
-	file, err := os.OpenFile(name, os.O_RDWR, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.OpenFile(name, os.O_RDWR, 0o600))(t)
 	defer file.Close()
 	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
 		t.Errorf("got %v, want %v", err, unix.EWOULDBLOCK)
@@ -193,12 +178,8 @@ func TestProcessesWaitForEachOther(t *testing.T) {
 func TestALargeFileIsNotRead(t *testing.T) {
 	w := newTree(t, nil)
 	path := filepath.Join(w.dir(), "large")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(path, pods.MaxManifest+1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, nil, 0o600))
+	must.Do(t, os.Truncate(path, pods.MaxManifest+1))
 	if _, err := (osFiles{}).ReadFile(path); err == nil || !strings.Contains(err.Error(), "larger") {
 		t.Errorf("got %v, want an error about its size", err)
 	}

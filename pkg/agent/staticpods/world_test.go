@@ -25,6 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // manifestOf returns a manifest of a pod with the priority 1000 that takes five seconds to end.
@@ -190,7 +191,7 @@ func (w *world) run() {
 
 func (w *world) newKeeper() *Keeper {
 	w.Helper()
-	k, err := New(Config{
+	k := must.Get(New(Config{
 		Dir: w.dir(), NodeName: node, Kubelet: w.kubelet, Containers: w.kubelet, Kube: w.kube, Maintenance: w.api,
 		Policy: w.policy, Server: func() (string, error) { w.mu.Lock(); defer w.mu.Unlock(); return w.server, nil },
 		CA: func() ([]byte, error) { return nil, nil }, Static: func() []types.NamespacedName { return slices.Clone(w.static) },
@@ -201,10 +202,7 @@ func (w *world) newKeeper() *Keeper {
 			defer w.mu.Unlock()
 			w.events = append(w.events, eventType+" "+reason+" "+message)
 		},
-	})
-	if err != nil {
-		w.Fatal(err)
-	}
+	}))(w)
 	return k
 }
 
@@ -293,37 +291,25 @@ func (w *world) countEvents(part string) int {
 // add creates an object of our API.
 func (w *world) add(object runtime.Object) {
 	w.Helper()
-	if err := w.api.Tracker().Add(object); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, w.api.Tracker().Add(object))
 }
 
 // editMaintenance changes a NodeMaintenance.
 func (w *world) editMaintenance(name string, mod func(*v1alpha1.NodeMaintenance)) {
 	w.Helper()
-	stored, err := w.api.Tracker().Get(maintenancesResource, "", name)
-	if err != nil {
-		w.Fatal(err)
-	}
+	stored := must.Get(w.api.Tracker().Get(maintenancesResource, "", name))(w)
 	nm := stored.(*v1alpha1.NodeMaintenance).DeepCopy()
 	mod(nm)
-	if err := w.api.Tracker().Update(maintenancesResource, nm, ""); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, w.api.Tracker().Update(maintenancesResource, nm, ""))
 }
 
 // editEvacuation changes an Evacuation.
 func (w *world) editEvacuation(name string, mod func(*v1alpha1.Evacuation)) {
 	w.Helper()
-	stored, err := w.api.Tracker().Get(evacuationsResource, "default", "evacuation-of-"+name)
-	if err != nil {
-		w.Fatal(err)
-	}
+	stored := must.Get(w.api.Tracker().Get(evacuationsResource, "default", "evacuation-of-"+name))(w)
 	e := stored.(*v1alpha1.Evacuation).DeepCopy()
 	mod(e)
-	if err := w.api.Tracker().Update(evacuationsResource, e, "default"); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, w.api.Tracker().Update(evacuationsResource, e, "default"))
 }
 
 // departed does what the server does when the pod is gone.
@@ -355,23 +341,15 @@ func (w *world) find() {
 // editNode changes the Node.
 func (w *world) editNode(mod func(*corev1.Node)) {
 	w.Helper()
-	stored, err := w.kube.Tracker().Get(nodesResource, "", node)
-	if err != nil {
-		w.Fatal(err)
-	}
+	stored := must.Get(w.kube.Tracker().Get(nodesResource, "", node))(w)
 	n := stored.(*corev1.Node).DeepCopy()
 	mod(n)
-	if err := w.kube.Tracker().Update(nodesResource, n, ""); err != nil {
-		w.Fatal(err)
-	}
+	must.Do(w, w.kube.Tracker().Update(nodesResource, n, ""))
 }
 
 // published returns the annotation of the Node.
 func (w *world) published() string {
 	w.Helper()
-	stored, err := w.kube.Tracker().Get(nodesResource, "", node)
-	if err != nil {
-		w.Fatal(err)
-	}
+	stored := must.Get(w.kube.Tracker().Get(nodesResource, "", node))(w)
 	return stored.(*corev1.Node).Annotations[v1alpha1.AnnotationKeptStaticPods]
 }

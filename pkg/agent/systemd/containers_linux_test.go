@@ -13,6 +13,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/systemd"
 	"haulout.dev/haulout/pkg/agent/systemd/install"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // unitProperty is a property of a transient unit.
@@ -24,10 +25,7 @@ type unitProperty struct {
 // startTransient starts a unit as kubelet and runtime start slices and scopes.
 func (m *machine) startTransient(unit string, properties map[string]any) error {
 	m.t.Helper()
-	conn, err := systemd.ConnectBus(m.t.Context(), m.root)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	conn := must.Get(systemd.ConnectBus(m.t.Context(), m.root))(m.t)
 	defer conn.Close()
 	list := []unitProperty{{"DefaultDependencies", dbus.MakeVariant(false)}}
 	for name, value := range properties {
@@ -56,16 +54,10 @@ func TestContainersWaitForTheAgent(t *testing.T) {
 				Args        []string
 				IgnoreError bool
 			}{{"/bin/sleep", []string{"sleep", "infinity"}, false}}
-			if err := m.startTransient(process, map[string]any{"ExecStart": command}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, m.startTransient(process, map[string]any{"ExecStart": command}))
 			eventually(t, "the process runs", func() bool { return m.unit(process).MainPID != 0 })
-			if err := m.startTransient(pod, nil); err != nil {
-				t.Fatal(err)
-			}
-			if err := m.startTransient(scope, map[string]any{"Slice": pod, "PIDs": []uint32{m.unit(process).MainPID}}); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, m.startTransient(pod, nil))
+			must.Do(t, m.startTransient(scope, map[string]any{"Slice": pod, "PIDs": []uint32{m.unit(process).MainPID}}))
 			eventually(t, "the container runs", func() bool { return m.unit(scope).Active == "active" })
 
 			m.startUnit("reboot.target", "replace")

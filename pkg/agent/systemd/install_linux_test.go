@@ -17,6 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/systemd"
 	"haulout.dev/haulout/pkg/agent/systemd/install"
 	"haulout.dev/haulout/pkg/cmd/nodeagent"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func held(r record) bool { return r.State.LockHeld && len(r.State.Problems) == 0 }
@@ -97,9 +98,7 @@ func TestShutdownAroundLogind(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := bootMachine(t)
-			if err := m.service("kubelet.service").Start(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, m.service("kubelet.service").Start(t.Context()))
 			m.install(true, func(o *install.Options) { o.MaxDelay = test.delay })
 			m.until("the lock is held", held)
 			m.startTarget(test.target)
@@ -125,17 +124,13 @@ func TestShutdownWithoutABus(t *testing.T) {
 	m.until("the lock is held", held)
 	client := m.client()
 	m.startTarget("reboot.target", func() {
-		if err := os.Remove(m.root + "/run/dbus/system_bus_socket"); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Remove(m.root+"/run/dbus/system_bus_socket"))
 	})
 	stopped := m.until("systemd stops the agent", func(r record) bool { return r.Ending.Stopping && pending(r) })
 	if want := (systemd.Ending{Stopping: true, Kind: "reboot", Limit: 20 * time.Minute}); stopped.Ending != want {
 		t.Errorf("the agent saw %+v, want %+v", stopped.Ending, want)
 	}
-	if err := client.KillUnit(t.Context(), install.Unit, syscall.SIGUSR1); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, client.KillUnit(t.Context(), install.Unit, syscall.SIGUSR1))
 	m.mustEnd(syscall.SIGHUP)
 }
 
@@ -144,19 +139,13 @@ func TestShutdownWithoutABus(t *testing.T) {
 func TestKubeletEndsWhileTheSystemStops(t *testing.T) {
 	m := bootMachine(t)
 	kubelet := m.service(kubeletUnit)
-	if err := kubelet.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, kubelet.Start(t.Context()))
 	// Without such a job, systemd would start it again after a signal.
-	if err := kubelet.End(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, kubelet.End(t.Context()))
 	if state := m.unit(kubeletUnit); state.Active != "inactive" || state.MainPID != 0 {
 		t.Errorf("the kubelet is %+v, want inactive", state)
 	}
-	if err := kubelet.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, kubelet.Start(t.Context()))
 	m.install(true, func(o *install.Options) { o.Args = []string{"run", endKubelet} })
 	m.until("the lock is held", held)
 	m.startTarget("reboot.target")
@@ -222,9 +211,7 @@ users: [{name: u, user: {}}]
 		}
 	})
 	eventually(t, "the agent holds a lock", func() bool { return len(m.lockPIDs()) == 1 })
-	if err := os.Remove(m.root + kubeconfig); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(m.root+kubeconfig))
 	eventually(t, "the agent holds no lock", func() bool { return len(m.lockPIDs()) == 0 })
 }
 
@@ -263,13 +250,9 @@ func TestInstallUpdateUninstall(t *testing.T) {
 	withProgram := func(o *install.Options) { o.Source = program }
 	restarted("another program", withFile("1"), withProgram)
 	// An update that ended before the restart.
-	if err := os.WriteFile(m.root+"/run/haulout-node-agent.restart", nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(m.root+"/run/haulout-node-agent.restart", nil, 0o644))
 	restarted("the rest of an update", withFile("1"), withProgram)
-	if err := m.service(install.Unit).End(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.service(install.Unit).End(t.Context()))
 	m.install(true, withFile("1"), withProgram)
 	last = m.until("a stopped agent is started", func(r record) bool { return r.PID != last.PID && held(r) })
 
@@ -290,9 +273,7 @@ func TestUninstall(t *testing.T) {
 		t.Error(err)
 	}
 	for range 2 { // the second one finds nothing
-		if err := install.Uninstall(t.Context(), m.options()); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, install.Uninstall(t.Context(), m.options()))
 	}
 	for _, path := range []string{
 		m.root + install.UnitPath, m.root + install.DefaultBinary, dropIn, m.root + "/etc/systemd/system/multi-user.target.wants/" + install.Unit,
@@ -335,14 +316,9 @@ func withFile(content string) func(*install.Options) {
 // otherProgram returns a program that differs from this one and does the same.
 func otherProgram(t *testing.T) string {
 	t.Helper()
-	program, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := must.Get(os.ReadFile("/proc/self/exe"))(t)
 	path := filepath.Join(t.TempDir(), "program")
-	if err := os.WriteFile(path, append(program, "another version"...), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, append(program, "another version"...), 0o700))
 	return path
 }
 
@@ -365,16 +341,12 @@ func (m *machine) status() status {
 // TestInstallCommand runs what the pod of the DaemonSet runs, with a real systemd.
 func TestInstallCommand(t *testing.T) {
 	m := bootMachine(t)
-	if err := m.service(kubeletUnit).Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, m.service(kubeletUnit).Start(t.Context()))
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	run := func(content string) (string, error) {
 		t.Helper()
 		content = "apiVersion: nodeagent.haulout.dev/v1alpha1\nkind: NodeAgentConfiguration\n" + content
-		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(file, []byte(content), 0o600))
 		var out strings.Builder
 		cmd := nodeagent.NewCommand()
 		cmd.SetArgs([]string{"install", "--root=" + m.root, "--config=" + file})

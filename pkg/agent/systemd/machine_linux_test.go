@@ -28,6 +28,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/systemd"
 	"haulout.dev/haulout/pkg/agent/systemd/install"
 	"haulout.dev/haulout/pkg/cmd/nodeagent"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // The tests boot a machine: a systemd as the first process of new namespaces, with a logind, a bus
@@ -125,9 +126,7 @@ func bootMachine(t *testing.T) *machine {
 func (m *machine) start(group *os.File, work string) {
 	m.t.Helper()
 	console := filepath.Join(m.share, "console")
-	if err := os.WriteFile(console, nil, 0o600); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, os.WriteFile(console, nil, 0o600))
 	m.cmd = exec.Command("/proc/self/exe")
 	m.cmd.Env = append(os.Environ(), workVariable+"="+work, shareVariable+"="+m.share)
 	m.cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -148,9 +147,7 @@ func (m *machine) start(group *os.File, work string) {
 			_ = m.cmd.Wait()
 		}
 	}()
-	if err := <-started; err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, <-started)
 	m.t.Cleanup(func() {
 		_ = m.cmd.Process.Kill()
 		<-m.ended
@@ -173,15 +170,10 @@ func (m *machine) booted() bool {
 // openRoot keeps the root open, so that its path stays valid.
 func (m *machine) openRoot() {
 	m.t.Helper()
-	root, err := os.Open(fmt.Sprintf("/proc/%d/root", m.cmd.Process.Pid))
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	root := must.Get(os.Open(fmt.Sprintf("/proc/%d/root", m.cmd.Process.Pid)))(m.t)
 	m.t.Cleanup(func() { root.Close() })
 	m.root = fmt.Sprintf("/proc/self/fd/%d", root.Fd())
-	if _, err := os.Stat(m.root + rootMarker); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Get(os.Stat(m.root + rootMarker))(m.t)
 }
 
 func (m *machine) service(unit string) systemd.Service {
@@ -190,10 +182,7 @@ func (m *machine) service(unit string) systemd.Service {
 
 func (m *machine) client() *systemd.Client {
 	m.t.Helper()
-	client, err := systemd.Dial(m.t.Context(), m.root)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	client := must.Get(systemd.Dial(m.t.Context(), m.root))(m.t)
 	m.t.Cleanup(func() { client.Close() })
 	return client
 }
@@ -218,10 +207,7 @@ func (m *machine) reboot() {
 
 func (m *machine) tryLogin(method string, args ...any) *dbus.Call {
 	m.t.Helper()
-	conn, err := systemd.ConnectBus(m.t.Context(), m.root)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	conn := must.Get(systemd.ConnectBus(m.t.Context(), m.root))(m.t)
 	defer conn.Close()
 	object := conn.Object("org.freedesktop.login1", "/org/freedesktop/login1")
 	return object.Call("org.freedesktop.login1.Manager."+method, 0, args...)
@@ -234,9 +220,7 @@ func (m *machine) lockPIDs() []uint32 {
 		What, Who, Why, Mode string
 		UID, PID             uint32
 	}
-	if err := m.login("ListInhibitors").Store(&locks); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, m.login("ListInhibitors").Store(&locks))
 	var pids []uint32
 	for _, lock := range locks {
 		if lock.Who == logind.Who {
@@ -255,19 +239,14 @@ func (m *machine) startTarget(unit string, connected ...func()) {
 
 func (m *machine) startUnit(unit, mode string, connected ...func()) {
 	m.t.Helper()
-	conn, err := systemd.ConnectBus(m.t.Context(), m.root)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	conn := must.Get(systemd.ConnectBus(m.t.Context(), m.root))(m.t)
 	defer conn.Close()
 	for _, f := range connected {
 		f()
 	}
 	var job dbus.ObjectPath
 	object := conn.Object("org.freedesktop.systemd1", "/org/freedesktop/systemd1")
-	if err := object.Call("org.freedesktop.systemd1.Manager.StartUnit", 0, unit, mode).Store(&job); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, object.Call("org.freedesktop.systemd1.Manager.StartUnit", 0, unit, mode).Store(&job))
 }
 
 // mustEnd waits until the machine goes down, with the signal that the kernel then gives its init.
@@ -314,9 +293,7 @@ func (m *machine) install(wantChanged bool, modify ...func(*install.Options)) {
 // kill sends a signal to the agent.
 func (m *machine) kill(signal syscall.Signal) {
 	m.t.Helper()
-	if err := m.client().KillUnit(m.t.Context(), install.Unit, signal); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, m.client().KillUnit(m.t.Context(), install.Unit, signal))
 }
 
 // records returns what all processes of the agent wrote.
@@ -378,14 +355,12 @@ func removeGroup(t *testing.T, group *os.File) {
 	defer group.Close()
 	eventually(t, "the cgroup of the machine is empty", func() bool {
 		var dirs []string
-		if err := filepath.WalkDir(group.Name(), func(path string, entry fs.DirEntry, err error) error {
+		must.Do(t, filepath.WalkDir(group.Name(), func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && entry.IsDir() {
 				dirs = append(dirs, path)
 			}
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		// The innermost ones first.
 		for _, dir := range slices.Backward(dirs) {
 			if err := unix.Rmdir(dir); err != nil {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // message is a notification with the number of files that came with it.
@@ -63,24 +64,16 @@ func receive(t *testing.T) func() []message {
 	}()
 	return func() []message {
 		defer socket.Close()
-		client, err := net.Dial("unixgram", path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		client := must.Get(net.Dial("unixgram", path))(t)
 		defer client.Close()
-		if _, err := client.Write([]byte(end)); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(client.Write([]byte(end)))(t)
 		<-done
 		return got
 	}
 }
 
 func TestNotifications(t *testing.T) {
-	file, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.Open("/dev/null"))(t)
 	defer file.Close()
 	for name, test := range map[string]struct {
 		send func(*systemd.Notifier) error
@@ -106,9 +99,7 @@ func TestNotifications(t *testing.T) {
 			if !notifier.Supervised() {
 				t.Error("there is a socket, but no service manager")
 			}
-			if err := test.send(notifier); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, test.send(notifier))
 			if got := received(); !slices.Equal(got, test.want) {
 				t.Errorf("sent %+v, want %+v", got, test.want)
 			}
@@ -117,10 +108,7 @@ func TestNotifications(t *testing.T) {
 }
 
 func TestNotificationsWithoutSystemd(t *testing.T) {
-	file, err := os.Open("/dev/null")
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(os.Open("/dev/null"))(t)
 	defer file.Close()
 	t.Setenv("NOTIFY_SOCKET", "")
 	n := systemd.NewNotifier()

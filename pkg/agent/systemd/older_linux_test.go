@@ -13,6 +13,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/systemd"
 	"haulout.dev/haulout/pkg/agent/systemd/install"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -24,10 +25,7 @@ const (
 // unit returns the state of a unit.
 func (m *machine) unit(name string) systemd.UnitState {
 	m.t.Helper()
-	state, err := m.client().Unit(m.t.Context(), name)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	state := must.Get(m.client().Unit(m.t.Context(), name))(m.t)
 	return state
 }
 
@@ -39,21 +37,13 @@ func (m *machine) installOlder() {
 		"/etc/systemd/system/" + olderBus:     "[Service]\nExecStart=/bin/sleep infinity\n",
 		olderDir + "/haulout-node-agent.conf": "[Service]\nEnvironment=DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/haulout-node-agent/bus.sock\n",
 	} {
-		if err := os.MkdirAll(filepath.Dir(m.root+path), 0o755); err != nil {
-			m.t.Fatal(err)
-		}
-		if err := os.WriteFile(m.root+path, []byte(content), 0o644); err != nil {
-			m.t.Fatal(err)
-		}
+		must.Do(m.t, os.MkdirAll(filepath.Dir(m.root+path), 0o755))
+		must.Do(m.t, os.WriteFile(m.root+path, []byte(content), 0o644))
 	}
 	client := m.client()
-	if err := client.Reload(m.t.Context()); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, client.Reload(m.t.Context()))
 	for _, unit := range []string{olderBus, kubeletUnit} {
-		if err := client.RestartUnit(m.t.Context(), unit); err != nil {
-			m.t.Fatal(err)
-		}
+		must.Do(m.t, client.RestartUnit(m.t.Context(), unit))
 	}
 	// The unit runs before its process has become the program.
 	eventually(m.t, "the kubelet has the bus", m.kubeletHasBus)
@@ -62,10 +52,7 @@ func (m *machine) installOlder() {
 // kubeletHasBus reports whether the kubelet that runs was started with the bus.
 func (m *machine) kubeletHasBus() bool {
 	m.t.Helper()
-	environment, err := os.ReadFile(fmt.Sprintf("%s/proc/%d/environ", m.root, m.unit(kubeletUnit).MainPID))
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	environment := must.Get(os.ReadFile(fmt.Sprintf("%s/proc/%d/environ", m.root, m.unit(kubeletUnit).MainPID)))(m.t)
 	return bytes.Contains(environment, []byte("DBUS_SYSTEM_BUS_ADDRESS="))
 }
 
@@ -93,9 +80,7 @@ func TestBusOfAnOlderVersionIsRemoved(t *testing.T) {
 		t.Error("an installation without changes has restarted the kubelet")
 	}
 	m.installOlder()
-	if err := install.Uninstall(t.Context(), m.options()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, install.Uninstall(t.Context(), m.options()))
 	gone("the uninstallation")
 
 	m.installOlder()
@@ -126,9 +111,7 @@ func TestProgramElsewhere(t *testing.T) {
 	if exists(first) || !exists(second) {
 		t.Errorf("after a move, the program is at the old place: %t, at the new one: %t", exists(first), exists(second))
 	}
-	if err := install.Uninstall(t.Context(), install.Options{Root: m.root}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, install.Uninstall(t.Context(), install.Options{Root: m.root}))
 	if exists(second) || exists(install.UnitPath) {
 		t.Errorf("after the uninstallation, the program is there: %t, the unit: %t", exists(second), exists(install.UnitPath))
 	}

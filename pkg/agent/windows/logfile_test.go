@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestLogFile(t *testing.T) {
@@ -24,20 +26,12 @@ func TestLogFile(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"one\n", "two\n"} {
-		l, err := OpenLogFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := must.Get(OpenLogFile(path))(t)
 		write(l, text)
-		if err := l.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, l.Close())
 	}
 	check(path, "one\ntwo\n")
-	l, err := OpenLogFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(OpenLogFile(path))(t)
 	l.limit = 12
 	write(l, "333\n")
 	check(path, "one\ntwo\n333\n")
@@ -48,7 +42,5 @@ func TestLogFile(t *testing.T) {
 	write(l, "5\n")
 	check(path, "5\n")
 	check(path+".old", "longer than the limit\n")
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, l.Close())
 }

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const own, kubelet = ServiceName, "kubelet"
@@ -98,9 +100,7 @@ func TestOrderIsRestored(t *testing.T) {
 			dir, value := t.TempDir(), &fakeOrder{order: slices.Clone(test.before.order), found: test.before.found}
 			placeOnce := func() {
 				t.Helper()
-				if err := placeInOrder(value, dir, own, kubelet); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, placeInOrder(value, dir, own, kubelet))
 				if indexOf(value.order, own) < 0 {
 					t.Fatalf("the agent is not in %q", value.order)
 				}
@@ -112,9 +112,7 @@ func TestOrderIsRestored(t *testing.T) {
 			if test.again {
 				placeOnce()
 			}
-			if err := restoreOrder(value, dir, own); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, restoreOrder(value, dir, own))
 			if !slices.Equal(value.order, test.want.order) || value.found != test.want.found {
 				t.Errorf("the value is %q (exists: %v), want %q (exists: %v)", value.order, value.found, test.want.order, test.want.found)
 			}
@@ -128,9 +126,7 @@ func TestOrderIsRestored(t *testing.T) {
 func TestDamagedRecordIsNotOverwritten(t *testing.T) {
 	dir, value := t.TempDir(), &fakeOrder{order: []string{"a"}, found: true}
 	path := filepath.Join(dir, orderFile)
-	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, []byte("{"), 0o600))
 	if err := placeInOrder(value, dir, own, kubelet); err == nil {
 		t.Error("a record that cannot be read is no error")
 	}

@@ -17,6 +17,8 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // BenchmarkPostFilter compares our plugin with DefaultPreemption on 1,000 full nodes with 100 pods
@@ -104,10 +106,7 @@ func rivals(b *testing.B, c cluster, percentage int32) (ours, theirs func() time
 		return false, nil
 	}
 	p := pluginOf(b, ctx, c.framework(b, ctx, informed.client(true)))
-	args, err := decodeArgs(nil)
-	if err != nil {
-		b.Fatal(err)
-	}
+	args := must.Get(decodeArgs(nil))(b)
 	limited := args.upstream()
 	limited.MinCandidateNodesPercentage = percentage
 	d := newDefaultPreemption(b, c.framework(b, ctx, informed.client(true)), limited)

@@ -19,15 +19,14 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/validation"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // TestShippedConfigurations reads the configurations of artifacts as kube-scheduler does.
 func TestShippedConfigurations(t *testing.T) {
 	for folder, scheduler := range map[string]string{"scheduler": "default-scheduler", "second-scheduler": "haulout-scheduler"} {
-		content, err := os.ReadFile("../../../artifacts/" + folder + "/configuration.yaml")
-		if err != nil {
-			t.Fatal(err)
-		}
+		content := must.Get(os.ReadFile("../../../artifacts/" + folder + "/configuration.yaml"))(t)
 		object, _, err := scheme.Codecs.UniversalDecoder().Decode(content, nil, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", folder, err)
@@ -182,10 +181,7 @@ func TestBadThresholds(t *testing.T) {
 	wantEvents := func(want ...string) {
 		t.Helper()
 		for range 3 {
-			r, err := p.rules(100)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Get(p.rules(100))(t)
 			if got := r.thresholds.ofClass("c"); len(want) > 0 && got != maxThreshold {
 				t.Errorf("it counts as %d", got)
 			}
@@ -202,9 +198,7 @@ func TestBadThresholds(t *testing.T) {
 	}
 	change := func(threshold string) {
 		t.Helper()
-		if _, err := f.ClientSet().SchedulingV1().PriorityClasses().Update(ctx, class("c", threshold), metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(f.ClientSet().SchedulingV1().PriorityClasses().Update(ctx, class("c", threshold), metav1.UpdateOptions{}))(t)
 		waitFor(t, "the class changes", func() bool {
 			now, err := p.classes.Get("c")
 			return err == nil && now.Annotations[ThresholdAnnotation] == threshold

@@ -29,6 +29,8 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func ofGroup(name string) podOption {
@@ -256,10 +258,7 @@ func TestGangWaitsForItsVictims(t *testing.T) {
 			if test.remembers {
 				g.p.gate.addLeaving(g.info.PodGroup.UID, c.pods[0])
 			}
-			info, err := framework.NewPodInfo(member)
-			if err != nil {
-				t.Fatal(err)
-			}
+			info := must.Get(framework.NewPodInfo(member))(t)
 			g.f.AddNominatedPod(klog.Background(), info, &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride, NominatedNodeName: test.nominated})
 			result, status := g.try()
 			if victims := g.victims(); (len(victims) == 0) != test.ongoing || !status.IsSuccess() {
@@ -299,10 +298,7 @@ func TestMasks(t *testing.T) {
 	g := newGang(t, c, 1)
 	handle := maskedHandle{g.f, sets.New[types.UID]("uid-held")}
 	lister := handle.MutableSnapshotSharedLister()
-	n1, err := lister.NodeInfos().Get("n1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	n1 := must.Get(lister.NodeInfos().Get("n1"))(t)
 	views := map[string][]fwk.PodInfo{"the node": n1.GetPods(), "its copy": n1.Snapshot().GetPods(), "the copy's copy": n1.Snapshot().Snapshot().GetPods()}
 	for what, list := range map[string]func() ([]fwk.NodeInfo, error){
 		"the list of the other lister": handle.SnapshotSharedLister().NodeInfos().List,
@@ -311,10 +307,7 @@ func TestMasks(t *testing.T) {
 		"nodes with anti-affinity":     lister.NodeInfos().HavePodsWithRequiredAntiAffinityList,
 		"nodes with wide conditions":   lister.NodeInfos().HavePodsWithRequiredNonHostScopedAntiAffinityList,
 	} {
-		nodes, err := list()
-		if err != nil {
-			t.Fatal(err)
-		}
+		nodes := must.Get(list())(t)
 		for _, each := range nodes {
 			if each.Node().Name == "n1" {
 				views[what] = each.GetPods()

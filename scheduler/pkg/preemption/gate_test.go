@@ -34,6 +34,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // fakeHandle is the part of the scheduler that the gate and the waiting room use.
@@ -160,10 +161,7 @@ func newGateWorld(t *testing.T, budgets []*policyv1.PodDisruptionBudget, pods ..
 	handle := newFakeHandle(t, objects...)
 	watches := informertest.Count(handle.client)
 	w := &gateWorld{handle: handle, clock: testingclock.NewFakePassiveClock(started), answer: func(string) error { return nil }}
-	waiting, err := newWaitingRoom(t.Context(), handle)
-	if err != nil {
-		t.Fatal(err)
-	}
+	waiting := must.Get(newWaitingRoom(t.Context(), handle))(t)
 	original := func(_ context.Context, _ upstream.Candidate, _ upstream.ExecutorPreemptor, victim *corev1.Pod, _ string) (bool, error) {
 		w.called("delete " + victim.Name)
 		return false, nil
@@ -383,13 +381,8 @@ func (w *gateWorld) wantLastEvent(t *testing.T, want string) {
 func TestEvictedPodIsMarked(t *testing.T) {
 	pod := runningPod("a", 10, ofClass("guarded"))
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, pod)
-	if err := w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptorOf(100)); err != nil {
-		t.Fatal(err)
-	}
-	now, err := w.handle.client.CoreV1().Pods("shop").Get(t.Context(), "a", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptorOf(100)))
+	now := must.Get(w.handle.client.CoreV1().Pods("shop").Get(t.Context(), "a", metav1.GetOptions{}))(t)
 	for _, condition := range now.Status.Conditions {
 		if condition.Type == corev1.DisruptionTarget && condition.Reason == corev1.PodReasonPreemptionByScheduler {
 			return
@@ -408,15 +401,11 @@ func TestPodWaitsForItsVictims(t *testing.T) {
 	if w.awaitsVictims(preemptor.UID(), onAnyNode) {
 		t.Fatal("it waits before")
 	}
-	if err := w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptor); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptor))
 	if !w.awaitsVictims(preemptor.UID(), onAnyNode) {
 		t.Error("eligible although its victim is not gone")
 	}
-	if err := w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "a", metav1.DeleteOptions{}))
 	waitFor(t, "the pod is eligible", func() bool { return !w.awaitsVictims(preemptor.UID(), onAnyNode) })
 }
 
@@ -459,10 +448,7 @@ func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 		}
 		w.calls = slices.DeleteFunc(w.calls, func(call string) bool { return strings.HasPrefix(call, "ask ") })
 		w.wantCalls(t, "evict a", "evict b", "evict c", "evict d")
-		now, err := w.handle.client.CoreV1().Pods("shop").Get(t.Context(), "a", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		now := must.Get(w.handle.client.CoreV1().Pods("shop").Get(t.Context(), "a", metav1.GetOptions{}))(t)
 		for _, condition := range now.Status.Conditions {
 			if condition.Type == corev1.DisruptionTarget {
 				t.Errorf("upstream would wait for the victim: %+v", condition)
@@ -491,9 +477,7 @@ func TestRunsEnd(t *testing.T) {
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}, pods...)
 	ctx, cancel := context.WithCancel(t.Context())
 	c := &fakeCandidate{victims: pods}
-	if _, err := w.preempt(ctx, c, preemptorOf(100), pods[0], Name); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.preempt(ctx, c, preemptorOf(100), pods[0], Name))(t)
 	cancel()
 	waitFor(t, "the run is forgotten", func() bool {
 		w.gate.mu.Lock()
@@ -531,20 +515,14 @@ func TestLastVictimIsGoneBeforeItsTurn(t *testing.T) {
 	pods := []*corev1.Pod{runningPod("a", 10, ofClass("guarded")), runningPod("b", 10, ofClass("guarded"))}
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}, pods...)
 	c, preemptor := &fakeCandidate{victims: pods}, preemptorOf(100)
-	if _, err := w.preempt(t.Context(), c, preemptor, pods[0], Name); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.preempt(t.Context(), c, preemptor, pods[0], Name))(t)
 	w.wantCalls(t, "ask a", "ask b", "evict a", "evict b")
-	if err := w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "b", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "b", metav1.DeleteOptions{}))
 	waitFor(t, "the pod is gone", func() bool { return w.isLeaving(pods[1]) })
 	if len(w.handle.activated) != 0 {
 		t.Error("activated too early")
 	}
-	if _, err := w.preempt(t.Context(), c, preemptor, pods[1], Name); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(w.preempt(t.Context(), c, preemptor, pods[1], Name))(t)
 	if len(w.handle.activated) != 1 {
 		t.Error("not activated")
 	}

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	testingclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // TestMemoryIsBounded refuses more pods than it remembers, and forgets the one that is free first.
@@ -52,9 +54,7 @@ func TestLeavingPodIsForgotten(t *testing.T) {
 	if len(w.leaving) != 1 {
 		t.Errorf("%d victims are remembered, want 1: the other is gone", len(w.leaving))
 	}
-	if err := w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "a", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "a", metav1.DeleteOptions{}))
 	waitFor(t, "the victim is forgotten", func() bool {
 		w.memory.mu.Lock()
 		defer w.memory.mu.Unlock()
@@ -92,12 +92,8 @@ func TestVictimsAreEvictedOnce(t *testing.T) {
 		}
 		return nil
 	}
-	if err := w.preemptAll(t, &fakeCandidate{victims: pods[:1]}, preemptorOf(100)); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.preemptAll(t, &fakeCandidate{victims: pods}, second); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, w.preemptAll(t, &fakeCandidate{victims: pods[:1]}, preemptorOf(100)))
+	must.Do(t, w.preemptAll(t, &fakeCandidate{victims: pods}, second))
 	w.wantCalls(t, "evict a", "delete b")
 	for _, uid := range []types.UID{preemptorOf(100).UID(), second.UID()} {
 		if !w.awaitsVictims(uid, onAnyNode) {

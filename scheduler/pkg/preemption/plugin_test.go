@@ -45,6 +45,8 @@ import (
 	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
 	"k8s.io/kubernetes/pkg/scheduler/metrics"
 	testingframework "k8s.io/kubernetes/pkg/scheduler/testing/framework"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // cluster is what a framework is made of.
@@ -137,10 +139,7 @@ func (c cluster) plugin(t testing.TB, ctx context.Context) *Plugin {
 // pluginOf returns our plugin on a framework whose informers it starts. All evictions succeed.
 func pluginOf(t testing.TB, ctx context.Context, f framework.Framework) *Plugin {
 	t.Helper()
-	made, err := New(ctx, nil, f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	made := must.Get(New(ctx, nil, f))(t)
 	p := made.(*Plugin)
 	p.gate.evictPod = func(context.Context, *policyv1.Eviction) error { return nil }
 	startInformers(t, ctx, f)
@@ -162,10 +161,7 @@ func dryRun(t testing.TB, ctx context.Context, ev *upstream.Evaluator, pod *core
 	if _, status, _ := f.RunPreFilterPlugins(ctx, state, pod); !status.IsSuccess() {
 		t.Fatal(status.AsError())
 	}
-	infos, err := f.SnapshotSharedLister().NodeInfos().List()
-	if err != nil {
-		t.Fatal(err)
-	}
+	infos := must.Get(f.SnapshotSharedLister().NodeInfos().List())(t)
 	candidates, reasons, err := ev.DryRunPreemption(ctx, state, pod, infos, c.budgets, 0, int32(len(infos)))
 	if err != nil {
 		t.Fatal(err)
@@ -226,18 +222,9 @@ func TestUpstreamWithoutThresholds(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		p := c.plugin(t, ctx)
 		f := c.framework(t, ctx, c.client(true))
-		args, err := decodeArgs(nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		theirs, err := defaultpreemption.New(ctx, args.upstream(), f, feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := p.rules(*pod.Spec.Priority)
-		if err != nil {
-			t.Fatal(err)
-		}
+		args := must.Get(decodeArgs(nil))(t)
+		theirs := must.Get(defaultpreemption.New(ctx, args.upstream(), f, feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)))(t)
+		r := must.Get(p.rules(*pod.Spec.Priority))(t)
 		got, gotStatuses := dryRun(t, context.WithValue(ctx, attemptKey{}, &attempt{rules: r}), p.Evaluator, pod, c)
 		want, wantStatuses := dryRun(t, ctx, theirs.Evaluator, pod, c)
 		if !reflect.DeepEqual(got, want) || !reflect.DeepEqual(gotStatuses, wantStatuses) {
@@ -350,10 +337,7 @@ func TestPostFilter(t *testing.T) {
 			}
 			counted := func() (n float64) {
 				for _, result := range []string{resultUnrestricted, resultWithinBudgets, resultHeldBack} {
-					value, err := testutil.GetCounterMetricValue(attempts.WithLabelValues(result))
-					if err != nil {
-						t.Fatal(err)
-					}
+					value := must.Get(testutil.GetCounterMetricValue(attempts.WithLabelValues(result)))(t)
 					n += value
 				}
 				return n
@@ -484,15 +468,10 @@ func TestWaitsForItsVictims(t *testing.T) {
 			informed.pods = append(slices.Clone(c.pods), pending)
 			f := c.framework(t, ctx, informed.client(true))
 			p := pluginOf(t, ctx, f)
-			if _, err := p.gate.preempt(ctx, &fakeCandidate{victims: []*corev1.Pod{a}}, fakePreemptor{Pod: pending}, a, Name); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(p.gate.preempt(ctx, &fakeCandidate{victims: []*corev1.Pod{a}}, fakePreemptor{Pod: pending}, a, Name))(t)
 			now := pending.DeepCopy()
 			now.Status.NominatedNodeName = test.status
-			info, err := framework.NewPodInfo(now)
-			if err != nil {
-				t.Fatal(err)
-			}
+			info := must.Get(framework.NewPodInfo(now))(t)
 			f.AddNominatedPod(klog.FromContext(ctx), info, &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride, NominatedNodeName: test.nominated})
 			eligible, why := p.PodEligibleToPreemptOthers(ctx, now, fwk.NewStatus(test.code))
 			if eligible == test.waits {

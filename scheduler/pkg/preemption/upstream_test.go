@@ -29,6 +29,8 @@ import (
 	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
 	testingframework "k8s.io/kubernetes/pkg/scheduler/testing/framework"
 	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // The priorities of the cases.
@@ -139,20 +141,14 @@ func newPreemption(t testing.TB, f framework.Framework, ours bool) (preemptionPl
 		p := pluginOf(t, t.Context(), f)
 		return p, p.DefaultPreemption
 	}
-	args, err := decodeArgs(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	args := must.Get(decodeArgs(nil))(t)
 	p := newDefaultPreemption(t, f, args.upstream())
 	return p, p
 }
 
 func newDefaultPreemption(t testing.TB, f framework.Framework, args *config.DefaultPreemptionArgs) *defaultpreemption.DefaultPreemption {
 	t.Helper()
-	p, err := defaultpreemption.New(t.Context(), args, f, feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate))
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(defaultpreemption.New(t.Context(), args, f, feature.NewSchedulerFeaturesFromGates(utilfeature.DefaultFeatureGate)))(t)
 	startInformers(t, t.Context(), f)
 	return p
 }
@@ -251,10 +247,7 @@ func (c *upstreamCase) eachNode(t *testing.T, ours bool) (victims, statuses map[
 	}
 	ctx := t.Context()
 	if our, ok := p.(*Plugin); ok {
-		r, err := our.rules(*c.pending.Spec.Priority)
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := must.Get(our.rules(*c.pending.Spec.Priority))(t)
 		if r.restrict() {
 			t.Fatal("a class has a threshold")
 		}
@@ -341,18 +334,12 @@ func TestUpstreamNumberOfCandidates(t *testing.T) {
 				p, inner := newPreemption(t, f, ours)
 				ctx := t.Context()
 				if our, ok := p.(*Plugin); ok {
-					r, err := our.rules(high)
-					if err != nil {
-						t.Fatal(err)
-					}
+					r := must.Get(our.rules(high))(t)
 					ctx = context.WithValue(ctx, attemptKey{}, &attempt{rules: r})
 				}
 				state := framework.NewCycleState()
 				f.RunPreFilterPlugins(ctx, state, c.pending)
-				infos, err := f.SnapshotSharedLister().NodeInfos().List()
-				if err != nil {
-					t.Fatal(err)
-				}
+				infos := must.Get(f.SnapshotSharedLister().NodeInfos().List())(t)
 				slices.SortFunc(infos, func(x, y fwk.NodeInfo) int { return strings.Compare(x.Node().Name, y.Node().Name) })
 				candidates, _, err := inner.Evaluator.DryRunPreemption(ctx, state, c.pending, infos, c.budgets, test.offset, test.number)
 				if err != nil {

@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/component-base/metrics/testutil"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // room is a waitingRoom in a bubble of its own time.
@@ -60,10 +62,7 @@ func inRoom(t *testing.T, waiters int, f func(r *room)) {
 
 func (r *room) newRoom() *waitingRoom {
 	r.t.Helper()
-	w, err := newWaitingRoom(r.t.Context(), r.h)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	w := must.Get(newWaitingRoom(r.t.Context(), r.h))(r.t)
 	go wait.UntilWithContext(r.t.Context(), w.tick, wakeInterval)
 	return w
 }
@@ -109,9 +108,7 @@ func (r *room) change(objects ...runtime.Object) {
 func (r *room) delete(resource, name string) {
 	r.t.Helper()
 	gvr := map[string]schema.GroupVersionResource{"pods": corev1.SchemeGroupVersion.WithResource("pods"), "budgets": policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets")}
-	if err := r.h.client.Tracker().Delete(gvr[resource], "shop", name); err != nil {
-		r.t.Fatal(err)
-	}
+	must.Do(r.t, r.h.client.Tracker().Delete(gvr[resource], "shop", name))
 	synctest.Wait()
 }
 
@@ -383,10 +380,7 @@ func TestGroupLeavesTheRoom(t *testing.T) {
 func TestGauge(t *testing.T) {
 	registerMetrics()
 	value := func() float64 {
-		v, err := testutil.GetGaugeMetricValue(waitingPods)
-		if err != nil {
-			t.Fatal(err)
-		}
+		v := must.Get(testutil.GetGaugeMetricValue(waitingPods))(t)
 		return v
 	}
 	before := value()
@@ -418,9 +412,7 @@ func TestFullRoom(t *testing.T) {
 		pods := r.h.informers.Core().V1().Pods().Informer().GetIndexer()
 		for i := range maxWaiting + 10 {
 			pod := runningPod(fmt.Sprint(i), int32(i%maxWaiting), onNode(""))
-			if err := pods.Add(pod); err != nil {
-				r.t.Fatal(err)
-			}
+			must.Do(r.t, pods.Add(pod))
 			r.w.begin(waiter{uid: pod.UID, priority: *pod.Spec.Priority, pods: []*corev1.Pod{pod}})
 			r.w.end(pod.UID, heldBy(nameOfWeb))
 		}

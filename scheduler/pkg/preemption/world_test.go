@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/drain/pdb"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // started is when the first pods were started; a pod with a higher number started later.
@@ -124,19 +125,13 @@ func victim(t testing.TB, pods ...*corev1.Pod) upstream.Victim {
 	t.Helper()
 	infos := make([]fwk.PodInfo, 0, len(pods))
 	for _, pod := range pods {
-		info, err := framework.NewPodInfo(pod)
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := must.Get(framework.NewPodInfo(pod))(t)
 		infos = append(infos, info)
 	}
 	kind := fwk.PodKeyType
 	if len(pods) > 1 {
 		kind = fwk.PodGroupKeyType
 	}
-	v, err := upstream.NewVictim(infos, *pods[0].Spec.Priority, kind)
-	if err != nil {
-		t.Fatal(err)
-	}
+	v := must.Get(upstream.NewVictim(infos, *pods[0].Spec.Priority, kind))(t)
 	return v
 }

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -57,11 +58,9 @@ func fullNode(t *testing.T, maxUnavailable int) world {
 func annotate(t *testing.T, class, value string) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, threshold, value)
-	if _, err := cluster.As(t).Kube.SchedulingV1().PriorityClasses().Patch(
+	must.Get(cluster.As(t).Kube.SchedulingV1().PriorityClasses().Patch(
 		t.Context(), class, types.MergePatchType, []byte(patch), metav1.PatchOptions{},
-	); err != nil {
-		t.Fatal(err)
-	}
+	))(t)
 }
 
 func request(spec *corev1.PodSpec, cpu string) {
@@ -74,9 +73,7 @@ func (w world) pending(t *testing.T, name string, priority int32) {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: framework.PodSpec(w.pool)}
 	pod.Spec.PriorityClassName = cluster.PriorityClass(t, priority)
 	request(&pod.Spec, "32")
-	if _, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cluster.As(t).Kube.CoreV1().Pods(w.namespace).Create(t.Context(), pod, metav1.CreateOptions{}))(t)
 }
 
 // waitHeld waits until the pod's condition says that budgets hold it up.
@@ -135,10 +132,7 @@ func checkEvent(event *eventsv1.Event) error {
 // deleted.
 func (w world) counts(t *testing.T) (evicted, refused, deleted int) {
 	t.Helper()
-	calls, err := w.log.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
+	calls := must.Get(w.log.Calls())(t)
 	for i := range calls {
 		call := &calls[i]
 		switch {
@@ -180,10 +174,7 @@ func TestBudgetHoldsUpAPod(t *testing.T) {
 // evicted returns the name of the first pod that the scheduler has evicted.
 func (w world) evicted(t *testing.T) string {
 	t.Helper()
-	calls, err := w.log.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
+	calls := must.Get(w.log.Calls())(t)
 	for i := range calls {
 		if calls[i].Namespace == w.namespace && calls[i].User == scheduler && calls[i].Evicted() {
 			return calls[i].Name
@@ -206,10 +197,7 @@ func TestThresholdIsLowered(t *testing.T) {
 	w := fullNode(t, 0)
 	w.pending(t, "important", 100)
 	w.waitHeld(t, "important")
-	pods, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pods := must.Get(cluster.As(t).Kube.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"}))(t)
 	annotate(t, pods.Items[0].Spec.PriorityClassName, "100")
 	w.waitRuns(t, "important")
 	w.wantCounts(t, 0, 0, 1)
@@ -301,9 +289,7 @@ func TestPolicyKeepsClassesWithAThreshold(t *testing.T) {
 		err := classes.Delete(ctx, class, dryRun)
 		return err != nil && strings.Contains(err.Error(), "remove the annotation before you delete the class"), nil
 	})
-	if _, err := classes.Patch(t.Context(), class, types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(classes.Patch(t.Context(), class, types.MergePatchType, []byte(`{"metadata":{"annotations":null}}`), metav1.PatchOptions{}))(t)
 	if err := classes.Delete(t.Context(), class, dryRun); err != nil {
 		t.Errorf("without the annotation: %v", err)
 	}

@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -46,9 +47,7 @@ func withScheduler(t *testing.T, flags ...string) (restore func()) {
 	restart := func(flags string) {
 		t.Setenv(schedulerFlags, flags)
 		cluster.Kill(t, "kube-scheduler")
-		if err := cluster.Up(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, cluster.Up())
 	}
 	restart(strings.Join(append([]string{before}, flags...), " "))
 	return func() { restart(before) }
@@ -127,17 +126,11 @@ func TestWakesWhenTheBudgetOpens(t *testing.T) {
 	w.pending(t, "important", 100)
 	w.waitHeld(t, "important")
 	kube := cluster.As(t).Kube
-	budgets, err := kube.PolicyV1().PodDisruptionBudgets(w.namespace).Watch(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	budgets := must.Get(kube.PolicyV1().PodDisruptionBudgets(w.namespace).Watch(t.Context(), metav1.ListOptions{}))(t)
 	defer budgets.Stop()
-	pods, err := kube.CoreV1().Pods(w.namespace).Watch(
+	pods := must.Get(kube.CoreV1().Pods(w.namespace).Watch(
 		t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=important"},
-	)
-	if err != nil {
-		t.Fatal(err)
-	}
+	))(t)
 	defer pods.Stop()
 	w.allow(t, "web", 1)
 	opened := seen(t, budgets, "the budget opens", func(o runtime.Object) bool {
@@ -159,11 +152,9 @@ func TestWakesWhenTheBudgetOpens(t *testing.T) {
 func (w world) allow(t *testing.T, budget string, maxUnavailable int) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"spec":{"maxUnavailable":%d}}`, maxUnavailable)
-	if _, err := cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(w.namespace).Patch(
+	must.Get(cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(w.namespace).Patch(
 		t.Context(), budget, types.MergePatchType, patch, metav1.PatchOptions{},
-	); err != nil {
-		t.Fatal(err)
-	}
+	))(t)
 }
 
 // withoutPolicy calls f while the shipped ValidatingAdmissionPolicy is not bound.
@@ -175,9 +166,7 @@ func withoutPolicy(t *testing.T, f func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := bindings.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, bindings.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	restored := binding.DeepCopy()
 	restored.ResourceVersion, restored.UID = "", ""
 	defer func() {
@@ -215,10 +204,7 @@ func TestMalformedThresholdProtects(t *testing.T) {
 	w.wantCounts(t, 0, 0, 0)
 	waitEvent(t, metav1.NamespaceDefault, "BadPreemptionThreshold", class,
 		`got "many". Until it is corrected, it counts as 2000000000`)
-	events, err := cluster.As(t).Kube.EventsV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	events := must.Get(cluster.As(t).Kube.EventsV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{}))(t)
 	count := 0
 	for i := range events.Items {
 		if event := &events.Items[i]; event.Reason == "BadPreemptionThreshold" && event.Regarding.Name == class {
@@ -300,10 +286,7 @@ func TestExtenderAddsAProtectedPod(t *testing.T) {
 		request(&p.Spec, "32")
 	})
 	w.log = cluster.AuditLog(t)
-	pods, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	pods := must.Get(cluster.As(t).Kube.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"}))(t)
 	protected := pods.Items[0]
 	e := &extender{victim: protected.UID}
 	server := httptest.NewServer(e)
@@ -350,14 +333,12 @@ func TestDrainBesidePreemption(t *testing.T) {
 	cluster.NewNodes(t, pool, true, pool+"-a", pool+"-b", pool+"-c")
 	ctx, cancel := deadline(t)
 	defer cancel()
-	if err := recorder.Wait(ctx, func(v *oracle.View) string {
+	must.Do(t, recorder.Wait(ctx, func(v *oracle.View) string {
 		if v.Drained(nm.Name) {
 			return ""
 		}
 		return "the node is not drained: " + v.Progress(nm.Name)
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	for name, want := range map[string]int32{"web": 5, "important": 3} {
 		framework.Eventually(t, name+" is complete", func(ctx context.Context) (bool, error) {
 			d, err := cluster.As(t).Kube.AppsV1().Deployments(w.namespace).Get(ctx, name, metav1.GetOptions{})
@@ -366,17 +347,13 @@ func TestDrainBesidePreemption(t *testing.T) {
 	}
 	cluster.Remove(t, nm.Name)
 	// The recorder sees a moment later what the API has answered.
-	if err := recorder.Wait(ctx, func(v *oracle.View) string {
+	must.Do(t, recorder.Wait(ctx, func(v *oracle.View) string {
 		if !v.Done(nm.Name) || len(v.Evacuations()) > 0 || len(v.Closed()) > 0 {
 			return fmt.Sprintf("not all is put back: %d Evacuations are left, not schedulable are %v", len(v.Evacuations()), v.Closed())
 		}
 		return ""
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if err := recorder.Settle(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	}))
+	must.Do(t, recorder.Settle(t.Context()))
 	found, err := recorder.Verdict(oracle.Rules{})
 	framework.Accept(t, found, err)
 	if evicted, _, deleted := w.counts(t); evicted < 2 || deleted != 0 {
@@ -401,22 +378,13 @@ func (w world) deploy(t *testing.T, name, class string, replicas int32, nodes ..
 		RequiredDuringSchedulingIgnoredDuringExecution: framework.Select(corev1.LabelHostname, nodes...),
 	}}
 	request(&d.Spec.Template.Spec, "32")
-	_, err := cluster.As(t).Kube.AppsV1().Deployments(w.namespace).Create(t.Context(), d, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cluster.As(t).Kube.AppsV1().Deployments(w.namespace).Create(t.Context(), d, metav1.CreateOptions{}))(t)
 }
 
 // TestMetricsAreServed looks for the metrics of the scheduler that rules and dashboard use.
 func TestMetricsAreServed(t *testing.T) {
-	listed, err := os.ReadFile(cluster.Root() + "/artifacts/monitoring/metrics.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	served, err := cluster.ScrapeScheduler(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	listed := must.Get(os.ReadFile(cluster.Root() + "/artifacts/monitoring/metrics.txt"))(t)
+	served := must.Get(cluster.ScrapeScheduler(t))(t)
 	for _, name := range strings.Fields(string(listed)) {
 		if strings.HasPrefix(name, "haulout_preemption_") && len(served[name]) == 0 {
 			t.Errorf("haulout-scheduler does not serve %s", name)

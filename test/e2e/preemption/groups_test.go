@@ -11,6 +11,7 @@ import (
 	schedulingv1beta1 "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -24,17 +25,13 @@ func (w world) gang(t *testing.T, name string, priority int32) {
 	group := &schedulingv1beta1.PodGroup{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	group.Spec.PriorityClassName = class
 	group.Spec.SchedulingPolicy.Gang = &schedulingv1beta1.GangSchedulingPolicy{MinCount: 2}
-	if _, err := kube.SchedulingV1beta1().PodGroups(w.namespace).Create(t.Context(), group, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(kube.SchedulingV1beta1().PodGroups(w.namespace).Create(t.Context(), group, metav1.CreateOptions{}))(t)
 	for _, member := range []string{name + "-0", name + "-1"} {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: member}, Spec: framework.PodSpec(w.pool)}
 		pod.Spec.PriorityClassName = class
 		pod.Spec.SchedulingGroup = &corev1.PodSchedulingGroup{PodGroupName: &name}
 		request(&pod.Spec, "32")
-		if _, err := kube.CoreV1().Pods(w.namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(kube.CoreV1().Pods(w.namespace).Create(t.Context(), pod, metav1.CreateOptions{}))(t)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -70,18 +71,14 @@ func (r *rivals) holder(ctx context.Context, t *testing.T) string {
 func (r *rivals) startOther(t *testing.T) {
 	t.Helper()
 	r.other = exec.Command(filepath.Join(cluster.Root(), "bin", "haulout-scheduler"), "--config="+r.config, "--secure-port=0")
-	if err := r.other.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.other.Start())
 }
 
 // kill ends the leader without warning.
 func (r *rivals) kill(t *testing.T) {
 	t.Helper()
 	if r.otherLeads {
-		if err := r.other.Process.Kill(); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.other.Process.Kill())
 		_ = r.other.Wait()
 	} else {
 		cluster.Kill(t, "kube-scheduler")

@@ -16,6 +16,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -23,22 +24,13 @@ import (
 // a change, and returns its path.
 func schedulerConfig(t *testing.T, change func(config map[string]any)) string {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join(cluster.Dir(), "scheduler.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(filepath.Join(cluster.Dir(), "scheduler.yaml")))(t)
 	var config map[string]any
-	if err := yaml.Unmarshal(content, &config); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, yaml.Unmarshal(content, &config))
 	change(config)
-	if content, err = yaml.Marshal(config); err != nil {
-		t.Fatal(err)
-	}
+	content = must.Get(yaml.Marshal(config))(t)
 	path := filepath.Join(t.TempDir(), "scheduler.yaml")
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(path, content, 0o600))
 	return path
 }
 
@@ -60,9 +52,7 @@ func wantRefusal(t *testing.T, config string, texts ...string) {
 		"--config="+config, "--secure-port=0")
 	var output strings.Builder
 	command.Stdout, command.Stderr = &output, &output
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, command.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- command.Wait() }()
 	ctx, cancel := deadline(t)
@@ -132,9 +122,7 @@ func kubeconfig(t *testing.T, clients framework.Clients) string {
 	config.Contexts["context"] = &clientcmdapi.Context{Cluster: "cluster", AuthInfo: "user"}
 	config.CurrentContext = "context"
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*config, path); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, clientcmd.WriteToFile(*config, path))
 	return path
 }
 

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -111,10 +112,7 @@ func (s *storm) createPending(t *testing.T, priorities []int32) {
 		}
 		pod.Spec.PriorityClassName = classes[i%len(classes)]
 		request(&pod.Spec, podCPU)
-		created, err := pods.Create(t.Context(), pod, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		created := must.Get(pods.Create(t.Context(), pod, metav1.CreateOptions{}))(t)
 		s.priorities[created.Name] = priorities[i%len(priorities)]
 		s.uids[created.UID] = created.Name
 	}

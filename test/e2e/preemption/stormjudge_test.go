@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/oracle"
 )
 
@@ -88,9 +89,7 @@ func (w world) judgeBudgets(t *testing.T, replicas int, budgets ...string) *stor
 		{Client: kube.CoreV1().RESTClient(), Name: "pods", See: j.see, Fail: j.fail},
 		{Client: kube.PolicyV1().RESTClient(), Name: "poddisruptionbudgets", See: j.seeBudget, Fail: j.fail},
 	} {
-		if err := oracle.Follow(t.Context(), resource); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, oracle.Follow(t.Context(), resource))
 	}
 	return j
 }
@@ -118,10 +117,7 @@ func (w world) allowAndNote(t *testing.T, j *stormJudge, budget string, maxUnava
 // granted returns the calls of the scheduler by which pods of the world have left.
 func (w world) granted(t *testing.T) []oracle.Call {
 	t.Helper()
-	all, err := w.log.Calls()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(w.log.Calls())(t)
 	return slices.DeleteFunc(all, func(c oracle.Call) bool {
 		return c.Namespace != w.namespace || c.User != scheduler || !c.Evicted() && !c.Deleted()
 	})

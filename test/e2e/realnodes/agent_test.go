@@ -24,6 +24,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -96,9 +97,7 @@ func startAgentWith(t *testing.T, m *machine, delay time.Duration, engine string
 	t.Helper()
 	config := filepath.Join(m.c.Dir(), "node-agent.yaml")
 	content := fmt.Sprintf(agentConfig, filepath.Join(m.c.Dir(), "pki", m.node+".kubeconfig"), delay, engine)
-	if err := os.WriteFile(config, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(config, []byte(content), 0o600))
 	m.start("node-agent", nil, filepath.Join(m.c.Root(), "bin", agentProgram), "run", "--config="+config)
 	bootID, err := os.ReadFile(m.path("/run/boot_id"))
 	if err != nil {
@@ -185,10 +184,7 @@ func shutdownMaintenance(t *testing.T, m *machine) string {
 
 func getMaintenance(t *testing.T, m *machine, name string) *v1alpha1.NodeMaintenance {
 	t.Helper()
-	nm, err := m.c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	nm := must.Get(m.c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances().Get(t.Context(), name, metav1.GetOptions{}))(t)
 	return nm
 }
 
@@ -244,10 +240,7 @@ type podWatch struct {
 func watchPods(t *testing.T, m *machine, namespace string) func() []string {
 	t.Helper()
 	api := m.c.As(t).Kube.CoreV1().Pods(namespace)
-	list, err := api.List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(api.List(t.Context(), metav1.ListOptions{}))(t)
 	watcher, err := api.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
 	if err != nil {
 		t.Fatal(err)
@@ -338,19 +331,13 @@ func writeStatic(t *testing.T, m *machine, namespace string) {
 	t.Helper()
 	// Renamed into the folder, as a careful user does: the kubelet reads a file once it is whole.
 	temporary := m.path(filepath.Join(filepath.Dir(staticFolder), "helper.tmp"))
-	if err := os.WriteFile(temporary, fmt.Appendf(nil, staticPod, namespace), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(temporary, staticFile(m)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(temporary, fmt.Appendf(nil, staticPod, namespace), 0o600))
+	must.Do(t, os.Rename(temporary, staticFile(m)))
 }
 
 func removeStatic(t *testing.T, m *machine, namespace string) {
 	t.Helper()
-	if err := os.Remove(staticFile(m)); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(staticFile(m)))
 	staticPodsGone(t, m, namespace)
 }
 
@@ -433,10 +420,7 @@ func testAPIReturns(t *testing.T, m *machine) {
 	low := podOn(t, m, namespace, "low")
 	ended := logsOf(t, m, namespace, "low")
 	seen := m.c.As(t).Kube.CoreV1().Pods(namespace)
-	watcher, err := seen.Watch(t.Context(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", low.Name).String()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	watcher := must.Get(seen.Watch(t.Context(), metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", low.Name).String()}))(t)
 	defer watcher.Stop()
 
 	m.c.Signal(t, "kube-apiserver", syscall.SIGSTOP)
@@ -509,16 +493,10 @@ func logsOf(t *testing.T, m *machine, namespace string, apps ...string) func() [
 		t.Helper()
 		var stops []stop
 		for _, app := range apps {
-			content, err := os.ReadFile(folders[app])
-			if err != nil {
-				t.Fatal(err)
-			}
+			content := must.Get(os.ReadFile(folders[app]))(t)
 			for line := range strings.Lines(string(content)) {
 				if at, _, _ := strings.Cut(line, " "); strings.HasSuffix(strings.TrimSpace(line), " exit") {
-					when, err := time.Parse(time.RFC3339Nano, at)
-					if err != nil {
-						t.Fatal(err)
-					}
+					when := must.Get(time.Parse(time.RFC3339Nano, at))(t)
 					stops = append(stops, stop{app, when})
 				}
 			}

@@ -24,6 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -164,9 +165,7 @@ func testPowerFailure(t *testing.T, c *framework.Cluster) {
 		}
 		return true, nil
 	})
-	if err := c.Up(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Up())
 	ready(t, c, namespace, "app=web", 4)
 	if after := podsOn(t, c, namespace, drained, "app=web"); !slices.Equal(after, before) {
 		t.Errorf("got pods %q on the node that came back, want those before, %q", after, before)
@@ -195,12 +194,10 @@ func sharedVolume(t *testing.T, c *framework.Cluster, namespace string) {
 	folder := t.TempDir()
 	// The pods run as another user.
 	for path := folder; path != filepath.Dir(os.TempDir()) && path != os.TempDir(); path = filepath.Dir(path) {
-		if err := os.Chmod(path, 0o777); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Chmod(path, 0o777))
 	}
 	volumes := c.As(t).Kube.CoreV1().PersistentVolumes()
-	_, err := volumes.Create(t.Context(), &corev1.PersistentVolume{
+	must.Get(volumes.Create(t.Context(), &corev1.PersistentVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: "shared-" + namespace},
 		Spec: corev1.PersistentVolumeSpec{
 			StorageClassName: sharedClass, AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
@@ -209,10 +206,7 @@ func sharedVolume(t *testing.T, c *framework.Cluster, namespace string) {
 			PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: folder}},
 			ClaimRef:                      &corev1.ObjectReference{Namespace: namespace, Name: "data-queue-0"},
 		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 }
 
 // freeVolumes makes the volumes of earlier tests available, as an admin does after a claim was
@@ -220,19 +214,14 @@ func sharedVolume(t *testing.T, c *framework.Cluster, namespace string) {
 func freeVolumes(t *testing.T, c *framework.Cluster) {
 	t.Helper()
 	volumes := c.As(t).Kube.CoreV1().PersistentVolumes()
-	list, err := volumes.List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(volumes.List(t.Context(), metav1.ListOptions{}))(t)
 	for i := range list.Items {
 		volume := &list.Items[i]
 		if volume.Status.Phase != corev1.VolumeReleased || volume.Spec.StorageClassName == sharedClass {
 			continue
 		}
 		volume.Spec.ClaimRef = nil
-		if _, err := volumes.Update(t.Context(), volume, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(volumes.Update(t.Context(), volume, metav1.UpdateOptions{}))(t)
 	}
 }
 
@@ -257,13 +246,10 @@ func ready(t *testing.T, c *framework.Cluster, namespace, selector string, count
 // podsOn returns the names of the pods on a node, sorted.
 func podsOn(t *testing.T, c *framework.Cluster, namespace, node, selector string) []string {
 	t.Helper()
-	list, err := c.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{
+	list := must.Get(c.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{
 		LabelSelector: selector,
 		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	var names []string
 	for i := range list.Items {
 		names = append(names, list.Items[i].Name)
@@ -312,18 +298,12 @@ type departures struct {
 func record(t *testing.T, c *framework.Cluster, namespace string) *departures {
 	t.Helper()
 	pods := c.As(t).Kube.CoreV1().Pods(namespace)
-	list, err := pods.List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(pods.List(t.Context(), metav1.ListOptions{}))(t)
 	d := &departures{pods: map[string]*corev1.Pod{}}
 	for i := range list.Items {
 		d.pods[list.Items[i].Name] = &list.Items[i]
 	}
-	watcher, err := pods.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
-	if err != nil {
-		t.Fatal(err)
-	}
+	watcher := must.Get(pods.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion}))(t)
 	t.Cleanup(watcher.Stop)
 	go func() {
 		for event := range watcher.ResultChan() {

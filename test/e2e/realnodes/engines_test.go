@@ -20,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -174,10 +175,7 @@ func testInstaller(t *testing.T, m *machine) {
 	for path, source := range map[string]string{
 		"/usr/local/bin/" + agentProgram: filepath.Join(bin, agentProgram), "/etc/" + agentProgram + "/config.yaml": config,
 	} {
-		want, err := os.ReadFile(source)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := must.Get(os.ReadFile(source))(t)
 		if got, err := os.ReadFile(m.path(installRoot + path)); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("%s is not %s: %v", path, filepath.Base(source), err)
 		}

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/internal/authority"
 )
@@ -36,9 +37,7 @@ func startEtcd(t *testing.T, c *framework.Cluster) etcdCluster {
 	const namespace = "etcd"
 	kube := c.As(t).Kube.CoreV1()
 	object := metav1.ObjectMeta{Name: namespace}
-	if _, err := kube.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: object}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(kube.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: object}, metav1.CreateOptions{}))(t)
 	var e etcdCluster
 	var addresses []net.IP
 	var peers []string
@@ -67,18 +66,14 @@ func startEtcd(t *testing.T, c *framework.Cluster) etcdCluster {
 	serving, servingKey := issuer.Issue(t, "etcd", addresses)
 	e.ca = issuer.PEM
 	e.cert, e.key = issuer.Issue(t, "haulout", nil)
-	if _, err := kube.Secrets(namespace).Create(t.Context(), &corev1.Secret{
+	must.Get(kube.Secrets(namespace).Create(t.Context(), &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "tls"},
 		Data:       map[string][]byte{"ca.crt": issuer.PEM, "tls.crt": serving, "tls.key": servingKey},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	for i := range members {
 		pod := etcdPod(fmt.Sprintf("etcd-%d", i), e.servers[i], strings.Join(peers, ","))
 		pod.Spec.NodeSelector = map[string]string{corev1.LabelHostname: []string{drained, other}[i%2]}
-		if _, err := kube.Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(kube.Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{}))(t)
 	}
 	framework.Eventually(t, "etcd has three members", func(ctx context.Context) (bool, error) {
 		list, err := kube.Pods(namespace).List(ctx, metav1.ListOptions{})

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -79,10 +80,7 @@ func (m *machine) saidSince(name string) func() string {
 	m.t.Helper()
 	read := func() string {
 		m.t.Helper()
-		content, err := os.ReadFile(filepath.Join(m.c.Dir(), "logs", m.node+"-"+name+".log"))
-		if err != nil {
-			m.t.Fatal(err)
-		}
+		content := must.Get(os.ReadFile(filepath.Join(m.c.Dir(), "logs", m.node+"-"+name+".log")))(m.t)
 		return string(content)
 	}
 	before := len(read())
@@ -118,10 +116,7 @@ func portsOf(t *testing.T, pid int) []string {
 	t.Helper()
 	const local, remote, state, inode = 1, 2, 3, 9
 	folder := fmt.Sprintf("/proc/%d", pid)
-	table, err := os.ReadFile(filepath.Join(folder, "net", "tcp"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	table := must.Get(os.ReadFile(filepath.Join(folder, "net", "tcp")))(t)
 	files, err := filepath.Glob(filepath.Join(folder, "fd", "*"))
 	if err != nil {
 		t.Fatal(err)
@@ -137,10 +132,7 @@ func portsOf(t *testing.T, pid int) []string {
 			return err == nil && to == "socket:["+fields[inode]+"]"
 		}) {
 			_, hex, _ := strings.Cut(fields[local], ":")
-			port, err := strconv.ParseUint(hex, 16, 16)
-			if err != nil {
-				t.Fatal(err)
-			}
+			port := must.Get(strconv.ParseUint(hex, 16, 16))(t)
 			ports = append(ports, strconv.FormatUint(port, 10))
 		}
 	}

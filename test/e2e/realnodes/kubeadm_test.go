@@ -22,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -143,9 +144,7 @@ func startKubeadm(t *testing.T, c *framework.Cluster) *kubeadmCluster {
 		k.boot(node)
 	}
 	proxy := filepath.Join(c.Dir(), "haproxy.cfg")
-	if err := os.WriteFile(proxy, []byte(kubeadmProxy), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(proxy, []byte(kubeadmProxy), 0o600))
 	k.nodes[serverNode].start("haproxy", nil, "haproxy", "-db", "-f", proxy)
 	for i := 1; i <= controlPlanes+2; i++ {
 		node := fmt.Sprintf("real-%d", i)
@@ -183,12 +182,8 @@ func (k *kubeadmCluster) takeOver(node string) {
 	k.t.Helper()
 	m := k.nodes[node]
 	for _, program := range []string{"kubelet", "kube-proxy"} {
-		if err := os.MkdirAll(m.path("/var/lib/held"), 0o755); err != nil {
-			k.t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(m.path("/var/lib/held"), program), nil, 0o644); err != nil {
-			k.t.Fatal(err)
-		}
+		must.Do(k.t, os.MkdirAll(m.path("/var/lib/held"), 0o755))
+		must.Do(k.t, os.WriteFile(filepath.Join(m.path("/var/lib/held"), program), nil, 0o644))
 		framework.Eventually(k.t, program+" of the development cluster ends on "+node, func(context.Context) (bool, error) {
 			pids := k.processes(node, program)
 			for _, pid := range pids {
@@ -199,9 +194,7 @@ func (k *kubeadmCluster) takeOver(node string) {
 			return len(pids) == 0, nil
 		})
 	}
-	if err := os.RemoveAll(m.path("/var/lib/kubelet/pki")); err != nil {
-		k.t.Fatal(err)
-	}
+	must.Do(k.t, os.RemoveAll(m.path("/var/lib/kubelet/pki")))
 	for _, name := range kubeadmPrograms {
 		archives, err := filepath.Glob(filepath.Join(k.c.Root(), "bin", "images-kubeadm", name+"-*.tar"))
 		if err != nil || len(archives) != 1 {
@@ -222,9 +215,7 @@ func (k *kubeadmCluster) boot(node string) {
 		return err == nil, err
 	})
 	for _, folder := range []string{"/var/lib/etc/upper", "/var/lib/etc/work"} {
-		if err := os.MkdirAll(m.path(folder), 0o755); err != nil {
-			k.t.Fatal(err)
-		}
+		must.Do(k.t, os.MkdirAll(m.path(folder), 0o755))
 	}
 	k.in(node, "", "mount", "-t", "overlay", "overlay", "-o", "lowerdir=/etc,upperdir=/var/lib/etc/upper,workdir=/var/lib/etc/work", "/etc")
 	// There is no name server.
@@ -259,10 +250,7 @@ func (k *kubeadmCluster) cgroupRoot(node string) string {
 	if err != nil || len(settings) != 1 {
 		k.t.Fatalf("settings of %s: %q, %v", node, settings, err)
 	}
-	content, err := os.ReadFile(settings[0])
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(settings[0]))(k.t)
 	for line := range strings.Lines(string(content)) {
 		if value, found := strings.CutPrefix(strings.TrimSpace(line), "cgroupRoot: "); found {
 			return strings.Trim(value, `"`)
@@ -294,9 +282,7 @@ func (k *kubeadmCluster) try(node, stdin, program string, args ...string) (strin
 func (k *kubeadmCluster) kubeadm(node, config string, args ...string) {
 	k.t.Helper()
 	file := filepath.Join(k.c.Dir(), node+"-kubeadm.yaml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		k.t.Fatal(err)
-	}
+	must.Do(k.t, os.WriteFile(file, []byte(config), 0o600))
 	// It must not find systemctl, which would ask the machine of this test for more than it can.
 	args = append([]string{"PATH=/", filepath.Join(k.c.Root(), "bin", "kubeadm")}, args...)
 	k.in(node, "", "env", append(args, "--config="+file, "--ignore-preflight-errors=all")...)
@@ -309,10 +295,7 @@ func (k *kubeadmCluster) startProxy(node string) {
 	if err != nil || len(settings) != 1 {
 		k.t.Fatalf("settings of %s: %q, %v", node, settings, err)
 	}
-	content, err := os.ReadFile(settings[0])
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	content := must.Get(os.ReadFile(settings[0]))(k.t)
 	var lines []string
 	for line := range strings.Lines(string(content)) {
 		if strings.HasPrefix(line, "clientConnection:") {
@@ -321,9 +304,7 @@ func (k *kubeadmCluster) startProxy(node string) {
 		lines = append(lines, line)
 	}
 	file := filepath.Join(k.c.Dir(), node+"-kube-proxy.yaml")
-	if err := os.WriteFile(file, []byte(strings.Join(lines, "")), 0o600); err != nil {
-		k.t.Fatal(err)
-	}
+	must.Do(k.t, os.WriteFile(file, []byte(strings.Join(lines, "")), 0o600))
 	k.nodes[node].start("kube-proxy", nil, filepath.Join(k.c.Root(), "bin", "kube-proxy"), "--config="+file)
 }
 
@@ -356,14 +337,9 @@ func (k *kubeadmCluster) installHaulout() {
 	k.t.Helper()
 	k.kubectl(serverVolume, "apply", "--filename=-")
 	overlay := k.t.TempDir()
-	base, err := filepath.Rel(overlay, filepath.Join(k.c.Root(), "artifacts", "base"))
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	base := must.Get(filepath.Rel(overlay, filepath.Join(k.c.Root(), "artifacts", "base")))(k.t)
 	kustomization := fmt.Sprintf("resources: [%s]\nimages:\n- {name: haulout-apiserver, newName: localhost/haulout-apiserver, newTag: dev}\n", base)
-	if err := os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(kustomization), 0o600); err != nil {
-		k.t.Fatal(err)
-	}
+	must.Do(k.t, os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(kustomization), 0o600))
 	k.kubectl("", "apply", "--kustomize="+overlay)
 	k.kubectl("", "apply", "--filename="+filepath.Join(k.c.Root(), "artifacts", "node-agent", "rbac.yaml"))
 	k.kubectl("", "wait", "apiservice", apiService, "--for=condition=Available", "--timeout=2m")
@@ -375,9 +351,7 @@ func (k *kubeadmCluster) startAgent(node string) {
 	file := filepath.Join(k.c.Dir(), node+"-node-agent.yaml")
 	config := fmt.Sprintf("apiVersion: nodeagent.haulout.dev/v1alpha1\nkind: NodeAgentConfiguration\n"+
 		"kubeconfig: /etc/kubernetes/kubelet.conf\nmaxShutdownDelay: %s\n", maxDelay) + agentTable
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		k.t.Fatal(err)
-	}
+	must.Do(k.t, os.WriteFile(file, []byte(config), 0o600))
 	k.nodes[node].start("node-agent", nil, filepath.Join(k.c.Root(), "bin", agentProgram), "run", "--config="+file)
 	k.kubectl("", "wait", "node/"+node, "--for=condition="+string(v1alpha1.NodeConditionAgentReady), "--timeout=2m")
 }
@@ -387,9 +361,7 @@ func (k *kubeadmCluster) containers() map[string]string {
 	k.t.Helper()
 	var list corev1.PodList
 	out := k.kubectl("", "get", "pods", "--namespace=kube-system", "--selector=tier=control-plane", "--output=json")
-	if err := json.Unmarshal([]byte(out), &list); err != nil {
-		k.t.Fatal(err)
-	}
+	must.Do(k.t, json.Unmarshal([]byte(out), &list))
 	found := map[string]string{}
 	for i := range list.Items {
 		for _, status := range list.Items[i].Status.ContainerStatuses {
@@ -453,9 +425,7 @@ func (k *kubeadmCluster) testReboot(t *testing.T) {
 		t.Errorf("the machine went down after %s, want at most %s", took, limit)
 	}
 	k.c.Kill(t, node)
-	if err := k.c.Up(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, k.c.Up())
 	k.boot(node)
 	k.startProxy(node)
 	k.startAgent(node)
@@ -498,16 +468,12 @@ spec:
 func (k *kubeadmCluster) testOtherInstallers(t *testing.T) {
 	k.t = t
 	folder := k.nodes[otherNode].path("/etc/kubernetes/manifests")
-	if err := os.MkdirAll(folder, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.MkdirAll(folder, 0o755))
 	place := func(names ...string) {
 		t.Helper()
 		for _, name := range names {
 			manifest := "apiVersion: v1\nkind: Pod\n" + installerManifests[name] + installerSpec
-			if err := os.WriteFile(filepath.Join(folder, name+".yaml"), []byte(manifest), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, os.WriteFile(filepath.Join(folder, name+".yaml"), []byte(manifest), 0o600))
 			k.kubectl("", "wait", "--namespace=kube-system", "pod/"+name+"-"+otherNode, "--for=create", "--timeout=1m")
 			k.kubectl("", "wait", "--namespace=kube-system", "pod/"+name+"-"+otherNode, "--for=condition=Ready", "--timeout=1m")
 		}

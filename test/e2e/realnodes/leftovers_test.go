@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -22,19 +23,14 @@ func testDown(t *testing.T, c *framework.Cluster) {
 		c.Kill(t, process)
 	}
 	dir := c.Dir()
-	if err := c.Stop(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Stop())
 	if left := processesOf(t, dir+"/"); len(left) > 0 {
 		t.Errorf("processes are left: %q", left)
 	}
 	if left := cgroups(t, dir); left > 0 {
 		t.Errorf("%d cgroups are left", left)
 	}
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	if err != nil {
-		t.Fatal(err)
-	}
+	mounts := must.Get(os.ReadFile("/proc/self/mounts"))(t)
 	if strings.Contains(string(mounts), dir) {
 		t.Errorf("mounts are left:\n%s", mounts)
 	}
@@ -47,10 +43,7 @@ func testDown(t *testing.T, c *framework.Cluster) {
 // if it is their folder.
 func processesOf(t *testing.T, text string) []string {
 	t.Helper()
-	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob("/proc/[0-9]*/cmdline"))(t)
 	var found []string
 	for _, file := range files {
 		// A process that has ended since has no command line.
@@ -78,10 +71,7 @@ func cgroups(t *testing.T, dir string) int {
 	}
 	found := 0
 	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
-		folders, err := filepath.Glob(pattern + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		folders := must.Get(filepath.Glob(pattern + name))(t)
 		found += len(folders)
 	}
 	return found

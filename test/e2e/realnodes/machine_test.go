@@ -22,6 +22,7 @@ import (
 	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
 
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -80,9 +81,7 @@ func (m *machine) start(name string, env []string, program string, args ...strin
 	cmd := exec.Command("nsenter", m.enter(program, args...)...) //nolint:gosec // the program is that of the build
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, cmd.Start())
 	go func() { _ = cmd.Wait() }()
 	m.t.Cleanup(func() {
 		if !m.t.Failed() {
@@ -129,9 +128,7 @@ func (m *machine) untilDown(limit time.Duration) {
 func (m *machine) powerCycle() {
 	m.t.Helper()
 	m.c.Kill(m.t, m.node)
-	if err := m.c.Up(); err != nil {
-		m.t.Fatal(err)
-	}
+	must.Do(m.t, m.c.Up())
 	*m = *startMachine(m.t, m.c, m.node)
 }
 

@@ -29,6 +29,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
 )
@@ -65,9 +66,7 @@ rules:
 // member of etcd is killed. In the large size they also lose kube-apiserver for a minute.
 func TestReplicas(t *testing.T) {
 	policy := filepath.Join(t.TempDir(), "audit.yaml")
-	if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(policy, []byte(auditPolicy), 0o600))
 	t.Setenv("HAULOUT", "false")
 	t.Setenv("APISERVER_FLAGS", "--audit-policy-file="+policy)
 	// In the large size the real nodes cannot report for a minute. Their pods stay ready.
@@ -118,9 +117,7 @@ func testFaults(t *testing.T, c *framework.Cluster) {
 	gone(10)
 	leader := holder(t, c)
 	begin := time.Now()
-	if err := c.As(t).Kube.CoreV1().Pods(serverNamespace).Delete(t.Context(), podOf(leader), metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.As(t).Kube.CoreV1().Pods(serverNamespace).Delete(t.Context(), podOf(leader), metav1.DeleteOptions{}))
 	next := takeover(t, c, leader)
 	checkTakeover(t, "a clean stop", begin, takeoverAfterStop)
 
@@ -180,10 +177,7 @@ func testFaults(t *testing.T, c *framework.Cluster) {
 func installReplicas(t *testing.T, c *framework.Cluster, etcd etcdCluster) {
 	t.Helper()
 	overlay := t.TempDir()
-	replicas, err := filepath.Rel(overlay, filepath.Join(c.Root(), "artifacts", "overlays", "three-replicas"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	replicas := must.Get(filepath.Rel(overlay, filepath.Join(c.Root(), "artifacts", "overlays", "three-replicas")))(t)
 	for name, content := range map[string]string{
 		"ca.crt": string(etcd.ca), "tls.crt": string(etcd.cert), "tls.key": string(etcd.key),
 		"kustomization.yaml": fmt.Sprintf(`apiVersion: kustomize.config.k8s.io/v1beta1
@@ -200,9 +194,7 @@ secretGenerator:
   files: [ca.crt, tls.crt, tls.key]
 `, replicas, strings.Join(etcd.servers, ",")),
 	} {
-		if err := os.WriteFile(filepath.Join(overlay, name), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.WriteFile(filepath.Join(overlay, name), []byte(content), 0o600))
 	}
 	c.MustKubectl(t, "", "apply", "--kustomize="+overlay)
 	c.MustKubectl(t, "", "wait", "apiservice", apiService, "--for=condition=Available", "--timeout=2m")
@@ -218,10 +210,7 @@ secretGenerator:
 
 func serverPods(t *testing.T, c *framework.Cluster) []corev1.Pod {
 	t.Helper()
-	list, err := c.As(t).Kube.CoreV1().Pods(serverNamespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(c.As(t).Kube.CoreV1().Pods(serverNamespace).List(t.Context(), metav1.ListOptions{}))(t)
 	return slices.DeleteFunc(list.Items, func(pod corev1.Pod) bool { return pod.DeletionTimestamp != nil })
 }
 
@@ -232,33 +221,22 @@ func checkServes(t *testing.T, c *framework.Cluster, pod string) {
 	defer cancel()
 	forward := exec.CommandContext(ctx, filepath.Join(c.Root(), "bin", "kubectl"), "--kubeconfig="+c.Kubeconfig(),
 		"port-forward", "--namespace="+serverNamespace, "pod/"+pod, ":8443")
-	out, err := forward.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := forward.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := must.Get(forward.StdoutPipe())(t)
+	must.Do(t, forward.Start())
 	defer func() { cancel(); _ = forward.Wait() }()
 	line, err := bufio.NewReader(out).ReadString('\n')
 	port := regexp.MustCompile(`:(\d+) ->`).FindStringSubmatch(line)
 	if port == nil {
 		t.Fatalf("got %q of kubectl port-forward, error %v", line, err)
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(clientcmd.BuildConfigFromFlags("", c.Kubeconfig()))(t)
 	bundle := c.MustKubectl(t, "", "get", "apiservice", apiService, "-o", "go-template={{.spec.caBundle | base64decode}}")
 	config.Host = "https://127.0.0.1:" + port[1]
 	config.TLSClientConfig = rest.TLSClientConfig{
 		CAData: []byte(bundle), ServerName: "haulout-apiserver.haulout-system.svc",
 		CertData: config.CertData, KeyData: config.KeyData, CertFile: config.CertFile, KeyFile: config.KeyFile,
 	}
-	client, err := versioned.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := must.Get(versioned.NewForConfig(config))(t)
 	if _, err := client.MaintenanceV1alpha1().NodeMaintenances().List(ctx, metav1.ListOptions{}); err != nil {
 		t.Errorf("pod %s: %v", pod, err)
 	}
@@ -272,10 +250,7 @@ func holder(t *testing.T, c *framework.Cluster) string {
 
 func holderIn(ctx context.Context, t *testing.T, c *framework.Cluster) string {
 	t.Helper()
-	lease, err := c.As(t).Kube.CoordinationV1().Leases(serverNamespace).Get(ctx, "haulout-apiserver", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	lease := must.Get(c.As(t).Kube.CoordinationV1().Leases(serverNamespace).Get(ctx, "haulout-apiserver", metav1.GetOptions{}))(t)
 	if lease.Spec.HolderIdentity == nil {
 		return ""
 	}
@@ -310,10 +285,7 @@ func checkTakeover(t *testing.T, what string, begin time.Time, limit time.Durati
 // podsIn returns the pods on nodes that have not ended.
 func podsIn(t *testing.T, c *framework.Cluster, namespace string, nodes []string) []string {
 	t.Helper()
-	list, err := c.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(c.As(t).Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{}))(t)
 	var names []string
 	for i := range list.Items {
 		if slices.Contains(nodes, list.Items[i].Spec.NodeName) {
@@ -335,9 +307,7 @@ func etcdProcess(member string) match { return match{program: "etcd", argument: 
 // signal sends a signal to the only process that matches.
 func signal(t *testing.T, m match, s syscall.Signal) {
 	t.Helper()
-	if err := syscall.Kill(pidOf(t, m), s); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, syscall.Kill(pidOf(t, m), s))
 }
 
 // pidOf returns the only process that matches.
@@ -361,10 +331,7 @@ func pidOf(t *testing.T, m match) int {
 		if m.argument != "" && !has(folder, "cmdline", m.argument) || m.variable != "" && !has(folder, "environ", m.variable) {
 			continue
 		}
-		pid, err := strconv.Atoi(filepath.Base(folder))
-		if err != nil {
-			t.Fatal(err)
-		}
+		pid := must.Get(strconv.Atoi(filepath.Base(folder)))(t)
 		pids = append(pids, pid)
 	}
 	if len(pids) != 1 {
@@ -379,7 +346,7 @@ func pidOf(t *testing.T, m match) int {
 func writesOf(t *testing.T, log oracle.Log, pod string, since time.Time) []string {
 	t.Helper()
 	var writes []string
-	err := log.Read(func(lines io.Reader) error {
+	must.Do(t, log.Read(func(lines io.Reader) error {
 		decoder := json.NewDecoder(lines)
 		for {
 			var event auditv1.Event
@@ -399,9 +366,6 @@ func writesOf(t *testing.T, log oracle.Log, pod string, since time.Time) []strin
 			writes = append(writes, fmt.Sprintf("%s %s %s/%s %s", event.Verb, event.ObjectRef.Resource,
 				event.ObjectRef.Namespace, event.ObjectRef.Name, event.RequestReceivedTimestamp.Format(time.RFC3339Nano)))
 		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return writes
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -34,9 +35,7 @@ func testSecondScheduler(t *testing.T, c *framework.Cluster) {
 
 	kube := c.As(t).Kube
 	patch := []byte(`[{"op":"add","path":"/status/capacity/example.com~1slot","value":"1"}]`)
-	if _, err := kube.CoreV1().Nodes().Patch(t.Context(), drained, types.JSONPatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(kube.CoreV1().Nodes().Patch(t.Context(), drained, types.JSONPatchType, patch, metav1.PatchOptions{}, "status"))(t)
 	class := c.PriorityClass(t, 10)
 	_, err := kube.SchedulingV1().PriorityClasses().Patch(t.Context(), class, types.MergePatchType,
 		[]byte(`{"metadata":{"annotations":{"maintenance.haulout.dev/allow-disruption-by-priority-greater-than-or-equal":"1000"}}}`), metav1.PatchOptions{})
@@ -48,28 +47,20 @@ func testSecondScheduler(t *testing.T, c *framework.Cluster) {
 	waitScheduled(t, c, namespace, "guarded", true, "")
 	// For a pod without a controller, a budget can only say how many must be available.
 	budgets := kube.PolicyV1().PodDisruptionBudgets(namespace)
-	_, err = budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{
+	must.Get(budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: "guarded"},
 		Spec: policyv1.PodDisruptionBudgetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "guarded"}}, MinAvailable: ptr.To(intstr.FromInt32(1)),
 		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 
 	takeSlot(t, c, namespace, "important", c.PriorityClass(t, 100))
 	waitScheduled(t, c, namespace, "important", false, "PodDisruptionBudgets protect; preempting them takes priority 1000.")
-	if _, err = budgets.Patch(t.Context(), "guarded", types.MergePatchType,
-		[]byte(`{"spec":{"minAvailable":0}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_ = must.Get(budgets.Patch(t.Context(), "guarded", types.MergePatchType,
+		[]byte(`{"spec":{"minAvailable":0}}`), metav1.PatchOptions{}))(t)
 	waitScheduled(t, c, namespace, "important", true, "")
 	// The pods of the scheduler itself are not its own.
-	own, err := kube.CoreV1().Pods(secondScheduler).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	own := must.Get(kube.CoreV1().Pods(secondScheduler).List(t.Context(), metav1.ListOptions{}))(t)
 	for i := range own.Items {
 		if name := own.Items[i].Spec.SchedulerName; name != corev1.DefaultSchedulerName {
 			t.Errorf("pod %s is scheduled by %s", own.Items[i].Name, name)
@@ -92,9 +83,7 @@ func takeSlot(t *testing.T, c *framework.Cluster, namespace, name, class string)
 			}},
 		},
 	}
-	if _, err := c.As(t).Kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(c.As(t).Kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{}))(t)
 }
 
 // waitScheduled waits until a pod runs, placed by the second scheduler, or until it says why not.

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
 
@@ -63,9 +64,7 @@ func TestServerAsAPod(t *testing.T) {
 
 	// The server's volume is local: its pod is on the same node.
 	c.Kill(t, own)
-	if err := c.Up(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, c.Up())
 	maintenances := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
 	framework.Eventually(t, "the API is served after a power failure", func(ctx context.Context) (bool, error) {
 		nm, err := maintenances.Get(ctx, "own", metav1.GetOptions{})
@@ -100,14 +99,8 @@ func departuresFrom(t *testing.T, c *framework.Cluster, node string) func() []st
 	t.Helper()
 	pods := c.As(t).Kube.CoreV1().Pods(metav1.NamespaceAll)
 	selector := fields.OneTermEqualSelector("spec.nodeName", node).String()
-	list, err := pods.List(t.Context(), metav1.ListOptions{FieldSelector: selector})
-	if err != nil {
-		t.Fatal(err)
-	}
-	watcher, err := pods.Watch(t.Context(), metav1.ListOptions{FieldSelector: selector, ResourceVersion: list.ResourceVersion})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(pods.List(t.Context(), metav1.ListOptions{FieldSelector: selector}))(t)
+	watcher := must.Get(pods.Watch(t.Context(), metav1.ListOptions{FieldSelector: selector, ResourceVersion: list.ResourceVersion}))(t)
 	done := make(chan []string, 1)
 	go func() {
 		var left []string
@@ -148,9 +141,7 @@ func testRestore(t *testing.T, c *framework.Cluster) {
 			Stage: v1alpha1.NodeMaintenanceStageIdle, NodeSelector: framework.Select(corev1.LabelHostname, other),
 		},
 	}
-	if _, err := maintenances.Create(t.Context(), late, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(maintenances.Create(t.Context(), late, metav1.CreateOptions{}))(t)
 	scale := func(replicas string) {
 		t.Helper()
 		c.MustKubectl(t, "", "scale", "--namespace="+serverNamespace, "deployment/haulout-apiserver", "--replicas="+replicas)
@@ -205,29 +196,21 @@ func install(t *testing.T, c *framework.Cluster) {
 func apply(t *testing.T, c *framework.Cluster, folder, image string) {
 	t.Helper()
 	overlay := t.TempDir()
-	base, err := filepath.Rel(overlay, filepath.Join(c.Root(), "artifacts", folder))
-	if err != nil {
-		t.Fatal(err)
-	}
+	base := must.Get(filepath.Rel(overlay, filepath.Join(c.Root(), "artifacts", folder)))(t)
 	kustomization := fmt.Sprintf(`apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [%[1]s]
 images:
 - {name: %[2]s, newName: localhost/%[2]s, newTag: dev}
 `, base, image)
-	if err := os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(kustomization), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(kustomization), 0o600))
 	c.MustKubectl(t, "", "apply", "--kustomize="+overlay)
 }
 
 // serverPod returns the pod of the server that is not being deleted.
 func serverPod(t *testing.T, c *framework.Cluster) *corev1.Pod {
 	t.Helper()
-	list, err := c.As(t).Kube.CoreV1().Pods(serverNamespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	list := must.Get(c.As(t).Kube.CoreV1().Pods(serverNamespace).List(t.Context(), metav1.ListOptions{}))(t)
 	for i := range list.Items {
 		if list.Items[i].DeletionTimestamp == nil {
 			return &list.Items[i]
@@ -261,10 +244,8 @@ func drain(t *testing.T, c *framework.Cluster, name, node string) {
 func complete(t *testing.T, c *framework.Cluster, name string) {
 	t.Helper()
 	maintenances := c.As(t).Haulout.MaintenanceV1alpha1().NodeMaintenances()
-	if _, err := maintenances.Patch(t.Context(), name, "application/merge-patch+json",
-		[]byte(`{"spec":{"stage":"Complete"}}`), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(maintenances.Patch(t.Context(), name, "application/merge-patch+json",
+		[]byte(`{"spec":{"stage":"Complete"}}`), metav1.PatchOptions{}))(t)
 	framework.Eventually(t, "maintenance "+name+" is done", func(ctx context.Context) (bool, error) {
 		nm, err := maintenances.Get(ctx, name, metav1.GetOptions{})
 		return err == nil && v1alpha1.IsDone(nm), err

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	agentstate "haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestAShortDeadlineLeavesTimeForEveryBucket(t *testing.T) {
@@ -19,9 +20,7 @@ func TestAShortDeadlineLeavesTimeForEveryBucket(t *testing.T) {
 	table := tableOf(time.Minute, 0, 1000, 2000, 3000)
 	n := newNode(t, table, newPod("a", 0, ends(-1)), newPod("b", 1000, ends(-1)), newPod("d", 3000, ends(time.Second)))
 	deadline := time.Now().Add(5 * time.Second)
-	if err := n.engine.End(t.Context(), agentstate.Local{}, deadline, n.next); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.engine.End(t.Context(), agentstate.Local{}, deadline, n.next))
 	if time.Now().After(deadline) {
 		t.Error("returned after the deadline")
 	}

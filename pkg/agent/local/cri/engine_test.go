@@ -24,6 +24,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/buckets"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	agentstate "haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -113,9 +114,7 @@ func (n *node) allKilled() []string {
 
 func (n *node) end(t *testing.T) {
 	t.Helper()
-	if err := n.engine.End(t.Context(), agentstate.Local{}, time.Time{}, n.next); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.engine.End(t.Context(), agentstate.Local{}, time.Time{}, n.next))
 }
 
 func (n *node) stops() []string {
@@ -265,9 +264,7 @@ func TestTheRuntimeIsDownAtFirst(t *testing.T) {
 	// The deadline leaves enough time to wait longer than the period of the bucket.
 	eventually(t, "the period of the bucket is over", func() bool { return time.Since(began) > 800*time.Millisecond })
 	n.serve(t)
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, <-done)
 	want := []progress{{Bucket: 1, Killed: []string{"a"}}, {Bucket: 2, Done: true, Killed: []string{"b"}}}
 	if diff := cmp.Diff(want, n.reported()); diff != "" {
 		t.Errorf("progress (-want +got):\n%s", diff)
@@ -318,19 +315,14 @@ func TestEndpointIsAskedBeforeEachConnection(t *testing.T) {
 	n := newNode(t, tableOf(20*time.Second, 0), newPod("a", 0))
 	right := n.endpoint
 	var asked atomic.Int32
-	engine, err := New(Config{Table: tableOf(20*time.Second, 0), Pods: n.known, Kubelet: n.kubelet, Endpoint: func() string {
+	engine := must.Get(New(Config{Table: tableOf(20*time.Second, 0), Pods: n.known, Kubelet: n.kubelet, Endpoint: func() string {
 		if asked.Add(1) == 1 {
 			return "unix://" + filepath.Join(t.TempDir(), "no.sock")
 		}
 		return right
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}}))(t)
 	defer engine.Close()
-	if err := engine.End(t.Context(), agentstate.Local{}, time.Time{}, n.next); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, engine.End(t.Context(), agentstate.Local{}, time.Time{}, n.next))
 	if got, want := n.allKilled(), []string{"a"}; !slices.Equal(got, want) {
 		t.Errorf("killed %v, want %v", got, want)
 	}
@@ -358,9 +350,7 @@ func TestNextStopsBetweenBuckets(t *testing.T) {
 	if diff := cmp.Diff([]progress{{Bucket: 1, Killed: []string{"a"}}}, n.reported()); diff != "" {
 		t.Errorf("progress (-want +got):\n%s", diff)
 	}
-	if err := n.engine.Resume(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.engine.Resume(t.Context()))
 	if n.kubelet.starts != 1 {
 		t.Errorf("the kubelet was started %d times, want once", n.kubelet.starts)
 	}
@@ -412,9 +402,7 @@ func TestResumeAfterACrash(t *testing.T) {
 	}
 
 	n.engine = n.newEngine(t, table)
-	if err := n.engine.End(t.Context(), stored, time.Time{}, n.next); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.engine.End(t.Context(), stored, time.Time{}, n.next))
 	want := []progress{{Bucket: 2, Killed: []string{"b-quick", "b-slow"}}, {Bucket: 3, Done: true, Killed: []string{"c"}}}
 	if diff := cmp.Diff(want, n.reported()); diff != "" {
 		t.Errorf("progress (-want +got):\n%s", diff)
@@ -436,9 +424,7 @@ func TestResumeAfterACrash(t *testing.T) {
 func TestAFinishedRunIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(time.Second, 0), newPod("a", 0))
-	if err := n.engine.End(t.Context(), agentstate.Local{Bucket: 1, Done: true}, time.Time{}, n.next); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.engine.End(t.Context(), agentstate.Local{Bucket: 1, Done: true}, time.Time{}, n.next))
 	if n.kubelet.stops != 0 || len(n.stops()) != 0 {
 		t.Errorf("stopped the kubelet %d times and pods %v, want neither", n.kubelet.stops, n.stops())
 	}
@@ -447,9 +433,7 @@ func TestAFinishedRunIsNotRepeated(t *testing.T) {
 func TestAShorterTableEndsAllPods(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(20*time.Second, 0), newPod("a", 0))
-	if err := n.engine.End(t.Context(), agentstate.Local{Started: time.Now(), Bucket: 4}, time.Time{}, n.next); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, n.engine.End(t.Context(), agentstate.Local{Started: time.Now(), Bucket: 4}, time.Time{}, n.next))
 	if got, want := n.allKilled(), []string{"a"}; !slices.Equal(got, want) {
 		t.Errorf("killed %v, want %v", got, want)
 	}

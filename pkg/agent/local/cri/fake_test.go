@@ -24,6 +24,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"haulout.dev/haulout/pkg/agent/local/pods"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -149,9 +150,7 @@ func newFake(t *testing.T) *fakeRuntime {
 // serve starts the runtime, or starts it again with all that it had.
 func (f *fakeRuntime) serve(t *testing.T) {
 	t.Helper()
-	if err := f.start(); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, f.start())
 }
 
 func (f *fakeRuntime) start() error {

@@ -15,6 +15,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func execHook(command ...string) corev1.LifecycleHandler {
@@ -37,14 +39,8 @@ func hookServer(t *testing.T, encrypted bool) (port int, last func() *http.Reque
 		server.Start()
 	}
 	t.Cleanup(server.Close)
-	address, err := url.Parse(server.URL)
-	if err != nil {
-		t.Fatal(err)
-	}
-	port, err = strconv.Atoi(address.Port())
-	if err != nil {
-		t.Fatal(err)
-	}
+	address := must.Get(url.Parse(server.URL))(t)
+	port = must.Get(strconv.Atoi(address.Port()))(t)
 	return port, got.Load
 }
 
@@ -118,10 +114,7 @@ func TestHTTPHooks(t *testing.T) {
 func TestHooksTakeFromTheGrace(t *testing.T) {
 	t.Parallel()
 	// A port at which a connection is accepted and never answered.
-	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	silent := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
 	t.Cleanup(func() { _ = silent.Close() })
 	deaf := intstr.FromInt32(int32(silent.Addr().(*net.TCPAddr).Port))
 	tests := []struct {

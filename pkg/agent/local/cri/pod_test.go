@@ -17,6 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/buckets"
 	"haulout.dev/haulout/pkg/agent/local/pods"
 	agentstate "haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestGrace(t *testing.T) {
@@ -51,9 +52,7 @@ func TestGrace(t *testing.T) {
 			if tt.deadline > 0 {
 				deadline = time.Now().Add(tt.deadline)
 			}
-			if err := n.engine.End(t.Context(), agentstate.Local{}, deadline, n.next); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, n.engine.End(t.Context(), agentstate.Local{}, deadline, n.next))
 			if got := n.of(t, stopAsked, "p").timeout; got != tt.want {
 				t.Errorf("timeout is %s, want %s", got, tt.want)
 			}
@@ -103,9 +102,7 @@ func TestWhatIsRecorded(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, tableOf(20*time.Second, 0), tt.pod)
-			if err := n.engine.End(t.Context(), agentstate.Local{Started: time.Now()}, time.Time{}, n.next); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, n.engine.End(t.Context(), agentstate.Local{Started: time.Now()}, time.Time{}, n.next))
 			got := []bool{len(n.stops()) == 1, len(n.happened(sandboxStop)) == 1, len(n.allKilled()) == 1}
 			if want := []bool{tt.stopped, tt.removed, tt.recorded}; !slices.Equal(got, want) {
 				t.Errorf("stopped, removed, recorded: %v, want %v", got, want)
@@ -118,13 +115,10 @@ func TestKilledPodsHaveTheirUID(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(20*time.Second, 0), newPod("a", 0))
 	var killed []agentstate.KilledPod
-	err := n.engine.End(t.Context(), agentstate.Local{}, time.Time{}, func(_ agentstate.Local, k []agentstate.KilledPod) bool {
+	must.Do(t, n.engine.End(t.Context(), agentstate.Local{}, time.Time{}, func(_ agentstate.Local, k []agentstate.KilledPod) bool {
 		killed = append(killed, k...)
 		return true
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if diff := cmp.Diff([]agentstate.KilledPod{{Namespace: "shop", Name: "a", UID: types.UID(uidOf("a"))}}, killed); diff != "" {
 		t.Errorf("killed (-want +got):\n%s", diff)
 	}

@@ -27,6 +27,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/files"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const node = "Node-1"
@@ -102,10 +103,7 @@ func TestNewPod(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			kept, err := strip(tt.pod)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kept := must.Get(strip(tt.pod))(t)
 			for from, pod := range map[string]*corev1.Pod{"the API": tt.pod, "the cache": kept.(*corev1.Pod)} {
 				if diff := cmp.Diff(tt.want, newPod(pod)); diff != "" {
 					t.Errorf("from %s (-want +got):\n%s", from, diff)
@@ -157,17 +155,12 @@ func TestUnknownPriority(t *testing.T) {
 
 func write(t *testing.T, dir, name, content string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600))
 }
 
 func newCheckpoint(t *testing.T, dir string) *Checkpoint {
 	t.Helper()
-	c, err := New(dir, nil, node)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(New(dir, nil, node))(t)
 	return c
 }
 
@@ -193,13 +186,9 @@ func TestStaticPods(t *testing.T) {
 	write(t, dir, "large.yaml", strings.Repeat(" ", MaxManifest)+"\n"+etcd)
 	write(t, elsewhere, "linked.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: linked}\n")
 	for link, target := range map[string]string{"linked.yaml": "linked.yaml", "dangling.yaml": "missing"} {
-		if err := os.Symlink(filepath.Join(elsewhere, target), filepath.Join(dir, link)); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.Symlink(filepath.Join(elsewhere, target), filepath.Join(dir, link)))
 	}
-	if err := os.Mkdir(filepath.Join(dir, "folder.yaml"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(filepath.Join(dir, "folder.yaml"), 0o700))
 	c := newCheckpoint(t, t.TempDir())
 	c.SetStaticPodPath(dir)
 	want := []Pod{
@@ -237,16 +226,12 @@ func TestStaticPodsFollowTheFolder(t *testing.T) {
 		}
 	}
 	expect("folder is missing")
-	if err := os.Mkdir(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(path, 0o700))
 	write(t, path, "etcd.yaml", etcd)
 	expect("file is there", 2000001000)
 	write(t, path, "etcd.yaml", strings.Replace(etcd, "system-node-critical", "system-cluster-critical", 1))
 	expect("file has changed", 2000000000)
-	if err := os.Remove(filepath.Join(path, "etcd.yaml")); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Remove(filepath.Join(path, "etcd.yaml")))
 	expect("file is gone")
 	write(t, path, "etcd.yaml", etcd)
 	expect("file is back", 2000001000)
@@ -353,12 +338,8 @@ func TestPodsOfTheAPIAreStored(t *testing.T) {
 		}
 
 		pods := client.CoreV1().Pods("shop")
-		if _, err := pods.Create(t.Context(), newAPIPod("new"), metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		if err := pods.Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(pods.Create(t.Context(), newAPIPod("new"), metav1.CreateOptions{}))(t)
+		must.Do(t, pods.Delete(t.Context(), "web", metav1.DeleteOptions{}))
 		passes(2 * writeDelay)
 		if diff := cmp.Diff([]string{"done", "new"}, names(newCheckpoint(t, dir))); diff != "" {
 			t.Errorf("stored pods after changes (-want +got):\n%s", diff)
@@ -381,23 +362,15 @@ func TestWritesAreFew(t *testing.T) {
 		client := fake.NewClientset(newAPIPod("web"))
 		running(t, dir, client)
 		passes(2 * writeDelay)
-		before, err := os.Stat(filepath.Join(dir, fileName))
-		if err != nil {
-			t.Fatal(err)
-		}
+		before := must.Get(os.Stat(filepath.Join(dir, fileName)))(t)
 		pods := client.CoreV1().Pods("shop")
 		for _, message := range []string{"a", "b"} {
 			pod := newAPIPod("web", phase(corev1.PodRunning))
 			pod.Status.Message = message
-			if _, err := pods.Update(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(pods.Update(t.Context(), pod, metav1.UpdateOptions{}))(t)
 			passes(2 * writeDelay)
 		}
-		after, err := os.Stat(filepath.Join(dir, fileName))
-		if err != nil {
-			t.Fatal(err)
-		}
+		after := must.Get(os.Stat(filepath.Join(dir, fileName)))(t)
 		if !os.SameFile(before, after) {
 			t.Error("the file was written again, but nothing in it has changed")
 		}
@@ -436,17 +409,12 @@ func TestChangesAreStoredAtTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		c, err := New(dir, fake.NewClientset(newAPIPod("web")), node)
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(New(dir, fake.NewClientset(newAPIPod("web")), node))(t)
 		done := make(chan error, 1)
 		go func() { done <- c.Run(ctx) }()
 		passes(writeDelay / 2)
 		cancel()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, <-done)
 	})
 	if diff := cmp.Diff([]string{"web"}, names(newCheckpoint(t, dir))); diff != "" {
 		t.Errorf("stored pods (-want +got):\n%s", diff)
@@ -457,9 +425,7 @@ func TestAFailedWriteIsRepeated(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	// A folder in the place of the new file stands for a full disk.
-	if err := os.Mkdir(files.Temporary(filepath.Join(dir, fileName)), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, os.Mkdir(files.Temporary(filepath.Join(dir, fileName)), 0o700))
 	write(t, files.Temporary(filepath.Join(dir, fileName)), "x", "x")
 	write(t, dir, fileName, `{"version":1,"node":"Node-1","pods":[]}`)
 	synctest.Test(t, func(t *testing.T) {
@@ -468,9 +434,7 @@ func TestAFailedWriteIsRepeated(t *testing.T) {
 		if got := names(newCheckpoint(t, dir)); len(got) != 0 {
 			t.Errorf("stored %v, want the old file unchanged", got)
 		}
-		if err := os.RemoveAll(files.Temporary(filepath.Join(dir, fileName))); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, os.RemoveAll(files.Temporary(filepath.Join(dir, fileName))))
 		passes(2 * writeDelay)
 		if diff := cmp.Diff([]string{"web"}, names(newCheckpoint(t, dir))); diff != "" {
 			t.Errorf("stored pods (-want +got):\n%s", diff)
@@ -522,14 +486,9 @@ func TestTheFolderCannotBeMade(t *testing.T) {
 
 func TestThePodsCanBeReadByAPerson(t *testing.T) {
 	t.Parallel()
-	data, err := encode("n", []Pod{{UID: "u", Namespace: "shop", Name: "web", Priority: 7, GracePeriod: 90 * time.Second}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(encode("n", []Pod{{UID: "u", Namespace: "shop", Name: "web", Priority: 7, GracePeriod: 90 * time.Second}}))(t)
 	var got map[string]any
-	if err := json.Unmarshal(data, &got); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, json.Unmarshal(data, &got))
 	want := map[string]any{"version": 1.0, "node": "n", "pods": []any{
 		map[string]any{"uid": "u", "namespace": "shop", "name": "web", "priority": 7.0, "gracePeriod": "1m30s"},
 	}}

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // TestRemoveDropIn removes a drop-in, and its folder only if that is empty and no link.
@@ -20,24 +22,18 @@ func TestRemoveDropIn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			folder := filepath.Join(t.TempDir(), "kubelet.service.d")
 			if test.linked {
-				if err := os.Symlink(t.TempDir(), folder); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, os.Symlink(t.TempDir(), folder))
 			} else if err := os.Mkdir(folder, 0o755); err != nil {
 				t.Fatal(err)
 			}
 			ours, others := filepath.Join(folder, "50-haulout-node-agent.conf"), filepath.Join(folder, "10-kubeadm.conf")
 			for _, path := range []string{ours, others} {
 				if path == ours || test.shared {
-					if err := os.WriteFile(path, nil, 0o600); err != nil {
-						t.Fatal(err)
-					}
+					must.Do(t, os.WriteFile(path, nil, 0o600))
 				}
 			}
 			for range 2 {
-				if err := removeDropIn(ours); err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, removeDropIn(ours))
 			}
 			if _, err := os.Lstat(ours); err == nil {
 				t.Error("the drop-in is left")

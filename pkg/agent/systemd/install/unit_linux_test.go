@@ -7,17 +7,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestUnitFile(t *testing.T) {
 	o := Options{Args: []string{"run", "--config", "/etc/my files/100%.yaml"}, MaxDelay: 90*time.Second + time.Millisecond, KubeletUnit: "k3s.service"}
-	if err := o.complete(); err != nil {
-		t.Fatal(err)
-	}
-	text, err := unitFile(&o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, o.complete())
+	text := must.Get(unitFile(&o))(t)
 	for _, line := range []string{
 		"After=k3s.service containerd.service crio.service dbus.service systemd-logind.service network-online.target",
 		`ExecStart=/usr/local/bin/haulout-node-agent run --config "/etc/my files/100%%.yaml"`,

@@ -65,10 +65,7 @@ func TestFullDatabaseComesBack(t *testing.T) {
 // TestQuotaThatWasLowered starts with a quota that the database exceeds. No write has met it yet.
 func TestQuotaThatWasLowered(t *testing.T) {
 	options := Options{DataDir: t.TempDir(), QuotaBytes: 4 * MinQuotaBytes}
-	s, err := Start(t.Context(), options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := must.Get(Start(t.Context(), options))(t)
 	client := connect(t, s)
 	for range 2 * MinQuotaBytes >> 20 {
 		must.Get(client.Put(t.Context(), "one", strings.Repeat("x", 1<<20)))(t)
@@ -76,9 +73,7 @@ func TestQuotaThatWasLowered(t *testing.T) {
 	s.Stop()
 
 	options.QuotaBytes = MinQuotaBytes
-	if s, err = Start(t.Context(), options); err != nil {
-		t.Fatal(err)
-	}
+	s = must.Get(Start(t.Context(), options))(t)
 	defer s.Stop()
 	if _, err := connect(t, s).Put(t.Context(), "two", "x"); err != nil {
 		t.Errorf("after a start with little in use: %v", err)

@@ -23,6 +23,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestDeleteIdleIsGoneImmediately(t *testing.T) {
@@ -36,9 +37,7 @@ func TestDeleteIdleIsGoneImmediately(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRegistry(t, etcd)
 			r.mustCreate(ann, newMaintenance(t, "a"))
-			if err := r.delete(bob, "a", options); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.delete(bob, "a", options))
 			if left := r.get("a"); left != nil {
 				t.Errorf("it is still there: %v", left)
 			}
@@ -63,9 +62,7 @@ func TestDeleteIdleIsGoneImmediately(t *testing.T) {
 	t.Run("a dry run leaves it as it is", func(t *testing.T) {
 		r := newRegistry(t, etcd)
 		nm := r.mustCreate(ann, newMaintenance(t, "a"))
-		if err := r.delete(bob, "a", &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}); err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, r.delete(bob, "a", &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}))
 		if left := r.get("a"); !apiequality.Semantic.DeepEqual(left, nm) {
 			t.Errorf("changed from %v to %v", nm, left)
 		}
@@ -73,11 +70,9 @@ func TestDeleteIdleIsGoneImmediately(t *testing.T) {
 	t.Run("it waits for the finalizers of others and stays Idle", func(t *testing.T) {
 		r := newRegistry(t, etcd)
 		r.mustCreate(ann, newMaintenance(t, "a"))
-		if err := r.delete(bob, "a", &metav1.DeleteOptions{
+		must.Do(t, r.delete(bob, "a", &metav1.DeleteOptions{
 			PropagationPolicy: ptr.To(metav1.DeletePropagationForeground),
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		left := r.get("a")
 		if left == nil || left.DeletionTimestamp == nil || left.Spec.Stage != idle {
 			t.Fatalf("left is %v, want an Idle object that is being deleted", left)
@@ -141,16 +136,11 @@ func TestDeleteMovesToCompleteInTheSameWrite(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRegistry(t, etcd)
 			created := r.mustCreate(ann, newMaintenance(t, "a", atStage(test.stage)))
-			watch, err := r.storage.NodeMaintenance.Watch(r.ctx(ann, ""),
-				&metainternalversion.ListOptions{ResourceVersion: created.ResourceVersion})
-			if err != nil {
-				t.Fatal(err)
-			}
+			watch := must.Get(r.storage.NodeMaintenance.Watch(r.ctx(ann, ""),
+				&metainternalversion.ListOptions{ResourceVersion: created.ResourceVersion}))(t)
 			defer watch.Stop()
 			r.clock.SetTime(start.Add(time.Hour))
-			if err := r.delete(test.by, "a", test.options); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, r.delete(test.by, "a", test.options))
 			// The first thing a watch shows after the creation has it all.
 			event := <-watch.ResultChan()
 			nm, ok := event.Object.(*maintenance.NodeMaintenance)
@@ -175,9 +165,7 @@ func TestDeleteMovesToCompleteInTheSameWrite(t *testing.T) {
 func TestDeletionEndsWhenTheServerTakesItsFinalizerOff(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
 	r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
-	if err := r.delete(bob, "a", &metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.delete(bob, "a", &metav1.DeleteOptions{}))
 	deleting := r.get("a")
 	if err := r.delete(bob, "a", &metav1.DeleteOptions{}); err != nil {
 		t.Errorf("delete again: %v", err)
@@ -216,11 +204,9 @@ func TestDeletionThatWasInterruptedIsFinishedByTheNext(t *testing.T) {
 	if left := r.get("a"); left == nil || left.DeletionTimestamp == nil || len(left.Finalizers) > 0 {
 		t.Fatalf("left is %v, want an object that is being deleted and held by nothing", left)
 	}
-	if err := r.delete(self, "a", &metav1.DeleteOptions{
+	must.Do(t, r.delete(self, "a", &metav1.DeleteOptions{
 		Preconditions: metav1.NewUIDPreconditions(string(created.UID)),
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if left := r.get("a"); left != nil {
 		t.Errorf("it is still there: %v", left)
 	}
@@ -247,11 +233,8 @@ func TestDeleteCollection(t *testing.T) {
 	} {
 		r.mustCreate(ann, newMaintenance(t, name, atStage(stage)))
 	}
-	_, err := r.storage.NodeMaintenance.DeleteCollection(r.ctx(bob, ""), rest.ValidateAllObjectFunc,
-		&metav1.DeleteOptions{}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Get(r.storage.NodeMaintenance.DeleteCollection(r.ctx(bob, ""), rest.ValidateAllObjectFunc,
+		&metav1.DeleteOptions{}, nil))(t)
 	if left := r.get("idle"); left != nil {
 		t.Errorf("the Idle one is still there: %v", left)
 	}
@@ -272,9 +255,7 @@ func TestDeleteOfAnIdleOneThatMovesToDrainMeanwhile(t *testing.T) {
 		store.Storage.Storage = inner
 		r.mustUpdate(ann, "a", setStage(drain))
 	}}
-	if err := r.delete(bob, "a", &metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, r.delete(bob, "a", &metav1.DeleteOptions{}))
 	left := r.get("a")
 	if left == nil {
 		t.Fatal("it is gone, and with it the memory of the nodes it has claimed")

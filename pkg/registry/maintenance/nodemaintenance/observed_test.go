@@ -17,6 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // observedAt is an observation at a time at which a replica leads.
@@ -77,10 +78,7 @@ func TestTableOfMaintenanceThatIsNotObserved(t *testing.T) {
 			if test.change != nil {
 				test.change(nm)
 			}
-			table, err := tableConvertor{observedAt(start.Add(test.after))}.ConvertToTable(t.Context(), nm, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			table := must.Get(tableConvertor{observedAt(start.Add(test.after))}.ConvertToTable(t.Context(), nm, nil))(t)
 			if got := table.Rows[0].Cells[1]; got != test.want {
 				t.Errorf("got stage %q, want %q", got, test.want)
 			}
@@ -95,9 +93,7 @@ func TestWarningsWithoutALeader(t *testing.T) {
 	requests := map[string]func(name string) []string{
 		"get": func(name string) []string {
 			ctx, warnings := registrytest.WithWarnings(r.ctx(ann, ""))
-			if _, err := r.storage.NodeMaintenance.Get(ctx, name, &metav1.GetOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(r.storage.NodeMaintenance.Get(ctx, name, &metav1.GetOptions{}))(t)
 			return warnings.Texts()
 		},
 		"update": func(name string) []string {
@@ -111,10 +107,8 @@ func TestWarningsWithoutALeader(t *testing.T) {
 		},
 		"create": func(name string) []string {
 			ctx, warnings := registrytest.WithWarnings(r.ctx(ann, ""))
-			if _, err := r.storage.NodeMaintenance.Create(ctx, newMaintenance(t, fmt.Sprintf("%s-%t", name, r.noLeader != "")),
-				rest.ValidateAllObjectFunc, &metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(r.storage.NodeMaintenance.Create(ctx, newMaintenance(t, fmt.Sprintf("%s-%t", name, r.noLeader != "")),
+				rest.ValidateAllObjectFunc, &metav1.CreateOptions{}))(t)
 			return warnings.Texts()
 		},
 	}

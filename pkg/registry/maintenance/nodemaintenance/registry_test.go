@@ -24,6 +24,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 const (
@@ -87,11 +88,7 @@ func newRegistryWith(t testing.TB, options generic.RESTOptions) *registry {
 	previewer := &fakePreviewer{}
 	r := &registry{t: t, clock: clock, options: options, previewer: previewer, newest: &metav1.Time{Time: start.Truncate(time.Second)}, known: true}
 	strategy := NewStrategy(registrytest.Scheme, isServer, func() string { return r.noLeader }, func() (*metav1.Time, bool) { return r.newest, r.known }, clock)
-	var err error
-	r.storage, err = newStorage(options, strategy, previewer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r.storage = must.Get(newStorage(options, strategy, previewer))(t)
 	t.Cleanup(r.storage.NodeMaintenance.Destroy)
 	return r
 }
@@ -192,9 +189,7 @@ func newMaintenance(
 	}
 	registrytest.Scheme.Default(versioned)
 	nm := &maintenance.NodeMaintenance{}
-	if err := registrytest.Scheme.Convert(versioned, nm, nil); err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, registrytest.Scheme.Convert(versioned, nm, nil))
 	return nm
 }
 

@@ -23,6 +23,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestSelectors(t *testing.T) {
@@ -129,17 +130,14 @@ func TestStatusOfFiveThousandNodesFits(t *testing.T) {
 			PodsPendingEvacuation: 250, PodsEvacuating: 250, PodsBlocked: 250, PodsKept: 250, PodsPeak: 250,
 		}
 	}
-	written, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
+	written := must.Get(r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
 		nm.Status.NodeStatuses = nodes
 		nm.Status.Conditions = []metav1.Condition{{
 			Type: maintenance.ConditionDrained, Status: metav1.ConditionFalse,
 			Reason: maintenance.ReasonDrainInProgress, Message: strings.Repeat("m", 1024),
 			LastTransitionTime: metav1.NewTime(start.Truncate(time.Second)),
 		}}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	if read := r.get("a"); !apiequality.Semantic.DeepEqual(read, written) || len(read.Status.NodeStatuses) != 5000 {
 		t.Error("what was read differs from what was written")
 	}
@@ -215,10 +213,7 @@ func TestTable(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			table, err := tableConvertor{observedAt(start)}.ConvertToTable(t.Context(), test.nm, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			table := must.Get(tableConvertor{observedAt(start)}.ConvertToTable(t.Context(), test.nm, nil))(t)
 			if len(table.Rows) != 1 || !slices.Equal(table.Rows[0].Cells, test.want) {
 				t.Errorf("cells are %v, want %v", table.Rows, test.want)
 			}
@@ -232,10 +227,7 @@ func TestTable(t *testing.T) {
 			ListMeta: metav1.ListMeta{ResourceVersion: "7", Continue: "more"},
 			Items:    []maintenance.NodeMaintenance{*newMaintenance(t, "a"), *newMaintenance(t, "b")},
 		}
-		table, err := tableConvertor{observedAt(start)}.ConvertToTable(t.Context(), list, &metav1.TableOptions{NoHeaders: true})
-		if err != nil {
-			t.Fatal(err)
-		}
+		table := must.Get(tableConvertor{observedAt(start)}.ConvertToTable(t.Context(), list, &metav1.TableOptions{NoHeaders: true}))(t)
 		if len(table.Rows) != 2 || table.ColumnDefinitions != nil || table.ResourceVersion != "7" ||
 			table.Continue != "more" {
 			t.Errorf("table is %v", table)

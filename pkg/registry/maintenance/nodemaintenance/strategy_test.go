@@ -25,6 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 func TestCreate(t *testing.T) {
@@ -331,16 +332,13 @@ func TestStatusUpdate(t *testing.T) {
 	t.Run("it changes the status alone", func(t *testing.T) {
 		r := newRegistry(t, etcd)
 		before := r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
-		after, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
+		after := must.Get(r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
 			nm.Spec.Stage = complete
 			nm.Spec.RequestedBy = nil
 			nm.Labels = map[string]string{"a": "b"}
 			nm.Finalizers = nil
 			nm.Status.ObservedGeneration = 1
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		if after.Status.ObservedGeneration != 1 || after.Generation != 1 {
 			t.Errorf("observedGeneration %d, generation %d, want 1 and 1",
 				after.Status.ObservedGeneration, after.Generation)
@@ -353,11 +351,9 @@ func TestStatusUpdate(t *testing.T) {
 	t.Run("a main update keeps the status", func(t *testing.T) {
 		r := newRegistry(t, etcd)
 		r.mustCreate(ann, newMaintenance(t, "a", atStage(drain)))
-		if _, err := r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
+		must.Get(r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
 			nm.Status.ObservedGeneration = 1
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))(t)
 		out := r.mustUpdate(ann, "a", func(nm *maintenance.NodeMaintenance) {
 			nm.Status = maintenance.NodeMaintenanceStatus{}
 		})
@@ -445,13 +441,10 @@ func TestServerSideApplyDoesNotOwnWhatIsReset(t *testing.T) {
 		"status": {NewStatusStrategy(strategy).GetResetFields(), `{"f:status":{".":{},"f:observedGeneration":{}}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			manager, err := managedfields.NewDefaultFieldManager(managedfields.NewDeducedTypeConverter(),
+			manager := must.Get(managedfields.NewDefaultFieldManager(managedfields.NewDeducedTypeConverter(),
 				registrytest.Scheme, registrytest.Scheme, registrytest.Scheme,
 				v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance"), v1alpha1.SchemeGroupVersion, "",
-				fieldpath.NewExcludeFilterSetMap(test.reset))
-			if err != nil {
-				t.Fatal(err)
-			}
+				fieldpath.NewExcludeFilterSetMap(test.reset)))(t)
 			live := &v1alpha1.NodeMaintenance{
 				TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "NodeMaintenance"},
 			}
@@ -461,10 +454,7 @@ func TestServerSideApplyDoesNotOwnWhatIsReset(t *testing.T) {
 				"spec":     map[string]any{"reason": "x", "requestedBy": map[string]any{"username": "ann"}},
 				"status":   map[string]any{"observedGeneration": int64(3)},
 			}}
-			out, err := manager.Apply(live, applied, "kubectl", false)
-			if err != nil {
-				t.Fatal(err)
-			}
+			out := must.Get(manager.Apply(live, applied, "kubectl", false))(t)
 			accessor := out.(*v1alpha1.NodeMaintenance)
 			if fields := accessor.ManagedFields; len(fields) != 1 ||
 				string(fields[0].FieldsV1.GetRawBytes()) != test.want {
