@@ -15,6 +15,7 @@ import (
 	"testing/iotest"
 
 	"haulout.dev/haulout/pkg/files"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -30,9 +31,7 @@ func want(t *testing.T, dir string, contents map[string]string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(entries) != len(contents) {
-		t.Errorf("the folder has %v, want %v", entries, contents)
-	}
+	is.True(t, len(entries) == len(contents), "the folder has %v, want %v", entries, contents)
 	for name, content := range contents {
 		if data, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(data) != content {
 			t.Errorf("%s is %q, %v, want %q", name, data, err, content)

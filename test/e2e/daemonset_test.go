@@ -131,9 +131,7 @@ func TestDaemonSetPodsLeaveInTheirWave(t *testing.T) {
 	setStage(t, nm.Name, v1alpha1.NodeMaintenanceStageComplete)
 	unschedulable(t, false, target...)
 	framework.Accept(t, oracle.LeftOn(theNode(t, nodes[0]), false), nil)
-	if !drainplan.IsTainted(theNode(t, foreign)) {
-		t.Errorf("the taint that another client had added to %s was removed", foreign)
-	}
+	is.True(t, drainplan.IsTainted(theNode(t, foreign)), "the taint that another client had added to %s was removed", foreign)
 	daemonPods(t, namespace, "logs", 2)
 	cluster.MustKubectl(t, "", "taint", "node", foreign, v1alpha1.TaintDrain+"-")
 	daemonPods(t, namespace, "logs", 3)

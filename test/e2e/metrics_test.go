@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
@@ -101,9 +102,7 @@ func TestMetricsAreServed(t *testing.T) {
 	documented := regexp.MustCompile(
 		"(?m)^\\| `(haulout_[a-z_]+)` \\| (counter|gauge|histogram) ",
 	).FindAllStringSubmatch(read("docs", "metrics.md"), -1)
-	if len(documented) < 10 {
-		t.Fatalf("docs/metrics.md lists %d metrics", len(documented))
-	}
+	must.True(t, len(documented) >= 10, "docs/metrics.md lists %d metrics", len(documented))
 	for _, row := range documented {
 		name := row[1]
 		if strings.HasPrefix(name, "haulout_preemption_") || strings.HasPrefix(name, "haulout_node_agent_") {
@@ -112,9 +111,7 @@ func TestMetricsAreServed(t *testing.T) {
 		if row[2] == "histogram" {
 			name += "_count"
 		}
-		if len(ours[name]) == 0 {
-			t.Errorf("haulout-apiserver does not serve %s, which docs/metrics.md lists", name)
-		}
+		is.True(t, len(ours[name]) != 0, "haulout-apiserver does not serve %s, which docs/metrics.md lists", name)
 		delete(ours, name)
 	}
 	for name := range ours {

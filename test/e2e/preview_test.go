@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
@@ -122,9 +123,7 @@ func TestPreviewComesTrue(t *testing.T) {
 				continue
 			}
 			count++
-			if wave < last {
-				t.Errorf("%s of wave %d left after a pod of wave %d", pod, wave, last)
-			}
+			is.True(t, wave >= last, "%s of wave %d left after a pod of wave %d", pod, wave, last)
 			last = max(last, wave)
 		}
 		if want := len(before) - 1; count != want {
@@ -242,9 +241,7 @@ func checkPreview(
 			t.Errorf("the last blocker is %+v, want %d rounds of the budget web", last, len(web))
 		}
 	}
-	if fmt.Sprint(blockers) != fmt.Sprint(want) {
-		t.Errorf("blockers are %v, want %v", blockers, want)
-	}
+	is.True(t, fmt.Sprint(blockers) == fmt.Sprint(want), "blockers are %v, want %v", blockers, want)
 	if first := preview.Blockers[0]; first.Reason != v1alpha1.ReasonPodDisruptionBudget ||
 		first.Effect != v1alpha1.PreviewEffectNever {
 		t.Errorf("the worst blocker is %+v", first)
@@ -321,8 +318,6 @@ func TestPreviewWithKubectl(t *testing.T) {
 	for _, want := range []string{
 		"kind: NodeMaintenancePreview\n", "  reason: NoController\n", "      - blockers:\n        - NoController\n",
 	} {
-		if !strings.Contains(yaml, want) {
-			t.Errorf("there is no %q in\n%s", want, yaml)
-		}
+		is.True(t, strings.Contains(yaml, want), "there is no %q in\n%s", want, yaml)
 	}
 }

@@ -28,6 +28,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/internal/authority"
@@ -268,9 +269,7 @@ func TestMoveToAnEtcdCluster(t *testing.T) {
 	must.Do(t, c.Up())
 	after := stored(t, c)
 	for _, object := range before {
-		if !slices.Contains(after, object) {
-			t.Errorf("%s was in the embedded etcd and is not in the cluster, which has %q", object, after)
-		}
+		is.True(t, slices.Contains(after, object), "%s was in the embedded etcd and is not in the cluster, which has %q", object, after)
 	}
 	// The controllers act: the budget's owner gives way.
 	c.MustKubectl(t, "", "delete", "poddisruptionbudget", "--namespace="+namespace, "stuck")

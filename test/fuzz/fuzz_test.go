@@ -93,14 +93,10 @@ func convert(t *testing.T, scheme *runtime.Scheme, from, to runtime.Object) {
 func useMaintenance(t *testing.T, nm *v1alpha1.NodeMaintenance) {
 	t.Helper()
 	selector, err := nodeselector.New(nm.Spec.NodeSelector, nm.Status.NewestNodeTimestamp, nm.Spec.NewNodes)
-	if err != nil {
-		t.Fatalf("a valid node selector cannot be used: %v", err)
-	}
+	must.True(t, err == nil, "a valid node selector cannot be used: %v", err)
 	selector.Decide(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node", Labels: map[string]string{"pool": "blue"}}})
 	targets, err := plan.CompileTargets(nm.Spec.DrainPlan)
-	if err != nil {
-		t.Fatalf("a valid drain plan cannot be used: %v", err)
-	}
+	must.True(t, err == nil, "a valid drain plan cannot be used: %v", err)
 	targets.Cover(plan.Pod{Type: v1alpha1.PodTypeDefault, Labels: map[string]string{"app": "web"}})
 	for _, is := range []func(*v1alpha1.NodeMaintenance) bool{
 		v1alpha1.IsHolding, v1alpha1.IsDraining, v1alpha1.IsEnding, v1alpha1.IsDone, v1alpha1.UncordonsOnly,
@@ -126,18 +122,12 @@ func store(
 		v1alpha1.SchemeGroupVersion.WithKind(reflect.TypeOf(versioned).Elem().Name()),
 	)
 	data, err := runtime.Encode(storage, versioned)
-	if err != nil {
-		t.Fatalf("a valid object cannot be stored: %v", err)
-	}
+	must.True(t, err == nil, "a valid object cannot be stored: %v", err)
 	read, _, err := storage.Decode(data, nil, into)
-	if err != nil {
-		t.Fatalf("a stored object cannot be read: %v", err)
-	}
+	must.True(t, err == nil, "a stored object cannot be read: %v", err)
 	again := reflect.New(reflect.TypeOf(internal).Elem()).Interface().(runtime.Object)
 	convert(t, scheme, read, again)
-	if !equality.Semantic.DeepEqual(internal, again) {
-		t.Fatalf("stored\n%+v\nand read\n%+v", internal, again)
-	}
+	must.True(t, equality.Semantic.DeepEqual(internal, again), "stored\n%+v\nand read\n%+v", internal, again)
 }
 
 // FuzzPodAnnotations reads an annotation of a pod that names an evacuator.
@@ -171,9 +161,7 @@ func FuzzNodeAnnotations(f *testing.F) {
 		if marks.Names(node).Has("") || marks.UIDs(node).Has("") {
 			t.Fatalf("%q names a maintenance without a name or UID", value)
 		}
-		if !marks.Same(node, node) {
-			t.Fatal("a node differs from itself")
-		}
+		must.True(t, marks.Same(node, node), "a node differs from itself")
 	})
 }
 

@@ -20,6 +20,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -111,9 +112,7 @@ func TestDrainPlan(t *testing.T) {
 	}
 	var got []string
 	for _, e := range New(fourClasses).DrainPlan() {
-		if e.PodSelector != nil {
-			t.Errorf("an entry has a selector: %v", e)
-		}
+		is.True(t, e.PodSelector == nil, "an entry has a selector: %v", e)
 		got = append(got, fmt.Sprintf("%s %d", e.PodType, e.PodPriority))
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -202,9 +201,7 @@ func TestEachPriorityIsInOneBucketAndLeavesWithIt(t *testing.T) {
 			}
 			for _, podType := range []v1alpha1.PodType{"Default", "DaemonSet", "Static"} {
 				first := firstCovering(plan, podType, priority)
-				if first < 0 {
-					t.Fatalf("seed %d: no entry covers %s pods of priority %d: %v", seed, podType, priority, plan)
-				}
+				must.True(t, first >= 0, "seed %d: no entry covers %s pods of priority %d: %v", seed, podType, priority, plan)
 				if got := table.Index(plan[first].PodPriority); got != index {
 					t.Fatalf("seed %d: a %s pod of priority %d is in bucket %d and leaves with bucket %d: %v", seed, podType, priority, index, got, table)
 				}

@@ -27,6 +27,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -331,9 +332,7 @@ func TestCompleteConflicts(t *testing.T) {
 				return nil
 			}
 			err := a.client.Complete(t.Context(), state.MaintenanceRef{Name: ownName})
-			if (err == nil) != (tt.stage == v1alpha1.NodeMaintenanceStageComplete) {
-				t.Errorf("Complete() = %v", err)
-			}
+			is.True(t, (err == nil) == (tt.stage == v1alpha1.NodeMaintenanceStageComplete), "Complete() = %v", err)
 			if got := a.maintenance(ownName).Spec.Stage; got != tt.stage {
 				t.Errorf("stage %s, want %s", got, tt.stage)
 			}
@@ -364,9 +363,7 @@ func TestSetCondition(t *testing.T) {
 			}))
 			conditions := a.node().Status.Conditions
 			i := slices.IndexFunc(conditions, func(c corev1.NodeCondition) bool { return c.Type == v1alpha1.NodeConditionAgentReady })
-			if i < 0 {
-				t.Fatalf("the condition is missing: %v", conditions)
-			}
+			must.True(t, i >= 0, "the condition is missing: %v", conditions)
 			got := conditions[i]
 			if got.Status != tt.status || got.Reason != "Why" || got.Message != "because" {
 				t.Errorf("got %+v", got)

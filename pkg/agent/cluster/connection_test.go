@@ -157,9 +157,7 @@ func TestAttemptsBeginWithAnotherAddress(t *testing.T) {
 	for attempt := range 4 {
 		d := &ownDialer{attempt: attempt}
 		conn, err := d.dial(t.Context(), "tcp", net.JoinHostPort("localhost", port))
-		if err != nil {
-			t.Fatalf("attempt %d: %v", attempt, err)
-		}
+		must.True(t, err == nil, "attempt %d: %v", attempt, err)
 		d.closeAll()
 		if _, err := conn.Write([]byte("x")); err == nil {
 			t.Error("the connection is still open")

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -90,9 +91,7 @@ func TestOldestMaintenancesAreDeleted(t *testing.T) {
 		}
 	}
 	want := []string{of(0).Name, of(1).Name, of(20).Name}
-	if !slices.Equal(gone, want) {
-		t.Errorf("deleted %q, want %q", gone, want)
-	}
+	is.True(t, slices.Equal(gone, want), "deleted %q, want %q", gone, want)
 }
 
 func TestADeletionThatFailsIsNamed(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -118,13 +119,9 @@ func TestLoadRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := write(t, test.content)
 			c, err := Load(path)
-			if err == nil {
-				t.Fatalf("loaded as %+v", c)
-			}
+			must.True(t, err != nil, "loaded as %+v", c)
 			for _, want := range append(test.want, path) {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("the error does not name %q: %v", want, err)
-				}
+				is.True(t, strings.Contains(err.Error(), want), "the error does not name %q: %v", want, err)
 			}
 		})
 	}
@@ -144,9 +141,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"apiVersion":"nodeagent.haulout.dev/v1alpha1","kind":"NodeAgentConfiguration","metricsBindAddress":null}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := decode(data)
-		if (c == nil) == (err == nil) {
-			t.Fatalf("got %v and %v", c, err)
-		}
+		must.True(t, (c == nil) != (err == nil), "got %v and %v", c, err)
 		if err == nil {
 			_ = Validate(c)
 		}

@@ -118,9 +118,7 @@ func TestTheOldestKubeletIsFound(t *testing.T) {
 			break
 		}
 		end()
-		if time.Now().After(deadline) {
-			t.Fatal("time does not pass")
-		}
+		must.True(t, !time.Now().After(deadline), "time does not pass")
 	}
 	got, err := findIn(proc, os.Getuid())
 	if err != nil || got.PID != first {

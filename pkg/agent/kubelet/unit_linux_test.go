@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 var errNoBus = errors.New("no bus")
@@ -101,9 +102,7 @@ func TestStop(t *testing.T) {
 				if !slices.Equal(w.ended, test.ended) {
 					t.Errorf("signals to %v, want %v", w.ended, test.ended)
 				}
-				if w.stops == 0 {
-					t.Error("systemd was not asked")
-				}
+				is.True(t, w.stops != 0, "systemd was not asked")
 			})
 		})
 	}
@@ -113,9 +112,7 @@ func TestStop(t *testing.T) {
 func TestStoppedUntilTheUnitIsStarted(t *testing.T) {
 	w := &world{running: []int{7}}
 	u := &Unit{name: "kubelet.service", service: w, stopped: filepath.Join(t.TempDir(), "stopped"), find: w.find, end: w.end}
-	if u.Stopped() {
-		t.Error("stopped before Stop was called")
-	}
+	is.True(t, !u.Stopped(), "stopped before Stop was called")
 	if err := u.Stop(t.Context()); err == nil || !u.Stopped() {
 		t.Errorf("stopped: %t, after a Stop that may have had an effect: %v", u.Stopped(), err)
 	}

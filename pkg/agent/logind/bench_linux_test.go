@@ -138,9 +138,7 @@ func (b *bench) reboot() {
 func (b *bench) property(name string) any {
 	b.t.Helper()
 	value, err := b.conn.Object(loginName, loginPath).GetProperty(login + "." + name)
-	if err != nil {
-		b.t.Fatalf("read %s: %v", name, err)
-	}
+	must.True(b.t, err == nil, "read %s: %v", name, err)
 	return value.Value()
 }
 
@@ -173,9 +171,7 @@ func (b *bench) inhibit(who string) *os.File {
 // mustWait fails if the machine went down.
 func (b *bench) mustWait() {
 	b.t.Helper()
-	if b.property("PreparingForShutdown") != true {
-		b.t.Fatal("no shutdown is pending")
-	}
+	must.True(b.t, b.property("PreparingForShutdown") == true, "no shutdown is pending")
 	select {
 	case unit := <-b.systemd.started:
 		b.t.Fatalf("logind did not wait and started %s", unit)
@@ -188,9 +184,7 @@ func (b *bench) mustGoDown(want string) {
 	b.t.Helper()
 	select {
 	case unit := <-b.systemd.started:
-		if unit != want {
-			b.t.Fatalf("logind started %s, want %s", unit, want)
-		}
+		must.True(b.t, unit == want, "logind started %s, want %s", unit, want)
 	case <-time.After(patience):
 		b.t.Fatalf("logind did not start %s", want)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/logind"
 	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -107,9 +108,7 @@ func TestMachineGoesDownAtTheDeadline(t *testing.T) {
 		if late := time.Since(state.Deadline); late < -50*time.Millisecond {
 			t.Errorf("the machine went down %s before the deadline that was reported", -late)
 		}
-		if a.State().LockPath == "" {
-			t.Error("the lock was given up, although nothing released it")
-		}
+		is.True(t, a.State().LockPath != "", "the lock was given up, although nothing released it")
 	})
 }
 
@@ -337,9 +336,7 @@ func TestSignalsOfOthersAreNotBelieved(t *testing.T) {
 		requested := time.Now()
 		b.reboot()
 		since := a.until("a shutdown is pending", pending).Since
-		if since.Before(requested) {
-			t.Errorf("the shutdown began at %s, before logind's signal", since)
-		}
+		is.True(t, !since.Before(requested), "the shutdown began at %s, before logind's signal", since)
 		spoof(false)
 		must.Do(t, a.Release(t.Context()))
 		b.mustGoDown("reboot.target")
@@ -385,9 +382,7 @@ func TestStoredLockIsTakenOver(t *testing.T) {
 		}
 		b.mustWait()
 		must.Do(t, a.Release(t.Context()))
-		if !store.removed {
-			t.Error("the lock stayed in the store, where it delays the shutdown")
-		}
+		is.True(t, store.removed, "the lock stayed in the store, where it delays the shutdown")
 		b.mustGoDown("reboot.target")
 	})
 }
@@ -397,9 +392,7 @@ func TestLockOfAnotherProgramIsNotTakenOver(t *testing.T) {
 		t.Helper()
 		other := b.inhibit("another program")
 		paths := describedLocks(t)
-		if len(paths) != 1 {
-			t.Fatalf("logind has the pipes %q, want one", paths)
-		}
+		must.True(t, len(paths) == 1, "logind has the pipes %q, want one", paths)
 		a := start(t, config(func(c *logind.Config) { c.Resume.LockPath = paths[0] }))
 		if state := a.until("a lock is held", locked); state.LockPath == paths[0] {
 			t.Errorf("the agent took over %s", paths[0])

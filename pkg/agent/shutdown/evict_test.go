@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // nodePod returns a pod of the node without an owner.
@@ -227,9 +228,7 @@ func TestRefusedEvictionsBackOff(t *testing.T) {
 		got = append(got, r.next.Sub(wall))
 	}
 	want := []time.Duration{5 * time.Second, 10 * time.Second, 30 * time.Second, 30 * time.Second, 30 * time.Second}
-	if !slices.Equal(got, want) {
-		t.Errorf("waits %v, want %v", got, want)
-	}
+	is.True(t, slices.Equal(got, want), "waits %v, want %v", got, want)
 }
 
 func TestRemainingWithin(t *testing.T) {

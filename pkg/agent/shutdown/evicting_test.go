@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // Haulout does not answer and kube-apiserver does: the pods are evicted in the order of the table,
@@ -31,9 +32,7 @@ func TestWithoutHaulout(t *testing.T) {
 				w.request()
 				w.wait(tt.after)
 				w.wantPhase(state.Evicting)
-				if w.cordoned == "" {
-					t.Error("the node is not cordoned")
-				}
+				is.True(t, w.cordoned != "", "the node is not cordoned")
 				expect(t, "refused", tt.refused, w.disk.Refused)
 				if c := w.condition(inProgress); c.Status != corev1.ConditionTrue || c.Reason != ReasonEvictingPods {
 					t.Errorf("condition %+v", c)

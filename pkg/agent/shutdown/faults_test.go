@@ -13,6 +13,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -25,9 +26,7 @@ func TestTheKubeletIsStartedAfterAFullDisk(t *testing.T) {
 		w.set(func() { w.process.crash() })
 		w.vanish(false)
 		w.wait(20 * time.Second)
-		if !w.kubelet {
-			t.Error("the kubelet does not run again")
-		}
+		is.True(t, w.kubelet, "the kubelet does not run again")
 	})
 }
 
@@ -49,9 +48,7 @@ func TestTheNodeIsOpenedAfterAFullDisk(t *testing.T) {
 		w.request()
 		w.wait(14 * time.Second)
 		w.wantPhase(state.Evicting)
-		if w.cordoned == "" {
-			t.Error("the node is not cordoned")
-		}
+		is.True(t, w.cordoned != "", "the node is not cordoned")
 		w.wait(90 * time.Second)
 		expect(t, "boot", 2, w.boot)
 		expect(t, "cordon after the boot", "", w.cordoned)

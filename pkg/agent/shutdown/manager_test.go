@@ -17,6 +17,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/buckets"
 	"haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // scenario runs a script in a world with three pods, the last of them critical, and an agent that
@@ -130,9 +131,7 @@ func TestDrainBeforeShutdown(t *testing.T) {
 		expect(t, "events", []string{EventDetected, EventDraining, EventReleased, EventRebooted}, w.eventReasons())
 		expect(t, "local runs", 0, len(w.ends))
 		for _, nm := range w.maintenances {
-			if !nm.completed {
-				t.Error("the maintenance is not completed after the boot")
-			}
+			is.True(t, nm.completed, "the maintenance is not completed after the boot")
 		}
 	})
 }
@@ -372,9 +371,7 @@ func TestCancelled(t *testing.T) {
 				w.wait(tt.after)
 				w.vanish(false)
 				w.wait(tt.undone)
-				if !w.kubelet {
-					t.Error("the kubelet does not run again")
-				}
+				is.True(t, w.kubelet, "the kubelet does not run again")
 				if tt.mode != apiUp {
 					w.wantPhase(state.Cancelled)
 					w.set(func() { w.mode = apiUp })
@@ -412,9 +409,7 @@ func TestForgotten(t *testing.T) {
 			if c := w.condition(inProgress); c.Status != corev1.ConditionFalse || c.Reason != ReasonShutdownVanished || !strings.Contains(c.Message, "complete it") {
 				t.Errorf("condition %+v", c)
 			}
-			if !w.lock {
-				t.Error("the lock is not held")
-			}
+			is.True(t, w.lock, "the lock is not held")
 			first := w.own().ref
 			w.request()
 			w.wait(2 * time.Second)
@@ -460,9 +455,7 @@ func TestKilledInEveryPhase(t *testing.T) {
 				scenario(t, func(w *world) { w.mode, w.crashAfter = mode, phase }, func(w *world) {
 					w.request()
 					w.wait(4 * time.Minute)
-					if w.crashAfter != "" {
-						t.Error("the agent was not killed")
-					}
+					is.True(t, w.crashAfter == "", "the agent was not killed")
 					w.wantReleasedEmpty("")
 				})
 			})

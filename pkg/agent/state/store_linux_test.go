@@ -56,9 +56,7 @@ func TestKilledWhileSaving(t *testing.T) {
 			}
 		}
 		_ = cmd.Wait() // it was killed
-		if saved < 3+round*7 {
-			t.Fatalf("the child ended after %d states", saved)
-		}
+		must.True(t, saved >= 3+round*7, "the child ended after %d states", saved)
 		state := load(t, open(t, dir))
 		if state.Local == nil || state.Local.Bucket < saved || len(state.Killed) != 100 {
 			t.Fatalf("after state %d was stored, the file has %+v", saved, state.Local)
@@ -100,9 +98,7 @@ func inOwnMounts(t *testing.T) {
 		}
 	}
 	output, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, output)
-	}
+	must.True(t, err == nil, "%v\n%s", err, output)
 }
 
 func saveOnFullDisk(t *testing.T, dir string) {

@@ -129,9 +129,7 @@ func TestDamagedFileIsKeptAside(t *testing.T) {
 				must.Do(t, os.WriteFile(path, []byte(content), 0o600))
 				state, err := s.Load()
 				var damaged *DamagedError
-				if !errors.As(err, &damaged) {
-					t.Fatalf("the error is %v, want a DamagedError", err)
-				}
+				must.True(t, errors.As(err, &damaged), "the error is %v, want a DamagedError", err)
 				if damaged.KeptAs != want || !strings.Contains(err.Error(), want) {
 					t.Errorf("kept as %q, want %q; the error is: %v", damaged.KeptAs, want, err)
 				}

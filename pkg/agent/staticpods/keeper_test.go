@@ -19,6 +19,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -64,9 +65,7 @@ func TestAStaticPodStaysStoppedAndComesBack(t *testing.T) {
 		w.pass(time.Minute)
 		got := w.kubelet.happened()
 		slices.Sort(got[:2])
-		if !slices.Equal(got, before) {
-			t.Errorf("got %v, want %v", got, before)
-		}
+		is.True(t, slices.Equal(got, before), "got %v, want %v", got, before)
 		w.want(".nm-parked/uid-update/web.yaml", "manifests/db.yaml")
 
 		w.editMaintenance("update", inStage(complete))
@@ -397,9 +396,7 @@ func TestTheHoldersOfTheNodeAreReadByName(t *testing.T) {
 			}
 			reads++
 		}
-		if reads > 40 {
-			t.Errorf("maintenances were read %d times in ten minutes", reads)
-		}
+		is.True(t, reads <= 40, "maintenances were read %d times in ten minutes", reads)
 		w.want(".nm-parked/uid-update/web.yaml")
 		w.editNode(func(n *corev1.Node) { delete(n.Annotations, v1alpha1.AnnotationCordonedBy) })
 		w.editMaintenance("update", inStage(complete))
@@ -495,9 +492,7 @@ func TestProblem(t *testing.T) {
 		w.remove("manifests")
 		w.write("manifests", manifestOf("web"))
 		k := w.newKeeper()
-		if k.Problem() == "" {
-			t.Error("got no problem before the folder is checked")
-		}
+		is.True(t, k.Problem() != "", "got no problem before the folder is checked")
 		k.reconcile(t.Context())
 		if got := k.Problem(); !strings.Contains(got, "single file") {
 			t.Errorf("got the problem %q", got)

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -246,9 +247,7 @@ func TestIsRefuted(t *testing.T) {
 		"no authority is known":   {&Cluster{CAs: []string{"ca-2"}}, &Cluster{}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := isRefuted(tc.parked, tc.now); got != tc.want {
-				t.Errorf("got %t, want %t", got, tc.want)
-			}
+			is.Equal(t, isRefuted(tc.parked, tc.now), tc.want)
 		})
 	}
 }
@@ -273,9 +272,7 @@ func TestMembershipOf(t *testing.T) {
 		"of an older version, another Node":        {&Cluster{Node: "node-0"}, &full, memberForeign},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := membershipOf(tc.parked, tc.now); got != tc.want {
-				t.Errorf("got %d, want %d", got, tc.want)
-			}
+			is.Equal(t, membershipOf(tc.parked, tc.now), tc.want)
 		})
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/systemd"
 	"haulout.dev/haulout/pkg/agent/systemd/install"
 	"haulout.dev/haulout/pkg/cmd/nodeagent"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -298,9 +299,7 @@ func TestInstallOfABrokenProgram(t *testing.T) {
 	if _, err := install.Install(t.Context(), m.options(func(o *install.Options) { o.Source = "/bin/false" })); err == nil {
 		t.Fatal("installed a program that does not start")
 	}
-	if !m.status().RestartPending {
-		t.Error("the failed installation is forgotten")
-	}
+	is.True(t, m.status().RestartPending, "the failed installation is forgotten")
 	m.install(true)
 	m.until("the lock is held", held)
 }

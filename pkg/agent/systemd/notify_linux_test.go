@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"haulout.dev/haulout/pkg/agent/systemd"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -96,9 +97,7 @@ func TestNotifications(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			received := receive(t)
 			notifier := systemd.NewNotifier()
-			if !notifier.Supervised() {
-				t.Error("there is a socket, but no service manager")
-			}
+			is.True(t, notifier.Supervised(), "there is a socket, but no service manager")
 			must.Do(t, test.send(notifier))
 			if got := received(); !slices.Equal(got, test.want) {
 				t.Errorf("sent %+v, want %+v", got, test.want)

@@ -13,6 +13,7 @@ import (
 
 	"haulout.dev/haulout/pkg/agent/systemd"
 	"haulout.dev/haulout/pkg/agent/systemd/install"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -91,9 +92,7 @@ func TestBusOfAnOlderVersionIsRemoved(t *testing.T) {
 	m.login("Reboot", false)
 	m.until("a shutdown is pending", pending)
 	m.install(false)
-	if !m.kubeletHasBus() {
-		t.Error("the kubelet was restarted during a shutdown")
-	}
+	is.True(t, m.kubeletHasBus(), "the kubelet was restarted during a shutdown")
 	m.kill(syscall.SIGUSR1)
 	m.mustEnd(syscall.SIGHUP)
 }

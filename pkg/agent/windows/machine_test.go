@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"haulout.dev/haulout/pkg/agent/shutdown"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // fakeSettings is a Windows that waits as long as it likes.
@@ -110,9 +111,7 @@ func TestShutdownHasADeadline(t *testing.T) {
 				}
 				applied := settings.applied
 				time.Sleep(2 * checkPeriod) //nolint:forbidigo // the clock of the bubble moves immediately
-				if settings.applied != applied {
-					t.Error("settings are changed during a shutdown")
-				}
+				is.True(t, settings.applied == applied, "settings are changed during a shutdown")
 				if err := m.Release(t.Context()); err != nil || m.State().LockHeld || !m.State().ShuttingDown {
 					t.Errorf("after the release: %+v (error %v)", m.State(), err)
 				}

@@ -20,6 +20,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/validation"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -28,9 +29,7 @@ func TestShippedConfigurations(t *testing.T) {
 	for folder, scheduler := range map[string]string{"scheduler": "default-scheduler", "second-scheduler": "haulout-scheduler"} {
 		content := must.Get(os.ReadFile("../../../artifacts/" + folder + "/configuration.yaml"))(t)
 		object, _, err := scheme.Codecs.UniversalDecoder().Decode(content, nil, nil)
-		if err != nil {
-			t.Fatalf("%s: %v", folder, err)
-		}
+		must.True(t, err == nil, "%s: %v", folder, err)
 		shipped := object.(*config.KubeSchedulerConfiguration)
 		if err := validation.ValidateKubeSchedulerConfiguration(shipped); err != nil {
 			t.Errorf("%s: %v", folder, err)
@@ -40,9 +39,7 @@ func TestShippedConfigurations(t *testing.T) {
 			t.Errorf("%s: got scheduler %q, want %q", folder, profile.SchedulerName, scheduler)
 		}
 		index := slices.IndexFunc(profile.PluginConfig, func(c config.PluginConfig) bool { return c.Name == Name })
-		if index < 0 {
-			t.Fatalf("%s: there are no args of %s", folder, Name)
-		}
+		must.True(t, index >= 0, "%s: there are no args of %s", folder, Name)
 		if _, err := decodeArgs(profile.PluginConfig[index].Args); err != nil {
 			t.Errorf("%s: %v", folder, err)
 		}
@@ -151,9 +148,7 @@ func TestThresholdOfPod(t *testing.T) {
 		"of the second group":                 {[]podOption{ofClass("low"), grouped}, []string{"optout", "high"}, 1000},
 	} {
 		groupClasses = test.groups
-		if got := t1.of(runningPod("p", 1, test.pod...)); got != test.want {
-			t.Errorf("%s: got %d, want %d", name, got, test.want)
-		}
+		is.Equal(t, t1.of(runningPod("p", 1, test.pod...)), test.want, name)
 	}
 	if len(bad) != 1 || bad[0] != "broken" {
 		t.Errorf("got %q reported as malformed", bad)
@@ -205,9 +200,7 @@ func TestBadThresholds(t *testing.T) {
 		})
 	}
 	wantGauge(1)
-	if len(recorder.Events) > 0 {
-		t.Error("an event was sent before the threshold counted")
-	}
+	is.True(t, len(recorder.Events) == 0, "an event was sent before the threshold counted")
 	wantEvents(`got "many"`)
 	wantEvents()
 	change("1.5")

@@ -30,6 +30,7 @@ import (
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -329,9 +330,7 @@ func TestMasks(t *testing.T) {
 			t.Errorf("%s shows %s", what, got)
 		}
 		for _, pod := range pods {
-			if len(pod.GetRequiredAntiAffinityTerms()) != 1 {
-				t.Errorf("%s: the terms are gone", what)
-			}
+			is.True(t, len(pod.GetRequiredAntiAffinityTerms()) == 1, "%s: the terms are gone", what)
 		}
 	}
 	// All else about the pod stays, and the pod of the cache does.

@@ -34,6 +34,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 
 	"haulout.dev/haulout/pkg/host/informertest"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -229,9 +230,7 @@ func (w *gateWorld) wantCalls(t *testing.T, want ...string) {
 	asked := first(0, 'a')
 	slices.Sort(got[:asked])
 	slices.Sort(got[first(asked, 'e'):])
-	if !slices.Equal(got, want) {
-		t.Errorf("got the calls %q, want %q", got, want)
-	}
+	is.True(t, slices.Equal(got, want), "got the calls %q, want %q", got, want)
 }
 
 func TestGate(t *testing.T) {
@@ -328,9 +327,7 @@ func TestGate(t *testing.T) {
 				test.priority = 100
 			}
 			err := w.preemptAll(t, &fakeCandidate{victims: victims}, preemptorOf(test.priority))
-			if (err != nil) != test.fails {
-				t.Errorf("got error %v", err)
-			}
+			is.True(t, (err != nil) == test.fails, "got error %v", err)
 			w.wantCalls(t, test.calls...)
 			w.wantLastEvent(t, test.event)
 		})
@@ -398,13 +395,9 @@ func TestPodWaitsForItsVictims(t *testing.T) {
 	pod := runningPod("a", 10, ofClass("guarded"))
 	w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}, pod)
 	preemptor := preemptorOf(100)
-	if w.awaitsVictims(preemptor.UID(), onAnyNode) {
-		t.Fatal("it waits before")
-	}
+	must.True(t, !w.awaitsVictims(preemptor.UID(), onAnyNode), "it waits before")
 	must.Do(t, w.preemptAll(t, &fakeCandidate{victims: []*corev1.Pod{pod}}, preemptor))
-	if !w.awaitsVictims(preemptor.UID(), onAnyNode) {
-		t.Error("eligible although its victim is not gone")
-	}
+	is.True(t, w.awaitsVictims(preemptor.UID(), onAnyNode), "eligible although its victim is not gone")
 	must.Do(t, w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "a", metav1.DeleteOptions{}))
 	waitFor(t, "the pod is eligible", func() bool { return !w.awaitsVictims(preemptor.UID(), onAnyNode) })
 }
@@ -433,9 +426,7 @@ func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 			if err := w.preemptAll(t, &fakeCandidate{victims: pods[2*i : 2*i+2]}, preemptorOf(100)); err == nil {
 				t.Fatal("the eviction was not refused")
 			}
-			if w.awaitsVictims(uid, onAnyNode) {
-				t.Error("it waits for a victim that was evicted in vain")
-			}
+			is.True(t, !w.awaitsVictims(uid, onAnyNode), "it waits for a victim that was evicted in vain")
 			<-time.After(delay - time.Millisecond)
 			if !w.isLeftOut(uid, "n2") || len(w.handle.activated) > 0 {
 				t.Errorf("attempt %d: another node may be tried before %s have passed", i, delay)
@@ -450,9 +441,7 @@ func TestPartOfTheVictimsIsEvicted(t *testing.T) {
 		w.wantCalls(t, "evict a", "evict b", "evict c", "evict d")
 		now := must.Get(w.handle.client.CoreV1().Pods("shop").Get(t.Context(), "a", metav1.GetOptions{}))(t)
 		for _, condition := range now.Status.Conditions {
-			if condition.Type == corev1.DisruptionTarget {
-				t.Errorf("upstream would wait for the victim: %+v", condition)
-			}
+			is.True(t, condition.Type != corev1.DisruptionTarget, "upstream would wait for the victim: %+v", condition)
 		}
 	})
 }
@@ -504,9 +493,7 @@ func TestNoAnswer(t *testing.T) {
 		if !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != evictionTimeout {
 			t.Errorf("got error %v after %s", err, time.Since(begun))
 		}
-		if !w.isRefused(pod.UID) {
-			t.Error("the victim is not held back")
-		}
+		is.True(t, w.isRefused(pod.UID), "the victim is not held back")
 	})
 }
 
@@ -519,13 +506,9 @@ func TestLastVictimIsGoneBeforeItsTurn(t *testing.T) {
 	w.wantCalls(t, "ask a", "ask b", "evict a", "evict b")
 	must.Do(t, w.handle.client.CoreV1().Pods("shop").Delete(t.Context(), "b", metav1.DeleteOptions{}))
 	waitFor(t, "the pod is gone", func() bool { return w.isLeaving(pods[1]) })
-	if len(w.handle.activated) != 0 {
-		t.Error("activated too early")
-	}
+	is.True(t, len(w.handle.activated) == 0, "activated too early")
 	must.Get(w.preempt(t.Context(), c, preemptor, pods[1], Name))(t)
-	if len(w.handle.activated) != 1 {
-		t.Error("not activated")
-	}
+	is.True(t, len(w.handle.activated) == 1, "not activated")
 }
 
 func waitFor(t *testing.T, what string, done func() bool) {

@@ -15,6 +15,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -96,8 +97,6 @@ func TestVictimsAreEvictedOnce(t *testing.T) {
 	must.Do(t, w.preemptAll(t, &fakeCandidate{victims: pods}, second))
 	w.wantCalls(t, "evict a", "delete b")
 	for _, uid := range []types.UID{preemptorOf(100).UID(), second.UID()} {
-		if !w.awaitsVictims(uid, onAnyNode) {
-			t.Errorf("%s does not wait for the victim", uid)
-		}
+		is.True(t, w.awaitsVictims(uid, onAnyNode), "%s does not wait for the victim", uid)
 	}
 }

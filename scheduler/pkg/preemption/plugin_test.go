@@ -46,6 +46,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/metrics"
 	testingframework "k8s.io/kubernetes/pkg/scheduler/testing/framework"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -435,9 +436,7 @@ func TestExtensionPoints(t *testing.T) {
 		"CandidatesToVictimsMap", "EventsToRegister", "GetOffsetAndNumCandidates", "Name", "OrderedScoreFuncs",
 		"PodEligibleToPreemptOthers", "PodGroupPostFilter", "PostFilter", "PreEnqueue", "SelectVictimsOnNode",
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got the methods %q, want %q", got, want)
-	}
+	is.True(t, slices.Equal(got, want), "got the methods %q, want %q", got, want)
 }
 
 // TestWaitsForItsVictims has a pod wait for the victim that was evicted for it on a node, as long
@@ -474,9 +473,7 @@ func TestWaitsForItsVictims(t *testing.T) {
 			info := must.Get(framework.NewPodInfo(now))(t)
 			f.AddNominatedPod(klog.FromContext(ctx), info, &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride, NominatedNodeName: test.nominated})
 			eligible, why := p.PodEligibleToPreemptOthers(ctx, now, fwk.NewStatus(test.code))
-			if eligible == test.waits {
-				t.Errorf("eligible: %v %s", eligible, why)
-			}
+			is.True(t, eligible != test.waits, "eligible: %v %s", eligible, why)
 		})
 	}
 }

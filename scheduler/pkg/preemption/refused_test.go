@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // TestRefusedPodIsHeldBack doubles the time after each refusal, and ends it when the budget opens.
@@ -27,29 +29,19 @@ func TestRefusedPodIsHeldBack(t *testing.T) {
 	for _, want := range []int{10, 20, 40, 80, 160, 300, 300} {
 		refuse()
 		w.clock.SetTime(w.clock.Now().Add(time.Duration(want)*time.Second - time.Millisecond))
-		if !w.isRefused(pod.UID) {
-			t.Errorf("not held back for %d s", want)
-		}
+		is.True(t, w.isRefused(pod.UID), "not held back for %d s", want)
 		w.clock.SetTime(w.clock.Now().Add(time.Millisecond))
-		if w.isRefused(pod.UID) {
-			t.Errorf("held back for more than %d s", want)
-		}
+		is.True(t, !w.isRefused(pod.UID), "held back for more than %d s", want)
 	}
 	w.clock.SetTime(w.clock.Now().Add(maxRefusalDelay))
 	refuse()
 	w.clock.SetTime(w.clock.Now().Add(refusalDelay))
-	if w.isRefused(pod.UID) {
-		t.Error("a refusal counts that was long ago")
-	}
+	is.True(t, !w.isRefused(pod.UID), "a refusal counts that was long ago")
 	refuse()
 	w.waiting.budgetChanged(budgetOf("db", 0), budgetOf("db", 1))
-	if !w.isRefused(pod.UID) {
-		t.Error("another budget has ended it")
-	}
+	is.True(t, w.isRefused(pod.UID), "another budget has ended it")
 	w.waiting.budgetChanged(budgetOf("web", 0), budgetOf("web", 1))
-	if w.isRefused(pod.UID) {
-		t.Error("its budget has not ended it")
-	}
+	is.True(t, !w.isRefused(pod.UID), "its budget has not ended it")
 }
 
 // TestCandidateIsLeftOut leaves a candidate out of the searches of the pending pod whose victims
@@ -71,23 +63,13 @@ func TestCandidateIsLeftOut(t *testing.T) {
 	for _, want := range []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300} {
 		refuse()
 		w.clock.SetTime(w.clock.Now().Add(time.Duration(want)*time.Second - time.Millisecond))
-		if !leftOut() {
-			t.Errorf("not left out for %d s", want)
-		}
+		is.True(t, leftOut(), "not left out for %d s", want)
 		w.clock.SetTime(w.clock.Now().Add(time.Millisecond))
-		if leftOut() {
-			t.Errorf("left out for more than %d s", want)
-		}
+		is.True(t, !leftOut(), "left out for more than %d s", want)
 	}
 	refuse()
-	if w.isLeftOut(preemptor.UID(), "n2") {
-		t.Error("another node is left out")
-	}
-	if w.isLeftOut("other", "n1") {
-		t.Error("the node is left out for another pod")
-	}
+	is.True(t, !w.isLeftOut(preemptor.UID(), "n2"), "another node is left out")
+	is.True(t, !w.isLeftOut("other", "n1"), "the node is left out for another pod")
 	w.waiting.budgetChanged(budgetOf("web", 0), budgetOf("web", 1))
-	if leftOut() {
-		t.Error("left out although its budget has opened")
-	}
+	is.True(t, !leftOut(), "left out although its budget has opened")
 }

@@ -30,6 +30,7 @@ import (
 	testingframework "k8s.io/kubernetes/pkg/scheduler/testing/framework"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -248,9 +249,7 @@ func (c *upstreamCase) eachNode(t *testing.T, ours bool) (victims, statuses map[
 	ctx := t.Context()
 	if our, ok := p.(*Plugin); ok {
 		r := must.Get(our.rules(*c.pending.Spec.Priority))(t)
-		if r.restrict() {
-			t.Fatal("a class has a threshold")
-		}
+		must.True(t, !r.restrict(), "a class has a threshold")
 		ctx = context.WithValue(ctx, attemptKey{}, &attempt{rules: r})
 	}
 	victims, statuses = dryRun(t, ctx, inner.Evaluator, c.pending, c.cluster)
@@ -283,9 +282,7 @@ func (c *upstreamCase) run(t *testing.T) {
 	t.Helper()
 	if c.on == nil {
 		theirs, our := c.choose(t, false), c.choose(t, true)
-		if our != theirs {
-			t.Errorf("got %+v, upstream %+v", our, theirs)
-		}
+		is.True(t, our == theirs, "got %+v, upstream %+v", our, theirs)
 		if our.node != c.node || our.deleted != c.victims || our.marked != c.victims {
 			t.Errorf("got %+v, want node %q and the victims %q", our, c.node, c.victims)
 		}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/component-base/metrics/testutil"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -424,9 +425,7 @@ func TestFullRoom(t *testing.T) {
 				r.t.Errorf("pod %d has no place", i)
 			}
 		}
-		if len(waiting) != maxWaiting {
-			r.t.Errorf("%d pods wait, want %d", len(waiting), maxWaiting)
-		}
+		is.True(r.t, len(waiting) == maxWaiting, "%d pods wait, want %d", len(waiting), maxWaiting)
 	})
 }
 

@@ -183,9 +183,7 @@ func (c *Cluster) kubectl(ctx context.Context, stdin string, args ...string) (st
 func (c *Cluster) MustKubectl(tb testing.TB, stdin string, args ...string) string {
 	tb.Helper()
 	out, errOut, err := c.Kubectl(tb, stdin, args...)
-	if err != nil {
-		tb.Fatalf("kubectl %v: %v\n%s%s", args, err, out, errOut)
-	}
+	must.True(tb, err == nil, "kubectl %v: %v\n%s%s", args, err, out, errOut)
 	return out
 }
 
@@ -222,9 +220,7 @@ func (c *Cluster) Signal(tb testing.TB, process string, signal syscall.Signal) (
 	}
 	must.Do(tb, json.Unmarshal(content, &state))
 	pid = state.Processes[process].PID
-	if pid <= 1 {
-		tb.Fatalf("%s does not run", process)
-	}
+	must.True(tb, pid > 1, "%s does not run", process)
 	must.Do(tb, syscall.Kill(pid, signal))
 	return pid
 }
@@ -322,9 +318,7 @@ func EventuallyWithin(tb testing.TB, limit time.Duration, what string, check fun
 			return done && err == nil, nil
 		},
 	)
-	if err != nil {
-		tb.Fatalf("waited %v in vain: %s (last error: %v)", limit, what, last)
-	}
+	must.True(tb, err == nil, "waited %v in vain: %s (last error: %v)", limit, what, last)
 }
 
 // Name returns a name that no other test uses.

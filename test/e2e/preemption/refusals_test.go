@@ -16,6 +16,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/yaml"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
@@ -59,9 +60,7 @@ func wantRefusal(t *testing.T, config string, texts ...string) {
 	defer cancel()
 	select {
 	case err := <-ended:
-		if err == nil {
-			t.Error("haulout-scheduler ended without an error")
-		}
+		is.True(t, err != nil, "haulout-scheduler ended without an error")
 	case <-ctx.Done():
 		_ = command.Process.Kill()
 		t.Errorf("haulout-scheduler still ran after %v, and was killed: %v", framework.Timeout, <-ended)

@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
@@ -225,7 +226,5 @@ func (s *storm) report(t *testing.T) {
 		return
 	}
 	framework.Accept(t, append(verdict.found, oracle.EvictedTwice(calls)...), nil)
-	if verdict.evicted == 0 {
-		t.Error("no pod was evicted: the storm has tested nothing")
-	}
+	is.True(t, verdict.evicted != 0, "no pod was evicted: the storm has tested nothing")
 }

@@ -24,6 +24,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
@@ -399,9 +400,7 @@ func testOffline(t *testing.T, m *machine) {
 	m.untilDown(maxDelay)
 	took := time.Since(begin)
 	m.c.Signal(t, "kube-apiserver", syscall.SIGCONT)
-	if took > maxDelay-time.Second {
-		t.Errorf("the machine went down after %s, at its deadline: the pods had not ended", took)
-	}
+	is.True(t, took <= maxDelay-time.Second, "the machine went down after %s, at its deadline: the pods had not ended", took)
 	if order := ended(); len(order) != 3 || !slices.IsSortedFunc(order, func(a, b stop) int { return a.at.Compare(b.at) }) {
 		t.Errorf("the containers exited after SIGTERM at %v, want all three in the order of their priorities", order)
 	}
@@ -433,9 +432,7 @@ func testAPIReturns(t *testing.T, m *machine) {
 	for limit := time.After(maxDelay); !failed; {
 		select {
 		case event, open := <-watcher.ResultChan():
-			if !open {
-				t.Fatal("the watch ended before the pod was reported")
-			}
+			must.True(t, open, "the watch ended before the pod was reported")
 			pod, ok := event.Object.(*corev1.Pod)
 			failed = ok && pod.UID == low.UID && pod.Status.Phase == corev1.PodFailed && pod.Status.Reason == "Terminated"
 		case <-limit:

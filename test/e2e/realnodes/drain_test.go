@@ -54,9 +54,7 @@ func testDrain(t *testing.T, c *framework.Cluster) {
 	deploy(t, c, namespace)
 	client := c.As(t)
 	web := podsOn(t, c, namespace, drained, "app=web")
-	if len(web) != 2 {
-		t.Fatalf("got %d pods of the Deployment on %s, want 2 of 4", len(web), drained)
-	}
+	must.True(t, len(web) == 2, "got %d pods of the Deployment on %s, want 2 of 4", len(web), drained)
 	logs := follow(t, c, namespace, web[0])
 	seen := record(t, c, namespace)
 

@@ -95,9 +95,7 @@ func (m *machine) dropConnections(program string) {
 	for _, pid := range processes(program) {
 		ports = append(ports, portsOf(m.t, pid)...)
 	}
-	if len(ports) == 0 {
-		m.t.Fatalf("%s has no connections", program)
-	}
+	must.True(m.t, len(ports) != 0, "%s has no connections", program)
 	list := "{ " + strings.Join(ports, ", ") + " }"
 	for _, line := range []string{
 		"add table inet dead",

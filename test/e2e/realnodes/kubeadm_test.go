@@ -22,6 +22,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
@@ -493,9 +494,7 @@ func (k *kubeadmCluster) testOtherInstallers(t *testing.T) {
 	place("openshift-etcd", "openshift-kube-apiserver")
 	k.plugin("drain", otherNode, "--name=openshift", "--timeout=3m")
 	for name := range installerManifests {
-		if !isThere(name) {
-			t.Errorf("%s was parked on a node that has an API server", name)
-		}
+		is.True(t, isThere(name), "%s was parked on a node that has an API server", name)
 	}
 	k.plugin("complete", "openshift", "--wait", "--timeout=2m")
 }

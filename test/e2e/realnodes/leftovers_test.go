@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
@@ -16,9 +17,7 @@ import (
 // testDown kills what a cluster consists of, in the worst order, and stops the cluster.
 func testDown(t *testing.T, c *framework.Cluster) {
 	t.Helper()
-	if cgroups(t, c.Dir()) == 0 {
-		t.Error("the real nodes have no cgroups: what is left could not be seen")
-	}
+	is.True(t, cgroups(t, c.Dir()) != 0, "the real nodes have no cgroups: what is left could not be seen")
 	for _, process := range []string{"network", "real-1", "kube-apiserver", "etcd"} {
 		c.Kill(t, process)
 	}
@@ -31,9 +30,7 @@ func testDown(t *testing.T, c *framework.Cluster) {
 		t.Errorf("%d cgroups are left", left)
 	}
 	mounts := must.Get(os.ReadFile("/proc/self/mounts"))(t)
-	if strings.Contains(string(mounts), dir) {
-		t.Errorf("mounts are left:\n%s", mounts)
-	}
+	is.True(t, !strings.Contains(string(mounts), dir), "mounts are left:\n%s", mounts)
 	if _, err := os.Stat(dir); !os.IsNotExist(err) {
 		t.Errorf("the folder %s is left: %v", dir, err)
 	}

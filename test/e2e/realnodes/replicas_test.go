@@ -29,6 +29,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
@@ -203,9 +204,7 @@ secretGenerator:
 	for _, pod := range serverPods(t, c) {
 		used[pod.Spec.NodeName] = true
 	}
-	if len(used) != 2 {
-		t.Errorf("got three replicas on %d nodes, want them on both", len(used))
-	}
+	is.True(t, len(used) == 2, "got three replicas on %d nodes, want them on both", len(used))
 }
 
 func serverPods(t *testing.T, c *framework.Cluster) []corev1.Pod {
@@ -226,9 +225,7 @@ func checkServes(t *testing.T, c *framework.Cluster, pod string) {
 	defer func() { cancel(); _ = forward.Wait() }()
 	line, err := bufio.NewReader(out).ReadString('\n')
 	port := regexp.MustCompile(`:(\d+) ->`).FindStringSubmatch(line)
-	if port == nil {
-		t.Fatalf("got %q of kubectl port-forward, error %v", line, err)
-	}
+	must.True(t, port != nil, "got %q of kubectl port-forward, error %v", line, err)
 	config := must.Get(clientcmd.BuildConfigFromFlags("", c.Kubeconfig()))(t)
 	bundle := c.MustKubectl(t, "", "get", "apiservice", apiService, "-o", "go-template={{.spec.caBundle | base64decode}}")
 	config.Host = "https://127.0.0.1:" + port[1]
@@ -277,9 +274,7 @@ func checkTakeover(t *testing.T, what string, begin time.Time, limit time.Durati
 	t.Helper()
 	took := time.Since(begin)
 	t.Logf("another replica led %s after %s", took.Round(10*time.Millisecond), what)
-	if took > limit {
-		t.Errorf("got another leader %s after %s, want it within %s", took, what, limit)
-	}
+	is.True(t, took <= limit, "got another leader %s after %s, want it within %s", took, what, limit)
 }
 
 // podsIn returns the pods on nodes that have not ended.
@@ -334,9 +329,7 @@ func pidOf(t *testing.T, m match) int {
 		pid := must.Get(strconv.Atoi(filepath.Base(folder)))(t)
 		pids = append(pids, pid)
 	}
-	if len(pids) != 1 {
-		t.Fatalf("got processes %v that match %+v, want one", pids, m)
-	}
+	must.True(t, len(pids) == 1, "got processes %v that match %+v, want one", pids, m)
 	return pids[0]
 }
 

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
@@ -52,9 +53,7 @@ func TestServerAsAPod(t *testing.T) {
 	drain(t, c, "own", own)
 	checkServerLast(t, left(), pod.Name)
 	replaced := serverPod(t, c)
-	if replaced.UID == pod.UID {
-		t.Error("the server's pod did not leave its node")
-	}
+	is.True(t, replaced.UID != pod.UID, "the server's pod did not leave its node")
 	for _, status := range replaced.Status.ContainerStatuses {
 		if status.RestartCount > 0 {
 			t.Errorf("the new pod of the server was restarted %d times, want no restart: %+v",

@@ -95,9 +95,7 @@ func testInstall(t *testing.T, n *node) {
 		t.Errorf("the second install prints %q", out)
 	}
 	n.helper(&s, "control", service, fmt.Sprint(controlInterrogate))
-	if s.PID != pid {
-		t.Error("the second install has restarted the service")
-	}
+	is.True(t, s.PID == pid, "the second install has restarted the service")
 }
 
 func (n *node) order() string {
@@ -269,9 +267,7 @@ func testOffline(t *testing.T, n *node) {
 	if got, want := ends(log), []string{"stop low", "ended low", "stop high", "ended high", "stop critical", "ended critical"}; !slices.Equal(got, want) {
 		t.Errorf("the runtime was asked for %q, want %q\n%s\n%s", got, want, log, errors)
 	}
-	if !strings.Contains(log, "stop low timeout=5") {
-		t.Errorf("the pod did not get its own grace period:\n%s", log)
-	}
+	is.True(t, strings.Contains(log, "stop low timeout=5"), "the pod did not get its own grace period:\n%s", log)
 	var kubelet status
 	n.helper(&kubelet, "status", "kubelet")
 	is.Equal(t, kubelet.State, stopped, "the kubelet has state")

@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"testing"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -88,8 +89,6 @@ func TestForwardingDLL(t *testing.T) {
 	}
 	data := must.Get(file.Sections[0].Data())(t)
 	for _, text := range []string{"a.dll\x00", "Function\x00", "other.Name\x00"} {
-		if !bytes.Contains(data, []byte(text)) {
-			t.Errorf("the exports have no %q", text)
-		}
+		is.True(t, bytes.Contains(data, []byte(text)), "the exports have no %q", text)
 	}
 }

@@ -52,9 +52,7 @@ func newMachine(tb testing.TB) *machine {
 		"windows.test.exe": "windows.test.exe",
 	} {
 		content, err := os.ReadFile(filepath.Join(cluster.Root(), "bin", "windows", source))
-		if err != nil {
-			tb.Fatalf("%v (built by `make windows-agent`)", err)
-		}
+		must.True(tb, err == nil, "%v (built by `make windows-agent`)", err)
 		m.write(`C:\test\`+name, content)
 	}
 	// The first boot goes on in the background when wineboot has ended.

@@ -304,9 +304,7 @@ func TestValidateDeletion(t *testing.T) {
 			}
 			is.True(t, err == nil || strings.Contains(err.Error(), "Forbid"), "got error %v, want the policy Forbid in it", err)
 			r.user = server
-			if got := outcome(f.validate(r)); got != tt.want {
-				t.Errorf("the server: got %q, want %q", got, tt.want)
-			}
+			is.Equal(t, outcome(f.validate(r)), tt.want, "the server")
 		})
 	}
 	f := newFixture(t, nil, []string{deletePod, useOurs}, newPod())

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	agentstate "haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -21,9 +22,7 @@ func TestAShortDeadlineLeavesTimeForEveryBucket(t *testing.T) {
 	n := newNode(t, table, newPod("a", 0, ends(-1)), newPod("b", 1000, ends(-1)), newPod("d", 3000, ends(time.Second)))
 	deadline := time.Now().Add(5 * time.Second)
 	must.Do(t, n.engine.End(t.Context(), agentstate.Local{}, deadline, n.next))
-	if time.Now().After(deadline) {
-		t.Error("returned after the deadline")
-	}
+	is.True(t, !time.Now().After(deadline), "returned after the deadline")
 	// Two later buckets have pods and keep 2 seconds each, so the first one has one second.
 	for pod, latest := range map[string]time.Duration{"b": -4 * time.Second, "d": -2 * time.Second} {
 		if at := n.of(t, stopAsked, pod).at.Sub(deadline); at < latest-200*time.Millisecond || at > latest+slow {
@@ -63,9 +62,7 @@ func TestDeadlineIsOver(t *testing.T) {
 	if err := n.engine.End(t.Context(), agentstate.Local{}, time.Now().Add(-time.Second), n.next); err == nil {
 		t.Error("got no error for a deadline in the past")
 	}
-	if n.kubelet.stops != 0 {
-		t.Error("the kubelet was stopped for nothing")
-	}
+	is.True(t, n.kubelet.stops == 0, "the kubelet was stopped for nothing")
 }
 
 func TestDeadlineEndsTheLastBucket(t *testing.T) {

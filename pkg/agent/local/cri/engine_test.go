@@ -24,6 +24,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/buckets"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	agentstate "haulout.dev/haulout/pkg/agent/state"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -244,9 +245,7 @@ func TestTheRuntimeDiesAndComesBack(t *testing.T) {
 	if got, want := n.allKilled(), []string{"a", "b"}; !slices.Equal(got, want) {
 		t.Errorf("killed %v, want %v", got, want)
 	}
-	if n.of(t, stopAsked, "b").at.Before(n.of(t, exited, "a").at) {
-		t.Error("b was stopped before a had ended")
-	}
+	is.True(t, !n.of(t, stopAsked, "b").at.Before(n.of(t, exited, "a").at), "b was stopped before a had ended")
 	if got := len(n.happened("exec [flush]")); got != 1 {
 		t.Errorf("the hook ran %d times, want once", got)
 	}
@@ -394,9 +393,7 @@ func TestResumeAfterACrash(t *testing.T) {
 	})
 	crash()
 	err := <-ended
-	if !errors.Is(err, context.Canceled) {
-		t.Fatalf("got error %v, want that the context was cancelled", err)
-	}
+	must.True(t, errors.Is(err, context.Canceled), "got error %v, want that the context was cancelled", err)
 	if diff := cmp.Diff(agentstate.Local{Started: started, Bucket: 1}, stored); diff != "" {
 		t.Fatalf("stored progress (-want +got):\n%s", diff)
 	}

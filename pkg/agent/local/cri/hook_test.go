@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -166,9 +167,7 @@ func TestHooksTakeFromTheGrace(t *testing.T) {
 			if stop.timeout != tt.timeout && stop.timeout != tt.timeout-time.Second {
 				t.Errorf("timeout is %s, want %s", stop.timeout, tt.timeout)
 			}
-			if n.of(t, exited, "p").at.Before(stop.at) {
-				t.Error("the container ended before it was asked to")
-			}
+			is.True(t, !n.of(t, exited, "p").at.Before(stop.at), "the container ended before it was asked to")
 		})
 	}
 }
@@ -181,7 +180,5 @@ func TestACommandRunsInItsContainerForTheTimeThatIsLeft(t *testing.T) {
 	if run.timeout < 6*time.Second || run.timeout > 7*time.Second {
 		t.Errorf("the command had %s, want the 6 seconds of the pod and at most one more", run.timeout)
 	}
-	if run.at.After(n.of(t, stopAsked, "p").at) {
-		t.Error("the command ran after the container was asked to end")
-	}
+	is.True(t, !run.at.After(n.of(t, stopAsked, "p").at), "the command ran after the container was asked to end")
 }

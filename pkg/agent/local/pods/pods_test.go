@@ -27,6 +27,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/files"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -221,9 +222,7 @@ func TestStaticPodsFollowTheFolder(t *testing.T) {
 		t.Helper()
 		got := c.Priorities()
 		slices.Sort(got)
-		if !slices.Equal(got, want) {
-			t.Errorf("%s: got priorities %v, want %v", when, got, want)
-		}
+		is.True(t, slices.Equal(got, want), "%s: got priorities %v, want %v", when, got, want)
 	}
 	expect("folder is missing")
 	must.Do(t, os.Mkdir(path, 0o700))
@@ -329,9 +328,7 @@ func TestPodsOfTheAPIAreStored(t *testing.T) {
 		}
 		passes(writeDelay)
 		for _, s := range selectors {
-			if s != "spec.nodeName="+node {
-				t.Errorf("listed pods with selector %q", s)
-			}
+			is.True(t, s == "spec.nodeName="+node, "listed pods with selector %q", s)
 		}
 		if diff := cmp.Diff([]string{"done", "web"}, names(newCheckpoint(t, dir))); diff != "" {
 			t.Errorf("stored pods (-want +got):\n%s", diff)
@@ -371,9 +368,7 @@ func TestWritesAreFew(t *testing.T) {
 			passes(2 * writeDelay)
 		}
 		after := must.Get(os.Stat(filepath.Join(dir, fileName)))(t)
-		if !os.SameFile(before, after) {
-			t.Error("the file was written again, but nothing in it has changed")
-		}
+		is.True(t, os.SameFile(before, after), "the file was written again, but nothing in it has changed")
 	})
 }
 
@@ -455,9 +450,7 @@ func TestADamagedFileIsKeptAside(t *testing.T) {
 			dir := t.TempDir()
 			write(t, dir, fileName, content)
 			c, err := New(dir, nil, node)
-			if err == nil {
-				t.Error("got no error")
-			}
+			is.True(t, err != nil, "got no error")
 			if got := c.Pods(); len(got) != 0 {
 				t.Errorf("got pods %v, want none", got)
 			}
@@ -476,9 +469,7 @@ func TestTheFolderCannotBeMade(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "file", "")
 	c, err := New(filepath.Join(dir, "file"), nil, node)
-	if err == nil {
-		t.Error("got no error for a folder that is a file")
-	}
+	is.True(t, err != nil, "got no error for a folder that is a file")
 	if got := c.Pods(); len(got) != 0 {
 		t.Errorf("got pods %v, want none", got)
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -20,9 +21,7 @@ func TestUnitFile(t *testing.T) {
 		`ExecStart=/usr/local/bin/haulout-node-agent run --config "/etc/my files/100%%.yaml"`,
 		"Type=notify", "Restart=always", "StartLimitIntervalSec=0", "FileDescriptorStoreMax=8", "TimeoutStopSec=91", "WantedBy=multi-user.target",
 	} {
-		if !strings.Contains("\n"+text, "\n"+line+"\n") {
-			t.Errorf("the unit file has no line %q:\n%s", line, text)
-		}
+		is.True(t, strings.Contains("\n"+text, "\n"+line+"\n"), "the unit file has no line %q:\n%s", line, text)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -74,9 +75,7 @@ func TestRestore(t *testing.T) {
 	if want := []string{"/a", "1", "/b", "2"}; !slices.Equal(pairs, want) {
 		t.Errorf("got %q, want %q", pairs, want)
 	}
-	if revision <= before {
-		t.Errorf("got revision %d, want more than %d: clients that watch would not notice", revision, before)
-	}
+	is.True(t, revision > before, "got revision %d, want more than %d: clients that watch would not notice", revision, before)
 	watch := connect(t, s).Watch(t.Context(), "/", clientv3.WithPrefix(), clientv3.WithRev(before))
 	if answer := <-watch; answer.CompactRevision == 0 {
 		t.Errorf("got %+v for a watch from before, want that it must list again", answer)

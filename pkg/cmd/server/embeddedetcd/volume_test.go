@@ -98,9 +98,7 @@ func TestFolderThatCannotBeNarrowedIsNamed(t *testing.T) {
 		s.Stop()
 		t.Fatal("the server has followed a link")
 	}
-	if !strings.Contains(err.Error(), filepath.Join(volume, privateName)) {
-		t.Errorf("got %v, want an error that names the folder", err)
-	}
+	is.True(t, strings.Contains(err.Error(), filepath.Join(volume, privateName)), "got %v, want an error that names the folder", err)
 }
 
 // makeFolder makes a folder as a storage driver does. Only root may give it away.

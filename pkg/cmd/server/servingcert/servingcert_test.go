@@ -137,14 +137,10 @@ func TestClocksFiveMinutesApartDoNoHarm(t *testing.T) {
 				last = leaf
 			}
 			for _, now := range []time.Time{f.clock.Now(), ahead.Now()} {
-				if !f.trustedAt(m, now) {
-					t.Fatalf("round %d: a kube-apiserver whose clock shows %v does not trust the replica", i, now)
-				}
+				must.True(t, f.trustedAt(m, now), "round %d: a kube-apiserver whose clock shows %v does not trust the replica", i, now)
 			}
 		}
-		if !bytes.Equal(f.runOnce(onTime), f.runOnce(early)) {
-			t.Fatalf("round %d: the replicas serve different certificates", i)
-		}
+		must.True(t, bytes.Equal(f.runOnce(onTime), f.runOnce(early)), "round %d: the replicas serve different certificates", i)
 		f.clock.Step(25 * 24 * time.Hour)
 		ahead.Step(25 * 24 * time.Hour)
 	}

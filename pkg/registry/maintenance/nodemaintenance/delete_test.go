@@ -23,6 +23,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -49,9 +50,7 @@ func TestDeleteIdleIsGoneImmediately(t *testing.T) {
 		err := r.delete(bob, "a", &metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: ptr.To(types.UID("other"))},
 		})
-		if !apierrors.IsConflict(err) {
-			t.Errorf("another UID gives %v, want a conflict", err)
-		}
+		is.True(t, apierrors.IsConflict(err), "another UID gives %v, want a conflict", err)
 		err = r.delete(bob, "a", &metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: &nm.UID, ResourceVersion: &nm.ResourceVersion},
 		})
@@ -257,9 +256,7 @@ func TestDeleteOfAnIdleOneThatMovesToDrainMeanwhile(t *testing.T) {
 	}}
 	must.Do(t, r.delete(bob, "a", &metav1.DeleteOptions{}))
 	left := r.get("a")
-	if left == nil {
-		t.Fatal("it is gone, and with it the memory of the nodes it has claimed")
-	}
+	must.True(t, left != nil, "it is gone, and with it the memory of the nodes it has claimed")
 	if left.DeletionTimestamp == nil || left.Spec.Stage != complete {
 		t.Errorf("left is %v, want it Complete and being deleted", left)
 	}

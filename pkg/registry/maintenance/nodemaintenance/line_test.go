@@ -12,6 +12,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func wantLine(t *testing.T, nm *maintenance.NodeMaintenance, want *metav1.Time) {
@@ -45,9 +46,7 @@ func TestNoStageBeforeTheNodesAreKnown(t *testing.T) {
 	if _, err := r.create(ann, newMaintenance(t, "drain", atStage(drain))); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("got error %v, want that the service is unavailable", err)
 	}
-	if r.get("drain") != nil {
-		t.Error("the maintenance is stored")
-	}
+	is.True(t, r.get("drain") == nil, "the maintenance is stored")
 	r.mustCreate(ann, newMaintenance(t, "idle"))
 	if _, err := r.update(ann, "idle", setStage(cordon)); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("got error %v, want that the service is unavailable", err)

@@ -108,9 +108,7 @@ func (r *registry) create(u user.Info, nm *maintenance.NodeMaintenance) (*mainte
 func (r *registry) mustCreate(u user.Info, nm *maintenance.NodeMaintenance) *maintenance.NodeMaintenance {
 	r.t.Helper()
 	out, err := r.create(u, nm)
-	if err != nil {
-		r.t.Fatalf("create: %v", err)
-	}
+	must.True(r.t, err == nil, "create: %v", err)
 	return out
 }
 
@@ -140,9 +138,7 @@ func (r *registry) mustUpdate(
 ) *maintenance.NodeMaintenance {
 	r.t.Helper()
 	out, err := r.update(u, name, change)
-	if err != nil {
-		r.t.Fatalf("update: %v", err)
-	}
+	must.True(r.t, err == nil, "update: %v", err)
 	return out
 }
 
@@ -169,9 +165,7 @@ func (r *registry) get(name string) *maintenance.NodeMaintenance {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	if err != nil {
-		r.t.Fatalf("get: %v", err)
-	}
+	must.True(r.t, err == nil, "get: %v", err)
 	return out.(*maintenance.NodeMaintenance)
 }
 

@@ -23,6 +23,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -77,9 +78,7 @@ func TestSelectors(t *testing.T) {
 			} {
 				list, err := r.storage.NodeMaintenance.List(r.ctx(ann, ""),
 					&metainternalversion.ListOptions{FieldSelector: test.fields, LabelSelector: test.labels})
-				if err != nil {
-					t.Fatalf("%s: %v", name, err)
-				}
+				must.True(t, err == nil, "%s: %v", name, err)
 				var got []string
 				for _, nm := range list.(*maintenance.NodeMaintenanceList).Items {
 					got = append(got, nm.Name)
@@ -100,9 +99,7 @@ func TestNames(t *testing.T) {
 	if got := storage.NodeMaintenance.GetSingularName(); got != "nodemaintenance" {
 		t.Errorf("singular name is %q", got)
 	}
-	if storage.NodeMaintenance.NamespaceScoped() {
-		t.Error("it is namespaced")
-	}
+	is.True(t, !storage.NodeMaintenance.NamespaceScoped(), "it is namespaced")
 	if _, ok := any(storage.NodeMaintenance).(rest.CategoriesProvider); ok {
 		t.Error("it has categories, but is no workload of a user: kubectl get all must not show it")
 	}

@@ -25,6 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
@@ -266,9 +267,7 @@ func TestUpdateNeedsAResourceVersion(t *testing.T) {
 		t.Errorf("causes are %q: %v", got, err)
 	}
 	_, err = r.update(ann, "a", func(nm *maintenance.NodeMaintenance) { nm.ResourceVersion = "1" })
-	if !apierrors.IsConflict(err) {
-		t.Errorf("an old version gives %v, want a conflict", err)
-	}
+	is.True(t, apierrors.IsConflict(err), "an old version gives %v, want a conflict", err)
 }
 
 func TestCompletionFinalizer(t *testing.T) {
@@ -425,9 +424,7 @@ func TestStatusUpdate(t *testing.T) {
 		_, _, err := r.storage.Status.Update(r.ctx(self, "status"), "a",
 			rest.DefaultUpdatedObjectInfo(newMaintenance(t, "a")), rest.ValidateAllObjectFunc,
 			rest.ValidateAllObjectUpdateFunc, true, &metav1.UpdateOptions{})
-		if !apierrors.IsNotFound(err) {
-			t.Errorf("got %v, want not found", err)
-		}
+		is.True(t, apierrors.IsNotFound(err), "got %v, want not found", err)
 	})
 }
 
