@@ -17,58 +17,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
-
-// What was acknowledged must still be there, to the last write, after the process was killed in the
-// middle of writing.
-func TestNothingAcknowledgedIsLost(t *testing.T) {
-	maintenances := cluster.As(t).Maintenances()
-	const label = "e2e.haulout.dev/acknowledged"
-	run := framework.Name("run")
-	selector := labels.Set{label: run}.AsSelector().String()
-	acknowledged := make(chan string, 100000)
-	go func() {
-		defer close(acknowledged)
-		for i := 0; t.Context().Err() == nil; i++ {
-			nm := framework.Maintenance("none", v1alpha1.NodeMaintenanceStageIdle, func(nm *v1alpha1.NodeMaintenance) {
-				nm.Name = fmt.Sprintf("%s-%d", run, i)
-				nm.Labels = map[string]string{label: run}
-			})
-			if _, err := maintenances.Create(t.Context(), nm, metav1.CreateOptions{}); err != nil {
-				return
-			}
-			acknowledged <- nm.Name
-		}
-	}()
-	framework.Eventually(t, "some are written", func(context.Context) (bool, error) {
-		return len(acknowledged) >= 50, nil
-	})
-	cluster.KillServer(t)
-	must.Do(t, cluster.Up())
-	list := must.Get(maintenances.List(t.Context(), metav1.ListOptions{LabelSelector: selector}))(t)
-	found := map[string]bool{}
-	for i := range list.Items {
-		found[list.Items[i].Name] = true
-	}
-	total := 0
-	for name := range acknowledged {
-		total++
-		is.True(t, found[name], "%s was acknowledged and is lost", name)
-	}
-	t.Logf("%d acknowledged, %d found", total, len(found))
-	if err := maintenances.DeleteCollection(t.Context(), metav1.DeleteOptions{},
-		metav1.ListOptions{LabelSelector: selector}); err != nil {
-		t.Error(err)
-	}
-}
 
 // TestNamespaceWithEvacuationsIsDeleted deletes a namespace whose pods are being evacuated.
 func TestNamespaceWithEvacuationsIsDeleted(t *testing.T) {

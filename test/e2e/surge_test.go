@@ -363,22 +363,6 @@ func TestSurgeAgainstGitOps(t *testing.T) {
 	available.atLeast(t, 1)
 }
 
-func TestSurgeGoesOnAfterTheServerWasKilled(t *testing.T) {
-	pool, nodes := cluster.NewPool(t, 1, true)
-	namespace := cluster.NewNamespace(t)
-	single(t, namespace, "web", pool, minAvailable(1))
-	available := watchAvailability(t, namespace, "web")
-	nm := drainNodes(t, pool, nodes...)
-	scaledTo(t, namespace, "web", 2)
-	cluster.KillServer(t)
-	// The surge pod gets its node while no server runs.
-	cluster.NewNodes(t, pool, true, pool+"-spare")
-	must.Do(t, cluster.Up())
-	drained(t, nm.Name)
-	asBefore(t, namespace, "web", 1)
-	available.atLeast(t, 1)
-}
-
 // TestFailedPodOfAnEarlierRollout leaves a pod behind that its kubelet has evicted. It belongs to
 // an older ReplicaSet after the next rollout.
 func TestFailedPodOfAnEarlierRollout(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -22,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
@@ -160,13 +162,17 @@ func (w world) wantCounts(t *testing.T, wantEvicted, wantRefused, wantDeleted in
 // TestBudgetHoldsUpAPod is the story of the KEP: a pod of a priority below the threshold waits and
 // says why, until the budget has room; then one pod is evicted and none deleted.
 func TestBudgetHoldsUpAPod(t *testing.T) {
+	const limit = 10 * time.Second
 	w := fullNode(t, 0)
 	w.pending(t, "important", 100)
 	w.waitHeld(t, "important")
 	w.wantCounts(t, 0, 0, 0)
 
+	begin := time.Now()
 	w.allow(t, "web", 1)
 	w.waitRuns(t, "important")
+	took := time.Since(begin)
+	is.True(t, took <= limit, "the pod ran %v after its budget had opened, want at most %v", took, limit)
 	w.wantCounts(t, 1, 0, 0)
 	waitEvent(t, w.namespace, "Preempted", w.evicted(t), "within its PodDisruptionBudget")
 }

@@ -14,17 +14,14 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 	"haulout.dev/haulout/test/oracle"
@@ -98,56 +95,6 @@ func heldMessage(nodes int) string {
 		nodes, strings.Join(filters, ", "), nodes, strings.Join(preemption, ", "))
 }
 
-// seen waits for an event of a watch and returns when it came.
-func seen(t *testing.T, w watch.Interface, what string, is func(runtime.Object) bool) time.Time {
-	t.Helper()
-	ctx, cancel := deadline(t)
-	defer cancel()
-	for {
-		select {
-		case event, open := <-w.ResultChan():
-			if !open {
-				t.Fatalf("the watch ended before %s", what)
-			}
-			if is(event.Object) {
-				return time.Now()
-			}
-		case <-ctx.Done():
-			t.Fatalf("waited %v in vain: %s", framework.Timeout, what)
-		}
-	}
-}
-
-// TestWakesWhenTheBudgetOpens measures from the change of the budget's status until the pod has its
-// place. It takes well below two seconds on a machine that has nothing else to do.
-func TestWakesWhenTheBudgetOpens(t *testing.T) {
-	const limit = 5 * time.Second
-	w := fullNode(t, 0)
-	w.pending(t, "important", 100)
-	w.waitHeld(t, "important")
-	kube := cluster.As(t).Kube
-	budgets := must.Get(kube.PolicyV1().PodDisruptionBudgets(w.namespace).Watch(t.Context(), metav1.ListOptions{}))(t)
-	defer budgets.Stop()
-	pods := must.Get(kube.CoreV1().Pods(w.namespace).Watch(
-		t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=important"},
-	))(t)
-	defer pods.Stop()
-	w.allow(t, "web", 1)
-	opened := seen(t, budgets, "the budget opens", func(o runtime.Object) bool {
-		budget, ok := o.(*policyv1.PodDisruptionBudget)
-		return ok && budget.Status.DisruptionsAllowed > 0
-	})
-	scheduled := seen(t, pods, "the pod is scheduled", func(o runtime.Object) bool {
-		pod, ok := o.(*corev1.Pod)
-		return ok && pod.Spec.NodeName != ""
-	})
-	took := scheduled.Sub(opened)
-	t.Logf("from the open budget to the scheduled pod: %v", took.Round(time.Millisecond))
-	if took > limit {
-		t.Errorf("it took %v, want at most %v", took, limit)
-	}
-}
-
 // allow changes how many pods of a budget may be missing.
 func (w world) allow(t *testing.T, budget string, maxUnavailable int) {
 	t.Helper()
@@ -155,68 +102,6 @@ func (w world) allow(t *testing.T, budget string, maxUnavailable int) {
 	must.Get(cluster.As(t).Kube.PolicyV1().PodDisruptionBudgets(w.namespace).Patch(
 		t.Context(), budget, types.MergePatchType, patch, metav1.PatchOptions{},
 	))(t)
-}
-
-// withoutPolicy calls f while the shipped ValidatingAdmissionPolicy is not bound.
-func withoutPolicy(t *testing.T, f func()) {
-	t.Helper()
-	bindings := cluster.As(t).Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
-	const name = "haulout-preemption-threshold"
-	binding, err := bindings.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	must.Do(t, bindings.Delete(t.Context(), name, metav1.DeleteOptions{}))
-	restored := binding.DeepCopy()
-	restored.ResourceVersion, restored.UID = "", ""
-	defer func() {
-		if _, err := bindings.Create(context.WithoutCancel(t.Context()), restored, metav1.CreateOptions{}); err != nil {
-			t.Errorf("restore the policy: %v", err)
-		}
-	}()
-	f()
-}
-
-// TestMalformedThresholdProtects makes a class that the policy would have refused: its pods have
-// the highest threshold, and one event on the class tells why.
-func TestMalformedThresholdProtects(t *testing.T) {
-	w := fullNode(t, 0)
-	pods, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	class := pods.Items[0].Spec.PriorityClassName
-	withoutPolicy(t, func() {
-		framework.Eventually(t, "the policy has no effect", func(ctx context.Context) (bool, error) {
-			_, err := cluster.As(t).Kube.SchedulingV1().PriorityClasses().Patch(ctx, class, types.MergePatchType,
-				fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"many"}}}`, threshold), metav1.PatchOptions{})
-			return err == nil, err
-		})
-	})
-	const want = "preempting them takes priority 2000000000."
-	for _, name := range []string{"first", "second"} {
-		w.pending(t, name, 1_000_000_000) // the highest that users can give
-		framework.Eventually(t, name+" is held up", func(ctx context.Context) (bool, error) {
-			pod, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).Get(ctx, name, metav1.GetOptions{})
-			return err == nil && strings.HasSuffix(message(pod), want), err
-		})
-	}
-	w.wantCounts(t, 0, 0, 0)
-	waitEvent(t, metav1.NamespaceDefault, "BadPreemptionThreshold", class,
-		`got "many". Until it is corrected, it counts as 2000000000`)
-	events := must.Get(cluster.As(t).Kube.EventsV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{}))(t)
-	count := 0
-	for i := range events.Items {
-		if event := &events.Items[i]; event.Reason == "BadPreemptionThreshold" && event.Regarding.Name == class {
-			count++
-			if event.Series != nil {
-				count += int(event.Series.Count)
-			}
-		}
-	}
-	if count != 1 {
-		t.Errorf("the event was sent %d times, want once", count)
-	}
 }
 
 // TestSynchronousPreemption repeats the two main cases without SchedulerAsyncPreemption, where the
@@ -298,9 +183,7 @@ func TestExtenderAddsAProtectedPod(t *testing.T) {
 	w.pending(t, "important", 100)
 	waitEvent(t, w.namespace, "PreemptionRefused", "important", protected.Name)
 	w.wantCounts(t, 0, 0, 0)
-	if e.asked.Load() == 0 {
-		t.Error("the extender was not asked")
-	}
+	is.True(t, e.asked.Load() != 0, "the extender was not asked")
 	e.honest.Store(true)
 	w.waitRuns(t, "important")
 	w.wantCounts(t, 0, 0, 1)
