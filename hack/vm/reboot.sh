@@ -58,7 +58,7 @@ control() {
 		[Service]
 		Type=oneshot
 		RemainAfterExit=yes
-		Environment=PATH=${PATH} HOME=/root CLUSTER_DIR=${CLUSTER_DIR} NODES=0 START_TIMEOUT=10m
+		Environment=PATH=${PATH} HOME=/root CLUSTER_DIR=${CLUSTER_DIR} NODES=0 START_TIMEOUT=10m ETCD_FLAGS=--unsafe-no-fsync=false
 		ExecStart=${ROOT}/bin/cluster up
 		TimeoutStartSec=infinity
 		TimeoutStopSec=10

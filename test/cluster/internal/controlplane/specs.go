@@ -133,7 +133,7 @@ func (c ControlPlane) spec(name string, args []string) process.Spec {
 
 // Etcd returns how to start etcd.
 func (c ControlPlane) Etcd() process.Spec {
-	return c.spec(layout.Etcd, []string{
+	return c.spec(layout.Etcd, append([]string{
 		"--name=etcd",
 		"--data-dir=" + c.Layout.EtcdData(),
 		"--listen-client-urls=unix://" + layout.EtcdClientSocket,
@@ -147,7 +147,7 @@ func (c ControlPlane) Etcd() process.Spec {
 		// The data survives a crash of the process without fsync. After a crash of the machine, a
 		// development cluster can be recreated. The flag halves the time of a start on slow disks.
 		"--unsafe-no-fsync=true",
-	})
+	}, c.Options.EtcdFlags...))
 }
 
 // APIServer returns how to start kube-apiserver.

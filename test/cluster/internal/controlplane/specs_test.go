@@ -65,6 +65,7 @@ func TestProcessesListenOnlyOnLoopback(t *testing.T) {
 func TestFlagsAreUniqueAndUserFlagsLast(t *testing.T) {
 	c := plane(options.Options{
 		FeatureGates:           "A=true",
+		EtcdFlags:              []string{"--snapshot-count=8"},
 		APIServerFlags:         []string{"--v=5"},
 		ControllerManagerFlags: []string{"--v=6"},
 		SchedulerFlags:         []string{"--v=7"},
@@ -80,15 +81,16 @@ func TestFlagsAreUniqueAndUserFlagsLast(t *testing.T) {
 		}
 	}
 	for last, spec := range map[string]process.Spec{
-		"--v=5": c.APIServer(),
-		"--v=6": c.ControllerManager(),
-		"--v=7": c.Scheduler(),
+		"--snapshot-count=8": c.Etcd(),
+		"--v=5":              c.APIServer(),
+		"--v=6":              c.ControllerManager(),
+		"--v=7":              c.Scheduler(),
 	} {
 		if got := spec.Args[len(spec.Args)-1]; got != last {
 			t.Errorf("the last flag of %s is %s, want the flag of the user: it must override the others",
 				spec.Name, got)
 		}
-		if !slices.Contains(spec.Args, "--feature-gates=A=true") {
+		if spec.Name != layout.Etcd && !slices.Contains(spec.Args, "--feature-gates=A=true") {
 			t.Errorf("%s has no feature gates", spec.Name)
 		}
 	}

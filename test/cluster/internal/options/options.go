@@ -50,6 +50,7 @@ type Options struct {
 	HauloutFlags           []string
 	FeatureGates           string
 	Audit                  bool
+	EtcdFlags              []string
 	APIServerFlags         []string
 	ControllerManagerFlags []string
 	Scheduler              string
@@ -121,6 +122,10 @@ var variables = []variable{
 			return err
 		},
 	},
+	{"ETCD_FLAGS", "", "more flags for etcd", func(o *Options, value string) (err error) {
+		o.EtcdFlags, err = splitFlags(value)
+		return err
+	}},
 	{"APISERVER_FLAGS", "", "more flags for kube-apiserver", func(o *Options, value string) (err error) {
 		o.APIServerFlags, err = splitFlags(value)
 		return err

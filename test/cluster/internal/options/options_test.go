@@ -44,6 +44,7 @@ func TestParseDefaults(t *testing.T) {
 		Audit:                  true,
 		StartTimeout:           2 * time.Minute,
 		HauloutFlags:           []string{},
+		EtcdFlags:              []string{},
 		APIServerFlags:         []string{},
 		ControllerManagerFlags: []string{},
 		Scheduler:              SchedulerStock,
@@ -126,6 +127,10 @@ func TestParse(t *testing.T) {
 		"an invalid boolean": {
 			values: map[string]string{"AUDIT": "perhaps"},
 			wrong:  []string{"AUDIT"},
+		},
+		"flags of etcd": {
+			values: map[string]string{"ETCD_FLAGS": "--a=1"},
+			check:  func(o Options) bool { return reflect.DeepEqual(o.EtcdFlags, []string{"--a=1"}) },
 		},
 		"flags of the controller manager": {
 			values: map[string]string{"CONTROLLER_MANAGER_FLAGS": "--a=1"},
