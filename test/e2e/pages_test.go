@@ -110,8 +110,11 @@ func belongingsOfCluster(t *testing.T) pageState {
 
 // isNew reports whether a page has created an object that does not go with another one.
 func (s pageState) isNew(o pageObject) bool {
-	namespace := pageObject{kind: "Namespace", namespace: noNamespace, name: o.namespace}
-	return !s.objects.Has(o) && !strings.HasPrefix(o.name, "system:") && (o.namespace == noNamespace || s.objects.Has(namespace))
+	owned := (o.kind == "Evacuation" || o.kind == "Pod") && o.namespace != metav1.NamespaceDefault
+	if owned || strings.HasPrefix(o.name, "system:") || s.objects.Has(o) {
+		return false
+	}
+	return o.namespace == noNamespace || s.objects.Has(pageObject{kind: "Namespace", namespace: noNamespace, name: o.namespace})
 }
 
 // objectsOf returns the objects of kinds. It runs kubectl once, which takes longer to start than to
