@@ -48,7 +48,7 @@ spec: {minAvailable: 3, selector: {matchLabels: {group: bare}}}
 // they need to end, and then end by priority.
 func testBlocked(t *testing.T, m *machine) {
 	t.Helper()
-	const delay = 50 * time.Second
+	const delay = 40 * time.Second
 	// When the agent has to begin: 5 seconds are its reserve.
 	const local = delay - tableTime - 5*time.Second
 	killAgent(t, m)
