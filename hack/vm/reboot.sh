@@ -11,16 +11,16 @@
 #   6. kube-apiserver does not answer, and containerd hangs
 #   7. a drain has parked a static pod: it stays parked over the boot, and returns with its UID
 #   8. kube-apiserver does not answer, the message bus hangs, and the runtime has CRI-O's socket
-#   9. the machine is reset while a drain parks the static pod or a user brings it back, RESETS
-#      times
+#   9. the machine is reset while a drain parks the static pod or a user brings it back, six times
 #
 # hack/vm.sh runs the script after each boot. The folder below has what an earlier run has left.
-# After the first reboot, `hack/vm.sh --systemd hack/vm/reboot.sh 7` goes on with number 7.
+# After the first reboot, `hack/vm.sh --systemd hack/vm/reboot.sh 9 3` goes on with number 9 and
+# resets the machine three times.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 cd "${ROOT}"
 export PATH="${ROOT}/bin:${ROOT}/bin/node:${PATH}" CLUSTER_DIR=/srv/cluster
 export KUBECONFIG="${CLUSTER_DIR}/kubeconfig"
-readonly STATE=/srv/state NODE=node ADDRESS=198.18.0.1 RESETS=6
+readonly STATE=/srv/state NODE=node ADDRESS=198.18.0.1 RESETS="${2:-6}"
 mkdir -p "${STATE}"
 CONTAINERD_ADDRESS="$(cat "${STATE}/socket" 2>/dev/null || echo /run/containerd/containerd.sock)"
 export CONTAINERD_ADDRESS
