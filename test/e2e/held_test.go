@@ -25,6 +25,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/evict"
 	"haulout.dev/haulout/pkg/testing/must"
 	"haulout.dev/haulout/test/e2e/framework"
 )
@@ -71,12 +72,10 @@ func progressing(t *testing.T, name string, status metav1.ConditionStatus, reaso
 // answer tells it to.
 func dryRunEviction(ctx context.Context, t *testing.T, namespace, pod string) error {
 	t.Helper()
-	return cluster.As(t).Kube.CoreV1().RESTClient().Post().Namespace(namespace).
-		Resource("pods").Name(pod).SubResource("eviction").MaxRetries(0).
-		Body(&policyv1.Eviction{
-			ObjectMeta:    metav1.ObjectMeta{Namespace: namespace, Name: pod},
-			DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
-		}).Do(ctx).Error()
+	return evict.Client{Host: cluster.As(t).Kube}.Evict(ctx, &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Namespace: namespace, Name: pod},
+		DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
+	})
 }
 
 // isDenied reports whether an answer has the words of a webhook; any other error is returned.

@@ -23,6 +23,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/host/evict"
 	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/rights"
@@ -70,7 +71,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 		return err
 	}
 	evacuations, err := evacuation.New(evacuation.Config{
-		InFlight: inFlight, Selection: selected,
+		Evictions: evict.Client{Host: d.unlimited}, InFlight: inFlight, Selection: selected,
 		Host: d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder,
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		EvictionPolicy: d.options.Evictions, SurgeTimeout: surges.SurgeTimeout, Standing: standingIn(surges),

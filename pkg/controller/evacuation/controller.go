@@ -98,7 +98,7 @@ type Config struct {
 	EvacuatorStartDeadline time.Duration
 	// EvictionPolicy defines how evictions are sent; the zero value means the default.
 	EvictionPolicy eviction.Policy
-	// Evictions sends the evictions; nil means Host.
+	// Evictions sends the evictions.
 	Evictions eviction.Host
 	// InFlight takes in the evictions in flight; nil keeps them for this controller alone.
 	InFlight *inflight.Evictions
@@ -142,9 +142,6 @@ func (c *Config) setDefaults() {
 	}
 	if c.LongGrace == 0 {
 		c.LongGrace = protocol.DefaultLongGrace
-	}
-	if c.Evictions == nil {
-		c.Evictions = eviction.NewHost(c.Host)
 	}
 }
 

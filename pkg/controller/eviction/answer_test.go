@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,6 +21,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"haulout.dev/haulout/pkg/host/evict"
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
@@ -233,37 +233,12 @@ func TestHostEvictsOnce(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = NewHost(client).Evict(t.Context(),
+			err = evict.Client{Host: client}.Evict(t.Context(),
 				&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1"}})
 			if got := answerOf(err, false).verdict; got != tc.want {
 				t.Errorf("got %s (%v), want %s", got, err, tc.want)
 			}
 			is.Equal(t, calls.Load(), 1, "calls")
-		})
-	}
-}
-
-// TestDryRunIsAnOptionOfTheRequest asks in a dry run: webhooks read the options of the request, not
-// the body.
-func TestDryRunIsAnOptionOfTheRequest(t *testing.T) {
-	for name, dryRun := range map[string][]string{"a dry run": {metav1.DryRunAll}, "an eviction": nil} {
-		t.Run(name, func(t *testing.T) {
-			var got []string
-			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				got = r.URL.Query()["dryRun"]
-				w.Header().Set("Content-Type", "application/json")
-				_, _ = w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Success","code":201}`))
-			}))
-			defer server.Close()
-			client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
-			if err != nil {
-				t.Fatal(err)
-			}
-			err = NewHost(client).Evict(t.Context(), &policyv1.Eviction{
-				ObjectMeta:    metav1.ObjectMeta{Namespace: "shop", Name: "web-1"},
-				DeleteOptions: &metav1.DeleteOptions{DryRun: dryRun},
-			})
-			is.True(t, err == nil && slices.Equal(got, dryRun), "got dryRun=%q, %v, want %q", got, err, dryRun)
 		})
 	}
 }

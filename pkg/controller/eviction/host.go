@@ -19,11 +19,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// Host is what the queue asks of the host cluster.
+// Host is what the queue asks of the host cluster: an evict.Client whose requests are not limited,
+// because the queue limits itself.
 type Host interface {
 	// Evict posts one eviction, once: whatever the answer, it does not try again by itself. Any
 	// answer but success is an error. With dryRun in its delete options, budgets, webhooks and
@@ -33,45 +32,4 @@ type Host interface {
 	Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error
 	// Pod reads a pod from the API, not from a cache.
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
-}
-
-type host struct {
-	client kubernetes.Interface
-}
-
-// NewHost returns the host cluster behind client. The client should not be rate limited: the queue
-// limits itself.
-func NewHost(client kubernetes.Interface) Host {
-	return host{client: client}
-}
-
-// Evict does not use the typed client for two reasons. That one sleeps and tries again, up to ten
-// times, on every answer with a Retry-After header, so that one stale budget would hold a worker
-// for minutes. And it does not look into the body of a 201, where the API server puts the failure
-// for pods with several budgets.
-func (h host) Evict(ctx context.Context, eviction *policyv1.Eviction) error {
-	// Webhooks learn from the options of the request that it is a dry run, not from its body.
-	options := metav1.CreateOptions{}
-	if eviction.DeleteOptions != nil {
-		options.DryRun = eviction.DeleteOptions.DryRun
-	}
-	_, err := h.client.CoreV1().RESTClient().Post().
-		Namespace(eviction.Namespace).
-		Resource("pods").
-		Name(eviction.Name).
-		SubResource("eviction").
-		VersionedParams(&options, scheme.ParameterCodec).
-		MaxRetries(0).
-		Body(eviction).
-		Do(ctx).
-		Get()
-	return err
-}
-
-func (h host) Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
-	return h.client.CoreV1().Pods(namespace).Delete(ctx, name, options)
-}
-
-func (h host) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
-	return h.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 }

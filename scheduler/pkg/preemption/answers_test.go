@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics/testutil"
 
-	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/host/evict"
 )
 
 // apiAnswer is a literal answer of the API server to an eviction.
@@ -136,7 +136,7 @@ func TestAnswers(t *testing.T) {
 				server.pods["a"] = test.now
 			}
 			w.handle.api = serve(t, server)
-			w.evictPod = eviction.NewHost(w.handle.api).Evict
+			w.evictPod = evict.Client{Host: w.handle.api}.Evict
 			before, err := testutil.GetCounterMetricValue(evictions.WithLabelValues(test.counted))
 			if err != nil {
 				t.Fatal(err)

@@ -24,7 +24,7 @@ import (
 	apipod "k8s.io/kubernetes/pkg/api/v1/pod"
 	upstream "k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
-	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/host/evict"
 )
 
 const (
@@ -88,7 +88,7 @@ func newGate(handle fwk.Handle, rules func(int32) (*rules, error), original pree
 		rules:    rules,
 		upstream: original,
 		waiting:  waiting,
-		evictPod: eviction.NewHost(handle.ClientSet()).Evict,
+		evictPod: evict.Client{Host: handle.ClientSet()}.Evict,
 		runs:     map[upstream.Candidate]*run{},
 	}
 }

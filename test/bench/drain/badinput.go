@@ -25,6 +25,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/evict"
 	"haulout.dev/haulout/test/internal/webhook"
 )
 
@@ -140,11 +141,10 @@ func (c *cluster) denyEvictions(ctx context.Context) (func(context.Context) erro
 // evictionsAreDenied says what is missing until kube-apiserver knows of the webhook.
 func (c *cluster) evictionsAreDenied(ctx context.Context) (string, error) {
 	name := fmt.Sprintf("%s-%02d", deniedApp, 0)
-	err := c.kube.CoreV1().RESTClient().Post().Namespace(badNamespace).Resource("pods").Name(name).SubResource("eviction").MaxRetries(0).
-		Body(&policyv1.Eviction{
-			ObjectMeta:    metav1.ObjectMeta{Namespace: badNamespace, Name: name},
-			DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
-		}).Do(ctx).Error()
+	err := evict.Client{Host: c.kube}.Evict(ctx, &policyv1.Eviction{
+		ObjectMeta:    metav1.ObjectMeta{Namespace: badNamespace, Name: name},
+		DeleteOptions: &metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}},
+	})
 	if apierrors.IsTooManyRequests(err) {
 		return "", nil
 	}

@@ -19,6 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"haulout.dev/haulout/pkg/host/evict"
 )
 
 // loopCommand is the argument that makes this program the bare loop: a process of its own, as the
@@ -66,15 +68,9 @@ func loop(ctx context.Context, args []string, _ io.Writer) error {
 			names = append(names, pods.Items[i].Name)
 		}
 	}
-	return evictAll(ctx, names, workers, retry,
-		func(ctx context.Context, name string) error { return evict(ctx, kube, namespace, name) })
-}
-
-// evict sends one eviction. Without the retries of the client, which would wait for as long as the
-// answer says.
-func evict(ctx context.Context, kube kubernetes.Interface, namespace, name string) error {
-	return kube.CoreV1().RESTClient().Post().Namespace(namespace).Resource("pods").Name(name).SubResource("eviction").MaxRetries(0).
-		Body(&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}).Do(ctx).Error()
+	return evictAll(ctx, names, workers, retry, func(ctx context.Context, name string) error {
+		return evict.Client{Host: kube}.Evict(ctx, &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}})
+	})
 }
 
 // evictAll evicts all pods. One that was refused goes to the end of the queue, and its sender

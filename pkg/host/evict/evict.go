@@ -1,0 +1,59 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package evict posts evictions to the host cluster.
+package evict
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+)
+
+// Client ends pods of the host cluster.
+type Client struct {
+	// Host is the client of the host cluster. It should not be rate limited if the caller limits
+	// itself.
+	Host kubernetes.Interface
+}
+
+// Evict posts one eviction, once: whatever the answer, it does not try again. Any answer but
+// success is an error. With dryRun in its delete options, budgets, webhooks and policies answer and
+// the pod stays.
+//
+// It does not use the typed client for two reasons. That one sleeps and tries again, up to ten
+// times, on every answer with a Retry-After header, so that one stale budget would hold a worker
+// for minutes. And it does not look into the body of a 201, where the API server puts the failure
+// for pods with several budgets.
+func (c Client) Evict(ctx context.Context, eviction *policyv1.Eviction) error {
+	// Webhooks learn from the options of the request that it is a dry run, not from its body.
+	options := metav1.CreateOptions{}
+	if eviction.DeleteOptions != nil {
+		options.DryRun = eviction.DeleteOptions.DryRun
+	}
+	_, err := c.Host.CoreV1().RESTClient().Post().
+		Namespace(eviction.Namespace).
+		Resource("pods").
+		Name(eviction.Name).
+		SubResource("eviction").
+		VersionedParams(&options, scheme.ParameterCodec).
+		MaxRetries(0).
+		Body(eviction).
+		Do(ctx).
+		Get()
+	return err
+}
+
+// Finish deletes a pod whose eviction its budget has already granted.
+func (c Client) Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error {
+	return c.Host.CoreV1().Pods(namespace).Delete(ctx, name, options)
+}
+
+// Pod reads a pod from the API, not from a cache.
+func (c Client) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	return c.Host.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+}
