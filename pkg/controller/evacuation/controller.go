@@ -45,6 +45,7 @@ import (
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/host/owners"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
@@ -230,12 +231,12 @@ func New(config Config) (*Controller, error) {
 		arrivals:  arrivals{pods: map[types.UID]arrival{}},
 		blocked:   blockedTally{reasons: map[types.NamespacedName]string{}},
 	}
-	owners, err := eviction.NewOwners(config.HostInformers)
+	workloads, err := owners.NewCached(config.HostInformers)
 	if err != nil {
 		return nil, fmt.Errorf("owners of pods: %w", err)
 	}
 	queue, err := eviction.New(eviction.Config{
-		Owners: owners,
+		Owners: workloads,
 		Host:   config.Evictions, Pods: pods, Budgets: config.HostInformers.Policy().V1().PodDisruptionBudgets(), Clock: config.Clock,
 		Policy:   config.EvictionPolicy,
 		InFlight: config.InFlight,

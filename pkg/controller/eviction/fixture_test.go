@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/host/informertest"
+	hostowners "haulout.dev/haulout/pkg/host/owners"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -139,7 +140,7 @@ func newWorld(t *testing.T, cfg worldConfig, objects ...runtime.Object) *world {
 	policy.MaxConcurrent, policy.UnprotectedMaxUnavailable = cmp.Or(cfg.maxConcurrent, 50), cfg.unprotected
 	var owners Owners
 	if cfg.turns {
-		owners = must.Get(NewOwners(factory))(w)
+		owners = must.Get(hostowners.NewCached(factory))(w)
 	}
 	queue := must.Get(New(Config{
 		Host: w.host, Pods: factory.Core().V1().Pods(), Budgets: factory.Policy().V1().PodDisruptionBudgets(),

@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
@@ -72,7 +71,7 @@ func TypeOf(pod *corev1.Pod, node types.UID) v1alpha1.PodType {
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror && owner.Kind == "Node" && owner.APIVersion == "v1" && owner.UID == node {
 		return v1alpha1.PodTypeStatic
 	}
-	if gv, err := schema.ParseGroupVersion(owner.APIVersion); err == nil && gv.Group == "apps" && owner.Kind == "DaemonSet" {
+	if protocol.ControllerOf(pod, "DaemonSet") != nil {
 		return v1alpha1.PodTypeDaemonSet
 	}
 	return v1alpha1.PodTypeDefault

@@ -17,11 +17,11 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
@@ -155,9 +155,16 @@ type Candidate struct {
 	OneNodeClaims []string
 }
 
-// DecidesOf returns a copy of a Deployment with only the fields that surges depend on.
+// DecidesOf returns a copy of a Deployment with only the fields that surges and protocol.BuiltInOf
+// depend on.
 func DecidesOf(full *appsv1.Deployment) *appsv1.Deployment {
-	d := protocol.DecidesOf(full)
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Namespace: full.Namespace, Name: full.Name, UID: full.UID, OwnerReferences: full.OwnerReferences},
+		Spec:       appsv1.DeploymentSpec{Selector: full.Spec.Selector},
+	}
+	if surge, ok := full.Annotations[v1alpha1.AnnotationSurge]; ok {
+		d.Annotations = map[string]string{v1alpha1.AnnotationSurge: surge}
+	}
 	d.DeletionTimestamp = full.DeletionTimestamp
 	d.Spec.Replicas, d.Spec.Strategy, d.Spec.Paused = full.Spec.Replicas, full.Spec.Strategy, full.Spec.Paused
 	for _, name := range Claims(full) {

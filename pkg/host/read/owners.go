@@ -18,9 +18,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/forecast"
 	"haulout.dev/haulout/pkg/drain/surge"
+	"haulout.dev/haulout/pkg/host/owners"
 )
 
 // OwnerNames are the names of pod owners that determine evacuators.
@@ -98,85 +100,30 @@ func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.N
 	for _, node := range nodes {
 		o.nodes[node.Name] = node
 	}
-	apps := r.Client.AppsV1()
 	var err error
-	o.replicaSets, err = owners(ctx, r, names.replicaSets, ownerKind[appsv1.ReplicaSet]{
-		get: func(ctx context.Context, n types.NamespacedName) (*appsv1.ReplicaSet, error) {
-			return apps.ReplicaSets(n.Namespace).Get(ctx, n.Name, metav1.GetOptions{})
-		},
-		list: func(ctx context.Context, namespace string, options metav1.ListOptions) ([]appsv1.ReplicaSet, string, error) {
-			list, err := apps.ReplicaSets(namespace).List(ctx, options)
-			return itemsOf(list, err, func(l *appsv1.ReplicaSetList) []appsv1.ReplicaSet { return l.Items })
-		},
-		strip: func(full *appsv1.ReplicaSet) *appsv1.ReplicaSet {
-			return &appsv1.ReplicaSet{ObjectMeta: identity(full), Spec: appsv1.ReplicaSetSpec{Selector: full.Spec.Selector}}
-		},
-	})
+	o.replicaSets, err = readOwners(ctx, r, names.replicaSets, owners.ReplicaSets(r.Client))
 	if err != nil {
 		return nil, err
 	}
 	deployments := sets.New[types.NamespacedName]()
 	for name, replicaSet := range o.replicaSets {
-		if owner := metav1.GetControllerOfNoCopy(replicaSet); owner != nil && owner.Kind == "Deployment" {
+		if owner := protocol.ControllerOf(replicaSet, "Deployment"); owner != nil {
 			deployments.Insert(types.NamespacedName{Namespace: name.Namespace, Name: owner.Name})
 		}
 	}
-	o.deployments, err = owners(ctx, r, deployments, ownerKind[appsv1.Deployment]{
-		get: func(ctx context.Context, n types.NamespacedName) (*appsv1.Deployment, error) {
-			return apps.Deployments(n.Namespace).Get(ctx, n.Name, metav1.GetOptions{})
-		},
-		list: func(ctx context.Context, namespace string, options metav1.ListOptions) ([]appsv1.Deployment, string, error) {
-			list, err := apps.Deployments(namespace).List(ctx, options)
-			return itemsOf(list, err, func(l *appsv1.DeploymentList) []appsv1.Deployment { return l.Items })
-		},
-		strip: surge.DecidesOf,
-	})
+	o.deployments, err = readOwners(ctx, r, deployments, owners.Deployments(r.Client))
 	if err != nil {
 		return nil, err
 	}
 	if err := r.surges(ctx, o); err != nil {
 		return nil, err
 	}
-	o.daemonSets, err = owners(ctx, r, names.daemonSets, ownerKind[appsv1.DaemonSet]{
-		get: func(ctx context.Context, n types.NamespacedName) (*appsv1.DaemonSet, error) {
-			return apps.DaemonSets(n.Namespace).Get(ctx, n.Name, metav1.GetOptions{})
-		},
-		list: func(ctx context.Context, namespace string, options metav1.ListOptions) ([]appsv1.DaemonSet, string, error) {
-			list, err := apps.DaemonSets(namespace).List(ctx, options)
-			return itemsOf(list, err, func(l *appsv1.DaemonSetList) []appsv1.DaemonSet { return l.Items })
-		},
-		strip: func(full *appsv1.DaemonSet) *appsv1.DaemonSet {
-			return &appsv1.DaemonSet{ObjectMeta: identity(full), Spec: appsv1.DaemonSetSpec{Selector: full.Spec.Selector}}
-		},
-	})
+	o.daemonSets, err = readOwners(ctx, r, names.daemonSets, owners.DaemonSets(r.Client))
 	if err != nil {
 		return nil, err
 	}
-	o.jobs, err = r.jobs(ctx, names.jobs)
+	o.jobs, err = readOwners(ctx, r, names.jobs, owners.Jobs(r.Client))
 	return o, o.unlessForbidden(OptionalJobs, err)
-}
-
-// jobs reads Jobs: how many failures they allow and have had.
-func (r Reader) jobs(ctx context.Context, names sets.Set[types.NamespacedName]) (map[types.NamespacedName]*batchv1.Job, error) {
-	batch := r.Client.BatchV1()
-	return owners(ctx, r, names, ownerKind[batchv1.Job]{
-		get: func(ctx context.Context, n types.NamespacedName) (*batchv1.Job, error) {
-			return batch.Jobs(n.Namespace).Get(ctx, n.Name, metav1.GetOptions{})
-		},
-		list: func(ctx context.Context, namespace string, options metav1.ListOptions) ([]batchv1.Job, string, error) {
-			list, err := batch.Jobs(namespace).List(ctx, options)
-			return itemsOf(list, err, func(l *batchv1.JobList) []batchv1.Job { return l.Items })
-		},
-		strip: func(full *batchv1.Job) *batchv1.Job {
-			return &batchv1.Job{
-				ObjectMeta: identity(full),
-				Spec: batchv1.JobSpec{
-					BackoffLimit: full.Spec.BackoffLimit, BackoffLimitPerIndex: full.Spec.BackoffLimitPerIndex, PodFailurePolicy: full.Spec.PodFailurePolicy,
-				},
-				Status: batchv1.JobStatus{Failed: full.Status.Failed},
-			}
-		},
-	})
 }
 
 // surges reads the objects other than Deployments that surges depend on.
@@ -231,12 +178,12 @@ func (r Reader) surges(ctx context.Context, o *Owners) error {
 	return o.unlessForbidden(OptionalVolumes, err)
 }
 
-// ReplicaSet implements evacuators.Owners.
+// ReplicaSet implements protocol.Owners.
 func (o *Owners) ReplicaSet(_ context.Context, namespace, name string) (*appsv1.ReplicaSet, error) {
 	return o.replicaSets[types.NamespacedName{Namespace: namespace, Name: name}], nil
 }
 
-// Deployment implements evacuators.Owners.
+// Deployment implements protocol.Owners.
 func (o *Owners) Deployment(_ context.Context, namespace, name string) (*appsv1.Deployment, error) {
 	return o.deployments[types.NamespacedName{Namespace: namespace, Name: name}], nil
 }
@@ -262,47 +209,35 @@ func (o *Owners) Job(namespace, name string) *batchv1.Job {
 	return o.jobs[types.NamespacedName{Namespace: namespace, Name: name}]
 }
 
-// DaemonSet implements evacuators.Owners.
+// DaemonSet implements protocol.Owners.
 func (o *Owners) DaemonSet(_ context.Context, namespace, name string) (*appsv1.DaemonSet, error) {
 	return o.daemonSets[types.NamespacedName{Namespace: namespace, Name: name}], nil
 }
 
-// Node implements evacuators.Owners.
+// Node implements protocol.Owners.
 func (o *Owners) Node(_ context.Context, name string) (*corev1.Node, error) {
 	return o.nodes[name], nil
 }
 
-// ownerKind defines how to read the owners of a kind, and what to keep.
-type ownerKind[T any] struct {
-	get   func(context.Context, types.NamespacedName) (*T, error)
-	list  func(ctx context.Context, namespace string, options metav1.ListOptions) (items []T, next string, err error)
-	strip func(*T) *T
-}
-
-// owners reads objects, one by one if there are few.
-func owners[T any, P interface {
+// readOwners reads the owners of a kind, one by one if there are few.
+func readOwners[T any, P interface {
 	*T
 	metav1.Object
-}](ctx context.Context, r Reader, names sets.Set[types.NamespacedName], kind ownerKind[T]) (map[types.NamespacedName]*T, error) {
+}](ctx context.Context, r Reader, names sets.Set[types.NamespacedName], kind owners.Kind[T]) (map[types.NamespacedName]*T, error) {
 	var mu sync.Mutex
 	found := make(map[types.NamespacedName]*T, names.Len())
 	keep := func(full *T) {
-		name := types.NamespacedName{Namespace: P(full).GetNamespace(), Name: P(full).GetName()}
-		if !names.Has(name) {
-			return
+		if name := (types.NamespacedName{Namespace: P(full).GetNamespace(), Name: P(full).GetName()}); names.Has(name) {
+			mu.Lock()
+			defer mu.Unlock()
+			found[name] = kind.Keep(full)
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		found[name] = kind.strip(full)
 	}
 	if names.Len() <= readByName {
 		list := names.UnsortedList()
 		return found, inParallel(ctx, len(list), func(ctx context.Context, i int) error {
-			object, err := kind.get(ctx, list[i])
-			if apierrors.IsNotFound(err) {
-				return nil
-			}
-			if err == nil {
+			object, err := kind.Get(ctx, list[i].Namespace, list[i].Name)
+			if object != nil {
 				keep(object)
 			}
 			return err
@@ -313,23 +248,10 @@ func owners[T any, P interface {
 		namespaces.Insert(name.Namespace)
 	}
 	return found, r.byNamespace(ctx, namespaces, func(ctx context.Context, namespace string, options metav1.ListOptions) (string, error) {
-		items, next, err := kind.list(ctx, namespace, options)
+		items, next, err := kind.List(ctx, namespace, options)
 		for i := range items {
 			keep(&items[i])
 		}
 		return next, err
 	})
-}
-
-func itemsOf[L metav1.ListInterface, T any](list L, err error, items func(L) []T) ([]T, string, error) {
-	if err != nil {
-		return nil, "", err
-	}
-	return items(list), list.GetContinue(), nil
-}
-
-func identity(object metav1.Object) metav1.ObjectMeta {
-	return metav1.ObjectMeta{
-		Namespace: object.GetNamespace(), Name: object.GetName(), UID: object.GetUID(), OwnerReferences: object.GetOwnerReferences(),
-	}
 }

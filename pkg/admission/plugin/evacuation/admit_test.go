@@ -4,26 +4,21 @@
 package evacuation
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	utilcache "k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apiserver/pkg/admission"
 	clienttesting "k8s.io/client-go/testing"
-	testclock "k8s.io/utils/clock/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
@@ -264,53 +259,12 @@ func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 	}
 }
 
-func TestConcurrentRequestsReadTheOwnerOnce(t *testing.T) {
-	const callers = 20
-	var started, reads atomic.Int32
-	all := make(chan struct{})
-	memo := newOwnerMemo()
-	owner := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "logs"}}
-	var wg sync.WaitGroup
-	for range callers {
-		wg.Go(func() {
-			if started.Add(1) == callers {
-				close(all)
-			}
-			got, err := recent(
-				t.Context(), memo, ownerKey{"DaemonSet", "blue", "logs"},
-				func(context.Context) (*appsv1.DaemonSet, error) {
-					reads.Add(1)
-					<-all
-					return owner, nil
-				},
-			)
-			is.True(t, got == owner && err == nil, "got %v, %v, want the owner", got, err)
-		})
-	}
-	wg.Wait()
-	is.Equal(t, reads.Load(), 1, "reads")
-
-	// A caller whose request is cancelled does not cancel the read for the others.
-	ctx, cancel := context.WithCancel(t.Context())
-	key, release := ownerKey{"DaemonSet", "blue", "slow"}, make(chan struct{})
-	first := make(chan error, 1)
-	go func() {
-		_, err := recent(ctx, memo, key, func(ctx context.Context) (*appsv1.DaemonSet, error) {
-			cancel()
-			<-release
-			return owner, ctx.Err()
-		})
-		first <- err
-	}()
-	if err := <-first; !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v for a cancelled request, want context.Canceled", err)
-	}
-	close(release)
-	got, err := recent(t.Context(), memo, key, func(context.Context) (*appsv1.DaemonSet, error) { return owner, nil })
-	is.True(t, got == owner && err == nil, "got %v, %v, want the owner", got, err)
+func TestOwnersWithoutSurgeAreReadOncePerTTL(t *testing.T) {
+	synctest.Test(t, testOwnersWithoutSurge)
 }
 
-func TestOwnersWithoutSurgeAreReadOncePerTTL(t *testing.T) {
+func testOwnersWithoutSurge(t *testing.T) {
+	t.Helper()
 	deployment, replicaSet := newDeployment()
 	deployment.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
 	f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb},
@@ -320,8 +274,6 @@ func TestOwnersWithoutSurgeAreReadOncePerTTL(t *testing.T) {
 		reads[action.GetResource().Resource]++
 		return false, nil, nil
 	})
-	now := testclock.NewFakeClock(time.Now())
-	f.owners.found = utilcache.NewLRUExpireCacheWithClock(10, now)
 	evacuators := func() []maintenance.Evacuator {
 		t.Helper()
 		evacuation := newEvacuation()
@@ -337,8 +289,8 @@ func TestOwnersWithoutSurgeAreReadOncePerTTL(t *testing.T) {
 
 	deployment.Annotations = nil
 	must.Do(t, f.client.Tracker().Update(appsv1.SchemeGroupVersion.WithResource("deployments"), deployment, "blue"))
-	now.Step(optedOutTTL + time.Millisecond)
+	time.Sleep(time.Second) //nolint:forbidigo // the clock of the bubble moves immediately
 	if got := evacuators(); len(got) != 1 || got[0].EvacuatorClass != "deployment.apps.k8s.io" {
-		t.Errorf("got evacuators %v after optedOutTTL, want deployment.apps.k8s.io", got)
+		t.Errorf("got evacuators %v after a second, want deployment.apps.k8s.io", got)
 	}
 }

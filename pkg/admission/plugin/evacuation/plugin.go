@@ -31,6 +31,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	maintenancevalidation "haulout.dev/haulout/pkg/apis/maintenance/validation"
+	"haulout.dev/haulout/pkg/host/owners"
 	"haulout.dev/haulout/pkg/identity"
 )
 
@@ -44,12 +45,12 @@ type Plugin struct {
 	// builtIn are the enabled built-in evacuators. With a disabled one, each of its pods would wait
 	// for nothing.
 	builtIn sets.Set[string]
-	// owners caches the owners of pods.
-	owners     *ownerMemo
-	client     kubernetes.Interface
-	authorizer authorizer.UnconditionalAuthorizer
-	identity   *identity.Server
-	recorder   events.EventRecorder
+	// recentOwners remembers the owners of pods for a moment.
+	recentOwners owners.Live
+	client       kubernetes.Interface
+	authorizer   authorizer.UnconditionalAuthorizer
+	identity     *identity.Server
+	recorder     events.EventRecorder
 	// stored has the keys of all Evacuations, for counting.
 	stored cache.Indexer
 	// podCounts has the number of pods of a namespace for a while.
@@ -89,7 +90,6 @@ func New(builtIn ...string) (*Plugin, error) {
 	return &Plugin{
 		Handler: admission.NewHandler(admission.Create, admission.Update, admission.Delete),
 		builtIn: sets.New(builtIn...),
-		owners:  newOwnerMemo(),
 
 		podCounts: utilcache.NewLRUExpireCache(podCountsAtMost),
 	}, nil
@@ -97,7 +97,7 @@ func New(builtIn ...string) (*Plugin, error) {
 
 // SetExternalKubeClientSet sets the client of the host cluster.
 func (p *Plugin) SetExternalKubeClientSet(client kubernetes.Interface) {
-	p.client = client
+	p.client, p.recentOwners = client, owners.NewRecent(client)
 }
 
 // SetUnconditionalAuthorizer sets the authorizer.

@@ -30,19 +30,6 @@ type Owners interface {
 	Node(ctx context.Context, name string) (*corev1.Node, error)
 }
 
-// DecidesOf returns a copy of a Deployment with only the fields that BuiltInOf reads, for callers
-// that cache many.
-func DecidesOf(full *appsv1.Deployment) *appsv1.Deployment {
-	d := &appsv1.Deployment{
-		ObjectMeta: metav1.ObjectMeta{Namespace: full.Namespace, Name: full.Name, UID: full.UID, OwnerReferences: full.OwnerReferences},
-		Spec:       appsv1.DeploymentSpec{Selector: full.Spec.Selector},
-	}
-	if surge, ok := full.Annotations[v1alpha1.AnnotationSurge]; ok {
-		d.Annotations = map[string]string{v1alpha1.AnnotationSurge: surge}
-	}
-	return d
-}
-
 // BuiltIn is the built-in evacuator of a pod, as its owner determines it. The zero value means that
 // there is none.
 type BuiltIn struct {
@@ -64,13 +51,8 @@ func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners
 	if owner == nil {
 		return BuiltIn{}, nil
 	}
-	groupVersion, err := schema.ParseGroupVersion(owner.APIVersion)
-	if err != nil {
-		// The API server accepts such owner references, which refer to nothing.
-		return BuiltIn{}, nil
-	}
-	switch kind := groupVersion.WithKind(owner.Kind).GroupKind(); {
-	case kind == appsKind("ReplicaSet") && on.Has(v1alpha1.EvacuatorClassDeployment):
+	switch kind := GroupKindOf(owner); {
+	case kind == AppsKind("ReplicaSet") && on.Has(v1alpha1.EvacuatorClassDeployment):
 		deployment, err := deploymentOf(ctx, pod, owner, owners)
 		switch {
 		case err != nil || deployment == nil:
@@ -80,7 +62,7 @@ func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners
 			return BuiltIn{Deployment: deployment.Name, OptedOut: true}, nil
 		}
 		return BuiltIn{Class: v1alpha1.EvacuatorClassDeployment, Deployment: deployment.Name}, nil
-	case kind == appsKind("DaemonSet") && on.Has(v1alpha1.EvacuatorClassDaemonSet):
+	case kind == AppsKind("DaemonSet") && on.Has(v1alpha1.EvacuatorClassDaemonSet):
 		daemonSet, err := owners.DaemonSet(ctx, pod.Namespace, owner.Name)
 		if err != nil || daemonSet == nil || daemonSet.UID != owner.UID || !selects(daemonSet.Spec.Selector, pod) {
 			return BuiltIn{}, err
@@ -99,7 +81,27 @@ func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners
 	return BuiltIn{}, nil
 }
 
-func appsKind(kind string) schema.GroupKind {
+// ControllerOf returns the controller of an object if it is of the given kind of the group apps, or
+// nil.
+func ControllerOf(object metav1.Object, kind string) *metav1.OwnerReference {
+	if owner := metav1.GetControllerOfNoCopy(object); owner != nil && owner.Kind == kind && GroupKindOf(owner).Group == appsv1.GroupName {
+		return owner
+	}
+	return nil
+}
+
+// GroupKindOf returns the group and the kind of an owner. They are empty if its version is invalid:
+// the API server accepts such owner references, which refer to nothing.
+func GroupKindOf(owner *metav1.OwnerReference) schema.GroupKind {
+	version, err := schema.ParseGroupVersion(owner.APIVersion)
+	if err != nil {
+		return schema.GroupKind{}
+	}
+	return version.WithKind(owner.Kind).GroupKind()
+}
+
+// AppsKind returns a kind of the group apps.
+func AppsKind(kind string) schema.GroupKind {
 	return appsv1.SchemeGroupVersion.WithKind(kind).GroupKind()
 }
 
@@ -110,11 +112,7 @@ func deploymentOf(ctx context.Context, pod *corev1.Pod, owner *metav1.OwnerRefer
 	if err != nil || replicaSet == nil || replicaSet.UID != owner.UID || !selects(replicaSet.Spec.Selector, pod) {
 		return nil, err
 	}
-	owner = metav1.GetControllerOfNoCopy(replicaSet)
-	if owner == nil || owner.Kind != "Deployment" {
-		return nil, nil
-	}
-	if groupVersion, err := schema.ParseGroupVersion(owner.APIVersion); err != nil || groupVersion.Group != appsv1.GroupName {
+	if owner = ControllerOf(replicaSet, "Deployment"); owner == nil {
 		return nil, nil
 	}
 	deployment, err := owners.Deployment(ctx, pod.Namespace, owner.Name)

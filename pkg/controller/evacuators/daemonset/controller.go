@@ -28,19 +28,20 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/owners"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
@@ -90,7 +91,7 @@ type Controller struct {
 	nodeLister        corelisters.NodeLister
 	podLister         corelisters.PodLister
 	podIndexer        cache.Indexer
-	daemonSetLister   appslisters.DaemonSetLister
+	owners            *owners.Cached
 	synced            []cache.InformerSynced
 
 	queue *loop.Queue[types.NamespacedName]
@@ -110,7 +111,6 @@ func New(config Config) (*Controller, error) {
 	if config.VolumeDetachTimeout == 0 {
 		config.VolumeDetachTimeout = DefaultVolumeDetachTimeout
 	}
-	daemonSets := config.HostInformers.Apps().V1().DaemonSets()
 	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
@@ -118,7 +118,7 @@ func New(config Config) (*Controller, error) {
 		host: config.Host, maintenance: config.Maintenance, clock: config.Clock, recorder: config.Recorder,
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(), maintenanceLister: maintenances.Lister(),
 		nodeLister: nodes.Lister(), podLister: podcache.PodLister(pods.Informer().GetIndexer()),
-		podIndexer: pods.Informer().GetIndexer(), daemonSetLister: daemonSets.Lister(),
+		podIndexer: pods.Informer().GetIndexer(),
 		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness,
 			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },
@@ -129,7 +129,11 @@ func New(config Config) (*Controller, error) {
 	if err := podcache.AddPodsByNode(pods.Informer()); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	c.synced = append(c.synced, daemonSets.Informer().HasSynced)
+	var err error
+	if c.owners, err = owners.NewCached(config.HostInformers); err != nil {
+		return nil, err
+	}
+	c.synced = append(c.synced, c.owners.HasSynced)
 	if err := podcache.AddIndex(evacuations.Informer(), evacuationsByNode, indexByNode); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
@@ -227,7 +231,7 @@ func (c *Controller) act(ctx context.Context, s *situation, d decision) error {
 	if d.requested {
 		klog.FromContext(ctx).V(2).Info("Eviction of DaemonSet pod is requested",
 			"pod", klog.KObj(s.pod), "nodeMaintenance", klog.KObj(s.askedBy))
-		c.warnOfUpdate(s)
+		c.warnOfUpdate(ctx, s)
 	}
 	return nil
 }
@@ -244,13 +248,13 @@ const (
 // warnOfUpdate tells the owner of a DaemonSet with the update strategy OnDelete that pods which are
 // recreated after the maintenance have the newest template. Only the deletion of pods updates such
 // DaemonSets.
-func (c *Controller) warnOfUpdate(s *situation) {
-	owner := metav1.GetControllerOfNoCopy(s.pod)
+func (c *Controller) warnOfUpdate(ctx context.Context, s *situation) {
+	owner := protocol.ControllerOf(s.pod, "DaemonSet")
 	if c.recorder == nil || owner == nil {
 		return
 	}
-	ds, err := c.daemonSetLister.DaemonSets(s.pod.Namespace).Get(owner.Name)
-	if err != nil || ds.UID != owner.UID || ds.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
+	ds, err := c.owners.DaemonSet(ctx, s.pod.Namespace, owner.Name)
+	if err != nil || ds == nil || ds.UID != owner.UID || ds.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
 		return
 	}
 	first := false

@@ -27,7 +27,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	appslisters "k8s.io/client-go/listers/apps/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -40,6 +39,7 @@ import (
 	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/host/owners"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
@@ -109,12 +109,9 @@ type Controller struct {
 
 	evacuationLister  maintenancelisters.EvacuationLister
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
-	deploymentLister  appslisters.DeploymentLister
 	nodeLister        corelisters.NodeLister
 	podLister         corelisters.PodLister
-	podIndexer        cache.Indexer
-	replicaSetLister  appslisters.ReplicaSetLister
-	replicaSets       cache.Indexer
+	owners            *owners.Cached
 	autoscalers       cache.Indexer
 	// latestDeployments and latestAutoscalers are as cached, or as written by this process.
 	latestDeployments loop.Latest[*appsv1.Deployment]
@@ -145,15 +142,13 @@ func New(config Config) (*Controller, error) {
 	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
 	deployments, budgets := config.HostInformers.Apps().V1().Deployments(), config.HostInformers.Policy().V1().PodDisruptionBudgets()
 	autoscalers := config.HostInformers.Autoscaling().V2().HorizontalPodAutoscalers()
-	replicaSets := config.HostInformers.Apps().V1().ReplicaSets()
 	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
 	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
 		host: config.Host, inFlight: config.InFlight, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
 		timeout: config.SurgeTimeout, startDeadline: config.EvacuatorStartDeadline, off: config.Off,
-		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(), deploymentLister: deployments.Lister(),
-		nodeLister: nodes.Lister(), podLister: podcache.PodLister(pods.Informer().GetIndexer()), podIndexer: pods.Informer().GetIndexer(),
-		replicaSetLister: replicaSets.Lister(), replicaSets: replicaSets.Informer().GetIndexer(),
+		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(),
+		nodeLister: nodes.Lister(), podLister: podcache.PodLister(pods.Informer().GetIndexer()),
 		autoscalers:       autoscalers.Informer().GetIndexer(),
 		latestDeployments: loop.NewLatest[*appsv1.Deployment](deployments.Informer().GetStore()),
 		latestAutoscalers: loop.NewLatest[*autoscalingv2.HorizontalPodAutoscaler](autoscalers.Informer().GetStore()),
@@ -163,16 +158,14 @@ func New(config Config) (*Controller, error) {
 		known:   newTracked(),
 		budgets: pdb.NewIndex(nil),
 	}
-	if err := podcache.AddIndex(pods.Informer(), podsByReplicaSet, indexByReplicaSet); err != nil {
-		return nil, fmt.Errorf("add index: %w", err)
-	}
-	if err := podcache.AddIndex(replicaSets.Informer(), replicaSetsByDeployment, indexReplicaSets); err != nil {
-		return nil, fmt.Errorf("add index: %w", err)
+	var err error
+	if c.owners, err = owners.NewCached(config.HostInformers); err != nil {
+		return nil, err
 	}
 	if err := podcache.AddIndex(autoscalers.Informer(), autoscalersByDeployment, indexByDeployment); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	c.synced = append(c.synced, replicaSets.Informer().HasSynced, maintenances.Informer().HasSynced)
+	c.synced = append(c.synced, c.owners.HasSynced, maintenances.Informer().HasSynced)
 	return c, c.watch(handled{
 		evacuations: evacuations.Informer(), deployments: deployments.Informer(), autoscalers: autoscalers.Informer(), pods: pods.Informer(),
 		nodes: nodes.Informer(), budgets: budgets.Informer(),

@@ -28,7 +28,7 @@ import (
 	"haulout.dev/haulout/pkg/drain/pdb"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 	"haulout.dev/haulout/pkg/drain/surge"
-	"haulout.dev/haulout/pkg/host/podcache"
+	"haulout.dev/haulout/pkg/host/owners"
 )
 
 // cacheRetry is how long to wait for the cache to show a ReplicaSet that the API has.
@@ -126,22 +126,12 @@ func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAu
 
 // gatherPods fills in the pods of the Deployment with their Evacuations, nodes and budgets.
 func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
-	sets, err := c.replicaSets.ByIndex(replicaSetsByDeployment, key.String())
-	if err != nil {
-		return err
-	}
 	staysUp, purposes, budgets := map[string]bool{}, map[string]string{}, map[string][]*policyv1.PodDisruptionBudget{}
-	for _, object := range sets {
-		set := object.(*appsv1.ReplicaSet)
+	for _, set := range c.owners.ReplicaSets(key) {
 		isOurs := s.deployment != nil && metav1.IsControlledBy(set, s.deployment)
-		objects, err := c.podIndexer.ByIndex(podsByReplicaSet, string(set.UID))
-		if err != nil {
-			return err
-		}
 		isActive := ptr.Deref(set.Spec.Replicas, 1) > 0
-		for _, object := range objects {
-			p := podcache.UnpackPod(object)
-			if p == nil || p.Namespace != key.Namespace || p.DeletionTimestamp != nil || !drainplan.IsLive(p) {
+		for _, p := range c.owners.Pods(set.Namespace, set.UID) {
+			if p.DeletionTimestamp != nil || !drainplan.IsLive(p) {
 				continue
 			}
 			isActive = true
@@ -304,7 +294,8 @@ func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedNam
 	if !isOurTurn(evacuation) {
 		return nil
 	}
-	comes, err := c.isOwnerToCome(ctx, p)
+	// The cache may not have its ReplicaSet yet.
+	_, comes, err := owners.DeploymentOf(ctx, p, owners.NewLive(c.host))
 	if err != nil {
 		return err
 	}
@@ -313,22 +304,4 @@ func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedNam
 		return nil
 	}
 	return c.report(ctx, c.clock.Now(), report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment."})
-}
-
-// isOwnerToCome reports whether a pod, of which the cache knows no Deployment, has one: its
-// ReplicaSet has not reached the cache yet.
-func (c *Controller) isOwnerToCome(ctx context.Context, p *corev1.Pod) (bool, error) {
-	if _, ok := replicaSetOf(p); !ok {
-		return false, nil
-	}
-	ref := metav1.GetControllerOfNoCopy(p)
-	set, err := c.host.AppsV1().ReplicaSets(p.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && set.UID != ref.UID {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("read the ReplicaSet of pod %s/%s: %w", p.Namespace, p.Name, err)
-	}
-	_, ok := deploymentOfSet(set)
-	return ok, nil
 }

@@ -4,14 +4,13 @@
 package deployment
 
 import (
-	"strings"
+	"context"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,48 +19,13 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/surge"
+	"haulout.dev/haulout/pkg/host/owners"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-const (
-	// podsByReplicaSet is the index of pods by the UID of their ReplicaSet.
-	podsByReplicaSet = "haulout.dev/deployment-evacuator-by-replica-set"
-	// replicaSetsByDeployment is the index of ReplicaSets by the namespace and name of their
-	// Deployment.
-	replicaSetsByDeployment = "haulout.dev/deployment-evacuator-replica-sets"
-	// autoscalersByDeployment is the index of autoscalers by the namespace and name of the
-	// Deployment that they scale.
-	autoscalersByDeployment = "haulout.dev/deployment-evacuator-by-deployment"
-)
-
-func indexByReplicaSet(obj any) ([]string, error) {
-	object, err := meta.Accessor(obj)
-	if err != nil {
-		return nil, nil
-	}
-	if uid, ok := replicaSetOf(object); ok {
-		return []string{string(uid)}, nil
-	}
-	return nil, nil
-}
-
-// replicaSetOf returns the UID of the ReplicaSet that controls an object.
-func replicaSetOf(object metav1.Object) (types.UID, bool) {
-	o := metav1.GetControllerOfNoCopy(object)
-	if o == nil || o.Kind != "ReplicaSet" || !strings.HasPrefix(o.APIVersion, appsv1.GroupName+"/") {
-		return "", false
-	}
-	return o.UID, true
-}
-
-func indexReplicaSets(obj any) ([]string, error) {
-	if set, ok := obj.(*appsv1.ReplicaSet); ok {
-		if key, ok := deploymentOfSet(set); ok {
-			return []string{key.String()}, nil
-		}
-	}
-	return nil, nil
-}
+// autoscalersByDeployment is the index of autoscalers by the namespace and name of the Deployment
+// that they scale.
+const autoscalersByDeployment = "haulout.dev/deployment-evacuator-by-deployment"
 
 func indexByDeployment(obj any) ([]string, error) {
 	if a, ok := obj.(*autoscalingv2.HorizontalPodAutoscaler); ok {
@@ -139,24 +103,17 @@ func (c *Controller) enqueueOwner(p *corev1.Pod) bool {
 
 // deploymentOf returns the Deployment of a pod, as far as the cache knows it.
 func (c *Controller) deploymentOf(p *corev1.Pod) (types.NamespacedName, bool) {
-	uid, ok := replicaSetOf(p)
-	if !ok {
-		return types.NamespacedName{}, false
-	}
-	set, err := c.replicaSetLister.ReplicaSets(p.Namespace).Get(metav1.GetControllerOfNoCopy(p).Name)
-	if err != nil || set.UID != uid {
-		return types.NamespacedName{}, false
-	}
-	return deploymentOfSet(set)
+	key, ok, err := owners.DeploymentOf(context.Background(), p, c.owners)
+	return key, ok && err == nil
 }
 
-// deploymentOfSet returns the Deployment of a ReplicaSet.
-func deploymentOfSet(set *appsv1.ReplicaSet) (types.NamespacedName, bool) {
-	d := metav1.GetControllerOfNoCopy(set)
-	if d == nil || d.Kind != "Deployment" || !strings.HasPrefix(d.APIVersion, appsv1.GroupName+"/") {
-		return types.NamespacedName{}, false
+// cached returns a Deployment of the cache, or nil.
+func (c *Controller) cached(key types.NamespacedName) *appsv1.Deployment {
+	d, err := c.owners.Deployment(context.Background(), key.Namespace, key.Name)
+	if err != nil {
+		return nil
 	}
-	return types.NamespacedName{Namespace: set.Namespace, Name: d.Name}, true
+	return d
 }
 
 func (c *Controller) podChanged(p *corev1.Pod) {
@@ -205,8 +162,7 @@ func (c *Controller) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 		return
 	}
 	for _, key := range c.known.keys(func(key types.NamespacedName) bool { return key.Namespace == budget.Namespace }) {
-		d, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)
-		if err == nil && selector.Matches(labels.Set(d.Spec.Template.Labels)) {
+		if d := c.cached(key); d != nil && selector.Matches(labels.Set(d.Spec.Template.Labels)) {
 			c.lookAt(key)
 		}
 	}

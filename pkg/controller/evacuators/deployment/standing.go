@@ -37,8 +37,8 @@ func (c *Controller) SurgeTimeout(p *corev1.Pod) time.Duration {
 	if !ok {
 		return c.timeout
 	}
-	d, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)
-	if err != nil {
+	d := c.cached(key)
+	if d == nil {
 		return c.timeout
 	}
 	// A sync of the Deployment reports an invalid value.
@@ -64,8 +64,8 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	if !ok || c.off || !pdb.IsReady(p) {
 		return Standing{}
 	}
-	d, err := c.deploymentLister.Deployments(key.Namespace).Get(key.Name)
-	if err != nil || d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
+	d := c.cached(key)
+	if d == nil || d.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled {
 		return Standing{}
 	}
 	wanted := surge.Replicas(d)

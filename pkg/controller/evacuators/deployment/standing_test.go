@@ -4,7 +4,6 @@
 package deployment
 
 import (
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -12,21 +11,22 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	appslisters "k8s.io/client-go/listers/apps/v1"
-	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/owners"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // knowing returns a controller that knows a Deployment and the ReplicaSet of its pods.
 func knowing(t *testing.T, d *appsv1.Deployment) *Controller {
 	t.Helper()
-	deployments := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-	sets := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})
-	if err := errors.Join(deployments.Add(d), sets.Add(newReplicaSet())); err != nil {
-		t.Fatal(err)
-	}
-	return &Controller{deploymentLister: appslisters.NewDeploymentLister(deployments), replicaSetLister: appslisters.NewReplicaSetLister(sets)}
+	factory := informers.NewSharedInformerFactory(fake.NewClientset(), 0)
+	c, apps := &Controller{owners: must.Get(owners.NewCached(factory))(t)}, factory.Apps().V1()
+	must.Do(t, apps.Deployments().Informer().GetStore().Add(d))
+	must.Do(t, apps.ReplicaSets().Informer().GetStore().Add(newReplicaSet()))
+	return c
 }
 
 func TestSurgeTimeout(t *testing.T) {

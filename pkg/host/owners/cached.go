@@ -1,0 +1,181 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package owners
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/host/podcache"
+)
+
+const (
+	// podsByController is the index of pods by their namespace and the UID of their controller.
+	podsByController = "haulout.dev/pods-by-controller"
+	// replicaSetsByDeployment is the index of ReplicaSets by the namespace and the name of their
+	// Deployment. A Deployment that was recreated has another UID.
+	replicaSetsByDeployment = "haulout.dev/replicasets-by-deployment"
+)
+
+// Cached finds owners and their pods in the caches of informers. Its methods do not block, and its
+// objects must not be changed.
+type Cached struct {
+	pods                                                      cache.Indexer
+	replicaSets, deployments, statefulSets, daemonSets, nodes cache.SharedIndexInformer
+}
+
+var _ protocol.Owners = &Cached{}
+
+// NewCached returns the owners that informers of the host cluster know. The informers must not run
+// yet.
+func NewCached(host informers.SharedInformerFactory) (*Cached, error) {
+	pods, apps := host.Core().V1().Pods().Informer(), host.Apps().V1()
+	c := &Cached{
+		pods: pods.GetIndexer(), replicaSets: apps.ReplicaSets().Informer(), deployments: apps.Deployments().Informer(),
+		statefulSets: apps.StatefulSets().Informer(), daemonSets: apps.DaemonSets().Informer(), nodes: host.Core().V1().Nodes().Informer(),
+	}
+	if err := errors.Join(
+		podcache.AddIndex(pods, podsByController, indexByController),
+		podcache.AddIndex(c.replicaSets, replicaSetsByDeployment, indexByDeployment),
+	); err != nil {
+		return nil, fmt.Errorf("add indexes of owners: %w", err)
+	}
+	return c, nil
+}
+
+func indexByController(obj any) ([]string, error) {
+	if pod := podcache.UnpackPod(obj); pod != nil {
+		if controller := metav1.GetControllerOfNoCopy(pod); controller != nil {
+			return []string{pod.Namespace + "/" + string(controller.UID)}, nil
+		}
+	}
+	return nil, nil
+}
+
+func indexByDeployment(obj any) ([]string, error) {
+	if set, ok := obj.(*appsv1.ReplicaSet); ok {
+		if deployment := protocol.ControllerOf(set, "Deployment"); deployment != nil {
+			return []string{set.Namespace + "/" + deployment.Name}, nil
+		}
+	}
+	return nil, nil
+}
+
+// HasSynced reports whether the caches of the owners have been filled. It leaves pods to their
+// handlers.
+func (c *Cached) HasSynced() bool {
+	for _, informer := range []cache.SharedIndexInformer{c.replicaSets, c.deployments, c.statefulSets, c.daemonSets, c.nodes} {
+		if !informer.HasSynced() {
+			return false
+		}
+	}
+	return true
+}
+
+// ReplicaSet implements protocol.Owners.
+func (c *Cached) ReplicaSet(_ context.Context, namespace, name string) (*appsv1.ReplicaSet, error) {
+	return inCache[appsv1.ReplicaSet](c.replicaSets, namespace+"/"+name)
+}
+
+// Deployment implements protocol.Owners.
+func (c *Cached) Deployment(_ context.Context, namespace, name string) (*appsv1.Deployment, error) {
+	return inCache[appsv1.Deployment](c.deployments, namespace+"/"+name)
+}
+
+// DaemonSet implements protocol.Owners.
+func (c *Cached) DaemonSet(_ context.Context, namespace, name string) (*appsv1.DaemonSet, error) {
+	return inCache[appsv1.DaemonSet](c.daemonSets, namespace+"/"+name)
+}
+
+// Node implements protocol.Owners.
+func (c *Cached) Node(_ context.Context, name string) (*corev1.Node, error) {
+	return inCache[corev1.Node](c.nodes, name)
+}
+
+func inCache[T any](informer cache.SharedIndexInformer, key string) (*T, error) {
+	object, _, err := informer.GetStore().GetByKey(key)
+	found, _ := object.(*T)
+	return found, err
+}
+
+// ReplicaSets returns the ReplicaSets of the Deployments that have, or had, a name.
+func (c *Cached) ReplicaSets(deployment types.NamespacedName) []*appsv1.ReplicaSet {
+	objects, _ := c.replicaSets.GetIndexer().ByIndex(replicaSetsByDeployment, deployment.String())
+	sets := make([]*appsv1.ReplicaSet, 0, len(objects))
+	for _, object := range objects {
+		sets = append(sets, object.(*appsv1.ReplicaSet))
+	}
+	return sets
+}
+
+// Pods returns the pods of a namespace whose controller has the UID.
+func (c *Cached) Pods(namespace string, controller types.UID) []*corev1.Pod {
+	objects, _ := c.pods.ByIndex(podsByController, namespace+"/"+string(controller))
+	pods := make([]*corev1.Pod, 0, len(objects))
+	for _, object := range objects {
+		pods = append(pods, podcache.UnpackPod(object))
+	}
+	return pods
+}
+
+// Workload is what pods belong to: the Deployment, else their controller.
+type Workload struct {
+	UID        types.UID
+	Kind, Name string
+	// Desired is how many pods there should be; negative if only the number of its pods tells.
+	Desired int
+	// Controllers are the UIDs that its pods may have as their controller's.
+	Controllers []types.UID
+}
+
+// Of returns the workload of the pods of a namespace that have the given controller; false if such
+// pods take no turns, as those of DaemonSets, Jobs and nodes. A workload whose controller is not
+// known, or not in the cache, has as many pods as it has had.
+func (c *Cached) Of(namespace string, controller *metav1.OwnerReference) (Workload, bool) {
+	workload := Workload{UID: controller.UID, Kind: controller.Kind, Name: controller.Name, Desired: -1, Controllers: []types.UID{controller.UID}}
+	switch protocol.GroupKindOf(controller) {
+	case protocol.AppsKind("DaemonSet"), jobKind, nodeKind:
+		return Workload{}, false
+	case protocol.AppsKind("StatefulSet"):
+		if set, err := inCache[appsv1.StatefulSet](c.statefulSets, namespace+"/"+controller.Name); err == nil && set != nil && set.UID == controller.UID {
+			workload.Desired = int(ptr.Deref(set.Spec.Replicas, 1))
+		}
+	case protocol.AppsKind("ReplicaSet"):
+		set, err := inCache[appsv1.ReplicaSet](c.replicaSets, namespace+"/"+controller.Name)
+		if err != nil || set == nil || set.UID != controller.UID {
+			break
+		}
+		workload.Desired = int(ptr.Deref(set.Spec.Replicas, 1))
+		if by := protocol.ControllerOf(set, "Deployment"); by != nil {
+			return c.ofDeployment(namespace, by, workload), true
+		}
+	}
+	return workload, true
+}
+
+// ofDeployment returns the Deployment of a ReplicaSet, or the ReplicaSet as the workload if the
+// cache has no such Deployment.
+func (c *Cached) ofDeployment(namespace string, by *metav1.OwnerReference, replicaSet Workload) Workload {
+	deployment, err := inCache[appsv1.Deployment](c.deployments, namespace+"/"+by.Name)
+	if err != nil || deployment == nil || deployment.UID != by.UID {
+		return replicaSet
+	}
+	workload := Workload{UID: by.UID, Kind: by.Kind, Name: by.Name, Desired: int(ptr.Deref(deployment.Spec.Replicas, 1))}
+	for _, set := range c.ReplicaSets(types.NamespacedName{Namespace: namespace, Name: by.Name}) {
+		if metav1.IsControlledBy(set, deployment) {
+			workload.Controllers = append(workload.Controllers, set.UID)
+		}
+	}
+	return workload
+}

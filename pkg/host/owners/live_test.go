@@ -1,0 +1,67 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package owners
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"haulout.dev/haulout/pkg/testing/is"
+)
+
+// kindBy is a kind that is read by a function.
+func kindBy(get func(context.Context) (*appsv1.DaemonSet, error)) Kind[appsv1.DaemonSet] {
+	return Kind[appsv1.DaemonSet]{
+		name: "DaemonSet", Keep: func(full *appsv1.DaemonSet) *appsv1.DaemonSet { return full },
+		Get: func(ctx context.Context, _, _ string) (*appsv1.DaemonSet, error) { return get(ctx) },
+	}
+}
+
+func TestConcurrentRequestsReadTheOwnerOnce(t *testing.T) {
+	const callers = 20
+	var started, reads atomic.Int32
+	all := make(chan struct{})
+	recent := newMemory()
+	owner := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "logs"}}
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			if started.Add(1) == callers {
+				close(all)
+			}
+			got, err := read(t.Context(), recent, kindBy(func(context.Context) (*appsv1.DaemonSet, error) {
+				reads.Add(1)
+				<-all
+				return owner, nil
+			}), "blue", "logs")
+			is.True(t, got == owner && err == nil, "got %v, %v, want the owner", got, err)
+		})
+	}
+	wg.Wait()
+	is.Equal(t, reads.Load(), 1, "reads")
+
+	// A caller whose request is cancelled does not cancel the read for the others.
+	ctx, cancel := context.WithCancel(t.Context())
+	release, first := make(chan struct{}), make(chan error, 1)
+	go func() {
+		_, err := read(ctx, recent, kindBy(func(ctx context.Context) (*appsv1.DaemonSet, error) {
+			cancel()
+			<-release
+			return owner, ctx.Err()
+		}), "blue", "slow")
+		first <- err
+	}()
+	if err := <-first; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v for a cancelled request, want context.Canceled", err)
+	}
+	close(release)
+	got, err := read(t.Context(), recent, kindBy(func(context.Context) (*appsv1.DaemonSet, error) { return owner, nil }), "blue", "slow")
+	is.True(t, got == owner && err == nil, "got %v, %v, want the owner", got, err)
+}
