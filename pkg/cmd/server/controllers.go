@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	hostinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -22,10 +21,8 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodemaintenance"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
-	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/evict"
-	"haulout.dev/haulout/pkg/host/inflight"
-	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
@@ -59,20 +56,20 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	if d.leaderClients, err = d.newClients(ctx, mayAct); err != nil {
 		return fmt.Errorf("create the clients of the controllers: %w", err)
 	}
-	host := hostinformers.NewSharedInformerFactoryWithOptions(d.host, resync, hostinformers.WithTransform(podcache.NewTransform()))
-	own := informers.NewSharedInformerFactoryWithOptions(d.own, resync, informers.WithTransform(podcache.Strip))
-	inFlight := &inflight.Evictions{}
-	selected, err := selection.New(host.Core().V1().Nodes().Informer(), own.Maintenance().V1alpha1().NodeMaintenances().Informer(), clock.RealClock{})
+	cluster, err := host.NewCluster(host.Clients{Client: d.host, Unlimited: d.unlimited, Maintenance: d.own, Recorder: d.recorder}, resync)
 	if err != nil {
 		return err
 	}
-	controllers, surges, err := d.builtIn(host, own, inFlight)
+	selected, err := selection.New(cluster.Nodes.Informer(), cluster.NodeMaintenances.Informer(), clock.RealClock{})
+	if err != nil {
+		return err
+	}
+	controllers, surges, err := d.builtIn(cluster)
 	if err != nil {
 		return err
 	}
 	evacuations, err := evacuation.New(evacuation.Config{
-		Evictions: evict.Client{Host: d.unlimited}, InFlight: inFlight, Selection: selected,
-		Host: d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder,
+		Cluster: cluster, Selection: selected, Evictions: evict.Client{Host: d.unlimited},
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		EvictionPolicy: d.options.Evictions, SurgeTimeout: surges.SurgeTimeout, Standing: standingIn(surges),
 		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, LongGrace: d.options.LongGrace,
@@ -80,22 +77,18 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	if err != nil {
 		return fmt.Errorf("create controller %s: %w", evacuation.Name, err)
 	}
-	drains, nodeRights, err := d.drains(host, own, inFlight, selected)
+	drains, nodeRights, err := d.drains(cluster, selected)
 	if err != nil {
 		return err
 	}
-	costs, err := deletioncost.New(deletioncost.Config{
-		Host: d.unlimited, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, InFlight: inFlight, Recorder: d.recorder, Liveness: d.liveness,
-	})
+	costs, err := deletioncost.New(deletioncost.Config{Cluster: cluster, Liveness: d.liveness})
 	if err != nil {
 		return fmt.Errorf("create controller %s: %w", deletioncost.Name, err)
 	}
 	controllers = append(append(controllers, drains...), evacuations, costs)
-	host.StartWithContext(ctx)
-	own.StartWithContext(ctx)
+	cluster.Start(ctx)
 	// Stop the informers after the controllers, which may still read them.
-	defer host.Shutdown()
-	defer own.Shutdown()
+	defer cluster.Shutdown()
 	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() { nodeRights.Run(ctx) })
@@ -107,28 +100,27 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 }
 
 // drains makes the controllers of nodes and of maintenances, and what both hold.
-func (d controllerDependencies) drains(host hostinformers.SharedInformerFactory, own informers.SharedInformerFactory,
-	inFlight *inflight.Evictions, selected *selection.Selection) ([]controller, *rights.Cache, error) {
+func (d controllerDependencies) drains(cluster *host.Cluster, selected *selection.Selection) ([]controller, *rights.Cache, error) {
 	realTime, evacuators := clock.RealClock{}, sets.New(d.evacuators.BuiltIn...)
 	nodeRights := rights.NewCache(rights.CacheConfig{Authorizer: d.authorizer, EveryByName: d.askEveryNodeByName, Clock: realTime})
 	state, err := nodestate.New(nodestate.Config{
-		HostInformers: host, MaintenanceInformers: own, Selection: selected, Evictions: inFlight, Clock: realTime, Evacuators: evacuators,
+		Cluster: cluster, Selection: selected, Clock: realTime, Evacuators: evacuators,
 		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, OwnPod: d.ownPod,
 	})
 	if err != nil {
 		return nil, nil, err
 	}
 	nodes, err := node.New(node.Config{
-		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Selection: selected, State: state, Rights: nodeRights,
-		Recorder: d.recorder, Clock: realTime, Liveness: d.liveness, Evacuators: evacuators,
+		Cluster: cluster, Selection: selected, State: state, Rights: nodeRights,
+		Clock: realTime, Liveness: d.liveness, Evacuators: evacuators,
 		StorageID: d.storageID, AdoptStorage: d.options.AdoptStorage, AdvertisePlanned: d.options.AdvertisePlannedMaintenance,
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("make controller %s: %w", node.Name, err)
 	}
 	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
-		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Selection: selected, State: state, Rights: nodeRights,
-		Recorder: d.recorder, Clock: realTime, Liveness: d.liveness,
+		Cluster: cluster, Selection: selected, State: state, Rights: nodeRights,
+		Clock: realTime, Liveness: d.liveness,
 		StallTimeout: d.options.StallTimeout, CompletedTTL: d.options.CompletedMaintenanceTTL, LongGrace: d.options.LongGrace,
 	})
 	if err != nil {

@@ -12,15 +12,13 @@ import (
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
-	hostinformers "k8s.io/client-go/informers"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/evacuators/daemonset"
 	"haulout.dev/haulout/pkg/controller/evacuators/deployment"
 	"haulout.dev/haulout/pkg/controller/eviction"
-	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/host"
 )
 
 // builtInEvacuators are the classes of the built-in evacuators: those of this server and that of
@@ -91,12 +89,10 @@ type controller interface {
 
 // builtIn creates the controllers of the enabled built-in evacuators. The one of Deployments also
 // runs while it is disabled, to revert the surges that it may have left.
-func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory, own informers.SharedInformerFactory,
-	inFlight *inflight.Evictions) (controllers []controller, surges *deployment.Controller, err error) {
+func (d controllerDependencies) builtIn(cluster *host.Cluster) (controllers []controller, surges *deployment.Controller, err error) {
 	if slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDaemonSet) {
 		c, err := daemonset.New(daemonset.Config{
-			Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Liveness: d.liveness,
-			Recorder: d.recorder, VolumeDetachTimeout: d.evacuators.VolumeDetachTimeout,
+			Cluster: cluster, Liveness: d.liveness, VolumeDetachTimeout: d.evacuators.VolumeDetachTimeout,
 		})
 		if err != nil {
 			return nil, nil, fmt.Errorf("create controller %s: %w", daemonset.Name, err)
@@ -104,8 +100,7 @@ func (d controllerDependencies) builtIn(host hostinformers.SharedInformerFactory
 		controllers = append(controllers, c)
 	}
 	surges, err = deployment.New(deployment.Config{
-		Host: d.host, HostInformers: host, Maintenance: d.own, MaintenanceInformers: own, Recorder: d.recorder, Liveness: d.liveness,
-		InFlight: inFlight, SurgeTimeout: d.evacuators.SurgeTimeout, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
+		Cluster: cluster, Liveness: d.liveness, SurgeTimeout: d.evacuators.SurgeTimeout, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		Off: !slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDeployment),
 	})
 	if err != nil {

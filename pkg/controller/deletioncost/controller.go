@@ -13,21 +13,16 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
-	"haulout.dev/haulout/pkg/generated/clientset/versioned"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
@@ -52,18 +47,8 @@ const (
 
 // Config has the dependencies of the controller.
 type Config struct {
-	// Host is the client of the host cluster; HostInformers are its informers. Their transform must
-	// keep everything that cache.Strip keeps.
-	Host          kubernetes.Interface
-	HostInformers informers.SharedInformerFactory
-	// Maintenance is the client of our own API, MaintenanceInformers are its informers.
-	Maintenance          versioned.Interface
-	MaintenanceInformers externalversions.SharedInformerFactory
-	// InFlight are the evictions that have been sent: their pods do not wait. Nil means that there
-	// never is one.
-	InFlight *inflight.Evictions
-	// Recorder writes events into the host cluster.
-	Recorder events.EventRecorder
+	// Cluster has the clients and the caches.
+	Cluster *host.Cluster
 	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
 	// Liveness tracks what the workers are busy with; nil disables tracking.
@@ -77,10 +62,7 @@ type Config struct {
 // Kept in memory, and droppable at any time: which pods were lowered in the present turns of their
 // Evacuations, and when the others may be (turns).
 type Controller struct {
-	host        kubernetes.Interface
-	maintenance versioned.Interface
-	inFlight    *inflight.Evictions
-	recorder    events.EventRecorder
+	*host.Cluster
 	clock       clock.WithTicker
 	pods        corelisters.PodLister
 	evacuations maintenancelisters.EvacuationLister
@@ -116,13 +98,9 @@ func New(config Config) (*Controller, error) {
 	if config.Clock == nil {
 		config.Clock = clock.RealClock{}
 	}
-	if config.InFlight == nil {
-		config.InFlight = &inflight.Evictions{}
-	}
-	pods, evacuations := config.HostInformers.Core().V1().Pods().Informer(), config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, inFlight: config.InFlight, recorder: config.Recorder, clock: config.Clock,
-		pods: podcache.PodLister(pods.GetIndexer()), evacuations: evacuations.Lister(), turns: map[types.NamespacedName]*turn{},
+		Cluster: config.Cluster, clock: config.Clock,
+		pods: config.Cluster.Pods.Lister(), evacuations: config.Cluster.Evacuations.Lister(), turns: map[types.NamespacedName]*turn{},
 		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness,
 			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
@@ -130,8 +108,8 @@ func New(config Config) (*Controller, error) {
 	}
 	var err error
 	c.synced, err = podcache.AddHandlers(
-		podcache.Handled{Informer: pods, Handler: podcache.UnpackedPods(podcache.HandlerOf(c.podChanged))},
-		podcache.Handled{Informer: evacuations.Informer(), Handler: podcache.HandlerOf(c.evacuationChanged)},
+		podcache.Handled{Informer: c.Pods, Handler: podcache.HandlerOf(c.podChanged)},
+		podcache.Handled{Informer: c.Evacuations.Informer(), Handler: podcache.HandlerOf(c.evacuationChanged)},
 	)
 	return c, err
 }
@@ -207,7 +185,7 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 		return nil
 	}
 	// Pods and Evacuations come from two API servers, and the cache of pods may be ahead.
-	evacuation, err = c.maintenance.MaintenanceV1alpha1().Evacuations(key.Namespace).Get(ctx, protocol.CanonicalName(pod.Name, pod.UID), metav1.GetOptions{})
+	evacuation, err = c.Maintenance.MaintenanceV1alpha1().Evacuations(key.Namespace).Get(ctx, protocol.CanonicalName(pod.Name, pod.UID), metav1.GetOptions{})
 	if loop.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read the Evacuation of pod %s: %w", key, err)
 	}
@@ -215,7 +193,7 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 		// The cache will show the Evacuation and, later, its deletion.
 		return nil
 	}
-	return Restore(ctx, c.host, pod)
+	return Restore(ctx, c.Unlimited, pod)
 }
 
 // lower lowers the deletion cost of a pod that has waited for a while, once in a turn of its
@@ -231,7 +209,7 @@ func (c *Controller) lower(ctx context.Context, key types.NamespacedName, pod *c
 	if !may {
 		return
 	}
-	err := Lower(ctx, c.host, pod)
+	err := Lower(ctx, c.Unlimited, pod)
 	if err != nil {
 		klog.FromContext(ctx).Info("The pod waits, and its deletion cost cannot be lowered", "reason", err.Error())
 		c.queue.AddAfter(key, lowerAfter)
@@ -252,7 +230,7 @@ func (c *Controller) begin(key types.NamespacedName, pod *corev1.Pod, since time
 		return 0, false
 	}
 	due := since.Add(lowerAfter)
-	if c.inFlight.Has(pod.UID) {
+	if c.InFlight.Has(pod.UID) {
 		due = now.Add(lowerAfter)
 	}
 	if now.Before(due) {

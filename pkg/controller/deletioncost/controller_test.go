@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -30,10 +29,10 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/informertest"
-	"haulout.dev/haulout/pkg/host/podcache"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var (
@@ -129,18 +128,12 @@ func newWorld(t *testing.T, objects ...runtime.Object) *world {
 
 func (w *world) run() {
 	w.Helper()
-	host := informers.NewSharedInformerFactoryWithOptions(w.host, 0, informers.WithTransform(podcache.NewTransform()))
-	own := externalversions.NewSharedInformerFactory(w.own, 0)
-	c, err := New(Config{
-		Host: w.client, HostInformers: host, Maintenance: w.own, MaintenanceInformers: own, InFlight: w.inFlight, Recorder: w.events,
-	})
-	if err != nil {
-		w.Fatal(err)
-	}
+	cluster := must.Get(host.NewCluster(host.Clients{Client: w.host, Unlimited: w.client, Maintenance: w.own, Recorder: w.events}, 0))(w)
+	cluster.InFlight = w.inFlight
+	c := must.Get(New(Config{Cluster: cluster}))(w)
 	watches := informertest.Count(w.host, w.own)
-	stop := make(chan struct{})
-	host.Start(stop)
-	own.Start(stop)
+	ctx, stop := context.WithCancel(context.Background())
+	cluster.Start(ctx)
 	watches.Wait(w.T, 0, "pods", "evacuations")
 	done := make(chan struct{})
 	go func() {
@@ -149,9 +142,8 @@ func (w *world) run() {
 	}()
 	w.Cleanup(func() {
 		<-done
-		close(stop)
-		host.Shutdown()
-		own.Shutdown()
+		stop()
+		cluster.Shutdown()
 	})
 }
 

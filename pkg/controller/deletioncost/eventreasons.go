@@ -25,7 +25,7 @@ func (c *Controller) reportBadCost(key types.NamespacedName, pod *corev1.Pod) {
 	if _, ok := Of(pod); ok || !c.isNewBadCost(key, value) {
 		return
 	}
-	c.recorder.Eventf(
+	c.Recorder.Eventf(
 		&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}, nil,
 		corev1.EventTypeWarning, EventBadDeletionCost, "Evacuate",
 		"The annotation %s is %q, which is not a 32-bit integer in plain notation. It counts as 0 in the order of evictions.",

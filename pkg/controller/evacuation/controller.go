@@ -26,7 +26,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	policylisters "k8s.io/client-go/listers/policy/v1"
@@ -42,11 +41,8 @@ import (
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/host/inflight"
-	"haulout.dev/haulout/pkg/host/owners"
-	"haulout.dev/haulout/pkg/host/podcache"
+	"haulout.dev/haulout/pkg/host"
 )
 
 // Name is the name of this controller in logs, metrics and queues.
@@ -76,18 +72,10 @@ const (
 
 // Config has the dependencies and options of the controller.
 type Config struct {
-	// Host is the client of the host cluster, which should not be rate limited; HostInformers are
-	// its informers. Their transform must keep everything that cache.Strip keeps.
-	Host          kubernetes.Interface
-	HostInformers informers.SharedInformerFactory
-	// Maintenance is the client of our own API with the identity of the server,
-	// MaintenanceInformers are its informers.
-	Maintenance          versioned.Interface
-	MaintenanceInformers externalversions.SharedInformerFactory
+	// Cluster has the clients and the caches.
+	Cluster *host.Cluster
 	// Selection tells which maintenances select the node of a pod.
 	Selection *selection.Selection
-	// Recorder writes events into the host cluster.
-	Recorder events.EventRecorder
 	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
 	// Liveness tracks what the workers are busy with; nil disables tracking.
@@ -101,8 +89,6 @@ type Config struct {
 	EvictionPolicy eviction.Policy
 	// Evictions sends the evictions.
 	Evictions eviction.Host
-	// InFlight takes in the evictions in flight; nil keeps them for this controller alone.
-	InFlight *inflight.Evictions
 	// SurgeTimeout returns how long the evacuator of Deployments may make no progress with a pod
 	// before the condition Blocked reports SurgePending. It must not block. Nil means
 	// protocol.DefaultSurgeTimeout for all pods.
@@ -204,17 +190,15 @@ type Controller struct {
 func New(config Config) (*Controller, error) {
 	registerMetrics()
 	config.setDefaults()
-	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
-	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
-	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
+	maintenances, evacuations := config.Cluster.NodeMaintenances, config.Cluster.Evacuations
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
+		host: config.Cluster.Unlimited, maintenance: config.Cluster.Maintenance, recorder: config.Cluster.Recorder, clock: config.Clock,
 		holders:      holds.Index{On: config.Selection.MaintenancesOn, Get: maintenances.Lister().Get},
 		completedTTL: config.CompletedTTL, startDeadline: config.EvacuatorStartDeadline,
 		budgetPatience: config.DaemonSetBudgetPatience, longGrace: config.LongGrace, surgeTimeout: config.SurgeTimeout, standing: config.Standing,
-		budgetLister:     config.HostInformers.Policy().V1().PodDisruptionBudgets().Lister(),
+		budgetLister:     config.Cluster.Budgets.Lister(),
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
-		maintenanceLister: maintenances.Lister(), podLister: podcache.PodLister(pods.Informer().GetIndexer()), nodeLister: nodes.Lister(),
+		maintenanceLister: maintenances.Lister(), podLister: config.Cluster.Pods.Lister(), nodeLister: config.Cluster.Nodes.Lister(),
 		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },
@@ -231,15 +215,11 @@ func New(config Config) (*Controller, error) {
 		arrivals:  arrivals{pods: map[types.UID]arrival{}},
 		blocked:   blockedTally{reasons: map[types.NamespacedName]string{}},
 	}
-	workloads, err := owners.NewCached(config.HostInformers)
-	if err != nil {
-		return nil, fmt.Errorf("owners of pods: %w", err)
-	}
 	queue, err := eviction.New(eviction.Config{
-		Owners: workloads,
-		Host:   config.Evictions, Pods: pods, Budgets: config.HostInformers.Policy().V1().PodDisruptionBudgets(), Clock: config.Clock,
+		Owners: config.Cluster.Owners,
+		Host:   config.Evictions, Pods: config.Cluster.Pods, Budgets: config.Cluster.Budgets, Clock: config.Clock,
 		Policy:   config.EvictionPolicy,
-		InFlight: config.InFlight,
+		InFlight: config.Cluster.InFlight,
 		Wanted:   c.isWanted,
 		Changed:  func(evacuation types.NamespacedName) { c.queue.Add(evacuation) },
 		Evicted:  c.sendEvicted,
@@ -248,13 +228,10 @@ func New(config Config) (*Controller, error) {
 		return nil, fmt.Errorf("queue of evictions: %w", err)
 	}
 	c.evictions = queue
-	if err := podcache.AddEvacuationsByNode(evacuations.Informer()); err != nil {
-		return nil, fmt.Errorf("add index: %w", err)
-	}
 	// No handler: a change of a maintenance needs no sync. Only the cache has to be synced, for
 	// deadlines.
 	c.synced = append(c.synced, maintenances.Informer().HasSynced, config.Selection.HasSynced)
-	return c, c.watch(evacuations.Informer(), pods.Informer(), nodes.Informer())
+	return c, c.watch(evacuations.Informer(), config.Cluster.Nodes.Informer(), config.Cluster.Pods)
 }
 
 // isWanted reports whether, according to the caches, the pod of an Evacuation still has to be

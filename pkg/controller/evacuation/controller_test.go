@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
@@ -25,7 +24,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/selection"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -212,23 +211,17 @@ func TestPodOfTheSameNameIsNotEvicted(t *testing.T) {
 	})
 }
 
-// newIdleController returns a controller that does not run, and the factory of its informers. Its
-// caches have only the objects that the test adds.
-func newIdleController(
-	t *testing.T, client *fake.Clientset, evacuation *v1alpha1.Evacuation,
-) (*Controller, externalversions.SharedInformerFactory) {
+// newIdleController returns a controller that does not run, and its cluster. Its caches have only the
+// objects that the test adds.
+func newIdleController(t *testing.T, client *fake.Clientset, evacuation *v1alpha1.Evacuation) (*Controller, *host.Cluster) {
 	t.Helper()
-	own := versionedfake.NewClientset()
-	ownInformers := externalversions.NewSharedInformerFactory(own, 0)
-	hostInformers := informers.NewSharedInformerFactory(client, 0)
-	selected := must.Get(selection.New(hostInformers.Core().V1().Nodes().Informer(),
-		ownInformers.Maintenance().V1alpha1().NodeMaintenances().Informer(), clock.RealClock{}))(t)
-	c := must.Get(New(Config{
-		Selection: selected, Host: client, HostInformers: hostInformers, Maintenance: own,
-		MaintenanceInformers: ownInformers, Recorder: &events.FakeRecorder{}, Evictions: &fakeHost{client: client},
-	}))(t)
-	must.Do(t, ownInformers.Maintenance().V1alpha1().Evacuations().Informer().GetIndexer().Add(evacuation))
-	return c, ownInformers
+	cluster := must.Get(host.NewCluster(host.Clients{
+		Client: client, Unlimited: client, Maintenance: versionedfake.NewClientset(), Recorder: &events.FakeRecorder{},
+	}, 0))(t)
+	selected := must.Get(selection.New(cluster.Nodes.Informer(), cluster.NodeMaintenances.Informer(), clock.RealClock{}))(t)
+	c := must.Get(New(Config{Cluster: cluster, Selection: selected, Evictions: &fakeHost{client: client}}))(t)
+	must.Do(t, cluster.Evacuations.Informer().GetIndexer().Add(evacuation))
+	return c, cluster
 }
 
 func TestPodThatIsNotInTheCache(t *testing.T) {

@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
@@ -28,7 +27,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/selection"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/informertest"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -204,10 +203,10 @@ type world struct {
 // maintenance drains all nodes, unless there is one among the objects. The test runs in a bubble of
 // synctest.
 func newWorld(
-	t *testing.T, at time.Duration, evacuation *v1alpha1.Evacuation, host ...runtime.Object,
+	t *testing.T, at time.Duration, evacuation *v1alpha1.Evacuation, objects ...runtime.Object,
 ) *world {
 	t.Helper()
-	return newWorldWith(t, at, evacuation, func(*fake.Clientset) {}, host...)
+	return newWorldWith(t, at, evacuation, func(*fake.Clientset) {}, objects...)
 }
 
 // newWorldWith is newWorld with changes to the fake host cluster before the controller starts.
@@ -217,19 +216,19 @@ func newWorldWith(
 ) *world {
 	t.Helper()
 	var nm runtime.Object = newMaintenance()
-	var host []runtime.Object
+	var inHost []runtime.Object
 	for _, object := range objects {
 		if _, ok := object.(*v1alpha1.NodeMaintenance); ok {
 			nm = object
 		} else {
-			host = append(host, object)
+			inHost = append(inHost, object)
 		}
 	}
 	// A bubble begins at start.
 	var clock informertest.Clock
 	clock.Step(at)
 	w := &world{
-		T: t, clock: clock, api: newFakeAPI(clock, evacuation, nm), client: fake.NewClientset(host...),
+		T: t, clock: clock, api: newFakeAPI(clock, evacuation, nm), client: fake.NewClientset(inHost...),
 		events: events.NewFakeRecorder(100), target: evacuation,
 	}
 	prepare(w.client)
@@ -237,18 +236,13 @@ func newWorldWith(
 		return w.client.Tracker().Delete(podsResource, e.Namespace, e.Name)
 	}}
 	w.accept = w.host.evict
-	hostInformers := informers.NewSharedInformerFactory(w.client, 0)
-	ownInformers := externalversions.NewSharedInformerFactory(w.api.client, 0)
-	selected := must.Get(selection.New(hostInformers.Core().V1().Nodes().Informer(),
-		ownInformers.Maintenance().V1alpha1().NodeMaintenances().Informer(), clock))(w)
-	c := must.Get(New(Config{
-		Selection: selected, Host: w.client, HostInformers: hostInformers, Maintenance: hanging{w.api.client, &w.answers},
-		MaintenanceInformers: ownInformers, Recorder: w.events, Clock: clock, Evictions: w.host,
-	}))(w)
+	cluster := must.Get(host.NewCluster(host.Clients{Client: w.client, Unlimited: w.client, Maintenance: w.api.client, Recorder: w.events}, 0))(w)
+	cluster.Maintenance = hanging{w.api.client, &w.answers}
+	selected := must.Get(selection.New(cluster.Nodes.Informer(), cluster.NodeMaintenances.Informer(), clock))(w)
+	c := must.Get(New(Config{Cluster: cluster, Selection: selected, Clock: clock, Evictions: w.host}))(w)
 	ctx, cancel := context.WithCancel(t.Context())
 	watches := informertest.Count(w.client, w.api.client)
-	hostInformers.Start(ctx.Done())
-	ownInformers.Start(ctx.Done())
+	cluster.Start(ctx)
 	watches.Wait(t, 0, "nodes", "pods", "poddisruptionbudgets", "nodemaintenances", "evacuations")
 	done := make(chan struct{})
 	go func() {
@@ -258,8 +252,7 @@ func newWorldWith(
 	t.Cleanup(func() {
 		cancel()
 		<-done
-		hostInformers.Shutdown()
-		ownInformers.Shutdown()
+		cluster.Shutdown()
 	})
 	return w
 }

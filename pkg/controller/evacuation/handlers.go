@@ -24,18 +24,18 @@ func keyOfPod(pod *corev1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID)}
 }
 
-func (c *Controller) watch(evacuations, pods, nodes cache.SharedIndexInformer) error {
+func (c *Controller) watch(evacuations, nodes cache.SharedIndexInformer, pods *podcache.Pods) error {
 	synced, err := podcache.AddHandlers(
 		podcache.Handled{Informer: evacuations, Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { c.evacuationChanged(obj.(*v1alpha1.Evacuation)) },
 			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj.(*v1alpha1.Evacuation)) },
 			DeleteFunc: c.evacuationGone,
 		}},
-		podcache.Handled{Informer: pods, Handler: podcache.UnpackedPods(cache.ResourceEventHandlerFuncs{
+		podcache.Handled{Informer: pods, Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { c.podAdded(obj.(*corev1.Pod)) },
 			UpdateFunc: func(old, obj any) { c.podChanged(old.(*corev1.Pod), obj.(*corev1.Pod)) },
 			DeleteFunc: c.podGone,
-		})},
+		}},
 		podcache.Handled{Informer: nodes, Handler: cache.ResourceEventHandlerFuncs{
 			UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) },
 		}},

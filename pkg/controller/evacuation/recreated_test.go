@@ -287,7 +287,7 @@ func TestGatherCountsComebacks(t *testing.T) {
 			c, own := newIdleController(t, fake.NewClientset(pod), evacuation)
 			for i := range 3 {
 				past := pastEvacuation(podName, time.Duration(i)*time.Second, time.Duration(i)*time.Second)
-				must.Do(t, own.Maintenance().V1alpha1().Evacuations().Informer().GetIndexer().Add(past))
+				must.Do(t, own.Evacuations.Informer().GetIndexer().Add(past))
 			}
 			s, err := c.gather(t.Context(), evacuation)
 			if err != nil || s.comebacks.count != tc.want {
@@ -300,7 +300,7 @@ func TestGatherCountsComebacks(t *testing.T) {
 func TestGatherRecognizesPodsByTheirCreation(t *testing.T) {
 	client := fake.NewClientset()
 	c, own := newIdleController(t, client, newEvacuation())
-	evacuations := own.Maintenance().V1alpha1().Evacuations().Informer().GetIndexer()
+	evacuations := own.Evacuations.Informer().GetIndexer()
 	for i := range 4 {
 		at := time.Duration(i) * time.Minute
 		e := pastEvacuation(fmt.Sprintf("p-%d", i), at+2*time.Second, at+5*time.Second)

@@ -20,12 +20,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 
+	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/informertest"
-	hostowners "haulout.dev/haulout/pkg/host/owners"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -135,15 +135,15 @@ func newWorld(t *testing.T, cfg worldConfig, objects ...runtime.Object) *world {
 	for _, object := range append(objects, cfg.objects...) {
 		must.Do(w, client.Tracker().Add(object))
 	}
-	factory := informers.NewSharedInformerFactory(client, 0)
+	cluster := must.Get(host.NewCluster(host.Clients{Client: client, Maintenance: versionedfake.NewClientset()}, 0))(w)
 	policy := DefaultPolicy()
 	policy.MaxConcurrent, policy.UnprotectedMaxUnavailable = cmp.Or(cfg.maxConcurrent, 50), cfg.unprotected
 	var owners Owners
 	if cfg.turns {
-		owners = must.Get(hostowners.NewCached(factory))(w)
+		owners = cluster.Owners
 	}
 	queue := must.Get(New(Config{
-		Host: w.host, Pods: factory.Core().V1().Pods(), Budgets: factory.Policy().V1().PodDisruptionBudgets(),
+		Host: w.host, Pods: cluster.Pods, Budgets: cluster.Budgets,
 		Clock: w.clock, Policy: policy, Owners: owners, Wanted: func(Request) bool { return !w.unwanted.Load() },
 		Changed: func(evacuation types.NamespacedName) {
 			w.mu.Lock()
@@ -154,7 +154,7 @@ func newWorld(t *testing.T, cfg worldConfig, objects ...runtime.Object) *world {
 	w.queue = queue
 	ctx, cancel := context.WithCancel(t.Context())
 	watches := informertest.Count(client)
-	factory.Start(ctx.Done())
+	cluster.Start(ctx)
 	watches.Wait(t, 0, "pods", "poddisruptionbudgets")
 	cache.WaitForCacheSync(ctx.Done(), queue.synced...)
 	done := make(chan struct{})
@@ -167,7 +167,7 @@ func newWorld(t *testing.T, cfg worldConfig, objects ...runtime.Object) *world {
 	t.Cleanup(func() {
 		cancel()
 		<-done
-		factory.Shutdown()
+		cluster.Shutdown()
 	})
 	w.live = cfg.live
 	return w

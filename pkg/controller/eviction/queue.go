@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/types"
-	coreinformers "k8s.io/client-go/informers/core/v1"
 	policyinformers "k8s.io/client-go/informers/policy/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -77,7 +76,7 @@ type Config struct {
 	Host Host
 	// Pods and Budgets are shared informers of the same cluster. New registers its handlers; the
 	// caller starts them.
-	Pods    coreinformers.PodInformer
+	Pods    *podcache.Pods
 	Budgets policyinformers.PodDisruptionBudgetInformer
 	Clock   clock.WithTicker
 	// Policy is how evictions are sent.
@@ -197,7 +196,7 @@ func New(cfg Config) (*Queue, error) {
 	registerMetrics()
 	q := &Queue{
 		host:    cfg.Host,
-		pods:    podcache.PodLister(cfg.Pods.Informer().GetIndexer()),
+		pods:    cfg.Pods.Lister(),
 		clock:   cfg.Clock,
 		changed: cfg.Changed,
 		wanted:  cfg.Wanted,
@@ -221,11 +220,11 @@ func New(cfg Config) (*Queue, error) {
 	q.free = newLane(types.NamespacedName{}, nil, cfg.Clock.Now())
 	q.ring = []*lane{q.free}
 
-	pods, err := cfg.Pods.Informer().AddEventHandler(podcache.UnpackedPods(cache.ResourceEventHandlerFuncs{
+	pods, err := cfg.Pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { q.podChanged(obj, false) },
 		UpdateFunc: func(_, obj any) { q.podChanged(obj, false) },
 		DeleteFunc: func(obj any) { q.podChanged(obj, true) },
-	}))
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -27,8 +26,8 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
@@ -54,21 +53,13 @@ const (
 
 // Config is what the controller needs.
 type Config struct {
-	// Host is the client of the host cluster, HostInformers are its informers. Their transform must
-	// leave what cache.Strip leaves.
-	Host          kubernetes.Interface
-	HostInformers informers.SharedInformerFactory
-	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its
-	// informers.
-	Maintenance          versioned.Interface
-	MaintenanceInformers externalversions.SharedInformerFactory
+	// Cluster has the clients and the caches.
+	Cluster *host.Cluster
 	// Selection, State and Rights are shared with the controller of maintenances.
 	Selection *selection.Selection
 	State     *nodestate.State
 	Rights    *rights.Cache
-	// Recorder writes events into the host cluster.
-	Recorder events.EventRecorder
-	Clock    clock.WithTicker
+	Clock     clock.WithTicker
 	// Liveness learns what the workers are busy with; it may be nil.
 	Liveness *loop.Tracker
 	// Evacuators are the classes of the built-in evacuators that are on.
@@ -126,17 +117,16 @@ type heldGeneration struct {
 // controller runs once.
 func New(config Config) (*Controller, error) {
 	registerMetrics()
-	nodes := config.HostInformers.Core().V1().Nodes().Informer()
-	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
+	nodes, maintenances := config.Cluster.Nodes.Informer(), config.Cluster.NodeMaintenances
 	c := &Controller{
-		host:              config.Host,
-		maintenance:       config.Maintenance,
+		host:              config.Cluster.Client,
+		maintenance:       config.Cluster.Maintenance,
 		maintenanceLister: maintenances.Lister(),
 		nodes:             nodes.GetIndexer(),
 		selection:         config.Selection,
 		state:             config.State,
 		rights:            config.Rights,
-		recorder:          config.Recorder,
+		recorder:          config.Cluster.Recorder,
 		clock:             config.Clock,
 		evacuators:        config.Evacuators,
 		storage:           config.StorageID,

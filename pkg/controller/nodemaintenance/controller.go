@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -30,8 +29,8 @@ import (
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/drain/holds"
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/rights"
 )
@@ -54,16 +53,8 @@ const (
 
 // Config is what the controller needs.
 type Config struct {
-	// Host is the client of the host cluster, HostInformers are its informers. Their transform must
-	// leave what cache.Strip leaves.
-	Host          kubernetes.Interface
-	HostInformers informers.SharedInformerFactory
-	// Maintenance is the client of our own API as the server itself, MaintenanceInformers are its
-	// informers.
-	Maintenance          versioned.Interface
-	MaintenanceInformers externalversions.SharedInformerFactory
-	// Recorder writes events into the host cluster.
-	Recorder events.EventRecorder
+	// Cluster has the clients and the caches.
+	Cluster *host.Cluster
 	// Clock is the time; nil is the real one.
 	Clock clock.WithTicker
 	// Selection, State and Rights are shared with the controller of nodes.
@@ -133,19 +124,16 @@ func New(config Config) (*Controller, error) {
 	if config.LongGrace == 0 {
 		config.LongGrace = protocol.DefaultLongGrace
 	}
-	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
-	volumes := config.HostInformers.Storage().V1().VolumeAttachments().Informer()
-	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
-	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
+	nodes, volumes := config.Cluster.Nodes, config.Cluster.VolumeAttachments.Informer()
 	c := &Controller{
-		host:              config.Host,
-		maintenance:       config.Maintenance,
-		recorder:          config.Recorder,
+		host:              config.Cluster.Client,
+		maintenance:       config.Cluster.Maintenance,
+		recorder:          config.Cluster.Recorder,
 		clock:             config.Clock,
-		maintenanceLister: maintenances.Lister(),
-		evacuationLister:  evacuations.Lister(),
+		maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
+		evacuationLister:  config.Cluster.Evacuations.Lister(),
 		nodeLister:        nodes.Lister(),
-		podLister:         podcache.PodLister(pods.Informer().GetIndexer()),
+		podLister:         config.Cluster.Pods.Lister(),
 		nodeIndexer:       nodes.Informer().GetIndexer(),
 		volumeIndexer:     volumes.GetIndexer(),
 		synced:            []cache.InformerSynced{config.Selection.HasSynced, config.State.HasSynced},
@@ -156,7 +144,7 @@ func New(config Config) (*Controller, error) {
 		selection:    config.Selection,
 		state:        config.State,
 		rights:       config.Rights,
-		latest:       loop.NewLatest[*v1alpha1.NodeMaintenance](maintenances.Informer().GetStore()),
+		latest:       loop.NewLatest[*v1alpha1.NodeMaintenance](config.Cluster.NodeMaintenances.Informer().GetStore()),
 		problems:     loop.NewFailures[string](config.Clock, nil),
 		stallTimeout: config.StallTimeout,
 		longGrace:    config.LongGrace,

@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/informers"
 	hostfake "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -18,8 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/controller/selection"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
@@ -34,11 +32,10 @@ func newControllers(
 			tb.Fatal(err)
 		}
 	}
-	host, maintenance := nodeConfig.HostInformers, nodeConfig.MaintenanceInformers
-	selected, err := selection.New(host.Core().V1().Nodes().Informer(),
-		maintenance.Maintenance().V1alpha1().NodeMaintenances().Informer(), nodeConfig.Clock)
+	cluster := nodeConfig.Cluster
+	selected, err := selection.New(cluster.Nodes.Informer(), cluster.NodeMaintenances.Informer(), nodeConfig.Clock)
 	must(err)
-	stateConfig.HostInformers, stateConfig.MaintenanceInformers, stateConfig.Selection = host, maintenance, selected
+	stateConfig.Cluster, stateConfig.Selection = cluster, selected
 	stateConfig.Clock, stateConfig.Evacuators = nodeConfig.Clock, nodeConfig.Evacuators
 	state, err := nodestate.New(stateConfig)
 	must(err)
@@ -46,9 +43,7 @@ func newControllers(
 	nodes, err := nodecontroller.New(nodeConfig)
 	must(err)
 	c, err := New(Config{
-		Host: nodeConfig.Host, HostInformers: host, Maintenance: nodeConfig.Maintenance,
-		MaintenanceInformers: maintenance, Selection: selected, State: state, Rights: nodeConfig.Rights,
-		Recorder: nodeConfig.Recorder, Clock: nodeConfig.Clock,
+		Cluster: cluster, Selection: selected, State: state, Rights: nodeConfig.Rights, Clock: nodeConfig.Clock,
 	})
 	must(err)
 	tb.Cleanup(func() {
@@ -64,15 +59,17 @@ func newControllers(
 // of its pods and Evacuations.
 func newController(tb testing.TB) (c *Controller, pods, evacuations cache.Store) {
 	tb.Helper()
-	host, maintenance := hostfake.NewClientset(), maintenancefake.NewClientset()
-	hostInformers, maintenanceInformers := informers.NewSharedInformerFactory(host,
-		0), externalversions.NewSharedInformerFactory(maintenance, 0)
+	cluster, err := host.NewCluster(host.Clients{
+		Client: hostfake.NewClientset(), Maintenance: maintenancefake.NewClientset(), Recorder: events.NewFakeRecorder(1),
+	}, 0)
+	if err != nil {
+		tb.Fatal(err)
+	}
 	_, c = newControllers(tb, nodecontroller.Config{
-		Host: host, HostInformers: hostInformers, Maintenance: maintenance, MaintenanceInformers: maintenanceInformers,
-		Recorder: events.NewFakeRecorder(1), Evacuators: sets.New[string](), Clock: clock.RealClock{},
+		Cluster: cluster, Evacuators: sets.New[string](), Clock: clock.RealClock{},
 		Rights: rights.NewCache(
 			rights.CacheConfig{Authorizer: &authorizerOfAll{refused: sets.New[string]()}, Clock: clock.RealClock{}},
 		),
-	}, nodestate.Config{Evictions: &inflight.Evictions{}})
-	return c, hostInformers.Core().V1().Pods().Informer().GetStore(), maintenanceInformers.Maintenance().V1alpha1().Evacuations().Informer().GetStore()
+	}, nodestate.Config{})
+	return c, cluster.Pods.Store(), cluster.Evacuations.Informer().GetStore()
 }

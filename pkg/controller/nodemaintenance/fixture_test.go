@@ -27,7 +27,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
-	"k8s.io/client-go/informers"
 	hostfake "k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
@@ -38,11 +37,12 @@ import (
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/informertest"
 	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/rights"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // fixture has two fake clusters, a clock and the controllers that run on them.
@@ -167,20 +167,16 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 // restart replaces the controllers by new ones, which know only the objects in the clusters.
 func (f *fixture) restart() {
 	f.t.Helper()
-	hostInformers := informers.NewSharedInformerFactoryWithOptions(f.host, 0,
-		informers.WithTransform(podcache.NewTransform()))
-	maintenanceInformers := externalversions.NewSharedInformerFactory(f.maintenance, 0)
+	cluster := must.Get(host.NewCluster(host.Clients{Client: f.host, Maintenance: f.maintenance, Recorder: f.recorder}, 0))(f.t)
+	cluster.InFlight = f.evictions
 	f.nodes, f.Controller = newControllers(f.t, nodecontroller.Config{
-		Host: f.host, HostInformers: hostInformers, Maintenance: f.maintenance,
-		MaintenanceInformers: maintenanceInformers,
-		Recorder:             f.recorder, Clock: f.clock, Evacuators: f.evacuatorsOn.Clone(), StorageID: testStorage,
+		Cluster: cluster, Clock: f.clock, Evacuators: f.evacuatorsOn.Clone(), StorageID: testStorage,
 		AdoptStorage: f.adopted, AdvertisePlanned: f.advertise,
 		Rights: rights.NewCache(rights.CacheConfig{Authorizer: f.rights, Clock: f.clock}),
-	}, nodestate.Config{Evictions: f.evictions, OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"}})
+	}, nodestate.Config{OwnPod: types.NamespacedName{Namespace: "default", Name: "haulout-1"}})
 	watched := []string{"nodes", "pods", "volumeattachments", "nodemaintenances", "evacuations"}
 	begun := f.watches.Fewest(watched...)
-	hostInformers.Start(f.ctx.Done())
-	maintenanceInformers.Start(f.ctx.Done())
+	cluster.Start(f.ctx)
 	f.watches.Wait(f.t, begun, watched...)
 	f.cached()
 }

@@ -13,7 +13,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/marks"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // A server that drains nodes must not evict itself before the others have left: then no controller
@@ -53,13 +52,9 @@ func (s *State) OwnPodsOn(node string) ([]types.UID, error) {
 	if s.ownPod.Name == "" {
 		return nil, nil
 	}
-	objects, err := s.pods.ByIndex(podcache.PodsByNode, node)
-	if err != nil {
-		return nil, err
-	}
 	var uids []types.UID
-	for _, obj := range objects {
-		if pod := podcache.UnpackPod(obj); pod != nil && drainplan.IsLive(pod) && s.isOwn(pod) {
+	for _, pod := range s.pods.OnNode(node) {
+		if drainplan.IsLive(pod) && s.isOwn(pod) {
 			uids = append(uids, pod.UID)
 		}
 	}

@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
@@ -33,23 +32,19 @@ import (
 	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/drain/marks"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // Config is what a State needs.
 type Config struct {
-	// HostInformers are those of the host cluster; their transform must leave what cache.Strip
-	// leaves. MaintenanceInformers are those of our own API.
-	HostInformers        informers.SharedInformerFactory
-	MaintenanceInformers externalversions.SharedInformerFactory
+	// Cluster has the clients and the caches.
+	Cluster *host.Cluster
 	// Selection reports changes of nodes. The State subscribes to it, so make the State before
 	// others subscribe that need it.
 	Selection *selection.Selection
-	// Evictions are the evictions in flight.
-	Evictions *inflight.Evictions
 	Clock     clock.PassiveClock
 	// Evacuators are the classes of the built-in evacuators that are on. Pods that only one of the
 	// others could move are left running.
@@ -88,7 +83,8 @@ type State struct {
 
 	clock             clock.PassiveClock
 	selection         *selection.Selection
-	pods, evacuations cache.Indexer
+	pods              *podcache.Pods
+	evacuations       cache.Indexer
 	podLister         corelisters.PodLister
 	evacuationLister  maintenancelisters.EvacuationLister
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
@@ -108,36 +104,28 @@ func New(config Config) (*State, error) {
 	if config.DaemonSetBudgetPatience == 0 {
 		config.DaemonSetBudgetPatience = protocol.DefaultBudgetPatience
 	}
-	pods := config.HostInformers.Core().V1().Pods().Informer()
-	maintenance := config.MaintenanceInformers.Maintenance().V1alpha1()
-	evacuations := maintenance.Evacuations().Informer()
+	evacuations := config.Cluster.Evacuations.Informer()
 	s := &State{
 		Cordons: newCordons(config.Clock), Taints: newCordons(config.Clock), Requests: newRequests(config.Clock),
-		Nodes:             loop.NewLatest[*corev1.Node](config.HostInformers.Core().V1().Nodes().Informer().GetStore()),
+		Nodes:             loop.NewLatest[*corev1.Node](config.Cluster.Nodes.Informer().GetStore()),
 		clock:             config.Clock,
 		selection:         config.Selection,
-		pods:              pods.GetIndexer(),
+		pods:              config.Cluster.Pods,
 		evacuations:       evacuations.GetIndexer(),
-		podLister:         podcache.PodLister(pods.GetIndexer()),
-		evacuationLister:  maintenance.Evacuations().Lister(),
-		maintenanceLister: maintenance.NodeMaintenances().Lister(),
-		evictions:         config.Evictions,
+		podLister:         config.Cluster.Pods.Lister(),
+		evacuationLister:  config.Cluster.Evacuations.Lister(),
+		maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
+		evictions:         config.Cluster.InFlight,
 		evacuators:        config.Evacuators,
 		budgetPatience:    config.DaemonSetBudgetPatience,
 		ownPod:            config.OwnPod,
 		views:             newViews(),
 	}
 	s.Troubles = loop.NewFailures(config.Clock, func(node string) { s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node) })
-	if err := podcache.AddPodsByNode(pods); err != nil {
-		return nil, fmt.Errorf("add index: %w", err)
-	}
-	if err := podcache.AddEvacuationsByNode(evacuations); err != nil {
-		return nil, fmt.Errorf("add index: %w", err)
-	}
 	config.Selection.Subscribe(selection.Subscriber{Node: s.nodeChanged, Maintenance: s.maintenanceChanged})
 	var err error
 	s.synced, err = podcache.AddHandlers(
-		podcache.Handled{Informer: pods, Handler: podcache.UnpackedPods(podcache.HandlerOf(s.podChanged))},
+		podcache.Handled{Informer: config.Cluster.Pods, Handler: podcache.HandlerOf(s.podChanged)},
 		podcache.Handled{Informer: evacuations, Handler: podcache.HandlerOf(s.evacuationChanged)},
 	)
 	if err != nil {

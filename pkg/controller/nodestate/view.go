@@ -16,7 +16,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // Pod is a live pod that counts for a node.
@@ -141,13 +140,9 @@ func (s *State) View(node *corev1.Node) (*View, error) {
 }
 
 func (s *State) buildView(node *corev1.Node) (*View, error) {
-	objects, err := s.pods.ByIndex(podcache.PodsByNode, node.Name)
-	if err != nil {
-		return nil, err
-	}
-	view := &View{Pods: make([]Pod, 0, len(objects)), Plan: &drainplan.Node{Name: node.Name, UID: node.UID}}
-	for _, obj := range objects {
-		pod := podcache.UnpackPod(obj)
+	pods := s.pods.OnNode(node.Name)
+	view := &View{Pods: make([]Pod, 0, len(pods)), Plan: &drainplan.Node{Name: node.Name, UID: node.UID}}
+	for _, pod := range pods {
 		if !drainplan.IsLive(pod) {
 			continue
 		}

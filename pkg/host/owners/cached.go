@@ -5,14 +5,14 @@ package owners
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
+	appsinformers "k8s.io/client-go/informers/apps/v1"
+	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
@@ -20,18 +20,14 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-const (
-	// podsByController is the index of pods by their namespace and the UID of their controller.
-	podsByController = "haulout.dev/pods-by-controller"
-	// replicaSetsByDeployment is the index of ReplicaSets by the namespace and the name of their
-	// Deployment. A Deployment that was recreated has another UID.
-	replicaSetsByDeployment = "haulout.dev/replicasets-by-deployment"
-)
+// replicaSetsByDeployment is the index of ReplicaSets by the namespace and the name of their
+// Deployment. A Deployment that was recreated has another UID.
+const replicaSetsByDeployment = "haulout.dev/replicasets-by-deployment"
 
 // Cached finds owners and their pods in the caches of informers. Its methods do not block, and its
 // objects must not be changed.
 type Cached struct {
-	pods                                                      cache.Indexer
+	pods                                                      *podcache.Pods
 	replicaSets, deployments, statefulSets, daemonSets, nodes cache.SharedIndexInformer
 }
 
@@ -39,28 +35,15 @@ var _ protocol.Owners = &Cached{}
 
 // NewCached returns the owners that informers of the host cluster know. The informers must not run
 // yet.
-func NewCached(host informers.SharedInformerFactory) (*Cached, error) {
-	pods, apps := host.Core().V1().Pods().Informer(), host.Apps().V1()
+func NewCached(pods *podcache.Pods, nodes coreinformers.NodeInformer, apps appsinformers.Interface) (*Cached, error) {
 	c := &Cached{
-		pods: pods.GetIndexer(), replicaSets: apps.ReplicaSets().Informer(), deployments: apps.Deployments().Informer(),
-		statefulSets: apps.StatefulSets().Informer(), daemonSets: apps.DaemonSets().Informer(), nodes: host.Core().V1().Nodes().Informer(),
+		pods: pods, replicaSets: apps.ReplicaSets().Informer(), deployments: apps.Deployments().Informer(),
+		statefulSets: apps.StatefulSets().Informer(), daemonSets: apps.DaemonSets().Informer(), nodes: nodes.Informer(),
 	}
-	if err := errors.Join(
-		podcache.AddIndex(pods, podsByController, indexByController),
-		podcache.AddIndex(c.replicaSets, replicaSetsByDeployment, indexByDeployment),
-	); err != nil {
-		return nil, fmt.Errorf("add indexes of owners: %w", err)
+	if err := podcache.AddIndex(c.replicaSets, replicaSetsByDeployment, indexByDeployment); err != nil {
+		return nil, fmt.Errorf("add index of ReplicaSets: %w", err)
 	}
 	return c, nil
-}
-
-func indexByController(obj any) ([]string, error) {
-	if pod := podcache.UnpackPod(obj); pod != nil {
-		if controller := metav1.GetControllerOfNoCopy(pod); controller != nil {
-			return []string{pod.Namespace + "/" + string(controller.UID)}, nil
-		}
-	}
-	return nil, nil
 }
 
 func indexByDeployment(obj any) ([]string, error) {
@@ -121,12 +104,7 @@ func (c *Cached) ReplicaSets(deployment types.NamespacedName) []*appsv1.ReplicaS
 
 // Pods returns the pods of a namespace whose controller has the UID.
 func (c *Cached) Pods(namespace string, controller types.UID) []*corev1.Pod {
-	objects, _ := c.pods.ByIndex(podsByController, namespace+"/"+string(controller))
-	pods := make([]*corev1.Pod, 0, len(objects))
-	for _, object := range objects {
-		pods = append(pods, podcache.UnpackPod(object))
-	}
-	return pods
+	return c.pods.Of(namespace, controller)
 }
 
 // Workload is what pods belong to: the Deployment, else their controller.

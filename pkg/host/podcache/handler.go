@@ -48,10 +48,12 @@ func isAnother(old, obj any) bool {
 	return err == nil && before.GetUID() != now.GetUID()
 }
 
-// Handled is an informer and the handler of its events.
+// Handled is an informer, or Pods, and the handler of its events.
 type Handled struct {
-	Informer cache.SharedIndexInformer
-	Handler  cache.ResourceEventHandler
+	Informer interface {
+		AddEventHandler(cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error)
+	}
+	Handler cache.ResourceEventHandler
 }
 
 // AddHandlers adds handlers to informers. It returns what reports whether each has had all that its

@@ -65,9 +65,9 @@ func (p *packedPod) unpack() *corev1.Pod {
 	return pod
 }
 
-// UnpackPod returns the pod of an object in the informer of pods, packed or not; nil if it is not a
+// unpackPod returns the pod of an object in the informer of pods, packed or not; nil if it is not a
 // pod. The pod must not be changed.
-func UnpackPod(obj any) *corev1.Pod {
+func unpackPod(obj any) *corev1.Pod {
 	switch o := obj.(type) {
 	case *packedPod:
 		return o.unpack()
@@ -77,17 +77,17 @@ func UnpackPod(obj any) *corev1.Pod {
 	return nil
 }
 
-// UnpackedPods returns a handler that gets unpacked pods.
-func UnpackedPods(handler cache.ResourceEventHandler) cache.ResourceEventHandler {
+// unpackedPods returns a handler that gets unpacked pods.
+func unpackedPods(handler cache.ResourceEventHandler) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerDetailedFuncs{
-		AddFunc:    func(obj any, initial bool) { handler.OnAdd(UnpackPod(obj), initial) },
-		UpdateFunc: func(old, obj any) { handler.OnUpdate(UnpackPod(old), UnpackPod(obj)) },
+		AddFunc:    func(obj any, initial bool) { handler.OnAdd(unpackPod(obj), initial) },
+		UpdateFunc: func(old, obj any) { handler.OnUpdate(unpackPod(old), unpackPod(obj)) },
 		DeleteFunc: func(obj any) {
 			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				handler.OnDelete(cache.DeletedFinalStateUnknown{Key: tombstone.Key, Obj: UnpackPod(tombstone.Obj)})
+				handler.OnDelete(cache.DeletedFinalStateUnknown{Key: tombstone.Key, Obj: unpackPod(tombstone.Obj)})
 				return
 			}
-			handler.OnDelete(UnpackPod(obj))
+			handler.OnDelete(unpackPod(obj))
 		},
 	}
 }
@@ -133,7 +133,7 @@ func (l podNamespaceLister) Get(name string) (*corev1.Pod, error) {
 	if !exists {
 		return nil, apierrors.NewNotFound(corev1.Resource("pods"), name)
 	}
-	return UnpackPod(obj), nil
+	return unpackPod(obj), nil
 }
 
 // unpacked returns the pods that match a selector, without unpacking the others.
@@ -141,7 +141,7 @@ func unpacked(objects []any, selector labels.Selector) []*corev1.Pod {
 	pods := make([]*corev1.Pod, 0, len(objects))
 	for _, obj := range objects {
 		if object, err := meta.Accessor(obj); err == nil && selector.Matches(labels.Set(object.GetLabels())) {
-			pods = append(pods, UnpackPod(obj))
+			pods = append(pods, unpackPod(obj))
 		}
 	}
 	return pods

@@ -6,11 +6,71 @@ package podcache
 
 import (
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
-// PodsByNode is the name of the index of pods by the node that they are bound to or nominated for.
-const PodsByNode = "haulout.dev/pods-by-node"
+const (
+	// podsByNode is the index of pods by the node that they are bound to or nominated for.
+	podsByNode = "haulout.dev/pods-by-node"
+	// podsByController is the index of pods by their namespace and the UID of their controller.
+	podsByController = "haulout.dev/pods-by-controller"
+)
+
+// Pods is the cache of the pods of the host cluster. Its pods must not be changed.
+type Pods struct {
+	informer cache.SharedIndexInformer
+}
+
+// NewPods returns the pods of an informer, packed or not, that does not run yet.
+func NewPods(informer cache.SharedIndexInformer) (*Pods, error) {
+	return &Pods{informer}, informer.AddIndexers(cache.Indexers{
+		podsByNode: func(obj any) ([]string, error) {
+			if pod := unpackPod(obj); pod != nil && NodeOf(pod) != "" {
+				return []string{NodeOf(pod)}, nil
+			}
+			return nil, nil
+		},
+		podsByController: func(obj any) ([]string, error) {
+			if pod := unpackPod(obj); pod != nil {
+				if controller := metav1.GetControllerOfNoCopy(pod); controller != nil {
+					return []string{pod.Namespace + "/" + string(controller.UID)}, nil
+				}
+			}
+			return nil, nil
+		},
+	})
+}
+
+// AddEventHandler adds a handler, which gets unpacked pods.
+func (p *Pods) AddEventHandler(handler cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+	return p.informer.AddEventHandler(unpackedPods(handler))
+}
+
+// Lister returns a lister of the pods.
+func (p *Pods) Lister() corelisters.PodLister { return PodLister(p.informer.GetIndexer()) }
+
+// Store returns the store, into which tests put pods.
+func (p *Pods) Store() cache.Store { return p.informer.GetStore() }
+
+// OnNode returns the pods that are bound to a node or nominated for it.
+func (p *Pods) OnNode(node string) []*corev1.Pod { return p.by(podsByNode, node) }
+
+// Of returns the pods of a namespace whose controller has the UID.
+func (p *Pods) Of(namespace string, controller types.UID) []*corev1.Pod {
+	return p.by(podsByController, namespace+"/"+string(controller))
+}
+
+func (p *Pods) by(index, value string) []*corev1.Pod {
+	objects, _ := p.informer.GetIndexer().ByIndex(index, value)
+	pods := make([]*corev1.Pod, 0, len(objects))
+	for _, object := range objects {
+		pods = append(pods, unpackPod(object))
+	}
+	return pods
+}
 
 // NodeOf returns the node a pod counts for: the one it is bound to or, for a Pending pod that is
 // not, the one it is nominated for, since the scheduler may be about to bind it.
@@ -26,19 +86,6 @@ func NodeOf(pod *corev1.Pod) string {
 		return pod.Status.NominatedNodeName
 	}
 	return ""
-}
-
-// AddPodsByNode adds the index PodsByNode, unless another controller has done so. The informer must
-// not run yet.
-func AddPodsByNode(informer cache.SharedIndexInformer) error {
-	return AddIndex(informer, PodsByNode, func(obj any) ([]string, error) {
-		if pod := UnpackPod(obj); pod != nil {
-			if node := NodeOf(pod); node != "" {
-				return []string{node}, nil
-			}
-		}
-		return nil, nil
-	})
 }
 
 // AddIndex adds an index to an informer, unless one of the same name is there. The informer must

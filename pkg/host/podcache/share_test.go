@@ -50,7 +50,7 @@ func TestSiblingsShareWhatIsEqual(t *testing.T) {
 	stripped := func(pod *corev1.Pod) *corev1.Pod {
 		t.Helper()
 		out := must.Get(transform(pod))(t)
-		return UnpackPod(out)
+		return unpackPod(out)
 	}
 	a, b, stranger := stripped(podOf("rs", 1)), stripped(podOf("rs", 2)), stripped(podOf("other", 3))
 	relabelled := podOf("rs", 4)
@@ -101,7 +101,7 @@ func TestTransformKeepsWhatStripKeeps(t *testing.T) {
 		}
 		want := must.Get(Strip(pod.DeepCopy()))(t)
 		packed, err := transform(pod)
-		if got := UnpackPod(packed); err != nil || !reflect.DeepEqual(got, want) {
+		if got := unpackPod(packed); err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("got %+v, %v, want %+v", got, err, want)
 		}
 	}

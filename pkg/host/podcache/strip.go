@@ -18,7 +18,7 @@ import (
 
 // NewTransform returns a transform for a whole informer factory of the host cluster: it removes the
 // fields that no controller reads, as Strip does, lets pods with the same controller share equal
-// parts, and packs pods, which have to be read with PodLister, UnpackPod and UnpackedPods. A
+// parts, and packs pods, which have to be read with PodLister, unpackPod and unpackedPods. A
 // cluster with 150,000 pods would not fit into memory otherwise.
 func NewTransform() cache.TransformFunc {
 	s := newSharing()

@@ -26,11 +26,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -38,10 +35,8 @@ import (
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
-	"haulout.dev/haulout/pkg/generated/clientset/versioned"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/host/owners"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
@@ -58,20 +53,12 @@ const (
 
 // Config has the dependencies and options of the controller.
 type Config struct {
-	// Host is the client of the host cluster, which reads the claims and volumes of a node;
-	// HostInformers are its informers. Their transform must keep everything that cache.Strip keeps.
-	Host          kubernetes.Interface
-	HostInformers informers.SharedInformerFactory
-	// Maintenance is the client of our own API with the identity of the server,
-	// MaintenanceInformers are its informers.
-	Maintenance          versioned.Interface
-	MaintenanceInformers externalversions.SharedInformerFactory
+	// Cluster has the clients and the caches.
+	Cluster *host.Cluster
 	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
 	// Liveness tracks what the workers are busy with; nil disables tracking.
 	Liveness *loop.Tracker
-	// Recorder writes events into the host cluster; nil writes none.
-	Recorder events.EventRecorder
 	// VolumeDetachTimeout is how long DaemonSet pods are kept, from the first of their Evacuations
 	// on a node, while the node still has volumes in use that no remaining pod uses; 0 means the
 	// default, and a negative value disables the wait.
@@ -80,18 +67,13 @@ type Config struct {
 
 // Controller is the evacuator.
 type Controller struct {
-	host        kubernetes.Interface
-	maintenance versioned.Interface
-	clock       clock.WithTicker
-	recorder    events.EventRecorder
+	*host.Cluster
+	clock clock.WithTicker
 
 	evacuationLister  maintenancelisters.EvacuationLister
-	evacuationIndexer cache.Indexer
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
 	nodeLister        corelisters.NodeLister
 	podLister         corelisters.PodLister
-	podIndexer        cache.Indexer
-	owners            *owners.Cached
 	synced            []cache.InformerSynced
 
 	queue *loop.Queue[types.NamespacedName]
@@ -111,14 +93,10 @@ func New(config Config) (*Controller, error) {
 	if config.VolumeDetachTimeout == 0 {
 		config.VolumeDetachTimeout = DefaultVolumeDetachTimeout
 	}
-	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
-	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
-	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, maintenance: config.Maintenance, clock: config.Clock, recorder: config.Recorder,
-		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(), maintenanceLister: maintenances.Lister(),
-		nodeLister: nodes.Lister(), podLister: podcache.PodLister(pods.Informer().GetIndexer()),
-		podIndexer: pods.Informer().GetIndexer(),
+		Cluster: config.Cluster, clock: config.Clock,
+		evacuationLister: config.Cluster.Evacuations.Lister(), maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
+		nodeLister: config.Cluster.Nodes.Lister(), podLister: config.Cluster.Pods.Lister(),
 		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness,
 			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },
@@ -126,18 +104,11 @@ func New(config Config) (*Controller, error) {
 		volumeDetachTimeout: config.VolumeDetachTimeout,
 		volumes:             volumesOfNodes{known: map[types.UID]knownVolumes{}},
 	}
-	if err := podcache.AddPodsByNode(pods.Informer()); err != nil {
+	if err := podcache.AddIndex(c.Evacuations.Informer(), evacuationsByNode, indexByNode); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	var err error
-	if c.owners, err = owners.NewCached(config.HostInformers); err != nil {
-		return nil, err
-	}
-	c.synced = append(c.synced, c.owners.HasSynced)
-	if err := podcache.AddIndex(evacuations.Informer(), evacuationsByNode, indexByNode); err != nil {
-		return nil, fmt.Errorf("add index: %w", err)
-	}
-	return c, c.watch(evacuations.Informer(), maintenances.Informer(), pods.Informer(), nodes.Informer())
+	c.synced = append(c.synced, c.Owners.HasSynced)
+	return c, c.watch()
 }
 
 // Run works until the context ends, and returns when the last write is done. The informers must
@@ -220,7 +191,7 @@ func (c *Controller) act(ctx context.Context, s *situation, d decision) error {
 	}
 	evacuation := s.evacuation.DeepCopy()
 	evacuation.Status = *d.status
-	client := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace)
+	client := c.Maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace)
 	_, err := client.UpdateStatus(ctx, evacuation, metav1.UpdateOptions{FieldManager: fieldManager})
 	if err != nil {
 		if apierrors.IsNotFound(err) {
@@ -250,10 +221,10 @@ const (
 // DaemonSets.
 func (c *Controller) warnOfUpdate(ctx context.Context, s *situation) {
 	owner := protocol.ControllerOf(s.pod, "DaemonSet")
-	if c.recorder == nil || owner == nil {
+	if c.Recorder == nil || owner == nil {
 		return
 	}
-	ds, err := c.owners.DaemonSet(ctx, s.pod.Namespace, owner.Name)
+	ds, err := c.Owners.DaemonSet(ctx, s.pod.Namespace, owner.Name)
 	if err != nil || ds == nil || ds.UID != owner.UID || ds.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
 		return
 	}
@@ -265,7 +236,7 @@ func (c *Controller) warnOfUpdate(ctx context.Context, s *situation) {
 	if !first {
 		return
 	}
-	c.recorder.Eventf(
+	c.Recorder.Eventf(
 		&corev1.ObjectReference{
 			APIVersion: appsv1.SchemeGroupVersion.String(), Kind: "DaemonSet", Namespace: ds.Namespace, Name: ds.Name, UID: ds.UID,
 		},

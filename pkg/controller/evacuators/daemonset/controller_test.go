@@ -19,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
@@ -27,9 +26,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/informertest"
-	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -68,17 +66,11 @@ func newWorld(
 // stop is called.
 func (w *world) start() (stop func()) {
 	w.Helper()
-	hostInformers := informers.NewSharedInformerFactoryWithOptions(w.host, 0,
-		informers.WithTransform(podcache.NewTransform()))
-	ownInformers := externalversions.NewSharedInformerFactory(w.api, 0)
-	c := must.Get(New(Config{
-		Host: w.host, HostInformers: hostInformers, Maintenance: w.api, MaintenanceInformers: ownInformers,
-		Recorder: w.events,
-	}))(w)
+	cluster := must.Get(host.NewCluster(host.Clients{Client: w.host, Maintenance: w.api, Recorder: w.events}, 0))(w)
+	c := must.Get(New(Config{Cluster: cluster}))(w)
 	ctx, cancel := context.WithCancel(w.Context())
 	watches := informertest.Count(w.host, w.api)
-	hostInformers.Start(ctx.Done())
-	ownInformers.Start(ctx.Done())
+	cluster.Start(ctx)
 	watches.Wait(w.T, 0, "nodes", "pods", "daemonsets", "nodemaintenances", "evacuations")
 	done := make(chan struct{})
 	go func() {
@@ -88,8 +80,7 @@ func (w *world) start() (stop func()) {
 	stop = sync.OnceFunc(func() {
 		cancel()
 		<-done
-		hostInformers.Shutdown()
-		ownInformers.Shutdown()
+		cluster.Shutdown()
 	})
 	w.Cleanup(stop)
 	return stop

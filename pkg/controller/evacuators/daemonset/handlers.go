@@ -28,27 +28,27 @@ func indexByNode(obj any) ([]string, error) {
 	return nil, nil
 }
 
-func (c *Controller) watch(evacuations, maintenances, pods, nodes cache.SharedIndexInformer) error {
+func (c *Controller) watch() error {
 	synced, err := podcache.AddHandlers(
-		podcache.Handled{Informer: evacuations, Handler: cache.ResourceEventHandlerFuncs{
+		podcache.Handled{Informer: c.Evacuations.Informer(), Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    c.evacuationChanged,
 			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj) },
 		}},
-		podcache.Handled{Informer: maintenances, Handler: cache.ResourceEventHandlerFuncs{
+		podcache.Handled{Informer: c.NodeMaintenances.Informer(), Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc: func(obj any) { c.targetsChanged(nil, obj.(*v1alpha1.NodeMaintenance)) },
 			UpdateFunc: func(old, obj any) {
 				c.targetsChanged(old.(*v1alpha1.NodeMaintenance), obj.(*v1alpha1.NodeMaintenance))
 			},
 		}},
-		podcache.Handled{Informer: pods, Handler: podcache.UnpackedPods(cache.ResourceEventHandlerFuncs{
+		podcache.Handled{Informer: c.Pods, Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc: func(obj any) { c.enqueueFor(obj.(*corev1.Pod)) },
 			UpdateFunc: func(_, obj any) {
 				if pod := obj.(*corev1.Pod); drainplan.TypeOf(pod, "") == v1alpha1.PodTypeDaemonSet {
 					c.enqueueFor(pod)
 				}
 			},
-		})},
-		podcache.Handled{Informer: nodes, Handler: cache.ResourceEventHandlerFuncs{
+		}},
+		podcache.Handled{Informer: c.Nodes.Informer(), Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc: func(obj any) { c.mark(obj.(*corev1.Node).Name) },
 			UpdateFunc: func(old, obj any) {
 				before, node := old.(*corev1.Node), obj.(*corev1.Node)
@@ -100,7 +100,7 @@ func (c *Controller) enqueueFor(pod *corev1.Pod) {
 
 // mark enqueues the Evacuations on a node.
 func (c *Controller) mark(node string) {
-	objects, err := c.evacuationIndexer.ByIndex(evacuationsByNode, node)
+	objects, err := c.Evacuations.Informer().GetIndexer().ByIndex(evacuationsByNode, node)
 	if err != nil {
 		return
 	}

@@ -77,7 +77,7 @@ func (c *Controller) volumesUntil(node *corev1.Node, evacuation *v1alpha1.Evacua
 		return time.Time{}
 	}
 	first := evacuation.CreationTimestamp.Time
-	objects, err := c.evacuationIndexer.ByIndex(evacuationsByNode, node.Name)
+	objects, err := c.Evacuations.Informer().GetIndexer().ByIndex(evacuationsByNode, node.Name)
 	if err == nil {
 		for _, obj := range objects {
 			if e, ok := obj.(*v1alpha1.Evacuation); ok && e.CreationTimestamp.Time.Before(first) {
@@ -116,14 +116,9 @@ func (c *Controller) unusedVolumes(ctx context.Context, node *corev1.Node, now t
 
 // claimsOn returns the claims of the remaining pods on a node.
 func (c *Controller) claimsOn(node string) []types.NamespacedName {
-	objects, err := c.podIndexer.ByIndex(podcache.PodsByNode, node)
-	if err != nil {
-		return nil
-	}
 	claims := sets.New[types.NamespacedName]()
-	for _, obj := range objects {
-		pod := podcache.UnpackPod(obj)
-		if pod == nil || !drainplan.IsLive(pod) {
+	for _, pod := range c.Pods.OnNode(node) {
+		if !drainplan.IsLive(pod) {
 			continue
 		}
 		for _, v := range pod.Spec.Volumes {
@@ -142,11 +137,11 @@ func (c *Controller) claimsOn(node string) []types.NamespacedName {
 func (c *Controller) volumesOf(ctx context.Context, claims []types.NamespacedName) sets.Set[corev1.UniqueVolumeName] {
 	used := sets.New[corev1.UniqueVolumeName]()
 	for _, claim := range claims {
-		pvc, err := c.host.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+		pvc, err := c.Client.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 		if err != nil || pvc.Spec.VolumeName == "" {
 			continue
 		}
-		pv, err := c.host.CoreV1().PersistentVolumes().Get(ctx, pvc.Spec.VolumeName, metav1.GetOptions{})
+		pv, err := c.Client.CoreV1().PersistentVolumes().Get(ctx, pvc.Spec.VolumeName, metav1.GetOptions{})
 		if err == nil && pv.Spec.CSI != nil {
 			used.Insert(corev1.UniqueVolumeName(csiVolume + pv.Spec.CSI.Driver + "^" + pv.Spec.CSI.VolumeHandle))
 		}

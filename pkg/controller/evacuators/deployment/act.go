@@ -148,7 +148,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 	}
 	options := metav1.PatchOptions{FieldManager: fieldManager}
 	if s.target.autoscaler != nil {
-		written, err := c.host.AutoscalingV2().HorizontalPodAutoscalers(key.Namespace).Patch(ctx, object.GetName(), types.MergePatchType, patch, options)
+		written, err := c.Client.AutoscalingV2().HorizontalPodAutoscalers(key.Namespace).Patch(ctx, object.GetName(), types.MergePatchType, patch, options)
 		if err != nil {
 			return loop.IgnoreNotFound(err)
 		}
@@ -156,7 +156,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 		c.known.wrote(key, change.record)
 		return nil
 	}
-	written, err := c.host.AppsV1().Deployments(key.Namespace).Patch(ctx, object.GetName(), types.MergePatchType, patch, options)
+	written, err := c.Client.AppsV1().Deployments(key.Namespace).Patch(ctx, object.GetName(), types.MergePatchType, patch, options)
 	if err != nil {
 		return loop.IgnoreNotFound(err)
 	}
@@ -197,9 +197,9 @@ func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field str
 	var live metav1.Object
 	var err error
 	if _, isDeployment := cached.(*appsv1.Deployment); isDeployment {
-		live, err = c.host.AppsV1().Deployments(cached.GetNamespace()).Get(ctx, cached.GetName(), metav1.GetOptions{})
+		live, err = c.Client.AppsV1().Deployments(cached.GetNamespace()).Get(ctx, cached.GetName(), metav1.GetOptions{})
 	} else {
-		live, err = c.host.AutoscalingV2().HorizontalPodAutoscalers(cached.GetNamespace()).Get(ctx, cached.GetName(), metav1.GetOptions{})
+		live, err = c.Client.AutoscalingV2().HorizontalPodAutoscalers(cached.GetNamespace()).Get(ctx, cached.GetName(), metav1.GetOptions{})
 	}
 	if err != nil {
 		return false, err
@@ -232,7 +232,7 @@ func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field str
 func (c *Controller) report(ctx context.Context, now time.Time, r report) error {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	client, current := c.maintenance.MaintenanceV1alpha1().Evacuations(r.evacuation.Namespace), r.evacuation
+	client, current := c.Maintenance.MaintenanceV1alpha1().Evacuations(r.evacuation.Namespace), r.evacuation
 	return loop.IgnoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		written := current.DeepCopy()
 		r.writeTo(&written.Status, now)
@@ -278,7 +278,7 @@ func (r *report) writeTo(status *v1alpha1.EvacuationStatus, now time.Time) {
 // syncAutoscaler reverts the surge of an autoscaler whose user has pointed it at something that is
 // no Deployment since. Otherwise nothing would give it its minReplicas back.
 func (c *Controller) syncAutoscaler(ctx context.Context, key types.NamespacedName) error {
-	object, exists, err := c.autoscalers.GetByKey(key.String())
+	object, exists, err := c.Autoscalers.Informer().GetIndexer().GetByKey(key.String())
 	if err != nil || !exists {
 		return err
 	}

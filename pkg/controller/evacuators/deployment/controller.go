@@ -25,21 +25,15 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/pdb"
-	"haulout.dev/haulout/pkg/generated/clientset/versioned"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/host/inflight"
-	"haulout.dev/haulout/pkg/host/owners"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
@@ -48,18 +42,8 @@ const Name = "deployment-evacuator"
 
 // Config has the dependencies and options of the controller.
 type Config struct {
-	// Host is the client of the host cluster; HostInformers are its informers. Their transform must
-	// keep everything that cache.Strip keeps.
-	Host          kubernetes.Interface
-	HostInformers informers.SharedInformerFactory
-	// Maintenance is the client of our own API with the identity of the server,
-	// MaintenanceInformers are its informers.
-	Maintenance          versioned.Interface
-	MaintenanceInformers externalversions.SharedInformerFactory
-	// InFlight are the evictions that have been sent: a surge is not reverted before their answers.
-	InFlight *inflight.Evictions
-	// Recorder writes events into the host cluster.
-	Recorder events.EventRecorder
+	// Cluster has the clients and the caches.
+	Cluster *host.Cluster
 	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
 	// Liveness tracks what the workers are busy with; nil disables tracking.
@@ -95,12 +79,9 @@ func (i item) logAs() (key string, value any) {
 
 // Controller is the evacuator.
 type Controller struct {
-	host        kubernetes.Interface
-	inFlight    *inflight.Evictions
-	maintenance versioned.Interface
-	recorder    events.EventRecorder
-	clock       clock.WithTicker
-	timeout     time.Duration
+	*host.Cluster
+	clock   clock.WithTicker
+	timeout time.Duration
 	// startDeadline is Config.EvacuatorStartDeadline.
 	startDeadline time.Duration
 	off           bool
@@ -111,8 +92,6 @@ type Controller struct {
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
 	nodeLister        corelisters.NodeLister
 	podLister         corelisters.PodLister
-	owners            *owners.Cached
-	autoscalers       cache.Indexer
 	// latestDeployments and latestAutoscalers are as cached, or as written by this process.
 	latestDeployments loop.Latest[*appsv1.Deployment]
 	latestAutoscalers loop.Latest[*autoscalingv2.HorizontalPodAutoscaler]
@@ -136,40 +115,24 @@ func New(config Config) (*Controller, error) {
 	if config.SurgeTimeout == 0 {
 		config.SurgeTimeout = protocol.DefaultSurgeTimeout
 	}
-	if config.InFlight == nil {
-		config.InFlight = &inflight.Evictions{}
-	}
-	nodes, pods := config.HostInformers.Core().V1().Nodes(), config.HostInformers.Core().V1().Pods()
-	deployments, budgets := config.HostInformers.Apps().V1().Deployments(), config.HostInformers.Policy().V1().PodDisruptionBudgets()
-	autoscalers := config.HostInformers.Autoscaling().V2().HorizontalPodAutoscalers()
-	maintenances := config.MaintenanceInformers.Maintenance().V1alpha1().NodeMaintenances()
-	evacuations := config.MaintenanceInformers.Maintenance().V1alpha1().Evacuations()
 	c := &Controller{
-		host: config.Host, inFlight: config.InFlight, maintenance: config.Maintenance, recorder: config.Recorder, clock: config.Clock,
+		Cluster: config.Cluster, clock: config.Clock,
 		timeout: config.SurgeTimeout, startDeadline: config.EvacuatorStartDeadline, off: config.Off,
-		evacuationLister: evacuations.Lister(), maintenanceLister: maintenances.Lister(),
-		nodeLister: nodes.Lister(), podLister: podcache.PodLister(pods.Informer().GetIndexer()),
-		autoscalers:       autoscalers.Informer().GetIndexer(),
-		latestDeployments: loop.NewLatest[*appsv1.Deployment](deployments.Informer().GetStore()),
-		latestAutoscalers: loop.NewLatest[*autoscalingv2.HorizontalPodAutoscaler](autoscalers.Informer().GetStore()),
+		evacuationLister: config.Cluster.Evacuations.Lister(), maintenanceLister: config.Cluster.NodeMaintenances.Lister(),
+		nodeLister: config.Cluster.Nodes.Lister(), podLister: config.Cluster.Pods.Lister(),
+		latestDeployments: loop.NewLatest[*appsv1.Deployment](config.Cluster.Deployments.Informer().GetStore()),
+		latestAutoscalers: loop.NewLatest[*autoscalingv2.HorizontalPodAutoscaler](config.Cluster.Autoscalers.Informer().GetStore()),
 		queue: loop.NewQueue(loop.Config[item]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, LogAs: item.logAs, Failed: func() { syncErrors.Inc() },
 		}),
 		known:   newTracked(),
 		budgets: pdb.NewIndex(nil),
 	}
-	var err error
-	if c.owners, err = owners.NewCached(config.HostInformers); err != nil {
-		return nil, err
-	}
-	if err := podcache.AddIndex(autoscalers.Informer(), autoscalersByDeployment, indexByDeployment); err != nil {
+	if err := podcache.AddIndex(c.Autoscalers.Informer(), autoscalersByDeployment, indexByDeployment); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)
 	}
-	c.synced = append(c.synced, c.owners.HasSynced, maintenances.Informer().HasSynced)
-	return c, c.watch(handled{
-		evacuations: evacuations.Informer(), deployments: deployments.Informer(), autoscalers: autoscalers.Informer(), pods: pods.Informer(),
-		nodes: nodes.Informer(), budgets: budgets.Informer(),
-	})
+	c.synced = append(c.synced, c.Owners.HasSynced, c.NodeMaintenances.Informer().HasSynced)
+	return c, c.watch()
 }
 
 // Run works until the context ends, and returns when the last write is done. The informers must

@@ -23,7 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
@@ -34,10 +33,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/surge"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/informertest"
-	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -75,17 +73,12 @@ func newUnstartedWorld(t *testing.T, evacuations []runtime.Object, host ...runti
 // run starts a controller, which knows nothing but what is in the API.
 func (w *world) run() {
 	w.Helper()
-	hostInformers := informers.NewSharedInformerFactoryWithOptions(w.host, 0,
-		informers.WithTransform(podcache.NewTransform()))
-	ownInformers := externalversions.NewSharedInformerFactory(w.own, 0)
-	c := must.Get(New(Config{
-		Host: w.host, HostInformers: hostInformers, Maintenance: w.own, MaintenanceInformers: ownInformers,
-		Recorder: w.recorder, InFlight: &w.inFlight,
-	}))(w)
+	cluster := must.Get(host.NewCluster(host.Clients{Client: w.host, Maintenance: w.own, Recorder: w.recorder}, 0))(w)
+	cluster.InFlight = &w.inFlight
+	c := must.Get(New(Config{Cluster: cluster}))(w)
 	ctx, cancel := context.WithCancel(w.Context())
 	watches := informertest.Count(w.host, w.own)
-	hostInformers.Start(ctx.Done())
-	ownInformers.Start(ctx.Done())
+	cluster.Start(ctx)
 	watches.Wait(w.T, 0, "nodes", "pods", "deployments", "horizontalpodautoscalers", "poddisruptionbudgets",
 		"nodemaintenances", "evacuations")
 	done := make(chan struct{})
@@ -96,8 +89,7 @@ func (w *world) run() {
 	w.stop = func() {
 		cancel()
 		<-done
-		hostInformers.Shutdown()
-		ownInformers.Shutdown()
+		cluster.Shutdown()
 	}
 }
 
@@ -356,7 +348,7 @@ func TestPurposeIsTheFirstMaintenanceThatDrainsTheNode(t *testing.T) {
 		}
 		own = append(own, nm)
 	}
-	c := newIdle(t, own, []runtime.Object{newNode("drained", true), newNode("good", false)})
+	c := newKnowing(t, own, []runtime.Object{newNode("drained", true), newNode("good", false)})
 	for range 20 {
 		for node, want := range map[string]string{"drained": " for NodeMaintenance rack-7", "good": "", "other": ""} {
 			if got := c.purposeOn(node); got != want {

@@ -64,7 +64,7 @@ func (c *Controller) writeCosts(ctx context.Context, d decision) {
 				return
 			}
 			call, cancel := context.WithTimeout(ctx, costTimeout)
-			if err := write(call, c.host, p); err != nil && ctx.Err() == nil {
+			if err := write(call, c.Client, p); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Info("Cannot write the deletion cost of a pod", "pod", klog.KObj(p), "reason", err.Error())
 			}
 			cancel()

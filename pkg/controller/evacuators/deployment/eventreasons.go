@@ -63,7 +63,7 @@ func (c *Controller) send(s situation, events []event) {
 		if isStep(e.reason) {
 			surges.WithLabelValues(e.reason).Inc()
 		}
-		c.recorder.Eventf(about, nil, e.eventType, e.reason, e.action, "%s", e.message)
+		c.Recorder.Eventf(about, nil, e.eventType, e.reason, e.action, "%s", e.message)
 	}
 }
 

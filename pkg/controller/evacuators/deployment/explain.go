@@ -211,7 +211,7 @@ func (c *Controller) readWaiting(ctx context.Context, s *situation) error {
 		if s.stepOf(p) != stepScheduled || len(read) == enough {
 			continue
 		}
-		live, err := c.host.CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
+		live, err := c.Client.CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
 		if loop.IgnoreNotFound(err) != nil {
 			return err
 		}

@@ -74,7 +74,7 @@ func (s *situation) readAnnotations() {
 }
 
 func (c *Controller) autoscalersOf(key types.NamespacedName) ([]*autoscalingv2.HorizontalPodAutoscaler, error) {
-	objects, err := c.autoscalers.ByIndex(autoscalersByDeployment, key.String())
+	objects, err := c.Autoscalers.Informer().GetIndexer().ByIndex(autoscalersByDeployment, key.String())
 	if err != nil {
 		return nil, err
 	}
@@ -127,10 +127,10 @@ func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAu
 // gatherPods fills in the pods of the Deployment with their Evacuations, nodes and budgets.
 func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 	staysUp, purposes, budgets := map[string]bool{}, map[string]string{}, map[string][]*policyv1.PodDisruptionBudget{}
-	for _, set := range c.owners.ReplicaSets(key) {
+	for _, set := range c.Owners.ReplicaSets(key) {
 		isOurs := s.deployment != nil && metav1.IsControlledBy(set, s.deployment)
 		isActive := ptr.Deref(set.Spec.Replicas, 1) > 0
-		for _, p := range c.owners.Pods(set.Namespace, set.UID) {
+		for _, p := range c.Owners.Pods(set.Namespace, set.UID) {
 			if p.DeletionTimestamp != nil || !drainplan.IsLive(p) {
 				continue
 			}
@@ -158,7 +158,7 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 			_, isSettled := s.memory.settled[p.UID]
 			s.pods = append(s.pods, pod{
 				// The Evacuation was read before: after its withdrawal no eviction is sent.
-				Pod: p, evacuation: evacuation, isEvicting: c.inFlight.Has(p.UID), purpose: purpose, budgets: c.budgetsOf(p, budgets),
+				Pod: p, evacuation: evacuation, isEvicting: c.InFlight.Has(p.UID), purpose: purpose, budgets: c.budgetsOf(p, budgets),
 				staysUp: isSettled || staysUp[p.Spec.NodeName],
 			})
 		}
@@ -250,7 +250,7 @@ func (c *Controller) readClaims(ctx context.Context, s *situation) error {
 		return nil
 	}
 	for _, name := range surge.Claims(s.deployment) {
-		claim, err := c.host.CoreV1().PersistentVolumeClaims(s.deployment.Namespace).Get(ctx, name, metav1.GetOptions{})
+		claim, err := c.Client.CoreV1().PersistentVolumeClaims(s.deployment.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			continue
 		}
@@ -295,7 +295,7 @@ func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedNam
 		return nil
 	}
 	// The cache may not have its ReplicaSet yet.
-	_, comes, err := owners.DeploymentOf(ctx, p, owners.NewLive(c.host))
+	_, comes, err := owners.DeploymentOf(ctx, p, owners.NewLive(c.Client))
 	if err != nil {
 		return err
 	}

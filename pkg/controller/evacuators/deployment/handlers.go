@@ -36,19 +36,14 @@ func indexByDeployment(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// handled are the informers with event handlers.
-type handled struct {
-	evacuations, deployments, autoscalers, pods, nodes, budgets cache.SharedIndexInformer
-}
-
-func (c *Controller) watch(h handled) error {
+func (c *Controller) watch() error {
 	synced, err := podcache.AddHandlers(
-		podcache.Handled{Informer: h.evacuations, Handler: changes(c.evacuationChanged)},
-		podcache.Handled{Informer: h.deployments, Handler: changes(c.deploymentChanged)},
-		podcache.Handled{Informer: h.autoscalers, Handler: changes(c.autoscalerChanged)},
-		podcache.Handled{Informer: h.pods, Handler: podcache.UnpackedPods(changes(c.podChanged))},
-		podcache.Handled{Informer: h.nodes, Handler: cache.ResourceEventHandlerFuncs{UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) }}},
-		podcache.Handled{Informer: h.budgets, Handler: podcache.HandlerOf(c.budgetChanged)},
+		podcache.Handled{Informer: c.Evacuations.Informer(), Handler: changes(c.evacuationChanged)},
+		podcache.Handled{Informer: c.Deployments.Informer(), Handler: changes(c.deploymentChanged)},
+		podcache.Handled{Informer: c.Autoscalers.Informer(), Handler: changes(c.autoscalerChanged)},
+		podcache.Handled{Informer: c.Pods, Handler: changes(c.podChanged)},
+		podcache.Handled{Informer: c.Nodes.Informer(), Handler: cache.ResourceEventHandlerFuncs{UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) }}},
+		podcache.Handled{Informer: c.Budgets.Informer(), Handler: podcache.HandlerOf(c.budgetChanged)},
 	)
 	c.synced = append(c.synced, synced...)
 	return err
@@ -103,13 +98,13 @@ func (c *Controller) enqueueOwner(p *corev1.Pod) bool {
 
 // deploymentOf returns the Deployment of a pod, as far as the cache knows it.
 func (c *Controller) deploymentOf(p *corev1.Pod) (types.NamespacedName, bool) {
-	key, ok, err := owners.DeploymentOf(context.Background(), p, c.owners)
+	key, ok, err := owners.DeploymentOf(context.Background(), p, c.Owners)
 	return key, ok && err == nil
 }
 
 // cached returns a Deployment of the cache, or nil.
 func (c *Controller) cached(key types.NamespacedName) *appsv1.Deployment {
-	d, err := c.owners.Deployment(context.Background(), key.Namespace, key.Name)
+	d, err := c.Owners.Deployment(context.Background(), key.Namespace, key.Name)
 	if err != nil {
 		return nil
 	}

@@ -18,17 +18,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -339,15 +335,10 @@ func (h hangingPods) Patch(
 func TestHangingCostsDoNotHoldBackASync(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, own := fake.NewClientset(), versionedfake.NewClientset()
-		c := must.Get(New(Config{
-			Host:          client,
-			HostInformers: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(podcache.NewTransform())),
-			Maintenance:   own, MaintenanceInformers: externalversions.NewSharedInformerFactory(own, 0),
-			Recorder: events.NewFakeRecorder(10),
-		}))(t)
+		c := newIdle(t, client, own)
 		defer c.queue.ShutDown()
 		host := hanging{client, map[string]int{}}
-		c.host = host
+		c.Client = host
 		var pods []*corev1.Pod
 		for i := range 3 {
 			pods = append(pods, newTestPod(fmt.Sprintf("web-%d", i), cheapest).Pod)

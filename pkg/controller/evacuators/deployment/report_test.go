@@ -16,8 +16,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -25,8 +26,7 @@ import (
 	versioned "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	versionedfake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	typed "haulout.dev/haulout/pkg/generated/clientset/versioned/typed/maintenance/v1alpha1"
-	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
-	"haulout.dev/haulout/pkg/host/podcache"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -84,15 +84,10 @@ func TestHangingReportsDoNotHoldBackOthers(t *testing.T) {
 		sound := newTestPod("web-0", leaves(ours)).evacuation
 		d.reports = append(d.reports, report{evacuation: sound, message: "Waits.", progress: true})
 		client, own := fake.NewClientset(), versionedfake.NewClientset(sound)
-		c := must.Get(New(Config{
-			Host:          client,
-			HostInformers: informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(podcache.NewTransform())),
-			Maintenance:   own, MaintenanceInformers: externalversions.NewSharedInformerFactory(own, 0),
-			Recorder: events.NewFakeRecorder(10),
-		}))(t)
+		c := newIdle(t, client, own)
 		defer c.queue.ShutDown()
 		sent := map[string]int{}
-		c.maintenance = hangingReports{own, sent}
+		c.Maintenance = hangingReports{own, sent}
 		key := types.NamespacedName{Namespace: testNamespace, Name: testName}
 		sync := func() {
 			t.Helper()
@@ -159,7 +154,7 @@ func BenchmarkLook(b *testing.B) {
 		names = append(names, p.evacuation.Name)
 	}
 	host = append(host, newDeployment(pods+150, recorded(pods, pods+150, names[:maxRecorded]...)))
-	c := newIdle(b, evacuations, host)
+	c := newKnowing(b, evacuations, host)
 	key := types.NamespacedName{Namespace: testNamespace, Name: testName}
 	for b.Loop() {
 		s := must.Get(c.gather(b.Context(), key))(b)
@@ -168,24 +163,21 @@ func BenchmarkLook(b *testing.B) {
 	}
 }
 
-// newIdle returns a controller that knows the objects and does nothing with them.
-func newIdle(tb testing.TB, evacuations, host []runtime.Object) *Controller {
+// newIdle returns a controller that does not run, on clusters of which it knows nothing yet.
+func newIdle(tb testing.TB, client kubernetes.Interface, own versioned.Interface) *Controller {
 	tb.Helper()
-	hostClient, own := fake.NewClientset(host...), versionedfake.NewClientset(evacuations...)
-	hostInformers := informers.NewSharedInformerFactoryWithOptions(hostClient, 0,
-		informers.WithTransform(podcache.NewTransform()))
-	ownInformers := externalversions.NewSharedInformerFactory(own, 0)
-	c := must.Get(New(Config{
-		Host: hostClient, HostInformers: hostInformers, Maintenance: own, MaintenanceInformers: ownInformers,
+	return must.Get(New(Config{
+		Cluster: must.Get(host.NewCluster(host.Clients{Client: client, Maintenance: own, Recorder: events.NewFakeRecorder(10)}, 0))(tb),
 	}))(tb)
-	hostInformers.Start(tb.Context().Done())
-	ownInformers.Start(tb.Context().Done())
-	tb.Cleanup(func() {
-		hostInformers.Shutdown()
-		ownInformers.Shutdown()
-	})
-	hostInformers.WaitForCacheSync(tb.Context().Done())
-	ownInformers.WaitForCacheSync(tb.Context().Done())
+}
+
+// newKnowing returns a controller that knows the objects and does nothing with them.
+func newKnowing(tb testing.TB, evacuations, host []runtime.Object) *Controller {
+	tb.Helper()
+	c := newIdle(tb, fake.NewClientset(host...), versionedfake.NewClientset(evacuations...))
+	c.Start(tb.Context())
+	tb.Cleanup(c.Shutdown)
+	cache.WaitForCacheSync(tb.Context().Done(), c.synced...)
 	return c
 }
 

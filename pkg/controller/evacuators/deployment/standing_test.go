@@ -11,22 +11,15 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/host/owners"
-	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // knowing returns a controller that knows a Deployment and the ReplicaSet of its pods.
 func knowing(t *testing.T, d *appsv1.Deployment) *Controller {
 	t.Helper()
-	factory := informers.NewSharedInformerFactory(fake.NewClientset(), 0)
-	c, apps := &Controller{owners: must.Get(owners.NewCached(factory))(t)}, factory.Apps().V1()
-	must.Do(t, apps.Deployments().Informer().GetStore().Add(d))
-	must.Do(t, apps.ReplicaSets().Informer().GetStore().Add(newReplicaSet()))
-	return c
+	return newKnowing(t, nil, []runtime.Object{d, newReplicaSet()})
 }
 
 func TestSurgeTimeout(t *testing.T) {

@@ -1,0 +1,99 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+// Package host has the host cluster, and our own API in it, as the controllers share them.
+package host
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/informers"
+	appsinformers "k8s.io/client-go/informers/apps/v1"
+	autoscalinginformers "k8s.io/client-go/informers/autoscaling/v2"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	policyinformers "k8s.io/client-go/informers/policy/v1"
+	storageinformers "k8s.io/client-go/informers/storage/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
+
+	"haulout.dev/haulout/pkg/generated/clientset/versioned"
+	externalversions "haulout.dev/haulout/pkg/generated/informers/externalversions"
+	maintenanceinformers "haulout.dev/haulout/pkg/generated/informers/externalversions/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/host/inflight"
+	"haulout.dev/haulout/pkg/host/owners"
+	"haulout.dev/haulout/pkg/host/podcache"
+)
+
+// Clients are what a Cluster reads and writes with.
+type Clients struct {
+	// Client is the client of the host cluster.
+	Client kubernetes.Interface
+	// Unlimited has no rate limit. It is for controllers that limit themselves.
+	Unlimited kubernetes.Interface
+	// Maintenance is the client of our own API with the identity of the server.
+	Maintenance versioned.Interface
+	// Recorder writes events into the host cluster.
+	Recorder events.EventRecorder
+}
+
+// Cluster has the clients and the caches of all controllers of one term of leadership. Its informers
+// keep of objects only what podcache.Strip keeps, and pack pods: no controller gets the informer of
+// pods itself, whose generated lister panics.
+type Cluster struct {
+	Clients
+	// InFlight are the evictions whose answers have not come.
+	InFlight *inflight.Evictions
+
+	Pods              *podcache.Pods
+	Owners            *owners.Cached
+	Nodes             coreinformers.NodeInformer
+	Budgets           policyinformers.PodDisruptionBudgetInformer
+	Deployments       appsinformers.DeploymentInformer
+	Autoscalers       autoscalinginformers.HorizontalPodAutoscalerInformer
+	VolumeAttachments storageinformers.VolumeAttachmentInformer
+
+	NodeMaintenances maintenanceinformers.NodeMaintenanceInformer
+	// Evacuations have the index podcache.EvacuationsByNode.
+	Evacuations maintenanceinformers.EvacuationInformer
+
+	host informers.SharedInformerFactory
+	own  externalversions.SharedInformerFactory
+}
+
+// NewCluster makes a cluster whose informers do not run yet: first make the controllers, which add
+// their handlers and indexes.
+func NewCluster(clients Clients, resync time.Duration) (*Cluster, error) {
+	host := informers.NewSharedInformerFactoryWithOptions(clients.Client, resync, informers.WithTransform(podcache.NewTransform()))
+	own := externalversions.NewSharedInformerFactoryWithOptions(clients.Maintenance, resync, externalversions.WithTransform(podcache.Strip))
+	c := &Cluster{
+		Clients: clients, InFlight: &inflight.Evictions{}, host: host, own: own,
+		Nodes: host.Core().V1().Nodes(), Budgets: host.Policy().V1().PodDisruptionBudgets(),
+		Deployments: host.Apps().V1().Deployments(), Autoscalers: host.Autoscaling().V2().HorizontalPodAutoscalers(), VolumeAttachments: host.Storage().V1().VolumeAttachments(),
+		NodeMaintenances: own.Maintenance().V1alpha1().NodeMaintenances(), Evacuations: own.Maintenance().V1alpha1().Evacuations(),
+	}
+	var err error
+	if c.Pods, err = podcache.NewPods(host.Core().V1().Pods().Informer()); err != nil {
+		return nil, fmt.Errorf("add indexes of pods: %w", err)
+	}
+	if c.Owners, err = owners.NewCached(c.Pods, c.Nodes, host.Apps().V1()); err != nil {
+		return nil, err
+	}
+	if err := podcache.AddEvacuationsByNode(c.Evacuations.Informer()); err != nil {
+		return nil, fmt.Errorf("add index of Evacuations: %w", err)
+	}
+	return c, nil
+}
+
+// Start starts the informers.
+func (c *Cluster) Start(ctx context.Context) {
+	c.host.StartWithContext(ctx)
+	c.own.StartWithContext(ctx)
+}
+
+// Shutdown waits until the informers have stopped, after their context has ended.
+func (c *Cluster) Shutdown() {
+	c.host.Shutdown()
+	c.own.Shutdown()
+}
