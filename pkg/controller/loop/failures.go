@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -36,10 +35,12 @@ type Failures[K comparable] struct {
 	clock   clock.PassiveClock
 	changed func(K)
 
-	mu    sync.Mutex
-	byKey map[K]map[string]Failure
-	told  map[K]string
+	byKey Memory[K, failing]
+	told  Memory[K, string]
 }
+
+// failing has the failures of a key by what they are about. It is replaced, never changed.
+type failing map[string]Failure
 
 // NewFailures creates an empty memory of failures. It calls changed, which may be nil, when
 // something begins or ceases to fail.
@@ -47,30 +48,34 @@ func NewFailures[K comparable](clock clock.PassiveClock, changed func(K)) *Failu
 	if changed == nil {
 		changed = func(K) {}
 	}
-	return &Failures[K]{clock: clock, changed: changed, byKey: map[K]map[string]Failure{}, told: map[K]string{}}
+	return &Failures[K]{clock: clock, changed: changed}
 }
 
 // Note takes in the outcome of an attempt; an empty text ends the failure. It reports whether one
 // that was visible has ended.
 func (f *Failures[K]) Note(key K, about, text string) (ended bool) {
-	f.mu.Lock()
-	before, failed := f.byKey[key][about]
-	switch {
-	case text == "":
-		delete(f.byKey[key], about)
-		if len(f.byKey[key]) == 0 {
-			delete(f.byKey, key)
+	var failed bool
+	f.byKey.Change(key, func(before failing, _ bool) (failing, bool) {
+		one, known := before[about]
+		if failed = known; !known && text == "" {
+			return before, len(before) > 0
 		}
-		ended = failed && f.clock.Since(before.Since) >= VisibleAfter
-	case failed:
-		f.byKey[key][about] = Failure{About: about, Since: before.Since, Text: text}
-	default:
-		if f.byKey[key] == nil {
-			f.byKey[key] = map[string]Failure{}
+		now := maps.Clone(before)
+		if text == "" {
+			ended = f.clock.Since(one.Since) >= VisibleAfter
+			delete(now, about)
+			return now, len(now) > 0
 		}
-		f.byKey[key][about] = Failure{About: about, Since: f.clock.Now(), Text: text}
-	}
-	f.mu.Unlock()
+		if now == nil {
+			now = failing{}
+		}
+		since := f.clock.Now()
+		if known {
+			since = one.Since
+		}
+		now[about] = Failure{About: about, Since: since, Text: text}
+		return now, true
+	})
 	if failed != (text != "") {
 		f.changed(key)
 	}
@@ -79,10 +84,7 @@ func (f *Failures[K]) Note(key K, about, text string) (ended bool) {
 
 // End ends what fails about something, for whatever key.
 func (f *Failures[K]) End(about string) {
-	f.mu.Lock()
-	keys := slices.Collect(maps.Keys(f.byKey))
-	f.mu.Unlock()
-	for _, key := range keys {
+	for _, key := range f.byKey.Keys() {
 		f.Note(key, about, "")
 	}
 }
@@ -90,9 +92,8 @@ func (f *Failures[K]) End(about string) {
 // Visible returns what has failed for VisibleAfter, the oldest first, and how long it takes until
 // something else has, 0 if nothing will.
 func (f *Failures[K]) Visible(key K) (visible []Failure, next time.Duration) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, one := range f.byKey[key] {
+	failures, _ := f.byKey.Get(key)
+	for _, one := range failures {
 		if wait := VisibleAfter - f.clock.Since(one.Since); wait <= 0 {
 			visible = append(visible, one)
 		} else if next == 0 || wait < next {
@@ -113,20 +114,16 @@ func (f *Failures[K]) Of(key K) (oldest *Failure, next time.Duration) {
 }
 
 // Tell reports whether a text about a key is another one than the last.
-func (f *Failures[K]) Tell(key K, text string) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.told[key] == text {
-		return false
-	}
-	f.told[key] = text
-	return true
+func (f *Failures[K]) Tell(key K, text string) (isNew bool) {
+	f.told.Change(key, func(last string, _ bool) (string, bool) {
+		isNew = last != text
+		return text, true
+	})
+	return isNew
 }
 
 // Forget drops what is remembered of a key.
 func (f *Failures[K]) Forget(key K) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	delete(f.byKey, key)
-	delete(f.told, key)
+	f.byKey.Forget(key)
+	f.told.Forget(key)
 }

@@ -5,6 +5,7 @@ package loop
 
 import (
 	"maps"
+	"slices"
 	"sync"
 )
 
@@ -49,6 +50,13 @@ func (m *Memory[K, V]) Change(key K, change func(value V, known bool) (next V, k
 		m.byKey = map[K]V{}
 	}
 	m.byKey[key] = next
+}
+
+// Keys returns the keys of which something is remembered, in no order.
+func (m *Memory[K, V]) Keys() []K {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Keys(m.byKey))
 }
 
 // Sweep drops what is old.

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/utils/clock"
@@ -22,10 +21,7 @@ const StuckAfter = 10 * time.Minute
 // nothing and is always healthy.
 type Tracker struct {
 	clock clock.PassiveClock
-
-	mu   sync.Mutex
-	next uint64
-	busy map[uint64]work
+	busy  Memory[*work, struct{}]
 }
 
 type work struct {
@@ -35,7 +31,7 @@ type work struct {
 
 // NewTracker returns an empty tracker.
 func NewTracker(c clock.PassiveClock) *Tracker {
-	return &Tracker{clock: c, busy: map[uint64]work{}}
+	return &Tracker{clock: c}
 }
 
 // Start records that a worker starts to work on something, for example "nodemaintenance kernel";
@@ -44,16 +40,9 @@ func (t *Tracker) Start(what string) (done func()) {
 	if t == nil {
 		return func() {}
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	id := t.next
-	t.next++
-	t.busy[id] = work{what: what, since: t.clock.Now()}
-	return func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		delete(t.busy, id)
-	}
+	w := &work{what: what, since: t.clock.Now()}
+	t.busy.Set(w, struct{}{})
+	return func() { t.busy.Forget(w) }
 }
 
 // Check implements a health check: it fails if a worker has been busy with one item for longer than
@@ -62,10 +51,8 @@ func (t *Tracker) Check(*http.Request) error {
 	if t == nil {
 		return nil
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	var stuck []string
-	for _, w := range t.busy {
+	for _, w := range t.busy.Keys() {
 		if busy := t.clock.Since(w.since); busy > StuckAfter {
 			stuck = append(stuck, fmt.Sprintf("%s for %v", w.what, busy.Round(time.Second)))
 		}

@@ -79,7 +79,7 @@ type Controller struct {
 	queue *loop.Queue[types.NamespacedName]
 
 	volumeDetachTimeout time.Duration
-	volumes             volumesOfNodes
+	volumes             loop.Memory[types.UID, knownVolumes]
 	// warned are the DaemonSets that have a warning event. A new leader may send it again.
 	warned loop.Memory[types.UID, struct{}]
 }
@@ -102,7 +102,6 @@ func New(config Config) (*Controller, error) {
 			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },
 		}),
 		volumeDetachTimeout: config.VolumeDetachTimeout,
-		volumes:             volumesOfNodes{known: map[types.UID]knownVolumes{}},
 	}
 	if err := podcache.AddIndex(c.Evacuations.Informer(), evacuationsByNode, indexByNode); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)

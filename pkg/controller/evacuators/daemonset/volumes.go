@@ -7,7 +7,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -29,14 +28,8 @@ const (
 	maxClaims = 256
 )
 
-// volumesOfNodes caches which volumes of a node its remaining pods use, since the syncs of all
-// DaemonSet pods of a node need it.
-type volumesOfNodes struct {
-	mu    sync.Mutex
-	known map[types.UID]knownVolumes
-}
-
-// knownVolumes is the cached result for a state of a node.
+// knownVolumes are the volumes of a node that none of its remaining pods uses, since the syncs of all
+// DaemonSet pods of a node need them, and the state of the node that they are of.
 type knownVolumes struct {
 	inUse []corev1.UniqueVolumeName
 	// claims are the claims of the remaining pods, sorted.
@@ -47,27 +40,6 @@ type knownVolumes struct {
 
 // volumesFresh is how long a result is cached while the node and its pods have not changed.
 const volumesFresh = 30 * time.Second
-
-// get returns the unused volumes of a node, if they are cached for its current state.
-func (v *volumesOfNodes) get(node *corev1.Node, claims []types.NamespacedName, now time.Time) (unused []string, ok bool) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	known, ok := v.known[node.UID]
-	ok = ok && now.Sub(known.at) < volumesFresh &&
-		slices.Equal(known.inUse, node.Status.VolumesInUse) && slices.Equal(known.claims, claims)
-	return known.unused, ok
-}
-
-func (v *volumesOfNodes) set(node types.UID, known knownVolumes) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for uid, k := range v.known {
-		if known.at.Sub(k.at) >= volumesFresh {
-			delete(v.known, uid)
-		}
-	}
-	v.known[node] = known
-}
 
 // volumesUntil returns the end of the wait for the volumes of a node, which starts at its first
 // Evacuation of a DaemonSet pod. The zero time means no wait: a node that is not ready unmounts
@@ -99,8 +71,9 @@ func isCSIVolume(name corev1.UniqueVolumeName) bool {
 // unusedVolumes returns the CSI volumes that a node has in use and none of its remaining pods uses.
 func (c *Controller) unusedVolumes(ctx context.Context, node *corev1.Node, now time.Time) []string {
 	claims := c.claimsOn(node.Name)
-	if unused, ok := c.volumes.get(node, claims, now); ok {
-		return unused
+	known, _ := c.volumes.Get(node.UID)
+	if now.Sub(known.at) < volumesFresh && slices.Equal(known.inUse, node.Status.VolumesInUse) && slices.Equal(known.claims, claims) {
+		return known.unused
 	}
 	used := c.volumesOf(ctx, claims)
 	var unused []string
@@ -110,7 +83,8 @@ func (c *Controller) unusedVolumes(ctx context.Context, node *corev1.Node, now t
 		}
 	}
 	slices.Sort(unused)
-	c.volumes.set(node.UID, knownVolumes{inUse: node.Status.VolumesInUse, claims: claims, unused: unused, at: now})
+	c.volumes.Sweep(func(known knownVolumes) bool { return now.Sub(known.at) >= volumesFresh })
+	c.volumes.Set(node.UID, knownVolumes{inUse: node.Status.VolumesInUse, claims: claims, unused: unused, at: now})
 	return unused
 }
 

@@ -153,7 +153,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 			return loop.IgnoreNotFound(err)
 		}
 		c.latestAutoscalers.Wrote(stripped(written))
-		c.known.wrote(key, change.record)
+		c.known.change(key, func(s *state) { s.record, s.refused = change.record, refusal{} })
 		return nil
 	}
 	written, err := c.Client.AppsV1().Deployments(key.Namespace).Patch(ctx, object.GetName(), types.MergePatchType, patch, options)
@@ -161,7 +161,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 		return loop.IgnoreNotFound(err)
 	}
 	c.latestDeployments.Wrote(stripped(written))
-	c.known.wrote(key, change.record)
+	c.known.change(key, func(s *state) { s.record, s.refused = change.record, refusal{} })
 	return nil
 }
 

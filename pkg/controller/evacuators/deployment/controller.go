@@ -125,7 +125,6 @@ func New(config Config) (*Controller, error) {
 		queue: loop.NewQueue(loop.Config[item]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, LogAs: item.logAs, Failed: func() { syncErrors.Inc() },
 		}),
-		known:   newTracked(),
 		budgets: pdb.NewIndex(nil),
 	}
 	if err := podcache.AddIndex(c.Autoscalers.Informer(), autoscalersByDeployment, indexByDeployment); err != nil {
@@ -165,11 +164,11 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	c.known.haveLooked(key, s.now, len(s.pods))
 	d := decide(s)
 	// The reports make the controller of Evacuations ask for it.
-	c.known.stands(key, d.memory.standing)
+	c.known.change(key, func(s *state) { s.standing = d.memory.standing })
 	scaled, err := c.act(ctx, key, s, d)
 	if scaled && !(d.idle && err == nil) {
 		// A report that was written must not count as progress a second time.
-		c.known.remember(key, d.memory)
+		c.known.change(key, func(s *state) { s.memory = d.memory })
 	}
 	if !scaled && !apierrors.IsConflict(err) && ctx.Err() == nil {
 		c.tellScaleFailed(ctx, key, s, d, err)
@@ -178,7 +177,7 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 		return err
 	}
 	if d.idle {
-		c.known.forget(key)
+		c.known.Forget(key)
 	}
 	if !d.wake.IsZero() {
 		c.queue.AddAfter(item{NamespacedName: key}, d.wake.Sub(s.now))

@@ -60,7 +60,7 @@ const (
 
 // lookAt enqueues a Deployment: immediately, unless it has just been synced.
 func (c *Controller) lookAt(key types.NamespacedName) {
-	c.queue.AddAfter(item{NamespacedName: key}, c.known.nextLook(key).Sub(c.clock.Now()))
+	c.queue.AddAfter(item{NamespacedName: key}, c.known.get(key).nextLook.Sub(c.clock.Now()))
 }
 
 // changes returns a handler that treats additions, updates and deletions alike.
@@ -156,7 +156,10 @@ func (c *Controller) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 	if err != nil {
 		return
 	}
-	for _, key := range c.known.keys(func(key types.NamespacedName) bool { return key.Namespace == budget.Namespace }) {
+	for _, key := range c.known.Keys() {
+		if key.Namespace != budget.Namespace {
+			continue
+		}
 		if d := c.cached(key); d != nil && selector.Matches(labels.Set(d.Spec.Template.Labels)) {
 			c.lookAt(key)
 		}
@@ -169,7 +172,7 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	if isUnderMaintenance(old) == isUnderMaintenance(node) {
 		return
 	}
-	for _, key := range c.known.keys(func(types.NamespacedName) bool { return true }) {
+	for _, key := range c.known.Keys() {
 		c.lookAt(key)
 	}
 }

@@ -133,10 +133,10 @@ func TestLooksAtALargeDeploymentPause(t *testing.T) {
 		"the pause is bounded":                                 {100000, 250 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
-			known := newTracked()
-			is.True(t, known.nextLook(key).IsZero(), "the first look is put off")
+			var known tracked
+			is.True(t, known.get(key).nextLook.IsZero(), "the first look is put off")
 			known.haveLooked(key, now, tc.pods)
-			is.Equal(t, known.nextLook(key).Sub(now), tc.want, "a pause of")
+			is.Equal(t, known.get(key).nextLook.Sub(now), tc.want, "a pause of")
 		})
 	}
 }
@@ -227,7 +227,8 @@ func TestFailedSurgesAreTriedAgain(t *testing.T) {
 		}
 	}
 	t.Run("a further refusal doubles the rest", func(t *testing.T) {
-		key, known := types.NamespacedName{Namespace: testNamespace, Name: testName}, newTracked()
+		var known tracked
+		key := types.NamespacedName{Namespace: testNamespace, Name: testName}
 		for _, tc := range []struct{ at, retry time.Duration }{
 			{0, 10 * time.Minute}, {time.Minute, 10 * time.Minute}, {10 * time.Minute, 20 * time.Minute},
 			{11 * time.Minute, 20 * time.Minute}, {21 * time.Minute, 41 * time.Minute},

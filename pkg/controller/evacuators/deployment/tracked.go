@@ -5,11 +5,11 @@ package deployment
 
 import (
 	"maps"
-	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+
+	"haulout.dev/haulout/pkg/controller/loop"
 )
 
 // longestWait is the maximum of restAfter, unless the surge timeout is longer.
@@ -18,8 +18,7 @@ const longestWait = time.Hour
 // tracked caches what this process knows about Deployments with leaving pods. It need not survive a
 // restart: it avoids syncs of Deployments without leaving pods.
 type tracked struct {
-	mu          sync.Mutex
-	deployments map[types.NamespacedName]*state
+	loop.Memory[types.NamespacedName, state]
 }
 
 // state is the state of one Deployment.
@@ -55,124 +54,63 @@ func restAfter(failed int, timeout time.Duration) time.Duration {
 	return min(timeout<<min(failed, 10), max(longestWait, timeout))
 }
 
-func newTracked() tracked {
-	return tracked{deployments: map[types.NamespacedName]*state{}}
+// change changes the state of a Deployment, and tracks it from now on.
+func (t *tracked) change(key types.NamespacedName, change func(*state)) {
+	t.Change(key, func(s state, _ bool) (state, bool) {
+		change(&s)
+		return s, true
+	})
 }
 
 // isTracked reports whether a Deployment is tracked.
 func (t *tracked) isTracked(key types.NamespacedName) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	_, ok := t.deployments[key]
+	_, ok := t.Get(key)
 	return ok
 }
 
-// keys returns all tracked Deployments for which keep returns true.
-func (t *tracked) keys(keep func(types.NamespacedName) bool) []types.NamespacedName {
-	t.mu.Lock()
-	keys := slices.Collect(maps.Keys(t.deployments))
-	t.mu.Unlock()
-	return slices.DeleteFunc(keys, func(key types.NamespacedName) bool { return !keep(key) })
-}
-
-// state must be called with the lock held.
-func (t *tracked) state(key types.NamespacedName) *state {
-	if t.deployments[key] == nil {
-		t.deployments[key] = &state{}
-	}
-	return t.deployments[key]
-}
-
-// get returns a copy of the state of a Deployment.
+// get returns the state of a Deployment, which is zero if it is not tracked.
 func (t *tracked) get(key types.NamespacedName) state {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if s := t.deployments[key]; s != nil {
-		return *s
-	}
-	return state{}
-}
-
-func (t *tracked) remember(key types.NamespacedName, m memory) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.state(key).memory = m
-}
-
-func (t *tracked) stands(key types.NamespacedName, standing Standing) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.state(key).standing = standing
+	s, _ := t.Get(key)
+	return s
 }
 
 // haveLooked tracks a Deployment from now on. It records the start of a sync and its number of
 // pods.
 func (t *tracked) haveLooked(key types.NamespacedName, at time.Time, pods int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.state(key).nextLook = at.Add(min(time.Duration(pods)*pausePerPod, longestPause))
-}
-
-// nextLook returns the earliest time of the next sync of a Deployment.
-func (t *tracked) nextLook(key types.NamespacedName) time.Time {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if s := t.deployments[key]; s != nil {
-		return s.nextLook
-	}
-	return time.Time{}
-}
-
-// wrote records the record that a write of the target has set.
-func (t *tracked) wrote(key types.NamespacedName, r *record) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := t.state(key)
-	s.record, s.refused = r, refusal{}
+	t.change(key, func(s *state) { s.nextLook = at.Add(min(time.Duration(pods)*pausePerPod, longestPause)) })
 }
 
 // scaleFailed records that the replica count could not be written, and reports whether the error is
 // new. If that was tried again after the surge timeout and a rest, the turns end after the first
 // failure, and the next rest is longer.
-func (t *tracked) scaleFailed(key types.NamespacedName, text string, now time.Time, timeout time.Duration) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := t.state(key)
-	was := s.refused
-	if was.text == "" {
-		s.refused.since = now
-	} else if !now.Before(was.retryAt(timeout)) {
-		s.refused.since = now.Add(-timeout)
-		s.refused.declined++
-	}
-	s.refused.text = text
-	return was.text != text
+func (t *tracked) scaleFailed(key types.NamespacedName, text string, now time.Time, timeout time.Duration) (isNew bool) {
+	t.change(key, func(s *state) {
+		was := s.refused
+		if was.text == "" {
+			s.refused.since = now
+		} else if !now.Before(was.retryAt(timeout)) {
+			s.refused.since = now.Add(-timeout)
+			s.refused.declined++
+		}
+		s.refused.text, isNew = text, was.text != text
+	})
+	return isNew
 }
 
-// reported records the result of a report to an Evacuation.
+// reported records the result of a report to an Evacuation of a tracked Deployment.
 func (t *tracked) reported(key types.NamespacedName, evacuation string, now time.Time, err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := t.deployments[key]
-	if s == nil {
-		return
-	}
-	if _, failed := s.unreported[evacuation]; err == nil && !failed {
-		return
-	}
-	replaced := maps.Clone(s.unreported)
-	if replaced == nil {
-		replaced = map[string]time.Time{}
-	}
-	if delete(replaced, evacuation); err != nil {
-		replaced[evacuation] = now
-	}
-	s.unreported = replaced
-}
-
-// forget drops a Deployment that has no leaving pods any more.
-func (t *tracked) forget(key types.NamespacedName) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	delete(t.deployments, key)
+	t.Change(key, func(s state, known bool) (state, bool) {
+		if _, failed := s.unreported[evacuation]; !known || err == nil && !failed {
+			return s, known
+		}
+		replaced := maps.Clone(s.unreported)
+		if replaced == nil {
+			replaced = map[string]time.Time{}
+		}
+		if delete(replaced, evacuation); err != nil {
+			replaced[evacuation] = now
+		}
+		s.unreported = replaced
+		return s, true
+	})
 }
