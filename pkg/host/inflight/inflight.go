@@ -26,44 +26,30 @@ type Eviction struct {
 // Evictions is the set of evictions in flight. Its zero value is empty. It is safe for concurrent
 // use.
 type Evictions struct {
-	mu  sync.Mutex
-	all map[types.UID]Eviction
+	// byPod has the Eviction of each pod by its UID.
+	byPod sync.Map
 }
 
 // Add notes that an eviction is about to be sent. A client that withdraws an Evacuation first and
 // then finds no eviction here can be sure that none will be sent, provided that the sender adds it
 // before it asks whether the Evacuation is still wanted.
-func (e *Evictions) Add(eviction Eviction) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.all == nil {
-		e.all = map[types.UID]Eviction{}
-	}
-	e.all[eviction.UID] = eviction
-}
+func (e *Evictions) Add(eviction Eviction) { e.byPod.Store(eviction.UID, eviction) }
 
 // Remove notes that the outcome of a pod's eviction is known, or that none was sent.
-func (e *Evictions) Remove(pod types.UID) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.all, pod)
-}
+func (e *Evictions) Remove(pod types.UID) { e.byPod.Delete(pod) }
 
 // Has reports whether an eviction of a pod is in flight.
 func (e *Evictions) Has(pod types.UID) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	_, ok := e.all[pod]
+	_, ok := e.byPod.Load(pod)
 	return ok
 }
 
 // List returns the evictions in flight, in no order.
 func (e *Evictions) List() []Eviction {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	out := make([]Eviction, 0, len(e.all))
-	for _, eviction := range e.all {
-		out = append(out, eviction)
-	}
-	return out
+	var all []Eviction
+	e.byPod.Range(func(_, eviction any) bool {
+		all = append(all, eviction.(Eviction))
+		return true
+	})
+	return all
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-	"sync"
 
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
@@ -101,7 +100,7 @@ func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.N
 		o.nodes[node.Name] = node
 	}
 	var err error
-	o.replicaSets, err = readOwners(ctx, r, names.replicaSets, owners.ReplicaSets(r.Client))
+	o.replicaSets, err = readOwners(ctx, names.replicaSets, owners.ReplicaSets(r.Client))
 	if err != nil {
 		return nil, err
 	}
@@ -111,18 +110,18 @@ func (r Reader) Owners(ctx context.Context, names *OwnerNames, nodes []*corev1.N
 			deployments.Insert(types.NamespacedName{Namespace: name.Namespace, Name: owner.Name})
 		}
 	}
-	o.deployments, err = readOwners(ctx, r, deployments, owners.Deployments(r.Client))
+	o.deployments, err = readOwners(ctx, deployments, owners.Deployments(r.Client))
 	if err != nil {
 		return nil, err
 	}
 	if err := r.surges(ctx, o); err != nil {
 		return nil, err
 	}
-	o.daemonSets, err = readOwners(ctx, r, names.daemonSets, owners.DaemonSets(r.Client))
+	o.daemonSets, err = readOwners(ctx, names.daemonSets, owners.DaemonSets(r.Client))
 	if err != nil {
 		return nil, err
 	}
-	o.jobs, err = readOwners(ctx, r, names.jobs, owners.Jobs(r.Client))
+	o.jobs, err = readOwners(ctx, names.jobs, owners.Jobs(r.Client))
 	return o, o.unlessForbidden(OptionalJobs, err)
 }
 
@@ -135,46 +134,43 @@ func (r Reader) surges(ctx context.Context, o *Owners) error {
 			claims.Insert(types.NamespacedName{Namespace: name.Namespace, Name: claim})
 		}
 	}
-	var mu sync.Mutex
-	o.autoscalers = map[types.NamespacedName][]*autoscalingv2.HorizontalPodAutoscaler{}
-	err := r.byNamespace(ctx, namespaces, func(ctx context.Context, namespace string, options metav1.ListOptions) (string, error) {
-		list, err := r.Client.AutoscalingV2().HorizontalPodAutoscalers(namespace).List(ctx, options)
-		if err != nil {
-			return "", err
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		for i := range list.Items {
-			a := &list.Items[i]
-			if name, ok := surge.Scales(a); ok && o.deployments[name] != nil {
-				a.ManagedFields = nil
-				o.autoscalers[name] = append(o.autoscalers[name], a)
+	autoscalers, err := byNamespace(ctx, namespaces,
+		func(ctx context.Context, namespace string, options metav1.ListOptions) (items []*autoscalingv2.HorizontalPodAutoscaler, next string, err error) {
+			list, err := r.Client.AutoscalingV2().HorizontalPodAutoscalers(namespace).List(ctx, options)
+			if err != nil {
+				return nil, "", err
 			}
-		}
-		return list.Continue, nil
-	})
+			for i := range list.Items {
+				a := &list.Items[i]
+				if name, ok := surge.Scales(a); ok && o.deployments[name] != nil {
+					a.ManagedFields = nil
+					items = append(items, a)
+				}
+			}
+			return items, list.Continue, nil
+		})
 	if err != nil {
 		return err
+	}
+	o.autoscalers = map[types.NamespacedName][]*autoscalingv2.HorizontalPodAutoscaler{}
+	for _, a := range autoscalers {
+		name, _ := surge.Scales(a)
+		o.autoscalers[name] = append(o.autoscalers[name], a)
 	}
 	for _, list := range o.autoscalers {
 		slices.SortFunc(list, func(a, b *autoscalingv2.HorizontalPodAutoscaler) int { return strings.Compare(a.Name, b.Name) })
 	}
 	// Few templates have claims. Read them one by one, so that the server does not need the right
 	// to list all claims.
-	o.oneNodeClaims = sets.New[types.NamespacedName]()
 	names := claims.UnsortedList()
-	err = inParallel(ctx, len(names), func(ctx context.Context, i int) error {
+	oneNode, err := collect(ctx, len(names), func(ctx context.Context, i int) ([]types.NamespacedName, error) {
 		claim, err := r.Client.CoreV1().PersistentVolumeClaims(names[i].Namespace).Get(ctx, names[i].Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
+		if apierrors.IsNotFound(err) || err == nil && !surge.OneNode(claim) {
+			return nil, nil
 		}
-		if err == nil && surge.OneNode(claim) {
-			mu.Lock()
-			defer mu.Unlock()
-			o.oneNodeClaims.Insert(names[i])
-		}
-		return err
+		return names[i : i+1], err
 	})
+	o.oneNodeClaims = sets.New(oneNode...)
 	return o.unlessForbidden(OptionalVolumes, err)
 }
 
@@ -219,39 +215,47 @@ func (o *Owners) Node(_ context.Context, name string) (*corev1.Node, error) {
 	return o.nodes[name], nil
 }
 
-// readOwners reads the owners of a kind, one by one if there are few.
-func readOwners[T any, P interface {
+// named is a pointer to an owner.
+type named[T any] interface {
 	*T
 	metav1.Object
-}](ctx context.Context, r Reader, names sets.Set[types.NamespacedName], kind owners.Kind[T]) (map[types.NamespacedName]*T, error) {
-	var mu sync.Mutex
-	found := make(map[types.NamespacedName]*T, names.Len())
-	keep := func(full *T) {
-		if name := (types.NamespacedName{Namespace: P(full).GetNamespace(), Name: P(full).GetName()}); names.Has(name) {
-			mu.Lock()
-			defer mu.Unlock()
-			found[name] = kind.Keep(full)
-		}
-	}
+}
+
+func nameOf[T any, P named[T]](object P) types.NamespacedName {
+	return types.NamespacedName{Namespace: object.GetNamespace(), Name: object.GetName()}
+}
+
+// readOwners reads the owners of a kind, one by one if there are few.
+func readOwners[T any, P named[T]](ctx context.Context, names sets.Set[types.NamespacedName], kind owners.Kind[T]) (map[types.NamespacedName]*T, error) {
+	var found []*T
+	var err error
 	if names.Len() <= readByName {
 		list := names.UnsortedList()
-		return found, inParallel(ctx, len(list), func(ctx context.Context, i int) error {
+		found, err = collect(ctx, len(list), func(ctx context.Context, i int) ([]*T, error) {
 			object, err := kind.Get(ctx, list[i].Namespace, list[i].Name)
-			if object != nil {
-				keep(object)
+			if object == nil {
+				return nil, err
 			}
-			return err
+			return []*T{kind.Keep(object)}, err
+		})
+	} else {
+		namespaces := sets.New[string]()
+		for name := range names {
+			namespaces.Insert(name.Namespace)
+		}
+		found, err = byNamespace(ctx, namespaces, func(ctx context.Context, namespace string, options metav1.ListOptions) (kept []*T, next string, err error) {
+			items, next, err := kind.List(ctx, namespace, options)
+			for i := range items {
+				if names.Has(nameOf[T, P](&items[i])) {
+					kept = append(kept, kind.Keep(&items[i]))
+				}
+			}
+			return kept, next, err
 		})
 	}
-	namespaces := sets.New[string]()
-	for name := range names {
-		namespaces.Insert(name.Namespace)
+	byName := make(map[types.NamespacedName]*T, len(found))
+	for _, object := range found {
+		byName[nameOf[T, P](object)] = object
 	}
-	return found, r.byNamespace(ctx, namespaces, func(ctx context.Context, namespace string, options metav1.ListOptions) (string, error) {
-		items, next, err := kind.List(ctx, namespace, options)
-		for i := range items {
-			keep(&items[i])
-		}
-		return next, err
-	})
+	return byName, err
 }

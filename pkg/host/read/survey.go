@@ -10,7 +10,6 @@ package read
 import (
 	"context"
 	"slices"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -110,22 +109,16 @@ func (r Reader) NominatedPods(ctx context.Context, visit func([]corev1.Pod)) err
 
 // Budgets returns the budgets of the namespaces; the result may include those of other namespaces.
 func (r Reader) Budgets(ctx context.Context, namespaces sets.Set[string]) ([]policyv1.PodDisruptionBudget, error) {
-	var mu sync.Mutex
-	var budgets []policyv1.PodDisruptionBudget
-	err := r.byNamespace(ctx, namespaces, func(ctx context.Context, namespace string, options metav1.ListOptions) (string, error) {
+	return byNamespace(ctx, namespaces, func(ctx context.Context, namespace string, options metav1.ListOptions) ([]policyv1.PodDisruptionBudget, string, error) {
 		list, err := r.Client.PolicyV1().PodDisruptionBudgets(namespace).List(ctx, options)
 		if err != nil {
-			return "", err
+			return nil, "", err
 		}
 		for i := range list.Items {
 			list.Items[i].ManagedFields, list.Items[i].Annotations = nil, nil
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		budgets = append(budgets, list.Items...)
-		return list.Continue, nil
+		return list.Items, list.Continue, nil
 	})
-	return budgets, err
 }
 
 // TerminatingNamespaces returns the names of the namespaces that are being deleted.
@@ -143,22 +136,24 @@ func (r Reader) TerminatingNamespaces(ctx context.Context) (sets.Set[string], er
 	return names, nil
 }
 
-// byNamespace calls list for each of the namespaces or, if there are many, for all of the cluster
-// in pages.
-func (r Reader) byNamespace(ctx context.Context, namespaces sets.Set[string],
-	list func(ctx context.Context, namespace string, options metav1.ListOptions) (next string, err error)) error {
+// byNamespace returns the items that list returns for each of the namespaces or, if there are many,
+// for all of the cluster in pages.
+func byNamespace[T any](ctx context.Context, namespaces sets.Set[string],
+	list func(ctx context.Context, namespace string, options metav1.ListOptions) (items []T, next string, err error)) ([]T, error) {
 	if namespaces.Len() <= listedByNamespace {
 		names := sets.List(namespaces)
-		return inParallel(ctx, len(names), func(ctx context.Context, i int) error {
-			_, err := list(ctx, names[i], metav1.ListOptions{ResourceVersion: fromCache})
-			return err
+		return collect(ctx, len(names), func(ctx context.Context, i int) ([]T, error) {
+			items, _, err := list(ctx, names[i], metav1.ListOptions{ResourceVersion: fromCache})
+			return items, err
 		})
 	}
+	var all []T
 	options := metav1.ListOptions{Limit: objectsPerPage}
 	for {
-		next, err := list(ctx, metav1.NamespaceAll, options)
+		items, next, err := list(ctx, metav1.NamespaceAll, options)
+		all = append(all, items...)
 		if err != nil || next == "" {
-			return err
+			return all, err
 		}
 		options.Continue = next
 	}
@@ -194,4 +189,14 @@ func inParallel(ctx context.Context, n int, f func(context.Context, int) error) 
 		}
 	})
 	return context.Cause(ctx)
+}
+
+// collect is inParallel for calls that return items. The items are in the order of the indexes.
+func collect[T any](ctx context.Context, n int, f func(context.Context, int) ([]T, error)) ([]T, error) {
+	items := make([][]T, n)
+	err := inParallel(ctx, n, func(ctx context.Context, i int) (err error) {
+		items[i], err = f(ctx, i)
+		return err
+	})
+	return slices.Concat(items...), err
 }

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,24 +27,14 @@ const claimsRead = 200
 func (r Reader) PinnedClaims(ctx context.Context, claims sets.Set[types.NamespacedName], nodes []*corev1.Node) (sets.Set[types.NamespacedName], error) {
 	names := sorted(claims)
 	names = names[:min(len(names), claimsRead)]
-	pinned := sets.New[types.NamespacedName]()
-	var mu sync.Mutex
-	err := inParallel(ctx, len(names), func(ctx context.Context, i int) error {
+	pinned, err := collect(ctx, len(names), func(ctx context.Context, i int) ([]types.NamespacedName, error) {
 		required, err := ClaimSelector(ctx, r.Client, names[i])
-		if err != nil {
-			if apierrors.IsNotFound(err) {
-				return nil
-			}
-			return err
+		if apierrors.IsNotFound(err) || err == nil && !fitsNone(required, nodes) {
+			return nil, nil
 		}
-		if fitsNone(required, nodes) {
-			mu.Lock()
-			defer mu.Unlock()
-			pinned.Insert(names[i])
-		}
-		return nil
+		return names[i : i+1], err
 	})
-	return pinned, err
+	return sets.New(pinned...), err
 }
 
 // ClaimSelector returns the selector of the nodes that can use the volume of a claim, nil if any

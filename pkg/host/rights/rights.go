@@ -16,10 +16,11 @@
 package rights
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
-	"sync"
+	"sync/atomic"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -161,26 +162,31 @@ func (q Questioner) byName(ctx context.Context, names []string) (verdict Verdict
 	// Cancel only the dispatch of questions; let checks in progress finish.
 	asking, stop := context.WithCancel(ctx)
 	defer stop()
-	var mu sync.Mutex
-	answered := 0
+	type answer struct {
+		given, allowed bool
+		err            error
+	}
+	answers := make([]answer, len(names))
+	var refusals atomic.Int64
 	workqueue.ParallelizeUntil(asking, AtOnce, len(names), func(i int) {
 		allowed, err := q.mayDelete(ctx, names[i])
-		mu.Lock()
-		defer mu.Unlock()
-		answered++
-		switch {
-		case err != nil:
-			if firstErr == nil {
-				firstErr = err
-			}
+		answers[i] = answer{true, allowed, err}
+		if err != nil || !allowed && refusals.Add(1) >= int64(limit) {
 			stop()
-		case !allowed:
-			verdict.Refused = append(verdict.Refused, names[i])
-			if len(verdict.Refused) >= limit {
-				stop()
-			}
 		}
 	})
+	answered := 0
+	for i, a := range answers {
+		if a.given {
+			answered++
+		}
+		switch {
+		case a.err != nil:
+			firstErr = cmp.Or(firstErr, a.err)
+		case a.given && !a.allowed:
+			verdict.Refused = append(verdict.Refused, names[i])
+		}
+	}
 	if err := ctx.Err(); err != nil && firstErr == nil {
 		// A question that was not asked in time must not count as allowed.
 		firstErr = err
