@@ -40,8 +40,7 @@ const (
 	lowerAttempts = 5
 	// callTimeout is the deadline of one sync. A webhook may take 30 s.
 	callTimeout = 40 * time.Second
-	// workers is the number of workers. At most one lowers a cost: if that hangs, costs of other
-	// pods are still restored.
+	// workers is how many pods are synced, and costs restored, at the same time.
 	workers = 2
 )
 
@@ -59,30 +58,24 @@ type Config struct {
 // stay. A pod waits while its Evacuation is with the evacuator of Deployments, or up for eviction.
 // The pod has all the information, so the controller also restores what another process lowered.
 //
-// Kept in memory, and droppable at any time: which pods were lowered in the present turns of their
-// Evacuations, and when the others may be (turns).
+// Kept in memory, and droppable at any time: what is known of pods in the present turns of their
+// Evacuations (turns).
 type Controller struct {
 	*host.Cluster
 	clock       clock.WithTicker
 	pods        corelisters.PodLister
 	evacuations maintenancelisters.EvacuationLister
 	synced      []cache.InformerSynced
-	queue       *loop.Queue[types.NamespacedName]
-
-	// mu guards everything below.
-	mu    sync.Mutex
-	turns map[types.NamespacedName]*turn
-	// next is when the next cost may be lowered, and busy that a worker lowers one.
-	next time.Time
-	busy bool
+	// queue has the pods that changed. lowering has those whose cost is to be lowered, for a worker
+	// of its own: if one write hangs, costs of other pods are still restored.
+	queue, lowering *loop.Queue[types.NamespacedName]
+	turns           loop.Memory[types.NamespacedName, turn]
 }
 
 // turn is what is known of a pod in a turn of its Evacuation.
 type turn struct {
-	// since is when the turn began.
-	since time.Time
-	// slot is when the cost may be lowered; zero if the pod has no slot.
-	slot time.Time
+	// since is when the turn began, and due when the cost may be lowered.
+	since, due time.Time
 	// done: the cost was lowered in this turn, or cannot be. If a user or a controller has restored
 	// it since, it stays.
 	done bool
@@ -100,12 +93,15 @@ func New(config Config) (*Controller, error) {
 	}
 	c := &Controller{
 		Cluster: config.Cluster, clock: config.Clock,
-		pods: config.Cluster.Pods.Lister(), evacuations: config.Cluster.Evacuations.Lister(), turns: map[types.NamespacedName]*turn{},
-		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
-			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness,
-			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
-		}),
+		pods: config.Cluster.Pods.Lister(), evacuations: config.Cluster.Evacuations.Lister(),
 	}
+	queue := func(name string) *loop.Queue[types.NamespacedName] {
+		return loop.NewQueue(loop.Config[types.NamespacedName]{
+			Name: name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness,
+			LogAs: func(key types.NamespacedName) (string, any) { return "pod", key },
+		})
+	}
+	c.queue, c.lowering = queue(Name), queue(Name+"-lowering")
 	var err error
 	c.synced, err = podcache.AddHandlers(
 		podcache.Handled{Informer: c.Pods, Handler: podcache.HandlerOf(c.podChanged)},
@@ -118,9 +114,15 @@ func New(config Config) (*Controller, error) {
 // have been started.
 func (c *Controller) Run(ctx context.Context, _ int) {
 	defer c.queue.ShutDown()
-	if ctx, ok := loop.Start(ctx, Name, workers, c.synced...); ok {
-		c.queue.Run(ctx, workers, c.sync)
+	defer c.lowering.ShutDown()
+	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
+	if !ok {
+		return
 	}
+	var wg sync.WaitGroup
+	wg.Go(func() { c.queue.Run(ctx, workers, c.sync) })
+	wg.Go(func() { c.lowering.Run(ctx, 1, c.lower) })
+	wg.Wait()
 }
 
 func (c *Controller) podChanged(_, pod *corev1.Pod) {
@@ -165,7 +167,7 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	defer cancel()
 	pod, err := c.pods.Pods(key.Namespace).Get(key.Name)
 	if apierrors.IsNotFound(err) || err == nil && pod.DeletionTimestamp != nil {
-		c.forget(key)
+		c.turns.Forget(key)
 		return nil
 	}
 	if err != nil {
@@ -174,13 +176,15 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	evacuation, err := c.evacuationOf(pod)
 	if err == nil && asks(evacuation) {
 		c.reportBadCost(key, pod)
-		c.lower(ctx, key, pod, waitsSince(&evacuation.Status))
+		if IsOfReplicaSet(pod) {
+			c.lowering.Add(key)
+		}
 		return nil
 	}
 	if loop.IgnoreNotFound(err) != nil {
 		return err
 	}
-	c.forget(key)
+	c.turns.Forget(key)
 	if !IsLowered(pod) {
 		return nil
 	}
@@ -196,86 +200,74 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	return Restore(ctx, c.Unlimited, pod)
 }
 
+// turn returns what is known of a pod in the turn that began at the given time.
+func (c *Controller) turn(key types.NamespacedName, since time.Time) (t turn) {
+	c.turns.Change(key, func(last turn, _ bool) (turn, bool) {
+		if t = last; !last.since.Equal(since) {
+			t = turn{since: since, due: since.Add(lowerAfter), badCost: last.badCost}
+		}
+		return t, true
+	})
+	return t
+}
+
 // lower lowers the deletion cost of a pod that has waited for a while, once in a turn of its
 // Evacuation: a user or the evacuator of Deployments may have restored it.
-func (c *Controller) lower(ctx context.Context, key types.NamespacedName, pod *corev1.Pod, since time.Time) {
-	if since.IsZero() || !IsOfReplicaSet(pod) {
-		return
+func (c *Controller) lower(ctx context.Context, key types.NamespacedName) error {
+	pod, err := c.pods.Pods(key.Namespace).Get(key.Name)
+	if err != nil || pod.DeletionTimestamp != nil {
+		return loop.IgnoreNotFound(err)
 	}
-	again, may := c.begin(key, pod, since)
-	if again > 0 {
-		c.queue.AddAfter(key, again)
+	evacuation, err := c.evacuationOf(pod)
+	if err != nil || !asks(evacuation) {
+		return loop.IgnoreNotFound(err)
 	}
-	if !may {
-		return
+	since := waitsSince(&evacuation.Status)
+	if since.IsZero() {
+		return nil
 	}
-	err := Lower(ctx, c.Unlimited, pod)
+	t := c.turn(key, since)
+	switch wait := t.due.Sub(c.clock.Now()); {
+	case t.done:
+		return nil
+	case wait > 0:
+		c.lowering.AddAfter(key, wait)
+		return nil
+	case c.InFlight.Has(pod.UID):
+		c.lowering.AddAfter(key, lowerAfter)
+		return nil
+	}
+	tried := CanLower(pod)
+	if tried {
+		call, cancel := context.WithTimeout(ctx, callTimeout)
+		err = Lower(call, c.Unlimited, pod)
+		cancel()
+	}
+	c.tried(key, since, err)
 	if err != nil {
 		klog.FromContext(ctx).Info("The pod waits, and its deletion cost cannot be lowered", "reason", err.Error())
-		c.queue.AddAfter(key, lowerAfter)
+		c.lowering.AddAfter(key, lowerAfter)
 	}
-	c.end(key, err)
-}
-
-// begin reports whether the cost of a waiting pod may be lowered now. Otherwise, again is how soon
-// to ask again; 0 means not in this turn.
-func (c *Controller) begin(key types.NamespacedName, pod *corev1.Pod, since time.Time) (again time.Duration, may bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now, t := c.clock.Now(), c.turn(key)
-	if !t.since.Equal(since) {
-		*t = turn{since: since, badCost: t.badCost}
-	}
-	if t.done = t.done || !CanLower(pod); t.done {
-		return 0, false
-	}
-	due := since.Add(lowerAfter)
-	if c.InFlight.Has(pod.UID) {
-		due = now.Add(lowerAfter)
-	}
-	if now.Before(due) {
-		return due.Sub(now), false
-	}
-	if t.slot.IsZero() || c.busy && !now.Before(t.slot) {
-		t.slot = now
-		if c.busy {
-			t.slot = now.Add(lowerEvery)
+	if tried {
+		select {
+		case <-c.clock.After(lowerEvery):
+		case <-ctx.Done():
 		}
-		if c.next.After(t.slot) {
-			t.slot = c.next
+	}
+	return nil
+}
+
+// tried records an attempt to lower a cost.
+func (c *Controller) tried(key types.NamespacedName, since time.Time, err error) {
+	c.turns.Change(key, func(t turn, known bool) (turn, bool) {
+		if !known || !t.since.Equal(since) {
+			return t, known
 		}
-		c.next = t.slot.Add(lowerEvery)
-	}
-	if now.Before(t.slot) {
-		return t.slot.Sub(now), false
-	}
-	c.busy = true
-	return 0, true
-}
-
-// end records the end of an attempt to lower a cost.
-func (c *Controller) end(key types.NamespacedName, err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.busy = false
-	t := c.turn(key)
-	if err != nil {
-		t.failures++
-		t.slot = c.clock.Now().Add(lowerAfter)
-	}
-	t.done = err == nil || t.failures >= lowerAttempts
-}
-
-// turn must be called with the lock held.
-func (c *Controller) turn(key types.NamespacedName) *turn {
-	if c.turns[key] == nil {
-		c.turns[key] = &turn{}
-	}
-	return c.turns[key]
-}
-
-func (c *Controller) forget(key types.NamespacedName) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.turns, key)
+		if err != nil {
+			t.failures++
+			t.due = c.clock.Now().Add(lowerAfter)
+		}
+		t.done = err == nil || t.failures >= lowerAttempts
+		return t, true
+	})
 }

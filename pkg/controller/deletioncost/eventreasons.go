@@ -32,11 +32,11 @@ func (c *Controller) reportBadCost(key types.NamespacedName, pod *corev1.Pod) {
 		corev1.PodDeletionCost, wording.Cut(value, protocol.MaxMessage/4))
 }
 
-func (c *Controller) isNewBadCost(key types.NamespacedName, value string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	t := c.turn(key)
-	isNew := t.badCost != value
-	t.badCost = value
+func (c *Controller) isNewBadCost(key types.NamespacedName, value string) (isNew bool) {
+	c.turns.Change(key, func(t turn, _ bool) (turn, bool) {
+		isNew = t.badCost != value
+		t.badCost = value
+		return t, true
+	})
 	return isNew
 }
