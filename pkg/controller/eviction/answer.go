@@ -49,9 +49,11 @@ const (
 	verdictUnknown verdict = "unknown"
 	// verdictFailed: anything else.
 	verdictFailed verdict = "failed"
+	// verdictWithdrawn: no eviction was sent, because its Evacuation was withdrawn.
+	verdictWithdrawn verdict = "withdrawn"
 )
 
-// verdicts are all of them.
+// verdicts are all that the API gives.
 var verdicts = []verdict{
 	verdictAccepted, verdictGone, verdictBudgetClosed, verdictBudgetStale, verdictPodChanged, verdictDenied, verdictOverloaded,
 	verdictTooManyDisruptedPods, verdictNamespaceTerminating, verdictForbidden, verdictSeveralBudgets, verdictUnknown, verdictFailed,
@@ -65,6 +67,8 @@ type answer struct {
 	retryAfter time.Duration
 	// message quotes the API server.
 	message string
+	// lost: there was no answer, and the verdict follows from the pod as it was read again.
+	lost bool
 }
 
 // answerOf reads the result of an eviction. unready says that the pod was sent past its budget

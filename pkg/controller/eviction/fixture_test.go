@@ -179,19 +179,27 @@ func (w *world) settled() {
 	if w.live {
 		return
 	}
-	var calls sync.WaitGroup
 	for {
 		select {
 		case <-w.queue.kick:
 		default:
 		}
-		w.queue.step(w.Context(), &calls)
-		calls.Wait()
+		w.step()
 		synctest.Wait()
 		if len(w.queue.kick) == 0 {
 			return
 		}
 	}
+}
+
+// step runs one step of the queue, and waits for the answers.
+func (w *world) step() {
+	var calls sync.WaitGroup
+	due, _ := w.queue.step()
+	for _, c := range due {
+		calls.Go(func() { w.queue.send(w.Context(), c) })
+	}
+	calls.Wait()
 }
 
 // pass advances the clock, and runs the queue after each step.
@@ -232,10 +240,25 @@ func (w *world) reason(pod string) string {
 }
 
 func (w *world) isOpen(budget string) bool {
+	l := w.laneOf(budget)
+	return l != nil && l.open
+}
+
+// laneOf returns the lane of a budget as it is, or nil.
+func (w *world) laneOf(budget string) *budgetLane {
 	w.queue.mu.Lock()
 	defer w.queue.mu.Unlock()
-	l := w.queue.lanes[types.NamespacedName{Namespace: namespace, Name: budget}]
-	return l != nil && l.open
+	l, ok := w.queue.lanes[laneKey{NamespacedName: types.NamespacedName{Namespace: namespace, Name: budget}}].(*budgetLane)
+	if !ok {
+		return nil
+	}
+	as := *l
+	return &as
+}
+
+// item returns the item of a pod.
+func (w *world) item(pod string) *item {
+	return w.queue.items[namespace][evacuationOf(pod).Name]
 }
 
 func (w *world) updatePod(pod *corev1.Pod) {

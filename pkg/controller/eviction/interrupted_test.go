@@ -13,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -56,11 +55,7 @@ func TestInterruptedEvictionIsFinished(t *testing.T) {
 			budget: newBudget("web", 0, granting("web-0", start)), pods: []*corev1.Pod{newPod("web-0")},
 			later: func(w *world) {
 				w.updateBudget(newBudget("web", 0))
-				w.until("the cache shows it", 0, func() bool {
-					w.queue.mu.Lock()
-					defer w.queue.mu.Unlock()
-					return len(w.queue.lanes[types.NamespacedName{Namespace: namespace, Name: "web"}].granted) == 0
-				})
+				w.until("the cache shows it", 0, func() bool { return len(w.laneOf("web").budget.Status.DisruptedPods) == 0 })
 			},
 		},
 		"but not if the pod terminates meanwhile": {

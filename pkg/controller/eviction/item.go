@@ -4,10 +4,11 @@
 package eviction
 
 import (
+	"cmp"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"haulout.dev/haulout/pkg/controller/deletioncost"
@@ -18,11 +19,11 @@ import (
 type phase int
 
 const (
+	// phaseWaiting: it waits in its lane.
+	phaseWaiting phase = iota
 	// phaseParked: nothing can be sent for it now, because of what the pod is; an event of the pod
 	// or of a budget changes that.
-	phaseParked phase = iota
-	// phaseWaiting: it waits in its lane.
-	phaseWaiting
+	phaseParked
 	// phaseResting: it waits for its back-off to end.
 	phaseResting
 	// phaseInFlight: its eviction has been sent and not been answered.
@@ -34,21 +35,23 @@ const (
 
 // item is one pod that is to be evicted.
 type item struct {
-	Request
+	// Request is replaced as a whole if the pod is requested again.
+	*Request
 	added time.Time
-	phase phase
-	// lane is nil while the item is parked.
-	lane *lane
-	// notReady, cost and created are what the order in the lane depends on; they are copied so that
-	// a heap never compares what may change under it.
+	// removed: the request was taken back after the eviction had been sent. The item is kept until
+	// the outcome is known: a pod that is requested again gets it back and is not sent twice.
+	removed bool
+	phase   phase
+	// lane is nil while the item is parked or accepted, line while it waits for no turn and no time.
+	lane lane
+	line *line
+
+	// notReady, cost and created are copied from the pod, so that the order of a line never changes
+	// under it. tried is the number of the last try among those of the queue; 0 if there was none.
 	notReady bool
 	cost     int32
 	created  time.Time
-	// owner is what the pod belongs to: the remedies for a closed budget depend on it.
-	owner pdb.Owner
-	// tried is the number of the item's last try among those of the queue; 0 if it has not been
-	// tried.
-	tried uint64
+	tried    uint64
 
 	// labels are the pod's labels when its budgets were last looked up, and budgets the names of
 	// the budgets that select it; matched is whether its budgets have been looked up.
@@ -70,26 +73,72 @@ type item struct {
 	// failingSince is since when its evictions have failed for reasons that may pass.
 	deniedSince, failingSince time.Time
 	denial                    string
-	// takenFrom is the owner that counts the pod as missing because its eviction was sent.
-	takenFrom *owned
-	// waitsIn is the lane of an owner for whose other pods the item is known to wait.
-	waitsIn *lane
-	// blocker and note are what the outside sees.
-	blocker *Blocker
-	note    string
-	// starved: the blocker is the lane's budget.
-	starved bool
-
-	heap  *itemHeap
-	index int
+	// blocker and note are what the outside sees. starved: the blocker is the lane's budget. told:
+	// the note says for which other pods the item waits.
+	blocker       *Blocker
+	note          string
+	starved, told bool
 }
 
 // read copies from the pod what the order depends on.
 func (it *item) read(pod *corev1.Pod) {
-	it.created = pod.CreationTimestamp.Time
-	it.notReady = !pdb.IsReady(pod)
-	if it.owner = pdb.OwnerOf(metav1.GetControllerOfNoCopy(pod)); it.ReplacedFirst {
-		it.owner = pdb.OwnerDeployment
-	}
+	it.notReady, it.created = !pdb.IsReady(pod), pod.CreationTimestamp.Time
 	it.cost, _ = deletioncost.Of(pod)
+}
+
+// isSent reports whether the pod's eviction was sent and has not been refused.
+func (it *item) isSent() bool {
+	return it.phase == phaseInFlight || it.phase == phaseAccepted
+}
+
+// canBeAsked reports whether the pod has not yet been asked to stop nor stopped by itself.
+func canBeAsked(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+}
+
+// line is a list of items in an order, the first one at the end. An item is in one line at most, and
+// what the order depends on does not change meanwhile.
+type line struct {
+	items []*item
+	order func(a, b *item) int
+}
+
+// byTurn is the order within a lane: pods that have not been tried go first, those that are cheaper
+// to lose before others, then younger pods. The others follow, the one whose last try is the longest
+// ago first.
+func byTurn(a, b *item) int {
+	return cmp.Or(cmp.Compare(a.tried, b.tried), cmp.Compare(a.cost, b.cost), b.created.Compare(a.created), cmp.Compare(a.UID, b.UID))
+}
+
+// byDue is the order of items that wait for a time.
+func byDue(a, b *item) int {
+	return cmp.Or(a.due.Compare(b.due), cmp.Compare(a.UID, b.UID))
+}
+
+func (l *line) first() *item {
+	if len(l.items) == 0 {
+		return nil
+	}
+	return l.items[len(l.items)-1]
+}
+
+func (l *line) find(it *item) (at int, found bool) {
+	return slices.BinarySearchFunc(l.items, it, func(other, it *item) int { return l.order(it, other) })
+}
+
+func (l *line) add(it *item) {
+	at, _ := l.find(it)
+	l.items = slices.Insert(l.items, at, it)
+	it.line = l
+}
+
+// leaveLine takes the item out of the line that it is in, if any.
+func (it *item) leaveLine() {
+	if it.line == nil {
+		return
+	}
+	if at, found := it.line.find(it); found {
+		it.line.items = slices.Delete(it.line.items, at, at+1)
+	}
+	it.line = nil
 }

@@ -4,33 +4,31 @@
 package eviction
 
 import (
-	"strconv"
 	"testing"
 	"time"
-
-	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
 func TestActiveLanesShareTheCalls(t *testing.T) {
-	lanes := func(n int, change func(*lane)) []*lane {
-		made := make([]*lane, n)
+	lanes := func(n int, change func(*budgetLane)) []lane {
+		made := make([]lane, n)
 		for i := range made {
-			made[i] = newLane(types.NamespacedName{Name: strconv.Itoa(i)}, newBudget("web", 1), start)
-			made[i].add(&item{})
-			change(made[i])
+			l := newBudgetLane(&budgetLanes{}, newBudget("web", 1), start)
+			l.wait(&item{Request: &Request{}})
+			change(l)
+			made[i] = l
 		}
 		return made
 	}
-	asIs := func(*lane) {}
-	empty := func(l *lane) { l.ready.first().leaveHeap() }
-	closed := func(since time.Time) func(*lane) {
-		return func(l *lane) { l.open, l.since = false, since }
+	asIs := func(*budgetLane) {}
+	empty := func(l *budgetLane) { l.first().leaveLine() }
+	closed := func(since time.Time) func(*budgetLane) {
+		return func(l *budgetLane) { l.open, l.since = false, since }
 	}
 	now := start.Add(time.Hour)
 	for name, test := range map[string]struct {
-		ring []*lane
+		ring []lane
 		want int
 	}{
 		"none":                         {nil, laneAwake},
@@ -46,21 +44,20 @@ func TestActiveLanesShareTheCalls(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			free := newLane(types.NamespacedName{}, nil, start)
-			free.add(&item{})
-			q := &Queue{ring: append(test.ring, free)}
-			is.Equal(t, q.awakePerLane(now), test.want)
+			free := &freeLane{newGroup()}
+			free.wait(&item{Request: &Request{}})
+			is.Equal(t, awakePerLane(append(test.ring, free), now), test.want)
 		})
 	}
 }
 
 func TestLaneSendsNoMoreThanItsShare(t *testing.T) {
-	l := newLane(types.NamespacedName{Name: "web"}, newBudget("web", 10), start)
-	l.awake.limit = laneAwake
+	l := newBudgetLane(&budgetLanes{awake: 2}, newBudget("web", 10), start)
+	l.limit.limit = laneAwake
 	for n := range 2 {
-		is.True(t, l.hasSlot(start, 2), "got no slot beside %d calls, want one: two are allowed", n)
+		is.True(t, l.hasSlot(start), "got no slot beside %d calls, want one: two are allowed", n)
 		l.sending[&item{}] = start
 	}
-	is.True(t, !l.hasSlot(start, 2), "got a slot for a third call, want none")
-	is.True(t, l.hasSlot(start.Add(asleepAfter), 2), "got no slot while the other calls wait in the API server, want one")
+	is.True(t, !l.hasSlot(start), "got a slot for a third call, want none")
+	is.True(t, l.hasSlot(start.Add(asleepAfter)), "got no slot while the other calls wait in the API server, want one")
 }

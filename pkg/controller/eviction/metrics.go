@@ -44,14 +44,14 @@ var (
 )
 
 // countLanes shows how many budgets have pods that wait.
-func countLanes(lanes []*lane) {
+func countLanes(lanes []lane) {
 	open, closed := 0, 0
 	for _, l := range lanes {
-		switch {
-		case l.isFree():
-		case l.open:
+		if budgeted, ok := l.(*budgetLane); !ok {
+			continue
+		} else if budgeted.open {
 			open++
-		default:
+		} else {
 			closed++
 		}
 	}

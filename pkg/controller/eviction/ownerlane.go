@@ -5,7 +5,7 @@ package eviction
 
 import (
 	"fmt"
-	"slices"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,228 +18,270 @@ import (
 // ownerReadEvery is how long what is known about an owner is used while none of its pods changes.
 const ownerReadEvery = time.Second
 
-// ownerKey identifies an owner, or a controller of pods, with its pods in one namespace. A pod may
-// name any UID as its controller's: without the namespace, pods of another namespace would count as
-// those of the owner.
-type ownerKey struct {
-	namespace string
-	uid       types.UID
-}
-
-// owned is the workload of a lane of pods that no budget protects. It is a cache: all but since and
-// writtenOff is read from the informers, and those begin again with the leader, which makes pods
-// wait longer and never shorter.
-type owned struct {
+// ownerLane has the pods of one owner that no budget protects. At most a share of the owner's pods
+// may be missing. It is a cache: all but since and writtenOff is read from the informers, and those
+// begin again with the leader, which makes pods wait longer and never shorter.
+type ownerLane struct {
+	group
+	*ownerLanes
 	Owner
-	// namespace is the namespace of the owner's pods. By it and controller the owner is read again,
-	// and readAt is when it was; zero if one of its pods has changed.
-	namespace  string
+	// controller is that of the pod by which the owner was last read, at readAt; that is zero if
+	// one of the owner's pods has changed since.
 	controller metav1.OwnerReference
 	readAt     time.Time
 
-	// registered are the controllers by whose UID the owner is found.
-	registered []types.UID
-	// pods are the owner's pods that are neither finished nor terminating, and whether they are
-	// available; available counts those. A pod that terminates beside its replacement must not
-	// count twice in most.
-	pods      map[types.UID]bool
-	available int
+	// pods are the owner's pods that are neither finished nor terminating; serving counts those of
+	// podServing. A pod that terminates beside its replacement must not count twice in most.
+	pods    map[types.UID]podState
+	serving int
 	// most is how many pods there have been at a time.
 	most int
-	// taken are the available pods whose eviction has been sent and not been seen in the cache.
-	taken map[types.UID]struct{}
 
 	writtenOff int
 	since      time.Time
 
-	// granted is whether a pod that is ready may leave. waitsUntil is when one may if nothing
-	// happens, and waitsSince since when pods wait; both are zero while none does.
-	granted                bool
+	// waitsUntil is when a pod that is ready may leave if nothing happens, and waitsSince since when
+	// pods wait; both are zero while none does.
 	waitsUntil, waitsSince time.Time
 }
 
-// see takes in a pod as it is, and reports whether it is one of the owner's pods from now on.
-func (o *owned) see(pod *corev1.Pod) bool {
-	if !canBeAsked(pod) {
-		o.gone(pod.UID)
-		return false
-	}
-	o.lose(pod.UID)
-	available := pdb.IsReady(pod)
-	o.pods[pod.UID] = available
-	if available {
-		o.available++
-	} else {
-		delete(o.taken, pod.UID)
-	}
-	o.most = max(o.most, len(o.pods))
-	return true
+// podState is what a pod is to its owner. A pod that the owner does not count has the zero value.
+type podState int
+
+const (
+	podUnready podState = iota + 1
+	podServing
+	// podLeaving: an eviction of the pod was sent, and the cache still shows the pod as available.
+	podLeaving
+)
+
+// ownerLanes finds the lanes of owners by the namespaces and UIDs of the controllers of their pods,
+// and by the pods that they count. A pod may name any UID as its controller's: without the
+// namespace, pods of another namespace would count as those of the owner.
+type ownerLanes struct {
+	// owners is nil if no pods take turns.
+	owners       Owners
+	share        Percent
+	patience     time.Duration
+	byController map[laneKey]*ownerLane
+	byPod        map[types.UID]*ownerLane
 }
 
-// gone takes in that a pod is gone, or is no longer one of the owner's.
-func (o *owned) gone(pod types.UID) {
-	o.lose(pod)
-	delete(o.taken, pod)
-}
-
-func (o *owned) lose(pod types.UID) {
-	if o.pods[pod] {
-		o.available--
+// ownerOf returns the owner of a pod that no budget protects; false if its pods take no turns.
+func (all *ownerLanes) ownerOf(pod *corev1.Pod) (owner Owner, takesTurns bool) {
+	controller := metav1.GetControllerOfNoCopy(pod)
+	if all.owners == nil || controller == nil || pod.Spec.RestartPolicy != corev1.RestartPolicyAlways {
+		return Owner{}, false
 	}
-	delete(o.pods, pod)
+	return all.owners.Of(pod.Namespace, controller)
 }
 
-// take counts a pod whose eviction is sent as missing.
-func (o *owned) take(pod types.UID) {
-	if o.pods[pod] {
-		o.taken[pod] = struct{}{}
+// podChanged takes in an event of a pod whose owner's other pods may wait for it, and reports
+// whether there is such an owner. A controller releases a pod whose labels stop matching: the pod
+// then has another controller or none, and no longer serves for the owner that counted it.
+func (all *ownerLanes) podChanged(pod *corev1.Pod, gone bool) (concerned bool) {
+	was := all.byPod[pod.UID]
+	var is *ownerLane
+	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && !gone {
+		is = all.byController[keyOfOwner(pod.Namespace, controller.UID)]
+	}
+	if is != nil {
+		is.see(pod)
+	} else if was != nil {
+		was.set(pod.UID, 0)
+	}
+	for _, l := range []*ownerLane{was, is} {
+		if l != nil {
+			l.readAt, concerned = time.Time{}, true
+		}
+	}
+	return concerned
+}
+
+// stays takes in that a pod whose eviction was sent does not leave.
+func (all *ownerLanes) stays(pod types.UID) {
+	if l := all.byPod[pod]; l != nil && l.pods[pod] == podLeaving {
+		l.set(pod, podServing)
 	}
 }
 
-// settle takes in whether the pod that was taken leaves.
-func (o *owned) settle(pod types.UID, leaves bool, now time.Time) {
-	if leaves {
-		o.since = now
-	} else {
-		delete(o.taken, pod)
+func (all *ownerLanes) drop(l *ownerLane) {
+	maps.DeleteFunc(all.byController, func(_ laneKey, other *ownerLane) bool { return other == l })
+	for pod := range l.pods {
+		delete(all.byPod, pod)
 	}
 }
 
-func (o *owned) workload() workload {
-	w := workload{desired: o.Desired, serving: o.available - len(o.taken), writtenOff: o.writtenOff, since: o.since}
+func keyOfOwner(namespace string, uid types.UID) laneKey {
+	return laneKey{NamespacedName: types.NamespacedName{Namespace: namespace}, owner: uid}
+}
+
+// read takes in the owner, and the pods of controllers that are new to it.
+func (l *ownerLane) read(owner Owner, controller *metav1.OwnerReference, now time.Time) {
+	l.Owner, l.controller, l.readAt = owner, *controller, now
+	for _, uid := range owner.Controllers {
+		at := keyOfOwner(l.key.Namespace, uid)
+		if l.byController[at] == l {
+			continue
+		}
+		l.byController[at] = l
+		for _, pod := range l.owners.Pods(l.key.Namespace, uid) {
+			l.see(pod)
+		}
+	}
+}
+
+// see takes in one of the owner's pods as it is.
+func (l *ownerLane) see(pod *corev1.Pod) {
+	if other := l.byPod[pod.UID]; other != nil && other != l {
+		other.set(pod.UID, 0)
+	}
+	switch {
+	case !canBeAsked(pod):
+		l.set(pod.UID, 0)
+	case !pdb.IsReady(pod):
+		l.set(pod.UID, podUnready)
+	case l.pods[pod.UID] != podLeaving:
+		l.set(pod.UID, podServing)
+	}
+}
+
+// set counts a pod; a state of 0 drops it.
+func (l *ownerLane) set(pod types.UID, state podState) {
+	if l.pods[pod] == podServing {
+		l.serving--
+	}
+	if state == 0 {
+		delete(l.pods, pod)
+		delete(l.byPod, pod)
+		return
+	}
+	if state == podServing {
+		l.serving++
+	}
+	l.pods[pod], l.byPod[pod] = state, l
+	l.most = max(l.most, len(l.pods))
+}
+
+func (l *ownerLane) offer(now time.Time) (*item, pass) {
+	if l.ready.first() == nil {
+		l.waitsSince, l.waitsUntil = time.Time{}, time.Time{}
+		return l.unready.first(), passPlain
+	}
+	if l.readAt.IsZero() || now.Sub(l.readAt) >= ownerReadEvery {
+		l.readAt = now
+		if owner, takesTurns := l.owners.Of(l.key.Namespace, &l.controller); takesTurns && owner.UID == l.UID {
+			l.read(owner, &l.controller, now)
+		}
+	}
+	var granted bool
+	granted, l.writtenOff, l.waitsUntil = l.workload().turn(l.share, l.patience, now)
+	if granted {
+		return l.first(), passPlain
+	}
+	if l.waitsSince.IsZero() {
+		l.waitsSince = now
+		l.reviewBy(now.Add(blockedAfter))
+	}
+	// A pod that does not serve is no loss.
+	return l.unready.first(), passPlain
+}
+
+func (l *ownerLane) workload() workload {
+	w := workload{desired: l.Desired, serving: l.serving, writtenOff: l.writtenOff, since: l.since, unanswered: len(l.sending) > 0}
 	if w.desired < 0 {
-		w.desired = o.most
+		w.desired = l.most
 	}
 	return w
 }
 
-// note says for whom the pods of the lane wait.
-func (o *owned) note(most Percent) string {
-	desired := o.workload().desired
-	return fmt.Sprintf("The pod waits for other pods of %s %s to be available: no PodDisruptionBudget protects them, so that at most %d of %d may be missing.",
-		o.Kind, o.Name, most.of(desired), desired)
-}
-
-// decideTurn has the owner of a lane decide whether one of its pods that are ready may leave now.
-func (q *Queue) decideTurn(l *lane, now time.Time) {
-	o := l.owner
-	if l.ready.first() == nil {
-		o.waitsSince, o.waitsUntil = time.Time{}, time.Time{}
-		return
-	}
-	q.readOwner(o, now)
-	w := o.workload()
-	w.unanswered = len(l.sending) > 0
-	o.granted, o.writtenOff, o.waitsUntil = w.turn(q.policy.UnprotectedMaxUnavailable, q.policy.UnprotectedPatience, now)
-	if !o.granted && o.waitsSince.IsZero() {
-		o.waitsSince = now
-		l.reviewBy(now.Add(blockedAfter))
+func (l *ownerLane) begin(c *call) {
+	l.group.begin(c)
+	if l.pods[c.UID] == podServing {
+		l.set(c.UID, podLeaving)
 	}
 }
 
-// readOwner reads an owner again if it may have changed.
-func (q *Queue) readOwner(o *owned, now time.Time) {
-	if !o.readAt.IsZero() && now.Sub(o.readAt) < ownerReadEvery {
-		return
-	}
-	o.readAt = now
-	if owner, needed := q.owners.Of(o.namespace, &o.controller); needed && owner.UID == o.UID {
-		q.setOwner(o, owner)
-	}
-}
-
-// setOwner takes in an owner and the pods of controllers that are new to it.
-func (q *Queue) setOwner(o *owned, owner Owner) {
-	o.Owner = owner
-	for _, controller := range owner.Controllers {
-		at := ownerKey{o.namespace, controller}
-		if q.byController[at] == o {
-			continue
-		}
-		q.byController[at] = o
-		o.registered = append(o.registered, controller)
-		for _, pod := range q.owners.Pods(o.namespace, controller) {
-			q.see(o, pod)
-		}
-	}
-}
-
-// see has an owner take in one of its pods.
-func (q *Queue) see(o *owned, pod *corev1.Pod) {
-	if o.see(pod) {
-		q.ownerOf[pod.UID] = o
+func (l *ownerLane) settle(c *call, a answer, now time.Time) {
+	l.group.settle(c, a, now)
+	if a.verdict == verdictAccepted || a.verdict == verdictGone {
+		l.since = now
 	} else {
-		delete(q.ownerOf, pod.UID)
+		l.stays(c.UID)
 	}
 }
 
-// ownerLane returns the lane of a pod that no budget protects: that of its owner, if its pods take
-// turns.
-func (q *Queue) ownerLane(it *item, pod *corev1.Pod, now time.Time) *lane {
-	controller := metav1.GetControllerOfNoCopy(pod)
-	if q.owners == nil || controller == nil || pod.Spec.RestartPolicy != corev1.RestartPolicyAlways {
-		return q.free
+// judge notes for whom a pod waits once for each wait: each change is a write of the status.
+func (l *ownerLane) judge(it *item, now time.Time) (b *Blocker, note string, until time.Time) {
+	told, waits := it.told, it.phase == phaseWaiting && !it.notReady
+	if !l.waitsSince.IsZero() {
+		until = latest(it.added, l.waitsSince).Add(blockedAfter)
 	}
-	if l := it.lane; l != nil && l.owner != nil && slices.Contains(l.owner.Controllers, controller.UID) {
-		return l
+	it.told = waits && (told || !until.IsZero() && !now.Before(until))
+	switch {
+	case it.told && told:
+		return nil, it.note, time.Time{}
+	case it.told:
+		desired := l.workload().desired
+		return nil, fmt.Sprintf("The pod waits for other pods of %s %s to be available: no PodDisruptionBudget protects them, so that at most %d of %d may be missing.",
+			l.Kind, l.Name, l.share.of(desired), desired), time.Time{}
 	}
-	owner, needed := q.owners.Of(pod.Namespace, controller)
-	if !needed {
-		return q.free
-	}
-	at := ownerKey{pod.Namespace, owner.UID}
-	l := q.ownerLanes[at]
-	if l == nil {
-		l = newLane(types.NamespacedName{}, nil, now)
-		l.owner = &owned{pods: map[types.UID]bool{}, taken: map[types.UID]struct{}{}, since: now}
-		q.ownerLanes[at] = l
-		q.ring = append(q.ring, l)
-	}
-	l.owner.namespace, l.owner.controller, l.owner.readAt = pod.Namespace, *controller, now
-	q.setOwner(l.owner, owner)
-	return l
+	return nil, "", until
 }
 
-// ownedPodChanged takes in an event of a pod whose owner's other pods may wait for it. A controller
-// releases a pod whose labels stop matching: the pod then has another controller or none, and no
-// longer serves for the owner that counted it.
-func (q *Queue) ownedPodChanged(pod *corev1.Pod, gone bool) {
-	var is *owned
-	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && !gone {
-		is = q.byController[ownerKey{pod.Namespace, controller.UID}]
+// isDone: the time of the newest eviction counts for the patience.
+func (l *ownerLane) isDone(now time.Time) bool {
+	if !l.group.isDone(now) || now.Sub(l.since) < l.patience {
+		return false
 	}
-	was := q.ownerOf[pod.UID]
-	if was != nil && was != is {
-		was.gone(pod.UID)
-		delete(q.ownerOf, pod.UID)
-	}
-	if is != nil {
-		q.see(is, pod)
-	}
-	for _, o := range []*owned{was, is} {
-		if o != nil {
-			o.readAt = time.Time{}
-			q.wake()
+	for _, state := range l.pods {
+		if state == podLeaving {
+			return false
 		}
 	}
+	return true
 }
 
-// isDone reports whether the owner may be forgotten: the time of its newest eviction counts for the
-// patience.
-func (o *owned) isDone(patience time.Duration, now time.Time) bool {
-	return len(o.taken) == 0 && now.Sub(o.since) >= patience
+func (l *ownerLane) setAlarm(a *alarm) {
+	l.group.setAlarm(a)
+	a.ring(l.waitsUntil)
 }
 
-func (q *Queue) dropOwner(o *owned) {
-	delete(q.ownerLanes, ownerKey{o.namespace, o.UID})
-	for _, controller := range o.registered {
-		if at := (ownerKey{o.namespace, controller}); q.byController[at] == o {
-			delete(q.byController, at)
-		}
+// workload is what a turn of pods that no budget protects depends on.
+type workload struct {
+	// desired is how many pods there should be, and serving how many are available and not about to
+	// leave.
+	desired, serving int
+	// writtenOff is how many pods were missing when patience with the workload last ended. They are
+	// not waited for again.
+	writtenOff int
+	// since is when the patience begins: the newest eviction or, if there was none, when the first
+	// pod began to wait.
+	since time.Time
+	// unanswered is whether an eviction of one of the pods is in flight: its answer may begin the
+	// patience again.
+	unanswered bool
+}
+
+// missing is how many of the desired pods do not serve.
+func (w workload) missing() int {
+	return max(0, w.desired-w.serving)
+}
+
+// turn decides whether a pod of the workload that serves may leave now. It returns the number of
+// pods that are written off from now on and, if no pod may leave, when one may even if nothing
+// changes until then.
+func (w workload) turn(most Percent, patience time.Duration, now time.Time) (granted bool, writtenOff int, at time.Time) {
+	missing := w.missing()
+	writtenOff = min(w.writtenOff, missing)
+	if missing-writtenOff < most.of(w.desired) {
+		return true, writtenOff, time.Time{}
 	}
-	for pod := range o.pods {
-		if q.ownerOf[pod] == o {
-			delete(q.ownerOf, pod)
-		}
+	if w.unanswered {
+		return false, writtenOff, time.Time{}
 	}
+	if end := w.since.Add(patience); now.Before(end) {
+		return false, writtenOff, end
+	}
+	return true, missing, time.Time{}
 }

@@ -300,14 +300,12 @@ func TestOwnersAreDropped(t *testing.T) {
 		w := turnsWorld(t, worldConfig{objects: deployment("web", 1), pods: pods, unprotected: 25})
 		w.queue.Remove(evacuationOf("web-new-0"))
 		w.pass(time.Minute, time.Second)
-		if n := len(w.queue.ownerLanes); n != 1 {
-			t.Errorf("got %d owners, want one until the patience after its last eviction ends", n)
-		}
+		is.Equal(t, len(w.queue.lanes), 1, "lanes until the patience after the last eviction ends")
 		w.pass(DefaultPolicy().UnprotectedPatience, time.Second)
 		w.queue.wake()
 		w.settled()
-		if len(w.queue.ownerLanes) != 0 || len(w.queue.byController) != 0 || len(w.queue.ring) != 1 {
-			t.Errorf("got %v, %v, want no owner left", w.queue.ownerLanes, w.queue.byController)
+		if len(w.queue.lanes)+len(w.queue.ring)+len(w.queue.ownerLanes.byController)+len(w.queue.ownerLanes.byPod) > 0 {
+			t.Errorf("got %v, want no owner left", w.queue.lanes)
 		}
 	})
 }

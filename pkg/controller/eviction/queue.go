@@ -10,23 +10,17 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/types"
 	policyinformers "k8s.io/client-go/informers/policy/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/flowcontrol"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/drain/pdb"
 	"haulout.dev/haulout/pkg/host/inflight"
 	"haulout.dev/haulout/pkg/host/podcache"
 )
-
-// probeInterval is how often the closed lanes together may ask the API whether it sees what the
-// cache does: ten times a minute.
-const probeInterval = 6 * time.Second
 
 // Request asks that a pod be evicted.
 type Request struct {
@@ -45,13 +39,9 @@ type Request struct {
 	Blocker *Blocker
 }
 
-// Blocker is what keeps a pod from being evicted.
-type Blocker struct {
-	// Reason is a reason of the condition Blocked.
-	Reason string
-	// Message names what blocks and says what can be done about it.
-	Message string
-}
+// Blocker is what keeps a pod from being evicted: a reason of the condition Blocked and a message
+// that names what blocks and says what can be done about it.
+type Blocker = pdb.Refusal
 
 // State is how far the eviction of a pod is.
 type State struct {
@@ -83,11 +73,10 @@ type Config struct {
 	Policy Policy
 	// Owners tells which pods without budgets take turns; nil has none take turns.
 	Owners Owners
-	// Changed is called when the State of an Evacuation's pod has changed. It must not block nor
-	// call the Queue.
+	// Changed is called when the State of an Evacuation's pod has changed. It must not block.
 	Changed func(evacuation types.NamespacedName)
 	// Wanted reports whether there still is the Evacuation that a request was made for, when its
-	// eviction is about to be sent. It must not block nor call the Queue. Nil says yes.
+	// eviction is about to be sent and counts as in flight. Nil says yes.
 	Wanted func(Request) bool
 	// InFlight takes in the evictions in flight; nil keeps them for the queue alone.
 	InFlight *inflight.Evictions
@@ -97,92 +86,55 @@ type Config struct {
 	Evicted func(pod *corev1.Pod, protected bool)
 }
 
-// Policy is how evictions are sent. All of it has options of the server.
-type Policy struct {
-	// MaxConcurrent bounds the evictions in flight, for all pods together.
-	MaxConcurrent int
-	// DeniedAfter is how long admission has to refuse a pod before the pod is called blocked.
-	// KubeVirt refuses to evict virtual machines and migrates them in that time.
-	DeniedAfter time.Duration
-	// UnprotectedMaxUnavailable is how many pods of an owner without a budget may be missing, at
-	// least one; 100% bounds nothing.
-	UnprotectedMaxUnavailable Percent
-	// UnprotectedPatience is how long after an eviction the next share of an owner's pods goes
-	// although others are still missing.
-	UnprotectedPatience time.Duration
-}
-
-// DefaultPolicy returns the defaults of the options.
-func DefaultPolicy() Policy {
-	return Policy{
-		MaxConcurrent: DefaultMaxConcurrent, DeniedAfter: 5 * time.Minute, UnprotectedMaxUnavailable: 25, UnprotectedPatience: 5 * time.Minute,
-	}
-}
-
 // Queue evicts the pods it is given, each once, in an order that empties the budgets without
 // breaking or overrunning them.
 type Queue struct {
-	host    Host
-	pods    corelisters.PodLister
-	clock   clock.WithTicker
-	changed func(types.NamespacedName)
-	wanted  func(Request) bool
-	evicted func(pod *corev1.Pod, protected bool)
-	// underway are the evictions in flight, for others to read.
-	underway *inflight.Evictions
-	synced   []cache.InformerSynced
+	cfg    Config
+	pods   corelisters.PodLister
+	synced []cache.InformerSynced
 	// kick wakes the loop of Run.
 	kick chan struct{}
 
-	// mu guards everything below.
-	mu      sync.Mutex
-	budgets *pdb.Index
-	items   map[types.NamespacedName]*item
-	byUID   map[types.UID]*item
-	// sent are the items that were removed after their eviction had been sent. A pod that is asked
-	// to leave again, for the same or another Evacuation, gets its item back: its eviction must not
-	// be sent twice.
-	sent  map[types.UID]*item
-	free  *lane
-	lanes map[types.NamespacedName]*lane
-	// ring has all lanes, in the order in which they get their turns; turn is whose is next.
-	ring []*lane
-	turn int
+	// mu guards everything below. Nothing of Config but the caches and InFlight is called under it.
+	mu sync.Mutex
+	// changed are the Evacuations to call Changed for when mu is released.
+	changed []types.NamespacedName
+	// items are those that are requested, by the namespace and name of the Evacuation. byUID also
+	// has those that were removed after their eviction had been sent.
+	items map[string]map[string]*item
+	byUID map[types.UID]*item
 	// resting are the items that wait for a time.
-	resting itemHeap
-	probes  flowcontrol.PassiveRateLimiter
+	resting line
 
-	// stepped is whether the queue has begun to send.
-	stepped bool
+	lanes map[laneKey]lane
+	// ring has all lanes, in the order in which they get their turns; turn is whose was last.
+	ring        []lane
+	turn        int
+	budgetLanes budgetLanes
+	ownerLanes  ownerLanes
+
+	budgets *pdb.Index
 	// churn are the changes of budgets that are still to be evaluated, by namespace.
 	churn map[string]*churn
-	// inNamespace are the items by namespace.
-	inNamespace map[string]map[*item]struct{}
+	// stepped is whether the queue has begun to send.
+	stepped bool
 
-	concurrency concurrency
-	// inFlight are the calls in flight, and budgeted those of them for pods with budgets.
-	inFlight, budgeted int
-	// tries counts the calls.
-	tries  uint64
-	policy Policy
-	// owners is nil if no pods take turns. ownerLanes are the lanes of pods that do, by their
-	// owner, byController the owners by the controllers of their pods, and ownerOf the owners by
-	// the UIDs of the pods that they count.
-	owners       Owners
-	ownerLanes   map[ownerKey]*lane
-	byController map[ownerKey]*owned
-	ownerOf      map[types.UID]*owned
+	// calls is how many calls may be in flight, inFlight how many are, and protected those of them
+	// for pods with budgets. tries counts all calls.
+	calls               concurrency
+	inFlight, protected int
+	tries               uint64
 	// overloadedBy is the pod whose eviction was last answered with overload; empty after any
-	// answer that was not.
+	// answer that was not. pausedUntil is until when the API server wants to be left alone.
 	overloadedBy types.UID
-	// pausedUntil is until when the API server wants to be left alone.
-	pausedUntil time.Time
+	pausedUntil  time.Time
 }
 
 // New returns a Queue that evicts nothing before it runs.
 func New(cfg Config) (*Queue, error) {
-	if cfg.Policy.MaxConcurrent < 1 {
-		return nil, fmt.Errorf("max concurrent evictions is %d, must be at least 1", cfg.Policy.MaxConcurrent)
+	most := cfg.Policy.MaxConcurrent
+	if most < 1 {
+		return nil, fmt.Errorf("max concurrent evictions is %d, must be at least 1", most)
 	}
 	if cfg.Wanted == nil {
 		cfg.Wanted = func(Request) bool { return true }
@@ -195,49 +147,26 @@ func New(cfg Config) (*Queue, error) {
 	}
 	registerMetrics()
 	q := &Queue{
-		host:    cfg.Host,
-		pods:    cfg.Pods.Lister(),
-		clock:   cfg.Clock,
-		changed: cfg.Changed,
-		wanted:  cfg.Wanted,
-		evicted: cfg.Evicted, underway: cfg.InFlight,
-		kick:    make(chan struct{}, 1),
-		budgets: pdb.NewIndex(nil),
-		items:   map[types.NamespacedName]*item{},
-		byUID:   map[types.UID]*item{},
-		sent:    map[types.UID]*item{},
-		lanes:   map[types.NamespacedName]*lane{},
-		resting: itemHeap{less: (*item).dueBefore},
-		probes:  flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
-		churn:   map[string]*churn{}, inNamespace: map[string]map[*item]struct{}{},
-		concurrency: concurrency{limit: cfg.Policy.MaxConcurrent, most: cfg.Policy.MaxConcurrent},
-		policy:      cfg.Policy, ownerLanes: map[ownerKey]*lane{}, byController: map[ownerKey]*owned{}, ownerOf: map[types.UID]*owned{},
+		cfg: cfg, pods: cfg.Pods.Lister(), kick: make(chan struct{}, 1),
+		items: map[string]map[string]*item{}, byUID: map[types.UID]*item{}, resting: line{order: byDue},
+		lanes: map[laneKey]lane{}, budgets: pdb.NewIndex(nil), churn: map[string]*churn{}, calls: concurrency{limit: most, most: most},
+		budgetLanes: budgetLanes{
+			probes: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
+		},
+		ownerLanes: ownerLanes{
+			share: cfg.Policy.UnprotectedMaxUnavailable, patience: cfg.Policy.UnprotectedPatience,
+			byController: map[laneKey]*ownerLane{}, byPod: map[types.UID]*ownerLane{},
+		},
 	}
 	if cfg.Owners != nil && cfg.Policy.UnprotectedMaxUnavailable < 100 {
-		q.owners = cfg.Owners
-		q.synced = append(q.synced, cfg.Owners.HasSynced)
+		q.ownerLanes.owners, q.synced = cfg.Owners, []cache.InformerSynced{cfg.Owners.HasSynced}
 	}
-	q.free = newLane(types.NamespacedName{}, nil, cfg.Clock.Now())
-	q.ring = []*lane{q.free}
-
-	pods, err := cfg.Pods.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(obj any) { q.podChanged(obj, false) },
-		UpdateFunc: func(_, obj any) { q.podChanged(obj, false) },
-		DeleteFunc: func(obj any) { q.podChanged(obj, true) },
-	})
-	if err != nil {
-		return nil, err
-	}
-	budgets, err := cfg.Budgets.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    q.budgetSet,
-		UpdateFunc: func(_, obj any) { q.budgetSet(obj) },
-		DeleteFunc: q.budgetRemoved,
-	})
-	if err != nil {
-		return nil, err
-	}
-	q.synced = append(q.synced, pods.HasSynced, budgets.HasSynced)
-	return q, nil
+	synced, err := podcache.AddHandlers(
+		podcache.Handled{Informer: cfg.Pods, Handler: podcache.HandlerOf(q.podChanged)},
+		podcache.Handled{Informer: cfg.Budgets.Informer(), Handler: podcache.HandlerOf(q.budgetChanged)},
+	)
+	q.synced = append(q.synced, synced...)
+	return q, err
 }
 
 // Run evicts until ctx is done, and returns when the last answer has come.
@@ -251,55 +180,60 @@ func (q *Queue) Run(ctx context.Context) {
 		evictionsInFlight.Set(0)
 		countLanes(nil)
 	}()
-	for {
-		wake := q.step(ctx, &calls)
-		var timer clock.Timer
+	for ctx.Err() == nil {
+		due, next := q.step()
+		for _, c := range due {
+			calls.Go(func() { q.send(ctx, c) })
+		}
 		var expired <-chan time.Time
-		if !wake.IsZero() {
-			timer = q.clock.NewTimer(wake.Sub(q.clock.Now()))
-			expired = timer.C()
+		if !next.IsZero() {
+			expired = q.cfg.Clock.After(next.Sub(q.cfg.Clock.Now()))
 		}
 		select {
 		case <-ctx.Done():
 		case <-q.kick:
 		case <-expired:
 		}
-		if timer != nil {
-			timer.Stop()
-		}
-		if ctx.Err() != nil {
-			return
-		}
+	}
+}
+
+// unlock releases the queue and then reports what has changed, so that the callback may ask for it.
+func (q *Queue) unlock() {
+	changed := q.changed
+	q.changed = nil
+	q.mu.Unlock()
+	for _, evacuation := range changed {
+		q.cfg.Changed(evacuation)
+	}
+}
+
+func (q *Queue) wake() {
+	select {
+	case q.kick <- struct{}{}:
+	default:
 	}
 }
 
 // Add asks for a pod to be evicted. Asking again for the same Evacuation changes nothing.
 func (q *Queue) Add(r Request) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	if it, known := q.items[r.Evacuation]; known {
-		if it.phase == phaseParked {
-			q.place(it, q.clock.Now())
-			q.wake()
+	defer q.unlock()
+	now, namespace := q.cfg.Clock.Now(), r.Evacuation.Namespace
+	it, known := q.items[namespace][r.Evacuation.Name]
+	if !known {
+		if it = q.byUID[r.UID]; it == nil || !it.removed {
+			it = &item{}
+			q.byUID[r.UID] = it
 		}
-		return
+		it.Request, it.removed, it.added, it.failed, it.matched = &r, false, now, r.FailedEvictions, false
+		it.inherit(r.Blocker, q.cfg.Policy.DeniedAfter, now)
+		if q.items[namespace] == nil {
+			q.items[namespace] = map[string]*item{}
+		}
+		q.items[namespace][r.Evacuation.Name] = it
 	}
-	it, sent := q.sent[r.UID]
-	if sent {
-		delete(q.sent, r.UID)
-	} else {
-		it = &item{phase: phaseWaiting}
-	}
-	it.Request, it.added, it.failed, it.matched = r, q.clock.Now(), r.FailedEvictions, false
-	it.inherit(r.Blocker, q.policy.DeniedAfter, it.added)
-	q.items[r.Evacuation] = it
-	if q.inNamespace[r.Evacuation.Namespace] == nil {
-		q.inNamespace[r.Evacuation.Namespace] = map[*item]struct{}{}
-	}
-	q.inNamespace[r.Evacuation.Namespace][it] = struct{}{}
-	q.byUID[r.UID] = it
-	if !sent {
-		q.place(it, it.added)
+	if it.phase == phaseParked || !known && !it.isSent() {
+		q.place(it, now)
 		q.wake()
 	}
 }
@@ -308,45 +242,24 @@ func (q *Queue) Add(r Request) {
 // back.
 func (q *Queue) Remove(evacuation types.NamespacedName) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	it, known := q.items[evacuation]
+	defer q.unlock()
+	it, known := q.items[evacuation.Namespace][evacuation.Name]
 	if !known {
 		return
 	}
-	delete(q.items, evacuation)
-	if delete(q.inNamespace[evacuation.Namespace], it); len(q.inNamespace[evacuation.Namespace]) == 0 {
-		delete(q.inNamespace, evacuation.Namespace)
+	if delete(q.items[evacuation.Namespace], evacuation.Name); len(q.items[evacuation.Namespace]) == 0 {
+		delete(q.items, evacuation.Namespace)
 	}
-	if q.byUID[it.UID] == it {
-		delete(q.byUID, it.UID)
+	if it.removed = true; it.phase != phaseInFlight {
+		q.place(it, q.cfg.Clock.Now())
 	}
-	if it.phase == phaseInFlight || it.phase == phaseAccepted && q.isStillThere(it) {
-		// One that is accepted rests until it is forgotten.
-		q.sent[it.UID] = it
-		return
-	}
-	it.leaveHeap()
-	q.leaveLane(it)
-}
-
-// forget drops what is remembered of an eviction that was sent for an item that is no longer
-// requested.
-func (q *Queue) forget(it *item) {
-	// A pod that has left the cache is missing until its event says so: the owner still counts it
-	// as available, and others would go in its place.
-	if it.takenFrom != nil && q.isStillThere(it) {
-		delete(it.takenFrom.taken, it.UID)
-	}
-	it.leaveHeap()
-	q.underway.Remove(it.UID)
-	delete(q.sent, it.UID)
 }
 
 // State returns how far the eviction of an Evacuation's pod is.
 func (q *Queue) State(evacuation types.NamespacedName) State {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	it, known := q.items[evacuation]
+	it, known := q.items[evacuation.Namespace][evacuation.Name]
 	if !known {
 		return State{}
 	}
@@ -357,66 +270,21 @@ func (q *Queue) State(evacuation types.NamespacedName) State {
 	return state
 }
 
-func (q *Queue) wake() {
-	select {
-	case q.kick <- struct{}{}:
-	default:
-	}
-}
-
-func (q *Queue) podChanged(obj any, gone bool) {
-	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = tombstone.Obj
-	}
-	pod, ok := obj.(*corev1.Pod)
-	if !ok {
-		return
+func (q *Queue) podChanged(old, pod *corev1.Pod) {
+	gone := pod == nil
+	if gone {
+		pod = old
 	}
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.ownedPodChanged(pod, gone)
-	if gone || !canBeAsked(pod) {
-		q.underway.Remove(pod.UID)
-	}
-	if it, sent := q.sent[pod.UID]; sent && it.phase == phaseAccepted && !q.isStillThere(it) {
-		q.forget(it)
-	}
-	if it, known := q.byUID[pod.UID]; known && it.phase != phaseInFlight && it.phase != phaseAccepted {
-		q.place(it, q.clock.Now())
+	defer q.unlock()
+	if q.ownerLanes.podChanged(pod, gone) {
 		q.wake()
 	}
-}
-
-func (q *Queue) budgetSet(obj any) {
-	if budget, ok := obj.(*policyv1.PodDisruptionBudget); ok {
-		q.budgetChanged(budget.Namespace, budget.Name, budget)
+	if gone || !canBeAsked(pod) {
+		q.cfg.InFlight.Remove(pod.UID)
 	}
-}
-
-func (q *Queue) budgetRemoved(obj any) {
-	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = tombstone.Obj
+	if it, known := q.byUID[pod.UID]; known && it.phase != phaseInFlight && (it.removed || it.phase != phaseAccepted) {
+		q.place(it, q.cfg.Clock.Now())
+		q.wake()
 	}
-	if budget, ok := obj.(*policyv1.PodDisruptionBudget); ok {
-		q.budgetChanged(budget.Namespace, budget.Name, nil)
-	}
-}
-
-// budgetObserved tells the budget's lane and, if it opens, ends the rest of the pods that its
-// budget had refused.
-func (q *Queue) budgetObserved(budget *policyv1.PodDisruptionBudget, now time.Time) {
-	l := q.lanes[pdb.NameOf(budget)]
-	if l == nil || !l.observe(budget, now) {
-		return
-	}
-	for it := range l.members {
-		if it.phase == phaseResting && it.restsForBudget {
-			it.due, it.failures = now, 0
-			q.place(it, now)
-		}
-	}
-}
-
-func logger(ctx context.Context, it *item) klog.Logger {
-	return klog.FromContext(ctx).WithValues("pod", klog.KRef(it.Evacuation.Namespace, it.Pod), "podUID", it.UID)
 }

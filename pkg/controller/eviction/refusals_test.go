@@ -57,7 +57,7 @@ func TestDeniedPodsDelayNoOthers(t *testing.T) {
 				t.Errorf("got %d evictions without any time passing, want each of %d pods tried once", n,
 					tc.others+tc.denied)
 			}
-			if limit := w.queue.concurrency.limit; limit != 50 || !w.queue.pausedUntil.IsZero() {
+			if limit := w.queue.calls.limit; limit != 50 || !w.queue.pausedUntil.IsZero() {
 				t.Errorf("got %d calls at a time and a pause until %v, want 50 and none", limit, w.queue.pausedUntil)
 			}
 			w.pass(10*time.Minute, time.Second)
@@ -227,7 +227,7 @@ func TestServerErrorsSlowDown(t *testing.T) {
 		})
 		w.add(names...)
 		w.settled()
-		if n, limit := len(w.host.sent()), w.queue.concurrency.limit; n != 50 || limit != most/2 {
+		if n, limit := len(w.host.sent()), w.queue.calls.limit; n != 50 || limit != most/2 {
 			t.Errorf("got %d evictions and then %d at a time, want 50 and %d", n, limit, most/2)
 		}
 		for _, name := range names {
@@ -398,9 +398,7 @@ func TestUnhealthyPodsAreDistinguishedFromStartingPods(t *testing.T) {
 		// Pods move again, but one healthy pod more is missing.
 		w.updateBudget(newBudget("web", 0, withHealthy(8)))
 		w.until("the budget was seen", 0, func() bool {
-			w.queue.mu.Lock()
-			defer w.queue.mu.Unlock()
-			return w.queue.items[evacuationOf("web-0")].lane.budget.Status.CurrentHealthy == 8
+			return w.laneOf("web").budget.Status.CurrentHealthy == 8
 		})
 		is.Equal(t, w.reason("web-0"), "UnhealthyPodsHoldBudget", "with one more missing")
 		w.updateBudget(newBudget("web", 0, func(b *policyv1.PodDisruptionBudget) { b.Status.ExpectedPods = 9 }))

@@ -179,25 +179,25 @@ func TestPodThatIsAddedAgainIsNotEvictedTwice(t *testing.T) {
 			w.add("web-0")
 			w.until("it was sent", 0, w.sentTo(1))
 			w.settled()
-			if got := w.queue.underway.List(); len(got) != 1 || got[0].UID != "uid-web-0" {
+			if got := w.queue.cfg.InFlight.List(); len(got) != 1 || got[0].UID != "uid-web-0" {
 				t.Errorf("got %v in flight, want the eviction of web-0", got)
 			}
 			w.queue.Remove(evacuationOf("web-0"))
-			if w.state("web-0").Known || len(w.queue.underway.List()) != 1 {
-				t.Errorf("got state %v and %v in flight after the removal, want no state and one in flight", w.state("web-0"), w.queue.underway.List())
+			if w.state("web-0").Known || len(w.queue.cfg.InFlight.List()) != 1 {
+				t.Errorf("got state %v and %v in flight after the removal, want no state and one in flight", w.state("web-0"), w.queue.cfg.InFlight.List())
 			}
 			if !test.early {
 				release <- test.answer
 				w.settled()
 				// The cache does not show yet that the pod is terminating.
-				if got := w.queue.underway.Has("uid-web-0"); got != (test.answer == nil) {
+				if got := w.queue.cfg.InFlight.Has("uid-web-0"); got != (test.answer == nil) {
 					t.Errorf("got in flight %t after the answer", got)
 				}
 			}
 			if test.then != nil {
 				test.then(w)
 				w.settled()
-				is.True(t, !w.queue.underway.Has("uid-web-0"), "the eviction is still in flight")
+				is.True(t, !w.queue.cfg.InFlight.Has("uid-web-0"), "the eviction is still in flight")
 			}
 			w.add("web-0")
 			w.settled()
@@ -213,8 +213,8 @@ func TestPodThatIsAddedAgainIsNotEvictedTwice(t *testing.T) {
 			w.pass(2*resendAfter, time.Second)
 			w.queue.mu.Lock()
 			defer w.queue.mu.Unlock()
-			if len(w.queue.underway.List()) > 0 || len(w.queue.sent) > 0 || len(w.queue.items) > 0 || len(w.queue.byUID) > 0 || w.queue.resting.first() != nil {
-				t.Errorf("got %v sent and %v queued, want the queue to be empty", w.queue.sent, w.queue.items)
+			if len(w.queue.cfg.InFlight.List()) > 0 || len(w.queue.items) > 0 || len(w.queue.byUID) > 0 || w.queue.resting.first() != nil {
+				t.Errorf("got %v queued, want the queue to be empty", w.queue.byUID)
 			}
 		})
 	}

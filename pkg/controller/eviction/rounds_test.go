@@ -19,7 +19,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"haulout.dev/haulout/pkg/drain/pdb"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 )
@@ -93,14 +92,10 @@ func checkRounds(t *testing.T, r *rand.Rand) {
 			synctest.Wait()
 		}
 		before := map[*item]uint64{}
-		var calls sync.WaitGroup
-		w.queue.mu.Lock()
-		for _, it := range w.queue.items {
+		for _, it := range w.queue.items[namespace] {
 			before[it] = it.tried
 		}
-		w.queue.mu.Unlock()
-		w.queue.step(w.Context(), &calls)
-		calls.Wait()
+		w.step()
 		w.queue.mu.Lock()
 		for it, tried := range before {
 			if it.tried == tried {
@@ -119,12 +114,12 @@ func checkRounds(t *testing.T, r *rand.Rand) {
 			}
 			triedAt[it] = step
 		}
-		for _, it := range w.queue.items {
+		for _, it := range w.queue.items[namespace] {
 			_, waited := waitsSince[it]
-			if it.phase != phaseWaiting || !it.lane.open || it.tried != before[it] {
+			l, budgeted := it.lane.(*budgetLane)
+			if waits := it.phase == phaseWaiting && (!budgeted || l.open); !waits {
 				delete(waitsSince, it)
-			}
-			if it.phase == phaseWaiting && it.lane.open && (!waited || it.tried != before[it]) {
+			} else if !waited || it.tried != before[it] {
 				waitsSince[it] = step
 			}
 		}
@@ -147,9 +142,7 @@ func TestRetriesWaitForFirstTriesOfOtherLanes(t *testing.T) {
 		for range 5 {
 			// The back-off of the pod without a budget has ended each time.
 			w.clock.Step(maxRetryAfter)
-			var calls sync.WaitGroup
-			w.queue.step(w.Context(), &calls)
-			calls.Wait()
+			w.step()
 		}
 		seen := map[string]bool{}
 		for _, call := range w.host.sent() {
@@ -231,8 +224,8 @@ func TestChangeOfABudgetMatchesOnlyThePodsItConcerns(t *testing.T) {
 		}
 		w.queue.mu.Lock()
 		defer w.queue.mu.Unlock()
-		if l := w.queue.items[evacuationOf("pod-70")].lane; l != w.queue.free {
-			t.Errorf("got the lane of %v, want no lane for a pod that its budget no longer selects", l.budgetName)
+		if key := w.item("pod-70").lane.common().key; key != (laneKey{}) {
+			t.Errorf("got the lane of %v, want that of pods without budget for a pod that its budget no longer selects", key)
 		}
 	})
 }
@@ -278,75 +271,5 @@ func TestANewBudgetCountsImmediately(t *testing.T) {
 func (w *world) budgetsOf(pod string) []string {
 	w.queue.mu.Lock()
 	defer w.queue.mu.Unlock()
-	return slices.Clone(w.queue.items[evacuationOf(pod)].budgets)
-}
-
-func TestBudgetsOfAPod(t *testing.T) {
-	in := func(values ...string) metav1.LabelSelectorRequirement {
-		return metav1.LabelSelectorRequirement{Key: "app", Operator: metav1.LabelSelectorOpIn, Values: values}
-	}
-	expression := func(operator metav1.LabelSelectorOperator, values ...string) metav1.LabelSelectorRequirement {
-		return metav1.LabelSelectorRequirement{Key: "app", Operator: operator, Values: values}
-	}
-	for name, tc := range map[string]struct {
-		selector *metav1.LabelSelector
-		labels   map[string]string
-		want     bool
-	}{
-		"matchLabels, equal": {
-			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
-			map[string]string{"app": "web", "x": "y"}, true,
-		},
-		"matchLabels, not equal": {
-			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}, map[string]string{"app": "db"}, false,
-		},
-		"matchLabels, one of two equal": {
-			&metav1.LabelSelector{MatchLabels: map[string]string{"app": "web", "x": "y"}},
-			map[string]string{"app": "web"}, false,
-		},
-		"In, with the value": {
-			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in("db", "web")}},
-			map[string]string{"app": "web"}, true,
-		},
-		"In, without the value": {
-			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in("db", "api")}},
-			map[string]string{"app": "web"}, false,
-		},
-		"DoesNotExist, with the label": {
-			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{expression("DoesNotExist")}}, nil, true,
-		},
-		"NotIn, with the value": {
-			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{expression("NotIn", "web")}},
-			map[string]string{"app": "web"}, false,
-		},
-		"Exists, with the label": {
-			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{expression("Exists")}},
-			map[string]string{"app": "web"}, true,
-		},
-		"the empty selector selects all": {&metav1.LabelSelector{}, nil, true},
-		"no selector selects none":       {nil, map[string]string{"app": "web"}, false},
-		"a broken selector selects none": {
-			&metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{expression("Like")}},
-			map[string]string{"app": "web"}, false,
-		},
-		"matchLabels with another label, and DoesNotExist": {&metav1.LabelSelector{
-			MatchLabels:      map[string]string{"x": "y"},
-			MatchExpressions: []metav1.LabelSelectorRequirement{expression("NotIn", "db")},
-		}, map[string]string{"app": "web", "x": "y"}, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b := pdb.NewIndex([]*policyv1.PodDisruptionBudget{
-				newBudget("other", 1, selects("app", "other")),
-				newBudget("web", 1, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector = tc.selector }),
-			})
-			q := &Queue{budgets: b}
-			it := &item{Request: Request{Evacuation: evacuationOf("web-0")}}
-			q.matchBudgets(it, tc.labels)
-			is.Equal(t, len(q.budgetsOf(it)) == 1, tc.want)
-			is.Equal(t, b.Selects(namespace, "web", tc.labels), tc.want, "Selects")
-			b.Remove(namespace, "web")
-			b.Remove(namespace, "other")
-			is.Equal(t, b.Len(), 0, "budgets after they were deleted")
-		})
-	}
+	return slices.Clone(w.item(pod).budgets)
 }

@@ -43,6 +43,49 @@ func TestIndex(t *testing.T) {
 	}
 }
 
+func TestIndexSelectors(t *testing.T) {
+	labels := func(pairs ...string) *metav1.LabelSelector {
+		selector := &metav1.LabelSelector{MatchLabels: map[string]string{}}
+		for i := 0; i < len(pairs); i += 2 {
+			selector.MatchLabels[pairs[i]] = pairs[i+1]
+		}
+		return selector
+	}
+	expression := func(operator metav1.LabelSelectorOperator, values ...string) *metav1.LabelSelector {
+		return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: operator, Values: values}}}
+	}
+	both := expression("NotIn", "db")
+	both.MatchLabels = map[string]string{"x": "y"}
+	web := map[string]string{"app": "web"}
+	for name, tc := range map[string]struct {
+		selector *metav1.LabelSelector
+		labels   map[string]string
+		want     bool
+	}{
+		"matchLabels, equal":              {labels("app", "web"), map[string]string{"app": "web", "x": "y"}, true},
+		"matchLabels, not equal":          {labels("app", "web"), map[string]string{"app": "db"}, false},
+		"matchLabels, one of two equal":   {labels("app", "web", "x", "y"), web, false},
+		"In, with the value":              {expression("In", "db", "web"), web, true},
+		"In, without the value":           {expression("In", "db", "api"), web, false},
+		"DoesNotExist, without the label": {expression("DoesNotExist"), nil, true},
+		"NotIn, with the value":           {expression("NotIn", "web"), web, false},
+		"Exists, with the label":          {expression("Exists"), web, true},
+		"the empty selector selects all":  {labels(), nil, true},
+		"no selector selects none":        {nil, web, false},
+		"a broken selector selects none":  {expression("Like"), web, false},
+		"another label, and DoesNotExist": {both, map[string]string{"app": "web", "x": "y"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			index := NewIndex([]*policyv1.PodDisruptionBudget{budget("other", selecting(labels("app", "other"))), budget("web", selecting(tc.selector))})
+			is.Equal(t, len(index.Matching("shop", tc.labels)) == 1, tc.want)
+			is.Equal(t, index.Selects("shop", "web", tc.labels), tc.want, "Selects")
+			index.Remove("shop", "web")
+			index.Remove("shop", "other")
+			is.Equal(t, index.Len(), 0, "budgets after they were removed")
+		})
+	}
+}
+
 func TestUsesUp(t *testing.T) {
 	ready := func(status corev1.ConditionStatus) *corev1.Pod {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1"}}

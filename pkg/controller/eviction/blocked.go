@@ -1,0 +1,198 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package eviction
+
+import (
+	"strings"
+	"time"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
+	"haulout.dev/haulout/pkg/drain/pdb"
+)
+
+const (
+	firstRest       = time.Second
+	maxBudgetRest   = 15 * time.Minute
+	maxTroubleRest  = 5 * time.Minute
+	maxOverloadRest = maxRetryAfter
+
+	// failingAfter is how long evictions of a pod have to fail, for reasons that may pass, before
+	// the pod is called blocked.
+	failingAfter = time.Minute
+)
+
+// trouble is what blocks one pod, whatever its lane does.
+type trouble struct {
+	Blocker
+	// from is when the pod is called blocked by it.
+	from time.Time
+}
+
+// patience is how long answers of a kind have to repeat before the pod is called blocked.
+type patience int
+
+const (
+	// patienceNone: the pod is blocked immediately, if at all. A budget has answered, after
+	// admission has agreed.
+	patienceNone patience = iota
+	// patienceOver: the pod is blocked immediately. Admission was not asked.
+	patienceOver
+	// patiencePassing: the pod is blocked after failingAfter.
+	patiencePassing
+	// patienceDenied: the pod is blocked after the time that admission has, see Policy.
+	patienceDenied
+)
+
+// consequence is what an answer means for its pod.
+type consequence struct {
+	patience patience
+	// reason and text make the blocker; %s stands for what kube-apiserver said. Without a reason the
+	// answer is no trouble of the pod's own.
+	reason, text string
+	// rest bounds the pod's rest; 0 for none. forBudget: the rest ends when the budget opens.
+	rest      time.Duration
+	forBudget bool
+}
+
+// consequences of the answers that leave the pod where it is. The lane waits in place of a pod whose
+// budget is stale.
+var consequences = map[verdict]consequence{
+	verdictBudgetClosed: {rest: maxBudgetRest, forBudget: true},
+	verdictPodChanged:   {rest: maxTroubleRest},
+	verdictDenied: {
+		patienceDenied, v1alpha1.ReasonEvictionDenied,
+		"The eviction is refused: %s It is tried again. Ask who runs the webhook or the policy, or delete the pod by hand.", maxBudgetRest, false,
+	},
+	verdictOverloaded: {
+		patiencePassing, v1alpha1.ReasonEvictionError,
+		"kube-apiserver answers that it cannot evict the pod now: %s It is tried again. Check kube-apiserver.", maxOverloadRest, false,
+	},
+	verdictUnknown: {
+		patiencePassing, v1alpha1.ReasonEvictionError, "The eviction gets no answer in time, and the pod is still there: %s It is tried again. " +
+			"Check kube-apiserver, and that admission webhooks for pods/eviction are quick.", maxTroubleRest, false,
+	},
+	verdictTooManyDisruptedPods: {patienceNone, v1alpha1.ReasonTooManyDisruptedPods, pdb.TooManyDisruptedPods("%s").Message, maxBudgetRest, true},
+	verdictNamespaceTerminating: {
+		patiencePassing, v1alpha1.ReasonEvictionError, "The namespace is being deleted, in which pods cannot be evicted, and the pod has not been deleted with it: %s " +
+			"Check the namespace's conditions, or delete the pod by hand.", maxTroubleRest, false,
+	},
+	verdictForbidden: {
+		patienceOver, v1alpha1.ReasonEvictionForbidden,
+		"The eviction is forbidden: %s Grant the server the right, or delete the pod by hand.", maxTroubleRest, false,
+	},
+	verdictSeveralBudgets: {
+		patienceNone, v1alpha1.ReasonMultiplePodDisruptionBudgets,
+		"The pod is selected by more than one PodDisruptionBudget, which the eviction API refuses. Change their selectors or delete all but one.", maxTroubleRest, false,
+	},
+	verdictFailed: {patienceOver, v1alpha1.ReasonEvictionError, "The eviction fails: %s It is tried again.", maxTroubleRest, false},
+}
+
+// settle draws the consequences of an answer for the pod itself.
+func (it *item) settle(a answer, deniedAfter time.Duration, now time.Time) {
+	what, said := consequences[a.verdict], wording.Sentence(a.message)
+	from := now
+	switch what.patience {
+	case patienceNone:
+		it.deniedSince, it.failingSince, it.denial = time.Time{}, time.Time{}, ""
+	case patienceOver:
+		it.failingSince = time.Time{}
+	case patiencePassing:
+		if it.failingSince.IsZero() {
+			it.failingSince = now
+		}
+		from = it.failingSince.Add(failingAfter)
+	case patienceDenied:
+		if it.deniedSince.IsZero() {
+			it.deniedSince = now
+		}
+		it.failingSince, it.denial = time.Time{}, said
+		from = it.deniedSince.Add(deniedAfter)
+	}
+	it.phase, it.trouble = phaseWaiting, nil
+	if what.reason != "" {
+		it.trouble = &trouble{Blocker{Reason: what.reason, Message: strings.ReplaceAll(what.text, "%s", said)}, from}
+	}
+	if what.rest > 0 {
+		it.phase, it.restsForBudget = phaseResting, what.forBudget
+		it.due = now.Add(min(firstRest<<min(it.failures, 20), what.rest))
+		it.failures++
+	}
+	switch a.verdict {
+	case verdictAccepted, verdictGone:
+		it.phase, it.due, it.failures = phaseAccepted, now.Add(resendAfter), 0
+	case verdictBudgetClosed:
+		it.failed++
+	case verdictOverloaded:
+		it.due = latest(it.due, now.Add(a.retryAfter))
+	}
+}
+
+// inherit takes up what blocked the pod before this queue knew it, until the first answer says
+// more.
+func (it *item) inherit(b *Blocker, deniedAfter time.Duration, now time.Time) {
+	it.blocker, it.starved = b, b != nil
+	if b == nil {
+		return
+	}
+	switch b.Reason {
+	case v1alpha1.ReasonEvictionDenied:
+		it.deniedSince = now.Add(-deniedAfter)
+	case v1alpha1.ReasonEvictionError:
+		it.failingSince = now.Add(-failingAfter)
+	case v1alpha1.ReasonEvictionForbidden:
+	default:
+		return
+	}
+	it.trouble = &trouble{Blocker: *b}
+}
+
+// review reports again on the members of the lanes in which a pod may have become blocked, or
+// unblocked, because time has passed.
+func (q *Queue) review(now time.Time) {
+	for _, l := range q.ring {
+		g := l.common()
+		if g.reviewAt.IsZero() || now.Before(g.reviewAt) {
+			continue
+		}
+		g.reviewAt = time.Time{}
+		for it := range g.members {
+			q.show(it, now)
+		}
+	}
+}
+
+// show reports what the outside should know about an item, if it has changed: its own trouble before
+// what its lane says.
+func (q *Queue) show(it *item, now time.Time) {
+	var b *Blocker
+	var note string
+	if it.lane != nil {
+		var until time.Time
+		if b, note, until = it.lane.judge(it, now); until.After(now) {
+			it.lane.common().reviewBy(until)
+		}
+	}
+	it.starved = b != nil
+	if t := it.trouble; t != nil && !now.Before(t.from) {
+		b, it.starved = &t.Blocker, false
+	} else if t != nil && it.lane != nil {
+		it.lane.common().reviewBy(t.from)
+	}
+	if note == "" && it.denial != "" {
+		note = "The eviction is refused for now: " + it.denial + " It is tried again."
+	}
+	if it.note == note && (it.blocker == b || it.blocker != nil && b != nil && *it.blocker == *b) {
+		return
+	}
+	it.blocker, it.note = b, note
+	q.report(it)
+}
+
+// report has the caller of the queue learn that the state of an item has changed.
+func (q *Queue) report(it *item) {
+	if !it.removed {
+		q.changed = append(q.changed, it.Evacuation)
+	}
+}

@@ -1,0 +1,134 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package eviction
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"haulout.dev/haulout/pkg/drain/pdb"
+)
+
+// matchBudgets returns the budgets that select an item's pod, which has the given labels, ordered by
+// name. A tenant may rewrite budgets all the time, so that the names are kept with the item.
+func (q *Queue) matchBudgets(it *item, pod labels.Set) (matching []*policyv1.PodDisruptionBudget) {
+	if !it.matched || !maps.Equal(it.labels, pod) {
+		it.labels, it.budgets, it.matched = pod, nil, true
+		for _, budget := range q.budgets.Matching(it.Evacuation.Namespace, pod) {
+			it.budgets = append(it.budgets, budget.Name)
+		}
+	}
+	for _, name := range it.budgets {
+		if budget := q.budgets.Get(it.Evacuation.Namespace, name); budget != nil {
+			matching = append(matching, budget)
+		}
+	}
+	return matching
+}
+
+// churnInterval is the least time between two evaluations of the changed budgets of a namespace.
+// The first change is evaluated immediately.
+const churnInterval = time.Second
+
+// churn is what has changed about the budgets of a namespace.
+type churn struct {
+	// next is when the changes may be evaluated.
+	next time.Time
+	// changed are the budgets that are new or may select other pods than before, by name; nil for
+	// one that is gone.
+	changed map[string]*policyv1.PodDisruptionBudget
+}
+
+// budgetChanged takes in an event of a budget. A change that leaves the selector alone concerns its
+// lane alone and is never put off.
+func (q *Queue) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
+	name := pdb.NameOf(cmp.Or(budget, old))
+	q.mu.Lock()
+	defer q.unlock()
+	defer q.wake()
+	c := q.churn[name.Namespace]
+	if c == nil {
+		c = &churn{changed: map[string]*policyv1.PodDisruptionBudget{}}
+	}
+	if _, pending := c.changed[name.Name]; !pending {
+		if budget != nil && q.budgets.Update(budget) {
+			q.budgetObserved(budget, q.cfg.Clock.Now())
+			return
+		}
+		if !q.stepped || budget != nil && q.budgets.Get(name.Namespace, name.Name) == nil {
+			// Pods must not seem to have no budget, or one of two, until the changes of the
+			// namespace are evaluated. A budget that is removed and created again finds its removal
+			// pending, so this happens once for each name.
+			q.applyBudget(name.Namespace, name.Name, budget, q.cfg.Clock.Now())
+			return
+		}
+	}
+	c.changed[name.Name] = budget
+	q.churn[name.Namespace] = c
+}
+
+// applyBudgets moves the items that changed budgets select, or selected.
+func (q *Queue) applyBudgets(now time.Time) {
+	for namespace, c := range q.churn {
+		if now.Before(c.next) {
+			continue
+		}
+		if len(c.changed) == 0 {
+			delete(q.churn, namespace)
+			continue
+		}
+		for name, budget := range c.changed {
+			q.applyBudget(namespace, name, budget, now)
+		}
+		clear(c.changed)
+		c.next = now.Add(churnInterval)
+	}
+}
+
+func (q *Queue) applyBudget(namespace, name string, budget *policyv1.PodDisruptionBudget, now time.Time) {
+	if budget == nil {
+		q.budgets.Remove(namespace, name)
+	} else {
+		q.budgets.Set(budget)
+		q.budgetObserved(budget, now)
+	}
+	for _, it := range q.items[namespace] {
+		if !it.matched {
+			continue
+		}
+		at, was := slices.BinarySearch(it.budgets, name)
+		is := q.budgets.Selects(namespace, name, it.labels)
+		switch {
+		case !was && !is:
+			continue
+		case was && !is:
+			it.budgets = slices.Delete(it.budgets, at, at+1)
+		case is && !was:
+			it.budgets = slices.Insert(it.budgets, at, name)
+		}
+		if !it.isSent() {
+			q.place(it, now)
+		}
+	}
+}
+
+// budgetObserved tells the budget's lane and, if it opens, ends the rest of the pods that its
+// budget had refused.
+func (q *Queue) budgetObserved(budget *policyv1.PodDisruptionBudget, now time.Time) {
+	l, ok := q.lanes[laneKey{NamespacedName: pdb.NameOf(budget)}].(*budgetLane)
+	if !ok || !l.observe(budget, now) {
+		return
+	}
+	for it := range l.members {
+		if it.phase == phaseResting && it.restsForBudget {
+			it.phase, it.failures = phaseWaiting, 0
+			q.place(it, now)
+		}
+	}
+}
