@@ -53,12 +53,6 @@ const (
 	verdictWithdrawn verdict = "withdrawn"
 )
 
-// verdicts are all that the API gives.
-var verdicts = []verdict{
-	verdictAccepted, verdictGone, verdictBudgetClosed, verdictBudgetStale, verdictPodChanged, verdictDenied, verdictOverloaded,
-	verdictTooManyDisruptedPods, verdictNamespaceTerminating, verdictForbidden, verdictSeveralBudgets, verdictUnknown, verdictFailed,
-}
-
 // answer is a verdict with what the API server said about it.
 type answer struct {
 	verdict verdict
@@ -83,20 +77,18 @@ func answerOf(err error, unready bool) answer {
 		return answer{verdict: verdictUnknown, message: err.Error()}
 	}
 	s := status.Status()
-	a := answer{message: s.Message}
 	if isDenial(s.Message) {
-		a.verdict = verdictDenied
-		return a
+		return answer{verdict: verdictDenied, message: s.Message}
 	}
+	a := answer{message: s.Message}
 	if s.Details != nil {
 		a.retryAfter = min(time.Duration(s.Details.RetryAfterSeconds)*time.Second, maxRetryAfter)
 	}
 	if cause, ok := apierrors.StatusCause(err, policyv1.DisruptionBudgetCause); ok {
-		a.message = cause.Message
-		a.verdict = budgetVerdict(s, unready)
-		return a
+		a.verdict, a.message = budgetVerdict(s, unready), cause.Message
+	} else {
+		a.verdict = plainVerdict(err, s)
 	}
-	a.verdict = plainVerdict(err, s)
 	return a
 }
 

@@ -30,24 +30,8 @@ type trouble struct {
 	from time.Time
 }
 
-// patience is how long answers of a kind have to repeat before the pod is called blocked.
-type patience int
-
-const (
-	// patienceNone: the pod is blocked immediately, if at all. A budget has answered, after
-	// admission has agreed.
-	patienceNone patience = iota
-	// patienceOver: the pod is blocked immediately. Admission was not asked.
-	patienceOver
-	// patiencePassing: the pod is blocked after failingAfter.
-	patiencePassing
-	// patienceDenied: the pod is blocked after the time that admission has, see Policy.
-	patienceDenied
-)
-
 // consequence is what an answer means for its pod.
 type consequence struct {
-	patience patience
 	// reason and text make the blocker; %s stands for what kube-apiserver said. Without a reason the
 	// answer is no trouble of the pod's own.
 	reason, text string
@@ -56,59 +40,62 @@ type consequence struct {
 	forBudget bool
 }
 
-// consequences of the answers that leave the pod where it is. The lane waits in place of a pod whose
-// budget is stale.
+// consequences of all answers of the API. The lane waits in place of a pod whose budget is stale.
 var consequences = map[verdict]consequence{
+	verdictAccepted:     {},
+	verdictGone:         {},
+	verdictBudgetStale:  {},
 	verdictBudgetClosed: {rest: maxBudgetRest, forBudget: true},
 	verdictPodChanged:   {rest: maxTroubleRest},
 	verdictDenied: {
-		patienceDenied, v1alpha1.ReasonEvictionDenied,
+		v1alpha1.ReasonEvictionDenied,
 		"The eviction is refused: %s It is tried again. Ask who runs the webhook or the policy, or delete the pod by hand.", maxBudgetRest, false,
 	},
 	verdictOverloaded: {
-		patiencePassing, v1alpha1.ReasonEvictionError,
+		v1alpha1.ReasonEvictionError,
 		"kube-apiserver answers that it cannot evict the pod now: %s It is tried again. Check kube-apiserver.", maxOverloadRest, false,
 	},
 	verdictUnknown: {
-		patiencePassing, v1alpha1.ReasonEvictionError, "The eviction gets no answer in time, and the pod is still there: %s It is tried again. " +
+		v1alpha1.ReasonEvictionError, "The eviction gets no answer in time, and the pod is still there: %s It is tried again. " +
 			"Check kube-apiserver, and that admission webhooks for pods/eviction are quick.", maxTroubleRest, false,
 	},
-	verdictTooManyDisruptedPods: {patienceNone, v1alpha1.ReasonTooManyDisruptedPods, pdb.TooManyDisruptedPods("%s").Message, maxBudgetRest, true},
+	verdictTooManyDisruptedPods: {v1alpha1.ReasonTooManyDisruptedPods, pdb.TooManyDisruptedPods("%s").Message, maxBudgetRest, true},
 	verdictNamespaceTerminating: {
-		patiencePassing, v1alpha1.ReasonEvictionError, "The namespace is being deleted, in which pods cannot be evicted, and the pod has not been deleted with it: %s " +
+		v1alpha1.ReasonEvictionError, "The namespace is being deleted, in which pods cannot be evicted, and the pod has not been deleted with it: %s " +
 			"Check the namespace's conditions, or delete the pod by hand.", maxTroubleRest, false,
 	},
 	verdictForbidden: {
-		patienceOver, v1alpha1.ReasonEvictionForbidden,
+		v1alpha1.ReasonEvictionForbidden,
 		"The eviction is forbidden: %s Grant the server the right, or delete the pod by hand.", maxTroubleRest, false,
 	},
 	verdictSeveralBudgets: {
-		patienceNone, v1alpha1.ReasonMultiplePodDisruptionBudgets,
+		v1alpha1.ReasonMultiplePodDisruptionBudgets,
 		"The pod is selected by more than one PodDisruptionBudget, which the eviction API refuses. Change their selectors or delete all but one.", maxTroubleRest, false,
 	},
-	verdictFailed: {patienceOver, v1alpha1.ReasonEvictionError, "The eviction fails: %s It is tried again.", maxTroubleRest, false},
+	verdictFailed: {v1alpha1.ReasonEvictionError, "The eviction fails: %s It is tried again.", maxTroubleRest, false},
 }
 
 // settle draws the consequences of an answer for the pod itself.
 func (it *item) settle(a answer, deniedAfter time.Duration, now time.Time) {
 	what, said := consequences[a.verdict], wording.Sentence(a.message)
 	from := now
-	switch what.patience {
-	case patienceNone:
-		it.deniedSince, it.failingSince, it.denial = time.Time{}, time.Time{}, ""
-	case patienceOver:
-		it.failingSince = time.Time{}
-	case patiencePassing:
-		if it.failingSince.IsZero() {
-			it.failingSince = now
-		}
-		from = it.failingSince.Add(failingAfter)
-	case patienceDenied:
+	switch a.verdict {
+	case verdictDenied:
 		if it.deniedSince.IsZero() {
 			it.deniedSince = now
 		}
 		it.failingSince, it.denial = time.Time{}, said
 		from = it.deniedSince.Add(deniedAfter)
+	case verdictOverloaded, verdictUnknown, verdictNamespaceTerminating:
+		if it.failingSince.IsZero() {
+			it.failingSince = now
+		}
+		from = it.failingSince.Add(failingAfter)
+	case verdictForbidden, verdictFailed:
+		it.failingSince = time.Time{}
+	default:
+		// A budget answers after admission has agreed.
+		it.deniedSince, it.failingSince, it.denial = time.Time{}, time.Time{}, ""
 	}
 	it.phase, it.trouble = phaseWaiting, nil
 	if what.reason != "" {
@@ -148,18 +135,15 @@ func (it *item) inherit(b *Blocker, deniedAfter time.Duration, now time.Time) {
 	it.trouble = &trouble{Blocker: *b}
 }
 
-// review reports again on the members of the lanes in which a pod may have become blocked, or
-// unblocked, because time has passed.
-func (q *Queue) review(now time.Time) {
-	for _, l := range q.ring {
-		g := l.common()
-		if g.reviewAt.IsZero() || now.Before(g.reviewAt) {
-			continue
-		}
-		g.reviewAt = time.Time{}
-		for it := range g.members {
-			q.show(it, now)
-		}
+// review reports again on the members of a lane, if one may have become blocked or unblocked because
+// time has passed.
+func (q *Queue) review(g *group, now time.Time) {
+	if g.reviewAt.IsZero() || now.Before(g.reviewAt) {
+		return
+	}
+	g.reviewAt = time.Time{}
+	for it := range g.members {
+		q.show(it, now)
 	}
 }
 

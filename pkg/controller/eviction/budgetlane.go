@@ -163,16 +163,17 @@ func (l *budgetLane) close(now time.Time) {
 
 // hasRoom reports whether the budget would let another eviction pass, as far as we know.
 func (l *budgetLane) hasRoom(now time.Time) bool {
-	l.expireUnconfirmed(now)
-	return l.open && pdb.Allowed(l.budget) > len(l.unconfirmed)
+	return l.open && pdb.Allowed(l.budget) > l.pending(now)
 }
 
-func (l *budgetLane) expireUnconfirmed(now time.Time) {
+// pending is how many evictions the status of the budget does not show yet.
+func (l *budgetLane) pending(now time.Time) int {
 	for pod, accepted := range l.unconfirmed {
 		if !accepted.IsZero() && now.Sub(accepted) >= unconfirmedFor {
 			delete(l.unconfirmed, pod)
 		}
 	}
+	return len(l.unconfirmed)
 }
 
 func (l *budgetLane) offer(now time.Time) (*item, pass) {
@@ -209,7 +210,7 @@ func (l *budgetLane) hasSlot(now time.Time) bool {
 // mayProbe reports whether a pod may be sent although the budget seems closed.
 func (l *budgetLane) mayProbe(now time.Time) bool {
 	switch {
-	case l.open || len(l.unconfirmed) > 0:
+	case l.open || l.pending(now) > 0:
 		return false
 	case l.probing || now.Before(l.probeAt):
 	case l.probes.TryAccept():
@@ -222,13 +223,13 @@ func (l *budgetLane) mayProbe(now time.Time) bool {
 	return l.probing
 }
 
-// moves reports whether the lane has calls to make and is not stuck.
+func (l *budgetLane) protects() bool { return true }
+
 func (l *budgetLane) moves(now time.Time) bool {
-	return (l.first() != nil || len(l.sending) > 0) && (l.open || now.Sub(l.since) < blockedAfter)
+	return l.group.moves(now) && (l.open || now.Sub(l.since) < blockedAfter)
 }
 
-// interrupted returns the members whose evictions the budget has granted and which were not carried
-// out. An entry whose age is not known waits for the disruption controller.
+// interrupted: the budget has granted the eviction of such a pod, and it was not carried out. An entry whose age is not known waits for the disruption controller.
 func (l *budgetLane) interrupted(now time.Time) (found []*item) {
 	long := false
 	for _, since := range l.granted {
@@ -284,6 +285,10 @@ func (l *budgetLane) settle(c *call, a answer, now time.Time) {
 				l.close(now)
 			}
 		}
+		if l.open && c.pass == passProbe && a.verdict == verdictBudgetClosed {
+			// The budget opened while it refused the probe, which must not make the pod miss that.
+			c.it.phase, c.it.failures = phaseWaiting, 0
+		}
 	}
 	if c.took < conflictDelay {
 		// One that met a conflict says neither that more would do nor that fewer would be quicker.
@@ -318,27 +323,26 @@ func (l *budgetLane) judge(it *item, now time.Time) (b *Blocker, note string, un
 }
 
 func (l *budgetLane) isDone(now time.Time) bool {
-	l.expireUnconfirmed(now)
-	return l.group.isDone(now) && len(l.unconfirmed) == 0
+	return l.group.isDone(now) && l.pending(now) == 0
 }
 
-func (l *budgetLane) setAlarm(a *alarm) {
-	l.group.setAlarm(a)
+func (l *budgetLane) setAlarm(ring func(time.Time)) {
+	l.group.setAlarm(ring)
 	for _, since := range l.granted {
-		a.ring(since.Add(interruptedAfter))
+		ring(since.Add(interruptedAfter))
 	}
 	if l.first() == nil {
 		return
 	}
 	if !l.open {
-		a.ring(l.probeAt)
+		ring(l.probeAt)
 	}
 	for _, sent := range l.sending {
-		a.ring(sent.Add(asleepAfter))
+		ring(sent.Add(asleepAfter))
 	}
 	for _, accepted := range l.unconfirmed {
 		if !accepted.IsZero() {
-			a.ring(accepted.Add(unconfirmedFor))
+			ring(accepted.Add(unconfirmedFor))
 		}
 	}
 }

@@ -9,23 +9,23 @@ import (
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	"k8s.io/apimachinery/pkg/labels"
 
 	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
-// matchBudgets returns the budgets that select an item's pod, which has the given labels, ordered by
-// name. A tenant may rewrite budgets all the time, so that the names are kept with the item.
-func (q *Queue) matchBudgets(it *item, pod labels.Set) (matching []*policyv1.PodDisruptionBudget) {
-	if !it.matched || !maps.Equal(it.labels, pod) {
-		it.labels, it.budgets, it.matched = pod, nil, true
-		for _, budget := range q.budgets.Matching(it.Evacuation.Namespace, pod) {
+// matchBudgets returns the budgets that protect an item's pod, ordered by name. A tenant may rewrite
+// budgets all the time, so that the names of those that select the pod are kept with the item.
+func (q *Queue) matchBudgets(it *item, pod *corev1.Pod) (matching []*policyv1.PodDisruptionBudget) {
+	if !it.matched || !maps.Equal(it.labels, pod.Labels) {
+		it.labels, it.budgets, it.matched = pod.Labels, nil, true
+		for _, budget := range q.budgets.Of(pod) {
 			it.budgets = append(it.budgets, budget.Name)
 		}
 	}
 	for _, name := range it.budgets {
-		if budget := q.budgets.Get(it.Evacuation.Namespace, name); budget != nil {
+		if budget := q.budgets.Get(pod.Namespace, name); budget != nil && pdb.Holds(pod) {
 			matching = append(matching, budget)
 		}
 	}
@@ -99,9 +99,6 @@ func (q *Queue) applyBudget(namespace, name string, budget *policyv1.PodDisrupti
 		q.budgetObserved(budget, now)
 	}
 	for _, it := range q.items[namespace] {
-		if !it.matched {
-			continue
-		}
 		at, was := slices.BinarySearch(it.budgets, name)
 		is := q.budgets.Selects(namespace, name, it.labels)
 		switch {

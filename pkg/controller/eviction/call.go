@@ -7,6 +7,7 @@ import (
 	"context"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,6 +39,7 @@ type call struct {
 	// Request is the one that the pod is evicted for; the item may have got another one meanwhile.
 	*Request
 	it   *item
+	pod  *corev1.Pod
 	lane lane
 	pass pass
 	// number is the call's among all tries of the queue.
@@ -70,7 +72,6 @@ func (q *Queue) send(ctx context.Context, c *call) {
 // ask is the only place where the queue talks to the API.
 func (q *Queue) ask(ctx context.Context, c *call) answer {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(c.Evacuation.Namespace, c.Pod), "podUID", c.UID)
-	pod := q.cached(c.Request)
 	a := answerOf(q.evict(klog.NewContext(ctx, logger), c), c.pass == passUnready)
 	c.took = q.cfg.Clock.Since(c.sent)
 	evictionsTotal.WithLabelValues(string(a.verdict)).Inc()
@@ -78,8 +79,8 @@ func (q *Queue) ask(ctx context.Context, c *call) answer {
 	if a.verdict == verdictUnknown {
 		a = q.reread(ctx, c, a)
 	}
-	if a.verdict == verdictAccepted && pod != nil {
-		q.cfg.Evicted(pod, c.protected)
+	if a.verdict == verdictAccepted {
+		q.cfg.Evicted(c.pod, c.protected)
 	}
 	return a
 }
@@ -101,10 +102,7 @@ func (q *Queue) evict(ctx context.Context, c *call) error {
 // untilFinished returns a context for one call, which outlives the end of its parent for a while.
 func untilFinished(ctx context.Context) (context.Context, context.CancelFunc) {
 	callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
-	stop := context.AfterFunc(ctx, func() {
-		timer := time.AfterFunc(finishGrace, cancel)
-		context.AfterFunc(callCtx, func() { timer.Stop() })
-	})
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(finishGrace, cancel) })
 	return callCtx, func() {
 		stop()
 		cancel()
@@ -134,21 +132,15 @@ func (q *Queue) settle(c *call, a answer) {
 	it, now := c.it, q.cfg.Clock.Now()
 	q.count(c, -1)
 	q.pace(c, a, now)
-	c.lane.settle(c, a, now)
-	if a.verdict == verdictWithdrawn {
-		it.phase = phaseWaiting
-		if it.Request == c.Request && !it.removed {
-			q.cfg.InFlight.Remove(it.UID)
-			q.park(it, nil, now)
-			return
-		}
-	} else {
+	if it.phase = phaseWaiting; a.verdict != verdictWithdrawn {
 		it.tried = c.number
 		it.settle(a, q.cfg.Policy.DeniedAfter, now)
 	}
-	if l, ok := c.lane.(*budgetLane); ok && l.open && c.pass == passProbe && a.verdict == verdictBudgetClosed {
-		// The budget opened while it refused the probe, which must not make the pod miss that.
-		it.phase, it.failures = phaseWaiting, 0
+	c.lane.settle(c, a, now)
+	if a.verdict == verdictWithdrawn && it.Request == c.Request && !it.removed {
+		q.cfg.InFlight.Remove(it.UID)
+		q.park(it, nil, now)
+		return
 	}
 	q.place(it, now)
 	if a.verdict == verdictBudgetClosed {

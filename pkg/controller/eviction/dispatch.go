@@ -29,11 +29,10 @@ func (q *Queue) step() (due []*call, next time.Time) {
 	if !now.Before(q.pausedUntil) {
 		due = q.pick(now)
 	}
-	q.tidyLanes(now)
-	q.review(now)
+	next = q.tidy(now)
 	evictionsInFlight.Set(float64(q.inFlight))
 	countLanes(q.ring)
-	return due, q.wakeAt(now)
+	return due, next
 }
 
 // pick takes as many pods out of the lanes as may be sent now: first those whose evictions were
@@ -43,11 +42,9 @@ func (q *Queue) step() (due []*call, next time.Time) {
 func (q *Queue) pick(now time.Time) (picked []*call) {
 	q.budgetLanes.awake = awakePerLane(q.ring, now)
 	for _, l := range q.ring {
-		if budgeted, ok := l.(*budgetLane); ok {
-			for _, it := range budgeted.interrupted(now) {
-				if q.mayCall(l) {
-					picked = q.begin(picked, it, passGranted, now)
-				}
+		for _, it := range l.interrupted(now) {
+			if q.mayCall(l) {
+				picked = q.begin(picked, it, passGranted, now)
 			}
 		}
 	}
@@ -85,15 +82,14 @@ func (q *Queue) offer(l lane, now time.Time) (*item, pass) {
 // a budget sleeps in the API server for up to ten seconds, and pods without budgets must not wait
 // for those: pods with budgets have half of the calls.
 func (q *Queue) mayCall(l lane) bool {
-	_, protected := l.(*budgetLane)
-	return q.inFlight < q.calls.limit && (!protected || q.protected < max(1, q.calls.limit/2))
+	return q.inFlight < q.calls.limit && (!l.protects() || q.protected < max(1, q.calls.limit/2))
 }
 
 // awakePerLane is how many calls each lane of a budget may have awake.
 func awakePerLane(lanes []lane, now time.Time) int {
 	moving := 0
 	for _, l := range lanes {
-		if budgeted, ok := l.(*budgetLane); ok && budgeted.moves(now) {
+		if l.protects() && l.moves(now) {
 			moving++
 		}
 	}
@@ -103,14 +99,15 @@ func awakePerLane(lanes []lane, now time.Time) int {
 // begin adds the call for an item to those picked, unless its pod cannot be evicted after all.
 func (q *Queue) begin(picked []*call, it *item, p pass, now time.Time) []*call {
 	it.leaveLine()
-	if !q.isStillThere(it) {
+	pod := q.present(it)
+	if pod == nil {
 		// The cache has moved on and its event is on the way. An eviction by name would use up
 		// budget for another pod.
 		q.place(it, now)
 		return picked
 	}
 	q.tries++
-	c := &call{Request: it.Request, it: it, lane: it.lane, pass: p, number: q.tries, sent: now, limit: q.calls.limit}
+	c := &call{Request: it.Request, it: it, pod: pod, lane: it.lane, pass: p, number: q.tries, sent: now, limit: q.calls.limit}
 	c.lane.begin(c)
 	q.count(c, 1)
 	it.phase = phaseInFlight
@@ -129,15 +126,22 @@ func (q *Queue) count(c *call, n int) {
 // place puts an item where it belongs: into its lane, to rest, or aside.
 func (q *Queue) place(it *item, now time.Time) {
 	it.leaveLine()
-	pod := q.cached(it.Request)
-	isThere := pod != nil && canBeAsked(pod)
+	pod := q.present(it)
 	accepted := it.phase == phaseAccepted && it.due.After(now)
-	if !isThere || !accepted {
+	if pod == nil || !accepted {
 		q.cfg.InFlight.Remove(it.UID)
 	}
+	if pod != nil && !accepted {
+		// A pod that has left the cache is missing until its event says so: its owner still counts
+		// it, and others would go in its place.
+		q.ownerLanes.stays(it.UID)
+	}
 	switch {
-	case it.removed && !(accepted && isThere):
-		q.forget(it, isThere)
+	case it.removed && !(accepted && pod != nil):
+		q.leaveLane(it)
+		if q.byUID[it.UID] == it {
+			delete(q.byUID, it.UID)
+		}
 		return
 	case accepted:
 		// What blocked it stays on show: the pod's own change will tell that it is over, with one
@@ -145,23 +149,23 @@ func (q *Queue) place(it *item, now time.Time) {
 		q.leaveLane(it)
 		q.resting.add(it)
 		return
-	case !isThere:
+	case pod == nil:
 		q.park(it, nil, now)
 		return
 	case it.phase == phaseParked:
 		it.trouble = nil
 	}
 	it.read(pod)
-	var matching []*policyv1.PodDisruptionBudget
-	if budgets := q.matchBudgets(it, pod.Labels); pdb.Holds(pod) {
-		matching = budgets
-	}
+	matching := q.matchBudgets(it, pod)
 	if len(matching) > 1 {
 		q.park(it, &trouble{Blocker: pdb.ExplainSeveral(matching)}, now)
 		return
 	}
-	q.ownerLanes.stays(it.UID)
-	q.joinLane(it, q.laneOf(pod, matching, now), pod)
+	if l := q.laneOf(pod, matching, now); l != it.lane {
+		q.leaveLane(it)
+		it.lane = l
+	}
+	it.lane.common().join(it, pod)
 	if it.phase == phaseResting && it.due.After(now) {
 		q.resting.add(it)
 	} else {
@@ -178,32 +182,14 @@ func (q *Queue) park(it *item, why *trouble, now time.Time) {
 	q.show(it, now)
 }
 
-// forget drops an item that is no longer requested.
-func (q *Queue) forget(it *item, isThere bool) {
-	// A pod that has left the cache is missing until its event says so: the owner still counts it
-	// as available, and others would go in its place.
-	if isThere {
-		q.ownerLanes.stays(it.UID)
-	}
-	q.leaveLane(it)
-	if q.byUID[it.UID] == it {
-		delete(q.byUID, it.UID)
-	}
-}
-
-// cached returns the pod of a request from the cache, nil if the cache has none or another of that
-// name.
-func (q *Queue) cached(r *Request) *corev1.Pod {
-	pod, err := q.pods.Pods(r.Evacuation.Namespace).Get(r.Pod)
-	if err != nil || pod.UID != r.UID {
+// present returns the item's own pod from the cache, nil if that has none or another of the name, or
+// if the pod stops already.
+func (q *Queue) present(it *item) *corev1.Pod {
+	pod, err := q.pods.Pods(it.Evacuation.Namespace).Get(it.Pod)
+	if err != nil || pod.UID != it.UID || !canBeAsked(pod) {
 		return nil
 	}
 	return pod
-}
-
-func (q *Queue) isStillThere(it *item) bool {
-	pod := q.cached(it.Request)
-	return pod != nil && canBeAsked(pod)
 }
 
 // laneOf returns the lane of a pod and of the budget that protects it, if any.
@@ -233,14 +219,6 @@ func (q *Queue) lane(key laneKey, create func() lane) lane {
 	return l
 }
 
-func (q *Queue) joinLane(it *item, l lane, pod *corev1.Pod) {
-	if it.lane != l {
-		q.leaveLane(it)
-	}
-	it.lane = l
-	l.common().join(it, pod)
-}
-
 func (q *Queue) leaveLane(it *item) {
 	if it.lane != nil {
 		delete(it.lane.common().members, it)
@@ -248,39 +226,37 @@ func (q *Queue) leaveLane(it *item) {
 	}
 }
 
-// tidyLanes drops the lanes without pods and calls.
-func (q *Queue) tidyLanes(now time.Time) {
+// tidy drops the lanes without pods, reports again on the pods of the others where time has passed,
+// and returns when there is something to do although nothing happens. What is due already waits for
+// an answer, not for a time.
+func (q *Queue) tidy(now time.Time) (next time.Time) {
+	ring := func(t time.Time) {
+		if t.After(now) && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
 	kept, turn := q.ring[:0], q.turn
 	for i, l := range q.ring {
 		if !l.isDone(now) {
 			kept = append(kept, l)
+			q.review(l.common(), now)
+			l.setAlarm(ring)
 			continue
 		}
 		if i <= turn {
 			q.turn--
 		}
 		delete(q.lanes, l.common().key)
-		if owned, ok := l.(*ownerLane); ok {
-			q.ownerLanes.drop(owned)
-		}
+		l.drop()
 	}
 	clear(q.ring[len(kept):])
 	q.ring = kept
-}
-
-// wakeAt is when the queue has something to do even if nothing happens. What is due already waits
-// for an answer, not for a time.
-func (q *Queue) wakeAt(now time.Time) time.Time {
-	a := alarm{now: now}
 	if it := q.resting.first(); it != nil {
-		a.ring(it.due)
+		ring(it.due)
 	}
-	a.ring(q.pausedUntil)
+	ring(q.pausedUntil)
 	for _, c := range q.churn {
-		a.ring(c.next)
+		ring(c.next)
 	}
-	for _, l := range q.ring {
-		l.setAlarm(&a)
-	}
-	return a.at
+	return next
 }

@@ -143,8 +143,8 @@ func newWorld(t *testing.T, cfg worldConfig, objects ...runtime.Object) *world {
 		owners = cluster.Owners
 	}
 	queue := must.Get(New(Config{
-		Host: w.host, Pods: cluster.Pods, Budgets: cluster.Budgets,
-		Clock: w.clock, Policy: policy, Owners: owners, Wanted: func(Request) bool { return !w.unwanted.Load() },
+		Host: w.host, Pods: cluster.Pods, Budgets: cluster.Budgets, Clock: w.clock, Policy: policy, Owners: owners,
+		Wanted: func(Request) bool { return !w.unwanted.Load() }, Evicted: func(*corev1.Pod, bool) {},
 		Changed: func(evacuation types.NamespacedName) {
 			w.mu.Lock()
 			defer w.mu.Unlock()

@@ -17,16 +17,24 @@ import (
 type lane interface {
 	// offer returns the pod that may be evicted now, and the right to evict it; nil if none may.
 	offer(now time.Time) (*item, pass)
-	// begin takes in that the eviction of a pod is sent, and settle its answer.
+	// interrupted returns the pods whose evictions have to be finished.
+	interrupted(now time.Time) []*item
+	// begin takes in that a pod is sent, and settle what its answer has made of the pod.
 	begin(c *call)
 	settle(c *call, a answer, now time.Time)
+	// protects reports whether the pods have a budget, moves whether the lane has calls to make and
+	// is not stuck.
+	protects() bool
+	moves(now time.Time) bool
 	// judge returns what the outside should know about a pod of the lane: what blocks it, or what it
 	// waits for. until is when that may change although nothing happens; zero if it does not.
 	judge(it *item, now time.Time) (b *Blocker, note string, until time.Time)
 	// isDone reports whether the lane may be dropped.
 	isDone(now time.Time) bool
+	// drop takes in that the lane is dropped.
+	drop()
 	// setAlarm names the times at which the lane has something to do although nothing happens.
-	setAlarm(a *alarm)
+	setAlarm(ring func(time.Time))
 	// common returns what the lane has in common with others.
 	common() *group
 }
@@ -105,15 +113,19 @@ func (g *group) reviewBy(t time.Time) {
 	}
 }
 
-func (g *group) begin(c *call) { g.sending[c.it] = c.sent }
+// The kinds of lanes have their own versions of some of these.
 
+func (g *group) begin(c *call)                         { g.sending[c.it] = c.sent }
 func (g *group) settle(c *call, _ answer, _ time.Time) { delete(g.sending, c.it) }
-
+func (g *group) protects() bool                        { return false }
+func (g *group) moves(time.Time) bool {
+	return len(g.ready.items)+len(g.unready.items)+len(g.sending) > 0
+}
+func (g *group) interrupted(time.Time) []*item                        { return nil }
 func (g *group) judge(*item, time.Time) (*Blocker, string, time.Time) { return nil, "", time.Time{} }
-
-func (g *group) isDone(time.Time) bool { return len(g.members) == 0 }
-
-func (g *group) setAlarm(a *alarm) { a.ring(g.reviewAt) }
+func (g *group) isDone(time.Time) bool                                { return len(g.members) == 0 }
+func (g *group) drop()                                                {}
+func (g *group) setAlarm(ring func(time.Time))                        { ring(g.reviewAt) }
 
 // freeLane has the pods that have neither a budget nor an owner whose pods take turns.
 type freeLane struct{ group }
@@ -134,17 +146,6 @@ func (c *concurrency) good() {
 // is allowed now: the answers to calls that were sent together halve it once.
 func (c *concurrency) bad(sentUnder int) {
 	c.limit = max(1, min(c.limit, sentUnder/2))
-}
-
-// alarm keeps the earliest of the times that are still to come; zero if there is none.
-type alarm struct {
-	now, at time.Time
-}
-
-func (a *alarm) ring(t time.Time) {
-	if t.After(a.now) && (a.at.IsZero() || t.Before(a.at)) {
-		a.at = t
-	}
 }
 
 func latest(a, b time.Time) time.Time {

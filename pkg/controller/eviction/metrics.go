@@ -36,7 +36,7 @@ var (
 		legacyregistry.MustRegister(evictionsTotal, evictionsInFlight, evictionLanes)
 		// What there may be is shown from the start: an alert about a metric that is not there is
 		// none.
-		for _, v := range verdicts {
+		for v := range consequences {
 			evictionsTotal.WithLabelValues(string(v)).Add(0)
 		}
 		countLanes(nil)
@@ -47,11 +47,11 @@ var (
 func countLanes(lanes []lane) {
 	open, closed := 0, 0
 	for _, l := range lanes {
-		if budgeted, ok := l.(*budgetLane); !ok {
-			continue
-		} else if budgeted.open {
+		switch l, ok := l.(*budgetLane); {
+		case !ok:
+		case l.open:
 			open++
-		} else {
+		default:
 			closed++
 		}
 	}

@@ -37,8 +37,11 @@ type ownerLane struct {
 	// most is how many pods there have been at a time.
 	most int
 
-	writtenOff int
+	// since is when the patience begins: the newest eviction or, if there was none, when the first
+	// pod began to wait. writtenOff is how many pods were missing when the patience last ended: they
+	// are not waited for again.
 	since      time.Time
+	writtenOff int
 
 	// waitsUntil is when a pod that is ready may leave if nothing happens, and waitsSince since when
 	// pods wait; both are zero while none does.
@@ -80,22 +83,18 @@ func (all *ownerLanes) ownerOf(pod *corev1.Pod) (owner Owner, takesTurns bool) {
 // whether there is such an owner. A controller releases a pod whose labels stop matching: the pod
 // then has another controller or none, and no longer serves for the owner that counted it.
 func (all *ownerLanes) podChanged(pod *corev1.Pod, gone bool) (concerned bool) {
-	was := all.byPod[pod.UID]
 	var is *ownerLane
 	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && !gone {
 		is = all.byController[keyOfOwner(pod.Namespace, controller.UID)]
 	}
-	if is != nil {
-		is.see(pod)
-	} else if was != nil {
+	was := all.byPod[pod.UID]
+	if was != nil && was != is {
 		was.set(pod.UID, 0)
 	}
-	for _, l := range []*ownerLane{was, is} {
-		if l != nil {
-			l.readAt, concerned = time.Time{}, true
-		}
+	if is != nil {
+		is.see(pod)
 	}
-	return concerned
+	return was != nil || is != nil
 }
 
 // stays takes in that a pod whose eviction was sent does not leave.
@@ -105,20 +104,13 @@ func (all *ownerLanes) stays(pod types.UID) {
 	}
 }
 
-func (all *ownerLanes) drop(l *ownerLane) {
-	maps.DeleteFunc(all.byController, func(_ laneKey, other *ownerLane) bool { return other == l })
-	for pod := range l.pods {
-		delete(all.byPod, pod)
-	}
-}
-
 func keyOfOwner(namespace string, uid types.UID) laneKey {
 	return laneKey{NamespacedName: types.NamespacedName{Namespace: namespace}, owner: uid}
 }
 
 // read takes in the owner, and the pods of controllers that are new to it.
 func (l *ownerLane) read(owner Owner, controller *metav1.OwnerReference, now time.Time) {
-	l.Owner, l.controller, l.readAt = owner, *controller, now
+	l.Owner, l.controller = owner, *controller
 	for _, uid := range owner.Controllers {
 		at := keyOfOwner(l.key.Namespace, uid)
 		if l.byController[at] == l {
@@ -129,6 +121,7 @@ func (l *ownerLane) read(owner Owner, controller *metav1.OwnerReference, now tim
 			l.see(pod)
 		}
 	}
+	l.readAt = now
 }
 
 // see takes in one of the owner's pods as it is.
@@ -148,6 +141,7 @@ func (l *ownerLane) see(pod *corev1.Pod) {
 
 // set counts a pod; a state of 0 drops it.
 func (l *ownerLane) set(pod types.UID, state podState) {
+	l.readAt = time.Time{}
 	if l.pods[pod] == podServing {
 		l.serving--
 	}
@@ -174,9 +168,7 @@ func (l *ownerLane) offer(now time.Time) (*item, pass) {
 			l.read(owner, &l.controller, now)
 		}
 	}
-	var granted bool
-	granted, l.writtenOff, l.waitsUntil = l.workload().turn(l.share, l.patience, now)
-	if granted {
+	if l.turn(now) {
 		return l.first(), passPlain
 	}
 	if l.waitsSince.IsZero() {
@@ -187,12 +179,30 @@ func (l *ownerLane) offer(now time.Time) (*item, pass) {
 	return l.unready.first(), passPlain
 }
 
-func (l *ownerLane) workload() workload {
-	w := workload{desired: l.Desired, serving: l.serving, writtenOff: l.writtenOff, since: l.since, unanswered: len(l.sending) > 0}
-	if w.desired < 0 {
-		w.desired = l.most
+// turn decides whether a pod that serves may leave now.
+func (l *ownerLane) turn(now time.Time) bool {
+	missing := max(0, l.desired()-l.serving)
+	l.writtenOff, l.waitsUntil = min(l.writtenOff, missing), time.Time{}
+	switch end := l.since.Add(l.patience); {
+	case missing-l.writtenOff < l.share.of(l.desired()):
+		return true
+	case len(l.sending) > 0:
+		// The answer may begin the patience again.
+		return false
+	case now.Before(end):
+		l.waitsUntil = end
+		return false
 	}
-	return w
+	l.writtenOff = missing
+	return true
+}
+
+// desired is how many pods there should be.
+func (l *ownerLane) desired() int {
+	if l.Desired < 0 {
+		return l.most
+	}
+	return l.Desired
 }
 
 func (l *ownerLane) begin(c *call) {
@@ -222,9 +232,8 @@ func (l *ownerLane) judge(it *item, now time.Time) (b *Blocker, note string, unt
 	case it.told && told:
 		return nil, it.note, time.Time{}
 	case it.told:
-		desired := l.workload().desired
 		return nil, fmt.Sprintf("The pod waits for other pods of %s %s to be available: no PodDisruptionBudget protects them, so that at most %d of %d may be missing.",
-			l.Kind, l.Name, l.share.of(desired), desired), time.Time{}
+			l.Kind, l.Name, l.share.of(l.desired()), l.desired()), time.Time{}
 	}
 	return nil, "", until
 }
@@ -242,46 +251,14 @@ func (l *ownerLane) isDone(now time.Time) bool {
 	return true
 }
 
-func (l *ownerLane) setAlarm(a *alarm) {
-	l.group.setAlarm(a)
-	a.ring(l.waitsUntil)
+func (l *ownerLane) drop() {
+	maps.DeleteFunc(l.byController, func(_ laneKey, other *ownerLane) bool { return other == l })
+	for pod := range l.pods {
+		delete(l.byPod, pod)
+	}
 }
 
-// workload is what a turn of pods that no budget protects depends on.
-type workload struct {
-	// desired is how many pods there should be, and serving how many are available and not about to
-	// leave.
-	desired, serving int
-	// writtenOff is how many pods were missing when patience with the workload last ended. They are
-	// not waited for again.
-	writtenOff int
-	// since is when the patience begins: the newest eviction or, if there was none, when the first
-	// pod began to wait.
-	since time.Time
-	// unanswered is whether an eviction of one of the pods is in flight: its answer may begin the
-	// patience again.
-	unanswered bool
-}
-
-// missing is how many of the desired pods do not serve.
-func (w workload) missing() int {
-	return max(0, w.desired-w.serving)
-}
-
-// turn decides whether a pod of the workload that serves may leave now. It returns the number of
-// pods that are written off from now on and, if no pod may leave, when one may even if nothing
-// changes until then.
-func (w workload) turn(most Percent, patience time.Duration, now time.Time) (granted bool, writtenOff int, at time.Time) {
-	missing := w.missing()
-	writtenOff = min(w.writtenOff, missing)
-	if missing-writtenOff < most.of(w.desired) {
-		return true, writtenOff, time.Time{}
-	}
-	if w.unanswered {
-		return false, writtenOff, time.Time{}
-	}
-	if end := w.since.Add(patience); now.Before(end) {
-		return false, writtenOff, end
-	}
-	return true, missing, time.Time{}
+func (l *ownerLane) setAlarm(ring func(time.Time)) {
+	l.group.setAlarm(ring)
+	ring(l.waitsUntil)
 }

@@ -309,3 +309,91 @@ func TestOwnersAreDropped(t *testing.T) {
 		}
 	})
 }
+
+func newOwnerLane(share Percent, patience time.Duration, desired, serving, writtenOff int) *ownerLane {
+	return &ownerLane{
+		group: newGroup(), ownerLanes: &ownerLanes{share: share, patience: patience}, Owner: Owner{Desired: desired},
+		serving: serving, writtenOff: writtenOff, since: start,
+	}
+}
+
+func TestTurn(t *testing.T) {
+	const patience = 5 * time.Minute
+	for name, tc := range map[string]struct {
+		desired, serving, writtenOff int
+		after                        time.Duration
+		// granted: the next pod leaves. Otherwise it waits until then; 0 if only an event can tell.
+		granted        bool
+		wantWrittenOff int
+		until          time.Duration
+	}{
+		"one of one pod leaves":                               {1, 1, 0, 0, true, 0, 0},
+		"one of three pods leaves":                            {3, 3, 0, 0, true, 0, 0},
+		"a second one of three waits":                         {3, 2, 0, 0, false, 0, patience},
+		"a third one of ten leaves: the share is rounded up":  {10, 8, 0, 0, true, 0, 0},
+		"a fourth one of ten waits":                           {10, 7, 0, 0, false, 0, patience},
+		"pods beyond the desired ones leave":                  {3, 5, 0, 0, true, 0, 0},
+		"pods of a workload that was scaled to zero leave":    {0, 2, 0, 0, true, 0, 0},
+		"pods wait until the patience ends":                   {3, 2, 0, patience - 1, false, 0, patience},
+		"the next share leaves when the patience ends":        {3, 2, 0, patience, true, 1, 0},
+		"the share after that waits for the next end":         {3, 1, 1, 0, false, 1, patience},
+		"pods that were written off and replaced count again": {3, 2, 2, 0, true, 1, 0},
+		"a complete workload has none written off":            {3, 3, 2, 0, true, 0, 0},
+		"no patience ends while an eviction is in flight":     {3, 2, 0, patience, false, 0, 0},
+		"a share leaves while an eviction is in flight":       {10, 9, 0, 0, true, 0, 0},
+		"half of four pods":                                   {4, 3, 0, 0, true, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			share := Percent(25)
+			if strings.HasPrefix(name, "half") {
+				share = 50
+			}
+			l := newOwnerLane(share, patience, tc.desired, tc.serving, tc.writtenOff)
+			if strings.HasSuffix(name, "in flight") {
+				l.sending[&item{}] = start
+			}
+			is.Equal(t, l.turn(start.Add(tc.after)), tc.granted)
+			is.Equal(t, l.writtenOff, tc.wantWrittenOff, "written off")
+			var until time.Time
+			if tc.until > 0 {
+				until = start.Add(tc.until)
+			}
+			is.Equal(t, l.waitsUntil, until, "the time of the next turn")
+		})
+	}
+}
+
+// Turns slow a drain and never block it: an owner whose pods are not replaced waits three times at
+// most.
+func TestOwnerWaitsThreeTimesAtMost(t *testing.T) {
+	for desired := 1; desired <= 200; desired++ {
+		l := newOwnerLane(25, time.Minute, desired, desired, 0)
+		now, waits := start, 0
+		for l.serving > 0 {
+			if !l.turn(now) {
+				now = l.waitsUntil
+				waits++
+				continue
+			}
+			l.serving--
+			l.since = now
+			if missing := desired - l.serving - l.writtenOff; missing > l.share.of(desired) {
+				t.Fatalf("%d pods: got %d missing pods, not counting the ones written off", desired, missing)
+			}
+		}
+		if most := min(3, desired-1); waits > most {
+			t.Errorf("%d pods: got %d waits, want at most %d", desired, waits, most)
+		}
+	}
+}
+
+func TestPercent(t *testing.T) {
+	for s, want := range map[string]Percent{"25%": 25, "1%": 1, "100%": 100, "0%": 0, "101%": 0, "25": 0, "": 0, "%": 0, "-5%": 0, "a%": 0} {
+		var p Percent
+		err := p.Set(s)
+		is.True(t, p == want && (err == nil) == (want != 0), "%q: got %d, %v", s, p, err)
+		if err == nil && p.String() != s {
+			t.Errorf("%q: String returned %q", s, p.String())
+		}
+	}
+}

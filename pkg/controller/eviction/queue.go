@@ -76,13 +76,13 @@ type Config struct {
 	// Changed is called when the State of an Evacuation's pod has changed. It must not block.
 	Changed func(evacuation types.NamespacedName)
 	// Wanted reports whether there still is the Evacuation that a request was made for, when its
-	// eviction is about to be sent and counts as in flight. Nil says yes.
+	// eviction is about to be sent and counts as in flight.
 	Wanted func(Request) bool
 	// InFlight takes in the evictions in flight; nil keeps them for the queue alone.
 	InFlight *inflight.Evictions
 	// Evicted is called with the pod, as it was before, when its eviction was accepted; protected
 	// is whether a budget selects it. The call that evicted the pod counts as in flight until it
-	// returns. Nil is not called.
+	// returns.
 	Evicted func(pod *corev1.Pod, protected bool)
 }
 
@@ -136,14 +136,8 @@ func New(cfg Config) (*Queue, error) {
 	if most < 1 {
 		return nil, fmt.Errorf("max concurrent evictions is %d, must be at least 1", most)
 	}
-	if cfg.Wanted == nil {
-		cfg.Wanted = func(Request) bool { return true }
-	}
 	if cfg.InFlight == nil {
 		cfg.InFlight = &inflight.Evictions{}
-	}
-	if cfg.Evicted == nil {
-		cfg.Evicted = func(*corev1.Pod, bool) {}
 	}
 	registerMetrics()
 	q := &Queue{
