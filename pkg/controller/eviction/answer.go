@@ -84,11 +84,11 @@ func answerOf(err error, unready bool) answer {
 	if s.Details != nil {
 		a.retryAfter = min(time.Duration(s.Details.RetryAfterSeconds)*time.Second, maxRetryAfter)
 	}
-	if cause, ok := apierrors.StatusCause(err, policyv1.DisruptionBudgetCause); ok {
-		a.verdict, a.message = budgetVerdict(s, unready), cause.Message
-	} else {
-		a.verdict = plainVerdict(err, s)
+	cause, budget := apierrors.StatusCause(err, policyv1.DisruptionBudgetCause)
+	if budget {
+		a.message = cause.Message
 	}
+	a.verdict = verdictOf(err, s, budget, unready)
 	return a
 }
 
@@ -105,23 +105,19 @@ func isDenial(message string) bool {
 		strings.Contains(message, `failed calling webhook "`)
 }
 
-// budgetVerdict reads an answer that names the budget as its cause.
-func budgetVerdict(s metav1.Status, unready bool) verdict {
+// verdictOf reads an answer that is not admission's. budget: it names the budget as its cause.
+func verdictOf(err error, s metav1.Status, budget, unready bool) verdict {
 	switch {
-	case s.Code == http.StatusForbidden:
+	case budget && s.Code == http.StatusForbidden:
 		return verdictTooManyDisruptedPods
-	case s.Code != http.StatusTooManyRequests:
+	case budget && s.Code != http.StatusTooManyRequests:
 		return verdictFailed
-	case s.Details.RetryAfterSeconds == 0:
+	case budget && s.Details.RetryAfterSeconds == 0:
 		return verdictBudgetClosed
-	case unready:
+	case budget && unready:
 		return verdictPodChanged
-	}
-	return verdictBudgetStale
-}
-
-func plainVerdict(err error, s metav1.Status) verdict {
-	switch {
+	case budget:
+		return verdictBudgetStale
 	case apierrors.IsNotFound(err):
 		return verdictGone
 	case apierrors.IsConflict(err), apierrors.IsTimeout(err), apierrors.IsServerTimeout(err):

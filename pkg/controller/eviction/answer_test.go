@@ -23,6 +23,7 @@ import (
 
 	"haulout.dev/haulout/pkg/host/evict"
 	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 var podResource = schema.GroupResource{Resource: "pods"}
@@ -30,20 +31,17 @@ var podResource = schema.GroupResource{Resource: "pods"}
 // The errors are those of k8s.io/kubernetes/pkg/registry/core/pod/storage/eviction.go, of admission
 // and of the API server's filters.
 func budgetClosed() error {
-	return withCause(apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.",
-		0),
+	return withCause(apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0),
 		policyv1.DisruptionBudgetCause, "The disruption budget web needs 9 healthy pods and has 9 currently")
 }
 
 func budgetStale() error {
-	return withCause(apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.",
-		10),
+	return withCause(apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 10),
 		policyv1.DisruptionBudgetCause, "The disruption budget web is still being processed by the server.")
 }
 
 func tooManyDisrupted() error {
-	return withCause(apierrors.NewForbidden(schema.GroupResource{Group: "policy", Resource: "poddisruptionbudget"},
-		"web", errors.New("negative")),
+	return withCause(apierrors.NewForbidden(schema.GroupResource{Group: "policy", Resource: "poddisruptionbudget"}, "web", errors.New("negative")),
 		policyv1.DisruptionBudgetCause, "The disruption budget web does not allow evicting pods currently: pdb disruptions allowed is negative")
 }
 
@@ -71,9 +69,7 @@ func deniedBy(webhook string, code int32, words string) *apierrors.StatusError {
 
 func deniedFor(webhook string, code, seconds int32, words string) error {
 	err := deniedBy(webhook, code, words)
-	err.ErrStatus.Reason, err.ErrStatus.Details = metav1.StatusReasonTooManyRequests, &metav1.StatusDetails{
-		RetryAfterSeconds: seconds,
-	}
+	err.ErrStatus.Reason, err.ErrStatus.Details = metav1.StatusReasonTooManyRequests, &metav1.StatusDetails{RetryAfterSeconds: seconds}
 	return err
 }
 
@@ -81,8 +77,7 @@ func withCause(err *apierrors.StatusError, cause metav1.CauseType, message strin
 	if err.ErrStatus.Details == nil {
 		err.ErrStatus.Details = &metav1.StatusDetails{}
 	}
-	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes,
-		metav1.StatusCause{Type: cause, Message: message})
+	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: cause, Message: message})
 	return err
 }
 
@@ -95,12 +90,8 @@ func TestAnswerOf(t *testing.T) {
 	}{
 		"201: the eviction is accepted": {err: nil, want: verdictAccepted},
 		"404: the pod is gone":          {err: apierrors.NewNotFound(podResource, "web-1"), want: verdictGone},
-		"429 with the budget as its cause and no Retry-After: the budget is closed": {
-			err: budgetClosed(), want: verdictBudgetClosed,
-		},
-		"the same for a pod that was not ready: the budget is closed": {
-			err: budgetClosed(), unready: true, want: verdictBudgetClosed,
-		},
+		"429 with the budget as its cause and no Retry-After: the budget is closed": {err: budgetClosed(), want: verdictBudgetClosed},
+		"the same for a pod that was not ready: the budget is closed":               {err: budgetClosed(), unready: true, want: verdictBudgetClosed},
 		"429 with the budget as its cause and Retry-After 10: the budget is stale": {
 			err: budgetStale(), want: verdictBudgetStale, wantRetry: 10 * time.Second,
 		},
@@ -108,9 +99,7 @@ func TestAnswerOf(t *testing.T) {
 			err: budgetStale(), unready: true, want: verdictPodChanged, wantRetry: 10 * time.Second,
 		},
 		"429 without a cause: overload": {err: overloaded(3), want: verdictOverloaded, wantRetry: 3 * time.Second},
-		"500: overload": {
-			err: apierrors.NewInternalError(errors.New("etcdserver: no leader")), want: verdictOverloaded,
-		},
+		"500: overload":                 {err: apierrors.NewInternalError(errors.New("etcdserver: no leader")), want: verdictOverloaded},
 		"502: overload": {
 			err: apierrors.NewGenericServerResponse(http.StatusBadGateway, "create", podResource, "web-1",
 				"bad gateway", 0, true),
@@ -119,13 +108,9 @@ func TestAnswerOf(t *testing.T) {
 		"429 with Retry-After of an hour: overload, for half a minute": {
 			err: overloaded(3600), want: verdictOverloaded, wantRetry: maxRetryAfter,
 		},
-		"429 of a webhook: denied": {
-			err: deniedBy("virt", 429, "Eviction triggered evacuation of VMI"), want: verdictDenied,
-		},
-		"429 of a webhook with Retry-After of an hour: denied": {
-			err: deniedFor("virt", 429, 3600, "not now"), want: verdictDenied,
-		},
-		"403 of a webhook: denied": {err: deniedBy("guard", 403, "not in business hours"), want: verdictDenied},
+		"429 of a webhook: denied":                             {err: deniedBy("virt", 429, "Eviction triggered evacuation of VMI"), want: verdictDenied},
+		"429 of a webhook with Retry-After of an hour: denied": {err: deniedFor("virt", 429, 3600, "not now"), want: verdictDenied},
+		"403 of a webhook: denied":                             {err: deniedBy("guard", 403, "not in business hours"), want: verdictDenied},
 		"404 of a webhook: denied": {
 			err: &apierrors.StatusError{ErrStatus: metav1.Status{
 				Code: 404, Reason: metav1.StatusReasonNotFound,
@@ -163,18 +148,14 @@ func TestAnswerOf(t *testing.T) {
 		"401: the right is missing":                  {err: apierrors.NewUnauthorized("expired"), want: verdictForbidden},
 		"500 about several budgets: several budgets": {err: severalBudgetsError(), want: verdictSeveralBudgets},
 		"409: unknown":                               {err: apierrors.NewConflict(podResource, "web-1", errors.New("uid")), want: verdictUnknown},
-		"504: unknown": {
-			err: apierrors.NewTimeoutError("conflicts", 10), want: verdictUnknown, wantRetry: 10 * time.Second,
-		},
+		"504: unknown":                               {err: apierrors.NewTimeoutError("conflicts", 10), want: verdictUnknown, wantRetry: 10 * time.Second},
 		"a server timeout: unknown": {
 			err: apierrors.NewServerTimeout(podResource, "create", 1), want: verdictUnknown, wantRetry: time.Second,
 		},
 		"a broken connection: unknown":        {err: errors.New("read: connection reset by peer"), want: verdictUnknown},
 		"a deadline that has passed: unknown": {err: context.DeadlineExceeded, want: verdictUnknown},
 		"400: failed":                         {err: apierrors.NewBadRequest("name"), want: verdictFailed},
-		"a wrapped error is unwrapped": {
-			err: errors.Join(errors.New("evict"), budgetClosed()), want: verdictBudgetClosed,
-		},
+		"a wrapped error is unwrapped":        {err: errors.Join(errors.New("evict"), budgetClosed()), want: verdictBudgetClosed},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -194,9 +175,7 @@ func TestHostEvictsOnce(t *testing.T) {
 		want    verdict
 		unready bool
 	}{
-		"201 with a success": {
-			code: 201, body: `{"kind":"Status","apiVersion":"v1","status":"Success","code":201}`, want: verdictAccepted,
-		},
+		"201 with a success": {code: 201, body: `{"kind":"Status","apiVersion":"v1","status":"Success","code":201}`, want: verdictAccepted},
 		"201 with a failure in the body": {
 			code: 201,
 			body: `{"kind":"Status","apiVersion":"v1","status":"Failure","code":500,"message":"This pod has more than one PodDisruptionBudget"}`,
@@ -229,11 +208,7 @@ func TestHostEvictsOnce(t *testing.T) {
 				_, _ = w.Write([]byte(tc.body))
 			}))
 			defer server.Close()
-			client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
-			if err != nil {
-				t.Fatal(err)
-			}
-			err = evict.Client{Host: client}.Evict(t.Context(),
+			err := evict.Client{Host: must.Get(kubernetes.NewForConfig(&rest.Config{Host: server.URL}))(t)}.Evict(t.Context(),
 				&policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-1"}})
 			if got := answerOf(err, false).verdict; got != tc.want {
 				t.Errorf("got %s (%v), want %s", got, err, tc.want)

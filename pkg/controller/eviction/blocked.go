@@ -13,10 +13,9 @@ import (
 )
 
 const (
-	firstRest       = time.Second
-	maxBudgetRest   = 15 * time.Minute
-	maxTroubleRest  = 5 * time.Minute
-	maxOverloadRest = maxRetryAfter
+	firstRest      = time.Second
+	maxBudgetRest  = 15 * time.Minute
+	maxTroubleRest = 5 * time.Minute
 
 	// failingAfter is how long evictions of a pod have to fail, for reasons that may pass, before
 	// the pod is called blocked.
@@ -32,8 +31,8 @@ type trouble struct {
 
 // consequence is what an answer means for its pod.
 type consequence struct {
-	// reason and text make the blocker; %s stands for what kube-apiserver said. Without a reason the
-	// answer is no trouble of the pod's own.
+	// reason and text make the blocker; %s stands for what kube-apiserver said. Without a reason
+	// the answer is no trouble of the pod's own.
 	reason, text string
 	// rest bounds the pod's rest; 0 for none. forBudget: the rest ends when the budget opens.
 	rest      time.Duration
@@ -53,7 +52,7 @@ var consequences = map[verdict]consequence{
 	},
 	verdictOverloaded: {
 		v1alpha1.ReasonEvictionError,
-		"kube-apiserver answers that it cannot evict the pod now: %s It is tried again. Check kube-apiserver.", maxOverloadRest, false,
+		"kube-apiserver answers that it cannot evict the pod now: %s It is tried again. Check kube-apiserver.", maxRetryAfter, false,
 	},
 	verdictUnknown: {
 		v1alpha1.ReasonEvictionError, "The eviction gets no answer in time, and the pod is still there: %s It is tried again. " +
@@ -135,8 +134,8 @@ func (it *item) inherit(b *Blocker, deniedAfter time.Duration, now time.Time) {
 	it.trouble = &trouble{Blocker: *b}
 }
 
-// review reports again on the members of a lane, if one may have become blocked or unblocked because
-// time has passed.
+// review reports again on the members of a lane, if one may have become blocked or unblocked
+// because time has passed.
 func (q *Queue) review(g *group, now time.Time) {
 	if g.reviewAt.IsZero() || now.Before(g.reviewAt) {
 		return
@@ -147,8 +146,8 @@ func (q *Queue) review(g *group, now time.Time) {
 	}
 }
 
-// show reports what the outside should know about an item, if it has changed: its own trouble before
-// what its lane says.
+// show reports what the outside should know about an item, if it has changed: its own trouble
+// before what its lane says.
 func (q *Queue) show(it *item, now time.Time) {
 	var b *Blocker
 	var note string

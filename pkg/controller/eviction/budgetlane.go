@@ -4,6 +4,7 @@
 package eviction
 
 import (
+	"maps"
 	"time"
 
 	policyv1 "k8s.io/api/policy/v1"
@@ -112,6 +113,7 @@ func newBudgetLane(all *budgetLanes, budget *policyv1.PodDisruptionBudget, now t
 		group: newGroup(), budgetLanes: all, budget: budget, limit: concurrency{limit: 1, most: laneAwake},
 		unconfirmed: map[string]time.Time{}, granted: map[string]time.Time{}, open: true, since: now, steadySince: now,
 	}
+	l.protected = true
 	l.observe(budget, now)
 	return l
 }
@@ -141,11 +143,10 @@ func (l *budgetLane) observe(budget *policyv1.PodDisruptionBudget, now time.Time
 // are those of another clock.
 func (l *budgetLane) noteGranted(now time.Time) {
 	listed := l.budget.Status.DisruptedPods
-	for pod := range l.granted {
-		if _, still := listed[pod]; !still {
-			delete(l.granted, pod)
-		}
-	}
+	maps.DeleteFunc(l.granted, func(pod string, _ time.Time) bool {
+		_, still := listed[pod]
+		return !still
+	})
 	for pod := range listed {
 		delete(l.unconfirmed, pod)
 		if _, known := l.granted[pod]; !known {
@@ -168,11 +169,9 @@ func (l *budgetLane) hasRoom(now time.Time) bool {
 
 // pending is how many evictions the status of the budget does not show yet.
 func (l *budgetLane) pending(now time.Time) int {
-	for pod, accepted := range l.unconfirmed {
-		if !accepted.IsZero() && now.Sub(accepted) >= unconfirmedFor {
-			delete(l.unconfirmed, pod)
-		}
-	}
+	maps.DeleteFunc(l.unconfirmed, func(_ string, accepted time.Time) bool {
+		return !accepted.IsZero() && now.Sub(accepted) >= unconfirmedFor
+	})
 	return len(l.unconfirmed)
 }
 
@@ -223,20 +222,18 @@ func (l *budgetLane) mayProbe(now time.Time) bool {
 	return l.probing
 }
 
-func (l *budgetLane) protects() bool { return true }
-
 func (l *budgetLane) moves(now time.Time) bool {
-	return l.group.moves(now) && (l.open || now.Sub(l.since) < blockedAfter)
+	return (l.first() != nil || len(l.sending) > 0) && (l.open || now.Sub(l.since) < blockedAfter)
 }
 
-// interrupted: the budget has granted the eviction of such a pod, and it was not carried out. An entry whose age is not known waits for the disruption controller.
+// interrupted: the budget has granted the eviction of such a pod, and it was not carried out. An
+// entry whose age is not known waits for the disruption controller.
 func (l *budgetLane) interrupted(now time.Time) (found []*item) {
 	long := false
 	for _, since := range l.granted {
 		long = long || now.Sub(since) >= interruptedAfter
 	}
-	if !long {
-		// As is the rule, which spares the look at all members.
+	if !long { // As is the rule, which spares the look at all members.
 		return nil
 	}
 	for it := range l.members {
@@ -254,10 +251,8 @@ func (l *budgetLane) interrupted(now time.Time) (found []*item) {
 
 func (l *budgetLane) begin(c *call) {
 	l.group.begin(c)
-	c.protected, c.budgetVersion, c.laneLimit = true, l.budget.ResourceVersion, l.limit.limit
-	if c.pass == passProbe {
-		l.probing = false
-	}
+	c.budgetVersion, c.laneLimit = l.budget.ResourceVersion, l.limit.limit
+	l.probing = l.probing && c.pass != passProbe
 	if c.pass == passProbe || c.pass == passPlain {
 		l.unconfirmed[c.Pod] = time.Time{}
 	}
@@ -296,8 +291,8 @@ func (l *budgetLane) settle(c *call, a answer, now time.Time) {
 	}
 }
 
-// judge keeps the former answer while it is still true, so that the numbers of a busy budget are not
-// written into every waiting pod's status.
+// judge keeps the former answer while it is still true, so that the numbers of a busy budget are
+// not written into every waiting pod's status.
 func (l *budgetLane) judge(it *item, now time.Time) (b *Blocker, note string, until time.Time) {
 	if it.starved {
 		b = it.blocker

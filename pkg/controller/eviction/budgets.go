@@ -15,8 +15,9 @@ import (
 	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
-// matchBudgets returns the budgets that protect an item's pod, ordered by name. A tenant may rewrite
-// budgets all the time, so that the names of those that select the pod are kept with the item.
+// matchBudgets returns the budgets that protect an item's pod, ordered by name. A tenant may
+// rewrite budgets all the time, so that the names of those that select the pod are kept with the
+// item.
 func (q *Queue) matchBudgets(it *item, pod *corev1.Pod) (matching []*policyv1.PodDisruptionBudget) {
 	if !it.matched || !maps.Equal(it.labels, pod.Labels) {
 		it.labels, it.budgets, it.matched = pod.Labels, nil, true

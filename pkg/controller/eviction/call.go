@@ -46,12 +46,10 @@ type call struct {
 	number uint64
 	sent   time.Time
 	took   time.Duration
-	// protected: a budget selects the pod. budgetVersion is the resourceVersion of the budget that
-	// the pass was derived from.
-	protected     bool
+	// budgetVersion is the resourceVersion of the budget that the pass was derived from.
 	budgetVersion string
-	// limit and laneLimit are how many calls were allowed, of the queue and of the lane, when it was
-	// sent.
+	// limit and laneLimit are how many calls were allowed, of the queue and of the lane, when it
+	// was sent.
 	limit, laneLimit int
 }
 
@@ -80,7 +78,7 @@ func (q *Queue) ask(ctx context.Context, c *call) answer {
 		a = q.reread(ctx, c, a)
 	}
 	if a.verdict == verdictAccepted {
-		q.cfg.Evicted(c.pod, c.protected)
+		q.cfg.Evicted(c.pod, c.lane.common().protected)
 	}
 	return a
 }
@@ -130,7 +128,10 @@ func (q *Queue) settle(c *call, a answer) {
 	q.mu.Lock()
 	defer q.unlock()
 	it, now := c.it, q.cfg.Clock.Now()
-	q.count(c, -1)
+	q.inFlight--
+	if c.lane.common().protected {
+		q.protected--
+	}
 	q.pace(c, a, now)
 	if it.phase = phaseWaiting; a.verdict != verdictWithdrawn {
 		it.tried = c.number

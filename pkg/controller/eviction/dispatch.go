@@ -78,18 +78,18 @@ func (q *Queue) offer(l lane, now time.Time) (*item, pass) {
 	return l.offer(now)
 }
 
-// mayCall reports whether another call of the lane may be in flight. A call that meets a conflict on
-// a budget sleeps in the API server for up to ten seconds, and pods without budgets must not wait
-// for those: pods with budgets have half of the calls.
+// mayCall reports whether another call of the lane may be in flight. A call that meets a conflict
+// on a budget sleeps in the API server for up to ten seconds, and pods without budgets must not
+// wait for those: pods with budgets have half of the calls.
 func (q *Queue) mayCall(l lane) bool {
-	return q.inFlight < q.calls.limit && (!l.protects() || q.protected < max(1, q.calls.limit/2))
+	return q.inFlight < q.calls.limit && (!l.common().protected || q.protected < max(1, q.calls.limit/2))
 }
 
 // awakePerLane is how many calls each lane of a budget may have awake.
 func awakePerLane(lanes []lane, now time.Time) int {
 	moving := 0
 	for _, l := range lanes {
-		if l.protects() && l.moves(now) {
+		if l.moves(now) {
 			moving++
 		}
 	}
@@ -109,18 +109,13 @@ func (q *Queue) begin(picked []*call, it *item, p pass, now time.Time) []*call {
 	q.tries++
 	c := &call{Request: it.Request, it: it, pod: pod, lane: it.lane, pass: p, number: q.tries, sent: now, limit: q.calls.limit}
 	c.lane.begin(c)
-	q.count(c, 1)
+	q.inFlight++
+	if c.lane.common().protected {
+		q.protected++
+	}
 	it.phase = phaseInFlight
 	q.cfg.InFlight.Add(inflight.Eviction{Evacuation: c.Evacuation, Pod: c.Pod, UID: c.UID})
 	return append(picked, c)
-}
-
-// count counts a call that is in flight, or no longer.
-func (q *Queue) count(c *call, n int) {
-	q.inFlight += n
-	if c.protected {
-		q.protected += n
-	}
 }
 
 // place puts an item where it belongs: into its lane, to rest, or aside.
@@ -182,8 +177,8 @@ func (q *Queue) park(it *item, why *trouble, now time.Time) {
 	q.show(it, now)
 }
 
-// present returns the item's own pod from the cache, nil if that has none or another of the name, or
-// if the pod stops already.
+// present returns the item's own pod from the cache, nil if that has none or another of the name,
+// or if the pod stops already.
 func (q *Queue) present(it *item) *corev1.Pod {
 	pod, err := q.pods.Pods(it.Evacuation.Namespace).Get(it.Pod)
 	if err != nil || pod.UID != it.UID || !canBeAsked(pod) {

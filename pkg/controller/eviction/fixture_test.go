@@ -275,13 +275,6 @@ func (w *world) updateBudget(budget *policyv1.PodDisruptionBudget) {
 	must.Get(w.client.PolicyV1().PodDisruptionBudgets(namespace).Update(w.Context(), budget, metav1.UpdateOptions{}))(w)
 }
 
-func (w *world) createBudget(budget *policyv1.PodDisruptionBudget) {
-	w.Helper()
-	w.version++
-	budget.ResourceVersion = strconv.Itoa(w.version)
-	must.Get(w.client.PolicyV1().PodDisruptionBudgets(namespace).Create(w.Context(), budget, metav1.CreateOptions{}))(w)
-}
-
 // sentTo reports whether at least n evictions were sent.
 func (w *world) sentTo(n int) func() bool {
 	return func() bool { return len(w.host.sent()) >= n }
@@ -301,6 +294,11 @@ func newPod(name string, mods ...func(*corev1.Pod)) *corev1.Pod {
 	}, mods...)
 }
 
+// ofApp gives a pod another label.
+func ofApp(app string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) { p.Labels = map[string]string{"app": app} }
+}
+
 func stopping(p *corev1.Pod) { p.DeletionTimestamp = &metav1.Time{Time: start} }
 
 func notReady(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
@@ -315,17 +313,18 @@ func younger(by time.Duration) func(*corev1.Pod) {
 
 func newBudget(name string, allowed int32, mods ...func(*policyv1.PodDisruptionBudget)) *policyv1.PodDisruptionBudget {
 	return build.With(&policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: name, UID: types.UID("uid-" + name), ResourceVersion: "1", Generation: 1,
-		},
-		Spec: policyv1.PodDisruptionBudgetSpec{
-			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
-		},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name), ResourceVersion: "1", Generation: 1},
+		Spec:       policyv1.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}},
 		Status: policyv1.PodDisruptionBudgetStatus{
 			ObservedGeneration: 1, DisruptionsAllowed: allowed, CurrentHealthy: 9 + allowed, DesiredHealthy: 9,
 			ExpectedPods: 10,
 		},
 	}, mods...)
+}
+
+// forApp has a budget select the pods with another label.
+func forApp(app string) func(*policyv1.PodDisruptionBudget) {
+	return func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = map[string]string{"app": app} }
 }
 
 func withHealthy(healthy int32) func(*policyv1.PodDisruptionBudget) {

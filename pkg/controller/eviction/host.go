@@ -4,10 +4,12 @@
 // Package eviction decides which pod may be evicted next and evicts it, within the budgets, as fast
 // as the API server lets it.
 //
-// Pods that share a PodDisruptionBudget share a lane, because every eviction under a budget is an
-// update of that one object. A lane whose budget allows no disruption sends nothing but rare
-// probes; the budget's watch event opens it again. Pods without a budget that share an owner share
-// a lane, too, in which at most a share of the owner's pods may be missing.
+// Each pod is in a lane: that of its PodDisruptionBudget, that of its owner if no budget protects
+// it, or that of all others. A lane offers the pod that may go next. A step of the queue takes what
+// the lanes offer and returns the calls to make (dispatch.go). Each call is made without the lock,
+// and its answer taken in: by the queue, which paces itself, by the pod, which may rest or be
+// blocked, and by the lane (call.go). Then the pod is placed again. Events place pods, too, and
+// open and close lanes.
 //
 // All that a queue remembers is a cache: it may be dropped at any time. A new one begins its
 // back-offs and its patience again.

@@ -42,7 +42,8 @@ type item struct {
 	// the outcome is known: a pod that is requested again gets it back and is not sent twice.
 	removed bool
 	phase   phase
-	// lane is nil while the item is parked or accepted, line while it waits for no turn and no time.
+	// lane is nil while the item is parked or accepted, line while it waits for no turn and no
+	// time.
 	lane lane
 	line *line
 
@@ -96,16 +97,16 @@ func canBeAsked(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 }
 
-// line is a list of items in an order, the first one at the end. An item is in one line at most, and
-// what the order depends on does not change meanwhile.
+// line is a list of items in an order, the first one at the end. An item is in one line at most,
+// and what the order depends on does not change meanwhile.
 type line struct {
 	items []*item
 	order func(a, b *item) int
 }
 
 // byTurn is the order within a lane: pods that have not been tried go first, those that are cheaper
-// to lose before others, then younger pods. The others follow, the one whose last try is the longest
-// ago first.
+// to lose before others, then younger pods. The others follow, the one whose last try is the
+// longest ago first.
 func byTurn(a, b *item) int {
 	return cmp.Or(cmp.Compare(a.tried, b.tried), cmp.Compare(a.cost, b.cost), b.created.Compare(a.created), cmp.Compare(a.UID, b.UID))
 }

@@ -4,13 +4,10 @@
 package eviction
 
 import (
-	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -44,10 +41,15 @@ func TestOrderWithinALane(t *testing.T) {
 			[]*corev1.Pod{newPod("old", costs("7")), newPod("young", costs("7"), younger(time.Minute))},
 			[]string{"young", "old"},
 		},
-		"a malformed cost counts as 0": {
+		"a pod whose cost was lowered keeps its place": {
 			[]*corev1.Pod{
-				newPod("old", costs("cheap")), newPod("young", younger(time.Minute)), newPod("dear", costs("1")),
+				newPod("dear", costs("-2147483647"), func(p *corev1.Pod) { p.Annotations["maintenance.haulout.dev/original-pod-deletion-cost"] = "1000" }),
+				newPod("cheap", costs("-5")),
 			},
+			[]string{"cheap", "dear"},
+		},
+		"a malformed cost counts as 0": {
+			[]*corev1.Pod{newPod("old", costs("cheap")), newPod("young", younger(time.Minute)), newPod("dear", costs("1"))},
 			[]string{"young", "old", "dear"},
 		},
 	}
@@ -67,22 +69,4 @@ func TestOrderWithinALane(t *testing.T) {
 			is.Slices(t, w.host.sent(), want)
 		})
 	}
-}
-
-func TestLoweredPodsKeepTheirPlaceInTheLane(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dear := newPod("dear", costs("-2147483647"))
-		dear.Annotations["maintenance.haulout.dev/original-pod-deletion-cost"] = "1000"
-		w := newWorld(t, worldConfig{
-			maxConcurrent: 50, pods: []*corev1.Pod{dear, newPod("cheap", costs("-5"))},
-			budgets: []*policyv1.PodDisruptionBudget{newBudget("web", 0)}, answer: success,
-		})
-		w.add("dear", "cheap")
-		w.settled()
-		w.updateBudget(newBudget("web", 2))
-		w.until("both were sent", 0, w.sentTo(2))
-		if got, want := w.host.sent(), []string{"cheap/uid-cheap", "dear/uid-dear"}; !slices.Equal(got, want) {
-			t.Errorf("got %v, want %v", got, want)
-		}
-	})
 }

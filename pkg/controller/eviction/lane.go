@@ -19,22 +19,19 @@ type lane interface {
 	offer(now time.Time) (*item, pass)
 	// interrupted returns the pods whose evictions have to be finished.
 	interrupted(now time.Time) []*item
-	// begin takes in that a pod is sent, and settle what its answer has made of the pod.
+	// begin takes in that a call is sent, and settle its answer, after the pod has taken it in.
 	begin(c *call)
 	settle(c *call, a answer, now time.Time)
-	// protects reports whether the pods have a budget, moves whether the lane has calls to make and
-	// is not stuck.
-	protects() bool
-	moves(now time.Time) bool
-	// judge returns what the outside should know about a pod of the lane: what blocks it, or what it
-	// waits for. until is when that may change although nothing happens; zero if it does not.
+	// judge returns what the outside should know about a pod of the lane: what blocks it, or what
+	// it waits for. until is when that may change although nothing happens; zero if it does not.
 	judge(it *item, now time.Time) (b *Blocker, note string, until time.Time)
-	// isDone reports whether the lane may be dropped.
-	isDone(now time.Time) bool
-	// drop takes in that the lane is dropped.
-	drop()
 	// setAlarm names the times at which the lane has something to do although nothing happens.
 	setAlarm(ring func(time.Time))
+	// moves reports whether the lane of a budget has calls to make and is not stuck.
+	moves(now time.Time) bool
+	// isDone reports whether the lane may be dropped; drop is called then.
+	isDone(now time.Time) bool
+	drop()
 	// common returns what the lane has in common with others.
 	common() *group
 }
@@ -63,10 +60,12 @@ const (
 // group is what every lane has.
 type group struct {
 	key laneKey
+	// protected: the pods have a budget.
+	protected bool
 	// members are the items of the lane, with what the remedies for a closed budget depend on.
 	members map[*item]pdb.Owner
-	// ready and unready are the members that wait, apart because pods that are not ready may go when
-	// others may not.
+	// ready and unready are the members that wait, apart because pods that are not ready may go
+	// when others may not.
 	ready, unready line
 	// sending are the calls in flight, and when they were sent.
 	sending map[*item]time.Time
@@ -77,8 +76,6 @@ type group struct {
 func newGroup() group {
 	return group{members: map[*item]pdb.Owner{}, ready: line{order: byTurn}, unready: line{order: byTurn}, sending: map[*item]time.Time{}}
 }
-
-func (g *group) common() *group { return g }
 
 // join makes an item a member.
 func (g *group) join(it *item, pod *corev1.Pod) {
@@ -114,18 +111,15 @@ func (g *group) reviewBy(t time.Time) {
 }
 
 // The kinds of lanes have their own versions of some of these.
-
-func (g *group) begin(c *call)                         { g.sending[c.it] = c.sent }
-func (g *group) settle(c *call, _ answer, _ time.Time) { delete(g.sending, c.it) }
-func (g *group) protects() bool                        { return false }
-func (g *group) moves(time.Time) bool {
-	return len(g.ready.items)+len(g.unready.items)+len(g.sending) > 0
-}
+func (g *group) common() *group                                       { return g }
+func (g *group) moves(time.Time) bool                                 { return false }
 func (g *group) interrupted(time.Time) []*item                        { return nil }
+func (g *group) begin(c *call)                                        { g.sending[c.it] = c.sent }
+func (g *group) settle(c *call, _ answer, _ time.Time)                { delete(g.sending, c.it) }
 func (g *group) judge(*item, time.Time) (*Blocker, string, time.Time) { return nil, "", time.Time{} }
+func (g *group) setAlarm(ring func(time.Time))                        { ring(g.reviewAt) }
 func (g *group) isDone(time.Time) bool                                { return len(g.members) == 0 }
 func (g *group) drop()                                                {}
-func (g *group) setAlarm(ring func(time.Time))                        { ring(g.reviewAt) }
 
 // freeLane has the pods that have neither a budget nor an owner whose pods take turns.
 type freeLane struct{ group }
@@ -138,9 +132,7 @@ type concurrency struct {
 	limit, most int
 }
 
-func (c *concurrency) good() {
-	c.limit = min(c.limit+1, c.most)
-}
+func (c *concurrency) good() { c.limit = min(c.limit+1, c.most) }
 
 // bad takes in a bad answer to a call that was sent when sentUnder calls were allowed. Half of that
 // is allowed now: the answers to calls that were sent together halve it once.

@@ -36,12 +36,8 @@ func TestActiveLanesShareTheCalls(t *testing.T) {
 		"two":                          {lanes(2, asIs), laneAwake / 2},
 		"many":                         {lanes(30, asIs), 1},
 		"one, and others without pods": {append(lanes(5, empty), lanes(1, asIs)...), laneAwake},
-		"one, and others that have been closed for long": {
-			append(lanes(5, closed(now.Add(-blockedAfter))), lanes(1, asIs)...), laneAwake,
-		},
-		"one, and others that closed a moment ago": {
-			append(lanes(5, closed(now.Add(-time.Second))), lanes(1, asIs)...), 1,
-		},
+		"one, and others that have been closed for long": {append(lanes(5, closed(now.Add(-blockedAfter))), lanes(1, asIs)...), laneAwake},
+		"one, and others that closed a moment ago":       {append(lanes(5, closed(now.Add(-time.Second))), lanes(1, asIs)...), 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			free := &freeLane{newGroup()}

@@ -7,9 +7,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/metrics/testutil"
 
 	"haulout.dev/haulout/pkg/testing/is"
@@ -18,19 +15,14 @@ import (
 
 func TestMetricsOfLanesAndAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api := func(b *policyv1.PodDisruptionBudget) {
-			b.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "api"}}
-		}
 		w := newWorld(t, worldConfig{answer: success},
-			newBudget("web", 0), newBudget("api", 1, api), newPod("web-0"), newPod("api-0", func(p *corev1.Pod) { p.Labels["app"] = "api" }))
+			newBudget("web", 0), newBudget("api", 1, forApp("api")), newPod("web-0"), newPod("api-0", ofApp("api")))
 		value := func(get func() (float64, error)) float64 {
 			t.Helper()
 			return must.Get(get())(w)
 		}
 		lanes := func(state string) float64 {
-			return value(
-				func() (float64, error) { return testutil.GetGaugeMetricValue(evictionLanes.WithLabelValues(state)) },
-			)
+			return value(func() (float64, error) { return testutil.GetGaugeMetricValue(evictionLanes.WithLabelValues(state)) })
 		}
 		accepted := func() float64 {
 			return value(func() (float64, error) {

@@ -38,13 +38,13 @@ type ownerLane struct {
 	most int
 
 	// since is when the patience begins: the newest eviction or, if there was none, when the first
-	// pod began to wait. writtenOff is how many pods were missing when the patience last ended: they
-	// are not waited for again.
+	// pod began to wait. writtenOff is how many pods were missing when the patience last ended:
+	// they are not waited for again.
 	since      time.Time
 	writtenOff int
 
-	// waitsUntil is when a pod that is ready may leave if nothing happens, and waitsSince since when
-	// pods wait; both are zero while none does.
+	// waitsUntil is when a pod that is ready may leave if nothing happens, and waitsSince since
+	// when pods wait; both are zero while none does.
 	waitsUntil, waitsSince time.Time
 }
 

@@ -4,6 +4,7 @@
 package eviction
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"sync"
@@ -264,11 +265,8 @@ func (q *Queue) State(evacuation types.NamespacedName) State {
 	return state
 }
 
-func (q *Queue) podChanged(old, pod *corev1.Pod) {
-	gone := pod == nil
-	if gone {
-		pod = old
-	}
+func (q *Queue) podChanged(old, current *corev1.Pod) {
+	pod, gone := cmp.Or(current, old), current == nil
 	q.mu.Lock()
 	defer q.unlock()
 	if q.ownerLanes.podChanged(pod, gone) {

@@ -6,6 +6,7 @@ package eviction
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -148,11 +149,9 @@ func TestProbesOfClosedBudgetsAreFew(t *testing.T) {
 		var names []string
 		for i := range 20 {
 			name := fmt.Sprintf("web-%d", i)
-			app := map[string]string{"app": name}
 			names = append(names, name)
-			pods = append(pods, newPod(name, func(p *corev1.Pod) { p.Labels = app }))
-			budgets = append(budgets,
-				newBudget(name, 0, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = app }))
+			pods = append(pods, newPod(name, ofApp(name)))
+			budgets = append(budgets, newBudget(name, 0, forApp(name)))
 		}
 		w := newWorld(t, worldConfig{pods: pods, budgets: budgets, answer: budgetRefuses})
 		w.add(names...)
@@ -255,13 +254,7 @@ func TestPodIsReadAfterAnUnknownAnswer(t *testing.T) {
 				func() bool { return slices.Contains(w.host.sent(), "web-1/uid-web-1") })
 			w.host.answer = success
 			w.pass(10*time.Second, 100*time.Millisecond)
-			n := 0
-			for _, call := range w.host.sent() {
-				if call == "web-0/uid-web-0" {
-					n++
-				}
-			}
-			is.Equal(t, n, tc.wantCalls, "evictions")
+			is.Equal(t, strings.Count(strings.Join(w.host.sent(), " "), "web-0/uid-web-0"), tc.wantCalls, "evictions")
 		})
 	}
 }
@@ -322,9 +315,7 @@ func TestRestartKeepsBlocker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{maxConcurrent: 1, answer: success}, newPod("web-0"), newBudget("web", 0))
 		was := &Blocker{Reason: "PodDisruptionBudget", Message: "as it was"}
-		w.queue.Add(Request{
-			Evacuation: evacuationOf("web-0"), Pod: "web-0", UID: "uid-web-0", FailedEvictions: 4, Blocker: was,
-		})
+		w.queue.Add(Request{Evacuation: evacuationOf("web-0"), Pod: "web-0", UID: "uid-web-0", FailedEvictions: 4, Blocker: was})
 		w.settled()
 		if got := w.state("web-0"); got.Blocker == nil || *got.Blocker != *was || got.FailedEvictions != 4 {
 			t.Errorf("got %+v, want the blocker and the count of the Evacuation", got)
@@ -340,12 +331,10 @@ func TestLanesAlternate(t *testing.T) {
 		var pods []*corev1.Pod
 		var budgets []*policyv1.PodDisruptionBudget
 		for _, app := range []string{"a", "b"} {
-			labels := map[string]string{"app": app}
 			for i := range 3 {
-				pods = append(pods, newPod(fmt.Sprintf("%s-%d", app, i), func(p *corev1.Pod) { p.Labels = labels }))
+				pods = append(pods, newPod(fmt.Sprintf("%s-%d", app, i), ofApp(app)))
 			}
-			budgets = append(budgets,
-				newBudget(app, 3, func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = labels }))
+			budgets = append(budgets, newBudget(app, 3, forApp(app)))
 		}
 		gate := make(chan struct{})
 		w := newWorld(t, worldConfig{live: true, maxConcurrent: 1, pods: append(pods,

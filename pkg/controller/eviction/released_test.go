@@ -32,10 +32,8 @@ func TestPodsThatDoNotServeForTheOwner(t *testing.T) {
 		change func(w *world, pod *corev1.Pod)
 		want   int
 	}{
-		"all four serve": {change: func(*world, *corev1.Pod) {}, want: 1},
-		"one was released by its controller": {
-			change: func(w *world, pod *corev1.Pod) { released(pod); w.updatePod(pod) },
-		},
+		"all four serve":                     {change: func(*world, *corev1.Pod) {}, want: 1},
+		"one was released by its controller": {change: func(w *world, pod *corev1.Pod) { released(pod); w.updatePod(pod) }},
 		"one was adopted by another controller": {
 			change: func(w *world, pod *corev1.Pod) {
 				pod.OwnerReferences = []metav1.OwnerReference{controlledBy("apps/v1", "StatefulSet", "kv")}
@@ -50,9 +48,7 @@ func TestPodsThatDoNotServeForTheOwner(t *testing.T) {
 			},
 		},
 		"one is terminating": {change: func(w *world, pod *corev1.Pod) { stopping(pod); w.updatePod(pod) }},
-		"one has failed": {
-			change: func(w *world, pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed; w.updatePod(pod) },
-		},
+		"one has failed":     {change: func(w *world, pod *corev1.Pod) { pod.Status.Phase = corev1.PodFailed; w.updatePod(pod) }},
 		"one was released and has come back": {
 			change: func(w *world, pod *corev1.Pod) {
 				free := pod.DeepCopy()
@@ -160,9 +156,7 @@ func TestPodThatIsAddedAgainIsNotEvictedTwice(t *testing.T) {
 		"after the API server refused the eviction": {
 			answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")), want: 2,
 		},
-		"when the cache shows that the pod is terminating": {
-			then: func(w *world) { w.updatePod(newPod("web-0", stopping)) }, want: 1,
-		},
+		"when the cache shows that the pod is terminating":          {then: func(w *world) { w.updatePod(newPod("web-0", stopping)) }, want: 1},
 		"when the cache shows no change of the pod for a long time": {then: func(w *world) { w.pass(resendAfter, time.Second) }, want: 2},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {

@@ -14,13 +14,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // Whatever the answers, the queue retries no pod while another pod that it may evict has waited
@@ -57,17 +56,11 @@ func roundsWorld(t *testing.T, r *rand.Rand) (*world, []string) {
 	for i := range 5 + r.IntN(25) {
 		app := []string{"free", "a", "b"}[r.IntN(3)]
 		name := fmt.Sprintf("%s-%d", app, i)
-		pod := newPod(name, younger(
-			time.Duration(r.IntN(10))*time.Minute,
-		), costs(fmt.Sprint(r.IntN(3))), func(p *corev1.Pod) {
-			p.Labels = map[string]string{"app": app}
-		})
+		pod := newPod(name, younger(time.Duration(r.IntN(10))*time.Minute), costs(fmt.Sprint(r.IntN(3))), ofApp(app))
 		names, cfg.pods = append(names, name), append(cfg.pods, pod)
 	}
 	for _, app := range []string{"a", "b"} {
-		cfg.budgets = append(cfg.budgets, newBudget(app, 1000, func(b *policyv1.PodDisruptionBudget) {
-			b.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
-		}))
+		cfg.budgets = append(cfg.budgets, newBudget(app, 1000, forApp(app)))
 	}
 	return newWorld(t, cfg), names
 }
@@ -85,9 +78,7 @@ func checkRounds(t *testing.T, r *rand.Rand) {
 		if r.IntN(20) == 0 {
 			// A closed lane opens again.
 			for _, app := range []string{"a", "b"} {
-				w.updateBudget(newBudget(app, 1000, func(b *policyv1.PodDisruptionBudget) {
-					b.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}
-				}))
+				w.updateBudget(newBudget(app, 1000, forApp(app)))
 			}
 			synctest.Wait()
 		}
@@ -134,7 +125,7 @@ func TestRetriesWaitForFirstTriesOfOtherLanes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		names, pods := podNames(5)
 		w := newWorld(t,
-			worldConfig{maxConcurrent: 1, pods: append(pods, newPod("free", func(p *corev1.Pod) { p.Labels = nil })), answer: func(string) error { return overloaded(0) }},
+			worldConfig{maxConcurrent: 1, pods: append(pods, newPod("free", ofApp("free"))), answer: func(string) error { return overloaded(0) }},
 			newBudget("web", 10))
 		w.add("free")
 		w.settled()
@@ -155,12 +146,6 @@ func TestRetriesWaitForFirstTriesOfOtherLanes(t *testing.T) {
 	})
 }
 
-func selects(key, value string) func(*policyv1.PodDisruptionBudget) {
-	return func(b *policyv1.PodDisruptionBudget) {
-		b.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{key: value}}
-	}
-}
-
 func generation(n int64) func(*policyv1.PodDisruptionBudget) {
 	return func(b *policyv1.PodDisruptionBudget) { b.Generation, b.Status.ObservedGeneration = n, n }
 }
@@ -172,13 +157,13 @@ func manyBudgets(t *testing.T, n int) *world {
 	cfg := worldConfig{maxConcurrent: 1, answer: budgetRefuses}
 	for i := range n {
 		app := fmt.Sprintf("app-%d", i)
-		cfg.budgets = append(cfg.budgets, newBudget(app, 0, selects("app", app)))
+		cfg.budgets = append(cfg.budgets, newBudget(app, 0, forApp(app)))
 	}
 	var names []string
 	for i := range 1000 {
 		name, app := fmt.Sprintf("pod-%d", i), fmt.Sprintf("app-%d", i/10)
 		names = append(names, name)
-		cfg.pods = append(cfg.pods, newPod(name, func(p *corev1.Pod) { p.Labels = map[string]string{"app": app} }))
+		cfg.pods = append(cfg.pods, newPod(name, ofApp(app)))
 	}
 	w := newWorld(t, cfg)
 	w.add(names...)
@@ -204,18 +189,12 @@ func TestChangeOfABudgetMatchesOnlyThePodsItConcerns(t *testing.T) {
 			most   int
 		}{
 			{"a budget that asks for another number of the same pods", generation(2), 0},
-			{
-				"a budget that selects other pods",
-				func(b *policyv1.PodDisruptionBudget) { generation(3)(b); selects("app", "app-50")(b) }, 10,
-			},
+			{"a budget that selects other pods", func(b *policyv1.PodDisruptionBudget) { generation(3)(b); forApp("app-50")(b) }, 10},
 			{"a budget that selects its pods again", generation(4), 10},
-			{
-				"a budget that selects no waiting pod",
-				func(b *policyv1.PodDisruptionBudget) { generation(5)(b); selects("app", "none")(b) }, 0,
-			},
+			{"a budget that selects no waiting pod", func(b *policyv1.PodDisruptionBudget) { generation(5)(b); forApp("none")(b) }, 0},
 		} {
 			before := w.matches()
-			w.updateBudget(newBudget("app-7", 0, selects("app", "app-7"), step.change))
+			w.updateBudget(newBudget("app-7", 0, forApp("app-7"), step.change))
 			w.settled()
 			w.pass(churnInterval, churnInterval)
 			if got := w.matches() - before; got > step.most {
@@ -236,16 +215,13 @@ func TestBudgetThatChangesAllTheTimeIsMatchedOnceASecond(t *testing.T) {
 		before := w.matches()
 		for n := range int64(100) {
 			value := []string{"app-7", "app-8"}[n%2]
-			w.updateBudget(newBudget("app-7", 0, selects("app", value), generation(n+2)))
+			w.updateBudget(newBudget("app-7", 0, forApp(value), generation(n+2)))
 			w.settled()
 			w.pass(100*time.Millisecond, 100*time.Millisecond)
 		}
 		w.pass(churnInterval, churnInterval)
 		if got := w.matches() - before; got > 12*10 {
-			t.Errorf(
-				"got %d matches for 100 changes in ten seconds, want at most the ten pods of a selector each second",
-				got,
-			)
+			t.Errorf("got %d matches for 100 changes in ten seconds, want at most the ten pods of a selector each second", got)
 		}
 		if got, want := w.budgetsOf("pod-80"), []string{"app-7", "app-8"}; !slices.Equal(got, want) {
 			t.Errorf("got %v for a pod that the last version selects, want %v", got, want)
@@ -259,7 +235,7 @@ func TestANewBudgetCountsImmediately(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := manyBudgets(t, 10)
 		for _, name := range []string{"first", "second"} {
-			w.createBudget(newBudget(name, 0, selects("app", "app-7")))
+			must.Do(t, w.client.Tracker().Add(newBudget(name, 0, forApp("app-7"))))
 			w.settled()
 		}
 		if got, want := w.budgetsOf("pod-70"), []string{"app-7", "first", "second"}; !slices.Equal(got, want) {

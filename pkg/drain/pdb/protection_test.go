@@ -15,72 +15,46 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-func TestIndex(t *testing.T) {
-	web := &metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}}
-	elsewhere := budget("elsewhere", selecting(&metav1.LabelSelector{}))
-	elsewhere.Namespace = "office"
-	broken := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Like"}}}
-	index := NewIndex([]*policyv1.PodDisruptionBudget{
-		budget("web", selecting(web)), budget("all", selecting(&metav1.LabelSelector{})),
-		budget("none", selecting(nil)), budget("broken", selecting(broken)), elsewhere,
-	})
-	for name, test := range map[string]struct {
-		pod  metav1.ObjectMeta
-		want string
-	}{
-		"with the label":       {metav1.ObjectMeta{Namespace: "shop", Labels: map[string]string{"app": "web"}}, "all web "},
-		"without a label":      {metav1.ObjectMeta{Namespace: "shop"}, "all "},
-		"of another namespace": {metav1.ObjectMeta{Namespace: "office", Labels: map[string]string{"app": "web"}}, "elsewhere "},
-		"where no budget is":   {metav1.ObjectMeta{Namespace: "empty", Labels: map[string]string{"app": "web"}}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := ""
-			for _, b := range index.Of(&corev1.Pod{ObjectMeta: test.pod}) {
-				got += b.Name + " "
-			}
-			is.Equal(t, got, test.want)
-		})
-	}
-}
-
 func TestIndexSelectors(t *testing.T) {
-	labels := func(pairs ...string) *metav1.LabelSelector {
-		selector := &metav1.LabelSelector{MatchLabels: map[string]string{}}
-		for i := 0; i < len(pairs); i += 2 {
-			selector.MatchLabels[pairs[i]] = pairs[i+1]
-		}
-		return selector
-	}
+	type set = map[string]string
+	labels := func(want set) *metav1.LabelSelector { return &metav1.LabelSelector{MatchLabels: want} }
 	expression := func(operator metav1.LabelSelectorOperator, values ...string) *metav1.LabelSelector {
 		return &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: operator, Values: values}}}
 	}
 	both := expression("NotIn", "db")
-	both.MatchLabels = map[string]string{"x": "y"}
-	web := map[string]string{"app": "web"}
+	both.MatchLabels = set{"x": "y"}
+	web := set{"app": "web"}
 	for name, tc := range map[string]struct {
 		selector *metav1.LabelSelector
-		labels   map[string]string
+		labels   set
 		want     bool
 	}{
-		"matchLabels, equal":              {labels("app", "web"), map[string]string{"app": "web", "x": "y"}, true},
-		"matchLabels, not equal":          {labels("app", "web"), map[string]string{"app": "db"}, false},
-		"matchLabels, one of two equal":   {labels("app", "web", "x", "y"), web, false},
+		"matchLabels, equal":              {labels(set{"app": "web"}), set{"app": "web", "x": "y"}, true},
+		"matchLabels, not equal":          {labels(set{"app": "web"}), set{"app": "db"}, false},
+		"matchLabels, one of two equal":   {labels(set{"app": "web", "x": "y"}), web, false},
 		"In, with the value":              {expression("In", "db", "web"), web, true},
 		"In, without the value":           {expression("In", "db", "api"), web, false},
 		"DoesNotExist, without the label": {expression("DoesNotExist"), nil, true},
 		"NotIn, with the value":           {expression("NotIn", "web"), web, false},
 		"Exists, with the label":          {expression("Exists"), web, true},
-		"the empty selector selects all":  {labels(), nil, true},
+		"the empty selector selects all":  {labels(nil), nil, true},
 		"no selector selects none":        {nil, web, false},
 		"a broken selector selects none":  {expression("Like"), web, false},
-		"another label, and DoesNotExist": {both, map[string]string{"app": "web", "x": "y"}, true},
+		"another label, and DoesNotExist": {both, set{"app": "web", "x": "y"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			index := NewIndex([]*policyv1.PodDisruptionBudget{budget("other", selecting(labels("app", "other"))), budget("web", selecting(tc.selector))})
+			elsewhere := budget("elsewhere", selecting(labels(nil)))
+			elsewhere.Namespace = "office"
+			index := NewIndex([]*policyv1.PodDisruptionBudget{
+				budget("other", selecting(labels(set{"app": "other"}))), budget("web", selecting(tc.selector)), elsewhere,
+			})
 			is.Equal(t, len(index.Matching("shop", tc.labels)) == 1, tc.want)
+			is.Equal(t, len(index.Matching("office", tc.labels)), 1, "budgets of another namespace")
+			is.Equal(t, len(index.Matching("empty", tc.labels)), 0, "budgets of a namespace without any")
 			is.Equal(t, index.Selects("shop", "web", tc.labels), tc.want, "Selects")
 			index.Remove("shop", "web")
 			index.Remove("shop", "other")
+			index.Remove("office", "elsewhere")
 			is.Equal(t, index.Len(), 0, "budgets after they were removed")
 		})
 	}
