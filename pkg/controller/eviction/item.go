@@ -42,8 +42,8 @@ type item struct {
 	// the outcome is known: a pod that is requested again gets it back and is not sent twice.
 	removed bool
 	phase   phase
-	// lane is nil while the item is parked or accepted, line while it waits for no turn and no
-	// time.
+	// lane is nil while the item is parked or accepted. line is where it waits for its turn or for
+	// a time, if it does.
 	lane lane
 	line *line
 
@@ -97,8 +97,8 @@ func canBeAsked(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 }
 
-// line is a list of items in an order, the first one at the end. An item is in one line at most,
-// and what the order depends on does not change meanwhile.
+// line is a list of items in an order. An item is in one line at most, and what the order depends on
+// does not change meanwhile.
 type line struct {
 	items []*item
 	order func(a, b *item) int
@@ -120,26 +120,26 @@ func (l *line) first() *item {
 	if len(l.items) == 0 {
 		return nil
 	}
-	return l.items[len(l.items)-1]
-}
-
-func (l *line) find(it *item) (at int, found bool) {
-	return slices.BinarySearchFunc(l.items, it, func(other, it *item) int { return l.order(it, other) })
+	return l.items[0]
 }
 
 func (l *line) add(it *item) {
-	at, _ := l.find(it)
+	at, _ := slices.BinarySearchFunc(l.items, it, l.order)
 	l.items = slices.Insert(l.items, at, it)
 	it.line = l
 }
 
 // leaveLine takes the item out of the line that it is in, if any.
 func (it *item) leaveLine() {
-	if it.line == nil {
+	l := it.line
+	if l == nil {
 		return
 	}
-	if at, found := it.line.find(it); found {
-		it.line.items = slices.Delete(it.line.items, at, at+1)
+	if at, _ := slices.BinarySearchFunc(l.items, it, l.order); at > 0 {
+		l.items = slices.Delete(l.items, at, at+1)
+	} else {
+		// No other item has to move.
+		l.items[0], l.items = nil, l.items[1:]
 	}
 	it.line = nil
 }
