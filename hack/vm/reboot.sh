@@ -202,6 +202,10 @@ pods() {
 			spec:
 			  priorityClassName: $(case "${name}" in low) ;; high) echo high ;; critical) echo system-cluster-critical ;; esac)
 			  terminationGracePeriodSeconds: 20
+			  # A boot may take longer than Kubernetes leaves pods on a node that is not ready.
+			  tolerations:
+			  - {key: node.kubernetes.io/not-ready, operator: Exists, effect: NoExecute}
+			  - {key: node.kubernetes.io/unreachable, operator: Exists, effect: NoExecute}
 			  containers: [{name: app, image: "localhost/app:dev", args: [serve, "2"], resources: {limits: {memory: 64Mi}}}]
 		YAML
 	done | kubectl apply --filename=- >/dev/null || fail "the pods cannot be created"
