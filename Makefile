@@ -361,8 +361,8 @@ fuzz: ## Search for input that breaks a reader (FUZZ_TIME=10m for each target); 
 # End-to-end tests are compiled, too. All tests are vetted by make lint.
 .PHONY: unit
 unit: ## Run the tests that need no cluster, of all modules
-	@go list -test -export -f '' ./test/...
-	@go list -test -export -f '' -tags=kubeadm ./test/e2e/realnodes
+	@go list -test -export ./test/... >/dev/null
+	@go list -test -export -tags=kubeadm ./test/e2e/realnodes >/dev/null
 	@# A failure in one module hides none in another: all are run, and then it fails.
 	failed=; packages="$$(go list ./... | grep -Ev '/test/(e2e|faults)')"; \
 	case '$(RACE)' in \
@@ -423,7 +423,7 @@ codegen: ## Generate all code in a copy of the tree and compare, also if nothing
 	@hack/verify-codegen.sh --full
 
 # What takes too long for .ci/run, and what .ci/run does in part.
-NIGHTLY ?= codegen race fuzz full faults kubeadm cgroup2 reboots bench memory clients idle
+NIGHTLY ?= codegen unit race fuzz full faults kubeadm cgroup2 reboots bench memory clients idle
 
 .PHONY: nightly
 nightly: ## Run everything that takes long, and end with a table of what came of it (eight hours; needs Debian and root; NIGHTLY='fuzz kubeadm')
