@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime/debug"
+	"slices"
 	"strconv"
 	"testing"
 	"testing/synctest"
@@ -15,8 +17,17 @@ import (
 	"haulout.dev/haulout/pkg/agent/state"
 )
 
-// simulations is how many random histories are tried.
-const simulations = 300
+// simulations is how many random histories are tried. With the race detector each takes five times
+// as long.
+var simulations = usualSimulations()
+
+func usualSimulations() int {
+	if info, ok := debug.ReadBuildInfo(); ok &&
+		slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		return 75
+	}
+	return 300
+}
 
 // TestSimulation lets random things happen to a machine: shutdowns, cancellations, a restart of
 // logind, an API that is lost, refuses or hangs, a Haulout that is lost alone, a full disk, a

@@ -362,7 +362,7 @@ func TestHoldsBackOff(t *testing.T) {
 			if !slices.Contains(w.list(), "manifests/web.yaml") {
 				w.write("manifests/web.yaml", manifestOf("web"))
 			}
-			w.pass(time.Second)
+			w.pass(5 * time.Second)
 		}
 		if n := w.countEvents("StaticPodParkedAgain"); n < 5 || n > 30 {
 			t.Errorf("the manifest was parked again %d times in an hour, want some and a pause of minutes between them", n)
