@@ -239,10 +239,7 @@ func TestSamplesAreWhatThePluginPrints(t *testing.T) {
 func TestSentencesToTriageAreInTheTests(t *testing.T) {
 	var code strings.Builder
 	for _, pattern := range []string{"test/oracle/*.go", "test/faults/*.go", "test/e2e/*/*.go"} {
-		files, err := filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		files := must.Get(filepath.Glob(filepath.Join(root, filepath.FromSlash(pattern))))(t)
 		for _, file := range files {
 			code.WriteString(read(t, strings.TrimPrefix(file, root+"/")))
 		}
@@ -256,9 +253,7 @@ func TestSentencesToTriageAreInTheTests(t *testing.T) {
 			}
 		}
 	}
-	if sentences < 10 {
-		t.Errorf("found %d sentences only", sentences)
-	}
+	is.True(t, sentences >= 10, "found %d sentences only", sentences)
 }
 
 // TestDecisionsAreInTheirIndex compares docs/decisions/README.md with the titles of the decisions
@@ -285,8 +280,6 @@ func TestDecisionsAreInTheirIndex(t *testing.T) {
 		}
 		entry := strings.Join([]string{"|", "[" + id + "](" + file + ")", "|", title, "|", strings.Join(by, ", "), "|"}, " ")
 		entry = strings.ReplaceAll(entry, "|  |", "| |")
-		if !strings.Contains(index, entry+"\n") {
-			t.Errorf("docs/decisions/README.md does not have the line %q", entry)
-		}
+		is.True(t, strings.Contains(index, entry+"\n"), "docs/decisions/README.md does not have the line %q", entry)
 	}
 }

@@ -22,6 +22,8 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 
 	"haulout.dev/haulout/pkg/host/evict"
+	"haulout.dev/haulout/pkg/testing/is"
+	"haulout.dev/haulout/pkg/testing/must"
 )
 
 // apiAnswer is a literal answer of the API server to an eviction.
@@ -142,9 +144,7 @@ func TestAnswers(t *testing.T) {
 				t.Fatal(err)
 			}
 			err = w.preemptAll(t, &fakeCandidate{victims: victims}, preemptorOf(100))
-			if (err == nil) != test.goes {
-				t.Errorf("got error %v", err)
-			}
+			is.True(t, (err == nil) == test.goes, "got error %v", err)
 			if test.goes {
 				w.wantCalls(t, "delete b")
 			} else {
@@ -185,9 +185,7 @@ func TestReplacedVictim(t *testing.T) {
 				}
 			}
 			w := newGateWorld(t, []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}, now...)
-			if err := w.preemptAll(t, &fakeCandidate{victims: chosen}, preemptorOf(100)); err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, w.preemptAll(t, &fakeCandidate{victims: chosen}, preemptorOf(100)))
 			w.wantCalls(t)
 			if got := w.handle.names(); !slices.Equal(got, []string{"pending"}) {
 				t.Errorf("got %q activated, want the pending pod: no event of a victim will", got)
