@@ -155,7 +155,23 @@ func (c *Cache) Subscribe(answered func(node string)) {
 
 // Ask returns, by name, whether the user may delete each of the nodes, as far as that is known now.
 // It requests unknown answers in the background. A missing answer does not affect those of other
-// nodes.
+// nodes. The first row that applies decides which question a node is about, and its answer:
+//
+//	there is no requester                     none: not allowed
+//	the requester is the node                 none: allowed
+//	EveryByName, or the user may not          the one about the node
+//	delete all nodes
+//	no answer about all nodes                 the one about the node if it was answered before,
+//	                                          else unknown
+//	of the control plane, refused before,     the one about the node
+//	or among a hundred others
+//	all other nodes                           the one about all nodes
+//
+//	answered within AnswerTTL                 as answered
+//	answered before that: allowed             allowed, Stale
+//	answered before that: not allowed, and    not allowed
+//	no question has failed since
+//	otherwise                                 unknown: Err
 func (c *Cache) Ask(ctx context.Context, requester *authenticationv1.UserInfo, nodes []*corev1.Node) map[string]Answer {
 	answers := make(map[string]Answer, len(nodes))
 	if requester == nil || requester.Username == "" {
@@ -164,66 +180,45 @@ func (c *Cache) Ask(ctx context.Context, requester *authenticationv1.UserInfo, n
 		}
 		return answers
 	}
-	if nodes = answerOwn(requester, nodes, answers); len(nodes) == 0 {
+	if own, isNode := identity.NodeOf(UserOf(requester)); isNode {
+		isOwn := func(node *corev1.Node) bool { return node.Name == own }
+		if slices.ContainsFunc(nodes, isOwn) {
+			answers[own] = Answer{Allowed: true}
+		}
+		nodes = slices.DeleteFunc(slices.Clone(nodes), isOwn)
+	}
+	if len(nodes) == 0 {
 		return answers
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	of := c.of(requester)
 	var all Answer
-	if !c.config.EveryByName && len(nodes) > 0 {
+	if !c.config.EveryByName {
 		all = c.answer(ctx, of, "", "", nodes)
 	}
-	for _, node := range c.chooseByName(of, nodes, all, answers) {
-		answers[node.Name] = c.answer(ctx, of, node.Name, node.UID, []*corev1.Node{node})
+	for _, node := range nodes {
+		if of.isAskedByName(node, all) {
+			answers[node.Name] = c.answer(ctx, of, node.Name, node.UID, []*corev1.Node{node})
+		} else {
+			answers[node.Name] = all
+		}
 	}
 	return answers
 }
 
-// answerOwn sets the answer about the node that the requester itself is, and returns the other
-// nodes. It does not change the list.
-func answerOwn(requester *authenticationv1.UserInfo, nodes []*corev1.Node, answers map[string]Answer) []*corev1.Node {
-	own, isNode := identity.NodeOf(UserOf(requester))
-	if !isNode {
-		return nodes
+// isAskedByName reports whether the answer about all nodes does not cover a node.
+func (u *userAnswers) isAskedByName(node *corev1.Node, all Answer) bool {
+	known := u.byName[node.Name]
+	answered := known != nil && known.uid == node.UID && known.answered
+	switch {
+	case all.Allowed:
+		return protocol.IsControlPlane(node) || answered && !known.allowed || u.samples(node.Name)
+	case all.Err != nil:
+		// Thousands of further questions would have no answer either.
+		return answered
 	}
-	others := make([]*corev1.Node, 0, len(nodes))
-	for _, node := range nodes {
-		if node.Name == own {
-			answers[node.Name] = Answer{Allowed: true}
-			continue
-		}
-		others = append(others, node)
-	}
-	return others
-}
-
-// chooseByName sets the answers of the nodes that the answer about all nodes covers, and returns
-// the other nodes.
-func (c *Cache) chooseByName(of *userAnswers, nodes []*corev1.Node, all Answer, answers map[string]Answer) []*corev1.Node {
-	if !all.Allowed && (all.Err == nil || c.config.EveryByName) {
-		return nodes
-	}
-	var byName []*corev1.Node
-	for _, node := range nodes {
-		known := of.byName[node.Name]
-		answered := known != nil && known.uid == node.UID && known.answered
-		switch {
-		case !all.Allowed:
-			// The question about all nodes has no answer. Thousands of further questions would have
-			// none either.
-			if answered {
-				byName = append(byName, node)
-			} else {
-				answers[node.Name] = Answer{Err: all.Err}
-			}
-		case protocol.IsControlPlane(node), answered && !known.allowed, of.samples(node.Name):
-			byName = append(byName, node)
-		default:
-			answers[node.Name] = all
-		}
-	}
-	return byName
+	return true
 }
 
 // samples reports whether the node is in the sample that is checked by name, and adds it if the
