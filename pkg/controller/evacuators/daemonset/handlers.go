@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -30,41 +29,31 @@ func indexByNode(obj any) ([]string, error) {
 
 func (c *Controller) watch() error {
 	synced, err := podcache.AddHandlers(
-		podcache.Handled{Informer: c.Evacuations.Informer(), Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    c.evacuationChanged,
-			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj) },
-		}},
-		podcache.Handled{Informer: c.NodeMaintenances.Informer(), Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc: func(obj any) { c.targetsChanged(nil, obj.(*v1alpha1.NodeMaintenance)) },
-			UpdateFunc: func(old, obj any) {
-				c.targetsChanged(old.(*v1alpha1.NodeMaintenance), obj.(*v1alpha1.NodeMaintenance))
-			},
-		}},
-		podcache.Handled{Informer: c.Pods, Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc: func(obj any) { c.enqueueFor(obj.(*corev1.Pod)) },
-			UpdateFunc: func(_, obj any) {
-				if pod := obj.(*corev1.Pod); drainplan.TypeOf(pod, "") == v1alpha1.PodTypeDaemonSet {
-					c.enqueueFor(pod)
-				}
-			},
-		}},
-		podcache.Handled{Informer: c.Nodes.Informer(), Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc: func(obj any) { c.mark(obj.(*corev1.Node).Name) },
-			UpdateFunc: func(old, obj any) {
-				before, node := old.(*corev1.Node), obj.(*corev1.Node)
-				tainted := drainplan.IsTainted(node) && !drainplan.IsTainted(before)
-				if tainted || podcache.Readiness(node) != podcache.Readiness(before) || !slices.Equal(before.Status.VolumesInUse, node.Status.VolumesInUse) {
-					c.mark(node.Name)
-				}
-			},
-		}},
+		podcache.Handled{Informer: c.Evacuations.Informer(), Handler: podcache.HandlerOf(func(_, evacuation *v1alpha1.Evacuation) { c.evacuationChanged(evacuation) })},
+		podcache.Handled{Informer: c.NodeMaintenances.Informer(), Handler: podcache.HandlerOf(c.targetsChanged)},
+		podcache.Handled{Informer: c.Pods, Handler: podcache.HandlerOf(func(old, pod *corev1.Pod) {
+			if pod != nil && (old == nil || drainplan.TypeOf(pod, "") == v1alpha1.PodTypeDaemonSet) {
+				c.enqueueFor(pod)
+			}
+		})},
+		podcache.Handled{Informer: c.Nodes.Informer(), Handler: podcache.HandlerOf(c.nodeChanged)},
 	)
 	c.synced = append(c.synced, synced...)
 	return err
 }
 
-func (c *Controller) evacuationChanged(obj any) {
-	if evacuation, ok := obj.(*v1alpha1.Evacuation); ok && hasTurn(evacuation) {
+func (c *Controller) nodeChanged(old, node *corev1.Node) {
+	if node == nil {
+		return
+	}
+	if old == nil || drainplan.IsTainted(node) && !drainplan.IsTainted(old) || podcache.Readiness(node) != podcache.Readiness(old) ||
+		!slices.Equal(old.Status.VolumesInUse, node.Status.VolumesInUse) {
+		c.mark(node.Name)
+	}
+}
+
+func (c *Controller) evacuationChanged(evacuation *v1alpha1.Evacuation) {
+	if evacuation != nil && hasTurn(evacuation) {
 		c.queue.Add(types.NamespacedName{Namespace: evacuation.Namespace, Name: evacuation.Name})
 	}
 }
@@ -72,6 +61,9 @@ func (c *Controller) evacuationChanged(obj any) {
 // targetsChanged enqueues the Evacuations on the nodes whose targets have changed in the status of
 // a maintenance.
 func (c *Controller) targetsChanged(old, nm *v1alpha1.NodeMaintenance) {
+	if nm == nil {
+		return
+	}
 	var before []v1alpha1.NodeMaintenanceNodeStatus
 	if old != nil && old.Spec.Stage == nm.Spec.Stage {
 		before = old.Status.NodeStatuses
@@ -105,6 +97,6 @@ func (c *Controller) mark(node string) {
 		return
 	}
 	for _, obj := range objects {
-		c.evacuationChanged(obj)
+		c.evacuationChanged(obj.(*v1alpha1.Evacuation))
 	}
 }

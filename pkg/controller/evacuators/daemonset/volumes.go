@@ -28,8 +28,8 @@ const (
 	maxClaims = 256
 )
 
-// knownVolumes are the volumes of a node that none of its remaining pods uses, since the syncs of all
-// DaemonSet pods of a node need them, and the state of the node that they are of.
+// knownVolumes are the volumes of a node that none of its remaining pods uses, and the state of the
+// node that they are of. The syncs of all DaemonSet pods of a node need them.
 type knownVolumes struct {
 	inUse []corev1.UniqueVolumeName
 	// claims are the claims of the remaining pods, sorted.

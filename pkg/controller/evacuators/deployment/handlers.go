@@ -4,6 +4,7 @@
 package deployment
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -42,7 +43,7 @@ func (c *Controller) watch() error {
 		podcache.Handled{Informer: c.Deployments.Informer(), Handler: changes(c.deploymentChanged)},
 		podcache.Handled{Informer: c.Autoscalers.Informer(), Handler: changes(c.autoscalerChanged)},
 		podcache.Handled{Informer: c.Pods, Handler: changes(c.podChanged)},
-		podcache.Handled{Informer: c.Nodes.Informer(), Handler: cache.ResourceEventHandlerFuncs{UpdateFunc: func(old, obj any) { c.nodeChanged(old.(*corev1.Node), obj.(*corev1.Node)) }}},
+		podcache.Handled{Informer: c.Nodes.Informer(), Handler: podcache.HandlerOf(c.nodeChanged)},
 		podcache.Handled{Informer: c.Budgets.Informer(), Handler: podcache.HandlerOf(c.budgetChanged)},
 	)
 	c.synced = append(c.synced, synced...)
@@ -64,16 +65,8 @@ func (c *Controller) lookAt(key types.NamespacedName) {
 }
 
 // changes returns a handler that treats additions, updates and deletions alike.
-func changes[T any](changed func(T)) cache.ResourceEventHandler {
-	tell := func(obj any) {
-		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-			obj = tombstone.Obj
-		}
-		if object, ok := obj.(T); ok {
-			changed(object)
-		}
-	}
-	return cache.ResourceEventHandlerFuncs{AddFunc: tell, UpdateFunc: func(_, obj any) { tell(obj) }, DeleteFunc: tell}
+func changes[T any](changed func(*T)) cache.ResourceEventHandler {
+	return podcache.HandlerOf(func(old, now *T) { changed(cmp.Or(now, old)) })
 }
 
 // evacuationChanged also enqueues the Deployments whose Evacuations were withdrawn or handed over.
@@ -169,7 +162,7 @@ func (c *Controller) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 // nodeChanged enqueues all Deployments when a maintenance of a node starts or ends: replacements
 // may be on it.
 func (c *Controller) nodeChanged(old, node *corev1.Node) {
-	if isUnderMaintenance(old) == isUnderMaintenance(node) {
+	if old == nil || node == nil || isUnderMaintenance(old) == isUnderMaintenance(node) {
 		return
 	}
 	for _, key := range c.known.Keys() {
