@@ -38,9 +38,9 @@ type Clients struct {
 	Recorder events.EventRecorder
 }
 
-// Cluster has the clients and the caches of all controllers of one term of leadership. Its informers
-// keep of objects only what podcache.Strip keeps, and pack pods: no controller gets the informer of
-// pods itself, whose generated lister panics.
+// Cluster has the clients and the caches of all controllers of one term of leadership. Its
+// informers keep of objects only what podcache.Strip keeps, and pack pods: no controller gets the
+// informer of pods itself, whose generated lister panics.
 type Cluster struct {
 	Clients
 	// InFlight are the evictions whose answers have not come.

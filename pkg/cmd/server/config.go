@@ -40,6 +40,7 @@ import (
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/generated/openapi"
+	"haulout.dev/haulout/pkg/host"
 	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/host/previewer"
 	"haulout.dev/haulout/pkg/identity"
@@ -183,16 +184,16 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 }
 
 // controllers returns the configuration of the controllers that run while this replica leads.
-func (o CompletedOptions) controllers(host *hostCluster, r *replica, loopback *rest.Config, recorder events.EventRecorder,
+func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback *rest.Config, recorder events.EventRecorder,
 	auth authorizer.Authorizer) (*apiserver.Controllers, error) {
-	registered, err := host.registeredService()
+	registered, err := cluster.registeredService()
 	if err != nil {
 		return nil, err
 	}
 	alive := loop.NewTracker(clock.RealClock{})
 	deps := controllerDependencies{
-		newClients: func(ctx context.Context, mayAct func() error) (leaderClients, error) {
-			return host.leaderClients(ctx, loopback, apiserver.CallGrace, mayAct)
+		newClients: func(ctx context.Context, mayAct func() error) (host.Clients, error) {
+			return cluster.leaderClients(ctx, loopback, apiserver.CallGrace, mayAct)
 		},
 		recorder: recorder, authorizer: auth, liveness: alive, options: o.Controllers, evacuators: o.Evacuators,
 		ownPod: ownPod(), storageID: r.storage.id, askEveryNodeByName: o.NodeAdmission.AskEveryNodeByName,

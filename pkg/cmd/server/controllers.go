@@ -30,9 +30,7 @@ import (
 type controllerDependencies struct {
 	// newClients creates the clients for one term of leadership. They send nothing when mayAct
 	// returns an error, and their calls are cancelled soon after the end of the term.
-	newClients func(ctx context.Context, mayAct func() error) (leaderClients, error)
-	// leaderClients are those of this term. run sets them.
-	leaderClients
+	newClients func(ctx context.Context, mayAct func() error) (host.Clients, error)
 	recorder   events.EventRecorder
 	authorizer authorizer.Authorizer
 	liveness   *loop.Tracker
@@ -52,11 +50,12 @@ type controllerDependencies struct {
 func (d controllerDependencies) run(ctx context.Context, mayAct func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var err error
-	if d.leaderClients, err = d.newClients(ctx, mayAct); err != nil {
+	clients, err := d.newClients(ctx, mayAct)
+	if err != nil {
 		return fmt.Errorf("create the clients of the controllers: %w", err)
 	}
-	cluster, err := host.NewCluster(host.Clients{Client: d.host, Unlimited: d.unlimited, Maintenance: d.own, Recorder: d.recorder}, resync)
+	clients.Recorder = d.recorder
+	cluster, err := host.NewCluster(clients, resync)
 	if err != nil {
 		return err
 	}
@@ -69,7 +68,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 		return err
 	}
 	evacuations, err := evacuation.New(evacuation.Config{
-		Cluster: cluster, Selection: selected, Evictions: evict.Client{Host: d.unlimited},
+		Cluster: cluster, Selection: selected, Evictions: evict.Client{Host: clients.Unlimited},
 		Liveness: d.liveness, CompletedTTL: d.options.CompletedEvacuationTTL, EvacuatorStartDeadline: d.options.EvacuatorStartDeadline,
 		EvictionPolicy: d.options.Evictions, SurgeTimeout: surges.SurgeTimeout, Standing: standingIn(surges),
 		DaemonSetBudgetPatience: d.evacuators.DaemonSetBudgetPatience, LongGrace: d.options.LongGrace,

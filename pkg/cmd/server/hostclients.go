@@ -23,6 +23,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apiserver"
 	clientset "haulout.dev/haulout/pkg/generated/clientset/versioned"
+	"haulout.dev/haulout/pkg/host"
 )
 
 // apiServiceName is the APIService that registers our API with the host cluster.
@@ -66,21 +67,10 @@ func (h *hostCluster) registeredService() (func(context.Context) (types.Namespac
 	}, nil
 }
 
-// leaderClients are the clients of one term of leadership.
-type leaderClients struct {
-	// host has the rate limit of the process.
-	host kubernetes.Interface
-	// unlimited has none. It is for evictions, whose queue limits itself according to the responses
-	// of the host cluster.
-	unlimited kubernetes.Interface
-	// own is a client of this server.
-	own clientset.Interface
-}
-
 // leaderClients returns clients that send nothing when mayAct returns an error, and whose calls are
-// all cancelled a while after the context ends. loopback is the configuration of clients of this
-// server.
-func (h *hostCluster) leaderClients(ctx context.Context, loopback *rest.Config, grace time.Duration, mayAct func() error) (c leaderClients, err error) {
+// all cancelled a while after the context ends. Client has the rate limit of the process. loopback
+// is the configuration of clients of this server.
+func (h *hostCluster) leaderClients(ctx context.Context, loopback *rest.Config, grace time.Duration, mayAct func() error) (c host.Clients, err error) {
 	wrap := func(config *rest.Config) *rest.Config {
 		config = rest.CopyConfig(config)
 		config.Wrap(func(next http.RoundTripper) http.RoundTripper {
@@ -89,14 +79,14 @@ func (h *hostCluster) leaderClients(ctx context.Context, loopback *rest.Config, 
 		return config
 	}
 	config := wrap(h.config)
-	if c.host, err = kubernetes.NewForConfig(config); err != nil {
+	if c.Client, err = kubernetes.NewForConfig(config); err != nil {
 		return c, err
 	}
 	config.QPS, config.Burst, config.RateLimiter = -1, 0, nil
-	if c.unlimited, err = kubernetes.NewForConfig(config); err != nil {
+	if c.Unlimited, err = kubernetes.NewForConfig(config); err != nil {
 		return c, err
 	}
-	c.own, err = clientset.NewForConfig(wrap(loopback))
+	c.Maintenance, err = clientset.NewForConfig(wrap(loopback))
 	return c, err
 }
 

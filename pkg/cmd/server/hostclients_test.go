@@ -117,13 +117,13 @@ func TestNothingIsSentWithoutTheLease(t *testing.T) {
 	clients := must.Get((&hostCluster{config: config}).leaderClients(t.Context(), config, time.Second, func() error { return lost }))(t)
 	for name, send := range map[string]func() error{
 		"host": func() error {
-			return clients.host.CoreV1().Pods("ns").Delete(t.Context(), "pod", metav1.DeleteOptions{})
+			return clients.Client.CoreV1().Pods("ns").Delete(t.Context(), "pod", metav1.DeleteOptions{})
 		},
 		"evictions": func() error {
-			return clients.unlimited.CoreV1().Pods("ns").Delete(t.Context(), "pod", metav1.DeleteOptions{})
+			return clients.Unlimited.CoreV1().Pods("ns").Delete(t.Context(), "pod", metav1.DeleteOptions{})
 		},
 		"own": func() error {
-			return clients.own.MaintenanceV1alpha1().Evacuations("ns").Delete(t.Context(), "pod", metav1.DeleteOptions{})
+			return clients.Maintenance.MaintenanceV1alpha1().Evacuations("ns").Delete(t.Context(), "pod", metav1.DeleteOptions{})
 		},
 	} {
 		if err := send(); !errors.Is(err, lost) {
@@ -158,7 +158,7 @@ func TestLeaseHasItsOwnConnection(t *testing.T) {
 	clients := must.Get(host.leaderClients(t.Context(), host.config, time.Second, func() error { return nil }))(t)
 	for range 3 {
 		must.Get(leases.Leases("ns").Get(t.Context(), "lease", metav1.GetOptions{}))(t)
-		must.Get(clients.unlimited.CoreV1().Pods("ns").Get(t.Context(), "pod", metav1.GetOptions{}))(t)
+		must.Get(clients.Unlimited.CoreV1().Pods("ns").Get(t.Context(), "pod", metav1.GetOptions{}))(t)
 	}
 	if got := opened.Load(); got != 2 {
 		t.Errorf("the two clients have opened %d connections, want 2", got)

@@ -211,8 +211,8 @@ func TestPodOfTheSameNameIsNotEvicted(t *testing.T) {
 	})
 }
 
-// newIdleController returns a controller that does not run, and its cluster. Its caches have only the
-// objects that the test adds.
+// newIdleController returns a controller that does not run, and its cluster. Its caches have only
+// the objects that the test adds.
 func newIdleController(t *testing.T, client *fake.Clientset, evacuation *v1alpha1.Evacuation) (*Controller, *host.Cluster) {
 	t.Helper()
 	cluster := must.Get(host.NewCluster(host.Clients{
