@@ -80,7 +80,7 @@ func NewCluster(clients Clients, resync time.Duration) (*Cluster, error) {
 	if c.Owners, err = owners.NewCached(c.Pods, c.Nodes, host.Apps().V1()); err != nil {
 		return nil, err
 	}
-	if err := podcache.AddEvacuationsByNode(c.Evacuations.Informer()); err != nil {
+	if err := podcache.AddIndex(c.Evacuations.Informer(), podcache.EvacuationsByNode, podcache.IndexByNode); err != nil {
 		return nil, fmt.Errorf("add index of Evacuations: %w", err)
 	}
 	return c, nil

@@ -12,6 +12,7 @@ import (
 	"context"
 	"math"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,13 +32,13 @@ type Cluster interface {
 
 // Watches counts the watches that informers have started, by resource.
 type Watches struct {
-	mu    sync.Mutex
-	begun map[string]int
+	// begun has an *atomic.Int64 by resource.
+	begun sync.Map
 }
 
 // Count starts to count the watches of the clusters.
 func Count(clusters ...Cluster) *Watches {
-	w := &Watches{begun: map[string]int{}}
+	w := &Watches{}
 	for _, cluster := range clusters {
 		cluster.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
 			var options metav1.ListOptions
@@ -53,19 +54,18 @@ func Count(clusters ...Cluster) *Watches {
 }
 
 // Begin counts a watch that a reactor of the test handles.
-func (w *Watches) Begin(resource string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.begun[resource]++
+func (w *Watches) Begin(resource string) { w.of(resource).Add(1) }
+
+func (w *Watches) of(resource string) *atomic.Int64 {
+	begun, _ := w.begun.LoadOrStore(resource, new(atomic.Int64))
+	return begun.(*atomic.Int64)
 }
 
 // Fewest returns the lowest number of started watches of any of the resources.
 func (w *Watches) Fewest(resources ...string) int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	fewest := math.MaxInt
 	for _, resource := range resources {
-		fewest = min(fewest, w.begun[resource])
+		fewest = min(fewest, int(w.of(resource).Load()))
 	}
 	return fewest
 }

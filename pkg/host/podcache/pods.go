@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 const (
@@ -86,6 +88,18 @@ func NodeOf(pod *corev1.Pod) string {
 		return pod.Status.NominatedNodeName
 	}
 	return ""
+}
+
+// EvacuationsByNode is the name of the index of Evacuations by the node of their pod. Evacuations
+// of pods without a node are under the empty name.
+const EvacuationsByNode = "haulout.dev/evacuations-by-node"
+
+// IndexByNode is the index EvacuationsByNode.
+func IndexByNode(obj any) ([]string, error) {
+	if evacuation, ok := obj.(*v1alpha1.Evacuation); ok {
+		return []string{evacuation.Spec.NodeName}, nil
+	}
+	return nil, nil
 }
 
 // AddIndex adds an index to an informer, unless one of the same name is there. The informer must
