@@ -21,10 +21,6 @@ import (
 	"haulout.dev/haulout/pkg/host"
 )
 
-// builtInEvacuators are the classes of the built-in evacuators: those of this server and that of
-// the node agents, which acts only on nodes that have one.
-var builtInEvacuators = []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassDaemonSet, v1alpha1.EvacuatorClassKubelet}
-
 // EvacuatorOptions configure the evacuators that remove pods from their nodes before they are
 // evicted.
 type EvacuatorOptions struct {
@@ -44,7 +40,7 @@ type EvacuatorOptions struct {
 
 func defaultEvacuators() EvacuatorOptions {
 	return EvacuatorOptions{
-		BuiltIn: slices.Clone(builtInEvacuators), SurgeTimeout: protocol.DefaultSurgeTimeout,
+		BuiltIn: slices.Clone(protocol.BuiltInClasses), SurgeTimeout: protocol.DefaultSurgeTimeout,
 		VolumeDetachTimeout: daemonset.DefaultVolumeDetachTimeout, DaemonSetBudgetPatience: protocol.DefaultBudgetPatience,
 	}
 }
@@ -52,7 +48,7 @@ func defaultEvacuators() EvacuatorOptions {
 func (o *EvacuatorOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&o.BuiltIn, "evacuators", o.BuiltIn, fmt.Sprintf("Classes of the enabled built-in evacuators, comma separated: %s. "+
 		"Static pods leave only with %s, and on nodes with a node agent. "+
-		"Empty disables all of them, and pods only leave by eviction.", allowedEvacuators(), v1alpha1.EvacuatorClassKubelet))
+		"Empty disables all of them, and pods only leave by eviction.", strings.Join(protocol.BuiltInClasses, ", "), v1alpha1.EvacuatorClassKubelet))
 	fs.DurationVar(&o.SurgeTimeout, "surge-timeout", o.SurgeTimeout, "How long a Deployment that was scaled up so that pods can leave may make no progress before "+
 		"these leave without replacements, if their disruption budgets allow it.")
 	fs.DurationVar(&o.VolumeDetachTimeout, "volume-detach-timeout", o.VolumeDetachTimeout,
@@ -75,8 +71,8 @@ func (o *EvacuatorOptions) validate() []error {
 		errs = append(errs, fmt.Errorf("--daemonset-budget-patience is %v: must be at least 1s", o.DaemonSetBudgetPatience))
 	}
 	for _, class := range o.BuiltIn {
-		if !slices.Contains(builtInEvacuators, class) {
-			errs = append(errs, fmt.Errorf("--evacuators has %q: allowed are %s", class, allowedEvacuators()))
+		if !slices.Contains(protocol.BuiltInClasses, class) {
+			errs = append(errs, fmt.Errorf("--evacuators has %q: allowed are %s", class, strings.Join(protocol.BuiltInClasses, ", ")))
 		}
 	}
 	return errs
@@ -122,11 +118,4 @@ func standingIn(surges *deployment.Controller) func(*corev1.Pod, string) *evicti
 		}
 		return nil
 	}
-}
-
-func allowedEvacuators() string {
-	if len(builtInEvacuators) == 0 {
-		return "none"
-	}
-	return strings.Join(builtInEvacuators, ", ")
 }

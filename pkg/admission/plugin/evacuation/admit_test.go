@@ -21,6 +21,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
@@ -219,7 +220,7 @@ func TestAdmitIgnoresOtherRequests(t *testing.T) {
 
 func TestOwnersThatPodsShareAreReadOnce(t *testing.T) {
 	deployment, replicaSet := newDeployment()
-	f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb},
+	f := newFixture(t, protocol.BuiltInClasses, []string{deletePod, scaleWeb},
 		newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
 	reads := map[string]int{}
 	f.client.PrependReactor("get", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -267,7 +268,7 @@ func testOwnersWithoutSurge(t *testing.T) {
 	t.Helper()
 	deployment, replicaSet := newDeployment()
 	deployment.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
-	f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb},
+	f := newFixture(t, protocol.BuiltInClasses, []string{deletePod, scaleWeb},
 		newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
 	reads := map[string]int{}
 	f.client.PrependReactor("get", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {

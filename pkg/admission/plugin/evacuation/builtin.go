@@ -10,13 +10,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
-	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host/owners"
 )
-
-// BuiltInClasses are the classes of the evacuators that pods get because of their owner, without an
-// annotation.
-var BuiltInClasses = []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassDaemonSet, v1alpha1.EvacuatorClassKubelet}
 
 // builtInOf returns the built-in evacuator of a pod. An evacuator that a pod got by mistake
 // declines; a missing one is never added, so that is not decided from what was read before.

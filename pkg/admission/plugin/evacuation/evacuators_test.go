@@ -16,6 +16,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -39,7 +40,7 @@ func TestAdmitEvacuators(t *testing.T) {
 		daemonSetClass  = "daemonset.apps.k8s.io"
 		kubeletClass    = "kubelet.k8s.io"
 	)
-	all := BuiltInClasses
+	all := protocol.BuiltInClasses
 	deployment, replicaSet := newDeployment()
 	fixed, fixedReplicaSet := newDeployment()
 	fixed.Name, fixed.UID, fixed.Annotations = "fixed", "fixed", map[string]string{
@@ -248,7 +249,7 @@ func TestAdmitKeepsAtMostSixteenEvacuators(t *testing.T) {
 func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {
 	for _, kind := range []string{"replicasets", "deployments"} {
 		deployment, replicaSet := newDeployment()
-		f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb},
+		f := newFixture(t, protocol.BuiltInClasses, []string{deletePod, scaleWeb},
 			newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
 		f.client.PrependReactor("get", kind, func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, apierrors.NewServiceUnavailable("down")
@@ -280,7 +281,7 @@ func TestBuiltInEvacuatorsNeedTheOwner(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			deployment, replicaSet := newDeployment()
 			change(deployment, replicaSet)
-			f := newFixture(t, BuiltInClasses, []string{deletePod, scaleWeb},
+			f := newFixture(t, protocol.BuiltInClasses, []string{deletePod, scaleWeb},
 				newPod(ownedBy("apps/v1", "ReplicaSet", "web-6b59", "replicaset")), deployment, replicaSet)
 			evacuation := newEvacuation()
 			must.Get(f.admit(request{object: evacuation}))(t)

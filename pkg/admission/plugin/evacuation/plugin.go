@@ -83,8 +83,8 @@ func Register(plugins *admission.Plugins, builtIn func() []string) {
 // New returns the plugin with the enabled built-in evacuators.
 func New(builtIn ...string) (*Plugin, error) {
 	for _, class := range builtIn {
-		if !slices.Contains(BuiltInClasses, class) {
-			return nil, fmt.Errorf("%q is not a built-in evacuator: the built-in evacuators are %q", class, BuiltInClasses)
+		if !slices.Contains(protocol.BuiltInClasses, class) {
+			return nil, fmt.Errorf("%q is not a built-in evacuator: the built-in evacuators are %q", class, protocol.BuiltInClasses)
 		}
 	}
 	return &Plugin{

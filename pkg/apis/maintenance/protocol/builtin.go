@@ -30,6 +30,11 @@ type Owners interface {
 	Node(ctx context.Context, name string) (*corev1.Node, error)
 }
 
+// BuiltInClasses are the classes of the evacuators that pods get because of their owner, without an
+// annotation: those of the server and that of the node agents, which acts only on nodes that have
+// one.
+var BuiltInClasses = []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.EvacuatorClassDaemonSet, v1alpha1.EvacuatorClassKubelet}
+
 // BuiltIn is the built-in evacuator of a pod, as its owner determines it. The zero value means that
 // there is none.
 type BuiltIn struct {
