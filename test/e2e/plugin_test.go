@@ -220,7 +220,7 @@ func TestPlugin(t *testing.T) {
 	}
 
 	has(run(3, "preview", nodes[0], nodes[1]), "IN THE WAY", "PodDisruptionBudget", stuck.Name, "eviction",
-		"Nothing has been touched")
+		"Nothing was changed")
 	if names := ownedBy(t, user); len(names) > 0 {
 		t.Errorf("the preview has left %q", names)
 	}
@@ -259,10 +259,10 @@ func TestPlugin(t *testing.T) {
 	}
 
 	all := s.start(t, "maintenance", "start", "--selector=!e2e.haulout.dev/none")
-	all.shows(t, `This takes all nodes of the cluster \(\d+\)\. Continue\? \[y/N\]`)
+	all.shows(t, `This selects all nodes of the cluster \(\d+\)\. Continue\? \[y/N\]`)
 	all.types(t, "n\n")
 	all.ends(t, 1)
-	has(all.output(), "nothing was done")
+	has(all.output(), "nothing was changed")
 	if names := ownedBy(t, user); len(names) > 0 {
 		t.Errorf("%q were made", names)
 	}
@@ -385,13 +385,13 @@ func TestPluginDryRun(t *testing.T) {
 			line: "drain " + nodes[0] + " --force", code: 0, shows: []string{"Note: --force", "created " + dry},
 			hides: []string{"PODS"},
 		},
-		"stage moves nothing": {line: "stage " + announced + " Drain", code: 0, shows: []string{"moved on " + dry}},
+		"stage moves nothing": {line: "stage " + announced + " Drain", code: 0, shows: []string{"stage changed " + dry}},
 		"stage does not wait": {
-			line: "stage " + announced + " Drain --wait", code: 0, shows: []string{"moved on " + dry},
+			line: "stage " + announced + " Drain --wait", code: 0, shows: []string{"stage changed " + dry},
 			hides: []string{"PODS"},
 		},
 		"a stage that was reached stays": {
-			line: "stage " + announced + " Cordon", code: 0, shows: []string{"moved on " + dry},
+			line: "stage " + announced + " Cordon", code: 0, shows: []string{"stage changed " + dry},
 		},
 		"complete changes nothing": {
 			line: "complete " + announced, code: 0, shows: []string{"completed " + dry}, hides: []string{"Warning"},

@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// downAfter is how long after a pod has left its app is checked: a replacement needs time to
-	// start.
+	// downAfter is the time between the departure of a pod and the check of its app: a replacement
+	// needs time to start.
 	downAfter = time.Minute
 	// downNamespaces is the maximum number of namespaces whose apps are read.
 	downNamespaces = 20
@@ -33,8 +33,8 @@ func hasLeft(e *v1alpha1.Evacuation, now time.Time) bool {
 	return left && now.Sub(at) >= downAfter
 }
 
-// appsDown returns the Deployments and StatefulSets without a ready pod of which pods have left. It
-// omits those that the user may not read.
+// appsDown returns the Deployments and StatefulSets that lost a pod to a maintenance and have no
+// ready pod. It omits those that the user may not read.
 func appsDown(ctx context.Context, c clients, left []v1alpha1.Evacuation) ([]show.AppDown, error) {
 	byNamespace := map[string][]labels.Set{}
 	for i := range left {

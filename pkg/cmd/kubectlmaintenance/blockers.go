@@ -21,28 +21,29 @@ func (e *environment) newBlockersCommand() *cobra.Command {
 	o := outputOfLines()
 	cmd := &cobra.Command{
 		Use:   "blockers [NAME]",
-		Short: "See what is in the way, who must act and what they can do",
-		Long: `See which pods cannot leave their nodes, since when, what is in the way, who must act and what they can do.
+		Short: "See what blocks drains, who must act and what they can do",
+		Long: `See which pods cannot leave their nodes, since when and why, who must act and what they can do.
 
-Before them come maintenances without progress, and nodes that are not cordoned, that the requester may not delete or
-that the server fails to change, also where the status has no room for messages about single nodes.
+The list begins with maintenances that make no progress and with nodes that have a problem: the node is not cordoned,
+the requester may not delete it, or the server fails to update it. These nodes are listed even if the status of the
+maintenance has no room for messages about single nodes.
 
-Below the blocked pods, separate lists have the pods that are not blocked and wait: for an evacuator whose last heartbeat
-is 10 seconds old, with what it reports, for their turn to be evicted, or for the end of their grace period.
-The other formats have the Evacuations of all, the blocked ones first. Apps without a ready pod come last, if a pod of
-theirs has left for a maintenance in the last minutes.
+Pods that wait but are not blocked are in separate lists below the blocked pods: pods whose evacuator has sent no
+heartbeat for 10 seconds, with the last message of the evacuator; pods that wait for their eviction; and pods within
+their grace period. The formats other than lines and wide print all Evacuations in one list, the blocked ones first.
+The last list has apps without a ready pod that lost a pod to a maintenance in the last minutes.
 
-With NAME only that maintenance and its nodes count. With --namespace only the pods of a namespace are read, for which
-the right to list its evacuations is enough; maintenances and nodes are read then only with NAME.
+With NAME, the command shows only that maintenance and its nodes. With --namespace, it reads only the pods of that
+namespace, and you need only the right to list its evacuations; maintenances and nodes are then read only with NAME.
 
-The exit code is 3 if there is something in the way, and 0 if there is not. Waiting does not count.`,
-		Example: `  # What is in the way of any drain?
+The exit code is 3 if something blocks a drain, and 0 otherwise. Pods that only wait do not count.`,
+		Example: `  # What blocks any drain?
   kubectl maintenance blockers
 
-  # ... of this one?
+  # What blocks this drain?
   kubectl maintenance blockers kernel-update
 
-  # What is in the way in my namespace?
+  # Which pods of my namespace are blocked?
   kubectl maintenance blockers --namespace=shop -o wide`,
 		Args: atMostOneName, ValidArgsFunction: e.completeMaintenances,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -107,7 +108,7 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 	return err
 }
 
-// obstacles returns the obstacles of maintenances other than pods.
+// obstacles returns the obstacles of maintenances, except blocked pods.
 func (e *environment) obstacles(maintenances []v1alpha1.NodeMaintenance, evacuations []v1alpha1.Evacuation) []show.Obstacle {
 	var obstacles []show.Obstacle
 	for i := range maintenances {
@@ -118,8 +119,8 @@ func (e *environment) obstacles(maintenances []v1alpha1.NodeMaintenance, evacuat
 	return obstacles
 }
 
-// blockedMaintenances returns the maintenances for the command blockers: the named one or all, but
-// none for the owner of a namespace, who needs no right to read them.
+// blockedMaintenances returns the maintenances for the command blockers: the named one, or all.
+// With only a namespace it returns none, since the owner of a namespace may not read them.
 func (e *environment) blockedMaintenances(ctx context.Context, c clients, name, namespace string) ([]v1alpha1.NodeMaintenance, error) {
 	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
 	switch {
@@ -143,8 +144,8 @@ func (e *environment) blockedMaintenances(ctx context.Context, c clients, name, 
 	return slices.DeleteFunc(all.Items, func(nm v1alpha1.NodeMaintenance) bool { return v1alpha1.IsDone(&nm) }), nil
 }
 
-// inTheWay reads the Evacuations that are blocked, then those that wait, and returns those whose
-// pods have left separately. The server has an index for both lists.
+// inTheWay reads the Evacuations that are blocked, then those that wait. It returns those whose
+// pods have left in a separate list. The server has an index for both lists.
 func inTheWay(ctx context.Context, c clients, namespace string, now time.Time) (found *v1alpha1.EvacuationList, left []v1alpha1.Evacuation, err error) {
 	list := func(selector string, keep func(*v1alpha1.Evacuation) bool) (*v1alpha1.EvacuationList, error) {
 		found, err := c.haulout.MaintenanceV1alpha1().Evacuations(namespace).List(ctx, metav1.ListOptions{FieldSelector: selector})

@@ -4,10 +4,9 @@
 // Package kubectlmaintenance is `kubectl maintenance`, the plugin with which users start, watch and
 // end maintenances of nodes.
 //
-// Each command reads what it needs from the two APIs and passes it to package show, which formats
-// the lines; the differences between a terminal and a pipe are in
-// pkg/cmd/kubectlmaintenance/screen. Everything that tests replace (time, names, terminals) is a
-// field of environment.
+// Each command reads objects from the two APIs and passes them to package show, which formats the
+// lines. Package screen handles the differences between a terminal and a pipe. Everything that
+// tests replace (time, names, terminals) is a field of environment.
 package kubectlmaintenance
 
 import (
@@ -55,8 +54,8 @@ type environment struct {
 	now     func() time.Time
 	// suffix returns the unique part of a generated name.
 	suffix func() string
-	// interactive reports whether the standard input is a terminal, so that a question can be
-	// asked.
+	// interactive reports whether the standard input is a terminal, so that the command can ask a
+	// question.
 	interactive func() bool
 	// screen returns the screen of a stream.
 	screen func(io.Writer) *screen.Screen
@@ -156,14 +155,14 @@ func (e *environment) run(ctx context.Context, args []string) int {
 	return code
 }
 
-// explain adds a hint to an error of the API if Haulout may not be installed or may not run.
+// explain adds a hint to an API error if Haulout may be missing or down.
 func explain(err error) string {
 	text := err.Error()
 	switch {
 	case apierrors.IsNotFound(err) && !isMissing(err):
-		return fmt.Sprintf("this cluster does not serve %s: Haulout is not installed in it, or not registered (%s)", v1alpha1.SchemeGroupVersion, text)
+		return fmt.Sprintf("this cluster does not serve %s: Haulout is not installed, or its API is not registered (%s)", v1alpha1.SchemeGroupVersion, text)
 	case apierrors.IsServiceUnavailable(err):
-		return fmt.Sprintf("%s (is Haulout running? kubectl get apiservice %s.%s says more)", text, v1alpha1.SchemeGroupVersion.Version, v1alpha1.GroupName)
+		return fmt.Sprintf("%s (is Haulout running? See kubectl get apiservice %s.%s)", text, v1alpha1.SchemeGroupVersion.Version, v1alpha1.GroupName)
 	}
 	return text
 }
@@ -171,10 +170,10 @@ func explain(err error) string {
 const about = `Take nodes out of service and put them back.
 
 A maintenance is an object in the cluster (kubectl get nodemaintenances): a selector of nodes, and the
-stage that they are to reach. The server does the work and reports what it waits for; you can close this
+stage that these nodes should reach. The server does the work and reports what it waits for; you can close this
 terminal at any time.
 
-  Idle       announced, nothing is touched
+  Idle       the maintenance is announced; nodes and pods are not changed
   Cordon     the nodes are unschedulable
   Drain      pods leave, wave by wave, within their disruption budgets
   Complete   the nodes are schedulable again
@@ -184,12 +183,12 @@ Exit codes
   1    error
   2    the --timeout passed while the maintenance made progress
   3    blocked: the --timeout passed while the maintenance made no progress (its condition Progressing is
-       False, or a node is not cordoned or not authorized), or blockers or preview found something that a
-       user has to act on
+       False, or a node is not cordoned or not authorized), or blockers or preview found a problem that a user
+       must solve
   4    the maintenance was completed or deleted while the command waited for it
   130  interrupted; the maintenance continues
 
-Completion of names and nodes works as that of kubectl; it needs kubectl_complete-maintenance in the PATH.`
+Shell completion of names and nodes works as in kubectl; it needs kubectl_complete-maintenance in the PATH.`
 
 // newCommand returns the root command with all commands.
 func (e *environment) newCommand() *cobra.Command {
@@ -236,13 +235,13 @@ const (
 	groupEnd  = "end"
 )
 
-// newOptionsCommand lists the flags that all commands have. Listed by each command, they would hide
-// its own.
+// newOptionsCommand returns the command that lists the flags of all commands. The help of each
+// command omits them, so that its own flags are easy to find.
 func newOptionsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "options", Short: "List the flags that every command takes", Args: cobra.NoArgs,
 		Run: func(cmd *cobra.Command, _ []string) {
-			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "Every command takes these flags, as kubectl does:\n\n%s", cmd.InheritedFlags().FlagUsages())
+			_, _ = fmt.Fprintf(cmd.OutOrStdout(), "Every command takes these flags, which are those of kubectl:\n\n%s", cmd.InheritedFlags().FlagUsages())
 		},
 	}
 }

@@ -76,7 +76,7 @@ func (e *environment) completeThose(cmd *cobra.Command, args []string, toComplet
 	return offer(names, args, toComplete), cobra.ShellCompDirectiveNoFileComp
 }
 
-// offer returns the names with the typed prefix that are not among the arguments yet.
+// offer returns the names that begin with the typed text and are not arguments already.
 func offer(names, given []string, typed string) []string {
 	return slices.DeleteFunc(names, func(name string) bool { return !strings.HasPrefix(name, typed) || slices.Contains(given, name) })
 }

@@ -23,7 +23,7 @@ const drainExample = `  # Drain a node, as kubectl drain does, and wait until it
   # Several nodes are drained together, not one after the other
   kubectl maintenance drain -l pool=blue`
 
-// drainFlags are the flags of kubectl drain that have no meaning here.
+// drainFlags are the flags of kubectl drain that have no effect here.
 type drainFlags struct {
 	force, ignoreDaemonSets, deleteEmptyDirData, disableEviction bool
 	gracePeriod, skipWaitForDelete                               int
@@ -41,17 +41,17 @@ func (e *environment) newDrainCommand() *cobra.Command {
 
 What is different:
   - All nodes are cordoned before the first pod leaves, and drained together.
-  - Budgets are always kept. A pod that its budget holds back is waited for, and named with who must act.
-  - Pods without a controller and pods with emptyDir volumes are evicted without a question. What will be in the way,
-    and the pods that will not come back, are printed before the drain begins; "kubectl maintenance preview NODE" shows
-    it without a drain.
-  - DaemonSet pods leave as well, after all others. DaemonSet pods that would be recreated on the node, and static pods,
-    are kept and named.
+  - Budgets are always kept. The command waits for pods that a budget blocks, and prints who must act.
+  - Pods without a controller and pods with emptyDir volumes are evicted without a question. Before the drain begins,
+    the command prints what will block it and which pods will not be recreated; "kubectl maintenance preview NODE"
+    prints this without a drain.
+  - DaemonSet pods leave as well, after all others. Static pods, and DaemonSet pods that would be recreated on the
+    node, are kept and listed.
   - Interrupting this command does not stop the drain: "kubectl maintenance cancel NAME" does.
-  - Afterwards, "kubectl maintenance complete NAME" takes the place of kubectl uncordon.
+  - After the work, run "kubectl maintenance complete NAME" instead of kubectl uncordon.
 
-Flags of kubectl drain that are not needed here are accepted with a note. Flags that ask for something that Haulout does
-not do are refused.`,
+The command accepts flags of kubectl drain that are not needed here, and prints a note. It refuses flags for something
+that Haulout does not do.`,
 		Example:           drainExample,
 		ValidArgsFunction: e.completeNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -72,12 +72,12 @@ not do are refused.`,
 	o.addFlags(cmd)
 	flags := cmd.Flags()
 	flags.BoolVar(&habits.ignoreDaemonSets, "ignore-daemonsets", false,
-		"Not needed: DaemonSet pods leave last; DaemonSet pods that would be recreated on the node are kept and named.")
+		"Not needed: DaemonSet pods leave last; those that would be recreated on the node are kept and listed.")
 	flags.BoolVar(&habits.deleteEmptyDirData, "delete-emptydir-data", false, "Not needed: pods with emptyDir volumes leave like all others.")
 	flags.BoolVar(&habits.force, "force", false,
 		"Not needed: pods without a controller leave like all others, within their budgets. They are not recreated.")
-	flags.IntVar(&habits.skipWaitForDelete, "skip-wait-for-delete-timeout", 0, "Not needed: pods that do not stop are named with the reason.")
-	flags.Int64Var(&habits.chunkSize, "chunk-size", 500, "Not needed: the server reads the pods.")
+	flags.IntVar(&habits.skipWaitForDelete, "skip-wait-for-delete-timeout", 0, "Not needed: pods that do not stop are listed with the reason.")
+	flags.Int64Var(&habits.chunkSize, "chunk-size", 500, "Not needed: the server lists the pods, not this command.")
 	flags.BoolVar(&habits.disableEviction, "disable-eviction", false, "Refused: budgets are always kept.")
 	flags.IntVar(&habits.gracePeriod, "grace-period", -1,
 		"Refused, unless negative: the pod's terminationGracePeriodSeconds applies.")
@@ -93,13 +93,13 @@ func (d *drainFlags) check(flags *pflag.FlagSet) (notes []string, err error) {
 		refused = append(refused, fmt.Sprintf("--%s has no counterpart here: %s", flag, why))
 	}
 	if d.disableEviction {
-		refuse("disable-eviction", "disruption budgets are always kept. \"kubectl maintenance blockers\" names the budgets that are in the way and what their owners can do")
+		refuse("disable-eviction", "disruption budgets are always kept. \"kubectl maintenance blockers\" lists the budgets that block a drain, and what their owners can do")
 	}
 	if d.gracePeriod >= 0 {
-		refuse("grace-period", "a pod gets the time that its terminationGracePeriodSeconds gives it. Set it in the pod's template")
+		refuse("grace-period", "a pod has its own terminationGracePeriodSeconds to stop. Set it in the pod template")
 	}
 	if d.podSelector != "" {
-		refuse("pod-selector", "all pods leave the nodes. \"kubectl maintenance start --plan=FILE\" orders them by label; none can be left out")
+		refuse("pod-selector", "all pods leave the nodes. \"kubectl maintenance start --plan=FILE\" sets their order by label; it cannot omit pods")
 	}
 	if len(refused) > 0 {
 		return nil, errors.New(strings.Join(refused, "\n"))
@@ -110,11 +110,11 @@ func (d *drainFlags) check(flags *pflag.FlagSet) (notes []string, err error) {
 		}
 	}
 	note("ignore-daemonsets", d.ignoreDaemonSets,
-		"DaemonSet pods leave last and a taint keeps new ones off the node; pods that tolerate it are kept and named")
-	note("delete-emptydir-data", d.deleteEmptyDirData, "pods with emptyDir volumes leave like all others, and their data with them")
+		"DaemonSet pods leave last, and a taint keeps new ones off the node; pods that tolerate the taint are kept and listed")
+	note("delete-emptydir-data", d.deleteEmptyDirData, "pods with emptyDir volumes leave like all others, and their data is lost")
 	note("force", d.force, "pods without a controller leave like all others and are not recreated; budgets still apply")
 	note("skip-wait-for-delete-timeout", flags.Changed("skip-wait-for-delete-timeout"),
-		"the drain waits for a pod that does not stop and names it with the reason (kubectl maintenance blockers)")
-	note("chunk-size", flags.Changed("chunk-size"), "the server reads the pods")
+		"the drain waits for a pod that does not stop; kubectl maintenance blockers prints the reason")
+	note("chunk-size", flags.Changed("chunk-size"), "the server lists the pods, not this command")
 	return notes, nil
 }

@@ -26,14 +26,14 @@ import (
 )
 
 const (
-	// redrawAfter is how long changes are collected before they are shown.
+	// redrawAfter is how long the follower collects changes before it shows them.
 	redrawAfter = 200 * time.Millisecond
-	// redrawAtLeast is the interval of updates of times and paces without a change.
+	// redrawAtLeast is the interval at which ages and paces are updated if nothing changes.
 	redrawAtLeast = time.Second
 )
 
 // noteForbidden is shown if the user may not list Evacuations.
-const noteForbidden = "you may not list evacuations in all namespaces, so pods that have left or are blocked are not shown by name"
+const noteForbidden = "you may not list evacuations in all namespaces, so the names of departed and blocked pods are not shown"
 
 // follower watches one maintenance or all of them.
 type follower struct {
@@ -54,10 +54,10 @@ type follower struct {
 	troubleAt time.Time
 }
 
-// troubleFor is how long an error is shown. A persistent error occurs repeatedly.
+// troubleFor is how long an error is shown. A lasting error occurs again and is shown again.
 const troubleFor = 15 * time.Second
 
-// newFollower starts a follower, which ends with the context.
+// newFollower starts a follower, which runs until the context ends.
 func (e *environment) newFollower(ctx context.Context, c clients, name string) (*follower, error) {
 	// Informers retry forever, so check for permanent errors first.
 	if name != "" {
@@ -105,7 +105,7 @@ func (f *follower) watch(informer cache.SharedIndexInformer) error {
 		return err
 	}
 	if err := informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *cache.Reflector, err error) {
-		// The informer itself restarts a watch that has expired.
+		// This is not an error: the informer restarts an expired watch.
 		if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) {
 			f.setTrouble(err)
 		}
@@ -180,13 +180,13 @@ func (f *follower) notes() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.trouble != nil && f.e.now().Sub(f.troubleAt) < troubleFor {
-		notes = append(notes, fmt.Sprintf("what is shown may be old: the server does not answer, trying again (%v)", f.trouble))
+		notes = append(notes, fmt.Sprintf("this may be out of date: the server does not answer; retrying (%v)", f.trouble))
 	}
 	return notes
 }
 
-// each calls look with the facts, after every change and at least once a second, until look returns
-// done.
+// each calls look with the facts after every change and at least once a second, until look returns
+// true.
 func (f *follower) each(ctx context.Context, look func([]show.Facts) (done bool, err error)) error {
 	ticker := time.NewTicker(redrawAtLeast)
 	defer ticker.Stop()
@@ -206,7 +206,7 @@ func (f *follower) each(ctx context.Context, look func([]show.Facts) (done bool,
 			return ctx.Err()
 		case <-ticker.C:
 		case <-f.changed:
-			// Show changes within a short time together.
+			// Show all changes within a short time together.
 			select {
 			case <-ctx.Done():
 			case <-time.After(redrawAfter):
@@ -255,4 +255,4 @@ func (e *environment) snapshot(ctx context.Context, c clients, name string) ([]s
 }
 
 // errTimeout is the cause of a context whose --timeout has passed.
-var errTimeout = errors.New("the time is over")
+var errTimeout = errors.New("the timeout has passed")

@@ -339,7 +339,7 @@ func TestAPreviewThatIsLeft(t *testing.T) {
 		t.Errorf("it ended with %d", code)
 	}
 	for _, text := range []string{
-		"IN THE WAY OF THE DRAIN", "Note: the temporary NodeMaintenance preview-node-003-x7k2p is left, without effect",
+		"IN THE WAY OF THE DRAIN", "Note: the temporary NodeMaintenance preview-node-003-x7k2p was not deleted; it has no effect",
 	} {
 		if !strings.Contains(w.err.String(), text) {
 			t.Errorf("%q is missing in %s", text, w.err.String())

@@ -25,8 +25,9 @@ func (e *environment) newHistoryCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "history NAME",
 		Short: "See what happened to a maintenance, and when",
-		Long: `See what happened to a maintenance and when: the stages that were entered, from its status, and the events about it and
-its nodes. Clusters forget events after an hour, unless they are configured otherwise; stages are kept in the object.`,
+		Long: `See what happened to a maintenance and when: the stages from its status, and the events about the
+maintenance and its nodes. The status keeps the stages; clusters delete events after an hour, unless they are
+configured otherwise.`,
 		Example: `  kubectl maintenance history kernel-update`,
 		Args:    exactArgs("history needs the name of a maintenance", 1), ValidArgsFunction: e.completeMaintenances,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -54,7 +55,7 @@ func (e *environment) history(ctx context.Context, format, name string) error {
 	}
 	events, err := eventsAbout(ctx, c, nm)
 	if apierrors.IsForbidden(err) {
-		_, _ = fmt.Fprintln(e.ErrOut, "Note: you may not list events, so only what the status records is shown.")
+		_, _ = fmt.Fprintln(e.ErrOut, "Note: you may not list events, so only the records of the status are shown.")
 	} else if err != nil {
 		return err
 	}
@@ -76,8 +77,8 @@ func (e *environment) history(ctx context.Context, format, name string) error {
 	return e.screen(e.Out).Write(append(content, '\n'))
 }
 
-// eventsAbout returns the events about a maintenance and those about nodes that name it. Objects
-// without a namespace have theirs in default.
+// eventsAbout returns the events about a maintenance, and the events about nodes that name the
+// maintenance. Events about objects without a namespace are in namespace default.
 func eventsAbout(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance) ([]eventsv1.Event, error) {
 	var out []eventsv1.Event
 	for kind, fits := range map[string]func(*eventsv1.Event) bool{

@@ -23,9 +23,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// chosen is the user's choice of nodes.
+// chosen is the user's selection of nodes.
 type chosen struct {
-	// names are the names on the command line; empty if the nodes are chosen by labels.
+	// names are the names on the command line; empty if the user selects nodes by label.
 	names    []string
 	selector *corev1.NodeSelector
 	// title is the prefix of a generated name.
@@ -36,11 +36,11 @@ type chosen struct {
 func chooseNodes(args []string, labelSelector string) (*chosen, error) {
 	switch {
 	case len(args) > 0 && labelSelector != "":
-		return nil, errors.New("give either the names of nodes or --selector, not both")
+		return nil, errors.New("node names and --selector cannot be combined")
 	case labelSelector != "":
 		return chooseByLabels(labelSelector)
 	case len(args) == 0:
-		return nil, errors.New("no nodes given: give their names, or --selector (-l)")
+		return nil, errors.New("no nodes given: pass node names or --selector (-l)")
 	}
 	c := &chosen{selector: &corev1.NodeSelector{}}
 	for _, arg := range args {
@@ -63,7 +63,7 @@ func chooseNodes(args []string, labelSelector string) (*chosen, error) {
 	return c, nil
 }
 
-// nodeName removes the kind from a name in the form in which kubectl prints it.
+// nodeName removes the kind from a name such as node/node-003.
 func nodeName(arg string) string {
 	for _, kind := range []string{"node/", "nodes/", "no/"} {
 		if name, ok := strings.CutPrefix(arg, kind); ok {
@@ -96,13 +96,13 @@ func chooseByLabels(text string) (*chosen, error) {
 		term.MatchExpressions = append(term.MatchExpressions, requirement)
 	}
 	if len(term.MatchExpressions) == 0 {
-		return nil, errors.New("invalid --selector: it is empty, which would select every node; " +
-			"name the nodes, or select a label that all have (kubernetes.io/os)")
+		return nil, errors.New("invalid --selector: an empty selector matches every node; " +
+			"pass node names, or select a label that all nodes have (kubernetes.io/os)")
 	}
 	return &chosen{selector: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}, title: title(text)}, nil
 }
 
-// maxTitle leaves space for the suffix within the 63 characters that many tools show of a name.
+// maxTitle leaves room for the suffix: many tools show 63 characters of a name.
 const maxTitle = 57
 
 // title converts a text to a prefix of a name.
@@ -119,7 +119,7 @@ func title(text string) string {
 	return strings.Trim(b.String(), "-")
 }
 
-// nameFor generates a name that can be read and typed.
+// nameFor generates a name that is easy to read and type.
 func (e *environment) nameFor(title string) string {
 	if len(title) > maxTitle {
 		title = title[:maxTitle]
@@ -145,7 +145,8 @@ func allNodes(ctx context.Context, c clients) ([]corev1.Node, error) {
 	}
 }
 
-// reach is the part of the cluster that some nodes are.
+// reach counts the selected nodes and all nodes of the cluster, and the control-plane nodes of
+// both.
 type reach struct {
 	matched, all               int
 	controlPlane, controlTotal int
@@ -172,31 +173,31 @@ func reachOf(selector *corev1.NodeSelector, nodes []corev1.Node) (reach, error) 
 	return r, nil
 }
 
-// danger returns what the user has to confirm, or "".
+// danger returns the fact that the user has to confirm, or "".
 func (r reach) danger() string {
 	switch {
 	case r.all > 0 && r.matched == r.all:
-		return fmt.Sprintf("This takes all nodes of the cluster (%d).", r.all)
+		return fmt.Sprintf("This selects all nodes of the cluster (%d).", r.all)
 	case r.controlTotal > 0 && r.controlPlane == r.controlTotal:
-		return fmt.Sprintf("This takes all control-plane nodes (%d) of the cluster.", r.controlTotal)
+		return fmt.Sprintf("This selects all control-plane nodes of the cluster (%d).", r.controlTotal)
 	}
 	return ""
 }
 
-// checkNodes refuses names of nodes that do not exist, and asks before all nodes or all
-// control-plane nodes are taken.
+// checkNodes returns an error if a named node does not exist. It asks for a confirmation if the
+// user selects all nodes or all control-plane nodes.
 func (e *environment) checkNodes(ctx context.Context, c clients, choice *chosen, stage v1alpha1.NodeMaintenanceStage, yes bool) error {
 	nodes, err := allNodes(ctx, c)
 	var danger string
 	switch {
 	case apierrors.IsForbidden(err):
-		danger = "You may not list nodes, so this may take all nodes of the cluster."
+		danger = "You may not list nodes, so this may select all nodes of the cluster."
 	case err != nil:
 		return err
 	default:
 		for _, name := range choice.names {
 			if !slices.ContainsFunc(nodes, func(n corev1.Node) bool { return n.Name == name }) {
-				return fmt.Errorf("node %q not found; kubectl get nodes lists the nodes", name)
+				return fmt.Errorf("node %q not found; kubectl get nodes lists all nodes", name)
 			}
 		}
 		r, err := reachOf(choice.selector, nodes)
@@ -211,10 +212,10 @@ func (e *environment) checkNodes(ctx context.Context, c clients, choice *chosen,
 	return e.confirm(ctx, danger)
 }
 
-// confirm asks the user whether to continue. Without a terminal the answer is no.
+// confirm asks the user whether to continue. Without a terminal it returns an error.
 func (e *environment) confirm(ctx context.Context, danger string) error {
 	if !e.interactive() {
-		return fmt.Errorf("%s Without a terminal this needs --yes. Nothing was done", danger)
+		return fmt.Errorf("%s Without a terminal, this needs --yes. Nothing was changed", danger)
 	}
 	_, _ = fmt.Fprintf(e.ErrOut, "%s Continue? [y/N] ", danger)
 	answer := make(chan string, 1)
@@ -230,7 +231,7 @@ func (e *environment) confirm(ctx context.Context, danger string) error {
 		if text == "y" || text == "yes" {
 			return nil
 		}
-		return errors.New("not confirmed; nothing was done")
+		return errors.New("not confirmed; nothing was changed")
 	case <-ctx.Done():
 		_, _ = fmt.Fprintln(e.ErrOut)
 		return ctx.Err()

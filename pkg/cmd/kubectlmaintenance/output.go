@@ -19,17 +19,17 @@ import (
 	"haulout.dev/haulout/pkg/generated/clientset/versioned/scheme"
 )
 
-// wide is the output format without truncation.
+// wide is the output format that lists everything.
 const wide = "wide"
 
-// output is the flag -o with its printers.
+// output is the flag -o and its printers.
 type output struct {
 	flags *genericclioptions.PrintFlags
-	// lines: the command shows lines unless a format is requested; it also supports -o wide.
+	// lines is set if the default format is lines; such a command also supports -o wide.
 	lines bool
 }
 
-// outputOfObjects is the output of commands that print the object that they wrote, with the
+// outputOfObjects is the output of commands that print the object they wrote, followed by the
 // operation.
 func outputOfObjects(operation string) *output {
 	return &output{flags: genericclioptions.NewPrintFlags(operation).WithTypeSetter(scheme.Scheme)}
@@ -55,7 +55,7 @@ func (o *output) addFlags(cmd *cobra.Command) {
 
 func (o *output) format() string { return *o.flags.OutputFormat }
 
-// forPeople reports whether the output is lines for people, not a document.
+// forPeople reports whether the output is lines, not a document.
 func (o *output) forPeople() bool {
 	return o.lines && (o.format() == "" && *o.flags.TemplatePrinterFlags.TemplateArgument == "" || o.format() == wide)
 }
@@ -64,7 +64,7 @@ func (o *output) options(columns int) show.Options {
 	return show.Options{Wide: o.format() == wide, Columns: columns}
 }
 
-// validate refuses unknown formats before anything is done.
+// validate returns an error for an unknown format, before the command changes anything.
 func (o *output) validate() error {
 	if o.forPeople() {
 		return nil
@@ -110,7 +110,7 @@ func pointers[T any](items []T) []*T {
 	return out
 }
 
-// show prints lines that stay.
+// show prints lines that are not redrawn.
 func (e *environment) show(lines []screen.Line) { e.screen(e.Out).Println(lines...) }
 
 // The strategies of --dry-run.
@@ -126,11 +126,11 @@ type dryRun struct{ strategy string }
 func (d *dryRun) addFlag(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&d.strategy, "dry-run", dryRunNone,
 		`Must be "none", "server", or "client". With client, only print the object that would be sent. `+
-			`With server, send it, so that the server checks it and warns, without storing it.`)
+			`With server, send it; the server checks it and returns warnings, but does not store it.`)
 	_ = cmd.RegisterFlagCompletionFunc("dry-run", cobra.FixedCompletions([]string{dryRunNone, dryRunClient, dryRunServer}, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// complete checks the flag and adds it to what the output prints.
+// complete validates the flag and adds it to the printed operation.
 func (d *dryRun) complete(o *output) error {
 	switch d.strategy {
 	case dryRunNone:
@@ -145,7 +145,7 @@ func (d *dryRun) complete(o *output) error {
 
 func (d *dryRun) isOn() bool { return d.strategy != dryRunNone }
 
-// inRequests returns the value for the options of requests.
+// inRequests returns the value of the field dryRun of write options.
 func (d *dryRun) inRequests() []string {
 	if d.strategy == dryRunServer {
 		return []string{metav1.DryRunAll}

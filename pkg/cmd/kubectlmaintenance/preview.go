@@ -21,27 +21,27 @@ import (
 )
 
 // previewReason explains the temporary object of a preview to users who see it.
-const previewReason = "temporary: kubectl maintenance created it for a preview and deletes it"
+const previewReason = "temporary: kubectl maintenance created it for a preview and will delete it"
 
 func (e *environment) newPreviewCommand() *cobra.Command {
 	o := &startOptions{output: outputOfLines(), stage: string(v1alpha1.NodeMaintenanceStageIdle)}
 	var filename string
 	cmd := &cobra.Command{
 		Use:   "preview (NODE... | NAME | -l SELECTOR | -f FILE)",
-		Short: "See what a drain would do: waves, evacuators of each pod, what will be in the way",
-		Long: `See what a drain would do if it began now: the waves of pods, the evacuators of each pod, and what will be in the way.
-No node and no pod is touched.
+		Short: "See what a drain would do: waves, evacuators of each pod, blockers",
+		Long: `See what a drain would do if it began now: the waves of pods, the evacuators of each pod, and what will
+block it. No node and no pod is changed.
 
-With NAME, an existing maintenance is previewed; in stage Drain, what is left of its drain. If NAME is both a maintenance
-and a node, the maintenance is previewed; write node/NAME or nm/NAME to choose.
+With NAME, the command previews an existing maintenance; in stage Drain, it previews the rest of the drain. If NAME is
+both a maintenance and a node, the maintenance is previewed; write node/NAME or nm/NAME to choose.
 
-With nodes, a selector or a file, the command creates a maintenance in stage Idle and deletes it after the preview, also
-when it is interrupted: the server previews objects only, since it checks your rights on the nodes when one is created.
-If the command is killed before that, the object remains, without effect; its name starts with "preview-", and "kubectl
-maintenance cancel NAME" removes it.
+With nodes, a selector or a file, the command creates a temporary maintenance in stage Idle, because the server checks
+your rights on the nodes when an object is created, and previews only existing objects. The command deletes the object
+after the preview, also when you interrupt it. If the command is killed before that, the object remains, without
+effect; its name starts with "preview-", and "kubectl maintenance cancel NAME" removes it.
 
-You need the right to get nodemaintenances/preview. The exit code is 3 if something will be in the way that a user has
-to act on.`,
+You need the right to get nodemaintenances/preview. The exit code is 3 if the preview finds a problem that a user must
+solve.`,
 		Example: `  # What would happen if these nodes were drained?
   kubectl maintenance preview node-003 node-004
 
@@ -59,10 +59,10 @@ to act on.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVarP(&o.selector, "selector", "l", "", "Preview the nodes with these labels.")
-	flags.StringVar(&o.plan, "plan", "", "A file with the drainPlan to preview nodes with, - for the standard input; see start --help.")
+	flags.StringVarP(&o.selector, "selector", "l", "", "Preview the nodes that match this label selector.")
+	flags.StringVar(&o.plan, "plan", "", "A file with the drain plan for the preview of nodes, or - for the standard input; see start --help.")
 	flags.StringVarP(&filename, "filename", "f", "",
-		"A file or URL with a NodeMaintenance, or - for the standard input. It need not exist in the cluster.")
+		"A file or URL with a NodeMaintenance, or - for the standard input. The object need not exist in the cluster.")
 	o.output.addFlags(cmd)
 	return cmd
 }
@@ -95,7 +95,7 @@ func (e *environment) preview(ctx context.Context, o *startOptions, filename str
 	return nil
 }
 
-// previewOf previews what the arguments name.
+// previewOf previews the nodes, the maintenance or the file that the arguments name.
 func (e *environment) previewOf(ctx context.Context, c clients, o *startOptions, filename string, args []string) (*v1alpha1.NodeMaintenancePreview, error) {
 	if filename != "" {
 		nm, err := e.readMaintenance(filename)
@@ -107,7 +107,7 @@ func (e *environment) previewOf(ctx context.Context, c clients, o *startOptions,
 	if len(args) == 1 && o.selector == "" && o.plan == "" && nodeName(args[0]) == args[0] {
 		name := maintenanceName(args[0])
 		preview, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
-		// A name with a kind before it cannot be a node.
+		// A name with the prefix nm/ cannot be a node.
 		if err == nil || name != args[0] || !isMissing(err) {
 			return preview, err
 		}
@@ -126,30 +126,31 @@ func (e *environment) previewOf(ctx context.Context, c clients, o *startOptions,
 	return e.previewTemporary(ctx, c, nm, choice.title)
 }
 
-// isMissing reports whether an error is about an object that does not exist, and not about an API
-// that is not served.
+// isMissing reports whether an error means that the object does not exist. It is false if the API
+// is not served.
 func isMissing(err error) bool {
 	var status apierrors.APIStatus
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Kind != "" && len(status.Status().Details.Causes) == 0
 }
 
-// previewFirstTimeout limits the preview before a drain, which is optional.
+// previewFirstTimeout limits the optional preview before a drain.
 const previewFirstTimeout = 30 * time.Second
 
 // previewFirst prints the blockers of a drain before the maintenance is created. If the preview
-// fails, it returns a note about that. It only returns an error when the command is interrupted.
+// fails, it returns a note about the failure. It returns an error only if the user interrupts the
+// command.
 func (e *environment) previewFirst(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, title string) (note string, err error) {
 	return e.warnWith(ctx, nm.Name, func(ctx context.Context) (*v1alpha1.NodeMaintenancePreview, error) {
 		return e.previewTemporary(ctx, c, nm, title)
 	})
 }
 
-// previewStored is previewFirst for a maintenance that exists.
+// previewStored is previewFirst for an existing maintenance.
 func (e *environment) previewStored(ctx context.Context, c clients, name string) (note string, err error) {
 	return e.warnWith(ctx, name, func(ctx context.Context) (*v1alpha1.NodeMaintenancePreview, error) {
 		preview, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
 		if err != nil {
-			// The client returns an empty preview with an error.
+			// On an error, the client returns an empty preview as well.
 			return nil, err
 		}
 		return preview, nil
@@ -166,7 +167,7 @@ func (e *environment) warnWith(
 	case ctx.Err() != nil:
 		return "", ctx.Err()
 	case preview == nil:
-		return fmt.Sprintf("Note: no preview of what will be in the way: %v", err), nil
+		return fmt.Sprintf("Note: the preview failed, so blockers of the drain are not shown: %v", err), nil
 	case err != nil:
 		note = fmt.Sprintf("Note: %v", err)
 	}
@@ -177,11 +178,11 @@ func (e *environment) warnWith(
 	return note, nil
 }
 
-// removeFor limits the time for the deletion of the temporary object.
+// removeFor limits the deletion of the temporary object.
 const removeFor = 15 * time.Second
 
-// previewTemporary previews a maintenance that does not exist: it creates one in stage Idle, which
-// changes nothing and is deleted immediately.
+// previewTemporary previews a maintenance that does not exist: it creates the object in stage Idle,
+// which changes no node, and deletes it immediately.
 func (e *environment) previewTemporary(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, title string) (preview *v1alpha1.NodeMaintenancePreview, err error) {
 	temporary := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: e.nameFor("preview-" + title)},
@@ -195,7 +196,7 @@ func (e *environment) previewTemporary(ctx context.Context, c clients, nm *v1alp
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeFor)
 		defer cancel()
 		if removeErr := maintenances.Delete(ctx, temporary.Name, metav1.DeleteOptions{}); removeErr != nil && !apierrors.IsNotFound(removeErr) && err == nil {
-			err = fmt.Errorf("the temporary NodeMaintenance %[1]s is left, without effect (remove it: kubectl maintenance cancel %[1]s): %[2]w",
+			err = fmt.Errorf("the temporary NodeMaintenance %[1]s was not deleted; it has no effect (to delete it: kubectl maintenance cancel %[1]s): %[2]w",
 				temporary.Name, removeErr)
 		}
 	}()
@@ -223,11 +224,11 @@ func (e *environment) readMaintenance(filename string) (*v1alpha1.NodeMaintenanc
 		return nil, err
 	}
 	if len(infos) != 1 {
-		return nil, fmt.Errorf("%s has %d objects; exactly one NodeMaintenance can be previewed", filename, len(infos))
+		return nil, fmt.Errorf("%s contains %d objects; only a single NodeMaintenance can be previewed", filename, len(infos))
 	}
 	object, ok := infos[0].Object.(*unstructured.Unstructured)
 	if !ok || object.GroupVersionKind() != v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenance") {
-		return nil, fmt.Errorf("%s has a %s; only a NodeMaintenance of %s can be previewed", filename,
+		return nil, fmt.Errorf("%s contains a %s; only a NodeMaintenance of %s can be previewed", filename,
 			infos[0].Object.GetObjectKind().GroupVersionKind().Kind, v1alpha1.SchemeGroupVersion)
 	}
 	var nm v1alpha1.NodeMaintenance

@@ -28,7 +28,7 @@ type stageOptions struct {
 
 func (o *stageOptions) addFlags(cmd *cobra.Command, waits bool, waitUsage string) {
 	cmd.Flags().BoolVar(&o.wait, "wait", waits, waitUsage)
-	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 5m; 0 waits forever. The server continues after that.")
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 5m; 0 waits forever. After a timeout the server continues.")
 	o.dryRun.addFlag(cmd)
 	o.output.addFlags(cmd)
 }
@@ -47,16 +47,17 @@ func (o *stageOptions) validate() error {
 }
 
 func (e *environment) newStageCommand() *cobra.Command {
-	o := &stageOptions{output: outputOfObjects("moved on")}
+	o := &stageOptions{output: outputOfObjects("stage changed")}
 	cmd := &cobra.Command{
 		Use:   "stage NAME STAGE",
 		Short: "Move a maintenance to its next stage",
 		Long: `Move a maintenance to a later stage: Cordon, Drain or Complete. Stages only go forward.
 
-Before a drain begins, its preview is asked for what will be in the way, as by start.
+Before a drain begins, the command shows what will block it, as start does.
 
-Before all nodes of the cluster or all of its control-plane nodes are taken you are asked, unless --yes is given.`,
-		Example: `  # The nodes are announced or cordoned; now drain them
+The command asks for a confirmation if the maintenance selects all nodes or all control-plane nodes of the cluster,
+unless --yes is given.`,
+		Example: `  # Drain the nodes of a maintenance that is in stage Idle or Cordon
   kubectl maintenance stage kernel-update Drain
 
   # ... and wait until they are drained
@@ -77,11 +78,11 @@ Before all nodes of the cluster or all of its control-plane nodes are taken you 
 		},
 	}
 	o.addFlags(cmd, false, "Wait until the stage is reached: the nodes are cordoned, drained or released.")
-	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask before all nodes or all control-plane nodes are taken.")
+	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask for a confirmation if all nodes or all control-plane nodes are selected.")
 	return cmd
 }
 
-// laterStages are the stages that a maintenance can be moved to.
+// laterStages are the stages to which a maintenance can move.
 var laterStages = []string{string(v1alpha1.NodeMaintenanceStageCordon), string(v1alpha1.NodeMaintenanceStageDrain), string(v1alpha1.NodeMaintenanceStageComplete)}
 
 func (e *environment) newCompleteCommand() *cobra.Command {
@@ -89,10 +90,10 @@ func (e *environment) newCompleteCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "complete NAME",
 		Short: "Put the nodes of a maintenance back into service",
-		Long: `Put the nodes of a maintenance back into service: its open Evacuations are withdrawn, and the nodes become schedulable,
-unless another maintenance holds them. Nodes that a user had cordoned before stay cordoned.
+		Long: `Put the nodes of a maintenance back into service: the server withdraws open Evacuations and makes the
+nodes schedulable, unless another maintenance holds them. Nodes that a user had cordoned before stay cordoned.
 
-The object is kept, with its history, until it is deleted.`,
+The object and its history are kept until the object is deleted.`,
 		Example: `  kubectl maintenance complete kernel-update`,
 		Args:    exactArgs("complete needs the name of a maintenance", 1), ValidArgsFunction: e.completeActive,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -108,8 +109,8 @@ func (e *environment) newCancelCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cancel NAME",
 		Short: "Cancel a maintenance: put its nodes back into service and delete it",
-		Long: `Cancel a maintenance: its nodes are put back into service, as with complete, and the object is deleted. Pods that have
-left do not return to their nodes by themselves.`,
+		Long: `Cancel a maintenance: put its nodes back into service, as with complete, and delete the object. Pods
+that have left do not return to their nodes by themselves.`,
 		Example: `  kubectl maintenance cancel kernel-update`,
 		Args:    exactArgs("cancel needs the name of a maintenance", 1), ValidArgsFunction: e.completeMaintenances,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -120,7 +121,7 @@ left do not return to their nodes by themselves.`,
 	return cmd
 }
 
-// maintenanceName removes the kind from a name as kubectl prints it.
+// maintenanceName removes the kind from a name such as nodemaintenance/kernel-update.
 func maintenanceName(arg string) string {
 	kind, name, found := strings.Cut(arg, "/")
 	if found && (kind == "nm" || kind == "nodemaintenance" || kind == "nodemaintenances" || kind == "nodemaintenance."+v1alpha1.GroupName) {
@@ -129,7 +130,7 @@ func maintenanceName(arg string) string {
 	return arg
 }
 
-// moveTo sets the stage of a maintenance and waits with --wait.
+// moveTo sets the stage of a maintenance and, with --wait, waits for it.
 func (e *environment) moveTo(ctx context.Context, o *stageOptions, name string, stage v1alpha1.NodeMaintenanceStage) error {
 	if err := o.validate(); err != nil {
 		return err
@@ -154,8 +155,8 @@ func (e *environment) moveTo(ctx context.Context, o *stageOptions, name string, 
 			return err
 		}
 	}
-	// The UID keeps it from another maintenance that was created in the meantime under the same
-	// name.
+	// The UID protects a different maintenance that was created under the same name in the
+	// meantime.
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": nm.UID}, "spec": map[string]any{"stage": stage}})
 	if err != nil {
 		return err
@@ -200,7 +201,7 @@ func (e *environment) cancel(ctx context.Context, o *stageOptions, name string) 
 	return e.write(o.output, nm)
 }
 
-// exactArgs returns an error that names the missing arguments.
+// exactArgs checks the number of arguments; its error names the arguments.
 func exactArgs(what string, count int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == count && !slices.Contains(args, "") {
@@ -210,7 +211,7 @@ func exactArgs(what string, count int) cobra.PositionalArgs {
 	}
 }
 
-// atMostOneName is for commands about one maintenance or all.
+// atMostOneName is for commands that show one maintenance or all.
 func atMostOneName(cmd *cobra.Command, args []string) error {
 	if len(args) <= 1 {
 		return nil

@@ -37,10 +37,10 @@ const startExample = `  # Drain a node: its pods leave within their disruption b
   # Keep new pods off the nodes with a label; nodes that get the label later join
   kubectl maintenance start -l pool=blue --stage=Cordon --name=blue-pool
 
-  # ... and so do nodes that an autoscaler creates meanwhile
+  # The same, and nodes that an autoscaler creates meanwhile join as well
   kubectl maintenance start -l pool=blue --new-nodes=Join
 
-  # What would the server say about it?
+  # What would the server answer?
   kubectl maintenance start -l pool=blue --dry-run=server -o yaml`
 
 func (e *environment) newStartCommand() *cobra.Command {
@@ -48,18 +48,18 @@ func (e *environment) newStartCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "start (NODE... | -l SELECTOR)",
 		Short: "Start a maintenance: cordon nodes, or drain them",
-		Long: `Start a maintenance of the nodes that are named or selected.
+		Long: `Start a maintenance of nodes, which are given by name or selected by label.
 
-The server carries the maintenance out, whether or not this command still runs. With --selector, nodes that get the
-labels later join. Nodes that are created later are left alone, unless --new-nodes=Join is given: an autoscaler would
-otherwise feed its new nodes to the maintenance.
+The server carries out the maintenance, even after this command has ended. With --selector, nodes that get the labels
+later join the maintenance. Nodes that are created later do not join, unless --new-nodes=Join is given: an autoscaler
+would otherwise create new nodes only for the maintenance to drain them.
 
-Before a drain begins, its preview is asked for what will be in the way: budgets that never allow an eviction, pods that
-will not come back, workloads without a budget. That is printed and stops nothing. It needs the right to get
-nodemaintenances/preview; "kubectl maintenance preview" shows all of it without a drain.
+Before a drain begins, the command previews it and prints what will block it: budgets that never allow an eviction,
+pods that will not be recreated, workloads without a budget. This does not stop the drain. It needs the right to get
+nodemaintenances/preview; "kubectl maintenance preview" prints all of it without a drain.
 
-You need the right to create nodemaintenances and to delete the nodes. Warnings of the server are shown. Before all
-nodes of the cluster or all of its control-plane nodes are taken you are asked, unless --yes is given.`,
+You need the right to create nodemaintenances and to delete the nodes. The command prints warnings of the server. It
+asks for a confirmation if you select all nodes or all control-plane nodes of the cluster, unless --yes is given.`,
 		Example:           startExample,
 		ValidArgsFunction: e.completeNodes,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -72,7 +72,7 @@ nodes of the cluster or all of its control-plane nodes are taken you are asked, 
 	_ = cmd.RegisterFlagCompletionFunc("stage", cobra.FixedCompletions(startStages, cobra.ShellCompDirectiveNoFileComp))
 	cmd.Flags().StringVar(&o.plan, "plan", "",
 		"A YAML or JSON file with the drain plan, or - for the standard input: a list of entries, or an object with drainPlan "+
-			"or spec.drainPlan. Without it pods leave by their priority.")
+			"or spec.drainPlan. Without a plan, pods leave in the order of their priorities.")
 	cmd.Flags().BoolVar(&o.wait, "wait", false, "Wait until the stage is reached: the nodes are cordoned, or drained.")
 	return cmd
 }
@@ -84,14 +84,14 @@ var startStages = []string{string(v1alpha1.NodeMaintenanceStageIdle), string(v1a
 func (o *startOptions) addFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVarP(&o.selector, "selector", "l", "",
-		"Take the nodes with these labels, and nodes that get them later: =, ==, !=, in, notin, exists (-l pool=blue,zone in (a,b)).")
+		"Select nodes by label, including nodes that get the labels later: =, ==, !=, in, notin, exists (-l pool=blue,zone in (a,b)).")
 	flags.StringVar(&o.newNodes, "new-nodes", string(v1alpha1.NewNodesPolicyIgnore),
-		"What to do with matching nodes that are created after the maintenance left stage Idle: Ignore (leave them alone) or Join (take them).")
+		"What to do with matching nodes that are created after the maintenance left stage Idle: Ignore (they do not join) or Join (they join).")
 	flags.StringVar(&o.reason, "reason", "",
-		"Why the nodes are under maintenance, for people. It is shown in status, events and node conditions. At most 1024 bytes.")
+		"Why the nodes are under maintenance. Status, events and node conditions show this text. At most 1024 bytes.")
 	flags.StringVar(&o.name, "name", "", "Name of the maintenance. The default is derived from the nodes or the selector.")
-	flags.DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 1h30m; 0 waits forever. The maintenance continues after that.")
-	flags.BoolVarP(&o.yes, "yes", "y", false, "Do not ask before all nodes or all control-plane nodes are taken.")
+	flags.DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 1h30m; 0 waits forever. After a timeout the maintenance continues.")
+	flags.BoolVarP(&o.yes, "yes", "y", false, "Do not ask for a confirmation if all nodes or all control-plane nodes are selected.")
 	o.dryRun.addFlag(cmd)
 	o.output.addFlags(cmd)
 	_ = cmd.RegisterFlagCompletionFunc("new-nodes", cobra.FixedCompletions(newNodesPolicies, cobra.ShellCompDirectiveNoFileComp))
@@ -100,7 +100,7 @@ func (o *startOptions) addFlags(cmd *cobra.Command) {
 // newNodesPolicies are the values of --new-nodes.
 var newNodesPolicies = []string{string(v1alpha1.NewNodesPolicyIgnore), string(v1alpha1.NewNodesPolicyJoin)}
 
-// start creates a maintenance and waits for it with --wait.
+// start creates a maintenance and, with --wait, waits for it.
 func (e *environment) start(ctx context.Context, o *startOptions, args []string) error {
 	stage, err := stageOf(o.stage, startStages)
 	if err != nil {
@@ -166,14 +166,14 @@ func (e *environment) start(ctx context.Context, o *startOptions, args []string)
 	return nil
 }
 
-// hint prints a next step at a terminal.
+// hint prints a next step if the output is a terminal.
 func (e *environment) hint(o *output, format string, args ...any) {
 	if s := e.screen(e.ErrOut); s.Live() && o.format() == "" {
 		s.Printf(format, args...)
 	}
 }
 
-// maintenanceOf returns the object to create.
+// maintenanceOf builds the object from the flags.
 func (e *environment) maintenanceOf(o *startOptions, choice *chosen, stage v1alpha1.NodeMaintenanceStage) (*v1alpha1.NodeMaintenance, error) {
 	nm := &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: o.name},
@@ -203,8 +203,8 @@ func (e *environment) read(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// parsePlan reads a drain plan. Unknown fields are errors: a misspelled podSelector would widen an
-// entry to all pods.
+// parsePlan parses a drain plan. Unknown fields are errors: a misspelled podSelector would extend
+// an entry to all pods.
 func parsePlan(content []byte) ([]v1alpha1.DrainPlanEntry, error) {
 	var list []v1alpha1.DrainPlanEntry
 	listErr := yaml.UnmarshalStrict(content, &list)
@@ -213,7 +213,7 @@ func parsePlan(content []byte) ([]v1alpha1.DrainPlanEntry, error) {
 	}
 	var parts map[string]any
 	if err := yaml.Unmarshal(content, &parts); err != nil {
-		// Neither: the error of parsing it as a list is clearer.
+		// The content is neither form: return the error for the list form, which is clearer.
 		return nil, listErr
 	}
 	if _, isObject := parts["spec"]; isObject {
@@ -234,18 +234,18 @@ func parsePlan(content []byte) ([]v1alpha1.DrainPlanEntry, error) {
 
 func notEmpty(plan []v1alpha1.DrainPlanEntry) ([]v1alpha1.DrainPlanEntry, error) {
 	if len(plan) == 0 {
-		return nil, errors.New("it has no drainPlan")
+		return nil, errors.New("drainPlan not found")
 	}
 	return plan, nil
 }
 
-// stageOf checks the name of a stage, whose case does not matter.
+// stageOf parses the name of a stage and ignores its case.
 func stageOf(text string, allowed []string) (v1alpha1.NodeMaintenanceStage, error) {
 	stage, err := oneOf("stage", text, allowed)
 	return v1alpha1.NodeMaintenanceStage(stage), err
 }
 
-// oneOf returns the allowed value that a text matches, ignoring its case.
+// oneOf returns the allowed value that equals a text; it ignores case.
 func oneOf(what, text string, allowed []string) (string, error) {
 	for _, value := range allowed {
 		if strings.EqualFold(value, text) {

@@ -20,21 +20,24 @@ func (e *environment) newStatusCommand() *cobra.Command {
 	var watch bool
 	cmd := &cobra.Command{
 		Use:   "status [NAME]",
-		Short: "See how far a maintenance is, and what it waits for",
-		Long: `See how far a maintenance is: what is in the way first, then the pods that have left and how fast, then each node.
+		Short: "See the progress of a maintenance, and what it waits for",
+		Long: `See the progress of a maintenance: first what blocks it, then how many pods have left and how fast, then
+each node.
 
-Without NAME the maintenance that is not complete is shown, or all in a table if there are several or none.
+Without NAME, the command shows the only maintenance that is not complete. If there are several or none, it shows a
+table of all maintenances.
 
-The conditions come first: what is left of the drain, whether it makes progress and when it last did, and who must act if
-it does not. The pods that have left since the drain began are counted from the peak of each node. The pace is that of
-the last minute.
+The conditions come first: the rest of the drain, whether it makes progress, the time of the last progress, and who
+must act if there is none. The number of departed pods is counted from the highest number of pods on each node since
+the drain began. The pace is that of the last minute.
 
-With --watch the lines are redrawn in place on a terminal, without colors if NO_COLOR is set, until the maintenance is
-deleted or completed or the command is interrupted. Elsewhere a line is written after each change.`,
-		Example: `  # How far is it?
+With --watch on a terminal, the lines are redrawn in place (without colors if NO_COLOR is set) until the maintenance
+is deleted or completed or you interrupt the command. Without a terminal, the command writes a line after each
+change.`,
+		Example: `  # Show the progress once
   kubectl maintenance status kernel-update
 
-  # Follow it
+  # Follow the progress
   kubectl maintenance status kernel-update --watch
 
   # All maintenances of the cluster
@@ -54,7 +57,7 @@ deleted or completed or the command is interrupted. Elsewhere a line is written 
 			return e.status(cmd.Context(), o, name)
 		},
 	}
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "Keep showing it.")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "Follow the progress.")
 	o.addFlags(cmd)
 	return cmd
 }
@@ -80,7 +83,7 @@ func (e *environment) status(ctx context.Context, o *output, name string) error 
 	return nil
 }
 
-// theOne returns the maintenance with the name or, without a name, the only one that is not
+// theOne returns the named maintenance. Without a name, it returns the only one that is not
 // complete; nil if there is none or more than one.
 func theOne(all []show.Facts, name string) *show.Facts {
 	var one *show.Facts
@@ -114,7 +117,7 @@ func (e *environment) printMaintenances(o *output, all []show.Facts, one bool) e
 	return writeAll(e, o, &items, pointers(items.Items))
 }
 
-// watchStatus shows a maintenance, or all, until it is over.
+// watchStatus shows one maintenance until it ends, or all maintenances.
 func (e *environment) watchStatus(ctx context.Context, o *output, name string) error {
 	if !o.forPeople() {
 		return fmt.Errorf("--watch cannot be combined with -o %[1]s; use kubectl get nodemaintenances --watch -o %[1]s", o.format())

@@ -25,10 +25,11 @@ import (
 // lastLook limits the time of the reads after a timeout.
 const lastLook = 5 * time.Second
 
-// plainAfter is the minimum time between two lines without a terminal.
+// plainAfter is the minimum time between two lines if there is no terminal.
 const plainAfter = 2 * time.Second
 
-// reporter shows progress: redrawn in place on a terminal, otherwise as lines.
+// reporter shows progress: on a terminal it redraws the lines in place, otherwise it prints new
+// lines.
 type reporter struct {
 	screen *screen.Screen
 	now    func() time.Time
@@ -52,7 +53,7 @@ func (r *reporter) report(lines func(columns int) []screen.Line, summary string)
 	}
 }
 
-// end shows the last progress, which stays.
+// end prints the final progress.
 func (r *reporter) end(lines func(columns int) []screen.Line, summary string) {
 	if r.screen.Live() {
 		r.screen.Draw(lines(r.screen.Columns()))
@@ -99,7 +100,7 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 		return e.timedOut(ctx, c, o.timeout, nm.Name)
 	case err != nil && ctx.Err() != nil:
 		return exitWith(exitInterrupted,
-			"interrupted; %[1]s continues. See how far it is: kubectl maintenance status %[1]s. Cancel it: kubectl maintenance cancel %[1]s",
+			"interrupted; %[1]s continues. To see its progress: kubectl maintenance status %[1]s. To cancel it: kubectl maintenance cancel %[1]s",
 			nm.Name)
 	case err != nil:
 		return err
@@ -109,13 +110,13 @@ func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.No
 		if kept != "" {
 			e.screen(out).Printf("%s.", kept)
 		}
-		e.screen(out).Printf("%s is %s. Put its nodes back into service: kubectl maintenance complete %s", nm.Name, verb, nm.Name)
+		e.screen(out).Printf("%s is %s. To put its nodes back into service: kubectl maintenance complete %s", nm.Name, verb, nm.Name)
 	}
 	return nil
 }
 
-// keptPods returns what the server says of the pods that stay on the drained nodes, empty if none
-// does.
+// keptPods returns the server's message about pods that stay on the drained nodes; empty if all
+// have left.
 func keptPods(nm *v1alpha1.NodeMaintenance) string {
 	drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 	if drained == nil || drained.Status != metav1.ConditionTrue || drained.Reason != v1alpha1.ReasonDrainCompleteWithPodsLeft {
@@ -124,8 +125,8 @@ func keptPods(nm *v1alpha1.NodeMaintenance) string {
 	return drained.Message
 }
 
-// timedOut returns an error that distinguishes a maintenance that still makes progress from one
-// that needs an action.
+// timedOut returns an error with a different exit code for a maintenance that makes progress and
+// for one that needs an action.
 func (e *environment) timedOut(ctx context.Context, c clients, timeout time.Duration, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 	defer cancel()
@@ -138,15 +139,15 @@ func (e *environment) timedOut(ctx context.Context, c clients, timeout time.Dura
 			reason, message = obstacles[0].Reason, obstacles[0].Message
 		}
 		if reason != "" {
-			return exitWith(exitBlocked, "%s is blocked after %s (%s: %s); the server keeps trying. Who must act: kubectl maintenance blockers %s",
+			return exitWith(exitBlocked, "%s is blocked after %s (%s: %s); the server keeps trying. To see who must act: kubectl maintenance blockers %s",
 				name, timeout, reason, message, name)
 		}
 	}
-	return exitWith(exitTimeout, "%s is not done after %s; the server continues. See how far it is: kubectl maintenance status %s",
+	return exitWith(exitTimeout, "%s is not done after %s; the server continues. To see its progress: kubectl maintenance status %s",
 		name, timeout, name)
 }
 
-// follow shows the progress of a maintenance until look returns done. It calls look with nil if the
+// follow shows the progress of a maintenance until look returns true. It passes nil to look if the
 // maintenance does not exist.
 func (e *environment) follow(ctx context.Context, c clients, name string, out io.Writer, look func(*show.Facts) (bool, error)) error {
 	f, err := e.newFollower(ctx, c, name)
@@ -178,7 +179,8 @@ func (e *environment) follow(ctx context.Context, c clients, name string, out io
 	return err
 }
 
-// reached reports whether a maintenance has reached a stage, and returns an error if it never will.
+// reached reports whether a maintenance has reached a stage. It returns an error if it cannot reach
+// it any longer.
 func reached(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) (bool, error) {
 	if nm.DeletionTimestamp != nil || nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete {
 		return true, exitWith(exitEnded, "%s was completed before it reached the stage %s", nm.Name, stage)
@@ -195,18 +197,18 @@ func reached(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) 
 	return true, nil
 }
 
-// isCordoned reports whether all nodes of a maintenance are cordoned, and returns an error if the
-// requester may not delete one of them, since that node will not be cordoned.
+// isCordoned reports whether all nodes of a maintenance are cordoned. It returns an error if the
+// requester may not delete one of them: the server will not cordon that node.
 func isCordoned(nm *v1alpha1.NodeMaintenance) (bool, error) {
 	if refused := show.NodesFor(nm, v1alpha1.NodeStatusNotAuthorized); len(refused) > 0 {
 		return false, exitWith(exitBlocked,
-			"%[1]s does not touch nodes that the requester may not delete: %[2]s. Who must act: kubectl maintenance blockers %[1]s",
+			"%[1]s skips nodes that the requester may not delete: %[2]s. To see who must act: kubectl maintenance blockers %[1]s",
 			nm.Name, firstOf(refused))
 	}
 	return len(nm.Status.NodeStatuses) > 0 && len(show.NodesFor(nm, v1alpha1.NodeStatusNotCordoned)) == 0, nil
 }
 
-// firstOf returns the first few names.
+// firstOf returns the first names and the number of the others.
 func firstOf(names []string) string {
 	const few = 3
 	if len(names) <= few {
@@ -216,7 +218,7 @@ func firstOf(names []string) string {
 }
 
 // awaitEnd waits until a maintenance has released its nodes or, with deleted, until the object is
-// gone.
+// deleted.
 func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid types.UID, deleted bool, timeout time.Duration) error {
 	ctx, cancel := withTimeout(ctx, timeout)
 	defer cancel()
@@ -241,8 +243,8 @@ func (e *environment) awaitEnd(ctx context.Context, c clients, name string, uid 
 	return err
 }
 
-// notReleased returns an error that distinguishes nodes that are still being released from nodes
-// that cannot be released.
+// notReleased returns an error with a different exit code for nodes whose release takes time and
+// for nodes whose release fails.
 func notReleased(ctx context.Context, c clients, timeout time.Duration, name string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastLook)
 	defer cancel()

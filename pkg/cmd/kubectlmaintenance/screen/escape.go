@@ -34,7 +34,7 @@ func EscapeError(prefix, text string) string {
 	return prefix + strings.Join(lines, indent)
 }
 
-// escape escapes all non-printable characters except those for which keep returns true.
+// escape escapes all non-printable characters, except characters for which keep returns true.
 func escape(text string, keep func(rune) bool) string {
 	if printable(text) {
 		return text

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package screen prints to a terminal, where the last lines can be redrawn in place, or to another
-// writer, where they cannot.
+// Package screen prints lines to a terminal or another writer. On a terminal it can redraw the last
+// lines in place.
 package screen
 
 import (
@@ -41,7 +41,7 @@ type Screen struct {
 	// size returns the columns and rows of the terminal; nil if out is not a terminal.
 	size   func() (columns, rows int)
 	colors bool
-	// terminal: out is a terminal, but possibly one without redrawing.
+	// terminal is set if out is a terminal, even one that cannot redraw lines.
 	terminal bool
 
 	mu sync.Mutex
@@ -49,8 +49,8 @@ type Screen struct {
 	drawn int
 }
 
-// New returns the screen of a writer, which is a terminal if the writer is the file of a terminal.
-// TERM=dumb and NO_COLOR (https://no-color.org) are honoured.
+// New returns the screen of a writer. It is a terminal if the writer is the file of a terminal. New
+// honours TERM=dumb and NO_COLOR (https://no-color.org).
 func New(out io.Writer, getenv func(string) string) *Screen {
 	s := &Screen{out: out}
 	file, ok := out.(*os.File)
@@ -79,14 +79,14 @@ func NewTerminal(out io.Writer, columns, rows int) *Screen {
 	return &Screen{out: out, terminal: true, size: func() (int, int) { return columns, rows }}
 }
 
-// Live reports whether Draw shows anything.
+// Live reports whether Draw has an effect.
 func (s *Screen) Live() bool { return s.size != nil }
 
-// Colors reports whether styles are shown.
+// Colors reports whether the screen shows styles.
 func (s *Screen) Colors() bool { return s.colors }
 
-// Columns returns the maximum width of a line: all columns of the terminal except the last one, in
-// which some terminals wrap; 0 if there is no terminal.
+// Columns returns the maximum width of a line: all columns of the terminal except the last one, at
+// which some terminals wrap. It is 0 without a terminal.
 func (s *Screen) Columns() int {
 	if s.size == nil {
 		return 0
@@ -95,7 +95,7 @@ func (s *Screen) Columns() int {
 	return columns - 1
 }
 
-// Println prints lines that stay.
+// Println prints lines that Draw does not replace.
 func (s *Screen) Println(lines ...Line) {
 	var b strings.Builder
 	for _, line := range lines {
@@ -107,8 +107,9 @@ func (s *Screen) Println(lines ...Line) {
 	s.drawn = 0
 }
 
-// Printf prints plain text that stays. A newline in the format starts a new line; one in an
-// argument is escaped like every other control character, since arguments may come from the API.
+// Printf prints plain text that Draw does not replace. A newline in the format starts a new line. A
+// newline in an argument is escaped like every other control character, since arguments may come
+// from the API.
 func (s *Screen) Printf(format string, args ...any) {
 	escaped := make([]any, len(args))
 	for i, arg := range args {
@@ -128,8 +129,8 @@ func (s *Screen) Printf(format string, args ...any) {
 	s.Println(lines...)
 }
 
-// Write writes a document that programs read, such as JSON. Into a file or a pipe it goes
-// unchanged; on a terminal its control characters are escaped.
+// Write writes a document for programs, such as JSON. On a terminal it escapes control characters;
+// a file or a pipe receives the document unchanged.
 func (s *Screen) Write(document []byte) error {
 	if s.terminal {
 		document = []byte(escape(string(document), func(r rune) bool { return r == '\n' || r == '\t' }))
@@ -146,13 +147,13 @@ func (s *Screen) Draw(lines []Line) {
 		return
 	}
 	_, rows := s.size()
-	// A line that wraps or scrolls out could not be redrawn.
+	// A line that wraps or scrolls out of view cannot be redrawn.
 	if len(lines) > rows-1 {
 		lines = lines[:rows-1]
 	}
 	var b strings.Builder
 	for _, line := range lines {
-		// Escape it before it is cut, since escapes take columns.
+		// Escape before the cut, since escapes take columns.
 		line.Text = Fit(Escape(line.Text), s.Columns())
 		b.WriteString(s.paint(line) + "\n")
 	}
@@ -162,7 +163,7 @@ func (s *Screen) Draw(lines []Line) {
 	s.drawn = len(lines)
 }
 
-// Keep keeps the lines of the last Draw on the screen.
+// Keep makes the lines of the last Draw permanent.
 func (s *Screen) Keep() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,7 +178,7 @@ func (s *Screen) erase() string {
 	return fmt.Sprintf("\x1b[%dA\x1b[J", s.drawn)
 }
 
-// paint returns a line with its style. It processes every line, so that no text can control the
+// paint returns a line with its style. It handles every line, so that no text can control the
 // terminal.
 func (s *Screen) paint(line Line) string {
 	text := Escape(line.Text)
@@ -187,11 +188,11 @@ func (s *Screen) paint(line Line) string {
 	return "\x1b[" + string(line.Style) + "m" + text + "\x1b[0m"
 }
 
-// write ignores errors: there is no other stream to report them on. A reader that has gone away
-// causes SIGPIPE.
+// write ignores errors: there is no other stream to report them on. If the reader of a pipe is
+// gone, SIGPIPE ends the program.
 func (s *Screen) write(text string) { _, _ = io.WriteString(s.out, text) }
 
-// Fit truncates a text to a number of columns, with ">" in the last one if something was cut.
+// Fit truncates a text to a number of columns, and marks the cut with ">" in the last one.
 func Fit(text string, columns int) string {
 	if columns < 1 || utf8.RuneCountInString(text) <= columns {
 		return text

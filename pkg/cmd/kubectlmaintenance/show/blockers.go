@@ -21,16 +21,16 @@ import (
 // Blocker is a pod that cannot leave its node.
 type Blocker struct {
 	Namespace, Pod, Node string
-	// Reason and Message are those of the condition Blocked: the cause and a remedy.
+	// Reason and Message are those of the condition Blocked: the cause and the remedy.
 	Reason, Message string
 	Since           time.Time
 	// evacuator is the class of the active evacuator.
 	evacuator string
-	// waits is set if the pod is not blocked and waits for an active evacuator, see WaitingOf.
+	// waits is set if the pod is not blocked but waits for an active evacuator, see WaitingOf.
 	waits *evacuatorDeadline
 }
 
-// podsShown is the number of listed pods of a group.
+// podsShown is the maximum number of listed pods of a group.
 const podsShown = 20
 
 // Blocked reports whether an Evacuation is blocked.
@@ -38,8 +38,8 @@ func Blocked(e *v1alpha1.Evacuation) bool {
 	return meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionBlocked) && !protocol.IsComplete(e)
 }
 
-// BlockersOf returns the pods that cannot leave, the longest blocked first. It only includes nodes
-// for which on returns true; nil means all nodes.
+// BlockersOf returns the blocked pods, the longest blocked first. If on is not nil, it returns only
+// the pods on nodes for which on returns true.
 func BlockersOf(evacuations []v1alpha1.Evacuation, on func(node string) bool) []Blocker {
 	var blockers []Blocker
 	for i := range evacuations {
@@ -63,7 +63,7 @@ func sortBlockers(blockers []Blocker) {
 	})
 }
 
-// action is who must act on a reason, and the command that shows them the details.
+// action names who must act on a reason, and a command that shows details.
 type action struct {
 	who, look string
 }
@@ -79,8 +79,8 @@ const (
 	finalizers    = "kubectl get evacuations -n %s -o custom-columns=POD:.spec.podRef.name,FINALIZERS:.metadata.finalizers"
 )
 
-// actions are the actions by reason of the condition Blocked and of blockers of previews. %s stands
-// for the namespace, %[2]s for the pod, %[3]s for the node and %[4]s for the evacuator.
+// actions maps reasons of the condition Blocked and of preview blockers to actions. %s stands for
+// the namespace, %[2]s for the pod, %[3]s for the node and %[4]s for the evacuator.
 var actions = map[string]action{
 	v1alpha1.ReasonPodDisruptionBudget:           {ownerOfApp, budgets},
 	v1alpha1.ReasonPodDisruptionBudgetSyncFailed: {ownerOfApp, budgets},
@@ -91,7 +91,7 @@ var actions = map[string]action{
 		administrator + ", who can complete one of the two maintenances; or " + ownerOfApp + ", who can relax the budget", budgets,
 	},
 	v1alpha1.ReasonBudgetPodsCordoned: {
-		administrator + ", who can uncordon one of the nodes or add nodes that the other pods of the budget can run on", podsOf,
+		administrator + ", who can uncordon one of the nodes or add nodes for the other pods of the budget", podsOf,
 	},
 	v1alpha1.ReasonSurgePending: {
 		ownerOfApp + ", who can make room for its replacement or correct the image", podsOf,
@@ -113,19 +113,19 @@ var actions = map[string]action{
 	v1alpha1.ReasonEvictionError:     {administrator, evacuationsOf},
 	v1alpha1.ReasonNoController:      {ownerOfApp, "kubectl get pod -n %s %[2]s -o yaml"},
 	v1alpha1.ReasonJobFails: {
-		ownerOfApp + ", who can have the Job ignore disruptions (podFailurePolicy), raise backoffLimit, or let it end first", "kubectl describe jobs -n %s",
+		ownerOfApp + ", who can ignore disruptions in the Job's podFailurePolicy, raise its backoffLimit, or wait until the Job ends", "kubectl describe jobs -n %s",
 	},
 	v1alpha1.ReasonPodNominated:         {administrator, "kubectl get pod -n %s %[2]s -o yaml"},
-	v1alpha1.ReasonNamespaceTerminating: {"the user who deletes namespace %s", "kubectl describe namespace %s"},
+	v1alpha1.ReasonNamespaceTerminating: {"the user who deleted namespace %s", "kubectl describe namespace %s"},
 	v1alpha1.ReasonLongGracePeriod: {
 		ownerOfApp + ", who can check why it does not stop earlier", "kubectl describe pod -n %s %[2]s",
 	},
-	v1alpha1.ReasonPodStopping: {"no user yet: the kubelet stops the pod by then", "kubectl describe pod -n %s %[2]s"},
-	v1alpha1.ReasonPodWaits:    {"no user yet: the server evicts the pod by itself", evacuationsOf},
+	v1alpha1.ReasonPodStopping: {"no action needed: the kubelet stops the pod within its grace period", "kubectl describe pod -n %s %[2]s"},
+	v1alpha1.ReasonPodWaits:    {"no action needed: the server will evict the pod", evacuationsOf},
 	waitsForEvacuator:          {"the evacuator %[4]s", "kubectl get evacuations -n %s -o wide"},
 }
 
-// Who returns who must act.
+// Who returns the user or component that must act.
 func (b *Blocker) Who() string {
 	if b.waits != nil {
 		return b.waits.who(b.evacuator)
@@ -141,7 +141,7 @@ func (b *Blocker) WhoUntil() string {
 	return b.Who()
 }
 
-// Look returns a command that shows them the details.
+// Look returns a command that shows details.
 func (b *Blocker) Look() string { return b.fill(b.action().look) }
 
 func (b *Blocker) action() action {
@@ -155,7 +155,7 @@ func (b *Blocker) fill(format string) string {
 	if !strings.Contains(format, "%") {
 		return format
 	}
-	// The last verb prints nothing: without it, fmt would report the arguments that the format does
+	// The verb %[5]s prints nothing: without it, fmt would report arguments that the format does
 	// not use.
 	return fmt.Sprintf(format+"%[5]s", b.Namespace, b.Pod, b.Node, orNone(b.evacuator), "")
 }
@@ -182,8 +182,8 @@ func groups(blockers []Blocker) []*group {
 	return out
 }
 
-// lines shows the common parts of a group, then rows for the first of its pods, of which shown are
-// pods.
+// lines shows the common parts of a group, then the rows of its first pods. shown is the number of
+// rows that are pods.
 func (g *group) lines(rows [][]string, shown int, o Options) []screen.Line {
 	lines := wrap("  ", g.first.Message, o.columns(), screen.Plain)
 	lines = append(lines, whoAndLook("  ", g.first.Who(), g.first.Look())...)
@@ -192,15 +192,13 @@ func (g *group) lines(rows [][]string, shown int, o Options) []screen.Line {
 	return append(lines, screen.Line{})
 }
 
-// whoAndLook shows who must act, and the command that shows them the details.
+// whoAndLook shows who must act, and a command that shows details.
 func whoAndLook(indent, who, look string) []screen.Line {
 	return []screen.Line{plain("%swho    %s", indent, who), plain("%slook   %s", indent, look)}
 }
 
-// Blockers shows pods that cannot leave with the cause, who must act and what they can do, after
-// the obstacles that are not pods. waiting are the pods that wait and are not
-// blocked, see WaitingOf: they come last, in a separate list. It is empty if there is none of all
-// these.
+// Blockers shows the obstacles, then the blocked pods with cause, actor and remedy, then the
+// waiting pods (see WaitingOf) in a separate list. It returns no lines if all three are empty.
 func Blockers(blockers []Blocker, obstacles []Obstacle, waiting []Blocker, now time.Time, o Options) []screen.Line {
 	lines := blocked(blockers, obstacles, now, o)
 	if len(waiting) == 0 {
@@ -234,7 +232,7 @@ func blocked(blockers []Blocker, obstacles []Obstacle, now time.Time, o Options)
 	return append(lines, line(screen.Heading, "%s cannot leave.", wording.Count(len(blockers), "pod")))
 }
 
-// BlockerTable shows Blockers with one row for each pod, after the rows of the obstacles.
+// BlockerTable shows one row for each obstacle, then one for each blocked pod.
 func BlockerTable(obstacles []Obstacle, blockers []Blocker, now time.Time) []screen.Line {
 	rows := [][]string{{"NAMESPACE", "POD", "NODE", "SINCE", "REASON", "WHO", "MESSAGE"}}
 	rows = append(rows, obstacleRows(obstacles, now)...)
@@ -245,7 +243,7 @@ func BlockerTable(obstacles []Obstacle, blockers []Blocker, now time.Time) []scr
 	return table("", rows, nil)
 }
 
-// more shows how many things were omitted from a list, if any.
+// more shows the number of omitted items of a list, if any.
 func more(count int, noun, indent string) []screen.Line {
 	if count <= 0 {
 		return nil

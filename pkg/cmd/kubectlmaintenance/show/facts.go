@@ -17,19 +17,19 @@ import (
 
 // Facts are the known facts about a maintenance at one time.
 type Facts struct {
-	// Maintenance is the last read state of the object.
+	// Maintenance is the object as last read.
 	Maintenance *v1alpha1.NodeMaintenance
-	// Evacuations are all Evacuations that were read; those on other nodes are ignored.
+	// Evacuations are all Evacuations that were read; Evacuations on other nodes are ignored.
 	Evacuations []v1alpha1.Evacuation
-	// Departures are the pods that were seen leaving the nodes; nil if Evacuations could not be
-	// read.
+	// Departures are the pods that the plugin saw leaving the nodes; nil if Evacuations could not
+	// be read.
 	Departures *Departures
 	// Notes describe reads that failed.
 	Notes []string
 	// Now is the time of the facts.
 	Now time.Time
 
-	// living is the lazily computed number of Evacuations whose pods have not left, by node.
+	// living is the lazily computed number of Evacuations per node whose pods have not left.
 	living map[string]int
 }
 
@@ -39,13 +39,13 @@ type wave struct {
 	index int32
 	// entry describes the pods of the entry.
 	entry string
-	// left is the number of pods that have not left; total is its maximum so far.
+	// left is the number of pods that have not left yet; total is the maximum of left so far.
 	left, total int
-	// leaving: the pods are asked to leave.
+	// leaving is set if the pods are being evacuated.
 	leaving bool
 }
 
-// waves returns the waves that have or had pods, none if the server does not report them.
+// waves returns the waves that have or had pods; none if the server does not report waves.
 func (f *Facts) waves() []wave {
 	plan, reported := f.Maintenance.Spec.DrainPlan, f.Maintenance.Status.Waves
 	waves := make([]wave, 0, len(reported))
@@ -59,8 +59,8 @@ func (f *Facts) waves() []wave {
 	return waves
 }
 
-// current returns the waves with the Evacuations, which are newer: pods that have left since then
-// belong to the leaving wave.
+// current returns the waves, corrected by the Evacuations, which are newer: pods that have left
+// since the status was written belong to the leaving wave.
 func (f *Facts) current() []wave {
 	waves := f.waves()
 	leaving, later := -1, 0
@@ -69,7 +69,7 @@ func (f *Facts) current() []wave {
 		case !waves[i].leaving:
 			later += waves[i].left
 		case leaving >= 0:
-			// With several leaving waves, the wave of a pod is not known.
+			// With several leaving waves, the wave of a departed pod is unknown.
 			return waves
 		default:
 			leaving = i
@@ -84,38 +84,40 @@ func (f *Facts) current() []wave {
 }
 
 // Departures records which pods have left the nodes of a maintenance, and when. The server deletes
-// an Evacuation some minutes after its pod has left, so a single read finds the most recent ones,
-// and a watch all since its start. Pods that left before are counted from the peaks of the nodes.
+// an Evacuation some minutes after its pod has left, so a single read finds the most recent
+// departures, and a watch finds all since its start. Earlier departures are counted from the peaks
+// of the nodes.
 //
-// A pod that came back to its node after it had left does not count: the same pods that leave again
-// and again are no progress.
+// A pod that replaces a departed pod on the same node does not count when it leaves: pods that
+// leave and return again and again are no progress.
 type Departures struct {
 	byPod  map[types.UID]time.Time
 	byNode map[string]int
-	// first is when a pod of each kind first left each node.
+	// first is the time at which the first pod of each kind left each node.
 	first map[podKind]time.Time
 }
 
-// podKind is what pods have in common that take each other's place on a node.
+// podKind identifies pods that can replace each other on a node.
 type podKind struct {
 	namespace, node, labels string
 }
 
-// kindOf returns the kind of the pod of an Evacuation, which has the labels of its pod; false for a
-// pod without labels, which no controller recreates.
+// kindOf returns the kind of the pod of an Evacuation, from the labels of the Evacuation, which are
+// those of the pod. It returns false for a pod without labels: no controller recreates such a pod.
 func kindOf(e *v1alpha1.Evacuation) (podKind, bool) {
 	return podKind{e.Namespace, e.Spec.NodeName, labels.Set(e.Labels).String()}, len(e.Labels) > 0
 }
 
-// cameBack reports whether the pod of an Evacuation came to its node after one of its kind had
-// left: all pods of a kind are asked to leave a node at the same time.
+// cameBack reports whether the pod of an Evacuation was created after a pod of its kind had left
+// the node: all pods of a kind on a node are evacuated at the same time.
 func (d *Departures) cameBack(e *v1alpha1.Evacuation) bool {
 	kind, ok := kindOf(e)
 	first, left := d.first[kind]
 	return ok && left && e.CreationTimestamp.After(first)
 }
 
-// See adds the departures that Evacuations record on nodes of the maintenance since it drains.
+// See adds the departures that Evacuations record on nodes of the maintenance since its drain
+// began.
 func (d *Departures) See(nm *v1alpha1.NodeMaintenance, evacuations []v1alpha1.Evacuation) {
 	start, draining := Entered(nm, v1alpha1.NodeMaintenanceStageDrain)
 	if !draining {
@@ -148,7 +150,7 @@ func (d *Departures) See(nm *v1alpha1.NodeMaintenance, evacuations []v1alpha1.Ev
 	}
 }
 
-// from returns how many pods were seen leaving a node.
+// from returns how many departures from a node were recorded.
 func (d *Departures) from(node string) int {
 	if d == nil {
 		return 0
@@ -156,8 +158,9 @@ func (d *Departures) from(node string) int {
 	return d.byNode[node]
 }
 
-// evacuating returns how many pods of a node are asked to leave and have not left. The Evacuations
-// are newer than the counter, which the server writes at most once a second.
+// evacuating returns how many pods of a node are being evacuated and have not left. It counts the
+// Evacuations, which are newer than the counter in the status: the server writes that at most once
+// a second.
 func (f *Facts) evacuating(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	if f.Departures == nil {
 		return int(n.PodsEvacuating)
@@ -178,13 +181,13 @@ func (f *Facts) left(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	return int(n.PodsPendingEvacuation) + f.evacuating(n)
 }
 
-// gone returns how many pods have left a node: the peak minus the remaining pods or, if that is
-// more, the pods that were seen leaving, since others may have been created in the meantime.
+// gone returns how many pods have left a node: the peak minus the remaining pods, or the recorded
+// departures if that is more, since new pods may have been created.
 func (f *Facts) gone(n *v1alpha1.NodeMaintenanceNodeStatus) int {
 	return max(f.Departures.from(n.NodeRef.Name), int(n.PodsPeak)-f.left(n), 0)
 }
 
-// knowsGone reports whether anything is known of the pods that have left.
+// knowsGone reports whether the number of departed pods can be computed.
 func (f *Facts) knowsGone() bool {
 	return f.Departures != nil || slices.ContainsFunc(f.Maintenance.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return n.PodsPeak > 0 })
 }
@@ -207,7 +210,7 @@ func (d *Departures) all() map[types.UID]time.Time {
 	return d.byPod
 }
 
-// Entered returns when a maintenance entered a stage, and whether it has.
+// Entered returns the time at which a maintenance entered a stage, and false if it has not.
 func Entered(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) (time.Time, bool) {
 	i := slices.IndexFunc(nm.Status.StageStatuses, func(s v1alpha1.StageStatus) bool { return s.Name == stage })
 	if i < 0 {
@@ -228,7 +231,7 @@ func Nodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 	return nodes
 }
 
-// count returns the sums over the nodes of a maintenance.
+// count has the sums over the nodes of a maintenance.
 type count struct {
 	nodes, drained                  int
 	gone, pending, evacuating, held int
@@ -237,8 +240,8 @@ type count struct {
 
 func (c count) left() int { return c.pending + c.evacuating }
 
-// done reports whether a node has no pod left that has to leave. A node without a target is outside
-// the waves.
+// done reports whether no pod has to leave a node any longer. A node without a target is not part
+// of any wave.
 func done(n *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return len(n.DrainTargets) > 0 && n.PodsPendingEvacuation == 0 && n.PodsEvacuating == 0
 }
@@ -247,8 +250,7 @@ func (f *Facts) count() count {
 	c := count{nodes: len(f.Maintenance.Status.NodeStatuses), gone: len(f.Departures.all())}
 	for i := range f.Maintenance.Status.NodeStatuses {
 		n := &f.Maintenance.Status.NodeStatuses[i]
-		// Departures are already counted, including those from nodes that were released in the
-		// meantime.
+		// c.gone already includes the departures, also those from nodes that were released since.
 		c.gone += f.gone(n) - f.Departures.from(n.NodeRef.Name)
 		c.pending += int(n.PodsPendingEvacuation)
 		c.evacuating += f.evacuating(n)
@@ -266,7 +268,7 @@ const paceWindow = time.Minute
 
 // pace is how fast pods leave.
 type pace struct {
-	// departures is the number of pods that have left in that time.
+	// departures is the number of pods that have left within the window.
 	departures int
 	over       time.Duration
 }
@@ -277,7 +279,7 @@ func (f *Facts) pace() pace {
 	return pace{departures: f.Departures.since(f.Now.Add(-over)), over: over}
 }
 
-// perMinute is the pace in pods.
+// perMinute returns the pace in pods per minute.
 func (p pace) perMinute() int {
 	if p.over < time.Second {
 		return 0
@@ -285,7 +287,7 @@ func (p pace) perMinute() int {
 	return int(float64(p.departures)/p.over.Minutes() + 0.5)
 }
 
-// forPods returns how long so many pods take at this pace; 0 if that is not known.
+// forPods returns how long a number of pods takes at this pace; 0 if the pace is unknown.
 func (p pace) forPods(pods int) time.Duration {
 	if p.departures == 0 || p.over < time.Second || pods <= 0 {
 		return 0

@@ -18,9 +18,8 @@ import (
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
-// Moment is something that happened to a maintenance.
+// Moment is one entry of the history of a maintenance.
 type Moment struct {
-	// Time is when.
 	Time metav1.Time `json:"time"`
 	// What is a stage, a condition or the reason of an event.
 	What string `json:"what"`
@@ -32,9 +31,9 @@ type Moment struct {
 	Warning bool `json:"warning,omitempty"`
 }
 
-// History merges what the status of a maintenance records and the events about it, the oldest
-// first. Stages are kept in the object; the cluster deletes events after an hour, unless it is
-// configured otherwise.
+// History merges the records of a maintenance's status and the events about it, the oldest first.
+// The status keeps the stages; the cluster deletes events after an hour, unless it is configured
+// otherwise.
 func History(nm *v1alpha1.NodeMaintenance, events []eventsv1.Event) []Moment {
 	by := ""
 	if nm.Spec.RequestedBy != nil && nm.Spec.RequestedBy.Username != "" {
@@ -54,7 +53,7 @@ func History(nm *v1alpha1.NodeMaintenance, events []eventsv1.Event) []Moment {
 	if drained := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained); drained != nil && drained.Reason != v1alpha1.ReasonNotRequested {
 		detail := drained.Reason + ": " + drained.Message
 		if drained.Status != metav1.ConditionTrue {
-			// The message may have changed since the transition of the status.
+			// The message may be newer than the transition of the status.
 			detail = "now " + detail
 		}
 		moments = append(moments, Moment{

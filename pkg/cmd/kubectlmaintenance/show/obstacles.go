@@ -16,47 +16,47 @@ import (
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
-// Obstacle prevents progress of a maintenance, or of some of its nodes, and is not a pod.
+// Obstacle is a problem, other than a blocked pod, that stops a maintenance or some of its nodes.
 type Obstacle struct {
 	// Maintenance is the name of the maintenance.
 	Maintenance string
-	// Reason is the reason of a condition of the maintenance, and Message the message of the
-	// condition or of the plugin.
+	// Reason is the reason of a condition of the maintenance. Message is the message of that
+	// condition, or a text of the plugin.
 	Reason, Message string
 	// Since is the last transition of the condition; zero if no condition reports the obstacle.
 	Since time.Time
-	// Nodes are the affected nodes, as far as they are known.
+	// Nodes are the affected nodes that are known.
 	Nodes []string
 }
 
-// cordonedAfter is how long the nodes of a maintenance may take to be cordoned before one that is
-// not is an obstacle.
+// cordonedAfter is how long the server may take to cordon the nodes of a maintenance before an
+// uncordoned node counts as an obstacle.
 const cordonedAfter = 10 * time.Second
 
-// obstacleActions are the actions by reason of an Obstacle. %s stands for the name of the
+// obstacleActions maps reasons of an Obstacle to actions. %s stands for the name of the
 // maintenance.
 var obstacleActions = map[string]action{
 	v1alpha1.ReasonNotAuthorized: {
-		administrator + ", who can grant delete on the nodes or take them out of the selector", "kubectl maintenance preview %s",
+		administrator + ", who can grant delete on the nodes or remove them from the selector", "kubectl maintenance preview %s",
 	},
 	v1alpha1.ReasonNodeNotCordoned: {
-		administrator + ", who can stop what makes the nodes schedulable or take them out of the selector",
+		administrator + ", who can stop the client that uncordons the nodes, or remove them from the selector",
 		"kubectl maintenance history %s",
 	},
 	v1alpha1.ReasonTooManyMaintenances: {
 		administrator + ", who can complete maintenances of the nodes that are no longer needed", "kubectl maintenance history %s",
 	},
 	v1alpha1.ReasonNoNodes:            {"the user who requested it, who can change the selector", "kubectl get nodemaintenance %s -o wide"},
-	v1alpha1.ReasonDrainBlocked:       {"the owners of the pods that are blocked", "kubectl maintenance status %s"},
-	v1alpha1.ReasonProgressBlocked:    {"the owners of the pods that are blocked", "kubectl maintenance status %s"},
+	v1alpha1.ReasonDrainBlocked:       {"the owners of the blocked pods", "kubectl maintenance status %s"},
+	v1alpha1.ReasonProgressBlocked:    {"the owners of the blocked pods", "kubectl maintenance status %s"},
 	v1alpha1.ReasonProgressStalled:    {administrator, "kubectl maintenance status %s -o wide"},
 	v1alpha1.ReasonProgressSyncFailed: {administrator, "kubectl maintenance history %s"},
 }
 
-// Who returns who must act.
+// Who returns the user or component that must act.
 func (b *Obstacle) Who() string { return b.action().who }
 
-// Look returns a command that shows them the details.
+// Look returns a command that shows details.
 func (b *Obstacle) Look() string { return fmt.Sprintf(b.action().look, b.Maintenance) }
 
 func (b *Obstacle) action() action {
@@ -66,8 +66,8 @@ func (b *Obstacle) action() action {
 	return action{administrator, "kubectl describe nodemaintenance %s"}
 }
 
-// Stuck returns the condition that reports that a maintenance makes no progress without an action,
-// or nil. The exit codes of the commands that wait depend on it.
+// Stuck returns the condition that reports that a maintenance needs an action of a user to make
+// progress, or nil. The exit codes of the commands that wait depend on it.
 func Stuck(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 	if c := meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionProgressing); c != nil && c.Status == metav1.ConditionFalse {
 		return c
@@ -83,8 +83,8 @@ func Stuck(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 	return nil
 }
 
-// drainedCondition returns the condition Drained of a maintenance in stage Drain, and nil in the
-// other stages, where it has no meaning.
+// drainedCondition returns the condition Drained of a maintenance in stage Drain. It returns nil in
+// the other stages, in which the condition has no meaning.
 func drainedCondition(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 	if nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain {
 		return nil
@@ -92,9 +92,9 @@ func drainedCondition(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 	return meta.FindStatusCondition(nm.Status.Conditions, v1alpha1.ConditionDrained)
 }
 
-// Obstacles returns the obstacles of a maintenance: the obstacles that its conditions report, and
-// nodes that are not cordoned or not authorized. Conditions that only report blocked pods are
-// omitted if the pods are listed.
+// Obstacles returns the obstacles of a maintenance: those that its conditions report, and nodes
+// that are not cordoned or not authorized. If blocked pods are listed separately, it omits
+// conditions that only report blocked pods.
 func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []Obstacle {
 	var out []Obstacle
 	add := func(c *metav1.Condition) {
@@ -118,10 +118,10 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []O
 		return out
 	}
 	out = withNodes(out, nm.Name, v1alpha1.ReasonNotAuthorized, NodesFor(nm, v1alpha1.NodeStatusNotAuthorized),
-		"The user who requested the maintenance may not delete these nodes, so they are neither cordoned nor drained.")
+		"The requester of the maintenance may not delete these nodes, so Haulout neither cordons nor drains them.")
 	if at, held := Entered(nm, v1alpha1.NodeMaintenanceStageCordon); held && now.Sub(at) >= cordonedAfter {
 		out = withNodes(out, nm.Name, v1alpha1.ReasonNodeNotCordoned, NodesFor(nm, v1alpha1.NodeStatusNotCordoned),
-			"The scheduler may still bind pods to these nodes, so their pods are not asked to leave.")
+			"The scheduler may still bind pods to these nodes, so their pods are not evacuated yet.")
 	}
 	return out
 }
@@ -138,12 +138,13 @@ func NodesFor(nm *v1alpha1.NodeMaintenance, reason v1alpha1.NodeStatusReason) []
 }
 
 // namesNodes reports whether a reason of Drained is about individual nodes. Such a condition is
-// shown beside Progressing.
+// shown in addition to Progressing.
 func namesNodes(reason string) bool {
 	return reason == v1alpha1.ReasonNotAuthorized || reason == v1alpha1.ReasonNodeNotCordoned || reason == v1alpha1.ReasonTooManyMaintenances
 }
 
-// withNodes adds nodes to the obstacle with a reason, which it creates if no condition reports it.
+// withNodes adds nodes to the obstacle with a reason. It creates the obstacle if no condition
+// reports it.
 func withNodes(obstacles []Obstacle, maintenance, reason string, nodes []string, message string) []Obstacle {
 	if len(nodes) == 0 {
 		return obstacles
@@ -157,7 +158,7 @@ func withNodes(obstacles []Obstacle, maintenance, reason string, nodes []string,
 	return obstacles
 }
 
-// obstacleLines shows obstacles with who must act.
+// obstacleLines shows obstacles and who must act.
 func obstacleLines(obstacles []Obstacle, now time.Time, o Options) []screen.Line {
 	var lines []screen.Line
 	for i := range obstacles {
@@ -200,15 +201,15 @@ func obstacleRows(obstacles []Obstacle, now time.Time) [][]string {
 	return rows
 }
 
-// conditionLines show the conditions of a maintenance: the rest of the drain, whether it makes
-// progress, since when, and who must act if it does not.
+// conditionLines shows the conditions of a maintenance: the rest of the drain, whether it makes
+// progress and since when, and who must act if it does not.
 func (f *Facts) conditionLines(o Options) []screen.Line {
 	nm := f.Maintenance
 	var lines []screen.Line
 	who := ""
 	show := func(c *metav1.Condition, text string) {
 		lines = append(lines, wrap("  ", text, o.columns(), conditionStyle(c))...)
-		// DrainBlocked and Blocked report the same.
+		// Omit the line if it repeats the actor: DrainBlocked and Blocked report the same.
 		if a, ok := obstacleActions[c.Reason]; ok && a.who != who {
 			who = a.who
 			lines = append(lines, wrap("    ", "who: "+who, o.columns(), screen.Plain)...)
@@ -226,8 +227,8 @@ func (f *Facts) conditionLines(o Options) []screen.Line {
 		show(c, text)
 	}
 	if meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionNodeMessagesOmitted) {
-		note := "note: the status has no room for messages about single nodes; kubectl maintenance blockers " + nm.Name +
-			" names the nodes with a problem"
+		note := "note: the status has no room for messages about single nodes; " +
+			"to list the nodes with a problem: kubectl maintenance blockers " + nm.Name
 		lines = append(lines, wrap("  ", note, o.columns(), screen.Warning)...)
 	}
 	return lines

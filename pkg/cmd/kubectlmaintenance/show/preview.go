@@ -12,22 +12,22 @@ import (
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
-// effects describe the effects that a preview predicts.
+// effects maps the effects in a preview to texts and styles.
 var effects = map[v1alpha1.PreviewEffect]struct {
 	text  string
 	style screen.Style
 }{
 	v1alpha1.PreviewEffectNever:   {"cannot leave until a user acts", screen.Bad},
 	v1alpha1.PreviewEffectNotNow:  {"cannot leave now, but may later without an action", screen.Warning},
-	v1alpha1.PreviewEffectLost:    {"will leave and not be recreated", screen.Warning},
+	v1alpha1.PreviewEffectLost:    {"will leave and will not be recreated", screen.Warning},
 	v1alpha1.PreviewEffectDelayed: {"will leave in groups", screen.Plain},
 }
 
 // Preview shows what a drain will do: the blockers first, then the waves with the evacuators of
 // each pod, then the pods that are kept.
 func Preview(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
-	lines := []screen.Line{line(screen.Heading, "%s to leave %s, %d are kept. Nothing has been touched.",
-		havePods(p.PodCount), wording.Count(p.NodeCount, "node"), p.PodsKeptCount), {}}
+	lines := []screen.Line{line(screen.Heading, "%s will leave %s, %d will be kept. Nothing was changed.",
+		wording.Count(p.PodCount, "pod"), wording.Count(p.NodeCount, "node"), p.PodsKeptCount), {}}
 	if p.Stage == v1alpha1.NodeMaintenanceStageComplete {
 		lines[0] = line(screen.Heading, "%s is complete: no pod has to leave.", p.Name)
 	}
@@ -50,14 +50,7 @@ func Preview(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 	return lines
 }
 
-func havePods(count int32) string {
-	if count == 1 {
-		return "1 pod has"
-	}
-	return fmt.Sprintf("%d pods have", count)
-}
-
-// Blocks reports whether a preview predicts a drain that does not end without an action.
+// Blocks reports whether a preview predicts that the drain will need an action of a user.
 func Blocks(p *v1alpha1.NodeMaintenancePreview) bool {
 	for i := range p.Blockers {
 		if p.Blockers[i].Effect == v1alpha1.PreviewEffectNever {
@@ -70,8 +63,8 @@ func Blocks(p *v1alpha1.NodeMaintenancePreview) bool {
 // warningsShown is how many blockers are printed before a drain begins.
 const warningsShown = 8
 
-// PreviewWarnings shows the blockers of a drain that is about to begin. It omits pods that a budget
-// lets leave in groups, which is the normal course of a drain.
+// PreviewWarnings shows the blockers of a drain that is about to begin. It omits pods whose budget
+// only splits the drain into groups, which is normal.
 func PreviewWarnings(p *v1alpha1.NodeMaintenancePreview, name string, o Options) []screen.Line {
 	var lines []screen.Line
 	count := 0
@@ -89,7 +82,7 @@ func PreviewWarnings(p *v1alpha1.NodeMaintenancePreview, name string, o Options)
 	}
 	if p.NodesRefused > 0 {
 		lines = append(lines, line(screen.Bad,
-			"  NotAuthorized: the requester may not delete %s, which will be neither cordoned nor drained", wording.Count(p.NodesRefused, "node")))
+			"  NotAuthorized: the requester may not delete %s; Haulout will neither cordon nor drain these", wording.Count(p.NodesRefused, "node")))
 	}
 	if len(lines) == 0 {
 		return nil
@@ -186,7 +179,7 @@ func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 	var lines []screen.Line
 	static := 0
 	for _, left := range p.PodsKept {
-		// "static pod", or "static pod (why)"
+		// The reason is "static pod", or "static pod (cause)".
 		if strings.HasPrefix(left.Reason, "static pod") {
 			static += int(left.PodCount)
 		}
@@ -204,7 +197,7 @@ func previewRest(p *v1alpha1.NodeMaintenancePreview, o Options) []screen.Line {
 	for _, other := range p.Maintenances {
 		text := fmt.Sprintf("OTHER MAINTENANCE  %s in stage %s holds %s of these", other.Name, other.Stage, wording.Count(other.NodeCount, "node"))
 		if other.NodesFastForwarded > 0 {
-			text += fmt.Sprintf(" and is further on %d", other.NodesFastForwarded)
+			text += fmt.Sprintf(" and is at a later wave on %d", other.NodesFastForwarded)
 		}
 		lines = append(lines, line(screen.Warning, "%s", text))
 	}

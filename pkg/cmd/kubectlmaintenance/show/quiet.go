@@ -10,13 +10,13 @@ import (
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
-// AppDown is a workload without a ready pod, of which the drain has moved a pod.
+// AppDown is a workload without a ready pod that lost a pod to a drain.
 type AppDown struct {
 	Kind, Namespace, Name string
 }
 
-// NothingBlocked shows that no pod is blocked and none waits, with the pods that drains have left.
-// A drain with pods left is never without anything in the way, however soon they leave.
+// NothingBlocked shows that no pod is blocked or waiting, and how many pods the drains still have
+// to move. While pods are left, it prints "Nothing is blocked", not "Nothing is in the way".
 func NothingBlocked(maintenances []v1alpha1.NodeMaintenance) []screen.Line {
 	var left []screen.Line
 	for i := range maintenances {
@@ -31,12 +31,12 @@ func NothingBlocked(maintenances []v1alpha1.NodeMaintenance) []screen.Line {
 	return append([]screen.Line{plain("Nothing is blocked.")}, left...)
 }
 
-// AppsDown shows workloads without a ready pod.
+// AppsDown shows the workloads without a ready pod.
 func AppsDown(down []AppDown) []screen.Line {
 	var lines []screen.Line
 	for _, app := range down {
 		lines = append(lines, screen.Line{}, line(screen.Warning, "%s %s/%s: no pod is ready", app.Kind, app.Namespace, app.Name),
-			plain("  A pod of it has left for a maintenance, and none is ready since. See why its pods do not start."))
+			plain("  A maintenance moved one of its pods, and no pod is ready now. Check why its pods do not start."))
 		owner := Blocker{Namespace: app.Namespace, Reason: v1alpha1.ReasonUnhealthyPodsHoldBudget}
 		lines = append(lines, whoAndLook("  ", owner.Who(), owner.Look())...)
 	}

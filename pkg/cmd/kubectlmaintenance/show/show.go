@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package show turns facts about maintenances into lines for people. Values in, lines out: it has
-// no client and no clock.
+// Package show turns facts about maintenances into lines for people. It has no client and no clock:
+// the caller passes values.
 package show
 
 import (
@@ -35,7 +35,7 @@ func (o Options) columns() int {
 	return o.Columns
 }
 
-// cut returns how many of count things to list, given a limit.
+// cut returns how many of count items to list, given a limit.
 func (o Options) cut(count, limit int) int {
 	if o.Wide {
 		return count
@@ -52,7 +52,7 @@ func Text(lines []screen.Line) string {
 	return b.String()
 }
 
-// Entry describes the pods that an entry of a plan covers.
+// Entry describes the pods of a plan entry.
 func Entry(e v1alpha1.DrainPlanEntry) string {
 	text := fmt.Sprintf("priority <= %d", e.PodPriority)
 	switch e.PodPriority {
@@ -76,8 +76,8 @@ func line(style screen.Style, format string, args ...any) screen.Line {
 
 func plain(format string, args ...any) screen.Line { return line(screen.Plain, format, args...) }
 
-// table aligns cells in columns, two spaces apart. The first row is the heading. The style of a row
-// is that of the same index. Cells are escaped here, since escapes take columns.
+// table aligns cells in columns, two spaces apart. The first row is the heading. styles has the
+// style of each row. table escapes the cells, since escapes take columns.
 func table(indent string, rows [][]string, styles []screen.Style) []screen.Line {
 	var widths []int
 	for _, row := range rows {
@@ -112,8 +112,8 @@ func table(indent string, rows [][]string, styles []screen.Style) []screen.Line 
 	return lines
 }
 
-// wrap breaks text between words, so that the lines with their indent are no longer than columns
-// where that is possible.
+// wrap breaks text between words, so that each line with its indent fits into columns where
+// possible.
 func wrap(indent, text string, columns int, style screen.Style) []screen.Line {
 	var lines []screen.Line
 	at := indent
@@ -135,7 +135,7 @@ func wrap(indent, text string, columns int, style screen.Style) []screen.Line {
 	return lines
 }
 
-// ago returns how long something has lasted, as kubectl writes ages.
+// ago returns the time since a moment, formatted like an age in kubectl.
 func ago(now, since time.Time) string {
 	if since.IsZero() {
 		return "?"

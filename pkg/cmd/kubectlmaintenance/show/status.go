@@ -18,7 +18,7 @@ import (
 
 const (
 	barColumns = 24
-	// nodesShown and blockersShown are how many fit on a screen.
+	// nodesShown and blockersShown limit the lists to what fits on a screen.
 	nodesShown    = 40
 	blockersShown = 5
 )
@@ -64,7 +64,7 @@ func (f *Facts) title() screen.Line {
 	return line(screen.Heading, "%s", text)
 }
 
-// Stage returns the stage of a maintenance, and that it is being deleted if it is.
+// Stage returns the stage of a maintenance, with a note if the object is being deleted.
 func Stage(nm *v1alpha1.NodeMaintenance) string {
 	stage := string(nm.Spec.Stage)
 	if nm.DeletionTimestamp != nil {
@@ -73,7 +73,7 @@ func Stage(nm *v1alpha1.NodeMaintenance) string {
 	return stage
 }
 
-// blockerLines come first, since the user has to act on them.
+// blockerLines shows the blocked pods. They come first, since a user has to act on them.
 func (f *Facts) blockerLines(o Options) []screen.Line {
 	nodes := Nodes(f.Maintenance)
 	blockers := BlockersOf(f.Evacuations, func(node string) bool { return nodes.Has(node) })
@@ -84,7 +84,7 @@ func (f *Facts) blockerLines(o Options) []screen.Line {
 	return append(lines, f.groupLines(blockers, o)...)
 }
 
-// groupLines show a pod of each group, and what they have in common.
+// groupLines shows one pod of each group, and the common facts of the group.
 func (f *Facts) groupLines(blockers []Blocker, o Options) []screen.Line {
 	var lines []screen.Line
 	all := groups(blockers)
@@ -111,7 +111,7 @@ func (f *Facts) groupLines(blockers []Blocker, o Options) []screen.Line {
 	return append(lines, screen.Line{})
 }
 
-// waveLines show the pods: how many have left, how fast, and the waves that are left.
+// waveLines shows how many pods have left, the pace, and the remaining waves.
 func (f *Facts) waveLines(c count) []screen.Line {
 	lines := []screen.Line{plain("  PODS     %s%s", f.progress(c.gone, c.left(), " gone"), f.paceText(c))}
 	target := f.target()
@@ -142,7 +142,8 @@ func waveLine(w wave) screen.Line {
 	return line(style, "  WAVE %-3d %s  %-16s %-8s %s", w.index+1, screen.Bar(w.total-w.left, max(w.total, 1), barColumns), text, state, w.entry)
 }
 
-// progress returns a bar, or the number of remaining pods if it is not known how many have left.
+// progress returns a bar, or only the number of remaining pods if the number of departed pods is
+// unknown.
 func (f *Facts) progress(gone, left int, what string) string {
 	if !f.knowsGone() {
 		return wording.Count(left, "pod") + " left"
@@ -150,7 +151,8 @@ func (f *Facts) progress(gone, left int, what string) string {
 	return fmt.Sprintf("%s %d of %d%s", screen.Bar(gone, gone+left, barColumns), gone, gone+left, what)
 }
 
-// paceText returns how fast pods leave, and how long the current wave takes at this pace.
+// paceText returns how many pods leave per minute, and how long the current wave takes at this
+// pace.
 func (f *Facts) paceText(c count) string {
 	if c.left() == 0 || f.Departures == nil {
 		return ""
@@ -163,7 +165,7 @@ func (f *Facts) paceText(c count) string {
 		return ", none in the last minute"
 	}
 	text := fmt.Sprintf(", %d a minute", p.perMinute())
-	// The pace says nothing about pods that wait: their waits are known and may be much longer.
+	// The estimate excludes waiting pods: their waits are known and may be much longer.
 	waiting := len(f.waiting())
 	if eta := p.forPods(c.evacuating - c.blocked - waiting); eta > 0 {
 		text += fmt.Sprintf(", this wave in about %s", duration.HumanDuration(eta))
@@ -175,13 +177,13 @@ func (f *Facts) paceText(c count) string {
 			others = append(others, fmt.Sprintf("%d waiting", waiting))
 		}
 		if len(others) > 0 {
-			text += " but for " + strings.Join(others, " and ")
+			text += ", without " + strings.Join(others, " and ")
 		}
 	}
 	return text
 }
 
-// target returns the last entry of the plan that a node has reached.
+// target returns the last plan entry that a node has reached.
 func (f *Facts) target() *v1alpha1.DrainPlanEntry {
 	place := func(e *v1alpha1.DrainPlanEntry) int {
 		return slices.IndexFunc(f.Maintenance.Spec.DrainPlan, func(p v1alpha1.DrainPlanEntry) bool { return Entry(p) == Entry(*e) })
@@ -198,8 +200,8 @@ func (f *Facts) target() *v1alpha1.DrainPlanEntry {
 	return furthest
 }
 
-// nodeLines show each node: nodes with blocked pods or outside the waves first, then nodes with
-// pods left, then drained ones.
+// nodeLines shows each node: first nodes with blocked pods or outside the waves, then nodes with
+// remaining pods, then drained nodes.
 func (f *Facts) nodeLines(o Options) []screen.Line {
 	nm := f.Maintenance
 	if len(nm.Status.NodeStatuses) == 0 {
@@ -212,8 +214,8 @@ func (f *Facts) nodeLines(o Options) []screen.Line {
 		return []screen.Line{line(screen.Warning, "  No node matches the selector.")}
 	}
 	nodes := slices.Clone(nm.Status.NodeStatuses)
-	// While other nodes have targets, one without is outside the waves: it is not cordoned, or not
-	// authorized.
+	// If other nodes have targets, a node without targets is outside the waves: it is not cordoned,
+	// or not authorized.
 	inWaves := func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return len(n.DrainTargets) > 0 }
 	wavesBegan := slices.ContainsFunc(nodes, inWaves)
 	rank := func(n *v1alpha1.NodeMaintenanceNodeStatus) int {

@@ -17,27 +17,28 @@ import (
 )
 
 const (
-	// waitsForEvacuator is shown in place of the reason that blocked pods have.
+	// waitsForEvacuator is shown as the reason of pods that wait for an evacuator; the API has no
+	// such reason.
 	waitsForEvacuator = "WaitsForEvacuator"
-	// waitingAfter is how old the heartbeat of an evacuator may be before its pods are listed.
+	// waitingAfter is the age of an evacuator's heartbeat after which its pods are listed as
+	// waiting.
 	waitingAfter = 10 * time.Second
 )
 
-// waits are the reasons of pods that wait and are not blocked, in the order in which they are
-// shown, with what the pods do.
+// waits are the reasons of pods that wait but are not blocked, in the order of the output, with a
+// heading and a text.
 var waits = []struct{ reason, heading, what string }{
 	{waitsForEvacuator, "WAITING", "waiting for evacuators that report no progress"},
 	{v1alpha1.ReasonPodWaits, "WAITING", "waiting to be evicted"},
 	{v1alpha1.ReasonPodStopping, "STOPPING", "stopping within their grace period"},
 }
 
-// evacuatorDeadline is the time until which a pod waits for an active evacuator that makes no
-// progress.
+// evacuatorDeadline is the deadline of an active evacuator that makes no progress.
 type evacuatorDeadline struct {
-	// until is when the next evacuator becomes active, unless the active one reports. The server
-	// may be configured with a shorter deadline, which is not known here.
+	// until is when the next evacuator becomes active if the active one sends no heartbeat. The
+	// server may be configured with a shorter deadline, which the plugin does not know.
 	until time.Time
-	// next is the class that becomes active then.
+	// next is the class that becomes active at the deadline.
 	next string
 }
 
@@ -45,7 +46,7 @@ func (d *evacuatorDeadline) who(class string) string {
 	return fmt.Sprintf("the evacuator %s until its deadline, then %s", class, d.then())
 }
 
-// whoUntil returns who for one pod, with its deadline.
+// whoUntil returns the actor for one pod, with the deadline.
 func (d *evacuatorDeadline) whoUntil(class string) string {
 	return fmt.Sprintf("the evacuator %s until %s at the latest, then %s", class, d.text(), d.then())
 }
@@ -59,11 +60,11 @@ func (d *evacuatorDeadline) then() string {
 
 func (d *evacuatorDeadline) text() string { return d.until.UTC().Format(time.RFC3339) }
 
-// Waits reports whether the pod of an Evacuation is not blocked and waits: for an evacuator that
+// Waits reports whether the pod of an Evacuation waits but is not blocked: for an evacuator that
 // has not reported progress for a while, for its eviction, or for the end of its grace period.
 func Waits(e *v1alpha1.Evacuation, now time.Time) bool { return waitOf(e, now) != "" }
 
-// waitOf returns why a pod waits that is not blocked, "" if it does not.
+// waitOf returns the reason why a pod waits; "" if it does not wait or is blocked.
 func waitOf(e *v1alpha1.Evacuation, now time.Time) string {
 	if Blocked(e) || protocol.IsComplete(e) {
 		return ""
@@ -80,7 +81,8 @@ func waitOf(e *v1alpha1.Evacuation, now time.Time) string {
 		now.Sub(t.Since) < waitingAfter:
 		return ""
 	case t.Class == v1alpha1.EvacuatorClassDaemonSet, t.Class == v1alpha1.EvacuatorClassKubelet:
-		// They are active from the start, and have nothing to do before the wave of the pod.
+		// Built-in evacuators that are active from the start have nothing to do before the pod's
+		// wave opens.
 		if !t.Reported {
 			return ""
 		}
@@ -88,8 +90,8 @@ func waitOf(e *v1alpha1.Evacuation, now time.Time) string {
 	return waitsForEvacuator
 }
 
-// WaitingOf returns the pods for which Waits is true: those of each kind in the order of
-// BlockersOf. It only includes nodes for which on returns true; nil means all nodes.
+// WaitingOf returns the pods for which Waits is true, grouped by reason and in the order of
+// BlockersOf. If on is not nil, it returns only the pods on nodes for which on returns true.
 func WaitingOf(evacuations []v1alpha1.Evacuation, on func(node string) bool, now time.Time) []Blocker {
 	byReason := map[string][]Blocker{}
 	for i := range evacuations {
@@ -123,18 +125,18 @@ func WaitingOf(evacuations []v1alpha1.Evacuation, on func(node string) bool, now
 	return waiting
 }
 
-// waitingMessage is the message of the evacuator, or that it has not reported.
+// waitingMessage returns the message of the evacuator, or a text if it has not reported one.
 func waitingMessage(e *v1alpha1.Evacuation, t protocol.Turn) string {
 	switch {
 	case !t.Reported:
-		return "The evacuator has not reported since it became active. Check that the controller behind it runs."
+		return "The evacuator has not reported since it became active. Check that its controller runs."
 	case e.Status.Message == "":
-		return "The evacuator has reported without a message."
+		return "The evacuator reported without a message."
 	}
 	return e.Status.Message
 }
 
-// waitingGroups shows the pods that wait. They are listed below the blocked pods.
+// waitingGroups shows the waiting pods in groups, for the list below the blocked pods.
 func waitingGroups(waiting []Blocker, now time.Time, o Options) []screen.Line {
 	var lines []screen.Line
 	for _, g := range groups(waiting) {
@@ -161,7 +163,7 @@ func waitingGroups(waiting []Blocker, now time.Time, o Options) []screen.Line {
 	return lines
 }
 
-// waitingTotals counts the pods that wait, by what they wait for.
+// waitingTotals shows the number of waiting pods for each reason.
 func waitingTotals(waiting []Blocker) []screen.Line {
 	var lines []screen.Line
 	for _, kind := range waits {
@@ -188,7 +190,7 @@ func (f *Facts) waiting() []Blocker {
 	return WaitingOf(f.Evacuations, Nodes(f.Maintenance).Has, f.Now)
 }
 
-// waitingLines come after those of blocked pods: no action is needed yet.
+// waitingLines shows the waiting pods below the blocked ones: they need no action yet.
 func (f *Facts) waitingLines(o Options) []screen.Line {
 	var lines []screen.Line
 	waiting := f.waiting()
