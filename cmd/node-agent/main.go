@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command haulout-node-agent makes the shutdown of a node a maintenance.
+// Command haulout-node-agent creates a maintenance when its node shuts down.
 package main
 
 import (

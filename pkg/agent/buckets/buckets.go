@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package buckets holds the table of KEP-2712: how much time the pods of each priority have when
+// Package buckets has the table of KEP-2712: how much time the pods of each priority have when
 // their node shuts down.
 package buckets
 
@@ -16,7 +16,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Bucket is the pods from a priority up to that of the next bucket, and their time to end.
+// Bucket is the range of priorities from its own up to that of the next bucket, with the time that
+// its pods have to end.
 type Bucket struct {
 	// Priority is the lowest priority of the bucket.
 	Priority int32
@@ -24,11 +25,11 @@ type Bucket struct {
 	Period time.Duration
 }
 
-// Table is a list of buckets that is never empty, in ascending order of their priorities.
+// Table is a non-empty list of buckets, in ascending order of their priorities.
 type Table []Bucket
 
 // New returns the table of a validated configuration. Without entries, all pods are in one bucket
-// that has no time.
+// with no time.
 func New(entries []configv1alpha1.ShutdownGracePeriodByPodPriority) Table {
 	if len(entries) == 0 {
 		return Table{{Priority: 0}}
@@ -48,7 +49,7 @@ func (t Table) Index(priority int32) int {
 	return max(above-1, 0)
 }
 
-// Highest returns the highest priority of a pod in a bucket.
+// Highest returns the highest priority in a bucket.
 func (t Table) Highest(index int) int32 {
 	if index+1 >= len(t) {
 		return math.MaxInt32
@@ -57,9 +58,9 @@ func (t Table) Highest(index int) int32 {
 }
 
 // DrainPlan returns the plan of a NodeMaintenance that evacuates the buckets one after the other,
-// within each pod type. A plan's entries have upper bounds and the table has lower ones, so the
-// entry of a bucket ends just below the next bucket. The times are not in the plan: they are for
-// pods that end without the API.
+// within each pod type. The entries of a plan have upper bounds and the table has lower ones, so
+// the entry of a bucket ends just below the next bucket. The plan does not have the times: they
+// apply to pods that end without the API.
 func (t Table) DrainPlan() []v1alpha1.DrainPlanEntry {
 	types := []v1alpha1.PodType{
 		v1alpha1.PodTypeDefault, v1alpha1.PodTypeDaemonSet, v1alpha1.PodTypeStatic,
@@ -73,8 +74,8 @@ func (t Table) DrainPlan() []v1alpha1.DrainPlanEntry {
 	return plan
 }
 
-// LocalTime returns the time that pods of these priorities need to end one bucket after the other.
-// Buckets without pods need none.
+// LocalTime returns the time that pods of these priorities need to end, one bucket after the other.
+// Buckets without pods need no time.
 func (t Table) LocalTime(priorities []int32) time.Duration {
 	occupied := make([]bool, len(t))
 	for _, p := range priorities {

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster is the API as the shutdown of a node needs it: its NodeMaintenance, the
+// Package cluster makes the API requests of a node's shutdown: for its NodeMaintenance, the
 // conditions and events of its Node, and the status of pods that ended without the API.
 package cluster
 
@@ -35,8 +35,9 @@ const component = "haulout-node-agent"
 type Config struct {
 	// NodeName is the name of the node.
 	NodeName string
-	// REST is how to reach the API of Kubernetes, which serves Haulout's, too. Its requests must
-	// not be limited to few in a second: after an API outage, every pod of the node is reported.
+	// REST is the configuration of the API client. Kubernetes serves Haulout's API as well. The
+	// client must allow many requests per second: after an API outage, the agent reports every pod
+	// of the node.
 	REST *rest.Config
 	// Recorder records events, see NewRecorder.
 	Recorder record.EventRecorder
@@ -48,17 +49,18 @@ type Client struct {
 	host         kubernetes.Interface
 	maintenances maintenanceclient.NodeMaintenanceInterface
 	recorder     record.EventRecorder
-	// shared is that of all copies of a Client.
+	// shared is used by all copies of a Client.
 	shared *shared
 }
 
-// shared is what the copies of a Client have in common.
+// shared is the common state of the copies of a Client.
 type shared struct {
 	rest *rest.Config
 
 	mu   sync.Mutex
 	user string
-	// failed: the last request of a shutdown has failed. attempts counts those after a failure.
+	// failed is set if the last request of a shutdown failed. attempts counts the requests after a
+	// failure.
 	failed   bool
 	attempts int
 }
@@ -68,7 +70,7 @@ var _ shutdown.Cluster = &Client{}
 // New returns a Client.
 func New(config Config) (*Client, error) {
 	if config.NodeName == "" || config.REST == nil || config.Recorder == nil {
-		return nil, errors.New("the name of the node, a way to reach the API and a recorder are required")
+		return nil, errors.New("the name of the node, an API configuration and a recorder are required")
 	}
 	c := &Client{node: config.NodeName, recorder: config.Recorder, shared: &shared{rest: listening(config.REST)}}
 	httpClient, err := rest.HTTPClientFor(c.shared.rest)
@@ -78,7 +80,7 @@ func New(config Config) (*Client, error) {
 	return c, c.useConnection(c.shared.rest, httpClient)
 }
 
-// useConnection lets the client make its requests with an HTTP client.
+// useConnection sets the HTTP client of all requests.
 func (c *Client) useConnection(config *rest.Config, httpClient *http.Client) error {
 	host, err := kubernetes.NewForConfigAndClient(config, httpClient)
 	if err != nil {
@@ -102,12 +104,12 @@ func NewRecorder(ctx context.Context, host kubernetes.Interface, node string) re
 
 // Event records an event about the node.
 func (c *Client) Event(eventType, reason, message string) {
-	// As in the kubelet's events, the UID is the name: kubectl describe node finds them by it.
+	// Set the UID to the name, as the kubelet does: kubectl describe node finds events by it.
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: c.node, UID: types.UID(c.node)}
 	c.recorder.Event(ref, eventType, reason, message)
 }
 
-// ownUser returns the name of the user as whom the agent is authenticated.
+// ownUser returns the user name with which the agent is authenticated.
 func (c *Client) ownUser(ctx context.Context) (string, error) {
 	c.shared.mu.Lock()
 	user := c.shared.user
@@ -117,7 +119,7 @@ func (c *Client) ownUser(ctx context.Context) (string, error) {
 	}
 	review, err := c.host.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err != nil {
-		return "", fmt.Errorf("find out the own user: %w", err)
+		return "", fmt.Errorf("read the own user name: %w", err)
 	}
 	user = review.Status.UserInfo.Username
 	c.shared.mu.Lock()
@@ -126,17 +128,17 @@ func (c *Client) ownUser(ctx context.Context) (string, error) {
 	return user, nil
 }
 
-// objectGone reports whether an object does not exist, in contrast to an API that does not exist.
+// objectGone reports whether an object does not exist. It is false if the API is not served.
 func objectGone(err error) bool {
 	return apierrors.IsNotFound(err) && !apiMissing(err)
 }
 
-// apiMissing reports whether the server does not know the kind at all.
+// apiMissing reports whether the server does not serve the kind.
 func apiMissing(err error) bool {
 	return apierrors.IsNotFound(err) && apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
-// refused adds shutdown.ErrRefused to an error with which the API says no, and will say no again.
+// refused wraps an error with shutdown.ErrRefused if the API would refuse the request again.
 func refused(err error) error {
 	switch {
 	case apiMissing(err):

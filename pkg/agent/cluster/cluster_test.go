@@ -107,15 +107,15 @@ func TestEnsureWithExisting(t *testing.T) {
 		"the same":                         {old: own(), want: adopted},
 		"with another reason":              {old: own(func(nm *v1alpha1.NodeMaintenance) { nm.Spec.Reason = "node shutdown" }), want: adopted},
 		"of a cancelled shutdown":          {old: own(stage(v1alpha1.NodeMaintenanceStageComplete)), want: replaced},
-		"of a cancelled one, not released": {old: own(stage(v1alpha1.NodeMaintenanceStageComplete)), finalizer: true, want: retry, message: "still exists"},
+		"of a cancelled one, not released": {old: own(stage(v1alpha1.NodeMaintenanceStageComplete)), finalizer: true, want: retry, message: "is being deleted"},
 		"completed by a user":              {old: own(stage(v1alpha1.NodeMaintenanceStageComplete), byUser("jane")), want: refusal, message: "user jane has completed it"},
 		"of another boot, with this name": {old: own(func(nm *v1alpha1.NodeMaintenance) {
 			nm.Annotations[v1alpha1.AnnotationBootID] = "x"
 		}), want: refusal, message: `is "x"`},
 		"without a boot":                     {old: own(func(nm *v1alpha1.NodeMaintenance) { nm.Annotations = nil }), want: refusal, message: `is ""`},
 		"that a user has only announced":     {old: own(stage(v1alpha1.NodeMaintenanceStageIdle)), want: refusal, message: "its stage is Idle"},
-		"of two nodes":                       {old: own(func(nm *v1alpha1.NodeMaintenance) { addNode(nm, "worker-2") }), want: refusal, message: "node worker-1 alone"},
-		"that is deleted and still released": {old: own(func(nm *v1alpha1.NodeMaintenance) { nm.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), want: retry, message: "still exists"},
+		"of two nodes":                       {old: own(func(nm *v1alpha1.NodeMaintenance) { addNode(nm, "worker-2") }), want: refusal, message: "exactly node worker-1 by name"},
+		"that is deleted and still released": {old: own(func(nm *v1alpha1.NodeMaintenance) { nm.DeletionTimestamp = &metav1.Time{Time: time.Now()} }), want: retry, message: "is being deleted"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := newAPI(t, tt.old)

@@ -23,9 +23,9 @@ import (
 // dialTimeout limits an attempt to connect to one address.
 const dialTimeout = 2 * time.Second
 
-// ask makes a request of a shutdown. After a failure, it uses a connection of its own: client-go
-// sends all requests of a process over one connection, and if that has died without an end, they
-// all fail while the API is well.
+// ask makes a request for a shutdown. After a failure, it uses a new connection: client-go sends
+// all requests of a process over one connection, and if that connection is dead but not closed, all
+// requests fail while the API works.
 func ask[T any](ctx context.Context, c *Client, request func(ctx context.Context, c *Client) (T, error)) (T, error) {
 	c.shared.mu.Lock()
 	failed := c.shared.failed
@@ -46,17 +46,17 @@ func ask[T any](ctx context.Context, c *Client, request func(ctx context.Context
 	return result, err
 }
 
-// reconnect returns a copy of the client with connections of its own, and a function that closes
-// them.
+// reconnect returns a copy of the client with its own connections, and a function that closes them.
 func (c *Client) reconnect() (own *Client, closeAll func(), err error) {
 	config := rest.CopyConfig(c.shared.rest)
-	// The transport of a configuration with file names starts a goroutine that never ends.
+	// Load the files: the transport of a configuration with file names starts a goroutine that
+	// never ends.
 	if err := rest.LoadTLSFiles(config); err != nil {
 		return nil, nil, err
 	}
 	config.CAFile, config.CertFile, config.KeyFile = "", "", ""
-	// HTTP/2 would share the connection, and a configuration without a proxy of its own the
-	// transport.
+	// Disable sharing: HTTP/2 would share the connection, and without its own proxy function a
+	// configuration would share the transport.
 	if len(config.CAData) > 0 || len(config.CertData) > 0 || config.Insecure || strings.HasPrefix(config.Host, "https:") {
 		config.NextProtos = []string{"http/1.1"}
 	}
@@ -77,7 +77,7 @@ func (c *Client) reconnect() (own *Client, closeAll func(), err error) {
 }
 
 // ownDialer opens connections and closes them. Each attempt begins with the next address of the
-// server's name: of several API servers, one may accept connections and not answer.
+// server's name: one of several API servers may accept connections without answering.
 type ownDialer struct {
 	attempt int
 
@@ -120,13 +120,14 @@ func (d *ownDialer) closeAll() {
 // warningKey is the key of the warnings of one request in its context.
 type warningKey struct{}
 
-// warnings collects the warnings of the answers to one request.
+// warnings collects the warnings in the responses to one request.
 type warnings struct {
 	mu   sync.Mutex
 	list []string
 }
 
-// listening returns a configuration whose clients hand the warnings of the API to the request.
+// listening returns a configuration whose clients pass the warnings of the API to the context of
+// the request.
 func listening(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.WarningHandler, config.WarningHandlerWithContext = nil, warningHandler{next: config.WarningHandlerWithContext}
@@ -150,13 +151,13 @@ func (h warningHandler) HandleWarningHeaderWithContext(ctx context.Context, code
 	}
 }
 
-// withWarnings returns a context that collects the warnings of the requests with it.
+// withWarnings returns a context that collects the warnings of its requests.
 func withWarnings(ctx context.Context) (context.Context, *warnings) {
 	w := &warnings{}
 	return context.WithValue(ctx, warningKey{}, w), w
 }
 
-// noLeader returns an error if the server has warned that no controller acts.
+// noLeader returns an error if the server warned that no controller is active.
 func (w *warnings) noLeader() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -64,7 +64,7 @@ func podOf(pod *corev1.Pod) shutdown.Pod {
 	return p
 }
 
-// Evict asks for the eviction of a pod with the rights of its node.
+// Evict requests the eviction of a pod with the rights of the pod's node.
 func (c *Client) Evict(ctx context.Context, pod shutdown.Pod) error {
 	eviction := &policyv1.Eviction{
 		ObjectMeta: metav1.ObjectMeta{
@@ -73,8 +73,8 @@ func (c *Client) Evict(ctx context.Context, pod shutdown.Pod) error {
 		},
 		DeleteOptions: &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(pod.UID))},
 	}
-	// Not the typed client: it sleeps and tries again by itself, and does not see a failure that
-	// comes with the code 201, which is how the API refuses a pod that several budgets select.
+	// Do not use the typed client: it sleeps and retries, and does not return a failure that comes
+	// with code 201. The API answers with that code if several budgets select the pod.
 	_, err := c.host.CoreV1().RESTClient().Post().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).SubResource("eviction").
 		MaxRetries(0).Body(eviction).Do(ctx).Get()
 	var status apierrors.APIStatus
@@ -88,23 +88,23 @@ func (c *Client) Evict(ctx context.Context, pod shutdown.Pod) error {
 	return err
 }
 
-// Cordon makes the node unschedulable, unless it is, with an annotation that names the boot.
+// Cordon makes the node unschedulable if it is schedulable, with an annotation that names the boot.
 func (c *Client) Cordon(ctx context.Context, bootID string) error {
 	node, err := c.getNode(ctx)
 	if err != nil {
 		return err
 	}
-	// The cordon of an earlier boot that was not undone is this one's to undo.
+	// Take over a cordon that an earlier boot did not undo.
 	boot := node.Annotations[v1alpha1.AnnotationCordonedByAgent]
 	if node.Spec.Unschedulable && (boot == "" || boot == bootID) {
 		return nil
 	}
-	klog.FromContext(ctx).Info("Making the node unschedulable, since no server does", "node", c.node)
+	klog.FromContext(ctx).Info("Making the node unschedulable, since Haulout does not answer", "node", c.node)
 	return c.patchNode(ctx, node, map[string]any{v1alpha1.AnnotationCordonedByAgent: bootID}, map[string]any{"unschedulable": true})
 }
 
-// Uncordon undoes the Cordon of this or an earlier boot, unless the server has taken it over. That
-// the cordon is the agent's is known from the annotation alone: what an agent stores can be lost.
+// Uncordon undoes the Cordon of this or an earlier boot, unless the server has taken it over. Only
+// the annotation identifies a cordon of the agent: the agent's stored state can be lost.
 func (c *Client) Uncordon(ctx context.Context) error {
 	node, err := c.getNode(ctx)
 	if err != nil {
@@ -128,7 +128,8 @@ func (c *Client) getNode(ctx context.Context) (*corev1.Node, error) {
 	return node, nil
 }
 
-// patchNode changes annotations and the specification of the node, if it is as it was read.
+// patchNode changes annotations and the spec of the node, if the node is unchanged since it was
+// read.
 func (c *Client) patchNode(ctx context.Context, node *corev1.Node, annotations, spec map[string]any) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": node.UID, "resourceVersion": node.ResourceVersion, "annotations": annotations}, "spec": spec,

@@ -30,14 +30,15 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// patchAttempts is how often a patch is tried against newer versions of the object: the server
-// writes the status of a maintenance often while it drains.
+// patchAttempts is how often a patch is tried again with a newer version of the object: during a
+// drain, the server writes the status of a maintenance often.
 var patchAttempts = wait.Backoff{Steps: 5}
 
 const (
-	// pageSize limits how many maintenances one request lists.
+	// pageSize limits the number of maintenances in one list response.
 	pageSize = 100
-	// keptMaintenances is how many completed maintenances of earlier boots stay, for users.
+	// keptMaintenances is the number of completed maintenances of earlier boots that the agent
+	// keeps for users.
 	keptMaintenances = 15
 )
 
@@ -59,7 +60,7 @@ func (c *Client) ensure(ctx context.Context, request shutdown.MaintenanceRequest
 		}
 		old, err := c.maintenances.Get(ctx, want.Name, metav1.GetOptions{})
 		if objectGone(err) {
-			continue // removed between the two requests
+			continue // deleted between the two requests
 		}
 		if err != nil {
 			return state.MaintenanceRef{}, refused(fmt.Errorf("get NodeMaintenance %s: %w", want.Name, err))
@@ -74,7 +75,7 @@ func (c *Client) ensure(ctx context.Context, request shutdown.MaintenanceRequest
 			return state.MaintenanceRef{}, err
 		}
 	}
-	return state.MaintenanceRef{}, fmt.Errorf("NodeMaintenance %s of an earlier shutdown still exists, although it is deleted: the server releases the node first", want.Name)
+	return state.MaintenanceRef{}, fmt.Errorf("NodeMaintenance %s of an earlier shutdown is being deleted, but the server has not released the node yet", want.Name)
 }
 
 // build returns the maintenance of a shutdown.
@@ -97,8 +98,8 @@ func (c *Client) build(request shutdown.MaintenanceRequest) *v1alpha1.NodeMainte
 	}
 }
 
-// mayAdopt returns an error that says what is in the way if an existing maintenance is not one that
-// this agent has created for this boot.
+// mayAdopt returns an error with the reason if this agent did not create an existing maintenance
+// for this boot.
 func (c *Client) mayAdopt(ctx context.Context, old, want *v1alpha1.NodeMaintenance) error {
 	inTheWay := func(format string, args ...any) error {
 		return fmt.Errorf("%w: NodeMaintenance %s exists, and %s; delete it", shutdown.ErrRefused, old.Name, fmt.Sprintf(format, args...))
@@ -108,10 +109,10 @@ func (c *Client) mayAdopt(ctx context.Context, old, want *v1alpha1.NodeMaintenan
 		return inTheWay("its annotation %s is %q and not %q", v1alpha1.AnnotationBootID, got, boot)
 	}
 	if !apiequality.Semantic.DeepEqual(old.Spec.NodeSelector, want.Spec.NodeSelector) {
-		return inTheWay("it does not select node %s alone by its name", c.node)
+		return inTheWay("it does not select exactly node %s by name", c.node)
 	}
 	if v1alpha1.IsDraining(old) {
-		return nil // who advanced it does not matter
+		return nil // no matter who advanced it
 	}
 	if !v1alpha1.IsEnding(old) {
 		return inTheWay("its stage is %s and not Drain", old.Spec.Stage)
@@ -146,14 +147,15 @@ func requester(nm *v1alpha1.NodeMaintenance) string {
 	return nm.Spec.RequestedBy.Username
 }
 
-// requestedBySelf reports whether this agent is the last that has changed the stage or the nodes of
-// a maintenance.
+// requestedBySelf reports whether this agent made the last change of the stage or the nodes of a
+// maintenance.
 func (c *Client) requestedBySelf(ctx context.Context, nm *v1alpha1.NodeMaintenance) (bool, error) {
 	user, err := c.ownUser(ctx)
 	return user != "" && requester(nm) == user, err
 }
 
-// Drain returns how far the drain of the node is. It is an error if no leader acts on it.
+// Drain returns the progress of the node's drain. It returns an error if no leader acts on the
+// maintenance.
 func (c *Client) Drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.DrainState, error) {
 	return ask(ctx, c, func(ctx context.Context, c *Client) (shutdown.DrainState, error) { return c.drain(ctx, ref) })
 }
@@ -200,7 +202,7 @@ func (c *Client) Complete(ctx context.Context, ref state.MaintenanceRef) error {
 	return retry.RetryOnConflict(patchAttempts, func() error {
 		nm, err := c.maintenances.Get(ctx, ref.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
-			return nil // also if Haulout was uninstalled
+			return nil // even if Haulout was uninstalled
 		}
 		if err != nil {
 			return fmt.Errorf("get NodeMaintenance %s: %w", ref.Name, err)
@@ -215,14 +217,14 @@ func (c *Client) Complete(ctx context.Context, ref state.MaintenanceRef) error {
 			}
 		}
 		if !own {
-			klog.FromContext(ctx).Info("Leaving a maintenance that is not this agent's", "nodeMaintenance", klog.KObj(nm), "requestedBy", requester(nm))
+			klog.FromContext(ctx).Info("Not completing a maintenance that another user has changed", "nodeMaintenance", klog.KObj(nm), "requestedBy", requester(nm))
 			return nil
 		}
 		return c.complete(ctx, nm)
 	})
 }
 
-// complete moves one maintenance to stage Complete if it still is as it was read.
+// complete moves one maintenance to stage Complete if it is unchanged since it was read.
 func (c *Client) complete(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	if v1alpha1.IsEnding(nm) {
 		return nil
@@ -242,7 +244,7 @@ func (c *Client) complete(ctx context.Context, nm *v1alpha1.NodeMaintenance) err
 	return nil
 }
 
-// isOfShutdown reports whether a maintenance is that of a shutdown of this node.
+// isOfShutdown reports whether a maintenance was created for a shutdown of this node.
 func (c *Client) isOfShutdown(nm *v1alpha1.NodeMaintenance) bool {
 	boot := nm.Annotations[v1alpha1.AnnotationBootID]
 	return boot != "" && nm.Name == protocol.ShutdownName(c.node, boot)
@@ -269,8 +271,8 @@ func (c *Client) CompleteOlder(ctx context.Context, bootID string) (completed in
 	return completed, errors.Join(errs...)
 }
 
-// DeleteOldest deletes the oldest of the completed maintenances of earlier boots, also of those
-// that another user has completed: each reboot makes one, and a node may have only so many.
+// DeleteOldest deletes the oldest completed maintenances of earlier boots, including those that
+// another user completed: each reboot creates one, and their number on a node is limited.
 func (c *Client) DeleteOldest(ctx context.Context, bootID string) error {
 	older, errs := c.listOlder(ctx, bootID)
 	older = slices.DeleteFunc(older, func(nm *v1alpha1.NodeMaintenance) bool { return !v1alpha1.IsEnding(nm) })
@@ -278,7 +280,7 @@ func (c *Client) DeleteOldest(ctx context.Context, bootID string) error {
 		return cmp.Or(b.CreationTimestamp.Compare(a.CreationTimestamp.Time), strings.Compare(b.Name, a.Name))
 	})
 	for _, nm := range older[min(keptMaintenances, len(older)):] {
-		// A node may delete only what no other user has changed. That is no error to try again.
+		// A node may not delete an object that another user has changed. Retrying would not help.
 		if err := c.remove(ctx, nm); err != nil && !apierrors.IsForbidden(err) {
 			errs = append(errs, err)
 		}
@@ -286,14 +288,14 @@ func (c *Client) DeleteOldest(ctx context.Context, bootID string) error {
 	return errors.Join(errs...)
 }
 
-// listOlder returns the maintenances of earlier shutdowns of this node, also if another user has
-// changed them since, and what has failed on the way.
+// listOlder returns the maintenances of earlier shutdowns of this node, even if another user has
+// changed them since, and the errors that occurred.
 func (c *Client) listOlder(ctx context.Context, bootID string) (older []*v1alpha1.NodeMaintenance, errs []error) {
 	options := metav1.ListOptions{Limit: pageSize, FieldSelector: fields.OneTermEqualSelector(maintenance.FieldNodeOfShutdown, c.node).String()}
 	for {
 		page, err := c.maintenances.List(ctx, options)
 		if apierrors.IsBadRequest(err) && options.FieldSelector != "" {
-			// A server of an older version does not know the field.
+			// An older server does not know the field selector.
 			options = metav1.ListOptions{Limit: pageSize}
 			continue
 		}
@@ -303,7 +305,7 @@ func (c *Client) listOlder(ctx context.Context, bootID string) (older []*v1alpha
 		for i := range page.Items {
 			nm := &page.Items[i]
 			if nm.Annotations[v1alpha1.AnnotationBootID] != bootID && c.isOfShutdown(nm) {
-				older = append(older, nm.DeepCopy()) // not the whole page
+				older = append(older, nm.DeepCopy()) // a copy, so that the page can be freed
 			}
 		}
 		if page.Continue == "" {

@@ -26,10 +26,10 @@ import (
 )
 
 const (
-	// The status that the kubelet gives to the pods that it ends during a shutdown.
+	// The kubelet sets this status on pods that it ends during a shutdown.
 	killedReason  = "Terminated"
 	killedMessage = "Pod was terminated in response to imminent node shutdown."
-	// reportWorkers is how many pods are reported at the same time.
+	// reportWorkers is the number of pods that are reported in parallel.
 	reportWorkers = 8
 )
 
@@ -56,9 +56,10 @@ func (c *Client) ReportKilled(ctx context.Context, pods []state.KilledPod, since
 	return reported, errors.Join(errs...)
 }
 
-// reportPod reports one pod. A pod that needs no report is no error.
+// reportPod reports one pod. It returns nil for a pod that needs no report.
 func (c *Client) reportPod(ctx context.Context, killed *state.KilledPod, since time.Time) error {
-	// A conflict is another pod of this name, or another write at the same time: look again.
+	// On a conflict, read the pod again: another pod has its name now, or another client wrote at
+	// the same time.
 	return retry.RetryOnConflict(patchAttempts, func() error {
 		pod, err := c.podOfNode(ctx, killed)
 		if err != nil || pod == nil {
@@ -72,8 +73,8 @@ func (c *Client) reportPod(ctx context.Context, killed *state.KilledPod, since t
 	})
 }
 
-// podOfNode returns a pod of this node, nil if there is none of that name. A node that gets a pod
-// which is gone, or runs elsewhere, is answered that it has no right to it; a list is true.
+// podOfNode returns a pod of this node, or nil if none has this name. It lists: for a pod that is
+// gone or on another node, a get of a node returns Forbidden.
 func (c *Client) podOfNode(ctx context.Context, pod *state.KilledPod) (*corev1.Pod, error) {
 	list, err := c.host.CoreV1().Pods(pod.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.AndSelectors(
 		fields.OneTermEqualSelector("spec.nodeName", c.node), fields.OneTermEqualSelector(metav1.ObjectNameField, pod.Name),
@@ -104,7 +105,7 @@ func (c *Client) patchKilled(ctx context.Context, killed *state.KilledPod) error
 	}
 	_, err = c.host.CoreV1().Pods(killed.Namespace).Patch(ctx, killed.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-		// Gone since the list, or a right is missing: the list tells.
+		// The pod was deleted after the list, or a right is missing: list again to find out.
 		if pod, listErr := c.podOfNode(ctx, killed); listErr == nil && (pod == nil || pod.UID != killed.UID) {
 			return nil
 		}
@@ -115,7 +116,7 @@ func (c *Client) patchKilled(ctx context.Context, killed *state.KilledPod) error
 	return nil
 }
 
-// needsNoReport returns why a pod is left alone, empty if it has to be reported.
+// needsNoReport returns why a pod needs no report; empty if the agent must report it.
 func needsNoReport(pod *corev1.Pod, killed *state.KilledPod, node string, since time.Time) string {
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 		return "the kubelet reports static pods"
@@ -139,8 +140,8 @@ func needsNoReport(pod *corev1.Pod, killed *state.KilledPod, node string, since 
 	return ""
 }
 
-// SetCondition writes a condition of the node. It does not write NodeAgentReady if the node has it
-// like that, and its heartbeat is not due.
+// SetCondition writes a condition of the node. It does not write NodeAgentReady if the condition is
+// unchanged and its heartbeat is not due.
 func (c *Client) SetCondition(ctx context.Context, condition corev1.NodeCondition) error {
 	node, err := c.getNode(ctx)
 	if err != nil {
@@ -163,8 +164,8 @@ func (c *Client) SetCondition(ctx context.Context, condition corev1.NodeConditio
 			}
 		}
 	}
-	// The kubelet writes its own conditions: the patch merges by type, and changes only this one. A
-	// node that was recreated in the meantime is another one.
+	// The patch merges by type and leaves the kubelet's conditions unchanged. The UID excludes a
+	// Node that was recreated in the meantime.
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": node.UID},
 		"status":   map[string]any{"conditions": []corev1.NodeCondition{condition}},

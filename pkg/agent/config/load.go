@@ -30,7 +30,7 @@ func init() {
 	utilruntime.Must(configv1alpha1.AddToScheme(scheme))
 }
 
-// DefaultPath returns where the configuration file is unless a flag names another one.
+// DefaultPath returns the path of the configuration file if no flag sets it.
 func DefaultPath() string {
 	return defaultPath(goruntime.GOOS)
 }
@@ -50,8 +50,8 @@ func Default() *configv1alpha1.NodeAgentConfiguration {
 	return c
 }
 
-// Load reads a configuration file, sets what it leaves out and checks it. An error names the file
-// and each wrong field.
+// Load reads a configuration file, sets its defaults and validates it. An error names the file and
+// each invalid field.
 func Load(path string) (*configv1alpha1.NodeAgentConfiguration, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -67,8 +67,8 @@ func Load(path string) (*configv1alpha1.NodeAgentConfiguration, error) {
 	return c, nil
 }
 
-// decode reads exactly one document of the one version that there is. A field that it does not know
-// is an error: a misspelled field would otherwise have its default, which is seen at a shutdown.
+// decode reads exactly one document of the only version. An unknown field is an error: a misspelled
+// field would otherwise keep its default, and the user would notice only at a shutdown.
 func decode(data []byte) (*configv1alpha1.NodeAgentConfiguration, error) {
 	if err := checkKind(data); err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func decode(data []byte) (*configv1alpha1.NodeAgentConfiguration, error) {
 	return c, nil
 }
 
-// checkKind returns an error if the data are not one document of our kind.
+// checkKind returns an error if the data is not exactly one document of our kind.
 func checkKind(data []byte) error {
 	if documents(data) > 1 {
 		return errors.New("the file has several YAML documents: must have exactly one")
@@ -110,7 +110,7 @@ func checkKind(data []byte) error {
 	return errors.Join(errs...)
 }
 
-// documents counts the YAML documents that are more than comments and blank lines.
+// documents counts the YAML documents that have more than comments and blank lines.
 func documents(data []byte) int {
 	n, content := 0, false
 	for line := range bytes.Lines(data) {

@@ -22,11 +22,11 @@ import (
 )
 
 const (
-	// Margin is the part of the maximal delay that is no pod's: in it the agent stores its state
-	// and releases the shutdown.
+	// Margin is the part of the maximum delay that no pod may use: the agent needs it to store its
+	// state and to release the shutdown.
 	Margin = 5 * time.Second
-	// MaxTableEntries is the maximum number of entries of the table. The drain plan has an entry of
-	// each pod type for each of them.
+	// MaxTableEntries is the maximum number of entries of the table. The drain plan has one entry
+	// per pod type for each of them.
 	MaxTableEntries = v1alpha1.MaxOwnDrainPlanEntries / 3
 
 	maxDelay       = 24 * time.Hour
@@ -55,10 +55,10 @@ func validate(c *configv1alpha1.NodeAgentConfiguration, goos string) field.Error
 	return append(errs, validateBindAddress(c.MetricsBindAddress, field.NewPath("metricsBindAddress"))...)
 }
 
-// validateTable accepts each table that the kubelet accepts and that has one meaning. The kubelet
-// sorts its table, and KEP-2712 writes it from high to low, so any order is right. Of two entries
-// with one priority the kubelet takes the one that its sorting happens to put first, and an entry
-// of no time kills pods without a wait: both are mistakes here.
+// validateTable accepts each table that the kubelet accepts and that has only one meaning. Any
+// order is valid, since the kubelet sorts its table, and KEP-2712 has examples in descending order.
+// Two entries with one priority are invalid: the result in the kubelet depends on its sorting. An
+// entry with no time is invalid: it kills pods without waiting.
 func validateTable(table []configv1alpha1.ShutdownGracePeriodByPodPriority, fldPath *field.Path) field.ErrorList {
 	if len(table) == 0 {
 		return field.ErrorList{field.Required(fldPath, "must have at least one entry")}
@@ -87,7 +87,7 @@ func validateTimes(c *configv1alpha1.NodeAgentConfiguration) field.ErrorList {
 	if len(errs) == 0 {
 		if least := total(c.ShutdownGracePeriodByPodPriority) + Margin; c.MaxShutdownDelay.Duration < least {
 			errs = append(errs, field.Invalid(delay, c.MaxShutdownDelay.Duration.String(),
-				fmt.Sprintf("must be at least %v, which is all periods of shutdownGracePeriodByPodPriority and %v", least, Margin)))
+				fmt.Sprintf("must be at least %v: all periods of shutdownGracePeriodByPodPriority and %v", least, Margin)))
 		}
 	}
 	errs = append(errs, inRange(grace, c.APIGracePeriod, time.Second, 10*time.Minute)...)
@@ -146,7 +146,7 @@ func validatePlaces(c *configv1alpha1.NodeAgentConfiguration, goos string) field
 
 var windowsAbs = regexp.MustCompile(`^([A-Za-z]:[\\/]|\\\\[^\\/]+[\\/][^\\/]+)`)
 
-// isAbs does not use filepath: the tests of one system check the paths of the other.
+// isAbs does not use filepath, so that tests on one operating system can check paths of the other.
 func isAbs(p, goos string) bool {
 	if goos == "windows" {
 		return windowsAbs.MatchString(p)
@@ -170,7 +170,7 @@ func validateChoices(c *configv1alpha1.NodeAgentConfiguration, goos string) fiel
 		configv1alpha1.ForgottenShutdownKeep, configv1alpha1.ForgottenShutdownCancel)...)
 	if c.DrainBeforeShutdown != nil && !*c.DrainBeforeShutdown && c.LocalEngine == configv1alpha1.LocalEngineNone {
 		errs = append(errs, field.Invalid(field.NewPath("drainBeforeShutdown"), false,
-			"must be true if localEngine is None: nothing else would end the pods"))
+			"must be true if localEngine is None: otherwise nothing ends the pods"))
 	}
 	service := field.NewPath("kubeletService")
 	switch {
@@ -182,9 +182,9 @@ func validateChoices(c *configv1alpha1.NodeAgentConfiguration, goos string) fiel
 	return errs
 }
 
-// validateEngine refuses the engine of older versions with what to do. To take CRI in its place
-// would not be safe: the kubelet still has the graceful shutdown of its own that KubeletBus needed,
-// with which it ends all pods when a shutdown begins, without their budgets.
+// validateEngine returns a hint for the engine of older versions, instead of replacing it with CRI.
+// Such a kubelet still has its own graceful shutdown, which KubeletBus needed. It would end all
+// pods when a shutdown begins, without their budgets.
 func validateEngine(engine configv1alpha1.LocalEngine, fldPath *field.Path) field.ErrorList {
 	if engine == "KubeletBus" {
 		return field.ErrorList{field.Invalid(fldPath, engine, `was removed: must be "CRI" or "None"; first remove `+

@@ -25,7 +25,7 @@ const (
 	dropInExtension = ".conf"
 )
 
-// configuration has the few fields of the kubelet's configuration that the node agent reads.
+// configuration has the fields of the kubelet's configuration that the node agent reads.
 type configuration struct {
 	StaticPodPath                    string          `json:"staticPodPath"`
 	StaticPodURL                     string          `json:"staticPodURL"`
@@ -42,7 +42,7 @@ type configuration struct {
 }
 
 // loadConfig reads the configuration file and the drop-ins in the directory, in the kubelet's
-// order. An empty path is left out.
+// order. It skips empty paths.
 func loadConfig(path, dropIns string) (*configuration, error) {
 	merged := map[string]any{}
 	if path != "" {
@@ -50,7 +50,7 @@ func loadConfig(path, dropIns string) (*configuration, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The kubelet resolves this path relative to the file, but does not in drop-ins.
+		// The kubelet resolves this path relative to the main file, but not in drop-ins.
 		if static, ok := main["staticPodPath"].(string); ok {
 			main["staticPodPath"] = absolute(static, filepath.Dir(path))
 		}
@@ -153,10 +153,10 @@ func (c *configuration) override(flags map[string]string) error {
 	return nil
 }
 
-// criticalPriority is the priority from which shutdownGracePeriodCriticalPods counts.
+// criticalPriority is the lowest priority to which shutdownGracePeriodCriticalPods applies.
 const criticalPriority = 2000000000
 
-// gracefulShutdown returns the fields with which the kubelet delays shutdowns itself, and the
+// gracefulShutdown returns the fields that configure the kubelet's own shutdown delay, and the
 // seconds of each priority.
 func (c *configuration) gracefulShutdown() (fields []string, table map[int32]int64) {
 	if on, ok := c.FeatureGates[shutdownFeature]; ok && !on {
@@ -184,8 +184,8 @@ func (c *configuration) gracefulShutdown() (fields []string, table map[int32]int
 	}
 }
 
-// parseFlags returns the values of the flags in a command line, without the program's name. The
-// last one of several wins, as in the kubelet.
+// parseFlags returns the values of the flags in a command line without the program's name. If a
+// flag is repeated, the last value wins, as in the kubelet.
 func parseFlags(args []string) map[string]string {
 	flags := map[string]string{}
 	for i := 1; i < len(args); i++ {

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubelet finds out what the kubelet of this node is configured with, whether it is
-// healthy, and whether it was restarted.
+// Package kubelet reads the configuration of this node's kubelet, and checks whether the kubelet is
+// healthy and whether it was restarted.
 package kubelet
 
 import (
@@ -29,7 +29,7 @@ const (
 	defaultHealthzAddress = "127.0.0.1"
 )
 
-// ErrNotRunning is the error for a kubelet that does not run, or that is not a process of its own.
+// ErrNotRunning means that no kubelet runs as a separate process.
 var ErrNotRunning = errors.New("no process of the kubelet found")
 
 // Facts are the parts of the kubelet's configuration that the node agent needs.
@@ -37,31 +37,31 @@ type Facts struct {
 	// StaticPodPath is the absolute path of the static pod folder (or of the single manifest);
 	// empty if the kubelet runs no static pods from files.
 	StaticPodPath string
-	// StaticPodURL: the kubelet also reads static pods from a URL.
+	// StaticPodURL is set if the kubelet also reads static pods from a URL.
 	StaticPodURL bool
-	// ShutdownFields are the fields that give the kubelet a graceful node shutdown of its own; none
-	// if it has none. ShutdownTable has the seconds of each priority in it.
+	// ShutdownFields are the fields that enable the kubelet's own graceful node shutdown; empty if
+	// it is disabled. ShutdownTable has the seconds of each priority.
 	ShutdownFields []string
 	ShutdownTable  map[int32]int64
 	// HealthzAddress is the host and port of the endpoint /healthz; empty if it is disabled.
 	HealthzAddress string
 	// ContainerRuntimeEndpoint is the endpoint of the CRI.
 	ContainerRuntimeEndpoint string
-	// Kubeconfig is the absolute path of the kubeconfig file, empty if the kubelet has no such
-	// flag.
+	// Kubeconfig is the absolute path of the kubeconfig file; empty if the kubelet runs without
+	// that flag.
 	Kubeconfig string
-	// NodeName is the name of the node as the kubelet derives it without a cloud provider.
+	// NodeName is the node name that the kubelet derives without a cloud provider.
 	NodeName string
-	// Running: the facts are those of a kubelet that runs.
+	// Running is set if the facts are those of a running kubelet.
 	Running bool
 }
 
-// Discover returns the facts from the command line of the running kubelet and the files that it
-// names. If no kubelet runs, or it names no configuration file, it reads the file configPath.
+// Discover returns the facts from the command line of the running kubelet and from its files. If no
+// kubelet runs, or its command line has no configuration file, it reads the file configPath.
 func Discover(ctx context.Context, configPath string) (Facts, error) {
 	process, err := Find(ctx)
 	if errors.Is(err, ErrNotRunning) {
-		klog.FromContext(ctx).Info("The kubelet does not run, its configuration file is read", "path", configPath)
+		klog.FromContext(ctx).Info("The kubelet does not run, reading its configuration file", "path", configPath)
 	} else if err != nil {
 		return Facts{}, err
 	}
@@ -76,7 +76,7 @@ func discover(configPath string, args []string, dir string) (Facts, error) {
 	if path, ok := flags["config"]; ok && path != "" {
 		configPath = path
 	} else if _, err := os.Stat(absolute(configPath, dir)); len(args) > 0 && err != nil {
-		// A kubelet that has only flags.
+		// This kubelet has only flags.
 		configPath = ""
 	}
 	config, err := loadConfig(absolute(configPath, dir), absolute(flags["config-dir"], dir))
@@ -119,7 +119,7 @@ func nodeName(override string) (string, error) {
 	return name, nil
 }
 
-// healthzAddress returns an address to which one can connect.
+// healthzAddress returns an address to which the agent can connect.
 func (c *configuration) healthzAddress() string {
 	port := int32(defaultHealthzPort)
 	if c.HealthzPort != nil {
@@ -149,13 +149,13 @@ func absolute(path, dir string) string {
 // Process is the running kubelet.
 type Process struct {
 	PID int
-	// ID is unique among all processes of the machine, also those before a boot. It does not depend
-	// on the clock.
+	// ID is unique among all processes of the machine, including those of earlier boots. It does
+	// not depend on the clock.
 	ID string
-	// Started is when the process was started, by the clock of now.
+	// Started is when the process was started, according to the present clock.
 	Started time.Time
-	// Args is the command line with the program's name, and Dir the working directory. Both are
-	// empty where the system does not tell.
+	// Args is the command line with the program's name, and Dir is the working directory. Both are
+	// empty if the operating system does not provide them.
 	Args []string
 	Dir  string
 }
@@ -189,8 +189,7 @@ func (h Health) Check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// A connection of its own each time: a kept one would outlive a kubelet in the middle of its
-	// end.
+	// Open a new connection each time: a persistent one would outlive a kubelet that is stopping.
 	transport := &http.Transport{DisableKeepAlives: true}
 	response, err := (&http.Client{Transport: transport}).Do(request)
 	if err != nil {

@@ -21,9 +21,9 @@ const shutdownFeature = "GracefulNodeShutdown"
 // ticksPerSecond is the unit of times in /proc (USER_HZ), the same on all architectures of Go.
 const ticksPerSecond = 100
 
-// Find returns the running kubelet, the oldest one if there are several. Only processes of the
-// agent's own user and PID namespace count that are not in a pod: any user can call a process
-// kubelet, and a node may run other nodes in containers.
+// Find returns the running kubelet; the oldest one if there are several. It considers only
+// processes of the agent's own user and PID namespace that are not in a pod: any user can name a
+// process kubelet, and a node may run other nodes in containers.
 func Find(context.Context) (Process, error) {
 	return findIn("/proc", os.Getuid())
 }
@@ -49,7 +49,7 @@ func findIn(proc string, uid int) (Process, error) {
 			continue
 		}
 		dir := filepath.Join(proc, entry.Name())
-		// A process that ends meanwhile is none.
+		// Skip a process that ends meanwhile.
 		args, ok := kubeletArgs(dir, uid, namespace)
 		if !ok {
 			continue
@@ -95,8 +95,8 @@ func kubeletArgs(dir string, uid int, namespace string) ([]string, bool) {
 	return args, !inPod(dir) || inPod(filepath.Join(filepath.Dir(dir), "self"))
 }
 
-// inPod reports whether a process is in the cgroup of a pod. If the agent itself is, its node is in
-// a pod, and that says nothing about a process of the node.
+// inPod reports whether a process is in the cgroup of a pod. If the agent itself is in one, the
+// whole node runs in a pod, and the cgroup does not identify pods of this node.
 func inPod(dir string) bool {
 	groups, err := os.ReadFile(filepath.Join(dir, "cgroup"))
 	return err == nil && strings.Contains(string(groups), "kubepods")

@@ -15,8 +15,8 @@ import (
 // shutdownFeature is the feature gate of the kubelet's own graceful node shutdown.
 const shutdownFeature = "WindowsGracefulNodeShutdown"
 
-// Find returns the running kubelet, the oldest one if there are several. Windows does not tell its
-// command line.
+// Find returns the running kubelet; the oldest one if there are several. Windows does not provide
+// its command line.
 func Find(context.Context) (Process, error) {
 	snapshot, err := windows.CreateToolhelp32Snapshot(windows.TH32CS_SNAPPROCESS, 0)
 	if err != nil {
@@ -43,8 +43,8 @@ func Find(context.Context) (Process, error) {
 	return found, nil
 }
 
-// startOf returns the start time of a process, which the system stores when it starts: a change of
-// the clock does not change it.
+// startOf returns the start time of a process. The system stores it when the process starts, so a
+// change of the clock does not affect it.
 func startOf(pid uint32) (time.Time, error) {
 	process, err := windows.OpenProcess(windows.PROCESS_QUERY_LIMITED_INFORMATION, false, pid)
 	if err != nil {

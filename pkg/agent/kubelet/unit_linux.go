@@ -17,16 +17,15 @@ import (
 )
 
 const (
-	// unitTimeout limits how long systemd may take to end the kubelet. After it the process gets
-	// its signals from the agent.
+	// unitTimeout limits how long systemd may take to end the kubelet. After that, the agent sends
+	// the signals to the process.
 	unitTimeout = 30 * time.Second
-	// unitRetry is the pause before the agent looks for another process of the kubelet.
+	// unitRetry is the pause before the agent searches for another kubelet process.
 	unitRetry = time.Second
-	// stoppedFile is there while the agent has stopped the kubelet. A boot, which starts the
-	// kubelet, removes it.
+	// stoppedFile exists while the agent keeps the kubelet stopped. A boot, which starts the
+	// kubelet, removes the file.
 	stoppedFile = "/run/haulout-node-agent.kubelet-stopped"
-	// problemTimeout limits how long systemd is asked about the unit. Static pods wait for the
-	// answer.
+	// problemTimeout limits the queries to systemd about the unit. Static pods wait for the answer.
 	problemTimeout = 5 * time.Second
 )
 
@@ -68,13 +67,14 @@ func (u *Unit) Start(ctx context.Context) error {
 	return files.Remove(u.stopped)
 }
 
-// Stop ends the kubelet, and returns nil only when no process of a kubelet is left. If systemd
-// cannot be asked, it starts the kubelet again as the unit says: then Stop must be called again
-// while the kubelet has to be away.
+// Stop ends the kubelet. It returns nil only when no kubelet process is left. If systemd does not
+// answer, systemd may restart the kubelet as its unit says: then call Stop again for as long as the
+// kubelet must stay stopped.
 func (u *Unit) Stop(ctx context.Context) error {
-	// First: the agent can end at any time, and the next one may have another state.
+	// Write the file first: the agent can end at any time, and the next agent may have another
+	// state.
 	if err := os.WriteFile(u.stopped, []byte(u.name+"\n"), 0o600); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot note that the agent stops the kubelet")
+		klog.FromContext(ctx).Error(err, "Cannot record that the agent stops the kubelet")
 	}
 	for {
 		limited, cancel := context.WithTimeout(ctx, unitTimeout)
@@ -87,7 +87,7 @@ func (u *Unit) Stop(ctx context.Context) error {
 		case found != nil:
 			return errors.Join(err, found)
 		case err == nil:
-			return fmt.Errorf("%s was stopped, but process %d is a kubelet, too: kubeletService must be the unit whose main process the kubelet is",
+			return fmt.Errorf("%s was stopped, but process %d is a kubelet as well: kubeletService must be the unit whose main process is the kubelet",
 				u.name, process.PID)
 		}
 		klog.FromContext(ctx).Error(err, "systemd does not stop the kubelet, ending its process", "unit", u.name, "pid", process.PID)
@@ -102,12 +102,12 @@ func (u *Unit) Stop(ctx context.Context) error {
 	}
 }
 
-// Problem returns why the agent cannot stop the kubelet by its unit, empty if it can. ok is false
-// if that cannot be told now: the unit has ended, the kubelet is just started, or systemd does not
+// Problem returns why the agent cannot stop the kubelet by its unit; empty if it can. ok is false
+// if that is unknown now: the unit has ended, the kubelet has just started, or systemd does not
 // answer.
 //
-// A machine without a process of the kubelet may still have one, as a part of another program. It
-// counts as stopped only if its unit has run in this boot and does not run now.
+// Without a kubelet process, the kubelet may still run as a part of another program. It counts as
+// stopped only if its unit ran in this boot and does not run now.
 func (u *Unit) Problem(ctx context.Context) (problem string, ok bool) {
 	ctx, cancel := context.WithTimeout(ctx, problemTimeout)
 	defer cancel()
@@ -137,6 +137,6 @@ func (u *Unit) Problem(ctx context.Context) (problem string, ok bool) {
 	case unit.MainPID == 0:
 		of = fmt.Sprintf("%s does not run", u.name)
 	}
-	return fmt.Sprintf("%s is the kubelet and %s: kubeletService must be the unit whose main process the kubelet is; until then "+
+	return fmt.Sprintf("%s is the kubelet, and %s: kubeletService must be the unit whose main process is the kubelet; until then "+
 		"the agent ends no pods on the node and parks no static pods", kubelet, of), true
 }

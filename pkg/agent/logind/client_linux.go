@@ -29,18 +29,18 @@ const (
 	whatShutdown = "shutdown"
 	modeDelay    = "delay"
 
-	// infinity is systemd's number for it.
+	// infinity is systemd's value for "infinity".
 	infinity = math.MaxUint64
 )
 
-// errInProgress is logind's answer to a request for a lock while a shutdown is pending.
+// errInProgress is logind's response to a lock request while a shutdown is pending.
 var errInProgress = errors.New("a shutdown is pending")
 
-// client speaks with one logind after the other over one connection to the bus.
+// client talks to logind over one connection to the bus. It follows logind when that is restarted.
 type client struct {
 	conn    *dbus.Conn
 	timeout time.Duration
-	// owner is logind's unique name on the bus; identity is unique over all buses.
+	// owner is logind's unique name on the bus; identity is unique across buses.
 	owner, identity string
 	login           dbus.BusObject
 }
@@ -55,8 +55,8 @@ func (i inhibitor) delays(what string) bool {
 	return slices.Contains(strings.Split(i.What, ":"), what)
 }
 
-// subscribe asks the bus for the signals of logind, and of its start and end. It names the sender:
-// other clients may send signals of the same name.
+// subscribe subscribes to the signals of logind, and to the signal of the bus when logind starts or
+// ends. It restricts the sender: other clients may send signals with the same name.
 func (c *client) subscribe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -73,8 +73,8 @@ func (c *client) subscribe(ctx context.Context) error {
 	return nil
 }
 
-// findOwner finds the logind that now runs. All calls go to its unique name, so that an answer
-// never comes from another one than the identity says.
+// findOwner finds the running logind. All calls go to its unique name, so that a response cannot
+// come from another logind than identity says.
 func (c *client) findOwner(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -84,7 +84,7 @@ func (c *client) findOwner(ctx context.Context) error {
 		return bus.CallWithContext(ctx, busInterface+".GetNameOwner", 0, loginName).Store(&owner)
 	}
 	err := getOwner()
-	// Where the bus can start logind, it is also what a request to shut down would do.
+	// Start logind if the bus can; a shutdown request would do the same.
 	if err != nil && bus.CallWithContext(ctx, busInterface+".StartServiceByName", 0, loginName, uint32(0)).Err == nil {
 		err = getOwner()
 	}
@@ -99,7 +99,7 @@ func (c *client) findOwner(ctx context.Context) error {
 	return nil
 }
 
-// Pending reports whether a shutdown is pending or under way, for programs that hold no lock. root
+// Pending reports whether a shutdown is pending or in progress, for programs without a lock. root
 // is the directory where the root of the host is mounted, or "".
 func Pending(ctx context.Context, root string) (bool, error) {
 	conn, err := systemd.ConnectBus(ctx, root)
@@ -114,7 +114,7 @@ func Pending(ctx context.Context, root string) (bool, error) {
 	return c.preparing(ctx)
 }
 
-// preparing reports whether a shutdown is pending or under way.
+// preparing reports whether a shutdown is pending or in progress.
 func (c *client) preparing(ctx context.Context) (bool, error) {
 	return loginProperty[bool](ctx, c, "PreparingForShutdown")
 }
@@ -148,8 +148,8 @@ func (c *client) inhibitors(ctx context.Context) ([]inhibitor, error) {
 // inhibit takes a lock.
 func (c *client) inhibit(ctx context.Context) (*os.File, error) {
 	done := make(chan *dbus.Call, 1)
-	// Without a context: the file descriptor of an answer that comes after it has ended would stay
-	// open in this process, unknown to it, and delay every shutdown.
+	// Call without a context: if a response came after the context had ended, its file descriptor
+	// would stay open in this process without an owner, and would delay every shutdown.
 	c.login.Go(loginInterface+".Inhibit", 0, done, whatShutdown, Who, "Pods leave the node in order", modeDelay)
 	timer := time.NewTimer(c.timeout)
 	defer timer.Stop()
@@ -160,7 +160,7 @@ func (c *client) inhibit(ctx context.Context) (*os.File, error) {
 	case <-timer.C:
 	}
 	if call == nil {
-		// Closing the connection ends the call, if it is not answered in this moment.
+		// Closing the connection ends the call, unless the response is arriving at this moment.
 		c.conn.Close()
 		call = <-done
 	}
@@ -177,9 +177,9 @@ func (c *client) inhibit(ctx context.Context) (*os.File, error) {
 	}
 }
 
-// kind returns the kind of the pending shutdown, or "" if it cannot be told. logind does not say
-// it before systemd 255, so it is known for those that were scheduled, and those that systemd has
-// begun.
+// kind returns the kind of the pending shutdown; "" if unknown. logind does not report it before
+// systemd 255; for older versions, kind recognizes scheduled shutdowns and shutdowns that systemd
+// has begun.
 func (c *client) kind(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -187,7 +187,7 @@ func (c *client) kind(ctx context.Context) string {
 		Type string
 		USec uint64
 	}](ctx, c, "ScheduledShutdown")
-	// One that is still to come is not the one that is pending.
+	// A shutdown that is scheduled for later is not the pending one.
 	if err == nil && scheduled.Type != "" && scheduled.USec <= uint64(time.Now().UnixMicro()) {
 		return kindOf(scheduled.Type)
 	}
@@ -198,7 +198,7 @@ func (c *client) kind(ctx context.Context) string {
 	return kind
 }
 
-// kindOf maps what logind calls a shutdown.
+// kindOf maps logind's name of an action to a kind.
 func kindOf(action string) string {
 	switch action {
 	case "reboot", "kexec", "soft-reboot":
@@ -210,8 +210,8 @@ func kindOf(action string) string {
 	}
 }
 
-// parsePrepare returns what a signal says: that a shutdown begins, that it was cancelled, or (nil)
-// nothing of that; and its kind, if known.
+// parsePrepare returns the content of a signal: begins is true if a shutdown begins, false if it
+// was cancelled, and nil if the signal is about something else. kind is "" if unknown.
 func parsePrepare(signal *dbus.Signal) (begins *bool, kind string) {
 	var begin bool
 	switch signal.Name {

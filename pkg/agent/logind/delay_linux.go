@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// DropInName is the name of the agent's configuration file for logind. It must sort after those
-	// of other programs, like unattended-upgrades-logind-maxdelay.conf.
+	// DropInName is the name of the agent's configuration file for logind. It must sort after the
+	// files of other programs, such as unattended-upgrades-logind-maxdelay.conf.
 	DropInName = "zz-haulout-node-agent.conf"
 
 	// reloadTimeout limits how long logind may take to apply a new configuration.
@@ -33,18 +33,18 @@ const (
 	reloadPoll    = 50 * time.Millisecond
 )
 
-// dropInDirs are where the agent's configuration file may be. On a machine with a read-only /etc
-// it is written to /run, for this boot.
+// dropInDirs are the possible directories of the agent's configuration file. If /etc is read-only,
+// the file is written to /run, for this boot.
 var dropInDirs = []string{"/etc/systemd/logind.conf.d", "/run/systemd/logind.conf.d"}
 
-// reloadKey is a logind with a configuration. It is reloaded once for each.
+// reloadKey identifies a logind process and a configuration; each pair is reloaded once.
 type reloadKey struct {
 	identity, content string
 	winner            setting
 }
 
-// setDelay stores the delay that logind said it allows. That of a pending shutdown is fixed when
-// it begins: the lowest value is kept that logind can have used.
+// setDelay stores logind's maximum delay. The delay of a pending shutdown is fixed when the
+// shutdown begins, so meanwhile setDelay keeps the lowest value that logind may have used.
 func (m *Manager) setDelay(usec uint64, preparing bool) {
 	delay := m.cfg.Delay
 	if usec != infinity {
@@ -60,14 +60,14 @@ func (m *Manager) setDelay(usec uint64, preparing bool) {
 	}
 }
 
-// ensureDelay raises logind's longest delay to the configured one, and returns the delay that
-// logind then allows.
+// ensureDelay raises logind's maximum delay to the configured one, and returns the resulting
+// maximum delay.
 func (m *Manager) ensureDelay(ctx context.Context, c *client, current uint64) (uint64, error) {
 	content := dropIn(m.cfg.Delay)
 	existing := m.existingDropIn()
 	lacking := func(usec uint64) bool { return usec == infinity || systemd.Duration(usec) < seconds(m.cfg.Delay) }
-	// A file from before with another delay is replaced too: the configured delay may have become
-	// lower. What others have set higher stays.
+	// Replace our own older file as well, since the configured delay may have become lower. Keep
+	// higher values of other programs.
 	stale := existing != "" && existing != content
 	var failed error
 	if lacking(current) || stale {
@@ -98,8 +98,8 @@ func (m *Manager) ensureDelay(ctx context.Context, c *client, current uint64) (u
 	return current, ctx.Err()
 }
 
-// reload lets logind read its configuration, and waits until its delay has changed or the time for
-// that is over.
+// reload makes logind read its configuration, and waits until its delay has changed or the timeout
+// has passed.
 func (m *Manager) reload(ctx context.Context, c *client, before uint64) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, reloadTimeout+c.timeout)
 	defer cancel()
@@ -122,11 +122,11 @@ func (m *Manager) reload(ctx context.Context, c *client, before uint64) (uint64,
 	}
 }
 
-// delayProblem says why logind allows less than the configured delay.
+// delayProblem explains why logind allows less than the configured delay.
 func (m *Manager) delayProblem(usec uint64, failed error) string {
 	text := fmt.Sprintf("logind delays a shutdown for at most %s, not %s", formatUSec(usec), m.cfg.Delay)
 	if usec == infinity {
-		text = "logind has InhibitDelayMaxSec=infinity, with which it may not delay a shutdown at all"
+		text = "logind has InhibitDelayMaxSec=infinity, with which some versions do not delay a shutdown at all"
 	}
 	winner, err := effectiveSetting("")
 	switch {
@@ -139,7 +139,7 @@ func (m *Manager) delayProblem(usec uint64, failed error) string {
 	}
 }
 
-// existingDropIn returns the content of the agent's configuration file, "" if there is none.
+// existingDropIn returns the content of the agent's configuration file; "" if it does not exist.
 func (m *Manager) existingDropIn() string {
 	for _, dir := range dropInDirs {
 		if content, err := os.ReadFile(filepath.Join(dir, DropInName)); err == nil {
@@ -161,8 +161,8 @@ func (m *Manager) writeDropIn(content string) error {
 	return errors.Join(errs...)
 }
 
-// RemoveDropIn removes the agent's configuration file for logind, and lets logind read its
-// configuration again if there was one.
+// RemoveDropIn removes the agent's configuration file for logind. If the file existed, logind reads
+// its configuration again.
 func RemoveDropIn(ctx context.Context, client *systemd.Client, root string) error {
 	removed := false
 	for _, dir := range dropInDirs {
@@ -179,8 +179,8 @@ func RemoveDropIn(ctx context.Context, client *systemd.Client, root string) erro
 	return client.KillUnit(ctx, unit, syscall.SIGHUP)
 }
 
-// dropIn returns the content of the agent's configuration file. The number must be finite: systemd
-// 252 fails to delay a shutdown with infinity.
+// dropIn returns the content of the agent's configuration file. The value must be finite: systemd
+// 252 does not delay a shutdown with infinity.
 func dropIn(delay time.Duration) string {
 	return fmt.Sprintf("# Written by haulout-node-agent, which delays shutdowns until the pods have left.\n"+
 		"[Login]\nInhibitDelayMaxSec=%d\n", int64(seconds(delay)/time.Second))
@@ -198,24 +198,24 @@ func formatUSec(usec uint64) string {
 	return systemd.Duration(usec).String()
 }
 
-// configDirs are where systemd looks for drop-ins of logind. A file hides those of the same name
-// in the directories after its own.
+// configDirs are the directories of logind's drop-ins. A file hides files with the same name in
+// later directories.
 var configDirs = []string{
 	"/etc/systemd/logind.conf.d", "/run/systemd/logind.conf.d", "/usr/local/lib/systemd/logind.conf.d", "/usr/lib/systemd/logind.conf.d",
 }
 
-// mainFiles are the main configuration files of logind. The first one that exists is read, before
-// all drop-ins.
+// mainFiles are the main configuration files of logind. logind reads the first one that exists,
+// before all drop-ins.
 var mainFiles = []string{
 	"/etc/systemd/logind.conf", "/run/systemd/logind.conf", "/usr/local/lib/systemd/logind.conf", "/usr/lib/systemd/logind.conf",
 }
 
-// setting is where the configuration of logind sets the longest delay, and to what.
+// setting is a value of the maximum delay and the file that sets it.
 type setting struct {
 	path, value string
 }
 
-// effectiveSetting finds the file that decides on InhibitDelayMaxSec, zero if no file sets it.
+// effectiveSetting returns the setting of InhibitDelayMaxSec that wins; zero if no file sets it.
 func effectiveSetting(root string) (setting, error) {
 	names := map[string]string{}
 	for _, dir := range slices.Backward(configDirs) {
@@ -236,8 +236,8 @@ func effectiveSetting(root string) (setting, error) {
 			break
 		}
 	}
-	// The drop-ins of all directories are read in the order of their names, and the last one
-	// decides.
+	// logind reads the drop-ins of all directories in the order of their names, and the last value
+	// wins.
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		paths = append(paths, names[name])
 	}
@@ -254,7 +254,8 @@ func effectiveSetting(root string) (setting, error) {
 	return found, nil
 }
 
-// readSetting returns the last value of InhibitDelayMaxSec in a file, "" if there is none.
+// readSetting returns the last value of InhibitDelayMaxSec in a file; "" if the file does not set
+// it.
 func readSetting(path string) (value string, err error) {
 	content, err := os.ReadFile(path)
 	section := ""

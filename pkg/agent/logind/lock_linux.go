@@ -16,11 +16,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// inhibitDir is where logind has the pipes of its locks, and beside each a file that describes it.
+// inhibitDir has the pipes of logind's locks, and next to each pipe a file that describes it.
 const inhibitDir = "/run/systemd/inhibit"
 
-// adopt takes over the lock of an earlier process: from systemd's store, or else by the path of
-// its pipe.
+// adopt takes over the lock of an earlier process: from systemd's store, or by the path of the
+// lock's pipe.
 func (m *Manager) adopt(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	m.mu.Lock()
@@ -29,7 +29,7 @@ func (m *Manager) adopt(ctx context.Context) {
 		path, err := lockPath(file)
 		if m.lock != nil || err != nil {
 			if err != nil {
-				logger.Error(err, "Stored shutdown lock is not usable")
+				logger.Error(err, "The shutdown lock in systemd's store is not usable")
 			}
 			file.Close()
 			continue
@@ -43,7 +43,7 @@ func (m *Manager) adopt(ctx context.Context) {
 	}
 	file, err := openLock(m.cfg.Resume.LockPath)
 	if err != nil {
-		logger.Info("Shutdown lock of the last process is gone", "path", m.cfg.Resume.LockPath, "reason", err.Error())
+		logger.Info("The shutdown lock of the last process no longer exists", "path", m.cfg.Resume.LockPath, "reason", err.Error())
 		return
 	}
 	m.lock, m.state.LockPath = file, m.cfg.Resume.LockPath
@@ -51,13 +51,13 @@ func (m *Manager) adopt(ctx context.Context) {
 	m.addToStore(ctx)
 }
 
-// openLock opens the pipe of a lock, and so holds the lock too.
+// openLock opens the pipe of a lock; an open pipe holds the lock.
 func openLock(path string) (*os.File, error) {
 	if filepath.Dir(path) != inhibitDir || filepath.Ext(path) != ".ref" {
-		return nil, fmt.Errorf("path %q of the lock: must be %s/NUMBER.ref", path, inhibitDir)
+		return nil, fmt.Errorf("lock path %q: must be %s/NUMBER.ref", path, inhibitDir)
 	}
-	// logind uses the numbers again after a restart. A lock of another program that we hold would
-	// delay every shutdown.
+	// Check the owner: after a restart, logind reuses the numbers. If this process held the lock of
+	// another program, every shutdown would be delayed.
 	described, err := os.ReadFile(strings.TrimSuffix(path, ".ref"))
 	if err != nil {
 		return nil, err
@@ -65,7 +65,8 @@ func openLock(path string) (*os.File, error) {
 	if !strings.Contains("\n"+string(described), "\nWHO="+Who+"\n") {
 		return nil, fmt.Errorf("lock %s belongs to another program", path)
 	}
-	// O_NONBLOCK makes it fail with ENXIO if logind does not read the pipe, instead of waiting.
+	// With O_NONBLOCK, the call fails with ENXIO instead of waiting if logind does not read the
+	// pipe.
 	file, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -77,9 +78,9 @@ func openLock(path string) (*os.File, error) {
 	return file, nil
 }
 
-// lockPath returns the path of the pipe that an open lock is. It fails if logind has removed it.
-// The link in /proc/self/fd does not tell: the file was opened in logind's own mount namespace, and
-// when that ends with its logind, the link is /NUMBER.ref.
+// lockPath returns the path of the pipe of an open lock. It fails if logind has removed the pipe.
+// It does not use the link in /proc/self/fd: the file was opened in logind's own mount namespace,
+// and when that namespace ends, the link is /NUMBER.ref.
 func lockPath(file *os.File) (string, error) {
 	opened, err := file.Stat()
 	if err != nil {
@@ -100,8 +101,8 @@ func lockPath(file *os.File) (string, error) {
 	return "", fmt.Errorf("logind has removed the pipe from %s", inhibitDir)
 }
 
-// ensureLock takes a lock if there is none, or if logind does not know ours. A lock that is held
-// is kept over a cancelled shutdown, so there is no moment without one.
+// ensureLock takes a lock if the agent has none or if logind does not list it. A held lock is kept
+// over a cancelled shutdown, so that there is always a lock.
 func (m *Manager) ensureLock(ctx context.Context, c *client, preparing bool) error {
 	if m.cfg.GiveUp {
 		m.mu.Lock()
@@ -120,18 +121,18 @@ func (m *Manager) ensureLock(ctx context.Context, c *client, preparing bool) err
 	}
 	file, err := c.inhibit(ctx)
 	if errors.Is(err, errInProgress) {
-		m.lockProblem("A shutdown is pending and logind gives no lock any more: it does not wait for the agent.")
+		m.lockProblem("A shutdown is pending and logind refuses new locks: it does not wait for the agent.")
 		return nil
 	}
 	if err != nil {
-		m.lockProblem(fmt.Sprintf("There is no shutdown lock: %v.", err))
+		m.lockProblem(fmt.Sprintf("The agent cannot take a shutdown lock: %v.", err))
 		return err
 	}
 	m.setLock(ctx, file)
 	return nil
 }
 
-// needsLock reports whether a lock must be taken, and drops a lock that logind does not know.
+// needsLock reports whether the agent must take a lock. It closes a lock that logind does not list.
 func (m *Manager) needsLock(ctx context.Context, inhibitors []inhibitor, preparing bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -156,7 +157,7 @@ func (m *Manager) needsLock(ctx context.Context, inhibitors []inhibitor, prepari
 func (m *Manager) setLock(ctx context.Context, file *os.File) {
 	path, err := lockPath(file)
 	if err != nil {
-		// Only what survives a crash needs the path.
+		// Only a restart after a crash needs the path.
 		klog.FromContext(ctx).Error(err, "Cannot find the path of the shutdown lock")
 	}
 	m.mu.Lock()
@@ -170,12 +171,12 @@ func (m *Manager) setLock(ctx context.Context, file *os.File) {
 	m.addToStore(ctx)
 }
 
-// addToStore replaces the copy in systemd's store. The caller holds mu.
+// addToStore replaces the copy of the lock in systemd's store. The caller holds mu.
 func (m *Manager) addToStore(ctx context.Context) {
 	if m.cfg.Store == nil {
 		return
 	}
-	// Copies of a lock that logind has lost would be the first that the next process finds.
+	// Remove stale copies first: after a restart, the agent would find them before the new copy.
 	err := m.cfg.Store.Remove(StoreName)
 	if err == nil {
 		err = m.cfg.Store.Add(StoreName, m.lock)
@@ -183,8 +184,8 @@ func (m *Manager) addToStore(ctx context.Context) {
 	}
 	m.problems.store = ""
 	if err != nil {
-		m.problems.store = fmt.Sprintf("The shutdown lock ends with the process: %v.", err)
-		klog.FromContext(ctx).Error(err, "Cannot keep the shutdown lock in systemd's store")
+		m.problems.store = fmt.Sprintf("The shutdown lock would not survive a restart of the agent: %v.", err)
+		klog.FromContext(ctx).Error(err, "Cannot add the shutdown lock to systemd's store")
 	}
 }
 
@@ -194,19 +195,19 @@ func (m *Manager) lockProblem(text string) {
 	m.problems.lock = text
 }
 
-// listed reports whether logind's list of locks has the agent's.
+// listed reports whether logind's list of locks has the agent's lock.
 func listed(inhibitors []inhibitor) bool {
 	return slices.ContainsFunc(inhibitors, func(i inhibitor) bool {
 		return i.Who == Who && i.Mode == modeDelay && i.delays(whatShutdown)
 	})
 }
 
-// kubeletProblem returns a sentence about a lock of the kubelet's, or "".
+// kubeletProblem returns a sentence if the kubelet holds a lock; otherwise "".
 func kubeletProblem(inhibitors []inhibitor) string {
 	if !slices.ContainsFunc(inhibitors, func(i inhibitor) bool { return i.Who == "kubelet" && i.delays(whatShutdown) }) {
 		return ""
 	}
-	return "The kubelet holds a shutdown lock of its own and ends all pods as soon as a shutdown begins: " +
+	return "The kubelet holds its own shutdown lock and ends all pods as soon as a shutdown begins: " +
 		"set shutdownGracePeriod and shutdownGracePeriodCriticalPods to 0s and remove " +
 		"shutdownGracePeriodByPodPriority in the kubelet's configuration."
 }

@@ -2,12 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package logind delays the shutdown of a Linux machine: it holds a delay lock of systemd-logind,
-// reports when logind wants to shut the machine down, and releases the lock when it may.
+// reports when logind wants to shut the machine down, and releases the lock when the shutdown may
+// continue.
 //
 // The lock is the writing end of a named pipe (/run/systemd/inhibit/N.ref). logind starts no
-// shutdown as long as a process has it open, for at most InhibitDelayMaxSec, and refuses new locks
+// shutdown while a process has the pipe open, for at most InhibitDelayMaxSec, and refuses new locks
 // while a shutdown is pending. So the lock must outlive this process: systemd stores a copy, and
-// the path of the pipe is reported, by which the next process opens it again.
+// the state has the path of the pipe, with which the next process can open it again.
 package logind
 
 import (
@@ -39,39 +40,41 @@ const (
 	defaultCallTimeout  = 10 * time.Second
 )
 
-// Store keeps a copy of the lock that outlives the process, as systemd.Notifier does.
+// Store keeps a copy of the lock that outlives the process; systemd.Notifier implements it.
 type Store interface {
 	Add(name string, file *os.File) error
 	Remove(name string) error
 }
 
-// Resume is what an earlier process of this boot knew.
+// Resume is the state of an earlier process of this boot.
 type Resume struct {
 	// LockPath is the path of the lock's pipe.
 	LockPath string
-	// Since and Deadline are those of the pending shutdown, zero if there was none.
+	// Since and Deadline are those of the pending shutdown; zero if there was none.
 	Since, Deadline time.Time
 }
 
 // Config is the configuration of a Manager.
 type Config struct {
-	// Delay is the longest delay of a shutdown that logind must allow.
+	// Delay is the maximum delay of a shutdown that logind must allow.
 	Delay time.Duration
-	// Resume is what an earlier process of this boot knew.
+	// Resume is the state of an earlier process of this boot.
 	Resume Resume
 	// Stored are the copies of the lock from systemd's store. The Manager closes them.
 	Stored []*os.File
-	// Store keeps a copy of the lock. If nil, there is none.
+	// Store keeps a copy of the lock; nil means no copy.
 	Store Store
-	// GiveUp: take no lock, and let go of one of an earlier process while no shutdown is pending.
+	// GiveUp means: take no lock, and release the lock of an earlier process when no shutdown is
+	// pending.
 	GiveUp bool
-	// RetryPeriod is the time between two attempts to reach logind, 1s if zero; half as much again
-	// is added at random.
+	// RetryPeriod is the pause between two attempts to connect to logind, 1s if zero; up to half of
+	// it is added at random.
 	RetryPeriod time.Duration
-	// ResyncPeriod is the time after which everything is read again without a signal, 20s if zero.
+	// ResyncPeriod is the interval at which the manager reads everything again without a signal,
+	// 20s if zero.
 	ResyncPeriod time.Duration
-	// CallTimeout limits each call of logind, 10s if zero. A logind that has lost its bus may live
-	// on and not answer.
+	// CallTimeout limits each call of logind, 10s if zero. A logind that has lost its bus may keep
+	// running without answering.
 	CallTimeout time.Duration
 }
 
@@ -82,30 +85,30 @@ type Manager struct {
 
 	mu    sync.Mutex
 	state shutdown.MachineState
-	// published is the state of which the last call of changed told.
+	// published is the state at the last call of changed.
 	published shutdown.MachineState
 	// lock is nil if no lock is held.
 	lock *os.File
-	// released reports that the lock was closed by Release during the pending shutdown.
+	// released is set if Release closed the lock during the pending shutdown.
 	released bool
-	// stored reports whether systemd's store may have a copy of the lock.
+	// stored is set if systemd's store may have a copy of the lock.
 	stored bool
-	// stopping reports that systemd ends this service because the system goes down. Then it does
-	// not matter any more what logind says.
+	// stopping is set once systemd ends this service because the system goes down. From then on
+	// logind's state does not matter.
 	stopping bool
 	problems problems
 
-	// The rest belongs to the goroutine of Run.
+	// The goroutine of Run owns the following fields.
 
 	// detectedBy is the identity of the logind that announced the pending shutdown.
 	detectedBy string
-	// reloaded is what logind had last been reloaded for.
+	// reloaded identifies the logind process and the configuration of the last reload.
 	reloaded reloadKey
 }
 
 var _ shutdown.Machine = &Manager{}
 
-// problems are sentences about what keeps the agent from delaying shutdowns, "" for none.
+// problems are sentences about what prevents the agent from delaying shutdowns; "" for none.
 type problems struct {
 	bus, lock, store, delay, kubelet string
 }
@@ -129,7 +132,7 @@ func New(cfg Config) *Manager {
 }
 
 // Run holds the lock and watches logind until ctx ends. It calls changed after each change of the
-// State. It leaves the lock open: a process that ends must not let a pending shutdown go on.
+// State. It does not close the lock: when a process ends, a pending shutdown must not continue.
 func (m *Manager) Run(ctx context.Context, changed func()) error {
 	m.changed = changed
 	m.adopt(ctx)
@@ -165,7 +168,7 @@ func (m *Manager) snapshot() shutdown.MachineState {
 	return state
 }
 
-// Release lets the pending shutdown go on. If logind has said that there is none, it does nothing.
+// Release lets the pending shutdown continue. It does nothing if logind reports that there is none.
 func (m *Manager) Release(ctx context.Context) error {
 	defer m.publish()
 	m.mu.Lock()
@@ -193,9 +196,9 @@ func (m *Manager) closeLock(ctx context.Context) error {
 	return nil
 }
 
-// Stopping reports to the Manager that systemd stops this service because the system goes down,
-// and kills it after limit. Either logind was bypassed (`systemctl start reboot.target`) or its
-// delay is over. From now on the shutdown cannot be cancelled.
+// Stopping informs the Manager that systemd stops this service because the system goes down, and
+// kills it after limit. Either logind was bypassed (`systemctl start reboot.target`) or its delay
+// has passed. From then on the shutdown cannot be cancelled.
 func (m *Manager) Stopping(kind string, limit time.Duration) {
 	defer m.publish()
 	m.mu.Lock()
@@ -221,7 +224,7 @@ func (m *Manager) session(ctx context.Context) error {
 	signals := make(chan *dbus.Signal, 16)
 	conn.Signal(signals)
 	c := &client{conn: conn, timeout: m.cfg.CallTimeout}
-	// Before anything is read: what changes after the reading must give a signal.
+	// Subscribe before reading, so that each later change causes a signal.
 	if err := c.subscribe(ctx); err != nil {
 		return err
 	}
@@ -254,8 +257,8 @@ func (m *Manager) session(ctx context.Context) error {
 	}
 }
 
-// handle takes from a signal what the sync after it cannot read. logind's owner is compared here
-// too, because a signal that is sent to this client alone reaches it whatever it subscribed to.
+// handle processes the part of a signal that the following sync cannot read. It checks the sender,
+// since a signal can be sent directly to this client, regardless of subscriptions.
 func (m *Manager) handle(c *client, signal *dbus.Signal) {
 	if signal.Sender != c.owner {
 		return
@@ -271,7 +274,7 @@ func (m *Manager) handle(c *client, signal *dbus.Signal) {
 	m.publish()
 }
 
-// sync reads everything from logind, and takes the lock and raises the delay if needed.
+// sync reads everything from logind, and takes the lock and raises the delay if necessary.
 func (m *Manager) sync(ctx context.Context, c *client) error {
 	defer m.publish()
 	if err := c.findOwner(ctx); err != nil {
@@ -295,7 +298,7 @@ func (m *Manager) sync(ctx context.Context, c *client) error {
 		if err != nil {
 			return err
 		}
-		// A shutdown that began in the meantime would be counted with the delay from before it.
+		// Read this again: a shutdown that began in the meantime would get the delay from before.
 		if preparing, err = c.preparing(ctx); err != nil {
 			return err
 		}
@@ -308,7 +311,7 @@ func (m *Manager) sync(ctx context.Context, c *client) error {
 	return nil
 }
 
-// observe stores whether a shutdown is pending, as the logind of that identity says.
+// observe stores whether a shutdown is pending, as reported by the logind with that identity.
 func (m *Manager) observe(preparing bool, identity string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -323,19 +326,19 @@ func (m *Manager) observe(preparing bool, identity string) {
 		m.state.Since, m.state.Deadline = m.resumed(time.Now())
 		m.detectedBy = identity
 	case preparing:
-		// The same shutdown, or another one after a restart of logind.
+		// This is the same shutdown, or another one after a restart of logind.
 		m.detectedBy = identity
 	case m.state.ShuttingDown:
 		m.state.ShuttingDown = false
-		// A logind that cancels a shutdown is the one that announced it.
+		// Only the logind that announced a shutdown can cancel it; another one has forgotten it.
 		m.state.Forgotten = m.detectedBy != identity
 		m.state.Since, m.state.Deadline, m.state.Kind = time.Time{}, time.Time{}, ""
 	}
-	// Only the first shutdown that this process sees can be one that an earlier process saw.
+	// Only the first shutdown in this process can be one that an earlier process saw.
 	m.cfg.Resume.Since, m.cfg.Resume.Deadline = time.Time{}, time.Time{}
 }
 
-// resumed returns the start and the deadline of a shutdown that is first seen now.
+// resumed returns the start and the deadline of a newly observed shutdown.
 func (m *Manager) resumed(now time.Time) (since, deadline time.Time) {
 	since, deadline = m.cfg.Resume.Since, m.cfg.Resume.Deadline
 	latest := now.Add(m.state.Delay)
@@ -358,7 +361,7 @@ func (m *Manager) setKind(kind string) {
 	}
 }
 
-// busProblem stores why logind cannot be reached, nil if it can.
+// busProblem stores why logind does not answer; nil if it answers.
 func (m *Manager) busProblem(ctx context.Context, err error) {
 	text := ""
 	if err != nil {
@@ -366,7 +369,7 @@ func (m *Manager) busProblem(ctx context.Context, err error) {
 	}
 	m.mu.Lock()
 	if text != "" && text != m.problems.bus {
-		klog.FromContext(ctx).Error(err, "Cannot reach logind, trying again")
+		klog.FromContext(ctx).Error(err, "Cannot reach logind, retrying")
 	}
 	m.problems.bus = text
 	m.mu.Unlock()

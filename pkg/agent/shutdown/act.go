@@ -16,7 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 )
 
-// Pauses between two attempts. The API has to be asked several times within its grace period.
+// Pauses between two attempts. Several requests must fit into the grace period of an API.
 const (
 	ensureRetry  = time.Second
 	drainPeriod  = 2 * time.Second
@@ -29,12 +29,13 @@ const (
 	releaseRetry = 200 * time.Millisecond
 	// resumeTimeout limits one attempt to start the kubelet.
 	resumeTimeout = 30 * time.Second
-	// maxRequestTimeout limits a request of a shutdown, minGrace is the shortest time for several.
+	// maxRequestTimeout limits a request of a shutdown. minGrace is the minimum time for several
+	// requests.
 	maxRequestTimeout = 3 * time.Second
 	minGrace          = time.Second
 )
 
-// pace is when something may be tried again.
+// pace is the time of the next attempt.
 type pace struct {
 	next time.Time
 }
@@ -43,19 +44,19 @@ func (p *pace) due(now time.Time) bool {
 	return !now.Before(p.next)
 }
 
-// slot is a kind of call of which one is in flight at a time. The calls run in their own
-// goroutines, so that an API that does not answer never holds up a decision.
+// slot is a kind of call of which only one is in flight at a time. The calls run in their own
+// goroutines, so that an API that does not answer never delays a decision.
 type slot struct {
 	pace
-	// task is what is in flight, empty if nothing is; last is what was in flight before.
+	// task is the call in flight; empty if there is none. last is the previous one.
 	task, last task
 	cancel     context.CancelFunc
-	// abandoned: the last call was cancelled because something else is wanted.
+	// abandoned is set if the last call was cancelled in favor of a different one.
 	abandoned bool
 }
 
-// want starts a call if it is due and nothing else is in flight. A different call in flight is
-// cancelled; the new one starts when it has returned.
+// want starts a call if it is due and no call is in flight. It cancels a different call in flight;
+// the new one starts after that has returned.
 func (m *Manager) want(ctx context.Context, s *slot, t task, timeout time.Duration, call func(context.Context) func()) {
 	if s.task != taskNone {
 		if s.task != t {
@@ -66,7 +67,8 @@ func (m *Manager) want(ctx context.Context, s *slot, t task, timeout time.Durati
 	if t == taskNone || t == s.last && !s.due(time.Now()) {
 		return
 	}
-	// A result that was requested is useful even if the agent ends: the condition that says why.
+	// Complete a requested call even if the agent ends, for example the write of a condition with
+	// the reason.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	s.task, s.last, s.cancel = t, t, cancel
 	m.calls.Go(func() {
@@ -80,10 +82,10 @@ func (m *Manager) want(ctx context.Context, s *slot, t task, timeout time.Durati
 	})
 }
 
-// settle gives the calls in flight, which may write the last condition, a moment, and then cancels
-// them.
+// settle gives the calls in flight, which may write the last condition, a short time, and then
+// cancels them.
 func (m *Manager) settle() {
-	// The API server of the node may have ended with the last pods.
+	// The node's API server may have ended with the last pods.
 	if local := m.state.Local; m.state.Phase.Pending() && local != nil && local.Bucket >= m.settings.criticalBucket() {
 		m.cancelCalls()
 		return
@@ -126,7 +128,7 @@ func (m *Manager) slots() []*slot {
 	return slots
 }
 
-// act does what was decided, and returns when the next decision is due at the latest.
+// act carries out a decision, and returns the latest time of the next decision.
 func (m *Manager) act(ctx context.Context, in *input, d *decision) time.Time {
 	m.actLocal(ctx, d)
 	m.actMaintenance(ctx, d)
@@ -134,7 +136,7 @@ func (m *Manager) act(ctx context.Context, in *input, d *decision) time.Time {
 	m.actReport(ctx, d)
 	m.actResume(ctx, in, d)
 	m.actConditions(ctx, in, d)
-	// The last, so that the condition that says so is on its way.
+	// Release last, after the condition that reports it is on its way.
 	m.actRelease(ctx, in, d)
 	return m.nextWake(in, d)
 }
@@ -193,7 +195,7 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 			return func() {
 				m.answered(ctx, err, ensureRetry)
 				if err == nil {
-					// What is known of an adopted maintenance is from an earlier shutdown.
+					// The progress of an adopted maintenance belongs to an earlier shutdown.
 					m.news.ensured, m.drain = &ensured, nil
 				}
 			}
@@ -224,9 +226,9 @@ func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 	})
 }
 
-// drainOf returns how far the drain is. A server that is older than the agent does not read which
-// static pods are kept, and waits for them: the drain is over if it waits for as many pods as the
-// agent keeps, and no pod that can be evicted is left.
+// drainOf returns the progress of the drain. A server that is older than the agent does not read
+// which static pods are kept, and waits for them. So the node also counts as drained if the server
+// waits only for the static pods that the agent keeps.
 func (m *Manager) drainOf(ctx context.Context, ref state.MaintenanceRef) (DrainState, error) {
 	drain, err := m.config.Cluster.Drain(ctx, ref)
 	if err != nil || drain.Ended || drain.Drained || drain.PodsLeft == 0 || m.config.Refused() != drain.PodsLeft {
@@ -239,7 +241,7 @@ func (m *Manager) drainOf(ctx context.Context, ref state.MaintenanceRef) (DrainS
 	return drain, nil
 }
 
-// endOlder completes the maintenances of earlier boots, if that is not left to users, and deletes
+// endOlder completes the maintenances of earlier boots, unless users have to do that, and deletes
 // the oldest ones.
 func (m *Manager) endOlder(ctx context.Context) (completed int, err error) {
 	if m.config.CompleteAfterReboot {
@@ -248,14 +250,14 @@ func (m *Manager) endOlder(ctx context.Context) (completed int, err error) {
 	return completed, errors.Join(err, m.config.Cluster.DeleteOldest(ctx, m.config.BootID))
 }
 
-// complete ends the maintenance of this boot.
+// complete completes the maintenance of this boot.
 func (m *Manager) complete(ctx context.Context, t task, ref state.MaintenanceRef) func() {
 	if t == taskSweep {
 		ref = state.MaintenanceRef{Name: protocol.ShutdownName(m.config.NodeName, m.config.BootID)}
 	}
 	err := m.config.Cluster.Complete(ctx, ref)
-	// A request of the last boot can be executed after this boot has completed what it found. Once
-	// is enough, and a list of all maintenances is too much for every time.
+	// The API may execute a request of the last boot after this boot has completed the older
+	// maintenances. Check for that once only, since the check lists all maintenances.
 	older := t == taskSweep && !m.olderSwept && m.config.CompleteAfterReboot
 	if err == nil && older {
 		_, err = m.config.Cluster.CompleteOlder(ctx, m.config.BootID)
@@ -271,8 +273,7 @@ func (m *Manager) complete(ctx context.Context, t task, ref state.MaintenanceRef
 	}
 }
 
-// answered records how the API answered a request about the maintenance, and when the next one is
-// due.
+// answered records the result of a request about the maintenance, and when the next one is due.
 func (m *Manager) answered(ctx context.Context, err error, retry time.Duration) {
 	now := time.Now()
 	m.maintenance.next = now.Add(m.pause(retry))
@@ -362,7 +363,7 @@ func (m *Manager) actResume(ctx context.Context, in *input, d *decision) {
 	})
 }
 
-// actRelease lets the machine go down.
+// actRelease releases the shutdown.
 func (m *Manager) actRelease(ctx context.Context, in *input, d *decision) {
 	if !d.release {
 		m.releaseErr = nil
@@ -376,7 +377,7 @@ func (m *Manager) actRelease(ctx context.Context, in *input, d *decision) {
 	m.releaseErr = m.config.Machine.Release(ctx)
 	m.release.next = time.Now().Add(releaseRetry)
 	if m.releaseErr != nil {
-		klog.FromContext(ctx).Error(m.releaseErr, "Failed to release the lock, trying again")
+		klog.FromContext(ctx).Error(m.releaseErr, "Failed to release the lock, retrying")
 		return
 	}
 	m.releasedHere, m.news.released = true, true

@@ -25,10 +25,10 @@ const (
 )
 
 const (
-	// evictionTimeout limits the evictions that are sent at the same time: admission webhooks are
-	// asked about each of them.
+	// evictionTimeout limits the evictions that are sent at the same time: admission webhooks delay
+	// each of them.
 	evictionTimeout = 10 * time.Second
-	// evictionWorkers is how many of them are in flight.
+	// evictionWorkers is the number of evictions in flight.
 	evictionWorkers = 8
 )
 
@@ -52,10 +52,10 @@ func (m *Manager) actHost(ctx context.Context, d *decision) {
 			switch {
 			case err != nil && wanted == taskCordon:
 				m.cordonErr = err
-				klog.FromContext(ctx).Error(err, "Failed to make the node unschedulable, trying again")
+				klog.FromContext(ctx).Error(err, "Failed to make the node unschedulable, retrying")
 			case err != nil:
-				// Mostly there is nothing to undo. What there is can be seen on the node.
-				klog.FromContext(ctx).V(2).Info("Failed to undo the cordon of the agent, trying again", "err", err)
+				// Usually there is nothing to undo, and the node shows a remaining cordon.
+				klog.FromContext(ctx).V(2).Info("Failed to undo the cordon of the agent, retrying", "err", err)
 			case wanted == taskCordon:
 				m.cordonErr, m.host.cordoned = nil, now
 			default:
@@ -73,7 +73,7 @@ func (m *Manager) actList(ctx context.Context, d *decision) {
 		m.want(ctx, &m.lists, taskNone, 0, nil)
 		return
 	}
-	// An answer of Haulout comes through kube-apiserver.
+	// Responses of Haulout pass through kube-apiserver, so they count for it as well.
 	if m.host.since.Before(m.api.since) {
 		m.host.since = m.api.since
 	}
@@ -102,7 +102,7 @@ func (m *Manager) actList(ctx context.Context, d *decision) {
 	})
 }
 
-// actEvict asks for evictions.
+// actEvict requests evictions.
 func (m *Manager) actEvict(ctx context.Context, d *decision) {
 	if d.next.Phase != state.Evicting {
 		m.want(ctx, &m.evicts, taskNone, 0, nil)
@@ -126,7 +126,7 @@ func (m *Manager) actEvict(ctx context.Context, d *decision) {
 		return func() {
 			now := time.Now()
 			m.host.evicted = now
-			// Which of them are gone, and whose siblings may follow, is in the next list.
+			// List the pods immediately: the result shows which pods are gone and which may follow.
 			m.lists.next = time.Time{}
 			refusals := maps.Clone(m.host.refused)
 			if refusals == nil {
@@ -157,12 +157,12 @@ func (m *Manager) grace() time.Duration {
 	return min(m.config.APIGracePeriod, max(time.Until(m.deadline)/4, minGrace))
 }
 
-// requestTimeout limits a request of a shutdown. Several have to fail within the grace period.
+// requestTimeout limits a request of a shutdown. Several requests must fit into the grace period.
 func (m *Manager) requestTimeout() time.Duration {
 	return min(maxRequestTimeout, m.grace()/4)
 }
 
-// pause returns how long to wait before the next request, at most some time.
+// pause returns the time until the next request, at most longest.
 func (m *Manager) pause(longest time.Duration) time.Duration {
 	if m.deadline.IsZero() {
 		return longest

@@ -78,8 +78,8 @@ const (
 	EventRebooted = "NodeShutdownRebooted"
 )
 
-// maxConditionMessage is the maximum length of a message in bytes: the node object has to stay
-// small, and an error of an API can be long.
+// maxConditionMessage is the maximum length of a message in bytes: the Node object has to stay
+// small, and an API error can be long.
 const maxConditionMessage = 1024
 
 // shutdownReason returns spec.reason of the maintenance of a shutdown.
@@ -113,7 +113,7 @@ func shutdownCondition(in *input, d *decision) corev1.NodeCondition {
 	switch st.Phase {
 	case state.Detected:
 		c.Reason = ReasonWaitingForDrain
-		c.Message = "creates a NodeMaintenance" + prefixed(", which fails: ", in.api.failure)
+		c.Message = "creating a NodeMaintenance" + prefixed(", which fails: ", in.api.failure)
 		c.Message += prefixed(", ", d.why) + "; the machine goes down at " + deadline
 	case state.Maintaining:
 		c.Reason = ReasonWaitingForDrain
@@ -127,10 +127,10 @@ func shutdownCondition(in *input, d *decision) corev1.NodeCondition {
 		c.Message = evictingMessage(in) + prefixed(", ", d.why) + "; the machine goes down at " + deadline
 	case state.LocalRun:
 		c.Reason = ReasonEndingPodsLocally
-		c.Message = fmt.Sprintf("ends the pods on the node, bucket %d, by %s", st.Local.Bucket, deadline) + prefixed(", ", d.why)
+		c.Message = fmt.Sprintf("ending the pods on the node, bucket %d, by %s", st.Local.Bucket, deadline) + prefixed(", ", d.why)
 	case state.Releasing, state.Down:
 		c.Reason = ReasonReleasing
-		c.Message = "lets the machine shut down" + prefixed(", ", d.why)
+		c.Message = "letting the machine shut down" + prefixed(", ", d.why)
 	default:
 		c.Status = corev1.ConditionFalse
 		c.Reason, c.Message = idleReason(in, d)
@@ -139,13 +139,13 @@ func shutdownCondition(in *input, d *decision) corev1.NodeCondition {
 	return c
 }
 
-// evictingMessage describes the evictions of the agent's own.
+// evictingMessage describes the agent's evictions.
 func evictingMessage(in *input) string {
 	if !in.host.ok {
-		return "waits for kube-apiserver to evict the pods of the node" + prefixed(": ", in.host.failure)
+		return "waiting for kube-apiserver to evict the pods of the node" + prefixed(": ", in.host.failure)
 	}
-	message := fmt.Sprintf("evicts the pods of the node: %d left", len(in.host.pods)-in.host.stay())
-	for i := range in.host.pods { // of the refusals, one is enough to begin with
+	message := fmt.Sprintf("evicting the pods of the node: %d left", len(in.host.pods)-in.host.stay())
+	for i := range in.host.pods { // one refusal is enough as an example
 		if pod := &in.host.pods[i]; in.host.refused[pod.UID].message != "" {
 			return message + fmt.Sprintf(", %d refused, such as %s/%s: %s", len(in.host.refused), pod.Namespace, pod.Name, in.host.refused[pod.UID].message)
 		}
@@ -158,7 +158,7 @@ func idleReason(in *input, d *decision) (reason, message string) {
 	st := &d.next
 	switch {
 	case st.Phase == state.Cancelled && st.Maintenance != nil:
-		return ReasonCancelled, "the shutdown was cancelled; completes NodeMaintenance " + st.Maintenance.Name + prefixed(", which fails: ", in.api.failure)
+		return ReasonCancelled, "the shutdown was cancelled; completing NodeMaintenance " + st.Maintenance.Name + prefixed(", which fails: ", in.api.failure)
 	case st.Phase == state.Cancelled || d.outcome == outcomeCancelled:
 		return ReasonCancelled, "the shutdown was cancelled"
 	case st.Maintenance != nil:
@@ -170,8 +170,8 @@ func idleReason(in *input, d *decision) (reason, message string) {
 	return ReasonNoShutdown, "no shutdown is pending"
 }
 
-// runningCondition returns the condition NodeAgentRunning: the agent is there, and delays
-// shutdowns.
+// runningCondition returns the condition NodeAgentRunning, which reports that the agent runs and
+// delays shutdowns.
 func runningCondition(version, reason, limit string, machine *MachineState, problems []string) corev1.NodeCondition {
 	c := corev1.NodeCondition{Type: v1alpha1.NodeConditionAgentRunning, Status: corev1.ConditionTrue, Reason: ReasonRunning}
 	switch {
@@ -184,8 +184,8 @@ func runningCondition(version, reason, limit string, machine *MachineState, prob
 	return c
 }
 
-// readyCondition returns the condition NodeAgentReady: the agent may stop static pods. reason is
-// that of a limit of the agent, empty if there is none.
+// readyCondition returns the condition NodeAgentReady, which reports that the agent may stop static
+// pods. reason is that of a limitation of the agent; empty if there is none.
 func readyCondition(version, reason, staticProblem string, machine *MachineState, problems []string) corev1.NodeCondition {
 	c := corev1.NodeCondition{Type: v1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue, Reason: ReasonReady}
 	if staticProblem != "" {
@@ -195,7 +195,7 @@ func readyCondition(version, reason, staticProblem string, machine *MachineState
 	return c
 }
 
-// agentMessage is what both conditions tell.
+// agentMessage returns the message of both conditions.
 func agentMessage(version, problem string, machine *MachineState, problems []string) string {
 	parts := []string{"haulout-node-agent " + version, "does not delay shutdowns"}
 	if machine.LockHeld {
@@ -220,7 +220,7 @@ func prefixed(prefix, text string) string {
 	return prefix + text
 }
 
-// cut limits a message to maxConditionMessage bytes, without a part of a character at the end.
+// cut limits a message to maxConditionMessage bytes, without an incomplete character at the end.
 func cut(message string) string {
 	if len(message) <= maxConditionMessage {
 		return message

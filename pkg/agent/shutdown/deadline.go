@@ -11,11 +11,11 @@ import (
 )
 
 // The wall clock can be set during a shutdown, so the manager keeps the deadline on the monotonic
-// clock, which a process cannot hand on. What is stored is the time since the boot.
+// clock. A process cannot pass on that clock, so it stores the time since the boot.
 
-// remainingOf returns the time until the deadline of a machine, as the wall clock shows it now. A
-// deadline that is over when it is seen first says nothing: the machine still runs, so the clock
-// was set.
+// remainingOf returns the time until the deadline of a machine on the present wall clock. A
+// deadline that has already passed when the agent first sees it is ignored: the machine still runs,
+// so the clock was set.
 func remainingOf(machine *MachineState, wall time.Time, longest time.Duration) time.Duration {
 	if machine.Deadline.IsZero() || !machine.Deadline.After(wall) {
 		if machine.Delay > 0 {
@@ -32,11 +32,11 @@ func remainingOf(machine *MachineState, wall time.Time, longest time.Duration) t
 	return min(max(deadline.Sub(wall), 0), longest)
 }
 
-// remainingOfStored returns the time until a stored deadline. ok is false if the deadline says
-// nothing: there is none, or it is over and the machine still runs, so it belongs to another
-// shutdown. Without the time since the boot, the clock on the wall is taken: if that was set
-// forward, the deadline may be over, too, and if it was set back, the time is not longer than it
-// was when the shutdown began.
+// remainingOfStored returns the time until a stored deadline. ok is false if there is none, or if
+// it has passed while the machine still runs: then it belongs to another shutdown. Without the time
+// since the boot, it uses the wall clock. If that clock was set forward, the deadline may have
+// passed as well; if it was set back, the result is limited to the remaining time at the start of
+// the shutdown.
 func remainingOfStored(signal *state.Signal, wall time.Time, sinceBoot, longest time.Duration) (remaining time.Duration, ok bool) {
 	if signal.Deadline.IsZero() {
 		return 0, false
@@ -54,8 +54,8 @@ func remainingOfStored(signal *state.Signal, wall time.Time, sinceBoot, longest 
 	return min(remaining, longest), true
 }
 
-// Resumed returns when a shutdown that was stored in this boot began, and its deadline, as the
-// clock on the wall shows them now.
+// Resumed returns the start and the deadline of a shutdown that was stored in this boot, on the
+// present wall clock.
 func Resumed(signal state.Signal, now time.Time, sinceBoot time.Duration) (since, deadline time.Time) {
 	remaining, ok := remainingOfStored(&signal, now, sinceBoot, math.MaxInt64)
 	if !ok {
@@ -65,12 +65,12 @@ func Resumed(signal state.Signal, now time.Time, sinceBoot time.Duration) (since
 	return deadline.Add(signal.Time.Sub(signal.Deadline)), deadline
 }
 
-// withinPeriod is how long a request to shorten a shutdown waits for one.
+// withinPeriod is how long a request to shorten a shutdown is valid before a shutdown begins.
 const withinPeriod = 5 * time.Minute
 
-// remainingWithin returns the time that a request leaves to a shutdown that has begun at some time
-// since the boot. The request counts from when it was made; if its time was over when the shutdown
-// began, from then.
+// remainingWithin returns the remaining time that a request allows for a shutdown that began at the
+// given time since the boot. The time counts from the request; if it ended before the shutdown
+// began, it counts from the start of the shutdown.
 func remainingWithin(w *state.Within, bootID string, begun, sinceBoot time.Duration) (remaining time.Duration, ok bool) {
 	if w == nil || !state.OfKernel(bootID, w.BootID) || w.SinceBoot+withinPeriod < begun {
 		return 0, false
@@ -82,8 +82,8 @@ func remainingWithin(w *state.Within, bootID string, begun, sinceBoot time.Durat
 	return max(end-sinceBoot, 0), true
 }
 
-// IsSooner reports whether an older request, which may be nil, still counts and ends the machine
-// before a newer one of the same clock.
+// IsSooner reports whether an older request, which may be nil, is still valid and ends the machine
+// earlier than a newer one on the same clock.
 func IsSooner(old, request *state.Within) bool {
 	end := func(w *state.Within) time.Duration { return w.SinceBoot + w.Within }
 	return old != nil && old.BootID == request.BootID && old.SinceBoot+withinPeriod >= request.SinceBoot &&

@@ -19,31 +19,31 @@ const (
 	// localReserve is the time between the end of the last bucket and the deadline: stopping the
 	// kubelet and the containers of the last bucket takes longer than planned.
 	localReserve = 5 * time.Second
-	// engineReserve is how long before the deadline the engine must have ended, and releaseReserve
-	// is how long before it the lock is released at the latest: an orderly shutdown with some pods
-	// is better than one that the machine forces.
+	// The engine must end engineReserve before the deadline, and the lock is released
+	// releaseReserve before it at the latest: an orderly shutdown with some pods is better than one
+	// that the machine forces.
 	engineReserve  = 2 * time.Second
 	releaseReserve = time.Second
-	// knownGrace is how long a restarted agent waits for the machine before it continues the
-	// shutdown that it has stored: until then the shutdown may have been cancelled.
+	// knownGrace is how long a restarted agent waits for the machine's state before it continues a
+	// stored shutdown: that may have been cancelled in the meantime.
 	knownGrace = 5 * time.Second
-	// vanishedGrace is how long a released shutdown may be unknown to the machine before it counts
-	// as forgotten: the services of a machine that goes down end, logind as well.
+	// vanishedGrace is how long the machine may not report a released shutdown before it counts as
+	// forgotten: when a machine goes down, its services end, including logind.
 	vanishedGrace = time.Minute
-	// minFailures is how many requests have to fail before an API counts as lost.
+	// minFailures is the number of failed requests after which an API counts as lost.
 	minFailures = 3
-	// reportGrace is how long the kubelet stays stopped at most because a report fails.
+	// reportGrace is how long the kubelet stays stopped because a report fails.
 	reportGrace = 10 * time.Second
 )
 
-// settings are what decisions depend on and what does not change.
+// settings are the constant inputs of decisions.
 type settings struct {
 	node, bootID string
 	buckets      buckets.Table
 	apiGrace     time.Duration
-	// drain: pods are drained or evicted before they are ended on the node.
+	// drain is set if pods are drained or evicted before they are ended on the node.
 	drain bool
-	// engine is the name of the engine, empty if there is none.
+	// engine is the name of the engine; empty if there is none.
 	engine        string
 	keepForgotten bool
 }
@@ -57,7 +57,7 @@ const (
 	outcomeCancelled outcome = "Cancelled"
 )
 
-// task is a request about the maintenance. There is one at a time.
+// task is a request about the maintenance. Only one is in flight at a time.
 type task string
 
 const (
@@ -68,11 +68,11 @@ const (
 	// taskOlder completes maintenances of earlier boots, and deletes the oldest ones.
 	taskOlder task = "completeOlder"
 	// taskSweep completes a maintenance of this boot that should not exist: the API can execute a
-	// request long after the agent has given it up.
+	// request long after the agent has given up waiting for it.
 	taskSweep task = "sweep"
 )
 
-// news are results that came in since the last decision. Each is used once.
+// news are results since the last decision. Each is used once.
 type news struct {
 	ensured   *state.MaintenanceRef
 	completed bool
@@ -84,57 +84,58 @@ type news struct {
 	released  bool
 }
 
-// apiFacts report how an API answers: Haulout about the maintenance, or kube-apiserver.
+// apiFacts are the results of requests: to Haulout about the maintenance, or to kube-apiserver.
 type apiFacts struct {
-	// ok: the last request succeeded.
+	// ok is set if the last request succeeded.
 	ok bool
-	// since is the time of the last success, or the time since which the API is needed.
+	// since is the time of the last success, or the time since which the agent needs the API.
 	since time.Time
-	// failures is how many requests have failed since the last success, refusals with how many of
-	// them, up to the last one, the API has refused the maintenance. failure is the last error.
+	// failures is the number of failed requests since the last success. refusals is the number of
+	// consecutive refusals of the maintenance, up to the last request. failure is the last error.
 	failures, refusals int
 	failure            string
 }
 
-// localFacts report what the engine does.
+// localFacts are the state of the engine.
 type localFacts struct {
 	running bool
-	// asking: the engine has ended a bucket and waits for the answer whether to continue.
+	// asking is set if the engine has ended a bucket and waits for the decision whether to
+	// continue.
 	asking bool
-	// final: the node cannot run pods again.
+	// final is set if the node cannot run pods again.
 	final bool
 }
 
-// input is everything that a decision depends on.
+// input is everything on which a decision depends.
 type input struct {
 	state   state.State
 	news    news
 	machine MachineState
-	// now, deadline and the other times are on the monotonic clock; wall is what a clock on the
-	// wall shows, for the times that are stored.
-	// sinceBoot is the time since the boot, for the same.
+	// now, deadline and the other times are on the monotonic clock. wall is the wall clock, for the
+	// stored times. sinceBoot is the time since the boot, for the stored times as well.
 	now, wall time.Time
 	sinceBoot time.Duration
 	// deadline is set during a shutdown. unknownFor is how long the machine has not answered since
-	// the agent started, vanishedFor how long a shutdown that the agent works on is gone.
+	// the agent started. vanishedFor is how long the shutdown that the agent works on has not been
+	// pending.
 	deadline                time.Time
 	unknownFor, vanishedFor time.Duration
 	priorities              []int32
-	// api is Haulout, host is kube-apiserver while it is asked.
+	// api describes Haulout. host describes kube-apiserver while the agent needs it.
 	api  apiFacts
 	host hostFacts
-	// drain is the last answer about the maintenance of the state.
+	// drain is the last known progress of the maintenance in the state.
 	drain *DrainState
 	local localFacts
-	// stopped: an engine has stopped the kubelet, perhaps one of a process of which no state is
-	// left.
+	// stopped is set if an engine has stopped the kubelet, possibly in a process whose state was
+	// lost.
 	stopped bool
 	// reportingFor is how long the agent has tried to report pods.
 	reportingFor time.Duration
-	// releasedHere: this process has released the lock during this shutdown.
+	// releasedHere is set if this process released the lock during this shutdown.
 	releasedHere bool
-	// olderDone: older maintenances were completed. sweepDue and uncordonDue: it is time to look
-	// for a maintenance, or a cordon of the agent, that should not exist.
+	// olderDone is set when older maintenances were completed. sweepDue and uncordonDue are set
+	// when it is time to look for a maintenance or a cordon of the agent that should not exist.
 	olderDone, sweepDue, uncordonDue bool
 	outcome                          outcome
 	why                              string
@@ -145,29 +146,31 @@ type event struct {
 	eventType, reason, message string
 }
 
-// decision is what to do. The state is stored before anything is done.
+// decision is the result of decide. The manager stores the state before it does anything.
 type decision struct {
 	next state.State
-	// maintenance is the request that is due.
+	// maintenance is the request to send; empty for none.
 	maintenance task
-	// local: the engine has to run; if it runs and local is false, it has to stop. proceed answers
-	// an engine that asks.
+	// local is set if the engine must run; a running engine stops if it is not set. proceed is the
+	// answer to an engine that asks whether to continue.
 	local, proceed bool
-	// list: kube-apiserver has to list the pods of the node. cordon and uncordon are about the
-	// node, evictions are the pods that are asked to leave now.
+	// list is set if the pods of the node must be listed through kube-apiserver. cordon and
+	// uncordon are about the node. evictions are the pods to evict now.
 	list, cordon, uncordon bool
 	evictions              []Pod
-	// report, resume and release: what the names say.
+	// report reports ended pods, resume lets the node run pods again, and release releases the
+	// shutdown.
 	report, resume, release bool
 	outcome                 outcome
 	// why is the reason of the phase, for people.
 	why    string
 	events []event
-	// wake is the next time at which the decision changes by itself; zero if there is none.
+	// wake is the time of the next decision without an event; zero if there is none.
 	wake time.Time
 }
 
-// decide returns what to do. It does nothing else, so that every case can be a row of a table.
+// decide returns the next actions. It has no side effects, so that each case can be a row of a
+// table.
 func decide(s *settings, in *input) decision {
 	d := decision{next: cloneState(&in.state), outcome: in.outcome, why: in.why}
 	if d.next.BootID != s.bootID {
@@ -198,8 +201,8 @@ func decide(s *settings, in *input) decision {
 	return d
 }
 
-// asked reports whether the machine has been asked whether a shutdown is pending, or does not
-// answer.
+// asked reports whether the machine has answered whether a shutdown is pending, or has had enough
+// time to answer.
 func (in *input) asked() bool {
 	return in.machine.Known || in.unknownFor >= knownGrace
 }
@@ -218,9 +221,9 @@ func cloneState(st *state.State) state.State {
 	return c
 }
 
-// afterBoot replaces the state of another boot. Pods of that one that were not reported are not
-// reported any more: the kubelet has started them again, and the API may not know that yet. A boot
-// that the kernel has survived, a soft reboot, is another boot.
+// afterBoot replaces the state of another boot. It drops unreported pods of that boot: the kubelet
+// has started them again, possibly before the API shows that. A soft reboot is another boot as
+// well, although the kernel keeps running.
 func (d *decision) afterBoot(s *settings) {
 	old := d.next
 	d.next = state.State{BootID: s.bootID, Phase: state.Armed, Last: old.Last}
@@ -230,7 +233,7 @@ func (d *decision) afterBoot(s *settings) {
 	}
 }
 
-// absorb adds the news to the state.
+// absorb applies the news to the state.
 func (d *decision) absorb(in *input) {
 	st, n := &d.next, &in.news
 	if n.ensured != nil {
@@ -250,7 +253,7 @@ func (d *decision) absorb(in *input) {
 		st.Local.Done = true
 	}
 	if n.resumed {
-		// The kubelet restarts pods that were not reported. A report would end them again.
+		// The kubelet restarts pods that were not reported. A later report would end them again.
 		st.Local, st.Killed = nil, nil
 	}
 	if n.released && st.Phase == state.Releasing {
@@ -258,8 +261,7 @@ func (d *decision) absorb(in *input) {
 	}
 }
 
-// mergeKilled adds the pods that are not in the list yet: the engine may repeat itself after it was
-// restarted.
+// mergeKilled adds the pods that are not in the list yet: a restarted engine may repeat pods.
 func mergeKilled(list, more []state.KilledPod) []state.KilledPod {
 	for _, pod := range more {
 		if !wasKilled(list, pod.UID) {
@@ -284,7 +286,7 @@ func (d *decision) event(eventType, reason, format string, args ...any) {
 	d.events = append(d.events, event{eventType, reason, fmt.Sprintf(format, args...)})
 }
 
-// wakeAt makes sure that the next decision is not later.
+// wakeAt makes the next decision happen at t or earlier.
 func (d *decision) wakeAt(t time.Time) {
 	if d.wake.IsZero() || t.Before(d.wake) {
 		d.wake = t
@@ -298,10 +300,11 @@ func (d *decision) shutdown(s *settings, in *input) {
 		d.detect(in)
 	}
 	if st.Signal.Kind == "" {
-		st.Signal.Kind = in.machine.Kind // logind tells it after the signal
+		st.Signal.Kind = in.machine.Kind // logind reports the kind after the signal
 	}
 	if st.Phase == state.Releasing || st.Phase == state.Down {
-		// A restarted agent may have taken the lock again before it knew that it had released it.
+		// A restarted agent may have taken the lock again before it found out that it had released
+		// it.
 		d.release = !in.releasedHere || st.Phase == state.Releasing || in.machine.LockHeld
 		return
 	}
@@ -311,7 +314,7 @@ func (d *decision) shutdown(s *settings, in *input) {
 	}
 	d.wakeAt(in.deadline.Add(-releaseReserve))
 	if left := in.deadline.Sub(in.now); in.sinceBoot > 0 && st.Signal.DeadlineSinceBoot > in.sinceBoot+left+time.Second {
-		// The deadline has come closer.
+		// The deadline has become earlier.
 		st.Signal.Deadline, st.Signal.DeadlineSinceBoot = in.wall.Add(left), in.sinceBoot+left
 	}
 	if !s.drain {
@@ -327,7 +330,7 @@ func (d *decision) shutdown(s *settings, in *input) {
 		d.maintenance = taskNone
 	}
 	if st.Phase == state.Maintaining && st.Maintenance == nil {
-		st.Phase = state.Detected // only after the file was changed by hand
+		st.Phase = state.Detected // happens only if the file was edited by hand
 	}
 	if st.Maintenance != nil && st.Maintenance.UID != "" {
 		d.maintenance = taskDrain
@@ -348,7 +351,7 @@ func (d *decision) shutdown(s *settings, in *input) {
 func (d *decision) detect(in *input) {
 	st := &d.next
 	if st.Phase != state.Cancelled && st.Local != nil && st.Local.Done {
-		// What is left of an earlier boot: those pods run again or are gone.
+		// Drop the pods of an earlier boot: they run again or are gone.
 		st.Local, st.Killed = nil, nil
 	}
 	st.Phase, st.Maintenance, st.Refused = state.Detected, nil, false
@@ -363,8 +366,8 @@ func (d *decision) detect(in *input) {
 		shutdownReason(in.machine.Kind), st.Signal.Deadline.UTC().Format(time.RFC3339))
 }
 
-// leaving decides while the pods leave through the API, or should: by the drain of Haulout (step
-// 1), or by evictions of the agent's own if only Haulout does not answer (step 2).
+// leaving decides while the pods should leave through the API: by the drain of Haulout (step 1), or
+// by evictions of the agent if only Haulout does not answer (step 2).
 func (d *decision) leaving(s *settings, in *input) {
 	st := &d.next
 	if drain := in.drain; drain != nil && drain.Drained && st.Maintenance != nil {
@@ -405,8 +408,8 @@ func (d *decision) leaving(s *settings, in *input) {
 	if st.Local == nil || in.local.running {
 		return
 	}
-	// The API is back after an interrupted run. Pods that are reported first stay down, and are
-	// replaced elsewhere; but a report that fails must not keep the kubelet stopped.
+	// The API answers again after an interrupted local run. Report the ended pods first, so that
+	// they are replaced elsewhere; but do not keep the kubelet stopped because a report fails.
 	if unreported(st.Killed) && in.reportingFor < min(s.apiGrace, reportGrace) {
 		d.report = true
 		return
@@ -414,13 +417,14 @@ func (d *decision) leaving(s *settings, in *input) {
 	d.resume = true
 }
 
-// ended reports whether another user has ended the maintenance.
+// ended reports whether another user has completed or deleted the maintenance.
 func ended(in *input) bool {
 	return in.drain != nil && in.drain.Ended
 }
 
-// hauloutLost returns why Haulout cannot drain the node, empty if it can or that is not certain
-// yet. Each answer of kube-apiserver that is of no use comes to this, and never to a local end.
+// hauloutLost returns why Haulout cannot drain the node; empty if it can or if that is not certain
+// yet. Every unusable answer of kube-apiserver counts here, and never as a reason to end pods
+// locally.
 func (d *decision) hauloutLost(s *settings, in *input) string {
 	switch st := &d.next; {
 	case ended(in) && st.Maintenance != nil:
@@ -433,18 +437,18 @@ func (d *decision) hauloutLost(s *settings, in *input) string {
 	return ""
 }
 
-// grace returns how long an API may fail that has answered last, or is needed, since a time. A
-// shutdown that was shortened cannot wait that long.
+// grace returns how long an API may fail after its last answer, or after it was first needed. A
+// shortened shutdown has a shorter grace period.
 func (s *settings) grace(in *input, since time.Time) time.Duration {
 	return min(s.apiGrace, max(in.deadline.Sub(since)/4, 0))
 }
 
-// lost reports whether the API does not answer. One request that hangs says nothing.
+// lost reports whether the API does not answer. A single hanging request is not enough.
 func (f *apiFacts) lost(s *settings, in *input) bool {
 	return f.failures >= minFailures && !in.now.Before(f.since.Add(s.grace(in, f.since)))
 }
 
-// releasing lets the shutdown continue.
+// releasing begins to release the shutdown.
 func (d *decision) releasing(in *input, why string) {
 	d.next.Phase = state.Releasing
 	if !d.next.Last.Start.IsZero() {
@@ -454,10 +458,10 @@ func (d *decision) releasing(in *input, why string) {
 	d.list, d.cordon, d.evictions = false, false, nil
 	d.release = true
 	d.why = why
-	d.event(corev1.EventTypeNormal, EventReleased, "lets the machine shut down: %s", why)
+	d.event(corev1.EventTypeNormal, EventReleased, "letting the machine shut down: %s", why)
 }
 
-// vanished decides when the shutdown that the agent works on is not pending any more.
+// vanished decides when the machine no longer reports the shutdown that the agent works on.
 func (d *decision) vanished(s *settings, in *input) {
 	st := &d.next
 	if in.machine.Forgotten && st.Phase == state.Down && in.vanishedFor < vanishedGrace {
@@ -466,7 +470,7 @@ func (d *decision) vanished(s *settings, in *input) {
 	}
 	d.why, st.Last = "", state.Times{}
 	if st.Local != nil {
-		// The kubelet is stopped, also if all pods had ended: it has to be started.
+		// The kubelet is stopped, even if all pods had ended, and has to be started.
 		st.Local.Done = false
 	}
 	if in.machine.Forgotten && s.keepForgotten && st.Maintenance != nil {
@@ -478,7 +482,7 @@ func (d *decision) vanished(s *settings, in *input) {
 	}
 	st.Phase = state.Cancelled
 	if st.Maintenance == nil && s.drain {
-		// A request that failed may have created it.
+		// A failed request may have created the maintenance.
 		st.Maintenance = &state.MaintenanceRef{Name: protocol.ShutdownName(s.node, s.bootID)}
 	}
 	d.outcome = outcomeCancelled
@@ -503,7 +507,7 @@ func (d *decision) idle(s *settings, in *input) {
 			d.resume = !in.local.running
 		}
 	}
-	// The node stays closed for a maintenance that is kept after a forgotten shutdown.
+	// A maintenance that is kept after a forgotten shutdown still needs the cordon.
 	d.uncordon = in.uncordonDue && in.asked() && (st.Phase == state.Cancelled || st.Maintenance == nil)
 	if st.Phase == state.Cancelled {
 		if st.Maintenance != nil {
@@ -520,7 +524,7 @@ func (d *decision) idle(s *settings, in *input) {
 	case !in.olderDone:
 		d.maintenance = taskOlder
 	case st.Maintenance != nil:
-		// Kept after a forgotten shutdown, until a user ends it.
+		// The maintenance is kept after a forgotten shutdown until a user completes it.
 		d.maintenance = taskDrain
 	case in.sweepDue:
 		d.maintenance = taskSweep

@@ -14,12 +14,12 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// localStart is when ending the pods locally has to begin.
+// localStart returns the time at which the local end of the pods has to begin.
 func localStart(s *settings, in *input) time.Time {
 	return in.deadline.Add(-s.buckets.LocalTime(in.priorities) - localReserve)
 }
 
-// localDue returns why the pods must end without the API, empty if they need not. lost is why
+// localDue returns why the pods must end without the API; empty if they need not. lost is why
 // Haulout cannot drain the node.
 func (d *decision) localDue(s *settings, in *input, lost string) string {
 	start := localStart(s, in)
@@ -29,7 +29,7 @@ func (d *decision) localDue(s *settings, in *input, lost string) string {
 	case s.engine == "":
 		return ""
 	case !in.now.Before(start):
-		return fmt.Sprintf("the machine goes down in %s, which is the time that the remaining pods need", in.deadline.Sub(in.now).Round(time.Second))
+		return fmt.Sprintf("the machine goes down in %s, and the remaining pods need this time", in.deadline.Sub(in.now).Round(time.Second))
 	case d.next.Local != nil && in.local.final:
 		return ErrFinal.Error()
 	}
@@ -44,10 +44,11 @@ func (d *decision) endLocally(s *settings, in *input, why string) {
 	if st.Local == nil {
 		st.Local = &state.Local{Started: in.wall}
 	}
-	// After an interrupted run, the kubelet may have restarted pods of the first buckets.
+	// Begin with the first bucket: after an interrupted run, the kubelet may have restarted its
+	// pods.
 	st.Local.Bucket = 0
 	d.why = why
-	d.event(corev1.EventTypeWarning, EventLocal, "ends the pods of the node with %s: %s", s.engine, why)
+	d.event(corev1.EventTypeWarning, EventLocal, "ending the pods of the node with %s: %s", s.engine, why)
 	d.localRun(s, in)
 }
 
@@ -55,7 +56,7 @@ func (d *decision) endLocally(s *settings, in *input, why string) {
 func (d *decision) localRun(s *settings, in *input) {
 	st := &d.next
 	if st.Local == nil {
-		// The state of another engine, or one that was changed by hand.
+		// The state is of another engine, or was edited by hand.
 		st.Local = &state.Local{Started: in.wall}
 	}
 	if st.Local.Done {
@@ -87,26 +88,26 @@ func (d *decision) localRun(s *settings, in *input) {
 	d.report = (in.api.ok || in.host.ok) && unreported(st.Killed)
 }
 
-// isTimeToGoBack reports whether there is time to return to the engine if the API is lost once
-// more. The pods of the entry of system-node-critical may be the only API server that the node can
-// reach: after it, nothing that the API answers is waited for.
+// isTimeToGoBack reports whether there is enough time to return to the engine if the API is lost
+// again. The pods of the entry of system-node-critical may be the only API server that the node can
+// reach: after that bucket, the agent does not wait for the API any longer.
 func (d *decision) isTimeToGoBack(s *settings, in *input) bool {
 	return !in.local.final && d.next.Local.Bucket <= s.criticalBucket() && in.now.Add(s.apiGrace).Before(localStart(s, in))
 }
 
-// criticalBucket returns the index of the bucket of the pods that the node itself depends on.
+// criticalBucket returns the index of the bucket with the pods on which the node itself depends.
 func (s *settings) criticalBucket() int {
 	return s.buckets.Index(v1alpha1.SystemNodeCritical)
 }
 
-// canLeave reports whether pods that are left can leave through the API: kube-apiserver answers, be
-// it that Haulout drains the node or that the agent has to evict them. A maintenance that was
-// created a moment ago has no status yet.
+// canLeave reports whether remaining pods can leave through the API: kube-apiserver answers, and
+// either Haulout drains the node or the agent has to evict the pods. A maintenance that was created
+// a moment ago has no status yet.
 func (d *decision) canLeave(s *settings, in *input) bool {
 	st := &d.next
 	switch {
 	case st.Maintenance != nil && in.drain != nil && in.drain.Drained:
-		return false // what the drain keeps ends on the node
+		return false // kept pods end on the node
 	case in.host.ok && in.now.Sub(in.host.since) < s.apiGrace:
 		return slices.ContainsFunc(in.host.pods, func(pod Pod) bool { return !pod.Stays && !wasKilled(st.Killed, pod.UID) })
 	default:

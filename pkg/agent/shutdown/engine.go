@@ -18,10 +18,10 @@ import (
 // engineRun is a call of Local.End.
 type engineRun struct {
 	pace
-	// cancel is set while the engine runs. stopped: it was told to stop before the end.
+	// cancel is set while the engine runs. stopped is set if the manager stopped the engine early.
 	cancel  context.CancelFunc
 	stopped bool
-	// asking is set while the engine waits for the answer whether to continue.
+	// asking is set while the engine waits for the decision whether to continue.
 	asking chan bool
 	err    error
 }
@@ -42,7 +42,7 @@ func (r *engineRun) answer(proceed bool) {
 		return
 	}
 	r.stopped = r.stopped || !proceed
-	r.asking <- proceed // never blocks: each question has its own channel with room for the answer
+	r.asking <- proceed // never blocks: each question has its own buffered channel
 	r.asking = nil
 }
 
@@ -52,8 +52,8 @@ func (m *Manager) actLocal(ctx context.Context, d *decision) {
 	case m.engine.running() && d.local:
 		m.engine.answer(d.proceed)
 	case m.engine.running():
-		// An engine that asks ends by itself. One that works is interrupted only if the shutdown is
-		// cancelled, or out of time.
+		// An engine that asks ends by itself. A working engine is interrupted only if the shutdown
+		// is cancelled or out of time.
 		if m.engine.asking != nil {
 			m.engine.answer(d.proceed)
 		} else if !m.engine.stopped {
@@ -68,7 +68,7 @@ func (m *Manager) actLocal(ctx context.Context, d *decision) {
 	}
 }
 
-// startEngine lets the engine end the pods from the stored progress on.
+// startEngine makes the engine end the pods, beginning with the stored progress.
 func (m *Manager) startEngine(ctx context.Context, resume state.Local) {
 	deadline := m.deadline.Add(-engineReserve)
 	ctx, cancel := context.WithDeadline(ctx, deadline)
@@ -102,12 +102,12 @@ func (m *Manager) startEngine(ctx context.Context, resume state.Local) {
 				m.engine.err = nil
 			case errors.Is(err, ErrNothingToEnd):
 				m.news.ended = true
-				m.config.Cluster.Event(corev1.EventTypeWarning, EventLocal, fmt.Sprintf("pods are left to the end of the machine: %v", err))
-				klog.FromContext(ctx).Error(err, "Pods are left to the end of the machine", "engine", m.config.Local.Name())
+				m.config.Cluster.Event(corev1.EventTypeWarning, EventLocal, fmt.Sprintf("the engine cannot end pods, they end when the machine goes down: %v", err))
+				klog.FromContext(ctx).Error(err, "The engine cannot end pods, they end when the machine goes down", "engine", m.config.Local.Name())
 			case err == nil:
 				m.news.ended = true
 			default:
-				klog.FromContext(ctx).Error(err, "The engine failed to end the pods, trying again", "engine", m.config.Local.Name())
+				klog.FromContext(ctx).Error(err, "The engine failed to end the pods, retrying", "engine", m.config.Local.Name())
 			}
 		})
 	})

@@ -18,31 +18,31 @@ import (
 const (
 	// bindGrace is how long after the cordon the scheduler may still bind a pod to the node.
 	bindGrace = 5 * time.Second
-	// A pod whose eviction was refused is asked again after evictionRetry, which doubles up to
-	// maxEvictionRetry.
+	// After a refusal, the agent waits evictionRetry before it tries to evict the pod again. The
+	// pause doubles up to maxEvictionRetry.
 	evictionRetry    = 5 * time.Second
 	maxEvictionRetry = 30 * time.Second
-	// maxEvictions is how many pods are asked at the same time.
+	// maxEvictions is the number of pods that are evicted at the same time.
 	maxEvictions = 16
 )
 
-// hostFacts report how kube-apiserver answers when the agent lists the pods of its node, and what
-// has become of its evictions.
+// hostFacts are the results of requests to kube-apiserver: the agent lists the pods of its node and
+// evicts them.
 type hostFacts struct {
 	apiFacts
-	// pods are those of the last list, which was requested at listed.
+	// pods is the last list, which was requested at listed.
 	pods   []Pod
 	listed time.Time
-	// cordoned is when the node was seen to be unschedulable, zero before.
+	// cordoned is when the node was seen to be unschedulable; zero before.
 	cordoned time.Time
-	// evicting: evictions are in flight; evicted is when the last ones were answered.
+	// evicting is set while evictions are in flight. evicted is when the last ones were answered.
 	evicting bool
 	evicted  time.Time
-	// refused are the evictions that were refused.
+	// refused has the refused evictions.
 	refused map[types.UID]refusal
 }
 
-// stay returns the number of pods that an eviction does not end.
+// stay returns the number of pods that cannot be evicted.
 func (f *hostFacts) stay() (n int) {
 	for i := range f.pods {
 		if f.pods[i].Stays {
@@ -52,57 +52,58 @@ func (f *hostFacts) stay() (n int) {
 	return n
 }
 
-// refusal is an eviction that was refused.
+// refusal is a refused eviction.
 type refusal struct {
-	// next is when the pod may be asked again, pause how long that was after the last refusal.
+	// next is the time of the next attempt. pause is the pause after the last refusal.
 	next    time.Time
 	pause   time.Duration
 	message string
 }
 
-// after returns what follows from another answer. What an API asks for counts up to the longest
-// pause: a webhook chooses that number.
+// after returns the refusal after another answer of the API. It follows the API's Retry-After only
+// up to the longest pause, because a webhook can choose it.
 func (r refusal) after(now time.Time, retryAfter time.Duration, message string) refusal {
 	pause := min(max(2*r.pause, evictionRetry), maxEvictionRetry)
 	wait := max(pause, min(retryAfter, maxEvictionRetry))
 	return refusal{next: now.Add(wait), pause: pause, message: message}
 }
 
-// evicting decides while the agent evicts the pods of its node. It returns false if that is over.
+// evicting decides while the agent evicts the pods of its node. It returns false when the evictions
+// are over.
 func (d *decision) evicting(s *settings, in *input, why string) bool {
 	st := &d.next
 	if st.Phase != state.Evicting {
 		st.Phase = state.Evicting
-		d.event(corev1.EventTypeWarning, EventEvicting, "evicts the pods of the node within their budgets: %s", why)
+		d.event(corev1.EventTypeWarning, EventEvicting, "evicting the pods of the node within their budgets: %s", why)
 	}
 	if in.api.refusals >= minFailures && (st.Maintenance == nil || st.Maintenance.UID == "") {
 		st.Refused, d.maintenance = true, taskNone
 	}
-	// Without the cordon, the node that just became empty is where the scheduler would put the
-	// replacements.
+	// Without the cordon, the scheduler would bind the replacements to the node that just became
+	// empty.
 	d.cordon = in.host.cordoned.IsZero()
 	stay := in.host.stay()
 	if settled := in.host.cordoned.Add(bindGrace); len(in.host.pods) == stay && !d.cordon && !in.host.listed.Before(settled) {
 		if stay == 0 || s.engine == "" {
 			d.releasing(in, "all pods were evicted")
 		} else {
-			d.endLocally(s, in, fmt.Sprintf("all pods were evicted but %d, which eviction does not end", stay))
+			d.endLocally(s, in, fmt.Sprintf("all pods were evicted, except %d that cannot be evicted", stay))
 		}
 		return false
 	}
-	// A list that was requested in the moment of the last answer may be older than it.
+	// A list that was requested before the last eviction was answered may be out of date.
 	if !d.cordon && st.Local == nil && !in.host.evicting && in.host.listed.After(in.host.evicted) {
 		d.evictions = evictions(s, in)
 	}
 	return true
 }
 
-// evictions returns the pods that are asked to leave now. Entries of the table follow each other:
-// one begins when the pods of the earlier ones are gone, or when only its time and that of the
-// later ones are left before the local end. Until then pods of earlier entries are still asked.
+// evictions returns the pods to evict now. The entries of the table follow each other: an entry
+// begins when the pods of the earlier entries are gone, or when the time until the local end is
+// just enough for it and the later entries. Until then, pods of earlier entries are tried again.
 //
-// A node may not read budgets, so each pod is taken for one without: of one owner, one pod of this
-// node leaves at a time.
+// A node may not read budgets, so the agent treats each pod as if it had no budget: it evicts one
+// pod of an owner on this node at a time.
 func evictions(s *settings, in *input) []Pod {
 	end := in.deadline.Add(-releaseReserve)
 	if s.engine != "" {
@@ -110,7 +111,8 @@ func evictions(s *settings, in *input) []Pod {
 	}
 	open := openEntries(s, in, end)
 	busy := map[types.UID]bool{}
-	// asked: each pod of the entry without an evacuator of its own is leaving, or was asked.
+	// asked is set for an entry if each of its pods without its own evacuator is leaving or was
+	// evicted.
 	asked := make([]bool, len(s.buckets))
 	for i := range asked {
 		asked[i] = true
@@ -148,7 +150,7 @@ func evictions(s *settings, in *input) []Pod {
 	})
 }
 
-// openEntries returns the index of the last entry whose pods are asked.
+// openEntries returns the index of the last entry whose pods may be evicted.
 func openEntries(s *settings, in *input, end time.Time) int {
 	occupied := make([]bool, len(s.buckets))
 	for i := range in.host.pods {
@@ -168,7 +170,7 @@ func openEntries(s *settings, in *input, end time.Time) int {
 	return first
 }
 
-// ownerOf returns the UID of the owner of a pod; one without an owner is its own.
+// ownerOf returns the UID of the owner of a pod. A pod without an owner is its own owner.
 func ownerOf(pod *Pod) types.UID {
 	return cmp.Or(pod.Owner, pod.UID)
 }

@@ -118,7 +118,7 @@ func TestDecideWithoutHaulout(t *testing.T) {
 		},
 		"DaemonSet pods are left": {
 			modify: pending(state.Evicting, failing("503", 0), answering(nodePod("ds", stays))), phase: state.LocalRun, task: taskEnsure, do: "local proceed",
-			local: &state.Local{Started: wall}, events: []string{EventLocal}, why: "all pods were evicted but 1", wakeIn: 505 * time.Second,
+			local: &state.Local{Started: wall}, events: []string{EventLocal}, why: "all pods were evicted, except 1", wakeIn: 505 * time.Second,
 		},
 		"only the time of the table is left": {
 			modify: pending(state.Evicting, failing("503", 0), web, func(in *input) { in.deadline = in.now.Add(95 * time.Second) }),

@@ -17,22 +17,22 @@ import (
 
 // Errors that the implementations of the interfaces return, possibly wrapped.
 var (
-	// ErrFinal is returned by Local.Resume if the node cannot run pods again before it has
+	// ErrFinal is returned by Local.Resume if the node cannot run pods before the machine has
 	// restarted.
 	ErrFinal = errors.New("the pods of this node cannot run again before the machine has restarted")
 	// ErrNothingToEnd is returned by Local.End if it cannot end any pods on this machine, and
-	// waiting would not help: the machine goes down as it would after End.
-	ErrNothingToEnd = errors.New("nothing can be ended on the node")
-	// ErrRefused marks an error with which the API answered that it does not accept the
-	// maintenance: it is reachable, but of no use for this shutdown.
+	// waiting would not help: the machine then goes down as after End.
+	ErrNothingToEnd = errors.New("no pods can be ended on the node")
+	// ErrRefused marks an error with which the API rejected the maintenance: the API answers, but
+	// cannot help with this shutdown.
 	ErrRefused = errors.New("refused")
 )
 
-// Machine reports that the machine is about to shut down, and delays it.
+// Machine reports and delays shutdowns of the machine.
 type Machine interface {
 	// Run watches the machine until the context ends. It calls changed after every change of the
-	// result of State, and at least once as soon as the state is known. It never gives up: it
-	// connects again when it loses the connection to the service manager.
+	// State, and at least once as soon as the state is known. It retries forever: it connects again
+	// after it has lost the connection to the service manager.
 	Run(ctx context.Context, changed func()) error
 	// State returns the last known state. It does not block.
 	State() MachineState
@@ -41,27 +41,27 @@ type Machine interface {
 	Release(ctx context.Context) error
 }
 
-// MachineState is what a Machine knows.
+// MachineState is the known state of a machine.
 type MachineState struct {
-	// Known is true once the machine has been asked whether a shutdown is pending, and stays true.
-	// While it is false, ShuttingDown=false means nothing: without this field, an agent that
-	// restarts during a shutdown would take it for cancelled until the connection is up.
+	// Known is true once the machine has reported whether a shutdown is pending, and stays true.
+	// While it is false, ShuttingDown=false has no meaning: without this field, an agent that
+	// restarts during a shutdown would treat it as cancelled until the connection is up.
 	Known bool
-	// ShuttingDown is true from the request of a shutdown until it is cancelled or forgotten. A
-	// lost connection does not change it.
+	// ShuttingDown is true from the request of a shutdown until it is cancelled or forgotten. It
+	// stays unchanged while the connection is lost.
 	ShuttingDown bool
-	// Kind is "reboot", "poweroff" or empty if it is not known.
+	// Kind is "reboot", "poweroff", or empty if unknown.
 	Kind string
 	// Since is the time at which the shutdown was noticed. Deadline is the time at which the
-	// machine goes down whatever the agent does. Both stay the same during one shutdown.
+	// machine goes down regardless of the agent. Both stay the same during one shutdown.
 	Since, Deadline time.Time
 	// Forgotten is true after a pending shutdown vanished without a cancellation, because logind
 	// was restarted, until the next shutdown.
 	Forgotten bool
-	// Stopping is true when systemd stops the system: what was stopped cannot start again.
+	// Stopping is true when systemd stops the system: stopped services cannot start again.
 	Stopping bool
 	// LockHeld is true while the agent delays shutdowns. LockPath is the FIFO of the lock, with
-	// which a restarted agent takes it over. Delay is how long the machine waits at most.
+	// which a restarted agent takes it over. Delay is the maximum time that the machine waits.
 	LockHeld bool
 	LockPath string
 	Delay    time.Duration
@@ -86,19 +86,20 @@ type Pod struct {
 	Priority        int32
 	// Owner is the UID of the controller, empty if there is none.
 	Owner types.UID
-	// Stays: an eviction would be in vain, because the pod is a mirror pod or one of a DaemonSet.
+	// Stays is set if an eviction would have no effect, because the pod is a mirror pod or belongs
+	// to a DaemonSet.
 	Stays bool
-	// Leaving: the pod is terminating.
+	// Leaving is set if the pod is terminating.
 	Leaving bool
-	// Evacuator: the pod names an evacuator of its own.
+	// Evacuator is set if the pod names its own evacuator.
 	Evacuator bool
 }
 
-// RefusedEvictionError is an error with which the API has not evicted a pod.
+// RefusedEvictionError is returned if the API did not evict a pod.
 type RefusedEvictionError struct {
 	// Message quotes the API.
 	Message string
-	// RetryAfter is how long the API asks to wait, 0 if it does not say.
+	// RetryAfter is the pause that the API requests; 0 if it does not.
 	RetryAfter time.Duration
 }
 
@@ -107,57 +108,58 @@ func (e *RefusedEvictionError) Error() string {
 	return e.Message
 }
 
-// DrainState is how far the drain of the node is.
+// DrainState is the progress of the node's drain.
 type DrainState struct {
 	// Drained is true when no pod is left that has to leave.
 	Drained bool
-	// Message is what the drain does or waits for.
+	// Message describes what the drain does or waits for.
 	Message string
 	// PodsLeft is the number of pods that still have to leave. PodsKept is the number of pods that
 	// the drain keeps running on purpose.
 	PodsLeft, PodsKept int
-	// Ended is true if the maintenance is not in stage Drain any more or does not exist: another
-	// user has ended it.
+	// Ended is true if the maintenance is no longer in stage Drain or does not exist: another user
+	// has ended it.
 	Ended bool
 }
 
-// Cluster is the API, as far as a shutdown needs it. Every method except Event returns an error if
-// the API does not answer before the context ends.
+// Cluster has the API requests of a shutdown. Every method except Event returns an error if the API
+// does not answer before the context ends.
 type Cluster interface {
-	// EnsureMaintenance creates the NodeMaintenance of the shutdown. If it exists in stage Drain,
-	// it is adopted; if it is Complete, because an earlier shutdown of the same boot was cancelled,
-	// it is replaced. Anything else with its name is an error that wraps ErrRefused.
+	// EnsureMaintenance creates the NodeMaintenance of the shutdown. It adopts an existing one in
+	// stage Drain. It replaces one in stage Complete, which an earlier, cancelled shutdown of the
+	// same boot leaves. Otherwise it returns an error that wraps ErrRefused.
 	EnsureMaintenance(ctx context.Context, request MaintenanceRequest) (state.MaintenanceRef, error)
-	// Drain returns how far the drain is. It is an error if no controller acts on the maintenance.
+	// Drain returns the progress of the drain. It returns an error if no controller acts on the
+	// maintenance.
 	Drain(ctx context.Context, ref state.MaintenanceRef) (DrainState, error)
-	// Complete moves the maintenance to stage Complete if this agent created it. A maintenance that
-	// does not exist, or exists with another UID, is no error. An empty UID matches any.
+	// Complete moves the maintenance to stage Complete if this agent created it. It returns nil if
+	// the maintenance does not exist or has another UID. An empty UID matches any.
 	Complete(ctx context.Context, ref state.MaintenanceRef) error
 	// CompleteOlder completes the maintenances that this agent created in other boots, and returns
-	// how many they were.
+	// their number.
 	CompleteOlder(ctx context.Context, bootID string) (completed int, err error)
 	// DeleteOldest deletes the oldest completed maintenances of earlier boots if there are too
 	// many.
 	DeleteOldest(ctx context.Context, bootID string) error
-	// Pods lists the pods of the node with the rights of a node, past every cache. Which pods are
-	// gone follows from this list alone: to a get or an eviction of a pod that is gone, or that
-	// runs elsewhere under the same name, the API answers a node that it has no right to it.
+	// Pods lists the pods of the node with the rights of a node, bypassing every cache. Only this
+	// list shows which pods are gone: if a node gets or evicts a pod that is gone or that runs
+	// elsewhere under the same name, the API returns Forbidden.
 	Pods(ctx context.Context) ([]Pod, error)
-	// Evict asks for the eviction of a pod, if it still has its UID. An answer other than that it
-	// is accepted is a *RefusedEvictionError.
+	// Evict requests the eviction of a pod if the pod still has its UID. If the API does not accept
+	// it, the error is a *RefusedEvictionError.
 	Evict(ctx context.Context, pod Pod) error
-	// Cordon makes the node unschedulable, unless it is, and records the boot on the node.
+	// Cordon makes the node unschedulable if it is schedulable, and records the boot on the node.
 	Cordon(ctx context.Context, bootID string) error
-	// Uncordon undoes the Cordon of this or an earlier boot. It is no error if it did nothing, or
-	// if the server has taken over the cordon.
+	// Uncordon undoes the Cordon of this or an earlier boot. It returns nil if there is nothing to
+	// undo, or if the server has taken over the cordon.
 	Uncordon(ctx context.Context) error
-	// SetCondition writes a condition of the node. A zero LastTransitionTime is filled in: it
-	// changes only with the status. NodeAgentReady is not written if the node has it like that, and
-	// its heartbeat is not due there, see protocol.AgentHeartbeatOf.
+	// SetCondition writes a condition of the node. It fills in a zero LastTransitionTime, which
+	// changes only with the status. It does not write NodeAgentReady if the condition is unchanged
+	// and its heartbeat is not due, see protocol.AgentHeartbeatOf.
 	SetCondition(ctx context.Context, condition corev1.NodeCondition) error
-	// ReportKilled sets the phase of pods that were ended without the API to Failed, and returns
-	// those that need no report any more, also if it returns an error for others. Pods of which a
-	// container was started after since run again, and are left alone.
+	// ReportKilled sets the phase of pods that were ended without the API to Failed. It returns the
+	// pods that no longer need a report, even if it returns an error for others. It skips pods of
+	// which a container was started after since: they run again.
 	ReportKilled(ctx context.Context, pods []state.KilledPod, since time.Time) (reported []state.KilledPod, err error)
 	// Event records an event about the node. It does not block.
 	Event(eventType, reason, message string)
@@ -167,26 +169,26 @@ type Cluster interface {
 type Local interface {
 	// Name is the name of the engine in messages.
 	Name() string
-	// End ends the pods of the node, bucket by bucket from resume.Bucket on, within the deadline.
-	// After each bucket it calls next with the progress and the pods that were ended, and returns
-	// nil if next returns false. It returns nil when all pods have ended. If it returns an error
-	// other than ErrNothingToEnd, it is called again with the last progress.
+	// End ends the pods of the node within the deadline, bucket by bucket, beginning with
+	// resume.Bucket. After each bucket it calls next with the progress and the ended pods, and
+	// returns nil if next returns false. It returns nil when all pods have ended. After an error
+	// other than ErrNothingToEnd, the caller calls End again with the last progress.
 	End(ctx context.Context, resume state.Local, deadline time.Time, next func(state.Local, []state.KilledPod) bool) error
-	// Resume lets the node run pods again, after End has returned. It is idempotent, and returns
-	// ErrFinal if that is not possible.
+	// Resume lets the node run pods again after End has returned. It is idempotent, and returns
+	// ErrFinal if that is impossible.
 	Resume(ctx context.Context) error
 }
 
-// Kubelet is the kubelet, as far as an engine has stopped it.
+// Kubelet reports whether an engine has stopped the kubelet, and starts it.
 type Kubelet interface {
-	// Stopped reports whether an engine has stopped the kubelet in this boot, and Start has not
-	// started it since. It does not block.
+	// Stopped reports whether an engine has stopped the kubelet in this boot and the kubelet has
+	// not been started since. It does not block.
 	Stopped() bool
 	// Start starts the kubelet. It is idempotent.
 	Start(ctx context.Context) error
 }
 
-// Pods knows the pods of the node without the API.
+// Pods provides the pods of the node without the API.
 type Pods interface {
 	// Priorities returns the priorities of the pods on the node. It does not block.
 	Priorities() []int32

@@ -1,12 +1,12 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package shutdown is what the node agent does when its machine shuts down: it makes the shutdown a
-// NodeMaintenance, waits until the pods have left the node, ends them on the node if the API or the
-// time is missing, and then lets the machine go down (KEP-2712, KEP-4212).
+// Package shutdown guides a node through the shutdown of its machine: it creates a NodeMaintenance,
+// waits until the pods have left the node, ends them on the node if the API does not answer or the
+// time is short, and then releases the shutdown (KEP-2712, KEP-4212).
 //
-// The Manager gathers what is known, decide returns what to do, and the Manager does it. Everything
-// that a restarted agent has to know is stored before it is done.
+// The Manager gathers the facts, decide returns the next actions, and the Manager carries them out.
+// It stores everything that a restarted agent needs before it acts.
 package shutdown
 
 import (
@@ -27,15 +27,15 @@ import (
 )
 
 const (
-	// maxSteps is how often the state may change before the manager waits for something to happen.
+	// maxSteps limits how often the state may change before the manager waits for an event.
 	maxSteps = 16
 	// releaseTimeout limits one attempt to release the lock.
 	releaseTimeout = 5 * time.Second
-	// sweepPeriod is how often an idle agent looks for a maintenance that should not exist.
+	// sweepPeriod is how often an idle agent checks for a maintenance that should not exist.
 	sweepPeriod = 5 * time.Minute
-	// machineRetry is the pause before a Machine that has stopped watching is started again.
+	// machineRetry is the pause before the manager runs a Machine again whose Run has returned.
 	machineRetry = time.Second
-	// idlePeriod and activePeriod are the longest times between two decisions.
+	// idlePeriod and activePeriod are the maximum times between two decisions.
 	idlePeriod   = 30 * time.Second
 	activePeriod = time.Second
 )
@@ -51,7 +51,7 @@ type Config struct {
 	// NodeName is the name of the node, BootID identifies this boot, Version is the version of the
 	// agent for messages.
 	NodeName, BootID, Version string
-	// All of them are required.
+	// All of the following are required.
 	Machine    Machine
 	Cluster    Cluster
 	Pods       Pods
@@ -59,39 +59,42 @@ type Config struct {
 	Store      Store
 	// Local is the engine; nil means that pods are never ended without the API.
 	Local Local
-	// Kubelet is what starts the kubelet if the state or the engine that has stopped it is gone. It
+	// Kubelet starts the kubelet if the state, or the engine that stopped the kubelet, is lost. It
 	// may be nil.
 	Kubelet Kubelet
 	// Buckets is the table of KEP-2712.
 	Buckets buckets.Table
-	// MaxShutdownDelay limits the delay; APIGracePeriod is how long the API may be lost.
+	// MaxShutdownDelay limits the delay. APIGracePeriod is how long the API may not answer.
 	MaxShutdownDelay, APIGracePeriod time.Duration
-	// DrainBeforeShutdown: drain the node, or evict its pods, before pods are ended on it.
+	// DrainBeforeShutdown is set if the agent drains the node, or evicts its pods, before it ends
+	// pods on the node.
 	DrainBeforeShutdown bool
-	// CompleteAfterReboot: complete the maintenances of earlier boots. KeepForgotten: keep the
-	// maintenance of a shutdown that the service manager has forgotten.
+	// CompleteAfterReboot is set if the agent completes the maintenances of earlier boots.
+	// KeepForgotten is set if it keeps the maintenance of a shutdown that the service manager has
+	// forgotten.
 	CompleteAfterReboot, KeepForgotten bool
-	// Configuration returns what is stored with every state, nil for nothing. The result must not
-	// be changed later.
+	// Configuration returns the configuration to store with every state, nil for none. The caller
+	// must not change the result later.
 	Configuration func() *configv1alpha1.NodeAgentConfiguration
 	// Limited returns a reason and a sentence while the agent cannot end pods on the node or stop
-	// static pods, empty while it can.
+	// static pods; both are empty otherwise.
 	Limited func() (reason, message string)
-	// Warnings returns sentences that the agent reports beside the problems of the machine.
+	// Warnings returns sentences that the agent reports in addition to the problems of the machine.
 	Warnings func() []string
-	// Refused returns how many static pods are kept although the server asks for their end.
+	// Refused returns the number of static pods that are kept although the server requests their
+	// end.
 	Refused func() int
-	// Wall returns the time for what is stored and shown, without a monotonic part. The default is
-	// the system's clock, which can be set at any time; periods do not depend on it.
+	// Wall returns the time to store and to show, without a monotonic part. The default is the
+	// system clock, which can be set at any time; durations do not depend on it.
 	Wall func() time.Time
-	// SinceBoot returns how long ago the machine has booted, for the deadline that is stored. The
-	// default is state.SinceBoot.
+	// SinceBoot returns the time since the machine booted, for the stored deadline. The default is
+	// state.SinceBoot.
 	SinceBoot func() time.Duration
 	// Within returns the last request to shorten a shutdown, nil if there is none.
 	Within func() *state.Within
 }
 
-// Status is what the manager does, for people.
+// Status is the state of the manager, for people.
 type Status struct {
 	State    state.State   `json:"state"`
 	Why      string        `json:"why,omitempty"`
@@ -111,16 +114,16 @@ type Manager struct {
 	wake   chan struct{}
 	done   chan struct{}
 	calls  sync.WaitGroup
-	// watching: the Machine has reported something since it was started.
+	// watching is set once the Machine has reported its state since its last start.
 	watching atomic.Bool
 
-	// down is closed while the machine is released.
+	// down is closed while the shutdown is released.
 	statusMu sync.Mutex
 	status   Status
 	down     chan struct{}
 	released bool
 
-	// Everything below belongs to the goroutine of Run.
+	// The goroutine of Run owns all following fields.
 	state           state.State
 	dirty           bool
 	loadErr         error
@@ -167,7 +170,7 @@ func New(config Config) (*Manager, error) {
 	case config.Machine == nil || config.Cluster == nil || config.Pods == nil || config.Store == nil:
 		return nil, errors.New("a machine, a cluster, the pods and a store are required")
 	case config.StaticPods == nil || config.Configuration == nil || config.Limited == nil || config.Warnings == nil || config.Refused == nil || config.Within == nil:
-		return nil, errors.New("the static pods, and the functions for what is stored, reported and requested, are required")
+		return nil, errors.New("the static pods and the functions Configuration, Limited, Warnings, Refused and Within are required")
 	case len(config.Buckets) == 0:
 		return nil, errors.New("the table must have at least one bucket")
 	case !config.DrainBeforeShutdown && config.Local == nil:
@@ -200,8 +203,8 @@ func New(config Config) (*Manager, error) {
 }
 
 // Down returns a channel that is closed when the machine goes down and the agent has nothing more
-// to do. A service that is stopped because the machine shuts down must not end before. A shutdown
-// that fails after all makes the channel useless: ask for it when it is needed.
+// to do. A service that is stopped because of the shutdown must not end before that. If the
+// shutdown fails, the channel becomes invalid: call Down each time.
 func (m *Manager) Down() <-chan struct{} {
 	m.statusMu.Lock()
 	defer m.statusMu.Unlock()
@@ -221,7 +224,7 @@ func (m *Manager) setDown(down bool) {
 	m.released = down
 }
 
-// Status returns what the manager does.
+// Status returns the state of the manager.
 func (m *Manager) Status() Status {
 	m.statusMu.Lock()
 	defer m.statusMu.Unlock()
@@ -237,9 +240,9 @@ func (m *Manager) Wake() {
 	}
 }
 
-// Run guides the machine until the context ends. It loads the stored state first: an error of that
-// is reported and does not end Run, because a shutdown has to be delayed in any case. The exception
-// is the state of another version, which must not be overwritten.
+// Run guides the machine until the context ends. It loads the stored state first. It reports an
+// error of that but continues, because the agent must delay shutdowns in any case. The exception is
+// the state of another version, which the agent must not overwrite.
 func (m *Manager) Run(ctx context.Context) error {
 	registerMetrics()
 	if err := m.load(ctx); err != nil {
@@ -266,7 +269,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// steps decides and acts until nothing changes, and sets the timer for the next time.
+// steps decides and acts until nothing changes, and sets the timer for the next decision.
 func (m *Manager) steps(ctx context.Context, timer *time.Timer) {
 	var next time.Time
 	for changed, left := true, maxSteps; changed && left > 0; left-- {
@@ -289,16 +292,16 @@ func (m *Manager) load(ctx context.Context) error {
 		logger.Error(err, "Failed to load the stored state, starting without it")
 		m.loadErr = err
 	}
-	// What was loaded may be the copy that is lost with this boot.
+	// Write the state again: it may come from the copy that is lost with this boot.
 	m.state, m.dirty = stored, true
 	m.resumedHere = stored.BootID == m.config.BootID && stored.Phase.Pending()
 	if m.resumedHere {
-		logger.Info("Resuming the shutdown that an earlier process has begun", "phase", stored.Phase)
+		logger.Info("Resuming the shutdown of an earlier process", "phase", stored.Phase)
 	}
 	return nil
 }
 
-// watchMachine runs the Machine, and starts it again if it gives up.
+// watchMachine runs the Machine, and runs it again if it returns.
 func (m *Manager) watchMachine(ctx context.Context) {
 	for {
 		err := m.config.Machine.Run(ctx, func() {
@@ -310,7 +313,7 @@ func (m *Manager) watchMachine(ctx context.Context) {
 		}
 		m.watching.Store(false)
 		if err == nil {
-			err = errors.New("it reports no reason")
+			err = errors.New("no reason given")
 		}
 		klog.FromContext(ctx).Error(err, "The watch of the machine has ended, starting it again")
 		m.post(func() { m.machineErr = fmt.Errorf("the watch of the machine has ended: %w", err) })
@@ -332,8 +335,8 @@ func (m *Manager) post(f func()) bool {
 	}
 }
 
-// step is one round: gather, decide, store, act. It returns when the next one is due at the latest,
-// and whether it has to follow immediately.
+// step is one round: gather, decide, store, act. It returns the latest time of the next round, and
+// whether that must follow immediately.
 func (m *Manager) step(ctx context.Context) (next time.Time, again bool) {
 	in := m.gather()
 	d := decide(&m.settings, in)
@@ -356,8 +359,8 @@ func (m *Manager) step(ctx context.Context) (next time.Time, again bool) {
 	return next, again || m.news.released
 }
 
-// store saves a state that has changed. If that fails the shutdown continues in memory, and every
-// later step tries again.
+// store saves a changed state. If that fails, the shutdown continues in memory, and every later
+// step tries again.
 func (m *Manager) store(ctx context.Context, next state.State) {
 	if !m.dirty && reflect.DeepEqual(m.state, next) {
 		return
@@ -370,7 +373,7 @@ func (m *Manager) store(ctx context.Context, next state.State) {
 	m.dirty, m.saveErr = err != nil, err
 }
 
-// gather collects what the decision depends on.
+// gather collects the input of the decision.
 func (m *Manager) gather() *input {
 	now, wall := time.Now(), m.config.Wall()
 	machine := m.config.Machine.State()
@@ -409,8 +412,8 @@ func (m *Manager) gather() *input {
 	return in
 }
 
-// keepDeadline keeps the deadline on the monotonic clock. During one shutdown it only comes closer:
-// a machine that was asked again after a restart counts from then.
+// keepDeadline keeps the deadline on the monotonic clock. During one shutdown the deadline only
+// becomes earlier, even if a restarted logind announces a later one.
 func (m *Manager) keepDeadline(machine *MachineState, pending bool, now, wall time.Time) {
 	if !pending {
 		if machine.Known {

@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// messagePeriod is the shortest time between two writes that change only the message: the
-	// progress of a drain changes more often than a node should be written.
+	// messagePeriod is the minimum time between two writes that change only the message: the
+	// progress of a drain changes too often to write the Node each time.
 	messagePeriod = 10 * time.Second
 	// conditionRetry is the pause after a failed write.
 	conditionRetry = 5 * time.Second
@@ -33,18 +33,18 @@ const (
 	conditionTimeout = 10 * time.Second
 )
 
-// conditionWriter keeps one condition of the node as it should be.
+// conditionWriter keeps one condition of the node up to date.
 type conditionWriter struct {
 	slot slot
-	// written is the last condition that was written, at writtenAt and with that step.
+	// written is the last condition that was written, at the time writtenAt and in that step.
 	written   *corev1.NodeCondition
 	writtenAt time.Time
 	step      string
-	// due is when it has to be written next.
+	// due is the time of the next write.
 	due time.Time
 }
 
-// dueAt returns when the condition has to be written. Another step makes it due immediately.
+// dueAt returns when to write the condition. A new step makes it due immediately.
 func (w *conditionWriter) dueAt(want *corev1.NodeCondition, step string) time.Time {
 	switch old := w.written; {
 	case old == nil || w.step != step || old.Status != want.Status || old.Reason != want.Reason:
@@ -53,7 +53,7 @@ func (w *conditionWriter) dueAt(want *corev1.NodeCondition, step string) time.Ti
 		return w.writtenAt.Add(messagePeriod)
 	}
 	if want.Type == v1alpha1.NodeConditionAgentReady {
-		// SetCondition writes it as often as the node needs it.
+		// SetCondition skips this write if the heartbeat is not due.
 		return w.writtenAt.Add(protocol.AgentHeartbeat)
 	}
 	return w.writtenAt.Add(protocol.AgentIdleHeartbeat)
@@ -87,7 +87,7 @@ func (m *Manager) keepCondition(ctx context.Context, want corev1.NodeCondition, 
 		err := m.config.Cluster.SetCondition(ctx, want)
 		return func() {
 			if err != nil {
-				klog.FromContext(ctx).V(2).Info("Failed to write a condition of the node, trying again", "condition", want.Type, "err", err)
+				klog.FromContext(ctx).V(2).Info("Failed to write a condition of the node, retrying", "condition", want.Type, "err", err)
 				w.slot.next = time.Now().Add(conditionRetry)
 				return
 			}
@@ -97,7 +97,7 @@ func (m *Manager) keepCondition(ctx context.Context, want corev1.NodeCondition, 
 	})
 }
 
-// problems returns everything that an operator should know, in sentences.
+// problems returns all problems that an operator should see, as sentences.
 func (m *Manager) problems(in *input) []string {
 	problems := append(slices.Clone(in.machine.Problems), m.config.Warnings()...)
 	if m.watching.Load() {
@@ -144,17 +144,17 @@ var (
 	})
 	delaySeconds = metrics.NewGauge(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "node_agent", Name: "shutdown_delay_seconds",
-		Help:           "How long the machine waits for the node agent at most before it shuts down.",
+		Help:           "Maximum time that the machine waits for the node agent before it shuts down.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	phaseActive = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "node_agent", Name: "shutdown_phase",
-		Help:           "1 for the phase of the shutdown in which the node agent is, else 0. Armed means that no shutdown is pending.",
+		Help:           "1 for the current phase of the shutdown, else 0. Armed means that no shutdown is pending.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"phase"})
 	secondsLeft = metrics.NewGauge(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "node_agent", Name: "shutdown_seconds_left",
-		Help:           "Seconds until the machine goes down whatever the node agent does; 0 if no shutdown is pending.",
+		Help:           "Seconds until the machine goes down regardless of the node agent; 0 if no shutdown is pending.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	podsLeft = metrics.NewGaugeVec(&metrics.GaugeOpts{
@@ -169,12 +169,12 @@ var (
 	})
 	startTime = metrics.NewGauge(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "node_agent", Name: "graceful_shutdown_start_time_seconds",
-		Help:           "When the last shutdown of the machine began that was not cancelled, also before the boot, in Unix time; 0 if there was none.",
+		Help:           "Start of the last shutdown of the machine that was not cancelled, even if before the last boot, in Unix time; 0 if there was none.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	endTime = metrics.NewGauge(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "node_agent", Name: "graceful_shutdown_end_time_seconds",
-		Help:           "When the node agent let that shutdown continue, in Unix time; 0 if it has not: then the machine went down on its own.",
+		Help:           "Time at which the node agent released the last shutdown, in Unix time; 0 if it did not: then the machine went down without it.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	registerMetrics = sync.OnceFunc(func() {

@@ -74,10 +74,10 @@ haulout_node_agent_pods{bucket="2000000000"} 1
 # HELP haulout_node_agent_problems [ALPHA] Problems that the node agent reports in the node condition NodeAgentReady.
 # TYPE haulout_node_agent_problems gauge
 haulout_node_agent_problems 1
-# HELP haulout_node_agent_shutdown_delay_seconds [ALPHA] How long the machine waits for the node agent at most before it shuts down.
+# HELP haulout_node_agent_shutdown_delay_seconds [ALPHA] Maximum time that the machine waits for the node agent before it shuts down.
 # TYPE haulout_node_agent_shutdown_delay_seconds gauge
 haulout_node_agent_shutdown_delay_seconds 300
-# HELP haulout_node_agent_shutdown_phase [ALPHA] 1 for the phase of the shutdown in which the node agent is, else 0. Armed means that no shutdown is pending.
+# HELP haulout_node_agent_shutdown_phase [ALPHA] 1 for the current phase of the shutdown, else 0. Armed means that no shutdown is pending.
 # TYPE haulout_node_agent_shutdown_phase gauge
 haulout_node_agent_shutdown_phase{phase="Armed"} 0
 haulout_node_agent_shutdown_phase{phase="Cancelled"} 0

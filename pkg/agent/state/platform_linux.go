@@ -14,8 +14,8 @@ import (
 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
-// RunDirectory is the directory for what an agent must know for the rest of the boot only. It does
-// not depend on the disk.
+// RunDirectory is the directory for state that the agent needs only until the next boot. It is not
+// on a disk.
 const RunDirectory = "/run/haulout-node-agent"
 
 // BootID returns a string that is the same until the kernel boots again. It does not depend on the
@@ -32,12 +32,12 @@ func BootID() (string, error) {
 	return id, nil
 }
 
-// SinceBoot returns how long ago the machine has booted. It does not depend on the clock on the
-// wall, and counts the time in which the machine was suspended.
+// SinceBoot returns the time since the machine booted. It does not depend on the wall clock, and
+// includes the time in which the machine was suspended.
 func SinceBoot() time.Duration {
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
-		return 0 // since Linux 2.6.39 there is this clock
+		return 0 // the clock exists since Linux 2.6.39
 	}
 	return time.Duration(now.Nano())
 }

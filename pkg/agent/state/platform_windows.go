@@ -15,20 +15,20 @@ import (
 )
 
 const (
-	// bootKey is a volatile key: Windows forgets it when it shuts down. No other key can be in it.
+	// bootKey is a volatile key, which a shutdown deletes. It cannot contain non-volatile keys.
 	bootKey   = `SOFTWARE\HauloutNodeAgentBoot`
 	bootValue = "ID"
 )
 
 var regCreateKeyEx = windows.NewLazySystemDLL("advapi32.dll").NewProc("RegCreateKeyExW")
 
-// RunDirectory would be a directory that does not depend on the disk, which Windows does not have.
+// RunDirectory is empty: Windows has no directory that is not on a disk.
 const RunDirectory = ""
 
 // BootID returns a string that is the same until the machine boots again. It does not depend on the
-// clock. Its first eight characters are hexadecimal digits. Windows has no such ID, and the time of
-// the boot moves with the clock, so the first caller after a boot invents one and puts it into a
-// registry key that does not survive a shutdown.
+// clock. Its first eight characters are hexadecimal digits. Windows has no such ID, and its time of
+// the boot changes with the clock. So the first caller after a boot generates an ID and stores it
+// in a registry key that does not survive a shutdown.
 func BootID() (string, error) {
 	id, err := storedBootID()
 	if err == nil || !errors.Is(err, registry.ErrNotExist) {
@@ -61,7 +61,7 @@ func storedBootID() (string, error) {
 	return id, nil
 }
 
-// RemoveBootID forgets the ID of this boot: the next call of BootID invents another one.
+// RemoveBootID deletes the ID of this boot: the next call of BootID generates a new one.
 func RemoveBootID() error {
 	err := registry.DeleteKey(registry.LOCAL_MACHINE, bootKey)
 	if err != nil && !errors.Is(err, registry.ErrNotExist) {
@@ -70,7 +70,7 @@ func RemoveBootID() error {
 	return nil
 }
 
-// createVolatileKey creates a key that is gone after the next boot.
+// createVolatileKey creates a key that does not exist after the next boot.
 func createVolatileKey(root registry.Key, path string) error {
 	const optionVolatile = 1
 	name, err := windows.UTF16PtrFromString(path)
@@ -86,8 +86,8 @@ func createVolatileKey(root registry.Key, path string) error {
 	return windows.RegCloseKey(handle)
 }
 
-// SinceBoot returns how long ago the machine has booted. It does not depend on the clock on the
-// wall, and counts the time in which the machine was suspended.
+// SinceBoot returns the time since the machine booted. It does not depend on the wall clock, and
+// includes the time in which the machine was suspended.
 func SinceBoot() time.Duration {
 	return windows.DurationSinceBoot()
 }

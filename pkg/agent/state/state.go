@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package state stores what the agent must know after a crash or a reboot.
+// Package state stores the data that the agent needs after a crash or a reboot.
 package state
 
 import (
@@ -17,13 +17,13 @@ import (
 // Version is the version of the file that this agent writes and the only one that it reads.
 const Version = 1
 
-// Phase is how far a shutdown is.
+// Phase is the progress of a shutdown.
 type Phase string
 
 const (
 	// Armed means: no shutdown is pending, and the agent would delay one.
 	Armed Phase = "Armed"
-	// Detected means: a shutdown is pending, and the cluster does not know of it yet.
+	// Detected means: a shutdown is pending, and its NodeMaintenance does not exist yet.
 	Detected Phase = "Detected"
 	// Maintaining means: the NodeMaintenance exists, and the server drains the node.
 	Maintaining Phase = "Maintaining"
@@ -54,45 +54,46 @@ type State struct {
 	// BootID is the boot during which the state was stored. A phase of another boot must not be
 	// resumed.
 	BootID string `json:"bootID,omitempty"`
-	// Phase is how far the shutdown is.
+	// Phase is the progress of the shutdown.
 	Phase Phase `json:"phase,omitempty"`
 	// Signal is the request for the shutdown.
 	Signal Signal `json:"signal,omitzero"`
 	// Maintenance is the NodeMaintenance of the shutdown, once it exists.
 	Maintenance *MaintenanceRef `json:"maintenance,omitempty"`
-	// Refused: the API has refused the NodeMaintenance of the shutdown, which is not created again.
+	// Refused is set if the API refused the NodeMaintenance of the shutdown. The agent does not
+	// create it again.
 	Refused bool `json:"refused,omitempty"`
-	// Last are the times of the last shutdown that was not cancelled, also of an earlier boot.
+	// Last has the times of the last shutdown that was not cancelled, possibly of an earlier boot.
 	Last Times `json:"last,omitzero"`
-	// LockPath is the file that keeps the inhibitor lock alive, which a new process can open.
+	// LockPath is the file that holds the inhibitor lock; a new process can open it.
 	LockPath string `json:"lockPath,omitempty"`
-	// Local is the progress of ending pods without the API, once that began.
+	// Local is the progress of ending pods without the API, once that has begun.
 	Local *Local `json:"local,omitempty"`
 	// Killed are the pods that ended without the API.
 	Killed []KilledPod `json:"killed,omitempty"`
-	// Configuration is that of the agent that stored this, with the name of the node, the endpoint
-	// of the runtime and the folder of static pods as it has found them: an agent whose
-	// configuration cannot be loaded ends the pods with it.
+	// Configuration is the configuration of the agent that stored this state, with the name of the
+	// node, the endpoint of the runtime and the folder of static pods that the agent found. An
+	// agent whose configuration cannot be loaded uses it to end the pods.
 	Configuration *configv1alpha1.NodeAgentConfiguration `json:"configuration,omitempty"`
 }
 
-// Times are those of a shutdown, zero if it has not come so far.
+// Times are the times of a shutdown; zero for steps that it has not reached.
 type Times struct {
-	// Start is when the shutdown was detected, End when the agent let it continue.
+	// Start is when the shutdown was detected; End is when the agent released it.
 	Start time.Time `json:"start,omitzero"`
 	End   time.Time `json:"end,omitzero"`
 }
 
 // Signal is a request for a shutdown.
 type Signal struct {
-	// Kind is reboot, poweroff or "" if unknown.
+	// Kind is reboot, poweroff, or "" if unknown.
 	Kind string `json:"kind,omitempty"`
 	// Time is when the machine asked for the shutdown.
 	Time time.Time `json:"time,omitzero"`
-	// Deadline is when the machine goes down whatever the agent does.
+	// Deadline is when the machine goes down regardless of the agent.
 	Deadline time.Time `json:"deadline,omitzero"`
-	// DeadlineSinceBoot is the same on the clock that runs since the machine has booted and that
-	// no user can set, see SinceBoot. 0 if it is not known.
+	// DeadlineSinceBoot is the deadline on the clock that counts since the boot and that no user
+	// can set, see SinceBoot. 0 if unknown.
 	DeadlineSinceBoot time.Duration `json:"deadlineSinceBoot,omitempty"`
 }
 
@@ -108,9 +109,9 @@ type MaintenanceRef struct {
 type Local struct {
 	// Started is when it began.
 	Started time.Time `json:"started,omitzero"`
-	// Bucket is the index of the bucket that comes next.
+	// Bucket is the index of the next bucket.
 	Bucket int `json:"bucket"`
-	// Done: all buckets have ended.
+	// Done is set if all buckets have ended.
 	Done bool `json:"done,omitempty"`
 }
 
@@ -122,11 +123,11 @@ type KilledPod struct {
 	Name string `json:"name"`
 	// UID of the pod; its status is only changed if it still has this UID.
 	UID types.UID `json:"uid"`
-	// Reported: the pod's status in the API says that it ended.
+	// Reported is set if the pod's status in the API reports that the pod ended.
 	Reported bool `json:"reported,omitempty"`
 }
 
-// check returns an error if an agent cannot have written the state.
+// check returns an error for a state that no agent writes.
 func (s *State) check() error {
 	switch {
 	case s.Phase != "" && !slices.Contains(Phases, s.Phase):

@@ -24,7 +24,7 @@ const (
 	lockName = "agent.lock"
 )
 
-// VersionError means that another version of the agent wrote the file. The file stays as it is.
+// VersionError means that another version of the agent wrote the file. The file is not changed.
 type VersionError struct {
 	// Path of the file.
 	Path string
@@ -32,23 +32,23 @@ type VersionError struct {
 	Version int
 }
 
-// Error says which version the file has and which one this agent reads.
+// Error names the version of the file and the version that this agent reads.
 func (e *VersionError) Error() string {
 	return fmt.Sprintf("%s has version %d: must be %d; run the agent that wrote it, or move the file away if no shutdown is pending",
 		e.Path, e.Version, Version)
 }
 
-// DamagedError means that the file is not what an agent writes. It was kept under another name.
+// DamagedError means that the file has invalid content. It was renamed and kept.
 type DamagedError struct {
 	// Path of the file.
 	Path string
-	// KeptAs is where the damaged file is now; empty if it is still at Path.
+	// KeptAs is the new path of the damaged file; empty if it is still at Path.
 	KeptAs string
-	// Reason is what is wrong with it.
+	// Reason is the cause.
 	Reason error
 }
 
-// Error says what is wrong with the file and where it is.
+// Error describes the damage and names the file.
 func (e *DamagedError) Error() string {
 	if e.KeptAs == "" {
 		return fmt.Sprintf("%s is damaged: %v", e.Path, e.Reason)
@@ -56,14 +56,14 @@ func (e *DamagedError) Error() string {
 	return fmt.Sprintf("%s is damaged and was moved to %s: %v", e.Path, e.KeptAs, e.Reason)
 }
 
-// Store keeps the state of one agent in a directory. While that cannot be written, because its disk
-// is full or read-only, it keeps the state in a second one, which is lost with the boot: so an
-// agent that is killed on such a machine still knows that it has stopped the kubelet.
+// Store keeps the state of one agent in a directory. While that directory cannot be written,
+// because its disk is full or read-only, the Store writes to a second one, which is lost with the
+// boot. So even on such a machine, a restarted agent knows that it has stopped the kubelet.
 type Store struct {
 	dir, run string
-	// sequence is that of the newest file.
+	// sequence is the sequence of the newest file.
 	sequence int64
-	// mu orders Load and Save, which use the same temporary file.
+	// mu serializes Load and Save, which use the same temporary file.
 	mu sync.Mutex
 	// content and now are replaced in tests.
 	content func([]byte) io.Reader
@@ -77,9 +77,8 @@ type file struct {
 	Sequence int64 `json:"sequence,omitempty"`
 }
 
-// Open returns the store in a directory, which it creates if needed. Only the user of the agent may
-// read it. run is the directory of the second copy, empty for none; it is created when it is
-// needed.
+// Open returns the store in a directory, which it creates if necessary. Only the user of the agent
+// may read it. run is the directory of the second copy, empty for none; it is created on demand.
 func Open(dir, run string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create the state directory: %w", err)
@@ -89,8 +88,8 @@ func Open(dir, run string) (*Store, error) {
 
 func contentOf(data []byte) io.Reader { return bytes.NewReader(data) }
 
-// Lock makes this process the only agent that uses the directory, until it ends. A second agent
-// would undo what the first one does.
+// Lock makes this process the only agent that uses the directory until the process ends. A second
+// agent would undo the work of the first.
 func (s *Store) Lock() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,7 +97,7 @@ func (s *Store) Lock() error {
 		return nil
 	}
 	path := filepath.Join(s.dir, lockName)
-	// Only to read: a file that exists can be opened so on a disk that has become read-only.
+	// Open it read-only: this works for an existing file on a disk that has become read-only.
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("lock the state directory: %w", err)
@@ -111,9 +110,9 @@ func (s *Store) Lock() error {
 	return nil
 }
 
-// Load returns the stored state. If nothing is stored it is the zero State. If the file is damaged
-// it is the zero State with a *DamagedError, and the file is kept under another name. If another
-// version wrote it, the error is a *VersionError.
+// Load returns the stored state. If nothing is stored, it returns the zero State. If the file is
+// damaged, it returns the zero State and a *DamagedError, and keeps the file under another name. If
+// another version wrote the file, the error is a *VersionError.
 func (s *Store) Load() (State, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,7 +130,7 @@ func (s *Store) Load() (State, error) {
 	return State{}, damaged
 }
 
-// keepAside renames a damaged file; it never replaces one that was kept before.
+// keepAside renames a damaged file. It does not replace a file that was kept before.
 func (s *Store) keepAside(path string) (string, error) {
 	target, err := files.RenameUnused(path, path+".damaged-"+s.now().UTC().Format("20060102T150405Z"))
 	if err != nil {
@@ -140,14 +139,14 @@ func (s *Store) keepAside(path string) (string, error) {
 	return target, files.SyncFolder(s.dir)
 }
 
-// Read returns the state that Open's Store would load, and changes nothing.
+// Read returns the state that Open's Store would load. It changes no file.
 func Read(dir, run string) (State, error) {
 	stored, err := read(dir, run)
 	return stored.State, err
 }
 
-// Stored returns when the state was stored last in one of the two directories, by the clock on the
-// wall. It is zero if none is stored.
+// Stored returns when the state was last stored in one of the two directories, on the wall clock;
+// zero if no state is stored.
 func Stored(dir, run string) time.Time {
 	var last time.Time
 	for _, dir := range []string{dir, run} {
@@ -158,7 +157,7 @@ func Stored(dir, run string) time.Time {
 	return last
 }
 
-// read returns the newer one of the two files. The second one counts only if it can be read.
+// read returns the newer of the two files. It ignores a second file that cannot be read.
 func read(dir, run string) (file, error) {
 	first, err := readFile(dir)
 	if run == "" {
@@ -182,7 +181,7 @@ func readFile(dir string) (file, error) {
 	if err != nil {
 		return file{}, fmt.Errorf("read the state: %w", err)
 	}
-	// The version comes first: what else is in the file depends on it.
+	// Read the version first: the format of the rest depends on it.
 	var head struct {
 		Version *int `json:"version"`
 	}
@@ -195,8 +194,8 @@ func readFile(dir string) (file, error) {
 	if *head.Version != Version {
 		return file{}, &VersionError{Path: path, Version: *head.Version}
 	}
-	// A newer agent of the same version may have written more: after a rollback, what this one
-	// knows is what counts.
+	// Ignore unknown fields: a newer agent of the same version may have written them before a
+	// rollback.
 	var stored file
 	if err := json.Unmarshal(data, &stored); err != nil {
 		return file{}, &DamagedError{Path: path, Reason: err}
@@ -207,8 +206,8 @@ func readFile(dir string) (file, error) {
 	return stored, nil
 }
 
-// Save stores the state. After a crash at any moment, Load returns either this state or the one
-// before it. If Save fails, for example because the disk is full, the state is in the second
+// Save stores the state. After a crash at any moment, Load returns either this state or the
+// previous one. If Save fails, for example because the disk is full, the state is in the second
 // directory, if that can be written.
 func (s *Store) Save(state State) error {
 	s.mu.Lock()
@@ -231,7 +230,7 @@ func (s *Store) Save(state State) error {
 		return err
 	}
 	if s.run != "" {
-		_ = os.Remove(filepath.Join(s.run, fileName)) // older by its sequence, if it stays
+		_ = os.Remove(filepath.Join(s.run, fileName)) // if this fails, its lower sequence marks it as older
 	}
 	return nil
 }
@@ -239,25 +238,25 @@ func (s *Store) Save(state State) error {
 // withinName is the file with the last request to shorten a shutdown.
 const withinName = "within.json"
 
-// Within is a request to shorten the shutdown that is pending or comes next.
+// Within is a request to shorten the pending or the next shutdown.
 type Within struct {
-	// BootID is the boot in which it was made, as BootID returns it.
+	// BootID is the boot of the request, as BootID returns it.
 	BootID string `json:"bootID"`
-	// SinceBoot is when it was made, see the function SinceBoot.
+	// SinceBoot is the time of the request, see the function SinceBoot.
 	SinceBoot time.Duration `json:"sinceBoot"`
-	// Within is how long the machine runs from then on.
+	// Within is how long the machine runs after the request.
 	Within time.Duration `json:"within"`
 }
 
-// OfKernel reports whether a boot of userspace is one in the boot of the kernel that BootID
-// returns: the identity of a boot is that of the kernel, after a soft-reboot followed by what tells
-// it from the earlier ones.
+// OfKernel reports whether a boot of userspace belongs to the boot of the kernel that BootID
+// returns. The identity of a boot begins with that of the kernel; after a soft-reboot, a suffix
+// distinguishes it from the earlier ones.
 func OfKernel(boot, kernel string) bool {
 	return boot == kernel || strings.HasPrefix(boot, kernel+"-")
 }
 
-// WriteWithin stores a request in a directory, which it creates if needed. It replaces an earlier
-// one.
+// WriteWithin stores a request in a directory, which it creates if necessary. It replaces an
+// earlier request.
 func WriteWithin(dir string, w Within) error {
 	data, err := json.Marshal(w)
 	if err != nil {
@@ -269,7 +268,7 @@ func WriteWithin(dir string, w Within) error {
 	return nil
 }
 
-// ReadWithin returns the stored request, nil if there is none.
+// ReadWithin returns the stored request; nil if there is none.
 func ReadWithin(dir string) (*Within, error) {
 	data, err := os.ReadFile(filepath.Join(dir, withinName))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -19,28 +19,27 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Cluster identifies the cluster of which a node is a member. Each part may be unknown.
+// Cluster identifies the cluster of a node. Each part may be unknown.
 type Cluster struct {
-	// Namespace is the UID of the namespace kube-system, Node that of the Node.
+	// Namespace is the UID of the namespace kube-system; Node is the UID of the Node.
 	Namespace types.UID `json:"namespace,omitempty"`
 	Node      types.UID `json:"node,omitempty"`
-	// CAs are checksums of the public keys of the authorities that the kubelet trusts.
+	// CAs are checksums of the public keys of the CAs that the kubelet trusts.
 	CAs []string `json:"cas,omitempty"`
 }
 
-// membership is whether a manifest was parked in the cluster of which the node is a member now.
+// membership reports whether a manifest was parked in the cluster to which the node belongs now.
 type membership int
 
 const (
-	// memberUnknown: too little is known to decide, so the manifest stays where it is.
+	// memberUnknown: there is not enough information, so the manifest stays in place.
 	memberUnknown membership = iota
 	memberSame
 	memberForeign
 )
 
-// membershipOf compares the cluster in which a manifest was parked with the present one. A Node
-// that was recreated and a rotated authority change a part of it, another cluster changes
-// everything.
+// membershipOf compares the cluster in which a manifest was parked with the present cluster. A
+// recreated Node or a rotated CA changes one part; another cluster changes all parts.
 func membershipOf(parked *Cluster, now *Cluster) membership {
 	switch {
 	case parked == nil || now == nil:
@@ -55,16 +54,16 @@ func membershipOf(parked *Cluster, now *Cluster) membership {
 	case slices.ContainsFunc(parked.CAs, func(ca string) bool { return slices.Contains(now.CAs, ca) }):
 		return memberSame
 	case now.Node == "":
-		return memberUnknown // no answer of the API yet
+		return memberUnknown // the API has not answered yet
 	}
 	return memberForeign
 }
 
-// cluster returns what is known of the present cluster.
+// cluster returns the known parts of the present cluster.
 func (k *Keeper) cluster(ctx context.Context) *Cluster {
 	c := &Cluster{}
 	if bundle, err := k.CA(); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot read the certificates of the kubelet's authorities")
+		klog.FromContext(ctx).Error(err, "Cannot read the CA certificates of the kubelet")
 	} else {
 		c.CAs = keysOf(bundle)
 	}
@@ -89,8 +88,8 @@ func keysOf(bundle []byte) []string {
 	return keys
 }
 
-// findNamespace reads the UID of kube-system, which does not change in the life of a cluster. The
-// agent may not be allowed to.
+// findNamespace reads the UID of kube-system, which never changes in a cluster. The agent may not
+// have the right to read it.
 func (k *Keeper) findNamespace(ctx context.Context) {
 	k.mu.Lock()
 	known := k.namespace != ""
@@ -110,15 +109,15 @@ func (k *Keeper) findNamespace(ctx context.Context) {
 	k.namespace = namespace.UID
 }
 
-// isRefuted reports whether the authorities tell that a manifest was not parked in the present
-// cluster, of which the API has not told anything yet.
+// isRefuted reports whether the CAs show that a manifest was not parked in the present cluster. It
+// is for the time before the API has answered.
 func isRefuted(parked *Cluster, now *Cluster) bool {
 	return parked != nil && len(parked.CAs) > 0 && len(now.CAs) > 0 && membershipOf(parked, now) != memberSame
 }
 
-// sortByCluster gives entries of an older version their cluster, and sets the manifests of another
-// cluster aside, which a node has that was reset and has joined another one. An entry without a
-// cluster is of the present one, unless it is older than the Node.
+// sortByCluster adds the cluster to entries of an older version. It sets aside the manifests of
+// another cluster; a node has these after it was reset and has joined another cluster. An entry
+// without a cluster belongs to the present one, unless it is older than the Node.
 func (k *Keeper) sortByCluster(ctx context.Context, entries []Entry) {
 	now := k.cluster(ctx)
 	if now.Node == "" {
@@ -129,7 +128,7 @@ func (k *Keeper) sortByCluster(ctx context.Context, entries []Entry) {
 	k.mu.Unlock()
 	stamp := func(e *Entry) {
 		switch {
-		case e.Cluster != nil: // another manifest of the pod
+		case e.Cluster != nil: // for another manifest of the pod
 		case e.ParkedAt.Before(created):
 			e.Cluster = &Cluster{}
 		default:
@@ -152,7 +151,7 @@ func (k *Keeper) sortByCluster(ctx context.Context, entries []Entry) {
 	}
 }
 
-// setAside moves the selected manifests to the folder of other clusters.
+// setAside moves the selected manifests to the folder for other clusters.
 func (f *folder) setAside(selected func(*Entry) bool) ([]Restored, error) {
 	i, unlock, err := f.begin()
 	if err != nil {

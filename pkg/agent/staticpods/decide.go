@@ -18,43 +18,44 @@ const (
 	sourceURL              = "http"
 )
 
-// patience is how long after the end of its grace period a pod is not yet late: the kubelet removes
+// patience is how long after its grace period a pod does not yet count as late: the kubelet removes
 // the mirror pod some seconds after the containers.
 const patience = 10 * time.Second
 
-// situation is what the Keeper knows about a pod that has to leave.
+// situation is the Keeper's knowledge about a pod that has to leave.
 type situation struct {
 	now time.Time
 	// namespace and name are those of the pod, dir is the static pod folder.
 	namespace, name, dir string
 	// pod is the pod in the API; nil if there is none.
 	pod *corev1.Pod
-	// isMirror: it is the mirror pod of a static pod of this node.
+	// isMirror is set if pod is the mirror pod of a static pod of this node.
 	isMirror bool
 	// targeting are the maintenances in stage Drain that target the pod.
 	targeting []Maintenance
-	// parked are the entries of the index, manifests is the number of manifests in the folder.
+	// parked are the pod's entries in the index; manifests is the number of its manifests in the
+	// folder.
 	parked    []Entry
 	manifests int
-	// running: a container of the pod runs.
+	// running is set if a container of the pod runs.
 	running bool
 	// instance is the process of the kubelet, empty if unknown.
 	instance string
-	// latency is how long the kubelet may take to see a change of the folder.
+	// latency is how long the kubelet may take to notice a change of the folder.
 	latency time.Duration
-	// kept is why the pod must not be stopped, unhealthy why the kubelet or the container runtime
-	// is not healthy. They are known only if the pod could be parked otherwise.
+	// kept is why the pod must not be stopped. unhealthy is why the kubelet or the container
+	// runtime is not healthy. Both are only determined if the pod could be parked otherwise.
 	kept      protocol.KeptReason
 	unhealthy error
-	// runtime is why the container runtime does not tell whether a parked pod still runs.
+	// runtime is why the container runtime cannot report whether a parked pod still runs.
 	runtime error
 }
 
-// step is what is to be done next about a pod.
+// step is the next action for a pod.
 type step int
 
 const (
-	// stepLeave leaves the Evacuation alone.
+	// stepLeave does nothing with the Evacuation.
 	stepLeave step = iota
 	// stepWait waits for something other than the pod's end.
 	stepWait
@@ -64,49 +65,50 @@ const (
 	stepPark
 	// stepWatch waits for the pod's end.
 	stepWatch
-	// stepDone: the pod has stopped and is gone.
+	// stepDone means that the pod has stopped and is gone.
 	stepDone
 )
 
-// decision is a step with what to report.
+// decision is a step and its report.
 type decision struct {
 	step    step
 	message string
 	// expected is when the pod is expected to have stopped (stepWatch).
 	expected time.Time
-	// late: the pod should have stopped some time ago.
+	// late is set if the pod should have stopped some time ago.
 	late bool
-	// restarted: the kubelet was restarted while the pod was terminating, or maybe was.
+	// restarted is set if the kubelet was, or may have been, restarted while the pod was
+	// terminating.
 	restarted bool
 }
 
-// decide returns what to do about a pod that has to leave.
+// decide returns the next step for a pod that has to leave.
 func decide(s situation) decision {
 	switch {
 	case len(s.parked) > 0 && !s.parked[0].Restoring:
 		return watch(s)
 	case !s.isMirror || len(s.targeting) == 0:
-		// KEP-4212: the kubelet does not react without a maintenance that targets the pod.
+		// KEP-4212: the kubelet does nothing unless a maintenance targets the pod.
 		return decision{step: stepLeave}
 	case s.pod.Annotations[annotationConfigSource] == sourceURL:
 		return decision{step: stepGiveUp, message: fmt.Sprintf(
-			"static pod %s/%s comes from the kubelet's staticPodURL, which the node agent cannot change; remove it from what the URL serves",
+			"static pod %s/%s comes from the kubelet's staticPodURL, which the node agent cannot change; remove it from the content of the URL",
 			s.namespace, s.name)}
 	case s.manifests == 0:
 		return decision{step: stepWait, message: fmt.Sprintf(
-			"%s has no manifest of static pod %s/%s, so it cannot be parked; the kubelet stops the pod if the manifest was removed",
+			"%s has no manifest of static pod %s/%s, so the node agent cannot park it; the kubelet stops the pod if the manifest was removed",
 			s.dir, s.namespace, s.name)}
 	case s.kept != "":
 		return decision{step: stepWait, message: fmt.Sprintf(
 			"static pod %s/%s keeps running until the machine goes down (%s)", s.namespace, s.name, s.kept)}
 	case s.unhealthy != nil:
 		return decision{step: stepWait, message: fmt.Sprintf(
-			"static pod %s/%s is stopped once the kubelet and the container runtime are healthy: %v", s.namespace, s.name, s.unhealthy)}
+			"static pod %s/%s will be stopped when the kubelet and the container runtime are healthy: %v", s.namespace, s.name, s.unhealthy)}
 	}
 	return decision{step: stepPark}
 }
 
-// watch decides about a pod whose manifest is parked.
+// watch returns the decision for a pod whose manifest is parked.
 func watch(s situation) decision {
 	d := decision{step: stepWatch}
 	stopped := true
@@ -128,7 +130,7 @@ func watch(s situation) decision {
 	}
 	if s.runtime != nil {
 		return decision{step: stepWait, message: fmt.Sprintf(
-			"static pod %s/%s was told to stop, and it is not known whether it has: %v", s.namespace, s.name, s.runtime)}
+			"static pod %s/%s is stopping, but the container runtime does not report its containers: %v", s.namespace, s.name, s.runtime)}
 	}
 	isGone := s.pod == nil || s.pod.Annotations[corev1.MirrorPodAnnotationKey] == ""
 	if isGone && !s.running && s.manifests == 0 {
@@ -150,7 +152,7 @@ func watch(s situation) decision {
 	return d
 }
 
-// maintenanceOf describes the maintenance that a pod is parked for.
+// maintenanceOf describes the maintenance for which a pod is parked.
 func maintenanceOf(s situation) string {
 	list := s.targeting
 	if len(list) == 0 {

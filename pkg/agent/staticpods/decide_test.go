@@ -62,7 +62,7 @@ func TestDecide(t *testing.T) {
 		},
 		"wait for the runtime to tell whether a pod runs": {
 			situation: situationOf(isParked(), gone, func(s *situation) { s.runtime = errors.New("ask the container runtime: refused") }),
-			step:      stepWait, message: "it is not known whether it has: ask the container runtime",
+			step:      stepWait, message: "does not report its containers: ask the container runtime",
 		},
 		"watch": {
 			situation: situationOf(isParked()), step: stepWatch, message: "due to node maintenance update;", expected: 2 * time.Second,

@@ -20,30 +20,30 @@ import (
 )
 
 const (
-	// longestBeat is the maximum time between two heartbeats while a pod terminates, and
-	// beatsPerDeadline is their number within the deadline of the Evacuation.
+	// longestBeat is the maximum interval of heartbeats while a pod terminates. beatsPerDeadline is
+	// the number of heartbeats within the deadline of the Evacuation.
 	longestBeat      = 10 * time.Second
 	beatsPerDeadline = 4
 )
 
-// evacuation is the work on one Evacuation.
+// evacuation is the state of the work on one Evacuation.
 type evacuation struct {
 	*evacuator.Evacuation
 	keeper *Keeper
 	key    types.NamespacedName
-	// said is the last reported message, at the time of the last report.
+	// said is the last reported message; the report was at the time at.
 	said string
 	at   time.Time
 	// targeting are the maintenances for which this process has parked the pod.
 	targeting []Maintenance
-	// restarted: the event of a restarted kubelet was reported.
+	// restarted is set if the event about a restarted kubelet was reported.
 	restarted bool
 }
 
-// evacuate is the handler of the class kubelet.k8s.io.
+// evacuate handles Evacuations for the class kubelet.k8s.io.
 func (k *Keeper) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
 	w := &evacuation{Evacuation: e, keeper: k, key: types.NamespacedName{Namespace: e.Namespace, Name: e.PodName}}
-	// The evacuation may have been cancelled.
+	// Wake the loop even without an action: the evacuation may have been cancelled.
 	defer wake(k.decided)
 	defer k.setRefused(w.key, false)
 	logger := klog.FromContext(ctx)
@@ -72,7 +72,7 @@ func (k *Keeper) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
 	}
 }
 
-// gather observes all that decide needs.
+// gather collects the facts for decide.
 func (w *evacuation) gather(ctx context.Context) (situation, error) {
 	k := w.keeper
 	s := situation{now: time.Now(), namespace: w.key.Namespace, name: w.key.Name, dir: k.folder.dir}
@@ -119,14 +119,14 @@ func (w *evacuation) gather(ctx context.Context) (situation, error) {
 	}
 	s.kept = kept[w.key]
 	if s.unhealthy = k.Kubelet.Check(ctx); s.unhealthy == nil {
-		// Without the runtime, the pod's end would never be seen.
+		// Without the runtime, the agent would never notice that the pod ended.
 		_, s.unhealthy = w.running(ctx, s)
 	}
 	return s, nil
 }
 
-// pod returns the pod in the API; nil if there is none on this node. It lists: a node may not get a
-// pod that does not exist, and would be told that this is forbidden.
+// pod returns the pod in the API; nil if this node has no such pod. It lists, because a get returns
+// Forbidden to a node if the pod does not exist.
 func (w *evacuation) pod(ctx context.Context) (*corev1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -158,7 +158,7 @@ func (w *evacuation) running(ctx context.Context, s situation) (bool, error) {
 	return w.keeper.running(ctx, uids)
 }
 
-// act does what was decided. It reports whether the work is over.
+// act carries out a decision. It reports whether the work is done.
 func (w *evacuation) act(ctx context.Context, s situation, d decision) (over bool, err error) {
 	k := w.keeper
 	switch d.step {
@@ -195,7 +195,7 @@ func (w *evacuation) act(ctx context.Context, s situation, d decision) (over boo
 	return true, w.AwaitDeparture(ctx)
 }
 
-// park parks the pod's manifests, and reports why if it cannot.
+// park parks the pod's manifests, and reports the reason if it cannot.
 func (w *evacuation) park(ctx context.Context, s situation) {
 	k := w.keeper
 	parked, err := k.folder.park(s.pod, s.targeting, k.instance(ctx), k.cluster(ctx))

@@ -23,36 +23,35 @@ import (
 
 // Names in the parent of the static pod folder.
 const (
-	// parkingName is the parking folder. Its name begins with a dot for a kubelet whose static pod
-	// folder is the parent of another one.
+	// parkingName is the name of the parking folder. It begins with a dot because the parent may
+	// itself be the static pod folder of another kubelet.
 	parkingName = ".nm-parked"
 	// indexName, lockName and archiveName are in the parking folder.
 	indexName, lockName, archiveName = "index.json", ".lock", "archive"
-	// foreignName has the manifests of other clusters.
+	// foreignName is the folder for manifests of other clusters.
 	foreignName = "foreign"
-	// probeName is the name of the file of the test rename. The kubelet ignores it because of the
-	// dot.
+	// probeName is the name of the file for the test rename. The kubelet ignores names with a dot.
 	probeName = ".haulout-probe"
 )
 
 // errNoManifest is the error for a pod without a manifest in the folder.
 var errNoManifest = errors.New("the static pod folder has no manifest of the pod")
 
-// folder is the static pod folder with its parking folder. Its methods are safe for concurrent use,
-// also by several processes.
+// folder is the static pod folder and its parking folder. Its methods are safe for concurrent use,
+// even by several processes.
 type folder struct {
 	files fileSystem
-	// dir is the static pod folder without symbolic links, empty if there is none.
+	// dir is the static pod folder without symbolic links; empty if there is none.
 	dir string
 	// parking is the parking folder.
 	parking string
-	// node is the name of the node, empty if it is unknown (then new entries have no pod).
+	// node is the name of the node; empty if unknown. Then new entries have no pod.
 	node string
 	now  func() time.Time
 }
 
-// newFolder returns the folder of a path. The path may be a symbolic link: the parking folder is
-// beside the folder to which it points, since it has to be on the same mount.
+// newFolder returns the folder of a path. If the path is a symbolic link, the parking folder is
+// beside the target, since it has to be on the same mount.
 func newFolder(files fileSystem, dir, node string, now func() time.Time) *folder {
 	f := &folder{files: files, node: node, now: now}
 	if dir == "" {
@@ -73,8 +72,8 @@ type manifest struct {
 }
 
 // manifests returns the manifests in the static pod folder. Like the kubelet, it ignores names that
-// begin with a dot, subfolders and files that are no pods. All other names are manifests, also
-// those of backups.
+// begin with a dot, subfolders and files that are not pods. Every other file is a manifest, even a
+// backup file.
 func (f *folder) manifests() ([]manifest, error) {
 	if f.dir == "" {
 		return nil, nil
@@ -94,7 +93,7 @@ func (f *folder) manifests() ([]manifest, error) {
 		path := filepath.Join(f.dir, entry.Name())
 		data, err := f.files.ReadFile(path)
 		if err != nil {
-			continue // the kubelet cannot read it either, or it has just gone
+			continue // the kubelet cannot read it either, or it was just removed
 		}
 		if pod, err := pods.ParseManifest(data, f.node); err == nil {
 			found = append(found, manifest{path, pod})
@@ -103,7 +102,7 @@ func (f *folder) manifests() ([]manifest, error) {
 	return found, nil
 }
 
-// manifestsOf returns the manifests of a pod: there may be several, of which the kubelet runs one.
+// manifestsOf returns the manifests of a pod. If there are several, the kubelet runs one of them.
 func (f *folder) manifestsOf(key types.NamespacedName) ([]manifest, error) {
 	all, err := f.manifests()
 	return slices.DeleteFunc(all, func(m manifest) bool { return m.pod.Namespace != key.Namespace || m.pod.Name != key.Name }), err
@@ -129,14 +128,14 @@ func (f *folder) begin() (*index, func(), error) {
 	return i, unlock, nil
 }
 
-// load reads the index and brings it in line with the parking folder.
+// load reads the index and corrects it according to the parking folder.
 func (f *folder) load() (*index, error) {
 	name := filepath.Join(f.parking, indexName)
 	i := &index{}
 	data, err := f.files.ReadFile(name)
 	if err == nil {
 		if i, err = parseIndex(data); err != nil {
-			// Keep it for people. The entries are made again from the files.
+			// Keep the damaged file for people. The entries are recreated from the parked files.
 			aside := name + ".damaged-" + f.now().UTC().Format("20060102T150405")
 			if err := f.files.Rename(name, aside); err != nil {
 				return nil, err
@@ -151,7 +150,7 @@ func (f *folder) load() (*index, error) {
 		return nil, err
 	}
 	before := len(i.Entries)
-	// Never moved, or restored already.
+	// Drop entries whose manifests were never moved, or already restored.
 	i.Entries = slices.DeleteFunc(i.Entries, func(e *Entry) bool { return !slices.Contains(parked, e.File) })
 	changed := before != len(i.Entries)
 	for _, file := range parked {
@@ -167,13 +166,14 @@ func (f *folder) load() (*index, error) {
 		changed = f.refresh(e) || changed
 	}
 	if changed {
-		// A full disk must not prevent a restore, and the next process finds the same again.
+		// Ignore the error: a full disk must not prevent a restore, and the next process can
+		// recreate the entries.
 		_ = f.save(i)
 	}
 	return i, nil
 }
 
-// parked returns the files below the folders of the parking folder.
+// parked returns the files in the subfolders of the parking folder.
 func (f *folder) parked() ([]string, error) {
 	folders, err := f.files.ReadDir(f.parking)
 	if err != nil {
@@ -197,7 +197,7 @@ func (f *folder) parked() ([]string, error) {
 	return found, nil
 }
 
-// refresh reads a parked manifest again if it is not the one that the entry describes.
+// refresh reads a parked manifest again if it differs from the description in the entry.
 func (f *folder) refresh(e *Entry) bool {
 	data, link, mode, err := f.content(e)
 	if err != nil {
@@ -209,7 +209,7 @@ func (f *folder) refresh(e *Entry) bool {
 	}
 	changed := hash != e.SHA256 || link != e.Link
 	e.SHA256, e.Link, e.Mode = hash, link, mode.String()
-	// What is known from the mirror pod is better: the API server fills in the priority.
+	// Prefer data from the mirror pod, in which the API server has set the priority.
 	if e.Name == "" && f.node != "" {
 		if pod, err := pods.ParseManifest(data, f.node); err == nil {
 			e.describe(pod)
@@ -219,7 +219,8 @@ func (f *folder) refresh(e *Entry) bool {
 	return changed
 }
 
-// content reads a parked manifest. A link, which it also returns, has its meaning at its origin.
+// content reads a parked manifest. If it is a link, content resolves it relative to its origin, and
+// also returns it.
 func (f *folder) content(e *Entry) (data []byte, link string, mode fs.FileMode, err error) {
 	path := f.path(e)
 	info, err := f.files.Lstat(path)
@@ -238,7 +239,7 @@ func (f *folder) content(e *Entry) (data []byte, link string, mode fs.FileMode, 
 	return data, link, info.Mode(), err
 }
 
-// path returns where a parked manifest is.
+// path returns the path of a parked manifest.
 func (f *folder) path(e *Entry) string {
 	return filepath.Join(f.parking, filepath.FromSlash(e.File))
 }
@@ -268,7 +269,7 @@ func (f *folder) entries() ([]Entry, error) {
 	return found, nil
 }
 
-// change changes the entries of a pod in the index.
+// change applies a function to the entries of a pod in the index.
 func (f *folder) change(key types.NamespacedName, mod func(*Entry)) error {
 	i, unlock, err := f.begin()
 	if err != nil {
@@ -285,7 +286,7 @@ func (f *folder) change(key types.NamespacedName, mod func(*Entry)) error {
 	return f.save(i)
 }
 
-// park moves all manifests of a pod to the folder of the first of the maintenances. The pod is the
+// park moves all manifests of a pod to the folder of the first of the maintenances. pod is the
 // mirror pod.
 func (f *folder) park(pod *corev1.Pod, maintenances []Maintenance, instance string, cluster *Cluster) ([]string, error) {
 	if len(maintenances) == 0 {
@@ -316,7 +317,7 @@ func (f *folder) park(pod *corev1.Pod, maintenances []Maintenance, instance stri
 	})
 }
 
-// parkedPods returns the pods in the parked manifests that can be read.
+// parkedPods returns the pods of the readable parked manifests.
 func (f *folder) parkedPods() ([]*corev1.Pod, error) {
 	entries, err := f.entries()
 	var found []*corev1.Pod
@@ -332,7 +333,7 @@ func (f *folder) parkedPods() ([]*corev1.Pod, error) {
 	return found, err
 }
 
-// reappeared returns the manifests in the static pod folder of pods that are parked.
+// reappeared returns manifests in the static pod folder whose pods are parked.
 func (f *folder) reappeared(i *index) (map[types.NamespacedName][]manifest, error) {
 	held := map[types.NamespacedName][]manifest{}
 	if len(i.Entries) == 0 {
@@ -352,8 +353,8 @@ func (f *folder) reappeared(i *index) (map[types.NamespacedName][]manifest, erro
 	return held, nil
 }
 
-// hold parks the manifests of the due parked pods that are in the static pod folder again, if the
-// check allows it. The newest manifest replaces a parked one of the same path.
+// hold parks manifests that have reappeared, if their pods are due and the check allows it. The
+// newest manifest replaces a parked one of the same path.
 func (f *folder) hold(due func(types.NamespacedName) bool, check func() (instance string, err error)) ([]Entry, error) {
 	i, unlock, err := f.begin()
 	if err != nil {
@@ -387,8 +388,8 @@ func (f *folder) hold(due func(types.NamespacedName) bool, check func() (instanc
 	return done, errors.Join(errs...)
 }
 
-// move moves manifests of one pod to a folder of the parking folder and returns their names. The
-// index has their entries before it moves the first one.
+// move moves manifests of one pod to a folder of the parking folder and returns their names. It
+// adds the entries to the index before it moves the first manifest.
 func (f *folder) move(i *index, to string, manifests []manifest, describe func(*Entry)) ([]string, error) {
 	if err := f.files.MkdirAll(filepath.Join(f.parking, to), 0o700); err != nil {
 		return nil, err
@@ -400,7 +401,7 @@ func (f *folder) move(i *index, to string, manifests []manifest, describe func(*
 		file := to + "/" + filepath.Base(m.path)
 		e := i.file(file)
 		if e != nil && (e.Namespace != m.pod.Namespace || e.Name != m.pod.Name) {
-			// The path was that of another pod, whose manifest was replaced in the folder.
+			// The path belonged to another pod, whose manifest was replaced in the folder.
 			if _, err := f.archive(i, e, archiveName); err != nil {
 				return nil, err
 			}
@@ -422,7 +423,7 @@ func (f *folder) move(i *index, to string, manifests []manifest, describe func(*
 		case errors.Is(err, files.ErrCrossDevice):
 			return names, f.crossDevice(err)
 		case errors.Is(err, fs.ErrNotExist):
-			continue // it has just gone
+			continue // it was just removed
 		case err != nil:
 			return names, fmt.Errorf("park the manifest %s: %w", m.path, err)
 		}
@@ -438,11 +439,11 @@ func (f *folder) crossDevice(err error) error {
 // Restored is the result of a restore.
 type Restored struct {
 	Entry
-	// Archived is where the manifest is if its path is in use by a newer one; else empty.
+	// Archived is the new place of the manifest if a newer one uses its path; otherwise empty.
 	Archived string
 }
 
-// restore returns the selected manifests to their paths.
+// restore moves the selected manifests back to their paths.
 func (f *folder) restore(selected func(*Entry) bool) ([]Restored, error) {
 	i, unlock, err := f.begin()
 	if err != nil {
@@ -459,8 +460,8 @@ func (f *folder) restore(selected func(*Entry) bool) ([]Restored, error) {
 	if len(todo) == 0 {
 		return nil, nil
 	}
-	// After a crash the restore continues, and the manifests restored so far are not held. It must
-	// work on a full disk, too.
+	// Save first: after a crash the restore continues, and hold does not park manifests that are
+	// already restored. Ignore the error, since a restore must work on a full disk.
 	_ = f.save(i)
 	var done []Restored
 	var errs []error
@@ -475,17 +476,18 @@ func (f *folder) restore(selected func(*Entry) bool) ([]Restored, error) {
 	errs = append(errs, f.syncAll(done))
 	_ = f.save(i)
 	for _, e := range done {
-		// Fails while there are other files in it.
+		// This fails while the folder has other files.
 		_ = f.files.Remove(filepath.Dir(f.path(&e.Entry)))
 	}
 	return done, errors.Join(errs...)
 }
 
-// restoreOne restores a manifest and returns where it is instead, if not at its path.
+// restoreOne restores a manifest. If its path is in use, it archives the manifest and returns the
+// new place.
 func (f *folder) restoreOne(i *index, e *Entry) (archived string, err error) {
 	switch err := f.files.RenameNew(f.path(e), e.Origin); {
 	case errors.Is(err, fs.ErrExist):
-		// A newer manifest is there.
+		// The path has a newer manifest.
 		return f.archive(i, e, archiveName)
 	case errors.Is(err, files.ErrCrossDevice):
 		return "", f.crossDevice(err)
@@ -496,7 +498,7 @@ func (f *folder) restoreOne(i *index, e *Entry) (archived string, err error) {
 	return "", nil
 }
 
-// archive moves a parked manifest to the archive, or to another folder that is not restored.
+// archive moves a parked manifest to the archive, or to another folder that restores ignore.
 func (f *folder) archive(i *index, e *Entry, to string) (string, error) {
 	dir := filepath.Join(f.parking, to)
 	if err := f.files.MkdirAll(dir, 0o700); err != nil {
@@ -519,7 +521,7 @@ func (f *folder) archive(i *index, e *Entry, to string) (string, error) {
 	}
 }
 
-// syncAll writes the folders of restored manifests to the disk.
+// syncAll syncs the folders of restored manifests to the disk.
 func (f *folder) syncAll(done []Restored) error {
 	dirs := map[string]struct{}{}
 	for _, e := range done {
@@ -536,7 +538,7 @@ func (f *folder) syncAll(done []Restored) error {
 	return errors.Join(errs...)
 }
 
-// probe checks by a test rename that manifests can be moved.
+// probe checks with a test rename that manifests can be moved.
 func (f *folder) probe() error {
 	if f.dir == "" {
 		return nil
@@ -547,7 +549,7 @@ func (f *folder) probe() error {
 	case err != nil:
 		return err
 	case !info.IsDir():
-		return fmt.Errorf("the static pod path %s is a single file; it must be a folder", f.dir)
+		return fmt.Errorf("the static pod path %s is a single file; must be a folder", f.dir)
 	}
 	if err := f.files.MkdirAll(f.parking, 0o700); err != nil {
 		return err
@@ -566,7 +568,7 @@ func (f *folder) probe() error {
 	return f.files.Remove(to)
 }
 
-// isFolderName reports whether a text is a safe name of a folder for one maintenance.
+// isFolderName reports whether a text is safe as the name of a maintenance's folder.
 func isFolderName(name string) bool {
 	return name != archiveName && name != foreignName && !pods.IsIgnored(name) && !strings.ContainsAny(name, `/\`) && filepath.IsLocal(name)
 }

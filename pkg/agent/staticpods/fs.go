@@ -14,27 +14,27 @@ import (
 	"haulout.dev/haulout/pkg/files"
 )
 
-// fileSystem is what the package does with files. Tests make it fail at each step.
+// fileSystem has the file operations of this package. Tests make each of them fail.
 type fileSystem interface {
 	ReadDir(name string) ([]fs.DirEntry, error)
 	Lstat(name string) (fs.FileInfo, error)
 	Readlink(name string) (string, error)
-	// ReadFile reads a regular file, or the one that a link points to, unless it is larger than
+	// ReadFile reads a regular file, or the target of a link, unless it is larger than
 	// pods.MaxManifest.
 	ReadFile(name string) ([]byte, error)
 	MkdirAll(name string, mode fs.FileMode) error
-	// WriteFile writes a file to the disk. A failure may leave a part of it.
+	// WriteFile writes a file and syncs it to the disk. A failure may leave a partial file.
 	WriteFile(name string, data []byte, mode fs.FileMode) error
-	// Rename moves a file and replaces the target.
+	// Rename renames a file and replaces an existing target.
 	Rename(from, to string) error
-	// RenameNew moves a file; an existing target is the error fs.ErrExist.
+	// RenameNew renames a file; if the target exists, it returns fs.ErrExist.
 	RenameNew(from, to string) error
 	Remove(name string) error
-	// Sync writes the entries of a folder to the disk.
+	// Sync syncs the entries of a folder to the disk.
 	Sync(dir string) error
 }
 
-// osFiles are the files of the operating system.
+// osFiles is the file system of the operating system.
 type osFiles struct{}
 
 func (osFiles) ReadFile(name string) ([]byte, error)         { return pods.ReadManifest(name) }
@@ -47,12 +47,12 @@ func (osFiles) RenameNew(from, to string) error              { return files.Rena
 func (osFiles) Remove(name string) error                     { return os.Remove(name) }
 func (osFiles) Sync(dir string) error                        { return files.SyncFolder(dir) }
 
-// WriteFile writes a file to the disk.
+// WriteFile writes a file and syncs it to the disk.
 func (osFiles) WriteFile(name string, data []byte, mode fs.FileMode) error {
 	return files.Write(name, bytes.NewReader(data), mode)
 }
 
-// save replaces a file by another content: after a crash it has the old or the new one.
+// save replaces the content of a file: after a crash the file has the old or the new content.
 func save(system fileSystem, name string, data []byte) error {
 	temporary := name + ".tmp"
 	if err := system.WriteFile(temporary, data, 0o600); err != nil {
@@ -64,7 +64,7 @@ func save(system fileSystem, name string, data []byte) error {
 	return system.Sync(filepath.Dir(name))
 }
 
-// lock takes the lock of a file that no other process may hold, and waits for it.
+// lock waits until no other process holds the lock of a file, and takes it.
 func lock(name string) (unlock func(), err error) {
 	file, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -9,16 +9,16 @@
 //	<parent>/manifests/web.yaml  ->  <parent>/.nm-parked/<UID of the NodeMaintenance>/web.yaml
 //
 // <parent>/.nm-parked/index.json has an entry for each parked manifest. The kubelet then terminates
-// the pod within its grace period, and does not start it again after a restart of the kubelet, of
-// the agent or of the machine: nothing has to be done for that. The Keeper holds the pod: a
-// manifest of it that a tool puts into the folder is parked as well. When no NodeMaintenance in
-// stage Drain targets the pod any more, the manifests return to their paths, and the pod gets the
-// UID that it had.
+// the pod within its grace period. The pod does not start again after a restart of the kubelet, of
+// the agent or of the machine; this needs no action. The Keeper holds the pod: if a tool puts a
+// manifest of the pod into the folder, the Keeper parks that as well. When no NodeMaintenance in
+// stage Drain targets the pod any longer, the manifests return to their paths, and the pod has its
+// previous UID again.
 //
-// All changes can be interrupted at any point. An entry is in the index before its manifest is
-// moved, and every operation first brings the index in line with what is on the disk: an entry
-// without a parked manifest is dropped, and a parked manifest without an entry gets one, made from
-// its path and its content.
+// All changes can be interrupted at any point. The Keeper adds an entry to the index before it
+// moves the manifest, and every operation first compares the index with the disk: it drops an entry
+// without a parked manifest, and adds an entry for a parked manifest without one, from the path and
+// the content of the manifest.
 //
 // The Keeper parks a manifest only while the kubelet is healthy: a kubelet that starts without the
 // manifest of a running pod kills its containers immediately.
@@ -49,7 +49,7 @@ const indexVersion = 1
 type Maintenance struct {
 	Name string    `json:"name,omitempty"`
 	UID  types.UID `json:"uid"`
-	// reason is for messages.
+	// reason is the maintenance's reason, for messages.
 	reason string
 }
 
@@ -57,17 +57,17 @@ type Maintenance struct {
 type Entry struct {
 	// File is the path of the parked manifest in the parking folder, with slashes.
 	File string `json:"file"`
-	// Origin is the path from which it was moved.
+	// Origin is the original path of the manifest.
 	Origin string `json:"origin"`
-	// SHA256 is the checksum of its content, Link the target if it is a symbolic link, and Mode its
-	// permissions. They are for people: the file is moved, not copied.
+	// SHA256 is the checksum of the content, Link is the target if it is a symbolic link, and Mode
+	// has the permissions. They are for people: the file is moved, not copied.
 	SHA256 string `json:"sha256,omitempty"`
 	Link   string `json:"link,omitempty"`
 	Mode   string `json:"mode,omitempty"`
-	// Namespace and Name are those of the pod in the API; empty if the file is no manifest.
+	// Namespace and Name identify the pod in the API; empty if the file is not a manifest.
 	Namespace string `json:"namespace,omitempty"`
 	Name      string `json:"name,omitempty"`
-	// StaticUIDs are the UIDs of the pod that the kubelet and the container runtime know.
+	// StaticUIDs are the UIDs of the pod in the kubelet and the container runtime.
 	StaticUIDs []types.UID `json:"staticUIDs,omitempty"`
 	// Priority, Labels and GracePeriodSeconds are those of the pod.
 	Priority           int32             `json:"priority"`
@@ -75,15 +75,15 @@ type Entry struct {
 	GracePeriodSeconds int64             `json:"gracePeriodSeconds"`
 	// Cluster is the cluster in which the manifest was parked; nil in an index of an older version.
 	Cluster *Cluster `json:"cluster,omitempty"`
-	// Maintenances are those that target the pod, as last seen.
+	// Maintenances are the maintenances that targeted the pod at the last check.
 	Maintenances []Maintenance `json:"maintenances"`
 	// ParkedAt is when the manifest was moved.
 	ParkedAt time.Time `json:"parkedAt"`
 	// KubeletInstance is the process of the kubelet at that time, empty if unknown.
 	KubeletInstance string `json:"kubeletInstance,omitempty"`
-	// Stopped: the pod has stopped since.
+	// Stopped is set if the pod has stopped since.
 	Stopped bool `json:"stopped,omitempty"`
-	// Restoring: the manifest is about to return.
+	// Restoring is set before the manifest returns.
 	Restoring bool `json:"restoring,omitempty"`
 }
 
@@ -92,7 +92,7 @@ func (e *Entry) Pod() types.NamespacedName {
 	return types.NamespacedName{Namespace: e.Namespace, Name: e.Name}
 }
 
-// describe copies what an entry has about its pod.
+// describe copies the data about the pod to the entry.
 func (e *Entry) describe(pod *corev1.Pod) {
 	e.Namespace, e.Name, e.Labels = pod.Namespace, pod.Name, pod.Labels
 	e.Priority, e.GracePeriodSeconds = pods.PriorityOf(pod), pods.GraceSeconds(pod)
@@ -101,7 +101,7 @@ func (e *Entry) describe(pod *corev1.Pod) {
 	}
 }
 
-// index is what the file has.
+// index is the content of the index file.
 type index struct {
 	Version int      `json:"version"`
 	Entries []*Entry `json:"entries"`
@@ -156,8 +156,8 @@ func (i *index) pod(key types.NamespacedName) []*Entry {
 	return entries
 }
 
-// targeting returns which of the maintenances in stage Drain ask a static pod to leave the node.
-// They do not mean a Node that was created again with the same name.
+// targeting returns the maintenances in stage Drain that target a static pod of the node. It
+// ignores maintenances of an earlier Node with the same name.
 func targeting(list []v1alpha1.NodeMaintenance, node v1alpha1.NodeReference, priority int32, labels map[string]string) ([]Maintenance, error) {
 	var found []Maintenance
 	for i := range list {

@@ -48,25 +48,25 @@ const (
 )
 
 const (
-	// relistPeriod is how often the Keeper lists the folder, and reads its Node while manifests are
-	// parked.
+	// relistPeriod is how often the Keeper lists the folder. While manifests are parked, it reads
+	// its Node as often.
 	relistPeriod = 10 * time.Second
-	// pollPeriod is how often it checks a terminating pod.
+	// pollPeriod is how often the Keeper checks a terminating pod.
 	pollPeriod = 2 * time.Second
-	// requestTimeout limits its requests to the API.
+	// requestTimeout limits the Keeper's requests to the API.
 	requestTimeout = 10 * time.Second
-	// pollingLatency is how long a kubelet without file events takes to see a change of the folder,
-	// its default fileCheckFrequency.
+	// pollingLatency is how long a kubelet without file events takes to notice a change of the
+	// folder: its default fileCheckFrequency.
 	pollingLatency = 20 * time.Second
-	// shortestHold and longestHold limit the pause before a manifest that a program puts back again
-	// and again is parked again; the pause doubles.
+	// If a program restores a manifest again and again, the pause before the Keeper parks it again
+	// doubles, from shortestHold to longestHold.
 	shortestHold, longestHold = time.Second, 5 * time.Minute
 )
 
-// Containers knows the containers of the node.
+// Containers reports which containers run on the node.
 type Containers interface {
-	// Running reports whether a container of the pod with the UID that the kubelet and the
-	// container runtime know runs.
+	// Running reports whether a container of a pod runs. podUID is the UID in the kubelet and the
+	// container runtime.
 	Running(ctx context.Context, podUID string) (bool, error)
 }
 
@@ -80,37 +80,37 @@ type Kubelet interface {
 
 // Config has the dependencies and options of a Keeper.
 type Config struct {
-	// Dir is the kubelet's static pod folder, empty if it has none.
+	// Dir is the kubelet's static pod folder; empty if it has none.
 	Dir string
 	// NodeName is the name of the node.
 	NodeName string
-	// Kubelet and Containers are the node as the Keeper sees it.
+	// Kubelet and Containers give access to the node.
 	Kubelet    Kubelet
 	Containers Containers
-	// Policy is what the configuration says about static pods.
+	// Policy is the configuration for static pods.
 	Policy Policy
-	// Server returns the URL of the API server in the kubelet's kubeconfig, CA the certificates of
-	// its authorities.
+	// Server returns the URL of the API server in the kubelet's kubeconfig. CA returns the CA
+	// certificates of that kubeconfig.
 	Server func() (string, error)
 	CA     func() ([]byte, error)
-	// Static returns the static pods of the node that the API knows.
+	// Static returns the static pods of the node according to the API.
 	Static func() []types.NamespacedName
 	// Kube and Maintenance are clients with the kubelet's identity.
 	Kube        kubernetes.Interface
 	Maintenance versioned.Interface
 	// APILossRestorePeriod is how long neither Kubernetes nor Haulout may answer before the Keeper
-	// restores all static pods, HauloutLossRestorePeriod how long Haulout may not while Kubernetes
-	// does.
+	// restores all static pods. HauloutLossRestorePeriod is how long Haulout may not answer while
+	// Kubernetes does.
 	APILossRestorePeriod, HauloutLossRestorePeriod time.Duration
-	// PollingOnly: the Keeper does not watch the folder, and the kubelet does not either (Windows).
+	// PollingOnly is set if neither the Keeper nor the kubelet watches the folder (Windows).
 	PollingOnly bool
-	// Leaving reports whether the machine shuts down: then the Keeper restores nothing because of
-	// an API that does not answer.
+	// Leaving reports whether the machine shuts down. Meanwhile the Keeper does not restore pods
+	// because of an API that does not answer.
 	Leaving func() bool
 	// Event reports an event of the node.
 	Event func(eventType, reason, message string)
-	// BootID is the kernel's, empty if it is not that of the Node (Windows). As long as the Node
-	// has another one, which the kubelet of the boot before has written, it is read often.
+	// BootID is the boot ID of the kernel; empty if the Node has a different one (Windows). While
+	// the Node still has the boot ID of the previous boot, the Keeper reads the Node often.
 	BootID string
 }
 
@@ -123,32 +123,33 @@ type Keeper struct {
 	held, decided chan struct{}
 
 	mu sync.Mutex
-	// problem is why manifests cannot be moved, troubles is the work that fails.
+	// problem is why manifests cannot be moved. troubles are repeated failures.
 	problem  string
 	troubles map[string]*trouble
-	// lostSince is when Kubernetes and Haulout were first found gone, hauloutLostSince when Haulout
-	// was; zero while they answer.
+	// lostSince is when both Kubernetes and Haulout first failed to answer. hauloutLostSince is
+	// when Haulout first failed to answer. Both are zero while they answer.
 	lostSince, hauloutLostSince time.Time
-	// seen is the Node as last read, at the time seenAt. published: it has what is kept. place is
-	// where the API server was last found, namespace the UID of kube-system once it is known.
+	// seen is the Node as read at seenAt. published is set once the Node has the list of kept pods.
+	// place is where the API server was last found. namespace is the UID of kube-system, once
+	// known.
 	seen      *corev1.Node
 	seenAt    time.Time
 	published bool
 	place     apiPlace
 	namespace types.UID
-	// list are the maintenances of the last list, at listedAt.
+	// list has the maintenances as listed at listedAt.
 	list     []v1alpha1.NodeMaintenance
 	listedAt time.Time
-	// checked are the marks of the Node for which the maintenances were last read, at checkedAt.
+	// checked are the marks of the Node at checkedAt, when the maintenances were last read.
 	checked   string
 	checkedAt time.Time
-	// holds are the pauses for pods whose manifests were put back.
+	// holds has the pauses for pods whose manifests were put back into the folder.
 	holds map[types.NamespacedName]*pause
-	// refused are the pods that are kept although they have an Evacuation.
+	// refused are the pods with an Evacuation that are kept nevertheless.
 	refused map[types.NamespacedName]bool
 }
 
-// pause is how long a manifest that was put back is left alone.
+// pause is how long the Keeper does not park a manifest that was put back into the folder.
 type pause struct {
 	until time.Time
 	next  time.Duration
@@ -162,14 +163,14 @@ func New(config Config) (*Keeper, error) {
 	case config.Kubelet == nil || config.Containers == nil || config.Kube == nil || config.Maintenance == nil:
 		return nil, errors.New("a kubelet, containers and two clients are required")
 	case config.Server == nil || config.CA == nil || config.Static == nil || config.Leaving == nil || config.Event == nil:
-		return nil, errors.New("the server and the authorities of the kubelet, the static pods of the API, the state of the machine and events are required")
+		return nil, errors.New("the functions Server, CA, Static, Leaving and Event are required")
 	case config.APILossRestorePeriod <= 0 || config.HauloutLossRestorePeriod <= 0:
 		return nil, fmt.Errorf("the restore periods are %s and %s, must be positive", config.APILossRestorePeriod, config.HauloutLossRestorePeriod)
 	}
 	k := &Keeper{
 		Config: config, relist: relistPeriod,
 		held: make(chan struct{}, 1), decided: make(chan struct{}, 1),
-		problem:  "the static pod folder is not checked yet",
+		problem:  "the static pod folder has not been checked yet",
 		troubles: map[string]*trouble{}, holds: map[types.NamespacedName]*pause{}, refused: map[types.NamespacedName]bool{},
 	}
 	k.folder = newFolder(osFiles{}, config.Dir, config.NodeName, time.Now)
@@ -215,7 +216,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 	}
 }
 
-// Problem returns why static pods cannot be stopped and restarted now, empty if they can. It does
+// Problem returns why static pods cannot be stopped and restarted now; empty if they can. It does
 // not block.
 func (k *Keeper) Problem() string {
 	k.mu.Lock()
@@ -224,20 +225,20 @@ func (k *Keeper) Problem() string {
 	case k.problem != "":
 		return k.problem
 	case !k.published:
-		return cmp.Or(k.problems(), "which static pods are kept is not published yet")
+		return cmp.Or(k.problems(), "the list of kept static pods is not published yet")
 	}
 	return k.problems()
 }
 
-// Refused returns how many static pods are kept although a server asks for their end: one that is
-// older than the agent, and waits for them.
+// Refused returns the number of static pods that are kept although a server requests their end.
+// Such a server is older than the agent and waits for these pods.
 func (k *Keeper) Refused() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return len(k.refused)
 }
 
-// setRefused stores whether a pod is kept although it has an Evacuation.
+// setRefused records whether a pod is kept although it has an Evacuation.
 func (k *Keeper) setRefused(pod types.NamespacedName, refused bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -260,7 +261,7 @@ func wake(c chan<- struct{}) {
 }
 
 // reconcile publishes which static pods are kept, restores the manifests of pods that are kept or
-// that no maintenance targets any more, and holds the others.
+// no longer targeted, and holds the others.
 func (k *Keeper) reconcile(ctx context.Context) {
 	entries, err := k.folder.entries()
 	k.mu.Lock()
@@ -279,7 +280,7 @@ func (k *Keeper) reconcile(ctx context.Context) {
 	k.restoreKept(ctx, entries)
 	if len(entries) > 0 {
 		k.sortByCluster(ctx, entries)
-		// A restore that was interrupted.
+		// Complete an interrupted restore.
 		k.restore(ctx, func(e *Entry) bool { return e.Restoring }, corev1.EventTypeNormal, EventRestored)
 		k.checkMaintenances(ctx, entries, err)
 	} else {
@@ -294,7 +295,7 @@ func (k *Keeper) reconcile(ctx context.Context) {
 	}
 }
 
-// restoreKept publishes the pods that are kept, and restores those of them that are parked.
+// restoreKept publishes the list of kept pods, and restores parked pods that are on it.
 func (k *Keeper) restoreKept(ctx context.Context, entries []Entry) {
 	kept, err := k.kept(ctx)
 	k.mu.Lock()
@@ -310,8 +311,9 @@ func (k *Keeper) restoreKept(ctx context.Context, entries []Entry) {
 	}
 }
 
-// checkMaintenances restores the pods that no maintenance targets. nodeErr is why the Node cannot
-// be read. The maintenances are read when the marks of the Node have changed, and once in a while.
+// checkMaintenances restores the pods that no maintenance targets. nodeErr is the error of reading
+// the Node. It reads the maintenances when the marks of the Node have changed, and at regular
+// intervals.
 func (k *Keeper) checkMaintenances(ctx context.Context, entries []Entry, nodeErr error) {
 	marks := ""
 	if nodeErr == nil {
@@ -323,7 +325,7 @@ func (k *Keeper) checkMaintenances(ctx context.Context, entries []Entry, nodeErr
 			return
 		}
 	}
-	// Only the entries from before the list: newer ones may be for a newer maintenance.
+	// Use only the entries from before the list: newer entries may belong to a newer maintenance.
 	list, err := k.maintenances(ctx)
 	k.note(ctx, troubleHaulout, err)
 	if err != nil {
@@ -337,8 +339,8 @@ func (k *Keeper) checkMaintenances(ctx context.Context, entries []Entry, nodeErr
 	k.restoreUntargeted(ctx, entries, list)
 }
 
-// noteStopped stores which pods have stopped. The Evacuation of a pod may be complete, and its
-// handler over, before the handler has seen that.
+// noteStopped records which pods have stopped. If the Evacuation of a pod completes early, its
+// handler ends before it can record that.
 func (k *Keeper) noteStopped(ctx context.Context, entries []Entry) {
 	uids := map[types.NamespacedName]map[types.UID]struct{}{}
 	for i := range entries {
@@ -364,7 +366,7 @@ func (k *Keeper) noteStopped(ctx context.Context, entries []Entry) {
 	}
 }
 
-// running reports whether a container of a pod runs, which the kubelet runs with one of the UIDs.
+// running reports whether a container of a pod runs under one of the UIDs.
 func (k *Keeper) running(ctx context.Context, uids map[types.UID]struct{}) (bool, error) {
 	for uid := range uids {
 		running, err := k.Containers.Running(ctx, string(uid))
@@ -378,7 +380,7 @@ func (k *Keeper) running(ctx context.Context, uids map[types.UID]struct{}) (bool
 	return false, nil
 }
 
-// setProblem stores the result of a check of the folder.
+// setProblem records the result of a check of the folder.
 func (k *Keeper) setProblem(ctx context.Context, err error) {
 	text := ""
 	if err != nil {
@@ -394,16 +396,18 @@ func (k *Keeper) setProblem(ctx context.Context, err error) {
 	}
 }
 
-// restoreUntargeted restores the entries whose pods no maintenance targets, and updates the others.
+// restoreUntargeted restores the entries of pods that no maintenance targets, and updates the
+// others.
 func (k *Keeper) restoreUntargeted(ctx context.Context, entries []Entry, list []v1alpha1.NodeMaintenance) {
-	// All together: a manifest would be held as long as another one of its pod is parked.
+	// Restore all manifests of a pod together: while one of them is parked, the others would be
+	// held.
 	untargeted := map[string]time.Time{}
 	for i := range entries {
 		e := &entries[i]
 		targeting, err := k.targeting(e, list)
 		switch {
 		case err != nil:
-			klog.FromContext(ctx).Error(err, "Static pod stays parked", "pod", klog.KRef(e.Namespace, e.Name))
+			klog.FromContext(ctx).Error(err, "Cannot determine which maintenances target a static pod, it stays parked", "pod", klog.KRef(e.Namespace, e.Name))
 		case len(targeting) == 0:
 			untargeted[e.File] = e.ParkedAt
 		case !slices.EqualFunc(targeting, e.Maintenances, func(a, b Maintenance) bool { return a.UID == b.UID && a.Name == b.Name }):
@@ -418,8 +422,8 @@ func (k *Keeper) restoreUntargeted(ctx context.Context, entries []Entry, list []
 	}, corev1.EventTypeNormal, EventRestored)
 }
 
-// targeting returns the maintenances that target a parked pod. A file that is no manifest stays as
-// long as the maintenance for which it was parked.
+// targeting returns the maintenances that target a parked pod. A file that is not a manifest stays
+// parked as long as its maintenance exists.
 func (k *Keeper) targeting(e *Entry, list []v1alpha1.NodeMaintenance) ([]Maintenance, error) {
 	if e.Name != "" {
 		return targeting(list, k.ref(), e.Priority, e.Labels)
@@ -433,7 +437,7 @@ func (k *Keeper) targeting(e *Entry, list []v1alpha1.NodeMaintenance) ([]Mainten
 	return found, nil
 }
 
-// setFound notes that no API is missed.
+// setFound records that both APIs answer.
 func (k *Keeper) setFound() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -441,8 +445,8 @@ func (k *Keeper) setFound() {
 }
 
 // restoreWithoutAPI restores all pods if their maintenances cannot be read for too long: a pod must
-// not stay away for a maintenance that nothing can end. Without Kubernetes that is soon, since the
-// pods may be a part of what is missing; an update of Haulout alone takes minutes.
+// not stay stopped for a maintenance that no one can end. If Kubernetes does not answer, the period
+// is short, since the API may need these pods. An update of Haulout alone takes minutes.
 func (k *Keeper) restoreWithoutAPI(ctx context.Context, entries []Entry, kubernetesAnswers bool) {
 	now := time.Now()
 	k.mu.Lock()
@@ -460,13 +464,13 @@ func (k *Keeper) restoreWithoutAPI(ctx context.Context, entries []Entry, kuberne
 	if !isOver || k.Leaving() {
 		return
 	}
-	// The API server may be what is parked. Then nothing tells the cluster of an entry of an older
-	// version.
+	// The API server itself may be parked. Then the cluster of an entry of an older version stays
+	// unknown.
 	var kept map[types.NamespacedName]protocol.KeptReason
 	if !kubernetesAnswers {
 		var err error
 		if kept, err = k.kept(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot find out which static pods are kept")
+			klog.FromContext(ctx).Error(err, "Cannot determine which static pods are kept")
 		}
 	}
 	k.restoreIn(ctx, func(e *Entry, now *Cluster) bool {
@@ -481,8 +485,8 @@ func (k *Keeper) restore(ctx context.Context, selected func(*Entry) bool, eventT
 	k.restoreIn(ctx, func(e *Entry, now *Cluster) bool { return selected(e) && membershipOf(e.Cluster, now) == memberSame }, eventType, reason)
 }
 
-// restoreIn restores the manifests that are selected in what is known of the present cluster, and
-// reports them.
+// restoreIn restores and reports the manifests that selected returns for the known parts of the
+// present cluster.
 func (k *Keeper) restoreIn(ctx context.Context, selected func(*Entry, *Cluster) bool, eventType, reason string) {
 	now := k.cluster(ctx)
 	tried := false
@@ -499,7 +503,7 @@ func (k *Keeper) restoreIn(ctx context.Context, selected func(*Entry, *Cluster) 
 		logger.Info("Manifest restored", "pod", klog.KRef(e.Namespace, e.Name), "path", e.Origin, "reason", reason, "archived", e.Archived)
 		if e.Archived != "" {
 			manifestMoves.WithLabelValues(moveArchived).Inc()
-			k.Event(eventType, reason, fmt.Sprintf("Static pod %s/%s runs with the newer manifest in %s; the parked one is kept as %s",
+			k.Event(eventType, reason, fmt.Sprintf("Static pod %s/%s runs with the newer manifest in %s; the parked manifest is now %s",
 				e.Namespace, e.Name, e.Origin, e.Archived))
 			continue
 		}
@@ -508,11 +512,11 @@ func (k *Keeper) restoreIn(ctx context.Context, selected func(*Entry, *Cluster) 
 	}
 }
 
-// hold parks the manifests of parked pods that are in the folder again.
+// hold parks manifests of parked pods that have reappeared in the folder.
 func (k *Keeper) hold(ctx context.Context) {
 	done, err := k.folder.hold(k.mayHold, func() (string, error) {
 		if err := k.Kubelet.Check(ctx); err != nil {
-			return "", fmt.Errorf("manifests of parked static pods are in the folder, and the kubelet is not healthy: %w", err)
+			return "", fmt.Errorf("manifests of parked static pods have reappeared in the folder, but the kubelet is not healthy: %w", err)
 		}
 		return k.instance(ctx), nil
 	})
@@ -528,7 +532,7 @@ func (k *Keeper) hold(ctx context.Context) {
 	}
 }
 
-// mayHold reports whether the pause of a pod is over.
+// mayHold reports whether the pause of a pod has ended.
 func (k *Keeper) mayHold(pod types.NamespacedName) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -536,8 +540,8 @@ func (k *Keeper) mayHold(pod types.NamespacedName) bool {
 	return p == nil || !time.Now().Before(p.until)
 }
 
-// pauseHold begins the pause of a pod that was held. It doubles while a program puts the manifest
-// back each time, which would start and stop the pod in a loop.
+// pauseHold begins the pause of a held pod. The pause doubles each time that a program puts the
+// manifest back, which would otherwise start and stop the pod in a loop.
 func (k *Keeper) pauseHold(ctx context.Context, pod types.NamespacedName) {
 	now := time.Now()
 	k.mu.Lock()
@@ -571,7 +575,7 @@ func names(list []Maintenance) string {
 	return " (" + strings.Join(found, ", ") + ")"
 }
 
-// instance returns the process of the kubelet, empty if it is unknown.
+// instance returns the process of the kubelet; empty if unknown.
 func (k *Keeper) instance(ctx context.Context) string {
 	instance, err := k.Kubelet.Instance(ctx)
 	if err != nil {

@@ -177,7 +177,7 @@ func TestAManifestIsNotMovedWhileTheKubeletIsUnhealthy(t *testing.T) {
 		w := newWorld(t, map[string]string{"manifests/web.yaml": manifestOf("web")}, drain("update", 1000))
 		w.kubelet.stop()
 		w.add(evacuationOf("web"))
-		w.untilReported("once the kubelet and the container runtime are healthy")
+		w.untilReported("when the kubelet and the container runtime are healthy")
 		w.pass(time.Minute)
 		w.want("manifests/web.yaml")
 		if got := w.reported(); len(got) != 1 {
@@ -415,7 +415,7 @@ func TestTheRuntimeMustAnswerBeforeAPodIsParked(t *testing.T) {
 		w.kubelet.set(func(k *fakeKubelet) { k.runtime = nil })
 		w.untilReported("terminating")
 		w.kubelet.set(func(k *fakeKubelet) { k.runtime = errors.New("no runtime") })
-		w.untilReported("it is not known whether it has")
+		w.untilReported("does not report its containers")
 		w.kubelet.set(func(k *fakeKubelet) { k.runtime = nil })
 		w.wantHappened("run web", "TERM web", "stop web")
 	})

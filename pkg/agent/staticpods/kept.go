@@ -19,41 +19,41 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 )
 
-// Policy is what the agent's configuration says about static pods. The patterns are those of
-// path.Match, for <namespace>/<name>; the name may be with or without the name of the node.
+// Policy is the agent's configuration for static pods. The patterns are those of path.Match, for
+// <namespace>/<name>; the name may be with or without the name of the node.
 type Policy struct {
-	// KeepAll: static pods are kept, except for those that Evacuate matches.
+	// KeepAll is set if static pods are kept, except for those that Evacuate matches.
 	KeepAll bool
 	// Keep matches the static pods that are kept.
 	Keep []string
 	// Evacuate matches static pods that leave although KeepAll is set or another pod of the node is
-	// a part of a control plane. It has no effect on the programs of a control plane, on pods
-	// through which the kubelet may reach the API server, and on Nodes with a label of a control
-	// plane, whose static pods the server keeps.
+	// part of a control plane. It has no effect on control plane programs, on pods through which
+	// the kubelet may reach the API server, and on Nodes with a control plane label, whose static
+	// pods the server keeps.
 	Evacuate []string
 }
 
-// surroundings is what decides which static pods are kept, apart from the pods.
+// surroundings are the facts, apart from the pods, that decide which static pods are kept.
 type surroundings struct {
 	policy Policy
-	// node is the name of the node. labelled: the Node has a label of a control plane.
+	// node is the name of the node. labelled is set if the Node has a control plane label.
 	node     string
 	labelled bool
-	// api is where the kubelet reaches its API server.
+	// api is the place where the kubelet reaches its API server.
 	api apiPlace
 }
 
-// apiPlace is where the API server of the kubelet is.
+// apiPlace is the location of the kubelet's API server.
 type apiPlace int
 
 const (
 	// apiUnknown: the kubelet's kubeconfig cannot be read, or its host cannot be resolved.
 	apiUnknown apiPlace = iota
-	// apiElsewhere: no address of it is one of this node. apiNamed: neither, and the kubeconfig has
-	// a name that has to be resolved.
+	// apiElsewhere: none of its addresses is an address of this node. apiNamed: the same, but the
+	// kubeconfig has a name that has to be resolved.
 	apiElsewhere
 	apiNamed
-	// apiHere: it is reached through an address of this node.
+	// apiHere: the kubelet reaches it through an address of this node.
 	apiHere
 )
 
@@ -66,26 +66,26 @@ var controlPrograms = []string{
 // nodePrograms are the control programs that make their node a control-plane node.
 var nodePrograms = []string{"kube-apiserver", "openshift-kube-apiserver", "etcd", "etcd-manager"}
 
-// hyperkubeCommands are the names of the control programs as words behind hyperkube.
+// hyperkubeCommands maps the subcommands of hyperkube to control programs.
 var hyperkubeCommands = map[string]string{
 	"apiserver": "kube-apiserver", "controller-manager": "kube-controller-manager", "scheduler": "kube-scheduler",
 }
 
-// balancers keep an address of the API, or distribute its connections.
+// balancers are programs that hold an address of the API, or distribute its connections.
 var balancers = []string{"kube-vip", "keepalived", "haproxy", "nginx", "nginx-proxy", "envoy", "traefik"}
 
-// resolvers are servers of names, perhaps the one that the node asks for the address of the API.
+// resolvers are name servers, which the node may ask for the address of the API.
 var resolvers = []string{"coredns", "dnsmasq", "node-cache", "k8s-dns-node-cache"}
 
-// controlPorts are those of kube-apiserver and etcd, listenFlags the flags that name a port on
-// which a program listens.
+// controlPorts are the ports of kube-apiserver and etcd. listenFlags are the flags that set a
+// listening port.
 var (
 	controlPorts = []int32{6443, 2379, 2380}
 	listenFlags  = []string{"secure-port", "listen-client-urls", "listen-peer-urls", "bind-address"}
 )
 
 // keptPods decides which static pods of the node are kept, and why. unread are the static pods of
-// the node of which no manifest can be read.
+// the node without a readable manifest.
 func keptPods(pods []*corev1.Pod, unread []types.NamespacedName, s surroundings) map[types.NamespacedName]protocol.KeptReason {
 	kept := map[types.NamespacedName]protocol.KeptReason{}
 	isControlPlane := s.labelled || slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return runsAny(pod, nodePrograms) })
@@ -102,12 +102,12 @@ func keptPods(pods []*corev1.Pod, unread []types.NamespacedName, s surroundings)
 	return kept
 }
 
-// keptReason returns the first reason that applies to a pod, "" if it leaves.
+// keptReason returns the first reason to keep a pod; "" if the pod leaves.
 func keptReason(pod *corev1.Pod, isControlPlane bool, s surroundings) protocol.KeptReason {
 	matches := func(patterns []string) bool {
 		name := strings.TrimSuffix(pod.Name, "-"+strings.ToLower(s.node))
 		return slices.ContainsFunc(patterns, func(pattern string) bool {
-			// The patterns were validated.
+			// Ignore the errors, since the patterns are validated.
 			long, _ := path.Match(pattern, pod.Namespace+"/"+pod.Name)
 			short, _ := path.Match(pattern, pod.Namespace+"/"+name)
 			return long || short
@@ -128,8 +128,8 @@ func keptReason(pod *corev1.Pod, isControlPlane bool, s surroundings) protocol.K
 	return ""
 }
 
-// isControlProgram reports whether a pod is a part of a control plane. kube-proxy may have the
-// label of its tier, and runs on all nodes.
+// isControlProgram reports whether a pod is part of a control plane. It excludes kube-proxy, which
+// may have a control plane label and runs on all nodes.
 func isControlProgram(pod *corev1.Pod) bool {
 	if runsAny(pod, controlPrograms) || listens(pod) {
 		return true
@@ -137,8 +137,8 @@ func isControlProgram(pod *corev1.Pod) bool {
 	return pod.Labels["tier"] == "control-plane" && !runsAny(pod, []string{"kube-proxy"})
 }
 
-// runsAny reports whether a pod runs one of the programs: by a label, the name of an image, or a
-// command.
+// runsAny reports whether a pod runs one of the programs, according to a label, the name of an
+// image, or a command.
 func runsAny(pod *corev1.Pod, programs []string) bool {
 	for _, label := range []string{"component", "app", "k8s-app"} {
 		if slices.Contains(programs, pod.Labels[label]) {
@@ -151,15 +151,15 @@ func runsAny(pod *corev1.Pod, programs []string) bool {
 	})
 }
 
-// shellSeparators are what ends a command in a script, apart from the words that precede one.
+// shellSeparators end a command in a script. The words in the second list may precede a command.
 var (
 	shellSeparators = strings.NewReplacer("\\\n", " ", ";", "\n", "|", "\n", "&", "\n", "(", "\n", ")", "\n", "`", "\n", "{", "\n", "}", "\n")
 	shellWords      = []string{"exec", "sudo", "env", "nice", "time", "then", "do", "else", "if", "while", "until", "!", "nohup", "ionice", "tini", "--"}
 	shells          = []string{"sh", "bash", "dash", "ash", "busybox"}
 )
 
-// commandsOf returns the names of the programs that a container runs: the first word, and those
-// words in the script of a shell that are at the place of a command.
+// commandsOf returns the names of the programs that a container runs: the first word and, in a
+// shell script, every word in the position of a command.
 func commandsOf(c corev1.Container) []string {
 	words := slices.Concat(c.Command, c.Args)
 	if len(words) == 0 {
@@ -178,8 +178,8 @@ func commandsOf(c corev1.Container) []string {
 	return found
 }
 
-// programAt returns the name of the program at the begin of a command, behind words like exec and
-// variables that are set for it.
+// programAt returns the name of the program at the start of a command. It skips words such as exec,
+// and assignments of variables.
 func programAt(words []string) []string {
 	wrapped := false
 	for i, word := range words {
@@ -203,7 +203,7 @@ func programAt(words []string) []string {
 	return nil
 }
 
-// isAssignment reports whether a word sets a variable.
+// isAssignment reports whether a word assigns a variable.
 func isAssignment(word string) bool {
 	name, _, ok := strings.Cut(word, "=")
 	return ok && name != "" && !strings.ContainsAny(name, "-/.:\"'")
@@ -223,7 +223,7 @@ func hasHostPort(pod *corev1.Pod) bool {
 	})
 }
 
-// listens reports whether a pod listens on a port of a control plane of the node.
+// listens reports whether a pod listens on a control plane port of the node.
 func listens(pod *corev1.Pod) bool {
 	for _, c := range pod.Spec.Containers {
 		if slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return slices.Contains(controlPorts, p.HostPort) }) {
@@ -237,7 +237,8 @@ func listens(pod *corev1.Pod) bool {
 	return false
 }
 
-// hasListenFlag reports whether a word of a command, or a script, has a flag with a control port.
+// hasListenFlag reports whether a word or a script contains a listen flag with a control plane
+// port.
 func hasListenFlag(text string) bool {
 	for word := range strings.FieldsSeq(text) {
 		flag, value, ok := strings.Cut(word, "=")
@@ -254,8 +255,8 @@ func hasListenFlag(text string) bool {
 	return false
 }
 
-// placeOf returns where the API server with the URL of a kubeconfig is. Of a name with several
-// addresses, one of this node is enough.
+// placeOf returns the location of the API server with the URL of a kubeconfig. If a name has
+// several addresses, one address of this node is enough.
 func placeOf(ctx context.Context, server string, own func() ([]netip.Addr, error),
 	resolve func(ctx context.Context, host string) ([]netip.Addr, error),
 ) apiPlace {

@@ -34,13 +34,13 @@ import (
 const (
 	// refreshPeriod is how often the Keeper reads its Node while nothing is parked.
 	refreshPeriod = 2 * time.Minute
-	// listPeriod is how often it lists the maintenances if its Node names none, and how often it
-	// reads those that the Node names if they are the same as before.
+	// listPeriod is how often the Keeper lists the maintenances if its Node names none, and how
+	// often it reads the named ones if they have not changed.
 	listPeriod = time.Minute
 )
 
-// node reads the Node of the agent. Its marks name the maintenances that hold it, so that agents
-// need no list of all maintenances.
+// node reads the Node of the agent. The marks of the Node name its maintenances, so that agents
+// need not list all maintenances.
 func (k *Keeper) node(ctx context.Context) (*corev1.Node, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -54,7 +54,7 @@ func (k *Keeper) node(ctx context.Context) (*corev1.Node, error) {
 	return node, nil
 }
 
-// ref returns the Node as last read, without its UID if it was not.
+// ref returns the Node as last read; without the UID if the Node was not read yet.
 func (k *Keeper) ref() v1alpha1.NodeReference {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -65,7 +65,7 @@ func (k *Keeper) ref() v1alpha1.NodeReference {
 	return ref
 }
 
-// isDue reports whether the Node has to be read although nothing is parked.
+// isDue reports whether the Keeper has to read the Node although nothing is parked.
 func (k *Keeper) isDue() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -73,7 +73,7 @@ func (k *Keeper) isDue() bool {
 		k.BootID != "" && !strings.EqualFold(k.BootID, k.seen.Status.NodeInfo.BootID)
 }
 
-// kept returns the static pods of the node that are kept, also those that are parked.
+// kept returns the static pods of the node that are kept, including parked ones.
 func (k *Keeper) kept(ctx context.Context) (map[types.NamespacedName]protocol.KeptReason, error) {
 	manifests, err := k.folder.manifests()
 	if err != nil {
@@ -108,14 +108,14 @@ func (k *Keeper) surroundings(ctx context.Context) surroundings {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	// A name server that does not answer for a moment changes nothing.
+	// Keep the last known place if a name server fails for a moment.
 	if place != apiUnknown {
 		k.place = place
 	}
 	return surroundings{policy: k.Policy, node: k.NodeName, labelled: protocol.IsControlPlane(k.seen), api: k.place}
 }
 
-// publish writes the static pods that are kept to the Node, for the server.
+// publish writes the list of kept static pods to the Node, for the server.
 func (k *Keeper) publish(ctx context.Context, node *corev1.Node, kept map[types.NamespacedName]protocol.KeptReason) error {
 	reasons := map[string]protocol.KeptReason{}
 	for pod, reason := range kept {
@@ -134,7 +134,7 @@ func (k *Keeper) publish(ctx context.Context, node *corev1.Node, kept map[types.
 		if node, err = k.Kube.CoreV1().Nodes().Patch(ctx, k.NodeName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			return fmt.Errorf("publish which static pods are kept: %w", err)
 		}
-		klog.FromContext(ctx).Info("Static pods that are kept were published", "value", value)
+		klog.FromContext(ctx).Info("Published the list of kept static pods", "value", value)
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -142,7 +142,7 @@ func (k *Keeper) publish(ctx context.Context, node *corev1.Node, kept map[types.
 	return nil
 }
 
-// holdersOf returns the names of the maintenances that the marks of a Node name.
+// holdersOf returns the names of the maintenances in the marks of a Node.
 func holdersOf(node *corev1.Node) []string {
 	names := sets.New[string]()
 	for _, annotation := range []string{
@@ -203,7 +203,8 @@ func (k *Keeper) listed(ctx context.Context) ([]v1alpha1.NodeMaintenance, error)
 	if err != nil {
 		return nil, fmt.Errorf("list the NodeMaintenances in stage Drain: %w", err)
 	}
-	// Not all servers know the field. Only those of this node are remembered.
+	// Filter again, because some servers do not know the field selector. Keep only the maintenances
+	// of this node.
 	list = slices.DeleteFunc(all.Items, func(nm v1alpha1.NodeMaintenance) bool {
 		return nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain ||
 			!slices.ContainsFunc(nm.Status.NodeStatuses, func(s v1alpha1.NodeMaintenanceNodeStatus) bool { return s.NodeRef.Name == k.NodeName })
@@ -214,33 +215,33 @@ func (k *Keeper) listed(ctx context.Context) ([]v1alpha1.NodeMaintenance, error)
 	return list, nil
 }
 
-// answers reports whether an error is an answer of the Kubernetes API, and not the lack of one.
+// answers reports whether an error is a response of the Kubernetes API, not a failed connection.
 func answers(err error) bool {
 	var status apierrors.APIStatus
 	return err == nil || errors.As(err, &status) && status.Status().Code >= 400 && status.Status().Code < 500
 }
 
-// trouble is work that fails repeatedly.
+// trouble is a repeated failure.
 type trouble struct {
 	since time.Time
 	text  string
-	// told: an event was recorded.
+	// told is set once the event was recorded.
 	told bool
 }
 
-// What may fail repeatedly.
+// The operations that can fail repeatedly.
 const (
 	troublePublish = "publish"
 	troubleMove    = "move"
 	troubleForeign = "foreign"
 	troubleHold    = "hold"
 	troubleHaulout = "haulout"
-	// troublePatience is how long something may fail before it is reported.
+	// troublePatience is how long an operation may fail before that is reported.
 	troublePatience = time.Minute
 )
 
-// note notes the outcome of work that is retried. What fails for a minute becomes an event, and a
-// problem of the agent until it succeeds.
+// note records the result of a retried operation. After a minute of failures it records an event,
+// and reports a problem of the agent until the operation succeeds.
 func (k *Keeper) note(ctx context.Context, what string, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -264,7 +265,7 @@ func (k *Keeper) note(ctx context.Context, what string, err error) {
 	}
 }
 
-// problems returns what has failed for a minute. The caller holds the lock.
+// problems returns the operations that have failed for a minute. The caller holds the lock.
 func (k *Keeper) problems() string {
 	var texts []string
 	for _, what := range []string{troublePublish, troubleMove, troubleForeign, troubleHold, troubleHaulout} {
@@ -276,7 +277,7 @@ func (k *Keeper) problems() string {
 }
 
 // watchFolder calls changed after each change of the static pod folder, until the context ends. The
-// Keeper lists the folder regularly as well, so a watch that fails only costs time.
+// Keeper also lists the folder regularly, so a failed watch only causes a delay.
 func (k *Keeper) watchFolder(ctx context.Context, changed func()) {
 	for ctx.Err() == nil {
 		if err := watchOnce(ctx, k.folder.dir, changed); err != nil && ctx.Err() == nil {
@@ -316,7 +317,7 @@ func watchOnce(ctx context.Context, dir string, changed func()) error {
 			case event.Name == dir && event.Has(fsnotify.Remove|fsnotify.Rename):
 				return errors.New("the folder was removed")
 			case pods.IsIgnored(filepath.Base(event.Name)) || event.Op == fsnotify.Remove || event.Op == fsnotify.Rename:
-				continue // nothing new
+				continue // no events yet
 			}
 			changed()
 		}
@@ -339,7 +340,7 @@ var (
 	})
 	manifestMoves = metrics.NewCounterVec(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "node_agent", Name: "static_pod_moves_total",
-		Help: "Manifests of static pods that were moved, by operation: parked, parked_again after a tool put them back, " +
+		Help: "Moves of static pod manifests, by operation: parked, parked_again after a tool put them back, " +
 			"restored, or archived because a newer manifest was at their path.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"operation"})

@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// List returns the parked manifests of a static pod folder. It needs no API, and no agent.
+// List returns the parked manifests of a static pod folder. It needs neither the API nor an agent.
 func List(dir string) ([]Entry, error) {
 	return newFolder(osFiles{}, dir, "", time.Now).entries()
 }
 
 // Restore restores the parked manifests of the named pods: each name is <pod>, <namespace>/<pod> or
-// the name of the file. It needs no API, and no agent. An agent that runs parks the pods again if a
-// NodeMaintenance in stage Drain still asks them to leave.
+// the name of the file. It needs neither the API nor an agent. A running agent parks the pods again
+// if a NodeMaintenance in stage Drain still targets them.
 func Restore(dir string, names []string) ([]Restored, error) {
 	f := newFolder(osFiles{}, dir, "", time.Now)
 	entries, err := f.entries()
@@ -31,7 +31,7 @@ func Restore(dir string, names []string) ([]Restored, error) {
 	}
 	for _, name := range names {
 		if !slices.ContainsFunc(entries, func(e Entry) bool { return e.isNamed(name) }) {
-			return nil, fmt.Errorf("no parked static pod or manifest %q; parked are: %s", name, cmp.Or(strings.Join(namesOf(entries), ", "), "none"))
+			return nil, fmt.Errorf("parked static pod or manifest %q not found; parked pods: %s", name, cmp.Or(strings.Join(namesOf(entries), ", "), "none"))
 		}
 	}
 	return f.restore(func(e *Entry) bool { return slices.ContainsFunc(names, e.isNamed) })
@@ -42,8 +42,8 @@ func RestoreAll(dir string) ([]Restored, error) {
 	return newFolder(osFiles{}, dir, "", time.Now).restore(func(*Entry) bool { return true })
 }
 
-// RestoreForeign restores the manifests that were parked in another cluster and set aside. One
-// whose path is in use stays.
+// RestoreForeign restores the manifests that were parked in another cluster and set aside. A
+// manifest whose path is in use stays there.
 func RestoreForeign(dir string) ([]Restored, error) {
 	f := newFolder(osFiles{}, dir, "", time.Now)
 	_, unlock, err := f.begin()

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package systemd speaks with systemd as one of its services (notifications and the store for file
+// Package systemd talks to systemd as one of its services (notifications and the store for file
 // descriptors) and as a client of its D-Bus interface (units, jobs and the state of the system).
 package systemd
 
@@ -34,7 +34,7 @@ const (
 	errNotLoaded  = "org.freedesktop.systemd1.UnitNotLoaded"
 )
 
-// StateStopping is the SystemState of a system that goes down.
+// StateStopping is the SystemState while the system goes down.
 const StateStopping = "stopping"
 
 // Kinds of a shutdown.
@@ -45,7 +45,7 @@ const (
 	KindPowerOff = "poweroff"
 )
 
-// shutdownTargets are the units that end the system, and the kind of shutdown that each is.
+// shutdownTargets maps the units that end the system to the kinds of shutdown.
 var shutdownTargets = map[string]string{
 	"reboot.target":      KindReboot,
 	"kexec.target":       KindReboot,
@@ -61,7 +61,7 @@ type Client struct {
 	manager dbus.BusObject
 }
 
-// UnitState is what systemd knows about a unit.
+// UnitState is the state of a unit in systemd.
 type UnitState struct {
 	// Load is loaded, not-found, masked, bad-setting or error.
 	Load string
@@ -69,18 +69,18 @@ type UnitState struct {
 	Active string
 	// File is enabled, disabled, static, masked and so on, or "" if there is no unit file.
 	File string
-	// MainPID is the process ID of a service, 0 if it does not run. LastPID is the same, but stays
-	// when the service ends: it is 0 if the service has not run in this boot.
+	// MainPID is the process ID of a service; 0 if it does not run. LastPID keeps the value after
+	// the service has ended; it is 0 if the service has not run in this boot.
 	MainPID, LastPID uint32
 }
 
-// unitJob is a job of a unit; without one, ID is 0.
+// unitJob is the job of a unit; ID is 0 if the unit has none.
 type unitJob struct {
 	ID   uint32
 	Path dbus.ObjectPath
 }
 
-// Exists reports whether there is a unit of that name.
+// Exists reports whether the unit exists.
 func (s UnitState) Exists() bool {
 	return s.Load != "not-found"
 }
@@ -120,8 +120,8 @@ func (c *Client) SystemState(ctx context.Context) (string, error) {
 	return state, nil
 }
 
-// Incarnation returns what distinguishes the boots of userspace within one boot of the kernel: ""
-// for the first one, and where systemd cannot boot userspace alone (soft-reboot).
+// Incarnation returns an ID that distinguishes the boots of userspace within one boot of the
+// kernel. It is "" for the first one, and for versions of systemd without soft-reboot.
 func (c *Client) Incarnation(ctx context.Context) (string, error) {
 	found, err := incarnation(func(name string) (any, error) {
 		var variant dbus.Variant
@@ -129,17 +129,17 @@ func (c *Client) Incarnation(ctx context.Context) (string, error) {
 		return variant.Value(), err
 	})
 	if err != nil {
-		return "", fmt.Errorf("read which boot of userspace this is: %w", err)
+		return "", fmt.Errorf("read the ID of the userspace boot: %w", err)
 	}
 	return found, nil
 }
 
-// UserspaceAge returns how long ago systemd has booted userspace. The time in which the machine was
-// suspended does not count.
+// UserspaceAge returns the time since systemd booted userspace, without the time in which the
+// machine was suspended.
 func (c *Client) UserspaceAge(ctx context.Context) (time.Duration, error) {
 	began, err := Property[uint64](ctx, c.manager, managerInterface, "UserspaceTimestampMonotonic")
 	if err != nil {
-		return 0, fmt.Errorf("read when userspace was booted: %w", err)
+		return 0, fmt.Errorf("read the time of the userspace boot: %w", err)
 	}
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -160,7 +160,7 @@ func incarnation(property func(name string) (any, error)) (string, error) {
 	}
 	switch {
 	case major < 254:
-		return "", nil // there is no soft-reboot
+		return "", nil // this version has no soft-reboot
 	case major < 256:
 		began, err := property("UserspaceTimestampMonotonic")
 		return fmt.Sprint(began), err
@@ -172,13 +172,13 @@ func incarnation(property func(name string) (any, error)) (string, error) {
 	return "", err
 }
 
-// ShutdownJob returns the kind of the shutdown that systemd carries out, or "" if it does not.
+// ShutdownJob returns the kind of the shutdown in progress; "" if there is none.
 func (c *Client) ShutdownJob(ctx context.Context) (string, error) {
 	target, err := c.shutdownTarget(ctx)
 	return shutdownTargets[target], err
 }
 
-// shutdownTarget returns the unit that systemd starts to end the system, or "".
+// shutdownTarget returns the unit that systemd is starting to end the system; "" if there is none.
 func (c *Client) shutdownTarget(ctx context.Context) (string, error) {
 	var jobs []struct {
 		ID               uint32
@@ -240,7 +240,7 @@ func (c *Client) RestartUnit(ctx context.Context, name string) error {
 	return c.runJob(ctx, "RestartUnit", name)
 }
 
-// StopUnit stops a unit and waits until it has stopped. A unit that does not exist is stopped.
+// StopUnit stops a unit and waits until it has stopped. It returns nil if the unit does not exist.
 func (c *Client) StopUnit(ctx context.Context, name string) error {
 	err := c.runJob(ctx, "StopUnit", name)
 	if isError(err, errNoSuchUnit, errNotLoaded) {
@@ -249,11 +249,11 @@ func (c *Client) StopUnit(ctx context.Context, name string) error {
 	return err
 }
 
-// EndService ends a service and waits until its main process is gone. While systemd has a job that
-// stops the service, as when the system goes down, that job waits for the services that are ordered
-// after it, and so may wait for the caller: then the main process gets the signals that systemd
-// would send. systemd restarts a service while no such job is queued, so otherwise this is
-// StopUnit.
+// EndService ends a service and waits until its main process is gone. It is StopUnit, except when
+// systemd already has a job that stops the service, as when the system goes down. That job waits
+// for the services that are ordered after it, possibly including the caller: so EndService sends
+// the signals of systemd to the main process itself. It must not do so without such a job, because
+// systemd would restart the service.
 func (c *Client) EndService(ctx context.Context, name string) error {
 	queued, err := c.stopQueued(ctx, name)
 	if err != nil {
@@ -301,7 +301,7 @@ func (c *Client) killUnit(ctx context.Context, name, who string, signal syscall.
 	return nil
 }
 
-// ResetFailed lets systemd forget that a unit failed.
+// ResetFailed resets the failed state of a unit.
 func (c *Client) ResetFailed(ctx context.Context, name string) error {
 	err := c.manager.CallWithContext(ctx, managerInterface+".ResetFailedUnit", 0, name).Err
 	if err != nil && !isError(err, errNoSuchUnit, errNotLoaded) {
@@ -310,24 +310,24 @@ func (c *Client) ResetFailed(ctx context.Context, name string) error {
 	return nil
 }
 
-// Reload lets systemd read all unit files again.
+// Reload makes systemd read all unit files again.
 func (c *Client) Reload(ctx context.Context) error {
 	if err := c.manager.CallWithContext(ctx, managerInterface+".Reload", 0).Err; err != nil {
-		return fmt.Errorf("let systemd read its unit files: %w", err)
+		return fmt.Errorf("reload the unit files of systemd: %w", err)
 	}
 	return nil
 }
 
-// EnableUnit lets systemd start a unit at boot.
+// EnableUnit makes systemd start a unit at boot.
 func (c *Client) EnableUnit(ctx context.Context, name string) error {
-	// Not only for this boot (false), and links that point elsewhere are replaced (true).
+	// The arguments mean: permanently (false), and replace links that point elsewhere (true).
 	if err := c.manager.CallWithContext(ctx, managerInterface+".EnableUnitFiles", 0, []string{name}, false, true).Err; err != nil {
 		return fmt.Errorf("enable unit %s: %w", name, err)
 	}
 	return nil
 }
 
-// DisableUnit undoes EnableUnit. A unit that does not exist is disabled.
+// DisableUnit undoes EnableUnit. It returns nil if the unit does not exist.
 func (c *Client) DisableUnit(ctx context.Context, name string) error {
 	err := c.manager.CallWithContext(ctx, managerInterface+".DisableUnitFiles", 0, []string{name}, false).Err
 	if err != nil && !isError(err, errNoSuchUnit, errNoSuchFile) {
@@ -336,7 +336,7 @@ func (c *Client) DisableUnit(ctx context.Context, name string) error {
 	return nil
 }
 
-// runJob calls a method that makes a job, and waits until the job is done.
+// runJob calls a method that creates a job, and waits until the job is done.
 func (c *Client) runJob(ctx context.Context, method, name string) error {
 	signals := make(chan *dbus.Signal, 16)
 	c.conn.Signal(signals)
@@ -346,9 +346,9 @@ func (c *Client) runJob(ctx context.Context, method, name string) error {
 	if err := c.conn.AddMatchSignalContext(ctx, match...); err != nil {
 		return fmt.Errorf("watch the jobs of systemd: %w", err)
 	}
-	// A match that stays costs a few signals and ends with the connection.
+	// Ignore the error: a remaining match only costs a few signals and ends with the connection.
 	defer func() { _ = c.conn.RemoveMatchSignal(match...) }()
-	// systemd sends the signals of jobs only to buses with a subscriber.
+	// systemd sends signals about jobs only if a client has subscribed.
 	if err := c.manager.CallWithContext(ctx, managerInterface+".Subscribe", 0).Err; err != nil &&
 		!isError(err, "org.freedesktop.systemd1.AlreadySubscribed") {
 		return fmt.Errorf("subscribe to systemd: %w", err)
@@ -377,7 +377,7 @@ func (c *Client) runJob(ctx context.Context, method, name string) error {
 	}
 }
 
-// jobResult returns how a job ended, if that is what the signal says.
+// jobResult returns the result of a job, if the signal is about that job.
 func jobResult(signal *dbus.Signal, job dbus.ObjectPath) (string, bool) {
 	var id uint32
 	var removed dbus.ObjectPath
@@ -404,12 +404,12 @@ func isError(err error, names ...string) bool {
 	return errors.As(err, &remote) && slices.Contains(names, remote.Name)
 }
 
-// connectTimeout limits how long the daemon of the bus may take to greet a client.
+// connectTimeout limits the authentication by the daemon of the bus.
 const connectTimeout = 10 * time.Second
 
-// ConnectBus connects to the system bus, until ctx ends or the connection is closed. Signals are
-// delivered in their order. root is the directory where the root of the host is mounted; for the
-// process' own root it is "".
+// ConnectBus connects to the system bus, until ctx ends or the connection is closed. It delivers
+// signals in order. root is the directory where the root of the host is mounted; "" is the root of
+// this process.
 func ConnectBus(ctx context.Context, root string) (*dbus.Conn, error) {
 	dial := dbus.SystemBusPrivate
 	if root != "" {
@@ -422,8 +422,8 @@ func ConnectBus(ctx context.Context, root string) (*dbus.Conn, error) {
 	return conn, nil
 }
 
-// connectDirectly connects to systemd without a bus, as systemctl does. Nothing but its methods can
-// be called.
+// connectDirectly connects to systemd without a bus, as systemctl does. Such a connection only
+// supports calls of systemd's methods.
 func connectDirectly(ctx context.Context, root string) (*dbus.Conn, error) {
 	conn, err := connect(ctx, socket(root, "run/systemd/private"), func(*dbus.Conn) error { return nil })
 	if err != nil {
@@ -444,7 +444,7 @@ func connect(ctx context.Context, dial func(...dbus.ConnOption) (*dbus.Conn, err
 	if err != nil {
 		return nil, err
 	}
-	// Neither call takes a context, and a daemon that was stopped answers never.
+	// Neither call takes a context, and a stopped daemon never answers.
 	limit := time.AfterFunc(connectTimeout, func() { conn.Close() })
 	defer limit.Stop()
 	if err := conn.Auth(nil); err != nil {

@@ -38,7 +38,7 @@ func (n *Notifier) Ready(status string) error {
 	return n.send("READY=1\nSTATUS="+oneLine(status), nil)
 }
 
-// Status sets the line of text that `systemctl status` shows.
+// Status sets the status line of `systemctl status`.
 func (n *Notifier) Status(status string) error {
 	return n.send("STATUS="+oneLine(status), nil)
 }
@@ -48,8 +48,8 @@ func (n *Notifier) Stopping(status string) error {
 	return n.send("STOPPING=1\nSTATUS="+oneLine(status), nil)
 }
 
-// Add puts a copy of the file into systemd's store, which outlives this process: the next start of
-// the service finds it through ListenFDs. It returns when systemd has the copy.
+// Add stores a copy of the file in systemd's store, which outlives this process: after a restart,
+// the service finds it through ListenFDs. Add returns when systemd has the copy.
 func (n *Notifier) Add(name string, file *os.File) error {
 	// Without FDPOLL=0, systemd drops a pipe when its reader closes it. logind does that while it
 	// restarts.
@@ -59,7 +59,7 @@ func (n *Notifier) Add(name string, file *os.File) error {
 	return n.barrier()
 }
 
-// Remove closes the copies of that name in systemd's store. It returns when they are closed.
+// Remove closes the copies with that name in systemd's store. It returns when they are closed.
 func (n *Notifier) Remove(name string) error {
 	if err := n.send("FDSTOREREMOVE=1\nFDNAME="+name, nil); err != nil {
 		return err
@@ -74,7 +74,7 @@ func (n *Notifier) barrier() error {
 	}
 	reader, writer, err := os.Pipe()
 	if err != nil {
-		return fmt.Errorf("make a pipe: %w", err)
+		return fmt.Errorf("create a pipe: %w", err)
 	}
 	defer reader.Close()
 	err = n.sendFile("BARRIER=1", writer)
@@ -82,7 +82,7 @@ func (n *Notifier) barrier() error {
 	if err != nil {
 		return err
 	}
-	// systemd closes its copy of the writing end when it comes to this notification.
+	// systemd closes its copy of the writing end when it handles this notification.
 	if err := reader.SetReadDeadline(time.Now().Add(notifyTimeout)); err != nil {
 		return fmt.Errorf("limit the wait for systemd: %w", err)
 	}
@@ -104,8 +104,8 @@ func (n *Notifier) sendFile(text string, file *os.File) error {
 	return sent
 }
 
-// send sends one datagram. net.UnixConn cannot: it refuses an address on a connected socket, and
-// sends no rights without one.
+// send sends one datagram. net.UnixConn cannot do this: it refuses an address on a connected
+// socket, and does not send file descriptors without an address.
 func (n *Notifier) send(text string, rights []byte) error {
 	if n.socket == "" {
 		return nil
@@ -136,7 +136,7 @@ const firstListenFD = 3
 // clears the environment variables that name them, so only the first call returns files.
 func ListenFDs() (map[string][]*os.File, error) {
 	pid, count, names := os.Getenv("LISTEN_PID"), os.Getenv("LISTEN_FDS"), os.Getenv("LISTEN_FDNAMES")
-	// A child of this process must not take the numbers for its own.
+	// Remove the variables, so that a child process does not use the descriptors.
 	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {
 		if err := os.Unsetenv(name); err != nil {
 			return nil, fmt.Errorf("clear %s: %w", name, err)

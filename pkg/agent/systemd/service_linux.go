@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Service is a unit that is started and stopped. Each call makes a connection of its own, so that
-// a restart of the bus does not matter.
+// Service is a unit to start and stop. Each call uses a new connection, so that a restart of the
+// bus does not matter.
 type Service struct {
 	// Root is the directory where the root of the host is mounted, or "".
 	Root string
@@ -28,12 +28,13 @@ func (s Service) Start(ctx context.Context) error {
 	return s.do(ctx, (*Client).StartUnit)
 }
 
-// End ends the unit, which must be a service, also while the system goes down, see EndService.
+// End ends the unit, which must be a service. It works even while the system goes down, see
+// EndService.
 func (s Service) End(ctx context.Context) error {
 	return s.do(ctx, (*Client).EndService)
 }
 
-// State returns what systemd knows about the unit.
+// State returns systemd's state of the unit.
 func (s Service) State(ctx context.Context) (UnitState, error) {
 	var state UnitState
 	err := s.do(ctx, func(c *Client, ctx context.Context, unit string) (err error) {
@@ -43,10 +44,10 @@ func (s Service) State(ctx context.Context) (UnitState, error) {
 	return state, err
 }
 
-// Ending tells the service, which systemd stops, whether that is because the system goes down, and
-// how much time there is. It sees to it that nothing calls such a shutdown off any more, see
-// Client.MakeIrreversible. The bus is asked only if systemd itself cannot be: then it may be
-// broken.
+// Ending reports whether systemd stops the service because the system goes down, and how much time
+// is left. It makes such a shutdown irreversible, see Client.MakeIrreversible. It connects to
+// systemd directly and uses the bus only if that fails, because the bus may be broken during a
+// shutdown.
 func (s Service) Ending(ctx context.Context) (ending Ending, err error) {
 	ask := func(c *Client, ctx context.Context, unit string) (err error) {
 		if ending, err = c.Ending(ctx, unit); err != nil || !ending.Stopping {
@@ -77,26 +78,23 @@ func (s Service) do(ctx context.Context, act func(*Client, context.Context, stri
 }
 
 // endReserve is the part of a target's time limit in which systemd ends the containers and services
-// that are left after the agent: the time that it gives each of them by default, and at most half
-// of the limit.
+// that remain after the agent. It is systemd's default time for each of them, and at most half of
+// the limit.
 const endReserve = 90 * time.Second
 
 // Ending is why and how systemd ends the system.
 type Ending struct {
-	// Stopping reports that the system goes down.
+	// Stopping is set if the system goes down.
 	Stopping bool
-	// Kind is KindReboot, KindPowerOff, or "" if it is not known.
+	// Kind is KindReboot, KindPowerOff, or "" if unknown.
 	Kind string
-	// Limit is how long systemd waits for the unit that was asked about: until it kills the unit,
-	// or until it ends the system whatever still runs (30 minutes in the targets of systemd
-	// itself).
+	// Limit is how long systemd waits for the unit: until it kills the unit, or until it ends the
+	// system regardless of running units (30 minutes in systemd's own targets).
 	Limit time.Duration
 }
 
-// Ending tells a service that systemd stops whether it stops because the system goes down, and how
-// much time there is. Then nothing can call that off any more. Without this, a shutdown that was
-// begun by `systemctl start reboot.target` ends half-way when the kubelet starts a pod: the start
-// of the pod's slice, which may not run during a shutdown, removes the job of shutdown.target.
+// Ending reports whether systemd stops a service because the system goes down, and how much time is
+// left. It makes such a shutdown irreversible, see MakeIrreversible.
 func (c *Client) Ending(ctx context.Context, name string) (Ending, error) {
 	state, err := c.SystemState(ctx)
 	if err != nil || state != StateStopping {
@@ -117,10 +115,9 @@ func (c *Client) Ending(ctx context.Context, name string) (Ending, error) {
 	return ending, err
 }
 
-// MakeIrreversible keeps the shutdown that systemd carries out from being called off. Without this,
-// one that was begun by `systemctl start reboot.target` ends half-way when the kubelet starts a
-// pod: the start of the pod's slice, which may not run during a shutdown, removes the job of
-// shutdown.target.
+// MakeIrreversible prevents that the shutdown in progress is cancelled. Otherwise a shutdown by
+// `systemctl start reboot.target` ends half-way when the kubelet starts a pod: the start of the
+// pod's slice, which may not run during a shutdown, removes the job of shutdown.target.
 func (c *Client) MakeIrreversible(ctx context.Context) error {
 	target, err := c.shutdownTarget(ctx)
 	if err != nil || target == "" {
@@ -132,7 +129,7 @@ func (c *Client) MakeIrreversible(ctx context.Context) error {
 	return nil
 }
 
-// timeout reads a property that is a number of microseconds, or infinity.
+// timeout reads a property in microseconds, which can be infinity.
 func (c *Client) timeout(ctx context.Context, name, iface, key string) (time.Duration, error) {
 	object, err := c.load(ctx, name)
 	if err != nil {
@@ -145,7 +142,7 @@ func (c *Client) timeout(ctx context.Context, name, iface, key string) (time.Dur
 	return Duration(usec), nil
 }
 
-// Duration converts microseconds, of which systemd can have more than a Duration has room for.
+// Duration converts microseconds, and limits values that exceed a Duration.
 func Duration(usec uint64) time.Duration {
 	if usec > math.MaxInt64/uint64(time.Microsecond) {
 		return math.MaxInt64
@@ -154,20 +151,20 @@ func Duration(usec uint64) time.Duration {
 }
 
 const (
-	// killAfter is how long a process has between the signal to end and the one that kills it.
+	// killAfter is the time between SIGTERM and SIGKILL.
 	killAfter = 10 * time.Second
-	// endPoll is how often the end of the context is seen while a process ends.
+	// endPoll is how often endProcess checks the context while a process ends.
 	endPoll = 100 * time.Millisecond
 )
 
-// EndProcess ends a process as systemd does, without systemd: by SIGTERM, and after 10 seconds by
-// SIGKILL. It returns when the process is gone. A process that does not exist is gone.
+// EndProcess ends a process without systemd, but in the same way: by SIGTERM, and after 10 seconds
+// by SIGKILL. It returns when the process is gone, and nil if the process does not exist.
 func EndProcess(ctx context.Context, pid int) error {
 	return endProcess(ctx, pid, func(fd int, signal syscall.Signal) error { return unix.PidfdSendSignal(fd, signal, nil, 0) })
 }
 
-// endProcess ends a process with a function that sends signals to it. The file descriptor means
-// this process also when another one gets its number.
+// endProcess ends a process with a function that sends signals to it. The file descriptor refers to
+// this process even if another process gets its ID.
 func endProcess(ctx context.Context, pid int, send func(fd int, signal syscall.Signal) error) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// pendingPeriod is how often Windows hears that a pending stop or start goes on, pendingHint
-	// until when it is to hear the next time.
+	// pendingPeriod is how often the service reports to Windows that a stop or start is still
+	// pending. pendingHint is the time in which Windows expects the next report.
 	pendingPeriod = 2 * time.Second
 	pendingHint   = 10 * time.Second
 	// exitFailed is the exit code of a service that ended with an error.
@@ -26,9 +26,9 @@ const (
 	accepted = svc.AcceptStop | svc.AcceptPreShutdown | svc.AcceptParamChange
 )
 
-// Handler is the service, as the service control manager sees it. It implements svc.Handler.
+// Handler is the service for the service control manager. It implements svc.Handler.
 type Handler struct {
-	// Run runs the agent until the context ends, or until a shutdown may go on.
+	// Run runs the agent until the context ends, or until the agent releases a shutdown.
 	Run func(ctx context.Context, c *Controls) error
 	// Log is the event log.
 	Log *EventLog
@@ -36,7 +36,7 @@ type Handler struct {
 	Period time.Duration
 }
 
-// RunService lets Windows run the handler. It returns when the service has stopped.
+// RunService connects the handler to Windows. It returns when the service has stopped.
 func RunService(h *Handler) error {
 	if err := svc.Run(ServiceName, h); err != nil {
 		return fmt.Errorf("connect to the service control manager, which starts this program as a service: %w", err)
@@ -44,8 +44,8 @@ func RunService(h *Handler) error {
 	return nil
 }
 
-// Execute implements svc.Handler. It never waits for the agent: a service that does not answer is
-// taken for one that hangs.
+// Execute implements svc.Handler. It never waits for the agent: Windows treats a service that does
+// not answer as hung.
 func (h *Handler) Execute(_ []string, requests <-chan svc.ChangeRequest, status chan<- svc.Status) (specific bool, code uint32) {
 	current := svc.Status{State: svc.StartPending, CheckPoint: 1, WaitHint: uint32(pendingHint.Milliseconds())}
 	set := func(state svc.State, accepts svc.Accepted) {
@@ -92,7 +92,7 @@ func (h *Handler) Execute(_ []string, requests <-chan svc.ChangeRequest, status 
 				controls.paramChange()
 				status <- current
 			case svc.PreShutdown:
-				h.Log.Write(Message{ID: EventPreshutdown, Warning: true, Text: "Windows is about to shut down. The pods leave the node first."})
+				h.Log.Write(Message{ID: EventPreshutdown, Warning: true, Text: "Windows is about to shut down. The node agent waits until the pods have left the node."})
 				controls.beginPreshutdown(time.Now())
 				set(svc.StopPending, 0)
 			case svc.Stop:
@@ -117,7 +117,7 @@ func (h *Handler) end(err error) (specific bool, code uint32) {
 	return false, 0
 }
 
-// eventSourceKey is where Windows looks for the texts of the messages of a source.
+// eventSourceKey is the registry key of the message texts of a source.
 const eventSourceKey = `SYSTEM\CurrentControlSet\Services\EventLog\Application\` + ServiceName
 
 // EventLog writes to the event log of Windows. The nil EventLog writes nothing.
@@ -134,7 +134,7 @@ func OpenEventLog() (*EventLog, error) {
 	return &EventLog{log: log}, nil
 }
 
-// Write writes a message. That it cannot be written is no reason to stop.
+// Write writes a message. It ignores errors: a failed write must not stop the agent.
 func (l *EventLog) Write(m Message) {
 	if l == nil {
 		return
@@ -154,7 +154,7 @@ func (l *EventLog) Close() error {
 	return l.log.Close()
 }
 
-// installEventSource registers the source of the messages, and reports whether that is news.
+// installEventSource registers the source of the messages, and reports whether it was new.
 func installEventSource() (changed bool, err error) {
 	key, err := registry.OpenKey(registry.LOCAL_MACHINE, eventSourceKey, registry.QUERY_VALUE)
 	if err == nil {

@@ -28,35 +28,35 @@ const (
 	DefaultBinary = `C:\Program Files\haulout-node-agent\haulout-node-agent.exe`
 
 	displayName = "Haulout node agent"
-	description = "Makes the shutdown of this node a maintenance of the cluster: pods leave the node before Windows shuts down."
+	description = "Creates a maintenance when this node shuts down: pods leave the node before Windows shuts down."
 
-	// restartDelay is the pause before Windows restarts an agent that has failed, resetSeconds the
-	// time after which failures are forgotten.
+	// restartDelay is the pause before Windows restarts a failed agent. After resetSeconds, Windows
+	// resets its count of failures.
 	restartDelay = time.Second
 	resetSeconds = 24 * 60 * 60
 	// changeTimeout limits how long the service may take to start or to stop.
 	changeTimeout = 30 * time.Second
 )
 
-// ErrPending is the error for a change of the service while a shutdown waits for it.
-var ErrPending = errors.New("a shutdown waits for the agent")
+// ErrPending is the error for a change of the service during a shutdown.
+var ErrPending = errors.New("the agent delays a shutdown")
 
-// File is a file that is installed.
+// File is a file to install.
 type File struct {
 	Path    string
 	Content []byte
 }
 
-// Installation is what is installed.
+// Installation is the program and the files to install.
 type Installation struct {
-	// Binary is the path of the program; empty is DefaultBinary. Args are its arguments.
+	// Binary is the path of the program; empty means DefaultBinary. Args are its arguments.
 	Binary string
 	Args   []string
-	// Files are installed beside it.
+	// Files are installed in addition to the program.
 	Files []File
 }
 
-// Install installs or updates the service, and starts it. It reports whether anything changed.
+// Install installs or updates the service, and starts it. It reports whether it changed anything.
 func Install(ctx context.Context, i Installation) (changed bool, err error) {
 	if err := refusePending(); err != nil {
 		return false, err
@@ -96,7 +96,8 @@ func Install(ctx context.Context, i Installation) (changed bool, err error) {
 	return configChanged || sourceChanged || binaryChanged || serviceChanged || started, err
 }
 
-// Uninstall removes the service, its program and its settings. Configuration and state stay.
+// Uninstall removes the service, its program and its settings. It keeps the configuration and the
+// state.
 func Uninstall(ctx context.Context, stateDir string) error {
 	if err := refusePending(); err != nil {
 		return err
@@ -143,8 +144,8 @@ func commandLine(binary string, args []string) string {
 	return strings.Join(words, " ")
 }
 
-// serviceConfig is the configuration of the service that install decides. What else there is, such
-// as a delayed start, belongs to the administrator.
+// serviceConfig has the settings of the service that install owns. Other settings, such as a
+// delayed start, belong to the administrator.
 type serviceConfig struct {
 	kind, start, errorControl     uint32
 	command, display, description string
@@ -157,7 +158,7 @@ func wantedConfig(command string) serviceConfig {
 	}
 }
 
-// ensureService creates the service or changes it, and reports whether it did.
+// ensureService creates or changes the service, and reports whether it did.
 func ensureService(command string) (changed bool, err error) {
 	want := wantedConfig(command)
 	err = withService(ServiceName, windows.SERVICE_ALL_ACCESS, func(service *mgr.Service) error {
@@ -221,8 +222,8 @@ func (c serviceConfig) apply(service *mgr.Service) error {
 	return windows.ChangeServiceConfig2(service.Handle, windows.SERVICE_CONFIG_DESCRIPTION, (*byte)(unsafe.Pointer(&d)))
 }
 
-// configOf returns the configuration of a service. It asks for nothing that wine does not know,
-// unlike the package mgr.
+// configOf returns the configuration of a service. Unlike the package mgr, it only uses calls that
+// wine supports.
 func configOf(service *mgr.Service) (serviceConfig, error) {
 	c := serviceConfig{}
 	err := query(func(buffer *uint64, size uint32, needed *uint32) error {
@@ -260,11 +261,12 @@ func query(ask func(buffer *uint64, size uint32, needed *uint32) error) error {
 	}
 }
 
-// ensureRecovery has Windows restart an agent that has failed, whether or not it said so.
+// ensureRecovery configures Windows to restart a failed agent, even if the agent ended without an
+// error.
 func ensureRecovery(service *mgr.Service) (changed bool, err error) {
 	actions, err := service.RecoveryActions()
 	if errors.Is(err, windows.ERROR_INVALID_LEVEL) {
-		return false, nil // wine restarts no service
+		return false, nil // wine does not restart services
 	}
 	if err != nil {
 		return false, err
@@ -280,7 +282,7 @@ func ensureRecovery(service *mgr.Service) (changed bool, err error) {
 	return false, nil
 }
 
-// installedBinary returns the program of the service, empty if there is no service.
+// installedBinary returns the program of the service; empty if there is no service.
 func installedBinary() (string, error) {
 	command := ""
 	err := withService(ServiceName, windows.SERVICE_QUERY_CONFIG, func(service *mgr.Service) error {
@@ -301,8 +303,8 @@ func installedBinary() (string, error) {
 	return words[0], nil
 }
 
-// writeFile writes a file if its content differs, and reports whether it did. It calls stop before,
-// since Windows does not replace a program that runs; nil for another file.
+// writeFile writes a file if its content differs, and reports whether it did. It calls stop before
+// the write, since Windows cannot replace a running program; stop is nil for other files.
 func writeFile(file File, stop func() error) (bool, error) {
 	have, err := os.ReadFile(file.Path)
 	if err == nil && bytes.Equal(have, file.Content) {
@@ -317,8 +319,8 @@ func writeFile(file File, stop func() error) (bool, error) {
 	return err == nil, err
 }
 
-// removeBinary removes the program and its folder, if that is empty then. A program that removes
-// itself cannot be removed before it has ended: Windows does that when it starts the next time.
+// removeBinary removes the program and its folder if that is then empty. A running program cannot
+// remove itself: in that case, Windows removes it at its next start.
 func removeBinary(path string) error {
 	if err := files.Remove(path); err != nil {
 		text, textErr := windows.UTF16PtrFromString(path)
@@ -342,8 +344,8 @@ func stop(ctx context.Context) error {
 	return err
 }
 
-// restart starts the agent, after a stop if it has to read something again. It reports whether it
-// did something.
+// restart starts the agent; if again is set, it stops the agent first so that it reads its files
+// again. It reports whether it did anything.
 func restart(ctx context.Context, again bool) (bool, error) {
 	status, _, err := Service{Name: ServiceName}.Status()
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"haulout.dev/haulout/pkg/agent/state"
 )
 
-// EventID is the number of a message in the event log. A number keeps its meaning.
+// EventID is the number of a message in the event log. The meaning of a number never changes.
 type EventID uint32
 
 // The messages of the event log.
@@ -28,19 +28,19 @@ const (
 // Message is an entry of the event log.
 type Message struct {
 	ID EventID
-	// Warning: not just information.
+	// Warning is set for messages above the level information.
 	Warning bool
 	Text    string
 }
 
-// Journal finds out what is news in the status of the agent.
+// Journal finds changes in the status of the agent.
 type Journal struct {
 	phase    state.Phase
 	why      string
 	problems []string
 }
 
-// Next returns what has happened since the last call.
+// Next returns the messages for the changes since the last call.
 func (j *Journal) Next(s *shutdown.Status) []Message {
 	var messages []Message
 	phase := s.State.Phase
@@ -57,7 +57,7 @@ func (j *Journal) Next(s *shutdown.Status) []Message {
 	}
 	for _, problem := range j.problems {
 		if !slices.Contains(s.Problems, problem) {
-			messages = append(messages, Message{ID: EventSolved, Text: "No problem any more: " + problem})
+			messages = append(messages, Message{ID: EventSolved, Text: "Problem solved: " + problem})
 		}
 	}
 	j.problems = slices.Clone(s.Problems)
@@ -65,7 +65,7 @@ func (j *Journal) Next(s *shutdown.Status) []Message {
 }
 
 func phaseText(s *shutdown.Status) string {
-	text := fmt.Sprintf("Shutdown of the node: %s", s.State.Phase)
+	text := fmt.Sprintf("Phase of the node's shutdown: %s", s.State.Phase)
 	if m := s.State.Maintenance; m != nil {
 		text += ", NodeMaintenance " + m.Name
 	}

@@ -27,11 +27,11 @@ func TestJournal(t *testing.T) {
 		{status: shutdown.Status{State: state.State{Phase: state.Armed}, Problems: []string{"b", "a"}}},
 		{
 			status: shutdown.Status{State: state.State{Phase: state.Maintaining, Maintenance: nm}, Problems: []string{"b"}},
-			want:   []Message{{EventPhase, false, "Shutdown of the node: Maintaining, NodeMaintenance shutdown-a-1"}, {EventSolved, false, "No problem any more: a"}},
+			want:   []Message{{EventPhase, false, "Phase of the node's shutdown: Maintaining, NodeMaintenance shutdown-a-1"}, {EventSolved, false, "Problem solved: a"}},
 		},
 		{
 			status: shutdown.Status{State: state.State{Phase: state.LocalRun, Maintenance: nm}, Why: "no API", Problems: []string{"b"}},
-			want:   []Message{{EventPhase, true, "Shutdown of the node: Local, NodeMaintenance shutdown-a-1: no API"}},
+			want:   []Message{{EventPhase, true, "Phase of the node's shutdown: Local, NodeMaintenance shutdown-a-1: no API"}},
 		},
 		{status: shutdown.Status{State: state.State{Phase: state.LocalRun, Maintenance: nm}, Why: "no API", Problems: []string{"b"}}},
 	} {

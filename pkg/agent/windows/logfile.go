@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// maxLogBytes is the size at which the log begins a new file. One older file is kept.
+// maxLogBytes is the size at which a new file is begun. One older file is kept.
 const maxLogBytes = 10 << 20
 
-// LogFile is a log of limited size: a service of Windows has no output that anyone keeps.
+// LogFile is a log of limited size: Windows does not keep the output of services.
 type LogFile struct {
 	path  string
 	limit int64
@@ -53,14 +53,15 @@ func (l *LogFile) Write(data []byte) (int, error) {
 	return n, err
 }
 
-// turn begins a new file. If that fails, the old one goes on.
+// turn begins a new file. If that fails, it continues with the old one.
 func (l *LogFile) turn() {
 	if err := l.file.Close(); err != nil {
 		return
 	}
 	_ = os.Rename(l.path, l.path+".old")
 	if err := l.open(); err == nil && l.size > l.limit {
-		// It could not be renamed: another program reads it. What is lost is less than a full disk.
+		// The file cannot be renamed while another program reads it. Truncate it: lost messages are
+		// better than a full disk.
 		if l.file.Truncate(0) == nil {
 			l.size = 0
 		}

@@ -1,13 +1,13 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package windows is the node agent's side of Windows: the service that Windows tells of a shutdown
-// before it begins (SERVICE_CONTROL_PRESHUTDOWN), how long Windows waits for it and in which order,
-// and the services that are installed, started and stopped (KEP-4802). It is experimental: no test
-// has run on a real Windows.
+// Package windows is the part of the node agent for Windows: the service that Windows notifies
+// before a shutdown begins (SERVICE_CONTROL_PRESHUTDOWN), the settings for how long Windows waits
+// for it and in which order, and the installation, start and stop of services (KEP-4802). It is
+// experimental: it has not been tested on a real Windows machine.
 //
-// What decides has no build tag, so that its tests run everywhere; what calls Windows is in files
-// that end with _windows.go.
+// Code that decides has no build tag, so that its tests run everywhere; code that calls Windows is
+// in files that end with _windows.go.
 package windows
 
 import (
@@ -20,31 +20,31 @@ import (
 	"haulout.dev/haulout/pkg/agent/shutdown"
 )
 
-// checkPeriod is how often the settings in Windows are checked: other programs change them, too.
+// checkPeriod is how often the settings in Windows are checked: other programs change them as well.
 const checkPeriod = time.Minute
 
-// Settings are what Windows is told about a shutdown.
+// Settings are the settings of Windows for a shutdown.
 type Settings interface {
-	// Apply makes Windows wait for this service as long as the delay, and tell it before the
-	// kubelet. It returns how long Windows waits, 0 if that is not known, and what is wrong.
+	// Apply makes Windows wait for this service for the given delay, and notify it before the
+	// kubelet. It returns how long Windows waits, 0 if unknown, and the problems.
 	Apply(delay time.Duration) (waits time.Duration, problems []string)
 }
 
-// Config is what a Machine needs.
+// Config has the dependencies and options of a Machine.
 type Config struct {
-	// Delay is how long a shutdown is to be delayed at most.
+	// Delay is the maximum delay of a shutdown.
 	Delay time.Duration
 	// Settings and Controls are required.
 	Settings Settings
 	Controls *Controls
-	// Since and Deadline are those of the shutdown that an earlier process of this boot was told
-	// of, if it has not ended it.
+	// Since and Deadline are those of a pending shutdown that an earlier process of this boot was
+	// notified of; zero if there is none.
 	Since, Deadline time.Time
 }
 
-// Machine is a machine with Windows, which tells the service of a shutdown and then waits until it
-// has stopped, or until the time is over. A shutdown that has come so far cannot be cancelled. It
-// implements shutdown.Machine.
+// Machine is a Windows machine. It notifies the service of a shutdown and then waits until the
+// service has stopped or the time is over. Such a shutdown cannot be cancelled. Machine implements
+// shutdown.Machine.
 type Machine struct {
 	config Config
 
@@ -56,7 +56,7 @@ type Machine struct {
 
 var _ shutdown.Machine = &Machine{}
 
-// New returns a machine that has not asked Windows anything.
+// New returns a machine that has not made any call to Windows.
 func New(config Config) *Machine {
 	return &Machine{config: config}
 }
@@ -70,8 +70,8 @@ func (m *Machine) State() shutdown.MachineState {
 	return s
 }
 
-// Release implements shutdown.Machine. Windows goes on when the service has stopped, which is for
-// who runs the service.
+// Release implements shutdown.Machine. Windows continues when the service has stopped; the caller
+// of Run stops it.
 func (m *Machine) Release(context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -107,7 +107,7 @@ func (m *Machine) Run(ctx context.Context, changed func()) error {
 	}
 }
 
-// apply writes the settings and looks at them, while no shutdown is pending.
+// apply writes and checks the settings while no shutdown is pending.
 func (m *Machine) apply() {
 	m.mu.Lock()
 	pending := m.state.ShuttingDown
@@ -118,9 +118,9 @@ func (m *Machine) apply() {
 	waits, problems := m.config.Settings.Apply(m.config.Delay)
 	switch {
 	case waits == 0:
-		problems = append(problems, "It is not known how long Windows waits for the agent in a shutdown.")
+		problems = append(problems, "The time that Windows waits for the agent in a shutdown is unknown.")
 	case waits < m.config.Delay:
-		problems = append(problems, fmt.Sprintf("Windows waits %s for the agent in a shutdown (PreshutdownTimeout), and maxShutdownDelay is %s.",
+		problems = append(problems, fmt.Sprintf("Windows waits %s for the agent in a shutdown (PreshutdownTimeout), but maxShutdownDelay is %s.",
 			waits, m.config.Delay))
 	}
 	m.mu.Lock()
@@ -131,7 +131,7 @@ func (m *Machine) apply() {
 	m.state.LockHeld = waits > 0
 }
 
-// begin is the moment in which Windows tells the service of the shutdown.
+// begin handles the notification of a shutdown.
 func (m *Machine) begin(since time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -143,9 +143,9 @@ func (m *Machine) begin(since time.Time) {
 	m.state.Since, m.state.Deadline, m.state.Delay = since, since.Add(delay), delay
 }
 
-// resume takes over the shutdown that an earlier process was told of. Windows does not wait for
-// this one. It returns a channel that is ready when the time of that shutdown is over: if the
-// machine still runs then, there is no shutdown.
+// resume takes over the shutdown of which an earlier process was notified. Windows does not wait
+// for this process. It returns a channel that is ready when the time of that shutdown is over: if
+// the machine still runs then, there is no shutdown.
 func (m *Machine) resume() <-chan time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -154,21 +154,21 @@ func (m *Machine) resume() <-chan time.Time {
 		return nil
 	}
 	m.state = shutdown.MachineState{Known: true, ShuttingDown: true, Since: m.config.Since, Deadline: m.config.Deadline, Delay: left}
-	m.problems = []string{"The agent was started again during a shutdown, and Windows does not wait for it any more."}
+	m.problems = []string{"The agent was restarted during a shutdown, and Windows no longer waits for it."}
 	return time.After(left)
 }
 
-// forget ends a shutdown after which the machine still runs.
+// forget ends a shutdown when the machine still runs after its deadline.
 func (m *Machine) forget() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.state = shutdown.MachineState{Known: true, Forgotten: true}
 }
 
-// milliseconds returns a time as Windows stores it.
+// milliseconds returns a time in the unit of Windows.
 func milliseconds(d time.Duration) (uint32, error) {
 	if d < time.Millisecond || d.Milliseconds() > math.MaxUint32 {
-		return 0, fmt.Errorf("%s must be between 1ms and %s, which is what Windows can store", d, math.MaxUint32*time.Millisecond)
+		return 0, fmt.Errorf("%s must be between 1ms and %s, the limits of Windows", d, math.MaxUint32*time.Millisecond)
 	}
 	return uint32(d.Milliseconds()), nil
 }
@@ -176,11 +176,11 @@ func milliseconds(d time.Duration) (uint32, error) {
 // ServiceName is the name of the agent's service.
 const ServiceName = "haulout-node-agent"
 
-// DefaultTimeout is how long Windows waits for a service that does not say otherwise, since build
-// 15063. Earlier ones wait for three minutes.
+// DefaultTimeout is how long Windows waits for a service without this setting, since build 15063.
+// Earlier builds wait three minutes.
 const DefaultTimeout = 10 * time.Second
 
-// Controls are what Windows asks of the running service.
+// Controls are the requests of Windows to the running service.
 type Controls struct {
 	ready        chan struct{}
 	preshutdown  chan struct{}
@@ -190,12 +190,12 @@ type Controls struct {
 	since                      time.Time
 }
 
-// NewControls returns controls of which none has been received.
+// NewControls returns controls without any request.
 func NewControls() *Controls {
 	return &Controls{ready: make(chan struct{}), preshutdown: make(chan struct{}), paramChanges: make(chan struct{}, 1)}
 }
 
-// Ready tells Windows that the service has started.
+// Ready reports to Windows that the service has started.
 func (c *Controls) Ready() {
 	c.readyOnce.Do(func() { close(c.ready) })
 }
@@ -205,12 +205,12 @@ func (c *Controls) Preshutdown() <-chan struct{} {
 	return c.preshutdown
 }
 
-// Since returns when that was. It may be called after Preshutdown is closed.
+// Since returns the time of that notification. Call it only after Preshutdown is closed.
 func (c *Controls) Since() time.Time {
 	return c.since
 }
 
-// ParamChanges gets an element when a user asks the service to read its settings again.
+// ParamChanges receives an element when a user requests that the service reads its settings again.
 func (c *Controls) ParamChanges() <-chan struct{} {
 	return c.paramChanges
 }
@@ -225,6 +225,6 @@ func (c *Controls) beginPreshutdown(since time.Time) {
 func (c *Controls) paramChange() {
 	select {
 	case c.paramChanges <- struct{}{}:
-	default: // one is on its way
+	default: // one is already pending
 	}
 }

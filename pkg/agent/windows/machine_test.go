@@ -66,7 +66,7 @@ func TestMachineIsArmed(t *testing.T) {
 		"as wanted":     {settings: &fakeSettings{waits: 10 * time.Minute}, delay: 10 * time.Minute, held: true},
 		"longer":        {settings: &fakeSettings{waits: time.Hour}, delay: 10 * time.Minute, held: true},
 		"shorter":       {settings: &fakeSettings{waits: time.Minute}, delay: time.Minute, held: true, problems: []string{"PreshutdownTimeout"}},
-		"not known":     {settings: &fakeSettings{}, problems: []string{"not known how long"}},
+		"not known":     {settings: &fakeSettings{}, problems: []string{"is unknown"}},
 		"a wrong order": {settings: &fakeSettings{waits: time.Hour, problems: []string{"order"}}, delay: 10 * time.Minute, held: true, problems: []string{"order"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -17,11 +17,11 @@ import (
 	"haulout.dev/haulout/pkg/files"
 )
 
-// orderFile has, in the state directory, what the list of services was before the agent changed it.
+// orderFile is a file in the state directory with the list of services before the agent changed it.
 const orderFile = "preshutdown-order.json"
 
-// orderValue is PreshutdownOrder in the registry: the services that Windows tells of a shutdown one
-// after the other, before all others.
+// orderValue is PreshutdownOrder in the registry: the services that Windows notifies of a shutdown
+// one after the other, before all other services.
 type orderValue interface {
 	// get returns the list; found is false if the value does not exist.
 	get() (order []string, found bool, err error)
@@ -33,16 +33,16 @@ type orderValue interface {
 
 // orderRecord is the content of orderFile.
 type orderRecord struct {
-	// Existed: the registry had the value.
+	// Existed is set if the registry had the value.
 	Existed bool `json:"existed"`
-	// Before is the list without the agent, Written the list that the agent has written.
+	// Before is the list without the agent; Written is the list that the agent wrote.
 	Before  []string `json:"before"`
 	Written []string `json:"written"`
 }
 
-// place returns the order with a service before another one, and whether that is a change. Names of
-// services have no case. If the other service is not in the list, Windows tells it after all that
-// are.
+// place returns the order with a service before another one, and whether that changes the order.
+// Names of services are case-insensitive. If the other service is not in the list, Windows notifies
+// it after all services in the list.
 func place(order []string, own, other string) (placed []string, changed bool) {
 	rest := without(order, own)
 	if at := indexOf(order, own); at >= 0 && len(rest) == len(order)-1 {
@@ -66,7 +66,7 @@ func without(order []string, service string) []string {
 	return slices.DeleteFunc(slices.Clone(order), func(name string) bool { return strings.EqualFold(name, service) })
 }
 
-// placeInOrder has Windows tell the service before another one, and remembers what was there.
+// placeInOrder makes Windows notify the service before another one, and records the previous list.
 func placeInOrder(value orderValue, stateDir, own, other string) error {
 	order, found, err := value.get()
 	if err != nil {
@@ -82,7 +82,8 @@ func placeInOrder(value orderValue, stateDir, own, other string) error {
 	}
 	before := without(order, own)
 	if !known || !slices.Equal(record.Before, before) {
-		// The first change, or others have changed the list since: theirs is to stay.
+		// This is the first change, or another program has changed the list since: record that list
+		// for the restore.
 		record.Existed, record.Before = found && (!known || record.Existed || len(before) > 0), before
 	}
 	record.Written = placed
@@ -92,8 +93,8 @@ func placeInOrder(value orderValue, stateDir, own, other string) error {
 	return value.set(placed)
 }
 
-// restoreOrder takes the service out of the list. If no other program has changed it, the value is
-// as it was before the agent came, and does not exist if it did not exist then.
+// restoreOrder removes the service from the list. If no other program has changed the list, it
+// restores the previous value, or removes the value if there was none.
 func restoreOrder(value orderValue, stateDir, own string) error {
 	order, found, err := value.get()
 	if err != nil {
@@ -134,7 +135,7 @@ func readRecord(stateDir string) (record orderRecord, known bool, err error) {
 	return record, true, nil
 }
 
-// writeRecord replaces the file as a whole.
+// writeRecord replaces the file atomically.
 func writeRecord(stateDir string, record orderRecord) error {
 	data, err := json.MarshalIndent(record, "", "  ")
 	if err != nil {

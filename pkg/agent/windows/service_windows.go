@@ -17,12 +17,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// pollPeriod is how often a service is asked whether it has started or stopped.
+// pollPeriod is how often the state of a service is read while it starts or stops.
 const pollPeriod = 100 * time.Millisecond
 
-// Service is a service that is started and stopped, such as the kubelet.
+// Service is a service to start and stop, such as the kubelet.
 type Service struct {
-	// Name is its name, which is not the one that is shown.
+	// Name is the service name, not the display name.
 	Name string
 }
 
@@ -32,7 +32,7 @@ func (s Service) Start(ctx context.Context) error {
 		err := wait.PollUntilContextCancel(ctx, pollPeriod, true, func(context.Context) (bool, error) {
 			err := service.Start()
 			if errors.Is(err, windows.ERROR_SERVICE_DATABASE_LOCKED) {
-				return false, nil // the machine boots
+				return false, nil // as at boot
 			}
 			return err == nil, err
 		})
@@ -51,7 +51,7 @@ func (s Service) Stop(ctx context.Context) error {
 		case errors.Is(err, windows.ERROR_SERVICE_NOT_ACTIVE):
 			return nil
 		case errors.Is(err, windows.ERROR_SERVICE_CANNOT_ACCEPT_CTRL):
-			// It is about to stop, or starts and is stopped by Windows.
+			// The service is already stopping, or Windows stops it during its start.
 		case err != nil:
 			return fmt.Errorf("stop service %s: %w", s.Name, err)
 		}
@@ -72,7 +72,7 @@ func (s Service) Status() (state svc.State, found bool, err error) {
 	return state, err == nil, err
 }
 
-// until waits for a state. A service that was to run and has stopped does not get there.
+// until waits for a state. It returns an error if a service that should run has stopped.
 func until(ctx context.Context, service *mgr.Service, name string, wanted svc.State) error {
 	err := wait.PollUntilContextCancel(ctx, pollPeriod, true, func(context.Context) (bool, error) {
 		status, err := service.Query()
@@ -87,7 +87,7 @@ func until(ctx context.Context, service *mgr.Service, name string, wanted svc.St
 	return nil
 }
 
-// withManager connects to the service control manager. It asks for no more than it needs.
+// withManager connects to the service control manager with the minimum access rights.
 func withManager(access uint32, act func(*mgr.Mgr) error) error {
 	handle, err := windows.OpenSCManager(nil, nil, access)
 	if err != nil {
@@ -125,8 +125,8 @@ type serviceSettings struct {
 	stateDir, kubelet string
 }
 
-// NewSettings returns the settings of the agent's service, which is to be told of a shutdown before
-// the service of the kubelet. What was there before is remembered in the state directory.
+// NewSettings returns the settings of the agent's service. Windows will notify the service before
+// the service of the kubelet. The previous settings are stored in the state directory.
 func NewSettings(stateDir, kubelet string) Settings {
 	return &serviceSettings{stateDir: stateDir, kubelet: kubelet}
 }
@@ -135,16 +135,16 @@ func NewSettings(stateDir, kubelet string) Settings {
 func (s *serviceSettings) Apply(delay time.Duration) (waits time.Duration, problems []string) {
 	waits, err := setTimeout(ServiceName, delay)
 	if err != nil {
-		problems = append(problems, fmt.Sprintf("The time that Windows waits for the agent cannot be set: %v.", err))
+		problems = append(problems, fmt.Sprintf("Cannot set the time that Windows waits for the agent: %v.", err))
 	}
 	if err := placeInOrder(registryOrder{}, s.stateDir, ServiceName, s.kubelet); err != nil {
-		problems = append(problems, fmt.Sprintf("The order in which Windows tells services of a shutdown (%s) cannot be set, "+
-			"the kubelet may be told before the agent: %v.", orderValueName, err))
+		problems = append(problems, fmt.Sprintf("Cannot set the order in which Windows notifies services of a shutdown (%s), "+
+			"so Windows may notify the kubelet before the agent: %v.", orderValueName, err))
 	}
 	return waits, problems
 }
 
-// setTimeout sets how long Windows waits for a service, and returns what it says afterwards.
+// setTimeout sets how long Windows waits for a service, and returns the resulting value.
 func setTimeout(name string, timeout time.Duration) (time.Duration, error) {
 	wanted, err := milliseconds(timeout)
 	if err != nil {
@@ -176,7 +176,7 @@ type preshutdownInfo struct {
 }
 
 func queryTimeout(service *mgr.Service) (uint32, error) {
-	// The structure begins on a boundary of its own size.
+	// The structure must be aligned to its own size.
 	buffer := make([]uint32, infoBufferBytes/4)
 	needed := uint32(infoBufferBytes)
 	err := windows.QueryServiceConfig2(service.Handle, windows.SERVICE_CONFIG_PRESHUTDOWN_INFO, (*byte)(unsafe.Pointer(&buffer[0])), needed, &needed)

@@ -28,11 +28,11 @@ import (
 )
 
 const (
-	// stopTimeout is how long an agent that has to end waits for its parts. An informer that cannot
-	// reach the API ends up to half a minute late, and after a restart of the service the machine
-	// should have its agent again soon.
+	// stopTimeout is how long an agent that has to end waits for its parts. An informer without a
+	// connection to the API can take half a minute to end, and after a restart of the service the
+	// machine should have its agent again soon.
 	stopTimeout = 2 * time.Second
-	// statusPeriod is how often the service manager is told what the agent does.
+	// statusPeriod is the interval at which the agent updates its status at the service manager.
 	statusPeriod = 2 * time.Second
 )
 
@@ -42,21 +42,21 @@ type host struct {
 	machine shutdown.Machine
 	// kubelet stops and starts the kubelet.
 	kubelet cri.Kubelet
-	// final: the kubelet cannot be started again once the machine shuts down.
+	// final is set if the kubelet cannot be started again once the machine shuts down.
 	final bool
 	// kubeletProblem returns why the agent cannot stop the kubelet, empty if it can; ok is false if
-	// that is not known. nil if it is not asked.
+	// that is unknown. The field is nil if the check does not apply.
 	kubeletProblem func(context.Context) (problem string, ok bool)
-	// safeMode is why the agent is in safe mode, empty if it is not. offline is why it has no
-	// client of the API, empty if it has one.
+	// safeMode is why the agent is in safe mode, empty if it is not. offline is why it has no API
+	// client, empty if it has one.
 	safeMode, offline string
-	// lastFolder is the folder of static pods of an earlier agent, of which one in safe mode
-	// restores nothing; empty if it is not known.
+	// lastFolder is the folder of static pods of an earlier agent; empty if unknown. An agent in
+	// safe mode restores nothing from it.
 	lastFolder string
-	// pollingOnly: changes of folders are not reported.
+	// pollingOnly is set if the operating system does not report changes of folders.
 	pollingOnly bool
-	// status tells the service manager in one line what the agent does. The first call also tells
-	// it that the agent has started.
+	// status sends one line about the agent to the service manager. The first call also reports
+	// that the agent has started.
 	status func(line string)
 }
 
@@ -76,7 +76,7 @@ type agent struct {
 	closers []func() error
 }
 
-// start is what the agent knows before it has asked anyone.
+// start is the state that the agent has before it asks systemd, the kubelet or the API.
 type start struct {
 	store  *state.Store
 	bootID string
@@ -84,7 +84,7 @@ type start struct {
 	stored state.State
 }
 
-// begin opens the state directory, and makes this process its only agent.
+// begin opens the state directory and locks it, so that no other agent uses it.
 func begin(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) (*start, error) {
 	store, err := state.Open(c.StateDirectory, state.RunDirectory)
 	if err != nil {
@@ -93,10 +93,10 @@ func begin(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) (*star
 	if err := store.Lock(); err != nil {
 		return nil, err
 	}
-	// The manager loads the state for itself and reports what is wrong with it.
+	// The manager loads the state itself and reports problems in it.
 	stored, err := state.Read(c.StateDirectory, state.RunDirectory)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot read the state that an earlier process has stored")
+		klog.FromContext(ctx).Error(err, "Cannot read the state of an earlier process")
 	}
 	bootID, err := bootIdentity(ctx, stored.BootID, state.Stored(c.StateDirectory, state.RunDirectory))
 	if err != nil {
@@ -108,7 +108,7 @@ func begin(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) (*star
 	return &start{store: store, bootID: bootID, stored: stored}, nil
 }
 
-// newAgent makes all parts of the agent and starts none.
+// newAgent creates all parts of the agent and starts none.
 func newAgent(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, s *start, h *host, config *rest.Config, node string) (*agent, error) {
 	a := &agent{config: c, host: h, node: node, bootID: s.bootID, started: time.Now()}
 	kube, err := kubernetes.NewForConfig(config)
@@ -132,7 +132,7 @@ func newAgent(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, s *
 		config: c, discover: kubelet.Discover, found: a.checkpoint.SetStaticPodPath, kubeletProblem: h.kubeletProblem,
 	}
 	if last := s.stored.Configuration; last != nil {
-		// What an earlier process has found out: perhaps the kubelet is stopped now.
+		// Use the values that an earlier process found: the kubelet may be stopped now.
 		a.static.runtime = last.RuntimeEndpoint
 		a.static.leave(last.StaticPodPath)
 	}
@@ -182,7 +182,7 @@ func newAgent(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, s *
 	return a, err
 }
 
-// limited returns why the agent does not all that it should do, for the conditions of the node.
+// limited returns why the agent cannot do all of its work, for the conditions of the node.
 func (a *agent) limited() (reason, message string) {
 	if a.host.safeMode != "" {
 		return shutdown.ReasonSafeMode, "safe mode, because " + a.host.safeMode
@@ -193,7 +193,7 @@ func (a *agent) limited() (reason, message string) {
 	return "", ""
 }
 
-// warnings returns sentences about what the agent lacks.
+// warnings returns one sentence for each limitation of the agent.
 func (a *agent) warnings() []string {
 	list := a.static.Warnings()
 	if _, limit := a.limited(); limit != "" {
@@ -205,8 +205,8 @@ func (a *agent) warnings() []string {
 	return list
 }
 
-// known returns the configuration with what the agent has found out, for one that starts without.
-// In safe mode it is what an earlier process has stored.
+// known returns the configuration with the values that the agent has found out, for an agent that
+// starts without them. In safe mode it is the configuration that an earlier process stored.
 func (a *agent) known() *configv1alpha1.NodeAgentConfiguration {
 	c := a.config.DeepCopy()
 	c.NodeName, c.RuntimeEndpoint = a.node, a.static.RuntimeEndpoint()
@@ -246,7 +246,7 @@ func (a *agent) run(ctx context.Context) error {
 	select {
 	case <-stopped:
 	case <-timer.C:
-		klog.FromContext(ctx).V(2).Info("Ending without some parts, which a new process can do without")
+		klog.FromContext(ctx).V(2).Info("Not all parts have stopped in time, ending anyway")
 	}
 	var errs []error
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
@@ -258,7 +258,7 @@ func (a *agent) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// report returns what the agent tells about itself.
+// report returns the status report of the agent.
 func (a *agent) report() Report {
 	r := Report{
 		Version: version.Get(), Node: a.node, BootID: a.bootID, Started: a.started,
@@ -275,7 +275,7 @@ func (a *agent) report() Report {
 	return r
 }
 
-// tellStatus tells the service manager what the agent does, whenever that changes.
+// tellStatus sends the status to the service manager whenever it changes.
 func (a *agent) tellStatus(ctx context.Context) {
 	ticker := time.NewTicker(statusPeriod)
 	defer ticker.Stop()
@@ -294,7 +294,8 @@ func (a *agent) tellStatus(ctx context.Context) {
 	}
 }
 
-// statusLine is what `systemctl status` shows. It has no times, which would change it always.
+// statusLine is the status in `systemctl status`. It has no times, since these would change it all
+// the time.
 func statusLine(s *shutdown.Status) string {
 	line := string(s.State.Phase)
 	switch {
@@ -303,7 +304,7 @@ func statusLine(s *shutdown.Status) string {
 	case s.State.Phase == state.Armed && s.LockHeld:
 		line = fmt.Sprintf("ready to delay a shutdown by %s", s.Delay)
 	case s.State.Phase == state.Armed:
-		line = "no lock is held, a shutdown is not delayed"
+		line = "no lock is held; the agent does not delay a shutdown"
 	case s.State.Maintenance != nil:
 		line += ": NodeMaintenance " + s.State.Maintenance.Name
 	}

@@ -286,7 +286,7 @@ func TestStatusLine(t *testing.T) {
 	}{
 		"at the start":   {shutdown.Status{}, "starting"},
 		"armed":          {shutdown.Status{State: armed, LockHeld: true, Delay: time.Minute}, "ready to delay a shutdown by 1m0s"},
-		"without a lock": {shutdown.Status{State: armed, Problems: []string{"a", "b", "c"}}, "no lock is held, a shutdown is not delayed; a (and 2 more)"},
+		"without a lock": {shutdown.Status{State: armed, Problems: []string{"a", "b", "c"}}, "no lock is held; the agent does not delay a shutdown; a (and 2 more)"},
 		"a drain": {
 			shutdown.Status{State: state.State{Phase: state.Maintaining, Maintenance: &state.MaintenanceRef{Name: "m"}}, Problems: []string{"a"}},
 			"Maintaining: NodeMaintenance m; a",

@@ -27,12 +27,13 @@ import (
 // userPrefix begins the user name of every kubelet; the name of its node follows.
 const userPrefix = "system:node:"
 
-// betterPeriod is how often an agent looks whether another process could do more of its work.
+// betterPeriod is how often an agent with limitations checks whether a new process would have
+// fewer.
 const betterPeriod = 10 * time.Second
 
-// restConfig returns how the agent reaches the API. The file is read once, see clientChanged;
-// the certificate that a kubelet's kubeconfig refers to is read again whenever the kubelet has
-// renewed it.
+// restConfig returns the configuration of the API client. The kubeconfig is read once, see
+// clientChanged. The certificate that a kubelet's kubeconfig refers to is read again whenever the
+// kubelet has renewed it.
 func restConfig(kubeconfig string) (*rest.Config, error) {
 	if err := noticeDeadConnections(); err != nil {
 		return nil, err
@@ -42,13 +43,13 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 		return nil, fmt.Errorf("kubeconfig %s: %w", kubeconfig, err)
 	}
 	config.UserAgent = "haulout-node-agent/" + version.Get()
-	// After an outage of the API, every pod of the node is reported.
+	// After an outage of the API, the agent reports every pod of the node.
 	config.QPS, config.Burst = 100, 200
 	return config, nil
 }
 
-// noticeDeadConnections makes the clients of this process give up a connection that has died
-// without an end after ten seconds instead of 45. The environment is the only place to set that.
+// noticeDeadConnections makes the clients of this process close a dead connection after ten seconds
+// instead of 45. Only an environment variable can set that.
 func noticeDeadConnections() error {
 	for _, name := range []string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS", "HTTP2_PING_TIMEOUT_SECONDS"} {
 		if _, set := os.LookupEnv(name); set {
@@ -61,8 +62,8 @@ func noticeDeadConnections() error {
 	return nil
 }
 
-// clientOf returns how to reach the API, and the name of the node. It fails if that yields no
-// client, as with authorities that are no certificates.
+// clientOf returns the configuration of the API client, and the name of the node. It fails if no
+// client can be created, for example because the CA data contains no certificates.
 func clientOf(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) (*rest.Config, string, error) {
 	config, err := restConfig(c.Kubeconfig)
 	if err != nil {
@@ -75,8 +76,8 @@ func clientOf(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) (*r
 	return config, node, err
 }
 
-// clientFiles returns what differs between the clients of two clusters: the kubeconfig, and the
-// authorities in the file that it names. It returns nil if there is no kubeconfig.
+// clientFiles returns the data by which clients of two clusters differ: the kubeconfig and the
+// content of its CA file. It returns nil if there is no kubeconfig.
 func clientFiles(kubeconfig string) ([]byte, error) {
 	data, err := os.ReadFile(kubeconfig)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -93,8 +94,8 @@ func clientFiles(kubeconfig string) ([]byte, error) {
 	return append(data, authorities...), err
 }
 
-// clientChanged reports whether clientFiles returns something else than before. A kubeconfig that
-// cannot be read may be half written.
+// clientChanged reports whether the result of clientFiles has changed. A kubeconfig that cannot be
+// read does not count as a change: another process may be writing it.
 func clientChanged(kubeconfig string, before []byte) bool {
 	now, err := clientFiles(kubeconfig)
 	return err == nil && !bytes.Equal(now, before)
@@ -108,13 +109,13 @@ func authoritiesIn(config *rest.Config) ([]byte, error) {
 	return os.ReadFile(config.CAFile)
 }
 
-// nodeName returns the name of the Node object: the configured one, else the one in the kubelet's
-// certificate, else the one with which the kubelet registers.
+// nodeName returns the name of the Node object: the configured name; else the name in the kubelet's
+// certificate; else the name with which the kubelet registers.
 func nodeName(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, config *rest.Config) (string, error) {
 	certified, err := certifiedNode(config)
 	if c.NodeName != "" {
 		if err == nil && certified != "" && certified != c.NodeName {
-			return "", fmt.Errorf("nodeName is %q: must be %q, the node of the certificate in %s", c.NodeName, certified, c.Kubeconfig)
+			return "", fmt.Errorf("nodeName is %q: must be %q, the node name in the certificate of %s", c.NodeName, certified, c.Kubeconfig)
 		}
 		return c.NodeName, nil
 	}
@@ -126,13 +127,13 @@ func nodeName(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, con
 	}
 	facts, err := kubelet.Discover(ctx, c.KubeletConfig)
 	if err != nil {
-		return "", fmt.Errorf("nodeName is not set and the kubelet's cannot be found: %w", err)
+		return "", fmt.Errorf("nodeName is not set, and the name that the kubelet uses cannot be found: %w", err)
 	}
 	return facts.NodeName, nil
 }
 
-// certifiedNode returns the node in the name of the client certificate, empty if the client has
-// none or is no node.
+// certifiedNode returns the node name in the client certificate; empty if the client has no
+// certificate or is not a node.
 func certifiedNode(config *rest.Config) (string, error) {
 	if config == nil {
 		return "", nil
@@ -147,7 +148,7 @@ func certifiedNode(config *rest.Config) (string, error) {
 	for len(data) > 0 {
 		var block *pem.Block
 		if block, data = pem.Decode(data); block == nil {
-			return "", errors.New("the client certificate is not in PEM form")
+			return "", errors.New("the client certificate is not PEM-encoded")
 		}
 		if block.Type != "CERTIFICATE" {
 			continue // the kubelet keeps the key in the same file

@@ -38,13 +38,13 @@ func NewCommand() *cobra.Command {
 	o := &Options{}
 	cmd := &cobra.Command{
 		Use:   "haulout-node-agent",
-		Short: "Make the shutdown of a node a maintenance",
+		Short: "Create a maintenance when a node shuts down",
 		Long: `haulout-node-agent runs as a service of a node's operating system. When the
-machine is about to shut down or reboot, it delays that, makes the shutdown a
-NodeMaintenance, and lets the machine go down when the pods have left the node.
-If Haulout does not answer, it evicts the pods itself, within their budgets. If the
-API does not answer at all or the time is short, it ends the pods on the node, in
-the order of their priorities. It also stops and restarts static pods for
+machine is about to shut down or reboot, the agent delays the shutdown, creates a
+NodeMaintenance for the node, and continues the shutdown when the pods have left.
+If Haulout does not answer, the agent evicts the pods itself, within their budgets.
+If the API does not answer at all or the time is short, it ends the pods on the
+node in the order of their priorities. It also stops and restarts static pods for
 maintenances.`,
 		Version:      version.Get(),
 		Args:         cobra.NoArgs,
@@ -63,16 +63,16 @@ maintenances.`,
 func newConfigCommand(o *Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Check the configuration, or make one of the kubelet's",
+		Short: "Check the configuration, or create one from the kubelet's",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(&cobra.Command{
 		Use:   "check",
 		Short: "Check the configuration file and print it with all defaults",
-		Long: `Check the configuration file, with the flags that override it, and print what the
-agent would run with. An error names the field and what is allowed. Nothing is
-changed, and no agent needs to run.`,
+		Long: `Check the configuration file, with the flags that override it, and print the
+configuration that the agent would use. An error names the field and the allowed
+values. The command changes nothing and needs no running agent.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := o.Load()
@@ -91,10 +91,10 @@ changed, and no agent needs to run.`,
 	return cmd
 }
 
-// Options are the flags that choose and override the configuration.
+// Options are the flags that select the configuration file and override its fields.
 type Options struct {
-	// ConfigFile is the path of the configuration file. If empty, it is the default path, and the
-	// file may be missing.
+	// ConfigFile is the path of the configuration file. If it is empty, the default path is used,
+	// and the file may be missing.
 	ConfigFile string
 	// Kubeconfig, NodeName and StateDirectory override fields of the configuration unless empty.
 	Kubeconfig, NodeName, StateDirectory string
@@ -103,13 +103,13 @@ type Options struct {
 // addFlags registers the flags.
 func (o *Options) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.ConfigFile, "config", o.ConfigFile, "Path of the configuration file. The default is "+config.DefaultPath()+
-		", which may be missing: then each field has its default.")
+		"; if that file is missing, each field has its default.")
 	flags.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "Overrides kubeconfig of the configuration file.")
 	flags.StringVar(&o.NodeName, "node-name", o.NodeName, "Overrides nodeName of the configuration file.")
 	flags.StringVar(&o.StateDirectory, "state-directory", o.StateDirectory, "Overrides stateDirectory of the configuration file.")
 }
 
-// Load returns the configuration: the file, its defaults, and on top the flags.
+// Load returns the configuration: the file with defaults, overridden by the flags.
 func (o *Options) Load() (*configv1alpha1.NodeAgentConfiguration, error) {
 	path := o.ConfigFile
 	if path == "" {
@@ -139,15 +139,15 @@ func (o *Options) Load() (*configv1alpha1.NodeAgentConfiguration, error) {
 	return c, nil
 }
 
-// newRunCommand returns the command that is the service.
+// newRunCommand returns the command that the service runs.
 func newRunCommand(o *Options) *cobra.Command {
 	logging := logsapi.NewLoggingConfiguration()
 	r := &runner{}
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Run the agent",
-		Long: `Run the agent until it is stopped. The service that 'install' creates runs this; it
-needs the rights of the machine's administrator.`,
+		Long: `Run the agent until it is stopped. The service that 'install' creates runs this
+command, which needs the rights of the machine's administrator.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return r.start(cmd.Context(), o, func(ctx context.Context) error {
@@ -165,13 +165,14 @@ needs the rights of the machine's administrator.`,
 	return cmd
 }
 
-// newWaitCommand returns the command of the pods that install the agent. Its only use is there.
+// newWaitCommand returns the command of the container that keeps the pods of the installing
+// DaemonSet running.
 func newWaitCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "wait",
 		Short: "Do nothing until SIGTERM, in the pods of the DaemonSet that installs the agent",
-		Long: `Do nothing until SIGTERM. A DaemonSet needs a container that runs; the one that
-installs the agent has ended by then.`,
+		Long: `Do nothing until SIGTERM. A DaemonSet needs a running container, and its init
+container, which installs the agent, has ended by then.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, os.Interrupt)
@@ -182,15 +183,17 @@ installs the agent has ended by then.`,
 	}
 }
 
-// newMigrateCommand returns the command that prints the kubelet's shutdown as the agent's table.
+// newMigrateCommand returns the command that prints the kubelet's shutdown configuration as a table
+// for the agent.
 func newMigrateCommand(o *Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "migrate",
-		Short: "Print what the kubelet's own graceful shutdown means for the agent",
-		Long: `Print the table that shutdownGracePeriod and shutdownGracePeriodCriticalPods, or
-shutdownGracePeriodByPodPriority, of this machine's kubelet mean, as a part of the
-agent's configuration. The kubelet is not changed: remove the fields there when
-the agent has the table, since with both the kubelet ends the pods immediately.`,
+		Short: "Convert the kubelet's graceful shutdown to the agent's configuration",
+		Long: `Print the part of the agent's configuration that corresponds to the fields
+shutdownGracePeriod and shutdownGracePeriodCriticalPods, or
+shutdownGracePeriodByPodPriority, of this machine's kubelet. The command does not
+change the kubelet: remove its fields when the agent has the table, since with
+both, the kubelet ends the pods immediately.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := o.Load()
@@ -206,11 +209,10 @@ the agent has the table, since with both the kubelet ends the pods immediately.`
 	}
 }
 
-// printMigrated prints the fields of the agent's configuration that take the place of the
-// kubelet's.
+// printMigrated prints the fields of the agent's configuration that replace the kubelet's fields.
 func printMigrated(out io.Writer, c *configv1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) error {
 	if len(facts.ShutdownFields) == 0 {
-		return errors.New("the kubelet has no graceful shutdown of its own: shutdownGracePeriod and shutdownGracePeriodByPodPriority are not set")
+		return errors.New("the kubelet has no graceful shutdown: shutdownGracePeriod and shutdownGracePeriodByPodPriority are not set")
 	}
 	var migrated struct {
 		Table    []configv1alpha1.ShutdownGracePeriodByPodPriority `json:"shutdownGracePeriodByPodPriority"`
@@ -218,7 +220,7 @@ func printMigrated(out io.Writer, c *configv1alpha1.NodeAgentConfiguration, fact
 	}
 	total := int64(0)
 	for priority, seconds := range facts.ShutdownTable {
-		// An entry without time ends its pods without a wait, which the agent does not do.
+		// An entry without time ends its pods without waiting, which the agent does not support.
 		migrated.Table = append(migrated.Table, configv1alpha1.ShutdownGracePeriodByPodPriority{Priority: priority, ShutdownGracePeriodSeconds: max(seconds, 1)})
 		total += max(seconds, 1)
 	}
@@ -236,7 +238,7 @@ func printMigrated(out io.Writer, c *configv1alpha1.NodeAgentConfiguration, fact
 	return err
 }
 
-// withinDirectory returns where a request to shorten a shutdown is kept.
+// withinDirectory returns the directory that stores a request to shorten a shutdown.
 func withinDirectory(c *configv1alpha1.NodeAgentConfiguration) string {
 	if state.RunDirectory != "" {
 		return state.RunDirectory
@@ -258,11 +260,11 @@ func newShutdownCommand(o *Options) *cobra.Command {
 	var within time.Duration
 	cmd := &cobra.Command{
 		Use:   "shutdown --within=DURATION",
-		Short: "Shorten the shutdown that is pending or comes next",
-		Long: `Shorten the shutdown that is pending, or the next one if it begins within five
-minutes: the machine goes down DURATION from now. The command starts no shutdown,
-and never lengthens one. It is for programs that hear that the machine is about to
-be taken away, such as a handler of spot notices, and that then shut it down:
+		Short: "Shorten the pending or the next shutdown",
+		Long: `Shorten the pending shutdown, or the next one if it begins within five minutes:
+the machine goes down DURATION from now. The command does not start a shutdown and
+never lengthens one. Use it in programs that are notified before the machine is
+taken away, such as a handler of spot notices, and that then shut it down:
 
   haulout-node-agent shutdown --within=120s && systemctl poweroff`,
 		Args: cobra.NoArgs,
@@ -270,7 +272,7 @@ be taken away, such as a handler of spot notices, and that then shut it down:
 			if within < time.Second {
 				return errors.New("--within must be at least 1s")
 			}
-			// A notice must not fail for a configuration that is broken.
+			// A broken configuration must not stop the handler of a notice.
 			c, err := o.Load()
 			if err != nil && state.RunDirectory == "" {
 				return err
@@ -287,10 +289,10 @@ be taken away, such as a handler of spot notices, and that then shut it down:
 				return err
 			}
 			left := request.SinceBoot + request.Within - state.SinceBoot()
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "A shutdown that is pending, or begins in the next 5 minutes, has %s\n", left.Round(time.Second))
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "The pending shutdown, or one that begins in the next 5 minutes, has %s\n", left.Round(time.Second))
 			return err
 		},
 	}
-	cmd.Flags().DurationVar(&within, "within", within, "How long the machine runs from now on, at least 1s. Required.")
+	cmd.Flags().DurationVar(&within, "within", within, "Time from now until the machine goes down, at least 1s. Required.")
 	return cmd
 }

@@ -34,8 +34,8 @@ type installation struct {
 	root string
 	// binary is the path of the program on the machine, empty for the default.
 	binary string
-	// config is the configuration, content its file and path where the service reads it. No content
-	// means that the machine's own file stays.
+	// config is the configuration. content is its file, and path is where the service reads it.
+	// Without content, the file of the machine stays unchanged.
 	config  *configv1alpha1.NodeAgentConfiguration
 	content []byte
 	path    string
@@ -45,13 +45,14 @@ type installation struct {
 
 // services installs and removes the service of the agent; platformServices is the real one.
 type services struct {
-	// root: the agent can be installed on a machine whose root is mounted into a container.
+	// root is set if the agent can be installed from a container that mounts the root of the
+	// machine.
 	root bool
-	// note is the last sentence of what the command install says about itself.
+	// note is appended to the help of the command install.
 	note string
 	// install installs or updates the service, and reports whether anything changed.
 	install func(context.Context, *installation) (changed bool, err error)
-	// pending reports whether a shutdown waits for the agent.
+	// pending reports whether the agent delays a shutdown now.
 	pending func(context.Context) (bool, error)
 	// uninstall removes the service.
 	uninstall func(context.Context) error
@@ -63,8 +64,8 @@ func newInstallCommand(o *Options, s services) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Install or update the agent as a service of this machine",
-		Long: `Copy this program to the machine, create its service and start it. If it is
-installed already, it is updated, and restarted only if something changed. The file
+		Long: `Copy this program to the machine, create its service and start it. If the service
+exists, it is updated, and restarted only if something changed. The file
 that --config names is copied to ` + config.DefaultPath() + `; the
 flags that override fields become arguments of the service.` + s.note,
 		Args: cobra.NoArgs,
@@ -92,12 +93,12 @@ flags that override fields become arguments of the service.` + s.note,
 	return cmd
 }
 
-// installation checks the configuration for the service and returns what to install.
+// installation checks the configuration for the service and returns the service to install.
 func (o *Options) installation(root, binary string) (*installation, error) {
 	i := &installation{root: root, binary: binary, path: config.DefaultPath()}
 	load := *o
 	if o.ConfigFile == "" {
-		// The file that the service will read, if the machine has one.
+		// This is the file that the service will read, if the machine has one.
 		load.ConfigFile = filepath.Join(root, i.path)
 		if _, err := os.Stat(load.ConfigFile); errors.Is(err, fs.ErrNotExist) {
 			load.ConfigFile = ""
@@ -129,16 +130,16 @@ func newUninstallCommand(o *Options, s services) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove the agent from this machine",
-		Long: `Stop the service and remove it with its program and its settings of the operating
-system. The configuration and the state stay. It is refused while a shutdown waits
-for the agent, and while static pods are parked: without an agent they would stay
-stopped when their maintenance is completed.`,
+		Long: `Stop the service and remove it, with its program and its settings of the operating
+system. The configuration and the state stay. The command fails while the agent
+delays a shutdown, and while static pods are parked: without an agent they would
+stay stopped when their maintenance is completed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return uninstall(cmd, o, s, restore, force) },
 	}
 	cmd.Flags().BoolVar(&restore, "restore-static-pods", restore, "Restore the static pods that are parked.")
-	cmd.Flags().BoolVar(&force, "force", force, "Uninstall although the configuration or the state cannot be read, or the API or the service manager does not answer. "+
-		"A condition NodeAgentReady that stays True counts for some minutes more: until then drains wait for the agent.")
+	cmd.Flags().BoolVar(&force, "force", force, "Uninstall even if the configuration or the state cannot be read, or the API or the service manager does not answer. "+
+		"If the condition NodeAgentReady stays True, drains wait some minutes longer for the agent.")
 	return cmd
 }
 
@@ -146,7 +147,7 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 	c, err := o.Load()
 	if err != nil {
 		if !force {
-			return fmt.Errorf("load the configuration, or give --force: %w", err)
+			return fmt.Errorf("load the configuration (--force skips this): %w", err)
 		}
 		c = config.Default()
 	}
@@ -155,17 +156,17 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 		return err
 	}
 	if len(parked) > 0 && !restore {
-		return fmt.Errorf("static pods are parked: %s; complete their NodeMaintenances first, or give --restore-static-pods", strings.Join(parked, ", "))
+		return fmt.Errorf("static pods are parked: %s; complete their NodeMaintenances first, or use --restore-static-pods", strings.Join(parked, ", "))
 	}
 	pending, err := s.pending(cmd.Context())
 	if err != nil && !force {
-		return fmt.Errorf("find out whether a shutdown waits for the agent, or give --force: %w", err)
+		return fmt.Errorf("check whether the agent delays a shutdown (--force skips this): %w", err)
 	}
 	if pending {
-		return errors.New("a shutdown waits for the agent: cancel it, or wait until the machine has booted again")
+		return errors.New("the agent delays a shutdown: cancel the shutdown, or wait until the machine has booted again")
 	}
 	if err := reportStopped(cmd.Context(), c); err != nil && !force {
-		return fmt.Errorf("write the condition NodeAgentReady of the node, or give --force: %w", err)
+		return fmt.Errorf("write the condition NodeAgentReady of the node (--force skips this): %w", err)
 	}
 	if err := s.uninstall(cmd.Context()); err != nil {
 		return err
@@ -173,28 +174,28 @@ func uninstall(cmd *cobra.Command, o *Options, s services, restore, force bool) 
 	_, err = fmt.Fprintln(cmd.OutOrStdout(), "The service is removed.")
 	errs := []error{err}
 	if restore {
-		// Before the API is asked: this program, which could restore them later, is gone. The agent
-		// may have parked more until it was stopped.
+		// Restore before the call to the API: this program, which could restore the pods later, is
+		// already removed. The agent may have parked more until it was stopped.
 		restored, err := staticpods.RestoreAll(dir)
 		errs = append(errs, printRestored(cmd.OutOrStdout(), restored), err)
 	} else if _, parked, _ = parkedOf(cmd.Context(), o, true); len(parked) > 0 {
-		errs = append(errs, fmt.Errorf("the agent has parked static pods until it was stopped: %s; move their manifests back, see \"Undo everything by hand\" of its page", strings.Join(parked, ", ")))
+		errs = append(errs, fmt.Errorf("the agent parked static pods before it stopped: %s; move their manifests back, see \"Undo everything by hand\" in docs/node-agent.md", strings.Join(parked, ", ")))
 	}
-	// Again: until it was stopped, the agent has written its own.
+	// Write the condition again: the agent wrote its own until it was stopped.
 	if err := reportStopped(cmd.Context(), c); err != nil && !force {
-		errs = append(errs, fmt.Errorf("the service is removed, but not the condition NodeAgentReady of the node, which may count for %s more: %w", protocol.AgentSilence, err))
+		errs = append(errs, fmt.Errorf("the service is removed, but the condition NodeAgentReady of the node is not, and drains may wait for the agent for %s: %w", protocol.AgentSilence, err))
 	}
 	return errors.Join(errs...)
 }
 
 // parkedOf returns the folder of static pods and the parked manifests. If the kubelet's
-// configuration cannot be read, it is the folder that the agent has used last. A machine on which
-// no agent has found one has none. With force, neither has one whose state cannot be read.
+// configuration cannot be read, it uses the folder that the agent used last. It returns none if no
+// agent has found a folder on this machine or, with force, if the state cannot be read.
 func parkedOf(ctx context.Context, o *Options, force bool) (string, []string, error) {
 	dir, err := staticPodFolder(ctx, o)
 	if err != nil {
 		if _, err := o.lastFolder(ctx); err != nil && !force {
-			return "", nil, fmt.Errorf("find out which static pods are parked, or give --force: %w", err)
+			return "", nil, fmt.Errorf("find parked static pods (--force skips this): %w", err)
 		}
 		return "", nil, nil
 	}
@@ -205,8 +206,8 @@ func parkedOf(ctx context.Context, o *Options, force bool) (string, []string, er
 	return dir, originsOf(entries), nil
 }
 
-// reportStopped writes into the node's conditions that it has no agent any more, so that drains
-// leave its static pods alone.
+// reportStopped writes a node condition which reports that the node has no agent, so that drains
+// keep its static pods.
 func reportStopped(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) error {
 	ctx, cancel := context.WithTimeout(ctx, conditionTimeout)
 	defer cancel()

@@ -162,10 +162,10 @@ func TestUninstall(t *testing.T) {
 			kubeconfig: kubeconfig, parked: true, args: []string{"--restore-static-pods"},
 			want: "restored", files: "proxy.yaml running.yaml storage.yaml",
 		},
-		"a pending shutdown": {kubeconfig: kubeconfig, services: fakeServices{pending: true}, refused: "waits for the agent"},
+		"a pending shutdown": {kubeconfig: kubeconfig, services: fakeServices{pending: true}, refused: "the agent delays a shutdown"},
 		"a pending shutdown by force": {
 			kubeconfig: kubeconfig, services: fakeServices{pending: true}, args: []string{"--force"},
-			refused: "waits for the agent",
+			refused: "the agent delays a shutdown",
 		},
 		"no service manager": {kubeconfig: kubeconfig, services: fakeServices{pendingErr: errors.New("no bus")}, refused: "no bus"},
 		"no service manager by force": {
@@ -227,8 +227,8 @@ func TestUninstallRestoresWhateverHappensAfterTheRemoval(t *testing.T) {
 		left    bool
 		refused string
 	}{
-		"pods that were parked after the check, and are left": {left: true, refused: "static pods until it was stopped: "},
-		"an API that fails":                     {parked: true, down: true, refused: "the service is removed, but not the condition"},
+		"pods that were parked after the check, and are left": {left: true, refused: "parked static pods before it stopped: "},
+		"an API that fails":                     {parked: true, down: true, refused: "the service is removed, but the condition"},
 		"an API that fails, by force":           {parked: true, down: true, force: true},
 		"pods that were parked after the check": {},
 	} {

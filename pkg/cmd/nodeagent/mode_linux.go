@@ -27,37 +27,38 @@ import (
 const (
 	// startsFile has the times of the last starts. A boot removes it.
 	startsFile = "/run/haulout-node-agent.starts"
-	// directoryFile has the state directory of the last agent that could load its configuration. A
-	// boot removes it.
+	// directoryFile has the state directory of the last agent that loaded its configuration. A boot
+	// removes the file.
 	directoryFile = "/run/haulout-node-agent.directory"
-	// crashStarts starts within crashPeriod mean that the agent crashes.
+	// crashStarts is the number of starts within crashPeriod from which on the agent counts as
+	// crashing.
 	crashStarts = 5
 	crashPeriod = time.Minute
-	// releasingDir is the state directory of an agent that only releases.
+	// releasingDir is the state directory of an agent in safe mode without a stored configuration.
 	releasingDir = state.RunDirectory + "/safe-mode"
 )
 
-// mode is how the agent runs.
+// mode describes how the agent runs.
 //
-// With a configuration but no client of the API it delays shutdowns, and ends the pods on the node.
-// In safe mode it holds no lock: there is no usable configuration, no kubeconfig, or it crashes. A
-// shutdown that is pending ends the pods with the configuration that was stored in this boot, or
-// goes on immediately if there is none.
+// With a configuration but no API client, the agent delays shutdowns and ends the pods on the node.
+// In safe mode it holds no lock: there is no usable configuration or no kubeconfig, or the agent
+// crashes. For a pending shutdown, safe mode ends the pods with the configuration that was stored
+// in this boot, or releases the shutdown immediately if there is none.
 type mode struct {
 	config *configv1alpha1.NodeAgentConfiguration
 	client *rest.Config
 	node   string
-	// files is what the client was made from, see clientFiles.
+	// files is the data from which the client was created, see clientFiles.
 	files []byte
-	// why is why the agent cannot do all of its work, empty if it can. safe: it is in safe mode.
+	// why is why the agent cannot do all of its work, empty if it can. safe is set in safe mode.
 	why  string
 	safe bool
-	// crashed: that is the reason.
+	// crashed is set if the agent is in safe mode because it crashed.
 	crashed bool
 }
 
-// chooseMode returns how the agent can run now. lastDir is the state directory of an earlier
-// process, empty if it is not known.
+// chooseMode returns the mode in which the agent can run now. lastDir is the state directory of an
+// earlier process; empty if unknown.
 func chooseMode(ctx context.Context, o *Options, lastDir string, crashed bool) mode {
 	c, err := o.Load()
 	if err != nil {
@@ -75,16 +76,16 @@ func chooseMode(ctx context.Context, o *Options, lastDir string, crashed bool) m
 	}
 	m := mode{config: c}
 	if err := m.connect(ctx); err != nil {
-		m.why = "there is no way to reach the API: " + err.Error()
+		m.why = "no API client can be created: " + err.Error()
 	}
 	return m
 }
 
-// connect makes the client and finds the name of the node. If it fails, the client is that of an
-// API that does not answer.
+// connect creates the client and finds the name of the node. If that fails, the client returns an
+// error for each request.
 func (m *mode) connect(ctx context.Context) error {
-	// Before the client is made: a change in the meantime must be seen. A kubeconfig that cannot be
-	// read yields no client.
+	// Read the files before the client is created, so that a change in the meantime is noticed. A
+	// kubeconfig that cannot be read yields no client.
 	m.files, _ = clientFiles(m.config.Kubeconfig)
 	var err error
 	if m.client, m.node, err = clientOf(ctx, m.config); err != nil {
@@ -94,14 +95,14 @@ func (m *mode) connect(ctx context.Context) error {
 }
 
 // safeMode returns the mode with the configuration that was stored in this boot, in the state
-// directory of c. If there is none, the agent releases with c. The client of the mode writes the
-// conditions of the node, if there is one.
+// directory of c. If none was stored, it returns c without the parts that end pods. The client of
+// the mode, if any, writes the conditions of the node.
 func safeMode(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, why string) mode {
 	m := mode{why: why, safe: true, config: storedConfiguration(c.StateDirectory)}
 	if m.config == nil {
 		m.config = releasing(c)
 	}
-	// The API is not asked about the shutdown, so there is nothing to wait for.
+	// The agent does not use the API for this shutdown, so it need not wait for the API.
 	m.config.APIGracePeriod.Duration = time.Second
 	if m.connect(ctx) != nil {
 		return m
@@ -110,15 +111,16 @@ func safeMode(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, why
 	return m
 }
 
-// releasing returns a configuration with which the agent ends no pods, and uses no state of before.
+// releasing returns a configuration with which the agent ends no pods and ignores the state of
+// earlier processes.
 func releasing(c *configv1alpha1.NodeAgentConfiguration) *configv1alpha1.NodeAgentConfiguration {
 	c = c.DeepCopy()
 	c.LocalEngine, c.StateDirectory = configv1alpha1.LocalEngineNone, releasingDir
 	return c
 }
 
-// storedConfiguration returns the configuration with which an agent has run in this boot, nil if
-// there is none or if it has left no list of pods.
+// storedConfiguration returns the configuration with which an agent ran in this boot. It returns
+// nil if there is none or if the agent stored no list of pods.
 func storedConfiguration(dir string) *configv1alpha1.NodeAgentConfiguration {
 	kernel, err := state.BootID()
 	if err != nil {
@@ -134,14 +136,15 @@ func storedConfiguration(dir string) *configv1alpha1.NodeAgentConfiguration {
 	return stored.Configuration
 }
 
-// lastConfiguration returns what an agent runs with whose configuration cannot be loaded.
+// lastConfiguration returns the configuration for an agent whose own configuration cannot be
+// loaded.
 func lastConfiguration(ctx context.Context, o *Options) *configv1alpha1.NodeAgentConfiguration {
 	c := config.Default()
 	c.StateDirectory = cmp.Or(o.StateDirectory, lastStateDirectory(ctx), c.StateDirectory)
 	return cmp.Or(storedConfiguration(c.StateDirectory), c)
 }
 
-// lastNode returns the name of the node without a client.
+// lastNode returns the name of the node for an agent without a client.
 func lastNode(c *configv1alpha1.NodeAgentConfiguration) string {
 	if c.NodeName != "" {
 		return c.NodeName
@@ -156,12 +159,12 @@ func lastNode(c *configv1alpha1.NodeAgentConfiguration) string {
 	return strings.ToLower(name)
 }
 
-// noAPI returns a client for an API that does not answer, for a machine that has none.
+// noAPI returns a client that returns an error for each request.
 func noAPI(why error) *rest.Config {
 	return &rest.Config{Host: "http://localhost", Dial: func(context.Context, string, string) (net.Conn, error) { return nil, why }}
 }
 
-// nodeOnly lets requests about the node and events through.
+// nodeOnly rejects all requests except those about the node and about events.
 type nodeOnly struct{ next http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -172,9 +175,9 @@ func (n nodeOnly) RoundTrip(r *http.Request) (*http.Response, error) {
 	return nil, errors.New("safe mode: the API is not used")
 }
 
-// awaitBetter returns when the agent can do more of its work than in this mode, or when its client
-// is not any more that of the kubeconfig: the machine has left its cluster, or has joined another
-// one. While a shutdown is pending it does not: what has begun is ended.
+// awaitBetter returns when a new process could do more of the work than this one, or when the
+// kubeconfig has changed: the machine has left its cluster or has joined another one. It does not
+// return while a shutdown is pending, so that this process completes it.
 func (m *mode) awaitBetter(ctx context.Context, o *Options, shuttingDown func() bool) {
 	ticker := time.NewTicker(betterPeriod)
 	defer ticker.Stop()
@@ -191,39 +194,39 @@ func (m *mode) awaitBetter(ctx context.Context, o *Options, shuttingDown func() 
 			better = next.why == "" || m.safe && !next.safe
 		}
 		if better && !shuttingDown() {
-			klog.FromContext(ctx).Info("Starting the agent again, with another kubeconfig or what it lacked", "kubeconfigChanged", changed, "lacked", m.why)
+			klog.FromContext(ctx).Info("Restarting the agent: the kubeconfig has changed, or a missing requirement is met", "kubeconfigChanged", changed, "lacked", m.why)
 			if m.crashed {
-				_ = os.Remove(startsFile) // the next starts are counted from here
+				_ = os.Remove(startsFile) // count the next starts from here
 			}
 			return
 		}
 	}
 }
 
-// lastDirectory returns the directory that noteDirectory has written, empty if there is none.
+// lastDirectory returns the directory that noteDirectory wrote; empty if there is none.
 func lastDirectory(ctx context.Context, path string) string {
 	data, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "Cannot read which state directory the agent has used")
+		klog.FromContext(ctx).Error(err, "Cannot read the state directory of the last agent")
 	}
 	return strings.TrimSuffix(string(data), "\n")
 }
 
-// noteDirectory writes the state directory to a file, for an agent that cannot load its
-// configuration: the state is in no other place that it knows.
+// noteDirectory writes the path of the state directory to a file. An agent that cannot load its
+// configuration finds the state only through this file.
 func noteDirectory(ctx context.Context, path, dir string) {
 	if err := os.WriteFile(path, []byte(dir+"\n"), 0o600); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot note which state directory the agent uses")
+		klog.FromContext(ctx).Error(err, "Cannot store the path of the state directory")
 	}
 }
 
-// crashes notes that the agent starts, and reports whether it has started too often in the last
-// minute. What cannot be noted is not counted.
+// crashes records that the agent starts, and reports whether it has started too often in the last
+// minute. A start that cannot be recorded does not count.
 func crashes(ctx context.Context, path string, sinceBoot time.Duration) bool {
 	var recent []string
 	data, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		klog.FromContext(ctx).Error(err, "Cannot read when the agent was started")
+		klog.FromContext(ctx).Error(err, "Cannot read the times of the last starts")
 	}
 	for _, field := range strings.Fields(string(data)) {
 		if at, err := time.ParseDuration(field); err == nil && at <= sinceBoot && sinceBoot-at < crashPeriod {
@@ -232,7 +235,7 @@ func crashes(ctx context.Context, path string, sinceBoot time.Duration) bool {
 	}
 	recent = append(recent, sinceBoot.String())
 	if err := os.WriteFile(path, []byte(strings.Join(recent, "\n")+"\n"), 0o600); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot note when the agent was started")
+		klog.FromContext(ctx).Error(err, "Cannot store the time of this start")
 	}
 	return len(recent) >= crashStarts
 }

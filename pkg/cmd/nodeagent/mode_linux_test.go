@@ -63,10 +63,10 @@ func TestChooseMode(t *testing.T) {
 		local, storedTable bool
 	}{
 		"all is there":                                     {local: true},
-		"a kubeconfig without a meaning":                   {badFile: true, why: "no way to reach the API", local: true},
-		"authorities that are none":                        {server: noAuthorities, why: "no way to reach the API", local: true},
+		"a kubeconfig without a meaning":                   {badFile: true, why: "no API client can be created", local: true},
+		"authorities that are none":                        {server: noAuthorities, why: "no API client can be created", local: true},
 		"authorities that are none, it crashes":            {server: noAuthorities, crashed: true, safe: true, why: "started 5 times"},
-		"a server without a meaning":                       {server: "https://a b", why: "no way to reach the API", local: true},
+		"a server without a meaning":                       {server: "https://a b", why: "no API client can be created", local: true},
 		"no kubeconfig":                                    {noFile: true, safe: true, why: "not joined a cluster"},
 		"no kubeconfig any more":                           {noFile: true, stored: boot, safe: true, why: "not joined a cluster", local: true, storedTable: true},
 		"a broken file":                                    {config: broken, safe: true, why: "maxShutdownDelay"},
@@ -208,7 +208,7 @@ func TestSafeModeTellsWhatIsParked(t *testing.T) {
 	c := testConfig(t)
 	dir := parkedFolder(t)
 	startAgent(t, c, &host{machine: newFakeMachine(), kubelet: noKubelet{t}, status: func(string) {}, safeMode: "of a test", lastFolder: dir})
-	want := "2 manifests of " + dir + " are parked, and the agent does not restore them; to do it: haulout-node-agent static restore --all --static-pod-path=" + dir
+	want := "2 manifests of " + dir + " are parked, and the agent does not restore them. To restore them: haulout-node-agent static restore --all --static-pod-path=" + dir
 	eventually(t, "the agent says so", func() bool {
 		report, err := askAgent(t.Context(), *c.MetricsBindAddress)
 		return err == nil && strings.Contains(strings.Join(report.Shutdown.Problems, "\n"), want)

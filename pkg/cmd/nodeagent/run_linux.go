@@ -22,12 +22,12 @@ import (
 	"haulout.dev/haulout/pkg/agent/systemd/install"
 )
 
-// askSystemdTimeout limits how long the agent asks why it has to stop.
+// askSystemdTimeout limits the query why the agent has to stop.
 const askSystemdTimeout = 5 * time.Second
 
-// runService runs the agent until the context ends or the service is stopped. An agent that cannot
-// do all of its work runs, too, see mode; when it can, or when its kubeconfig has changed, it ends,
-// and systemd starts it again.
+// runService runs the agent until the context ends or the service is stopped. It also runs an agent
+// that cannot do all of its work, see mode. That agent ends when a new process could do more or
+// when the kubeconfig has changed, and systemd starts it again.
 func runService(ctx context.Context, o *Options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -36,7 +36,7 @@ func runService(ctx context.Context, o *Options) error {
 	defer signal.Stop(signals)
 
 	notifier := systemd.NewNotifier()
-	// First of all: until they are taken over, an error below would lose the lock that they hold.
+	// Take over the files before anything else: an error below would close them and lose the lock.
 	files, err := systemd.ListenFDs()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot take over the files that systemd kept")
@@ -47,8 +47,8 @@ func runService(ctx context.Context, o *Options) error {
 		_, err = s.store.Load()
 	}
 	if err != nil && m.safe {
-		// Another agent, the state of another version or a broken disk must not keep the machine
-		// up.
+		// Run in spite of the error: another agent, the state of another version or a broken disk
+		// must not block a shutdown.
 		klog.FromContext(ctx).Error(err, "Cannot use the state, running without it")
 		m.config = releasing(m.config)
 		s, err = begin(ctx, m.config)
@@ -67,7 +67,7 @@ func runService(ctx context.Context, o *Options) error {
 	if m.safe {
 		h.safeMode = m.why
 		if h.lastFolder, err = o.lastFolder(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot find out whether static pods are parked")
+			klog.FromContext(ctx).Error(err, "Cannot check whether static pods are parked")
 		}
 	} else {
 		h.offline = m.why
@@ -92,7 +92,7 @@ func runService(ctx context.Context, o *Options) error {
 	return stopErr(ctx, a.run(ctx))
 }
 
-// stopErr returns nil for an agent that was stopped.
+// stopErr returns nil if the agent was stopped.
 func stopErr(ctx context.Context, err error) error {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return nil
@@ -100,7 +100,7 @@ func stopErr(ctx context.Context, err error) error {
 	return err
 }
 
-// logindConfig returns how the lock is held, with what an earlier process knew of it.
+// logindConfig returns the configuration of the lock, with the state of an earlier process.
 func logindConfig(m *mode, s *start, files map[string][]*os.File, notifier *systemd.Notifier) logind.Config {
 	config := logind.Config{
 		Delay:  m.config.MaxShutdownDelay.Duration,
@@ -117,8 +117,9 @@ func logindConfig(m *mode, s *start, files map[string][]*os.File, notifier *syst
 	return config
 }
 
-// notifyStatus returns a function that tells systemd what the agent does. The first call also says
-// that the service has started: a start that waits for logind or the API must not fail the boot.
+// notifyStatus returns a function that sends the agent's status to systemd. The first call also
+// reports that the service has started: if the start waited for logind or the API, the boot could
+// fail.
 func notifyStatus(ctx context.Context, notifier *systemd.Notifier) func(string) {
 	ready := false
 	return func(line string) {
@@ -127,17 +128,17 @@ func notifyStatus(ctx context.Context, notifier *systemd.Notifier) func(string) 
 			tell = notifier.Ready
 		}
 		if err := tell(line); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot tell systemd the status")
+			klog.FromContext(ctx).Error(err, "Cannot send the status to systemd")
 			return
 		}
 		ready = true
 	}
 }
 
-// bootIdentity returns what identifies this boot: the boot ID of the kernel, and after it that of
-// userspace if systemd has booted that alone. last is the identity that was stored last, at the
-// time stored. It counts while systemd cannot be asked. The result has at most 64 characters, which
-// the server accepts.
+// bootIdentity returns the identity of this boot: the boot ID of the kernel, followed by that of
+// userspace if systemd rebooted userspace alone. last is the identity that was stored last, at the
+// time stored; it is used if systemd does not answer. The result has at most 64 characters, the
+// limit of the server.
 func bootIdentity(ctx context.Context, last string, stored time.Time) (string, error) {
 	kernel, err := state.BootID()
 	if err != nil {
@@ -158,9 +159,9 @@ func bootIdentity(ctx context.Context, last string, stored time.Time) (string, e
 	return bootOf(kernel, userspace, last, err == nil && time.Since(stored) < age, nil), nil
 }
 
-// bootOf returns the identity of a boot. present: last was stored since userspace has booted. It is
-// that of the kernel alone if an agent of an older version has stored it, or one that could not ask
-// systemd.
+// bootOf returns the identity of a boot. present is set if last was stored since userspace booted.
+// last has only the boot ID of the kernel if an older version of the agent stored it, or an agent
+// that got no answer from systemd.
 func bootOf(kernel, userspace, last string, present bool, err error) string {
 	switch {
 	case err != nil && state.OfKernel(last, kernel), present && last == kernel:
@@ -172,19 +173,19 @@ func bootOf(kernel, userspace, last string, present bool, err error) string {
 }
 
 // whySystemdStops returns whether systemd stops this service because the system goes down, and how
-// long it waits.
+// long systemd waits for it.
 func whySystemdStops(ctx context.Context) (systemd.Ending, error) {
 	ctx, cancel := context.WithTimeout(ctx, askSystemdTimeout)
 	defer cancel()
 	return systemd.Service{Unit: install.Unit}.Ending(ctx)
 }
 
-// runner runs the agent as a service of systemd, which needs to know nothing of it.
+// runner runs the agent. A service of systemd needs no state for that.
 type runner struct{}
 
 func (*runner) addFlags(*pflag.FlagSet) {}
 
-// start calls the function that calls run.
+// start calls run.
 func (*runner) start(ctx context.Context, _ *Options, run func(context.Context) error) error {
 	return run(ctx)
 }
@@ -198,28 +199,28 @@ func nodeBootID() string {
 	return id
 }
 
-// lastStateDirectory returns the state directory of the last agent of this boot that could load its
-// configuration, empty if there is none.
+// lastStateDirectory returns the state directory of the last agent of this boot that loaded its
+// configuration; empty if there is none.
 func lastStateDirectory(ctx context.Context) string { return lastDirectory(ctx, directoryFile) }
 
 func (*runner) run(ctx context.Context, o *Options) error {
 	return runService(ctx, o)
 }
 
-// stopper decides when a service that is asked to stop does so. If the whole system goes down, the
-// agent is stopped before the kubelet (the order of their units), and this is the last chance to
-// let the pods leave in order.
+// stopper decides when the service stops after a signal. If the whole system goes down, the order
+// of the units stops the agent before the kubelet, and this is the last chance to let the pods
+// leave in order.
 type stopper struct {
-	// limit is the longest time that the agent may take.
+	// limit is the maximum time that the agent may take.
 	limit time.Duration
-	// machine and notifier are told that the system goes down.
+	// machine and notifier are informed that the system goes down.
 	machine interface {
 		Stopping(kind string, limit time.Duration)
 	}
 	notifier interface{ Stopping(status string) error }
 	// ask returns whether the system goes down, and how long systemd waits.
 	ask func(context.Context) (systemd.Ending, error)
-	// down returns a channel that is closed when the shutdown was released.
+	// down returns a channel that is closed when the agent has released the shutdown.
 	down func() <-chan struct{}
 }
 
@@ -249,7 +250,7 @@ func (s *stopper) wait(ctx context.Context, signals <-chan os.Signal) {
 	logger.Info("The system goes down, ending after the pods have left", "kind", ending.Kind, "limit", limit)
 	s.machine.Stopping(ending.Kind, limit)
 	if err := s.notifier.Stopping("the system goes down, the pods leave first"); err != nil {
-		logger.Error(err, "Cannot tell systemd that the service stops")
+		logger.Error(err, "Cannot report to systemd that the service stops")
 	}
 	released := s.down()
 	timer := time.NewTimer(limit)

@@ -29,20 +29,21 @@ import (
 )
 
 const (
-	// logName is the file of the log, crashName that of the last words of an agent that crashed.
+	// logName is the file of the log; crashName is the file of the stack trace of a crash.
 	logName, crashName = "agent.log", "crash.log"
-	// clientRetry is the pause before the agent looks again for the kubelet's kubeconfig.
+	// clientRetry is the pause before the agent tries again to read the kubelet's kubeconfig.
 	clientRetry = 5 * time.Second
-	// journalPeriod is how often the event log hears what is news.
+	// journalPeriod is how often new entries are written to the event log.
 	journalPeriod = time.Second
 )
 
 // runner runs the agent as a service of Windows, or in a console.
 type runner struct {
-	// service: the service control manager has started this process. The agent is told so, because
-	// it cannot find that out in every environment.
+	// service is set if the service control manager started this process. A flag sets it, because a
+	// process cannot detect this in every environment.
 	service bool
-	// controls are what Windows asks of it, events its event log. Both are of no use in a console.
+	// controls receives the requests of Windows, and events writes to its event log. A console uses
+	// neither.
 	controls *windows.Controls
 	events   *windows.EventLog
 }
@@ -51,8 +52,8 @@ func (r *runner) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&r.service, "windows-service", r.service, "The service control manager has started this process. Only 'install' sets it.")
 }
 
-// start calls the function that calls run, which loads the configuration. Windows must hear from a
-// service soon, so that all this is done while the service already answers.
+// start calls run, which loads the configuration. Windows expects an answer of a service soon, so
+// run executes while the service already answers.
 func (r *runner) start(ctx context.Context, o *Options, run func(context.Context) error) error {
 	if !r.service {
 		r.controls = windows.NewControls()
@@ -81,8 +82,8 @@ func (r *runner) start(ctx context.Context, o *Options, run func(context.Context
 	return windows.RunService(handler)
 }
 
-// redirectLog sends what is written to the standard error into a file. It returns a function that
-// writes the rest and closes the file.
+// redirectLog redirects the standard error to a file. It returns a function that flushes and closes
+// the file.
 func redirectLog(o *Options) (closeLog func(), err error) {
 	dir := config.Default().StateDirectory
 	if c, err := o.Load(); err == nil {
@@ -118,7 +119,7 @@ func redirectLog(o *Options) (closeLog func(), err error) {
 	}, nil
 }
 
-// run runs the agent until the context ends, or until a shutdown may go on.
+// run runs the agent until the context ends, or until the agent releases a shutdown.
 func (r *runner) run(ctx context.Context, o *Options) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -154,12 +155,12 @@ func (r *runner) run(ctx context.Context, o *Options) error {
 		}
 		if wait.PollUntilContextCancel(ctx, betterPeriod, false, changed) == nil {
 			// Windows starts a service again only if that ends with an error.
-			cancel(errors.New("the kubeconfig has changed, the agent must be started again"))
+			cancel(errors.New("the kubeconfig has changed; the service must restart"))
 		}
 	}()
 	go func() {
 		defer cancel(nil)
-		// A process that resumes a shutdown goes on after it: Windows has not asked it.
+		// A process that resumes a shutdown continues after it: Windows has not asked this process.
 		select {
 		case <-ctx.Done():
 			return
@@ -173,25 +174,25 @@ func (r *runner) run(ctx context.Context, o *Options) error {
 	return r.endErr(ctx, a.run(ctx))
 }
 
-// lastStateDirectory returns the empty string: an agent whose configuration cannot be loaded does
-// not run on Windows.
+// lastStateDirectory returns "": on Windows, an agent whose configuration cannot be loaded does not
+// run.
 func lastStateDirectory(context.Context) string { return "" }
 
-// lastConfiguration returns the defaults, for the same reason.
+// lastConfiguration returns the defaults, because such an agent does not run on Windows.
 func lastConfiguration(_ context.Context, o *Options) *configv1alpha1.NodeAgentConfiguration {
 	c := config.Default()
 	c.StateDirectory = cmp.Or(o.StateDirectory, c.StateDirectory)
 	return c
 }
 
-// nodeBootID returns the empty string: the boot ID that the kubelet writes to the Node is another.
+// nodeBootID returns "": on Windows, the kubelet writes a different boot ID to the Node.
 func nodeBootID() string { return "" }
 
-// bootIdentity returns what identifies this boot.
+// bootIdentity returns the identity of this boot.
 func bootIdentity(context.Context, string, time.Time) (string, error) { return state.BootID() }
 
-// endErr returns nil for an agent that has ended because it was told to, or because there is
-// nothing to wait for in a shutdown.
+// endErr returns nil if the agent ended because it was stopped, or because a shutdown has nothing
+// to wait for.
 func (r *runner) endErr(ctx context.Context, err error) error {
 	if !errors.Is(err, context.Canceled) {
 		return err
@@ -206,8 +207,8 @@ func (r *runner) endErr(ctx context.Context, err error) error {
 	}
 }
 
-// waitForClient returns how to reach the API and the name of the node. On a machine that has not
-// joined a cluster yet, it waits until it has, or shuts down without.
+// waitForClient returns the configuration of the API client and the name of the node. On a machine
+// that has not joined a cluster, it waits until the machine joins or shuts down.
 func (r *runner) waitForClient(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, status func(string)) (config *rest.Config, node string, err error) {
 	last := ""
 	for {
@@ -217,8 +218,8 @@ func (r *runner) waitForClient(ctx context.Context, c *configv1alpha1.NodeAgentC
 		}
 		if err.Error() != last {
 			last = err.Error()
-			klog.FromContext(ctx).Error(err, "Waiting for a way to reach the API", "retryAfter", clientRetry)
-			status("waiting for a way to reach the API: " + last)
+			klog.FromContext(ctx).Error(err, "Cannot create the API client, retrying", "retryAfter", clientRetry)
+			status("cannot create the API client: " + last)
 		}
 		select {
 		case <-ctx.Done():
@@ -230,8 +231,8 @@ func (r *runner) waitForClient(ctx context.Context, c *configv1alpha1.NodeAgentC
 	}
 }
 
-// machineConfig returns how the shutdown is delayed, with what an earlier process of this boot knew
-// of it.
+// machineConfig returns the configuration of the shutdown delay, with the state of an earlier
+// process of this boot.
 func machineConfig(c *configv1alpha1.NodeAgentConfiguration, s *start, controls *windows.Controls) windows.Config {
 	m := windows.Config{
 		Delay: c.MaxShutdownDelay.Duration, Controls: controls,
@@ -243,7 +244,8 @@ func machineConfig(c *configv1alpha1.NodeAgentConfiguration, s *start, controls 
 	return m
 }
 
-// status returns a function that tells Windows that the service has started, and logs what it does.
+// status returns a function that reports to Windows that the service has started, and logs the
+// status.
 func (r *runner) status(ctx context.Context) func(string) {
 	return func(line string) {
 		r.controls.Ready()
@@ -251,7 +253,7 @@ func (r *runner) status(ctx context.Context) func(string) {
 	}
 }
 
-// journal writes to the event log what is news, until the context ends.
+// journal writes new entries to the event log until the context ends.
 func (r *runner) journal(ctx context.Context, status func() shutdown.Status) {
 	r.events.Write(windows.Message{ID: windows.EventStarted, Text: "The node agent " + version.Get() + " has started."})
 	var journal windows.Journal
@@ -273,7 +275,7 @@ func (r *runner) journal(ctx context.Context, status func() shutdown.Status) {
 // platformServices installs and removes the service of Windows.
 func platformServices(o *Options) services {
 	return services{
-		note:    "\n\nOn Windows the agent is experimental: no test has run on a real Windows.",
+		note:    "\n\nOn Windows the agent is experimental: it has not been tested on a real Windows machine.",
 		install: installService,
 		pending: func(context.Context) (bool, error) { return windows.Pending() },
 		uninstall: func(ctx context.Context) error {

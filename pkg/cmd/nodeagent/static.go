@@ -22,11 +22,11 @@ import (
 	"haulout.dev/haulout/pkg/agent/staticpods"
 )
 
-// discoverPeriod is how often the agent looks at what the kubelet is configured with. It is also
-// the pause after a failure.
+// discoverPeriod is how often the agent reads the kubelet's configuration. It is also the pause
+// after a failure.
 const discoverPeriod = 30 * time.Second
 
-// keeper is what parks the static pods of one folder; staticpods.Keeper implements it.
+// keeper parks the static pods of one folder; staticpods.Keeper implements it.
 type keeper interface {
 	Run(ctx context.Context) error
 	Problem() string
@@ -34,34 +34,34 @@ type keeper interface {
 	Refused() int
 }
 
-// staticPods follows the kubelet's configuration, and runs a keeper for the folder that it names.
-// It implements shutdown.StaticPods.
+// staticPods follows the kubelet's configuration and runs a keeper for the kubelet's folder of
+// static pods. It implements shutdown.StaticPods.
 type staticPods struct {
 	config *configv1alpha1.NodeAgentConfiguration
 	// discover returns the kubelet's configuration; kubelet.Discover implements it.
 	discover func(ctx context.Context, configPath string) (kubelet.Facts, error)
 	// kubeletProblem returns why the agent cannot stop the kubelet, empty if it can; ok is false if
-	// that is not known now. nil if it is not asked.
+	// that is unknown now. The field is nil if the check does not apply.
 	kubeletProblem func(context.Context) (problem string, ok bool)
 	// newKeeper returns a keeper for a folder.
 	newKeeper func(dir string, facts kubelet.Facts) (keeper, error)
-	// found is called with each folder that is in use.
+	// found is called with each folder that the kubelet uses.
 	found func(dir string)
 
 	mu sync.Mutex
 	// failed is why there is no keeper; warnings are sentences about the kubelet's configuration.
 	failed   string
 	warnings []string
-	// left are folders that an earlier keeper had, leftBehind are sentences about what is parked of
-	// those that none has now.
+	// left are the folders of earlier keepers. leftBehind are sentences about parked manifests in
+	// those of them that have no keeper now.
 	left, leftBehind []string
-	// notStopped is the last answer of kubeletProblem, asked whether there was one. runtime is the
-	// endpoint of the kubelet's container runtime, empty until it is known.
+	// notStopped is the last answer of kubeletProblem; asked is set after the first answer. runtime
+	// is the endpoint of the kubelet's container runtime, empty until it is known.
 	notStopped string
 	asked      bool
 	runtime    string
 	keeper     keeper
-	// current is what the keeper was made for.
+	// current identifies the folder and the facts for which the keeper was created.
 	current keeperKey
 }
 
@@ -69,8 +69,8 @@ type keeperKey struct {
 	dir, healthz, kubeconfig string
 }
 
-// serverOf returns a function that reads the URL of the kubelet's API server. A kubelet without a
-// kubeconfig of its own is a part of another program, whose kubeconfig is the agent's.
+// serverOf returns a function that reads the URL of the kubelet's API server. If the kubelet has no
+// kubeconfig, it is part of another program, and the function uses the agent's kubeconfig.
 func serverOf(c *configv1alpha1.NodeAgentConfiguration, facts kubelet.Facts) func() (string, error) {
 	return func() (string, error) {
 		config, err := restConfig(cmp.Or(facts.Kubeconfig, c.Kubeconfig))
@@ -81,8 +81,7 @@ func serverOf(c *configv1alpha1.NodeAgentConfiguration, facts kubelet.Facts) fun
 	}
 }
 
-// authoritiesOf returns a function that reads the certificates of the authorities that the kubelet
-// trusts.
+// authoritiesOf returns a function that reads the CA certificates that the kubelet trusts.
 func authoritiesOf(c *configv1alpha1.NodeAgentConfiguration, facts kubelet.Facts) func() ([]byte, error) {
 	return func() ([]byte, error) {
 		config, err := restConfig(cmp.Or(facts.Kubeconfig, c.Kubeconfig))
@@ -93,7 +92,7 @@ func authoritiesOf(c *configv1alpha1.NodeAgentConfiguration, facts kubelet.Facts
 	}
 }
 
-// staticPodNames returns the static pods of the node that the API knows.
+// staticPodNames returns the names of the node's static pods according to the API.
 func (a *agent) staticPodNames() []types.NamespacedName {
 	var names []types.NamespacedName
 	for _, pod := range a.checkpoint.Pods() {
@@ -104,7 +103,7 @@ func (a *agent) staticPodNames() []types.NamespacedName {
 	return names
 }
 
-// Problem returns why static pods cannot be stopped and restarted now, empty if they can.
+// Problem returns why static pods cannot be stopped and restarted now; empty if they can.
 func (s *staticPods) Problem() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -117,8 +116,8 @@ func (s *staticPods) Problem() string {
 	return cmp.Or(s.unitProblem(), s.keeper.Problem())
 }
 
-// unitProblem returns what the kubelet's unit has against stopping static pods, empty if nothing.
-// The caller holds mu.
+// unitProblem returns why the kubelet's unit prevents the agent from stopping static pods; empty if
+// it does not. The caller holds mu.
 func (s *staticPods) unitProblem() string {
 	if s.kubeletProblem != nil && !s.asked {
 		return "it is not known yet whether kubeletService is the unit of the kubelet"
@@ -126,8 +125,8 @@ func (s *staticPods) unitProblem() string {
 	return s.notStopped
 }
 
-// limitedKubelet is not healthy while the agent may not stop static pods because of its unit: so
-// the keeper parks none, also if a server asks for it.
+// limitedKubelet reports the kubelet as unhealthy while its unit prevents the agent from stopping
+// static pods. So the keeper parks no pods, even if a server requests it.
 type limitedKubelet struct {
 	staticpods.Kubelet
 	static *staticPods
@@ -144,7 +143,7 @@ func (k *limitedKubelet) Check(ctx context.Context) error {
 	return k.Kubelet.Check(ctx)
 }
 
-// KubeletProblem returns why the agent cannot stop the kubelet, empty if it can or if that is not
+// KubeletProblem returns why the agent cannot stop the kubelet; empty if it can or if that is not
 // known yet.
 func (s *staticPods) KubeletProblem() string {
 	s.mu.Lock()
@@ -152,8 +151,8 @@ func (s *staticPods) KubeletProblem() string {
 	return s.notStopped
 }
 
-// RuntimeEndpoint returns the endpoint of the container runtime: that of the kubelet, or until it
-// is known the configured one, or the kubelet's default.
+// RuntimeEndpoint returns the endpoint of the container runtime: that of the kubelet; until it is
+// known the configured one, or else the kubelet's default.
 func (s *staticPods) RuntimeEndpoint() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,7 +166,8 @@ func (s *staticPods) Folder() string {
 	return s.current.dir
 }
 
-// Warnings returns sentences about the kubelet's configuration, and about what stays parked.
+// Warnings returns sentences about the kubelet's configuration, and about parked manifests that no
+// keeper restores.
 func (s *staticPods) Warnings() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,7 +193,7 @@ func originsOf(entries []staticpods.Entry) (paths []string) {
 	return paths
 }
 
-// Refused returns how many static pods are kept although a server asks for their end.
+// Refused returns the number of static pods that are kept although a server requests their end.
 func (s *staticPods) Refused() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +203,7 @@ func (s *staticPods) Refused() int {
 	return s.keeper.Refused()
 }
 
-// run keeps a keeper running until the context ends.
+// run runs keepers until the context ends.
 func (s *staticPods) run(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	var running sync.WaitGroup
@@ -213,7 +213,7 @@ func (s *staticPods) run(ctx context.Context) {
 	for {
 		if k, err := s.next(ctx); err != nil {
 			if s.fail(err) {
-				logger.Error(err, "Cannot find out the kubelet's static pods, trying again", "after", discoverPeriod)
+				logger.Error(err, "Cannot find the kubelet's static pods, retrying", "after", discoverPeriod)
 			}
 		} else if k != nil {
 			// Two keepers must not move manifests at the same time.
@@ -237,15 +237,15 @@ func (s *staticPods) run(ctx context.Context) {
 	}
 }
 
-// leave notes a folder that a keeper had. The caller holds mu, if s runs.
+// leave records a folder of a keeper that ends. If s runs, the caller holds mu.
 func (s *staticPods) leave(dir string) {
 	if dir != "" && !slices.Contains(s.left, dir) {
 		s.left = append(s.left, dir)
 	}
 }
 
-// noteLeftBehind notes what is parked of the folders that no keeper has: in safe mode, or because
-// the kubelet has another folder now.
+// noteLeftBehind records parked manifests in folders without a keeper. A folder has none in safe
+// mode, or after the kubelet's folder has changed.
 func (s *staticPods) noteLeftBehind() {
 	s.mu.Lock()
 	dirs := slices.DeleteFunc(slices.Clone(s.left), func(dir string) bool { return dir == s.current.dir })
@@ -254,9 +254,9 @@ func (s *staticPods) noteLeftBehind() {
 	for _, dir := range dirs {
 		switch entries, err := staticpods.List(dir); {
 		case err != nil:
-			list = append(list, fmt.Sprintf("It is not known what is parked of %s: %v.", dir, err))
+			list = append(list, fmt.Sprintf("Cannot read the parked manifests of %s: %v.", dir, err))
 		case len(entries) > 0:
-			list = append(list, fmt.Sprintf("%d manifests of %s are parked, and the agent does not restore them; to do it: "+
+			list = append(list, fmt.Sprintf("%d manifests of %s are parked, and the agent does not restore them. To restore them: "+
 				"haulout-node-agent static restore --all --static-pod-path=%s.", len(entries), dir, dir))
 		}
 	}
@@ -265,7 +265,7 @@ func (s *staticPods) noteLeftBehind() {
 	s.leftBehind = list
 }
 
-// fail stores why there is no keeper, and reports whether that is news.
+// fail stores why there is no keeper, and reports whether the reason is new.
 func (s *staticPods) fail(err error) bool {
 	text := "static pods cannot be stopped and restarted: " + err.Error()
 	s.mu.Lock()
@@ -275,9 +275,9 @@ func (s *staticPods) fail(err error) bool {
 	return changed
 }
 
-// next looks at the kubelet's configuration, and returns a keeper that has to replace the one that
-// runs, or nil. While no kubelet runs, its command line is unknown, and what its file says is not
-// taken for a change.
+// next reads the kubelet's configuration, and returns a keeper that replaces the running one, or
+// nil. While no kubelet runs, its command line is unknown; next then ignores differences in its
+// configuration file.
 func (s *staticPods) next(ctx context.Context) (keeper, error) {
 	facts, err := s.discover(ctx, s.config.KubeletConfig)
 	problem, asked := "", false
@@ -294,7 +294,7 @@ func (s *staticPods) next(ctx context.Context) (keeper, error) {
 	}
 	if err != nil {
 		if s.keeper != nil && s.failed == "" {
-			return nil, nil // what is known is good enough
+			return nil, nil // keep using the known values
 		}
 		return nil, err
 	}
@@ -314,15 +314,15 @@ func (s *staticPods) next(ctx context.Context) (keeper, error) {
 	return k, nil
 }
 
-// warnings returns what in the kubelet's configuration does not fit the agent's.
+// warnings returns conflicts between the configurations of the kubelet and the agent.
 func warnings(c *configv1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) []string {
 	var list []string
 	if c.RuntimeEndpoint != "" && facts.ContainerRuntimeEndpoint != "" && socketOf(facts.ContainerRuntimeEndpoint) != socketOf(c.RuntimeEndpoint) {
-		list = append(list, fmt.Sprintf("The kubelet's container runtime is at %s, which the agent uses; runtimeEndpoint is %s: remove it, or set it to the same.",
+		list = append(list, fmt.Sprintf("The agent uses the kubelet's container runtime at %s, but runtimeEndpoint is %s: remove the field, or set it to the same endpoint.",
 			facts.ContainerRuntimeEndpoint, c.RuntimeEndpoint))
 	}
 	if facts.StaticPodURL {
-		list = append(list, "The kubelet also reads static pods from a URL (staticPodURL), which cannot be stopped.")
+		list = append(list, "The kubelet also reads static pods from a URL (staticPodURL), and the agent cannot stop these.")
 	}
 	if len(facts.ShutdownFields) > 0 {
 		list = append(list, fmt.Sprintf("The kubelet's own graceful shutdown ends all pods when a shutdown begins, while the agent still drains: remove %s "+
@@ -331,7 +331,7 @@ func warnings(c *configv1alpha1.NodeAgentConfiguration, facts *kubelet.Facts) []
 	return list
 }
 
-// endpointOf returns an endpoint with its scheme, which the kubelet does not need on Linux.
+// endpointOf adds the scheme to an endpoint; on Linux, the kubelet accepts endpoints without it.
 func endpointOf(endpoint string) string {
 	if filepath.IsAbs(endpoint) && !strings.Contains(endpoint, "://") {
 		return "unix://" + endpoint

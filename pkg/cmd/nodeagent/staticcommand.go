@@ -22,7 +22,7 @@ import (
 )
 
 // newStaticCommand returns the commands about parked static pods. They work without the API and
-// without a running agent: an operator needs them when a parked pod is what is missing.
+// without a running agent: a parked pod may be the reason why either is missing.
 func newStaticCommand(o *Options) *cobra.Command {
 	dir := ""
 	folder := func(cmd *cobra.Command) (string, error) {
@@ -35,14 +35,14 @@ func newStaticCommand(o *Options) *cobra.Command {
 		Use:   "static",
 		Short: "List and restore parked static pods",
 		Long: `A maintenance stops static pods by moving their manifests out of the kubelet's
-folder: they are parked. These commands list and restore them. They need neither
-the API nor a running agent.`,
+folder; this is called parking. These commands list and restore parked static pods.
+They need neither the API nor a running agent.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.PersistentFlags().StringVar(&dir, "static-pod-path", "",
-		"Directory with the manifests of static pods. The default is that of the configuration, else the kubelet's, "+
-			"else the one that the agent has used last.")
+		"Directory with the manifests of static pods. The default is the configured one, else that of the kubelet, "+
+			"else the last one that the agent used.")
 	cmd.AddCommand(&cobra.Command{
 		Use:   "list",
 		Short: "List the parked static pods",
@@ -70,8 +70,8 @@ func newStaticRestoreCommand(folder func(*cobra.Command) (string, error)) *cobra
 		Long: `Move manifests back into the kubelet's folder, so that the kubelet runs their pods
 again. NAME is the name of a pod, NAMESPACE/NAME, or the name of the file.
 
-A running agent parks a pod again if a NodeMaintenance in stage Drain still asks
-it to leave: complete that, or stop the agent first.`,
+A running agent parks a pod again if a NodeMaintenance in stage Drain still
+requests it: complete that maintenance, or stop the agent first.`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			ways := 0
@@ -81,7 +81,7 @@ it to leave: complete that, or stop the agent first.`,
 				}
 			}
 			if ways != 1 {
-				return errors.New("name the static pods to restore, or give --all or --foreign: exactly one of the three")
+				return errors.New("use exactly one of: names of static pods, --all, --foreign")
 			}
 			dir, err := folder(cmd)
 			if err != nil {
@@ -96,17 +96,17 @@ it to leave: complete that, or stop the agent first.`,
 			default:
 				restored, err = staticpods.Restore(dir, names)
 			}
-			// Some may have been restored before an error.
+			// The list may be non-empty even with an error.
 			return errors.Join(printRestored(cmd.OutOrStdout(), restored), err)
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "Restore all parked static pods.")
-	cmd.Flags().BoolVar(&foreign, "foreign", false, "Restore the manifests that were parked in another cluster and set aside.")
+	cmd.Flags().BoolVar(&foreign, "foreign", false, "Restore the manifests that were parked while the machine was in another cluster.")
 	return cmd
 }
 
-// staticPodFolder returns the configured folder, else the kubelet's. If neither can be found out,
-// it is the one that the agent has used last.
+// staticPodFolder returns the configured folder, else the kubelet's folder. If neither can be read,
+// it returns the folder that the agent used last.
 func staticPodFolder(ctx context.Context, o *Options) (string, error) {
 	dir, err := configuredFolder(ctx, o)
 	if err == nil {
@@ -129,16 +129,16 @@ func configuredFolder(ctx context.Context, o *Options) (string, error) {
 	}
 	facts, err := kubelet.Discover(ctx, c.KubeletConfig)
 	if err != nil {
-		return "", fmt.Errorf("find the kubelet's folder of static pods, or set --static-pod-path: %w", err)
+		return "", fmt.Errorf("find the kubelet's folder of static pods (--static-pod-path sets it): %w", err)
 	}
 	if facts.StaticPodPath == "" {
-		return "", errors.New("the kubelet has no folder of static pods: set --static-pod-path to look into another one")
+		return "", errors.New("the kubelet has no folder of static pods: set --static-pod-path to use a different one")
 	}
 	return facts.StaticPodPath, nil
 }
 
-// lastFolder returns the folder of static pods that the agent has used last, also before a boot. It
-// is empty if no agent has found one. It needs no usable configuration.
+// lastFolder returns the folder of static pods that the agent used last, even in an earlier boot;
+// empty if no agent has found one. It works without a usable configuration.
 func (o *Options) lastFolder(ctx context.Context) (string, error) {
 	var dir string
 	if c, err := o.Load(); err == nil {
@@ -187,7 +187,7 @@ func printRestored(out io.Writer, restored []staticpods.Restored) error {
 		r := &restored[i]
 		var err error
 		if r.Archived != "" {
-			_, err = fmt.Fprintf(out, "%s is in use by a newer manifest; the parked one is kept as %s\n", r.Origin, r.Archived)
+			_, err = fmt.Fprintf(out, "%s was not replaced, because it has a newer manifest; the parked manifest is now %s\n", r.Origin, r.Archived)
 		} else {
 			_, err = fmt.Fprintf(out, "%s restored\n", r.Origin)
 		}

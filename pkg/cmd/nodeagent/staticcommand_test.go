@@ -89,7 +89,7 @@ func TestRestoreKeepsANewerManifest(t *testing.T) {
 	newer := filepath.Join(dir, "proxy.yaml")
 	must.Do(t, os.WriteFile(newer, []byte("newer"), 0o600))
 	out, err := execute(t, "static", "restore", "--all", "--static-pod-path", dir)
-	is.True(t, err == nil && strings.Contains(out, "in use by a newer manifest"), "the output is %q, %v", out, err)
+	is.True(t, err == nil && strings.Contains(out, "because it has a newer manifest"), "the output is %q, %v", out, err)
 	if data, err := os.ReadFile(newer); err != nil || string(data) != "newer" {
 		t.Errorf("the newer manifest is %q, %v", data, err)
 	}

@@ -31,44 +31,46 @@ import (
 )
 
 const (
-	// statusTimeout limits each of the questions of status: to the agent and to the API.
+	// statusTimeout limits each query of the command status: the one to the agent and the one to
+	// the API.
 	statusTimeout = 3 * time.Second
-	// maxReport is the maximum size of an agent's answer.
+	// maxReport is the maximum size of an agent's response.
 	maxReport = 4 << 20
 )
 
-// errUnhealthy is the error of status for an agent that is not as it should be. What is wrong was
-// printed.
+// errUnhealthy is the error of the command status for an unhealthy agent. The output has the
+// details.
 var errUnhealthy = errors.New("the agent does not run, holds no lock or has problems")
 
-// snapshot is all that status finds out. Each part is independent of the others.
+// snapshot is the result of the command status. Each part is independent of the others.
 type snapshot struct {
-	// ConfigurationError is why the configuration cannot be loaded. The rest was found with what an
-	// agent in safe mode uses then: the configuration that was stored in this boot, or the
-	// defaults.
+	// ConfigurationError is why the configuration cannot be loaded. The other parts were then
+	// collected with the configuration that an agent in safe mode uses: the one that was stored in
+	// this boot, or the defaults.
 	ConfigurationError string `json:"configurationError,omitempty"`
-	// Report is the answer of the running agent, nil if there was none; ReportError says why.
+	// Report is the response of the running agent; nil with a ReportError if there was none.
 	Report      *Report `json:"report,omitempty"`
 	ReportError string  `json:"reportError,omitempty"`
-	// Stored is what is in the state directory.
+	// Stored is the state in the state directory.
 	Stored      *state.State `json:"stored,omitempty"`
 	StoredError string       `json:"storedError,omitempty"`
-	// Node and Conditions are those of the Node object.
+	// Node is the name of the Node object, and Conditions are its conditions.
 	Node       string                 `json:"node,omitempty"`
 	Conditions []corev1.NodeCondition `json:"conditions,omitempty"`
 	NodeError  string                 `json:"nodeError,omitempty"`
 }
 
-// newStatusCommand returns the command that shows what the agent does.
+// newStatusCommand returns the command that shows the status of the agent.
 func newStatusCommand(o *Options) *cobra.Command {
 	output := "text"
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show what the agent does",
-		Long: `Show what the agent of this machine does: it asks the running agent, reads its
-state directory, and asks the API for the conditions of the node. What cannot be
-reached is named, also a configuration that cannot be loaded. The exit code is 0 if
-the agent runs, holds the lock that delays a shutdown and has no problems.`,
+		Short: "Show the status of the agent",
+		Long: `Show the status of this machine's agent: the command queries the running agent,
+reads its state directory, and reads the conditions of the node from the API. The
+output lists every part that fails, such as a configuration that cannot be loaded.
+The exit code is 0 if the agent runs, holds the lock that delays a shutdown, and
+has no problems.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
@@ -95,11 +97,11 @@ the agent runs, holds the lock that delays a shutdown and has no problems.`,
 			return err
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", output, "Format of the output: text or json.")
+	cmd.Flags().StringVarP(&output, "output", "o", output, "Output format: text or json.")
 	return cmd
 }
 
-// takeSnapshot asks everything that can be asked.
+// takeSnapshot collects all parts of the snapshot.
 func takeSnapshot(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) *snapshot {
 	s := &snapshot{}
 	report, err := askAgent(ctx, *c.MetricsBindAddress)
@@ -124,7 +126,7 @@ func text(err error) string {
 // askAgent asks the running agent for its report.
 func askAgent(ctx context.Context, address string) (*Report, error) {
 	if address == "" {
-		return nil, errors.New("metricsBindAddress is empty, so the agent cannot be asked")
+		return nil, errors.New("metricsBindAddress is empty, so the agent has no status endpoint")
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -132,23 +134,23 @@ func askAgent(ctx context.Context, address string) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A proxy of the environment has no business between this program and its own machine.
+	// The proxy of the environment must not apply to requests to the own machine.
 	response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
 	if err != nil {
-		return nil, fmt.Errorf("ask the agent: %w", err)
+		return nil, fmt.Errorf("query the agent: %w", err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("ask the agent: %s answered %s", address, response.Status)
+		return nil, fmt.Errorf("query the agent: %s answered %s", address, response.Status)
 	}
 	report := &Report{}
 	if err := json.NewDecoder(io.LimitReader(response.Body, maxReport)).Decode(report); err != nil {
-		return nil, fmt.Errorf("ask the agent: %s answered something else: %w", address, err)
+		return nil, fmt.Errorf("query the agent: invalid response from %s: %w", address, err)
 	}
 	return report, nil
 }
 
-// reachable returns an address to which one can connect for one that a server binds.
+// reachable returns an address to connect to, for the address that a server binds.
 func reachable(address string) string {
 	parsed, err := netip.ParseAddrPort(address)
 	if err != nil || !parsed.Addr().IsUnspecified() {
@@ -161,7 +163,7 @@ func reachable(address string) string {
 	return net.JoinHostPort(loopback, fmt.Sprint(parsed.Port()))
 }
 
-// askNode asks the API for the node's conditions that the agent writes.
+// askNode reads the node conditions of the agent from the API.
 func askNode(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, report *Report) (string, []corev1.NodeCondition, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -196,7 +198,8 @@ func askNode(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, repo
 	return name, conditions, nil
 }
 
-// healthy reports whether the agent runs, would delay or delays a shutdown, and has no problems.
+// healthy reports whether the agent runs, holds the lock or already delays a shutdown, and has no
+// problems.
 func (s *snapshot) healthy() bool {
 	return s.ConfigurationError == "" && s.Report != nil && s.Report.Shutdown.LockHeld && len(s.Report.Shutdown.Problems) == 0
 }
@@ -215,7 +218,7 @@ func (s *snapshot) print(out io.Writer, now time.Time) error {
 	}
 	stored := s.Stored
 	if r := s.Report; r != nil {
-		line("Agent", "running, version %s, for %s", r.Version, now.Sub(r.Started).Round(time.Second))
+		line("Agent", "running for %s, version %s", now.Sub(r.Started).Round(time.Second), r.Version)
 		stored = &r.Shutdown.State
 	} else {
 		line("Agent", "no answer: %s", s.ReportError)
@@ -237,7 +240,7 @@ func (s *snapshot) print(out io.Writer, now time.Time) error {
 	return w.Flush()
 }
 
-// printState writes what is stored on the disk.
+// printState prints the stored state.
 func (s *snapshot) printState(line func(name, format string, args ...any), stored *state.State, now time.Time) {
 	line("Phase", "%s", cmp.Or(stored.Phase, "none"))
 	if signal := stored.Signal; !signal.Time.IsZero() {
@@ -265,11 +268,11 @@ func (s *snapshot) printState(line func(name, format string, args ...any), store
 				reported++
 			}
 		}
-		line("Pods ended", "%d, of which the API knows %d", len(stored.Killed), reported)
+		line("Pods ended", "%d, of which %d are reported to the API", len(stored.Killed), reported)
 	}
 }
 
-// printReport writes what only a running agent knows.
+// printReport prints the values that only a running agent has.
 func (s *snapshot) printReport(line func(name, format string, args ...any), r *Report) {
 	if why := r.Shutdown.Why; why != "" {
 		line("Why", "%s", why)
@@ -277,15 +280,15 @@ func (s *snapshot) printReport(line func(name, format string, args ...any), r *R
 	if r.Shutdown.TimeLeft > 0 {
 		line("Time left", "%s", r.Shutdown.TimeLeft.Round(time.Second))
 	}
-	lock := "not held: a shutdown is not delayed"
+	lock := "not held: the agent does not delay a shutdown"
 	if r.Shutdown.LockHeld {
-		lock = fmt.Sprintf("held, a shutdown is delayed by %s at most", r.Shutdown.Delay)
+		lock = fmt.Sprintf("held: the agent delays a shutdown by at most %s", r.Shutdown.Delay)
 		if path := r.Shutdown.State.LockPath; path != "" {
 			lock += " (" + path + ")"
 		}
 	}
 	line("Lock", "%s", lock)
-	line("Engine", "%s", cmp.Or(r.Engine, "none: pods are only ended through the API"))
+	line("Engine", "%s", cmp.Or(r.Engine, "none: the agent ends pods only through the API"))
 	line("Static pods", "%s", cmp.Or(r.StaticPodProblem, "can be stopped and restarted"))
 	for _, path := range r.Parked {
 		line("Parked", "%s", path)
@@ -300,14 +303,14 @@ const (
 	metricsPath = "/metrics"
 	statuszPath = "/statusz"
 
-	// listenRetry is the pause before the agent tries again to bind an address. It runs without its
-	// endpoints meanwhile: a port that is in use must not keep a node from shutting down in order.
+	// listenRetry is the pause before the agent tries again to bind an address. Meanwhile it runs
+	// without its endpoints: a port in use must not prevent an ordered shutdown of the node.
 	listenRetry = 10 * time.Second
 	// requestTimeout limits how long a client may take to send a request or to read an answer.
 	requestTimeout = 10 * time.Second
 )
 
-// Report is what a running agent tells about itself at /statusz.
+// Report is the response of a running agent at /statusz.
 type Report struct {
 	// Version of the agent.
 	Version string `json:"version"`
@@ -323,7 +326,7 @@ type Report struct {
 	StaticPodProblem string `json:"staticPodProblem,omitempty"`
 	// Parked are the paths of the parked manifests.
 	Parked []string `json:"parked,omitempty"`
-	// Shutdown is what the agent does.
+	// Shutdown is the status of the shutdown manager.
 	Shutdown shutdown.Status `json:"shutdown"`
 }
 
@@ -346,7 +349,7 @@ func endpoints(report func() Report) http.Handler {
 	return mux
 }
 
-// serve serves the handler on an address until the context ends. It never gives up.
+// serve serves the handler on an address until the context ends. It retries forever.
 func serve(ctx context.Context, address string, handler http.Handler) {
 	logger := klog.FromContext(ctx)
 	for {
@@ -354,7 +357,7 @@ func serve(ctx context.Context, address string, handler http.Handler) {
 		if ctx.Err() != nil {
 			return
 		}
-		logger.Error(err, "Failed to serve metrics, trying again", "address", address, "after", listenRetry)
+		logger.Error(err, "Failed to serve metrics, retrying", "address", address, "after", listenRetry)
 		select {
 		case <-ctx.Done():
 			return

@@ -133,16 +133,16 @@ func TestStatus(t *testing.T) {
 		"a node that drains": {
 			report: new(healthyReport(draining())), dir: t.TempDir(), kubeconfig: apiServer(t, node),
 			want: []string{
-				"node-1", "running, version v9, for 1h0m", "Maintaining", "reboot, requested at 2026-01-02T03:04:05Z",
-				"2026-01-02T03:34:05Z at the latest", "shutdown-node-1-12345678", "2, of which the API knows 1", "12 pods left", "20m0s",
-				"held, a shutdown is delayed by 30m0s at most (/run/systemd/inhibit/7.ref)", "CRI", "can be stopped and restarted",
+				"node-1", "running for 1h0m0s, version v9", "Maintaining", "reboot, requested at 2026-01-02T03:04:05Z",
+				"2026-01-02T03:34:05Z at the latest", "shutdown-node-1-12345678", "2, of which 1 are reported to the API", "12 pods left", "20m0s",
+				"held: the agent delays a shutdown by at most 30m0s (/run/systemd/inhibit/7.ref)", "CRI", "can be stopped and restarted",
 				"NodeAgentReady:", "True (Ready) v9", "NodeAgentRunning:", "False (NoLock) no lock", "GracefulNodeShutdownInProgress:", "True (WaitingForDrain) 12 pods left",
 			},
 			wantNot: []string{"KubeletReady", "Problem", "no answer"},
 		},
 		"an agent with problems": {
 			report: new(broken), dir: t.TempDir(), kubeconfig: apiServer(t, node),
-			want:      []string{"not held", "none: pods are only ended", "the kubelet has no static pod path", "logind limits the delay to 5s"},
+			want:      []string{"not held", "none: the agent ends pods only", "the kubelet has no static pod path", "logind limits the delay to 5s"},
 			unhealthy: true,
 		},
 		"no API": {

@@ -168,7 +168,7 @@ func testInstaller(t *testing.T, m *machine) {
 		}
 		return false, nil
 	})
-	if !strings.Contains(failure, "let systemd read its unit files") {
+	if !strings.Contains(failure, "reload the unit files of systemd") {
 		t.Errorf("the installer says\n%s\nand not which call of systemd failed", failure)
 	}
 	for path, source := range map[string]string{

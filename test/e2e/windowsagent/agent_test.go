@@ -131,7 +131,7 @@ func testPreshutdown(t *testing.T, n *node) {
 	if s.State != stopPending || s.WaitHint == 0 {
 		t.Errorf("the service has state %d and wait hint %d, want %d and more than 0", s.State, s.WaitHint, stopPending)
 	}
-	if out, err := n.try("agent.exe", "uninstall"); err == nil || !strings.Contains(err.Error(), "a shutdown waits for the agent") {
+	if out, err := n.try("agent.exe", "uninstall"); err == nil || !strings.Contains(err.Error(), "the agent delays a shutdown") {
 		t.Errorf("uninstall prints %q and fails with %v", out, err)
 	}
 	cluster.MustKubectl(t, "", "--namespace="+namespace, "delete", "poddisruptionbudget", "low")

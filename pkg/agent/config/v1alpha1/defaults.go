@@ -16,8 +16,8 @@ type platformDefaults struct {
 	kubeconfig, kubeletConfig, kubeletService, stateDirectory string
 }
 
-// defaultsOf returns the defaults for an operating system. Those of Windows are where kubeadm puts
-// the files of a node.
+// defaultsOf returns the defaults for an operating system. On Windows, they are the paths of a node
+// that kubeadm set up.
 func defaultsOf(goos string) platformDefaults {
 	if goos == "windows" {
 		return platformDefaults{
@@ -35,7 +35,7 @@ func defaultsOf(goos string) platformDefaults {
 	}
 }
 
-// DefaultTable is the table of a configuration that has none.
+// DefaultTable is the table of a configuration without one.
 func DefaultTable() []ShutdownGracePeriodByPodPriority {
 	return []ShutdownGracePeriodByPodPriority{
 		{Priority: 0, ShutdownGracePeriodSeconds: 60},

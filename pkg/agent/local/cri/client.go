@@ -26,16 +26,16 @@ const (
 	labelPodNamespace = "io.kubernetes.pod.namespace"
 	labelContainer    = "io.kubernetes.container.name"
 
-	// callTimeout limits the calls that only read.
+	// callTimeout limits calls that only read.
 	callTimeout = 5 * time.Second
-	// maxMessageBytes is the kubelet's own limit for what a runtime answers.
+	// maxMessageBytes is the maximum size of a response of the runtime, as in the kubelet.
 	maxMessageBytes = 16 << 20
 )
 
-// client calls the container runtime. It uses the generated client of cri-api and of cri-client
-// only the address and the dialer (sockets and pipes): the service of cri-client cannot be built
-// while the runtime is down, and it adds minutes to the timeout of each call, where the time until
-// the machine goes down decides here.
+// client calls the container runtime. It uses the generated client of cri-api. From cri-client it
+// uses only the address and the dialer (sockets and pipes): the service of cri-client cannot be
+// created while the runtime is down, and it adds minutes to the timeout of each call, while here
+// the time until the machine goes down is the limit.
 type client struct {
 	conn *grpc.ClientConn
 	api  runtimeapi.RuntimeServiceClient
@@ -51,7 +51,7 @@ func newClient(endpoint func() string) (*client, error) {
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: callTimeout}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessageBytes)))
 	if err != nil {
-		return nil, fmt.Errorf("make a client of the container runtime: %w", err)
+		return nil, fmt.Errorf("create a client of the container runtime: %w", err)
 	}
 	return &client{conn: conn, api: runtimeapi.NewRuntimeServiceClient(conn)}, nil
 }
@@ -67,7 +67,7 @@ func dial(ctx context.Context, endpoint string) (net.Conn, error) {
 	return dialer(ctx, address)
 }
 
-// checkEndpoint refuses other ways to reach a runtime, for example TCP: they have no rights.
+// checkEndpoint rejects other protocols, for example TCP: they have no access control.
 func checkEndpoint(endpoint, system string) error {
 	prefix := "unix://"
 	if system == "windows" {
@@ -79,8 +79,8 @@ func checkEndpoint(endpoint, system string) error {
 	return nil
 }
 
-// running reports whether a container of a pod runs. One whose state the runtime does not know
-// counts, since it may.
+// running reports whether a container of a pod runs. A container in an unknown state counts as
+// running.
 func (c *client) running(ctx context.Context, podUID string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -118,8 +118,8 @@ func (c *client) list(ctx context.Context) ([]*runtimeapi.Container, []*runtimea
 	return containers.GetContainers(), sandboxes.GetItems(), nil
 }
 
-// stopContainer ends a container, and kills it if it has not ended after the timeout. A container
-// that is gone has ended.
+// stopContainer ends a container, and kills it if it has not ended after the timeout. It returns
+// nil if the container does not exist.
 func (c *client) stopContainer(ctx context.Context, id string, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout+stopMargin)
 	defer cancel()
@@ -141,11 +141,11 @@ func unlessGone(err error) error {
 	return err
 }
 
-// exec runs a command in a container until it ends or the context does.
+// exec runs a command in a container until the command or the context ends.
 func (c *client) exec(ctx context.Context, id string, command []string) error {
 	request := &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: command}
 	if deadline, found := ctx.Deadline(); found {
-		// Without a timeout, the runtime lets the command run on when the caller goes away.
+		// Without a timeout, the runtime lets the command continue when the caller disconnects.
 		request.Timeout = wholeSeconds(time.Until(deadline) + time.Second)
 	}
 	answer, err := c.api.ExecSync(ctx, request)
@@ -158,7 +158,7 @@ func (c *client) exec(ctx context.Context, id string, command []string) error {
 	return nil
 }
 
-// finished returns when a container ended, zero if it has not.
+// finished returns when a container ended; zero if it has not ended.
 func (c *client) finished(ctx context.Context, id string) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -169,7 +169,7 @@ func (c *client) finished(ctx context.Context, id string) (time.Time, error) {
 	return time.Unix(0, answer.GetStatus().GetFinishedAt()), nil
 }
 
-// address returns where a pod is reached from its node.
+// address returns the address at which the node reaches a pod.
 func (c *client) address(ctx context.Context, sandbox string) (string, error) {
 	answer, err := c.api.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: sandbox})
 	if err != nil {

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cri ends the pods of a node through its container runtime, without the API server and
-// without the kubelet.
+// Package cri ends the pods of a node through its container runtime, without the API server and the
+// kubelet.
 package cri
 
 import (
@@ -20,56 +20,58 @@ import (
 )
 
 const (
-	// minimumGrace is the shortest time between the signal to end and the one to kill, as in the
-	// kubelet. Each later bucket keeps this much if the deadline comes before the end of all.
+	// minimumGrace is the minimum time between SIGTERM and SIGKILL, as in the kubelet. If the
+	// deadline comes too early, each later bucket still keeps this time.
 	minimumGrace = 2 * time.Second
-	// stopMargin is added to the time of a container: the runtime needs it to kill and to answer.
+	// stopMargin is added to the time of a container: the runtime needs it to kill the container
+	// and to respond.
 	stopMargin = 10 * time.Second
-	// lastWait is how long the last containers may take to be killed after the time of their
+	// lastWait is how long the runtime may take to kill the last containers after the time of their
 	// bucket.
 	lastWait = 3 * time.Second
-	// sandboxTime limits the removal of a pod's network, which can hang when the API server is
+	// sandboxTime limits the removal of a pod's network, which can hang while the API server is
 	// unreachable.
 	sandboxTime = 5 * time.Second
-	// listInterval is the time between two looks for pods that appear while a bucket ends.
+	// listInterval is the interval at which the engine lists new pods while a bucket ends.
 	listInterval = time.Second
 	// retryInterval is the time between two attempts to reach the runtime.
 	retryInterval = 250 * time.Millisecond
-	// runtimePatience is how long the runtime may not answer before there is nothing to end.
+	// runtimePatience is how long the runtime may not answer before the engine gives up.
 	runtimePatience = 30 * time.Second
-	// kubeletInterval is the time between two looks for a kubelet that was started again.
+	// kubeletInterval is the interval at which the engine checks whether the kubelet was started
+	// again.
 	kubeletInterval = time.Second
 )
 
-// Kubelet stops and starts the kubelet. Both are idempotent. Stop returns nil only when no process
-// of a kubelet is left.
+// Kubelet stops and starts the kubelet. Both methods are idempotent. Stop returns nil only when no
+// kubelet process is left.
 type Kubelet interface {
 	Stop(ctx context.Context) error
 	Start(ctx context.Context) error
 }
 
-// Pods tells what the container runtime does not know of the pods: their priorities.
+// Pods returns what the container runtime does not know about the pods: their priorities.
 type Pods interface {
 	Pods() []pods.Pod
 }
 
-// Config is what an Engine needs.
+// Config has the dependencies and options of an Engine.
 type Config struct {
 	// Endpoint returns the runtime's socket, unix://<path>, or on Windows its pipe, npipe://<path>.
-	// It is asked before each connection, because the kubelet decides.
+	// The engine calls it before each connection, because the kubelet's configuration can change.
 	Endpoint func() string
 	// Table has the time of each priority. It must not be empty.
 	Table buckets.Table
 	// Pods are the pods of the node.
 	Pods Pods
-	// Kubelet is stopped before the first pod ends: it would restart the containers.
+	// Kubelet is stopped before the first pod ends: otherwise it would restart the containers.
 	Kubelet Kubelet
-	// Final means that the kubelet cannot be started again before the machine has restarted, as on
-	// Windows while it shuts down.
+	// Final is set if the kubelet cannot be started again before the machine has restarted, as
+	// during a shutdown of Windows.
 	Final bool
-	// Problem returns why the kubelet cannot be stopped, empty if it can. Then no pods are ended,
-	// because the kubelet would start them again, and the kubelet is left alone. nil means that it
-	// can.
+	// Problem returns why the kubelet cannot be stopped; empty if it can. With a problem, the
+	// engine ends no pods, because the kubelet would start them again, and does not stop the
+	// kubelet. A nil Problem means that there is none.
 	Problem func() string
 }
 
@@ -77,7 +79,7 @@ type Config struct {
 type Engine struct {
 	config  Config
 	runtime *client
-	// patience is runtimePatience, and less in tests.
+	// patience is runtimePatience, or shorter in tests.
 	patience time.Duration
 }
 
@@ -110,8 +112,9 @@ func (e *Engine) Close() error {
 // Name implements shutdown.Local.
 func (e *Engine) Name() string { return "CRI" }
 
-// Running reports whether a container of a pod runs. The uid is the one that the runtime knows: for
-// a static pod not that of its mirror pod, but that in its annotation kubernetes.io/config.mirror.
+// Running reports whether a container of a pod runs. podUID is the UID in the container runtime:
+// for a static pod, it is not the UID of the mirror pod but that in the annotation
+// kubernetes.io/config.mirror.
 func (e *Engine) Running(ctx context.Context, podUID string) (bool, error) {
 	return e.runtime.running(ctx, podUID)
 }
@@ -130,19 +133,19 @@ func (e *Engine) Resume(ctx context.Context) error {
 	return nil
 }
 
-// End implements shutdown.Local. It stops the kubelet and then ends the pods, the lowest bucket
-// first. It calls next after every bucket that had pods, from its own goroutine, with the pods that
-// have ended since the last call. Static pods are ended and not passed to next: the status of their
-// mirror pods belongs to the kubelet, which would not restart them if it was Failed.
+// End implements shutdown.Local. It stops the kubelet and then ends the pods, beginning with the
+// lowest bucket. After every bucket that had pods, it calls next from its own goroutine, with the
+// pods that have ended since the last call. It ends static pods but does not pass them to next: the
+// kubelet owns the status of their mirror pods, and would not restart static pods in phase Failed.
 //
-// A pod that has not ended when the time of its bucket is over does not hold up the later ones, and
-// after the last bucket it is no error: the shutdown must not wait for it any longer. If
-// a deadline is too short for the table, the earlier buckets lose time before the later ones lose
-// their last 2 seconds. A zero deadline is none. If the runtime does not answer for 30 seconds, it
-// has nothing that could be ended in order: the error is then shutdown.ErrNothingToEnd. It is asked
-// before the kubelet is stopped, which thus keeps running on a machine without a runtime.
+// A pod that exceeds the time of its bucket does not delay later buckets. After the last bucket it
+// is not an error: the shutdown must not wait for it any longer. If the deadline is too short for
+// the table, earlier buckets lose time before later ones lose their last 2 seconds. A zero deadline
+// means no deadline. If the runtime does not answer for 30 seconds, the error is
+// shutdown.ErrNothingToEnd: nothing can be ended in order. End checks this before it stops the
+// kubelet, so that the kubelet keeps running on a machine without a runtime.
 //
-// Volumes are not unmounted: the kubelet would do it.
+// End does not unmount volumes, which the kubelet would do.
 func (e *Engine) End(ctx context.Context, resume state.Local, deadline time.Time, next func(state.Local, []state.KilledPod) bool) error {
 	if resume.Done {
 		return nil
@@ -157,10 +160,10 @@ func (e *Engine) End(ctx context.Context, resume state.Local, deadline time.Time
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if !deadline.IsZero() {
-		// From here on the clock of the machine may be set: only the time that is left counts.
+		// Use only the remaining time from here on: the clock of the machine may be set.
 		left := time.Until(deadline)
 		if left <= 0 {
-			return fmt.Errorf("pods cannot be ended: the deadline %s is over", deadline.Format(time.RFC3339))
+			return fmt.Errorf("pods cannot be ended: the deadline %s has passed", deadline.Format(time.RFC3339))
 		}
 		r.deadline = time.Now().Add(left)
 		var stop context.CancelFunc
@@ -181,11 +184,11 @@ func (e *Engine) End(ctx context.Context, resume state.Local, deadline time.Time
 	r.reportRest()
 	switch {
 	case r.progress.Done:
-		// The buckets are over, whatever has happened since.
+		// All buckets have ended, so ignore later errors.
 	case ctx.Err() != nil:
 		return fmt.Errorf("ending pods was interrupted: %w", ctx.Err())
 	case r.overdue():
-		return fmt.Errorf("deadline is over and %d pods have not ended", left)
+		return fmt.Errorf("the deadline has passed and %d pods have not ended", left)
 	case err != nil:
 		return err
 	}

@@ -21,18 +21,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// maxHookBytes is how much is read of the answer to a hook.
+// maxHookBytes is the maximum number of bytes that are read from the response to a hook.
 const maxHookBytes = 10 << 10
 
-// hookHTTP sends the hooks of kind httpGet. As in the kubelet, the certificate is not checked: the
-// container is reached by its address, and nothing secret is sent that its own spec does not have.
+// hookHTTP sends the hooks of kind httpGet. Like the kubelet, it does not check the certificate: it
+// uses the address of the container, and sends no secrets except those in the spec of that
+// container.
 var hookHTTP = &http.Client{Transport: &http.Transport{
 	DisableKeepAlives: true,
 	TLSClientConfig:   &tls.Config{InsecureSkipVerify: true},
 }}
 
-// runHook runs the preStop hook of a container, which the kubelet has stored as an annotation, and
-// returns when it is done or the context has ended.
+// runHook runs the preStop hook of a container, which the kubelet stored as an annotation. It
+// returns when the hook or the context has ended.
 func (c *client) runHook(ctx context.Context, container container, raw string) error {
 	var handler corev1.LifecycleHandler
 	if err := json.Unmarshal([]byte(raw), &handler); err != nil {
@@ -49,7 +50,7 @@ func (c *client) runHook(ctx context.Context, container container, raw string) e
 		}
 		return nil
 	}
-	return errors.New("handler is of another kind, must be exec, httpGet or sleep")
+	return errors.New("unknown handler: must be exec, httpGet or sleep")
 }
 
 func (c *client) hookGet(ctx context.Context, container container, get *corev1.HTTPGetAction) error {
@@ -76,8 +77,8 @@ func (c *client) hookGet(ctx context.Context, container container, get *corev1.H
 	headers := hookHeaders(get.HTTPHeaders)
 	err = send(ctx, target, headers)
 	if err != nil && strings.Contains(err.Error(), "server gave HTTP response to HTTPS client") {
-		// The kubelet did not always heed the scheme, and still lets such hooks pass. What was to
-		// be encrypted is not sent in the clear.
+		// Older kubelets ignored the scheme, and the kubelet still accepts such hooks. Do not send
+		// the Authorization header in plain text.
 		target.Scheme = "http"
 		headers.Del("Authorization")
 		err = send(ctx, target, headers)
@@ -112,7 +113,7 @@ func hookHeaders(headers []corev1.HTTPHeader) http.Header {
 	return h
 }
 
-// hookPort returns the number of a port, which can be the name of one of the container's.
+// hookPort returns the number of a port, which can be the name of a port of the container.
 func hookPort(port intstr.IntOrString, raw string) (int, error) {
 	number := port.IntValue()
 	if port.Type == intstr.String && number == 0 {

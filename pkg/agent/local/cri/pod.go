@@ -21,22 +21,22 @@ const (
 	annotationPreStop = "io.kubernetes.container.preStopHandler"
 	annotationPorts   = "io.kubernetes.container.ports"
 
-	// defaultGrace is for pods whose grace period is known from nowhere.
+	// defaultGrace is the grace period of pods whose grace period is unknown.
 	defaultGrace = 30 * time.Second
 )
 
-// pod is a pod as the container runtime knows it, with what the checkpoint adds.
+// pod is a pod as the container runtime reports it, with data from the checkpoint.
 type pod struct {
 	uid             types.UID
 	namespace, name string
 	static          bool
-	// finished is true if the API server knew that the pod has ended.
+	// finished is true if the API server had recorded that the pod ended.
 	finished bool
 	priority int32
 	bucket   int
 	grace    time.Duration
 	sidecars []string
-	// running and exited are its containers, ready its sandboxes that are ready.
+	// running and exited are the containers of the pod; ready are its ready sandboxes.
 	running []container
 	exited  []string
 	ready   []string
@@ -48,15 +48,14 @@ type container struct {
 	annotations       map[string]string
 }
 
-// group returns the pods of containers and sandboxes in the order in which they end. A pod can have
-// several sandboxes: those that it had before are not ready, and containers of a sandbox that is
-// not ready may still run.
+// group returns the pods of containers and sandboxes, in the order in which they end. A pod can
+// have several sandboxes: its previous sandboxes are not ready, but their containers may still run.
 func group(containers []*runtimeapi.Container, sandboxes []*runtimeapi.PodSandbox, known pods.Index, table buckets.Table) []*pod {
 	byUID := make(map[types.UID]*pod)
 	ofSandbox := make(map[string]*pod, len(sandboxes))
 	for _, s := range sandboxes {
 		meta := s.GetMetadata()
-		// A sandbox that another program made has no labels, and need not have a uid.
+		// A sandbox that another program created has no labels and possibly no UID.
 		uid := types.UID(cmp.Or(s.GetLabels()[labelPodUID], meta.GetUid(), s.GetId()))
 		p, found := byUID[uid]
 		if !found {
@@ -97,7 +96,7 @@ func group(containers []*runtimeapi.Container, sandboxes []*runtimeapi.PodSandbo
 	return list
 }
 
-// withoutSandbox returns the pod of a container whose sandbox is gone.
+// withoutSandbox returns the pod of a container whose sandbox does not exist any longer.
 func withoutSandbox(byUID map[types.UID]*pod, c *runtimeapi.Container) *pod {
 	uid := types.UID(cmp.Or(c.GetLabels()[labelPodUID], c.GetPodSandboxId()))
 	p, found := byUID[uid]
@@ -108,7 +107,7 @@ func withoutSandbox(byUID map[types.UID]*pod, c *runtimeapi.Container) *pod {
 	return p
 }
 
-// complete adds what the runtime does not know.
+// complete adds data that the runtime does not have.
 func (p *pod) complete(grace time.Duration, hasGrace bool, known pods.Index, table buckets.Table) {
 	p.grace = grace
 	stored, found := known.Find(p.uid, p.namespace, p.name)
@@ -116,7 +115,7 @@ func (p *pod) complete(grace time.Duration, hasGrace bool, known pods.Index, tab
 	case found:
 		p.priority, p.sidecars, p.finished = stored.Priority, stored.Sidecars, stored.Finished
 		p.static = p.static || stored.Static
-		// A pod that is being deleted can have less time than its spec says.
+		// A pod that is being deleted can have a shorter grace period than its spec.
 		if !hasGrace || stored.GracePeriod < grace {
 			p.grace = stored.GracePeriod
 		}
@@ -129,9 +128,10 @@ func (p *pod) complete(grace time.Duration, hasGrace bool, known pods.Index, tab
 	p.bucket = table.Index(p.priority)
 }
 
-// waitsFor returns the indices of the containers that must end before a container of the pod is
-// ended: for a sidecar, all others but itself and the sidecars that were started earlier. Sidecars
-// end last, in the reverse order of their start, so that the containers that use them can end.
+// waitsFor returns the indices of the containers that must end before the named container is ended.
+// For a sidecar these are all others, except itself and the sidecars that were started earlier.
+// Sidecars end last, in the reverse order of their start, so that the containers that use them can
+// end.
 func (p *pod) waitsFor(name string) []int {
 	own := slices.Index(p.sidecars, name)
 	if own < 0 {

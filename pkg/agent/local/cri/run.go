@@ -25,43 +25,43 @@ type run struct {
 	engine *Engine
 	table  buckets.Table
 	next   func(state.Local, []state.KilledPod) bool
-	// deadline is zero if there is none.
+	// deadline is zero if there is no deadline.
 	deadline time.Time
-	// pods waits for the pods that are being ended.
+	// pods counts the pods that are being ended.
 	pods sync.WaitGroup
 	// wake has a value after a pod has ended.
 	wake chan struct{}
 
-	// progress, first and listed belong to the goroutine of End. first is the bucket with which it
-	// began; listed is false until the runtime has answered.
+	// Only the goroutine of End uses progress, first and listed. first is the bucket with which it
+	// began; listed is set once the runtime has answered.
 	progress state.Local
 	first    int
 	listed   bool
 
 	mu sync.Mutex
-	// endings are the pods that are being ended, or were.
+	// endings are the pods that are being ended, or that were.
 	endings map[types.UID]*ending
-	// hooked are the containers whose preStop hook was started, untouchable the sandboxes that the
-	// runtime could not stop. Neither is tried twice.
+	// hooked are the containers whose preStop hook was started. untouchable are the sandboxes that
+	// the runtime failed to stop. The engine tries neither again.
 	hooked, untouchable map[string]bool
 	killed              []state.KilledPod
 }
 
-// ending is a pod that is being ended, or was.
+// ending is a pod that is being ended, or that was.
 type ending struct {
-	// bucket waits for the pod.
+	// bucket is the bucket that waits for the pod.
 	bucket int
 	began  time.Time
 	active bool
-	// retry is the earliest time for another attempt after one that failed.
+	// retry is the earliest time for the next attempt after a failure.
 	retry time.Time
-	// ran is true if a container was running, ended if all have ended, and recorded if the pod was
-	// passed to next or will be.
+	// ran is true if a container was running; ended if all have ended; recorded if the pod was or
+	// will be passed to next.
 	ran, ended, recorded bool
 }
 
 func newRun(e *Engine, resume state.Local, next func(state.Local, []state.KilledPod) bool) *run {
-	// A table that was shortened since must not hide the pods that are left.
+	// Limit the index: the table may have become shorter since.
 	resume.Bucket = min(max(resume.Bucket, 0), len(e.config.Table)-1)
 	return &run{
 		engine: e, table: e.config.Table, next: next, progress: resume, first: resume.Bucket,
@@ -90,7 +90,7 @@ func (r *run) buckets(ctx context.Context) error {
 		}
 		r.progress.Bucket, r.progress.Done = i+1, i == last
 		if !r.report() {
-			logger.Info("Later buckets are left alone, the API is in charge again", "bucket", i)
+			logger.Info("Not ending the later buckets: the API answers again", "bucket", i)
 			r.awaitLast(ctx)
 			return nil
 		}
@@ -98,8 +98,8 @@ func (r *run) buckets(ctx context.Context) error {
 	return nil
 }
 
-// bucket ends the pods of a bucket and those of earlier ones that still run. It reports whether the
-// bucket had any, and returns an error if the runtime did not answer.
+// bucket ends the pods of a bucket, and those of earlier buckets that still run. It reports whether
+// the bucket had pods, and returns an error if the runtime did not answer.
 func (r *run) bucket(ctx context.Context, index int) (occupied bool, err error) {
 	list, err := r.awaitRuntime(ctx, index)
 	if err != nil {
@@ -133,14 +133,14 @@ func (r *run) bucket(ctx context.Context, index int) (occupied bool, err error) 
 		case err != nil:
 			return true, err
 		case list == nil:
-			logger.Info("Time of the bucket is over, going on without its pods", "pods", r.active(index))
+			logger.Info("Time of the bucket is over, continuing without its pods", "pods", r.active(index))
 			return true, nil
 		}
 	}
 }
 
-// lookAgain returns the pods after all of the bucket have ended or some time has passed; nil if the
-// time of the bucket is over.
+// lookAgain lists the pods again after all pods of the bucket have ended or some time has passed.
+// It returns nil if the time of the bucket is over.
 func (r *run) lookAgain(ctx context.Context, index int, look, over <-chan time.Time) ([]*pod, error) {
 	for {
 		select {
@@ -165,13 +165,13 @@ func (r *run) lookAgain(ctx context.Context, index int, look, over <-chan time.T
 	}
 }
 
-// overdue reports whether the deadline is over. The context of the caller can end for the same
-// deadline and its timer be a little earlier.
+// overdue reports whether the deadline has passed. The caller's context can have the same deadline,
+// and its timer can fire a little earlier.
 func (r *run) overdue() bool {
 	return !r.deadline.IsZero() && time.Until(r.deadline) < 10*time.Millisecond
 }
 
-// keepStopped stops a kubelet that a person, a tool or systemd has started again, until the context
+// keepStopped stops the kubelet each time a person, a tool or systemd starts it, until the context
 // ends.
 func (r *run) keepStopped(ctx context.Context) {
 	last := ""
@@ -187,8 +187,8 @@ func (r *run) keepStopped(ctx context.Context) {
 	}
 }
 
-// awaitRuntime returns the pods as soon as the runtime answers, but waits no longer than the
-// patience with it, nor into the shortest time of this bucket and the later ones.
+// awaitRuntime returns the pods as soon as the runtime answers. It waits no longer than the
+// engine's patience, and leaves the minimum time for this bucket and the later ones.
 func (r *run) awaitRuntime(ctx context.Context, index int) ([]*pod, error) {
 	logger := klog.FromContext(ctx)
 	limit := time.Now().Add(r.engine.patience)
@@ -220,9 +220,9 @@ func (r *run) list(ctx context.Context) ([]*pod, error) {
 	return group(containers, sandboxes, pods.NewIndex(r.engine.config.Pods.Pods()), r.table), nil
 }
 
-// endOf returns when a bucket that begins now is over. If there is not enough time for it and the
-// later ones that have pods, all are cut in proportion. Each later one keeps the minimum, so that
-// every pod is asked to end before the machine goes down.
+// endOf returns the end of a bucket that begins now. If the time is too short for the bucket and
+// the later ones that have pods, all are shortened in proportion. Each later bucket keeps the
+// minimum, so that every pod receives SIGTERM before the machine goes down.
 func (r *run) endOf(index int, list []*pod) time.Time {
 	now := time.Now()
 	period := r.table[index].Period
@@ -244,19 +244,19 @@ func (r *run) endOf(index int, list []*pod) time.Time {
 	return now.Add(max(end.Sub(now), 0))
 }
 
-// due returns the pods that must end in a bucket or should have ended in an earlier one.
+// due returns the pods that must end in this bucket or should have ended in an earlier one.
 func (r *run) due(list []*pod, index int) []*pod {
 	return slices.DeleteFunc(slices.Clone(list), func(p *pod) bool { return p.bucket > index || !r.lives(p) })
 }
 
-// lives reports whether there is something of a pod to stop.
+// lives reports whether a pod has containers or sandboxes to stop.
 func (r *run) lives(p *pod) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return len(p.running) > 0 || slices.ContainsFunc(p.ready, func(s string) bool { return !r.untouchable[s] })
 }
 
-// begin starts to end the pods that are not being ended.
+// begin starts to end the due pods that are not being ended yet.
 func (r *run) begin(ctx context.Context, due []*pod, index int, end time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -276,7 +276,7 @@ func (r *run) begin(ctx context.Context, due []*pod, index int, end time.Time) {
 	}
 }
 
-// end ends a pod. The time of its containers ends at until.
+// end ends a pod. Its containers have time until the given time.
 func (r *run) end(ctx context.Context, p *pod, e *ending, until time.Time) {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(p.namespace, p.name), "podUID", p.uid)
 	logger.V(1).Info("Ending pod", "priority", p.priority, "bucket", p.bucket, "time", time.Until(until).Round(time.Millisecond))
@@ -300,12 +300,12 @@ func (r *run) end(ctx context.Context, p *pod, e *ending, until time.Time) {
 	}
 }
 
-// active returns how many pods a bucket waits for.
+// active returns the number of pods that a bucket waits for.
 func (r *run) active(index int) int {
 	return r.count(func(e *ending) bool { return e.active && e.bucket == index })
 }
 
-// left returns how many pods were asked to end and have not.
+// left returns the number of pods whose end has begun but not completed.
 func (r *run) left() int {
 	return r.count(func(e *ending) bool { return !e.ended })
 }
@@ -322,15 +322,15 @@ func (r *run) count(matches func(*ending) bool) int {
 	return n
 }
 
-// awaited reports whether a bucket waits for one of the pods. It does not wait for those that did
-// not end in the time of an earlier bucket.
+// awaited reports whether a bucket waits for one of the pods. It does not wait for pods that
+// exceeded the time of an earlier bucket.
 func (r *run) awaited(due []*pod, index int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.ContainsFunc(due, func(p *pod) bool { return r.endings[p.uid].bucket == index })
 }
 
-// awaitLast waits a little for the pods that the runtime is about to kill.
+// awaitLast waits a short time for the pods that the runtime is about to kill.
 func (r *run) awaitLast(ctx context.Context) {
 	over := time.NewTimer(lastWait)
 	defer over.Stop()
@@ -345,8 +345,8 @@ func (r *run) awaitLast(ctx context.Context) {
 	}
 }
 
-// record notes a pod that ended because of this run. A static pod, and one of which nothing ran, is
-// not noted.
+// record records a pod that ended because of this run. It omits static pods, and pods of which no
+// container ran.
 func (r *run) record(p *pod, e *ending) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -357,8 +357,8 @@ func (r *run) record(p *pod, e *ending) {
 	r.killed = append(r.killed, state.KilledPod{Namespace: p.namespace, Name: p.name, UID: p.uid})
 }
 
-// report passes the progress and the pods that have ended since the last report, and returns
-// whether to go on.
+// report passes the progress and the pods that have ended since the last report to next, and
+// returns whether to continue.
 func (r *run) report() bool {
 	r.mu.Lock()
 	killed := r.killed
@@ -367,7 +367,7 @@ func (r *run) report() bool {
 	return r.next(r.progress, killed)
 }
 
-// reportRest reports the pods that ended after the last report, if any did.
+// reportRest reports the pods that ended after the last report, if any.
 func (r *run) reportRest() {
 	r.mu.Lock()
 	rest := len(r.killed)
@@ -377,10 +377,10 @@ func (r *run) reportRest() {
 	}
 }
 
-// recoverKilled notes the pods that an agent ended which was killed before it could report them.
-// The kubelet does not run, so they can only have ended because of that agent, or by themselves
-// after they were asked to. The bucket in which the agent was killed is the lowest one with pods;
-// pods of later ones were not asked. It reports whether there were any.
+// recoverKilled records the pods that an earlier agent ended but could not report before it was
+// killed. The kubelet is stopped, so these pods ended because of that agent, or by themselves after
+// SIGTERM. The agent was killed in the lowest bucket that has pods; it had not begun with later
+// buckets. recoverKilled reports whether there were such pods.
 func (r *run) recoverKilled(ctx context.Context, list []*pod) bool {
 	var ended []*pod
 	bucket := math.MaxInt
@@ -413,13 +413,13 @@ func (r *run) recoverKilled(ctx context.Context, list []*pod) bool {
 	return found
 }
 
-// endedSinceStart reports whether a container of a pod without running ones has ended since the
-// first agent began to end pods.
+// endedSinceStart reports whether a container of a pod without running containers has ended since
+// the first agent began to end pods.
 func (r *run) endedSinceStart(ctx context.Context, p *pod) bool {
 	for _, id := range p.exited {
 		finished, err := r.engine.runtime.finished(ctx, id)
 		if err != nil {
-			klog.FromContext(ctx).V(2).Info("End of a container is not known", "pod", klog.KRef(p.namespace, p.name), "container", id, "err", err)
+			klog.FromContext(ctx).V(2).Info("The end time of a container is unknown", "pod", klog.KRef(p.namespace, p.name), "container", id, "err", err)
 			return false
 		}
 		if !finished.Before(r.progress.Started) && !finished.IsZero() {

@@ -16,8 +16,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// stopContainers ends the containers of a pod: first runs their preStop hooks, then asks them to
-// end, all at the same time but for the sidecars. The runtime kills those that do not end.
+// stopContainers ends the containers of a pod: it runs their preStop hooks, then stops all
+// containers at the same time, except the sidecars. The runtime kills containers that do not end.
 func (r *run) stopContainers(ctx context.Context, p *pod, until time.Time) error {
 	ended := make([]chan struct{}, len(p.running))
 	for i := range ended {
@@ -27,8 +27,8 @@ func (r *run) stopContainers(ctx context.Context, p *pod, until time.Time) error
 	var containers sync.WaitGroup
 	for i, c := range p.running {
 		containers.Go(func() {
-			// Also if it fails: the sidecars of a pod that cannot be ended now must not wait for
-			// it.
+			// Close the channel even after a failure: the sidecars of a pod that cannot be ended
+			// now must not wait for it.
 			defer close(ended[i])
 			r.preStop(ctx, p, c, until)
 			for _, other := range p.waitsFor(c.name) {
@@ -43,8 +43,8 @@ func (r *run) stopContainers(ctx context.Context, p *pod, until time.Time) error
 	return errors.Join(errs...)
 }
 
-// preStop runs the hook of a container, once, within the time of the pod. Its failure does not keep
-// the container, as in the kubelet.
+// preStop runs the hook of a container once, within the time of the pod. As in the kubelet, a
+// failed hook does not stop the end of the container.
 func (r *run) preStop(ctx context.Context, p *pod, c container, until time.Time) {
 	raw := c.annotations[annotationPreStop]
 	if raw == "" || time.Until(until) <= 0 {
@@ -63,15 +63,15 @@ func (r *run) preStop(ctx context.Context, p *pod, c container, until time.Time)
 	began := time.Now()
 	err := r.engine.runtime.runHook(ctx, c, raw)
 	if err != nil {
-		// The error of a hook can have secrets of the pod.
+		// Do not log this by default: the error of a hook can contain secrets of the pod.
 		logger.V(2).Info("PreStop hook failed", "pod", klog.KRef(p.namespace, p.name), "container", c.name, "err", err)
 	}
 	logger.V(1).Info("Ran preStop hook", "pod", klog.KRef(p.namespace, p.name), "container", c.name,
 		"failed", err != nil, "took", time.Since(began).Round(time.Millisecond))
 }
 
-// stopSandboxes stops what is left of a pod, above all its network. The pod counts as ended
-// whatever comes of it: a network that needs the API server cannot be removed without it.
+// stopSandboxes stops the rest of a pod, above all its network. The pod counts as ended even if
+// this fails: a network that needs the API server cannot be removed without it.
 func (r *run) stopSandboxes(ctx context.Context, p *pod) {
 	for _, id := range p.ready {
 		err := r.engine.runtime.stopSandbox(ctx, id)
@@ -85,8 +85,8 @@ func (r *run) stopSandboxes(ctx context.Context, p *pod) {
 	}
 }
 
-// stopTimeout returns the time of a container between the signals, in the whole seconds that the
-// runtime takes. It rounds, because a bucket of five seconds has 4.99 left when its pods are asked.
+// stopTimeout returns the time between the two signals, in whole seconds, as the runtime requires.
+// It rounds, because a bucket of five seconds has 4.99 left when its pods are stopped.
 func stopTimeout(left time.Duration) time.Duration {
 	return max(minimumGrace, left.Round(time.Second))
 }
@@ -96,7 +96,7 @@ func wholeSeconds(d time.Duration) int64 {
 	return max(1, int64(math.Ceil(d.Seconds())))
 }
 
-// wait waits, and returns false if the context ended before.
+// wait waits, and returns false if the context ended first.
 func wait(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -108,7 +108,7 @@ func wait(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// waitFor waits until a channel is closed, until a time, or until the context ends.
+// waitFor waits until a channel is closed, a time is reached, or the context ends.
 func waitFor(ctx context.Context, done <-chan struct{}, until time.Time) {
 	timer := time.NewTimer(time.Until(until))
 	defer timer.Stop()

@@ -27,12 +27,12 @@ import (
 	"haulout.dev/haulout/pkg/files"
 )
 
-// writeDelay is the time between a change and the write: a rollout changes many pods in a second.
-// It is also the time between attempts to write, for example to a full disk.
+// writeDelay is the time between a change and its write: a rollout changes many pods within a
+// second. It is also the pause after a failed write, for example to a full disk.
 const writeDelay = time.Second
 
-// Checkpoint is the pods of the own node, as the API server knew them last. It is on disk, because
-// an agent that starts while the API server is unreachable needs it most.
+// Checkpoint has the pods of this node as the API server last reported them. It is stored on disk,
+// because an agent that starts while the API server is unreachable needs it.
 type Checkpoint struct {
 	dir    string
 	client kubernetes.Interface
@@ -42,30 +42,30 @@ type Checkpoint struct {
 
 	mu   sync.Mutex
 	pods []Pod
-	// stored is the content of the file, to write only what changed.
+	// stored is the content of the file; an unchanged file is not written again.
 	stored []byte
 }
 
-// New returns the checkpoint in a folder, which it makes. If what was stored cannot be read, it
-// returns a checkpoint without pods and the error: the caller can go on with both.
+// New returns the checkpoint in a folder, which it creates. If the stored file cannot be read, New
+// returns a checkpoint without pods and the error: the caller can use both.
 func New(dir string, client kubernetes.Interface, node string) (*Checkpoint, error) {
 	c := &Checkpoint{dir: dir, client: client, node: node, static: manifests{node: node}}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return c, fmt.Errorf("make the folder of the stored pods: %w", err)
+		return c, fmt.Errorf("create the folder of the stored pods: %w", err)
 	}
 	var err error
 	c.pods, c.stored, err = load(dir, node)
 	return c, err
 }
 
-// SetStaticPodPath sets the folder (or file) of the kubelet's static pods. An empty one means that
-// the kubelet has none.
+// SetStaticPodPath sets the folder (or file) of the kubelet's static pods. Empty means that the
+// kubelet has none.
 func (c *Checkpoint) SetStaticPodPath(path string) {
 	c.static.setPath(path)
 }
 
-// Pods returns the pods of the node, with the static pods whose manifests are there now, in the
-// order of their names.
+// Pods returns the pods of the node, with the static pods that have a manifest now, in the order of
+// their names.
 func (c *Checkpoint) Pods() []Pod {
 	c.mu.Lock()
 	known := c.pods
@@ -85,7 +85,7 @@ func (c *Checkpoint) Priorities() []int32 {
 }
 
 // Run keeps the checkpoint up to date until the context ends. While the API server is unreachable,
-// the pods known last stay.
+// it keeps the last known pods.
 func (c *Checkpoint) Run(ctx context.Context) error {
 	ofNode := func(o *metav1.ListOptions) {
 		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", c.node).String()
@@ -109,7 +109,7 @@ func (c *Checkpoint) Run(ctx context.Context) error {
 	}
 	factory.Start(ctx.Done())
 	defer factory.Shutdown()
-	// Before the first list is complete, the pods of the file are more than those of the informer.
+	// Wait for the complete first list: before that, the file has more pods than the informer.
 	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
 		return nil
 	}
@@ -118,7 +118,7 @@ func (c *Checkpoint) Run(ctx context.Context) error {
 	return nil
 }
 
-// follow takes over every change immediately and writes it a little later.
+// follow applies every change immediately and writes it a little later.
 func (c *Checkpoint) follow(ctx context.Context, store cache.Store, changes <-chan struct{}) {
 	var write <-chan time.Time
 	for {
@@ -131,12 +131,12 @@ func (c *Checkpoint) follow(ctx context.Context, store cache.Store, changes <-ch
 		case <-write:
 			write = nil
 			if err := c.write(); err != nil {
-				klog.FromContext(ctx).Error(err, "Pods of the node were not stored, the stored ones are older", "node", c.node)
+				klog.FromContext(ctx).Error(err, "Cannot store the pods of the node, the stored file is out of date", "node", c.node)
 				write = time.After(writeDelay)
 			}
 		case <-ctx.Done():
 			if err := c.write(); err != nil {
-				klog.FromContext(ctx).Error(err, "Pods of the node were not stored at the end", "node", c.node)
+				klog.FromContext(ctx).Error(err, "Cannot store the pods of the node before the agent ends", "node", c.node)
 			}
 			return
 		}
@@ -146,7 +146,7 @@ func (c *Checkpoint) follow(ctx context.Context, store cache.Store, changes <-ch
 func (c *Checkpoint) set(objects []any) {
 	pods := make([]Pod, 0, len(objects))
 	for _, o := range objects {
-		// The selector is the server's work; a pod of another node would be looked for in vain.
+		// Do not rely on the server's field selector: pods of other nodes must not be in the file.
 		if pod, ok := o.(*corev1.Pod); ok && pod.Spec.NodeName == c.node {
 			pods = append(pods, newPod(pod))
 		}
@@ -157,7 +157,7 @@ func (c *Checkpoint) set(objects []any) {
 	c.pods = pods
 }
 
-// write stores the pods, unless the same are stored: most changes of a pod are of its status.
+// write stores the pods unless they are unchanged: most changes of a pod affect only its status.
 func (c *Checkpoint) write() error {
 	c.mu.Lock()
 	pods, stored := c.pods, c.stored
@@ -175,7 +175,7 @@ func (c *Checkpoint) write() error {
 	return nil
 }
 
-// strip removes what is not read from a pod before it is cached.
+// strip removes unused fields of a pod before it is cached.
 func strip(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
@@ -207,7 +207,7 @@ func strip(object any) (any, error) {
 const (
 	fileName    = "pods.json"
 	fileVersion = 1
-	// damagedSuffix is added to the name of a file that cannot be read. Only the last one is kept.
+	// damagedSuffix is appended to the name of an unreadable file. Only the last such file is kept.
 	damagedSuffix = ".damaged"
 )
 
@@ -218,7 +218,7 @@ type file struct {
 	Pods    []record `json:"pods"`
 }
 
-// record is a pod whose times a person can read.
+// record is a pod with times in a format that people can read.
 type record struct {
 	Pod
 	GracePeriod metav1.Duration `json:"gracePeriod"`
@@ -245,7 +245,7 @@ func decode(node string, data []byte) ([]Pod, error) {
 		return nil, fmt.Errorf("version is %d, must be %d", f.Version, fileVersion)
 	}
 	if f.Node != node {
-		return nil, fmt.Errorf("it is of node %q, must be of node %q", f.Node, node)
+		return nil, fmt.Errorf("the file belongs to node %q, must belong to node %q", f.Node, node)
 	}
 	pods := make([]Pod, 0, len(f.Pods))
 	for _, r := range f.Pods {
@@ -255,8 +255,8 @@ func decode(node string, data []byte) ([]Pod, error) {
 	return pods, nil
 }
 
-// load reads the pods that were stored last. A file that cannot be read is moved aside, so that a
-// person can look at it, and the next one is written in its place.
+// load reads the stored pods. It renames a file that cannot be read, so that a person can examine
+// it and the next write does not replace it.
 func load(dir, node string) ([]Pod, []byte, error) {
 	path := filepath.Join(dir, fileName)
 	data, err := os.ReadFile(path)
@@ -277,7 +277,7 @@ func load(dir, node string) ([]Pod, []byte, error) {
 	return nil, nil, err
 }
 
-// store replaces the file. The old one stays if the new one cannot be written completely.
+// store replaces the file. If the write fails, the old file remains.
 func store(dir string, data []byte) error {
 	if err := files.Replace(filepath.Join(dir, fileName), bytes.NewReader(data), 0o600); err != nil {
 		return fmt.Errorf("store the pods: %w", err)

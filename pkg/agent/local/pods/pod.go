@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pods knows the pods of the own node without the API server: it keeps a copy of them on
+// Package pods provides the pods of this node without the API server: it keeps a copy of them on
 // disk and reads the manifests of the kubelet's static pods.
 package pods
 
@@ -26,13 +26,13 @@ const (
 	sourceAPI              = "api"
 )
 
-// Pod is what must be known of a pod to end it without the API server, and cannot be learned from
-// the container runtime.
+// Pod has the data that the agent needs to end a pod without the API server, and that the container
+// runtime does not have.
 type Pod struct {
-	// UID is the uid in the API; for a static pod, the uid of its mirror pod. It is empty for a
-	// static pod that is only known from its manifest.
+	// UID is the UID in the API; for a static pod, the UID of its mirror pod. It is empty if the
+	// static pod is only known from its manifest.
 	UID types.UID `json:"uid,omitempty"`
-	// ConfigHash is the uid of a static pod for the kubelet and the container runtime.
+	// ConfigHash is the UID of a static pod in the kubelet and the container runtime.
 	ConfigHash string `json:"configHash,omitempty"`
 	Namespace  string `json:"namespace"`
 	Name       string `json:"name"`
@@ -41,7 +41,7 @@ type Pod struct {
 	Static bool `json:"static,omitempty"`
 	// Finished is true for a pod in phase Succeeded or Failed.
 	Finished bool `json:"finished,omitempty"`
-	// GracePeriod is the time that the pod has to end.
+	// GracePeriod is the grace period of the pod.
 	GracePeriod time.Duration `json:"-"`
 	// Sidecars are the names of the init containers that run until the pod ends, in the order in
 	// which they are started.
@@ -57,9 +57,9 @@ func IsStatic(annotations map[string]string) bool {
 	return found && source != sourceAPI
 }
 
-// UnknownPriority returns the priority of a pod of which nothing but the namespace is known: the
-// lowest one, or, in namespace kube-system, that of class system-cluster-critical. Without the
-// pods of kube-system, the pods of the later buckets cannot end in order.
+// UnknownPriority returns the priority of a pod of which only the namespace is known: the lowest
+// one or, in namespace kube-system, that of class system-cluster-critical. If the pods of
+// kube-system ended first, the pods of later buckets could not end in order.
 func UnknownPriority(namespace string) int32 {
 	if namespace == metav1.NamespaceSystem {
 		return v1alpha1.SystemClusterCritical
@@ -67,7 +67,7 @@ func UnknownPriority(namespace string) int32 {
 	return math.MinInt32
 }
 
-// newPod returns what is kept of a pod from the API or from a manifest.
+// newPod returns the stored part of a pod from the API or from a manifest.
 func newPod(pod *corev1.Pod) Pod {
 	p := Pod{
 		UID:       pod.UID,
@@ -94,9 +94,9 @@ func newPod(pod *corev1.Pod) Pod {
 	return p
 }
 
-// PriorityOf returns the priority of a pod. In a manifest, the number is often missing; the kubelet
-// then takes 0 and ends the node's most important pods first (kubernetes/kubernetes issues 113940
-// and 133442).
+// PriorityOf returns the priority of a pod. A manifest often has a class without the number; the
+// kubelet then uses 0 and ends the node's most important pods first (kubernetes/kubernetes issues
+// 113940 and 133442).
 func PriorityOf(pod *corev1.Pod) int32 {
 	switch {
 	case pod.Spec.Priority != nil:
@@ -114,7 +114,7 @@ func GraceSeconds(pod *corev1.Pod) int64 {
 	return ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, corev1.DefaultTerminationGracePeriodSeconds)
 }
 
-// Index finds pods.
+// Index finds pods by UID or name.
 type Index struct {
 	byUID  map[string]Pod
 	byName map[types.NamespacedName]Pod
@@ -135,8 +135,8 @@ func NewIndex(pods []Pod) Index {
 	return i
 }
 
-// Find returns the pod with the uid that the container runtime knows. If there is none, it returns
-// the pod of that name: the manifest of a static pod does not tell the uid, and a newer pod of a
+// Find returns the pod with the UID that the container runtime has. Otherwise it returns the pod
+// with that name: the manifest of a static pod does not have the UID, and a newer pod of a
 // StatefulSet has the priority of the older one.
 func (i Index) Find(uid types.UID, namespace, name string) (Pod, bool) {
 	if p, found := i.byUID[string(uid)]; found {
@@ -154,7 +154,7 @@ func (p Pod) runtimeUID() string {
 }
 
 // merge adds the static pods of manifests to the pods from the API. A static pod with a mirror pod
-// is in both; the mirror pod has the priority that the API server found for its class.
+// is in both lists; the mirror pod has the priority that the API server derived from its class.
 func merge(fromAPI, manifests []Pod) []Pod {
 	merged := slices.Clone(fromAPI)
 	mirrors := make(map[types.NamespacedName]int)

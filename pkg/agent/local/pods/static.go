@@ -32,7 +32,7 @@ type manifests struct {
 	files map[string]manifest
 }
 
-// manifest is a file as it was read last.
+// manifest is a file as last read.
 type manifest struct {
 	size    int64
 	changed time.Time
@@ -48,8 +48,8 @@ func (m *manifests) setPath(path string) {
 	}
 }
 
-// pods returns the static pods. Files that did not change are not read again. If the folder cannot
-// be read, the pods of the last time are returned: they still run.
+// pods returns the static pods. It does not read unchanged files again. If the folder cannot be
+// read, it returns the last known pods: they still run.
 func (m *manifests) pods() []Pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,7 +61,7 @@ func (m *manifests) pods() []Pod {
 	case errors.Is(err, fs.ErrNotExist):
 		m.files = nil
 	case err != nil:
-		klog.Background().Error(err, "Static pods cannot be read, those read last are used", "path", m.path)
+		klog.Background().Error(err, "Cannot read static pods, using the last known ones", "path", m.path)
 	default:
 		m.refresh(names)
 	}
@@ -74,7 +74,7 @@ func (m *manifests) pods() []Pod {
 	return pods
 }
 
-// refresh replaces what is known of the files.
+// refresh updates the manifests from the files.
 func (m *manifests) refresh(names []string) {
 	files := make(map[string]manifest, len(names))
 	for _, name := range names {
@@ -90,7 +90,7 @@ func (m *manifests) refresh(names []string) {
 		f := manifest{size: info.Size(), changed: info.ModTime()}
 		pod, err := readPod(name, m.node)
 		if err != nil {
-			klog.Background().Error(err, "Static pod manifest cannot be read, its pod counts as unknown", "path", name)
+			klog.Background().Error(err, "Cannot read a static pod manifest, its pod counts as unknown", "path", name)
 		} else {
 			f.pod = &pod
 		}
@@ -99,8 +99,8 @@ func (m *manifests) refresh(names []string) {
 	m.files = files
 }
 
-// candidates returns the files that the kubelet takes for manifests: all in the folder, of any
-// ending, whose name does not begin with a dot.
+// candidates returns the files that the kubelet treats as manifests: all files in the folder whose
+// names do not begin with a dot, with any extension.
 func candidates(path string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -133,7 +133,7 @@ func readPod(path, node string) (Pod, error) {
 		return Pod{}, err
 	}
 	p := newPod(pod)
-	// The kubelet computes the uid from the whole file, unless the file has one.
+	// The kubelet computes the UID from the whole file, unless the file has a UID.
 	p.Static, p.Finished, p.UID, p.ConfigHash = true, false, "", string(pod.UID)
 	return p, nil
 }
@@ -142,8 +142,7 @@ func readPod(path, node string) (Pod, error) {
 // name.
 func IsIgnored(name string) bool { return strings.HasPrefix(name, ".") }
 
-// ReadManifest reads a regular file, or the one that a link points to, unless it is larger than
-// MaxManifest.
+// ReadManifest reads a regular file, or the target of a link, unless it is larger than MaxManifest.
 func ReadManifest(path string) ([]byte, error) {
 	// Opening a named pipe would block.
 	info, err := os.Stat(path)
@@ -160,12 +159,12 @@ func ReadManifest(path string) ([]byte, error) {
 	defer file.Close()
 	data, err := io.ReadAll(io.LimitReader(file, MaxManifest+1))
 	if err == nil && len(data) > MaxManifest {
-		return nil, fmt.Errorf("%s: larger than %d bytes, the maximum of the kubelet", path, MaxManifest)
+		return nil, fmt.Errorf("%s: larger than %d bytes, the kubelet's limit", path, MaxManifest)
 	}
 	return data, err
 }
 
-// ParseManifest returns the pod in a manifest as the API shows it.
+// ParseManifest returns the pod of a manifest as the API represents it.
 func ParseManifest(data []byte, node string) (*corev1.Pod, error) {
 	pod := &corev1.Pod{}
 	if err := yaml.Unmarshal(data, pod); err != nil {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package install installs, updates and removes the service of the node agent on a host with
-// systemd. The host can be this system, or the one whose root is mounted into this container.
+// systemd. The host is this system, or the system whose root is mounted into this container.
 package install
 
 import (
@@ -36,27 +36,27 @@ const (
 	// UnitPath is the path of the unit file.
 	UnitPath = "/etc/systemd/system/" + Unit
 
-	// restartMarker exists while a change is on the disk that the running agent does not have. A
-	// reboot removes it, and is a restart too.
+	// restartMarker exists while the running agent does not have a change that is on the disk. A
+	// reboot removes it, since that restarts the agent as well.
 	restartMarker = "/run/haulout-node-agent.restart"
 )
 
 // ErrShutdownPending is returned by Uninstall: without the agent, the machine would go down
 // immediately, with all its pods.
-var ErrShutdownPending = errors.New("a shutdown is pending and waits for the agent")
+var ErrShutdownPending = errors.New("the agent delays a pending shutdown")
 
 // Options describe the service.
 type Options struct {
 	// Root is the directory where the root of the host is mounted, or "".
 	Root string
-	// Source is the path of the program that is installed, as this process sees it; this program
-	// itself if empty.
+	// Source is the path of the program to install, as this process sees it; empty means the
+	// running program.
 	Source string
-	// Binary is the path of the program on the host, DefaultBinary if empty.
+	// Binary is the path of the program on the host; empty means DefaultBinary.
 	Binary string
 	// Args are the arguments of the program.
 	Args []string
-	// Files are written to the host, for example the configuration.
+	// Files are written to the host, such as the configuration.
 	Files []File
 	// KubeletUnit is the kubelet's unit, kubelet.service if empty.
 	KubeletUnit string
@@ -68,14 +68,14 @@ type Options struct {
 type File struct {
 	// Path is its path on the host.
 	Path string
-	// Content is all that is in it.
+	// Content is the whole content.
 	Content []byte
 	// Mode are its permissions.
 	Mode fs.FileMode
 }
 
-// Install installs or updates the service, and starts or restarts it if that is needed. It reports
-// whether anything was changed. If it fails half-way, the next call does the rest.
+// Install installs or updates the service, and starts or restarts it if necessary. It reports
+// whether it changed anything. If it fails half-way, the next call completes it.
 func Install(ctx context.Context, o Options) (changed bool, err error) {
 	if err := o.complete(); err != nil {
 		return false, err
@@ -118,8 +118,8 @@ func Install(ctx context.Context, o Options) (changed bool, err error) {
 	return changed || started, err
 }
 
-// start enables the unit, and starts or restarts it if the agent does not run with what is
-// installed.
+// start enables the unit. It starts or restarts the agent unless it already runs the installed
+// version.
 func (o *Options) start(ctx context.Context, client *systemd.Client) (bool, error) {
 	restart := o.restartPending()
 	if restart {
@@ -145,14 +145,15 @@ func (o *Options) start(ctx context.Context, client *systemd.Client) (bool, erro
 		return changed, nil
 	}
 	klog.FromContext(ctx).Info("Starting the node agent", "unit", Unit, "wasActive", state.Active)
-	// A shutdown that is pending keeps waiting: systemd has the lock in the meantime.
+	// A pending shutdown continues to wait: systemd holds the lock during the restart.
 	if err := client.RestartUnit(ctx, Unit); err != nil {
 		return changed, err
 	}
 	return true, files.Remove(o.path(restartMarker))
 }
 
-// Pending reports whether a shutdown is pending or under way, through logind or around it.
+// Pending reports whether a shutdown is pending or in progress, through logind or directly through
+// systemd.
 func Pending(ctx context.Context, root string) (bool, error) {
 	client, err := systemd.Dial(ctx, root)
 	if err != nil {
@@ -165,16 +166,16 @@ func Pending(ctx context.Context, root string) (bool, error) {
 	return logind.Pending(ctx, root)
 }
 
-// Uninstall stops and removes the service: its unit, its program and the configuration of systemd
-// and logind. The agent's own configuration and state stay.
+// Uninstall stops and removes the service: its unit, its program and its configuration files for
+// systemd and logind. It keeps the agent's own configuration and state.
 func Uninstall(ctx context.Context, o Options) error {
 	if err := o.complete(); err != nil {
 		return err
 	}
 	pending, err := Pending(ctx, o.Root)
 	if err != nil {
-		// Without a logind, no shutdown can wait for the agent.
-		klog.FromContext(ctx).Error(err, "Cannot ask whether a shutdown is pending")
+		// Continue: without logind, no shutdown can wait for the agent.
+		klog.FromContext(ctx).Error(err, "Cannot check whether a shutdown is pending")
 	}
 	if pending {
 		return ErrShutdownPending
@@ -190,7 +191,7 @@ func Uninstall(ctx context.Context, o Options) error {
 	if err := client.DisableUnit(ctx, Unit); err != nil {
 		return err
 	}
-	// The unit tells where the program is, so it goes after it.
+	// Remove the unit after the program, since the unit has the path of the program.
 	if err := files.Remove(o.path(o.installedProgram()), o.path(UnitPath), o.path(restartMarker)); err != nil {
 		return err
 	}
@@ -223,13 +224,13 @@ func (o *Options) restartPending() bool {
 func (o *Options) openSource() (io.ReadCloser, error) {
 	source := o.Source
 	if source == "" {
-		// Not os.Executable: its path is wrong once the file has been replaced.
+		// Do not use os.Executable: its path is wrong once the file has been replaced.
 		source = "/proc/self/exe"
 	}
 	return os.Open(source)
 }
 
-// write replaces a file of the host if it differs, and reports whether it did.
+// write replaces a file of the host if it differs, and reports whether it replaced it.
 func (o *Options) write(ctx context.Context, path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (bool, error) {
 	same, err := o.same(path, mode, open)
 	if err != nil {
@@ -238,9 +239,10 @@ func (o *Options) write(ctx context.Context, path string, mode fs.FileMode, open
 	if same {
 		return false, nil
 	}
-	// Before the change: if this process ends after it, the next one must still restart the agent.
+	// Create the marker before the change: if this process ends after the change, the next one must
+	// still restart the agent.
 	if err := os.WriteFile(o.path(restartMarker), nil, 0o644); err != nil {
-		return false, fmt.Errorf("note that a restart is needed: %w", err)
+		return false, fmt.Errorf("create the marker for a restart: %w", err)
 	}
 	source, err := open()
 	if err != nil {
@@ -271,7 +273,7 @@ func (o *Options) same(path string, mode fs.FileMode, open func() (io.ReadCloser
 	return installed == source, err
 }
 
-// sumOf returns the checksum of a file, which need not fit into the memory.
+// sumOf returns the checksum of a file without reading the whole file into memory.
 func sumOf(open func() (io.ReadCloser, error)) (sum [sha256.Size]byte, err error) {
 	file, err := open()
 	if err != nil {
@@ -283,13 +285,13 @@ func sumOf(open func() (io.ReadCloser, error)) (sum [sha256.Size]byte, err error
 	return [sha256.Size]byte(hash.Sum(nil)), err
 }
 
-// removeDropIn removes a drop-in, and its folder if that is empty.
+// removeDropIn removes a drop-in, and its folder if that is then empty.
 func removeDropIn(path string) error {
 	if err := files.Remove(path); err != nil {
 		return err
 	}
 	err := unix.Rmdir(filepath.Dir(path))
-	// ENOTDIR: the folder is a link, which the agent has not made.
+	// ENOTDIR: the folder is a link, which the agent did not create.
 	for _, left := range []error{unix.ENOENT, unix.ENOTEMPTY, unix.ENOTDIR, unix.EBUSY} {
 		if errors.Is(err, left) {
 			return nil
@@ -298,7 +300,7 @@ func removeDropIn(path string) error {
 	return err
 }
 
-// unitTemplate is the unit file. The lines that need a reason have it, as administrators read it.
+// unitTemplate is the unit file. Comments explain lines to administrators where necessary.
 var unitTemplate = template.Must(template.New("unit").Funcs(template.FuncMap{"quote": quote}).Parse(
 	`# Written by haulout-node-agent install, which overwrites all changes. Use a drop-in:
 # systemctl edit {{.Unit}}
@@ -307,7 +309,7 @@ Description=Haulout node agent
 # systemd stops units in the opposite order: the agent must end before the pods and the network do.
 After={{.KubeletUnit}} containerd.service crio.service dbus.service systemd-logind.service network-online.target
 Wants=network-online.target
-# Without an agent, a shutdown does not wait: it is started again however often it ends.
+# Without an agent, a shutdown does not wait, so systemd restarts it without a limit.
 StartLimitIntervalSec=0
 
 [Service]
@@ -317,7 +319,7 @@ Restart=always
 RestartSec=200ms
 # systemd keeps the shutdown lock while the agent is restarted.
 FileDescriptorStoreMax=8
-# A shutdown that goes around logind waits this long for the agent.
+# A shutdown that bypasses logind waits this long for the agent.
 TimeoutStopSec={{.StopSeconds}}
 KillMode=mixed
 OOMScoreAdjust=-999
@@ -326,19 +328,20 @@ OOMScoreAdjust=-999
 WantedBy=multi-user.target
 
 [X-Haulout]
-# What uninstall removes.
+# The command uninstall removes this program.
 ` + programKey + `{{.Program}}
 `))
 
-// scopeDropIns are for the units of containers: containerd and CRI-O name them so.
+// scopeDropIns are the paths of the drop-ins for the units of containers, by the names that
+// containerd and CRI-O use.
 var scopeDropIns = []string{
 	"/etc/systemd/system/cri-containerd-.scope.d/50-haulout-node-agent.conf",
 	"/etc/systemd/system/crio-.scope.d/50-haulout-node-agent.conf",
 }
 
-// scopeDropIn lets systemd end containers after the agent. Otherwise a shutdown that goes around
-// logind ends all of them first, whatever their priority, since the slices of pods may not run
-// during a shutdown.
+// scopeDropIn makes systemd end containers after the agent. Otherwise a shutdown that bypasses
+// logind ends all containers first, regardless of their priority, since the slices of pods may not
+// run during a shutdown.
 const scopeDropIn = `# Written by haulout-node-agent install, which overwrites all changes.
 # When the system goes down, the node agent ends the containers in the order of their priorities.
 [Unit]
@@ -348,8 +351,8 @@ Before=` + Unit + "\n"
 // sections that begin with X-.
 const programKey = "Program="
 
-// installedProgram returns the path of the program that is installed, or the one of the options if
-// the unit does not tell it.
+// installedProgram returns the path of the installed program; the one of the options if the unit
+// does not have it.
 func (o *Options) installedProgram() string {
 	content, err := os.ReadFile(o.path(UnitPath))
 	if err != nil {
@@ -381,7 +384,7 @@ func unitFile(o *Options) (string, error) {
 	return text.String(), nil
 }
 
-// quote writes a word of a command so that systemd reads it unchanged.
+// quote quotes a word of a command for systemd.
 func quote(word string) string {
 	word = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`, "%", "%%", "$", "$$").Replace(word)
 	if word == "" || strings.ContainsAny(word, " \t'\\\";") {
@@ -390,7 +393,7 @@ func quote(word string) string {
 	return word
 }
 
-// complete fills in the defaults, and returns what is wrong with the options.
+// complete sets the defaults, and returns an error if the options are invalid.
 func (o *Options) complete() error {
 	if o.Root == "/" {
 		o.Root = ""
@@ -401,14 +404,14 @@ func (o *Options) complete() error {
 		}
 	}
 	if !filepath.IsAbs(o.Binary) || filepath.Clean(o.Binary) != o.Binary || strings.Contains(o.Binary, "\n") {
-		return fmt.Errorf("path of the program %q: must be absolute, on one line, and have no . or .. in it", o.Binary)
+		return fmt.Errorf("path of the program %q: must be absolute, on one line, and without . or ..", o.Binary)
 	}
 	if strings.ContainsAny(o.KubeletUnit, " \t\n%") || filepath.Ext(o.KubeletUnit) == "" {
 		return fmt.Errorf("unit of the kubelet %q: must be the name of one unit with its suffix, like kubelet.service", o.KubeletUnit)
 	}
 	for i := range o.Files {
 		if path := o.Files[i].Path; !filepath.IsAbs(path) || filepath.Clean(path) != path {
-			return fmt.Errorf("path of the file %q: must be absolute and have no . or .. in it", path)
+			return fmt.Errorf("path of the file %q: must be absolute and without . or ..", path)
 		}
 	}
 	return nil

@@ -21,8 +21,8 @@ import (
 	"haulout.dev/haulout/pkg/files"
 )
 
-// What an older version has left if its configuration said localEngine: KubeletBus: a service that
-// was the kubelet's D-Bus, and a drop-in with which the kubelet used it.
+// These files remain from an older version with localEngine: KubeletBus: a service that was the
+// kubelet's D-Bus, and a drop-in that made the kubelet use it.
 const (
 	busUnit     = "haulout-node-agent-bus.service"
 	dropInName  = "haulout-node-agent.conf"
@@ -30,9 +30,9 @@ const (
 	busVariable = "DBUS_SYSTEM_BUS_ADDRESS=unix:path=/run/haulout-node-agent/bus.sock"
 )
 
-// removeOlder removes the kubelet's bus, and restarts a kubelet that runs with it. It reports
-// whether there was anything to do. While a shutdown waits for the agent, it does nothing: the
-// kubelet must not restart now, and the pod that installs the agent does so again after the boot.
+// removeOlder removes the kubelet's bus, and restarts a kubelet that uses it. It reports whether it
+// removed anything. While the agent delays a shutdown it does nothing, because the kubelet must not
+// restart now; after the boot, the installing pod calls it again.
 func (o *Options) removeOlder(ctx context.Context, client *systemd.Client) (bool, error) {
 	dropIns, err := filepath.Glob(o.path(filepath.Join(unitDir, "*.d", dropInName)))
 	if err != nil {
@@ -46,10 +46,10 @@ func (o *Options) removeOlder(ctx context.Context, client *systemd.Client) (bool
 		return false, nil
 	}
 	if pending, err := logind.Pending(ctx, o.Root); pending || err != nil {
-		klog.FromContext(ctx).Info("The bus that an older version gave to the kubelet stays until the next installation", "shutdownPending", pending, "err", err)
+		klog.FromContext(ctx).Info("The kubelet's bus of an older version stays until the next installation", "shutdownPending", pending, "err", err)
 		return false, nil
 	}
-	// The bus last: while it is there, an installation that was interrupted finds the kubelet.
+	// Remove the bus last: through it, an installation after an interruption finds the kubelet.
 	kubelets := []string{o.KubeletUnit}
 	for _, path := range dropIns {
 		if unit := strings.TrimSuffix(filepath.Base(filepath.Dir(path)), ".d"); !slices.Contains(kubelets, unit) {
@@ -84,7 +84,7 @@ func (o *Options) leaveBus(ctx context.Context, client *systemd.Client, name str
 	}
 	environment, err := os.ReadFile(o.path(fmt.Sprintf("/proc/%d/environ", unit.MainPID)))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // it has ended
+		return nil // the kubelet has ended
 	}
 	if err != nil {
 		return fmt.Errorf("read the environment of %s: %w", name, err)
