@@ -20,8 +20,8 @@ func OwnPlugins() []string {
 }
 
 // Configure registers our plugins and orders them before the policies and webhooks of the cluster,
-// so that those see complete objects. The namespace lifecycle check stays first. Both arguments are
-// read when the plugins are created, after flag parsing: nodes configures the plugin for
+// so that these see complete objects. The namespace lifecycle check remains first. Both arguments
+// are read when the plugins are created, after flag parsing: nodes configures the plugin for
 // NodeMaintenances, evacuators returns the classes of the enabled built-in evacuators.
 func Configure(o *genericoptions.AdmissionOptions, nodes *nodemaintenance.Config, evacuators func() []string) {
 	nodemaintenance.Register(o.Plugins, nodes)

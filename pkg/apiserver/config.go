@@ -19,7 +19,7 @@ import (
 	"haulout.dev/haulout/pkg/registry/maintenance/nodemaintenance"
 )
 
-// ExtraConfig is the configuration that the Haulout server needs beyond that of a generic server.
+// ExtraConfig is the configuration of the Haulout server in addition to that of a generic server.
 type ExtraConfig struct {
 	// Identity is set to the server's own user as soon as its authenticator is complete.
 	Identity *identity.Server
@@ -27,15 +27,14 @@ type ExtraConfig struct {
 	// replica.
 	MaintenanceInformers informers.SharedInformerFactory
 	// NewestNode returns the creation time of the newest node of the host cluster; nil means that
-	// the server knows no host cluster.
+	// the server has no host cluster.
 	NewestNode nodemaintenance.NewestNode
 	// Previewer creates previews of maintenances.
 	Previewer nodemaintenance.Previewer
-	// EvacuatorStartDeadline is the time that an evacuator has for its first report before the next
-	// one may become active.
+	// EvacuatorStartDeadline is how long an evacuator may take to report for the first time before
+	// the next one may become active.
 	EvacuatorStartDeadline time.Duration
-	// Controllers act on the host cluster; with nil, the server only stores objects and does not
-	// act on them.
+	// Controllers act on the host cluster; if nil, the server only stores objects.
 	Controllers *Controllers
 }
 
@@ -50,7 +49,7 @@ type completedConfig struct {
 	extra   *ExtraConfig
 }
 
-// CompletedConfig is a configuration that a server can be created from; only Complete returns one.
+// CompletedConfig is a configuration from which a server can be created; only Complete returns one.
 type CompletedConfig struct {
 	*completedConfig
 }
@@ -70,14 +69,14 @@ type Server struct {
 	GenericAPIServer *genericapiserver.GenericAPIServer
 }
 
-// New creates the server, its storage and its hooks; nothing runs before
+// New creates the server, its storage and its hooks. Nothing runs before
 // GenericAPIServer.PrepareRun().RunWithContext.
 func (c CompletedConfig) New() (*Server, error) {
 	generic, err := c.generic.New("haulout-apiserver", genericapiserver.NewEmptyDelegate())
 	if err != nil {
 		return nil, err
 	}
-	// A server without controllers knows nothing about the Lease.
+	// A server without controllers does not read the Lease.
 	noLeader := func() string { return "" }
 	if c.extra.Controllers != nil {
 		noLeader = c.extra.Controllers.NoLeader
@@ -103,7 +102,7 @@ func (c CompletedConfig) New() (*Server, error) {
 }
 
 // addHooks adds the hooks that start informers and controllers. A post-start hook must return
-// immediately, and an error of one ends the process.
+// immediately, and its error ends the process.
 func (c CompletedConfig) addHooks(server *genericapiserver.GenericAPIServer) error {
 	own := c.extra.MaintenanceInformers
 	if err := server.AddPostStartHook("start-maintenance-informers", func(hook genericapiserver.PostStartHookContext) error {

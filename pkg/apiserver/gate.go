@@ -49,10 +49,10 @@ const (
 var offReasons = []offReason{offElsewhere, offOtherStorage, offRestored, offCheckFails}
 
 const (
-	// checkTimeout limits one check, so that one that hangs fails.
+	// checkTimeout limits one check, so that a check that hangs fails.
 	checkTimeout = 10 * time.Second
 	// failsAfter is how long the check has to fail before an event reports it: a restart of
-	// kube-apiserver is not worth one.
+	// kube-apiserver needs no event.
 	failsAfter = time.Minute
 )
 
@@ -92,15 +92,15 @@ func showOff(why offReason) {
 // gate has the result of the last check whether this replica may lead.
 type gate struct {
 	mu sync.Mutex
-	// off is why this replica may not lead by the last check; nil if it may. It is read without the
-	// lock, which a check that hangs has.
+	// off is why this replica may not lead according to the last check; nil if it may. It is read
+	// without the lock, because a check that hangs holds the lock.
 	off atomic.Pointer[string]
 	// told is the last message in the log and in an event.
 	told string
-	// failing is since when the check has failed without interruption, zero if it has not.
+	// failing is the time since which every check has failed; zero if the last one succeeded.
 	failing time.Time
-	// holder is another holder of the Lease, and renewal the time of its last renewal by its own
-	// clock. It is only compared with earlier values: if it changes, the holder is alive.
+	// holder is another holder of the Lease, and renewal is its last renewal time, from the clock
+	// of the holder. It is only compared with earlier values: if it changes, the holder is alive.
 	holder, renewal string
 }
 
@@ -109,7 +109,7 @@ type gate struct {
 func (c *Controllers) mayLead(ctx context.Context) bool {
 	why, err := c.whyOff(ctx)
 	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Controllers wait")
+		klog.FromContext(ctx).Error(err, "Cannot check whether this replica may lead, the controllers wait")
 		c.noteFailing(ctx, err)
 	}
 	return err == nil && why == ""
@@ -177,7 +177,7 @@ func (c *Controllers) setOff(ctx context.Context, why offReason, message string)
 	}
 }
 
-// checkReady returns why this replica may not lead, nil if it leads, follows or may do so.
+// checkReady returns why this replica may not lead; nil if it leads, follows or may lead.
 func (c *Controllers) checkReady() error {
 	if off := c.gate.off.Load(); off != nil {
 		return errors.New(*off)
@@ -186,8 +186,8 @@ func (c *Controllers) checkReady() error {
 }
 
 func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message string, err error) {
-	// The Lease comes first: a replica that may not lead reports nevertheless whether another one
-	// does.
+	// Read the Lease first, so that a replica that may not lead still reports whether another one
+	// leads.
 	lease, err := c.readLease(ctx)
 	if err != nil {
 		return "", "", err
@@ -210,12 +210,12 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 		return "", "", nil
 	}
 	if holder := c.liveHolder(lease); holder != "" && c.Storage.Embedded {
-		c.Exit(fmt.Errorf("another server (%s) renews Lease %s/%s: with embedded storage there can be only one; "+
-			"give all of them the same --etcd-servers, or stop the other one", holder, c.Election.Namespace, c.Election.Name))
+		c.Exit(fmt.Errorf("another server (%s) renews Lease %s/%s: embedded storage allows only one server; "+
+			"set the same --etcd-servers on all servers, or stop the other server", holder, c.Election.Namespace, c.Election.Name))
 	}
 	if id, foreign := c.Storage.foreign(lease); foreign {
-		return offOtherStorage, fmt.Sprintf("the last leader had storage %s, and this server has storage %s: nodes may be under maintenances that exist only in the "+
-			"other one. Restore the other storage, or start with --adopt-storage=%s to release the nodes that it left behind", id, c.Storage.ID, id), nil
+		return offOtherStorage, fmt.Sprintf("the last leader had storage %s, and this server has storage %s: nodes may be under maintenances that only exist in the "+
+			"other storage. Restore that storage, or start with --adopt-storage=%s to release the nodes of its maintenances", id, c.Storage.ID, id), nil
 	}
 	// Read the storage after the Lease, so that it is never behind because a leader continues to
 	// write.
@@ -230,7 +230,7 @@ func (c *Controllers) askWhyOff(ctx context.Context) (why offReason, message str
 	return "", "", nil
 }
 
-// readLease returns the Lease, nil if there is none.
+// readLease returns the Lease; nil if it does not exist.
 func (c *Controllers) readLease(ctx context.Context) (*coordinationv1.Lease, error) {
 	lease, err := c.Leases.Leases(c.Election.Namespace).Get(ctx, c.Election.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -244,8 +244,8 @@ func (c *Controllers) readLease(ctx context.Context) (*coordinationv1.Lease, err
 	return lease, nil
 }
 
-// liveHolder returns the holder of a Lease if it is another one and has renewed since the last
-// call.
+// liveHolder returns the holder of a Lease if it is another replica that has renewed the Lease
+// since the last call.
 func (c *Controllers) liveHolder(lease *coordinationv1.Lease) string {
 	holder, renewal := "", ""
 	if h := lease.Spec.HolderIdentity; h != nil && *h != c.Election.Identity && lease.Spec.RenewTime != nil {

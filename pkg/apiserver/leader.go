@@ -14,25 +14,25 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ErrLeaseLost is the cause with which the context of the controllers ends when the Lease was
-// deleted, or has another holder, while this replica held it. Another replica may act already, so
-// their calls are cut without CallGrace.
+// ErrLeaseLost is the cause of the end of the controllers' context if the Lease was deleted, or got
+// another holder, while this replica held it. Another replica may already act, so the calls of the
+// controllers are cancelled without CallGrace.
 var ErrLeaseLost = errors.New("the lease was deleted or has another holder")
 
 var (
 	errNotRenewed = errors.New("the lease was not renewed in time")
-	errMayNotLead = errors.New("this replica may not lead any more")
+	errMayNotLead = errors.New("this replica may no longer lead")
 )
 
-// gatePeriod is how often a replica that takes part in the election checks whether it may.
+// gatePeriod is how often a replica that takes part in the election checks whether it still may.
 const gatePeriod = 10 * time.Second
 
 // term is one term of leadership: from acquiring the Lease until the controllers have ended.
 type term struct {
 	*Controllers
 	lease *lease
-	// server ends when the server shuts down; allowed also ends when this replica may not lead any
-	// more.
+	// server ends when the server shuts down; allowed also ends when this replica may no longer
+	// lead.
 	server, allowed context.Context
 	// ended is closed when the controllers have ended.
 	ended chan struct{}
@@ -42,11 +42,12 @@ type term struct {
 
 // takePartInElection returns when this replica has released or lost leadership, or when the context
 // ends. Another replica can acquire the Lease only after the controllers of this one have ended:
-// this one renews it while they stop, and releases it afterwards. If it finds that the Lease was
-// deleted or has another holder, it cuts their calls immediately. If it cannot renew the Lease, it
-// stops the controllers after RenewDeadline, cancels their calls after CallGrace, and exits if they
-// still run. All of that fits into LeaseDuration, the shortest time that other replicas wait. A
-// process that was suspended for longer than that finds the Lease too old before its next write.
+// this replica renews the Lease while they stop, and releases it afterwards. If the Lease was
+// deleted or has another holder, it cancels their calls immediately. If it cannot renew the Lease,
+// it stops the controllers after RenewDeadline, cancels their calls after CallGrace, and exits if
+// they still run. All of this takes less than LeaseDuration, the minimum time that other replicas
+// wait. A process that was suspended for longer notices before its next write that the Lease is too
+// old.
 func (c *Controllers) takePartInElection(ctx context.Context) {
 	electionCtx, leave := context.WithCancel(context.WithoutCancel(ctx))
 	defer leave()
@@ -60,7 +61,7 @@ func (c *Controllers) takePartInElection(ctx context.Context) {
 		LeaseDuration: c.Election.LeaseDuration,
 		RenewDeadline: c.Election.RenewDeadline,
 		RetryPeriod:   c.Election.RetryPeriod,
-		// client-go would release the Lease before the controllers are told to stop.
+		// With true, client-go would release the Lease before the controllers stop.
 		ReleaseOnCancel: false,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: t.run,
@@ -72,12 +73,12 @@ func (c *Controllers) takePartInElection(ctx context.Context) {
 		return
 	}
 	if c.watchdog != nil {
-		// client-go connects the two only in RunOrDie.
+		// client-go makes this connection only in RunOrDie.
 		c.watchdog.SetLeaderElection(elector)
 		defer c.watchdog.SetLeaderElection(nil)
 	}
-	// A replica that does not lead leaves immediately. One that leads does so when its controllers
-	// have ended.
+	// A replica that does not lead leaves the election immediately. The leader leaves it when its
+	// controllers have ended.
 	stop := context.AfterFunc(allowed, func() {
 		if !l.isHeld() {
 			leave()
@@ -96,8 +97,8 @@ func (c *Controllers) takePartInElection(ctx context.Context) {
 	l.release(context.WithoutCancel(ctx))
 }
 
-// run runs the controllers until the server shuts down, this replica may not lead any more, the
-// election ends, or the Lease was not renewed for RenewDeadline, whichever comes first.
+// run runs the controllers until the server shuts down, this replica may no longer lead, the
+// election ends, or the Lease has not been renewed for RenewDeadline.
 func (t *term) run(leading context.Context) {
 	defer t.leave()
 	defer close(t.ended)
@@ -114,7 +115,7 @@ func (t *term) run(leading context.Context) {
 		t.endIfStuck(errNotRenewed, StopTimeout)
 	})()
 	defer context.AfterFunc(ctx, func() {
-		// When the server shuts down, its shutdown hook waits for them.
+		// When the server shuts down, its shutdown hook waits for the controllers.
 		if t.server.Err() == nil {
 			t.endIfStuck(context.Cause(ctx), shutdownTimeout)
 		}
@@ -122,11 +123,11 @@ func (t *term) run(leading context.Context) {
 	t.runOnce(ctx, t.lease.check)
 }
 
-// endIfStuck ends the process if the controllers have not ended after a while.
+// endIfStuck ends the process if the controllers have not ended after the given time.
 func (t *term) endIfStuck(cause error, after time.Duration) {
 	select {
 	case <-t.ended:
 	case <-time.After(after):
-		t.Exit(fmt.Errorf("the controllers still run %v after they were told to stop (%w)", after, cause))
+		t.Exit(fmt.Errorf("the controllers have not stopped within %v (%w)", after, cause))
 	}
 }

@@ -23,30 +23,31 @@ import (
 // LeaderElection configures the election of the replica that runs the controllers. The Lease is in
 // the host cluster.
 type LeaderElection struct {
-	// Enabled: if false, the controllers run without a Lease.
+	// Enabled is false if the controllers run without a Lease.
 	Enabled bool
 	// Namespace and Name identify the Lease.
 	Namespace, Name string
-	// Identity is the name of this replica in the Lease. A server that was killed and starts again
+	// Identity is the name of this replica in the Lease. A server that is killed and starts again
 	// with the same identity gets its Lease back immediately, so two servers that may run at the
-	// same time must never share an identity.
+	// same time must have different identities.
 	Identity string
 	// LeaseDuration is how long other replicas wait before they take over from a holder that does
-	// not renew. RenewDeadline is how long after its last renewal a holder stops its controllers.
-	// RetryPeriod is the time between attempts.
+	// not renew the Lease. A holder that cannot renew the Lease stops its controllers after
+	// RenewDeadline. RetryPeriod is the time between attempts.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 }
 
 const (
-	// CallGrace is how long a call to the host cluster may continue after the controllers were told
-	// to stop. It is better to finish a call than to interrupt it, but it must end before another
-	// replica can take the Lease.
+	// CallGrace is how long a call to the host cluster may continue after the end of the
+	// controllers' context. A completed call is better than an interrupted one, but it must end
+	// before another replica can acquire the Lease.
 	CallGrace = 4 * time.Second
-	// StopTimeout is how long the controllers may take to stop when the Lease could not be renewed,
-	// before the process exits.
+	// StopTimeout is how long the controllers may take to stop after the Lease could not be
+	// renewed. Then the process exits.
 	StopTimeout = CallGrace + time.Second
 
-	// shutdownTimeout is how long they may take while the Lease is still renewed.
+	// shutdownTimeout is how long the controllers may take to stop while the Lease is still
+	// renewed.
 	shutdownTimeout = 20 * time.Second
 )
 
@@ -59,17 +60,16 @@ type Controllers struct {
 	Election LeaderElection
 	// Run creates a new set of controllers, runs them until the context ends, and returns when the
 	// last of their writes is done. It is called again if this replica loses and regains
-	// leadership. The controllers must call mayAct before each write, and not write if it returns
-	// an error: a process that was suspended continues before its context has ended.
+	// leadership. The controllers must call mayAct before each write, and must not write if it
+	// returns an error: a process that resumes after it was suspended runs before its context ends.
 	Run func(ctx context.Context, mayAct func() error) error
-	// Storage describes the storage of this server; nil if it is not known.
+	// Storage describes the storage of this server; nil if unknown.
 	Storage *Storage
 	// Service is the Service in front of this server. Registered returns the Service in the
-	// APIService, or the zero value if there is none; a replica leads only while the two are the
-	// same.
+	// APIService, or the zero value if there is none. A replica leads only while both are the same.
 	Service    types.NamespacedName
 	Registered func(context.Context) (types.NamespacedName, error)
-	// Recorder records events about why this replica does not lead.
+	// Recorder records events with the reason why this replica does not lead.
 	Recorder events.EventRecorder
 	// Exit ends the process. It is called if two replicas could otherwise act at the same time.
 	Exit func(reason error)
@@ -87,8 +87,9 @@ func (c *Controllers) addTo(server *genericapiserver.GenericAPIServer) error {
 	stopped := make(chan struct{})
 	registerMetrics()
 	if c.Election.Enabled {
-		// Not part of readiness: the server can still serve requests while no replica leads, and
-		// kube-apiserver would take the API for gone and delete no namespace any more.
+		// Do not make this part of readiness: the server can still serve requests while no replica
+		// leads. Otherwise kube-apiserver would treat the API as unavailable, and could not delete
+		// namespaces.
 		if err := server.AddLivezChecks(0, healthz.NamedCheck(leaderElectionCheck, c.watch())); err != nil {
 			cancel()
 			return err
@@ -96,7 +97,8 @@ func (c *Controllers) addTo(server *genericapiserver.GenericAPIServer) error {
 		server.Handler.NonGoRestfulMux.HandleFunc("/readyz/"+leaderElectionCheck, c.serveReady)
 	}
 	if c.Liveness != nil {
-		// Not part of readiness: the server can still serve requests with a stuck controller.
+		// Do not make this part of readiness: the server can still serve requests with a stuck
+		// controller.
 		if err := server.AddLivezChecks(0, healthz.NamedCheck("controllers", c.Liveness)); err != nil {
 			cancel()
 			return err
@@ -116,7 +118,7 @@ func (c *Controllers) addTo(server *genericapiserver.GenericAPIServer) error {
 		cancel()
 		return err
 	}
-	// The controllers write through this server, so they end before it stops serving.
+	// The controllers write through this server, so they must end before it stops serving.
 	return server.AddPreShutdownHook("stop-controllers", func() error {
 		cancel()
 		start.Do(func() { close(stopped) })
@@ -130,10 +132,10 @@ func (c *Controllers) addTo(server *genericapiserver.GenericAPIServer) error {
 }
 
 // leaderElectionCheck is the name of the checks of the leader election: /livez/leader-election is
-// part of /livez, and /readyz/leader-election can only be asked for by its name.
+// part of /livez; /readyz/leader-election is separate from /readyz.
 const leaderElectionCheck = "leader-election"
 
-// serveReady responds whether this replica leads, follows or may do so. Otherwise it responds with
+// serveReady responds with success if this replica leads, follows or may lead; otherwise with
 // status 500 and the reason.
 func (c *Controllers) serveReady(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -146,7 +148,7 @@ func (c *Controllers) serveReady(w http.ResponseWriter, _ *http.Request) {
 	_, _ = fmt.Fprint(w, "ok")
 }
 
-// watch returns a health check. A follower that waits is healthy; a leader that has not renewed for
+// watch returns a health check. A waiting follower is healthy; a leader that has not renewed for
 // twice its lease is stuck.
 func (c *Controllers) watch() func(*http.Request) error {
 	c.watchdog = leaderelection.NewLeaderHealthzAdaptor(c.Election.LeaseDuration)
@@ -180,7 +182,7 @@ func (c *Controllers) runOnce(ctx context.Context, mayAct func() error) {
 	leaderGauge.Set(1)
 	defer leaderGauge.Set(0)
 	if err := c.Run(ctx, mayAct); err != nil && ctx.Err() == nil {
-		logger.Error(err, "Controllers ended, will restart")
+		logger.Error(err, "The controllers ended, restarting them")
 		return
 	}
 	logger.Info("Controllers stopped", "cause", context.Cause(ctx))

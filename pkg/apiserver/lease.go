@@ -20,22 +20,21 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// lease implements the lock of the elector. Unlike the lock of client-go it uses the clock of this
-// process to measure the time since the last renewal was sent.
+// lease implements the lock of the elector. Unlike client-go's lock, it measures with the clock of
+// this process how long ago the last renewal was sent.
 type lease struct {
 	client    coordinationclient.LeaseInterface
 	name      string
 	namespace string
 	identity  string
 	deadline  time.Duration
-	// storage describes the storage of this server, for annotations of the Lease; nil if it is not
-	// known.
+	// storage describes the storage of this server, for annotations of the Lease; nil if unknown.
 	storage *Storage
 	// retry is the pause between two attempts to release the Lease.
 	retry time.Duration
-	// sightings is what the replica has seen of the Lease. duration is how long it waits, after it
-	// has last seen a Lease or, if it never has, after it began to look, until it creates one in
-	// the place of one that was deleted.
+	// sightings is what this replica has observed of the Lease. If the Lease was deleted, the
+	// replica creates a new one only duration after it last saw the old one or, if it never saw
+	// one, after it began to look.
 	sightings *sightings
 	duration  time.Duration
 
@@ -44,15 +43,15 @@ type lease struct {
 	last *coordinationv1.Lease
 	// held is set by the first write that names this replica as the holder.
 	held bool
-	// renewed is when the last such write was sent. Other replicas saw it later, so their wait for
-	// the Lease ends later, too.
+	// renewed is when that write was sent. Other replicas noticed it later, so their wait for the
+	// Lease ends later as well.
 	renewed time.Time
-	// uid is that of the Lease that the last such write has stored.
+	// uid is the UID of the Lease that this write stored.
 	uid types.UID
-	// expiry fires when no such write has succeeded for the renew deadline.
+	// expiry fires if no such write has succeeded within the renew deadline.
 	expiry *time.Timer
-	// lost is set when the Lease that this replica holds was deleted, or has another holder. onLost
-	// is called then.
+	// lost is set when the Lease that this replica holds was deleted or got another holder. onLost
+	// is then called.
 	lost   bool
 	onLost func()
 }
@@ -86,8 +85,8 @@ func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 	return record, raw, err
 }
 
-// Create implements resourcelock.Interface. It fails while the holder of a Lease that was deleted
-// may still act.
+// Create implements resourcelock.Interface. It fails while the holder of a deleted Lease may still
+// act.
 func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	since, seen := l.sightings.sinceSeen()
 	if since < l.duration && !seen {
@@ -98,7 +97,7 @@ func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRe
 		}
 	}
 	if since < l.duration && seen {
-		return fmt.Errorf("the Lease was deleted: its last holder may act for another %v", l.duration-since)
+		return fmt.Errorf("the Lease was deleted, and its last holder may still act for %v", l.duration-since)
 	}
 	return l.write(ctx, record, func(next *coordinationv1.Lease) (*coordinationv1.Lease, error) {
 		next.ObjectMeta = metav1.ObjectMeta{Namespace: l.namespace, Name: l.name, Annotations: next.Annotations}
@@ -110,7 +109,7 @@ func (l *lease) Create(ctx context.Context, record resourcelock.LeaderElectionRe
 func (l *lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	return l.write(ctx, record, func(next *coordinationv1.Lease) (*coordinationv1.Lease, error) {
 		if next.Name == "" {
-			return nil, errors.New("the Lease was not read yet")
+			return nil, errors.New("the Lease has not been read yet")
 		}
 		return l.client.Update(ctx, next, metav1.UpdateOptions{})
 	})
@@ -145,14 +144,14 @@ func (l *lease) write(ctx context.Context, record resourcelock.LeaderElectionRec
 	}
 	l.held, l.renewed, l.uid = true, sent, written.UID
 	if l.expiry != nil && l.expiry.Stop() {
-		// Do not reset a timer that has fired: the controllers were already told to stop.
+		// Do not reset a timer that has fired: the controllers are already stopping.
 		l.expiry.Reset(l.deadline - time.Since(sent))
 	}
 	return nil
 }
 
 // loseIf ends the term of this replica if it holds the Lease and the condition is true: another
-// replica may act from now on. client-go would go on until the renew deadline.
+// replica may act from now on. Without this, client-go would continue until the renew deadline.
 func (l *lease) loseIf(condition func() bool) {
 	l.mu.Lock()
 	if !l.held || l.lost || !condition() {
@@ -167,7 +166,7 @@ func (l *lease) loseIf(condition func() bool) {
 	}
 }
 
-// onLoss has f called, once, when the Lease is lost to another replica or deleted.
+// onLoss registers f, which is called once when the Lease is deleted or gets another holder.
 func (l *lease) onLoss(f func()) {
 	l.mu.Lock()
 	lost := l.lost
@@ -178,8 +177,8 @@ func (l *lease) onLoss(f func()) {
 	}
 }
 
-// onDeadline calls f, once, when the Lease was not renewed for the renew deadline, until the
-// returned function is called.
+// onDeadline calls f once if the Lease is not renewed within the renew deadline. The returned
+// function cancels this.
 func (l *lease) onDeadline(f func()) (stop func() bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,11 +186,10 @@ func (l *lease) onDeadline(f func()) (stop func() bool) {
 	return l.expiry.Stop
 }
 
-// check returns an error if this replica has lost the Lease or has not renewed it for the renew
-// deadline. It reads
-// the clock, since a timer that is due fires only some time after the process was suspended. The
-// monotonic clock goes on while the process is stopped; the other one also while the machine
-// sleeps.
+// check returns an error if this replica has lost the Lease or has not renewed it within the renew
+// deadline. It reads the clock, since the timer of a process that was suspended fires some time
+// after the process resumes. The monotonic clock continues while the process is stopped; the wall
+// clock also continues while the machine sleeps.
 func (l *lease) check() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -219,8 +217,8 @@ func (l *lease) isLost() bool {
 	return l.lost
 }
 
-// release releases the Lease if this replica still holds it. A call whose response was lost may
-// have acquired it.
+// release releases the Lease if this replica still holds it. It also covers an acquisition whose
+// response was lost.
 func (l *lease) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, l.deadline)
 	defer cancel()
@@ -243,7 +241,7 @@ func (l *lease) release(ctx context.Context) {
 				continue
 			}
 		}
-		logger.Error(err, "Cannot release the Lease, it will expire")
+		logger.Error(err, "Cannot release the Lease, which will expire")
 		return
 	}
 }

@@ -13,26 +13,26 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 )
 
-// leaderlessAfter is how long, in terms of LeaseDuration, a replica has to see no renewal of the
-// Lease until it reports that no replica leads. An orderly end of a leader and the next term fit
-// into one LeaseDuration.
+// leaderlessAfter is the number of LeaseDurations without a renewal after which a replica reports
+// that no replica leads. An orderly end of a term and the start of the next one take less than one
+// LeaseDuration.
 const leaderlessAfter = 2
 
-// sightings is what this replica has seen of the Lease, by its own clock: the times in the Lease
-// are those of other clocks. Unlike a lease it outlives a term.
+// sightings is what this replica has observed of the Lease, with the times of its own clock: the
+// times in the Lease come from other clocks. Unlike a lease, it outlives a term.
 type sightings struct {
 	mu sync.Mutex
 	// seen is when the Lease was last read or written; zero if this replica has never seen one.
 	seen time.Time
-	// read is when this replica last learned whether there is a Lease, and whose it is.
+	// read is when this replica last found out whether the Lease exists, and who holds it.
 	read time.Time
-	// renewed is when the holder or its renewal last differed from what was seen before; at first
-	// it is when this replica began to look.
+	// renewed is when the holder or its renewal time last changed; at first it is when this replica
+	// began to look.
 	renewed         time.Time
 	holder, renewal string
 }
 
-// begin notes that the replica looks for a leader from now on.
+// begin records that the replica begins to look for a leader.
 func (s *sightings) begin() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -41,7 +41,7 @@ func (s *sightings) begin() {
 	}
 }
 
-// note takes in a Lease that was read or written.
+// note records a Lease that was read or written.
 func (s *sightings) note(lease *coordinationv1.Lease) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -60,15 +60,15 @@ func (s *sightings) note(lease *coordinationv1.Lease) {
 	s.holder, s.renewal = holder, renewal
 }
 
-// noteAbsent takes in that there is no Lease.
+// noteAbsent records that the Lease does not exist.
 func (s *sightings) noteAbsent() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.read = time.Now()
 }
 
-// sinceSeen returns for how long this replica has not seen the Lease; false if it never has, since
-// it began to look.
+// sinceSeen returns the time since this replica last saw the Lease. If it never saw one, it returns
+// the time since it began to look, and false.
 func (s *sightings) sinceSeen() (time.Duration, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -78,8 +78,8 @@ func (s *sightings) sinceSeen() (time.Duration, bool) {
 	return time.Since(s.seen), true
 }
 
-// sinceRenewed returns for how long this replica has seen no renewal of a holder; 0 if it does not
-// know, since it has not read the Lease for the given time.
+// sinceRenewed returns the time since this replica last saw a renewal. It returns 0 if that is
+// unknown, because the replica has not read the Lease within the given time.
 func (s *sightings) sinceRenewed(within time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,9 +89,9 @@ func (s *sightings) sinceRenewed(within time.Duration) time.Duration {
 	return time.Since(s.renewed)
 }
 
-// NoLeader returns the warning for users that no replica leads, as far as this one knows; empty if
-// one does or if this one does not know. Every replica can tell, since each reads the Lease. One
-// that cannot read it says nothing: the others, and the leader, may be able to.
+// NoLeader returns the warning for users that no replica leads; empty if one leads or if this is
+// unknown. Every replica returns it, since each reads the Lease. A replica that cannot read the
+// Lease returns nothing: other replicas may be able to read it.
 func (c *Controllers) NoLeader() string {
 	if !c.Election.Enabled {
 		return ""
@@ -100,6 +100,6 @@ func (c *Controllers) NoLeader() string {
 	if since < leaderlessAfter*c.Election.LeaseDuration {
 		return ""
 	}
-	return fmt.Sprintf("%s: none has renewed Lease %s/%s for %v; an event of the Lease with reason %s, or the log of the server, has the cause",
+	return fmt.Sprintf("%s: none has renewed Lease %s/%s for %v; an event of the Lease with reason %s, or the log of the server, explains why",
 		protocol.NoLeaderWarning, c.Election.Namespace, c.Election.Name, since.Round(time.Second), EventControllersOff)
 }

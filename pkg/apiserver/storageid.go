@@ -21,8 +21,8 @@ import (
 const (
 	annotationStorageID       = maintenance.GroupName + "/storage-id"
 	annotationStorageRevision = maintenance.GroupName + "/storage-revision"
-	// annotationStorageMark is when the leader has last marked its storage, as a revision. It is
-	// not there with embedded storage.
+	// annotationStorageMark is the revision at which the leader last marked its storage. It is not
+	// set with embedded storage.
 	annotationStorageMark = maintenance.GroupName + "/storage-mark"
 )
 
@@ -30,12 +30,12 @@ const (
 	// revisionTimeout limits how long a renewal waits for etcd.
 	revisionTimeout = time.Second
 	// restoredBy is the minimum by which `etcdutl snapshot restore --bump-revision` increases the
-	// revision. The documentation recommends 1,000,000,000. Between two renewals of a leader,
-	// normal writes never increase it that much. That is true of embedded storage only: other
-	// writers of a shared etcd, such as kube-apiserver, need a few days without a leader.
+	// revision. The documentation recommends 1,000,000,000. Normal writes between two renewals of a
+	// leader never increase it that much. This applies only to embedded storage: in a shared etcd,
+	// other writers such as kube-apiserver can reach it within a few days without a leader.
 	restoredBy = 100_000_000
-	// markPeriod is how often the leader marks a storage that is not embedded. A restore of a
-	// backup that is at most that old is not recognized.
+	// markPeriod is how often the leader marks an external storage. The restore of a backup that is
+	// less old than this is not recognized.
 	markPeriod = time.Minute
 )
 
@@ -45,10 +45,10 @@ type Storage struct {
 	ID string
 	// Revision returns the current revision of the storage.
 	Revision func(context.Context) (int64, error)
-	// Mark returns the revision at which the storage was last marked, 0 if it never was. SetMark
-	// marks it and returns that revision. Both are nil with embedded storage.
+	// Mark returns the revision at which the storage was last marked; 0 if never. SetMark marks it
+	// and returns that revision. Both are nil with embedded storage.
 	Mark, SetMark func(context.Context) (int64, error)
-	// Embedded: the storage runs in this process, and only this process uses it.
+	// Embedded is set if the storage runs in this process and only this process uses it.
 	Embedded bool
 	// Adopt is the ID of another storage whose Lease this server may take over; empty for none.
 	Adopt string
@@ -57,13 +57,14 @@ type Storage struct {
 
 	// last is the last revision that was read.
 	last atomic.Int64
-	// marked is when this process has last marked the storage.
+	// marked is when this process last marked the storage.
 	marked atomic.Pointer[time.Time]
 }
 
-// state is what tells a storage from a restored backup of it.
+// state distinguishes a storage from a restored backup of it.
 type state struct {
-	// revision is that of the storage, mark that of its last mark; 0 if it has none.
+	// revision is the revision of the storage; mark is the revision of its last mark, 0 if it has
+	// none.
 	revision, mark int64
 }
 
@@ -73,9 +74,10 @@ func (s *Storage) foreign(lease *coordinationv1.Lease) (id string, foreign bool)
 	return id, id != "" && id != s.ID && id != s.Adopt
 }
 
-// restored returns the revision of this storage in a Lease if the storage was restored from a
-// backup since: it is behind the Lease, its last mark is older than the one in the Lease, or, with
-// embedded storage, it cannot have reached its current revision by normal writes.
+// restored returns the revision of this storage in a Lease, and whether the storage was restored
+// from a backup since. It was restored if it is behind the Lease, if its last mark is older than
+// the one in the Lease or, with embedded storage, if normal writes cannot have reached its current
+// revision.
 func (s *Storage) restored(lease *coordinationv1.Lease, now state) (known int64, restored bool) {
 	if s.AcceptRestored || lease.Annotations[annotationStorageID] != s.ID {
 		return 0, false
@@ -122,9 +124,9 @@ func (s *Storage) sign(ctx context.Context, lease *coordinationv1.Lease, held bo
 	return nil
 }
 
-// signedMark returns the mark for a Lease, and whether it is news. The holder marks the storage now
-// and then; a replica that is about to acquire the Lease only reads the mark, which may show that
-// the storage was restored.
+// signedMark returns the mark for a Lease, and whether it has changed. The holder marks the storage
+// from time to time. A replica that is about to acquire the Lease only reads the mark, which may
+// show that the storage was restored.
 func (s *Storage) signedMark(ctx context.Context, held bool) (mark int64, news bool, err error) {
 	if s.Mark == nil {
 		return 0, false, nil
@@ -149,7 +151,7 @@ func (s *Storage) signedMark(ctx context.Context, held bool) (mark int64, news b
 	return mark, true, nil
 }
 
-// isMarked reports whether a leader has used this storage, which other servers may use as well.
+// isMarked reports whether a leader has used this storage, which other servers may also use.
 func (s *Storage) isMarked(ctx context.Context) (bool, error) {
 	if s == nil || s.Mark == nil {
 		return false, nil

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package initializer passes dependencies to the admission plugins, beyond those of the generic
-// initializer of the API server library, which already passes the host cluster: its client and
-// informers through WantsExternalKubeClientSet and WantsExternalKubeInformerFactory, its authorizer
-// through WantsAuthorizer.
+// Package initializer passes dependencies to the admission plugins. The generic initializer of the
+// API server library already passes the host cluster: its client and informers through
+// WantsExternalKubeClientSet and WantsExternalKubeInformerFactory, its authorizer through
+// WantsAuthorizer.
 package initializer
 
 import (
@@ -45,9 +45,9 @@ type WantsEventRecorder interface {
 	admission.InitializationValidator
 }
 
-// WantsSelf is implemented by plugins that depend on where the server runs.
+// WantsSelf is implemented by plugins that need to know where the server runs.
 type WantsSelf interface {
-	// SetSelf sets where the server runs.
+	// SetSelf sets the description of this server.
 	SetSelf(Self)
 	admission.InitializationValidator
 }

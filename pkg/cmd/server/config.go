@@ -47,7 +47,7 @@ import (
 	"haulout.dev/haulout/pkg/version"
 )
 
-// resync is how often informers resync, in case a controller has missed an event.
+// resync is the resync interval of the informers, in case a controller missed an event.
 const resync = 10 * time.Minute
 
 // config converts the options to the configuration of a server.
@@ -94,8 +94,8 @@ func (o CompletedOptions) config(ctx context.Context, host *hostCluster, replica
 	return &apiserver.Config{GenericConfig: generic, ExtraConfig: *extra}, nil
 }
 
-// applyStorage applies --storage-media-type to every resource, which the library's own shortcut
-// ignores.
+// applyStorage applies --storage-media-type to every resource; the method of the library ignores
+// the flag.
 func (o CompletedOptions) applyStorage(generic *genericapiserver.RecommendedConfig) error {
 	backend := o.Etcd.StorageConfig
 	backend.StorageObjectCountTracker = generic.StorageObjectCountTracker
@@ -126,8 +126,8 @@ func refuseAnonymous(next authenticator.Request, paths []string) authenticator.R
 	return authenticator.RequestFunc(func(req *http.Request) (*authenticator.Response, bool, error) {
 		resp, ok, err := next.AuthenticateRequest(req)
 		if ok && resp.User.GetName() == user.Anonymous && !slices.Contains(paths, req.URL.Path) {
-			// Not an error: the aggregator's probes are anonymous until the front proxy's CA is
-			// loaded, and each would be logged as an error.
+			// This is not an error: the aggregator's probes are anonymous until the CA of the front
+			// proxy is loaded, and an error would be logged for each of them.
 			return nil, false, nil
 		}
 		return resp, ok, err
@@ -138,7 +138,7 @@ func (o CompletedOptions) extraConfig(generic *genericapiserver.RecommendedConfi
 	loopback := rest.CopyConfig(generic.LoopbackClientConfig)
 	loopback.ContentType = runtime.ContentTypeProtobuf
 	loopback.AcceptContentTypes = runtime.ContentTypeProtobuf
-	// The server is both client and server: compression would only cost CPU.
+	// The server is its own client here: compression would only cost CPU.
 	loopback.DisableCompression = true
 	loopback = rest.AddUserAgent(loopback, "haulout-controllers")
 	own, err := clientset.NewForConfig(loopback)
@@ -225,11 +225,11 @@ func (o CompletedOptions) controllers(cluster *hostCluster, r *replica, loopback
 // exit exits the process immediately. Stored objects are safe: the embedded etcd has synced all
 // acknowledged writes.
 func exit(reason error) {
-	klog.Background().Error(reason, "The process exits, so that only another replica acts")
+	klog.Background().Error(reason, "The process exits, so that it cannot act at the same time as another replica")
 	klog.FlushAndExit(klog.ExitFlushTimeout, 1)
 }
 
-// eventScheme has the kinds that events are about: those of the host cluster and ours.
+// eventScheme has the kinds that events refer to: kinds of the host cluster and of Haulout.
 func eventScheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	utilruntime.Must(clientgoscheme.AddToScheme(scheme))
@@ -255,7 +255,7 @@ func ownPod() types.NamespacedName {
 	return types.NamespacedName{Namespace: os.Getenv("POD_NAMESPACE"), Name: os.Getenv("POD_NAME")}
 }
 
-// self reads where this server runs from the environment, which the shipped Deployment sets.
+// self returns the environment's description of this server, which the shipped Deployment sets.
 func self() initializer.Self {
 	return initializer.Self{NodeName: os.Getenv("NODE_NAME")}
 }

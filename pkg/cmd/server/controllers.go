@@ -38,15 +38,14 @@ type controllerDependencies struct {
 	evacuators EvacuatorOptions
 	// ownPod is the pod that this server runs in, if any.
 	ownPod types.NamespacedName
-	// storageID identifies the storage. The node controller writes it into every annotation of a
-	// node, and only reverts changes with this ID, or with the ID in options.AdoptStorage.
-	storageID string
-	// askEveryNodeByName is --authorize-every-node-by-name.
+	// storageID identifies the storage. The node controller writes the ID into each of its node
+	// annotations. It only reverts changes with this ID, or with the ID in options.AdoptStorage.
+	storageID          string
 	askEveryNodeByName bool
 }
 
 // run creates a set of controllers with their caches and runs it until the context ends. Only the
-// leader needs all pods, so these caches exist only during its leadership.
+// leader needs all pods, so these caches exist only while this replica leads.
 func (d controllerDependencies) run(ctx context.Context, mayAct func() error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -86,7 +85,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	}
 	controllers = append(append(controllers, drains...), evacuations, costs)
 	cluster.Start(ctx)
-	// Stop the informers after the controllers, which may still read them.
+	// Stop the informers after the controllers, which may still use their caches.
 	defer cluster.Shutdown()
 	defer cancel()
 	var wg sync.WaitGroup
@@ -98,7 +97,7 @@ func (d controllerDependencies) run(ctx context.Context, mayAct func() error) er
 	return nil
 }
 
-// drains makes the controllers of nodes and of maintenances, and what both hold.
+// drains creates the controllers of nodes and of maintenances, and their shared state.
 func (d controllerDependencies) drains(cluster *host.Cluster, selected *selection.Selection) ([]controller, *rights.Cache, error) {
 	realTime, evacuators := clock.RealClock{}, sets.New(d.evacuators.BuiltIn...)
 	nodeRights := rights.NewCache(rights.CacheConfig{Authorizer: d.authorizer, EveryByName: d.askEveryNodeByName, Clock: realTime})
@@ -115,7 +114,7 @@ func (d controllerDependencies) drains(cluster *host.Cluster, selected *selectio
 		StorageID: d.storageID, AdoptStorage: d.options.AdoptStorage, AdvertisePlanned: d.options.AdvertisePlannedMaintenance,
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("make controller %s: %w", node.Name, err)
+		return nil, nil, fmt.Errorf("create controller %s: %w", node.Name, err)
 	}
 	maintenances, err := nodemaintenance.New(nodemaintenance.Config{
 		Cluster: cluster, Selection: selected, State: state, Rights: nodeRights,
@@ -123,7 +122,7 @@ func (d controllerDependencies) drains(cluster *host.Cluster, selected *selectio
 		StallTimeout: d.options.StallTimeout, CompletedTTL: d.options.CompletedMaintenanceTTL, LongGrace: d.options.LongGrace,
 	})
 	if err != nil {
-		return nil, nil, fmt.Errorf("make controller %s: %w", nodemaintenance.Name, err)
+		return nil, nil, fmt.Errorf("create controller %s: %w", nodemaintenance.Name, err)
 	}
 	return []controller{nodes, maintenances}, nodeRights, nil
 }

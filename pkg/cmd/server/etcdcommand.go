@@ -25,7 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/files"
 )
 
-// stdio is the name of a file that stands for the standard input or output.
+// stdio is the file name for the standard input or output.
 const stdio = "-"
 
 // newEtcdCommand returns the commands for the data of the embedded etcd.
@@ -42,7 +42,7 @@ its container:
     /haulout-apiserver etcd snapshot - > haulout.snapshot`,
 		Args: cobra.NoArgs,
 	}
-	// The functions of the parent print the flags of the server.
+	// The parent's own functions would print the flags of the server.
 	plain := &cobra.Command{}
 	cmd.SetHelpFunc(plain.HelpFunc())
 	cmd.SetUsageFunc(plain.UsageFunc())
@@ -104,11 +104,11 @@ func (o *etcdOptions) snapshotCommand() *cobra.Command {
 	}
 }
 
-// snapshotToFile writes a snapshot to a file that does not exist yet, and checks it. The file has
-// its name only when it is complete.
+// snapshotToFile writes a snapshot to a new file and checks it. The file gets its name only when it
+// is complete.
 func snapshotToFile(cmd *cobra.Command, m *embeddedetcd.Member, name string) (err error) {
 	if _, err := os.Lstat(name); !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%s already exists: name a new file", name)
+		return fmt.Errorf("file %s already exists", name)
 	}
 	part, err := os.CreateTemp(filepath.Dir(name), filepath.Base(name)+".part-")
 	if err != nil {
@@ -164,8 +164,8 @@ func (o *etcdOptions) defragCommand() *cobra.Command {
 		Use:   "defrag",
 		Short: "Return unused space to the volume, and accept writes again if the database was full",
 		Long: `Remove old versions from the database of the running server and return their
-space to the volume. The API does not answer meanwhile: some seconds for each
-GiB. If the database was full and is not any more, it accepts writes again.`,
+space to the volume. Meanwhile the API does not answer: some seconds for each
+GiB. If the database was full, it then accepts writes again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.connected(cmd.Context(), func(m *embeddedetcd.Member) error {
@@ -180,9 +180,9 @@ GiB. If the database was full and is not any more, it accepts writes again.`,
 				if err != nil {
 					return err
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "The database has %d bytes; it had %d\n", after.DatabaseBytes, before.DatabaseBytes)
+				fmt.Fprintf(cmd.OutOrStdout(), "The database now has %d bytes; before it had %d\n", after.DatabaseBytes, before.DatabaseBytes)
 				if before.Full && !after.Full {
-					fmt.Fprintln(cmd.OutOrStdout(), "It was full, and accepts writes again")
+					fmt.Fprintln(cmd.OutOrStdout(), "The database was full and accepts writes again")
 				}
 				return nil
 			})
@@ -194,12 +194,13 @@ func (o *etcdOptions) restoreCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "restore FILE",
 		Short: "Replace the data of a stopped server by those of a snapshot, or of the standard input (-)",
-		Long: `Replace the data of a stopped server by those of a snapshot. The data before are
-kept beside the new ones.
+		Long: `Replace the data of a stopped server by those of a snapshot. The previous data are
+kept in a folder beside the new data.
 
 A snapshot is older than the cluster: maintenances that were completed since
-would drain their nodes again. So the server starts with its controllers off.
-Complete or delete what is over, then start it with --accept-restored-state.`,
+would drain their nodes again. So the server starts without its controllers.
+Complete or delete the maintenances that are over, then start the server with
+--accept-restored-state.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			from := cmd.InOrStdin()
@@ -218,9 +219,9 @@ Complete or delete what is over, then start it with --accept-restored-state.`,
 			out := cmd.OutOrStdout()
 			fmt.Fprintf(out, "Restored revision %d with %d objects and versions\n", restored.Revision, restored.TotalKey)
 			if restored.Previous != "" {
-				fmt.Fprintf(out, "The data before are in %s; remove them when you do not need them any more\n", restored.Previous)
+				fmt.Fprintf(out, "The previous data is in %s; remove it when you no longer need it\n", restored.Previous)
 			}
-			fmt.Fprintln(out, "The server will start with its controllers off until it gets --accept-restored-state")
+			fmt.Fprintln(out, "The server will not run its controllers until you start it with --accept-restored-state")
 			return nil
 		},
 	}
@@ -234,8 +235,8 @@ func (o *etcdOptions) copyCommand() *cobra.Command {
 		Use:   "copy --etcd-servers=URL,...",
 		Short: "Copy the data of a stopped server to an etcd cluster",
 		Long: `Copy the data of a stopped server to an etcd cluster, so that the server can use
-that instead: with --etcd-servers and, once, --accept-restored-state. The copy
-has other revisions, so the server cannot tell it from a restored backup.`,
+that cluster: with --etcd-servers and, at the first start, --accept-restored-state.
+The copy has other revisions, so the server treats it like a restored backup.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if len(to.Endpoints) == 0 {
@@ -250,7 +251,7 @@ has other revisions, so the server cannot tell it from a restored backup.`,
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "Copied %d keys. Start the server with these --etcd-servers and, once, --accept-restored-state\n", count)
+			fmt.Fprintf(cmd.OutOrStdout(), "Copied %d keys. Start the server with these --etcd-servers and, at the first start, --accept-restored-state\n", count)
 			return nil
 		},
 	}

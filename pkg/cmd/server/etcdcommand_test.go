@@ -59,7 +59,7 @@ func TestEtcdCommands(t *testing.T) {
 	}
 	stream := run("", "snapshot", "-")
 	run("quota bytes    ", "status")
-	run("The database has ", "defrag")
+	run("The database now has ", "defrag")
 	refuse("stop the server first", "restore", file)
 	refuse("stop the server first", "copy", "--etcd-servers=unix:///nothing.sock")
 	var status embeddedetcd.Status
@@ -73,11 +73,11 @@ func TestEtcdCommands(t *testing.T) {
 	refuse("no server has a socket there", "snapshot", filepath.Join(dir, "other"))
 	refuse("--etcd-servers is required", "copy")
 	refuse("--etcd-cafile", "copy", "--etcd-servers=https://127.0.0.1:1", "--etcd-cafile="+filepath.Join(dir, "nothing"))
-	refuse("no snapshot", "status", filepath.Join(dir, "data", "lock"))
+	refuse("not a complete snapshot", "status", filepath.Join(dir, "data", "lock"))
 	refuse("no such file", "restore", filepath.Join(dir, "nothing"))
 	run("--accept-restored-state", "restore", file)
-	if out, err := etcd(t, []byte(stream), "restore", "-", dataDir); err != nil || !strings.Contains(out, "The data before are in "+dir) {
-		t.Errorf("got %q, error %v, want the data before", out, err)
+	if out, err := etcd(t, []byte(stream), "restore", "-", dataDir); err != nil || !strings.Contains(out, "The previous data is in "+dir) {
+		t.Errorf("got %q, error %v, want the previous data", out, err)
 	}
 	start().Stop()
 }

@@ -24,14 +24,14 @@ import (
 // EvacuatorOptions configure the evacuators that remove pods from their nodes before they are
 // evicted.
 type EvacuatorOptions struct {
-	// BuiltIn are the classes of the enabled built-in evacuators. Admission resolves only these,
-	// and the planner keeps pods that only a disabled one could remove.
+	// BuiltIn are the classes of the enabled built-in evacuators. Admission resolves only these. If
+	// only a disabled one could remove a pod, the planner keeps the pod.
 	BuiltIn []string
-	// SurgeTimeout is how long a Deployment that was scaled up may make no progress before its pods
-	// leave without replacements.
+	// SurgeTimeout is how long a scaled-up Deployment may make no progress before its pods leave
+	// without replacements.
 	SurgeTimeout time.Duration
 	// VolumeDetachTimeout is how long DaemonSet pods are kept while their node still has volumes of
-	// pods that have left.
+	// departed pods.
 	VolumeDetachTimeout time.Duration
 	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
 	// before the pod is kept on its node.
@@ -46,14 +46,14 @@ func defaultEvacuators() EvacuatorOptions {
 }
 
 func (o *EvacuatorOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringSliceVar(&o.BuiltIn, "evacuators", o.BuiltIn, fmt.Sprintf("Classes of the enabled built-in evacuators, comma separated: %s. "+
+	fs.StringSliceVar(&o.BuiltIn, "evacuators", o.BuiltIn, fmt.Sprintf("Classes of the enabled built-in evacuators, separated by commas: %s. "+
 		"Static pods leave only with %s, and on nodes with a node agent. "+
 		"Empty disables all of them, and pods only leave by eviction.", strings.Join(protocol.BuiltInClasses, ", "), v1alpha1.EvacuatorClassKubelet))
 	fs.DurationVar(&o.SurgeTimeout, "surge-timeout", o.SurgeTimeout, "How long a Deployment that was scaled up so that pods can leave may make no progress before "+
 		"these leave without replacements, if their disruption budgets allow it.")
 	fs.DurationVar(&o.VolumeDetachTimeout, "volume-detach-timeout", o.VolumeDetachTimeout,
-		"How long DaemonSet pods stay on a drained node, counted from the first of their Evacuations there, "+
-			"while the node has CSI volumes in use that none of its remaining pods uses. At least 1s.")
+		"How long DaemonSet pods stay on a drained node while the node has CSI volumes in use "+
+			"that none of its remaining pods uses, counted from the first Evacuation of a DaemonSet pod there. At least 1s.")
 	fs.DurationVar(&o.DaemonSetBudgetPatience, "daemonset-budget-patience", o.DaemonSetBudgetPatience,
 		"How long the disruption budget of a DaemonSet pod may allow no disruption before the pod is kept on its node "+
 			"and no longer blocks the drain. At least 1s.")
@@ -78,13 +78,13 @@ func (o *EvacuatorOptions) validate() []error {
 	return errs
 }
 
-// controller runs until the context ends.
+// controller is a controller that runs until the context ends.
 type controller interface {
 	Run(ctx context.Context, workers int)
 }
 
-// builtIn creates the controllers of the enabled built-in evacuators. The one of Deployments also
-// runs while it is disabled, to revert the surges that it may have left.
+// builtIn creates the controllers of the enabled built-in evacuators. The controller of Deployments
+// runs even if its evacuator is disabled, to revert surges from before.
 func (d controllerDependencies) builtIn(cluster *host.Cluster) (controllers []controller, surges *deployment.Controller, err error) {
 	if slices.Contains(d.evacuators.BuiltIn, v1alpha1.EvacuatorClassDaemonSet) {
 		c, err := daemonset.New(daemonset.Config{
@@ -105,8 +105,8 @@ func (d controllerDependencies) builtIn(cluster *host.Cluster) (controllers []co
 	return append(controllers, surges), surges, nil
 }
 
-// standingIn returns why a pod that waits for the evacuator of Deployments, or for its eviction,
-// has to stay.
+// standingIn returns a function that returns why a pod must stay although it waits for its eviction
+// or for the evacuator of Deployments.
 func standingIn(surges *deployment.Controller) func(*corev1.Pod, string) *eviction.Blocker {
 	return func(pod *corev1.Pod, class string) *eviction.Blocker {
 		of := surges.Standing

@@ -33,7 +33,7 @@ const (
 	hostRetryDelay = time.Second
 )
 
-// hostCluster is the cluster in front of us, with the nodes and pods.
+// hostCluster is the cluster whose nodes and pods this server manages.
 type hostCluster struct {
 	config *rest.Config
 	client kubernetes.Interface
@@ -109,8 +109,8 @@ func (o *HostOptions) restConfig() (*rest.Config, error) {
 }
 
 // switchOffMissingPolicies disables admission plugins whose kinds the host cluster does not serve:
-// they would wait for them forever. Kubernetes has MutatingAdmissionPolicy since 1.36,
-// ValidatingAdmissionPolicy since 1.30.
+// these plugins would wait for the kinds forever. Kubernetes has MutatingAdmissionPolicy since
+// 1.36, ValidatingAdmissionPolicy since 1.30.
 func (h *hostCluster) switchOffMissingPolicies(ctx context.Context, o *genericoptions.AdmissionOptions) error {
 	for plugin, resource := range map[string]string{
 		mutatingpolicy.PluginName:   "mutatingadmissionpolicies",
@@ -129,9 +129,9 @@ func (h *hostCluster) switchOffMissingPolicies(ctx context.Context, o *genericop
 }
 
 // refuseSecondStorage returns an error if another server with embedded storage is active: each
-// would have its own objects, and users would see either of them at random. To find out whether the
-// holder of the Lease is alive, it watches the Lease for as long as it is valid: it does not rely
-// on the clock of another machine.
+// server would have its own objects, and each request of a user would reach either of them at
+// random. It watches the Lease for its duration to find out whether the holder renews it. It does
+// not rely on the clock of another machine.
 func (o CompletedOptions) refuseSecondStorage(ctx context.Context, leases coordinationclient.LeasesGetter, identity string) error {
 	le := o.Controllers.LeaderElection
 	if !o.Controllers.Enabled || !le.LeaderElect {
@@ -156,8 +156,8 @@ func (o CompletedOptions) refuseSecondStorage(ctx context.Context, leases coordi
 			klog.FromContext(ctx).Info("Another server holds the Lease, waiting for it to expire", "lease", klog.KObj(lease), "holder", *spec.HolderIdentity)
 			holder, renewal, since = *spec.HolderIdentity, renewed, time.Now()
 		case renewal != renewed:
-			return fmt.Errorf("another server (%s) is active and renews Lease %s/%s: with embedded storage there can be only one replica; "+
-				"give all of them the same --etcd-servers, or stop the other one", holder, o.Service.Namespace, le.ResourceName)
+			return fmt.Errorf("another server (%s) is active and renews Lease %s/%s: embedded storage allows only one replica; "+
+				"set the same --etcd-servers on all replicas, or stop the other server", holder, o.Service.Namespace, le.ResourceName)
 		case time.Since(since) >= time.Duration(*spec.LeaseDurationSeconds)*time.Second:
 			return nil
 		}

@@ -26,12 +26,12 @@ import (
 	"haulout.dev/haulout/pkg/host"
 )
 
-// apiServiceName is the APIService that registers our API with the host cluster.
+// apiServiceName is the name of the APIService that registers our API with the host cluster.
 var apiServiceName = v1alpha1.SchemeGroupVersion.Version + "." + v1alpha1.GroupName
 
 const (
-	// Requests for the Lease: one per --leader-elect-retry-period, and a few more when the holder
-	// changes.
+	// leaseQPS and leaseBurst allow one request per --leader-elect-retry-period, and a few more
+	// when the holder changes.
 	leaseQPS, leaseBurst = 10, 20
 
 	dialTimeout, keepAlive = 5 * time.Second, 10 * time.Second
@@ -48,8 +48,8 @@ func (h *hostCluster) leaseClient() (coordinationclient.LeasesGetter, error) {
 	return coordinationclient.NewForConfig(c)
 }
 
-// registeredService returns a function that reads the Service of our APIService; the zero value if
-// there is none.
+// registeredService returns a function that reads the Service in our APIService. The function
+// returns the zero value if there is no APIService.
 func (h *hostCluster) registeredService() (func(context.Context) (types.NamespacedName, error), error) {
 	agg, err := aggregator.NewForConfig(h.jsonConfig())
 	if err != nil {
@@ -90,9 +90,10 @@ func (h *hostCluster) leaderClients(ctx context.Context, loopback *rest.Config, 
 	return c, err
 }
 
-// cutTransport sends no request if mayAct returns an error, and cancels requests a while after a
-// context has ended, regardless of their own contexts, or immediately if the cause is
-// apiserver.ErrLeaseLost. A replica that has lost its Lease must not act when another one does.
+// cutTransport sends no request while mayAct returns an error. It cancels requests some time after
+// a context has ended, regardless of their own contexts; or immediately if the cause is
+// apiserver.ErrLeaseLost. A replica that has lost its Lease must not act at the same time as the
+// new leader.
 type cutTransport struct {
 	next   http.RoundTripper
 	until  context.Context
@@ -102,7 +103,7 @@ type cutTransport struct {
 
 // RoundTrip implements http.RoundTripper.
 func (t *cutTransport) RoundTrip(r *http.Request) (*http.Response, error) {
-	// The rate limiter has been waited for: a request that passes is sent immediately.
+	// The rate limiter comes before this transport: a request that passes is sent immediately.
 	if err := t.mayAct(); err != nil {
 		if r.Body != nil {
 			_ = r.Body.Close()
@@ -113,7 +114,7 @@ func (t *cutTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	stop := context.AfterFunc(t.until, func() {
 		grace := t.grace
 		if errors.Is(context.Cause(t.until), apiserver.ErrLeaseLost) {
-			grace = 0 // another replica may act already
+			grace = 0 // another replica may already act
 		}
 		timer := time.AfterFunc(grace, func() { cancel(context.Cause(t.until)) })
 		context.AfterFunc(ctx, func() { timer.Stop() })

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package server is the command line of the Haulout API server: its options, and the start of a
-// server from them.
+// Package server is the command line of the Haulout API server: its options, and the functions that
+// start a server with them.
 package server
 
 import (
@@ -37,7 +37,7 @@ import (
 	nodemaintenancecontroller "haulout.dev/haulout/pkg/controller/nodemaintenance"
 )
 
-// defaultDataDir is where the manifests mount the volume.
+// defaultDataDir is the mount path of the volume in the manifests.
 const defaultDataDir = "/var/lib/haulout"
 
 // etcdPrefix is the prefix of our keys, so that several applications can share an etcd.
@@ -65,13 +65,14 @@ type Options struct {
 	Service     ServiceOptions
 	Controllers ControllerOptions
 	Evacuators  EvacuatorOptions
-	// NodeAdmission configures how the right to maintain nodes is checked.
+	// NodeAdmission configures the check of the right to maintain nodes.
 	NodeAdmission nodemaintenance.Config
 }
 
 // HostOptions configure the connection to the host cluster.
 type HostOptions struct {
-	// Kubeconfig is a file; empty means the service account of the pod that the server runs in.
+	// Kubeconfig is the path of a file. If it is empty, the server uses the service account of its
+	// pod.
 	Kubeconfig string
 	// QPS and Burst limit the rate and the bursts of requests of this process to the host cluster.
 	QPS   float32
@@ -80,7 +81,7 @@ type HostOptions struct {
 
 // StorageOptions are the options of the embedded etcd.
 type StorageOptions struct {
-	// DataDir holds the data of the embedded etcd.
+	// DataDir is the directory for the data of the embedded etcd.
 	DataDir string
 	// QuotaBytes is the size at which the embedded etcd stops accepting writes.
 	QuotaBytes int64
@@ -97,16 +98,17 @@ type ServiceOptions struct {
 
 // ControllerOptions are the options of the controllers that act on the host cluster.
 type ControllerOptions struct {
-	// Enabled: if false, the server only serves the API.
+	// Enabled is false if the server only serves the API.
 	Enabled bool
-	// AdoptStorage is the ID of another storage whose Lease and whose marks on nodes this server
-	// takes over.
+	// AdoptStorage is the ID of another storage. This server takes over its Lease and its changes
+	// to nodes.
 	AdoptStorage string
-	// AcceptRestoredState lets the controllers run with a storage that was restored from a backup.
+	// AcceptRestoredState allows the controllers to run on a storage that was restored from a
+	// backup.
 	AcceptRestoredState bool
-	// LeaderElection configures the election of the replica that runs them.
+	// LeaderElection configures the election of the replica that runs the controllers.
 	LeaderElection componentbaseconfig.LeaderElectionConfiguration
-	// Workers is the number of objects of a kind that are reconciled at the same time.
+	// Workers is the number of objects of each kind that are reconciled at the same time.
 	Workers int
 	// Evictions defines how evictions are sent.
 	Evictions eviction.Policy
@@ -114,7 +116,7 @@ type ControllerOptions struct {
 	CompletedEvacuationTTL time.Duration
 	// EvacuatorStartDeadline is how long an evacuator may take to report for the first time.
 	EvacuatorStartDeadline time.Duration
-	// LongGrace is how long a pod may be stopping within its grace period before it is reported as
+	// LongGrace is how long a pod may stop within its grace period before it is reported as
 	// blocked.
 	LongGrace time.Duration
 	// StallTimeout is how long a drain may make no progress before it counts as stalled.
@@ -126,7 +128,8 @@ type ControllerOptions struct {
 	AdvertisePlannedMaintenance bool
 }
 
-// The feature gates of a process are global, and closed once they have been added to a flag set.
+// The feature gates of a process are global and cannot be changed after they have been added to a
+// flag set.
 func init() {
 	utilruntime.Must(logsapi.AddFeatureGates(utilfeature.DefaultMutableFeatureGate))
 }
@@ -135,8 +138,8 @@ func init() {
 func NewOptions() *Options {
 	codec := apiserver.Codecs.LegacyCodec(v1alpha1.SchemeGroupVersion)
 	etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig(etcdPrefix, codec))
-	// A watch cache keeps the last hundred states of all objects. Each state of a maintenance of
-	// thousands of nodes has megabytes, and it has few watchers.
+	// A watch cache keeps the last hundred states of all objects. Each state of a maintenance with
+	// thousands of nodes takes megabytes, and the kind has few watchers.
 	etcd.WatchCacheSizes = []string{v1alpha1.Resource("nodemaintenances").String() + "#0"}
 	etcd.DefaultStorageMediaType = runtime.ContentTypeProtobuf
 	etcd.StorageConfig.EncodeVersioner = runtime.NewMultiGroupVersioner(v1alpha1.SchemeGroupVersion, schema.GroupKind{Group: v1alpha1.GroupName})
@@ -144,7 +147,7 @@ func NewOptions() *Options {
 	// The aggregator multiplexes all users, with their watches, over a few connections.
 	serving.HTTP2MaxStreamsPerConnection = 1000
 	serving.BindPort = 8443
-	// Certificates are never written to the working directory, which may be read-only.
+	// Do not write certificates to the working directory, which may be read-only.
 	serving.ServerCert.CertDirectory, serving.ServerCert.PairName = "", ""
 	run := genericoptions.NewServerRunOptions()
 	run.ShutdownWatchTerminationGracePeriod = 5 * time.Second
@@ -186,8 +189,8 @@ func defaultLeaderElection() componentbaseconfig.LeaderElectionConfiguration {
 		ResourceLock: "leases",
 		ResourceName: "haulout-apiserver",
 	}
-	// The controllers stop within 6s of the last renewal, their calls are cancelled 4s later, and
-	// other replicas wait 12s.
+	// The controllers stop within 6s after the last renewal, their calls are cancelled 4s later,
+	// and other replicas wait 12s.
 	c.LeaseDuration.Duration = 12 * time.Second
 	c.RenewDeadline.Duration = 6 * time.Second
 	c.RetryPeriod.Duration = 1500 * time.Millisecond
@@ -217,14 +220,14 @@ func (o *Options) Flags() cliflag.NamedFlagSets {
 	o.Metrics.AddFlags(fss.FlagSet("metrics"))
 	logsapi.AddFlags(o.Logs, fss.FlagSet("logs"))
 
-	fss.FlagSet("etcd").Lookup("etcd-servers").Usage = "List of etcd servers to store the objects in (scheme://ip:port, comma separated). " +
-		"Empty runs an etcd inside this process, which only allows one replica."
-	// Both flags are always optional here, so the text of the library would be misleading.
+	fss.FlagSet("etcd").Lookup("etcd-servers").Usage = "etcd servers that store the objects (scheme://ip:port, separated by commas). " +
+		"If empty, the server runs an etcd inside its process and allows only one replica."
+	// Both flags are always optional here; the text of the library says otherwise.
 	for section, flag := range map[string]string{"authentication": "authentication-kubeconfig", "authorization": "authorization-kubeconfig"} {
 		fss.FlagSet(section).Lookup(flag).Usage = "kubeconfig file of the cluster that answers these requests; the default is that of --kubeconfig."
 	}
 	tls := fss.FlagSet("secure serving")
-	tls.Lookup("tls-cert-file").Usage = "File with the serving certificate, followed by its CA if any. Without it the server creates one, stores it in the Secret " +
+	tls.Lookup("tls-cert-file").Usage = "File with the serving certificate, followed by its CA if any. If empty, the server creates a certificate, stores it in the Secret " +
 		"haulout-apiserver-serving of its namespace, renews it, and updates the caBundle of its APIService."
 	_ = tls.MarkHidden("cert-dir")
 	// A server without the CA of the front proxy would treat every user as anonymous.
@@ -233,7 +236,7 @@ func (o *Options) Flags() cliflag.NamedFlagSets {
 }
 
 func (o *HostOptions) addFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file of the host cluster. Empty means the service account of the pod that the server runs in.")
+	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file of the host cluster. If empty, the server uses the service account of its pod.")
 	fs.Float32Var(&o.QPS, "kube-api-qps", o.QPS, "Maximum number of requests per second from this process to the host cluster.")
 	fs.IntVar(&o.Burst, "kube-api-burst", o.Burst, "Maximum burst of requests from this process to the host cluster, above --kube-api-qps.")
 }
@@ -246,25 +249,25 @@ func (o *ServiceOptions) addFlags(fs *pflag.FlagSet) {
 func (o *StorageOptions) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Directory in which the server creates the private subdirectory data for the embedded etcd. Ignored with --etcd-servers.")
 	fs.Int64Var(&o.QuotaBytes, "embedded-etcd-quota-bytes", o.QuotaBytes, "Size of the database at which the embedded etcd stops accepting writes, in bytes. "+
-		"The maximum is a quarter of the volume; the server lowers a larger value to that and logs it.")
+		"The maximum is a quarter of the volume; the server reduces a larger value to the maximum and logs that.")
 }
 
 func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Enabled, "controllers", o.Enabled, "Run the controllers that cordon nodes and evacuate pods. If false, the server only serves the API.")
-	fs.IntVar(&o.Workers, "concurrent-syncs", o.Workers, "Number of objects of a kind that a controller reconciles at the same time.")
+	fs.IntVar(&o.Workers, "concurrent-syncs", o.Workers, "Number of objects of each kind that a controller reconciles at the same time.")
 	fs.IntVar(&o.Evictions.MaxConcurrent, "max-concurrent-evictions", o.Evictions.MaxConcurrent, "Maximum number of calls of the Eviction API that are in flight "+
-		"at the same time, for all pods together. There are fewer while kube-apiserver is overloaded.")
-	fs.DurationVar(&o.Evictions.DeniedAfter, "denied-after", o.Evictions.DeniedAfter, "How long an admission webhook or policy refuses the eviction "+
+		"at the same time, for all pods together. The server makes fewer calls while kube-apiserver is overloaded.")
+	fs.DurationVar(&o.Evictions.DeniedAfter, "denied-after", o.Evictions.DeniedAfter, "How long an admission webhook or policy may refuse the eviction "+
 		"of a pod before the pod is reported as blocked (EvictionDenied).")
-	fs.Var(&o.Evictions.UnprotectedMaxUnavailable, "unprotected-max-unavailable", "Share of the pods of a workload without a PodDisruptionBudget, "+
-		"in percent and at least one pod, that may be missing when its pods are evicted. 100% evicts all of them at the same time.")
-	fs.DurationVar(&o.Evictions.UnprotectedPatience, "unprotected-patience", o.Evictions.UnprotectedPatience, "How long after an eviction the next share "+
-		"of the pods of a workload without a PodDisruptionBudget is evicted although others of its pods are still missing.")
+	fs.Var(&o.Evictions.UnprotectedMaxUnavailable, "unprotected-max-unavailable", "Percentage of the pods of a workload without a PodDisruptionBudget "+
+		"that may be unavailable while its pods are evicted, but at least one pod. 100% evicts all of them at the same time.")
+	fs.DurationVar(&o.Evictions.UnprotectedPatience, "unprotected-patience", o.Evictions.UnprotectedPatience, "How long after an eviction the next pods "+
+		"of a workload without a PodDisruptionBudget are evicted even if other pods of it are still unavailable.")
 	fs.DurationVar(&o.CompletedEvacuationTTL, "completed-evacuation-ttl", o.CompletedEvacuationTTL, "How long an Evacuation is kept after its pod has left.")
 	fs.DurationVar(&o.EvacuatorStartDeadline, "evacuator-start-deadline", o.EvacuatorStartDeadline,
 		"How long an evacuator may take to report for the first time before the next one becomes active; never longer than the Evacuation's progressDeadlineSeconds.")
 	fs.DurationVar(&o.LongGrace, "long-grace", o.LongGrace,
-		"How long a pod may be stopping within its grace period before it is reported as blocked (LongGracePeriod) and no longer counts as progress.")
+		"How long a pod may take to stop within its grace period before it is reported as blocked (LongGracePeriod) and no longer counts as progress.")
 	fs.DurationVar(&o.StallTimeout, "stall-timeout", o.StallTimeout,
 		"How long a drain may make no progress before the NodeMaintenance is reported as stalled (condition Progressing). It must exceed --surge-timeout, "+
 			"--unprotected-patience, --denied-after, --volume-detach-timeout and --daemonset-budget-patience.")
@@ -273,33 +276,33 @@ func (o *ControllerOptions) addFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.AdvertisePlannedMaintenance, "advertise-planned-maintenance", o.AdvertisePlannedMaintenance,
 		"Set the condition MaintenancePlanned on the nodes that a NodeMaintenance in stage Idle selects and its requester may delete. If false, such a NodeMaintenance changes no node.")
 	fs.StringVar(&o.AdoptStorage, "adopt-storage", o.AdoptStorage,
-		"ID of another storage, a UUID, that was permanently lost: the controllers take over its Lease and release the nodes that it left under maintenance. "+
-			"If empty, they do not run while the Lease belongs to another storage.")
+		"ID (a UUID) of another storage that is permanently lost: the controllers take over its Lease and release the nodes of its maintenances. "+
+			"If empty, the controllers do not run while the Lease belongs to another storage.")
 	fs.BoolVar(&o.AcceptRestoredState, "accept-restored-state", o.AcceptRestoredState,
-		"Run the controllers although the storage was restored from a backup. Maintenances that were completed since the backup start again.")
+		"Run the controllers even if the storage was restored from a backup. Maintenances that were completed since the backup start again.")
 	le := &o.LeaderElection
 	fs.BoolVar(&le.LeaderElect, "leader-elect", le.LeaderElect, "Run the controllers only on the replica that holds the Lease. Required with several replicas.")
 	fs.StringVar(&le.ResourceName, "leader-elect-resource-name", le.ResourceName, "Name of the Lease, in the server's namespace of the host cluster.")
 	fs.DurationVar(&le.LeaseDuration.Duration, "leader-elect-lease-duration", le.LeaseDuration.Duration, "How long other replicas wait before they take over from a leader that does not renew its Lease. "+
-		"Must be greater than --leader-elect-renew-deadline plus 5s, in which the old leader stops.")
-	fs.DurationVar(&le.RenewDeadline.Duration, "leader-elect-renew-deadline", le.RenewDeadline.Duration, "How long after its last renewal of the Lease a leader stops its controllers.")
+		"Must be greater than --leader-elect-renew-deadline plus 5s, the time in which the old leader stops.")
+	fs.DurationVar(&le.RenewDeadline.Duration, "leader-elect-renew-deadline", le.RenewDeadline.Duration, "How long a leader that cannot renew its Lease waits before it stops its controllers.")
 	fs.DurationVar(&le.RetryPeriod.Duration, "leader-elect-retry-period", le.RetryPeriod.Duration, "How long to wait between attempts to acquire or renew the Lease.")
 }
 
-// CompletedOptions are options with all derived values; only Complete returns them.
+// CompletedOptions are options with all derived values. Only Complete returns them.
 type CompletedOptions struct {
 	*completedOptions
 }
 
 type completedOptions struct {
 	*Options
-	// Embedded: the server runs its own etcd.
+	// Embedded is set if the server runs its own etcd.
 	Embedded bool
-	// SelfManagedCert: the server issues and renews its own serving certificate.
+	// SelfManagedCert is set if the server issues and renews its own serving certificate.
 	SelfManagedCert bool
 }
 
-// Complete sets the options that follow from others.
+// Complete sets the options that are derived from others.
 func (o *Options) Complete() CompletedOptions {
 	completed := &completedOptions{
 		Options:         o,
@@ -318,7 +321,7 @@ func (o *Options) Complete() CompletedOptions {
 	return CompletedOptions{completed}
 }
 
-// Validate returns the errors of the options, each with the name of its flag.
+// Validate returns the errors of the options. Each names its flag.
 func (o CompletedOptions) Validate() error {
 	var errs []error
 	if !o.Embedded {
@@ -335,7 +338,7 @@ func (o CompletedOptions) Validate() error {
 	errs = append(errs, o.Metrics.Validate()...)
 	errs = append(errs, compatibility.DefaultComponentGlobalsRegistry.Validate()...)
 	if o.SecureServing.BindPort == 0 && o.SecureServing.Listener == nil {
-		errs = append(errs, errors.New("--secure-port must not be 0: the server has no other port"))
+		errs = append(errs, errors.New("--secure-port must not be 0: the server has only this port"))
 	}
 	if o.Embedded && o.Storage.DataDir == "" {
 		errs = append(errs, errors.New("--data-dir must not be empty without --etcd-servers"))
@@ -355,7 +358,7 @@ func (o CompletedOptions) Validate() error {
 	return errors.Join(errs...)
 }
 
-// validateStallTimeout refuses a stall timeout that is not longer than other timeouts: otherwise a
+// validateStallTimeout requires that the stall timeout is longer than other timeouts: otherwise a
 // waiting drain would be reported as stalled.
 func (o *Options) validateStallTimeout() []error {
 	var errs []error
@@ -393,7 +396,7 @@ func (o *ControllerOptions) validate() []error {
 		}
 	}
 	if o.CompletedMaintenanceTTL != 0 && o.CompletedMaintenanceTTL < time.Minute {
-		errs = append(errs, fmt.Errorf("--completed-maintenance-ttl is %v: must be 0, which keeps them forever, or at least 1m", o.CompletedMaintenanceTTL))
+		errs = append(errs, fmt.Errorf("--completed-maintenance-ttl is %v: must be 0 (no deletion) or at least 1m", o.CompletedMaintenanceTTL))
 	}
 	if o.CompletedEvacuationTTL < time.Second {
 		errs = append(errs, fmt.Errorf("--completed-evacuation-ttl is %v: must be at least 1s", o.CompletedEvacuationTTL))

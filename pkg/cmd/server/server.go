@@ -34,14 +34,14 @@ func NewCommand() *cobra.Command {
 		Use:   "haulout-apiserver",
 		Short: "Take nodes out of service and put them back",
 		Long: `haulout-apiserver serves the API group maintenance.haulout.dev behind the
-kube-apiserver of a cluster and runs the controllers that do what its objects
-ask for: cordon nodes, evacuate their pods in the planned order, make the nodes
-schedulable again.
+kube-apiserver of a cluster. Its controllers carry out the maintenances: they cordon
+nodes, evacuate their pods in the planned order, and make the nodes schedulable
+again.
 
-Objects are kept in an etcd inside this process unless --etcd-servers is given.
-Users are authenticated and authorized by the cluster in front.
+Objects are stored in an etcd inside this process unless --etcd-servers is given.
+The cluster's kube-apiserver authenticates and authorizes the users.
 
-haulout-apiserver etcd --help lists commands for the data of that etcd: snapshot,
+The commands below haulout-apiserver etcd maintain the data of that etcd: snapshot,
 restore, status, defrag, copy.`,
 		Version:      version.Get(),
 		Args:         cobra.NoArgs,
@@ -93,7 +93,7 @@ func Run(ctx context.Context, o CompletedOptions) error {
 		if err != nil {
 			return err
 		}
-		// The server is the last client of etcd, so etcd stops after it.
+		// The server is the last client of etcd, so stop etcd after the server.
 		defer etcd.Stop()
 		go func() {
 			select {
@@ -150,15 +150,16 @@ func (o *ServiceOptions) servingCert(ctx context.Context, host *hostCluster) (*s
 		if cert, _ := manager.CurrentCertKeyContent(); len(cert) == 0 {
 			return nil, err
 		}
-		// Without the caBundle the aggregator does not trust us yet; the manager retries.
+		// Continue without the caBundle: the aggregator does not trust this server yet, and the
+		// manager retries.
 		klog.FromContext(ctx).Error(err, "Cannot set the caBundle for the serving certificate, will retry")
 	}
 	return manager, nil
 }
 
-// replica identifies this server among others.
+// replica identifies this server among the replicas.
 type replica struct {
-	// identity is its name in the Lease.
+	// identity is the holder identity in the Lease.
 	identity string
 	storage  *storage
 	leases   coordinationclient.LeasesGetter
@@ -195,9 +196,9 @@ func (o CompletedOptions) openReplica(ctx context.Context, host *hostCluster) (*
 
 func (r *replica) close() { _ = r.storage.client.Close() }
 
-// embeddedIdentity returns the identity of a server with embedded storage. A server that was killed
+// embeddedIdentity returns the identity of a server with embedded storage. A server that is killed
 // and starts again on the same machine has the same identity, so that it gets its Lease back
-// immediately; one on a copy of the volume elsewhere has another.
+// immediately. A server on a copy of the volume on another machine has a different identity.
 func embeddedIdentity(storageID string) string {
 	return fmt.Sprintf("%s_storage-%s", hostname(), storageID)
 }

@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// storageIDKey is below --etcd-prefix, next to the objects.
+	// storageIDKey is the key of the storage ID below --etcd-prefix.
 	storageIDKey = "storage-id"
-	// storageMarkKey is beside it. The leader writes it now and then, so that a restored backup,
-	// which has an older one, is recognized.
+	// storageMarkKey is the key of the mark below --etcd-prefix. The leader writes it from time to
+	// time. The mark of a restored backup is older, so the server recognizes the backup.
 	storageMarkKey = "storage-mark"
 
 	etcdDialTimeout = 20 * time.Second
 	etcdCallTimeout = 10 * time.Second
 )
 
-// storage is the etcd behind this server, embedded or not.
+// storage is the embedded or external etcd of this server.
 type storage struct {
 	client  *clientv3.Client
 	key     string
@@ -46,8 +46,8 @@ func dialStorage(c storagebackend.TransportConfig) (*clientv3.Client, error) {
 	return clientv3.New(config)
 }
 
-// tlsConfig returns the configuration of a client of etcd; nil if it has no certificate and no
-// certificate authority.
+// tlsConfig returns the TLS configuration of an etcd client; nil if it has neither a certificate
+// nor a certificate authority.
 func tlsConfig(c storagebackend.TransportConfig) (*tls.Config, error) {
 	info := transport.TLSInfo{CertFile: c.CertFile, KeyFile: c.KeyFile, TrustedCAFile: c.TrustedCAFile}
 	if info.Empty() && info.TrustedCAFile == "" {
@@ -72,7 +72,7 @@ func openStorage(ctx context.Context, client *clientv3.Client, prefix string) (*
 		Else(clientv3.OpGet(s.key)).
 		Commit()
 	if err != nil {
-		return nil, fmt.Errorf("read the identity of the storage: %w", err)
+		return nil, fmt.Errorf("read the ID of the storage: %w", err)
 	}
 	s.id = drawn
 	if !answer.Succeeded {
@@ -93,7 +93,7 @@ func (s *storage) revision(ctx context.Context) (int64, error) {
 	return answer.Header.Revision, nil
 }
 
-// mark returns the revision of the last mark, 0 if there is none.
+// mark returns the revision of the last mark; 0 if there is none.
 func (s *storage) mark(ctx context.Context) (int64, error) {
 	answer, err := s.client.Get(ctx, s.markKey)
 	if err != nil || len(answer.Kvs) == 0 {

@@ -19,13 +19,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// watchKey is the name of the gRPC metadata that tells one watch from another.
+// watchKey is the name of the gRPC metadata that distinguishes watches.
 const watchKey = "haulout-watch"
 
-// ownStreams lets each watch that reaches etcd have a stream of its own. etcd's client sends
-// watches whose contexts have the same metadata over one stream. If one of them ends while events
-// for it wait, etcd keeps these events until the stream ends; and the stream of the resources
-// without a watch cache never does, since the controllers watch them, too.
+// ownStreams gives each watch of etcd its own stream. The etcd client sends watches whose contexts
+// have the same metadata over one stream. If one of them ends while events for it wait, etcd keeps
+// these events until the stream ends. The stream of the resources without a watch cache would never
+// end, since the controllers watch them as well.
 type ownStreams struct{ generic.RESTOptionsGetter }
 
 // GetRESTOptions implements generic.RESTOptionsGetter.

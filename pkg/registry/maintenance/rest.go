@@ -18,9 +18,9 @@ import (
 
 // NewStorage returns the storage of all resources and subresources of the group by their names.
 // isServer reports whether a user is the server itself, which may write fields that are read-only
-// for other users. noLeader returns the warning that no replica leads, newest the creation time of
-// the newest node. previewer creates the previews of maintenances; evacuatorStartDeadline is the
-// time that an evacuator has for its first report.
+// for other users. noLeader returns the warning that no replica leads. newest returns the creation
+// time of the newest node. previewer creates the previews of maintenances. evacuatorStartDeadline
+// is how long an evacuator may take to report for the first time.
 func NewStorage(scheme *runtime.Scheme, opts generic.RESTOptionsGetter, isServer func(user.Info) bool, noLeader func() string,
 	newest nodemaintenance.NewestNode, previewer nodemaintenance.Previewer, evacuatorStartDeadline time.Duration) (map[string]rest.Storage, error) {
 	maintenances, err := nodemaintenance.NewStorage(scheme, opts, isServer, noLeader, newest, previewer)

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package registrytest runs the registry of a kind on a real etcd in the test's own process, so
-// that its tests see what a client of the server would see: transactions, conflicts, finalizers,
-// and the effect of the storage encoding.
+// Package registrytest runs the registry of a kind on a real etcd in the process of the test, so
+// that tests see what a client of the server would see: transactions, conflicts, finalizers, and
+// the effect of the storage encoding.
 package registrytest
 
 import (
@@ -39,8 +39,8 @@ import (
 )
 
 var (
-	// Scheme has the types of the maintenance API. It is not the server's, which would cause an
-	// import cycle.
+	// Scheme has the types of the maintenance API. It is not the scheme of the server, which would
+	// cause an import cycle.
 	Scheme = runtime.NewScheme()
 	// Codecs encodes and decodes them.
 	Codecs = serializer.NewCodecFactory(Scheme)
@@ -51,7 +51,7 @@ func init() {
 	metav1.AddToGroupVersion(Scheme, schema.GroupVersion{Version: "v1"})
 }
 
-// StorageCodec returns the storage codec, which is that of the server: protobuf of v1alpha1.
+// StorageCodec returns the storage codec of the server: protobuf of v1alpha1.
 func StorageCodec() runtime.Codec {
 	info, ok := runtime.SerializerInfoForMediaType(Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	if !ok {
@@ -63,7 +63,7 @@ func StorageCodec() runtime.Codec {
 // Etcd is a running etcd. A start takes almost a second: start one in each test function and share
 // it between its subtests.
 type Etcd struct {
-	// Client is a direct client, to read the stored bytes.
+	// Client is an etcd client for reading stored bytes.
 	Client *kubernetes.Client
 
 	prefixes atomic.Int64
@@ -75,7 +75,7 @@ func RunEtcd(t testing.TB) *Etcd {
 	return &Etcd{Client: testserver.RunEtcd(t, nil)}
 }
 
-// RESTOptions returns separate storage, under a unique prefix. There is no watch cache: reads see
+// RESTOptions returns separate storage under a unique prefix, without a watch cache: reads see
 // every write.
 func (e *Etcd) RESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	config := storagebackend.NewDefaultConfig(fmt.Sprintf("/registry-%d", e.prefixes.Add(1)), StorageCodec())
@@ -89,8 +89,8 @@ func (e *Etcd) RESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	}
 }
 
-// CachedRESTOptions is RESTOptions with the watch cache, which serves lists by index. It refuses
-// requests until it is filled, so the creation waits for that.
+// CachedRESTOptions is RESTOptions with the watch cache, which serves lists by index. The cache
+// refuses requests until it is filled, so CachedRESTOptions waits for that.
 func (e *Etcd) CachedRESTOptions(resource schema.GroupResource) generic.RESTOptions {
 	options := e.RESTOptions(resource)
 	options.Decorator = func(config *storagebackend.ConfigForResource, resourcePrefix string, keyFunc func(runtime.Object) (string, error),
@@ -127,11 +127,11 @@ func (e *Etcd) StoredBytes(ctx context.Context, t testing.TB, options generic.RE
 	return response.Kvs[0].Value
 }
 
-// Request is the information that a request leaves in the context of the handlers.
+// Request has the request information in the context of the handlers.
 type Request struct {
 	// User is the user of the request.
 	User user.Info
-	// Verb is the request's verb; nothing in a registry depends on it, admission plugins may.
+	// Verb is the request's verb. Admission plugins may depend on it, registries do not.
 	Verb string
 	// Resource and Subresource are the plural name of the kind and, if any, of the subresource.
 	Resource, Subresource string

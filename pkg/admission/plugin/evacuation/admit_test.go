@@ -169,12 +169,12 @@ func TestAdmitCopiesLabelsUpToALimit(t *testing.T) {
 		"one label more than fits": {
 			pod: withLabels(224, 58), want: 223,
 			warn: `pod labels from "k00223" on are not copied (1 of 224): ` +
-				`an Evacuation has at most 16384 bytes of metadata`,
+				`the limit for the metadata of an Evacuation is 16384 bytes`,
 		},
 		"22,000 labels": {
 			pod: withLabels(22000, 1), want: 1019,
 			warn: `pod labels from "k01019" on are not copied (20981 of 22000): ` +
-				`an Evacuation has at most 16384 bytes of metadata`,
+				`the limit for the metadata of an Evacuation is 16384 bytes`,
 		},
 		"a pod without labels": {pod: withLabels(0, 0), want: 0},
 	}

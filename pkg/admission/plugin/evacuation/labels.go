@@ -24,14 +24,13 @@ const (
 	// labelManager is the field manager that owns the labels of an Evacuation that come from its
 	// pod.
 	labelManager = "haulout-admission"
-	// maxOwnershipBytes is the maximum length of the list of owned labels. Together with the labels
-	// it has to stay within the limit for Evacuations.
+	// maxOwnershipBytes is the maximum length of the list of owned labels. The list and the labels
+	// together have to stay within the limit for Evacuations.
 	maxOwnershipBytes = 4 << 10
 )
 
-// copyLabels copies the labels of the pod to a new Evacuation, sorted by key, as far as the limit
-// leaves room: the size limit of Evacuations must never refuse one for a pod that has many labels.
-// It returns the copied keys.
+// copyLabels copies the labels of the pod to a new Evacuation, sorted by key, up to the size limit:
+// the limit must not prevent the Evacuation of a pod with many labels. It returns the copied keys.
 func copyLabels(ctx context.Context, evacuation *maintenance.Evacuation, pod *corev1.Pod) []string {
 	room := size.MaxEvacuationMetadataBytes - size.EvacuationMetadataBytes(&evacuation.ObjectMeta)
 	keys := slices.Sorted(maps.Keys(pod.Labels))
@@ -40,7 +39,7 @@ func copyLabels(ctx context.Context, evacuation *maintenance.Evacuation, pod *co
 			continue
 		}
 		if room -= size.LabelBytes(key, pod.Labels[key]); room < 0 {
-			warning.AddWarning(ctx, "", fmt.Sprintf("pod labels from %q on are not copied (%d of %d): an Evacuation has at most %d bytes of metadata",
+			warning.AddWarning(ctx, "", fmt.Sprintf("pod labels from %q on are not copied (%d of %d): the limit for the metadata of an Evacuation is %d bytes",
 				key, len(keys)-i, len(keys), size.MaxEvacuationMetadataBytes))
 			return keys[:i]
 		}

@@ -22,28 +22,29 @@ import (
 const (
 	// alwaysAllowed is how many Evacuations every namespace may have.
 	alwaysAllowed = 200
-	// allowedPerPod is how many Evacuations a namespace may have for each of its pods, if that is
-	// more: that of the pod, and those of pods that are gone and are kept for a while.
+	// allowedPerPod is the number of Evacuations per pod that a namespace may have, if the product
+	// is larger: one for the pod, and one for a pod that is gone, whose Evacuation is kept for a
+	// while.
 	allowedPerPod = 2
-	// podCountTTL is how long a number of pods is used, and podCountsAtMost for how many
-	// namespaces.
+	// podCountTTL is how long a pod count is cached, and podCountsAtMost is the maximum number of
+	// cached namespaces.
 	podCountTTL     = 10 * time.Second
 	podCountsAtMost = 1024
 )
 
-// SetMaintenanceInformers sets the informers of our API. The cache of Evacuations serves to count
-// them, so only their keys are kept. Every replica has it, since every replica admits requests.
+// SetMaintenanceInformers sets the informers of our API. The plugin only counts Evacuations, so the
+// cache keeps only their keys. Every replica has this cache, since every replica admits requests.
 func (p *Plugin) SetMaintenanceInformers(f informers.SharedInformerFactory) {
 	informer := f.Maintenance().V1alpha1().Evacuations().Informer()
 	if err := informer.SetTransform(keepKey); err != nil {
-		// The informer runs already and keeps whole objects, which takes more memory.
+		// The informer already runs and keeps whole objects, which takes more memory.
 		utilruntime.HandleError(fmt.Errorf("keep only the keys of Evacuations: %w", err))
 	}
 	p.stored = informer.GetIndexer()
 	p.SetReadyFunc(informer.HasSynced)
 }
 
-// keepKey drops all of an object but what identifies it.
+// keepKey drops everything except the identity of an object.
 func keepKey(obj any) (any, error) {
 	object, ok := obj.(metav1.Object)
 	if !ok {
@@ -54,10 +55,10 @@ func keepKey(obj any) (any, error) {
 	}}, nil
 }
 
-// validateCount refuses an Evacuation of a namespace that has too many: ResourceQuota does not
-// count the objects of an aggregated API, and the server has each of them in memory. The server
-// itself makes one for each pod that a maintenance asks to leave, and a tenant must not be able to
-// keep it from that.
+// validateCount refuses an Evacuation if the namespace has too many. ResourceQuota does not count
+// the objects of an aggregated API, and the server has each of them in memory. The limit leaves
+// room for the server's own Evacuations, one for each pod that a maintenance evacuates: a tenant
+// must not be able to prevent these.
 func (p *Plugin) validateCount(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation) error {
 	if p.identity.Is(attrs.GetUserInfo()) {
 		return nil
@@ -68,7 +69,7 @@ func (p *Plugin) validateCount(ctx context.Context, attrs admission.Attributes, 
 	namespace := attrs.GetNamespace()
 	podRef := evacuation.Spec.PodRef
 	if _, exists, err := p.stored.GetByKey(namespace + "/" + protocol.CanonicalName(podRef.Name, podRef.UID)); exists || err != nil {
-		return err // a second one of the same name is refused for that
+		return err // another object with this name causes a different error
 	}
 	keys, err := p.stored.IndexKeys(cache.NamespaceIndex, namespace)
 	if err != nil {
@@ -85,14 +86,14 @@ func (p *Plugin) validateCount(ctx context.Context, attrs admission.Attributes, 
 	if len(keys) < limit {
 		return nil
 	}
-	// Without a time to retry after: clients would wait and hide the error from the user.
+	// Omit Retry-After: with it, clients would wait and hide the error from the user.
 	return apierrors.NewTooManyRequests(fmt.Sprintf(
 		"namespace %q has %d Evacuations, at most %d are allowed: %d for each of its %d pods, or %d if that is more",
 		namespace, len(keys), limit, allowedPerPod, pods, alwaysAllowed), 0)
 }
 
-// countPods returns the number of pods of a namespace, as of a few seconds ago. It reads one of
-// them, since the answer says how many remain.
+// countPods returns the number of pods of a namespace, at most a few seconds old. It lists one pod,
+// since the response has the number of remaining ones.
 func (p *Plugin) countPods(ctx context.Context, namespace string) (int, error) {
 	if count, known := p.podCounts.Get(namespace); known {
 		return count.(int), nil

@@ -42,18 +42,18 @@ const PluginName = "Evacuation"
 type Plugin struct {
 	*admission.Handler
 
-	// builtIn are the enabled built-in evacuators. With a disabled one, each of its pods would wait
-	// for nothing.
+	// builtIn are the enabled built-in evacuators. An Evacuation with a disabled one would wait
+	// until its deadline for nothing.
 	builtIn sets.Set[string]
-	// recentOwners remembers the owners of pods for a moment.
+	// recentOwners caches the owners of pods for a short time.
 	recentOwners owners.Live
 	client       kubernetes.Interface
 	authorizer   authorizer.UnconditionalAuthorizer
 	identity     *identity.Server
 	recorder     events.EventRecorder
-	// stored has the keys of all Evacuations, for counting.
+	// stored has the keys of all Evacuations; the plugin counts them.
 	stored cache.Indexer
-	// podCounts has the number of pods of a namespace for a while.
+	// podCounts caches the number of pods of namespaces.
 	podCounts *utilcache.LRUExpireCache
 }
 
@@ -132,8 +132,8 @@ func (p *Plugin) ValidateInitialization() error {
 	return errors.Join(missing...)
 }
 
-// Admit completes a new Evacuation from its pod. It may run twice on the same object: when a
-// webhook changed the object after the first run.
+// Admit completes a new Evacuation from its pod. It may run twice on the same object, if a webhook
+// changes the object after the first run.
 func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admission.ObjectInterfaces) error {
 	if attrs.GetResource().GroupResource() != resource || attrs.GetSubresource() != "" || attrs.GetOperation() != admission.Create {
 		return nil
@@ -144,7 +144,7 @@ func (p *Plugin) Admit(ctx context.Context, attrs admission.Attributes, _ admiss
 	}
 	podRef := evacuation.Spec.PodRef
 	if len(validation.IsDNS1123Subdomain(podRef.Name)) > 0 || podRef.UID == "" {
-		// No such pod can exist; validation reports what is wrong with the reference.
+		// No such pod can exist; validation reports the error in the reference.
 		return nil
 	}
 	// Check this before reading the pod: the errors below reveal whether it exists and its UID.
@@ -186,8 +186,8 @@ func (p *Plugin) getReferredPod(ctx context.Context, namespace string, evacuatio
 	return nil, apierrors.NewInvalid(maintenance.Kind("Evacuation"), name, field.ErrorList{invalid})
 }
 
-// Validate checks whether the user is allowed to make the request, and refuses the deletion of an
-// Evacuation that cannot be cancelled any more.
+// Validate checks whether the user is allowed to make the request. It refuses the deletion of an
+// Evacuation that can no longer be cancelled.
 func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ admission.ObjectInterfaces) error {
 	if attrs.GetResource().GroupResource() != resource {
 		return nil
@@ -232,7 +232,7 @@ func (p *Plugin) Validate(ctx context.Context, attrs admission.Attributes, _ adm
 	}
 }
 
-// evacuationsOf returns the new and the old object of a request, as far as its operation has them.
+// evacuationsOf returns the new and the old object of a request, if the operation has them.
 func evacuationsOf(attrs admission.Attributes) (evacuation, old *maintenance.Evacuation, err error) {
 	var ok bool
 	if attrs.GetOperation() != admission.Delete {
@@ -249,7 +249,7 @@ func evacuationsOf(attrs admission.Attributes) (evacuation, old *maintenance.Eva
 }
 
 // mayBeCalledOff refuses a deletion while the evacuator forbids cancellation and the pod has not
-// left yet.
+// left.
 func (p *Plugin) mayBeCalledOff(ctx context.Context, evacuation *maintenance.Evacuation) error {
 	if evacuation.Status.EvacuationCancellationPolicy != maintenance.EvacuationCancellationPolicyForbid || maintenancevalidation.IsEvacuationComplete(evacuation) {
 		return nil
@@ -263,13 +263,13 @@ func (p *Plugin) mayBeCalledOff(ctx context.Context, evacuation *maintenance.Eva
 		return apierrors.NewInternalError(fmt.Errorf("get pod %s/%s from the host cluster: %w", evacuation.Namespace, podRef.Name, err))
 	}
 	return apierrors.NewConflict(resource, evacuation.Name,
-		fmt.Errorf("evacuator %s no longer allows a cancellation (evacuationCancellationPolicy is Forbid); it can be deleted once pod %s is gone",
+		fmt.Errorf("evacuator %s does not allow a cancellation now (evacuationCancellationPolicy is Forbid); the Evacuation can be deleted once pod %s is gone",
 			evacuation.Status.ActiveEvacuatorClass, podRef.Name))
 }
 
 // Reasons of the events of this plugin.
 const (
-	// EventEvacuatorIgnored: the annotation of a pod that names an evacuator is invalid and
+	// EventEvacuatorIgnored: an annotation with which a pod names an evacuator is invalid and
 	// ignored. About the pod.
 	EventEvacuatorIgnored = "EvacuatorAnnotationIgnored"
 )

@@ -41,8 +41,8 @@ func (p *Plugin) resolveEvacuators(ctx context.Context, attrs admission.Attribut
 }
 
 // usableClasses returns a function that reports whether the Evacuation may have an evacuator of a
-// class. It only restricts the Deployment's evacuator: that one scales with the server's rights, so
-// a user who may delete a pod but not scale would otherwise gain a right.
+// class. It only restricts the evacuator of Deployments, which scales with the server's rights:
+// otherwise a user who may delete a pod but not scale would gain a right.
 func (p *Plugin) usableClasses(ctx context.Context, attrs admission.Attributes, evacuation *maintenance.Evacuation, pod *corev1.Pod,
 	builtIn protocol.BuiltIn) (func(class string) bool, error) {
 	const scaling = v1alpha1.EvacuatorClassDeployment
@@ -61,9 +61,9 @@ func (p *Plugin) usableClasses(ctx context.Context, attrs admission.Attributes, 
 	return func(class string) bool { return allowed || class != scaling }, nil
 }
 
-// mergeClients returns the evacuators of the client, at their indexes so that validation errors
-// have the client's indexes, followed by those of the pod. If both have a class, the pod's priority
-// takes precedence.
+// mergeClients returns the evacuators of the client, followed by those of the pod. The client's
+// evacuators keep their indexes for validation errors. If both have a class, the priority from the
+// pod wins.
 func (p *Plugin) mergeClients(ctx context.Context, attrs admission.Attributes, named, ofPod []maintenance.Evacuator,
 	mayUse func(class string) bool) ([]maintenance.Evacuator, error) {
 	var merged []maintenance.Evacuator
@@ -79,7 +79,7 @@ func (p *Plugin) mergeClients(ctx context.Context, attrs admission.Attributes, n
 		if !mayUse(class) {
 			continue
 		}
-		// Validation refuses an invalid class; a check without a name would be about all classes.
+		// Validation refuses an invalid class. A check without a name would be about all classes.
 		if len(validation.IsDNS1123Subdomain(class)) == 0 {
 			if err := p.mayAssign(ctx, attrs, class); err != nil {
 				return nil, err
@@ -95,8 +95,8 @@ func (p *Plugin) mergeClients(ctx context.Context, attrs admission.Attributes, n
 	return merged, nil
 }
 
-// report sends an event for the pod's owner and a warning for the client about the ignored
-// annotations.
+// report reports the ignored annotations: to the pod's owner with an event, and to the client with
+// a warning.
 func (p *Plugin) report(ctx context.Context, attrs admission.Attributes, pod *corev1.Pod, ignored []protocol.IgnoredAnnotation) {
 	for _, annotation := range ignored {
 		warning.AddWarning(ctx, "", fmt.Sprintf("pod annotation %s is ignored: %s", annotation.Key, annotation.Why))

@@ -74,8 +74,8 @@ func (p *Plugin) require(ctx context.Context, attrs admission.Attributes, needed
 	return apierrors.NewForbidden(resource, nameOf(attrs), fmt.Errorf("user %q cannot %s", attrs.GetUserInfo().GetName(), needed))
 }
 
-// nameOf returns the name of the object; the name of a new one is not set yet in the attributes,
-// and a request for a collection has none.
+// nameOf returns the name of the object. The attributes of a create do not have the name yet, and a
+// request for a collection has none.
 func nameOf(attrs admission.Attributes) string {
 	if attrs.GetName() != "" {
 		return attrs.GetName()
@@ -94,7 +94,7 @@ func (p *Plugin) mayDeletePod(ctx context.Context, attrs admission.Attributes, p
 	return p.require(ctx, attrs, right{verb: "delete", resource: "pods", namespace: attrs.GetNamespace(), name: podName})
 }
 
-// mayUseInstigators checks the right to act for each instigator that is added or removed.
+// mayUseInstigators checks the right to use each instigator that the write adds or removes.
 func (p *Plugin) mayUseInstigators(ctx context.Context, attrs admission.Attributes, finalizers, oldFinalizers []string) error {
 	now, before := sets.New(protocol.Instigators(finalizers)...), sets.New(protocol.Instigators(oldFinalizers)...)
 	for _, name := range sets.List(now.SymmetricDifference(before)) {
@@ -106,12 +106,13 @@ func (p *Plugin) mayUseInstigators(ctx context.Context, attrs admission.Attribut
 	return nil
 }
 
-// mayEndRequests checks the right to act for every instigator of an object that a request deletes
-// or lets the garbage collector delete: a deletion withdraws the requests of all of them.
+// mayEndRequests checks the right to use every instigator of an object that a request deletes, or
+// that the garbage collector may delete after the request: a deletion withdraws the requests of all
+// instigators.
 //
 // The garbage collector acts for a user who was checked when the owner was set. In a namespace that
-// is being deleted the pods are deleted anyway; which user deletes them differs between clusters,
-// so the namespace is read.
+// is being deleted, the pods are deleted in any case. The user who deletes them differs between
+// clusters, so this reads the namespace.
 func (p *Plugin) mayEndRequests(ctx context.Context, attrs admission.Attributes, finalizers []string) error {
 	if attrs.GetUserInfo().GetName() == identity.GarbageCollector {
 		return nil
@@ -133,8 +134,8 @@ func (p *Plugin) mayEndRequests(ctx context.Context, attrs admission.Attributes,
 }
 
 // mayProgress checks the right to report as the active evacuator. The node agent is the evacuator
-// of the static pods of its node, and needs no right to that: a right to the class would be one to
-// the static pods of all nodes.
+// of the static pods of its node and needs no such right: the right to its class would apply to the
+// static pods of all nodes.
 func (p *Plugin) mayProgress(ctx context.Context, attrs admission.Attributes, old *maintenance.Evacuation) error {
 	class := old.Status.ActiveEvacuatorClass
 	if node, isNode := identity.NodeOf(attrs.GetUserInfo()); isNode && class == v1alpha1.EvacuatorClassKubelet && old.Spec.NodeName == node {
@@ -152,7 +153,7 @@ func (p *Plugin) mayAssign(ctx context.Context, attrs admission.Attributes, clas
 	return p.require(ctx, attrs, right{verb: "assign", group: maintenance.GroupName, resource: "evacuators", namespace: attrs.GetNamespace(), name: class})
 }
 
-// mayScale reports whether the user could scale the Deployment, as its evacuator does with the
+// mayScale reports whether the user may scale the Deployment, which its evacuator does with the
 // server's rights. name is empty if the Deployment is not known.
 func (p *Plugin) mayScale(ctx context.Context, attrs admission.Attributes, name string) (bool, error) {
 	if p.identity.Is(attrs.GetUserInfo()) {

@@ -28,12 +28,13 @@ const (
 	// askAtMost is the maximum number of joining nodes that a request checks. The controller checks
 	// the others before it changes them.
 	askAtMost = 500
-	// refusalsAtMost is the number of refused nodes after which the checks end; an error names no
+	// refusalsAtMost is the number of refused nodes after which the checks stop. An error names no
 	// more.
 	refusalsAtMost = 10
 )
 
-// nodeSet is a set of nodes by name; a node that is in a status but not in the cluster is nil.
+// nodeSet is a set of nodes by name. The value is nil for a node that is in a status but not in the
+// cluster.
 type nodeSet map[string]*corev1.Node
 
 // change is the effect of a write on nodes.
@@ -48,8 +49,8 @@ type change struct {
 	held sets.Set[string]
 }
 
-// changeOf returns the effect of a write. Nodes that stay are checked as well, since a change of
-// the plan or the stage changes what happens to them.
+// changeOf returns the effect of a write. It includes the nodes that stay selected, since a change
+// of the plan or the stage affects them as well.
 func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintenance) (*change, error) {
 	all, err := p.nodes.List(labels.Everything())
 	if err != nil {
@@ -109,7 +110,7 @@ func selectNodes(ctx context.Context, nm *maintenance.NodeMaintenance, all []*co
 	return nodes, err
 }
 
-// inOrder returns the nodes in order, so that a repeated request checks the same ones.
+// inOrder returns the nodes sorted, so that a repeated request checks the same nodes.
 func (s nodeSet) inOrder() rights.Nodes {
 	var nodes rights.Nodes
 	for name, node := range s {
@@ -130,7 +131,7 @@ func appendNode(nodes rights.Nodes, name string, node *corev1.Node) rights.Nodes
 }
 
 // authorize refuses the write if the user is not allowed to delete its nodes. It caches no answers:
-// when a conflict repeats the request, the cache of the delegated authorizer has them.
+// if a conflict repeats the request, the delegated authorizer answers from its cache.
 func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, c *change) error {
 	var joining rights.Nodes
 	for _, node := range c.selected {
@@ -144,18 +145,18 @@ func (p *Plugin) authorize(ctx context.Context, a admission.Attributes, c *chang
 	verdict, err := q.AskChange(asking, c.leaving.inOrder(), joining)
 	switch {
 	case len(verdict.Refused) > 0:
-		return admission.NewForbidden(a, fmt.Errorf("user %q may not delete %s, and so may neither put them under maintenance nor release them",
+		return admission.NewForbidden(a, fmt.Errorf("user %q may not delete %s, so the user may neither put them under maintenance nor release them",
 			a.GetUserInfo().GetName(), describeRefused(asking, q, verdict)))
 	case errors.Is(err, context.DeadlineExceeded) && len(c.leaving) > 0:
 		return admission.NewForbidden(a, fmt.Errorf("the authorizer did not answer in time whether user %q may delete each of the %d nodes to release; "+
-			"release them in steps by narrowing spec.nodeSelector", a.GetUserInfo().GetName(), len(c.leaving)))
+			"release the nodes in steps, by narrowing spec.nodeSelector", a.GetUserInfo().GetName(), len(c.leaving)))
 	case err != nil:
 		return apierrors.NewInternalError(err)
 	}
 	return nil
 }
 
-// withTimeToAnswer ends the checks early enough to respond to the request.
+// withTimeToAnswer returns a context that ends early enough to respond to the request.
 func withTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -164,8 +165,8 @@ func withTimeToAnswer(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, time.Until(deadline)*4/5)
 }
 
-// describeRefused names the refused nodes that the user may read and counts the others: selectors
-// match labels, so names would reveal to a user without that right which nodes have which labels.
+// describeRefused names the refused nodes that the user may read, and counts the others. A selector
+// matches labels, so a name would reveal the labels of a node to a user who may not read it.
 func describeRefused(ctx context.Context, q rights.Questioner, verdict rights.Verdict) string {
 	var names []string
 	for _, name := range verdict.Refused {

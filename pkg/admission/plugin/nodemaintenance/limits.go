@@ -22,15 +22,15 @@ import (
 	"haulout.dev/haulout/pkg/identity"
 )
 
-// namedAtMost is how many of the maintenances that have reached a limit an error names.
+// namedAtMost is the maximum number of maintenances that an error about a limit names.
 const namedAtMost = 3
 
 func isHeldStage(stage maintenance.NodeMaintenanceStage) bool {
 	return stage == maintenance.NodeMaintenanceStageCordon || stage == maintenance.NodeMaintenanceStageDrain
 }
 
-// newShutdownOf returns the node whose shutdown a maintenance announces after a write and did not
-// announce before, or "".
+// newShutdownOf returns the node whose shutdown a maintenance announces after the write but not
+// before it, or "".
 func newShutdownOf(nm, old *maintenance.NodeMaintenance) string {
 	if nm == nil {
 		return ""
@@ -42,10 +42,10 @@ func newShutdownOf(nm, old *maintenance.NodeMaintenance) string {
 	return node
 }
 
-// validateShutdowns refuses one more maintenance of a shutdown of a node than may be stored. One
-// that another user has changed since counts as well: a node that creates them without end must not
-// fill the storage. Another user can only make one for a node that exists: that is a node on which
-// the user's rights were checked.
+// validateShutdowns limits the number of stored maintenances that announce shutdowns of a node. It
+// also counts those that another user has changed since: a node must not be able to fill the
+// storage by creating them without end. Other users can create such a maintenance only for a node
+// that exists, after a check of their rights on the node.
 func (p *Plugin) validateShutdowns(a admission.Attributes, nm, old *maintenance.NodeMaintenance) error {
 	node := newShutdownOf(nm, old)
 	if node == "" {
@@ -65,13 +65,13 @@ func (p *Plugin) validateShutdowns(a admission.Attributes, nm, old *maintenance.
 	if len(shutdowns) < protocol.MaxShutdowns {
 		return nil
 	}
-	return admission.NewForbidden(a, fmt.Errorf("%d NodeMaintenances announce shutdowns of node %q, at most %d are allowed, completed ones included: "+
+	return admission.NewForbidden(a, fmt.Errorf("%d NodeMaintenances announce shutdowns of node %q, at most %d are allowed, including completed ones: "+
 		"delete those that are complete; the oldest are %s", len(shutdowns), node, protocol.MaxShutdowns, oldest(shutdowns)))
 }
 
-// validateHolders refuses a write by which one maintenance more holds a node than may. The node's
-// own shutdown may always hold it. A maintenance that comes to select a node without a write, since
-// labels change, is left to the controllers.
+// validateHolders refuses a write after which too many maintenances would hold a node. The node's
+// own shutdown may always hold it. If a maintenance selects a node because labels have changed,
+// there is no write to refuse; the controllers handle that.
 func (p *Plugin) validateHolders(ctx context.Context, a admission.Attributes, nm *maintenance.NodeMaintenance, c *change) error {
 	if !isHeldStage(nm.Spec.Stage) {
 		return nil
@@ -114,14 +114,15 @@ func (p *Plugin) validateHolders(ctx context.Context, a admission.Attributes, nm
 }
 
 // isObserved reports whether a leader has seen the present selector and stage of a maintenance. Its
-// status has all of its nodes then, and none if it selects none.
+// status then has all of its nodes.
 func isObserved(nm *v1alpha1.NodeMaintenance) bool {
 	return nm.Status.ObservedGeneration == nm.Generation
 }
 
-// selectedBy returns the names of those of the nodes that another maintenance selects. Its status
-// has them, and others that are left out, unless no leader has seen its present selector: to parse
-// that costs much. Annotations of nodes, which a kubelet may write, do not count.
+// selectedBy returns those of the named nodes that another maintenance selects. It uses the status,
+// which also lists nodes that are omitted from the drain. Only if no leader has seen the present
+// selector does it parse that, which is expensive. It ignores annotations of nodes, which a kubelet
+// may write.
 func selectedBy(
 	ctx context.Context, other *v1alpha1.NodeMaintenance, among map[string]*corev1.Node, leftOut func(*v1alpha1.NodeMaintenanceNodeStatus) bool,
 ) ([]string, error) {
@@ -153,7 +154,7 @@ func byNameOf(nodes []*corev1.Node) map[string]*corev1.Node {
 	return byName
 }
 
-// oldest names the oldest of some maintenances.
+// oldest returns the names of the oldest of some maintenances.
 func oldest(all []*v1alpha1.NodeMaintenance) string {
 	var names []string
 	for _, nm := range slices.SortedFunc(slices.Values(all), v1alpha1.CompareAge)[:min(namedAtMost, len(all))] {

@@ -137,7 +137,7 @@ func TestLimitOfShutdownsOfANode(t *testing.T) {
 		"the 32nd is admitted": {others: shutdowns(31, "blue-1", complete), nm: shutdown()},
 		"the 33rd is refused": {
 			others: shutdowns(32, "blue-1", complete), nm: shutdown(),
-			refused: "at most 32 are allowed, completed ones included: delete those that are complete; " +
+			refused: "at most 32 are allowed, including completed ones: delete those that are complete; " +
 				"the oldest are shutdown-blue-1-0000001f, shutdown-blue-1-0000001e, shutdown-blue-1-0000001d",
 		},
 		"an earlier one that is not complete does not hinder": {others: shutdowns(31, "blue-1", v1alpha1.NodeMaintenanceStageDrain), nm: shutdown()},

@@ -23,17 +23,16 @@ import (
 	"haulout.dev/haulout/pkg/identity"
 )
 
-// maxBootIDLength is the maximum length of a boot ID. That of Linux is a UUID, that of Windows a
-// time.
+// maxBootIDLength is the maximum length of a boot ID: a UUID on Linux, a time on Windows.
 const maxBootIDLength = 64
 
-// shutdownReasons are the reasons that a node may give. Messages and events repeat the reason, so
-// a node must not choose the text.
+// shutdownReasons are the allowed reasons of a node's maintenance. Messages and events repeat the
+// reason, so a node must not choose the text.
 var shutdownReasons = []string{v1alpha1.ShutdownReason, v1alpha1.ShutdownReasonReboot, v1alpha1.ShutdownReasonPowerOff}
 
-// validateOfNode refuses a write by a node agent, unless it announces the shutdown of its own node
-// or ends what it has announced. It replaces the question whether the user may delete the node:
-// nodes have no right to that, and what they may do must not depend on it.
+// validateOfNode refuses a write of a node agent unless it announces the shutdown of its own node
+// or ends such a maintenance. It replaces the check whether the user may delete the node: nodes do
+// not have that right, and the permissions of their agents must not depend on it.
 func validateOfNode(a admission.Attributes, node string, nm, old *maintenance.NodeMaintenance) error {
 	var errs field.ErrorList
 	if old == nil {
@@ -48,8 +47,8 @@ func validateOfNode(a admission.Attributes, node string, nm, old *maintenance.No
 		node, errs.ToAggregate()))
 }
 
-// validateShutdown returns how a new maintenance differs from the one of a shutdown of the node.
-// The registry has already set the finalizer and the requester.
+// validateShutdown returns errors for differences between a new maintenance and that of a shutdown
+// of the node. The registry has already set the finalizer and the requester.
 func validateShutdown(node string, nm *maintenance.NodeMaintenance) field.ErrorList {
 	spec := field.NewPath("spec")
 	errs := validateShutdownMetadata(node, nm)
@@ -108,9 +107,9 @@ func validateShutdownMetadata(node string, nm *maintenance.NodeMaintenance) fiel
 	return errs
 }
 
-// validateShutdownSelector returns how a selector differs from the one that selects just the node,
-// by its name. Labels are not enough: the kubelet can change those of its node, and others may have
-// the same.
+// validateShutdownSelector returns errors unless the selector selects exactly the node by its name.
+// Labels are not enough: the kubelet can change the labels of its node, and other nodes may have
+// the same labels.
 func validateShutdownSelector(node string, selector *corev1.NodeSelector, path *field.Path) field.ErrorList {
 	terms := path.Child("nodeSelectorTerms")
 	if selector == nil || len(selector.NodeSelectorTerms) != 1 {
@@ -138,9 +137,9 @@ func validateShutdownSelector(node string, selector *corev1.NodeSelector, path *
 	return errs
 }
 
-// validateEndOfShutdown returns what an update changes other than the stage to Complete; nm is nil
-// for a deletion. It also returns an error about an object that is not the node's own, other than
-// the deletion of a shutdown of the node that is over.
+// validateEndOfShutdown returns errors for all changes in an update except that of the stage to
+// Complete; nm is nil for a deletion. It returns an error for an object that the node did not
+// request, unless the request deletes the maintenance of a finished shutdown of the node.
 func validateEndOfShutdown(node string, nm, old *maintenance.NodeMaintenance) field.ErrorList {
 	spec, metadata := field.NewPath("spec"), field.NewPath("metadata")
 	if nm == nil && isOverShutdown(node, old) {
@@ -149,7 +148,8 @@ func validateEndOfShutdown(node string, nm, old *maintenance.NodeMaintenance) fi
 	if !isRequestedByNode(old.Spec.RequestedBy, node) {
 		return field.ErrorList{field.Forbidden(spec.Child("requestedBy"), "the NodeMaintenance was requested, or last changed, by another user")}
 	}
-	// A node that was allowed more in the past must not release other nodes now.
+	// Check the selector again: an older server may have accepted other nodes, and the write would
+	// release these.
 	if errs := validateShutdownSelector(node, old.Spec.NodeSelector, spec.Child("nodeSelector")); nm == nil || len(errs) > 0 {
 		return errs
 	}
@@ -177,9 +177,9 @@ func validateEndOfShutdown(node string, nm, old *maintenance.NodeMaintenance) fi
 	return errs
 }
 
-// isOverShutdown reports whether a maintenance is that of a shutdown of the node, and is complete
-// and has released it. It holds nothing any more and only counts against the limit, so the node may
-// delete it whichever user has completed it.
+// isOverShutdown reports whether a maintenance announced a shutdown of the node, is complete, and
+// has released the node. It only counts against the limit, so the node may delete it no matter who
+// completed it.
 func isOverShutdown(node string, nm *maintenance.NodeMaintenance) bool {
 	return protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector) == node && nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete &&
 		!slices.Contains(nm.Finalizers, v1alpha1.FinalizerMaintenanceCompletion)

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nodemaintenance authorizes users to put nodes under maintenance, and warns about
-// selectors that are probably unintended. It lists no pods: the preview predicts what a drain does
-// to them.
+// selectors that are probably unintended. It does not list pods: the preview predicts the effects
+// of a drain on them.
 package nodemaintenance
 
 import (
@@ -39,12 +39,11 @@ import (
 // PluginName is the name of the plugin in flags and configuration.
 const PluginName = "NodeMaintenance"
 
-// Config has the settings of an administrator.
+// Config has the settings for administrators.
 type Config struct {
-	// AskEveryNodeByName disables the shortcut of one check whether the user may delete all nodes.
-	// By default, for a user who may delete all nodes only the control-plane nodes and a hundred
-	// others are checked by name; set this if an authorizer denies individual nodes by name to such
-	// a user.
+	// AskEveryNodeByName disables a shortcut for users who may delete all nodes: by default, the
+	// plugin checks only the control-plane nodes and a hundred others by name for them. Set this if
+	// an authorizer denies individual nodes by name to such a user.
 	AskEveryNodeByName bool
 }
 
@@ -93,8 +92,8 @@ func (p *Plugin) SetExternalKubeInformerFactory(f kubeinformers.SharedInformerFa
 	p.waitFor(nodes.Informer().HasSynced)
 }
 
-// waitFor adds a cache to those that have to be synced before a request is admitted: the plugin
-// could neither check nodes nor count maintenances that it does not see.
+// waitFor adds a cache that must be synced before a request is admitted: without it, the plugin
+// could neither check nodes nor count maintenances.
 func (p *Plugin) waitFor(synced cache.InformerSynced) {
 	p.synced = append(p.synced, synced)
 	p.SetReadyFunc(func() bool {
@@ -141,7 +140,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	switch a.GetSubresource() {
 	case "":
 	case "status":
-		return admission.NewForbidden(a, errors.New("the status stores the progress of the drain; only the Haulout server can write it"))
+		return admission.NewForbidden(a, errors.New("the status has the progress of the drain; only the Haulout server may write it"))
 	default:
 		return nil
 	}
@@ -155,7 +154,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 		if err := validateOfNode(a, node, nm, old); err != nil {
 			return err
 		}
-		// The other writes of a node only end a maintenance, which needs no further checks.
+		// Other writes of a node only end a maintenance and need no further checks.
 		if old != nil {
 			return nil
 		}
@@ -190,7 +189,7 @@ func (p *Plugin) Validate(ctx context.Context, a admission.Attributes, _ admissi
 	return nil
 }
 
-// objects returns the new and the old object, or nil if there is none.
+// objects returns the new and the old object; nil if there is none.
 func objects(a admission.Attributes) (nm, old *maintenance.NodeMaintenance, err error) {
 	if nm, err = asNodeMaintenance(a.GetObject()); err != nil {
 		return nil, nil, err
@@ -213,16 +212,17 @@ func asNodeMaintenance(obj runtime.Object) (*maintenance.NodeMaintenance, error)
 	return nm, nil
 }
 
-// needsAuthorization reports whether an update can have an effect on nodes. Owners and finalizers
-// count: the garbage collector deletes, with its own rights, an object whose owner does not exist.
+// needsAuthorization reports whether an update can affect nodes. Owners and finalizers count as
+// well: if the owner of an object does not exist, the garbage collector deletes the object with its
+// own rights.
 func needsAuthorization(nm, old *maintenance.NodeMaintenance) bool {
 	return !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
 		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) ||
 		!apiequality.Semantic.DeepEqual(nm.Finalizers, old.Finalizers)
 }
 
-// isGarbageCollection reports whether in an update the garbage collector only removes its own
-// finalizers.
+// isGarbageCollection reports whether an update is by the garbage collector and only removes its
+// own finalizers.
 func isGarbageCollection(u user.Info, nm, old *maintenance.NodeMaintenance) bool {
 	if u.GetName() != identity.GarbageCollector || !apiequality.Semantic.DeepEqual(nm.Spec, old.Spec) ||
 		!apiequality.Semantic.DeepEqual(nm.OwnerReferences, old.OwnerReferences) {
@@ -235,8 +235,7 @@ func isGarbageCollection(u user.Info, nm, old *maintenance.NodeMaintenance) bool
 	return slices.Equal(nm.Finalizers, kept)
 }
 
-// sendsToNodes reports whether a write changes which nodes a maintenance has, or what it does with
-// them.
+// sendsToNodes reports whether a write changes the nodes of a maintenance, or its effect on them.
 func sendsToNodes(nm, old *maintenance.NodeMaintenance) bool {
 	if nm == nil || nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete {
 		return false
@@ -246,7 +245,7 @@ func sendsToNodes(nm, old *maintenance.NodeMaintenance) bool {
 }
 
 // validateStatusSize refuses a maintenance whose status could not be stored with all its drain
-// targets: its nodes would be cordoned, but the drain could not store its progress.
+// targets: the server would cordon its nodes, but could not store the progress of the drain.
 func validateStatusSize(nm *maintenance.NodeMaintenance, nodes int) error {
 	versioned := &v1alpha1.NodeMaintenance{}
 	if err := v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(nm, versioned, nil); err != nil {

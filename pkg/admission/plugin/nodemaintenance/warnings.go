@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// warningsAtMost and warningLength limit the warnings of a response; kubectl prints each on a
-	// line.
+	// warningsAtMost and warningLength limit the warnings of a response; kubectl prints one warning
+	// per line.
 	warningsAtMost = 8
 	warningLength  = 120
 
@@ -30,7 +30,8 @@ const (
 	messageBytes = 128
 )
 
-// write is the input of warners: a maintenance as it will be stored, and the effect on nodes.
+// write is the input of warners: a maintenance as it will be stored, and the effect of the write on
+// nodes.
 type write struct {
 	nm *maintenance.NodeMaintenance
 	*change
@@ -89,8 +90,8 @@ func warnOfExtent(_ context.Context, w *write) []string {
 	return texts
 }
 
-// warnOfControlPlane warns of a drain that has, alone or together with others, more than one
-// control-plane node. Their static pods stay, and stop with the machines.
+// warnOfControlPlane warns if a drain, alone or together with others, affects more than one
+// control-plane node. The static pods of these nodes stay, and stop with the machines.
 func (p *Plugin) warnOfControlPlane(ctx context.Context, w *write) []string {
 	if w.nm.Spec.Stage != maintenance.NodeMaintenanceStageDrain {
 		return nil
@@ -111,7 +112,7 @@ func (p *Plugin) warnOfControlPlane(ctx context.Context, w *write) []string {
 	return []string{listNames("spec.nodeSelector: other control-plane nodes are drained by ", names)}
 }
 
-// controlPlaneOf returns the control-plane nodes that are not among others, by name.
+// controlPlaneOf returns the control-plane nodes by name, except those in except.
 func controlPlaneOf(nodes []*corev1.Node, except map[string]*corev1.Node) map[string]*corev1.Node {
 	found := map[string]*corev1.Node{}
 	for _, node := range nodes {
@@ -131,8 +132,8 @@ func (p *Plugin) warnOfOthers(ctx context.Context, w *write) []string {
 	return []string{listNames("spec.nodeSelector: nodes are already under maintenance by ", names)}
 }
 
-// othersOn returns the names of the other maintenances of a kind that select one of the nodes,
-// sorted.
+// othersOn returns the sorted names of the other maintenances that satisfy is and select one of the
+// nodes.
 func (p *Plugin) othersOn(ctx context.Context, w *write, nodes map[string]*corev1.Node, is func(*v1alpha1.NodeMaintenance) bool) []string {
 	others, err := p.maintenances.List(labels.Everything())
 	if err != nil {
@@ -179,7 +180,7 @@ func warnOfGroups(_ context.Context, w *write) []string {
 	return nil
 }
 
-// warnOfStatusSize warns of a status that has no space for the messages of individual nodes.
+// warnOfStatusSize warns if the status may have no room for the messages of individual nodes.
 func warnOfStatusSize(_ context.Context, w *write) []string {
 	versioned := &v1alpha1.NodeMaintenance{}
 	if v1alpha1.Convert_maintenance_NodeMaintenance_To_v1alpha1_NodeMaintenance(w.nm, versioned, nil) != nil {
@@ -193,7 +194,7 @@ func warnOfStatusSize(_ context.Context, w *write) []string {
 		len(w.selected), float64(estimate)/(1<<20))}
 }
 
-// listNames appends as many names as fit, and the number of the others.
+// listNames appends as many names as fit into a warning, and the number of the others.
 func listNames(prefix string, names []string) string {
 	for n := min(len(names), warningLength/3); n > 1; n-- {
 		text := prefix + strings.Join(names[:n], ", ")

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package embeddedetcd runs a single etcd member inside the server, reachable through unix sockets
-// only: no port, no credentials to leak.
+// Package embeddedetcd runs a single etcd member inside the server. Only unix sockets reach it: it
+// has no port and no credentials.
 package embeddedetcd
 
 import (
@@ -25,8 +25,8 @@ import (
 
 const (
 	// MaxRequestBytes is the maximum size of a write of the embedded etcd, in bytes. The storage
-	// library sends no more. Objects are smaller: they have to fit into an etcd with its own
-	// default of 1.5 MiB.
+	// library does not send larger writes. Objects are smaller: they have to fit into an external
+	// etcd, whose default is 1.5 MiB.
 	MaxRequestBytes = 2 << 20
 	// DefaultQuotaBytes is the size at which etcd stops accepting writes, in bytes.
 	DefaultQuotaBytes = 2 << 30
@@ -35,7 +35,7 @@ const (
 
 	// privateName is the name of the private subdirectory of the data directory.
 	privateName = "data"
-	// etcdName is the name of the folder of etcd in it.
+	// etcdName is the name of etcd's folder in the private subdirectory.
 	etcdName = "etcd"
 	// memberName is the name of the only member.
 	memberName = "haulout"
@@ -44,7 +44,7 @@ const (
 	// terminating zero.
 	maxSocketPath = 107
 	startTimeout  = 2 * time.Minute
-	// lockTimeout is longer than the server takes to stop.
+	// lockTimeout is longer than the time that a server takes to stop.
 	lockTimeout = time.Minute
 	lockRetry   = 200 * time.Millisecond
 )
@@ -52,11 +52,11 @@ const (
 // Options define the location and the maximum size of the data.
 type Options struct {
 	// DataDir is the configured data directory, for example the root of a volume. The server
-	// creates it if it does not exist, and never changes its mode: on a volume it usually belongs
+	// creates it if it does not exist, and does not change its mode: on a volume it usually belongs
 	// to root.
 	DataDir string
-	// QuotaBytes is the size at which etcd stops accepting writes, in bytes. It is limited to a
-	// quarter of the volume.
+	// QuotaBytes is the size at which etcd stops accepting writes, in bytes. The server limits it
+	// to a quarter of the volume.
 	QuotaBytes int64
 }
 
@@ -67,7 +67,7 @@ type Server struct {
 	socketDir string
 	lock      *fileutil.LockedFile
 	logLevel  zap.AtomicLevel
-	// endMetrics stops the updates of the metrics about sizes.
+	// endMetrics stops the updates of the size metrics.
 	endMetrics context.CancelFunc
 }
 
@@ -88,17 +88,17 @@ func Start(ctx context.Context, o Options) (*Server, error) {
 		return nil, err
 	}
 	if err := s.shrink(ctx, quota); err != nil {
-		// Objects can still be read and deleted.
+		// Continue: clients can still read and delete objects.
 		klog.FromContext(ctx).Error(err, "Cannot shrink the database", "dataDir", dir)
 	}
 	s.measure(ctx, dir, quota)
-	klog.FromContext(ctx).Info("Embedded etcd serves", "dataDir", dir, "endpoint", s.endpoint)
+	klog.FromContext(ctx).Info("Embedded etcd is ready", "dataDir", dir, "endpoint", s.endpoint)
 	return s, nil
 }
 
-// privateFolder returns the subdirectory of the data directory that only the server can access, and
-// creates it if it does not exist. The data directory itself may belong to another user and be
-// accessible to others: on a new volume it belongs to root.
+// privateFolder creates the subdirectory of the data directory that only the server can access, if
+// it does not exist, and returns its path. The data directory itself may belong to another user and
+// be accessible to others: on a new volume it belongs to root.
 func privateFolder(dataDir string) (string, error) {
 	given, err := filepath.Abs(dataDir)
 	if err != nil {
@@ -109,9 +109,9 @@ func privateFolder(dataDir string) (string, error) {
 	}
 	dir := filepath.Join(given, privateName)
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return "", fmt.Errorf("create the server's own folder in --data-dir: %w", err)
+		return "", fmt.Errorf("create the private folder in --data-dir: %w", err)
 	}
-	// Not os.Stat: a symbolic link could lead to a directory of another user.
+	// Lstat, not Stat: a symbolic link could lead to a directory of another user.
 	info, err := os.Lstat(dir)
 	if err != nil {
 		return "", err
@@ -138,8 +138,8 @@ func (s *Server) open(ctx context.Context, dir string, quota int64) error {
 		return err
 	}
 	client, peer := filepath.Join(socketDir, "client.sock"), filepath.Join(socketDir, "peer.sock")
-	// A killed process leaves its sockets behind; no other process uses them, since we hold the
-	// lock.
+	// A killed process leaves its sockets behind. No other process uses them, since this process
+	// holds the lock.
 	for _, path := range []string{client, peer} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("remove a left-over socket: %w", err)
@@ -150,15 +150,15 @@ func (s *Server) open(ctx context.Context, dir string, quota int64) error {
 }
 
 // takeLock locks the data directory: etcd locks its files only after it has created its sockets, so
-// a second server would replace the sockets of the first. A pod that was evicted still completes
-// its requests while its replacement starts on the same volume, so that takeLock waits for a while.
+// a second server would replace the sockets of the first. takeLock waits for a while: an evicted
+// pod still completes its requests while its replacement starts on the same volume.
 func (s *Server) takeLock(ctx context.Context, dir string) error {
 	waits := false
 	err := wait.PollUntilContextTimeout(ctx, lockRetry, lockTimeout, true, func(context.Context) (bool, error) {
 		lock, err := fileutil.TryLockFile(filepath.Join(dir, "lock"), os.O_WRONLY|os.O_CREATE, 0o600)
 		if errors.Is(err, fileutil.ErrLocked) {
 			if !waits {
-				klog.FromContext(ctx).Info("Another server uses the data directory, waiting for its end", "dataDir", dir, "timeout", lockTimeout)
+				klog.FromContext(ctx).Info("Another server uses the data directory, waiting until it stops", "dataDir", dir, "timeout", lockTimeout)
 			}
 			waits = true
 			return false, nil
@@ -199,13 +199,13 @@ func (s *Server) config(dir string, quota int64, client, peer string) *embed.Con
 	cfg.Name = memberName
 	cfg.Dir = filepath.Join(dir, etcdName)
 	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{socketURL(client)}, []url.URL{socketURL(client)}
-	// For peers etcd listens on the host part of the URL alone. If it is empty, the socket has no
-	// file and every process of the machine can open it.
+	// For peers, etcd listens only on the host part of the URL. If it were empty, the socket would
+	// have no file, and every process of the machine could open it.
 	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = []url.URL{{Scheme: "unix", Host: peer}}, []url.URL{socketURL(peer)}
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.QuotaBackendBytes = quota
 	cfg.MaxRequestBytes = MaxRequestBytes
-	// The API server itself compacts; this is for versions that remain after a long downtime.
+	// The API server itself compacts etcd; this setting removes old versions after a long downtime.
 	cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, "30m"
 	// The watch cache's bookmarks are only as fresh as etcd's progress notifications.
 	cfg.WatchProgressNotifyInterval = 5 * time.Second
@@ -226,7 +226,7 @@ func (s *Server) chooseSocketDir(dir string) (string, error) {
 	}
 	tmp, err := os.MkdirTemp("", "haulout-etcd-")
 	if err != nil {
-		return "", fmt.Errorf("the path of the data directory is too long for a unix socket, and no temporary folder can be made: %w", err)
+		return "", fmt.Errorf("the path of the data directory is too long for a unix socket, and no temporary folder can be created: %w", err)
 	}
 	s.socketDir = tmp
 	return tmp, nil
@@ -260,8 +260,7 @@ func (s *Server) Err() <-chan error { return s.etcd.Err() }
 // Stop stops etcd; call it after the last client has finished.
 func (s *Server) Stop() {
 	s.endMetrics()
-	// etcd logs the closing of its own listeners as an error, which would confuse readers of the
-	// log.
+	// etcd logs that its own listeners close as an error, which would confuse readers of the log.
 	s.logLevel.SetLevel(zapcore.FatalLevel)
 	s.etcd.Close()
 	s.release()

@@ -26,8 +26,8 @@ import (
 const (
 	// dialTimeout is how long a command waits for a running server.
 	dialTimeout = 10 * time.Second
-	// revisionBump is added to the revision of a restored database. It is more than a server writes
-	// between two backups, so that clients that watch list again.
+	// revisionBump is added to the revision of a restored database. It is larger than the number of
+	// writes between two backups, so that watching clients list again.
 	revisionBump = 1_000_000_000
 	copyPage     = 500
 )
@@ -40,7 +40,7 @@ type Member struct {
 	dir      string
 }
 
-// Connect connects to the server that uses a data directory. It fails if none does.
+// Connect connects to the server that uses a data directory. It fails if no server uses it.
 func Connect(ctx context.Context, dataDir string) (*Member, error) {
 	given, err := filepath.Abs(dataDir)
 	if err != nil {
@@ -64,7 +64,8 @@ func Connect(ctx context.Context, dataDir string) (*Member, error) {
 	return m, nil
 }
 
-// newClient returns a client that logs nothing and sends what the embedded etcd accepts.
+// newClient returns a client that logs nothing and sends no larger requests than the embedded etcd
+// accepts.
 func newClient(config clientv3.Config) (*clientv3.Client, error) {
 	config.DialTimeout, config.Logger = dialTimeout, zap.NewNop()
 	config.MaxCallSendMsgSize = MaxRequestBytes + 1<<20
@@ -74,7 +75,7 @@ func newClient(config clientv3.Config) (*clientv3.Client, error) {
 // Close closes the connection.
 func (m *Member) Close() { _ = m.client.Close() }
 
-// Snapshot writes a snapshot of the database, which Restore reads, while the server runs.
+// Snapshot writes a snapshot of the running server's database for Restore.
 func (m *Member) Snapshot(ctx context.Context, to io.Writer) error {
 	answer, err := m.client.SnapshotWithVersion(ctx)
 	if err != nil {
@@ -89,7 +90,7 @@ func (m *Member) Snapshot(ctx context.Context, to io.Writer) error {
 
 // Status describes the database of a running server. Sizes are in bytes.
 type Status struct {
-	// Version is that of etcd.
+	// Version is the version of etcd.
 	Version  string `json:"version"`
 	Revision int64  `json:"revision"`
 	// Objects is the number of keys.
@@ -97,11 +98,11 @@ type Status struct {
 	// DatabaseBytes is the size of the file; a defragmentation reduces it to InUseBytes.
 	DatabaseBytes int64 `json:"databaseBytes"`
 	InUseBytes    int64 `json:"inUseBytes"`
-	// QuotaBytes is the size at which the database accepts no more writes.
+	// QuotaBytes is the size at which the database stops accepting writes.
 	QuotaBytes int64 `json:"quotaBytes"`
 	// DiskFreeBytes is the free space of the volume.
 	DiskFreeBytes int64 `json:"diskFreeBytes"`
-	// Full: the database has reached its quota and accepts no writes.
+	// Full is set if the database has reached its quota and accepts no writes.
 	Full bool `json:"full"`
 }
 
@@ -133,9 +134,9 @@ func (m *Member) Status(ctx context.Context) (Status, error) {
 	return status, nil
 }
 
-// Defragment removes old versions from the database and returns their space to the volume. Until it
-// returns, the server answers no requests. If the database was full and is not any more, it accepts
-// writes again; if it still is, that is an error.
+// Defragment removes old versions from the database and returns their space to the volume. The
+// server answers no requests until Defragment returns. If the database was full, it accepts writes
+// again, unless it is still too large; that is an error.
 func (m *Member) Defragment(ctx context.Context) error {
 	status, err := m.Status(ctx)
 	if err != nil {
@@ -162,12 +163,13 @@ func (m *Member) Defragment(ctx context.Context) error {
 	return disarm(ctx, m.client, full, status.DatabaseBytes, status.QuotaBytes)
 }
 
-// SnapshotStatus is what a snapshot has in it.
+// SnapshotStatus describes the content of a snapshot.
 type SnapshotStatus = snapshot.Status
 
 // ReadSnapshot checks a snapshot and describes it.
 func ReadSnapshot(path string) (SnapshotStatus, error) {
-	// First: the database maps the file into memory, and a part of it would end the process.
+	// Check the sum first: the database library maps the file into memory, and an incomplete file
+	// would crash the process.
 	if err := checkSum(path); err != nil {
 		return SnapshotStatus{}, err
 	}
@@ -178,8 +180,8 @@ func ReadSnapshot(path string) (SnapshotStatus, error) {
 	return status, nil
 }
 
-// checkSum compares the end of a snapshot, which is the SHA-256 sum of the rest, with the rest. The
-// rest is a database, whose pages are multiples of 512 bytes.
+// checkSum compares the last bytes of a snapshot, a SHA-256 sum, with the rest of it. The rest is a
+// database, whose pages are multiples of 512 bytes.
 func checkSum(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
@@ -191,7 +193,7 @@ func checkSum(path string) error {
 		return err
 	}
 	if info.Size() <= sha256.Size || info.Size()%512 != sha256.Size {
-		return fmt.Errorf("%s is no snapshot, or only a part of one: it has %d bytes", path, info.Size())
+		return fmt.Errorf("%s is not a complete snapshot: it has %d bytes", path, info.Size())
 	}
 	sum := sha256.New()
 	if _, err := io.CopyN(sum, file, info.Size()-sha256.Size); err != nil {
@@ -210,13 +212,13 @@ func checkSum(path string) error {
 // Restored describes a restored data directory.
 type Restored struct {
 	SnapshotStatus
-	// Previous is the folder that the data before was moved to; empty if there was none.
+	// Previous is the folder with the data from before the restore; empty if there was none.
 	Previous string
 }
 
-// Restore replaces the data in a data directory by those of a snapshot, and keeps the data before.
-// No server may use the directory. A server that starts on it keeps its controllers off until it is
-// told that it may run with older data.
+// Restore replaces the data in a data directory by the data of a snapshot, and keeps the previous
+// data. No server may use the directory. A server that starts on restored data does not run its
+// controllers until --accept-restored-state permits it.
 func Restore(from io.Reader, dataDir string, now time.Time) (restored Restored, err error) {
 	dir, unlock, err := lockStopped(dataDir)
 	if err != nil {
@@ -224,7 +226,7 @@ func Restore(from io.Reader, dataDir string, now time.Time) (restored Restored, 
 	}
 	defer unlock()
 	file, next := filepath.Join(dir, "restore.snapshot"), filepath.Join(dir, "etcd.restore")
-	// A restore that was interrupted has left them.
+	// An interrupted restore leaves these files.
 	remove := func() error { return errors.Join(os.RemoveAll(file), os.RemoveAll(next)) }
 	if err := remove(); err != nil {
 		return Restored{}, err
@@ -271,9 +273,9 @@ func lockStopped(dataDir string) (dir string, unlock func(), err error) {
 	return dir, func() { _ = lock.Close() }, nil
 }
 
-// Copy copies all keys with a prefix to another etcd, which must have none of them, and returns
-// their number. No server may use the data directory. Revisions are not copied: a server on the
-// copy keeps its controllers off until it is told that it may run with older data.
+// Copy copies all keys with a prefix to another etcd, which must have no key with it, and returns
+// their number. No server may use the data directory. The copy has other revisions: a server that
+// starts on it does not run its controllers until --accept-restored-state permits it.
 func Copy(ctx context.Context, o Options, to clientv3.Config, prefix string) (count int, err error) {
 	_, unlock, err := lockStopped(o.DataDir)
 	if err != nil {
@@ -290,7 +292,7 @@ func Copy(ctx context.Context, o Options, to clientv3.Config, prefix string) (co
 		return 0, fmt.Errorf("reach the other etcd: %w", err)
 	}
 	if existing > 0 {
-		return 0, fmt.Errorf("the other etcd has %d keys with the prefix %s: it must have none", existing, prefix)
+		return 0, fmt.Errorf("the other etcd already has %d keys with the prefix %s: it must have none", existing, prefix)
 	}
 	server, err := Start(ctx, o)
 	if err != nil {
@@ -339,7 +341,7 @@ func copyKeys(ctx context.Context, from, to *clientv3.Client, prefix string) (co
 				return count, fmt.Errorf("write %s: %w", key, err)
 			}
 			if !answer.Succeeded {
-				return count, fmt.Errorf("the other etcd has %s already", key)
+				return count, fmt.Errorf("the other etcd already has key %s", key)
 			}
 			count++
 		}

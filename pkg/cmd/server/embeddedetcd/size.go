@@ -22,16 +22,15 @@ import (
 
 const (
 	// volumePart is the divisor for the part of a volume that the database may use. The volume also
-	// has the log (up to five files of 64 MiB and more), a snapshot, and a copy of the database
-	// during a defragmentation.
+	// stores the log (up to five files of 64 MiB or more), a snapshot and, during a
+	// defragmentation, a copy of the database.
 	volumePart = 4
-	// disarmBelow is the percentage of the quota below which a database that was full accepts
-	// writes again.
+	// disarmBelow is the percentage of the quota below which a full database accepts writes again.
 	disarmBelow = 80
 	// defragmentAbove is the size, in bytes, below which a defragmentation gains nothing.
 	defragmentAbove = 8 << 20
 
-	// lowFreeBytes is the free space below which the next file of the log may not fit.
+	// lowFreeBytes is the free space below which the next log file may not fit.
 	lowFreeBytes = 128 << 20
 
 	measurePeriod = 30 * time.Second
@@ -66,11 +65,11 @@ var (
 	registerMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(databaseBytes, quotaBytes, diskFreeBytes) })
 )
 
-// volume returns the size of the volume of a directory, and its free space for this user.
+// volume returns the size of a directory's volume, and its free space for this user.
 func volume(dir string) (size, free int64, err error) {
 	var stat syscall.Statfs_t
 	if err := syscall.Statfs(dir, &stat); err != nil {
-		return 0, 0, fmt.Errorf("size of the volume of %s: %w", dir, err)
+		return 0, 0, fmt.Errorf("read the size of the volume of %s: %w", dir, err)
 	}
 	block := stat.Bsize
 	return int64(stat.Blocks) * block, int64(stat.Bavail) * block, nil
@@ -90,13 +89,13 @@ func quotaOn(ctx context.Context, dir string, asked int64) (int64, error) {
 		logger.Info("Quota of the embedded etcd is set")
 	}
 	if free < lowFreeBytes {
-		logger.Info("Volume of the embedded etcd is nearly full: etcd ends the server when it cannot write", "dataDir", dir, "wantFreeBytes", lowFreeBytes)
+		logger.Info("Volume of the embedded etcd is nearly full: the server ends when etcd cannot write", "dataDir", dir, "wantFreeBytes", lowFreeBytes)
 	}
 	return quota, nil
 }
 
-// limitQuota returns the configured quota, limited to what a volume of the given size allows. A
-// size of 0 means that the size is not known.
+// limitQuota returns the configured quota, limited to a part of a volume of the given size. A size
+// of 0 means that the size is unknown.
 func limitQuota(asked, size int64) int64 {
 	if size <= 0 {
 		return asked
@@ -104,9 +103,9 @@ func limitQuota(asked, size int64) int64 {
 	return min(asked, max(size/volumePart, MinQuotaBytes))
 }
 
-// shrink removes old versions from the database and returns their space to the volume. If the
-// database was full and is not any more, it disarms the alarm: an administrator cannot, since the
-// socket of etcd is in this container.
+// shrink removes old versions from the database and returns their space to the volume. If a full
+// database has room again, shrink disarms the alarm: an administrator cannot, since the socket of
+// etcd is in this container.
 func (s *Server) shrink(ctx context.Context, quota int64) error {
 	ctx, cancel := context.WithTimeout(ctx, shrinkTimeout)
 	defer cancel()
@@ -139,8 +138,9 @@ func (s *Server) shrink(ctx context.Context, quota int64) error {
 	if status, err = client.Status(ctx, s.endpoint); err != nil {
 		return err
 	}
-	// etcd counts what a compaction has freed as in use until a later write, and a full database
-	// takes none: it is always copied. Another one is not, to gain less than a third.
+	// Until a later write, etcd counts the space that a compaction has freed as in use, and a full
+	// database accepts no write: so defragment a full database always. Otherwise defragment only if
+	// that frees at least a third.
 	if status.DbSize > defragmentAbove && (len(full) > 0 || status.DbSizeInUse < status.DbSize*2/3) {
 		if _, err := client.Defragment(ctx, s.endpoint); err != nil {
 			return fmt.Errorf("defragment the database: %w", err)
@@ -159,19 +159,20 @@ func (s *Server) shrink(ctx context.Context, quota int64) error {
 	return seal(ctx, client)
 }
 
-// sealKey is written and deleted at each start. It is outside of the objects.
+// sealKey is written and deleted at each start. It does not have the prefix of the objects.
 const sealKey = "haulout.dev/sealed"
 
-// seal compacts once more, at a version that no object has. etcd serves a watch that begins at the
-// version of its last compaction, but cannot say what that write has changed: a client that had
-// seen everything but the last write would get nothing but errors. Now it is told to list again.
+// seal compacts once more, at a revision that no object has. etcd accepts a watch that begins at
+// the revision of its last compaction, but does not have the previous value of that write: a client
+// that had seen everything before it would get only errors. After seal, such a client gets the
+// error that makes it list again.
 func seal(ctx context.Context, client *clientv3.Client) error {
 	sealed, err := client.Put(ctx, sealKey, "")
 	if err != nil {
-		return fmt.Errorf("mark the version of the last compaction: %w", err)
+		return fmt.Errorf("write the key for the last compaction: %w", err)
 	}
 	if _, err := client.Delete(ctx, sealKey); err != nil {
-		return fmt.Errorf("remove the mark of the last compaction: %w", err)
+		return fmt.Errorf("delete the key for the last compaction: %w", err)
 	}
 	return compact(ctx, client, sealed.Header.Revision)
 }
@@ -187,7 +188,7 @@ func compact(ctx context.Context, client *clientv3.Client, revision int64) error
 	return nil
 }
 
-// spaceAlarms returns the alarms because of which etcd accepts no writes.
+// spaceAlarms returns the alarms for a full database, in which etcd accepts no writes.
 func spaceAlarms(ctx context.Context, client *clientv3.Client) ([]*clientv3.AlarmMember, error) {
 	alarms, err := client.AlarmList(ctx)
 	if err != nil {
@@ -202,10 +203,10 @@ func spaceAlarms(ctx context.Context, client *clientv3.Client) ([]*clientv3.Alar
 	return found, nil
 }
 
-// disarm disarms the alarms of a database that was full, unless it still is.
+// disarm disarms the alarms if the database has room again.
 func disarm(ctx context.Context, client *clientv3.Client, alarms []*clientv3.AlarmMember, size, quota int64) error {
 	if size*100 >= quota*disarmBelow {
-		return fmt.Errorf("the database has %d bytes of a quota of %d and accepts no writes: delete objects that are not needed and restart, "+
+		return fmt.Errorf("the database has %d bytes of a quota of %d and accepts no writes: delete unneeded objects and restart, "+
 			"or raise --embedded-etcd-quota-bytes on a larger volume", size, quota)
 	}
 	for _, alarm := range alarms {

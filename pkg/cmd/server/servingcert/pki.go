@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// clockSkew is how much the clocks of clients may be behind ours.
+// clockSkew is how much the clocks of clients may be behind the server's clock.
 const clockSkew = 5 * time.Minute
 
 type authority struct {
@@ -30,7 +30,8 @@ type authority struct {
 	key  crypto.Signer
 }
 
-// loadCA returns the newest CA of the bundle with its key, or why it cannot be used any longer.
+// loadCA returns the newest CA of the bundle and its key, or an error if the CA cannot be used any
+// longer.
 func loadCA(m material, now time.Time) (authority, error) {
 	certs, err := cert.ParseCertsPEM(m.caBundle)
 	if err != nil {
@@ -42,7 +43,7 @@ func loadCA(m material, now time.Time) (authority, error) {
 	}
 	key, ok := parsed.(*ecdsa.PrivateKey)
 	if !ok || !key.PublicKey.Equal(certs[0].PublicKey) {
-		return authority{}, errors.New("the key is not that of the CA")
+		return authority{}, errors.New("the key does not belong to the CA")
 	}
 	if needsRenewal(certs[0], now) {
 		return authority{}, errRenew
@@ -50,7 +51,7 @@ func loadCA(m material, now time.Time) (authority, error) {
 	return authority{cert: certs[0], key: key}, nil
 }
 
-// checkLeaf returns why the leaf cannot be used any longer.
+// checkLeaf returns an error if the leaf cannot be used any longer.
 func checkLeaf(m material, o Options, now time.Time) error {
 	if err := verifyLeaf(m, o, now); err != nil {
 		return err
@@ -65,7 +66,8 @@ func checkLeaf(m material, o Options, now time.Time) error {
 	return nil
 }
 
-// verifyLeaf returns why clients that trust the bundle do not trust the leaf at a time.
+// verifyLeaf returns an error if clients that trust the bundle do not trust the leaf at a given
+// time.
 func verifyLeaf(m material, o Options, at time.Time) error {
 	if _, err := tls.X509KeyPair(m.cert, m.key); err != nil {
 		return err
@@ -142,7 +144,7 @@ func sign(template, parent *x509.Certificate, public crypto.PublicKey, key crypt
 	return x509.ParseCertificate(der)
 }
 
-// unexpired returns the certificates of a bundle that replicas may still serve with.
+// unexpired returns the certificates of a bundle whose leaves replicas may still serve.
 func unexpired(bundle []byte, now time.Time) []*x509.Certificate {
 	var kept []*x509.Certificate
 	for block, rest := pem.Decode(bundle); block != nil; block, rest = pem.Decode(rest) {

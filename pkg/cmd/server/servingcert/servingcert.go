@@ -34,7 +34,7 @@ const (
 	// SecretName is the Secret with the CA and the leaf.
 	SecretName = "haulout-apiserver-serving"
 
-	keyCABundle = "ca.crt" // newest first; older ones stay until they expire
+	keyCABundle = "ca.crt" // the newest first; the others stay until they expire
 	keyCAKey    = "ca.key"
 	keyCert     = corev1.TLSCertKey
 	keyKey      = corev1.TLSPrivateKeyKey
@@ -43,29 +43,29 @@ const (
 // periods are how long certificates are valid, and how often a replica checks them.
 type periods struct {
 	ca, leaf time.Duration
-	// check is the maximum time until a replica notices a renewal by another one, and until it
-	// corrects a caBundle that another client changed.
+	// check is the maximum time until a replica notices that another one renewed a certificate, and
+	// until it corrects a caBundle that another client changed.
 	check time.Duration
 }
 
 var shipped = periods{ca: 10 * 365 * 24 * time.Hour, leaf: 90 * 24 * time.Hour, check: time.Minute}
 
-// Options define the names in the certificate and the APIService with its caBundle.
+// Options define the names in the certificate, and the APIService.
 type Options struct {
 	// Namespace and Service identify the Service in front of the server.
 	Namespace, Service string
-	// APIService is the name of the APIService whose caBundle is set.
+	// APIService is the name of the APIService whose caBundle the manager sets.
 	APIService string
 }
 
-// Manager is a dynamiccertificates.CertKeyContentProvider that keeps itself up to date.
+// Manager is a dynamiccertificates.CertKeyContentProvider that renews its certificate.
 type Manager struct {
 	options    Options
 	secrets    kubernetes.Interface
 	aggregator aggregator.Interface
 	clock      clock.WithTicker
 	periods    periods
-	// announced is the caBundle that the last check has found in the APIService or set.
+	// announced is the caBundle that the last check found in the APIService or wrote to it.
 	announced []byte
 
 	mu        sync.RWMutex
@@ -101,11 +101,11 @@ func (m *Manager) AddListener(l dynamiccertificates.Listener) {
 	m.listeners = append(m.listeners, l)
 }
 
-// RunOnce loads the certificate, creates or renews it if needed, and sets the caBundle.
+// RunOnce loads the certificate, creates or renews it if necessary, and sets the caBundle.
 func (m *Manager) RunOnce(ctx context.Context) error {
 	next, err := m.ensureSecret(ctx)
 	if err != nil {
-		return fmt.Errorf("keep the serving certificate in Secret %s/%s (or give one with --tls-cert-file): %w", m.options.Namespace, SecretName, err)
+		return fmt.Errorf("maintain the serving certificate in Secret %s/%s (--tls-cert-file replaces it): %w", m.options.Namespace, SecretName, err)
 	}
 	// Set the caBundle before serving a leaf that needs it; serve even if the APIService does not
 	// exist.
@@ -119,16 +119,16 @@ func (m *Manager) RunOnce(ctx context.Context) error {
 	return err
 }
 
-// canWait reports whether the present leaf is trusted with a new caBundle until the check after the
-// next one. kube-apiserver reads a new caBundle some time after this replica or another one has
-// written it, so the leaf that needs it is served from the next check on.
+// canWait reports whether clients with the new caBundle trust the present leaf until the check
+// after the next one. kube-apiserver reads a new caBundle some time after a replica has written it,
+// so the manager serves the new leaf only from the next check on.
 func (m *Manager) canWait(bundle []byte) bool {
 	present := m.present()
 	present.caBundle = bundle
 	return verifyLeaf(present, m.options, m.clock.Now().Add(2*m.periods.check)) == nil
 }
 
-// present returns what is served; it is empty at first.
+// present returns the material in use; it is empty at first.
 func (m *Manager) present() material {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -158,8 +158,8 @@ func (m *Manager) use(next material) {
 	}
 }
 
-// ensureSecret returns the content of the Secret, and renews it if it expires soon. Replicas race
-// here; the loser uses the Secret of the winner.
+// ensureSecret returns the content of the Secret, and renews it if it expires soon. If replicas
+// race here, the loser uses the Secret of the winner.
 func (m *Manager) ensureSecret(ctx context.Context) (material, error) {
 	secrets := m.secrets.CoreV1().Secrets(m.options.Namespace)
 	for {
@@ -168,8 +168,8 @@ func (m *Manager) ensureSecret(ctx context.Context) (material, error) {
 		if err != nil && !missing {
 			return material{}, err
 		}
-		// A deleted Secret is created again with what is served: other replicas serve that, too,
-		// and kube-apiserver trusts it.
+		// Create a deleted Secret again with the material in use: other replicas use the same
+		// material, and kube-apiserver trusts it.
 		have := m.present()
 		if !missing {
 			have = materialOf(secret)
@@ -208,15 +208,15 @@ func (m *Manager) announce(ctx context.Context, bundle []byte) error {
 	apiServices := m.aggregator.ApiregistrationV1().APIServices()
 	service, err := apiServices.Get(ctx, m.options.APIService, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		klog.FromContext(ctx).Info("APIService does not exist yet, its caBundle is set once it does", "apiService", m.options.APIService)
+		klog.FromContext(ctx).Info("APIService not found; its caBundle will be set when it exists", "apiService", m.options.APIService)
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("read APIService %s to keep its caBundle: %w", m.options.APIService, err)
+		return fmt.Errorf("read APIService %s to set its caBundle: %w", m.options.APIService, err)
 	}
 	if named := service.Spec.Service; named != nil && (named.Namespace != m.options.Namespace || named.Name != m.options.Service) {
-		// Another installation owns this bundle: with ours the aggregator would not trust its
-		// server any more.
+		// Another installation owns this bundle: with ours, the aggregator would no longer trust
+		// that server.
 		klog.FromContext(ctx).Info("APIService refers to another Service, its caBundle is not changed", "apiService", m.options.APIService,
 			"service", klog.KRef(named.Namespace, named.Name))
 		return nil
@@ -233,7 +233,7 @@ func (m *Manager) announce(ctx context.Context, bundle []byte) error {
 	}
 	_, err = apiServices.Patch(ctx, m.options.APIService, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "haulout-apiserver"})
 	if apierrors.IsConflict(err) {
-		return fmt.Errorf("APIService %s has changed, its caBundle is set at the next attempt", m.options.APIService)
+		return fmt.Errorf("APIService %s has changed; retrying", m.options.APIService)
 	}
 	if err != nil {
 		return fmt.Errorf("set the caBundle of APIService %s: %w", m.options.APIService, err)
@@ -257,8 +257,8 @@ func (m material) data() map[string][]byte {
 	return map[string][]byte{keyCABundle: m.caBundle, keyCAKey: m.caKey, keyCert: m.cert, keyKey: m.key}
 }
 
-// renew returns material that is valid for at least a third of its lifetime, and whether it differs
-// from the old one.
+// renew returns material that is valid for at least a third of its lifetime, and reports whether it
+// differs from the old one.
 func (m *Manager) renew(have material) (material, bool, error) {
 	now, o := m.clock.Now(), m.options
 	ca, caErr := loadCA(have, now)
@@ -287,7 +287,7 @@ func (m *Manager) renew(have material) (material, bool, error) {
 	return want, true, nil
 }
 
-var errRenew = errors.New("less than a third of its life is left")
+var errRenew = errors.New("less than a third of the lifetime is left")
 
 func needsRenewal(c *x509.Certificate, now time.Time) bool {
 	life := c.NotAfter.Sub(c.NotBefore) - clockSkew

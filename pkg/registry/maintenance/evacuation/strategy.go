@@ -76,9 +76,9 @@ func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	}
 }
 
-// PrepareForCreate drops the client's status and sets the name if the client left it out. It keeps
-// the fields that admission set. The first evacuator is active from the start: it follows from the
-// spec, and a drain saves one write for each pod.
+// PrepareForCreate drops the client's status, and sets the name if the client omitted it. It keeps
+// the fields that admission set. The first evacuator is active from the start: this follows from
+// the spec, and saves one write per pod in a drain.
 func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	evacuation := obj.(*maintenance.Evacuation)
 	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
@@ -87,7 +87,7 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 		ActiveEvacuatorClass: class,
 		ActiveEvacuatorSince: &now,
 		Message:              protocol.TurnMessage(class, account) + s.takeLeavesFor(ctx, evacuation),
-		// Defaulting sets this on objects that are read, and declarative validation requires it.
+		// Defaulting sets this field on stored objects, and declarative validation requires it.
 		EvacuationCancellationPolicy: maintenance.EvacuationCancellationPolicyAllow,
 	}
 	evacuation.Generation = 1
@@ -97,9 +97,8 @@ func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	}
 }
 
-// takeLeavesFor removes the annotation that names the maintenance, and returns the text that it
-// adds to the first message. It ignores the annotation of other users, because readers trust the
-// message.
+// takeLeavesFor removes the annotation that names the maintenance, and returns the text for the
+// first message. It ignores the annotation of other users, because readers trust the message.
 func (s *Strategy) takeLeavesFor(ctx context.Context, evacuation *maintenance.Evacuation) string {
 	mention, ok := evacuation.Annotations[v1alpha1.AnnotationLeavesFor]
 	if !ok {
@@ -117,9 +116,9 @@ func (s *Strategy) Validate(_ context.Context, obj runtime.Object) field.ErrorLi
 	return append(validation.ValidateEvacuation(obj.(*maintenance.Evacuation)), size.Validate(s.Scheme, obj)...)
 }
 
-// ValidateDeclaratively adds the errors of the validation tags. Only an object with an incomplete
-// podRef has no name here; the tags report that, and an error about the missing name would be
-// misleading.
+// ValidateDeclaratively adds the errors of the validation tags. At this point, only an object with
+// an incomplete podRef has no name: the tags report the podRef, and an error about the missing name
+// would be misleading.
 func (s *Strategy) ValidateDeclaratively(ctx context.Context, obj, old runtime.Object, errs field.ErrorList, operationType operation.Type,
 	config rest.DeclarativeValidationConfig) field.ErrorList {
 	errs = slices.DeleteFunc(errs, func(err *field.Error) bool {
@@ -133,8 +132,8 @@ func (*Strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []strin
 	return validation.WarnEvacuation(obj.(*maintenance.Evacuation))
 }
 
-// Canonicalize sorts the evacuators in the order in which they act. It runs after validation, whose
-// errors thus have the client's own indexes; in an update the order cannot have changed.
+// Canonicalize sorts the evacuators in the order in which they act. It runs after validation, so
+// that errors have the client's indexes. An update cannot change the order.
 func (*Strategy) Canonicalize(obj runtime.Object) {
 	protocol.SortInternal(obj.(*maintenance.Evacuation).Spec.Evacuators)
 }
@@ -144,8 +143,8 @@ func (*Strategy) AllowCreateOnUpdate(context.Context) bool {
 	return false
 }
 
-// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. Without it, an evacuator
-// could write long after it was active.
+// AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. Otherwise an evacuator could
+// write long after it was active.
 func (*Strategy) AllowUnconditionalUpdate(context.Context) bool {
 	return false
 }
@@ -157,7 +156,7 @@ func (*Strategy) PrepareForUpdate(_ context.Context, obj, old runtime.Object) {
 
 // ValidateUpdate checks an update. The size limit does not apply to the server, which only adds and
 // removes its own finalizer: otherwise a client could make an Evacuation so large that the server
-// can neither add nor remove it.
+// could do neither.
 func (s *Strategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	evacuation, before := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	errs := validation.ValidateEvacuationUpdate(evacuation, before)
@@ -214,7 +213,7 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 	reports := !s.byServer(ctx)
 	if reports {
 		if status.ActiveEvacuatorSince == nil {
-			// A client that does not know the field does not intend to change it.
+			// A client that does not know this field does not intend to change it.
 			status.ActiveEvacuatorSince = oldStatus.ActiveEvacuatorSince
 		}
 		// Every write of an evacuator is a report; its own timestamp is ignored.
@@ -225,13 +224,13 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 		reports = !status.EvacuationProgressTimestamp.Equal(oldStatus.EvacuationProgressTimestamp)
 	}
 	if reports && oldStatus.EvacuationProgressTimestamp == nil && status.Message == oldStatus.Message {
-		// The message is still the server's about the hand-over, and not one of the evacuator.
+		// The message is still the server's message about the hand-over, not the evacuator's.
 		status.Message = ""
 	}
 }
 
-// restamp returns the time to store for a timestamp from a controller of the server: an unset time
-// keeps the stored one, and a changed one becomes now.
+// restamp returns the time to store for a timestamp that a controller of the server writes: an
+// unset time keeps the stored one, and a changed one becomes now.
 func restamp(written, stored *metav1.Time, now metav1.Time) *metav1.Time {
 	if written == nil || written.Equal(stored) {
 		return stored
@@ -243,7 +242,7 @@ func restamp(written, stored *metav1.Time, now metav1.Time) *metav1.Time {
 func (s *StatusStrategy) ValidateUpdate(ctx context.Context, obj, old runtime.Object) field.ErrorList {
 	evacuation, oldEvacuation := obj.(*maintenance.Evacuation), old.(*maintenance.Evacuation)
 	if !s.byServer(ctx) {
-		// The rules for all writers would only report the same in other words.
+		// Return early: the rules for all writers would repeat these errors.
 		if errs := validation.ValidateEvacuationReport(evacuation, oldEvacuation); len(errs) > 0 {
 			return errs
 		}

@@ -18,7 +18,7 @@ import (
 )
 
 // columns are the columns of "kubectl get evacuations". kubectl itself prints the namespace. The
-// name is long and contains little more than the pod's, so it is in the wide output.
+// name is long and mostly repeats the pod's name, so only the wide output has it.
 var columns = []metav1.TableColumnDefinition{
 	{Name: "Pod", Type: "string", Description: "Pod that has to leave its node."},
 	{Name: "Node", Type: "string", Description: "Node the pod ran on when the evacuation was requested."},
@@ -27,7 +27,7 @@ var columns = []metav1.TableColumnDefinition{
 	{Name: "Evictions", Type: "integer", Description: "Calls of the Eviction API that a budget refused."},
 	{Name: "Blocked", Type: "string", Description: "Reason why the pod cannot leave at the moment."},
 	{Name: "Age", Type: "string", Description: "Time since the evacuation was requested."},
-	{Name: "Message", Type: "string", Priority: 1, Description: "Why the pod is blocked or, if it is not, what happens to it."},
+	{Name: "Message", Type: "string", Priority: 1, Description: "Why the pod is blocked; otherwise the last report about the pod."},
 	{Name: "Expected", Type: "string", Priority: 1, Description: "Time until the active evacuator expects the pod to be gone."},
 	{Name: "Name", Type: "string", Format: "name", Priority: 1, Description: "Name of the evacuation."},
 }
@@ -72,11 +72,10 @@ func (c *tableConvertor) row(evacuation *maintenance.Evacuation) metav1.TableRow
 	if condition := apimeta.FindStatusCondition(status.Conditions, maintenance.ConditionBlocked); condition != nil {
 		switch {
 		case condition.Status == metav1.ConditionTrue:
-			// The blocker is more important than the active evacuator, and its message has a
-			// remedy.
+			// Show the blocker instead of the active evacuator, since its message has a remedy.
 			blockedReason, message = condition.Reason, condition.Message
 		case condition.Reason == maintenance.ReasonPodStopping:
-			// The active evacuator has nothing left to do.
+			// The evacuation is over, so show its result.
 			message = condition.Message
 		}
 	}

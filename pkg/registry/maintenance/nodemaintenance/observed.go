@@ -20,20 +20,20 @@ import (
 )
 
 // observePatience is how long the controllers may take to observe a change of a NodeMaintenance
-// before users are told that they have not.
+// before users get a warning.
 const observePatience = time.Minute
 
-// observation reports to users that no controller acts on a NodeMaintenance. It depends only on the
-// object and on the Lease, so every replica reports it.
+// observation warns users if no controller acts on a NodeMaintenance. It depends only on the object
+// and on the Lease, so every replica gives the same warnings.
 type observation struct {
 	clock clock.PassiveClock
-	// noLeader returns the warning that no replica leads; empty if one does, or if that is not
-	// known.
+	// noLeader returns the warning that no replica leads; empty if one leads, or if that is
+	// unknown.
 	noLeader func() string
 }
 
-// unobservedFor returns how long ago the present generation of a maintenance was written if no
-// controller has observed it, otherwise 0.
+// unobservedFor returns the time since the present generation of a maintenance was written if no
+// controller has observed it; otherwise 0.
 func (o observation) unobservedFor(nm *maintenance.NodeMaintenance) time.Duration {
 	if nm.Status.ObservedGeneration >= nm.Generation || isDone(nm) {
 		return 0
@@ -41,8 +41,8 @@ func (o observation) unobservedFor(nm *maintenance.NodeMaintenance) time.Duratio
 	return o.clock.Since(lastWritten(nm))
 }
 
-// lastWritten returns the time of the last write of a maintenance by a user: the generation has not
-// changed since.
+// lastWritten returns the time of the last write of a maintenance by a user, which also wrote the
+// present generation.
 func lastWritten(nm *maintenance.NodeMaintenance) time.Time {
 	last := nm.CreationTimestamp
 	later := func(t *metav1.Time) {
@@ -62,8 +62,8 @@ func lastWritten(nm *maintenance.NodeMaintenance) time.Time {
 	return last.Time
 }
 
-// isDone reports whether a maintenance is complete and has released its nodes. The controllers do
-// not observe it any more.
+// isDone reports whether a maintenance is complete and has released its nodes. The controllers no
+// longer observe it.
 func isDone(nm *maintenance.NodeMaintenance) bool {
 	return nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete && !slices.Contains(nm.Finalizers, v1alpha1.FinalizerMaintenanceCompletion)
 }
@@ -81,7 +81,7 @@ func (o observation) warnings(nm *maintenance.NodeMaintenance) []string {
 	if !o.isOverdue(nm) {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s: none has observed generation %d of this one, which was written %v ago; the log of the server has the cause",
+	return []string{fmt.Sprintf("%s: none has observed generation %d of this one, which was written %v ago; the log of the server explains why",
 		protocol.NoLeaderWarning, nm.Generation, o.unobservedFor(nm).Round(time.Second))}
 }
 

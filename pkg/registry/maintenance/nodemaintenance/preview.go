@@ -15,7 +15,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Previewer creates previews. It returns errors that are suitable as responses to clients.
+// Previewer creates previews. Its errors are suitable as responses to clients.
 type Previewer interface {
 	Preview(ctx context.Context, nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenancePreview, error)
 }

@@ -30,7 +30,7 @@ type Storage struct {
 }
 
 // NewStorage returns the storage. isServer recognizes the server's own controllers. noLeader
-// returns the warning that no replica leads, empty if one does.
+// returns the warning that no replica leads; empty if one leads.
 func NewStorage(scheme *runtime.Scheme, optsGetter generic.RESTOptionsGetter, isServer func(user.Info) bool, noLeader func() string,
 	newest NewestNode, previewer Previewer) (Storage, error) {
 	return newStorage(optsGetter, NewStrategy(scheme, isServer, noLeader, newest, clock.RealClock{}), previewer)
@@ -83,7 +83,7 @@ var (
 	_ rest.ShortNamesProvider = &REST{}
 )
 
-// Get implements rest.Getter. It warns of a maintenance on which no controller acts.
+// Get implements rest.Getter. It warns if no controller acts on the maintenance.
 func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions) (runtime.Object, error) {
 	obj, err := r.Store.Get(ctx, name, options)
 	if err == nil {
@@ -92,12 +92,13 @@ func (r *REST) Get(ctx context.Context, name string, options *metav1.GetOptions)
 	return obj, err
 }
 
-// Create refuses a maintenance whose line cannot be drawn, and creates it otherwise.
+// Create creates a maintenance. It refuses one whose line cannot be drawn, see drawLine.
 func (r *REST) Create(ctx context.Context, obj runtime.Object, validate rest.ValidateObjectFunc, options *metav1.CreateOptions) (runtime.Object, error) {
 	return r.Store.Create(ctx, obj, withLine(validate), options)
 }
 
-// Update refuses a change that needs a line which cannot be drawn, and makes it otherwise.
+// Update updates a maintenance. It refuses a change that needs a line that cannot be drawn, see
+// drawLine.
 func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectInfo, validate rest.ValidateObjectFunc,
 	validateUpdate rest.ValidateObjectUpdateFunc, forceAllowCreate bool, options *metav1.UpdateOptions) (runtime.Object, bool, error) {
 	return r.Store.Update(ctx, name, info, withLine(validate), func(ctx context.Context, obj, old runtime.Object) error {
@@ -108,7 +109,8 @@ func (r *REST) Update(ctx context.Context, name string, info rest.UpdatedObjectI
 	}, forceAllowCreate, options)
 }
 
-// withLine returns a validation of new objects that first refuses those without a line.
+// withLine wraps a validation of new objects; the result first refuses objects without a required
+// line.
 func withLine(validate rest.ValidateObjectFunc) rest.ValidateObjectFunc {
 	return func(ctx context.Context, obj runtime.Object) error {
 		if err := refuseWithoutLine(obj.(*maintenance.NodeMaintenance)); err != nil {

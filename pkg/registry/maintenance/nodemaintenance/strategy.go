@@ -43,8 +43,8 @@ type Strategy struct {
 	observed observation
 }
 
-// NewestNode returns the newest creation time of the nodes of the host cluster, nil if there is
-// none. It returns false as long as this replica has not read the nodes.
+// NewestNode returns the newest creation time among the nodes of the host cluster; nil if there are
+// no nodes. It returns false until this replica has read the nodes.
 type NewestNode func() (*metav1.Time, bool)
 
 var (
@@ -55,7 +55,7 @@ var (
 )
 
 // NewStrategy returns the strategy of the main resource. noLeader returns the warning that no
-// replica leads, empty if one does.
+// replica leads; empty if one leads.
 func NewStrategy(scheme *runtime.Scheme, isServer func(user.Info) bool, noLeader func() string, newest NewestNode, clock clock.PassiveClock) *Strategy {
 	return &Strategy{
 		DeclarativeValidation: rest.DeclarativeValidation{Scheme: scheme},
@@ -74,26 +74,26 @@ func (*Strategy) NamespaceScoped() bool { return false }
 func (*Strategy) AllowCreateOnUpdate(context.Context) bool { return false }
 
 // AllowUnconditionalUpdate returns false: PUT needs a resourceVersion. A PUT from a stale copy
-// would silently widen the selector again, and the nodes would be drained. Patches and server-side
-// apply only have the changed fields; kubectl replace reads the version.
+// could silently widen the selector again, and drain the nodes. Patches and server-side apply only
+// contain the changed fields; kubectl replace reads the version.
 func (*Strategy) AllowUnconditionalUpdate(context.Context) bool { return false }
 
 // Canonicalize does nothing.
 func (*Strategy) Canonicalize(runtime.Object) {}
 
-// WarningsOnCreate warns that no controller will act. Warnings that depend on the cluster are added
-// by admission.
+// WarningsOnCreate warns if no controller will act. Admission adds the warnings that depend on the
+// cluster.
 func (s *Strategy) WarningsOnCreate(_ context.Context, obj runtime.Object) []string {
 	return s.observed.warnings(obj.(*maintenance.NodeMaintenance))
 }
 
-// WarningsOnUpdate warns that no controller will act, or has acted on the last change.
+// WarningsOnUpdate warns if no controller will act, or if none has acted on the last change.
 func (s *Strategy) WarningsOnUpdate(_ context.Context, _, old runtime.Object) []string {
 	return s.observed.warnings(old.(*maintenance.NodeMaintenance))
 }
 
-// GetResetFields returns the fields that clients can send but not set, so that server-side apply
-// does not make clients their owners.
+// GetResetFields returns the fields that clients cannot set even if they send them, so that
+// server-side apply does not make clients the owners of these fields.
 func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	return map[fieldpath.APIVersion]*fieldpath.Set{
 		fieldpath.APIVersion(v1alpha1.SchemeGroupVersion.String()): fieldpath.NewSet(
@@ -103,7 +103,7 @@ func (*Strategy) GetResetFields() map[fieldpath.APIVersion]*fieldpath.Set {
 	}
 }
 
-// PrepareForCreate clears the fields that only the server sets, and sets them.
+// PrepareForCreate sets the fields that only the server may set, and ignores the client's values.
 func (s *Strategy) PrepareForCreate(ctx context.Context, obj runtime.Object) {
 	nm := obj.(*maintenance.NodeMaintenance)
 	nm.Generation = 1
@@ -121,7 +121,7 @@ func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object
 	nm.Status = before.Status
 	nm.Spec.RequestedBy = before.Spec.RequestedBy
 	if validation.SameDrainPlan(nm.Spec.DrainPlan, before.Spec.DrainPlan) {
-		// Another way to write the same plan is not a change.
+		// An equivalent plan in a different form is not a change.
 		nm.Spec.DrainPlan = before.Spec.DrainPlan
 	}
 
@@ -142,18 +142,18 @@ func (s *Strategy) PrepareForUpdate(ctx context.Context, obj, old runtime.Object
 	}
 }
 
-// CheckGracefulDelete is the only hook in the transaction that marks an object as deleting, so the
-// stage moves to Complete here. The result has two meanings.
+// CheckGracefulDelete is the only hook in the transaction that marks an object as deleting, so it
+// moves the stage to Complete. The result has two meanings.
 //
-// A maintenance that is not Idle has the completion finalizer, and false makes the store mark it as
-// deleting and raise its generation.
+// A maintenance that is not Idle has the completion finalizer. For it, false makes the store mark
+// it as deleting and increase its generation.
 //
-// An Idle one has no such finalizer and is deleted immediately. But the store decides that from a
-// copy which it reads before the transaction, and then deletes the current object: a request that
-// moves the maintenance to Drain in between would be lost together with the list of nodes it has
-// just claimed. True, with a grace period of zero, makes the store mark the object as deleting
-// within a transaction first, in which this function checks the stage again; after that the stage
-// cannot change, and the object is deleted in the same request.
+// A maintenance in stage Idle has no such finalizer and is deleted immediately. But the store makes
+// that decision with a copy that it reads before the transaction, and then deletes the current
+// object. A request that moves the maintenance to Drain in between would be lost, together with the
+// list of nodes that it has just claimed. True, with a grace period of zero, makes the store first
+// mark the object as deleting within a transaction, in which this function checks the stage again.
+// After that the stage cannot change, and the same request deletes the object.
 func (s *Strategy) CheckGracefulDelete(ctx context.Context, obj runtime.Object, options *metav1.DeleteOptions) bool {
 	nm := obj.(*maintenance.NodeMaintenance)
 	switch nm.Spec.Stage {
@@ -166,7 +166,7 @@ func (s *Strategy) CheckGracefulDelete(ctx context.Context, obj runtime.Object, 
 	nm.Spec.Stage = maintenance.NodeMaintenanceStageComplete
 	nm.Status.StageStatuses = slices.Clone(nm.Status.StageStatuses)
 	s.enterStage(nm)
-	// A deletion advances the stage: its user was authorized for the nodes that it releases, and so
+	// A deletion advances the stage. Its user was authorized for the nodes that it releases, and so
 	// becomes the requester.
 	s.setRequestedBy(ctx, nm)
 	return false
@@ -182,9 +182,10 @@ func (s *Strategy) ValidateUpdate(_ context.Context, obj, old runtime.Object) fi
 	return append(validation.ValidateNodeMaintenanceUpdate(obj.(*maintenance.NodeMaintenance), old.(*maintenance.NodeMaintenance)), size.Validate(s.Scheme, obj)...)
 }
 
-// enterStage records the stages that a maintenance enters. Drain cordons too, so it enters both.
+// enterStage records the stages that a maintenance enters. Drain includes Cordon, so it enters
+// both.
 func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
-	// Truncated to seconds, as it is stored: the response must not differ from later reads.
+	// Truncate to seconds, the stored precision: the response must not differ from later reads.
 	now := metav1.NewTime(s.clock.Now()).Rfc3339Copy()
 	var stages []maintenance.NodeMaintenanceStage
 	switch nm.Spec.Stage {
@@ -193,7 +194,7 @@ func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
 	case maintenance.NodeMaintenanceStageIdle, maintenance.NodeMaintenanceStageCordon, maintenance.NodeMaintenanceStageComplete:
 		stages = append(stages, nm.Spec.Stage)
 	default:
-		// Validation refuses an unknown stage; if it were recorded, it would be reported twice.
+		// Validation refuses an unknown stage. A record of it would cause a second error.
 	}
 	for _, stage := range stages {
 		entered := slices.ContainsFunc(nm.Status.StageStatuses, func(s maintenance.StageStatus) bool { return s.Name == stage })
@@ -203,18 +204,18 @@ func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
 	}
 }
 
-// drawLine records which nodes are new to a maintenance that holds its nodes from now on: those
-// created after the newest one that this replica knows. It is in the write that changes the stage,
-// so that the controller of nodes need not wait for another one. One clock, that of the host
-// cluster, decides. A maintenance that an older server has stored without its line gets it with the
-// next write.
+// drawLine records which nodes are new to a maintenance that begins to hold its nodes: those that
+// are created after the newest node that this replica knows. This is part of the write that changes
+// the stage, so that the node controller need not wait for another write. It uses only the clock of
+// the host cluster. A maintenance that an older server stored without a line gets one with the next
+// write.
 func (s *Strategy) drawLine(nm *maintenance.NodeMaintenance) {
 	if !isHolding(nm) || nm.Status.NewestNodeTimestamp != nil {
 		return
 	}
 	newest, known := s.newest()
 	if known && newest == nil {
-		// The cluster has no node yet: all that join are new.
+		// The cluster has no nodes yet: all nodes that join are new.
 		newest = &metav1.Time{Time: time.Unix(1, 0)}
 	}
 	nm.Status.NewestNodeTimestamp = newest
@@ -224,19 +225,19 @@ func isHolding(nm *maintenance.NodeMaintenance) bool {
 	return nm.DeletionTimestamp == nil && (nm.Spec.Stage == maintenance.NodeMaintenanceStageCordon || nm.Spec.Stage == maintenance.NodeMaintenanceStageDrain)
 }
 
-// refuseWithoutLine refuses a write of a maintenance that holds its nodes and has no line, since
-// this replica has not read the nodes. A replica is ready only when it has: this is for clients
-// that reach it before.
+// refuseWithoutLine refuses a write of a maintenance that holds its nodes but has no line, because
+// this replica has not read the nodes. A replica becomes ready only after it has read them: this
+// check is for clients that connect before.
 func refuseWithoutLine(nm *maintenance.NodeMaintenance) error {
 	if isHolding(nm) && nm.Status.NewestNodeTimestamp == nil {
-		return apierrors.NewServiceUnavailable("this replica of haulout-apiserver has just started and does not know the nodes of the cluster yet, " +
+		return apierrors.NewServiceUnavailable("this replica of haulout-apiserver has just started and has not read the nodes of the cluster yet, " +
 			"so it cannot record which nodes are new to the maintenance: try again")
 	}
 	return nil
 }
 
-// setRequestedBy sets the user of this request, unless it is the server: its controllers act for
-// the previous requester.
+// setRequestedBy records the user of this request as the requester. It does nothing for the server,
+// whose controllers act for the previous requester.
 func (s *Strategy) setRequestedBy(ctx context.Context, nm *maintenance.NodeMaintenance) {
 	if u, ok := genericapirequest.UserFrom(ctx); ok && !s.isServer(u) {
 		nm.Spec.RequestedBy = userInfo(u)
@@ -251,7 +252,7 @@ func requester(ctx context.Context) *authenticationv1.UserInfo {
 	return userInfo(u)
 }
 
-// userInfo makes a copy: the authenticator's object may be shared with its cache.
+// userInfo copies the user: the authenticator may share the object with its cache.
 func userInfo(u user.Info) *authenticationv1.UserInfo {
 	info := &authenticationv1.UserInfo{Username: u.GetName(), UID: u.GetUID(), Groups: slices.Clone(u.GetGroups())}
 	if extra := u.GetExtra(); len(extra) > 0 {
@@ -263,18 +264,18 @@ func userInfo(u user.Info) *authenticationv1.UserInfo {
 	return info
 }
 
-// wantsCompletionFinalizer reports whether the object has the finalizer after an update. The
-// finalizer means that nodes still have to be released, so only the server adds and removes it:
+// wantsCompletionFinalizer reports whether the object must have the finalizer after an update. The
+// finalizer means that nodes still have to be released. Only the server adds and removes it:
 // changes by clients have no effect.
 func (s *Strategy) wantsCompletionFinalizer(ctx context.Context, nm, old *maintenance.NodeMaintenance) bool {
 	had := hasCompletionFinalizer(old)
 	wasIdle := old.Spec.Stage == maintenance.NodeMaintenanceStageIdle
 	switch {
 	case old.DeletionTimestamp != nil && !had:
-		// No finalizer can be added to an object that is being deleted.
+		// The API server does not accept new finalizers on an object that is being deleted.
 		return false
 	case nm.Spec.Stage == maintenance.NodeMaintenanceStageIdle:
-		// The server would never remove it.
+		// The controllers would never remove it.
 		return false
 	case wasIdle, nm.Spec.Stage != maintenance.NodeMaintenanceStageComplete:
 		return true

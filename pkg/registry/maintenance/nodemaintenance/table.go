@@ -21,24 +21,24 @@ import (
 // noValue is the value of a column that has no meaning in the current stage.
 const noValue = "-"
 
-// tableConvertor returns the columns of kubectl get; those of priority 1 are shown with -o wide.
+// tableConvertor returns the columns of kubectl get; -o wide shows those of priority 1.
 type tableConvertor struct{ observed observation }
 
-// notObserved follows the stage while no controller has observed the maintenance.
+// notObserved is appended to the stage while no controller has observed the maintenance.
 const notObserved = " (not observed)"
 
 var columns = []metav1.TableColumnDefinition{
 	{Name: "Name", Type: "string", Format: "name", Description: "Name of the maintenance."},
-	{Name: "Stage", Type: "string", Description: "Stage that the maintenance has to reach: Idle, Cordon, Drain or Complete; with (not observed) if no controller has observed it for a minute."},
+	{Name: "Stage", Type: "string", Description: "Desired stage of the maintenance: Idle, Cordon, Drain or Complete; with (not observed) if no controller has observed it for a minute."},
 	{Name: "Nodes", Type: "integer", Description: "Number of nodes under maintenance."},
-	{Name: "Drained", Type: "string", Description: "Nodes on which no pod of the plan is left, of all nodes; only in stage Drain."},
-	{Name: "Pending", Type: "integer", Description: "Pods that the plan covers and that have not been asked to leave."},
-	{Name: "Evacuating", Type: "integer", Description: "Pods that have been asked to leave."},
+	{Name: "Drained", Type: "string", Description: "Number of nodes without pods that the plan covers, and number of all nodes; only in stage Drain."},
+	{Name: "Pending", Type: "integer", Description: "Pods that the plan covers and whose evacuation has not been requested yet."},
+	{Name: "Evacuating", Type: "integer", Description: "Pods that are being evacuated."},
 	{Name: "Blocked", Type: "integer", Description: "Evacuating pods that cannot leave."},
 	{Name: "Age", Type: "string", Description: "Time since the maintenance was created."},
 	{Name: "Reason", Type: "string", Priority: 1, Description: "Why the nodes are under maintenance."},
-	{Name: "Target", Type: "string", Priority: 1, Description: "The last wave of pods that has been asked to leave a node."},
-	{Name: "Selector", Type: "string", Priority: 1, Description: "Which nodes are selected."},
+	{Name: "Target", Type: "string", Priority: 1, Description: "The last wave whose pods are being evacuated."},
+	{Name: "Selector", Type: "string", Priority: 1, Description: "Selector of the nodes."},
 }
 
 // ConvertToTable implements rest.TableConvertor.
@@ -75,8 +75,8 @@ func (c tableConvertor) cells(nm *maintenance.NodeMaintenance, name, age string)
 		pending += int64(node.PodsPendingEvacuation)
 		evacuating += int64(node.PodsEvacuating)
 		blocked += int64(node.PodsBlocked)
-		// A node without a target is not drained yet, or not allowed to be: its pods have not been
-		// counted.
+		// A node without a target is not drained: it is not cordoned yet, or not authorized, and
+		// its pods have not been counted.
 		if len(node.DrainTargets) > 0 && node.PodsPendingEvacuation == 0 && node.PodsEvacuating == 0 {
 			drained++
 		}
