@@ -4,6 +4,6 @@
 // +k8s:deepcopy-gen=package
 // +groupName=maintenance.haulout.dev
 
-// Package maintenance holds the internal types of the API group maintenance.haulout.dev: the types
-// that strategies, validation and admission use. Their fields are documented in v1alpha1.
+// Package maintenance has the internal types of the API group maintenance.haulout.dev, which
+// strategies, validation and admission use. Their fields are documented in v1alpha1.
 package maintenance

@@ -12,8 +12,8 @@ const (
 	// FieldStage selects NodeMaintenances by spec.stage.
 	FieldStage = "spec.stage"
 	// FieldNodeOfShutdown selects the NodeMaintenances that announce a shutdown of a node, by the
-	// name of the node. No field of the object has it: it follows from the name, the boot ID in the
-	// annotation and the selector.
+	// name of the node. It is not a field of the object: its value is derived from the name, the
+	// boot ID in the annotation, and the selector.
 	FieldNodeOfShutdown = "nodeOfShutdown"
 	// FieldNodeName selects Evacuations by the node of their pod.
 	FieldNodeName = "spec.nodeName"

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fuzzer generates random objects of the maintenance API that have their defaults:
+// Package fuzzer generates random objects of the maintenance API that already have their defaults:
 // otherwise defaulting would change them in a round trip through an encoding.
 package fuzzer
 
@@ -62,8 +62,8 @@ func Funcs(serializer.CodecFactory) []any {
 	}
 }
 
-// fillVersionedSpec sets the stage of a spec and completes its plan as defaulting does. Defaulting
-// does not change a plan that is out of order, as a random plan of several entries usually is.
+// fillVersionedSpec sets the stage of a spec and completes its plan like defaulting. Defaulting
+// does not change a plan that is out of order, as most random plans are.
 func fillVersionedSpec(spec *v1alpha1.NodeMaintenanceSpec, c randfill.Continue) {
 	spec.Stage = pick(c, v1alpha1.NodeMaintenanceStageIdle, v1alpha1.NodeMaintenanceStageCordon, v1alpha1.NodeMaintenanceStageDrain,
 		v1alpha1.NodeMaintenanceStageComplete)

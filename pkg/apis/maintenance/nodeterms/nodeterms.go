@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeterms determines how the terms of a node selector are found for a node, so that
-// validation can limit what a selector costs and the selection of nodes costs no more than that.
+// Package nodeterms decides by which index the terms of a node selector are found for a node.
+// Validation limits the cost of a selector with it, and the selection of nodes has exactly this
+// cost.
 package nodeterms
 
 import (
@@ -14,15 +15,15 @@ import (
 
 const (
 	// MaxTried is the maximum number of terms of a selector that are tried on every node, because
-	// neither a name nor a label finds them.
+	// no name or label finds them.
 	MaxTried = 50
-	// maxShared is how many terms may be found by the same name or label. A further one is tried on
-	// so many nodes that it counts among those that are tried on every node.
+	// maxShared is the maximum number of terms that the same name or label may find. Each further
+	// term would be tried on so many nodes that it counts as tried on every node.
 	maxShared = 10
 )
 
-// Place is how a term is found for a node: by one of its Names, by one of the Values of the label
-// Key or, without Values, by the label Key. A term with none of them is tried on every node.
+// Place is the index entry of a term: one of its Names, one of the Values of the label Key or,
+// without Values, the label Key. A term with none of them is tried on every node.
 type Place struct {
 	// Term is the index of the term.
 	Term   int
@@ -31,9 +32,9 @@ type Place struct {
 	Values []string
 }
 
-// Of returns the places of the terms that may match a node. It leaves out terms without
-// requirements, which match none, and terms that are equal to one before them. tried is the number
-// of terms that have to be tried on every node, or on almost as many.
+// Of returns the places of the terms that may match a node. It omits terms without requirements,
+// which match nothing, and duplicates of earlier terms. tried is the number of terms that have to
+// be tried on every node, or on almost as many.
 func Of(selector *corev1.NodeSelector) (places []Place, tried int) {
 	if selector == nil {
 		return nil, 0
@@ -64,7 +65,7 @@ func Of(selector *corev1.NodeSelector) (places []Place, tried int) {
 	return places, tried
 }
 
-// by is a name of a node, or a label with or without its value, that terms are found by.
+// by is an index key for terms: the name of a node, or a label with or without its value.
 type by struct{ name, key, value string }
 
 func (p *Place) by() []by {
@@ -81,8 +82,8 @@ func (p *Place) by() []by {
 	return all
 }
 
-// best returns the place of a term that the fewest other terms share, and how many do. Each
-// requirement of a term has to be met, so that any of them may find it.
+// best returns the place of a term that the fewest other terms share, and their number. A node has
+// to meet each requirement of a term, so any requirement can serve as the index.
 func best(term *corev1.NodeSelectorTerm, found map[by]int) (place Place, shared int) {
 	has := false
 	consider := func(p Place) {

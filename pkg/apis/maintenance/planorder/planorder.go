@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package planorder holds the rules for the order of a drain plan, for defaulting, validation and
-// planning alike.
+// Package planorder has the rules for the order of a drain plan. Defaulting, validation and
+// planning share them.
 package planorder
 
 import (
@@ -52,7 +52,7 @@ func TypeRank(podType string) (int, bool) {
 }
 
 // Check calls report for each entry that violates a rule, with the index of the earlier entry that
-// it conflicts with. It skips entries of unknown type, which validation reports elsewhere.
+// it conflicts with. It skips entries with an unknown type, which validation reports separately.
 func Check(plan []Key, report func(index, against int, v Violation)) {
 	type identity struct {
 		rank     int
@@ -94,7 +94,7 @@ func Ordered(plan []Key) bool {
 	return ok
 }
 
-// Before reports whether a belongs before b in a plan.
+// Before reports whether a must precede b in a plan.
 func Before(a, b Key) bool {
 	return violation(b, a) != ""
 }
@@ -117,14 +117,14 @@ func violation(before, after Key) Violation {
 	return ""
 }
 
-// SelectsAll reports whether a selector is absent or empty, and so matches all pods.
+// SelectsAll reports whether a selector is absent or empty, so that it matches all pods.
 func SelectsAll(s *metav1.LabelSelector) bool {
 	return s == nil || len(s.MatchLabels) == 0 && len(s.MatchExpressions) == 0
 }
 
-// CanonicalSelector returns a string that is equal for equivalent selectors, regardless of the
-// order of their requirements and values, and of whether a label is required by matchLabels or by
-// the operator In. It is empty for a selector that matches all pods.
+// CanonicalSelector returns a string that is equal for equivalent selectors: it does not depend on
+// the order of requirements and values, nor on whether matchLabels or the operator In requires a
+// label. It is empty for a selector that matches all pods.
 func CanonicalSelector(s *metav1.LabelSelector) string {
 	if SelectsAll(s) {
 		return ""

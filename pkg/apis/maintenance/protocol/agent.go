@@ -13,20 +13,20 @@ import (
 
 const (
 	// AgentHeartbeat is how often a node agent writes NodeAgentReady while a maintenance holds its
-	// node, and how often it reads its Node to learn that.
+	// node. It reads its Node as often, to find out whether one does.
 	AgentHeartbeat = time.Minute
-	// AgentIdleHeartbeat is how often it writes it otherwise, and all its other conditions.
+	// AgentIdleHeartbeat is the interval at other times, and that of the agent's other conditions.
 	AgentIdleHeartbeat = 5 * time.Minute
-	// missedHeartbeats is how many heartbeats an agent has missed when it is taken for gone.
+	// missedHeartbeats is the number of missed heartbeats after which an agent counts as gone.
 	missedHeartbeats = 3
-	// AgentSilence is how much older than the heartbeat of the kubelet that of an agent may be in
-	// any case.
+	// AgentSilence is the maximum age of an agent's heartbeat, relative to the heartbeat of the
+	// kubelet.
 	AgentSilence = missedHeartbeats * AgentIdleHeartbeat
 )
 
 // HasNodeAgent reports whether a node has a node agent that can stop and restart its static pods,
-// as its condition shows. An agent that crashed leaves the condition True, so one that is silent is
-// gone.
+// according to its condition. A crashed agent leaves the condition True, so an agent without
+// heartbeats counts as gone.
 func HasNodeAgent(node *corev1.Node) bool {
 	agent := conditionOf(node, v1alpha1.NodeConditionAgentReady)
 	return agent.Status == corev1.ConditionTrue && !isSilent(node, &agent)
@@ -40,13 +40,14 @@ func AgentHeartbeatOf(node *corev1.Node) time.Duration {
 	return AgentHeartbeat
 }
 
-// isSilent reports whether an agent has missed its heartbeats. The agent and the kubelet are
-// compared with each other, because both write the clock of the node, and because a node is
-// reconciled when one of them writes. A kubelet writes every 5 minutes.
+// isSilent reports whether an agent has missed its heartbeats. It compares the agent with the
+// kubelet, because both use the clock of the node, and because the node is reconciled when one of
+// them writes. A kubelet writes every 5 minutes.
 //
-// The agent of a node that a maintenance holds writes more often, but not before the hold began. An
-// older agent, which does not write NodeAgentRunning either, never does. That condition has to have
-// heartbeats, too: one that a newer agent left before it was replaced by an older one has none.
+// While a maintenance holds the node, the agent writes more often, but not before the hold began.
+// An older agent does not, and does not write NodeAgentRunning either. That condition must have
+// heartbeats, too: if an older agent replaces a newer one, the condition remains without
+// heartbeats.
 func isSilent(node *corev1.Node, agent *corev1.NodeCondition) bool {
 	last, kubelet := agent.LastHeartbeatTime.Time, conditionOf(node, corev1.NodeReady).LastHeartbeatTime
 	running, held := conditionOf(node, v1alpha1.NodeConditionAgentRunning).LastHeartbeatTime, heldSince(node)
@@ -63,9 +64,9 @@ func isSilent(node *corev1.Node, agent *corev1.NodeCondition) bool {
 	return kubelet.After(last.Add(missedHeartbeats * AgentHeartbeat))
 }
 
-// heldSince returns since when maintenances hold a node, zero if none does. This is the clock of
-// the server: if it differs from that of the node, so does the time within which an agent that was
-// idle has to answer.
+// heldSince returns the time since which maintenances hold a node; zero if none does. It is from
+// the clock of the server: if the node's clock differs, the time that an idle agent has to answer
+// differs as well.
 func heldSince(node *corev1.Node) time.Time {
 	if held := conditionOf(node, v1alpha1.NodeConditionMaintenanceInProgress); held.Status == corev1.ConditionTrue {
 		return held.LastTransitionTime.Time
@@ -73,7 +74,7 @@ func heldSince(node *corev1.Node) time.Time {
 	return time.Time{}
 }
 
-// conditionOf returns a condition of a node, an empty one if it has none.
+// conditionOf returns a condition of a node; an empty one if the node does not have it.
 func conditionOf(node *corev1.Node, conditionType corev1.NodeConditionType) corev1.NodeCondition {
 	if node != nil {
 		for _, c := range node.Status.Conditions {

@@ -17,7 +17,7 @@ import (
 )
 
 // Owners finds the owners of pods. Each method returns nil for an object that does not exist, and
-// an error only if it cannot find that out.
+// an error only if the lookup fails.
 type Owners interface {
 	// ReplicaSet returns the ReplicaSet with its selector and owner references.
 	ReplicaSet(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error)
@@ -40,17 +40,18 @@ var BuiltInClasses = []string{v1alpha1.EvacuatorClassDeployment, v1alpha1.Evacua
 type BuiltIn struct {
 	// Class is the class of the evacuator.
 	Class string
-	// Deployment is the name of the Deployment, for that class and if the Deployment has opted out.
+	// Deployment is the name of the Deployment. It is set for the class of Deployments, and if the
+	// Deployment has opted out.
 	Deployment string
-	// OptedOut: there is no class because the Deployment that owns the pod has the annotation that
+	// OptedOut is set if there is no class because the pod's Deployment has the annotation that
 	// disables its surge.
 	OptedOut bool
 }
 
 // BuiltInOf returns the built-in evacuator of a pod, among the enabled ones. A user who can write a
-// pod can set any owner, so the owner has to exist, with that UID, and has to select the pod. A
-// static pod only has an evacuator on a node with a node agent.
-// BuiltInOf reads the metadata of the pod and the name of its node.
+// pod can set any owner, so the owner has to exist with that UID and has to select the pod. A
+// static pod only has an evacuator on a node with a node agent. BuiltInOf reads the metadata of the
+// pod and the name of its node.
 func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners Owners) (BuiltIn, error) {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	if owner == nil {
@@ -63,7 +64,7 @@ func BuiltInOf(ctx context.Context, pod *corev1.Pod, on sets.Set[string], owners
 		case err != nil || deployment == nil:
 			return BuiltIn{}, err
 		case deployment.Annotations[v1alpha1.AnnotationSurge] == v1alpha1.SurgeDisabled:
-			// The evacuator would decline.
+			// The Deployment has opted out, so its evacuator would decline.
 			return BuiltIn{Deployment: deployment.Name, OptedOut: true}, nil
 		}
 		return BuiltIn{Class: v1alpha1.EvacuatorClassDeployment, Deployment: deployment.Name}, nil

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package protocol holds the rules about evacuators and instigators that the API, admission and the
+// Package protocol has the rules about evacuators and instigators that the API, admission and the
 // controllers share: the order of evacuators, the annotations of pods, and the names of
 // Evacuations.
 package protocol
@@ -28,15 +28,15 @@ const (
 	MaxClassLength = 54
 	// MaxPriority is the highest priority of an evacuator.
 	MaxPriority int32 = 100000
-	// LowestReservedPriority is the lowest of the priorities around the controller's that are
-	// reserved for classes under the controller's parent domain.
+	// LowestReservedPriority and HighestReservedPriority limit the priorities around the
+	// controller's that are reserved for classes under the controller's parent domain.
 	LowestReservedPriority int32 = 9900
-	// HighestReservedPriority is the highest of them.
+	// HighestReservedPriority is the highest reserved priority.
 	HighestReservedPriority int32 = 10099
 )
 
-// CanonicalName returns the only valid name for the Evacuation of a pod, so that there is at most
-// one per pod.
+// CanonicalName returns the only valid name for the Evacuation of a pod, so that a pod has at most
+// one.
 func CanonicalName(podName string, podUID types.UID) string {
 	name := string(podUID) + "-" + podName
 	if len(name) > validation.DNS1123SubdomainMaxLength {
@@ -51,9 +51,9 @@ type Rank struct {
 	Class    string
 }
 
-// Compare returns a negative number if r acts before other, and a positive one if it acts after it.
-// The higher priority acts first; at equal priority the classes are compared by domain label from
-// the top down, so that a domain comes before its subdomains.
+// Compare returns a negative number if r acts before other, and a positive one if it acts after
+// other. The higher priority acts first. At equal priority, it compares the labels of the domains
+// from the top level down, so that a domain precedes its subdomains.
 func (r Rank) Compare(other Rank) int {
 	if c := cmp.Compare(other.Priority, r.Priority); c != 0 {
 		return c
@@ -64,7 +64,7 @@ func (r Rank) Compare(other Rank) int {
 	return slices.Compare(a, b)
 }
 
-// Sort puts evacuators into the order in which they act.
+// Sort sorts evacuators in the order in which they act.
 func Sort(evacuators []v1alpha1.Evacuator) {
 	slices.SortStableFunc(evacuators, compare)
 }
@@ -80,8 +80,8 @@ func SortInternal(evacuators []maintenance.Evacuator) {
 	})
 }
 
-// Next returns the class that follows active: the first one if active is empty, and the eviction
-// class if no evacuator is left or active is not one of the evacuators.
+// Next returns the class that follows active. It returns the first class if active is empty, and
+// the eviction class if active is the last evacuator or not one of the evacuators.
 func Next(evacuators []v1alpha1.Evacuator, active string) string {
 	sorted := slices.Clone(evacuators)
 	Sort(sorted)
@@ -133,8 +133,8 @@ func IsAnnotation(key string) bool {
 }
 
 // ParseAnnotation parses an annotation with which a pod names an evacuator: the class in its key,
-// "<priority>" or "<priority>/<role>" in its value. It checks every rule that does not depend on
-// the other evacuators.
+// and "<priority>" or "<priority>/<role>" in its value. It checks every rule that does not depend
+// on other evacuators.
 func ParseAnnotation(key, value string) (class string, priority int32, role v1alpha1.EvacuatorRole, err error) {
 	if !IsAnnotation(key) {
 		return "", 0, "", fmt.Errorf("annotation %q does not start with %q", key, v1alpha1.AnnotationEvacuatorPrefix)

@@ -11,8 +11,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// IsInstigatorFinalizer returns the name of the instigator of a finalizer, and false for any other
-// finalizer.
+// IsInstigatorFinalizer returns the name of the instigator of a finalizer, and false for other
+// finalizers.
 func IsInstigatorFinalizer(finalizer string) (name string, ok bool) {
 	name, ok = strings.CutPrefix(finalizer, v1alpha1.FinalizerInstigatorPrefix)
 	if !ok || name == "" {
@@ -37,12 +37,12 @@ func HasInstigator(finalizers []string) bool {
 	return len(Instigators(finalizers)) > 0
 }
 
-// IsWithdrawn reports whether no instigator requests the evacuation any more.
+// IsWithdrawn reports whether no instigator requests the evacuation any longer.
 func IsWithdrawn(evacuation *v1alpha1.Evacuation) bool {
 	return evacuation.DeletionTimestamp != nil || !HasInstigator(evacuation.Finalizers)
 }
 
-// IsComplete reports whether an Evacuation is over.
+// IsComplete reports whether an Evacuation is complete.
 func IsComplete(evacuation *v1alpha1.Evacuation) bool {
 	return meta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionComplete)
 }

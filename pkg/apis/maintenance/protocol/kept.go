@@ -29,17 +29,17 @@ func IsBudgetReason(reason string) bool {
 }
 
 // IsKeptByBudget reports whether the DaemonSet pod of an Evacuation is kept on its node because of
-// its disruption budget: the budget has been closed for longer than patience, or it can never be
-// computed. Such a pod counts among the podsKept of its node and does not block the drain. It is
-// evicted if the budget opens later. Time for which something else blocked the pod does not count:
+// its disruption budget: the budget has allowed no disruption for longer than patience, or it can
+// never be computed. Such a pod counts among the podsKept of its node and does not block the drain.
+// It is evicted if the budget allows it later. Time with another reason of Blocked does not count:
 // when a budget becomes the reason, the controller of Evacuations restarts lastTransitionTime.
 func IsKeptByBudget(evacuation *v1alpha1.Evacuation, patience time.Duration, now time.Time) bool {
 	at, kept := KeptByBudgetAt(evacuation, patience)
 	return kept && !now.Before(at)
 }
 
-// KeptByBudgetAt returns the time from which IsKeptByBudget is true if the status stays as it is;
-// false if it never is.
+// KeptByBudgetAt returns the time from which IsKeptByBudget is true if the status stays the same;
+// false if there is no such time.
 func KeptByBudgetAt(evacuation *v1alpha1.Evacuation, patience time.Duration) (time.Time, bool) {
 	status := &evacuation.Status
 	if status.ActiveEvacuatorClass != v1alpha1.EvacuatorClassDaemonSet || status.ActiveEvacuatorCompleted ||

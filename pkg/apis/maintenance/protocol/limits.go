@@ -5,7 +5,7 @@ package protocol
 
 import "time"
 
-// DefaultLongGrace is the default of --long-grace: how long a pod may be stopping within its grace
+// DefaultLongGrace is the default of --long-grace: how long a pod may take to stop within its grace
 // period before it is reported as blocked and no longer counts as progress.
 const DefaultLongGrace = 2 * time.Hour
 
@@ -20,10 +20,10 @@ const DefaultBudgetPatience = 5 * time.Minute
 const MaxMessage = 1024
 
 const (
-	// MaxHolders is how many NodeMaintenances may hold a node at the same time. The node's own
-	// shutdown has a place of its own beside them.
+	// MaxHolders is the maximum number of NodeMaintenances that may hold a node at the same time,
+	// not counting the node's own shutdown.
 	MaxHolders = 50
-	// MaxShutdowns is how many NodeMaintenances of shutdowns of a node may be stored, completed
-	// ones included.
+	// MaxShutdowns is the maximum number of stored NodeMaintenances of shutdowns of a node,
+	// including completed ones.
 	MaxShutdowns = 32
 )

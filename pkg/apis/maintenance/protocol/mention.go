@@ -25,8 +25,8 @@ func Mention(nm *v1alpha1.NodeMaintenance) string {
 	return "NodeMaintenance " + nm.Name + " (" + reason + ")"
 }
 
-// LeavesFor returns the sentence with a mention that ends the messages and events about a pod that
-// leaves.
+// LeavesFor returns the last sentence of messages and events about a pod that leaves; it contains
+// the mention.
 func LeavesFor(mention string) string {
 	return " The pod leaves for " + mention + "."
 }
@@ -34,7 +34,7 @@ func LeavesFor(mention string) string {
 // OneLine returns a text that users wrote as one line of at most limit bytes. It joins white space
 // and removes control characters and invalid bytes, so the text is safe to print to a terminal.
 func OneLine(text string, limit int) string {
-	// Bound the work on long texts: even if only every fourth byte is kept, this is enough.
+	// Limit the work for long texts: this is enough even if only every fourth byte is kept.
 	if len(text) > 4*limit {
 		text = text[:4*limit]
 	}

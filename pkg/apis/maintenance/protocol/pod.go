@@ -14,16 +14,15 @@ import (
 
 // IgnoredAnnotation is an annotation of a pod that the server ignores because it is invalid.
 type IgnoredAnnotation struct {
-	// Key is the key of the annotation, Why the reason for ignoring it.
+	// Key is the key of the annotation; Why is the reason for ignoring it.
 	Key, Why string
 }
 
-// OfPod returns the evacuators of a pod in the order in which they act: the evacuators that its
-// annotations name and the built-in evacuator of its owner. builtIn is the class of the built-in
-// evacuator; it is empty if there is none. OfPod also returns the annotations that it ignores: a
-// pod's owner must not be able to make the pod impossible to evacuate, so OfPod omits everything
-// that validation would refuse. mayUse reports whether an Evacuation of the pod may have an
-// evacuator of a class.
+// OfPod returns the evacuators of a pod in the order in which they act: those that its annotations
+// name, and the built-in evacuator of its owner. builtIn is the class of the built-in evacuator;
+// empty if there is none. OfPod also returns the annotations that it ignores. It ignores everything
+// that validation would refuse, so that the owner of a pod cannot prevent its evacuation. mayUse
+// reports whether an Evacuation of the pod may have an evacuator of a class.
 func OfPod(annotations map[string]string, builtIn string, mayUse func(class string) bool) ([]maintenance.Evacuator, []IgnoredAnnotation) {
 	var list []maintenance.Evacuator
 	var ignored []IgnoredAnnotation
@@ -55,8 +54,8 @@ func OfPod(annotations map[string]string, builtIn string, mayUse func(class stri
 		ignore(e.EvacuatorClass, fmt.Sprintf("at most one evacuator can have the role controller, and %s has it", controller))
 		return true
 	})
-	// The pod's annotations take precedence: they may name another evacuator for the controller, or
-	// another priority.
+	// The pod's annotations take precedence: they may name another evacuator with the role
+	// controller, or another priority.
 	if builtIn != "" && controller == "" && !HasClass(list, builtIn) {
 		controller = builtIn
 		list = append(list, maintenance.Evacuator{
@@ -68,7 +67,7 @@ func OfPod(annotations map[string]string, builtIn string, mayUse func(class stri
 		if !IsReserved(e.Priority) || SharesParentDomain(e.EvacuatorClass, controller) {
 			return false
 		}
-		ignore(e.EvacuatorClass, fmt.Sprintf("priorities from %d to %d are reserved for classes that share the parent domain of the controller's (%q)",
+		ignore(e.EvacuatorClass, fmt.Sprintf("priorities from %d to %d are reserved for classes that share the parent domain of the controller's class (%q)",
 			LowestReservedPriority, HighestReservedPriority, controller))
 		return true
 	})
@@ -82,16 +81,16 @@ func HasClass(list []maintenance.Evacuator, class string) bool {
 }
 
 // withoutUnusable removes the evacuators that this client may not use. If the client may not use
-// the controller, withoutUnusable also removes the evacuators that are allowed only beside the
-// controller. The pod's annotations are valid, so the server does not warn.
+// the controller, withoutUnusable also removes the evacuators that are only allowed together with
+// the controller. The pod's annotations are valid, so the server does not warn.
 func withoutUnusable(list []maintenance.Evacuator, controller string, mayUse func(class string) bool) []maintenance.Evacuator {
 	return slices.DeleteFunc(list, func(e maintenance.Evacuator) bool {
 		return !mayUse(e.EvacuatorClass) || controller != "" && !mayUse(controller) && IsReserved(e.Priority)
 	})
 }
 
-// atMost truncates a sorted list to the maximum of an Evacuation. It keeps the controller, which
-// the pod's workload depends on.
+// atMost truncates a sorted list to the maximum for an Evacuation. It keeps the controller, on
+// which the pod's workload depends.
 func atMost(list []maintenance.Evacuator, ignore func(class, why string)) []maintenance.Evacuator {
 	kept := slices.Clone(list)
 	for i := len(kept) - 1; len(kept) > MaxEvacuators; i-- {

@@ -16,31 +16,32 @@ import (
 )
 
 const (
-	// shutdownPrefix starts the name of the NodeMaintenance of every shutdown.
+	// shutdownPrefix is the prefix of the name of a shutdown's NodeMaintenance.
 	shutdownPrefix = "shutdown-"
-	// bootDigits is how many hexadecimal digits of a boot ID are in that name.
+	// bootDigits is the number of hexadecimal digits of the boot ID in that name.
 	bootDigits = 8
-	// nodeDigits is how many hexadecimal digits of its hash replace the end of a long node name.
+	// nodeDigits is the number of hexadecimal digits of the hash that replaces the end of a long
+	// node name.
 	nodeDigits = 16
 )
 
 // ShutdownName returns the name of the NodeMaintenance for the shutdown that ends a boot of a node.
-// The name is always the same for the same boot, so that an agent that was restarted finds its
-// maintenance, and it differs for the next boot. It is a valid name for every valid node name.
+// It is the same for the same boot, so that a restarted agent finds its maintenance, and different
+// for the next boot. It is a valid name for every valid node name.
 func ShutdownName(node, bootID string) string {
 	boot := "-" + bootPart(bootID)
 	room := validation.DNS1123SubdomainMaxLength - len(shutdownPrefix) - len(boot)
 	if len(node) > room {
 		hash := "-" + digest(node, nodeDigits)
-		// A label of a DNS name must not end with the separator where the name is cut.
+		// A label of a DNS name must not end with a separator.
 		node = strings.TrimRight(node[:room-len(hash)], ".-") + hash
 	}
 	return shutdownPrefix + node + boot
 }
 
-// bootPart returns the digits that stand for a boot ID: the first ones of a UUID as Linux writes
-// it, and a hash of any other ID. The start of another kind of ID, such as a time, can be the same
-// for two boots.
+// bootPart returns the digits for a boot ID: the first digits of a UUID as Linux writes it, or of a
+// hash of any other ID. Other kinds of IDs, such as a time, can begin with the same digits for two
+// boots.
 func bootPart(bootID string) string {
 	if digits, ok := digitsOf(bootID); ok {
 		return digits[:bootDigits]
@@ -65,8 +66,8 @@ func digest(text string, digits int) string {
 }
 
 // NodeOfShutdown returns the node whose shutdown a NodeMaintenance announces, or "". Such a
-// maintenance has the name of ShutdownName, the boot ID in its annotation, and selects the node by
-// its name and nothing else, so that a user needs the right to the node to make one. It stays one
+// maintenance has the name of ShutdownName and the boot ID in its annotation, and selects exactly
+// the node by name, so that a user needs the right to the node to create one. This does not change
 // when another user completes it.
 func NodeOfShutdown(meta *metav1.ObjectMeta, selector *corev1.NodeSelector) string {
 	bootID := meta.Annotations[v1alpha1.AnnotationBootID]
@@ -84,11 +85,10 @@ func NodeOfShutdown(meta *metav1.ObjectMeta, selector *corev1.NodeSelector) stri
 	return by.Values[0]
 }
 
-// HasBootedSince reports whether a node has booted since the boot that a shutdown was to end.
-// nodeBootID is status.nodeInfo.bootID of the Node, and shutdownBootID the annotation of the
-// NodeMaintenance. It is false if that is not known: a boot of userspace alone changes only what
-// follows the ID of the kernel in the annotation, and the kubelet of Windows has IDs of another
-// kind.
+// HasBootedSince reports whether a node has booted since the boot that a shutdown ended. nodeBootID
+// is status.nodeInfo.bootID of the Node, and shutdownBootID is the annotation of the
+// NodeMaintenance. It returns false if this is unknown: a boot of userspace alone changes only the
+// part after the kernel's ID in the annotation, and the kubelet of Windows has IDs of another kind.
 func HasBootedSince(nodeBootID, shutdownBootID string) bool {
 	if _, ok := digitsOf(nodeBootID); !ok || len(shutdownBootID) < len(nodeBootID) {
 		return false

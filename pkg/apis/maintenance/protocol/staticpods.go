@@ -13,7 +13,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// controlPlaneLabels are the labels of Nodes that run a part of a control plane, in the common
+// controlPlaneLabels are the labels of Nodes that run a part of a control plane in common
 // distributions.
 var controlPlaneLabels = []string{
 	"node-role.kubernetes.io/control-plane",
@@ -23,7 +23,7 @@ var controlPlaneLabels = []string{
 	"node-role.kubernetes.io/api-server",
 }
 
-// IsControlPlane reports whether the labels of a Node are those of a control-plane node.
+// IsControlPlane reports whether a Node has a control plane label.
 func IsControlPlane(node *corev1.Node) bool {
 	return node != nil && slices.ContainsFunc(controlPlaneLabels, func(label string) bool {
 		_, ok := node.Labels[label]
@@ -31,8 +31,8 @@ func IsControlPlane(node *corev1.Node) bool {
 	})
 }
 
-// KeptReason is why a static pod is kept running in a drain although its node has an agent; it is
-// empty for a static pod that leaves.
+// KeptReason is why a drain keeps a static pod running although its node has an agent; empty if the
+// pod leaves.
 type KeptReason string
 
 const (
@@ -44,10 +44,10 @@ const (
 	KeptServesAPI KeptReason = "ServesTheAPI"
 	// KeptByConfiguration is the reason of static pods that the agent's configuration keeps.
 	KeptByConfiguration KeptReason = "KeptByConfiguration"
-	// KeptUndecided is the reason of static pods of which the agent cannot tell what they are for.
+	// KeptUndecided is the reason of static pods whose purpose the agent cannot determine.
 	KeptUndecided KeptReason = "Undecided"
-	// KeptUnpublished is the reason of all static pods of a node whose agent has not written in
-	// this boot of the node which ones it keeps.
+	// KeptUnpublished is the reason of all static pods of a node whose agent has not published in
+	// this boot which ones it keeps.
 	KeptUnpublished KeptReason = "NotPublished"
 )
 
@@ -58,9 +58,9 @@ const (
 	everyPod = "*"
 )
 
-// KeptStaticPods is the value of the annotation in which a node agent publishes the static pods
-// that it keeps running. It is input for the server, since a node writes it: it can keep a pod of
-// that node, and never make one leave.
+// KeptStaticPods is the value of the annotation with which a node agent publishes the static pods
+// that it keeps running. The server must not trust it, since a node writes it: it can keep a pod of
+// that node, but never make one leave.
 type KeptStaticPods struct {
 	// BootID is status.nodeInfo.bootID of the Node.
 	BootID string `json:"bootID"`
@@ -68,8 +68,8 @@ type KeptStaticPods struct {
 	Pods map[string]KeptReason `json:"pods,omitempty"`
 }
 
-// EncodeKeptStaticPods returns the value of the annotation for pods by <namespace>/<name>. More
-// than MaxKeptStaticPods become all pods of the node. For the same pods, the value is the same.
+// EncodeKeptStaticPods returns the value of the annotation for pods by <namespace>/<name>. If there
+// are more than MaxKeptStaticPods, the value stands for all pods of the node. It is deterministic.
 func EncodeKeptStaticPods(bootID string, pods map[string]KeptReason) string {
 	kept := KeptStaticPods{BootID: bootID, Pods: pods}
 	if len(pods) > MaxKeptStaticPods {
@@ -78,19 +78,20 @@ func EncodeKeptStaticPods(bootID string, pods map[string]KeptReason) string {
 	}
 	text, err := json.Marshal(kept)
 	if err != nil {
-		panic(err) // strings only
+		panic(err) // cannot fail: the value has only strings
 	}
 	return string(text)
 }
 
-// StaticPodFacts is what a Node shows about its static pods. Two that are equal keep the same ones.
+// StaticPodFacts has the data of a Node about its static pods. Nodes with equal facts keep the same
+// pods.
 type StaticPodFacts struct {
 	hasAgent, isControlPlane bool
 	bootID, published        string
 }
 
-// StaticPodFactsOf returns the facts of a Node. Of a Node in a cache, they need its labels, our
-// annotations, its conditions and status.nodeInfo.bootID.
+// StaticPodFactsOf returns the facts of a Node. It needs the labels, our annotations, the
+// conditions and status.nodeInfo.bootID of the Node.
 func StaticPodFactsOf(node *corev1.Node) StaticPodFacts {
 	f := StaticPodFacts{hasAgent: HasNodeAgent(node), isControlPlane: IsControlPlane(node)}
 	if node != nil {
@@ -99,9 +100,9 @@ func StaticPodFactsOf(node *corev1.Node) StaticPodFacts {
 	return f
 }
 
-// Kept returns why a static pod of the node is kept, of which it has to be known that the node has
-// an agent. The labels of the Node decide before what the agent publishes, and what cannot be read
-// keeps the pod.
+// Kept returns why a static pod of the node is kept, provided that the node has an agent. The
+// labels of the Node take precedence over the annotation of the agent. If the annotation cannot be
+// read, the pod is kept.
 func (f StaticPodFacts) Kept(namespace, name string) KeptReason {
 	if f.isControlPlane {
 		return KeptControlPlane
@@ -118,7 +119,7 @@ func (f StaticPodFacts) Kept(namespace, name string) KeptReason {
 	return ""
 }
 
-// orUndecided returns a reason of ours. The value is shown to users, and a node can write any text.
+// orUndecided replaces unknown reasons: the value is shown to users, and a node can write any text.
 func (r KeptReason) orUndecided() KeptReason {
 	switch r {
 	case KeptControlPlane, KeptServesAPI, KeptByConfiguration:

@@ -16,20 +16,20 @@ import (
 // DefaultProgressDeadline is the default of spec.progressDeadlineSeconds.
 const DefaultProgressDeadline = 30 * time.Minute
 
-// Turn is what the status of an Evacuation records about its active evacuator.
+// Turn is the state of the active evacuator in the status of an Evacuation.
 type Turn struct {
 	// Class is the class of the active evacuator.
 	Class string
-	// Completed: the evacuator has reported that it has done all it can.
+	// Completed is set if the evacuator has reported that it has done all it can.
 	Completed bool
-	// Since is the start of its deadline: its last report or, before the first one, the time at
-	// which it became active. Zero if neither is recorded.
+	// Since is the start of the deadline: the last report or, before the first one, the time at
+	// which the evacuator became active. Zero if neither is recorded.
 	Since time.Time
-	// Reported: the evacuator has reported since it became active.
+	// Reported is set if the evacuator has reported since it became active.
 	Reported bool
 }
 
-// TurnOf returns the turn that a status records.
+// TurnOf returns the turn in a status.
 func TurnOf(status *v1alpha1.EvacuationStatus) Turn {
 	return turnOf(status.ActiveEvacuatorClass, status.ActiveEvacuatorSince, status.EvacuationProgressTimestamp, status.ActiveEvacuatorCompleted)
 }
@@ -63,8 +63,8 @@ func (t Turn) Patience(progressDeadlineSeconds *int32, start time.Duration) time
 	return min(patience, start)
 }
 
-// FirstTurn returns the class that is active first in a new Evacuation with the given evacuators,
-// and why.
+// FirstTurn returns the first active class of a new Evacuation with the given evacuators, and the
+// reason.
 func FirstTurn(evacuators []maintenance.Evacuator) (class, account string) {
 	if len(evacuators) == 0 {
 		return v1alpha1.EvacuatorClassEviction, "it has no evacuator"

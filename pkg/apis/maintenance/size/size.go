@@ -26,33 +26,34 @@ const (
 	// etcd's default limit for one write: 1.5 MiB.
 	MaxStatusBytes = 1 << 20
 	// MaxEvacuationMetadataBytes is the limit for the labels, annotations, ownerReferences and
-	// finalizers of an Evacuation together, in bytes of protobuf, of which many short labels take
-	// more than their keys and values. Namespace administrators write Evacuations, and the server
-	// keeps every version of one in memory for more than a minute.
+	// finalizers of an Evacuation together, in bytes of protobuf; many short labels take more than
+	// their keys and values. Namespace administrators write Evacuations, and the server keeps every
+	// version in memory for more than a minute.
 	MaxEvacuationMetadataBytes = 16 << 10
 	// MaxEvacuationBytes is the limit for metadata and spec of an Evacuation together, in bytes of
-	// protobuf: it bounds what the field managers and the evacuators add.
+	// protobuf. It includes the data of field managers and evacuators.
 	MaxEvacuationBytes = 64 << 10
 
-	// nodeBytes is the size of a node in a stored status without its targets and its message, for a
-	// name of 63 characters, about the longest that cloud providers use, and the longest reason of
-	// a node that has targets.
+	// nodeBytes is the size of a node in a stored status without its targets and its message. It
+	// assumes a name of 63 characters, about the maximum of cloud providers, and the longest reason
+	// of a node that has targets.
 	nodeBytes = 132 + 15
-	// waveBytes is the most that a wave takes.
+	// waveBytes is the maximum size of a wave.
 	waveBytes = 48
 	// entryBytes is what protobuf adds to a target in a list.
 	entryBytes = 4
-	// labelBytes is the most that protobuf adds to the key and the value of a label: a tag and a
-	// length of up to two bytes for each of them and for both.
+	// labelBytes is the maximum that protobuf adds to the key and the value of a label: a tag and a
+	// length of up to two bytes for each of them and for both together.
 	labelBytes = 9
 )
 
 // emptyMetadataBytes is the size of metadata without content.
 var emptyMetadataBytes = (&metav1.ObjectMeta{}).Size()
 
-// StatusBytes estimates the stored size of the status of a maintenance once that many nodes have
-// reached all targets of the plan. Each node then has one target for each pod type and selector of
-// the plan. Messages are not counted, since the controller omits them if they do not fit.
+// StatusBytes estimates the stored size of the status of a maintenance when the given number of
+// nodes have reached all targets of the plan. Each node then has one target for each pod type and
+// selector of the plan. It does not count messages, since the controller omits them if they do not
+// fit.
 func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 	targets := map[string]int{}
 	perNode := nodeBytes
@@ -65,7 +66,7 @@ func StatusBytes(plan []v1alpha1.DrainPlanEntry, nodes int) int {
 	return perNode*nodes + waveBytes*len(plan)
 }
 
-// EvacuationMetadataBytes is the size of what MaxEvacuationMetadataBytes limits.
+// EvacuationMetadataBytes is the size to which MaxEvacuationMetadataBytes applies.
 func EvacuationMetadataBytes(meta *metav1.ObjectMeta) int {
 	limited := metav1.ObjectMeta{
 		Labels: meta.Labels, Annotations: meta.Annotations, OwnerReferences: meta.OwnerReferences, Finalizers: meta.Finalizers,
@@ -73,11 +74,11 @@ func EvacuationMetadataBytes(meta *metav1.ObjectMeta) int {
 	return limited.Size() - emptyMetadataBytes
 }
 
-// LabelBytes is how much a label adds to that size, or a little more.
+// LabelBytes is an upper estimate of the size that a label adds.
 func LabelBytes(key, value string) int { return len(key) + len(value) + labelBytes }
 
 // Validate returns an error if the metadata and the spec of an internal object are too large
-// together, or what an Evacuation has in its metadata.
+// together, or if the metadata of an Evacuation is too large.
 func Validate(scheme *runtime.Scheme, obj runtime.Object) field.ErrorList {
 	versioned, err := scheme.ConvertToVersion(obj, v1alpha1.SchemeGroupVersion)
 	if err != nil {
@@ -104,13 +105,13 @@ func Validate(scheme *runtime.Scheme, obj runtime.Object) field.ErrorList {
 	if spec > metadata {
 		larger = "spec"
 	}
-	// Not Invalid, which would quote the value.
+	// Do not use field.Invalid, which would quote the value.
 	return field.ErrorList{field.Forbidden(field.NewPath(larger),
 		fmt.Sprintf("too large: metadata takes %d KiB and spec %d KiB, at most %d KiB are allowed together", metadata>>10, spec>>10, limit>>10))}
 }
 
 // ValidateGrowth is Validate for an update: an object from an older version that is too large may
-// be changed as long as that does not make it larger.
+// be changed if it does not grow.
 func ValidateGrowth(scheme *runtime.Scheme, evacuation, old *maintenance.Evacuation) field.ErrorList {
 	errs := Validate(scheme, evacuation)
 	if EvacuationMetadataBytes(&evacuation.ObjectMeta) > EvacuationMetadataBytes(&old.ObjectMeta) {

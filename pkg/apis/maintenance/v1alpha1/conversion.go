@@ -12,8 +12,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 )
 
-// addFieldLabelConversions allows our selectable fields in field selectors. An error names any
-// other field.
+// addFieldLabelConversions allows our selectable fields in field selectors. Other fields cause an
+// error that names them.
 func addFieldLabelConversions(scheme *runtime.Scheme) error {
 	if err := scheme.AddFieldLabelConversionFunc(SchemeGroupVersion.WithKind("NodeMaintenance"),
 		allowFields(maintenance.FieldName, maintenance.FieldStage, maintenance.FieldNodeOfShutdown)); err != nil {
@@ -29,6 +29,6 @@ func allowFields(fields ...string) runtime.FieldLabelConversionFunc {
 		if slices.Contains(fields, label) {
 			return label, value, nil
 		}
-		return "", "", fmt.Errorf("%q is not a field that can be selected by: supported are %q", label, fields)
+		return "", "", fmt.Errorf("%q is not a selectable field: supported are %q", label, fields)
 	}
 }

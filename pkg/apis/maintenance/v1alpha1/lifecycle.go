@@ -16,9 +16,9 @@ func IsEnding(nm *NodeMaintenance) bool {
 	return nm.DeletionTimestamp != nil || nm.Spec.Stage == NodeMaintenanceStageComplete
 }
 
-// IsHolding reports whether a maintenance keeps its nodes cordoned: stage Cordon or Drain, and not
-// being deleted. A stage that this version does not know, which a newer server has stored, keeps
-// them cordoned, too: people may be at work on the nodes.
+// IsHolding reports whether a maintenance keeps its nodes cordoned: its stage is Cordon or Drain,
+// and it is not being deleted. An unknown stage, which a newer server has stored, also keeps them
+// cordoned: people may be working on the nodes.
 func IsHolding(nm *NodeMaintenance) bool {
 	return !IsEnding(nm) && nm.Spec.Stage != NodeMaintenanceStageIdle
 }
@@ -32,7 +32,8 @@ func (s NodeMaintenanceStage) IsKnown() bool {
 	return false
 }
 
-// IsDraining reports whether a maintenance asks pods to leave: stage Drain, and not being deleted.
+// IsDraining reports whether a maintenance evacuates pods: its stage is Drain, and it is not being
+// deleted.
 func IsDraining(nm *NodeMaintenance) bool {
 	return !IsEnding(nm) && nm.Spec.Stage == NodeMaintenanceStageDrain
 }
@@ -45,15 +46,15 @@ func IsDone(nm *NodeMaintenance) bool {
 
 // UncordonsOnly reports whether a maintenance went to Complete without having held its nodes. Such
 // a maintenance exists only to uncordon its nodes, regardless of who cordoned them (KEP-4212,
-// section "NodeMaintenance"). The API server stores the stages that were entered, so this does not
-// depend on what a controller saw.
+// section "NodeMaintenance"). The API server records the stages that were entered, so the result
+// does not depend on the observations of a controller.
 func UncordonsOnly(nm *NodeMaintenance) bool {
 	return IsEnding(nm) && !slices.ContainsFunc(nm.Status.StageStatuses, func(s StageStatus) bool {
 		return s.Name != NodeMaintenanceStageIdle && s.Name != NodeMaintenanceStageComplete
 	})
 }
 
-// StageEntered returns when a maintenance entered a stage, the zero time if it did not.
+// StageEntered returns when a maintenance entered a stage; the zero time if it did not.
 func StageEntered(nm *NodeMaintenance, stage NodeMaintenanceStage) time.Time {
 	for i := range nm.Status.StageStatuses {
 		if entered := &nm.Status.StageStatuses[i]; entered.Name == stage && entered.StartTimestamp != nil {
@@ -63,20 +64,20 @@ func StageEntered(nm *NodeMaintenance, stage NodeMaintenanceStage) time.Time {
 	return time.Time{}
 }
 
-// IsLeftAlone reports whether a node is in the status of a maintenance that takes no hold of it.
+// IsLeftAlone reports whether a maintenance lists a node in its status but does not hold it.
 func IsLeftAlone(node *NodeMaintenanceNodeStatus) bool {
 	return IsBeingReleased(node) || node.Reason == NodeStatusNotAuthorized || node.Reason == NodeStatusTooManyMaintenances
 }
 
-// IsBeingReleased reports whether a node is in the status of a maintenance only because it is not
-// released yet.
+// IsBeingReleased reports whether a maintenance lists a node in its status only because the node is
+// not released yet.
 func IsBeingReleased(node *NodeMaintenanceNodeStatus) bool {
 	return node.Reason == NodeStatusReleasing || node.Reason == NodeStatusNotReleased
 }
 
-// NodeStatusOf returns what the status of a maintenance says of a node, nil if it says nothing. A
-// node that was registered again under the same name is another one. The server keeps the list
-// sorted by name.
+// NodeStatusOf returns the entry of a node in the status of a maintenance; nil if there is none. It
+// ignores the entry of an earlier node with the same name. The server keeps the list sorted by
+// name.
 func NodeStatusOf(nm *NodeMaintenance, node NodeReference) *NodeMaintenanceNodeStatus {
 	i, found := slices.BinarySearchFunc(nm.Status.NodeStatuses, node.Name, func(s NodeMaintenanceNodeStatus, name string) int {
 		return strings.Compare(s.NodeRef.Name, name)
@@ -94,7 +95,7 @@ func CompareAge(a, b *NodeMaintenance) int {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Name, b.Name))
 }
 
-// RequesterOf returns the name of the user who requested a maintenance, "" if it is not known.
+// RequesterOf returns the name of the user who requested a maintenance; "" if unknown.
 func RequesterOf(nm *NodeMaintenance) string {
 	if nm.Spec.RequestedBy == nil {
 		return ""

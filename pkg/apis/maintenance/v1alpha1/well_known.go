@@ -45,17 +45,18 @@ const (
 	AnnotationCordonedBy = "maintenance.haulout.dev/cordoned-by"
 
 	// AnnotationCordonedByAgent is added to a node in the write with which its agent makes it
-	// unschedulable, in a shutdown in which no server answers. Its value is the ID of the boot. The
-	// server takes such a cordon for its own: AnnotationCordonedBy replaces the annotation.
+	// unschedulable, in a shutdown during which no server answers. Its value is the ID of the boot.
+	// The server takes over such a cordon: AnnotationCordonedBy replaces the annotation.
 	AnnotationCordonedByAgent = "maintenance.haulout.dev/cordoned-by-agent"
 
-	// AnnotationEvictNow marks an Eviction whose budget alone decides. Its value names the client.
+	// AnnotationEvictNow marks an Eviction for which only the budget decides. Its value names the
+	// client.
 	AnnotationEvictNow = "maintenance.haulout.dev/evict-now"
 
 	// AnnotationConditionsBy is added to a node in the write that sets its conditions. Its value is
 	// a JSON object: "conditions" lists the types of the conditions that the server owns,
-	// "maintenances" maps the names of the maintenances that they are about to UIDs and stages. The
-	// server does not change a condition that it does not list.
+	// "maintenances" maps the names of their maintenances to UIDs and stages. The server does not
+	// change conditions that are not listed.
 	AnnotationConditionsBy = "maintenance.haulout.dev/conditions-by"
 
 	// AnnotationTaintedBy is added to a node in the write that adds the taint TaintDrain. Its value
@@ -63,18 +64,18 @@ const (
 	// does not remove a taint without this annotation: a user or another component added it.
 	AnnotationTaintedBy = "maintenance.haulout.dev/tainted-by"
 
-	// TaintDrain keeps new DaemonSet pods off a node whose DaemonSet pods are asked to leave.
+	// TaintDrain keeps new DaemonSet pods off a node whose DaemonSet pods are being evacuated.
 	TaintDrain = "maintenance.haulout.dev/drain"
 
 	// TaintHeld makes the scheduler prefer other nodes to one that a maintenance holds, for pods
 	// that tolerate cordons. Its effect is PreferNoSchedule. The server adds it in the write that
-	// cordons the node, or in a separate write if the node was cordoned before, and removes it when
-	// no maintenance holds the node any more. AnnotationCordonedBy names its owners.
+	// cordons the node, or in a separate write if the node was cordoned before. It removes the
+	// taint when no maintenance holds the node any longer. AnnotationCordonedBy names its owners.
 	TaintHeld = "maintenance.haulout.dev/held"
 
 	// AnnotationLeavesFor is set in the request with which the server creates an Evacuation. Its
-	// value names, for people, the maintenance that the pod leaves for, with its reason. The value
-	// becomes part of the first status.message. The annotation is not stored, and the server
+	// value names, for people, the maintenance for which the pod leaves, and its reason. The value
+	// becomes part of the first status.message. The server does not store the annotation, and
 	// removes it from the requests of other users.
 	AnnotationLeavesFor = "maintenance.haulout.dev/leaves-for"
 
@@ -117,19 +118,18 @@ const (
 )
 
 // NodeConditionAgentReady is True while the node agent of the node can stop and restart static
-// pods. The server asks static pods to leave only on nodes where it is True, and keeps them
-// elsewhere. The node agent sets it with its heartbeats, and sets it to False when it is
-// uninstalled. If the agent has missed three of them, it counts as False, see
-// protocol.HasNodeAgent.
+// pods. The server evacuates static pods only on nodes where it is True, and keeps them elsewhere.
+// The node agent sets it with its heartbeats, and sets it to False when it is uninstalled. If the
+// agent has missed three heartbeats, the condition counts as False, see protocol.HasNodeAgent.
 const NodeConditionAgentReady corev1.NodeConditionType = "maintenance.haulout.dev/NodeAgentReady"
 
 // NodeConditionAgentRunning is True while the node agent of the node runs and delays shutdowns,
-// regardless of whether it can stop static pods. The server only reads that it has heartbeats: an
-// agent of an older version has none.
+// regardless of whether it can stop static pods. The server only reads whether it has heartbeats:
+// an older agent sends none.
 const NodeConditionAgentRunning corev1.NodeConditionType = "maintenance.haulout.dev/NodeAgentRunning"
 
-// The reasons that a node agent gives to its maintenance in spec.reason. Admission accepts no other
-// reason from a node.
+// The reasons that a node agent may set in spec.reason of its maintenance. Admission accepts no
+// other reason from a node.
 const (
 	// ShutdownReason is the reason of a shutdown whose kind is unknown.
 	ShutdownReason = "node shutdown"
@@ -139,8 +139,8 @@ const (
 	ShutdownReasonPowerOff = "node shutdown (poweroff)"
 )
 
-// The conditions of a node that report what maintenances do with it (KEP-4212, "Status"). A node
-// that no maintenance holds has none of them.
+// The conditions of a node that report the effects of maintenances on it (KEP-4212, "Status"). A
+// node that no maintenance holds has none of them.
 const (
 	// NodeConditionMaintenancePlanned is True while a maintenance in stage Idle selects the node.
 	// The server sets it only if configured to.
@@ -149,10 +149,10 @@ const (
 	// the node.
 	NodeConditionMaintenanceInProgress corev1.NodeConditionType = "MaintenanceInProgress"
 	// NodeConditionDrainInProgress is True while a maintenance in stage Drain holds the node and
-	// waits for pods to leave it, and False when it waits for none.
+	// waits for pods to leave it, and False when it no longer waits for pods.
 	NodeConditionDrainInProgress corev1.NodeConditionType = "DrainInProgress"
-	// NodeConditionDrained is True while maintenances in stage Drain hold the node and no pod is
-	// left there that the plan of any of them covers, and False while some are.
+	// NodeConditionDrained is True while maintenances in stage Drain hold the node and it has no
+	// pod that the plan of any of them covers. It is False while the node still has such pods.
 	NodeConditionDrained corev1.NodeConditionType = "Drained"
 )
 
@@ -169,7 +169,7 @@ const (
 	NodeReasonCordon = NodeReasonPrefix + "Cordon"
 	// NodeReasonDrain (MaintenanceInProgress=True): a maintenance in stage Drain holds the node.
 	NodeReasonDrain = NodeReasonPrefix + "Drain"
-	// NodeReasonPodsLeaving (DrainInProgress=True, Drained=False): pods are asked to leave, or may
+	// NodeReasonPodsLeaving (DrainInProgress=True, Drained=False): pods are being evacuated, or may
 	// still be bound to the node.
 	NodeReasonPodsLeaving = NodeReasonPrefix + "PodsLeaving"
 	// NodeReasonPodsReturned (Drained=False): the node was drained; after that, a pod was bound to

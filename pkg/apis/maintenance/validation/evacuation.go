@@ -53,11 +53,11 @@ func validateEvacuationName(evacuation *maintenance.Evacuation) field.ErrorList 
 	canonical, metaPath := protocol.CanonicalName(podRef.Name, podRef.UID), field.NewPath("metadata")
 	if evacuation.GenerateName != "" {
 		return field.ErrorList{field.Invalid(metaPath.Child("generateName"), evacuation.GenerateName,
-			fmt.Sprintf("cannot be used: the name of this pod's evacuation is %q (metadata.name may also be left out)", canonical))}
+			fmt.Sprintf("must not be set: the name of this pod's evacuation is %q (metadata.name may also be omitted)", canonical))}
 	}
 	if evacuation.Name != canonical {
 		return field.ErrorList{field.Invalid(metaPath.Child("name"), evacuation.Name,
-			fmt.Sprintf("the name of this pod's evacuation is %q (metadata.name may also be left out)", canonical))}
+			fmt.Sprintf("the name of this pod's evacuation is %q (metadata.name may also be omitted)", canonical))}
 	}
 	return nil
 }
@@ -72,7 +72,7 @@ func validateEvacuators(list []maintenance.Evacuator, path *field.Path) field.Er
 		switch evacuator.Role {
 		case maintenance.EvacuatorRoleController:
 			if controller != "" {
-				errs = append(errs, field.Invalid(path.Index(i).Child("role"), evacuator.Role, fmt.Sprintf("only one evacuator may have the role, and %s has it", controller)))
+				errs = append(errs, field.Invalid(path.Index(i).Child("role"), evacuator.Role, fmt.Sprintf("only one evacuator may have the role, and %s already has it", controller)))
 			} else {
 				controller = evacuator.EvacuatorClass
 			}
@@ -83,7 +83,7 @@ func validateEvacuators(list []maintenance.Evacuator, path *field.Path) field.Er
 		case "":
 			if evacuator.Priority == v1alpha1.ControllerEvacuatorPriority {
 				errs = append(errs, field.Required(path.Index(i).Child("role"),
-					fmt.Sprintf("priority %d is the controller's: the role is %q", evacuator.Priority, maintenance.EvacuatorRoleController)))
+					fmt.Sprintf("priority %d requires the role %q", evacuator.Priority, maintenance.EvacuatorRoleController)))
 			}
 		}
 	}
@@ -97,7 +97,7 @@ func validateEvacuators(list []maintenance.Evacuator, path *field.Path) field.Er
 }
 
 func reservedMessage(controller string) string {
-	msg := fmt.Sprintf("priorities from %d to %d are reserved for classes that share the parent domain of the controller's",
+	msg := fmt.Sprintf("priorities from %d to %d are reserved for classes that share the parent domain of the controller's class",
 		protocol.LowestReservedPriority, protocol.HighestReservedPriority)
 	if controller == "" {
 		return msg + ", and there is no controller"
@@ -112,7 +112,7 @@ func WarnEvacuation(evacuation *maintenance.Evacuation) []string {
 	if deadline == nil || *deadline >= shortProgressDeadlineSeconds {
 		return nil
 	}
-	return []string{fmt.Sprintf("spec.progressDeadlineSeconds: an evacuator without a heartbeat for %d s is replaced; most report less often", *deadline)}
+	return []string{fmt.Sprintf("spec.progressDeadlineSeconds: an evacuator is replaced after %d s without a heartbeat; most evacuators report less often", *deadline)}
 }
 
 // ValidateEvacuationUpdate checks an update of an Evacuation outside of its status.
@@ -124,10 +124,10 @@ func ValidateEvacuationUpdate(evacuation, old *maintenance.Evacuation) field.Err
 	return errs
 }
 
-// validateAddedFinalizers refuses a finalizer that a write adds and that is not an instigator's: an
-// Evacuation that has one stays stored after its pod is gone, so a quota of pods would not bound
-// the number of Evacuations. Those of the garbage collector may be added to an object that is being
-// deleted. What the object has already may stay; old is nil for a new object.
+// validateAddedFinalizers refuses new finalizers that are not those of instigators: an Evacuation
+// with such a finalizer stays stored after its pod is gone, so a quota of pods would not limit the
+// number of Evacuations. The garbage collector may add its finalizers to an object that is being
+// deleted. Existing finalizers may stay; old is nil for a new object.
 func validateAddedFinalizers(evacuation, old *maintenance.Evacuation) field.ErrorList {
 	var errs field.ErrorList
 	for i, finalizer := range evacuation.Finalizers {
@@ -142,22 +142,22 @@ func validateAddedFinalizers(evacuation, old *maintenance.Evacuation) field.Erro
 	return errs
 }
 
-// IsEvacuationComplete reports whether an Evacuation is over.
+// IsEvacuationComplete reports whether an Evacuation is complete.
 func IsEvacuationComplete(evacuation *maintenance.Evacuation) bool {
 	return apimeta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenance.ConditionComplete)
 }
 
-// Turns are the inputs of the check of a hand-over other than the object.
+// Turns has the additional inputs for the check of a hand-over.
 type Turns struct {
-	// Now is the time that deadlines are compared with. It should come from the clock of the
-	// replica that decides on hand-overs: a timestamp from another replica, whose clock may differ,
-	// then moves a deadline only by that difference.
+	// Now is the time with which deadlines are compared. It should come from the clock of the
+	// replica that decides on hand-overs: then a timestamp from another replica moves a deadline
+	// only by the difference of the clocks.
 	Now time.Time
 	// StartDeadline is the time that an evacuator has for its first report.
 	StartDeadline time.Duration
 }
 
-// ValidateEvacuationStatusUpdate checks an update of the status by any user, the server included.
+// ValidateEvacuationStatusUpdate checks an update of the status by any user, including the server.
 func ValidateEvacuationStatusUpdate(evacuation, old *maintenance.Evacuation, turns Turns) field.ErrorList {
 	path := field.NewPath("status")
 	if IsEvacuationComplete(old) {
@@ -174,8 +174,8 @@ func ValidateEvacuationStatusUpdate(evacuation, old *maintenance.Evacuation, tur
 	return append(errs, validateConditions(evacuation.Status.Conditions, path.Child("conditions"))...)
 }
 
-// validateConditions checks each condition. The library's function for the whole list would report
-// duplicates that the tags also report.
+// validateConditions checks each condition separately. The library's function for the whole list
+// would report duplicates, which the tags report as well.
 func validateConditions(conditions []metav1.Condition, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, condition := range conditions {
@@ -189,12 +189,12 @@ func validateConditions(conditions []metav1.Condition, path *field.Path) field.E
 }
 
 // validateHandOver checks that evacuators become active one by one from the highest priority down,
-// the eviction after all others, and that each stays active until it completes or its deadline
-// passes. The evacuator of Deployments may become active again after the eviction that follows it:
-// it has declined, and the reason for that has ended.
+// and eviction after all others, and that each stays active until it completes or its deadline
+// passes. The evacuator of Deployments may become active again after eviction: it had declined, and
+// the reason for that has ended.
 //
-// An evacuator that waits for the drain to reach the pod has no deadline yet: until then the
-// controller keeps writing its activeEvacuatorSince.
+// An evacuator that waits until the drain reaches the pod has no deadline yet: until then the
+// controller updates its activeEvacuatorSince.
 func validateHandOver(evacuation, old *maintenance.Evacuation, turns Turns, path *field.Path) field.ErrorList {
 	class, oldClass := evacuation.Status.ActiveEvacuatorClass, old.Status.ActiveEvacuatorClass
 	if class == oldClass {
@@ -205,13 +205,13 @@ func validateHandOver(evacuation, old *maintenance.Evacuation, turns Turns, path
 	last := len(order) - 1
 	switch {
 	case class == "":
-		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("cannot be unset: it is %s", oldClass))}
+		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("cannot be unset: the stored value is %s", oldClass))}
 	case to < 0:
 		return field.ErrorList{field.NotSupported(path, class, order)}
 	case isWithdrawn(old):
 		return field.ErrorList{field.Invalid(path, class, "cannot change: the Evacuation was withdrawn")}
 	case oldClass == "" && to != 0:
-		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("must start with the evacuator of the highest priority: %s", order[0]))}
+		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("must begin with the evacuator of the highest priority: %s", order[0]))}
 	case oldClass == "":
 		return nil
 	case from < 0 && to != last:
@@ -234,12 +234,13 @@ func validateHandOver(evacuation, old *maintenance.Evacuation, turns Turns, path
 		oldClass, turn.Since.Add(patience).UTC().Format(time.RFC3339)))}
 }
 
-// isWithdrawn reports whether no instigator asks for the Evacuation any more.
+// isWithdrawn reports whether no instigator requests the Evacuation any longer.
 func isWithdrawn(evacuation *maintenance.Evacuation) bool {
 	return evacuation.DeletionTimestamp != nil || !protocol.HasInstigator(evacuation.Finalizers)
 }
 
-// evacuatorOrder returns the classes in the order in which they become active, the eviction last.
+// evacuatorOrder returns the classes in the order in which they become active; eviction is the
+// last.
 func evacuatorOrder(list []maintenance.Evacuator) []string {
 	sorted := slices.Clone(list)
 	protocol.SortInternal(sorted)
@@ -250,8 +251,7 @@ func evacuatorOrder(list []maintenance.Evacuator) []string {
 	return append(order, v1alpha1.EvacuatorClassEviction)
 }
 
-// validateCancellationPolicy refuses Forbid once the Evacuation is withdrawn, and across a
-// hand-over.
+// validateCancellationPolicy refuses Forbid once the Evacuation is withdrawn, and in a hand-over.
 func validateCancellationPolicy(evacuation, old *maintenance.Evacuation, path *field.Path) field.ErrorList {
 	const forbid = maintenance.EvacuationCancellationPolicyForbid
 	if evacuation.Status.EvacuationCancellationPolicy != forbid {
@@ -263,7 +263,7 @@ func validateCancellationPolicy(evacuation, old *maintenance.Evacuation, path *f
 	case old.Status.EvacuationCancellationPolicy == forbid:
 		return nil
 	case !isEvacuator(old, evacuation.Status.ActiveEvacuatorClass):
-		return field.ErrorList{field.Invalid(path, forbid, "only an active evacuator may set it, and eviction is active")}
+		return field.ErrorList{field.Invalid(path, forbid, "only an active evacuator may set it, but eviction is active")}
 	case old.DeletionTimestamp != nil:
 		return field.ErrorList{field.Invalid(path, forbid, "cannot be set: the Evacuation is being deleted")}
 	case !protocol.HasInstigator(old.Finalizers):
@@ -276,23 +276,24 @@ func isEvacuator(evacuation *maintenance.Evacuation, class string) bool {
 	return slices.ContainsFunc(evacuation.Spec.Evacuators, func(e maintenance.Evacuator) bool { return e.EvacuatorClass == class })
 }
 
-// ValidateEvacuationReport checks an update of the status by a user other than the server, which is
-// the report of an evacuator: it has to be active and may only write the fields of a report.
+// ValidateEvacuationReport checks an update of the status by a user other than the server. Such an
+// update is the report of an evacuator, which has to be active and may only write the fields of a
+// report.
 func ValidateEvacuationReport(evacuation, old *maintenance.Evacuation) field.ErrorList {
 	path := field.NewPath("status")
 	classPath := path.Child("activeEvacuatorClass")
 	status, oldStatus := evacuation.Status, old.Status
 	switch active := oldStatus.ActiveEvacuatorClass; {
 	case IsEvacuationComplete(old):
-		// The rules for all writers report this.
+		// The rules for all writers report this error.
 		return nil
 	case active == "":
 		return field.ErrorList{field.Forbidden(path, "no evacuator is active yet")}
 	case active == v1alpha1.EvacuatorClassEviction:
-		return field.ErrorList{field.Forbidden(path, "no evacuator is active any more; only the server reports on the eviction")}
+		return field.ErrorList{field.Forbidden(path, "no evacuator is active any longer; only the server reports on the eviction")}
 	case status.ActiveEvacuatorClass != active:
 		return field.ErrorList{field.Invalid(classPath, status.ActiveEvacuatorClass,
-			fmt.Sprintf("%s is active, and only the server may change that", active))}
+			fmt.Sprintf("%s is active, and only the server may change the active evacuator", active))}
 	}
 	var errs field.ErrorList
 	const serverOnly = "only the server can write it; an evacuator reports activeEvacuatorCompleted, " +

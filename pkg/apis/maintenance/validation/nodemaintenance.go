@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package validation checks the rules that the validation tags of the API types cannot express. The
-// API server also enforces the tags, so rules that they express (required fields, enumerations,
-// ranges, lengths of single values) are not repeated here: errors would be reported twice.
+// API server also enforces the tags, so this package does not repeat their rules (required fields,
+// enumerations, ranges, lengths of single values): each error would be reported twice.
 package validation
 
 import (
@@ -41,7 +41,7 @@ func ValidateNodeMaintenance(nm *maintenance.NodeMaintenance) field.ErrorList {
 	return append(errs, validateDrainPlan(nm.Spec.DrainPlan, spec.Child("drainPlan"))...)
 }
 
-// ValidateNodeMaintenanceUpdate validates a change of a NodeMaintenance by its main resource.
+// ValidateNodeMaintenanceUpdate validates a change of a NodeMaintenance through its main resource.
 func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.ErrorList {
 	var errs field.ErrorList
 	spec := field.NewPath("spec")
@@ -60,7 +60,7 @@ func ValidateNodeMaintenanceUpdate(nm, old *maintenance.NodeMaintenance) field.E
 	if !SameDrainPlan(nm.Spec.DrainPlan, old.Spec.DrainPlan) {
 		// Omit the value: the name of the field is clearer than two whole plans in a message.
 		errs = append(errs, field.Invalid(spec.Child("drainPlan"), field.OmitValueType{},
-			"is immutable; leave it out or repeat the plan that the maintenance was created with").WithOrigin("immutable"))
+			"is immutable; omit the field or repeat the plan with which the maintenance was created").WithOrigin("immutable"))
 	}
 	return errs
 }
@@ -86,7 +86,7 @@ func validateStageChange(nm, old *maintenance.NodeMaintenance, path *field.Path)
 	}
 	next, known := transitions[from]
 	if !known {
-		// A newer server has stored it, and this one cannot tell what may follow but the end.
+		// A newer server stored this stage. Only Complete can certainly follow it.
 		next = []maintenance.NodeMaintenanceStage{maintenance.NodeMaintenanceStageComplete}
 	}
 	if slices.Contains(next, to) {
@@ -113,7 +113,7 @@ func validateNodeSelector(selector *corev1.NodeSelector, path *field.Path) field
 	}
 	errs := validateSelectorSize(selector, path)
 	if len(errs) > 0 {
-		// Errors for each of so many requirements would add up to megabytes.
+		// Stop here: an error for each of so many requirements would take megabytes.
 		return errs
 	}
 	for i, term := range selector.NodeSelectorTerms {
@@ -138,7 +138,7 @@ func validateTriedTerms(selector *corev1.NodeSelector, path *field.Path) field.E
 		return nil
 	}
 	err := field.TooMany(path, tried, nodeterms.MaxTried)
-	err.Detail += " terms that are tried on every node; give the others a requirement with the operator In and values of their own"
+	err.Detail += " terms that are tried on every node; add a requirement with the operator In and different values to each of the others"
 	return field.ErrorList{err}
 }
 
@@ -147,7 +147,7 @@ func validateSelectorSize(selector *corev1.NodeSelector, path *field.Path) field
 	requirements, values := 0, 0
 	for i := range selector.NodeSelectorTerms {
 		term := &selector.NodeSelectorTerms[i]
-		// Count an empty term, which is also refused, as one requirement.
+		// Count an empty term, which is refused as well, as one requirement.
 		requirements += max(len(term.MatchExpressions)+len(term.MatchFields), 1)
 		for _, r := range slices.Concat(term.MatchExpressions, term.MatchFields) {
 			values += len(r.Values)
@@ -224,7 +224,7 @@ func planKeys(plan []maintenance.DrainPlanEntry) []planorder.Key {
 	return keys
 }
 
-// describeEntry returns a short description of an entry: defaulting may have inserted entries
+// describeEntry returns a short description of an entry. Defaulting may have inserted entries
 // before it, so the index alone would be misleading.
 func describeEntry(e *maintenance.DrainPlanEntry) string {
 	text := fmt.Sprintf("%s %d", e.PodType, e.PodPriority)

@@ -23,9 +23,9 @@ var (
 	fieldOperators = []corev1.NodeSelectorOperator{corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn}
 )
 
-// validateLabelRequirement is as strict as the matcher of component-helpers, which ignores the
-// whole term if it cannot parse one requirement. An error about an invalid label value has its
-// index.
+// validateLabelRequirement is as strict as the matcher of component-helpers, which ignores a whole
+// term if it cannot parse one requirement. An error about a label value names the index of the
+// value.
 func validateLabelRequirement(r corev1.NodeSelectorRequirement, path *field.Path) field.ErrorList {
 	errs := metav1validation.ValidateLabelName(r.Key, path.Child("key"))
 	values := path.Child("values")
@@ -57,7 +57,7 @@ func validateLabelRequirement(r corev1.NodeSelectorRequirement, path *field.Path
 	return errs
 }
 
-// validateFieldRequirement allows only metadata.name, the one field that can select nodes.
+// validateFieldRequirement allows only metadata.name, the only field that can select nodes.
 func validateFieldRequirement(r corev1.NodeSelectorRequirement, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if r.Key != metav1.ObjectNameField {
@@ -68,7 +68,7 @@ func validateFieldRequirement(r corev1.NodeSelectorRequirement, path *field.Path
 	}
 	values := path.Child("values")
 	if len(r.Values) != 1 {
-		return append(errs, field.Invalid(values, r.Values, "exactly one value is required; add a term for each further node"))
+		return append(errs, field.Invalid(values, r.Values, "exactly one value is required; add one term for each additional node"))
 	}
 	if r.Key == metav1.ObjectNameField {
 		for _, message := range apivalidation.NameIsDNSSubdomain(r.Values[0], false) {

@@ -17,7 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
 )
 
-// ValidateNodeMaintenanceStatusUpdate validates a change of a NodeMaintenance by its status
+// ValidateNodeMaintenanceStatusUpdate validates a change of a NodeMaintenance through its status
 // subresource.
 func ValidateNodeMaintenanceStatusUpdate(nm, old *maintenance.NodeMaintenance) field.ErrorList {
 	path := field.NewPath("status")
@@ -31,13 +31,13 @@ func ValidateNodeMaintenanceStatusUpdate(nm, old *maintenance.NodeMaintenance) f
 	return errs
 }
 
-// validateTimes protects the timestamps that later decisions depend on.
+// validateTimes protects the timestamps on which later decisions depend.
 func validateTimes(status, old *maintenance.NodeMaintenanceStatus, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if newest := old.NewestNodeTimestamp; newest != nil && !newest.Equal(status.NewestNodeTimestamp) {
-		// Otherwise a new node could join, or a node that joined could be released.
+		// A change could make a new node join, or release a node that has joined.
 		errs = append(errs, field.Invalid(path.Child("newestNodeTimestamp"), status.NewestNodeTimestamp,
-			fmt.Sprintf("may not change once set: it is %s", newest.UTC().Format(time.RFC3339))))
+			fmt.Sprintf("may not change once set: the stored value is %s", newest.UTC().Format(time.RFC3339))))
 	}
 	if last := old.LastProgressTimestamp; last != nil &&
 		(status.LastProgressTimestamp == nil || status.LastProgressTimestamp.Before(last)) {
@@ -47,7 +47,7 @@ func validateTimes(status, old *maintenance.NodeMaintenanceStatus, path *field.P
 	return errs
 }
 
-// validateWaves checks that each wave is one of an entry of the plan, in the order of the entries.
+// validateWaves checks that the waves refer to entries of the plan, in the order of the entries.
 func validateWaves(nm *maintenance.NodeMaintenance, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	last, entries := int32(-1), int32(len(nm.Spec.DrainPlan))
@@ -55,7 +55,7 @@ func validateWaves(nm *maintenance.NodeMaintenance, path *field.Path) field.Erro
 		entry := nm.Status.Waves[i].Entry
 		if entry <= last || entry >= entries {
 			errs = append(errs, field.Invalid(path.Index(i).Child("entry"), entry,
-				fmt.Sprintf("must be the index of one of the %d entries of spec.drainPlan, and after that of the wave before", entries)))
+				fmt.Sprintf("must be the index of one of the %d entries of spec.drainPlan, greater than the index of the previous wave", entries)))
 		}
 		last = max(last, entry)
 	}
@@ -65,7 +65,7 @@ func validateWaves(nm *maintenance.NodeMaintenance, path *field.Path) field.Erro
 func validateStageStatuses(statuses, old []maintenance.StageStatus, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(statuses) < len(old) || !apiequality.Semantic.DeepEqual(statuses[:len(old)], old) {
-		errs = append(errs, field.Invalid(path, field.OmitValueType{}, fmt.Sprintf("may only grow: the first %d entries must stay as they are", len(old))))
+		errs = append(errs, field.Invalid(path, field.OmitValueType{}, fmt.Sprintf("may only grow: the first %d entries must not change", len(old))))
 	}
 	seen := map[maintenance.NodeMaintenanceStage]bool{}
 	for i, status := range statuses {
@@ -74,7 +74,7 @@ func validateStageStatuses(statuses, old []maintenance.StageStatus, path *field.
 		}
 		seen[status.Name] = true
 		if status.StartTimestamp.IsZero() {
-			errs = append(errs, field.Required(path.Index(i).Child("startTimestamp"), "is the time at which the stage was entered"))
+			errs = append(errs, field.Required(path.Index(i).Child("startTimestamp"), "must be the time at which the stage was entered"))
 		}
 	}
 	return errs
@@ -97,12 +97,12 @@ func validateNodeStatuses(nm *maintenance.NodeMaintenance, old []maintenance.Nod
 		seen[name] = true
 		previous := before[status.NodeRef]
 		if nm.Spec.Stage == maintenance.NodeMaintenanceStageComplete && len(status.DrainTargets) == 0 {
-			// The targets of a released node are not needed any more.
+			// The targets of a released node are no longer needed.
 			continue
 		}
 		if previous != nil && slices.EqualFunc(status.DrainTargets, previous.DrainTargets, sameTarget) {
-			// Every write passes thousands of nodes through here, so skip unchanged targets: they
-			// were validated when they were written.
+			// Skip unchanged targets, which were validated when they were written: every write
+			// checks thousands of nodes.
 			continue
 		}
 		if previous == nil && name != "" {
@@ -142,14 +142,14 @@ func validateDrainTargets(targets []maintenance.DrainPlanEntry, previous *mainte
 		target := &previous.DrainTargets[i]
 		if !covers(highest, target) {
 			errs = append(errs, field.Invalid(path, field.OmitValueType{},
-				fmt.Sprintf("must still cover what it covered before for node %s: %s", previous.NodeRef.Name, describeEntry(target))))
+				fmt.Sprintf("must still cover the stored target of node %s: %s", previous.NodeRef.Name, describeEntry(target))))
 		}
 	}
 	return errs
 }
 
-// covers reports whether the current targets include every pod of a target: one of them has the
-// same type and at least the same priority, with the same selector or none.
+// covers reports whether the current targets include every pod of an earlier target: one of them
+// has the same type and at least the same priority, and the same selector or none.
 func covers(highest map[targetKey]int32, target *maintenance.DrainPlanEntry) bool {
 	for _, selector := range []string{"", planorder.CanonicalSelector(target.PodSelector)} {
 		if priority, ok := highest[targetKey{target.PodType, selector}]; ok && priority >= target.PodPriority {

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package wording shapes the messages of statuses, conditions and events.
+// Package wording formats the messages of statuses, conditions and events.
 package wording
 
 import (
@@ -17,12 +17,12 @@ func Cut(text string, limit int) string {
 	return strings.ToValidUTF8(text[:limit], "")
 }
 
-// Sentence returns a text with one full stop at its end.
+// Sentence returns a text that ends with exactly one full stop.
 func Sentence(text string) string {
 	return strings.TrimRight(text, ". ") + "."
 }
 
-// StaticPodsKept tells how many static pods a drain keeps.
+// StaticPodsKept returns a phrase with the number of static pods that a drain keeps.
 func StaticPodsKept(n int) string {
 	if n == 1 {
 		return "1 static pod keeps running until the machine goes down"
