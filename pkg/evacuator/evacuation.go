@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// beatsPerDeadline is the number of heartbeats within the deadline: some may get lost.
+	// beatsPerDeadline is the number of heartbeats within the deadline: some may be lost.
 	beatsPerDeadline = 4
 	// longestBeat is the maximum time between two heartbeats, so that users see that the evacuation
 	// is in progress.
@@ -78,7 +78,7 @@ func newEvacuation(ctx context.Context, v *Evacuator, object *v1alpha1.Evacuatio
 	return e
 }
 
-// endOf returns why a class must not work on an Evacuation any more; nil if it may.
+// endOf returns why a class must not continue to work on an Evacuation; nil if it may.
 func endOf(object *v1alpha1.Evacuation, class string) error {
 	status := &object.Status
 	switch {
@@ -97,7 +97,7 @@ func endOf(object *v1alpha1.Evacuation, class string) error {
 	return nil
 }
 
-// Object returns the last known state of the Evacuation. It must not be changed.
+// Object returns the last known state of the Evacuation. Do not change it.
 func (e *Evacuation) Object() *v1alpha1.Evacuation {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -180,7 +180,7 @@ func (e *Evacuation) work() {
 	if err != nil {
 		status["message"] = wording.Cut(e.evacuator.Class+" gives up: "+err.Error(), protocol.MaxMessage)
 	}
-	logger.Info("Evacuation ends, and the pod still exists", "error", err)
+	logger.Info("Evacuation ends, but the pod still exists", "error", err)
 	e.persist(func() error { return e.write(e.ctx, status) })
 }
 
@@ -194,7 +194,7 @@ func (e *Evacuation) beat(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-e.reported:
-			// A report was a heartbeat.
+			// The report was a heartbeat.
 			timer.Reset(interval)
 			continue
 		case <-timer.C():
@@ -219,8 +219,8 @@ func (e *Evacuation) interval() time.Duration {
 	return min(deadline/beatsPerDeadline, longestBeat)
 }
 
-// write changes the status, on the condition that this class is active on this object. If it is
-// not, the handler's context ends. Every write is a heartbeat, even without a change.
+// write changes the status, provided that this class is active on this object. Otherwise the
+// handler's context ends. Every write is a heartbeat, even without a change.
 func (e *Evacuation) write(ctx context.Context, status map[string]any) error {
 	if cause := context.Cause(e.ctx); cause != nil {
 		return cause
@@ -253,7 +253,8 @@ func (e *Evacuation) refresh(ctx context.Context) error {
 	object, err := e.evacuator.Client.MaintenanceV1alpha1().Evacuations(e.Namespace).Get(ctx, e.name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err) || err == nil && object.UID != e.uid:
-		// An Evacuation whose pod has left is kept for a while, so this one was withdrawn.
+		// The server keeps an Evacuation for a while after its pod has left, so this one was
+		// withdrawn.
 		e.end(ErrCancelled)
 	case err != nil:
 		return err
@@ -284,7 +285,7 @@ func (e *Evacuation) persist(try func() error) {
 	}
 }
 
-// timeOf returns the value of a time in a patch, nil for the zero time.
+// timeOf returns the value of a time in a patch; nil for the zero time.
 func timeOf(t time.Time) any {
 	if t.IsZero() {
 		return nil

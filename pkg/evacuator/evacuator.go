@@ -46,8 +46,8 @@ var (
 	// ErrCancelled: no instigator requests the evacuation any more. The pod stays, and the handler
 	// has to undo its work.
 	ErrCancelled = errors.New("the evacuation was cancelled")
-	// ErrTurnLost: another evacuator is active, because this one sent no heartbeat for too long. It
-	// must not change the pod any more.
+	// ErrTurnLost: another evacuator is active, because this one sent no heartbeat for too long.
+	// The handler must not change the pod any longer.
 	ErrTurnLost = errors.New("another evacuator is active")
 )
 
@@ -76,10 +76,10 @@ type Config struct {
 	// NodeName limits the evacuator to the pods of one node, for a program that runs on each node;
 	// empty means all nodes.
 	NodeName string
-	// HandlerReportsFirst: the library writes nothing before the handler's first Report. It is for
-	// a handler that may have to leave an Evacuation alone. Without it, the library reports
-	// immediately that the evacuator runs; with it, the next evacuator becomes active if the
-	// handler does not report within the server's --evacuator-start-deadline.
+	// HandlerReportsFirst makes the library write nothing before the handler's first Report. It is
+	// for a handler that may ignore an Evacuation. Without it, the library reports immediately that
+	// the evacuator runs; with it, the next evacuator becomes active if the handler does not report
+	// within the server's --evacuator-start-deadline.
 	HandlerReportsFirst bool
 	// Clock is the clock; nil means the real one.
 	Clock clock.Clock
@@ -101,8 +101,8 @@ type Evacuator struct {
 	mu sync.Mutex
 	// working are the evacuations whose handler runs, or whose result is not reported yet.
 	working map[types.UID]*Evacuation
-	// done are the evacuations that this process has ended and for which the cache still has the
-	// class as active.
+	// done are the evacuations that this process has ended while the cache still shows the class as
+	// active.
 	done     map[types.UID]struct{}
 	handlers sync.WaitGroup
 }
@@ -203,7 +203,8 @@ func (v *Evacuator) gone(ctx context.Context, obj any) {
 	delete(v.done, object.UID)
 	v.mu.Unlock()
 	if e != nil && ctx.Err() == nil {
-		// Not synchronously: it asks the API server, and the informer must not wait for that.
+		// Call it asynchronously: it sends a request to the API server, and the informer must not
+		// wait for that.
 		v.handlers.Go(e.refreshUntilKnown)
 	}
 }

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package files replaces and moves files so that a crash of the program or of the machine leaves
-// the old file or the new one, and never a part of it.
+// Package files replaces and moves files atomically: after a crash of the program or the machine,
+// the path has either the complete old file or the complete new file.
 package files
 
 import (
@@ -14,14 +14,14 @@ import (
 	"path/filepath"
 )
 
-// Temporary returns where Replace writes the content of a file before it renames it. The path is
-// fixed, so that crashes leave at most one partial file behind. Programs that read all files of a
-// folder with some extension ignore it.
+// Temporary returns the path to which Replace writes the content before it renames the file. The
+// path is fixed, so that crashes leave at most one partial file. Programs that read all files with
+// a certain extension ignore it.
 func Temporary(name string) string {
 	return filepath.Join(filepath.Dir(name), "."+filepath.Base(name)+".tmp")
 }
 
-// Replace replaces a file, or creates it and the folders above it. If it fails, the old file stays.
+// Replace replaces a file, or creates it and its parent folders. If it fails, the old file stays.
 // Only one process at a time may replace a file in this way.
 func Replace(name string, content io.Reader, mode fs.FileMode) error {
 	if err := makeFolder(name, mode); err != nil {
@@ -47,24 +47,24 @@ func ReplaceShared(name string, content io.Reader, mode fs.FileMode) error {
 	return finish(fill(file, content), file.Name(), name)
 }
 
-// makeFolder creates the folder of a file. Users who may read the file may enter the folder.
+// makeFolder creates the folder of a file. Users who may read the file may also enter the folder.
 func makeFolder(name string, mode fs.FileMode) error {
 	return os.MkdirAll(filepath.Dir(name), 0o700|mode|(mode&0o444)>>2)
 }
 
-// finish renames a temporary file that was written, or removes one that was not.
+// finish renames a completely written temporary file, or removes an incomplete one.
 func finish(err error, temporary, name string) error {
 	if err == nil {
 		err = Rename(temporary, name)
 	}
 	if err != nil {
-		_ = os.Remove(temporary) // gives the space back
+		_ = os.Remove(temporary) // frees the space
 		return err
 	}
 	return SyncFolder(filepath.Dir(name))
 }
 
-// Write writes a file to the disk. A failure may leave a part of it.
+// Write writes a file and syncs it to the disk. A failure may leave a partial file.
 func Write(name string, content io.Reader, mode fs.FileMode) error {
 	file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
 	if err != nil {
@@ -81,8 +81,8 @@ func fill(file *os.File, content io.Reader) error {
 	return errors.Join(err, file.Close())
 }
 
-// RenameUnused renames a file to a path, or to the path with a number if that is in use, and
-// returns where the file is.
+// RenameUnused renames a file to a path, to which it adds a number if the path is in use. It
+// returns the new path.
 func RenameUnused(from, to string) (string, error) {
 	target := to
 	for n := 2; ; n++ {
@@ -94,7 +94,7 @@ func RenameUnused(from, to string) (string, error) {
 	}
 }
 
-// Remove removes files, if they exist.
+// Remove removes files. It ignores files that do not exist.
 func Remove(names ...string) error {
 	for _, name := range names {
 		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -15,14 +15,15 @@ import (
 // ErrCrossDevice is the error of a rename to another mount.
 const ErrCrossDevice = unix.EXDEV
 
-// Rename renames a file and replaces the target. SyncFolder writes the rename to the disk.
+// Rename renames a file and replaces an existing target. Call SyncFolder to sync the rename to the
+// disk.
 func Rename(from, to string) error { return os.Rename(from, to) }
 
-// RenameNew renames a file; an existing target is the error fs.ErrExist.
+// RenameNew renames a file; if the target exists, it returns fs.ErrExist.
 func RenameNew(from, to string) error {
 	err := renameNew(from, to)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) {
-		// The file system does not support it.
+		// The file system does not support this call.
 		if _, missing := os.Lstat(to); missing != nil {
 			return os.Rename(from, to)
 		}
@@ -34,7 +35,7 @@ func RenameNew(from, to string) error {
 	return nil
 }
 
-// SyncFolder writes the names in a folder to the disk.
+// SyncFolder syncs the entries of a folder to the disk.
 func SyncFolder(dir string) error {
 	folder, err := os.Open(dir)
 	if err != nil {

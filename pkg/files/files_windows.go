@@ -12,12 +12,12 @@ import (
 // ErrCrossDevice is the error of a rename to another volume.
 const ErrCrossDevice = windows.ERROR_NOT_SAME_DEVICE
 
-// Rename renames a file, replaces the target, and returns when the rename is on the disk.
+// Rename renames a file and replaces an existing target. It returns when the rename is on the disk.
 func Rename(from, to string) error {
 	return move(from, to, windows.MOVEFILE_REPLACE_EXISTING|windows.MOVEFILE_WRITE_THROUGH)
 }
 
-// RenameNew renames a file; an existing target is the error fs.ErrExist.
+// RenameNew renames a file; if the target exists, it returns fs.ErrExist.
 func RenameNew(from, to string) error { return move(from, to, windows.MOVEFILE_WRITE_THROUGH) }
 
 func move(from, to string, flags uint32) error {
@@ -35,8 +35,8 @@ func move(from, to string, flags uint32) error {
 	return nil
 }
 
-// SyncFolder does nothing: the functions that rename write that through, and a folder cannot be
-// synced.
+// SyncFolder does nothing: the rename functions write through to the disk, and Windows cannot sync
+// a folder.
 func SyncFolder(string) error { return nil }
 
 // Lock locks a file until it is closed, and waits while another process has locked it.

@@ -10,12 +10,12 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// nodeUserPrefix is followed by the name of the node in the user name of a kubelet.
+// nodeUserPrefix is the prefix of a kubelet's user name; the name of the node follows it.
 const nodeUserPrefix = "system:node:"
 
-// NodeOf returns the name of the node whose kubelet, or node agent, a user is, and false for any
-// other user. The user name alone is not enough: only the group is reserved for credentials that
-// the cluster has issued to a node.
+// NodeOf returns the node of a user that is a kubelet or a node agent, and false for any other
+// user. The user name alone is not enough: only the group is reserved for credentials that the
+// cluster has issued to nodes.
 func NodeOf(u user.Info) (name string, ok bool) {
 	if u == nil || !slices.Contains(u.GetGroups(), user.NodesGroup) {
 		return "", false

@@ -16,10 +16,10 @@ import (
 // GarbageCollector is the user name of the garbage collector of the host cluster.
 const GarbageCollector = "system:serviceaccount:kube-system:generic-garbage-collector"
 
-// Server recognizes the user of the server's own controllers. The name is not enough: a cluster
-// administrator could impersonate it, and the kube-apiserver in front of us uses the same one. The
-// user's UID is random, is generated when the server starts and never leaves the process, so it is
-// compared. The zero value recognizes no user.
+// Server recognizes the user of the server's own controllers. It compares the UID, which is random,
+// is generated when the server starts, and never leaves the process. The name is not enough: a
+// cluster administrator could impersonate it, and the kube-apiserver in front of this server uses
+// the same name. The zero value recognizes no user.
 type Server struct {
 	self atomic.Pointer[user.DefaultInfo]
 }
@@ -36,13 +36,13 @@ func (s *Server) Learn(auth authenticator.Request, loopbackToken string) error {
 		return fmt.Errorf("authenticate the loopback token: %w", err)
 	}
 	if !ok || resp.User.GetUID() == "" {
-		return fmt.Errorf("authenticate the loopback token: it does not authenticate a user, or the user has no UID")
+		return fmt.Errorf("authenticate the loopback token: the token has no user, or the user has no UID")
 	}
 	s.Set(&user.DefaultInfo{Name: resp.User.GetName(), UID: resp.User.GetUID(), Groups: resp.User.GetGroups()})
 	return nil
 }
 
-// Set makes u the server's own user; tests use it in place of Learn.
+// Set makes u the server's own user, for tests without a loopback token.
 func (s *Server) Set(u *user.DefaultInfo) {
 	s.self.Store(u)
 }

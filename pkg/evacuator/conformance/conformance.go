@@ -34,9 +34,9 @@ const (
 	priorityBefore, priority, priorityAfter = "30000", "20000", "15000"
 )
 
-// ErrUnexamined is the error of a check that the evacuator neither failed nor passed: the
-// evacuation was over before the check could withdraw it. Let NewPod return pods that take longer
-// to leave, or review the code of the evacuator.
+// ErrUnexamined is the error of a check without a result: the evacuation was over before the check
+// could withdraw it. Make NewPod return pods that take longer to leave, or review the code of the
+// evacuator.
 var ErrUnexamined = errors.New("the behaviour after a withdrawal could not be examined")
 
 // Config has the dependencies and options of the checks.
@@ -112,7 +112,7 @@ type subject struct {
 
 	name string
 	pod  *corev1.Pod
-	// asked is the Evacuation as it was created.
+	// asked is the Evacuation in the state after its creation.
 	asked *v1alpha1.Evacuation
 }
 
@@ -134,7 +134,7 @@ func (s *subject) start(ctx context.Context, priorities map[string]string) error
 	})
 }
 
-// ask creates an Evacuation of the pod.
+// ask creates an Evacuation for the pod.
 func (s *subject) ask(ctx context.Context) error {
 	var err error
 	s.asked, err = s.Maintenance.MaintenanceV1alpha1().Evacuations(s.Namespace).Create(ctx, &v1alpha1.Evacuation{
@@ -171,10 +171,10 @@ func (s *subject) remove(ctx context.Context) error {
 	return errors.Join(err, deleteErr)
 }
 
-// follow calls see for each state of the Evacuation since its creation, with nil after its
+// follow calls see for each state of the Evacuation since its creation, and with nil after its
 // deletion, until see returns true.
 func (s *subject) follow(ctx context.Context, limit time.Duration, what string, see func(*v1alpha1.Evacuation) (enough bool, err error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s it did not happen that %s", limit, what))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s this did not happen: %s", limit, what))
 	defer cancel()
 	w, err := s.Maintenance.MaintenanceV1alpha1().Evacuations(s.Namespace).Watch(ctx, metav1.ListOptions{
 		FieldSelector: "metadata.name=" + s.asked.Name, ResourceVersion: s.asked.ResourceVersion,
@@ -210,7 +210,7 @@ func (s *subject) follow(ctx context.Context, limit time.Duration, what string, 
 
 // poll waits for a condition that can only be polled.
 func (s *subject) poll(ctx context.Context, limit time.Duration, what string, condition func(context.Context) (bool, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s it did not happen that %s", limit, what))
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("within %s this did not happen: %s", limit, what))
 	defer cancel()
 	for {
 		if ok, err := condition(ctx); ok || err != nil {
@@ -228,15 +228,15 @@ func (s *subject) poll(ctx context.Context, limit time.Duration, what string, co
 func (s *subject) stays(ctx context.Context) error {
 	quiet, cancel := context.WithTimeout(ctx, s.Quiet)
 	defer cancel()
-	// The quiet time ends the poll, not the limit: if both ended at the same time, either might be
-	// seen first.
-	err := s.poll(quiet, 2*s.Quiet, "the pod is left alone", func(ctx context.Context) (bool, error) {
+	// Let the quiet time end the poll, not the limit: if both ended at the same time, either could
+	// win.
+	err := s.poll(quiet, 2*s.Quiet, "the pod is not stopped", func(ctx context.Context) (bool, error) {
 		pod, err := s.Kube.CoreV1().Pods(s.Namespace).Get(ctx, s.name, metav1.GetOptions{})
 		switch {
 		case ctx.Err() != nil:
 			return false, nil
 		case apierrors.IsNotFound(err), err == nil && (pod.UID != s.pod.UID || pod.DeletionTimestamp != nil):
-			return false, errors.New("the pod was asked to stop")
+			return false, errors.New("the pod was stopped")
 		}
 		return false, err
 	})
@@ -252,7 +252,7 @@ func (s *subject) departs(ctx context.Context) error {
 	return s.follow(ctx, s.Patience, "the evacuator ends the evacuation", func(e *v1alpha1.Evacuation) (bool, error) {
 		switch {
 		case e == nil:
-			return false, errors.New("the Evacuation is gone before the pod has left")
+			return false, errors.New("the Evacuation was deleted before the pod left")
 		case isComplete(e):
 			return true, nil
 		case e.Status.ActiveEvacuatorClass == "":
@@ -286,15 +286,15 @@ func takesAway(ctx context.Context, s *subject) error {
 	return s.departs(ctx)
 }
 
-// beginning is how an evacuator has started its work on a pod.
+// beginning is the state of an evacuator after it has started its work on a pod.
 type beginning int
 
 const (
-	// It has reported, and the evacuation can be withdrawn.
+	// The evacuator has reported, and the evacuation can be withdrawn.
 	_ beginning = iota
-	// forbidden: it has forbidden the cancellation.
+	// forbidden: the evacuator has forbidden the cancellation.
 	forbidden
-	// over: it had finished before the evacuation could be withdrawn.
+	// over: the evacuator finished before the evacuation could be withdrawn.
 	over
 )
 
@@ -329,7 +329,7 @@ func (s *subject) begins(ctx context.Context) (how beginning, err error) {
 	wasActive := s.asked.Status.ActiveEvacuatorClass == s.Class
 	err = s.follow(ctx, s.Patience, "the evacuator reports", func(e *v1alpha1.Evacuation) (bool, error) {
 		if e == nil {
-			return false, errors.New("the Evacuation is gone before the evacuator has reported")
+			return false, errors.New("the Evacuation was deleted before the evacuator reported")
 		}
 		status := &e.Status
 		switch isActive := status.ActiveEvacuatorClass == s.Class; {
@@ -350,15 +350,15 @@ func (s *subject) begins(ctx context.Context) (how beginning, err error) {
 	return how, err
 }
 
-// makesWay checks that the pod of a withdrawn Evacuation stays, and leaves when it is requested
-// again.
+// makesWay checks that the pod of a withdrawn Evacuation stays, and that it leaves after a new
+// request.
 func (s *subject) makesWay(ctx context.Context) error {
 	ended := false
 	goes := func(e *v1alpha1.Evacuation) (bool, error) {
 		ended = e != nil && isComplete(e)
 		return e == nil || ended, nil
 	}
-	if err := s.follow(ctx, s.Patience, "the Evacuation that was cancelled is gone", goes); err != nil {
+	if err := s.follow(ctx, s.Patience, "the cancelled Evacuation is deleted", goes); err != nil {
 		return err
 	}
 	if ended {
@@ -374,14 +374,14 @@ func (s *subject) makesWay(ctx context.Context) error {
 }
 
 // endsAlthoughWithdrawn checks that an evacuator that forbids the cancellation finishes the
-// evacuation. Its behaviour at a cancellation cannot be observed.
+// evacuation. Such an evacuator cannot be checked for its behaviour after a cancellation.
 func (s *subject) endsAlthoughWithdrawn(ctx context.Context) error {
 	if err := s.withdraw(ctx); err != nil {
 		return err
 	}
 	ends := func(e *v1alpha1.Evacuation) (bool, error) {
 		if e == nil {
-			return false, errors.New("the Evacuation is gone before it has come to an end")
+			return false, errors.New("the Evacuation was deleted before it was complete")
 		}
 		return isComplete(e), nil
 	}
@@ -392,7 +392,7 @@ func (s *subject) endsAlthoughWithdrawn(ctx context.Context) error {
 	return fmt.Errorf("it forbids cancellation with its first report: %w", ErrUnexamined)
 }
 
-// isCalledOffImmediately withdraws the evacuation of another pod right after its creation.
+// isCalledOffImmediately withdraws the evacuation of another pod immediately after its creation.
 func (s *subject) isCalledOffImmediately(ctx context.Context) (err error) {
 	next := &subject{Config: s.Config, name: s.name + "-next"}
 	defer func() { err = errors.Join(err, next.remove(context.WithoutCancel(ctx))) }()

@@ -147,7 +147,7 @@ func TestCalledOff(t *testing.T) {
 				t.remove()
 			}
 		}},
-		"one that goes on fails": {says: "the pod was asked to stop", evacuate: func(_ context.Context, t *task) {
+		"one that goes on fails": {says: "the pod was stopped", evacuate: func(_ context.Context, t *task) {
 			t.report()
 			time.AfterFunc(5*time.Second, t.remove)
 		}},
@@ -157,7 +157,7 @@ func TestCalledOff(t *testing.T) {
 			}
 		}},
 		"a quick one that goes on fails": {
-			says: "the pod was asked to stop",
+			says: "the pod was stopped",
 			evacuate: func(ctx context.Context, t *task) {
 				if !works(ctx, 0) {
 					time.AfterFunc(time.Second, t.remove)
