@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command haulout-scheduler is kube-scheduler with one more plugin, HauloutPreemption, which makes
-// room for important pods without breaking PodDisruptionBudgets (KEP-3280).
+// Command haulout-scheduler is kube-scheduler with an additional plugin, HauloutPreemption, which
+// makes room for important pods without breaking PodDisruptionBudgets (KEP-3280).
 package main
 
 import (

@@ -16,27 +16,27 @@ import (
 
 // Args are the plugin's arguments in a profile of the KubeSchedulerConfiguration.
 type Args struct {
-	// MinCandidateNodesPercentage is as in DefaultPreemptionArgs: the share of nodes on which a
-	// preemption is tried, from 0 to 100. The default is 10.
+	// MinCandidateNodesPercentage is as in DefaultPreemptionArgs: the percentage of nodes on which
+	// a preemption is tried, from 0 to 100. The default is 10.
 	MinCandidateNodesPercentage *int32 `json:"minCandidateNodesPercentage,omitempty"`
-	// MinCandidateNodesAbsolute is as in DefaultPreemptionArgs: the number of nodes on which a
-	// preemption is at least tried, 0 or more. The default is 100.
+	// MinCandidateNodesAbsolute is as in DefaultPreemptionArgs: the minimum number of nodes on
+	// which a preemption is tried. The default is 100.
 	MinCandidateNodesAbsolute *int32 `json:"minCandidateNodesAbsolute,omitempty"`
-	// AllowDisruptionByPriorityGreaterThanOrEqual is the threshold of pods whose PriorityClass
-	// has no threshold, and of pods without a PriorityClass: from -2147483648 to 2000000000.
-	// Left out, these pods lose their budgets to any pod of higher priority, as with
+	// AllowDisruptionByPriorityGreaterThanOrEqual is the threshold of pods without a PriorityClass,
+	// and of pods whose PriorityClass has no threshold: from -2147483648 to 2000000000. If it is
+	// not set, any pod of higher priority may break the budgets of these pods, as with
 	// kube-scheduler (KEP-3280).
 	AllowDisruptionByPriorityGreaterThanOrEqual *int32 `json:"allowDisruptionByPriorityGreaterThanOrEqual,omitempty"`
 }
 
-// decodeArgs returns the arguments with their defaults. It refuses fields that it does not know,
-// since a misspelt threshold would protect nothing.
+// decodeArgs returns the arguments with their defaults. It rejects unknown fields, since a
+// misspelled threshold would protect nothing.
 func decodeArgs(given runtime.Object) (*Args, error) {
 	args := &Args{}
 	switch given := given.(type) {
 	case nil:
 	case *runtime.Unknown:
-		// JSON is YAML, too. The field names must match exactly, also in upper and lower case.
+		// JSON is valid YAML as well. Field names must match exactly, including their case.
 		raw, err := yaml.YAMLToJSONStrict(given.Raw)
 		if err != nil {
 			return nil, err
@@ -60,7 +60,7 @@ func decodeArgs(given runtime.Object) (*Args, error) {
 	return args, nil
 }
 
-// upstream returns the arguments that DefaultPreemption has too; its constructor validates them.
+// upstream returns the arguments of DefaultPreemption, whose constructor validates them.
 func (a *Args) upstream() *config.DefaultPreemptionArgs {
 	return &config.DefaultPreemptionArgs{
 		MinCandidateNodesPercentage: *a.MinCandidateNodesPercentage,
@@ -68,7 +68,7 @@ func (a *Args) upstream() *config.DefaultPreemptionArgs {
 	}
 }
 
-// threshold returns the threshold for classes and pods that name none.
+// threshold returns the threshold for classes and pods without their own.
 func (a *Args) threshold() int32 {
 	return ptr.Deref(a.AllowDisruptionByPriorityGreaterThanOrEqual, noThreshold)
 }

@@ -33,14 +33,14 @@ const (
 	// the PriorityClass.
 	EventBadThreshold = "BadPreemptionThreshold"
 
-	// reasonPreempted (Normal, about the victim) is upstream's.
+	// reasonPreempted (Normal, about the victim) is the reason that upstream uses.
 	reasonPreempted = "Preempted"
 
 	action = "Preempting"
 )
 
-// objectOf returns the pending pod or group. Upstream's Obj returns its own type for a pod, which
-// the recorder does not know.
+// objectOf returns the pending pod or group. It does not use upstream's Obj, whose type for a pod
+// is unknown to the recorder.
 func objectOf(preemptor upstream.ExecutorPreemptor) runtime.Object {
 	for _, pod := range preemptor.Pods() {
 		if pod.UID == preemptor.UID() {
@@ -57,16 +57,16 @@ func preemptedEvent(ctx context.Context, handle fwk.Handle, preemptor upstream.E
 
 func refusedEvent(ctx context.Context, handle fwk.Handle, preemptor upstream.ExecutorPreemptor, victim *corev1.Pod, why string) {
 	handle.EventRecorder().WithLogger(logger(ctx)).Eventf(objectOf(preemptor), victim, corev1.EventTypeWarning, EventRefused, action,
-		"Pod %s was not preempted, and other victims neither. %s", klog.KObj(victim), why)
+		"Neither pod %s nor the other victims were preempted. %s", klog.KObj(victim), why)
 }
 
 func heldBackEvent(ctx context.Context, handle fwk.Handle, group runtime.Object, held heldPods) {
 	handle.EventRecorder().WithLogger(logger(ctx)).Eventf(group, nil, corev1.EventTypeNormal, EventHeldBack, action,
-		"%d pods were not considered as victims, because PodDisruptionBudgets protect them; preempting them takes priority %d",
+		"%d pods were not considered as victims, because PodDisruptionBudgets protect them; preempting them needs priority %d",
 		len(held.pods), held.threshold)
 }
 
-// badThresholds reports malformed thresholds of PriorityClasses, each value once.
+// badThresholds reports malformed thresholds of PriorityClasses, once for each value.
 type badThresholds struct {
 	handle fwk.Handle
 
@@ -74,8 +74,8 @@ type badThresholds struct {
 	reported map[string]string
 }
 
-// newBadThresholds returns a badThresholds that keeps the gauge of malformed ones. Their events are
-// sent when they count, by the scheduler that leads.
+// newBadThresholds returns a badThresholds that maintains the gauge of malformed thresholds. The
+// active scheduler sends the event about one when it is used.
 func newBadThresholds(handle fwk.Handle) (*badThresholds, error) {
 	b := &badThresholds{handle: handle, reported: map[string]string{}}
 	classes := handle.SharedInformerFactory().Scheduling().V1().PriorityClasses()
@@ -84,7 +84,7 @@ func newBadThresholds(handle fwk.Handle) (*badThresholds, error) {
 	return b, err
 }
 
-// update counts the malformed thresholds, and forgets the reports of those that are no more.
+// update counts the malformed thresholds, and drops the reports of corrected ones.
 func (b *badThresholds) update(classes schedulinglisters.PriorityClassLister) {
 	all, err := classes.List(labels.Everything())
 	if err != nil {

@@ -19,9 +19,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// PodGroupPostFilter looks for victims in the whole cluster so that all pods of a group fit. It
-// runs upstream's search on listers in which pods that are held back have the highest priority, so
-// that they are no possible victims and everything else about them stays.
+// PodGroupPostFilter searches for victims in the whole cluster so that all pods of a group fit. It
+// runs upstream's search on listers that show held-back pods with the highest priority: upstream
+// does not choose these as victims, and sees no other difference.
 func (p *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleState, group fwk.PodGroupInfo, schedule fwk.PodGroupSchedulingFunc,
 ) (result *fwk.PodGroupPostFilterResult, status *fwk.Status) {
 	defer func() { metrics.WorkloadPreemptionAttempts.WithLabelValues(status.Code().String()).Inc() }()
@@ -52,14 +52,15 @@ func (p *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleStat
 				called = true
 				return schedule(ctx)
 			})
-		// A group that must not preempt, or whose preemption goes on, ends before that.
+		// Upstream returns early for a group that must not preempt, or whose preemption is in
+		// progress.
 		o.searched = status.Code() != fwk.Error && (called || status.Code() == fwk.UnschedulableAndUnresolvable)
 		return nil
 	})
 	if err == nil && o.searched && !status.IsSuccess() && o.held.any() {
 		err = p.mutate(func(fwk.MutableSnapshotSharedLister) error {
 			if !p.fitsWithAll(ctx, group, schedule) {
-				// Budgets make no difference here.
+				// The group would not fit without budgets either.
 				o.held = heldPods{}
 			}
 			return nil
@@ -79,7 +80,8 @@ func (p *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleStat
 	return result, status
 }
 
-// mutate calls change in a session that changes the snapshot, and undoes the changes.
+// mutate calls change in a session that allows changes of the snapshot, and then undoes the
+// changes.
 func (p *Plugin) mutate(change func(fwk.MutableSnapshotSharedLister) error) error {
 	lister := p.handle.MutableSnapshotSharedLister()
 	if err := lister.StartMutations(); err != nil {
@@ -92,11 +94,11 @@ func (p *Plugin) mutate(change func(fwk.MutableSnapshotSharedLister) error) erro
 	return err
 }
 
-// groupWaits returns a status if the group does not look for victims now: those it has are leaving,
-// which upstream learns late, or were refused a moment ago.
+// groupWaits returns a status if the group does not search for victims now: its victims are
+// leaving, which upstream learns late, or their eviction was refused a moment ago.
 func (p *Plugin) groupWaits(who waiter) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
 	if p.gate.awaitsVictims(who.uid, func(node string) bool { return p.isNominated(node, who.pods...) }) {
-		// As for upstream, success keeps the nominations.
+		// As in upstream, success keeps the nominations.
 		nominations := map[types.NamespacedName]*fwk.NominatingInfo{}
 		for _, pod := range who.pods {
 			nominations[types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}] = &fwk.NominatingInfo{NominatingMode: fwk.ModeNoop}
@@ -107,13 +109,13 @@ func (p *Plugin) groupWaits(who waiter) (*fwk.PodGroupPostFilterResult, *fwk.Sta
 	// A group has one candidate, the whole cluster.
 	if until := p.gate.nextTry(who.uid, nil); !until.IsZero() {
 		p.waiting.wakeAt(who, until)
-		return nil, fwk.NewStatus(fwk.Unschedulable, "pod group preemption: not eligible because its victims were refused a moment ago.")
+		return nil, fwk.NewStatus(fwk.Unschedulable, "pod group preemption: not eligible because the eviction of its victims was refused a moment ago.")
 	}
 	return nil, nil
 }
 
-// fitsWithAll reports whether the group fits if all less important pods go, whatever their budgets.
-// It runs upstream's search up to that question, and no further.
+// fitsWithAll reports whether the group would fit if all less important pods were removed,
+// regardless of budgets. It runs upstream's search only up to that decision.
 func (p *Plugin) fitsWithAll(ctx context.Context, group fwk.PodGroupInfo, schedule fwk.PodGroupSchedulingFunc) bool {
 	fits := false
 	upstream.NewPodGroupEvaluator(p.handle, p.Executor, p.features).Preempt(ctx, group,
@@ -135,7 +137,8 @@ func describe(group fwk.PodGroupInfo) (runtime.Object, waiter) {
 	return single, waiter{uid: single.UID, priority: util.PodGroupPriority(single), pods: pods}
 }
 
-// mask returns the pods that are held back in the whole cluster, by the rule of one node.
+// mask returns the pods that are held back in the whole cluster. It applies the rule for one node
+// to all pods together.
 func (p *Plugin) mask(ctx context.Context, r *rules, lister fwk.SharedLister) (sets.Set[types.UID], heldPods, error) {
 	nodes, err := lister.NodeInfos().List()
 	if err != nil {
@@ -153,7 +156,7 @@ func (p *Plugin) mask(ctx context.Context, r *rules, lister fwk.SharedLister) (s
 	return masked, r.heldOf(pods), nil
 }
 
-// wholeCluster is a node with the pods of all nodes: upstream finds the victims on it.
+// wholeCluster is a node with the pods of all nodes: upstream searches for victims on it.
 type wholeCluster struct {
 	fwk.NodeInfo
 	nodes []fwk.NodeInfo
@@ -246,8 +249,9 @@ func (n maskedNode) GetPodsWithRequiredNonHostScopedAntiAffinity() []fwk.PodInfo
 	return n.mask(n.NodeInfo.GetPodsWithRequiredNonHostScopedAntiAffinity())
 }
 
-// mask returns copies of the masked pods with the highest priority, and without a group, from which
-// upstream would take the priority. Others of the group may be victims. The order stays.
+// mask returns the pods in the same order, with copies of the masked ones. The copies have the
+// highest priority and no group, because upstream would use the group's priority. Other pods of the
+// group can still be victims.
 func (n maskedNode) mask(pods []fwk.PodInfo) []fwk.PodInfo {
 	masked := make([]fwk.PodInfo, 0, len(pods))
 	for _, info := range pods {
@@ -261,7 +265,7 @@ func (n maskedNode) mask(pods []fwk.PodInfo) []fwk.PodInfo {
 	return masked
 }
 
-// Snapshot keeps the masks: filters get copies of nodes.
+// Snapshot keeps the masks, because filters receive copies of nodes.
 func (n maskedNode) Snapshot() fwk.NodeInfo {
 	return maskedNode{n.NodeInfo.Snapshot(), n.masked}
 }

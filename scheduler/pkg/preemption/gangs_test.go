@@ -183,7 +183,7 @@ func TestGang(t *testing.T) {
 		"no budget":          {cluster: cluster{pods: []*corev1.Pod{guarded("a", "n1"), guarded("b", "n2")}, nodes: two}, members: 2, want: []string{"delete a", "delete b"}},
 		"a budget with room": {cluster: cluster{pods: []*corev1.Pod{guarded("a", "n1"), guarded("b", "n2")}, nodes: two, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 2)}}, members: 2, want: []string{"evict a", "evict b"}},
 		"a budget with too little": {cluster: cluster{pods: []*corev1.Pod{guarded("a", "n1"), guarded("b", "n2")}, nodes: two, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}}, members: 2,
-			held: "1 pods were not considered as victims, because PodDisruptionBudgets protect them; preempting them takes priority 1000"},
+			held: "1 pods were not considered as victims, because PodDisruptionBudgets protect them; preempting them needs priority 1000"},
 		"a smaller group takes the least important": {cluster: cluster{pods: []*corev1.Pod{guarded("a", "n1"), guarded("b", "n2", startedAfter(1))}, nodes: two, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 1)}}, members: 1, want: []string{"evict b"}},
 		"others leave room beside the guarded": {cluster: cluster{
 			pods:  []*corev1.Pod{guarded("a", "n1"), runningPod("b", 10, onNode("n2"))},

@@ -28,43 +28,42 @@ import (
 )
 
 const (
-	// evictNowAnnotation tells Haulout's admission of evictions that the caller needs the pod gone
-	// and does not wait for an Evacuation.
+	// evictNowAnnotation makes Haulout's admission of evictions allow the eviction without waiting
+	// for an Evacuation.
 	evictNowAnnotation = "maintenance.haulout.dev/evict-now"
 
-	// evictionTimeout ends a call without an answer: the pending pod, and without
-	// SchedulerAsyncPreemption all other pods, wait for it. It is the longest that a webhook may
-	// take.
+	// evictionTimeout limits an eviction call: the pending pod waits for it and, without
+	// SchedulerAsyncPreemption, all other pods do. It is the maximum timeout of a webhook.
 	evictionTimeout = 30 * time.Second
 
-	// dryRunTimeout ends a question without an answer, which counts as a refusal. It is shorter
-	// than evictionTimeout: all victims of a node are asked for before the first one goes.
+	// dryRunTimeout limits a dry run; a timeout counts as a refusal. It is shorter than
+	// evictionTimeout: the dry runs for all victims of a node come before the first eviction.
 	dryRunTimeout = 5 * time.Second
-	// dryRunsAtOnce is how many victims of a node are asked for at the same time, as many as
-	// upstream deletes at the same time.
+	// dryRunsAtOnce is the number of concurrent dry runs for the victims of a node, equal to the
+	// number of concurrent deletions in upstream.
 	dryRunsAtOnce = 16
 )
 
-// preemptPod removes one victim. It returns true if the victim had not been bound yet and was only
-// taken back in the scheduler's memory.
+// preemptPod removes one victim. It returns true if the victim was not bound yet and was only
+// removed from the scheduler's memory.
 type preemptPod func(context.Context, upstream.Candidate, upstream.ExecutorPreemptor, *corev1.Pod, string) (bool, error)
 
-// gate removes victims. The caches from which they were chosen only predict what budgets allow; the
-// Eviction API decides. Therefore it evicts the guarded victims first, and only if all of them go
-// it lets upstream delete the others.
+// gate removes victims. The victims were chosen from caches, which only predict what budgets allow;
+// the Eviction API decides. So the gate evicts the guarded victims first, and upstream deletes the
+// others only if all evictions succeed.
 type gate struct {
 	*memory
 	handle   fwk.Handle
 	rules    func(priority int32) (*rules, error)
 	upstream preemptPod
 	waiting  *waitingRoom
-	// evictPod asks the Eviction API once, in a dry run if the delete options say so. Any answer
-	// but success is an error.
+	// evictPod calls the Eviction API once, with a dry run if the delete options request it. It
+	// returns an error unless the call succeeds.
 	evictPod func(context.Context, *policyv1.Eviction) error
 
 	mu sync.Mutex
-	// runs has the removals that are under way: the executor calls the gate for each victim of a
-	// candidate, for several at the same time.
+	// runs has the removals in progress: the executor calls the gate for each victim of a
+	// candidate, and for several at the same time.
 	runs map[upstream.Candidate]*run
 }
 
@@ -72,12 +71,12 @@ type gate struct {
 type run struct {
 	once sync.Once
 	err  error
-	// restricted means that the gate checks each victim. Otherwise all is upstream's.
+	// restricted is set if the gate checks each victim. Otherwise upstream removes all victims.
 	restricted bool
-	// leaving has the victims that upstream must not delete: those that the gate has evicted, and
-	// those that had to leave before.
+	// leaving has the victims that upstream must not delete: the gate has evicted them, or they
+	// were terminating before.
 	leaving sets.Set[types.UID]
-	// last is the victim that the executor hands over last.
+	// last is the victim that the executor passes last.
 	last types.UID
 }
 
@@ -103,20 +102,21 @@ func (g *gate) preempt(ctx context.Context, c upstream.Candidate, preemptor upst
 	if r.err != nil {
 		return false, r.err
 	}
-	// Upstream deletes by name. Where another pod has the name, that one was not chosen.
+	// Upstream deletes by name. Check that the pod with this name is still the chosen one.
 	if !r.restricted || !r.leaving.Has(victim.UID) && g.current(victim) != nil {
 		return g.upstream(ctx, c, preemptor, victim, plugin)
 	}
-	// The executor expects that its last victim goes in this call: while it waits for that one, the
-	// queue drops all events for the pending pod. If the pod went before, its event was dropped.
+	// The executor expects that its last victim is removed during this call: while it waits for
+	// that victim, the queue drops all events for the pending pod. If the victim is already gone,
+	// its event was dropped, so the pod has to be activated.
 	if victim.UID == r.last && g.isLeaving(victim) {
 		g.handle.Activate(klog.FromContext(ctx), preemptor.Pods())
 	}
 	return false, nil
 }
 
-// runOf returns the run of the candidate. The executor ends ctx when it is done with the candidate,
-// and when one of its calls has failed. A later call is too late.
+// runOf returns the run of the candidate. The executor cancels ctx when the candidate is done and
+// when a call fails; later calls return an error.
 func (g *gate) runOf(ctx context.Context, c upstream.Candidate) (*run, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -141,13 +141,14 @@ func (g *gate) isLeaving(victim *corev1.Pod) bool {
 	return pod == nil || pod.DeletionTimestamp != nil
 }
 
-// isUnbound reports whether upstream takes the victim back in memory.
+// isUnbound reports whether upstream removes the victim only from its memory.
 func (g *gate) isUnbound(victim *corev1.Pod) bool {
 	return g.handle.GetWaitingPod(victim.UID) != nil || g.handle.GetPodInPreBind(victim.UID) != nil
 }
 
-// open checks all victims of a candidate against the budgets of now, since an extender may have put
-// in others, and evicts the guarded ones. If it returns an error, no victim may be deleted.
+// open checks all victims of a candidate against the current budgets, since an extender may have
+// changed the victims, and evicts the guarded ones. If it returns an error, no victim may be
+// deleted.
 func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, r *run) error {
 	rules, err := g.rules(preemptor.Priority())
 	if err != nil {
@@ -166,7 +167,7 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 		switch {
 		case pod == nil || g.isUnbound(victim):
 		case pod.DeletionTimestamp != nil || g.hasEvicted(pod.UID):
-			// The search had not seen yet that it leaves.
+			// The search did not know yet that this pod is terminating.
 			r.leaving.Insert(pod.UID)
 			g.addLeaving(preemptor.UID(), pod)
 		default:
@@ -184,7 +185,7 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 	})
 	if pod := g.claim(guarded); pod != nil {
 		g.refuseCandidate(ctx, c, preemptor, pod, rules, false)
-		return fmt.Errorf("pod %s is evicted for another pod at this moment", klog.KObj(pod))
+		return fmt.Errorf("pod %s is currently evicted for another pod", klog.KObj(pod))
 	}
 	defer g.release(guarded)
 	if err := g.ask(ctx, c, preemptor, guarded, rules); err != nil {
@@ -194,7 +195,7 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 	for _, pod := range guarded {
 		found, err := g.evict(ctx, c, preemptor, pod, rules)
 		if err != nil {
-			// What was evicted so far is no reason to wait for it: it makes too little room.
+			// Do not wait for the pods that were already evicted: they do not make enough room.
 			for _, pod := range evicted {
 				g.addLeaving(noPreemptor, pod)
 			}
@@ -213,10 +214,10 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 	return nil
 }
 
-// ask has the Eviction API answer in a dry run for each of several guarded victims, so that none is
-// evicted in vain because a webhook or a budget refuses another one. A single victim needs no
-// question: if its eviction is refused, nothing has happened. Dry runs use up no budget;
-// rules.breaks has compared the number of victims with what each budget allows before.
+// ask calls the Eviction API with a dry run for each guarded victim if there are several, so that
+// none is evicted in vain because a webhook or a budget refuses another one. A single victim needs
+// no dry run: a refusal of its eviction has no side effect. Dry runs do not consume the budget;
+// rules.breaks has already compared the number of victims with each budget.
 func (g *gate) ask(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, guarded []*corev1.Pod, rules *rules) error {
 	if len(guarded) < 2 {
 		return nil
@@ -239,7 +240,8 @@ func (g *gate) ask(ctx context.Context, c upstream.Candidate, preemptor upstream
 	return nil
 }
 
-// evict evicts one guarded victim, once. It returns false without an error if the victim is gone.
+// evict calls the Eviction API once for a guarded victim. It returns false without an error if the
+// victim is gone.
 func (g *gate) evict(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, evictionTimeout)
 	defer cancel()
@@ -255,7 +257,7 @@ func (g *gate) evict(ctx context.Context, c upstream.Candidate, preemptor upstre
 	return found, err
 }
 
-// evictionOf returns the eviction of exactly this pod. It is marked for Haulout's admission.
+// evictionOf returns the eviction of exactly this pod, with the annotation for Haulout's admission.
 func evictionOf(pod *corev1.Pod, dryRun ...string) *policyv1.Eviction {
 	return &policyv1.Eviction{
 		ObjectMeta:    metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Annotations: map[string]string{evictNowAnnotation: "preemption"}},
@@ -263,8 +265,8 @@ func evictionOf(pod *corev1.Pod, dryRun ...string) *policyv1.Eviction {
 	}
 }
 
-// judge reads an answer of the Eviction API. A refusal is an error; it keeps the pod from being
-// chosen for a while. judge returns false without an error if the pod is gone.
+// judge interprets a response of the Eviction API. A refusal is an error, and excludes the pod as a
+// victim for a while. judge returns false without an error if the pod is gone.
 func (g *gate) judge(ctx context.Context, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules, answer error) (bool, error) {
 	switch {
 	case answer == nil:
@@ -283,9 +285,9 @@ func (g *gate) judge(ctx context.Context, preemptor upstream.ExecutorPreemptor, 
 	return false, fmt.Errorf("evict pod %s: %w", klog.KObj(pod), answer)
 }
 
-// refuseCandidate leaves a candidate out of the searches of this preemptor for a while, and has the
-// preemptor tried again immediately, so that it takes the next candidate. If other victims were
-// evicted in vain it leaves out all candidates: the next one could cost as much.
+// refuseCandidate excludes a candidate from the searches of this preemptor for a while, and
+// activates the preemptor immediately, so that it uses the next candidate. If other victims were
+// evicted in vain, it excludes all candidates: the next one could cause as many evictions.
 func (g *gate) refuseCandidate(ctx context.Context, c upstream.Candidate, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod, rules *rules, inVain bool) {
 	attempts.WithLabelValues(resultRefused).Inc()
 	budgets := rules.heldOf([]*corev1.Pod{pod}).budgets
@@ -298,15 +300,15 @@ func (g *gate) refuseCandidate(ctx context.Context, c upstream.Candidate, preemp
 	g.waiting.wakeAt(who, g.leaveOut(preemptor.UID(), everyCandidate, budgets))
 }
 
-// isReplaced tells the two reasons of a conflict apart: another pod has the name, or the pod has
-// changed while it was evicted.
+// isReplaced distinguishes the two reasons of a conflict: another pod has the name (true), or the
+// pod has changed during the eviction (false).
 func (g *gate) isReplaced(ctx context.Context, pod *corev1.Pod) bool {
 	now, err := g.handle.ClientSet().CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	return apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID
 }
 
-// markAsPreempted corrects the reason of the condition DisruptionTarget, which the Eviction API
-// sets to its own: upstream recognizes victims by it. The pod is evicted whether or not this works.
+// markAsPreempted corrects the reason of the condition DisruptionTarget: upstream recognizes
+// victims by it, and the Eviction API sets a different one. The pod is evicted even if this fails.
 func (g *gate) markAsPreempted(ctx context.Context, preemptor upstream.ExecutorPreemptor, pod *corev1.Pod) {
 	condition := corev1.PodCondition{
 		Type:               corev1.DisruptionTarget,
@@ -316,7 +318,7 @@ func (g *gate) markAsPreempted(ctx context.Context, preemptor upstream.ExecutorP
 		Reason:             corev1.PodReasonPreemptionByScheduler,
 		Message:            fmt.Sprintf("%s: evicted within its budget for a %s of higher priority", preemptor.SchedulerName(), preemptor.Type()),
 	}
-	// With the UID, the API server refuses to change another pod of the name.
+	// The UID prevents a change of another pod with the same name.
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": pod.UID},
 		"status":   map[string]any{"conditions": []corev1.PodCondition{condition}},

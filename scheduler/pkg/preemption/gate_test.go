@@ -257,7 +257,7 @@ func TestGate(t *testing.T) {
 			priority: 1000,
 			calls:    []string{"delete a", "delete b", "delete c", "delete d"},
 		},
-		"a set that breaks the budget is not touched": {allowed: 3, fails: true, event: "PodDisruptionBudget web has no room for it"},
+		"a set that breaks the budget is not touched": {allowed: 3, fails: true, event: "PodDisruptionBudget web allows no further disruption"},
 		"a refusal by the budget saves all":           {allowed: 4, asked: map[string]error{"a": closed}, calls: []string{"ask a", "ask c"}, fails: true, event: "no"},
 		"a refusal by a webhook saves all": {
 			allowed: 4,

@@ -17,46 +17,47 @@ import (
 )
 
 const (
-	// A refused pod is held back for refusalDelay, and after each further refusal for twice as
-	// long, up to maxRefusalDelay. A pod that was free for maxRefusalDelay starts again.
+	// After a refusal, a pod is held back for refusalDelay; the delay doubles with each further
+	// refusal, up to maxRefusalDelay. After maxRefusalDelay without a refusal, it starts again at
+	// refusalDelay.
 	refusalDelay    = 10 * time.Second
 	maxRefusalDelay = 5 * time.Minute
 
-	// maxRefusals is the maximum number of refused pods that are remembered. Beyond it, the one
-	// that is free first is forgotten, and may be refused again.
+	// maxRefusals is the maximum number of remembered refusals. When it is exceeded, the refusal
+	// that ends first is dropped, and the pod may be refused again.
 	maxRefusals = 10_000
 
-	// A node whose victims were refused is left out of the search of that pending pod for
-	// leaveOutDelay, and after each further refusal for twice as long, up to maxRefusalDelay.
+	// After a refusal, a node is excluded from the searches of the pending pod for leaveOutDelay;
+	// the delay doubles with each further refusal, up to maxRefusalDelay.
 	leaveOutDelay = time.Second
-	// everyCandidate, as a candidate that is left out, stands for all of them.
+	// everyCandidate excludes all candidates.
 	everyCandidate = ""
-	// noPreemptor stands for a victim that no pending pod or group waits for.
+	// noPreemptor is used for a victim without a waiting pod or group.
 	noPreemptor types.UID = ""
 )
 
-// memory is what the gate remembers of pods that exist. It is lost with the process.
+// memory is the state of the gate about existing pods. It is lost with the process.
 type memory struct {
 	pods  corelisters.PodLister
 	clock clock.PassiveClock
 
 	mu sync.Mutex
-	// leaving has the victims that were evicted and are not gone yet.
+	// leaving has the victims that were evicted but are not gone yet.
 	leaving map[types.UID]leavingPod
-	// claimed has the victims that a candidate evicts at this moment. Another preemptor may find
-	// the same ones before the answer.
+	// claimed has the victims that a candidate is evicting now. Another preemptor may choose the
+	// same victims before the response.
 	claimed sets.Set[types.UID]
-	// leftOut has the candidates of each pending pod or group whose victims were refused: the
-	// names of nodes, and for groups that of upstream's domain.
+	// leftOut has the excluded candidates of each pending pod or group: names of nodes or, for
+	// groups, the name of upstream's domain. The eviction of their victims was refused.
 	leftOut map[types.UID]map[string]*refusal
-	// refused has the pods that the Eviction API has refused.
+	// refused has the pods whose eviction was refused.
 	refused map[types.UID]*refusal
 }
 
 // leavingPod is a victim that was evicted.
 type leavingPod struct {
 	*corev1.Pod
-	// preemptors are the pending pods or groups that got its place.
+	// preemptors are the pending pods or groups for which it was evicted.
 	preemptors sets.Set[types.UID]
 }
 
@@ -77,8 +78,8 @@ func newMemory(pods corelisters.PodLister) *memory {
 	}
 }
 
-// addLeaving remembers a victim until it is gone. The lister changes before the handlers are
-// called, so that a victim that is in it now is forgotten by forgetPod.
+// addLeaving records a victim until it is gone. The lister is updated before the handlers are
+// called, so if the victim is still in the lister, forgetPod will be called for it later.
 func (m *memory) addLeaving(preemptor types.UID, victim *corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -92,7 +93,7 @@ func (m *memory) addLeaving(preemptor types.UID, victim *corev1.Pod) {
 	}
 }
 
-// hasEvicted reports whether a pod was evicted and is not gone yet. The watch may be behind.
+// hasEvicted reports whether a pod was evicted and is not gone yet. The watch may be out of date.
 func (m *memory) hasEvicted(pod types.UID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -100,8 +101,8 @@ func (m *memory) hasEvicted(pod types.UID) bool {
 	return leaving
 }
 
-// claim keeps other candidates from evicting the victims until they are released. It returns a
-// victim that another one evicts or has evicted; then none is claimed.
+// claim prevents other candidates from evicting the victims until they are released. If another
+// candidate evicts or has evicted one of the victims, claim returns it and claims none.
 func (m *memory) claim(victims []*corev1.Pod) *corev1.Pod {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -125,7 +126,7 @@ func (m *memory) release(victims []*corev1.Pod) {
 	}
 }
 
-// current returns the pod as it is now, or nil if it is gone.
+// current returns the present state of the pod; nil if it is gone.
 func (m *memory) current(known *corev1.Pod) *corev1.Pod {
 	pod, err := m.pods.Pods(known.Namespace).Get(known.Name)
 	if err != nil || pod.UID != known.UID {
@@ -135,12 +136,13 @@ func (m *memory) current(known *corev1.Pod) *corev1.Pod {
 }
 
 // awaitsVictims reports whether a victim is leaving a node for which its preemptor is nominated. As
-// upstream has it, the preemptor does not look for others then.
+// in upstream, the preemptor then does not search for other victims.
 func (m *memory) awaitsVictims(preemptor types.UID, nominated func(node string) bool) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, l := range m.leaving {
-		// The handler that forgets the pod may come after the one that tries the preemptor again.
+		// Check the lister: the handler that drops the pod may run after the handler that activates
+		// the preemptor.
 		if l.preemptors.Has(preemptor) && nominated(l.Spec.NodeName) && m.current(l.Pod) != nil {
 			return true
 		}
@@ -148,8 +150,9 @@ func (m *memory) awaitsVictims(preemptor types.UID, nominated func(node string) 
 	return false
 }
 
-// leaveOut keeps a candidate out of the searches of a pending pod or group, so that its next search
-// takes another one. It ends with its time, which is returned, or when one of the budgets opens.
+// leaveOut excludes a candidate from the searches of a pending pod or group, so that its next
+// search uses another candidate. The exclusion ends at the returned time, or when one of the
+// budgets opens.
 func (m *memory) leaveOut(preemptor types.UID, candidate string, budgets sets.Set[types.NamespacedName]) time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -167,7 +170,7 @@ func (m *memory) leaveOut(preemptor types.UID, candidate string, budgets sets.Se
 	return again.until
 }
 
-// isLeftOut reports whether a candidate is left out of the searches of a pending pod or group.
+// isLeftOut reports whether a candidate is excluded from the searches of a pending pod or group.
 func (m *memory) isLeftOut(preemptor types.UID, candidate string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -175,7 +178,7 @@ func (m *memory) isLeftOut(preemptor types.UID, candidate string) bool {
 	return m.lasts(candidates[candidate]) || m.lasts(candidates[everyCandidate])
 }
 
-// again returns the next refusal of what was refused before, or never.
+// again returns the next refusal, with a longer delay if known still counts.
 func (m *memory) again(known *refusal, delay time.Duration, budgets sets.Set[types.NamespacedName]) *refusal {
 	if m.counts(known) {
 		delay = min(2*known.delay, maxRefusalDelay)
@@ -183,16 +186,16 @@ func (m *memory) again(known *refusal, delay time.Duration, budgets sets.Set[typ
 	return &refusal{until: m.clock.Now().Add(delay), delay: delay, budgets: budgets}
 }
 
-// counts reports whether a refusal makes the next one longer.
+// counts reports whether a refusal makes the delay of the next one longer.
 func (m *memory) counts(known *refusal) bool {
 	return known != nil && m.clock.Now().Before(known.until.Add(maxRefusalDelay))
 }
 
-// lasts reports whether something is refused now.
+// lasts reports whether a refusal is still in effect.
 func (m *memory) lasts(known *refusal) bool { return known != nil && m.clock.Now().Before(known.until) }
 
-// nextTry returns when the first candidate of a pending pod or group, or the first of the pods,
-// returns to its searches. It is zero if none is refused.
+// nextTry returns the time at which the first excluded candidate or refused pod may be used again;
+// zero if there is none.
 func (m *memory) nextTry(preemptor types.UID, pods sets.Set[types.UID]) (first time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -212,7 +215,7 @@ func (m *memory) nextTry(preemptor types.UID, pods sets.Set[types.UID]) (first t
 	return first
 }
 
-// refuse holds a pod back that the Eviction API has refused.
+// refuse holds back a pod whose eviction was refused.
 func (m *memory) refuse(pod types.UID, budgets sets.Set[types.NamespacedName]) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -223,7 +226,7 @@ func (m *memory) refuse(pod types.UID, budgets sets.Set[types.NamespacedName]) {
 	m.refused[pod] = m.again(known, refusalDelay, budgets)
 }
 
-// forgetOldestRefusals makes room for one more.
+// forgetOldestRefusals makes room for a new refusal.
 func (m *memory) forgetOldestRefusals() {
 	var first types.UID
 	for uid, known := range m.refused {
@@ -244,7 +247,7 @@ func (m *memory) isRefused(pod types.UID) bool {
 	return m.lasts(m.refused[pod])
 }
 
-// forgetRefusals forgets the refusals of pods of a budget that has opened since.
+// forgetRefusals ends the refusals of pods whose budget has opened.
 func (m *memory) forgetRefusals(budget types.NamespacedName) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -254,7 +257,7 @@ func (m *memory) forgetRefusals(budget types.NamespacedName) {
 		}
 	}
 	for _, candidates := range m.leftOut {
-		// The delay stays: what was refused repeatedly is tried less often.
+		// Keep the delay: repeated refusals must make attempts less frequent.
 		for _, known := range candidates {
 			if known.budgets.Has(budget) {
 				known.until = m.clock.Now()
@@ -263,7 +266,7 @@ func (m *memory) forgetRefusals(budget types.NamespacedName) {
 	}
 }
 
-// forgetPod forgets a pod that is gone.
+// forgetPod drops the state of a pod that is gone.
 func (m *memory) forgetPod(pod types.UID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

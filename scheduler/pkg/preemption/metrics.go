@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// resultUnrestricted: budgets took no part.
+	// resultUnrestricted: budgets had no effect.
 	resultUnrestricted = "unrestricted"
-	// resultWithinBudgets: victims were found while budgets held some pods back or could have.
+	// resultWithinBudgets: victims were found, and budgets held back pods or could have.
 	resultWithinBudgets = "within_budgets"
 	// resultHeldBack: no victims were found, because of budgets.
 	resultHeldBack = "held_back"
@@ -31,19 +31,19 @@ var (
 	attempts = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem:      "haulout_preemption",
 		Name:           "attempts_total",
-		Help:           "Searches for victims by result: unrestricted (budgets took no part), within_budgets, held_back (by budgets), refused (while victims were evicted).",
+		Help:           "Searches for victims by result: unrestricted (budgets had no effect), within_budgets, held_back (by budgets), refused (during the eviction of victims).",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"result"})
 	evictions = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem:      "haulout_preemption",
 		Name:           "evictions_total",
-		Help:           "Evictions of victims by answer of the Eviction API: evicted, gone, budget (it has no room), forbidden, error.",
+		Help:           "Evictions of victims by response of the Eviction API: evicted, gone, budget (no disruption allowed), forbidden, error.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"answer"})
 	waitingPods = metrics.NewGauge(&metrics.GaugeOpts{
 		Subsystem:      "haulout_preemption",
 		Name:           "waiting_pods",
-		Help:           "Pending pods and groups of pods that could have victims if budgets allowed it.",
+		Help:           "Pending pods and groups of pods that could preempt other pods if budgets allowed it.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	wokenPods = metrics.NewCounter(&metrics.CounterOpts{
@@ -61,7 +61,7 @@ var (
 	offerDuration = metrics.NewHistogram(&metrics.HistogramOpts{
 		Subsystem:      "haulout_preemption",
 		Name:           "offer_duration_seconds",
-		Help:           "Time to find out which pods of one node may be victims.",
+		Help:           "Time to determine which pods of one node may be victims.",
 		Buckets:        metrics.ExponentialBuckets(0.00001, 4, 9),
 		StabilityLevel: metrics.ALPHA,
 	})

@@ -17,32 +17,32 @@ import (
 	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
-// rules decide which pods may be victims of a pending pod. They are values of one time and are
-// safe for concurrent use.
+// rules decide which pods may be victims of a pending pod. They do not change and are safe for
+// concurrent use.
 type rules struct {
 	// priority is that of the pending pod, or of its group.
 	priority   int32
 	thresholds thresholds
 	budgets    *pdb.Index
-	// refused reports whether the Eviction API has refused the pod lately.
+	// refused reports whether the Eviction API has recently refused to evict the pod.
 	refused func(types.UID) bool
 	now     time.Time
 }
 
-// restrict reports whether budgets can hold back any pod at all. If not, everything is upstream's.
+// restrict reports whether budgets can hold back any pod. If not, upstream decides alone.
 func (r *rules) restrict() bool {
 	return r.thresholds.exceed(r.priority)
 }
 
-// protection is what budgets are to a pod.
+// protection describes the budgets of a pod.
 type protection struct {
-	// selecting are the budgets that select the pod, and used those of them that the end of the
-	// pod uses up.
+	// selecting are the budgets that select the pod. used are those of them whose allowed
+	// disruptions decrease when the pod is removed.
 	selecting, used []*policyv1.PodDisruptionBudget
-	// guarded means that the pending pod must not break these budgets.
+	// guarded is set if the pending pod must not break these budgets.
 	guarded bool
-	// starts means that the pod will be guarded when it runs, which the cache learns late. Until
-	// then the Eviction API evicts it whatever its budgets are.
+	// starts is set if the pod will be guarded when it runs, which the cache learns late. Until
+	// then the Eviction API evicts the pod regardless of its budgets.
 	starts bool
 }
 
@@ -60,13 +60,13 @@ func (r *rules) protectionOf(pod *corev1.Pod) protection {
 	return p
 }
 
-// evictable reports whether the Eviction API can be expected to evict a guarded pod if its budget
-// has room. It never evicts a pod that several budgets select.
+// evictable reports whether the Eviction API will probably evict a guarded pod if its budget has
+// room. It never evicts a pod that several budgets select.
 func (r *rules) evictable(pod *corev1.Pod, p protection) bool {
 	return len(p.selecting) == 1 && !r.refused(pod.UID)
 }
 
-// rooms counts down what budgets allow.
+// rooms has the remaining disruptions of budgets.
 type rooms map[types.NamespacedName]int
 
 func (left rooms) of(b *policyv1.PodDisruptionBudget) int {
@@ -76,7 +76,7 @@ func (left rooms) of(b *policyv1.PodDisruptionBudget) int {
 	return pdb.Room(b)
 }
 
-// takeAll subtracts the disruptions of a unit, but never below zero.
+// takeAll subtracts the disruptions of a unit, but not below zero.
 func (left rooms) takeAll(unit []protection) {
 	for _, p := range unit {
 		for _, b := range p.used {
@@ -85,22 +85,22 @@ func (left rooms) takeAll(unit []protection) {
 	}
 }
 
-// unit is a possible victim with what budgets are to its pods.
+// unit is a possible victim with the protections of its pods.
 type unit[V upstream.Victim] struct {
 	victim      V
 	protections []protection
 	guarded     bool
 }
 
-// offer splits the victims into those that may be chosen, in any combination, without breaking a
-// budget of a guarded pod, and those that are held back. A victim of several pods goes as a whole.
-// The result only depends on the arguments.
+// offer splits the victims into two lists. Any combination of offered victims can be chosen without
+// breaking a budget of a guarded pod; the others are held back. A victim with several pods is not
+// split. The result depends only on the arguments.
 func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
 	var possible []unit[V]
 	guarded := false
 	for _, victim := range victims {
 		if victim.Priority() >= r.priority {
-			// Not a possible victim, which upstream finds out too.
+			// This is not a possible victim; upstream will reject it.
 			offered = append(offered, victim)
 			continue
 		}
@@ -116,14 +116,14 @@ func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
 	if !guarded {
 		return victims, nil
 	}
-	// Victims that are not guarded may be chosen too, and then use up the same budgets.
+	// Upstream may also choose victims that are not guarded, and these consume the same budgets.
 	left := rooms{}
 	for _, u := range possible {
 		if !u.guarded {
 			left.takeAll(u.protections)
 		}
 	}
-	// The least important come first, so that what the budgets allow goes to them.
+	// Process the least important first, so that they get the allowed disruptions.
 	slices.SortStableFunc(possible, func(x, y unit[V]) int {
 		switch {
 		case upstream.MoreImportantVictim(x.victim, y.victim):
@@ -133,7 +133,7 @@ func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
 		}
 		return 0
 	})
-	// kept are the budgets of the guarded pods that are offered, which must not break.
+	// kept has the budgets of the offered guarded pods, which must not break.
 	kept := sets.New[types.NamespacedName]()
 	for _, u := range possible {
 		if u.guarded && !take(r, u, left, kept) {
@@ -145,8 +145,8 @@ func offer[V upstream.Victim](r *rules, victims []V) (offered, held []V) {
 	return offered, held
 }
 
-// take uses up the budgets of a unit with guarded pods, if these can be evicted and the budgets
-// that are kept, to which theirs are added, have room for the whole unit.
+// take reserves room in the budgets of u. It returns false if a guarded pod cannot be evicted, or
+// if a protected budget would be exceeded.
 func take[V upstream.Victim](r *rules, u unit[V], left rooms, kept sets.Set[types.NamespacedName]) bool {
 	own, needed := sets.New[types.NamespacedName](), map[types.NamespacedName]int{}
 	for i, p := range u.protections {
@@ -173,8 +173,8 @@ func take[V upstream.Victim](r *rules, u unit[V], left rooms, kept sets.Set[type
 	return true
 }
 
-// breaks returns the first guarded pod whose budget has no room if all the pods go, and why. It is
-// the rule of offer for victims that are chosen already.
+// breaks returns the first guarded pod whose budget would be exceeded if all the pods were removed,
+// and the reason. It applies the rule of offer to victims that are already chosen.
 func (r *rules) breaks(pods []*corev1.Pod) (broken *corev1.Pod, why string) {
 	protections := make([]protection, 0, len(pods))
 	needed := map[types.NamespacedName]int{}
@@ -193,34 +193,34 @@ func (r *rules) breaks(pods []*corev1.Pod) (broken *corev1.Pod, why string) {
 			return pods[i], pdb.ExplainSeveral(p.selecting).Message
 		}
 		if r.refused(pods[i].UID) {
-			return pods[i], "Its eviction was refused lately."
+			return pods[i], "Its eviction was refused recently."
 		}
 		for _, b := range p.used {
 			if room := pdb.Room(b); needed[pdb.NameOf(b)] > room {
-				return pods[i], "PodDisruptionBudget " + b.Name + " has no room for it."
+				return pods[i], "PodDisruptionBudget " + b.Name + " allows no further disruption."
 			}
 		}
 	}
 	return nil, ""
 }
 
-// heldPods are guarded pods that were held back.
+// heldPods are guarded pods that are held back.
 type heldPods struct {
-	// threshold is the highest of theirs.
+	// threshold is the highest threshold of the pods.
 	threshold int32
 	budgets   sets.Set[types.NamespacedName]
 	pods      sets.Set[types.UID]
 }
 
-// heldOf describes the guarded pods among the pods. For a victim of several pods it needs all of
-// them: the budget of another pod may hold it back.
+// heldOf describes the guarded pods among the pods. For a victim with several pods, pass all of
+// them: the budget of another pod may hold the victim back.
 func (r *rules) heldOf(pods []*corev1.Pod) heldPods {
 	held := heldPods{threshold: noThreshold, budgets: sets.New[types.NamespacedName](), pods: sets.New[types.UID]()}
 	for _, pod := range pods {
 		p := r.protectionOf(pod)
 		budgets := p.used
 		if p.guarded {
-			// A pod of several budgets is free when all but one are gone.
+			// A pod with several budgets can only be evicted when all but one of them are deleted.
 			budgets = p.selecting
 			held.threshold = max(held.threshold, r.thresholds.of(pod))
 			held.pods.Insert(pod.UID)
@@ -234,7 +234,7 @@ func (r *rules) heldOf(pods []*corev1.Pod) heldPods {
 
 func (h heldPods) any() bool { return len(h.pods) > 0 }
 
-// add adds those of another node.
+// add adds the held pods of another node.
 func (h *heldPods) add(more heldPods) {
 	if !more.any() {
 		return

@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package preemption makes room for pending pods as kube-scheduler's DefaultPreemption does, except
-// that it does not break PodDisruptionBudgets of pods whose PriorityClass forbids it (KEP-3280). It
-// wraps DefaultPreemption: what it adds is a choice of the pods that may be victims, and the
-// Eviction API in place of a deletion for those that a budget protects.
+// Package preemption makes room for pending pods like kube-scheduler's DefaultPreemption, but does
+// not break PodDisruptionBudgets of pods whose PriorityClass forbids it (KEP-3280). It wraps
+// DefaultPreemption and adds two things: it restricts which pods may be victims, and it removes
+// pods that a budget protects through the Eviction API, not by deletion.
 package preemption
 
 import (
@@ -42,22 +42,22 @@ const (
 	// Name is the plugin's name in the KubeSchedulerConfiguration.
 	Name = "HauloutPreemption"
 
-	// role grants what the role system:kube-scheduler does not.
+	// role grants the rights that the role system:kube-scheduler lacks.
 	role = "haulout-scheduler"
 
-	// maxDiagnoses is the maximum number of nodes of one attempt on which the choice is repeated
-	// with all pods, to learn which of the held back ones are in the way.
+	// maxDiagnoses is the maximum number of nodes in one attempt for which the search is repeated
+	// with all pods, to find out which held-back pods prevent the preemption.
 	maxDiagnoses = 100
 
 	startTimeout = 30 * time.Second
 )
 
-// Plugin takes the place of DefaultPreemption.
+// Plugin replaces DefaultPreemption.
 type Plugin struct {
 	*defaultpreemption.DefaultPreemption
 	handle   fwk.Handle
 	features feature.Features
-	// otherwise is the threshold for classes and pods that name none.
+	// otherwise is the threshold of classes and pods without their own.
 	otherwise int32
 	classes   schedulinglisters.PriorityClassLister
 	budgets   policylisters.PodDisruptionBudgetLister
@@ -74,7 +74,7 @@ var (
 	_ upstream.Interface           = &Plugin{}
 )
 
-// New returns the plugin. Malformed arguments and missing rights are errors, which end
+// New returns the plugin. Invalid arguments and missing rights are errors, which stop
 // kube-scheduler at its start.
 func New(ctx context.Context, given runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 	args, err := decodeArgs(given)
@@ -113,14 +113,14 @@ func New(ctx context.Context, given runtime.Object, handle fwk.Handle) (fwk.Plug
 	return p, nil
 }
 
-// checkRights asks for the rights that the role system:kube-scheduler does not grant. Without the
-// first, the informer of PriorityClasses would wait for ever and say so in a log only.
+// checkRights checks the rights that the role system:kube-scheduler lacks. Without the first, the
+// informer of PriorityClasses would wait forever and report that only in a log.
 func checkRights(ctx context.Context, handle fwk.Handle) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	client := handle.ClientSet()
 	if _, err := client.SchedulingV1().PriorityClasses().List(ctx, metav1.ListOptions{Limit: 1}); err != nil {
-		return fmt.Errorf("%s cannot read PriorityClasses: %w; the ClusterRole %s grants it", Name, err, role)
+		return fmt.Errorf("%s cannot read PriorityClasses: %w; the ClusterRole %s grants this right", Name, err, role)
 	}
 	review, err := client.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
 		Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
@@ -128,10 +128,10 @@ func checkRights(ctx context.Context, handle fwk.Handle) error {
 		}},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("%s cannot find out whether it may evict pods: %w", Name, err)
+		return fmt.Errorf("%s cannot check whether it may evict pods: %w", Name, err)
 	}
 	if !review.Status.Allowed {
-		return fmt.Errorf("%s must not create pods/eviction; the ClusterRole %s grants it", Name, role)
+		return fmt.Errorf("%s may not create pods/eviction; the ClusterRole %s grants this right", Name, role)
 	}
 	return nil
 }
@@ -140,17 +140,17 @@ func checkRights(ctx context.Context, handle fwk.Handle) error {
 func (p *Plugin) Name() string { return Name }
 
 // EventsToRegister returns an error if the profile also enables DefaultPreemption, which would run
-// first and break budgets. The error ends kube-scheduler.
+// first and break budgets. The error stops kube-scheduler.
 func (p *Plugin) EventsToRegister(ctx context.Context) ([]fwk.ClusterEventWithHint, error) {
 	profile, lists := p.handle.(interface{ ListPlugins() *config.Plugins })
 	if !lists {
-		return nil, fmt.Errorf("%s cannot find out whether profile %q enables %s", Name, p.handle.ProfileName(), defaultpreemption.Name)
+		return nil, fmt.Errorf("%s cannot check whether profile %q enables %s", Name, p.handle.ProfileName(), defaultpreemption.Name)
 	}
 	plugins := profile.ListPlugins()
 	for _, set := range []config.PluginSet{plugins.PostFilter, plugins.PodGroupPostFilter, plugins.PreEnqueue} {
 		for _, plugin := range set.Enabled {
 			if plugin.Name == defaultpreemption.Name {
-				return nil, fmt.Errorf("profile %q enables %s beside %s: disable it in plugins.multiPoint.disabled",
+				return nil, fmt.Errorf("profile %q enables both %s and %s: disable it in plugins.multiPoint.disabled",
 					p.handle.ProfileName(), defaultpreemption.Name, Name)
 			}
 		}
@@ -158,7 +158,7 @@ func (p *Plugin) EventsToRegister(ctx context.Context) ([]fwk.ClusterEventWithHi
 	return p.DefaultPreemption.EventsToRegister(ctx)
 }
 
-// rules returns the rules for a pending pod or group of the given priority, as of now.
+// rules returns the present rules for a pending pod or group with the given priority.
 func (p *Plugin) rules(priority int32) (*rules, error) {
 	classes, err := p.classes.List(labels.Everything())
 	if err != nil {
@@ -181,14 +181,14 @@ func (p *Plugin) rules(priority int32) (*rules, error) {
 type attempt struct {
 	*rules
 	diagnoses atomic.Int32
-	// searched is set when the pod is found eligible.
+	// searched is set once the pod is found eligible.
 	searched bool
 
 	mu   sync.Mutex
 	held heldPods
 }
 
-// hold adds pods that are in the way.
+// hold adds pods that prevent the preemption.
 func (a *attempt) hold(pods heldPods) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -197,7 +197,7 @@ func (a *attempt) hold(pods heldPods) {
 
 type attemptKey struct{}
 
-// PostFilter looks for a node on which the pod fits if other pods go.
+// PostFilter searches for a node on which the pod fits if other pods are removed.
 func (p *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *corev1.Pod, m fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
 	var o outcome
 	priority := corev1helpers.PodPriority(pod)
@@ -213,19 +213,19 @@ func (p *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *core
 	return result, status
 }
 
-// outcome is how an attempt ended.
+// outcome is the result of an attempt.
 type outcome struct {
-	// searched is false if the attempt ended before victims were looked for, or with an error.
+	// searched is false if the attempt ended before the search for victims, or with an error.
 	searched bool
-	// found means that victims were found.
+	// found is set if victims were found.
 	found bool
-	// restricted means that budgets could hold back pods.
+	// restricted is set if budgets could hold back pods.
 	restricted bool
-	// held are the pods that are in the way.
+	// held are the pods that prevent the preemption.
 	held heldPods
 }
 
-// conclude counts the attempt, and has the pod or group wait for what it needs.
+// conclude counts the attempt, and makes the pod or group wait for the budgets that it needs.
 func (p *Plugin) conclude(uid types.UID, o outcome) {
 	switch {
 	case !o.searched:
@@ -239,8 +239,8 @@ func (p *Plugin) conclude(uid types.UID, o outcome) {
 	p.waiting.end(uid, o)
 }
 
-// PodEligibleToPreemptOthers also has a pod wait for victims that were evicted for it and are not
-// gone yet: upstream recognizes them by a condition that arrives late.
+// PodEligibleToPreemptOthers returns false while victims that were evicted for the pod are not gone
+// yet. Upstream checks this by a condition, which arrives late.
 func (p *Plugin) PodEligibleToPreemptOthers(ctx context.Context, pod *corev1.Pod, nominated *fwk.Status) (bool, string) {
 	if eligible, why := p.DefaultPreemption.PodEligibleToPreemptOthers(ctx, pod, nominated); !eligible {
 		return false, why
@@ -257,8 +257,8 @@ func (p *Plugin) PodEligibleToPreemptOthers(ctx context.Context, pod *corev1.Pod
 	return true, ""
 }
 
-// isNominated reports whether one of the pods is nominated for the node. It asks the scheduler's
-// memory, since the status of the pod is late.
+// isNominated reports whether one of the pods is nominated for the node. It uses the scheduler's
+// memory, since the status of the pod arrives late.
 func (p *Plugin) isNominated(node string, pods ...*corev1.Pod) bool {
 	for _, info := range p.handle.NominatedPodsForNode(node) {
 		if slices.ContainsFunc(pods, func(pod *corev1.Pod) bool { return pod.UID == info.GetPod().UID }) {
@@ -268,13 +268,13 @@ func (p *Plugin) isNominated(node string, pods ...*corev1.Pod) bool {
 	return false
 }
 
-// SelectVictimsOnNode has upstream choose among the victims that budgets do not hold back.
+// SelectVictimsOnNode calls upstream's method with only the victims that budgets do not hold back.
 func (p *Plugin) SelectVictimsOnNode(ctx context.Context, state fwk.CycleState, preemptor *corev1.Pod, node fwk.NodeInfo,
 	victims []*upstream.DomainVictim, budgets []*policyv1.PodDisruptionBudget,
 ) ([]*corev1.Pod, int, *fwk.Status) {
 	a, _ := ctx.Value(attemptKey{}).(*attempt)
 	if a == nil {
-		return nil, 0, fwk.AsStatus(fmt.Errorf("%s was asked for victims outside of PostFilter", Name))
+		return nil, 0, fwk.AsStatus(fmt.Errorf("%s was called for victims outside of PostFilter", Name))
 	}
 	choose := p.DefaultPreemption.SelectVictimsOnNode
 	if !a.restrict() {
@@ -300,24 +300,25 @@ func (p *Plugin) SelectVictimsOnNode(ctx context.Context, state fwk.CycleState, 
 	if status.IsSuccess() || status.Code() == fwk.Error {
 		return pods, violations, status
 	}
-	// Any of these may help when its budget opens, and any of those in the way is named.
+	// If the budget of any of these pods opens, that may help.
 	all := a.heldOf(podsOf(held))
 	inTheWay := all
 	if diagnose {
 		chosen, _, chosenStatus := choose(ctx, freshState, preemptor, freshNode, victims, budgets)
 		if !chosenStatus.IsSuccess() {
-			// Budgets make no difference here.
+			// The pod would not fit without budgets either.
 			return nil, 0, chosenStatus
 		}
-		// If it chose none of them, they are all in the way: together they leave too little.
+		// If upstream chose none of the held-back pods, all of them prevent the preemption:
+		// together, the others do not make enough room.
 		if named := a.heldOf(among(chosen, all)); named.any() {
 			inTheWay = named
 		}
 	}
 	a.hold(all)
-	// The text has no names, so that upstream counts the nodes with equal texts.
+	// The text has no names, because upstream counts nodes with equal texts.
 	return nil, 0, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf(
-		"node(s) with pods that PodDisruptionBudgets protect; preempting them takes priority %d", inTheWay.threshold))
+		"node(s) with pods that PodDisruptionBudgets protect; preempting them needs priority %d", inTheWay.threshold))
 }
 
 // among returns those of the pods that are held back.
@@ -361,7 +362,7 @@ func (p *Plugin) groupClasses(pod *corev1.Pod) []string {
 	return classes
 }
 
-// logger returns the logger of what happens outside of a call of the framework.
+// logger returns the logger for code that the framework does not call.
 func logger(ctx context.Context) klog.Logger {
 	return klog.LoggerWithName(klog.FromContext(ctx), Name)
 }

@@ -277,14 +277,14 @@ func TestPostFilter(t *testing.T) {
 				budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0), budgetOf("db", 0)},
 			},
 			want: "preemption: 0/1 nodes are available: 1 node(s) with pods that PodDisruptionBudgets protect; " +
-				"preempting them takes priority 1000.",
+				"preempting them needs priority 1000.",
 			waits:   true,
 			budgets: []string{"db", "web"},
 		},
 		"held back": {
 			cluster: cluster{pods: []*corev1.Pod{guarded("a")}, nodes: []*corev1.Node{node("n1", 1)}, budgets: []*policyv1.PodDisruptionBudget{budgetOf("web", 0)}},
 			want: "preemption: 0/1 nodes are available: 1 node(s) with pods that PodDisruptionBudgets protect; " +
-				"preempting them takes priority 1000.",
+				"preempting them needs priority 1000.",
 			waits: true,
 		},
 		"room": {
@@ -377,7 +377,7 @@ func TestNewNeedsItsRights(t *testing.T) {
 	}{
 		"both":               {true, true, ""},
 		"no PriorityClasses": {true, false, "cannot read PriorityClasses"},
-		"no evictions":       {false, true, "must not create pods/eviction"},
+		"no evictions":       {false, true, "may not create pods/eviction"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			client := empty.client(test.evicts)
@@ -419,7 +419,7 @@ func TestBothPluginsAreRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = p.(*Plugin).EventsToRegister(t.Context())
-		if both != (err != nil) || both && !strings.Contains(err.Error(), `profile "default-scheduler" enables DefaultPreemption beside HauloutPreemption`) {
+		if both != (err != nil) || both && !strings.Contains(err.Error(), `profile "default-scheduler" enables both DefaultPreemption and HauloutPreemption`) {
 			t.Errorf("both enabled: %v: got %v", both, err)
 		}
 	}

@@ -13,24 +13,24 @@ import (
 	schedulingv1 "k8s.io/api/scheduling/v1"
 )
 
-// ThresholdAnnotation is the annotation of a PriorityClass that names the priority from which on a
-// pending pod may break the budgets of pods of this class (KEP-3280; the KEP has a field of this
-// name). It is a whole number from -2147483648, which means any priority, to 2000000000.
+// ThresholdAnnotation is an annotation of a PriorityClass: a pending pod with at least this
+// priority may break the budgets of pods of the class (KEP-3280, which has a field with this name).
+// The value is a whole number from -2147483648, which means any priority, to 2000000000.
 const ThresholdAnnotation = "maintenance.haulout.dev/allow-disruption-by-priority-greater-than-or-equal"
 
 const (
-	// noThreshold is below every priority, so that every pod may break the budget.
+	// noThreshold is the lowest priority: every pod may break the budget.
 	noThreshold int32 = math.MinInt32
-	// maxThreshold is the highest value of user-defined priorities: pods that are critical for the
-	// system are never held back (KEP-3280).
+	// maxThreshold is the lowest priority of system-critical pods. Budgets never hold these back
+	// (KEP-3280).
 	maxThreshold int32 = 2_000_000_000
 )
 
 // wellFormed is as strict as the shipped ValidatingAdmissionPolicy.
 var wellFormed = regexp.MustCompile(`^(0|-?[1-9][0-9]{0,9})$`)
 
-// thresholdOf returns the threshold that the class names, and whether it names one. One that cannot
-// be read counts as the highest, so that a typing error protects too much and not too little.
+// thresholdOf returns the threshold of the class; named is false if it has none. A malformed
+// threshold counts as the highest: a typing error should protect too many pods rather than too few.
 func thresholdOf(class *schedulingv1.PriorityClass) (threshold int32, named bool, err error) {
 	text, named := class.Annotations[ThresholdAnnotation]
 	if !named {
@@ -46,15 +46,15 @@ func thresholdOf(class *schedulingv1.PriorityClass) (threshold int32, named bool
 
 // thresholds are the thresholds of all pods at one time.
 type thresholds struct {
-	// byClass has the classes that name a threshold.
+	// byClass has the thresholds of the classes that set one.
 	byClass map[string]int32
-	// otherwise is the threshold of all other classes, and of pods without one.
+	// otherwise is the threshold of other classes, and of pods without a class.
 	otherwise int32
-	// groupClasses returns the classes of the groups that a pod belongs to.
+	// groupClasses returns the classes of the groups of a pod.
 	groupClasses func(*corev1.Pod) []string
 }
 
-// newThresholds reads the thresholds of the classes. It calls bad for each that is malformed.
+// newThresholds reads the thresholds of the classes. It calls bad for each malformed one.
 func newThresholds(classes []*schedulingv1.PriorityClass, otherwise int32, groupClasses func(*corev1.Pod) []string,
 	bad func(*schedulingv1.PriorityClass, error),
 ) thresholds {
@@ -72,7 +72,7 @@ func newThresholds(classes []*schedulingv1.PriorityClass, otherwise int32, group
 }
 
 // of returns the priority from which on a pending pod may break the pod's budget: the threshold of
-// its class, or that of a class of its groups if it is higher.
+// its class, or that of a class of its groups if that is higher.
 func (t thresholds) of(pod *corev1.Pod) int32 {
 	threshold := t.ofClass(pod.Spec.PriorityClassName)
 	if pod.Spec.SchedulingGroup == nil {

@@ -22,50 +22,51 @@ import (
 )
 
 const (
-	// maxWaiting is the maximum number of pods and groups that wait for a budget. Beyond it the
-	// least important ones wait for another event, as all do with kube-scheduler.
+	// maxWaiting is the maximum number of pods and groups that wait for a budget. The least
+	// important ones beyond it wait for another event, as with kube-scheduler.
 	maxWaiting = 10_000
-	// wakeInterval is the time between two looks at all waiters, and the shortest one between two
-	// calls for the same pod.
+	// wakeInterval is the interval of checks of all waiters, and the minimum time between two
+	// activations of a pod.
 	wakeInterval = time.Second
-	// trialTimeout is how long a waiter that was woken keeps the next one from being woken. Its
-	// attempt may never come to a search for victims, for example because it fits by then.
+	// trialTimeout is how long a woken waiter prevents that the next one is woken. Its attempt may
+	// end without a search for victims, for example because the pod fits now.
 	trialTimeout = 10 * time.Second
-	// settleTime is how long after a waiter found victims the next one is woken: until then, the
-	// budget does not show what the first has used up.
+	// settleTime is the pause before the next waiter is woken after one has found victims: until
+	// then, the budget does not show the disruptions of the first.
 	settleTime = 2 * time.Second
 )
 
-// anyBudget is a name for all budgets: it opens when a PriorityClass changes.
+// anyBudget stands for all budgets. It opens when a PriorityClass changes.
 var anyBudget = types.NamespacedName{}
 
-// waiter is a pending pod, or a group of them, that looks for victims or waits.
+// waiter is a pending pod or group that searches for victims or waits.
 type waiter struct {
 	uid      types.UID
 	priority int32
 	pods     []*corev1.Pod
 
-	// searching means that a search is under way. It may have read any budget by now.
+	// searching is set during a search, which may already have read any budget.
 	searching bool
-	// budgets hold the waiter up.
+	// budgets are the budgets for which it waits.
 	budgets sets.Set[types.NamespacedName]
-	// opened has the budgets that have opened since the last attempt began. True means that the
-	// waiter is tried whatever room there is: pods may be free of the budget.
+	// opened has the budgets that have opened since the last attempt began. The value true means:
+	// wake the waiter regardless of the budget's room, because pods may no longer be protected by
+	// the budget.
 	opened map[types.NamespacedName]bool
-	// at is when a refusal ends, after which the waiter is tried anyway. Zero means never.
+	// at is when a refusal ends; then the waiter is woken in any case. Zero means never.
 	at time.Time
-	// woken is when the waiter was last woken. Until the time until, it has a place of the budget
-	// tries, which no other waiter gets.
+	// woken is when the waiter was last woken. Until the time until, it occupies a place of each of
+	// its budgets that no other waiter gets.
 	woken, until time.Time
 	tries        types.NamespacedName
 }
 
 func (who *waiter) isTime(now time.Time) bool { return !who.at.IsZero() && !now.Before(who.at) }
 
-// waitingRoom has the pods that budgets hold up and has the scheduler try them again when a budget
-// opens: the scheduling queue does not know that budgets hold up pods. The most important waiter is
-// tried first. If its attempt fails, or does not use the budget up, the next one follows. The room
-// is in memory only; a new leader tries every pending pod anyway.
+// waitingRoom has the pods and groups that wait for budgets, and activates them when a budget
+// opens: the scheduling queue has no event for that. It wakes the most important waiter first. If
+// the attempt fails, or if the budget has room left, it wakes the next. The room is only in memory;
+// a new leader tries every pending pod anyway.
 type waitingRoom struct {
 	*memory
 	handle  fwk.Handle
@@ -74,7 +75,8 @@ type waitingRoom struct {
 
 	mu      sync.Mutex
 	waiters map[types.UID]*waiter
-	// counted is this room's part of the gauge, which rooms of other profiles share.
+	// counted is the number of this room's waiters in the gauge, which rooms of other profiles
+	// share.
 	counted int
 }
 
@@ -91,7 +93,7 @@ func newWaitingRoom(ctx context.Context, handle fwk.Handle) (*waitingRoom, error
 	return w, w.watch(informers)
 }
 
-// enter returns the entry of a pod or group, and makes it if there is none.
+// enter returns the entry of a pod or group, which it creates if necessary.
 func (w *waitingRoom) enter(who waiter) *waiter {
 	if w.waiters[who.uid] == nil {
 		w.waiters[who.uid] = &who
@@ -101,8 +103,8 @@ func (w *waitingRoom) enter(who waiter) *waiter {
 	return known
 }
 
-// begin is called before a search reads budgets, and end when its result is known. A budget that
-// opens in between counts as opened after it.
+// begin must be called before a search reads budgets, and end when its result is known. A budget
+// that opens in between counts as opened after the search.
 func (w *waitingRoom) begin(who waiter) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -110,8 +112,8 @@ func (w *waitingRoom) begin(who waiter) {
 	known.searching, known.opened = true, map[types.NamespacedName]bool{}
 }
 
-// end has a pod or group wait for what its search has found in the way. The next one gets its place
-// immediately or, if it found victims, when the budgets show what they have lost.
+// end makes a pod or group wait for the budgets that its search found. It frees the place for the
+// next waiter immediately or, if the search found victims, when the budgets show their disruptions.
 func (w *waitingRoom) end(uid types.UID, o outcome) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -139,7 +141,8 @@ func (w *waitingRoom) end(uid types.UID, o outcome) {
 	}
 }
 
-// wakeAt has a pod or group tried again at a time, because its victims were refused.
+// wakeAt makes the scheduler try a pod or group again at a time, because the eviction of its
+// victims was refused.
 func (w *waitingRoom) wakeAt(who waiter, at time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -147,8 +150,8 @@ func (w *waitingRoom) wakeAt(who waiter, at time.Time) {
 	known.at, known.until = at, time.Time{}
 }
 
-// open has the waiters of a budget tried again that has opened: as many as it has room for, or all
-// of them, one after the other.
+// open marks a budget as opened, so that its waiters are tried again: as many as it has room for
+// or, with all, all of them one after the other.
 func (w *waitingRoom) open(name types.NamespacedName, all bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -160,8 +163,8 @@ func (w *waitingRoom) open(name types.NamespacedName, all bool) {
 	w.wake()
 }
 
-// tick is called in each wakeInterval. It forgets the waiters that are bound, gone or beyond
-// maxWaiting, and counts the others.
+// tick runs every wakeInterval. It drops waiters that are bound, gone or beyond maxWaiting, and
+// counts the others.
 func (w *waitingRoom) tick(context.Context) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -189,14 +192,14 @@ func (w *waitingRoom) tick(context.Context) {
 	w.wake()
 }
 
-// compare sorts the most important waiter first, and of equal ones that which was woken before the
-// others.
+// compare sorts the more important waiter first, and among equals the one that was woken least
+// recently.
 func compare(x, y *waiter) int {
 	return cmp.Or(cmp.Compare(y.priority, x.priority), x.woken.Compare(y.woken))
 }
 
-// wake wakes the waiters whose refusal has ended, and for each budget that has opened as many as it
-// has room for beside those whose attempts are under way.
+// wake wakes the waiters whose refusal has ended. For each opened budget, it wakes as many waiters
+// as the budget has room for, minus those whose attempts are in progress.
 func (w *waitingRoom) wake() {
 	now, rooms, taken := w.clock.Now(), map[types.NamespacedName]int{}, map[types.NamespacedName]int{}
 	var due []*waiter
@@ -224,7 +227,7 @@ func (w *waitingRoom) wake() {
 	}
 	for _, each := range due {
 		timed := each.isTime(now)
-		// The place of one that was woken a moment ago is kept for it.
+		// A waiter that was woken a moment ago keeps its place.
 		if !timed && !place(each) || now.Sub(each.woken) < wakeInterval {
 			continue
 		}

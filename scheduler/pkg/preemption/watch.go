@@ -17,7 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// watch has the room learn what opens budgets, and which pods are gone.
+// watch informs the room about budgets that open, and pods that are gone.
 func (w *waitingRoom) watch(factory informers.SharedInformerFactory) error {
 	_, err := podcache.AddHandlers(
 		podcache.Handled{Informer: factory.Policy().V1().PodDisruptionBudgets().Informer(), Handler: podcache.HandlerOf(w.budgetChanged)},
@@ -31,8 +31,8 @@ func (w *waitingRoom) budgetChanged(before, after *policyv1.PodDisruptionBudget)
 	if before == nil {
 		return
 	}
-	// Pods may be free of a budget that is gone or whose spec has changed, and pods that are not
-	// ready of one whose others are.
+	// A deletion or a change of the spec may release pods of the budget. So may other pods that
+	// become ready, if the budget allows the eviction of unready pods.
 	all := after == nil || before.Generation != after.Generation || !pdb.LetsUnreadyGo(before) && pdb.LetsUnreadyGo(after)
 	if all || pdb.Room(after) > pdb.Room(before) {
 		w.forgetRefusals(pdb.NameOf(before))
@@ -51,14 +51,14 @@ func (w *waitingRoom) podChanged(before, after *corev1.Pod) {
 	case after == nil:
 		w.forgetPod(before.UID)
 	case before == nil, before.Spec.NodeName == "", after.DeletionTimestamp != nil:
-		// The end of a pod that is terminating wakes whom it helps.
+		// The deletion event of a terminating pod already wakes the waiters.
 	case pdb.IsReady(before) != pdb.IsReady(after), pdb.Holds(before) != pdb.Holds(after), !maps.Equal(before.Labels, after.Labels):
 		w.openFreed(before, after)
 	}
 }
 
-// openFreed opens the budgets that no longer select a pod or that it no longer uses up: it may be a
-// victim now.
+// openFreed opens the budgets that no longer select a pod, or that its removal no longer affects:
+// the pod may be a victim now.
 func (w *waitingRoom) openFreed(before, after *corev1.Pod) {
 	w.mu.Lock()
 	used := len(w.waiters) > 0

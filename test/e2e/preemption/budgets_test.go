@@ -81,7 +81,7 @@ func (w world) pending(t *testing.T, name string, priority int32) {
 // waitHeld waits until the pod's condition says that budgets hold it up.
 func (w world) waitHeld(t *testing.T, name string) {
 	t.Helper()
-	want := "1 node(s) with pods that PodDisruptionBudgets protect; preempting them takes priority 1000."
+	want := "1 node(s) with pods that PodDisruptionBudgets protect; preempting them needs priority 1000."
 	framework.Eventually(t, name+" says what holds it up", func(ctx context.Context) (bool, error) {
 		pod, err := cluster.As(t).Kube.CoreV1().Pods(w.namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {

@@ -84,7 +84,7 @@ func TestMessageOfAPodThatIsHeldUp(t *testing.T) {
 // heldMessage is the message of a pod that may run on one of the nodes, which is held.
 func heldMessage(nodes int) string {
 	filters := []string{"1 Insufficient cpu"}
-	preemption := []string{"1 node(s) with pods that PodDisruptionBudgets protect; preempting them takes priority 1000"}
+	preemption := []string{"1 node(s) with pods that PodDisruptionBudgets protect; preempting them needs priority 1000"}
 	if others := nodes - 1; others > 0 {
 		filters = append(filters, fmt.Sprintf("%d node(s) didn't match Pod's node affinity/selector", others))
 		preemption = append(preemption, fmt.Sprintf("%d Preemption is not helpful for scheduling", others))

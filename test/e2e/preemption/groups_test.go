@@ -51,7 +51,7 @@ func TestBudgetHoldsUpAGroup(t *testing.T) {
 	judge := w.judgeBudgets(t, 4, "web")
 
 	w.gang(t, "gang", 100)
-	const why = " pods were not considered as victims, because PodDisruptionBudgets protect them; preempting them takes priority 1000"
+	const why = " pods were not considered as victims, because PodDisruptionBudgets protect them; preempting them needs priority 1000"
 	waitEvent(t, w.namespace, "PreemptionHeldBack", "gang", "4"+why)
 	// One place is not enough for both.
 	w.allowAndNote(t, judge, "web", 1)

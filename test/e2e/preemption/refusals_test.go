@@ -135,9 +135,9 @@ func TestMissingRightsEndTheScheduler(t *testing.T) {
 	config := schedulerConfig(t, func(config map[string]any) {
 		config["clientConnection"].(map[string]any)["kubeconfig"] = kubeconfig(t, account)
 	})
-	wantRefusal(t, config, "HauloutPreemption cannot read PriorityClasses", "the ClusterRole haulout-scheduler grants it")
+	wantRefusal(t, config, "HauloutPreemption cannot read PriorityClasses", "the ClusterRole haulout-scheduler grants this right")
 	cluster.Grant(t, user, rbacv1.PolicyRule{
 		APIGroups: []string{"scheduling.k8s.io"}, Resources: []string{"priorityclasses"}, Verbs: []string{"list", "get", "watch"},
 	})
-	wantRefusal(t, config, "HauloutPreemption must not create pods/eviction", "the ClusterRole haulout-scheduler grants it")
+	wantRefusal(t, config, "HauloutPreemption may not create pods/eviction", "the ClusterRole haulout-scheduler grants this right")
 }

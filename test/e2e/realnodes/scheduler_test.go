@@ -55,7 +55,7 @@ func testSecondScheduler(t *testing.T, c *framework.Cluster) {
 	}, metav1.CreateOptions{}))(t)
 
 	takeSlot(t, c, namespace, "important", c.PriorityClass(t, 100))
-	waitScheduled(t, c, namespace, "important", false, "PodDisruptionBudgets protect; preempting them takes priority 1000.")
+	waitScheduled(t, c, namespace, "important", false, "PodDisruptionBudgets protect; preempting them needs priority 1000.")
 	_ = must.Get(budgets.Patch(t.Context(), "guarded", types.MergePatchType,
 		[]byte(`{"spec":{"minAvailable":0}}`), metav1.PatchOptions{}))(t)
 	waitScheduled(t, c, namespace, "important", true, "")
