@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Drains four simulated nodes of a cluster of its own, puts them back, and checks what it can see
-# with kubectl. `make demo` builds what it needs and runs it.
+# Drains four simulated nodes of a separate cluster, puts them back, and checks the results that
+# kubectl shows. `make demo` builds the programs and runs this script.
 #
 #   KEEP=1             leave the cluster up
 #   NODES=20           number of nodes, at least 8
-#   CLUSTER_DIR=FOLDER folder of the cluster; it must not hold one
+#   CLUSTER_DIR=FOLDER folder of the cluster; it must not contain a cluster
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 
@@ -22,14 +22,14 @@ if [[ -n "${CLUSTER_DIR:-}" && -e "${CLUSTER_DIR}/state.json" ]]; then
 fi
 [[ $# == 0 ]] || exit 0
 DIR="$(realpath -m "${CLUSTER_DIR:-.cluster-demo}")"
-# The cluster is set up by flags: the variables of a user are meant for another one.
+# The cluster is set up by flags, not by the user's variables, which are meant for another cluster.
 unset CLUSTER_DIR
 export KUBECONFIG="${DIR}/kubeconfig" PATH="${ROOT}/bin:${PATH}"
 
 bold="" plain=""
 if [[ -t 1 && -z "${NO_COLOR:-}" ]]; then bold=$'\e[1m' plain=$'\e[0m'; fi
 title() { printf '\n%s%s%s\n' "${bold}" "$*" "${plain}"; }
-# shown COMMAND... prints a command as one would type it, and runs it.
+# shown COMMAND... prints a command as a user would type it, and runs it.
 shown() { printf '%s$ %s%s\n' "${bold}" "$*" "${plain}"; "$@"; }
 
 # workloads_ready waits until each workload has all its pods, and they are ready.
@@ -67,7 +67,7 @@ trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# check TEXT COMMAND... reports whether a promise was kept.
+# check TEXT COMMAND... reports whether an expectation is met.
 failed=0
 check() {
 	local text="$1"
@@ -89,7 +89,7 @@ kubectl -n shop wait pods -l app=debug --for=condition=Ready --timeout=1m >/dev/
 shown kubectl get deployments,statefulsets,daemonsets,poddisruptionbudgets -A
 
 title "3. Take ${DRAINED} nodes out of service"
-# Every change of a budget, beginning with how it is now.
+# Record every change of a budget, beginning with its present state.
 kubectl get poddisruptionbudgets -A --watch --no-headers -o custom-columns=:.metadata.namespace,:.metadata.name,:.status.currentHealthy,:.status.desiredHealthy \
 	>"${budgets}" &
 watching=$!
@@ -111,7 +111,8 @@ closed="$(kubectl get nodes -o jsonpath='{range .items[?(@.spec.unschedulable)]}
 marked="$(kubectl get nodes -o jsonpath='{.items[*].metadata.annotations}' | grep -o 'maintenance\.haulout\.dev/[a-z-]*' || true)"
 
 title "What was checked"
-# Of each budget: the healthy pods that it needs, by its first line, and the fewest that it had.
+# For each budget: the required number of healthy pods, from its first line, and the minimum that it
+# had.
 lowest="$(awk '{ b = $1 "/" $2 } !(b in need) { need[b] = $4; low[b] = $3 } $3 < low[b] { low[b] = $3 }
 	END { for (b in need) print b, need[b], low[b] }' "${budgets}" | sort)"
 echo "${lowest}" | awk '{ printf "          budget %s needs %d healthy pods and never had fewer than %d\n", $1, $2, $3 }'

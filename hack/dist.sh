@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Collects in bin/dist what a release has: archives of the server, the node agent, the scheduler and
-# the kubectl plugin, images, the chart, manifests, a list of the modules in each program
-# (CycloneDX), and checksums. `make dist` has built all but the archives.
+# Collects the files of a release in bin/dist: archives of the server, the node agent, the scheduler
+# and the kubectl plugin, images, the chart, manifests, a list of the modules in each program
+# (CycloneDX), and checksums. `make dist` has built all of them except the archives.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 : "${VERSION:?the version of the release}" "${PLATFORMS:?the platforms of the server}"
 cyclonedx="$(cyclonedx_gomod)"
@@ -10,14 +10,14 @@ out=bin/dist
 rm -rf "${out}"
 mkdir -p "${out}"
 
-# The same files give the same archive.
+# The same files always give the same archive.
 pack() { # ARCHIVE FOLDER NAME...
 	local archive="$1" folder="$2"
 	shift 2
 	tar -C "${folder}" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - "$@" | gzip -n >"${out}/${archive}"
 }
 
-# bill PROGRAM NAME writes which modules a program has in it, as the Go linker recorded them.
+# bill PROGRAM NAME writes the list of the modules in a program, as the Go linker recorded them.
 bill() {
 	"${cyclonedx}" bin -json -noserial -notimestamp -std -version "${VERSION}" -output "${out}/$2.cdx.json" "$1"
 }
@@ -34,7 +34,7 @@ for program in haulout-apiserver haulout-node-agent haulout-scheduler; do
 	done
 	pack "${program}-image.oci.tar.gz" "bin/image/${program}" .
 done
-# The node agent of Windows; its image is made from an image that only its users may choose.
+# The node agent for Windows. Users build its image from a base image that only they may choose.
 for arch in amd64 arm64; do
 	name="haulout-node-agent_windows_${arch}"
 	folder="$(mktemp -d)"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Searches for input that breaks a reader: runs each fuzz target of the packages for a while.
+# Searches for input that breaks a parser: runs each fuzz target of the packages for a while.
 #
 #   hack/fuzz.sh TIME PACKAGE...
 #
-# A target fails if it has written the input that breaks it, or for any other reason than its time:
-# before Go 1.27 a target sometimes fails with `context deadline exceeded` when its time is over and
-# nothing was found (golang.org/issue/75804).
+# A target fails if it has written an input that breaks it, or for any reason other than the end of
+# its time: before Go 1.27, a target sometimes fails with `context deadline exceeded` at the end of
+# its time without a finding (golang.org/issue/75804).
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 
@@ -17,8 +17,8 @@ ran=0 failed=""
 for package in "$@"; do
 	for target in $(go test "${package}" -list='^Fuzz' | grep '^Fuzz'); do
 		ran=$((ran + 1))
-		# What is found new is made smaller for a second only: by default it is a minute, in which
-		# nothing else is tried.
+		# Limit the minimization of new findings to a second: the default is a minute, in which nothing
+		# else is tried.
 		if go test "${package}" -run='^$' -fuzz="^${target}\$" -fuzztime="${duration}" -fuzzminimizetime=1s 2>&1 | tee "${log}"; then
 			continue
 		fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the kubectl plugin for each of PLATFORMS into archives under bin/krew, and beside them a
-# manifest for krew, the package manager of kubectl plugins, with their checksums. KREW_URI is where
-# the archives are to be downloaded from.
+# Builds the kubectl plugin for each of PLATFORMS into archives in bin/krew, and a manifest with
+# their checksums for krew, the package manager of kubectl plugins. KREW_URI is the URL of the
+# archives.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 : "${VERSION:?the version of the plugin}" "${PLATFORMS:=linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64}" "${KREW_URI:=https://example.invalid}"
 cd "${ROOT}"

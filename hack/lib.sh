@@ -6,11 +6,10 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 MODULE="haulout.dev/haulout"
 # The Go modules of this repository, as folders.
 MODULES=(. hack/chart hack/image scheduler test/cluster test/monitoring test/realnodes)
-# A checkout that belongs to another user would stop each build with an error about its version
-# control.
+# Otherwise each build in a checkout of another user would fail with an error about version control.
 export GOFLAGS="${GOFLAGS:+${GOFLAGS} }-buildvcs=false"
 
-# pinned NAME prints a version from the Makefile, where all of them stand.
+# pinned NAME prints a version from the Makefile, which has all of them.
 pinned() {
 	local version
 	version="$(sed -n "s/^$1 := //p" "${ROOT}/Makefile")"
@@ -18,14 +17,14 @@ pinned() {
 	echo "${version}"
 }
 
-# code_generator_version prints the version of the generators, which is that of the Kubernetes
+# code_generator_version prints the version of the generators, which equals that of the Kubernetes
 # libraries.
 code_generator_version() {
 	(cd "${ROOT}" && go list -m -f '{{.Version}}' k8s.io/apimachinery)
 }
 
-# codegen_hash prints a hash of the types, of the versions of the generators, and of all that
-# hack/update-codegen.sh has generated.
+# codegen_hash prints a hash of the types, of the versions of the generators, and of all files
+# that hack/update-codegen.sh generates.
 codegen_hash() {
 	cd "${ROOT}"
 	{
@@ -33,7 +32,7 @@ codegen_hash() {
 		go list -m k8s.io/api k8s.io/kube-openapi
 		pinned GOGO_PROTOBUF_VERSION
 		pinned GOIMPORTS_VERSION
-		# A tag in a folder where nothing was generated yet.
+		# A tag in a folder without generated code.
 		grep -rhE --include='*.go' '^[[:space:]]*// ?\+(k8s:|genclient|groupName)' pkg | sort
 		{
 			ls hack/update-codegen.sh hack/update-protobuf.sh hack/boilerplate.go.txt hack/openapi-violations.list
@@ -43,14 +42,14 @@ codegen_hash() {
 	} | sha256sum
 }
 
-# module_dir PATH VERSION prints the folder of a module in the module cache, fetching it first if
-# need be.
+# module_dir PATH VERSION prints the folder of a module in the module cache. It downloads the module
+# if necessary.
 module_dir() {
 	go mod download -json "$1@$2" | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",\{0,1\}$/\1/p'
 }
 
-# tool NAME PACKAGE VERSION prints the path of a program. It is built first if bin/tools doesn't
-# have that version, built by this Go.
+# tool NAME PACKAGE VERSION prints the path of a program. It builds the program first unless
+# bin/tools has that version, built by this Go.
 tool() {
 	local folder
 	folder="${ROOT}/bin/tools/$1-$3-$(go env GOVERSION)"
@@ -107,7 +106,7 @@ cyclonedx_gomod() {
 	tool cyclonedx-gomod github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod "$(pinned CYCLONEDX_GOMOD_VERSION)"
 }
 
-# hand_written_go prints the Go files that no program has written, each followed by a NUL.
+# hand_written_go prints the hand-written Go files, each followed by a NUL.
 hand_written_go() {
 	local file
 	while IFS= read -r -d '' file; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints how many lines of Go this repository has that people write: production code, and tests with
-# everything below a test/.
+# Prints the number of hand-written lines of Go in this repository: production code, and tests
+# including everything below a test/.
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds haulout-apiserver of the commit PREVIOUS as bin/previous/haulout-apiserver, for tests that
-# run it beside the present one. The folder also has its roles, under names of their own. The
-# default is the newest commit that is a day older than this one: the commit before this one has
-# most often the same server.
+# run it together with the present one. The folder also has its roles, under separate names. The
+# default is the newest commit that is a day older than this one: the server of the preceding commit
+# is usually the same.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 
@@ -28,7 +28,7 @@ rm -rf "${folder}"
 mkdir -p "${folder}/source"
 git archive "${commit}" | tar -x -C "${folder}/source"
 (cd "${folder}/source" && go build -o "${folder}/haulout-apiserver" ./cmd/apiserver)
-# It needs the rights that it came with.
+# The previous server needs the rights of its own commit.
 cp "${folder}/source/artifacts/base/rbac-server.yaml" "${folder}/"
 printf 'namePrefix: previous-\nresources: [rbac-server.yaml]\n' >"${folder}/kustomization.yaml"
 rm -rf "${folder}/source"

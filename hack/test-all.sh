@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs all tests for `make test`, and says in the end which ones this machine could not run.
+# Runs all tests for `make test`, and finally prints which ones this machine could not run.
 #
 #   hack/test-all.sh MAKE TARGET...
 #
-# A target that fails keeps no later one from running, so that one round shows all failures.
+# If a target fails, the later ones still run, so that one run shows all failures.
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 make="$1"

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Runs `go test` in the working directory, with the given arguments. Unlike it, this fails when no
-# test ran: go test is content with a pattern that matches nothing. Without -v, it shows the output
-# of the packages that failed. What failed, and why, is said once more at the end, since a test that
-# fails may show the whole state of a cluster.
+# Runs `go test` in the working directory, with the given arguments. In contrast to `go test`, it
+# fails if no test ran, for example because a pattern matches nothing. Without -v, it shows the
+# output of failed packages. It repeats the failures and their causes at the end, since a failed
+# test may log the whole state of a cluster.
 #
-# It appends to these files, for those that are set:
-#   TEST_FAILURES  what failed
+# It appends to these files, if the variables are set:
+#   TEST_FAILURES  the failures
 #   TEST_TIMES     the seconds, the package and the name of each test
-#   TEST_LEFT_OUT  which tests this machine could not run, and what it lacks
+#   TEST_LEFT_OUT  the tests that this machine could not run, and what it lacks
 set -o errexit -o nounset -o pipefail
 export GOFLAGS="${GOFLAGS:+${GOFLAGS} }-buildvcs=false"
 
-# The race detector is written in C. With it, each test program gets one processor, and as many run
-# side by side as there are processors: in Go 1.26 two goroutines of a synctest bubble that receive
-# from timers which are due, such as time.After(0), share a context of the race detector, and on two
-# processors that ends the program with SIGSEGV. The race detector judges by the order of accesses
-# and finds races on one processor, too.
+# The race detector is written in C. With it, each test program gets one processor, and as many
+# programs run in parallel as there are processors. The reason is a bug: in Go 1.26, two goroutines
+# of a synctest bubble that receive from expired timers, such as time.After(0), share a context of
+# the race detector, and on two processors the program ends with SIGSEGV. The race detector uses the
+# order of accesses and also finds races on one processor.
 if [[ " $* " == *' -race '* ]]; then
 	export CGO_ENABLED=1 GOMAXPROCS=1
 	set -- -p "$(nproc)" "$@"
@@ -24,9 +24,9 @@ fi
 LOG="$(mktemp)"
 trap 'rm -f "${LOG}"' EXIT
 
-# The first lines of what the failed tests have logged, the last ten of each. Of a package that
-# failed without a failed test, because its process was killed or broke: what the runtime says about
-# that, or else its last lines.
+# The first log lines of the failed tests, and the last ten of each. If a package failed without a
+# failed test, because its process was killed or crashed: the report of the runtime, or else its
+# last lines.
 failures() {
 	echo "=== What failed"
 	awk '
@@ -53,7 +53,7 @@ failures() {
 		}' "${LOG}"
 }
 
-# What a package has written if it failed, or everything with -v.
+# The output of a failed package, or with -v of every package.
 shown() {
 	if [[ " $* " == *' -v '* ]]; then
 		cat
@@ -66,7 +66,7 @@ shown() {
 	fi
 }
 
-# The times of the tests, and what was left out.
+# The times of the tests, and the skipped tests.
 times() {
 	awk '
 		/^--- (PASS|FAIL|SKIP): / { gsub(/[()s]/, "", $4); line[count++] = $4 " %s " $3 }

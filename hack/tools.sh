@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches and builds the tools of the other scripts, which otherwise each does by itself.
+# Downloads and builds the tools of the other scripts, which otherwise do this on demand.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 golangci_lint
 kustomize

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Puts the licence header of hack/boilerplate.go.txt on each hand-written Go file that lacks it.
+# Adds the licence header of hack/boilerplate.go.txt to each hand-written Go file that lacks it.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 hand_written_go | while IFS= read -r -d '' file; do

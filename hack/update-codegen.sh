@@ -41,7 +41,7 @@ kube::codegen::gen_openapi \
 	--boilerplate hack/boilerplate.go.txt \
 	pkg/apis
 
-# To a file first: the failure of a command in a process substitution goes unnoticed.
+# Write to a file first: a failure in a process substitution would be ignored.
 models="$(mktemp)"
 trap 'rm -f "${models}"' EXIT
 go run "${MODULE}/pkg/generated/openapi/cmd/models-schema" >"${models}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the pages of docs/ that come from the code: metrics, events and the API reference.
+# Generates the pages of docs/ that come from the code: metrics, events and the API reference.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 go run ./hack/docs docs

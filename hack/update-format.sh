@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Formats the Go files as .golangci.yaml says: gofmt, and imports in three groups (standard library,
-# others, ours).
+# Formats the Go files according to .golangci.yaml: gofmt, and imports in three groups (standard
+# library, others, ours).
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lint="$(golangci_lint)"
 cd "${ROOT}"

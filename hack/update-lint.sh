@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Applies the fixes that the linters offer.
+# Applies the automatic fixes of the linters.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lint="$(golangci_lint)"
 for module in "${MODULES[@]}"; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes generated.proto, generated.pb.go and their companions of the versioned API types.
+# Generates generated.proto, generated.pb.go and related files of the versioned API types.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 CODE_GENERATOR_VERSION="$(code_generator_version)"
@@ -18,8 +18,8 @@ go install "k8s.io/code-generator/cmd/go-to-protobuf/protoc-gen-gogo@${CODE_GENE
 go install "golang.org/x/tools/cmd/goimports@${GOIMPORTS_VERSION}"
 export PATH="${GOBIN}:${PATH}"
 
-# The generator finds packages and .proto files by import path below one folder, so that folder is
-# laid out here from the module cache.
+# The generator finds packages and .proto files by import path below a single folder, so this script
+# builds that folder from the module cache.
 SCRATCH="$(mktemp -d)"
 cleanup() {
 	chmod -R u+w "${SCRATCH}"
@@ -34,8 +34,8 @@ lay_out() { # MODULE VERSION
 lay_out k8s.io/api "${CODE_GENERATOR_VERSION}"
 lay_out k8s.io/apimachinery "${CODE_GENERATOR_VERSION}"
 lay_out github.com/gogo/protobuf "${GOGO_PROTOBUF_VERSION}"
-# Only the .proto files are needed: its own, and google/protobuf/descriptor.proto, which Debian's
-# protobuf-compiler does not bring.
+# Only these .proto files are needed: the generator's own, and google/protobuf/descriptor.proto,
+# which Debian's protobuf-compiler does not contain.
 find "${SCRATCH}/github.com" -type f ! -name '*.proto' -delete
 mkdir -p "${SCRATCH}/$(dirname "${MODULE}")"
 ln -s "${ROOT}" "${SCRATCH}/${MODULE}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Generates all code in a copy of the tree and prints where it differs from this tree, which is not
-# changed. Without --full, it does so only if the types, the generators or the generated code are
-# not those of hack/codegen.stamp, which hack/update-codegen.sh writes.
+# Generates all code in a copy of the tree and prints the differences from this tree, which it does
+# not change. Without --full, it does so only if the types, the generators or the generated code
+# differ from hack/codegen.stamp, which hack/update-codegen.sh writes.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 
@@ -18,7 +18,7 @@ git ls-files -z --cached --others --exclude-standard |
 	while IFS= read -r -d '' file; do [[ ! -f "${file}" ]] || printf '%s\0' "${file}"; done |
 	tar --create --null --files-from - | tar --extract --directory "${SCRATCH}/committed"
 cp -r "${SCRATCH}/committed/." "${SCRATCH}/generated/"
-# The generators need not be linked twice.
+# Avoid linking the generators twice.
 mkdir -p bin/codegen
 ln -s "${ROOT}/bin/codegen" "${SCRATCH}/generated/bin/codegen"
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks that the pages of docs/ that come from the code are what hack/update-docs.sh would write,
-# and that all pages keep the rules of test/docs.
+# Checks that the generated pages of docs/ are up to date, see hack/update-docs.sh, and that all
+# pages follow the rules of test/docs.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 SCRATCH="$(mktemp -d)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prints which Go files hack/update-format.sh would change, and which comments, also of scripts and
-# manifests, are wider than 100 columns, where a tab counts as four.
+# Prints which Go files hack/update-format.sh would change, and which comments (including those of
+# scripts and manifests) are wider than 100 columns, where a tab counts as four.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lint="$(golangci_lint)"
 cd "${ROOT}"

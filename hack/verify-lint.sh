@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs golangci-lint over all modules, tests included, kube-api-linter over the API types, go vet
-# over what is compiled for Windows alone, and has bash read the shell scripts.
+# Runs golangci-lint on all modules including tests, kube-api-linter on the API types, go vet on the
+# code that is only compiled for Windows, and a syntax check of the shell scripts.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 lint="$(golangci_lint)"
 failed=

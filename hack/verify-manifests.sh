@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds each kustomization of artifacts/ and checks what comes out with hack/manifests; checks the
-# examples, too.
+# Builds each kustomization of artifacts/ and checks the result with hack/manifests; also checks the
+# examples.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 kustomize="$(kustomize)"
 cd "${ROOT}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks whether `go mod tidy` would change a go.mod or go.sum, and whether the root module and
-# test/cluster use the same versions of what both build, and scheduler the same Kubernetes.
-# test/monitoring builds hardly anything of it.
+# Checks whether `go mod tidy` would change a go.mod or go.sum, whether the root module and
+# test/cluster use the same versions of their common dependencies, and whether scheduler uses the
+# same Kubernetes. test/monitoring has almost no common dependencies.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 failed=
 for module in "${MODULES[@]}"; do
@@ -9,7 +9,7 @@ for module in "${MODULES[@]}"; do
 	go mod tidy -diff || { echo "${module}/go.mod is not tidy: run hack/update-tidy.sh (make update)" >&2; failed=1; }
 done
 
-# versions prints the modules that the packages below the working directory are built from.
+# versions prints the modules of the packages below the working directory.
 versions() {
 	go list -deps -f '{{with .Module}}{{.Path}} {{with .Replace}}{{.Version}}{{else}}{{.Version}}{{end}}{{end}}' ./... | sort -u
 }
@@ -20,7 +20,8 @@ if [[ -n "${differing}" ]]; then
 fi
 
 # haulout-scheduler wraps kube-scheduler's own code, and the tests run it on the control plane of
-# test/cluster: one version of Kubernetes for all. k8s.io/api v0.37.1 belongs to Kubernetes v1.37.1.
+# test/cluster, so all of them use one version of Kubernetes. k8s.io/api v0.37.1 belongs to
+# Kubernetes v1.37.1.
 kubernetes="$(for module in . test/cluster scheduler; do
 	sed -nE 's#^\t(k8s\.io/(kubernetes|api|apimachinery|client-go)) v[01]\.([^ ]+).*#\3#p' "${ROOT}/${module}/go.mod" | sed "s#^#${module} #"
 done | sort -u)"

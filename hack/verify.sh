@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs each hack/verify-*.sh, or those whose names are given (`hack/verify.sh format tidy`), and
-# ends with what each took.
+# Runs each hack/verify-*.sh, or only the named ones (`hack/verify.sh format tidy`), and finally
+# prints the time of each.
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 checks=("$@")
 if [[ $# == 0 ]]; then

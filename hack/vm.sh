@@ -4,17 +4,18 @@
 #
 #   hack/vm.sh [--systemd] SCRIPT [ARGUMENT...]    SCRIPT is a path below the root of the repository
 #
-# The machine has the files of this one, read-only below a layer in memory: what the script writes
-# is lost. It has loopback and no other network. QEMU emulates it, without KVM: expect everything to
-# take ten to twenty times as long. Needs Debian and root; QEMU and the kernel are Debian's.
+# The machine has a read-only view of the files of this one, below a layer in memory: the script's
+# writes are lost. It has loopback and no other network. QEMU emulates it without KVM: expect
+# everything to take ten to twenty times as long. Needs Debian and root; QEMU and the kernel are
+# Debian's.
 #
 # With --systemd, systemd is the first process, and the script is a service. The layer is on a disk,
-# so that the script may reboot the machine: it is then run again after the boot, until it ends with
-# another exit code than 99.
+# so that the script may reboot the machine: it runs again after the boot, until it ends with an
+# exit code other than 99.
 #
 #   VM_MEMORY=8G  VM_PROCESSORS=2  VM_TIMEOUT=20m
 #   VM_ARGUMENTS=systemd.journald.forward_to_console=1  more arguments for the kernel: this one
-#   shows the journal in bin/vm/console.log, also while the machine goes down
+#   shows the journal in bin/vm/console.log, even while the machine goes down
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "${ROOT}"
 
@@ -43,7 +44,7 @@ if [[ ${#packages[@]} != 0 ]]; then
 	DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${packages[@]}"
 fi
 
-# The kernel is unpacked and not installed: this machine goes on with its own.
+# Unpack the kernel without installing it: this machine keeps its own.
 if [[ ! -e "${DIR}/kernel/ready" ]]; then
 	echo "Fetching a kernel"
 	rm -rf "${DIR}/kernel" && mkdir -p "${DIR}/kernel"
@@ -55,7 +56,7 @@ if [[ ! -e "${DIR}/kernel/ready" ]]; then
 fi
 version="$(basename "${DIR}"/kernel/lib/modules/*)"
 
-# The first file system: a shell, and the modules that it takes to mount the shared one.
+# The initial file system: a shell, and the modules for mounting the shared one.
 work="$(mktemp -d)"
 files_pid=""
 finish() {
@@ -71,8 +72,8 @@ for module in virtio virtio_ring virtio_pci_legacy_dev virtio_pci_modern_dev vir
 done
 (cd "${work}/first" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1) >"${work}/initrd.gz"
 
-# What the machine has to know, read by hack/vm/start.sh. It is in the repository, for the machine
-# shows nothing that is mounted below the root of this one.
+# The settings for hack/vm/start.sh. The file is in the repository, because the machine does not see
+# mounts below the root of this one.
 printf '%q ' "${ROOT}/$1" "${@:2}" >"${DIR}/command"
 printf '%s\n' "${PATH}" >"${DIR}/path"
 
@@ -87,7 +88,7 @@ if [[ -n "${systemd}" ]]; then
 	mke2fs -q -t ext4 "${DIR}/disk" 16G >/dev/null
 	options=(-drive "file=${DIR}/disk,format=raw,if=virtio,cache=writeback")
 	arguments+=" haulout.systemd systemd.unit=multi-user.target systemd.firstboot=off systemd.show_status=off"
-	# No user logs in.
+	# There are no logins.
 	for unit in serial-getty@ttyS0.service console-getty.service getty@tty1.service getty-static.service; do
 		arguments+=" systemd.mask=${unit}"
 	done

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command chart packages the Helm chart of charts/haulout. The package has copies of the files that
-// the chart shares with artifacts/base, in place of links to them.
+// Command chart packages the Helm chart of charts/haulout. The package contains copies of the files
+// that the chart shares with artifacts/base, not links to them.
 package main
 
 import (
@@ -19,7 +19,7 @@ import (
 func main() {
 	chart := pflag.String("chart", "charts/haulout", "folder of the chart")
 	out := pflag.String("out", "", "folder for the package (required)")
-	version := pflag.String("version", "", "version of the program, which the chart gets, as in v0.1.0 (required)")
+	version := pflag.String("version", "", "version of the program and of the chart, such as v0.1.0 (required)")
 	appVersion := pflag.String("app-version", "", "default tag of the image; empty means the version")
 	pflag.Parse()
 	path, err := pack(*chart, *out, *version, *appVersion)
@@ -53,8 +53,8 @@ func pack(folder, out, version, appVersion string) (string, error) {
 	return util.Save(chart, out)
 }
 
-// chartVersion returns the semantic version of a program's version. That of a build without a tag
-// is only the name of its commit.
+// chartVersion converts the version of the program to a semantic version. A build without a tag has
+// only a commit.
 func chartVersion(version string) string {
 	if number, tagged := strings.CutPrefix(version, "v"); tagged {
 		return number

@@ -19,11 +19,11 @@ import (
 // typePrefix starts the names of our types in the OpenAPI.
 const typePrefix = "dev.haulout.haulout.pkg.apis.maintenance.v1alpha1."
 
-// kinds are in the order of the page. Each is followed by the types of its fields.
+// kinds are the kinds in the order of the page. The types of its fields follow each kind.
 var kinds = []string{"NodeMaintenance", "Evacuation", "NodeMaintenancePreview"}
 
-// writeAPIReference writes the page about every kind and field of the API, with the comments of the
-// Go types, as the server publishes them in its OpenAPI.
+// writeAPIReference writes the page about every kind and field of the API. The texts are the
+// comments of the Go types, which the server publishes in its OpenAPI.
 func writeAPIReference(w io.Writer, _ *source) error {
 	return writeTypes(w, openapi.GetOpenAPIDefinitions(spec.MustCreateRef))
 }
@@ -50,13 +50,13 @@ func writeTypes(w io.Writer, definitions map[string]common.OpenAPIDefinition) er
 	}
 	for name := range definitions {
 		if strings.HasPrefix(name, typePrefix) && !strings.HasSuffix(name, "List") && !shown[name] {
-			return fmt.Errorf("%s is not reached from %q", name, kinds)
+			return fmt.Errorf("no field of %[2]q refers to type %[1]s", name, kinds)
 		}
 	}
 	return nil
 }
 
-// writeType writes one type and returns those of ours that its fields refer to.
+// writeType writes one type, and returns the types of this API to which its fields refer.
 func writeType(w io.Writer, name string, schema *spec.Schema) []string {
 	fmt.Fprintf(w, "\n## %s\n\n%s\n\n| field | type | |\n|---|---|---|\n", name, wrapped(schema.Description))
 	var next []string
@@ -82,10 +82,10 @@ func writeType(w io.Writer, name string, schema *spec.Schema) []string {
 	return next
 }
 
-// columns is how wide a line of prose on a page may be; test/docs checks it.
+// columns is the maximum width of prose on a page; test/docs checks it.
 const columns = 100
 
-// wrapped returns a text in lines of at most that many columns.
+// wrapped wraps a text at that width.
 func wrapped(text string) string {
 	var out strings.Builder
 	column := 0
@@ -105,7 +105,8 @@ func wrapped(text string) string {
 	return out.String()
 }
 
-// typeOf returns how a page names the type of a field, and which type it refers to, if any.
+// typeOf returns the name of a field's type for the page, and the type of this API to which the
+// field refers, if any.
 func typeOf(schema *spec.Schema) (kind, ref string) {
 	if ref := schema.Ref.String(); ref != "" {
 		return linkTo(ref), ref
@@ -130,7 +131,7 @@ func typeOf(schema *spec.Schema) (kind, ref string) {
 	return "any", ""
 }
 
-// linkTo names a type, with a link to its section.
+// linkTo returns the name of a type as a link to its section.
 func linkTo(ref string) string {
 	short := ref[strings.LastIndex(ref, ".")+1:]
 	if strings.HasPrefix(ref, typePrefix) {

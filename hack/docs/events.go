@@ -38,14 +38,14 @@ type eventReason struct {
 	warning               bool
 }
 
-// defaultAbout is what the functions and literals that make events tell about, by their names,
-// those of one package alone with its name.
+// defaultAbout maps the functions and literals that create events to the object of the event. The
+// key begins with the package if the name is only valid there.
 var defaultAbout = map[string]string{
 	"nodeEvent": "node", "tell": "node", "maintenanceEvent": "NodeMaintenance", "evacuation.event": "pod", "deployment.event": "Deployment",
 }
 
-// aboutSentence ends the comment of a reason of which its sender's name does not tell what it is
-// about.
+// aboutSentence is the last sentence of a reason's comment if defaultAbout does not determine the
+// object.
 var aboutSentence = regexp.MustCompile(` About (?:the|a|its) ([A-Za-z ]+)\.`)
 
 // writeEvents writes the page about events.
@@ -66,7 +66,7 @@ func writeEvents(out io.Writer, code *source) error {
 	return page.Flush()
 }
 
-// eventsOf finds the constants EventX of files with reasons of events, and what sends them.
+// eventsOf finds the constants EventX in files with event reasons, and the calls that use them.
 func eventsOf(code *source) ([]eventReason, error) {
 	var found []eventReason
 	for _, file := range code.files {
@@ -89,7 +89,7 @@ func eventsOf(code *source) ([]eventReason, error) {
 				comment := cmp.Or(constant.Doc, constants.Doc)
 				_, meaning, ok := strings.Cut(comment.Text(), name+": ")
 				if !ok {
-					return nil, code.errorAt(constant, "%s needs a comment that says when the event is sent, as in \"// %s: the node has …\"", name, name)
+					return nil, code.errorAt(constant, "%s needs a comment that describes when the event is sent, as in \"// %s: the node has …\"", name, name)
 				}
 				r := uses[name]
 				meaning = strings.Join(strings.Fields(meaning), " ")
@@ -98,7 +98,7 @@ func eventsOf(code *source) ([]eventReason, error) {
 					r.about, r.meaning = about[1], strings.TrimSpace(aboutSentence.ReplaceAllString(" "+meaning, ""))
 				}
 				if r.about == "" {
-					return nil, code.errorAt(constant, "nothing tells what %s is about: end its comment with \"About the node.\" or the like", name)
+					return nil, code.errorAt(constant, "the object of %s is unknown: end its comment with a sentence such as \"About the node.\"", name)
 				}
 				found = append(found, r)
 			}
@@ -110,7 +110,7 @@ func eventsOf(code *source) ([]eventReason, error) {
 	return found, nil
 }
 
-// usesIn finds the calls and literals of a package that have a reason beside the type of the event.
+// usesIn finds the calls and literals of a package that have an event type and a reason.
 func (s *source) usesIn(packageName string) map[string]eventReason {
 	uses := map[string]eventReason{}
 	for _, file := range s.files {

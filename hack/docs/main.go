@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command docs writes the pages of docs/ that come from the code into a folder: what the server
-// measures, the events that it sends, and the fields of its API.
+// Command docs generates the pages of docs/ that come from the code: the metrics of the server, the
+// events that it sends, and the fields of its API.
 package main
 
 import (
@@ -13,7 +13,7 @@ import (
 	"path/filepath"
 )
 
-// pages are what is written, by the names of the files.
+// pages maps file names to the functions that write the pages.
 var pages = map[string]func(io.Writer, *source) error{
 	"api-reference.md": writeAPIReference,
 	"events.md":        writeEvents,
@@ -31,7 +31,7 @@ func main() {
 	}
 }
 
-// run writes all pages into a folder, and none of them if one cannot be written.
+// run writes all pages to a folder; if a page fails, it writes none.
 func run(folder string) error {
 	code, err := readSource("pkg", "scheduler/pkg")
 	if err != nil {

@@ -28,8 +28,8 @@ const metricsTable = `
 |---|---|---|---|
 `
 
-// programs are the programs that serve metrics of their own, each with the prefix of its metric
-// names. The first program has all other metrics.
+// programs are the programs with their own metrics, and the prefixes of the metric names. The first
+// program has all other metrics.
 var programs = []struct{ title, prefix, where string }{
 	{"The server", "", ""},
 	{"The node agent", "haulout_node_agent_", "The agent of each node serves them at `metricsBindAddress` of [its\nconfiguration](node-agent.md), by default on the loopback address alone.\n"},
@@ -46,7 +46,7 @@ func programOf(name string) int {
 	return 0
 }
 
-// metric is one of the server's own.
+// metric is a metric of a program.
 type metric struct {
 	name, kind, stability, help string
 	labels                      []string
@@ -80,7 +80,7 @@ func writeMetrics(out io.Writer, code *source) error {
 	return page.Flush()
 }
 
-// metricsOf finds the calls that make metrics, as in metrics.NewGaugeVec(&metrics.GaugeOpts{…},
+// metricsOf finds the calls that create metrics, as in metrics.NewGaugeVec(&metrics.GaugeOpts{…},
 // []string{…}).
 func metricsOf(code *source) ([]metric, error) {
 	var found []metric
@@ -107,7 +107,7 @@ func metricsOf(code *source) ([]metric, error) {
 	return found, failed
 }
 
-// optionsOf returns the literal of a metric's options, and what kind of a metric it is.
+// optionsOf returns the literal with a metric's options, and the kind of the metric.
 func optionsOf(argument ast.Expr) (options *ast.CompositeLit, kind string) {
 	reference, ok := argument.(*ast.UnaryExpr)
 	if !ok {
@@ -145,7 +145,7 @@ func (s *source) metricOf(call *ast.CallExpr, options *ast.CompositeLit, kind st
 			continue
 		}
 		if *into, ok = text(field.Value); !ok {
-			return m, s.errorAt(field, "%s of a metric must be a literal, for the page about metrics to have it", key)
+			return m, s.errorAt(field, "%s of a metric must be a literal, so that it can be written to the page about metrics", key)
 		}
 	}
 	m.name = strings.Join(slices.DeleteFunc(parts[:], func(part string) bool { return part == "" }), "_")
@@ -153,7 +153,7 @@ func (s *source) metricOf(call *ast.CallExpr, options *ast.CompositeLit, kind st
 		return m, s.errorAt(options, "a metric needs a name and a help text")
 	}
 	if m.stability != "ALPHA" {
-		return m, s.errorAt(options, "%s is of stability %q; the page says that all are ALPHA", m.name, m.stability)
+		return m, s.errorAt(options, "%s has stability %q, but the page says that all are ALPHA", m.name, m.stability)
 	}
 	if len(call.Args) < 2 {
 		return m, nil

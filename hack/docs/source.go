@@ -20,7 +20,7 @@ type source struct {
 	files     []*ast.File
 }
 
-// readSource parses all Go files below a folder but tests and what is generated.
+// readSource parses all Go files below the folders, except tests and generated files.
 func readSource(folders ...string) (*source, error) {
 	s := &source{positions: token.NewFileSet()}
 	for _, folder := range folders {
@@ -53,12 +53,12 @@ func (s *source) add(path string, content any) error {
 	return err
 }
 
-// errorAt says what is wrong with the code, and where.
+// errorAt returns an error with its position in the code.
 func (s *source) errorAt(node ast.Node, format string, args ...any) error {
 	return fmt.Errorf("%s: %s", s.positions.Position(node.Pos()), fmt.Sprintf(format, args...))
 }
 
-// text returns the value of a string literal, or of several that are added up.
+// text returns the value of a string literal or of a concatenation of literals.
 func text(e ast.Expr) (string, bool) {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -72,7 +72,7 @@ func text(e ast.Expr) (string, bool) {
 	return "", false
 }
 
-// cell is a text as a cell of a table.
+// cell escapes a text for a cell of a table.
 func cell(s string) string {
 	return strings.ReplaceAll(strings.Join(strings.Fields(s), " "), "|", `\|`)
 }

@@ -154,7 +154,8 @@ func newImage(o options, platform v1.Platform, program string, created time.Time
 	return mutate.ConfigFile(image, config)
 }
 
-// pack returns a layer with the program, readable by all and writable by none.
+// pack returns a layer with the program, which all users may read and execute, and no user may
+// write.
 func pack(inside string, content []byte, created time.Time) ([]byte, error) {
 	var out bytes.Buffer
 	archive := tar.NewWriter(&out)

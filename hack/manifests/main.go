@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command manifests reads manifests from its standard input and says what a cluster would refuse or
-// take for something else: kinds and fields that do not exist, objects that are there twice, rights
-// without bounds. It needs no cluster.
+// Command manifests reads manifests from its standard input and reports what a cluster would reject
+// or misinterpret: unknown kinds and fields, duplicate objects, and rights without bounds. It needs
+// no cluster.
 package main
 
 import (
@@ -37,7 +37,7 @@ func main() {
 	fmt.Printf("%d checked\n", count)
 }
 
-// newDecoder returns a decoder of all manifests of artifacts/, which refuses unknown and repeated
+// newDecoder returns a decoder for all manifests of artifacts/. It rejects unknown and duplicate
 // fields.
 func newDecoder() runtime.Decoder {
 	scheme := runtime.NewScheme()
@@ -49,7 +49,7 @@ func newDecoder() runtime.Decoder {
 	return serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
 }
 
-// check returns how many objects there are and what is wrong with them.
+// check returns the number of objects and the errors in them.
 func check(manifests io.Reader) (count int, errs []error) {
 	decoder := newDecoder()
 	seen := map[string]bool{}
@@ -58,7 +58,7 @@ func check(manifests io.Reader) (count int, errs []error) {
 		document, err := documents.Read()
 		if errors.Is(err, io.EOF) {
 			if count == 0 {
-				errs = append(errs, errors.New("no object at all"))
+				errs = append(errs, errors.New("no objects found"))
 			}
 			return count, errs
 		}
@@ -78,15 +78,15 @@ func check(manifests io.Reader) (count int, errs []error) {
 		}
 		name := fmt.Sprintf("%s %s/%s", kind.GroupKind(), accessor.GetNamespace(), accessor.GetName())
 		if seen[name] {
-			errs = append(errs, fmt.Errorf("%s is there twice", name))
+			errs = append(errs, fmt.Errorf("%s is defined twice", name))
 		}
 		seen[name] = true
 		if deployment, ok := object.(*appsv1.Deployment); ok && toleratesHeld(deployment) {
-			errs = append(errs, fmt.Errorf("%s tolerates %s: the scheduler would put the server back on the node that it drains", name, v1alpha1.TaintHeld))
+			errs = append(errs, fmt.Errorf("%s tolerates %s: the scheduler would bind the server's pod to the node that it drains", name, v1alpha1.TaintHeld))
 		}
 		for i, rule := range rulesOf(object) {
 			if unbounded(rule) {
-				errs = append(errs, fmt.Errorf("%s: rules[%d] has a *, so that it grows with the cluster; name what is needed", name, i))
+				errs = append(errs, fmt.Errorf("%s: rules[%d] has a *, which grants rights to future kinds as well; list the needed ones", name, i))
 			}
 		}
 	}
@@ -102,7 +102,7 @@ func rulesOf(object runtime.Object) []rbacv1.PolicyRule {
 	return nil
 }
 
-// toleratesHeld reports whether the pods of a Deployment tolerate the taint of nodes in
+// toleratesHeld reports whether the pods of a Deployment tolerate the taint of nodes under
 // maintenance. A toleration without a key tolerates everything.
 func toleratesHeld(deployment *appsv1.Deployment) bool {
 	for _, toleration := range deployment.Spec.Template.Spec.Tolerations {

@@ -21,20 +21,20 @@ func TestCheck(t *testing.T) {
 				"apiVersion: maintenance.haulout.dev/v1alpha1\nkind: NodeMaintenance\nmetadata:\n  name: a\n",
 			count: 2,
 		},
-		"no manifest": {want: []string{"no object at all"}},
+		"no manifest": {want: []string{"no objects found"}},
 		"a kind that does not exist": {
 			manifests: "apiVersion: v1\nkind: Nomespace\n",
-			want:      []string{`no kind "Nomespace"`, "no object at all"},
+			want:      []string{`no kind "Nomespace"`, "no objects found"},
 		},
 		"a field that does not exist": {
 			manifests: "apiVersion: v1\nkind: Service\nmetadata:\n  name: a\nspec:\n  prots: []\n",
-			want:      []string{`unknown field "spec.prots"`, "no object at all"},
+			want:      []string{`unknown field "spec.prots"`, "no objects found"},
 		},
 		"an object that is defined twice": {
 			manifests: "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n---\n" +
 				"apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a\n",
 			count: 2,
-			want:  []string{"Namespace /a is there twice"},
+			want:  []string{"Namespace /a is defined twice"},
 		},
 		"a Deployment that tolerates nodes in maintenance": {
 			manifests: "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\n  namespace: b\nspec:\n" +

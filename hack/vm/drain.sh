@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What `make cgroup2` runs in a virtual machine: two real nodes on cgroups of version 2, a drain of
-# one, its power failure and the end of the cluster. `make node-binaries` has built what it needs.
+# This script is run by `make cgroup2` in a virtual machine: two real nodes on cgroups of version 2,
+# a drain of one node, its power failure and the end of the cluster. `make node-binaries` has built
+# the programs.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 cd "${ROOT}"
 export PATH="${ROOT}/bin:${PATH}" CLUSTER_DIR=/srv/cluster

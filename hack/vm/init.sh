@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # The first process of the machine of hack/vm.sh: it makes the shared files the root, below a layer
-# in memory or on the disk, and goes on with hack/vm/start.sh or systemd there.
+# in memory or on the disk, and continues with hack/vm/start.sh or systemd there.
 b=/bin/busybox
 $b mount -t proc proc /proc
 $b mount -t sysfs sysfs /sys
@@ -21,14 +21,14 @@ $b mount -t virtiofs -o ro root /shared &&
 	$b poweroff -f
 $b mkdir -p /new/lib/modules
 $b mount --bind "/shared$repository/bin/vm/kernel/lib/modules" /new/lib/modules
-# containerd's layers cannot lie on the root, which is an overlay itself.
+# containerd's layers cannot be on the root, which is an overlay itself.
 $b mount --bind /written/srv /new/srv
 for folder in proc sys dev; do
 	$b mount --move /$folder /new/$folder
 done
 [ -n "$systemd" ] || exec $b switch_root /new "$repository/hack/vm/start.sh" "$repository"
-# This machine is none that was started by Docker, whatever the shared one is; and it has none of
-# the services that the shared one has enabled.
+# Remove traces of Docker and the enabled services of the shared machine, which do not apply to this
+# one.
 $b rm -f /new/.dockerenv
 units=/new/etc/systemd/system
 if [ ! -e $units/haulout-vm.service ]; then

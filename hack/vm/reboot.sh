@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What `make reboots` runs in a virtual machine with systemd: a node with cgroups of version 2, with
-# the systemd driver in kubelet and runtime, and its control plane. The machine reboots
-# repeatedly, and is down each time when the table's time and a minute are over:
+# This script is run by `make reboots` in a virtual machine with systemd: a node with cgroups of
+# version 2, with the systemd driver in kubelet and runtime, and its control plane. The machine
+# reboots repeatedly. Each time it must be down within the table's time plus a minute:
 #
 #   1. kube-apiserver does not answer: the node agent ends the pods
-#   2. the same, around logind: systemctl start reboot.target
+#   2. the same, bypassing logind: systemctl start reboot.target
 #   3. the same, with logind masked
 #   4. the kubeconfig is gone, as after kubeadm reset
 #   5. the configuration of the agent is broken
@@ -13,9 +13,9 @@
 #   8. kube-apiserver does not answer, the message bus hangs, and the runtime has CRI-O's socket
 #   9. the machine is reset while a drain parks the static pod or a user brings it back, six times
 #
-# hack/vm.sh runs the script after each boot. The folder below has what an earlier run has left.
-# After the first reboot, `hack/vm.sh --systemd hack/vm/reboot.sh 9 3` goes on with number 9 and
-# resets the machine three times.
+# hack/vm.sh runs the script after each boot. The folder below stores the state between runs. After
+# the first reboot, `hack/vm.sh --systemd hack/vm/reboot.sh 9 3` continues with number 9 and resets
+# the machine three times.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 cd "${ROOT}"
 export PATH="${ROOT}/bin:${ROOT}/bin/node:${PATH}" CLUSTER_DIR=/srv/cluster
@@ -46,11 +46,12 @@ eventually() {
 }
 
 condition() { [[ "$(kubectl get node "${NODE}" -o jsonpath="{.status.conditions[?(@.type=='$1')].status}")" == True ]]; }
-# published: the agent has told in this boot which static pods it keeps, and the server believes it.
+# published: the agent has published its kept static pods in this boot, and the server accepts the
+# list.
 published() { kubectl get node "${NODE}" --output=yaml | grep -q "kept-static-pods.*$(cat /proc/sys/kernel/random/boot_id)"; }
 agentWorks() { condition maintenance.haulout.dev/NodeAgentReady && published && [[ -n "$(ls /run/systemd/inhibit)" ]]; }
 
-# control is the control plane as a service: what `cluster up` starts ends with it.
+# control is the control plane as a service: when it ends, all processes of `cluster up` end.
 control() {
 	cat >/etc/systemd/system/cluster.service <<-UNIT
 		[Unit]
@@ -70,8 +71,8 @@ control() {
 	kubectl apply --filename=artifacts/node-agent/rbac.yaml >/dev/null
 }
 
-# identity writes a kubeconfig with the certificate of the node, which an authority of the cluster
-# has signed.
+# identity writes a kubeconfig with the certificate of the node, signed by an authority of the
+# cluster.
 identity() {
 	local pki="${CLUSTER_DIR}/pki" server
 	server="$(kubectl config view --minify --output=jsonpath='{.clusters[0].cluster.server}')"
@@ -144,7 +145,7 @@ node() {
 		[Install]
 		WantedBy=multi-user.target
 	UNIT
-	# A node has an address that others reach; this one has no others.
+	# A node needs an address that others can reach; this machine has no others.
 	cat >/etc/systemd/system/kubelet.service <<-UNIT
 		[Unit]
 		Wants=containerd.service
@@ -180,7 +181,7 @@ readonly TABLE='shutdownGracePeriodByPodPriority:
 
 readonly TABLE_SECONDS=180 AGENT_CONFIG=/etc/haulout-node-agent/config.yaml
 
-# agent installs the node agent, as an administrator does.
+# agent installs the node agent in the way an administrator does.
 agent() {
 	printf '%s\n' "apiVersion: nodeagent.haulout.dev/v1alpha1" "kind: NodeAgentConfiguration" "maxShutdownDelay: 15m" "apiGracePeriod: 20s" \
 		"${TABLE}" >"${STATE}/agent.yaml"

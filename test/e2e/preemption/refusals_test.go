@@ -87,7 +87,7 @@ func TestBadConfigurationEndsTheScheduler(t *testing.T) {
 					"multiPoint": map[string]any{"enabled": []any{map[string]any{"name": "HauloutPreemption"}}},
 				}
 			},
-			want: []string{`profile "default-scheduler" enables DefaultPreemption beside HauloutPreemption`},
+			want: []string{`profile "default-scheduler" enables both DefaultPreemption and HauloutPreemption`},
 		},
 		"an argument is misspelt": {
 			change: setArgs(map[string]any{"allowDisruptionByPriority": 5}),
