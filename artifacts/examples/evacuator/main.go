@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Command evacuator takes the pods of an app off their nodes that have to write their state away
-// before they stop. It needs the rights of ../rbac-evacuator.yaml, and the pods the annotation
+// Command evacuator evacuates the pods of an app that have to flush their state before they stop.
+// It needs the rights of ../rbac-evacuator.yaml, and the pods need the annotation
 // evacuation.coordination.k8s.io/priority_flush.example.com: "20000".
 package main
 
@@ -24,7 +24,7 @@ import (
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 )
 
-// flusher has apps write their state away, which takes so long.
+// flusher makes apps flush their state, which takes the given time.
 type flusher struct {
 	pods  kubernetes.Interface
 	takes time.Duration
@@ -54,7 +54,7 @@ func (f *flusher) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
 }
 
 func main() {
-	kubeconfig := flag.String("kubeconfig", "", "kubeconfig file; empty means the service account of the pod that this runs in")
+	kubeconfig := flag.String("kubeconfig", "", "kubeconfig file; if empty, the service account of this pod is used")
 	takes := flag.Duration("takes", time.Minute, "how long it takes to flush an app's state")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
