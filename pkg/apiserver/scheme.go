@@ -14,7 +14,7 @@ import (
 )
 
 var (
-	// Scheme knows the types that the server serves.
+	// Scheme has the types that the server serves.
 	Scheme = runtime.NewScheme()
 	// Codecs encodes and decodes them.
 	Codecs = serializer.NewCodecFactory(Scheme)

@@ -163,7 +163,7 @@ func (e *Evacuation) work() {
 	beatCtx, stop := context.WithCancel(e.ctx)
 	beating.Go(func() { e.beat(beatCtx) })
 	if !e.evacuator.HandlerReportsFirst {
-		// Report immediately, so that the server knows that the evacuator runs.
+		// Report immediately: this shows that the evacuator runs.
 		if err := e.write(e.ctx, map[string]any{}); err != nil && e.ctx.Err() == nil {
 			logger.Error(err, "Cannot report on the Evacuation")
 		}

@@ -295,7 +295,7 @@ func (c *Client) listOlder(ctx context.Context, bootID string) (older []*v1alpha
 	for {
 		page, err := c.maintenances.List(ctx, options)
 		if apierrors.IsBadRequest(err) && options.FieldSelector != "" {
-			// An older server does not know the field selector.
+			// An older server does not support the field selector.
 			options = metav1.ListOptions{Limit: pageSize}
 			continue
 		}

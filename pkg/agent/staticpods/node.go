@@ -203,8 +203,8 @@ func (k *Keeper) listed(ctx context.Context) ([]v1alpha1.NodeMaintenance, error)
 	if err != nil {
 		return nil, fmt.Errorf("list the NodeMaintenances in stage Drain: %w", err)
 	}
-	// Filter again, because some servers do not know the field selector. Keep only the maintenances
-	// of this node.
+	// Filter again, because some servers do not support the field selector. Keep only the
+	// maintenances of this node.
 	list = slices.DeleteFunc(all.Items, func(nm v1alpha1.NodeMaintenance) bool {
 		return nm.Spec.Stage != v1alpha1.NodeMaintenanceStageDrain ||
 			!slices.ContainsFunc(nm.Status.NodeStatuses, func(s v1alpha1.NodeMaintenanceNodeStatus) bool { return s.NodeRef.Name == k.NodeName })

@@ -41,7 +41,7 @@ func (o *stageOptions) validate() error {
 		return err
 	}
 	if o.dryRun.strategy == dryRunClient {
-		return fmt.Errorf("invalid --dry-run=client: only the server knows which stages are allowed; use --dry-run=server")
+		return fmt.Errorf("invalid --dry-run=client: only the server can check whether the stage is allowed; use --dry-run=server")
 	}
 	return o.output.validate()
 }

@@ -167,7 +167,7 @@ func (g *gate) open(ctx context.Context, c upstream.Candidate, preemptor upstrea
 		switch {
 		case pod == nil || g.isUnbound(victim):
 		case pod.DeletionTimestamp != nil || g.hasEvicted(pod.UID):
-			// The search did not know yet that this pod is terminating.
+			// During the search, this pod was not yet terminating.
 			r.leaving.Insert(pod.UID)
 			g.addLeaving(preemptor.UID(), pod)
 		default:

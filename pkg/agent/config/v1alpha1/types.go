@@ -23,8 +23,8 @@ const (
 type ForgottenShutdownPolicy string
 
 const (
-	// ForgottenShutdownKeep keeps the NodeMaintenance: the user asks for the reboot again and finds
-	// the node drained, or completes the maintenance by hand.
+	// ForgottenShutdownKeep keeps the NodeMaintenance. The user requests the reboot again, and the
+	// node is drained already, or the user completes the maintenance.
 	ForgottenShutdownKeep ForgottenShutdownPolicy = "Keep"
 	// ForgottenShutdownCancel completes the NodeMaintenance, as after a cancelled shutdown.
 	ForgottenShutdownCancel ForgottenShutdownPolicy = "Cancel"
@@ -46,12 +46,12 @@ const (
 type NodeAgentConfiguration struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// nodeName is the name of the Node object. If empty, it is the name in the kubelet's client
+	// nodeName is the name of the Node object. The default is the name in the kubelet's client
 	// certificate (kubeconfig).
 	NodeName string `json:"nodeName,omitempty"`
 
-	// kubeconfig is the path of the kubeconfig file with which the agent speaks to the API. It must
-	// authenticate as system:node:<nodeName>. The default is the kubelet's own,
+	// kubeconfig is the path of the kubeconfig file of the agent. It must authenticate as
+	// system:node:<nodeName>. The default is the kubeconfig file of the kubelet,
 	// /etc/kubernetes/kubelet.conf (Windows: C:\etc\kubernetes\kubelet.conf).
 	Kubeconfig string `json:"kubeconfig,omitempty"`
 
@@ -91,9 +91,9 @@ type NodeAgentConfiguration struct {
 	// empty, it is the kubelet's.
 	StaticPodPath string `json:"staticPodPath,omitempty"`
 
-	// runtimeEndpoint is the CRI endpoint of the container runtime, used as long as that of the
-	// kubelet is not known. The kubelet's own is used otherwise, and another one here is reported.
-	// The default is the kubelet's.
+	// runtimeEndpoint is the CRI endpoint of the container runtime. The agent uses it only until it
+	// has found the endpoint in the kubelet's configuration, and reports a difference between the
+	// two. The default is the default of the kubelet.
 	RuntimeEndpoint string `json:"runtimeEndpoint,omitempty"`
 
 	// kubeletService is the name of the kubelet's service: a systemd unit, on Windows a service.
@@ -114,8 +114,8 @@ type NodeAgentConfiguration struct {
 	OnForgottenShutdown ForgottenShutdownPolicy `json:"onForgottenShutdown,omitempty"`
 
 	// staticPods is what happens to the static pods of a node under maintenance: Evacuate or Keep.
-	// Keep leaves all of them running. The default is Evacuate, which keeps those of a control
-	// plane all the same.
+	// With Keep, all static pods keep running. The default is Evacuate, which stops all of them
+	// except those of a control plane.
 	StaticPods StaticPodPolicy `json:"staticPods,omitempty"`
 
 	// keepStaticPods are patterns of static pods that are kept, as <namespace>/<name>; * stands for

@@ -50,7 +50,7 @@ type Kubelet interface {
 	Start(ctx context.Context) error
 }
 
-// Pods returns what the container runtime does not know about the pods: their priorities.
+// Pods returns the priorities of pods, which the container runtime does not have.
 type Pods interface {
 	Pods() []pods.Pod
 }

@@ -23,7 +23,7 @@ func IsHolding(nm *NodeMaintenance) bool {
 	return !IsEnding(nm) && nm.Spec.Stage != NodeMaintenanceStageIdle
 }
 
-// IsKnown reports whether this version knows the stage.
+// IsKnown reports whether this version defines the stage.
 func (s NodeMaintenanceStage) IsKnown() bool {
 	switch s {
 	case NodeMaintenanceStageIdle, NodeMaintenanceStageCordon, NodeMaintenanceStageDrain, NodeMaintenanceStageComplete:

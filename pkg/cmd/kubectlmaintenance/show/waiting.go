@@ -36,7 +36,7 @@ var waits = []struct{ reason, heading, what string }{
 // evacuatorDeadline is the deadline of an active evacuator that makes no progress.
 type evacuatorDeadline struct {
 	// until is when the next evacuator becomes active if the active one sends no heartbeat. The
-	// server may be configured with a shorter deadline, which the plugin does not know.
+	// server may be configured with a shorter deadline, which the plugin cannot read.
 	until time.Time
 	// next is the class that becomes active at the deadline.
 	next string

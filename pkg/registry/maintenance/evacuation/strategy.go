@@ -213,7 +213,7 @@ func (s *StatusStrategy) PrepareForUpdate(ctx context.Context, obj, old runtime.
 	reports := !s.byServer(ctx)
 	if reports {
 		if status.ActiveEvacuatorSince == nil {
-			// A client that does not know this field does not intend to change it.
+			// A client without this field cannot intend to change it.
 			status.ActiveEvacuatorSince = oldStatus.ActiveEvacuatorSince
 		}
 		// Every write of an evacuator is a report; its own timestamp is ignored.
