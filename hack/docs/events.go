@@ -19,8 +19,8 @@ const eventsHeader = `<!-- Written by hack/update-docs.sh from the code. Do not 
 # Events
 
 Haulout sends one event for each change. If the same thing happens again within minutes, the count
-of that event rises. They are events of the host cluster. ` + "`kubectl describe`" + ` shows the events of a
-node, a pod or a NodeMaintenance; this shows all with a reason:
+of that event rises. The events are in the host cluster. ` + "`kubectl describe`" + ` shows the events of a
+node, a pod or a NodeMaintenance. This command shows all events with one reason:
 
 ` + "```sh\nkubectl get events -A --field-selector reason=EvacuationBlocked\n```" + `
 

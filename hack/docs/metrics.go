@@ -15,12 +15,12 @@ import (
 const metricsHeader = `<!-- Written by hack/update-docs.sh from the code. Do not edit. -->
 # Metrics
 
-Every replica serves them at ` + "`/metrics`" + `, to users with the verb ` + "`get`" + ` on that non-resource URL.
-The leader counts; the other replicas report zeros. The metrics that all servers on the Kubernetes
-libraries have are there, too: ` + "`apiserver_*`, `etcd_*`, `workqueue_*`, `rest_client_*`,\n`leader_election_master_status`, `process_*`, `go_*`" + `.
+Every replica serves metrics at ` + "`/metrics`" + `, to users with the verb ` + "`get`" + ` on that non-resource
+URL. Only the leader counts; the other replicas report zeros. A replica also serves the metrics of
+the Kubernetes libraries: ` + "`apiserver_*`, `etcd_*`, `workqueue_*`, `rest_client_*`,\n`leader_election_master_status`, `process_*`, `go_*`" + `.
 
-Alert rules and a dashboard that use these are in [artifacts/monitoring](../artifacts/monitoring).
-All are of stability ALPHA: a name may change with a release, which then says so.
+[artifacts/monitoring](../artifacts/monitoring) has alert rules and a dashboard for these metrics.
+All have the stability ALPHA: a release may change a name, and its notes then say so.
 `
 
 const metricsTable = `
@@ -32,8 +32,8 @@ const metricsTable = `
 // program has all other metrics.
 var programs = []struct{ title, prefix, where string }{
 	{"The server", "", ""},
-	{"The node agent", "haulout_node_agent_", "The agent of each node serves them at `metricsBindAddress` of [its\nconfiguration](node-agent.md), by default on the loopback address alone.\n"},
-	{"The scheduler", "haulout_preemption_", "haulout-scheduler serves them beside those of kube-scheduler, see [preemption](preemption.md).\n"},
+	{"The node agent", "haulout_node_agent_", "The agent of each node serves them at `metricsBindAddress` of [its\nconfiguration](node-agent.md), by default only on the loopback address.\n"},
+	{"The scheduler", "haulout_preemption_", "haulout-scheduler serves them together with those of kube-scheduler, see [preemption](preemption.md).\n"},
 }
 
 // programOf returns the index of the program that serves a metric.

@@ -1,9 +1,9 @@
-# Tries the node agent on a Windows node of a test cluster, and writes down what happens. It stops
+# Tests the node agent on a Windows node of a test cluster, and records the results. It stops
 # and starts services and, with -Restart, RESTARTS THIS MACHINE. Run it as an administrator, in the
 # folder of haulout-node-agent.exe:
-#   .\try.ps1                    installs the agent and looks at it
+#   .\try.ps1                    installs the agent and checks it
 #   .\try.ps1 -Restart           the same, then restarts the machine
-#   .\try.ps1 -After             after the restart: looks at what is left
+#   .\try.ps1 -After             checks the node after the restart
 #   .\try.ps1 -Uninstall         removes the agent, and compares the registry
 # Send back the folder C:\haulout-try, with the version of Windows, containerd and the kubelet in it.
 param([switch]$Restart, [switch]$After, [switch]$Uninstall, [string]$Config = "")
@@ -39,15 +39,15 @@ function Logs([string]$name) {
 }
 
 if ($After) {
-    # Must be seen: the agent was told before the kubelet stopped, the pods left in the order of
+    # Expected: Windows notified the agent before the kubelet stopped, the pods left in the order of
     # their priorities, and Windows waited until the service had stopped.
-    Check "the service has started by itself" ((Get-Service $service).Status -eq "Running")
+    Check "Windows has started the service" ((Get-Service $service).Status -eq "Running")
     & "C:\Program Files\haulout-node-agent\haulout-node-agent.exe" status 2>&1 | Out-File "$out\after-status.txt"
     Settings "after"; Logs "after"
     Check "the event log has the shutdown (event 3)" ((Get-Content "$out\after-events.txt" | Select-String "Windows is about to shut down").Count -gt 0)
     Check "the event log has the stop after it (event 2)" ((Get-Content "$out\after-events.txt" | Select-String "has stopped").Count -gt 0)
     Note "compare in after-events.txt and after-system.txt: event 3, event 2, and 7036 of the kubelet, in this order"
-    Note "look at the NodeMaintenance: kubectl get nodemaintenances; it must be Complete, and the node schedulable"
+    Note "check with kubectl get nodemaintenances,nodes: the NodeMaintenance must be Complete and the node schedulable"
     exit
 }
 if ($Uninstall) {
@@ -71,20 +71,20 @@ Start-Sleep 5
 & $agent status 2>&1 | Tee-Object "$out\status.txt"
 Settings "installed"
 sc.exe qfailure $service | Out-File "$out\recovery.txt"
-Check "Windows restarts it after a failure" ((Get-Content "$out\recovery.txt" | Select-String "RESTART").Count -gt 0)
+Check "Windows is configured to restart the service after a failure" ((Get-Content "$out\recovery.txt" | Select-String "RESTART").Count -gt 0)
 $order = Order
 $own = [array]::IndexOf($order, $service)
 $kubelet = [array]::IndexOf($order, "kubelet")
-Check "it is in PreshutdownOrder, before the kubelet" ($own -ge 0 -and ($kubelet -lt 0 -or $own -lt $kubelet))
+Check "the service is in PreshutdownOrder, before the kubelet" ($own -ge 0 -and ($kubelet -lt 0 -or $own -lt $kubelet))
 sc.exe control $service paramchange | Out-Null
-Check "it accepts a change of parameters" ($LASTEXITCODE -eq 0)
+Check "the service accepts a change of parameters" ($LASTEXITCODE -eq 0)
 Restart-Service $service
-Check "it starts again" ((Get-Service $service).Status -eq "Running")
+Check "the service restarts" ((Get-Service $service).Status -eq "Running")
 Stop-Process -Id (Get-CimInstance Win32_Service -Filter "Name='$service'").ProcessId -Force
 for ($i = 0; $i -lt 20 -and (Get-Service $service).Status -ne "Running"; $i++) { Start-Sleep 1 }
-Check "Windows has restarted it after it was killed" ((Get-Service $service).Status -eq "Running")
+Check "Windows has restarted the killed service" ((Get-Service $service).Status -eq "Running")
 Logs "installed"
-Note "put some pods of different priorities on this node, then run this with -Restart"
+Note "create pods of different priorities on this node, then run this script with -Restart"
 if ($Restart) {
     Note "restarting; watch from another machine: kubectl get nodemaintenances,pods -A --watch"
     shutdown.exe /r /t 0
