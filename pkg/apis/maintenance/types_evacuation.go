@@ -32,8 +32,8 @@ const (
 	// ConditionComplete is True when the evacuation is over: the pod is gone or has terminated, or
 	// the request was cancelled.
 	ConditionComplete = "Complete"
-	// ConditionBlocked is True while something prevents the pod from leaving. The reason and the
-	// message name the cause and a remedy.
+	// ConditionBlocked is True while the pod cannot leave. The reason and the message name the
+	// cause and a remedy.
 	ConditionBlocked = "Blocked"
 
 	// ReasonPodDeleted (Complete): the pod no longer exists.
@@ -61,8 +61,8 @@ const (
 	ReasonEvacuatorNotProgressing = "EvacuatorNotProgressing"
 	// ReasonPodTerminating (Blocked): the pod is terminating and its grace period has passed.
 	ReasonPodTerminating = "PodTerminating"
-	// ReasonPodWaits (not Blocked): the pod is up for eviction and waits for other pods of its
-	// workload, or its eviction is refused for now; the message says which.
+	// ReasonPodWaits (not Blocked): it is the pod's turn to be evicted, but it waits for other pods
+	// of its workload, or its eviction is refused for now; the message has the cause.
 	ReasonPodWaits = "PodWaits"
 	// ReasonPodStopping (not Blocked): the pod is stopping within its grace period; the message has
 	// the end.
@@ -88,14 +88,14 @@ const (
 	// ReasonSurgePending (Blocked): the replacement of the pod is not available after the surge
 	// timeout.
 	ReasonSurgePending = "SurgePending"
-	// ReasonReplicaFailure (Blocked): no pod of the Deployment can be created, so that none could
-	// take the place of this one; the message quotes the error.
+	// ReasonReplicaFailure (Blocked): no pod of the Deployment can be created, so there is no
+	// replacement for this one; the message quotes the error.
 	ReasonReplicaFailure = "ReplicaFailure"
-	// ReasonEvacuationHeld (Blocked): the Evacuation is being deleted, but has a finalizer that
-	// belongs to no instigator; the message names it.
+	// ReasonEvacuationHeld (Blocked): the Evacuation is being deleted, but has a finalizer that is
+	// not from an instigator; the message names it.
 	ReasonEvacuationHeld = "EvacuationHeld"
-	// ReasonBudgetsHoldEachOther (Blocked): two drains wait for each other, because the pods of
-	// each use up the budget of the other's pods.
+	// ReasonBudgetsHoldEachOther (Blocked): two drains wait for each other: the pods of each drain
+	// use up the budget for the pods of the other one.
 	ReasonBudgetsHoldEachOther = "BudgetsHoldEachOther"
 	// ReasonBudgetPodsCordoned (Blocked): the pods that would make the budget allow a disruption
 	// cannot run, because their nodes are cordoned.

@@ -66,7 +66,7 @@ const (
 	ReasonDrainCompleteWithPodsLeft = "DrainCompleteWithPodsLeft"
 	// ReasonDrainInProgress (Drained=False): pods are leaving.
 	ReasonDrainInProgress = "DrainInProgress"
-	// ReasonDrainBlocked (Drained=False): every pod that is asked to leave is blocked; the message
+	// ReasonDrainBlocked (Drained=False): every pod that should leave now is blocked; the message
 	// names the worst blockers.
 	ReasonDrainBlocked = "DrainBlocked"
 	// ReasonNotAuthorized (Drained=False): the user in spec.requestedBy is not allowed to delete a
@@ -79,8 +79,8 @@ const (
 	// ReasonNodeNotCordoned (Drained=False): the server cannot keep a selected node unschedulable,
 	// and excludes it from the waves; the message names it.
 	ReasonNodeNotCordoned = "NodeNotCordoned"
-	// ReasonTooManyMaintenances (Drained=False): as many maintenances as may hold a node hold a
-	// selected node already, so this one does not; the message names it.
+	// ReasonTooManyMaintenances (Drained=False): the maximum number of other maintenances holds a
+	// selected node, so this one does not hold it; the message names it.
 	ReasonTooManyMaintenances = "TooManyMaintenances"
 
 	// ConditionProgressing is the condition of a NodeMaintenance that reports whether the
@@ -91,17 +91,17 @@ const (
 	// ReasonProgressComplete (Progressing=True or, if a node cannot be released, False): the stage
 	// is Complete; the message reports how many nodes still have to be released.
 	ReasonProgressComplete = "Complete"
-	// ReasonProgressNotRequested (Progressing=True): no pod is asked to leave in this stage.
+	// ReasonProgressNotRequested (Progressing=True): the drain is not requested in this stage.
 	ReasonProgressNotRequested = "NotRequested"
-	// ReasonProgressDrained (Progressing=True): nothing is left to do in stage Drain.
+	// ReasonProgressDrained (Progressing=True): no pod is left to evacuate in stage Drain.
 	ReasonProgressDrained = "Drained"
-	// ReasonProgressBlocked (Progressing=False): every pod that is asked to leave is blocked.
+	// ReasonProgressBlocked (Progressing=False): every pod that should leave now is blocked.
 	ReasonProgressBlocked = "Blocked"
 	// ReasonProgressStalled (Progressing=False): the maintenance has made no progress for longer
 	// than the server's --stall-timeout.
 	ReasonProgressStalled = "Stalled"
-	// ReasonProgressSyncFailed (Progressing=False, or True if other nodes make progress): a read or
-	// write fails; the message has the object, the error and the time of the first failure.
+	// ReasonProgressSyncFailed (Progressing=False, or True if other nodes make progress): a request
+	// to the API fails; the message has the object, the error and the time of the first failure.
 	ReasonProgressSyncFailed = "SyncFailed"
 	// ReasonProgressWaiting (Progressing=True): every node waits for other nodes or for other
 	// maintenances.
@@ -134,23 +134,23 @@ type NodeMaintenanceSpec struct {
 	NewNodes     NewNodesPolicy
 }
 
-// NodeStatusReason is why a node of a maintenance is not drained like the others.
+// NodeStatusReason is the reason why the drain of a node differs from that of the other nodes.
 type NodeStatusReason string
 
 const (
 	// NodeStatusNotAuthorized means that the requester may not delete the node.
 	NodeStatusNotAuthorized NodeStatusReason = "NotAuthorized"
-	// NodeStatusTooManyMaintenances means that as many other maintenances hold the node as may.
+	// NodeStatusTooManyMaintenances means that the maximum number of other maintenances holds the node.
 	NodeStatusTooManyMaintenances NodeStatusReason = "TooManyMaintenances"
 	// NodeStatusNotCordoned means that the node is not cordoned.
 	NodeStatusNotCordoned NodeStatusReason = "NotCordoned"
 	// NodeStatusFastForwarded means that another maintenance has taken the node further.
 	NodeStatusFastForwarded NodeStatusReason = "FastForwarded"
-	// NodeStatusReleasing means that the node is still to be released.
+	// NodeStatusReleasing means that the server has not released the node yet.
 	NodeStatusReleasing NodeStatusReason = "Releasing"
-	// NodeStatusNotReleased means that the release of the node fails.
+	// NodeStatusNotReleased means that the server cannot release the node.
 	NodeStatusNotReleased NodeStatusReason = "NotReleased"
-	// NodeStatusGone means that the node does not exist any more.
+	// NodeStatusGone means that the node no longer exists.
 	NodeStatusGone NodeStatusReason = "NodeGone"
 )
 
@@ -174,7 +174,7 @@ type NodeMaintenanceStatus struct {
 	Waves                 []NodeMaintenanceWave
 }
 
-// NodeMaintenanceWave is how far an entry of the drain plan is.
+// NodeMaintenanceWave is the progress of an entry of the drain plan.
 type NodeMaintenanceWave struct {
 	Entry     int32
 	PodsPeak  int32

@@ -26,11 +26,11 @@ const (
 const (
 	// ReasonNoController (preview only): no controller owns the pod, so nothing recreates it.
 	ReasonNoController = "NoController"
-	// ReasonJobFails (preview only): the Job of the pods fails for good when they are evicted,
-	// since it allows no more failures.
+	// ReasonJobFails (preview only): the Job of the pods fails when they are evicted, since it
+	// allows no more failures.
 	ReasonJobFails = "JobFails"
-	// ReasonPodNominated (preview only): the pods are not bound to the node and only nominated for
-	// it, so the drain does not evict them and waits for the scheduler.
+	// ReasonPodNominated (preview only): the pods are only nominated for the node, not bound to it,
+	// so the drain does not evict them and waits for the scheduler.
 	ReasonPodNominated = "PodNominated"
 	// ReasonNamespaceTerminating (preview only): the namespace of the pod is being deleted. No
 	// Evacuation can be created in it; its pods are deleted with the namespace.
@@ -78,7 +78,8 @@ type NodeMaintenancePreview struct {
 	NodesOmitted int32
 }
 
-// PreviewWave is an entry of the drain plan with the pods that it covers and no earlier entry does.
+// PreviewWave is an entry of the drain plan with its pods, except those that an earlier entry
+// covers.
 type PreviewWave struct {
 	Index           int32
 	PodType         PodType

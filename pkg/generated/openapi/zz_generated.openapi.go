@@ -577,7 +577,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 					},
 					"activeEvacuatorCompleted": {
 						SchemaProps: spec.SchemaProps{
-							Description: "activeEvacuatorCompleted is true when the active evacuator has done all it can. If the pod still exists, the next evacuator becomes active. Written by the active evacuator.",
+							Description: "activeEvacuatorCompleted is true when the active evacuator has finished its work. If the pod still exists, the next evacuator becomes active. Written by the active evacuator.",
 							Default:     false,
 							Type:        []string{"boolean"},
 							Format:      "",
@@ -614,7 +614,7 @@ func schema_pkg_apis_maintenance_v1alpha1_EvacuationStatus(ref common.ReferenceC
 					},
 					"message": {
 						SchemaProps: spec.SchemaProps{
-							Description: "message describes for people what happens to the pod. Programs do not read it. At most 1024 bytes.",
+							Description: "message describes the state of the evacuation for people. Programs do not read it. At most 1024 bytes.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -851,7 +851,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 					},
 					"podsBlocked": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsBlocked is the number of pods that are asked to leave and cannot: their Evacuation has the condition Blocked, or the server failed twice to create their Evacuation.",
+							Description: "podsBlocked is the number of pods that should leave but cannot: their Evacuation has the condition Blocked, or the server failed twice to create their Evacuation.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -872,14 +872,14 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceNodeStatus(ref common.R
 					},
 					"podsGonePeak": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsGonePeak is the highest number of pods that had left the node at one time, which is podsPeak minus podsPendingEvacuation minus podsEvacuating, since drainTargets of the node last changed. Only a higher number is progress of the drain: a pod that leaves the node and is created on it again is none. 0 before the drain.",
+							Description: "podsGonePeak is the highest number of pods that had left the node at one time, which is podsPeak minus podsPendingEvacuation minus podsEvacuating, since drainTargets of the node last changed. Only a higher number counts as progress of the drain: a pod that leaves the node and is recreated on it does not count. 0 before the drain.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason is why the node is not drained like the others, for programs: drainMessage is for people and is omitted if the status becomes too large. It is empty for a node of stage Idle, and for one whose drain takes its course: NotAuthorized, TooManyMaintenances, NotCordoned, FastForwarded, Releasing, NotReleased or NodeGone.\n\nPossible enum values:\n - `\"FastForwarded\"` means that another maintenance has taken the node further than the plan of this one. Its pods are asked to leave all the same.\n - `\"NodeGone\"` means that the node does not exist any more. It joins if it is registered again under its name.\n - `\"NotAuthorized\"` means that the requester may not delete the node. It is neither cordoned nor drained.\n - `\"NotCordoned\"` means that the node is not cordoned, or it is not known yet whether the requester may delete it. No pod of it is asked to leave.\n - `\"NotReleased\"` means that the release of such a node fails.\n - `\"Releasing\"` means that the maintenance no longer holds the node, and it is still to be released.\n - `\"TooManyMaintenances\"` means that as many other maintenances hold the node as may. It is not held before one of them ends.",
+							Description: "reason is the reason why the drain of the node differs from that of the other nodes, for programs: drainMessage is for people and is omitted if the status becomes too large. It is empty in stage Idle, and if the drain of the node does not differ: NotAuthorized, TooManyMaintenances, NotCordoned, FastForwarded, Releasing, NotReleased or NodeGone.\n\nPossible enum values:\n - `\"FastForwarded\"` means that another maintenance has taken the node further than the plan of this one. Its pods are evacuated nevertheless.\n - `\"NodeGone\"` means that the node no longer exists. It joins again if it is registered under the same name.\n - `\"NotAuthorized\"` means that the requester may not delete the node. It is neither cordoned nor drained.\n - `\"NotCordoned\"` means that the node is not cordoned, or that the server has not checked yet whether the requester may delete it. Its pods are not evacuated.\n - `\"NotReleased\"` means that the server cannot release a node that the maintenance no longer holds.\n - `\"Releasing\"` means that the maintenance no longer holds the node, but the server has not released it yet.\n - `\"TooManyMaintenances\"` means that the maximum number of other maintenances holds the node. This maintenance holds it after one of them has ended.",
 							Type:        []string{"string"},
 							Format:      "",
 							Enum:        []interface{}{"FastForwarded", "NodeGone", "NotAuthorized", "NotCordoned", "NotReleased", "Releasing", "TooManyMaintenances"},
@@ -1130,7 +1130,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceSpec(ref common.Referen
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason tells people why the nodes are under maintenance. The messages of Evacuations, node conditions and events repeat it. At most 1024 bytes.",
+							Description: "reason describes for people why the nodes are under maintenance. The messages of Evacuations, node conditions and events repeat it. At most 1024 bytes.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -1274,7 +1274,7 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceWave(ref common.Referen
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeMaintenanceWave is how far an entry of the drain plan is.",
+				Description: "NodeMaintenanceWave is the progress of an entry of the drain plan.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"entry": {
@@ -1303,13 +1303,13 @@ func schema_pkg_apis_maintenance_v1alpha1_NodeMaintenanceWave(ref common.Referen
 					},
 					"startTime": {
 						SchemaProps: spec.SchemaProps{
-							Description: "startTime is when the first pod of the entry was asked to leave. Unset before.",
+							Description: "startTime is the time at which the evacuation of the entry's pods began. Unset before.",
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"endTime": {
 						SchemaProps: spec.SchemaProps{
-							Description: "endTime is when the last pod of the entry had left. Unset while there are pods.",
+							Description: "endTime is the time at which the last pod of the entry had left. Unset while pods are left.",
 							Ref:         ref(metav1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -1815,7 +1815,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref common.ReferenceCallba
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "PreviewWave is an entry of the drain plan with the pods that it covers and no earlier entry does.",
+				Description: "PreviewWave is an entry of the drain plan with its pods, except those that an earlier entry covers.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"index": {
@@ -1858,7 +1858,7 @@ func schema_pkg_apis_maintenance_v1alpha1_PreviewWave(ref common.ReferenceCallba
 					},
 					"podsAsked": {
 						SchemaProps: spec.SchemaProps{
-							Description: "podsAsked is the number of these pods that are asked to leave at the same time: in stage Drain now, before that as soon as the maintenance is in stage Drain and all its nodes are cordoned. Without other maintenances these are the pods of the first wave. Another maintenance on the same nodes lowers the number if it is at an earlier wave, and raises it, in later waves too, if it is at a later one.",
+							Description: "podsAsked is the number of these pods that are asked to leave at the same time: now if the stage is Drain, otherwise as soon as it is Drain and all nodes are cordoned. Without other maintenances these are the pods of the first wave. Another maintenance on the same nodes lowers the number if it is at an earlier wave, and raises it, in later waves too, if it is at a later one.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",

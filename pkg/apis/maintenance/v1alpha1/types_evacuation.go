@@ -36,8 +36,8 @@ const (
 	// ConditionComplete is True when the evacuation is over: the pod is gone or has terminated, or
 	// the request was cancelled.
 	ConditionComplete = "Complete"
-	// ConditionBlocked is True while something prevents the pod from leaving. The reason and the
-	// message name the cause and a remedy.
+	// ConditionBlocked is True while the pod cannot leave. The reason and the message name the
+	// cause and a remedy.
 	ConditionBlocked = "Blocked"
 
 	// ReasonPodDeleted (Complete): the pod no longer exists.
@@ -65,8 +65,8 @@ const (
 	ReasonEvacuatorNotProgressing = "EvacuatorNotProgressing"
 	// ReasonPodTerminating (Blocked): the pod is terminating and its grace period has passed.
 	ReasonPodTerminating = "PodTerminating"
-	// ReasonPodWaits (not Blocked): the pod is up for eviction and waits for other pods of its
-	// workload, or its eviction is refused for now; the message says which.
+	// ReasonPodWaits (not Blocked): it is the pod's turn to be evicted, but it waits for other pods
+	// of its workload, or its eviction is refused for now; the message has the cause.
 	ReasonPodWaits = "PodWaits"
 	// ReasonPodStopping (not Blocked): the pod is stopping within its grace period; the message has
 	// the end.
@@ -92,14 +92,14 @@ const (
 	// ReasonSurgePending (Blocked): the replacement of the pod is not available after the surge
 	// timeout.
 	ReasonSurgePending = "SurgePending"
-	// ReasonReplicaFailure (Blocked): no pod of the Deployment can be created, so that none could
-	// take the place of this one; the message quotes the error.
+	// ReasonReplicaFailure (Blocked): no pod of the Deployment can be created, so there is no
+	// replacement for this one; the message quotes the error.
 	ReasonReplicaFailure = "ReplicaFailure"
-	// ReasonEvacuationHeld (Blocked): the Evacuation is being deleted, but has a finalizer that
-	// belongs to no instigator; the message names it.
+	// ReasonEvacuationHeld (Blocked): the Evacuation is being deleted, but has a finalizer that is
+	// not from an instigator; the message names it.
 	ReasonEvacuationHeld = "EvacuationHeld"
-	// ReasonBudgetsHoldEachOther (Blocked): two drains wait for each other, because the pods of
-	// each use up the budget of the other's pods.
+	// ReasonBudgetsHoldEachOther (Blocked): two drains wait for each other: the pods of each drain
+	// use up the budget for the pods of the other one.
 	ReasonBudgetsHoldEachOther = "BudgetsHoldEachOther"
 	// ReasonBudgetPodsCordoned (Blocked): the pods that would make the budget allow a disruption
 	// cannot run, because their nodes are cordoned.
@@ -213,7 +213,7 @@ type EvacuationStatus struct {
 	// +k8s:optional
 	ActiveEvacuatorClass string `json:"activeEvacuatorClass,omitempty" protobuf:"bytes,1,opt,name=activeEvacuatorClass"`
 
-	// activeEvacuatorCompleted is true when the active evacuator has done all it can. If the pod
+	// activeEvacuatorCompleted is true when the active evacuator has finished its work. If the pod
 	// still exists, the next evacuator becomes active. Written by the active evacuator.
 	// +optional
 	ActiveEvacuatorCompleted bool `json:"activeEvacuatorCompleted" protobuf:"varint,2,opt,name=activeEvacuatorCompleted"`
@@ -245,8 +245,8 @@ type EvacuationStatus struct {
 	// +k8s:minimum=0
 	FailedEvictionCounter int32 `json:"failedEvictionCounter" protobuf:"varint,6,opt,name=failedEvictionCounter"`
 
-	// message describes for people what happens to the pod. Programs do not read it. At most 1024
-	// bytes.
+	// message describes the state of the evacuation for people. Programs do not read it. At most
+	// 1024 bytes.
 	// +optional
 	// +k8s:optional
 	// +k8s:maxBytes=1024

@@ -44,7 +44,7 @@ const (
 	PodTypeStatic PodType = "Static"
 )
 
-// NodeStatusReason is why a node of a maintenance is not drained like the others.
+// NodeStatusReason is the reason why the drain of a node differs from that of the other nodes.
 // +enum
 // +k8s:enum
 type NodeStatusReason string
@@ -53,22 +53,23 @@ const (
 	// NodeStatusNotAuthorized means that the requester may not delete the node. It is neither
 	// cordoned nor drained.
 	NodeStatusNotAuthorized NodeStatusReason = "NotAuthorized"
-	// NodeStatusTooManyMaintenances means that as many other maintenances hold the node as may. It
-	// is not held before one of them ends.
+	// NodeStatusTooManyMaintenances means that the maximum number of other maintenances holds the
+	// node. This maintenance holds it after one of them has ended.
 	NodeStatusTooManyMaintenances NodeStatusReason = "TooManyMaintenances"
-	// NodeStatusNotCordoned means that the node is not cordoned, or it is not known yet whether the
-	// requester may delete it. No pod of it is asked to leave.
+	// NodeStatusNotCordoned means that the node is not cordoned, or that the server has not checked
+	// yet whether the requester may delete it. Its pods are not evacuated.
 	NodeStatusNotCordoned NodeStatusReason = "NotCordoned"
 	// NodeStatusFastForwarded means that another maintenance has taken the node further than the
-	// plan of this one. Its pods are asked to leave all the same.
+	// plan of this one. Its pods are evacuated nevertheless.
 	NodeStatusFastForwarded NodeStatusReason = "FastForwarded"
-	// NodeStatusReleasing means that the maintenance no longer holds the node, and it is still to
-	// be released.
+	// NodeStatusReleasing means that the maintenance no longer holds the node, but the server has
+	// not released it yet.
 	NodeStatusReleasing NodeStatusReason = "Releasing"
-	// NodeStatusNotReleased means that the release of such a node fails.
+	// NodeStatusNotReleased means that the server cannot release a node that the maintenance no
+	// longer holds.
 	NodeStatusNotReleased NodeStatusReason = "NotReleased"
-	// NodeStatusGone means that the node does not exist any more. It joins if it is registered
-	// again under its name.
+	// NodeStatusGone means that the node no longer exists. It joins again if it is registered under
+	// the same name.
 	NodeStatusGone NodeStatusReason = "NodeGone"
 )
 
@@ -100,7 +101,7 @@ const (
 	ReasonDrainCompleteWithPodsLeft = "DrainCompleteWithPodsLeft"
 	// ReasonDrainInProgress (Drained=False): pods are leaving.
 	ReasonDrainInProgress = "DrainInProgress"
-	// ReasonDrainBlocked (Drained=False): every pod that is asked to leave is blocked; the message
+	// ReasonDrainBlocked (Drained=False): every pod that should leave now is blocked; the message
 	// names the worst blockers.
 	ReasonDrainBlocked = "DrainBlocked"
 	// ReasonNotAuthorized (Drained=False): the user in spec.requestedBy is not allowed to delete a
@@ -113,8 +114,8 @@ const (
 	// ReasonNodeNotCordoned (Drained=False): the server cannot keep a selected node unschedulable,
 	// and excludes it from the waves; the message names it.
 	ReasonNodeNotCordoned = "NodeNotCordoned"
-	// ReasonTooManyMaintenances (Drained=False): as many maintenances as may hold a node hold a
-	// selected node already, so this one does not; the message names it.
+	// ReasonTooManyMaintenances (Drained=False): the maximum number of other maintenances holds a
+	// selected node, so this one does not hold it; the message names it.
 	ReasonTooManyMaintenances = "TooManyMaintenances"
 
 	// ConditionProgressing is the condition of a NodeMaintenance that reports whether the
@@ -125,17 +126,17 @@ const (
 	// ReasonProgressComplete (Progressing=True or, if a node cannot be released, False): the stage
 	// is Complete; the message reports how many nodes still have to be released.
 	ReasonProgressComplete = "Complete"
-	// ReasonProgressNotRequested (Progressing=True): no pod is asked to leave in this stage.
+	// ReasonProgressNotRequested (Progressing=True): the drain is not requested in this stage.
 	ReasonProgressNotRequested = "NotRequested"
-	// ReasonProgressDrained (Progressing=True): nothing is left to do in stage Drain.
+	// ReasonProgressDrained (Progressing=True): no pod is left to evacuate in stage Drain.
 	ReasonProgressDrained = "Drained"
-	// ReasonProgressBlocked (Progressing=False): every pod that is asked to leave is blocked.
+	// ReasonProgressBlocked (Progressing=False): every pod that should leave now is blocked.
 	ReasonProgressBlocked = "Blocked"
 	// ReasonProgressStalled (Progressing=False): the maintenance has made no progress for longer
 	// than the server's --stall-timeout.
 	ReasonProgressStalled = "Stalled"
-	// ReasonProgressSyncFailed (Progressing=False, or True if other nodes make progress): a read or
-	// write fails; the message has the object, the error and the time of the first failure.
+	// ReasonProgressSyncFailed (Progressing=False, or True if other nodes make progress): a request
+	// to the API fails; the message has the object, the error and the time of the first failure.
 	ReasonProgressSyncFailed = "SyncFailed"
 	// ReasonProgressWaiting (Progressing=True): every node waits for other nodes or for other
 	// maintenances.
@@ -212,8 +213,8 @@ type NodeMaintenanceSpec struct {
 	// +k8s:listType=atomic
 	DrainPlan []DrainPlanEntry `json:"drainPlan,omitempty" protobuf:"bytes,3,rep,name=drainPlan"`
 
-	// reason tells people why the nodes are under maintenance. The messages of Evacuations, node
-	// conditions and events repeat it. At most 1024 bytes.
+	// reason describes for people why the nodes are under maintenance. The messages of Evacuations,
+	// node conditions and events repeat it. At most 1024 bytes.
 	// +optional
 	// +k8s:optional
 	// +k8s:maxBytes=1024
@@ -324,7 +325,7 @@ type NodeMaintenanceStatus struct {
 	Waves []NodeMaintenanceWave `json:"waves,omitempty" protobuf:"bytes,7,rep,name=waves"`
 }
 
-// NodeMaintenanceWave is how far an entry of the drain plan is.
+// NodeMaintenanceWave is the progress of an entry of the drain plan.
 type NodeMaintenanceWave struct {
 	// entry is the index of the entry in spec.drainPlan, starting at 0.
 	// +required
@@ -343,12 +344,12 @@ type NodeMaintenanceWave struct {
 	// +k8s:minimum=0
 	PodsLeft int32 `json:"podsLeft" protobuf:"varint,3,opt,name=podsLeft"`
 
-	// startTime is when the first pod of the entry was asked to leave. Unset before.
+	// startTime is the time at which the evacuation of the entry's pods began. Unset before.
 	// +optional
 	// +k8s:opaqueType
 	StartTime *metav1.Time `json:"startTime,omitempty" protobuf:"bytes,4,opt,name=startTime"`
 
-	// endTime is when the last pod of the entry had left. Unset while there are pods.
+	// endTime is the time at which the last pod of the entry had left. Unset while pods are left.
 	// +optional
 	// +k8s:opaqueType
 	EndTime *metav1.Time `json:"endTime,omitempty" protobuf:"bytes,5,opt,name=endTime"`
@@ -414,8 +415,8 @@ type NodeMaintenanceNodeStatus struct {
 	// +k8s:minimum=0
 	PodsEvacuating int32 `json:"podsEvacuating" protobuf:"varint,5,opt,name=podsEvacuating"`
 
-	// podsBlocked is the number of pods that are asked to leave and cannot: their Evacuation has
-	// the condition Blocked, or the server failed twice to create their Evacuation.
+	// podsBlocked is the number of pods that should leave but cannot: their Evacuation has the
+	// condition Blocked, or the server failed twice to create their Evacuation.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0
@@ -439,17 +440,17 @@ type NodeMaintenanceNodeStatus struct {
 
 	// podsGonePeak is the highest number of pods that had left the node at one time, which is
 	// podsPeak minus podsPendingEvacuation minus podsEvacuating, since drainTargets of the node
-	// last changed. Only a higher number is progress of the drain: a pod that leaves the node and
-	// is created on it again is none. 0 before the drain.
+	// last changed. Only a higher number counts as progress of the drain: a pod that leaves the
+	// node and is recreated on it does not count. 0 before the drain.
 	// +optional
 	// +k8s:optional
 	// +k8s:minimum=0
 	PodsGonePeak int32 `json:"podsGonePeak,omitempty" protobuf:"varint,9,opt,name=podsGonePeak"`
 
-	// reason is why the node is not drained like the others, for programs: drainMessage is for
-	// people and is omitted if the status becomes too large. It is empty for a node of stage Idle,
-	// and for one whose drain takes its course: NotAuthorized, TooManyMaintenances, NotCordoned,
-	// FastForwarded, Releasing, NotReleased or NodeGone.
+	// reason is the reason why the drain of the node differs from that of the other nodes, for
+	// programs: drainMessage is for people and is omitted if the status becomes too large. It is
+	// empty in stage Idle, and if the drain of the node does not differ: NotAuthorized,
+	// TooManyMaintenances, NotCordoned, FastForwarded, Releasing, NotReleased or NodeGone.
 	// +optional
 	// +k8s:optional
 	Reason NodeStatusReason `json:"reason,omitempty" protobuf:"bytes,10,opt,name=reason,casttype=NodeStatusReason"`

@@ -28,11 +28,11 @@ const (
 const (
 	// ReasonNoController (preview only): no controller owns the pod, so nothing recreates it.
 	ReasonNoController = "NoController"
-	// ReasonJobFails (preview only): the Job of the pods fails for good when they are evicted,
-	// since it allows no more failures.
+	// ReasonJobFails (preview only): the Job of the pods fails when they are evicted, since it
+	// allows no more failures.
 	ReasonJobFails = "JobFails"
-	// ReasonPodNominated (preview only): the pods are not bound to the node and only nominated for
-	// it, so the drain does not evict them and waits for the scheduler.
+	// ReasonPodNominated (preview only): the pods are only nominated for the node, not bound to it,
+	// so the drain does not evict them and waits for the scheduler.
 	ReasonPodNominated = "PodNominated"
 	// ReasonNamespaceTerminating (preview only): the namespace of the pod is being deleted. No
 	// Evacuation can be created in it; its pods are deleted with the namespace.
@@ -131,7 +131,8 @@ type NodeMaintenancePreview struct {
 	NodesOmitted int32 `json:"nodesOmitted,omitempty" protobuf:"varint,15,opt,name=nodesOmitted"`
 }
 
-// PreviewWave is an entry of the drain plan with the pods that it covers and no earlier entry does.
+// PreviewWave is an entry of the drain plan with its pods, except those that an earlier entry
+// covers.
 type PreviewWave struct {
 	// index is the index of the entry in spec.drainPlan, starting at 0.
 	// +required
@@ -156,11 +157,11 @@ type PreviewWave struct {
 	// +optional
 	PodCount int32 `json:"podCount" protobuf:"varint,5,opt,name=podCount"`
 
-	// podsAsked is the number of these pods that are asked to leave at the same time: in stage
-	// Drain now, before that as soon as the maintenance is in stage Drain and all its nodes are
-	// cordoned. Without other maintenances these are the pods of the first wave. Another
-	// maintenance on the same nodes lowers the number if it is at an earlier wave, and raises it,
-	// in later waves too, if it is at a later one.
+	// podsAsked is the number of these pods that are asked to leave at the same time: now if the
+	// stage is Drain, otherwise as soon as it is Drain and all nodes are cordoned. Without other
+	// maintenances these are the pods of the first wave. Another maintenance on the same nodes
+	// lowers the number if it is at an earlier wave, and raises it, in later waves too, if it is at
+	// a later one.
 	// +optional
 	PodsAsked int32 `json:"podsAsked" protobuf:"varint,6,opt,name=podsAsked"`
 

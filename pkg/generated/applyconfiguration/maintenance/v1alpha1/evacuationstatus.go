@@ -20,7 +20,7 @@ type EvacuationStatusApplyConfiguration struct {
 	// eviction.maintenance.haulout.dev once no evacuator is left. It starts at the highest priority
 	// and only moves down. Written by the Haulout server.
 	ActiveEvacuatorClass *string `json:"activeEvacuatorClass,omitempty"`
-	// activeEvacuatorCompleted is true when the active evacuator has done all it can. If the pod
+	// activeEvacuatorCompleted is true when the active evacuator has finished its work. If the pod
 	// still exists, the next evacuator becomes active. Written by the active evacuator.
 	ActiveEvacuatorCompleted *bool `json:"activeEvacuatorCompleted,omitempty"`
 	// evacuationProgressTimestamp is the time of the last heartbeat of the active evacuator. Unset
@@ -36,8 +36,8 @@ type EvacuationStatusApplyConfiguration struct {
 	// failedEvictionCounter counts the calls of the Eviction API that were refused because of a
 	// budget. It never decreases. Written by the Haulout server.
 	FailedEvictionCounter *int32 `json:"failedEvictionCounter,omitempty"`
-	// message describes for people what happens to the pod. Programs do not read it. At most 1024
-	// bytes.
+	// message describes the state of the evacuation for people. Programs do not read it. At most
+	// 1024 bytes.
 	Message *string `json:"message,omitempty"`
 	// conditions are the conditions Complete and Blocked. Written by the Haulout server.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`

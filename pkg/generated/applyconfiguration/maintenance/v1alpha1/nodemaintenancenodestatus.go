@@ -28,8 +28,8 @@ type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	PodsPendingEvacuation *int32 `json:"podsPendingEvacuation,omitempty"`
 	// podsEvacuating is the number of pods on the node that have an Evacuation.
 	PodsEvacuating *int32 `json:"podsEvacuating,omitempty"`
-	// podsBlocked is the number of pods that are asked to leave and cannot: their Evacuation has
-	// the condition Blocked, or the server failed twice to create their Evacuation.
+	// podsBlocked is the number of pods that should leave but cannot: their Evacuation has the
+	// condition Blocked, or the server failed twice to create their Evacuation.
 	PodsBlocked *int32 `json:"podsBlocked,omitempty"`
 	// podsKept is the number of pods that are kept running on purpose: DaemonSet pods that would be
 	// recreated immediately or whose budget allows no disruption, static pods of a node without a
@@ -41,13 +41,13 @@ type NodeMaintenanceNodeStatusApplyConfiguration struct {
 	PodsPeak *int32 `json:"podsPeak,omitempty"`
 	// podsGonePeak is the highest number of pods that had left the node at one time, which is
 	// podsPeak minus podsPendingEvacuation minus podsEvacuating, since drainTargets of the node
-	// last changed. Only a higher number is progress of the drain: a pod that leaves the node and
-	// is created on it again is none. 0 before the drain.
+	// last changed. Only a higher number counts as progress of the drain: a pod that leaves the
+	// node and is recreated on it does not count. 0 before the drain.
 	PodsGonePeak *int32 `json:"podsGonePeak,omitempty"`
-	// reason is why the node is not drained like the others, for programs: drainMessage is for
-	// people and is omitted if the status becomes too large. It is empty for a node of stage Idle,
-	// and for one whose drain takes its course: NotAuthorized, TooManyMaintenances, NotCordoned,
-	// FastForwarded, Releasing, NotReleased or NodeGone.
+	// reason is the reason why the drain of the node differs from that of the other nodes, for
+	// programs: drainMessage is for people and is omitted if the status becomes too large. It is
+	// empty in stage Idle, and if the drain of the node does not differ: NotAuthorized,
+	// TooManyMaintenances, NotCordoned, FastForwarded, Releasing, NotReleased or NodeGone.
 	Reason *maintenancev1alpha1.NodeStatusReason `json:"reason,omitempty"`
 }
 

@@ -36,8 +36,8 @@ type NodeMaintenanceSpecApplyConfiguration struct {
 	// 1000000000, 2000000000, 2000001000 and 2147483647 of each type) in their places. At most 100
 	// other entries. Immutable.
 	DrainPlan []DrainPlanEntryApplyConfiguration `json:"drainPlan,omitempty"`
-	// reason tells people why the nodes are under maintenance. The messages of Evacuations, node
-	// conditions and events repeat it. At most 1024 bytes.
+	// reason describes for people why the nodes are under maintenance. The messages of Evacuations,
+	// node conditions and events repeat it. At most 1024 bytes.
 	Reason *string `json:"reason,omitempty"`
 	// requestedBy is the user who last set or changed the nodeSelector or advanced the stage. The
 	// server changes a node only if this user is allowed to delete it. Set by the server; the value

@@ -12,7 +12,7 @@ import (
 // NodeMaintenanceWaveApplyConfiguration represents a declarative configuration of the NodeMaintenanceWave type for use
 // with apply.
 //
-// NodeMaintenanceWave is how far an entry of the drain plan is.
+// NodeMaintenanceWave is the progress of an entry of the drain plan.
 type NodeMaintenanceWaveApplyConfiguration struct {
 	// entry is the index of the entry in spec.drainPlan, starting at 0.
 	Entry *int32 `json:"entry,omitempty"`
@@ -21,9 +21,9 @@ type NodeMaintenanceWaveApplyConfiguration struct {
 	PodsPeak *int32 `json:"podsPeak,omitempty"`
 	// podsLeft is the number of pods of the entry that have not left.
 	PodsLeft *int32 `json:"podsLeft,omitempty"`
-	// startTime is when the first pod of the entry was asked to leave. Unset before.
+	// startTime is the time at which the evacuation of the entry's pods began. Unset before.
 	StartTime *v1.Time `json:"startTime,omitempty"`
-	// endTime is when the last pod of the entry had left. Unset while there are pods.
+	// endTime is the time at which the last pod of the entry had left. Unset while pods are left.
 	EndTime *v1.Time `json:"endTime,omitempty"`
 }
 
