@@ -13,8 +13,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// The library's list is pinned: a plugin that it adds needs a thought about its place, about RBAC,
-// and about clusters that do not know it.
+// The library's list is pinned: before a new plugin gets its place, check its RBAC rules and
+// clusters that do not serve its API.
 func TestOrder(t *testing.T) {
 	o := genericoptions.NewAdmissionOptions()
 	Configure(o, &nodemaintenance.Config{}, func() []string { return nil })

@@ -36,8 +36,8 @@ func storageAt(revision int64) *Storage {
 	return &Storage{ID: ownID, Embedded: true, Revision: func(context.Context) (int64, error) { return revision, nil }}
 }
 
-// leaseOf is the Lease that a server has left with the given storage; empty for a holder that tells
-// nothing.
+// leaseOf is the Lease of a previous server with the given storage; empty for a holder without
+// annotations.
 func leaseOf(id, revision string) *coordinationv1.Lease {
 	holder, seconds := "gone", int32(12)
 	renewed := metav1.NewMicroTime(time.Now().Add(time.Hour))
@@ -201,8 +201,7 @@ func TestLeaderStopsWhileTheAPIServiceNamesAnother(t *testing.T) {
 	})
 }
 
-// TestEmbeddedServerEndsBesideAnother has two servers with storages of their own start at the same
-// time.
+// TestEmbeddedServerEndsBesideAnother starts two servers with separate storages at the same time.
 func TestEmbeddedServerEndsBesideAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		host := fake.NewClientset()

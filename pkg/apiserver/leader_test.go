@@ -33,7 +33,7 @@ import (
 // wire is a connection to the host cluster that can break.
 type wire struct {
 	coordinationclient.LeasesGetter
-	// broken is what happens to calls; nil lets them through.
+	// broken replaces the result of calls; nil does not.
 	broken atomic.Pointer[func(context.Context) error]
 }
 
@@ -85,8 +85,8 @@ type stage struct {
 	begun  int
 }
 
-// act stands for a set of controllers whose last call goes on for as long as calls may when the
-// context has ended.
+// act simulates a set of controllers whose last call continues after the end of the context, for as
+// long as it may.
 func (s *stage) act(identity string, lasts time.Duration) func(context.Context, func() error) error {
 	return func(ctx context.Context, mayAct func() error) error {
 		if err := mayAct(); err != nil {

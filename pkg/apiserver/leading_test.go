@@ -22,7 +22,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// set stands for a set of controllers: it counts how many run and takes its time to stop.
+// set simulates a set of controllers: it counts the running ones and takes time to stop.
 type set struct {
 	host             *fake.Clientset
 	running, started atomic.Int32
@@ -86,8 +86,8 @@ func TestOneReplicaRunsControllersAndHandsOver(t *testing.T) {
 		stopB, leftB := lead(t, replica(host, s, "b"))
 
 		stopA()
-		// The set of a is told to stop and still writes: the lease must not go to b before it is
-		// done.
+		// The set of a is stopping and still writes: b must not get the lease before it has
+		// stopped.
 		s.finish <- struct{}{}
 		<-leftA
 		if at := s.holderAtEnd.Load(); at != "a" {

@@ -191,8 +191,8 @@ func (w *world) written() []string {
 	return slices.Clone(w.writes)
 }
 
-// until waits for a condition, and lets a step of the bubble's time pass whenever all are done with
-// what they could do.
+// until waits for a condition, and lets a step of the bubble's time pass whenever all goroutines
+// wait.
 func (w *world) until(what string, step time.Duration, condition func() bool) {
 	w.Helper()
 	if !informertest.Until(step, condition) {

@@ -69,7 +69,7 @@ type api struct {
 	evict func(eviction *policyv1.Eviction) *metav1.Status
 	// evictions are those that were accepted.
 	evictions []*policyv1.Eviction
-	// older: a server that knows no fields of maintenances. listed counts the maintenances in
+	// older: a server without field selectors for maintenances. listed counts the maintenances in
 	// lists.
 	older  bool
 	listed int

@@ -20,8 +20,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// frozen is a TCP proxy whose connections deliver nothing any more after freeze, without an end: as
-// when an API server behind a balancer loses its power. New connections work.
+// frozen is a TCP proxy. After freeze, its connections stay open and deliver nothing, as if an API
+// server behind a load balancer lost its power. New connections work.
 type frozen struct {
 	net.Listener
 	to string
@@ -105,8 +105,8 @@ func (f *frozen) opened() int {
 	return len(f.conns) / 2
 }
 
-// One HTTP/2 connection carries all requests of a process. When it has died, one request fails: the
-// next one has a connection of its own, which is closed again.
+// One HTTP/2 connection carries all requests of a process. If it is dead, one request fails. The
+// next request uses a separate connection, which is closed afterwards.
 func TestDeadConnection(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")

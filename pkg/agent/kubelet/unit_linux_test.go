@@ -24,7 +24,7 @@ type world struct {
 	running []int
 	// returns are kubelets that systemd starts after one was ended by a signal.
 	returns []int
-	// unit is what systemd knows about the unit, busErr why it does not say.
+	// unit is the state of the unit in systemd, busErr the error of a query.
 	unit             systemd.UnitState
 	busErr, startErr error
 	// starts: systemd starts the kubelet after it has answered.

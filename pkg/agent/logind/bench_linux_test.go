@@ -306,11 +306,11 @@ func config(modify ...func(*logind.Config)) logind.Config {
 	return c
 }
 
-// agent is a Manager that runs, and what it told.
+// agent is a running Manager, with its notifications.
 type agent struct {
 	*logind.Manager
 	t *testing.T
-	// told is written to after each change.
+	// told receives a value after each change.
 	told chan struct{}
 }
 
@@ -361,7 +361,7 @@ func pending(s shutdown.MachineState) bool { return s.ShuttingDown }
 
 func idle(s shutdown.MachineState) bool { return s.Known && !s.ShuttingDown && s.LockHeld }
 
-// hold runs a Manager in a process of its own, and prints its state after each change.
+// hold runs a Manager in a separate process, and prints its state after each change.
 func hold() error {
 	manager := logind.New(config())
 	var mu sync.Mutex

@@ -70,8 +70,8 @@ func TestReleaseWithoutShutdownKeepsTheLock(t *testing.T) {
 	})
 }
 
-// An agent that is started again during a shutdown, while the bus is broken, does not know of the
-// shutdown but from its state.
+// An agent that is started again during a shutdown, while the bus is broken, learns of the shutdown
+// only from its stored state.
 func TestReleaseWithoutABus(t *testing.T) {
 	withLogind(t, func(t *testing.T, b *bench) {
 		t.Helper()
@@ -429,7 +429,7 @@ func TestSystemdStopsTheAgent(t *testing.T) {
 		t.Helper()
 		a := start(t, config())
 		a.until("the lock is held", locked)
-		// `systemctl start reboot.target`: logind does not know of it.
+		// `systemctl start reboot.target` bypasses logind.
 		before := time.Now()
 		a.Stopping("reboot", 10*time.Second)
 		a.until("a shutdown is pending", pending)

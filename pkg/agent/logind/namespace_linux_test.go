@@ -17,11 +17,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The tests need a machine of their own. Each runs the test binary again in new namespaces, where
-// /run, /etc/systemd and /var/lib/systemd are empty and the processes end with the test. Nothing
-// that happens there reaches the machine.
+// The tests need a separate machine. Each runs the test binary again in new namespaces, where /run,
+// /etc/systemd and /var/lib/systemd are empty and the processes end with the test. Nothing that
+// happens there reaches the machine.
 
-// roleVariable tells the test binary what it is started for.
+// roleVariable passes the role of the process to the test binary.
 const roleVariable = "HAULOUT_LOGIND_TEST_ROLE"
 
 const (

@@ -96,7 +96,7 @@ func pending(phase state.Phase, more ...func(in *input)) func(*settings, *input)
 	}
 }
 
-// gone is an input after the shutdown of a phase is not pending any more.
+// gone is an input in which the shutdown of a phase is no longer pending.
 func gone(phase state.Phase, more ...func(in *input)) func(*settings, *input) {
 	return func(s *settings, in *input) {
 		pending(phase, more...)(s, in)

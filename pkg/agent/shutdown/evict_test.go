@@ -257,8 +257,8 @@ func TestRemainingWithin(t *testing.T) {
 	}
 }
 
-// The command that makes a request knows the boot of the kernel, the manager that of userspace,
-// too.
+// The command that requests a shutdown has the boot ID of the kernel; the manager also has the
+// start of userspace.
 func TestWithinInAnotherBootOfUserspace(t *testing.T) {
 	request := &state.Within{BootID: thisBoot, SinceBoot: time.Hour, Within: 2 * time.Minute}
 	for boot, want := range map[string]bool{thisBoot: true, thisBoot + "-4711": true, otherBoot + "-4711": false} {

@@ -42,7 +42,7 @@ func TestTheCopyOfTheStateIsStored(t *testing.T) {
 	})
 }
 
-// The annotation of the node tells what a state that could not be stored does not.
+// The annotation of the node replaces a state that could not be stored.
 func TestTheNodeIsOpenedAfterAFullDisk(t *testing.T) {
 	scenario(t, func(w *world) { w.mode, w.diskFull = apiNoHaulout, true }, func(w *world) {
 		w.request()

@@ -25,8 +25,8 @@ func (c *waitingCluster) Drain(context.Context, state.MaintenanceRef) (DrainStat
 
 func (c *waitingCluster) Pods(context.Context) ([]Pod, error) { return c.pods, c.err }
 
-// A server that does not know which static pods the agent keeps would wait for them until the
-// machine goes down.
+// Without the list of kept static pods, a server would wait for these pods until the machine goes
+// down.
 func TestStaticPodsThatAreKeptInVainAreNotWaitedFor(t *testing.T) {
 	mirror, daemon := Pod{Name: "etcd", Stays: true}, Pod{Name: "agent", Stays: true}
 	waiting := DrainState{PodsLeft: 1, PodsKept: 2, Message: "waits"}

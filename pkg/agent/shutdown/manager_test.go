@@ -21,7 +21,7 @@ import (
 )
 
 // scenario runs a script in a world with three pods, the last of them critical, and an agent that
-// knows its machine.
+// has read the state of its machine.
 func scenario(t *testing.T, configure func(w *world), script func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -291,7 +291,7 @@ func TestAPIBackOnAFinalNode(t *testing.T) {
 }
 
 // TestAPIBackWhileSystemdStops has the API back in the middle of a local end, while systemd stops
-// the system: it starts no unit any more, so the kubelet stays away.
+// the system: it starts no units then, so the kubelet does not start again.
 func TestAPIBackWhileSystemdStops(t *testing.T) {
 	scenario(t, func(w *world) { w.mode, w.final, w.stopping = apiDown, true, true }, func(w *world) {
 		w.request()
@@ -475,7 +475,7 @@ func TestKilledInEveryPhase(t *testing.T) {
 	})
 }
 
-// The service is stopped: what was decided stays, and the last condition is written.
+// After a stop of the service, decisions are kept, and the last condition is written.
 func TestStop(t *testing.T) {
 	scenario(t, func(w *world) { w.mode = apiDown }, func(w *world) {
 		w.request()

@@ -173,7 +173,7 @@ func (p *process) Run(ctx context.Context, changed func()) error {
 		case p.pending && !p.seen:
 			p.seen, p.since, p.deadline = true, p.wall(), p.wall().Add(time.Until(p.world.deadline))
 			if !known {
-				// As far as a new process knows, unless it has stored another one.
+				// The default for a new process without a stored deadline.
 				p.deadline = p.wall().Add(p.delay)
 				real := sinceBoot() + time.Until(p.world.deadline)
 				p.unsettled = p.unsettled || !p.disk.Phase.Pending() || p.disk.BootID != p.world.bootID ||

@@ -58,7 +58,7 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// simulate lets things happen by a source of its own: that of the world belongs to the processes.
+// simulate draws random events from a separate source: the processes use the source of the world.
 func simulate(w *world, r *rand.Rand) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -130,7 +130,7 @@ func act(w *world) {
 	}
 }
 
-// check reports what is left to do after everything has been well for long.
+// check reports unfinished work after a long time without failures.
 func (w *world) check() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -29,7 +29,7 @@ type apiMode int
 const (
 	apiUp apiMode = iota
 	apiDown
-	// apiHang answers nothing, and may do later what was asked.
+	// apiHang sends no responses, and may execute the requests later.
 	apiHang
 	// apiRefuse refuses the maintenance.
 	apiRefuse
@@ -148,7 +148,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	return w
 }
 
-// nextBoot starts the machine. The kubelet starts the pods that the API knows.
+// nextBoot starts the machine. The kubelet starts the pods that are in the API.
 func (w *world) nextBoot() {
 	w.boot++
 	w.inMemory = nil

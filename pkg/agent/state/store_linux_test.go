@@ -21,7 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// childEnv tells the test program that it is the child of a test.
+// childEnv is set in child processes of a test.
 const childEnv = "HAULOUT_STATE_TEST_DIR"
 
 // child returns the command that runs one test of this program again.
@@ -32,8 +32,8 @@ func child(t *testing.T, dir string) *exec.Cmd {
 	return cmd
 }
 
-// TestKilledWhileSaving kills a process that stores states one after the other: what is stored must
-// be a whole state, and none may be lost of which Save has returned.
+// TestKilledWhileSaving kills a process that stores states one after the other: the stored state
+// must be complete, and no state may be lost after Save has returned.
 func TestKilledWhileSaving(t *testing.T) {
 	if dir := os.Getenv(childEnv); dir != "" {
 		saveForever(t, dir)

@@ -62,7 +62,7 @@ func TestSaveAndLoad(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "a", "b")
 			save(t, open(t, dir), state)
-			// A new process knows nothing but the directory.
+			// A new process only has the directory.
 			if diff := cmp.Diff(state, load(t, open(t, dir))); diff != "" {
 				t.Errorf("the state differs (-want +got):\n%s", diff)
 			}
@@ -139,7 +139,7 @@ func TestDamagedFileIsKeptAside(t *testing.T) {
 				if got, err := os.ReadFile(want); err != nil || string(got) != content {
 					t.Errorf("the kept file is %q, %v", got, err)
 				}
-				// The agent goes on as one that has stored nothing.
+				// The agent continues as if it had stored nothing.
 				if diff := cmp.Diff(State{}, load(t, s)); diff != "" {
 					t.Errorf("the second state is not zero:\n%s", diff)
 				}
@@ -152,7 +152,8 @@ func TestDamagedFileIsKeptAside(t *testing.T) {
 	}
 }
 
-// After a rollback, the state of the newer agent counts: only it tells that the kubelet is stopped.
+// After a rollback, the state of the newer agent counts: only this state has the stop of the
+// kubelet.
 func TestFieldsOfANewerAgentAreIgnored(t *testing.T) {
 	dir := t.TempDir()
 	content := `{"version":1,"bootID":"b","phase":"Local","newer":true,"local":{"bucket":1,"newer":{}},"configuration":{"newer":[]}}`
@@ -264,7 +265,7 @@ func TestBootID(t *testing.T) {
 	}
 }
 
-// An agent that is killed on a machine with a full disk knows what it has done, for this boot.
+// An agent that is killed on a machine with a full disk still has its state, until the next boot.
 func TestAFullDiskLeavesASecondCopy(t *testing.T) {
 	dir, run := t.TempDir(), filepath.Join(t.TempDir(), "run")
 	s := must.Get(Open(dir, run))(t)

@@ -122,8 +122,8 @@ func (w *tree) contents() map[string]int {
 	return found
 }
 
-// TestCrashes lets a process die at each step of what it does with files. The next one has to come
-// to the same end, and between them no manifest may be lost or be there twice.
+// TestCrashes ends a process at each of its file operations. The next process must reach the same
+// result; meanwhile no manifest may be lost or exist twice.
 func TestCrashes(t *testing.T) {
 	first := map[string]string{
 		"manifests/a.yaml": text("web", "  priority: 1"), "manifests/b.yaml": text("web", "  priority: 2"),
@@ -284,7 +284,7 @@ func parkUnlessParked(f *folder, name string) error {
 }
 
 // restoreAgain does what the Keeper does when the API is gone after a crash: it finishes a restore
-// that has begun, and holds what is parked. Then the restore is decided again.
+// that has begun, and keeps other manifests parked. Then the restore is decided again.
 func restoreAgain(f *folder) error {
 	if _, err := f.restore(func(e *Entry) bool { return e.Restoring }); err != nil {
 		return err

@@ -49,7 +49,7 @@ func TestPodsThatAreKeptAreNotParked(t *testing.T) {
 					tc.prepare(w)
 					w.run()
 				}
-				// A server that does not know that the pod is kept.
+				// A server that has not read the list of kept pods.
 				w.add(evacuationOf("web"))
 				if got := w.untilReported("keeps running until the machine goes down (" + string(tc.reason) + ")"); got.done {
 					t.Errorf("got %+v, want the evacuator to stay", got)

@@ -24,11 +24,11 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// envParent is the parent of a static pod folder that is a mount of its own.
+// envParent is the parent of a static pod folder that is a separate mount.
 const envParent = "HAULOUT_TEST_PARENT"
 
-// TestABindMountIsNamed runs in a mount namespace of its own, where the static pod folder is
-// another mount of the same file system.
+// TestABindMountIsNamed runs in a separate mount namespace, where the static pod folder is another
+// mount of the same file system.
 func TestABindMountIsNamed(t *testing.T) {
 	if parent := os.Getenv(envParent); parent != "" {
 		w := &tree{T: t, root: parent}

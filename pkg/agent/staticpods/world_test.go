@@ -105,7 +105,7 @@ type world struct {
 	// noAPI answers all requests for maintenances, noKube those for the Node.
 	noAPI, noKube error
 	// server is the URL of the kubelet's API server, policy the configuration, and static the
-	// static pods that the API knows.
+	// static pods in the API.
 	server  string
 	policy  Policy
 	static  []types.NamespacedName
@@ -325,7 +325,7 @@ func (w *world) setNoAPI(err error) {
 	w.noAPI = err
 }
 
-// loseAll has neither API answer; find has both answer again.
+// loseAll makes both APIs unreachable; find makes them reachable again.
 func (w *world) loseAll() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -40,7 +40,7 @@ type record struct {
 }
 
 // runAgent is a service that holds the lock, as the node agent does, without a cluster. SIGUSR1
-// stands for the end of the drain.
+// simulates the end of the drain.
 func runAgent() error {
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGUSR1)

@@ -47,8 +47,8 @@ func TestUnits(t *testing.T) {
 		t.Errorf("userspace has booted %v ago, %v", age, err)
 	}
 
-	// A service that has ended is told from one that has not run, also after systemd has read its
-	// units again.
+	// A service that has ended differs from one that has never run, even after systemd has reloaded
+	// its units.
 	kubelet := m.service("kubelet.service")
 	if state, err := kubelet.State(ctx); err != nil || !state.Exists() || state.MainPID != 0 || state.LastPID != 0 {
 		t.Errorf("a service that has not run: %+v, %v", state, err)

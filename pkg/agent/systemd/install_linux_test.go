@@ -136,7 +136,7 @@ func TestShutdownWithoutABus(t *testing.T) {
 }
 
 // TestKubeletEndsWhileTheSystemStops: the job of systemd that stops the kubelet waits for the
-// agent, which must be able to end the kubelet all the same.
+// agent, which must be able to end the kubelet nevertheless.
 func TestKubeletEndsWhileTheSystemStops(t *testing.T) {
 	m := bootMachine(t)
 	kubelet := m.service(kubeletUnit)
@@ -289,7 +289,7 @@ func TestUninstall(t *testing.T) {
 	if status := m.status(); status.Exists() || status.Active != "inactive" {
 		t.Errorf("status %+v, want no unit", status)
 	}
-	// Nothing delays a shutdown any more, so the bus may end before its answer has come.
+	// Nothing delays a shutdown now, so the bus may end before it has responded.
 	m.reboot()
 	m.mustEnd(syscall.SIGHUP)
 }
@@ -321,7 +321,7 @@ func otherProgram(t *testing.T) string {
 	return path
 }
 
-// status is what systemd knows of the agent, and whether a change waits for its restart.
+// status is the state of the agent's unit, and whether a change needs a restart of the agent.
 type status struct {
 	systemd.UnitState
 	RestartPending bool

@@ -85,16 +85,16 @@ func TestWatch(t *testing.T) {
 	eventually(t, w.out, "4 of 16 gone")
 	eventually(t, w.out, "BLOCKED  3 pods")
 
-	// Another pod leaves, and the server counts it later than its Evacuation tells.
+	// The Evacuation of another pod is complete before the server counts the pod as gone.
 	must.Do(t, w.haulout.Tracker().Add(evacuation("shop", "web-99", "node-003", gone(0))))
 	eventually(t, w.out, "5 of 17 gone")
 	nm := draining()
-	// Without a peak only what was seen tells.
+	// Without a peak, only the observed pods count.
 	nm.Status.NodeStatuses[0].PodsPeak = 0
 	nm.Status.NodeStatuses[0].PodsEvacuating--
 	must.Get(maintenances.Update(t.Context(), nm, metav1.UpdateOptions{}))(t)
 	eventually(t, w.out, "5 of 16 gone")
-	// The server forgets Evacuations; what was seen is remembered.
+	// The server deletes Evacuations; the plugin still counts the observed pods.
 	must.Do(t, w.haulout.MaintenanceV1alpha1().Evacuations("shop").Delete(t.Context(), "uid-web-99",
 		metav1.DeleteOptions{}))
 	nm = nm.DeepCopy()
@@ -145,8 +145,8 @@ func TestWatchInAPipe(t *testing.T) {
 	}
 }
 
-// TestWaitingIsNotTheWork: whatever ends the command, the maintenance goes on; whatever ends the
-// maintenance, the command ends.
+// TestWaitingIsNotTheWork: the maintenance continues when the command ends, and the command ends
+// when the maintenance ends.
 func TestWaitingIsNotTheWork(t *testing.T) {
 	for name, test := range map[string]struct {
 		happens  func(t *testing.T, w *world, interrupt func())
@@ -331,7 +331,8 @@ func TestADrainIsPreviewedBeforeItBegins(t *testing.T) {
 	}
 }
 
-// TestAPreviewThatIsLeft is said, and the drain begins all the same.
+// TestAPreviewThatIsLeft expects a note if the temporary NodeMaintenance of the preview cannot be
+// deleted, and that the drain begins nevertheless.
 func TestAPreviewThatIsLeft(t *testing.T) {
 	w := newWorld(t, "")
 	forbid("delete", "nodemaintenances")(w)

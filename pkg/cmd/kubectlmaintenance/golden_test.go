@@ -47,12 +47,12 @@ spec:
       - {key: pool, operator: In, values: [blue]}
 `
 
-// golden is a command line with what it answers.
+// golden is a command line with its expected output.
 type golden struct {
 	line string
 	// stdin is what comes from the standard input.
 	stdin string
-	// objects are what there is in the cluster; everything if nil.
+	// objects are the objects in the cluster; all objects if nil.
 	objects []runtime.Object
 	// arrange changes the world before the command runs.
 	arrange func(*world)
@@ -234,7 +234,7 @@ var goldens = map[string]golden{
 	"completion-output":  {line: "__complete status -o "},
 }
 
-// runGolden runs a command and returns what it answered as a transcript.
+// runGolden runs a command and returns a transcript of its output.
 func runGolden(t *testing.T, g golden) (*world, string) {
 	t.Helper()
 	objects := g.objects
@@ -257,8 +257,8 @@ func runGolden(t *testing.T, g golden) (*world, string) {
 	return w, text + fmt.Sprintf("--- exit %d\n", code)
 }
 
-// TestGolden compares what every command answers with the files in testdata. Time passes only while
-// a command waits, so that what it has seen when its --timeout is over does not depend on the
+// TestGolden compares the output of every command with the files in testdata. Time passes only
+// while a command waits, so that what it has seen when its --timeout is over does not depend on the
 // machine.
 func TestGolden(t *testing.T) {
 	for name, g := range goldens {
@@ -266,7 +266,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// compare runs a command and compares what it answers with its file in testdata.
+// compare runs a command and compares its output with its file in testdata.
 func compare(t *testing.T, name string, g golden) {
 	t.Helper()
 	w, got := runGolden(t, g)
@@ -322,7 +322,8 @@ func shellFields(line string) []string {
 	return out
 }
 
-// tryLine runs a command line of an example or a page, in a cluster that has what they are about.
+// tryLine runs a command line of an example or a page, in a cluster with the objects that they
+// mention.
 func tryLine(t *testing.T, line string) {
 	t.Helper()
 	w := newWorld(t, "", everything()...)

@@ -100,7 +100,7 @@ func ignoring(policy v1alpha1.NewNodesPolicy) *v1alpha1.NodeMaintenance {
 	return progressing(nm, metav1.ConditionTrue, v1alpha1.ReasonProgressDraining, message, 5*time.Second)
 }
 
-// clearPreview makes previews find nothing but a budget that lets pods go in groups.
+// clearPreview reduces previews to one budget, which lets pods leave in groups.
 func clearPreview(w *world) {
 	w.haulout.PrependReactor(
 		"get", "nodemaintenances/preview",

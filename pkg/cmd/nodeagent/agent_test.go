@@ -24,7 +24,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// fakeMachine is a machine that is told when to shut down.
+// fakeMachine is a machine that shuts down when a test requests it.
 type fakeMachine struct {
 	mu       sync.Mutex
 	state    shutdown.MachineState
@@ -107,7 +107,7 @@ func testConfig(t *testing.T) *configv1alpha1.NodeAgentConfiguration {
 	return c
 }
 
-// statuses records what the service manager is told.
+// statuses records the notifications to the service manager.
 type statuses struct {
 	mu    sync.Mutex
 	lines []string

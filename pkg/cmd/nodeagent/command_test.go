@@ -104,7 +104,7 @@ func TestVersion(t *testing.T) {
 	is.True(t, err == nil && strings.Contains(out, "haulout-node-agent version "), "--version prints %q, %v", out, err)
 }
 
-// Every command says what it is for, and takes no argument that it would ignore.
+// Every command has a description, and refuses arguments that it would ignore.
 func TestCommandsAreDescribed(t *testing.T) {
 	var names []string
 	var walk func(cmd *cobra.Command)

@@ -215,13 +215,13 @@ func TestUninstallWithoutAKubelet(t *testing.T) {
 	}
 }
 
-// After the removal nothing else would restore the parked pods: neither an API that fails then, nor
-// what the agent has parked until it was stopped, leaves one behind.
+// After the removal nothing else would restore the parked pods. So no pod may stay parked, even if
+// the API fails or the agent parks pods until it stops.
 func TestUninstallRestoresWhateverHappensAfterTheRemoval(t *testing.T) {
 	for name, test := range map[string]struct {
 		// parked: a pod is parked before the command runs.
 		parked bool
-		// down: the API does not answer any more. force is given.
+		// down: the API no longer answers. force: --force is given.
 		down, force bool
 		// left: the pods are not restored.
 		left    bool

@@ -163,7 +163,7 @@ func TestAgentStartsAgainWithAnotherKubeconfig(t *testing.T) {
 	}
 }
 
-// In safe mode the cluster is told, and nothing else is asked of it.
+// In safe mode, the agent only reports to the cluster and sends no other requests.
 func TestSafeModeOnlyTells(t *testing.T) {
 	kubeconfig, _ := nodeServer(t)
 	dir := t.TempDir()

@@ -107,7 +107,8 @@ func TestCallsAreCutWhenLeadershipIsOver(t *testing.T) {
 	}
 }
 
-// TestNothingIsSentWithoutTheLease has a replica that may not act although nothing has told it yet.
+// TestNothingIsSentWithoutTheLease has a replica that lost the Lease, with a context that has not
+// ended yet.
 func TestNothingIsSentWithoutTheLease(t *testing.T) {
 	var calls atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls.Add(1) }))

@@ -66,7 +66,7 @@ func (c *cluster) create(action clienttesting.Action) (bool, runtime.Object, err
 	e.Status.ActiveEvacuatorClass = class
 	ctx, cancel := context.WithCancel(context.Background())
 	c.ends[e.Name] = cancel
-	// The check watches by then.
+	// The check has started its watch by then.
 	time.AfterFunc(time.Second, func() { c.evacuate(ctx, &task{c, e.Name, e.Spec.PodRef.Name}) })
 	return true, e, c.api.Tracker().Create(evacuations, e, e.Namespace)
 }

@@ -69,7 +69,7 @@ func BenchmarkPostFilter(b *testing.B) {
 			b.ReportMetric(ratios[min(middle+half, len(ratios)-1)], "ratio-to")
 			b.ReportMetric(our[middle].Seconds()*1000, "ms/ours")
 			b.ReportMetric(their[middle].Seconds()*1000, "ms/upstream")
-			// A few rounds tell nothing.
+			// A few rounds prove nothing.
 			if len(ratios) >= 100 && lowest > test.limit {
 				b.Errorf("it takes %.3f times as long as upstream at least, want at most %.2f", lowest, test.limit)
 			}

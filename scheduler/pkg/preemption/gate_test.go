@@ -243,7 +243,7 @@ func TestGate(t *testing.T) {
 		answers  map[string]error
 		asked    map[string]error
 		unbound  []string
-		// calls are what happens to a and c, which are guarded, and to b and d, which are not.
+		// calls are the calls for a and c, which are guarded, and for b and d, which are not.
 		calls []string
 		fails bool
 		// event is a part of the last event.

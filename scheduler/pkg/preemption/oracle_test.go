@@ -174,7 +174,7 @@ func randomModel(random *rand.Rand, nodes int, simple bool) *model {
 }
 
 // TestOfferBreaksNoBudget takes all that is offered at the same time, which is the most that can be
-// chosen. A victim is only held back if it must not go with what is offered.
+// chosen. A victim is only left out if it must not leave together with the offered ones.
 func TestOfferBreaksNoBudget(t *testing.T) {
 	for seed := range uint64(5000) {
 		random := rand.New(rand.NewPCG(seed, 0))

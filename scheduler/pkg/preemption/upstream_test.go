@@ -301,8 +301,8 @@ func (c *upstreamCase) run(t *testing.T) {
 	}
 }
 
-// TestUpstreamNumberOfCandidates limits how many nodes are tried. The offset is left to chance
-// in DefaultPreemption, and given here.
+// TestUpstreamNumberOfCandidates limits how many nodes are tried. The offset is random in
+// DefaultPreemption, and fixed here.
 func TestUpstreamNumberOfCandidates(t *testing.T) {
 	withGates(t, false)
 	nodes := five("n1", "n2", "n3", "n4", "n5")

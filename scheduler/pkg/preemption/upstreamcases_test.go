@@ -263,7 +263,7 @@ var extenderCases = map[string]upstreamCase{
 	},
 }
 
-// victimCases are about who goes on a node.
+// victimCases are about the victims on a node.
 var victimCases = map[string]upstreamCase{
 	"either node":              {cluster: cluster{nodes: five("n1", "n2"), pods: place("n1: a/mid/3", "n2: b/mid/3")}, pending: wanting(high, 3), on: map[string]string{"n1": "[a] 0", "n2": "[b] 0"}},
 	"only more important pods": {cluster: cluster{nodes: five("n1", "n2"), pods: place("n1: a/mid/3", "n2: b/mid/3")}, pending: wanting(low, 3), on: map[string]string{}},
@@ -399,7 +399,7 @@ func deferredResize(pod *corev1.Pod) {
 	})
 }
 
-// beforeResize returns the pending pod as the scheduler knows it, and other pods.
+// beforeResize returns the pending pod as in the cache of the scheduler, and other pods.
 func beforeResize(others ...string) []*corev1.Pod {
 	return append(place("n1: pending/high/1"), place(others...)...)
 }

@@ -25,7 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// room is a waitingRoom in a bubble of its own time.
+// room is a waitingRoom in a bubble with fake time.
 type room struct {
 	t *testing.T
 	w *waitingRoom
@@ -86,7 +86,7 @@ func (r *room) try(i int, o outcome) {
 
 func (r *room) fail(i int, budgets ...types.NamespacedName) { r.try(i, heldBy(budgets...)) }
 
-// change stores objects and waits until the room knows.
+// change stores objects and waits until the room has received them.
 func (r *room) change(objects ...runtime.Object) {
 	r.t.Helper()
 	for _, object := range objects {
@@ -360,7 +360,7 @@ func TestPodLeavesTheRoom(t *testing.T) {
 	})
 }
 
-// TestGroupLeavesTheRoom forgets a group when none of its pods is pending.
+// TestGroupLeavesTheRoom removes a group when none of its pods is pending.
 func TestGroupLeavesTheRoom(t *testing.T) {
 	inRoom(t, 2, func(r *room) {
 		r.try(0, outcome{searched: true})

@@ -297,7 +297,7 @@ func TestTheRuntimeNeverAnswers(t *testing.T) {
 	}
 }
 
-// A runtime that dies for good after the kubelet was stopped.
+// The runtime fails permanently after the kubelet was stopped.
 func TestTheRuntimeIsLostInTheMiddle(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(100*time.Millisecond, 0, 1000), newPod("a", 0, ends(-1)), newPod("b", 1000))

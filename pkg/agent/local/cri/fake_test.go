@@ -68,7 +68,7 @@ type fakeContainer struct {
 	code int32
 }
 
-// podSpec is what a test wants of a pod. The checkpoint knows it unless unknown is set.
+// podSpec describes a pod of a test. The checkpoint has the pod unless unknown is set.
 type podSpec struct {
 	pods.Pod
 	unknown, notReady, hostNetwork bool
@@ -182,7 +182,7 @@ func (f *fakeRuntime) die() {
 	}
 }
 
-// add adds pods and returns what the checkpoint knows of them.
+// add adds pods and returns their entries in the checkpoint.
 func (f *fakeRuntime) add(specs ...podSpec) []pods.Pod {
 	f.mu.Lock()
 	defer f.mu.Unlock()

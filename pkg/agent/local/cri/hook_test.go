@@ -28,7 +28,7 @@ func sleepHook(seconds int64) corev1.LifecycleHandler {
 	return corev1.LifecycleHandler{Sleep: &corev1.SleepAction{Seconds: seconds}}
 }
 
-// hookServer is a container that is told by HTTP that it will end.
+// hookServer is a container with a preStop hook over HTTP.
 func hookServer(t *testing.T, encrypted bool) (port int, last func() *http.Request) {
 	t.Helper()
 	var got atomic.Pointer[http.Request]

@@ -235,7 +235,7 @@ func TestStaticPodsFollowTheFolder(t *testing.T) {
 	write(t, path, "etcd.yaml", etcd)
 	expect("file is back", 2000001000)
 	// A folder that cannot be read: its pods still run. Root reads any folder, so a name that is
-	// too long stands for the broken disk.
+	// too long simulates the broken disk.
 	c.static.path = filepath.Join(dir, strings.Repeat("x", 300))
 	expect("folder cannot be read", 2000001000)
 }
@@ -419,7 +419,7 @@ func TestChangesAreStoredAtTheEnd(t *testing.T) {
 func TestAFailedWriteIsRepeated(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	// A folder in the place of the new file stands for a full disk.
+	// A folder at the path of the new file simulates a full disk.
 	must.Do(t, os.Mkdir(files.Temporary(filepath.Join(dir, fileName)), 0o700))
 	write(t, files.Temporary(filepath.Join(dir, fileName)), "x", "x")
 	write(t, dir, fileName, `{"version":1,"node":"Node-1","pods":[]}`)

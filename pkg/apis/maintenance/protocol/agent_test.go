@@ -50,7 +50,7 @@ func held(before time.Duration) func(*corev1.Node, time.Time) {
 	}
 }
 
-// older replaces the agent by one that does not know NodeAgentRunning, that long ago.
+// older replaces the agent by one without NodeAgentRunning, the given time ago.
 func older(ago time.Duration) func(*corev1.Node, time.Time) {
 	return func(node *corev1.Node, _ time.Time) {
 		running := &node.Status.Conditions[2]
@@ -58,7 +58,7 @@ func older(ago time.Duration) func(*corev1.Node, time.Time) {
 	}
 }
 
-// neverNewer takes the condition away that an older agent does not know.
+// neverNewer removes the condition that an older agent does not write.
 func neverNewer(node *corev1.Node, _ time.Time) {
 	node.Status.Conditions = append(node.Status.Conditions[:2:2], node.Status.Conditions[3:]...)
 }

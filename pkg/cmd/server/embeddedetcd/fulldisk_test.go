@@ -27,9 +27,9 @@ import (
 const (
 	// diskIn mounts a small volume there and runs the other two on it.
 	diskIn = "HAULOUT_TEST_DISK_IN"
-	// fillIn writes until the volume is full and a write fails, and prints what was acknowledged.
+	// fillIn writes until the volume is full and a write fails, and prints the acknowledged writes.
 	fillIn = "HAULOUT_TEST_FILL_IN"
-	// checkIn starts the server again and prints what it has.
+	// checkIn starts the server again and prints its objects.
 	checkIn = "HAULOUT_TEST_CHECK_IN"
 )
 

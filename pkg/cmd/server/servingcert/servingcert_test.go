@@ -163,7 +163,8 @@ func TestChangesFromOutsideAreHealed(t *testing.T) {
 	is.True(t, f.trusted(m), "not trusted after the Secret and the caBundle were spoiled")
 }
 
-// TestCABundleOfAnotherInstallationIsLeftAlone: the aggregator would not trust that one any more.
+// TestCABundleOfAnotherInstallationIsLeftAlone: the aggregator would no longer trust that
+// installation.
 func TestCABundleOfAnotherInstallationIsLeftAlone(t *testing.T) {
 	for name, tc := range map[string]struct {
 		namespace string

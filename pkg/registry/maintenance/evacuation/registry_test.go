@@ -113,7 +113,7 @@ func newRegistry(t *testing.T, options generic.RESTOptions) *registry {
 	storage := must.Get(newStorage(registrytest.Scheme, options, func(u user.Info) bool { return u.GetUID() == server.UID },
 		startDeadline, clock))(t)
 	t.Cleanup(storage.Evacuation.Destroy)
-	// A watch cache answers only once it has read what there is.
+	// A watch cache responds only after it has read all objects.
 	must.Do(t, wait.PollUntilContextTimeout(
 		t.Context(), 10*time.Millisecond, time.Minute, true,
 		func(context.Context) (bool, error) {

@@ -16,7 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/registry/registrytest"
 )
 
-// fakePreviewer remembers what it was asked, and answers with a wave.
+// fakePreviewer records its requests, and returns one wave.
 type fakePreviewer struct {
 	err   error
 	asked []*v1alpha1.NodeMaintenance
@@ -53,7 +53,7 @@ func TestPreview(t *testing.T) {
 		out.Waves[0].PodCount != 7 {
 		t.Errorf("got %+v", out)
 	}
-	// The previewer sees what is stored: defaulted, with who asked for it.
+	// The previewer gets the object as stored, with defaults and the requester.
 	if asked := r.previewer.asked[0]; asked.Name != "b" || len(asked.Spec.DrainPlan) != 12 ||
 		asked.Spec.RequestedBy.Username != "ann" {
 		t.Errorf("asked about %+v", asked)
