@@ -33,7 +33,7 @@ const metricsTable = `
 var programs = []struct{ title, prefix, where string }{
 	{"The server", "", ""},
 	{"The node agent", "haulout_node_agent_", "The agent of each node serves them at `metricsBindAddress` of [its\nconfiguration](node-agent.md), by default only on the loopback address.\n"},
-	{"The scheduler", "haulout_preemption_", "haulout-scheduler serves them together with those of kube-scheduler, see [preemption](preemption.md).\n"},
+	{"The scheduler", "haulout_preemption_", "haulout-scheduler serves them with those of kube-scheduler, see [preemption](preemption.md).\n"},
 }
 
 // programOf returns the index of the program that serves a metric.
