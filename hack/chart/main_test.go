@@ -95,7 +95,7 @@ func load(t *testing.T) *chart.Chart {
 }
 
 // TestChartEqualsManifests renders the chart and the kustomizations with the same choices. They may
-// differ in labels that only Helm sets, and in where the servers of etcd are written.
+// differ in labels that only Helm sets, and in the place of the etcd servers.
 func TestChartEqualsManifests(t *testing.T) {
 	for folder, with := range map[string]values{
 		"base":                    image(nil),
@@ -254,7 +254,7 @@ func TestValuesChangeTheNodeAgent(t *testing.T) {
 	}
 }
 
-// normalize removes from an object what may differ.
+// normalize removes the fields of an object that may differ.
 func normalize(object values) {
 	metadata := object["metadata"].(values)
 	if labels, ok := metadata["labels"].(values); ok {

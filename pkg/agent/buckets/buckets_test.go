@@ -210,8 +210,8 @@ func TestEachPriorityIsInOneBucketAndLeavesWithIt(t *testing.T) {
 	}
 }
 
-// bucketsOf says it as KEP-2712 does: at least the priority of the entry and less than that of the
-// next one. Pods below all entries belong to the lowest one.
+// bucketsOf follows the definition of KEP-2712: at least the priority of the entry and less than
+// that of the next one. Pods below all entries belong to the lowest one.
 func bucketsOf(table Table, priority int32) []int {
 	var in []int
 	for i, b := range table {
@@ -224,7 +224,7 @@ func bucketsOf(table Table, priority int32) []int {
 	return in
 }
 
-// The kubelet's cases of groupByPriority, so that a table means the same to both.
+// The cases of the kubelet's groupByPriority: a table must have the same meaning in both programs.
 func TestIndexAsTheKubeletGroups(t *testing.T) {
 	table := New([]configv1alpha1.ShutdownGracePeriodByPodPriority{entry(1, 10), entry(2, 20), entry(3, 30), entry(4, 40)})
 	for priority, want := range map[int32]int{-1: 0, 0: 0, 1: 0, 2: 1, 3: 2, 4: 3, 5: 3, 1000: 3} {

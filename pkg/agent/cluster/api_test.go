@@ -65,7 +65,7 @@ type api struct {
 	before func(verb, path string) *apierrors.StatusError
 	// warning is added to the answers about maintenances.
 	warning string
-	// evict answers an eviction that the node may ask for; nil accepts it.
+	// evict returns the response to an eviction that the node may request; nil accepts it.
 	evict func(eviction *policyv1.Eviction) *metav1.Status
 	// evictions are those that were accepted.
 	evictions []*policyv1.Eviction
@@ -242,8 +242,8 @@ func (a *api) handle(r *http.Request, body []byte) (runtime.Object, int, *apierr
 	return nil, 0, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: "objects"}, r.Method)
 }
 
-// authorize answers as the authorizer and the admission plugin for nodes do: to them, a pod that
-// does not exist has no relation to the node, as has one of another node.
+// authorize follows the authorizer and the admission plugin for nodes: a pod that does not exist
+// has no relation to the node, like a pod of another node.
 func authorize(object runtime.Object, path string) *apierrors.StatusError {
 	if pod, ok := object.(*corev1.Pod); ok && pod.Spec.NodeName == nodeName {
 		return nil
@@ -372,8 +372,7 @@ func (a *api) patch(path string, object runtime.Object, contentType string, body
 	if err != nil {
 		return nil, 0, apierrors.NewInternalError(err)
 	}
-	// Haulout's API knows no other patch than the merge patch; for one without lists they are
-	// equal.
+	// Haulout's API only supports the merge patch; without lists, both kinds of patch are equal.
 	if _, isMaintenance := object.(*v1alpha1.NodeMaintenance); isMaintenance && contentType != string(types.MergePatchType) {
 		return nil, 0, apierrors.NewBadRequest("unexpected type of patch " + contentType)
 	}
@@ -381,7 +380,7 @@ func (a *api) patch(path string, object runtime.Object, contentType string, body
 	if err != nil {
 		return nil, 0, apierrors.NewBadRequest(err.Error())
 	}
-	// Not a copy: what the patch has removed would stay in its maps.
+	// Not a copy: its maps would keep the keys that the patch has removed.
 	changed := reflect.New(reflect.TypeOf(object).Elem()).Interface().(runtime.Object)
 	if err := json.Unmarshal(after, changed); err != nil {
 		return nil, 0, apierrors.NewInternalError(err)

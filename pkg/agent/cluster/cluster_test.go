@@ -148,8 +148,8 @@ func addNode(nm *v1alpha1.NodeMaintenance, node string) {
 	*values = append(*values, node)
 }
 
-// The errors of the API that mean that it will not accept the maintenance, and those after which it
-// is asked again.
+// The errors with which the API refuses the maintenance, and the errors after which the agent
+// retries.
 func TestRefusals(t *testing.T) {
 	resource := v1alpha1.Resource("nodemaintenances")
 	missing := apierrors.NewGenericServerResponse(http.StatusNotFound, "post", resource, "", "404 page not found", 0, true)

@@ -89,7 +89,7 @@ func (f *frozen) pipe(from, to, client net.Conn) {
 	}
 }
 
-// freeze ends the life of the connections that there are. It returns how many.
+// freeze freezes the open connections and returns their number.
 func (f *frozen) freeze() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,7 +146,8 @@ func TestDeadConnection(t *testing.T) {
 	}
 }
 
-// Whatever accepts a connection and does not answer, the next attempt begins elsewhere.
+// If an address accepts a connection and does not respond, the next attempt begins with another
+// one.
 func TestAttemptsBeginWithAnotherAddress(t *testing.T) {
 	listener := must.Get(net.Listen("tcp", "localhost:0"))(t)
 	defer listener.Close()

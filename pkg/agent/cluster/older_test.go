@@ -56,7 +56,7 @@ func TestCompleteOlder(t *testing.T) {
 	}
 }
 
-// Each reboot makes a maintenance. Of those that are over, the newest stay.
+// Each reboot creates a maintenance. The newest completed ones are kept.
 func TestOldestMaintenancesAreDeleted(t *testing.T) {
 	completed := stage(v1alpha1.NodeMaintenanceStageComplete)
 	hour := func(n int) func(*v1alpha1.NodeMaintenance) {
@@ -126,7 +126,7 @@ func TestCompleteOlderContinuesAfterAnError(t *testing.T) {
 	}
 }
 
-// After a boot, a node of many reads its own maintenances only.
+// After a boot, a node only reads its own maintenances.
 func TestOnlyOwnMaintenancesAreListed(t *testing.T) {
 	const others = 7
 	for name, test := range map[string]struct {

@@ -108,7 +108,8 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// The note that the kubelet was stopped is there before it is, and until it runs again.
+// The agent stores that it stops the kubelet before it does so, and keeps that until the kubelet
+// runs again.
 func TestStoppedUntilTheUnitIsStarted(t *testing.T) {
 	w := &world{running: []int{7}}
 	u := &Unit{name: "kubelet.service", service: w, stopped: filepath.Join(t.TempDir(), "stopped"), find: w.find, end: w.end}

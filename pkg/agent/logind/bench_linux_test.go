@@ -203,7 +203,7 @@ func (b *bench) sighup() {
 	must.Do(b.t, b.logind.Process.Signal(syscall.SIGHUP))
 }
 
-// fakeSystemd is what logind and the agent ask of systemd.
+// fakeSystemd implements the methods of systemd that logind and the agent call.
 type fakeSystemd struct {
 	bench *bench
 	conn  *dbus.Conn

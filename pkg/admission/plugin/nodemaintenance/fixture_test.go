@@ -41,12 +41,12 @@ var (
 // host is an authorizer that allows the deletion of the allowed nodes, and counts the questions.
 type host struct {
 	mu sync.Mutex
-	// user is the user about whom it is asked.
+	// user is the user in the requests.
 	user    *user.DefaultInfo
 	allowed map[string]bool
 	// hidden are the nodes that the user may not get.
 	hidden map[string]bool
-	// hangs are the nodes about which it does not answer before the request ends.
+	// hangs are the nodes for which it does not respond before the request ends.
 	hangs   map[string]bool
 	fails   map[string]bool
 	asked   []string

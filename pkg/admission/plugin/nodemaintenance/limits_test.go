@@ -62,7 +62,8 @@ func TestLimitOfMaintenancesThatHoldANode(t *testing.T) {
 	for _, nm := range deleted {
 		nm.DeletionTimestamp = &metav1.Time{}
 	}
-	// allButOne returns 50 maintenances of blue-1, and an entry of its in the status of the newest.
+	// allButOne returns 50 maintenances of blue-1, with an entry of blue-1 in the status of the
+	// newest.
 	allButOne := func(entry v1alpha1.NodeMaintenanceNodeStatus) []*v1alpha1.NodeMaintenance {
 		all := seenBy(stored(50, blue, drain), entryOf("blue-1", ""))
 		seenBy(all[:1], entry)

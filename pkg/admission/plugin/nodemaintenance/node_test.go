@@ -355,8 +355,8 @@ func TestOthersEndAShutdown(t *testing.T) {
 	}
 }
 
-// TestShutdownThroughTheRegistry admits what the registry makes of the requests of an agent, which
-// leave out everything that has a default.
+// TestShutdownThroughTheRegistry admits requests of an agent after defaulting by the registry: the
+// agent omits all fields with defaults.
 func TestShutdownThroughTheRegistry(t *testing.T) {
 	scheme := runtime.NewScheme()
 	install.Install(scheme)
@@ -383,7 +383,7 @@ func TestShutdownThroughTheRegistry(t *testing.T) {
 
 	completed := created.DeepCopy()
 	completed.Spec.Stage = maintenance.NodeMaintenanceStageComplete
-	// A client may leave out what it cannot set.
+	// A client may omit fields that it cannot set.
 	completed.Finalizers, completed.Spec.RequestedBy = nil, nil
 	strategy.PrepareForUpdate(ctx, completed, created)
 	if errs := strategy.ValidateUpdate(ctx, completed, created); len(errs) > 0 {

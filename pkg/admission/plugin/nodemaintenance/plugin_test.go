@@ -35,7 +35,7 @@ func TestAuthorization(t *testing.T) {
 	ofBlue, ofRed := maintain(pools("blue")), maintain(pools("red"))
 	for name, test := range map[string]struct {
 		may []string
-		// request is one of bob unless it says who.
+		// request is a request of bob unless it names another user.
 		request request
 		// refused are the nodes that the error names; nil if there is no error.
 		refused []string

@@ -93,7 +93,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// Two configurations must not share a table: one who sorts it would sort the other's too.
+// Two configurations must not share a table: sorting one would sort the other.
 func TestDefaultTableIsNotShared(t *testing.T) {
 	var a, b NodeAgentConfiguration
 	SetDefaults_NodeAgentConfiguration(&a)

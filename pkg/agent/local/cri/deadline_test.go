@@ -78,7 +78,7 @@ func TestDeadlineEndsTheLastBucket(t *testing.T) {
 	if late := time.Since(deadline); late < -slow || late > slow {
 		t.Errorf("returned %s after the deadline, want at it", late)
 	}
-	// There is no time to wait for the first bucket, but it is asked to end.
+	// There is no time to wait for the first bucket, but its pods get the signal to stop.
 	if got := n.stops(); len(got) != 2 {
 		t.Errorf("stopped %v, want both", got)
 	}

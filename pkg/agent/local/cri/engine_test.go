@@ -34,7 +34,7 @@ const (
 	slow = 1500 * time.Millisecond
 )
 
-// node is an engine with all that it uses.
+// node is an engine with its dependencies.
 type node struct {
 	*fakeRuntime
 	engine  *Engine
@@ -270,7 +270,7 @@ func TestTheRuntimeIsDownAtFirst(t *testing.T) {
 	}
 }
 
-// A machine without a runtime must not wait for it, and keeps its kubelet.
+// On a machine without a runtime, the engine must not wait for it, and must not stop the kubelet.
 func TestTheRuntimeNeverAnswers(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "no.sock")
 	for name, deadline := range map[string]time.Duration{"without a deadline": 0, "with a far deadline": 28 * time.Minute} {
@@ -308,7 +308,7 @@ func TestTheRuntimeIsLostInTheMiddle(t *testing.T) {
 	}
 }
 
-// The kubelet's endpoint can be known later than that of the agent, and be another one.
+// The agent can read the kubelet's endpoint later than its own configuration, and they can differ.
 func TestEndpointIsAskedBeforeEachConnection(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(20*time.Second, 0), newPod("a", 0))
@@ -507,7 +507,7 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// A kubelet that cannot be stopped would start the pods again, and was not stopped.
+// A kubelet that cannot be stopped would start the pods again, so the engine ends no pods.
 func TestAKubeletThatCannotBeStoppedIsLeftAlone(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, tableOf(time.Minute, 0), newPod("a", 0))

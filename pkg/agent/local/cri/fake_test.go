@@ -34,7 +34,7 @@ const (
 	sandboxStop = "sandbox"
 )
 
-// event is what the runtime was asked to do, or what happened to a container.
+// event is a request to the runtime, or a change of a container.
 type event struct {
 	what, pod, container string
 	timeout              time.Duration
@@ -90,7 +90,7 @@ type containerSpec struct {
 	code     int32
 }
 
-// newPod returns the spec of a pod with one container that ends when it is asked to.
+// newPod returns the spec of a pod with one container that ends when it gets the signal to stop.
 func newPod(name string, priority int32, mods ...func(*podSpec)) podSpec {
 	s := podSpec{Pod: pods.Pod{Namespace: "shop", Name: name, Priority: priority, GracePeriod: 30 * time.Second}}
 	s.containers = []containerSpec{{name: "main", state: runtimeapi.ContainerState_CONTAINER_RUNNING, grace: "30"}}
@@ -147,7 +147,7 @@ func newFake(t *testing.T) *fakeRuntime {
 	return f
 }
 
-// serve starts the runtime, or starts it again with all that it had.
+// serve starts the runtime, or restarts it with its previous state.
 func (f *fakeRuntime) serve(t *testing.T) {
 	t.Helper()
 	must.Do(t, f.start())
@@ -346,8 +346,8 @@ func (f *fakeRuntime) PodSandboxStatus(_ context.Context, r *runtimeapi.PodSandb
 	return &runtimeapi.PodSandboxStatusResponse{Status: s}, nil
 }
 
-// StopContainer behaves like that of containerd: if the caller goes away, the container was asked
-// to end, and is not killed.
+// StopContainer behaves like that of containerd: if the caller disconnects, the container has got
+// the signal to stop, but is not killed.
 func (f *fakeRuntime) StopContainer(ctx context.Context, r *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
 	f.mu.Lock()
 	c, err := f.find(r.GetContainerId())

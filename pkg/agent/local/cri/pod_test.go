@@ -217,7 +217,7 @@ func TestAnyPodsEndInTheOrderOfTheirPriorities(t *testing.T) {
 	}
 }
 
-// bucketOf is written apart from the table's own search.
+// bucketOf does not use the search of the table.
 func bucketOf(table buckets.Table, priority int32) int {
 	bucket := 0
 	for i, b := range table {
