@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
 )
@@ -161,6 +162,7 @@ func TestRunbookHasEveryReason(t *testing.T) {
 	sections := anchors(read(t, "docs/runbook.md"))
 	for _, match := range reasons {
 		is.True(t, slices.Contains(sections, strings.ToLower(match[1])), "docs/runbook.md has no section about %s", match[1])
+		is.True(t, wording.IsBlocked(match[1]), "wording.Blocked does not say who has to act on %s", match[1])
 	}
 }
 

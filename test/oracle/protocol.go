@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 // longestSpecified is the default of spec.progressDeadlineSeconds.
@@ -155,7 +156,7 @@ func (w *Witness) Unsettled() []string {
 		case isWithdrawn(e) && heldByOthers(e):
 		case blocked == nil || blocked.Status != metav1.ConditionTrue:
 			describe("has not ended and does not say why")
-		case blocked.Message == "" || !slices.Contains(reasons, blocked.Reason):
+		case blocked.Message == "" || !wording.IsBlocked(blocked.Reason):
 			describe("is blocked for no reason that there is")
 		}
 	}
@@ -164,15 +165,4 @@ func (w *Witness) Unsettled() []string {
 
 func heldByOthers(e *v1alpha1.Evacuation) bool {
 	return slices.ContainsFunc(e.Finalizers, func(finalizer string) bool { return !isInstigator(finalizer) })
-}
-
-// reasons are all for which an Evacuation may be blocked.
-var reasons = []string{
-	v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonPodDisruptionBudgetSyncFailed,
-	v1alpha1.ReasonTooManyDisruptedPods, v1alpha1.ReasonMultiplePodDisruptionBudgets,
-	v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonEvacuatorNotProgressing, v1alpha1.ReasonPodTerminating,
-	v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable, v1alpha1.ReasonNoEvacuator, v1alpha1.ReasonRecreated,
-	v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonEvictionError,
-	v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetsHoldEachOther,
-	v1alpha1.ReasonBudgetPodsCordoned, v1alpha1.ReasonLongGracePeriod, v1alpha1.ReasonReplicaFailure,
 }

@@ -59,55 +59,12 @@ const (
 	// Drain.
 	ConditionDrained = "Drained"
 
-	// ReasonDrainComplete (Drained=True): no pod that the plan covers is left on any selected node.
-	ReasonDrainComplete = "DrainComplete"
-	// ReasonDrainCompleteWithPodsLeft (Drained=True): like DrainComplete, but some pods were kept
-	// running on purpose; the message names them.
-	ReasonDrainCompleteWithPodsLeft = "DrainCompleteWithPodsLeft"
 	// ReasonDrainInProgress (Drained=False): pods are leaving.
 	ReasonDrainInProgress = "DrainInProgress"
-	// ReasonDrainBlocked (Drained=False): every pod that should leave now is blocked; the message
-	// names the worst blockers.
-	ReasonDrainBlocked = "DrainBlocked"
-	// ReasonNotAuthorized (Drained=False): the user in spec.requestedBy is not allowed to delete a
-	// selected node, which is therefore neither cordoned nor drained.
-	ReasonNotAuthorized = "NotAuthorized"
-	// ReasonNotRequested (Drained=False): the maintenance is not in stage Drain.
-	ReasonNotRequested = "NotRequested"
-	// ReasonNoNodes (Drained=False): the selector matches no node.
-	ReasonNoNodes = "NoNodesSelected"
-	// ReasonNodeNotCordoned (Drained=False): the server cannot keep a selected node unschedulable,
-	// and excludes it from the waves; the message names it.
-	ReasonNodeNotCordoned = "NodeNotCordoned"
-	// ReasonTooManyMaintenances (Drained=False): the maximum number of other maintenances holds a
-	// selected node, so this one does not hold it; the message names it.
-	ReasonTooManyMaintenances = "TooManyMaintenances"
 
 	// ConditionProgressing is the condition of a NodeMaintenance that reports whether the
-	// maintenance makes progress. The reasons are listed in their order of precedence: the
-	// condition has the first one that applies.
+	// maintenance makes progress.
 	ConditionProgressing = "Progressing"
-
-	// ReasonProgressComplete (Progressing=True or, if a node cannot be released, False): the stage
-	// is Complete; the message reports how many nodes still have to be released.
-	ReasonProgressComplete = "Complete"
-	// ReasonProgressNotRequested (Progressing=True): the drain is not requested in this stage.
-	ReasonProgressNotRequested = "NotRequested"
-	// ReasonProgressDrained (Progressing=True): no pod is left to evacuate in stage Drain.
-	ReasonProgressDrained = "Drained"
-	// ReasonProgressBlocked (Progressing=False): every pod that should leave now is blocked.
-	ReasonProgressBlocked = "Blocked"
-	// ReasonProgressStalled (Progressing=False): the maintenance has made no progress for longer
-	// than the server's --stall-timeout.
-	ReasonProgressStalled = "Stalled"
-	// ReasonProgressSyncFailed (Progressing=False, or True if other nodes make progress): a request
-	// to the API fails; the message has the object, the error and the time of the first failure.
-	ReasonProgressSyncFailed = "SyncFailed"
-	// ReasonProgressWaiting (Progressing=True): every node waits for other nodes or for other
-	// maintenances.
-	ReasonProgressWaiting = "Waiting"
-	// ReasonProgressDraining (Progressing=True): pods are leaving.
-	ReasonProgressDraining = "Draining"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object

@@ -151,19 +151,57 @@ func (d *decision) decidePodLeft(s situation) {
 // decideCancel releases the Evacuation of a pod that may stay. It does not complete it first: a new
 // Evacuation must be able to use the name immediately.
 func (d *decision) decideCancel(s situation) {
-	if holders := foreignHolders(s.evacuation); len(holders) > 0 {
-		d.decideHeld(s, holders)
+	if isDeadButHeld(s.evacuation) {
+		d.decideHeld(s)
 		return
-	}
-	if s.failure != "" {
-		d.setBlocked(s, notReleased(s.failure))
 	}
 	why := "no instigator requests it any more"
 	if s.evacuation.DeletionTimestamp != nil {
 		why = "it is being deleted"
 	}
 	d.release = releaseAll
+	d.decideBlocked(s)
 	d.events = append(d.events, event{corev1.EventTypeNormal, EventCancelled, actionCancel, fmt.Sprintf("The evacuation of pod %s is cancelled: %s.", s.evacuation.Spec.PodRef.Name, why)})
+}
+
+// heldCheck is how often an Evacuation that foreign finalizers keep is reconciled without an event:
+// this controller does not watch whether a maintenance still asks for the pod.
+const heldCheck = time.Minute
+
+// foreignHolders returns the finalizers that keep an Evacuation which is being deleted and has no
+// instigator. The name of an Evacuation is canonical: while these keep it, no new one for the same
+// pod can be created.
+func foreignHolders(evacuation *v1alpha1.Evacuation) []string {
+	if evacuation.DeletionTimestamp == nil || protocol.HasInstigator(evacuation.Finalizers) {
+		return nil
+	}
+	return evacuation.Finalizers
+}
+
+// hasForeignFinalizer reports whether an Evacuation has a finalizer that is no instigator's.
+func hasForeignFinalizer(evacuation *v1alpha1.Evacuation) bool {
+	return slices.ContainsFunc(evacuation.Finalizers, func(finalizer string) bool {
+		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)
+		return !isInstigator
+	})
+}
+
+// isDeadButHeld reports whether an Evacuation is over for its instigators and evacuators and only
+// foreign finalizers keep it.
+func isDeadButHeld(evacuation *v1alpha1.Evacuation) bool {
+	return len(foreignHolders(evacuation)) > 0 && !protocol.IsComplete(evacuation) &&
+		evacuation.Status.EvacuationCancellationPolicy != v1alpha1.EvacuationCancellationPolicyForbid
+}
+
+// decideHeld makes sure that foreign finalizers do not keep the pod on its node: if a maintenance
+// still asks the pod to leave, the pod is evicted within its budget, and the message names the
+// finalizers. Otherwise nothing is done and the pod stays.
+func (d *decision) decideHeld(s situation) {
+	d.countFailedEvictions(s)
+	d.wakeAt(s.now.Add(heldCheck))
+	canLeave := s.podType == v1alpha1.PodTypeDefault || s.podType == v1alpha1.PodTypeDaemonSet && !s.replaced
+	d.evict = canLeave && s.targeted && s.pod.DeletionTimestamp == nil && !s.now.Before(heldUntil(s))
+	d.decideBlocked(s)
 }
 
 // decideTurn decides which class is active and, if that is eviction, whether to evict the pod.
@@ -200,6 +238,8 @@ func (d *decision) decideTurn(s situation) {
 		}
 	}
 	d.evict = s.pod.DeletionTimestamp == nil && !s.now.Before(heldUntil(s)) && (d.isUpForEviction(s) || d.isRequested(s))
+	d.countFailedEvictions(s)
+	d.quoteQueue(s)
 	d.decideBlocked(s)
 }
 
@@ -333,7 +373,7 @@ func (d *decision) endCancelled(s situation, why string) {
 }
 
 func (d *decision) complete(s situation, reason, message string) {
-	d.clearBlocked(s)
+	d.setBlocked(s, notBlocked)
 	meta.SetStatusCondition(&d.status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue, Reason: reason, Message: message,
 		LastTransitionTime: *protocol.Timestamp(s.now), ObservedGeneration: s.evacuation.Generation,

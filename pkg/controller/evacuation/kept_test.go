@@ -18,6 +18,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/controller/eviction"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -117,7 +118,7 @@ func TestMessageOfAKeptDaemonSetPod(t *testing.T) {
 			}
 			e.Status = d.status
 			is.Equal(t, protocol.IsKeptByBudget(e, protocol.DefaultBudgetPatience, start.Add(tt.at)), tt.want, "IsKeptByBudget")
-			if !tt.want && protocol.IsBudgetReason(tt.reason) && !d.wake.Equal(start.Add(protocol.DefaultBudgetPatience)) {
+			if !tt.want && wording.RemedyFor(tt.reason).OfBudget && !d.wake.Equal(start.Add(protocol.DefaultBudgetPatience)) {
 				t.Errorf("got the requeue at %s, want %s", d.wake, start.Add(protocol.DefaultBudgetPatience))
 			}
 		})

@@ -11,6 +11,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
 var (
@@ -50,24 +51,12 @@ var (
 )
 
 // Initialize all series: an alert on a metric that does not exist never fires.
-var (
-	completeReasons = []string{v1alpha1.ReasonPodDeleted, v1alpha1.ReasonPodTerminated, v1alpha1.ReasonCancelled}
-	blockedReasons  = []string{
-		v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonPodDisruptionBudgetSyncFailed, v1alpha1.ReasonTooManyDisruptedPods,
-		v1alpha1.ReasonMultiplePodDisruptionBudgets, v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonEvacuatorNotProgressing,
-		v1alpha1.ReasonPodTerminating, v1alpha1.ReasonPodFinalizer, v1alpha1.ReasonNodeUnreachable,
-		v1alpha1.ReasonNoEvacuator, v1alpha1.ReasonRecreated, v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionError,
-		v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld,
-		v1alpha1.ReasonReplicaFailure,
-		v1alpha1.ReasonBudgetsHoldEachOther, v1alpha1.ReasonBudgetPodsCordoned,
-		v1alpha1.ReasonLongGracePeriod,
-	}
-)
+var completeReasons = []string{v1alpha1.ReasonPodDeleted, v1alpha1.ReasonPodTerminated, v1alpha1.ReasonCancelled}
 
 func showNoneBlocked() {
 	evacuationsBlocked.Reset()
-	for _, reason := range blockedReasons {
-		evacuationsBlocked.WithLabelValues(reason).Set(0)
+	for _, remedy := range wording.Blocked {
+		evacuationsBlocked.WithLabelValues(remedy.Reason).Set(0)
 	}
 }
 

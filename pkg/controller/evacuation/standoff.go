@@ -138,15 +138,3 @@ func explainCycle(pod types.NamespacedName, holders []string, budget budgetFacts
 	}
 	return nil
 }
-
-// explainBudget explains more precisely why a budget allows no disruption, if that is known.
-func (d *decision) explainBudget(s situation, b *eviction.Blocker) *eviction.Blocker {
-	if b == nil || !slices.Contains(refinable, b.Reason) {
-		return b
-	}
-	d.wakeAt(s.now.Add(standoffCheck))
-	if s.standoff != nil {
-		return s.standoff
-	}
-	return b
-}

@@ -4,29 +4,14 @@
 package protocol
 
 import (
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
-
-// budgetReasons are the reasons of the condition Blocked that name a PodDisruptionBudget as the
-// cause.
-var budgetReasons = []string{
-	v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonPodDisruptionBudgetSyncFailed,
-	v1alpha1.ReasonTooManyDisruptedPods, v1alpha1.ReasonMultiplePodDisruptionBudgets,
-	v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonBudgetsHoldEachOther,
-	v1alpha1.ReasonBudgetPodsCordoned,
-}
-
-// IsBudgetReason reports whether a reason of the condition Blocked names a PodDisruptionBudget as
-// the cause.
-func IsBudgetReason(reason string) bool {
-	return slices.Contains(budgetReasons, reason)
-}
 
 // IsKeptByBudget reports whether the DaemonSet pod of an Evacuation is kept on its node because of
 // its disruption budget: the budget has allowed no disruption for longer than patience, or it can
@@ -47,7 +32,7 @@ func KeptByBudgetAt(evacuation *v1alpha1.Evacuation, patience time.Duration) (ti
 		return time.Time{}, false
 	}
 	blocked := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionBlocked)
-	if blocked == nil || blocked.Status != metav1.ConditionTrue || !IsBudgetReason(blocked.Reason) {
+	if blocked == nil || blocked.Status != metav1.ConditionTrue || !wording.RemedyFor(blocked.Reason).OfBudget {
 		return time.Time{}, false
 	}
 	if blocked.Reason == v1alpha1.ReasonPodDisruptionBudgetSyncFailed {

@@ -4,6 +4,8 @@
 package wording
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"haulout.dev/haulout/pkg/testing/is"
@@ -24,5 +26,17 @@ func TestWording(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			is.Equal(t, tc.got, tc.want)
 		})
+	}
+}
+
+// TestRemedies makes sure that each remedy names who has to act and a command, whatever it needs to
+// know of the pod.
+func TestRemedies(t *testing.T) {
+	for _, remedy := range append(append(Blocked, notBlocked...), RemedyFor("SomethingNew")) {
+		for _, format := range []string{remedy.Who, remedy.Look} {
+			text := fmt.Sprintf(format+"%[5]s", "shop", "web-1", "node-3", "example.com", "")
+			is.True(t, format != "" && !strings.Contains(text, "%"), "%s: %q", remedy.Reason, text)
+		}
+		is.Equal(t, RemedyFor(remedy.Reason), remedy)
 	}
 }

@@ -63,74 +63,12 @@ func sortBlockers(blockers []Blocker) {
 	})
 }
 
-// action names who must act on a reason, and a command that shows details.
-type action struct {
-	who, look string
-}
-
-const (
-	ownerOfApp    = "the owner of the app in namespace %s"
-	administrator = "an administrator of the cluster"
-	operator      = "the operator of node %[3]s"
-	budgets       = "kubectl describe poddisruptionbudgets -n %s"
-	podsOf        = "kubectl get pods -n %s -o wide"
-	evacuationsOf = "kubectl describe evacuations -n %s"
-	webhooks      = "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicybindings"
-	finalizers    = "kubectl get evacuations -n %s -o custom-columns=POD:.spec.podRef.name,FINALIZERS:.metadata.finalizers"
-)
-
-// actions maps reasons of the condition Blocked and of preview blockers to actions. %s stands for
-// the namespace, %[2]s for the pod, %[3]s for the node and %[4]s for the evacuator.
-var actions = map[string]action{
-	v1alpha1.ReasonPodDisruptionBudget:           {ownerOfApp, budgets},
-	v1alpha1.ReasonPodDisruptionBudgetSyncFailed: {ownerOfApp, budgets},
-	v1alpha1.ReasonMultiplePodDisruptionBudgets:  {ownerOfApp, budgets},
-	v1alpha1.ReasonUnhealthyPodsHoldBudget:       {ownerOfApp, podsOf},
-	v1alpha1.ReasonTooManyDisruptedPods:          {administrator, budgets},
-	v1alpha1.ReasonBudgetsHoldEachOther: {
-		administrator + ", who can complete one of the two maintenances; or " + ownerOfApp + ", who can relax the budget", budgets,
-	},
-	v1alpha1.ReasonBudgetPodsCordoned: {
-		administrator + ", who can uncordon one of the nodes or add nodes for the other pods of the budget", podsOf,
-	},
-	v1alpha1.ReasonSurgePending: {
-		ownerOfApp + ", who can make room for its replacement or correct the image", podsOf,
-	},
-	v1alpha1.ReasonReplicaFailure: {
-		ownerOfApp + ", or the owner of the webhook or policy that the message quotes", podsOf,
-	},
-	v1alpha1.ReasonEvacuatorNotProgressing: {"the operator of the evacuator %[4]s", "kubectl get evacuations -n %s -o wide"},
-	v1alpha1.ReasonEvacuationHeld:          {"the owner of the finalizers that the message names", finalizers},
-	v1alpha1.ReasonPodTerminating:          {operator, "kubectl describe pod -n %s %[2]s"},
-	v1alpha1.ReasonPodFinalizer: {
-		"the owner of the controllers behind the finalizers", "kubectl get pod -n %s %[2]s -o jsonpath='{.metadata.finalizers}'",
-	},
-	v1alpha1.ReasonNodeUnreachable:   {operator, "kubectl describe node %[3]s"},
-	v1alpha1.ReasonNoEvacuator:       {administrator, "kubectl describe pod -n %s %[2]s"},
-	v1alpha1.ReasonRecreated:         {ownerOfApp, podsOf},
-	v1alpha1.ReasonEvictionForbidden: {administrator, evacuationsOf},
-	v1alpha1.ReasonEvictionDenied:    {"the owner of the webhook or admission policy that the message quotes", webhooks},
-	v1alpha1.ReasonEvictionError:     {administrator, evacuationsOf},
-	v1alpha1.ReasonNoController:      {ownerOfApp, "kubectl get pod -n %s %[2]s -o yaml"},
-	v1alpha1.ReasonJobFails: {
-		ownerOfApp + ", who can ignore disruptions in the Job's podFailurePolicy, raise its backoffLimit, or wait until the Job ends", "kubectl describe jobs -n %s",
-	},
-	v1alpha1.ReasonPodNominated:         {administrator, "kubectl get pod -n %s %[2]s -o yaml"},
-	v1alpha1.ReasonNamespaceTerminating: {"the user who deleted namespace %s", "kubectl describe namespace %s"},
-	v1alpha1.ReasonLongGracePeriod: {
-		ownerOfApp + ", who can check why it does not stop earlier", "kubectl describe pod -n %s %[2]s",
-	},
-	v1alpha1.ReasonPodStopping: {"no action needed: the kubelet stops the pod within its grace period", "kubectl describe pod -n %s %[2]s"},
-	v1alpha1.ReasonPodWaits:    {"no action needed: the server will evict the pod", evacuationsOf},
-	waitsForEvacuator:          {"the evacuator %[4]s", "kubectl get evacuations -n %s -o wide"},
-}
-
 // Who returns the user or component that must act.
 func (b *Blocker) Who() string {
 	if b.waits != nil {
 		return b.waits.who(b.evacuator)
 	}
-	return b.fill(b.action().who)
+	return b.fill(wording.RemedyFor(b.Reason).Who)
 }
 
 // WhoUntil returns Who with the deadline of the evacuator, if the pod waits for one.
@@ -142,13 +80,11 @@ func (b *Blocker) WhoUntil() string {
 }
 
 // Look returns a command that shows details.
-func (b *Blocker) Look() string { return b.fill(b.action().look) }
-
-func (b *Blocker) action() action {
-	if a, ok := actions[b.Reason]; ok {
-		return a
+func (b *Blocker) Look() string {
+	if b.waits != nil {
+		return b.fill("kubectl get evacuations -n %s -o wide")
 	}
-	return action{administrator, evacuationsOf}
+	return b.fill(wording.RemedyFor(b.Reason).Look)
 }
 
 func (b *Blocker) fill(format string) string {

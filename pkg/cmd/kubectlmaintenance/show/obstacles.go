@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 	"haulout.dev/haulout/pkg/cmd/kubectlmaintenance/screen"
 )
 
@@ -33,24 +34,27 @@ type Obstacle struct {
 // uncordoned node counts as an obstacle.
 const cordonedAfter = 10 * time.Second
 
+// action is who must act on an Obstacle, and a command that shows details.
+type action struct{ who, look string }
+
 // obstacleActions maps reasons of an Obstacle to actions. %s stands for the name of the
 // maintenance.
 var obstacleActions = map[string]action{
 	v1alpha1.ReasonNotAuthorized: {
-		administrator + ", who can grant delete on the nodes or remove them from the selector", "kubectl maintenance preview %s",
+		wording.Administrator + ", who can grant delete on the nodes or remove them from the selector", "kubectl maintenance preview %s",
 	},
 	v1alpha1.ReasonNodeNotCordoned: {
-		administrator + ", who can stop the client that uncordons the nodes, or remove them from the selector",
+		wording.Administrator + ", who can stop the client that uncordons the nodes, or remove them from the selector",
 		"kubectl maintenance history %s",
 	},
 	v1alpha1.ReasonTooManyMaintenances: {
-		administrator + ", who can complete maintenances of the nodes that are no longer needed", "kubectl maintenance history %s",
+		wording.Administrator + ", who can complete maintenances of the nodes that are no longer needed", "kubectl maintenance history %s",
 	},
 	v1alpha1.ReasonNoNodes:            {"the user who requested it, who can change the selector", "kubectl get nodemaintenance %s -o wide"},
 	v1alpha1.ReasonDrainBlocked:       {"the owners of the blocked pods", "kubectl maintenance status %s"},
 	v1alpha1.ReasonProgressBlocked:    {"the owners of the blocked pods", "kubectl maintenance status %s"},
-	v1alpha1.ReasonProgressStalled:    {administrator, "kubectl maintenance status %s -o wide"},
-	v1alpha1.ReasonProgressSyncFailed: {administrator, "kubectl maintenance history %s"},
+	v1alpha1.ReasonProgressStalled:    {wording.Administrator, "kubectl maintenance status %s -o wide"},
+	v1alpha1.ReasonProgressSyncFailed: {wording.Administrator, "kubectl maintenance history %s"},
 }
 
 // Who returns the user or component that must act.
@@ -63,7 +67,7 @@ func (b *Obstacle) action() action {
 	if a, ok := obstacleActions[b.Reason]; ok {
 		return a
 	}
-	return action{administrator, "kubectl describe nodemaintenance %s"}
+	return action{wording.Administrator, "kubectl describe nodemaintenance %s"}
 }
 
 // Stuck returns the condition that reports that a maintenance needs an action of a user to make

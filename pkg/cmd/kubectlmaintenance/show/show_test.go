@@ -4,8 +4,6 @@
 package show
 
 import (
-	"maps"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -177,17 +175,6 @@ func TestGone(t *testing.T) {
 				t.Errorf("%d have left (known: %v), want %d (%v)", got, f.knowsGone(), test.want, test.known)
 			}
 		})
-	}
-}
-
-// TestActions makes sure that each action names who must act and a command. Which reasons need one
-// is tested where they are declared.
-func TestActions(t *testing.T) {
-	for _, reason := range append(slices.Collect(maps.Keys(actions)), "SomethingNew") {
-		b := Blocker{Namespace: "shop", Pod: "web-1", Node: "node-3", Reason: reason, evacuator: "example.com"}
-		for _, text := range []string{b.Who(), b.Look()} {
-			is.True(t, text != "" && !strings.Contains(text, "%"), "%s: %q", reason, text)
-		}
 	}
 }
 

@@ -1,0 +1,99 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package wording
+
+import (
+	"slices"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+)
+
+// Remedy says who can do something about a pod that stays on its node.
+type Remedy struct {
+	// Reason is why the pod stays.
+	Reason string
+	// Who must act, and Look is a command that shows details. In both, %s stands for
+	// the namespace, %[2]s for the pod, %[3]s for the node and %[4]s for the evacuator.
+	Who, Look string
+	// OfBudget: a PodDisruptionBudget is the cause.
+	OfBudget bool
+}
+
+const (
+	// Administrator must act on problems of the cluster as a whole.
+	Administrator = "an administrator of the cluster"
+
+	ownerOfApp    = "the owner of the app in namespace %s"
+	operator      = "the operator of node %[3]s"
+	budgets       = "kubectl describe poddisruptionbudgets -n %s"
+	pod           = "kubectl describe pod -n %s %[2]s"
+	podsOf        = "kubectl get pods -n %s -o wide"
+	evacuationsOf = "kubectl describe evacuations -n %s"
+	manifestOf    = "kubectl get pod -n %s %[2]s -o yaml"
+	webhooks      = "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations,validatingadmissionpolicybindings"
+	finalizers    = "kubectl get evacuations -n %s -o custom-columns=POD:.spec.podRef.name,FINALIZERS:.metadata.finalizers"
+)
+
+// Blocked has all reasons of the condition Blocked.
+var Blocked = []Remedy{
+	{v1alpha1.ReasonPodDisruptionBudget, ownerOfApp, budgets, true},
+	{v1alpha1.ReasonPodDisruptionBudgetSyncFailed, ownerOfApp, budgets, true},
+	{v1alpha1.ReasonMultiplePodDisruptionBudgets, ownerOfApp, budgets, true},
+	{v1alpha1.ReasonUnhealthyPodsHoldBudget, ownerOfApp, podsOf, true},
+	{v1alpha1.ReasonTooManyDisruptedPods, Administrator, budgets, true},
+	{
+		v1alpha1.ReasonBudgetsHoldEachOther,
+		Administrator + ", who can complete one of the two maintenances; or " + ownerOfApp + ", who can relax the budget", budgets, true,
+	},
+	{
+		v1alpha1.ReasonBudgetPodsCordoned,
+		Administrator + ", who can uncordon one of the nodes or add nodes for the other pods of the budget", podsOf, true,
+	},
+	{v1alpha1.ReasonSurgePending, ownerOfApp + ", who can make room for its replacement or correct the image", podsOf, false},
+	{v1alpha1.ReasonReplicaFailure, ownerOfApp + ", or the owner of the webhook or policy that the message quotes", podsOf, false},
+	{v1alpha1.ReasonEvacuatorNotProgressing, "the operator of the evacuator %[4]s", "kubectl get evacuations -n %s -o wide", false},
+	{v1alpha1.ReasonEvacuationHeld, "the owner of the finalizers that the message names", finalizers, false},
+	{v1alpha1.ReasonPodTerminating, operator, pod, false},
+	{
+		v1alpha1.ReasonPodFinalizer, "the owner of the controllers behind the finalizers",
+		"kubectl get pod -n %s %[2]s -o jsonpath='{.metadata.finalizers}'", false,
+	},
+	{v1alpha1.ReasonLongGracePeriod, ownerOfApp + ", who can check why it does not stop earlier", pod, false},
+	{v1alpha1.ReasonNodeUnreachable, operator, "kubectl describe node %[3]s", false},
+	{v1alpha1.ReasonNoEvacuator, Administrator, pod, false},
+	{v1alpha1.ReasonRecreated, ownerOfApp, podsOf, false},
+	{v1alpha1.ReasonEvictionForbidden, Administrator, evacuationsOf, false},
+	{v1alpha1.ReasonEvictionDenied, "the owner of the webhook or admission policy that the message quotes", webhooks, false},
+	{v1alpha1.ReasonEvictionError, Administrator, evacuationsOf, false},
+}
+
+// notBlocked has the reasons for which a pod stays that is not blocked: it waits, or only a preview
+// names them.
+var notBlocked = []Remedy{
+	{v1alpha1.ReasonPodStopping, "no action needed: the kubelet stops the pod within its grace period", pod, false},
+	{v1alpha1.ReasonPodWaits, "no action needed: the server will evict the pod", evacuationsOf, false},
+	{v1alpha1.ReasonNoController, ownerOfApp, manifestOf, false},
+	{
+		v1alpha1.ReasonJobFails,
+		ownerOfApp + ", who can ignore disruptions in the Job's podFailurePolicy, raise its backoffLimit, or wait until the Job ends",
+		"kubectl describe jobs -n %s", false,
+	},
+	{v1alpha1.ReasonPodNominated, Administrator, manifestOf, false},
+	{v1alpha1.ReasonNamespaceTerminating, "the user who deleted namespace %s", "kubectl describe namespace %s", false},
+}
+
+// RemedyFor returns who can do something about a reason for which a pod stays on its node.
+func RemedyFor(reason string) Remedy {
+	for _, known := range [][]Remedy{Blocked, notBlocked} {
+		if at := slices.IndexFunc(known, func(r Remedy) bool { return r.Reason == reason }); at >= 0 {
+			return known[at]
+		}
+	}
+	return Remedy{reason, Administrator, evacuationsOf, false}
+}
+
+// IsBlocked reports whether a reason is one of the condition Blocked.
+func IsBlocked(reason string) bool {
+	return slices.ContainsFunc(Blocked, func(r Remedy) bool { return r.Reason == reason })
+}
