@@ -23,36 +23,24 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// returnPatience is how long a node that was drained and got a pod again is shown as not drained at
-// least. Where new pods keep coming to the node, every one of them would cost two writes.
-const returnPatience = 30 * time.Second
-
 // confirmPatience is how long to wait for the cache after a live list showed pods that it does not.
 const confirmPatience = time.Second
 
 // writeConditions brings the conditions of a node to what they should be. It returns the node as it
 // is then stored, nil if nothing was written.
 func (c *Controller) writeConditions(ctx context.Context, node *corev1.Node, f facts) (*corev1.Node, error) {
-	if there := marks.ReadConditions(node); !there.IsEmpty() && !c.isOurStorage(there.Storage) {
-		// Another storage's server finds its conditions by this record.
-		return nil, nil
-	}
 	record := c.recordOf(node)
 	holders, unanswered, err := c.holdersOf(ctx, node, f, record)
 	if err != nil {
 		return nil, err
 	}
-	now := metav1.NewTime(c.clock.Now())
-	change := decideConditions(node, record, holders, true, now)
-	if change.drained {
-		wait, err := c.unconfirmed(ctx, node, holders)
-		if err != nil {
-			return nil, err
-		}
-		if wait != 0 {
-			change = decideConditions(node, record, holders, false, now)
-			c.queue.AddAfter(node.Name, wait)
-		}
+	if there := marks.ReadConditions(node); !there.IsEmpty() && !c.isOurStorage(there.Storage) {
+		// Another storage's server finds its conditions by this record.
+		return nil, nil
+	}
+	change := decideConditions(node, record, holders, metav1.NewTime(c.clock.Now()))
+	if change.wait > 0 {
+		c.queue.AddAfter(node.Name, change.wait)
 	}
 	if change.empty() {
 		return nil, unanswered
@@ -148,13 +136,13 @@ func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, 
 		}
 		h := holder{name: nm.Name, uid: nm.UID, stage: nm.Spec.Stage, reason: nm.Spec.Reason, refused: !answer.Allowed && answer.Err == nil}
 		if v1alpha1.IsDraining(nm) {
-			if h.left, err = c.covers(nm, node); err != nil {
+			if err := c.gatherDrain(&h, nm, node); err != nil {
 				return nil, nil, err
 			}
 		}
 		holders = append(holders, h)
 	}
-	return holders, unanswered, nil
+	return holders, unanswered, c.confirmDrained(ctx, node, holders, record)
 }
 
 // advertised returns the maintenances in stage Idle that a condition of a node announces.
@@ -180,113 +168,86 @@ func (c *Controller) advertised(node *corev1.Node, names []string) (sets.Set[str
 	return advertised, nil
 }
 
-// covers reports whether the cache shows a live pod on a node that a maintenance's plan covers and
-// that is not left running on purpose.
-func (c *Controller) covers(nm *v1alpha1.NodeMaintenance, node *corev1.Node) (bool, error) {
-	plan, err := drainplan.CompileTargets(nm.Spec.DrainPlan)
-	if err != nil {
-		return false, fmt.Errorf("drain plan of %s: %w", nm.Name, err)
+// gatherDrain reads what a maintenance drains, and whether the cache shows a live pod on a node that
+// its plan covers and that is not left running on purpose.
+func (c *Controller) gatherDrain(h *holder, nm *v1alpha1.NodeMaintenance, node *corev1.Node) error {
+	var err error
+	if h.plan, err = drainplan.CompileTargets(nm.Spec.DrainPlan); err != nil {
+		return fmt.Errorf("drain plan of %s: %w", nm.Name, err)
 	}
 	view, err := c.state.View(node)
 	if err != nil {
-		return false, err
+		return err
 	}
 	if !view.Recheck.IsZero() {
 		c.queue.AddAfter(node.Name, view.Recheck.Sub(c.clock.Now()))
 	}
-	return slices.ContainsFunc(view.Pods, func(pod nodestate.Pod) bool { return pod.Kept == "" && plan.Cover(pod.Plan) }), nil
+	h.left = slices.ContainsFunc(view.Pods, func(pod nodestate.Pod) bool { return pod.Kept == "" && h.plan.Cover(pod.Plan) })
+	return nil
 }
 
-// unconfirmed returns how long to wait before a node on which the cache shows no covered pod may be
-// called drained, and 0 if it may now. As for the maintenance as a whole, the scheduler has time to
-// bind what it had placed, and a live list confirms the cache; after that the cache is enough, for
-// the same maintenances, as long as the node is not cordoned a second time.
-func (c *Controller) unconfirmed(ctx context.Context, node *corev1.Node, holders []holder) (time.Duration, error) {
-	if !node.Spec.Unschedulable {
-		// There is nothing to wait for but an event. It is asked again, in case that was missed.
-		return nodestate.SettleTime, nil
-	}
-	maintenances := sets.New[types.UID]()
-	for _, h := range drainingOf(holders) {
-		maintenances.Insert(h.uid)
-	}
-	one := []*corev1.Node{node}
-	drained := ours(c.recordOf(node), node, v1alpha1.NodeConditionDrained)
-	if drained != nil && drained.Status == corev1.ConditionTrue {
-		confirmed := c.confirmedOf(node)
-		if confirmed.maintenances.IsSuperset(maintenances) && !c.state.Cordons.Latest(one).After(confirmed.at) {
-			return 0, nil
+// confirmDrained finds out for which of the maintenances that drain a node, and whose pods have left
+// it according to the cache, that is certain; for the others pods are left. The scheduler has time
+// to bind what it had placed, and a live list confirms the cache; after that the cache is enough, as
+// long as the node stays cordoned. What another leader shows has been waited for.
+func (c *Controller) confirmDrained(ctx context.Context, node *corev1.Node, holders []holder, record marks.Conditions) error {
+	condition := ours(record, node, v1alpha1.NodeConditionDrained)
+	isShown := condition != nil && condition.Status == corev1.ConditionTrue
+	unsettled := c.state.Cordons.Unsettled(node)
+	var asked []*holder
+	for i := range holders {
+		h := &holders[i]
+		switch {
+		case h.stage != v1alpha1.NodeMaintenanceStageDrain, h.refused:
+		case h.left || !node.Spec.Unschedulable:
+			c.state.NoteDrained(node, h.uid, false)
+			h.left = true
+		case c.state.Cordons.IsDrained(node, h.uid, false):
+		case unsettled > 0 && !(isShown && record.StageOf(h.name, h.uid) == h.stage && c.state.Cordons.IsDrained(node, h.uid, true)):
+			h.left = true
+			c.queue.AddAfter(node.Name, unsettled)
+		default:
+			asked = append(asked, h)
 		}
 	}
-	if wait := c.state.Cordons.Unsettled(one); wait > 0 {
-		return wait, nil
+	if len(asked) == 0 {
+		return nil
 	}
-	if drained != nil && drained.Reason == v1alpha1.NodeReasonPodsReturned {
-		if wait := returnPatience - c.clock.Since(drained.LastTransitionTime.Time); wait > 0 {
-			return min(wait, returnPatience), nil
+	pods, err := c.livePods(ctx, node)
+	if err != nil {
+		return err
+	}
+	for _, h := range asked {
+		h.left = slices.ContainsFunc(pods, func(pod nodestate.Pod) bool { return h.plan.Cover(pod.Plan) })
+		c.state.NoteDrained(node, h.uid, !h.left)
+		if h.left {
+			c.queue.AddAfter(node.Name, confirmPatience)
 		}
 	}
-	found, err := c.foundLive(ctx, node, drainingOf(holders))
-	if err != nil || found {
-		return confirmPatience, err
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.confirmed[node.UID] = drainedNode{at: c.clock.Now(), maintenances: maintenances}
-	return 0, nil
+	return nil
 }
 
-// confirmedOf returns what is known of a node that is shown as drained. What a leader inherits has
-// been confirmed by another one.
-func (c *Controller) confirmedOf(node *corev1.Node) drainedNode {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if confirmed, known := c.confirmed[node.UID]; known {
-		return confirmed
-	}
-	inherited := drainedNode{at: c.clock.Now(), maintenances: sets.New[types.UID]()}
-	for _, recorded := range c.recordOf(node).Maintenances {
-		if recorded.Stage == v1alpha1.NodeMaintenanceStageDrain {
-			inherited.maintenances.Insert(recorded.UID)
-		}
-	}
-	c.confirmed[node.UID] = inherited
-	return inherited
-}
-
-// foundLive reports whether the API, and not the cache, shows a pod on a node that one of the
-// maintenances covers. Pods that are only nominated for the node are left to the cache: the API
-// cannot select them, and none is nominated for a node that is cordoned.
-func (c *Controller) foundLive(ctx context.Context, node *corev1.Node, draining []holder) (bool, error) {
-	var plans []drainplan.Targets
-	for _, h := range draining {
-		nm, err := c.maintenanceLister.Get(h.name)
-		if err != nil {
-			return false, err
-		}
-		plan, err := drainplan.CompileTargets(nm.Spec.DrainPlan)
-		if err != nil {
-			return false, err
-		}
-		plans = append(plans, plan)
-	}
+// livePods returns the pods on a node that are not left running on purpose, as the API and not the
+// cache shows them. Pods that are only nominated for the node are left to the cache, and to the
+// controller of maintenances: the API cannot select them by node.
+func (c *Controller) livePods(ctx context.Context, node *corev1.Node) ([]nodestate.Pod, error) {
 	view, err := c.state.View(node)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	list, err := c.host.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node.Name})
 	if err != nil {
-		return false, fmt.Errorf("list the pods of node %s: %w", node.Name, err)
+		return nil, fmt.Errorf("list the pods of node %s: %w", node.Name, err)
 	}
+	var pods []nodestate.Pod
 	for i := range list.Items {
 		pod := &list.Items[i]
 		if pod.Spec.NodeName != node.Name || !drainplan.IsLive(pod) || view.Keeps(pod.UID) {
 			continue
 		}
-		live := c.state.Classify(pod, node)
-		if live.Kept == "" && slices.ContainsFunc(plans, func(plan drainplan.Targets) bool { return plan.Cover(live.Plan) }) {
-			return true, nil
+		if live := c.state.Classify(pod, node); live.Kept == "" {
+			pods = append(pods, live)
 		}
 	}
-	return false, nil
+	return pods, nil
 }

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +16,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/drain/marks"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
 // conditionTypes are the conditions that this controller may add to nodes, in the order in which it
@@ -34,7 +36,9 @@ type holder struct {
 	// refused says that the requester may not delete the node any more: what was begun there stays,
 	// but the drain does not go on.
 	refused bool
-	// left says that live pods are on the node that the plan covers.
+	// plan is what it drains in stage Drain, and left says that such pods are on the node, or may
+	// be.
+	plan drainplan.Targets
 	left bool
 }
 
@@ -64,8 +68,8 @@ type conditionsChange struct {
 	// record is the wanted annotation if setRecord; an empty one is removed.
 	record    marks.Conditions
 	setRecord bool
-	// drained says that the node is, or is to be, shown as drained.
-	drained bool
+	// wait is when to decide again without an event, 0 if there is no need.
+	wait time.Duration
 	// news are to be told when the change is written.
 	news []conditionNews
 }
@@ -80,11 +84,15 @@ type conditionNews struct {
 }
 
 // decideConditions says what changes about a node's conditions when the given maintenances, sorted
-// by name, hold or plan to hold it. Conditions that are not ours are left as they are. That no
-// covered pod is left counts only if quiet.
-func decideConditions(node *corev1.Node, before marks.Conditions, holders []holder, quiet bool, now metav1.Time) conditionsChange {
-	drain := drainOf(holders, quiet)
-	change := conditionsChange{drained: drain == drainDone}
+// by name, hold or plan to hold it. Conditions that are not ours are left as they are.
+func decideConditions(node *corev1.Node, before marks.Conditions, holders []holder, now metav1.Time) conditionsChange {
+	var change conditionsChange
+	drain := drainOf(holders)
+	if drained := ours(before, node, v1alpha1.NodeConditionDrained); drain == drainDone && drained != nil && drained.Reason == v1alpha1.NodeReasonPodsReturned {
+		if wait := returnPatience - now.Sub(drained.LastTransitionTime.Time); wait > 0 {
+			drain, change.wait = drainGoesOn, min(wait, returnPatience)
+		}
+	}
 	after := marks.Conditions{Conditions: []corev1.NodeConditionType{}, Maintenances: map[string]marks.Recorded{}}
 	for _, h := range holders {
 		after.Maintenances[h.name] = marks.Recorded{UID: h.uid, Stage: h.stage}
@@ -124,6 +132,10 @@ func isUnreadable(node *corev1.Node) bool {
 	return there && marks.ReadConditions(node).IsEmpty()
 }
 
+// returnPatience is how long a node that was drained and got a pod again is shown as not drained at
+// least. Where new pods keep coming to the node, every one of them would cost two writes.
+const returnPatience = 30 * time.Second
+
 // drainState is how far the drain of a node is.
 type drainState int
 
@@ -138,12 +150,12 @@ const (
 	drainRefused
 )
 
-func drainOf(holders []holder, quiet bool) drainState {
+func drainOf(holders []holder) drainState {
 	draining, refused := drainingOf(holders), 0
 	for _, h := range draining {
 		if h.refused {
 			refused++
-		} else if h.left || !quiet {
+		} else if h.left {
 			return drainGoesOn
 		}
 	}

@@ -72,7 +72,7 @@ func showing(conditions ...string) func(*corev1.Node) {
 // shownFor gives a node the conditions that the controller wrote for the given holders at longAgo.
 func shownFor(holders ...holder) func(*corev1.Node) {
 	return func(node *corev1.Node) {
-		applyConditions(node, decideConditions(node, marks.ReadConditions(node), holders, true, longAgo))
+		applyConditions(node, decideConditions(node, marks.ReadConditions(node), holders, longAgo))
 	}
 }
 
@@ -120,10 +120,8 @@ func TestDecideConditions(t *testing.T) {
 		notDrainedRefused  = "Drained=False HauloutNotAuthorized"
 	)
 	for name, tc := range map[string]struct {
-		node    *corev1.Node
-		holders []holder
-		// early: the controller does not know yet that no pod is left.
-		early    bool
+		node     *corev1.Node
+		holders  []holder
 		want     []string
 		wantNews []string
 	}{
@@ -142,11 +140,6 @@ func TestDecideConditions(t *testing.T) {
 			holders:  []holder{heldBy("a", stageDrain, withPods)},
 			want:     []string{draining + now, notDrained + now, inProgress + before},
 			wantNews: []string{"NodeDrainStarted a"},
-		},
-		"no pod is left, but the caches may miss some": {
-			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods))),
-			holders: []holder{heldBy("a", stageDrain)}, early: true,
-			want: []string{draining + before, notDrained + before, inProgress + before},
 		},
 		"no pod is left": {
 			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods))),
@@ -271,7 +264,7 @@ func TestDecideConditions(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			change := decideConditions(tc.node, marks.ReadConditions(tc.node), tc.holders, !tc.early, justNow)
+			change := decideConditions(tc.node, marks.ReadConditions(tc.node), tc.holders, justNow)
 			applyConditions(tc.node, change)
 			if got := shown(tc.node); !slices.Equal(got, tc.want) {
 				t.Errorf("got conditions\n%q, want\n%q", got, tc.want)
@@ -285,7 +278,7 @@ func TestDecideConditions(t *testing.T) {
 			if annotated != (len(tc.holders) > 0) {
 				t.Errorf("got annotations %q with %d holders", tc.node.Annotations, len(tc.holders))
 			}
-			again := decideConditions(tc.node, marks.ReadConditions(tc.node), tc.holders, !tc.early,
+			again := decideConditions(tc.node, marks.ReadConditions(tc.node), tc.holders,
 				metav1.NewTime(justNow.Add(time.Hour)))
 			is.True(t, again.empty() && len(again.news) == 0, "a second decision is not empty: %+v", again)
 		})
@@ -335,7 +328,7 @@ func TestConditionsNameMaintenancesAndReasons(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			change := decideConditions(newNode("one"), marks.Conditions{}, tc.holders, true, justNow)
+			change := decideConditions(newNode("one"), marks.Conditions{}, tc.holders, justNow)
 			is.Equal(t, len(change.set), len(tc.want), "conditions")
 			for _, c := range change.set {
 				is.True(t, c.Message == tc.want[c.Type], "got message %q of %s, want %q", c.Message, c.Type, tc.want[c.Type])

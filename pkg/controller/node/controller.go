@@ -222,7 +222,14 @@ func (c *Controller) hold(ctx context.Context, node *corev1.Node, f facts) error
 	wrote, err := c.write(ctx, f)
 	if wrote || err != nil {
 		c.enqueueConditions(node.Name)
+	}
+	switch {
+	case wrote:
 		return err
+	case err != nil:
+		// A node that is cordoned and refuses a taint is drained all the same.
+		_, _, holdersErr := c.holdersOf(ctx, node, f, c.recordOf(node))
+		return errors.Join(err, holdersErr)
 	}
 	_, err = c.writeConditions(ctx, node, f)
 	return ignoreAsking(err)

@@ -6,9 +6,13 @@ package nodemaintenance
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
@@ -16,6 +20,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // reconcile brings a maintenance as far as it may go. The controller of nodes keeps its nodes
@@ -36,12 +42,9 @@ func (c *Controller) reconcile(ctx context.Context, nm *v1alpha1.NodeMaintenance
 		return err
 	}
 	if d.confirm {
-		found, err := c.liveRemainder(ctx, f)
+		found, err := c.nominatedPod(ctx, f)
 		if err != nil {
 			return err
-		}
-		if found == "" {
-			c.confirmed.Set(nm.Name, confirmation{uid: nm.UID, at: f.now})
 		}
 		f.live = &found
 		if d, err = decide(f); err != nil {
@@ -52,6 +55,52 @@ func (c *Controller) reconcile(ctx context.Context, nm *v1alpha1.NodeMaintenance
 		return c.supersede(ctx, f)
 	}
 	return c.act(ctx, f, d)
+}
+
+const (
+	// confirmPatience is how long to wait for the cache after a live list showed a pod that it does
+	// not.
+	confirmPatience = time.Second
+	// pageSize is how many pods a page of a live list has.
+	pageSize = 1000
+)
+
+// nominatedPod returns a live pod that the plan covers and that is nominated for one of the
+// subject's nodes, as the API and not the cache shows it, or "". The API cannot select such pods by
+// node, so the controller of nodes does not look for them.
+func (c *Controller) nominatedPod(ctx context.Context, f *facts) (string, error) {
+	plan, err := drainplan.CompileTargets(f.subject.Spec.DrainPlan)
+	if err != nil {
+		return "", err
+	}
+	nodes := make(map[string]*corev1.Node, len(f.subject.inside))
+	for _, node := range f.subject.inside {
+		nodes[node.Name] = node
+	}
+	options := metav1.ListOptions{FieldSelector: "spec.nodeName=,status.phase=Pending", Limit: pageSize}
+	for {
+		list, err := c.host.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+		if apierrors.IsResourceExpired(err) && options.Continue != "" {
+			options.Continue = ""
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("list the pods that may be nominated for a node: %w", err)
+		}
+		for i := range list.Items {
+			pod := &list.Items[i]
+			node := nodes[podcache.NodeOf(pod)]
+			if node == nil || !drainplan.IsLive(pod) {
+				continue
+			}
+			if live := c.state.Classify(pod, node); live.Kept == "" && plan.Cover(live.Plan) {
+				return pod.Namespace + "/" + pod.Name, nil
+			}
+		}
+		if options.Continue = list.Continue; options.Continue == "" {
+			return "", nil
+		}
+	}
 }
 
 // act applies a decision: it has unwanted Evacuations withdrawn, writes the status, and then does

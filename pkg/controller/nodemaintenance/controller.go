@@ -100,9 +100,8 @@ type Controller struct {
 	// latest are the maintenances, as cached or as written by this process.
 	latest loop.Latest[*v1alpha1.NodeMaintenance]
 	// written is when the status of each maintenance was last written, to pace the writes.
-	written   loop.Memory[string, time.Time]
-	confirmed loop.Memory[string, confirmation]
-	gauges    gauges
+	written loop.Memory[string, time.Time]
+	gauges  gauges
 	// costs is how long the last sync of each maintenance took.
 	costs loop.Memory[string, time.Duration]
 	// problems are what keeps failing for each maintenance, and the last event about a status that
@@ -275,7 +274,6 @@ func (c *Controller) get(name string) (*v1alpha1.NodeMaintenance, error) {
 // forget drops what is remembered of a maintenance that is gone.
 func (c *Controller) forget(name string) {
 	c.written.Forget(name)
-	c.confirmed.Forget(name)
 	c.problems.Forget(name)
 	c.costs.Forget(name)
 }

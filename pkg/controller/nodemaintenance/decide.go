@@ -28,8 +28,8 @@ type decision struct {
 	counts []*nodeCount
 	// withdraw are the nodes whose Evacuations are withdrawn unless another maintenance wants them.
 	withdraw []string
-	// confirm: the maintenance is drained if a live list shows no pod. It is read, and decided
-	// again, before the status is written.
+	// confirm: the maintenance is drained if a live list shows no nominated pod. It is read, and
+	// decided again, before the status is written.
 	confirm bool
 	// superseded: the maintenance is completed instead.
 	superseded bool
@@ -221,20 +221,18 @@ func (d *decision) decideConditions(f *facts, left *remainder) {
 	setCondition(nm, &d.status, v1alpha1.ConditionProgressing, decideProgressing(progress), f.now)
 }
 
-// decideConfirmation lets Drained become True only after the scheduler has had time to bind what it
-// had placed, and after a live list has confirmed the cache. Once this leader has confirmed it for
-// these nodes, and as long as none of them is cordoned a second time, the cache is enough: every
-// pod that comes is an event. It returns what is waited for.
+// decideConfirmation lets Drained become True only when all nodes are found to be drained, after the
+// scheduler has had time to bind what it had placed, and a live list shows no pod that is nominated
+// for one of them. After that the cache is enough: every pod that comes is an event. It returns what
+// is waited for.
 func (d *decision) decideConfirmation(f *facts) string {
-	was := isDrained(f.subject.NodeMaintenance) && sameNodes(f.subject.Status.NodeStatuses, d.status.NodeStatuses)
-	// What a leader inherits as True has been waited for by another one.
-	inherited := was && f.confirmedAt.IsZero()
 	switch {
-	case was && !inherited && !f.cordonedAt.After(f.confirmedAt):
-		return ""
-	case f.unsettled > 0 && !inherited:
-		d.wake = sooner(d.wake, f.unsettled)
+	case len(f.unconfirmed) > 0 && f.unsettled > 0:
 		return "All pods are gone; waiting for pods that the scheduler may still bind"
+	case len(f.unconfirmed) > 0:
+		return "All pods are gone according to the cache; a live list is yet to confirm it for node " + f.unconfirmed[0]
+	case isDrained(f.subject.NodeMaintenance):
+		return ""
 	case f.live == nil:
 		d.confirm = true
 		return ""
@@ -247,10 +245,6 @@ func (d *decision) decideConfirmation(f *facts) string {
 
 func isDrained(nm *v1alpha1.NodeMaintenance) bool {
 	return meta.IsStatusConditionTrue(nm.Status.Conditions, v1alpha1.ConditionDrained)
-}
-
-func sameNodes(a, b []v1alpha1.NodeMaintenanceNodeStatus) bool {
-	return slices.EqualFunc(a, b, func(x, y v1alpha1.NodeMaintenanceNodeStatus) bool { return x.NodeRef == y.NodeRef })
 }
 
 func sortNodes(nodes []v1alpha1.NodeMaintenanceNodeStatus) {

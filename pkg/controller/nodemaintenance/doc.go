@@ -24,8 +24,6 @@
 //
 //   - latest: its own writes that the cache does not show yet. A write may conflict.
 //   - written: when each status was written, so that counters wait. One is written early.
-//   - confirmed: which maintenances a live list of this leader has confirmed as drained. They are
-//     listed again, once: a leader does not trust its first cache.
 //   - costs: how long each sync took, for its pause. One sync runs without a pause.
 //   - problems: what fails and since when. A failure is shown a minute later.
 //   - withdrawn: which withdrawals have failed, for their back-off. They are tried immediately.

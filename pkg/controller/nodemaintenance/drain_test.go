@@ -147,19 +147,29 @@ func TestOrderOfWrites(t *testing.T) {
 	})
 }
 
+// TestDrainedNeedsALiveListWithoutPods has a pod that is bound to a node, and then one that is
+// nominated for it, that only the API shows.
 func TestDrainedNeedsALiveListWithoutPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
 		f.wait(nodestate.SettleTime)
 		hidden := newPod("hidden", "one", 0)
-		f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, &corev1.PodList{Items: []corev1.Pod{*hidden}}, nil
+		nominee := newPod("nominee", "", 0, nominated("one"))
+		f.host.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			items := []corev1.Pod{*hidden}
+			if action.(clienttesting.ListAction).GetListRestrictions().Fields.String() != "spec.nodeName=one" {
+				items = []corev1.Pod{*nominee}
+			}
+			return true, &corev1.PodList{Items: items}, nil
 		})
-		f.syncOnce("m")
-		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress)
-		hidden.Status.Phase = corev1.PodSucceeded
-		f.syncOnce("m")
+		for _, pod := range []*corev1.Pod{hidden, nominee} {
+			f.wait(time.Second)
+			f.step("m")
+			f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress)
+			pod.Status.Phase = corev1.PodSucceeded
+		}
+		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainComplete)
 	})
 }

@@ -39,7 +39,7 @@ func newWorld(t *testing.T, nm *v1alpha1.NodeMaintenance, nodes ...*corev1.Node)
 	t.Helper()
 	w := &world{t: t, nodes: nodes, pods: map[string]nodestate.Pod{}, evacuators: sets.New[string](), facts: &facts{
 		now: noon, subject: &member{NodeMaintenance: nm}, refusals: map[types.UID]refusal{}, troubles: map[string]loop.Failure{},
-		cordonedAt: noon.Add(-time.Hour), stallTimeout: DefaultStallTimeout, longGrace: protocol.DefaultLongGrace,
+		stallTimeout: DefaultStallTimeout, longGrace: protocol.DefaultLongGrace,
 	}}
 	for _, node := range nodes {
 		cordoned(node)

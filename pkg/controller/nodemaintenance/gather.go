@@ -48,15 +48,12 @@ type facts struct {
 	ignored []string
 	// attached are the volumes that are attached to the nodes inside the waves.
 	attached attachedVolumes
-	// cordonedAt is when the last node inside the waves was first seen cordoned, and unsettled how
-	// long the scheduler may still bind pods there.
-	cordonedAt time.Time
-	unsettled  time.Duration
-	// confirmedAt is when this leader confirmed by a live list that the subject is drained, zero if
-	// it has not.
-	confirmedAt time.Time
+	// unconfirmed are the nodes inside the waves that the controller of nodes has not found to be
+	// drained, and unsettled is how long the scheduler may still bind pods to nodes inside.
+	unconfirmed []string
+	unsettled   time.Duration
 	// live is the outcome of the live list that a decision has asked for, nil before that: a pod
-	// that is left on the nodes, or "".
+	// that is nominated for a node, or "".
 	live *string
 	// later is the maintenance of a later shutdown of the same node for which the machine has gone
 	// down, if the subject is of a shutdown.
@@ -173,9 +170,13 @@ func (c *Controller) gatherDrain(ctx context.Context, f *facts, places *places) 
 	if f.attached, err = c.attachedVolumes(f.subject.inside); err != nil {
 		return err
 	}
-	f.cordonedAt, f.unsettled = c.state.Cordons.Latest(f.subject.inside), c.state.Cordons.Unsettled(f.subject.inside)
-	if confirmed, known := c.confirmed.Get(f.subject.Name); known && confirmed.uid == f.subject.UID {
-		f.confirmedAt = confirmed.at
+	f.unsettled = c.state.Cordons.Unsettled(f.subject.inside...)
+	was := isDrained(f.subject.NodeMaintenance)
+	for _, node := range f.subject.inside {
+		isShown := was && v1alpha1.NodeStatusOf(f.subject.NodeMaintenance, refOf(node)) != nil
+		if !c.state.Cordons.IsDrained(node, f.subject.UID, isShown) {
+			f.unconfirmed = append(f.unconfirmed, node.Name)
+		}
 	}
 	return nil
 }
@@ -237,12 +238,6 @@ func (c *Controller) gatherFormer(f *facts) {
 		c.gatherTrouble(f, name)
 		f.former = append(f.former, former)
 	}
-}
-
-// stays reports whether a pod of this server is left on its node.
-func (f *facts) stays(pod *corev1.Pod) bool {
-	view := f.views[pod.Spec.NodeName]
-	return view != nil && slices.ContainsFunc(view.Pods, func(p nodestate.Pod) bool { return p.UID == pod.UID && p.Kept == drainplan.KeptOwn })
 }
 
 // drainers returns the maintenances that drain each of some nodes.

@@ -4,8 +4,8 @@
 package nodestate
 
 import (
+	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,6 +14,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 )
 
 const (
@@ -28,48 +29,64 @@ const (
 	FightPause = time.Minute
 )
 
-// Cordons remembers since when nodes have been seen cordoned, how often another client removed our
-// cordon, and for which maintenance a cordon of any origin was removed. A restart forgets it: then
-// the scheduler is waited for once more, and a fight is noticed a little later. It is safe for
-// concurrent use.
+// Cordons remembers since when nodes have been seen cordoned, for which maintenances they are known
+// to be drained since, how often another client removed our cordon, and for which maintenance a
+// cordon of any origin was removed. A restart forgets it: then the scheduler is waited for once
+// more, what is shown as drained is confirmed once more, and a fight is noticed a little later. It
+// is safe for concurrent use.
 type Cordons struct {
-	clock clock.PassiveClock
-
-	mu       sync.Mutex
-	since    map[types.UID]time.Time
-	restores map[types.UID][]time.Time
-	// lifted are the maintenances that exist to uncordon, by node.
-	lifted map[types.UID]sets.Set[types.UID]
+	clock  clock.PassiveClock
+	byNode loop.Memory[types.UID, cordon]
 }
 
-func newCordons(clock clock.PassiveClock) *Cordons {
-	return &Cordons{
-		clock: clock, since: map[types.UID]time.Time{}, restores: map[types.UID][]time.Time{}, lifted: map[types.UID]sets.Set[types.UID]{},
-	}
+// cordon is what is remembered of a node. Its slices and sets are never changed.
+type cordon struct {
+	// since is when the node was first seen cordoned, zero if it is not.
+	since    time.Time
+	restores []time.Time
+	// lifted are the maintenances that exist to uncordon, and had that effect.
+	lifted sets.Set[types.UID]
+	// drained tells for which maintenances a live list has confirmed that the node is drained, since
+	// it is cordoned, and for which pods are left.
+	drained map[types.UID]bool
+	// uncordoned: this leader has seen the node not cordoned, so what another one has found is out
+	// of date.
+	uncordoned bool
+}
+
+func newCordons(clock clock.PassiveClock) *Cordons { return &Cordons{clock: clock} }
+
+func (c *Cordons) of(node *corev1.Node) cordon {
+	known, _ := c.byNode.Get(node.UID)
+	return known
+}
+
+func (c *Cordons) change(node *corev1.Node, change func(*cordon)) {
+	c.byNode.Change(node.UID, func(known cordon, _ bool) (cordon, bool) {
+		change(&known)
+		return known, true
+	})
 }
 
 // observe takes in what the cache says of a node.
 func (c *Cordons) observe(node *corev1.Node) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !node.Spec.Unschedulable {
-		delete(c.since, node.UID)
-		return
-	}
-	if _, known := c.since[node.UID]; !known {
-		c.since[node.UID] = c.clock.Now()
-	}
+	c.change(node, func(known *cordon) {
+		switch {
+		case !node.Spec.Unschedulable:
+			known.since, known.drained, known.uncordoned = time.Time{}, nil, true
+		case known.since.IsZero():
+			known.since = c.clock.Now()
+		}
+	})
 }
 
 // Unsettled returns how long it takes until the last of the nodes has been seen cordoned for long
 // enough.
-func (c *Cordons) Unsettled(nodes []*corev1.Node) time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (c *Cordons) Unsettled(nodes ...*corev1.Node) time.Duration {
 	now, longest := c.clock.Now(), time.Duration(0)
 	for _, node := range nodes {
-		since, known := c.since[node.UID]
-		if !known {
+		since := c.of(node).since
+		if since.IsZero() {
 			return SettleTime
 		}
 		longest = max(longest, SettleTime-now.Sub(since))
@@ -77,36 +94,40 @@ func (c *Cordons) Unsettled(nodes []*corev1.Node) time.Duration {
 	return longest
 }
 
-// Latest returns when the last of the nodes was first seen cordoned; now, if one of them is not.
-func (c *Cordons) Latest(nodes []*corev1.Node) time.Time {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var latest time.Time
-	for _, node := range nodes {
-		since, known := c.since[node.UID]
-		if !known {
-			return c.clock.Now()
+// IsDrained reports whether a node is known to be drained for a maintenance: a live list of this
+// leader has confirmed it, or, if it is shown as drained, one of another leader and nothing speaks
+// against it.
+func (c *Cordons) IsDrained(node *corev1.Node, maintenance types.UID, shown bool) bool {
+	known := c.of(node)
+	drained, found := known.drained[maintenance]
+	return drained || !found && shown && !known.uncordoned
+}
+
+// noteDrained notes whether a node is drained for a maintenance, and reports whether that is news.
+func (c *Cordons) noteDrained(node *corev1.Node, maintenance types.UID, drained bool) (isNew bool) {
+	c.change(node, func(known *cordon) {
+		was, found := known.drained[maintenance]
+		if isNew = !known.since.IsZero() && (!found || was != drained); !isNew {
+			return
 		}
-		if since.After(latest) {
-			latest = since
+		known.drained = maps.Clone(known.drained)
+		if known.drained == nil {
+			known.drained = map[types.UID]bool{}
 		}
-	}
-	return latest
+		known.drained[maintenance] = drained
+	})
+	return isNew
 }
 
 // IsFight reports whether it has become a fight if our cordon is restored now.
 func (c *Cordons) IsFight(node *corev1.Node) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return len(c.recent(node.UID)) >= FightLimit
+	return len(c.recent(c.of(node))) >= FightLimit
 }
 
 // Fought reports whether a cordon was removed so often that its node is left out of the waves, and
 // since when.
 func (c *Cordons) Fought(node *corev1.Node) (time.Time, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	recent := c.recent(node.UID)
+	recent := c.recent(c.of(node))
 	if len(recent) <= FightLimit {
 		return time.Time{}, false
 	}
@@ -115,16 +136,12 @@ func (c *Cordons) Fought(node *corev1.Node) (time.Time, bool) {
 
 // Restored notes that our cordon was restored.
 func (c *Cordons) Restored(node *corev1.Node) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.restores[node.UID] = append(c.recent(node.UID), c.clock.Now())
+	c.change(node, func(known *cordon) { known.restores = append(c.recent(*known), c.clock.Now()) })
 }
 
 // BackOff returns how long to wait before a removed cordon is restored.
 func (c *Cordons) BackOff(node *corev1.Node) time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	recent := c.recent(node.UID)
+	recent := c.recent(c.of(node))
 	if len(recent) <= FightLimit {
 		return 0
 	}
@@ -132,42 +149,23 @@ func (c *Cordons) BackOff(node *corev1.Node) time.Duration {
 }
 
 // recent returns the restores that still count.
-func (c *Cordons) recent(uid types.UID) []time.Time {
+func (c *Cordons) recent(known cordon) []time.Time {
 	now := c.clock.Now()
-	recent := slices.DeleteFunc(c.restores[uid], func(t time.Time) bool { return now.Sub(t) > FightWindow })
-	if len(recent) == 0 {
-		delete(c.restores, uid)
-		return nil
-	}
-	c.restores[uid] = recent
-	return recent
+	return slices.DeleteFunc(slices.Clone(known.restores), func(t time.Time) bool { return now.Sub(t) > FightWindow })
 }
 
 // forget drops what is remembered of a node that is gone.
-func (c *Cordons) forget(node *corev1.Node) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.since, node.UID)
-	delete(c.restores, node.UID)
-	delete(c.lifted, node.UID)
-}
+func (c *Cordons) forget(node *corev1.Node) { c.byNode.Forget(node.UID) }
 
 // noteLifted notes that a maintenance that exists to uncordon its nodes has had its effect on a
 // node: one that is cordoned again after that is meant to be.
 func (c *Cordons) noteLifted(node *corev1.Node, maintenance types.UID) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.lifted[node.UID] == nil {
-		c.lifted[node.UID] = sets.New[types.UID]()
-	}
-	c.lifted[node.UID].Insert(maintenance)
+	c.change(node, func(known *cordon) { known.lifted = known.lifted.Clone().Insert(maintenance) })
 }
 
 // IsLifted reports whether noteLifted was called for a node and a maintenance.
 func (c *Cordons) IsLifted(node *corev1.Node, maintenance types.UID) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.lifted[node.UID].Has(maintenance)
+	return c.of(node).lifted.Has(maintenance)
 }
 
 // TaintKeys are the keys of the taints that the server may add, in the order in which it adds them.

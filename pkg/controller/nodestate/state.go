@@ -63,7 +63,7 @@ type Subscriber struct {
 	Pod        func(old, pod *corev1.Pod)
 	Evacuation func(old, evacuation *v1alpha1.Evacuation)
 	// Changed is called with the name of a node when something about it begins to fail or fails no
-	// longer, or it was uncordoned for a maintenance that exists to do so.
+	// longer, it was uncordoned for a maintenance that exists to do so, or was found to be drained.
 	Changed func(node string)
 	// RequestEnded is called with the name of a node when an Evacuation that was requested turns
 	// out not to exist.
@@ -316,6 +316,13 @@ func (s *State) IsEvicting(node string) bool {
 func (s *State) NoteLifted(node *corev1.Node, maintenance types.UID) {
 	s.Cordons.noteLifted(node, maintenance)
 	s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node.Name)
+}
+
+// NoteDrained notes whether a node is drained for a maintenance.
+func (s *State) NoteDrained(node *corev1.Node, maintenance types.UID, drained bool) {
+	if s.Cordons.noteDrained(node, maintenance, drained) {
+		s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node.Name)
+	}
 }
 
 // EndRequest notes that an Evacuation that was requested for a pod of a node does not exist.
