@@ -152,7 +152,7 @@ func newReasons() []runtime.Object {
 	objects := []runtime.Object{draining()}
 	for i, reason := range []string{
 		v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonSurgePending, v1alpha1.ReasonEvacuationHeld,
-		v1alpha1.ReasonBudgetsHoldEachOther, v1alpha1.ReasonBudgetPodsCordoned, v1alpha1.ReasonLongGracePeriod,
+		v1alpha1.ReasonBudgetPodsCordoned, v1alpha1.ReasonLongGracePeriod,
 	} {
 		pod := fmt.Sprintf("web-%d", i)
 		objects = append(objects, evacuation("shop", pod, "node-004",

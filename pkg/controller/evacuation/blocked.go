@@ -34,7 +34,7 @@ const (
 // the other reasons have numbers that change all the time.
 var eventPerText = []string{
 	v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonEvictionError,
-	v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetsHoldEachOther, v1alpha1.ReasonBudgetPodsCordoned,
+	v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetPodsCordoned,
 }
 
 // blockedCheck returns the reason and the message that the condition Blocked has if one cause

@@ -181,8 +181,10 @@ type Controller struct {
 	// last reconciliation took long.
 	failures *loop.Failures[types.NamespacedName]
 	hung     sync.Map
-	down     downPods
-	pins     pins
+	// down are the pods of namespaces that are down, and pins the nodes that pods without one are
+	// limited to. Both are read again after a moment.
+	down loop.Memory[string, knownDown]
+	pins loop.Memory[types.NamespacedName, *knownPin]
 }
 
 // New creates a controller and registers its handlers and indexes; the informers must not run yet.
@@ -210,8 +212,6 @@ func New(config Config) (*Controller, error) {
 		}),
 		completed: newCompleted(),
 		failures:  loop.NewFailures[types.NamespacedName](config.Clock, nil),
-		down:      downPods{known: map[string]knownDown{}},
-		pins:      pins{known: map[types.NamespacedName]*knownPin{}},
 		arrivals:  arrivals{pods: map[types.UID]arrival{}},
 		blocked:   blockedTally{reasons: map[types.NamespacedName]string{}},
 	}

@@ -24,7 +24,7 @@ func asking(name string, node *corev1.Node) *v1alpha1.NodeMaintenance {
 	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: *after(-hour)},
 		Spec: v1alpha1.NodeMaintenanceSpec{
-			Stage: v1alpha1.NodeMaintenanceStageDrain, Reason: "kernel\nupdate",
+			Stage: v1alpha1.NodeMaintenanceStageDrain, Reason: "kernel\nupdate", NodeSelector: build.Named(node.Name),
 		},
 		Status: v1alpha1.NodeMaintenanceStatus{
 			NodeStatuses: []v1alpha1.NodeMaintenanceNodeStatus{{

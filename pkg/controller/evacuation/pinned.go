@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -37,37 +36,15 @@ const (
 	pinTimeout = 2 * time.Second
 )
 
-// pins is a short-lived cache of the nodes that pods without a node are limited to: the cache of
-// pods has neither their node selectors nor their volumes. It may be dropped at any time.
-type pins struct {
-	mu    sync.Mutex
-	known map[types.NamespacedName]*knownPin
-}
-
+// knownPin is which of the nodes a pod without one is limited to, or the read that is to find out.
+// It is remembered for a moment: the cache of pods has neither their node selectors nor their
+// volumes.
 type knownPin struct {
 	// done is closed when the pod has been read. Then pod is set, nil if the pod may start on
 	// another node.
 	done chan struct{}
 	pod  *downPod
 	at   time.Time
-}
-
-// of returns what is known of a pod, and whether the caller has to read the pod: the others that
-// need it wait for that read.
-func (p *pins) of(key types.NamespacedName, now time.Time) (known *knownPin, isNew bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if known := p.known[key]; known != nil && now.Sub(known.at) < standoffCheck/2 {
-		return known, false
-	}
-	for other, k := range p.known {
-		if now.Sub(k.at) >= standoffCheck {
-			delete(p.known, other)
-		}
-	}
-	known = &knownPin{done: make(chan struct{}), at: now}
-	p.known[key] = known
-	return known, true
 }
 
 // isUnschedulable reports whether the scheduler has found no node for a pod.
@@ -100,7 +77,16 @@ func (c *Controller) pinned(ctx context.Context, pods []types.NamespacedName) []
 
 func (c *Controller) pin(ctx context.Context, key types.NamespacedName) *downPod {
 	// Not the time when the sync began: it may have waited for other reads since.
-	known, isNew := c.pins.of(key, c.clock.Now())
+	now := c.clock.Now()
+	c.pins.Sweep(func(known *knownPin) bool { return now.Sub(known.at) >= standoffCheck/2 })
+	var known *knownPin
+	isNew := false
+	c.pins.Change(key, func(before *knownPin, found bool) (*knownPin, bool) {
+		if known, isNew = before, !found; isNew {
+			known = &knownPin{done: make(chan struct{}), at: now}
+		}
+		return known, true
+	})
 	if isNew {
 		defer close(known.done)
 		known.pod = c.readPin(ctx, key)
@@ -142,12 +128,12 @@ func (c *Controller) readPin(ctx context.Context, key types.NamespacedName) *dow
 		if fits, err := required.Match(node); err != nil || !fits || !matchesAll(volumes, node) {
 			continue
 		}
-		holders := c.holdersOf(node.Name)
-		if len(holders) == 0 {
+		holder := c.holderOf(node.Name)
+		if holder == "" {
 			return nil
 		}
 		if found == nil || node.Name < found.node {
-			found = &downPod{pod: key, node: node.Name, holders: holders, pinned: true}
+			found = &downPod{pod: key, node: node.Name, maintenance: holder, pinned: true}
 		}
 	}
 	return found
@@ -221,7 +207,7 @@ func releaseAlone(down []downPod) string {
 	var nodes, maintenances []string
 	for _, d := range down {
 		if d.pinned && len(nodes) < 3 {
-			nodes, maintenances = appendNew(nodes, d.node), appendNew(maintenances, d.holders[0])
+			nodes, maintenances = appendNew(nodes, d.node), appendNew(maintenances, d.maintenance)
 		}
 	}
 	if len(nodes) == 0 {

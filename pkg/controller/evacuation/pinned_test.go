@@ -169,7 +169,7 @@ func waitingFor(t *testing.T, host *slowHost, healthy int32, pods ...*corev1.Pod
 	c.host, err = kubernetes.NewForConfig(&rest.Config{Host: "http://host", Transport: host, QPS: -1})
 	must(err)
 	c.budgetLister, c.podLister, c.nodeLister = policylisters.NewPodDisruptionBudgetLister(budgets), podcache.PodLister(podIndexer), nodes.Lister()
-	c.maintenanceLister = listOf{c.maintenanceLister, []*v1alpha1.NodeMaintenance{asking("beta", held)}}
+	c.holders = holdersOf(asking("beta", held))
 	waiting := podOn("web-1", "web", testNode, corev1.ConditionTrue)
 	state := eviction.State{
 		Known: true, Budget: key("web"), Blocker: &eviction.Blocker{Reason: v1alpha1.ReasonPodDisruptionBudget},

@@ -4,99 +4,169 @@
 package evacuation
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/drain/pdb"
+	drainplan "haulout.dev/haulout/pkg/drain/plan"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// standoffCheck is how often the facts about a closed budget are read again for a pod that waits
-// for it.
-const standoffCheck = time.Minute
+const (
+	// standoffCheck is how often the facts about a closed budget are read again for a pod that waits
+	// for it.
+	standoffCheck = time.Minute
+	// factsFresh is how long the pods of a namespace that are down are cached: many pods wait for
+	// the same budget, and a namespace may have thousands of budgets.
+	factsFresh = 10 * time.Second
+)
 
 // refinable are the reasons that maintenances may cause: a valid budget allows no disruption.
 var refinable = []string{
-	v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonUnhealthyPodsHoldBudget,
-	v1alpha1.ReasonBudgetPodsCordoned, v1alpha1.ReasonBudgetsHoldEachOther,
+	v1alpha1.ReasonPodDisruptionBudget, v1alpha1.ReasonUnhealthyPodsHoldBudget, v1alpha1.ReasonBudgetPodsCordoned,
 }
 
-// budgetFacts are the facts about a PodDisruptionBudget that a standoff depends on.
-type budgetFacts struct {
-	name types.NamespacedName
-	// healthy and desired are the current and the required number of healthy pods.
-	healthy, desired int32
-	// down are its pods that are not ready and are on, or nominated for, a cordoned node that
-	// maintenances hold. They are sorted by name.
-	down []downPod
-	// unscheduled are its pods that the scheduler has found no node for. Where they can run is only
-	// read if the budget is in question.
-	unscheduled []types.NamespacedName
-}
-
+// downPod is a pod that is not ready and cannot become ready where it is: it is on, or nominated
+// for, a cordoned node that maintenances hold, or has no node.
 type downPod struct {
-	pod  types.NamespacedName
-	node string
-	// holders are the maintenances that hold the node.
-	holders []string
-	// pinned: the pod is on no node, and this one is the first of the cordoned nodes that it is
-	// limited to.
+	pod types.NamespacedName
+	// node is the node that the pod is on or, if it is pinned, the first of the cordoned nodes that it
+	// is limited to. It is empty if the scheduler has found none: where such a pod can run is only
+	// read if its budget is in question.
+	node   string
 	pinned bool
+	// maintenance is the first one that holds the node.
+	maintenance string
 }
 
-// rival is another pod that waits for a budget, on the node of a pod that is down.
-type rival struct {
-	pod     types.NamespacedName
-	holders []string
-	budget  budgetFacts
+// knownDown are the pods of a namespace that are down, with the labels that budgets select them by,
+// as they were at a time.
+type knownDown struct {
+	pods   []downPod
+	labels []labels.Set
+	at     time.Time
 }
 
-// without returns the facts without a pod that itself waits for the budget.
-func (f budgetFacts) without(pod types.NamespacedName) budgetFacts {
-	f.down = slices.DeleteFunc(slices.Clone(f.down), func(d downPod) bool { return d.pod == pod })
-	return f
-}
-
-// wouldOpen reports whether the budget would allow a disruption if the pods that are down were
-// healthy.
-func (f budgetFacts) wouldOpen() bool {
-	return len(f.down) > 0 && f.healthy+int32(len(f.down)) > f.desired
-}
-
-// mayOpen reports whether the budget would allow a disruption if, of the pods without a node, those
-// that are read were healthy as well.
-func (f budgetFacts) mayOpen() bool {
-	missing := len(f.down) + min(maxPinned, len(f.unscheduled))
-	return missing > 0 && f.healthy+int32(missing) > f.desired
-}
-
-// explainStandoff explains why the budget of a pod allows no disruption, if maintenances are the
-// cause: its other pods are down on cordoned nodes. If on one of these nodes a pod waits for a
-// budget whose own pods are down on the nodes of this pod's maintenances, two drains block each
-// other. It returns nil if there is another cause.
-func explainStandoff(pod types.NamespacedName, holders []string, budget budgetFacts, rivals []rival) *eviction.Blocker {
-	budget = budget.without(pod)
-	if !budget.wouldOpen() {
+// standoff explains why the budget that blocks a pod allows no disruption, if maintenances are the
+// cause. It reads caches, and a few pods without a node live. It returns nil if a read fails.
+func (c *Controller) standoff(ctx context.Context, pod *corev1.Pod, state eviction.State, now time.Time) *eviction.Blocker {
+	if state.Blocker == nil || state.Budget.Name == "" || !slices.Contains(refinable, state.Blocker.Reason) {
 		return nil
 	}
-	for _, r := range rivals {
-		if b := explainCycle(pod, holders, budget, r); b != nil {
-			return b
+	budget, err := c.budgetLister.PodDisruptionBudgets(state.Budget.Namespace).Get(state.Budget.Name)
+	if err != nil {
+		return nil
+	}
+	down, unscheduled := c.downOf(budget, now)
+	down = slices.DeleteFunc(down, func(d downPod) bool { return d.pod.Name == pod.Name })
+	if !wouldOpen(budget, len(down)+min(maxPinned, len(unscheduled))) {
+		return nil
+	}
+	return explainStandoff(budget, append(down, c.pinned(ctx, unscheduled)...))
+}
+
+// wouldOpen reports whether a budget would allow a disruption if some more of its pods were
+// healthy.
+func wouldOpen(budget *policyv1.PodDisruptionBudget, more int) bool {
+	return more > 0 && budget.Status.CurrentHealthy+int32(more) > budget.Status.DesiredHealthy
+}
+
+// downOf returns the pods of a budget that are down, and those that the scheduler has found no node
+// for.
+func (c *Controller) downOf(budget *policyv1.PodDisruptionBudget, now time.Time) (down []downPod, unscheduled []types.NamespacedName) {
+	selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
+	if err != nil {
+		return nil, nil
+	}
+	isOld := func(k knownDown) bool { return now.Sub(k.at) >= factsFresh }
+	c.down.Sweep(isOld)
+	var known knownDown
+	c.down.Change(budget.Namespace, func(before knownDown, found bool) (knownDown, bool) {
+		if known = before; !found {
+			known = c.readDown(budget.Namespace, now)
+		}
+		return known, true
+	})
+	for i, pod := range known.pods {
+		switch {
+		case !selector.Matches(known.labels[i]):
+		case pod.node == "":
+			unscheduled = append(unscheduled, pod.pod)
+		default:
+			down = append(down, pod)
 		}
 	}
+	return down, unscheduled
+}
+
+// readDown returns the pods of a namespace that are down, sorted by name. Finished and terminating
+// pods are not among them: no budget expects them to get ready.
+func (c *Controller) readDown(namespace string, now time.Time) knownDown {
+	known := knownDown{at: now}
+	pods, err := c.podLister.Pods(namespace).List(labels.Everything())
+	if err != nil {
+		return known
+	}
+	slices.SortFunc(pods, func(a, b *corev1.Pod) int { return strings.Compare(a.Name, b.Name) })
+	holders := map[string]string{}
+	for _, pod := range pods {
+		down := downPod{pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}}
+		switch {
+		case pod.DeletionTimestamp != nil, !drainplan.IsLive(pod), pdb.IsReady(pod):
+			continue
+		case !isUnschedulable(pod):
+			down.node = podcache.NodeOf(pod)
+			if _, asked := holders[down.node]; !asked {
+				holders[down.node] = c.holderOf(down.node)
+			}
+			if down.maintenance = holders[down.node]; down.maintenance == "" {
+				continue
+			}
+		}
+		known.pods, known.labels = append(known.pods, down), append(known.labels, pod.Labels)
+	}
+	return known
+}
+
+// holderOf returns the name of the first maintenance that holds a node, "" if the node is not
+// cordoned or none does.
+func (c *Controller) holderOf(nodeName string) string {
+	node, err := c.nodeLister.Get(nodeName)
+	if err != nil || !node.Spec.Unschedulable {
+		return ""
+	}
+	for _, nm := range c.holders.Which(nodeName, v1alpha1.IsHolding) {
+		return nm.Name
+	}
+	return ""
+}
+
+// explainStandoff explains why a budget allows no disruption, if its pods that are down are the
+// cause. It returns nil if there is another cause.
+func explainStandoff(budget *policyv1.PodDisruptionBudget, down []downPod) *eviction.Blocker {
+	if !wouldOpen(budget, len(down)) {
+		return nil
+	}
 	var named []string
-	for _, d := range budget.down[:min(3, len(budget.down))] {
+	for _, d := range down[:min(3, len(down))] {
 		where := "on node"
 		if d.pinned {
 			where = "which can only run on node"
 		}
-		named = append(named, fmt.Sprintf("%s %s %s", d.pod.Name, where, d.node))
+		named = append(named, fmt.Sprintf("%s %s %s (NodeMaintenance %s)", d.pod.Name, where, d.node, d.maintenance))
 	}
-	if more := len(budget.down) - len(named); more > 0 {
+	if more := len(down) - len(named); more > 0 {
 		named = append(named, fmt.Sprintf("and %d more", more))
 	}
 	return &eviction.Blocker{
@@ -104,37 +174,6 @@ func explainStandoff(pod types.NamespacedName, holders []string, budget budgetFa
 		Message: fmt.Sprintf("PodDisruptionBudget %s allows no disruption because pods of it are not ready "+
 			"on nodes that are under maintenance: %s. It opens when they are ready elsewhere: complete the maintenance "+
 			"of one of these nodes, or delete these pods if they may start on another node.%s",
-			budget.name.Name, strings.Join(named, ", "), releaseAlone(budget.down)),
+			budget.Name, strings.Join(named, ", "), releaseAlone(down)),
 	}
-}
-
-// explainCycle returns the blocker if a pod and a rival wait for budgets, and the drain of each
-// keeps the other's budget from allowing a disruption.
-func explainCycle(pod types.NamespacedName, holders []string, budget budgetFacts, r rival) *eviction.Blocker {
-	theirs := r.budget.without(r.pod)
-	if r.pod == pod || theirs.name == budget.name || !theirs.wouldOpen() {
-		return nil
-	}
-	for _, other := range r.holders {
-		if slices.Contains(holders, other) {
-			continue
-		}
-		for _, own := range holders {
-			isHeldBy := func(name string) func(downPod) bool {
-				return func(d downPod) bool { return slices.Contains(d.holders, name) }
-			}
-			if !slices.ContainsFunc(budget.down, isHeldBy(other)) || !slices.ContainsFunc(theirs.down, isHeldBy(own)) {
-				continue
-			}
-			return &eviction.Blocker{
-				Reason: v1alpha1.ReasonBudgetsHoldEachOther,
-				Message: fmt.Sprintf("NodeMaintenances %s and %s hold each other: "+
-					"PodDisruptionBudget %s waits for pods on the nodes of %s, and "+
-					"PodDisruptionBudget %s of pod %s, which has to leave there, waits for pods on the nodes of %s. "+
-					"Complete one of the two and drain its nodes later, or let one of the budgets allow a disruption.",
-					own, other, budget.name, other, theirs.name, r.pod, own),
-			}
-		}
-	}
-	return nil
 }

@@ -4,6 +4,8 @@
 package evacuation
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,9 +15,15 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	policylisters "k8s.io/client-go/listers/policy/v1"
+	"k8s.io/client-go/tools/cache"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/drain/holds"
+	"haulout.dev/haulout/pkg/host/podcache"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -26,79 +34,32 @@ func key(name string) types.NamespacedName {
 }
 
 func TestExplainStandoff(t *testing.T) {
-	down := func(pod, node string, holders ...string) downPod {
-		return downPod{pod: key(pod), node: node, holders: holders}
-	}
-	facts := func(name string, healthy, desired int32, down ...downPod) budgetFacts {
-		return budgetFacts{name: key(name), healthy: healthy, desired: desired, down: down}
-	}
-	// api-1 on node b, which maintenance beta drains, waits for budget api: pod api-2 is down on
-	// node a, which maintenance alpha drains.
-	rivalOf := func(budget budgetFacts) []rival {
-		return []rival{{pod: key("api-1"), holders: []string{"beta"}, budget: budget}}
-	}
-	theirs := facts("api", 1, 1, down("api-2", "a", "alpha"))
-	const cordoned, cycle = "BudgetPodsCordoned", "BudgetsHoldEachOther"
+	down := func(pod, node string) downPod { return downPod{pod: key(pod), node: node, maintenance: "beta"} }
 	for name, tt := range map[string]struct {
-		budget budgetFacts
-		rivals []rival
-		want   string
-		says   []string
+		healthy, desired int32
+		down             []downPod
+		want             string
 	}{
-		"no pod is down": {budget: facts("web", 1, 1), rivals: rivalOf(theirs)},
+		"no pod is down": {healthy: 1, desired: 1},
 		"a pod is down on a cordoned node": {
-			budget: facts("web", 1, 1, down("web-2", "b", "beta")), want: cordoned, says: []string{"web-2 on node b"},
+			healthy: 1, desired: 1, down: []downPod{down("web-2", "b")}, want: "web-2 on node b (NodeMaintenance beta).",
 		},
-		"only the pod itself is down": {budget: facts("web", 1, 1, down("web-1", "a", "alpha"))},
-		"the budget would refuse without pods that are down": {
-			budget: facts("web", 1, 3, down("web-2", "b", "beta")), rivals: rivalOf(theirs),
-		},
+		"the budget would refuse without pods that are down": {healthy: 1, desired: 3, down: []downPod{down("web-2", "b")}},
 		"the message names at most three pods": {
-			budget: facts("web", 1, 1, down("web-2", "b", "beta"), down("web-3", "b", "beta"),
-				down("web-4", "c", "beta"), down("web-5", "c", "beta"), down("web-6", "c", "beta")),
-			want: cordoned, says: []string{"web-2 on node b, web-3 on node b, web-4 on node c, and 2 more"},
-		},
-		"two maintenances wait for each other": {
-			budget: facts("web", 1, 1, down("web-2", "b", "beta")), rivals: rivalOf(theirs), want: cycle,
-			says: []string{
-				"NodeMaintenances alpha and beta hold each other", "PodDisruptionBudget shop/web waits",
-				"PodDisruptionBudget shop/api of pod shop/api-1",
-			},
-		},
-		"the rival waits for a pod of a third maintenance": {
-			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
-			rivals: rivalOf(facts("api", 1, 1, down("api-2", "c", "gamma"))), want: cordoned,
-		},
-		"the budget of the rival would refuse without pods that are down": {
-			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
-			rivals: rivalOf(facts("api", 1, 5, down("api-2", "a", "alpha"))), want: cordoned,
-		},
-		"the rival is down itself": {
-			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
-			rivals: rivalOf(facts("api", 1, 1, down("api-1", "a", "alpha"))), want: cordoned,
-		},
-		"the rival waits for the same budget": {
-			budget: facts("web", 1, 1, down("web-2", "b", "beta")),
-			rivals: rivalOf(facts("web", 1, 1, down("web-2", "a", "alpha"))), want: cordoned,
-		},
-		"the same maintenance holds both nodes": {
-			budget: facts("web", 1, 1, down("web-2", "b", "alpha")),
-			rivals: []rival{{pod: key("api-1"), holders: []string{"alpha"}, budget: theirs}}, want: cordoned,
-		},
-		"the pod that is down is on a node of another maintenance than the rival": {
-			budget: facts("web", 1, 1, down("web-2", "c", "gamma")), rivals: rivalOf(theirs), want: cordoned,
+			healthy: 1, desired: 1,
+			down: []downPod{down("web-2", "b"), down("web-3", "b"), down("web-4", "c"), down("web-5", "c"), down("web-6", "c")},
+			want: "web-2 on node b (NodeMaintenance beta), web-3 on node b (NodeMaintenance beta), web-4 on node c (NodeMaintenance beta), and 2 more.",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := explainStandoff(key("web-1"), []string{"alpha"}, tt.budget, tt.rivals)
+			budget := budgetOf("web")
+			budget.Status.CurrentHealthy, budget.Status.DesiredHealthy = tt.healthy, tt.desired
+			got := explainStandoff(budget, tt.down)
 			if got == nil {
-				is.True(t, tt.want == "", "got no blocker, want %s", tt.want)
+				is.True(t, tt.want == "", "got no blocker, want %q", tt.want)
 				return
 			}
-			is.True(t, got.Reason == tt.want, "got blocker %+v, want %q", got, tt.want)
-			for _, says := range tt.says {
-				is.True(t, strings.Contains(got.Message, says), "got message %q, want %q in it", got.Message, says)
-			}
+			is.True(t, tt.want != "" && got.Reason == v1alpha1.ReasonBudgetPodsCordoned && strings.Contains(got.Message, tt.want), "got blocker %+v, want %q in it", got, tt.want)
 		})
 	}
 }
@@ -131,26 +92,18 @@ func cordoned(name string) *corev1.Node {
 	}
 }
 
+// TestStandoffIsReported has a pod wait for its budget, whose other pod is down on another node. A
+// pod there waits for a pod that is down on this one.
 func TestStandoffIsReported(t *testing.T) {
 	here, there := cordoned(testNode), cordoned("node-8")
-	waits := withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodDisruptionBudget, 0)
-	rivalEvacuation := newEvacuation(active(evict), waits, func(e *v1alpha1.Evacuation) {
-		e.Name, e.UID, e.Spec.NodeName = protocol.CanonicalName("api-1", "uid-api-1"), "evacuation-2", "node-8"
-		e.Spec.PodRef = v1alpha1.PodReference{Name: "api-1", UID: "uid-api-1"}
-	})
 	for name, tt := range map[string]struct {
 		there *corev1.Node
-		// rival adds the Evacuation of api-1 on the other node, which waits for api-2 on this node.
-		rival bool
 		want  string
 	}{
 		"the other pod is down on a node that is not cordoned": {
 			there: &corev1.Node{ObjectMeta: there.ObjectMeta}, want: "UnhealthyPodsHoldBudget",
 		},
 		"the other pod is down on a cordoned node": {there: there, want: "BudgetPodsCordoned"},
-		"a pod on that node waits for a pod that is down on this one": {
-			there: there, rival: true, want: "BudgetsHoldEachOther",
-		},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			w := newWorld(t, 0, newEvacuation(), newPod(labelled("web")), here, tt.there,
@@ -160,9 +113,6 @@ func TestStandoffIsReported(t *testing.T) {
 			w.host.answer(refuse)
 			must.Do(w, w.api.client.Tracker().Add(asking("alpha", here)))
 			must.Do(w, w.api.client.Tracker().Add(asking("beta", there)))
-			if tt.rival {
-				must.Do(w, w.api.client.Tracker().Add(rivalEvacuation))
-			}
 			w.until("the condition has the reason "+tt.want, time.Second,
 				hasReason(v1alpha1.ConditionBlocked, tt.want))
 			before := meta.FindStatusCondition(w.get().Status.Conditions, v1alpha1.ConditionBlocked).Message
@@ -180,5 +130,100 @@ func TestStandoffIsReported(t *testing.T) {
 				t.Errorf("got resourceVersion %s, want no write since %s", e.ResourceVersion, version)
 			}
 		})
+	}
+}
+
+// holdersOf finds the maintenances whose status has a node.
+func holdersOf(maintenances ...*v1alpha1.NodeMaintenance) holds.Index {
+	return holds.Index{
+		On: func(node string) (on []string) {
+			for _, nm := range maintenances {
+				if slices.ContainsFunc(nm.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return n.NodeRef.Name == node }) {
+					on = append(on, nm.Name)
+				}
+			}
+			return on
+		},
+		Get: func(name string) (*v1alpha1.NodeMaintenance, error) {
+			return maintenances[slices.IndexFunc(maintenances, func(nm *v1alpha1.NodeMaintenance) bool { return nm.Name == name })], nil
+		},
+	}
+}
+
+// manyBudgets returns a controller in whose caches a namespace has 5,000 budgets and, on three
+// cordoned nodes, 30 pods of budget app-0 that never get ready.
+func manyBudgets(t *testing.T) (*Controller, cache.Indexer) {
+	t.Helper()
+	client := fake.NewClientset()
+	c, _ := newIdleController(t, client, newEvacuation())
+	host := informers.NewSharedInformerFactory(client, 0)
+	budgets := host.Policy().V1().PodDisruptionBudgets().Informer().GetIndexer()
+	pods := host.Core().V1().Pods().Informer().GetIndexer()
+	nodes := host.Core().V1().Nodes()
+	for i := range 5000 {
+		b := budgetOf(fmt.Sprintf("app-%d", i))
+		b.Status.ExpectedPods = 40
+		must.Do(t, budgets.Add(b))
+	}
+	beta := newMaintenance()
+	for n := range 3 {
+		node := cordoned(fmt.Sprintf("node-%d", n))
+		must.Do(t, nodes.Informer().GetIndexer().Add(node))
+		beta.Status.NodeStatuses = append(beta.Status.NodeStatuses, v1alpha1.NodeMaintenanceNodeStatus{
+			NodeRef: v1alpha1.NodeReference{Name: node.Name, UID: node.UID},
+		})
+		for p := range 10 {
+			must.Do(t, pods.Add(podOn(fmt.Sprintf("down-%d-%d", n, p), "app-0", node.Name, corev1.ConditionFalse)))
+		}
+	}
+	c.budgetLister, c.podLister, c.nodeLister = policylisters.NewPodDisruptionBudgetLister(budgets), podcache.PodLister(pods), nodes.Lister()
+	c.holders = holdersOf(beta)
+	return c, pods
+}
+
+// TestStandoffIsCheapAmongManyBudgets: why the budget of one pod is closed must not cost time for
+// each budget of the namespace.
+func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
+	c, _ := manyBudgets(t)
+	waiting := podOn("web-1", "app-0", "node-0", corev1.ConditionTrue)
+	state := eviction.State{
+		Known: true, Budget: key("app-0"), Blocker: &eviction.Blocker{Reason: v1alpha1.ReasonPodDisruptionBudget},
+	}
+	now := start
+	if b := c.standoff(t.Context(), waiting, state, now); b == nil || b.Reason != v1alpha1.ReasonBudgetPodsCordoned {
+		t.Fatalf("got blocker %+v, want %s", b, v1alpha1.ReasonBudgetPodsCordoned)
+	}
+	allocations := testing.AllocsPerRun(10, func() {
+		now = now.Add(2 * factsFresh)
+		c.standoff(t.Context(), waiting, state, now)
+	})
+	is.True(t, allocations <= 5000, "got %.0f allocations, want fewer than the namespace has budgets", allocations)
+}
+
+// TestPodsThatCountNowhereInAStandoff: a pod that has finished or is terminating keeps no budget
+// closed, nor does the pod that waits for the budget.
+func TestPodsThatCountNowhereInAStandoff(t *testing.T) {
+	for name, ends := range map[string]func(*corev1.Pod){
+		"terminating": terminatingUntil(time.Hour), "succeeded": inPhase(corev1.PodSucceeded), "failed": inPhase(corev1.PodFailed),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, pods := manyBudgets(t)
+			ended := podOn("down-0-0", "app-0", "node-0", corev1.ConditionFalse)
+			ends(ended)
+			must.Do(t, pods.Update(ended))
+			down, _ := c.downOf(budgetOf("app-0"), start)
+			is.Equal(t, len(down), 29, "pods that are down")
+		})
+	}
+}
+
+// TestPodThatWaitsDoesNotCloseItsBudget has the pod that waits be the only one that is down.
+func TestPodThatWaitsDoesNotCloseItsBudget(t *testing.T) {
+	c, pods := manyBudgets(t)
+	waiting := podOn("alone", "app-1", "node-0", corev1.ConditionFalse)
+	must.Do(t, pods.Add(waiting))
+	state := eviction.State{Known: true, Budget: key("app-1"), Blocker: &eviction.Blocker{Reason: v1alpha1.ReasonPodDisruptionBudget}}
+	if b := c.standoff(t.Context(), waiting, state, start); b != nil {
+		t.Errorf("got blocker %+v, want none", b)
 	}
 }

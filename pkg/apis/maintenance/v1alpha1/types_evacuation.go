@@ -98,9 +98,6 @@ const (
 	// ReasonEvacuationHeld (Blocked): the Evacuation is being deleted, but has a finalizer that is
 	// not from an instigator; the message names it.
 	ReasonEvacuationHeld = "EvacuationHeld"
-	// ReasonBudgetsHoldEachOther (Blocked): two drains wait for each other: the pods of each drain
-	// use up the budget for the pods of the other one.
-	ReasonBudgetsHoldEachOther = "BudgetsHoldEachOther"
 	// ReasonBudgetPodsCordoned (Blocked): the pods that would make the budget allow a disruption
 	// cannot run, because their nodes are cordoned.
 	ReasonBudgetPodsCordoned = "BudgetPodsCordoned"

@@ -43,12 +43,8 @@ var Blocked = []Remedy{
 	{v1alpha1.ReasonUnhealthyPodsHoldBudget, ownerOfApp, podsOf, true},
 	{v1alpha1.ReasonTooManyDisruptedPods, Administrator, budgets, true},
 	{
-		v1alpha1.ReasonBudgetsHoldEachOther,
-		Administrator + ", who can complete one of the two maintenances; or " + ownerOfApp + ", who can relax the budget", budgets, true,
-	},
-	{
 		v1alpha1.ReasonBudgetPodsCordoned,
-		Administrator + ", who can uncordon one of the nodes or add nodes for the other pods of the budget", podsOf, true,
+		Administrator + ", who can complete the maintenance of one of the nodes or add nodes for the other pods of the budget", podsOf, true,
 	},
 	{v1alpha1.ReasonSurgePending, ownerOfApp + ", who can make room for its replacement or correct the image", podsOf, false},
 	{v1alpha1.ReasonReplicaFailure, ownerOfApp + ", or the owner of the webhook or policy that the message quotes", podsOf, false},
