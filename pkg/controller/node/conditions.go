@@ -168,8 +168,8 @@ func (c *Controller) advertised(node *corev1.Node, names []string) (sets.Set[str
 	return advertised, nil
 }
 
-// gatherDrain reads what a maintenance drains, and whether the cache shows a live pod on a node that
-// its plan covers and that is not left running on purpose.
+// gatherDrain reads what a maintenance drains, and whether the cache shows a live pod on a node
+// that its plan covers and that is not left running on purpose.
 func (c *Controller) gatherDrain(h *holder, nm *v1alpha1.NodeMaintenance, node *corev1.Node) error {
 	var err error
 	if h.plan, err = drainplan.CompileTargets(nm.Spec.DrainPlan); err != nil {
@@ -186,10 +186,10 @@ func (c *Controller) gatherDrain(h *holder, nm *v1alpha1.NodeMaintenance, node *
 	return nil
 }
 
-// confirmDrained finds out for which of the maintenances that drain a node, and whose pods have left
-// it according to the cache, that is certain; for the others pods are left. The scheduler has time
-// to bind what it had placed, and a live list confirms the cache; after that the cache is enough, as
-// long as the node stays cordoned. What another leader shows has been waited for.
+// confirmDrained finds out for which of the maintenances that drain a node, and whose pods have
+// left it according to the cache, that is certain; for the others pods are left. The scheduler has
+// time to bind what it had placed, and a live list confirms the cache; after that the cache is
+// enough, as long as the node stays cordoned. What another leader shows has been waited for.
 func (c *Controller) confirmDrained(ctx context.Context, node *corev1.Node, holders []holder, record marks.Conditions) error {
 	condition := ours(record, node, v1alpha1.NodeConditionDrained)
 	isShown := condition != nil && condition.Status == corev1.ConditionTrue

@@ -5,7 +5,6 @@ package nodemaintenance
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -131,7 +130,12 @@ func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 	}
 	// From here on the targets are what is stored.
 	f.subject.NodeMaintenance = written
-	if err := errors.Join(c.evacuate(ctx, f, d), c.withdrawUnwanted(ctx, f, d)); err != nil {
+	for _, n := range d.counts {
+		for _, e := range n.unwanted {
+			c.withdrawals.enqueueUnwanted(e)
+		}
+	}
+	if err := c.evacuate(ctx, f, d); err != nil {
 		return shownError{err}
 	}
 	return nil

@@ -19,6 +19,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/loop"
+	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/drain/holds"
 	"haulout.dev/haulout/pkg/drain/marks"
 )
@@ -62,7 +63,8 @@ func (c *Controller) isQuiet(node string) bool {
 		return !c.state.HasOurs(node)
 	}
 	// What was requested may be for the maintenance that goes on.
-	return !c.state.Requests.AnyRecent(node) && !slices.ContainsFunc(c.state.OurEvacuations(node), func(e *v1alpha1.Evacuation) bool {
+	isRecent := func(r nodestate.Request) bool { return r.IsRecent(c.clock.Now()) }
+	return !slices.ContainsFunc(c.state.Requests.On(node), isRecent) && !slices.ContainsFunc(c.state.OurEvacuations(node), func(e *v1alpha1.Evacuation) bool {
 		return !c.wanted(e, node)
 	})
 }

@@ -22,7 +22,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	nodecontroller "haulout.dev/haulout/pkg/controller/node"
 	"haulout.dev/haulout/pkg/controller/nodestate"
-	"haulout.dev/haulout/pkg/controller/selection"
 	"haulout.dev/haulout/pkg/drain/marks"
 	"haulout.dev/haulout/pkg/host/rights"
 )
@@ -174,22 +173,6 @@ func TestDrainedIsShownOnlyAfterTheSchedulerDelay(t *testing.T) {
 	})
 }
 
-func TestDrainedIsNotShownOnAStaleCache(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newMaintenance("m"))
-		f.step("m")
-		f.wait(nodestate.SettleTime)
-		hidden := newPod("p", "one", 0)
-		f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return true, &corev1.PodList{Items: []corev1.Pod{*hidden}}, nil
-		})
-		if err := f.nodes.Sync(f.ctx, "one"); err != nil {
-			t.Fatal(err)
-		}
-		f.wantShown("one", shownDraining...)
-	})
-}
-
 func TestEachNewPodIsNotTwoWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
@@ -248,34 +231,6 @@ func TestADrainIsFewWrites(t *testing.T) {
 		if got := f.conditionPatches(); got != 3 {
 			t.Errorf("got %d writes, want 3", got)
 		}
-	})
-}
-
-func TestConditionsOfOverlappingMaintenances(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newNode("two",
-			inPool("green")), newPod("p", "one", 0), newPod("q", "two", 0),
-			newMaintenance("a"), newMaintenance("b", selecting("blue", "green"), atStage(stageCordon)))
-		f.step("a")
-		f.step("b")
-		f.settleConditions()
-		f.wantShown("one", shownDraining...)
-		f.wantShown("two", shownCordoned...)
-		f.enter("b", stageDrain)
-		f.step("b")
-		f.settleConditions()
-		f.wantShown("two", shownDraining...)
-		f.enter("a", stageComplete)
-		f.step("a")
-		f.wantShown("one", shownDraining...)
-		if message := conditionOfNode(f.node("one"),
-			v1alpha1.NodeConditionMaintenanceInProgress).Message; message != "Held by NodeMaintenance b" {
-			t.Errorf("got message %q", message)
-		}
-		f.enter("b", stageComplete)
-		f.step("b")
-		f.wantShown("one")
-		f.wantShown("two")
 	})
 }
 
@@ -359,21 +314,6 @@ func TestLeftoverConditionsAreRemoved(t *testing.T) {
 		f.settleConditions()
 		f.wantShown("one", "Drained=True", "Ready=True")
 		f.wantShown("two")
-	})
-}
-
-func TestNodesThatNoLongerMatchShowNothing(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
-		f.step("m")
-		f.settleConditions()
-		f.wantShown("one", shownDraining...)
-		f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "red" })
-		f.step("m")
-		f.wait(selection.Lingering)
-		f.step("m")
-		f.wantShown("one")
-		f.wantCordon("one", false)
 	})
 }
 

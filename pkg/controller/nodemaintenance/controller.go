@@ -12,7 +12,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -90,7 +89,6 @@ type Controller struct {
 
 	queue       *loop.Queue[string]
 	withdrawals *withdrawals
-	withdrawn   loop.Memory[types.UID, attempt]
 	forecasts   *forecasts
 	selection   *selection.Selection
 	// holders finds the maintenances of a node, as get returns them.
@@ -101,7 +99,6 @@ type Controller struct {
 	latest loop.Latest[*v1alpha1.NodeMaintenance]
 	// written is when the status of each maintenance was last written, to pace the writes.
 	written loop.Memory[string, time.Time]
-	gauges  gauges
 	// costs is how long the last sync of each maintenance took.
 	costs loop.Memory[string, time.Duration]
 	// problems are what keeps failing for each maintenance, and the last event about a status that
@@ -150,7 +147,6 @@ func New(config Config) (*Controller, error) {
 		completedTTL: config.CompletedTTL,
 	}
 	c.holders = holds.Index{On: c.selection.MaintenancesOn, Get: c.get}
-	c.gauges.list = c.maintenances
 	c.withdrawals = newWithdrawals(c, config)
 	c.forecasts = newForecasts(c, config)
 	if err := errors.Join(
@@ -173,17 +169,16 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 		return
 	}
 	var wg sync.WaitGroup
+	wg.Go(func() { loop.Gauges(ctx, c.maintenances, publish) })
 	wg.Go(func() { c.queue.Run(ctx, workers, c.timedSync) })
 	wg.Go(func() { c.withdrawals.queue.Run(ctx, withdrawalWorkers, c.withdrawals.sync) })
 	wg.Go(func() { c.forecasts.queue.Run(ctx, forecastWorkers, c.forecasts.reconcile) })
 	wait.UntilWithContext(ctx, c.resync, loop.Resync)
 	wg.Wait()
-	c.gauges.end()
 }
 
 // resync enqueues everything: it only heals what was missed.
 func (c *Controller) resync(context.Context) {
-	c.withdrawn.Sweep(func(last attempt) bool { return c.clock.Since(last.at) > loop.Resync })
 	for _, obj := range c.maintenances() {
 		c.queue.Add(obj.Name)
 	}

@@ -144,22 +144,6 @@ func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 	})
 }
 
-func TestOverlappingMaintenancesShareTheCordon(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)),
-			newMaintenance("b", createdAt(stageCordon)))
-		f.step("a")
-		f.step("b")
-		f.wantCordon("one", true, "a", "b")
-		f.enter("a", stageComplete)
-		f.step("a")
-		f.wantCordon("one", true, "b")
-		f.enter("b", stageComplete)
-		f.step("b")
-		f.wantCordon("one", false)
-	})
-}
-
 // TestMaintenanceThatHasNotBegunTakesTheCordonOver has a maintenance that its controller has not
 // synced yet.
 func TestMaintenanceThatHasNotBegunTakesTheCordonOver(t *testing.T) {

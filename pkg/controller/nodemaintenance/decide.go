@@ -221,10 +221,10 @@ func (d *decision) decideConditions(f *facts, left *remainder) {
 	setCondition(nm, &d.status, v1alpha1.ConditionProgressing, decideProgressing(progress), f.now)
 }
 
-// decideConfirmation lets Drained become True only when all nodes are found to be drained, after the
-// scheduler has had time to bind what it had placed, and a live list shows no pod that is nominated
-// for one of them. After that the cache is enough: every pod that comes is an event. It returns what
-// is waited for.
+// decideConfirmation lets Drained become True only when all nodes are found to be drained, after
+// the scheduler has had time to bind what it had placed, and a live list shows no pod that is
+// nominated for one of them. After that the cache is enough: every pod that comes is an event. It
+// returns what is waited for.
 func (d *decision) decideConfirmation(f *facts) string {
 	switch {
 	case len(f.unconfirmed) > 0 && f.unsettled > 0:

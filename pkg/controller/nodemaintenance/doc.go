@@ -26,7 +26,6 @@
 //   - written: when each status was written, so that counters wait. One is written early.
 //   - costs: how long each sync took, for its pause. One sync runs without a pause.
 //   - problems: what fails and since when. A failure is shown a minute later.
-//   - withdrawn: which withdrawals have failed, for their back-off. They are tried immediately.
 //   - What is known about nodes and shared with the controller of nodes: packages selection,
 //     nodestate and rights.
 //

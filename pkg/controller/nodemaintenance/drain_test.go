@@ -157,16 +157,16 @@ func TestDrainedNeedsALiveListWithoutPods(t *testing.T) {
 		hidden := newPod("hidden", "one", 0)
 		nominee := newPod("nominee", "", 0, nominated("one"))
 		f.host.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
-			items := []corev1.Pod{*hidden}
-			if action.(clienttesting.ListAction).GetListRestrictions().Fields.String() != "spec.nodeName=one" {
-				items = []corev1.Pod{*nominee}
-			}
-			return true, &corev1.PodList{Items: items}, nil
+			live, asked := map[string]corev1.Pod{
+				"spec.nodeName=one": *hidden, "spec.nodeName=,status.phase=Pending": *nominee,
+			}[action.(clienttesting.ListAction).GetListRestrictions().Fields.String()]
+			return asked, &corev1.PodList{Items: []corev1.Pod{live}}, nil
 		})
 		for _, pod := range []*corev1.Pod{hidden, nominee} {
 			f.wait(time.Second)
 			f.step("m")
 			f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonDrainInProgress)
+			f.wantShown("one", map[*corev1.Pod][]string{hidden: shownDraining, nominee: shownDrained}[pod]...)
 			pod.Status.Phase = corev1.PodSucceeded
 		}
 		f.step("m")

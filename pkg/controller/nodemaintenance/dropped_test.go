@@ -46,20 +46,3 @@ func TestNewLeaderGoesOnReleasing(t *testing.T) {
 		f.wantCordon("one", false)
 	})
 }
-
-// TestPodsWhoseEvacuatorIsTurnedOffAreKept turns the evacuator of DaemonSet pods off in the middle
-// of a drain.
-func TestPodsWhoseEvacuatorIsTurnedOffAreKept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFixture(t, newNode("one"), newPod("logger", "one", 0, ofDaemonSet), newMaintenance("m"))
-		f.turnOn(v1alpha1.EvacuatorClassDaemonSet)
-		f.step("m")
-		f.wait(time.Minute)
-		f.step("m")
-		f.wantEvacuating("logger")
-		f.evacuatorsOn.Clear()
-		f.restart()
-		f.step("m")
-		f.wantEvacuating()
-	})
-}

@@ -19,7 +19,6 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/controller/nodestate"
 	"haulout.dev/haulout/pkg/drain/holds"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
@@ -81,8 +80,9 @@ func (c *Controller) evacuate(ctx context.Context, f *facts, d *decision) error 
 // hasToWait reports whether it is too early to request the Evacuation of a pod again, and has the
 // maintenance reconciled when it is not.
 func (c *Controller) hasToWait(maintenance string, pod *nodestate.Pod) bool {
-	wait := c.state.Requests.Wait(pod.UID)
-	if wait <= 0 || decideEvacuation(pod) == stepAdopt && !c.state.Requests.HasFailed(pod.UID) {
+	last := c.state.Requests.Of(pod.UID)
+	wait := last.Until.Sub(c.clock.Now())
+	if wait <= 0 || decideEvacuation(pod) == stepAdopt && last.Failures == 0 {
 		// What was created and has lost our finalizer is joined again.
 		return false
 	}
@@ -96,7 +96,7 @@ func (c *Controller) hasToWait(maintenance string, pod *nodestate.Pod) bool {
 func (c *Controller) neverTriedFirst(work []*nodestate.Pod) {
 	tried := make(map[types.UID]time.Time)
 	for _, pod := range work {
-		if at := c.state.Requests.Tried(pod.UID); !at.IsZero() {
+		if at := c.state.Requests.Of(pod.UID).Tried; !at.IsZero() {
 			tried[pod.UID] = at
 		}
 	}
@@ -146,47 +146,34 @@ func ownPodsAreNext(counts []*nodeCount) bool {
 	return true
 }
 
-// withdrawUnwanted removes our finalizer from the Evacuations of pods that no maintenance asks to
-// leave any more: their labels have changed, or their node is another one of the same name.
-func (c *Controller) withdrawUnwanted(ctx context.Context, f *facts, d *decision) error {
-	var work []*v1alpha1.Evacuation
-	for i, node := range f.subject.inside {
-		for _, e := range d.counts[i].unwanted {
-			if !c.wanted(e, node.Name) {
-				work = append(work, e)
-			}
+// request sends a request for the Evacuation of a pod, unless the maintenance does not drain its
+// node any more. If it fails it is tried again later. After the second time the node shows it.
+func (c *Controller) request(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, send func(context.Context) error) error {
+	err := c.state.Requests.Do(pod, func() error {
+		if !c.isStillDraining(nm, podcache.NodeOf(pod)) {
+			return nodestate.ErrNotRequested
 		}
-	}
-	work = slices.DeleteFunc(work, func(e *v1alpha1.Evacuation) bool {
-		wait := c.withdrawalWait(e.UID)
-		if wait > 0 {
-			c.queue.AddAfter(f.subject.Name, wait)
-		}
-		return wait > 0
-	})
-	slices.SortStableFunc(work, func(a, b *v1alpha1.Evacuation) int {
-		lastOfA, _ := c.withdrawn.Get(a.UID)
-		lastOfB, _ := c.withdrawn.Get(b.UID)
-		return lastOfA.at.Compare(lastOfB.at)
-	})
-	return c.inRounds(ctx, f.subject.Name, len(work), func(ctx context.Context, i int) error {
-		err := c.removeInstigator(ctx, work[i])
-		if ctx.Err() == nil && !loop.IsOnlyConflict(err) {
-			c.noteWithdrawal(work[i].UID, err)
+		bounded, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		err := send(bounded)
+		if err != nil && ctx.Err() != nil {
+			// This server stops or does not lead any more.
+			return nodestate.InconclusiveError{Err: ctx.Err()}
 		}
 		return err
 	})
+	last := c.state.Requests.Of(pod.UID)
+	if err != nil && (last.Terminating || last.Failures > 0) {
+		c.queue.AddAfter(nm.Name, last.Until.Sub(c.clock.Now()))
+	}
+	if err != nil && last.Failures == 2 {
+		c.queue.AddAfter(nm.Name, debounce)
+	}
+	return err
 }
 
+// create creates the Evacuation of a pod. It returns the errors that are not about the pod.
 func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *corev1.Pod) error {
-	// Before the request, lest the event outrun the memory of it. The cache will show it; until
-	// then no sync tries again.
-	c.state.Requests.Remember(pod)
-	defer c.state.Requests.Answered(pod.UID)
-	if !c.isStillDraining(nm, podcache.NodeOf(pod)) {
-		c.state.EndRequest(podcache.NodeOf(pod), pod.UID)
-		return nil
-	}
 	e := &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:  pod.Namespace,
@@ -198,35 +185,32 @@ func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, p
 		},
 		Spec: v1alpha1.EvacuationSpec{PodRef: v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
 	}
-	bounded, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	_, err := c.maintenance.MaintenanceV1alpha1().Evacuations(pod.Namespace).Create(bounded, e, metav1.CreateOptions{FieldManager: fieldManager})
+	isAboutPod := func(err error) bool {
+		return apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err) || apierrors.IsGone(err)
+	}
+	err := c.request(ctx, nm, pod, func(ctx context.Context) error {
+		_, err := c.maintenance.MaintenanceV1alpha1().Evacuations(pod.Namespace).Create(ctx, e, metav1.CreateOptions{FieldManager: fieldManager})
+		if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		if current, getErr := c.podLister.Pods(pod.Namespace).Get(pod.Name); isAboutPod(err) && (getErr != nil || current.UID != pod.UID) {
+			// The pod has just gone.
+			return nodestate.ErrNotRequested
+		}
+		return err
+	})
 	switch {
-	case err == nil, apierrors.IsAlreadyExists(err):
+	case err == nil:
 		return nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
 		// The namespace takes its pods along. The status counts and names them.
-		c.state.Requests.Refuse(pod.UID)
-		c.queue.AddAfter(nm.Name, nodestate.RequestPatience)
 		return nil
-	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsInvalid(err), apierrors.IsGone(err):
-		// Most likely the pod has just gone: its event is under way, or has been. If not, it is
-		// tried again.
-		if current, err := c.podLister.Pods(pod.Namespace).Get(pod.Name); err != nil || current.UID != pod.UID {
-			c.state.Requests.Forget(pod.UID)
-			return nil
-		}
+	case isAboutPod(err):
 		klog.FromContext(ctx).V(2).Info("Evacuation was not accepted", "pod", klog.KObj(pod), "reason", err.Error())
-		c.creationFailed(nm, pod, err)
 		return nil
-	case ctx.Err() != nil:
-		// This server stops or does not lead any more. That tells nothing about the pod.
-		return ctx.Err()
-	default:
-		// It may have been created all the same.
-		c.creationFailed(nm, pod, err)
-		return fmt.Errorf("create the evacuation of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
+	// It may have been created all the same.
+	return fmt.Errorf("create the evacuation of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 }
 
 // isStillDraining reports whether the caches show that a maintenance drains and selects a node.
@@ -239,39 +223,22 @@ func (c *Controller) isStillDraining(nm *v1alpha1.NodeMaintenance, node string) 
 	})
 }
 
-// creationFailed notes why a pod has no Evacuation with our finalizer, and has it tried again
-// later. After the second time its node shows it.
-func (c *Controller) creationFailed(nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, err error) {
-	defer func() { c.queue.AddAfter(nm.Name, c.state.Requests.Wait(pod.UID)) }()
-	if c.state.Requests.Failed(pod.UID, err) {
-		c.queue.AddAfter(nm.Name, debounce)
-	}
-}
-
 // adopt joins the instigators of a pod's Evacuation. What keeps being refused is a blocker of the
 // pod and not an error of the whole maintenance.
 func (c *Controller) adopt(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *nodestate.Pod) error {
 	e := pod.Evacuation
-	c.state.Requests.Remember(pod.Pod)
-	defer c.state.Requests.Answered(pod.UID)
-	if !c.isStillDraining(nm, podcache.NodeOf(pod.Pod)) {
-		c.state.EndRequest(podcache.NodeOf(pod.Pod), pod.UID)
-		return nil
-	}
-	finalizers := append(slices.Clone(e.Finalizers), v1alpha1.FinalizerInstigatorNodeMaintenance)
-	err := c.setFinalizers(ctx, e, finalizers)
-	if err == nil || apierrors.IsNotFound(err) {
-		return nil
-	}
-	if ctx.Err() != nil {
-		return ctx.Err() // This server stops or does not lead any more.
-	}
-	err = fmt.Errorf("join evacuation %s/%s: %w", e.Namespace, e.Name, err)
-	if apierrors.IsConflict(err) {
-		// The cache was behind. That tells nothing about the Evacuation.
+	err := c.request(ctx, nm, pod.Pod, func(ctx context.Context) error {
+		err := c.setFinalizers(ctx, e, append(slices.Clone(e.Finalizers), v1alpha1.FinalizerInstigatorNodeMaintenance))
+		if err == nil || apierrors.IsNotFound(err) {
+			return nil
+		}
+		err = fmt.Errorf("join evacuation %s/%s: %w", e.Namespace, e.Name, err)
+		if apierrors.IsConflict(err) {
+			// The cache was behind.
+			return nodestate.InconclusiveError{Err: err}
+		}
 		return err
-	}
-	c.creationFailed(nm, pod.Pod, err)
+	})
 	if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
 		klog.FromContext(ctx).V(2).Info("Evacuation cannot be joined", "pod", klog.KObj(pod.Pod), "reason", err.Error())
 		return nil

@@ -62,7 +62,7 @@ type fixture struct {
 	adopted   string
 	evictions *inflight.Evictions
 	// failed are the Evacuations that could not be withdrawn.
-	failed []types.NamespacedName
+	failed []withdrawal
 	// nodes is the controller of nodes, which runs beside this one.
 	nodes *nodecontroller.Controller
 	*Controller

@@ -201,10 +201,12 @@ func (c *Controller) gatherNodes(f *facts) error {
 	}
 	for _, node := range f.subject.nodes {
 		c.gatherTrouble(f, node.Name)
-		for _, uid := range c.state.Requests.Pods(node.Name) {
-			if r := (refusal{c.state.Requests.InTerminatingNamespace(uid), c.state.Requests.Failure(uid)}); r != (refusal{}) {
-				f.refusals[uid] = r
+		for _, request := range c.state.Requests.On(node.Name) {
+			refused := refusal{terminating: request.Terminating}
+			if request.Failures >= 2 {
+				refused.why = request.Failure
 			}
+			f.refusals[request.Pod] = refused
 		}
 	}
 	return nil

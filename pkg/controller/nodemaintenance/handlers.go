@@ -35,7 +35,6 @@ func (c *Controller) subscribe(volumes cache.SharedIndexInformer) error {
 }
 
 func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
-	c.gauges.update()
 	if nm == nil {
 		c.enqueueNeighbours(old)
 		c.queue.Add(old.Name)
@@ -150,8 +149,8 @@ func (c *Controller) enqueueEvacuations(node string) {
 	for _, e := range c.state.OurEvacuations(node) {
 		c.withdrawals.enqueue(e)
 	}
-	for _, key := range c.state.Requests.On(node) {
-		c.withdrawals.queue.Add(key)
+	for _, request := range c.state.Requests.On(node) {
+		c.withdrawals.queue.Add(withdrawal{NamespacedName: request.Evacuation})
 	}
 }
 

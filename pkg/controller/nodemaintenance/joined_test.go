@@ -53,7 +53,7 @@ func TestRefusedJoinsAreBlockers(t *testing.T) {
 					f.wantProgressing("m", metav1.ConditionFalse, v1alpha1.ReasonProgressBlocked)
 				}
 				refuses = false
-				f.wait(nodestate.Backoff(4))
+				f.wait(8 * nodestate.RequestPatience)
 				f.step("m")
 				f.wait(statusPace)
 				f.step("m")

@@ -58,31 +58,6 @@ var (
 	})
 )
 
-// gauges keep the gauges about maintenances as the cache shows these.
-type gauges struct {
-	list func() []*v1alpha1.NodeMaintenance
-
-	mu    sync.Mutex
-	ended bool
-}
-
-// update counts all maintenances.
-func (g *gauges) update() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.ended {
-		publish(g.list())
-	}
-}
-
-// end sets all gauges to 0: another replica counts from now on.
-func (g *gauges) end() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.ended = true
-	publish(nil)
-}
-
 // stages are all stages.
 var stages = []v1alpha1.NodeMaintenanceStage{
 	v1alpha1.NodeMaintenanceStageIdle,

@@ -47,14 +47,13 @@ func TestGaugesAddMaintenancesUp(t *testing.T) {
 		PodsPendingEvacuation: 9,
 	})
 	all := []*v1alpha1.NodeMaintenance{moves, stuck, planned}
-	g := gauges{list: func() []*v1alpha1.NodeMaintenance { return all }}
 	want := func(text string, gauge metrics.GaugeMetric, value float64) {
 		t.Helper()
 		if got, err := testutil.GetGaugeMetricValue(gauge); err != nil || got != value {
 			t.Errorf("%s: got %v, error %v, want %v", text, got, err, value)
 		}
 	}
-	g.update()
+	publish(all)
 	want("maintenances that drain", maintenancesByStage.WithLabelValues("Drain"), 2)
 	want("maintenances in stage Idle", maintenancesByStage.WithLabelValues("Idle"), 1)
 	want("nodes that are drained", nodesHeld.WithLabelValues("Drain"), 2)
@@ -67,11 +66,10 @@ func TestGaugesAddMaintenancesUp(t *testing.T) {
 	want("kept pods", podsByState.WithLabelValues("kept"), 4)
 
 	all = slices.DeleteFunc(all, func(nm *v1alpha1.NodeMaintenance) bool { return nm == stuck })
-	g.update()
+	publish(all)
 	want("start of the oldest drain after the other was deleted", oldestStart.WithLabelValues("Drain"), 300)
 	want("drains without progress after it was deleted", drainsBlocked, 0)
 
-	g.end()
-	g.update()
+	publish(nil)
 	want("maintenances that drain while another replica leads", maintenancesByStage.WithLabelValues("Drain"), 0)
 }

@@ -115,7 +115,11 @@ func TestCompleteWaitsForRequestsInFlight(t *testing.T) {
 		pod := newPod("p", "one", 0)
 		f := newFixture(t, newNode("one"), pod, newMaintenance("m", createdAt(stageCordon)))
 		f.step("m")
-		f.state.Requests.Remember(pod)
+		answer, answered := make(chan struct{}), make(chan error)
+		go func() {
+			answered <- f.state.Requests.Do(pod, func() error { <-answer; return nil })
+		}()
+		synctest.Wait()
 		f.enter("m", stageComplete)
 		for range 3 {
 			f.step("m")
@@ -125,7 +129,10 @@ func TestCompleteWaitsForRequestsInFlight(t *testing.T) {
 		if len(f.nm("m").Finalizers) == 0 {
 			t.Error("the maintenance has ended while a request for an Evacuation is in flight")
 		}
-		f.state.Requests.Answered(pod.UID)
+		close(answer)
+		if err := <-answered; err != nil {
+			t.Fatal(err)
+		}
 		f.step("m")
 		f.wait(answerRetry)
 		f.step("m")

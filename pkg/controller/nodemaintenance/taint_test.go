@@ -108,31 +108,6 @@ func TestNoTaintWithoutTheEvacuator(t *testing.T) {
 	})
 }
 
-func TestTaintOfAUserIsKept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(t, newNode("one", taintedWith(drainTaint)), newMaintenance("m"),
-			newPod("logger", "one", 0, ofDaemonSet))
-		f.step("m")
-		f.wantEvacuating("logger")
-		f.wantTaints("one", []corev1.Taint{drainTaint, heldTaint}, "m")
-		f.enter("m", stageComplete)
-		f.step("m")
-		f.wantTaints("one", []corev1.Taint{drainTaint})
-	})
-}
-
-func TestTaintIsRemovedFromANodeThatAUserCordoned(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(t, newNode("one", cordoned), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))
-		f.step("m")
-		f.wantTaints("one", ours(), "m")
-		f.enter("m", stageComplete)
-		f.step("m")
-		f.wantTaints("one", []corev1.Taint{})
-		f.wantCordon("one", true)
-	})
-}
-
 func TestDaemonSetPodsHaveNoEvacuationBeforeTheTaint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTaintFixture(t, newNode("one"), newNode("two"), newMaintenance("m"),
@@ -192,26 +167,6 @@ func TestRefusedTaintIsReported(t *testing.T) {
 			"a policy refuses it") || failed == 0 {
 			t.Errorf("message %q after %d attempts, want why the node has no taint", message, failed)
 		}
-	})
-}
-
-func TestTaintOfTwoMaintenances(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newTaintFixture(t, newNode("one"), newMaintenance("a"), newMaintenance("b"),
-			newMaintenance("c", createdAt(stageCordon)), newPod("logger", "one", 0, ofDaemonSet))
-		for _, name := range []string{"a", "b", "c", "a", "b"} {
-			f.step(name)
-		}
-		f.wantTaints("one", ours(), "a", "b", "c")
-		f.enter("a", stageComplete)
-		f.step("a")
-		f.wantTaints("one", ours(), "b", "c")
-		f.wantEvacuating("logger")
-		f.enter("b", stageComplete)
-		f.step("b")
-		f.wantTaints("one", []corev1.Taint{heldTaint}, "c")
-		f.wantCordon("one", true, "c")
-		f.wantEvacuating()
 	})
 }
 

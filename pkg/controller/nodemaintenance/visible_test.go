@@ -207,6 +207,10 @@ func TestFailedSyncIsShown(t *testing.T) {
 		f.step("m")
 		f.wait(nodestate.SettleTime)
 		f.deletePod("p")
+		f.cached()
+		if err := f.reconcileNodes(); err != nil {
+			t.Fatal(err)
+		}
 		f.host.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return true, nil, errors.New("the API server is on fire")
 		})

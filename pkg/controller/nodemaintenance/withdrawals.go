@@ -28,30 +28,45 @@ const answerRetry = 50 * time.Millisecond
 
 // withdrawals has our finalizer removed from the Evacuations of pods whose node no maintenance
 // drains any more: it has ended, was deleted by force, or does not select the node. A deposed
-// leader that has not noticed yet may have created one. The key is an Evacuation, so one that
-// cannot be withdrawn holds up its own node only.
+// leader that has not noticed yet may have created one. So it does from those of pods that are
+// unwanted. The key is an Evacuation, so one that cannot be withdrawn holds up its own node only.
 type withdrawals struct {
 	c     *Controller
-	queue *loop.Queue[types.NamespacedName]
+	queue *loop.Queue[withdrawal]
+}
+
+// withdrawal is the key of an Evacuation to be looked at.
+type withdrawal struct {
+	types.NamespacedName
+	// unwanted: a decision has found that the maintenances that drain the node do not ask the pod
+	// to leave any more: its labels have changed, or the node is another one of the same name. The
+	// stored targets alone do not tell: those that a new leader sees may be older than the
+	// Evacuation.
+	unwanted bool
 }
 
 func newWithdrawals(c *Controller, config Config) *withdrawals {
-	return &withdrawals{c: c, queue: loop.NewQueue(loop.Config[types.NamespacedName]{
+	return &withdrawals{c: c, queue: loop.NewQueue(loop.Config[withdrawal]{
 		Name: Name + "-withdrawals", Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " withdrawal of",
 		Failed: func() { syncErrors.Inc() },
-		LogAs:  func(key types.NamespacedName) (string, any) { return "evacuation", klog.KRef(key.Namespace, key.Name) },
+		LogAs:  func(key withdrawal) (string, any) { return "evacuation", klog.KRef(key.Namespace, key.Name) },
 	})}
 }
 
 func (w *withdrawals) enqueue(e *v1alpha1.Evacuation) {
 	if nodestate.IsOurs(e) {
-		w.queue.Add(types.NamespacedName{Namespace: e.Namespace, Name: e.Name})
+		w.queue.Add(withdrawal{NamespacedName: types.NamespacedName{Namespace: e.Namespace, Name: e.Name}})
 	}
+}
+
+// enqueueUnwanted has an Evacuation withdrawn unless a maintenance asks its pod to leave.
+func (w *withdrawals) enqueueUnwanted(e *v1alpha1.Evacuation) {
+	w.queue.Add(withdrawal{NamespacedName: types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, unwanted: true})
 }
 
 // sync withdraws an Evacuation unless a maintenance drains the node of its pod. What keeps it from
 // being withdrawn is told about the node.
-func (w *withdrawals) sync(ctx context.Context, key types.NamespacedName) error {
+func (w *withdrawals) sync(ctx context.Context, key withdrawal) error {
 	e, err := w.get(ctx, key)
 	if err != nil {
 		return err
@@ -61,7 +76,7 @@ func (w *withdrawals) sync(ctx context.Context, key types.NamespacedName) error 
 		return nil
 	}
 	node := w.c.state.NodeOf(e)
-	if w.isStray(e, node) {
+	if w.isStray(e, node) || key.unwanted && node != "" && !w.c.wanted(e, node) {
 		err = w.c.removeInstigator(ctx, e)
 	}
 	switch {
@@ -75,8 +90,8 @@ func (w *withdrawals) sync(ctx context.Context, key types.NamespacedName) error 
 
 // get returns an Evacuation, from the API if it was requested and the cache does not show it; nil
 // if there is none, or not yet.
-func (w *withdrawals) get(ctx context.Context, key types.NamespacedName) (*v1alpha1.Evacuation, error) {
-	request, requested := w.c.state.Requests.Of(key)
+func (w *withdrawals) get(ctx context.Context, key withdrawal) (*v1alpha1.Evacuation, error) {
+	request, requested := w.c.state.Requests.For(key.NamespacedName)
 	switch {
 	case !requested:
 		cached, err := w.c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
@@ -92,7 +107,7 @@ func (w *withdrawals) get(ctx context.Context, key types.NamespacedName) (*v1alp
 	}
 	live, err := w.c.maintenance.MaintenanceV1alpha1().Evacuations(key.Namespace).Get(ctx, key.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && !nodestate.IsOurs(live) {
-		w.c.state.EndRequest(request.Node, request.Pod)
+		w.c.state.Requests.End(request.Node, request.Pod)
 		return nil, nil
 	}
 	if err != nil {
@@ -137,27 +152,4 @@ func (c *Controller) removeInstigator(ctx context.Context, e *v1alpha1.Evacuatio
 		return fmt.Errorf("delete evacuation %s/%s: %w", e.Namespace, e.Name, err)
 	}
 	return nil
-}
-
-// attempt is the last try to withdraw an Evacuation by the maintenance that had asked for it. Those
-// that fail come last, with a back-off.
-type attempt struct {
-	at       time.Time
-	failures int
-}
-
-// noteWithdrawal takes in the outcome of an attempt.
-func (c *Controller) noteWithdrawal(uid types.UID, err error) {
-	c.withdrawn.Change(uid, func(last attempt, _ bool) (attempt, bool) {
-		return attempt{at: c.clock.Now(), failures: last.failures + 1}, err != nil
-	})
-}
-
-// withdrawalWait returns how long to wait before the next attempt.
-func (c *Controller) withdrawalWait(uid types.UID) time.Duration {
-	last, known := c.withdrawn.Get(uid)
-	if !known {
-		return 0
-	}
-	return nodestate.Backoff(last.failures) - c.clock.Since(last.at)
 }

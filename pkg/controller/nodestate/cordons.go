@@ -46,8 +46,8 @@ type cordon struct {
 	restores []time.Time
 	// lifted are the maintenances that exist to uncordon, and had that effect.
 	lifted sets.Set[types.UID]
-	// drained tells for which maintenances a live list has confirmed that the node is drained, since
-	// it is cordoned, and for which pods are left.
+	// drained tells for which maintenances a live list has confirmed that the node is drained,
+	// since it is cordoned, and for which pods are left.
 	drained map[types.UID]bool
 	// uncordoned: this leader has seen the node not cordoned, so what another one has found is out
 	// of date.

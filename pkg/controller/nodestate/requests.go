@@ -4,12 +4,14 @@
 package nodestate
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
@@ -28,190 +30,144 @@ const mostRequestPatience = time.Minute
 
 // Requests remembers, until the cache shows it, for which pods an Evacuation was requested: so that
 // it is not requested twice, and so that it can be withdrawn before the cache shows it. It also
-// remembers which pods cannot have one. It is safe for concurrent use.
+// remembers which pods cannot have one. A new leader requests once more. It is safe for concurrent
+// use.
 type Requests struct {
 	clock clock.PassiveClock
+	// ended is called with the node of a request that turns out to be for nothing.
+	ended func(node string)
 
 	mu   sync.Mutex
-	pods map[types.UID]request
+	pods map[types.UID]Request
 	// byEvacuation and byNode are the UIDs of the pods.
 	byEvacuation map[types.NamespacedName]types.UID
 	byNode       map[string]sets.Set[types.UID]
 }
 
-type request struct {
-	evacuation types.NamespacedName
-	// node is the node that the pod counted for.
-	node  string
-	until time.Time
-	// tried is when the last request was sent.
-	tried time.Time
-	// unanswered: the request is under way.
-	unanswered bool
-	// terminating: it was refused because the namespace is being deleted.
-	terminating bool
-	// failures counts the requests that failed one after the other; failure is the last error.
-	failures int
-	failure  string
+// Request is a request for the Evacuation of a pod.
+type Request struct {
+	Evacuation types.NamespacedName
+	// Pod is the UID of the pod, Node the node that it counted for.
+	Pod  types.UID
+	Node string
+	// Tried is when the last request was sent, and no other one is sent until Until.
+	Tried, Until time.Time
+	// Unanswered: the request is under way.
+	Unanswered bool
+	// Terminating: it was refused because the namespace is being deleted.
+	Terminating bool
+	// Failures counts the requests that failed one after the other; Failure is the last error.
+	Failures int
+	Failure  string
 }
 
-func newRequests(clock clock.PassiveClock) *Requests {
-	return &Requests{clock: clock, pods: map[types.UID]request{}, byEvacuation: map[types.NamespacedName]types.UID{}, byNode: map[string]sets.Set[types.UID]{}}
+// IsRecent reports whether a request was made a moment ago and has not failed.
+func (r Request) IsRecent(now time.Time) bool {
+	return !r.Terminating && r.Failures == 0 && now.Before(r.Until)
 }
 
-// Remember notes, before the request is sent, that an Evacuation is requested for a pod. The caller
-// calls Answered after it.
-func (r *Requests) Remember(pod *corev1.Pod) {
+// ErrNotRequested is the outcome of a request that was not sent, or whose pod is gone.
+var ErrNotRequested = errors.New("no Evacuation is requested")
+
+// InconclusiveError marks an error of a request that tells nothing about its pod.
+type InconclusiveError struct{ Err error }
+
+// Error returns the text of the error, and Unwrap the error.
+func (i InconclusiveError) Error() string { return i.Err.Error() }
+func (i InconclusiveError) Unwrap() error { return i.Err }
+
+func newRequests(clock clock.PassiveClock, ended func(node string)) *Requests {
+	return &Requests{clock: clock, ended: ended, pods: map[types.UID]Request{}, byEvacuation: map[types.NamespacedName]types.UID{}, byNode: map[string]sets.Set[types.UID]{}}
+}
+
+// Do has a request for the Evacuation of a pod sent, and returns its error. The request is
+// remembered before it is sent, lest the event of the Evacuation outrun the memory of it, and until
+// the cache shows it; no other one is sent meanwhile. After a failure the pod is not asked again
+// for RequestPatience, which doubles with each failure, so that a webhook that hangs for some pods
+// does not hold back others.
+func (r *Requests) Do(pod *corev1.Pod, send func() error) error {
+	r.remember(pod)
+	err := send()
+	if errors.Is(err, ErrNotRequested) {
+		r.End(podcache.NodeOf(pod), pod.UID)
+		return nil
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	before := r.pods[pod.UID]
+	request, known := r.pods[pod.UID]
+	if !known {
+		return err
+	}
+	request.Unanswered = false
+	switch {
+	case err == nil, errors.As(err, &InconclusiveError{}):
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
+		request.Terminating = true
+	default:
+		request.Failures++
+		request.Failure = err.Error()
+		request.Until = r.clock.Now().Add(backoff(request.Failures))
+	}
+	r.pods[pod.UID] = request
+	return err
+}
+
+func (r *Requests) remember(pod *corev1.Pod) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	request := r.pods[pod.UID]
 	r.forget(pod.UID)
-	node := podcache.NodeOf(pod)
-	if r.byNode[node] == nil {
-		r.byNode[node] = sets.New[types.UID]()
+	// What was refused before, and has failed, still has: a namespace that is being deleted never
+	// comes back.
+	request.Evacuation = types.NamespacedName{Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID)}
+	request.Pod, request.Node, request.Unanswered = pod.UID, podcache.NodeOf(pod), true
+	request.Tried = r.clock.Now()
+	request.Until = request.Tried.Add(RequestPatience)
+	if r.byNode[request.Node] == nil {
+		r.byNode[request.Node] = sets.New[types.UID]()
 	}
-	r.byNode[node].Insert(pod.UID)
-	evacuation := types.NamespacedName{Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID)}
-	r.byEvacuation[evacuation] = pod.UID
-	r.pods[pod.UID] = request{
-		evacuation: evacuation, node: node, until: r.clock.Now().Add(RequestPatience), tried: r.clock.Now(), unanswered: true,
-		// A namespace that is being deleted never comes back.
-		terminating: before.terminating,
-		failures:    before.failures, failure: before.failure,
-	}
+	r.byNode[request.Node].Insert(pod.UID)
+	r.byEvacuation[request.Evacuation] = pod.UID
+	r.pods[pod.UID] = request
 }
 
-// Answered notes that the request for a pod was answered, or has failed.
-func (r *Requests) Answered(pod types.UID) {
-	r.change(pod, func(r *request) { r.unanswered = false })
-}
-
-// Refuse notes that a pod cannot have an Evacuation because its namespace is being deleted.
-func (r *Requests) Refuse(pod types.UID) {
-	r.change(pod, func(r *request) { r.terminating = true })
-}
-
-// Failed notes that no Evacuation could be created for a pod, and reports whether that is the
-// second time. The pod is not asked again for RequestPatience, which doubles with each failure, so
-// that a webhook that hangs for some pods does not hold back others.
-func (r *Requests) Failed(pod types.UID, err error) (twice bool) {
-	r.change(pod, func(request *request) {
-		request.failures++
-		request.failure = err.Error()
-		request.until = r.clock.Now().Add(Backoff(request.failures))
-		twice = request.failures == 2
-	})
-	return twice
-}
-
-// Backoff returns how long to wait before a request is repeated that has failed a number of times,
+// backoff returns how long to wait before a request is repeated that has failed a number of times,
 // at least once.
-func Backoff(failures int) time.Duration {
+func backoff(failures int) time.Duration {
 	const doublings = 3
 	return min(RequestPatience<<min(failures-1, doublings), mostRequestPatience)
 }
 
-// Tried returns when a request for a pod was last sent, zero if none was.
-func (r *Requests) Tried(pod types.UID) time.Time {
+// Of returns the last request for a pod, the zero value if nothing is remembered.
+func (r *Requests) Of(pod types.UID) Request {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.pods[pod].tried
+	return r.pods[pod]
 }
 
-// HasFailed reports whether the last request for a pod has failed.
-func (r *Requests) HasFailed(pod types.UID) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.pods[pod].failures > 0
-}
-
-// Failure returns why no Evacuation could be created for a pod, if that has failed twice.
-func (r *Requests) Failure(pod types.UID) string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if request := r.pods[pod]; request.failures >= 2 {
-		return request.failure
-	}
-	return ""
-}
-
-func (r *Requests) change(pod types.UID, modify func(*request)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if request, ok := r.pods[pod]; ok {
-		modify(&request)
-		r.pods[pod] = request
-	}
-}
-
-// On returns the Evacuations that were requested for pods of a node and that the cache does not
-// show.
-func (r *Requests) On(node string) []types.NamespacedName {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var out []types.NamespacedName
-	for uid := range r.byNode[node] {
-		if request := r.pods[uid]; !request.terminating {
-			out = append(out, request.evacuation)
-		}
-	}
-	return out
-}
-
-// Pods returns the UIDs of the pods of a node for which something is remembered.
-func (r *Requests) Pods(node string) []types.UID {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.byNode[node].UnsortedList()
-}
-
-// Of returns the request for an Evacuation that the cache does not show.
-func (r *Requests) Of(evacuation types.NamespacedName) (Request, bool) {
+// For returns the request for an Evacuation that the cache does not show.
+func (r *Requests) For(evacuation types.NamespacedName) (Request, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	uid, requested := r.byEvacuation[evacuation]
-	one := r.pods[uid]
-	return Request{Pod: uid, Node: one.node, Unanswered: one.unanswered}, requested && !one.terminating
+	return r.pods[uid], requested && !r.pods[uid].Terminating
 }
 
-// Request is a request for an Evacuation.
-type Request struct {
-	// Pod is the UID of the pod, Node the node that it counted for.
-	Pod  types.UID
-	Node string
-	// Unanswered: the request is under way.
-	Unanswered bool
-}
-
-// AnyRecent reports whether a request for a pod of a node was made a moment ago and has not failed.
-func (r *Requests) AnyRecent(node string) bool {
+// On returns the requests for pods of a node.
+func (r *Requests) On(node string) []Request {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	var on []Request
 	for uid := range r.byNode[node] {
-		if request := r.pods[uid]; !request.terminating && request.failures == 0 && r.clock.Now().Before(request.until) {
-			return true
-		}
+		on = append(on, r.pods[uid])
 	}
-	return false
+	return on
 }
 
-// Wait returns how long to wait before asking again.
-func (r *Requests) Wait(pod types.UID) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	request, ok := r.pods[pod]
-	if !ok {
-		return 0
-	}
-	return request.until.Sub(r.clock.Now())
-}
-
-// InTerminatingNamespace reports whether a pod was refused an Evacuation because its namespace is
-// being deleted.
-func (r *Requests) InTerminatingNamespace(pod types.UID) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.pods[pod].terminating
+// End notes that an Evacuation that was requested for a pod of a node does not exist.
+func (r *Requests) End(node string, pod types.UID) {
+	r.Forget(pod)
+	r.ended(node)
 }
 
 // Forget drops what is remembered of a pod: the cache shows its Evacuation as it was requested, or
@@ -227,10 +183,10 @@ func (r *Requests) forget(pod types.UID) {
 	if !ok {
 		return
 	}
-	if r.byNode[known.node].Delete(pod); r.byNode[known.node].Len() == 0 {
-		delete(r.byNode, known.node)
+	if r.byNode[known.Node].Delete(pod); r.byNode[known.Node].Len() == 0 {
+		delete(r.byNode, known.Node)
 	}
-	delete(r.byEvacuation, known.evacuation)
+	delete(r.byEvacuation, known.Evacuation)
 	delete(r.pods, pod)
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
@@ -25,65 +26,65 @@ func TestRequests(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1"}, Spec: corev1.PodSpec{NodeName: "one"},
 	}
 	key := types.NamespacedName{Namespace: "shop", Name: protocol.CanonicalName("web", "1")}
+	// answering returns a request that gets an answer, and during looks at what is known before
+	// that.
+	answering := func(answer error, during ...func()) func(*Requests) {
+		return func(r *Requests) {
+			_ = r.Do(pod, func() error {
+				for _, look := range during {
+					look()
+				}
+				return answer
+			})
+		}
+	}
+	terminating := apierrors.NewForbidden(corev1.Resource("evacuations"), "web", nil)
+	terminating.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
+	no := errors.New("no")
 	for name, test := range map[string]struct {
-		happens func(*Requests)
+		happens []func(*Requests)
 		// pending: a node waits for the request. recent: the request was made within the last
-		// RequestPatience and has not failed. unanswered: the request has no answer yet.
-		pending, recent, unanswered bool
-		failure                     string
+		// RequestPatience and has not failed.
+		pending, recent bool
+		failures        int
+		ended           int
 	}{
-		"no request was made": {happens: func(*Requests) {}},
-		"the request has no answer yet": {
-			happens: func(r *Requests) { r.Remember(pod) }, pending: true, recent: true, unanswered: true,
-		},
-		"the request was answered": {
-			happens: func(r *Requests) { r.Remember(pod); r.Answered("1") }, pending: true, recent: true,
-		},
-		"the cache shows the Evacuation": {
-			happens: func(r *Requests) { r.Remember(pod); r.Answered("1"); r.Forget("1") },
-		},
-		"the request failed once": {
-			happens: func(r *Requests) { r.Remember(pod); r.Failed("1", errors.New("no")) }, pending: true,
-			unanswered: true,
-		},
-		"another pod was deleted": {
-			happens: func(r *Requests) { r.Remember(pod); r.Forget("2") }, pending: true, recent: true,
-			unanswered: true,
-		},
-		"the namespace is being deleted, and the request is repeated": {happens: func(r *Requests) {
-			r.Remember(pod)
-			r.Refuse("1")
-			r.Remember(pod)
-		}, unanswered: true},
-		"the request failed twice, and is repeated": {happens: func(r *Requests) {
-			r.Remember(pod)
-			r.Failed("1", errors.New("no"))
-			r.Failed("1", errors.New("still no"))
-			r.Remember(pod)
-			r.Answered("1")
-		}, pending: true, failure: "still no"},
+		"no request was made":                                         {},
+		"the request was answered":                                    {happens: []func(*Requests){answering(nil)}, pending: true, recent: true},
+		"the cache shows the Evacuation":                              {happens: []func(*Requests){answering(nil), func(r *Requests) { r.Forget("1") }}},
+		"the request failed":                                          {happens: []func(*Requests){answering(no)}, pending: true, failures: 1},
+		"another pod was deleted":                                     {happens: []func(*Requests){answering(nil), func(r *Requests) { r.Forget("2") }}, pending: true, recent: true},
+		"the namespace is being deleted, and the request is repeated": {happens: []func(*Requests){answering(terminating), answering(nil)}},
+		"the request failed twice, and is repeated":                   {happens: []func(*Requests){answering(no), answering(no), answering(nil)}, pending: true, failures: 2},
+		"the server stops":                                            {happens: []func(*Requests){answering(InconclusiveError{no})}, pending: true, recent: true},
+		"the request is not sent":                                     {happens: []func(*Requests){answering(ErrNotRequested)}, ended: 1},
+		"the Evacuation is found not to exist":                        {happens: []func(*Requests){answering(nil), func(r *Requests) { r.End("one", "1") }}, ended: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			clock := clocktesting.NewFakePassiveClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))
-			r := newRequests(clock)
-			test.happens(r)
-			if got := r.On("one"); (len(got) == 1 && got[0] == key) != test.pending || len(r.On("two")) > 0 {
-				t.Errorf("got pending requests %v, want pending %t", got, test.pending)
+			ended := 0
+			r := newRequests(clock, func(node string) { ended++ })
+			for _, happens := range test.happens {
+				happens(r)
 			}
-			request, found := r.Of(key)
-			if found != test.pending || request.Unanswered != test.unanswered || found && request.Node != "one" {
-				t.Errorf("got request %+v, found %t, want found %t, unanswered %t",
-					request, found, test.pending, test.unanswered)
-			}
-			is.Equal(t, r.AnyRecent("one"), test.recent, "recent")
-			is.Equal(t, r.Failure("1"), test.failure, "failure")
-			clock.SetTime(clock.Now().Add(RequestPatience))
-			is.True(t, !r.AnyRecent("one"), "the request still counts as recent after %s", RequestPatience)
-			if got := r.On("one"); (len(got) == 1) != test.pending {
-				t.Errorf("got pending requests %v after %s, want pending %t", got, RequestPatience, test.pending)
-			}
+			_, found := r.For(key)
+			is.Equal(t, found, test.pending, "pending")
+			is.Equal(t, len(r.On("two")), 0, "requests on another node")
+			last := r.Of("1")
+			is.Equal(t, last.IsRecent(clock.Now()), test.recent, "recent")
+			is.Equal(t, last.Failures, test.failures, "failures")
+			is.Equal(t, ended, test.ended, "ended")
+			is.True(t, !last.Unanswered && !last.IsRecent(clock.Now().Add(RequestPatience)), "got %+v", last)
 		})
 	}
+	t.Run("the request has no answer yet", func(t *testing.T) {
+		r := newRequests(clocktesting.NewFakePassiveClock(time.Time{}), nil)
+		answering(nil, func() {
+			if request, found := r.For(key); !found || !request.Unanswered || len(r.On("one")) != 1 {
+				t.Errorf("got %+v, want a request under way", request)
+			}
+		})(r)
+	})
 }
 
 func TestTextOf(t *testing.T) {

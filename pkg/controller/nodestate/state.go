@@ -3,9 +3,13 @@
 
 // Package nodestate keeps what the controllers of nodes and of maintenances both need to know about
 // a node and its pods and cannot read from one object: the pods as a drain sees them, the
-// Evacuations that the caches do not show yet, what is failing, and since when the node has been
-// seen cordoned. All of it may be dropped at any time. Then pods are classified again, a drain
-// waits once more for the scheduler, and what fails is shown a minute later.
+// Evacuations that the caches do not show yet, what is failing, since when the node has been seen
+// cordoned, and for which maintenances it was found to be drained since.
+//
+// All of it may be dropped at any time. A new leader classifies pods again (views), requests
+// Evacuations again (Requests), shows what fails a minute later (Troubles), and waits once more for
+// the scheduler, confirms what is shown as drained once more, notices a fight over a cordon later
+// and may lift a cordon again for a maintenance that exists to do so (Cordons).
 package nodestate
 
 import (
@@ -94,7 +98,7 @@ type State struct {
 	ownPod            types.NamespacedName
 	// ownOwner is the UID of the controller of ownPod, once that pod was seen.
 	ownOwner    atomic.Value
-	views       *views
+	views       views
 	subscribers []Subscriber
 	synced      []cache.InformerSynced
 }
@@ -106,7 +110,7 @@ func New(config Config) (*State, error) {
 	}
 	evacuations := config.Cluster.Evacuations.Informer()
 	s := &State{
-		Cordons: newCordons(config.Clock), Taints: newCordons(config.Clock), Requests: newRequests(config.Clock),
+		Cordons: newCordons(config.Clock), Taints: newCordons(config.Clock),
 		Nodes:             loop.NewLatest[*corev1.Node](config.Cluster.Nodes.Informer().GetStore()),
 		clock:             config.Clock,
 		selection:         config.Selection,
@@ -119,8 +123,8 @@ func New(config Config) (*State, error) {
 		evacuators:        config.Evacuators,
 		budgetPatience:    config.DaemonSetBudgetPatience,
 		ownPod:            config.OwnPod,
-		views:             newViews(),
 	}
+	s.Requests = newRequests(config.Clock, func(node string) { s.tell(func(sub Subscriber) func(string) { return sub.RequestEnded }, node) })
 	s.Troubles = loop.NewFailures(config.Clock, func(node string) { s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node) })
 	config.Selection.Subscribe(selection.Subscriber{Node: s.nodeChanged, Maintenance: s.maintenanceChanged})
 	var err error
@@ -155,7 +159,7 @@ func (s *State) nodeChanged(change selection.NodeChange) {
 		s.Cordons.forget(old)
 		s.Taints.forget(old)
 		s.Troubles.Forget(old.Name)
-		s.views.forget(old.Name)
+		s.views.Forget(old.Name)
 	}
 	if node == nil {
 		return
@@ -170,7 +174,11 @@ func (s *State) nodeChanged(change selection.NodeChange) {
 // maintenanceChanged forgets what is on nodes that no maintenance selects any more.
 func (s *State) maintenanceChanged(_, nm *v1alpha1.NodeMaintenance) {
 	if nm == nil || v1alpha1.IsDone(nm) {
-		s.views.retain(func(node string) bool { return len(s.selection.MaintenancesOn(node)) > 0 })
+		for _, node := range s.views.Keys() {
+			if len(s.selection.MaintenancesOn(node)) == 0 {
+				s.views.Forget(node)
+			}
+		}
 	}
 }
 
@@ -302,7 +310,7 @@ func (s *State) evacuationsIn(node string) []*v1alpha1.Evacuation {
 // HasOurs reports whether an Evacuation of ours is left for a pod of a node, or was requested and
 // is not shown by the cache.
 func (s *State) HasOurs(node string) bool {
-	return len(s.Requests.On(node)) > 0 || len(s.OurEvacuations(node)) > 0
+	return slices.ContainsFunc(s.Requests.On(node), func(r Request) bool { return !r.Terminating }) || len(s.OurEvacuations(node)) > 0
 }
 
 // IsEvicting reports whether an eviction is in flight for a pod of a node that no instigator asks
@@ -323,12 +331,6 @@ func (s *State) NoteDrained(node *corev1.Node, maintenance types.UID, drained bo
 	if s.Cordons.noteDrained(node, maintenance, drained) {
 		s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node.Name)
 	}
-}
-
-// EndRequest notes that an Evacuation that was requested for a pod of a node does not exist.
-func (s *State) EndRequest(node string, pod types.UID) {
-	s.Requests.Forget(pod)
-	s.tell(func(sub Subscriber) func(string) { return sub.RequestEnded }, node)
 }
 
 func (s *State) tell(which func(Subscriber) func(string), node string) {

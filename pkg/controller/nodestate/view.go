@@ -4,10 +4,8 @@
 package nodestate
 
 import (
-	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +13,7 @@ import (
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
@@ -57,76 +56,55 @@ func (v *View) Keeps(uid types.UID) bool {
 	return slices.ContainsFunc(v.Pods, func(p Pod) bool { return p.UID == uid && p.Kept != "" })
 }
 
-// views keeps the views of nodes until a pod or an Evacuation on them changes, so that an event
-// costs what is on its node, not what is in the cluster.
-type views struct {
-	mu     sync.Mutex
-	byNode map[string]*viewSlot
-}
-
-type viewSlot struct {
+// keptView is a view that is kept until a pod or an Evacuation on its node changes, so that an
+// event costs what is on its node, not what is in the cluster.
+type keptView struct {
 	// uid is that of the node that the view is about, and static decides which of its static pods
 	// are kept.
 	uid    types.UID
 	static protocol.StaticPodFacts
 	// changes counts the events of the node: a view that was begun before one of them is not kept.
 	changes uint64
-	view    *View
+	// view is nil if there is none.
+	view *View
 }
 
-func newViews() *views {
-	return &views{byNode: map[string]*viewSlot{}}
-}
+// views are the views that are kept, by the name of the node.
+type views struct{ loop.Memory[string, keptView] }
 
 // of returns the view of a node, from build if none is kept.
 func (v *views) of(node *corev1.Node, build func(*corev1.Node) (*View, error)) (*View, error) {
-	static := protocol.StaticPodFactsOf(node)
-	v.mu.Lock()
-	slot := v.byNode[node.Name]
-	if slot == nil || slot.uid != node.UID || slot.static != static {
-		slot = &viewSlot{uid: node.UID, static: static}
-		v.byNode[node.Name] = slot
+	var kept keptView
+	is := keptView{uid: node.UID, static: protocol.StaticPodFactsOf(node)}
+	v.Change(node.Name, func(before keptView, _ bool) (keptView, bool) {
+		if kept = before; kept.uid != is.uid || kept.static != is.static {
+			kept = is
+		}
+		return kept, true
+	})
+	if kept.view != nil {
+		return kept.view, nil
 	}
-	if kept := slot.view; kept != nil {
-		v.mu.Unlock()
-		return kept, nil
-	}
-	changes := slot.changes
-	v.mu.Unlock()
 	view, err := build(node)
 	if err != nil {
 		return nil, err
 	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if slot.changes == changes {
-		slot.view = view
-	}
+	v.Change(node.Name, func(now keptView, known bool) (keptView, bool) {
+		if now == kept {
+			now.view = view
+		}
+		return now, known
+	})
 	return view, nil
 }
 
 // drop notes that something on a node has changed.
 func (v *views) drop(node string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if slot := v.byNode[node]; slot != nil {
-		slot.changes++
-		slot.view = nil
-	}
-}
-
-// forget drops a node that is gone.
-func (v *views) forget(node string) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	delete(v.byNode, node)
-}
-
-// retain forgets the nodes that are not to be kept.
-func (v *views) retain(keep func(node string) bool) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	maps.DeleteFunc(v.byNode, func(node string, _ *viewSlot) bool { return !keep(node) })
+	v.Change(node, func(kept keptView, known bool) (keptView, bool) {
+		kept.changes++
+		kept.view = nil
+		return kept, known
+	})
 }
 
 // View returns what the caches hold of the pods of a node. The caller asks again at Recheck.

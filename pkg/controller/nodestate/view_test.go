@@ -16,7 +16,7 @@ import (
 )
 
 func TestViewIsNotCachedAfterAnEventDuringItsBuild(t *testing.T) {
-	v := newViews()
+	v := &views{}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
 	old, current := &View{}, &View{Plan: &drainplan.Node{}}
 	got, err := v.of(node, func(*corev1.Node) (*View, error) {
@@ -36,7 +36,7 @@ func TestViewIsNotCachedAfterAnEventDuringItsBuild(t *testing.T) {
 // TestViewDependsOnTheNodeAgent has a worker build a view from a node that it has read before the
 // event of the node agent. The view must not be used for the newer node.
 func TestViewDependsOnTheNodeAgent(t *testing.T) {
-	v := newViews()
+	v := &views{}
 	plain := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
 	withAgent := plain.DeepCopy()
 	withAgent.Status.Conditions = []corev1.NodeCondition{{Type: v1alpha1.NodeConditionAgentReady, Status: corev1.ConditionTrue}}
