@@ -43,7 +43,7 @@ var eventPerText = []string{
 type blockedCheck func(*decision, situation) *eviction.Blocker
 
 // blockedChecks decide the condition Blocked of an Evacuation that is not complete: the first one
-// that applies does. What the queue of evictions tells comes from trouble.go in package eviction.
+// that applies does. What the queue of evictions tells comes from blocked.go in package eviction.
 var blockedChecks = []blockedCheck{
 	(*decision).cannotBeReleased,  // EvictionError
 	(*decision).heldAndNotAsked,   // not blocked

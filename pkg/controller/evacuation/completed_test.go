@@ -96,17 +96,3 @@ func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
 		})
 	}
 }
-
-func TestCompletedForgetsNamespaces(t *testing.T) {
-	c := newCompleted()
-	e := newEvacuation(withCondition(v1alpha1.ConditionComplete, v1alpha1.ReasonPodDeleted, 0))
-	c.set(newEvacuation())
-	c.addPods(e.Namespace, 1)
-	c.set(e)
-	c.set(e)
-	is.Equal(t, len(c.namespaces[e.Namespace].kept), 1, "complete Evacuations")
-	c.remove(keyOf(e))
-	c.remove(keyOf(e))
-	c.addPods(e.Namespace, -1)
-	is.True(t, len(c.namespaces) == 0, "got %v, want no namespace left", c.namespaces)
-}

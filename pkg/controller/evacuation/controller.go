@@ -9,9 +9,9 @@
 //
 // Kept in memory, and droppable at any time: which pods a watch has reported as deleted (departed;
 // without it they are read live), which pods of a namespace are down (down; read again) and which
-// nodes they are limited to (pins; read again), which Evacuations are complete (completed), which
-// cannot be written (failures; shown a minute later) or hang when they are (hung), and the reasons
-// that the gauge of blocked Evacuations counts (blocked).
+// nodes they are limited to (pins; read again), which Evacuations cannot be written (failures;
+// shown a minute later) or hang when they are (hung; they hang once more), and when the pods of
+// Evacuations were created and which had returned (arrivals; a new leader counts from there).
 package evacuation
 
 import (
@@ -25,13 +25,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	policylisters "k8s.io/client-go/listers/policy/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -43,6 +43,7 @@ import (
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 	maintenancelisters "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/host"
+	"haulout.dev/haulout/pkg/host/podcache"
 )
 
 // Name is the name of this controller in logs, metrics and queues.
@@ -160,6 +161,7 @@ type Controller struct {
 	evacuationLister  maintenancelisters.EvacuationLister
 	evacuationIndexer cache.Indexer
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
+	pods              *podcache.Pods
 	podLister         corelisters.PodLister
 	nodeLister        corelisters.NodeLister
 	// holders finds the maintenances that select a node.
@@ -170,17 +172,14 @@ type Controller struct {
 	queue *loop.Queue[types.NamespacedName]
 	// hanging has the Evacuations whose last sync hung, so that the others do not wait for them.
 	hanging *loop.Queue[types.NamespacedName]
-	// completed has the complete Evacuations and the numbers of pods.
-	completed *completed
 	// departed are the pods whose deletion a watch has reported, so that syncs need not ask the API
 	// server. A UID is never reused.
 	departed loop.Memory[types.UID, struct{}]
 	arrivals arrivals
-	blocked  blockedTally
 	// failures are the Evacuations that cannot be reconciled, and why; hung are those of them whose
 	// last reconciliation took long.
 	failures *loop.Failures[types.NamespacedName]
-	hung     sync.Map
+	hung     loop.Memory[types.NamespacedName, struct{}]
 	// down are the pods of namespaces that are down, and pins the nodes that pods without one are
 	// limited to. Both are read again after a moment.
 	down loop.Memory[string, knownDown]
@@ -200,7 +199,7 @@ func New(config Config) (*Controller, error) {
 		budgetPatience: config.DaemonSetBudgetPatience, longGrace: config.LongGrace, surgeTimeout: config.SurgeTimeout, standing: config.Standing,
 		budgetLister:     config.Cluster.Budgets.Lister(),
 		evacuationLister: evacuations.Lister(), evacuationIndexer: evacuations.Informer().GetIndexer(),
-		maintenanceLister: maintenances.Lister(), podLister: config.Cluster.Pods.Lister(), nodeLister: config.Cluster.Nodes.Lister(),
+		maintenanceLister: maintenances.Lister(), pods: config.Cluster.Pods, podLister: config.Cluster.Pods.Lister(), nodeLister: config.Cluster.Nodes.Lister(),
 		queue: loop.NewQueue(loop.Config[types.NamespacedName]{
 			Name: Name, Backoff: 5 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { syncErrors.Inc() },
 			LogAs: func(key types.NamespacedName) (string, any) { return "evacuation", key },
@@ -210,10 +209,7 @@ func New(config Config) (*Controller, error) {
 			Failed: func() { syncErrors.Inc() },
 			LogAs:  func(key types.NamespacedName) (string, any) { return "evacuation", key },
 		}),
-		completed: newCompleted(),
-		failures:  loop.NewFailures[types.NamespacedName](config.Clock, nil),
-		arrivals:  arrivals{pods: map[types.UID]arrival{}},
-		blocked:   blockedTally{reasons: map[types.NamespacedName]string{}},
+		failures: loop.NewFailures[types.NamespacedName](config.Clock, nil),
 	}
 	queue, err := eviction.New(eviction.Config{
 		Owners: config.Cluster.Owners,
@@ -299,13 +295,13 @@ func (c *Controller) isHeldAndTargeted(evacuation *v1alpha1.Evacuation) bool {
 func (c *Controller) Run(ctx context.Context, workers int) {
 	defer c.queue.ShutDown()
 	defer c.hanging.ShutDown()
-	defer c.blocked.reset()
 	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
 	if !ok {
 		return
 	}
 	c.servingSince = c.clock.Now()
 	var wg sync.WaitGroup
+	wg.Go(func() { loop.Gauges(ctx, c.evacuations, publishBlocked) })
 	wg.Go(func() { c.evictions.Run(ctx) })
 	wg.Go(func() { c.queue.Run(ctx, workers, c.sync) })
 	wg.Go(func() { c.hanging.Run(ctx, hangingWorkers, c.syncHanging) })
@@ -314,15 +310,20 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 }
 
 // resync enqueues all Evacuations, in case an event was missed.
-func (c *Controller) resync(ctx context.Context) {
-	evacuations, err := c.evacuationLister.List(labels.Everything())
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot list Evacuations from the cache")
-		return
-	}
-	for _, evacuation := range evacuations {
+func (c *Controller) resync(context.Context) {
+	c.arrivals.sweep(c.clock.Now())
+	for _, evacuation := range c.evacuations() {
 		c.queue.Add(keyOf(evacuation))
 	}
+}
+
+// evacuations returns all Evacuations.
+func (c *Controller) evacuations() []*v1alpha1.Evacuation {
+	evacuations, err := c.evacuationLister.List(labels.Everything())
+	if err != nil {
+		utilruntime.HandleError(fmt.Errorf("list Evacuations from the cache: %w", err))
+	}
+	return evacuations
 }
 
 // sync reconciles an Evacuation, unless its last sync hung. No Evacuation is reconciled by both
@@ -362,11 +363,6 @@ func (c *Controller) reconcile(ctx context.Context, key types.NamespacedName) er
 	if err != nil {
 		return err
 	}
-	if protocol.IsComplete(evacuation) {
-		for _, oldest := range c.completed.overflow(key.Namespace) {
-			c.queue.Add(oldest)
-		}
-	}
 	s, err := c.gather(ctx, evacuation)
 	if err != nil {
 		return err
@@ -387,16 +383,16 @@ func (c *Controller) reconcile(ctx context.Context, key types.NamespacedName) er
 func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, err error, tookLong bool) {
 	if err == nil {
 		c.failures.Forget(key)
-		c.hung.Delete(key)
+		c.hung.Forget(key)
 		return
 	}
 	if ctx.Err() != nil || loop.IsOnlyConflict(err) {
 		return
 	}
 	if tookLong {
-		c.hung.Store(key, nil)
+		c.hung.Set(key, struct{}{})
 	} else {
-		c.hung.Delete(key)
+		c.hung.Forget(key)
 	}
 	c.failures.Note(key, "", protocol.OneLine(err.Error(), protocol.MaxMessage/2))
 	failure, _ := c.failures.Of(key)
@@ -407,7 +403,7 @@ func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, 
 	if err != nil {
 		if apierrors.IsNotFound(err) {
 			c.failures.Forget(key)
-			c.hung.Delete(key)
+			c.hung.Forget(key)
 		}
 		return
 	}
@@ -417,6 +413,6 @@ func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, 
 
 // hangs reports whether the last reconciliation of an Evacuation took long before it failed.
 func (c *Controller) hangs(key types.NamespacedName) bool {
-	_, hung := c.hung.Load(key)
+	_, hung := c.hung.Get(key)
 	return hung
 }

@@ -27,12 +27,12 @@ func keyOfPod(pod *corev1.Pod) types.NamespacedName {
 func (c *Controller) watch(evacuations, nodes cache.SharedIndexInformer, pods *podcache.Pods) error {
 	synced, err := podcache.AddHandlers(
 		podcache.Handled{Informer: evacuations, Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { c.evacuationChanged(obj.(*v1alpha1.Evacuation)) },
-			UpdateFunc: func(_, obj any) { c.evacuationChanged(obj.(*v1alpha1.Evacuation)) },
+			AddFunc:    func(obj any) { c.queue.Add(keyOf(obj.(*v1alpha1.Evacuation))) },
+			UpdateFunc: func(_, obj any) { c.queue.Add(keyOf(obj.(*v1alpha1.Evacuation))) },
 			DeleteFunc: c.evacuationGone,
 		}},
 		podcache.Handled{Informer: pods, Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { c.podAdded(obj.(*corev1.Pod)) },
+			AddFunc:    func(obj any) { c.enqueueFor(obj.(*corev1.Pod)) },
 			UpdateFunc: func(old, obj any) { c.podChanged(old.(*corev1.Pod), obj.(*corev1.Pod)) },
 			DeleteFunc: c.podGone,
 		}},
@@ -44,16 +44,6 @@ func (c *Controller) watch(evacuations, nodes cache.SharedIndexInformer, pods *p
 	return err
 }
 
-func (c *Controller) evacuationChanged(evacuation *v1alpha1.Evacuation) {
-	reason := ""
-	if blocker := blockerOf(&evacuation.Status); blocker != nil {
-		reason = blocker.Reason
-	}
-	c.blocked.set(keyOf(evacuation), reason)
-	c.completed.set(evacuation)
-	c.queue.Add(keyOf(evacuation))
-}
-
 func (c *Controller) evacuationGone(obj any) {
 	if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = tombstone.Obj
@@ -63,9 +53,7 @@ func (c *Controller) evacuationGone(obj any) {
 		return
 	}
 	c.departed.Forget(evacuation.Spec.PodRef.UID)
-	c.arrivals.leave(evacuation, c.clock.Now())
-	c.completed.remove(keyOf(evacuation))
-	c.blocked.set(keyOf(evacuation), "")
+	c.arrivals.leave(evacuation)
 	c.queue.Add(keyOf(evacuation))
 }
 
@@ -75,11 +63,6 @@ func (c *Controller) enqueueFor(pod *corev1.Pod) {
 	if _, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name); err == nil {
 		c.queue.Add(key)
 	}
-}
-
-func (c *Controller) podAdded(pod *corev1.Pod) {
-	c.completed.addPods(pod.Namespace, 1)
-	c.enqueueFor(pod)
 }
 
 func (c *Controller) podChanged(old, pod *corev1.Pod) {
@@ -99,7 +82,6 @@ func (c *Controller) podGone(obj any) {
 		// The deletion was inferred from a list and not seen by the watch: the sync asks the API
 		// server.
 		if pod, ok := tombstone.Obj.(*corev1.Pod); ok {
-			c.completed.addPods(pod.Namespace, -1)
 			c.enqueueFor(pod)
 		}
 		return
@@ -108,7 +90,6 @@ func (c *Controller) podGone(obj any) {
 	if !ok {
 		return
 	}
-	c.completed.addPods(pod.Namespace, -1)
 	key := keyOfPod(pod)
 	// Only if it matters: the Evacuation may be gone at the same time.
 	c.departed.Change(pod.UID, func(struct{}, bool) (struct{}, bool) {

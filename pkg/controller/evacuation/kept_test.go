@@ -65,6 +65,14 @@ func TestDecideDaemonSetPod(t *testing.T) {
 			mod:  func(s *situation) { s.podType = v1alpha1.PodTypeDaemonSet },
 			want: outcome{Active: daemonSetClass, Wake: 15 * time.Minute},
 		},
+		"the message belongs to the evacuator, whatever the queue says": {
+			evacuation: asked(), pod: newPod(),
+			mod: func(s *situation) {
+				targeted(s)
+				s.eviction = eviction.State{Known: true, Message: "The pod waits for other pods."}
+			},
+			want: outcome{Active: daemonSetClass, Evict: true, Wake: 15 * time.Minute}, says: daemonSetClass,
+		},
 		"a pod of another type is not evicted": {
 			evacuation: asked(), pod: newPod(), mod: func(s *situation) { s.targeted = true },
 			want: outcome{Active: daemonSetClass, Wake: 15 * time.Minute},

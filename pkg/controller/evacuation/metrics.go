@@ -6,7 +6,6 @@ package evacuation
 import (
 	"sync"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
@@ -46,48 +45,25 @@ var (
 		for _, reason := range completeReasons {
 			evacuationsCompleted.WithLabelValues(reason).Add(0)
 		}
-		showNoneBlocked()
+		publishBlocked(nil)
 	})
 )
 
 // Initialize all series: an alert on a metric that does not exist never fires.
 var completeReasons = []string{v1alpha1.ReasonPodDeleted, v1alpha1.ReasonPodTerminated, v1alpha1.ReasonCancelled}
 
-func showNoneBlocked() {
-	evacuationsBlocked.Reset()
+// publishBlocked counts the Evacuations whose pod cannot leave.
+func publishBlocked(evacuations []*v1alpha1.Evacuation) {
+	counts := map[string]int{}
 	for _, remedy := range wording.Blocked {
-		evacuationsBlocked.WithLabelValues(remedy.Reason).Set(0)
+		counts[remedy.Reason] = 0
 	}
-}
-
-// blockedTally keeps the gauge of blocked Evacuations consistent with the cache.
-type blockedTally struct {
-	mu      sync.Mutex
-	reasons map[types.NamespacedName]string
-}
-
-// set records why an Evacuation is blocked; "" means that it is not.
-func (t *blockedTally) set(key types.NamespacedName, reason string) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	before := t.reasons[key]
-	if before == reason {
-		return
+	for _, evacuation := range evacuations {
+		if blocker := blockerOf(&evacuation.Status); blocker != nil {
+			counts[blocker.Reason]++
+		}
 	}
-	if before != "" {
-		evacuationsBlocked.WithLabelValues(before).Dec()
-		delete(t.reasons, key)
+	for reason, count := range counts {
+		evacuationsBlocked.WithLabelValues(reason).Set(float64(count))
 	}
-	if reason != "" {
-		evacuationsBlocked.WithLabelValues(reason).Inc()
-		t.reasons[key] = reason
-	}
-}
-
-// reset clears the gauge when this replica stops leading: the new leader counts from then on.
-func (t *blockedTally) reset() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	clear(t.reasons)
-	showNoneBlocked()
 }

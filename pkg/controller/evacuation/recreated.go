@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/controller/eviction"
+	"haulout.dev/haulout/pkg/controller/loop"
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
@@ -31,9 +31,10 @@ const (
 	// longestHold is the maximum, which limits how often a pod is evicted that always returns.
 	longestHold = 5 * time.Minute
 	// rememberedFor is how long a pod that had returned counts after it has left, and maxRemembered
-	// is how many of them do after their Evacuations are deleted.
+	// is how many of a namespace and node do after their Evacuations are deleted: more make no pod
+	// wait for longer.
 	rememberedFor = time.Hour
-	maxRemembered = 1000
+	maxRemembered = 20
 )
 
 // comebacks is how often pods returned to a node.
@@ -149,11 +150,13 @@ func recreated(s situation, until time.Time) *eviction.Blocker {
 // returned, beyond the time for which complete Evacuations are kept. After a change of the leader
 // the pods that have left are unknown, and those without anything in common are counted from there.
 type arrivals struct {
-	mu   sync.Mutex
-	pods map[types.UID]arrival
+	pods loop.Memory[types.UID, arrival]
 	// past are the pods that had returned and have left, the oldest first.
-	past []departure
+	past loop.Memory[place, []departure]
 }
+
+// place is where the pods of a client return.
+type place struct{ namespace, node string }
 
 type arrival struct {
 	created  time.Time
@@ -165,48 +168,55 @@ type departure struct {
 	created    time.Time
 }
 
-// add records a pod if it matters. It checks that under the lock, since leave may run at the same
-// time.
+// add records a pod if it matters. It checks that while no other change is made, since leave may
+// run at the same time.
 func (a *arrivals) add(pod *corev1.Pod, matters func() bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if _, known := a.pods[pod.UID]; !known && matters() {
-		a.pods[pod.UID] = arrival{created: pod.CreationTimestamp.Time}
-	}
+	a.pods.Change(pod.UID, func(was arrival, known bool) (arrival, bool) {
+		if !known {
+			was = arrival{created: pod.CreationTimestamp.Time}
+		}
+		return was, known || matters()
+	})
 }
 
 // count counts how often pods like this one returned to its node, given the Evacuations that exist.
 func (a *arrivals) count(pod *corev1.Pod, evacuations []*v1alpha1.Evacuation, now time.Time) comebacks {
-	a.mu.Lock()
-	defer a.mu.Unlock()
 	created := make(map[types.UID]time.Time, len(evacuations))
 	for _, e := range evacuations {
-		if is, known := a.pods[e.Spec.PodRef.UID]; known {
+		if is, known := a.pods.Get(e.Spec.PodRef.UID); known {
 			created[e.Spec.PodRef.UID] = is.created
 		}
 	}
-	for _, left := range a.past {
-		if e := left.evacuation; e.Namespace == pod.Namespace && e.Spec.NodeName == pod.Spec.NodeName && now.Sub(goneAt(e)) < rememberedFor {
-			evacuations = append(evacuations, e)
-			created[e.Spec.PodRef.UID] = left.created
+	past, _ := a.past.Get(place{pod.Namespace, pod.Spec.NodeName})
+	for _, left := range past {
+		if !left.isOver(now) {
+			evacuations = append(evacuations, left.evacuation)
+			created[left.evacuation.Spec.PodRef.UID] = left.created
 		}
 	}
 	counted := countComebacks(pod, evacuations, created)
-	if is, known := a.pods[pod.UID]; known && counted.count > 0 {
-		is.returned = true
-		a.pods[pod.UID] = is
+	if counted.count > 0 {
+		a.pods.Change(pod.UID, func(is arrival, known bool) (arrival, bool) { return arrival{is.created, true}, known })
 	}
 	return counted
 }
 
 // leave records that an Evacuation does not exist any more.
-func (a *arrivals) leave(e *v1alpha1.Evacuation, now time.Time) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if was := a.pods[e.Spec.PodRef.UID]; was.returned && hasEvacuated(e) {
-		a.past = slices.DeleteFunc(a.past, func(left departure) bool { return now.Sub(goneAt(left.evacuation)) >= rememberedFor })
-		a.past = append(a.past, departure{e, was.created})
-		a.past = a.past[max(0, len(a.past)-maxRemembered):]
+func (a *arrivals) leave(e *v1alpha1.Evacuation) {
+	was, _ := a.pods.Get(e.Spec.PodRef.UID)
+	a.pods.Forget(e.Spec.PodRef.UID)
+	if !was.returned || !hasEvacuated(e) {
+		return
 	}
-	delete(a.pods, e.Spec.PodRef.UID)
+	a.past.Change(place{e.Namespace, e.Spec.NodeName}, func(past []departure, _ bool) ([]departure, bool) {
+		past = append(slices.Clone(past), departure{e, was.created})
+		return past[max(0, len(past)-maxRemembered):], true
+	})
 }
+
+// sweep forgets the places to which no pod has returned for a while.
+func (a *arrivals) sweep(now time.Time) {
+	a.past.Sweep(func(past []departure) bool { return past[len(past)-1].isOver(now) })
+}
+
+func (d departure) isOver(now time.Time) bool { return now.Sub(goneAt(d.evacuation)) >= rememberedFor }

@@ -207,12 +207,12 @@ func TestPodsThatKeepComingAreEvictedSeldom(t *testing.T) {
 			t.Run(name+", "+reason, func(t *testing.T) {
 				var pod *corev1.Pod
 				var kept []*v1alpha1.Evacuation
-				known := arrivals{pods: map[types.UID]arrival{}}
+				var known arrivals
 				evictions, message := 0, ""
 				for now := time.Duration(0); now < time.Hour; now += time.Second {
 					n := fmt.Sprint(evictions)
 					if len(kept) > 0 && start.Add(now).Sub(goneAt(kept[0])) >= DefaultCompletedTTL {
-						known.leave(kept[0], start.Add(now))
+						known.leave(kept[0])
 						kept = kept[1:]
 					}
 					if pod == nil {
@@ -318,11 +318,11 @@ func TestGatherRecognizesPodsByTheirCreation(t *testing.T) {
 		}
 		must.Do(t, evacuations.Update(e))
 	}
-	is.Equal(t, len(c.arrivals.pods), 4, "pods are known")
+	is.Equal(t, len(c.arrivals.pods.Keys()), 4, "pods are known")
 	for _, e := range evacuations.List() {
 		c.evacuationGone(e)
 	}
-	if got := len(c.arrivals.pods); got != 0 {
+	if got := len(c.arrivals.pods.Keys()); got != 0 {
 		t.Errorf("%d pods are known after their Evacuations are gone", got)
 	}
 }

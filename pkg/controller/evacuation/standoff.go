@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// standoffCheck is how often the facts about a closed budget are read again for a pod that waits
-	// for it.
+	// standoffCheck is how often the facts about a closed budget are read again for a pod that
+	// waits for it.
 	standoffCheck = time.Minute
 	// factsFresh is how long the pods of a namespace that are down are cached: many pods wait for
 	// the same budget, and a namespace may have thousands of budgets.
@@ -41,9 +41,9 @@ var refinable = []string{
 // for, a cordoned node that maintenances hold, or has no node.
 type downPod struct {
 	pod types.NamespacedName
-	// node is the node that the pod is on or, if it is pinned, the first of the cordoned nodes that it
-	// is limited to. It is empty if the scheduler has found none: where such a pod can run is only
-	// read if its budget is in question.
+	// node is the node that the pod is on or, if it is pinned, the first of the cordoned nodes that
+	// it is limited to. It is empty if the scheduler has found none: where such a pod can run is
+	// only read if its budget is in question.
 	node   string
 	pinned bool
 	// maintenance is the first one that holds the node.
@@ -146,10 +146,13 @@ func (c *Controller) holderOf(nodeName string) string {
 	if err != nil || !node.Spec.Unschedulable {
 		return ""
 	}
-	for _, nm := range c.holders.Which(nodeName, v1alpha1.IsHolding) {
-		return nm.Name
+	holders := c.holders.Which(nodeName, func(nm *v1alpha1.NodeMaintenance) bool {
+		return v1alpha1.IsHolding(nm) && v1alpha1.NodeStatusOf(nm, v1alpha1.NodeReference{Name: node.Name, UID: node.UID}) != nil
+	})
+	if len(holders) == 0 {
+		return ""
 	}
-	return ""
+	return holders[0].Name
 }
 
 // explainStandoff explains why a budget allows no disruption, if its pods that are down are the

@@ -103,20 +103,15 @@ func (c *Controller) confirm(ctx context.Context, f facts, change nodeChange) er
 		if err != nil {
 			return err
 		}
-		c.mu.Lock()
-		known := c.holding[nm.UID]
-		c.mu.Unlock()
 		now := c.clock.Now()
-		if known.generation == nm.Generation && now.Sub(known.at) < confirmationAge {
+		c.holding.Sweep(func(h heldGeneration) bool { return now.Sub(h.at) >= confirmationAge })
+		if known, is := c.holding.Get(nm.UID); is && known.generation == nm.Generation {
 			continue
 		}
 		if err := c.confirmHolding(ctx, nm); err != nil {
 			return err
 		}
-		c.mu.Lock()
-		maps.DeleteFunc(c.holding, func(_ types.UID, h heldGeneration) bool { return now.Sub(h.at) >= confirmationAge })
-		c.holding[nm.UID] = heldGeneration{generation: nm.Generation, at: now}
-		c.mu.Unlock()
+		c.holding.Set(nm.UID, heldGeneration{generation: nm.Generation, at: now})
 	}
 	return nil
 }

@@ -93,19 +93,10 @@ type Controller struct {
 	queue            *loop.Queue[string]
 	synced           []cache.InformerSynced
 
-	mu sync.Mutex
-	// confirmed are the nodes that this leader has seen, or inherited, as drained.
-	confirmed map[types.UID]drainedNode
 	// holding are, by maintenance, the generation that a live read confirmed, and when.
-	holding map[types.UID]heldGeneration
+	holding loop.Memory[types.UID, heldGeneration]
 	// foreign are the storages whose marks are on nodes, by node.
-	foreign map[types.UID]string
-}
-
-// drainedNode records since when, and for whom, a node is known to be drained.
-type drainedNode struct {
-	at           time.Time
-	maintenances sets.Set[types.UID]
+	foreign loop.Memory[types.UID, string]
 }
 
 type heldGeneration struct {
@@ -136,10 +127,7 @@ func New(config Config) (*Controller, error) {
 			Name: Name, Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Failed: func() { nodeErrors.Inc() },
 			LogAs: func(name string) (string, any) { return "node", klog.KRef("", name) },
 		}),
-		synced:    []cache.InformerSynced{nodes.HasSynced, maintenances.Informer().HasSynced, config.Selection.HasSynced, config.State.HasSynced},
-		confirmed: map[types.UID]drainedNode{},
-		holding:   map[types.UID]heldGeneration{},
-		foreign:   map[types.UID]string{},
+		synced: []cache.InformerSynced{nodes.HasSynced, maintenances.Informer().HasSynced, config.Selection.HasSynced, config.State.HasSynced},
 	}
 	if err := nodestate.AddNodesByMaintenance(nodes); err != nil {
 		return nil, fmt.Errorf("add index: %w", err)

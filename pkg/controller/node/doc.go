@@ -14,7 +14,9 @@
 // which maintenance selects which node (package selection), what is known about the pods of a node
 // (package nodestate) and who may delete which node (package rights).
 //
-// Kept in memory, and droppable at any time: for whom a node was confirmed as drained (confirmed
-// again by a live list), which maintenances were read a moment ago (read again), and which storages
-// have left marks on nodes (one more event for each).
+// It also confirms, by a live list, for which maintenances a node is drained; the controller of
+// maintenances waits for that.
+//
+// Kept in memory, and droppable at any time: which maintenances were read a moment ago (holding;
+// read again), and which storages have left marks on nodes (foreign; one more event for each).
 package node

@@ -120,15 +120,12 @@ func (c *Controller) noteForeign(node *corev1.Node) {
 			storage = id
 		}
 	}
-	c.mu.Lock()
-	was := c.foreign[node.UID]
-	if storage == "" {
-		delete(c.foreign, node.UID)
-	} else {
-		c.foreign[node.UID] = storage
-	}
-	nodesWithForeignMarks.Set(float64(len(c.foreign)))
-	c.mu.Unlock()
+	var was string
+	c.foreign.Change(node.UID, func(before string, _ bool) (string, bool) {
+		was = before
+		return storage, storage != ""
+	})
+	nodesWithForeignMarks.Set(float64(len(c.foreign.Keys())))
 	if storage != "" && storage != was {
 		c.recorder.Eventf(eventref.Node(node), nil, corev1.EventTypeWarning, EventForeignMarks, actionMaintain, "%s",
 			eventref.Note("The node has marks of the storage %.64q, which is not that of this server (%s): they stay until the server is started with --adopt-storage", storage, c.storage))

@@ -63,11 +63,8 @@ func (c *Controller) nodeChanged(change selection.NodeChange) {
 
 // forget drops what is remembered of a node that is deleted.
 func (c *Controller) forget(node *corev1.Node) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.confirmed, node.UID)
-	delete(c.foreign, node.UID)
-	nodesWithForeignMarks.Set(float64(len(c.foreign)))
+	c.foreign.Forget(node.UID)
+	nodesWithForeignMarks.Set(float64(len(c.foreign.Keys())))
 }
 
 // sameNode reports whether nothing has changed about a node that its cordon, taints and conditions
