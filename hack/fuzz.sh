@@ -17,8 +17,8 @@ ran=0 failed=""
 for package in "$@"; do
 	for target in $(go test "${package}" -list='^Fuzz' | grep '^Fuzz'); do
 		ran=$((ran + 1))
-		# Limit the minimization of new findings to a second: the default is a minute, in which nothing
-		# else is tried.
+		# Limit the minimization of new findings to a second: the default is a minute, in which
+		# nothing else is tried.
 		if go test "${package}" -run='^$' -fuzz="^${target}\$" -fuzztime="${duration}" -fuzzminimizetime=1s 2>&1 | tee "${log}"; then
 			continue
 		fi

@@ -33,9 +33,10 @@ codegen_hash() {
 		pinned GOGO_PROTOBUF_VERSION
 		pinned GOIMPORTS_VERSION
 		# A tag in a folder without generated code.
-		grep -rhE --include='*.go' '^[[:space:]]*// ?\+(k8s:|genclient|groupName)' pkg | sort
+		grep -rhE --include='*.go' '^[[:space:]]*// ?\+(k8s:|genclient|groupName)' pkg | LC_ALL=C sort
 		{
-			ls hack/update-codegen.sh hack/update-protobuf.sh hack/boilerplate.go.txt hack/openapi-violations.list
+			ls hack/lib.sh hack/update-codegen.sh hack/update-protobuf.sh hack/boilerplate.go.txt hack/openapi-violations.list
+			find pkg/generated/openapi/cmd -type f
 			grep -rl --include='*.go' '^// Code generated .* DO NOT EDIT\.$' pkg | xargs dirname | sort -u |
 				xargs -I{} find {} -maxdepth 1 -type f ! -name '*_test.go'
 		} | LC_ALL=C sort | xargs sha256sum

@@ -65,7 +65,8 @@ func TestNamespaceIsDeletedWhenTheServerIsBack(t *testing.T) {
 		})
 	})
 	must.Do(t, cluster.Up())
-	// The controller of namespaces tries again after up to a minute, and five seconds after a change.
+	// The controller of namespaces tries again after up to a minute, and five seconds after a
+	// change.
 	merge(t, "", "namespace", namespace, `{"metadata":{"annotations":{"e2e.haulout.dev/nudged":"yes"}}}`)
 	framework.UntilGone(t, "the namespace is gone", namespaces, namespace)
 }

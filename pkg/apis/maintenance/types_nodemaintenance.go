@@ -97,7 +97,8 @@ type NodeStatusReason string
 const (
 	// NodeStatusNotAuthorized means that the requester may not delete the node.
 	NodeStatusNotAuthorized NodeStatusReason = "NotAuthorized"
-	// NodeStatusTooManyMaintenances means that the maximum number of other maintenances holds the node.
+	// NodeStatusTooManyMaintenances means that the maximum number of other maintenances holds the
+	// node.
 	NodeStatusTooManyMaintenances NodeStatusReason = "TooManyMaintenances"
 	// NodeStatusNotCordoned means that the node is not cordoned.
 	NodeStatusNotCordoned NodeStatusReason = "NotCordoned"

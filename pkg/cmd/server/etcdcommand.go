@@ -165,7 +165,8 @@ func (o *etcdOptions) defragCommand() *cobra.Command {
 		Short: "Return unused space to the volume, and accept writes again if the database was full",
 		Long: `Remove old versions from the database of the running server and return their
 space to the volume. Meanwhile the API does not answer: some seconds for each
-GiB. If the database was full, it then accepts writes again.`,
+GiB. If the database was full and is not any longer, it then accepts writes
+again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.connected(cmd.Context(), func(m *embeddedetcd.Member) error {

@@ -194,8 +194,11 @@ func inParallel(ctx context.Context, n int, f func(context.Context, int) error) 
 // collect is inParallel for calls that return items. The items are in the order of the indexes.
 func collect[T any](ctx context.Context, n int, f func(context.Context, int) ([]T, error)) ([]T, error) {
 	items := make([][]T, n)
-	err := inParallel(ctx, n, func(ctx context.Context, i int) (err error) {
-		items[i], err = f(ctx, i)
+	err := inParallel(ctx, n, func(ctx context.Context, i int) error {
+		found, err := f(ctx, i)
+		if err == nil {
+			items[i] = found
+		}
 		return err
 	})
 	return slices.Concat(items...), err

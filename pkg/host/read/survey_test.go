@@ -341,3 +341,11 @@ func TestAListThatFailsEndsTheOthers(t *testing.T) {
 	})
 	is.True(t, errors.Is(err, failure), "got %v", err)
 }
+
+// TestWhatCannotBeReadIsNotCollected: a claim that could not be read would otherwise count as one
+// for a single node.
+func TestWhatCannotBeReadIsNotCollected(t *testing.T) {
+	failure := errors.New("no")
+	found, err := collect(t.Context(), 1, func(context.Context, int) ([]string, error) { return []string{"claim"}, failure })
+	is.True(t, errors.Is(err, failure) && len(found) == 0, "got %v, %v, want nothing and the error", found, err)
+}

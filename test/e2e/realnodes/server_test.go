@@ -30,8 +30,8 @@ const (
 )
 
 // TestServerAsAPod installs the server from artifacts/base, as docs/install.md says. The server
-// drains the other node and its own, and survives a power failure. The second scheduler is installed
-// beside it.
+// drains the other node and its own, and survives a power failure. The second scheduler is
+// installed beside it.
 func TestServerAsAPod(t *testing.T) {
 	t.Setenv("HAULOUT", "false")
 	c := start(t)

@@ -87,7 +87,7 @@ func testInstall(t *testing.T, n *node) {
 	if s.State != running || s.Accepts != accepted {
 		t.Errorf("the service has state %d and accepts %#x, want %d and %#x", s.State, s.Accepts, running, accepted)
 	}
-	if out := n.run("agent.exe", "status"); !strings.Contains(out, "delayed by 1m0s at most") {
+	if out := n.run("agent.exe", "status"); !strings.Contains(out, "delays a shutdown by at most 1m0s") {
 		t.Errorf("status prints %q", out)
 	}
 	pid := s.PID
@@ -326,7 +326,7 @@ func testStopAndUpdate(t *testing.T, n *node) {
 	n.until(t, v1alpha1.NodeConditionAgentReady, corev1.ConditionTrue, shutdown.ReasonReady)
 	framework.Eventually(t, "the agent runs with the new configuration", func(context.Context) (bool, error) {
 		out, err := n.try("agent.exe", "status")
-		return strings.Contains(out, "delayed by 2m0s at most"), err
+		return strings.Contains(out, "delays a shutdown by at most 2m0s"), err
 	})
 	installed, err := os.Stat(n.path(`C:\Program Files\haulout-node-agent\haulout-node-agent.exe`))
 	if err != nil || installed.Size() != int64(len(program))+1 {

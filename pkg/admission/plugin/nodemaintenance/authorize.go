@@ -64,8 +64,8 @@ func (p *Plugin) changeOf(ctx context.Context, nm, old *maintenance.NodeMaintena
 		slices.SortFunc(c.selected, func(a, b *corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	}
 	for _, m := range []*maintenance.NodeMaintenance{old, nm} {
-		// In stage Complete, all nodes leave, including those of a selector that changes in the same
-		// write.
+		// In stage Complete, all nodes leave, including those of a selector that changes in the
+		// same write.
 		if m == nil || m == nm && m.Spec.Stage != maintenance.NodeMaintenanceStageComplete {
 			continue
 		}

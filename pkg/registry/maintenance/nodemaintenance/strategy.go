@@ -205,10 +205,10 @@ func (s *Strategy) enterStage(nm *maintenance.NodeMaintenance) {
 }
 
 // drawLine records which nodes are new to a maintenance that begins to hold its nodes: those that
-// are created after the newest node in the cache of this replica. This is part of the write that changes
-// the stage, so that the node controller need not wait for another write. It uses only the clock of
-// the host cluster. A maintenance that an older server stored without a line gets one with the next
-// write.
+// are created after the newest node in the cache of this replica. This is part of the write that
+// changes the stage, so that the node controller need not wait for another write. It uses only the
+// clock of the host cluster. A maintenance that an older server stored without a line gets one with
+// the next write.
 func (s *Strategy) drawLine(nm *maintenance.NodeMaintenance) {
 	if !isHolding(nm) || nm.Status.NewestNodeTimestamp != nil {
 		return
