@@ -193,14 +193,14 @@ func (c *Controller) gatherDrain(h *holder, nm *v1alpha1.NodeMaintenance, node *
 func (c *Controller) confirmDrained(ctx context.Context, node *corev1.Node, holders []holder, record marks.Conditions) error {
 	condition := ours(record, node, v1alpha1.NodeConditionDrained)
 	isShown := condition != nil && condition.Status == corev1.ConditionTrue
-	unsettled := c.state.Cordons.Unsettled(node)
+	cordoned, unsettled := c.state.Cordons.Since(node), c.state.Cordons.Unsettled(node)
 	var asked []*holder
 	for i := range holders {
 		h := &holders[i]
 		switch {
 		case h.stage != v1alpha1.NodeMaintenanceStageDrain, h.refused:
 		case h.left || !node.Spec.Unschedulable:
-			c.state.NoteDrained(node, h.uid, false)
+			c.state.NoteDrained(node, h.uid, false, cordoned)
 			h.left = true
 		case c.state.Cordons.IsDrained(node, h.uid, false):
 		case unsettled > 0 && !(isShown && record.StageOf(h.name, h.uid) == h.stage && c.state.Cordons.IsDrained(node, h.uid, true)):
@@ -217,9 +217,10 @@ func (c *Controller) confirmDrained(ctx context.Context, node *corev1.Node, hold
 	if err != nil {
 		return err
 	}
+	isSame := c.state.Cordons.Since(node).Equal(cordoned)
 	for _, h := range asked {
-		h.left = slices.ContainsFunc(pods, func(pod nodestate.Pod) bool { return h.plan.Cover(pod.Plan) })
-		c.state.NoteDrained(node, h.uid, !h.left)
+		h.left = !isSame || slices.ContainsFunc(pods, func(pod nodestate.Pod) bool { return h.plan.Cover(pod.Plan) })
+		c.state.NoteDrained(node, h.uid, !h.left, cordoned)
 		if h.left {
 			c.queue.AddAfter(node.Name, confirmPatience)
 		}

@@ -80,6 +80,9 @@ func (c *Cordons) observe(node *corev1.Node) {
 	})
 }
 
+// Since returns when a node was first seen cordoned, zero if it is not cordoned.
+func (c *Cordons) Since(node *corev1.Node) time.Time { return c.of(node).since }
+
 // Unsettled returns how long it takes until the last of the nodes has been seen cordoned for long
 // enough.
 func (c *Cordons) Unsettled(nodes ...*corev1.Node) time.Duration {
@@ -104,10 +107,11 @@ func (c *Cordons) IsDrained(node *corev1.Node, maintenance types.UID, shown bool
 }
 
 // noteDrained notes whether a node is drained for a maintenance, and reports whether that is news.
-func (c *Cordons) noteDrained(node *corev1.Node, maintenance types.UID, drained bool) (isNew bool) {
+// What was found under an earlier cordon is ignored: pods may have been bound since.
+func (c *Cordons) noteDrained(node *corev1.Node, maintenance types.UID, drained bool, cordoned time.Time) (isNew bool) {
 	c.change(node, func(known *cordon) {
 		was, found := known.drained[maintenance]
-		if isNew = !known.since.IsZero() && (!found || was != drained); !isNew {
+		if isNew = !known.since.IsZero() && known.since.Equal(cordoned) && (!found || was != drained); !isNew {
 			return
 		}
 		known.drained = maps.Clone(known.drained)

@@ -5,11 +5,15 @@ package nodestate
 
 import (
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"haulout.dev/haulout/pkg/testing/is"
 )
 
 // TestNodeIsUncordonedForEachMaintenance uncordons a node for two maintenances that exist to do so.
@@ -29,4 +33,23 @@ func TestNodeIsUncordonedForEachMaintenance(t *testing.T) {
 	want("after both", map[types.UID]bool{"a": true, "b": true, "c": false})
 	c.forget(node)
 	want("after the node was deleted", map[types.UID]bool{"a": false, "b": false, "c": false})
+}
+
+// TestAListOfAnEarlierCordonConfirmsNothing has a user uncordon a node and cordon it again while the
+// pods of the node are listed.
+func TestAListOfAnEarlierCordonConfirmsNothing(t *testing.T) {
+	clock := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
+	c := newCordons(clock)
+	schedulable := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "1"}}
+	cordoned := schedulable.DeepCopy()
+	cordoned.Spec.Unschedulable = true
+	c.observe(cordoned)
+	before := c.Since(cordoned)
+	clock.SetTime(clock.Now().Add(2 * SettleTime))
+	c.observe(schedulable)
+	c.observe(cordoned)
+	is.True(t, !c.noteDrained(cordoned, "m", true, before) && !c.IsDrained(cordoned, "m", false),
+		"the list before the second cordon confirms that the node is drained")
+	is.True(t, c.noteDrained(cordoned, "m", true, c.Since(cordoned)) && c.IsDrained(cordoned, "m", false),
+		"a list after the second cordon confirms nothing")
 }

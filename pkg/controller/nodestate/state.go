@@ -326,9 +326,10 @@ func (s *State) NoteLifted(node *corev1.Node, maintenance types.UID) {
 	s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node.Name)
 }
 
-// NoteDrained notes whether a node is drained for a maintenance.
-func (s *State) NoteDrained(node *corev1.Node, maintenance types.UID, drained bool) {
-	if s.Cordons.noteDrained(node, maintenance, drained) {
+// NoteDrained notes whether a node is drained for a maintenance, as was found while it was cordoned
+// since the given time.
+func (s *State) NoteDrained(node *corev1.Node, maintenance types.UID, drained bool, cordoned time.Time) {
+	if s.Cordons.noteDrained(node, maintenance, drained, cordoned) {
 		s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node.Name)
 	}
 }

@@ -404,14 +404,14 @@ func (o *Options) complete() error {
 		}
 	}
 	if !filepath.IsAbs(o.Binary) || filepath.Clean(o.Binary) != o.Binary || strings.Contains(o.Binary, "\n") {
-		return fmt.Errorf("path of the program %q: must be absolute, on one line, and without . or ..", o.Binary)
+		return fmt.Errorf("path of the program %q: must be absolute, on one line, and have no . or .. element", o.Binary)
 	}
 	if strings.ContainsAny(o.KubeletUnit, " \t\n%") || filepath.Ext(o.KubeletUnit) == "" {
 		return fmt.Errorf("unit of the kubelet %q: must be the name of one unit with its suffix, like kubelet.service", o.KubeletUnit)
 	}
 	for i := range o.Files {
 		if path := o.Files[i].Path; !filepath.IsAbs(path) || filepath.Clean(path) != path {
-			return fmt.Errorf("path of the file %q: must be absolute and without . or ..", path)
+			return fmt.Errorf("path of the file %q: must be absolute and have no . or .. element", path)
 		}
 	}
 	return nil
