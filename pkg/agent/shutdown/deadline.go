@@ -32,11 +32,15 @@ func remainingOf(machine *MachineState, wall time.Time, longest time.Duration) t
 	return min(max(deadline.Sub(wall), 0), longest)
 }
 
-// remainingOfStored returns the time until a stored deadline. ok is false if there is none, or if
-// it has passed while the machine still runs: then it belongs to another shutdown. Without the time
-// since the boot, it uses the wall clock. If that clock was set forward, the deadline may have
-// passed as well; if it was set back, the result is limited to the remaining time at the start of
-// the shutdown.
+// goingDownPeriod is how long a machine can still start the agent after the deadline: the timer of
+// the machine is late, and the machine does not stop all services in the same moment.
+const goingDownPeriod = 10 * time.Second
+
+// remainingOfStored returns the time until a stored deadline, 0 if it has passed and the machine is
+// going down. ok is false if there is none, or if the machine still runs goingDownPeriod later:
+// then the deadline belongs to another shutdown. Without the time since the boot, it uses the wall
+// clock. If that clock was set forward, the deadline may have passed as well; if it was set back,
+// the result is limited to the remaining time at the start of the shutdown.
 func remainingOfStored(signal *state.Signal, wall time.Time, sinceBoot, longest time.Duration) (remaining time.Duration, ok bool) {
 	if signal.Deadline.IsZero() {
 		return 0, false
@@ -45,13 +49,13 @@ func remainingOfStored(signal *state.Signal, wall time.Time, sinceBoot, longest 
 	if signal.DeadlineSinceBoot > 0 && sinceBoot > 0 {
 		remaining = signal.DeadlineSinceBoot - sinceBoot
 	}
-	if remaining <= 0 {
+	if remaining <= -goingDownPeriod {
 		return 0, false
 	}
 	if whole := signal.Deadline.Sub(signal.Time); whole > 0 {
 		remaining = min(remaining, whole)
 	}
-	return min(remaining, longest), true
+	return min(max(remaining, 0), longest), true
 }
 
 // Resumed returns the start and the deadline of a shutdown that was stored in this boot, on the

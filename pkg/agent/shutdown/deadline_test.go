@@ -53,6 +53,12 @@ func TestRemainingOfStored(t *testing.T) {
 		"since the boot, and the clock was set back": {
 			state.Signal{Time: at(24 * time.Hour), Deadline: at(25 * time.Hour), DeadlineSinceBoot: time.Hour}, 55 * time.Minute, 5 * time.Minute, true,
 		},
+		"since the boot, over, and the machine goes down": {
+			state.Signal{Time: at(-time.Minute), Deadline: at(0), DeadlineSinceBoot: time.Hour}, time.Hour + 9*time.Second, 0, true,
+		},
+		"since the boot, over, and the machine does not go down": {
+			state.Signal{Time: at(-time.Minute), Deadline: at(0), DeadlineSinceBoot: time.Hour}, time.Hour + 10*time.Second, 0, false,
+		},
 		"since the boot, over": {
 			state.Signal{Time: at(time.Hour), Deadline: at(2 * time.Hour), DeadlineSinceBoot: time.Hour}, 2 * time.Hour, 0, false,
 		},

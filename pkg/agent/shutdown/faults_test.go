@@ -110,6 +110,24 @@ func TestClockIsSetAndTheAgentRestarted(t *testing.T) {
 	}
 }
 
+// An agent that starts while the machine goes down does not take the shutdown for a new one.
+func TestTheAgentIsRestartedAfterTheDeadline(t *testing.T) {
+	scenario(t, func(w *world) { w.mode, w.engineOK = apiDown, false }, func(w *world) {
+		w.request()
+		w.wait(w.delay - 2*time.Second)
+		w.wantPhase(state.LocalRun)
+		w.process.kill()
+		w.set(func() { w.crashed = time.Now() })
+		w.wait(2*time.Second + 200*time.Millisecond)
+		ends := len(w.ends)
+		p := w.start()
+		w.set(func() { p.known, p.seen, p.since, p.deadline = true, true, w.wall(), w.wall().Add(w.delay) })
+		w.wait(1500 * time.Millisecond)
+		w.wantPhase(state.Down)
+		expect(t, "local runs after the deadline", 0, len(w.ends)-ends)
+	})
+}
+
 // damagedStore has nothing to load.
 type damagedStore struct {
 	Store
