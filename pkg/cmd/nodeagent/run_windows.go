@@ -239,7 +239,7 @@ func machineConfig(c *configv1alpha1.NodeAgentConfiguration, s *start, controls 
 		Settings: windows.NewSettings(c.StateDirectory, c.KubeletService),
 	}
 	if s.stored.Phase.Pending() {
-		m.Since, m.Deadline = s.stored.Signal.Time, s.stored.Signal.Deadline
+		m.Since, m.Deadline = shutdown.Resumed(s.stored.Signal, time.Now(), state.SinceBoot())
 	}
 	return m
 }
