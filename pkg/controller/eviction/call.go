@@ -138,7 +138,7 @@ func (q *Queue) settle(c *call, a answer) {
 		it.settle(a, q.cfg.Policy.DeniedAfter, now)
 	}
 	c.lane.settle(c, a, now)
-	if a.verdict == verdictWithdrawn && it.Request == c.Request && !it.removed {
+	if a.verdict == verdictWithdrawn && !it.askedAgain && !it.removed {
 		q.cfg.InFlight.Remove(it.UID)
 		q.park(it, nil, now)
 		return

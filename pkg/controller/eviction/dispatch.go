@@ -113,7 +113,7 @@ func (q *Queue) begin(picked []*call, it *item, p pass, now time.Time) []*call {
 	if c.lane.common().protected {
 		q.protected++
 	}
-	it.phase = phaseInFlight
+	it.phase, it.askedAgain = phaseInFlight, false
 	q.cfg.InFlight.Add(inflight.Eviction{Evacuation: c.Evacuation, Pod: c.Pod, UID: c.UID})
 	return append(picked, c)
 }

@@ -41,7 +41,10 @@ type item struct {
 	// removed: the request was taken back after the eviction had been sent. The item is kept until
 	// the outcome is known: a pod that is requested again gets it back and is not sent twice.
 	removed bool
-	phase   phase
+	// askedAgain: the pod was requested after its last call began. What made that call needless may
+	// have ended since.
+	askedAgain bool
+	phase      phase
 	// lane is nil while the item is parked or accepted. line is where it waits for its turn or for
 	// a time, if it does.
 	lane lane

@@ -209,7 +209,7 @@ func (q *Queue) wake() {
 	}
 }
 
-// Add asks for a pod to be evicted. Asking again for the same Evacuation changes nothing.
+// Add asks for a pod to be evicted. Asking again for the same Evacuation sends nothing twice.
 func (q *Queue) Add(r Request) {
 	q.mu.Lock()
 	defer q.unlock()
@@ -227,6 +227,7 @@ func (q *Queue) Add(r Request) {
 		}
 		q.items[namespace][r.Evacuation.Name] = it
 	}
+	it.askedAgain = true
 	if it.phase == phaseParked || !known && !it.isSent() {
 		q.place(it, now)
 		q.wake()

@@ -229,3 +229,23 @@ func TestNoEvictionAfterTheEvacuationWasWithdrawn(t *testing.T) {
 		w.until("it was sent", 0, w.sentTo(1))
 	})
 }
+
+// TestRequestWhileTheEvacuationIsFoundWithdrawn: the queue learns that the Evacuation was withdrawn,
+// and before it has given up the call, the pod is requested again.
+func TestRequestWhileTheEvacuationIsFoundWithdrawn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, worldConfig{answer: success}, newPod("web-0"))
+		wanted := false
+		w.queue.cfg.Wanted = func(r Request) bool {
+			if !wanted {
+				wanted = true
+				w.queue.Add(r)
+				return false
+			}
+			return true
+		}
+		w.add("web-0")
+		w.settled()
+		is.Equal(t, len(w.host.sent()), 1, "evictions without an event of the pod")
+	})
+}
