@@ -8,7 +8,6 @@ import (
 	"time"
 
 	policyv1 "k8s.io/api/policy/v1"
-	"k8s.io/client-go/util/flowcontrol"
 
 	"haulout.dev/haulout/pkg/drain/pdb"
 )
@@ -95,15 +94,15 @@ type budgetLane struct {
 	// steadySince is since when the budget has counted as many healthy pods of as many.
 	steadySince time.Time
 
-	// probing: the lane may send a probe now. The next one is due at probeAt.
-	probing    bool
+	// probeAt is when the lane's next probe is due.
 	probeAt    time.Time
 	probeDelay time.Duration
 }
 
 // budgetLanes is what the lanes of all budgets share.
 type budgetLanes struct {
-	probes flowcontrol.PassiveRateLimiter
+	// probeAllowedAt is when one of them may send the next probe.
+	probeAllowedAt time.Time
 	// awake is how many calls of each lane may be awake.
 	awake int
 }
@@ -156,7 +155,7 @@ func (l *budgetLane) noteGranted(now time.Time) {
 }
 
 func (l *budgetLane) close(now time.Time) {
-	l.open, l.since, l.probing = false, now, false
+	l.open, l.since = false, now
 	l.probeDelay = firstProbeAfter
 	l.probeAt = now.Add(l.probeDelay)
 	l.reviewBy(now.Add(blockedAfter))
@@ -186,7 +185,7 @@ func (l *budgetLane) offer(now time.Time) (*item, pass) {
 		return unready, passUnready
 	case hasRoom:
 		return it, passPlain
-	case l.mayProbe(now):
+	case !l.open && l.pending(now) == 0 && !now.Before(l.nextProbe()):
 		return it, passProbe
 	}
 	return nil, passPlain
@@ -206,20 +205,10 @@ func (l *budgetLane) hasSlot(now time.Time) bool {
 	return busy < min(l.limit.limit, l.awake)
 }
 
-// mayProbe reports whether a pod may be sent although the budget seems closed.
-func (l *budgetLane) mayProbe(now time.Time) bool {
-	switch {
-	case l.open || l.pending(now) > 0:
-		return false
-	case l.probing || now.Before(l.probeAt):
-	case l.probes.TryAccept():
-		l.probing = true
-		l.probeDelay = min(2*l.probeDelay, maxProbeDelay)
-		l.probeAt = now.Add(l.probeDelay)
-	default:
-		l.probeAt = now.Add(probeInterval)
-	}
-	return l.probing
+// nextProbe is when the lane may offer a pod although its budget seems closed. An offer makes no
+// other lane wait, only a call does: the queue chooses from the offers.
+func (l *budgetLane) nextProbe() time.Time {
+	return latest(l.probeAt, l.probeAllowedAt)
 }
 
 func (l *budgetLane) moves(now time.Time) bool {
@@ -252,7 +241,10 @@ func (l *budgetLane) interrupted(now time.Time) (found []*item) {
 func (l *budgetLane) begin(c *call) {
 	l.group.begin(c)
 	c.budgetVersion, c.laneLimit = l.budget.ResourceVersion, l.limit.limit
-	l.probing = l.probing && c.pass != passProbe
+	if c.pass == passProbe {
+		l.probeDelay = min(2*l.probeDelay, maxProbeDelay)
+		l.probeAt, l.probeAllowedAt = c.sent.Add(l.probeDelay), c.sent.Add(probeInterval)
+	}
 	if c.pass == passProbe || c.pass == passPlain {
 		l.unconfirmed[c.Pod] = time.Time{}
 	}
@@ -330,7 +322,7 @@ func (l *budgetLane) setAlarm(ring func(time.Time)) {
 		return
 	}
 	if !l.open {
-		ring(l.probeAt)
+		ring(l.nextProbe())
 	}
 	for _, sent := range l.sending {
 		ring(sent.Add(asleepAfter))

@@ -15,7 +15,6 @@ import (
 	policyinformers "k8s.io/client-go/informers/policy/v1"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/drain/pdb"
@@ -145,9 +144,6 @@ func New(cfg Config) (*Queue, error) {
 		cfg: cfg, pods: cfg.Pods.Lister(), kick: make(chan struct{}, 1),
 		items: map[string]map[string]*item{}, byUID: map[types.UID]*item{}, resting: line{order: byDue},
 		lanes: map[laneKey]lane{}, budgets: pdb.NewIndex(nil), churn: map[string]*churn{}, calls: concurrency{limit: most, most: most},
-		budgetLanes: budgetLanes{
-			probes: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(float32(1/probeInterval.Seconds()), 1, cfg.Clock),
-		},
 		ownerLanes: ownerLanes{
 			share: cfg.Policy.UnprotectedMaxUnavailable, patience: cfg.Policy.UnprotectedPatience,
 			byController: map[laneKey]*ownerLane{}, byPod: map[types.UID]*ownerLane{},

@@ -142,23 +142,44 @@ func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 	})
 }
 
+// closedBudgets is a world in which n pods have to leave. Each has a budget of its own that allows
+// nothing.
+func closedBudgets(t *testing.T, n int) *world {
+	t.Helper()
+	cfg := worldConfig{answer: budgetRefuses}
+	var names []string
+	for i := range n {
+		name := fmt.Sprintf("web-%d", i)
+		names = append(names, name)
+		cfg.pods = append(cfg.pods, newPod(name, ofApp(name)))
+		cfg.budgets = append(cfg.budgets, newBudget(name, 0, forApp(name)))
+	}
+	w := newWorld(t, cfg)
+	w.add(names...)
+	return w
+}
+
 func TestProbesOfClosedBudgetsAreFew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var pods []*corev1.Pod
-		var budgets []*policyv1.PodDisruptionBudget
-		var names []string
-		for i := range 20 {
-			name := fmt.Sprintf("web-%d", i)
-			names = append(names, name)
-			pods = append(pods, newPod(name, ofApp(name)))
-			budgets = append(budgets, newBudget(name, 0, forApp(name)))
-		}
-		w := newWorld(t, worldConfig{pods: pods, budgets: budgets, answer: budgetRefuses})
-		w.add(names...)
+		w := closedBudgets(t, 20)
 		w.pass(10*time.Minute, 500*time.Millisecond)
 		if n := len(w.host.sent()); n == 0 || n > 101 {
 			t.Errorf("got %d probes of 20 closed budgets in ten minutes, want some, and at most ten a minute", n)
 		}
+	})
+}
+
+// TestEachClosedBudgetIsProbed: no event tells that the cached budgets are old.
+func TestEachClosedBudgetIsProbed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const budgets = 200
+		w := closedBudgets(t, budgets)
+		w.pass(2*time.Hour, probeInterval/2)
+		probed := map[string]bool{}
+		for _, call := range w.host.sent() {
+			probed[call] = true
+		}
+		is.Equal(t, len(probed), budgets, "budgets probed within two hours")
 	})
 }
 
