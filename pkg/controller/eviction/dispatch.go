@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"haulout.dev/haulout/pkg/drain/pdb"
 	"haulout.dev/haulout/pkg/host/inflight"
@@ -196,9 +195,7 @@ func (q *Queue) laneOf(pod *corev1.Pod, matching []*policyv1.PodDisruptionBudget
 	if !takesTurns {
 		return q.lane(laneKey{}, func() lane { return &freeLane{newGroup()} })
 	}
-	l := q.lane(keyOfOwner(pod.Namespace, owner.UID), func() lane {
-		return &ownerLane{group: newGroup(), ownerLanes: &q.ownerLanes, pods: map[types.UID]podState{}, since: now}
-	})
+	l := q.lane(keyOfOwner(pod.Namespace, owner.UID), func() lane { return newOwnerLane(&q.ownerLanes, now) })
 	l.(*ownerLane).read(owner, metav1.GetControllerOfNoCopy(pod), now)
 	return l
 }

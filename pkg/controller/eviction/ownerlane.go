@@ -5,12 +5,12 @@ package eviction
 
 import (
 	"fmt"
-	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/drain/pdb"
 )
@@ -29,6 +29,8 @@ type ownerLane struct {
 	// one of the owner's pods has changed since.
 	controller metav1.OwnerReference
 	readAt     time.Time
+	// keys are those by which byController has had the lane.
+	keys sets.Set[laneKey]
 
 	// pods are the owner's pods that are neither finished nor terminating; serving counts those of
 	// podServing. A pod that terminates beside its replacement must not count twice in most.
@@ -68,6 +70,10 @@ type ownerLanes struct {
 	patience     time.Duration
 	byController map[laneKey]*ownerLane
 	byPod        map[types.UID]*ownerLane
+}
+
+func newOwnerLane(all *ownerLanes, now time.Time) *ownerLane {
+	return &ownerLane{group: newGroup(), ownerLanes: all, keys: sets.Set[laneKey]{}, pods: map[types.UID]podState{}, since: now}
 }
 
 // ownerOf returns the owner of a pod that no budget protects; false if its pods take no turns.
@@ -117,6 +123,7 @@ func (l *ownerLane) read(owner Owner, controller *metav1.OwnerReference, now tim
 			continue
 		}
 		l.byController[at] = l
+		l.keys.Insert(at)
 		for _, pod := range l.owners.Pods(l.key.Namespace, uid) {
 			l.see(pod)
 		}
@@ -252,7 +259,11 @@ func (l *ownerLane) isDone(now time.Time) bool {
 }
 
 func (l *ownerLane) drop() {
-	maps.DeleteFunc(l.byController, func(_ laneKey, other *ownerLane) bool { return other == l })
+	for key := range l.keys {
+		if l.byController[key] == l {
+			delete(l.byController, key)
+		}
+	}
 	for pod := range l.pods {
 		delete(l.byPod, pod)
 	}

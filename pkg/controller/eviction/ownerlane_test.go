@@ -294,11 +294,48 @@ func TestOwnersAreDropped(t *testing.T) {
 	})
 }
 
-func newOwnerLane(share Percent, patience time.Duration, desired, serving, writtenOff int) *ownerLane {
-	return &ownerLane{
-		group: newGroup(), ownerLanes: &ownerLanes{share: share, patience: patience}, Owner: Owner{Desired: desired},
-		serving: serving, writtenOff: writtenOff, since: start,
+// noPods are Owners of workloads without pods.
+type noPods struct{ Owners }
+
+func (noPods) Pods(string, types.UID) []*corev1.Pod { return nil }
+
+// TestDroppedLaneIsForgotten: the lanes web and api are found by their ReplicaSets, of which one has
+// left web and another one has moved from web to api.
+func TestDroppedLaneIsForgotten(t *testing.T) {
+	all := &ownerLanes{owners: noPods{}, byController: map[laneKey]*ownerLane{}}
+	web, api := newOwnerLane(all, start), newOwnerLane(all, start)
+	web.read(Owner{Controllers: []types.UID{"old", "moved"}}, &metav1.OwnerReference{}, start)
+	web.read(Owner{Controllers: []types.UID{"new", "moved"}}, &metav1.OwnerReference{}, start)
+	api.read(Owner{Controllers: []types.UID{"moved"}}, &metav1.OwnerReference{}, start)
+	web.drop()
+	if got := all.byController; len(got) != 1 || got[keyOfOwner("", "moved")] != api {
+		t.Errorf("got %v after web was dropped, want the ReplicaSet of api", got)
 	}
+}
+
+// TestManyLanesAreDroppedQuickly: each lane that is dropped looks at no other, else this takes many
+// times as long as allowed.
+func TestManyLanesAreDroppedQuickly(t *testing.T) {
+	all := &ownerLanes{owners: noPods{}, byController: map[laneKey]*ownerLane{}}
+	lanes := make([]*ownerLane, 40_000)
+	for i := range lanes {
+		lanes[i] = newOwnerLane(all, start)
+		lanes[i].read(Owner{Controllers: []types.UID{types.UID(fmt.Sprint(i))}}, &metav1.OwnerReference{}, start)
+	}
+	began := time.Now()
+	for _, l := range lanes {
+		l.drop()
+	}
+	is.Equal(t, len(all.byController), 0, "lanes that are found")
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("got %d lanes dropped in %s, want at most a second", len(lanes), took)
+	}
+}
+
+func ownerLaneWith(share Percent, patience time.Duration, desired, serving, writtenOff int) *ownerLane {
+	l := newOwnerLane(&ownerLanes{share: share, patience: patience}, start)
+	l.Desired, l.serving, l.writtenOff = desired, serving, writtenOff
+	return l
 }
 
 func TestTurn(t *testing.T) {
@@ -332,7 +369,7 @@ func TestTurn(t *testing.T) {
 			if strings.HasPrefix(name, "half") {
 				share = 50
 			}
-			l := newOwnerLane(share, patience, tc.desired, tc.serving, tc.writtenOff)
+			l := ownerLaneWith(share, patience, tc.desired, tc.serving, tc.writtenOff)
 			if strings.HasSuffix(name, "in flight") {
 				l.sending[&item{}] = start
 			}
@@ -351,7 +388,7 @@ func TestTurn(t *testing.T) {
 // most.
 func TestOwnerWaitsThreeTimesAtMost(t *testing.T) {
 	for desired := 1; desired <= 200; desired++ {
-		l := newOwnerLane(25, time.Minute, desired, desired, 0)
+		l := ownerLaneWith(25, time.Minute, desired, desired, 0)
 		now, waits := start, 0
 		for l.serving > 0 {
 			if !l.turn(now) {
