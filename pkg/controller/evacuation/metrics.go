@@ -6,6 +6,7 @@ package evacuation
 import (
 	"sync"
 
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
@@ -52,7 +53,14 @@ var (
 // Initialize all series: an alert on a metric that does not exist never fires.
 var completeReasons = []string{v1alpha1.ReasonPodDeleted, v1alpha1.ReasonPodTerminated, v1alpha1.ReasonCancelled}
 
-// publishBlocked counts the Evacuations whose pod cannot leave.
+// shownReasons are the reasons of which the last publishBlocked has left a sample.
+var (
+	shownReasons     = sets.New[string]()
+	shownReasonsLock sync.Mutex
+)
+
+// publishBlocked counts the Evacuations whose pod cannot leave. A condition that another version of
+// the server has written counts under its own reason, of which no sample is left afterwards.
 func publishBlocked(evacuations []*v1alpha1.Evacuation) {
 	counts := map[string]int{}
 	for _, remedy := range wording.Blocked {
@@ -63,7 +71,15 @@ func publishBlocked(evacuations []*v1alpha1.Evacuation) {
 			counts[blocker.Reason]++
 		}
 	}
+	shownReasonsLock.Lock()
+	defer shownReasonsLock.Unlock()
+	// Not Reset: a scrape meanwhile would miss the samples.
+	counted := sets.KeySet(counts)
+	for reason := range shownReasons.Difference(counted) {
+		evacuationsBlocked.Delete(map[string]string{"reason": reason})
+	}
 	for reason, count := range counts {
 		evacuationsBlocked.WithLabelValues(reason).Set(float64(count))
 	}
+	shownReasons = counted
 }
