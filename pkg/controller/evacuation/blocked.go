@@ -89,7 +89,7 @@ func (d *decision) setBlocked(s situation, b eviction.Blocker) {
 		return
 	}
 	message, status := wording.Cut(b.Message, protocol.MaxMessage), metav1.ConditionFalse
-	if wording.IsBlocked(b.Reason) {
+	if wording.IsBlocked(b.Reason) || isInherited(s, b) {
 		status = metav1.ConditionTrue
 	}
 	isNew := status == metav1.ConditionTrue && (before == nil || before.Status != status || before.Reason != b.Reason ||
@@ -102,6 +102,14 @@ func (d *decision) setBlocked(s situation, b eviction.Blocker) {
 		d.events = append(d.events, event{corev1.EventTypeWarning, EventBlocked, actionEvacuate,
 			fmt.Sprintf("Pod %s cannot leave (%s): %s", s.evacuation.Spec.PodRef.Name, b.Reason, message)})
 	}
+}
+
+// isInherited reports whether a blocker is the stored one. The queue of evictions repeats it until
+// it knows more, also one that another version of the server has written, with a reason that this
+// one does not know: its status says that the pod is blocked, not its name.
+func isInherited(s situation, b eviction.Blocker) bool {
+	stored := blockerOf(&s.evacuation.Status)
+	return stored != nil && *stored == b
 }
 
 // blockerOf returns the blocker in the stored condition, or nil if the Evacuation is not blocked.

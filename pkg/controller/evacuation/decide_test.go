@@ -393,6 +393,7 @@ func TestDecideEviction(t *testing.T) {
 		Reason: v1alpha1.ReasonPodDisruptionBudget, Message: "PodDisruptionBudget web allows no disruption.",
 	}
 	wasBlocked := withCondition(v1alpha1.ConditionBlocked, v1alpha1.ReasonPodDisruptionBudget, 0)
+	inherited := upForEviction(withCondition(v1alpha1.ConditionBlocked, ofOlderServer, 0))
 	runDecide(t, map[string]decideTest{
 		"DaemonSet pods are never evicted": {
 			evacuation: upForEviction(), pod: newPod(),
@@ -429,6 +430,18 @@ func TestDecideEviction(t *testing.T) {
 		"Blocked stays after a restart until the queue has an answer": {
 			evacuation: upForEviction(wasBlocked), pod: newPod(),
 			want: outcome{Active: evict, Blocked: "PodDisruptionBudget", Evict: true},
+		},
+		"Blocked stays with the reason of an older server until the queue says more": {
+			evacuation: inherited, pod: newPod(),
+			mod: func(s *situation) {
+				s.eviction = eviction.State{Known: true, Blocker: blockerOf(&inherited.Status)}
+			},
+			want: outcome{Active: evict, Blocked: ofOlderServer, Evict: true},
+		},
+		"the queue replaces the reason of an older server": {
+			evacuation: inherited, pod: newPod(),
+			mod:  func(s *situation) { s.eviction = eviction.State{Known: true} },
+			want: outcome{Active: evict, Blocked: "not: NotBlocked", Evict: true},
 		},
 		"Blocked is cleared when the pod terminates": {
 			evacuation: upForEviction(wasBlocked), pod: newPod(terminatingUntil(minute)),
