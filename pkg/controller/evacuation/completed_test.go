@@ -14,8 +14,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/selection"
+	"haulout.dev/haulout/pkg/host"
+	"haulout.dev/haulout/pkg/host/informertest"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/is"
 	"haulout.dev/haulout/pkg/testing/must"
@@ -78,9 +84,13 @@ func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
 			w := newWorld(t, 0, left(0), pods...)
 			for i := 1; i < 250; i++ {
 				must.Do(w, w.api.client.Tracker().Add(left(i)))
-				// The fake watch has room for a hundred events.
-				synctest.Wait()
+				// The fake watch has room for a hundred events, also when what is surplus is deleted.
+				if synctest.Wait(); i%25 == 0 {
+					<-time.After(surplusCheck)
+					synctest.Wait()
+				}
 			}
+			<-time.After(surplusCheck)
 			synctest.Wait()
 			list := must.Get(w.api.client.MaintenanceV1alpha1().Evacuations("shop").List(t.Context(), metav1.ListOptions{}))(w)
 			is.Equal(t, len(list.Items), tt.want, "Evacuations")
@@ -95,4 +105,58 @@ func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
 			is.Equal(t, len(list.Items), 0, "Evacuations after the TTL")
 		})
 	}
+}
+
+// countedIndexer counts the objects that are read by index.
+type countedIndexer struct {
+	cache.Indexer
+	read int
+}
+
+func (c *countedIndexer) ByIndex(name, value string) ([]any, error) {
+	objects, err := c.Indexer.ByIndex(name, value)
+	c.read += len(objects)
+	return objects, err
+}
+
+// TestManyCompleteEvacuationsAreCheap: a sync of a complete Evacuation does not read the others of
+// its namespace, and each that is surplus is enqueued once.
+func TestManyCompleteEvacuationsAreCheap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const many = 2000
+		clock := informertest.Clock{}
+		hostClient, client := fake.NewClientset(), newFakeAPI(clock).client
+		cluster := must.Get(host.NewCluster(host.Clients{Client: hostClient, Unlimited: hostClient, Maintenance: client, Recorder: events.NewFakeRecorder(100)}, 0))(t)
+		selected := must.Get(selection.New(cluster.Nodes.Informer(), cluster.NodeMaintenances.Informer(), clock))(t)
+		c := must.Get(New(Config{Cluster: cluster, Selection: selected, Clock: clock, Evictions: &fakeHost{client: hostClient}}))(t)
+		defer c.queue.ShutDown()
+		defer c.hanging.ShutDown()
+		indexer := &countedIndexer{Indexer: c.evacuationIndexer}
+		c.evacuationIndexer = indexer
+		for i := range many {
+			must.Do(t, indexer.Add(newEvacuation(withCondition(v1alpha1.ConditionComplete, v1alpha1.ReasonPodDeleted, -time.Duration(i)*time.Millisecond),
+				func(e *v1alpha1.Evacuation) {
+					e.Name, e.UID = fmt.Sprintf("left-%d", i), types.UID(fmt.Sprintf("uid-left-%d", i))
+				})))
+		}
+		syncAll := func() {
+			for i := range many {
+				evacuation := must.Get(c.evacuationLister.Evacuations("shop").Get(fmt.Sprintf("left-%d", i)))(t)
+				_, err := c.gather(t.Context(), evacuation)
+				must.Do(t, err)
+			}
+			<-time.After(surplusCheck)
+			synctest.Wait()
+		}
+		syncAll()
+		is.Equal(t, c.queue.Len(), 1, "keys after a sync of each")
+		namespace, _ := c.queue.Get()
+		must.Do(t, c.sync(t.Context(), namespace))
+		c.queue.Done(namespace)
+		is.Equal(t, c.queue.Len(), many-minCompleted, "Evacuations that are surplus")
+		syncAll()
+		must.Do(t, c.sync(t.Context(), namespace))
+		is.Equal(t, c.queue.Len(), many-minCompleted+1, "keys after a second count, with that of the namespace")
+		is.True(t, indexer.read <= 2*many, "%d objects were read in %d syncs, want %d in each of 2 counts", indexer.read, 2*many, many)
+	})
 }

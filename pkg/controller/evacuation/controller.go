@@ -9,9 +9,10 @@
 //
 // Kept in memory, and droppable at any time: which pods a watch has reported as deleted (departed;
 // without it they are read live), which pods of a namespace are down (down; read again) and which
-// nodes they are limited to (pins; read again), which Evacuations cannot be written (failures;
-// shown a minute later) or hang when they are (hung; they hang once more), and when the pods of
-// Evacuations were created and which had returned (arrivals; a new leader counts from there).
+// nodes they are limited to (pins; read again), which complete Evacuations a namespace has too many
+// (surplus; found again), which Evacuations cannot be written (failures; shown a minute later) or
+// hang when they are (hung; they hang once more), and when the pods of Evacuations were created and
+// which had returned (arrivals; a new leader counts from there).
 package evacuation
 
 import (
@@ -26,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -169,6 +171,8 @@ type Controller struct {
 	budgetLister policylisters.PodDisruptionBudgetLister
 	synced       []cache.InformerSynced
 
+	// queue has the keys of Evacuations, and of namespaces, without a name, whose complete
+	// Evacuations are to be counted.
 	queue *loop.Queue[types.NamespacedName]
 	// hanging has the Evacuations whose last sync hung, so that the others do not wait for them.
 	hanging *loop.Queue[types.NamespacedName]
@@ -176,6 +180,9 @@ type Controller struct {
 	// server. A UID is never reused.
 	departed loop.Memory[types.UID, struct{}]
 	arrivals arrivals
+	// surplus has, by namespace, the complete Evacuations that are to be deleted before the end of
+	// their TTL. They are found again.
+	surplus loop.Memory[string, sets.Set[types.UID]]
 	// failures are the Evacuations that cannot be reconciled, and why; hung are those of them whose
 	// last reconciliation took long.
 	failures *loop.Failures[types.NamespacedName]
@@ -329,6 +336,9 @@ func (c *Controller) evacuations() []*v1alpha1.Evacuation {
 // sync reconciles an Evacuation, unless its last sync hung. No Evacuation is reconciled by both
 // queues at the same time: only a worker that has it changes whether it hangs, at the end.
 func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
+	if key.Name == "" {
+		return c.findSurplus(key.Namespace)
+	}
 	if c.hangs(key) {
 		c.hanging.Add(key)
 		return nil

@@ -4,20 +4,15 @@
 package evacuation
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/tools/cache"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -40,9 +35,8 @@ func (c *Controller) gather(ctx context.Context, evacuation *v1alpha1.Evacuation
 		s.failure = failure.Text
 	}
 	if protocol.IsComplete(evacuation) {
-		var err error
-		s.surplus, err = c.isSurplus(evacuation)
-		return s, err
+		s.surplus = c.isSurplus(evacuation)
+		return s, nil
 	}
 	pod, err := c.pod(ctx, evacuation)
 	if err != nil || pod == nil {
@@ -80,46 +74,6 @@ func (c *Controller) gather(ctx context.Context, evacuation *v1alpha1.Evacuation
 	by, err := c.askedBy(pod)
 	s.targeted = by != nil
 	return s, err
-}
-
-// minCompleted is how many complete Evacuations of a namespace are kept for the TTL, however few
-// pods the namespace has.
-const minCompleted = 100
-
-// isSurplus reports whether a complete Evacuation is to be deleted before the end of its TTL, and
-// enqueues the others of its namespace that are. A pod costs nothing once it is deleted, so a quota
-// of pods does not bound how many Evacuations outlive theirs: as many are kept as the namespace has
-// pods, and at least minCompleted. The oldest ones are surplus.
-func (c *Controller) isSurplus(evacuation *v1alpha1.Evacuation) (bool, error) {
-	objects, err := c.evacuationIndexer.ByIndex(cache.NamespaceIndex, evacuation.Namespace)
-	if err != nil || len(objects) <= minCompleted {
-		return false, err
-	}
-	completed := func(e *v1alpha1.Evacuation) time.Time {
-		return meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionComplete).LastTransitionTime.Time
-	}
-	var complete []*v1alpha1.Evacuation
-	for _, object := range objects {
-		if e, ok := object.(*v1alpha1.Evacuation); ok && protocol.IsComplete(e) {
-			complete = append(complete, e)
-		}
-	}
-	excess := len(complete) - max(minCompleted, c.pods.Count(evacuation.Namespace))
-	if excess <= 0 {
-		return false, nil
-	}
-	slices.SortFunc(complete, func(a, b *v1alpha1.Evacuation) int {
-		return cmp.Or(completed(a).Compare(completed(b)), cmp.Compare(a.Name, b.Name))
-	})
-	isSurplus := false
-	for _, oldest := range complete[:excess] {
-		if oldest.UID == evacuation.UID {
-			isSurplus = true
-		} else {
-			c.queue.Add(keyOf(oldest))
-		}
-	}
-	return isSurplus, nil
 }
 
 // isReplaced reports whether the DaemonSet would immediately recreate an evicted pod on the node.

@@ -1,0 +1,89 @@
+// SPDX-FileCopyrightText: The Haulout Authors
+// SPDX-License-Identifier: Apache-2.0
+
+package evacuation
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/cache"
+
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/controller/loop"
+)
+
+const (
+	// minCompleted is how many complete Evacuations of a namespace are kept for the TTL, however
+	// few pods the namespace has.
+	minCompleted = 100
+	// surplusCheck is how often the complete Evacuations of a namespace are counted at most.
+	surplusCheck = time.Second
+)
+
+// isSurplus reports whether the last count has found that a complete Evacuation is to be deleted
+// before the end of its TTL, and has those of its namespace counted soon. Many that are synced
+// meanwhile wait for the same count: the queue has the key of the namespace once.
+func (c *Controller) isSurplus(evacuation *v1alpha1.Evacuation) bool {
+	c.queue.AddAfter(types.NamespacedName{Namespace: evacuation.Namespace}, surplusCheck)
+	surplus, _ := c.surplus.Get(evacuation.Namespace)
+	return surplus.Has(evacuation.UID)
+}
+
+// findSurplus finds the complete Evacuations of a namespace that are surplus, and enqueues those
+// that have become so. A pod costs nothing once it is deleted, so a quota of pods does not bound
+// how many Evacuations outlive theirs: as many are kept as the namespace has pods, and at least
+// minCompleted. The oldest ones are surplus.
+func (c *Controller) findSurplus(namespace string) error {
+	oldest, err := c.oldestComplete(namespace)
+	if err != nil {
+		return err
+	}
+	before, _ := c.surplus.Get(namespace)
+	surplus := make(sets.Set[types.UID], len(oldest))
+	for _, e := range oldest {
+		surplus.Insert(e.UID)
+	}
+	c.surplus.Change(namespace, func(sets.Set[types.UID], bool) (sets.Set[types.UID], bool) { return surplus, len(surplus) > 0 })
+	if len(oldest) > 0 {
+		// Until they are gone: no event of a deletion has them counted.
+		c.queue.AddAfter(types.NamespacedName{Namespace: namespace}, loop.Resync)
+	}
+	for _, e := range oldest {
+		// Those of before are in the queue, or wait for their backoff.
+		if !before.Has(e.UID) {
+			c.queue.Add(keyOf(e))
+		}
+	}
+	return nil
+}
+
+// oldestComplete returns the complete Evacuations that a namespace has too many, the oldest first.
+func (c *Controller) oldestComplete(namespace string) ([]*v1alpha1.Evacuation, error) {
+	objects, err := c.evacuationIndexer.ByIndex(cache.NamespaceIndex, namespace)
+	if err != nil || len(objects) <= minCompleted {
+		return nil, err
+	}
+	var complete []*v1alpha1.Evacuation
+	for _, object := range objects {
+		if e, ok := object.(*v1alpha1.Evacuation); ok && protocol.IsComplete(e) {
+			complete = append(complete, e)
+		}
+	}
+	excess := len(complete) - max(minCompleted, c.pods.Count(namespace))
+	if excess <= 0 {
+		return nil, nil
+	}
+	completed := func(e *v1alpha1.Evacuation) time.Time {
+		return meta.FindStatusCondition(e.Status.Conditions, v1alpha1.ConditionComplete).LastTransitionTime.Time
+	}
+	slices.SortFunc(complete, func(a, b *v1alpha1.Evacuation) int {
+		return cmp.Or(completed(a).Compare(completed(b)), cmp.Compare(a.Name, b.Name))
+	})
+	return complete[:excess], nil
+}
