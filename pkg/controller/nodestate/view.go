@@ -6,6 +6,7 @@ package nodestate
 import (
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,14 +64,20 @@ type keptView struct {
 	// are kept.
 	uid    types.UID
 	static protocol.StaticPodFacts
-	// changes counts the events of the node: a view that was begun before one of them is not kept.
-	changes uint64
+	// change is the number of the last event of the node: a view that was begun before it is not
+	// kept.
+	change uint64
 	// view is nil if there is none.
 	view *View
 }
 
 // views are the views that are kept, by the name of the node.
-type views struct{ loop.Memory[string, keptView] }
+type views struct {
+	loop.Memory[string, keptView]
+	// changes counts the events of all nodes. It never starts again, not even for a node that was
+	// forgotten: a view that is still being built then must not be taken for one of now.
+	changes atomic.Uint64
+}
 
 // of returns the view of a node, from build if none is kept.
 func (v *views) of(node *corev1.Node, build func(*corev1.Node) (*View, error)) (*View, error) {
@@ -79,6 +86,7 @@ func (v *views) of(node *corev1.Node, build func(*corev1.Node) (*View, error)) (
 	v.Change(node.Name, func(before keptView, _ bool) (keptView, bool) {
 		if kept = before; kept.uid != is.uid || kept.static != is.static {
 			kept = is
+			kept.change = v.changes.Add(1)
 		}
 		return kept, true
 	})
@@ -101,7 +109,7 @@ func (v *views) of(node *corev1.Node, build func(*corev1.Node) (*View, error)) (
 // drop notes that something on a node has changed.
 func (v *views) drop(node string) {
 	v.Change(node, func(kept keptView, known bool) (keptView, bool) {
-		kept.changes++
+		kept.change = v.changes.Add(1)
 		kept.view = nil
 		return kept, known
 	})

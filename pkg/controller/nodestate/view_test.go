@@ -33,6 +33,46 @@ func TestViewIsNotCachedAfterAnEventDuringItsBuild(t *testing.T) {
 	is.True(t, err == nil && got == old, "got %v, %v, want a new view for a recreated node", got, err)
 }
 
+// TestViewOfAForgottenNodeIsNotKept has worker A build a view that an event makes old. Then the
+// node is forgotten, and worker B begins to build one before A is done.
+func TestViewOfAForgottenNodeIsNotKept(t *testing.T) {
+	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "other"}}
+	for name, forget := range map[string]func(*views){
+		"no maintenance selects the node": func(v *views) { v.Forget("n") },
+		"the node was another one meanwhile": func(v *views) {
+			_, err := v.of(other, func(*corev1.Node) (*View, error) { return &View{}, nil })
+			must.Do(t, err)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := &views{}
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}
+			old, current := &View{}, &View{}
+			begun, release, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			buildB := func(*corev1.Node) (*View, error) {
+				close(begun)
+				<-release
+				return current, nil
+			}
+			_, err := v.of(node, func(*corev1.Node) (*View, error) {
+				v.drop("n")
+				forget(v)
+				go func() {
+					defer close(done)
+					_, _ = v.of(node, buildB)
+				}()
+				<-begun
+				return old, nil
+			})
+			must.Do(t, err)
+			close(release)
+			<-done
+			got, err := v.of(node, func(*corev1.Node) (*View, error) { return current, nil })
+			is.True(t, err == nil && got == current, "got %p, %v, want the newer view %p and not %p", got, err, current, old)
+		})
+	}
+}
+
 // TestViewDependsOnTheNodeAgent has a worker build a view from a node that it has read before the
 // event of the node agent. The view must not be used for the newer node.
 func TestViewDependsOnTheNodeAgent(t *testing.T) {
