@@ -68,6 +68,17 @@ func NewQueue[T comparable](config Config[T]) *Queue[T] {
 	}
 }
 
+// AddUnlessFailed adds an item, unless its last sync has failed: then it is retried after its
+// backoff, and synced once more after the longest one, in case it is being synced now and does not
+// fail again.
+func (q *Queue[T]) AddUnlessFailed(item T) {
+	if q.NumRequeues(item) > 0 {
+		q.AddAfter(item, maxBackoff)
+		return
+	}
+	q.Add(item)
+}
+
 // Run starts workers that sync the items of the queue until the context ends, and returns when the
 // last worker is done. Items that are still in the queue are dropped. A queue runs once.
 func (q *Queue[T]) Run(ctx context.Context, workers int, do func(context.Context, T) error) {

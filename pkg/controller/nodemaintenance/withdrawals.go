@@ -45,6 +45,15 @@ type withdrawal struct {
 	unwanted bool
 }
 
+// String is the name of a withdrawal in reports and in what fails: an Evacuation that is wanted, as
+// far as the stored targets tell, does not end the failure to withdraw it as unwanted.
+func (w withdrawal) String() string {
+	if w.unwanted {
+		return w.NamespacedName.String() + " (unwanted)"
+	}
+	return w.NamespacedName.String()
+}
+
 func newWithdrawals(c *Controller, config Config) *withdrawals {
 	return &withdrawals{c: c, queue: loop.NewQueue(loop.Config[withdrawal]{
 		Name: Name + "-withdrawals", Backoff: 100 * time.Millisecond, Clock: config.Clock, Liveness: config.Liveness, Busy: Name + " withdrawal of",
@@ -59,9 +68,10 @@ func (w *withdrawals) enqueue(e *v1alpha1.Evacuation) {
 	}
 }
 
-// enqueueUnwanted has an Evacuation withdrawn unless a maintenance asks its pod to leave.
+// enqueueUnwanted has an Evacuation withdrawn unless a maintenance asks its pod to leave. Each sync
+// of a maintenance names it again, so one that cannot be withdrawn is left to its backoff.
 func (w *withdrawals) enqueueUnwanted(e *v1alpha1.Evacuation) {
-	w.queue.Add(withdrawal{NamespacedName: types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, unwanted: true})
+	w.queue.AddUnlessFailed(withdrawal{NamespacedName: types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, unwanted: true})
 }
 
 // sync withdraws an Evacuation unless a maintenance drains the node of its pod. What keeps it from
@@ -72,7 +82,9 @@ func (w *withdrawals) sync(ctx context.Context, key withdrawal) error {
 		return err
 	}
 	if e == nil || !nodestate.IsOurs(e) {
-		w.c.state.Troubles.End(key.String())
+		for _, unwanted := range []bool{false, true} {
+			w.c.state.Troubles.End(withdrawal{key.NamespacedName, unwanted}.String())
+		}
 		return nil
 	}
 	node := w.c.state.NodeOf(e)
@@ -111,7 +123,7 @@ func (w *withdrawals) get(ctx context.Context, key withdrawal) (*v1alpha1.Evacua
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read evacuation %s: %w", key, err)
+		return nil, fmt.Errorf("read evacuation %s: %w", key.NamespacedName, err)
 	}
 	return live, nil
 }
