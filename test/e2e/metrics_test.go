@@ -34,6 +34,11 @@ func TestMetrics(t *testing.T) {
 	cluster.PodOn(t, namespace, "web", pool, nodes[0])
 	controlled(t, namespace, pool, "web", 1)
 	cluster.Budget(t, namespace, "web", 0)
+	// The server computes gauges every two seconds: those of earlier tests must be over.
+	framework.Eventually(t, "nothing is counted yet", func(context.Context) (bool, error) {
+		now, err := cluster.ScrapeServer(t)
+		return err == nil && now.Sum("haulout_nodemaintenance_maintenances")+now.Sum("haulout_evacuation_blocked") == 0, err
+	})
 	before := must.Get(cluster.ScrapeServer(t))(t)
 	// Others may add to what this test causes; no other test takes from it.
 	grown := func(what string, samples ...sample) {

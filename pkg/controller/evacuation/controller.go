@@ -333,8 +333,9 @@ func (c *Controller) evacuations() []*v1alpha1.Evacuation {
 	return evacuations
 }
 
-// sync reconciles an Evacuation, unless its last sync hung. No Evacuation is reconciled by both
-// queues at the same time: only a worker that has it changes whether it hangs, at the end.
+// sync reconciles an Evacuation, unless its last sync hung, or counts the complete ones of a
+// namespace. No Evacuation is reconciled by both queues at the same time: only a worker that has it
+// changes whether it hangs, at the end.
 func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	if key.Name == "" {
 		return c.findSurplus(key.Namespace)

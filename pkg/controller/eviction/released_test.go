@@ -230,8 +230,8 @@ func TestNoEvictionAfterTheEvacuationWasWithdrawn(t *testing.T) {
 	})
 }
 
-// TestRequestWhileTheEvacuationIsFoundWithdrawn: the queue learns that the Evacuation was withdrawn,
-// and before it has given up the call, the pod is requested again.
+// TestRequestWhileTheEvacuationIsFoundWithdrawn: the pod is requested again after the queue learned
+// that the Evacuation was withdrawn, and before it has given up the call.
 func TestRequestWhileTheEvacuationIsFoundWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{answer: success}, newPod("web-0"))
