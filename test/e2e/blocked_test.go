@@ -269,7 +269,7 @@ func blockedByEvacuator(t *testing.T, pool, node, namespace string) {
 	})
 	e := evacuate(t, pod, func(e *v1alpha1.Evacuation) { e.Spec.ProgressDeadlineSeconds = ptr.To[int32](20) })
 	blocked(t, e, v1alpha1.ReasonEvacuatorNotProgressing, "Evacuator "+class, next+" becomes active",
-		"Check that its controller")
+		"Check that the controller behind it runs")
 	report := []byte(`{"status":{"message":"copying"}}`)
 	must.Get(cluster.As(t).Evacuations(namespace).
 		Patch(t.Context(), e.Name, types.MergePatchType, report, metav1.PatchOptions{}, "status"))(t)
