@@ -84,7 +84,8 @@ func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
 			w := newWorld(t, 0, left(0), pods...)
 			for i := 1; i < 250; i++ {
 				must.Do(w, w.api.client.Tracker().Add(left(i)))
-				// The fake watch has room for a hundred events, also when what is surplus is deleted.
+				// The fake watch has room for a hundred events. Deletions of what is surplus are
+				// events, too.
 				if synctest.Wait(); i%25 == 0 {
 					<-time.After(surplusCheck)
 					synctest.Wait()

@@ -100,8 +100,8 @@ func canBeAsked(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 }
 
-// line is a list of items in an order. An item is in one line at most, and the fields that the order
-// depends on do not change while it is.
+// line is a list of items in an order. An item is in one line at most, and the fields that the
+// order depends on do not change while it is.
 type line struct {
 	items []*item
 	order func(a, b *item) int
