@@ -35,7 +35,7 @@ type withdrawals struct {
 	queue *loop.Queue[withdrawal]
 }
 
-// withdrawal is the key of an Evacuation to be looked at.
+// withdrawal is the key of the queue: an Evacuation, and why it may have to be withdrawn.
 type withdrawal struct {
 	types.NamespacedName
 	// unwanted: a decision has found that the maintenances that drain the node do not ask the pod
