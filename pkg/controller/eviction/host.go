@@ -44,12 +44,9 @@ type Host interface {
 type Owners interface {
 	// Of returns the workload of the pods of a namespace that have the given controller; false if
 	// such pods need no turns.
-	Of(namespace string, controller *metav1.OwnerReference) (Owner, bool)
+	Of(namespace string, controller *metav1.OwnerReference) (owners.Workload, bool)
 	// Pods returns the pods of a namespace whose controller has the UID.
 	Pods(namespace string, controller types.UID) []*corev1.Pod
 	// HasSynced reports whether the caches have been filled.
 	HasSynced() bool
 }
-
-// Owner is the workload that pods belong to.
-type Owner = owners.Workload

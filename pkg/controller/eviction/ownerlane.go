@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"haulout.dev/haulout/pkg/drain/pdb"
+	"haulout.dev/haulout/pkg/host/owners"
 )
 
 // ownerReadEvery is how long what is known about an owner is used while none of its pods changes.
@@ -24,7 +25,7 @@ const ownerReadEvery = time.Second
 type ownerLane struct {
 	group
 	*ownerLanes
-	Owner
+	owners.Workload
 	// controller is that of the pod by which the owner was last read, at readAt; that is zero if
 	// one of the owner's pods has changed since.
 	controller metav1.OwnerReference
@@ -77,10 +78,10 @@ func newOwnerLane(all *ownerLanes, now time.Time) *ownerLane {
 }
 
 // ownerOf returns the owner of a pod that no budget protects; false if its pods take no turns.
-func (all *ownerLanes) ownerOf(pod *corev1.Pod) (owner Owner, takesTurns bool) {
+func (all *ownerLanes) ownerOf(pod *corev1.Pod) (owner owners.Workload, takesTurns bool) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if all.owners == nil || controller == nil || pod.Spec.RestartPolicy != corev1.RestartPolicyAlways {
-		return Owner{}, false
+		return owners.Workload{}, false
 	}
 	return all.owners.Of(pod.Namespace, controller)
 }
@@ -115,8 +116,8 @@ func keyOfOwner(namespace string, uid types.UID) laneKey {
 }
 
 // read takes in the owner, and the pods of controllers that are new to it.
-func (l *ownerLane) read(owner Owner, controller *metav1.OwnerReference, now time.Time) {
-	l.Owner, l.controller = owner, *controller
+func (l *ownerLane) read(owner owners.Workload, controller *metav1.OwnerReference, now time.Time) {
+	l.Workload, l.controller = owner, *controller
 	for _, uid := range owner.Controllers {
 		at := keyOfOwner(l.key.Namespace, uid)
 		if l.byController[at] == l {

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/host/owners"
 	"haulout.dev/haulout/pkg/testing/bubble"
 	"haulout.dev/haulout/pkg/testing/build"
 	"haulout.dev/haulout/pkg/testing/is"
@@ -304,9 +305,9 @@ func (noPods) Pods(string, types.UID) []*corev1.Pod { return nil }
 func TestDroppedLaneIsForgotten(t *testing.T) {
 	all := &ownerLanes{owners: noPods{}, byController: map[laneKey]*ownerLane{}}
 	web, api := newOwnerLane(all, start), newOwnerLane(all, start)
-	web.read(Owner{Controllers: []types.UID{"old", "moved"}}, &metav1.OwnerReference{}, start)
-	web.read(Owner{Controllers: []types.UID{"new", "moved"}}, &metav1.OwnerReference{}, start)
-	api.read(Owner{Controllers: []types.UID{"moved"}}, &metav1.OwnerReference{}, start)
+	web.read(owners.Workload{Controllers: []types.UID{"old", "moved"}}, &metav1.OwnerReference{}, start)
+	web.read(owners.Workload{Controllers: []types.UID{"new", "moved"}}, &metav1.OwnerReference{}, start)
+	api.read(owners.Workload{Controllers: []types.UID{"moved"}}, &metav1.OwnerReference{}, start)
 	web.drop()
 	if got := all.byController; len(got) != 1 || got[keyOfOwner("", "moved")] != api {
 		t.Errorf("got %v after web was dropped, want the ReplicaSet of api", got)
