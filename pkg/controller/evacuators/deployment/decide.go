@@ -102,8 +102,8 @@ func decide(s situation) decision {
 		d.takeUp(s)
 		d.memory.standing, d.memory.holds, d.memory.settled = s.standing(), s.holdsTurns(), s.settled()
 	}
-	rests := d.rests(s)
-	d.idle = !rests && len(s.leaving()) == 0 && len(s.declined()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil
+	rests, counted := d.rests(s), d.memory.misses > 0 || len(d.memory.tried) > 0
+	d.idle = !rests && !(counted && s.isAsked()) && len(s.leaving()) == 0 && len(s.declined()) == 0 && len(s.orphans) == 0 && r == nil && !s.target.garbage && d.scale == nil
 	return d
 }
 
@@ -192,7 +192,7 @@ func (d *decision) dissolve(s situation) {
 		resets++
 	}
 	d.scale, d.memory.highest = &scaling{}, nil
-	if resets > 0 && len(s.leaving()) > 0 {
+	if resets > 0 && s.isAsked() {
 		d.scale.record = &record{UID: r.UID, Resets: resets}
 	}
 	d.event(corev1.EventTypeNormal, EventSurgeDissolved, actionRelease,
@@ -206,7 +206,7 @@ func (d *decision) giveUp(s situation, why string) {
 		if !d.withdraw(s, slices.Concat(leaving, s.handedOver())) {
 			return
 		}
-	} else if s.target.record != nil && len(leaving) == 0 && len(s.declined()) == 0 {
+	} else if s.target.record != nil && !s.isAsked() {
 		d.scale = &scaling{}
 	}
 	for _, p := range leaving {
@@ -222,11 +222,11 @@ func (d *decision) giveUp(s situation, why string) {
 func (d *decision) start(s situation) {
 	leaving := s.leaving()
 	if len(leaving) == 0 {
-		if s.target.record != nil && len(s.declined()) == 0 {
+		if s.target.record != nil && !s.isAsked() {
 			d.scale = &scaling{}
 		}
 		kept := memory{warned: d.memory.warned, tried: s.stillTried()}
-		if len(s.declined()) > 0 {
+		if s.isAsked() {
 			kept.misses, kept.missedAt = s.memory.misses, s.memory.missedAt
 		}
 		d.memory = kept

@@ -117,6 +117,9 @@ func TestDecideStart(t *testing.T) {
 			s:    at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), newTestPod("web-0")),
 			want: "drop record;",
 		},
+		"a count stays until eviction has said whether it is blocked": {
+			s: at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), newTestPod("web-0", leaves(lanes))),
+		},
 		"a record that cannot be read goes": {
 			s: at(0, newDeployment(1, func(d *appsv1.Deployment) {
 				d.Annotations = map[string]string{v1alpha1.AnnotationSurgeRecord: "{"}

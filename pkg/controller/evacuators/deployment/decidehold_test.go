@@ -257,6 +257,9 @@ func TestDecideHold(t *testing.T) {
 			s: at(later, scaled(), newTestPod("web-0", cheapest), replacement()), want: "restore web-0;",
 		},
 		"a user has set it back": {s: at(later, newDeployment(1, up), leaving()), want: "record 1 resets;"},
+		"a user has set it back when the pod is up for eviction": {
+			s: at(later, newDeployment(1, up), newTestPod("web-0", leaves(lanes))), want: "record 1 resets;",
+		},
 		"a user has set it back and no pod leaves any more": {
 			s: at(later, newDeployment(1, up), newTestPod("web-0")), want: "drop record;",
 		},

@@ -166,15 +166,28 @@ func isOurTurn(evacuation *v1alpha1.Evacuation) bool {
 	return evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDeployment && !evacuation.Status.ActiveEvacuatorCompleted
 }
 
-// isDeclined reports whether an Evacuation may return to this evacuator: eviction follows it
-// directly, and cannot remove the pod. Another evacuator in between would be asked twice.
-func isDeclined(evacuation *v1alpha1.Evacuation) bool {
+// mayReturn reports whether the turn of this evacuator may begin again after it has ended: eviction
+// follows it directly. Another evacuator in between would be asked twice.
+func mayReturn(evacuation *v1alpha1.Evacuation) bool {
 	return evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction &&
 		slices.ContainsFunc(evacuation.Spec.Evacuators, func(e v1alpha1.Evacuator) bool {
 			return e.EvacuatorClass == v1alpha1.EvacuatorClassDeployment
 		}) &&
-		protocol.Next(evacuation.Spec.Evacuators, v1alpha1.EvacuatorClassDeployment) == v1alpha1.EvacuatorClassEviction &&
-		meta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
+		protocol.Next(evacuation.Spec.Evacuators, v1alpha1.EvacuatorClassDeployment) == v1alpha1.EvacuatorClassEviction
+}
+
+// isDeclined reports whether the turn is to begin again as soon as a surge is possible: eviction
+// cannot remove the pod.
+func isDeclined(evacuation *v1alpha1.Evacuation) bool {
+	return mayReturn(evacuation) && meta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
+}
+
+// isAsked reports whether a pod has its turn, or may get it again. For as long, the evacuator keeps
+// what it has counted: eviction may need some time until it reports that it is blocked.
+func (s *situation) isAsked() bool {
+	return slices.ContainsFunc(s.pods, func(p pod) bool {
+		return p.evacuation != nil && (isOurTurn(p.evacuation) || mayReturn(p.evacuation))
+	})
 }
 
 // declined returns the blocked pods whose turns ended, and which do not rest after a try to replace

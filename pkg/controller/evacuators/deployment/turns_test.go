@@ -242,6 +242,13 @@ func TestPodsThatWereTriedRest(t *testing.T) {
 			}
 		})
 	}
+	t.Run("eviction reports later than the rest ends", func(t *testing.T) {
+		s := at(5*time.Minute, newDeployment(2), newTestPod("web-0", leaves(lanes), minOne(2, 1)), web1)
+		s.memory = once
+		if d := decide(s); d.idle || len(d.memory.tried) != 1 {
+			t.Errorf("got %q with the tries %v, want the try to be kept", summary(d), d.memory.tried)
+		}
+	})
 	t.Run("the pod has left", func(t *testing.T) {
 		s := at(time.Minute, newDeployment(1), web1)
 		s.memory = once
