@@ -15,7 +15,7 @@
 #
 # hack/vm.sh runs the script after each boot. The folder below stores the state between runs. After
 # the first reboot, `hack/vm.sh --systemd hack/vm/reboot.sh 9 3` continues with number 9 and resets
-# the machine three times.
+# the machine three times; `resets 3` does so at once.
 source "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 cd "${ROOT}"
 export PATH="${ROOT}/bin:${ROOT}/bin/node:${PATH}" CLUSTER_DIR=/srv/cluster
@@ -27,10 +27,16 @@ export CONTAINERD_ADDRESS
 
 fail() {
 	echo "Error: $*" >&2
-	kubectl get nodemaintenances,pods --all-namespaces --output=wide || true
+	kubectl get nodemaintenances,evacuations,pods --all-namespaces --output=wide || true
+	kubectl get node "${NODE}" --output=jsonpath='{.metadata.annotations}{"\n"}' || true
+	ls -lAR /etc/kubernetes || true
+	haulout-node-agent static list || true
+	cat /etc/kubernetes/.nm-parked/index.json || true
 	journalctl --no-pager --boot=-1 --lines=60 || true
+	journalctl --no-pager --boot=-1 --lines=30 --unit=haulout-node-agent || true
 	journalctl --no-pager --boot --lines=60 --unit=haulout-node-agent || true
-	journalctl --no-pager --boot --lines=20 --unit=kubelet --unit=containerd --unit=cluster || true
+	journalctl --no-pager --boot --lines=20 --unit=containerd --unit=cluster || true
+	journalctl --no-pager --boot --lines=80 --unit=kubelet || true
 	exit 1
 }
 
@@ -290,6 +296,20 @@ crioSocket() {
 	eventually 300 "the node agent is ready and holds its lock" agentWorks
 }
 
+# placeStatic has the kubelet run a static pod, and records its UID.
+placeStatic() {
+	cat >/etc/kubernetes/manifests/static.yaml <<-YAML
+		apiVersion: v1
+		kind: Pod
+		metadata: {name: static, namespace: default}
+		spec:
+		  terminationGracePeriodSeconds: 20
+		  containers: [{name: app, image: "localhost/app:dev", imagePullPolicy: Never, args: [serve, "2"]}]
+	YAML
+	eventually 300 "the static pod runs" staticRuns
+	static >"${STATE}/static"
+}
+
 static() { kubectl get pod "static-${NODE}" --output=jsonpath='{.status.phase} {.metadata.annotations.kubernetes\.io/config\.hash}'; }
 staticRuns() { [[ "$(static)" == Running\ * ]]; }
 schedulable() { [[ -z "$(kubectl get node "${NODE}" --output=jsonpath='{.spec.unschedulable}')" ]]; }
@@ -308,6 +328,7 @@ nothingParked() { [[ -e /etc/kubernetes/manifests/static.yaml ]] && haulout-node
 # parksUntilReset drains the node and brings it back until the kernel resets the machine, at a
 # random moment and without a write of what is in memory.
 parksUntilReset() {
+	[[ -e "${STATE}/static" ]] || placeStatic
 	echo "reset-$1" >"${STATE}/step"
 	cat /proc/sys/kernel/random/boot_id >"${STATE}/boot"
 	sync
@@ -334,6 +355,7 @@ case "${step}" in
 	identity
 	node
 	agent
+	[[ "${1:-}" != resets ]] || parksUntilReset 1
 	pods
 	signal STOP
 	reboots "${1:-2}"
@@ -389,16 +411,7 @@ case "${step}" in
 	echo "--- After the sixth boot: a static pod is parked"
 	booted
 	kubectl delete pods --selector=order --timeout=5m >/dev/null
-	cat >/etc/kubernetes/manifests/static.yaml <<-YAML
-		apiVersion: v1
-		kind: Pod
-		metadata: {name: static, namespace: default}
-		spec:
-		  terminationGracePeriodSeconds: 20
-		  containers: [{name: app, image: "localhost/app:dev", imagePullPolicy: Never, args: [serve, "2"]}]
-	YAML
-	eventually 300 "the static pod runs" staticRuns
-	static >"${STATE}/static"
+	placeStatic
 	kubectl maintenance start "${NODE}" --name=parked --yes --wait --timeout=10m || fail "the node is not drained"
 	[[ ! -e /etc/kubernetes/manifests/static.yaml ]] || fail "the manifest of the static pod is in its place"
 	haulout-node-agent static list
