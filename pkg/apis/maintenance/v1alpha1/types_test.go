@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/fuzzer"
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -32,9 +31,9 @@ func TestCompatibility(t *testing.T) {
 }
 
 func TestRoundTrip(t *testing.T) {
-	roundtrip.RoundTripTestForAPIGroup(t, install.Install, fuzzer.Funcs)
+	roundtrip.RoundTripTestForAPIGroup(t, install.Install, fuzzFuncs)
 }
 
 func TestRoundTripProtobuf(t *testing.T) {
-	roundtrip.RoundTripProtobufTestForAPIGroup(t, install.Install, fuzzer.Funcs)
+	roundtrip.RoundTripProtobufTestForAPIGroup(t, install.Install, fuzzFuncs)
 }

@@ -1,9 +1,7 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fuzzer generates random objects of the maintenance API that already have their defaults:
-// otherwise defaulting would change them in a round trip through an encoding.
-package fuzzer
+package v1alpha1_test
 
 import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -14,8 +12,10 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// Funcs returns the functions for the types that have defaults, internal and versioned.
-func Funcs(serializer.CodecFactory) []any {
+// fuzzFuncs returns the functions for the types that have defaults, internal and versioned. The
+// random objects already have their defaults: otherwise defaulting would change them in a round
+// trip through an encoding.
+func fuzzFuncs(serializer.CodecFactory) []any {
 	return []any{
 		func(spec *maintenance.NodeMaintenanceSpec, c randfill.Continue) {
 			c.FillNoCustom(spec)
