@@ -10,74 +10,45 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// NodeMaintenanceStage is a step of a maintenance. The order is Idle, Cordon, Drain, Complete
-// (KEP-4212, "NodeMaintenance API").
+// NodeMaintenanceStage is a step of a maintenance.
 type NodeMaintenanceStage string
 
+// The stages, in their order.
 const (
-	// NodeMaintenanceStageIdle announces a maintenance. Nodes and pods are not changed.
-	NodeMaintenanceStageIdle NodeMaintenanceStage = "Idle"
-	// NodeMaintenanceStageCordon makes every selected node unschedulable.
-	NodeMaintenanceStageCordon NodeMaintenanceStage = "Cordon"
-	// NodeMaintenanceStageDrain makes every selected node unschedulable and creates Evacuations for
-	// its pods, wave by wave.
-	NodeMaintenanceStageDrain NodeMaintenanceStage = "Drain"
-	// NodeMaintenanceStageComplete withdraws the remaining Evacuations and makes the nodes
-	// schedulable again, unless another maintenance still holds them.
+	NodeMaintenanceStageIdle     NodeMaintenanceStage = "Idle"
+	NodeMaintenanceStageCordon   NodeMaintenanceStage = "Cordon"
+	NodeMaintenanceStageDrain    NodeMaintenanceStage = "Drain"
 	NodeMaintenanceStageComplete NodeMaintenanceStage = "Complete"
 )
 
-// PodType classifies the pods of a node by what recreates them when they leave (KEP-4212, "Pod
-// Selection").
+// PodType classifies the pods of a node by what recreates them when they leave.
 type PodType string
 
+// The types of pods.
 const (
-	// PodTypeDefault is every pod that is neither a DaemonSet pod nor a static pod.
-	PodTypeDefault PodType = "Default"
-	// PodTypeDaemonSet is a pod whose controller is a DaemonSet.
+	PodTypeDefault   PodType = "Default"
 	PodTypeDaemonSet PodType = "DaemonSet"
-	// PodTypeStatic is a static pod, which the API shows as a mirror pod.
-	PodTypeStatic PodType = "Static"
+	PodTypeStatic    PodType = "Static"
 )
 
 // NewNodesPolicy defines whether a maintenance takes matching nodes that are created after it left
 // stage Idle.
 type NewNodesPolicy string
 
+// The policies.
 const (
-	// NewNodesPolicyIgnore ignores such nodes. Otherwise the maintenance would also drain, one
-	// after the other, the nodes with the same labels that an autoscaler creates in response to the
-	// drain.
 	NewNodesPolicyIgnore NewNodesPolicy = "Ignore"
-	// NewNodesPolicyJoin treats such nodes like nodes that existed before.
-	NewNodesPolicyJoin NewNodesPolicy = "Join"
-)
-
-const (
-	// ConditionDrained is the condition of a NodeMaintenance that reports whether all pods that its
-	// plan covers have left all selected nodes (KEP-4212, "Status"). It is True only in stage
-	// Drain.
-	ConditionDrained = "Drained"
-
-	// ReasonDrainInProgress (Drained=False): pods are leaving.
-	ReasonDrainInProgress = "DrainInProgress"
-
-	// ConditionProgressing is the condition of a NodeMaintenance that reports whether the
-	// maintenance makes progress.
-	ConditionProgressing = "Progressing"
+	NewNodesPolicyJoin   NewNodesPolicy = "Join"
 )
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// NodeMaintenance takes a set of nodes out of service and returns them to service (KEP-4212,
-// "NodeMaintenance API").
+// NodeMaintenance takes a set of nodes out of service and returns them to service.
 type NodeMaintenance struct {
 	metav1.TypeMeta
-	// metadata is the standard object metadata.
 	metav1.ObjectMeta
 
-	Spec NodeMaintenanceSpec
-
+	Spec   NodeMaintenanceSpec
 	Status NodeMaintenanceStatus
 }
 
@@ -94,34 +65,14 @@ type NodeMaintenanceSpec struct {
 // NodeStatusReason is the reason why the drain of a node differs from that of the other nodes.
 type NodeStatusReason string
 
-const (
-	// NodeStatusNotAuthorized means that the requester may not delete the node.
-	NodeStatusNotAuthorized NodeStatusReason = "NotAuthorized"
-	// NodeStatusTooManyMaintenances means that the maximum number of other maintenances holds the
-	// node.
-	NodeStatusTooManyMaintenances NodeStatusReason = "TooManyMaintenances"
-	// NodeStatusNotCordoned means that the node is not cordoned.
-	NodeStatusNotCordoned NodeStatusReason = "NotCordoned"
-	// NodeStatusFastForwarded means that another maintenance has taken the node further.
-	NodeStatusFastForwarded NodeStatusReason = "FastForwarded"
-	// NodeStatusReleasing means that the server has not released the node yet.
-	NodeStatusReleasing NodeStatusReason = "Releasing"
-	// NodeStatusNotReleased means that the server cannot release the node.
-	NodeStatusNotReleased NodeStatusReason = "NotReleased"
-	// NodeStatusGone means that the node no longer exists.
-	NodeStatusGone NodeStatusReason = "NodeGone"
-)
-
-// DrainPlanEntry is one wave of a drain: the pods of one type, up to a priority, that match a
-// selector.
+// DrainPlanEntry is one wave of a drain.
 type DrainPlanEntry struct {
 	PodSelector *metav1.LabelSelector
 	PodPriority int32
 	PodType     PodType
 }
 
-// NodeMaintenanceStatus is the observed state of a NodeMaintenance. It also stores the progress of
-// the drain: after a restart the server continues from here.
+// NodeMaintenanceStatus is the observed state of a NodeMaintenance, and the progress of the drain.
 type NodeMaintenanceStatus struct {
 	ObservedGeneration    int64
 	StageStatuses         []StageStatus
@@ -172,7 +123,6 @@ type NodeMaintenanceNodeStatus struct {
 // NodeMaintenanceList is a list of NodeMaintenances.
 type NodeMaintenanceList struct {
 	metav1.TypeMeta
-	// metadata is the standard list metadata.
 	metav1.ListMeta
 
 	Items []NodeMaintenance

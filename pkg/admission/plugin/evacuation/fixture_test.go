@@ -183,7 +183,7 @@ func forbid(e *maintenance.Evacuation) {
 }
 
 func complete(e *maintenance.Evacuation) {
-	e.Status.Conditions = []metav1.Condition{{Type: maintenance.ConditionComplete, Status: metav1.ConditionTrue}}
+	e.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue}}
 }
 
 type podMod func(*corev1.Pod)

@@ -144,7 +144,7 @@ func validateAddedFinalizers(evacuation, old *maintenance.Evacuation) field.Erro
 
 // IsEvacuationComplete reports whether an Evacuation is complete.
 func IsEvacuationComplete(evacuation *maintenance.Evacuation) bool {
-	return apimeta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenance.ConditionComplete)
+	return apimeta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionComplete)
 }
 
 // Turns has the additional inputs for the check of a hand-over.

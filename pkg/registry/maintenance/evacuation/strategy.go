@@ -283,5 +283,5 @@ func MatchEvacuation(label labels.Selector, field fields.Selector) storage.Selec
 }
 
 func blocked(evacuation *maintenance.Evacuation) string {
-	return strconv.FormatBool(meta.IsStatusConditionTrue(evacuation.Status.Conditions, maintenance.ConditionBlocked))
+	return strconv.FormatBool(meta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionBlocked))
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"haulout.dev/haulout/pkg/apis/maintenance"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
 // columns are the columns of "kubectl get evacuations". kubectl itself prints the namespace. The
@@ -69,12 +70,12 @@ func (c *tableConvertor) ConvertToTable(_ context.Context, object, tableOptions 
 func (c *tableConvertor) row(evacuation *maintenance.Evacuation) metav1.TableRow {
 	status := evacuation.Status
 	blockedReason, message := "", status.Message
-	if condition := apimeta.FindStatusCondition(status.Conditions, maintenance.ConditionBlocked); condition != nil {
+	if condition := apimeta.FindStatusCondition(status.Conditions, v1alpha1.ConditionBlocked); condition != nil {
 		switch {
 		case condition.Status == metav1.ConditionTrue:
 			// Show the blocker instead of the active evacuator, since its message has a remedy.
 			blockedReason, message = condition.Reason, condition.Message
-		case condition.Reason == maintenance.ReasonPodStopping:
+		case condition.Reason == v1alpha1.ReasonPodStopping:
 			// The evacuation is over, so show its result.
 			message = condition.Message
 		}

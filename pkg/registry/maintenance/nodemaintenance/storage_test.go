@@ -130,8 +130,8 @@ func TestStatusOfFiveThousandNodesFits(t *testing.T) {
 	written := must.Get(r.updateStatus("a", func(nm *maintenance.NodeMaintenance) {
 		nm.Status.NodeStatuses = nodes
 		nm.Status.Conditions = []metav1.Condition{{
-			Type: maintenance.ConditionDrained, Status: metav1.ConditionFalse,
-			Reason: maintenance.ReasonDrainInProgress, Message: strings.Repeat("m", 1024),
+			Type: v1alpha1.ConditionDrained, Status: metav1.ConditionFalse,
+			Reason: v1alpha1.ReasonDrainInProgress, Message: strings.Repeat("m", 1024),
 			LastTransitionTime: metav1.NewTime(start.Truncate(time.Second)),
 		}}
 	}))(t)
