@@ -15,65 +15,31 @@ import (
 	"haulout.dev/haulout/pkg/identity"
 )
 
-// Self describes where the server runs.
-type Self struct {
+// Dependencies are what the plugins of Haulout need beside the host cluster.
+type Dependencies struct {
+	// Informers are the informers of our API. They are started after all plugins are initialized.
+	Informers informers.SharedInformerFactory
+	// Identity recognizes the server itself. Its content may become available only after
+	// initialization.
+	Identity *identity.Server
+	// Recorder writes events into the host cluster.
+	Recorder events.EventRecorder
 	// NodeName is the node of the pod of this server; empty when it does not run as a pod.
 	NodeName string
 }
 
-// WantsMaintenanceInformers is implemented by plugins that read our own API.
-type WantsMaintenanceInformers interface {
-	// SetMaintenanceInformers sets the informers of our API. They are started after all plugins are
-	// initialized.
-	SetMaintenanceInformers(informers.SharedInformerFactory)
+// WantsDependencies is implemented by the plugins of Haulout.
+type WantsDependencies interface {
+	// SetDependencies passes the dependencies, of which the plugin takes what it needs.
+	SetDependencies(Dependencies)
 	admission.InitializationValidator
 }
 
-// WantsServerIdentity is implemented by plugins that treat requests of the server itself
-// differently.
-type WantsServerIdentity interface {
-	// SetServerIdentity sets the identity, whose content may become available only after
-	// initialization.
-	SetServerIdentity(*identity.Server)
-	admission.InitializationValidator
-}
+var _ admission.PluginInitializer = Dependencies{}
 
-// WantsEventRecorder is implemented by plugins that write events into the host cluster.
-type WantsEventRecorder interface {
-	// SetEventRecorder sets the recorder.
-	SetEventRecorder(events.EventRecorder)
-	admission.InitializationValidator
-}
-
-// WantsSelf is implemented by plugins that need to know where the server runs.
-type WantsSelf interface {
-	// SetSelf sets the description of this server.
-	SetSelf(Self)
-	admission.InitializationValidator
-}
-
-// Initializer implements admission.PluginInitializer.
-type Initializer struct {
-	Informers informers.SharedInformerFactory
-	Identity  *identity.Server
-	Recorder  events.EventRecorder
-	Self      Self
-}
-
-var _ admission.PluginInitializer = Initializer{}
-
-// Initialize sets the dependencies that a plugin wants.
-func (i Initializer) Initialize(plugin admission.Interface) {
-	if wants, ok := plugin.(WantsMaintenanceInformers); ok {
-		wants.SetMaintenanceInformers(i.Informers)
-	}
-	if wants, ok := plugin.(WantsServerIdentity); ok {
-		wants.SetServerIdentity(i.Identity)
-	}
-	if wants, ok := plugin.(WantsEventRecorder); ok {
-		wants.SetEventRecorder(i.Recorder)
-	}
-	if wants, ok := plugin.(WantsSelf); ok {
-		wants.SetSelf(i.Self)
+// Initialize implements admission.PluginInitializer.
+func (d Dependencies) Initialize(plugin admission.Interface) {
+	if wants, ok := plugin.(WantsDependencies); ok {
+		wants.SetDependencies(d)
 	}
 }

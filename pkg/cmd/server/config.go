@@ -87,7 +87,9 @@ func (o CompletedOptions) config(ctx context.Context, host *hostCluster, replica
 	if err != nil {
 		return nil, err
 	}
-	own := initializer.Initializer{Informers: extra.MaintenanceInformers, Identity: extra.Identity, Recorder: recorder, Self: self()}
+	own := initializer.Dependencies{
+		Informers: extra.MaintenanceInformers, Identity: extra.Identity, Recorder: recorder, NodeName: os.Getenv("NODE_NAME"),
+	}
 	if err := o.applyAdmission(ctx, generic, host, own); err != nil {
 		return nil, err
 	}
@@ -238,7 +240,7 @@ func eventScheme() *runtime.Scheme {
 }
 
 func (o CompletedOptions) applyAdmission(ctx context.Context, generic *genericapiserver.RecommendedConfig, host *hostCluster,
-	own initializer.Initializer) error {
+	own initializer.Dependencies) error {
 	if err := host.switchOffMissingPolicies(ctx, o.Admission); err != nil {
 		return err
 	}
@@ -253,9 +255,4 @@ func (o CompletedOptions) applyAdmission(ctx context.Context, generic *genericap
 // ownPod reads the pod of this server from the environment, which the shipped Deployment sets.
 func ownPod() types.NamespacedName {
 	return types.NamespacedName{Namespace: os.Getenv("POD_NAMESPACE"), Name: os.Getenv("POD_NAME")}
-}
-
-// self returns the environment's description of this server, which the shipped Deployment sets.
-func self() initializer.Self {
-	return initializer.Self{NodeName: os.Getenv("NODE_NAME")}
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
 
+	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
@@ -100,9 +101,10 @@ func newFixture(t *testing.T, builtIn []string, allowed []string, objects ...run
 	self.Set(server)
 	plugin.SetExternalKubeClientSet(f.client)
 	plugin.SetUnconditionalAuthorizer(f.authz)
-	plugin.SetServerIdentity(self)
-	plugin.SetEventRecorder(&events.FakeRecorder{Events: f.events})
-	plugin.SetMaintenanceInformers(informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0))
+	plugin.SetDependencies(initializer.Dependencies{
+		Identity: self, Recorder: &events.FakeRecorder{Events: f.events},
+		Informers: informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0),
+	})
 	// The tests fill the store: no informer runs that could sync.
 	plugin.SetReadyFunc(func() bool { return true })
 	must.Do(t, plugin.ValidateInitialization())

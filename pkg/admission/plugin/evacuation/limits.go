@@ -32,9 +32,9 @@ const (
 	podCountsAtMost = 1024
 )
 
-// SetMaintenanceInformers sets the informers of our API. The plugin only counts Evacuations, so the
-// cache keeps only their keys. Every replica has this cache, since every replica admits requests.
-func (p *Plugin) SetMaintenanceInformers(f informers.SharedInformerFactory) {
+// countIn sets the cache of Evacuations. The plugin only counts them, so the cache keeps only their
+// keys. Every replica has this cache, since every replica admits requests.
+func (p *Plugin) countIn(f informers.SharedInformerFactory) {
 	informer := f.Maintenance().V1alpha1().Evacuations().Informer()
 	if err := informer.SetTransform(keepKey); err != nil {
 		// The informer already runs and keeps whole objects, which takes more memory.

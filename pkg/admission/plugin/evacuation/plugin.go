@@ -62,9 +62,7 @@ var (
 	_ admission.ValidationInterface                   = &Plugin{}
 	_ genericinitializer.WantsExternalKubeClientSet   = &Plugin{}
 	_ genericinitializer.WantsUnconditionalAuthorizer = &Plugin{}
-	_ initializer.WantsServerIdentity                 = &Plugin{}
-	_ initializer.WantsEventRecorder                  = &Plugin{}
-	_ initializer.WantsMaintenanceInformers           = &Plugin{}
+	_ initializer.WantsDependencies                   = &Plugin{}
 )
 
 // Register adds the plugin to the admission plugins that can be enabled. builtIn is called when the
@@ -105,14 +103,11 @@ func (p *Plugin) SetUnconditionalAuthorizer(authz authorizer.UnconditionalAuthor
 	p.authorizer = authz
 }
 
-// SetServerIdentity sets the identity of the server's own controllers.
-func (p *Plugin) SetServerIdentity(server *identity.Server) {
-	p.identity = server
-}
-
-// SetEventRecorder sets the recorder for events on pods.
-func (p *Plugin) SetEventRecorder(recorder events.EventRecorder) {
-	p.recorder = recorder
+// SetDependencies sets the identity of the server, the recorder for events on pods, and the cache of
+// Evacuations.
+func (p *Plugin) SetDependencies(d initializer.Dependencies) {
+	p.identity, p.recorder = d.Identity, d.Recorder
+	p.countIn(d.Informers)
 }
 
 // ValidateInitialization returns an error that names the missing dependencies.

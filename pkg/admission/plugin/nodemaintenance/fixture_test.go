@@ -117,9 +117,7 @@ func newFixture(t *testing.T, h *host, nodes []*corev1.Node, others ...*v1alpha1
 	plugin := New(Config{})
 	server := &identity.Server{}
 	server.Set(self)
-	initializer.Initializer{
-		Informers: own, Identity: server, Self: initializer.Self{NodeName: "home"},
-	}.Initialize(plugin)
+	initializer.Dependencies{Informers: own, Identity: server, NodeName: "home"}.Initialize(plugin)
 	plugin.SetExternalKubeInformerFactory(host)
 	plugin.SetUnconditionalAuthorizer(h)
 	must.Do(t, plugin.ValidateInitialization())

@@ -31,7 +31,6 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/size"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
-	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	listers "haulout.dev/haulout/pkg/generated/listers/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/identity"
 )
@@ -62,8 +61,9 @@ type Plugin struct {
 	authorizer   authorizer.UnconditionalAuthorizer
 	nodes        corelisters.NodeLister
 	maintenances listers.NodeMaintenanceLister
-	self         initializer.Self
-	synced       []cache.InformerSynced
+	// nodeName is the node of this server, if it runs in a pod.
+	nodeName string
+	synced   []cache.InformerSynced
 
 	// warners are the checks for warnings, the most important first.
 	warners []warner
@@ -73,9 +73,7 @@ var (
 	_ admission.ValidationInterface                       = &Plugin{}
 	_ genericinitializer.WantsExternalKubeInformerFactory = &Plugin{}
 	_ genericinitializer.WantsUnconditionalAuthorizer     = &Plugin{}
-	_ initializer.WantsMaintenanceInformers               = &Plugin{}
-	_ initializer.WantsServerIdentity                     = &Plugin{}
-	_ initializer.WantsSelf                               = &Plugin{}
+	_ initializer.WantsDependencies                       = &Plugin{}
 )
 
 // New returns the plugin, which still has to be initialized.
@@ -104,18 +102,13 @@ func (p *Plugin) waitFor(synced cache.InformerSynced) {
 // SetUnconditionalAuthorizer sets the authorizer of the host cluster.
 func (p *Plugin) SetUnconditionalAuthorizer(a authorizer.UnconditionalAuthorizer) { p.authorizer = a }
 
-// SetMaintenanceInformers sets the informers of our API.
-func (p *Plugin) SetMaintenanceInformers(f informers.SharedInformerFactory) {
-	maintenances := f.Maintenance().V1alpha1().NodeMaintenances()
+// SetDependencies sets the informers of our API, the identity of the server, and its node.
+func (p *Plugin) SetDependencies(d initializer.Dependencies) {
+	p.identity, p.nodeName = d.Identity, d.NodeName
+	maintenances := d.Informers.Maintenance().V1alpha1().NodeMaintenances()
 	p.maintenances = maintenances.Lister()
 	p.waitFor(maintenances.Informer().HasSynced)
 }
-
-// SetServerIdentity sets the identity of the server.
-func (p *Plugin) SetServerIdentity(s *identity.Server) { p.identity = s }
-
-// SetSelf describes where the server runs.
-func (p *Plugin) SetSelf(self initializer.Self) { p.self = self }
 
 // ValidateInitialization returns an error about a missing dependency.
 func (p *Plugin) ValidateInitialization() error {

@@ -21,6 +21,7 @@ import (
 	kubeinformers "k8s.io/client-go/informers"
 	kubefake "k8s.io/client-go/kubernetes/fake"
 
+	"haulout.dev/haulout/pkg/admission/initializer"
 	"haulout.dev/haulout/pkg/apis/maintenance"
 	maintenancefake "haulout.dev/haulout/pkg/generated/clientset/versioned/fake"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
@@ -326,9 +327,10 @@ func (i initialize) Initialize(plugin admission.Interface) {
 	p := plugin.(*Plugin)
 	is.True(i.t, p.config.AskEveryNodeByName, "the plugin has the configuration from before the flags were parsed")
 	p.SetExternalKubeInformerFactory(kubeinformers.NewSharedInformerFactory(kubefake.NewClientset(), 0))
-	p.SetMaintenanceInformers(informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0))
 	p.SetUnconditionalAuthorizer(may())
-	p.SetServerIdentity(&identity.Server{})
+	p.SetDependencies(initializer.Dependencies{
+		Informers: informers.NewSharedInformerFactory(maintenancefake.NewClientset(), 0), Identity: &identity.Server{},
+	})
 }
 
 // TestReleaseOfNodesAmongManyOthers covers a write that concerns hundreds of nodes that the user

@@ -52,11 +52,11 @@ func (p *Plugin) warnings(ctx context.Context, w *write) []string {
 
 // warnOfServerNode warns that the drain includes the node of the server itself.
 func (p *Plugin) warnOfServerNode(_ context.Context, w *write) []string {
-	runsHere := func(node *corev1.Node) bool { return node.Name == p.self.NodeName }
-	if p.self.NodeName == "" || !slices.ContainsFunc(w.selected, runsHere) {
+	runsHere := func(node *corev1.Node) bool { return node.Name == p.nodeName }
+	if p.nodeName == "" || !slices.ContainsFunc(w.selected, runsHere) {
 		return nil
 	}
-	return []string{"spec.nodeSelector: the Haulout server itself runs on node " + p.self.NodeName}
+	return []string{"spec.nodeSelector: the Haulout server itself runs on node " + p.nodeName}
 }
 
 // warnOfExtent warns of selectors that match all nodes or none.
