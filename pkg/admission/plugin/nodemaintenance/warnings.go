@@ -63,17 +63,7 @@ func (p *Plugin) warnOfServerNode(_ context.Context, w *write) []string {
 func warnOfExtent(_ context.Context, w *write) []string {
 	var texts []string
 	selected := len(w.selected)
-	controlPlane, selectedControlPlane := 0, 0
-	for _, node := range w.all {
-		if protocol.IsControlPlane(node) {
-			controlPlane++
-		}
-	}
-	for _, node := range w.selected {
-		if protocol.IsControlPlane(node) {
-			selectedControlPlane++
-		}
-	}
+	controlPlane := len(controlPlaneOf(w.all, nil))
 	switch {
 	case selected == 0:
 		text := "spec.nodeSelector: no node matches now; existing nodes that match later join the maintenance"
@@ -84,7 +74,7 @@ func warnOfExtent(_ context.Context, w *write) []string {
 	case selected == len(w.all):
 		texts = append(texts, fmt.Sprintf("spec.nodeSelector: all nodes of the cluster match (%d)", selected))
 	}
-	if controlPlane > 0 && selectedControlPlane == controlPlane {
+	if controlPlane > 0 && len(controlPlaneOf(w.selected, nil)) == controlPlane {
 		texts = append(texts, fmt.Sprintf("spec.nodeSelector: all control-plane nodes match (%d)", controlPlane))
 	}
 	return texts
