@@ -10,6 +10,11 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
+// NoLeaderWarning is the beginning of the warning in the server's responses about a NodeMaintenance
+// while none of its replicas leads, so that no controller acts on it. kubectl shows the warning to
+// its user, and the node agent treats it as the answer of a server that cannot drain the node.
+const NoLeaderWarning = "no replica of haulout-apiserver acts on NodeMaintenances"
+
 // maxMentionedReason is the maximum length, in bytes, of the part of spec.reason that messages and
 // events repeat.
 const maxMentionedReason = 128
