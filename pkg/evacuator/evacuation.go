@@ -82,7 +82,7 @@ func newEvacuation(ctx context.Context, v *Evacuator, object *v1alpha1.Evacuatio
 func endOf(object *v1alpha1.Evacuation, class string) error {
 	status := &object.Status
 	switch {
-	case meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionComplete):
+	case protocol.IsComplete(object):
 		if c := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionComplete); c.Reason == v1alpha1.ReasonCancelled {
 			return ErrCancelled
 		}
@@ -212,10 +212,7 @@ func (e *Evacuation) beat(ctx context.Context) {
 }
 
 func (e *Evacuation) interval() time.Duration {
-	deadline := protocol.DefaultProgressDeadline
-	if seconds := e.Object().Spec.ProgressDeadlineSeconds; seconds != nil {
-		deadline = time.Duration(*seconds) * time.Second
-	}
+	deadline := protocol.Turn{Reported: true}.Patience(e.Object().Spec.ProgressDeadlineSeconds, 0)
 	return min(deadline/beatsPerDeadline, longestBeat)
 }
 

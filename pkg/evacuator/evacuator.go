@@ -18,15 +18,12 @@ package evacuator
 import (
 	"context"
 	"errors"
-	"fmt"
-	"strings"
 	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -109,14 +106,8 @@ type Evacuator struct {
 
 // New returns an Evacuator that does nothing before it runs. An Evacuator runs once.
 func New(config Config) (*Evacuator, error) {
-	if msgs := validation.IsDNS1123Subdomain(config.Class); len(msgs) > 0 {
-		return nil, fmt.Errorf("class %q: %s", config.Class, strings.Join(msgs, ", "))
-	}
-	if len(config.Class) > protocol.MaxClassLength {
-		return nil, fmt.Errorf("class %q is longer than %d characters", config.Class, protocol.MaxClassLength)
-	}
-	if config.Class == v1alpha1.EvacuatorClassEviction {
-		return nil, fmt.Errorf("class %q is reserved for eviction, which always comes last", config.Class)
+	if err := protocol.CheckClass(config.Class); err != nil {
+		return nil, err
 	}
 	if config.Client == nil || config.Handler == nil {
 		return nil, errors.New("a client and a handler are required")

@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
+	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/evacuator"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 )
@@ -253,7 +254,7 @@ func (s *subject) departs(ctx context.Context) error {
 		switch {
 		case e == nil:
 			return false, errors.New("the Evacuation was deleted before the pod left")
-		case isComplete(e):
+		case protocol.IsComplete(e):
 			return true, nil
 		case e.Status.ActiveEvacuatorClass == "":
 			return false, nil
@@ -265,15 +266,6 @@ func (s *subject) departs(ctx context.Context) error {
 		}
 		return false, fmt.Errorf("another class became active: %s", e.Status.Message)
 	})
-}
-
-func isComplete(e *v1alpha1.Evacuation) bool {
-	for _, condition := range e.Status.Conditions {
-		if condition.Type == v1alpha1.ConditionComplete && condition.Status == metav1.ConditionTrue {
-			return true
-		}
-	}
-	return false
 }
 
 func takesAway(ctx context.Context, s *subject) error {
@@ -333,7 +325,7 @@ func (s *subject) begins(ctx context.Context) (how beginning, err error) {
 		}
 		status := &e.Status
 		switch isActive := status.ActiveEvacuatorClass == s.Class; {
-		case isComplete(e), isActive && status.ActiveEvacuatorCompleted:
+		case protocol.IsComplete(e), isActive && status.ActiveEvacuatorCompleted:
 			how = over
 		case isActive && status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid:
 			how = forbidden
@@ -355,7 +347,7 @@ func (s *subject) begins(ctx context.Context) (how beginning, err error) {
 func (s *subject) makesWay(ctx context.Context) error {
 	ended := false
 	goes := func(e *v1alpha1.Evacuation) (bool, error) {
-		ended = e != nil && isComplete(e)
+		ended = e != nil && protocol.IsComplete(e)
 		return e == nil || ended, nil
 	}
 	if err := s.follow(ctx, s.Patience, "the cancelled Evacuation is deleted", goes); err != nil {
@@ -383,7 +375,7 @@ func (s *subject) endsAlthoughWithdrawn(ctx context.Context) error {
 		if e == nil {
 			return false, errors.New("the Evacuation was deleted before it was complete")
 		}
-		return isComplete(e), nil
+		return protocol.IsComplete(e), nil
 	}
 	what := "the evacuator that has forbidden cancellation ends the evacuation"
 	if err := s.follow(ctx, s.Patience, what, ends); err != nil {

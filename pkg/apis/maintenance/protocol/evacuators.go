@@ -127,6 +127,20 @@ func CheckRole(priority int32, role v1alpha1.EvacuatorRole) string {
 	return ""
 }
 
+// CheckClass returns why an evacuator cannot have a class; nil if it can.
+func CheckClass(class string) error {
+	if len(class) > MaxClassLength {
+		return fmt.Errorf("class %q is longer than %d characters", class, MaxClassLength)
+	}
+	if msgs := validation.IsDNS1123Subdomain(class); len(msgs) > 0 {
+		return fmt.Errorf("class %q: %s", class, strings.Join(msgs, ", "))
+	}
+	if class == v1alpha1.EvacuatorClassEviction {
+		return fmt.Errorf("class %q is reserved for eviction, which always comes last", class)
+	}
+	return nil
+}
+
 // IsAnnotation reports whether a pod's annotation has the prefix that names an evacuator.
 func IsAnnotation(key string) bool {
 	return strings.HasPrefix(key, v1alpha1.AnnotationEvacuatorPrefix)
@@ -140,14 +154,8 @@ func ParseAnnotation(key, value string) (class string, priority int32, role v1al
 		return "", 0, "", fmt.Errorf("annotation %q does not start with %q", key, v1alpha1.AnnotationEvacuatorPrefix)
 	}
 	class = strings.TrimPrefix(key, v1alpha1.AnnotationEvacuatorPrefix)
-	if len(class) > MaxClassLength {
-		return "", 0, "", fmt.Errorf("class %q is longer than %d characters", class, MaxClassLength)
-	}
-	if msgs := validation.IsDNS1123Subdomain(class); len(msgs) > 0 {
-		return "", 0, "", fmt.Errorf("class %q: %s", class, strings.Join(msgs, ", "))
-	}
-	if class == v1alpha1.EvacuatorClassEviction {
-		return "", 0, "", fmt.Errorf("class %q is reserved for eviction, which always comes last", class)
+	if err := CheckClass(class); err != nil {
+		return "", 0, "", err
 	}
 	number, roleName, hasRole := strings.Cut(value, "/")
 	parsed, err := strconv.ParseUint(number, 10, 32)

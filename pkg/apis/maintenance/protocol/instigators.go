@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
@@ -37,9 +38,10 @@ func HasInstigator(finalizers []string) bool {
 	return len(Instigators(finalizers)) > 0
 }
 
-// IsWithdrawn reports whether no instigator requests the evacuation any longer.
-func IsWithdrawn(evacuation *v1alpha1.Evacuation) bool {
-	return evacuation.DeletionTimestamp != nil || !HasInstigator(evacuation.Finalizers)
+// IsWithdrawn reports whether no instigator requests an Evacuation, internal or versioned, any
+// longer.
+func IsWithdrawn(evacuation metav1.Object) bool {
+	return evacuation.GetDeletionTimestamp() != nil || !HasInstigator(evacuation.GetFinalizers())
 }
 
 // IsComplete reports whether an Evacuation is complete.

@@ -208,7 +208,7 @@ func validateHandOver(evacuation, old *maintenance.Evacuation, turns Turns, path
 		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("cannot be unset: the stored value is %s", oldClass))}
 	case to < 0:
 		return field.ErrorList{field.NotSupported(path, class, order)}
-	case isWithdrawn(old):
+	case protocol.IsWithdrawn(old):
 		return field.ErrorList{field.Invalid(path, class, "cannot change: the Evacuation was withdrawn")}
 	case oldClass == "" && to != 0:
 		return field.ErrorList{field.Invalid(path, class, fmt.Sprintf("must begin with the evacuator of the highest priority: %s", order[0]))}
@@ -234,11 +234,6 @@ func validateHandOver(evacuation, old *maintenance.Evacuation, turns Turns, path
 		oldClass, turn.Since.Add(patience).UTC().Format(time.RFC3339)))}
 }
 
-// isWithdrawn reports whether no instigator requests the Evacuation any longer.
-func isWithdrawn(evacuation *maintenance.Evacuation) bool {
-	return evacuation.DeletionTimestamp != nil || !protocol.HasInstigator(evacuation.Finalizers)
-}
-
 // evacuatorOrder returns the classes in the order in which they become active; eviction is the
 // last.
 func evacuatorOrder(list []maintenance.Evacuator) []string {
@@ -262,7 +257,7 @@ func validateCancellationPolicy(evacuation, old *maintenance.Evacuation, path *f
 		return field.ErrorList{field.Invalid(path, forbid, "must be Allow when the active evacuator changes")}
 	case old.Status.EvacuationCancellationPolicy == forbid:
 		return nil
-	case !isEvacuator(old, evacuation.Status.ActiveEvacuatorClass):
+	case !protocol.HasClass(old.Spec.Evacuators, evacuation.Status.ActiveEvacuatorClass):
 		return field.ErrorList{field.Invalid(path, forbid, "only an active evacuator may set it, but eviction is active")}
 	case old.DeletionTimestamp != nil:
 		return field.ErrorList{field.Invalid(path, forbid, "cannot be set: the Evacuation is being deleted")}
@@ -270,10 +265,6 @@ func validateCancellationPolicy(evacuation, old *maintenance.Evacuation, path *f
 		return field.ErrorList{field.Invalid(path, forbid, "cannot be set: the Evacuation was withdrawn, it has no instigator")}
 	}
 	return nil
-}
-
-func isEvacuator(evacuation *maintenance.Evacuation, class string) bool {
-	return slices.ContainsFunc(evacuation.Spec.Evacuators, func(e maintenance.Evacuator) bool { return e.EvacuatorClass == class })
 }
 
 // ValidateEvacuationReport checks an update of the status by a user other than the server. Such an
