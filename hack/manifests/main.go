@@ -12,8 +12,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -105,21 +107,11 @@ func rulesOf(object runtime.Object) []rbacv1.PolicyRule {
 // toleratesHeld reports whether the pods of a Deployment tolerate the taint of nodes under
 // maintenance. A toleration without a key tolerates everything.
 func toleratesHeld(deployment *appsv1.Deployment) bool {
-	for _, toleration := range deployment.Spec.Template.Spec.Tolerations {
-		if toleration.Key == "" || toleration.Key == v1alpha1.TaintHeld {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(deployment.Spec.Template.Spec.Tolerations, func(toleration corev1.Toleration) bool {
+		return toleration.Key == "" || toleration.Key == v1alpha1.TaintHeld
+	})
 }
 
 func unbounded(rule rbacv1.PolicyRule) bool {
-	for _, list := range [][]string{rule.Verbs, rule.APIGroups, rule.Resources, rule.NonResourceURLs} {
-		for _, value := range list {
-			if value == rbacv1.VerbAll {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.Contains(slices.Concat(rule.Verbs, rule.APIGroups, rule.Resources, rule.NonResourceURLs), rbacv1.VerbAll)
 }

@@ -6,6 +6,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,8 +20,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
-	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
+	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/evacuator"
 	"haulout.dev/haulout/pkg/generated/clientset/versioned"
 )
@@ -74,15 +75,9 @@ type Result struct {
 
 // Run runs all checks, one after another, and removes the objects that it created.
 func Run(ctx context.Context, config Config) []Result {
-	if config.Deadline == 0 {
-		config.Deadline = 30 * time.Second
-	}
-	if config.Patience == 0 {
-		config.Patience = 10 * time.Minute
-	}
-	if config.Quiet == 0 {
-		config.Quiet = 10 * time.Second
-	}
+	config.Deadline = cmp.Or(config.Deadline, 30*time.Second)
+	config.Patience = cmp.Or(config.Patience, 10*time.Minute)
+	config.Quiet = cmp.Or(config.Quiet, 10*time.Second)
 	checks := []struct {
 		name string
 		run  func(context.Context, *subject) error

@@ -4,6 +4,7 @@
 package preemption
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -48,12 +49,8 @@ func decodeArgs(given runtime.Object) (*Args, error) {
 	default:
 		return nil, fmt.Errorf("have type %T: must be a YAML object", given)
 	}
-	if args.MinCandidateNodesPercentage == nil {
-		args.MinCandidateNodesPercentage = ptr.To[int32](10)
-	}
-	if args.MinCandidateNodesAbsolute == nil {
-		args.MinCandidateNodesAbsolute = ptr.To[int32](100)
-	}
+	args.MinCandidateNodesPercentage = cmp.Or(args.MinCandidateNodesPercentage, ptr.To[int32](10))
+	args.MinCandidateNodesAbsolute = cmp.Or(args.MinCandidateNodesAbsolute, ptr.To[int32](100))
 	if t := args.AllowDisruptionByPriorityGreaterThanOrEqual; t != nil && *t > maxThreshold {
 		return nil, fmt.Errorf("allowDisruptionByPriorityGreaterThanOrEqual: must be from %d to %d, got %d", noThreshold, maxThreshold, *t)
 	}

@@ -4,6 +4,7 @@
 package evacuation
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -83,25 +84,18 @@ func (c *tableConvertor) row(evacuation *maintenance.Evacuation) metav1.TableRow
 	return metav1.TableRow{
 		Cells: []any{
 			evacuation.Spec.PodRef.Name,
-			orNone(evacuation.Spec.NodeName),
-			orNone(status.ActiveEvacuatorClass),
+			cmp.Or(evacuation.Spec.NodeName, none),
+			cmp.Or(status.ActiveEvacuatorClass, none),
 			c.since(status.EvacuationProgressTimestamp, none),
 			int64(status.FailedEvictionCounter),
-			orNone(blockedReason),
+			cmp.Or(blockedReason, none),
 			c.since(&evacuation.CreationTimestamp, unknown),
-			orNone(message),
+			cmp.Or(message, none),
 			c.until(status.ExpectedEvacuationFinishTime),
 			evacuation.Name,
 		},
 		Object: runtime.RawExtension{Object: evacuation},
 	}
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return none
-	}
-	return s
 }
 
 func (c *tableConvertor) since(t *metav1.Time, absent string) string {

@@ -4,8 +4,10 @@
 package nodemaintenance
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -96,19 +98,12 @@ func (c tableConvertor) cells(nm *maintenance.NodeMaintenance, name, age string)
 	}
 	return []any{
 		name, stage, int64(len(nodes)), drainedText, pending, evacuating, blocked, age,
-		orNoValue(nm.Spec.Reason), describeTarget(target), describeNodeSelector(nm.Spec.NodeSelector),
+		cmp.Or(nm.Spec.Reason, noValue), describeTarget(target), describeNodeSelector(nm.Spec.NodeSelector),
 	}
 }
 
 func planKey(e *maintenance.DrainPlanEntry) planorder.Key {
 	return planorder.Key{Type: string(e.PodType), Priority: e.PodPriority, Selector: e.PodSelector}
-}
-
-func orNoValue(text string) string {
-	if text == "" {
-		return noValue
-	}
-	return text
 }
 
 func describeTarget(target *maintenance.DrainPlanEntry) string {
@@ -129,12 +124,12 @@ func describeNodeSelector(selector *corev1.NodeSelector) string {
 	terms := make([]string, 0, len(selector.NodeSelectorTerms))
 	for _, term := range selector.NodeSelectorTerms {
 		var requirements []string
-		for _, r := range append(term.MatchExpressions[:len(term.MatchExpressions):len(term.MatchExpressions)], term.MatchFields...) {
+		for _, r := range slices.Concat(term.MatchExpressions, term.MatchFields) {
 			requirements = append(requirements, describeRequirement(r))
 		}
 		terms = append(terms, strings.Join(requirements, ","))
 	}
-	return orNoValue(strings.Join(terms, " || "))
+	return cmp.Or(strings.Join(terms, " || "), noValue)
 }
 
 // describeRequirement formats a requirement like label selectors on the command line.
