@@ -8,6 +8,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/registry/rest"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
 
@@ -15,7 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	informers "haulout.dev/haulout/pkg/generated/informers/externalversions"
 	"haulout.dev/haulout/pkg/identity"
-	maintenancerest "haulout.dev/haulout/pkg/registry/maintenance"
+	"haulout.dev/haulout/pkg/registry/maintenance/evacuation"
 	"haulout.dev/haulout/pkg/registry/maintenance/nodemaintenance"
 )
 
@@ -85,13 +86,23 @@ func (c CompletedConfig) New() (*Server, error) {
 	if newest == nil {
 		newest = func() (*metav1.Time, bool) { return nil, true }
 	}
-	storage, err := maintenancerest.NewStorage(Scheme, c.generic.RESTOptionsGetter, c.extra.Identity.Is, noLeader, newest, c.extra.Previewer,
-		c.extra.EvacuatorStartDeadline)
+	options, isServer := c.generic.RESTOptionsGetter, c.extra.Identity.Is
+	maintenances, err := nodemaintenance.NewStorage(Scheme, options, isServer, noLeader, newest, c.extra.Previewer)
+	if err != nil {
+		return nil, err
+	}
+	evacuations, err := evacuation.NewStorage(Scheme, options, isServer, c.extra.EvacuatorStartDeadline)
 	if err != nil {
 		return nil, err
 	}
 	group := genericapiserver.NewDefaultAPIGroupInfo(maintenance.GroupName, Scheme, ParameterCodec, Codecs)
-	group.VersionedResourcesStorageMap[v1alpha1.SchemeGroupVersion.Version] = storage
+	group.VersionedResourcesStorageMap[v1alpha1.SchemeGroupVersion.Version] = map[string]rest.Storage{
+		"nodemaintenances":         maintenances.NodeMaintenance,
+		"nodemaintenances/status":  maintenances.Status,
+		"nodemaintenances/preview": maintenances.Preview,
+		"evacuations":              evacuations.Evacuation,
+		"evacuations/status":       evacuations.Status,
+	}
 	if err := generic.InstallAPIGroup(&group); err != nil {
 		return nil, err
 	}
