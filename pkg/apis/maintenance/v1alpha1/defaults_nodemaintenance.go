@@ -6,14 +6,8 @@ package v1alpha1
 import (
 	"slices"
 
-	"k8s.io/apimachinery/pkg/runtime"
-
 	"haulout.dev/haulout/pkg/apis/maintenance/planorder"
 )
-
-func addDefaultingFuncs(scheme *runtime.Scheme) error {
-	return RegisterDefaults(scheme)
-}
 
 // FrozenPriorities are the priorities that every drain plan has for every pod type (KEP-4212, "Pod
 // Selection"). Defaulting also runs on objects read from etcd, so they must never change within

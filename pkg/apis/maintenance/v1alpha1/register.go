@@ -25,9 +25,8 @@ var (
 )
 
 func init() {
-	// The generated functions add themselves in their own init; only the hand-written ones are
-	// registered here.
-	localSchemeBuilder.Register(addDefaultingFuncs, addFieldLabelConversions)
+	// The generated conversions add themselves in their own init.
+	localSchemeBuilder.Register(RegisterDefaults, addFieldLabelConversions)
 }
 
 // Resource returns the group resource of a plural name.
