@@ -21,6 +21,8 @@ import (
 	"go.uber.org/zap/zapcore"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
+
+	"haulout.dev/haulout/pkg/files"
 )
 
 const (
@@ -140,10 +142,8 @@ func (s *Server) open(ctx context.Context, dir string, quota int64) error {
 	client, peer := filepath.Join(socketDir, "client.sock"), filepath.Join(socketDir, "peer.sock")
 	// A killed process leaves its sockets behind. No other process uses them, since this process
 	// holds the lock.
-	for _, path := range []string{client, peer} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("remove a left-over socket: %w", err)
-		}
+	if err := files.Remove(client, peer); err != nil {
+		return fmt.Errorf("remove a left-over socket: %w", err)
 	}
 	s.endpoint = "unix://" + client
 	return s.start(ctx, s.config(dir, quota, client, peer))

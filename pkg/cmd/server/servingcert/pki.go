@@ -53,37 +53,28 @@ func loadCA(m material, now time.Time) (authority, error) {
 
 // checkLeaf returns an error if the leaf cannot be used any longer.
 func checkLeaf(m material, o Options, now time.Time) error {
-	if err := verifyLeaf(m, o, now); err != nil {
-		return err
-	}
-	leaf, err := cert.ParseCertsPEM(m.cert)
-	if err != nil {
-		return err
-	}
-	if needsRenewal(leaf[0], now) {
+	leaf, err := verifyLeaf(m, o, now)
+	if err == nil && needsRenewal(leaf, now) {
 		return errRenew
 	}
-	return nil
+	return err
 }
 
-// verifyLeaf returns an error if clients that trust the bundle do not trust the leaf at a given
-// time.
-func verifyLeaf(m material, o Options, at time.Time) error {
-	if _, err := tls.X509KeyPair(m.cert, m.key); err != nil {
-		return err
-	}
-	leaf, err := cert.ParseCertsPEM(m.cert)
+// verifyLeaf returns the leaf, or an error if clients that trust the bundle do not trust it at a
+// given time.
+func verifyLeaf(m material, o Options, at time.Time) (*x509.Certificate, error) {
+	pair, err := tls.X509KeyPair(m.cert, m.key)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(m.caBundle)
 	for _, name := range o.dnsNames() {
-		if _, err := leaf[0].Verify(x509.VerifyOptions{DNSName: name, Roots: roots, CurrentTime: at}); err != nil {
-			return err
+		if _, err := pair.Leaf.Verify(x509.VerifyOptions{DNSName: name, Roots: roots, CurrentTime: at}); err != nil {
+			return nil, err
 		}
 	}
-	return nil
+	return pair.Leaf, nil
 }
 
 func newCA(now time.Time, life time.Duration) (authority, error) {

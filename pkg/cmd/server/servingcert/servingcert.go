@@ -125,7 +125,8 @@ func (m *Manager) RunOnce(ctx context.Context) error {
 func (m *Manager) canWait(bundle []byte) bool {
 	present := m.present()
 	present.caBundle = bundle
-	return verifyLeaf(present, m.options, m.clock.Now().Add(2*m.periods.check)) == nil
+	_, err := verifyLeaf(present, m.options, m.clock.Now().Add(2*m.periods.check))
+	return err == nil
 }
 
 // present returns the material in use; it is empty at first.
