@@ -58,15 +58,13 @@ const (
 
 var (
 	controllersOff = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Namespace:      "haulout",
-		Name:           "controllers_off",
+		Namespace: "haulout", Name: "controllers_off",
 		Help:           "1 while this replica must not run the controllers for a reason that an administrator has to resolve, otherwise 0.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
 
 	leaderGauge = metrics.NewGauge(&metrics.GaugeOpts{
-		Namespace:      "haulout",
-		Name:           "leader",
+		Namespace: "haulout", Name: "leader",
 		Help:           "1 while this replica runs the controllers, otherwise 0. The sum over all replicas is 1.",
 		StabilityLevel: metrics.ALPHA,
 	})

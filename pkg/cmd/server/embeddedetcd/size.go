@@ -39,25 +39,19 @@ const (
 
 var (
 	databaseBytes = metrics.NewGauge(&metrics.GaugeOpts{
-		Namespace:      "haulout",
-		Subsystem:      "embedded_etcd",
-		Name:           "database_bytes",
+		Namespace: "haulout", Subsystem: "embedded_etcd", Name: "database_bytes",
 		Help:           "Size of the database of the embedded etcd, in bytes.",
 		StabilityLevel: metrics.ALPHA,
 	})
 
 	quotaBytes = metrics.NewGauge(&metrics.GaugeOpts{
-		Namespace:      "haulout",
-		Subsystem:      "embedded_etcd",
-		Name:           "quota_bytes",
+		Namespace: "haulout", Subsystem: "embedded_etcd", Name: "quota_bytes",
 		Help:           "Size of the database at which the embedded etcd stops accepting writes, in bytes.",
 		StabilityLevel: metrics.ALPHA,
 	})
 
 	diskFreeBytes = metrics.NewGauge(&metrics.GaugeOpts{
-		Namespace:      "haulout",
-		Subsystem:      "embedded_etcd",
-		Name:           "disk_free_bytes",
+		Namespace: "haulout", Subsystem: "embedded_etcd", Name: "disk_free_bytes",
 		Help:           "Free space on the volume of the embedded etcd, in bytes.",
 		StabilityLevel: metrics.ALPHA,
 	})
