@@ -6,6 +6,7 @@
 package server
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -309,12 +310,8 @@ func (o *Options) Complete() CompletedOptions {
 		Embedded:        len(o.Etcd.StorageConfig.Transport.ServerList) == 0,
 		SelfManagedCert: o.SecureServing.ServerCert.CertKey.CertFile == "" && o.SecureServing.ServerCert.CertKey.KeyFile == "",
 	}
-	if o.Authentication.RemoteKubeConfigFile == "" {
-		o.Authentication.RemoteKubeConfigFile = o.Host.Kubeconfig
-	}
-	if o.Authorization.RemoteKubeConfigFile == "" {
-		o.Authorization.RemoteKubeConfigFile = o.Host.Kubeconfig
-	}
+	o.Authentication.RemoteKubeConfigFile = cmp.Or(o.Authentication.RemoteKubeConfigFile, o.Host.Kubeconfig)
+	o.Authorization.RemoteKubeConfigFile = cmp.Or(o.Authorization.RemoteKubeConfigFile, o.Host.Kubeconfig)
 	if o.ServerRun.AdvertiseAddress == nil {
 		o.ServerRun.AdvertiseAddress = net.IPv4(127, 0, 0, 1)
 	}
