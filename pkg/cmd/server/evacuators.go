@@ -61,15 +61,6 @@ func (o *EvacuatorOptions) addFlags(fs *pflag.FlagSet) {
 
 func (o *EvacuatorOptions) validate() []error {
 	var errs []error
-	if o.SurgeTimeout < time.Second {
-		errs = append(errs, fmt.Errorf("--surge-timeout is %v: must be at least 1s", o.SurgeTimeout))
-	}
-	if o.VolumeDetachTimeout < time.Second {
-		errs = append(errs, fmt.Errorf("--volume-detach-timeout is %v: must be at least 1s", o.VolumeDetachTimeout))
-	}
-	if o.DaemonSetBudgetPatience < time.Second {
-		errs = append(errs, fmt.Errorf("--daemonset-budget-patience is %v: must be at least 1s", o.DaemonSetBudgetPatience))
-	}
 	for _, class := range o.BuiltIn {
 		if !slices.Contains(protocol.BuiltInClasses, class) {
 			errs = append(errs, fmt.Errorf("--evacuators has %q: allowed are %s", class, strings.Join(protocol.BuiltInClasses, ", ")))

@@ -351,24 +351,34 @@ func (o CompletedOptions) Validate() error {
 	errs = append(errs, o.Host.validate()...)
 	errs = append(errs, o.Controllers.validate()...)
 	errs = append(errs, o.Evacuators.validate()...)
-	errs = append(errs, o.validateStallTimeout()...)
+	errs = append(errs, o.validateDurations()...)
 	return errors.Join(errs...)
 }
 
-// validateStallTimeout requires that the stall timeout is longer than other timeouts: otherwise a
-// waiting drain would be reported as stalled.
-func (o *Options) validateStallTimeout() []error {
+// validateDurations requires minimums, and that the stall timeout is longer than the timeouts within
+// which a drain may wait: otherwise a waiting drain would be reported as stalled.
+func (o *Options) validateDurations() []error {
+	c, e := &o.Controllers, &o.Evacuators
 	var errs []error
-	for _, wait := range []struct {
-		flag  string
-		value time.Duration
+	for _, d := range []struct {
+		flag           string
+		value, atLeast time.Duration
+		drainWaits     bool
 	}{
-		{"surge-timeout", o.Evacuators.SurgeTimeout}, {"unprotected-patience", o.Controllers.Evictions.UnprotectedPatience},
-		{"denied-after", o.Controllers.Evictions.DeniedAfter}, {"volume-detach-timeout", o.Evacuators.VolumeDetachTimeout},
-		{"daemonset-budget-patience", o.Evacuators.DaemonSetBudgetPatience},
+		{"completed-evacuation-ttl", c.CompletedEvacuationTTL, time.Second, false},
+		{"unprotected-patience", c.Evictions.UnprotectedPatience, time.Second, true},
+		{"denied-after", c.Evictions.DeniedAfter, 0, true},
+		{"long-grace", c.LongGrace, time.Second, false},
+		{"evacuator-start-deadline", c.EvacuatorStartDeadline, time.Second, false},
+		{"surge-timeout", e.SurgeTimeout, time.Second, true},
+		{"volume-detach-timeout", e.VolumeDetachTimeout, time.Second, true},
+		{"daemonset-budget-patience", e.DaemonSetBudgetPatience, time.Second, true},
 	} {
-		if o.Controllers.StallTimeout <= wait.value {
-			errs = append(errs, fmt.Errorf("--stall-timeout is %v: must be greater than --%s (%v)", o.Controllers.StallTimeout, wait.flag, wait.value))
+		if d.value < d.atLeast {
+			errs = append(errs, fmt.Errorf("--%s is %v: must be at least %v", d.flag, d.value, d.atLeast))
+		}
+		if d.drainWaits && c.StallTimeout <= d.value {
+			errs = append(errs, fmt.Errorf("--stall-timeout is %v: must be greater than --%s (%v)", c.StallTimeout, d.flag, d.value))
 		}
 	}
 	return errs
@@ -394,21 +404,6 @@ func (o *ControllerOptions) validate() []error {
 	}
 	if o.CompletedMaintenanceTTL != 0 && o.CompletedMaintenanceTTL < time.Minute {
 		errs = append(errs, fmt.Errorf("--completed-maintenance-ttl is %v: must be 0 (no deletion) or at least 1m", o.CompletedMaintenanceTTL))
-	}
-	if o.CompletedEvacuationTTL < time.Second {
-		errs = append(errs, fmt.Errorf("--completed-evacuation-ttl is %v: must be at least 1s", o.CompletedEvacuationTTL))
-	}
-	if o.Evictions.UnprotectedPatience < time.Second {
-		errs = append(errs, fmt.Errorf("--unprotected-patience is %v: must be at least 1s", o.Evictions.UnprotectedPatience))
-	}
-	if o.Evictions.DeniedAfter < 0 {
-		errs = append(errs, fmt.Errorf("--denied-after is %v: must be at least 0s", o.Evictions.DeniedAfter))
-	}
-	if o.LongGrace < time.Second {
-		errs = append(errs, fmt.Errorf("--long-grace is %v: must be at least 1s", o.LongGrace))
-	}
-	if o.EvacuatorStartDeadline < time.Second {
-		errs = append(errs, fmt.Errorf("--evacuator-start-deadline is %v: must be at least 1s", o.EvacuatorStartDeadline))
 	}
 	if o.AdoptStorage != "" && !storageID.MatchString(o.AdoptStorage) {
 		errs = append(errs, fmt.Errorf("--adopt-storage is %q: must be the ID of a storage, a UUID in lower case", o.AdoptStorage))
