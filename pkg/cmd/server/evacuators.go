@@ -22,19 +22,13 @@ import (
 )
 
 // EvacuatorOptions configure the evacuators that remove pods from their nodes before they are
-// evicted.
+// evicted. The help of the flags describes the fields.
 type EvacuatorOptions struct {
 	// BuiltIn are the classes of the enabled built-in evacuators. Admission resolves only these. If
 	// only a disabled one could remove a pod, the planner keeps the pod.
-	BuiltIn []string
-	// SurgeTimeout is how long a scaled-up Deployment may make no progress before its pods leave
-	// without replacements.
-	SurgeTimeout time.Duration
-	// VolumeDetachTimeout is how long DaemonSet pods are kept while their node still has volumes of
-	// departed pods.
-	VolumeDetachTimeout time.Duration
-	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
-	// before the pod is kept on its node.
+	BuiltIn                 []string
+	SurgeTimeout            time.Duration
+	VolumeDetachTimeout     time.Duration
 	DaemonSetBudgetPatience time.Duration
 }
 

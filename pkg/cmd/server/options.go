@@ -70,62 +70,39 @@ type Options struct {
 	NodeAdmission nodemaintenance.Config
 }
 
-// HostOptions configure the connection to the host cluster.
+// HostOptions configure the connection to the host cluster. The help of the flags, in addFlags,
+// describes the fields of these structs.
 type HostOptions struct {
-	// Kubeconfig is the path of a file. If it is empty, the server uses the service account of its
-	// pod.
 	Kubeconfig string
-	// QPS and Burst limit the rate and the bursts of requests of this process to the host cluster.
-	QPS   float32
-	Burst int
+	QPS        float32
+	Burst      int
 }
 
 // StorageOptions are the options of the embedded etcd.
 type StorageOptions struct {
-	// DataDir is the directory for the data of the embedded etcd.
-	DataDir string
-	// QuotaBytes is the size at which the embedded etcd stops accepting writes.
+	DataDir    string
 	QuotaBytes int64
 }
 
 // ServiceOptions identify the server in the host cluster.
 type ServiceOptions struct {
-	// Namespace is the namespace of the Service, of the Secret with the serving certificate and of
-	// the Lease.
-	Namespace string
-	// Name is the name of the Service.
-	Name string
+	Namespace, Name string
 }
 
 // ControllerOptions are the options of the controllers that act on the host cluster.
 type ControllerOptions struct {
 	// Enabled is false if the server only serves the API.
-	Enabled bool
-	// AdoptStorage is the ID of another storage. This server takes over its Lease and its changes
-	// to nodes.
-	AdoptStorage string
-	// AcceptRestoredState allows the controllers to run on a storage that was restored from a
-	// backup.
-	AcceptRestoredState bool
-	// LeaderElection configures the election of the replica that runs the controllers.
-	LeaderElection componentbaseconfig.LeaderElectionConfiguration
-	// Workers is the number of objects of each kind that are reconciled at the same time.
-	Workers int
-	// Evictions defines how evictions are sent.
-	Evictions eviction.Policy
-	// CompletedEvacuationTTL is how long an Evacuation whose pod has left is kept.
-	CompletedEvacuationTTL time.Duration
-	// EvacuatorStartDeadline is how long an evacuator may take to report for the first time.
-	EvacuatorStartDeadline time.Duration
-	// LongGrace is how long a pod may stop within its grace period before it is reported as
-	// blocked.
-	LongGrace time.Duration
-	// StallTimeout is how long a drain may make no progress before it counts as stalled.
-	StallTimeout time.Duration
-	// CompletedMaintenanceTTL is how long a completed NodeMaintenance is kept; 0 means forever.
-	CompletedMaintenanceTTL time.Duration
-	// AdvertisePlannedMaintenance sets the condition MaintenancePlanned on the nodes of
-	// maintenances in stage Idle.
+	Enabled                     bool
+	AdoptStorage                string
+	AcceptRestoredState         bool
+	LeaderElection              componentbaseconfig.LeaderElectionConfiguration
+	Workers                     int
+	Evictions                   eviction.Policy
+	CompletedEvacuationTTL      time.Duration
+	EvacuatorStartDeadline      time.Duration
+	LongGrace                   time.Duration
+	StallTimeout                time.Duration
+	CompletedMaintenanceTTL     time.Duration
 	AdvertisePlannedMaintenance bool
 }
 
