@@ -93,7 +93,7 @@ func (b *Blocker) fill(format string) string {
 	}
 	// The verb %[5]s prints nothing: without it, fmt would report arguments that the format does
 	// not use.
-	return fmt.Sprintf(format+"%[5]s", b.Namespace, b.Pod, b.Node, orNone(b.evacuator), "")
+	return fmt.Sprintf(format+"%[5]s", b.Namespace, b.Pod, b.Node, cmp.Or(b.evacuator, "-"), "")
 }
 
 // group is a set of blockers that only differ in the pod.

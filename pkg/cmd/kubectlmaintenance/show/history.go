@@ -98,7 +98,7 @@ func HistoryTable(moments []Moment) []screen.Line {
 		if m.Warning {
 			style = screen.Warning
 		}
-		rows = append(rows, []string{m.Time.UTC().Format(time.RFC3339), ago(m.Time.Time, moments[0].Time.Time), m.What, orNone(m.Object), m.Detail})
+		rows = append(rows, []string{m.Time.UTC().Format(time.RFC3339), ago(m.Time.Time, moments[0].Time.Time), m.What, cmp.Or(m.Object, "-"), m.Detail})
 		styles = append(styles, style)
 	}
 	return table("", rows, styles)

@@ -4,6 +4,7 @@
 package show
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -163,7 +164,7 @@ func previewWave(w *v1alpha1.PreviewWave, o Options) []screen.Line {
 				if len(pod.Blockers) > 0 {
 					style = screen.Warning
 				}
-				rows = append(rows, []string{node.Name, namespace.Name, pod.Name, handlers(pod.EvacuatorClasses), orNone(inTheWay)})
+				rows = append(rows, []string{node.Name, namespace.Name, pod.Name, handlers(pod.EvacuatorClasses), cmp.Or(inTheWay, "-")})
 				styles = append(styles, style)
 			}
 		}

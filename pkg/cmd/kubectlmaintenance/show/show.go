@@ -142,11 +142,3 @@ func ago(now, since time.Time) string {
 	}
 	return duration.HumanDuration(max(now.Sub(since), 0))
 }
-
-// orNone returns text, or "-" if it is empty.
-func orNone(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
-}

@@ -4,6 +4,7 @@
 package show
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -307,7 +308,7 @@ func Table(all []Facts) []screen.Line {
 			style = screen.Faint
 		}
 		rows = append(rows, []string{
-			nm.Name, Stage(nm), fmt.Sprint(c.nodes), gone, left, fmt.Sprint(c.blocked), progressing, age, orNone(nm.Spec.Reason),
+			nm.Name, Stage(nm), fmt.Sprint(c.nodes), gone, left, fmt.Sprint(c.blocked), progressing, age, cmp.Or(nm.Spec.Reason, "-"),
 		})
 		styles = append(styles, style)
 	}
