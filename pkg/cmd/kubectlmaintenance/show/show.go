@@ -8,6 +8,7 @@ package show
 import (
 	"fmt"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,15 +44,6 @@ func (o Options) cut(count, limit int) int {
 	return min(count, limit)
 }
 
-// Text returns lines without colors.
-func Text(lines []screen.Line) string {
-	var b strings.Builder
-	for _, line := range lines {
-		b.WriteString(strings.TrimRight(screen.Escape(line.Text), " ") + "\n")
-	}
-	return b.String()
-}
-
 // Entry describes the pods of a plan entry.
 func Entry(e v1alpha1.DrainPlanEntry) string {
 	text := fmt.Sprintf("priority <= %d", e.PodPriority)
@@ -79,35 +71,25 @@ func plain(format string, args ...any) screen.Line { return line(screen.Plain, f
 // table aligns cells in columns, two spaces apart. The first row is the heading. styles has the
 // style of each row. table escapes the cells, since escapes take columns.
 func table(indent string, rows [][]string, styles []screen.Style) []screen.Line {
-	var widths []int
+	var aligned strings.Builder
+	w := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
 		for i, cell := range row {
-			cell = screen.Escape(cell)
-			row[i] = cell
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], len([]rune(cell)))
+			row[i] = screen.Escape(cell)
 		}
+		_, _ = fmt.Fprintln(w, indent+strings.Join(row, "\t"))
 	}
+	_ = w.Flush()
 	lines := make([]screen.Line, 0, len(rows))
-	for i, row := range rows {
-		var b strings.Builder
-		b.WriteString(indent)
-		for j, cell := range row {
-			b.WriteString(cell)
-			if j < len(row)-1 {
-				b.WriteString(strings.Repeat(" ", widths[j]-len([]rune(cell))+2))
-			}
+	for text := range strings.Lines(aligned.String()) {
+		style := screen.Plain
+		switch i := len(lines); {
+		case i == 0:
+			style = screen.Faint
+		case i < len(styles):
+			style = styles[i]
 		}
-		style := screen.Faint
-		if i > 0 {
-			style = screen.Plain
-			if i < len(styles) {
-				style = styles[i]
-			}
-		}
-		lines = append(lines, line(style, "%s", b.String()))
+		lines = append(lines, line(style, "%s", strings.TrimSuffix(text, "\n")))
 	}
 	return lines
 }

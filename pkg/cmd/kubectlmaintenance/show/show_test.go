@@ -18,6 +18,15 @@ import (
 
 var now = time.Date(2026, 11, 21, 10, 0, 0, 0, time.UTC)
 
+// Text returns lines without colors.
+func Text(lines []screen.Line) string {
+	var b strings.Builder
+	for _, line := range lines {
+		b.WriteString(strings.TrimRight(screen.Escape(line.Text), " ") + "\n")
+	}
+	return b.String()
+}
+
 func TestPace(t *testing.T) {
 	for name, test := range map[string]struct {
 		pace      pace
