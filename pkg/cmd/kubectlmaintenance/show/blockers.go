@@ -26,8 +26,11 @@ type Blocker struct {
 	Since           time.Time
 	// evacuator is the class of the active evacuator.
 	evacuator string
-	// waits is set if the pod is not blocked but waits for an active evacuator, see WaitingOf.
-	waits *evacuatorDeadline
+	// until is set if the pod is not blocked but waits for the active evacuator, see WaitingOf: if
+	// the evacuator sends no heartbeat, the class next becomes active then. The server may be
+	// configured with a shorter deadline, which the plugin cannot read.
+	until time.Time
+	next  string
 }
 
 // podsShown is the maximum number of listed pods of a group.
@@ -64,24 +67,27 @@ func sortBlockers(blockers []Blocker) {
 }
 
 // Who returns the user or component that must act.
-func (b *Blocker) Who() string {
-	if b.waits != nil {
-		return b.waits.who(b.evacuator)
-	}
-	return b.fill(wording.RemedyFor(b.Reason).Who)
-}
+func (b *Blocker) Who() string { return b.who("its deadline") }
 
 // WhoUntil returns Who with the deadline of the evacuator, if the pod waits for one.
-func (b *Blocker) WhoUntil() string {
-	if b.waits != nil {
-		return b.waits.whoUntil(b.evacuator)
+func (b *Blocker) WhoUntil() string { return b.who(b.deadline() + " at the latest") }
+
+func (b *Blocker) who(deadline string) string {
+	if b.until.IsZero() {
+		return b.fill(wording.RemedyFor(b.Reason).Who)
 	}
-	return b.Who()
+	next := "the evacuator " + b.next
+	if b.next == v1alpha1.EvacuatorClassEviction {
+		next = "eviction"
+	}
+	return fmt.Sprintf("the evacuator %s until %s, then %s", b.evacuator, deadline, next)
 }
 
 // Look returns a command that shows details.
+func (b *Blocker) deadline() string { return b.until.UTC().Format(time.RFC3339) }
+
 func (b *Blocker) Look() string {
-	if b.waits != nil {
+	if !b.until.IsZero() {
 		return b.fill("kubectl get evacuations -n %s -o wide")
 	}
 	return b.fill(wording.RemedyFor(b.Reason).Look)

@@ -4,7 +4,6 @@
 package show
 
 import (
-	"fmt"
 	"math"
 	"time"
 
@@ -32,33 +31,6 @@ var waits = []struct{ reason, heading, what string }{
 	{v1alpha1.ReasonPodWaits, "WAITING", "waiting to be evicted"},
 	{v1alpha1.ReasonPodStopping, "STOPPING", "stopping within their grace period"},
 }
-
-// evacuatorDeadline is the deadline of an active evacuator that makes no progress.
-type evacuatorDeadline struct {
-	// until is when the next evacuator becomes active if the active one sends no heartbeat. The
-	// server may be configured with a shorter deadline, which the plugin cannot read.
-	until time.Time
-	// next is the class that becomes active at the deadline.
-	next string
-}
-
-func (d *evacuatorDeadline) who(class string) string {
-	return fmt.Sprintf("the evacuator %s until its deadline, then %s", class, d.then())
-}
-
-// whoUntil returns the actor for one pod, with the deadline.
-func (d *evacuatorDeadline) whoUntil(class string) string {
-	return fmt.Sprintf("the evacuator %s until %s at the latest, then %s", class, d.text(), d.then())
-}
-
-func (d *evacuatorDeadline) then() string {
-	if d.next == v1alpha1.EvacuatorClassEviction {
-		return "eviction"
-	}
-	return "the evacuator " + d.next
-}
-
-func (d *evacuatorDeadline) text() string { return d.until.UTC().Format(time.RFC3339) }
 
 // Waits reports whether the pod of an Evacuation waits but is not blocked: for an evacuator that
 // has not reported progress for a while, for its eviction, or for the end of its grace period.
@@ -111,9 +83,7 @@ func WaitingOf(evacuations []v1alpha1.Evacuation, on func(node string) bool, now
 			b.Message, b.Since = c.Message, c.LastTransitionTime.Time
 		case waitsForEvacuator:
 			b.Message = waitingMessage(e, t)
-			b.waits = &evacuatorDeadline{
-				until: t.Since.Add(t.Patience(e.Spec.ProgressDeadlineSeconds, math.MaxInt64)), next: protocol.Next(e.Spec.Evacuators, t.Class),
-			}
+			b.until, b.next = t.Since.Add(t.Patience(e.Spec.ProgressDeadlineSeconds, math.MaxInt64)), protocol.Next(e.Spec.Evacuators, t.Class)
 		}
 		byReason[reason] = append(byReason[reason], b)
 	}
@@ -142,7 +112,7 @@ func waitingGroups(waiting []Blocker, now time.Time, o Options) []screen.Line {
 	for _, g := range groups(waiting) {
 		heading, columns := "Waiting for eviction", []string{"NAMESPACE", "POD", "NODE", "WAITING FOR"}
 		switch {
-		case g.first.waits != nil:
+		case !g.first.until.IsZero():
 			heading, columns = "Waiting for evacuator "+g.first.evacuator, []string{"NAMESPACE", "POD", "NODE", "NO PROGRESS FOR", "DEADLINE"}
 		case g.first.Reason == v1alpha1.ReasonPodStopping:
 			heading, columns = "Stopping", []string{"NAMESPACE", "POD", "NODE", "STOPPING FOR"}
@@ -153,8 +123,8 @@ func waitingGroups(waiting []Blocker, now time.Time, o Options) []screen.Line {
 		for i := range g.all[:shown] {
 			b := &g.all[i]
 			row := []string{b.Namespace, b.Pod, b.Node, ago(now, b.Since)}
-			if b.waits != nil {
-				row = append(row, b.waits.text())
+			if !b.until.IsZero() {
+				row = append(row, b.deadline())
 			}
 			rows = append(rows, row)
 		}
