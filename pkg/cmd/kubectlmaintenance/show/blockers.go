@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -83,9 +84,9 @@ func (b *Blocker) who(deadline string) string {
 	return fmt.Sprintf("the evacuator %s until %s, then %s", b.evacuator, deadline, next)
 }
 
-// Look returns a command that shows details.
 func (b *Blocker) deadline() string { return b.until.UTC().Format(time.RFC3339) }
 
+// Look returns a command that shows details.
 func (b *Blocker) Look() string {
 	if !b.until.IsZero() {
 		return b.fill("kubectl get evacuations -n %s -o wide")
@@ -191,4 +192,37 @@ func more(count int, noun, indent string) []screen.Line {
 		return nil
 	}
 	return []screen.Line{line(screen.Faint, "%s... and %s (-o wide lists all)", indent, wording.Count(count, "more "+noun))}
+}
+
+// AppDown is a workload without a ready pod that lost a pod to a drain.
+type AppDown struct {
+	Kind, Namespace, Name string
+}
+
+// NothingBlocked shows that no pod is blocked or waiting, and how many pods the drains still have
+// to move. While pods are left, it prints "Nothing is blocked", not "Nothing is in the way".
+func NothingBlocked(maintenances []v1alpha1.NodeMaintenance) []screen.Line {
+	var left []screen.Line
+	for i := range maintenances {
+		nm := &maintenances[i]
+		if c := drainedCondition(nm); nm.DeletionTimestamp == nil && c != nil && c.Status != metav1.ConditionTrue {
+			left = append(left, plain("  %s: %s", nm.Name, c.Message))
+		}
+	}
+	if len(left) == 0 {
+		return []screen.Line{plain("Nothing is in the way.")}
+	}
+	return append([]screen.Line{plain("Nothing is blocked.")}, left...)
+}
+
+// AppsDown shows the workloads without a ready pod.
+func AppsDown(down []AppDown) []screen.Line {
+	var lines []screen.Line
+	for _, app := range down {
+		lines = append(lines, screen.Line{}, line(screen.Warning, "%s %s/%s: no pod is ready", app.Kind, app.Namespace, app.Name),
+			plain("  A maintenance moved one of its pods, and no pod is ready now. Check why its pods do not start."))
+		owner := Blocker{Namespace: app.Namespace, Reason: v1alpha1.ReasonUnhealthyPodsHoldBudget}
+		lines = append(lines, whoAndLook("  ", owner.Who(), owner.Look())...)
+	}
+	return lines
 }
