@@ -119,8 +119,8 @@ func (d *Departures) cameBack(e *v1alpha1.Evacuation) bool {
 // See adds the departures that Evacuations record on nodes of the maintenance since its drain
 // began.
 func (d *Departures) See(nm *v1alpha1.NodeMaintenance, evacuations []v1alpha1.Evacuation) {
-	start, draining := Entered(nm, v1alpha1.NodeMaintenanceStageDrain)
-	if !draining {
+	start := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageDrain)
+	if start.IsZero() {
 		return
 	}
 	if d.byPod == nil {
@@ -210,18 +210,6 @@ func (d *Departures) all() map[types.UID]time.Time {
 	return d.byPod
 }
 
-// Entered returns the time at which a maintenance entered a stage, and false if it has not.
-func Entered(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) (time.Time, bool) {
-	i := slices.IndexFunc(nm.Status.StageStatuses, func(s v1alpha1.StageStatus) bool { return s.Name == stage })
-	if i < 0 {
-		return time.Time{}, false
-	}
-	if at := nm.Status.StageStatuses[i].StartTimestamp; at != nil {
-		return at.Time, true
-	}
-	return time.Time{}, true
-}
-
 // Nodes returns the names of the nodes of a maintenance.
 func Nodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 	nodes := sets.New[string]()
@@ -274,7 +262,7 @@ type pace struct {
 }
 
 func (f *Facts) pace() pace {
-	start, _ := Entered(f.Maintenance, v1alpha1.NodeMaintenanceStageDrain)
+	start := v1alpha1.StageEntered(f.Maintenance, v1alpha1.NodeMaintenanceStageDrain)
 	over := min(max(f.Now.Sub(start), 0), paceWindow)
 	return pace{departures: f.Departures.since(f.Now.Add(-over)), over: over}
 }

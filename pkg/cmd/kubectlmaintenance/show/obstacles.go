@@ -123,7 +123,7 @@ func Obstacles(nm *v1alpha1.NodeMaintenance, podsListed bool, now time.Time) []O
 	}
 	out = withNodes(out, nm.Name, v1alpha1.ReasonNotAuthorized, NodesFor(nm, v1alpha1.NodeStatusNotAuthorized),
 		"The requester of the maintenance may not delete these nodes, so Haulout neither cordons nor drains them.")
-	if at, held := Entered(nm, v1alpha1.NodeMaintenanceStageCordon); held && now.Sub(at) >= cordonedAfter {
+	if at := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageCordon); !at.IsZero() && now.Sub(at) >= cordonedAfter {
 		out = withNodes(out, nm.Name, v1alpha1.ReasonNodeNotCordoned, NodesFor(nm, v1alpha1.NodeStatusNotCordoned),
 			"The scheduler may still bind pods to these nodes, so their pods are not evacuated yet.")
 	}

@@ -52,7 +52,7 @@ func Status(f Facts, o Options) []screen.Line {
 func (f *Facts) title() screen.Line {
 	nm := f.Maintenance
 	text := fmt.Sprintf("%s  %s", nm.Name, Stage(nm))
-	if at, ok := Entered(nm, nm.Spec.Stage); ok && !at.IsZero() {
+	if at := v1alpha1.StageEntered(nm, nm.Spec.Stage); !at.IsZero() {
 		text += " for " + ago(f.Now, at)
 	}
 	text += ", " + wording.Count(len(nm.Status.NodeStatuses), "node")
@@ -292,7 +292,7 @@ func Table(all []Facts) []screen.Line {
 			gone, left = fmt.Sprintf("%s %d", screen.Bar(c.gone, c.gone+c.left(), barColumns/2), c.gone), fmt.Sprint(c.left())
 		}
 		age := "-"
-		if at, ok := Entered(nm, nm.Spec.Stage); ok {
+		if at := v1alpha1.StageEntered(nm, nm.Spec.Stage); !at.IsZero() {
 			age = ago(f.Now, at)
 		}
 		progressing := "-"
