@@ -33,41 +33,17 @@ type Facts struct {
 	living map[string]int
 }
 
-// wave is an entry of the drain plan with its pods.
-type wave struct {
-	// index is the index of the entry in the plan, starting at 0.
-	index int32
-	// entry describes the pods of the entry.
-	entry string
-	// left is the number of pods that have not left yet; total is the maximum of left so far.
-	left, total int
-	// leaving is set if the pods are being evacuated.
-	leaving bool
-}
-
-// waves returns the waves that have or had pods; none if the server does not report waves.
-func (f *Facts) waves() []wave {
-	plan, reported := f.Maintenance.Spec.DrainPlan, f.Maintenance.Status.Waves
-	waves := make([]wave, 0, len(reported))
-	for i := range reported {
-		if w := &reported[i]; int(w.Entry) < len(plan) {
-			waves = append(waves, wave{
-				index: w.Entry, entry: Entry(plan[w.Entry]), left: int(w.PodsLeft), total: int(w.PodsPeak), leaving: w.StartTime != nil && w.PodsLeft > 0,
-			})
-		}
-	}
-	return waves
-}
-
-// current returns the waves, corrected by the Evacuations, which are newer: pods that have left
-// since the status was written belong to the leaving wave.
-func (f *Facts) current() []wave {
-	waves := f.waves()
-	leaving, later := -1, 0
+// waves returns the waves that have or had pods; none if the server does not report waves. It
+// corrects the leaving wave by the Evacuations, which are newer: pods that have left since the
+// status was written belong to it.
+func (f *Facts) waves() []v1alpha1.NodeMaintenanceWave {
+	waves := slices.Clone(f.Maintenance.Status.Waves)
+	waves = slices.DeleteFunc(waves, func(w v1alpha1.NodeMaintenanceWave) bool { return int(w.Entry) >= len(f.Maintenance.Spec.DrainPlan) })
+	leaving, later := -1, int32(0)
 	for i := range waves {
 		switch {
-		case !waves[i].leaving:
-			later += waves[i].left
+		case waves[i].StartTime == nil || waves[i].PodsLeft == 0:
+			later += waves[i].PodsLeft
 		case leaving >= 0:
 			// With several leaving waves, the wave of a departed pod is unknown.
 			return waves
@@ -77,8 +53,8 @@ func (f *Facts) current() []wave {
 	}
 	if leaving >= 0 {
 		w := &waves[leaving]
-		w.left = max(f.count().left()-later, 0)
-		w.total = max(w.total, w.left)
+		w.PodsLeft = max(int32(f.count().left())-later, 0)
+		w.PodsPeak = max(w.PodsPeak, w.PodsLeft)
 	}
 	return waves
 }

@@ -74,10 +74,12 @@ func Stage(nm *v1alpha1.NodeMaintenance) string {
 	return stage
 }
 
+// blockers returns the blocked pods of the maintenance.
+func (f *Facts) blockers() []Blocker { return BlockersOf(f.Evacuations, Nodes(f.Maintenance).Has) }
+
 // blockerLines shows the blocked pods. They come first, since a user has to act on them.
 func (f *Facts) blockerLines(o Options) []screen.Line {
-	nodes := Nodes(f.Maintenance)
-	blockers := BlockersOf(f.Evacuations, func(node string) bool { return nodes.Has(node) })
+	blockers := f.blockers()
 	if len(blockers) == 0 {
 		return nil
 	}
@@ -119,8 +121,8 @@ func (f *Facts) waveLines(c count) []screen.Line {
 	switch {
 	case c.left() == 0:
 	case len(f.Maintenance.Status.Waves) > 0:
-		for _, w := range f.current() {
-			lines = append(lines, waveLine(w))
+		for _, w := range f.waves() {
+			lines = append(lines, waveLine(w, Entry(f.Maintenance.Spec.DrainPlan[w.Entry])))
 		}
 	case target != nil:
 		lines = append(lines, plain("  WAVE     %s  %s leaving, %d for later waves", Entry(*target), wording.Count(c.evacuating, "pod"), c.pending))
@@ -128,19 +130,20 @@ func (f *Facts) waveLines(c count) []screen.Line {
 	return append(lines, screen.Line{})
 }
 
-// waveLine shows one wave.
-func waveLine(w wave) screen.Line {
-	text, style, state := wording.Count(w.left, "pod")+" left", screen.Faint, "later"
-	if w.total > w.left {
-		text = fmt.Sprintf("%d of %d gone", w.total-w.left, w.total)
+// waveLine shows one wave with the description of its entry.
+func waveLine(w v1alpha1.NodeMaintenanceWave, entry string) screen.Line {
+	gone := int(w.PodsPeak - w.PodsLeft)
+	text, style, state := wording.Count(w.PodsLeft, "pod")+" left", screen.Faint, "later"
+	if gone > 0 {
+		text = fmt.Sprintf("%d of %d gone", gone, w.PodsPeak)
 	}
 	switch {
-	case w.left == 0:
+	case w.PodsLeft == 0:
 		style, state = screen.Good, "over"
-	case w.leaving:
+	case w.StartTime != nil:
 		style, state = screen.Plain, "leaving"
 	}
-	return line(style, "  WAVE %-3d %s  %-16s %-8s %s", w.index+1, screen.Bar(w.total-w.left, max(w.total, 1), barColumns), text, state, w.entry)
+	return line(style, "  WAVE %-3d %s  %-16s %-8s %s", w.Entry+1, screen.Bar(gone, max(int(w.PodsPeak), 1), barColumns), text, state, entry)
 }
 
 // progress returns a bar, or only the number of remaining pods if the number of departed pods is
@@ -272,8 +275,7 @@ func Summary(f Facts) string {
 	}
 	if c.blocked > 0 {
 		text += fmt.Sprintf(", %d blocked", c.blocked)
-		nodes := Nodes(nm)
-		if all := groups(BlockersOf(f.Evacuations, func(node string) bool { return nodes.Has(node) })); len(all) > 0 {
+		if all := groups(f.blockers()); len(all) > 0 {
 			text += fmt.Sprintf(" (%s/%s: %s)", all[0].first.Namespace, all[0].first.Pod, all[0].first.Reason)
 		}
 	}
