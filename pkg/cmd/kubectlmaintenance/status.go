@@ -143,7 +143,7 @@ func (e *environment) watchStatus(ctx context.Context, o *output, name string) e
 	err = f.each(ctx, func(all []show.Facts) (bool, error) {
 		if name == "" {
 			lines, text := watchAll(all)
-			r.report(lines, text)
+			r.report(lines, text, false)
 			return false, nil
 		}
 		if len(all) == 0 {
@@ -152,13 +152,12 @@ func (e *environment) watchStatus(ctx context.Context, o *output, name string) e
 			return true, nil
 		}
 		lines := func(columns int) []screen.Line { return show.Status(all[0], o.options(columns)) }
-		if v1alpha1.IsDone(all[0].Maintenance) {
-			r.end(lines, show.Summary(all[0]))
+		done := v1alpha1.IsDone(all[0].Maintenance)
+		r.report(lines, show.Summary(all[0]), done)
+		if done {
 			r.screen.Printf("%s is complete.", name)
-			return true, nil
 		}
-		r.report(lines, show.Summary(all[0]))
-		return false, nil
+		return done, nil
 	})
 	r.screen.Keep()
 	return err

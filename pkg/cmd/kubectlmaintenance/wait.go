@@ -42,32 +42,19 @@ func (e *environment) newReporter(out io.Writer) *reporter {
 	return &reporter{screen: e.screen(out), now: e.now}
 }
 
-// report shows the progress, or a line of it if there is no terminal.
-func (r *reporter) report(lines func(columns int) []screen.Line, summary string) {
-	if r.screen.Live() {
+// report shows the progress, or a line of it if there is no terminal. The final progress is shown
+// immediately and stays.
+func (r *reporter) report(lines func(columns int) []screen.Line, summary string, final bool) {
+	switch {
+	case r.screen.Live():
 		r.screen.Draw(lines(r.screen.Columns()))
-		return
+		if final {
+			r.screen.Keep()
+		}
+	case summary != r.lastText && (final || r.now().Sub(r.last) >= plainAfter):
+		r.last, r.lastText = r.now(), summary
+		r.screen.Printf("%s  %s", r.now().UTC().Format(time.TimeOnly), summary)
 	}
-	if summary != r.lastText && r.now().Sub(r.last) >= plainAfter {
-		r.write(summary)
-	}
-}
-
-// end prints the final progress.
-func (r *reporter) end(lines func(columns int) []screen.Line, summary string) {
-	if r.screen.Live() {
-		r.screen.Draw(lines(r.screen.Columns()))
-		r.screen.Keep()
-		return
-	}
-	if summary != r.lastText {
-		r.write(summary)
-	}
-}
-
-func (r *reporter) write(summary string) {
-	r.last, r.lastText = r.now(), summary
-	r.screen.Printf("%s  %s", r.now().UTC().Format(time.TimeOnly), summary)
 }
 
 // withTimeout adds a timeout to a context; 0 means none.
@@ -168,11 +155,7 @@ func (e *environment) follow(ctx context.Context, c clients, name string, out io
 		facts := all[0]
 		done, err := look(&facts)
 		lines := func(columns int) []screen.Line { return show.Status(facts, show.Options{Columns: columns}) }
-		if done || err != nil {
-			r.end(lines, show.Summary(facts))
-		} else {
-			r.report(lines, show.Summary(facts))
-		}
+		r.report(lines, show.Summary(facts), done || err != nil)
 		return done, err
 	})
 	r.screen.Keep()
