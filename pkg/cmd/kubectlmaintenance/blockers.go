@@ -88,7 +88,7 @@ func (e *environment) blockers(ctx context.Context, o *output, name, namespace s
 	obstacles := e.obstacles(maintenances, found.Items)
 	switch {
 	case !o.forPeople():
-		err = writeAll(e, o, found, pointers(found.Items))
+		err = e.writeAll(o, found)
 	case o.format() == wide && len(obstacles)+len(blockers)+len(waiting) > 0:
 		e.show(show.BlockerTable(obstacles, slices.Concat(blockers, waiting), now))
 	default:

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -88,26 +89,17 @@ func (e *environment) write(o *output, objects ...runtime.Object) error {
 	return e.screen(e.Out).Write(document.Bytes())
 }
 
-// writeAll writes objects in the requested format: as a list, or one after the other if the format
-// has no lists.
-func writeAll[T runtime.Object](e *environment, o *output, list runtime.Object, items []T) error {
+// writeAll writes a list in the requested format: as a list, or one object after the other if the
+// format has no lists.
+func (e *environment) writeAll(o *output, list runtime.Object) error {
 	if o.format() != "name" {
 		return e.write(o, list)
 	}
-	objects := make([]runtime.Object, len(items))
-	for i, item := range items {
-		objects[i] = item
+	objects, err := meta.ExtractList(list)
+	if err != nil {
+		return err
 	}
 	return e.write(o, objects...)
-}
-
-// pointers returns the addresses of items.
-func pointers[T any](items []T) []*T {
-	out := make([]*T, len(items))
-	for i := range items {
-		out[i] = &items[i]
-	}
-	return out
 }
 
 // show prints lines that are not redrawn.

@@ -114,7 +114,7 @@ func (e *environment) printMaintenances(o *output, all []show.Facts, one bool) e
 	if one && len(items.Items) == 1 {
 		return e.write(o, &items.Items[0])
 	}
-	return writeAll(e, o, &items, pointers(items.Items))
+	return e.writeAll(o, &items)
 }
 
 // watchStatus shows one maintenance until it ends, or all maintenances.
