@@ -36,9 +36,6 @@ func EscapeError(prefix, text string) string {
 
 // escape escapes all non-printable characters, except characters for which keep returns true.
 func escape(text string, keep func(rune) bool) string {
-	if printable(text) {
-		return text
-	}
 	var b strings.Builder
 	for text != "" {
 		r, size := utf8.DecodeRuneInString(text)
@@ -62,14 +59,4 @@ func escape(text string, keep func(rune) bool) string {
 		text = text[size:]
 	}
 	return b.String()
-}
-
-// printable reports whether a text consists of printable ASCII only, as most texts do.
-func printable(text string) bool {
-	for i := range len(text) {
-		if text[i] < ' ' || text[i] > '~' {
-			return false
-		}
-	}
-	return true
 }
