@@ -64,11 +64,12 @@ func chooseNodes(args []string, labelSelector string) (*chosen, error) {
 }
 
 // nodeName removes the kind from a name such as node/node-003.
-func nodeName(arg string) string {
-	for _, kind := range []string{"node/", "nodes/", "no/"} {
-		if name, ok := strings.CutPrefix(arg, kind); ok {
-			return name
-		}
+func nodeName(arg string) string { return withoutKind(arg, "node", "nodes", "no") }
+
+// withoutKind removes one of the kinds from a name.
+func withoutKind(arg string, kinds ...string) string {
+	if kind, name, found := strings.Cut(arg, "/"); found && slices.Contains(kinds, kind) {
+		return name
 	}
 	return arg
 }

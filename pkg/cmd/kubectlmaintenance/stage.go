@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -123,11 +122,7 @@ that have left do not return to their nodes by themselves.`,
 
 // maintenanceName removes the kind from a name such as nodemaintenance/kernel-update.
 func maintenanceName(arg string) string {
-	kind, name, found := strings.Cut(arg, "/")
-	if found && (kind == "nm" || kind == "nodemaintenance" || kind == "nodemaintenances" || kind == "nodemaintenance."+v1alpha1.GroupName) {
-		return name
-	}
-	return arg
+	return withoutKind(arg, "nm", "nodemaintenance", "nodemaintenances", "nodemaintenance."+v1alpha1.GroupName)
 }
 
 // moveTo sets the stage of a maintenance and, with --wait, waits for it.

@@ -165,7 +165,7 @@ func (e *environment) follow(ctx context.Context, c clients, name string, out io
 // reached reports whether a maintenance has reached a stage. It returns an error if it cannot reach
 // it any longer.
 func reached(nm *v1alpha1.NodeMaintenance, stage v1alpha1.NodeMaintenanceStage) (bool, error) {
-	if nm.DeletionTimestamp != nil || nm.Spec.Stage == v1alpha1.NodeMaintenanceStageComplete {
+	if v1alpha1.IsEnding(nm) {
 		return true, exitWith(exitEnded, "%s was completed before it reached the stage %s", nm.Name, stage)
 	}
 	if nm.Status.ObservedGeneration < nm.Generation {
