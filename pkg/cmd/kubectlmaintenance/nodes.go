@@ -146,43 +146,33 @@ func allNodes(ctx context.Context, c clients) ([]corev1.Node, error) {
 	}
 }
 
-// reach counts the selected nodes and all nodes of the cluster, and the control-plane nodes of
-// both.
-type reach struct {
-	matched, all               int
-	controlPlane, controlTotal int
-}
-
-func reachOf(selector *corev1.NodeSelector, nodes []corev1.Node) (reach, error) {
+// dangerOf returns the fact about the selected nodes of a cluster that the user has to confirm, or
+// "".
+func dangerOf(selector *corev1.NodeSelector, nodes []corev1.Node) (string, error) {
 	matcher, err := nodeaffinity.NewNodeSelector(selector)
 	if err != nil {
-		return reach{}, err
+		return "", err
 	}
-	r := reach{all: len(nodes)}
+	matched, controlPlane, controlPlaneMatched := 0, 0, 0
 	for i := range nodes {
 		matches, control := matcher.Match(&nodes[i]), protocol.IsControlPlane(&nodes[i])
-		if control {
-			r.controlTotal++
-		}
 		if matches {
-			r.matched++
-			if control {
-				r.controlPlane++
-			}
+			matched++
+		}
+		if control {
+			controlPlane++
+		}
+		if matches && control {
+			controlPlaneMatched++
 		}
 	}
-	return r, nil
-}
-
-// danger returns the fact that the user has to confirm, or "".
-func (r reach) danger() string {
 	switch {
-	case r.all > 0 && r.matched == r.all:
-		return fmt.Sprintf("This selects all nodes of the cluster (%d).", r.all)
-	case r.controlTotal > 0 && r.controlPlane == r.controlTotal:
-		return fmt.Sprintf("This selects all control-plane nodes of the cluster (%d).", r.controlTotal)
+	case len(nodes) > 0 && matched == len(nodes):
+		return fmt.Sprintf("This selects all nodes of the cluster (%d).", len(nodes)), nil
+	case controlPlane > 0 && controlPlaneMatched == controlPlane:
+		return fmt.Sprintf("This selects all control-plane nodes of the cluster (%d).", controlPlane), nil
 	}
-	return ""
+	return "", nil
 }
 
 // checkNodes returns an error if a named node does not exist. It asks for a confirmation if the
@@ -201,11 +191,9 @@ func (e *environment) checkNodes(ctx context.Context, c clients, choice *chosen,
 				return fmt.Errorf("node %q not found; kubectl get nodes lists all nodes", name)
 			}
 		}
-		r, err := reachOf(choice.selector, nodes)
-		if err != nil {
+		if danger, err = dangerOf(choice.selector, nodes); err != nil {
 			return err
 		}
-		danger = r.danger()
 	}
 	if danger == "" || yes || stage == v1alpha1.NodeMaintenanceStageIdle || stage == v1alpha1.NodeMaintenanceStageComplete {
 		return nil
