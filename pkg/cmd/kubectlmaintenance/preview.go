@@ -106,7 +106,7 @@ func (e *environment) previewOf(ctx context.Context, c clients, o *startOptions,
 	}
 	if len(args) == 1 && o.selector == "" && o.plan == "" && nodeName(args[0]) == args[0] {
 		name := maintenanceName(args[0])
-		preview, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
+		preview, err := previewStored(ctx, c, name)
 		// A name with the prefix nm/ cannot be a node.
 		if err == nil || name != args[0] || !isMissing(err) {
 			return preview, err
@@ -136,43 +136,25 @@ func isMissing(err error) bool {
 // previewFirstTimeout limits the optional preview before a drain.
 const previewFirstTimeout = 30 * time.Second
 
-// previewFirst prints the blockers of a drain before the maintenance is created. If the preview
-// fails, it returns a note about the failure. It returns an error only if the user interrupts the
-// command.
-func (e *environment) previewFirst(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, title string) (note string, err error) {
-	return e.warnWith(ctx, nm.Name, func(ctx context.Context) (*v1alpha1.NodeMaintenancePreview, error) {
-		return e.previewTemporary(ctx, c, nm, title)
-	})
-}
-
-// previewStored is previewFirst for an existing maintenance.
-func (e *environment) previewStored(ctx context.Context, c clients, name string) (note string, err error) {
-	return e.warnWith(ctx, name, func(ctx context.Context) (*v1alpha1.NodeMaintenancePreview, error) {
-		preview, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			// On an error, the client returns an empty preview as well.
-			return nil, err
-		}
-		return preview, nil
-	})
-}
-
-func (e *environment) warnWith(
-	ctx context.Context, name string, ask func(context.Context) (*v1alpha1.NodeMaintenancePreview, error),
+// previewFirst prints the blockers of a drain, which the preview predicts, before it begins. If the
+// preview fails, it returns a note about the failure. It returns an error only if the user
+// interrupts the command.
+func (e *environment) previewFirst(
+	ctx context.Context, name string, preview func(context.Context) (*v1alpha1.NodeMaintenancePreview, error),
 ) (note string, err error) {
 	bounded, cancel := context.WithTimeout(ctx, previewFirstTimeout)
 	defer cancel()
-	preview, err := ask(bounded)
+	found, err := preview(bounded)
 	switch {
 	case ctx.Err() != nil:
 		return "", ctx.Err()
-	case preview == nil:
+	case found == nil:
 		return fmt.Sprintf("Note: the preview failed, so blockers of the drain are not shown: %v", err), nil
 	case err != nil:
 		note = fmt.Sprintf("Note: %v", err)
 	}
 	s := e.screen(e.ErrOut)
-	if lines := show.PreviewWarnings(preview, name, show.Options{Columns: s.Columns()}); len(lines) > 0 {
+	if lines := show.PreviewWarnings(found, name, show.Options{Columns: s.Columns()}); len(lines) > 0 {
 		s.Println(lines...)
 	}
 	return note, nil
@@ -203,7 +185,13 @@ func (e *environment) previewTemporary(ctx context.Context, c clients, nm *v1alp
 	if _, err := maintenances.Create(ctx, temporary, metav1.CreateOptions{FieldManager: manager, FieldValidation: metav1.FieldValidationStrict}); err != nil {
 		return nil, err
 	}
-	preview, err = maintenances.GetPreview(ctx, temporary.Name, metav1.GetOptions{})
+	return previewStored(ctx, c, temporary.Name)
+}
+
+// previewStored previews an existing maintenance. Unlike the client, it returns no preview with an
+// error.
+func previewStored(ctx context.Context, c clients, name string) (*v1alpha1.NodeMaintenancePreview, error) {
+	preview, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().GetPreview(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}

@@ -146,7 +146,10 @@ func (e *environment) moveTo(ctx context.Context, o *stageOptions, name string, 
 	}
 	note := ""
 	if stage == v1alpha1.NodeMaintenanceStageDrain && nm.Spec.Stage != stage {
-		if note, err = e.previewStored(ctx, c, name); err != nil {
+		note, err = e.previewFirst(ctx, name, func(ctx context.Context) (*v1alpha1.NodeMaintenancePreview, error) {
+			return previewStored(ctx, c, name)
+		})
+		if err != nil {
 			return err
 		}
 	}

@@ -140,7 +140,10 @@ func (e *environment) start(ctx context.Context, o *startOptions, args []string)
 	}
 	note := ""
 	if stage == v1alpha1.NodeMaintenanceStageDrain && !o.dryRun.isOn() {
-		if note, err = e.previewFirst(ctx, c, nm, choice.title); err != nil {
+		note, err = e.previewFirst(ctx, nm.Name, func(ctx context.Context) (*v1alpha1.NodeMaintenancePreview, error) {
+			return e.previewTemporary(ctx, c, nm, choice.title)
+		})
+		if err != nil {
 			return err
 		}
 	}
