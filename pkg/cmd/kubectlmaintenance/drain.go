@@ -32,7 +32,7 @@ type drainFlags struct {
 }
 
 func (e *environment) newDrainCommand() *cobra.Command {
-	o := &startOptions{output: outputOfObjects("created"), stage: string(v1alpha1.NodeMaintenanceStageDrain), wait: true}
+	o := &startOptions{waitOptions: waitOptions{output: outputOfObjects("created"), wait: true}, stage: string(v1alpha1.NodeMaintenanceStageDrain)}
 	var habits drainFlags
 	cmd := &cobra.Command{
 		Use:   "drain (NODE... | -l SELECTOR)",

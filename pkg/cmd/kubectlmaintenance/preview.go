@@ -24,7 +24,7 @@ import (
 const previewReason = "temporary: kubectl maintenance created it for a preview and will delete it"
 
 func (e *environment) newPreviewCommand() *cobra.Command {
-	o := &startOptions{output: outputOfLines(), stage: string(v1alpha1.NodeMaintenanceStageIdle)}
+	o := &startOptions{waitOptions: waitOptions{output: outputOfLines()}, stage: string(v1alpha1.NodeMaintenanceStageIdle)}
 	var filename string
 	cmd := &cobra.Command{
 		Use:   "preview (NODE... | NAME | -l SELECTOR | -f FILE)",

@@ -6,6 +6,7 @@ package kubectlmaintenance
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -17,36 +18,31 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// stageOptions are the flags of the commands that change the stage of a maintenance.
-type stageOptions struct {
+// waitOptions are the flags of the commands that write a maintenance and may wait for the result.
+type waitOptions struct {
 	wait, yes bool
 	timeout   time.Duration
 	dryRun    dryRun
 	output    *output
 }
 
-func (o *stageOptions) addFlags(cmd *cobra.Command, waits bool, waitUsage string) {
+// addStageFlags adds the flags of the commands that change the stage of a maintenance.
+func (o *waitOptions) addStageFlags(cmd *cobra.Command, waits bool, waitUsage string) {
 	cmd.Flags().BoolVar(&o.wait, "wait", waits, waitUsage)
 	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "How long to wait, such as 5m; 0 waits forever. After a timeout the server continues.")
 	o.dryRun.addFlag(cmd)
 	o.output.addFlags(cmd)
 }
 
-func (o *stageOptions) validate() error {
+func (o *waitOptions) validate() error {
 	if o.timeout < 0 {
 		return fmt.Errorf("invalid --timeout %s: it must not be negative; 0 waits forever", o.timeout)
 	}
-	if err := o.dryRun.complete(o.output); err != nil {
-		return err
-	}
-	if o.dryRun.strategy == dryRunClient {
-		return fmt.Errorf("invalid --dry-run=client: only the server can check whether the stage is allowed; use --dry-run=server")
-	}
-	return o.output.validate()
+	return errors.Join(o.dryRun.complete(o.output), o.output.validate())
 }
 
 func (e *environment) newStageCommand() *cobra.Command {
-	o := &stageOptions{output: outputOfObjects("stage changed")}
+	o := &waitOptions{output: outputOfObjects("stage changed")}
 	cmd := &cobra.Command{
 		Use:   "stage NAME STAGE",
 		Short: "Move a maintenance to its next stage",
@@ -76,7 +72,7 @@ unless --yes is given.`,
 			return e.moveTo(cmd.Context(), o, maintenanceName(args[0]), stage)
 		},
 	}
-	o.addFlags(cmd, false, "Wait until the stage is reached: the nodes are cordoned, drained or released.")
+	o.addStageFlags(cmd, false, "Wait until the stage is reached: the nodes are cordoned, drained or released.")
 	cmd.Flags().BoolVarP(&o.yes, "yes", "y", false, "Do not ask for a confirmation if all nodes or all control-plane nodes are selected.")
 	return cmd
 }
@@ -85,7 +81,7 @@ unless --yes is given.`,
 var laterStages = []string{string(v1alpha1.NodeMaintenanceStageCordon), string(v1alpha1.NodeMaintenanceStageDrain), string(v1alpha1.NodeMaintenanceStageComplete)}
 
 func (e *environment) newCompleteCommand() *cobra.Command {
-	o := &stageOptions{output: outputOfObjects("completed"), yes: true}
+	o := &waitOptions{output: outputOfObjects("completed"), yes: true}
 	cmd := &cobra.Command{
 		Use:   "complete NAME",
 		Short: "Put the nodes of a maintenance back into service",
@@ -99,12 +95,12 @@ The object and its history are kept until the object is deleted.`,
 			return e.moveTo(cmd.Context(), o, maintenanceName(args[0]), v1alpha1.NodeMaintenanceStageComplete)
 		},
 	}
-	o.addFlags(cmd, true, "Wait until the nodes are released.")
+	o.addStageFlags(cmd, true, "Wait until the nodes are released.")
 	return cmd
 }
 
 func (e *environment) newCancelCommand() *cobra.Command {
-	o := &stageOptions{output: outputOfObjects("cancelled")}
+	o := &waitOptions{output: outputOfObjects("cancelled")}
 	cmd := &cobra.Command{
 		Use:   "cancel NAME",
 		Short: "Cancel a maintenance: put its nodes back into service and delete it",
@@ -116,7 +112,7 @@ that have left do not return to their nodes by themselves.`,
 			return e.cancel(cmd.Context(), o, maintenanceName(args[0]))
 		},
 	}
-	o.addFlags(cmd, true, "Wait until the nodes are released and the object is deleted.")
+	o.addStageFlags(cmd, true, "Wait until the nodes are released and the object is deleted.")
 	return cmd
 }
 
@@ -125,17 +121,24 @@ func maintenanceName(arg string) string {
 	return withoutKind(arg, "nm", "nodemaintenance", "nodemaintenances", "nodemaintenance."+v1alpha1.GroupName)
 }
 
-// moveTo sets the stage of a maintenance and, with --wait, waits for it.
-func (e *environment) moveTo(ctx context.Context, o *stageOptions, name string, stage v1alpha1.NodeMaintenanceStage) error {
+// stored checks the flags, and reads the maintenance that the command changes.
+func (e *environment) stored(ctx context.Context, o *waitOptions, name string) (c clients, nm *v1alpha1.NodeMaintenance, err error) {
+	if o.dryRun.strategy == dryRunClient {
+		return c, nil, errors.New("invalid --dry-run=client: only the server can check whether the stage is allowed; use --dry-run=server")
+	}
 	if err := o.validate(); err != nil {
-		return err
+		return c, nil, err
 	}
-	c, err := e.connect()
-	if err != nil {
-		return err
+	if c, err = e.connect(); err != nil {
+		return c, nil, err
 	}
-	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
-	nm, err := maintenances.Get(ctx, name, metav1.GetOptions{})
+	nm, err = c.haulout.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, name, metav1.GetOptions{})
+	return c, nm, err
+}
+
+// moveTo sets the stage of a maintenance and, with --wait, waits for it.
+func (e *environment) moveTo(ctx context.Context, o *waitOptions, name string, stage v1alpha1.NodeMaintenanceStage) error {
+	c, nm, err := e.stored(ctx, o, name)
 	if err != nil {
 		return err
 	}
@@ -159,7 +162,8 @@ func (e *environment) moveTo(ctx context.Context, o *stageOptions, name string, 
 	if err != nil {
 		return err
 	}
-	moved, err := maintenances.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
+	moved, err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, name, types.MergePatchType, patch,
+		metav1.PatchOptions{DryRun: o.dryRun.inRequests(), FieldManager: manager})
 	if err != nil {
 		return err
 	}
@@ -172,23 +176,16 @@ func (e *environment) moveTo(ctx context.Context, o *stageOptions, name string, 
 	if stage == v1alpha1.NodeMaintenanceStageComplete {
 		return e.awaitEnd(ctx, c, name, moved.UID, false, o.timeout)
 	}
-	return e.awaitStage(ctx, c, moved, &startOptions{timeout: o.timeout, output: o.output})
+	return e.awaitStage(ctx, c, moved, o)
 }
 
-func (e *environment) cancel(ctx context.Context, o *stageOptions, name string) error {
-	if err := o.validate(); err != nil {
-		return err
-	}
-	c, err := e.connect()
+func (e *environment) cancel(ctx context.Context, o *waitOptions, name string) error {
+	c, nm, err := e.stored(ctx, o, name)
 	if err != nil {
 		return err
 	}
-	maintenances := c.haulout.MaintenanceV1alpha1().NodeMaintenances()
-	nm, err := maintenances.Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	if err := maintenances.Delete(ctx, name, metav1.DeleteOptions{DryRun: o.dryRun.inRequests(), Preconditions: metav1.NewUIDPreconditions(string(nm.UID))}); err != nil {
+	options := metav1.DeleteOptions{DryRun: o.dryRun.inRequests(), Preconditions: metav1.NewUIDPreconditions(string(nm.UID))}
+	if err := c.haulout.MaintenanceV1alpha1().NodeMaintenances().Delete(ctx, name, options); err != nil {
 		return err
 	}
 	if !o.dryRun.isOn() && o.wait {

@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,10 +21,7 @@ import (
 // startOptions are the flags of start; drain and preview share most of them.
 type startOptions struct {
 	selector, stage, reason, plan, name, newNodes string
-	wait, yes                                     bool
-	timeout                                       time.Duration
-	dryRun                                        dryRun
-	output                                        *output
+	waitOptions
 }
 
 const startExample = `  # Drain a node: its pods leave within their disruption budgets
@@ -44,7 +40,7 @@ const startExample = `  # Drain a node: its pods leave within their disruption b
   kubectl maintenance start -l pool=blue --dry-run=server -o yaml`
 
 func (e *environment) newStartCommand() *cobra.Command {
-	o := &startOptions{output: outputOfObjects("created")}
+	o := &startOptions{waitOptions: waitOptions{output: outputOfObjects("created")}}
 	cmd := &cobra.Command{
 		Use:   "start (NODE... | -l SELECTOR)",
 		Short: "Start a maintenance: cordon nodes, or drain them",
@@ -106,13 +102,10 @@ func (e *environment) start(ctx context.Context, o *startOptions, args []string)
 	if err != nil {
 		return err
 	}
-	switch {
-	case o.timeout < 0:
-		return fmt.Errorf("invalid --timeout %s: it must not be negative; 0 waits forever", o.timeout)
-	case o.timeout > 0 && !o.wait:
+	if o.timeout > 0 && !o.wait {
 		return errors.New("--timeout needs --wait")
 	}
-	if err := errors.Join(o.dryRun.complete(o.output), o.output.validate()); err != nil {
+	if err := o.validate(); err != nil {
 		return err
 	}
 	choice, err := chooseNodes(args, o.selector)
@@ -163,7 +156,7 @@ func (e *environment) start(ctx context.Context, o *startOptions, args []string)
 		return nil
 	}
 	if o.wait {
-		return e.awaitStage(ctx, c, created, o)
+		return e.awaitStage(ctx, c, created, &o.waitOptions)
 	}
 	e.hint(o.output, "Watch it: kubectl maintenance status %s --watch", created.Name)
 	return nil

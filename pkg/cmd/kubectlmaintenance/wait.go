@@ -66,7 +66,7 @@ func withTimeout(ctx context.Context, timeout time.Duration) (context.Context, c
 }
 
 // awaitStage waits until a maintenance has reached its stage.
-func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, o *startOptions) error {
+func (e *environment) awaitStage(ctx context.Context, c clients, nm *v1alpha1.NodeMaintenance, o *waitOptions) error {
 	out := e.Out
 	if o.output.format() != "" {
 		// The progress is not part of the requested output.
