@@ -32,9 +32,6 @@ func Resource(resource string) schema.GroupResource {
 }
 
 func addKnownTypes(scheme *runtime.Scheme) error {
-	scheme.AddKnownTypes(SchemeGroupVersion,
-		&NodeMaintenance{}, &NodeMaintenanceList{}, &NodeMaintenancePreview{},
-		&Evacuation{}, &EvacuationList{},
-	)
+	scheme.AddKnownTypes(SchemeGroupVersion, &NodeMaintenance{}, &NodeMaintenanceList{}, &Evacuation{}, &EvacuationList{})
 	return nil
 }

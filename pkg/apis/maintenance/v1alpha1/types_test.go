@@ -6,9 +6,12 @@ package v1alpha1_test
 import (
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/apitesting/fuzzer"
 	"k8s.io/apimachinery/pkg/api/apitesting/roundtrip"
+	metafuzzer "k8s.io/apimachinery/pkg/apis/meta/fuzzer"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/install"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -36,4 +39,14 @@ func TestRoundTrip(t *testing.T) {
 
 func TestRoundTripProtobuf(t *testing.T) {
 	roundtrip.RoundTripProtobufTestForAPIGroup(t, install.Install, fuzzFuncs)
+}
+
+// TestRoundTripPreview is separate, because a preview has no internal type.
+func TestRoundTripPreview(t *testing.T) {
+	scheme := runtime.NewScheme()
+	install.Install(scheme)
+	codecs := serializer.NewCodecFactory(scheme)
+	filler := fuzzer.FuzzerFor(fuzzer.MergeFuzzerFuncs(metafuzzer.Funcs, fuzzFuncs), nil, codecs)
+	kind := v1alpha1.SchemeGroupVersion.WithKind("NodeMaintenancePreview")
+	roundtrip.RoundTripSpecificKind(t, kind, scheme, codecs, filler, nil)
 }

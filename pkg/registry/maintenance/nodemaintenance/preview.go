@@ -40,7 +40,7 @@ func newPreview(store *genericregistry.Store, scheme *runtime.Scheme, previewer 
 }
 
 // New implements rest.Storage.
-func (*PreviewREST) New() runtime.Object { return &maintenance.NodeMaintenancePreview{} }
+func (*PreviewREST) New() runtime.Object { return &v1alpha1.NodeMaintenancePreview{} }
 
 // Destroy implements rest.Storage. It does nothing, since the store belongs to the main resource.
 func (*PreviewREST) Destroy() {}
@@ -59,6 +59,5 @@ func (r *PreviewREST) Get(ctx context.Context, name string, options *metav1.GetO
 	if err != nil {
 		return nil, err
 	}
-	out := &maintenance.NodeMaintenancePreview{}
-	return out, r.scheme.Convert(preview, out, nil)
+	return preview, nil
 }

@@ -11,7 +11,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"haulout.dev/haulout/pkg/apis/maintenance"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 	"haulout.dev/haulout/pkg/registry/registrytest"
 )
@@ -38,18 +37,18 @@ func TestPreview(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		r.mustCreate(ann, newMaintenance(t, name))
 	}
-	get := func(name string) (*maintenance.NodeMaintenancePreview, error) {
+	get := func(name string) (*v1alpha1.NodeMaintenancePreview, error) {
 		out, err := r.storage.Preview.Get(r.ctx(bob, "preview"), name, &metav1.GetOptions{})
 		if err != nil {
 			return nil, err
 		}
-		return out.(*maintenance.NodeMaintenancePreview), nil
+		return out.(*v1alpha1.NodeMaintenancePreview), nil
 	}
 	out, err := get("b")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out.Name != "b" || len(out.Waves) != 1 || out.Waves[0].PodType != maintenance.PodTypeStatic ||
+	if out.Name != "b" || len(out.Waves) != 1 || out.Waves[0].PodType != v1alpha1.PodTypeStatic ||
 		out.Waves[0].PodCount != 7 {
 		t.Errorf("got %+v", out)
 	}
@@ -73,7 +72,7 @@ func TestPreview(t *testing.T) {
 func TestPreviewInATable(t *testing.T) {
 	r := newRegistry(t, registrytest.RunEtcd(t))
 	table, err := r.storage.Preview.ConvertToTable(r.ctx(bob, "preview"),
-		&maintenance.NodeMaintenancePreview{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, nil)
+		&v1alpha1.NodeMaintenancePreview{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, nil)
 	if err != nil || len(table.Rows) != 1 || table.Rows[0].Cells[0] != "a" {
 		t.Errorf("table is %+v (%v)", table, err)
 	}
