@@ -189,25 +189,10 @@ func (c *client) kind(ctx context.Context) string {
 	}](ctx, c, "ScheduledShutdown")
 	// A shutdown that is scheduled for later is not the pending one.
 	if err == nil && scheduled.Type != "" && scheduled.USec <= uint64(time.Now().UnixMicro()) {
-		return kindOf(scheduled.Type)
+		return systemd.KindOf(scheduled.Type)
 	}
-	kind, err := systemd.NewClient(c.conn).ShutdownJob(ctx)
-	if err != nil {
-		return ""
-	}
+	kind, _ := systemd.NewClient(c.conn).ShutdownJob(ctx) // "" after an error
 	return kind
-}
-
-// kindOf maps logind's name of an action to a kind.
-func kindOf(action string) string {
-	switch action {
-	case "reboot", "kexec", "soft-reboot":
-		return systemd.KindReboot
-	case "poweroff", "power-off", "halt":
-		return systemd.KindPowerOff
-	default:
-		return ""
-	}
 }
 
 // parsePrepare returns the content of a signal: begins is true if a shutdown begins, false if it
@@ -225,7 +210,7 @@ func parsePrepare(signal *dbus.Signal) (begins *bool, kind string) {
 			return nil, ""
 		}
 		if action, ok := metadata["type"].Value().(string); ok {
-			kind = kindOf(action)
+			kind = systemd.KindOf(action)
 		}
 	default:
 		return nil, ""

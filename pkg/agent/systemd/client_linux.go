@@ -13,6 +13,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -45,19 +46,23 @@ const (
 	KindPowerOff = "poweroff"
 )
 
-// shutdownTargets maps the units that end the system to the kinds of shutdown.
-var shutdownTargets = map[string]string{
-	"reboot.target":      KindReboot,
-	"kexec.target":       KindReboot,
-	"soft-reboot.target": KindReboot,
-	"poweroff.target":    KindPowerOff,
-	"halt.target":        KindPowerOff,
+// kinds maps the actions that end the system to the kinds of shutdown. logind uses these names, and
+// systemd has a target for each of them except power-off.
+var kinds = map[string]string{
+	"reboot":      KindReboot,
+	"kexec":       KindReboot,
+	"soft-reboot": KindReboot,
+	"poweroff":    KindPowerOff,
+	"power-off":   KindPowerOff,
+	"halt":        KindPowerOff,
 }
+
+// KindOf returns the kind of a shutdown by the name of its action or target; "" for other names.
+func KindOf(name string) string { return kinds[strings.TrimSuffix(name, ".target")] }
 
 // Client is a client of systemd's D-Bus interface. It is safe for concurrent use.
 type Client struct {
 	conn    *dbus.Conn
-	owned   bool
 	manager dbus.BusObject
 }
 
@@ -85,8 +90,7 @@ func (s UnitState) Exists() bool {
 	return s.Load != "not-found"
 }
 
-// NewClient returns a client that uses a connection to the system bus. Close leaves the connection
-// open.
+// NewClient returns a client that uses a connection to the system bus.
 func NewClient(conn *dbus.Conn) *Client {
 	return &Client{conn: conn, manager: conn.Object(busName, managerPath)}
 }
@@ -98,18 +102,11 @@ func Dial(ctx context.Context, root string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := NewClient(conn)
-	c.owned = true
-	return c, nil
+	return NewClient(conn), nil
 }
 
-// Close closes the connection that Dial opened.
-func (c *Client) Close() error {
-	if !c.owned {
-		return nil
-	}
-	return c.conn.Close()
-}
+// Close closes the connection.
+func (c *Client) Close() error { return c.conn.Close() }
 
 // SystemState returns the state of the system: running, degraded, stopping and so on.
 func (c *Client) SystemState(ctx context.Context) (string, error) {
@@ -175,7 +172,7 @@ func incarnation(property func(name string) (any, error)) (string, error) {
 // ShutdownJob returns the kind of the shutdown in progress; "" if there is none.
 func (c *Client) ShutdownJob(ctx context.Context) (string, error) {
 	target, err := c.shutdownTarget(ctx)
-	return shutdownTargets[target], err
+	return KindOf(target), err
 }
 
 // shutdownTarget returns the unit that systemd is starting to end the system; "" if there is none.
@@ -189,7 +186,7 @@ func (c *Client) shutdownTarget(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("list the jobs of systemd: %w", err)
 	}
 	for _, job := range jobs {
-		if shutdownTargets[job.Unit] != "" && job.Type == "start" {
+		if KindOf(job.Unit) != "" && job.Type == "start" {
 			return job.Unit, nil
 		}
 	}
@@ -242,11 +239,7 @@ func (c *Client) RestartUnit(ctx context.Context, name string) error {
 
 // StopUnit stops a unit and waits until it has stopped. It returns nil if the unit does not exist.
 func (c *Client) StopUnit(ctx context.Context, name string) error {
-	err := c.runJob(ctx, "StopUnit", name)
-	if isError(err, errNoSuchUnit, errNotLoaded) {
-		return nil
-	}
-	return err
+	return unless(c.runJob(ctx, "StopUnit", name), errNoSuchUnit, errNotLoaded)
 }
 
 // EndService ends a service and waits until its main process is gone. It is StopUnit, except when
@@ -295,45 +288,45 @@ func (c *Client) KillUnit(ctx context.Context, name string, signal syscall.Signa
 }
 
 func (c *Client) killUnit(ctx context.Context, name, who string, signal syscall.Signal) error {
-	if err := c.manager.CallWithContext(ctx, managerInterface+".KillUnit", 0, name, who, int32(signal)).Err; err != nil {
-		return fmt.Errorf("send %s to unit %s: %w", signal, name, err)
-	}
-	return nil
+	return c.call(ctx, fmt.Sprintf("send %s to unit %s", signal, name), "KillUnit", name, who, int32(signal))
 }
 
-// ResetFailed resets the failed state of a unit.
+// ResetFailed resets the failed state of a unit. It returns nil if the unit does not exist.
 func (c *Client) ResetFailed(ctx context.Context, name string) error {
-	err := c.manager.CallWithContext(ctx, managerInterface+".ResetFailedUnit", 0, name).Err
-	if err != nil && !isError(err, errNoSuchUnit, errNotLoaded) {
-		return fmt.Errorf("reset unit %s: %w", name, err)
-	}
-	return nil
+	return unless(c.call(ctx, "reset unit "+name, "ResetFailedUnit", name), errNoSuchUnit, errNotLoaded)
 }
 
 // Reload makes systemd read all unit files again.
 func (c *Client) Reload(ctx context.Context) error {
-	if err := c.manager.CallWithContext(ctx, managerInterface+".Reload", 0).Err; err != nil {
-		return fmt.Errorf("reload the unit files of systemd: %w", err)
-	}
-	return nil
+	return c.call(ctx, "reload the unit files of systemd", "Reload")
 }
 
 // EnableUnit makes systemd start a unit at boot.
 func (c *Client) EnableUnit(ctx context.Context, name string) error {
 	// The arguments mean: permanently (false), and replace links that point elsewhere (true).
-	if err := c.manager.CallWithContext(ctx, managerInterface+".EnableUnitFiles", 0, []string{name}, false, true).Err; err != nil {
-		return fmt.Errorf("enable unit %s: %w", name, err)
-	}
-	return nil
+	return c.call(ctx, "enable unit "+name, "EnableUnitFiles", []string{name}, false, true)
 }
 
 // DisableUnit undoes EnableUnit. It returns nil if the unit does not exist.
 func (c *Client) DisableUnit(ctx context.Context, name string) error {
-	err := c.manager.CallWithContext(ctx, managerInterface+".DisableUnitFiles", 0, []string{name}, false).Err
-	if err != nil && !isError(err, errNoSuchUnit, errNoSuchFile) {
-		return fmt.Errorf("disable unit %s: %w", name, err)
+	return unless(c.call(ctx, "disable unit "+name, "DisableUnitFiles", []string{name}, false), errNoSuchUnit, errNoSuchFile)
+}
+
+// call calls a method whose result does not matter. what describes the call in errors.
+func (c *Client) call(ctx context.Context, what, method string, args ...any) error {
+	if err := c.manager.CallWithContext(ctx, managerInterface+"."+method, 0, args...).Err; err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
+}
+
+// unless returns nil for the errors of D-Bus with these names.
+func unless(err error, names ...string) error {
+	var remote dbus.Error
+	if errors.As(err, &remote) && slices.Contains(names, remote.Name) {
+		return nil
+	}
+	return err
 }
 
 // runJob calls a method that creates a job, and waits until the job is done.
@@ -349,9 +342,8 @@ func (c *Client) runJob(ctx context.Context, method, name string) error {
 	// Ignore the error: a remaining match only costs a few signals and ends with the connection.
 	defer func() { _ = c.conn.RemoveMatchSignal(match...) }()
 	// systemd sends signals about jobs only if a client has subscribed.
-	if err := c.manager.CallWithContext(ctx, managerInterface+".Subscribe", 0).Err; err != nil &&
-		!isError(err, "org.freedesktop.systemd1.AlreadySubscribed") {
-		return fmt.Errorf("subscribe to systemd: %w", err)
+	if err := unless(c.call(ctx, "subscribe to systemd", "Subscribe"), "org.freedesktop.systemd1.AlreadySubscribed"); err != nil {
+		return err
 	}
 	var job dbus.ObjectPath
 	if err := c.manager.CallWithContext(ctx, managerInterface+"."+method, 0, name, "replace").Store(&job); err != nil {
@@ -397,11 +389,6 @@ func Property[T any](ctx context.Context, object dbus.BusObject, iface, name str
 	}
 	err := variant.Store(&value)
 	return value, err
-}
-
-func isError(err error, names ...string) bool {
-	var remote dbus.Error
-	return errors.As(err, &remote) && slices.Contains(names, remote.Name)
 }
 
 // connectTimeout limits the authentication by the daemon of the bus.

@@ -109,7 +109,7 @@ func (c *Client) Ending(ctx context.Context, name string) (Ending, error) {
 	if err != nil || target == "" {
 		return ending, err
 	}
-	ending.Kind = shutdownTargets[target]
+	ending.Kind = KindOf(target)
 	limit, err := c.timeout(ctx, target, unitInterface, "JobTimeoutUSec")
 	ending.Limit = min(ending.Limit, limit-min(endReserve, limit/2))
 	return ending, err
@@ -123,10 +123,7 @@ func (c *Client) MakeIrreversible(ctx context.Context) error {
 	if err != nil || target == "" {
 		return err
 	}
-	if err := c.manager.CallWithContext(ctx, managerInterface+".StartUnit", 0, target, "replace-irreversibly").Err; err != nil {
-		return fmt.Errorf("make the start of %s irreversible: %w", target, err)
-	}
-	return nil
+	return c.call(ctx, "make the start of "+target+" irreversible", "StartUnit", target, "replace-irreversibly")
 }
 
 // timeout reads a property in microseconds, which can be infinity.
