@@ -137,18 +137,12 @@ func (m *Manager) Run(ctx context.Context, changed func()) error {
 	m.changed = changed
 	m.adopt(ctx)
 	m.publish()
-	for {
-		err := m.session(ctx)
-		if ctx.Err() != nil {
-			return nil
+	wait.JitterUntilWithContext(ctx, func(ctx context.Context) {
+		if err := m.session(ctx); ctx.Err() == nil {
+			m.busProblem(ctx, err)
 		}
-		m.busProblem(ctx, err)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(wait.Jitter(m.cfg.RetryPeriod, 0.5)):
-		}
-	}
+	}, m.cfg.RetryPeriod, 0.5, true)
+	return nil
 }
 
 // State returns the last known state of the machine.

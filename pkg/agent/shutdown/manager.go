@@ -19,6 +19,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/buckets"
@@ -303,7 +304,7 @@ func (m *Manager) load(ctx context.Context) error {
 
 // watchMachine runs the Machine, and runs it again if it returns.
 func (m *Manager) watchMachine(ctx context.Context) {
-	for {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		err := m.config.Machine.Run(ctx, func() {
 			m.watching.Store(true)
 			m.Wake()
@@ -317,12 +318,7 @@ func (m *Manager) watchMachine(ctx context.Context) {
 		}
 		klog.FromContext(ctx).Error(err, "The watch of the machine has ended, starting it again")
 		m.post(func() { m.machineErr = fmt.Errorf("the watch of the machine has ended: %w", err) })
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(machineRetry):
-		}
-	}
+	}, machineRetry)
 }
 
 // post executes a function in the goroutine of Run. It returns false if Run has ended.

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
@@ -279,15 +280,11 @@ func (k *Keeper) problems() string {
 // watchFolder calls changed after each change of the static pod folder, until the context ends. The
 // Keeper also lists the folder regularly, so a failed watch only causes a delay.
 func (k *Keeper) watchFolder(ctx context.Context, changed func()) {
-	for ctx.Err() == nil {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if err := watchOnce(ctx, k.folder.dir, changed); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).V(2).Info("Static pod folder is not watched, only listed", "path", k.folder.dir, "reason", err.Error())
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(k.relist):
-		}
-	}
+	}, k.relist)
 }
 
 // watchOnce watches a folder until the watch ends.
@@ -305,10 +302,7 @@ func watchOnce(ctx context.Context, dir string, changed func()) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err, ok := <-watcher.Errors:
-			if !ok {
-				return nil
-			}
+		case err := <-watcher.Errors:
 			return err
 		case event, ok := <-watcher.Events:
 			switch {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
@@ -277,21 +278,14 @@ func (a *agent) report() Report {
 
 // tellStatus sends the status to the service manager whenever it changes.
 func (a *agent) tellStatus(ctx context.Context) {
-	ticker := time.NewTicker(statusPeriod)
-	defer ticker.Stop()
 	last := ""
-	for {
+	wait.UntilWithContext(ctx, func(context.Context) {
 		status := a.manager.Status()
 		if line := statusLine(&status); line != last {
 			a.host.status(line)
 			last = line
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-	}
+	}, statusPeriod)
 }
 
 // statusLine is the status in `systemctl status`. It has no times, since these would change it all

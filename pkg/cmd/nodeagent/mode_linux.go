@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
@@ -179,28 +180,23 @@ func (n nodeOnly) RoundTrip(r *http.Request) (*http.Response, error) {
 // kubeconfig has changed: the machine has left its cluster or has joined another one. It does not
 // return while a shutdown is pending, so that this process completes it.
 func (m *mode) awaitBetter(ctx context.Context, o *Options, shuttingDown func() bool) {
-	ticker := time.NewTicker(betterPeriod)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
+	better := func(ctx context.Context) (bool, error) {
 		changed := clientChanged(m.config.Kubeconfig, m.files)
 		better := changed
 		if m.why != "" && !changed {
 			next := chooseMode(ctx, o, "", false)
 			better = next.why == "" || m.safe && !next.safe
 		}
-		if better && !shuttingDown() {
-			klog.FromContext(ctx).Info("Restarting the agent: the kubeconfig has changed, or a missing requirement is met", "kubeconfigChanged", changed, "lacked", m.why)
-			if m.crashed {
-				_ = os.Remove(startsFile) // count the next starts from here
-			}
-			return
+		if !better || shuttingDown() {
+			return false, nil
 		}
+		klog.FromContext(ctx).Info("Restarting the agent: the kubeconfig has changed, or a missing requirement is met", "kubeconfigChanged", changed, "lacked", m.why)
+		if m.crashed {
+			_ = os.Remove(startsFile) // count the next starts from here
+		}
+		return true, nil
 	}
+	_ = wait.PollUntilContextCancel(ctx, betterPeriod, false, better) // ends with the context as well
 }
 
 // lastDirectory returns the directory that noteDirectory wrote; empty if there is none.

@@ -257,19 +257,12 @@ func (r *runner) status(ctx context.Context) func(string) {
 func (r *runner) journal(ctx context.Context, status func() shutdown.Status) {
 	r.events.Write(windows.Message{ID: windows.EventStarted, Text: "The node agent " + version.Get() + " has started."})
 	var journal windows.Journal
-	ticker := time.NewTicker(journalPeriod)
-	defer ticker.Stop()
-	for {
+	wait.UntilWithContext(ctx, func(context.Context) {
 		s := status()
 		for _, message := range journal.Next(&s) {
 			r.events.Write(message)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-	}
+	}, journalPeriod)
 }
 
 // platformServices installs and removes the service of Windows.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
 	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
@@ -210,7 +211,7 @@ func (s *staticPods) run(ctx context.Context) {
 	defer running.Wait()
 	stop := func() {}
 	defer func() { stop() }()
-	for {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		if k, err := s.next(ctx); err != nil {
 			if s.fail(err) {
 				logger.Error(err, "Cannot find the kubelet's static pods, retrying", "after", discoverPeriod)
@@ -229,12 +230,7 @@ func (s *staticPods) run(ctx context.Context) {
 			})
 		}
 		s.noteLeftBehind()
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(discoverPeriod):
-		}
-	}
+	}, discoverPeriod)
 }
 
 // leave records a folder of a keeper that ends. If s runs, the caller holds mu.

@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
@@ -351,19 +352,11 @@ func endpoints(report func() Report) http.Handler {
 
 // serve serves the handler on an address until the context ends. It retries forever.
 func serve(ctx context.Context, address string, handler http.Handler) {
-	logger := klog.FromContext(ctx)
-	for {
-		err := serveOnce(ctx, address, handler)
-		if ctx.Err() != nil {
-			return
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		if err := serveOnce(ctx, address, handler); ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Failed to serve metrics, retrying", "address", address, "after", listenRetry)
 		}
-		logger.Error(err, "Failed to serve metrics, retrying", "address", address, "after", listenRetry)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(listenRetry):
-		}
-	}
+	}, listenRetry)
 }
 
 func serveOnce(ctx context.Context, address string, handler http.Handler) error {
