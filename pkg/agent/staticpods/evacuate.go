@@ -146,14 +146,12 @@ func (w *evacuation) pod(ctx context.Context) (*corev1.Pod, error) {
 
 // running reports whether a container of the pod runs.
 func (w *evacuation) running(ctx context.Context, s situation) (bool, error) {
-	uids := map[types.UID]struct{}{}
+	var uids []types.UID
 	if s.isMirror {
-		uids[types.UID(s.pod.Annotations[corev1.MirrorPodAnnotationKey])] = struct{}{}
+		uids = append(uids, types.UID(s.pod.Annotations[corev1.MirrorPodAnnotationKey]))
 	}
 	for i := range s.parked {
-		for _, uid := range s.parked[i].StaticUIDs {
-			uids[uid] = struct{}{}
-		}
+		uids = append(uids, s.parked[i].StaticUIDs...)
 	}
 	return w.keeper.running(ctx, uids)
 }

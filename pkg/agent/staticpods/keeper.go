@@ -342,17 +342,10 @@ func (k *Keeper) checkMaintenances(ctx context.Context, entries []Entry, nodeErr
 // noteStopped records which pods have stopped. If the Evacuation of a pod completes early, its
 // handler ends before it can record that.
 func (k *Keeper) noteStopped(ctx context.Context, entries []Entry) {
-	uids := map[types.NamespacedName]map[types.UID]struct{}{}
+	uids := map[types.NamespacedName][]types.UID{}
 	for i := range entries {
-		e := &entries[i]
-		if e.Stopped || e.Restoring {
-			continue
-		}
-		if uids[e.Pod()] == nil {
-			uids[e.Pod()] = map[types.UID]struct{}{}
-		}
-		for _, uid := range e.StaticUIDs {
-			uids[e.Pod()][uid] = struct{}{}
+		if e := &entries[i]; !e.Stopped && !e.Restoring {
+			uids[e.Pod()] = append(uids[e.Pod()], e.StaticUIDs...)
 		}
 	}
 	for pod, uids := range uids {
@@ -367,8 +360,8 @@ func (k *Keeper) noteStopped(ctx context.Context, entries []Entry) {
 }
 
 // running reports whether a container of a pod runs under one of the UIDs.
-func (k *Keeper) running(ctx context.Context, uids map[types.UID]struct{}) (bool, error) {
-	for uid := range uids {
+func (k *Keeper) running(ctx context.Context, uids []types.UID) (bool, error) {
+	for _, uid := range uids {
 		running, err := k.Containers.Running(ctx, string(uid))
 		if err != nil {
 			return false, fmt.Errorf("ask the container runtime: %w", err)
