@@ -13,78 +13,53 @@ import (
 	"strings"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"sigs.k8s.io/yaml"
 )
 
-// The identity of the kubelet's configuration files.
 const (
-	configAPIVersion = "kubelet.config.k8s.io/v1beta1"
-	configKind       = "KubeletConfiguration"
+	configKind = "KubeletConfiguration"
 	// dropInExtension is the extension of the files that the kubelet reads in its --config-dir.
 	dropInExtension = ".conf"
 )
 
-// configuration has the fields of the kubelet's configuration that the node agent reads.
-type configuration struct {
-	StaticPodPath                    string          `json:"staticPodPath"`
-	StaticPodURL                     string          `json:"staticPodURL"`
-	ShutdownGracePeriod              metav1.Duration `json:"shutdownGracePeriod"`
-	ShutdownGracePeriodCriticalPods  metav1.Duration `json:"shutdownGracePeriodCriticalPods"`
-	ShutdownGracePeriodByPodPriority []struct {
-		Priority                   int32 `json:"priority"`
-		ShutdownGracePeriodSeconds int64 `json:"shutdownGracePeriodSeconds"`
-	} `json:"shutdownGracePeriodByPodPriority"`
-	HealthzPort              *int32          `json:"healthzPort"`
-	HealthzBindAddress       string          `json:"healthzBindAddress"`
-	ContainerRuntimeEndpoint string          `json:"containerRuntimeEndpoint"`
-	FeatureGates             map[string]bool `json:"featureGates"`
-}
+// configuration is the kubelet's configuration from its files and flags, without defaults.
+type configuration kubeletv1beta1.KubeletConfiguration
 
 // loadConfig reads the configuration file and the drop-ins in the directory, in the kubelet's
 // order. It skips empty paths.
 func loadConfig(path, dropIns string) (*configuration, error) {
-	merged := map[string]any{}
+	merged := []byte("{}")
 	if path != "" {
-		main, err := readConfig(path)
-		if err != nil {
+		var err error
+		// The kubelet resolves paths relative to the main file, but not in drop-ins.
+		if merged, err = apply(merged, path, filepath.Dir(path)); err != nil {
 			return nil, err
 		}
-		// The kubelet resolves this path relative to the main file, but not in drop-ins.
-		if static, ok := main["staticPodPath"].(string); ok {
-			main["staticPodPath"] = absolute(static, filepath.Dir(path))
-		}
-		merge(merged, main)
 	}
 	if dropIns != "" {
 		err := filepath.WalkDir(dropIns, func(name string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() || filepath.Ext(name) != dropInExtension {
 				return err
 			}
-			values, err := readConfig(name)
-			if err != nil {
-				return err
-			}
-			merge(merged, values)
-			return nil
+			merged, err = apply(merged, name, "")
+			return err
 		})
 		if err != nil {
 			return nil, fmt.Errorf("read the drop-ins of the kubelet: %w", err)
 		}
 	}
-	text, err := json.Marshal(merged)
-	if err != nil {
-		return nil, err
-	}
 	config := &configuration{}
-	if err := json.Unmarshal(text, config); err != nil {
+	if err := json.Unmarshal(merged, config); err != nil {
 		return nil, fmt.Errorf("kubelet configuration %s: %w", path, err)
 	}
 	return config, nil
 }
 
-// readConfig reads one file.
-func readConfig(path string) (map[string]any, error) {
+// apply reads one file and applies it to the configuration as a JSON merge patch (RFC 7386), as the
+// kubelet does. A relative path of static pods is relative to dir.
+func apply(config []byte, path, dir string) ([]byte, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("read the configuration of the kubelet: %w", err)
@@ -93,30 +68,18 @@ func readConfig(path string) (map[string]any, error) {
 	if err := yaml.Unmarshal(data, &values); err != nil {
 		return nil, fmt.Errorf("kubelet configuration %s: %w", path, err)
 	}
-	if values["apiVersion"] != configAPIVersion || values["kind"] != configKind {
+	if version := kubeletv1beta1.SchemeGroupVersion.String(); values["apiVersion"] != version || values["kind"] != configKind {
 		return nil, fmt.Errorf("kubelet configuration %s: must be of apiVersion %s and kind %s, is %v, %v",
-			path, configAPIVersion, configKind, values["apiVersion"], values["kind"])
+			path, version, configKind, values["apiVersion"], values["kind"])
 	}
-	return values, nil
-}
-
-// merge applies a JSON merge patch (RFC 7386), as the kubelet does with its drop-ins.
-func merge(into, patch map[string]any) {
-	for key, value := range patch {
-		switch value := value.(type) {
-		case nil:
-			delete(into, key)
-		case map[string]any:
-			below, ok := into[key].(map[string]any)
-			if !ok {
-				below = map[string]any{}
-			}
-			merge(below, value)
-			into[key] = below
-		default:
-			into[key] = value
-		}
+	if static, ok := values["staticPodPath"].(string); ok {
+		values["staticPodPath"] = absolute(static, dir)
 	}
+	patch, err := json.Marshal(values)
+	if err != nil {
+		return nil, err
+	}
+	return jsonpatch.MergePatch(config, patch)
 }
 
 // override applies the flags, which take precedence over the files.

@@ -20,6 +20,7 @@ import (
 	"strings"
 	"time"
 
+	nodeutil "k8s.io/component-helpers/node/util"
 	"k8s.io/klog/v2"
 )
 
@@ -86,7 +87,7 @@ func discover(configPath string, args []string, dir string) (Facts, error) {
 	if err := config.override(flags); err != nil {
 		return Facts{}, err
 	}
-	name, err := nodeName(flags["hostname-override"])
+	name, err := nodeutil.GetHostname(flags["hostname-override"])
 	if err != nil {
 		return Facts{}, err
 	}
@@ -101,22 +102,6 @@ func discover(configPath string, args []string, dir string) (Facts, error) {
 		Kubeconfig:               absolute(flags["kubeconfig"], dir),
 		NodeName:                 name,
 	}, nil
-}
-
-// nodeName returns the name that the kubelet registers with.
-func nodeName(override string) (string, error) {
-	name := override
-	if name == "" {
-		var err error
-		if name, err = os.Hostname(); err != nil {
-			return "", fmt.Errorf("read the host name: %w", err)
-		}
-	}
-	name = strings.ToLower(strings.TrimSpace(name))
-	if name == "" {
-		return "", errors.New("the host name is empty")
-	}
-	return name, nil
 }
 
 // healthzAddress returns an address to which the agent can connect.
