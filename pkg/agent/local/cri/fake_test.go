@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -92,7 +93,7 @@ type containerSpec struct {
 
 // newPod returns the spec of a pod with one container that ends when it gets the signal to stop.
 func newPod(name string, priority int32, mods ...func(*podSpec)) podSpec {
-	s := podSpec{Pod: pods.Pod{Namespace: "shop", Name: name, Priority: priority, GracePeriod: 30 * time.Second}}
+	s := podSpec{Pod: pods.Pod{Namespace: "shop", Name: name, Priority: priority, GracePeriod: metav1.Duration{Duration: 30 * time.Second}}}
 	s.containers = []containerSpec{{name: "main", state: runtimeapi.ContainerState_CONTAINER_RUNNING, grace: "30"}}
 	for _, mod := range mods {
 		mod(&s)

@@ -116,8 +116,8 @@ func (p *pod) complete(grace time.Duration, hasGrace bool, known pods.Index, tab
 		p.priority, p.sidecars, p.finished = stored.Priority, stored.Sidecars, stored.Finished
 		p.static = p.static || stored.Static
 		// A pod that is being deleted can have a shorter grace period than its spec.
-		if !hasGrace || stored.GracePeriod < grace {
-			p.grace = stored.GracePeriod
+		if !hasGrace || stored.GracePeriod.Duration < grace {
+			p.grace = stored.GracePeriod.Duration
 		}
 	default:
 		p.priority = pods.UnknownPriority(p.namespace)

@@ -34,14 +34,14 @@ func TestGrace(t *testing.T) {
 		{name: "at least 2 seconds", pod: newPod("p", 0, grace("1")), want: 2 * time.Second},
 		{name: "at least 2 seconds with none", pod: newPod("p", 0, grace("0")), want: 2 * time.Second},
 		{name: "the checkpoint's if the runtime has none", want: 12 * time.Second, pod: newPod("p", 0, grace(""), func(s *podSpec) {
-			s.GracePeriod = 12 * time.Second
+			s.GracePeriod.Duration = 12 * time.Second
 		})},
 		{name: "less for a pod that is being deleted", want: 4 * time.Second, pod: newPod("p", 0, grace("15"), func(s *podSpec) {
-			s.GracePeriod = 4 * time.Second
+			s.GracePeriod.Duration = 4 * time.Second
 		})},
 		{name: "the default of the API if none is known", pod: newPod("p", -7, grace(""), unknown), want: 20 * time.Second},
 		{name: "nonsense in the annotation", want: 5 * time.Second, pod: newPod("p", 0, grace("soon"), func(s *podSpec) {
-			s.GracePeriod = 5 * time.Second
+			s.GracePeriod.Duration = 5 * time.Second
 		})},
 	}
 	for _, tt := range tests {

@@ -166,8 +166,8 @@ func (c *Checkpoint) write() error {
 	if err != nil || bytes.Equal(data, stored) {
 		return err
 	}
-	if err := store(c.dir, data); err != nil {
-		return err
+	if err := files.Replace(filepath.Join(c.dir, fileName), bytes.NewReader(data), 0o600); err != nil {
+		return fmt.Errorf("store the pods: %w", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -213,23 +213,16 @@ const (
 
 // file is the content of pods.json.
 type file struct {
-	Version int      `json:"version"`
-	Node    string   `json:"node"`
-	Pods    []record `json:"pods"`
-}
-
-// record is a pod with times in a format that people can read.
-type record struct {
-	Pod
-	GracePeriod metav1.Duration `json:"gracePeriod"`
+	Version int    `json:"version"`
+	Node    string `json:"node"`
+	Pods    []Pod  `json:"pods"`
 }
 
 func encode(node string, pods []Pod) ([]byte, error) {
-	f := file{Version: fileVersion, Node: node, Pods: make([]record, 0, len(pods))}
-	for _, p := range pods {
-		f.Pods = append(f.Pods, record{Pod: p, GracePeriod: metav1.Duration{Duration: p.GracePeriod}})
+	if pods == nil {
+		pods = []Pod{} // and not null
 	}
-	data, err := json.MarshalIndent(f, "", " ")
+	data, err := json.MarshalIndent(file{Version: fileVersion, Node: node, Pods: pods}, "", " ")
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", fileName, err)
 	}
@@ -247,12 +240,7 @@ func decode(node string, data []byte) ([]Pod, error) {
 	if f.Node != node {
 		return nil, fmt.Errorf("the file belongs to node %q, must belong to node %q", f.Node, node)
 	}
-	pods := make([]Pod, 0, len(f.Pods))
-	for _, r := range f.Pods {
-		r.Pod.GracePeriod = r.GracePeriod.Duration
-		pods = append(pods, r.Pod)
-	}
-	return pods, nil
+	return f.Pods, nil
 }
 
 // load reads the stored pods. It renames a file that cannot be read, so that a person can examine
@@ -275,12 +263,4 @@ func load(dir, node string) ([]Pod, []byte, error) {
 		err = errors.Join(err, aside)
 	}
 	return nil, nil, err
-}
-
-// store replaces the file. If the write fails, the old file remains.
-func store(dir string, data []byte) error {
-	if err := files.Replace(filepath.Join(dir, fileName), bytes.NewReader(data), 0o600); err != nil {
-		return fmt.Errorf("store the pods: %w", err)
-	}
-	return nil
 }

@@ -41,11 +41,10 @@ type Pod struct {
 	Static bool `json:"static,omitempty"`
 	// Finished is true for a pod in phase Succeeded or Failed.
 	Finished bool `json:"finished,omitempty"`
-	// GracePeriod is the grace period of the pod.
-	GracePeriod time.Duration `json:"-"`
 	// Sidecars are the names of the init containers that run until the pod ends, in the order in
 	// which they are started.
-	Sidecars []string `json:"sidecars,omitempty"`
+	Sidecars    []string        `json:"sidecars,omitempty"`
+	GracePeriod metav1.Duration `json:"gracePeriod"`
 }
 
 // IsStatic reports whether a pod with these annotations is a static pod or the mirror pod of one.
@@ -84,7 +83,7 @@ func newPod(pod *corev1.Pod) Pod {
 	if pod.DeletionGracePeriodSeconds != nil {
 		grace = *pod.DeletionGracePeriodSeconds
 	}
-	p.GracePeriod = time.Duration(min(max(grace, 0), math.MaxInt32)) * time.Second
+	p.GracePeriod.Duration = time.Duration(min(max(grace, 0), math.MaxInt32)) * time.Second
 	for i := range pod.Spec.InitContainers {
 		c := &pod.Spec.InitContainers[i]
 		if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
@@ -124,7 +123,11 @@ type Index struct {
 func NewIndex(pods []Pod) Index {
 	i := Index{byUID: make(map[string]Pod, len(pods)), byName: make(map[types.NamespacedName]Pod, len(pods))}
 	for _, p := range pods {
-		if uid := p.runtimeUID(); uid != "" {
+		uid := string(p.UID)
+		if p.Static {
+			uid = p.ConfigHash
+		}
+		if uid != "" {
 			i.byUID[uid] = p
 		}
 		name := types.NamespacedName{Namespace: p.Namespace, Name: p.Name}
@@ -144,13 +147,6 @@ func (i Index) Find(uid types.UID, namespace, name string) (Pod, bool) {
 	}
 	p, found := i.byName[types.NamespacedName{Namespace: namespace, Name: name}]
 	return p, found
-}
-
-func (p Pod) runtimeUID() string {
-	if p.Static {
-		return p.ConfigHash
-	}
-	return string(p.UID)
 }
 
 // merge adds the static pods of manifests to the pods from the API. A static pod with a mirror pod

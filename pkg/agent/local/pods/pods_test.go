@@ -67,7 +67,7 @@ func mirrorOf(hash string) func(*corev1.Pod) {
 func TestNewPod(t *testing.T) {
 	t.Parallel()
 	always := ptr.To(corev1.ContainerRestartPolicyAlways)
-	plain := Pod{UID: "uid-p", Namespace: "shop", Name: "p", GracePeriod: 30 * time.Second}
+	plain := Pod{UID: "uid-p", Namespace: "shop", Name: "p", GracePeriod: metav1.Duration{Duration: 30 * time.Second}}
 	with := func(mod func(*Pod)) Pod {
 		p := plain
 		mod(&p)
@@ -91,10 +91,10 @@ func TestNewPod(t *testing.T) {
 		{name: "pod from the API has a source too", want: plain, pod: newAPIPod("p", func(p *corev1.Pod) {
 			p.Annotations = map[string]string{annotationConfigSource: "api"}
 		})},
-		{name: "being deleted with less time", want: with(func(p *Pod) { p.GracePeriod = 3 * time.Second }), pod: newAPIPod("p", func(p *corev1.Pod) {
+		{name: "being deleted with less time", want: with(func(p *Pod) { p.GracePeriod.Duration = 3 * time.Second }), pod: newAPIPod("p", func(p *corev1.Pod) {
 			p.DeletionGracePeriodSeconds = ptr.To[int64](3)
 		})},
-		{name: "grace that overflows", want: with(func(p *Pod) { p.GracePeriod = math.MaxInt32 * time.Second }), pod: newAPIPod("p", func(p *corev1.Pod) {
+		{name: "grace that overflows", want: with(func(p *Pod) { p.GracePeriod.Duration = math.MaxInt32 * time.Second }), pod: newAPIPod("p", func(p *corev1.Pod) {
 			p.Spec.TerminationGracePeriodSeconds = ptr.To[int64](math.MaxInt64)
 		})},
 		{name: "sidecars", want: with(func(p *Pod) { p.Sidecars = []string{"proxy", "logs"} }), pod: newAPIPod("p", func(p *corev1.Pod) {
@@ -193,10 +193,10 @@ func TestStaticPods(t *testing.T) {
 	c := newCheckpoint(t, t.TempDir())
 	c.SetStaticPodPath(dir)
 	want := []Pod{
-		{Namespace: "default", Name: "linked-node-1", Static: true, GracePeriod: 30 * time.Second},
-		{Namespace: "default", Name: "web-node-1", ConfigHash: "own", Priority: 70, Static: true, GracePeriod: 30 * time.Second},
-		{Namespace: "kube-system", Name: "copy-node-1", Priority: 2000001000, Static: true, GracePeriod: 11 * time.Second},
-		{Namespace: "kube-system", Name: "etcd-node-1", Priority: 2000001000, Static: true, GracePeriod: 11 * time.Second},
+		{Namespace: "default", Name: "linked-node-1", Static: true, GracePeriod: metav1.Duration{Duration: 30 * time.Second}},
+		{Namespace: "default", Name: "web-node-1", ConfigHash: "own", Priority: 70, Static: true, GracePeriod: metav1.Duration{Duration: 30 * time.Second}},
+		{Namespace: "kube-system", Name: "copy-node-1", Priority: 2000001000, Static: true, GracePeriod: metav1.Duration{Duration: 11 * time.Second}},
+		{Namespace: "kube-system", Name: "etcd-node-1", Priority: 2000001000, Static: true, GracePeriod: metav1.Duration{Duration: 11 * time.Second}},
 	}
 	if diff := cmp.Diff(want, c.Pods()); diff != "" {
 		t.Errorf("pods (-want +got):\n%s", diff)
@@ -242,7 +242,7 @@ func TestStaticPodsFollowTheFolder(t *testing.T) {
 
 func TestMirrorPodsAndManifestsAreOnePod(t *testing.T) {
 	t.Parallel()
-	etcd := Pod{Namespace: "kube-system", Name: "etcd-n", Static: true, GracePeriod: time.Second}
+	etcd := Pod{Namespace: "kube-system", Name: "etcd-n", Static: true, GracePeriod: metav1.Duration{Duration: time.Second}}
 	mirror := etcd
 	mirror.UID, mirror.ConfigHash, mirror.Priority = "mirror", "hash", 1000
 	critical := etcd
@@ -375,7 +375,7 @@ func TestWritesAreFew(t *testing.T) {
 func TestWithoutTheAPITheStoredPodsStay(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	data, err := encode(node, []Pod{{UID: "u", Namespace: "shop", Name: "web", Priority: 7, GracePeriod: 90 * time.Second, Sidecars: []string{"proxy"}}})
+	data, err := encode(node, []Pod{{UID: "u", Namespace: "shop", Name: "web", Priority: 7, GracePeriod: metav1.Duration{Duration: 90 * time.Second}, Sidecars: []string{"proxy"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -388,7 +388,7 @@ func TestWithoutTheAPITheStoredPodsStay(t *testing.T) {
 		client.PrependWatchReactor("pods", clienttesting.DefaultWatchReactor(nil, errors.New("connection refused")))
 		c := running(t, dir, client)
 		passes(10 * time.Minute)
-		want := []Pod{{UID: "u", Namespace: "shop", Name: "web", Priority: 7, GracePeriod: 90 * time.Second, Sidecars: []string{"proxy"}}}
+		want := []Pod{{UID: "u", Namespace: "shop", Name: "web", Priority: 7, GracePeriod: metav1.Duration{Duration: 90 * time.Second}, Sidecars: []string{"proxy"}}}
 		if diff := cmp.Diff(want, c.Pods()); diff != "" {
 			t.Errorf("pods (-want +got):\n%s", diff)
 		}
@@ -477,7 +477,7 @@ func TestTheFolderCannotBeMade(t *testing.T) {
 
 func TestThePodsCanBeReadByAPerson(t *testing.T) {
 	t.Parallel()
-	data := must.Get(encode("n", []Pod{{UID: "u", Namespace: "shop", Name: "web", Priority: 7, GracePeriod: 90 * time.Second}}))(t)
+	data := must.Get(encode("n", []Pod{{UID: "u", Namespace: "shop", Name: "web", Priority: 7, GracePeriod: metav1.Duration{Duration: 90 * time.Second}}}))(t)
 	var got map[string]any
 	must.Do(t, json.Unmarshal(data, &got))
 	want := map[string]any{"version": 1.0, "node": "n", "pods": []any{
