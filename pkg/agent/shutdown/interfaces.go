@@ -187,16 +187,3 @@ type Kubelet interface {
 	// Start starts the kubelet. It is idempotent.
 	Start(ctx context.Context) error
 }
-
-// Pods provides the pods of the node without the API.
-type Pods interface {
-	// Priorities returns the priorities of the pods on the node. It does not block.
-	Priorities() []int32
-}
-
-// StaticPods stops and restarts static pods.
-type StaticPods interface {
-	// Problem returns why static pods cannot be stopped and restarted now, empty if they can. It
-	// does not block.
-	Problem() string
-}

@@ -53,11 +53,14 @@ type Config struct {
 	// agent for messages.
 	NodeName, BootID, Version string
 	// All of the following are required.
-	Machine    Machine
-	Cluster    Cluster
-	Pods       Pods
-	StaticPods StaticPods
-	Store      Store
+	Machine Machine
+	Cluster Cluster
+	Store   Store
+	// Priorities returns the priorities of the pods on the node, without the API. StaticPodProblem
+	// returns why static pods cannot be stopped and restarted now, empty if they can. Neither
+	// blocks.
+	Priorities       func() []int32
+	StaticPodProblem func() string
 	// Local is the engine; nil means that pods are never ended without the API.
 	Local Local
 	// Kubelet starts the kubelet if the state, or the engine that stopped the kubelet, is lost. It
@@ -168,9 +171,9 @@ func New(config Config) (*Manager, error) {
 	switch {
 	case config.NodeName == "" || config.BootID == "":
 		return nil, errors.New("the name of the node and the ID of the boot are required")
-	case config.Machine == nil || config.Cluster == nil || config.Pods == nil || config.Store == nil:
+	case config.Machine == nil || config.Cluster == nil || config.Priorities == nil || config.Store == nil:
 		return nil, errors.New("a machine, a cluster, the pods and a store are required")
-	case config.StaticPods == nil || config.Configuration == nil || config.Limited == nil || config.Warnings == nil || config.Refused == nil || config.Within == nil:
+	case config.StaticPodProblem == nil || config.Configuration == nil || config.Limited == nil || config.Warnings == nil || config.Refused == nil || config.Within == nil:
 		return nil, errors.New("the static pods and the functions Configuration, Limited, Warnings, Refused and Within are required")
 	case len(config.Buckets) == 0:
 		return nil, errors.New("the table must have at least one bucket")
@@ -378,7 +381,7 @@ func (m *Manager) gather() *input {
 	in := &input{
 		state: m.state, news: m.news, machine: machine,
 		now: now, wall: wall, sinceBoot: m.config.SinceBoot(), deadline: m.deadline,
-		priorities: m.config.Pods.Priorities(),
+		priorities: m.config.Priorities(),
 		api:        m.api,
 		host:       m.host,
 		local:      localFacts{running: m.engine.running(), asking: m.engine.asking != nil, final: m.final || machine.Stopping},

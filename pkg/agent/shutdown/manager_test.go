@@ -501,7 +501,7 @@ func TestNewRefuses(t *testing.T) {
 		"no node":         func(c *Config) { c.NodeName = "" },
 		"no boot ID":      func(c *Config) { c.BootID = "" },
 		"no machine":      func(c *Config) { c.Machine = nil },
-		"no static pods":  func(c *Config) { c.StaticPods = nil },
+		"no static pods":  func(c *Config) { c.StaticPodProblem = nil },
 		"no warnings":     func(c *Config) { c.Warnings = nil },
 		"no table":        func(c *Config) { c.Buckets = buckets.Table{} },
 		"no way to end":   func(c *Config) { c.DrainBeforeShutdown, c.Local = false, nil },

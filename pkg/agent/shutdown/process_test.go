@@ -50,8 +50,8 @@ func sinceBoot() time.Duration {
 
 func (p *process) config() Config {
 	c := Config{
-		NodeName: "worker-1", BootID: p.world.bootID, Version: "v1", Machine: p, Cluster: p, Pods: p, Store: p, Local: p,
-		StaticPods: p, Buckets: testTable, MaxShutdownDelay: 30 * time.Minute, APIGracePeriod: 10 * time.Second,
+		NodeName: "worker-1", BootID: p.world.bootID, Version: "v1", Machine: p, Cluster: p, Store: p, Local: p,
+		Priorities: p.Priorities, StaticPodProblem: p.Problem, Buckets: testTable, MaxShutdownDelay: 30 * time.Minute, APIGracePeriod: 10 * time.Second,
 		DrainBeforeShutdown: true, CompleteAfterReboot: true, KeepForgotten: true, Wall: func() time.Time {
 			p.mu.Lock()
 			defer p.mu.Unlock()

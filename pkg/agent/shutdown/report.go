@@ -62,7 +62,7 @@ func (w *conditionWriter) dueAt(want *corev1.NodeCondition, step string) time.Ti
 // actConditions writes the conditions that have changed, or that need a heartbeat.
 func (m *Manager) actConditions(ctx context.Context, in *input, d *decision) {
 	reason, limit := m.config.Limited()
-	staticProblem := cmp.Or(limit, m.config.StaticPods.Problem())
+	staticProblem := cmp.Or(limit, m.config.StaticPodProblem())
 	problems := m.problems(in)
 	m.keepCondition(ctx, runningCondition(m.config.Version, reason, limit, &in.machine, problems), "")
 	m.keepCondition(ctx, readyCondition(m.config.Version, reason, staticProblem, &in.machine, problems), "")

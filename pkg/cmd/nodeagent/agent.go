@@ -143,7 +143,7 @@ func newAgent(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, s *
 		problem = func() string { return "safe mode, because " + h.safeMode }
 	}
 	runtime, err := cri.New(cri.Config{
-		Endpoint: a.static.RuntimeEndpoint, Table: table, Pods: a.checkpoint, Kubelet: h.kubelet, Final: h.final, Problem: problem,
+		Endpoint: a.static.RuntimeEndpoint, Table: table, Pods: a.checkpoint.Pods, Kubelet: h.kubelet, Final: h.final, Problem: problem,
 	})
 	if err != nil {
 		return nil, err
@@ -174,8 +174,8 @@ func newAgent(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, s *
 	a.manager, err = shutdown.New(shutdown.Config{
 		NodeName: node, BootID: s.bootID, Version: version.Get(),
 		Machine: h.machine, Warnings: a.warnings, Limited: a.limited, Configuration: a.known, Cluster: client, Refused: a.static.Refused,
-		Pods: a.checkpoint, Store: s.store, Local: a.engine, Kubelet: stopped,
-		StaticPods: a.static, Buckets: table,
+		Store: s.store, Local: a.engine, Kubelet: stopped,
+		Priorities: a.checkpoint.Priorities, StaticPodProblem: a.static.Problem, Buckets: table,
 		MaxShutdownDelay: c.MaxShutdownDelay.Duration, APIGracePeriod: c.APIGracePeriod.Duration,
 		DrainBeforeShutdown: *c.DrainBeforeShutdown, Within: func() *state.Within { return readWithin(ctx, c) },
 		CompleteAfterReboot: *c.CompleteAfterReboot, KeepForgotten: c.OnForgottenShutdown == configv1alpha1.ForgottenShutdownKeep,

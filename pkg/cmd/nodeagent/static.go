@@ -36,7 +36,7 @@ type keeper interface {
 }
 
 // staticPods follows the kubelet's configuration and runs a keeper for the kubelet's folder of
-// static pods. It implements shutdown.StaticPods.
+// static pods.
 type staticPods struct {
 	config *configv1alpha1.NodeAgentConfiguration
 	// discover returns the kubelet's configuration; kubelet.Discover implements it.

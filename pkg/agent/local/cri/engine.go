@@ -50,11 +50,6 @@ type Kubelet interface {
 	Start(ctx context.Context) error
 }
 
-// Pods returns the priorities of pods, which the container runtime does not have.
-type Pods interface {
-	Pods() []pods.Pod
-}
-
 // Config has the dependencies and options of an Engine.
 type Config struct {
 	// Endpoint returns the runtime's socket, unix://<path>, or on Windows its pipe, npipe://<path>.
@@ -62,8 +57,8 @@ type Config struct {
 	Endpoint func() string
 	// Table has the time of each priority. It must not be empty.
 	Table buckets.Table
-	// Pods are the pods of the node.
-	Pods Pods
+	// Pods returns the pods of the node, whose priorities the container runtime does not have.
+	Pods func() []pods.Pod
 	// Kubelet is stopped before the first pod ends: otherwise it would restart the containers.
 	Kubelet Kubelet
 	// Final is set if the kubelet cannot be started again before the machine has restarted, as

@@ -65,7 +65,7 @@ func newNode(t *testing.T, table buckets.Table, specs ...podSpec) *node {
 
 func (n *node) newEngine(t *testing.T, table buckets.Table) *Engine {
 	t.Helper()
-	e, err := New(Config{Endpoint: func() string { return n.endpoint }, Table: table, Pods: n.known, Kubelet: n.kubelet})
+	e, err := New(Config{Endpoint: func() string { return n.endpoint }, Table: table, Pods: n.known.Pods, Kubelet: n.kubelet})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +314,7 @@ func TestEndpointIsAskedBeforeEachConnection(t *testing.T) {
 	n := newNode(t, tableOf(20*time.Second, 0), newPod("a", 0))
 	right := n.endpoint
 	var asked atomic.Int32
-	engine := must.Get(New(Config{Table: tableOf(20*time.Second, 0), Pods: n.known, Kubelet: n.kubelet, Endpoint: func() string {
+	engine := must.Get(New(Config{Table: tableOf(20*time.Second, 0), Pods: n.known.Pods, Kubelet: n.kubelet, Endpoint: func() string {
 		if asked.Add(1) == 1 {
 			return "unix://" + filepath.Join(t.TempDir(), "no.sock")
 		}
@@ -526,7 +526,7 @@ func TestAKubeletThatCannotBeStoppedIsLeftAlone(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
-	good := Config{Endpoint: func() string { return "unix:///run/x.sock" }, Table: buckets.Table{{}}, Pods: &podList{}, Kubelet: &fakeKubelet{}}
+	good := Config{Endpoint: func() string { return "unix:///run/x.sock" }, Table: buckets.Table{{}}, Pods: (&podList{}).Pods, Kubelet: &fakeKubelet{}}
 	for name, change := range map[string]func(*Config){
 		"no table":   func(c *Config) { c.Table = nil },
 		"no pods":    func(c *Config) { c.Pods = nil },

@@ -217,7 +217,7 @@ func (r *run) list(ctx context.Context) ([]*pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	return group(containers, sandboxes, pods.NewIndex(r.engine.config.Pods.Pods()), r.table), nil
+	return group(containers, sandboxes, pods.NewIndex(r.engine.config.Pods()), r.table), nil
 }
 
 // endOf returns the end of a bucket that begins now. If the time is too short for the bucket and
