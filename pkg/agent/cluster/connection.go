@@ -9,12 +9,11 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/connrotation"
 
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -65,66 +64,47 @@ func (c *Client) reconnect() (own *Client, closeAll func(), err error) {
 	}
 	c.shared.mu.Lock()
 	c.shared.attempts++
-	dialer := &ownDialer{attempt: c.shared.attempts}
+	dialer := newDialer(c.shared.attempts)
 	c.shared.mu.Unlock()
-	config.Dial = dialer.dial
+	config.Dial = dialer.DialContext
 	httpClient, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, nil, err
 	}
 	copied := *c
-	return &copied, dialer.closeAll, copied.useConnection(config, httpClient)
+	return &copied, dialer.CloseAll, copied.useConnection(config, httpClient)
 }
 
-// ownDialer opens connections and closes them. Each attempt begins with the next address of the
+// newDialer returns a dialer for one attempt. Each attempt begins with the next address of the
 // server's name: one of several API servers may accept connections without answering.
-type ownDialer struct {
-	attempt int
-
-	mu    sync.Mutex
-	conns []net.Conn
-}
-
-func (d *ownDialer) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	host, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return nil, err
-	}
-	addresses, err := net.DefaultResolver.LookupHost(ctx, host)
-	if err != nil {
-		return nil, err
-	}
-	var errs []error
-	for i := range addresses {
-		ip := addresses[(d.attempt+i)%len(addresses)]
-		conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, net.JoinHostPort(ip, port))
-		if err == nil {
-			d.mu.Lock()
-			d.conns = append(d.conns, conn)
-			d.mu.Unlock()
-			return conn, nil
+func newDialer(attempt int) *connrotation.Dialer {
+	return connrotation.NewDialer(func(ctx context.Context, network, address string) (net.Conn, error) {
+		host, port, err := net.SplitHostPort(address)
+		if err != nil {
+			return nil, err
 		}
-		errs = append(errs, err)
-	}
-	return nil, errors.Join(errs...)
+		addresses, err := net.DefaultResolver.LookupHost(ctx, host)
+		if err != nil {
+			return nil, err
+		}
+		var errs []error
+		for i := range addresses {
+			ip := addresses[(attempt+i)%len(addresses)]
+			conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, network, net.JoinHostPort(ip, port))
+			if err == nil {
+				return conn, nil
+			}
+			errs = append(errs, err)
+		}
+		return nil, errors.Join(errs...)
+	})
 }
 
-func (d *ownDialer) closeAll() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, conn := range d.conns {
-		_ = conn.Close()
-	}
-}
-
-// warningKey is the key of the warnings of one request in its context.
+// warningKey is the key of the warning that no controller is active, in the context of a request.
 type warningKey struct{}
 
-// warnings collects the warnings in the responses to one request.
-type warnings struct {
-	mu   sync.Mutex
-	list []string
-}
+// warning is the text of that warning; "" if the response to the request has none.
+type warning struct{ text string }
 
 // listening returns a configuration whose clients pass the warnings of the API to the context of
 // the request.
@@ -140,10 +120,10 @@ type warningHandler struct {
 
 // HandleWarningHeaderWithContext implements rest.WarningHandlerWithContext.
 func (h warningHandler) HandleWarningHeaderWithContext(ctx context.Context, code int, agent, text string) {
-	if w, ok := ctx.Value(warningKey{}).(*warnings); ok {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.list = append(w.list, text)
+	if w, ok := ctx.Value(warningKey{}).(*warning); ok {
+		if strings.HasPrefix(text, protocol.NoLeaderWarning) {
+			w.text = text
+		}
 		return
 	}
 	if h.next != nil {
@@ -151,19 +131,16 @@ func (h warningHandler) HandleWarningHeaderWithContext(ctx context.Context, code
 	}
 }
 
-// withWarnings returns a context that collects the warnings of its requests.
-func withWarnings(ctx context.Context) (context.Context, *warnings) {
-	w := &warnings{}
+// withWarning returns a context in which a request leaves the warning.
+func withWarning(ctx context.Context) (context.Context, *warning) {
+	w := &warning{}
 	return context.WithValue(ctx, warningKey{}, w), w
 }
 
 // noLeader returns an error if the server warned that no controller is active.
-func (w *warnings) noLeader() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	i := slices.IndexFunc(w.list, func(text string) bool { return strings.HasPrefix(text, protocol.NoLeaderWarning) })
-	if i < 0 {
+func (w *warning) noLeader() error {
+	if w.text == "" {
 		return nil
 	}
-	return fmt.Errorf("the server warns: %s", w.list[i])
+	return fmt.Errorf("the server warns: %s", w.text)
 }

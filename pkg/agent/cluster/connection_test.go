@@ -156,10 +156,10 @@ func TestAttemptsBeginWithAnotherAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	for attempt := range 4 {
-		d := &ownDialer{attempt: attempt}
-		conn, err := d.dial(t.Context(), "tcp", net.JoinHostPort("localhost", port))
+		d := newDialer(attempt)
+		conn, err := d.DialContext(t.Context(), "tcp", net.JoinHostPort("localhost", port))
 		must.True(t, err == nil, "attempt %d: %v", attempt, err)
-		d.closeAll()
+		d.CloseAll()
 		if _, err := conn.Write([]byte("x")); err == nil {
 			t.Error("the connection is still open")
 		}

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -50,17 +50,13 @@ func podOf(pod *corev1.Pod) shutdown.Pod {
 	p := shutdown.Pod{
 		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, Leaving: pod.DeletionTimestamp != nil,
 		Evacuator: slices.ContainsFunc(slices.Collect(maps.Keys(pod.Annotations)), protocol.IsAnnotation),
-	}
-	if pod.Spec.Priority != nil {
-		p.Priority = *pod.Spec.Priority
+		Priority:  ptr.Deref(pod.Spec.Priority, 0),
 	}
 	if owner := metav1.GetControllerOf(pod); owner != nil {
 		p.Owner = owner.UID
-		p.Stays = owner.Kind == "DaemonSet" && owner.APIVersion == appsv1.SchemeGroupVersion.String()
 	}
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-		p.Stays = true
-	}
+	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
+	p.Stays = mirror || protocol.ControllerOf(pod, "DaemonSet") != nil
 	return p
 }
 
@@ -79,11 +75,8 @@ func (c *Client) Evict(ctx context.Context, pod shutdown.Pod) error {
 		MaxRetries(0).Body(eviction).Do(ctx).Get()
 	var status apierrors.APIStatus
 	if errors.As(err, &status) {
-		refusal := &shutdown.RefusedEvictionError{Message: err.Error()}
-		if details := status.Status().Details; details != nil {
-			refusal.RetryAfter = time.Duration(details.RetryAfterSeconds) * time.Second
-		}
-		return refusal
+		seconds, _ := apierrors.SuggestsClientDelay(err)
+		return &shutdown.RefusedEvictionError{Message: err.Error(), RetryAfter: time.Duration(seconds) * time.Second}
 	}
 	return err
 }

@@ -161,7 +161,7 @@ func (c *Client) Drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.
 }
 
 func (c *Client) drain(ctx context.Context, ref state.MaintenanceRef) (shutdown.DrainState, error) {
-	ctx, warned := withWarnings(ctx)
+	ctx, warned := withWarning(ctx)
 	nm, err := c.maintenances.Get(ctx, ref.Name, metav1.GetOptions{})
 	if objectGone(err) {
 		return shutdown.DrainState{Ended: true}, nil

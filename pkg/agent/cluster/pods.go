@@ -8,16 +8,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
+	"k8s.io/client-go/util/workqueue"
+	nodeutil "k8s.io/component-helpers/node/util"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/state"
@@ -36,15 +36,8 @@ const (
 // ReportKilled sets the phase of pods that were ended on the node to Failed.
 func (c *Client) ReportKilled(ctx context.Context, pods []state.KilledPod, since time.Time) ([]state.KilledPod, error) {
 	errs := make([]error, len(pods))
-	var group errgroup.Group
-	group.SetLimit(reportWorkers)
-	for i := range pods {
-		group.Go(func() error {
-			errs[i] = c.reportPod(ctx, &pods[i], since)
-			return nil
-		})
-	}
-	_ = group.Wait()
+	// Not ctx: a pod that was left out would count as reported.
+	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), reportWorkers, len(pods), func(i int) { errs[i] = c.reportPod(ctx, &pods[i], since) })
 	var reported []state.KilledPod
 	for i, err := range errs {
 		if err == nil {
@@ -148,21 +141,20 @@ func (c *Client) SetCondition(ctx context.Context, condition corev1.NodeConditio
 		return err
 	}
 	now := metav1.NewTime(time.Now())
-	if condition.Type == v1alpha1.NodeConditionAgentReady && slices.ContainsFunc(node.Status.Conditions, func(old corev1.NodeCondition) bool {
+	_, old := nodeutil.GetNodeCondition(&node.Status, condition.Type)
+	sameStatus := old != nil && old.Status == condition.Status
+	if condition.Type == v1alpha1.NodeConditionAgentReady && sameStatus && old.Reason == condition.Reason && old.Message == condition.Message {
 		age := now.Sub(old.LastHeartbeatTime.Time) // negative if the clock was set back
-		return old.Type == condition.Type && old.Status == condition.Status && old.Reason == condition.Reason && old.Message == condition.Message &&
-			age >= 0 && age < protocol.AgentHeartbeatOf(node)
-	}) {
-		return nil
+		if age >= 0 && age < protocol.AgentHeartbeatOf(node) {
+			return nil
+		}
 	}
 	condition.LastHeartbeatTime = now
+	if condition.LastTransitionTime.IsZero() && sameStatus {
+		condition.LastTransitionTime = old.LastTransitionTime
+	}
 	if condition.LastTransitionTime.IsZero() {
 		condition.LastTransitionTime = now
-		for _, old := range node.Status.Conditions {
-			if old.Type == condition.Type && old.Status == condition.Status && !old.LastTransitionTime.IsZero() {
-				condition.LastTransitionTime = old.LastTransitionTime
-			}
-		}
 	}
 	// The patch merges by type and leaves the kubelet's conditions unchanged. The UID excludes a
 	// Node that was recreated in the meantime.

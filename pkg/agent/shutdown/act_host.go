@@ -9,8 +9,8 @@ import (
 	"maps"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/agent/state"
@@ -114,15 +114,8 @@ func (m *Manager) actEvict(ctx context.Context, d *decision) {
 	pods := d.evictions
 	m.want(ctx, &m.evicts, taskEvict, evictionTimeout, func(ctx context.Context) func() {
 		errs := make([]error, len(pods))
-		var group errgroup.Group
-		group.SetLimit(evictionWorkers)
-		for i := range pods {
-			group.Go(func() error {
-				errs[i] = m.config.Cluster.Evict(ctx, pods[i])
-				return nil
-			})
-		}
-		_ = group.Wait()
+		// Not ctx: a pod that was left out would count as evicted.
+		workqueue.ParallelizeUntil(context.WithoutCancel(ctx), evictionWorkers, len(pods), func(i int) { errs[i] = m.config.Cluster.Evict(ctx, pods[i]) })
 		return func() {
 			now := time.Now()
 			m.host.evicted = now
