@@ -13,6 +13,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
@@ -113,14 +114,20 @@ func (c *configuration) healthzAddress() string {
 	if port == 0 {
 		return ""
 	}
-	host := cmp.Or(c.HealthzBindAddress, defaultHealthzAddress)
-	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
-		host = defaultHealthzAddress
-		if ip.To4() == nil {
-			host = "::1"
-		}
+	return Reachable(net.JoinHostPort(cmp.Or(c.HealthzBindAddress, defaultHealthzAddress), strconv.Itoa(int(port))))
+}
+
+// Reachable returns an address to connect to, for the address that a server on this machine binds.
+func Reachable(address string) string {
+	parsed, err := netip.ParseAddrPort(address)
+	if err != nil || !parsed.Addr().IsUnspecified() {
+		return address
 	}
-	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+	loopback := "127.0.0.1"
+	if parsed.Addr().Is6() {
+		loopback = "::1"
+	}
+	return net.JoinHostPort(loopback, fmt.Sprint(parsed.Port()))
 }
 
 // absolute returns a path relative to a directory; an empty path stays empty.

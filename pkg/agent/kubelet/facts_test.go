@@ -195,6 +195,19 @@ func TestBadConfigurations(t *testing.T) {
 	}
 }
 
+func TestReachable(t *testing.T) {
+	for bound, want := range map[string]string{
+		"127.0.0.1:10271": "127.0.0.1:10271",
+		"0.0.0.0:10271":   "127.0.0.1:10271",
+		"[::]:10271":      "[::1]:10271",
+		"10.1.2.3:80":     "10.1.2.3:80",
+	} {
+		if got := Reachable(bound); got != want {
+			t.Errorf("%s is reached at %s, want %s", bound, got, want)
+		}
+	}
+}
+
 func TestDiscoverNamesTheHost(t *testing.T) {
 	host := must.Get(os.Hostname())(t)
 	got, err := discover("", []string{"kubelet"}, "")

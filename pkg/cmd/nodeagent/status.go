@@ -12,7 +12,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -26,6 +25,7 @@ import (
 	"k8s.io/klog/v2"
 
 	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
+	"haulout.dev/haulout/pkg/agent/kubelet"
 	"haulout.dev/haulout/pkg/agent/shutdown"
 	"haulout.dev/haulout/pkg/agent/state"
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
@@ -131,7 +131,7 @@ func askAgent(ctx context.Context, address string) (*Report, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+reachable(address)+statuszPath, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+kubelet.Reachable(address)+statuszPath, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -149,19 +149,6 @@ func askAgent(ctx context.Context, address string) (*Report, error) {
 		return nil, fmt.Errorf("query the agent: invalid response from %s: %w", address, err)
 	}
 	return report, nil
-}
-
-// reachable returns an address to connect to, for the address that a server binds.
-func reachable(address string) string {
-	parsed, err := netip.ParseAddrPort(address)
-	if err != nil || !parsed.Addr().IsUnspecified() {
-		return address
-	}
-	loopback := "127.0.0.1"
-	if parsed.Addr().Is6() {
-		loopback = "::1"
-	}
-	return net.JoinHostPort(loopback, fmt.Sprint(parsed.Port()))
 }
 
 // askNode reads the node conditions of the agent from the API.

@@ -222,19 +222,6 @@ func TestStatusOfSomethingElseOnThePort(t *testing.T) {
 	}
 }
 
-func TestReachable(t *testing.T) {
-	for bound, want := range map[string]string{
-		"127.0.0.1:10271": "127.0.0.1:10271",
-		"0.0.0.0:10271":   "127.0.0.1:10271",
-		"[::]:10271":      "[::1]:10271",
-		"10.1.2.3:80":     "10.1.2.3:80",
-	} {
-		if got := reachable(bound); got != want {
-			t.Errorf("%s is reached at %s, want %s", bound, got, want)
-		}
-	}
-}
-
 func TestEndpoints(t *testing.T) {
 	address := runningAgent(t, healthyReport(draining()))
 	for path, want := range map[string]string{
