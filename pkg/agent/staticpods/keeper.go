@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
 
 	"haulout.dev/haulout/pkg/apis/maintenance/protocol"
@@ -121,6 +122,8 @@ type Keeper struct {
 	folder        *folder
 	relist        time.Duration
 	held, decided chan struct{}
+	// holds has the pauses for pods whose manifests were put back into the folder.
+	holds *flowcontrol.Backoff
 
 	mu sync.Mutex
 	// problem is why manifests cannot be moved. troubles are repeated failures.
@@ -143,16 +146,8 @@ type Keeper struct {
 	// checked are the marks of the Node at checkedAt, when the maintenances were last read.
 	checked   string
 	checkedAt time.Time
-	// holds has the pauses for pods whose manifests were put back into the folder.
-	holds map[types.NamespacedName]*pause
 	// refused are the pods with an Evacuation that are kept nevertheless.
 	refused map[types.NamespacedName]bool
-}
-
-// pause is how long the Keeper does not park a manifest that was put back into the folder.
-type pause struct {
-	until time.Time
-	next  time.Duration
 }
 
 // New returns a Keeper that does nothing before it runs.
@@ -171,7 +166,8 @@ func New(config Config) (*Keeper, error) {
 		Config: config, relist: relistPeriod,
 		held: make(chan struct{}, 1), decided: make(chan struct{}, 1),
 		problem:  "the static pod folder has not been checked yet",
-		troubles: map[string]*trouble{}, holds: map[types.NamespacedName]*pause{}, refused: map[types.NamespacedName]bool{},
+		holds:    flowcontrol.NewBackOff(shortestHold, longestHold),
+		troubles: map[string]*trouble{}, refused: map[types.NamespacedName]bool{},
 	}
 	k.folder = newFolder(osFiles{}, config.Dir, config.NodeName, time.Now)
 	return k, nil
@@ -527,25 +523,14 @@ func (k *Keeper) hold(ctx context.Context) {
 
 // mayHold reports whether the pause of a pod has ended.
 func (k *Keeper) mayHold(pod types.NamespacedName) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	p := k.holds[pod]
-	return p == nil || !time.Now().Before(p.until)
+	return !k.holds.IsInBackOffSinceUpdate(pod.String(), time.Now())
 }
 
 // pauseHold begins the pause of a held pod. The pause doubles each time that a program puts the
 // manifest back, which would otherwise start and stop the pod in a loop.
 func (k *Keeper) pauseHold(ctx context.Context, pod types.NamespacedName) {
-	now := time.Now()
-	k.mu.Lock()
-	p := k.holds[pod]
-	if p == nil || now.Sub(p.until) > 2*longestHold {
-		p = &pause{next: shortestHold}
-		k.holds[pod] = p
-	}
-	length := p.next
-	p.until, p.next = now.Add(length), min(2*length, longestHold)
-	k.mu.Unlock()
+	k.holds.Next(pod.String(), time.Now())
+	length := k.holds.Get(pod.String())
 	go func() {
 		select {
 		case <-ctx.Done():
