@@ -32,11 +32,7 @@ func init() {
 
 // DefaultPath returns the path of the configuration file if no flag sets it.
 func DefaultPath() string {
-	return defaultPath(goruntime.GOOS)
-}
-
-func defaultPath(goos string) string {
-	if goos == "windows" {
+	if goruntime.GOOS == "windows" {
 		return `C:\ProgramData\haulout-node-agent\config.yaml`
 	}
 	return "/etc/haulout-node-agent/config.yaml"

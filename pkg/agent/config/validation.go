@@ -10,6 +10,7 @@ import (
 	"path"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -164,8 +165,7 @@ func isRoot(p, goos string) bool {
 var unitName = regexp.MustCompile(`^[A-Za-z0-9:_.\\@-]+\.service$`)
 
 func validateChoices(c *configv1alpha1.NodeAgentConfiguration, goos string) field.ErrorList {
-	var errs field.ErrorList
-	errs = append(errs, validateEngine(c.LocalEngine, field.NewPath("localEngine"))...)
+	errs := validateEngine(c.LocalEngine, field.NewPath("localEngine"))
 	errs = append(errs, oneOf(field.NewPath("onForgottenShutdown"), c.OnForgottenShutdown,
 		configv1alpha1.ForgottenShutdownKeep, configv1alpha1.ForgottenShutdownCancel)...)
 	if c.DrainBeforeShutdown != nil && !*c.DrainBeforeShutdown && c.LocalEngine == configv1alpha1.LocalEngineNone {
@@ -210,10 +210,8 @@ func validatePatterns(patterns []string, fldPath *field.Path) field.ErrorList {
 }
 
 func oneOf[T ~string](fldPath *field.Path, value T, allowed ...T) field.ErrorList {
-	for _, a := range allowed {
-		if value == a {
-			return nil
-		}
+	if slices.Contains(allowed, value) {
+		return nil
 	}
 	return field.ErrorList{field.NotSupported(fldPath, value, allowed)}
 }

@@ -122,21 +122,15 @@ func (s *Store) Load() (State, error) {
 	if !errors.As(err, &damaged) {
 		return stored.State, err
 	}
-	keptAs, moveErr := s.keepAside(damaged.Path)
+	keptAs, moveErr := files.RenameUnused(damaged.Path, damaged.Path+".damaged-"+s.now().UTC().Format("20060102T150405Z"))
 	if moveErr != nil {
+		return State{}, errors.Join(err, fmt.Errorf("keep the damaged file: %w", moveErr))
+	}
+	if moveErr = files.SyncFolder(s.dir); moveErr != nil {
 		return State{}, errors.Join(err, moveErr)
 	}
 	damaged.KeptAs = keptAs
 	return State{}, damaged
-}
-
-// keepAside renames a damaged file. It does not replace a file that was kept before.
-func (s *Store) keepAside(path string) (string, error) {
-	target, err := files.RenameUnused(path, path+".damaged-"+s.now().UTC().Format("20060102T150405Z"))
-	if err != nil {
-		return "", fmt.Errorf("keep the damaged file: %w", err)
-	}
-	return target, files.SyncFolder(s.dir)
 }
 
 // Read returns the state that Open's Store would load. It changes no file.

@@ -25,12 +25,14 @@
 package staticpods
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -123,15 +125,7 @@ func parseIndex(data []byte) (*index, error) {
 
 func (i *index) bytes() ([]byte, error) {
 	i.Version = indexVersion
-	slices.SortFunc(i.Entries, func(a, b *Entry) int {
-		if c := a.ParkedAt.Compare(b.ParkedAt); c != 0 {
-			return c
-		}
-		if a.File < b.File {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(i.Entries, func(a, b *Entry) int { return cmp.Or(a.ParkedAt.Compare(b.ParkedAt), strings.Compare(a.File, b.File)) })
 	return json.MarshalIndent(i, "", "  ")
 }
 

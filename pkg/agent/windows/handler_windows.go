@@ -4,6 +4,7 @@
 package windows
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,11 +67,7 @@ func (h *Handler) Execute(_ []string, requests <-chan svc.ChangeRequest, status 
 	ended := make(chan error, 1)
 	go func() { ended <- h.Run(ctx, controls) }()
 
-	period := h.Period
-	if period == 0 {
-		period = pendingPeriod
-	}
-	ticker := time.NewTicker(period)
+	ticker := time.NewTicker(cmp.Or(h.Period, pendingPeriod))
 	defer ticker.Stop()
 	ready := controls.ready
 	for {

@@ -5,6 +5,7 @@ package windows
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,9 +62,7 @@ func Install(ctx context.Context, i Installation) (changed bool, err error) {
 	if err := refusePending(); err != nil {
 		return false, err
 	}
-	if i.Binary == "" {
-		i.Binary = DefaultBinary
-	}
+	i.Binary = cmp.Or(i.Binary, DefaultBinary)
 	self, err := os.Executable()
 	if err != nil {
 		return false, err
@@ -123,7 +122,7 @@ func Uninstall(ctx context.Context, stateDir string) error {
 
 // Pending reports whether Windows waits for the service to stop.
 func Pending() (bool, error) {
-	status, _, err := Service{Name: ServiceName}.Status()
+	status, err := Service{Name: ServiceName}.Status()
 	return status == svc.StopPending, err
 }
 
@@ -151,16 +150,12 @@ type serviceConfig struct {
 	command, display, description string
 }
 
-func wantedConfig(command string) serviceConfig {
-	return serviceConfig{
+// ensureService creates or changes the service, and reports whether it did.
+func ensureService(command string) (changed bool, err error) {
+	want := serviceConfig{
 		kind: windows.SERVICE_WIN32_OWN_PROCESS, start: mgr.StartAutomatic, errorControl: mgr.ErrorNormal,
 		command: command, display: displayName, description: description,
 	}
-}
-
-// ensureService creates or changes the service, and reports whether it did.
-func ensureService(command string) (changed bool, err error) {
-	want := wantedConfig(command)
 	err = withService(ServiceName, windows.SERVICE_ALL_ACCESS, func(service *mgr.Service) error {
 		have, err := configOf(service)
 		if err != nil {
@@ -347,7 +342,7 @@ func stop(ctx context.Context) error {
 // restart starts the agent; if again is set, it stops the agent first so that it reads its files
 // again. It reports whether it did anything.
 func restart(ctx context.Context, again bool) (bool, error) {
-	status, _, err := Service{Name: ServiceName}.Status()
+	status, err := Service{Name: ServiceName}.Status()
 	if err != nil {
 		return false, err
 	}

@@ -59,17 +59,17 @@ func (s Service) Stop(ctx context.Context) error {
 	})
 }
 
-// Status returns the state of the service. found is false if there is no such service.
-func (s Service) Status() (state svc.State, found bool, err error) {
+// Status returns the state of the service; 0 if there is no such service.
+func (s Service) Status() (state svc.State, err error) {
 	err = withService(s.Name, windows.SERVICE_QUERY_STATUS, func(service *mgr.Service) error {
 		status, err := service.Query()
 		state = status.State
 		return err
 	})
 	if errors.Is(err, windows.ERROR_SERVICE_DOES_NOT_EXIST) {
-		return 0, false, nil
+		return 0, nil
 	}
-	return state, err == nil, err
+	return state, err
 }
 
 // until waits for a state. It returns an error if a service that should run has stopped.

@@ -4,10 +4,10 @@
 package v1alpha1
 
 import (
+	"cmp"
 	"runtime"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 )
 
@@ -35,59 +35,33 @@ func defaultsOf(goos string) platformDefaults {
 	}
 }
 
-// DefaultTable is the table of a configuration without one.
-func DefaultTable() []ShutdownGracePeriodByPodPriority {
-	return []ShutdownGracePeriodByPodPriority{
-		{Priority: 0, ShutdownGracePeriodSeconds: 60},
-		{Priority: 2000000000, ShutdownGracePeriodSeconds: 30},
-	}
-}
-
 // SetDefaults_NodeAgentConfiguration sets the fields that are not set.
 func SetDefaults_NodeAgentConfiguration(c *NodeAgentConfiguration) {
 	setDefaults(c, defaultsOf(runtime.GOOS))
 }
 
 func setDefaults(c *NodeAgentConfiguration, platform platformDefaults) {
-	for _, s := range []struct {
-		field *string
-		value string
-	}{
-		{&c.Kubeconfig, platform.kubeconfig},
-		{&c.KubeletConfig, platform.kubeletConfig},
-		{&c.KubeletService, platform.kubeletService},
-		{&c.StateDirectory, platform.stateDirectory},
-		{(*string)(&c.LocalEngine), string(LocalEngineCRI)},
-		{(*string)(&c.OnForgottenShutdown), string(ForgottenShutdownKeep)},
-		{(*string)(&c.StaticPods), string(StaticPodsEvacuate)},
-	} {
-		if *s.field == "" {
-			*s.field = s.value
-		}
-	}
-	for _, d := range []struct {
-		field *metav1.Duration
-		value time.Duration
-	}{
-		{&c.MaxShutdownDelay, 30 * time.Minute},
-		{&c.APIGracePeriod, time.Minute},
-		{&c.APILossRestorePeriod, 5 * time.Minute},
-		{&c.HauloutLossRestorePeriod, time.Hour},
-	} {
-		if d.field.Duration == 0 {
-			d.field.Duration = d.value
-		}
-	}
+	setDefault(&c.Kubeconfig, platform.kubeconfig)
+	setDefault(&c.KubeletConfig, platform.kubeletConfig)
+	setDefault(&c.KubeletService, platform.kubeletService)
+	setDefault(&c.StateDirectory, platform.stateDirectory)
+	setDefault(&c.LocalEngine, LocalEngineCRI)
+	setDefault(&c.OnForgottenShutdown, ForgottenShutdownKeep)
+	setDefault(&c.StaticPods, StaticPodsEvacuate)
+	setDefault(&c.MaxShutdownDelay.Duration, 30*time.Minute)
+	setDefault(&c.APIGracePeriod.Duration, time.Minute)
+	setDefault(&c.APILossRestorePeriod.Duration, 5*time.Minute)
+	setDefault(&c.HauloutLossRestorePeriod.Duration, time.Hour)
+	setDefault(&c.DrainBeforeShutdown, ptr.To(true))
+	setDefault(&c.CompleteAfterReboot, ptr.To(true))
+	setDefault(&c.MetricsBindAddress, ptr.To("127.0.0.1:10271"))
 	if len(c.ShutdownGracePeriodByPodPriority) == 0 {
-		c.ShutdownGracePeriodByPodPriority = DefaultTable()
-	}
-	if c.DrainBeforeShutdown == nil {
-		c.DrainBeforeShutdown = ptr.To(true)
-	}
-	if c.CompleteAfterReboot == nil {
-		c.CompleteAfterReboot = ptr.To(true)
-	}
-	if c.MetricsBindAddress == nil {
-		c.MetricsBindAddress = ptr.To("127.0.0.1:10271")
+		c.ShutdownGracePeriodByPodPriority = []ShutdownGracePeriodByPodPriority{
+			{Priority: 0, ShutdownGracePeriodSeconds: 60},
+			{Priority: 2000000000, ShutdownGracePeriodSeconds: 30},
+		}
 	}
 }
+
+// setDefault sets a field that has its zero value.
+func setDefault[T comparable](field *T, value T) { *field = cmp.Or(*field, value) }

@@ -7,6 +7,7 @@ package install
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -121,7 +122,8 @@ func Install(ctx context.Context, o Options) (changed bool, err error) {
 // start enables the unit. It starts or restarts the agent unless it already runs the installed
 // version.
 func (o *Options) start(ctx context.Context, client *systemd.Client) (bool, error) {
-	restart := o.restartPending()
+	_, err := os.Stat(o.path(restartMarker))
+	restart := err == nil
 	if restart {
 		if err := client.Reload(ctx); err != nil {
 			return false, err
@@ -216,18 +218,9 @@ func (o *Options) path(path string) string {
 	return filepath.Join(string(filepath.Separator), o.Root, path)
 }
 
-func (o *Options) restartPending() bool {
-	_, err := os.Stat(o.path(restartMarker))
-	return err == nil
-}
-
 func (o *Options) openSource() (io.ReadCloser, error) {
-	source := o.Source
-	if source == "" {
-		// Do not use os.Executable: its path is wrong once the file has been replaced.
-		source = "/proc/self/exe"
-	}
-	return os.Open(source)
+	// Do not use os.Executable: its path is wrong once the file has been replaced.
+	return os.Open(cmp.Or(o.Source, "/proc/self/exe"))
 }
 
 // write replaces a file of the host if it differs, and reports whether it replaced it.
@@ -398,11 +391,7 @@ func (o *Options) complete() error {
 	if o.Root == "/" {
 		o.Root = ""
 	}
-	for field, value := range map[*string]string{&o.Binary: DefaultBinary, &o.KubeletUnit: "kubelet.service"} {
-		if *field == "" {
-			*field = value
-		}
-	}
+	o.Binary, o.KubeletUnit = cmp.Or(o.Binary, DefaultBinary), cmp.Or(o.KubeletUnit, "kubelet.service")
 	if !filepath.IsAbs(o.Binary) || filepath.Clean(o.Binary) != o.Binary || strings.Contains(o.Binary, "\n") {
 		return fmt.Errorf("path of the program %q: must be absolute, on one line, and have no . or .. element", o.Binary)
 	}
