@@ -157,7 +157,8 @@ func newAgent(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration, s *
 		return staticpods.New(staticpods.Config{
 			Dir: dir, NodeName: node, BootID: nodeBootID(), Kubelet: &limitedKubelet{kubelet.Health{Address: facts.HealthzAddress}, a.static}, Containers: runtime,
 			Policy: staticpods.Policy{KeepAll: c.StaticPods == configv1alpha1.StaticPodsKeep, Keep: c.KeepStaticPods, Evacuate: c.EvacuateStaticPods},
-			Server: serverOf(c, facts), CA: authoritiesOf(c, facts), Static: a.staticPodNames, Kube: kube, Maintenance: maintenance,
+			Server: ofKubelet(c, facts, func(api *rest.Config) (string, error) { return api.Host, nil }), CA: ofKubelet(c, facts, authoritiesIn),
+			Static: a.staticPodNames, Kube: kube, Maintenance: maintenance,
 			APILossRestorePeriod: c.APILossRestorePeriod.Duration, HauloutLossRestorePeriod: c.HauloutLossRestorePeriod.Duration,
 			PollingOnly: h.pollingOnly,
 			Leaving:     func() bool { return a.manager.Status().State.Phase.Pending() }, Event: client.Event,

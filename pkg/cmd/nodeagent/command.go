@@ -111,27 +111,16 @@ func (o *Options) addFlags(flags *pflag.FlagSet) {
 
 // Load returns the configuration: the file with defaults, overridden by the flags.
 func (o *Options) Load() (*configv1alpha1.NodeAgentConfiguration, error) {
-	path := o.ConfigFile
-	if path == "" {
-		path = config.DefaultPath()
-	}
-	c, err := config.Load(path)
+	c, err := config.Load(cmp.Or(o.ConfigFile, config.DefaultPath()))
 	if o.ConfigFile == "" && errors.Is(err, fs.ErrNotExist) {
 		c, err = config.Default(), nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	overridden := false
-	for _, override := range []struct {
-		field *string
-		value string
-	}{{&c.Kubeconfig, o.Kubeconfig}, {&c.NodeName, o.NodeName}, {&c.StateDirectory, o.StateDirectory}} {
-		if override.value != "" {
-			*override.field, overridden = override.value, true
-		}
-	}
-	if overridden {
+	c.Kubeconfig, c.NodeName = cmp.Or(o.Kubeconfig, c.Kubeconfig), cmp.Or(o.NodeName, c.NodeName)
+	c.StateDirectory = cmp.Or(o.StateDirectory, c.StateDirectory)
+	if cmp.Or(o.Kubeconfig, o.NodeName, o.StateDirectory) != "" {
 		if errs := config.Validate(c); len(errs) > 0 {
 			return nil, fmt.Errorf("configuration with the flags --kubeconfig, --node-name and --state-directory: %w", errs.ToAggregate())
 		}

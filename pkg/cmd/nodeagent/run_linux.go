@@ -5,7 +5,6 @@ package nodeagent
 
 import (
 	"context"
-	"errors"
 	"os"
 	"os/signal"
 	"syscall"
@@ -25,10 +24,10 @@ import (
 // askSystemdTimeout limits the query why the agent has to stop.
 const askSystemdTimeout = 5 * time.Second
 
-// runService runs the agent until the context ends or the service is stopped. It also runs an agent
-// that cannot do all of its work, see mode. That agent ends when a new process could do more or
-// when the kubeconfig has changed, and systemd starts it again.
-func runService(ctx context.Context, o *Options) error {
+// run runs the agent until the context ends or the service is stopped. It also runs an agent that
+// cannot do all of its work, see mode. That agent ends when a new process could do more or when the
+// kubeconfig has changed, and systemd starts it again.
+func (*runner) run(ctx context.Context, o *Options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	signals := make(chan os.Signal, 2)
@@ -89,15 +88,7 @@ func runService(ctx context.Context, o *Options) error {
 		m.awaitBetter(ctx, o, func() bool { return machine.State().ShuttingDown })
 	}()
 	h.status("starting")
-	return stopErr(ctx, a.run(ctx))
-}
-
-// stopErr returns nil if the agent was stopped.
-func stopErr(ctx context.Context, err error) error {
-	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		return nil
-	}
-	return err
+	return a.run(ctx)
 }
 
 // logindConfig returns the configuration of the lock, with the state of an earlier process.
@@ -192,20 +183,13 @@ func (*runner) start(ctx context.Context, _ *Options, run func(context.Context) 
 
 // nodeBootID returns the boot ID that the kubelet writes to the Node, empty if it is not known.
 func nodeBootID() string {
-	id, err := state.BootID()
-	if err != nil {
-		return ""
-	}
+	id, _ := state.BootID()
 	return id
 }
 
 // lastStateDirectory returns the state directory of the last agent of this boot that loaded its
 // configuration; empty if there is none.
 func lastStateDirectory(ctx context.Context) string { return lastDirectory(ctx, directoryFile) }
-
-func (*runner) run(ctx context.Context, o *Options) error {
-	return runService(ctx, o)
-}
 
 // stopper decides when the service stops after a signal. If the whole system goes down, the order
 // of the units stops the agent before the kubelet, and this is the last chance to let the pods

@@ -16,6 +16,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
 	configv1alpha1 "haulout.dev/haulout/pkg/agent/config/v1alpha1"
@@ -70,26 +71,15 @@ type keeperKey struct {
 	dir, healthz, kubeconfig string
 }
 
-// serverOf returns a function that reads the URL of the kubelet's API server. If the kubelet has no
+// ofKubelet returns a function that reads a part of the kubelet's API client. If the kubelet has no
 // kubeconfig, it is part of another program, and the function uses the agent's kubeconfig.
-func serverOf(c *configv1alpha1.NodeAgentConfiguration, facts kubelet.Facts) func() (string, error) {
-	return func() (string, error) {
+func ofKubelet[T any](c *configv1alpha1.NodeAgentConfiguration, facts kubelet.Facts, part func(*rest.Config) (T, error)) func() (T, error) {
+	return func() (T, error) {
 		config, err := restConfig(cmp.Or(facts.Kubeconfig, c.Kubeconfig))
 		if err != nil {
-			return "", err
+			return *new(T), err
 		}
-		return config.Host, nil
-	}
-}
-
-// authoritiesOf returns a function that reads the CA certificates that the kubelet trusts.
-func authoritiesOf(c *configv1alpha1.NodeAgentConfiguration, facts kubelet.Facts) func() ([]byte, error) {
-	return func() ([]byte, error) {
-		config, err := restConfig(cmp.Or(facts.Kubeconfig, c.Kubeconfig))
-		if err != nil {
-			return nil, err
-		}
-		return authoritiesIn(config)
+		return part(config)
 	}
 }
 

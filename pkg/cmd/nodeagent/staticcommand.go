@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -162,17 +163,12 @@ func printParked(out io.Writer, dir string, entries []staticpods.Entry) error {
 	_, _ = fmt.Fprintln(w, "NAMESPACE\tNAME\tMANIFEST\tPARKED AT\tSTOPPED\tMAINTENANCES") // Flush returns the error
 	for i := range entries {
 		e := &entries[i]
-		names := ""
-		for j, m := range e.Maintenances {
-			if j > 0 {
-				names += ","
-			}
-			if names += m.Name; m.Name == "" {
-				names += string(m.UID)
-			}
+		var names []string
+		for _, m := range e.Maintenances {
+			names = append(names, cmp.Or(m.Name, string(m.UID)))
 		}
 		_, _ = fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%t\t%s\n",
-			cmp.Or(e.Namespace, "-"), cmp.Or(e.Name, "-"), e.Origin, e.ParkedAt.Format(time.RFC3339), e.Stopped, cmp.Or(names, "-"))
+			cmp.Or(e.Namespace, "-"), cmp.Or(e.Name, "-"), e.Origin, e.ParkedAt.Format(time.RFC3339), e.Stopped, cmp.Or(strings.Join(names, ","), "-"))
 	}
 	return w.Flush()
 }
