@@ -49,14 +49,6 @@ func (t Table) Index(priority int32) int {
 	return max(above-1, 0)
 }
 
-// Highest returns the highest priority in a bucket.
-func (t Table) Highest(index int) int32 {
-	if index+1 >= len(t) {
-		return math.MaxInt32
-	}
-	return t[index+1].Priority - 1
-}
-
 // DrainPlan returns the plan of a NodeMaintenance that evacuates the buckets one after the other,
 // within each pod type. The entries of a plan have upper bounds and the table has lower ones, so
 // the entry of a bucket ends just below the next bucket. The plan does not have the times: they
@@ -68,7 +60,11 @@ func (t Table) DrainPlan() []v1alpha1.DrainPlanEntry {
 	plan := make([]v1alpha1.DrainPlanEntry, 0, len(types)*len(t))
 	for _, podType := range types {
 		for i := range t {
-			plan = append(plan, v1alpha1.DrainPlanEntry{PodType: podType, PodPriority: t.Highest(i)})
+			highest := int32(math.MaxInt32)
+			if i+1 < len(t) {
+				highest = t[i+1].Priority - 1
+			}
+			plan = append(plan, v1alpha1.DrainPlanEntry{PodType: podType, PodPriority: highest})
 		}
 	}
 	return plan

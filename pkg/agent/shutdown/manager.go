@@ -269,17 +269,12 @@ func (m *Manager) Run(ctx context.Context) error {
 		case <-m.wake:
 		case <-timer.C:
 		}
-		m.steps(ctx, timer)
+		var next time.Time
+		for changed, left := true, maxSteps; changed && left > 0; left-- {
+			next, changed = m.step(ctx)
+		}
+		timer.Reset(max(time.Until(next), 0))
 	}
-}
-
-// steps decides and acts until nothing changes, and sets the timer for the next decision.
-func (m *Manager) steps(ctx context.Context, timer *time.Timer) {
-	var next time.Time
-	for changed, left := true, maxSteps; changed && left > 0; left-- {
-		next, changed = m.step(ctx)
-	}
-	timer.Reset(max(time.Until(next), 0))
 }
 
 // load reads the stored state.

@@ -93,12 +93,12 @@ func (m *Machine) Run(ctx context.Context, changed func()) error {
 			return nil
 		case <-preshutdown:
 			preshutdown, resumed = nil, nil
-			m.begin(m.config.Controls.Since())
+			m.begin(m.config.Controls.since)
 		case <-resumed:
 			resumed = nil
 			m.forget()
 			m.apply()
-		case <-m.config.Controls.ParamChanges():
+		case <-m.config.Controls.paramChanges:
 			m.apply()
 		case <-ticker.C:
 			m.apply()
@@ -182,12 +182,15 @@ const DefaultTimeout = 10 * time.Second
 
 // Controls are the requests of Windows to the running service.
 type Controls struct {
-	ready        chan struct{}
-	preshutdown  chan struct{}
+	ready       chan struct{}
+	preshutdown chan struct{}
+	// paramChanges receives an element when a user requests that the service reads its settings
+	// again.
 	paramChanges chan struct{}
 
 	readyOnce, preshutdownOnce sync.Once
-	since                      time.Time
+	// since is the time of the notification. It must not be read before preshutdown is closed.
+	since time.Time
 }
 
 // NewControls returns controls without any request.
@@ -203,16 +206,6 @@ func (c *Controls) Ready() {
 // Preshutdown is closed when Windows is about to shut down.
 func (c *Controls) Preshutdown() <-chan struct{} {
 	return c.preshutdown
-}
-
-// Since returns the time of that notification. Call it only after Preshutdown is closed.
-func (c *Controls) Since() time.Time {
-	return c.since
-}
-
-// ParamChanges receives an element when a user requests that the service reads its settings again.
-func (c *Controls) ParamChanges() <-chan struct{} {
-	return c.paramChanges
 }
 
 func (c *Controls) beginPreshutdown(since time.Time) {

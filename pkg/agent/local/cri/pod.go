@@ -52,16 +52,19 @@ type container struct {
 // have several sandboxes: its previous sandboxes are not ready, but their containers may still run.
 func group(containers []*runtimeapi.Container, sandboxes []*runtimeapi.PodSandbox, known pods.Index, table buckets.Table) []*pod {
 	byUID := make(map[types.UID]*pod)
+	podOf := func(uid, namespace, name string) *pod {
+		p, found := byUID[types.UID(uid)]
+		if !found {
+			p = &pod{uid: types.UID(uid), namespace: namespace, name: name}
+			byUID[p.uid] = p
+		}
+		return p
+	}
 	ofSandbox := make(map[string]*pod, len(sandboxes))
 	for _, s := range sandboxes {
 		meta := s.GetMetadata()
 		// A sandbox that another program created has no labels and possibly no UID.
-		uid := types.UID(cmp.Or(s.GetLabels()[labelPodUID], meta.GetUid(), s.GetId()))
-		p, found := byUID[uid]
-		if !found {
-			p = &pod{uid: uid, namespace: meta.GetNamespace(), name: meta.GetName()}
-			byUID[uid] = p
-		}
+		p := podOf(cmp.Or(s.GetLabels()[labelPodUID], meta.GetUid(), s.GetId()), meta.GetNamespace(), meta.GetName())
 		ofSandbox[s.GetId()] = p
 		p.static = p.static || pods.IsStatic(s.GetAnnotations())
 		if s.GetState() == runtimeapi.PodSandboxState_SANDBOX_READY {
@@ -71,8 +74,9 @@ func group(containers []*runtimeapi.Container, sandboxes []*runtimeapi.PodSandbo
 	grace := make(map[types.UID]time.Duration)
 	for _, c := range containers {
 		p, found := ofSandbox[c.GetPodSandboxId()]
-		if !found {
-			p = withoutSandbox(byUID, c)
+		if !found { // the sandbox does not exist any longer
+			labels := c.GetLabels()
+			p = podOf(cmp.Or(labels[labelPodUID], c.GetPodSandboxId()), labels[labelPodNamespace], labels[labelPodName])
 		}
 		if seconds, err := strconv.ParseInt(c.GetAnnotations()[annotationGrace], 10, 32); err == nil {
 			grace[p.uid] = max(grace[p.uid], time.Duration(seconds)*time.Second)
@@ -94,17 +98,6 @@ func group(containers []*runtimeapi.Container, sandboxes []*runtimeapi.PodSandbo
 	}
 	slices.SortFunc(list, func(a, b *pod) int { return cmp.Or(cmp.Compare(a.priority, b.priority), cmp.Compare(a.uid, b.uid)) })
 	return list
-}
-
-// withoutSandbox returns the pod of a container whose sandbox does not exist any longer.
-func withoutSandbox(byUID map[types.UID]*pod, c *runtimeapi.Container) *pod {
-	uid := types.UID(cmp.Or(c.GetLabels()[labelPodUID], c.GetPodSandboxId()))
-	p, found := byUID[uid]
-	if !found {
-		p = &pod{uid: uid, namespace: c.GetLabels()[labelPodNamespace], name: c.GetLabels()[labelPodName]}
-		byUID[uid] = p
-	}
-	return p
 }
 
 // complete adds data that the runtime does not have.
