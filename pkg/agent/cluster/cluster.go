@@ -80,7 +80,6 @@ func New(config Config) (*Client, error) {
 	return c, c.useConnection(c.shared.rest, httpClient)
 }
 
-// useConnection sets the HTTP client of all requests.
 func (c *Client) useConnection(config *rest.Config, httpClient *http.Client) error {
 	host, err := kubernetes.NewForConfigAndClient(config, httpClient)
 	if err != nil {

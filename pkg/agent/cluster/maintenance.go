@@ -78,7 +78,6 @@ func (c *Client) ensure(ctx context.Context, request shutdown.MaintenanceRequest
 	return state.MaintenanceRef{}, fmt.Errorf("NodeMaintenance %s of an earlier shutdown is being deleted, but the server has not released the node yet", want.Name)
 }
 
-// build returns the maintenance of a shutdown.
 func (c *Client) build(request shutdown.MaintenanceRequest) *v1alpha1.NodeMaintenance {
 	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{
@@ -244,7 +243,6 @@ func (c *Client) complete(ctx context.Context, nm *v1alpha1.NodeMaintenance) err
 	return nil
 }
 
-// isOfShutdown reports whether a maintenance was created for a shutdown of this node.
 func (c *Client) isOfShutdown(nm *v1alpha1.NodeMaintenance) bool {
 	boot := nm.Annotations[v1alpha1.AnnotationBootID]
 	return boot != "" && nm.Name == protocol.ShutdownName(c.node, boot)

@@ -152,7 +152,6 @@ type Process struct {
 	Dir  string
 }
 
-// isKubelet reports whether a command line is that of a kubelet.
 func isKubelet(args []string) bool {
 	if len(args) == 0 {
 		return false

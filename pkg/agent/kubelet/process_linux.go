@@ -117,7 +117,6 @@ func startOf(dir string) (uint64, error) {
 	return strconv.ParseUint(fields[startTime], 10, 64)
 }
 
-// bootOf returns the ID and the time of the boot.
 func bootOf(proc string) (string, time.Time, error) {
 	id, err := os.ReadFile(filepath.Join(proc, "sys", "kernel", "random", "boot_id"))
 	if err != nil {

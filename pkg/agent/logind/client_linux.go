@@ -114,12 +114,10 @@ func Pending(ctx context.Context, root string) (bool, error) {
 	return c.preparing(ctx)
 }
 
-// preparing reports whether a shutdown is pending or in progress.
 func (c *client) preparing(ctx context.Context) (bool, error) {
 	return loginProperty[bool](ctx, c, "PreparingForShutdown")
 }
 
-// delay returns InhibitDelayMaxUSec.
 func (c *client) delay(ctx context.Context) (uint64, error) {
 	return loginProperty[uint64](ctx, c, "InhibitDelayMaxUSec")
 }
@@ -134,7 +132,6 @@ func loginProperty[T any](ctx context.Context, c *client, name string) (T, error
 	return value, nil
 }
 
-// inhibitors lists the locks.
 func (c *client) inhibitors(ctx context.Context) ([]inhibitor, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -145,7 +142,6 @@ func (c *client) inhibitors(ctx context.Context) ([]inhibitor, error) {
 	return list, nil
 }
 
-// inhibit takes a lock.
 func (c *client) inhibit(ctx context.Context) (*os.File, error) {
 	done := make(chan *dbus.Call, 1)
 	// Call without a context: if a response came after the context had ended, its file descriptor

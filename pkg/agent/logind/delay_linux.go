@@ -186,7 +186,6 @@ func dropIn(delay time.Duration) string {
 		"[Login]\nInhibitDelayMaxSec=%d\n", int64(seconds(delay)/time.Second))
 }
 
-// seconds rounds up to whole seconds.
 func seconds(delay time.Duration) time.Duration {
 	return (delay + time.Second - 1).Truncate(time.Second)
 }

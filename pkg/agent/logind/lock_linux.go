@@ -153,7 +153,6 @@ func (m *Manager) needsLock(ctx context.Context, inhibitors []inhibitor, prepari
 	return !m.stopping && !(preparing && m.released)
 }
 
-// setLock stores a new lock.
 func (m *Manager) setLock(ctx context.Context, file *os.File) {
 	path, err := lockPath(file)
 	if err != nil {
@@ -195,7 +194,6 @@ func (m *Manager) lockProblem(text string) {
 	m.problems.lock = text
 }
 
-// listed reports whether logind's list of locks has the agent's lock.
 func listed(inhibitors []inhibitor) bool {
 	return slices.ContainsFunc(inhibitors, func(i inhibitor) bool {
 		return i.Who == Who && i.Mode == modeDelay && i.delays(whatShutdown)

@@ -141,7 +141,6 @@ func (m *Manager) act(ctx context.Context, in *input, d *decision) time.Time {
 	return m.nextWake(in, d)
 }
 
-// nextWake returns the time of the next decision.
 func (m *Manager) nextWake(in *input, d *decision) time.Time {
 	next := in.now.Add(idlePeriod)
 	earlier := func(t time.Time) {
@@ -174,7 +173,6 @@ func (m *Manager) nextWake(in *input, d *decision) time.Time {
 	return next
 }
 
-// actMaintenance makes the request about the maintenance.
 func (m *Manager) actMaintenance(ctx context.Context, d *decision) {
 	var ref state.MaintenanceRef
 	if d.next.Maintenance != nil {
@@ -250,7 +248,6 @@ func (m *Manager) endOlder(ctx context.Context) (completed int, err error) {
 	return completed, errors.Join(err, m.config.Cluster.DeleteOldest(ctx, m.config.BootID))
 }
 
-// complete completes the maintenance of this boot.
 func (m *Manager) complete(ctx context.Context, t task, ref state.MaintenanceRef) func() {
 	if t == taskSweep {
 		ref = state.MaintenanceRef{Name: protocol.ShutdownName(m.config.NodeName, m.config.BootID)}
@@ -300,7 +297,6 @@ func (m *Manager) answered(ctx context.Context, err error, retry time.Duration) 
 	}
 }
 
-// actReport reports the pods that were ended on the node.
 func (m *Manager) actReport(ctx context.Context, d *decision) {
 	if !d.report {
 		m.reportingSince = time.Time{}
@@ -333,7 +329,6 @@ func (m *Manager) actReport(ctx context.Context, d *decision) {
 	})
 }
 
-// actResume lets the node run pods again.
 func (m *Manager) actResume(ctx context.Context, in *input, d *decision) {
 	if !d.resume {
 		m.resumeErr = nil
@@ -363,7 +358,6 @@ func (m *Manager) actResume(ctx context.Context, in *input, d *decision) {
 	})
 }
 
-// actRelease releases the shutdown.
 func (m *Manager) actRelease(ctx context.Context, in *input, d *decision) {
 	if !d.release {
 		m.releaseErr = nil

@@ -32,7 +32,6 @@ const (
 	evictionWorkers = 8
 )
 
-// actHost makes the requests to kube-apiserver.
 func (m *Manager) actHost(ctx context.Context, d *decision) {
 	m.actList(ctx, d)
 	wanted, call, retry := taskNone, func(context.Context) error { return nil }, undoRetry
@@ -102,7 +101,6 @@ func (m *Manager) actList(ctx context.Context, d *decision) {
 	})
 }
 
-// actEvict requests evictions.
 func (m *Manager) actEvict(ctx context.Context, d *decision) {
 	if d.next.Phase != state.Evicting {
 		m.want(ctx, &m.evicts, taskNone, 0, nil)

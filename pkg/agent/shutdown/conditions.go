@@ -139,7 +139,6 @@ func shutdownCondition(in *input, d *decision) corev1.NodeCondition {
 	return c
 }
 
-// evictingMessage describes the agent's evictions.
 func evictingMessage(in *input) string {
 	if !in.host.ok {
 		return "waiting for kube-apiserver to evict the pods of the node" + prefixed(": ", in.host.failure)

@@ -30,7 +30,6 @@ func (r *engineRun) running() bool {
 	return r.cancel != nil
 }
 
-// stop makes the engine return.
 func (r *engineRun) stop() {
 	r.stopped = true
 	r.answer(false)
@@ -46,7 +45,6 @@ func (r *engineRun) answer(proceed bool) {
 	r.asking = nil
 }
 
-// actLocal starts, answers or stops the engine.
 func (m *Manager) actLocal(ctx context.Context, d *decision) {
 	switch {
 	case m.engine.running() && d.local:

@@ -277,7 +277,6 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// load reads the stored state.
 func (m *Manager) load(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	m.started = time.Now()
@@ -367,7 +366,6 @@ func (m *Manager) store(ctx context.Context, next state.State) {
 	m.dirty, m.saveErr = err != nil, err
 }
 
-// gather collects the input of the decision.
 func (m *Manager) gather() *input {
 	now, wall := time.Now(), m.config.Wall()
 	machine := m.config.Machine.State()

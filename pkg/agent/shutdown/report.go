@@ -122,7 +122,6 @@ func (m *Manager) problems(in *input) []string {
 	return problems
 }
 
-// report publishes the status and the metrics.
 func (m *Manager) report(in *input, d *decision) {
 	status := Status{
 		State: d.next, Why: d.why, LockHeld: in.machine.LockHeld, Delay: in.machine.Delay, Problems: m.problems(in),
@@ -182,7 +181,6 @@ var (
 	})
 )
 
-// recordMetrics sets the metrics to a status.
 func recordMetrics(status *Status, table buckets.Table, priorities []int32) {
 	lockHeld.Set(oneIf(status.LockHeld))
 	delaySeconds.Set(status.Delay.Seconds())

@@ -99,10 +99,8 @@ type Signal struct {
 
 // MaintenanceRef identifies a NodeMaintenance.
 type MaintenanceRef struct {
-	// Name of the NodeMaintenance.
-	Name string `json:"name"`
-	// UID of the NodeMaintenance.
-	UID types.UID `json:"uid,omitempty"`
+	Name string    `json:"name"`
+	UID  types.UID `json:"uid,omitempty"`
 }
 
 // Local is the progress of ending pods without the API.
@@ -117,10 +115,8 @@ type Local struct {
 
 // KilledPod is a pod that ended without the API.
 type KilledPod struct {
-	// Namespace of the pod.
 	Namespace string `json:"namespace"`
-	// Name of the pod.
-	Name string `json:"name"`
+	Name      string `json:"name"`
 	// UID of the pod; its status is only changed if it still has this UID.
 	UID types.UID `json:"uid"`
 	// Reported is set if the pod's status in the API reports that the pod ended.

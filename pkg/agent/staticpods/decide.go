@@ -82,7 +82,6 @@ type decision struct {
 	restarted bool
 }
 
-// decide returns the next step for a pod that has to leave.
 func decide(s situation) decision {
 	switch {
 	case len(s.parked) > 0 && !s.parked[0].Restoring:

@@ -72,7 +72,6 @@ func (k *Keeper) evacuate(ctx context.Context, e *evacuator.Evacuation) error {
 	}
 }
 
-// gather collects the facts for decide.
 func (w *evacuation) gather(ctx context.Context) (situation, error) {
 	k := w.keeper
 	s := situation{now: time.Now(), namespace: w.key.Namespace, name: w.key.Name, dir: k.folder.dir}
@@ -144,7 +143,6 @@ func (w *evacuation) pod(ctx context.Context) (*corev1.Pod, error) {
 	return nil, nil
 }
 
-// running reports whether a container of the pod runs.
 func (w *evacuation) running(ctx context.Context, s situation) (bool, error) {
 	var uids []types.UID
 	if s.isMirror {

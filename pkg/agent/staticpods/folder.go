@@ -239,7 +239,6 @@ func (f *folder) content(e *Entry) (data []byte, link string, mode fs.FileMode, 
 	return data, link, info.Mode(), err
 }
 
-// path returns the path of a parked manifest.
 func (f *folder) path(e *Entry) string {
 	return filepath.Join(f.parking, filepath.FromSlash(e.File))
 }
@@ -255,7 +254,6 @@ func (f *folder) save(i *index) error {
 	return nil
 }
 
-// entries returns copies of the entries of the index.
 func (f *folder) entries() ([]Entry, error) {
 	i, unlock, err := f.begin()
 	if err != nil {
@@ -269,7 +267,6 @@ func (f *folder) entries() ([]Entry, error) {
 	return found, nil
 }
 
-// change applies a function to the entries of a pod in the index.
 func (f *folder) change(key types.NamespacedName, mod func(*Entry)) error {
 	i, unlock, err := f.begin()
 	if err != nil {

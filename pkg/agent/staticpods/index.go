@@ -94,7 +94,6 @@ func (e *Entry) Pod() types.NamespacedName {
 	return types.NamespacedName{Namespace: e.Namespace, Name: e.Name}
 }
 
-// describe copies the data about the pod to the entry.
 func (e *Entry) describe(pod *corev1.Pod) {
 	e.Namespace, e.Name, e.Labels = pod.Namespace, pod.Name, pod.Labels
 	e.Priority, e.GracePeriodSeconds = pods.PriorityOf(pod), pods.GraceSeconds(pod)
@@ -129,7 +128,6 @@ func (i *index) bytes() ([]byte, error) {
 	return json.MarshalIndent(i, "", "  ")
 }
 
-// file returns the entry of a parked file, or nil.
 func (i *index) file(name string) *Entry {
 	for _, e := range i.Entries {
 		if e.File == name {
@@ -139,7 +137,6 @@ func (i *index) file(name string) *Entry {
 	return nil
 }
 
-// pod returns the entries of a pod.
 func (i *index) pod(key types.NamespacedName) []*Entry {
 	var entries []*Entry
 	for _, e := range i.Entries {
@@ -172,7 +169,6 @@ func targeting(list []v1alpha1.NodeMaintenance, node v1alpha1.NodeReference, pri
 	return found, nil
 }
 
-// isMirrorPod reports whether a pod is the mirror pod of a static pod of the node.
 func isMirrorPod(pod *corev1.Pod, node string) bool {
 	owner := metav1.GetControllerOfNoCopy(pod)
 	return pod.Annotations[corev1.MirrorPodAnnotationKey] != "" && pod.Spec.NodeName == node &&

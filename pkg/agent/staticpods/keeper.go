@@ -234,7 +234,6 @@ func (k *Keeper) Refused() int {
 	return len(k.refused)
 }
 
-// setRefused records whether a pod is kept although it has an Evacuation.
 func (k *Keeper) setRefused(pod types.NamespacedName, refused bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -355,7 +354,6 @@ func (k *Keeper) noteStopped(ctx context.Context, entries []Entry) {
 	}
 }
 
-// running reports whether a container of a pod runs under one of the UIDs.
 func (k *Keeper) running(ctx context.Context, uids []types.UID) (bool, error) {
 	for _, uid := range uids {
 		running, err := k.Containers.Running(ctx, string(uid))

@@ -203,13 +203,11 @@ func programAt(words []string) []string {
 	return nil
 }
 
-// isAssignment reports whether a word assigns a variable.
 func isAssignment(word string) bool {
 	name, _, ok := strings.Cut(word, "=")
 	return ok && name != "" && !strings.ContainsAny(name, "-/.:\"'")
 }
 
-// imageName returns the last part of an image's repository.
 func imageName(image string) string {
 	image, _, _ = strings.Cut(image, "@")
 	image = image[strings.LastIndexByte(image, '/')+1:]
@@ -283,14 +281,12 @@ func placeOf(ctx context.Context, server string, own func() ([]netip.Addr, error
 	return elsewhere
 }
 
-// lookup returns the addresses of a host.
 func lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 }
 
-// ownAddresses returns the addresses of the network interfaces of this node.
 func ownAddresses() ([]netip.Addr, error) {
 	list, err := net.InterfaceAddrs()
 	if err != nil {

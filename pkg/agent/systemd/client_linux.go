@@ -262,7 +262,6 @@ func (c *Client) EndService(ctx context.Context, name string) error {
 	return endProcess(ctx, int(state.MainPID), func(_ int, signal syscall.Signal) error { return c.killUnit(ctx, name, "main", signal) })
 }
 
-// stopQueued reports whether systemd has a job that stops a unit.
 func (c *Client) stopQueued(ctx context.Context, name string) (bool, error) {
 	unit, err := c.load(ctx, name)
 	if err != nil {
@@ -369,7 +368,6 @@ func (c *Client) runJob(ctx context.Context, method, name string) error {
 	}
 }
 
-// jobResult returns the result of a job, if the signal is about that job.
 func jobResult(signal *dbus.Signal, job dbus.ObjectPath) (string, bool) {
 	var id uint32
 	var removed dbus.ObjectPath

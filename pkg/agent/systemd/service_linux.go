@@ -191,7 +191,6 @@ func endProcess(ctx context.Context, pid int, send func(fd int, signal syscall.S
 	return fmt.Errorf("process %d has not ended %s after SIGKILL", pid, killAfter)
 }
 
-// awaitEnd reports whether a process ends before the context does.
 func awaitEnd(ctx context.Context, fd int) (bool, error) {
 	for ctx.Err() == nil {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(endPoll.Milliseconds()))

@@ -104,7 +104,6 @@ func (h *Handler) Execute(_ []string, requests <-chan svc.ChangeRequest, status 
 	}
 }
 
-// end returns the exit code of the service.
 func (h *Handler) end(err error) (specific bool, code uint32) {
 	if err != nil {
 		h.Log.Write(Message{ID: EventFailed, Warning: true, Text: "The node agent failed: " + err.Error()})

@@ -134,7 +134,6 @@ func refusePending() error {
 	return err
 }
 
-// commandLine joins a program and its arguments.
 func commandLine(binary string, args []string) string {
 	words := []string{syscall.EscapeArg(binary)}
 	for _, arg := range args {
@@ -204,7 +203,6 @@ func utf16Of(texts ...string) ([]*uint16, error) {
 	return list, nil
 }
 
-// apply changes the service.
 func (c serviceConfig) apply(service *mgr.Service) error {
 	texts, err := utf16Of(c.command, c.display, c.description)
 	if err != nil {

@@ -61,7 +61,6 @@ func indexOf(order []string, service string) int {
 	return slices.IndexFunc(order, func(name string) bool { return strings.EqualFold(name, service) })
 }
 
-// without returns a copy of the list without a service.
 func without(order []string, service string) []string {
 	return slices.DeleteFunc(slices.Clone(order), func(name string) bool { return strings.EqualFold(name, service) })
 }
@@ -135,7 +134,6 @@ func readRecord(stateDir string) (record orderRecord, known bool, err error) {
 	return record, true, nil
 }
 
-// writeRecord replaces the file atomically.
 func writeRecord(stateDir string, record orderRecord) error {
 	data, err := json.MarshalIndent(record, "", "  ")
 	if err != nil {

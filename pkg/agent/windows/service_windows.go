@@ -97,7 +97,6 @@ func withManager(access uint32, act func(*mgr.Mgr) error) error {
 	return errors.Join(act(manager), manager.Disconnect())
 }
 
-// withService opens a service.
 func withService(name string, access uint32, act func(*mgr.Service) error) error {
 	return withManager(windows.SC_MANAGER_CONNECT, func(manager *mgr.Mgr) error {
 		text, err := windows.UTF16PtrFromString(name)

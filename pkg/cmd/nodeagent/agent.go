@@ -260,7 +260,6 @@ func (a *agent) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// report returns the status report of the agent.
 func (a *agent) report() Report {
 	r := Report{
 		Version: version.Get(), Node: a.node, BootID: a.bootID, Started: a.started,

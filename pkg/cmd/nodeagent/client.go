@@ -101,7 +101,6 @@ func clientChanged(kubeconfig string, before []byte) bool {
 	return err == nil && !bytes.Equal(now, before)
 }
 
-// authoritiesIn returns the certificates of the authorities that a client trusts.
 func authoritiesIn(config *rest.Config) ([]byte, error) {
 	if len(config.CAData) > 0 || config.CAFile == "" {
 		return config.CAData, nil

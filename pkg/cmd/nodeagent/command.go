@@ -59,7 +59,6 @@ maintenances.`,
 	return cmd
 }
 
-// newConfigCommand returns the commands about the configuration file.
 func newConfigCommand(o *Options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
@@ -100,7 +99,6 @@ type Options struct {
 	Kubeconfig, NodeName, StateDirectory string
 }
 
-// addFlags registers the flags.
 func (o *Options) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.ConfigFile, "config", o.ConfigFile, "Path of the configuration file. The default is "+config.DefaultPath()+
 		"; if that file is missing, each field has its default.")
@@ -128,7 +126,6 @@ func (o *Options) Load() (*configv1alpha1.NodeAgentConfiguration, error) {
 	return c, nil
 }
 
-// newRunCommand returns the command that the service runs.
 func newRunCommand(o *Options) *cobra.Command {
 	logging := logsapi.NewLoggingConfiguration()
 	r := &runner{}
@@ -172,8 +169,6 @@ container, which installs the agent, has ended by then.`,
 	}
 }
 
-// newMigrateCommand returns the command that prints the kubelet's shutdown configuration as a table
-// for the agent.
 func newMigrateCommand(o *Options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "migrate",
@@ -227,7 +222,6 @@ func printMigrated(out io.Writer, c *configv1alpha1.NodeAgentConfiguration, fact
 	return err
 }
 
-// withinDirectory returns the directory that stores a request to shorten a shutdown.
 func withinDirectory(c *configv1alpha1.NodeAgentConfiguration) string {
 	if state.RunDirectory != "" {
 		return state.RunDirectory
@@ -244,7 +238,6 @@ func readWithin(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) *
 	return w
 }
 
-// newShutdownCommand returns the command that shortens a shutdown.
 func newShutdownCommand(o *Options) *cobra.Command {
 	var within time.Duration
 	cmd := &cobra.Command{

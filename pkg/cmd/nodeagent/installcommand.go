@@ -58,7 +58,6 @@ type services struct {
 	uninstall func(context.Context) error
 }
 
-// newInstallCommand returns the command that installs the service.
 func newInstallCommand(o *Options, s services) *cobra.Command {
 	root, binary := "", ""
 	cmd := &cobra.Command{
@@ -124,7 +123,6 @@ func (o *Options) installation(root, binary string) (*installation, error) {
 	return i, nil
 }
 
-// newUninstallCommand returns the command that removes the service.
 func newUninstallCommand(o *Options, s services) *cobra.Command {
 	restore, force := false, false
 	cmd := &cobra.Command{

@@ -176,7 +176,6 @@ type runner struct{}
 
 func (*runner) addFlags(*pflag.FlagSet) {}
 
-// start calls run.
 func (*runner) start(ctx context.Context, _ *Options, run func(context.Context) error) error {
 	return run(ctx)
 }
@@ -255,7 +254,6 @@ func (s *stopper) wait(ctx context.Context, signals <-chan os.Signal) {
 	}
 }
 
-// platformServices installs and removes the systemd unit.
 func platformServices(*Options) services {
 	return services{
 		root:      true,

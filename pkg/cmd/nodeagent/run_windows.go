@@ -188,7 +188,6 @@ func lastConfiguration(_ context.Context, o *Options) *configv1alpha1.NodeAgentC
 // nodeBootID returns "": on Windows, the kubelet writes a different boot ID to the Node.
 func nodeBootID() string { return "" }
 
-// bootIdentity returns the identity of this boot.
 func bootIdentity(context.Context, string, time.Time) (string, error) { return state.BootID() }
 
 // endErr returns nil if the agent ended because it was stopped, or because a shutdown has nothing
@@ -265,7 +264,6 @@ func (r *runner) journal(ctx context.Context, status func() shutdown.Status) {
 	}, journalPeriod)
 }
 
-// platformServices installs and removes the service of Windows.
 func platformServices(o *Options) services {
 	return services{
 		note:    "\n\nOn Windows the agent is experimental: it has not been tested on a real Windows machine.",

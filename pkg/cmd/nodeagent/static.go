@@ -83,7 +83,6 @@ func ofKubelet[T any](c *configv1alpha1.NodeAgentConfiguration, facts kubelet.Fa
 	}
 }
 
-// staticPodNames returns the names of the node's static pods according to the API.
 func (a *agent) staticPodNames() []types.NamespacedName {
 	var names []types.NamespacedName
 	for _, pod := range a.checkpoint.Pods() {
@@ -176,7 +175,6 @@ func (s *staticPods) Parked() ([]staticpods.Entry, error) {
 	return k.Parked()
 }
 
-// originsOf returns the paths of parked manifests.
 func originsOf(entries []staticpods.Entry) (paths []string) {
 	for i := range entries {
 		paths = append(paths, entries[i].Origin)

@@ -61,7 +61,6 @@ type snapshot struct {
 	NodeError  string                 `json:"nodeError,omitempty"`
 }
 
-// newStatusCommand returns the command that shows the status of the agent.
 func newStatusCommand(o *Options) *cobra.Command {
 	output := "text"
 	cmd := &cobra.Command{
@@ -102,7 +101,6 @@ has no problems.`,
 	return cmd
 }
 
-// takeSnapshot collects all parts of the snapshot.
 func takeSnapshot(ctx context.Context, c *configv1alpha1.NodeAgentConfiguration) *snapshot {
 	s := &snapshot{}
 	report, err := askAgent(ctx, *c.MetricsBindAddress)
@@ -124,7 +122,6 @@ func text(err error) string {
 	return err.Error()
 }
 
-// askAgent asks the running agent for its report.
 func askAgent(ctx context.Context, address string) (*Report, error) {
 	if address == "" {
 		return nil, errors.New("metricsBindAddress is empty, so the agent has no status endpoint")
@@ -192,7 +189,6 @@ func (s *snapshot) healthy() bool {
 	return s.ConfigurationError == "" && s.Report != nil && s.Report.Shutdown.LockHeld && len(s.Report.Shutdown.Problems) == 0
 }
 
-// print writes the snapshot for people.
 func (s *snapshot) print(out io.Writer, now time.Time) error {
 	w := tabwriter.NewWriter(out, 0, 8, 2, ' ', 0)
 	line := func(name, format string, args ...any) {
@@ -228,7 +224,6 @@ func (s *snapshot) print(out io.Writer, now time.Time) error {
 	return w.Flush()
 }
 
-// printState prints the stored state.
 func (s *snapshot) printState(line func(name, format string, args ...any), stored *state.State, now time.Time) {
 	line("Phase", "%s", cmp.Or(stored.Phase, "none"))
 	if signal := stored.Signal; !signal.Time.IsZero() {
@@ -300,13 +295,10 @@ const (
 
 // Report is the response of a running agent at /statusz.
 type Report struct {
-	// Version of the agent.
-	Version string `json:"version"`
-	// Node is the name of the node.
-	Node string `json:"node"`
-	// BootID identifies the boot of the machine.
-	BootID string `json:"bootID"`
-	// Started is when the agent was started.
+	// Version is that of the agent, which was started at Started in the boot BootID of the node.
+	Version string    `json:"version"`
+	Node    string    `json:"node"`
+	BootID  string    `json:"bootID"`
 	Started time.Time `json:"started"`
 	// Engine is how the agent ends pods without the API, empty if it does not.
 	Engine string `json:"engine,omitempty"`
@@ -318,7 +310,6 @@ type Report struct {
 	Shutdown shutdown.Status `json:"shutdown"`
 }
 
-// endpoints returns the handler of the agent's endpoints.
 func endpoints(report func() Report) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+healthzPath, func(w http.ResponseWriter, _ *http.Request) {

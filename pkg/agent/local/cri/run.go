@@ -70,7 +70,6 @@ func newRun(e *Engine, resume state.Local, next func(state.Local, []state.Killed
 	}
 }
 
-// buckets ends one bucket after the other.
 func (r *run) buckets(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	last := len(r.table) - 1

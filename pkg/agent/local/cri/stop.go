@@ -91,7 +91,6 @@ func stopTimeout(left time.Duration) time.Duration {
 	return max(minimumGrace, left.Round(time.Second))
 }
 
-// wholeSeconds rounds up.
 func wholeSeconds(d time.Duration) int64 {
 	return max(1, int64(math.Ceil(d.Seconds())))
 }

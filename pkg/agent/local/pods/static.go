@@ -74,7 +74,6 @@ func (m *manifests) pods() []Pod {
 	return pods
 }
 
-// refresh updates the manifests from the files.
 func (m *manifests) refresh(names []string) {
 	files := make(map[string]manifest, len(names))
 	for _, name := range names {
@@ -122,7 +121,6 @@ func candidates(path string) ([]string, error) {
 	return names, nil
 }
 
-// readPod reads the pod of a manifest.
 func readPod(path, node string) (Pod, error) {
 	data, err := ReadManifest(path)
 	if err != nil {

@@ -249,7 +249,6 @@ func (o *Options) write(ctx context.Context, path string, mode fs.FileMode, open
 	return true, nil
 }
 
-// same reports whether the host has a file with that content and mode.
 func (o *Options) same(path string, mode fs.FileMode, open func() (io.ReadCloser, error)) (bool, error) {
 	info, err := os.Stat(o.path(path))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -359,7 +358,6 @@ func (o *Options) installedProgram() string {
 	return o.Binary
 }
 
-// unitFile returns the content of the unit file.
 func unitFile(o *Options) (string, error) {
 	var text strings.Builder
 	err := unitTemplate.Execute(&text, struct {
@@ -386,7 +384,6 @@ func quote(word string) string {
 	return word
 }
 
-// complete sets the defaults, and returns an error if the options are invalid.
 func (o *Options) complete() error {
 	if o.Root == "/" {
 		o.Root = ""
