@@ -24,8 +24,8 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// write brings the cordon, the taints and their annotations to what was decided, and reports
-// whether it wrote anything.
+// write updates the cordon, the taints and their annotations as decide says, and reports whether it
+// wrote anything.
 func (c *Controller) write(ctx context.Context, f facts) (bool, error) {
 	if f.makesSchedulable != nil && len(f.holders) == 0 {
 		if allowed, err := c.mayMakeSchedulable(ctx, f); !allowed || err != nil {
@@ -49,7 +49,7 @@ func (c *Controller) write(ctx context.Context, f facts) (bool, error) {
 	}
 	var who string
 	if change.cordonRestored && c.state.Cordons.IsFight(f.node) {
-		who = c.meddler(ctx, f.node) // once we have written, the field is ours again
+		who = c.meddler(ctx, f.node) // before our write makes us the field manager again
 	}
 	if err := c.apply(ctx, f.node, change); err != nil {
 		if apierrors.IsNotFound(err) {
@@ -62,7 +62,7 @@ func (c *Controller) write(ctx context.Context, f facts) (bool, error) {
 	return true, nil
 }
 
-// verbOf names what a change does first of all.
+// verbOf returns the most important action of a change, for an error message.
 func verbOf(change nodeChange) string {
 	switch {
 	case change.unschedulable != nil && *change.unschedulable:
@@ -75,7 +75,8 @@ func verbOf(change nodeChange) string {
 	return "change the annotations of"
 }
 
-// backOff returns how long to leave a cordon or a taint alone that someone else keeps undoing.
+// backOff returns how long to wait before a cordon or taint that another client keeps removing is
+// restored.
 func (c *Controller) backOff(node *corev1.Node, change nodeChange) time.Duration {
 	var wait time.Duration
 	if change.cordonRestored {
@@ -87,9 +88,9 @@ func (c *Controller) backOff(node *corev1.Node, change nodeChange) time.Duration
 	return wait
 }
 
-// confirm reads live, before a node is marked for a maintenance, that the maintenance still is what
-// the cache says: after it has ended, or for a leader that has been replaced and does not know it,
-// no cordon may be set.
+// confirm checks with live reads, before a node is cordoned or tainted, that its maintenances have
+// not changed. Without it, a stale cache or a leader that does not know of its replacement could
+// cordon a node for a maintenance that has ended.
 func (c *Controller) confirm(ctx context.Context, f facts, change nodeChange) error {
 	marks := change.setCordon && len(change.cordon) > 0 || change.setTaint && len(change.taint) > 0
 	if !marks && (change.unschedulable == nil || !*change.unschedulable) {
@@ -98,7 +99,7 @@ func (c *Controller) confirm(ctx context.Context, f facts, change nodeChange) er
 	for _, name := range slices.Sorted(maps.Keys(f.holders)) {
 		nm, err := c.maintenanceLister.Get(name)
 		if apierrors.IsNotFound(err) || err == nil && nm.UID != f.holders[name] {
-			continue // gather has read live that it ended
+			continue // gather has checked by a live read that it ended
 		}
 		if err != nil {
 			return err
@@ -116,8 +117,8 @@ func (c *Controller) confirm(ctx context.Context, f facts, change nodeChange) er
 	return nil
 }
 
-// confirmHolding returns an error unless a maintenance still is what the cache says, and holds its
-// nodes.
+// confirmHolding returns a conflict unless the live maintenance has the cached generation and holds
+// its nodes.
 func (c *Controller) confirmHolding(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	live, err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Get(ctx, nm.Name, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -129,8 +130,8 @@ func (c *Controller) confirmHolding(ctx context.Context, nm *v1alpha1.NodeMainte
 	return nil
 }
 
-// mayMakeSchedulable reports whether any cordon of a node may be lifted for a maintenance. To lift
-// one's own is not asked for.
+// mayMakeSchedulable reports whether the requester of a maintenance may remove any cordon of a
+// node. Removing our own cordon needs no such right.
 func (c *Controller) mayMakeSchedulable(ctx context.Context, f facts) (bool, error) {
 	nm := f.makesSchedulable
 	answer := c.rights.Ask(ctx, nm.Spec.RequestedBy, []*corev1.Node{f.node})[f.node.Name]
@@ -147,15 +148,14 @@ func (c *Controller) mayMakeSchedulable(ctx context.Context, f facts) (bool, err
 	return answer.Allowed, nil
 }
 
-// noteMadeSchedulable remembers that a maintenance has had its effect on a node.
+// noteMadeSchedulable records that a maintenance which only uncordons has done so for a node.
 func (c *Controller) noteMadeSchedulable(f facts) {
 	if f.makesSchedulable != nil {
 		c.state.NoteLifted(f.node, f.makesSchedulable.UID)
 	}
 }
 
-// apply writes a change to a node, on the condition that the node is still the one and in the state
-// that the change was decided for.
+// apply writes a change to a node, if the node has not changed since the decision.
 func (c *Controller) apply(ctx context.Context, node *corev1.Node, change nodeChange) error {
 	annotations := map[string]any{}
 	if change.setCordon {
@@ -189,7 +189,7 @@ func (c *Controller) apply(ctx context.Context, node *corev1.Node, change nodeCh
 	return c.remember(stored)
 }
 
-// remember keeps a node as it was written, until the cache shows it.
+// remember keeps a written node until the cache has it.
 func (c *Controller) remember(stored *corev1.Node) error {
 	if _, err := podcache.Strip(stored); err != nil {
 		return err
@@ -219,8 +219,8 @@ func (c *Controller) announce(ctx context.Context, f facts, change nodeChange, w
 	}
 }
 
-// subjectOf returns the maintenance that an event about a change is about: the first by name that
-// holds the node, or that has released it; nil if there is none.
+// subjectOf returns the related object of an event about a change: the first maintenance by name
+// that holds the node, else the first that has released it, else nil.
 func subjectOf(f facts, change nodeChange) *v1alpha1.NodeMaintenance {
 	if change.unschedulable != nil && !*change.unschedulable && f.makesSchedulable != nil {
 		return f.makesSchedulable
@@ -236,7 +236,8 @@ func subjectOf(f facts, change nodeChange) *v1alpha1.NodeMaintenance {
 	return &v1alpha1.NodeMaintenance{ObjectMeta: metav1.ObjectMeta{Name: first, UID: all[first]}}
 }
 
-// cordonRestored reports that someone else has undone our cordon, and who if it is a fight.
+// cordonRestored sends an event that another client removed our cordon. who is its field manager if
+// it does so repeatedly, else empty.
 func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *v1alpha1.NodeMaintenance, who string) {
 	c.state.Cordons.Restored(node)
 	cordonsRestored.Inc()
@@ -251,10 +252,11 @@ func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *
 		"%s keeps making the node schedulable while NodeMaintenance %s holds it; it is made unschedulable less often from now on", who, nm.Name)
 }
 
-// unknownWriter is who makes a node schedulable without leaving a trace in its managed fields.
+// unknownWriter names a client that the managed fields of the node do not show.
 const unknownWriter = "An unknown writer"
 
-// meddler finds out who has made a node schedulable. The cache does not keep the managed fields.
+// meddler returns which client has made a node schedulable. It reads the node live, since the cache
+// drops managed fields.
 func (c *Controller) meddler(ctx context.Context, node *corev1.Node) string {
 	live, err := c.host.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
 	if err != nil {
@@ -263,10 +265,11 @@ func (c *Controller) meddler(ctx context.Context, node *corev1.Node) string {
 	return decideMeddler(live.ManagedFields)
 }
 
-// decideMeddler guesses from the managed fields of a node that is schedulable again who did it. An
-// apply leaves the field with its manager. Any other write omits the field, since false is its zero
-// value, so no manager owns it: then it is probably the most recent writer after us.
-// kube-controller-manager is not meant: it follows with the taint that goes with the field.
+// decideMeddler guesses from the managed fields of a node which client made it schedulable. After a
+// server-side apply, the manager owns spec.unschedulable. Any other write omits the field, since
+// false is its zero value, so no manager owns it: then the client is probably the most recent
+// writer after us. kube-controller-manager is skipped: it only removes the taint that belongs to
+// the cordon.
 func decideMeddler(fields []metav1.ManagedFieldsEntry) string {
 	var ours time.Time
 	for i := range fields {

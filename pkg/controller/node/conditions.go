@@ -23,11 +23,12 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// confirmPatience is how long to wait for the cache after a live list showed pods that it does not.
+// confirmPatience is how soon a node is reconciled again after a live list returned pods that are
+// missing in the cache.
 const confirmPatience = time.Second
 
-// writeConditions brings the conditions of a node to what they should be. It returns the node as it
-// is then stored, nil if nothing was written.
+// writeConditions updates the conditions of a node if necessary. It returns the stored node, nil if
+// nothing was written.
 func (c *Controller) writeConditions(ctx context.Context, node *corev1.Node, f facts) (*corev1.Node, error) {
 	record := c.recordOf(node)
 	holders, unanswered, err := c.holdersOf(ctx, node, f, record)
@@ -35,7 +36,7 @@ func (c *Controller) writeConditions(ctx context.Context, node *corev1.Node, f f
 		return nil, err
 	}
 	if there := marks.ReadConditions(node); !there.IsEmpty() && !c.isOurStorage(there.Storage) {
-		// Another storage's server finds its conditions by this record.
+		// The server with that storage needs this record to find its conditions.
 		return nil, nil
 	}
 	change := decideConditions(node, record, holders, metav1.NewTime(c.clock.Now()))
@@ -59,8 +60,8 @@ func (c *Controller) writeConditions(ctx context.Context, node *corev1.Node, f f
 	return stored, unanswered
 }
 
-// recordOf returns what the annotation of a node records about its conditions, if it is of our
-// storage.
+// recordOf returns the record of our conditions in the node's annotation. It is empty if the
+// annotation is from a server with another storage.
 func (c *Controller) recordOf(node *corev1.Node) marks.Conditions {
 	record := marks.ReadConditions(node)
 	if len(record.Maintenances) > 0 && !c.isOurStorage(record.Storage) {
@@ -69,8 +70,8 @@ func (c *Controller) recordOf(node *corev1.Node) marks.Conditions {
 	return record
 }
 
-// patchConditions writes conditions and annotation in one request to the node's status. The kubelet
-// and other writers keep the conditions of other types.
+// patchConditions writes the conditions and the annotation in one request to the node's status.
+// Conditions of other types do not change.
 func (c *Controller) patchConditions(ctx context.Context, node *corev1.Node, change conditionsChange) (*corev1.Node, error) {
 	conditions := make([]any, 0, len(change.set)+len(change.remove))
 	for i := range change.set {
@@ -100,11 +101,10 @@ func (c *Controller) patchConditions(ctx context.Context, node *corev1.Node, cha
 }
 
 // holdersOf returns the maintenances that a node's conditions are about, sorted by name: those in
-// stage Cordon and Drain that have cordoned it, and, if they are to be advertised, those in stage
-// Idle that select it, the oldest ones, since the annotation has limited room. No write is made on
-// behalf of one whose requester may not delete the node; a right that is lost later ends no hold.
-// While the authorizer gives no answer about one in stage Idle, that is as recorded, and unanswered
-// says so.
+// stage Cordon and Drain that have cordoned it, and, with AdvertisePlanned, the oldest ones in
+// stage Idle that select it: the annotation has limited room. A maintenance whose requester may not
+// delete the node is omitted, unless it already holds the node. While the authorizer does not
+// answer for a maintenance in stage Idle, the record decides, and unanswered is the error.
 func (c *Controller) holdersOf(ctx context.Context, node *corev1.Node, f facts, record marks.Conditions) (holders []holder, unanswered, err error) {
 	names := c.selection.MaintenancesOn(node.Name)
 	advertised, err := c.advertised(node, names)
@@ -168,8 +168,8 @@ func (c *Controller) advertised(node *corev1.Node, names []string) (sets.Set[str
 	return advertised, nil
 }
 
-// gatherDrain reads what a maintenance drains, and whether the cache shows a live pod on a node
-// that its plan covers and that is not left running on purpose.
+// gatherDrain compiles the drain plan of a maintenance and checks whether, according to the cache,
+// the node has a live pod that the plan covers and that the drain does not keep.
 func (c *Controller) gatherDrain(h *holder, nm *v1alpha1.NodeMaintenance, node *corev1.Node) error {
 	var err error
 	if h.plan, err = drainplan.CompileTargets(nm.Spec.DrainPlan); err != nil {
@@ -186,10 +186,11 @@ func (c *Controller) gatherDrain(h *holder, nm *v1alpha1.NodeMaintenance, node *
 	return nil
 }
 
-// confirmDrained finds out for which of the maintenances that drain a node, and whose pods have
-// left it according to the cache, that is certain; for the others pods are left. The scheduler has
-// time to bind what it had placed, and a live list confirms the cache; after that the cache is
-// enough, as long as the node stays cordoned. What another leader shows has been waited for.
+// confirmDrained sets left for the maintenances that drain a node, unless it is certain that the
+// node has no pods of theirs. If the cache has no such pod, it waits until the scheduler has bound
+// the pods that it had assigned before the cordon, then confirms with a live list. After that the
+// cache is enough while the node stays cordoned. If the node's conditions already say Drained, a
+// previous leader has waited.
 func (c *Controller) confirmDrained(ctx context.Context, node *corev1.Node, holders []holder, record marks.Conditions) error {
 	condition := ours(record, node, v1alpha1.NodeConditionDrained)
 	isShown := condition != nil && condition.Status == corev1.ConditionTrue
@@ -228,9 +229,9 @@ func (c *Controller) confirmDrained(ctx context.Context, node *corev1.Node, hold
 	return nil
 }
 
-// livePods returns the pods on a node that are not left running on purpose, as the API and not the
-// cache shows them. Pods that are only nominated for the node are left to the cache, and to the
-// controller of maintenances: the API cannot select them by node.
+// livePods lists the pods on a node from the API, without those that the drain keeps. For pods that
+// are only nominated for the node, the cache and the nodemaintenance controller must do: the API
+// cannot select them by node.
 func (c *Controller) livePods(ctx context.Context, node *corev1.Node) ([]nodestate.Pod, error) {
 	view, err := c.state.View(node)
 	if err != nil {

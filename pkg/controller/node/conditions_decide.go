@@ -28,22 +28,22 @@ var conditionTypes = []corev1.NodeConditionType{
 	v1alpha1.NodeConditionDrained,
 }
 
-// holder is a maintenance as one of its nodes sees it.
+// holder is a maintenance that a node's conditions are about.
 type holder struct {
 	name, reason string
 	uid          types.UID
 	stage        v1alpha1.NodeMaintenanceStage
-	// refused says that the requester may not delete the node any more: what was begun there stays,
-	// but the drain does not go on.
+	// refused reports that the requester may no longer delete the node: the node stays cordoned,
+	// but the drain does not continue.
 	refused bool
-	// plan is what it drains in stage Drain, and left says that such pods are on the node, or may
-	// be.
+	// plan selects the pods to drain in stage Drain, and left reports that the node has, or may
+	// have, such pods.
 	plan drainplan.Targets
 	left bool
 }
 
-// ours returns a condition of the node if it is ours: the annotation has it, and no other writer
-// has changed its reason since.
+// ours returns a condition of the node if it is ours: the annotation records it, and its reason
+// still has our prefix.
 func ours(record marks.Conditions, node *corev1.Node, conditionType corev1.NodeConditionType) *corev1.NodeCondition {
 	condition := conditionOf(node, conditionType)
 	if condition == nil || !slices.Contains(record.Conditions, conditionType) || !strings.HasPrefix(condition.Reason, v1alpha1.NodeReasonPrefix) {
@@ -61,7 +61,7 @@ func conditionOf(node *corev1.Node, conditionType corev1.NodeConditionType) *cor
 	return nil
 }
 
-// conditionsChange is what is to be written to a node's status; the zero value changes nothing.
+// conditionsChange is a change of a node's status; the zero value changes nothing.
 type conditionsChange struct {
 	set    []corev1.NodeCondition
 	remove []corev1.NodeConditionType
@@ -70,7 +70,7 @@ type conditionsChange struct {
 	setRecord bool
 	// wait is when to decide again without an event, 0 if there is no need.
 	wait time.Duration
-	// news are to be told when the change is written.
+	// news are the events to send after the write.
 	news []conditionNews
 }
 
@@ -83,8 +83,8 @@ type conditionNews struct {
 	uid                  types.UID
 }
 
-// decideConditions says what changes about a node's conditions when the given maintenances, sorted
-// by name, hold or plan to hold it. Conditions that are not ours are left as they are.
+// decideConditions returns the change of a node's conditions. holders are sorted by name.
+// Conditions that are not ours do not change.
 func decideConditions(node *corev1.Node, before marks.Conditions, holders []holder, now metav1.Time) conditionsChange {
 	var change conditionsChange
 	drain := drainOf(holders)
@@ -102,7 +102,7 @@ func decideConditions(node *corev1.Node, before marks.Conditions, holders []hold
 		current, want := ours(before, node, conditionType), wanted[conditionType]
 		switch {
 		case current == nil && conditionOf(node, conditionType) != nil:
-			// Another writer's.
+			// Another client owns it.
 		case want.status == "":
 			if current != nil {
 				change.remove = append(change.remove, conditionType)
@@ -126,27 +126,27 @@ func decideConditions(node *corev1.Node, before marks.Conditions, holders []hold
 	return change
 }
 
-// isUnreadable reports whether the annotation of a node is there and records nothing.
+// isUnreadable reports whether a node has the annotation, but with nothing readable in it.
 func isUnreadable(node *corev1.Node) bool {
 	_, there := node.Annotations[v1alpha1.AnnotationConditionsBy]
 	return there && marks.ReadConditions(node).IsEmpty()
 }
 
-// returnPatience is how long a node that was drained and got a pod again is shown as not drained at
-// least. Where new pods keep coming to the node, every one of them would cost two writes.
+// returnPatience is the minimum time for which a drained node that gets a pod again has
+// Drained=False. Without it, each new pod on the node would cost two writes.
 const returnPatience = 30 * time.Second
 
-// drainState is how far the drain of a node is.
+// drainState is the state of the drain of a node.
 type drainState int
 
 const (
-	// drainNone: no maintenance drains it.
+	// drainNone: no maintenance drains the node.
 	drainNone drainState = iota
-	// drainGoesOn: pods are left, or it is too early to say that none are.
+	// drainGoesOn: pods are left, or may be left.
 	drainGoesOn
 	// drainDone: no pod is left.
 	drainDone
-	// drainRefused: pods are waited for no longer, but for a maintenance that may not go on.
+	// drainRefused: only maintenances whose requester may no longer delete the node have pods left.
 	drainRefused
 )
 
@@ -182,14 +182,14 @@ func inStage(holders []holder, stage v1alpha1.NodeMaintenanceStage) []holder {
 	return out
 }
 
-// nodeVerdict is a state of a condition of a node. The zero value is its absence.
+// nodeVerdict is the wanted state of a condition of a node. The zero value means no condition.
 type nodeVerdict struct {
 	status          corev1.ConditionStatus
 	reason, message string
 }
 
-// wantedConditions says what the conditions of a node are, if all of them are ours. They change
-// with stages and not with every pod.
+// wantedConditions returns the conditions that a node should have, if no other client owns one of
+// them. They do not change with every pod, to save writes.
 func wantedConditions(node *corev1.Node, before marks.Conditions, holders []holder, drain drainState) map[corev1.NodeConditionType]nodeVerdict {
 	wanted := map[corev1.NodeConditionType]nodeVerdict{}
 	planned := inStage(holders, v1alpha1.NodeMaintenanceStageIdle)
@@ -230,7 +230,8 @@ func wantedConditions(node *corev1.Node, before marks.Conditions, holders []hold
 	return wanted
 }
 
-// hasResumed reports whether a node that is not drained was so before, for the same maintenances.
+// hasResumed reports whether a node that is not drained was drained before, for the same
+// maintenances.
 func hasResumed(node *corev1.Node, before marks.Conditions, holders []holder) bool {
 	for _, h := range drainingOf(holders) {
 		if before.StageOf(h.name, h.uid) != v1alpha1.NodeMaintenanceStageDrain {
@@ -242,13 +243,13 @@ func hasResumed(node *corev1.Node, before marks.Conditions, holders []holder) bo
 }
 
 const (
-	// maxNamedHolders is how many maintenances a message names, and maxReasonRunes how much of the
-	// reason of each it quotes.
+	// A message names at most maxNamedHolders maintenances, and quotes at most maxReasonRunes of
+	// the reason of each.
 	maxNamedHolders = 5
 	maxReasonRunes  = 120
 )
 
-// listHolders names maintenances with what they are for.
+// listHolders returns the names of maintenances with their reasons.
 func listHolders(holders []holder) string {
 	named := make([]string, 0, maxNamedHolders)
 	for _, h := range holders[:min(maxNamedHolders, len(holders))] {
@@ -267,8 +268,7 @@ func listHolders(holders []holder) string {
 	return text
 }
 
-// newsOf says what is new about a node, compared to what was recorded when its conditions were last
-// written.
+// newsOf returns the events about the changes of a node since its conditions were last written.
 func newsOf(node *corev1.Node, before marks.Conditions, holders []holder, drain drainState) []conditionNews {
 	var news []conditionNews
 	tell := func(reason, action, name string, uid types.UID, format string, args ...any) {

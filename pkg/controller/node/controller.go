@@ -31,50 +31,50 @@ import (
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
-// Name is what this controller is called in logs, metrics, queues and as a field manager.
+// Name is the name of this controller in logs, metrics, queues and its field manager.
 const Name = "node"
 
 const (
-	// conditionsDelay is how long events of a node are gathered before its conditions are written.
-	// Cordons and Evacuations go first.
+	// conditionsDelay is how long changes of a node are collected before its conditions are
+	// written. Cordons and Evacuations are more urgent.
 	conditionsDelay = 500 * time.Millisecond
-	// workers bounds the nodes that are synced at the same time.
+	// workers is the maximum number of nodes that are synced at the same time.
 	workers = 16
-	// quietRetry is how soon a node is synced again that waits for an eviction in flight.
+	// quietRetry is how soon a node that waits for an eviction in flight is synced again.
 	quietRetry = 50 * time.Millisecond
-	// releaseRetry is how soon a node is synced again that waits until its Evacuations are
-	// withdrawn, if no event comes before.
+	// releaseRetry is how soon a node that waits until its Evacuations are withdrawn is synced
+	// again without an event.
 	releaseRetry = 5 * time.Second
-	// confirmationAge is how old the live read of a maintenance may be on which a cordon is based.
+	// confirmationAge is the maximum age of the live read of a maintenance before a cordon.
 	confirmationAge = time.Second
-	// fieldManager owns what the controller writes.
+	// fieldManager is the field manager of the controller's writes.
 	fieldManager = "haulout-" + Name
 )
 
-// Config is what the controller needs.
+// Config has the dependencies and options of the controller.
 type Config struct {
 	// Cluster has the clients and the caches.
 	Cluster *host.Cluster
-	// Selection, State and Rights are shared with the controller of maintenances.
+	// Selection, State and Rights are shared with the nodemaintenance controller.
 	Selection *selection.Selection
 	State     *nodestate.State
 	Rights    *rights.Cache
 	Clock     clock.WithTicker
-	// Liveness learns what the workers are busy with; it may be nil.
+	// Liveness tracks what the workers are busy with; nil disables tracking.
 	Liveness *loop.Tracker
-	// Evacuators are the classes of the built-in evacuators that are on.
+	// Evacuators are the classes of the enabled built-in evacuators.
 	Evacuators sets.Set[string]
-	// StorageID is the ID of the storage that the maintenances are in. It is written into every
-	// annotation on a node, and only what has it is undone.
+	// StorageID is the ID of the storage of the maintenances. It is part of every annotation on a
+	// node. The controller removes only cordons, taints and conditions that are recorded with it.
 	StorageID string
-	// AdoptStorage is the ID of another storage whose annotations count as ours; empty is none.
+	// AdoptStorage is the ID of another storage whose annotations count as ours; empty means none.
 	AdoptStorage string
 	// AdvertisePlanned adds a condition to the nodes that maintenances in stage Idle select.
-	// Without it they touch no node.
+	// Without it they change no node.
 	AdvertisePlanned bool
 }
 
-// Controller keeps what the server writes to nodes.
+// Controller reconciles the cordon, taints, annotations and conditions of nodes.
 type Controller struct {
 	host              kubernetes.Interface
 	maintenance       versioned.Interface
@@ -86,16 +86,15 @@ type Controller struct {
 	recorder          events.EventRecorder
 	clock             clock.WithTicker
 	evacuators        sets.Set[string]
-	// storage is the ID of our storage; adopted is that of another one whose annotations count as
-	// ours, or "".
+	// storage and adopted are StorageID and AdoptStorage of the Config.
 	storage, adopted string
 	advertise        bool
 	queue            *loop.Queue[string]
 	synced           []cache.InformerSynced
 
-	// holding are, by maintenance, the generation that a live read confirmed, and when.
+	// holding has, by maintenance, the generation that a live read confirmed, and when.
 	holding loop.Memory[types.UID, heldGeneration]
-	// foreign are the storages whose marks are on nodes, by node.
+	// foreign has, by node, the other storage that its annotations name.
 	foreign loop.Memory[types.UID, string]
 }
 
@@ -104,8 +103,8 @@ type heldGeneration struct {
 	at         time.Time
 }
 
-// New makes a controller and registers its handlers and indexes; the informers must not run yet. A
-// controller runs once.
+// New creates a controller and registers its handlers and indexes; the informers must not run yet.
+// A controller runs once.
 func New(config Config) (*Controller, error) {
 	registerMetrics()
 	nodes, maintenances := config.Cluster.Nodes.Informer(), config.Cluster.NodeMaintenances
@@ -136,8 +135,8 @@ func New(config Config) (*Controller, error) {
 	return c, nil
 }
 
-// Run works until the context ends, and returns when the last write is done. The informers must
-// have been started. How many nodes are synced at the same time does not depend on the argument.
+// Run runs the controller until the context ends, and returns after the last write. The informers
+// must have been started. It ignores the number of workers and uses its own.
 func (c *Controller) Run(ctx context.Context, _ int) {
 	defer c.queue.ShutDown()
 	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
@@ -148,11 +147,11 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 	wg.Go(func() { c.queue.Run(ctx, workers, c.Sync) })
 	wait.UntilWithContext(ctx, c.enqueueAll, loop.Resync)
 	wg.Wait()
-	nodesWithForeignMarks.Set(0) // another replica counts from now on
+	nodesWithForeignMarks.Set(0) // the next leader reports it
 }
 
-// Sync brings a node to what it should be. The cache is enough for it: if the node has changed
-// since, the API refuses the write, and the node is decided again from a live read.
+// Sync reconciles a node. It starts from the cache: if the node has changed since, the API server
+// refuses the write with a conflict, and Sync decides again from a live read.
 func (c *Controller) Sync(ctx context.Context, name string) error {
 	cached, exists, err := c.state.Nodes.Get(name)
 	if err != nil || !exists {
@@ -164,7 +163,7 @@ func (c *Controller) Sync(ctx context.Context, name string) error {
 		node, err = c.host.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err) || err == nil && node.UID != cached.UID:
-			return nil // the cache will show it
+			return nil // the cache follows
 		case err != nil:
 			err = fmt.Errorf("read node %s: %w", name, err)
 		default:
@@ -175,7 +174,7 @@ func (c *Controller) Sync(ctx context.Context, name string) error {
 	return err
 }
 
-// note remembers why a node cannot be synced. The maintenances of the node show it.
+// note records why a node cannot be synced, for the status of its maintenances.
 func (c *Controller) note(ctx context.Context, name string, err error) {
 	if err == nil || ctx.Err() == nil && !loop.IsOnlyConflict(err) {
 		c.state.Troubles.Note(name, Name, nodestate.TextOf(err))
@@ -189,11 +188,11 @@ func (c *Controller) sync(ctx context.Context, node *corev1.Node) error {
 	}
 	switch {
 	case err != nil:
-		// Without a holder the node would be released, which an authorizer that does not answer
-		// must not bring about.
+		// A node without a holder is released, but not because the authorizer does not answer.
 		return err
 	case f.undecided:
-		// A maintenance may be about to hold the node: the answer of the authorizer is an event.
+		// A maintenance may be about to hold the node: the answer of the authorizer enqueues the
+		// node.
 		return nil
 	case c.state.HasOurs(node.Name):
 		c.queue.AddAfter(node.Name, releaseRetry)
@@ -205,7 +204,7 @@ func (c *Controller) sync(ctx context.Context, node *corev1.Node) error {
 	return c.release(ctx, node, f)
 }
 
-// hold writes the node and then, in a sync of their own, its conditions.
+// hold writes the node first and its conditions in a later sync.
 func (c *Controller) hold(ctx context.Context, node *corev1.Node, f facts) error {
 	wrote, err := c.write(ctx, f)
 	if wrote || err != nil {
@@ -215,7 +214,7 @@ func (c *Controller) hold(ctx context.Context, node *corev1.Node, f facts) error
 	case wrote:
 		return err
 	case err != nil:
-		// A node that is cordoned and refuses a taint is drained all the same.
+		// A webhook may refuse the taint of a cordoned node: that does not stop its drain.
 		_, _, holdersErr := c.holdersOf(ctx, node, f, c.recordOf(node))
 		return errors.Join(err, holdersErr)
 	}
@@ -223,8 +222,8 @@ func (c *Controller) hold(ctx context.Context, node *corev1.Node, f facts) error
 	return ignoreAsking(err)
 }
 
-// release writes the conditions and then the node itself: a node that is seen schedulable has
-// nothing of a maintenance any more.
+// release writes the conditions before the node: a schedulable node must not have conditions of a
+// maintenance.
 func (c *Controller) release(ctx context.Context, node *corev1.Node, f facts) error {
 	stored, conditionsErr := c.writeConditions(ctx, node, f)
 	if apierrors.IsConflict(conditionsErr) {
@@ -237,8 +236,8 @@ func (c *Controller) release(ctx context.Context, node *corev1.Node, f facts) er
 	return errors.Join(ignoreAsking(conditionsErr), err)
 }
 
-// ignoreAsking returns nil for what waits for the first answer of the authorizer: the node is
-// synced again when that is there.
+// ignoreAsking returns nil while the first answer of the authorizer is pending: the answer enqueues
+// the node.
 func ignoreAsking(err error) error {
 	if errors.Is(err, rights.ErrAsking) {
 		return nil

@@ -17,17 +17,17 @@ import (
 	"haulout.dev/haulout/pkg/drain/marks"
 )
 
-// facts is what the decision about a node depends on.
+// facts has all inputs of the decision about a node.
 type facts struct {
 	node *corev1.Node
 	// cordon and taint are the maintenances of our storage that the node's annotations name.
-	// foreignCordon and foreignTaint report that the annotation is of another storage, or cannot be
-	// read: then what it is about is not ours.
+	// foreignCordon and foreignTaint report that the annotation is from another storage, or cannot
+	// be read: then the cordon or the taints are not ours.
 	cordon, taint               marks.Owners
 	foreignCordon, foreignTaint bool
-	// holders are the maintenances that hold the node: in stage Cordon or Drain, and their
-	// requester may delete the node or could when they took it. Those whose end is not certain are
-	// among them.
+	// holders are the maintenances that hold the node: they are in stage Cordon or Drain, and their
+	// requester may delete the node, or could when the hold began. A maintenance counts as a holder
+	// until its end is certain.
 	holders marks.Owners
 	// undecided reports that the authorizer has not answered yet whether a maintenance may hold the
 	// node.
@@ -36,21 +36,20 @@ type facts struct {
 	drainsDaemonSets bool
 	// added are the keys of the taints that the annotation records as added by us.
 	added []string
-	// now is the time that a new taint records.
+	// now is the time of the decision, which new taints record.
 	now time.Time
-	// ownPods are the pods of the server on the node now; recordedOwn are those that the annotation
-	// records.
+	// ownPods are the current pods of the server on the node; recordedOwn are those in the
+	// annotation.
 	ownPods, recordedOwn []types.UID
-	// mayWork reports that a holder may still do something new on the node. A right that was
-	// revoked ends no hold and begins nothing.
+	// mayWork reports that the requester of a holder may delete the node now. If the right was
+	// revoked, the hold stays, but no cordon or taint is added.
 	mayWork bool
-	// makesSchedulable is the maintenance that went from Idle to Complete, and so lifts any cordon
-	// of its nodes; nil if there is none.
+	// makesSchedulable is the maintenance that went from Idle to Complete, and so removes any
+	// cordon of its nodes; nil if there is none.
 	makesSchedulable *v1alpha1.NodeMaintenance
 }
 
-// released returns the maintenances that the annotations name and that do not hold the node any
-// more.
+// released returns the maintenances that the annotations name and that no longer hold the node.
 func (f *facts) released() marks.Owners {
 	out := marks.Owners{}
 	maps.Copy(out, f.cordon)
@@ -59,14 +58,15 @@ func (f *facts) released() marks.Owners {
 	return out
 }
 
-// nodeChange is what is to be written to a node; the zero value changes nothing.
+// nodeChange is a change of a node; the zero value changes nothing.
 type nodeChange struct {
-	// unschedulable is the wanted value, or nil to leave it.
+	// unschedulable is the wanted value, or nil for no change.
 	unschedulable *bool
 	// cordon is the wanted annotation about the cordon if setCordon; an empty one is removed.
 	cordon    marks.Owners
 	setCordon bool
-	// takesOver reports that the annotation about the cordon replaces that of the node's agent.
+	// takesOver reports that our annotation replaces the one of the node agent, and so its cordon
+	// becomes ours.
 	takesOver bool
 	// taints are the wanted ones if setTaints; taint is the wanted annotation about ours if
 	// setTaint, an empty one is removed.
@@ -75,8 +75,8 @@ type nodeChange struct {
 	added               []string
 	ownPods             []types.UID
 	setTaints, setTaint bool
-	// cordonRestored and taintRestored report that someone else has undone our cordon, or removed
-	// our taint.
+	// cordonRestored and taintRestored report that another client has removed our cordon or our
+	// taint.
 	cordonRestored, taintRestored bool
 }
 
@@ -84,10 +84,10 @@ func (n nodeChange) empty() bool {
 	return n.unschedulable == nil && !n.setCordon && !n.setTaints && !n.setTaint
 }
 
-// decide returns what is to be written to a node: its cordon, its taints, and the annotations
-// that record whose they are. A cordon without our annotation is someone else's: it serves as ours
-// and is not lifted later. That of the node's agent is the exception: the agent stood in for a
-// server that did not answer.
+// decide returns the change of a node's cordon, its taints, and the annotations that record which
+// of them are ours. A cordon without our annotation belongs to another client: it is enough for the
+// drain and is not removed later. The cordon of the node agent is the exception: the agent set it
+// because the server did not answer, so it becomes ours.
 func decide(f facts) nodeChange {
 	var n nodeChange
 	n.decideCordon(f)
@@ -107,7 +107,8 @@ func (n *nodeChange) decideCordon(f facts) {
 	case len(f.holders) > 0 && byAgent && !f.foreignCordon && f.mayWork:
 		n.cordon, n.setCordon, n.takesOver = f.holders, true, true
 	case len(f.holders) > 0:
-		// Either ours, whose annotation follows the holders, or someone else's.
+		// The annotation of our own cordon follows the holders. A cordon of another client gets
+		// none.
 		n.cordon, n.setCordon = f.holders, len(f.cordon) > 0 && !maps.Equal(f.holders, f.cordon)
 	case len(f.cordon) > 0:
 		n.setCordon = true
@@ -154,15 +155,15 @@ func (n *nodeChange) decideTaints(f facts) {
 	}
 	if !maps.Equal(f.holders, f.taint) && (len(f.holders) > 0 || len(f.taint) > 0) || !slices.Equal(added, f.added) {
 		n.taint, n.added, n.setTaint = f.holders, added, true
-		// The first holder decides which pods of the server have to leave; one that comes back
-		// while the node is held stays, also for later holders.
+		// The first holder determines which pods of the server have to leave: a pod of the server
+		// that starts on the node later stays, also for later holders.
 		if n.ownPods = f.recordedOwn; len(f.taint) == 0 {
 			n.ownPods = f.ownPods
 		}
 	}
 }
 
-// wantedTaints returns the keys of the taints that a node should have.
+// wantedTaints returns the keys of our taints that a node should have.
 func wantedTaints(f facts) []string {
 	switch {
 	case len(f.holders) == 0:

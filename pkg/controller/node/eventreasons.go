@@ -25,21 +25,21 @@ const (
 	// EventTaintRestored: a user or another controller removed the taint from a node during a
 	// maintenance that keeps DaemonSet pods away, and the taint was added again.
 	EventTaintRestored = "DrainTaintRestored"
-	// EventNodeMaintenanceStarted: a maintenance holds a node from now on.
+	// EventNodeMaintenanceStarted: a maintenance begins to hold a node.
 	EventNodeMaintenanceStarted = "NodeMaintenanceStarted"
-	// EventNodeDrainStarted: a maintenance drains a node from now on.
+	// EventNodeDrainStarted: a maintenance begins to drain a node.
 	EventNodeDrainStarted = "NodeDrainStarted"
-	// EventNodeDrained: no pod is left on a node that the maintenances that drain it cover.
+	// EventNodeDrained: all pods that the maintenances of a node drain have left it.
 	EventNodeDrained = "NodeDrained"
-	// EventNodeDrainResumed: a node was drained and is not any more.
+	// EventNodeDrainResumed: a drained node has pods to drain again.
 	EventNodeDrainResumed = "NodeDrainResumed"
-	// EventNodeReleased: a maintenance holds a node no longer.
+	// EventNodeReleased: a maintenance no longer holds a node.
 	EventNodeReleased = "NodeMaintenanceReleased"
-	// EventNotAuthorized: a node is left alone because the requester of the maintenance may not
+	// EventNotAuthorized: a node is not changed because the requester of the maintenance may not
 	// delete it.
 	EventNotAuthorized = "NotAuthorized"
-	// EventForeignMarks: a node was left in maintenance by a server with another storage; what it
-	// wrote there stays until --adopt-storage names it. About the node.
+	// EventForeignMarks: a server with another storage has left its cordon, taints or annotations
+	// on a node. They stay until --adopt-storage names that storage. About the node.
 	EventForeignMarks = "MarksOfAnotherStorage"
 )
 

@@ -21,9 +21,8 @@ import (
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
-// gather reads what the decision about a node depends on. If the authorizer does not answer, gather
-// returns an error beside the facts: the maintenances that hold the node already continue to hold
-// it.
+// gather reads all inputs of the decision about a node. If the authorizer does not answer, gather
+// returns an error and the facts: maintenances that already hold the node continue to hold it.
 func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, error) {
 	f := facts{node: node, holders: marks.Owners{}, now: c.clock.Now()}
 	f.cordon, f.foreignCordon = c.ours(node, v1alpha1.AnnotationCordonedBy)
@@ -66,16 +65,17 @@ func (c *Controller) gather(ctx context.Context, node *corev1.Node) (facts, erro
 	return f, errors.Join(errs...)
 }
 
-// wantingMaintenance is a maintenance that holds a node if there is a place for it.
+// wantingMaintenance is a maintenance that holds a node unless too many others do.
 type wantingMaintenance struct {
 	*v1alpha1.NodeMaintenance
 	// mayWork reports that its requester may delete the node now.
 	mayWork bool
 }
 
-// wanting returns the maintenances that select a node in stage Cordon or Drain and whose requester
-// may delete it, or could when they took it, by name. It notes in the facts what else the node's
-// maintenances say. The map is nil if they cannot be read; any other error is about one of them.
+// wanting returns, by name, the maintenances in stage Cordon or Drain that select a node and whose
+// requester may delete it, or could when the hold began. It also sets makesSchedulable and
+// undecided of the facts. The map is nil if the maintenances cannot be read; any other error is
+// about one of them.
 func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingMaintenance, error) {
 	node := f.node
 	wanting := map[string]wantingMaintenance{}
@@ -111,8 +111,8 @@ func (c *Controller) wanting(ctx context.Context, f *facts) (map[string]wantingM
 	return wanting, errors.Join(errs...)
 }
 
-// noteForeign records, once for each node and storage, that a server with another storage has left
-// marks on a node.
+// noteForeign sends an event, once for each node and storage, if the annotations of a node are from
+// a server with another storage.
 func (c *Controller) noteForeign(node *corev1.Node) {
 	storage := ""
 	for _, key := range []string{v1alpha1.AnnotationCordonedBy, v1alpha1.AnnotationTaintedBy} {
@@ -132,8 +132,8 @@ func (c *Controller) noteForeign(node *corev1.Node) {
 	}
 }
 
-// ours returns the maintenances of our storage that an annotation of a node names, and whether the
-// annotation is there and not ours.
+// ours returns the maintenances that an annotation of a node names, if it is from our storage.
+// foreign reports that it is from another one, or cannot be read.
 func (c *Controller) ours(node *corev1.Node, annotation string) (o marks.Owners, foreign bool) {
 	if _, there := node.Annotations[annotation]; !there {
 		return nil, false
@@ -149,8 +149,8 @@ func (c *Controller) isOurStorage(id string) bool {
 	return id == c.storage || id != "" && id == c.adopted
 }
 
-// hasEnded reports whether a maintenance that an annotation names does not hold the node any more.
-// The cache answers for the maintenances that it shows, the API for all others.
+// hasEnded reports whether a maintenance that an annotation names no longer holds the node. It
+// reads the maintenance live if the cache does not have it.
 func (c *Controller) hasEnded(ctx context.Context, name string, uid types.UID, node *corev1.Node) (bool, error) {
 	nm, err := c.maintenanceLister.Get(name)
 	if err != nil || nm.UID != uid {
@@ -159,16 +159,16 @@ func (c *Controller) hasEnded(ctx context.Context, name string, uid types.UID, n
 			return true, nil
 		}
 		if err != nil {
-			return false, fmt.Errorf("read maintenance %s, which node %s names: %w", name, node.Name, err)
+			return false, fmt.Errorf("read maintenance %s, named in an annotation of node %s: %w", name, node.Name, err)
 		}
-		// The cache does not show it yet.
+		// The cache does not have it yet.
 		return v1alpha1.IsDone(nm), nil
 	}
 	return !v1alpha1.IsHolding(nm) || !slices.Contains(c.selection.MaintenancesOn(node.Name), name), nil
 }
 
-// asksDaemonSets reports whether the stored targets of a maintenance that drains a node include
-// DaemonSet pods.
+// asksDaemonSets reports whether the stored targets of a maintenance for a node include DaemonSet
+// pods.
 func (c *Controller) asksDaemonSets(nm *v1alpha1.NodeMaintenance, node *corev1.Node) bool {
 	return c.evacuators.Has(v1alpha1.EvacuatorClassDaemonSet) && slices.ContainsFunc(holds.Targets(nm, node), func(e v1alpha1.DrainPlanEntry) bool {
 		return e.PodType == v1alpha1.PodTypeDaemonSet

@@ -19,19 +19,19 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// subscribe has nodes enqueued whose cordon, taints or conditions an event may change.
+// subscribe registers handlers that enqueue a node when its cordon, taints or conditions may have
+// to change.
 func (c *Controller) subscribe() {
 	c.selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged, Released: c.enqueue})
 	c.state.Subscribe(nodestate.Subscriber{Pod: c.podChanged, Evacuation: c.evacuationChanged, RequestEnded: c.enqueue})
 	c.rights.Subscribe(c.enqueue)
 }
 
-// enqueue has a node synced now, enqueueConditions when its events have been gathered.
+// enqueue enqueues a node immediately, enqueueConditions after conditionsDelay.
 func (c *Controller) enqueue(name string)           { c.queue.Add(name) }
 func (c *Controller) enqueueConditions(name string) { c.queue.AddAfter(name, conditionsDelay) }
 
-// enqueueAll has all nodes synced that have something of ours or should: it only heals what was
-// missed.
+// enqueueAll enqueues all nodes that isConcerned selects, in case an event was missed.
 func (c *Controller) enqueueAll(context.Context) {
 	for _, obj := range c.nodes.List() {
 		if node := obj.(*corev1.Node); c.isConcerned(node) {
@@ -40,7 +40,7 @@ func (c *Controller) enqueueAll(context.Context) {
 	}
 }
 
-// isConcerned reports whether a node has something of ours, or a maintenance selects it.
+// isConcerned reports whether a node has an annotation of ours, or a maintenance selects it.
 func (c *Controller) isConcerned(node *corev1.Node) bool {
 	for _, key := range marks.Annotations {
 		if _, ok := node.Annotations[key]; ok {
@@ -61,14 +61,13 @@ func (c *Controller) nodeChanged(change selection.NodeChange) {
 	c.enqueue(node.Name)
 }
 
-// forget drops what is remembered of a node that is deleted.
+// forget drops the memory of a deleted node.
 func (c *Controller) forget(node *corev1.Node) {
 	c.foreign.Forget(node.UID)
 	nodesWithForeignMarks.Set(float64(len(c.foreign.Keys())))
 }
 
-// sameNode reports whether nothing has changed about a node that its cordon, taints and conditions
-// depend on, nor they themselves.
+// sameNode reports whether two states of a node are equal in all fields that the decision reads.
 func sameNode(a, b *corev1.Node) bool {
 	if a.UID != b.UID || a.Spec.Unschedulable != b.Spec.Unschedulable || !nodestate.SameTaints(a, b) || !marks.Same(a, b) ||
 		protocol.StaticPodFactsOf(a) != protocol.StaticPodFactsOf(b) {
@@ -83,7 +82,8 @@ func sameNode(a, b *corev1.Node) bool {
 	return true
 }
 
-// maintenanceChanged enqueues the nodes that a maintenance selects or is recorded on.
+// maintenanceChanged enqueues the nodes that a maintenance selects, and those whose annotations
+// name it.
 func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 	if old != nil && nm != nil && old.UID == nm.UID && old.Generation == nm.Generation && old.DeletionTimestamp.Equal(nm.DeletionTimestamp) &&
 		drainplan.SameTargets(old, nm) {
@@ -102,7 +102,7 @@ func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 	}
 }
 
-// recordedFor returns the nodes whose annotations name a maintenance, as the cache shows them.
+// recordedFor returns the cached nodes whose annotations name a maintenance.
 func (c *Controller) recordedFor(uid types.UID) sets.Set[string] {
 	keys, err := c.nodes.IndexKeys(nodestate.NodesByMaintenance, string(uid))
 	if err != nil {
@@ -127,12 +127,12 @@ func (c *Controller) evacuationChanged(old, evacuation *v1alpha1.Evacuation) {
 	node := c.state.NodeOf(latest)
 	c.enqueueHeld(node)
 	if old != nil && nodestate.IsOurs(old) && (evacuation == nil || !nodestate.IsOurs(evacuation)) && node != "" {
-		// The node may wait for it to be released.
+		// The release of the node may wait for this Evacuation.
 		c.queue.AddAfter(node, quietRetry)
 	}
 }
 
-// enqueueHeld has the conditions of a node written that a maintenance selects.
+// enqueueHeld enqueues the conditions of a node if a maintenance selects it.
 func (c *Controller) enqueueHeld(node string) {
 	if len(c.selection.MaintenancesOn(node)) > 0 {
 		c.enqueueConditions(node)

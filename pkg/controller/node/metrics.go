@@ -13,12 +13,12 @@ import (
 var (
 	cordonsRestored = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "cordons_restored_total",
-		Help:           "Nodes that were made schedulable in the middle of a maintenance, and then unschedulable again.",
+		Help:           "Cordons that another client removed during a maintenance and that were restored.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	cordonFights = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "cordon_fights_total",
-		Help:           "Cordons that were undone and restored as in cordons_restored_total, of nodes that are made schedulable repeatedly.",
+		Help:           "Restored cordons, as in cordons_restored_total, of nodes that another client makes schedulable repeatedly.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	conditionWrites = metrics.NewCounter(&metrics.CounterOpts{
@@ -28,12 +28,12 @@ var (
 	})
 	nodeErrors = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "node_errors_total",
-		Help:           "Attempts to keep the cordon, the taints or the conditions of a node that failed and are tried again. Conflicts do not count.",
+		Help:           "Failed syncs of the cordon, the taints or the conditions of a node, which are retried. Conflicts do not count.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	nodesWithForeignMarks = metrics.NewGauge(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "nodes_with_foreign_marks",
-		Help:           "Nodes that a server with another storage has left in maintenance. They stay as they are until --adopt-storage names that storage.",
+		Help:           "Nodes with the cordon, taints or annotations of a server with another storage. They stay until --adopt-storage names that storage.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	registerMetrics = sync.OnceFunc(func() {
