@@ -361,7 +361,7 @@ func stopping() []runtime.Object {
 func turns() []runtime.Object {
 	waits := func(e *v1alpha1.Evacuation) {
 		blocked(v1alpha1.ReasonPodWaits, "The pod waits for other pods of Deployment web to be available: no PodDisruptionBudget "+
-			"protects them, so that at most 1 of 2 may be missing.", 2*time.Minute)(e)
+			"protects them, so at most 1 of 2 may be missing.", 2*time.Minute)(e)
 		e.Status.Conditions[len(e.Status.Conditions)-1].Status = metav1.ConditionFalse
 	}
 	return []runtime.Object{evacuation("shop", "web-20", "node-003", waits), evacuation("shop", "web-21", "node-003")}

@@ -43,7 +43,7 @@ func (c *Controller) act(ctx context.Context, s situation, d decision) error {
 		})
 	}
 	if d.release != releaseNone {
-		if err := c.let(ctx, evacuation, d.release); err != nil {
+		if err := c.releaseEvacuation(ctx, evacuation, d.release); err != nil {
 			return loop.IgnoreNotFound(err)
 		}
 	}
@@ -84,11 +84,11 @@ func (c *Controller) writeStatus(ctx context.Context, s situation, d decision) (
 	return evacuation, nil
 }
 
-// let removes the finalizers that are to be released and deletes the object. Both writes fail if
-// the object has changed since the decision, so that a new instigator is not overlooked. The
-// deletion does not wait for dependents: their finalizers could keep the object for as long as its
-// owner likes.
-func (c *Controller) let(ctx context.Context, evacuation *v1alpha1.Evacuation, which release) error {
+// releaseEvacuation removes the finalizers that are to be released and deletes the object. Both
+// writes fail if the object has changed since the decision, so that a new instigator is not
+// overlooked. The deletion does not wait for dependents: with a finalizer on one, a user could keep
+// the object forever.
+func (c *Controller) releaseEvacuation(ctx context.Context, evacuation *v1alpha1.Evacuation, which release) error {
 	client := c.maintenance.MaintenanceV1alpha1().Evacuations(evacuation.Namespace)
 	kept := slices.DeleteFunc(slices.Clone(evacuation.Finalizers), func(finalizer string) bool {
 		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)

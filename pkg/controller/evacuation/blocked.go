@@ -23,15 +23,15 @@ const (
 	// overdueAfter is how long a pod may still exist after the end of its grace period. The kubelet
 	// needs a moment to report that it has stopped.
 	overdueAfter = 30 * time.Second
-	// stoppingShownAfter is how long a pod has to be stopping before its Evacuation says so. Most
-	// pods stop sooner, and then cost no write of the status.
+	// stoppingShownAfter is how long a pod has to be stopping before its Evacuation reports it.
+	// Most pods stop sooner, which saves the status write.
 	stoppingShownAfter = 5 * time.Second
 	// reasonNotBlocked is the reason of Blocked=False, except while the pod waits or is stopping.
 	reasonNotBlocked = "NotBlocked"
 )
 
 // eventPerText are the reasons for which each change of the message is an event. The messages of
-// the other reasons have numbers that change all the time.
+// the other reasons contain numbers that change often.
 var eventPerText = []string{
 	v1alpha1.ReasonEvictionForbidden, v1alpha1.ReasonEvictionDenied, v1alpha1.ReasonEvictionError,
 	v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetPodsCordoned,
@@ -43,7 +43,7 @@ var eventPerText = []string{
 type blockedCheck func(*decision, situation) *eviction.Blocker
 
 // blockedChecks decide the condition Blocked of an Evacuation that is not complete: the first one
-// that applies does. What the queue of evictions tells comes from blocked.go in package eviction.
+// that applies does. The reasons of the eviction queue are in blocked.go of package eviction.
 var blockedChecks = []blockedCheck{
 	(*decision).cannotBeReleased,  // EvictionError
 	(*decision).heldAndNotAsked,   // not blocked
@@ -104,9 +104,9 @@ func (d *decision) setBlocked(s situation, b eviction.Blocker) {
 	}
 }
 
-// isInherited reports whether a blocker is the stored one. The queue of evictions repeats it until
-// it knows more, also one that another version of the server has written, with a reason that this
-// one does not know: its status says that the pod is blocked, not its name.
+// isInherited reports whether a blocker is the stored one, which the eviction queue repeats until
+// it knows more. Another version of the server may have stored it with a reason that this version
+// does not know. The pod then counts as blocked because the stored status is True.
 func isInherited(s situation, b eviction.Blocker) bool {
 	stored := blockerOf(&s.evacuation.Status)
 	return stored != nil && *stored == b
@@ -121,7 +121,7 @@ func blockerOf(status *v1alpha1.EvacuationStatus) *eviction.Blocker {
 	return &eviction.Blocker{Reason: blocked.Reason, Message: blocked.Message}
 }
 
-// cannotBeReleased reports an Evacuation that is cancelled and whose finalizers cannot be removed.
+// cannotBeReleased reports a cancelled Evacuation whose finalizers cannot be removed.
 func (d *decision) cannotBeReleased(s situation) *eviction.Blocker {
 	switch {
 	case d.release == releaseNone:
@@ -136,8 +136,8 @@ func (d *decision) cannotBeReleased(s situation) *eviction.Blocker {
 	}
 }
 
-// heldAndNotAsked lets a pod stay that no maintenance asks to leave any more, although foreign
-// finalizers keep its Evacuation.
+// heldAndNotAsked reports no blocker if foreign finalizers keep the Evacuation, but no maintenance
+// asks the pod to leave any more: the pod stays.
 func (d *decision) heldAndNotAsked(s situation) *eviction.Blocker {
 	if !isDeadButHeld(s.evacuation) || s.targeted {
 		return nil
@@ -147,9 +147,8 @@ func (d *decision) heldAndNotAsked(s situation) *eviction.Blocker {
 
 func isStopping(s situation) bool { return s.pod.DeletionTimestamp != nil }
 
-// stopsOnDeadNode reports a node that cannot stop the pod. It comes before what else is wrong with
-// a pod that is stopping: with a long grace period it would otherwise remain for hours without a
-// reason.
+// stopsOnDeadNode reports a stopping pod on an unreachable node. It comes before the other checks
+// of stopping pods: otherwise a pod with a long grace period would have no reason for hours.
 func (d *decision) stopsOnDeadNode(s situation) *eviction.Blocker {
 	if !isStopping(s) || !s.nodeUnreachable {
 		return nil
@@ -214,7 +213,7 @@ func (d *decision) stopsForLong(s situation) *eviction.Blocker {
 	}
 }
 
-// stops says until when a pod has to stop.
+// stops reports the end of the grace period of a stopping pod.
 func (d *decision) stops(s situation) *eviction.Blocker {
 	if !isStopping(s) {
 		return nil
@@ -271,8 +270,8 @@ func (d *decision) unknownToQueue(s situation) *eviction.Blocker {
 	return &asBefore
 }
 
-// refused says why the queue of evictions cannot evict the pod. Where maintenances are the cause
-// that a budget is closed, the message names them.
+// refused reports why the eviction queue cannot evict the pod. If a budget is closed because of
+// maintenances, the message names them.
 func (d *decision) refused(s situation) *eviction.Blocker {
 	if !d.evict || s.eviction.Blocker == nil {
 		return nil
@@ -290,14 +289,15 @@ func (d *decision) refused(s situation) *eviction.Blocker {
 	return &found
 }
 
-// keptBy says that a DaemonSet pod is kept, because its budget has allowed no disruption for too
-// long, and does not block the drain. The status write makes the maintenance count the pod as kept.
+// keptBy returns a sentence for the message if a DaemonSet pod is kept, because its budget has
+// allowed no disruption for too long. The maintenance counts such a pod as kept after the status
+// write.
 func (d *decision) keptBy(s situation, budgetReason string) string {
 	since := s.now
 	blocked := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionBlocked)
 	if blocked != nil && blocked.Status == metav1.ConditionTrue {
 		if !wording.RemedyFor(blocked.Reason).OfBudget {
-			// Until now something else blocked the pod: the patience with its budget begins now.
+			// Until now another cause blocked the pod: the patience with its budget begins now.
 			blocked.LastTransitionTime = *protocol.Timestamp(s.now)
 		}
 		since = blocked.LastTransitionTime.Time
@@ -310,7 +310,7 @@ func (d *decision) keptBy(s situation, budgetReason string) string {
 		" and does not block the drain. It is evicted if the budget opens."
 }
 
-// waits explains a pod that waits for its eviction and is not blocked, if the queue says why.
+// waits reports why a pod that is not blocked waits for its eviction, if the queue has a message.
 func (d *decision) waits(s situation) *eviction.Blocker {
 	if !d.evict || s.nodeUnreachable || s.eviction.Message == "" || d.status.ActiveEvacuatorClass != v1alpha1.EvacuatorClassEviction {
 		return nil
@@ -324,7 +324,8 @@ func (d *decision) waitsFor(class string) bool {
 	return !d.evict && d.status.ActiveEvacuatorClass == class
 }
 
-// mustStay quotes why the evacuator of Deployments wants the pod neither replaced nor evicted.
+// mustStay reports why the evacuator of Deployments neither replaces the pod nor lets it be
+// evicted.
 func (d *decision) mustStay(s situation) *eviction.Blocker {
 	switch {
 	case s.standing == nil:

@@ -4,15 +4,15 @@
 // Package evacuation hands each Evacuation from evacuator to evacuator and, when none is left,
 // evicts the pod through a queue.
 //
-// A sync gathers all that is known, decides with a pure function, and acts. All state that has to
-// survive is in the status of the objects, so a new leader continues from there.
+// A sync gathers all inputs, decides with a pure function, and acts. All state that a new leader
+// needs is in the status of the objects.
 //
 // Kept in memory, and droppable at any time: which pods a watch has reported as deleted (departed;
 // without it they are read live), which pods of a namespace are down (down; read again) and which
 // nodes they are limited to (pins; read again), which complete Evacuations a namespace has too many
-// (surplus; found again), which Evacuations cannot be written (failures; shown a minute later) or
-// hang when they are (hung; they hang once more), and when the pods of Evacuations were created and
-// which had returned (arrivals; a new leader counts from there).
+// (surplus; found again), the Evacuations whose writes fail (failures; reported a minute later) or
+// hang (hung; they hang once more), and when the pods of Evacuations were created and which of them
+// had returned (arrivals; a new leader starts to count again).
 package evacuation
 
 import (
@@ -57,8 +57,8 @@ const (
 	DefaultEvacuatorStartDeadline = 5 * time.Minute
 )
 
-// withdrawalPatience is how soon an Evacuation is reconciled again that no maintenance asks for any
-// more and that has not been withdrawn.
+// withdrawalPatience is how soon an Evacuation is reconciled again if no maintenance asks for it
+// any more and it is not withdrawn yet.
 const withdrawalPatience = time.Second
 
 const (
@@ -67,7 +67,7 @@ const (
 	syncTimeout = 5 * time.Second
 	// hangsAfter is how long a sync that fails has to take to count as hanging. Such an Evacuation
 	// is reconciled by hangingWorkers, with hangingTimeout as the deadline of a sync: a webhook
-	// that is ignored when it does not answer lets the write pass in the end.
+	// with failurePolicy Ignore lets the write pass after its own timeout.
 	hangsAfter     = time.Second
 	hangingTimeout = 30 * time.Second
 	hangingWorkers = 2
@@ -77,7 +77,7 @@ const (
 type Config struct {
 	// Cluster has the clients and the caches.
 	Cluster *host.Cluster
-	// Selection tells which maintenances select the node of a pod.
+	// Selection knows which maintenances select the node of a pod.
 	Selection *selection.Selection
 	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
@@ -97,8 +97,8 @@ type Config struct {
 	// protocol.DefaultSurgeTimeout for all pods.
 	SurgeTimeout func(pod *corev1.Pod) time.Duration
 	// Standing returns why a pod must not leave, nil if there is no reason. class is the active
-	// one: the evacuator of Deployments or eviction. It must not block. Nil means that there never
-	// is a reason.
+	// class: the evacuator of Deployments or eviction. It must not block. Nil means that every pod
+	// may leave.
 	Standing func(pod *corev1.Pod, class string) *eviction.Blocker
 	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may allow no disruption
 	// before the pod is kept on its node; 0 means the default.
@@ -171,8 +171,8 @@ type Controller struct {
 	budgetLister policylisters.PodDisruptionBudgetLister
 	synced       []cache.InformerSynced
 
-	// queue has the keys of Evacuations, and of namespaces, without a name, whose complete
-	// Evacuations are to be counted.
+	// queue has the keys of Evacuations. A key without a name means: count the complete Evacuations
+	// of the namespace.
 	queue *loop.Queue[types.NamespacedName]
 	// hanging has the Evacuations whose last sync hung, so that the others do not wait for them.
 	hanging *loop.Queue[types.NamespacedName]
@@ -181,7 +181,7 @@ type Controller struct {
 	departed loop.Memory[types.UID, struct{}]
 	arrivals arrivals
 	// surplus has, by namespace, the complete Evacuations that are to be deleted before the end of
-	// their TTL. They are found again.
+	// their TTL. Any replica can find them again.
 	surplus loop.Memory[string, sets.Set[types.UID]]
 	// failures are the Evacuations that cannot be reconciled, and why; hung are those of them whose
 	// last reconciliation took long.
@@ -238,10 +238,9 @@ func New(config Config) (*Controller, error) {
 }
 
 // isWanted reports whether, according to the caches, the pod of an Evacuation still has to be
-// evicted. Where only maintenances asked for it, one of them still has to drain the node of the
-// pod: the controller of maintenances needs a moment to withdraw many Evacuations, and after a
-// change of the leader it may start later than this one. Until then the Evacuation is reconciled
-// repeatedly.
+// evicted. If only maintenances asked for it, one of them must still drain the node of the pod: the
+// controller of maintenances needs a moment to withdraw many Evacuations, and after a change of the
+// leader it may start later than this one. Until then the Evacuation is reconciled repeatedly.
 func (c *Controller) isWanted(r eviction.Request) bool {
 	evacuation, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name)
 	switch {
@@ -260,7 +259,7 @@ func (c *Controller) isWanted(r eviction.Request) bool {
 	return true
 }
 
-// mustStay reports whether the pod to be evicted must not leave.
+// mustStay reports whether the pod of a request must not leave.
 func (c *Controller) mustStay(r eviction.Request) bool {
 	pod, err := c.podLister.Pods(r.Evacuation.Namespace).Get(r.Pod)
 	return err == nil && c.standing(pod, v1alpha1.EvacuatorClassEviction) != nil
@@ -324,7 +323,6 @@ func (c *Controller) resync(context.Context) {
 	}
 }
 
-// evacuations returns all Evacuations.
 func (c *Controller) evacuations() []*v1alpha1.Evacuation {
 	evacuations, err := c.evacuationLister.List(labels.Everything())
 	if err != nil {
@@ -389,8 +387,9 @@ func (c *Controller) reconcile(ctx context.Context, key types.NamespacedName) er
 	return c.act(ctx, s, d)
 }
 
-// noteOutcome reports, once per text, an error that prevents the reconciliation of an Evacuation,
-// and records whether it took long. A conflict is neither a failure nor a success.
+// noteOutcome sends an event, once per text, about an error that prevents the reconciliation of an
+// Evacuation, and records whether the sync took long. A conflict is neither a failure nor a
+// success.
 func (c *Controller) noteOutcome(ctx context.Context, key types.NamespacedName, err error, tookLong bool) {
 	if err == nil {
 		c.failures.Forget(key)

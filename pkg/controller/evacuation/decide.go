@@ -22,8 +22,7 @@ const (
 	// longestGrace is the most time that evacuators get to report to a new leader before it makes
 	// the next one active.
 	longestGrace = 5 * time.Minute
-	// standingRetry is how long it takes until it is checked again whether a pod still must not be
-	// evicted.
+	// standingRetry is how often a pod that must not be evicted is checked again.
 	standingRetry = 10 * time.Second
 )
 
@@ -121,9 +120,8 @@ func isFinished(pod *corev1.Pod) bool {
 }
 
 // decideRelease releases an Evacuation that is over: immediately if no user needs to see it,
-// otherwise after the TTL, or before if the namespace has too many. Then it does not wait for
-// finalizers of others any more: a quota of pods does not bound Evacuations that outlive their
-// pods.
+// otherwise after the TTL, or earlier if the namespace has too many. After the TTL it also removes
+// foreign finalizers: they could keep any number of Evacuations, which no quota of pods limits.
 func (d *decision) decideRelease(s situation) {
 	complete := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionComplete)
 	expiry := complete.LastTransitionTime.Add(s.completedTTL)
@@ -398,14 +396,15 @@ func turnMessage(class, account string) string {
 	return wording.Cut(protocol.TurnMessage(class, account), protocol.MaxMessage)
 }
 
-// isForPeople reports whether a decision has a message or an event for the owner of the pod. Only
-// then the maintenance is looked up, which iterates over the nodes of all draining maintenances.
+// isForPeople reports whether a decision has a message or an event for the owner of the pod. The
+// maintenance is only looked up if it has one: the lookup iterates over the nodes of all draining
+// maintenances.
 func (d *decision) isForPeople() bool {
 	return d.handedOver || len(d.events) > 0
 }
 
-// mention adds the maintenance that the pod leaves for to the message of a hand-over and to the
-// events, except to those about a cancellation: no maintenance asks for the pod then.
+// mention adds the maintenance that asks the pod to leave to the message of a hand-over and to the
+// events, except events about a cancellation: no maintenance asks for the pod then.
 func (d *decision) mention(nm *v1alpha1.NodeMaintenance) {
 	if nm == nil {
 		return

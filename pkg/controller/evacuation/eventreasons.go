@@ -32,8 +32,8 @@ const (
 	actionEvacuate = "Evacuate"
 )
 
-// event is an event about the pod of an Evacuation that is not sent yet. It is about the pod and
-// not about the Evacuation, because the owners of the pod look there.
+// event is an unsent event about the pod of an Evacuation. It is about the pod and not about the
+// Evacuation, because the owners of the pod see it there.
 type event struct {
 	eventType, reason, action, note string
 }
@@ -41,7 +41,8 @@ type event struct {
 func (c *Controller) send(evacuation *v1alpha1.Evacuation, events []event) {
 	pod := evacuation.Spec.PodRef
 	for _, e := range events {
-		// References instead of objects: they have a kind, whatever scheme the recorder has.
+		// References instead of objects: they have a kind even if the scheme of the recorder does
+		// not know it.
 		c.recorder.Eventf(
 			&corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: evacuation.Namespace, Name: pod.Name, UID: pod.UID},
 			&corev1.ObjectReference{

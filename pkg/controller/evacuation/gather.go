@@ -82,8 +82,8 @@ func isReplaced(pod *corev1.Pod, node *corev1.Node) bool {
 	return !drainplan.IsTainted(node) || drainplan.Kept(pod, v1alpha1.PodTypeDaemonSet, node, builtIn) != ""
 }
 
-// comebacks counts how often the pod was recreated on its node. It skips that for terminating pods,
-// and for pods that are older than the Evacuations that are still kept.
+// comebacks counts how often the pod was recreated on its node. It skips terminating pods, and pods
+// that are older than all Evacuations that may still exist.
 func (c *Controller) comebacks(evacuation *v1alpha1.Evacuation, pod *corev1.Pod) (comebacks, error) {
 	if pod.Spec.NodeName == "" || pod.DeletionTimestamp != nil || evacuation.CreationTimestamp.Sub(pod.CreationTimestamp.Time) > c.completedTTL {
 		return comebacks{}, nil

@@ -91,7 +91,7 @@ func (c *Controller) podGone(obj any) {
 		return
 	}
 	key := keyOfPod(pod)
-	// Only if it matters: the Evacuation may be gone at the same time.
+	// Only if the Evacuation still exists: no later event would remove the entry of a deleted one.
 	c.departed.Change(pod.UID, func(struct{}, bool) (struct{}, bool) {
 		_, err := c.evacuationLister.Evacuations(key.Namespace).Get(key.Name)
 		return struct{}{}, err == nil

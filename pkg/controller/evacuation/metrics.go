@@ -53,14 +53,14 @@ var (
 // Initialize all series: an alert on a metric that does not exist never fires.
 var completeReasons = []string{v1alpha1.ReasonPodDeleted, v1alpha1.ReasonPodTerminated, v1alpha1.ReasonCancelled}
 
-// shownReasons are the reasons of which the last publishBlocked has left a sample.
+// shownReasons are the reasons for which the last publishBlocked wrote a sample.
 var (
 	shownReasons     = sets.New[string]()
 	shownReasonsLock sync.Mutex
 )
 
-// publishBlocked counts the Evacuations whose pod cannot leave. A condition that another version of
-// the server has written counts under its own reason, of which no sample is left afterwards.
+// publishBlocked counts the Evacuations whose pod cannot leave. A reason of another version of the
+// server gets a sample only while an Evacuation has it.
 func publishBlocked(evacuations []*v1alpha1.Evacuation) {
 	counts := map[string]int{}
 	for _, remedy := range wording.Blocked {
@@ -73,7 +73,7 @@ func publishBlocked(evacuations []*v1alpha1.Evacuation) {
 	}
 	shownReasonsLock.Lock()
 	defer shownReasonsLock.Unlock()
-	// Not Reset: a scrape meanwhile would miss the samples.
+	// Not Reset: a scrape at the same time would miss the samples.
 	counted := sets.KeySet(counts)
 	for reason := range shownReasons.Difference(counted) {
 		evacuationsBlocked.Delete(map[string]string{"reason": reason})

@@ -21,27 +21,26 @@ import (
 	"haulout.dev/haulout/pkg/host/read"
 )
 
-// The users of a namespace choose how many pods wait for a budget, and what their pods claim and
-// select, so what is read and computed for them is limited.
+// The users of a namespace determine how many pods wait for a budget, and what their pods claim and
+// select. These limits bound the reads and the computation for them.
 const (
 	// maxPinned is the maximum number of pods without a node that are read for one budget.
 	maxPinned = 3
 	// maxClaims is the maximum number of claims of such a pod. One with more counts as a pod that
 	// may run anywhere.
 	maxClaims = 16
-	// maxRequirements is the same for its node affinity and those of its volumes: terms,
-	// requirements and values, which may all be compared with every node.
+	// maxRequirements is the same limit for the terms, requirements and values of its node affinity
+	// and of its volumes, all of which may be compared with every node.
 	maxRequirements = 500
 	// pinTimeout is how long the reads for one budget may take together.
 	pinTimeout = 2 * time.Second
 )
 
-// knownPin is which of the nodes a pod without one is limited to, or the read that is to find out.
-// It is remembered for a moment: the cache of pods has neither their node selectors nor their
-// volumes.
+// knownPin is the result of readPin for a pod without a node, or the pending read. It is kept for a
+// moment: the cache of pods has neither node selectors nor volumes.
 type knownPin struct {
-	// done is closed when the pod has been read. Then pod is set, nil if the pod may start on
-	// another node.
+	// done is closed when the pod has been read. After that, pod is the result, nil if the pod may
+	// start on another node.
 	done chan struct{}
 	pod  *downPod
 	at   time.Time
@@ -60,9 +59,9 @@ func isUnschedulable(pod *corev1.Pod) bool {
 	return false
 }
 
-// pinned returns the pods among those without a node that can only run on cordoned nodes that
-// maintenances hold, such as the members of a StatefulSet with local volumes. A pod that cannot be
-// read is not among them.
+// pinned returns those of the given pods, which have no node, that can only run on cordoned nodes
+// that maintenances hold, such as members of a StatefulSet with local volumes. It skips pods that
+// cannot be read.
 func (c *Controller) pinned(ctx context.Context, pods []types.NamespacedName) []downPod {
 	ctx, cancel := context.WithTimeout(ctx, pinTimeout)
 	defer cancel()
@@ -201,8 +200,8 @@ func matchesAll(selectors []*nodeaffinity.NodeSelector, node *corev1.Node) bool 
 	return true
 }
 
-// releaseAlone is the remedy for pods that can only run on the nodes that they have left: their
-// nodes need not wait for the rest of their maintenance.
+// releaseAlone returns the remedy for pods that can only run on the nodes that they have left:
+// release these nodes before the others of their maintenance.
 func releaseAlone(down []downPod) string {
 	var nodes, maintenances []string
 	for _, d := range down {
@@ -213,7 +212,7 @@ func releaseAlone(down []downPod) string {
 	if len(nodes) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" Some can run nowhere else: work on %s now and release it alone, by taking it out of the node selector of NodeMaintenance %s.",
+	return fmt.Sprintf(" Some of them cannot run on other nodes: service %s first, and release it by removing it from the node selector of NodeMaintenance %s.",
 		strings.Join(nodes, ", "), strings.Join(maintenances, ", "))
 }
 

@@ -25,14 +25,14 @@ const (
 	// controller puts it there: the scheduler may still bind a pod that it assigned before the
 	// cordon, and a controller may have been about to create another one.
 	comebacksTolerated = 2
-	// firstHold is how long the first pod after those is not evicted. The time doubles with each
-	// further one.
+	// firstHold is how long the first pod beyond comebacksTolerated is not evicted. The time
+	// doubles with each further one.
 	firstHold = 10 * time.Second
-	// longestHold is the maximum, which limits how often a pod is evicted that always returns.
+	// longestHold is the maximum of that time.
 	longestHold = 5 * time.Minute
-	// rememberedFor is how long a pod that had returned counts after it has left, and maxRemembered
-	// is how many of a namespace and node do after their Evacuations are deleted: more make no pod
-	// wait for longer.
+	// rememberedFor is how long a returned pod counts after it has left. maxRemembered is the
+	// maximum number of such pods per namespace and node whose Evacuations are deleted; more would
+	// not lengthen the wait.
 	rememberedFor = time.Hour
 	maxRemembered = 20
 )
@@ -40,20 +40,20 @@ const (
 // comebacks is how often pods returned to a node.
 type comebacks struct {
 	count int
-	// byNamespace: the pods have neither the name nor the labels of this one in common. They are
-	// those of its namespace that were created after the drain had begun.
+	// byNamespace: the pods have other names and labels than this one. They count because they are
+	// in its namespace and were created after the drain had begun.
 	byNamespace bool
 }
 
 // countComebacks counts how many pods like this one were evacuated from the node, each created
-// after the evacuation of the previous one. Pods that were there at the same time are siblings that
-// left in one drain and count as one. The Evacuations identify deleted pods by the name or, if each
-// pod gets a new name, by the labels.
+// after the evacuation of the previous one. Pods that existed at the same time are siblings that
+// left in one drain and count as one. A deleted pod is like this one if its Evacuation has the same
+// pod name or the same labels.
 //
-// A client may create each pod with another name, other labels and no owner. So pods of one
-// namespace that were created while its pods were evacuated from the node count as well, if more:
-// they all ignore the cordon, and a namespace has few such clients. created are the creation times
-// of deleted pods, as far as this leader has seen them.
+// A client may create each pod with another name, other labels and no owner. So all pods of the
+// namespace that were created after its first Evacuation on the node count instead, if they are
+// more: they all ignore the cordon, and a namespace has few such clients. created has the creation
+// times of deleted pods that this leader has seen.
 func countComebacks(pod *corev1.Pod, evacuations []*v1alpha1.Evacuation, created map[types.UID]time.Time) comebacks {
 	var left []*v1alpha1.Evacuation
 	for _, e := range evacuations {
@@ -79,8 +79,8 @@ func countComebacks(pod *corev1.Pod, evacuations []*v1alpha1.Evacuation, created
 	return comebacks{count: max(own, all), byNamespace: all > own}
 }
 
-// chainOf returns the number of Evacuations, each of which began after the previous one was over
-// and all of which began before the pod was created.
+// chainOf returns the number of Evacuations that followed each other, each after the end of the
+// previous one. It returns 0 if the pod was created before the last of them.
 func chainOf(pod *corev1.Pod, left []*v1alpha1.Evacuation) int {
 	count := 0
 	var last *v1alpha1.Evacuation
@@ -111,7 +111,8 @@ func isAlike(pod *corev1.Pod, e *v1alpha1.Evacuation) bool {
 	return e.Spec.PodRef.Name == pod.Name || len(pod.Labels) > 0 && maps.Equal(pod.Labels, e.Labels)
 }
 
-// heldUntil is the time until which a pod that keeps returning is not evicted; zero if it may be.
+// heldUntil returns the time until which a pod that keeps returning is not evicted; zero if it may
+// be evicted now.
 func heldUntil(s situation) time.Time {
 	if s.comebacks.count <= comebacksTolerated {
 		return time.Time{}
@@ -120,7 +121,7 @@ func heldUntil(s situation) time.Time {
 	return s.pod.CreationTimestamp.Add(hold)
 }
 
-// recreated returns the blocker of a pod that keeps returning while it is not evicted.
+// recreated returns the blocker of a pod that keeps returning and is not evicted for a while.
 func recreated(s situation, until time.Time) *eviction.Blocker {
 	owner := fmt.Sprintf("Pod %s, which has no owner,", s.pod.Name)
 	if refs := s.pod.OwnerReferences; len(refs) > 0 {
@@ -137,7 +138,7 @@ func recreated(s situation, until time.Time) *eviction.Blocker {
 	created := s.pod.CreationTimestamp.UTC().Format(time.RFC3339)
 	what := fmt.Sprintf("%s has returned to node %s %d times after it was evacuated, the last time at %s.", owner, s.pod.Spec.NodeName, s.comebacks.count, created)
 	if s.comebacks.byNamespace {
-		what = fmt.Sprintf("%s was created at %s on node %s, as other pods of its namespace with other names and labels were after the drain had begun: %d times.",
+		what = fmt.Sprintf("%s was created at %s on node %s, as other pods of its namespace with other names and labels were since the drain began: %d times.",
 			owner, created, s.pod.Spec.NodeName, s.comebacks.count)
 	}
 	return &eviction.Blocker{
@@ -146,16 +147,16 @@ func recreated(s situation, until time.Time) *eviction.Blocker {
 	}
 }
 
-// arrivals records what Evacuations do not tell: when their pods were created, and which pods have
-// returned, beyond the time for which complete Evacuations are kept. After a change of the leader
-// the pods that have left are unknown, and those without anything in common are counted from there.
+// arrivals records what Evacuations do not contain: when their pods were created, and which pods
+// had returned, also after the complete Evacuations are deleted. A new leader does not know the
+// pods that left before, so it counts pods with other names and labels from zero.
 type arrivals struct {
 	pods loop.Memory[types.UID, arrival]
-	// past are the pods that had returned and have left, the oldest first.
+	// past has the pods that had returned and have left, the oldest first.
 	past loop.Memory[place, []departure]
 }
 
-// place is where the pods of a client return.
+// place is a namespace and the node to which its pods return.
 type place struct{ namespace, node string }
 
 type arrival struct {
@@ -168,8 +169,8 @@ type departure struct {
 	created    time.Time
 }
 
-// add records a pod if it matters. It checks that while no other change is made, since leave may
-// run at the same time.
+// add records a pod if matters returns true. It calls matters under the lock, since leave may run
+// at the same time.
 func (a *arrivals) add(pod *corev1.Pod, matters func() bool) {
 	a.pods.Change(pod.UID, func(was arrival, known bool) (arrival, bool) {
 		if !known {
@@ -179,7 +180,8 @@ func (a *arrivals) add(pod *corev1.Pod, matters func() bool) {
 	})
 }
 
-// count counts how often pods like this one returned to its node, given the Evacuations that exist.
+// count returns how often pods like this one returned to its node. evacuations are the existing
+// ones of the node.
 func (a *arrivals) count(pod *corev1.Pod, evacuations []*v1alpha1.Evacuation, now time.Time) comebacks {
 	created := make(map[types.UID]time.Time, len(evacuations))
 	for _, e := range evacuations {
@@ -201,7 +203,7 @@ func (a *arrivals) count(pod *corev1.Pod, evacuations []*v1alpha1.Evacuation, no
 	return counted
 }
 
-// leave records that an Evacuation does not exist any more.
+// leave records that an Evacuation is deleted.
 func (a *arrivals) leave(e *v1alpha1.Evacuation) {
 	was, _ := a.pods.Get(e.Spec.PodRef.UID)
 	a.pods.Forget(e.Spec.PodRef.UID)

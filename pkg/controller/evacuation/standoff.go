@@ -24,8 +24,8 @@ import (
 )
 
 const (
-	// standoffCheck is how often the facts about a closed budget are read again for a pod that
-	// waits for it.
+	// standoffCheck is how often the cause of a closed budget is checked again for a pod that waits
+	// for it.
 	standoffCheck = time.Minute
 	// factsFresh is how long the pods of a namespace that are down are cached: many pods wait for
 	// the same budget, and a namespace may have thousands of budgets.
@@ -42,16 +42,16 @@ var refinable = []string{
 type downPod struct {
 	pod types.NamespacedName
 	// node is the node that the pod is on or, if it is pinned, the first of the cordoned nodes that
-	// it is limited to. It is empty if the scheduler has found none: where such a pod can run is
-	// only read if its budget is in question.
+	// it is limited to. It is empty if the scheduler has found no node: where such a pod can run is
+	// only read if its budget is closed.
 	node   string
 	pinned bool
-	// maintenance is the first one that holds the node.
+	// maintenance is the first maintenance that holds the node.
 	maintenance string
 }
 
-// knownDown are the pods of a namespace that are down, with the labels that budgets select them by,
-// as they were at a time.
+// knownDown has the pods of a namespace that were down at a time, with their labels, by which
+// budgets select them.
 type knownDown struct {
 	pods   []downPod
 	labels []labels.Set
@@ -110,8 +110,8 @@ func (c *Controller) downOf(budget *policyv1.PodDisruptionBudget, now time.Time)
 	return down, unscheduled
 }
 
-// readDown returns the pods of a namespace that are down, sorted by name. Finished and terminating
-// pods are not among them: no budget expects them to get ready.
+// readDown returns the pods of a namespace that are down, sorted by name. It skips finished and
+// terminating pods: no budget expects them to become ready.
 func (c *Controller) readDown(namespace string, now time.Time) knownDown {
 	known := knownDown{at: now}
 	pods, err := c.podLister.Pods(namespace).List(labels.Everything())
@@ -139,8 +139,8 @@ func (c *Controller) readDown(namespace string, now time.Time) knownDown {
 	return known
 }
 
-// holderOf returns the name of the first maintenance that holds a node, "" if the node is not
-// cordoned or none does.
+// holderOf returns the name of the first maintenance that holds a node, "" if there is none or the
+// node is not cordoned.
 func (c *Controller) holderOf(nodeName string) string {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil || !node.Spec.Unschedulable {
@@ -155,8 +155,8 @@ func (c *Controller) holderOf(nodeName string) string {
 	return holders[0].Name
 }
 
-// explainStandoff explains why a budget allows no disruption, if its pods that are down are the
-// cause. It returns nil if there is another cause.
+// explainStandoff returns the blocker of a budget that allows no disruption because of its pods
+// that are down, nil if there is another cause.
 func explainStandoff(budget *policyv1.PodDisruptionBudget, down []downPod) *eviction.Blocker {
 	if !wouldOpen(budget, len(down)) {
 		return nil

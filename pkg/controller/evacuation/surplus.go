@@ -19,26 +19,25 @@ import (
 )
 
 const (
-	// minCompleted is how many complete Evacuations of a namespace are kept for the TTL, however
-	// few pods the namespace has.
+	// minCompleted is how many complete Evacuations of a namespace are kept for the TTL, even if
+	// the namespace has fewer pods.
 	minCompleted = 100
 	// surplusCheck is how often the complete Evacuations of a namespace are counted at most.
 	surplusCheck = time.Second
 )
 
-// isSurplus reports whether the last count has found that a complete Evacuation is to be deleted
-// before the end of its TTL, and has those of its namespace counted soon. Many that are synced
-// meanwhile wait for the same count: the queue has the key of the namespace once.
+// isSurplus reports whether, according to the last count, a complete Evacuation is deleted before
+// the end of its TTL. It also enqueues the next count of the namespace. All Evacuations that are
+// synced before it share that count: the queue has the key of the namespace once.
 func (c *Controller) isSurplus(evacuation *v1alpha1.Evacuation) bool {
 	c.queue.AddAfter(types.NamespacedName{Namespace: evacuation.Namespace}, surplusCheck)
 	surplus, _ := c.surplus.Get(evacuation.Namespace)
 	return surplus.Has(evacuation.UID)
 }
 
-// findSurplus finds the complete Evacuations of a namespace that are surplus, and enqueues those
-// that have become so. A pod costs nothing once it is deleted, so a quota of pods does not bound
-// how many Evacuations outlive theirs: as many are kept as the namespace has pods, and at least
-// minCompleted. The oldest ones are surplus.
+// findSurplus finds the surplus complete Evacuations of a namespace and enqueues the new ones. A
+// quota of pods does not limit the Evacuations of deleted pods, so a namespace keeps as many as it
+// has pods, and at least minCompleted. The oldest others are surplus.
 func (c *Controller) findSurplus(namespace string) error {
 	oldest, err := c.oldestComplete(namespace)
 	if err != nil {
@@ -51,11 +50,12 @@ func (c *Controller) findSurplus(namespace string) error {
 	}
 	c.surplus.Change(namespace, func(sets.Set[types.UID], bool) (sets.Set[types.UID], bool) { return surplus, len(surplus) > 0 })
 	if len(oldest) > 0 {
-		// Until they are gone: no event of a deletion has them counted.
+		// Count again until they are gone: the deletion of an Evacuation does not enqueue the
+		// namespace.
 		c.queue.AddAfter(types.NamespacedName{Namespace: namespace}, loop.Resync)
 	}
 	for _, e := range oldest {
-		// Those of before are in the queue, or wait for their backoff.
+		// Evacuations of the previous count are in the queue, or wait for their backoff.
 		if !before.Has(e.UID) {
 			c.queue.Add(keyOf(e))
 		}
@@ -63,7 +63,7 @@ func (c *Controller) findSurplus(namespace string) error {
 	return nil
 }
 
-// oldestComplete returns the complete Evacuations that a namespace has too many, the oldest first.
+// oldestComplete returns the surplus complete Evacuations of a namespace, the oldest first.
 func (c *Controller) oldestComplete(namespace string) ([]*v1alpha1.Evacuation, error) {
 	objects, err := c.evacuationIndexer.ByIndex(cache.NamespaceIndex, namespace)
 	if err != nil || len(objects) <= minCompleted {

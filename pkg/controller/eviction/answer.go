@@ -15,28 +15,28 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// verdict is what an answer of the eviction API means. It is also the label of the metric.
+// verdict is the meaning of an answer of the eviction API. It is also the label of the metric.
 type verdict string
 
 const (
 	// verdictAccepted: the pod was asked to stop.
 	verdictAccepted verdict = "accepted"
-	// verdictGone: the pod does not exist any more.
+	// verdictGone: the pod no longer exists.
 	verdictGone verdict = "gone"
 	// verdictBudgetClosed: the budget allows no disruption. The only answer that counts as a failed
 	// eviction.
 	verdictBudgetClosed verdict = "budget_closed"
-	// verdictBudgetStale: the disruption controller has not caught up with the budget's last
-	// change.
+	// verdictBudgetStale: the disruption controller has not yet processed the budget's last change.
 	verdictBudgetStale verdict = "budget_stale"
-	// verdictPodChanged: a pod that could go because it was not ready changed under the call.
+	// verdictPodChanged: a pod that could be evicted because it was not ready changed during the
+	// call.
 	verdictPodChanged verdict = "pod_changed"
-	// verdictDenied: an admission webhook or policy refuses this pod, or cannot be asked about it.
+	// verdictDenied: an admission webhook or policy refuses this pod, or does not answer.
 	verdictDenied verdict = "denied"
-	// verdictOverloaded: the API server asks for fewer requests, or is out of order.
+	// verdictOverloaded: the API server is overloaded or has an internal error.
 	verdictOverloaded verdict = "overloaded"
-	// verdictTooManyDisruptedPods: the budget's status is in a state in which every eviction is
-	// refused.
+	// verdictTooManyDisruptedPods: the budget's status lists so many pods that the API server
+	// refuses every eviction.
 	verdictTooManyDisruptedPods verdict = "too_many_disrupted_pods"
 	// verdictNamespaceTerminating: nothing can be created in the namespace, not even an eviction;
 	// its pods are deleted anyway.
@@ -45,7 +45,7 @@ const (
 	verdictForbidden verdict = "forbidden"
 	// verdictSeveralBudgets: the eviction API refuses pods that several budgets select.
 	verdictSeveralBudgets verdict = "several_budgets"
-	// verdictUnknown: the pod may have been evicted or not. It has to be read again.
+	// verdictUnknown: it is unknown whether the pod was evicted. It has to be read again.
 	verdictUnknown verdict = "unknown"
 	// verdictFailed: anything else.
 	verdictFailed verdict = "failed"
@@ -53,21 +53,21 @@ const (
 	verdictWithdrawn verdict = "withdrawn"
 )
 
-// answer is a verdict with what the API server said about it.
+// answer is a verdict with the details of the API server's answer.
 type answer struct {
 	verdict verdict
 	// retryAfter is how long the API server asks to wait, at most maxRetryAfter; 0 if it does not
-	// say.
+	// ask.
 	retryAfter time.Duration
 	// message quotes the API server.
 	message string
-	// lost: there was no answer, and the verdict follows from the pod as it was read again.
+	// lost: there was no clear answer, and the verdict follows from a read of the pod.
 	lost bool
 }
 
-// answerOf reads the result of an eviction. unready says that the pod was sent past its budget
-// because it was not ready: the API server then answers a change of the pod in the very words in
-// which it says that a budget is stale.
+// answerOf classifies the result of an eviction. unready reports that the pod did not need its
+// budget because it was not ready: the API server then answers a change of the pod with the same
+// words as a stale budget.
 func answerOf(err error, unready bool) answer {
 	if err == nil {
 		return answer{verdict: verdictAccepted}
@@ -92,20 +92,21 @@ func answerOf(err error, unready bool) answer {
 	return a
 }
 
-// maxRetryAfter bounds how long the API server can have us wait.
+// maxRetryAfter is the longest wait that the queue accepts from the API server.
 const maxRetryAfter = 30 * time.Second
 
-// isDenial reports whether the message is that of admission. A webhook chooses the code, the causes
-// and the seconds to wait of its answer, and the API server passes them on: KubeVirt answers 429
-// for each virtual machine. Only the beginning of the message is the API server's own, or, for
-// policies and for webhooks that do not answer, the words in front of the name.
+// isDenial reports whether the message comes from admission. A webhook chooses the code, the causes
+// and the retry time of its answer: KubeVirt answers 429 for each virtual machine. Only the
+// beginning of the message is written by the API server or, for policies and for webhooks that do
+// not answer, the words before the name.
 func isDenial(message string) bool {
 	return strings.HasPrefix(message, `admission webhook "`) ||
 		strings.Contains(message, "ValidatingAdmissionPolicy '") ||
 		strings.Contains(message, `failed calling webhook "`)
 }
 
-// verdictOf reads an answer that is not admission's. budget: it names the budget as its cause.
+// verdictOf classifies an answer that does not come from admission. budget: the answer names the
+// budget as its cause.
 func verdictOf(err error, s metav1.Status, budget, unready bool) verdict {
 	switch {
 	case budget && s.Code == http.StatusForbidden:

@@ -17,29 +17,31 @@ const (
 	maxBudgetRest  = 15 * time.Minute
 	maxTroubleRest = 5 * time.Minute
 
-	// failingAfter is how long evictions of a pod have to fail, for reasons that may pass, before
-	// the pod is called blocked.
+	// failingAfter is how long evictions of a pod have to fail for temporary reasons before the pod
+	// counts as blocked.
 	failingAfter = time.Minute
 )
 
-// trouble is what blocks one pod, whatever its lane does.
+// trouble is a blocker of one pod alone, independent of its lane.
 type trouble struct {
 	Blocker
-	// from is when the pod is called blocked by it.
+	// from is when the pod begins to count as blocked.
 	from time.Time
 }
 
-// consequence is what an answer means for its pod.
+// consequence is what the queue does with a pod after an answer.
 type consequence struct {
-	// reason and text make the blocker; %s stands for what kube-apiserver said. Without a reason
-	// the answer is no trouble of the pod's own.
+	// reason and text are those of the blocker; %s stands for the message of kube-apiserver.
+	// Without a reason the pod gets no trouble.
 	reason, text string
-	// rest bounds the pod's rest; 0 for none. forBudget: the rest ends when the budget opens.
+	// rest is the longest back-off of the pod; 0 for none. forBudget: the back-off ends when the
+	// budget opens.
 	rest      time.Duration
 	forBudget bool
 }
 
-// consequences of all answers of the API. The lane waits in place of a pod whose budget is stale.
+// consequences has an entry for each answer of the API. If a budget is stale, the lane waits and
+// not the pod.
 var consequences = map[verdict]consequence{
 	verdictAccepted:     {},
 	verdictGone:         {},
@@ -55,12 +57,12 @@ var consequences = map[verdict]consequence{
 		"kube-apiserver answers that it cannot evict the pod now: %s It is tried again. Check kube-apiserver.", maxRetryAfter, false,
 	},
 	verdictUnknown: {
-		v1alpha1.ReasonEvictionError, "The eviction gets no answer in time, and the pod is still there: %s It is tried again. " +
-			"Check kube-apiserver, and that admission webhooks for pods/eviction are quick.", maxTroubleRest, false,
+		v1alpha1.ReasonEvictionError, "The eviction gets no answer in time, and the pod still exists: %s It is tried again. " +
+			"Check kube-apiserver, and that admission webhooks for pods/eviction respond quickly.", maxTroubleRest, false,
 	},
 	verdictTooManyDisruptedPods: {v1alpha1.ReasonTooManyDisruptedPods, pdb.TooManyDisruptedPods("%s").Message, maxBudgetRest, true},
 	verdictNamespaceTerminating: {
-		v1alpha1.ReasonEvictionError, "The namespace is being deleted, in which pods cannot be evicted, and the pod has not been deleted with it: %s " +
+		v1alpha1.ReasonEvictionError, "The namespace is being deleted, so its pods cannot be evicted, but the pod still exists: %s " +
 			"Check the namespace's conditions, or delete the pod by hand.", maxTroubleRest, false,
 	},
 	verdictForbidden: {
@@ -74,7 +76,7 @@ var consequences = map[verdict]consequence{
 	verdictFailed: {v1alpha1.ReasonEvictionError, "The eviction fails: %s It is tried again.", maxTroubleRest, false},
 }
 
-// settle draws the consequences of an answer for the pod itself.
+// settle applies the consequence of an answer to the item.
 func (it *item) settle(a answer, deniedAfter time.Duration, now time.Time) {
 	what, said := consequences[a.verdict], wording.Sentence(a.message)
 	from := now
@@ -93,7 +95,7 @@ func (it *item) settle(a answer, deniedAfter time.Duration, now time.Time) {
 	case verdictForbidden, verdictFailed:
 		it.failingSince = time.Time{}
 	default:
-		// A budget answers after admission has agreed.
+		// The API server checks the budget after admission has allowed the eviction.
 		it.deniedSince, it.failingSince, it.denial = time.Time{}, time.Time{}, ""
 	}
 	it.phase, it.trouble = phaseWaiting, nil
@@ -115,8 +117,7 @@ func (it *item) settle(a answer, deniedAfter time.Duration, now time.Time) {
 	}
 }
 
-// inherit takes up what blocked the pod before this queue knew it, until the first answer says
-// more.
+// inherit sets the blocker that the previous leader stored, until the first answer replaces it.
 func (it *item) inherit(b *Blocker, deniedAfter time.Duration, now time.Time) {
 	it.blocker, it.starved = b, b != nil
 	if b == nil {
@@ -134,7 +135,7 @@ func (it *item) inherit(b *Blocker, deniedAfter time.Duration, now time.Time) {
 	it.trouble = &trouble{Blocker: *b}
 }
 
-// review reports again on the members of a lane, if one may have become blocked or unblocked
+// review updates the state of the members of a lane, if one may have become blocked or unblocked
 // because time has passed.
 func (q *Queue) review(g *group, now time.Time) {
 	if g.reviewAt.IsZero() || now.Before(g.reviewAt) {
@@ -146,8 +147,8 @@ func (q *Queue) review(g *group, now time.Time) {
 	}
 }
 
-// show reports what the outside should know about an item, if it has changed: its own trouble
-// before what its lane says.
+// show updates the blocker and the note of an item, and reports a change. The trouble of the item
+// goes before the blocker of its lane.
 func (q *Queue) show(it *item, now time.Time) {
 	var b *Blocker
 	var note string
@@ -173,7 +174,7 @@ func (q *Queue) show(it *item, now time.Time) {
 	q.report(it)
 }
 
-// report has the caller of the queue learn that the state of an item has changed.
+// report records that the state of an item has changed, for the callback of the caller.
 func (q *Queue) report(it *item) {
 	if !it.removed {
 		q.changed = append(q.changed, it.Evacuation)

@@ -13,85 +13,86 @@ import (
 )
 
 const (
-	// laneCalls bounds the calls in flight under one budget. Two that meet on a budget cost the API
-	// server a conflict, upon which one of them sleeps for half a second, up to twenty times. Up to
-	// about as many as this they hardly ever fail, and the budget is in use all the time.
+	// laneCalls is the maximum number of calls in flight under one budget. Two calls that update
+	// the budget at the same time conflict: the API server retries one of them after half a second,
+	// up to twenty times. Up to about this number, calls almost never fail, and the budget is
+	// always in use.
 	laneCalls = 24
-	// laneAwake bounds those of them that may be awake. A lane begins with one and gets one more
-	// for each answer that met no conflict. Lanes that move share that many, so as not to meet on
-	// their budgets for nothing where the API server has enough to do: each has one at least.
+	// laneAwake is the maximum number of those calls that are awake, not sleeping after a conflict.
+	// A lane begins with one and gets one more for each answer without a conflict. All lanes that
+	// move share this number, and each has at least one: more would cause conflicts while the API
+	// server is busy anyway.
 	laneAwake = 6
-	// asleepAfter is how long a call may take before it is taken to have met a conflict and to
-	// sleep in the API server. Another pod can be sent during that time: a call that sleeps costs
-	// nothing.
+	// asleepAfter is after how long a call counts as sleeping in the API server because of a
+	// conflict. Another pod can be evicted meanwhile: a sleeping call costs nothing.
 	asleepAfter = 80 * time.Millisecond
-	// conflictDelay is the least an eviction takes that met a conflict: the API server sleeps that
-	// long before it tries again.
+	// conflictDelay is the shortest time that an eviction with a conflict takes: the API server
+	// sleeps that long before it retries.
 	conflictDelay = 400 * time.Millisecond
 
 	// unconfirmedFor is how long an accepted eviction is subtracted from what the budget's status
 	// allows, if the status never lists it.
 	unconfirmedFor = 5 * time.Second
 
-	// blockedAfter is how long a budget has to allow nothing before its pods are called blocked,
-	// and how long it has to stay open before they no longer are. A drain that moves in steps would
-	// otherwise write every pod's status twice for each step.
+	// blockedAfter is how long a budget has to be closed before its pods count as blocked, and how
+	// long it has to be open before they no longer do. Without it, a budget that opens and closes
+	// would cost two status writes of every pod each time.
 	blockedAfter = 10 * time.Second
 
-	// steadyAfter is how long the numbers of healthy and expected pods have to stay as they are
-	// before the unhealthy ones are held to have stuck, and not only to be starting.
+	// steadyAfter is how long the numbers of healthy and expected pods must not change before the
+	// unhealthy pods count as stuck. Until then they may be starting.
 	steadyAfter = time.Minute
 
-	// firstProbeAfter is how long a closed lane waits for its watch event before it doubts the
-	// cache; the wait doubles with every probe.
+	// firstProbeAfter is how long a closed lane waits for a watch event of its budget before it
+	// sends a probe, in case the cache is stale. The wait doubles with every probe.
 	firstProbeAfter = 10 * time.Second
 	maxProbeDelay   = 15 * time.Minute
-	// probeInterval is how often the closed lanes together may ask the API whether it sees what the
-	// cache does: ten times a minute.
+	// probeInterval is the shortest time between two probes of all closed lanes together.
 	probeInterval = 6 * time.Second
 )
 
-// The API server evicts in two steps: it takes the pod's name into the status of the budget, then
-// it deletes the pod. Where it is interrupted between them, because its client was killed or it was
-// itself, the budget is used up and the pod is still there. The disruption controller forgets such
-// a name only after two minutes, and a budget of one allows nothing for as long. We take the second
-// step ourselves: the budget has already paid for it.
+// The API server evicts in two steps: it adds the pod's name to the status of the budget, then it
+// deletes the pod. If the client or the API server is killed between the two, the budget is used up
+// and the pod still exists. The disruption controller removes the name only after two minutes, and
+// until then a budget of one allows nothing. So the queue does the second step: the budget has
+// already granted the eviction.
 const (
-	// interruptedAfter is how long a name has to be listed with its pod untouched before the
-	// eviction is taken for interrupted.
+	// interruptedAfter is how long a name has to be listed, and its pod unchanged, before the
+	// eviction counts as interrupted.
 	interruptedAfter = 5 * time.Second
-	// interruptedUntil is how old an entry may be, by its own time and by ours since we saw it. It
-	// must still be there when the pod is deleted, or the budget would pay for another one.
+	// interruptedUntil is the maximum age of an entry, by its own time and by our clock since we
+	// first saw it. The entry must still exist when the pod is deleted: otherwise the budget would
+	// also grant another eviction.
 	interruptedUntil = 90 * time.Second
 
 	// clockTolerance is how far ahead of our clock the time of an entry may be. Beyond that the
-	// clocks disagree, and the age of the entry is not known.
+	// clocks differ too much, and the age of the entry is unknown.
 	clockTolerance = 5 * time.Second
 )
 
 // budgetLane has the pods of one PodDisruptionBudget, because every eviction under it is an update
-// of that one object. While the budget is closed, the lane offers nothing but rare probes.
+// of that object. While the budget is closed, the lane offers only rare probes.
 type budgetLane struct {
 	group
 	*budgetLanes
 	budget *policyv1.PodDisruptionBudget
 
-	// limit is how many calls may be awake.
+	// limit bounds the awake calls of this lane.
 	limit concurrency
-	// unconfirmed are the evictions that the cached status of the budget does not show yet, by pod
-	// name; the time is zero until the answer.
+	// unconfirmed has the evictions that are missing in the cached status of the budget, by pod
+	// name, with the time of their answer; zero while there is none.
 	unconfirmed map[string]time.Time
-	// granted is since when the budget's status has listed pods as about to be disrupted, by name.
+	// granted has, by pod name, when we first saw a pod in disruptedPods of the budget's status.
 	granted map[string]time.Time
-	// refusedAt is the resourceVersion of the budget under which the API refused although the
-	// status would have let a pod go.
+	// refusedAt is the resourceVersion of the budget with which the API refused an eviction that
+	// the status allowed.
 	refusedAt string
 
-	// open is whether the budget allows a disruption, as far as its status and the API say, and
-	// since is since when.
+	// open reports that the budget allows a disruption, according to its status and the last
+	// answers; since is the time of the last change of open.
 	open  bool
 	since time.Time
-	// steadySince is since when the budget has counted as many healthy pods of as many.
+	// steadySince is when the numbers of healthy or expected pods last changed.
 	steadySince time.Time
 
 	// probeAt is when the lane's next probe is due.
@@ -99,11 +100,11 @@ type budgetLane struct {
 	probeDelay time.Duration
 }
 
-// budgetLanes is what the lanes of all budgets share.
+// budgetLanes has the state that the lanes of all budgets share.
 type budgetLanes struct {
-	// probeAllowedAt is when one of them may send the next probe.
+	// probeAllowedAt is when one of the lanes may send the next probe.
 	probeAllowedAt time.Time
-	// awake is how many calls of each lane may be awake.
+	// awake is the maximum number of awake calls of each lane.
 	awake int
 }
 
@@ -117,7 +118,7 @@ func newBudgetLane(all *budgetLanes, budget *policyv1.PodDisruptionBudget, now t
 	return l
 }
 
-// observe takes in a version of the budget and reports whether it allows a disruption.
+// observe processes a new version of the budget and reports whether it allows a disruption.
 func (l *budgetLane) observe(budget *policyv1.PodDisruptionBudget, now time.Time) (allows bool) {
 	if was, is := l.budget.Status, budget.Status; was.CurrentHealthy != is.CurrentHealthy || was.ExpectedPods != is.ExpectedPods {
 		l.steadySince = now
@@ -132,14 +133,14 @@ func (l *budgetLane) observe(budget *policyv1.PodDisruptionBudget, now time.Time
 	case !allows && l.open:
 		l.close(now)
 	case !allows:
-		// Why it allows nothing may have changed.
+		// The cause may have changed.
 		l.reviewBy(latest(now, l.since.Add(blockedAfter)))
 	}
 	return allows
 }
 
-// noteGranted keeps since when the budget's status has listed each name. The times in the status
-// are those of another clock.
+// noteGranted records when each name first appeared in the budget's status. The times in the status
+// come from another clock.
 func (l *budgetLane) noteGranted(now time.Time) {
 	listed := l.budget.Status.DisruptedPods
 	maps.DeleteFunc(l.granted, func(pod string, _ time.Time) bool {
@@ -161,12 +162,12 @@ func (l *budgetLane) close(now time.Time) {
 	l.reviewBy(now.Add(blockedAfter))
 }
 
-// hasRoom reports whether the budget would let another eviction pass, as far as we know.
+// hasRoom reports whether the budget allows another eviction, as far as the queue knows.
 func (l *budgetLane) hasRoom(now time.Time) bool {
 	return l.open && pdb.Allowed(l.budget) > l.pending(now)
 }
 
-// pending is how many evictions the status of the budget does not show yet.
+// pending returns the number of unconfirmed evictions.
 func (l *budgetLane) pending(now time.Time) int {
 	maps.DeleteFunc(l.unconfirmed, func(_ string, accepted time.Time) bool {
 		return !accepted.IsZero() && now.Sub(accepted) >= unconfirmedFor
@@ -205,8 +206,9 @@ func (l *budgetLane) hasSlot(now time.Time) bool {
 	return busy < min(l.limit.limit, l.awake)
 }
 
-// nextProbe is when the lane may offer a pod although its budget seems closed. An offer makes no
-// other lane wait, only a call does: the queue chooses from the offers.
+// nextProbe returns when the lane may offer a pod although its budget is closed in the cache. The
+// offer alone does not delay the probes of other lanes, only a call does: the queue does not take
+// every offer.
 func (l *budgetLane) nextProbe() time.Time {
 	return latest(l.probeAt, l.probeAllowedAt)
 }
@@ -215,19 +217,19 @@ func (l *budgetLane) moves(now time.Time) bool {
 	return (l.first() != nil || len(l.sending) > 0) && (l.open || now.Sub(l.since) < blockedAfter)
 }
 
-// interrupted: the budget has granted the eviction of such a pod, and it was not carried out. An
-// entry whose age is not known waits for the disruption controller.
+// interrupted returns the pods whose eviction the budget has granted, but which were not deleted.
+// If the age of an entry is unknown, the disruption controller has to remove it.
 func (l *budgetLane) interrupted(now time.Time) (found []*item) {
 	long := false
 	for _, since := range l.granted {
 		long = long || now.Sub(since) >= interruptedAfter
 	}
-	if !long { // As is the rule, which spares the look at all members.
+	if !long { // The common case: no loop over all members.
 		return nil
 	}
 	for it := range l.members {
 		since, listed := l.granted[it.Pod]
-		// One that rests for another reason than its budget was just refused.
+		// A pod that rests for another reason was just refused.
 		waits := it.phase == phaseWaiting || it.phase == phaseResting && it.restsForBudget
 		granted := l.budget.Status.DisruptedPods[it.Pod].Time
 		seen, age := now.Sub(since), now.Sub(granted)
@@ -265,7 +267,7 @@ func (l *budgetLane) settle(c *call, a answer, now time.Time) {
 	case verdictOverloaded, verdictDenied, verdictWithdrawn:
 		return
 	case verdictBudgetClosed, verdictBudgetStale, verdictTooManyDisruptedPods:
-		// The status has let a pod go, unless it has changed since that pod was sent.
+		// If the budget has not changed since the call, its status allowed the eviction wrongly.
 		if l.budget.ResourceVersion == c.budgetVersion {
 			l.refusedAt = c.budgetVersion
 			if l.open {
@@ -273,18 +275,18 @@ func (l *budgetLane) settle(c *call, a answer, now time.Time) {
 			}
 		}
 		if l.open && c.pass == passProbe && a.verdict == verdictBudgetClosed {
-			// The budget opened while it refused the probe, which must not make the pod miss that.
+			// The budget opened during the probe: the pod must not back off.
 			c.it.phase, c.it.failures = phaseWaiting, 0
 		}
 	}
 	if c.took < conflictDelay {
-		// One that met a conflict says neither that more would do nor that fewer would be quicker.
+		// A call with a conflict changes nothing: it is no sign for more calls, nor for fewer.
 		l.limit.good()
 	}
 }
 
-// judge keeps the former answer while it is still true, so that the numbers of a busy budget are
-// not written into every waiting pod's status.
+// judge keeps the previous blocker while its reason is the same: otherwise the changing numbers of
+// a busy budget would be written into the status of every waiting pod.
 func (l *budgetLane) judge(it *item, now time.Time) (b *Blocker, note string, until time.Time) {
 	if it.starved {
 		b = it.blocker

@@ -15,9 +15,8 @@ import (
 	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
-// matchBudgets returns the budgets that protect an item's pod, ordered by name. A tenant may
-// rewrite budgets all the time, so that the names of those that select the pod are kept with the
-// item.
+// matchBudgets returns the budgets that protect an item's pod, ordered by name. The item caches the
+// names of the budgets that select it, since a tenant may change budgets very often.
 func (q *Queue) matchBudgets(it *item, pod *corev1.Pod) (matching []*policyv1.PodDisruptionBudget) {
 	if !it.matched || !maps.Equal(it.labels, pod.Labels) {
 		it.labels, it.budgets, it.matched = pod.Labels, nil, true
@@ -33,21 +32,21 @@ func (q *Queue) matchBudgets(it *item, pod *corev1.Pod) (matching []*policyv1.Po
 	return matching
 }
 
-// churnInterval is the least time between two evaluations of the changed budgets of a namespace.
+// churnInterval is the shortest time between two evaluations of the changed budgets of a namespace.
 // The first change is evaluated immediately.
 const churnInterval = time.Second
 
-// churn is what has changed about the budgets of a namespace.
+// churn has the pending changes of the budgets of a namespace.
 type churn struct {
-	// next is when the changes may be evaluated.
+	// next is when the changes may be evaluated next.
 	next time.Time
-	// changed are the budgets that are new or may select other pods than before, by name; nil for
-	// one that is gone.
+	// changed has, by name, the budgets that are new or may select other pods than before; nil for
+	// a deleted budget.
 	changed map[string]*policyv1.PodDisruptionBudget
 }
 
-// budgetChanged takes in an event of a budget. A change that leaves the selector alone concerns its
-// lane alone and is never put off.
+// budgetChanged handles an event of a budget. A change that keeps the selector only affects the
+// lane of the budget and is never delayed.
 func (q *Queue) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 	name := pdb.NameOf(cmp.Or(budget, old))
 	q.mu.Lock()
@@ -63,9 +62,10 @@ func (q *Queue) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 			return
 		}
 		if !q.stepped || budget != nil && q.budgets.Get(name.Namespace, name.Name) == nil {
-			// Pods must not seem to have no budget, or one of two, until the changes of the
-			// namespace are evaluated. A budget that is removed and created again finds its removal
-			// pending, so this happens once for each name.
+			// A new budget is evaluated immediately: until then its pods would seem to have no
+			// budget, or only one of two. If a budget is deleted and recreated, its deletion is
+			// pending and the creation joins it, so a tenant cannot cause more than one immediate
+			// evaluation per name.
 			q.applyBudget(name.Namespace, name.Name, budget, q.cfg.Clock.Now())
 			return
 		}
@@ -116,8 +116,8 @@ func (q *Queue) applyBudget(namespace, name string, budget *policyv1.PodDisrupti
 	}
 }
 
-// budgetObserved tells the budget's lane and, if it opens, ends the rest of the pods that its
-// budget had refused.
+// budgetObserved passes a budget to its lane. If the budget is open, it ends the back-off of the
+// pods that the budget had refused.
 func (q *Queue) budgetObserved(budget *policyv1.PodDisruptionBudget, now time.Time) {
 	l, ok := q.lanes[laneKey{NamespacedName: pdb.NameOf(budget)}].(*budgetLane)
 	if !ok || !l.observe(budget, now) {

@@ -16,46 +16,47 @@ import (
 )
 
 const (
-	// callTimeout is longer than the API server may take for an eviction: twenty conflicts of half
-	// a second on the pod, and as many on the budget.
+	// callTimeout is longer than the longest eviction in the API server: twenty conflicts of half a
+	// second on the pod, and as many on the budget.
 	callTimeout = 40 * time.Second
-	// finishTimeout ends the call that deletes the pod of an interrupted eviction. With it the last
-	// deletion ends well before the disruption controller forgets the entry, the difference between
-	// two machines' clocks included.
+	// finishTimeout is the timeout of the call that deletes the pod of an interrupted eviction. The
+	// call then ends well before the disruption controller removes the entry, even if the clocks of
+	// the two machines differ.
 	finishTimeout = 15 * time.Second
-	// finishGrace is how long a call that is under way when the queue is told to stop may go on, so
-	// as not to interrupt it between the two steps of the API server.
+	// finishGrace is how long a call in flight may continue after the queue stops, so that it is
+	// not interrupted between the two steps of the API server.
 	finishGrace = 4 * time.Second
-	// resendAfter is how long a pod may look untouched in the cache after its eviction was
-	// accepted.
+	// resendAfter is how long a pod may stay unchanged in the cache after its eviction was
+	// accepted, before it is evicted again.
 	resendAfter = time.Minute
-	// overloadPause is how long nothing is sent to an overloaded API server that does not say
-	// itself.
+	// overloadPause is how long the queue sends nothing to an overloaded API server that sets no
+	// Retry-After.
 	overloadPause = time.Second
 )
 
-// call is an eviction on its way.
+// call is an eviction in flight.
 type call struct {
-	// Request is the one that the pod is evicted for; the item may have got another one meanwhile.
+	// Request is the request at the time of the call; that of the item may have been replaced
+	// since.
 	*Request
 	it   *item
 	pod  *corev1.Pod
 	lane lane
 	pass pass
-	// number is the call's among all tries of the queue.
+	// number is the sequence number of the call in this queue.
 	number uint64
 	sent   time.Time
 	took   time.Duration
 	// budgetVersion is the resourceVersion of the budget that the pass was derived from.
 	budgetVersion string
-	// limit and laneLimit are how many calls were allowed, of the queue and of the lane, when it
-	// was sent.
+	// limit and laneLimit are the concurrency limits of the queue and of the lane when the call was
+	// sent.
 	limit, laneLimit int
 }
 
-// send makes one call, unless the Evacuation was withdrawn, and has the queue take in the answer.
-// The eviction already counts as in flight: a client that withdraws the Evacuation either finds it
-// there or prevents it.
+// send makes one call, unless the Evacuation was withdrawn, and processes the answer. The eviction
+// already counts as in flight: a client that withdraws the Evacuation either sees it there or
+// prevents it.
 func (q *Queue) send(ctx context.Context, c *call) {
 	ctx, cancel := untilFinished(ctx)
 	defer cancel()
@@ -67,7 +68,7 @@ func (q *Queue) send(ctx context.Context, c *call) {
 	q.wake()
 }
 
-// ask is the only place where the queue talks to the API.
+// ask sends the eviction. All API calls of the queue are made here.
 func (q *Queue) ask(ctx context.Context, c *call) answer {
 	logger := klog.FromContext(ctx).WithValues("pod", klog.KRef(c.Evacuation.Namespace, c.Pod), "podUID", c.UID)
 	a := answerOf(q.evict(klog.NewContext(ctx, logger), c), c.pass == passUnready)
@@ -83,7 +84,7 @@ func (q *Queue) ask(ctx context.Context, c *call) answer {
 	return a
 }
 
-// evict makes the call that a pass gives the right to.
+// evict makes the API call that belongs to the pass.
 func (q *Queue) evict(ctx context.Context, c *call) error {
 	options := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: ptr.To(c.UID)}}
 	if c.pass == passGranted {
@@ -97,7 +98,7 @@ func (q *Queue) evict(ctx context.Context, c *call) error {
 	})
 }
 
-// untilFinished returns a context for one call, which outlives the end of its parent for a while.
+// untilFinished returns a context for one call, which ends finishGrace after its parent.
 func untilFinished(ctx context.Context) (context.Context, context.CancelFunc) {
 	callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(finishGrace, cancel) })
@@ -107,7 +108,7 @@ func untilFinished(ctx context.Context) (context.Context, context.CancelFunc) {
 	}
 }
 
-// reread finds out what has become of a pod whose eviction got lost.
+// reread reads a pod after an eviction without a clear answer.
 func (q *Queue) reread(ctx context.Context, c *call, a answer) answer {
 	pod, err := q.cfg.Host.Pod(ctx, c.Evacuation.Namespace, c.Pod)
 	switch {
@@ -122,8 +123,8 @@ func (q *Queue) reread(ctx context.Context, c *call, a answer) answer {
 	return a
 }
 
-// settle takes in an answer: the lane and the queue learn their pace from it, the pod goes where it
-// belongs now.
+// settle processes an answer: it updates the concurrency limits of the queue and of the lane, and
+// places the item again.
 func (q *Queue) settle(c *call, a answer) {
 	q.mu.Lock()
 	defer q.unlock()
@@ -149,8 +150,8 @@ func (q *Queue) settle(c *call, a answer) {
 	}
 }
 
-// pace adapts how many calls may be in flight. What admission or a lost connection says about one
-// pod tells nothing about the others.
+// pace adapts the limit of calls in flight. A denial by admission or a lost connection does not
+// change it: it says nothing about other pods.
 func (q *Queue) pace(c *call, a answer, now time.Time) {
 	switch a.verdict {
 	case verdictOverloaded:

@@ -14,8 +14,8 @@ import (
 	"haulout.dev/haulout/pkg/host/inflight"
 )
 
-// step returns the evictions to send now, and when there is something to do next although nothing
-// happens; zero if only an event can tell.
+// step returns the evictions to send now, and when the next step is due without an event; zero if
+// only an event can cause one.
 func (q *Queue) step() (due []*call, next time.Time) {
 	q.mu.Lock()
 	defer q.unlock()
@@ -34,10 +34,10 @@ func (q *Queue) step() (due []*call, next time.Time) {
 	return due, next
 }
 
-// pick takes as many pods out of the lanes as may be sent now: first those whose evictions were
-// interrupted, then pods that have not been tried, one lane after another. Only when no such pod is
-// left, it takes pods that have been tried, in the order of their last tries, the oldest first. So
-// no pod is tried again before all other pods had their turn.
+// pick takes as many pods from the lanes as may be sent now: first those whose evictions were
+// interrupted, then pods that have not been tried, round robin over the lanes. If no such pod is
+// left, it takes pods that have been tried, the one with the oldest try first. So no pod is tried
+// again before all other pods were tried.
 func (q *Queue) pick(now time.Time) (picked []*call) {
 	q.budgetLanes.awake = awakePerLane(q.ring, now)
 	for _, l := range q.ring {
@@ -77,14 +77,14 @@ func (q *Queue) offer(l lane, now time.Time) (*item, pass) {
 	return l.offer(now)
 }
 
-// mayCall reports whether another call of the lane may be in flight. A call that meets a conflict
-// on a budget sleeps in the API server for up to ten seconds, and pods without budgets must not
-// wait for those: pods with budgets have half of the calls.
+// mayCall reports whether another call of the lane may be in flight. A call with conflicts on a
+// budget sleeps in the API server for up to ten seconds, and pods without budgets must not wait for
+// such calls: pods with budgets get half of the calls.
 func (q *Queue) mayCall(l lane) bool {
 	return q.inFlight < q.calls.limit && (!l.common().protected || q.protected < max(1, q.calls.limit/2))
 }
 
-// awakePerLane is how many calls each lane of a budget may have awake.
+// awakePerLane returns the maximum number of awake calls for each lane of a budget.
 func awakePerLane(lanes []lane, now time.Time) int {
 	moving := 0
 	for _, l := range lanes {
@@ -95,13 +95,13 @@ func awakePerLane(lanes []lane, now time.Time) int {
 	return max(1, laneAwake/max(1, moving))
 }
 
-// begin adds the call for an item to those picked, unless its pod cannot be evicted after all.
+// begin adds the call for an item to picked, unless the cached pod can no longer be evicted.
 func (q *Queue) begin(picked []*call, it *item, p pass, now time.Time) []*call {
 	it.leaveLine()
 	pod := q.present(it)
 	if pod == nil {
-		// The cache has moved on and its event is on the way. An eviction by name would use up
-		// budget for another pod.
+		// The cache has changed and its event follows. An eviction by name would use up budget for
+		// another pod.
 		q.place(it, now)
 		return picked
 	}
@@ -117,7 +117,7 @@ func (q *Queue) begin(picked []*call, it *item, p pass, now time.Time) []*call {
 	return append(picked, c)
 }
 
-// place puts an item where it belongs: into its lane, to rest, or aside.
+// place moves an item to its lane or to the resting items, or parks or removes it.
 func (q *Queue) place(it *item, now time.Time) {
 	it.leaveLine()
 	pod := q.present(it)
@@ -126,8 +126,8 @@ func (q *Queue) place(it *item, now time.Time) {
 		q.cfg.InFlight.Remove(it.UID)
 	}
 	if pod != nil && !accepted {
-		// A pod that has left the cache is missing until its event says so: its owner still counts
-		// it, and others would go in its place.
+		// A pod that is no longer in the cache stays podLeaving until its event: counted as
+		// serving, it would let another pod of its owner be evicted.
 		q.ownerLanes.stays(it.UID)
 	}
 	switch {
@@ -138,8 +138,7 @@ func (q *Queue) place(it *item, now time.Time) {
 		}
 		return
 	case accepted:
-		// What blocked it stays on show: the pod's own change will tell that it is over, with one
-		// write of the status instead of two.
+		// Keep the blocker: the next event of the pod clears it, which saves a status write.
 		q.leaveLane(it)
 		q.resting.add(it)
 		return
@@ -169,15 +168,15 @@ func (q *Queue) place(it *item, now time.Time) {
 	q.show(it, now)
 }
 
-// park sets an item aside until an event of its pod or of a budget.
+// park takes an item out of its lane until an event of its pod or of a budget.
 func (q *Queue) park(it *item, why *trouble, now time.Time) {
 	q.leaveLane(it)
 	it.phase, it.trouble = phaseParked, why
 	q.show(it, now)
 }
 
-// present returns the item's own pod from the cache, nil if that has none or another of the name,
-// or if the pod stops already.
+// present returns the item's pod from the cache; nil if the cache has no pod or another one of that
+// name, or if the pod is stopping or finished.
 func (q *Queue) present(it *item) *corev1.Pod {
 	pod, err := q.pods.Pods(it.Evacuation.Namespace).Get(it.Pod)
 	if err != nil || pod.UID != it.UID || !canBeAsked(pod) {
@@ -186,7 +185,7 @@ func (q *Queue) present(it *item) *corev1.Pod {
 	return pod
 }
 
-// laneOf returns the lane of a pod and of the budget that protects it, if any.
+// laneOf returns the lane of a pod: that of its budget, of its owner, or of all other pods.
 func (q *Queue) laneOf(pod *corev1.Pod, matching []*policyv1.PodDisruptionBudget, now time.Time) lane {
 	if len(matching) > 0 {
 		return q.lane(laneKey{NamespacedName: pdb.NameOf(matching[0])}, func() lane { return newBudgetLane(&q.budgetLanes, matching[0], now) })
@@ -200,7 +199,7 @@ func (q *Queue) laneOf(pod *corev1.Pod, matching []*policyv1.PodDisruptionBudget
 	return l
 }
 
-// lane returns the lane with a key, which is made on first use.
+// lane returns the lane with a key and creates it if necessary.
 func (q *Queue) lane(key laneKey, create func() lane) lane {
 	l, ok := q.lanes[key]
 	if !ok {
@@ -218,9 +217,8 @@ func (q *Queue) leaveLane(it *item) {
 	}
 }
 
-// tidy drops the lanes without pods, reports again on the pods of the others where time has passed,
-// and returns when there is something to do although nothing happens. What is due already waits for
-// an answer, not for a time.
+// tidy drops the lanes without pods, reviews the others, and returns when the next step is due
+// without an event. Work that is due but was not started waits for an answer, not for a time.
 func (q *Queue) tidy(now time.Time) (next time.Time) {
 	ring := func(t time.Time) {
 		if t.After(now) && (next.IsZero() || t.Before(next)) {

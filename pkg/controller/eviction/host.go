@@ -2,17 +2,17 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package eviction decides which pod may be evicted next and evicts it, within the budgets, as fast
-// as the API server lets it.
+// as the API server allows.
 //
 // Each pod is in a lane: that of its PodDisruptionBudget, that of its owner if no budget protects
-// it, or that of all others. A lane offers the pod that may go next. A step of the queue takes what
-// the lanes offer and returns the calls to make (dispatch.go). Each call is made without the lock,
-// and its answer taken in: by the queue, which paces itself, by the pod, which may rest or be
-// blocked, and by the lane (call.go). Then the pod is placed again. Events place pods, too, and
-// open and close lanes.
+// it, or that of all others. A lane offers the next pod to evict. A step of the queue chooses from
+// these offers and returns the calls to make (dispatch.go). Each call is made without the lock. Its
+// answer changes the concurrency limit of the queue, the state of the pod, which may rest or be
+// blocked, and the lane (call.go). Then the pod is placed again. Events of pods and budgets also
+// place pods, and open and close lanes.
 //
-// All that a queue remembers is a cache: it may be dropped at any time. A new one begins its
-// back-offs and its patience again.
+// All state of a queue may be dropped at any time: a new queue starts its back-offs and its
+// patience again.
 package eviction
 
 import (
@@ -26,12 +26,11 @@ import (
 	"haulout.dev/haulout/pkg/host/owners"
 )
 
-// Host is what the queue asks of the host cluster: an evict.Client whose requests are not limited,
-// because the queue limits itself.
+// Host is the access of the queue to the host cluster. An evict.Client without a rate limit
+// implements it: the queue limits its requests itself.
 type Host interface {
-	// Evict posts one eviction, once: whatever the answer, it does not try again by itself. Any
-	// answer but success is an error. With dryRun in its delete options, budgets, webhooks and
-	// policies answer and the pod stays.
+	// Evict posts one eviction and does not retry. Any answer but success is an error. With dryRun
+	// in its delete options, budgets, webhooks and policies answer and the pod stays.
 	Evict(ctx context.Context, eviction *policyv1.Eviction) error
 	// Finish deletes a pod whose eviction its budget has already granted.
 	Finish(ctx context.Context, namespace, name string, options metav1.DeleteOptions) error
@@ -39,8 +38,8 @@ type Host interface {
 	Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error)
 }
 
-// Owners tells which workload a pod belongs to, as owners.Cached does. Its methods read caches:
-// they must not block.
+// Owners returns the workload of a pod. owners.Cached implements it. Its methods read caches: they
+// must not block.
 type Owners interface {
 	// Of returns the workload of the pods of a namespace that have the given controller; false if
 	// such pods need no turns.

@@ -15,21 +15,20 @@ import (
 	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
-// phase is where a pod stands on its way out.
+// phase is the state of a pod in the queue.
 type phase int
 
 const (
-	// phaseWaiting: it waits in its lane.
+	// phaseWaiting: the pod waits in its lane.
 	phaseWaiting phase = iota
-	// phaseParked: nothing can be sent for it now, because of what the pod is; an event of the pod
-	// or of a budget changes that.
+	// phaseParked: the pod cannot be evicted until an event of the pod or of a budget.
 	phaseParked
-	// phaseResting: it waits for its back-off to end.
+	// phaseResting: the pod waits for its back-off to end.
 	phaseResting
-	// phaseInFlight: its eviction has been sent and not been answered.
+	// phaseInFlight: its eviction was sent and has not been answered.
 	phaseInFlight
-	// phaseAccepted: it has been asked to stop. It is not asked again, unless it is still there
-	// unchanged a good while later.
+	// phaseAccepted: its eviction was accepted. It is sent again only if the pod is unchanged after
+	// resendAfter.
 	phaseAccepted
 )
 
@@ -38,20 +37,20 @@ type item struct {
 	// Request is replaced as a whole if the pod is requested again.
 	*Request
 	added time.Time
-	// removed: the request was taken back after the eviction had been sent. The item is kept until
-	// the outcome is known: a pod that is requested again gets it back and is not sent twice.
+	// removed: the request was withdrawn after the eviction had been sent. The item is kept until
+	// the outcome is known, so that a pod that is requested again is not evicted twice.
 	removed bool
-	// askedAgain: the pod was requested after its last call began. What made that call needless may
-	// have ended since.
+	// askedAgain: the pod was requested after its last call began. If that call found its
+	// Evacuation withdrawn, this may no longer be true.
 	askedAgain bool
 	phase      phase
-	// lane is nil while the item is parked or accepted. line is where it waits for its turn or for
-	// a time, if it does.
+	// lane is nil while the item is parked or accepted. line is the line in which it waits for its
+	// turn or for the end of its back-off; nil if it does not wait.
 	lane lane
 	line *line
 
-	// notReady, cost and created are copied from the pod, so that the order of a line never changes
-	// under it. tried is the number of the last try among those of the queue; 0 if there was none.
+	// notReady, cost and created are copied from the pod, so that the order of a line does not
+	// change with the pod. tried is the number of the last call; 0 if there was none.
 	notReady bool
 	cost     int32
 	created  time.Time
@@ -63,58 +62,57 @@ type item struct {
 	budgets []string
 	matched bool
 
-	// due is when the item's rest, or the wait after its acceptance, ends.
+	// due is when the back-off ends or, for an accepted eviction, resendAfter.
 	due time.Time
-	// failures in a row, from which the next rest follows.
+	// failures is the number of consecutive failures, which determines the next back-off.
 	failures int
-	// restsForBudget: the rest ends as soon as the budget opens.
+	// restsForBudget: the back-off also ends when the budget opens.
 	restsForBudget bool
 
 	failed int32
 	// trouble is nil unless the last answer was about this pod.
 	trouble *trouble
-	// deniedSince is since when admission has refused the pod, and denial what it said last;
-	// failingSince is since when its evictions have failed for reasons that may pass.
+	// deniedSince is when admission began to refuse the pod, and denial its last message;
+	// failingSince is when its evictions began to fail for temporary reasons.
 	deniedSince, failingSince time.Time
 	denial                    string
-	// blocker and note are what the outside sees. starved: the blocker is the lane's budget. told:
-	// the note says for which other pods the item waits.
+	// blocker and note are the reported state. starved: the blocker comes from the lane's budget.
+	// told: the note names the pods that the item waits for.
 	blocker       *Blocker
 	note          string
 	starved, told bool
 }
 
-// read copies from the pod what the order depends on.
+// read copies the fields of the pod that determine its order.
 func (it *item) read(pod *corev1.Pod) {
 	it.notReady, it.created = !pdb.IsReady(pod), pod.CreationTimestamp.Time
 	it.cost, _ = deletioncost.Of(pod)
 }
 
-// isSent reports whether the pod's eviction was sent and has not been refused.
+// isSent reports whether the pod's eviction is in flight or accepted.
 func (it *item) isSent() bool {
 	return it.phase == phaseInFlight || it.phase == phaseAccepted
 }
 
-// canBeAsked reports whether the pod has not yet been asked to stop nor stopped by itself.
+// canBeAsked reports whether the pod is neither stopping nor finished.
 func canBeAsked(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp == nil && pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
 }
 
-// line is a list of items in an order. An item is in one line at most, and the fields that the
-// order depends on do not change while it is.
+// line is a sorted list of items. An item is in at most one line, and the fields that determine its
+// order do not change while it is there.
 type line struct {
 	items []*item
 	order func(a, b *item) int
 }
 
-// byTurn is the order within a lane: pods that have not been tried go first, those that are cheaper
-// to lose before others, then younger pods. The others follow, the one whose last try is the
-// longest ago first.
+// byTurn is the order within a lane: first pods that have not been tried, by deletion cost, then
+// the younger pods first. Tried pods follow, the one with the oldest try first.
 func byTurn(a, b *item) int {
 	return cmp.Or(cmp.Compare(a.tried, b.tried), cmp.Compare(a.cost, b.cost), b.created.Compare(a.created), cmp.Compare(a.UID, b.UID))
 }
 
-// byDue is the order of items that wait for a time.
+// byDue is the order of resting items.
 func byDue(a, b *item) int {
 	return cmp.Or(a.due.Compare(b.due), cmp.Compare(a.UID, b.UID))
 }
@@ -132,7 +130,7 @@ func (l *line) add(it *item) {
 	it.line = l
 }
 
-// leaveLine takes the item out of the line that it is in, if any.
+// leaveLine removes the item from its line, if it has one.
 func (it *item) leaveLine() {
 	l := it.line
 	if l == nil {
@@ -141,7 +139,7 @@ func (it *item) leaveLine() {
 	if at, _ := slices.BinarySearchFunc(l.items, it, l.order); at > 0 {
 		l.items = slices.Delete(l.items, at, at+1)
 	} else {
-		// No other item has to move.
+		// No other item moves.
 		l.items[0], l.items = nil, l.items[1:]
 	}
 	it.line = nil

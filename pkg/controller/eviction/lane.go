@@ -13,63 +13,65 @@ import (
 	"haulout.dev/haulout/pkg/drain/pdb"
 )
 
-// lane is a group of pods that depend on each other, and decides which of them goes next.
+// lane has pods whose evictions depend on each other, and decides which of them is evicted next.
 type lane interface {
-	// offer returns the pod that may be evicted now, and the right to evict it; nil if none may.
+	// offer returns the next pod that may be evicted now, and why; nil if none may.
 	offer(now time.Time) (*item, pass)
-	// interrupted returns the pods whose evictions have to be finished.
+	// interrupted returns the pods whose evictions were interrupted and have to be finished.
 	interrupted(now time.Time) []*item
-	// begin takes in that a call is sent, and settle its answer, after the pod has taken it in.
+	// begin is called when a call is sent, and settle when its answer has been applied to the pod.
 	begin(c *call)
 	settle(c *call, a answer, now time.Time)
-	// judge returns what the outside should know about a pod of the lane: what blocks it, or what
-	// it waits for. until is when that may change although nothing happens; zero if it does not.
+	// judge returns the reported state of a pod of the lane: its blocker, or a note about what it
+	// waits for. until is when that may change without an event; zero if it does not.
 	judge(it *item, now time.Time) (b *Blocker, note string, until time.Time)
-	// setAlarm names the times at which the lane has something to do although nothing happens.
+	// setAlarm calls ring with each time at which the lane has work to do without an event.
 	setAlarm(ring func(time.Time))
-	// moves reports whether the lane of a budget has calls to make and is not stuck.
+	// moves reports whether the lane of a budget has calls to make and has not been closed for
+	// long.
 	moves(now time.Time) bool
 	// isDone reports whether the lane may be dropped; drop is called then.
 	isDone(now time.Time) bool
 	drop()
-	// common returns what the lane has in common with others.
+	// common returns the fields that all lanes have.
 	common() *group
 }
 
-// laneKey identifies a lane: by its budget, or by the namespace and UID of its owner. It is empty
+// laneKey identifies a lane by its budget, or by the namespace and UID of its owner. It is empty
 // for the lane of all other pods.
 type laneKey struct {
 	types.NamespacedName
 	owner types.UID
 }
 
-// pass is the right to send an eviction.
+// pass is the reason why a pod may be evicted.
 type pass int
 
 const (
-	// passPlain: the pod may go, and uses up its budget if it has one.
+	// passPlain: the pod has no budget, or its budget has room.
 	passPlain pass = iota
-	// passUnready: the pod is not ready, and may go without using up its budget.
+	// passUnready: the pod is not ready, and its eviction does not use up the budget.
 	passUnready
-	// passProbe: the budget has no room according to the cache, which is doubted.
+	// passProbe: try although the cached budget has no room, in case the cache is stale.
 	passProbe
-	// passGranted: the budget has let the pod go already, see interruptedAfter.
+	// passGranted: the budget has already granted the eviction, see interruptedAfter.
 	passGranted
 )
 
-// group is what every lane has.
+// group has the fields of every lane.
 type group struct {
 	key laneKey
 	// protected: the pods have a budget.
 	protected bool
-	// members are the items of the lane, with what the remedies for a closed budget depend on.
+	// members are the items of the lane, with the kind of their owner, which determines the remedy
+	// for a closed budget.
 	members map[*item]pdb.Owner
-	// ready and unready are the members that wait, apart because pods that are not ready may go
-	// when others may not.
+	// ready and unready are the waiting members. They are separate because a closed budget may
+	// still allow the eviction of pods that are not ready.
 	ready, unready line
-	// sending are the calls in flight, and when they were sent.
+	// sending has the items with a call in flight, and when it was sent.
 	sending map[*item]time.Time
-	// reviewAt is when a member may become blocked or unblocked by the passing of time.
+	// reviewAt is when a member may become blocked or unblocked without an event.
 	reviewAt time.Time
 }
 
@@ -84,7 +86,7 @@ func (g *group) join(it *item, pod *corev1.Pod) {
 	}
 }
 
-// wait has a member wait for its turn.
+// wait adds a member to the line in which it waits for its turn.
 func (g *group) wait(it *item) {
 	if it.notReady {
 		g.unready.add(it)
@@ -93,8 +95,8 @@ func (g *group) wait(it *item) {
 	}
 }
 
-// first returns the next of the members that wait. Of pods that have not been tried, those that are
-// not ready serve no requests and go first.
+// first returns the next waiting member. Among pods that have not been tried, those that are not
+// ready go first: they serve no requests.
 func (g *group) first() *item {
 	ready, unready := g.ready.first(), g.unready.first()
 	if ready == nil || unready != nil && unready.tried <= ready.tried {
@@ -110,7 +112,7 @@ func (g *group) reviewBy(t time.Time) {
 	}
 }
 
-// The kinds of lanes have their own versions of some of these.
+// The types of lanes override some of these methods.
 func (g *group) common() *group                                       { return g }
 func (g *group) moves(time.Time) bool                                 { return false }
 func (g *group) interrupted(time.Time) []*item                        { return nil }
@@ -126,16 +128,16 @@ type freeLane struct{ group }
 
 func (l *freeLane) offer(time.Time) (*item, pass) { return l.first(), passPlain }
 
-// concurrency is how many calls may be in flight: half as many after an answer that means trouble,
-// one more after each good one.
+// concurrency is an adaptive limit of calls in flight: half as many after a bad answer, one more
+// after each good one.
 type concurrency struct {
 	limit, most int
 }
 
 func (c *concurrency) good() { c.limit = min(c.limit+1, c.most) }
 
-// bad takes in a bad answer to a call that was sent when sentUnder calls were allowed. Half of that
-// is allowed now: the answers to calls that were sent together halve it once.
+// bad halves the limit after a bad answer. sentUnder is the limit when the call was sent: bad
+// answers to calls that were sent together halve the limit only once.
 func (c *concurrency) bad(sentUnder int) {
 	c.limit = max(1, min(c.limit, sentUnder/2))
 }

@@ -14,7 +14,7 @@ var (
 	evictionsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Namespace:      "haulout",
 		Name:           "evictions_total",
-		Help:           "Number of calls of the eviction API, by what the answer meant.",
+		Help:           "Number of calls of the eviction API, by the meaning of the answer.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"answer"})
 
@@ -28,14 +28,13 @@ var (
 	evictionLanes = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace:      "haulout",
 		Name:           "eviction_lanes",
-		Help:           "Number of disruption budgets whose pods wait to be evicted, by whether the budget lets a pod go (open) or not (closed).",
+		Help:           "Number of disruption budgets with pods that wait for eviction, by whether the budget allows an eviction (open) or not (closed).",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"state"})
 
 	registerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(evictionsTotal, evictionsInFlight, evictionLanes)
-		// What there may be is shown from the start: an alert about a metric that is not there is
-		// none.
+		// Initialize all series: an alert on a metric that does not exist never fires.
 		for v := range consequences {
 			evictionsTotal.WithLabelValues(string(v)).Add(0)
 		}
@@ -43,7 +42,7 @@ var (
 	})
 )
 
-// countLanes shows how many budgets have pods that wait.
+// countLanes sets the metric of budgets with waiting pods.
 func countLanes(lanes []lane) {
 	open, closed := 0, 0
 	for _, l := range lanes {

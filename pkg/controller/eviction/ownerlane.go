@@ -16,56 +16,56 @@ import (
 	"haulout.dev/haulout/pkg/host/owners"
 )
 
-// ownerReadEvery is how long what is known about an owner is used while none of its pods changes.
+// ownerReadEvery is how long the cached state of an owner is used while none of its pods changes.
 const ownerReadEvery = time.Second
 
 // ownerLane has the pods of one owner that no budget protects. At most a share of the owner's pods
-// may be missing. It is a cache: all but since and writtenOff is read from the informers, and those
-// begin again with the leader, which makes pods wait longer and never shorter.
+// may be missing. Its state is droppable: all but since and writtenOff comes from the informers,
+// and a new leader resets these two, which can only lengthen the wait.
 type ownerLane struct {
 	group
 	*ownerLanes
 	owners.Workload
-	// controller is that of the pod by which the owner was last read, at readAt; that is zero if
-	// one of the owner's pods has changed since.
+	// controller is the controller of the pod with which the owner was last read, at readAt; readAt
+	// is zero if one of the owner's pods has changed since.
 	controller metav1.OwnerReference
 	readAt     time.Time
-	// keys are those by which byController has had the lane.
+	// keys are the keys of the lane in byController.
 	keys sets.Set[laneKey]
 
-	// pods are the owner's pods that are neither finished nor terminating; serving counts those of
-	// podServing. A pod that terminates beside its replacement must not count twice in most.
+	// pods are the owner's pods that are neither finished nor terminating: a terminating pod and
+	// its replacement must not both count in most. serving is the number of those in podServing.
 	pods    map[types.UID]podState
 	serving int
-	// most is how many pods there have been at a time.
+	// most is the highest number of pods at the same time.
 	most int
 
-	// since is when the patience begins: the newest eviction or, if there was none, when the first
-	// pod began to wait. writtenOff is how many pods were missing when the patience last ended:
-	// they are not waited for again.
+	// since is the start of the patience: the newest eviction or, if there was none, the creation
+	// of the lane. writtenOff is how many pods were missing when the patience last ended: the lane
+	// does not wait for them again.
 	since      time.Time
 	writtenOff int
 
-	// waitsUntil is when a pod that is ready may leave if nothing happens, and waitsSince since
-	// when pods wait; both are zero while none does.
+	// waitsUntil is when a ready pod may leave without an event, and waitsSince when pods began to
+	// wait; both are zero while none waits.
 	waitsUntil, waitsSince time.Time
 }
 
-// podState is what a pod is to its owner. A pod that the owner does not count has the zero value.
+// podState is how the lane counts a pod of the owner. Zero means that it does not count the pod.
 type podState int
 
 const (
 	podUnready podState = iota + 1
 	podServing
-	// podLeaving: an eviction of the pod was sent, and the cache still shows the pod as available.
+	// podLeaving: an eviction of the pod was sent, but in the cache the pod is still ready.
 	podLeaving
 )
 
-// ownerLanes finds the lanes of owners by the namespaces and UIDs of the controllers of their pods,
-// and by the pods that they count. A pod may name any UID as its controller's: without the
-// namespace, pods of another namespace would count as those of the owner.
+// ownerLanes indexes the lanes of owners by the namespace and UID of the controllers of their pods,
+// and by the pods that they count. The namespace is necessary: a pod of another namespace may name
+// any UID as its controller.
 type ownerLanes struct {
-	// owners is nil if no pods take turns.
+	// owners is nil if pods without a budget do not wait for each other.
 	owners       Owners
 	share        Percent
 	patience     time.Duration
@@ -77,7 +77,8 @@ func newOwnerLane(all *ownerLanes, now time.Time) *ownerLane {
 	return &ownerLane{group: newGroup(), ownerLanes: all, keys: sets.Set[laneKey]{}, pods: map[types.UID]podState{}, since: now}
 }
 
-// ownerOf returns the owner of a pod that no budget protects; false if its pods take no turns.
+// ownerOf returns the owner of a pod that no budget protects; false if its pods do not wait for
+// each other.
 func (all *ownerLanes) ownerOf(pod *corev1.Pod) (owner owners.Workload, takesTurns bool) {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	if all.owners == nil || controller == nil || pod.Spec.RestartPolicy != corev1.RestartPolicyAlways {
@@ -86,9 +87,9 @@ func (all *ownerLanes) ownerOf(pod *corev1.Pod) (owner owners.Workload, takesTur
 	return all.owners.Of(pod.Namespace, controller)
 }
 
-// podChanged takes in an event of a pod whose owner's other pods may wait for it, and reports
-// whether there is such an owner. A controller releases a pod whose labels stop matching: the pod
-// then has another controller or none, and no longer serves for the owner that counted it.
+// podChanged handles an event of a pod, and reports whether a lane counts the pod, so that other
+// pods may wait for it. A controller releases a pod whose labels no longer match: the pod then has
+// another controller or none, and no longer counts for the previous owner.
 func (all *ownerLanes) podChanged(pod *corev1.Pod, gone bool) (concerned bool) {
 	var is *ownerLane
 	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && !gone {
@@ -104,7 +105,7 @@ func (all *ownerLanes) podChanged(pod *corev1.Pod, gone bool) (concerned bool) {
 	return was != nil || is != nil
 }
 
-// stays takes in that a pod whose eviction was sent does not leave.
+// stays counts a pod as serving again whose eviction was sent, but which does not leave.
 func (all *ownerLanes) stays(pod types.UID) {
 	if l := all.byPod[pod]; l != nil && l.pods[pod] == podLeaving {
 		l.set(pod, podServing)
@@ -115,7 +116,7 @@ func keyOfOwner(namespace string, uid types.UID) laneKey {
 	return laneKey{NamespacedName: types.NamespacedName{Namespace: namespace}, owner: uid}
 }
 
-// read takes in the owner, and the pods of controllers that are new to it.
+// read updates the owner, and counts the pods of its new controllers.
 func (l *ownerLane) read(owner owners.Workload, controller *metav1.OwnerReference, now time.Time) {
 	l.Workload, l.controller = owner, *controller
 	for _, uid := range owner.Controllers {
@@ -132,7 +133,7 @@ func (l *ownerLane) read(owner owners.Workload, controller *metav1.OwnerReferenc
 	l.readAt = now
 }
 
-// see takes in one of the owner's pods as it is.
+// see counts a pod of the owner by its current state.
 func (l *ownerLane) see(pod *corev1.Pod) {
 	if other := l.byPod[pod.UID]; other != nil && other != l {
 		other.set(pod.UID, 0)
@@ -183,7 +184,7 @@ func (l *ownerLane) offer(now time.Time) (*item, pass) {
 		l.waitsSince = now
 		l.reviewBy(now.Add(blockedAfter))
 	}
-	// A pod that does not serve is no loss.
+	// A pod that is not ready need not wait.
 	return l.unready.first(), passPlain
 }
 
@@ -195,7 +196,7 @@ func (l *ownerLane) turn(now time.Time) bool {
 	case missing-l.writtenOff < l.share.of(l.desired()):
 		return true
 	case len(l.sending) > 0:
-		// The answer may begin the patience again.
+		// The answer may restart the patience.
 		return false
 	case now.Before(end):
 		l.waitsUntil = end
@@ -205,7 +206,7 @@ func (l *ownerLane) turn(now time.Time) bool {
 	return true
 }
 
-// desired is how many pods there should be.
+// desired returns the number of pods that the owner should have.
 func (l *ownerLane) desired() int {
 	if l.Desired < 0 {
 		return l.most
@@ -229,7 +230,7 @@ func (l *ownerLane) settle(c *call, a answer, now time.Time) {
 	}
 }
 
-// judge notes for whom a pod waits once for each wait: each change is a write of the status.
+// judge writes the note once for each wait: each change of it costs a status write.
 func (l *ownerLane) judge(it *item, now time.Time) (b *Blocker, note string, until time.Time) {
 	told, waits := it.told, it.phase == phaseWaiting && !it.notReady
 	if !l.waitsSince.IsZero() {
@@ -240,13 +241,13 @@ func (l *ownerLane) judge(it *item, now time.Time) (b *Blocker, note string, unt
 	case it.told && told:
 		return nil, it.note, time.Time{}
 	case it.told:
-		return nil, fmt.Sprintf("The pod waits for other pods of %s %s to be available: no PodDisruptionBudget protects them, so that at most %d of %d may be missing.",
+		return nil, fmt.Sprintf("The pod waits for other pods of %s %s to be available: no PodDisruptionBudget protects them, so at most %d of %d may be missing.",
 			l.Kind, l.Name, l.share.of(l.desired()), l.desired()), time.Time{}
 	}
 	return nil, "", until
 }
 
-// isDone: the time of the newest eviction counts for the patience.
+// isDone keeps the lane until the patience has passed, because since is needed until then.
 func (l *ownerLane) isDone(now time.Time) bool {
 	if !l.group.isDone(now) || now.Sub(l.since) < l.patience {
 		return false

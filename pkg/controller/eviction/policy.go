@@ -10,23 +10,22 @@ import (
 	"time"
 )
 
-// Policy is how evictions are sent. All of it has options of the server.
+// Policy configures how evictions are sent. Each field is an option of the server.
 type Policy struct {
-	// MaxConcurrent bounds the evictions in flight, for all pods together.
+	// MaxConcurrent is the maximum number of evictions in flight, for all pods together.
 	MaxConcurrent int
-	// DeniedAfter is how long admission has to refuse a pod before the pod is called blocked.
+	// DeniedAfter is how long admission has to refuse a pod before the pod counts as blocked.
 	// KubeVirt refuses to evict virtual machines and migrates them in that time.
 	DeniedAfter time.Duration
-	// UnprotectedMaxUnavailable is how many pods of an owner without a budget may be missing, at
-	// least one; 100% bounds nothing.
+	// UnprotectedMaxUnavailable is the share of an owner's pods without a budget that may be
+	// missing, at least one pod; 100% means no limit.
 	UnprotectedMaxUnavailable Percent
-	// UnprotectedPatience is how long after an eviction the next share of an owner's pods goes
-	// although others are still missing.
+	// UnprotectedPatience is how long after an eviction the next share of an owner's pods is
+	// evicted although others are still missing.
 	UnprotectedPatience time.Duration
 }
 
-// DefaultMaxConcurrent is how many evictions may be in flight, unless an option says something
-// else.
+// DefaultMaxConcurrent is the default of MaxConcurrent.
 const DefaultMaxConcurrent = 200
 
 // DefaultPolicy returns the defaults of the options.
@@ -36,13 +35,13 @@ func DefaultPolicy() Policy {
 	}
 }
 
-// Percent is a share of the pods of a workload, from 1% to 100%. It is a flag.
+// Percent is a share of the pods of a workload, from 1% to 100%. It implements pflag.Value.
 type Percent int
 
-// String returns the share as it is written in a flag.
+// String returns the share as the value of a flag.
 func (p *Percent) String() string { return strconv.Itoa(int(*p)) + "%" }
 
-// Set reads a flag.
+// Set parses the value of a flag.
 func (p *Percent) Set(s string) error {
 	n, err := strconv.Atoi(strings.TrimSuffix(s, "%"))
 	if err != nil || !strings.HasSuffix(s, "%") || n < 1 || n > 100 {
@@ -52,11 +51,11 @@ func (p *Percent) Set(s string) error {
 	return nil
 }
 
-// Type names the kind of the flag in its help.
+// Type returns the name of the type in the help of a flag.
 func (p *Percent) Type() string { return "percent" }
 
-// of returns how many of n pods the share is: rounded up, as budgets do, and one at least. Rounded
-// up, a workload of any size leaves in at most four shares.
+// of returns the share of n pods, rounded up as in budgets, and at least one. Because of that, with
+// 25% a workload of any size leaves in at most four shares.
 func (p Percent) of(n int) int {
 	return max(1, (n*int(p)+99)/100)
 }

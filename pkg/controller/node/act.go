@@ -125,7 +125,7 @@ func (c *Controller) confirmHolding(ctx context.Context, nm *v1alpha1.NodeMainte
 		return fmt.Errorf("read the maintenance before writing to its nodes: %w", err)
 	}
 	if err != nil || live.UID != nm.UID || live.Generation != nm.Generation || !v1alpha1.IsHolding(live) {
-		return apierrors.NewConflict(v1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has moved on"))
+		return apierrors.NewConflict(v1alpha1.Resource("nodemaintenances"), nm.Name, errors.New("the maintenance has changed"))
 	}
 	return nil
 }
@@ -148,7 +148,7 @@ func (c *Controller) mayMakeSchedulable(ctx context.Context, f facts) (bool, err
 	return answer.Allowed, nil
 }
 
-// noteMadeSchedulable records that a maintenance which only uncordons has done so for a node.
+// noteMadeSchedulable records that a maintenance which only uncordons is done with a node.
 func (c *Controller) noteMadeSchedulable(f facts) {
 	if f.makesSchedulable != nil {
 		c.state.NoteLifted(f.node, f.makesSchedulable.UID)
