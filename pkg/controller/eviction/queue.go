@@ -22,9 +22,9 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// Request asks that a pod be evicted.
+// Request is the request to evict a pod.
 type Request struct {
-	// Evacuation is whom the eviction is for. The pod is in its namespace.
+	// Evacuation is the Evacuation of the pod, in the same namespace.
 	Evacuation types.NamespacedName
 	// Pod and UID identify the pod.
 	Pod string
@@ -32,35 +32,33 @@ type Request struct {
 	// ReplacedFirst: the evacuator of Deployments is among those of the Evacuation, so the owner of
 	// the pod's Deployment may have the pod replaced before it leaves.
 	ReplacedFirst bool
-	// FailedEvictions is the counter from which to go on.
+	// FailedEvictions is the stored counter of failed evictions.
 	FailedEvictions int32
-	// Blocker is what is known to have blocked the pod before, so that a restart does not forget it
-	// for a while.
+	// Blocker is the stored blocker of the pod, which the queue reports until the first answer.
 	Blocker *Blocker
 }
 
-// Blocker is what keeps a pod from being evicted: a reason of the condition Blocked and a message
-// that names what blocks and says what can be done about it.
+// Blocker is why a pod cannot be evicted: a reason of the condition Blocked, and a message with the
+// cause and a remedy.
 type Blocker = pdb.Refusal
 
-// State is how far the eviction of a pod is.
+// State is the state of the eviction of a pod.
 type State struct {
-	// Known is false if the eviction was not asked for; the rest is then empty.
+	// Known is false if the eviction was not requested; the other fields are then empty.
 	Known bool
 	// FailedEvictions counts the calls that were refused because of a budget.
 	FailedEvictions int32
-	// Blocker is nil while nothing blocks the pod. A pod that merely waits for its turn is not
+	// Blocker is nil while nothing blocks the pod. A pod that only waits for its turn is not
 	// blocked.
 	Blocker *Blocker
 	// Budget is the only PodDisruptionBudget that selects the pod; its name is empty if none or
-	// several do, or if that is not known yet.
+	// several do, or if the queue has not looked yet.
 	Budget types.NamespacedName
-	// Message says in a sentence or two what a pod waits for that is not blocked, or not yet; empty
-	// if there is nothing to say.
+	// Message describes what a pod that is not blocked, or not yet, waits for; it may be empty.
 	Message string
 }
 
-// Config is what a Queue needs.
+// Config has the dependencies and options of a Queue.
 type Config struct {
 	// Host is the cluster whose pods are evicted.
 	Host Host
@@ -69,25 +67,24 @@ type Config struct {
 	Pods    *podcache.Pods
 	Budgets policyinformers.PodDisruptionBudgetInformer
 	Clock   clock.WithTicker
-	// Policy is how evictions are sent.
+	// Policy configures how evictions are sent.
 	Policy Policy
-	// Owners tells which pods without budgets take turns; nil has none take turns.
+	// Owners finds the workloads of pods without budgets, which wait for each other; with nil no
+	// pod waits for others.
 	Owners Owners
 	// Changed is called when the State of an Evacuation's pod has changed. It must not block.
 	Changed func(evacuation types.NamespacedName)
-	// Wanted reports whether there still is the Evacuation that a request was made for, when its
-	// eviction is about to be sent and counts as in flight.
+	// Wanted reports whether the Evacuation of a request still needs the eviction. It is called
+	// before the eviction is sent, when it already counts as in flight.
 	Wanted func(Request) bool
-	// InFlight takes in the evictions in flight; nil keeps them for the queue alone.
+	// InFlight records the evictions in flight; nil means that no other component reads them.
 	InFlight *inflight.Evictions
-	// Evicted is called with the pod, as it was before, when its eviction was accepted; protected
-	// is whether a budget selects it. The call that evicted the pod counts as in flight until it
-	// returns.
+	// Evicted is called after an eviction was accepted, with the pod from before; protected is
+	// whether a budget selects it. The call counts as in flight until Evicted returns.
 	Evicted func(pod *corev1.Pod, protected bool)
 }
 
-// Queue evicts the pods it is given, each once, in an order that empties the budgets without
-// breaking or overrunning them.
+// Queue evicts the requested pods, each once, and uses the budgets fully without exceeding them.
 type Queue struct {
 	cfg    Config
 	pods   corelisters.PodLister
@@ -97,40 +94,40 @@ type Queue struct {
 
 	// mu guards everything below. Nothing of Config but the caches and InFlight is called under it.
 	mu sync.Mutex
-	// changed are the Evacuations to call Changed for when mu is released.
+	// changed has the Evacuations for which Changed is called after mu is released.
 	changed []types.NamespacedName
-	// items are those that are requested, by the namespace and name of the Evacuation. byUID also
-	// has those that were removed after their eviction had been sent.
+	// items has the requested items by the namespace and name of the Evacuation. byUID also has
+	// items that were removed after their eviction had been sent.
 	items map[string]map[string]*item
 	byUID map[types.UID]*item
-	// resting are the items that wait for a time.
+	// resting has the items in phaseResting and phaseAccepted.
 	resting line
 
 	lanes map[laneKey]lane
-	// ring has all lanes, in the order in which they get their turns; turn is whose was last.
+	// ring has all lanes, in round-robin order; turn is the index of the last one.
 	ring        []lane
 	turn        int
 	budgetLanes budgetLanes
 	ownerLanes  ownerLanes
 
 	budgets *pdb.Index
-	// churn are the changes of budgets that are still to be evaluated, by namespace.
+	// churn has the pending changes of budgets, by namespace.
 	churn map[string]*churn
-	// stepped is whether the queue has begun to send.
+	// stepped is whether step has been called.
 	stepped bool
 
-	// calls is how many calls may be in flight, inFlight how many are, and protected those of them
-	// for pods with budgets. tries counts all calls.
+	// calls is the limit of calls in flight, inFlight their number, and protected the number of
+	// those for pods with budgets. tries counts all calls.
 	calls               concurrency
 	inFlight, protected int
 	tries               uint64
-	// overloadedBy is the pod whose eviction was last answered with overload; empty after any
-	// answer that was not. pausedUntil is until when the API server wants to be left alone.
+	// overloadedBy is the pod with the last answer of overload; empty after any other answer.
+	// pausedUntil is when the queue may send again after overload.
 	overloadedBy types.UID
 	pausedUntil  time.Time
 }
 
-// New returns a Queue that evicts nothing before it runs.
+// New returns a Queue that evicts nothing before Run.
 func New(cfg Config) (*Queue, error) {
 	most := cfg.Policy.MaxConcurrent
 	if most < 1 {
@@ -160,7 +157,7 @@ func New(cfg Config) (*Queue, error) {
 	return q, err
 }
 
-// Run evicts until ctx is done, and returns when the last answer has come.
+// Run evicts pods until ctx is done, and returns after the last answer.
 func (q *Queue) Run(ctx context.Context) {
 	if !cache.WaitForNamedCacheSyncWithContext(ctx, q.synced...) {
 		return
@@ -188,7 +185,7 @@ func (q *Queue) Run(ctx context.Context) {
 	}
 }
 
-// unlock releases the queue and then reports what has changed, so that the callback may ask for it.
+// unlock releases mu before it calls Changed, so that the callback may call State.
 func (q *Queue) unlock() {
 	changed := q.changed
 	q.changed = nil
@@ -205,7 +202,8 @@ func (q *Queue) wake() {
 	}
 }
 
-// Add asks for a pod to be evicted. Asking again for the same Evacuation sends nothing twice.
+// Add requests the eviction of a pod. A repeated request for the same Evacuation sends no second
+// eviction.
 func (q *Queue) Add(r Request) {
 	q.mu.Lock()
 	defer q.unlock()
@@ -230,8 +228,7 @@ func (q *Queue) Add(r Request) {
 	}
 }
 
-// Remove gives up the eviction of an Evacuation's pod. One that has been sent cannot be called
-// back.
+// Remove withdraws the request of an Evacuation. An eviction that was sent cannot be undone.
 func (q *Queue) Remove(evacuation types.NamespacedName) {
 	q.mu.Lock()
 	defer q.unlock()
@@ -247,7 +244,7 @@ func (q *Queue) Remove(evacuation types.NamespacedName) {
 	}
 }
 
-// State returns how far the eviction of an Evacuation's pod is.
+// State returns the state of the eviction of an Evacuation's pod.
 func (q *Queue) State(evacuation types.NamespacedName) State {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -35,8 +35,8 @@ const (
 	EventNodeDrainResumed = "NodeDrainResumed"
 	// EventNodeReleased: a maintenance no longer holds a node.
 	EventNodeReleased = "NodeMaintenanceReleased"
-	// EventNotAuthorized: a node is not changed because the requester of the maintenance may not
-	// delete it.
+	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not delete
+	// it.
 	EventNotAuthorized = "NotAuthorized"
 	// EventForeignMarks: a server with another storage has left its cordon, taints or annotations
 	// on a node. They stay until --adopt-storage names that storage. About the node.

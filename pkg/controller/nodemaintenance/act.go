@@ -23,8 +23,8 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// reconcile brings a maintenance as far as it may go. The controller of nodes keeps its nodes
-// cordoned and releases them.
+// reconcile drains the nodes of a maintenance and updates its status. The node controller cordons
+// and releases the nodes.
 func (c *Controller) reconcile(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	var next time.Duration
 	if v1alpha1.IsHolding(nm) {
@@ -57,16 +57,16 @@ func (c *Controller) reconcile(ctx context.Context, nm *v1alpha1.NodeMaintenance
 }
 
 const (
-	// confirmPatience is how long to wait for the cache after a live list showed a pod that it does
-	// not.
+	// confirmPatience is how soon a maintenance is reconciled again after a live list returned a
+	// pod that is missing in the cache.
 	confirmPatience = time.Second
-	// pageSize is how many pods a page of a live list has.
+	// pageSize is the number of pods per page of a live list.
 	pageSize = 1000
 )
 
-// nominatedPod returns a live pod that the plan covers and that is nominated for one of the
-// subject's nodes, as the API and not the cache shows it, or "". The API cannot select such pods by
-// node, so the controller of nodes does not look for them.
+// nominatedPod lists pods from the API and returns one that the plan covers and that is nominated
+// for one of the subject's nodes, or "". The API cannot select such pods by node, so the node
+// controller does not list them.
 func (c *Controller) nominatedPod(ctx context.Context, f *facts) (string, error) {
 	plan, err := drainplan.CompileTargets(f.subject.Spec.DrainPlan)
 	if err != nil {
@@ -102,8 +102,8 @@ func (c *Controller) nominatedPod(ctx context.Context, f *facts) (string, error)
 	}
 }
 
-// act applies a decision: it has unwanted Evacuations withdrawn, writes the status, and then does
-// what depends on the new status.
+// act applies a decision: it enqueues unwanted Evacuations for withdrawal, writes the status, and
+// then does what depends on the new status.
 func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 	nm := f.subject.NodeMaintenance
 	for _, node := range d.withdraw {
@@ -128,7 +128,7 @@ func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 	if !v1alpha1.IsDraining(nm) {
 		return nil
 	}
-	// From here on the targets are what is stored.
+	// Use the stored targets from here on.
 	f.subject.NodeMaintenance = written
 	for _, n := range d.counts {
 		for _, e := range n.unwanted {
@@ -141,8 +141,7 @@ func (c *Controller) act(ctx context.Context, f *facts, d *decision) error {
 	return nil
 }
 
-// shownError is an error of a sync that has written its status: the next one shows it beside
-// everything else.
+// shownError is an error after the status write of a sync: the next sync writes it into the status.
 type shownError struct{ error }
 
 func (e shownError) Unwrap() error { return e.error }
@@ -161,19 +160,19 @@ func (c *Controller) touchedNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string]
 	return names
 }
 
-// maxParallel bounds the calls that one maintenance has under way.
+// maxParallel is the maximum number of parallel calls for one maintenance.
 const maxParallel = 16
 
-// roundTime is how long one sync may make a maintenance's requests. Then the state is gathered
-// again: a cancellation must not wait for thousands of them.
+// roundTime is how long one sync may send requests for a maintenance. Then a new sync gathers the
+// state again: a cancellation must not wait for thousands of requests.
 const roundTime = time.Second
 
 // requestTimeout limits one request to this server: a webhook may hang for up to 30 s, and the
 // other requests of the round wait for it.
 const requestTimeout = 5 * time.Second
 
-// inRounds calls do for 0 … n-1, some at a time, until the time of a round is over. The rest is
-// left to the next sync, which follows immediately.
+// inRounds calls do for 0 … n-1, in parallel, until roundTime is over. The next sync, which follows
+// immediately, does the rest.
 func (c *Controller) inRounds(ctx context.Context, maintenance string, n int, do func(ctx context.Context, i int) error) error {
 	end := c.clock.Now().Add(roundTime)
 	var left atomic.Bool
@@ -190,8 +189,8 @@ func (c *Controller) inRounds(ctx context.Context, maintenance string, n int, do
 	return err
 }
 
-// inParallel calls do for 0 … n-1, some at a time, and returns their errors when all have ended.
-// Those not begun when the context ends are left out.
+// inParallel calls do for 0 … n-1, at most maxParallel at a time, and returns their errors when all
+// have ended. After the end of the context it starts no more calls.
 func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	if n == 0 {
 		return nil

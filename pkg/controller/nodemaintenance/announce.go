@@ -20,8 +20,8 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// announceRefused tells once about each node that the requester may not delete: the reason in the
-// status before this write is the memory.
+// announceRefused emits one event about each node that the requester may not delete. The reason in
+// the previous status shows whether the event was sent before.
 func (c *Controller) announceRefused(m *member) {
 	for _, node := range m.nodes {
 		if node.outside == nil || node.outside.reason != v1alpha1.NodeStatusNotAuthorized {
@@ -32,13 +32,13 @@ func (c *Controller) announceRefused(m *member) {
 			continue
 		}
 		c.nodeEvent(node.Node, m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
-			"Left alone by NodeMaintenance %s: user %q may not delete the node", m.Name, m.username())
+			"Skipped by NodeMaintenance %s: user %q may not delete the node", m.Name, m.username())
 		c.maintenanceEvent(m.NodeMaintenance, corev1.EventTypeWarning, EventNotAuthorized, actionDrain,
-			"Node %s is left alone: user %q may not delete it", node.Name, m.username())
+			"Node %s is skipped: user %q may not delete it", node.Name, m.username())
 	}
 }
 
-// announceProgress tells what is new in the status that was written. If none was, nothing is told.
+// announceProgress emits events about the changes in the written status.
 func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *v1alpha1.NodeMaintenance) {
 	nm := f.subject.NodeMaintenance
 	if written == nm {
@@ -56,7 +56,7 @@ func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *
 		if !hasTargets(nm) {
 			c.forecasts.queue.Add(nm.Name)
 		}
-		// The last waves of a plan are often empty.
+		// No event for empty waves: the last waves of a plan often are.
 		if !isDrained(written) {
 			c.maintenanceEvent(nm, corev1.EventTypeNormal, EventWaveStarted, actionDrain,
 				"%s pods up to priority %d are asked to leave %s", wave.PodType, wave.PodPriority, wording.Count(len(f.subject.inside), "node"))
@@ -73,14 +73,14 @@ func (c *Controller) announceProgress(f *facts, plan drainplan.Result, written *
 		for _, o := range plan.Overrides {
 			if slices.Contains(o.Overridden, nm.Name) {
 				c.maintenanceEvent(nm, corev1.EventTypeWarning, EventOrderOverridden, actionDrain,
-					"The drain plans of %s and %s contradict each other: the order of %s is followed", o.Followed, nm.Name, o.Followed)
+					"The drain plans of %s and %s contradict each other: the nodes are drained in the order of %s", o.Followed, nm.Name, o.Followed)
 			}
 		}
 	}
 }
 
-// openedWave returns the last of the targets that the written status has and the one before has
-// not, nil if there is none.
+// openedWave returns the furthest target of the written status, if the previous status had not
+// reached it, otherwise nil.
 func openedWave(before, written *v1alpha1.NodeMaintenance) *v1alpha1.DrainPlanEntry {
 	furthest := func(nm *v1alpha1.NodeMaintenance) *v1alpha1.DrainPlanEntry {
 		var last *v1alpha1.DrainPlanEntry
@@ -99,7 +99,7 @@ func openedWave(before, written *v1alpha1.NodeMaintenance) *v1alpha1.DrainPlanEn
 	return is
 }
 
-// hasTargets reports whether a wave has opened before.
+// hasTargets reports whether a wave has opened.
 func hasTargets(nm *v1alpha1.NodeMaintenance) bool {
 	return slices.ContainsFunc(nm.Status.NodeStatuses, func(n v1alpha1.NodeMaintenanceNodeStatus) bool { return len(n.DrainTargets) > 0 })
 }
@@ -111,8 +111,8 @@ func isFurther(a, b *v1alpha1.DrainPlanEntry) bool {
 	return x > y || x == y && a.PodPriority > b.PodPriority
 }
 
-// announceFastForward tells once about each maintenance that has taken nodes further than the plan
-// of nm would have: the reason in the status before this write is the memory.
+// announceFastForward emits one event for each maintenance that has advanced a node further than
+// the plan of nm. The reason in the previous status shows whether the event was sent before.
 func (c *Controller) announceFastForward(nm *v1alpha1.NodeMaintenance, plan drainplan.Result) {
 	before := map[string]v1alpha1.NodeStatusReason{}
 	for i := range nm.Status.NodeStatuses {
@@ -123,7 +123,7 @@ func (c *Controller) announceFastForward(nm *v1alpha1.NodeMaintenance, plan drai
 		if before[node] != v1alpha1.NodeStatusFastForwarded && !told.Has(by) {
 			told.Insert(by)
 			c.maintenanceEvent(nm, corev1.EventTypeWarning, EventFastForwarded, actionDrain,
-				"NodeMaintenance %s has taken node %s further than the plan of %s: the pods it has passed are asked to leave now", by, node, nm.Name)
+				"NodeMaintenance %s has drained node %s further than the plan of %s: the pods of the skipped waves are asked to leave now", by, node, nm.Name)
 		}
 	}
 }
@@ -137,8 +137,8 @@ func blockedDrain(nm *v1alpha1.NodeMaintenance) *metav1.Condition {
 	return drained
 }
 
-// announceProgressing records an event when a maintenance stops moving on, or starts to fail for
-// another reason.
+// announceProgressing emits an event when a maintenance stops making progress, or fails for another
+// reason than before.
 func (c *Controller) announceProgressing(old, written *v1alpha1.NodeMaintenance) {
 	was, is := conditionOf(old, v1alpha1.ConditionProgressing), conditionOf(written, v1alpha1.ConditionProgressing)
 	if is == nil {
@@ -157,8 +157,8 @@ func (c *Controller) announceProgressing(old, written *v1alpha1.NodeMaintenance)
 	c.maintenanceEvent(written, corev1.EventTypeWarning, EventNotProgressing, actionDrain, "%s: %s", is.Reason, is.Message)
 }
 
-// announceUnwritable tells why the status of a maintenance cannot be written, once for each text:
-// conditions cannot tell it.
+// announceUnwritable emits an event, once for each text, if the status of a maintenance cannot be
+// written: no condition can report it.
 func (c *Controller) announceUnwritable(ctx context.Context, nm *v1alpha1.NodeMaintenance, err error) {
 	if ctx.Err() != nil || loop.IsOnlyConflict(err) || apierrors.IsNotFound(err) {
 		return

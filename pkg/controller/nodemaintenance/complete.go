@@ -24,13 +24,12 @@ import (
 	"haulout.dev/haulout/pkg/drain/marks"
 )
 
-// releaseRetry is how soon a maintenance that ends is reconciled again if no event of its nodes
-// comes before.
+// releaseRetry is how soon a maintenance that ends is reconciled again without an event.
 const releaseRetry = 5 * time.Second
 
-// heldNodes returns the nodes on which something of a maintenance is left: an annotation that names
-// it, an Evacuation that no other maintenance wants, an eviction that is under way, or a cordon
-// that it was made to lift.
+// heldNodes returns the nodes that a maintenance has not released: the node has an annotation that
+// names it, an Evacuation that no other maintenance wants, an eviction in flight, or a cordon that
+// the maintenance has to remove.
 func (c *Controller) heldNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 	held := sets.New[string]()
 	names := c.touchedNodes(nm)
@@ -46,7 +45,7 @@ func (c *Controller) heldNodes(nm *v1alpha1.NodeMaintenance) sets.Set[string] {
 	return held
 }
 
-// isToBeUncordoned reports whether a node has a cordon that a maintenance exists to remove.
+// isToBeUncordoned reports whether a node has a cordon that a maintenance has to remove.
 func (c *Controller) isToBeUncordoned(node *corev1.Node, nm *v1alpha1.NodeMaintenance) bool {
 	return v1alpha1.UncordonsOnly(nm) && node.Spec.Unschedulable && slices.Contains(c.selection.MaintenancesOn(node.Name), nm.Name) &&
 		!c.state.Cordons.IsLifted(node, nm.UID) && !c.holders.Any(node.Name, func(other *v1alpha1.NodeMaintenance) bool {
@@ -54,7 +53,8 @@ func (c *Controller) isToBeUncordoned(node *corev1.Node, nm *v1alpha1.NodeMainte
 	})
 }
 
-// isQuiet reports whether no pod of a node will be evicted any more that no maintenance wants gone.
+// isQuiet reports whether no pod of a node can still be evicted against the will of all
+// maintenances.
 func (c *Controller) isQuiet(node string) bool {
 	if c.state.IsEvicting(node) {
 		return false
@@ -62,7 +62,7 @@ func (c *Controller) isQuiet(node string) bool {
 	if !c.isTargeted(node) {
 		return !c.state.HasOurs(node)
 	}
-	// What was requested may be for the maintenance that goes on.
+	// A request may belong to another active maintenance.
 	isRecent := func(r nodestate.Request) bool { return r.IsRecent(c.clock.Now()) }
 	return !slices.ContainsFunc(c.state.Requests.On(node), isRecent) && !slices.ContainsFunc(c.state.OurEvacuations(node), func(e *v1alpha1.Evacuation) bool {
 		return !c.wanted(e, node)
@@ -75,9 +75,9 @@ func (c *Controller) isTargeted(name string) bool {
 	return err == nil && c.holders.Any(name, holds.Targeting(node))
 }
 
-// decideRelease keeps which nodes a maintenance had that ends, and drops the rest: a completed
-// maintenance may be kept for years. The controller of nodes releases each node by itself: one that
-// cannot be keeps its own message, and the others go.
+// decideRelease decides the status of a maintenance that ends. It keeps only the names of the
+// nodes, since a completed maintenance may exist for years. A node that is not released yet also
+// keeps its message.
 func (d *decision) decideRelease(f *facts) {
 	nm := f.subject.NodeMaintenance
 	d.status = *nm.Status.DeepCopy()
@@ -107,8 +107,7 @@ func (d *decision) decideRelease(f *facts) {
 		decideProgressing(progressFacts{ending: true, nodesHeld: len(f.held), problems: failed}), f.now)
 }
 
-// finishCompleted deletes a completed maintenance whose time is over, and deletes again one whose
-// deletion was interrupted.
+// finishCompleted deletes a completed maintenance when its TTL is over.
 func (c *Controller) finishCompleted(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	if nm.DeletionTimestamp != nil || c.completedTTL == 0 {
 		return nil
@@ -148,30 +147,30 @@ func (c *Controller) dropFinalizer(ctx context.Context, nm *v1alpha1.NodeMainten
 	return nil
 }
 
-// deletionPatience is how long the API server may take between the two writes of a deletion.
+// deletionPatience is the longest time between the two writes of a deletion in the API server.
 const deletionPatience = 5 * time.Second
 
-// finishDeletion deletes a maintenance again that is marked as deleted although nothing holds it.
-// An Idle one is marked in one write and deleted in the next: a server that dies between them
-// leaves an object that nothing else would ever remove.
+// finishDeletion repeats the deletion of a maintenance that has a deletion timestamp and no
+// finalizer. The API server deletes an Idle maintenance in two writes: if it is killed between
+// them, the object would stay forever.
 func (c *Controller) finishDeletion(ctx context.Context, nm *v1alpha1.NodeMaintenance) error {
 	if wait := deletionPatience - c.clock.Since(nm.DeletionTimestamp.Time); wait > 0 {
-		// Not longer, whatever the clock of the server that marked it says.
+		// The clock of the server that set the timestamp may be ahead.
 		c.queue.AddAfter(nm.Name, min(wait, deletionPatience))
 		return nil
 	}
 	options := metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(nm.UID))}
 	err := c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Delete(ctx, nm.Name, options)
-	// A conflict means that another one has taken its name.
+	// A conflict means that another object has the name now.
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("delete again: %w", err)
+		return fmt.Errorf("repeat the deletion: %w", err)
 	}
 	return nil
 }
 
-// supersede completes the maintenance of an earlier shutdown of a node once the machine has gone
-// down for a later one that holds the node. A later one alone may be cancelled, and then the
-// earlier one still keeps the node for the people who work on it.
+// supersede completes the maintenance of an earlier shutdown of a node after the machine has shut
+// down for a later maintenance that holds the node. Until then the later shutdown may be cancelled,
+// and the earlier maintenance must still hold the node.
 func (c *Controller) supersede(ctx context.Context, f *facts) error {
 	nm := f.subject.NodeMaintenance
 	patch, err := json.Marshal(map[string]any{
@@ -186,16 +185,16 @@ func (c *Controller) supersede(ctx context.Context, f *facts) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("complete it, since %s is of a later shutdown: %w", f.later.Name, err)
+		return fmt.Errorf("complete the maintenance, which the later shutdown %s supersedes: %w", f.later.Name, err)
 	}
 	c.maintenanceEvent(nm, corev1.EventTypeNormal, EventSuperseded, actionComplete,
-		"Completed: the node has gone down since for the shutdown of NodeMaintenance %s", f.later.Name)
+		"Completed: the node has shut down since then, for NodeMaintenance %s", f.later.Name)
 	return nil
 }
 
-// laterShutdown returns a maintenance of a later shutdown of the same node that holds the node and
-// for which the machine has gone down, or nil. It has if the kernel has booted since, or if there
-// is a shutdown of yet another boot after it.
+// laterShutdown returns a maintenance of a later shutdown that holds the same node and for which
+// the machine has shut down, or nil. The machine has shut down if its kernel has booted since, or
+// if there is a shutdown maintenance of a boot after it.
 func (c *Controller) laterShutdown(nm *v1alpha1.NodeMaintenance) *v1alpha1.NodeMaintenance {
 	name := protocol.NodeOfShutdown(&nm.ObjectMeta, nm.Spec.NodeSelector)
 	if name == "" {

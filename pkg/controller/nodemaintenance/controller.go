@@ -34,45 +34,46 @@ import (
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
-// Name is what this controller is called in logs, metrics, queues and as a field manager.
+// Name is the name of this controller in logs, metrics, queues and its field manager.
 const Name = "nodemaintenance"
 
 const (
-	// debounce is how long events of pods, nodes and Evacuations are gathered before their
-	// maintenances are reconciled. A maintenance whose sync takes longer than that waits for as
-	// long as the last one took, up to maxDebounce, so that it leaves room for others.
+	// debounce is how long events of pods, nodes and Evacuations are collected before their
+	// maintenances are reconciled. If a sync takes longer than that, the next sync of the same
+	// maintenance is delayed by the same time, up to maxDebounce, so that others are not starved.
 	debounce    = 50 * time.Millisecond
 	maxDebounce = 2 * time.Second
-	// DefaultStallTimeout is how long nothing may move in a drain before it counts as stalled. It
-	// exceeds every other wait.
+	// DefaultStallTimeout is how long a drain may be without progress before it counts as stalled.
+	// It is longer than every other timeout of a drain.
 	DefaultStallTimeout = 15 * time.Minute
-	// fieldManager owns what the controller writes.
+	// fieldManager is the field manager of the controller's writes.
 	fieldManager = "haulout-" + Name
 )
 
-// Config is what the controller needs.
+// Config has the dependencies and options of the controller.
 type Config struct {
 	// Cluster has the clients and the caches.
 	Cluster *host.Cluster
-	// Clock is the time; nil is the real one.
+	// Clock is the clock; nil means the real one.
 	Clock clock.WithTicker
-	// Selection, State and Rights are shared with the controller of nodes.
+	// Selection, State and Rights are shared with the node controller.
 	Selection *selection.Selection
 	State     *nodestate.State
 	Rights    *rights.Cache
-	// Liveness learns what the workers are busy with; it may be nil.
+	// Liveness tracks what the workers are busy with; nil disables tracking.
 	Liveness *loop.Tracker
-	// StallTimeout is how long nothing may move in a drain before it counts as stalled; 0 is 15
-	// minutes.
+	// StallTimeout is how long a drain may be without progress before it counts as stalled; 0 means
+	// DefaultStallTimeout.
 	StallTimeout time.Duration
-	// LongGrace is how long a pod that terminates counts as movement of its drain, if its grace
-	// period is longer; 0 is 2 hours.
+	// LongGrace is how long a terminating pod counts as progress of its drain, if its grace period
+	// is longer; 0 means 2 hours.
 	LongGrace time.Duration
-	// CompletedTTL is how long a completed maintenance is kept before it is deleted; 0 is for ever.
+	// CompletedTTL is how long a completed maintenance is kept before it is deleted; 0 means
+	// forever.
 	CompletedTTL time.Duration
 }
 
-// Controller runs NodeMaintenances.
+// Controller reconciles NodeMaintenances.
 type Controller struct {
 	host        kubernetes.Interface
 	maintenance versioned.Interface
@@ -95,23 +96,21 @@ type Controller struct {
 	holders holds.Index
 	state   *nodestate.State
 	rights  *rights.Cache
-	// latest are the maintenances, as cached or as written by this process.
+	// latest has the maintenances, as cached or as written by this process.
 	latest loop.Latest[*v1alpha1.NodeMaintenance]
-	// written is when the status of each maintenance was last written, to pace the writes.
+	// written has the time of the last status write of each maintenance, to pace the writes.
 	written loop.Memory[string, time.Time]
-	// costs is how long the last sync of each maintenance took.
+	// costs has the duration of the last sync of each maintenance.
 	costs loop.Memory[string, time.Duration]
-	// problems are what keeps failing for each maintenance, and the last event about a status that
-	// cannot be written.
+	// problems has the failures of each maintenance, and the text of the last event about a status
+	// that cannot be written.
 	problems *loop.Failures[string]
-	// stallTimeout is how long nothing may move before the drain counts as stalled, longGrace how
-	// long a pod that terminates counts as movement, completedTTL how long a completed maintenance
-	// is kept, 0 for ever.
+	// stallTimeout, longGrace and completedTTL are the fields of the Config.
 	stallTimeout, longGrace, completedTTL time.Duration
 }
 
-// New makes a controller and registers its handlers and indexes; the informers must not run yet. A
-// controller runs once.
+// New creates a controller and registers its handlers and indexes; the informers must not run yet.
+// A controller runs once.
 func New(config Config) (*Controller, error) {
 	registerMetrics()
 	if config.StallTimeout == 0 {
@@ -158,8 +157,8 @@ func New(config Config) (*Controller, error) {
 	return c, c.subscribe(volumes)
 }
 
-// Run works until the context ends, and returns when the last write is done. The informers must
-// have been started.
+// Run runs the controller until the context ends, and returns after the last write. The informers
+// must have been started.
 func (c *Controller) Run(ctx context.Context, workers int) {
 	defer c.queue.ShutDown()
 	defer c.withdrawals.queue.ShutDown()
@@ -177,7 +176,7 @@ func (c *Controller) Run(ctx context.Context, workers int) {
 	wg.Wait()
 }
 
-// resync enqueues everything: it only heals what was missed.
+// resync enqueues everything, in case an event was missed.
 func (c *Controller) resync(context.Context) {
 	for _, obj := range c.maintenances() {
 		c.queue.Add(obj.Name)
@@ -191,7 +190,7 @@ func (c *Controller) resync(context.Context) {
 	}
 }
 
-// timedSync is sync, which remembers how long it took.
+// timedSync calls sync and records its duration.
 func (c *Controller) timedSync(ctx context.Context, item string) error {
 	started := c.clock.Now()
 	err := c.sync(ctx, item)
@@ -202,14 +201,14 @@ func (c *Controller) timedSync(ctx context.Context, item string) error {
 	return err
 }
 
-// noteSync remembers why a sync failed. What has failed for long enough is shown on the maintenance
-// even if nothing else of its status can be worked out.
+// noteSync records why a sync failed. An error that lasts long enough is written into the status,
+// even if the rest of the status cannot be computed.
 func (c *Controller) noteSync(ctx context.Context, item string, err error) {
 	if err != nil && (loop.IsOnlyConflict(err) || ctx.Err() != nil) {
 		return
 	}
 	if c.problems.Note(item, "sync", nodestate.TextOf(err)) {
-		c.queue.Add(item) // the status still shows it
+		c.queue.Add(item) // the status still has the error
 	}
 	var shown shownError
 	if err == nil || errors.As(err, &shown) {
@@ -222,7 +221,7 @@ func (c *Controller) noteSync(ctx context.Context, item string, err error) {
 	if status, visible := c.showFailure(nm); visible {
 		written, writeErr := c.writeStatus(ctx, nm, *status, false)
 		if writeErr != nil {
-			klog.FromContext(ctx).Error(writeErr, "Cannot show on the object why its sync fails")
+			klog.FromContext(ctx).Error(writeErr, "Cannot write the error of the sync into the status")
 			c.announceUnwritable(ctx, nm, writeErr)
 			return
 		}
@@ -244,7 +243,7 @@ func (c *Controller) sync(ctx context.Context, item string) error {
 	case err != nil:
 		return err
 	case !shown && !v1alpha1.IsDone(nm):
-		return nil // the event that changes the selection enqueues the maintenance
+		return nil // the update of the selection enqueues the maintenance
 	case nm.DeletionTimestamp != nil && len(nm.Finalizers) == 0:
 		return c.finishDeletion(ctx, nm)
 	case v1alpha1.IsDone(nm):
@@ -254,7 +253,7 @@ func (c *Controller) sync(ctx context.Context, item string) error {
 	}
 }
 
-// get returns a maintenance as the cache has it, or as this controller wrote it if that is newer.
+// get returns a maintenance from the cache, or as this controller wrote it if that is newer.
 func (c *Controller) get(name string) (*v1alpha1.NodeMaintenance, error) {
 	nm, exists, err := c.latest.Get(name)
 	if err != nil {
@@ -266,19 +265,19 @@ func (c *Controller) get(name string) (*v1alpha1.NodeMaintenance, error) {
 	return nm, nil
 }
 
-// forget drops what is remembered of a maintenance that is gone.
+// forget drops the memory of a deleted maintenance.
 func (c *Controller) forget(name string) {
 	c.written.Forget(name)
 	c.problems.Forget(name)
 	c.costs.Forget(name)
 }
 
-// noteCost remembers how long the last sync of a maintenance took, if that is long.
+// noteCost records the duration of the last sync of a maintenance, if it is longer than debounce.
 func (c *Controller) noteCost(item string, took time.Duration) {
 	c.costs.Change(item, func(time.Duration, bool) (time.Duration, bool) { return min(took, maxDebounce), took > debounce })
 }
 
-// debounce returns how long to gather events before a maintenance is reconciled.
+// debounce returns how long to collect events before a maintenance is reconciled.
 func (c *Controller) debounce(item string) time.Duration {
 	took, _ := c.costs.Get(item)
 	return max(debounce, took)

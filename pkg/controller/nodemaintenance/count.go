@@ -20,46 +20,44 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// nodeCount is what one node adds to the status of a maintenance and what is to be done there.
+// nodeCount has the counts of one node for the status of a maintenance, and the pods to act on.
 type nodeCount struct {
 	// targets are the drain targets that the node has reached.
 	targets drainplan.Targets
 
 	pending, evacuating, stuck, left int32
-	// covered counts the pods that the plan covers, targeted those of them that are asked to leave.
+	// covered counts the pods that the plan covers, targeted those that are asked to leave.
 	covered, targeted int
-	// targetedOwn are those of the targeted ones that are pods of this server.
+	// targetedOwn counts the targeted pods of this server.
 	targetedOwn int
 	blocked     []*v1alpha1.Evacuation
-	// refused are the pods that cannot have an Evacuation because their namespace goes away.
+	// refused are the pods that cannot have an Evacuation because their namespace is terminating.
 	refused []*corev1.Pod
-	// uncreatable are the pods that are asked to leave and for which twice no Evacuation could be
-	// created, or joined.
+	// uncreatable are the pods that are asked to leave and whose Evacuation could not be created or
+	// joined in two attempts.
 	uncreatable []uncreatablePod
-	// moves has, for each pod that is on its way, the latest time at which it moved: its evacuator
-	// reported, or it terminates, for at most --long-grace.
+	// moves has the time of the last progress of each pod that is leaving: its evacuator reported,
+	// or it terminates, for at most --long-grace.
 	moves []time.Time
-	// nominated are the pods that are asked to leave and are only nominated for the node.
+	// nominated are the pods that are asked to leave, but are only nominated for the node.
 	nominated []string
-	// leftOnPurpose names the pods that stay, with the reason.
+	// leftOnPurpose names the kept pods, with the reason.
 	leftOnPurpose []string
-	// static counts the static pods that stay, keptStatic those on a node with an agent, by reason.
+	// static counts the kept static pods, keptStatic those on a node with an agent, by reason.
 	static     int
 	keptStatic map[protocol.KeptReason]int
-	// unasked are the pods that are asked to leave and need an Evacuation, or our finalizer on
-	// theirs.
+	// unasked are the targeted pods without an Evacuation, or without our finalizer on it.
 	unasked []*nodestate.Pod
-	// unwanted are the Evacuations with our finalizer of pods that the targets do not cover (any
-	// more).
+	// unwanted are the Evacuations with our finalizer whose pods the targets do not cover.
 	unwanted []*v1alpha1.Evacuation
 }
 
-// waveCount counts the pods of an entry of the plan: those that have not left, and those of them
+// waveCount counts the pods of an entry of the plan: those that have not left, and among them those
 // that are asked to leave.
 type waveCount struct{ left, asked int32 }
 
-// countPods adds the pods of a node up. covered are all entries of the plan, targets the entries
-// that the node has reached. Pods of a node inside the waves are added to their waves.
+// countPods counts the pods of a node. covered are all entries of the plan, targets the entries
+// that the node has reached. If the node is inside the waves, its pods also count in waves.
 func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Targets, waves []waveCount, inside bool) *nodeCount {
 	n := &nodeCount{targets: targets, keptStatic: map[protocol.KeptReason]int{}}
 	for i := range view.Pods {
@@ -89,9 +87,9 @@ func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Target
 			if pod.Own {
 				n.targetedOwn++
 			}
-			// A pod that is only nominated for the node is left to the scheduler, which drops the
-			// nomination of a cordoned node. A scheduler that does not run drops none, so the
-			// status names the pod.
+			// A pod that is only nominated for the node needs no Evacuation: the scheduler clears
+			// the nomination of a cordoned node. The status names the pod, in case the scheduler
+			// does not run.
 			if !pod.Bound {
 				n.nominated = append(n.nominated, pod.Namespace+"/"+pod.Name)
 			}
@@ -125,7 +123,7 @@ func countPods(f *facts, view *nodestate.View, covered, targets drainplan.Target
 	return n
 }
 
-// addKept adds a pod that stays.
+// addKept counts a kept pod.
 func (n *nodeCount) addKept(pod *nodestate.Pod) {
 	n.left++
 	if pod.Kept.IsStatic() {
@@ -137,8 +135,8 @@ func (n *nodeCount) addKept(pod *nodestate.Pod) {
 	n.leftOnPurpose = append(n.leftOnPurpose, fmt.Sprintf("%s of %s/%s", pod.Kept, pod.Namespace, ownerName(pod.Pod)))
 }
 
-// lastMove returns the latest time at which a pod moves or has moved, zero if it never has. It may
-// be in the future for a pod that terminates, for at most longGrace.
+// lastMove returns the time of the last progress of a pod, zero if there was none. It may be in the
+// future for a terminating pod, by at most longGrace.
 func lastMove(pod *nodestate.Pod, targeted bool, longGrace time.Duration) time.Time {
 	var last time.Time
 	if pod.Evacuation != nil && pod.Evacuation.Status.EvacuationProgressTimestamp != nil {
@@ -153,18 +151,17 @@ func lastMove(pod *nodestate.Pod, targeted bool, longGrace time.Duration) time.T
 	return last
 }
 
-// uncreatablePod is a pod for which no Evacuation could be created, and why.
+// uncreatablePod is a pod whose Evacuation could not be created, and why.
 type uncreatablePod struct{ namespace, name, why string }
 
-// addendum comes between what the plan has to say about a node and what else there is to say.
+// addendum separates the parts of a node's message.
 const addendum = "; "
 
-// leastAddendum is the room that is worth saying something more in.
+// leastAddendum is the minimum room for another part.
 const leastAddendum = len(addendum) + 40
 
-// messageOf is what there is to say about the node: what the plan says, the pods for which no
-// Evacuation can speak because their namespace takes no new objects, and the static pods that stay
-// although the node has an agent.
+// messageOf returns the message of the node: the message of the plan, the pods without an
+// Evacuation that could report their state, and the kept static pods of a node with an agent.
 func (n *nodeCount) messageOf(planned string) string {
 	message := planned
 	add := func(text string) {
@@ -193,7 +190,7 @@ func (n *nodeCount) messageOf(planned string) string {
 	return message
 }
 
-// fill writes the counters into the status of the node of a maintenance.
+// fill sets the counters of the node's status.
 func (n *nodeCount) fill(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeStatus) {
 	entry.PodsPendingEvacuation = n.pending
 	entry.PodsEvacuating = n.evacuating
@@ -210,7 +207,7 @@ func ownerName(pod *corev1.Pod) string {
 	return pod.Name
 }
 
-// remainder is what is left on the nodes of a maintenance.
+// remainder counts the pods that are left on the nodes of a maintenance.
 type remainder struct {
 	// covered counts the pods that the plan covers, and targeted the covered pods that are asked to
 	// leave. evacuating counts the pods that have an Evacuation, and refused the pods that cannot
@@ -219,14 +216,14 @@ type remainder struct {
 	refusedNamespaces                      map[string]int
 	blocked                                []*v1alpha1.Evacuation
 	uncreatable                            []uncreatablePod
-	// nominated are the pods that are only nominated for a node.
+	// nominated are pods that are only nominated for a node.
 	nominated []string
-	// moved is when a pod last moved.
+	// moved is the time of the last progress of a pod.
 	moved time.Time
 	left  map[string]int
 	// static counts the static pods among left.
 	static int
-	// waves are by entry of the plan.
+	// waves has an element for each entry of the plan.
 	waves []waveCount
 }
 
@@ -234,7 +231,7 @@ func newRemainder() *remainder {
 	return &remainder{refusedNamespaces: map[string]int{}, left: map[string]int{}}
 }
 
-// add adds what is left on one node, and when its pods last moved.
+// add adds the counts of one node, and the time of the last progress of its pods.
 func (r *remainder) add(n *nodeCount, moved time.Time) {
 	r.covered += n.covered
 	r.targeted += n.targeted

@@ -24,12 +24,13 @@ type decision struct {
 	// plan is empty for stages other than Drain.
 	plan   drainplan.Result
 	status v1alpha1.NodeMaintenanceStatus
-	// counts are those of the nodes inside the waves, in their order.
+	// counts has the counts of the nodes inside the waves, in their order.
 	counts []*nodeCount
-	// withdraw are the nodes whose Evacuations are withdrawn unless another maintenance wants them.
+	// withdraw names the nodes whose Evacuations are withdrawn unless another maintenance wants
+	// them.
 	withdraw []string
-	// confirm: the maintenance is drained if a live list shows no nominated pod. It is read, and
-	// decided again, before the status is written.
+	// confirm: the maintenance is drained if a live list has no nominated pod. The controller makes
+	// that list and decides again before it writes the status.
 	confirm bool
 	// superseded: the maintenance is completed instead.
 	superseded bool
@@ -37,8 +38,7 @@ type decision struct {
 	wake time.Duration
 }
 
-// decide computes the outcome from what was gathered. It depends on nothing else and changes
-// nothing.
+// decide computes the decision from the facts alone. It is a pure function.
 func decide(f *facts) (*decision, error) {
 	nm := f.subject.NodeMaintenance
 	d := &decision{wake: f.wake}
@@ -81,8 +81,8 @@ func decide(f *facts) (*decision, error) {
 	return d, nil
 }
 
-// addNode adds the entry of a selected node, and what is left on it if it is inside the waves. What
-// is left on another node is shown and not waited for.
+// addNode adds the entry of a selected node. Its pods count in left only if the node is inside the
+// waves: the drain does not wait for those of other nodes.
 func (d *decision) addNode(f *facts, node *memberNode, covered drainplan.Targets, left *remainder) {
 	nm := f.subject.NodeMaintenance
 	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: refOf(node.Node)}
@@ -126,8 +126,8 @@ func (d *decision) reasonOf(nm *v1alpha1.NodeMaintenance, node *memberNode) v1al
 	return ""
 }
 
-// decideWaves returns how far the entries of the plan are that have or had pods. After stage Drain
-// it stays as it is.
+// decideWaves returns the progress of the entries of the plan that have or had pods. After stage
+// Drain it does not change.
 func decideWaves(f *facts, counts []waveCount) []v1alpha1.NodeMaintenanceWave {
 	before := f.subject.Status.Waves
 	if !v1alpha1.IsDraining(f.subject.NodeMaintenance) {
@@ -159,16 +159,16 @@ func decideWaves(f *facts, counts []waveCount) []v1alpha1.NodeMaintenanceWave {
 	return waves
 }
 
-// addFormer adds the entry of a node that the maintenance does not select any more and cannot
-// forget yet: it is still to be released, or it is gone and may be registered again.
+// addFormer adds the entry of a node that the maintenance no longer selects, if the node is not
+// released yet, or was deleted and may be registered again.
 func (d *decision) addFormer(f *facts, node formerNode) {
 	entry := v1alpha1.NodeMaintenanceNodeStatus{NodeRef: node.NodeRef, DrainTargets: node.DrainTargets}
 	switch {
 	case node.err != nil:
 		entry.DrainMessage = drainplan.Fit(node.err.Error(), drainplan.MaxMessageBytes)
 	case node.gone && v1alpha1.IsHolding(f.subject.NodeMaintenance) && f.subject.Spec.NewNodes != v1alpha1.NewNodesPolicyJoin:
-		// One that is registered again joins because it is listed here. With the policy Join any
-		// node joins, and the list would grow with every node that an autoscaler removes.
+		// The entry makes a node that is registered again join. With the policy Join every node
+		// joins without it, and the list would grow with every node that an autoscaler deletes.
 		entry.Reason, entry.DrainMessage = v1alpha1.NodeStatusGone, "Node is gone"
 	case node.gone, node.released:
 		return
@@ -179,7 +179,7 @@ func (d *decision) addFormer(f *facts, node formerNode) {
 	d.status.NodeStatuses = append(d.status.NodeStatuses, entry)
 }
 
-// releaseOf says of a node that it is still to be released, and why if that keeps failing.
+// releaseOf returns the reason and the message of a node that is not released yet.
 func releaseOf(f *facts, node string) (reason v1alpha1.NodeStatusReason, message string) {
 	if trouble, failing := f.troubles[node]; failing {
 		return v1alpha1.NodeStatusNotReleased, drainplan.Fit("Not released: "+trouble.Text, drainplan.MaxMessageBytes)
@@ -187,9 +187,8 @@ func releaseOf(f *facts, node string) (reason v1alpha1.NodeStatusReason, message
 	return v1alpha1.NodeStatusReleasing, "Being released"
 }
 
-// peakOf is the most pods that had to leave a node at one time. It can be told again after a
-// restart, since it never falls while the node is held; how many have left could not, since nothing
-// is left of them.
+// peakOf returns the highest number of pods that had to leave a node at the same time. It is stored
+// because a restarted server cannot count the pods that have left.
 func peakOf(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeStatus) int32 {
 	var before int32
 	if status := v1alpha1.NodeStatusOf(nm, entry.NodeRef); status != nil {
@@ -201,7 +200,7 @@ func peakOf(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeSta
 	return max(before, entry.PodsPendingEvacuation+entry.PodsEvacuating)
 }
 
-// decideConditions sets the conditions, and what else shows how the drain goes on.
+// decideConditions sets the conditions and the time of the last progress.
 func (d *decision) decideConditions(f *facts, left *remainder) {
 	nm := f.subject.NodeMaintenance
 	progress := d.decideProgress(f, left)
@@ -221,16 +220,16 @@ func (d *decision) decideConditions(f *facts, left *remainder) {
 	setCondition(nm, &d.status, v1alpha1.ConditionProgressing, decideProgressing(progress), f.now)
 }
 
-// decideConfirmation lets Drained become True only when all nodes are found to be drained, after
-// the scheduler has had time to bind what it had placed, and a live list shows no pod that is
-// nominated for one of them. After that the cache is enough: every pod that comes is an event. It
-// returns what is waited for.
+// decideConfirmation returns why Drained cannot become True yet, or "". The node controller must
+// have confirmed all nodes as drained, after the scheduler had time to bind the pods that it had
+// assigned, and a live list must have no pod that is nominated for one of them. After that the
+// cache is enough: every new pod is an event.
 func (d *decision) decideConfirmation(f *facts) string {
 	switch {
 	case len(f.unconfirmed) > 0 && f.unsettled > 0:
 		return "All pods are gone; waiting for pods that the scheduler may still bind"
 	case len(f.unconfirmed) > 0:
-		return "All pods are gone according to the cache; a live list is yet to confirm it for node " + f.unconfirmed[0]
+		return "All pods are gone according to the cache; waiting for a live list to confirm it for node " + f.unconfirmed[0]
 	case isDrained(f.subject.NodeMaintenance):
 		return ""
 	case f.live == nil:
@@ -253,7 +252,7 @@ func sortNodes(nodes []v1alpha1.NodeMaintenanceNodeStatus) {
 	})
 }
 
-// drainedFacts is what the condition Drained depends on, time and the live list aside.
+// drainedFacts has the inputs of the condition Drained, except the time and the live list.
 type drainedFacts struct {
 	draining     bool
 	nodes        []memberNode
@@ -262,18 +261,18 @@ type drainedFacts struct {
 	uncordoned   []string
 	finished     bool
 	remainder    *remainder
-	// attached does not hold Drained back, since volumes may stay attached until the node is off;
-	// the user who switches it off needs to know.
+	// attached does not prevent Drained=True, since volumes may stay attached until the node is
+	// off. The message names them for the user who switches it off.
 	attached attachedVolumes
 }
 
-// verdict is a state of a condition.
+// verdict is the wanted state of a condition.
 type verdict struct {
 	status          metav1.ConditionStatus
 	reason, message string
 }
 
-// decideDrained says what Drained is.
+// decideDrained returns the condition Drained.
 func decideDrained(f drainedFacts) verdict {
 	r := f.remainder
 	refused, excluded := 0, []memberNode(nil)
@@ -296,7 +295,7 @@ func decideDrained(f drainedFacts) verdict {
 	case len(f.nodes) == 0:
 		return no(v1alpha1.ReasonNoNodes, "The selector matches no node")
 	case refused > 0:
-		return no(v1alpha1.ReasonNotAuthorized, "User %q may not delete %s, which stay as they are; %s",
+		return no(v1alpha1.ReasonNotAuthorized, "User %q may not delete %s (skipped); %s",
 			f.username, wording.Count(refused, "selected node"), r.progress())
 	case len(excluded) > 0:
 		return no(excluded[0].outside.drained(), "%s outside the drain, such as %s: %s; %s",
@@ -311,19 +310,19 @@ func decideDrained(f drainedFacts) verdict {
 		return no(v1alpha1.ReasonDrainInProgress, "%s", capitalize(r.progress()))
 	case len(r.left) > 0:
 		return verdict{metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft,
-			fmt.Sprintf("All pods have left %s but those left running on purpose: %s", wording.Count(inside, "node"), joinTop(r.left)) + r.staticRemark() + f.attached.remark()}
+			fmt.Sprintf("All pods have left %s except the kept pods: %s", wording.Count(inside, "node"), joinTop(r.left)) + r.staticRemark() + f.attached.remark()}
 	default:
 		return verdict{metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, fmt.Sprintf("All pods have left %s", wording.Count(inside, "node")) + f.attached.remark()}
 	}
 }
 
-// isBlocked reports whether nothing moves: every pod that is asked to leave is blocked.
+// isBlocked reports whether every pod that is asked to leave is blocked.
 func (r *remainder) isBlocked() bool {
 	stuck := len(r.blocked) + len(r.uncreatable)
 	return stuck > 0 && stuck == r.targeted
 }
 
-// staticRemark counts the static pods that stay: they stop with the machine.
+// staticRemark returns a part of the message about kept static pods: they stop with the machine.
 func (r *remainder) staticRemark() string {
 	if r.static == 0 {
 		return ""
@@ -342,7 +341,7 @@ func (r *remainder) progress() string {
 	return text
 }
 
-// worst names the three pods that have been blocked for longest.
+// worst names the three pods that have been blocked the longest.
 func (r *remainder) worst() string {
 	blocked := slices.Clone(r.blocked)
 	since := func(e *v1alpha1.Evacuation) *metav1.Condition {

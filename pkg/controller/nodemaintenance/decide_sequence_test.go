@@ -203,7 +203,7 @@ func TestDecideConfirmation(t *testing.T) {
 		wake    time.Duration
 	}{
 		"the scheduler may still bind pods":      {unconfirmed: []string{"one"}, unsettled: time.Second, waits: "the scheduler may still bind"},
-		"a node is not confirmed":                {unconfirmed: []string{"one"}, waits: "a live list is yet to confirm it for node one"},
+		"a node is not confirmed":                {unconfirmed: []string{"one"}, waits: "waiting for a live list to confirm it for node one"},
 		"all are, and pods may be nominated":     {confirm: true},
 		"a live list shows none":                 {live: ptr.To("")},
 		"a live list shows a nominated pod":      {live: ptr.To("shop/web"), waits: "Pod shop/web has just appeared", wake: confirmPatience},

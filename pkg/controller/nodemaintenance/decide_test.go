@@ -118,7 +118,7 @@ func TestDecideDrained(t *testing.T) {
 			drainedFacts{draining: true, nodes: nodesWith(1, v1alpha1.NodeStatusNotAuthorized), username: "x", finished: true, remainder: some()},
 			verdict{
 				metav1.ConditionFalse, v1alpha1.ReasonNotAuthorized,
-				`User "x" may not delete 1 selected node, which stay as they are; 0 pods left, 0 of them evacuating, 0 blocked`,
+				`User "x" may not delete 1 selected node (skipped); 0 pods left, 0 of them evacuating, 0 blocked`,
 			},
 		},
 		"a drain with a node outside the waves is not drained": {
@@ -132,14 +132,14 @@ func TestDecideDrained(t *testing.T) {
 			drainedFacts{draining: true, nodes: nodesWith(2), finished: true, remainder: some()},
 			verdict{metav1.ConditionTrue, v1alpha1.ReasonDrainComplete, "All pods have left 2 nodes"},
 		},
-		"pods left running on purpose are named": {
+		"kept pods are named": {
 			drainedFacts{
 				draining: true, nodes: nodesWith(1), finished: true,
 				remainder: some(func(r *remainder) { r.left["DaemonSet pod of default/logger"] = 2 }),
 			},
 			verdict{
 				metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft,
-				"All pods have left 1 node but those left running on purpose: DaemonSet pod of default/logger (2)",
+				"All pods have left 1 node except the kept pods: DaemonSet pod of default/logger (2)",
 			},
 		},
 		"attached volumes are named and do not delay Drained": {
@@ -152,7 +152,7 @@ func TestDecideDrained(t *testing.T) {
 				"All pods have left 3 nodes; 3 volumes are still attached to 2 nodes",
 			},
 		},
-		"one attached volume is named after the pods left running on purpose": {
+		"one attached volume is named after the kept pods": {
 			drainedFacts{
 				draining: true, nodes: nodesWith(1), finished: true,
 				remainder: some(func(r *remainder) { r.left["static pod of default/x"] = 1 }),
@@ -160,7 +160,7 @@ func TestDecideDrained(t *testing.T) {
 			},
 			verdict{
 				metav1.ConditionTrue, v1alpha1.ReasonDrainCompleteWithPodsLeft,
-				"All pods have left 1 node but those left running on purpose: static pod of default/x (1); 1 volume is still attached to 1 node",
+				"All pods have left 1 node except the kept pods: static pod of default/x (1); 1 volume is still attached to 1 node",
 			},
 		},
 		"volumes of pods that still run are not named": {

@@ -25,21 +25,22 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// evacuationStep is what a pod that is asked to leave needs.
+// evacuationStep is the next step for a pod that is asked to leave.
 type evacuationStep int
 
 const (
-	// stepNone: its Evacuation is there, with our finalizer.
+	// stepNone: the pod has an Evacuation with our finalizer.
 	stepNone evacuationStep = iota
-	// stepCreate: it has none.
+	// stepCreate: the pod has no Evacuation.
 	stepCreate
-	// stepAdopt: another instigator has created it; our finalizer is added.
+	// stepAdopt: another instigator has created the Evacuation; our finalizer is to be added.
 	stepAdopt
-	// stepWait: it has one that is on its way out. When that is gone a new one is made.
+	// stepWait: the Evacuation is complete or being deleted. The controller creates a new one after
+	// its deletion.
 	stepWait
 )
 
-// decideEvacuation says what a pod needs that is asked to leave.
+// decideEvacuation returns the next step for a pod that is asked to leave.
 func decideEvacuation(pod *nodestate.Pod) evacuationStep {
 	switch e := pod.Evacuation; {
 	case e == nil:
@@ -53,12 +54,12 @@ func decideEvacuation(pod *nodestate.Pod) evacuationStep {
 	}
 }
 
-// evacuate asks the targeted pods of the subject's nodes to leave. It goes by the targets of a node
-// only when every maintenance that drains the node has them in its status: otherwise a crash, or
-// the end of the one that has, would let them fall back.
+// evacuate requests the Evacuations of the targeted pods on the subject's nodes. It uses the
+// targets of a node only when every maintenance that drains the node has stored them: otherwise
+// they could fall back after a crash, or when the maintenance that has stored them ends.
 //
-// DaemonSet pods are asked to leave only when the cache shows the taint that keeps the DaemonSet
-// controller from replacing them.
+// DaemonSet pods are asked to leave only when the cached node has the taint that keeps the
+// DaemonSet controller from replacing them.
 func (c *Controller) evacuate(ctx context.Context, f *facts, d *decision) error {
 	work, behind := due(f, d)
 	for name := range behind {
@@ -77,22 +78,22 @@ func (c *Controller) evacuate(ctx context.Context, f *facts, d *decision) error 
 	})
 }
 
-// hasToWait reports whether it is too early to request the Evacuation of a pod again, and has the
-// maintenance reconciled when it is not.
+// hasToWait reports whether it is too early to request the Evacuation of a pod again. If so, it
+// enqueues the maintenance for that time.
 func (c *Controller) hasToWait(maintenance string, pod *nodestate.Pod) bool {
 	last := c.state.Requests.Of(pod.UID)
 	wait := last.Until.Sub(c.clock.Now())
 	if wait <= 0 || decideEvacuation(pod) == stepAdopt && last.Failures == 0 {
-		// What was created and has lost our finalizer is joined again.
+		// The Evacuation has lost our finalizer: join it again now.
 		return false
 	}
 	c.queue.AddAfter(maintenance, wait)
 	return true
 }
 
-// neverTriedFirst sorts pods by the time of the last request for them. The time of a round is
-// limited: without it, requests that hang would be repeated before others are sent for the first
-// time.
+// neverTriedFirst sorts pods by the time of their last request, pods without a request first.
+// Otherwise requests that hang would use up roundTime again and again, and others would never be
+// sent.
 func (c *Controller) neverTriedFirst(work []*nodestate.Pod) {
 	tried := make(map[types.UID]time.Time)
 	for _, pod := range work {
@@ -105,8 +106,8 @@ func (c *Controller) neverTriedFirst(work []*nodestate.Pod) {
 	}
 }
 
-// due returns the pods that need an Evacuation on the nodes whose targets are stored by all
-// maintenances that drain them, and the maintenances that have not stored the targets yet.
+// due returns the pods to request an Evacuation for, on the nodes whose targets all draining
+// maintenances have stored, and the maintenances that have not stored the targets yet.
 func due(f *facts, d *decision) (work []*nodestate.Pod, behind sets.Set[string]) {
 	waiting := sets.New[string]()
 	for i, node := range f.subject.inside {
@@ -136,7 +137,8 @@ func due(f *facts, d *decision) (work []*nodestate.Pod, behind sets.Set[string])
 	return work, behind
 }
 
-// ownPodsAreNext reports whether only pods of this server are left to leave.
+// ownPodsAreNext reports whether all other targeted pods have left, so that the pods of this server
+// are asked to leave.
 func ownPodsAreNext(counts []*nodeCount) bool {
 	for _, n := range counts {
 		if n.targeted > n.targetedOwn {
@@ -146,8 +148,8 @@ func ownPodsAreNext(counts []*nodeCount) bool {
 	return true
 }
 
-// request sends a request for the Evacuation of a pod, unless the maintenance does not drain its
-// node any more. If it fails it is tried again later. After the second time the node shows it.
+// request sends a request for the Evacuation of a pod, if the maintenance still drains its node. A
+// failed request is retried later. After two failures the status of the node reports it.
 func (c *Controller) request(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *corev1.Pod, send func(context.Context) error) error {
 	err := c.state.Requests.Do(pod, func() error {
 		if !c.isStillDraining(nm, podcache.NodeOf(pod)) {
@@ -157,7 +159,7 @@ func (c *Controller) request(ctx context.Context, nm *v1alpha1.NodeMaintenance, 
 		defer cancel()
 		err := send(bounded)
 		if err != nil && ctx.Err() != nil {
-			// This server stops or does not lead any more.
+			// This server stops or is no longer the leader.
 			return nodestate.InconclusiveError{Err: ctx.Err()}
 		}
 		return err
@@ -172,15 +174,14 @@ func (c *Controller) request(ctx context.Context, nm *v1alpha1.NodeMaintenance, 
 	return err
 }
 
-// create creates the Evacuation of a pod. It returns the errors that are not about the pod.
+// create creates the Evacuation of a pod. It ignores errors that are only about this pod.
 func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *corev1.Pod) error {
 	e := &v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:  pod.Namespace,
 			Name:       protocol.CanonicalName(pod.Name, pod.UID),
 			Finalizers: []string{v1alpha1.FinalizerInstigatorNodeMaintenance},
-			// Of a pod without an evacuator no later write of the status could name the
-			// maintenance.
+			// If the pod has no evacuator, no later status write names the maintenance.
 			Annotations: map[string]string{v1alpha1.AnnotationLeavesFor: protocol.Mention(nm)},
 		},
 		Spec: v1alpha1.EvacuationSpec{PodRef: v1alpha1.PodReference{Name: pod.Name, UID: pod.UID}},
@@ -194,7 +195,7 @@ func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, p
 			return nil
 		}
 		if current, getErr := c.podLister.Pods(pod.Namespace).Get(pod.Name); isAboutPod(err) && (getErr != nil || current.UID != pod.UID) {
-			// The pod has just gone.
+			// The pod has just been deleted.
 			return nodestate.ErrNotRequested
 		}
 		return err
@@ -203,19 +204,20 @@ func (c *Controller) create(ctx context.Context, nm *v1alpha1.NodeMaintenance, p
 	case err == nil:
 		return nil
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		// The namespace takes its pods along. The status counts and names them.
+		// The pods are deleted with the namespace. The status counts and names them.
 		return nil
 	case isAboutPod(err):
 		klog.FromContext(ctx).V(2).Info("Evacuation was not accepted", "pod", klog.KObj(pod), "reason", err.Error())
 		return nil
 	}
-	// It may have been created all the same.
+	// The Evacuation may exist nevertheless.
 	return fmt.Errorf("create the evacuation of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 }
 
-// isStillDraining reports whether the caches show that a maintenance drains and selects a node.
-// They are asked after a request was noted. The controller of nodes reads the same caches first and
-// the requests then, so that it either waits for the request or has it not sent.
+// isStillDraining reports whether, according to the caches, a maintenance drains and selects a
+// node. It is called after the request was recorded. The node controller reads the same caches
+// before the recorded requests, so it either waits for this request, or this check prevents the
+// request.
 func (c *Controller) isStillDraining(nm *v1alpha1.NodeMaintenance, node string) bool {
 	cached := holds.Index{On: c.selection.MaintenancesOn, Get: c.maintenanceLister.Get}
 	return cached.Any(node, func(now *v1alpha1.NodeMaintenance) bool {
@@ -223,8 +225,8 @@ func (c *Controller) isStillDraining(nm *v1alpha1.NodeMaintenance, node string) 
 	})
 }
 
-// adopt joins the instigators of a pod's Evacuation. What keeps being refused is a blocker of the
-// pod and not an error of the whole maintenance.
+// adopt adds our finalizer to a pod's Evacuation. A refusal is reported for the pod and is not an
+// error of the whole maintenance.
 func (c *Controller) adopt(ctx context.Context, nm *v1alpha1.NodeMaintenance, pod *nodestate.Pod) error {
 	e := pod.Evacuation
 	err := c.request(ctx, nm, pod.Pod, func(ctx context.Context) error {
@@ -257,8 +259,8 @@ func (c *Controller) setFinalizers(ctx context.Context, e *v1alpha1.Evacuation, 
 	return err
 }
 
-// finalizerPatch sets the finalizers of an object, on the condition that it is in the state it was
-// read in.
+// finalizerPatch returns a patch that sets the finalizers of an object, and conflicts if the object
+// has changed.
 func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 	if finalizers == nil {
 		finalizers = []string{}
@@ -268,8 +270,8 @@ func finalizerPatch(obj metav1.Object, finalizers []string) ([]byte, error) {
 	}})
 }
 
-// wanted reports whether a maintenance has the pod of an Evacuation within the stored targets of
-// its node. A pod that is left running is asked for only as long as its budget may open again.
+// wanted reports whether the stored targets of a maintenance for the node cover the pod of an
+// Evacuation. A kept pod is not wanted, unless it is kept because of its budget, which may open.
 func (c *Controller) wanted(e *v1alpha1.Evacuation, nodeName string) bool {
 	node, err := c.nodeLister.Get(nodeName)
 	if err != nil {
@@ -283,7 +285,7 @@ func (c *Controller) wanted(e *v1alpha1.Evacuation, nodeName string) bool {
 	}
 	return c.holders.Any(nodeName, func(nm *v1alpha1.NodeMaintenance) bool {
 		if pod == nil {
-			// No more is known of it than that its node is drained.
+			// The pod is unknown: the targets cannot be compared with it.
 			return holds.Targeting(node)(nm)
 		}
 		asks, err := holds.Asks(nm, pod, node)

@@ -12,14 +12,14 @@ import (
 
 // Reasons of the events of this controller.
 const (
-	// EventNotAuthorized: a node is left alone because the requester of the maintenance may not
-	// delete it.
+	// EventNotAuthorized: a node is skipped because the requester of the maintenance may not delete
+	// it.
 	EventNotAuthorized = "NotAuthorized"
-	// EventFastForwarded: a node had already come further than the plan of a maintenance that
+	// EventFastForwarded: a node was already drained further than the plan of a maintenance that
 	// joined late.
 	EventFastForwarded = "DrainFastForwarded"
-	// EventOrderOverridden: the plans of maintenances contradict each other, and the oldest one's
-	// order was followed.
+	// EventOrderOverridden: the plans of maintenances contradict each other, and the order of the
+	// oldest was used.
 	EventOrderOverridden = "DrainOrderOverridden"
 	// EventDrainBlocked: every pod that is asked to leave is blocked. Sent when the condition
 	// Drained begins to report it.
@@ -31,7 +31,7 @@ const (
 	// EventDrainForecast: a drain begins, and the preview finds pods that cannot leave, will not
 	// come back or take long.
 	EventDrainForecast = "DrainForecast"
-	// EventDrainedNoLonger: the condition Drained was True and is not any more.
+	// EventDrainedNoLonger: the condition Drained is no longer True.
 	EventDrainedNoLonger = "DrainedNoLonger"
 	// EventNotProgressing: the condition Progressing became False: the maintenance makes no
 	// progress, or an operation that it needs keeps failing. Once for each text.
@@ -40,10 +40,10 @@ const (
 	EventDrained = "Drained"
 	// EventCompleted: all changes of the maintenance to nodes were undone.
 	EventCompleted = "Completed"
-	// EventSuperseded: the maintenance of a shutdown of a node was completed because the node
-	// has gone down for a later one.
+	// EventSuperseded: the maintenance of a shutdown of a node was completed because the node has
+	// shut down for a later one.
 	EventSuperseded = "Superseded"
-	// EventStatusTooLarge: the status cannot be stored, not even without messages.
+	// EventStatusTooLarge: the status is too large to be stored, even without messages.
 	EventStatusTooLarge = "StatusTooLarge"
 	// EventStatusNotWritten: the status could not be written for a minute, for example because a
 	// policy or a webhook refuses it. Once for each text.

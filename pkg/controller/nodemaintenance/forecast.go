@@ -20,15 +20,15 @@ import (
 )
 
 const (
-	// forecastWorkers bounds the previews that are worked out at the same time.
+	// forecastWorkers is the maximum number of previews that are computed at the same time.
 	forecastWorkers = 1
-	// forecastNamed is how many blockers a text names.
+	// forecastNamed is how many blockers an event names.
 	forecastNamed = 3
 )
 
-// forecasts tells what will be in the way of a drain when its first wave opens: admission lists no
-// pods, so nothing else tells the one who starts a drain with kubectl alone. It asks the preview,
-// beside the syncs.
+// forecasts emits an event about the blockers of a drain when its first wave opens. Admission lists
+// no pods, so a user who starts a drain with plain kubectl gets no other warning. It reads the
+// preview outside of the syncs, which would wait for it.
 type forecasts struct {
 	c     *Controller
 	queue *loop.Queue[string]
@@ -44,7 +44,7 @@ func newForecasts(c *Controller, config Config) *forecasts {
 	}
 }
 
-// reconcile asks the preview of a maintenance, and records what it found as an event.
+// reconcile reads the preview of a maintenance and emits an event if it has blockers.
 func (f *forecasts) reconcile(ctx context.Context, name string) error {
 	nm, err := f.c.get(name)
 	if apierrors.IsNotFound(err) {
@@ -67,12 +67,12 @@ func (f *forecasts) reconcile(ctx context.Context, name string) error {
 	if text == "" {
 		return nil
 	}
-	klog.FromContext(ctx).V(2).Info("A drain begins with pods in its way", "blockers", len(preview.Blockers))
-	f.c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainForecast, actionDrain, "In the way of the drain: %s", text)
+	klog.FromContext(ctx).V(2).Info("The preview of a drain has blockers", "blockers", len(preview.Blockers))
+	f.c.maintenanceEvent(nm, corev1.EventTypeWarning, EventDrainForecast, actionDrain, "Blockers of the drain: %s", text)
 	return nil
 }
 
-// describeBlockers names the worst blockers of a preview, "" if there are none.
+// describeBlockers returns the worst blockers of a preview as text, "" if there are none.
 func describeBlockers(preview *v1alpha1.NodeMaintenancePreview) string {
 	var named []string
 	for i := range preview.Blockers {

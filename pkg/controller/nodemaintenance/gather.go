@@ -32,35 +32,35 @@ type facts struct {
 	now     time.Time
 	subject *member
 	// draining are the maintenances in stage Drain that share nodes with the subject, directly or
-	// through others, and the subject itself if it drains.
+	// indirectly, and the subject itself if it drains.
 	draining []*member
-	// views are what is on the nodes, by name, for all nodes of subject and draining.
+	// views has the pods on all nodes of subject and draining, by node name.
 	views map[string]*nodestate.View
-	// former are the nodes of the subject's status that it does not select any more.
+	// former are the nodes of the subject's status that it no longer selects.
 	former []formerNode
-	// refusals are why pods of the subject's nodes have no Evacuation of ours, by UID.
+	// refusals has, by UID, why pods of the subject's nodes have no Evacuation of ours.
 	refusals map[types.UID]refusal
-	// troubles are what has failed for a minute about the nodes of the subject and its status, and
-	// problems about the subject itself.
+	// troubles has the failures of a minute or longer that concern a node of the subject, by node,
+	// and problems those that concern the subject itself.
 	troubles map[string]loop.Failure
 	problems []loop.Failure
-	// ignored are the nodes that match and are too new.
+	// ignored are the nodes that match the selector but are too new.
 	ignored []string
 	// attached are the volumes that are attached to the nodes inside the waves.
 	attached attachedVolumes
-	// unconfirmed are the nodes inside the waves that the controller of nodes has not found to be
-	// drained, and unsettled is how long the scheduler may still bind pods to nodes inside.
+	// unconfirmed are the nodes inside the waves that the node controller has not confirmed as
+	// drained. unsettled is how long the scheduler may still bind pods to nodes inside.
 	unconfirmed []string
 	unsettled   time.Duration
-	// live is the outcome of the live list that a decision has asked for, nil before that: a pod
-	// that is nominated for a node, or "".
+	// live is the result of the live list that a decision has requested: a pod that is nominated
+	// for a node, or "". It is nil before the list.
 	live *string
-	// later is the maintenance of a later shutdown of the same node for which the machine has gone
-	// down, if the subject is of a shutdown.
+	// later is the maintenance of a later shutdown for which the machine has shut down, if the
+	// subject is the maintenance of an earlier shutdown of the same node.
 	later *v1alpha1.NodeMaintenance
-	// held are the nodes on which something of a maintenance is left that ends.
+	// held are the nodes that a maintenance which ends has not released.
 	held sets.Set[string]
-	// wake is when one of these facts changes without an event, 0 if none does.
+	// wake is after how long one of these facts changes without an event, 0 if none does.
 	wake time.Duration
 
 	stallTimeout, longGrace time.Duration
@@ -69,30 +69,30 @@ type facts struct {
 // member is a maintenance with its nodes.
 type member struct {
 	*v1alpha1.NodeMaintenance
-	// nodes are all nodes that it selects, sorted by name.
+	// nodes are all nodes that the maintenance selects, sorted by name.
 	nodes []memberNode
-	// inside are those that its waves wait for, in the same order: the requester may delete them
-	// and they can be cordoned, or it is too early to tell.
+	// inside are the nodes that its waves wait for, in the same order: the requester may delete
+	// them and they can be cordoned, or this is not known yet.
 	inside []*corev1.Node
 }
 
 // memberNode is a node that a maintenance selects.
 type memberNode struct {
 	*corev1.Node
-	// outside is why the node is outside the waves, nil if it is inside.
+	// outside is why the waves do not wait for the node, nil if they do.
 	outside *exclusion
-	// unanswered: the authorizer has not answered for it yet. The waves wait for it.
+	// unanswered: the authorizer has not answered for the node yet. The waves wait for the answer.
 	unanswered bool
 }
 
-// exclusion is why a node is outside the waves, and since when.
+// exclusion is why a node is outside the waves (they do not wait for it), and since when.
 type exclusion struct {
 	reason v1alpha1.NodeStatusReason
 	why    string
 	since  time.Time
 }
 
-// drained is the reason of the condition Drained of a maintenance with such a node.
+// drained returns the reason of the condition Drained of a maintenance with such a node.
 func (e *exclusion) drained() string {
 	switch e.reason {
 	case v1alpha1.NodeStatusNotAuthorized:
@@ -104,22 +104,22 @@ func (e *exclusion) drained() string {
 	}
 }
 
-// formerNode is a node that a maintenance does not select any more and that its status has.
+// formerNode is a node in the status of a maintenance that no longer selects it.
 type formerNode struct {
 	*v1alpha1.NodeMaintenanceNodeStatus
-	// gone: there is no node of this name. released: nothing of the maintenance is left on it.
+	// gone: the node does not exist. released: the maintenance has released it.
 	gone, released bool
 	err            error
 }
 
-// refusal is why a pod has no Evacuation of ours: its namespace is being deleted, or two requests
+// refusal is why a pod has no Evacuation of ours: its namespace is terminating, or two requests
 // have failed.
 type refusal struct {
 	terminating bool
 	why         string
 }
 
-// sooner returns the shorter one of two times to wait, where 0 is for ever.
+// sooner returns the shorter of two waits, where 0 means forever.
 func sooner(a, b time.Duration) time.Duration {
 	if a <= 0 || b > 0 && b < a {
 		return b
@@ -162,7 +162,7 @@ func (c *Controller) gather(ctx context.Context, nm *v1alpha1.NodeMaintenance) (
 	return f, nil
 }
 
-// gatherDrain reads what only the decision about a maintenance in stage Drain depends on.
+// gatherDrain reads the inputs that only stage Drain needs.
 func (c *Controller) gatherDrain(ctx context.Context, f *facts, places *places) (err error) {
 	if f.draining, err = c.component(ctx, f, places); err != nil {
 		return err
@@ -181,7 +181,7 @@ func (c *Controller) gatherDrain(ctx context.Context, f *facts, places *places) 
 	return nil
 }
 
-// gatherNodes reads what is on the nodes.
+// gatherNodes reads the pods and the failures of the nodes.
 func (c *Controller) gatherNodes(f *facts) error {
 	f.views = make(map[string]*nodestate.View, len(f.subject.nodes))
 	for _, m := range append(slices.Clone(f.draining), f.subject) {
@@ -212,8 +212,8 @@ func (c *Controller) gatherNodes(f *facts) error {
 	return nil
 }
 
-// gatherTrouble reads what fails about a node. Its time comes again at every sync: an earlier event
-// of the maintenance takes the place of the one that was asked for before.
+// gatherTrouble reads the failures of a node. It sets wake in every sync, because an earlier event
+// of the maintenance replaces the requeue that the previous sync asked for.
 func (c *Controller) gatherTrouble(f *facts, node string) {
 	trouble, next := c.state.Troubles.Of(node)
 	if trouble != nil {
@@ -222,7 +222,7 @@ func (c *Controller) gatherTrouble(f *facts, node string) {
 	f.wake = sooner(f.wake, next)
 }
 
-// gatherFormer reads what became of the nodes that the maintenance does not select any more.
+// gatherFormer reads the state of the nodes that the maintenance no longer selects.
 func (c *Controller) gatherFormer(f *facts) {
 	selected := sets.New[string]()
 	for _, node := range f.subject.nodes {
@@ -242,7 +242,7 @@ func (c *Controller) gatherFormer(f *facts) {
 	}
 }
 
-// drainers returns the maintenances that drain each of some nodes.
+// drainers returns, for each of the given nodes, the maintenances that drain it.
 func (f *facts) drainers(nodes sets.Set[string]) map[string][]*member {
 	drainers := make(map[string][]*member, len(nodes))
 	for _, m := range f.draining {
@@ -255,12 +255,13 @@ func (f *facts) drainers(nodes sets.Set[string]) map[string][]*member {
 	return drainers
 }
 
-// isUncordoned reports whether the waves wait for a node before any pod is asked to leave.
+// isUncordoned reports whether the waves wait for the cordon of a node before any pod is asked to
+// leave.
 func (n *memberNode) isUncordoned() bool {
 	return n.outside == nil && (!n.Spec.Unschedulable || n.unanswered)
 }
 
-// uncordoned returns the nodes that the waves wait for before any pod is asked to leave.
+// uncordoned returns the nodes for whose cordon the waves wait before any pod is asked to leave.
 func (m *member) uncordoned() []string {
 	var names []string
 	for i := range m.nodes {
@@ -272,7 +273,7 @@ func (m *member) uncordoned() []string {
 }
 
 // component returns the draining maintenances that share nodes with the subject, directly or
-// through others, the subject first.
+// indirectly, the subject first.
 func (c *Controller) component(ctx context.Context, f *facts, places *places) ([]*member, error) {
 	component := []*member{f.subject}
 	seen := map[string]bool{f.subject.Name: true}
@@ -295,8 +296,8 @@ func (c *Controller) component(ctx context.Context, f *facts, places *places) ([
 	return component, nil
 }
 
-// member reads which nodes of a maintenance its waves wait for. An Idle maintenance touches no
-// node, so member asks no authorizer.
+// member determines which nodes of a maintenance its waves wait for. An Idle maintenance changes no
+// node, so member does not ask the authorizer.
 func (c *Controller) member(ctx context.Context, f *facts, nm *v1alpha1.NodeMaintenance, places *places) *member {
 	selected := c.selection.NodesOf(nm.Name)
 	m := &member{NodeMaintenance: nm, nodes: make([]memberNode, len(selected)), inside: selected}
@@ -311,8 +312,7 @@ func (c *Controller) member(ctx context.Context, f *facts, nm *v1alpha1.NodeMain
 	m.inside = make([]*corev1.Node, 0, len(selected))
 	for i := range m.nodes {
 		node, answer := &m.nodes[i], answers[m.nodes[i].Name]
-		// The annotations are read only where they decide: for most nodes of a drain the answer is
-		// enough.
+		// Read the annotations only if necessary: for most nodes of a drain the answer is enough.
 		holds := (answer.Err != nil || tooLarge != nil) && marks.Holds(node.Node, nm)
 		node.outside = c.whyOutside(ctx, f, nm, node.Node, outsideFacts{answer, holds, tooLarge, places})
 		if node.outside == nil {
@@ -323,7 +323,7 @@ func (c *Controller) member(ctx context.Context, f *facts, nm *v1alpha1.NodeMain
 	return m
 }
 
-// outsideFacts is what decides whether a node is inside the waves of a maintenance.
+// outsideFacts has the inputs of whyOutside.
 type outsideFacts struct {
 	answer   rights.Answer
 	holds    bool
@@ -332,9 +332,9 @@ type outsideFacts struct {
 }
 
 // whyOutside returns why a node is outside the waves of a maintenance that is not Idle: the
-// requester may not delete it, there is no place for another maintenance, the status has no room
-// for it, it could not be cordoned for a minute, its cordon is undone repeatedly, or the authorizer
-// has not answered for a minute.
+// requester may not delete it, too many other maintenances hold it, the status has no room for it,
+// it could not be cordoned for a minute, another client keeps removing its cordon, or the
+// authorizer has not answered for a minute.
 func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *v1alpha1.NodeMaintenance, node *corev1.Node, o outsideFacts) *exclusion {
 	entered := v1alpha1.StageEntered(nm, v1alpha1.NodeMaintenanceStageCordon)
 	switch {
@@ -348,7 +348,7 @@ func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *v1alpha1.Node
 	}
 	if since, fought := c.state.Cordons.Fought(node); fought {
 		f.wake = sooner(f.wake, max(time.Second, nodestate.FightWindow-f.now.Sub(since)))
-		return &exclusion{v1alpha1.NodeStatusNotCordoned, "its cordon is undone repeatedly", since}
+		return &exclusion{v1alpha1.NodeStatusNotCordoned, "another client keeps removing its cordon", since}
 	}
 	if node.Spec.Unschedulable && (o.holds || o.answer.Err == nil) {
 		return nil
@@ -362,7 +362,7 @@ func (c *Controller) whyOutside(ctx context.Context, f *facts, nm *v1alpha1.Node
 
 func (m *member) username() string { return v1alpha1.RequesterOf(m.NodeMaintenance) }
 
-// world is what the planner is asked about.
+// world returns the input of the planner.
 func (f *facts) world() drainplan.World {
 	w := drainplan.World{Subject: f.subject.Name}
 	added := make(map[string]bool, len(f.views))
@@ -400,14 +400,13 @@ func (c *Controller) maintenances() []*v1alpha1.NodeMaintenance {
 	return all
 }
 
-// noPlace is why a maintenance does not hold a node that as many others hold as may.
+// noPlace is the message about a node that the maximum number of other maintenances hold.
 var noPlace = fmt.Sprintf("%s: %d other maintenances hold the node", v1alpha1.ReasonTooManyMaintenances, protocol.MaxHolders)
 
-// places knows which nodes have no place for another maintenance. As the controller of nodes does,
-// it has marks.Choose decide among the maintenances that want to hold a node. The annotations
-// of the node only tell which of them hold it although their requesters have lost the right to: if
-// its kubelet erases them, no other maintenance gets a place. Only a node that more maintenances
-// select than may hold it is read, once in a sync.
+// places determines which maintenances may hold a node that too many maintenances select. Like the
+// node controller, it uses marks.Choose. A maintenance that the annotations of the node name keeps
+// its place even if its requester has lost the right to the node: if the kubelet erases the
+// annotations, no other maintenance gets a place. It reads each such node once per sync.
 type places struct {
 	c      *Controller
 	byNode map[string]nodePlaces
@@ -420,8 +419,8 @@ type nodePlaces struct {
 
 func newPlaces(c *Controller) *places { return &places{c: c, byNode: map[string]nodePlaces{}} }
 
-// lacksOne reports whether a maintenance in stage Cordon or Drain does not hold a node because
-// others have all places.
+// lacksOne reports whether a maintenance in stage Cordon or Drain cannot hold a node because others
+// have all places.
 func (p *places) lacksOne(ctx context.Context, nm *v1alpha1.NodeMaintenance, node *corev1.Node) bool {
 	if p.c.selection.CountOn(node.Name) <= protocol.MaxHolders {
 		return false
@@ -446,13 +445,13 @@ func (p *places) of(ctx context.Context, node *corev1.Node) nodePlaces {
 	}
 	taken := len(chosen)
 	if slices.ContainsFunc(chosen, func(nm *v1alpha1.NodeMaintenance) bool { return marks.IsShutdownOf(node.Name, nm) }) {
-		// One of them needs none.
+		// The maintenance of the node's own shutdown needs no place.
 		taken--
 	}
 	return nodePlaces{chosen: uids, full: taken >= protocol.MaxHolders}
 }
 
-// mayTake reports whether a maintenance may take a node that it does not hold.
+// mayTake reports whether a maintenance may begin to hold a node.
 func (p *places) mayTake(ctx context.Context, nm *v1alpha1.NodeMaintenance, node *corev1.Node) bool {
 	if p.c.selection.TooLarge(nm) != nil {
 		return false

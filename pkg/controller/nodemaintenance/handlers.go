@@ -21,7 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// subscribe has the maintenances enqueued that an event concerns.
+// subscribe registers handlers that enqueue the affected maintenances.
 func (c *Controller) subscribe(volumes cache.SharedIndexInformer) error {
 	c.selection.Subscribe(selection.Subscriber{Node: c.nodeChanged, Maintenance: c.maintenanceChanged, Released: c.nodeReleased})
 	c.state.Subscribe(nodestate.Subscriber{Pod: c.podChanged, Evacuation: c.evacuationChanged, Changed: c.stateChanged})
@@ -50,7 +50,7 @@ func (c *Controller) maintenanceChanged(old, nm *v1alpha1.NodeMaintenance) {
 		c.queue.Add(nm.Name)
 	}
 	if old != nil && v1alpha1.IsHolding(old) != v1alpha1.IsHolding(nm) || !statusOnly || !drainplan.SameTargets(old, nm) {
-		// Not gathered with other events: they wait for these targets to be stored.
+		// Without the debounce: they wait for these targets to be stored.
 		c.enqueueNeighbours(nm)
 	}
 	if v1alpha1.IsEnding(nm) && !statusOnly {
@@ -80,19 +80,19 @@ func (c *Controller) nodeChanged(change selection.NodeChange) {
 		c.queue.AddAfter(name, selection.Lingering)
 	}
 	if old != nil {
-		// A maintenance that the node does not name any more may have been waiting for that.
+		// A maintenance may wait until the node no longer names it.
 		c.enqueue(sets.List(marks.Names(old)))
 	}
 }
 
-// sameNode reports whether nothing has changed about a node that this controller reads.
+// sameNode reports whether two states of a node are equal in all fields that this controller reads.
 func sameNode(a, b *corev1.Node) bool {
 	return a.UID == b.UID && a.Spec.Unschedulable == b.Spec.Unschedulable && labels.Equals(a.Labels, b.Labels) && marks.Same(a, b) &&
 		drainplan.IsTainted(a) == drainplan.IsTainted(b) && protocol.StaticPodFactsOf(a) == protocol.StaticPodFactsOf(b)
 }
 
-// stateChanged enqueues the maintenances that select a node, and the maintenances that the node
-// still names although they do not select it any more.
+// stateChanged enqueues the maintenances that select a node, and those that its annotations still
+// name.
 func (c *Controller) stateChanged(name string) {
 	c.enqueueNode(name)
 	if node, err := c.nodeLister.Get(name); err == nil {
@@ -100,7 +100,7 @@ func (c *Controller) stateChanged(name string) {
 	}
 }
 
-// nodeReleased has what was asked of the pods of a node withdrawn.
+// nodeReleased enqueues the Evacuations of a node for withdrawal, and its maintenances.
 func (c *Controller) nodeReleased(node string) {
 	c.enqueueEvacuations(node)
 	c.enqueueNode(node)
@@ -108,7 +108,8 @@ func (c *Controller) nodeReleased(node string) {
 
 func (c *Controller) podChanged(old, pod *corev1.Pod) {
 	if old != nil && pod != nil && podcache.NodeOf(old) != podcache.NodeOf(pod) {
-		// No maintenance may hold its new node, but its Evacuation is from the old one.
+		// The Evacuation was requested for the old node; possibly no maintenance drains the new
+		// one.
 		if e := c.state.EvacuationOf(pod); e != nil {
 			c.withdrawals.enqueue(e)
 		}
@@ -129,8 +130,8 @@ func (c *Controller) evacuationChanged(old, evacuation *v1alpha1.Evacuation) {
 	c.enqueueNode(c.state.NodeOf(latest))
 }
 
-// enqueueEvacuationsOf has the Evacuations of the nodes of a maintenance withdrawn that no other
-// one wants.
+// enqueueEvacuationsOf enqueues the Evacuations on the nodes of a maintenance: those that no other
+// maintenance wants are withdrawn.
 func (c *Controller) enqueueEvacuationsOf(nm *v1alpha1.NodeMaintenance) {
 	names := c.touchedNodes(nm)
 	for _, node := range c.selection.NodesOf(nm.Name) {
@@ -144,7 +145,8 @@ func (c *Controller) enqueueEvacuationsOf(nm *v1alpha1.NodeMaintenance) {
 	}
 }
 
-// enqueueEvacuations has the Evacuations of the pods of a node withdrawn that no maintenance wants.
+// enqueueEvacuations enqueues the Evacuations of a node: those that no maintenance wants are
+// withdrawn.
 func (c *Controller) enqueueEvacuations(node string) {
 	for _, e := range c.state.OurEvacuations(node) {
 		c.withdrawals.enqueue(e)

@@ -17,7 +17,7 @@ import (
 var (
 	nodesHeld = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "nodes",
-		Help:           "Nodes that are selected by NodeMaintenances, by stage. A node of several maintenances counts for each.",
+		Help:           "Nodes that NodeMaintenances select, by stage. A node of several maintenances counts for each.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"stage"})
 	podsByState = metrics.NewGaugeVec(&metrics.GaugeOpts{
@@ -32,7 +32,7 @@ var (
 	}, []string{"stage"})
 	oldestStart = metrics.NewGaugeVec(&metrics.GaugeOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "oldest_stage_start_timestamp_seconds",
-		Help:           "When the NodeMaintenance that has been in its stage for longest entered it, for the stages Cordon and Drain, as a Unix time; 0 if none is in it.",
+		Help:           "Unix time when the oldest NodeMaintenance in the stage entered it, for the stages Cordon and Drain; 0 if none is in the stage.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"stage"})
 	drainsBlocked = metrics.NewGauge(&metrics.GaugeOpts{
@@ -42,7 +42,7 @@ var (
 	})
 	syncErrors = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace: "haulout", Subsystem: "nodemaintenance", Name: "sync_errors_total",
-		Help:           "Syncs of NodeMaintenances that failed and are tried again. Conflicts do not count.",
+		Help:           "Failed syncs of NodeMaintenances, which are retried. Conflicts do not count.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	syncDuration = metrics.NewHistogram(&metrics.HistogramOpts{
@@ -58,7 +58,6 @@ var (
 	})
 )
 
-// stages are all stages.
 var stages = []v1alpha1.NodeMaintenanceStage{
 	v1alpha1.NodeMaintenanceStageIdle,
 	v1alpha1.NodeMaintenanceStageCordon,
@@ -66,7 +65,7 @@ var stages = []v1alpha1.NodeMaintenanceStage{
 	v1alpha1.NodeMaintenanceStageComplete,
 }
 
-// publish sets the gauges to the sums of these maintenances.
+// publish sets the gauges to the sums over the given maintenances.
 func publish(all []*v1alpha1.NodeMaintenance) {
 	maintenances, nodes := map[v1alpha1.NodeMaintenanceStage]int{}, map[v1alpha1.NodeMaintenanceStage]int{}
 	oldest := map[v1alpha1.NodeMaintenanceStage]time.Time{}

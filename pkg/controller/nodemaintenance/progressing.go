@@ -19,14 +19,14 @@ import (
 )
 
 const (
-	// allReleased is the message of Progressing when a maintenance has given everything back.
+	// allReleased is the message of Progressing when a maintenance has released all its nodes.
 	allReleased = "All nodes are released"
-	// progressPace is how much newer a sign of progress is that alone is worth a write of the
-	// status.
+	// progressPace is the minimum time between two status writes that only update the time of the
+	// last progress.
 	progressPace = 30 * time.Second
 )
 
-// describe names the oldest problem and counts the others.
+// describe returns the oldest failure as text, with the number of the others.
 func describe(all []loop.Failure) string {
 	first := all[0]
 	text := fmt.Sprintf("%s: %s (since %s)", first.About, first.Text, first.Since.UTC().Format(time.RFC3339))
@@ -36,35 +36,35 @@ func describe(all []loop.Failure) string {
 	return text
 }
 
-// progressFacts is what the condition Progressing depends on.
+// progressFacts has the inputs of the condition Progressing.
 type progressFacts struct {
-	// ending: the stage is Complete or the object is being deleted; nodesHeld nodes are still to be
-	// released.
+	// ending: the stage is Complete or the object is being deleted. nodesHeld is the number of
+	// nodes that are not released.
 	ending    bool
 	nodesHeld int
 	// unknown is a stage that this version does not know.
 	unknown v1alpha1.NodeMaintenanceStage
-	// draining, drained: the stage is Drain, the condition Drained is True. unconfirmed is what it
-	// waits for when no pod is left.
+	// draining: the stage is Drain. drained: the condition Drained is True. unconfirmed is what
+	// Drained waits for when no pod is left.
 	draining, drained bool
 	unconfirmed       string
 	// blocked reports that every pod that is asked to leave is blocked; worst names them.
 	blocked bool
 	worst   string
-	// stalledSince is when something last moved, if that is too long ago.
+	// stalledSince is the time of the last progress, if it is longer ago than the stall timeout.
 	stalledSince *metav1.Time
-	// moves reports that something moved a moment ago.
+	// moves reports that there was progress a moment ago.
 	moves bool
-	// waits reports that no pod is asked to leave: every node waits for others.
+	// waits reports that no pod is asked to leave, because every node waits for others.
 	waits    bool
 	problems []loop.Failure
-	// progress tells how many pods are left.
+	// progress is a text with the number of pods that are left.
 	progress string
-	// ignored are the nodes that match and are too new.
+	// ignored are the nodes that match the selector but are too new.
 	ignored []string
 }
 
-// decideProgressing returns the condition Progressing: the first reason that applies.
+// decideProgressing returns the condition Progressing, with the first reason that applies.
 func decideProgressing(f progressFacts) verdict {
 	v := progressVerdict(f)
 	if len(f.ignored) > 0 && !f.ending {
@@ -124,24 +124,24 @@ func pluralIs(n int, noun string) string {
 	return wording.Count(n, noun) + " are"
 }
 
-// movement is what shows that a drain moves.
+// movement has the signs of progress of a drain.
 type movement struct {
-	// moreGone: more pods than ever before have left a node.
+	// moreGone: the number of pods that have left a node has a new maximum.
 	moreGone bool
-	// targetsChanged: a wave opened, or nodes came or went.
+	// targetsChanged: a wave opened, or nodes joined or left.
 	targetsChanged bool
-	// moved is when a pod last moved that will have left for good: its evacuator reported, or it
-	// terminated.
+	// moved is the time of the last progress of a single pod: its evacuator reported, or it
+	// terminated. Pods that only make up for returned pods do not count.
 	moved time.Time
 }
 
-// lastProgress returns when something last moved.
+// lastProgress returns the time of the last progress.
 func lastProgress(before *metav1.Time, m movement, now time.Time) *metav1.Time {
 	if before == nil {
 		return &metav1.Time{Time: now}
 	}
 	if now.Before(before.Time) {
-		// The leader before had another clock. The time never falls.
+		// The previous leader had another clock. The time must not decrease.
 		now = before.Time
 	}
 	if m.targetsChanged || m.moreGone {
@@ -153,13 +153,12 @@ func lastProgress(before *metav1.Time, m movement, now time.Time) *metav1.Time {
 	return &metav1.Time{Time: m.moved}
 }
 
-// gone returns how many pods fewer are on a node than at its peak.
+// gone returns the number of pods that have left a node since its peak.
 func gone(entry *v1alpha1.NodeMaintenanceNodeStatus) int32 {
 	return max(0, entry.PodsPeak-entry.PodsPendingEvacuation-entry.PodsEvacuating)
 }
 
-// gonePeakOf returns the most pods that were gone from a node at one time since its targets last
-// changed.
+// gonePeakOf returns the maximum of gone for a node since its targets last changed.
 func gonePeakOf(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNodeStatus) int32 {
 	before := v1alpha1.NodeStatusOf(nm, entry.NodeRef)
 	switch {
@@ -173,7 +172,7 @@ func gonePeakOf(nm *v1alpha1.NodeMaintenance, entry *v1alpha1.NodeMaintenanceNod
 	return max(before.PodsGonePeak, gone(entry))
 }
 
-// moreGone reports whether more pods than ever before have left one of the nodes.
+// moreGone reports whether the number of pods that have left one of the nodes has a new maximum.
 func moreGone(nm *v1alpha1.NodeMaintenance, status *v1alpha1.NodeMaintenanceStatus) bool {
 	for i := range status.NodeStatuses {
 		entry := &status.NodeStatuses[i]
@@ -184,11 +183,11 @@ func moreGone(nm *v1alpha1.NodeMaintenance, status *v1alpha1.NodeMaintenanceStat
 	return false
 }
 
-// movedAt returns when the pods of a node last moved. Pods that have come back do not count: as
-// many of those that move now would, when they have left, only restore what was there before. That
-// is the latest sign after those of that many pods.
+// movedAt returns the time of the last progress of the pods of a node. If n pods have come back,
+// the n latest moves do not count: when these n pods have left, the node is only where it was
+// before.
 func (n *nodeCount) movedAt(entry *v1alpha1.NodeMaintenanceNodeStatus, now time.Time) time.Time {
-	// Outside of stage Drain more may be gone than at any time of the drain.
+	// Outside of stage Drain, gone may exceed the peak.
 	cameBack := int(max(0, entry.PodsGonePeak-gone(entry)))
 	if cameBack >= len(n.moves) {
 		return time.Time{}
@@ -203,8 +202,8 @@ func (n *nodeCount) movedAt(entry *v1alpha1.NodeMaintenanceNodeStatus, now time.
 	return moves[cameBack]
 }
 
-// decideProgress sets lastProgressTimestamp of a maintenance that does not end, and returns what
-// the condition Progressing depends on.
+// decideProgress sets lastProgressTimestamp of a maintenance that does not end, and returns the
+// inputs of the condition Progressing.
 func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 	nm := f.subject.NodeMaintenance
 	p := progressFacts{
@@ -238,7 +237,7 @@ func (d *decision) decideProgress(f *facts, left *remainder) progressFacts {
 	return p
 }
 
-// problems returns what keeps failing for a maintenance, the oldest first.
+// problems returns the failures of a maintenance, the oldest first.
 func (m *member) problems(f *facts) []loop.Failure {
 	all := slices.Clone(f.problems)
 	for _, node := range m.nodes {
@@ -247,7 +246,7 @@ func (m *member) problems(f *facts) []loop.Failure {
 		case node.outside != nil && node.outside.reason != v1alpha1.NodeStatusNotAuthorized:
 			all = append(all, loop.Failure{About: about, Since: node.outside.since, Text: node.outside.why})
 		case node.outside == nil && failing:
-			// It is cordoned; what fails may be a taint or a condition.
+			// The node is cordoned; a taint or a condition may fail.
 			all = append(all, loop.Failure{About: about, Since: trouble.Since, Text: trouble.Text})
 		}
 	}
@@ -255,8 +254,8 @@ func (m *member) problems(f *facts) []loop.Failure {
 	return all
 }
 
-// showFailure shows, on a maintenance whose sync has failed for long enough, why: the rest of its
-// status stays as it is.
+// showFailure returns the status of a maintenance with the error of its sync in the condition
+// Progressing, if the sync has failed for long enough. The rest of the status does not change.
 func (c *Controller) showFailure(nm *v1alpha1.NodeMaintenance) (*v1alpha1.NodeMaintenanceStatus, bool) {
 	all, _ := c.problems.Visible(nm.Name)
 	if len(all) == 0 {

@@ -256,7 +256,7 @@ func TestNodeThatIsUncordonedRepeatedlyDelaysOnlyItsOwnPods(t *testing.T) {
 		f.wantEvacuating("other", "second")
 		f.wantDrained("m", metav1.ConditionFalse, v1alpha1.ReasonNodeNotCordoned)
 		if got, want := f.nodeStatus("m",
-			"two").DrainMessage, "Not drained: its cordon is undone repeatedly"; got != want {
+			"two").DrainMessage, "Not drained: another client keeps removing its cordon"; got != want {
 			t.Errorf("got message %q, want %q", got, want)
 		}
 		f.wait(nodestate.FightWindow + time.Second)

@@ -12,9 +12,9 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
-// attachedByNode is the index of VolumeAttachments by the node that the volume is attached to.
-// Those that are only asked for, or have been detached, are not in it: a node may be switched off
-// in spite of them.
+// attachedByNode is the index of VolumeAttachments by the node that the volume is attached to. It
+// has no attachments that are only requested or already detached: they do not matter when a user
+// switches the node off.
 const attachedByNode = "haulout.dev/attached-volumes-by-node"
 
 func indexAttachedByNode(obj any) ([]string, error) {
@@ -61,7 +61,8 @@ func (c *Controller) attachedVolumes(nodes []*corev1.Node) (attachedVolumes, err
 	return out, nil
 }
 
-// remark says that volumes are still attached, as the end of a message; it is empty if none are.
+// remark returns the end of a message about volumes that are still attached; it is empty if there
+// are none.
 func (a attachedVolumes) remark() string {
 	if a.volumes == 0 {
 		return ""

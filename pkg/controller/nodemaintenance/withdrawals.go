@@ -20,16 +20,17 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
-// withdrawalWorkers bounds the Evacuations that are withdrawn at the same time.
+// withdrawalWorkers is the maximum number of Evacuations that are withdrawn at the same time.
 const withdrawalWorkers = 16
 
-// answerRetry is how soon an Evacuation is read again whose request is under way.
+// answerRetry is how soon an Evacuation is read again while its request has no answer.
 const answerRetry = 50 * time.Millisecond
 
-// withdrawals has our finalizer removed from the Evacuations of pods whose node no maintenance
-// drains any more: it has ended, was deleted by force, or does not select the node. A deposed
-// leader that has not noticed yet may have created one. So it does from those of pods that are
-// unwanted. The key is an Evacuation, so one that cannot be withdrawn holds up its own node only.
+// withdrawals removes our finalizer from the Evacuations of pods whose node no maintenance drains
+// any more: the maintenance has ended, was force-deleted, or does not select the node. A previous
+// leader that has not noticed the change may have created such an Evacuation. It also withdraws the
+// Evacuations of unwanted pods. The key is an Evacuation, so one that cannot be withdrawn only
+// delays its own node.
 type withdrawals struct {
 	c     *Controller
 	queue *loop.Queue[withdrawal]
@@ -38,15 +39,15 @@ type withdrawals struct {
 // withdrawal is the key of the queue: an Evacuation, and why it may have to be withdrawn.
 type withdrawal struct {
 	types.NamespacedName
-	// unwanted: a decision has found that the maintenances that drain the node do not ask the pod
-	// to leave any more: its labels have changed, or the node is another one of the same name. The
-	// stored targets alone do not tell: those that a new leader sees may be older than the
+	// unwanted: according to a decision, the maintenances that drain the node no longer ask the pod
+	// to leave: its labels have changed, or another node has the same name. Without such a decision
+	// the stored targets are not enough: those in the cache of a new leader may be older than the
 	// Evacuation.
 	unwanted bool
 }
 
-// String is the name of a withdrawal in reports and in what fails: an Evacuation that is wanted, as
-// far as the stored targets tell, does not end the failure to withdraw it as unwanted.
+// String returns the name of a withdrawal in logs and failures. An unwanted withdrawal has its own
+// name, so that the success of the other one does not clear its failure.
 func (w withdrawal) String() string {
 	if w.unwanted {
 		return w.NamespacedName.String() + " (unwanted)"
@@ -68,14 +69,14 @@ func (w *withdrawals) enqueue(e *v1alpha1.Evacuation) {
 	}
 }
 
-// enqueueUnwanted has an Evacuation withdrawn unless a maintenance asks its pod to leave. Each sync
-// of a maintenance names it again, so one that cannot be withdrawn is left to its backoff.
+// enqueueUnwanted enqueues an Evacuation for withdrawal unless a maintenance asks its pod to leave.
+// Each sync of a maintenance enqueues it again, so after a failure only the backoff retries it.
 func (w *withdrawals) enqueueUnwanted(e *v1alpha1.Evacuation) {
 	w.queue.AddUnlessFailed(withdrawal{NamespacedName: types.NamespacedName{Namespace: e.Namespace, Name: e.Name}, unwanted: true})
 }
 
-// sync withdraws an Evacuation unless a maintenance drains the node of its pod. What keeps it from
-// being withdrawn is told about the node.
+// sync withdraws an Evacuation unless a maintenance drains the node of its pod. A failure is
+// recorded for the node.
 func (w *withdrawals) sync(ctx context.Context, key withdrawal) error {
 	e, err := w.get(ctx, key)
 	if err != nil {
@@ -100,8 +101,8 @@ func (w *withdrawals) sync(ctx context.Context, key withdrawal) error {
 	return err
 }
 
-// get returns an Evacuation, from the API if it was requested and the cache does not show it; nil
-// if there is none, or not yet.
+// get returns an Evacuation from the cache, or from the API if its request was recorded. It returns
+// nil if the Evacuation does not exist or need not be withdrawn yet.
 func (w *withdrawals) get(ctx context.Context, key withdrawal) (*v1alpha1.Evacuation, error) {
 	request, requested := w.c.state.Requests.For(key.NamespacedName)
 	switch {
@@ -128,20 +129,18 @@ func (w *withdrawals) get(ctx context.Context, key withdrawal) (*v1alpha1.Evacua
 	return live, nil
 }
 
-// isStray reports whether no maintenance asks pods to leave the node that an Evacuation of ours is
-// about.
+// isStray reports whether no maintenance drains the node of an Evacuation of ours.
 func (w *withdrawals) isStray(e *v1alpha1.Evacuation, node string) bool {
 	if node != "" {
 		return !w.c.isTargeted(node)
 	}
-	// The pod was nominated for a node and is not any more. One that is not known is deleted, which
-	// ends the Evacuation, or not yet in the cache.
+	// The pod is no longer nominated for a node. If the pod is not in the cache, it is either
+	// deleted, which ends the Evacuation, or too new.
 	return w.c.state.PodOf(e) != nil
 }
 
-// removeInstigator removes our finalizer from an Evacuation and, where no other instigator has
-// asked for it and nothing forbids it, deletes it. One whose evacuator cannot stop any more is left
-// to it.
+// removeInstigator removes our finalizer from an Evacuation, and deletes the Evacuation if it has
+// no other instigator and its evacuator allows the cancellation.
 func (c *Controller) removeInstigator(ctx context.Context, e *v1alpha1.Evacuation) error {
 	rest := slices.DeleteFunc(slices.Clone(e.Finalizers), func(f string) bool {
 		return f == v1alpha1.FinalizerInstigatorNodeMaintenance
@@ -156,7 +155,7 @@ func (c *Controller) removeInstigator(ctx context.Context, e *v1alpha1.Evacuatio
 		e.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid {
 		return nil
 	}
-	// A deadline of its own: after a slow change it would not be sent.
+	// The deletion has its own deadline, since the patch may have used up the first one.
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	err := c.maintenance.MaintenanceV1alpha1().Evacuations(e.Namespace).Delete(ctx, e.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(e.UID))})

@@ -21,18 +21,18 @@ import (
 )
 
 const (
-	// maxStatusBytes is how large an object may grow before the messages of its nodes are left out;
-	// etcd refuses 1.5 MiB by default.
+	// maxStatusBytes is the maximum size of an object with the messages of its nodes; etcd refuses
+	// 1.5 MiB by default.
 	maxStatusBytes = 1 << 20
-	// statusPace is how long to wait between two writes of counters and messages, for every
-	// bytesPerPace of the object begun.
+	// statusPace is the time between two writes of counters and messages, multiplied by the size of
+	// the object in units of bytesPerPace if that is more than one.
 	statusPace   = time.Second
 	bytesPerPace = 100 << 10
 )
 
-// writeStatus stores a status if it differs, and returns the maintenance as it is then stored. What
-// others or a restart depend on is written immediately; a difference in counters and messages alone
-// waits, unless the status is urgent. writeStatus takes ownership of status.
+// writeStatus stores a status if it differs, and returns the stored maintenance. A status that
+// differs only in counters and messages is written later, unless it is urgent. writeStatus takes
+// ownership of status.
 func (c *Controller) writeStatus(ctx context.Context, nm *v1alpha1.NodeMaintenance, status v1alpha1.NodeMaintenanceStatus,
 	urgent bool) (*v1alpha1.NodeMaintenance, error) {
 	changed := *nm
@@ -54,8 +54,8 @@ func (c *Controller) writeStatus(ctx context.Context, nm *v1alpha1.NodeMaintenan
 		stored, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().UpdateStatus(ctx, next, metav1.UpdateOptions{FieldManager: fieldManager})
 	}
 	if isTooLarge(err) {
-		// Trying again, less and less often, does not make it smaller, but has what failed shown in
-		// the status that is stored.
+		// The returned error is retried with backoff and, after a while, reported in the stored
+		// status.
 		c.maintenanceEvent(nm, corev1.EventTypeWarning, EventStatusTooLarge, actionDrain,
 			"The status of %s is too large to be stored: select fewer nodes per NodeMaintenance or use fewer pod selectors", wording.Count(len(next.Status.NodeStatuses), "node"))
 		return nil, fmt.Errorf("write status: %d bytes are too large to be stored: %w", next.Size(), err)
@@ -68,7 +68,8 @@ func (c *Controller) writeStatus(ctx context.Context, nm *v1alpha1.NodeMaintenan
 	return stored, nil
 }
 
-// isUrgent reports whether a status has more news than counters and messages.
+// isUrgent reports whether a status differs in more than counters and messages, so that other
+// components or a new leader need it immediately.
 func isUrgent(old, next *v1alpha1.NodeMaintenance) bool {
 	was := meta.FindStatusCondition(old.Status.Conditions, v1alpha1.ConditionDrained)
 	is := meta.FindStatusCondition(next.Status.Conditions, v1alpha1.ConditionDrained)
@@ -89,8 +90,8 @@ func progressStatus(nm *v1alpha1.NodeMaintenance) metav1.ConditionStatus {
 	return ""
 }
 
-// keepSmall leaves the messages of the nodes out, and says so, when the object would become too
-// large.
+// keepSmall drops the messages of the nodes if the object would become too large, and sets the
+// condition about that.
 func (c *Controller) keepSmall(nm *v1alpha1.NodeMaintenance) {
 	if nm.Size() > maxStatusBytes {
 		c.dropMessages(nm)
@@ -99,7 +100,7 @@ func (c *Controller) keepSmall(nm *v1alpha1.NodeMaintenance) {
 	meta.RemoveStatusCondition(&nm.Status.Conditions, v1alpha1.ConditionNodeMessagesOmitted)
 }
 
-// dropMessages leaves out all messages.
+// dropMessages drops the messages of all nodes, and sets the condition about that.
 func (c *Controller) dropMessages(nm *v1alpha1.NodeMaintenance) {
 	for i := range nm.Status.NodeStatuses {
 		nm.Status.NodeStatuses[i].DrainMessage = ""
@@ -108,8 +109,8 @@ func (c *Controller) dropMessages(nm *v1alpha1.NodeMaintenance) {
 		"The status would be too large with a message for each node; the counters and reasons are complete"}, c.clock.Now())
 }
 
-// isTooLarge reports whether the API server or etcd refused an object for its size; etcd has no
-// error type for it that reaches a client.
+// isTooLarge reports whether the API server or etcd refused an object because of its size. For etcd
+// it has to compare the text: the API server passes no typed error on.
 func isTooLarge(err error) bool {
 	return err != nil && (apierrors.IsRequestEntityTooLargeError(err) || strings.Contains(err.Error(), "request is too large"))
 }
@@ -125,8 +126,8 @@ func (c *Controller) writePause(name string, size int) time.Duration {
 	return pace - c.clock.Since(last)
 }
 
-// sameNodeStatus reports whether two states of a node say the same. A field that is added to the
-// type has to be added here; a test sees to it.
+// sameNodeStatus reports whether two states of a node are equal. A new field of the type has to be
+// added here; a test checks that.
 func sameNodeStatus(a, b *v1alpha1.NodeMaintenanceNodeStatus) bool {
 	return a.NodeRef == b.NodeRef && a.Reason == b.Reason && a.DrainMessage == b.DrainMessage && a.PodsPendingEvacuation == b.PodsPendingEvacuation &&
 		a.PodsEvacuating == b.PodsEvacuating && a.PodsBlocked == b.PodsBlocked && a.PodsKept == b.PodsKept && a.PodsPeak == b.PodsPeak &&
@@ -134,7 +135,7 @@ func sameNodeStatus(a, b *v1alpha1.NodeMaintenanceNodeStatus) bool {
 		drainplan.SameEntries(a.DrainTargets, b.DrainTargets)
 }
 
-// sameStatus reports whether two statuses say the same.
+// sameStatus reports whether two statuses are equal.
 func sameStatus(a, b *v1alpha1.NodeMaintenanceStatus) bool {
 	if len(a.NodeStatuses) != len(b.NodeStatuses) {
 		return false
