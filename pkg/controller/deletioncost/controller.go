@@ -58,8 +58,8 @@ type Config struct {
 // stay. A pod waits while its Evacuation is with the evacuator of Deployments, or up for eviction.
 // The pod has all the information, so the controller also restores what another process lowered.
 //
-// Kept in memory, and droppable at any time: what is known of pods in the present turns of their
-// Evacuations (turns).
+// Kept in memory, and droppable at any time: the attempts for each pod in the current turn of its
+// Evacuation (turns).
 type Controller struct {
 	*host.Cluster
 	clock       clock.WithTicker
@@ -72,7 +72,7 @@ type Controller struct {
 	turns           loop.Memory[types.NamespacedName, turn]
 }
 
-// turn is what is known of a pod in a turn of its Evacuation.
+// turn has the attempts to lower the cost of a pod in one turn of its Evacuation.
 type turn struct {
 	// since is when the turn began, and due when the cost may be lowered.
 	since, due time.Time
@@ -110,8 +110,8 @@ func New(config Config) (*Controller, error) {
 	return c, err
 }
 
-// Run works until the context ends, and returns when the last write is done. The informers must
-// have been started.
+// Run runs the controller until the context ends, and returns after the last write. The informers
+// must have been started.
 func (c *Controller) Run(ctx context.Context, _ int) {
 	defer c.queue.ShutDown()
 	defer c.lowering.ShutDown()
@@ -127,7 +127,7 @@ func (c *Controller) Run(ctx context.Context, _ int) {
 
 func (c *Controller) podChanged(_, pod *corev1.Pod) {
 	if pod == nil {
-		// An Evacuation has to follow, which is deleted or has an event of its own.
+		// Its Evacuation is deleted next, which is an event of its own.
 		return
 	}
 	if _, err := c.evacuationOf(pod); err == nil || IsLowered(pod) {
@@ -152,7 +152,8 @@ func asks(evacuation *v1alpha1.Evacuation) bool {
 		(!protocol.IsWithdrawn(evacuation) || evacuation.Status.EvacuationCancellationPolicy == v1alpha1.EvacuationCancellationPolicyForbid)
 }
 
-// waitsSince returns since when a pod waits to be replaced or evicted; zero if it does not.
+// waitsSince returns when a pod began to wait for its replacement or eviction; zero if it does not
+// wait.
 func waitsSince(status *v1alpha1.EvacuationStatus) time.Time {
 	class := status.ActiveEvacuatorClass
 	waits := class == v1alpha1.EvacuatorClassEviction || class == v1alpha1.EvacuatorClassDeployment && !status.ActiveEvacuatorCompleted
@@ -200,7 +201,7 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	return Restore(ctx, c.Unlimited, pod)
 }
 
-// turn returns what is known of a pod in the turn that began at the given time.
+// turn returns the attempts for a pod in the turn that began at the given time.
 func (c *Controller) turn(key types.NamespacedName, since time.Time) (t turn) {
 	c.turns.Change(key, func(last turn, _ bool) (turn, bool) {
 		if t = last; !last.since.Equal(since) {
@@ -245,7 +246,7 @@ func (c *Controller) lower(ctx context.Context, key types.NamespacedName) error 
 	}
 	c.tried(key, since, err)
 	if err != nil {
-		klog.FromContext(ctx).Info("The pod waits, and its deletion cost cannot be lowered", "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot lower the deletion cost of a waiting pod", "reason", err.Error())
 		c.lowering.AddAfter(key, lowerAfter)
 	}
 	if tried {

@@ -2,12 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package deletioncost reads the deletion cost of pods (KEP-2255), and lowers it for pods that have
-// to leave anyway, so that a scale-down deletes these first. Its controller is the only writer but
-// for the evacuator of Deployments, which writes costs before its own scale-downs.
+// to leave anyway, so that a scale-down deletes these first. Its controller and the evacuator of
+// Deployments, before its own scale-downs, are the only writers.
 //
 // The same write stores the previous cost in an annotation of the pod. So no process has to
-// remember it: a pod that has the annotation and does not have to leave any more gets its previous
-// cost back, whether this process or another one lowered it.
+// remember it: the controller restores the cost of a pod that has the annotation and need not leave
+// any more, even if another process lowered it.
 package deletioncost
 
 import (
@@ -34,8 +34,8 @@ const (
 	Lowest int32 = -2147483647
 	// fieldManager is the field manager of these writes.
 	fieldManager = "haulout-deletioncost"
-	// attempts is how often a write is tried that fails with a conflict. Kubelets write a pod's
-	// status at any time.
+	// attempts is how often a write with a conflict is tried. The kubelet may write a pod's status
+	// at any time.
 	attempts = 4
 )
 
@@ -76,8 +76,8 @@ func IsLowered(pod *corev1.Pod) bool {
 type annotations map[string]any
 
 // CanLower reports whether Lower would change a pod. It does not change a pod whose cost was
-// already lowered, even if another client has changed it since, is already the lowest, or is
-// malformed: the API server would refuse to restore such a value.
+// already lowered, even if another client has changed it since, or is already the lowest. It does
+// not change a malformed cost either: the API server would refuse to restore it.
 func CanLower(pod *corev1.Pod) bool {
 	return len(decideLower(pod)) > 0
 }
@@ -112,9 +112,8 @@ func decideRestore(pod *corev1.Pod) annotations {
 	return change
 }
 
-// Lower sets the lowest cost of a pod, if CanLower. The pod may come from a cache. It is not an
-// error if the pod does not exist any more, or was replaced by another one of the same name, which
-// is not changed.
+// Lower sets the lowest cost of a pod, if CanLower. The pod may come from a cache. If the pod no
+// longer exists, or another pod has its name, Lower does nothing and returns no error.
 func Lower(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) error {
 	if err := write(ctx, client, pod, decideLower); err != nil {
 		return fmt.Errorf("lower the deletion cost of pod %s/%s: %w", pod.Namespace, pod.Name, err)
@@ -131,8 +130,8 @@ func Restore(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod) 
 	return nil
 }
 
-// write applies the change that decide returns, on the condition that the pod has not changed
-// since.
+// write applies the change that decide returns, if the pod has not changed since; after a conflict
+// it decides again.
 func write(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, decide func(*corev1.Pod) annotations) error {
 	pods := client.CoreV1().Pods(pod.Namespace)
 	var conflict error
@@ -160,7 +159,7 @@ func write(ctx context.Context, client kubernetes.Interface, pod *corev1.Pod, de
 		}
 		pod = live
 	}
-	return errors.Join(errors.New("other clients keep changing the object first"), conflict)
+	return errors.Join(errors.New("other clients keep changing the pod"), conflict)
 }
 
 // IsOfReplicaSet reports whether a pod belongs to a ReplicaSet, whose controller reads the costs.

@@ -18,8 +18,8 @@ const (
 	EventBadDeletionCost = "BadPodDeletionCost"
 )
 
-// reportBadCost tells a pod's owner, once for each value, that its deletion cost counts as 0 in the
-// order of evictions.
+// reportBadCost sends an event, once for each value, that a malformed deletion cost of a pod counts
+// as 0 in the order of evictions.
 func (c *Controller) reportBadCost(key types.NamespacedName, pod *corev1.Pod) {
 	value := pod.Annotations[corev1.PodDeletionCost]
 	if _, ok := Of(pod); ok || !c.isNewBadCost(key, value) {

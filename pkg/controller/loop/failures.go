@@ -12,25 +12,25 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// VisibleAfter is how long something fails before the API shows it.
+// VisibleAfter is how long a failure has to last before a status reports it.
 const VisibleAfter = time.Minute
 
-// Failure is something that keeps failing.
+// Failure is an operation that keeps failing.
 type Failure struct {
-	// About is what it is about, such as "node a".
+	// About names the object or operation, such as "node a".
 	About string
-	// Since is when it began to fail, and Text is the last error.
+	// Since is the time of the first error, and Text is the last error.
 	Since time.Time
 	Text  string
 }
 
-// Compare orders failures by their age, the oldest first, then by what they are about.
+// Compare orders failures by age, the oldest first, then by About.
 func (f Failure) Compare(other Failure) int {
 	return cmp.Or(f.Since.Compare(other.Since), cmp.Compare(f.About, other.About))
 }
 
-// Failures remembers what keeps failing for each key. It may be dropped at any time: what still
-// fails comes back, as of then. It is safe for concurrent use.
+// Failures records the failures of each key. It may be dropped at any time: what still fails is
+// recorded again, with a new start time. It is safe for concurrent use.
 type Failures[K comparable] struct {
 	clock   clock.PassiveClock
 	changed func(K)
@@ -39,11 +39,11 @@ type Failures[K comparable] struct {
 	told  Memory[K, string]
 }
 
-// failing has the failures of a key by what they are about. It is replaced, never changed.
+// failing has the failures of a key by About. It is immutable.
 type failing map[string]Failure
 
-// NewFailures creates an empty memory of failures. It calls changed, which may be nil, when
-// something begins or ceases to fail.
+// NewFailures creates an empty memory of failures. It calls changed, which may be nil, when a
+// failure begins or ends.
 func NewFailures[K comparable](clock clock.PassiveClock, changed func(K)) *Failures[K] {
 	if changed == nil {
 		changed = func(K) {}
@@ -51,8 +51,8 @@ func NewFailures[K comparable](clock clock.PassiveClock, changed func(K)) *Failu
 	return &Failures[K]{clock: clock, changed: changed}
 }
 
-// Note takes in the outcome of an attempt; an empty text ends the failure. It reports whether one
-// that was visible has ended.
+// Note records the result of an attempt; an empty text ends the failure. It reports whether a
+// visible failure has ended.
 func (f *Failures[K]) Note(key K, about, text string) (ended bool) {
 	var failed bool
 	f.byKey.Change(key, func(before failing, _ bool) (failing, bool) {
@@ -82,15 +82,15 @@ func (f *Failures[K]) Note(key K, about, text string) (ended bool) {
 	return ended
 }
 
-// End ends what fails about something, for whatever key.
+// End ends the failures with the given About, for all keys.
 func (f *Failures[K]) End(about string) {
 	for _, key := range f.byKey.Keys() {
 		f.Note(key, about, "")
 	}
 }
 
-// Visible returns what has failed for VisibleAfter, the oldest first, and how long it takes until
-// something else has, 0 if nothing will.
+// Visible returns the failures that have lasted for VisibleAfter, the oldest first, and how long it
+// takes until another one has, 0 if there is no other.
 func (f *Failures[K]) Visible(key K) (visible []Failure, next time.Duration) {
 	failures, _ := f.byKey.Get(key)
 	for _, one := range failures {
@@ -104,7 +104,8 @@ func (f *Failures[K]) Visible(key K) (visible []Failure, next time.Duration) {
 	return visible, next
 }
 
-// Of returns the oldest failure that is visible or, if none is, how long it takes until one is.
+// Of returns the oldest visible failure or, if there is none, how long it takes until one becomes
+// visible.
 func (f *Failures[K]) Of(key K) (oldest *Failure, next time.Duration) {
 	visible, next := f.Visible(key)
 	if len(visible) > 0 {
@@ -113,7 +114,7 @@ func (f *Failures[K]) Of(key K) (oldest *Failure, next time.Duration) {
 	return nil, next
 }
 
-// Tell reports whether a text about a key is another one than the last.
+// Tell reports whether a text about a key differs from the previous one, and records it.
 func (f *Failures[K]) Tell(key K, text string) (isNew bool) {
 	f.told.Change(key, func(last string, _ bool) (string, bool) {
 		isNew = last != text
@@ -122,7 +123,7 @@ func (f *Failures[K]) Tell(key K, text string) (isNew bool) {
 	return isNew
 }
 
-// Forget drops what is remembered of a key.
+// Forget drops all records of a key.
 func (f *Failures[K]) Forget(key K) {
 	f.byKey.Forget(key)
 	f.told.Forget(key)

@@ -10,11 +10,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// gaugePeriod is how often gauges are computed: the age that a scraped value may have.
+// gaugePeriod is how often gauges are computed, which is the maximum age of a scraped value.
 const gaugePeriod = 2 * time.Second
 
-// Gauges keeps gauges that are computed from the objects of a cache, until the context ends. Then
-// it has them computed from no objects: the replica that leads from now on counts.
+// Gauges calls publish periodically with the objects of a cache, until the context ends. Then it
+// calls publish without objects: the next leader reports the gauges.
 func Gauges[T any](ctx context.Context, list func() []T, publish func([]T)) {
 	wait.UntilWithContext(ctx, func(context.Context) { publish(list()) }, gaugePeriod)
 	publish(nil)

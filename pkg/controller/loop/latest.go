@@ -9,24 +9,24 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// latestSize is how many objects are kept that an informer does not show yet. Where more are
-// written at the same time the oldest are forgotten: their next write meets a conflict and is
+// latestSize is the maximum number of written objects that are kept until the informer has them. If
+// more are written at the same time, the oldest are dropped: their next write conflicts and is
 // decided again.
 const latestSize = 10000
 
 // Latest returns the objects of an informer, or newer states of them that this process has written
-// and the informer does not show yet. It is the one store of own writes: drop it, and the next
-// write meets a conflict. It is safe for concurrent use.
+// and that the informer does not have yet. It may be dropped: the next write then conflicts. It is
+// safe for concurrent use.
 type Latest[T runtime.Object] struct {
 	objects cache.MutationCache
 }
 
-// NewLatest makes a Latest over the store of an informer.
+// NewLatest creates a Latest for the store of an informer.
 func NewLatest[T runtime.Object](store cache.Store) Latest[T] {
 	return Latest[T]{objects: cache.NewIntegerResourceVersionMutationCacheWithOptions(klog.Background(), store, cache.MutationCacheOptions{MaxCacheSize: latestSize})}
 }
 
-// Get returns an object by its key, as the informer names it.
+// Get returns an object by its key in the informer.
 func (l Latest[T]) Get(key string) (object T, exists bool, err error) {
 	found, exists, err := l.objects.GetByKey(key)
 	if err != nil || !exists {
@@ -36,5 +36,5 @@ func (l Latest[T]) Get(key string) (object T, exists bool, err error) {
 	return object, ok, nil
 }
 
-// Wrote notes what the API returned for a write of this process.
+// Wrote records the object that the API returned for a write of this process.
 func (l Latest[T]) Wrote(object T) { l.objects.Mutation(object) }

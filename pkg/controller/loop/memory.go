@@ -9,14 +9,14 @@ import (
 	"sync"
 )
 
-// Memory is what a controller remembers by key and may forget at any time. The zero value is empty.
-// It is safe for concurrent use.
+// Memory is a map of values that a controller may forget at any time. The zero value is empty. It
+// is safe for concurrent use.
 type Memory[K comparable, V any] struct {
 	mu    sync.Mutex
 	byKey map[K]V
 }
 
-// Get returns what is remembered of a key, and whether something is.
+// Get returns the value of a key, and whether there is one.
 func (m *Memory[K, V]) Get(key K) (V, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -24,19 +24,19 @@ func (m *Memory[K, V]) Get(key K) (V, bool) {
 	return value, known
 }
 
-// Set remembers a value.
+// Set stores a value.
 func (m *Memory[K, V]) Set(key K, value V) {
 	m.Change(key, func(V, bool) (V, bool) { return value, true })
 }
 
-// Forget drops what is remembered of a key.
+// Forget drops the value of a key.
 func (m *Memory[K, V]) Forget(key K) {
 	var none V
 	m.Change(key, func(V, bool) (V, bool) { return none, false })
 }
 
-// Change replaces what is remembered of a key, or drops it unless keep is true. No other change is
-// made meanwhile, so change must not use the memory.
+// Change replaces the value of a key, or drops it unless keep is true. It calls change under the
+// lock, so change must not use the memory.
 func (m *Memory[K, V]) Change(key K, change func(value V, known bool) (next V, keep bool)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -52,14 +52,14 @@ func (m *Memory[K, V]) Change(key K, change func(value V, known bool) (next V, k
 	m.byKey[key] = next
 }
 
-// Keys returns the keys of which something is remembered, in no order.
+// Keys returns the keys, in no order.
 func (m *Memory[K, V]) Keys() []K {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Collect(maps.Keys(m.byKey))
 }
 
-// Sweep drops what is old.
+// Sweep drops the values for which isOld returns true.
 func (m *Memory[K, V]) Sweep(isOld func(V) bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Resync is how often controllers reconcile everything although nothing happened.
+// Resync is how often controllers reconcile everything without an event.
 const Resync = 10 * time.Minute
 
 // maxBackoff is the longest time that an item waits after a failure.
@@ -68,9 +68,9 @@ func NewQueue[T comparable](config Config[T]) *Queue[T] {
 	}
 }
 
-// AddUnlessFailed adds an item, unless its last sync has failed: then it is retried after its
-// backoff, and synced once more after the longest one, in case it is being synced now and does not
-// fail again.
+// AddUnlessFailed adds an item, unless its last sync has failed: then its backoff retries it. In
+// that case it is also added after maxBackoff, because the sync may be running now and then no
+// retry follows.
 func (q *Queue[T]) AddUnlessFailed(item T) {
 	if q.NumRequeues(item) > 0 {
 		q.AddAfter(item, maxBackoff)
@@ -138,8 +138,7 @@ func IsOnlyConflict(err error) bool {
 	return len(all) > 0 && !slices.ContainsFunc(all, func(one error) bool { return !IsOnlyConflict(one) })
 }
 
-// IgnoreNotFound returns nil for the error that an object does not exist, and other errors as they
-// are.
+// IgnoreNotFound returns nil if the error is that an object does not exist, otherwise the error.
 func IgnoreNotFound(err error) error {
 	if apierrors.IsNotFound(err) {
 		return nil

@@ -18,39 +18,39 @@ import (
 )
 
 const (
-	// SettleTime is how long after a cordon was seen the scheduler may still bind a pod that it had
-	// placed before.
+	// SettleTime is how long after a cordon the scheduler may still bind a pod that it had assigned
+	// to the node before.
 	SettleTime = 5 * time.Second
 	// FightWindow is the time within which removals of a cordon count.
 	FightWindow = 10 * time.Minute
-	// FightLimit is how often a cordon may be removed within FightWindow before it is a fight.
+	// FightLimit is how often another client may remove a cordon within FightWindow before it
+	// counts as a fight.
 	FightLimit = 3
-	// FightPause is how long a cordon that is fought over stays removed before it is restored.
+	// FightPause is how long the server waits before it restores a cordon in a fight.
 	FightPause = time.Minute
 )
 
-// Cordons remembers since when nodes have been seen cordoned, for which maintenances they are known
-// to be drained since, how often another client removed our cordon, and for which maintenance a
-// cordon of any origin was removed. A restart forgets it: then the scheduler is waited for once
-// more, what is shown as drained is confirmed once more, and a fight is noticed a little later. It
-// is safe for concurrent use.
+// Cordons records since when nodes are cordoned, for which maintenances they are confirmed as
+// drained, how often another client removed our cordon, and which maintenances that only uncordon
+// have done so. A new leader starts empty: it waits for the scheduler again, confirms drained nodes
+// again, and notices a fight later. It is safe for concurrent use.
 type Cordons struct {
 	clock  clock.PassiveClock
 	byNode loop.Memory[types.UID, cordon]
 }
 
-// cordon is what is remembered of a node. Its slices and sets are never changed.
+// cordon is the record of a node. Its slices, maps and sets are immutable.
 type cordon struct {
 	// since is when the node was first seen cordoned, zero if it is not.
 	since    time.Time
 	restores []time.Time
-	// lifted are the maintenances that exist to uncordon, and had that effect.
+	// lifted has the maintenances that only uncordon and are done with the node.
 	lifted sets.Set[types.UID]
-	// drained tells for which maintenances a live list has confirmed that the node is drained,
-	// since it is cordoned, and for which pods are left.
+	// drained has, by maintenance, the result of the last live list since the cordon: whether the
+	// node is drained or has pods left.
 	drained map[types.UID]bool
-	// uncordoned: this leader has seen the node not cordoned, so what another one has found is out
-	// of date.
+	// uncordoned: this leader has seen the node without a cordon, so what the previous leader
+	// confirmed is outdated.
 	uncordoned bool
 }
 
@@ -68,7 +68,7 @@ func (c *Cordons) change(node *corev1.Node, change func(*cordon)) {
 	})
 }
 
-// observe takes in what the cache says of a node.
+// observe records whether a cached node is cordoned.
 func (c *Cordons) observe(node *corev1.Node) {
 	c.change(node, func(known *cordon) {
 		switch {
@@ -83,8 +83,7 @@ func (c *Cordons) observe(node *corev1.Node) {
 // Since returns when a node was first seen cordoned, zero if it is not cordoned.
 func (c *Cordons) Since(node *corev1.Node) time.Time { return c.of(node).since }
 
-// Unsettled returns how long it takes until the last of the nodes has been seen cordoned for long
-// enough.
+// Unsettled returns how long it takes until all of the nodes have been cordoned for SettleTime.
 func (c *Cordons) Unsettled(nodes ...*corev1.Node) time.Duration {
 	now, longest := c.clock.Now(), time.Duration(0)
 	for _, node := range nodes {
@@ -97,17 +96,17 @@ func (c *Cordons) Unsettled(nodes ...*corev1.Node) time.Duration {
 	return longest
 }
 
-// IsDrained reports whether a node is known to be drained for a maintenance: a live list of this
-// leader has confirmed it, or, if it is shown as drained, one of another leader and nothing speaks
-// against it.
+// IsDrained reports whether a node is confirmed as drained for a maintenance. shown reports that a
+// status says so: then the confirmation of a previous leader is enough, unless this leader has seen
+// pods or a removed cordon.
 func (c *Cordons) IsDrained(node *corev1.Node, maintenance types.UID, shown bool) bool {
 	known := c.of(node)
 	drained, found := known.drained[maintenance]
 	return drained || !found && shown && !known.uncordoned
 }
 
-// noteDrained notes whether a node is drained for a maintenance, and reports whether that is news.
-// What was found under an earlier cordon is ignored: pods may have been bound since.
+// noteDrained records whether a node is drained for a maintenance, and reports whether this is a
+// change. It ignores a result from an earlier cordon: pods may have been bound since.
 func (c *Cordons) noteDrained(node *corev1.Node, maintenance types.UID, drained bool, cordoned time.Time) (isNew bool) {
 	c.change(node, func(known *cordon) {
 		was, found := known.drained[maintenance]
@@ -123,13 +122,13 @@ func (c *Cordons) noteDrained(node *corev1.Node, maintenance types.UID, drained 
 	return isNew
 }
 
-// IsFight reports whether it has become a fight if our cordon is restored now.
+// IsFight reports whether restoring our cordon now counts as a fight.
 func (c *Cordons) IsFight(node *corev1.Node) bool {
 	return len(c.recent(c.of(node))) >= FightLimit
 }
 
-// Fought reports whether a cordon was removed so often that its node is left out of the waves, and
-// since when.
+// Fought reports whether a cordon was removed so often that the waves exclude its node, and since
+// when.
 func (c *Cordons) Fought(node *corev1.Node) (time.Time, bool) {
 	recent := c.recent(c.of(node))
 	if len(recent) <= FightLimit {
@@ -138,7 +137,7 @@ func (c *Cordons) Fought(node *corev1.Node) (time.Time, bool) {
 	return recent[0], true
 }
 
-// Restored notes that our cordon was restored.
+// Restored records that our cordon was restored.
 func (c *Cordons) Restored(node *corev1.Node) {
 	c.change(node, func(known *cordon) { known.restores = append(c.recent(*known), c.clock.Now()) })
 }
@@ -152,17 +151,17 @@ func (c *Cordons) BackOff(node *corev1.Node) time.Duration {
 	return FightPause - c.clock.Since(recent[len(recent)-1])
 }
 
-// recent returns the restores that still count.
+// recent returns the restores within FightWindow.
 func (c *Cordons) recent(known cordon) []time.Time {
 	now := c.clock.Now()
 	return slices.DeleteFunc(slices.Clone(known.restores), func(t time.Time) bool { return now.Sub(t) > FightWindow })
 }
 
-// forget drops what is remembered of a node that is gone.
+// forget drops the record of a deleted node.
 func (c *Cordons) forget(node *corev1.Node) { c.byNode.Forget(node.UID) }
 
-// noteLifted notes that a maintenance that exists to uncordon its nodes has had its effect on a
-// node: one that is cordoned again after that is meant to be.
+// noteLifted records that a maintenance that only uncordons is done with a node: a later cordon of
+// the node is intended and stays.
 func (c *Cordons) noteLifted(node *corev1.Node, maintenance types.UID) {
 	c.change(node, func(known *cordon) { known.lifted = known.lifted.Clone().Insert(maintenance) })
 }
@@ -183,13 +182,13 @@ func Taint(key string) corev1.Taint {
 	return corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}
 }
 
-// IsTaint reports whether a taint is ours of the given key.
+// IsTaint reports whether a taint is our taint with the given key.
 func IsTaint(taint corev1.Taint, key string) bool {
 	want := Taint(key)
 	return taint.Key == want.Key && taint.Effect == want.Effect
 }
 
-// HasTaint reports whether a node has our taint of the given key.
+// HasTaint reports whether a node has our taint with the given key.
 func HasTaint(node *corev1.Node, key string) bool {
 	return slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return IsTaint(taint, key) })
 }

@@ -15,12 +15,12 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// A server that drains nodes must not evict itself before the others have left: then no controller
-// would finish the drain. Its pods leave last of their wave and once; one that comes back to a held
-// node stays.
+// The server must not evict its own pods before the other pods have left: no controller would
+// finish the drain. Its pods leave last in their wave and only once. A pod of the server that
+// starts on a held node stays.
 
-// isOwn reports whether a pod is one of this server: its own one, or a replica that has the same
-// controller.
+// isOwn reports whether a pod belongs to this server: it is the pod of this process, or of a
+// replica with the same controller.
 func (s *State) isOwn(pod *corev1.Pod) bool {
 	if s.ownPod.Name == "" || pod.Namespace != s.ownPod.Namespace {
 		return false
@@ -35,8 +35,8 @@ func (s *State) isOwn(pod *corev1.Pod) bool {
 	return owner != nil && owner.UID == s.ownController()
 }
 
-// ownController returns the controller of this server's pod, also when that pod has been evicted
-// and this process is about to end: its replacement is a pod of ours, too.
+// ownController returns the UID of the controller of this server's pod, even after that pod is
+// deleted and this process is about to end: its replacement also belongs to this server.
 func (s *State) ownController() types.UID {
 	if me, err := s.podLister.Pods(s.ownPod.Namespace).Get(s.ownPod.Name); err == nil {
 		if owner := metav1.GetControllerOfNoCopy(me); owner != nil {
@@ -62,11 +62,11 @@ func (s *State) OwnPodsOn(node string) ([]types.UID, error) {
 	return uids, nil
 }
 
-// hasComeBack reports whether a pod of this server came to the node that it is on while a
-// maintenance held the node. It tolerates cordons, so the scheduler found no better node: it leaves
-// once and then stays. The node records which pods were there when it was held: the creation time
-// of a pod and the time of the taint are of clocks of two machines. A pod that was bound when the
-// node was being held, and that the cache did not show yet, stays, too.
+// hasComeBack reports whether a pod of this server was bound to its node while a maintenance held
+// the node. The pods tolerate cordons, so the scheduler found no better node, and evicting them
+// again would not help. The node's annotation records the pods from the beginning of the hold: the
+// creation time of a pod and the time of the taint come from two clocks. A pod that was bound at
+// that moment, but was not in the cache yet, also stays.
 func (s *State) hasComeBack(pod *corev1.Pod, node *corev1.Node) bool {
 	mark := marks.Read(node, v1alpha1.AnnotationTaintedBy)
 	if slices.Contains(mark.OwnPods, pod.UID) {

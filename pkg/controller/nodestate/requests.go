@@ -21,25 +21,25 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// RequestPatience is how long a request for an Evacuation is taken for granted although the cache
-// does not show it.
+// RequestPatience is how long the Evacuation of a request is assumed to exist although it is not in
+// the cache.
 const RequestPatience = 10 * time.Second
 
-// mostRequestPatience is how long a pod whose requests keep failing is left alone at most.
+// mostRequestPatience is the longest wait between two requests for a pod whose requests keep
+// failing.
 const mostRequestPatience = time.Minute
 
-// Requests remembers, until the cache shows it, for which pods an Evacuation was requested: so that
-// it is not requested twice, and so that it can be withdrawn before the cache shows it. It also
-// remembers which pods cannot have one. A new leader requests once more. It is safe for concurrent
-// use.
+// Requests records for which pods an Evacuation was requested, until the Evacuation is in the
+// cache, so that it is not requested twice and can be withdrawn before. It also records which pods
+// cannot have one. A new leader requests again. It is safe for concurrent use.
 type Requests struct {
 	clock clock.PassiveClock
-	// ended is called with the node of a request that turns out to be for nothing.
+	// ended is called with the node of a request if its Evacuation does not exist.
 	ended func(node string)
 
 	mu   sync.Mutex
 	pods map[types.UID]Request
-	// byEvacuation and byNode are the UIDs of the pods.
+	// byEvacuation and byNode are indexes of the UIDs of the pods.
 	byEvacuation map[types.NamespacedName]types.UID
 	byNode       map[string]sets.Set[types.UID]
 }
@@ -47,16 +47,16 @@ type Requests struct {
 // Request is a request for the Evacuation of a pod.
 type Request struct {
 	Evacuation types.NamespacedName
-	// Pod is the UID of the pod, Node the node that it counted for.
+	// Pod is the UID of the pod, Node the node that the pod was bound to or nominated for.
 	Pod  types.UID
 	Node string
-	// Tried is when the last request was sent, and no other one is sent until Until.
+	// Tried is when the last request was sent. The next one is not sent before Until.
 	Tried, Until time.Time
-	// Unanswered: the request is under way.
+	// Unanswered: the request has no answer yet.
 	Unanswered bool
-	// Terminating: it was refused because the namespace is being deleted.
+	// Terminating: the request was refused because the namespace is being deleted.
 	Terminating bool
-	// Failures counts the requests that failed one after the other; Failure is the last error.
+	// Failures counts the consecutive failures; Failure is the last error.
 	Failures int
 	Failure  string
 }
@@ -66,10 +66,10 @@ func (r Request) IsRecent(now time.Time) bool {
 	return !r.Terminating && r.Failures == 0 && now.Before(r.Until)
 }
 
-// ErrNotRequested is the outcome of a request that was not sent, or whose pod is gone.
+// ErrNotRequested is the result of a request that was not sent, or whose pod no longer exists.
 var ErrNotRequested = errors.New("no Evacuation is requested")
 
-// InconclusiveError marks an error of a request that tells nothing about its pod.
+// InconclusiveError marks an error of a request that is not about its pod.
 type InconclusiveError struct{ Err error }
 
 // Error returns the text of the error, and Unwrap the error.
@@ -80,11 +80,11 @@ func newRequests(clock clock.PassiveClock, ended func(node string)) *Requests {
 	return &Requests{clock: clock, ended: ended, pods: map[types.UID]Request{}, byEvacuation: map[types.NamespacedName]types.UID{}, byNode: map[string]sets.Set[types.UID]{}}
 }
 
-// Do has a request for the Evacuation of a pod sent, and returns its error. The request is
-// remembered before it is sent, lest the event of the Evacuation outrun the memory of it, and until
-// the cache shows it; no other one is sent meanwhile. After a failure the pod is not asked again
-// for RequestPatience, which doubles with each failure, so that a webhook that hangs for some pods
-// does not hold back others.
+// Do calls send for the Evacuation of a pod, and returns its error. It records the request before
+// it calls send, since the event of the Evacuation may arrive before the answer. The record ends
+// when the Evacuation is in the cache. After a failure the pod is not requested again for
+// RequestPatience, which doubles with each failure, so that a webhook that hangs for some pods does
+// not delay others.
 func (r *Requests) Do(pod *corev1.Pod, send func() error) error {
 	r.remember(pod)
 	err := send()
@@ -117,8 +117,7 @@ func (r *Requests) remember(pod *corev1.Pod) {
 	defer r.mu.Unlock()
 	request := r.pods[pod.UID]
 	r.forget(pod.UID)
-	// What was refused before, and has failed, still has: a namespace that is being deleted never
-	// comes back.
+	// Keep Terminating and the failures: a namespace that is being deleted stays in that state.
 	request.Evacuation = types.NamespacedName{Namespace: pod.Namespace, Name: protocol.CanonicalName(pod.Name, pod.UID)}
 	request.Pod, request.Node, request.Unanswered = pod.UID, podcache.NodeOf(pod), true
 	request.Tried = r.clock.Now()
@@ -131,21 +130,20 @@ func (r *Requests) remember(pod *corev1.Pod) {
 	r.pods[pod.UID] = request
 }
 
-// backoff returns how long to wait before a request is repeated that has failed a number of times,
-// at least once.
+// backoff returns how long to wait before a request is repeated. failures is at least 1.
 func backoff(failures int) time.Duration {
 	const doublings = 3
 	return min(RequestPatience<<min(failures-1, doublings), mostRequestPatience)
 }
 
-// Of returns the last request for a pod, the zero value if nothing is remembered.
+// Of returns the last request for a pod, the zero value if there is none.
 func (r *Requests) Of(pod types.UID) Request {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.pods[pod]
 }
 
-// For returns the request for an Evacuation that the cache does not show.
+// For returns the request for an Evacuation that is not in the cache.
 func (r *Requests) For(evacuation types.NamespacedName) (Request, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,14 +162,14 @@ func (r *Requests) On(node string) []Request {
 	return on
 }
 
-// End notes that an Evacuation that was requested for a pod of a node does not exist.
+// End records that the requested Evacuation of a pod does not exist.
 func (r *Requests) End(node string, pod types.UID) {
 	r.Forget(pod)
 	r.ended(node)
 }
 
-// Forget drops what is remembered of a pod: the cache shows its Evacuation as it was requested, or
-// the Evacuation or the pod is deleted.
+// Forget drops the request for a pod: its Evacuation is in the cache, or the Evacuation or the pod
+// is deleted.
 func (r *Requests) Forget(pod types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -190,11 +188,11 @@ func (r *Requests) forget(pod types.UID) {
 	delete(r.pods, pod)
 }
 
-// maxText bounds the text of an error, in bytes.
+// maxText is the maximum length of the text of an error, in bytes.
 const maxText = 512
 
-// TextOf returns one line about an error. Of several errors it quotes the one that sorts first, so
-// that the text stays the same while they fail in another order; no error is no text.
+// TextOf returns one line about an error, "" for nil. If the error consists of several, it quotes
+// the first in sorted order, so that the text does not depend on their order.
 func TextOf(err error) string {
 	if err == nil {
 		return ""
@@ -212,7 +210,7 @@ func TextOf(err error) string {
 	return drainplan.Fit(texts[0], maxText-len(more)) + more
 }
 
-// flatten returns the single errors of an error that consists of several.
+// flatten returns the errors that an error consists of.
 func flatten(err error) []error {
 	var parts []error
 	switch e := any(err).(type) {

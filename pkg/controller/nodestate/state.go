@@ -1,15 +1,15 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodestate keeps what the controllers of nodes and of maintenances both need to know about
-// a node and its pods and cannot read from one object: the pods as a drain sees them, the
-// Evacuations that the caches do not show yet, what is failing, since when the node has been seen
-// cordoned, and for which maintenances it was found to be drained since.
+// Package nodestate has the state of nodes and their pods that the node and the nodemaintenance
+// controllers share and that is not in one object: the pods as a drain classifies them, the
+// requested Evacuations that are not in the cache yet, the failures, since when a node is cordoned,
+// and for which maintenances it is confirmed as drained.
 //
 // All of it may be dropped at any time. A new leader classifies pods again (views), requests
-// Evacuations again (Requests), shows what fails a minute later (Troubles), and waits once more for
-// the scheduler, confirms what is shown as drained once more, notices a fight over a cordon later
-// and may lift a cordon again for a maintenance that exists to do so (Cordons).
+// Evacuations again (Requests) and reports failures a minute later (Troubles). It also waits for
+// the scheduler again, confirms drained nodes again, notices a fight over a cordon later, and may
+// remove a cordon again for a maintenance that only uncordons (Cordons).
 package nodestate
 
 import (
@@ -42,47 +42,47 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// Config is what a State needs.
+// Config has the dependencies and options of a State.
 type Config struct {
 	// Cluster has the clients and the caches.
 	Cluster *host.Cluster
-	// Selection reports changes of nodes. The State subscribes to it, so make the State before
-	// others subscribe that need it.
+	// Selection reports changes of nodes. The State subscribes to it, so create the State before
+	// its users subscribe to the Selection.
 	Selection *selection.Selection
 	Clock     clock.PassiveClock
-	// Evacuators are the classes of the built-in evacuators that are on. Pods that only one of the
-	// others could move are left running.
+	// Evacuators are the classes of the enabled built-in evacuators. Pods that only a disabled one
+	// could evacuate are kept.
 	Evacuators sets.Set[string]
 	// DaemonSetBudgetPatience is how long the budget of a DaemonSet pod may be closed before the
-	// pod is kept on its node; 0 is 5 minutes.
+	// pod is kept on its node; 0 means 5 minutes.
 	DaemonSetBudgetPatience time.Duration
 	// OwnPod is the pod that this server runs in; an empty name means none.
 	OwnPod types.NamespacedName
 }
 
-// Subscriber is told of changes after the state has taken them in. Its functions must not block;
-// nil ones are not called. Old is nil for a new object, and the new one is nil for a deleted one.
+// Subscriber has functions that are called after the state has processed a change. They must not
+// block, and may be nil. The first argument is nil for a new object, the second one for a deleted
+// object.
 type Subscriber struct {
-	// Pod and Evacuation are called for each event that changes what a drain reads.
+	// Pod and Evacuation are called for each event that changes a field that a drain reads.
 	Pod        func(old, pod *corev1.Pod)
 	Evacuation func(old, evacuation *v1alpha1.Evacuation)
-	// Changed is called with the name of a node when something about it begins to fail or fails no
-	// longer, it was uncordoned for a maintenance that exists to do so, or was found to be drained.
+	// Changed is called with the name of a node when a failure of it begins or ends, when it was
+	// uncordoned for a maintenance that only uncordons, or when it becomes drained or not drained.
 	Changed func(node string)
-	// RequestEnded is called with the name of a node when an Evacuation that was requested turns
-	// out not to exist.
+	// RequestEnded is called with the name of a node when a requested Evacuation does not exist.
 	RequestEnded func(node string)
 }
 
-// State is what is known about nodes and their pods. It is safe for concurrent use.
+// State has the shared state of nodes and their pods. It is safe for concurrent use.
 type State struct {
-	// Cordons and Taints are about the cordons and the taints of the server.
+	// Cordons and Taints record the cordons and the taints of the server.
 	Cordons, Taints *Cordons
-	// Troubles is what fails about nodes.
+	// Troubles has the failures by node.
 	Troubles *loop.Failures[string]
-	// Requests are the Evacuations that were requested.
+	// Requests has the requested Evacuations that are not in the cache yet.
 	Requests *Requests
-	// Nodes are the nodes, as cached or as written by this process.
+	// Nodes has the nodes, as cached or as written by this process.
 	Nodes loop.Latest[*corev1.Node]
 
 	clock             clock.PassiveClock
@@ -96,14 +96,14 @@ type State struct {
 	evacuators        sets.Set[string]
 	budgetPatience    time.Duration
 	ownPod            types.NamespacedName
-	// ownOwner is the UID of the controller of ownPod, once that pod was seen.
+	// ownOwner is the UID of the controller of ownPod, after that pod was read.
 	ownOwner    atomic.Value
 	views       views
 	subscribers []Subscriber
 	synced      []cache.InformerSynced
 }
 
-// New makes a State and registers its handlers and indexes; the informers must not run yet.
+// New creates a State and registers its handlers and indexes; the informers must not run yet.
 func New(config Config) (*State, error) {
 	if config.DaemonSetBudgetPatience == 0 {
 		config.DaemonSetBudgetPatience = protocol.DefaultBudgetPatience
@@ -133,17 +133,18 @@ func New(config Config) (*State, error) {
 		podcache.Handled{Informer: evacuations, Handler: podcache.HandlerOf(s.evacuationChanged)},
 	)
 	if err != nil {
-		return nil, fmt.Errorf("watch what is on nodes: %w", err)
+		return nil, fmt.Errorf("watch pods and Evacuations: %w", err)
 	}
 	return s, nil
 }
 
-// Subscribe adds a subscriber, which is told after those before it. The informers must not run yet.
+// Subscribe adds a subscriber, which is called after the previous ones. The informers must not run
+// yet.
 func (s *State) Subscribe(subscriber Subscriber) {
 	s.subscribers = append(s.subscribers, subscriber)
 }
 
-// HasSynced reports whether the state has everything that the informers had when they started.
+// HasSynced reports whether the state has processed the initial lists of the informers.
 func (s *State) HasSynced() bool {
 	for _, synced := range s.synced {
 		if !synced() {
@@ -166,12 +167,12 @@ func (s *State) nodeChanged(change selection.NodeChange) {
 	}
 	s.Cordons.observe(node)
 	if old != nil && (!labels.Equals(old.Labels, node.Labels) || !SameTaints(old, node) || !marks.Same(old, node)) {
-		// Whether a pod of this server stays depends on the taints.
+		// The taints determine whether a pod of this server is kept.
 		s.views.drop(node.Name)
 	}
 }
 
-// maintenanceChanged forgets what is on nodes that no maintenance selects any more.
+// maintenanceChanged drops the views of nodes that no maintenance selects any more.
 func (s *State) maintenanceChanged(_, nm *v1alpha1.NodeMaintenance) {
 	if nm == nil || v1alpha1.IsDone(nm) {
 		for _, node := range s.views.Keys() {
@@ -220,7 +221,7 @@ func (s *State) evacuationChanged(old, evacuation *v1alpha1.Evacuation) {
 	}
 }
 
-// samePod reports whether nothing has changed about a pod that a drain reads.
+// samePod reports whether two states of a pod are equal in all fields that a drain reads.
 func samePod(a, b *corev1.Pod) bool {
 	return a.UID == b.UID && podcache.NodeOf(a) == podcache.NodeOf(b) && a.Status.Phase == b.Status.Phase &&
 		drainplan.IsLive(a) == drainplan.IsLive(b) &&
@@ -228,7 +229,8 @@ func samePod(a, b *corev1.Pod) bool {
 		equality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences)
 }
 
-// sameEvacuation reports whether nothing has changed about an Evacuation that a drain reads.
+// sameEvacuation reports whether two states of an Evacuation are equal in all fields that a drain
+// reads.
 func sameEvacuation(a, b *v1alpha1.Evacuation) bool {
 	return a.UID == b.UID && slices.Equal(a.Finalizers, b.Finalizers) && (a.DeletionTimestamp == nil) == (b.DeletionTimestamp == nil) &&
 		TrueReason(a, v1alpha1.ConditionComplete) == TrueReason(b, v1alpha1.ConditionComplete) &&
@@ -243,7 +245,7 @@ func TrueReason(e *v1alpha1.Evacuation, conditionType string) string {
 	return ""
 }
 
-// DropView has the pods of a node classified again. Nothing depends on a view that is kept.
+// DropView drops the cached view of a node. The next call of View classifies its pods again.
 func (s *State) DropView(node string) { s.views.drop(node) }
 
 // IsOurs reports whether an Evacuation has the finalizer of the instigator NodeMaintenance.
@@ -260,7 +262,7 @@ func (s *State) EvacuationOf(pod *corev1.Pod) *v1alpha1.Evacuation {
 	return e
 }
 
-// PodOf returns the pod of an Evacuation, nil if the cache does not show it.
+// PodOf returns the pod of an Evacuation, nil if it is not in the cache.
 func (s *State) PodOf(e *v1alpha1.Evacuation) *corev1.Pod {
 	pod, err := s.podLister.Pods(e.Namespace).Get(e.Spec.PodRef.Name)
 	if err != nil || pod.UID != e.Spec.PodRef.UID {
@@ -269,7 +271,7 @@ func (s *State) PodOf(e *v1alpha1.Evacuation) *corev1.Pod {
 	return pod
 }
 
-// NodeOf returns the node that an Evacuation is about, "" if that is not known.
+// NodeOf returns the node of an Evacuation's pod, "" if it is not known.
 func (s *State) NodeOf(e *v1alpha1.Evacuation) string {
 	if e.Spec.NodeName != "" {
 		return e.Spec.NodeName
@@ -280,8 +282,8 @@ func (s *State) NodeOf(e *v1alpha1.Evacuation) string {
 	return ""
 }
 
-// OurEvacuations returns the Evacuations with our finalizer of pods that count for a node,
-// including pods that are only nominated for it.
+// OurEvacuations returns the Evacuations with our finalizer of the pods on a node, including pods
+// that are only nominated for it.
 func (s *State) OurEvacuations(node string) []*v1alpha1.Evacuation {
 	return slices.DeleteFunc(slices.Concat(s.evacuationsIn(node), s.EvacuationsWithoutNode()), func(e *v1alpha1.Evacuation) bool {
 		return !IsOurs(e) || s.NodeOf(e) != node
@@ -307,27 +309,26 @@ func (s *State) evacuationsIn(node string) []*v1alpha1.Evacuation {
 	return out
 }
 
-// HasOurs reports whether an Evacuation of ours is left for a pod of a node, or was requested and
-// is not shown by the cache.
+// HasOurs reports whether a pod of a node has an Evacuation of ours, or a requested one that is not
+// in the cache.
 func (s *State) HasOurs(node string) bool {
 	return slices.ContainsFunc(s.Requests.On(node), func(r Request) bool { return !r.Terminating }) || len(s.OurEvacuations(node)) > 0
 }
 
-// IsEvicting reports whether an eviction is in flight for a pod of a node that no instigator asks
-// for any more. No further one is sent: the sender asks the cache before.
+// IsEvicting reports whether an eviction of a pod of a node is in flight although no instigator
+// requests it any more. The queue checks the cache before each eviction, so no further one is sent.
 func (s *State) IsEvicting(node string) bool {
 	return slices.ContainsFunc(s.evictions.List(), func(e inflight.Eviction) bool { return s.isWithdrawnFrom(e, node) })
 }
 
-// NoteLifted notes that a maintenance that exists to uncordon its nodes has had its effect on a
-// node.
+// NoteLifted records that a maintenance that only uncordons is done with a node.
 func (s *State) NoteLifted(node *corev1.Node, maintenance types.UID) {
 	s.Cordons.noteLifted(node, maintenance)
 	s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node.Name)
 }
 
-// NoteDrained notes whether a node is drained for a maintenance, as was found while it was cordoned
-// since the given time.
+// NoteDrained records whether a node is drained for a maintenance. cordoned is since when the node
+// was cordoned at that check.
 func (s *State) NoteDrained(node *corev1.Node, maintenance types.UID, drained bool, cordoned time.Time) {
 	if s.Cordons.noteDrained(node, maintenance, drained, cordoned) {
 		s.tell(func(sub Subscriber) func(string) { return sub.Changed }, node.Name)
@@ -342,8 +343,8 @@ func (s *State) tell(which func(Subscriber) func(string), node string) {
 	}
 }
 
-// isWithdrawnFrom reports whether an eviction is in flight for a pod on a node and no instigator
-// asks for it any more.
+// isWithdrawnFrom reports whether an eviction is for a pod on a node and no instigator requests it
+// any more.
 func (s *State) isWithdrawnFrom(eviction inflight.Eviction, node string) bool {
 	e, err := s.evacuationLister.Evacuations(eviction.Evacuation.Namespace).Get(eviction.Evacuation.Name)
 	if err == nil && !protocol.IsWithdrawn(e) {

@@ -18,68 +18,68 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// Pod is a live pod that counts for a node.
+// Pod is a live pod on a node, or nominated for it.
 type Pod struct {
 	*corev1.Pod
-	// Plan is the pod as the planner sees it.
+	// Plan has the fields of the pod that the planner reads.
 	Plan drainplan.Pod
-	// Kept is why the pod is left running, "" if it is to leave.
+	// Kept is why the pod is kept, "" if it has to leave.
 	Kept drainplan.KeptReason
-	// Own: it is a pod of this server.
+	// Own: the pod belongs to this server.
 	Own bool
-	// KeptAt is when its closed budget is a reason to keep it, zero if it is not waiting for one.
+	// KeptAt is when the pod is kept because of its closed budget, zero if it does not wait for a
+	// budget.
 	KeptAt time.Time
 	// Evacuation is the pod's Evacuation, or nil; Ours: it has our finalizer.
 	Evacuation *v1alpha1.Evacuation
 	Ours       bool
-	// Bound: the pod is on the node, and not only nominated for it. StopsAt is when it is to have
-	// stopped, zero if it was not asked to, and Grace is how long it may take. They are here since
-	// a drain reads them of every pod.
+	// Bound: the pod is bound to the node, and not only nominated for it. StopsAt is the end of its
+	// grace period, zero if it is not terminating, and Grace is the length of that period. They are
+	// copied because a drain reads them for every pod.
 	Bound   bool
 	StopsAt time.Time
 	Grace   time.Duration
 }
 
-// View is what the caches hold of the pods of a node. It is never changed: a change is seen in a
-// new one.
+// View has the cached pods of a node. It is immutable: after a change, State.View returns a new
+// one.
 type View struct {
-	// Pods are the live pods that count for the node, sorted by namespace and name.
+	// Pods are the live pods on the node or nominated for it, sorted by namespace and name.
 	Pods []Pod
-	// Plan is the node as the planner sees it: without the pods that are left running.
+	// Plan is the input of the planner for the node, without the kept pods.
 	Plan *drainplan.Node
-	// Recheck is when the next of its pods is to be kept, zero if none waits for that: no event
-	// comes then.
+	// Recheck is when the next of its pods becomes kept without an event, zero if none does.
 	Recheck time.Time
 }
 
-// Keeps reports whether a pod is in the view as one that is left running.
+// Keeps reports whether a pod is in the view and is kept.
 func (v *View) Keeps(uid types.UID) bool {
 	return slices.ContainsFunc(v.Pods, func(p Pod) bool { return p.UID == uid && p.Kept != "" })
 }
 
-// keptView is a view that is kept until a pod or an Evacuation on its node changes, so that an
-// event costs what is on its node, not what is in the cluster.
+// keptView is a cached view. It is valid until a pod or an Evacuation on its node changes, so an
+// event costs work only for its node.
 type keptView struct {
-	// uid is that of the node that the view is about, and static decides which of its static pods
+	// uid is the UID of the node, and static has the facts that determine which of its static pods
 	// are kept.
 	uid    types.UID
 	static protocol.StaticPodFacts
-	// change is the number of the last event of the node: a view that was begun before it is not
-	// kept.
+	// change is the number of the last event of the node: a view that was begun before that event
+	// is not cached.
 	change uint64
 	// view is nil if there is none.
 	view *View
 }
 
-// views are the views that are kept, by the name of the node.
+// views has the cached views by node name.
 type views struct {
 	loop.Memory[string, keptView]
-	// changes counts the events of all nodes. It never starts again, not even for a node that was
-	// forgotten: a view that is still being built then must not be taken for one of now.
+	// changes counts the events of all nodes. It is one counter for all nodes so that it never
+	// restarts, even if a node is forgotten while its view is being built: that view is outdated.
 	changes atomic.Uint64
 }
 
-// of returns the view of a node, from build if none is kept.
+// of returns the cached view of a node, otherwise the result of build.
 func (v *views) of(node *corev1.Node, build func(*corev1.Node) (*View, error)) (*View, error) {
 	var kept keptView
 	is := keptView{uid: node.UID, static: protocol.StaticPodFactsOf(node)}
@@ -106,7 +106,7 @@ func (v *views) of(node *corev1.Node, build func(*corev1.Node) (*View, error)) (
 	return view, nil
 }
 
-// drop notes that something on a node has changed.
+// drop drops the cached view of a node after a change.
 func (v *views) drop(node string) {
 	v.Change(node, func(kept keptView, known bool) (keptView, bool) {
 		kept.change = v.changes.Add(1)
@@ -115,7 +115,7 @@ func (v *views) drop(node string) {
 	})
 }
 
-// View returns what the caches hold of the pods of a node. The caller asks again at Recheck.
+// View returns the view of a node. The caller has to call it again at Recheck.
 func (s *State) View(node *corev1.Node) (*View, error) {
 	view, err := s.views.of(node, s.buildView)
 	if err == nil && !view.Recheck.IsZero() && !s.clock.Now().Before(view.Recheck) {
@@ -153,7 +153,7 @@ func (s *State) buildView(node *corev1.Node) (*View, error) {
 	return view, nil
 }
 
-// Classify returns what a drain makes of a pod on a node.
+// Classify returns how a drain treats a pod on a node.
 func (s *State) Classify(pod *corev1.Pod, node *corev1.Node) Pod {
 	plan := drainplan.PodOf(pod, node.UID)
 	live := Pod{Pod: pod, Plan: plan, Kept: drainplan.Kept(pod, plan.Type, node, s.evacuators), Own: s.isOwn(pod)}

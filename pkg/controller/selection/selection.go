@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: The Haulout Authors
 // SPDX-License-Identifier: Apache-2.0
 
-// Package selection keeps which NodeMaintenances select which nodes: an index that the controllers
-// of nodes and of maintenances share. It is made from the informers alone, but for one thing: since
-// when a node's labels have stopped matching. A restart makes such a node wait once more.
+// Package selection is an index of which NodeMaintenances select which nodes, shared by the node
+// and the nodemaintenance controllers. All of it comes from the informers, except since when the
+// labels of a node no longer match: a restarted server waits for such a node again.
 package selection
 
 import (
@@ -25,19 +25,19 @@ import (
 	"haulout.dev/haulout/pkg/drain/nodeselector"
 )
 
-// Lingering is how long a node stays selected whose labels stop matching: a label that flaps must
-// not release a node with people at work on it.
+// Lingering is how long a node stays selected after its labels stop matching: a label that flaps
+// must not release a node that people work on.
 const Lingering = 2 * time.Minute
 
-// Selection keeps which maintenance selects which nodes, so that an event of a node or pod finds
+// Selection records which maintenance selects which nodes, so that an event of a node or pod finds
 // its maintenances without matching every selector again. Only the handlers of the informers change
-// it. Maintenances that have given everything back select nothing.
+// it. Maintenances that have released all their nodes select nothing.
 type Selection struct {
 	clock clock.PassiveClock
-	// match evaluates the terms of a selector for a node. With many terms and nodes it takes long:
-	// it is called without the lock, but for nodes that change at the same time.
+	// match evaluates the terms of a selector for a node. With many terms and nodes this takes
+	// long, so it is called without the lock, except for nodes that change at the same time.
 	match func(*nodeselector.Selector, *corev1.Node) nodeselector.Match
-	// subscribers are told of changes; synced are the handlers of this index.
+	// subscribers are called after changes; synced are the handlers of this index.
 	subscribers []Subscriber
 	synced      []cache.InformerSynced
 
@@ -45,7 +45,7 @@ type Selection struct {
 	nodes        map[string]*corev1.Node
 	maintenances map[string]*selected
 	byNode       map[string]sets.Set[string]
-	// invalid are the maintenances whose selector cannot be read. Each keeps its previous nodes.
+	// invalid has the maintenances whose selector is invalid. Each keeps its previous nodes.
 	invalid map[string]error
 }
 
@@ -54,25 +54,25 @@ type selected struct {
 	generation int64
 	newest     *metav1.Time
 	holding    bool
-	// source is what selector was compiled from.
+	// source is the uncompiled selector.
 	source   *corev1.NodeSelector
 	selector *nodeselector.Selector
 	nodes    sets.Set[string]
-	// held are the names of nodes that the maintenance has or had. One that is registered again
+	// held are the names of nodes that the maintenance has or had. A node that is registered again
 	// under such a name joins.
 	held sets.Set[string]
-	// inherited are the nodes of the status that this leader found. They linger, too, if their
-	// labels have stopped matching since.
+	// inherited are the nodes in the status that this leader found. They also linger if their
+	// labels no longer match.
 	inherited map[string]types.UID
-	// leaving are the nodes whose labels do not match any more, and since when.
+	// leaving are the nodes whose labels no longer match, and since when.
 	leaving map[string]time.Time
-	// ignored are the nodes that match and are too new.
+	// ignored are the nodes that match but are too new.
 	ignored sets.Set[string]
-	// sorted are the names of nodes in order; nil when they have to be sorted again.
+	// sorted has the names of nodes in order; nil if they have to be sorted again.
 	sorted []string
 }
 
-// SetMaintenance takes in what a maintenance selects, as the handler of its events does.
+// SetMaintenance updates the index for a maintenance. The handler of its events calls it.
 func (s *Selection) SetMaintenance(nm *v1alpha1.NodeMaintenance) error {
 	if v1alpha1.IsDone(nm) {
 		s.removeMaintenance(nm.Name)
@@ -109,7 +109,7 @@ func (s *Selection) SetMaintenance(nm *v1alpha1.NodeMaintenance) error {
 	return nil
 }
 
-// nodesUnless returns all nodes, unless the selection has taken in this state of a maintenance.
+// nodesUnless returns all nodes, unless the index already has this state of the maintenance.
 func (s *Selection) nodesUnless(nm *v1alpha1.NodeMaintenance) (nodes []*corev1.Node, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,13 +119,13 @@ func (s *Selection) nodesUnless(nm *v1alpha1.NodeMaintenance) (nodes []*corev1.N
 	return slices.Collect(maps.Values(s.nodes)), false
 }
 
-// matchedNode is how a selector matched a node.
+// matchedNode is a node with the result of matching it.
 type matchedNode struct {
 	node  *corev1.Node
 	match nodeselector.Match
 }
 
-// isSame reports whether a selector matches a newer state of the node in the same way.
+// isSame reports whether the result also holds for a newer state of the node.
 func (m *matchedNode) isSame(node *corev1.Node) bool {
 	return m.node == node || m.node.UID == node.UID && maps.Equal(m.node.Labels, node.Labels)
 }
@@ -136,7 +136,7 @@ func (e *selected) isOf(nm *v1alpha1.NodeMaintenance) bool {
 		e.newest.Equal(nm.Status.NewestNodeTimestamp)
 }
 
-// newSelected returns the entry of a maintenance, which selects no node yet.
+// newSelected returns the entry of a maintenance, without selected nodes.
 func (s *Selection) newSelected(nm *v1alpha1.NodeMaintenance, selector *nodeselector.Selector) *selected {
 	entry := &selected{
 		uid:        nm.UID,
@@ -164,9 +164,9 @@ func (s *Selection) newSelected(nm *v1alpha1.NodeMaintenance, selector *nodesele
 	return entry
 }
 
-// inherit takes over what the previous entry of a maintenance has selected. Without a line that
-// entry has selected all nodes that match. When the line is drawn, nodes that joined after the
-// newest node was read are new to the maintenance, unless its status has them.
+// inherit copies the selected nodes of the previous entry of a maintenance. While a maintenance has
+// no newestNodeTimestamp, it selects all matching nodes. When the timestamp is set, nodes that are
+// newer are too new for the maintenance, unless its status has them.
 func (e *selected) inherit(old *selected, nodes map[string]*corev1.Node, sameSelector bool) {
 	listed, drawn := e.held.Clone(), old.newest == nil && e.newest != nil
 	isTooNew := func(name string) bool {
@@ -181,8 +181,8 @@ func (e *selected) inherit(old *selected, nodes map[string]*corev1.Node, sameSel
 	if !sameSelector {
 		return
 	}
-	// The labels of nodes may have stopped matching, and these linger; the selector was not changed
-	// to release them.
+	// Nodes whose labels no longer match linger, since the user did not change the selector to
+	// release them.
 	maps.Copy(e.leaving, old.leaving)
 	for name := range old.nodes {
 		if !isTooNew(name) {
@@ -191,16 +191,15 @@ func (e *selected) inherit(old *selected, nodes map[string]*corev1.Node, sameSel
 	}
 }
 
-// Shows reports whether the selection has taken in this state of a maintenance. Until then its
-// event is under way, and the nodes are those of an earlier state. The error is why the node
-// selector cannot be read.
+// Shows reports whether the index has this state of a maintenance. Until its event arrives, the
+// nodes are those of an earlier state. The error is set if the node selector is invalid.
 func (s *Selection) Shows(nm *v1alpha1.NodeMaintenance) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.maintenances[nm.Name].isOf(nm), s.invalid[nm.Name]
 }
 
-// removeMaintenance forgets a maintenance.
+// removeMaintenance removes a maintenance from the index.
 func (s *Selection) removeMaintenance(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,8 +218,9 @@ func (s *Selection) remove(name string) {
 	delete(s.maintenances, name)
 }
 
-// SetNode takes in a node, as the handler of its events does. It returns the maintenances that
-// selected or ignored it before or do so now, and those for which it lingers from now on.
+// SetNode updates the index for a node. The handler of its events calls it. It returns the
+// maintenances that selected or ignored the node before or do so now, and those for which it begins
+// to linger.
 func (s *Selection) SetNode(node *corev1.Node) (touched, leaving []string) {
 	matched := map[*nodeselector.Selector]nodeselector.Match{}
 	for _, selector := range s.selectors() {
@@ -243,7 +243,7 @@ func (s *Selection) SetNode(node *corev1.Node) (touched, leaving []string) {
 			leaving = append(leaving, name)
 		}
 		if entry.ignored.Has(node.Name) != wasIgnored {
-			// The status names the nodes that are ignored.
+			// The status of the maintenance names the ignored nodes.
 			before.Insert(name)
 		}
 	}
@@ -262,8 +262,7 @@ func (s *Selection) selectors() []*nodeselector.Selector {
 	return all
 }
 
-// refreshNode takes in a newer state of a node in which nothing has changed that decides who
-// selects it.
+// refreshNode stores a newer state of a node with the same UID and labels.
 func (s *Selection) refreshNode(node *corev1.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -272,7 +271,8 @@ func (s *Selection) refreshNode(node *corev1.Node) {
 	}
 }
 
-// removeNode forgets a node and returns the maintenances that selected it.
+// removeNode removes a node from the index and returns the maintenances that selected or ignored
+// it.
 func (s *Selection) removeNode(name string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -298,7 +298,8 @@ func (s *Selection) removeNode(name string) []string {
 	return sets.List(touched)
 }
 
-// set takes in how a selector matches a node, and reports whether the node lingers from now on.
+// set updates an entry after its selector was matched with a node, and reports whether the node
+// begins to linger.
 func (s *Selection) set(name string, entry *selected, node *corev1.Node, match nodeselector.Match) (lingers bool) {
 	selects, ignores := entry.selector.Judge(node, match)
 	if ignores {
@@ -350,8 +351,8 @@ func (s *Selection) drop(name string, entry *selected, node string) {
 	}
 }
 
-// expire lets the nodes of a maintenance go whose labels have not matched for long enough. It
-// returns them, and when the next one is due, 0 if none.
+// expire removes the nodes of a maintenance that have lingered for long enough. It returns them,
+// and how long it takes until the next one, 0 if none lingers.
 func (s *Selection) expire(name string) (gone []string, next time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -375,7 +376,7 @@ func (s *Selection) expire(name string) (gone []string, next time.Duration) {
 	return gone, next
 }
 
-// IgnoredBy returns the nodes that match a maintenance and are too new for it, sorted.
+// IgnoredBy returns the nodes that match a maintenance but are too new for it, sorted.
 func (s *Selection) IgnoredBy(name string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

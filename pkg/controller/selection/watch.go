@@ -20,16 +20,16 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// Subscriber is told of changes after the selection has taken them in. Its functions must not
-// block; nil ones are not called. Old is nil for a new object, and the new one is nil for a deleted
-// one.
+// Subscriber has functions that are called after the selection has processed a change. They must
+// not block, and may be nil. old is nil for a new object, the new state is nil for a deleted
+// object.
 type Subscriber struct {
 	// Node is called for each event of a node.
 	Node func(NodeChange)
-	// Maintenance is called for each event of a maintenance. One that is deleted still selects its
-	// nodes while it is called.
+	// Maintenance is called for each event of a maintenance. During the call, a deleted maintenance
+	// still selects its nodes.
 	Maintenance func(old, nm *v1alpha1.NodeMaintenance)
-	// Released is called with the name of each node that lingered and is selected no longer.
+	// Released is called with the name of each node that has lingered and is no longer selected.
 	Released func(node string)
 }
 
@@ -38,12 +38,12 @@ type NodeChange struct {
 	Old, New *corev1.Node
 	// Concerned are the maintenances that selected or ignored the node before or do so now, sorted.
 	Concerned []string
-	// Lingering are the maintenances whose selectors have stopped matching by this event. The node
+	// Lingering are the maintenances whose selectors no longer match since this event. The node
 	// stays selected for the time Lingering.
 	Lingering []string
 }
 
-// New makes the index and registers its handlers; the informers must not run yet.
+// New creates the index and registers its handlers; the informers must not run yet.
 func New(nodes, maintenances cache.SharedIndexInformer, clock clock.PassiveClock) (*Selection, error) {
 	s := newSelection(clock)
 	var err error
@@ -52,7 +52,7 @@ func New(nodes, maintenances cache.SharedIndexInformer, clock clock.PassiveClock
 		podcache.Handled{Informer: nodes, Handler: podcache.HandlerOf(s.nodeChanged)},
 	)
 	if err != nil {
-		return nil, fmt.Errorf("watch what selects nodes: %w", err)
+		return nil, fmt.Errorf("watch nodes and NodeMaintenances: %w", err)
 	}
 	return s, nil
 }
@@ -68,12 +68,13 @@ func newSelection(clock clock.PassiveClock) *Selection {
 	}
 }
 
-// Subscribe adds a subscriber, which is told after those before it. The informers must not run yet.
+// Subscribe adds a subscriber, which is called after the previous ones. The informers must not run
+// yet.
 func (s *Selection) Subscribe(subscriber Subscriber) {
 	s.subscribers = append(s.subscribers, subscriber)
 }
 
-// HasSynced reports whether the index has everything that the informers had when they started.
+// HasSynced reports whether the index has processed the initial lists of the informers.
 func (s *Selection) HasSynced() bool {
 	for _, synced := range s.synced {
 		if !synced() {
@@ -105,7 +106,8 @@ func (s *Selection) nodeChanged(old, node *corev1.Node) {
 	case node == nil:
 		change.Concerned = s.removeNode(old.Name)
 	case old != nil && old.UID == node.UID && labels.Equals(old.Labels, node.Labels):
-		// Nothing that a selector reads has changed, but a write needs the latest resource version.
+		// The selection does not change, but a later write of the node needs the latest
+		// resourceVersion.
 		s.refreshNode(node)
 		change.Concerned = s.MaintenancesOn(node.Name)
 	default:
@@ -119,7 +121,7 @@ func (s *Selection) nodeChanged(old, node *corev1.Node) {
 }
 
 // ReleaseExpired releases the nodes of a maintenance that have lingered for long enough. It returns
-// how long it takes until the next one is due, 0 if none is.
+// how long it takes until the next one, 0 if none lingers.
 func (s *Selection) ReleaseExpired(maintenance string) time.Duration {
 	gone, next := s.expire(maintenance)
 	for _, node := range gone {
@@ -132,9 +134,9 @@ func (s *Selection) ReleaseExpired(maintenance string) time.Duration {
 	return next
 }
 
-// TooLarge returns an error if the status of a maintenance that holds nodes could not be stored for
-// all nodes that it selects. Such a maintenance takes no further node. Admission refuses it for the
-// nodes that it knows; others may have been added since.
+// TooLarge returns an error if the status of a maintenance that holds nodes would be too large with
+// all nodes that it selects. Such a maintenance takes no further node. Admission checks only the
+// nodes that exist at that time; others may have been added since.
 func (s *Selection) TooLarge(nm *v1alpha1.NodeMaintenance) error {
 	if !v1alpha1.IsHolding(nm) {
 		return nil

@@ -3,10 +3,10 @@
 
 // Package daemonset is the built-in evacuator of DaemonSet pods. It requests their eviction when
 // the drain of their node has reached them, and not before: the other pods of the node may need
-// them until then. The taint that the maintenance controller adds to the node prevents their
-// DaemonSets from recreating them.
+// them until then. The taint that the node controller adds to the node prevents their DaemonSets
+// from recreating them.
 //
-// The evacuator asks for an eviction by a report: status.expectedEvacuationFinishTime is set. The
+// The evacuator requests an eviction by a report that sets status.expectedEvacuationFinishTime. The
 // evacuation controller reads it and evicts the pod through its queue, as the disruption budget
 // allows.
 //
@@ -80,7 +80,7 @@ type Controller struct {
 
 	volumeDetachTimeout time.Duration
 	volumes             loop.Memory[types.UID, knownVolumes]
-	// warned are the DaemonSets that have a warning event. A new leader may send it again.
+	// warned has the DaemonSets that have got a warning event. A new leader may send it again.
 	warned loop.Memory[types.UID, struct{}]
 }
 
@@ -110,8 +110,8 @@ func New(config Config) (*Controller, error) {
 	return c, c.watch()
 }
 
-// Run works until the context ends, and returns when the last write is done. The informers must
-// have been started.
+// Run runs the controller until the context ends, and returns after the last write. The informers
+// must have been started.
 func (c *Controller) Run(ctx context.Context, workers int) {
 	defer c.queue.ShutDown()
 	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
@@ -215,9 +215,9 @@ const (
 	actionEvacuate = "Evacuate"
 )
 
-// warnOfUpdate tells the owner of a DaemonSet with the update strategy OnDelete that pods which are
-// recreated after the maintenance have the newest template. Only the deletion of pods updates such
-// DaemonSets.
+// warnOfUpdate sends a warning event for a DaemonSet with the update strategy OnDelete: pods that
+// are recreated after the maintenance have the newest template. Such a DaemonSet only updates pods
+// that are deleted.
 func (c *Controller) warnOfUpdate(ctx context.Context, s *situation) {
 	owner := protocol.ControllerOf(s.pod, "DaemonSet")
 	if c.Recorder == nil || owner == nil {

@@ -22,8 +22,8 @@ const (
 	defaultGrace = 30 * time.Second
 	// heartbeats is the number of reports within the deadline while a pod is terminating.
 	heartbeats = 3
-	// slack is how much an expected time may be wrong without a correction: every correction is a
-	// write.
+	// slack is how much an expected time may be wrong without a correction, since every correction
+	// is a write.
 	slack = 5 * time.Second
 )
 
@@ -79,7 +79,7 @@ func decide(s situation) decision {
 		// The eviction was already requested.
 		return decision{}
 	case s.askedBy == nil:
-		// It waits until the drain reaches the pod, which has no deadline.
+		// Wait until the drain reaches the pod; this wait has no deadline.
 		return decision{}
 	case drainplan.Kept(s.pod, podType, s.node, sets.New(v1alpha1.EvacuatorClassDaemonSet)) == drainplan.KeptTolerant:
 		return s.decline(fmt.Sprintf("The pod tolerates the taint %s: if it were evicted, its DaemonSet would replace it on the node immediately. It is left running.",
@@ -106,8 +106,8 @@ func (s *situation) request() decision {
 	return decision{status: s.report(s.now.Add(grace), message), requested: true}
 }
 
-// decideVolumes waits until the node has released the volumes of the pods that have left. A CSI
-// node plugin may run in a DaemonSet, and the kubelet needs it to unstage them.
+// decideVolumes reports that the pod waits until the node has released the volumes of the pods that
+// have left. A CSI node plugin may run in a DaemonSet, and the kubelet needs it to unstage them.
 func (s *situation) decideVolumes() decision {
 	d := decision{wake: s.now.Add(volumesFresh)}
 	if s.volumesUntil.Before(d.wake) {
@@ -137,7 +137,7 @@ func (s *situation) decideVolumes() decision {
 	return d
 }
 
-// beat is the interval of the reports about a pod that this evacuator waits for.
+// beat returns the interval between reports about a pod that this evacuator waits for.
 func (s *situation) beat() time.Duration {
 	if seconds := s.evacuation.Spec.ProgressDeadlineSeconds; seconds != nil {
 		return time.Duration(*seconds) * time.Second / heartbeats
@@ -145,8 +145,7 @@ func (s *situation) beat() time.Duration {
 	return protocol.DefaultProgressDeadline / heartbeats
 }
 
-// decideStopping reports when the pod is expected to be gone, while it is within its grace period,
-// and stops reporting after that.
+// decideStopping reports when the pod should be gone. It stops reporting after the grace period.
 func (s *situation) decideStopping() decision {
 	end := s.pod.DeletionTimestamp.Time
 	if !s.now.Before(end) {
@@ -167,7 +166,7 @@ func (s *situation) decideStopping() decision {
 	return decision{status: s.report(end, status.Message), wake: s.now.Add(beat)}
 }
 
-// decline completes the turn of this evacuator, so that the next one becomes active.
+// decline completes the turn of this evacuator, so that the next evacuator becomes active.
 func (s *situation) decline(why string) decision {
 	status := s.evacuation.Status.DeepCopy()
 	status.ActiveEvacuatorCompleted = true

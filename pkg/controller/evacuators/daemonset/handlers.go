@@ -48,7 +48,7 @@ func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	}
 	if old == nil || drainplan.IsTainted(node) && !drainplan.IsTainted(old) || podcache.Readiness(node) != podcache.Readiness(old) ||
 		!slices.Equal(old.Status.VolumesInUse, node.Status.VolumesInUse) {
-		c.mark(node.Name)
+		c.enqueueNode(node.Name)
 	}
 }
 
@@ -75,7 +75,7 @@ func (c *Controller) targetsChanged(old, nm *v1alpha1.NodeMaintenance) {
 		if i < len(before) && before[i].NodeRef == status.NodeRef && slices.EqualFunc(before[i].DrainTargets, status.DrainTargets, sameEntry) {
 			continue
 		}
-		c.mark(status.NodeRef.Name)
+		c.enqueueNode(status.NodeRef.Name)
 	}
 }
 
@@ -90,8 +90,8 @@ func (c *Controller) enqueueFor(pod *corev1.Pod) {
 	}
 }
 
-// mark enqueues the Evacuations on a node.
-func (c *Controller) mark(node string) {
+// enqueueNode enqueues the Evacuations on a node.
+func (c *Controller) enqueueNode(node string) {
 	objects, err := c.Evacuations.Informer().GetIndexer().ByIndex(evacuationsByNode, node)
 	if err != nil {
 		return

@@ -28,8 +28,8 @@ const (
 	maxClaims = 256
 )
 
-// knownVolumes are the volumes of a node that none of its remaining pods uses, and the state of the
-// node that they are of. The syncs of all DaemonSet pods of a node need them.
+// knownVolumes caches the volumes of a node that none of its remaining pods uses, with the state of
+// the node from which they were computed. The syncs of all DaemonSet pods of a node need them.
 type knownVolumes struct {
 	inUse []corev1.UniqueVolumeName
 	// claims are the claims of the remaining pods, sorted.
@@ -68,7 +68,8 @@ func isCSIVolume(name corev1.UniqueVolumeName) bool {
 	return strings.HasPrefix(string(name), csiVolume)
 }
 
-// unusedVolumes returns the CSI volumes that a node has in use and none of its remaining pods uses.
+// unusedVolumes returns the CSI volumes that a node reports as in use, but that none of its
+// remaining pods uses.
 func (c *Controller) unusedVolumes(ctx context.Context, node *corev1.Node, now time.Time) []string {
 	claims := c.claimsOn(node.Name)
 	known, _ := c.volumes.Get(node.UID)
@@ -106,8 +107,8 @@ func (c *Controller) claimsOn(node string) []types.NamespacedName {
 	return sorted[:min(maxClaims, len(sorted))]
 }
 
-// volumesOf returns the CSI volumes of claims. A claim that cannot be read counts as not using a
-// volume: the wait is limited.
+// volumesOf returns the CSI volumes of claims. A claim that cannot be read counts as without a
+// volume: that may only lengthen the wait, which is limited.
 func (c *Controller) volumesOf(ctx context.Context, claims []types.NamespacedName) sets.Set[corev1.UniqueVolumeName] {
 	used := sets.New[corev1.UniqueVolumeName]()
 	for _, claim := range claims {
