@@ -35,12 +35,13 @@ const (
 	// fieldManager is the field manager of the replica count during a surge.
 	fieldManager = "haulout-deployment-evacuator"
 	// reportTimeout is the deadline of one report, and how long one sync starts reports: a webhook
-	// may hang, and loop.StuckAfter is for the whole sync.
+	// may hang, and the whole sync must end before loop.StuckAfter.
 	reportTimeout = 5 * time.Second
 )
 
-// act applies a decision. It reports to Evacuations last: the reports hand the pods over, and after
-// a crash before them this evacuator is still active. If scaled is false, nothing was reported.
+// act applies a decision. It writes the reports to Evacuations last, since they hand the pods over:
+// if the process crashes before, this evacuator is still active. If scaled is false, nothing was
+// reported.
 func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situation, d decision) (scaled bool, err error) {
 	c.writeCosts(ctx, d)
 	if d.scale != nil {
@@ -52,9 +53,9 @@ func (c *Controller) act(ctx context.Context, key types.NamespacedName, s situat
 	return true, c.reportAll(ctx, key, s.now, d.reports)
 }
 
-// reportAll writes reports, those last whose last ones failed. The next sync, which follows
-// immediately or, if there are only failed ones, after the backoff, decides about the reports that
-// were not started.
+// reportAll writes reports. Reports that failed last time come last. If the time is over before all
+// are started, the next sync decides about the others. It follows immediately, or after the backoff
+// if only reports that failed before are left.
 func (c *Controller) reportAll(ctx context.Context, key types.NamespacedName, now time.Time, reports []report) error {
 	unreported := c.known.get(key).unreported
 	slices.SortStableFunc(reports, func(a, b report) int {
@@ -79,8 +80,8 @@ func (c *Controller) reportAll(ctx context.Context, key types.NamespacedName, no
 	return joined(failed)
 }
 
-// tellScaleFailed reports, in an event of the Deployment and in the Evacuations that wait for it,
-// why the replica count cannot be written. The write is retried until the surge timeout has passed.
+// tellScaleFailed reports why the replica count cannot be written, in an event of the Deployment
+// and in the Evacuations of its pods. The write is retried until the surge timeout has passed.
 func (c *Controller) tellScaleFailed(ctx context.Context, key types.NamespacedName, s situation, d decision, err error) {
 	text := strings.TrimRight(protocol.OneLine(err.Error(), protocol.MaxMessage/2), ". ")
 	what := "the record of its surge cannot be changed"
@@ -119,8 +120,8 @@ func joined(errs []error) error {
 	return conflict
 }
 
-// scale writes the replica count and its record in one request, on the condition that the object
-// has not changed since the decision.
+// scale writes the replica count and its record in one request, if the object has not changed since
+// the decision.
 func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situation, change scaling) error {
 	object := metav1.Object(s.deployment)
 	field := "replicas"
@@ -144,7 +145,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 	if change.value != nil {
 		logger.V(2).Info("Scale", "field", s.target.field(), "from", s.target.value, "to", *change.value, "pods", len(s.pods))
 	} else {
-		logger.V(2).Info("Leave the number and drop the record", "field", s.target.field(), "value", s.target.value)
+		logger.V(2).Info("Keep the number and remove the record", "field", s.target.field(), "value", s.target.value)
 	}
 	options := metav1.PatchOptions{FieldManager: fieldManager}
 	if s.target.autoscaler != nil {
@@ -166,7 +167,7 @@ func (c *Controller) scale(ctx context.Context, key types.NamespacedName, s situ
 }
 
 func stripped[T *appsv1.Deployment | *autoscalingv2.HorizontalPodAutoscaler](object T) T {
-	// It never fails for these kinds, and a failure would only cost memory.
+	// Strip never fails for these kinds, and a failure would only cost memory.
 	_, _ = podcache.Strip(object)
 	return object
 }
@@ -190,8 +191,8 @@ func patchOf(object metav1.Object, field string, change scaling) ([]byte, error)
 	return json.Marshal(patch)
 }
 
-// isOurs reports whether this evacuator set the current replica count. A user may have chosen the
-// same one since: a rollback restores the annotations of the ReplicaSet, including the record of a
+// isOurs reports whether this evacuator set the current replica count. A user may have set the same
+// count since: a rollback restores the annotations of the ReplicaSet, including the record of a
 // surge that ended long ago.
 func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field string) (bool, error) {
 	var live metav1.Object
@@ -226,9 +227,9 @@ func (c *Controller) isOurs(ctx context.Context, cached metav1.Object, field str
 	return !owned, nil
 }
 
-// report writes the status of an Evacuation, unless nothing has changed. If the cache is behind, it
-// retries with the current object, as long as this evacuator is active: the report about a
-// scale-down cannot be decided again once it is done.
+// report writes the status of an Evacuation if it changes. After a conflict it retries with the
+// live object while this evacuator is active: after a scale-down, a later sync would not decide the
+// same report again.
 func (c *Controller) report(ctx context.Context, now time.Time, r report) error {
 	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
@@ -258,7 +259,8 @@ func (c *Controller) report(ctx context.Context, now time.Time, r report) error 
 func (r *report) writeTo(status *v1alpha1.EvacuationStatus, now time.Time) {
 	status.Message = wording.Cut(r.message, protocol.MaxMessage)
 	if r.takesUp {
-		// The API server stamps the beginning of the turn and clears the report of the last one.
+		// The API server does the same when it makes an evacuator active: it sets the start of the
+		// turn and clears the previous report.
 		status.ActiveEvacuatorClass, status.ActiveEvacuatorCompleted = v1alpha1.EvacuatorClassDeployment, false
 		status.EvacuationProgressTimestamp, status.ExpectedEvacuationFinishTime = nil, nil
 		status.ActiveEvacuatorSince = protocol.Timestamp(now)
@@ -275,8 +277,8 @@ func (r *report) writeTo(status *v1alpha1.EvacuationStatus, now time.Time) {
 	status.ActiveEvacuatorCompleted = status.ActiveEvacuatorCompleted || r.completed
 }
 
-// syncAutoscaler reverts the surge of an autoscaler whose user has pointed it at something that is
-// no Deployment since. Otherwise nothing would give it its minReplicas back.
+// syncAutoscaler reverts the surge of an autoscaler whose scaleTargetRef a user has changed to
+// another kind than Deployment. No other sync would restore its minReplicas.
 func (c *Controller) syncAutoscaler(ctx context.Context, key types.NamespacedName) error {
 	object, exists, err := c.Autoscalers.Informer().GetIndexer().GetByKey(key.String())
 	if err != nil || !exists {

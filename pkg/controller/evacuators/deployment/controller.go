@@ -5,14 +5,14 @@
 // pod before the pod leaves: it scales the Deployment up within its maxSurge, waits until the new
 // replicas are available, lets the pods leave, and scales back.
 //
-// A sync gathers all inputs about one Deployment, decides with a pure function, and acts. The state
+// A sync gathers all inputs about one Deployment, decides with a pure function, and acts. All state
 // that has to survive a crash is in the API: the replica count and the record of its change are
 // written together, and reverted together. The evacuator never reverts a replica count that a user
 // or another controller has changed since.
 //
-// Kept in memory, and droppable at any time: which Deployments have leaving pods, with this
-// process's last writes to them and when each was reported on (tracked), and the
-// budgets by the labels of their pods (budgets).
+// Kept in memory, and droppable at any time: which Deployments have leaving pods, with the last
+// writes and reports of this process (tracked), and the budgets by the labels of their pods
+// (budgets).
 package deployment
 
 import (
@@ -59,8 +59,8 @@ type Config struct {
 	Off bool
 }
 
-// item is an item of the queue: a Deployment; to find the Deployment of its pod, an Evacuation; or
-// an autoscaler with a record that scales something else by now.
+// item is an item of the queue: a Deployment; an Evacuation, for whose pod the Deployment has to be
+// found; or an autoscaler that has a record but no longer scales a Deployment.
 type item struct {
 	isEvacuation, isAutoscaler bool
 	types.NamespacedName
@@ -92,7 +92,8 @@ type Controller struct {
 	maintenanceLister maintenancelisters.NodeMaintenanceLister
 	nodeLister        corelisters.NodeLister
 	podLister         corelisters.PodLister
-	// latestDeployments and latestAutoscalers are as cached, or as written by this process.
+	// latestDeployments and latestAutoscalers have the objects as cached, or as written by this
+	// process.
 	latestDeployments loop.Latest[*appsv1.Deployment]
 	latestAutoscalers loop.Latest[*autoscalingv2.HorizontalPodAutoscaler]
 	synced            []cache.InformerSynced
@@ -100,7 +101,7 @@ type Controller struct {
 	queue *loop.Queue[item]
 	known tracked
 
-	// matching guards budgets, which the handler of their events keeps.
+	// matching guards budgets, which the handler of their events updates.
 	matching sync.RWMutex
 	budgets  *pdb.Index
 }
@@ -134,8 +135,8 @@ func New(config Config) (*Controller, error) {
 	return c, c.watch()
 }
 
-// Run works until the context ends, and returns when the last write is done. The informers must
-// have been started.
+// Run runs the controller until the context ends, and returns after the last write. The informers
+// must have been started.
 func (c *Controller) Run(ctx context.Context, workers int) {
 	defer c.queue.ShutDown()
 	ctx, ok := loop.Start(ctx, Name, workers, c.synced...)
@@ -161,13 +162,14 @@ func (c *Controller) syncDeployment(ctx context.Context, key types.NamespacedNam
 	if err != nil {
 		return err
 	}
-	c.known.haveLooked(key, s.now, len(s.pods))
+	c.known.noteSync(key, s.now, len(s.pods))
 	d := decide(s)
-	// The reports make the controller of Evacuations ask for it.
+	// Set standing before the reports: they trigger the evacuation controller, which reads it.
 	c.known.change(key, func(s *state) { s.standing = d.memory.standing })
 	scaled, err := c.act(ctx, key, s, d)
 	if scaled && !(d.idle && err == nil) {
-		// A report that was written must not count as progress a second time.
+		// Keep the memory even if a report failed: the written reports must not count as progress
+		// again.
 		c.known.change(key, func(s *state) { s.memory = d.memory })
 	}
 	if !scaled && !apierrors.IsConflict(err) && ctx.Err() == nil {

@@ -254,7 +254,7 @@ func TestDeclines(t *testing.T) {
 		},
 		"a pod whose Deployment is gone": {
 			change: func(host []runtime.Object) []runtime.Object { return host[1:] },
-			says:   "belongs to no Deployment any more",
+			says:   "no longer belongs to a Deployment",
 		},
 		"a pod whose ReplicaSet is gone": {
 			change: func(host []runtime.Object) []runtime.Object { return host[2:] }, says: "belongs to no Deployment",
@@ -264,7 +264,7 @@ func TestDeclines(t *testing.T) {
 				return slices.Replace(host, 0, 1,
 					runtime.Object(newDeployment(1, func(d *appsv1.Deployment) { d.UID = "newer" })))
 			},
-			says: "belongs to no Deployment any more",
+			says: "no longer belongs to a Deployment",
 		},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
@@ -303,7 +303,7 @@ func TestDeploymentThatGoesAwayIsForgotten(t *testing.T) {
 		w := newWorld(t, evacuations, host...)
 		w.scaled(2, true)
 		must.Do(w, w.host.AppsV1().Deployments(testNamespace).Delete(t.Context(), testName, metav1.DeleteOptions{}))
-		w.reported("web-0", true, "belongs to no Deployment any more")
+		w.reported("web-0", true, "no longer belongs to a Deployment")
 		if _, err := w.host.AppsV1().Deployments(testNamespace).Get(t.Context(), testName,
 			metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("got %v, want it gone", err)

@@ -15,20 +15,20 @@ import (
 	"haulout.dev/haulout/pkg/controller/deletioncost"
 )
 
-// The controller of deletion costs writes those of all pods. This evacuator writes only before its
-// own scale-downs, which have to delete the right pods.
+// The deletion-cost controller writes the costs of all pods. This evacuator writes costs only
+// before its own scale-downs, which have to delete the right pods.
 
 const (
 	// costTimeout is the deadline of one write of a deletion cost, how long one sync starts such
-	// writes, and how soon it retries those that have failed.
+	// writes, and how soon failed writes are retried.
 	costTimeout = 5 * time.Second
 	// costPatience is how long a scale-down waits for deletion costs: an admission policy may
 	// refuse all changes of a pod.
 	costPatience = 30 * time.Second
 )
 
-// restoreCosts restores the deletion cost of pods that stay, remaining and those without an
-// Evacuation, and reports whether the scale-down has to wait for that.
+// restoreCosts restores the deletion cost of the pods that stay: remaining and all pods without an
+// Evacuation. It reports whether the scale-down has to wait for these writes.
 func (d *decision) restoreCosts(s situation, remaining []*pod) bool {
 	for i := range s.pods {
 		p := &s.pods[i]
@@ -53,8 +53,8 @@ func (d *decision) awaitsCosts(s situation) bool {
 	return true
 }
 
-// writeCosts restores and lowers deletion costs. It is best effort: what fails or is not started in
-// time is in the next decision again.
+// writeCosts restores and lowers deletion costs. It is best effort: the next decision repeats
+// writes that fail or are not started in time.
 func (c *Controller) writeCosts(ctx context.Context, d decision) {
 	starting, cancel := context.WithTimeout(ctx, costTimeout)
 	defer cancel()

@@ -19,14 +19,13 @@ import (
 
 const (
 	// maxResets is how often a user or controller may revert the replica count before the evacuator
-	// gives up, and maxMisses how many consecutive scale-downs may delete other pods than the pods
-	// that have to leave.
+	// gives up, and maxMisses how many consecutive scale-downs may delete the wrong pods.
 	maxResets = 2
 	maxMisses = 2
-	// answerRetry is how long to wait before it is checked again whether evictions are answered.
+	// answerRetry is how soon the answers of evictions in flight are checked again.
 	answerRetry = 50 * time.Millisecond
-	// worthDropping is how many names in a full record have to belong to pods that have left before
-	// they are dropped.
+	// worthDropping is the minimum number of names of pods that have left before they are removed
+	// from a full record.
 	worthDropping = maxRecorded / 4
 )
 
@@ -74,13 +73,13 @@ type report struct {
 // decide computes the decision about a Deployment; it performs no writes.
 func decide(s situation) decision {
 	if s.memory.holds {
-		// There may have been no sync since.
+		// The turns were held until now, even if no sync ran in between.
 		s.memory.stood = s.now
 	}
 	d := decision{memory: s.memory}
 	d.memory.standing, d.memory.holds, d.memory.settled, d.memory.costsSince = Standing{}, false, nil, time.Time{}
 	for _, evacuation := range s.orphans {
-		d.reports = append(d.reports, report{evacuation: evacuation, completed: true, message: "The pod belongs to no Deployment any more."})
+		d.reports = append(d.reports, report{evacuation: evacuation, completed: true, message: "The pod no longer belongs to a Deployment."})
 	}
 	d.warn(s)
 	r := s.target.record
@@ -117,8 +116,8 @@ func (d *decision) warn(s situation) {
 	}
 }
 
-// reasonToDecline returns why the Deployment is not scaled, as a phrase that follows its name; ""
-// if it is. It also applies during a surge, which is then reverted.
+// reasonToDecline returns why the Deployment is not scaled up, as a phrase that follows its name;
+// "" if it may be. It also applies during a surge, which is then reverted.
 func (s *situation) reasonToDecline() string {
 	original := surge.Replicas(s.deployment)
 	if r := s.target.record; r.isUp() {
@@ -143,14 +142,14 @@ func (s *situation) reasonToDecline() string {
 }
 
 // isScaleRefused reports whether scaling the Deployment has failed for longer than the surge
-// timeout, and it is not time yet to try that again.
+// timeout, and the next attempt is not due yet.
 func (s *situation) isScaleRefused() bool {
 	return !s.target.record.isUp() && s.refused.text != "" && !s.now.Before(s.refused.since.Add(s.timeout)) &&
 		s.now.Before(s.refused.retryAt(s.timeout))
 }
 
-// missedUntil is when a surge is tried again after scale-downs that have deleted other pods; zero
-// if it may be.
+// missedUntil returns when a surge is tried again after scale-downs that deleted the wrong pods;
+// zero if it may be tried now.
 func (s *situation) missedUntil() time.Time {
 	if s.memory.misses < maxMisses {
 		return time.Time{}
@@ -158,8 +157,8 @@ func (s *situation) missedUntil() time.Time {
 	return s.memory.missedAt.Add(restAfter(s.memory.misses-maxMisses, s.timeout))
 }
 
-// rests reports whether no surge is tried for a reason that ends with the time, and wakes the
-// controller when it does. What failed until then must not be forgotten.
+// rests reports whether a surge waits for the end of a rest, and sets wake to that time. Until then
+// the Deployment must not be idle, since its failures would be forgotten.
 func (d *decision) rests(s situation) bool {
 	if s.deployment == nil {
 		return false
@@ -183,8 +182,8 @@ func (d *decision) rests(s situation) bool {
 	return rests
 }
 
-// dissolve ends a surge whose replica count was changed by a user or another controller, and keeps
-// their value.
+// dissolve ends a surge if a user or another controller has changed the replica count, and keeps
+// the new value.
 func (d *decision) dissolve(s situation) {
 	r := s.target.record
 	resets := r.Resets
@@ -286,7 +285,7 @@ func (d *decision) countMisses(s situation, leaving []*pod) {
 	}
 }
 
-// rankForRemoval sorts pods in the order in which a scale-down would delete them.
+// rankForRemoval returns the rank of a pod in the order in which a scale-down deletes pods.
 func rankForRemoval(p *pod) int {
 	if deletioncost.IsLowered(p.Pod) {
 		return 0
@@ -300,7 +299,7 @@ func (d *decision) hold(s situation) {
 	d.noteGone(s)
 	reports, events := len(d.reports), len(d.events)
 	leaving, handed := d.endTurns(s, d.decline(s, s.leaving())), s.holding()
-	// They rest from the end of the surge on.
+	// The rest of these pods begins with the end of the surge.
 	d.noteTried(s, handed...)
 	if len(leaving) == 0 && (len(handed) == 0 || d.isInVain(s, handed)) {
 		if !d.withdraw(s, slices.Concat(d.ended, s.handedOver())) {
@@ -331,10 +330,10 @@ func (d *decision) hold(s situation) {
 	d.say(s, leaving, s.score(), message, s.finish())
 }
 
-// withdraw reverts the surge while some of its pods still exist, and reports whether it does so.
-// First it restores their deletion cost: otherwise the scale-down would delete pods that their
-// budgets protect before the replacements. And it waits for evictions that have been sent, since
-// each of them may still take a pod besides those of the scale-down.
+// withdraw reverts the surge while some of its pods still exist, and reports whether it does so. It
+// first restores their deletion cost: otherwise the scale-down would delete these pods, which their
+// budgets protect, instead of the replacements. It also waits for evictions in flight, since each
+// of them may delete one more pod besides the scale-down.
 func (d *decision) withdraw(s situation, remaining []*pod) bool {
 	if d.restoreCosts(s, remaining) || d.awaitsAnswers(s) {
 		return false
@@ -352,8 +351,8 @@ func (d *decision) awaitsAnswers(s situation) bool {
 	return true
 }
 
-// extraFor returns how many extra replicas the leaving pods need: one for each or, if a budget in
-// percent needs more before it allows a disruption, as many as that takes.
+// extraFor returns how many extra replicas the leaving pods need: one for each, or more if a budget
+// in percent requires more before it allows a disruption.
 func (s *situation) extraFor(leaving []*pod) int32 {
 	extra := int32(len(leaving))
 	for _, p := range leaving {
@@ -364,8 +363,8 @@ func (s *situation) extraFor(leaving []*pod) int32 {
 	return extra
 }
 
-// youngest is the creation time of the youngest pod, by the clock of the host cluster. Replacements
-// are not older than that.
+// youngest returns the creation time of the youngest pod, by the clock of the host cluster.
+// Replacements are not older.
 func (s *situation) youngest() *metav1.Time {
 	var at metav1.Time
 	for i := range s.pods {
@@ -376,13 +375,13 @@ func (s *situation) youngest() *metav1.Time {
 	return &at
 }
 
-// widen records pods that were asked to leave after the surge started, and scales further for them
-// if the Deployment allows it.
+// widen adds pods that were asked to leave after the surge started to the record, and scales up
+// further for them if the Deployment allows it.
 func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	r := s.target.record
 	newcomers := slices.DeleteFunc(slices.Clone(leaving), s.isRecorded)
 	if len(newcomers) < len(leaving) || handed > 0 {
-		// The replacement of a pod that came back would come back as well.
+		// The replacement of a returned pod would also return.
 		strays := s.strays()
 		newcomers = slices.DeleteFunc(newcomers, func(p *pod) bool {
 			return isReturned(p) || slices.Contains(strays, p) && !d.isDue(s, p)
@@ -401,7 +400,7 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 		extra = min(extra, a.Spec.MaxReplicas-r.Keep)
 	}
 	wider.To = max(r.To, r.Keep+extra)
-	// Keep the names whose pods have left: they count the used replacements.
+	// Keep the names of pods that have left: gone counts the used replacements by them.
 	wider.Evacuations = slices.Concat(wider.Evacuations, namesOf(newcomers))
 	d.scale = &scaling{value: &wider.To, record: &wider}
 	d.memory.saidAt = s.now
@@ -409,9 +408,9 @@ func (d *decision) widen(s situation, leaving []*pod, handed int) bool {
 	return true
 }
 
-// dropGone replaces the names in a full record whose pods have left by their count, if that frees
-// enough space to be worth a write. Reverting the surge and starting another one would recreate all
-// replacements.
+// dropGone replaces the names of pods that have left by their count, if that frees enough space in
+// a full record to be worth a write. The alternative, to revert the surge and start another one,
+// would recreate all replacements.
 func (r *record) dropGone(s situation) {
 	var present []string
 	for _, p := range s.leaving() {
@@ -428,8 +427,8 @@ func (r *record) dropGone(s situation) {
 	}
 }
 
-// scaleDown ends the surge by a scale-down that deletes the leaving pods, as soon as enough others
-// are available. It reports whether it does so.
+// scaleDown ends the surge by a scale-down that deletes the leaving pods, as soon as enough other
+// pods are available. It reports whether it does so or waits only for costs or evictions.
 func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 	r := s.target.record
 	chosen := slices.Clone(leaving)
@@ -449,12 +448,12 @@ func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 		}
 	}
 	if len(d.lower) > 0 && !d.awaitsCosts(s) {
-		// The scale-down would delete another pod.
+		// Without the lowest cost on the leaving pods, the scale-down would delete other pods.
 		d.lower = nil
 		return false
 	}
-	// The ReplicaSet controller has to know the cost when it chooses the pods; our cache having it
-	// suggests that the controller's cache has it as well.
+	// The ReplicaSet controller must know the costs when it chooses the pods. Wait until our cache
+	// has them: then its cache probably has them, too.
 	if d.restoreCosts(s, nil) || len(d.lower) > 0 || d.awaitsAnswers(s) {
 		return true
 	}
@@ -481,7 +480,7 @@ func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 	return true
 }
 
-// handOver hands over as many pods as there are spare available ones, and returns the others. The
+// handOver hands over as many pods as there are spare available pods, and returns the others. The
 // pods leave by eviction, which respects the budgets.
 func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*pod) {
 	for _, p := range leaving {

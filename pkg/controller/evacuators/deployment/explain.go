@@ -30,7 +30,7 @@ const (
 	stepAvailable
 )
 
-// stepOf returns the last step that a replacement has taken.
+// stepOf returns the last step that a replacement has reached.
 func (s *situation) stepOf(p *pod) int {
 	switch _, ready := s.availableAt(p); {
 	case s.isAvailable(p):
@@ -52,7 +52,7 @@ func (s *situation) score() int {
 	return score
 }
 
-// finish is when the ready replacements count as available; nil if none waits for that.
+// finish returns when the ready replacements count as available; nil if there is none.
 func (s *situation) finish() *metav1.Time {
 	var latest time.Time
 	for _, p := range s.replacements() {
@@ -68,7 +68,7 @@ func (s *situation) finish() *metav1.Time {
 	return &at
 }
 
-// field returns the name of the field that is changed.
+// field returns the name of the field that the evacuator changes.
 func (t *target) field() string {
 	if t.autoscaler != nil {
 		return fmt.Sprintf("minReplicas of HorizontalPodAutoscaler %s", t.autoscaler.Name)
@@ -83,7 +83,7 @@ func (t *target) uid(s *situation) types.UID {
 	return s.deployment.UID
 }
 
-// scaledMessage describes what the surge does for a pod, without a full stop.
+// scaledMessage describes the surge for a pod, without a full stop.
 func (s *situation) scaledMessage(r *record, p *pod) string {
 	const purpose = "so that another replica takes the place of the pod before it leaves"
 	if a := s.target.autoscaler; a != nil {
@@ -93,7 +93,7 @@ func (s *situation) scaledMessage(r *record, p *pod) string {
 	return fmt.Sprintf("Deployment %s is scaled from %d to %d, %s%s", s.deployment.Name, r.From, r.To, purpose, p.purpose)
 }
 
-// progressMessage describes what the surge does, its progress, and what it waits for.
+// progressMessage continues scaledMessage with the progress of the surge and what it waits for.
 func (s *situation) progressMessage() string {
 	r := s.target.record
 	available := 0
@@ -121,7 +121,7 @@ func (s *situation) trouble() string {
 		return fmt.Sprintf("Deployment %s: %s.", s.deployment.Name, orElse(s.unsettled(), "it is about to be scaled up"))
 	}
 	if s.isRollingOut() {
-		return "waits for a rollout that has started since."
+		return "waits for a rollout that started after the surge."
 	}
 	replacements := s.replacements()
 	var worst *pod
@@ -135,7 +135,7 @@ func (s *situation) trouble() string {
 		return s.whyMissing()
 	}
 	if worst == nil {
-		return "waits for the others of its replicas."
+		return "waits for its other replicas."
 	}
 	return s.explain(worst, s.stepOf(worst))
 }
@@ -147,7 +147,7 @@ func (s *situation) whyMissing() string {
 	}
 	for _, p := range s.created() {
 		if p.evacuation != nil && p.Spec.NodeName != "" {
-			// It has to leave itself, so it is no replacement.
+			// This pod has to leave as well, so it is no replacement.
 			return s.explain(p, stepAvailable)
 		}
 	}
@@ -199,8 +199,8 @@ func orElse(s, otherwise string) string {
 	return s
 }
 
-// readWaiting reads from the API server why surge pods that are on a node are not ready, since the
-// cache does not have it. The result is used until the next report is due.
+// readWaiting reads live why scheduled surge pods are not ready: the cache does not have the
+// container statuses. The result is used until the next report is due.
 func (c *Controller) readWaiting(ctx context.Context, s *situation) error {
 	const enough = 3
 	if s.deployment == nil || s.now.Before(latest(s.memory.saidAt, s.memory.waitingAt).Add(sayEvery)) {
@@ -225,7 +225,7 @@ func (c *Controller) readWaiting(ctx context.Context, s *situation) error {
 	return nil
 }
 
-// waitsFor returns why a pod's containers do not run, or that they run but are not ready.
+// waitsFor describes the first container of a pod that does not run or is not ready.
 func waitsFor(p *corev1.Pod) string {
 	for _, statuses := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
 		for i := range statuses {

@@ -31,7 +31,8 @@ import (
 	"haulout.dev/haulout/pkg/host/owners"
 )
 
-// cacheRetry is how long to wait for the cache to show a ReplicaSet that the API has.
+// cacheRetry is how soon an Evacuation is synced again if the ReplicaSet of its pod exists but is
+// not in the cache.
 const cacheRetry = 100 * time.Millisecond
 
 // gather reads all inputs of the decision about a Deployment.
@@ -96,8 +97,8 @@ func (c *Controller) autoscalersOf(key types.NamespacedName) ([]*autoscalingv2.H
 	return found, nil
 }
 
-// targetOf returns the object to scale. If a surge is active, it is the one with the record;
-// otherwise the autoscaler, if there is one, since it would revert a change of the Deployment.
+// targetOf returns the object to scale: the object with the record if a surge is active, otherwise
+// the autoscaler if there is one, since it would revert a change of the Deployment.
 func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAutoscaler, known state) target {
 	var onDeployment target
 	if d != nil {
@@ -124,7 +125,7 @@ func targetOf(d *appsv1.Deployment, autoscalers []*autoscalingv2.HorizontalPodAu
 	return onDeployment
 }
 
-// gatherPods fills in the pods of the Deployment with their Evacuations, nodes and budgets.
+// gatherPods reads the pods of the Deployment with their Evacuations, nodes and budgets.
 func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 	staysUp, purposes, budgets := map[string]bool{}, map[string]string{}, map[string][]*policyv1.PodDisruptionBudget{}
 	for _, set := range c.Owners.ReplicaSets(key) {
@@ -157,7 +158,8 @@ func (c *Controller) gatherPods(key types.NamespacedName, s *situation) error {
 			}
 			_, isSettled := s.memory.settled[p.UID]
 			s.pods = append(s.pods, pod{
-				// The Evacuation was read before: after its withdrawal no eviction is sent.
+				// Read the evictions in flight after the Evacuation: after its withdrawal no
+				// eviction is sent.
 				Pod: p, evacuation: evacuation, isEvicting: c.InFlight.Has(p.UID), purpose: purpose, budgets: c.budgetsOf(p, budgets),
 				staysUp: isSettled || staysUp[p.Spec.NodeName],
 			})
@@ -185,9 +187,9 @@ func (c *Controller) evacuationOf(p *corev1.Pod) (*v1alpha1.Evacuation, error) {
 	return evacuation, nil
 }
 
-// budgetsOf returns the budgets that the Eviction API would check. known has those of the labels of
-// other pods of the Deployment, most of which have the same ones: thousands of budgets may require
-// no label, and each of them has to be matched.
+// budgetsOf returns the budgets that the Eviction API would check. known caches them by labels,
+// since most pods of a Deployment have the same labels, and a namespace may have thousands of
+// budgets to match.
 func (c *Controller) budgetsOf(p *corev1.Pod, known map[string][]*policyv1.PodDisruptionBudget) []*policyv1.PodDisruptionBudget {
 	if !pdb.Holds(p) {
 		return nil
@@ -202,10 +204,10 @@ func (c *Controller) budgetsOf(p *corev1.Pod, known map[string][]*policyv1.PodDi
 	return known[key]
 }
 
-// staysUp reports whether no maintenance holds a node. A pod that has no node yet may still get one
-// that is not held. The node itself is authoritative: a maintenance also lists nodes in its status
-// that it is not allowed to drain, and it asks pods to leave only after the cache has shown the
-// cordons of the others.
+// staysUp reports whether no maintenance holds a node. It is true for a pod without a node, which
+// may still get one that is not held. It reads the node and not the status of maintenances, which
+// also lists nodes that are not held. That is early enough: pods are asked to leave only after all
+// nodes are cordoned in the cache.
 func (c *Controller) staysUp(name string) bool {
 	if name == "" {
 		return true
@@ -214,7 +216,7 @@ func (c *Controller) staysUp(name string) bool {
 	return err == nil && !isUnderMaintenance(node)
 }
 
-// isUnderMaintenance reports whether a maintenance holds a node, or its user has cordoned it.
+// isUnderMaintenance reports whether a maintenance holds a node, or any client has cordoned it.
 func isUnderMaintenance(node *corev1.Node) bool {
 	_, cordoned := node.Annotations[v1alpha1.AnnotationCordonedBy]
 	return cordoned || node.Spec.Unschedulable || slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool {
@@ -280,7 +282,7 @@ func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedNam
 	ref := evacuation.Spec.PodRef
 	p, err := c.podLister.Pods(key.Namespace).Get(ref.Name)
 	if apierrors.IsNotFound(err) || err == nil && p.UID != ref.UID {
-		// It was deleted, or an event will follow when the cache has it.
+		// The pod was deleted, or its event follows.
 		return nil
 	}
 	if err != nil {
@@ -288,13 +290,13 @@ func (c *Controller) syncEvacuation(ctx context.Context, key types.NamespacedNam
 	}
 	deployment, known := c.deploymentOf(p)
 	if known {
-		c.lookAt(deployment)
+		c.enqueue(deployment)
 		return nil
 	}
 	if !isOurTurn(evacuation) {
 		return nil
 	}
-	// The cache may not have its ReplicaSet yet.
+	// The cache may not have the ReplicaSet of the pod yet.
 	_, comes, err := owners.DeploymentOf(ctx, p, owners.NewLive(c.Client))
 	if err != nil {
 		return err

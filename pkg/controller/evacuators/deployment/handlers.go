@@ -59,9 +59,9 @@ const (
 	longestPause = 250 * time.Millisecond
 )
 
-// lookAt enqueues a Deployment: immediately, unless it has just been synced.
-func (c *Controller) lookAt(key types.NamespacedName) {
-	c.queue.AddAfter(item{NamespacedName: key}, c.known.get(key).nextLook.Sub(c.clock.Now()))
+// enqueue enqueues a Deployment, immediately unless it has just been synced.
+func (c *Controller) enqueue(key types.NamespacedName) {
+	c.queue.AddAfter(item{NamespacedName: key}, c.known.get(key).nextSync.Sub(c.clock.Now()))
 }
 
 // changes returns a handler that treats additions, updates and deletions alike.
@@ -69,7 +69,8 @@ func changes[T any](changed func(*T)) cache.ResourceEventHandler {
 	return podcache.HandlerOf(func(old, now *T) { changed(cmp.Or(now, old)) })
 }
 
-// evacuationChanged also enqueues the Deployments whose Evacuations were withdrawn or handed over.
+// evacuationChanged enqueues the Deployment of an Evacuation's pod, even if the Evacuation was
+// withdrawn or handed over.
 func (c *Controller) evacuationChanged(evacuation *v1alpha1.Evacuation) {
 	if p, err := c.podLister.Pods(evacuation.Namespace).Get(evacuation.Spec.PodRef.Name); err == nil && p.UID == evacuation.Spec.PodRef.UID && c.enqueueOwner(p) {
 		return
@@ -79,23 +80,23 @@ func (c *Controller) evacuationChanged(evacuation *v1alpha1.Evacuation) {
 	}
 }
 
-// enqueueOwner enqueues the Deployment of a pod, if it is known.
+// enqueueOwner enqueues the Deployment of a pod and returns true, if it is tracked.
 func (c *Controller) enqueueOwner(p *corev1.Pod) bool {
 	key, ok := c.deploymentOf(p)
 	if !ok || !c.known.isTracked(key) {
 		return false
 	}
-	c.lookAt(key)
+	c.enqueue(key)
 	return true
 }
 
-// deploymentOf returns the Deployment of a pod, as far as the cache knows it.
+// deploymentOf returns the Deployment of a pod, according to the cache.
 func (c *Controller) deploymentOf(p *corev1.Pod) (types.NamespacedName, bool) {
 	key, ok, err := owners.DeploymentOf(context.Background(), p, c.Owners)
 	return key, ok && err == nil
 }
 
-// cached returns a Deployment of the cache, or nil.
+// cached returns a Deployment from the cache, or nil.
 func (c *Controller) cached(key types.NamespacedName) *appsv1.Deployment {
 	d, err := c.Owners.Deployment(context.Background(), key.Namespace, key.Name)
 	if err != nil {
@@ -117,7 +118,7 @@ func (c *Controller) podChanged(p *corev1.Pod) {
 func (c *Controller) deploymentChanged(d *appsv1.Deployment) {
 	key := types.NamespacedName{Namespace: d.Namespace, Name: d.Name}
 	if _, recorded := d.Annotations[v1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {
-		c.lookAt(key)
+		c.enqueue(key)
 	}
 }
 
@@ -130,12 +131,12 @@ func (c *Controller) autoscalerChanged(a *autoscalingv2.HorizontalPodAutoscaler)
 		return
 	}
 	if _, recorded := a.Annotations[v1alpha1.AnnotationSurgeRecord]; recorded || c.known.isTracked(key) {
-		c.lookAt(key)
+		c.enqueue(key)
 	}
 }
 
-// budgetChanged enqueues the Deployments whose pods the budget selects: they may wait until it
-// allows a disruption.
+// budgetChanged enqueues the Deployments whose pods the budget selects: they may wait until the
+// budget allows a disruption.
 func (c *Controller) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 	c.matching.Lock()
 	if budget == nil {
@@ -154,18 +155,18 @@ func (c *Controller) budgetChanged(old, budget *policyv1.PodDisruptionBudget) {
 			continue
 		}
 		if d := c.cached(key); d != nil && selector.Matches(labels.Set(d.Spec.Template.Labels)) {
-			c.lookAt(key)
+			c.enqueue(key)
 		}
 	}
 }
 
-// nodeChanged enqueues all Deployments when a maintenance of a node starts or ends: replacements
-// may be on it.
+// nodeChanged enqueues all tracked Deployments when a maintenance of a node starts or ends:
+// replacements may be on that node.
 func (c *Controller) nodeChanged(old, node *corev1.Node) {
 	if old == nil || node == nil || isUnderMaintenance(old) == isUnderMaintenance(node) {
 		return
 	}
 	for _, key := range c.known.Keys() {
-		c.lookAt(key)
+		c.enqueue(key)
 	}
 }

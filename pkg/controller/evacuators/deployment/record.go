@@ -20,13 +20,14 @@ const maxRecorded = 200
 // record is the value of the surge annotation. It is written together with the replica count, so
 // that any replica of the server, or a user, can revert the surge.
 type record struct {
-	// UID is the UID of the annotated object: the evacuator did not scale a copy of it.
+	// UID is the UID of the annotated object: a copy of the object has another one, and was not
+	// scaled.
 	UID types.UID `json:"uid"`
-	// From is the replica count before the surge, and To the one during it. Without them no surge
-	// is active.
+	// From is the replica count before the surge, and To the replica count during it. Without them
+	// no surge is active.
 	From int32 `json:"from,omitempty"`
 	To   int32 `json:"to,omitempty"`
-	// Keep is how many pods have to be available all the time. It differs from From if From is the
+	// Keep is the number of pods that must always be available. It differs from From if From is the
 	// minimum of an autoscaler.
 	Keep int32 `json:"keep,omitempty"`
 	// Since is when the surge started. Pods that were created later are its replacements.
@@ -54,8 +55,8 @@ func (r *record) resets() int {
 }
 
 // readRecord parses the annotation of an object. garbage reports an invalid annotation: it cannot
-// be parsed, or it was copied from another object. It is returned as well if it is one of this
-// object that contradicts itself. lowest is the lowest possible replica count before a surge.
+// be parsed, was copied from another object, or has contradictory values. In the last case the
+// record is also returned. lowest is the lowest possible replica count before a surge.
 func readRecord(object metav1.Object, lowest int32) (r *record, garbage bool) {
 	value, ok := object.GetAnnotations()[v1alpha1.AnnotationSurgeRecord]
 	if !ok {

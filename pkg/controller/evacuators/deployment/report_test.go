@@ -92,7 +92,7 @@ func TestHangingReportsDoNotHoldBackOthers(t *testing.T) {
 		sync := func() {
 			t.Helper()
 			begun := time.Now()
-			c.known.haveLooked(key, begun, broken+1)
+			c.known.noteSync(key, begun, broken+1)
 			if _, err := c.act(t.Context(), key, situation{now: begun}, d); err == nil {
 				t.Error("got no error")
 			}
@@ -134,9 +134,9 @@ func TestLooksAtALargeDeploymentPause(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var known tracked
-			is.True(t, known.get(key).nextLook.IsZero(), "the first look is put off")
-			known.haveLooked(key, now, tc.pods)
-			is.Equal(t, known.get(key).nextLook.Sub(now), tc.want, "a pause of")
+			is.True(t, known.get(key).nextSync.IsZero(), "the first look is put off")
+			known.noteSync(key, now, tc.pods)
+			is.Equal(t, known.get(key).nextSync.Sub(now), tc.want, "a pause of")
 		})
 	}
 }

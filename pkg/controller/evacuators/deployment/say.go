@@ -13,16 +13,16 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/wording"
 )
 
-// sayEvery is the minimum interval of reports about the progress of a surge. With sayEach for each
-// pod it is longer, since there may be any number of them.
+// sayEvery is the minimum interval between reports about the progress of a surge. It is longer for
+// many pods: at least sayEach for each pod.
 const (
 	sayEvery = 5 * time.Second
 	sayEach  = 50 * time.Millisecond
 )
 
 // say reports the progress of a surge, or of what it waits for, to the Evacuations. The first
-// report of a turn is a heartbeat even without progress; later ones only with progress, which is a
-// higher score than any before. A flapping pod is none, nor is a rollout that starts again.
+// report of a turn sets the progress timestamp; later reports only if there was progress, which
+// means a new maximum of the score. A flapping pod or a restarted rollout is no progress.
 func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod) string, expected *metav1.Time) {
 	due := s.memory.saidAt.Add(max(sayEvery, min(time.Duration(len(leaving))*sayEach, s.timeout/4)))
 	progress := d.memory.highest != nil && score > *d.memory.highest
@@ -33,7 +33,7 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod
 		}
 		text := message(p)
 		if s.target.record.isUp() && !s.isRecorded(p) {
-			text = fmt.Sprintf("Waits for the pods of Deployment %s that leave before: %s", s.deployment.Name, text)
+			text = fmt.Sprintf("Waits for the pods of Deployment %s that leave first: %s", s.deployment.Name, text)
 		}
 		isFirst := !protocol.TurnOf(&p.evacuation.Status).Reported
 		if !isFirst && !progress && p.evacuation.Status.Message == wording.Cut(text, protocol.MaxMessage) {
@@ -54,7 +54,7 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod
 	if d.memory.highest == nil || progress && said && !held {
 		d.memory.highest = &score
 	}
-	// Report a lasting state after a while, also without an event.
+	// Report again when a replacement becomes available, which is no event.
 	for _, p := range s.replacements() {
 		if at, ready := s.availableAt(p); ready && s.now.Before(at) {
 			d.wakeAt(at)
@@ -63,7 +63,7 @@ func (d *decision) say(s situation, leaving []*pod, score int, message func(*pod
 }
 
 // sayScaled reports to Evacuations that the surge for their pods has started. The report restarts
-// the deadline of the Evacuations that have waited for it.
+// the deadline of these Evacuations.
 func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 	for _, p := range pods {
 		if d.waitsToReport(s, p) {
@@ -76,9 +76,9 @@ func (d *decision) sayScaled(s situation, r *record, pods []*pod) {
 }
 
 // waitsToReport reports whether the first report of a turn can wait, and schedules the sync that
-// writes it: most surges are over by then, and one report is enough for them. It waits for at most
-// a quarter of the start deadline. A turn that begins in the future has a timestamp from another
-// clock, which is ignored.
+// writes it: most surges end before that and need only one report. It waits for at most a quarter
+// of the start deadline. A start of the turn in the future comes from another clock; then it does
+// not wait.
 func (d *decision) waitsToReport(s situation, p *pod) bool {
 	turn := protocol.TurnOf(&p.evacuation.Status)
 	if turn.Reported {

@@ -53,8 +53,9 @@ type situation struct {
 	// orphans are the Evacuations that wait for this evacuator and whose pods belong to a deleted
 	// Deployment of this name.
 	orphans []*v1alpha1.Evacuation
-	// activeReplicaSets is the number of ReplicaSets that should have pods, or have some that are
-	// neither finished nor terminating: what kubelets have evicted stays behind as a failed pod.
+	// activeReplicaSets is the number of ReplicaSets that should have pods, or have pods that are
+	// neither finished nor terminating. Pods that the kubelet has evicted remain as failed pods and
+	// do not count.
 	activeReplicaSets int
 	// oneNodeClaims are the names of the template's volume claims that only one node, or only one
 	// pod, can use at the same time.
@@ -77,8 +78,8 @@ type target struct {
 	value int32
 	// record is the record of the surge; nil if there is none.
 	record *record
-	// garbage: there is an invalid record. origin is the user's value that it still has, nil if
-	// there is none to restore.
+	// garbage: the record is invalid. origin is the replica count before the surge if the invalid
+	// record has one to restore, otherwise nil.
 	garbage bool
 	origin  *int32
 }
@@ -94,10 +95,9 @@ type pod struct {
 	// evacuation is the active Evacuation of the pod; nil if there is none.
 	evacuation *v1alpha1.Evacuation
 	// isEvicting: an eviction of the pod has been sent, for this Evacuation or a withdrawn one, and
-	// the cache does not show yet what became of it.
+	// its result is not in the cache yet.
 	isEvicting bool
-	// staysUp: its node is not under maintenance, or the pod counts in spite of that
-	// (memory.settled).
+	// staysUp: its node is not under maintenance, or the pod counts nevertheless (memory.settled).
 	staysUp bool
 	// purpose is a phrase with the NodeMaintenance that the pod leaves for; "" if none is known.
 	purpose string
@@ -107,37 +107,37 @@ type pod struct {
 
 // memory is state that need not survive a restart.
 type memory struct {
-	// highest is the highest score that was reported of this surge, or of the rollout before it;
-	// nil if none was. saidAt is when progress was last reported.
+	// highest is the highest reported score of this surge, or of the rollout before it; nil if
+	// there is none. saidAt is when progress was last reported.
 	highest *int
 	saidAt  time.Time
-	// waiting is what surge pods waited for when it was last read, by the name of the pod, and
-	// waitingAt is the time of that read.
+	// waiting has, by pod name, what surge pods waited for at the last read, and waitingAt is the
+	// time of that read.
 	waiting   map[string]string
 	waitingAt time.Time
 	// gone is the number of pods that have left during the surge, goneAt is when that number last
 	// changed, and delivered is when a pod was last handed over because of a replacement.
 	gone              int
 	goneAt, delivered time.Time
-	// costsSince is since when a scale-down waits for deletion costs.
+	// costsSince is when a scale-down began to wait for deletion costs.
 	costsSince time.Time
-	// tried are the pods whose turns ended although a surge was possible. They rest before they are
-	// taken up again. The map is replaced, never changed.
+	// tried has the pods whose turns ended although a surge was possible. They rest before their
+	// turn may begin again. The map is immutable.
 	tried map[types.UID]try
 	// standing is why the pods that wait have to stay.
 	standing Standing
-	// holds: the turns of the pods that serve did not end, whatever the time, and stood is when
-	// that was last so.
+	// holds: the turns of available pods do not end, without a time limit. stood is when holds was
+	// last true.
 	holds bool
 	stood time.Time
-	// settled are the pods of the surge that tolerate the cordon, and were on their nodes before
-	// these came under maintenance. They count.
+	// settled are the pods of the surge that tolerate the cordon, and were on their nodes before a
+	// maintenance held these nodes. They count as replacements.
 	settled map[types.UID]struct{}
 	// warned are the warnings that have been sent.
 	warned []string
-	// dropped are the intended victims of the last scale-down, of which spared had to survive, and
-	// misses counts the consecutive scale-downs that deleted other pods; missedAt is when the last
-	// one was noticed.
+	// dropped has the pods with the lowest cost at the last scale-down, and spared is how many of
+	// them it should not delete. misses counts the consecutive scale-downs that deleted other pods;
+	// missedAt is when the last one was noticed.
 	dropped        []string
 	spared, misses int
 	missedAt       time.Time
@@ -145,18 +145,18 @@ type memory struct {
 
 // try is a surge that has ended for a pod, or is about to.
 type try struct {
-	// at is when it was last up, before is the number of tries before it.
+	// at is when the surge was last active, before is the number of previous tries.
 	at     time.Time
 	before int
 }
 
-// restsUntil is when a pod that was tried is taken up again.
+// restsUntil returns when the turn of a tried pod may begin again.
 func (t try) restsUntil(timeout time.Duration) time.Time {
 	return t.at.Add(restAfter(t.before, timeout))
 }
 
-// mayGo reports whether a pod may leave at any time: another evacuator has its turn, or an eviction
-// is in flight.
+// mayGo reports whether a pod may leave at any time: another evacuator is active, or an eviction is
+// in flight.
 func (p *pod) mayGo() bool {
 	return p.isEvicting || p.evacuation != nil && !isOurTurn(p.evacuation)
 }
@@ -166,8 +166,9 @@ func isOurTurn(evacuation *v1alpha1.Evacuation) bool {
 	return evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassDeployment && !evacuation.Status.ActiveEvacuatorCompleted
 }
 
-// mayReturn reports whether the turn of this evacuator may begin again after it has ended: eviction
-// follows it directly. Another evacuator in between would be asked twice.
+// mayReturn reports whether the turn of this evacuator may begin again after its end, which
+// requires that eviction is the next class. An evacuator in between would otherwise be active
+// twice.
 func mayReturn(evacuation *v1alpha1.Evacuation) bool {
 	return evacuation.Status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction &&
 		slices.ContainsFunc(evacuation.Spec.Evacuators, func(e v1alpha1.Evacuator) bool {
@@ -176,22 +177,21 @@ func mayReturn(evacuation *v1alpha1.Evacuation) bool {
 		protocol.Next(evacuation.Spec.Evacuators, v1alpha1.EvacuatorClassDeployment) == v1alpha1.EvacuatorClassEviction
 }
 
-// isDeclined reports whether the turn is to begin again as soon as a surge is possible: eviction
+// isDeclined reports whether the turn begins again as soon as a surge is possible, because eviction
 // cannot remove the pod.
 func isDeclined(evacuation *v1alpha1.Evacuation) bool {
 	return mayReturn(evacuation) && meta.IsStatusConditionTrue(evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
 }
 
-// isAsked reports whether a pod has its turn, or may get it again. For as long, the evacuator keeps
-// what it has counted: eviction may need some time until it reports that it is blocked.
+// isAsked reports whether this evacuator is active for a pod, or may become active again. Until
+// then it keeps its counters: an eviction may need some time to report that it is blocked.
 func (s *situation) isAsked() bool {
 	return slices.ContainsFunc(s.pods, func(p pod) bool {
 		return p.evacuation != nil && (isOurTurn(p.evacuation) || mayReturn(p.evacuation))
 	})
 }
 
-// declined returns the blocked pods whose turns ended, and which do not rest after a try to replace
-// them.
+// declined returns the blocked pods whose turns ended and that do not rest after a try.
 func (s *situation) declined() []*pod {
 	var declined []*pod
 	strays := s.strays()
@@ -207,13 +207,13 @@ func (s *situation) declined() []*pod {
 	return declined
 }
 
-// rests reports whether it is not time yet to try again to replace a pod.
+// rests reports whether the next try to replace a pod is not due yet.
 func (s *situation) rests(p *pod) bool {
 	return s.now.Before(s.memory.tried[p.UID].restsUntil(s.timeout))
 }
 
-// isRecorded reports whether the record of the surge has a pod. There may be hundreds of both,
-// hence the set.
+// isRecorded reports whether a pod is in the record of the surge. It uses a set, since both may be
+// hundreds.
 func (s *situation) isRecorded(p *pod) bool {
 	if s.target.record == nil {
 		return false
@@ -276,10 +276,9 @@ func (s *situation) isAvailable(p *pod) bool {
 	return ready && (s.deployment == nil || s.deployment.Spec.MinReadySeconds == 0 || !s.now.Before(at))
 }
 
-// replacements returns the pods that were created for the surge and are not asked to leave
-// themselves.
+// replacements returns the pods that were created for the surge and are not asked to leave.
 func (s *situation) replacements() []*pod {
-	// A pod that is asked to leave itself counts as created, but it is no replacement.
+	// A created pod that is asked to leave is no replacement.
 	fresh := slices.DeleteFunc(s.created(), func(p *pod) bool { return p.evacuation != nil })
 	slices.SortFunc(fresh, func(a, b *pod) int { return strings.Compare(a.Name, b.Name) })
 	return fresh
@@ -287,7 +286,7 @@ func (s *situation) replacements() []*pod {
 
 // created returns the pods that were created for the surge. Timestamps alone are not enough: a
 // drain may begin in the second in which the pods of the Deployment were created. So it returns the
-// youngest pods, at most as many as were added by the surge.
+// youngest pods, at most as many as the surge has added.
 func (s *situation) created() []*pod {
 	r := s.target.record
 	if !r.isUp() {
@@ -309,14 +308,14 @@ func (s *situation) created() []*pod {
 }
 
 // wasThereBefore reports whether a pod that was created in the second in which the surge started is
-// not one of the surge: it runs on a node that its user has cordoned. Such a pod may be the
-// youngest of the Deployment. If it counted as a misplaced replacement, the surge would wait for
-// another one when a pod of the surge has left in the meantime.
+// older than the surge: it is available on a node under maintenance. Such a pod may be the youngest
+// of the Deployment. If it counted as a misplaced replacement, the surge would wait for one
+// replacement too many.
 func (s *situation) wasThereBefore(p *pod) bool {
 	return p.CreationTimestamp.Equal(s.target.record.Since) && !p.staysUp && p.evacuation == nil && s.isAvailable(p)
 }
 
-// maturity compares pods that were created in the same second: the lower one is more likely to be a
+// maturity orders pods that were created in the same second: a lower value is more likely a
 // replacement.
 func (s *situation) maturity(p *pod) int {
 	switch {
@@ -331,8 +330,8 @@ func (s *situation) maturity(p *pod) int {
 }
 
 // serving counts the pods that are available and remain available. It does not count pods that may
-// leave at any time, nor pods of the surge on nodes that are under maintenance themselves, whether
-// they were asked to leave already or not, unless they are replaced in this surge, or in also.
+// leave at any time. It does not count pods of the surge on nodes under maintenance either, unless
+// they are in the record or in also.
 func (s *situation) serving(also ...*pod) int {
 	misplaced := map[string]bool{}
 	for _, p := range s.created() {
@@ -348,8 +347,8 @@ func (s *situation) serving(also ...*pod) int {
 	return n
 }
 
-// passedOn counts the available pods outside of the surge that may leave at any time, because their
-// turns ended without a replacement, or because they were sent away for a withdrawn Evacuation.
+// passedOn counts the available pods outside of the record that may leave at any time: their turns
+// ended without a replacement, or an eviction for a withdrawn Evacuation is in flight.
 func (s *situation) passedOn() int {
 	n := 0
 	for i := range s.pods {
@@ -362,16 +361,16 @@ func (s *situation) passedOn() int {
 	return n
 }
 
-// floor is how many pods have to be available all the time, including the pods that an autoscaler
-// adds because of the load.
+// floor returns the number of pods that must always be available, including the pods that an
+// autoscaler adds because of the load.
 func (s *situation) floor() int {
 	r := s.target.record
 	return int(max(r.Keep, surge.Replicas(s.deployment)-(r.To-r.Keep)))
 }
 
-// spare is how many available pods may leave: the number above floor or, if other pods of the
+// spare returns how many available pods may leave: the number above floor or, if other pods of the
 // Deployment are not healthy, the number of available replacements for which no pod has left yet.
-// Waiting does not make the other pods healthy. also are strays that count nevertheless.
+// To wait for the unhealthy pods would not help. also are strays that count as replacements here.
 func (s *situation) spare(also ...*pod) int {
 	r, handed := s.target.record, len(s.handedOver())
 	spare := s.serving(also...) - s.floor()
@@ -402,7 +401,8 @@ func (s *situation) gone() int {
 
 // unsettled returns why the Deployment cannot be scaled now; "" if it can. During a rollout, a
 // surge would be spread over its ReplicaSets, and the rollout replaces the pods anyway. The number
-// of cached pods has to be right, so that the cache includes the deletions of the last scale-down.
+// of cached pods must be correct, which shows that the cache has the deletions of the last
+// scale-down.
 func (s *situation) unsettled() string {
 	d, want := s.deployment, surge.Replicas(s.deployment)
 	switch {
@@ -452,7 +452,7 @@ func replicaFailure(d *appsv1.Deployment) string {
 	return text
 }
 
-// createFailure is replicaFailure of a pod that could not be created. The ReplicaSet also reports
+// createFailure returns replicaFailure if a pod could not be created. The ReplicaSet also reports
 // pods that it could not delete.
 func createFailure(d *appsv1.Deployment) string {
 	text, reason := replicaFailureAndReason(d)
@@ -477,8 +477,8 @@ func maxSurge(d *appsv1.Deployment, replicas int32) int32 {
 	return min(surge.Most(d, replicas), maxRecorded)
 }
 
-// lastSign is when the surge for an Evacuation last made progress or, if that could not be
-// reported, when this leader started.
+// lastSign returns when the surge for an Evacuation last made progress, but not before the start of
+// this leader.
 func (s *situation) lastSign(evacuation *v1alpha1.Evacuation) time.Time {
 	return latest(protocol.TurnOf(&evacuation.Status).Since, s.servingSince)
 }
@@ -492,7 +492,7 @@ func latest(t time.Time, others ...time.Time) time.Time {
 	return t
 }
 
-// surplus is how many pods the end of the surge would delete.
+// surplus returns how many pods the end of the surge would delete.
 func (s *situation) surplus() int32 {
 	if r := s.target.record; r.isUp() {
 		return max(0, surge.Replicas(s.deployment)-r.Keep)
@@ -520,8 +520,8 @@ func letsGo(p *pod, surplus int32) bool {
 	return false
 }
 
-// goesByScaleDown reports whether the scale-down that ends the surge is the only, or the best, way
-// for the pods to leave.
+// goesByScaleDown reports whether all of the pods should leave by the scale-down that ends the
+// surge.
 func (s *situation) goesByScaleDown(pods []*pod) bool {
 	return !slices.ContainsFunc(pods, func(p *pod) bool { return !s.leavesByScaleDown(p) })
 }
@@ -531,7 +531,7 @@ func (s *situation) leavesByScaleDown(p *pod) bool {
 }
 
 // expectedFinish estimates when the replacements are available, from how long the existing pods
-// took. nil if there is no data.
+// took; nil if there is no data.
 func (s *situation) expectedFinish() *metav1.Time {
 	var typical time.Duration
 	for i := range s.pods {

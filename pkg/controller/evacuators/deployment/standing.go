@@ -18,20 +18,21 @@ import (
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
-// quotaExceeded is in the error with which the API server refuses a pod beyond a ResourceQuota.
+// quotaExceeded is a part of the error with which the API server refuses a pod because of a
+// ResourceQuota.
 const quotaExceeded = "exceeded quota"
 
-// Standing is why the pods of a Deployment wait for as long as it lasts: leaving without a
-// replacement is known to fail. The zero value means that nothing is known.
+// Standing is why the pods of a Deployment have to stay for now: no replacement could start. The
+// zero value means that there is no such reason.
 type Standing struct {
 	// Reason is a reason of the condition Blocked of Evacuations.
 	Reason string
-	// Message has the cause and who has to act.
+	// Message has the cause and a remedy.
 	Message string
 }
 
-// SurgeTimeout returns how long a surge for a pod may make no progress: what the annotation of its
-// Deployment has, or else the default of this controller.
+// SurgeTimeout returns how long a surge for a pod may make no progress, from the annotation of its
+// Deployment, otherwise the default of this controller.
 func (c *Controller) SurgeTimeout(p *corev1.Pod) time.Duration {
 	key, ok := c.deploymentOf(p)
 	if !ok {
@@ -56,9 +57,9 @@ func (c *Controller) Standing(p *corev1.Pod) Standing {
 	return c.known.get(key).standing
 }
 
-// StandingOfEvicted returns why a pod that is up for eviction has to stay: it serves, its
-// Deployment can create no other pod, and has no spare one. A Deployment with the annotation surge:
-// Disabled has said that its pods may leave nevertheless.
+// StandingOfEvicted returns why a pod that is up for eviction has to stay: it is ready, and its
+// Deployment can create no other pod and has no spare one. With the annotation surge: Disabled the
+// pods of a Deployment may leave nevertheless.
 func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	key, ok := c.deploymentOf(p)
 	if !ok || c.off || !pdb.IsReady(p) {
@@ -78,8 +79,8 @@ func (c *Controller) StandingOfEvicted(p *corev1.Pod) Standing {
 	return standingOf(d)
 }
 
-// standingOf returns whether a Deployment can create no pod, as a reason to stay. A pod that leaves
-// makes room in a quota, so that is no reason to wait.
+// standingOf returns the reason to stay if a Deployment can create no pod. An exceeded quota is no
+// such reason: a pod that leaves makes room in it.
 func standingOf(d *appsv1.Deployment) Standing {
 	failure := strings.TrimPrefix(createFailure(d), ": ")
 	if failure == "" || strings.Contains(failure, quotaExceeded) {
@@ -87,8 +88,8 @@ func standingOf(d *appsv1.Deployment) Standing {
 	}
 	return Standing{
 		Reason: v1alpha1.ReasonReplicaFailure,
-		Message: fmt.Sprintf("No pod of Deployment %s can be created, so none could take the place of this one, which stays until that is corrected: %s "+
-			"The owner of what the error names has to act, or the owner of the application may delete the pod.",
+		Message: fmt.Sprintf("No pod of Deployment %s can be created, so this pod cannot be replaced. It stays until the error is fixed: %s "+
+			"The owner of the object in the error has to fix it, or the owner of the application may delete the pod.",
 			d.Name, wording.Sentence(failure)),
 	}
 }
@@ -101,7 +102,7 @@ func (s *situation) standing() Standing {
 	if p := s.returned(); p != nil {
 		return Standing{
 			Reason: v1alpha1.ReasonRecreated,
-			Message: fmt.Sprintf("Pod %s of the surge has started on node %s, which is under maintenance, and another one would, too: Deployment %s %s. "+
+			Message: fmt.Sprintf("Pod %s of the surge has started on node %s, which is under maintenance, and another one would start there as well: Deployment %s %s. "+
 				"Remove that toleration from the Deployment; until then its pods stay.",
 				p.Name, p.Spec.NodeName, s.deployment.Name, surge.CordonToleration(p.Pod)),
 		}
@@ -109,9 +110,9 @@ func (s *situation) standing() Standing {
 	return Standing{}
 }
 
-// returned returns a pod of the surge that runs on a node under maintenance because it tolerates
-// the cordon, so that the next one would do the same; nil if there is none. A pod that the
-// scheduler has bound just before the cordon is not one.
+// returned returns a pod of the surge that was bound to a node under maintenance because it
+// tolerates the cordon, so that the next pod would start there as well; nil if there is none. A pod
+// that the scheduler has bound just before the cordon does not count.
 func (s *situation) returned() *pod {
 	for _, p := range s.created() {
 		if isReturned(p) {
@@ -121,8 +122,9 @@ func (s *situation) returned() *pod {
 	return nil
 }
 
-// settled returns the pods of the surge that tolerate the cordon, and whose nodes were not under
-// maintenance when this leader saw them there. They count, also when these are cordoned later.
+// settled returns the pods of the surge that tolerate the cordon and whose nodes were not under
+// maintenance when this leader first saw the pods there. They count as replacements even if these
+// nodes are cordoned later.
 func (s *situation) settled() map[types.UID]struct{} {
 	settled := map[types.UID]struct{}{}
 	for _, p := range s.created() {

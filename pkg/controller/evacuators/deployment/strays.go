@@ -12,23 +12,23 @@ import (
 	"haulout.dev/haulout/pkg/controller/deletioncost"
 )
 
-// strays returns the pods of the surge that were asked to leave the nodes on which they started,
-// and do not tolerate the cordon: they were bound just before it, or the scheduler ignores it. They
-// are no replacements. Others take their place before the pods leave that the surge is for.
+// strays returns the pods of the surge that are asked to leave and do not tolerate the cordon: they
+// were bound to their nodes just before the cordon, or by a scheduler that ignores it. They are no
+// replacements. They leave first, so that new replacements can start on other nodes.
 func (s *situation) strays() []*pod {
 	return slices.DeleteFunc(s.created(), func(p *pod) bool {
 		return p.staysUp || p.evacuation == nil || s.isRecorded(p) || isReturned(p)
 	})
 }
 
-// isNeverEvicted reports whether a pod has a budget that never allows its eviction, and so leaves
-// by scale-down only.
+// isNeverEvicted reports whether a pod can only leave by scale-down, because its budget never
+// allows its eviction.
 func (s *situation) isNeverEvicted(p *pod) bool {
 	return len(p.budgets) > 0 && s.leavesByScaleDown(p)
 }
 
-// isDue reports whether a stray takes the place of another pod after all, since no eviction can
-// remove it. It does so only after the surge timeout: the next one may be a stray as well.
+// isDue reports whether a stray that no eviction can remove gets a replacement in this surge. It
+// gets one only after the surge timeout: the replacement may be a stray as well.
 func (d *decision) isDue(s situation, p *pod) bool {
 	if !s.isNeverEvicted(p) {
 		return false
@@ -38,15 +38,15 @@ func (d *decision) isDue(s situation, p *pod) bool {
 	return !s.now.Before(at)
 }
 
-// holdsTurns reports whether pods that serve wait for a replacement, whatever the time: leaving
-// without one is known to fail, or a stray leaves first.
+// holdsTurns reports whether available pods wait for a replacement without a time limit: no
+// replacement could start, or strays leave first.
 func (s *situation) holdsTurns() bool {
 	return s.standing() != (Standing{}) || !s.isRollingOut() && len(s.strays()) > 0
 }
 
-// sendAway hands over the strays that the surge does not need, and returns the pods that wait. If
-// the next ones are strays as well, their evictions wait longer each time, as those of all pods
-// that return.
+// sendAway hands over the strays that the surge does not need, and returns the other pods. If their
+// successors are strays as well, the evacuation controller delays their evictions longer each time,
+// as for all pods that return.
 func (d *decision) sendAway(s situation, leaving []*pod) (waiting []*pod) {
 	strays := s.strays()
 	spare := s.spare(strays...)
@@ -60,13 +60,13 @@ func (d *decision) sendAway(s situation, leaving []*pod) (waiting []*pod) {
 			continue
 		}
 		spare -= cost
-		// The deadlines of the others must not pass: the next report counts as progress.
+		// The deadlines of the other pods must not pass: make the next report count as progress.
 		d.memory.highest = ptr.To(-1)
 		if deletioncost.CanLower(p.Pod) {
-			// If the surge ends before, its scale-down deletes the stray.
+			// If the surge ends before the eviction, its scale-down then deletes the stray.
 			d.lower = append(d.lower, p.Pod)
 		}
-		d.complete(p, fmt.Sprintf("The pod is of a surge of Deployment %s and has started on a node under maintenance: it leaves before the others, "+
+		d.complete(p, fmt.Sprintf("The pod was created by a surge of Deployment %s and has started on a node under maintenance: it leaves before the others, "+
 			"so that the next one can start elsewhere%s.", s.deployment.Name, p.purpose))
 	}
 	return waiting

@@ -15,8 +15,8 @@ import (
 // longestWait is the maximum of restAfter, unless the surge timeout is longer.
 const longestWait = time.Hour
 
-// tracked caches what this process knows about Deployments with leaving pods. It need not survive a
-// restart: it avoids syncs of Deployments without leaving pods.
+// tracked has the state of Deployments with leaving pods. Other Deployments are not synced. It need
+// not survive a restart.
 type tracked struct {
 	loop.Memory[types.NamespacedName, state]
 }
@@ -26,10 +26,10 @@ type state struct {
 	memory
 	// record is the last written record, with the UID of its object.
 	record *record
-	// nextLook is the earliest time of the next sync.
-	nextLook time.Time
-	// unreported is when the last report to an Evacuation failed, by its name. The map is replaced,
-	// never changed.
+	// nextSync is the earliest time of the next sync.
+	nextSync time.Time
+	// unreported has, by name, the Evacuations whose last report failed, and when. The map is
+	// immutable.
 	unreported map[string]time.Time
 	// refused is why the replica count cannot be written.
 	refused refusal
@@ -39,22 +39,22 @@ type state struct {
 type refusal struct {
 	since time.Time
 	text  string
-	// declined is how often in a row it has failed for the whole surge timeout.
+	// declined counts the consecutive times that the write has failed for the whole surge timeout.
 	declined int
 }
 
-// retryAt is when a write that has failed for the whole surge timeout is tried again.
+// retryAt returns when a write that has failed for the whole surge timeout is tried again.
 func (r refusal) retryAt(timeout time.Duration) time.Time {
 	return r.since.Add(timeout + restAfter(r.declined, timeout))
 }
 
-// restAfter is how long a surge is not tried again that has failed so many times before. It starts
-// with the surge timeout and doubles each time.
+// restAfter returns how long to wait before a failed surge is tried again. failed is the number of
+// failures before the last one. The wait starts with the surge timeout and doubles each time.
 func restAfter(failed int, timeout time.Duration) time.Duration {
 	return min(timeout<<min(failed, 10), max(longestWait, timeout))
 }
 
-// change changes the state of a Deployment, and tracks it from now on.
+// change changes the state of a Deployment, and starts to track it.
 func (t *tracked) change(key types.NamespacedName, change func(*state)) {
 	t.Change(key, func(s state, _ bool) (state, bool) {
 		change(&s)
@@ -62,7 +62,6 @@ func (t *tracked) change(key types.NamespacedName, change func(*state)) {
 	})
 }
 
-// isTracked reports whether a Deployment is tracked.
 func (t *tracked) isTracked(key types.NamespacedName) bool {
 	_, ok := t.Get(key)
 	return ok
@@ -74,15 +73,15 @@ func (t *tracked) get(key types.NamespacedName) state {
 	return s
 }
 
-// haveLooked tracks a Deployment from now on. It records the start of a sync and its number of
-// pods.
-func (t *tracked) haveLooked(key types.NamespacedName, at time.Time, pods int) {
-	t.change(key, func(s *state) { s.nextLook = at.Add(min(time.Duration(pods)*pausePerPod, longestPause)) })
+// noteSync starts to track a Deployment, and sets the earliest time of its next sync from its
+// number of pods. at is the start of this sync.
+func (t *tracked) noteSync(key types.NamespacedName, at time.Time, pods int) {
+	t.change(key, func(s *state) { s.nextSync = at.Add(min(time.Duration(pods)*pausePerPod, longestPause)) })
 }
 
 // scaleFailed records that the replica count could not be written, and reports whether the error is
-// new. If that was tried again after the surge timeout and a rest, the turns end after the first
-// failure, and the next rest is longer.
+// new. If the write fails again after the surge timeout and a rest, the turns end immediately, and
+// the next rest is longer.
 func (t *tracked) scaleFailed(key types.NamespacedName, text string, now time.Time, timeout time.Duration) (isNew bool) {
 	t.change(key, func(s *state) {
 		was := s.refused

@@ -18,13 +18,14 @@ import (
 )
 
 const (
-	// sickAfter is how long a pod may be not ready before it leaves without a replacement.
+	// sickAfter is how long a pod may be unready before it leaves without a replacement.
 	sickAfter = time.Minute
-	// hardEnd is the maximum length of a turn in surge timeouts, even with progress.
+	// hardEnd is the maximum length of a turn as a multiple of the surge timeout, even with
+	// progress.
 	hardEnd = 3
 )
 
-// original is the replica count without the surge.
+// original returns the replica count without the surge.
 func (s *situation) original() int32 {
 	if r := s.target.record; r.isUp() {
 		return r.Keep
@@ -32,7 +33,7 @@ func (s *situation) original() int32 {
 	return surge.AutoscaledTo(s.deployment, s.target.autoscaler)
 }
 
-// mostExtra is the maximum number of extra replicas of a surge, at least one.
+// mostExtra returns the maximum number of extra replicas of a surge, at least one.
 func (s *situation) mostExtra() int32 {
 	original := s.original()
 	most := maxSurge(s.deployment, original)
@@ -73,7 +74,7 @@ func (d *decision) decline(s situation, leaving []*pod) (waiting []*pod) {
 	return waiting
 }
 
-// endWithout ends the turn of a pod that has no replacement.
+// endWithout ends the turn of a pod without a replacement.
 func (d *decision) endWithout(p *pod, why string) {
 	d.ended = append(d.ended, p)
 	d.complete(p, why)
@@ -84,7 +85,7 @@ func (d *decision) declineEvent(pods int, why string) {
 		"%d pods are handed to the next evacuator without a replacement: the Deployment %s", pods, why)
 }
 
-// endTurns completes the turns of pods that do not wait for a replacement any more, and returns the
+// endTurns completes the turns of pods that no longer wait for a replacement, and returns the
 // others.
 func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
 	holds := s.holdsTurns()
@@ -101,8 +102,8 @@ func (d *decision) endTurns(s situation, leaving []*pod) (waiting []*pod) {
 	return waiting
 }
 
-// noteTried records that a replacement of some pods was tried until now. One after the rest is
-// another try.
+// noteTried records that the surge for the pods is active until now. After the rest of the previous
+// try it counts as a new try.
 func (d *decision) noteTried(s situation, pods ...*pod) {
 	if len(pods) == 0 {
 		return
@@ -122,7 +123,7 @@ func (d *decision) noteTried(s situation, pods ...*pod) {
 	d.memory.tried = tried
 }
 
-// stillTried returns the pods that were tried and are still there.
+// stillTried returns the tries of the pods that still exist.
 func (s *situation) stillTried() map[types.UID]try {
 	var tried map[types.UID]try
 	for i := range s.pods {
@@ -136,8 +137,8 @@ func (s *situation) stillTried() map[types.UID]try {
 	return tried
 }
 
-// takeUp takes up the turns again that were declined for a reason that has ended, or whose rest is
-// over.
+// takeUp makes this evacuator active again for declined pods, if the reason to decline has ended
+// and the rest of the pods is over.
 func (d *decision) takeUp(s situation) {
 	declined := s.declined()
 	if len(declined) == 0 || s.reasonToDecline() != "" {
@@ -151,16 +152,16 @@ func (d *decision) takeUp(s situation) {
 	for _, p := range declined {
 		if s.refusalOf(p).IsZero() {
 			d.reports = append(d.reports, report{evacuation: p.evacuation, takesUp: true, message: fmt.Sprintf(
-				"Deployment %s can be scaled up by now, so that another replica takes the place of the pod before it leaves.", s.deployment.Name)})
+				"Deployment %s can be scaled up now, so that another replica takes the place of the pod before it leaves.", s.deployment.Name)})
 		}
 	}
 }
 
 // endOf returns why the turn of a pod ends without a replacement; "" if it continues. It continues
-// if the pod's budget would not allow its eviction, unless a replacement would not help either, and
-// until ready replacements are available.
+// while the pod's budget does not allow its eviction, unless more replicas would not help either.
+// It also continues until ready replacements become available.
 func (d *decision) endOf(s situation, p *pod) string {
-	// When the reason has ended for which a pod had to stay, its replacement has the whole time.
+	// After a reason to stay has ended, the replacement gets the full time.
 	stood := s.memory.stood.Add(s.timeout)
 	quiet, end := latest(s.lastSign(p.evacuation).Add(s.timeout), stood), latest(s.hardEndOf(p), stood)
 	sick, isReady := s.sickAt(p)
@@ -193,10 +194,9 @@ func (d *decision) endOf(s situation, p *pod) string {
 	return ""
 }
 
-// isAboutToBeAvailable reports whether all replacements are there and ready, and the last of them
-// becomes available at a known time. That is waited for, however short the surge timeout is, but at
-// most for minReadySeconds beyond the latest end of the turn: a replacement may become unready and
-// ready again.
+// isAboutToBeAvailable reports whether all replacements are ready, so that they become available at
+// a known time. The turn waits for that even with a short surge timeout, but at most for
+// minReadySeconds after its latest end: a replacement may become unready and ready again.
 func (d *decision) isAboutToBeAvailable(s situation, end time.Time) bool {
 	r := s.target.record
 	if !r.isUp() || s.isRollingOut() {
@@ -221,8 +221,9 @@ func (d *decision) isAboutToBeAvailable(s situation, end time.Time) bool {
 	return true
 }
 
-// hardEndOf is the latest end of the turn of a pod. Each pod that leaves because its replacement is
-// available restarts the time of the others: a large Deployment is replaced in steps.
+// hardEndOf returns the latest end of the turn of a pod. Each pod that leaves because its
+// replacement is available restarts the time of the others: a large Deployment is replaced in
+// steps.
 func (s *situation) hardEndOf(p *pod) time.Time {
 	since := s.lastSign(p.evacuation)
 	if stamp := p.evacuation.Status.ActiveEvacuatorSince; stamp != nil {
@@ -231,7 +232,7 @@ func (s *situation) hardEndOf(p *pod) time.Time {
 	return latest(latest(since, s.memory.delivered).Add(hardEnd*s.timeout), s.servingSince.Add(s.timeout))
 }
 
-// sickAt is when a pod that is not ready counts as sick.
+// sickAt returns when an unready pod has been unready for sickAfter.
 func (s *situation) sickAt(p *pod) (at time.Time, isReady bool) {
 	for i := range p.Status.Conditions {
 		if c := &p.Status.Conditions[i]; c.Type == corev1.PodReady {
@@ -241,15 +242,14 @@ func (s *situation) sickAt(p *pod) (at time.Time, isReady bool) {
 	return p.CreationTimestamp.Add(sickAfter), false
 }
 
-// shortage is what the surge lacks.
+// shortage has the numbers of replacements that the surge lacks.
 type shortage struct {
-	// missing is the number of replacements that are not available on a node without maintenance,
-	// sick the number of replacements that are not available at all, and toCome the number of
-	// replacements that budgets do not count yet.
+	// missing counts the replacements that are not available on a node without maintenance, sick
+	// those that are not available on any node, and toCome those that budgets do not expect yet.
 	missing, sick, toCome int32
 }
 
-// shortage computes what the surge lacks, once for all pods.
+// shortage computes the shortage, once for all pods.
 func (d *decision) shortage(s situation) shortage {
 	if d.short != nil {
 		return *d.short
@@ -274,8 +274,8 @@ func (d *decision) shortage(s situation) shortage {
 	return *d.short
 }
 
-// lacksReplacements reports whether the budget of a pod would allow its eviction if the
-// replacements were available.
+// lacksReplacements reports whether the budget of a pod would allow its eviction with available
+// replacements.
 func (d *decision) lacksReplacements(s situation, p *pod) bool {
 	short := d.shortage(s)
 	if short.missing <= 0 {
@@ -290,8 +290,7 @@ func (d *decision) lacksReplacements(s situation, p *pod) bool {
 	return min(healthy, expected) > desired || !pdb.IsReady(p.Pod) && desired > 0 && healthy >= desired
 }
 
-// holding returns the pods that were handed over and for which the surge is kept until they have
-// left.
+// holding returns the handed-over pods for which the surge lasts until they have left.
 func (s *situation) holding() []*pod {
 	var kept []*pod
 	for _, p := range s.handedOver() {
@@ -302,8 +301,8 @@ func (s *situation) holding() []*pod {
 	return kept
 }
 
-// isInVain reports whether all pods that were handed over have been blocked for longer than the
-// timeout although their replacements are available. Then a lack of replicas is not the cause.
+// isInVain reports whether all handed-over pods have been blocked for longer than the timeout
+// although their replacements are available. Then the cause is not a lack of replicas.
 func (d *decision) isInVain(s situation, handed []*pod) bool {
 	if len(handed) == 0 {
 		return false
@@ -321,12 +320,12 @@ func (d *decision) isInVain(s situation, handed []*pod) bool {
 		return false
 	}
 	d.event(corev1.EventTypeWarning, EventSurgeInVain, actionRelease,
-		"The pods to leave have been blocked for %s although replacements are available: %d (%s). The surge ends, and they wait without replacements",
+		"The pods to leave have been blocked for %s although replacements are available: %d (%s). The surge ends, and the pods wait without replacements",
 		s.timeout, len(handed), reason)
 	return true
 }
 
-// noteGone records when a pod last left during the surge.
+// noteGone records the number of pods that have left during the surge, and when it last changed.
 func (d *decision) noteGone(s situation) {
 	if gone := s.gone(); gone != s.memory.gone || s.memory.goneAt.IsZero() {
 		d.memory.gone, d.memory.goneAt = gone, s.now
