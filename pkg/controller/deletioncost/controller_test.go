@@ -51,7 +51,7 @@ func ownedBy(apiVersion, kind string) func(*corev1.Pod) {
 	}
 }
 
-// ofReplicaSet is newPod with a ReplicaSet and a number in its name.
+// ofReplicaSet returns newPod with a ReplicaSet as its owner and a number in its name.
 func ofReplicaSet(i int, pairs ...string) *corev1.Pod {
 	pod := newPod(pairs...)
 	pod.Name, pod.UID = fmt.Sprintf("web-%d", i), types.UID(fmt.Sprintf("uid-%d", i))
@@ -91,7 +91,7 @@ func complete(e *v1alpha1.Evacuation) {
 type world struct {
 	*testing.T
 	host *fake.Clientset
-	// client is what the controller uses.
+	// client is the client of the controller.
 	client   kubernetes.Interface
 	own      *versionedfake.Clientset
 	inFlight *inflight.Evictions
@@ -244,11 +244,11 @@ func TestCostsThatAreNotLowered(t *testing.T) {
 	}{
 		"of a pod without an owner":                  {pod: newPod(), class: evict},
 		"of a StatefulSet":                           {pod: with(newPod(), ownedBy("apps/v1", "StatefulSet")), class: evict},
-		"of another kind that is called ReplicaSet":  {pod: with(newPod(), ownedBy("example.com/v1", "ReplicaSet")), class: evict},
+		"of a ReplicaSet of another API group":  {pod: with(newPod(), ownedBy("example.com/v1", "ReplicaSet")), class: evict},
 		"of an owner with an invalid API version":    {pod: with(newPod(), ownedBy("a/b/c", "ReplicaSet")), class: evict},
-		"a malformed one, which cannot be restored":  {pod: ofReplicaSet(0, costKey, "low"), class: evict},
-		"the lowest one":                             {pod: ofReplicaSet(0, costKey, lowest), class: evict},
-		"one that was lowered, and changed since":    {pod: ofReplicaSet(0, costKey, "9", originalKey, "7"), class: evict},
+		"a malformed cost, which cannot be restored":  {pod: ofReplicaSet(0, costKey, "low"), class: evict},
+		"the lowest cost":                             {pod: ofReplicaSet(0, costKey, lowest), class: evict},
+		"a cost that was lowered, and changed since":    {pod: ofReplicaSet(0, costKey, "9", originalKey, "7"), class: evict},
 		"of a terminating pod":                       {pod: with(ofReplicaSet(0), terminating), class: evict},
 		"of a pod whose eviction was sent":           {pod: ofReplicaSet(0), class: evict, inFlight: true},
 		"of a pod with another evacuator":            {pod: ofReplicaSet(0), class: "example.com"},
@@ -280,7 +280,7 @@ func TestCostsThatTheLastLeaderLowered(t *testing.T) {
 	lowered, restored := map[string]string{costKey: lowest, originalKey: "7"}, map[string]string{costKey: "7"}
 	for name, tc := range map[string]struct {
 		mods []func(*v1alpha1.Evacuation)
-		// none: there is no Evacuation; unseen: the cache has none.
+		// none: there is no Evacuation. unseen: the Evacuation is missing in the cache.
 		none, unseen bool
 		want         map[string]string
 	}{
@@ -355,7 +355,7 @@ func TestLoweringIsRetriedAFewTimes(t *testing.T) {
 		}
 		w.run()
 		wait(lowerAfter + time.Second)
-		// An event does not make it try again sooner.
+		// An event does not cause an earlier attempt.
 		w.edit(e, func(e *v1alpha1.Evacuation) { e.Status.FailedEvictionCounter = 1 })
 		wait(time.Second)
 		if n := w.patches.Load(); n != 1 {
@@ -368,7 +368,7 @@ func TestLoweringIsRetriedAFewTimes(t *testing.T) {
 	})
 }
 
-// hanging is a client whose writes of pods with such names hang until their deadline.
+// hanging is a client whose writes of some pods hang until their deadline.
 type hanging struct {
 	kubernetes.Interface
 	prefix string
@@ -422,7 +422,7 @@ func TestWritesThatHangDelayNoRestoring(t *testing.T) {
 				t.Errorf("%s has the annotations %v", pod.Name, w.annotations(pod.Name))
 			}
 		}
-		// The next turns of those that hang begin.
+		// The next turns of the hanging pods begin.
 		now := metav1.Now()
 		for _, e := range stuck {
 			w.edit(e, func(e *v1alpha1.Evacuation) { e.Status.ActiveEvacuatorSince = &now })
@@ -437,8 +437,8 @@ func TestWritesThatHangDelayNoRestoring(t *testing.T) {
 	})
 }
 
-// TestCostThatWasRestoredStays has another writer restore a cost while the pod waits: the
-// evacuator of Deployments does so before it takes a surge back.
+// TestCostThatWasRestoredStays has another client that restores a cost while the pod waits: the
+// evacuator of Deployments does so before it reverts a surge.
 func TestCostThatWasRestoredStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := ofReplicaSet(0, costKey, "7")
@@ -456,7 +456,7 @@ func TestCostThatWasRestoredStays(t *testing.T) {
 		}
 		wait(time.Minute)
 		w.until(pod.Name, map[string]string{costKey: "7"})
-		// In the next turn it waits again.
+		// In the next turn the controller waits again before it lowers the cost.
 		now := metav1.Now()
 		w.edit(e, func(e *v1alpha1.Evacuation) {
 			e.Status.ActiveEvacuatorClass, e.Status.ActiveEvacuatorSince = evict, &now

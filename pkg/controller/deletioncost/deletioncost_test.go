@@ -27,7 +27,7 @@ const (
 	lowest      = "-2147483647"
 )
 
-// newPod takes keys and values of annotations in turn.
+// newPod returns a pod. pairs are the keys and values of its annotations.
 func newPod(pairs ...string) *corev1.Pod {
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web-0", UID: "uid-0", ResourceVersion: "1"},
@@ -44,25 +44,25 @@ func TestOf(t *testing.T) {
 		want int32
 		ok   bool
 	}{
-		"none is 0":                           {newPod(), 0, true},
+		"no cost is 0":                           {newPod(), 0, true},
 		"0":                                   {newPod(costKey, "0"), 0, true},
-		"a positive one":                      {newPod(costKey, "10"), 10, true},
-		"a negative one":                      {newPod(costKey, "-10"), -10, true},
+		"a positive cost":                      {newPod(costKey, "10"), 10, true},
+		"a negative cost":                      {newPod(costKey, "-10"), -10, true},
 		"the greatest":                        {newPod(costKey, "2147483647"), 2147483647, true},
 		"the least":                           {newPod(costKey, "-2147483648"), -2147483648, true},
-		"one beyond the greatest":             {newPod(costKey, "2147483648"), 0, false},
-		"an empty one":                        {newPod(costKey, ""), 0, false},
+		"more than the greatest":             {newPod(costKey, "2147483648"), 0, false},
+		"an empty value":                        {newPod(costKey, ""), 0, false},
 		"a word":                              {newPod(costKey, "low"), 0, false},
 		"a fraction":                          {newPod(costKey, "1.5"), 0, false},
 		"a plus sign":                         {newPod(costKey, "+1"), 0, false},
 		"a leading zero":                      {newPod(costKey, "010"), 0, false},
-		"one that was lowered is what it was": {newPod(costKey, lowest, originalKey, "7"), 7, true},
-		"none that was lowered is 0":          {newPod(costKey, lowest, originalKey, ""), 0, true},
-		"the lowest by its owner's will":      {newPod(costKey, lowest), -2147483647, true},
-		"one that a user has changed since":   {newPod(costKey, "3", originalKey, "7"), 3, true},
-		"one that a user has removed since":   {newPod(originalKey, "7"), 0, true},
-		"one that a user has changed to no number since":  {newPod(costKey, "low", originalKey, "7"), 0, false},
-		"an annotation of ours that we cannot have added": {newPod(costKey, lowest, originalKey, "low"), 0, false},
+		"a lowered cost is the original one": {newPod(costKey, lowest, originalKey, "7"), 7, true},
+		"no cost that was lowered is 0":          {newPod(costKey, lowest, originalKey, ""), 0, true},
+		"the lowest cost, set by a user":      {newPod(costKey, lowest), -2147483647, true},
+		"a lowered cost that a user has changed":   {newPod(costKey, "3", originalKey, "7"), 3, true},
+		"a lowered cost that a user has removed":   {newPod(originalKey, "7"), 0, true},
+		"a lowered cost that a user has changed to no number":  {newPod(costKey, "low", originalKey, "7"), 0, false},
+		"an invalid value in our annotation": {newPod(costKey, lowest, originalKey, "low"), 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got, ok := Of(tc.pod); got != tc.want || ok != tc.ok {
@@ -101,19 +101,19 @@ func TestLowerAndRestore(t *testing.T) {
 			before: map[string]string{costKey: "7"}, lowered: map[string]string{costKey: lowest, originalKey: "7"},
 			meanwhile: func(a map[string]string) { delete(a, costKey) }, after: nil,
 		},
-		"a malformed cost is left alone, as it could not be put back": {
+		"a malformed cost is not changed, since it could not be restored": {
 			before: map[string]string{costKey: "low"}, lowered: map[string]string{costKey: "low"}, meanwhile: nothing,
 			after: map[string]string{costKey: "low"},
 		},
-		"the lowest cost is left alone": {
+		"the lowest cost is not changed": {
 			before: map[string]string{costKey: lowest}, lowered: map[string]string{costKey: lowest}, meanwhile: nothing,
 			after: map[string]string{costKey: lowest},
 		},
-		"a cost that is lower still is left alone": {
+		"a cost below the lowest is not changed": {
 			before: map[string]string{costKey: "-2147483648"}, lowered: map[string]string{costKey: "-2147483648"},
 			meanwhile: nothing, after: map[string]string{costKey: "-2147483648"},
 		},
-		"what a user wrote over our annotation does not come back if the API server would refuse it": {
+		"an invalid value that a user wrote into our annotation is not restored": {
 			before: map[string]string{costKey: "7"}, lowered: map[string]string{costKey: lowest, originalKey: "7"},
 			meanwhile: func(a map[string]string) { a[originalKey] = "low" }, after: nil,
 		},
@@ -141,13 +141,13 @@ func TestLowerAndRestore(t *testing.T) {
 
 func TestACostThatWasChangedIsNotLoweredAgain(t *testing.T) {
 	c := newCluster(t, newPod(costKey, "9", originalKey, "7"))
-	is.True(t, !CanLower(c.pod()), "got a pod that can be lowered, want it left to who has changed it")
+	is.True(t, !CanLower(c.pod()), "got a pod that can be lowered, want the change of the user to stay")
 	c.lower(c.pod())
 	c.want("after lowering", map[string]string{costKey: "9", originalKey: "7"})
 }
 
 func TestStalePods(t *testing.T) {
-	t.Run("what is kept is the cost at the time of the write, not in the cache", func(t *testing.T) {
+	t.Run("the recorded cost is that at the time of the write, not in the cache", func(t *testing.T) {
 		c := newCluster(t, newPod(costKey, "7"))
 		stale := c.pod()
 		changed := c.pod()
@@ -156,7 +156,7 @@ func TestStalePods(t *testing.T) {
 		c.lower(stale)
 		c.want("after lowering", map[string]string{costKey: lowest, originalKey: "8"})
 	})
-	t.Run("a cost that a user changes at the last moment is not overwritten", func(t *testing.T) {
+	t.Run("a cost that a user changes before the write is not overwritten", func(t *testing.T) {
 		c := newCluster(t, newPod(costKey, lowest, originalKey, "7"))
 		stale := c.pod()
 		changed := c.pod()
@@ -165,23 +165,23 @@ func TestStalePods(t *testing.T) {
 		c.restore(stale)
 		c.want("after restoring", map[string]string{costKey: "8"})
 	})
-	t.Run("another pod of the name is left alone", func(t *testing.T) {
+	t.Run("another pod with the same name is not changed", func(t *testing.T) {
 		c := newCluster(t, newPod(costKey, "7"))
 		old := c.pod()
 		old.UID = "uid-before"
 		c.lower(old)
 		c.want("after lowering", map[string]string{costKey: "7"})
 	})
-	t.Run("a pod that is gone is no error", func(t *testing.T) {
+	t.Run("a deleted pod is no error", func(t *testing.T) {
 		c := newCluster(t, newPod())
 		gone := newPod()
 		gone.Name = "web-1"
 		c.lower(gone)
 	})
-	t.Run("a pod that is written all the time is an error, and a conflict", func(t *testing.T) {
+	t.Run("a pod that changes before each write is an error, and a conflict", func(t *testing.T) {
 		c := newCluster(t, newPod())
 		pod := c.pod()
-		// Not by the client: it is within a call already.
+		// Do not use the client, which is within a call.
 		c.interfere = func() { c.update(pod.DeepCopy()) }
 		if err := Lower(t.Context(), c.client, pod); !apierrors.IsConflict(err) {
 			t.Errorf("got %v, want a conflict", err)
@@ -189,7 +189,7 @@ func TestStalePods(t *testing.T) {
 	})
 }
 
-// cluster is a fake one that refuses writes whose conditions do not hold, as a real one does.
+// cluster is a fake cluster that checks the preconditions of writes, as a real one does.
 type cluster struct {
 	*testing.T
 	client  *fake.Clientset

@@ -32,7 +32,7 @@ func TestDecideNodeAgent(t *testing.T) {
 			evacuation: newEvacuation(withEvacuators(agent), active(agent), wasSilent), pod: newPod(), mod: static, at: 5 * minute,
 			want: outcome{Active: agent, Blocked: silent},
 		},
-		"so it is days later": {
+		"the agent is still active days later": {
 			evacuation: newEvacuation(withEvacuators(agent), active(agent), wasSilent), pod: newPod(), mod: static, at: 50 * hour,
 			want: outcome{Active: agent, Blocked: silent},
 		},
@@ -55,11 +55,11 @@ func TestDecideNodeAgent(t *testing.T) {
 			evacuation: newEvacuation(withEvacuators(agent, classA), active(agent)), pod: newPod(), mod: static, at: 5 * minute,
 			want: outcome{Active: classA, Since: 5 * minute, Wake: 7*minute + 30*second, Events: EventHandedOver},
 		},
-		"before the drain reaches the pod no time runs": {
+		"the deadline does not run before the drain reaches the pod": {
 			evacuation: newEvacuation(withEvacuators(agent), active(agent)), pod: newPod(), mod: early, at: 2*minute + 29*second,
 			want: outcome{Active: agent, Wake: 2*minute + 30*second},
 		},
-		"before the drain reaches the pod the start of the deadline moves": {
+		"the start of the deadline moves until the drain reaches the pod": {
 			evacuation: newEvacuation(withEvacuators(agent), active(agent)), pod: newPod(), mod: early, at: 5 * minute,
 			want: outcome{Active: agent, Since: 5 * minute, Wake: 7*minute + 30*second},
 		},

@@ -148,7 +148,7 @@ func terminatingUntil(at time.Duration) func(*corev1.Pod) {
 	return func(p *corev1.Pod) { p.DeletionTimestamp = after(at) }
 }
 
-// stoppingFor has the pod told to stop at the start, with a grace period.
+// stoppingFor makes the pod terminate at the start, with a grace period.
 func stoppingFor(grace time.Duration) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.DeletionTimestamp, p.DeletionGracePeriodSeconds = after(grace), ptr.To(int64(grace.Seconds()))

@@ -27,8 +27,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// TestNoEvacuationOutlivesItsTTL: whatever finalizers an Evacuation has, it is gone when its pod
-// has been gone for the TTL.
+// TestNoEvacuationOutlivesItsTTL: an Evacuation with any finalizers is deleted when its pod has
+// been gone for the TTL.
 func TestNoEvacuationOutlivesItsTTL(t *testing.T) {
 	for name, finalizers := range map[string][]string{
 		"a foreign finalizer beside an instigator":          {theirs, foreign},
@@ -84,8 +84,8 @@ func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
 			w := newWorld(t, 0, left(0), pods...)
 			for i := 1; i < 250; i++ {
 				must.Do(w, w.api.client.Tracker().Add(left(i)))
-				// The fake watch has room for a hundred events. Deletions of what is surplus are
-				// events, too.
+				// The fake watch has room for a hundred events, and deletions of surplus
+				// Evacuations are events, too.
 				if synctest.Wait(); i%25 == 0 {
 					<-time.After(surplusCheck)
 					synctest.Wait()
@@ -108,7 +108,7 @@ func TestCompleteEvacuationsOfANamespaceAreBounded(t *testing.T) {
 	}
 }
 
-// countedIndexer counts the objects that are read by index.
+// countedIndexer counts the objects that ByIndex returns.
 type countedIndexer struct {
 	cache.Indexer
 	read int
@@ -121,7 +121,7 @@ func (c *countedIndexer) ByIndex(name, value string) ([]any, error) {
 }
 
 // TestManyCompleteEvacuationsAreCheap: a sync of a complete Evacuation does not read the others of
-// its namespace, and each that is surplus is enqueued once.
+// its namespace, and each surplus one is enqueued once.
 func TestManyCompleteEvacuationsAreCheap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const many = 2000

@@ -46,8 +46,8 @@ func TestEvictionTakesFourWrites(t *testing.T) {
 	})
 }
 
-// A user has called a drain off, and the controller of maintenances has not withdrawn the
-// Evacuation yet, as after a change of the leader.
+// A user has cancelled a drain, and the nodemaintenance controller has not withdrawn the Evacuation
+// yet, as after a change of the leader.
 func TestPodIsNotEvictedForAMaintenanceThatIsOver(t *testing.T) {
 	tests := map[string]struct {
 		change  func(*v1alpha1.NodeMaintenance)
@@ -131,7 +131,7 @@ func TestCancelled(t *testing.T) {
 	tests := map[string]struct {
 		finalizers []string
 		withdraw   func(*v1alpha1.Evacuation)
-		// wantLeft are the finalizers of an object that another finalizer keeps.
+		// wantLeft are the remaining finalizers if the object is not deleted.
 		wantLeft []string
 	}{
 		"the last instigator withdraws":      {[]string{ours}, withFinalizers(), nil},
@@ -150,7 +150,7 @@ func TestCancelled(t *testing.T) {
 			})
 			w.expectEvent(EventCancelled)
 
-			// The pod stays, although its budget allows the eviction from now on.
+			// The pod stays, although its budget now allows the eviction.
 			must.Get(w.client.PolicyV1().PodDisruptionBudgets("shop").Update(t.Context(), newBudget("2", 1),
 				metav1.UpdateOptions{}))(w)
 			<-time.After(time.Hour)
@@ -229,7 +229,7 @@ func TestPodThatIsNotInTheCache(t *testing.T) {
 		return true, nil, apierrors.NewServiceUnavailable("starting")
 	}
 	tests := map[string]struct {
-		// live are the pods that the API has.
+		// live are the pods in the API.
 		live []runtime.Object
 		// broken: the API returns an error.
 		broken bool

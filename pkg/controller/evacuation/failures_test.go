@@ -83,10 +83,10 @@ func TestEvacuationThatCannotBeReleasedIsBlocked(t *testing.T) {
 	})
 }
 
-// hangs is in the names of the Evacuations about which a webhook does not answer for 10 s.
+// hangs is part of the names of Evacuations whose webhook does not answer for 10 s.
 const hangs = "hangs-"
 
-// hanging is a client of a server with such a webhook.
+// hanging is a client whose writes of these Evacuations hang.
 type hanging struct {
 	versioned.Interface
 	answers *atomic.Bool
@@ -123,8 +123,8 @@ func (e hangingEvacuations) UpdateStatus(
 	return nil, apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": context deadline exceeded`))
 }
 
-// TestHangingWritesDoNotHoldBackOthers has more Evacuations whose writes hang than the workers can
-// try within the backoff.
+// TestHangingWritesDoNotHoldBackOthers has more Evacuations with hanging writes than the workers
+// can try within the backoff.
 func TestHangingWritesDoNotHoldBackOthers(t *testing.T) {
 	const broken = 40
 	newPair := func(name string) (*corev1.Pod, *v1alpha1.Evacuation) {
@@ -154,7 +154,7 @@ func TestHangingWritesDoNotHoldBackOthers(t *testing.T) {
 		go func() {
 			for {
 				select {
-				case <-w.events.Events: // there are more than the recorder takes
+				case <-w.events.Events: // the recorder has too little room
 				case <-t.Context().Done():
 					return
 				}

@@ -37,8 +37,8 @@ var (
 	podsResource        = corev1.SchemeGroupVersion.WithResource("pods")
 )
 
-// fakeAPI makes the fake clientset behave as our API does where the controller depends on it:
-// resource versions, conflicts, the status subresource, finalizers. It records the writes.
+// fakeAPI adds the features of our API that the controller needs to the fake clientset: resource
+// versions, conflicts, the status subresource, finalizers. It records the writes.
 type fakeAPI struct {
 	client *versionedfake.Clientset
 	clock  informertest.Clock
@@ -195,13 +195,12 @@ type world struct {
 	target *v1alpha1.Evacuation
 	// accept is the default answer to evictions, which deletes the pod.
 	accept func(*policyv1.Eviction) error
-	// answers: the webhook answers about the Evacuations with hangs in their names.
+	// answers: writes of Evacuations with hangs in their names no longer hang.
 	answers atomic.Bool
 }
 
-// newWorld starts a controller that serves since start plus at. An eviction deletes the pod. A
-// maintenance drains all nodes, unless there is one among the objects. The test runs in a bubble of
-// synctest.
+// newWorld starts a controller at start plus at. An eviction deletes the pod. If the objects have
+// no maintenance, one that drains all nodes is added. The test runs in a bubble of synctest.
 func newWorld(
 	t *testing.T, at time.Duration, evacuation *v1alpha1.Evacuation, objects ...runtime.Object,
 ) *world {
@@ -268,7 +267,7 @@ func (w *world) get() *v1alpha1.Evacuation {
 	return evacuation
 }
 
-// until waits in steps for a condition of the stored Evacuation, which is nil when it is gone.
+// until waits in steps for a condition of the stored Evacuation, which is nil after its deletion.
 func (w *world) until(what string, step time.Duration, condition func(*v1alpha1.Evacuation) bool) {
 	w.Helper()
 	if !informertest.Until(step, func() bool { return condition(w.get()) }) {

@@ -65,7 +65,7 @@ func TestDecideDaemonSetPod(t *testing.T) {
 			mod:  func(s *situation) { s.podType = v1alpha1.PodTypeDaemonSet },
 			want: outcome{Active: daemonSetClass, Wake: 15 * time.Minute},
 		},
-		"the message belongs to the evacuator, whatever the queue says": {
+		"the message of the evacuator stays if the queue has a message": {
 			evacuation: asked(), pod: newPod(),
 			mod: func(s *situation) {
 				targeted(s)
@@ -133,7 +133,7 @@ func TestMessageOfAKeptDaemonSetPod(t *testing.T) {
 	}
 }
 
-// TestPatienceWithABudgetBeginsWithTheBudget: something else blocks a DaemonSet pod for 20 minutes,
+// TestPatienceWithABudgetBeginsWithTheBudget: another cause blocks a DaemonSet pod for 20 minutes,
 // and then its budget allows no disruption.
 func TestPatienceWithABudgetBeginsWithTheBudget(t *testing.T) {
 	for _, before := range []string{

@@ -16,8 +16,8 @@ import (
 // ofOlderServer is a reason that this version of the server does not know.
 const ofOlderServer = "BudgetsHoldEachOther"
 
-// TestBlockedMetricForgetsUnknownReasons: no sample of a reason that only an older server gives is
-// left when no Evacuation has it any more.
+// TestBlockedMetricForgetsUnknownReasons: a reason of an older server has no sample any more after
+// the last Evacuation with it.
 func TestBlockedMetricForgetsUnknownReasons(t *testing.T) {
 	registerMetrics()
 	publishBlocked([]*v1alpha1.Evacuation{

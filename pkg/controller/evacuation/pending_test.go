@@ -148,7 +148,7 @@ func TestEvictionIsNotSentOfAPodThatMustNotLeave(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			evacuation, pod := upForEviction(), newPod()
-			// A user has asked, so that no maintenance has to drain the node.
+			// A user is the instigator, so no maintenance has to drain the node.
 			evacuation.Finalizers = []string{v1alpha1.FinalizerInstigatorPrefix + "user.example.com"}
 			c, _ := newIdleController(t, fake.NewClientset(pod), evacuation)
 			pods := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{})

@@ -35,7 +35,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// volumeOn is a local PersistentVolume on a node, with the claim data that has it.
+// volumeOn returns a local PersistentVolume on a node and the claim data, which is bound to it.
 func volumeOn(node string) []runtime.Object {
 	return []runtime.Object{
 		&corev1.PersistentVolumeClaim{
@@ -65,7 +65,7 @@ func named(node *corev1.Node) *corev1.Node {
 	return node
 }
 
-// unscheduled is a pod of the budget web that the scheduler has found no node for.
+// unscheduled returns a pod of the budget web for which the scheduler has found no node.
 func unscheduled(name string, mods ...func(*corev1.Pod)) *corev1.Pod {
 	p := podOn(name, "web", "", corev1.ConditionFalse)
 	p.Status.Phase = corev1.PodPending
@@ -140,9 +140,9 @@ func (h *slowHost) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// waitingFor returns a function that asks why the budget web, which pod web-1 waits for, is closed.
-// Its other pods have no node, and maintenance beta holds node-8. The controller has goroutines, so
-// it is created outside of a bubble.
+// waitingFor returns a function that returns why the budget web is closed, for which pod web-1
+// waits. Its other pods have no node, and maintenance beta holds node-8. The controller has
+// goroutines, so it is created outside of a bubble.
 func waitingFor(t *testing.T, host *slowHost, healthy int32, pods ...*corev1.Pod) func(context.Context) *eviction.Blocker {
 	t.Helper()
 	client := fake.NewClientset()
@@ -177,8 +177,8 @@ func waitingFor(t *testing.T, host *slowHost, healthy int32, pods ...*corev1.Pod
 	return func(ctx context.Context) *eviction.Blocker { return c.standoff(ctx, waiting, state, start) }
 }
 
-// TestReadsOfPodsWithoutANodeAreLimited: the users of a namespace choose what the pods of a budget
-// claim and select, and every pod that waits for the budget asks.
+// TestReadsOfPodsWithoutANodeAreLimited: the users of a namespace determine what the pods of a
+// budget claim and select, and every pod that waits for the budget causes the reads.
 func TestReadsOfPodsWithoutANodeAreLimited(t *testing.T) {
 	requiring := func(values ...string) *corev1.NodeSelector {
 		return build.Labelled(corev1.LabelHostname, values...)
@@ -215,7 +215,7 @@ func TestReadsOfPodsWithoutANodeAreLimited(t *testing.T) {
 		"more claims":                             {pods: []*corev1.Pod{unscheduled("web-2", claiming(all(17, each)...))}, healthy: 1, on: []string{"node-8"}, calls: 1},
 		"values that are not compared":            {pods: []*corev1.Pod{unscheduled("web-2", limitedTo(elsewhere(500)...))}, healthy: 1, calls: 1},
 		"values of a volume":                      {pods: []*corev1.Pod{unscheduled("web-2", claiming("claim-0"))}, healthy: 1, on: elsewhere(500), calls: 3},
-		"a budget that stays closed all the same": {pods: []*corev1.Pod{unscheduled("web-2", limitedTo("node-8"))}, healthy: 0},
+		"a budget that would stay closed": {pods: []*corev1.Pod{unscheduled("web-2", limitedTo("node-8"))}, healthy: 0},
 		"more pods than are read": {
 			pods: []*corev1.Pod{
 				unscheduled("web-2", limitedTo("node-8")), unscheduled("web-3", limitedTo("node-8")), unscheduled("web-4", limitedTo("node-8")), unscheduled("web-5", limitedTo("node-8")),

@@ -23,7 +23,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// pastEvacuation returns the Evacuation of a pod that was created at asked and complete at left.
+// pastEvacuation returns an Evacuation that was created at asked and became complete at left.
 func pastEvacuation(
 	pod string, asked, left time.Duration, mods ...func(*v1alpha1.Evacuation),
 ) *v1alpha1.Evacuation {
@@ -180,8 +180,8 @@ func TestMessageOfARecreatedPodNamesTheOwner(t *testing.T) {
 	}
 }
 
-// TestPodsThatKeepComingAreEvictedSeldom plays an hour of a client that creates the next pod on the
-// node as soon as the last one has left.
+// TestPodsThatKeepComingAreEvictedSeldom simulates an hour of a client that creates a new pod on
+// the node whenever the previous one has left.
 func TestPodsThatKeepComingAreEvictedSeldom(t *testing.T) {
 	owned := func(by string) []metav1.OwnerReference {
 		return []metav1.OwnerReference{{Kind: "Job", Name: by, UID: types.UID(by), Controller: ptr.To(true)}}

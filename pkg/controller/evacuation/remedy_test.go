@@ -17,8 +17,8 @@ import (
 	"haulout.dev/haulout/pkg/testing/bubble"
 )
 
-// TestRemedyOfABudgetThatNeverAllows covers what the condition Blocked advises: the annotation only
-// where the evacuator of Deployments can replace the pod.
+// TestRemedyOfABudgetThatNeverAllows covers the advice in the condition Blocked: it has the
+// annotation only if the evacuator of Deployments can replace the pod.
 func TestRemedyOfABudgetThatNeverAllows(t *testing.T) {
 	const annotation = v1alpha1.AnnotationSurge + ": " + v1alpha1.SurgeAlways
 	for name, tt := range map[string]struct {

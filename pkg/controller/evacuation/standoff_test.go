@@ -92,8 +92,8 @@ func cordoned(name string) *corev1.Node {
 	}
 }
 
-// TestStandoffIsReported has a pod wait for its budget, whose other pod is down on another node. A
-// pod there waits for a pod that is down on this one.
+// TestStandoffIsReported has a pod that waits for its budget, whose other pod is down on another
+// node.
 func TestStandoffIsReported(t *testing.T) {
 	here, there := cordoned(testNode), cordoned("node-8")
 	for name, tt := range map[string]struct {
@@ -150,8 +150,8 @@ func holdersOf(maintenances ...*v1alpha1.NodeMaintenance) holds.Index {
 	}
 }
 
-// manyBudgets returns a controller in whose caches a namespace has 5,000 budgets and, on three
-// cordoned nodes, 30 pods of budget app-0 that never get ready.
+// manyBudgets returns a controller with these objects in its caches: a namespace with 5,000 budgets
+// and, on three cordoned nodes, 30 pods of budget app-0 that never become ready.
 func manyBudgets(t *testing.T) (*Controller, cache.Indexer) {
 	t.Helper()
 	client := fake.NewClientset()
@@ -181,7 +181,7 @@ func manyBudgets(t *testing.T) (*Controller, cache.Indexer) {
 	return c, pods
 }
 
-// TestStandoffIsCheapAmongManyBudgets: why the budget of one pod is closed must not cost time for
+// TestStandoffIsCheapAmongManyBudgets: to find out why a budget is closed must not cost time for
 // each budget of the namespace.
 func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
 	c, _ := manyBudgets(t)
@@ -200,8 +200,8 @@ func TestStandoffIsCheapAmongManyBudgets(t *testing.T) {
 	is.True(t, allocations <= 5000, "got %.0f allocations, want fewer than the namespace has budgets", allocations)
 }
 
-// TestPodsThatCountNowhereInAStandoff: a pod that has finished or is terminating keeps no budget
-// closed, nor does the pod that waits for the budget.
+// TestPodsThatCountNowhereInAStandoff: finished and terminating pods, and the pod that waits for
+// the budget, are not the reason why the budget is closed.
 func TestPodsThatCountNowhereInAStandoff(t *testing.T) {
 	for name, ends := range map[string]func(*corev1.Pod){
 		"terminating": terminatingUntil(time.Hour), "succeeded": inPhase(corev1.PodSucceeded), "failed": inPhase(corev1.PodFailed),
@@ -217,7 +217,7 @@ func TestPodsThatCountNowhereInAStandoff(t *testing.T) {
 	}
 }
 
-// TestPodThatWaitsDoesNotCloseItsBudget has the pod that waits be the only one that is down.
+// TestPodThatWaitsDoesNotCloseItsBudget has only one pod that is down, the waiting pod itself.
 func TestPodThatWaitsDoesNotCloseItsBudget(t *testing.T) {
 	c, pods := manyBudgets(t)
 	waiting := podOn("alone", "app-1", "node-0", corev1.ConditionFalse)

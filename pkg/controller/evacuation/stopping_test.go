@@ -19,16 +19,16 @@ func TestDecideStopping(t *testing.T) {
 	const stopping, long = "not: PodStopping", "LongGracePeriod"
 	unreachable := func(s *situation) { s.nodeUnreachable = true }
 	runDecide(t, map[string]decideTest{
-		"a pod that has just been told to stop costs no write": {
+		"a pod that has just begun to stop costs no write": {
 			evacuation: upForEviction(), pod: newPod(stoppingFor(hour)), at: 2 * second,
 			want: outcome{Active: evict, Wake: 5 * second},
 		},
-		"a pod that is stopping says until when": {
+		"the end of the grace period of a stopping pod is reported": {
 			evacuation: upForEviction(), pod: newPod(stoppingFor(hour)), at: minute,
 			want: outcome{Active: evict, Blocked: stopping, Wake: hour + 30*second},
 			says: "The pod is stopping until " + start.Add(hour).Format(time.RFC3339),
 		},
-		"a pod that leaves by scale-down says so in the condition, and its evacuator keeps the message": {
+		"the stopping of a pod that leaves by scale-down is in the condition, and the message of its evacuator stays": {
 			evacuation: turnOfA(reported(0, "scaled down")),
 			pod:        newPod(stoppingFor(20 * minute)), at: minute,
 			want: outcome{Active: classA, Blocked: stopping, Wake: 20*minute + 30*second},
@@ -54,13 +54,13 @@ func TestDecideStopping(t *testing.T) {
 			evacuation: turnOfA(), pod: newPod(), at: minute, mod: unreachable,
 			want: outcome{Active: classA, Blocked: "NodeUnreachable", Wake: 2*minute + 30*second, Events: EventBlocked},
 		},
-		"a pod that waits for its turn says so": {
+		"a pod that waits for its turn is reported": {
 			evacuation: upForEviction(), pod: newPod(), at: minute,
 			mod:  func(s *situation) { s.eviction = eviction.State{Known: true, Message: "The pod waits."} },
 			want: outcome{Active: evict, Blocked: "not: PodWaits", Evict: true},
 			says: "The pod waits.",
 		},
-		"a node without a heartbeat is told of a pod that waits for its turn": {
+		"a node without a heartbeat is reported for a pod that waits for its turn": {
 			evacuation: upForEviction(), pod: newPod(), at: minute,
 			mod: func(s *situation) {
 				s.nodeUnreachable, s.eviction = true, eviction.State{Known: true, Message: "The pod waits."}

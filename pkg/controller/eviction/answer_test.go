@@ -58,8 +58,8 @@ func overloaded(seconds int) error {
 		"Too many requests, please try again later.", seconds, true)
 }
 
-// deniedBy is the error that the API server makes of a webhook's answer. The message begins with
-// the API server's words and ends with the webhook's.
+// deniedBy returns the error that the API server returns for a webhook's denial. The message begins
+// with the words of the API server and ends with those of the webhook.
 func deniedBy(webhook string, code int32, words string) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: code,

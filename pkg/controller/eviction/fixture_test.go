@@ -97,7 +97,7 @@ type world struct {
 	queue  *Queue
 
 	live bool
-	// unwanted: the queue learns that all Evacuations were withdrawn.
+	// unwanted: Wanted returns false, as after the withdrawal of all Evacuations.
 	unwanted atomic.Bool
 	mu       sync.Mutex
 	changes  map[string]int
@@ -113,8 +113,8 @@ type worldConfig struct {
 	answer        func(pod string) error
 	pods          []*corev1.Pod
 	budgets       []*policyv1.PodDisruptionBudget
-	// turns: pods without budgets take turns, in shares of unprotected percent. objects are the
-	// owners.
+	// turns: pods without budgets wait for each other, in shares of unprotected percent. objects
+	// are the owners.
 	turns       bool
 	unprotected Percent
 	objects     []runtime.Object
@@ -173,7 +173,7 @@ func newWorld(t *testing.T, cfg worldConfig, objects ...runtime.Object) *world {
 	return w
 }
 
-// settled runs the queue until it has nothing left to do at the present time.
+// settled runs the queue until it has nothing left to do at the current time.
 func (w *world) settled() {
 	synctest.Wait()
 	if w.live {
@@ -244,7 +244,7 @@ func (w *world) isOpen(budget string) bool {
 	return l != nil && l.open
 }
 
-// laneOf returns the lane of a budget as it is, or nil.
+// laneOf returns the lane of a budget, or nil.
 func (w *world) laneOf(budget string) *budgetLane {
 	w.queue.mu.Lock()
 	defer w.queue.mu.Unlock()
@@ -322,7 +322,7 @@ func newBudget(name string, allowed int32, mods ...func(*policyv1.PodDisruptionB
 	}, mods...)
 }
 
-// forApp has a budget select the pods with another label.
+// forApp makes a budget select the pods with another label.
 func forApp(app string) func(*policyv1.PodDisruptionBudget) {
 	return func(b *policyv1.PodDisruptionBudget) { b.Spec.Selector.MatchLabels = map[string]string{"app": app} }
 }

@@ -66,8 +66,8 @@ func podsOf(controller metav1.OwnerReference, n int, mods ...func(*corev1.Pod)) 
 	return pods
 }
 
-// turnsWorld is a world in which the pods of an owner without a budget take turns. An evicted pod
-// is deleted and not replaced. A webhook denies the eviction of the pods in denied.
+// turnsWorld returns a world in which the pods of an owner without a budget wait for each other. An
+// evicted pod is deleted and not replaced. A webhook denies the eviction of the pods in denied.
 func turnsWorld(t *testing.T, cfg worldConfig, denied ...string) *world {
 	t.Helper()
 	cfg.maxConcurrent, cfg.turns = 50, true
@@ -212,8 +212,8 @@ func TestEvictionCountsUntilTheCacheShowsIt(t *testing.T) {
 	})
 }
 
-// TestEvictionCountsUntilTheEventOfThePod: the cache has dropped an evicted pod and its Evacuation
-// is complete, but the queue has not yet had the event.
+// TestEvictionCountsUntilTheEventOfThePod: the cache no longer has an evicted pod and its
+// Evacuation is complete, but the queue has not got the event yet.
 func TestEvictionCountsUntilTheEventOfThePod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pods := podsOf(controlledBy("apps/v1", "StatefulSet", "db"), 8)
@@ -325,7 +325,8 @@ func TestTurn(t *testing.T) {
 	for name, tc := range map[string]struct {
 		desired, serving, writtenOff int
 		after                        time.Duration
-		// granted: the next pod leaves. Otherwise it waits until then; 0 if only an event can tell.
+		// granted: the next pod leaves. Otherwise it waits until the time in until; 0 if only an
+		// event can end the wait.
 		granted        bool
 		wantWrittenOff int
 		until          time.Duration
@@ -366,8 +367,8 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// Turns slow a drain and never block it: an owner whose pods are not replaced waits three times at
-// most.
+// The turns of an owner delay a drain but do not block it: if the pods are not replaced, the owner
+// waits three times at most.
 func TestOwnerWaitsThreeTimesAtMost(t *testing.T) {
 	for desired := 1; desired <= 200; desired++ {
 		l := ownerLaneWith(25, time.Minute, desired, desired, 0)

@@ -142,8 +142,8 @@ func TestBlockedStaysThroughAShortOpening(t *testing.T) {
 	})
 }
 
-// closedBudgets is a world in which n pods are requested, one after the other. Each has a budget of
-// its own that allows nothing.
+// closedBudgets returns a world in which n pods are requested, one after the other. Each has its
+// own budget, which allows nothing.
 func closedBudgets(t *testing.T, n int, every time.Duration) *world {
 	t.Helper()
 	cfg := worldConfig{answer: budgetRefuses}
@@ -172,8 +172,8 @@ func TestProbesOfClosedBudgetsAreFew(t *testing.T) {
 	})
 }
 
-// TestEachClosedBudgetIsProbed: more budgets are due than may be probed, and no event tells when
-// one opens.
+// TestEachClosedBudgetIsProbed: more probes are due than probeInterval allows, and no event comes
+// when a budget opens.
 func TestEachClosedBudgetIsProbed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const budgets = 200

@@ -272,8 +272,8 @@ func TestBlockers(t *testing.T) {
 		budgets []*policyv1.PodDisruptionBudget
 		answer  func(string) error
 		want    string
-		// calls is how many evictions the queue sends before it reports the blocker, failed how
-		// many of them count as failed.
+		// calls is the number of evictions before the queue reports the blocker, failed the number
+		// of those that count as failed.
 		calls  int
 		failed int32
 	}{
@@ -358,8 +358,8 @@ func TestBlockers(t *testing.T) {
 	}
 }
 
-// A budget at its limit has the same status between two evictions and when a pod never becomes
-// ready. Only the time that has passed tells them apart.
+// A budget at its limit has the same status between two evictions as with a pod that never becomes
+// ready. Only the passed time distinguishes them.
 func TestUnhealthyPodsAreDistinguishedFromStartingPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{maxConcurrent: 1, answer: budgetRefuses}, newPod("web-0"), newBudget("web", 0))
@@ -373,7 +373,7 @@ func TestUnhealthyPodsAreDistinguishedFromStartingPods(t *testing.T) {
 		is.Equal(t, w.reason("web-0"), "PodDisruptionBudget", "before a minute has passed")
 		w.pass(2*time.Second, time.Second)
 		is.Equal(t, w.reason("web-0"), "UnhealthyPodsHoldBudget", "after a minute")
-		// Pods move again, but one healthy pod more is missing.
+		// The numbers change, but one more healthy pod is missing.
 		w.updateBudget(newBudget("web", 0, withHealthy(8)))
 		w.until("the budget was seen", 0, func() bool {
 			return w.laneOf("web").budget.Status.CurrentHealthy == 8

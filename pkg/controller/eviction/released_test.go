@@ -23,7 +23,7 @@ import (
 
 var podsResource = corev1.SchemeGroupVersion.WithResource("pods")
 
-// TestPodsThatDoNotServeForTheOwner: of four pods of db one may be missing.
+// TestPodsThatDoNotServeForTheOwner: one of the four pods of db may be missing.
 func TestPodsThatDoNotServeForTheOwner(t *testing.T) {
 	db := controlledBy("apps/v1", "StatefulSet", "db")
 	released := func(p *corev1.Pod) { p.OwnerReferences, p.Labels = nil, map[string]string{"app": "debug"} }
@@ -110,7 +110,7 @@ func TestPodsOfAnotherNamespace(t *testing.T) {
 }
 
 // TestTerminatingPodsAreNotCounted: a workload of unknown size has three pods. While one of them
-// terminates, its replacement is the third and not a fourth one.
+// terminates, its replacement counts as the third pod, not as the fourth.
 func TestTerminatingPodsAreNotCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		custom := controlledBy("example.com/v1", "Database", "db")
@@ -156,8 +156,8 @@ func TestPodThatIsAddedAgainIsNotEvictedTwice(t *testing.T) {
 		"after the API server refused the eviction": {
 			answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")), want: 2,
 		},
-		"when the cache shows that the pod is terminating":          {then: func(w *world) { w.updatePod(newPod("web-0", stopping)) }, want: 1},
-		"when the cache shows no change of the pod for a long time": {then: func(w *world) { w.pass(resendAfter, time.Second) }, want: 2},
+		"when the pod is terminating in the cache":          {then: func(w *world) { w.updatePod(newPod("web-0", stopping)) }, want: 1},
+		"when the pod does not change in the cache for a long time": {then: func(w *world) { w.pass(resendAfter, time.Second) }, want: 2},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {
 			release := make(chan error, 1)
@@ -183,7 +183,7 @@ func TestPodThatIsAddedAgainIsNotEvictedTwice(t *testing.T) {
 			if !test.early {
 				release <- test.answer
 				w.settled()
-				// The cache does not show yet that the pod is terminating.
+				// In the cache the pod is not terminating yet.
 				if got := w.queue.cfg.InFlight.Has("uid-web-0"); got != (test.answer == nil) {
 					t.Errorf("got in flight %t after the answer", got)
 				}
@@ -223,15 +223,15 @@ func TestNoEvictionAfterTheEvacuationWasWithdrawn(t *testing.T) {
 		if got := w.host.sent(); len(got) > 0 {
 			t.Errorf("got %v", got)
 		}
-		// The Evacuation was recreated before the queue learned that the first was deleted.
+		// The Evacuation was recreated before the queue processed its deletion.
 		w.unwanted.Store(false)
 		w.add("web-0")
 		w.until("it was sent", 0, w.sentTo(1))
 	})
 }
 
-// TestRequestWhileTheEvacuationIsFoundWithdrawn: the pod is requested again after the queue learned
-// that the Evacuation was withdrawn, and before it has given up the call.
+// TestRequestWhileTheEvacuationIsFoundWithdrawn: the pod is requested again after Wanted has
+// returned false, and before the queue has processed that.
 func TestRequestWhileTheEvacuationIsFoundWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, worldConfig{answer: success}, newPod("web-0"))

@@ -22,16 +22,16 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// Whatever the answers, the queue retries no pod while another pod that it may evict has waited
-// since before the last try.
+// With any answers, the queue retries no pod while another pod that it may evict has waited since
+// before the last try.
 func TestNoPodIsRetriedBeforeAllOthersWereTried(t *testing.T) {
 	for seed := range uint64(40) {
 		bubble.Run(t, fmt.Sprintf("world %d", seed), func(t *testing.T) { checkRounds(t, rand.New(rand.NewPCG(seed, 1))) })
 	}
 }
 
-// roundsWorld has pods without budgets and pods under budgets that allow all. Each step sends only
-// a few evictions, so that other pods wait.
+// roundsWorld has pods without budgets and pods under budgets that allow all of them. Each step
+// sends only a few evictions, so that other pods wait.
 func roundsWorld(t *testing.T, r *rand.Rand) (*world, []string) {
 	t.Helper()
 	answers := []func() error{
@@ -120,7 +120,7 @@ func checkRounds(t *testing.T, r *rand.Rand) {
 	is.True(t, retries != 0, "no pod was retried: the test has checked nothing")
 }
 
-// A retry also waits for the first tries of other lanes, where all lanes share one limit.
+// A retry also waits for the first tries of other lanes, since all lanes share one limit.
 func TestRetriesWaitForFirstTriesOfOtherLanes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		names, pods := podNames(5)
@@ -150,8 +150,8 @@ func generation(n int64) func(*policyv1.PodDisruptionBudget) {
 	return func(b *policyv1.PodDisruptionBudget) { b.Generation, b.Status.ObservedGeneration = n, n }
 }
 
-// manyBudgets is a namespace with n applications that have a budget each, and 1,000 waiting pods:
-// ten of each of a hundred applications.
+// manyBudgets returns a world with n applications with one budget each, and 1,000 waiting pods: ten
+// of each of a hundred applications.
 func manyBudgets(t *testing.T, n int) *world {
 	t.Helper()
 	cfg := worldConfig{maxConcurrent: 1, answer: budgetRefuses}

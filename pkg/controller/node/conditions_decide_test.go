@@ -51,7 +51,7 @@ func notAllowed(h *holder)    { h.refused = true }
 func because(h *holder)       { h.reason = "kernel\n update" }
 func at(t metav1.Time) string { return t.Format(time.TimeOnly) }
 
-// showing adds conditions ("Type=Status Reason") that have been there since longAgo to a node. The
+// showing adds conditions ("Type=Status Reason") with the transition time longAgo to a node. The
 // annotation does not record them as ours.
 func showing(conditions ...string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
@@ -76,7 +76,7 @@ func shownFor(holders ...holder) func(*corev1.Node) {
 	}
 }
 
-// applyConditions changes a node as the API server does with the patch.
+// applyConditions changes a node as the API server does for the patch.
 func applyConditions(node *corev1.Node, change conditionsChange) {
 	node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		isSet := slices.ContainsFunc(change.set, func(s corev1.NodeCondition) bool { return s.Type == c.Type })
@@ -175,7 +175,7 @@ func TestDecideConditions(t *testing.T) {
 			want:     []string{draining + before, notDrained + before, inProgress + before},
 			wantNews: []string{"NodeMaintenanceReleased a"},
 		},
-		"the only one that drains releases the node, another one cordons it": {
+		"the only maintenance that drains the node releases it, another one cordons it": {
 			node:    newNode("one", shownFor(heldBy("a", stageDrain, withPods), heldBy("b", stageCordon))),
 			holders: []holder{heldBy("b", stageCordon)}, want: []string{cordonedOnly + before},
 			wantNews: []string{"NodeMaintenanceReleased a"},

@@ -51,8 +51,7 @@ func TestStagesAndWavesAreEvents(t *testing.T) {
 	})
 }
 
-// TestRefusalsAreReportedOnceWithoutMessages has a status that has no room for the messages that
-// tell the controller of an earlier event.
+// TestRefusalsAreReportedOnceWithoutMessages has a status without room for the messages of nodes.
 func TestRefusalsAreReportedOnceWithoutMessages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newMaintenance("m"))
@@ -84,7 +83,7 @@ func TestRefusalsAreReportedOnceWithoutMessages(t *testing.T) {
 	})
 }
 
-// TestAuthorizerThatFailsForANodeStopsNoOther has the authorizer fail for one of two nodes.
+// TestAuthorizerThatFailsForANodeStopsNoOther has an authorizer that fails for one of two nodes.
 func TestAuthorizerThatFailsForANodeStopsNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newPod("p", "one", 0), newPod("q", "two", 0),
@@ -95,7 +94,7 @@ func TestAuthorizerThatFailsForANodeStopsNoOther(t *testing.T) {
 				f.cached()
 				f.syncOnce("m")
 				f.cached()
-				_ = f.reconcileNodes() // node two fails, which is what the test is about
+				_ = f.reconcileNodes() // node two fails, as intended
 				f.wait(statusPace)
 			}
 		}

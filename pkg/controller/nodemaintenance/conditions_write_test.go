@@ -159,7 +159,7 @@ func TestDrainedIsShownOnlyAfterTheSchedulerDelay(t *testing.T) {
 		f.wait(nodestate.SettleTime)
 		f.settleConditions()
 		f.wantShown("one", shownDrained...)
-		// The leader before has waited.
+		// The previous leader has waited.
 		f.restart()
 		f.settleConditions()
 		f.wantShown("one", shownDrained...)
@@ -246,7 +246,7 @@ func TestNoConditionWithoutTheRight(t *testing.T) {
 		f.settleConditions()
 		f.wantShown("one")
 		f.wantShown("two", append(slices.Clone(shownDrained), "MaintenancePlanned=True")...)
-		// The conditions that are already there stay.
+		// The existing conditions stay.
 		f.rights.refused.Insert("two")
 		f.wait(rights.AnswerTTL + time.Second)
 		f.settleConditions()
@@ -279,7 +279,7 @@ func TestPlannedMaintenancesAreShownOnlyOnRequest(t *testing.T) {
 		f.updateNode("one", func(node *corev1.Node) { node.Labels["pool"] = "blue" })
 		f.settleConditions()
 		f.wantShown("one", "MaintenancePlanned=True")
-		// A process with the option off removes the condition of the process before.
+		// A process without the option removes the condition of the previous process.
 		f.advertise = false
 		f.restart()
 		f.settleConditions()

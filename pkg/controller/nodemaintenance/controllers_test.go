@@ -21,7 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/host/rights"
 )
 
-// newControllers returns the controllers of nodes and of maintenances, wired as in the server.
+// newControllers returns the node and the nodemaintenance controllers, connected as in the server.
 func newControllers(
 	tb testing.TB, nodeConfig nodecontroller.Config, stateConfig nodestate.Config,
 ) (*nodecontroller.Controller, *Controller) {

@@ -113,7 +113,7 @@ func TestIdleToCompleteMakesSchedulable(t *testing.T) {
 	})
 }
 
-// TestCreatedAndImmediatelyDeleted has a maintenance whose drain the controller has never seen.
+// TestCreatedAndImmediatelyDeleted deletes a maintenance before its first sync.
 func TestCreatedAndImmediatelyDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("foreign", cordoned), newMaintenance("m"))
@@ -144,8 +144,8 @@ func TestStaleCacheDoesNotCordonAgain(t *testing.T) {
 	})
 }
 
-// TestMaintenanceThatHasNotBegunTakesTheCordonOver has a maintenance that its controller has not
-// synced yet.
+// TestMaintenanceThatHasNotBegunTakesTheCordonOver has a second maintenance that its controller has
+// not synced yet.
 func TestMaintenanceThatHasNotBegunTakesTheCordonOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("a", createdAt(stageCordon)))
@@ -250,7 +250,7 @@ func TestCordonIsRestoredUntilAnotherClientKeepsRemovingIt(t *testing.T) {
 		); !strings.HasPrefix(event, corev1.EventTypeWarning) || !strings.Contains(event, "autoscaler") {
 			t.Errorf("got event %q, want a warning that names the field manager", event)
 		}
-		// From here on the controller restores it less often.
+		// From now on the controller restores the cordon less often.
 		uncordon()
 		f.step("m")
 		f.wantCordon("one", false, "m")
@@ -346,8 +346,8 @@ func TestConflictOnANodeIsRetried(t *testing.T) {
 	})
 }
 
-// TestInterruptedDeletionIsFinished has an Idle maintenance whose deletion the API server had begun
-// when it was killed.
+// TestInterruptedDeletionIsFinished has an Idle maintenance and an API server that was killed
+// during its deletion.
 func TestInterruptedDeletionIsFinished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		deleting := func(finalizers ...string) func(*v1alpha1.NodeMaintenance) {
@@ -409,8 +409,8 @@ func TestSweepReadsTheMaintenanceBeforeItReleases(t *testing.T) {
 	})
 }
 
-// TestHeartbeatsDoNotStopTheCordon changes a node in a field that the controller does not read. The
-// controller needs its latest resourceVersion all the same.
+// TestHeartbeatsDoNotStopTheCordon changes a field of a node that the controller does not read. The
+// controller still needs the latest resourceVersion of the node.
 func TestHeartbeatsDoNotStopTheCordon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one", func(node *corev1.Node) { node.ResourceVersion = "1" }),

@@ -92,7 +92,7 @@ func TestStatusThatIsTooLargeHasNoMessages(t *testing.T) {
 			}
 		}
 		f.wantEvent(EventStatusTooLarge)
-		// The stored status stays, and a condition tells why it is not updated.
+		// The stored status stays, and a condition has the reason why it is not updated.
 		f.wantProgressing("m", metav1.ConditionFalse, v1alpha1.ReasonProgressSyncFailed)
 	})
 }

@@ -19,18 +19,18 @@ import (
 	drainplan "haulout.dev/haulout/pkg/drain/plan"
 )
 
-// decideNodeTest is what is decided about one node and its pods.
+// decideNodeTest is a test of the decision about one node and its pods.
 type decideNodeTest struct {
 	node       *corev1.Node
 	evacuators []string
 	given      func(*world)
-	// asked are the pods that get an Evacuation, unwanted those whose Evacuation is withdrawn.
+	// asked are the pods that get an Evacuation, unwanted the pods whose Evacuation is withdrawn.
 	asked, unwanted []string
 	// message is a part of the message of the node.
 	message              string
 	pending, left, stuck int32
 	drained, progressing string
-	// reason is that of the node.
+	// reason is the reason of the node.
 	reason v1alpha1.NodeStatusReason
 }
 
@@ -88,15 +88,15 @@ func TestDecidePods(t *testing.T) {
 			given: func(w *world) { w.run(newPod("p", "one", 0)) }, asked: []string{"p"}, message: "Evacuating", pending: 1,
 			drained: "DrainInProgress", progressing: "Draining",
 		},
-		"a pod of another instigator's Evacuation is, too": {
+		"a pod with the Evacuation of another instigator is asked to leave": {
 			given: func(w *world) { w.run(newPod("p", "one", 0), evacuated(instigatedBy(foreignInstigator))) }, asked: []string{"p"},
 			drained: "DrainInProgress", progressing: "Draining",
 		},
-		"a nominated pod is left to the scheduler, and named": {
+		"a nominated pod gets no Evacuation, and is named": {
 			given: func(w *world) { w.run(newPod("p", "", 0, nominated("one"))) }, message: "1 pod is only nominated for the node, such as default/p",
 			pending: 1, drained: "DrainInProgress", progressing: "Draining",
 		},
-		"a pod of a namespace that goes away is named and not blocked": {
+		"a pod of a terminating namespace is named and not blocked": {
 			given: func(w *world) {
 				w.run(newPod("p", "one", 0))
 				w.facts.refusals["uid-p"] = refusal{terminating: true}
@@ -121,27 +121,27 @@ func TestDecidePods(t *testing.T) {
 
 func TestDecideNodes(t *testing.T) {
 	for name, test := range map[string]decideNodeTest{
-		"what fails about the node is told": {
+		"a failure of the node is in its message": {
 			given: func(w *world) {
 				w.run(newPod("p", "one", 0))
 				w.facts.troubles["one"] = loop.Failure{Since: noon.Add(-time.Hour), Text: "taint node one: no"}
 			}, asked: []string{"p"}, message: "taint node one: no; Evacuating", pending: 1, drained: "DrainInProgress", progressing: "SyncFailed",
 		},
-		"a node that is not cordoned asks no pod": {
+		"no pod of a node that is not cordoned is asked to leave": {
 			given: func(w *world) {
 				w.run(newPod("p", "one", 0))
 				w.facts.subject.nodes[0].Spec.Unschedulable = false
 			}, pending: 1, drained: "DrainInProgress", progressing: "Waiting",
 			reason: v1alpha1.NodeStatusNotCordoned,
 		},
-		"a node about which the authorizer has not answered asks no pod": {
+		"no pod of a node is asked to leave before the authorizer has answered": {
 			given: func(w *world) {
 				w.run(newPod("p", "one", 0))
 				w.facts.subject.nodes[0].unanswered = true
 			}, pending: 1, drained: "DrainInProgress", progressing: "Waiting",
 			reason: v1alpha1.NodeStatusNotCordoned,
 		},
-		"a node that the requester may not delete is left alone": {
+		"a node that the requester may not delete is skipped": {
 			given: func(w *world) {
 				w.run(newPod("p", "one", 0))
 				w.outside("one", exclusion{reason: v1alpha1.NodeStatusNotAuthorized, why: `user "jane" may not delete this node.`})
@@ -160,7 +160,7 @@ func TestDecideNodes(t *testing.T) {
 	}
 }
 
-// run decides and compares.
+// run makes the decision and compares it.
 func (test decideNodeTest) run(t *testing.T) {
 	t.Helper()
 	node := test.node

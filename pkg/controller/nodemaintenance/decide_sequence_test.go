@@ -22,7 +22,7 @@ import (
 	"haulout.dev/haulout/pkg/controller/nodestate"
 )
 
-// These tests make several decisions in a row, each about what the ones before have stored.
+// These tests make several decisions in a row, each with the status of the previous one.
 
 func TestDecideThePeakNeverFalls(t *testing.T) {
 	w := newWorld(t, newMaintenance("m", createdAt(stageCordon)), newNode("one"))
@@ -64,8 +64,8 @@ func TestDecideStalled(t *testing.T) {
 	w.wantReasons(w.after(time.Second), "DrainInProgress", "Draining")
 }
 
-// TestDecidePodsThatKeepComingAreNoProgress has a user create a pod on the held node every minute,
-// with other labels each time, so that none of them is taken for a copy of another.
+// TestDecidePodsThatKeepComingAreNoProgress has a user who creates a pod on the held node every
+// minute, each with other labels, so that none counts as the recreation of another.
 func TestDecidePodsThatKeepComingAreNoProgress(t *testing.T) {
 	w := newWorld(t, newMaintenance("m"), newNode("one"))
 	w.run(newPod("stuck", "one", 0))
@@ -100,7 +100,7 @@ func terminatingAt(at time.Time, grace time.Duration) func(*corev1.Pod) {
 	}
 }
 
-// TestDecideGracePeriodIsProgressOnlyForAWhile has one pod that takes all of its grace period.
+// TestDecideGracePeriodIsProgressOnlyForAWhile has one pod that uses its whole grace period.
 func TestDecideGracePeriodIsProgressOnlyForAWhile(t *testing.T) {
 	for name, test := range map[string]struct {
 		grace, moves time.Duration
@@ -156,8 +156,8 @@ func TestDecideStaticPodsLeaveLast(t *testing.T) {
 	}
 }
 
-// TestDecideStaticPodsThatAreKept has the agent of one node keep one of its two pods. All static
-// pods of the control-plane node stay, whatever its agent publishes.
+// TestDecideStaticPodsThatAreKept has a node whose agent keeps one of its two pods. On the
+// control-plane node all static pods are kept, even if its agent does not keep them.
 func TestDecideStaticPodsThatAreKept(t *testing.T) {
 	controlPlane := func(node *corev1.Node) { node.Labels["node-role.kubernetes.io/control-plane"] = "" }
 	w := newWorld(t, newMaintenance("m"), newNode("one", agent(corev1.ConditionTrue), keeping("balancer")), newNode("two", agent(corev1.ConditionTrue), controlPlane))
@@ -177,7 +177,7 @@ func TestDecideStaticPodsThatAreKept(t *testing.T) {
 }
 
 // TestDecideTargetsOfANodeAreStoredByEachMaintenance has a second maintenance of the node that has
-// not stored its targets yet: the first one may be completed before it does.
+// not stored its targets yet: the first one may be completed before that.
 func TestDecideTargetsOfANodeAreStoredByEachMaintenance(t *testing.T) {
 	w := newWorld(t, newMaintenance("a", createdMinute(1)), newNode("one"))
 	other := &member{NodeMaintenance: newMaintenance("b", createdMinute(2)), nodes: w.facts.subject.nodes, inside: w.facts.subject.inside}
@@ -197,19 +197,19 @@ func TestDecideConfirmation(t *testing.T) {
 		unconfirmed []string
 		unsettled   time.Duration
 		live        *string
-		// waits is a part of the message while it is not drained.
+		// waits is a part of the message while Drained is not True.
 		waits   string
 		confirm bool
 		wake    time.Duration
 	}{
 		"the scheduler may still bind pods":      {unconfirmed: []string{"one"}, unsettled: time.Second, waits: "the scheduler may still bind"},
 		"a node is not confirmed":                {unconfirmed: []string{"one"}, waits: "waiting for a live list to confirm it for node one"},
-		"all are, and pods may be nominated":     {confirm: true},
-		"a live list shows none":                 {live: ptr.To("")},
-		"a live list shows a nominated pod":      {live: ptr.To("shop/web"), waits: "Pod shop/web has just appeared", wake: confirmPatience},
-		"it was drained before":                  {was: true},
-		"and a node was cordoned again since":    {was: true, unconfirmed: []string{"one"}, unsettled: 4 * time.Second, waits: "may still bind"},
-		"and that has settled, and is confirmed": {was: true},
+		"all nodes are confirmed, and pods may be nominated":     {confirm: true},
+		"a live list has no pod":                 {live: ptr.To("")},
+		"a live list has a nominated pod":      {live: ptr.To("shop/web"), waits: "Pod shop/web has just appeared", wake: confirmPatience},
+		"Drained was True before":                  {was: true},
+		"Drained was True, and a node was cordoned again since":    {was: true, unconfirmed: []string{"one"}, unsettled: 4 * time.Second, waits: "may still bind"},
+		"Drained was True, and that node is confirmed": {was: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, newMaintenance("m"), newNode("one"))
@@ -233,7 +233,7 @@ func TestDecideConfirmation(t *testing.T) {
 	}
 }
 
-// TestDecideFormerNodes has a node in the status that the maintenance does not select any more.
+// TestDecideFormerNodes has a node in the status that the maintenance no longer selects.
 func TestDecideFormerNodes(t *testing.T) {
 	joining := func(nm *v1alpha1.NodeMaintenance) {
 		nm.Spec.NewNodes = v1alpha1.NewNodesPolicyJoin
@@ -242,7 +242,7 @@ func TestDecideFormerNodes(t *testing.T) {
 		nm      *v1alpha1.NodeMaintenance
 		node    formerNode
 		trouble string
-		// message is that of the entry, "" if there is none.
+		// message is the message of the entry, "" if there is no entry.
 		message  string
 		reason   v1alpha1.NodeStatusReason
 		withdraw bool
@@ -283,7 +283,7 @@ func TestDecideFormerNodes(t *testing.T) {
 	}
 }
 
-// TestDecideRelease has a maintenance of two nodes end: one is released, one is not.
+// TestDecideRelease has a maintenance that ends, with two nodes: one is released, one is not.
 func TestDecideRelease(t *testing.T) {
 	w := newWorld(t, newMaintenance("m"), newNode("one"), newNode("two"))
 	w.run(newPod("p", "one", 0))

@@ -19,15 +19,15 @@ func TestDecideEvacuation(t *testing.T) {
 		want       evacuationStep
 	}{
 		"a pod without an Evacuation gets one": {nil, stepCreate},
-		"ours is enough":                       {ourEvacuation("p", "n"), stepNone},
+		"our Evacuation is enough":                       {ourEvacuation("p", "n"), stepNone},
 		"the Evacuation of another instigator is joined": {
 			ourEvacuation("p", "n", instigatedBy(foreignInstigator)), stepAdopt,
 		},
-		"an Evacuation that is being deleted is waited for": {ourEvacuation("p", "n", instigatedBy(foreignInstigator),
+		"a new Evacuation waits for one that is being deleted": {ourEvacuation("p", "n", instigatedBy(foreignInstigator),
 			func(e *v1alpha1.Evacuation) { e.DeletionTimestamp = &metav1.Time{} }), stepWait},
-		"an Evacuation that has ended is waited for": {ourEvacuation("p", "n", instigatedBy(),
+		"a new Evacuation waits for one that is complete": {ourEvacuation("p", "n", instigatedBy(),
 			withCondition(v1alpha1.ConditionComplete, v1alpha1.ReasonCancelled)), stepWait},
-		"an Evacuation that goes on without instigators is joined": {
+		"an active Evacuation without instigators is joined": {
 			ourEvacuation("p", "n", instigatedBy(), forbidden), stepAdopt,
 		},
 	} {

@@ -119,7 +119,7 @@ func TestOrderOfWrites(t *testing.T) {
 		if err := f.reconcileNodes(); err != nil {
 			t.Fatal(err)
 		}
-		// The nodes are cordoned. No pod has an Evacuation before the cache shows that.
+		// The nodes are cordoned. No pod has an Evacuation before they are cordoned in the cache.
 		f.wantCordon("one", true, "m")
 		f.wantCordon("two", true, "m")
 		f.wantEvacuating()
@@ -147,8 +147,8 @@ func TestOrderOfWrites(t *testing.T) {
 	})
 }
 
-// TestDrainedNeedsALiveListWithoutPods has a pod that is bound to a node, and then one that is
-// nominated for it, that only the API shows.
+// TestDrainedNeedsALiveListWithoutPods has first a pod that is bound to a node, then one that is
+// nominated for it; both are missing in the cache.
 func TestDrainedNeedsALiveListWithoutPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
@@ -174,8 +174,8 @@ func TestDrainedNeedsALiveListWithoutPods(t *testing.T) {
 	})
 }
 
-// TestNominatedPodsWithSchedulingGatesDoNotCount has a pod that others than the scheduler have
-// nominated. The scheduler does not try it, and so does not drop the nomination.
+// TestNominatedPodsWithSchedulingGatesDoNotCount has a pod that another client has nominated.
+// Because of its gate the scheduler does not try the pod, and so does not clear the nomination.
 func TestNominatedPodsWithSchedulingGatesDoNotCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("nominee", "", 0, func(p *corev1.Pod) {
@@ -187,7 +187,7 @@ func TestNominatedPodsWithSchedulingGatesDoNotCount(t *testing.T) {
 		f.step("m")
 		f.wantDrained("m", metav1.ConditionTrue, v1alpha1.ReasonDrainComplete)
 		f.wantEvacuating()
-		// Without its gate the scheduler may bind it.
+		// Without its gate the scheduler may bind the pod.
 		pod := f.pods()[0]
 		pod.Spec.SchedulingGates = nil
 		if _, err := f.host.CoreV1().Pods(pod.Namespace).Update(f.ctx, pod, metav1.UpdateOptions{}); err != nil {
@@ -313,7 +313,7 @@ func TestMessageNamesPodsOfTerminatingNamespaces(t *testing.T) {
 // of a drain. The order of the waves must hold, each pod must have one Evacuation, and in the end
 // the nodes must be as they were before the drain.
 func TestRestartsInTheMiddleOfADrain(t *testing.T) {
-	// The seed is chosen outside the bubble, whose clock always starts at the same time.
+	// Get the seed outside of the bubble, whose clock always starts at the same time.
 	seed := uint64(time.Now().UnixNano())
 	synctest.Test(t, func(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -391,10 +391,10 @@ func (f *fixture) drainToTheEnd(seed uint64, r *rand.Rand) {
 			f.restart()
 		}
 		if r.IntN(3) == 0 {
-			f.authorized() // an answer that arrives in between would be another decision
+			f.authorized() // an answer in between would change the decision
 			f.wantSameDecision("m")
 		}
-		_ = f.Controller.sync(f.ctx, "m") // An interruption is the point here; what comes of it is checked.
+		_ = f.Controller.sync(f.ctx, "m") // Syncs may be interrupted here; the result is checked below.
 		f.cached()
 		_ = f.reconcileNodes()
 		if isDrained(f.nm("m")) {
@@ -413,7 +413,7 @@ func (f *fixture) drainToTheEnd(seed uint64, r *rand.Rand) {
 	f.t.Fatalf("seed %d: never drained", seed)
 }
 
-// enterDespite enters a stage, and retries writes that fail.
+// enterDespite enters a stage, and retries failed writes.
 func (f *fixture) enterDespite(name string, stage v1alpha1.NodeMaintenanceStage) {
 	f.t.Helper()
 	f.eventually("the stage is written", func() bool {

@@ -13,8 +13,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// TestNewLeaderGoesOnReleasing narrows the selector, and starts a new leader before the deselected
-// nodes are released.
+// TestNewLeaderGoesOnReleasing removes nodes from the selector, and starts a new leader before
+// these nodes are released.
 func TestNewLeaderGoesOnReleasing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two", inPool("green")), newPod("p", "one", 0),

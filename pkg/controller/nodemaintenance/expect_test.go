@@ -14,7 +14,7 @@ import (
 	"haulout.dev/haulout/pkg/drain/marks"
 )
 
-// wantCordon checks a node: whether it is cordoned and which maintenances are on its annotation.
+// wantCordon checks whether a node is cordoned, and which maintenances its annotation names.
 func (f *fixture) wantCordon(name string, unschedulable bool, by ...string) {
 	f.t.Helper()
 	node := f.node(name)
@@ -52,7 +52,7 @@ func (f *fixture) wantProgressing(name string, status metav1.ConditionStatus, re
 	}
 }
 
-// wantEvent reads the events that have been recorded so far, and checks that one has the reason.
+// wantEvent reads the recorded events, and checks that one has the reason.
 func (f *fixture) wantEvent(reason string) string {
 	f.t.Helper()
 	var seen []string

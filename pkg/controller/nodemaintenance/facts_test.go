@@ -24,11 +24,11 @@ import (
 // noon is when the decisions of these tests begin.
 var noon = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 
-// world is a cluster as a decision sees it: no cache, no clock, no client.
+// world is the input of decisions, without caches, clock and clients.
 type world struct {
 	t     *testing.T
 	facts *facts
-	// evacuators are the built-in evacuators that are on.
+	// evacuators are the enabled built-in evacuators.
 	evacuators sets.Set[string]
 	nodes      []*corev1.Node
 	pods       map[string]nodestate.Pod
@@ -52,7 +52,7 @@ func newWorld(t *testing.T, nm *v1alpha1.NodeMaintenance, nodes ...*corev1.Node)
 	return w
 }
 
-// run has a pod run on its node, without an Evacuation.
+// run adds a running pod without an Evacuation to its node.
 func (w *world) run(pod *corev1.Pod, modify ...func(*nodestate.Pod)) {
 	node := w.node(podcache.NodeOf(pod))
 	p := nodestate.Pod{Pod: pod, Plan: drainplan.PodOf(pod, node.UID), Bound: pod.Spec.NodeName != ""}
@@ -74,7 +74,7 @@ func evacuated(modify ...func(*v1alpha1.Evacuation)) func(*nodestate.Pod) {
 	}
 }
 
-// gone has pods be deleted.
+// gone deletes pods.
 func (w *world) gone(names ...string) {
 	for _, name := range names {
 		delete(w.pods, name)
@@ -91,7 +91,7 @@ func (w *world) node(name string) *corev1.Node {
 	return nil
 }
 
-// outside has a node be outside the waves.
+// outside puts a node outside the waves.
 func (w *world) outside(name string, why exclusion) {
 	m := w.facts.subject
 	for i := range m.nodes {
@@ -102,8 +102,8 @@ func (w *world) outside(name string, why exclusion) {
 	m.inside = slices.DeleteFunc(m.inside, func(node *corev1.Node) bool { return node.Name == name })
 }
 
-// decide decides, has the status be stored, and gives the pods that are asked to leave an
-// Evacuation. It returns the decision and the names of these pods.
+// decide makes a decision, stores the status, and adds Evacuations to the pods that are asked to
+// leave. It returns the decision and the names of these pods.
 func (w *world) decide() (*decision, []string) {
 	w.t.Helper()
 	w.facts.views = map[string]*nodestate.View{}
@@ -140,7 +140,7 @@ func (w *world) decide() (*decision, []string) {
 	return d, asked
 }
 
-// after decides when a time has passed.
+// after advances the time and makes a decision.
 func (w *world) after(wait time.Duration) *decision {
 	w.t.Helper()
 	w.facts.now = w.facts.now.Add(wait)
@@ -148,7 +148,7 @@ func (w *world) after(wait time.Duration) *decision {
 	return d
 }
 
-// wantAsked decides and checks which pods are asked to leave for the first time.
+// wantAsked makes a decision and checks which pods are asked to leave for the first time.
 func (w *world) wantAsked(want ...string) *decision {
 	w.t.Helper()
 	d, asked := w.decide()
@@ -174,7 +174,7 @@ func (w *world) wantReasons(d *decision, drained, progressing string) {
 	}
 }
 
-// entry returns what a status says of a node.
+// entry returns the entry of a node in the status.
 func (w *world) entry(d *decision, node string) v1alpha1.NodeMaintenanceNodeStatus {
 	w.t.Helper()
 	for _, entry := range d.status.NodeStatuses {

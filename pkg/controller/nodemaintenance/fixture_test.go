@@ -63,7 +63,7 @@ type fixture struct {
 	evictions *inflight.Evictions
 	// failed are the Evacuations that could not be withdrawn.
 	failed []withdrawal
-	// nodes is the controller of nodes, which runs beside this one.
+	// nodes is the node controller, which runs beside this one.
 	nodes *nodecontroller.Controller
 	*Controller
 }
@@ -74,14 +74,14 @@ func (f *fixture) turnOn(class string) {
 	f.restart()
 }
 
-// authorizerOfAll allows every user to delete every node but those refused.
+// authorizerOfAll allows every user to delete every node except those in refused.
 type authorizerOfAll struct {
 	mu      sync.Mutex
 	refused sets.Set[string]
 	err     error
-	// failing are the errors of the reviews about single nodes.
+	// failing has the errors of the reviews about single nodes.
 	failing map[string]error
-	// silent is the user whose reviews get no answer before answer is closed.
+	// silent is the user whose reviews get no answer until answer is closed.
 	silent string
 	answer chan struct{}
 	asked  int
@@ -164,7 +164,7 @@ func newFixture(t *testing.T, objects ...runtime.Object) *fixture {
 	return f
 }
 
-// restart replaces the controllers by new ones, which know only the objects in the clusters.
+// restart replaces the controllers by new ones, which only have the objects in the clusters.
 func (f *fixture) restart() {
 	f.t.Helper()
 	cluster := must.Get(host.NewCluster(host.Clients{Client: f.host, Maintenance: f.maintenance, Recorder: f.recorder}, 0))(f.t)
@@ -211,7 +211,7 @@ func (f *fixture) create(o runtime.Object) {
 	}
 }
 
-// cached waits until the caches of the controllers show all objects of the clusters.
+// cached waits until the caches of the controllers have all objects of the clusters.
 func (f *fixture) cached() {
 	f.t.Helper()
 	f.eventually("the caches are up to date", func() bool {
@@ -232,7 +232,7 @@ func (f *fixture) cached() {
 }
 
 // authorized waits until the controller has the reviews of all nodes of the active maintenances, so
-// that a sync has to wait for none.
+// that no sync waits for one.
 func (f *fixture) authorized() {
 	f.t.Helper()
 	f.cached()
@@ -369,7 +369,7 @@ func (f *fixture) withdraw() error {
 func (f *fixture) wait(d time.Duration) { f.clock.Step(d) }
 
 func (f *fixture) stored() string {
-	// The reviews that were sent have their answers now.
+	// Now all sent reviews have their answers.
 	data, err := json.Marshal([]any{f.nodeList(), f.maintenanceList(), f.evacuationList(), f.rights.count()})
 	if err != nil {
 		f.t.Fatal(err)
@@ -377,7 +377,7 @@ func (f *fixture) stored() string {
 	return string(data)
 }
 
-// objects returns a function that takes the answer to a list and returns the objects in it.
+// objects returns a function that returns the objects in the result of a list call.
 func objects[L, T any](f *fixture, items func(L) []T) func(L, error) []*T {
 	return func(list L, err error) []*T {
 		f.t.Helper()
@@ -455,8 +455,8 @@ func (f *fixture) nm(name string) *v1alpha1.NodeMaintenance {
 	return nm
 }
 
-// enter moves a maintenance to a stage as the API server does, and waits until the cache shows it.
-// The fake cluster knows no conflicts: a status write with an older version would undo the stage.
+// enter moves a maintenance to a stage as the API server does, and waits until the cache has it.
+// The fake cluster has no conflicts: a status write with an older version would revert the stage.
 func (f *fixture) enter(name string, stage v1alpha1.NodeMaintenanceStage) {
 	f.t.Helper()
 	nm := f.nm(name)

@@ -34,7 +34,7 @@ type hanging struct {
 	longest time.Duration
 }
 
-// hangs is in the names of these pods and of their Evacuations.
+// hangs is part of the names of these pods and of their Evacuations.
 const hangs = "hangs-"
 
 func (h *hanging) MaintenanceV1alpha1() typed.MaintenanceV1alpha1Interface {
@@ -69,7 +69,7 @@ func (e hangingEvacuations) Patch(ctx context.Context, name string, pt types.Pat
 	return e.EvacuationInterface.Patch(ctx, name, pt, data, o, subresources...)
 }
 
-// call is what happens to a call for a pod, or for the Evacuation that is named after it.
+// call simulates a call for the pod or the Evacuation with this name.
 func (h *hanging) call(ctx context.Context, name string) error {
 	if !strings.Contains(name, hangs) {
 		return nil
@@ -87,7 +87,7 @@ func (h *hanging) call(ctx context.Context, name string) error {
 }
 
 // TestHangingRequestsDoNotHoldBackOthers has 40 pods whose Evacuations cannot be created or joined,
-// on a node that comes first, and 5 other pods.
+// on the first node, and 5 other pods.
 func TestHangingRequestsDoNotHoldBackOthers(t *testing.T) {
 	const broken, sound = 40, 5
 	foreign := instigatedBy(foreignInstigator)
@@ -128,7 +128,7 @@ func TestHangingRequestsDoNotHoldBackOthers(t *testing.T) {
 				if client.longest > requestTimeout {
 					t.Errorf("a request took %v, want at most %v", client.longest, requestTimeout)
 				}
-				// Within an hour with a back-off of a minute, not a try in each sync.
+				// With a back-off of a minute, an hour must not have a try in each sync.
 				for begun := time.Now(); time.Since(begun) < time.Hour; f.wait(time.Second) {
 					_ = f.Controller.sync(f.ctx, "m")
 				}
@@ -145,7 +145,7 @@ func TestHangingRequestsDoNotHoldBackOthers(t *testing.T) {
 	}
 }
 
-// soundEvacuating counts the Evacuations of ours of pods whose requests do not hang.
+// soundEvacuating counts our Evacuations of pods whose requests do not hang.
 func (f *fixture) soundEvacuating() int {
 	n := 0
 	for _, pod := range f.evacuating() {

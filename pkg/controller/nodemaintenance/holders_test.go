@@ -32,7 +32,7 @@ func numbered(n int, modify ...func(*v1alpha1.NodeMaintenance)) []apiruntime.Obj
 	return objects
 }
 
-// shutdownOf makes a maintenance that of a shutdown of a node.
+// shutdownOf makes a maintenance the one of a node's shutdown.
 func shutdownOf(node, boot string) func(*v1alpha1.NodeMaintenance) {
 	return func(nm *v1alpha1.NodeMaintenance) {
 		nm.Name = protocol.ShutdownName(node, boot)
@@ -68,7 +68,8 @@ func (f *fixture) converge() {
 	f.t.Fatal("the cluster does not converge")
 }
 
-// TestMoreMaintenancesThanMayHoldANode gets 52 maintenances on a node by its labels.
+// TestMoreMaintenancesThanMayHoldANode changes the labels of a node so that 52 maintenances select
+// it.
 func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		objects := append(numbered(52), newNode("one", inPool("green")), newNode("two"), newPod("p", "one", 0))
@@ -114,7 +115,7 @@ func TestMoreMaintenancesThanMayHoldANode(t *testing.T) {
 	})
 }
 
-// TestTooManyMaintenancesOfANodeWriteItOnce checks that the node is written no more once its
+// TestTooManyMaintenancesOfANodeWriteItOnce checks that the node is not written again after its
 // annotations name the maintenances that hold it, and that its conditions are written.
 func TestTooManyMaintenancesOfANodeWriteItOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -144,8 +145,8 @@ func TestTooManyMaintenancesOfANodeWriteItOnce(t *testing.T) {
 	})
 }
 
-// TestAdvertisedMaintenancesAreLimited has more maintenances in stage Idle than the annotation of a
-// node has room for.
+// TestAdvertisedMaintenancesAreLimited has more maintenances in stage Idle than fit into the
+// annotation of a node.
 func TestAdvertisedMaintenancesAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, append(numbered(60, createdAt(v1alpha1.NodeMaintenanceStageIdle)), newNode("one"))...)
@@ -159,7 +160,7 @@ func TestAdvertisedMaintenancesAreLimited(t *testing.T) {
 	})
 }
 
-// TestShutdownHasAPlaceOfItsOwn has a node go down that 50 maintenances hold.
+// TestShutdownHasAPlaceOfItsOwn shuts down a node that 50 maintenances hold.
 func TestShutdownHasAPlaceOfItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		objects := append(numbered(51), newNode("one"), newPod("p", "one", 0),
@@ -177,8 +178,8 @@ func TestShutdownHasAPlaceOfItsOwn(t *testing.T) {
 	})
 }
 
-// TestEarlierShutdownHasNoPlaceOfItsOwn has a node that 50 maintenances hold announce a second
-// shutdown: only the latest one needs no place.
+// TestEarlierShutdownHasNoPlaceOfItsOwn has a second shutdown of a node that 50 maintenances hold:
+// only the latest shutdown needs no place.
 func TestEarlierShutdownHasNoPlaceOfItsOwn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		objects := append(numbered(51), newNode("one"), newPod("p", "one", 0),
@@ -196,8 +197,8 @@ func TestEarlierShutdownHasNoPlaceOfItsOwn(t *testing.T) {
 	})
 }
 
-// TestPlacesOutliveAnnotations has a kubelet erase the annotations that name the maintenances which
-// hold its node: those without a place do not come to have one.
+// TestPlacesOutliveAnnotations has a kubelet that erases the annotations which name the holders of
+// its node: other maintenances do not get their places.
 func TestPlacesOutliveAnnotations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, append(numbered(60), newNode("one"), newPod("p", "one", 0))...)
@@ -215,15 +216,15 @@ func TestPlacesOutliveAnnotations(t *testing.T) {
 	})
 }
 
-// bootNumber returns the boot ID of a boot of a machine.
+// bootNumber returns a boot ID.
 func bootNumber(n int) string { return fmt.Sprintf("%08d-2fa1-11d2-883f-0016d3cca427", n) }
 
 func inBoot(bootID string) func(*corev1.Node) {
 	return func(node *corev1.Node) { node.Status.NodeInfo.BootID = bootID }
 }
 
-// TestLaterShutdownSupersedes has a node announce a shutdown while its last one is not complete,
-// and boot for it.
+// TestLaterShutdownSupersedes has a node that announces a shutdown while its previous one is not
+// complete, and boots for it.
 func TestLaterShutdownSupersedes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		earlier, later := protocol.ShutdownName("one", bootNumber(1)), protocol.ShutdownName("one", bootNumber(2))
@@ -268,7 +269,7 @@ func TestCancelledShutdownSupersedesNothing(t *testing.T) {
 	})
 }
 
-// TestShutdownsOfUnknownBoots has a node whose kubelet publishes no boot ID that can be compared.
+// TestShutdownsOfUnknownBoots has a node whose kubelet publishes no comparable boot ID.
 func TestShutdownsOfUnknownBoots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("", createdMinute(1), shutdownOf("one", bootNumber(1))),
@@ -289,8 +290,8 @@ func TestShutdownsOfUnknownBoots(t *testing.T) {
 	})
 }
 
-// TestCostOfManyMaintenancesOfANode counts the allocations of one sync of each maintenance of a
-// node, which an event of the node brings about.
+// TestCostOfManyMaintenancesOfANode counts the allocations after an event of a node, which syncs
+// each of its maintenances once.
 func TestCostOfManyMaintenancesOfANode(t *testing.T) {
 	round := func(n int) (allocations uint64) {
 		synctest.Test(t, func(t *testing.T) {
@@ -320,7 +321,7 @@ func TestCostOfManyMaintenancesOfANode(t *testing.T) {
 	}
 	few := round(100)
 	for _, n := range []int{200, 400} {
-		// A third more than n/100 times as many, for what grows by steps.
+		// Allow a third more than n/100 times as many: slices and maps grow in steps.
 		if many, most := round(n), few*uint64(n)/100*4/3; many > most {
 			t.Errorf("a sync of each of %d maintenances of a node takes %d allocations, want at most %d: that of 100 takes %d", n, many, most, few)
 		}

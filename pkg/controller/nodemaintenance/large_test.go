@@ -16,7 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// BenchmarkLook gathers and decides, without writing, for one maintenance over 5,000 nodes with
+// BenchmarkLook gathers and decides, without writes, for one maintenance of 5,000 nodes with
 // 150,000 pods.
 func BenchmarkLook(b *testing.B) {
 	const nodes, podsPerNode = 5000, 30
@@ -47,8 +47,8 @@ func BenchmarkLook(b *testing.B) {
 	})
 }
 
-// TestStatusOf5000NodesFits fills the status of as many nodes and checks that it can be stored with
-// all messages.
+// TestStatusOf5000NodesFits checks that the largest status of 5,000 nodes can be stored with all
+// messages.
 func TestStatusOf5000NodesFits(t *testing.T) {
 	c, nm := largeCluster(t, 5000, 1)
 	f, err := c.gather(t.Context(), nm)
@@ -60,7 +60,7 @@ func TestStatusOf5000NodesFits(t *testing.T) {
 		t.Fatal(err)
 	}
 	status := d.status
-	// The longest targets of a drain plan without entries of the user.
+	// The longest targets of a drain plan without user-defined entries.
 	for i := range status.NodeStatuses {
 		status.NodeStatuses[i].DrainTargets = []v1alpha1.DrainPlanEntry{
 			{PodType: v1alpha1.PodTypeDefault, PodPriority: v1alpha1.MaxPodPriority},

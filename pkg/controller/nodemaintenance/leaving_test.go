@@ -14,8 +14,8 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// TestEvacuationsOfADeselectedNodeAreWithdrawn has a user narrow the selector because a node cannot
-// be written.
+// TestEvacuationsOfADeselectedNodeAreWithdrawn has a user who removes a node from the selector
+// because the node cannot be written.
 func TestEvacuationsOfADeselectedNodeAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))
@@ -43,7 +43,7 @@ func TestEvacuationsOfADeselectedNodeAreWithdrawn(t *testing.T) {
 	})
 }
 
-// TestSilentAuthorizerOfAPlannedMaintenanceDelaysNoOther has the authorizer give no answer about
+// TestSilentAuthorizerOfAPlannedMaintenanceDelaysNoOther has an authorizer that does not answer for
 // the user of a maintenance in stage Idle.
 func TestSilentAuthorizerOfAPlannedMaintenanceDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -38,7 +38,7 @@ type seen struct {
 	status  v1alpha1.NodeMaintenanceStatus
 	targets map[string][]v1alpha1.DrainPlanEntry
 	unasked []string
-	// unwanted are Evacuations.
+	// unwanted are the names of Evacuations.
 	unwanted []string
 }
 
@@ -67,8 +67,8 @@ func (f *fixture) decisionOf(nm *v1alpha1.NodeMaintenance) seen {
 	return s
 }
 
-// TestEveryFieldOfANodeStatusIsCompared changes one field after the other, those of structs one by
-// one. The controller would never write a field that it does not compare.
+// TestEveryFieldOfANodeStatusIsCompared changes each field, and each field of a nested struct. The
+// controller would never write a change of a field that it does not compare.
 func TestEveryFieldOfANodeStatusIsCompared(t *testing.T) {
 	for _, list := range []reflect.Type{reflect.TypeFor[v1alpha1.NodeMaintenanceNodeStatus](), reflect.TypeFor[v1alpha1.DrainPlanEntry]()} {
 		for _, field := range fields(list) {
@@ -89,7 +89,8 @@ func TestEveryFieldOfANodeStatusIsCompared(t *testing.T) {
 	}
 }
 
-// fields returns the fields of a struct, and those of a struct among them in its place.
+// fields returns the fields of a struct, with the fields of a nested struct instead of the nested
+// struct.
 func fields(of reflect.Type) []reflect.StructField {
 	var out []reflect.StructField
 	for _, field := range reflect.VisibleFields(of) {

@@ -27,15 +27,15 @@ func ofServer(pod *corev1.Pod) {
 }
 
 func TestRecreatedOwnPodIsKept(t *testing.T) {
-	// Created in the same second as the cordon, later, and before it by the clock of
-	// kube-apiserver, which is another one.
+	// The pod is created in the same second as the cordon, later, and earlier according to the
+	// clock of kube-apiserver.
 	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))
 	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 12, 1, 0, 0, time.UTC))
 	testAnOwnPodThatComesBack(t, time.Date(2026, 11, 1, 11, 58, 0, 0, time.UTC))
 }
 
-// TestOwnPodLeavesWhateverTheClocksSay: a pod of the server is on the node when it is held, and the
-// clock of kube-apiserver, which created the pod, is a minute ahead of that of the server.
+// TestOwnPodLeavesWhateverTheClocksSay: a pod of the server is on the node when the hold begins,
+// and the clock of kube-apiserver, which created the pod, is a minute ahead of the server's clock.
 func TestOwnPodLeavesWhateverTheClocksSay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("away", inPool("green"), ready), newMaintenance("m"),

@@ -36,12 +36,12 @@ func TestMostPodsThatWereGone(t *testing.T) {
 		"a node that has just joined": {now: entry(5, 5, 0, wave...), want: 0},
 		"a pod has left":              {before: ptr.To(entry(5, 5, 0, wave...)), now: entry(5, 4, 0, wave...), want: 1, more: true},
 		"a pod has come back":         {before: ptr.To(entry(5, 3, 2, wave...)), now: entry(5, 4, 0, wave...), want: 2},
-		"it has left again":           {before: ptr.To(entry(5, 4, 2, wave...)), now: entry(5, 3, 0, wave...), want: 2},
-		"another one has left, too":   {before: ptr.To(entry(5, 3, 2, wave...)), now: entry(5, 2, 0, wave...), want: 3, more: true},
+		"the returned pod has left again":           {before: ptr.To(entry(5, 4, 2, wave...)), now: entry(5, 3, 0, wave...), want: 2},
+		"another pod has left, too":   {before: ptr.To(entry(5, 3, 2, wave...)), now: entry(5, 2, 0, wave...), want: 3, more: true},
 		"more pods have come than were there": {
 			before: ptr.To(entry(5, 3, 2, wave...)), now: entry(30, 30, 0, wave...), want: 2,
 		},
-		"more of those have left": {before: ptr.To(entry(30, 28, 2, wave...)), now: entry(30, 27, 0, wave...), want: 3, more: true},
+		"more pods than ever have left": {before: ptr.To(entry(30, 28, 2, wave...)), now: entry(30, 27, 0, wave...), want: 3, more: true},
 		"a wave has opened":       {before: ptr.To(entry(5, 4, 2, wave...)), now: entry(5, 4, 0, upTo(2000)), want: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,10 +70,10 @@ func TestWhenPodsOfANodeMoved(t *testing.T) {
 		want     time.Time
 	}{
 		"no pod moves":                    {},
-		"the latest one counts":           {moves: []time.Time{ago(5), ago(1), ago(3)}, want: ago(1)},
+		"the latest move counts":           {moves: []time.Time{ago(5), ago(1), ago(3)}, want: ago(1)},
 		"a pod that terminates moves now": {moves: []time.Time{ago(5), ago(-60)}, want: now},
-		"one that has come back does not": {moves: []time.Time{ago(1)}, cameBack: 1},
-		"one of two that move does not":   {moves: []time.Time{ago(5), ago(1)}, cameBack: 1, want: ago(5)},
+		"the move of a returned pod does not count": {moves: []time.Time{ago(1)}, cameBack: 1},
+		"one of two moves does not count after one return":   {moves: []time.Time{ago(5), ago(1)}, cameBack: 1, want: ago(5)},
 		"more have come back than move":   {moves: []time.Time{ago(5), ago(1)}, cameBack: 3},
 		"more are gone, and none moves":   {cameBack: -1},
 		"more are gone, and one moves":    {moves: []time.Time{ago(1)}, cameBack: -1, want: ago(1)},
@@ -88,8 +88,8 @@ func TestWhenPodsOfANodeMoved(t *testing.T) {
 	}
 }
 
-// TestRefusedStatusIsTold has a policy refuse every write of a status, so that only an event can
-// tell it.
+// TestRefusedStatusIsTold has a policy that refuses every status write, so that only an event can
+// report it.
 func TestRefusedStatusIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("m"))

@@ -46,7 +46,7 @@ func (f *fixture) wantEnqueued(name string) {
 	})
 }
 
-// wantWithdrawals waits until an event has enqueued an Evacuation to be withdrawn, and syncs it.
+// wantWithdrawals waits until an event has enqueued an Evacuation for withdrawal, and syncs it.
 func (f *fixture) wantWithdrawals() {
 	f.t.Helper()
 	f.eventually("an Evacuation is to be withdrawn", func() bool { return f.withdrawals.queue.Len() > 0 })
@@ -75,7 +75,7 @@ func nominated(node string) func(*corev1.Pod) {
 }
 
 // TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn completes a maintenance immediately after it
-// has created one Evacuation and joined one of another instigator.
+// has created one Evacuation and joined another instigator's.
 func TestEvacuationsThatTheCacheDoesNotShowAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newPod("q", "one", 0), newMaintenance("m",
@@ -194,8 +194,8 @@ func TestNoEvacuationOnADeselectedNode(t *testing.T) {
 	})
 }
 
-// TestMaintenanceEndsBesideOneThatHasNoTargets has a second maintenance of the node, whose user may
-// not delete the node.
+// TestMaintenanceEndsBesideOneThatHasNoTargets has a second maintenance of the node, whose
+// requester may not delete the node.
 func TestMaintenanceEndsBesideOneThatHasNoTargets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newPod("p", "one", 0), newMaintenance("a", createdMinute(1)))
@@ -216,7 +216,7 @@ func TestMaintenanceEndsBesideOneThatHasNoTargets(t *testing.T) {
 	})
 }
 
-// TestStrayEvacuationsAreWithdrawn has a leader write that does not know yet that it is no longer
+// TestStrayEvacuationsAreWithdrawn has a leader that writes before it knows that it is no longer
 // the leader, or that its maintenance has ended.
 func TestStrayEvacuationsAreWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -256,7 +256,7 @@ func TestCordonWrittenAfterTheEndOfItsMaintenanceIsRemoved(t *testing.T) {
 
 func TestEvacuationIsWithdrawnWhenThePodLosesItsNomination(t *testing.T) {
 	for name, change := range map[string]func(*corev1.Pod){
-		"because another node took it in": func(pod *corev1.Pod) {
+		"because it was bound to another node": func(pod *corev1.Pod) {
 			pod.Spec.NodeName, pod.Status = "green", corev1.PodStatus{Phase: corev1.PodRunning}
 		},
 		"because another node is nominated": nominated("green"), "because none is nominated": nominated(""),
@@ -302,8 +302,8 @@ func TestNominatedPodsThatAreBoundKeepTheirEvacuation(t *testing.T) {
 	})
 }
 
-// TestDeselectedNodesStayInTheStatusUntilTheyAreReleased deselects nodes that have no annotation of
-// ours. Only the status names them.
+// TestDeselectedNodesStayInTheStatusUntilTheyAreReleased deselects nodes without an annotation of
+// ours, so that only the status names them.
 func TestDeselectedNodesStayInTheStatusUntilTheyAreReleased(t *testing.T) {
 	for name, leaves := range map[string]func(*fixture){
 		"the label of a node with a foreign cordon changes": func(f *fixture) {
@@ -374,8 +374,8 @@ func TestDeselectedNodesStayInTheStatusUntilTheyAreReleased(t *testing.T) {
 	}
 }
 
-// TestNewLeaderConfirmsDrainedNodes has a pod on a drained node that neither the status nor the
-// cache shows.
+// TestNewLeaderConfirmsDrainedNodes has a pod on a drained node that is missing in the status and
+// in the cache.
 func TestNewLeaderConfirmsDrainedNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
@@ -406,7 +406,7 @@ func TestNewLeaderConfirmsDrainedNodes(t *testing.T) {
 	})
 }
 
-// TestTheLastCountersAreWritten ends a drain within the pause between two writes.
+// TestTheLastCountersAreWritten ends a drain during the pause between two writes.
 func TestTheLastCountersAreWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"), newPod("p", "one", 0), newPod("q", "one", 0))

@@ -38,9 +38,9 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestSilentAuthorizerDelaysNoOtherDrain has the authorizer give no answer about one of two users.
-// The drain of the other user goes on with a single worker, and that of the first user as soon as
-// the authorizer answers.
+// TestSilentAuthorizerDelaysNoOtherDrain has an authorizer that does not answer for one of two
+// users. With a single worker, the drain of the other user continues, and that of the first user as
+// soon as the authorizer answers.
 func TestSilentAuthorizerDelaysNoOtherDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const silent, nodeWorkers = "silent", 16
@@ -64,14 +64,14 @@ func TestSilentAuthorizerDelaysNoOtherDrain(t *testing.T) {
 			func() bool { return slices.Equal(f.evacuating(), []string{"p"}) })
 		close(f.rights.answer)
 		f.ticking("all pods are asked to leave", func() bool { return len(f.evacuating()) == 1+2*nodeWorkers })
-		// A review fails after ten seconds. The drain has not waited for one.
+		// A review fails after ten seconds. The drain must not wait for one.
 		if took := time.Since(start); took >= 10*time.Second {
 			t.Errorf("the drain took %s", took)
 		}
 	})
 }
 
-// run runs the controllers of nodes and of maintenances until the test ends.
+// run runs the node and the nodemaintenance controllers until the test ends.
 func (f *fixture) run(workers int) {
 	var wg sync.WaitGroup
 	wg.Go(func() { f.nodes.Run(f.ctx, workers) })

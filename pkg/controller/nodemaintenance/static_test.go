@@ -17,7 +17,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// static makes a mirror pod on its node.
+// static makes a pod a mirror pod of its node.
 func static(pod *corev1.Pod) {
 	pod.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"}
 	pod.OwnerReferences = []metav1.OwnerReference{{
@@ -25,7 +25,7 @@ func static(pod *corev1.Pod) {
 	}}
 }
 
-// agent sets the condition of a node agent that keeps no static pod.
+// agent adds the condition of a node agent that keeps no static pod.
 func agent(status corev1.ConditionStatus) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		keeping("")(node)
@@ -38,7 +38,7 @@ func agent(status corev1.ConditionStatus) func(*corev1.Node) {
 	}
 }
 
-// keeping has the agent keep a static pod.
+// keeping adds the annotation of an agent that keeps a static pod.
 func keeping(pod string) func(*corev1.Node) {
 	return func(node *corev1.Node) {
 		kept := map[string]protocol.KeptReason{}
@@ -86,8 +86,8 @@ func TestAgentsThatComeAndGo(t *testing.T) {
 	})
 }
 
-// TestAgentsThatComeAndGoBeforeTheirWave has the pod of another node keep the wave of static pods
-// closed: no Evacuation comes or goes with the agent.
+// TestAgentsThatComeAndGoBeforeTheirWave has a pod on another node that keeps the wave of static
+// pods closed: no Evacuation is created or withdrawn because of the agent.
 func TestAgentsThatComeAndGoBeforeTheirWave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newNode("two"), newMaintenance("m"), newPod("proxy", "one", 0, static), newPod("web", "two", 0))
@@ -117,8 +117,8 @@ func (f *fixture) shows(node string, status corev1.ConditionStatus) func() bool 
 	}
 }
 
-// soon waits for a condition that an event brings about. A node shows only after half a minute that
-// pods have returned. The controllers also look at everything once in a while, which takes longer.
+// soon waits for a condition that an event has to cause. A node reports returned pods after half a
+// minute. The periodic resync of the controllers comes too late to be the cause.
 func (f *fixture) soon(what string, condition func() bool) {
 	f.t.Helper()
 	begun := time.Now()

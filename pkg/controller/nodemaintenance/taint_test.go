@@ -40,7 +40,7 @@ func taintedBy(value string) func(*corev1.Node) {
 	}
 }
 
-// wantTaints checks which taints a node has and which maintenances are on its annotation.
+// wantTaints checks the taints of a node, and which maintenances its annotation names.
 func (f *fixture) wantTaints(name string, taints []corev1.Taint, by ...string) {
 	f.t.Helper()
 	node := f.node(name)
@@ -131,8 +131,8 @@ func TestDaemonSetPodsHaveNoEvacuationBeforeTheTaint(t *testing.T) {
 	})
 }
 
-// TestRefusedTaintIsReported has a policy refuse the taint of a node that is already cordoned, so
-// that its DaemonSet pods never get an Evacuation.
+// TestRefusedTaintIsReported has a policy that refuses the taint of a cordoned node, so that its
+// DaemonSet pods never get an Evacuation.
 func TestRefusedTaintIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newTaintFixture(t, newNode("one"), newMaintenance("m"), newPod("logger", "one", 0, ofDaemonSet))

@@ -25,7 +25,7 @@ import (
 	"haulout.dev/haulout/pkg/drain/marks"
 )
 
-// These tests cover drains that do not progress: the object must show it.
+// These tests cover drains without progress: the status must report that.
 
 func TestDecideProgressing(t *testing.T) {
 	yes, no := metav1.ConditionTrue, metav1.ConditionFalse
@@ -110,7 +110,7 @@ func TestLastProgress(t *testing.T) {
 		want     time.Time
 	}{
 		"the drain begins":      {nil, movement{}, now},
-		"nothing moved":         {before, movement{}, before.Time},
+		"no progress":         {before, movement{}, before.Time},
 		"a pod left":            {before, movement{moreGone: true}, now},
 		"a wave opened":         {before, movement{targetsChanged: true}, now},
 		"an evacuator reported": {before, movement{moved: now.Add(-time.Minute)}, now.Add(-time.Minute)},
@@ -145,7 +145,7 @@ func TestNodesAreReleasedOneByOne(t *testing.T) {
 				f.cached()
 				f.syncOnce("m")
 				f.cached()
-				_ = f.withdraw() // p fails, which is what the test is about
+				_ = f.withdraw() // the withdrawal for p fails, as intended
 				f.cached()
 				if err := f.reconcileNodes(); err != nil {
 					t.Fatal(err)
@@ -229,8 +229,8 @@ func TestFailedSyncIsShown(t *testing.T) {
 	})
 }
 
-// cachedMaintenances waits until the cache shows the maintenances and the Evacuations, where pods
-// cannot be listed.
+// cachedMaintenances waits until the caches have the maintenances and the Evacuations, for tests in
+// which pods cannot be listed.
 func (f *fixture) cachedMaintenances() {
 	f.t.Helper()
 	f.eventually("the cache shows the maintenance", func() bool {
@@ -239,7 +239,7 @@ func (f *fixture) cachedMaintenances() {
 	})
 }
 
-// TestNodeThatIsUncordonedRepeatedlyDelaysOnlyItsOwnPods has another client uncordon node two
+// TestNodeThatIsUncordonedRepeatedlyDelaysOnlyItsOwnPods has another client that uncordons node two
 // repeatedly.
 func TestNodeThatIsUncordonedRepeatedlyDelaysOnlyItsOwnPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -363,8 +363,8 @@ func TestNodesOfAnotherStorageAreKept(t *testing.T) {
 }
 
 // TestHostileAnnotationsStopNoOtherNode has a node whose annotation has a name that no maintenance
-// can have, so that its cordon is taken for a user's; one with far too many names; and one to be
-// released.
+// can have, so that its cordon counts as a user's, a node whose annotation has far too many names,
+// and a node to release.
 func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 	many := []string{}
 	for i := range 10000 {
@@ -398,7 +398,7 @@ func TestHostileAnnotationsStopNoOtherNode(t *testing.T) {
 	})
 }
 
-// TestNodesThatDoNotFitInTheStatusAreNotSelected has more nodes join than the status has room for.
+// TestNodesThatDoNotFitInTheStatusAreNotSelected has more nodes than fit into the status.
 func TestNodesThatDoNotFitInTheStatusAreNotSelected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		wide := func(nm *v1alpha1.NodeMaintenance) {
@@ -490,7 +490,7 @@ func TestDrainNamesItsBlockersWhenItBegins(t *testing.T) {
 		if err := f.forecasts.reconcile(f.ctx, "m"); err != nil {
 			t.Fatal(err)
 		}
-		// No later change begins the drain again, nor does a new leader.
+		// Neither a later change nor a new leader starts the drain again.
 		f.restart()
 		f.create(newPod("q", "one", 0))
 		f.wait(statusPace)
@@ -512,7 +512,7 @@ func TestCompletedMaintenancesAreDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newNode("one"), newMaintenance("m"))
 		f.step("m")
-		// The time of the drain does not count.
+		// The time before the completion does not count.
 		f.wait(20 * time.Hour)
 		f.enter("m", stageComplete)
 		nm := f.nm("m")
@@ -524,7 +524,7 @@ func TestCompletedMaintenancesAreDeleted(t *testing.T) {
 		f.step("m")
 		f.wait(10 * time.Hour)
 		f.step("m")
-		f.nm("m") // kept for ever by default
+		f.nm("m") // kept forever by default
 		f.completedTTL = 11 * time.Hour
 		f.step("m")
 		f.nm("m")

@@ -19,9 +19,9 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// TestUnwantedEvacuationThatCannotBeWithdrawn has a policy that refuses to withdraw the Evacuation
-// of a pod that no target covers, on a node that is drained. The maintenance is synced each second,
-// as in a busy drain, and the Evacuation changes.
+// TestUnwantedEvacuationThatCannotBeWithdrawn has a policy that refuses the withdrawal of an
+// Evacuation whose pod no target covers, on a node that is drained. The maintenance is synced each
+// second, as in a busy drain, and the Evacuation changes.
 func TestUnwantedEvacuationThatCannotBeWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t, newMaintenance("m"), newNode("one"), newPod("p", "one", 0, ofDaemonSet))

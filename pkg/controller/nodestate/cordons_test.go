@@ -16,7 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// TestNodeIsUncordonedForEachMaintenance uncordons a node for two maintenances that exist to do so.
+// TestNodeIsUncordonedForEachMaintenance uncordons a node for two maintenances that only uncordon.
 func TestNodeIsUncordonedForEachMaintenance(t *testing.T) {
 	c := newCordons(clock.RealClock{})
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "1"}}
@@ -35,8 +35,8 @@ func TestNodeIsUncordonedForEachMaintenance(t *testing.T) {
 	want("after the node was deleted", map[types.UID]bool{"a": false, "b": false, "c": false})
 }
 
-// TestAListOfAnEarlierCordonConfirmsNothing has a user uncordon a node and cordon it again while
-// the pods of the node are listed.
+// TestAListOfAnEarlierCordonConfirmsNothing has a user who uncordons a node and cordons it again
+// while the pods of the node are listed.
 func TestAListOfAnEarlierCordonConfirmsNothing(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Unix(1000, 0))
 	c := newCordons(clock)

@@ -26,8 +26,7 @@ func TestRequests(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "1"}, Spec: corev1.PodSpec{NodeName: "one"},
 	}
 	key := types.NamespacedName{Namespace: "shop", Name: protocol.CanonicalName("web", "1")}
-	// answering returns a request that gets an answer, and during looks at what is known before
-	// that.
+	// answering returns a request with the given answer. It calls during before the answer.
 	answering := func(answer error, during ...func()) func(*Requests) {
 		return func(r *Requests) {
 			_ = r.Do(pod, func() error {
@@ -51,14 +50,14 @@ func TestRequests(t *testing.T) {
 	}{
 		"no request was made":                                         {},
 		"the request was answered":                                    {happens: []func(*Requests){answering(nil)}, pending: true, recent: true},
-		"the cache shows the Evacuation":                              {happens: []func(*Requests){answering(nil), func(r *Requests) { r.Forget("1") }}},
+		"the Evacuation is in the cache":                              {happens: []func(*Requests){answering(nil), func(r *Requests) { r.Forget("1") }}},
 		"the request failed":                                          {happens: []func(*Requests){answering(no)}, pending: true, failures: 1},
 		"another pod was deleted":                                     {happens: []func(*Requests){answering(nil), func(r *Requests) { r.Forget("2") }}, pending: true, recent: true},
 		"the namespace is being deleted, and the request is repeated": {happens: []func(*Requests){answering(terminating), answering(nil)}},
 		"the request failed twice, and is repeated":                   {happens: []func(*Requests){answering(no), answering(no), answering(nil)}, pending: true, failures: 2},
 		"the server stops":                                            {happens: []func(*Requests){answering(InconclusiveError{no})}, pending: true, recent: true},
 		"the request is not sent":                                     {happens: []func(*Requests){answering(ErrNotRequested)}, ended: 1},
-		"the Evacuation is found not to exist":                        {happens: []func(*Requests){answering(nil), func(r *Requests) { r.End("one", "1") }}, ended: 1},
+		"the Evacuation does not exist":                        {happens: []func(*Requests){answering(nil), func(r *Requests) { r.End("one", "1") }}, ended: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			clock := clocktesting.NewFakePassiveClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))

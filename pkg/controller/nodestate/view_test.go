@@ -33,13 +33,13 @@ func TestViewIsNotCachedAfterAnEventDuringItsBuild(t *testing.T) {
 	is.True(t, err == nil && got == old, "got %v, %v, want a new view for a recreated node", got, err)
 }
 
-// TestViewOfAForgottenNodeIsNotKept has worker A build a view that an event makes old. Then the
-// node is forgotten, and worker B begins to build one before A is done.
+// TestViewOfAForgottenNodeIsNotKept has a worker A that builds a view, which an event makes
+// outdated. Then the node is forgotten, and worker B begins to build a view before A is done.
 func TestViewOfAForgottenNodeIsNotKept(t *testing.T) {
 	other := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "other"}}
 	for name, forget := range map[string]func(*views){
 		"no maintenance selects the node": func(v *views) { v.Forget("n") },
-		"the node was another one meanwhile": func(v *views) {
+		"another node had the name meanwhile": func(v *views) {
 			_, err := v.of(other, func(*corev1.Node) (*View, error) { return &View{}, nil })
 			must.Do(t, err)
 		},
@@ -73,8 +73,8 @@ func TestViewOfAForgottenNodeIsNotKept(t *testing.T) {
 	}
 }
 
-// TestViewDependsOnTheNodeAgent has a worker build a view from a node that it has read before the
-// event of the node agent. The view must not be used for the newer node.
+// TestViewDependsOnTheNodeAgent has a worker that builds a view from a node that it has read before
+// the event of the node agent. The view must not be used for the newer node.
 func TestViewDependsOnTheNodeAgent(t *testing.T) {
 	v := &views{}
 	plain := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", UID: "first"}}

@@ -25,7 +25,7 @@ func nodeNamed(name string, created time.Time) *corev1.Node {
 }
 
 // TestNodeThatJoinsWhileTheLineIsDrawn: the newest node is read, then another node joins, and then
-// the line is stored.
+// newestNodeTimestamp is stored.
 func TestNodeThatJoinsWhileTheLineIsDrawn(t *testing.T) {
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 	for name, tt := range map[string]struct {
@@ -87,8 +87,9 @@ func TestNodeThatJoinsWhileTheLineIsDrawn(t *testing.T) {
 	}
 }
 
-// TestSelectorsAreMatchedWithoutTheLock: a selector of the most terms is matched with many nodes,
-// while nodes and the selector change. A change of one node meanwhile is matched with the lock.
+// TestSelectorsAreMatchedWithoutTheLock: a selector with the maximum number of terms is matched
+// with many nodes, while nodes and the selector change. Only nodes that change during that are
+// matched under the lock.
 func TestSelectorsAreMatchedWithoutTheLock(t *testing.T) {
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 	s := newSelection(clocktesting.NewFakePassiveClock(now))

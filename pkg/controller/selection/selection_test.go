@@ -19,7 +19,7 @@ func TestNewLeaderInherits(t *testing.T) {
 	for name, test := range map[string]struct {
 		reason   v1alpha1.NodeStatusReason
 		observed int64
-		// registeredAgain: the node of the cache is another one than that of the status.
+		// registeredAgain: the node in the cache has another UID than the node in the status.
 		registeredAgain bool
 		want            bool
 	}{
@@ -48,7 +48,7 @@ func TestNewLeaderInherits(t *testing.T) {
 	}
 }
 
-// TestShows changes what a selection depends on, one after the other.
+// TestShows changes each input of a selection.
 func TestShows(t *testing.T) {
 	s := newSelection(clocktesting.NewFakePassiveClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)))
 	want := func(step string, nm *v1alpha1.NodeMaintenance, want bool) {

@@ -33,7 +33,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// world is a controller between two fake clusters.
+// world is a controller with two fake clusters.
 type world struct {
 	*testing.T
 	host *fake.Clientset
@@ -41,9 +41,9 @@ type world struct {
 
 	mu      sync.Mutex
 	version int
-	// done is what was written, in order.
+	// done has the writes, in order.
 	done []string
-	// events are the events that the controller wrote.
+	// events has the events of the controller.
 	events *events.FakeRecorder
 }
 
@@ -62,8 +62,7 @@ func newWorld(
 	return w
 }
 
-// start starts a controller that knows nothing but what the clusters hold, until the test ends or
-// stop is called.
+// start runs a new controller on the clusters until the test ends or stop is called.
 func (w *world) start() (stop func()) {
 	w.Helper()
 	cluster := must.Get(host.NewCluster(host.Clients{Client: w.host, Maintenance: w.api, Recorder: w.events}, 0))(w)
@@ -88,7 +87,7 @@ func (w *world) start() (stop func()) {
 
 var evacuationsResource = v1alpha1.SchemeGroupVersion.WithResource("evacuations")
 
-// update refuses what was decided from an old state.
+// update refuses an update with an old resourceVersion.
 func (w *world) update(action clienttesting.Action) (bool, runtime.Object, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -112,8 +111,8 @@ func (w *world) written() []string {
 	return slices.Clone(w.done)
 }
 
-// until waits until these were the writes. A step of the bubble's time passes whenever the
-// controller has done what it could.
+// until waits until the writes are as given. It advances the time by step whenever the controller
+// has nothing left to do.
 func (w *world) until(step time.Duration, want ...string) {
 	w.Helper()
 	if !informertest.Until(step, func() bool { return slices.Equal(w.written(), want) }) {
@@ -121,7 +120,7 @@ func (w *world) until(step time.Duration, want ...string) {
 	}
 }
 
-// status returns what is stored of the Evacuation.
+// status returns the stored status of the Evacuation.
 func (w *world) status() v1alpha1.EvacuationStatus {
 	w.Helper()
 	e := must.Get(w.api.MaintenanceV1alpha1().Evacuations("logging").Get(w.Context(), newEvacuation().Name,
@@ -134,8 +133,8 @@ func (w *world) updateNode(mods ...func(*corev1.Node)) {
 	must.Get(w.host.CoreV1().Nodes().Update(w.Context(), newNode(mods...), metav1.UpdateOptions{}))(w)
 }
 
-// wantRequested reports an error unless the eviction is requested, which the evacuator leaves to
-// others.
+// wantRequested reports an error unless the eviction is requested and the evacuator has not deleted
+// the pod itself.
 func (w *world) wantRequested() {
 	w.Helper()
 	if st := w.status(); st.ActiveEvacuatorCompleted || st.ExpectedEvacuationFinishTime == nil {
@@ -179,7 +178,7 @@ func TestRestartAfterTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newEvacuation(reported(0, time.Minute, "The pod is evicted for …")), newMaintenance(),
 			newPod(), newNode(tainted))
-		// What comes after it is done.
+		// Later Evacuations are processed.
 		w.addDeclined()
 		w.until(time.Millisecond, "report")
 		if st := w.status(); st.Message != "The pod is evicted for …" {
@@ -188,7 +187,7 @@ func TestRestartAfterTheRequest(t *testing.T) {
 	})
 }
 
-// addDeclined adds an Evacuation of a pod that is no DaemonSet's, which is declined by a report.
+// addDeclined adds an Evacuation of a pod without a DaemonSet, which the evacuator declines.
 func (w *world) addDeclined() {
 	w.Helper()
 	declined := newEvacuation(func(e *v1alpha1.Evacuation) {
@@ -201,7 +200,7 @@ func (w *world) addDeclined() {
 func TestCancellationAtTheLastMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, newEvacuation(), newMaintenance(), newPod(), newNode())
-		// The cache does not see it, but the write does.
+		// The change is not in the cache, but the write conflicts with it.
 		w.mu.Lock()
 		w.version++
 		withdrawn := newEvacuation(func(e *v1alpha1.Evacuation) {
@@ -215,7 +214,7 @@ func TestCancellationAtTheLastMoment(t *testing.T) {
 	})
 }
 
-// withVolumes makes a ready node that has the CSI volumes in use, beside one that no driver needs.
+// withVolumes makes a node ready, with the CSI volumes and one other volume in use.
 func withVolumes(names ...string) func(*corev1.Node) {
 	return func(n *corev1.Node) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
@@ -239,7 +238,7 @@ func claiming(claim string) func(*corev1.Pod) {
 	}
 }
 
-// bind makes a claim and its CSI volume.
+// bind creates a claim and its CSI volume.
 func (w *world) bind(claim, handle string) {
 	w.Helper()
 	must.Do(w, w.host.Tracker().Add(&corev1.PersistentVolumeClaim{
@@ -261,18 +260,18 @@ func TestVolumesThatTheNodeHasNotReleased(t *testing.T) {
 		pod  []func(*corev1.Pod)
 		want bool
 	}{
-		"of a pod that has left are waited for": {
+		"of a pod that has left delay the request": {
 			node: []func(*corev1.Node){tainted, withVolumes("vol-1")}, want: true,
 		},
-		"of a pod that is left are not": {
+		"of a remaining pod do not": {
 			node: []func(*corev1.Node){tainted, withVolumes("vol-1")}, pod: []func(*corev1.Pod){claiming("data")},
 		},
-		"of both are waited for": {
+		"of both delay the request": {
 			node: []func(*corev1.Node){tainted, withVolumes("vol-1", "vol-2")},
 			pod:  []func(*corev1.Pod){claiming("data")}, want: true,
 		},
-		"are not waited for if no driver needs a DaemonSet": {node: []func(*corev1.Node){tainted, withVolumes()}},
-		"are not waited for on a node that is not ready": {
+		"that are not CSI volumes do not": {node: []func(*corev1.Node){tainted, withVolumes()}},
+		"of a node that is not ready do not": {
 			node: []func(*corev1.Node){tainted, withVolumes("vol-1"), notReady},
 		},
 	} {
@@ -320,7 +319,7 @@ func TestVolumesThatTheNodeHasNotReleased(t *testing.T) {
 				reads++
 			}
 		}
-		// Two workers may look at the same time.
+		// Two workers may read at the same time.
 		if reads == 0 || reads > 2 {
 			t.Errorf("got %d reads of the volume of a claim, want at most one by each of the two workers", reads)
 		}

@@ -28,14 +28,14 @@ const (
 	nodeName = "node-7"
 )
 
-// start is when the time of a bubble begins.
+// start is the initial time of a bubble.
 var start = informertest.Start
 
 func at(d time.Duration) *metav1.Time {
 	return &metav1.Time{Time: start.Add(d)}
 }
 
-// newEvacuation makes one whose turn it has been this evacuator's since the start.
+// newEvacuation returns an Evacuation for which this evacuator has been active since the start.
 func newEvacuation(mods ...func(*v1alpha1.Evacuation)) *v1alpha1.Evacuation {
 	return build.With(&v1alpha1.Evacuation{
 		ObjectMeta: metav1.ObjectMeta{
@@ -74,7 +74,7 @@ func newPod(mods ...func(*corev1.Pod)) *corev1.Pod {
 func stopping(until time.Duration) func(*corev1.Pod) {
 	return func(p *corev1.Pod) {
 		p.DeletionTimestamp = at(until)
-		// the fake API would not take a pod that is being deleted for no reason
+		// the fake API refuses a terminating pod without a finalizer
 		p.Finalizers = []string{"example.com/hold"}
 	}
 }
@@ -87,7 +87,7 @@ func tainted(n *corev1.Node) {
 	n.Spec.Taints = []corev1.Taint{{Key: "maintenance.haulout.dev/drain", Effect: corev1.TaintEffectNoSchedule}}
 }
 
-// newMaintenance makes one that asks all DaemonSet pods of the node to leave.
+// newMaintenance returns a maintenance that asks all DaemonSet pods of the node to leave.
 func newMaintenance(mods ...func(*v1alpha1.NodeMaintenance)) *v1alpha1.NodeMaintenance {
 	return build.With(&v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: "kernel", UID: "uid-kernel", ResourceVersion: "1"},
@@ -156,10 +156,10 @@ func TestDecide(t *testing.T) {
 		situation situation
 		want      decision
 	}{
-		"the eviction of a pod that is asked to leave a tainted node is requested": {
+		"the eviction is requested for a pod on a tainted node that is asked to leave": {
 			situation: asked(), want: decision{status: status(minute, saying(2*minute, message)), requested: true},
 		},
-		"a maintenance without a reason gives none": {
+		"the message of a maintenance without a reason has none": {
 			situation: asked(func(s *situation) { s.askedBy.Spec.Reason = "" }),
 			want: decision{
 				status: status(minute,
@@ -167,7 +167,7 @@ func TestDecide(t *testing.T) {
 				requested: true,
 			},
 		},
-		"a pod that does not say gets half a minute": {
+		"a pod without a grace period gets the default": {
 			situation: asked(pod(func(p *corev1.Pod) { p.Spec.TerminationGracePeriodSeconds = nil })),
 			want: decision{
 				status: status(minute, saying(minute+30*time.Second,
@@ -178,21 +178,21 @@ func TestDecide(t *testing.T) {
 		"a requested eviction is not requested again": {
 			situation: asked(evacuation(reported(0, 30*time.Second, message))),
 		},
-		"the pod is kept while the node has volumes of pods that have left, and that is reported": {
+		"the pod waits while the node has volumes of pods that have left, and that is reported": {
 			situation: asked(volumes),
 			want: decision{
 				status: status(minute, func(st *v1alpha1.EvacuationStatus) { st.Message = waits }),
 				wake:   start.Add(minute + 30*time.Second),
 			},
 		},
-		"it is not reported again before a third of the deadline has passed": {
+		"the wait is not reported again before a third of the deadline has passed": {
 			situation: asked(volumes, func(s *situation) {
 				s.now = start.Add(4*minute + 45*time.Second)
 				s.evacuation.Status.EvacuationProgressTimestamp = at(minute)
 			}),
 			want: decision{wake: start.Add(5 * minute)},
 		},
-		"with a short deadline it is reported more often": {
+		"the wait is reported more often with a short deadline": {
 			situation: asked(volumes, func(s *situation) {
 				s.evacuation.Status.EvacuationProgressTimestamp, s.evacuation.Spec.ProgressDeadlineSeconds = at(
 					40*time.Second,
@@ -203,54 +203,54 @@ func TestDecide(t *testing.T) {
 				wake:   start.Add(minute + 20*time.Second),
 			},
 		},
-		"the volumes are waited for no longer than their time": {
+		"the wait for volumes ends after its timeout": {
 			situation: asked(volumes, func(s *situation) { s.now = start.Add(5 * minute) }),
 			want:      decision{status: status(5*minute, saying(6*minute, message)), requested: true},
 		},
 		"a pod that tolerates the taint does not wait for volumes": {
 			situation: asked(volumes, pod(tolerant)), want: decision{status: status(minute, declined(tolerates))},
 		},
-		"one that the drain has not reached waits":   {situation: asked(func(s *situation) { s.askedBy = nil })},
-		"one whose node is not tainted yet waits":    {situation: asked(func(s *situation) { s.node = newNode() })},
-		"one that is gone from the cache is nothing": {situation: asked(func(s *situation) { s.pod = nil })},
-		"one without a node is nothing":              {situation: asked(func(s *situation) { s.node = nil })},
-		"one that has ended is nothing": {
+		"a pod that the drain has not reached waits":   {situation: asked(func(s *situation) { s.askedBy = nil })},
+		"a pod whose node is not tainted yet waits":    {situation: asked(func(s *situation) { s.node = newNode() })},
+		"nothing is done if the pod is not in the cache": {situation: asked(func(s *situation) { s.pod = nil })},
+		"nothing is done if the node is not in the cache":              {situation: asked(func(s *situation) { s.node = nil })},
+		"nothing is done for a finished pod": {
 			situation: asked(pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })),
 		},
-		"another evacuator's is none of its business": {
+		"nothing is done while another evacuator is active": {
 			situation: asked(evacuation(func(e *v1alpha1.Evacuation) {
 				e.Status.ActiveEvacuatorClass = "a.example.com"
 			})),
 		},
-		"one that it has declined is over for it": {
+		"nothing is done after this evacuator has declined": {
 			situation: asked(evacuation(func(e *v1alpha1.Evacuation) {
 				e.Status.ActiveEvacuatorCompleted = true
 			})),
 		},
-		"one without an instigator is left alone": {
+		"nothing is done without an instigator": {
 			situation: asked(evacuation(func(e *v1alpha1.Evacuation) { e.Finalizers = nil })),
 		},
-		"one that is being deleted is left alone": {
+		"nothing is done for an Evacuation that is being deleted": {
 			situation: asked(evacuation(func(e *v1alpha1.Evacuation) { e.DeletionTimestamp = at(0) })),
 		},
-		"one that is complete is left alone": {
+		"nothing is done for a complete Evacuation": {
 			situation: asked(evacuation(func(e *v1alpha1.Evacuation) {
 				e.Status.Conditions = []metav1.Condition{
 					{Type: v1alpha1.ConditionComplete, Status: metav1.ConditionTrue},
 				}
 			})),
 		},
-		"one that tolerates everything would come back and is declined": {
+		"a pod that tolerates everything would return and is declined": {
 			situation: asked(pod(tolerant)), want: decision{status: status(minute, declined(tolerates))},
 		},
-		"a pod of no DaemonSet is declined, whatever its annotation says": {
+		"a pod without a DaemonSet is declined although its annotation names this evacuator": {
 			situation: asked(pod(func(p *corev1.Pod) { p.OwnerReferences[0].Kind = "ReplicaSet" })),
 			want: decision{
 				status: status(minute,
 					declined("The pod does not belong to a DaemonSet: this evacuator does not act on it.")),
 			},
 		},
-		"while it stops as expected nothing is said": {
+		"no report is written while a pod stops as expected": {
 			situation: asked(evacuation(reported(minute, 2*minute, message)), pod(stopping(2*minute+time.Second))),
 			want:      decision{wake: start.Add(11 * minute)},
 		},
@@ -261,15 +261,15 @@ func TestDecide(t *testing.T) {
 				wake:   start.Add(11 * minute),
 			},
 		},
-		"a grace period that a user has cut short is reported": {
+		"a grace period that a user has shortened is reported": {
 			situation: asked(evacuation(reported(0, 3*minute, message)), pod(stopping(minute+time.Second))),
 			want:      decision{status: status(minute, saying(minute+time.Second, message)), wake: start.Add(11 * minute)},
 		},
-		"within a long grace period there is a heartbeat now and then": {
+		"heartbeats are sent within a long grace period": {
 			situation: asked(evacuation(reported(-10*minute, 60*minute, message)), pod(stopping(60*minute))),
 			want:      decision{status: status(minute, saying(60*minute, message)), wake: start.Add(11 * minute)},
 		},
-		"after its grace period there is none": {
+		"no heartbeat is sent after the grace period": {
 			situation: asked(evacuation(reported(-10*minute, 0, message)), pod(stopping(0))),
 		},
 	} {
