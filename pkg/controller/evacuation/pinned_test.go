@@ -209,13 +209,13 @@ func TestReadsOfPodsWithoutANodeAreLimited(t *testing.T) {
 		calls int32
 		held  bool
 	}{
-		"a pod that selects the held node":        {pods: []*corev1.Pod{unscheduled("web-2", limitedTo("node-8"))}, healthy: 1, calls: 1, held: true},
-		"volumes that name one claim":             {pods: []*corev1.Pod{unscheduled("web-2", claiming(all(2000, same)...))}, healthy: 1, on: []string{"node-8"}, calls: 3, held: true},
-		"as many claims as are read":              {pods: []*corev1.Pod{unscheduled("web-2", claiming(all(16, each)...))}, healthy: 1, on: []string{"node-8"}, calls: 33, held: true},
-		"more claims":                             {pods: []*corev1.Pod{unscheduled("web-2", claiming(all(17, each)...))}, healthy: 1, on: []string{"node-8"}, calls: 1},
-		"values that are not compared":            {pods: []*corev1.Pod{unscheduled("web-2", limitedTo(elsewhere(500)...))}, healthy: 1, calls: 1},
-		"values of a volume":                      {pods: []*corev1.Pod{unscheduled("web-2", claiming("claim-0"))}, healthy: 1, on: elsewhere(500), calls: 3},
-		"a budget that would stay closed": {pods: []*corev1.Pod{unscheduled("web-2", limitedTo("node-8"))}, healthy: 0},
+		"a pod that selects the held node": {pods: []*corev1.Pod{unscheduled("web-2", limitedTo("node-8"))}, healthy: 1, calls: 1, held: true},
+		"volumes that name one claim":      {pods: []*corev1.Pod{unscheduled("web-2", claiming(all(2000, same)...))}, healthy: 1, on: []string{"node-8"}, calls: 3, held: true},
+		"as many claims as are read":       {pods: []*corev1.Pod{unscheduled("web-2", claiming(all(16, each)...))}, healthy: 1, on: []string{"node-8"}, calls: 33, held: true},
+		"more claims":                      {pods: []*corev1.Pod{unscheduled("web-2", claiming(all(17, each)...))}, healthy: 1, on: []string{"node-8"}, calls: 1},
+		"values that are not compared":     {pods: []*corev1.Pod{unscheduled("web-2", limitedTo(elsewhere(500)...))}, healthy: 1, calls: 1},
+		"values of a volume":               {pods: []*corev1.Pod{unscheduled("web-2", claiming("claim-0"))}, healthy: 1, on: elsewhere(500), calls: 3},
+		"a budget that would stay closed":  {pods: []*corev1.Pod{unscheduled("web-2", limitedTo("node-8"))}, healthy: 0},
 		"more pods than are read": {
 			pods: []*corev1.Pod{
 				unscheduled("web-2", limitedTo("node-8")), unscheduled("web-3", limitedTo("node-8")), unscheduled("web-4", limitedTo("node-8")), unscheduled("web-5", limitedTo("node-8")),

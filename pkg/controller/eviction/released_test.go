@@ -156,7 +156,7 @@ func TestPodThatIsAddedAgainIsNotEvictedTwice(t *testing.T) {
 		"after the API server refused the eviction": {
 			answer: apierrors.NewForbidden(corev1.Resource("pods"), "web-0", errors.New("no")), want: 2,
 		},
-		"when the pod is terminating in the cache":          {then: func(w *world) { w.updatePod(newPod("web-0", stopping)) }, want: 1},
+		"when the pod is terminating in the cache":                  {then: func(w *world) { w.updatePod(newPod("web-0", stopping)) }, want: 1},
 		"when the pod does not change in the cache for a long time": {then: func(w *world) { w.pass(resendAfter, time.Second) }, want: 2},
 	} {
 		bubble.Run(t, name, func(t *testing.T) {

@@ -202,14 +202,14 @@ func TestDecideConfirmation(t *testing.T) {
 		confirm bool
 		wake    time.Duration
 	}{
-		"the scheduler may still bind pods":      {unconfirmed: []string{"one"}, unsettled: time.Second, waits: "the scheduler may still bind"},
-		"a node is not confirmed":                {unconfirmed: []string{"one"}, waits: "waiting for a live list to confirm it for node one"},
-		"all nodes are confirmed, and pods may be nominated":     {confirm: true},
-		"a live list has no pod":                 {live: ptr.To("")},
-		"a live list has a nominated pod":      {live: ptr.To("shop/web"), waits: "Pod shop/web has just appeared", wake: confirmPatience},
-		"Drained was True before":                  {was: true},
-		"Drained was True, and a node was cordoned again since":    {was: true, unconfirmed: []string{"one"}, unsettled: 4 * time.Second, waits: "may still bind"},
-		"Drained was True, and that node is confirmed": {was: true},
+		"the scheduler may still bind pods":                     {unconfirmed: []string{"one"}, unsettled: time.Second, waits: "the scheduler may still bind"},
+		"a node is not confirmed":                               {unconfirmed: []string{"one"}, waits: "waiting for a live list to confirm it for node one"},
+		"all nodes are confirmed, and pods may be nominated":    {confirm: true},
+		"a live list has no pod":                                {live: ptr.To("")},
+		"a live list has a nominated pod":                       {live: ptr.To("shop/web"), waits: "Pod shop/web has just appeared", wake: confirmPatience},
+		"Drained was True before":                               {was: true},
+		"Drained was True, and a node was cordoned again since": {was: true, unconfirmed: []string{"one"}, unsettled: 4 * time.Second, waits: "may still bind"},
+		"Drained was True, and that node is confirmed":          {was: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, newMaintenance("m"), newNode("one"))

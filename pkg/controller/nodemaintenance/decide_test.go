@@ -19,7 +19,7 @@ func TestDecideEvacuation(t *testing.T) {
 		want       evacuationStep
 	}{
 		"a pod without an Evacuation gets one": {nil, stepCreate},
-		"our Evacuation is enough":                       {ourEvacuation("p", "n"), stepNone},
+		"our Evacuation is enough":             {ourEvacuation("p", "n"), stepNone},
 		"the Evacuation of another instigator is joined": {
 			ourEvacuation("p", "n", instigatedBy(foreignInstigator)), stepAdopt,
 		},

@@ -33,16 +33,16 @@ func TestMostPodsThatWereGone(t *testing.T) {
 		want   int32
 		more   bool
 	}{
-		"a node that has just joined": {now: entry(5, 5, 0, wave...), want: 0},
-		"a pod has left":              {before: ptr.To(entry(5, 5, 0, wave...)), now: entry(5, 4, 0, wave...), want: 1, more: true},
-		"a pod has come back":         {before: ptr.To(entry(5, 3, 2, wave...)), now: entry(5, 4, 0, wave...), want: 2},
-		"the returned pod has left again":           {before: ptr.To(entry(5, 4, 2, wave...)), now: entry(5, 3, 0, wave...), want: 2},
-		"another pod has left, too":   {before: ptr.To(entry(5, 3, 2, wave...)), now: entry(5, 2, 0, wave...), want: 3, more: true},
+		"a node that has just joined":     {now: entry(5, 5, 0, wave...), want: 0},
+		"a pod has left":                  {before: ptr.To(entry(5, 5, 0, wave...)), now: entry(5, 4, 0, wave...), want: 1, more: true},
+		"a pod has come back":             {before: ptr.To(entry(5, 3, 2, wave...)), now: entry(5, 4, 0, wave...), want: 2},
+		"the returned pod has left again": {before: ptr.To(entry(5, 4, 2, wave...)), now: entry(5, 3, 0, wave...), want: 2},
+		"another pod has left, too":       {before: ptr.To(entry(5, 3, 2, wave...)), now: entry(5, 2, 0, wave...), want: 3, more: true},
 		"more pods have come than were there": {
 			before: ptr.To(entry(5, 3, 2, wave...)), now: entry(30, 30, 0, wave...), want: 2,
 		},
 		"more pods than ever have left": {before: ptr.To(entry(30, 28, 2, wave...)), now: entry(30, 27, 0, wave...), want: 3, more: true},
-		"a wave has opened":       {before: ptr.To(entry(5, 4, 2, wave...)), now: entry(5, 4, 0, upTo(2000)), want: 1},
+		"a wave has opened":             {before: ptr.To(entry(5, 4, 2, wave...)), now: entry(5, 4, 0, upTo(2000)), want: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			nm := newMaintenance("m")
@@ -69,14 +69,14 @@ func TestWhenPodsOfANodeMoved(t *testing.T) {
 		cameBack int32
 		want     time.Time
 	}{
-		"no pod moves":                    {},
-		"the latest move counts":           {moves: []time.Time{ago(5), ago(1), ago(3)}, want: ago(1)},
-		"a pod that terminates moves now": {moves: []time.Time{ago(5), ago(-60)}, want: now},
-		"the move of a returned pod does not count": {moves: []time.Time{ago(1)}, cameBack: 1},
-		"one of two moves does not count after one return":   {moves: []time.Time{ago(5), ago(1)}, cameBack: 1, want: ago(5)},
-		"more have come back than move":   {moves: []time.Time{ago(5), ago(1)}, cameBack: 3},
-		"more are gone, and none moves":   {cameBack: -1},
-		"more are gone, and one moves":    {moves: []time.Time{ago(1)}, cameBack: -1, want: ago(1)},
+		"no pod moves":                                     {},
+		"the latest move counts":                           {moves: []time.Time{ago(5), ago(1), ago(3)}, want: ago(1)},
+		"a pod that terminates moves now":                  {moves: []time.Time{ago(5), ago(-60)}, want: now},
+		"the move of a returned pod does not count":        {moves: []time.Time{ago(1)}, cameBack: 1},
+		"one of two moves does not count after one return": {moves: []time.Time{ago(5), ago(1)}, cameBack: 1, want: ago(5)},
+		"more have come back than move":                    {moves: []time.Time{ago(5), ago(1)}, cameBack: 3},
+		"more are gone, and none moves":                    {cameBack: -1},
+		"more are gone, and one moves":                     {moves: []time.Time{ago(1)}, cameBack: -1, want: ago(1)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := &nodeCount{moves: test.moves}

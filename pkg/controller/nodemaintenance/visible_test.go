@@ -110,7 +110,7 @@ func TestLastProgress(t *testing.T) {
 		want     time.Time
 	}{
 		"the drain begins":      {nil, movement{}, now},
-		"no progress":         {before, movement{}, before.Time},
+		"no progress":           {before, movement{}, before.Time},
 		"a pod left":            {before, movement{moreGone: true}, now},
 		"a wave opened":         {before, movement{targetsChanged: true}, now},
 		"an evacuator reported": {before, movement{moved: now.Add(-time.Minute)}, now.Add(-time.Minute)},

@@ -57,7 +57,7 @@ func TestRequests(t *testing.T) {
 		"the request failed twice, and is repeated":                   {happens: []func(*Requests){answering(no), answering(no), answering(nil)}, pending: true, failures: 2},
 		"the server stops":                                            {happens: []func(*Requests){answering(InconclusiveError{no})}, pending: true, recent: true},
 		"the request is not sent":                                     {happens: []func(*Requests){answering(ErrNotRequested)}, ended: 1},
-		"the Evacuation does not exist":                        {happens: []func(*Requests){answering(nil), func(r *Requests) { r.End("one", "1") }}, ended: 1},
+		"the Evacuation does not exist":                               {happens: []func(*Requests){answering(nil), func(r *Requests) { r.End("one", "1") }}, ended: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			clock := clocktesting.NewFakePassiveClock(time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))

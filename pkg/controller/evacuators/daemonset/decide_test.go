@@ -210,10 +210,10 @@ func TestDecide(t *testing.T) {
 		"a pod that tolerates the taint does not wait for volumes": {
 			situation: asked(volumes, pod(tolerant)), want: decision{status: status(minute, declined(tolerates))},
 		},
-		"a pod that the drain has not reached waits":   {situation: asked(func(s *situation) { s.askedBy = nil })},
-		"a pod whose node is not tainted yet waits":    {situation: asked(func(s *situation) { s.node = newNode() })},
-		"nothing is done if the pod is not in the cache": {situation: asked(func(s *situation) { s.pod = nil })},
-		"nothing is done if the node is not in the cache":              {situation: asked(func(s *situation) { s.node = nil })},
+		"a pod that the drain has not reached waits":      {situation: asked(func(s *situation) { s.askedBy = nil })},
+		"a pod whose node is not tainted yet waits":       {situation: asked(func(s *situation) { s.node = newNode() })},
+		"nothing is done if the pod is not in the cache":  {situation: asked(func(s *situation) { s.pod = nil })},
+		"nothing is done if the node is not in the cache": {situation: asked(func(s *situation) { s.node = nil })},
 		"nothing is done for a finished pod": {
 			situation: asked(pod(func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })),
 		},

@@ -31,7 +31,7 @@ const (
 	lanes         = v1alpha1.EvacuatorClassEviction
 )
 
-// start is the time at which everything begins.
+// start is the initial time of the tests.
 var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 var podLabels = map[string]string{"app": testName}
@@ -62,7 +62,7 @@ func surging(surge string) func(*appsv1.Deployment) {
 	return func(d *appsv1.Deployment) { d.Spec.Strategy.RollingUpdate.MaxSurge = ptr.To(intstr.Parse(surge)) }
 }
 
-// recorded has the annotation of a surge that is up since the start.
+// recorded adds the record of a surge that is active since the start.
 func recorded(from, to int32, evacuations ...string) func(*appsv1.Deployment) {
 	return annotated(record{
 		UID: testUID, From: from, To: to, Keep: from, Since: &metav1.Time{Time: start}, Evacuations: evacuations,
@@ -79,7 +79,7 @@ func annotated(r record) func(*appsv1.Deployment) {
 	}
 }
 
-// always has its pods replaced although their budgets never allow an eviction.
+// always adds the annotation surge: Always.
 func always(d *appsv1.Deployment) {
 	if d.Annotations == nil {
 		d.Annotations = map[string]string{}
@@ -87,7 +87,7 @@ func always(d *appsv1.Deployment) {
 	d.Annotations[v1alpha1.AnnotationSurge] = v1alpha1.SurgeAlways
 }
 
-// stuck has a rollout that has made no progress for too long.
+// stuck adds a rollout that has exceeded its progress deadline.
 func stuck(d *appsv1.Deployment) {
 	d.Status.UpdatedReplicas = 0
 	d.Status.Conditions = []appsv1.DeploymentCondition{
@@ -95,10 +95,10 @@ func stuck(d *appsv1.Deployment) {
 	}
 }
 
-// podMod changes a pod, or what is known beside it.
+// podMod changes a pod or its other inputs.
 type podMod func(*pod)
 
-// newTestPod returns a pod that has been available for an hour on a node that stays.
+// newTestPod returns a pod that has been available for an hour on a node without maintenance.
 func newTestPod(name string, mods ...podMod) pod {
 	p := pod{staysUp: true, Pod: &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -117,7 +117,7 @@ func newTestPod(name string, mods ...podMod) pod {
 	return *build.With(&p, mods...)
 }
 
-// leaves has an Evacuation with the given class active, whose evacuator reported last at the start.
+// leaves adds an Evacuation whose active class has last reported at the start.
 func leaves(class string) podMod {
 	return func(p *pod) {
 		p.staysUp = false
@@ -140,13 +140,13 @@ func leaves(class string) podMod {
 	}
 }
 
-// fresh came with the surge. The clock of the host cluster may be years ahead of ours.
+// fresh makes a pod one of the surge. The clock of the host cluster may be years ahead of ours.
 func fresh(p *pod) {
 	p.CreationTimestamp = metav1.NewTime(start.Add(time.Second))
 	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(3 * time.Second))
 }
 
-// justBefore came so shortly before the surge that timestamps do not tell.
+// justBefore gives a pod the timestamp of the surge, although it was created before.
 func justBefore(p *pod) {
 	p.CreationTimestamp = metav1.NewTime(start.Add(-time.Second))
 	p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start)
@@ -154,7 +154,7 @@ func justBefore(p *pod) {
 
 func unready(p *pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
 
-// pending has no node, and the scheduler says why.
+// pending makes a pod unscheduled, with the message of the scheduler.
 func pending(why string) podMod {
 	return func(p *pod) {
 		p.Spec.NodeName, p.Status.Phase = "", corev1.PodPending
@@ -164,17 +164,17 @@ func pending(why string) podMod {
 	}
 }
 
-// readyFor has been ready, or not been ready, for some time at the start.
+// readyFor sets for how long a pod has been ready, or unready, at the start.
 func readyFor(d time.Duration) podMod {
 	return func(p *pod) { p.Status.Conditions[0].LastTransitionTime = metav1.NewTime(start.Add(-d)) }
 }
 
-// reported has an evacuator that reported some time after the start.
+// reported adds a report some time after the start.
 func reported(after time.Duration) podMod {
 	return func(p *pod) { p.evacuation.Status.EvacuationProgressTimestamp = &metav1.Time{Time: start.Add(after)} }
 }
 
-// blocked has an Evacuation that has been blocked since the start.
+// blocked makes the Evacuation blocked since the start.
 func blocked(p *pod) {
 	p.evacuation.Status.Conditions = []metav1.Condition{{
 		Type: v1alpha1.ConditionBlocked, Status: metav1.ConditionTrue,
@@ -190,7 +190,7 @@ func cheapest(p *pod) {
 	}
 }
 
-// under has a budget, whose status is computed from the numbers given.
+// under adds a budget, with a status for the given numbers.
 func under(minAvailable *intstr.IntOrString, maxUnavailable *intstr.IntOrString, expected, healthy int32) podMod {
 	return func(p *pod) {
 		b := &policyv1.PodDisruptionBudget{
@@ -206,7 +206,7 @@ func under(minAvailable *intstr.IntOrString, maxUnavailable *intstr.IntOrString,
 	}
 }
 
-// minOne is under a budget that wants one pod to be available.
+// minOne adds a budget with minAvailable 1.
 func minOne(expected, healthy int32) podMod {
 	return under(ptr.To(intstr.FromInt32(1)), nil, expected, healthy)
 }
@@ -239,26 +239,27 @@ func at(after time.Duration, d *appsv1.Deployment, pods ...pod) situation {
 	return s
 }
 
-// changed is a situation in which something else is different.
+// changed returns a situation with a further change.
 func changed(s situation, change func(*situation)) situation {
 	change(&s)
 	return s
 }
 
-// goneAt remembers when a pod has last left under the surge.
+// goneAt sets when a pod last left during the surge.
 func goneAt(t time.Time, s situation) situation {
 	s.memory.goneAt = t
 	return s
 }
 
-// scaledBy has an autoscaler.
+// scaledBy adds autoscalers.
 func (s situation) scaledBy(autoscalers ...*autoscalingv2.HorizontalPodAutoscaler) situation {
 	s.autoscalers = autoscalers
 	s.target = targetOf(s.deployment, autoscalers, state{})
 	return s
 }
 
-// summary is a decision in few words: what is scaled, whose costs change and whose turns end.
+// summary returns a decision as a short text: the scaling, the pods whose costs change, and the
+// pods whose turns end.
 func summary(d decision) string {
 	var text string
 	if d.scale != nil {
@@ -294,7 +295,7 @@ func ptrTo(n int32) *intstr.IntOrString { return ptr.To(intstr.FromInt32(n)) }
 
 func percent(s string) *intstr.IntOrString { return ptr.To(intstr.FromString(s)) }
 
-// syncFailed has a budget that cannot be computed.
+// syncFailed adds the condition of a budget that cannot be computed.
 func syncFailed(p *pod) {
 	p.budgets[0].Status.Conditions = []metav1.Condition{
 		{Type: policyv1.DisruptionAllowedCondition, Status: metav1.ConditionFalse, Reason: policyv1.SyncFailedReason},

@@ -41,7 +41,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// world is a controller between two fake clusters, whose other controllers are the test.
+// world is a controller with two fake clusters. The test acts as the other controllers.
 type world struct {
 	*testing.T
 	recorder *events.FakeRecorder
@@ -70,7 +70,7 @@ func newUnstartedWorld(t *testing.T, evacuations []runtime.Object, host ...runti
 	return w
 }
 
-// run starts a controller, which knows nothing but what is in the API.
+// run starts a new controller on the clusters.
 func (w *world) run() {
 	w.Helper()
 	cluster := must.Get(host.NewCluster(host.Clients{Client: w.host, Maintenance: w.own, Recorder: w.recorder}, 0))(w)
@@ -114,8 +114,8 @@ func (w *world) deployment() *appsv1.Deployment {
 	return must.Get(w.host.AppsV1().Deployments(testNamespace).Get(w.Context(), testName, metav1.GetOptions{}))(w)
 }
 
-// scaled waits until the Deployment has as many replicas, with or without a record, and plays its
-// controller: it has seen it.
+// scaled waits until the Deployment has the given replicas, with or without a record. Then it sets
+// the status, as the deployment controller does.
 func (w *world) scaled(replicas int32, withRecord bool) {
 	w.Helper()
 	w.until(fmt.Sprintf("the Deployment has %d replicas", replicas), func() (bool, string) {
@@ -132,7 +132,7 @@ func (w *world) scaled(replicas int32, withRecord bool) {
 	}))
 }
 
-// reported waits until an Evacuation says something.
+// reported waits until the message of an Evacuation has the given words.
 func (w *world) reported(pod string, completed bool, words string) {
 	w.Helper()
 	name := "uid-" + pod + "-" + pod
@@ -181,12 +181,13 @@ func newBudget() *policyv1.PodDisruptionBudget {
 	}
 }
 
-// on puts a pod on a node.
+// on binds a pod to a node.
 func on(node string) podMod {
 	return func(p *pod) { p.Spec.NodeName = node }
 }
 
-// scene is one pod of a Deployment on a node that is drained, and a node where another one can go.
+// scene returns one pod of a Deployment on a node that is drained, and another node for its
+// replacement.
 func scene(more ...runtime.Object) (evacuations, host []runtime.Object) {
 	leaving := newTestPod("web-0", leaves(ours), on("drained"))
 	host = append(
@@ -208,7 +209,7 @@ func TestPodUnderABudgetLeavesThroughItsLane(t *testing.T) {
 		w.reported("web-0", true, "available in its place")
 		w.scaled(2, true)
 		w.stop()
-		w.run() // the next leader finds the record
+		w.run() // the next leader has only the record
 		w.remove("web-0")
 		w.scaled(1, false)
 	})
@@ -311,8 +312,8 @@ func TestDeploymentThatGoesAwayIsForgotten(t *testing.T) {
 	})
 }
 
-// drains returns a NodeMaintenance that drains the node "drained" and has been refused the node
-// "good".
+// drains returns a NodeMaintenance that drains the node "drained" and is not authorized for the
+// node "good".
 func drains(name, reason string) *v1alpha1.NodeMaintenance {
 	return &v1alpha1.NodeMaintenance{
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)},
@@ -399,8 +400,9 @@ func TestCostThatCannotBeRestoredDoesNotKeepTheSurge(t *testing.T) {
 	})
 }
 
-// TestScaleThatIsRefusedIsTold has a policy refuse every write to the Deployment: its Evacuation
-// and the Deployment say so, and the pod leaves without a surge when the surge timeout has passed.
+// TestScaleThatIsRefusedIsTold has a policy that refuses every write to the Deployment: the
+// Evacuation and an event of the Deployment report it, and the pod leaves without a surge after the
+// surge timeout.
 func TestScaleThatIsRefusedIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		evacuations, host := scene()

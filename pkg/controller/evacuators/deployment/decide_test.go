@@ -34,12 +34,12 @@ func TestDecideStart(t *testing.T) {
 			s: at(0, newDeployment(1), leaving), want: "scale to 2 for 1;",
 			says: "Deployment web is scaled from 1 to 2",
 		},
-		"as many as leave, within maxSurge": {
+		"one extra replica for each leaving pod, within maxSurge": {
 			s: at(0, newDeployment(3, surging("2")), leaving, newTestPod("web-1", leaves(ours)),
 				newTestPod("web-2", leaves(ours))),
 			want: "scale to 5 for 3;", says: "from 3 to 5",
 		},
-		"no more than leave": {
+		"no more extra replicas than leaving pods": {
 			s: at(0, newDeployment(2, surging("100%")), leaving, newTestPod("web-1")), want: "scale to 3 for 1;",
 			says: "from 2 to 3",
 		},
@@ -49,23 +49,23 @@ func TestDecideStart(t *testing.T) {
 			want: "scale to 7 for 3;", says: "from 5 to 7",
 		},
 		"no pod leaves": {s: at(0, newDeployment(1), newTestPod("web-0")), want: "idle;"},
-		"pods of another evacuator are not ours": {
+		"pods of another evacuator are not replaced": {
 			s: at(0, newDeployment(1), newTestPod("web-0", leaves(lanes))), want: "idle;",
 		},
-		"a change that has not been seen is waited for": {
+		"the start waits until the last change is observed": {
 			s: at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Generation = 2 }), leaving), says: "not observed",
 		},
-		"a rollout is waited for": {
+		"the start waits for a rollout": {
 			s: at(0,
 				newDeployment(1, func(d *appsv1.Deployment) { d.Status.Replicas, d.Status.UpdatedReplicas = 2, 1 }),
 				leaving),
 			says: "rollout is not complete",
 		},
-		"so is one with a second ReplicaSet": {
+		"the start waits for a rollout with a second ReplicaSet": {
 			s:    changed(at(0, newDeployment(1), leaving), func(s *situation) { s.activeReplicaSets = 2 }),
 			says: "rollout is not complete",
 		},
-		"pods that the cache has not seen are waited for": {
+		"the start waits for pods that are missing in the cache": {
 			s: at(0, newDeployment(2), leaving), says: "has 1 pods and should have 2",
 		},
 		"a Recreate strategy declines": {
@@ -86,74 +86,74 @@ func TestDecideStart(t *testing.T) {
 			s:    at(0, newDeployment(1, func(d *appsv1.Deployment) { d.Spec.Paused = true }), leaving),
 			want: handOver, says: "is paused",
 		},
-		"one that is being deleted declines": {
+		"a Deployment that is being deleted declines": {
 			s:    at(0, newDeployment(1, func(d *appsv1.Deployment) { d.DeletionTimestamp = &now }), leaving),
 			want: handOver, says: "being deleted",
 		},
-		"one with the annotation declines": {
+		"a Deployment with the annotation declines": {
 			s: at(0, newDeployment(1, func(d *appsv1.Deployment) {
 				d.Annotations = map[string]string{v1alpha1.AnnotationSurge: "Disabled"}
 			}), leaving),
 			want: handOver, says: "maintenance.haulout.dev/surge: Disabled",
 		},
-		"while the evacuator is off all decline": {
+		"all Deployments decline while the evacuator is disabled": {
 			s:    changed(at(0, newDeployment(1), leaving), func(s *situation) { s.off = true }),
 			want: handOver, says: "is disabled",
 		},
-		"one that is scaled to 0 declines": {s: at(0, newDeployment(0), leaving), want: handOver, says: "scaled to 0"},
+		"a Deployment that is scaled to 0 declines": {s: at(0, newDeployment(0), leaving), want: handOver, says: "scaled to 0"},
 		"a volume for one node declines": {
 			s:    changed(at(0, newDeployment(1), leaving), func(s *situation) { s.oneNodeClaims = []string{"data"} }),
 			want: handOver, says: "volume claim data is for one node at a time",
 		},
-		"one that was set back twice declines": {
+		"a Deployment that was reverted twice declines": {
 			s: at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), leaving), want: handOver,
 			says: "reverted its replicas 2 times",
 		},
-		"one that was set back once is tried again": {
+		"a Deployment that was reverted once is tried again": {
 			s: at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 1})), leaving), want: "scale to 2 for 1;",
 			says: "from 1 to 2",
 		},
-		"what is left of a count goes when no pod leaves": {
+		"the count of reverts is dropped when no pod leaves": {
 			s:    at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), newTestPod("web-0")),
 			want: "drop record;",
 		},
-		"a count stays until eviction has said whether it is blocked": {
+		"the count of reverts stays while a pod is up for eviction": {
 			s: at(0, newDeployment(1, annotated(record{UID: testUID, Resets: 2})), newTestPod("web-0", leaves(lanes))),
 		},
-		"a record that cannot be read goes": {
+		"a record that cannot be read is dropped": {
 			s: at(0, newDeployment(1, func(d *appsv1.Deployment) {
 				d.Annotations = map[string]string{v1alpha1.AnnotationSurgeRecord: "{"}
 			}), leaving),
 			want: "drop record;",
 		},
-		"a record from another object goes, and nothing is scaled": {
+		"a record from another object is dropped, and nothing is scaled": {
 			s: at(0, newDeployment(2, annotated(record{UID: "other", From: 1, To: 2, Keep: 1, Since: &now})),
 				newTestPod("web-0"), newTestPod("web-1")),
 			want: "drop record;",
 		},
-		"a record that would end at 0 goes, and nothing is scaled": {
+		"a record that would end at 0 is dropped, and nothing is scaled": {
 			s: at(0, newDeployment(2, annotated(record{UID: testUID, From: 0, To: 2, Since: &now})),
 				newTestPod("web-0"), newTestPod("web-1")),
 			want: "drop record;",
 		},
-		"a rollout that is stuck is not waited for longer than the timeout": {
+		"the turn waits for a rollout without progress until the timeout": {
 			s:    at(6*time.Minute, newDeployment(1, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 0 }), leaving),
 			want: handOver, says: "for 5m0s",
 		},
-		"unless the budget would not let the pod go": {
+		"the turn waits longer if the budget does not allow the eviction": {
 			s: at(6*time.Minute, newDeployment(1, func(d *appsv1.Deployment) { d.Status.UpdatedReplicas = 0 }),
 				newTestPod("web-0", leaves(ours), minOne(1, 1))),
 			says: "rollout is not complete",
 		},
-		"one that is stuck by its own deadline is not waited for at all": {
+		"the turn does not wait for a rollout that has exceeded its deadline": {
 			s: at(time.Second, newDeployment(1, stuck), leaving), want: handOver,
 			says: "rollout of Deployment web is stuck (ProgressDeadlineExceeded)",
 		},
-		"unless the budget would not let the pod go then": {
+		"the turn waits for such a rollout if the budget does not allow the eviction": {
 			s:    at(time.Second, newDeployment(1, stuck), newTestPod("web-0", leaves(ours), minOne(1, 1))),
 			says: "rollout is not complete",
 		},
-		"a rollout that follows one that was stuck is waited for": {
+		"the start waits for a rollout after a stuck one": {
 			s:    at(time.Second, newDeployment(1, stuck, func(d *appsv1.Deployment) { d.Generation = 2 }), leaving),
 			says: "not observed",
 		},
@@ -161,31 +161,31 @@ func TestDecideStart(t *testing.T) {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), unready, readyFor(time.Minute))),
 			want: handOver, says: "has not been ready for 1m0s",
 		},
-		"one that has not been ready for less is": {
+		"a pod that has been unready for less is replaced": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), unready, readyFor(59*time.Second))),
 			want: "scale to 2 for 1;", says: "from 1 to 2",
 		},
-		"so is one that its budget keeps until another one is ready": {
+		"an unready pod is replaced if its budget does not allow the eviction": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), unready, minOne(1, 0))),
 			want: "scale to 2 for 1;", says: "from 1 to 2",
 		},
-		"a budget of zero is its owner's no": {
+		"a budget with maxUnavailable 0 declines": {
 			s:    at(0, newDeployment(1), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1))),
 			want: handOver,
 			says: "not scaled up past PodDisruptionBudget web (maxUnavailable 0), which never allows an eviction: " +
 				"its pods are replaced nevertheless if it has the annotation maintenance.haulout.dev/surge: Always",
 		},
-		"so is one in percent that rounds up to all pods": {
+		"a budget in percent that rounds up to all pods declines": {
 			s: at(0, newDeployment(2), newTestPod("web-0", leaves(ours), under(percent("90%"), nil, 2, 2)),
 				newTestPod("web-1")),
 			want: handOver, says: "(minAvailable 90% of at most 3 pods)",
 		},
-		"a percentage that needs several more pods gets them": {
+		"a budget in percent gets several extra replicas if it needs them": {
 			s: at(0, newDeployment(2, surging("900%")),
 				newTestPod("web-0", leaves(ours), under(percent("90%"), nil, 2, 2)), newTestPod("web-1")),
 			want: "scale to 10 for 1;", says: "from 2 to 10",
 		},
-		"but the owner may say that it does not matter": {
+		"a budget with maxUnavailable 0 does not decline with surge: Always": {
 			s:    at(0, newDeployment(1, always), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1))),
 			want: "scale to 2 for 1;", says: "from 1 to 2",
 		},
@@ -207,7 +207,7 @@ func TestDecideStart(t *testing.T) {
 	}
 }
 
-// check compares a decision with its summary and with a part of what is said.
+// check compares the summary and a part of the reports of a decision.
 func check(t *testing.T, d decision, want, says string) {
 	t.Helper()
 	is.Equal(t, summary(d), want, "decided")
@@ -246,11 +246,11 @@ func TestDecideWithAutoscaler(t *testing.T) {
 		"its minReplicas is raised": {
 			s: one.scaledBy(newAutoscaler(1, 3, 1)), want: "scale to 2 for 1;", says: "by HorizontalPodAutoscaler web",
 		},
-		"from what it has, not from its least": {
+		"its minReplicas is raised from the current replicas": {
 			s: one.scaledBy(newAutoscaler(1, 4, 3)), want: "scale to 4 for 1;", says: "from 3 to 4",
 		},
-		"it has no room": {s: one.scaledBy(newAutoscaler(1, 1, 1)), want: handOver, says: "maxReplicas is 1"},
-		"there are two": {
+		"its maxReplicas leaves no room": {s: one.scaledBy(newAutoscaler(1, 1, 1)), want: handOver, says: "maxReplicas is 1"},
+		"there are two autoscalers": {
 			s:    one.scaledBy(newAutoscaler(1, 3, 1), newAutoscaler(1, 3, 1)),
 			want: handOver, says: "2 HorizontalPodAutoscalers",
 		},
@@ -272,7 +272,7 @@ func TestDecideWithAutoscaler(t *testing.T) {
 			}()),
 			want: handOver, says: "HorizontalPodAutoscaler web, which never scales down",
 		},
-		"its budget grows with it, whatever the owner says": {
+		"surge: Always has no effect under a budget that grows with the replicas": {
 			s: at(0, newDeployment(1, always),
 				newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 1, 1))).scaledBy(newAutoscaler(1, 3, 1)),
 			want: handOver, says: "without effect under PodDisruptionBudget web (maxUnavailable 0)",
@@ -287,17 +287,17 @@ func TestDecideWithAutoscaler(t *testing.T) {
 			}()),
 			want: handOver, says: "ScaledObject web",
 		},
-		"it is slow": {
+		"it has not scaled the Deployment yet": {
 			s: at(9*time.Second, newDeployment(1), leaving).scaledBy(up), says: "has not scaled the Deployment yet",
 		},
-		"pods without a budget are evicted, too": {
+		"pods without a budget are handed over": {
 			s:    at(9*time.Second, newDeployment(2), leaving, newTestPod("web-1", fresh)).scaledBy(up),
 			want: handOver, says: "available",
 		},
-		"it is taken back": {
+		"the surge is reverted": {
 			s: at(9*time.Second, newDeployment(2), newTestPod("web-1", fresh)).scaledBy(up), want: "back to 1;",
 		},
-		"what it adds for the load stays": {
+		"replicas that it adds for the load stay": {
 			s: at(9*time.Second, newDeployment(3), leaving, newTestPod("web-1", fresh),
 				newTestPod("web-2", fresh, unready)).scaledBy(up),
 			says: "not ready",
@@ -329,9 +329,9 @@ func TestFullRecordMakesRoom(t *testing.T) {
 		gone, leaving       int
 		wantGone, wantNames int
 	}{
-		"not for a few":                      {worthDropping - 1, 2, 0, maxRecorded},
-		"for many at the same time":          {worthDropping, 2, worthDropping, maxRecorded - worthDropping},
-		"not while all that it names are up": {0, 0, 0, maxRecorded},
+		"not for few names":              {worthDropping - 1, 2, 0, maxRecorded},
+		"for many names":                 {worthDropping, 2, worthDropping, maxRecorded - worthDropping},
+		"not while all named pods exist": {0, 0, 0, maxRecorded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var names []string

@@ -15,7 +15,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// awaitsCosts is a situation in which a scale-down waits for deletion costs since the start.
+// awaitsCosts returns a situation in which a scale-down has waited for deletion costs since the
+// start.
 func awaitsCosts(after time.Duration, d *appsv1.Deployment, pods ...pod) situation {
 	s := at(after, d, pods...)
 	s.memory.costsSince = start
@@ -37,7 +38,7 @@ func TestDecideHold(t *testing.T) {
 		want string
 		says string
 	}{
-		"the surge pod is awaited": {
+		"the pod waits for the surge pod": {
 			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)), starting()),
 			says: "web-1 on node node-1 is not ready",
 		},
@@ -65,28 +66,28 @@ func TestDecideHold(t *testing.T) {
 			}(),
 			says: "is not ready: container app waits (ImagePullBackOff).",
 		},
-		"ready is not yet available": {
+		"a ready surge pod is not available before minReadySeconds": {
 			s:    at(later, scaled(func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 30 }), leaving(), replacement()),
 			says: "has to stay so until",
 		},
-		"available on a node that is under maintenance does not count": {
+		"an available surge pod on a node under maintenance does not count": {
 			s: at(
 				later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2)),
 				newTestPod("web-1", fresh, cordoned),
 			),
 			says: "which is cordoned",
 		},
-		"a pod under a budget goes to its lane, and the surge stays": {
+		"a pod under a budget is handed over, and the surge stays": {
 			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 2)), replacement()),
 			want: "hand over web-0;", says: "available in its place",
 		},
-		"while it is there the surge stays": {
+		"the surge stays until the handed-over pod has left": {
 			s: at(later, scaled(), newTestPod("web-0", leaves(lanes), minOne(2, 2)), replacement()),
 		},
-		"when it has gone the surge is taken back": {
+		"the surge is reverted after the pod has left": {
 			s: at(later, scaled(), replacement(), newTestPod("web-2", fresh, pending(""))), want: "back to 1;",
 		},
-		"when all have gone that a full record has room for, the next ones take their place": {
+		"other pods join a full record after its pods have left": {
 			s: at(later, newDeployment(2, recorded(1, 2, slices.Repeat([]string{"gone"}, maxRecorded)...)),
 				newTestPod("web-0", leaves(ours), minOne(2, 2)), replacement()),
 			want: "scale to 2 for 1;", says: "from 1 to 2",
@@ -94,29 +95,29 @@ func TestDecideHold(t *testing.T) {
 		"a pod without a budget gets the lowest deletion cost": {
 			s: at(later, scaled(), leaving(), replacement()), want: "lower web-0;",
 		},
-		"and then the surge is taken back": {
+		"the surge is reverted after the cost was lowered": {
 			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest), replacement()),
 			want: "back to 1;", says: "lowest deletion cost",
 		},
-		"a budget that never has room does not keep a pod whose owner wants it replaced": {
+		"a pod under a budget that never allows an eviction leaves by scale-down with surge: Always": {
 			s: at(later, newDeployment(2, up, always),
 				newTestPod("web-0", leaves(ours), cheapest, under(nil, ptrTo(0), 2, 2)), replacement()),
 			want: "back to 1;", says: "lowest deletion cost",
 		},
-		"a budget that now never allows an eviction ends the surge, with web-0 no longer first to go": {
+		"a budget that now never allows an eviction ends the surge, and the cost of web-0 is restored first": {
 			s: at(later, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(nil, ptrTo(0), 2, 2)),
 				replacement()),
 			want: "restore web-0;",
 		},
-		"and when its deletion cost is what it was, the surge is taken back": {
+		"after the cost of web-0 is restored, the surge is reverted": {
 			s:    at(later, scaled(), newTestPod("web-0", leaves(ours), under(nil, ptrTo(0), 2, 2)), replacement()),
 			want: back, says: "never allows an eviction",
 		},
-		"it does not hold the surge for another evacuator either": {
+		"such a budget ends the surge also for a handed-over pod": {
 			s:    at(later, scaled(), newTestPod("web-0", leaves(lanes), under(nil, ptrTo(0), 2, 2)), replacement()),
 			want: "back to 1;",
 		},
-		"a pod that its budget keeps at the end of its turn is not the first to go with the scale-down": {
+		"the cost of a pod is restored before the scale-down at the end of its turn": {
 			s: at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), cheapest, under(ptrTo(4), nil, 6, 4)),
 				newTestPod("web-1", fresh, cordoned)),
 			want: "restore web-0;",
@@ -132,18 +133,18 @@ func TestDecideHold(t *testing.T) {
 					replacement()),
 			),
 		},
-		"one that is blocked for longer does not": {
+		"a pod that is blocked for longer does not keep the surge": {
 			s: goneAt(start, at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2)),
 				replacement())),
 			want: "back to 1;",
 		},
-		"unless another one has gone since": {
+		"a pod that is blocked for longer keeps the surge if another pod has left since": {
 			s: goneAt(
 				start.Add(time.Second),
 				at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2)), replacement()),
 			),
 		},
-		"and is not the first to go with the scale-down": {
+		"the cost of a blocked pod is restored before the scale-down": {
 			s: goneAt(
 				start,
 				at(5*time.Minute, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 2), cheapest),
@@ -151,7 +152,7 @@ func TestDecideHold(t *testing.T) {
 			),
 			want: "restore web-0;",
 		},
-		"one that is blocked since its replacement is not there keeps the surge": {
+		"a pod that is blocked because its replacement is unavailable keeps the surge": {
 			s: goneAt(start, at(time.Hour, scaled(), newTestPod("web-0", leaves(lanes), blocked, minOne(2, 1)),
 				starting())),
 		},
@@ -159,28 +160,28 @@ func TestDecideHold(t *testing.T) {
 			s:    at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), reported(14*time.Minute)), starting()),
 			want: back, says: "No replacement is available after 15m0s",
 		},
-		"not before": {
+		"a turn in which the surge flaps does not end before three timeouts": {
 			s: at(15*time.Minute-time.Second, scaled(),
 				newTestPod("web-0", leaves(ours), cheapest, reported(14*time.Minute)),
 				starting()),
 			says: "not ready",
 		},
-		"it does not end while the budget waits for the replacement only": {
+		"the turn does not end while the budget only lacks the replacement": {
 			s:    at(time.Hour, scaled(), newTestPod("web-0", leaves(ours), cheapest, minOne(2, 1)), starting()),
 			says: "PodDisruptionBudget web allows no disruption",
 		},
-		"it ends where the budget lacks pods of others as well": {
+		"the turn ends if the budget also lacks other pods": {
 			s:    at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), under(ptrTo(4), nil, 6, 3)), starting()),
 			want: back,
 			says: "PodDisruptionBudget web would not allow a disruption with more replicas either",
 		},
-		"it ends where the replacements are there and do not help": {
+		"the turn ends if the available replacements do not help": {
 			s: at(15*time.Minute, newDeployment(3, recorded(2, 3, web0, "uid-web-1-web-1")),
 				newTestPod("web-0", leaves(lanes), under(ptrTo(3), nil, 3, 3)),
 				newTestPod("web-1", leaves(ours), under(ptrTo(3), nil, 3, 3)), newTestPod("web-2", fresh)),
 			want: "hand over web-1;", says: "with more replicas either",
 		},
-		"pods of which one has gone lately wait as long again": {
+		"the turn starts again after another pod was handed over": {
 			s: changed(at(15*time.Minute, scaled(), newTestPod("web-0", leaves(ours), cheapest, reported(14*time.Minute)),
 				starting()), func(s *situation) { s.memory.delivered = start.Add(12 * time.Minute) }),
 			says: "not ready",
@@ -189,7 +190,7 @@ func TestDecideHold(t *testing.T) {
 			s:    awaitsCosts(29*time.Second, scaled(), newTestPod("web-0", cheapest), newTestPod("web-1", fresh)),
 			want: "restore web-0;",
 		},
-		"but that does not keep it up": {
+		"the wait for a deletion cost ends, and the surge is reverted": {
 			s:    awaitsCosts(30*time.Second, scaled(), newTestPod("web-0", cheapest), newTestPod("web-1", fresh)),
 			want: "back to 1;restore web-0;",
 		},
@@ -197,24 +198,24 @@ func TestDecideHold(t *testing.T) {
 			s:    awaitsCosts(29*time.Second, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
 			want: "lower web-0;",
 		},
-		"and is not made without it, since it would delete the other pod": {
+		"the scale-down is not made without the lower cost, since it would delete the other pod": {
 			s:    awaitsCosts(30*time.Second, scaled(), newTestPod("web-0", leaves(ours)), newTestPod("web-1", fresh)),
 			says: "1 of 1 are available",
 		},
-		"first the costs of pods that may stay are restored": {
+		"the costs of pods that may stay are restored first": {
 			s: at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), cheapest),
 				newTestPod("web-1", cheapest), newTestPod("web-2", fresh)),
 			want: "restore web-1;",
 		},
-		"without a surge the controller of deletion costs restores them": {
+		"the evacuator restores no costs without a surge": {
 			s: at(time.Hour, newDeployment(1), newTestPod("web-0", cheapest)), want: "idle;",
 		},
-		"a sick one of its kind does not hold it": {
+		"another pod that is unready does not delay the hand-over": {
 			s: at(later, newDeployment(4, recorded(3, 4, web0)), newTestPod("web-0", leaves(ours), minOne(4, 3)),
 				newTestPod("web-1"), newTestPod("web-2", unready), newTestPod("web-3", fresh)),
 			want: "hand over web-0;", says: "available in its place",
 		},
-		"but a replacement that is sick does": {
+		"a replacement that is unready delays the hand-over": {
 			s: at(later, newDeployment(4, recorded(3, 4, web0)), newTestPod("web-0", leaves(ours), minOne(4, 3)),
 				newTestPod("web-1"), newTestPod("web-2", unready), newTestPod("web-3", fresh, unready)),
 			says: "not ready",
@@ -229,86 +230,86 @@ func TestDecideHold(t *testing.T) {
 			s:    at(later, newDeployment(3, recorded(2, 3, web0)), leaving(), newTestPod("web-1", justBefore)),
 			says: "has not been created yet",
 		},
-		"nor is it one while the replacement is not available": {
+		"a pod from just before the surge is no replacement while the replacement is unavailable": {
 			s: at(later, newDeployment(3, recorded(2, 3, web0)), leaving(),
 				newTestPod("web-1", justBefore), newTestPod("web-2", fresh, unready)),
 			says: "0 of 1 are available; surge pod web-2 on node node-1 is not ready",
 		},
-		"and it serves, also on a node that a user has cordoned": {
+		"a pod from just before the surge counts as serving on a node that a user has cordoned": {
 			s: at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), minOne(3, 3)),
 				newTestPod("web-1", justBefore, cordoned), newTestPod("web-2", fresh)),
 			want: "hand over web-0;", says: "available in its place",
 		},
-		"a pod that was handed over counts as gone": {
+		"a handed-over pod uses up its replacement": {
 			s: at(later, newDeployment(3, recorded(2, 3, web0, "uid-web-1-web-1")),
 				newTestPod("web-0", leaves(lanes), minOne(3, 3)), newTestPod("web-1", leaves(ours), minOne(3, 3)),
 				newTestPod("web-2", fresh)),
-			says: "waits for the others",
+			says: "waits for its other replicas",
 		},
-		"a pod whose turn has ended without a replacement does not serve": {
+		"a pod whose turn has ended without a replacement does not count as serving": {
 			s: at(later, newDeployment(3, recorded(2, 3, web0)), newTestPod("web-0", leaves(ours), minOne(3, 3)),
 				newTestPod("web-1", leaves(lanes), minOne(3, 3)), newTestPod("web-2", fresh)),
 			says: "1 of 1 are available",
 		},
-		"cancelled: the surge is taken back and nothing goes": {
+		"cancelled: the surge is reverted and no pod leaves": {
 			s: at(later, scaled(), newTestPod("web-0"), replacement()), want: "back to 1;",
 		},
-		"cancelled: first the deletion costs are restored": {
+		"cancelled: the deletion costs are restored first": {
 			s: at(later, scaled(), newTestPod("web-0", cheapest), replacement()), want: "restore web-0;",
 		},
-		"a user has set it back": {s: at(later, newDeployment(1, up), leaving()), want: "record 1 resets;"},
-		"a user has set it back when the pod is up for eviction": {
+		"a user has reverted the surge": {s: at(later, newDeployment(1, up), leaving()), want: "record 1 resets;"},
+		"a user has reverted the surge while the pod is up for eviction": {
 			s: at(later, newDeployment(1, up), newTestPod("web-0", leaves(lanes))), want: "record 1 resets;",
 		},
-		"a user has set it back and no pod leaves any more": {
+		"a user has reverted the surge and no pod leaves any more": {
 			s: at(later, newDeployment(1, up), newTestPod("web-0")), want: "drop record;",
 		},
-		"a user has scaled on":   {s: at(later, newDeployment(5, up), leaving()), want: "drop record;"},
+		"a user has scaled up":   {s: at(later, newDeployment(5, up), leaving()), want: "drop record;"},
 		"a user has scaled to 0": {s: at(later, newDeployment(0, up), leaving()), want: "drop record;"},
-		"paused meanwhile": {
+		"the Deployment is paused during the surge": {
 			s:    at(later, scaled(func(d *appsv1.Deployment) { d.Spec.Paused = true }), leaving(), replacement()),
 			want: back, says: "is paused",
 		},
-		"switched off meanwhile": {
+		"the evacuator is disabled during the surge": {
 			s:    changed(at(later, scaled(), leaving(), replacement()), func(s *situation) { s.off = true }),
 			want: back, says: "is disabled",
 		},
-		"deleted meanwhile": {
+		"the Deployment is deleted during the surge": {
 			s: at(later, scaled(func(d *appsv1.Deployment) { d.DeletionTimestamp = &metav1.Time{Time: start} }),
 				leaving()),
 			want: "hand over web-0;", says: "being deleted",
 		},
-		"rolled out meanwhile": {
+		"a rollout starts during the surge": {
 			s:    at(later, scaled(func(d *appsv1.Deployment) { d.Status.Replicas = 3 }), leaving(), replacement()),
 			says: "waits for a rollout",
 		},
-		"one more leaves and maxSurge allows it": {
+		"one more pod leaves and maxSurge allows a replacement": {
 			s: at(later, newDeployment(5, recorded(4, 5, web0), surging("2")), leaving(),
 				newTestPod("web-1", leaves(ours)), newTestPod("web-2"), newTestPod("web-3"),
 				newTestPod("web-4", fresh)),
 			want: "scale to 6 for 2;", says: "from 4 to 6",
 		},
-		"one more leaves and maxSurge does not allow it": {
+		"one more pod leaves and maxSurge does not allow a replacement": {
 			s: at(later, newDeployment(5, recorded(4, 5, web0)), leaving(),
 				newTestPod("web-1", leaves(ours)), newTestPod("web-2"), newTestPod("web-3"),
 				newTestPod("web-4", fresh)),
 			want: "scale to 5 for 2;", says: "from 4 to 5",
 		},
-		"no progress for too long, and nothing holds the pod": {
+		"no progress for too long, without a budget": {
 			s: at(6*time.Minute, scaled(), leaving(), starting()), want: back, says: "No progress",
 		},
-		"no progress for too long, and the budget holds the pod": {
+		"no progress for too long, and the budget does not allow the eviction": {
 			s: at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), minOne(2, 1)),
 				newTestPod("web-1", fresh, unready)),
 			says: "PodDisruptionBudget web allows no disruption",
 		},
-		"no progress for too long, and the budget lets a pod go without the surge": {
+		"no progress for too long, and the budget allows the eviction without the surge": {
 			s: at(6*time.Minute, scaled(),
 				newTestPod("web-0", leaves(ours), under(nil, ptr.To(intstr.FromInt32(1)), 2, 1)),
 				starting()),
 			want: back, says: "No progress",
 		},
-		"a new leader gives it time": {
+		"a new leader waits longer": {
 			s:    changed(at(6*time.Minute, scaled(), newTestPod("web-0", leaves(ours), cheapest), starting()), func(s *situation) { s.servingSince = start.Add(5 * time.Minute) }),
 			says: "not ready",
 		},

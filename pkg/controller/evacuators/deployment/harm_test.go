@@ -37,7 +37,7 @@ func olderSet() *appsv1.ReplicaSet {
 	return set
 }
 
-// leftover is a pod of olderSet.
+// leftover returns a pod of olderSet.
 func leftover(mod func(*pod)) *corev1.Pod {
 	return newTestPod("leftover", on("good"), func(p *pod) {
 		p.OwnerReferences[0].Name, p.OwnerReferences[0].UID = "web-0", "uid-older"
@@ -47,7 +47,7 @@ func leftover(mod func(*pod)) *corev1.Pod {
 
 func TestLeftoversOfEarlierRolloutsDoNotCount(t *testing.T) {
 	for name, mod := range map[string]func(*pod){
-		"a pod that its kubelet has evicted": func(p *pod) { p.Status.Phase, p.Status.Reason = corev1.PodFailed, "Evicted" },
+		"a pod that the kubelet has evicted": func(p *pod) { p.Status.Phase, p.Status.Reason = corev1.PodFailed, "Evicted" },
 		"a pod that has succeeded":           func(p *pod) { p.Status.Phase = corev1.PodSucceeded },
 		"a pod that terminates": func(p *pod) {
 			p.DeletionTimestamp, p.Finalizers = &metav1.Time{Time: start}, []string{"example.com/keep"}
@@ -64,8 +64,8 @@ func TestLeftoversOfEarlierRolloutsDoNotCount(t *testing.T) {
 	})
 }
 
-// TestPodsThatReturnAreNotReplacedAgain plays an hour of a Deployment whose every pod starts on the
-// drained node, since it tolerates everything.
+// TestPodsThatReturnAreNotReplacedAgain simulates an hour of a Deployment whose pods all start on
+// the drained node, since they tolerate everything.
 func TestPodsThatReturnAreNotReplacedAgain(t *testing.T) {
 	for name, budget := range map[string]int{"without a budget": 0, "with minAvailable 1": 1} {
 		t.Run(name, func(t *testing.T) {
@@ -120,8 +120,8 @@ func TestNoPodLeavesWhileNoneCanBeCreated(t *testing.T) {
 	}{
 		"a webhook":                     {newDeployment(2, up, failing(failedCreate, webhook)), func(*pod) {}, "ReplicaFailure", false},
 		"a webhook before the surge":    {newDeployment(2, failing(failedCreate, webhook)), func(*pod) {}, "ReplicaFailure", false},
-		"a pod that does not serve":     {newDeployment(2, up, failing(failedCreate, webhook)), unready, "ReplicaFailure", true},
-		"a quota, which the pod is in":  {newDeployment(2, up, failing(failedCreate, `exceeded quota: small`)), func(*pod) {}, "", true},
+		"a pod that is not ready":       {newDeployment(2, up, failing(failedCreate, webhook)), unready, "ReplicaFailure", true},
+		"a quota that counts the pod":   {newDeployment(2, up, failing(failedCreate, `exceeded quota: small`)), func(*pod) {}, "", true},
 		"pods cannot be deleted":        {newDeployment(2, up, failing("FailedDelete", webhook)), func(*pod) {}, "", true},
 		"the failure has been repaired": {newDeployment(2, up), func(*pod) {}, "", true},
 	} {
@@ -157,9 +157,9 @@ func TestDeclinedTurnIsTakenUpAgain(t *testing.T) {
 		mod        func(*situation)
 		want       bool
 	}{
-		"the Deployment has become possible to scale": {pod: []podMod{minOne(1, 1)}, want: true},
-		"surge: Always was set":                       {deployment: []func(*appsv1.Deployment){always}, pod: []podMod{never}, want: true},
-		"the budget still never allows it":            {pod: []podMod{never}},
+		"the Deployment can be scaled now": {pod: []podMod{minOne(1, 1)}, want: true},
+		"surge: Always was set":            {deployment: []func(*appsv1.Deployment){always}, pod: []podMod{never}, want: true},
+		"the budget still never allows it": {pod: []podMod{never}},
 		"the Deployment is still paused": {
 			deployment: []func(*appsv1.Deployment){func(d *appsv1.Deployment) { d.Spec.Paused = true }}, pod: []podMod{minOne(1, 1)},
 		},
@@ -173,7 +173,7 @@ func TestDeclinedTurnIsTakenUpAgain(t *testing.T) {
 		"a surge was tried":                       {pod: []podMod{minOne(1, 1)}, mod: tried(5*time.Minute-time.Second, 0)},
 		"a surge was tried, and the rest is over": {pod: []podMod{minOne(1, 1)}, mod: tried(5*time.Minute, 0), want: true},
 		"a surge was tried again":                 {pod: []podMod{minOne(1, 1)}, mod: tried(10*time.Minute-time.Second, 1)},
-		"that rest is over, too":                  {pod: []podMod{minOne(1, 1)}, mod: tried(10*time.Minute, 1), want: true},
+		"that longer rest is over":                {pod: []podMod{minOne(1, 1)}, mod: tried(10*time.Minute, 1), want: true},
 		"another evacuator was active in between": {pod: []podMod{minOne(1, 1), other}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -239,7 +239,7 @@ func TestEndOfMinReadySecondsIsWaitedFor(t *testing.T) {
 	}
 }
 
-// recordedAutoscaler has a record of a surge from and to so many minReplicas.
+// recordedAutoscaler returns an autoscaler with a record of a surge of its minReplicas.
 func recordedAutoscaler(from, to, keep int32) *autoscalingv2.HorizontalPodAutoscaler {
 	a := newAutoscaler(to, 20, 2)
 	text, err := json.Marshal(record{UID: a.UID, From: from, To: to, Keep: keep, Since: &metav1.Time{Time: start}})
@@ -257,7 +257,7 @@ func TestMinReplicasOfTheUser(t *testing.T) {
 		want string
 	}{
 		"are not lowered although the autoscaler has not acted on them": {newAutoscaler(10, 20, 2), "scale to 11 for 1;"},
-		"are restored from a record that contradicts itself":            {recordedAutoscaler(10, 3, 2), "back to 10;"},
+		"are restored from a record with contradictory values":          {recordedAutoscaler(10, 3, 2), "back to 10;"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is.Equal(t, summary(decide(at(0, newDeployment(2), leaving, other).scaledBy(tc.a))), tc.want)
@@ -300,7 +300,7 @@ func TestAutoscalerOfSomethingElseGetsItsMinReplicasBack(t *testing.T) {
 	})
 }
 
-// hanging is a host that never answers a change of a pod.
+// hanging is a client whose changes of pods never get an answer.
 type hanging struct {
 	kubernetes.Interface
 	sent map[string]int

@@ -17,9 +17,9 @@ import (
 	"haulout.dev/haulout/pkg/drain/surge"
 )
 
-// simulation is a Deployment with all actors that change it: its controllers, the kubelets,
-// the eviction, its users, and us, who may crash after any write. It holds what the decisions are
-// made of, so that they are those of the controller.
+// simulation is a Deployment with all actors that change it: its controllers, the kubelets, the
+// evictions, its users, and our controller, which may crash after any write. It uses the decisions
+// of the real controller.
 type simulation struct {
 	t   *testing.T
 	rng *rand.Rand
@@ -29,19 +29,20 @@ type simulation struct {
 	d    *appsv1.Deployment
 	pods []pod
 	next int
-	// wish is what the users want, and byUs says who has set the number that there is.
+	// wish is the replica count that the users want, and byUs reports that our controller has set
+	// the current one.
 	wish int32
 	byUs bool
-	// budget is how many pods have to be ready for an eviction to pass; 0 is no budget.
+	// budget is the number of pods that an eviction must leave ready; 0 means no budget.
 	budget int
-	// never: their budget never allows an eviction, and they are replaced nevertheless.
+	// never: the budget never allows an eviction, but the Deployment has surge: Always.
 	never  bool
 	memory memory
-	// lowered has the turns of pods whose deletion cost was lowered.
+	// lowered has the turns of pods in which the deletion cost was lowered.
 	lowered map[string]bool
-	// stale is the Deployment as an earlier cache showed it.
+	// stale is an earlier cached state of the Deployment.
 	stale *appsv1.Deployment
-	// calm: users keep away, so that as many pods as they wish for have to be ready all the time.
+	// calm: users change nothing, so wish pods must always be ready.
 	calm bool
 }
 
@@ -81,7 +82,7 @@ func (w *simulation) ready() int {
 	return n
 }
 
-// write changes the Deployment as the API would.
+// write changes the Deployment as the API does.
 func (w *simulation) write(what string, mod func(*appsv1.Deployment)) {
 	w.log = append(w.log, what)
 	d := w.d.DeepCopy()
@@ -91,8 +92,8 @@ func (w *simulation) write(what string, mod func(*appsv1.Deployment)) {
 	w.d = d
 }
 
-// replicaSet makes as many pods as there should be. As in a cluster, it first removes the pods that
-// are not ready, then the pods with a lower cost, then the younger pods.
+// replicaSet creates or deletes pods up to the replica count. As in a cluster, it first deletes
+// unready pods, then pods with a lower cost, then younger pods.
 func (w *simulation) replicaSet() {
 	want := int(surge.Replicas(w.d))
 	slices.SortStableFunc(w.pods, func(a, b pod) int { return w.rank(&b) - w.rank(&a) })
@@ -109,7 +110,7 @@ func (w *simulation) replicaSet() {
 	w.d.Status.Replicas, w.d.Status.UpdatedReplicas = int32(want), int32(want)
 }
 
-// rank is higher for pods that are kept.
+// rank returns a higher value for pods that are deleted later.
 func (w *simulation) rank(p *pod) int {
 	rank := 0
 	if (&situation{}).isAvailable(p) {
@@ -121,7 +122,7 @@ func (w *simulation) rank(p *pod) int {
 	return rank
 }
 
-// kubelet makes one of the pods ready that are not. It never needs as long as the surge timeout.
+// kubelet makes one of the unready pods ready, always within the surge timeout.
 func (w *simulation) kubelet() {
 	var waiting []*pod
 	for i := range w.pods {
@@ -138,8 +139,8 @@ func (w *simulation) kubelet() {
 	w.log = append(w.log, p.Name+" is ready")
 }
 
-// eviction sends an eviction of a pod that is up for it, which its budget grants or refuses; or
-// carries out one that was granted.
+// eviction sends the eviction of a pod, which its budget grants or refuses, or deletes a pod whose
+// eviction was granted.
 func (w *simulation) eviction() {
 	for i := range w.pods {
 		p := &w.pods[i]
@@ -159,7 +160,7 @@ func (w *simulation) eviction() {
 	}
 }
 
-// costs is what the controller of deletion costs does.
+// costs simulates the deletion-cost controller.
 func (w *simulation) costs() {
 	for i := range w.pods {
 		switch p := &w.pods[i]; {
@@ -196,7 +197,7 @@ func (w *simulation) cancel() {
 	}
 }
 
-// user does what users do. One that writes the number that there is already changes nothing.
+// user simulates the users. A write of the current number changes nothing.
 func (w *simulation) user() {
 	switch n := 1 + w.rng.Int32N(5); w.rng.IntN(4) {
 	case 0:
@@ -226,7 +227,7 @@ func (w *simulation) user() {
 	}
 }
 
-// us is one sync of the controller, which may crash after each write.
+// us runs one sync of the controller, which may crash after each write.
 func (w *simulation) us(mayCrash bool) {
 	d := w.d
 	if mayCrash && w.stale != nil && w.rng.IntN(4) == 0 {
@@ -277,7 +278,7 @@ func (w *simulation) us(mayCrash bool) {
 	w.memory = decided.memory
 }
 
-// scale is what the controller does about the target.
+// scale applies the scaling of a decision.
 func (w *simulation) scale(change *scaling) {
 	if r, _ := readRecord(w.d, 1); r.isUp() && change.value != nil && !w.byUs {
 		change = &scaling{}
@@ -315,7 +316,8 @@ func (w *simulation) annotate(name string, lowered bool) {
 	}
 }
 
-// hear is what becomes of a report; the evacuation controller passes the turn on.
+// hear applies a report; after a completed turn, it makes the next class active as the evacuation
+// controller does.
 func (w *simulation) hear(r report) {
 	for i := range w.pods {
 		e := w.pods[i].evacuation
@@ -365,7 +367,7 @@ func (w *simulation) step() {
 	}
 }
 
-// settle has all actors but the users work until nothing is left to be done.
+// settle runs all actors except the users until nothing changes any more.
 func (w *simulation) settle() {
 	if w.d.Spec.Paused {
 		w.write("resumed", func(d *appsv1.Deployment) { d.Spec.Paused = false })
@@ -393,10 +395,10 @@ func (w *simulation) fail(format string, args ...any) {
 	w.t.Fatalf(format, args...)
 }
 
-// TestWhateverHappensTheUsersNumberStands has random things happen to a Deployment whose pods are
-// asked to leave. In the end it is as its users want it, and nothing of ours is left on it or on its
-// pods, but how often they set it back if a pod is still asked to leave. All pods that were to leave
-// have left, and while its users kept away no replica was missed.
+// TestWhateverHappensTheUsersNumberStands simulates random events of a Deployment whose pods are
+// asked to leave. In the end it has the replica count of its users, and neither the Deployment nor
+// its pods have our annotations, except the count of reverts while a pod is still asked to leave.
+// All pods that were asked to leave have left, and in calm runs no replica was missing.
 func TestWhateverHappensTheUsersNumberStands(t *testing.T) {
 	for seed := range uint64(1000) {
 		w := newSimulation(t, seed)

@@ -31,7 +31,7 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// hangs is in the names of the pods about whose Evacuations a webhook does not answer for 10 s.
+// hangs is part of the names of pods for whose Evacuations a webhook does not answer for 10 s.
 const hangs = "hangs-"
 
 // hangingReports is a client that counts the reports to each Evacuation.
@@ -72,7 +72,7 @@ func (h hangingEvacuations) UpdateStatus(
 	return nil, apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": context deadline exceeded`))
 }
 
-// TestHangingReportsDoNotHoldBackOthers has 100 reports that hang before one that does not.
+// TestHangingReportsDoNotHoldBackOthers has 100 hanging reports before one that does not hang.
 func TestHangingReportsDoNotHoldBackOthers(t *testing.T) {
 	const broken = 100
 	synctest.Test(t, func(t *testing.T) {
@@ -134,15 +134,15 @@ func TestLooksAtALargeDeploymentPause(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var known tracked
-			is.True(t, known.get(key).nextSync.IsZero(), "the first look is put off")
+			is.True(t, known.get(key).nextSync.IsZero(), "the first sync is delayed")
 			known.noteSync(key, now, tc.pods)
 			is.Equal(t, known.get(key).nextSync.Sub(now), tc.want, "a pause of")
 		})
 	}
 }
 
-// BenchmarkLook is one look at a Deployment of 600 pods that all leave, under a surge for a third
-// of them.
+// BenchmarkLook runs one sync of a Deployment of 600 pods that all have to leave, during a surge
+// for a third of them.
 func BenchmarkLook(b *testing.B) {
 	const pods = 600
 	evacuations := make([]runtime.Object, 0, pods)
@@ -163,7 +163,7 @@ func BenchmarkLook(b *testing.B) {
 	}
 }
 
-// newIdle returns a controller that does not run, on clusters of which it knows nothing yet.
+// newIdle returns a controller that does not run, with empty caches.
 func newIdle(tb testing.TB, client kubernetes.Interface, own versioned.Interface) *Controller {
 	tb.Helper()
 	return must.Get(New(Config{
@@ -171,7 +171,7 @@ func newIdle(tb testing.TB, client kubernetes.Interface, own versioned.Interface
 	}))(tb)
 }
 
-// newKnowing returns a controller that knows the objects and does nothing with them.
+// newKnowing returns a controller that does not run, with the objects in its caches.
 func newKnowing(tb testing.TB, evacuations, host []runtime.Object) *Controller {
 	tb.Helper()
 	c := newIdle(tb, fake.NewClientset(host...), versionedfake.NewClientset(evacuations...))
@@ -181,7 +181,7 @@ func newKnowing(tb testing.TB, evacuations, host []runtime.Object) *Controller {
 	return c
 }
 
-// TestFailedSurgesAreTriedAgain has reasons to decline that no event ends.
+// TestFailedSurgesAreTriedAgain has reasons to decline that only end with the time.
 func TestFailedSurgesAreTriedAgain(t *testing.T) {
 	refusedFor := func(declined int) func(*situation) {
 		return func(s *situation) {
@@ -202,9 +202,9 @@ func TestFailedSurgesAreTriedAgain(t *testing.T) {
 		"three scale-downs removed other pods":      {missed(3), 10 * time.Minute},
 	} {
 		for state, mods := range map[string][]podMod{
-			"blocked":             {leaves(lanes), blocked, minOne(1, 1)},
-			"up for eviction":     {leaves(lanes), minOne(1, 1)},
-			"still our evacuator": {leaves(ours), minOne(1, 1)},
+			"blocked":         {leaves(lanes), blocked, minOne(1, 1)},
+			"up for eviction": {leaves(lanes), minOne(1, 1)},
+			"in our turn":     {leaves(ours), minOne(1, 1)},
 		} {
 			t.Run(name+", "+state, func(t *testing.T) {
 				end := 5*time.Minute + tc.rest

@@ -11,7 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestFirstReport checks when an Evacuation first hears of a surge, whose turn began at the start.
+// TestFirstReport checks when an Evacuation whose turn began at the start gets its first report.
 func TestFirstReport(t *testing.T) {
 	up := newDeployment(2, recorded(1, 2, web0))
 	replacement := newTestPod("web-1", fresh, unready)
@@ -25,15 +25,15 @@ func TestFirstReport(t *testing.T) {
 		// down: the surge has not started yet; ready: its replacement is ready.
 		down, ready bool
 		want, says  string
-		// wake is by when the next look is due.
+		// wake is the latest time of the next sync.
 		wake time.Duration
 	}{
 		"the surge starts immediately": {down: true, want: "scale to 2 for 1;", wake: 2 * sayEvery},
-		"it goes on":                   {after: 4 * time.Second, wake: 2 * sayEvery},
-		"it is over before":            {after: 4 * time.Second, ready: true, want: "lower web-0;"},
+		"it is in progress":            {after: 4 * time.Second, wake: 2 * sayEvery},
+		"it ends before the report":    {after: 4 * time.Second, ready: true, want: "lower web-0;"},
 		"it takes longer":              {after: 2 * sayEvery, says: "is not ready"},
 		"it starts late":               {after: 2 * sayEvery, down: true, want: "scale to 2 for 1;", says: "is scaled from 1 to 2"},
-		"it has been told of": {
+		"it was reported before": {
 			down: true, mods: []podMod{heard}, want: "scale to 2 for 1;", says: "is scaled from 1 to 2",
 		},
 		"the deadline is short": {mods: []podMod{within(4)}, wake: time.Second},
@@ -63,14 +63,14 @@ func TestFirstReport(t *testing.T) {
 	}
 }
 
-// TestHighestScore checks that progress is that of one surge.
+// TestHighestScore checks that each surge starts with a new score.
 func TestHighestScore(t *testing.T) {
 	for name, tc := range map[string]struct {
 		s    situation
 		want *int
 	}{
-		"a surge begins at 0":   {at(0, newDeployment(1), newTestPod("web-0", leaves(ours))), ptr.To(0)},
-		"none remains after it": {at(9*time.Second, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-1", fresh)), nil},
+		"a surge begins at 0":            {at(0, newDeployment(1), newTestPod("web-0", leaves(ours))), ptr.To(0)},
+		"no score remains after a surge": {at(9*time.Second, newDeployment(2, recorded(1, 2, web0)), newTestPod("web-1", fresh)), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.s.memory.highest = ptr.To(9)
@@ -81,8 +81,8 @@ func TestHighestScore(t *testing.T) {
 	}
 }
 
-// TestProgressThatIsHeldBackIsReportedLater has progress shortly after the last report, when only a
-// pod hears of it that has heard of nothing yet.
+// TestProgressThatIsHeldBackIsReportedLater has progress shortly after the last report: only a pod
+// without a report gets one immediately.
 func TestProgressThatIsHeldBackIsReportedLater(t *testing.T) {
 	s := at(9*time.Second, newDeployment(4, recorded(2, 4, web0, "uid-web-1-web-1"), surging("2")),
 		newTestPod("web-0", leaves(ours), minOne(4, 2), reported(8*time.Second)), newTestPod("web-1", leaves(ours), minOne(4, 2)),

@@ -16,7 +16,7 @@ import (
 	"haulout.dev/haulout/pkg/apis/maintenance/v1alpha1"
 )
 
-// knowing returns a controller that knows a Deployment and the ReplicaSet of its pods.
+// knowing returns a controller with a Deployment and the ReplicaSet of its pods in its caches.
 func knowing(t *testing.T, d *appsv1.Deployment) *Controller {
 	t.Helper()
 	return newKnowing(t, nil, []runtime.Object{d, newReplicaSet()})
@@ -35,12 +35,12 @@ func TestSurgeTimeout(t *testing.T) {
 		mods []podMod
 		want time.Duration
 	}{
-		"what its Deployment says":              {d: with("20m"), want: 20 * time.Minute},
-		"the flag if the Deployment says none":  {d: newDeployment(1), want: fallback},
-		"the flag if it says nonsense":          {d: with("soon"), want: fallback},
-		"the flag if the ReplicaSet is unknown": {d: with("20m"), mods: []podMod{owner(func(o *metav1.OwnerReference) { o.Name = "web-2" })}, want: fallback},
-		"the flag if it is another of the name": {d: with("20m"), mods: []podMod{owner(func(o *metav1.OwnerReference) { o.UID = "uid-web-2" })}, want: fallback},
-		"the flag for other owners":             {d: with("20m"), mods: []podMod{owner(func(o *metav1.OwnerReference) { o.Kind = "StatefulSet" })}, want: fallback},
+		"the annotation of the Deployment":             {d: with("20m"), want: 20 * time.Minute},
+		"the flag if the Deployment has no annotation": {d: newDeployment(1), want: fallback},
+		"the flag if the annotation is invalid":        {d: with("soon"), want: fallback},
+		"the flag if the ReplicaSet is unknown":        {d: with("20m"), mods: []podMod{owner(func(o *metav1.OwnerReference) { o.Name = "web-2" })}, want: fallback},
+		"the flag if another ReplicaSet has the name":  {d: with("20m"), mods: []podMod{owner(func(o *metav1.OwnerReference) { o.UID = "uid-web-2" })}, want: fallback},
+		"the flag for other owners":                    {d: with("20m"), mods: []podMod{owner(func(o *metav1.OwnerReference) { o.Kind = "StatefulSet" })}, want: fallback},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := knowing(t, tc.d)
@@ -69,22 +69,22 @@ func TestPodUpForEvictionStaysWhileNoneCanBeCreated(t *testing.T) {
 		off   bool
 		stays bool
 	}{
-		"a webhook refuses pods":    {d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0").Pod, stays: true},
-		"maxSurge is 0":             {d: newDeployment(2, surging("0"), failing(webhook, 1)), pod: newTestPod("web-0").Pod, stays: true},
-		"the surge has no pod yet":  {d: newDeployment(2, recorded(1, 2, web0), failing(webhook, 1)), pod: newTestPod("web-0").Pod, stays: true},
-		"its replacement is there":  {d: newDeployment(2, recorded(1, 2, web0), failing(webhook, 2)), pod: newTestPod("web-0").Pod},
-		"it does not serve":         {d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0", unready).Pod},
-		"a quota, which it is in":   {d: newDeployment(2, failing("exceeded quota: small", 1)), pod: newTestPod("web-0").Pod},
-		"pods cannot be deleted":    {d: newDeployment(2, failing(webhook, 1), toDelete), pod: newTestPod("web-0").Pod},
-		"pods can be created":       {d: newDeployment(2), pod: newTestPod("web-0").Pod},
-		"the evacuator is disabled": {d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0").Pod, off: true},
+		"a webhook refuses pods":       {d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0").Pod, stays: true},
+		"maxSurge is 0":                {d: newDeployment(2, surging("0"), failing(webhook, 1)), pod: newTestPod("web-0").Pod, stays: true},
+		"the surge has no pod yet":     {d: newDeployment(2, recorded(1, 2, web0), failing(webhook, 1)), pod: newTestPod("web-0").Pod, stays: true},
+		"its replacement is available": {d: newDeployment(2, recorded(1, 2, web0), failing(webhook, 2)), pod: newTestPod("web-0").Pod},
+		"the pod is not ready":         {d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0", unready).Pod},
+		"a quota that counts the pod":  {d: newDeployment(2, failing("exceeded quota: small", 1)), pod: newTestPod("web-0").Pod},
+		"pods cannot be deleted":       {d: newDeployment(2, failing(webhook, 1), toDelete), pod: newTestPod("web-0").Pod},
+		"pods can be created":          {d: newDeployment(2), pod: newTestPod("web-0").Pod},
+		"the evacuator is disabled":    {d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0").Pod, off: true},
 		"surge: Disabled": {
 			d: newDeployment(2, failing(webhook, 1), func(d *appsv1.Deployment) {
 				d.Annotations = map[string]string{v1alpha1.AnnotationSurge: v1alpha1.SurgeDisabled}
 			}),
 			pod: newTestPod("web-0").Pod,
 		},
-		"a pod of something else": {
+		"a pod of another controller": {
 			d: newDeployment(2, failing(webhook, 1)), pod: newTestPod("web-0", func(p *pod) { p.OwnerReferences = nil }).Pod,
 		},
 	} {

@@ -21,9 +21,9 @@ import (
 	"haulout.dev/haulout/pkg/testing/must"
 )
 
-// TestPodsThatStartOnHeldNodesAreNoReplacements plays an hour in which each pod of a surge starts
-// on a node that is drained, although it does not tolerate the cordon, and another hour in which
-// none does.
+// TestPodsThatStartOnHeldNodesAreNoReplacements simulates an hour in which each pod of a surge
+// starts on a node that is drained, although it does not tolerate the cordon, and another hour in
+// which none does.
 func TestPodsThatStartOnHeldNodesAreNoReplacements(t *testing.T) {
 	for name, tc := range map[string]struct {
 		budget int
@@ -53,7 +53,7 @@ func TestPodsThatStartOnHeldNodesAreNoReplacements(t *testing.T) {
 						p.evacuation.Status.ActiveEvacuatorSince = &metav1.Time{Time: w.now}
 					}
 				}
-				// What the controller of Evacuations does about pods that return.
+				// The evacuation controller delays the eviction of pods that return.
 				hold := time.Duration(0)
 				if evicted > 2 {
 					hold = min(10*time.Second<<min(evicted-3, 10), 5*time.Minute)
@@ -72,7 +72,7 @@ func TestPodsThatStartOnHeldNodesAreNoReplacements(t *testing.T) {
 			for range 3600 {
 				second(true)
 				if tc.never {
-					// No eviction removes a pod, so that they take turns.
+					// The budget never allows an eviction, so the pods replace each other.
 					continue
 				}
 				i := slices.IndexFunc(w.pods, func(p pod) bool { return p.Name == "web-1" })
@@ -109,28 +109,28 @@ func TestStraysLeaveFirst(t *testing.T) {
 		s          situation
 		want, says string
 	}{
-		"one that is available": {
+		"an available stray": {
 			s: at(time.Second, up, first, stray(ours)), want: "lower web-1;hand over web-1;", says: "leaves before the others",
 		},
-		"one that is not ready": {
+		"an unready stray": {
 			s: at(time.Second, up, first, stray(ours, unready)), want: "lower web-1;hand over web-1;", says: "leaves before the others",
 		},
-		"beside a pod that is sick anyway": {
+		"a stray beside another pod that is unready": {
 			s:    at(time.Second, newDeployment(3, recorded(2, 3, web0)), first, newTestPod("web-2", unready), stray(ours)),
 			want: "lower web-1;hand over web-1;", says: "leaves before the others",
 		},
-		"not one that a pod has left for": {
+		"a stray that serves for a pod that has left waits": {
 			s:    at(time.Second, newDeployment(3, recorded(2, 3, web0, "gone")), first, stray(ours), newTestPod("web-2", fresh, unready)),
 			says: "is not ready",
 		},
-		"but when it has a replacement itself": {
+		"such a stray leaves when it has a replacement": {
 			s:    at(time.Second, newDeployment(3, recorded(2, 3, web0, "gone")), first, stray(ours), newTestPod("web-2", fresh)),
 			want: "lower web-1;hand over web-1;", says: "leaves before the others",
 		},
-		"meanwhile no turn ends":                            {s: at(time.Hour, up, first, stray(lanes, blocked)), says: "which is cordoned"},
-		"nor does one before the next pod has had its time": {s: after(true), says: "is not ready"},
-		"then it does":                                      {s: after(false), want: "restore web-0;"},
-		"one with nothing to replace but itself": {
+		"no turn ends before the stray has left":                 {s: at(time.Hour, up, first, stray(lanes, blocked)), says: "which is cordoned"},
+		"no turn ends before the next pod has had the full time": {s: after(true), says: "is not ready"},
+		"the turn ends after that time":                          {s: after(false), want: "restore web-0;"},
+		"a stray after all other pods have left": {
 			s: at(time.Second, newDeployment(2, recorded(1, 2, "gone")), stray(ours)), want: "scale to 2 for 2;", says: "from 1 to 2",
 		},
 	} {
@@ -206,7 +206,7 @@ func TestSurgeDoesNotGrowFromTheNumberOfAUser(t *testing.T) {
 		other := newTestPod("web-1", leaves(ours), on("drained"))
 		host[0] = d
 		w := newWorld(t, append(evacuations, other.evacuation), append(host, other.Pod)...)
-		// Both pods leave in a surge of their own, which is taken back to the number of the user.
+		// Both pods leave in a new surge, which is reverted to the number of the user.
 		w.scaled(4, true)
 		r, _ := readRecord(w.deployment(), 1)
 		is.True(t, r.From == 2, "the surge is from %d to %d", r.From, r.To)
@@ -226,11 +226,11 @@ func TestSurgeOfAnotherTimeIsTakenBack(t *testing.T) {
 		d.ManagedFields = replicasManagedBy(manager)
 		return d
 	}
-	bubble.Run(t, "if the number is still ours", func(t *testing.T) {
+	bubble.Run(t, "the number is reverted if it is still ours", func(t *testing.T) {
 		w := newWorld(t, nil, leftBehind(fieldManager), newReplicaSet())
 		w.scaled(1, false)
 	})
-	bubble.Run(t, "and left as it is if a rollback has brought the record back", func(t *testing.T) {
+	bubble.Run(t, "the number stays if a rollback has restored the record", func(t *testing.T) {
 		w := newWorld(t, nil, leftBehind("kubectl"), newReplicaSet())
 		w.scaled(2, false)
 	})

@@ -16,9 +16,9 @@ import (
 	"haulout.dev/haulout/pkg/testing/is"
 )
 
-// turnOfWeb0 decides every ten seconds, with what happens in between, until the turn of web-0 ends.
-// It returns how long that took, 0 if it has not ended after two days, and how often progress was
-// reported.
+// turnOfWeb0 makes a decision every ten seconds until the turn of web-0 ends, and calls happens
+// before each. It returns how long that took, 0 if the turn has not ended after two days, and how
+// often progress was reported.
 func turnOfWeb0(s situation, happens func(elapsed time.Duration, s *situation)) (took time.Duration, stamps int) {
 	for elapsed := time.Duration(0); elapsed <= 48*time.Hour; elapsed += 10 * time.Second {
 		s.now = start.Add(elapsed)
@@ -62,8 +62,8 @@ func TestFlappingIsNoProgress(t *testing.T) {
 	for name, tc := range map[string]struct {
 		s       situation
 		happens func(elapsed time.Duration, s *situation)
-		// within is when the turn has to be over, and stamps how often progress may be reported
-		// until then.
+		// within is the latest end of the turn, and stamps how often progress may be reported until
+		// then.
 		within time.Duration
 		stamps int
 	}{
@@ -79,7 +79,7 @@ func TestFlappingIsNoProgress(t *testing.T) {
 			},
 			within: 5 * time.Minute, stamps: 1,
 		},
-		"the template is rewritten again and again": {
+		"the template changes repeatedly": {
 			s: waiting,
 			happens: func(elapsed time.Duration, s *situation) {
 				set(s, func(d *appsv1.Deployment) {
@@ -89,7 +89,7 @@ func TestFlappingIsNoProgress(t *testing.T) {
 			},
 			within: 5 * time.Minute, stamps: 1,
 		},
-		"the surge pod starts again and again before it is available": {
+		"the surge pod restarts repeatedly before it is available": {
 			s: up(newTestPod("web-1", fresh)),
 			happens: func(elapsed time.Duration, s *situation) {
 				set(s, func(d *appsv1.Deployment) { d.Spec.MinReadySeconds = 30 })
@@ -135,7 +135,7 @@ func TestRealProgressIsReported(t *testing.T) {
 			s.pods[1] = newTestPod("web-1", fresh, unready)
 		}
 	})
-	// The first report, a pod that is created, and one that has a node.
+	// The first report, a created pod, and a scheduled pod.
 	is.True(t, stamps == 3, "reported progress %d times, want 3", stamps)
 }
 
@@ -158,14 +158,14 @@ func TestReplacementsAreToldByTheClockOfTheHost(t *testing.T) {
 			if got := s.replacements(); len(got) != 1 || got[0].Name != "web-1" {
 				t.Errorf("got %d replacements, want web-1", len(got))
 			}
-			// One on a node that is under maintenance does not serve.
+			// A pod on a node under maintenance does not count as serving.
 			is.Equal(t, s.serving(), 1, "pods serve")
 		})
 	}
 }
 
 // TestYoungestPodOnACordonedNodeIsNoReplacement: the first pod of the surge was scheduled to a node
-// that is drained and has left, another one has taken its place. The youngest of the pods before
+// that is drained and has left, and another pod has replaced it. The youngest of the pods before
 // the surge is on a node that a user has cordoned.
 func TestYoungestPodOnACordonedNodeIsNoReplacement(t *testing.T) {
 	youngest := func(p *pod) { p.CreationTimestamp = metav1.NewTime(start) }
@@ -195,7 +195,7 @@ func TestWarningsAreSentOnceForEachText(t *testing.T) {
 	is.True(t, warnings == 2, "sent %d warnings, want 2", warnings)
 }
 
-// TestPodsThatWereTriedRest has pods that are blocked after their turns: the owner mends the
+// TestPodsThatWereTriedRest has pods that are blocked after their turns, until the owner fixes the
 // reason.
 func TestPodsThatWereTriedRest(t *testing.T) {
 	takesUp := func(d decision) bool { return len(d.reports) == 1 && d.reports[0].takesUp }
@@ -290,11 +290,11 @@ func TestPurpose(t *testing.T) {
 		long += "ä"
 	}
 	for name, tc := range map[string]struct{ reason, want string }{
-		"a reason":             {"Kernel update", " for NodeMaintenance rack-7 (Kernel update)"},
-		"none":                 {"", " for NodeMaintenance rack-7"},
-		"one of blanks":        {" \n\t ", " for NodeMaintenance rack-7"},
-		"an escape sequence":   {"a\x1b[31mb\x00c\u0085d", " for NodeMaintenance rack-7 (a[31mbcd)"},
-		"one that is too long": {"x" + long, " for NodeMaintenance rack-7 (x" + long[:maxReason-2] + ")"},
+		"a reason":                  {"Kernel update", " for NodeMaintenance rack-7 (Kernel update)"},
+		"none":                      {"", " for NodeMaintenance rack-7"},
+		"a reason of blanks":        {" \n\t ", " for NodeMaintenance rack-7"},
+		"an escape sequence":        {"a\x1b[31mb\x00c\u0085d", " for NodeMaintenance rack-7 (a[31mbcd)"},
+		"a reason that is too long": {"x" + long, " for NodeMaintenance rack-7 (x" + long[:maxReason-2] + ")"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			is.Equal(t, purposeOf("rack-7", tc.reason), tc.want)
