@@ -195,7 +195,7 @@ func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 		return fmt.Errorf("read the Evacuation of pod %s: %w", key, err)
 	}
 	if err == nil && asks(evacuation) {
-		// The cache will show the Evacuation and, later, its deletion.
+		// The events of the Evacuation follow.
 		return nil
 	}
 	return Restore(ctx, c.Unlimited, pod)

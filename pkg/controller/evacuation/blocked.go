@@ -37,9 +37,9 @@ var eventPerText = []string{
 	v1alpha1.ReasonEvacuationHeld, v1alpha1.ReasonBudgetPodsCordoned,
 }
 
-// blockedCheck returns the reason and the message that the condition Blocked has if one cause
-// applies, nil if it does not. A reason that does not block the pod makes the condition False. A
-// check has the Evacuation reconciled when it begins to apply without an event.
+// blockedCheck returns the reason and the message of the condition Blocked if one cause applies,
+// otherwise nil. A reason that does not block the pod makes the condition False. If the cause may
+// begin to apply without an event, the check sets wake.
 type blockedCheck func(*decision, situation) *eviction.Blocker
 
 // blockedChecks decide the condition Blocked of an Evacuation that is not complete: the first one
@@ -81,8 +81,8 @@ var (
 	asBefore   = eviction.Blocker{}
 )
 
-// setBlocked sets the condition Blocked. An Evacuation that was never blocked does not get the
-// condition to say just that.
+// setBlocked sets the condition Blocked. If an Evacuation was never blocked, the condition is not
+// added.
 func (d *decision) setBlocked(s situation, b eviction.Blocker) {
 	before := meta.FindStatusCondition(d.status.Conditions, v1alpha1.ConditionBlocked)
 	if b == asBefore || b == notBlocked && (before == nil || before.Reason == reasonNotBlocked) {
@@ -227,13 +227,13 @@ func (d *decision) stops(s situation) *eviction.Blocker {
 	}
 	message := fmt.Sprintf("The pod is stopping until %s, the end of its grace period.", s.pod.DeletionTimestamp.UTC().Format(time.RFC3339))
 	if d.status.ActiveEvacuatorClass == v1alpha1.EvacuatorClassEviction {
-		// The message of an evacuator belongs to the evacuator.
+		// While an evacuator is active, only the evacuator sets the message.
 		d.status.Message = message
 	}
 	return &eviction.Blocker{Reason: v1alpha1.ReasonPodStopping, Message: message}
 }
 
-// stoppingSince returns when a pod was told to stop.
+// stoppingSince returns when a pod began to stop.
 func stoppingSince(s situation) (since time.Time, known bool) {
 	grace := s.pod.DeletionGracePeriodSeconds
 	if !isStopping(s) || grace == nil {
@@ -262,7 +262,7 @@ func (d *decision) held(s situation) *eviction.Blocker {
 	return b
 }
 
-// unknownToQueue keeps the condition until the queue of evictions knows the pod.
+// unknownToQueue keeps the condition until the eviction queue has the pod.
 func (d *decision) unknownToQueue(s situation) *eviction.Blocker {
 	if !d.evict || s.eviction.Known {
 		return nil
@@ -318,8 +318,7 @@ func (d *decision) waits(s situation) *eviction.Blocker {
 	return &eviction.Blocker{Reason: v1alpha1.ReasonPodWaits, Message: s.eviction.Message}
 }
 
-// waitsFor reports whether an evacuator, or the eviction, is active and the pod is not up for
-// eviction.
+// waitsFor reports whether a class is active and the pod is not to be evicted now.
 func (d *decision) waitsFor(class string) bool {
 	return !d.evict && d.status.ActiveEvacuatorClass == class
 }
@@ -339,8 +338,8 @@ func (d *decision) mustStay(s situation) *eviction.Blocker {
 	return nil
 }
 
-// waitsForSurge reports a pod whose replacement has made no progress for the surge timeout. The
-// evacuator's report is quoted.
+// waitsForSurge reports a pod whose replacement has made no progress for the surge timeout. It
+// quotes the evacuator's report.
 func (d *decision) waitsForSurge(s situation) *eviction.Blocker {
 	if !d.waitsFor(v1alpha1.EvacuatorClassDeployment) {
 		return nil
@@ -364,9 +363,9 @@ func (d *decision) waitsForSurge(s situation) *eviction.Blocker {
 	return &eviction.Blocker{Reason: v1alpha1.ReasonSurgePending, Message: message}
 }
 
-// surgePendingAt is when the evacuator of Deployments has made no progress for the surge timeout.
-// The evacuator stops reporting when the replacement makes no progress. If the surge timeout does
-// not end within the deadline, half of the deadline counts.
+// surgePendingAt returns when the evacuator of Deployments has made no progress for the surge
+// timeout. The evacuator stops reporting when the replacement makes no progress. If the surge
+// timeout does not end within the deadline, half of the deadline counts.
 func surgePendingAt(s situation, deadline deadline) time.Time {
 	at := deadline.since.Add(s.surgeTimeout)
 	if !at.Before(deadline.at) {
@@ -417,7 +416,7 @@ func (d *decision) evacuatorIsSilent(s situation) *eviction.Blocker {
 	return b
 }
 
-// keepsComingBack reports a pod that is not evicted for a while since such pods return.
+// keepsComingBack reports a pod that is not evicted for a while because such pods keep returning.
 func (d *decision) keepsComingBack(s situation) *eviction.Blocker {
 	if !d.waitsFor(v1alpha1.EvacuatorClassEviction) || s.podType != v1alpha1.PodTypeDefault {
 		return nil
@@ -444,8 +443,8 @@ func (d *decision) hasNoEvacuator(s situation) *eviction.Blocker {
 	return b
 }
 
-// waitsOnDeadNode reports the node of a pod that an eviction can remove and that nothing else
-// blocks. Other pods have evacuators on the node, which report that they do nothing.
+// waitsOnDeadNode reports an unreachable node, if an eviction can remove the pod and nothing else
+// blocks it. Pods of other types wait for an evacuator, whose silence evacuatorIsSilent reports.
 func (d *decision) waitsOnDeadNode(s situation) *eviction.Blocker {
 	if !s.nodeUnreachable || s.podType != v1alpha1.PodTypeDefault {
 		return nil

@@ -9,7 +9,7 @@
 //
 // Kept in memory, and droppable at any time: which pods a watch has reported as deleted (departed;
 // without it they are read live), which pods of a namespace are down (down; read again) and which
-// nodes they are limited to (pins; read again), which complete Evacuations a namespace has too many
+// nodes they are limited to (pins; read again), the surplus complete Evacuations of a namespace
 // (surplus; found again), the Evacuations whose writes fail (failures; reported a minute later) or
 // hang (hung; they hang once more), and when the pods of Evacuations were created and which of them
 // had returned (arrivals; a new leader starts to count again).
@@ -187,8 +187,8 @@ type Controller struct {
 	// last reconciliation took long.
 	failures *loop.Failures[types.NamespacedName]
 	hung     loop.Memory[types.NamespacedName, struct{}]
-	// down are the pods of namespaces that are down, and pins the nodes that pods without one are
-	// limited to. Both are read again after a moment.
+	// down has the pods that are down, by namespace, and pins the nodes to which pods without a
+	// node are limited. Both are read again after a moment.
 	down loop.Memory[string, knownDown]
 	pins loop.Memory[types.NamespacedName, *knownPin]
 }
@@ -239,7 +239,7 @@ func New(config Config) (*Controller, error) {
 
 // isWanted reports whether, according to the caches, the pod of an Evacuation still has to be
 // evicted. If only maintenances asked for it, one of them must still drain the node of the pod: the
-// controller of maintenances needs a moment to withdraw many Evacuations, and after a change of the
+// nodemaintenance controller needs a moment to withdraw many Evacuations, and after a change of the
 // leader it may start later than this one. Until then the Evacuation is reconciled repeatedly.
 func (c *Controller) isWanted(r eviction.Request) bool {
 	evacuation, err := c.evacuationLister.Evacuations(r.Evacuation.Namespace).Get(r.Evacuation.Name)
@@ -273,7 +273,7 @@ func onlyMaintenancesAsk(evacuation *v1alpha1.Evacuation) bool {
 }
 
 // isDrained reports whether a maintenance drains the node of the pod that is to be evicted. The
-// controller of maintenances asks the same caches before it requests an Evacuation.
+// nodemaintenance controller reads the same caches before it requests an Evacuation.
 func (c *Controller) isDrained(r eviction.Request) bool {
 	pod, err := c.podLister.Pods(r.Evacuation.Namespace).Get(r.Pod)
 	if err != nil {
@@ -296,8 +296,8 @@ func (c *Controller) isHeldAndTargeted(evacuation *v1alpha1.Evacuation) bool {
 	return err == nil && nm != nil
 }
 
-// Run works until the context ends, and returns when the last write is done. The informers must
-// have been started.
+// Run runs the controller until the context ends, and returns after the last write. The informers
+// must have been started.
 func (c *Controller) Run(ctx context.Context, workers int) {
 	defer c.queue.ShutDown()
 	defer c.hanging.ShutDown()
@@ -332,8 +332,8 @@ func (c *Controller) evacuations() []*v1alpha1.Evacuation {
 }
 
 // sync reconciles an Evacuation, unless its last sync hung, or counts the complete ones of a
-// namespace. No Evacuation is reconciled by both queues at the same time: only a worker that has it
-// changes whether it hangs, at the end.
+// namespace. No Evacuation is reconciled by both queues at the same time: it changes the queue only
+// at the end of its sync.
 func (c *Controller) sync(ctx context.Context, key types.NamespacedName) error {
 	if key.Name == "" {
 		return c.findSurplus(key.Namespace)

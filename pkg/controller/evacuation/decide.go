@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// longestGrace is the most time that evacuators get to report to a new leader before it makes
-	// the next one active.
+	// longestGrace is the maximum time that evacuators get to report to a new leader before it
+	// makes the next one active.
 	longestGrace = 5 * time.Minute
 	// standingRetry is how often a pod that must not be evicted is checked again.
 	standingRetry = 10 * time.Second
@@ -176,7 +176,8 @@ func foreignHolders(evacuation *v1alpha1.Evacuation) []string {
 	return evacuation.Finalizers
 }
 
-// hasForeignFinalizer reports whether an Evacuation has a finalizer that is no instigator's.
+// hasForeignFinalizer reports whether an Evacuation has a finalizer that does not belong to an
+// instigator.
 func hasForeignFinalizer(evacuation *v1alpha1.Evacuation) bool {
 	return slices.ContainsFunc(evacuation.Finalizers, func(finalizer string) bool {
 		_, isInstigator := protocol.IsInstigatorFinalizer(finalizer)
@@ -302,8 +303,8 @@ func (d *decision) deadline(s situation) deadline {
 		runs: !waitsForDrain(turn.Class) || s.targeted && !d.isRequested(s),
 	}
 	if !result.runs {
-		// Half of it, so that enough time is left whenever the drain reaches the pod. Timestamps
-		// have whole seconds: earlier, the new one would not differ.
+		// Restart the deadline after half of it, so that enough time is left whenever the drain
+		// reaches the pod, but not within a second: timestamps have whole seconds.
 		result.at = result.since.Add(max(result.length/2, time.Second))
 		return result
 	}
@@ -329,7 +330,7 @@ func (d *decision) onlyAgentCanAct(s situation) bool {
 		protocol.Next(s.evacuation.Spec.Evacuators, class) == v1alpha1.EvacuatorClassEviction
 }
 
-// restartClock moves the start of the deadline of an evacuator that waits for the drain to now.
+// restartClock restarts the deadline of an evacuator that waits for the drain.
 func (d *decision) restartClock(s situation) {
 	d.status.ActiveEvacuatorSince = protocol.Timestamp(s.now)
 }

@@ -53,8 +53,8 @@ func (c *Controller) send(evacuation *v1alpha1.Evacuation, events []event) {
 	}
 }
 
-// sendEvicted tells the owner of a pod, which will soon be deleted, why it was evicted. It needs no
-// status write. protected is whether a budget selects the pod.
+// sendEvicted sends the event that a pod is evicted, and for which maintenance. It needs no status
+// write. protected reports whether a budget selects the pod.
 func (c *Controller) sendEvicted(pod *corev1.Pod, protected bool) {
 	note := "The pod is evicted. No disruption budget selects it."
 	if protected {

@@ -114,7 +114,7 @@ func TestPodThatCanOnlyRunOnAHeldNode(t *testing.T) {
 	}
 }
 
-// slowHost is a host cluster in which a read takes some time, and ends with its request.
+// slowHost is a host cluster in which a read takes some time, and ends early with its context.
 type slowHost struct {
 	objects map[string]runtime.Object
 	takes   time.Duration

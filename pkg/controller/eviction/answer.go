@@ -35,8 +35,8 @@ const (
 	verdictDenied verdict = "denied"
 	// verdictOverloaded: the API server is overloaded or has an internal error.
 	verdictOverloaded verdict = "overloaded"
-	// verdictTooManyDisruptedPods: the budget's status lists so many pods that the API server
-	// refuses every eviction.
+	// verdictTooManyDisruptedPods: the API server refuses every eviction because of the budget's
+	// status: disruptedPods is too long, or disruptionsAllowed is negative.
 	verdictTooManyDisruptedPods verdict = "too_many_disrupted_pods"
 	// verdictNamespaceTerminating: nothing can be created in the namespace, not even an eviction;
 	// its pods are deleted anyway.

@@ -76,8 +76,8 @@ var consequences = map[verdict]consequence{
 	verdictFailed: {v1alpha1.ReasonEvictionError, "The eviction fails: %s It is tried again.", maxTroubleRest, false},
 }
 
-// settle applies the consequence of an answer to the item.
-func (it *item) settle(a answer, deniedAfter time.Duration, now time.Time) {
+// handleAnswer applies the consequence of an answer to the item.
+func (it *item) handleAnswer(a answer, deniedAfter time.Duration, now time.Time) {
 	what, said := consequences[a.verdict], wording.Sentence(a.message)
 	from := now
 	switch a.verdict {
@@ -143,13 +143,13 @@ func (q *Queue) review(g *group, now time.Time) {
 	}
 	g.reviewAt = time.Time{}
 	for it := range g.members {
-		q.show(it, now)
+		q.updateState(it, now)
 	}
 }
 
-// show updates the blocker and the note of an item, and reports a change. The trouble of the item
+// updateState updates the blocker and the note of an item, and reports a change. The trouble of the item
 // goes before the blocker of its lane.
-func (q *Queue) show(it *item, now time.Time) {
+func (q *Queue) updateState(it *item, now time.Time) {
 	var b *Blocker
 	var note string
 	if it.lane != nil {

@@ -252,8 +252,8 @@ func (l *budgetLane) begin(c *call) {
 	}
 }
 
-func (l *budgetLane) settle(c *call, a answer, now time.Time) {
-	l.group.settle(c, a, now)
+func (l *budgetLane) handleAnswer(c *call, a answer, now time.Time) {
+	l.group.handleAnswer(c, a, now)
 	if _, counted := l.unconfirmed[c.Pod]; counted {
 		delete(l.unconfirmed, c.Pod)
 		if a.lost || a.verdict == verdictAccepted {
@@ -315,23 +315,23 @@ func (l *budgetLane) isDone(now time.Time) bool {
 	return l.group.isDone(now) && l.pending(now) == 0
 }
 
-func (l *budgetLane) setAlarm(ring func(time.Time)) {
-	l.group.setAlarm(ring)
+func (l *budgetLane) addWakeTimes(add func(time.Time)) {
+	l.group.addWakeTimes(add)
 	for _, since := range l.granted {
-		ring(since.Add(interruptedAfter))
+		add(since.Add(interruptedAfter))
 	}
 	if l.first() == nil {
 		return
 	}
 	if !l.open {
-		ring(l.nextProbe())
+		add(l.nextProbe())
 	}
 	for _, sent := range l.sending {
-		ring(sent.Add(asleepAfter))
+		add(sent.Add(asleepAfter))
 	}
 	for _, accepted := range l.unconfirmed {
 		if !accepted.IsZero() {
-			ring(accepted.Add(unconfirmedFor))
+			add(accepted.Add(unconfirmedFor))
 		}
 	}
 }

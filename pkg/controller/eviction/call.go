@@ -64,7 +64,7 @@ func (q *Queue) send(ctx context.Context, c *call) {
 	if q.cfg.Wanted(*c.Request) {
 		a = q.ask(ctx, c)
 	}
-	q.settle(c, a)
+	q.handleAnswer(c, a)
 	q.wake()
 }
 
@@ -98,7 +98,8 @@ func (q *Queue) evict(ctx context.Context, c *call) error {
 	})
 }
 
-// untilFinished returns a context for one call, which ends finishGrace after its parent.
+// untilFinished returns a context for one call. It ends after callTimeout, or finishGrace after the
+// end of its parent.
 func untilFinished(ctx context.Context) (context.Context, context.CancelFunc) {
 	callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(finishGrace, cancel) })
@@ -123,9 +124,9 @@ func (q *Queue) reread(ctx context.Context, c *call, a answer) answer {
 	return a
 }
 
-// settle processes an answer: it updates the concurrency limits of the queue and of the lane, and
+// handleAnswer processes an answer: it updates the concurrency limits of the queue and of the lane, and
 // places the item again.
-func (q *Queue) settle(c *call, a answer) {
+func (q *Queue) handleAnswer(c *call, a answer) {
 	q.mu.Lock()
 	defer q.unlock()
 	it, now := c.it, q.cfg.Clock.Now()
@@ -136,9 +137,9 @@ func (q *Queue) settle(c *call, a answer) {
 	q.pace(c, a, now)
 	if it.phase = phaseWaiting; a.verdict != verdictWithdrawn {
 		it.tried = c.number
-		it.settle(a, q.cfg.Policy.DeniedAfter, now)
+		it.handleAnswer(a, q.cfg.Policy.DeniedAfter, now)
 	}
-	c.lane.settle(c, a, now)
+	c.lane.handleAnswer(c, a, now)
 	if a.verdict == verdictWithdrawn && !it.askedAgain && !it.removed {
 		q.cfg.InFlight.Remove(it.UID)
 		q.park(it, nil, now)

@@ -165,14 +165,14 @@ func (q *Queue) place(it *item, now time.Time) {
 		it.phase = phaseWaiting
 		it.lane.common().wait(it)
 	}
-	q.show(it, now)
+	q.updateState(it, now)
 }
 
 // park takes an item out of its lane until an event of its pod or of a budget.
 func (q *Queue) park(it *item, why *trouble, now time.Time) {
 	q.leaveLane(it)
 	it.phase, it.trouble = phaseParked, why
-	q.show(it, now)
+	q.updateState(it, now)
 }
 
 // present returns the item's pod from the cache; nil if the cache has no pod or another one of that
@@ -220,7 +220,7 @@ func (q *Queue) leaveLane(it *item) {
 // tidy drops the lanes without pods, reviews the others, and returns when the next step is due
 // without an event. Work that is due but was not started waits for an answer, not for a time.
 func (q *Queue) tidy(now time.Time) (next time.Time) {
-	ring := func(t time.Time) {
+	wakeAt := func(t time.Time) {
 		if t.After(now) && (next.IsZero() || t.Before(next)) {
 			next = t
 		}
@@ -230,7 +230,7 @@ func (q *Queue) tidy(now time.Time) (next time.Time) {
 		if !l.isDone(now) {
 			kept = append(kept, l)
 			q.review(l.common(), now)
-			l.setAlarm(ring)
+			l.addWakeTimes(wakeAt)
 			continue
 		}
 		if i <= turn {
@@ -242,11 +242,11 @@ func (q *Queue) tidy(now time.Time) (next time.Time) {
 	clear(q.ring[len(kept):])
 	q.ring = kept
 	if it := q.resting.first(); it != nil {
-		ring(it.due)
+		wakeAt(it.due)
 	}
-	ring(q.pausedUntil)
+	wakeAt(q.pausedUntil)
 	for _, c := range q.churn {
-		ring(c.next)
+		wakeAt(c.next)
 	}
 	return next
 }

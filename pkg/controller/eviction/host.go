@@ -42,7 +42,7 @@ type Host interface {
 // must not block.
 type Owners interface {
 	// Of returns the workload of the pods of a namespace that have the given controller; false if
-	// such pods need no turns.
+	// such pods do not wait for each other.
 	Of(namespace string, controller *metav1.OwnerReference) (owners.Workload, bool)
 	// Pods returns the pods of a namespace whose controller has the UID.
 	Pods(namespace string, controller types.UID) []*corev1.Pod

@@ -19,14 +19,14 @@ type lane interface {
 	offer(now time.Time) (*item, pass)
 	// interrupted returns the pods whose evictions were interrupted and have to be finished.
 	interrupted(now time.Time) []*item
-	// begin is called when a call is sent, and settle when its answer has been applied to the pod.
+	// begin is called when a call is sent, and handleAnswer when its answer has been applied to the pod.
 	begin(c *call)
-	settle(c *call, a answer, now time.Time)
+	handleAnswer(c *call, a answer, now time.Time)
 	// judge returns the reported state of a pod of the lane: its blocker, or a note about what it
 	// waits for. until is when that may change without an event; zero if it does not.
 	judge(it *item, now time.Time) (b *Blocker, note string, until time.Time)
-	// setAlarm calls ring with each time at which the lane has work to do without an event.
-	setAlarm(ring func(time.Time))
+	// addWakeTimes calls add with each time at which the lane has work to do without an event.
+	addWakeTimes(add func(time.Time))
 	// moves reports whether the lane of a budget has calls to make and has not been closed for
 	// long.
 	moves(now time.Time) bool
@@ -117,13 +117,13 @@ func (g *group) common() *group                                       { return g
 func (g *group) moves(time.Time) bool                                 { return false }
 func (g *group) interrupted(time.Time) []*item                        { return nil }
 func (g *group) begin(c *call)                                        { g.sending[c.it] = c.sent }
-func (g *group) settle(c *call, _ answer, _ time.Time)                { delete(g.sending, c.it) }
+func (g *group) handleAnswer(c *call, _ answer, _ time.Time)          { delete(g.sending, c.it) }
 func (g *group) judge(*item, time.Time) (*Blocker, string, time.Time) { return nil, "", time.Time{} }
-func (g *group) setAlarm(ring func(time.Time))                        { ring(g.reviewAt) }
+func (g *group) addWakeTimes(add func(time.Time))                     { add(g.reviewAt) }
 func (g *group) isDone(time.Time) bool                                { return len(g.members) == 0 }
 func (g *group) drop()                                                {}
 
-// freeLane has the pods that have neither a budget nor an owner whose pods take turns.
+// freeLane has the pods that have neither a budget nor an owner whose pods wait for each other.
 type freeLane struct{ group }
 
 func (l *freeLane) offer(time.Time) (*item, pass) { return l.first(), passPlain }

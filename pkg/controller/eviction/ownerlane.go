@@ -221,8 +221,8 @@ func (l *ownerLane) begin(c *call) {
 	}
 }
 
-func (l *ownerLane) settle(c *call, a answer, now time.Time) {
-	l.group.settle(c, a, now)
+func (l *ownerLane) handleAnswer(c *call, a answer, now time.Time) {
+	l.group.handleAnswer(c, a, now)
 	if a.verdict == verdictAccepted || a.verdict == verdictGone {
 		l.since = now
 	} else {
@@ -271,7 +271,7 @@ func (l *ownerLane) drop() {
 	}
 }
 
-func (l *ownerLane) setAlarm(ring func(time.Time)) {
-	l.group.setAlarm(ring)
-	ring(l.waitsUntil)
+func (l *ownerLane) addWakeTimes(add func(time.Time)) {
+	l.group.addWakeTimes(add)
+	add(l.waitsUntil)
 }

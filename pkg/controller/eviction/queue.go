@@ -29,8 +29,8 @@ type Request struct {
 	// Pod and UID identify the pod.
 	Pod string
 	UID types.UID
-	// ReplacedFirst: the evacuator of Deployments is among those of the Evacuation, so the owner of
-	// the pod's Deployment may have the pod replaced before it leaves.
+	// ReplacedFirst: the Evacuation has the evacuator of Deployments, so the remedy for a closed
+	// budget may be a surge.
 	ReplacedFirst bool
 	// FailedEvictions is the stored counter of failed evictions.
 	FailedEvictions int32
@@ -92,7 +92,7 @@ type Queue struct {
 	// kick wakes the loop of Run.
 	kick chan struct{}
 
-	// mu guards everything below. Nothing of Config but the caches and InFlight is called under it.
+	// mu guards everything below. Of the Config, only the caches and InFlight are used under it.
 	mu sync.Mutex
 	// changed has the Evacuations for which Changed is called after mu is released.
 	changed []types.NamespacedName

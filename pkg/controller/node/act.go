@@ -49,7 +49,7 @@ func (c *Controller) write(ctx context.Context, f facts) (bool, error) {
 	}
 	var who string
 	if change.cordonRestored && c.state.Cordons.IsFight(f.node) {
-		who = c.meddler(ctx, f.node) // before our write makes us the field manager again
+		who = c.uncordoner(ctx, f.node) // before our write makes us the field manager again
 	}
 	if err := c.apply(ctx, f.node, change); err != nil {
 		if apierrors.IsNotFound(err) {
@@ -255,22 +255,22 @@ func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *
 // unknownWriter names a client that the managed fields of the node do not show.
 const unknownWriter = "An unknown writer"
 
-// meddler returns which client has made a node schedulable. It reads the node live, since the cache
+// uncordoner returns which client has made a node schedulable. It reads the node live, since the cache
 // drops managed fields.
-func (c *Controller) meddler(ctx context.Context, node *corev1.Node) string {
+func (c *Controller) uncordoner(ctx context.Context, node *corev1.Node) string {
 	live, err := c.host.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
 	if err != nil {
 		return unknownWriter
 	}
-	return decideMeddler(live.ManagedFields)
+	return guessUncordoner(live.ManagedFields)
 }
 
-// decideMeddler guesses from the managed fields of a node which client made it schedulable. After a
+// guessUncordoner guesses from the managed fields of a node which client made it schedulable. After a
 // server-side apply, the manager owns spec.unschedulable. Any other write omits the field, since
 // false is its zero value, so no manager owns it: then the client is probably the most recent
-// writer after us. kube-controller-manager is skipped: it only removes the taint that belongs to
-// the cordon.
-func decideMeddler(fields []metav1.ManagedFieldsEntry) string {
+// writer after us. kube-controller-manager is skipped: it only follows with the taint that belongs
+// to the cordon.
+func guessUncordoner(fields []metav1.ManagedFieldsEntry) string {
 	var ours time.Time
 	for i := range fields {
 		if entry := &fields[i]; entry.Manager == fieldManager && entry.Subresource == "" && entry.Time != nil {

@@ -50,7 +50,7 @@ func TestDecideMeddler(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			is.Equal(t, decideMeddler(test.fields), test.want)
+			is.Equal(t, guessUncordoner(test.fields), test.want)
 		})
 	}
 }

@@ -53,8 +53,8 @@ func (c *Controller) isToBeUncordoned(node *corev1.Node, nm *v1alpha1.NodeMainte
 	})
 }
 
-// isQuiet reports whether no pod of a node can still be evicted against the will of all
-// maintenances.
+// isQuiet reports whether a node has no pod that may still be evicted although no maintenance wants
+// it to leave.
 func (c *Controller) isQuiet(node string) bool {
 	if c.state.IsEvicting(node) {
 		return false
@@ -77,7 +77,7 @@ func (c *Controller) isTargeted(name string) bool {
 
 // decideRelease decides the status of a maintenance that ends. It keeps only the names of the
 // nodes, since a completed maintenance may exist for years. A node that is not released yet also
-// keeps its message.
+// has its targets, reason and message.
 func (d *decision) decideRelease(f *facts) {
 	nm := f.subject.NodeMaintenance
 	d.status = *nm.Status.DeepCopy()

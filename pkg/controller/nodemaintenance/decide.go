@@ -32,7 +32,7 @@ type decision struct {
 	// confirm: the maintenance is drained if a live list has no nominated pod. The controller makes
 	// that list and decides again before it writes the status.
 	confirm bool
-	// superseded: the maintenance is completed instead.
+	// superseded: the only action is to complete the maintenance.
 	superseded bool
 	// wake is when to reconcile again without an event, 0 for never.
 	wake time.Duration
@@ -167,8 +167,9 @@ func (d *decision) addFormer(f *facts, node formerNode) {
 	case node.err != nil:
 		entry.DrainMessage = drainplan.Fit(node.err.Error(), drainplan.MaxMessageBytes)
 	case node.gone && v1alpha1.IsHolding(f.subject.NodeMaintenance) && f.subject.Spec.NewNodes != v1alpha1.NewNodesPolicyJoin:
-		// The entry makes a node that is registered again join. With the policy Join every node
-		// joins without it, and the list would grow with every node that an autoscaler deletes.
+		// Because of the entry, a node that is registered again joins. With the policy Join every
+		// node joins without it, and the list would grow with every node that an autoscaler
+		// deletes.
 		entry.Reason, entry.DrainMessage = v1alpha1.NodeStatusGone, "Node is gone"
 	case node.gone, node.released:
 		return

@@ -21,7 +21,7 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// noon is when the decisions of these tests begin.
+// noon is the time of the first decision in these tests.
 var noon = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 
 // world is the input of decisions, without caches, clock and clients.

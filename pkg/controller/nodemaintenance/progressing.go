@@ -187,7 +187,7 @@ func moreGone(nm *v1alpha1.NodeMaintenance, status *v1alpha1.NodeMaintenanceStat
 // the n latest moves do not count: when these n pods have left, the node is only where it was
 // before.
 func (n *nodeCount) movedAt(entry *v1alpha1.NodeMaintenanceNodeStatus, now time.Time) time.Time {
-	// Outside of stage Drain, gone may exceed the peak.
+	// Outside of stage Drain, gone may exceed PodsGonePeak.
 	cameBack := int(max(0, entry.PodsGonePeak-gone(entry)))
 	if cameBack >= len(n.moves) {
 		return time.Time{}

@@ -16,8 +16,8 @@ import (
 	"haulout.dev/haulout/pkg/host/podcache"
 )
 
-// evacuationsByNode is the index of the Evacuations whose active evacuator this is, by the node of
-// their pod.
+// evacuationsByNode is the index of the Evacuations for which this evacuator is active, by the node
+// of their pod.
 const evacuationsByNode = "haulout.dev/daemonset-evacuator-by-node"
 
 func indexByNode(obj any) ([]string, error) {

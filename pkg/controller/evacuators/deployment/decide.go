@@ -89,7 +89,7 @@ func decide(s situation) decision {
 	case r.isUp() && s.target.value != r.To:
 		d.dissolve(s)
 	case s.deployment == nil:
-		d.takeBack(s)
+		d.revertSurge(s)
 	default:
 		if why := s.reasonToDecline(); why != "" {
 			d.giveUp(s, why)
@@ -338,7 +338,7 @@ func (d *decision) withdraw(s situation, remaining []*pod) bool {
 	if d.restoreCosts(s, remaining) || d.awaitsAnswers(s) {
 		return false
 	}
-	d.takeBack(s)
+	d.revertSurge(s)
 	return true
 }
 
@@ -464,7 +464,7 @@ func (d *decision) scaleDown(s situation, leaving []*pod, spare int) bool {
 		}
 	}
 	d.memory.spared = len(d.memory.dropped) - len(chosen)
-	d.takeBack(s)
+	d.revertSurge(s)
 	d.memory.delivered = s.now
 	for _, p := range chosen {
 		d.reports = append(d.reports, report{evacuation: p.evacuation, progress: true, message: fmt.Sprintf(
@@ -501,8 +501,8 @@ func (d *decision) handOver(s situation, leaving []*pod, spare int) (waiting []*
 	return waiting
 }
 
-// takeBack reverts the surge, if there is one.
-func (d *decision) takeBack(s situation) {
+// revertSurge reverts the surge, if there is one.
+func (d *decision) revertSurge(s situation) {
 	r := s.target.record
 	if r == nil || s.target.isGoing(&s) {
 		return

@@ -212,8 +212,8 @@ func (s *situation) rests(p *pod) bool {
 	return s.now.Before(s.memory.tried[p.UID].restsUntil(s.timeout))
 }
 
-// isRecorded reports whether a pod is in the record of the surge. It uses a set, since both may be
-// hundreds.
+// isRecorded reports whether a pod is in the record of the surge. It uses a set, since there may be
+// hundreds of both.
 func (s *situation) isRecorded(p *pod) bool {
 	if s.target.record == nil {
 		return false
@@ -500,9 +500,9 @@ func (s *situation) surplus() int32 {
 	return 0
 }
 
-// letsGo reports whether the Eviction API would allow the eviction of the pod after the surge is
+// allowsEviction reports whether the Eviction API would allow the eviction of the pod after the surge is
 // reverted.
-func letsGo(p *pod, surplus int32) bool {
+func allowsEviction(p *pod, surplus int32) bool {
 	switch len(p.budgets) {
 	case 0:
 		return true

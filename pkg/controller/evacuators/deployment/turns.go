@@ -165,7 +165,7 @@ func (d *decision) endOf(s situation, p *pod) string {
 	stood := s.memory.stood.Add(s.timeout)
 	quiet, end := latest(s.lastSign(p.evacuation).Add(s.timeout), stood), latest(s.hardEndOf(p), stood)
 	sick, isReady := s.sickAt(p)
-	if letsGo(p, s.surplus()) {
+	if allowsEviction(p, s.surplus()) {
 		switch {
 		case !isReady && !s.now.Before(sick):
 			return fmt.Sprintf("The pod has not been ready for %s: the evacuator does not wait for a replacement.", sickAfter)
@@ -310,7 +310,7 @@ func (d *decision) isInVain(s situation, handed []*pod) bool {
 	since, reason := latest(d.memory.goneAt, s.servingSince), ""
 	for _, p := range handed {
 		blocked := meta.FindStatusCondition(p.evacuation.Status.Conditions, v1alpha1.ConditionBlocked)
-		if blocked == nil || blocked.Status != "True" || !letsGo(p, 0) && d.lacksReplacements(s, p) {
+		if blocked == nil || blocked.Status != "True" || !allowsEviction(p, 0) && d.lacksReplacements(s, p) {
 			return false
 		}
 		since, reason = latest(since, blocked.LastTransitionTime.Time), blocked.Reason
