@@ -87,7 +87,7 @@ func TestMessageAboutANodeAgentThatVanished(t *testing.T) {
 	}
 	blocked := meta.FindStatusCondition(decide(s).status.Conditions, v1alpha1.ConditionBlocked)
 	const want = "Evacuator kubelet.k8s.io has not reported since it became active at 2000-01-01T00:00:00Z. It is the node agent of node node-7, " +
-		"and nothing else can remove a static pod: check that haulout-node-agent runs there and what it says about the pod, " +
+		"and nothing else can remove a static pod: check that haulout-node-agent runs there and look for the pod in its log, " +
 		"or move the manifest of the pod away."
 	is.True(t, blocked != nil && blocked.Message == want, "got condition %+v, want the message %q", blocked, want)
 }

@@ -404,14 +404,14 @@ func (d *decision) evacuatorIsSilent(s situation) *eviction.Blocker {
 	b := &eviction.Blocker{Reason: v1alpha1.ReasonEvacuatorNotProgressing}
 	if d.onlyAgentCanAct(s) && !protocol.IsWithdrawn(s.evacuation) {
 		b.Message = fmt.Sprintf("%s. It is the node agent of node %s, and nothing else can remove a static pod: check that haulout-node-agent runs there "+
-			"and what it says about the pod, or move the manifest of the pod away.", silent, s.pod.Spec.NodeName)
+			"and look for the pod in its log, or move the manifest of the pod away.", silent, s.pod.Spec.NodeName)
 		return b
 	}
 	end := fmt.Sprintf("%s becomes active", protocol.Next(s.evacuation.Spec.Evacuators, active))
 	if protocol.IsWithdrawn(s.evacuation) {
 		end = "the evacuation ends, as no instigator requests it any more,"
 	}
-	b.Message = fmt.Sprintf("%s. Unless it does, %s at %s. Check that the controller behind it runs and what it says about the pod.",
+	b.Message = fmt.Sprintf("%s. Unless it does, %s at %s. Check that the controller behind it runs, and look for the pod in its log.",
 		silent, end, deadline.at.UTC().Format(time.RFC3339))
 	return b
 }

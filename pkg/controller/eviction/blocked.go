@@ -50,7 +50,7 @@ var consequences = map[verdict]consequence{
 	verdictPodChanged:   {rest: maxTroubleRest},
 	verdictDenied: {
 		v1alpha1.ReasonEvictionDenied,
-		"The eviction is refused: %s It is tried again. Ask who runs the webhook or the policy, or delete the pod by hand.", maxBudgetRest, false,
+		"The eviction is refused: %s It is tried again. Ask the owner of the webhook or policy, or delete the pod by hand.", maxBudgetRest, false,
 	},
 	verdictOverloaded: {
 		v1alpha1.ReasonEvictionError,
@@ -147,8 +147,8 @@ func (q *Queue) review(g *group, now time.Time) {
 	}
 }
 
-// updateState updates the blocker and the note of an item, and reports a change. The trouble of the item
-// goes before the blocker of its lane.
+// updateState updates the blocker and the note of an item, and reports a change. The trouble of the
+// item goes before the blocker of its lane.
 func (q *Queue) updateState(it *item, now time.Time) {
 	var b *Blocker
 	var note string

@@ -124,8 +124,8 @@ func (q *Queue) reread(ctx context.Context, c *call, a answer) answer {
 	return a
 }
 
-// handleAnswer processes an answer: it updates the concurrency limits of the queue and of the lane, and
-// places the item again.
+// handleAnswer processes an answer: it updates the concurrency limits of the queue and of the lane,
+// and places the item again.
 func (q *Queue) handleAnswer(c *call, a answer) {
 	q.mu.Lock()
 	defer q.unlock()

@@ -19,7 +19,8 @@ type lane interface {
 	offer(now time.Time) (*item, pass)
 	// interrupted returns the pods whose evictions were interrupted and have to be finished.
 	interrupted(now time.Time) []*item
-	// begin is called when a call is sent, and handleAnswer when its answer has been applied to the pod.
+	// begin is called when a call is sent, and handleAnswer when its answer has been applied to the
+	// pod.
 	begin(c *call)
 	handleAnswer(c *call, a answer, now time.Time)
 	// judge returns the reported state of a pod of the lane: its blocker, or a note about what it

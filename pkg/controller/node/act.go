@@ -255,8 +255,8 @@ func (c *Controller) cordonRestored(ctx context.Context, node *corev1.Node, nm *
 // unknownWriter names a client that the managed fields of the node do not show.
 const unknownWriter = "An unknown writer"
 
-// uncordoner returns which client has made a node schedulable. It reads the node live, since the cache
-// drops managed fields.
+// uncordoner returns which client has made a node schedulable. It reads the node live, since the
+// cache drops managed fields.
 func (c *Controller) uncordoner(ctx context.Context, node *corev1.Node) string {
 	live, err := c.host.CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
 	if err != nil {
@@ -265,8 +265,8 @@ func (c *Controller) uncordoner(ctx context.Context, node *corev1.Node) string {
 	return guessUncordoner(live.ManagedFields)
 }
 
-// guessUncordoner guesses from the managed fields of a node which client made it schedulable. After a
-// server-side apply, the manager owns spec.unschedulable. Any other write omits the field, since
+// guessUncordoner guesses from the managed fields of a node which client made it schedulable. After
+// a server-side apply, the manager owns spec.unschedulable. Any other write omits the field, since
 // false is its zero value, so no manager owns it: then the client is probably the most recent
 // writer after us. kube-controller-manager is skipped: it only follows with the taint that belongs
 // to the cordon.

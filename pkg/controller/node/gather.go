@@ -128,7 +128,7 @@ func (c *Controller) noteForeign(node *corev1.Node) {
 	nodesWithForeignMarks.Set(float64(len(c.foreign.Keys())))
 	if storage != "" && storage != was {
 		c.recorder.Eventf(eventref.Node(node), nil, corev1.EventTypeWarning, EventForeignMarks, actionMaintain, "%s",
-			eventref.Note("The node has marks of the storage %.64q, which is not that of this server (%s): they stay until the server is started with --adopt-storage", storage, c.storage))
+			eventref.Note("The node has annotations of storage %.64q, but this server has storage %s: they stay until the server is started with --adopt-storage", storage, c.storage))
 	}
 }
 

@@ -171,8 +171,8 @@ const roundTime = time.Second
 // other requests of the round wait for it.
 const requestTimeout = 5 * time.Second
 
-// inRounds calls do for 0 … n-1, in parallel, until roundTime is over. The next sync, which follows
-// immediately, does the rest.
+// inRounds calls do for 0 to n-1, in parallel, until roundTime is over. The next sync, which
+// follows immediately, does the rest.
 func (c *Controller) inRounds(ctx context.Context, maintenance string, n int, do func(ctx context.Context, i int) error) error {
 	end := c.clock.Now().Add(roundTime)
 	var left atomic.Bool
@@ -189,8 +189,8 @@ func (c *Controller) inRounds(ctx context.Context, maintenance string, n int, do
 	return err
 }
 
-// inParallel calls do for 0 … n-1, at most maxParallel at a time, and returns their errors when all
-// have ended. After the end of the context it starts no more calls.
+// inParallel calls do for 0 to n-1, at most maxParallel at a time, and returns their errors when
+// all have ended. After the end of the context it starts no more calls.
 func inParallel(ctx context.Context, n int, do func(ctx context.Context, i int) error) error {
 	if n == 0 {
 		return nil

@@ -139,7 +139,7 @@ func (c *Controller) dropFinalizer(ctx context.Context, nm *v1alpha1.NodeMainten
 	}
 	_, err = c.maintenance.MaintenanceV1alpha1().NodeMaintenances().Patch(ctx, nm.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("drop the finalizer: %w", err)
+		return fmt.Errorf("remove the finalizer: %w", err)
 	}
 	if err == nil {
 		c.maintenanceEvent(nm, corev1.EventTypeNormal, EventCompleted, actionComplete, "All changes of the maintenance to nodes are undone")

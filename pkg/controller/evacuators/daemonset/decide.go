@@ -82,7 +82,7 @@ func decide(s situation) decision {
 		// Wait until the drain reaches the pod; this wait has no deadline.
 		return decision{}
 	case drainplan.Kept(s.pod, podType, s.node, sets.New(v1alpha1.EvacuatorClassDaemonSet)) == drainplan.KeptTolerant:
-		return s.decline(fmt.Sprintf("The pod tolerates the taint %s: if it were evicted, its DaemonSet would replace it on the node immediately. It is left running.",
+		return s.decline(fmt.Sprintf("The pod tolerates the taint %s: if it were evicted, its DaemonSet would replace it on the node immediately. The pod is kept.",
 			v1alpha1.TaintDrain))
 	case !drainplan.IsTainted(s.node):
 		// The DaemonSet would recreate the pod now. The event of the taint will trigger another

@@ -149,7 +149,7 @@ func TestDecide(t *testing.T) {
 	const (
 		minute    = time.Minute
 		tolerates = "The pod tolerates the taint maintenance.haulout.dev/drain: if it were evicted, its " +
-			"DaemonSet would replace it on the node immediately. It is left running."
+			"DaemonSet would replace it on the node immediately. The pod is kept."
 	)
 	tolerant := tolerating(corev1.Toleration{Operator: corev1.TolerationOpExists})
 	for name, tc := range map[string]struct {

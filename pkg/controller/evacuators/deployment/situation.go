@@ -500,8 +500,8 @@ func (s *situation) surplus() int32 {
 	return 0
 }
 
-// allowsEviction reports whether the Eviction API would allow the eviction of the pod after the surge is
-// reverted.
+// allowsEviction reports whether the Eviction API would allow the eviction of the pod after the
+// surge is reverted.
 func allowsEviction(p *pod, surplus int32) bool {
 	switch len(p.budgets) {
 	case 0:
