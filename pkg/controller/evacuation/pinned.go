@@ -212,7 +212,7 @@ func releaseAlone(down []downPod) string {
 	if len(nodes) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" Some of them cannot run on other nodes: service %s first, and release it by removing it from the node selector of NodeMaintenance %s.",
+	return fmt.Sprintf(" Some of them cannot run on other nodes: work on %s first, and release it by removing it from the node selector of NodeMaintenance %s.",
 		strings.Join(nodes, ", "), strings.Join(maintenances, ", "))
 }
 

@@ -106,7 +106,7 @@ func TestPodThatCanOnlyRunOnAHeldNode(t *testing.T) {
 			must.Do(w, w.api.client.Tracker().Add(asking("beta", there)))
 			w.until("the condition has the reason "+tt.want, time.Second, hasReason(v1alpha1.ConditionBlocked, tt.want))
 			message := meta.FindStatusCondition(w.get().Status.Conditions, v1alpha1.ConditionBlocked).Message
-			hint := "work on node-8 now and release it alone, by taking it out of the node selector of NodeMaintenance beta"
+			hint := "work on node-8 first, and release it by removing it from the node selector of NodeMaintenance beta"
 			if held := tt.want == "BudgetPodsCordoned"; strings.Contains(message, hint) != held {
 				t.Errorf("got message %q, want %q in it: %v", message, hint, held)
 			}
